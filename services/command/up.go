@@ -197,6 +197,7 @@ func pipelineFlags(to *pflag.FlagSet, s *services) {
 	f.StringVar(&s.Sampler.DType, "dtype", s.Sampler.DType, sampler.Help("DType"))
 	f.BoolVar(&s.Sampler.Deterministic, "deterministic", false, sampler.Help("Deterministic"))
 	f.BoolVar(&s.Sampler.Compile, "compile", false, sampler.Help("Compile"))
+	f.BoolVar(&s.Sampler.VAETiling, "vae-tiling", false, sampler.Help("VAETiling"))
 	f.StringVar(&s.Sampler.TextEncoderDevice, "text-encoder-device", "", sampler.Help("TextEncoderDevice"))
 	f.IntVar(&s.Sampler.Threads, "threads", 0, sampler.Help("Threads"))
 	f.IntVar(&s.Sampler.Batch, "batch", s.Sampler.Batch, "samples denoised together in one micro-batch")

@@ -73,6 +73,8 @@ type EngineServer struct {
 	EngineKey string `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
 	// Compile has the workers of torch compile the network.
 	Compile bool `koanf:"compile" help:"with --engine torch: compile the network; a slow start, then faster steps"`
+	// VAETiling has the workers of torch decode and encode media in tiles.
+	VAETiling bool `koanf:"vae_tiling" help:"with --engine torch: decode in tiles, which needs less memory; pixels differ a little where tiles meet"`
 	// TextEncoderDevice is where the workers of torch encode prompts; empty: where they compute.
 	TextEncoderDevice string `koanf:"text_encoder_device" help:"with --engine torch: device of the text encoders, such as cpu or cuda:1, if one has no memory for all; default the same"`
 	// Waiting is told what a worker of torch, or a server, is waited for, and "" when the wait is over; nil: it is
@@ -187,7 +189,8 @@ func (c Config) Validate() error {
 func (c Config) torch() models.Torch {
 	return models.Torch{
 		Address: c.Engine, Compute: c.Compute, Key: c.EngineKey, Patience: c.EnginePatience, Ready: c.Health,
-		Waiting: c.Waiting, Spare: c.Spare, Compile: c.Compile, TextEncoderDevice: c.TextEncoderDevice,
+		Waiting: c.Waiting, Spare: c.Spare, Compile: c.Compile, VAETiling: c.VAETiling,
+		TextEncoderDevice: c.TextEncoderDevice,
 	}
 }
 
@@ -229,6 +232,9 @@ func (c Config) validateEngine() error {
 	var errs []error
 	if c.Compile && !models.IsTorch(c.Engine) {
 		errs = append(errs, errors.New("compile: set; must be absent without --engine torch"))
+	}
+	if c.VAETiling && !models.IsTorch(c.Engine) {
+		errs = append(errs, errors.New("vae_tiling: set; must be absent without --engine torch"))
 	}
 	if c.TextEncoderDevice != "" && !models.IsTorch(c.Engine) {
 		errs = append(errs, errors.New("text_encoder_device: set; must be absent without --engine torch"))

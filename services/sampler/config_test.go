@@ -43,6 +43,8 @@ func TestConfig_Validate(t *testing.T) {
 		{"", func(c *sampler.Config) { c.EngineKey = "secret" }, "engine_key: set; must be absent without engine"},
 		{"", func(c *sampler.Config) { c.EngineAdapters = dir }, "engine_adapters: set; must be absent without engine"},
 		{"", func(c *sampler.Config) { c.Compile = true }, "compile: set; must be absent without --engine torch"},
+		{"", func(c *sampler.Config) { c.VAETiling = true }, "vae_tiling: set; must be absent without --engine torch"},
+		{"torch", func(c *sampler.Config) { c.VAETiling = true }, ""},
 		{"torch", func(c *sampler.Config) { c.EngineAdapters = dir }, "engine_adapters: set; must be absent with torch"},
 		{"torch", func(c *sampler.Config) { c.WeightsDir, c.Compile = dir, true }, ""},
 		{

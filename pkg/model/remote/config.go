@@ -31,6 +31,8 @@ type Config struct {
 	Deterministic bool
 	// Compile has a started worker compile the network, which takes minutes.
 	Compile bool
+	// VAETiling has a started worker decode and encode media in tiles.
+	VAETiling bool
 	// TextEncoderDevice is where a started worker encodes prompts, as Device; empty: on Device.
 	TextEncoderDevice string
 	// Threads is how many threads of the CPU a started worker uses; 0: it chooses.
@@ -107,6 +109,7 @@ func (c Config) Check() error {
 			{"dtype", c.DType != "" && c.DType != "auto"},
 			{"threads", c.Threads != 0},
 			{"compile", c.Compile},
+			{"vae_tiling", c.VAETiling},
 			{"text_encoder_device", c.TextEncoderDevice != ""},
 		} {
 			if beside.given {

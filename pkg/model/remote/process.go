@@ -72,6 +72,9 @@ func startProcess(ctx context.Context, model string, cfg Config) (_ *process, er
 	if cfg.Compile {
 		args = append(args, "--compile")
 	}
+	if cfg.VAETiling {
+		args = append(args, "--vae-tiling")
+	}
 	if cfg.Threads > 0 {
 		args = append(args, "--threads", strconv.Itoa(cfg.Threads))
 	}
@@ -266,7 +269,7 @@ func (s *Spare) claim(dir string, cfg Config) *process {
 	p, of := s.process, s.of
 	if p == nil || dir != s.dir || cfg.Device != of.Device || cfg.DType != of.DType ||
 		cfg.Deterministic != of.Deterministic || cfg.Compile != of.Compile || cfg.Threads != of.Threads ||
-		cfg.TextEncoderDevice != of.TextEncoderDevice {
+		cfg.TextEncoderDevice != of.TextEncoderDevice || cfg.VAETiling != of.VAETiling {
 		return nil
 	}
 	s.process = nil

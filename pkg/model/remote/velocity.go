@@ -155,6 +155,10 @@ func (m *Model) Decode(ctx context.Context, latents []float32, size model.Size) 
 		Data: tensor.F32.AppendFloats(nil, latents),
 	}
 	answer, err := m.call(ctx, wire.CallDecode, sizeArgs(size), []wire.Tensor{x}, nil)
+	if faultOf(err) == wire.ClassMemory {
+		return model.Media{}, fmt.Errorf("decode: %w; with --vae-tiling a worker decodes in tiles, which needs less",
+			explain(err))
+	}
 	if err != nil {
 		return model.Media{}, fmt.Errorf("decode: %w", explain(err))
 	}

@@ -75,8 +75,8 @@ func TestTorchOf(t *testing.T) {
 		"torch-2.9.1/cuda/bf16/diffusers-0.42.1/encoders-cpu:0/nondeterministic": {
 			Compute: models.Compute{DType: "bf16"}, TextEncoderDevice: "cpu",
 		},
-		"torch-2.9.1/cuda/f32/encoders-cuda:1/deterministic": {
-			Compute: models.Compute{DType: "f32", Deterministic: true},
+		"torch-2.9.1/cuda/f32/encoders-cuda:1/vae-tiling/deterministic": {
+			Compute: models.Compute{DType: "f32", Deterministic: true}, VAETiling: true,
 		},
 	} {
 		want.Address = "torch"

@@ -47,6 +47,8 @@ type Torch struct {
 	Ready func(name string, check func() error)
 	// Compile has workers compile the network.
 	Compile bool
+	// VAETiling has workers decode and encode media in tiles.
+	VAETiling bool
 	// TextEncoderDevice is where workers encode prompts; empty: where they compute.
 	TextEncoderDevice string
 	// Waiting is told what a worker is waited for, and "" when the wait is over; nil: nothing is told.
@@ -75,6 +77,8 @@ func TorchOf(backend string, c Compute) (t Torch, ok bool) {
 			}
 		case "deterministic":
 			c.Deterministic = true
+		case "vae-tiling":
+			t.VAETiling = true
 		}
 		if strings.HasPrefix(part, "encoders-cpu") { // which GPU it was makes no difference
 			t.TextEncoderDevice = devices.CPU
@@ -92,7 +96,8 @@ func (t Torch) configs(log zerolog.Logger) (list []remote.Config) {
 		list = append(list, remote.Config{
 			Address: address, Token: t.Key, Device: device, DType: t.Compute.DType,
 			Deterministic: t.Compute.Deterministic,
-			Compile:       t.Compile, TextEncoderDevice: t.TextEncoderDevice, Threads: t.Compute.Threads,
+			Compile:       t.Compile, VAETiling: t.VAETiling, TextEncoderDevice: t.TextEncoderDevice,
+			Threads:  t.Compute.Threads,
 			Patience: t.Patience, Wait: t.Wait, Adapter: t.Adapter, AdapterScale: t.AdapterScale, Spare: t.Spare,
 			Hashes: hashes, Log: func(e remote.Event) { t.logEvent(log, e) },
 		})

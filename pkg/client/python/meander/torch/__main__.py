@@ -90,6 +90,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="compile the network (torch.compile), which takes minutes at the start and with the first adapters",
     )
     p.add_argument(
+        "--vae-tiling",
+        action="store_true",
+        help="decode in tiles, which needs less memory; pixels differ a little where tiles meet",
+    )
+    p.add_argument(
         "--threads", type=int, default=0, metavar="N", help="threads of torch on a CPU (default: torch decides)"
     )
     p.add_argument(
@@ -128,7 +133,7 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
     tls = _tls(a.tls_cert, a.tls_key) if a.tls_cert else None
     listener, address = _listen_unix(a.socket) if a.socket else _listen_tcp(a.listen)
     worker = Worker(family, a.device, a.dtype, a.deterministic, a.text_encoder_device, token, a.max_rows)
-    worker.compile = a.compile
+    worker.compile, worker.vae_tiling = a.compile, a.vae_tiling
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -147,9 +152,12 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
 
             return Engine(
                 family,
-                Settings(a.device, a.dtype, a.text_encoder_device, a.deterministic, a.threads, a.max_rows, a.compile),
+                Settings(
+                    a.device, a.dtype, a.text_encoder_device, a.deterministic, a.threads, a.max_rows, a.compile,
+                    a.vae_tiling,
+                ),
                 say,
-            )
+            )  # fmt: skip
 
         worker.load(make)
 

@@ -49,6 +49,8 @@ class Settings:
     """Rows of a call at most."""
     compile: bool = False
     """Whether torch.compile compiles the networks."""
+    vae_tiling: bool = False
+    """Whether the VAE decodes and encodes in tiles."""
 
 
 class Handles:
@@ -91,6 +93,8 @@ class Engine:
         self.dtype = settings.dtype if settings.dtype != "auto" else "f32" if device.type == "cpu" else "bf16"
         _prepare(settings, self.dtype)
         family.attach(_load(family, DTYPES[self.dtype], device, encoders, say), encoders)
+        if settings.vae_tiling:
+            family.vae.enable_tiling()
         self.device, self.handles = device, Handles()
         self.weights = Weights(family.networks, settings.compile)  # its tables are taken before anything is added
         if settings.compile:

@@ -87,7 +87,7 @@ class Worker:
             deterministic,
             encoders,
         )
-        self.token, self.rows, self.compile = token, rows, False
+        self.token, self.rows, self.compile, self.vae_tiling = token, rows, False, False
         self.engine: Engine | None = None
         self.error: Fault | None = None
         self.detail, self.import_s, self.load_s = "starting", 0.0, 0.0
@@ -171,7 +171,8 @@ class Worker:
         return (
             f"torch-{v['torch'].partition('+')[0]}/{self.device.partition(':')[0]}{self._gpu}/{self.dtype}"
             f"/diffusers-{v['diffusers']}/transformers-{v['transformers']}{'/ftfy' if v['ftfy'] else ''}{encoders}"
-            f"{'/compiled' if self.compile else ''}/{'' if self.deterministic else 'non'}deterministic"
+            f"{'/vae-tiling' if self.vae_tiling else ''}{'/compiled' if self.compile else ''}"
+            f"/{'' if self.deterministic else 'non'}deterministic"
         )
 
     def _say(self, detail: str) -> None:

@@ -436,6 +436,27 @@ def test_a_bug_is_an_error_of_the_call(dial, workers, monkeypatch):
     assert client.encode("x")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_media_are_decoded_in_tiles(name, folders, dial):
+    family = families.find(Folder(folders[name]))
+    worker = Worker(family, "cpu", "f32")
+    worker.vae_tiling = True
+    worker.load(lambda say: Engine(family, Settings("cpu", "f32", threads=1, vae_tiling=True), say))
+    tiled, whole = dial("", worker=worker), dial(name)
+    tiled.frames = whole.frames = 1
+    assert "/vae-tiling/nondeterministic" in tiled.ready()["backend"]
+    vae = worker.engine.family.vae
+    if hasattr(vae, "tile_sample_min_size"):  # of the configuration: 32, or 1024
+        vae.tile_sample_min_size, vae.tile_latent_min_size = 256, 32
+    edge = 576 if name == "ltx" else 288  # its tiles are of 512 pixels, others of 256
+    x = latents(tiled.ready()["card"], 1, edge, edge + 64, frames=1)[0]
+    ours, theirs = (c.decode(x, edge, edge + 64) for c in (tiled, whole))
+    assert ours.shape == theirs.shape and not np.array_equal(ours, theirs)
+    alike = np.corrcoef(ours.ravel(), theirs.ravel())[0, 1]
+    print(f"{name}: correlation {alike:.4f}")
+    assert alike > 0.9
+
+
 def test_no_call_keeps_gradients(dial, workers, monkeypatch):
     client, seen = dial("sd3"), []
     family = workers("sd3").engine.family
