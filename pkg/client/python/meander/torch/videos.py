@@ -11,7 +11,7 @@ from .folder import Folder
 if TYPE_CHECKING:
     import torch
 
-# Those of blocks that attend to the video, and then to the prompt.
+# Linear layers of blocks that attend to the video, and then to the prompt.
 _CROSS_ATTENTION = tuple(f"attn{i}.{name}" for i in (1, 2) for name in ("to_q", "to_k", "to_v", "to_out.0"))
 
 
