@@ -57,14 +57,30 @@ func Open(name string) (*Archive, error) {
 	return openFiles(folder, []string{filepath.Base(name)}, nil)
 }
 
-// Archive opens the checkpoint in the folder dir below f, "." for f itself: the shards of its only
-// *.safetensors.index.json, or else its only *.safetensors file. Links must stay inside f (see
+// usual are the names under which transformers and diffusers look for a checkpoint, in the order in which each takes
+// them. Others beside them are variants, such as model.fp16.safetensors.
+var usual = []string{
+	"model" + fileSuffix, "model" + indexSuffix,
+	"diffusion_pytorch_model" + indexSuffix, "diffusion_pytorch_model" + fileSuffix,
+}
+
+// Archive opens the checkpoint in the folder dir below f, "." for f itself: the one of a usual name; else the shards of
+// the only *.safetensors.index.json, or else the only *.safetensors file. Links must stay inside f (see
 // Folder). The caller closes it. No checkpoint (fs.ErrNotExist), several that none of them joins,
 // and files that are not valid are errors.
 func (f *Folder) Archive(dir string) (*Archive, error) {
 	names, err := f.listNames(dir)
 	if err != nil {
 		return nil, err
+	}
+	for _, name := range usual {
+		switch {
+		case !slices.Contains(names, name):
+		case strings.HasSuffix(name, indexSuffix):
+			return openIndex(f, path.Join(dir, name))
+		default:
+			return openFiles(f, []string{path.Join(dir, name)}, nil)
+		}
 	}
 	whole, indexes := archiveNames(dir, names)
 	sort.Strings(whole)

@@ -61,9 +61,10 @@ class Folder:
         """Returns the bytes of the weights of a part, which must be safetensors files that are all there."""
         folder, stem = self.path / part, _WEIGHTS[library]
         self.read(part, "config.json")
-        if (folder / f"{stem}.safetensors").is_file():
+        whole, index = (folder / f"{stem}.safetensors{end}" for end in ("", ".index.json"))
+        if whole.is_file() and not (library == "diffusers" and index.is_file()):  # as each library looks for them
             shards = [f"{stem}.safetensors"]
-        elif (folder / f"{stem}.safetensors.index.json").is_file():
+        elif index.is_file():
             table = self.read(part, f"{stem}.safetensors.index.json").get("weight_map")
             shards = sorted(set(table.values())) if isinstance(table, dict) else []
         else:
