@@ -294,7 +294,7 @@ func (c *Conditioning) check(names []string) error {
 // ErrPrompt is wrapped by the error for a prompt that the model cannot accept; a retry does not help.
 var ErrPrompt = errors.New("prompt that the model cannot take")
 
-// ErrLatents is wrapped by the error for latents that cannot be decoded; a retry does not help.
+// ErrLatents is wrapped by the error for latents that cannot be evaluated or decoded; a retry does not help.
 var ErrLatents = errors.New("latents that are no image")
 
 // MaxSigma is the largest sigma of a row: 1 plus the rounding errors of a schedule. Package flow

@@ -49,6 +49,8 @@ func Adapted[M io.Closer](base M, path string, scale float64, adapt func(...lora
 const (
 	// schedulerFile is the scheduler configuration of diffusers.
 	schedulerFile = "scheduler/scheduler_config.json"
+	// indexFile names the parts of a pipeline of diffusers, and their classes.
+	indexFile = "model_index.json"
 	// DefaultsFile holds Defaults. It is optional, and diffusers ignores it.
 	DefaultsFile = "meander.json"
 )
@@ -72,11 +74,28 @@ func (d *Defaults) Read(folder *safetensors.Folder) error {
 	return nil
 }
 
-// ReadScheduler returns the folder's schedulerFile. It only checks that it is JSON.
+// ReadScheduler returns the folder's schedulerFile. It only checks that it is JSON, and of the class that indexFile
+// names: diffusers takes that one.
 func ReadScheduler(folder *safetensors.Folder) ([]byte, error) {
 	b, err := folder.Read(schedulerFile, MaxConfigFile)
-	if err == nil && !json.Valid(b) {
+	if err != nil {
+		return nil, err
+	}
+	var config struct {
+		Class string `json:"_class_name"`
+	}
+	if !json.Valid(b) {
 		return nil, fmt.Errorf("read %s: not JSON", schedulerFile)
 	}
-	return b, err
+	var index struct {
+		Scheduler []string `json:"scheduler"`
+	}
+	_ = json.Unmarshal(b, &config) // whoever parses the schedule reports its faults
+	if err := ReadJSON(folder, indexFile, &index); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if s := index.Scheduler; len(s) == 2 && s[1] != "" && config.Class != "" && s[1] != config.Class {
+		return nil, fmt.Errorf("%s: _class_name: %q; must be %q, as in %s", schedulerFile, config.Class, s[1], indexFile)
+	}
+	return b, nil
 }

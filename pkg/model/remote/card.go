@@ -121,9 +121,18 @@ var (
 	}
 )
 
-// partsOf returns the networks that are in a folder.
+// partsOf returns the networks that are in a folder. One that model_index.json goes without is not loaded, though its
+// files may be there.
 func partsOf(folder *safetensors.Folder) (in []string, err error) {
+	index, err := readIndex(folder)
+	if err != nil {
+		return nil, err
+	}
 	for _, part := range parts {
+		var names []*string
+		if json.Unmarshal(index[part], &names) == nil && len(names) == 2 && names[1] == nil {
+			continue
+		}
 		_, err := folder.Stat(part + "/config.json")
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -184,28 +193,58 @@ func digestOf(folder *safetensors.Folder, hashes *safetensors.Hashes, progress m
 	return d.Hex(), nil
 }
 
-// addIndex adds what model_index.json says of how networks are used to a digest: the sigma below which a second one
-// computes, and the layers of a text encoder that are read. An error is of that file.
-func addIndex(d *safetensors.Digest, folder *safetensors.Folder) error {
-	var index struct {
-		BoundaryRatio *float64 `json:"boundary_ratio"`
-		Layers        []int    `json:"text_encoder_select_layers"`
-	}
+// readIndex returns the entries of model_index.json; none where there is no such file.
+func readIndex(folder *safetensors.Folder) (index map[string]json.RawMessage, err error) {
 	b, err := folder.Read(indexFile, tokenizer.MaxFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, nil
 	}
 	if err == nil {
 		err = json.Unmarshal(b, &index)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", indexFile, err)
+		return nil, fmt.Errorf("%s: %w", indexFile, err)
 	}
-	if index.BoundaryRatio != nil {
-		fmt.Fprintf(d, "boundary_ratio %g\n", *index.BoundaryRatio)
+	return index, nil
+}
+
+// addIndex adds what the networks compute by, and what is in none of their files, to a digest: of model_index.json the
+// sigma below which a second one computes, and the layers of a text encoder that are read; and of meander.json the
+// frames of a second, which LTX-Video takes.
+func addIndex(d *safetensors.Digest, folder *safetensors.Folder) error {
+	index, err := readIndex(folder)
+	if err != nil {
+		return err
 	}
-	if index.Layers != nil {
-		fmt.Fprintf(d, "text_encoder_select_layers %d\n", index.Layers)
+	var (
+		ratio    *float64
+		layers   []int
+		class    string
+		defaults struct {
+			FPS *float64 `json:"fps"`
+		}
+	)
+	for name, into := range map[string]any{
+		"boundary_ratio": &ratio, "text_encoder_select_layers": &layers, "_class_name": &class,
+	} {
+		if len(index[name]) == 0 {
+			continue
+		}
+		if err := json.Unmarshal(index[name], into); err != nil {
+			return fmt.Errorf("%s: %s: %w", indexFile, name, err)
+		}
+	}
+	if err := nn.ReadJSON(folder, nn.DefaultsFile, &defaults); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if ratio != nil {
+		fmt.Fprintf(d, "boundary_ratio %g\n", *ratio)
+	}
+	if layers != nil {
+		fmt.Fprintf(d, "text_encoder_select_layers %d\n", layers)
+	}
+	if defaults.FPS != nil && class == "LTXPipeline" {
+		fmt.Fprintf(d, "fps %g\n", *defaults.FPS)
 	}
 	return nil
 }

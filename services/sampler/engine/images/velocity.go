@@ -92,7 +92,11 @@ func (v *Velocities) eval(ctx context.Context, rows []GuidedRow, size model.Size
 		}
 	}
 	if err := v.model.Velocity(ctx, v.rows, size); err != nil {
-		return nil, fmt.Errorf("evaluate model: %w", err)
+		err = fmt.Errorf("evaluate model: %w", err)
+		if errors.Is(err, model.ErrLatents) {
+			err = bus.Terminal(schemas.CodeFailed, err)
+		}
+		return nil, err
 	}
 	faults := map[int]error{}
 	guided = 0

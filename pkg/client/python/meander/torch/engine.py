@@ -342,8 +342,10 @@ def _load(
         done += size
     for part in family.tokenizers:
         if name := family.folder.named_class(part):
-            # Of a processor, which takes images too, the tokenizer is enough.
-            cls = None if name.endswith("Processor") else getattr(libraries["transformers"], name, None)
+            # Of a processor, which takes images too, the tokenizer is enough. transformers' class of Llama splits at
+            # spaces as SentencePiece does, whatever the file says: prompts of Llama 3 would lose theirs.
+            whole = name.endswith("Processor") or name.startswith("Llama") and family.folder.splits_bytes(part)
+            cls = None if whole else getattr(libraries["transformers"], name, None)
             cls = cls or libraries["transformers"].PreTrainedTokenizerFast
             parts[part] = cls.from_pretrained(str(family.folder.path / part), local_files_only=True)
     parts |= {name: family.folder.index.get(name) for name in family.pipeline_settings}

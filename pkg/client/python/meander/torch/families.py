@@ -76,6 +76,7 @@ class StableDiffusion3(Family):
     """
 
     slug, steps, true_cfg_scale, max_tokens, prompts, grid = "sd3", 28, 7.0, 256, 3, "scheduler"
+    solver_sigmas = True
     conditioning = ("prompt_embeds", "pooled_prompt_embeds")
     parts = {
         "transformer": ("diffusers", "SD3Transformer2DModel"),
@@ -137,7 +138,7 @@ class Flux(Family):
     The network multiplies time and guidance by 1000 in its own dtype, so both go in as the pipeline gives them.
     """
 
-    slug, steps, guidance, prompts, packed_by_network = "flux1", 28, 3.5, 2, 4
+    slug, steps, guidance, prompts, packed_by_network, solver_sigmas = "flux1", 28, 3.5, 2, 4, True
     conditioning = ("prompt_embeds", "pooled_prompt_embeds")
     parts = {
         "transformer": ("diffusers", "FluxTransformer2DModel"),
@@ -184,7 +185,7 @@ class ZImage(Family):
     pipeline's guidance is pos + g (pos - neg): the true_cfg_scale of the card is 1 + g, 6 for its default of 5.
     """
 
-    slug, true_cfg_scale, unpadded = "z-image", 1 + 5.0, True
+    slug, true_cfg_scale, unpadded, solver_sigmas = "z-image", 1 + 5.0, True, None
     lora_targets = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
     parts = {
         "transformer": ("diffusers", "ZImageTransformer2DModel"),
@@ -230,7 +231,7 @@ class Flux2(Family):
     The 2x2 latents of a token are normalised together, by the running statistics of a batch norm in the VAE.
     """
 
-    slug, guidance, packed_by_network, mu = "flux2", 4.0, 4, "flux2"
+    slug, guidance, packed_by_network, mu, solver_sigmas = "flux2", 4.0, 4, "flux2", True
     parts = {
         "transformer": ("diffusers", "Flux2Transformer2DModel"),
         "vae": ("diffusers", "AutoencoderKLFlux2"),

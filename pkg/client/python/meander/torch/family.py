@@ -47,7 +47,7 @@ JOINT_ATTENTION = (
 
 MAX_FRAMES = 1024
 """Frames of a sample at most, as the host has it."""
-_FLOW_SOLVERS = ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler")
+_UNIPC, _DPM = "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,9 @@ class Family:
     cfg_rule, negative_prompt, grid, mu = "plain", "", "linspace", "linear"
     """How guidance combines velocities, the default negative_prompt, the grid of sigmas, and mu, the rule of their
     shift."""
+    solver_sigmas: bool | None = False
+    """Whether the pipeline leaves the sigmas to UniPC in flow mode; False: it gives UniPC its own; None: it does not work
+    with UniPC."""
     mu_constant = 0.0
     """mu where the rule is constant."""
     boundary_ratio = 0.0
@@ -141,6 +144,7 @@ class Family:
         self.vae_config = folder.read("vae", "config.json")
         self.scheduler_config = folder.read("scheduler", "scheduler_config.json")
         self.settings = folder.read_optional("meander.json")
+        self.sigma_grid()  # its fault comes before anything is loaded
         self.channels = int(self.config.get("in_channels", 16 * self.packed_by_network)) // self.packed_by_network
         self.scale = self.pixels_per_latent()
 
@@ -230,9 +234,19 @@ class Family:
         return 1 if self.temporal == 1 else min(MAX_FRAMES, ((self.edge_limit or MAX_FRAMES) - 1) * self.temporal + 1)
 
     def sigma_grid(self) -> str:
-        """Which sigmas the pipeline takes before it shifts them: see the table of the protocol."""
-        c = self.scheduler_config
-        return "uni_flow" if c.get("_class_name") in _FLOW_SOLVERS and c.get("use_flow_sigmas") else self.grid
+        """Which sigmas the pipeline takes before it shifts them: see the table of the protocol. Fault of class config:
+        a scheduler that the pipeline does not work with."""
+        name = self.scheduler_config.get("_class_name")
+        if name not in (_UNIPC, _DPM) or not self.scheduler_config.get("use_flow_sigmas"):
+            return self.grid
+        if name == _DPM or self.solver_sigmas is None:
+            why = "its sigmas are not computed" if name == _DPM else f"{self.folder.class_name} does not work with it"
+            raise Fault(
+                "config",
+                f"scheduler/scheduler_config.json: _class_name: {name}; must be FlowMatchEulerDiscreteScheduler"
+                f"{'' if self.solver_sigmas is None else ' or ' + _UNIPC}: {why}",
+            )
+        return "uni_flow" if self.solver_sigmas else self.grid
 
     def check(self) -> dict[str, int]:
         """Returns the bytes of the weights of each part. Fault of class config: a part that may not be loaded."""
@@ -272,11 +286,29 @@ class Family:
         return self.folder.check_weights(part, library)
 
     def load_part(self, part: str, dtype: torch.dtype) -> torch.nn.Module:
-        """Returns a network of the folder in a dtype, on the CPU and without gradients, by the class of parts alone."""
+        """Returns a network of the folder in a dtype, on the CPU and without gradients, by the class of parts alone.
+
+        Fault of class config: the weights are not those of its config.json. transformers would draw what is missing at
+        random, and both libraries leave out what the network has no place for.
+        """
         library, name = self.parts[part]
-        network = getattr(importlib.import_module(library), name).from_pretrained(
-            str(self.folder.path / part), dtype=dtype, local_files_only=True, use_safetensors=True
+        network, told = getattr(importlib.import_module(library), name).from_pretrained(
+            str(self.folder.path / part),
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
         )
+        wrong = {"are missing": sorted(set(told["missing_keys"]) - {"lm_head.weight"})}  # which no prompt is read with
+        if part.startswith("transformer"):
+            wrong["have no place in the network"] = sorted(told["unexpected_keys"])
+        for what, names in wrong.items():
+            if names:
+                raise Fault(
+                    "config",
+                    f"{part}: {len(names)} tensors {what}, such as {names[0]}; must be the weights of the {name} of "
+                    f"{part}/config.json: copy the folder again, or try the newest {library}",
+                )
         return network.eval().requires_grad_(False)
 
     # What the loaded pipeline computes.

@@ -83,6 +83,11 @@ class Folder:
             size += file.stat().st_size
         return size
 
+    def splits_bytes(self, part: str) -> bool:
+        """Whether a tokenizer splits bytes, as its tokenizer.json says."""
+        text = json.dumps(self.read_optional(part, "tokenizer.json").get("pre_tokenizer"))
+        return '"ByteLevel"' in text
+
     def check_tokenizer(self, part: str) -> None:
         """Checks that a tokenizer has a file that it can be read from."""
         folder = self.path / part

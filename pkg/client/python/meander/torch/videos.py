@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 from .family import JOINT_ATTENTION, Family, Prompt, Standardized, pack
@@ -24,7 +25,7 @@ class Wan(Standardized):
     """
 
     slug, true_cfg_scale, grid, packages, edge_limit = "wan", 5.0, "scheduler", ("ftfy",), 1024
-    frames, fps = 81, 16.0
+    frames, fps, mu, solver_sigmas = 81, 16.0, "none", True
     parts = {
         "transformer": ("diffusers", "WanTransformer3DModel"),
         "transformer_2": ("diffusers", "WanTransformer3DModel"),
@@ -116,7 +117,7 @@ class HunyuanVideo(Family):
     Guidance is an input; the network takes it times 1000. The pipeline gives both encoders the same text.
     """
 
-    slug, guidance, frames, fps, temporal, max_tokens = "hunyuan-video", 6.0, 129, 24.0, 4, 256
+    slug, guidance, frames, fps, temporal, max_tokens, mu = "hunyuan-video", 6.0, 129, 24.0, 4, 256, "none"
     conditioning = ("prompt_embeds", "prompt_attention_mask", "pooled_prompt_embeds")
     masks = {"prompt_embeds": "prompt_attention_mask"}
     parts = {
@@ -186,6 +187,7 @@ class LTX(Standardized):
     """LTX-Video (arXiv 2501.00103). A prompt is T5's [128, 4096] and its mask. Positions depend on the frames a second.
 
     A VAE that takes a time of decoding is given 0, as the pipeline does where no other is asked for: it adds no noise.
+    One whose decoder draws noise itself draws it of the latents, so that equal ones give equal pixels.
     """
 
     slug, true_cfg_scale, frames, fps, temporal, max_tokens = "ltx", 3.0, 161, 25.0, 8, 128
@@ -250,6 +252,11 @@ class LTX(Standardized):
     def decode(self, x, size):  # type: ignore[no-untyped-def]
         z = self.scale_back(self.grid_of(x, size)).to(self.vae.dtype)
         at = z.new_zeros(1) if self.vae.config.timestep_conditioning else None
+        if any(self.vae.config.decoder_inject_noise):
+            import torch
+
+            drawn = hashlib.sha256(x.float().cpu().numpy().tobytes()).digest()
+            torch.manual_seed(int.from_bytes(drawn[:8], "little", signed=True))
         return self.vae.decode(z, at, return_dict=False)[0][0].transpose(0, 1)
 
     def _statistics(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -161,6 +161,132 @@ def changed(folder, copy, file, **values):
     return copy
 
 
+@pytest.mark.parametrize(
+    ("part", "values", "says"),
+    [
+        ("text_encoder", {"num_hidden_layers": 4}, "text_encoder: 16 tensors are missing, such as text_model.encoder"),
+        ("text_encoder_3", {"num_layers": 3}, "text_encoder_3: 9 tensors are missing"),
+        ("vae", {"layers_per_block": 2}, "vae: 64 tensors are missing"),
+        ("transformer", {"qk_norm": None}, "transformer: 14 tensors have no place in the network"),
+    ],
+)
+def test_weights_of_another_network_are_refused(folders, tmp_path, part, values, says):
+    folder = changed(folders["sd3"], tmp_path / "sd3", f"{part}/config.json", **values)
+    worker = Worker(families.find(Folder(folder)), "cpu", "f32")
+    worker.load(lambda say: Engine(worker.family, Settings("cpu", "f32", threads=1), say))
+    assert worker.error.kind == "config" and says in str(worker.error)
+
+
+UNIPC = {
+    "_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction", "use_flow_sigmas": True,
+    "flow_shift": 3.0,
+}  # fmt: skip
+DPM = UNIPC | {"_class_name": "DPMSolverMultistepScheduler"}
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [
+        ("sd3", "uni_flow"),
+        ("flux1", "uni_flow"),
+        ("flux2", "uni_flow"),
+        ("flux2-klein", "uni_flow"),
+        ("wan", "uni_flow"),
+        ("qwen-image", "linspace"),
+        ("krea2", "linspace"),
+        ("hunyuan-video", "linspace"),
+        ("ltx", "linspace"),
+    ],
+)
+def test_unipc_has_the_sigmas_that_the_pipeline_gives_it(folders, tmp_path, pipelines, name, grid):
+    folder = with_scheduler(folders[name], tmp_path / name, UNIPC)
+    assert families.find(Folder(folder)).card()["grid"] == grid
+    theirs = sigmas_of(pipelines(name), UNIPC)
+    want = np.linspace(1, 0.001, 6)[:5] if grid == "uni_flow" else np.linspace(1, 0.2, 5)
+    assert np.abs(theirs[:5] - 3 * want / (1 + 2 * want)).max() < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "says"),
+    [
+        ("sd3", DPM, "DPMSolverMultistepScheduler; must be FlowMatchEulerDiscreteScheduler or UniPCMultistepScheduler"),
+        ("z-image", UNIPC, "UniPCMultistepScheduler; must be FlowMatchEulerDiscreteScheduler: ZImagePipeline does not"),
+    ],
+)
+def test_schedulers_whose_sigmas_are_not_computed(folders, tmp_path, pipelines, name, config, says):
+    with pytest.raises(Fault, match=says):
+        families.find(Folder(with_scheduler(folders[name], tmp_path / name, config)))
+    if name == "z-image":
+        with pytest.raises(TypeError, match="can't multiply"):  # it gives UniPC a list
+            sigmas_of(pipelines(name), config)
+
+
+def with_scheduler(folder, copy, config):
+    shutil.copytree(folder, copy)
+    (copy / "scheduler/scheduler_config.json").write_text(json.dumps(config))
+    return copy
+
+
+def sigmas_of(pipe, config):
+    """The sigmas that a pipeline takes for five steps with a scheduler."""
+    import diffusers
+
+    class Enough(Exception):
+        pass
+
+    def stop(pipe, *args):
+        found.append(pipe.scheduler.sigmas.numpy().copy())
+        raise Enough
+
+    found, kept = [], pipe.scheduler
+    pipe.scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
+    frames = {"num_frames": 9} if "num_frames" in pipe.__call__.__wrapped__.__code__.co_varnames else {}
+    try:
+        pipe(prompt="x", height=H, width=W, num_inference_steps=5, output_type="latent", callback_on_step_end=stop, **frames)
+    except Enough:
+        return found[0]
+    finally:
+        pipe.scheduler = kept
+
+
+@pytest.mark.parametrize("name", ["wan", "hunyuan-video"])
+def test_pipelines_without_a_mu_have_none(folders, tmp_path, name):
+    dynamic = {"use_dynamic_shifting": True}
+    folder = changed(folders[name], tmp_path / name, "scheduler/scheduler_config.json", **dynamic)
+    assert families.find(Folder(folder)).card()["mu"] == "none"  # which a host refuses beside dynamic shifting
+
+
+def test_noise_of_a_decoder_is_drawn_of_the_latents(tmp_path, dial):
+    import tiny
+
+    torch.manual_seed(3)
+    tiny.ltx_noise().save_pretrained(tmp_path / "ltx")
+    worker = Worker(families.find(Folder(tmp_path / "ltx")), "cpu", "f32")
+    worker.load(lambda say: Engine(worker.family, Settings("cpu", "f32", threads=1), say))
+    client = dial("", worker=worker)
+    client.frames = 9
+    one, other = latents(client.ready()["card"], 2, H, W, frames=9)
+    first = client.decode(one, H, W)
+    torch.manual_seed(7)
+    assert np.array_equal(client.decode(one, H, W), first)
+    assert not np.array_equal(client.decode(other, H, W), first)
+    vae = worker.engine.family.vae
+    z = torch.zeros(1, 16, 2, 2, 3)
+    assert not torch.equal(*(vae.decode(z, torch.zeros(1), return_dict=False)[0] for _ in range(2)))  # it does draw
+
+
+def test_prompts_of_llama_keep_their_spaces(folders, tmp_path, dial):
+    folder = changed(
+        folders["hunyuan-video"], tmp_path / "hv", "model_index.json", tokenizer=["transformers", "LlamaTokenizerFast"]
+    )
+    worker = Worker(families.find(Folder(folder)), "cpu", "f32")
+    worker.load(lambda say: Engine(worker.family, Settings("cpu", "f32", threads=1), say))
+    tokenizer = worker.engine.family.pipe.tokenizer
+    assert tokenizer.decode(tokenizer("a red cat on a mat").input_ids) == "a red cat on a mat"
+    (ours, _, _), (theirs, _, _) = *dial("", worker=worker).encode("a red cat"), *dial("hunyuan-video").encode("a red cat")
+    assert ours == theirs
+
+
 def test_of_a_processor_the_tokenizer_is_enough(folders, tmp_path, dial):
     folder = changed(
         folders["flux2"], tmp_path / "flux2", "model_index.json", tokenizer=["transformers", "PixtralProcessor"]

@@ -578,6 +578,30 @@ def ltx() -> LTXPipeline:
     )
 
 
+def ltx_noise() -> LTXPipeline:
+    """The decoder is that of LTX-Video 0.9.1, which draws noise of its own."""
+    pipe = ltx()
+    z = AutoencoderKLLTXVideo(
+        latent_channels=16,
+        block_out_channels=(8, 8, 16, 16),
+        decoder_block_out_channels=(8, 16, 32),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1),
+        spatio_temporal_scaling=(True, True, True, False),
+        decoder_spatio_temporal_scaling=(True, True, True),
+        decoder_inject_noise=(True, True, True, False),
+        upsample_residual=(True, True, True),
+        upsample_factor=(2, 2, 2),
+        timestep_conditioning=True,
+        decoder_causal=False,
+    )
+    for name, p in wide(z).named_parameters():  # 0 by default
+        if "per_channel_scale" in name:
+            torch.nn.init.normal_(p, std=0.3)
+    pipe.register_modules(vae=z)
+    return pipe
+
+
 PIPELINES = {
     "sd3": sd3,
     "flux1": flux1,
