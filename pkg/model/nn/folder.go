@@ -95,7 +95,8 @@ func ReadScheduler(folder *safetensors.Folder) ([]byte, error) {
 		return nil, err
 	}
 	if s := index.Scheduler; len(s) == 2 && s[1] != "" && config.Class != "" && s[1] != config.Class {
-		return nil, fmt.Errorf("%s: _class_name: %q; must be %q, as in %s", schedulerFile, config.Class, s[1], indexFile)
+		return nil, fmt.Errorf("%s: _class_name: %q; must be %q, as in %s", schedulerFile, config.Class, s[1],
+			indexFile)
 	}
 	return b, nil
 }
