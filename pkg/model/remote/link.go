@@ -257,6 +257,9 @@ func (l *link) checkSame(p *peer) error {
 			"the worker is now %s on %s, and was %s on %s; restart the sampler", h.Class, h.Backend, was.Class,
 			was.Backend)}
 	}
+	if l.first.Fingerprint != h.Fingerprint {
+		return &wire.Fault{Class: wire.ClassConfig, Message: "the worker has other weights now; restart the sampler"}
+	}
 	return nil
 }
 

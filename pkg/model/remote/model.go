@@ -119,6 +119,9 @@ func connect(ctx context.Context, l *link, folder *safetensors.Folder, dir strin
 		err = setPrecision(&card, h.Backend, h.DType, false)
 	}
 	if err == nil {
+		err = checkWeights(folder, h.Fingerprint)
+	}
+	if err == nil {
 		err = card.Validate()
 	}
 	if err != nil {
@@ -147,6 +150,19 @@ func connect(ctx context.Context, l *link, folder *safetensors.Folder, dir strin
 	}
 	s.users.Store(1)
 	return &Model{shared: s, card: card}, nil
+}
+
+// checkWeights fails where a worker reads other weights than those in the folder.
+func checkWeights(folder *safetensors.Folder, theirs string) error {
+	in, err := partsOf(folder)
+	if err != nil {
+		return err
+	}
+	ours, err := wire.Fingerprint(folder, in)
+	if err == nil && ours != theirs {
+		err = errors.New("the worker has other weights than this folder; give it the same folder")
+	}
+	return err
 }
 
 // Inspect describes the model in a folder without waiting until a worker has read its weights.

@@ -206,6 +206,7 @@ func TestOpen_Refuses(t *testing.T) {
 		says string
 	}{
 		{dir, remote.Config{Address: flux}, "the worker computes \"FluxPipeline\"; must be StableDiffusion3Pipeline"},
+		{remotetest.Folder(t, class, 2), remote.Config{Address: address}, "the worker has other weights than this folder"},
 		{dir, remote.Config{Address: address, Deterministic: true}, "deterministic: the worker is not"},
 		{dir, remote.Config{Address: address, Device: "cuda:0"}, "device: set; must be absent beside torch=unix:"},
 		{dir, remote.Config{Address: address, Compile: true}, "compile: set; must be absent beside torch=unix:"},
@@ -482,20 +483,25 @@ func TestCall_GivenUp(t *testing.T) {
 		t.Errorf("%v afterwards", again)
 	}
 
-	w, m = join(t, remotetest.Options{})
-	rows = rowsOf(t, m, 1)
-	address := w.Address()
-	w.Stop()
-	other, err := remotetest.New(remotetest.Options{Dir: remotetest.Folder(t, "FluxPipeline", 1)})
-	if err == nil {
-		err = other.Listen("unix", address)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Stop()
-	if err := m.Velocity(t.Context(), rows, size); !errors.Is(err, tensor.ErrDeviceLost) ||
-		!strings.Contains(err.Error(), "the worker is now FluxPipeline") {
-		t.Errorf("%v; want that the worker has another model", err)
+	for says, dir := range map[string]string{
+		"the worker is now FluxPipeline": remotetest.Folder(t, "FluxPipeline", 1),
+		"the worker has other weights":   remotetest.Folder(t, class, 2),
+	} {
+		w, m = join(t, remotetest.Options{})
+		rows = rowsOf(t, m, 1)
+		address := w.Address()
+		w.Stop()
+		other, err := remotetest.New(remotetest.Options{Dir: dir})
+		if err == nil {
+			err = other.Listen("unix", address)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Stop()
+		if err := m.Velocity(t.Context(), rows, size); !errors.Is(err, tensor.ErrDeviceLost) ||
+			!strings.Contains(err.Error(), says) {
+			t.Errorf("%v; want that %s", err, says)
+		}
 	}
 }

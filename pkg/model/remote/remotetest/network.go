@@ -149,6 +149,14 @@ func (w *Worker) hello(m *wire.Message) *wire.Message {
 	if at := w.o.TextEncoderDevice; at != "" {
 		h.Backend = strings.Replace(h.Backend, "/"+w.o.DType+"/", "/"+w.o.DType+"/encoders-"+at+"/", 1)
 	}
+	folder, err := safetensors.OpenFolder(w.o.Dir)
+	if err == nil {
+		h.Fingerprint, err = wire.Fingerprint(folder, []string{"text_encoder", "transformer", "vae"})
+		err = errors.Join(err, folder.Close())
+	}
+	if err != nil {
+		return fault(wire.ClassWorker, "%v", err)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.o.Polls > 0 {

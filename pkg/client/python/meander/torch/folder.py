@@ -5,12 +5,15 @@ Nothing here imports torch: a card is known before the weights are read.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from .faults import Fault
 
+_PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "transformer", "transformer_2", "vae")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _TOKENIZER = ("tokenizer.json", "vocab.json", "spiece.model", "tokenizer.model")
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
@@ -82,6 +85,38 @@ class Folder:
                 raise Fault("config", f"model: no {file}; the folder is not whole: copy it again")
             size += file.stat().st_size
         return size
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Tells whether host and worker have the same weights, without reading all of them: the SHA-256 in hex of names
+        and sizes of the files of all parts that are used, and of bytes at 256 places of each."""
+        h = hashlib.sha256()
+        for part in _PARTS:
+            if not (self.path / part / "config.json").is_file() or self.index.get(part) == [None, None]:
+                continue
+            for name in self._checkpoint(part):
+                file = self.path / part / name
+                size = file.stat().st_size
+                h.update(f"{part}/{name} {size}\n".encode())
+                with file.open("rb") as f:
+                    for i in range(256):
+                        f.seek(size * i // 256)
+                        h.update(f.read(1024))
+        return h.hexdigest()
+
+    def _checkpoint(self, part: str) -> list[str]:
+        """The files of the weights of a part, as the host chooses them; [] where it is not clear which they are."""
+        names = sorted(p.name for p in (self.path / part).iterdir() if p.is_file())
+        wholes, indexes = ([n for n in names if n.endswith(e)] for e in (".safetensors", ".safetensors.index.json"))
+        diffusers = [f"{_WEIGHTS['diffusers']}{end}" for end in (".safetensors.index.json", ".safetensors")]
+        usual = ["model.safetensors", "model.safetensors.index.json", *diffusers]
+        first = next((n for n in usual if n in names), None) or next(
+            (only[0] for only in (indexes, wholes) if len(only) == 1), None
+        )
+        if first is None or first.endswith(".safetensors"):
+            return [first] if first else []
+        table = self.read(part, first).get("weight_map")
+        return sorted(set(table.values())) if isinstance(table, dict) else []
 
     def splits_bytes(self, part: str) -> bool:
         """Whether a tokenizer splits bytes, as its tokenizer.json says."""

@@ -226,6 +226,7 @@ class Worker:
             "device": self.device,
             "dtype": self.dtype,
             "backend": self.backend(),
+            "fingerprint": self.family.folder.fingerprint,
             "versions": self.versions(),
             "limits": {"body_bytes": MAX_BODY, "rows": self.rows},
             "state": state,

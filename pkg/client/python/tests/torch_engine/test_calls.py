@@ -249,6 +249,20 @@ def sigmas_of(pipe, config):
         pipe.scheduler = kept
 
 
+def test_a_folder_with_other_weights_has_another_fingerprint(folders, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
+    file = copy / "transformer/diffusion_pytorch_model.safetensors"
+    same = shutil.copytree(copy, tmp_path / "same")
+    (same / "text_encoder/model.fp16.safetensors").write_bytes(b"a variant that nothing loads")
+    tensors = load_file(file)
+    name = next(n for n in tensors if n.endswith("attn.to_q.weight"))
+    save_file({**tensors, name: tensors[name] + 0.01}, file, {"format": "pt"})
+    first, changed_, variant = (Folder(f).fingerprint for f in (folders["sd3"], copy, same))
+    assert first == variant != changed_
+
+
 @pytest.mark.parametrize("name", ["wan", "hunyuan-video"])
 def test_pipelines_without_a_mu_have_none(folders, tmp_path, name):
     dynamic = {"use_dynamic_shifting": True}

@@ -85,19 +85,21 @@ type HelloArgs struct {
 
 // Hello is the result of CallHello.
 type Hello struct {
-	Protocol int               `msgpack:"protocol"`
-	Class    string            `msgpack:"class"`
-	Card     Card              `msgpack:"card"`
-	Device   string            `msgpack:"device"`
-	DType    string            `msgpack:"dtype"`
-	Backend  string            `msgpack:"backend"`
-	Versions map[string]string `msgpack:"versions"`
-	Limits   Limits            `msgpack:"limits"`
-	State    string            `msgpack:"state"`
-	ImportS  float64           `msgpack:"import_s"` // seconds
-	LoadS    float64           `msgpack:"load_s"`   // seconds
-	Detail   string            `msgpack:"detail"`
-	Error    *Fault            `msgpack:"error"`
+	Protocol int    `msgpack:"protocol"`
+	Class    string `msgpack:"class"`
+	Card     Card   `msgpack:"card"`
+	Device   string `msgpack:"device"`
+	DType    string `msgpack:"dtype"`
+	Backend  string `msgpack:"backend"`
+	// Fingerprint is that of the folder that the worker reads.
+	Fingerprint string            `msgpack:"fingerprint"`
+	Versions    map[string]string `msgpack:"versions"`
+	Limits      Limits            `msgpack:"limits"`
+	State       string            `msgpack:"state"`
+	ImportS     float64           `msgpack:"import_s"` // seconds
+	LoadS       float64           `msgpack:"load_s"`   // seconds
+	Detail      string            `msgpack:"detail"`
+	Error       *Fault            `msgpack:"error"`
 }
 
 // Limits bound a frame's body and the rows of a call.
