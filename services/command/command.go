@@ -110,9 +110,10 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 		return exitOK
 	}
 	var exit *exitError
+	canceled := ctx.Err() != nil && errors.Is(err, context.Canceled)
 	switch {
-	case errors.As(err, &exit):
-	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+	case errors.As(err, &exit) && (exit.status != exitUsage || !canceled):
+	case canceled:
 		what := strings.ReplaceAll(err.Error(), ": "+context.Canceled.Error(), "")
 		err = fmt.Errorf("interrupted (%s); stored events are unchanged", what)
 		exit = &exitError{status: exitInterrupted, err: err}

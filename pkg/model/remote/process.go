@@ -152,7 +152,11 @@ func socketFolder() (*scratch, error) {
 	if len(at) > longestSocket-50 {
 		at = "/tmp"
 	}
-	return makeScratch(at)
+	s, err := makeScratch(at)
+	if err != nil {
+		return nil, fmt.Errorf("temporary folder: %w; name one that can be written to with TMPDIR", err)
+	}
+	return s, nil
 }
 
 // socket returns the path at which the process listens.
@@ -223,8 +227,8 @@ func (p *process) why() error {
 		if _, module, ok := strings.Cut(line, "No module named "); ok {
 			p.mu.Unlock()
 			return &wire.Fault{Class: wire.ClassConfig, Message: fmt.Sprintf(
-				"%s has no module %s; %s, or name a Python that has it with MEANDER_PYTHON", p.cmd.Path, module,
-				Install)}
+				"%s has no module %s; %s, or name a Python that has it with MEANDER_PYTHON", p.cmd.Path,
+				strings.TrimRight(module, ")"), Install)}
 		}
 	}
 	p.mu.Unlock()
