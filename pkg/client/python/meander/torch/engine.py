@@ -101,7 +101,8 @@ class Engine:
             self._compile(say)
 
     def _compile(self, say: Callable[[str], None]) -> None:
-        """Compiles the networks at the default size, for one row and for several: other sizes seldom compile again."""
+        """Compiles the networks at the default size, for one row and for several, and at another size: with it the code
+        is for all of them."""
         # Adapters are hooks, which a compiled network looks at only where it is told to.
         torch._dynamo.config.skip_nnmodule_hook_guards = False
         for network in self.family.networks.values():
@@ -109,8 +110,11 @@ class Engine:
         card = self.family.card()
         size = Size(**card["size"])
         item = self.encode([[""]], True)[0]["items"][0]
-        for n in range(1, min(2, self.settings.max_rows) + 1):
-            say(f"compiling the network for {n} of {self.settings.max_rows} rows")
+        small = Size(1, *(4 * edge * self.family.scale for edge in self.family.patch[1:]))  # that of a host's canary
+        counts = range(1, min(2, self.settings.max_rows) + 1)
+        for n, size in (*((n, size) for n in counts), (1, small)):
+            of = "all sizes" if size == small else f"{n} of {self.settings.max_rows} rows"
+            say(f"compiling the network for {of}")
             x = np.zeros((n, *self.family.latent_shape(size)), np.float32)
             for sigma in (0.99, 0.01):  # a second transformer has the small ones
                 self.velocity([], [sigma] * n, [item["handle"]] * n, [card["guidance"]] * n, size, "", {"x": x})
