@@ -23,7 +23,6 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/pipeline"
-	"github.com/meander-rl/meander/services/sampler"
 	"github.com/meander-rl/meander/services/verify"
 )
 
@@ -39,11 +38,11 @@ type studio struct {
 }
 
 // newStudio serves a model.
-func newStudio(t *testing.T, tensor string, shape []int, change func(*sampler.Config)) *studio {
+func newStudio(t *testing.T, tensor string, shape []int, change func(*pipeline.Config)) *studio {
 	t.Helper()
 	plane := bustest.New(t)
 	config := pipeline.DefaultConfig()
-	change(&config.Sampler)
+	change(&config)
 	s := plane.Serve(t, func(ctx context.Context, b *bus.Bus) error {
 		return pipeline.Run(ctx, b, config, zerolog.Nop())
 	})
@@ -120,8 +119,8 @@ func byWorkers(t *testing.T) (x *studio, sampling, verifying *remotetest.Worker,
 	dir := remotetest.Folder(t, sd3, 1)
 	sampling, at := remotetest.Start(t, remotetest.Options{Dir: dir, Deterministic: true, MaxWhole: 2})
 	verifying, address := remotetest.Start(t, remotetest.Options{Dir: dir, Deterministic: true, MaxWhole: 2})
-	x = newStudio(t, "proj.weight", []int{remotetest.Channels, remotetest.Channels}, func(c *sampler.Config) {
-		c.Model, c.Engine = dir, "torch="+at
+	x = newStudio(t, "proj.weight", []int{remotetest.Channels, remotetest.Channels}, func(c *pipeline.Config) {
+		c.Sampler.Model, c.Sampler.Engine = dir, "torch="+at
 	})
 	return x, sampling, verifying, verify.Options{Model: []string{dir}, Engine: "torch=" + address}
 }
@@ -245,8 +244,8 @@ func (m *changeable) Close() error {
 func TestRun_ClosesNoVersionInUse(t *testing.T) {
 	t.Parallel()
 	script := &stage{}
-	x := newStudio(t, "w.weight", []int{1, 1}, func(c *sampler.Config) {
-		c.Model, c.Models = "changeable", script.family()
+	x := newStudio(t, "w.weight", []int{1, 1}, func(c *pipeline.Config) {
+		c.Sampler.Model, c.Sampler.Models = "changeable", script.family()
 	})
 	x.sample("before")
 	push := func() {
@@ -265,8 +264,8 @@ func TestRun_ClosesNoVersionInUse(t *testing.T) {
 	}
 }
 
-// Weights that the model cannot load, at first or once more, and a model that is lost, say nothing about the samples: they
-// end verify, and are no mismatches.
+// Weights that the model cannot load, at first or once more, and a model that is lost, say nothing about the samples:
+// they end verify, and are no mismatches.
 func TestRun_WeightsNotLoaded(t *testing.T) {
 	t.Parallel()
 	x, _, verifying, o := byWorkers(t)
@@ -279,7 +278,11 @@ func TestRun_WeightsNotLoaded(t *testing.T) {
 		load, velocity []remotetest.Play
 		want           string
 	}{
-		"at first": {[]remotetest.Play{refused}, nil, "the weights of version 1 cannot be loaded: weights: worker: weights: no memory"},
+		"at first": {
+			[]remotetest.Play{refused},
+			nil,
+			"the weights of version 1 cannot be loaded: weights: worker: weights: no memory",
+		},
 		"once more": {
 			[]remotetest.Play{pass, refused},
 			[]remotetest.Play{remotetest.Fail("weights", "not loaded")},
