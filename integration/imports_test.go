@@ -110,7 +110,7 @@ var layers = map[string][]string{
 		"pkg/scorer", "pkg/estimator", "services/internal/instrument",
 	},
 	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/media", "pkg/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},
-	"services/sampler/weights":     {"pkg/bus", "pkg/lora", "pkg/safetensors", "pkg/weightsdir", "schemas", "services/sampler/engine"},
+	"services/sampler/weights":     {"pkg/bus", "pkg/lora", "pkg/safetensors", "pkg/tensor", "pkg/weightsdir", "schemas", "services/sampler/engine"},
 	"services/reward":              {"pkg/media", "schemas", "pkg/bus", "pkg/tensor", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
 	"services/janitor":             {"schemas", "pkg/bus", "pkg/weightsdir", "services/internal/instrument"},
@@ -154,6 +154,7 @@ var layers = map[string][]string{
 		"pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/decoding", "pkg/tensor", "pkg/tensor/devices",
 		"services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts",
 		"services/sampler/models", "services/sampler/weights",
+		"pkg/weightsdir", // what of a file says that it is another than was pushed
 	},
 	"services/teacher": {
 		"schemas", "pkg/bus", "pkg/decoding", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families",
@@ -242,9 +243,11 @@ var testLayers = map[string][]string{
 	"services/doctor":              {"pkg/bus/bustest"},
 	"services/ui":                  {"pkg/bus/bustest", "pkg/lora", "pkg/model/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
 	"services/trace":               {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
-	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
-	"services/teacher":             {"pkg/bus/bustest", "pkg/client", "pkg/lm/qwen2", "pkg/model/qwenimage/checkpoint", "services/pipeline"},
-	"integration/tools/chaos":      {"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
+	"services/verify": {
+		"pkg/bus/bustest", "pkg/client", "pkg/lora", "pkg/model/remote/remotetest", "pkg/safetensors", "services/pipeline",
+	},
+	"services/teacher":        {"pkg/bus/bustest", "pkg/client", "pkg/lm/qwen2", "pkg/model/qwenimage/checkpoint", "services/pipeline"},
+	"integration/tools/chaos": {"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
 
 	"services/sampler": {"pkg/bus/bustest", "pkg/flow", "pkg/model/qwenimage/checkpoint", "services/intake"},
 	"services/sampler/engine/images": {

@@ -131,7 +131,8 @@ func TestPolicy_ByPath(t *testing.T) {
 	}
 	f.verified(t, dir, "base", "copied", "own")
 	report, err := verify.Run(t.Context(), f.Bus, "own", verify.Options{Model: []string{signsFolder}})
-	if err != nil || len(report.Mismatches) == 0 || !strings.Contains(report.Mismatches[0].What, "--weights-dir") {
+	failed, ok := errors.AsType[*verify.WeightsError](err)
+	if report != nil || !ok || failed.Version != own.PolicyVersion || !strings.Contains(err.Error(), "--weights-dir") {
 		t.Errorf("verify without the folder: %+v, %v", report, err)
 	}
 
@@ -297,8 +298,10 @@ func TestPolicy_ByPathCommands(t *testing.T) {
 	}
 	meander(t, folder, "run", "--run", "r1", "-n", "1", "--steps", "3", "--out", "-", "a red sign").must(t, 0)
 	meander(t, folder, "verify", "r1", "--model", model, "--weights-dir", dir).must(t, 0)
-	if out := meander(t, folder, "verify", "r1", "--model", model).must(t, 1); !strings.Contains(out.stdout, "start with --weights-dir") {
-		t.Errorf("verify without the folder says %q", out.stdout)
+	if out := meander(t, folder, "verify", "r1", "--model", model).must(t, 1); out.stdout != "" ||
+		!strings.Contains(out.stderr, "the weights of version 1 cannot be loaded") ||
+		!strings.Contains(out.stderr, "start with --weights-dir") {
+		t.Errorf("verify without the folder says %q and %q", out.stdout, out.stderr)
 	}
 	meander(t, folder, "gc", "--weights-dir", dir).must(t, 0)
 	if _, err := os.Stat(filepath.Join(dir, "run-7", "transformer", "model.safetensors")); err != nil {

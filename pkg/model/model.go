@@ -297,6 +297,10 @@ var ErrPrompt = errors.New("prompt that the model cannot take")
 // ErrLatents is wrapped by the error for latents that cannot be evaluated or decoded; a retry does not help.
 var ErrLatents = errors.New("latents that are no image")
 
+// ErrWeights is wrapped by the error of an evaluation whose weights are not in memory any more, and cannot be loaded
+// again.
+var ErrWeights = errors.New("the weights cannot be loaded")
+
 // MaxSigma is the largest sigma of a row: 1 plus the rounding errors of a schedule. Package flow
 // makes such schedules and defines the same value.
 const MaxSigma = 1 + 1.0/(1<<19)

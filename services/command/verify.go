@@ -48,7 +48,8 @@ A step can be recomputed if the latents before and after it were kept (return_st
 that were removed since, by age or by hand, are counted; the rest is checked.
 
 Exit status: 0 if at least one log-prob was recomputed, all that can be recomputed were, and all are
-right. Otherwise the last lines say why not.`,
+right. Otherwise the last lines say why not. Weights of a version that the model cannot load end verify:
+they say nothing about the samples.`,
 		Example: `  meander verify
   meander verify demo --json
   meander verify demo --model ./base --model ./critic    # of a run of two checkpoints of your own

@@ -44,10 +44,12 @@ func (s *service) attemptOnce(
 		return nil, err
 	}
 	a := &attempt{
-		service: s, worker: c, req: req, weights: with, engine: with.Engines[c.index], priority: req.Priority,
-		expired: work.Err,
+		service: s, worker: c, req: req, weights: with, priority: req.Priority, expired: work.Err,
 	}
 	defer func() { s.versions.Release(a.weights) }()
+	if a.engine, err = c.engineOf(with); err != nil {
+		return nil, err
+	}
 	r := s.newRecorder(req, a.engine.Backend(), with.Policy)
 	a.recorder = r
 	defer r.Close()
@@ -157,14 +159,17 @@ func (a *attempt) beginWithNewest() {
 	}
 }
 
-// switchTo switches an attempt to the newest weights, if may allows them and the episode can switch. It reports
-// whether it did.
+// switchTo switches an attempt to the newest weights, if may allows them, its device has them, and the episode can
+// switch. It reports whether it did.
 func (a *attempt) switchTo(may func(to *weights.Loaded) bool) bool {
 	episode, can := a.episode.(engine.Switcher)
 	if !can {
 		return false
 	}
-	next := a.service.versions.Move(a.weights, may)
+	next := a.service.versions.Move(a.weights, func(to *weights.Loaded) bool {
+		_, err := a.worker.engineOf(to)
+		return err == nil && may(to)
+	})
 	if next == a.weights {
 		return false
 	}

@@ -180,6 +180,10 @@ func (s *service) weightOptions() weights.Options {
 		},
 		Metrics: weights.Metrics{Version: m.version, Resident: m.resident, Updates: m.updates, Load: m.load},
 		Changed: s.controls.presenceChanged, Drained: s.reclaimMemory,
+		IsLost: func(device int) bool { return s.workers[device].lost.Load() },
+		Lost: func(ctx context.Context, device int, err error) {
+			s.onDeviceLost(ctx, s.workers[device], err)
+		},
 	}
 	for _, d := range s.devices.All {
 		o.Networks = append(o.Networks, d.Network)

@@ -45,8 +45,10 @@ type theatre struct {
 	*bustest.Plane
 	t     *testing.T
 	model *scripted
-	notes func() []string
-	ended chan error
+	// second is the model on another device; nil: there is one device.
+	second *scripted
+	notes  func() []string
+	ended  chan error
 }
 
 func open(t *testing.T, before func(call int64) error) *theatre {
@@ -68,6 +70,10 @@ func (x *theatre) serve(change ...func(*Config)) *bustest.Service {
 		f(&c)
 	}
 	on := &models.Devices{All: []models.Device{{Device: devices.Device{ID: "script"}, Network: &images.Network{Model: x.model}}}}
+	if x.second != nil {
+		c.Workers = 2
+		on.All = append(on.All, models.Device{Device: devices.Device{ID: "second"}, Network: &images.Network{Model: x.second}})
+	}
 	s := x.Serve(x.t, func(ctx context.Context, b *bus.Bus) error {
 		x.ended <- serve(ctx, c, on, b, zerolog.New(zerolog.TestWriter{T: x.t}))
 		return nil
@@ -252,6 +258,104 @@ func TestService_DeviceLost(t *testing.T) {
 		t.Error(err)
 	}
 	x.none("g", "of a lost device")
+}
+
+// A lost device keeps the others from no version, whatever finds the loss: they take it, and make the samples. Without
+// any, the sampler ends although nobody asks it for samples.
+func TestService_VersionsBesideALostDevice(t *testing.T) {
+	t.Parallel()
+	var lost, second atomic.Bool
+	dies := func(dead *atomic.Bool) func(int64) error {
+		return func(int64) error {
+			if dead.Load() {
+				return tensor.ErrDeviceLost
+			}
+			return nil
+		}
+	}
+	x := open(t, dies(&lost))
+	x.second = &scripted{Model: x.model.Model, before: dies(&second)}
+	x.serve()
+	lost.Store(true)
+	x.push("")
+	x.takes(1)
+	calls := x.model.calls.Load()
+	x.ask("g", schemas.Prompt{GroupSize: new(int64(4))}, nil)
+	for _, made := range x.made("g", 4) {
+		if made.StopReason != schemas.StopCompleted || made.PolicyVersionMin != 1 {
+			t.Errorf("%+v", made)
+		}
+	}
+	if n := x.model.calls.Load() - calls; n > 0 {
+		t.Errorf("%d evaluations on the lost device", n)
+	}
+	second.Store(true)
+	x.push("")
+	if err := bustest.Receive(t, "the end", x.ended); !errors.Is(err, tensor.ErrDeviceLost) {
+		t.Error(err)
+	}
+}
+
+// push announces the next version, of the same weights, with a rule.
+func (x *theatre) push(rule string) {
+	p, err := x.Bus.Policy(x.t.Context(), "synthetic")
+	if err == nil {
+		next := *p
+		next.PolicyVersion, next.Parent, next.By, next.Rule = p.PolicyVersion+1, &p.PolicyVersion, "test", rule
+		err = x.Bus.SetPolicy(x.t.Context(), &next, p)
+	}
+	if err != nil {
+		x.t.Error(err)
+	}
+}
+
+// takes waits until the sampler has taken a version over.
+func (x *theatre) takes(version int64) {
+	bustest.Until(x.t, fmt.Sprintf("version %d", version), func() error {
+		all, err := x.Bus.Applied(x.t.Context(), "synthetic")
+		if err == nil && !slices.ContainsFunc(all, func(a *schemas.Applied) bool {
+			return a.PolicyVersion == version && a.State == schemas.AppliedApplied
+		}) {
+			err = fmt.Errorf("not yet: %+v", all)
+		}
+		return err
+	})
+}
+
+// A sample whose device has not got the newest version, as it was found lost, ends with the weights that it has, or begins
+// again elsewhere: the rule of the version says which.
+func TestService_SampleOnADeviceWithoutTheVersion(t *testing.T) {
+	t.Parallel()
+	for rule, want := range map[string]int64{schemas.SwapSwitch: 0, schemas.SwapRestart: 1} {
+		t.Run(rule, func(t *testing.T) {
+			t.Parallel()
+			x := open(t, nil)
+			var lost atomic.Bool
+			var begun atomic.Int64
+			x.model.before = func(int64) error {
+				if lost.Load() {
+					return tensor.ErrDeviceLost
+				}
+				if begun.Add(1) == 4 { // after the two canaries of the start, and one step
+					lost.Store(true)
+					x.push(rule)
+					x.takes(1)
+					lost.Store(false) // of what is in hand, the device makes the rest
+				}
+				return nil
+			}
+			x.second = &scripted{Model: x.model.Model}
+			x.serve()
+			x.ask("g", schemas.Prompt{ImageSettings: schemas.ImageSettings{TrueCFGScale: new(1.0)}}, nil)
+			made := x.made("g", 1)[0]
+			if made.StopReason != schemas.StopCompleted || made.PolicyVersionMin != want || made.PolicyVersionMax != want {
+				t.Errorf("versions %d to %d, want %d: %+v", made.PolicyVersionMin, made.PolicyVersionMax, want, made)
+			}
+			if begun.Load() < 4 {
+				t.Errorf("%d evaluations: no version was pushed on the way", begun.Load())
+			}
+		})
+	}
 }
 
 // A sampler that starts again keeps the lane's version; newer weights that cannot be loaded are refused, those that can

@@ -8,6 +8,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/services/sampler/engine"
+	"github.com/meander-rl/meander/services/sampler/weights"
 )
 
 // chooseWorker returns the worker with the fewest attempts among those whose device works. The attempt calls the
@@ -26,8 +28,16 @@ func (s *service) chooseWorker() (*worker, func(), error) {
 	return best, func() { best.load.Add(-1) }, nil
 }
 
-// onDeviceLost stops using a worker if err, of an attempt on it, says that its device is lost. The service ends with
-// the last one; the samples in flight are put back. makeWithSpace calls it.
+// engineOf returns the engine of a worker for weights. An error says that its device was lost before they were loaded.
+func (c *worker) engineOf(w *weights.Loaded) (engine.Engine, error) {
+	if e := w.Engines[c.index]; e != nil {
+		return e, nil
+	}
+	return nil, fmt.Errorf("%s has no version %d: %w", c.id, w.Version(), tensor.ErrDeviceLost)
+}
+
+// onDeviceLost stops using a worker if err, of an attempt on it or of weights for it, says that its device is lost. The
+// service ends with the last one; the samples in flight are put back. makeWithSpace and package weights call it.
 func (s *service) onDeviceLost(ctx context.Context, c *worker, err error) {
 	if !errors.Is(err, tensor.ErrDeviceLost) || c.lost.Swap(true) {
 		return

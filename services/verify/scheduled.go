@@ -53,7 +53,10 @@ func (s *sample) rollAgain(ctx context.Context) error {
 		x, sigma := r.Point()
 		output, err := s.guidedVelocity(ctx, s.version, images.Point{X: x, Sigma: sigma})
 		if err != nil {
-			return errors.Join(ctx.Err(), s.rollFault(err))
+			if end := s.endsRun(ctx, s.version, err); end != nil {
+				return end
+			}
+			return s.rollFault(err)
 		}
 		step, before, err := r.Advance(output)
 		if err != nil {

@@ -17,7 +17,6 @@ type textSample struct {
 	*sample
 	ids []int32 // all tokens: of the prompt, of answers, of replies
 
-	version *version
 	given   *texts.Given // the model's evaluation of ids with the weights of version; nil: none yet
 	d       decoding.Distribution
 	answer  []byte // the text of the current answer so far
@@ -47,7 +46,7 @@ func (s *sample) checkText(ctx context.Context) error {
 		s.fault(-1, "text: present; the model %q makes images", s.version.network.Name())
 		return nil
 	}
-	x := &textSample{sample: s, version: s.version}
+	x := &textSample{sample: s}
 	defer x.forget()
 	if ok, err := x.loadIDs(ctx); !ok || err != nil {
 		return err
@@ -182,11 +181,11 @@ func (x *textSample) checkEvent(ctx context.Context, e *schemas.Tokens, at int) 
 		x.fault(e.N, "engine: %q; the trajectory says otherwise", e.Engine)
 	}
 	if x.drawnBy() == nil && e.WeightsDigest != x.version.digest {
+		x.forget() // before others are loaded: it is memory, too
 		with, err := x.versionWith(ctx, e.WeightsDigest)
 		if err != nil || !x.isAvailable(with, e.N) {
 			return end, err
 		}
-		x.forget()
 		x.version = with
 	}
 	again := &schemas.Tokens{Turn: e.Turn}

@@ -90,8 +90,8 @@ func (e *SettingError) Error() string { return e.Err.Error() }
 func (e *SettingError) Unwrap() error { return e.Err }
 
 // Run checks every stored trajectory of a run, for 'meander verify'. The report has what is wrong. An error means
-// that the run could not be read to its end, that there is nothing to check, or that a model could not be opened
-// (ModelError, or SettingError for how).
+// that the run could not be read to its end, that there is nothing to check, that a model could not be opened
+// (ModelError, or SettingError for how), or that it could not load the weights of a version (WeightsError).
 func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, error) {
 	if o.Models == nil {
 		o.Models = families.All()
@@ -241,8 +241,11 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 		return nil
 	}
 	if s.conds, err = images.Encode(ctx, s.image, &t.Sampling); err != nil {
+		if end := s.endsRun(ctx, with, err); end != nil {
+			return end
+		}
 		s.fault(-1, "encode prompt: %v", err)
-		return ctx.Err()
+		return nil
 	}
 	if err := s.checkConditioning(ctx); err != nil {
 		return err
@@ -284,11 +287,13 @@ func (s *sample) checkDigests(ctx context.Context) error {
 // sample is the trajectory that is being checked, with what is loaded of it.
 type sample struct {
 	*verifier
-	t       *schemas.Trajectory
-	opened  *opened             // the model that made it
-	model   engine.Network      // of opened
-	image   model.Model         // of opened; nil for a language model
-	version *version            // the weights that made it; if they changed on the way, those of its last step
+	t      *schemas.Trajectory
+	opened *opened        // the model that made it
+	model  engine.Network // of opened
+	image  model.Model    // of opened; nil for a language model
+	// version is the weights that made it; if they changed on the way, those of its last step, and of a text those
+	// that compute now. It is in use, and not closed for others.
+	version *version
 	steps   []*schemas.Step     // from its first step on; nil: gone or faulty
 	latents map[int64][]float32 // [S, C] by index
 	conds   []*model.Conditioning
@@ -340,8 +345,8 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 		got, err = flow.Score(plan, i, x, velocity, next)
 	}
 	if err != nil {
-		if ctx.Err() != nil {
-			return ctx.Err()
+		if end := s.endsRun(ctx, with, err); end != nil {
+			return end
 		}
 		s.fault(index, "%v", err)
 		return nil

@@ -10,6 +10,8 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/lm"
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/weightsdir"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
@@ -17,18 +19,32 @@ import (
 	"github.com/meander-rl/meander/services/sampler/weights"
 )
 
-// heldWeights is how many versions of the weights are in memory besides those of the model.
+// heldWeights is how many versions of the weights are in memory besides those of the model: as many as a worker takes.
 const heldWeights = 2
 
 // version is one version of a model's weights, or the reason why it is not available.
 type version struct {
 	digest     string
+	number     int64 // the version of the policy that has them; 0 for those of the model
 	network    engine.Network
 	image      model.Model        // nil for a language model
 	velocities *images.Velocities // of image
 	text       lm.Model           // nil for an image model
-	err        error              // why the weights cannot be loaded
+	err        error              // why there are no such weights: they are gone, or others
 }
+
+// WeightsError says that the model does not load the weights of a version, at first or once more. That says nothing
+// about the samples.
+type WeightsError struct {
+	Version int64
+	Err     error
+}
+
+func (e *WeightsError) Error() string {
+	return fmt.Sprintf("the weights of version %d cannot be loaded: %v", e.Version, e.Err)
+}
+
+func (e *WeightsError) Unwrap() error { return e.Err }
 
 // newVersion returns a version of an open model's weights, ready to compute with.
 func newVersion(n engine.Network) *version {
@@ -46,8 +62,8 @@ func newVersion(n engine.Network) *version {
 var errUnknown = errors.New("not those of the model, nor of a policy of the lane")
 
 // versionWith returns the sample's model with the weights of a digest: those of the model, or of a policy of the
-// sample's lane, which it fetches and loads. If that is not possible, the reason is in version.err. The newest
-// heldWeights versions stay in memory. An error is of the server.
+// sample's lane, which it fetches and loads. If there are no such weights, the reason is in version.err. The newest
+// heldWeights versions stay in memory, and s.version does in any case. An error is of the server, or a WeightsError.
 func (s *sample) versionWith(ctx context.Context, digest string) (*version, error) {
 	o := s.opened
 	if i := slices.IndexFunc(o.versions, func(w *version) bool { return w.digest == digest }); i >= 0 {
@@ -59,28 +75,58 @@ func (s *sample) versionWith(ctx context.Context, digest string) (*version, erro
 	}
 	w := &version{digest: digest, err: errUnknown}
 	if p != nil {
-		n, err := weights.Apply(ctx, weights.Source{Bus: s.bus, Dir: s.options.WeightsDir}, o.network, p)
-		if err := ctx.Err(); err != nil {
+		if w, err = s.loadVersion(ctx, p); err != nil {
 			return nil, err
 		}
-		if w.err = err; err == nil {
-			w = newVersion(n)
-		}
-	}
-	if w.err == nil {
-		if got := w.digest; got != digest && s.drawnBy() != nil {
-			w.digest = digest // it counts from the name of the server's weights
-		} else if got != digest {
-			w.digest, w.err = digest, fmt.Errorf("version %d has %.16s", p.PolicyVersion, got)
-		}
-		s.report.Versions++
-	}
-	if len(o.versions) > heldWeights {
-		o.versions[1].close(o.network) // the first is the model's own
-		o.versions = slices.Delete(o.versions, 1, 2)
 	}
 	o.versions = append(o.versions, w)
 	return w, nil
+}
+
+// loadVersion fetches and loads the weights of a policy, whose digest they have. It makes room first: a worker takes
+// no more. versionWith calls it.
+func (s *sample) loadVersion(ctx context.Context, p *schemas.Policy) (*version, error) {
+	o := s.opened
+	o.makeRoom(s.version)
+	n, err := weights.Apply(ctx, weights.Source{Bus: s.bus, Dir: s.options.WeightsDir}, o.network, p)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case errors.Is(err, bus.ErrNotFound), errors.Is(err, fs.ErrNotExist), errors.Is(err, bus.ErrCorrupt),
+		errors.Is(err, weightsdir.ErrUnfit):
+		return &version{digest: p.WeightsDigest, err: err}, nil
+	default:
+		return nil, &WeightsError{p.PolicyVersion, err}
+	}
+	s.report.Versions++
+	w := newVersion(n)
+	w.number = p.PolicyVersion
+	if got := w.digest; got != p.WeightsDigest && s.drawnBy() == nil {
+		w.close(o.network)
+		w = &version{err: fmt.Errorf("version %d has %.16s", p.PolicyVersion, got)}
+	}
+	w.digest = p.WeightsDigest // a server counts from the name of its weights
+	return w, nil
+}
+
+// makeRoom closes the oldest version, but not the one in use, if no other may be loaded beside those in memory.
+func (o *opened) makeRoom(inUse *version) {
+	var held, unused []*version
+	for _, w := range o.versions {
+		if w.network == nil || w.network == o.network {
+			continue
+		}
+		if held = append(held, w); w != inUse {
+			unused = append(unused, w)
+		}
+	}
+	if len(held) < heldWeights {
+		return
+	}
+	oldest := unused[0]
+	o.versions = slices.DeleteFunc(o.versions, func(w *version) bool { return w == oldest })
+	oldest.close(o.network)
 }
 
 // policyWith returns the policy of a lane that has the weights with a digest; nil if there is none. An error is of
@@ -131,4 +177,18 @@ func (s *sample) isAvailable(w *version, step int64) bool {
 func (s *sample) guidedVelocity(ctx context.Context, with *version, at images.Point) ([]float32, error) {
 	given := images.Given{Velocities: with.velocities, Sampling: &s.t.Sampling, Conditionings: s.conds}
 	return given.Velocity(ctx, at)
+}
+
+// endsRun returns the error that ends the whole run after an error of the model, computed with some weights, that says
+// nothing about the sample: the end of ctx, a lost device, or weights that cannot be loaded again. nil: it is a fault.
+func (s *sample) endsRun(ctx context.Context, with *version, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, model.ErrWeights):
+		return &WeightsError{with.number, err}
+	case errors.Is(err, tensor.ErrDeviceLost):
+		return err
+	}
+	return nil
 }

@@ -44,8 +44,10 @@ type shared struct {
 
 	mu    sync.Mutex
 	most  map[model.Size]int // rows for which the worker's memory is enough
-	used  map[string]int     // models of each digest
+	used  map[string]int     // users of the weights of each digest: models, and calls that load them again
 	tasks sync.WaitGroup     // unloading
+	// unloads is closed when all unloads that have begun so far have ended; nil: none has begun.
+	unloads <-chan struct{}
 }
 
 // promptKey is a prompt in the cache.
@@ -423,6 +425,11 @@ func (m *Model) Close() error {
 			m.release(m.change)
 		}
 		if m.users.Add(-1) == 0 {
+			if m.link.cfg.Address != "" && m.link.away() == nil { // it goes on, with what is not freed
+				ctx, stop := context.WithTimeout(m.link.life, unloadWithin)
+				_ = m.awaitUnloads(ctx)
+				stop()
+			}
 			m.link.end()
 			m.tasks.Wait()
 			m.link.close(false)

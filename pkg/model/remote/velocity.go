@@ -95,7 +95,11 @@ func (m *Model) evaluate(ctx context.Context, rows []model.Row, size model.Size,
 			err = m.putAll(ctx, rows)
 			sent[class] = true
 		case class == wire.ClassWeights && m.change != nil && !sent[class]:
-			err = m.load(ctx, m.change)
+			if !m.use(m.change) {
+				return nil, errClosed
+			}
+			defer m.drop(m.change) // the model may be closed meanwhile
+			err = m.reload(ctx, m.change)
 			sent[class] = true
 		case err == nil:
 			return only(answer, "v", wire.F32, len(rows), tokens, m.card.LatentChannels)

@@ -40,9 +40,9 @@ func TestVelocity_States(t *testing.T) {
 	w, m := join(t, remotetest.Options{Deterministic: true})
 	rows := rowsOf(t, m, 5)
 	rows[2].X, rows[4].X = rows[0].X, rows[1].X
-	var sent []int
+	states := make(chan int, 2)
 	note := func(_ *remotetest.Worker, c net.Conn, call *wire.Message, answer func() *wire.Message) {
-		sent = append(sent, call.Tensors[0].Shape[0])
+		states <- call.Tensors[0].Shape[0]
 		_ = wire.Write(c, answer())
 	}
 	w.Play(wire.CallVelocity, note, note)
@@ -50,7 +50,9 @@ func TestVelocity_States(t *testing.T) {
 	for i := range rows {
 		rows[i].X = slices.Clone(rows[i].X)
 	}
-	if want := velocity(t, m, rows); !slices.EqualFunc(got, want, slices.Equal) || !slices.Equal(sent, []int{3, 5}) {
+	want := velocity(t, m, rows)
+	sent := []int{<-states, <-states}
+	if !slices.EqualFunc(got, want, slices.Equal) || !slices.Equal(sent, []int{3, 5}) {
 		t.Errorf("%d states of five rows were sent, then of copies; want 3 and 5, and equal velocities", sent)
 	}
 }

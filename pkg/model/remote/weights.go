@@ -21,6 +21,8 @@ type change struct {
 	args    wire.LoadArgs
 	tensors []wire.Tensor
 	dir     *scratch // of the files of a whole network; nil: there are none
+	// closed says that its model was closed: it is loaded no more. shared.mu guards it.
+	closed bool
 }
 
 // BaseDigest returns the digest of the checkpoint, without adapters.
@@ -128,17 +130,42 @@ func bytesOf(weights *lora.Full) (n int) {
 
 // loaded returns a model with a change that the worker has loaded.
 func (m *Model) loaded(c *change, digest string) (*Model, error) {
+	m.use(c)
 	if err := m.load(m.link.life, c); err != nil {
+		m.drop(c)
 		return nil, fmt.Errorf("weights: %w", explain(err))
 	}
-	m.mu.Lock()
-	m.used[digest]++
-	m.mu.Unlock()
 	return m.derive(c, digest), nil
 }
 
-// load sends a change to the worker.
+// use counts a user of a change, so that the worker keeps it until drop. It returns false if its model was closed.
+func (s *shared) use(c *change) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !c.closed {
+		s.used[c.args.Weights]++
+	}
+	return !c.closed
+}
+
+// errClosed says that weights are not loaded again, as nobody would free them.
+var errClosed = fmt.Errorf("%w: their model is closed", model.ErrWeights)
+
+// reload sends a change again that the worker has lost. The caller uses it. An error wraps model.ErrWeights, unless it
+// is of ctx or says that the device is lost.
+func (s *shared) reload(ctx context.Context, c *change) error {
+	err := s.load(ctx, c)
+	if err == nil || ctx.Err() != nil || errors.Is(err, tensor.ErrDeviceLost) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", model.ErrWeights, explain(err))
+}
+
+// load sends a change to the worker, once it has freed what was closed before: it may have no room for both.
 func (s *shared) load(ctx context.Context, c *change) error {
+	if err := s.awaitUnloads(ctx); err != nil {
+		return err
+	}
 	args, tensors := c.args, c.tensors
 	if len(args.Files) > 0 && !s.files {
 		var err error
@@ -181,14 +208,22 @@ func (m *Model) derive(c *change, digest string) *Model {
 	return n
 }
 
-// unloadWithin is how long a worker may take to free weights.
-const unloadWithin = 10 * time.Second
+// unloadWithin is how long the end of a model waits for the worker to free weights.
+const unloadWithin = 2 * time.Second
 
-// release frees a change, and has the worker free it with the last model that uses it.
+// release ends the use of a change by its model, which is closed.
 func (s *shared) release(c *change) {
 	if c.dir != nil {
 		c.dir.remove()
 	}
+	s.mu.Lock()
+	c.closed = true
+	s.mu.Unlock()
+	s.drop(c)
+}
+
+// drop ends a use of a change, and has the worker free it with the last one. It does not wait for the worker.
+func (s *shared) drop(c *change) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	digest := c.args.Weights
@@ -196,12 +231,32 @@ func (s *shared) release(c *change) {
 		return
 	}
 	delete(s.used, digest)
+	before, done := s.unloads, make(chan struct{})
+	s.unloads = done
 	s.tasks.Go(func() {
-		ctx, stop := context.WithTimeout(s.link.life, unloadWithin)
-		defer stop()
-		if _, err := s.call(ctx, wire.CallUnload, wire.UnloadArgs{Weights: digest}, nil, nil); err != nil &&
-			s.link.life.Err() == nil {
+		defer close(done)
+		_, err := s.call(s.link.life, wire.CallUnload, wire.UnloadArgs{Weights: digest}, nil, nil)
+		if err != nil && s.link.life.Err() == nil && !errors.Is(err, tensor.ErrDeviceLost) {
 			s.link.cfg.log(Event{Text: "weights that are not used any more stay in the worker", Err: err})
 		}
+		if before != nil {
+			<-before
+		}
 	})
+}
+
+// awaitUnloads waits until the worker has freed what was closed so far. The error is of ctx.
+func (s *shared) awaitUnloads(ctx context.Context) error {
+	s.mu.Lock()
+	unloads := s.unloads
+	s.mu.Unlock()
+	if unloads == nil {
+		return nil
+	}
+	select {
+	case <-unloads:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -2,6 +2,7 @@ package weights
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,16 +14,17 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/weightsdir"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// loadPolicy loads the weights of a policy beside those in use, and checks them: their digest, and that the canary of
-// an adapter, its output at a fixed input, differs from the checkpoint's. An error is a *engine.Refusal, unless it
-// may pass.
+// loadPolicy loads the weights of a policy beside those in use, on each device that is not lost, and checks them: their
+// digest, and that the canary of an adapter, its output at a fixed input, differs from the checkpoint's. An error is a
+// *engine.Refusal, unless it may pass, or says that no device is left.
 func (v *Versions) loadPolicy(ctx context.Context, p *schemas.Policy) (_ *Loaded, err error) {
-	w := &Loaded{Policy: p}
+	w := &Loaded{Policy: p, Engines: make([]engine.Engine, len(v.options.Networks))}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.close())
@@ -37,38 +39,66 @@ func (v *Versions) loadPolicy(ctx context.Context, p *schemas.Policy) (_ *Loaded
 	if err != nil {
 		return nil, err
 	}
-	for i, of := range v.options.Networks {
-		m, err := made.apply(ctx, of)
-		if isFull(err) { // the folder that servers read the weights from
-			err = engine.Refuse("%w: free space, and push the version again", err)
+	living, lost := 0, error(nil)
+	for i := range v.options.Networks {
+		if v.options.IsLost != nil && v.options.IsLost(i) {
+			continue
 		}
-		if err != nil {
+		err := v.loadOn(ctx, i, &made, w, living == 0)
+		switch {
+		case errors.Is(err, tensor.ErrDeviceLost): // the others go on without it
+			lost = err
+			if v.options.Lost != nil {
+				v.options.Lost(ctx, i, err)
+			}
+		case err != nil:
 			return nil, err
+		default:
+			living++
 		}
-		if m != of {
-			w.opened = append(w.opened, m)
-		}
-		if digest := m.Digest(); digest != p.WeightsDigest {
-			return nil, engine.Refuse("weights_digest: %.16s; the weights that it names are %.16s", p.WeightsDigest,
-				digest)
-		}
-		if i == 0 {
-			if w.canary, err = m.Canary(ctx); err != nil {
-				return nil, err
-			}
-			if v.baseCanary == nil {
-				if v.baseCanary, err = of.Canary(ctx); err != nil {
-					return nil, err
-				}
-			}
-			if p.Adapter != nil && w.canary.Digest == v.baseCanary.Digest {
-				return nil, engine.Refuse("canary: what the weights give at a fixed input is that of the checkpoint; " +
-					"must be another: the adapter changes nothing")
-			}
-		}
-		w.Engines = append(w.Engines, m.Engine(v.options.Engine))
+	}
+	if living == 0 {
+		return nil, fmt.Errorf("no device is left: %w", cmp.Or(lost, tensor.ErrDeviceLost))
 	}
 	return w, nil
+}
+
+// loadOn loads the weights of w on one device, and adds its engine to w. The first device that is not lost computes
+// the canary. loadPolicy calls it.
+func (v *Versions) loadOn(ctx context.Context, device int, made *fetchedChange, w *Loaded, isFirst bool) error {
+	p, of := w.Policy, v.options.Networks[device]
+	m, err := made.apply(ctx, of)
+	if isFull(err) { // the folder that servers read the weights from
+		err = engine.Refuse("%w: free space, and push the version again", err)
+	}
+	if err != nil {
+		return err
+	}
+	if m != of {
+		w.opened = append(w.opened, m)
+	}
+	if digest := m.Digest(); digest != p.WeightsDigest {
+		return engine.Refuse("weights_digest: %.16s; the weights that it names are %.16s", p.WeightsDigest, digest)
+	}
+	if isFirst {
+		canary, err := m.Canary(ctx)
+		if err != nil {
+			return err
+		}
+		if v.baseCanary == nil || v.baseDevice != device {
+			if v.baseCanary, err = of.Canary(ctx); err != nil {
+				return err
+			}
+			v.baseDevice = device
+		}
+		if p.Adapter != nil && canary.Digest == v.baseCanary.Digest {
+			return engine.Refuse("canary: what the weights give at a fixed input is that of the checkpoint; " +
+				"must be another: the adapter changes nothing")
+		}
+		w.canary = canary
+	}
+	w.Engines[device] = m.Engine(v.options.Engine)
+	return nil
 }
 
 // Source is where the weights of policies are.

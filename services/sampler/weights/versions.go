@@ -8,6 +8,8 @@
 // it, and it is closed when the last sample has released it. So at most two are in memory (resident), and the next one
 // loads only after the retired one is closed.
 //
+// A device that is lost is left out: the others take the policy without it.
+//
 // A policy that can never be loaded here is refused (engine.Refusal) and not tried again. All other errors are
 // retried. The sampler publishes a schemas.Applied for each policy that it took over or refused.
 //
@@ -30,7 +32,8 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// Loaded has the weights of one policy in memory, with one engine for each device.
+// Loaded has the weights of one policy in memory, with one engine for each device; nil where the device was lost before
+// they were loaded.
 type Loaded struct {
 	Policy  *schemas.Policy
 	Engines []engine.Engine
@@ -60,8 +63,12 @@ type Options struct {
 	Lane schemas.Lane
 	// Networks are the open checkpoint, one network for each device.
 	Networks []engine.Network
-	Engine   engine.Options
-	Own      Own
+	// IsLost reports whether the device of a network computes no more: nothing is loaded on it. Lost is told that a
+	// device was found lost while weights were loaded on it. nil: no device is known to be, and nobody is told.
+	IsLost func(device int) bool
+	Lost   func(ctx context.Context, device int, err error)
+	Engine engine.Options
+	Own    Own
 	// Instance is the sampler's name in the schemas.Applied events that it publishes.
 	Instance string
 	Metrics  Metrics
@@ -98,6 +105,7 @@ type Metrics struct {
 type Versions struct {
 	options    Options
 	baseCanary *schemas.Canary // canary of the checkpoint without a policy; nil until the first load
+	baseDevice int             // that computed it
 
 	mu      sync.Mutex
 	current *Loaded

@@ -44,6 +44,7 @@ type script struct {
 	with   func() error                    // before a change; nil: nothing
 	canary func(digest string) string      // of weights; nil: their own
 	wrong  func(digest string) (is string) // the digest of loaded weights; nil: what is asked for
+	failed error                           // of a canary; nil: none
 	opened atomic.Int64
 }
 
@@ -78,6 +79,9 @@ func (n *network) With(_ context.Context, c engine.Change) (engine.Network, erro
 func (n *network) Canary(context.Context) (*schemas.Canary, error) {
 	n.script.mu.Lock()
 	defer n.script.mu.Unlock()
+	if n.script.failed != nil {
+		return nil, n.script.failed
+	}
 	of := n.digest
 	if n.script.canary != nil {
 		of = n.script.canary(of)

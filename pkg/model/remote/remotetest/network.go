@@ -62,7 +62,10 @@ func cardOf(class string) (c wire.Card) {
 }
 
 // weights are the network: its layer [Channels, Channels].
-type weights struct{ proj []float32 }
+type weights struct {
+	proj  []float32
+	whole bool // in the place of the checkpoint, not an adapter beside it
+}
 
 func readWeights(file string) (*weights, error) {
 	a, err := safetensors.Open(file)
@@ -70,7 +73,7 @@ func readWeights(file string) (*weights, error) {
 		return nil, err
 	}
 	x, err := a.Floats(projWeight)
-	return &weights{x}, errors.Join(err, a.Close())
+	return &weights{proj: x}, errors.Join(err, a.Close())
 }
 
 // answer computes a call.
@@ -338,7 +341,7 @@ func (w *Worker) load(m *wire.Message) *wire.Message {
 	if bad != nil {
 		return bad
 	}
-	net := &weights{append([]float32{}, w.base.proj...)}
+	net := &weights{proj: append([]float32{}, w.base.proj...)}
 	by := map[string][]float32{}
 	for _, t := range m.Tensors {
 		by[t.Name] = values(t)
@@ -368,8 +371,22 @@ func (w *Worker) load(m *wire.Message) *wire.Message {
 			}
 		}
 	}
+	net.whole = args.Kind == wire.KindWhole
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if n := w.wholeBeside(args.Weights); net.whole && w.o.MaxWhole > 0 && n >= w.o.MaxWhole {
+		return fault(wire.ClassWeights, "weights: %d whole networks are resident; unload one first", n)
+	}
 	w.loaded[args.Weights] = net
 	return result(map[string]int{"ms": 0})
+}
+
+// wholeBeside returns how many whole networks it holds besides those of a digest. The caller has locked the worker.
+func (w *Worker) wholeBeside(digest string) (n int) {
+	for of, net := range w.loaded {
+		if net.whole && of != digest {
+			n++
+		}
+	}
+	return n
 }

@@ -43,6 +43,8 @@ type Options struct {
 	Limits            wire.Limits
 	// MaxRows is how many rows its memory is enough for; 0: any.
 	MaxRows int
+	// MaxWhole is how many whole networks it holds besides the checkpoint; 0: any number.
+	MaxWhole int
 	// TLS has the certificate of a worker that speaks TLS.
 	TLS *tls.Config
 	// Card changes what the worker says of its model; nil: nothing.
@@ -277,6 +279,14 @@ func Then(f func()) Play {
 	return func(_ *Worker, c net.Conn, _ *wire.Message, answer func() *wire.Message) {
 		_ = wire.Write(c, answer())
 		f()
+	}
+}
+
+// Before calls f and answers.
+func Before(f func()) Play {
+	return func(_ *Worker, c net.Conn, _ *wire.Message, answer func() *wire.Message) {
+		f()
+		_ = wire.Write(c, answer())
 	}
 }
 
