@@ -224,7 +224,7 @@ class Engine:
         if kind == "adapter" and not files:
             self.weights.load_adapter(weights, modules, given)
         elif kind == "whole" and not modules and not (files and given):
-            if not self.weights.has(weights):
+            if not self.weights.use(weights):  # what is resident is not read again
                 self.weights.load_whole(weights, _read_shards(files) if files else given)
         else:
             raise Fault(
