@@ -139,7 +139,17 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
         signal.signal(number, lambda *_: ended.set())
     if a.exit_with_stdin:
         threading.Thread(target=_exit_with_stdin, daemon=True).start()
-    threading.Thread(target=Server(worker, listener, tls).run, daemon=True).start()
+    server = Server(worker, listener, tls)
+
+    def accept() -> None:
+        try:
+            server.run()
+        except BaseException:
+            logging.getLogger("meander.torch").exception("accept")
+        if not ended.is_set():  # a worker that hears nobody is worse than none
+            _exit("error: the worker accepts no connections any more", 1)
+
+    threading.Thread(target=accept, daemon=True).start()
     print(
         json.dumps({"ready": True, "protocol": PROTOCOL, "address": address, "pid": os.getpid()}),
         file=stdout,

@@ -10,10 +10,11 @@ import ssl
 import stat
 import struct
 import subprocess
+import sys
 
 import numpy as np
 import pytest
-from talk import Client, Refused, connect, latents, start
+from talk import PACKAGE, Client, Refused, connect, latents, start
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
@@ -115,6 +116,19 @@ def test_a_worker_ends_with_its_stdin(launch, folders):
     connect(process)
     process.stdin.close()
     assert process.wait() == 0
+
+
+def test_a_worker_that_is_deaf_ends(folders, tmp_path):
+    code = (
+        "import sys; from meander.torch import server; server.Server.run = lambda self: 1 / 0\n"
+        "from meander.torch.__main__ import main; main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, "--model", str(folders["sd3"]), "--socket", str(tmp_path / "s")]
+    out = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(PACKAGE)}
+    )
+    assert out.returncode == 1
+    assert "ZeroDivisionError" in out.stderr and "accepts no connections" in out.stderr.splitlines()[-1]
 
 
 def test_a_socket_in_use_is_refused(launch, folders, tmp_path):
