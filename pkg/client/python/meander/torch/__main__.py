@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import logging
@@ -12,6 +13,7 @@ import socket
 import ssl
 import stat
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import IO, NoReturn
@@ -197,6 +199,11 @@ def _exit(message: str, status: int) -> NoReturn:
     if message:
         print(message, file=sys.stderr)
     sys.stderr.flush()
+    # torch makes this folder as it is imported, and removes it in an exit that waits for threads.
+    folder = getattr(sys.modules.get("torch.distributed.nn.jit.instantiator"), "_TEMP_DIR", None)
+    if isinstance(folder, tempfile.TemporaryDirectory):
+        with contextlib.suppress(Exception):
+            folder.cleanup()
     os._exit(status)
 
 

@@ -118,6 +118,20 @@ def test_a_worker_ends_with_its_stdin(launch, folders):
     assert process.wait() == 0
 
 
+@pytest.mark.parametrize("by", ["signal", "stdin"])
+def test_a_worker_leaves_no_files(by, launch, folders, tmp_path):
+    (tmp_path / "t").mkdir()
+    process = launch(folders["sd3"], TMPDIR=str(tmp_path / "t"))
+    client, _ = connect(process)
+    client.ready()
+    if by == "signal":
+        process.send_signal(signal.SIGTERM)
+    else:
+        process.stdin.close()
+    assert process.wait() == 0
+    assert list((tmp_path / "t").iterdir()) == []
+
+
 def test_a_worker_that_is_deaf_ends(folders, tmp_path):
     code = (
         "import sys; from meander.torch import server; server.Server.run = lambda self: 1 / 0\n"
