@@ -135,10 +135,10 @@ class Worker:
     def answer(
         self,
         header: dict[str, Any],
-        body: np.ndarray,
+        body: np.ndarray | None,
         send: Callable[[dict[str, Any], list[tuple[str, np.ndarray]]], None],
     ) -> None:
-        """Computes one call and sends its answer, before a stop ends the process."""
+        """Computes one call and sends its answer, before a stop ends the process. No body: memory is too small for it."""
         with self._busy:
             if self._stopping:
                 raise FrameError("the worker stops")
@@ -184,11 +184,13 @@ class Worker:
         _log.info("%s", detail)
 
     def _compute_call(
-        self, header: dict[str, Any], body: np.ndarray
+        self, header: dict[str, Any], body: np.ndarray | None
     ) -> tuple[dict[str, Any], list[tuple[str, np.ndarray]]]:
         call, args = _checked(header)
         if call in _ALWAYS:
             return getattr(self, "_" + call)(args), []
+        if body is None:
+            raise Fault("memory", f"{call}: main memory is too small for the tensors of the call")
         tensors = tensors_of(header, body)
         engine = self.engine
         if engine is None:

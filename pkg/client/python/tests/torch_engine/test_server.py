@@ -7,8 +7,9 @@ import ssl
 import subprocess
 import threading
 
+import numpy as np
 import pytest
-from talk import Client
+from talk import Client, Refused
 
 pytest.importorskip("torch")
 pytest.importorskip("diffusers")
@@ -163,3 +164,20 @@ def test_a_peer_that_vanished_is_noticed(serving):
         for o in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
     )
     assert idle + between * count <= 120
+
+
+def test_a_call_without_memory_is_an_error_of_the_call(serving, monkeypatch):
+    """Its host sends fewer rows then; a connection that ends is a lost worker."""
+    client, empty = log_in(serving().client()), np.empty
+
+    def full(n, *args):
+        if n == 40_000_000:
+            raise MemoryError
+        return empty(n, *args)
+
+    monkeypatch.setattr(np, "empty", full)
+    with pytest.raises(Refused) as e:
+        client("put", {}, {"x": np.zeros(10_000_000, np.float32)})
+    assert e.value.kind == "memory" and "main memory" in e.value.message
+    with pytest.raises(Refused, match="still loading"):
+        client("put", {}, {"x": np.zeros(10, np.float32)})
