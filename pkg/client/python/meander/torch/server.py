@@ -126,8 +126,9 @@ class Worker:
         except Fault as e:
             self.error = e
         except Exception as e:
-            _log.error("%s", traceback.format_exc())
-            self.error = Fault(_class_of(e, loading=True), f"{type(e).__name__}: {e}"[:2000])
+            if not (missing := _lacks_compiler(e)):
+                _log.error("%s", traceback.format_exc())
+            self.error = missing or Fault(_class_of(e, loading=True), f"{type(e).__name__}: {e}"[:2000])
         if self.error:
             self.detail = "failed"
             _log.error("error: %s", self.error)
@@ -138,7 +139,7 @@ class Worker:
         body: np.ndarray | None,
         send: Callable[[dict[str, Any], list[tuple[str, np.ndarray]]], None],
     ) -> None:
-        """Computes one call and sends its answer, before a stop ends the process. No body: memory is too small for it."""
+        """Computes one call and sends its answer, before a stop ends the process. body None: no memory for it."""
         with self._busy:
             if self._stopping:
                 raise FrameError("the worker stops")
@@ -410,6 +411,13 @@ def _class_of(e: Exception, loading: bool = False) -> str:
         return "memory"
     # What loading finds in files or packages is no better after a restart.
     return "config" if loading and isinstance(e, OSError | ValueError | ImportError) else "worker"
+
+
+def _lacks_compiler(e: Exception) -> Fault | None:
+    """The fault of --compile on a machine without a compiler; torch wraps that error, by version in other types."""
+    if "InvalidCxxCompiler" in f"{type(e).__name__}: {e}" or "Failed to find C compiler" in str(e):  # that of triton
+        return Fault("config", "--compile: no C++ compiler; install g++ (or clang), or leave out --compile")
+    return None
 
 
 def _keep_memory() -> None:

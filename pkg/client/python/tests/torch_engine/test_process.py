@@ -286,6 +286,14 @@ def test_a_device_that_is_not_there_is_said_by_hello(launch, folders):
     assert hello["state"] == "failed" and hello["error"]["class"] == "config" and "cuda:7" in hello["error"]["message"]
 
 
+def test_a_missing_compiler_is_said_by_hello(launch, folders, tmp_path):
+    client, _ = connect(launch(folders["sd3"], "--compile", CXX=str(tmp_path / "no-compiler")))
+    error = client.ready()["error"]
+    assert error["class"] == "config"
+    assert error["message"] == "--compile: no C++ compiler; install g++ (or clang), or leave out --compile"
+    assert "Traceback" not in (tmp_path / "log-0").read_text()
+
+
 def test_weights_that_are_cut_off_are_said_by_hello(launch, folders, tmp_path):
     def cut(f):
         file = f / "transformer/diffusion_pytorch_model.safetensors"
