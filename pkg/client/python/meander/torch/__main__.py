@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import logging
@@ -12,6 +13,7 @@ import socket
 import ssl
 import stat
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import IO, NoReturn
@@ -139,7 +141,17 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
         signal.signal(number, lambda *_: ended.set())
     if a.exit_with_stdin:
         threading.Thread(target=_exit_with_stdin, daemon=True).start()
-    threading.Thread(target=Server(worker, listener, tls).run, daemon=True).start()
+    server = Server(worker, listener, tls)
+
+    def accept() -> None:
+        try:
+            server.run()
+        except BaseException:
+            logging.getLogger("meander.torch").exception("accept")
+        if not ended.is_set():  # a worker that hears nobody is worse than none
+            _exit("error: the worker accepts no connections any more", 1)
+
+    threading.Thread(target=accept, daemon=True).start()
     print(
         json.dumps({"ready": True, "protocol": PROTOCOL, "address": address, "pid": os.getpid()}),
         file=stdout,
@@ -187,6 +199,11 @@ def _exit(message: str, status: int) -> NoReturn:
     if message:
         print(message, file=sys.stderr)
     sys.stderr.flush()
+    # torch makes this folder as it is imported, and removes it in an exit that waits for threads.
+    folder = getattr(sys.modules.get("torch.distributed.nn.jit.instantiator"), "_TEMP_DIR", None)
+    if isinstance(folder, tempfile.TemporaryDirectory):
+        with contextlib.suppress(Exception):
+            folder.cleanup()
     os._exit(status)
 
 

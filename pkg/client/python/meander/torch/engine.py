@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import re
 import resource
 import struct
 import sys
@@ -228,7 +229,7 @@ class Engine:
         if kind == "adapter" and not files:
             self.weights.load_adapter(weights, modules, given)
         elif kind == "whole" and not modules and not (files and given):
-            if not self.weights.has(weights):
+            if not self.weights.use(weights):  # what is resident is not read again
                 self.weights.load_whole(weights, _read_shards(files) if files else given)
         else:
             raise Fault(
@@ -288,10 +289,14 @@ def handle_of(arrays: list[tuple[str, np.ndarray]]) -> str:
     return h.hexdigest()
 
 
+# Of torch, of C++, and of oneDNN, which goes on to fail for these shapes once it had too little memory for its code.
+_FULL = re.compile("can't allocate memory|std::bad_alloc|could not create a primitive(?! descriptor)")
+
+
 def is_out_of_memory(e: BaseException) -> bool:
     """Whether an error says that memory is full; torch has no type of its own for the CPU's."""
     return isinstance(e, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(e, RuntimeError) and "can't allocate memory" in str(e)
+        isinstance(e, RuntimeError) and _FULL.search(str(e)) is not None
     )
 
 

@@ -25,26 +25,39 @@ DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype("<f4"), "u8": np.dtype("u1")
 
 _PREFIX = struct.Struct("<IQ")
 _MAX_DIMENSIONS = 8
+_PIECE = 1 << 16
 
 
 class FrameError(Exception):
     """Bytes that are not a frame: what follows cannot be read, so the connection must be closed."""
 
 
-def read_frame(stream: socket.socket, max_body: int = MAX_BODY) -> tuple[dict[str, Any], np.ndarray] | None:
+def read_frame(stream: socket.socket, max_body: int = MAX_BODY) -> tuple[dict[str, Any], np.ndarray | None] | None:
     """Returns the header and the body (u8 [n]) of the next frame, or None if the stream ended before one.
 
+    The body is None where memory is too small for it: it was read and thrown away, so that the next frame follows.
     FrameError: a length out of bounds, an end inside a frame, or a header that is not a map.
     """
-    prefix = _read(stream, _PREFIX.size, optional=True)
-    if prefix is None:
+    prefix = memoryview(bytearray(_PREFIX.size))
+    if not _fill(stream, prefix, optional=True):
         return None
-    header_bytes, body_bytes = _PREFIX.unpack(prefix.data)
+    header_bytes, body_bytes = _PREFIX.unpack(prefix)
     if not 0 < header_bytes <= MAX_HEADER:
         raise FrameError(f"header: {header_bytes} bytes; must be 1 to {MAX_HEADER}")
     if body_bytes > max_body:
         raise FrameError(f"body: {body_bytes} bytes; must be at most {max_body}")
-    return decode_header(_required(stream, header_bytes).data), _required(stream, body_bytes)
+    packed = memoryview(bytearray(header_bytes))
+    _fill(stream, packed)
+    header = decode_header(packed)
+    try:
+        body = np.empty(body_bytes, np.uint8)  # memory is taken as bytes come, so a length alone costs nothing
+    except MemoryError:
+        piece = memoryview(bytearray(_PIECE))
+        for left in range(body_bytes, 0, -_PIECE):
+            _fill(stream, piece[:left])
+        return header, None
+    _fill(stream, body.data)
+    return header, body
 
 
 def decode_header(data: bytes | memoryview) -> dict[str, Any]:
@@ -128,21 +141,14 @@ def _refuse_ext(code: int, data: bytes) -> Any:
     raise ValueError(f"extension type {code}")
 
 
-def _required(stream: socket.socket, n: int) -> np.ndarray:
-    data = _read(stream, n)
-    assert data is not None
-    return data
-
-
-def _read(stream: socket.socket, n: int, optional: bool = False) -> np.ndarray | None:
-    """n bytes; None where the stream ends before the first and optional says that it may."""
-    data = np.empty(n, np.uint8)  # memory is taken as bytes come, so a length alone costs nothing
-    view, got = data.data, 0
-    while got < n:
-        k = stream.recv_into(view[got:])
+def _fill(stream: socket.socket, data: memoryview, optional: bool = False) -> bool:
+    """Reads as many bytes as there is room for; False where the stream ends before the first and optional says so."""
+    got = 0
+    while got < len(data):
+        k = stream.recv_into(data[got:])
         if k == 0:
             if optional and got == 0:
-                return None
-            raise FrameError(f"the stream ended after {got} of {n} bytes")
+                return False
+            raise FrameError(f"the stream ended after {got} of {len(data)} bytes")
         got += k
-    return data
+    return True

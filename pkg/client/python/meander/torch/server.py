@@ -6,6 +6,7 @@ each other. A connection has one call at a time.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hmac
 import logging
@@ -58,9 +59,12 @@ CALLS: dict[str, dict[str, type]] = {
 _OPTIONAL = {("velocity", "states"), ("load", "modules"), ("load", "files"), ("hello", "token"), ("encode", "truncate")}
 _ALWAYS = ("hello", "inspect", "health")
 _PACKAGES = ("torch", "diffusers", "transformers", "peft", "ftfy")
-_CONNECTIONS = 64
+_CONNECTIONS = 64  # after login
+_NEWCOMERS = 64  # before login: as many as could come in at once, so that they only push out strangers
 _LOGIN_SECONDS = 30.0
 _ACCEPT_AGAIN_SECONDS = 0.1
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""Options of TCP, of which each platform has some: a peer that is silent for a minute is asked, and given up."""
 
 
 class Worker:
@@ -122,8 +126,9 @@ class Worker:
         except Fault as e:
             self.error = e
         except Exception as e:
-            _log.error("%s", traceback.format_exc())
-            self.error = Fault(_class_of(e, loading=True), f"{type(e).__name__}: {e}"[:2000])
+            if not (missing := _lacks_compiler(e)):
+                _log.error("%s", traceback.format_exc())
+            self.error = missing or Fault(_class_of(e, loading=True), f"{type(e).__name__}: {e}"[:2000])
         if self.error:
             self.detail = "failed"
             _log.error("error: %s", self.error)
@@ -131,10 +136,10 @@ class Worker:
     def answer(
         self,
         header: dict[str, Any],
-        body: np.ndarray,
+        body: np.ndarray | None,
         send: Callable[[dict[str, Any], list[tuple[str, np.ndarray]]], None],
     ) -> None:
-        """Computes one call and sends its answer, before a stop ends the process."""
+        """Computes one call and sends its answer, before a stop ends the process. body None: no memory for it."""
         with self._busy:
             if self._stopping:
                 raise FrameError("the worker stops")
@@ -180,11 +185,13 @@ class Worker:
         _log.info("%s", detail)
 
     def _compute_call(
-        self, header: dict[str, Any], body: np.ndarray
+        self, header: dict[str, Any], body: np.ndarray | None
     ) -> tuple[dict[str, Any], list[tuple[str, np.ndarray]]]:
         call, args = _checked(header)
         if call in _ALWAYS:
             return getattr(self, "_" + call)(args), []
+        if body is None:
+            raise Fault("memory", f"{call}: main memory is too small for the tensors of the call")
         tensors = tensors_of(header, body)
         engine = self.engine
         if engine is None:
@@ -253,44 +260,107 @@ class Worker:
 
 
 class Server:
-    """Accepts connections on a listening socket and answers calls until it is closed."""
+    """Accepts connections on a listening socket and answers calls until it is closed.
+
+    A connection has a place of its own once it knows the token. Before that it is one of the newcomers, of which the
+    oldest gives way to a new one: strangers who hold connections open keep nobody out.
+    """
 
     def __init__(self, worker: Worker, listener: socket.socket, tls: ssl.SSLContext | None = None):
         self.worker, self.listener, self.tls = worker, listener, tls
-        self._room = threading.BoundedSemaphore(_CONNECTIONS)
+        self._changed = threading.Condition()
+        self._newcomers: dict[int, socket.socket] = {}  # by number, the oldest first
+        self._accepted = self._inside = 0
 
     def run(self) -> None:
         """Returns when the listening socket is closed."""
         while self.listener.fileno() >= 0:
-            self._room.acquire()
             try:
                 stream, _ = self.listener.accept()
-            except OSError as e:  # a peer that left again, or no file descriptor is free
-                self._room.release()
+                number = self._greet(stream)
+                try:
+                    threading.Thread(target=self._serve, args=(stream, number), daemon=True).start()
+                except BaseException:
+                    self._part(stream, number, inside=False)
+                    raise
+            # A peer that left again; or no file descriptor, thread or memory is free.
+            except (OSError, RuntimeError, MemoryError) as e:
                 _log.warning("accept: %s", e)
                 time.sleep(_ACCEPT_AGAIN_SECONDS)
-                continue
-            threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
 
-    def _serve(self, stream: socket.socket) -> None:
+    def _greet(self, stream: socket.socket) -> int:
+        """Makes a connection the last of the newcomers and returns its number; the first gives way."""
+        with self._changed:
+            self._accepted += 1
+            if len(self._newcomers) >= _NEWCOMERS:
+                oldest = next(iter(self._newcomers))
+                with contextlib.suppress(OSError):
+                    # Not that of a TLS stream, which is not for two threads.
+                    socket.socket.shutdown(self._newcomers[oldest], socket.SHUT_RDWR)
+                del self._newcomers[oldest]
+                self._changed.notify_all()
+            self._newcomers[self._accepted] = stream
+            return self._accepted
+
+    def _admit(self, number: int) -> None:
+        """Gives a newcomer a place, and waits for one. FrameError: it had to give way."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._inside < _CONNECTIONS or number not in self._newcomers)
+            if self._newcomers.pop(number, None) is None:
+                raise FrameError("gave way to another one before login")
+            self._inside += 1
+
+    def _part(self, stream: socket.socket, number: int, inside: bool) -> None:
+        with self._changed:
+            self._newcomers.pop(number, None)
+            stream.close()
+            self._inside -= inside
+            self._changed.notify_all()
+
+    def _serve(self, stream: socket.socket, number: int) -> None:
+        inside = False
+
+        def admit() -> None:
+            nonlocal inside
+            self._admit(number)
+            inside = True
+            stream.settimeout(None)
+
         try:
             if stream.family != socket.AF_UNIX:
-                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                stream.settimeout(_LOGIN_SECONDS)
+                _prepare(stream)
             if self.tls is not None:
-                stream = self.tls.wrap_socket(stream, server_side=True)
-            with stream:
-                serve(stream, self.worker)
-        except (OSError, FrameError) as e:
+                with self._changed:  # the stream that gives way changes, too
+                    stream = self.tls.wrap_socket(stream, server_side=True, do_handshake_on_connect=False)
+                    if number in self._newcomers:
+                        self._newcomers[number] = stream
+                stream.do_handshake()
+            serve(stream, self.worker, admit)
+        except (OSError, FrameError, MemoryError) as e:
             _log.info("connection: %s", e)
         finally:
-            stream.close()
-            self._room.release()
+            self._part(stream, number, inside)
 
 
-def serve(stream: socket.socket, worker: Worker) -> None:
-    """Answers the calls of one connection until it ends. FrameError, OSError: it cannot go on."""
+def _prepare(stream: socket.socket) -> None:
+    """Options of a TCP connection."""
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            with contextlib.suppress(OSError):
+                stream.setsockopt(socket.IPPROTO_TCP, option, value)
+    stream.settimeout(_LOGIN_SECONDS)
+
+
+def serve(stream: socket.socket, worker: Worker, admit: Callable[[], None] = lambda: None) -> None:
+    """Answers the calls of one connection until it ends; admit is called once it may make calls.
+
+    FrameError, OSError: it cannot go on.
+    """
     trusted = not worker.token
+    if trusted:
+        admit()
     while (frame := read_frame(stream, MAX_BODY if trusted else 0)) is not None:
         header, body = frame
         if type(header.get("id")) is not int or header["id"] < 0:
@@ -301,7 +371,7 @@ def serve(stream: socket.socket, worker: Worker) -> None:
                 write_frame(stream, {"id": header["id"], "error": error}, [])
                 return
             trusted = True
-            stream.settimeout(None)
+            admit()
         worker.answer(header, body, lambda reply, tensors: write_frame(stream, reply, tensors))
         del frame, header, body  # a large body does not wait for the next call
 
@@ -342,6 +412,13 @@ def _class_of(e: Exception, loading: bool = False) -> str:
         return "memory"
     # What loading finds in files or packages is no better after a restart.
     return "config" if loading and isinstance(e, OSError | ValueError | ImportError) else "worker"
+
+
+def _lacks_compiler(e: Exception) -> Fault | None:
+    """The fault of --compile on a machine without a compiler; torch wraps that error, by version in other types."""
+    if "InvalidCxxCompiler" in f"{type(e).__name__}: {e}" or "Failed to find C compiler" in str(e):  # that of triton
+        return Fault("config", "--compile: no C++ compiler; install g++ (or clang), or leave out --compile")
+    return None
 
 
 def _keep_memory() -> None:

@@ -2,10 +2,14 @@
 
 A velocity names its version, and the base, named "", gives its bits again after any of them: an adapter is computed
 beside the weights and never merged into them, and a replacement is copied in while the base's own weights are kept.
+
+Several hosts share a worker, and one that was killed never unloads. So a version that finds no room takes that of the
+one that was used longest ago, whoever loaded it: its host loads it again when a velocity says that it is not there.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +19,12 @@ import torch
 from . import memory
 from .faults import Fault
 
+_log = logging.getLogger("meander.torch")
+
 MAX_ADAPTERS = 4
-"""Adapters that are resident at most."""
+"""Adapters that are resident at most; one more takes the place of another."""
 MAX_WHOLE = 2
-"""Replacements of whole networks that are resident at most."""
+"""Replacements of whole networks that are resident at most; one more takes the place of another."""
 
 
 @dataclass
@@ -48,6 +54,7 @@ class Weights:
         """[out, in] of each linear layer."""
         self.tensors = {n: list(t.shape) for n, t in self._state().items()}
         """Shape of each tensor of the networks, by its name in diffusers."""
+        # Versions in the order of their use, the one that was used longest ago first.
         self._adapters: dict[str, dict[str, list[Low]]] = {}
         self._free: list[
             dict[str, list[Low]]
@@ -62,22 +69,32 @@ class Weights:
         """Whether a version is resident, beside the base."""
         return version in self._adapters or version in self._whole
 
+    def use(self, version: str) -> bool:
+        """Whether a version is resident, beside the base; one that is counts as used now, and is the last to go."""
+        kept: dict[str, Any]
+        for kept in (self._adapters, self._whole):
+            if version in kept:
+                kept[version] = kept.pop(version)
+                return True
+        return False
+
     def load_adapter(self, version: str, modules: list[Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Makes an adapter resident: modules [{name, scale, rank}], tensors NAME.A [rank, in] and NAME.B [out, rank].
 
         The k-th entry of a name, from 0, has the tensors NAME.A.k and NAME.B.k for k > 0, and all are added. scale is
         what the product is multiplied by: alpha / rank, or alpha / sqrt(rank), is resolved already.
-        Fault of class weights: an unknown layer, a wrong shape, a tensor too many, or too many adapters.
+        Fault of class weights: an unknown layer, a wrong shape, or a tensor too many.
         """
-        if self.has(version):
+        if self.use(version):
             return
-        self._refuse_more(self._adapters, MAX_ADAPTERS, "adapters")
         wanted, used = self._parse(modules, tensors), set()
         for name, products in wanted.items():
             for k in range(len(products)):
                 used |= {_key(name, "A", k), _key(name, "B", k)}
         if extra := sorted(set(tensors) - used):
             raise Fault("weights", f"tensors: {extra[0]!r} and {len(extra) - 1} more belong to no entry of modules")
+        while len(self._adapters) >= MAX_ADAPTERS:
+            self._evict(next(iter(self._adapters)), version)
         new = wanted.keys() - self._hooked
         for name in new:
             self._hook(name)
@@ -90,11 +107,10 @@ class Weights:
 
         They are kept in the network's dtype on the CPU, and the base beside them; one is copied in when a velocity
         names the version, so a GPU holds one network at a time. Fault of class weights: a name that is missing or
-        unknown, a wrong shape, too many replacements, or too little memory.
+        unknown, a wrong shape, or too little memory, even in place of all the others.
         """
-        if self.has(version):
+        if self.use(version):
             return
-        self._refuse_more(self._whole, MAX_WHOLE, "whole networks")
         needed = {start + n for start, network in self.networks.items() for n, _ in network.named_parameters()}
         if missing := sorted(needed - set(tensors)):
             raise Fault(
@@ -107,7 +123,7 @@ class Weights:
         for name, tensor in tensors.items():
             if list(tensor.shape) != self.tensors[name]:
                 raise Fault("weights", f"{name}: shape {list(tensor.shape)}; must be {self.tensors[name]}")
-        self._refuse_larger(version, {name: own[name] for name in tensors}, own)
+        self._make_room(version, {name: own[name] for name in tensors}, own)
         if self._base is None:  # at once, so that another worker's check sees it taken
             self._base = {n: t.detach().to("cpu", copy=True) for n, t in own.items()}
         for name, tensor in tensors.items():
@@ -125,7 +141,7 @@ class Weights:
 
     def select(self, version: str) -> None:
         """Makes the network compute a version, "" for the base. Fault of class weights: it is not resident."""
-        if version and not self.has(version):
+        if version and not self.use(version):
             raise Fault("weights", f"not loaded: weights {version:.80}; load it first")
         self._active = self._adapters.get(version, {})
         whole = version if version in self._whole else ""
@@ -142,27 +158,34 @@ class Weights:
         """The tensors of the networks themselves."""
         return {start + n: t for start, network in self.networks.items() for n, t in network.state_dict().items()}
 
-    def _refuse_more(self, resident: Mapping[str, Any], most: int, what: str) -> None:
-        if len(resident) >= most:
-            raise Fault(
-                "weights",
-                f"weights: {most} {what} are resident ({', '.join(v[:12] for v in resident)}); unload one first",
-            )
+    def _evict(self, version: str, by: str) -> None:
+        _log.info("weights %.12s take the place of %.12s", by, version)
+        self.unload(version)
 
-    def _refuse_larger(self, version: str, whole: dict[str, torch.Tensor], base: dict[str, torch.Tensor]) -> None:
-        """Fault of class weights: a replacement, with the base where that is not kept yet, needs more than is free."""
-        parts = (whole, base if self._base is None else {})
-        needs = [sum(t.numel() * t.element_size() for t in part.values()) for part in parts]
-        free = memory.free_bytes()
-        if free is None or sum(needs) <= free:
-            return
-        kept = f", and {memory.size(needs[1])} to keep the checkpoint beside it" if needs[1] else ""
-        raise Fault(
-            "weights",
-            f"main memory for version {version[:12]}: {memory.size(needs[0])}{kept}; must be within the "
-            f"{memory.size(free)} that are free: give the worker more (a container's limit counts) and push the "
-            "version again, or push an adapter",
-        )
+    def _make_room(self, version: str, whole: dict[str, torch.Tensor], base: dict[str, torch.Tensor]) -> None:
+        """Unloads as many replacements as another one needs the room of, the one that was used longest ago first.
+
+        Fault of class weights: it, with the base where that is not kept yet, needs more than is free even then; none
+        is unloaded.
+        """
+        needs = [_bytes(whole), _bytes(base) if self._base is None else 0]
+        others = list(self._whole)
+        count = max(0, len(others) + 1 - MAX_WHOLE)
+        if (free := memory.free_bytes()) is not None:
+            free += sum(_bytes(self._whole[v]) for v in others[:count])
+            while sum(needs) > free and count < len(others):
+                free += _bytes(self._whole[others[count]])
+                count += 1
+            if sum(needs) > free:
+                kept = f", and {memory.size(needs[1])} to keep the checkpoint beside it" if needs[1] else ""
+                raise Fault(
+                    "weights",
+                    f"main memory for version {version[:12]}: {memory.size(needs[0])}{kept}; must be within the "
+                    f"{memory.size(free)} that are free: give the worker more (a container's limit counts) and push "
+                    "the version again, or push an adapter",
+                )
+        for other in others[:count]:
+            self._evict(other, version)
 
     def _parse(self, modules: list[Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Low]]:
         """The products as they came, checked against the network."""
@@ -229,3 +252,7 @@ class Weights:
 
 def _key(name: str, letter: str, k: int) -> str:
     return f"{name}.{letter}" + (f".{k}" if k else "")
+
+
+def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors.values())

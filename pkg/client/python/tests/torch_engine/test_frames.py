@@ -99,6 +99,35 @@ def test_bytes_that_are_no_frame(data, why):
         exchange(data, max_body=100)
 
 
+def test_a_body_without_memory_is_skipped():
+    """Of a process that may take 64 MB more: a body of 256 MB, and the frame after it."""
+    code = """if True:
+        import resource, socket, struct, threading
+        import msgpack
+        from meander.torch.frames import read_frame
+        ours, theirs = socket.socketpair()
+        size, header, part = 1 << 28, msgpack.packb({"id": 1}), bytes(1 << 20)
+
+        def send():
+            ours.sendall(struct.pack("<IQ", len(header), size + 3) + header)
+            for _ in range(size >> 20):
+                ours.sendall(part)
+            ours.sendall(b"end" + struct.pack("<IQ", len(header), 3) + header + b"abc")
+            ours.close()
+
+        threading.Thread(target=send, daemon=True).start()
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+        print(read_frame(theirs))
+        header, body = read_frame(theirs)
+        print(header, bytes(body), read_frame(theirs))
+        """
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("no /proc")
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert out.stdout == "({'id': 1}, None)\n{'id': 1} b'abc' None\n", out.stderr
+
+
 @pytest.mark.parametrize(
     "tensors",
     [

@@ -10,10 +10,11 @@ import ssl
 import stat
 import struct
 import subprocess
+import sys
 
 import numpy as np
 import pytest
-from talk import Client, Refused, connect, latents, start
+from talk import PACKAGE, Client, Refused, connect, latents, start
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
@@ -115,6 +116,33 @@ def test_a_worker_ends_with_its_stdin(launch, folders):
     connect(process)
     process.stdin.close()
     assert process.wait() == 0
+
+
+@pytest.mark.parametrize("by", ["signal", "stdin"])
+def test_a_worker_leaves_no_files(by, launch, folders, tmp_path):
+    (tmp_path / "t").mkdir()
+    process = launch(folders["sd3"], TMPDIR=str(tmp_path / "t"))
+    client, _ = connect(process)
+    client.ready()
+    if by == "signal":
+        process.send_signal(signal.SIGTERM)
+    else:
+        process.stdin.close()
+    assert process.wait() == 0
+    assert list((tmp_path / "t").iterdir()) == []
+
+
+def test_a_worker_that_is_deaf_ends(folders, tmp_path):
+    code = (
+        "import sys; from meander.torch import server; server.Server.run = lambda self: 1 / 0\n"
+        "from meander.torch.__main__ import main; main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, "--model", str(folders["sd3"]), "--socket", str(tmp_path / "s")]
+    out = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(PACKAGE)}
+    )
+    assert out.returncode == 1
+    assert "ZeroDivisionError" in out.stderr and "accepts no connections" in out.stderr.splitlines()[-1]
 
 
 def test_a_socket_in_use_is_refused(launch, folders, tmp_path):
@@ -256,6 +284,14 @@ def test_a_device_that_is_not_there_is_said_by_hello(launch, folders):
     client, _ = connect(launch(folders["sd3"], "--device", "cuda:7"))
     hello = client.ready()
     assert hello["state"] == "failed" and hello["error"]["class"] == "config" and "cuda:7" in hello["error"]["message"]
+
+
+def test_a_missing_compiler_is_said_by_hello(launch, folders, tmp_path):
+    client, _ = connect(launch(folders["sd3"], "--compile", CXX=str(tmp_path / "no-compiler")))
+    error = client.ready()["error"]
+    assert error["class"] == "config"
+    assert error["message"] == "--compile: no C++ compiler; install g++ (or clang), or leave out --compile"
+    assert "Traceback" not in (tmp_path / "log-0").read_text()
 
 
 def test_weights_that_are_cut_off_are_said_by_hello(launch, folders, tmp_path):

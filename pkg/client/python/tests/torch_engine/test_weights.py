@@ -72,6 +72,19 @@ class Bench:
     def load(self, version, modules, tensors):
         return self.client("load", {"weights": version, "kind": "adapter", "modules": modules, "files": []}, tensors)[0]
 
+    def load_whole(self, version, state):
+        args = {"weights": version, "kind": "whole", "modules": [], "files": []}
+        return self.client("load", args, state)[0]
+
+    def misses(self, version):
+        """Whether a velocity says that a version is not there, so that its host loads it again."""
+        try:
+            self.velocity(version)
+        except Refused as e:
+            assert e.kind == "weights" and "load it first" in e.message
+            return True
+        return False
+
     def refuses(self, version, modules, tensors):
         with pytest.raises(Refused) as e:
             self.load(version, modules, tensors)
@@ -153,6 +166,17 @@ def test_a_compiled_network_computes_every_version(folders, dial, monkeypatch):
     load(ONE, 4, targets=["transformer_blocks.1.ff.net.2"], scale=2.0)  # a layer that had none
     agree(TWO)
     agree()
+    for i in range(4, 9):  # more than are kept: the first of all take the place of others
+        load(str(i) * 64, i, scale=0.1 * i)
+    agree("7" * 64)
+    load(ONE, 1)
+    agree()
+    state = changed(plain, 1.1)
+    for b in (plain, compiled):
+        b.load_whole("e" * 64, state)
+    agree("e" * 64)
+    agree(ONE)
+    agree()
 
 
 def test_two_versions_beside_the_base(bench):
@@ -229,12 +253,83 @@ def test_adapters_that_do_not_fit(bench):
     assert "belong to no entry" in b.refuses(ONE, modules[1:], tensors)
     with pytest.raises(Refused, match="not loaded"):
         b.velocity(ONE)
-    for i in range(4):
-        b.load(str(i) * 64, modules, tensors)
-    assert "unload one first" in b.refuses("5" * 64, modules, tensors)
     with pytest.raises(Refused, match="kind"):
         b.client("load", {"weights": "6" * 64, "kind": "some", "modules": modules, "files": []}, tensors)
     assert np.array_equal(b.velocity(), base)
+
+
+def changed(b, factor):
+    """The tensors of a whole network that differs from the base."""
+    return {n: t.numpy() * np.float32(factor) for n, t in b.worker.engine.family.transformer.state_dict().items()}
+
+
+@pytest.mark.parametrize(("kind", "most"), [("adapter", 4), ("whole", 2)])
+def test_a_version_more_takes_the_place_of_the_one_used_longest_ago(kind, most, bench):
+    """Hosts share a worker, and one that was killed never unloads: others must go on pushing."""
+    b = bench("sd3")
+    base, own, expected = b.velocity(), {}, {}
+    versions = [str(i) * 64 for i in range(2 * most + 1)]
+    for i, version in enumerate(versions):
+        own[version] = b.adapter(i, scale=0.1 * (i + 1)) if kind == "adapter" else changed(b, 1 + 0.1 * (i + 1))
+
+    def load(version):
+        if kind == "adapter":
+            b.load(version, *own[version])
+        else:
+            b.load_whole(version, own[version])
+
+    for version in versions:
+        load(version)
+        expected[version] = b.velocity(version)
+        assert relative(expected[version], base) > 1e-3
+    assert len({v.tobytes() for v in expected.values()}) == len(versions)
+    assert np.array_equal(b.velocity(), base)
+    gone, kept = versions[:-most], versions[-most:]
+    assert all(b.misses(v) for v in gone)
+    for version in kept:
+        assert np.array_equal(b.velocity(version), expected[version])
+    # The host of one that is gone loads it again, and gets its bits.
+    load(gone[0])  # in place of kept[0]
+    assert np.array_equal(b.velocity(gone[0]), expected[gone[0]])
+    assert b.misses(kept[0])
+    # A velocity counts as use, and so does a load of what is resident.
+    last = kept[1:]
+    for version in [*last[1:], gone[0]]:
+        b.velocity(version)
+    if last:
+        load(last[0])
+    order = [*last[1:], gone[0], *last[:1]]
+    load(kept[0])
+    assert b.misses(order[0])
+    for version in [*order[1:], kept[0]]:
+        assert np.array_equal(b.velocity(version), expected[version])
+    # The one that the network computes may be the one to go.
+    b.velocity(order[1])
+    for version in gone[1:][:most]:
+        load(version)
+    assert b.misses(order[1])
+    assert np.array_equal(b.velocity(), base)
+    for _ in range(2):
+        b.client("unload", {"weights": order[1]})  # that of a host that does not know
+    assert np.array_equal(b.velocity(gone[1]), expected[gone[1]])
+    assert np.array_equal(b.velocity(), base)
+
+
+def test_a_version_that_does_not_fit_leaves_the_others(bench):
+    b = bench("sd3")
+    kept = [str(i) * 64 for i in range(4)]
+    for i, version in enumerate(kept):
+        b.load(version, *b.adapter(i))
+    modules, tensors = b.adapter(9)
+    b.refuses("5" * 64, modules[1:], tensors)
+    assert not any(b.misses(v) for v in kept)
+    for i in range(2):
+        b.load_whole(str(i + 6) * 64, changed(b, 1.1 + 0.1 * i))
+    state = changed(b, 1.5)
+    state.pop(next(n for n, _ in b.worker.engine.family.transformer.named_parameters()))
+    with pytest.raises(Refused, match="missing"):
+        b.load_whole("8" * 64, state)
+    assert not any(b.misses(v) for v in (*kept, "6" * 64, "7" * 64))
 
 
 def parameters(b):
@@ -318,6 +413,18 @@ def test_a_whole_network_that_memory_is_too_small_for_is_refused(bench, monkeypa
     free(None)  # a system that does not say
     b.client("load", {"weights": TWO, **args}, state)
     assert np.array_equal(b.velocity(TWO), before)
+    # What others leave counts as free: first with both places taken, then with one.
+    b.velocity(ONE)
+    free(0)
+    b.client("load", {"weights": THREE, **args}, changed)
+    assert b.misses(TWO) and not b.misses(ONE) and not b.misses(THREE)
+    b.client("unload", {"weights": ONE})
+    b.client("load", {"weights": TWO, **args}, state)
+    assert b.misses(THREE) and np.array_equal(b.velocity(TWO), before)
+    b.client("unload", {"weights": TWO})
+    with pytest.raises(Refused, match="are free"):
+        b.client("load", {"weights": ONE, **args}, changed)
+    assert np.array_equal(b.velocity(), before)
 
 
 def write(root, texts):
