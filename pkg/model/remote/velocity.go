@@ -65,8 +65,11 @@ func (s *shared) rowsWithin(size model.Size) int {
 	return s.limits.Rows
 }
 
+// maxReloads is how often weights are loaded again for one call.
+const maxReloads = 4
+
 // evaluate makes one call for rows and returns the bytes of the result [n, S, C], for wire.Recycle. What the worker
-// says that it lacks is sent, once each, and the call repeated.
+// says that it lacks is sent, and the call repeated.
 func (m *Model) evaluate(ctx context.Context, rows []model.Row, size model.Size, tokens int) ([]byte, error) {
 	args := wire.VelocityArgs{Frames: size.Frames, Height: size.Height, Width: size.Width}
 	if m.change != nil {
@@ -87,20 +90,21 @@ func (m *Model) evaluate(ctx context.Context, rows []model.Row, size model.Size,
 	if len(states) == len(rows) {
 		args.States = nil
 	}
-	sent := map[string]bool{}
+	sent := map[string]int{}
 	for {
 		answer, err := m.call(ctx, wire.CallVelocity, args, []wire.Tensor{x}, nil)
 		switch class := faultOf(err); {
-		case class == wire.ClassHandle && !sent[class]:
+		case class == wire.ClassHandle && sent[class] == 0:
 			err = m.putAll(ctx, rows)
-			sent[class] = true
-		case class == wire.ClassWeights && m.change != nil && !sent[class]:
+			sent[class]++
+		// Of a worker that others share the weights may be gone again.
+		case class == wire.ClassWeights && m.change != nil && sent[class] < maxReloads:
 			if !m.use(m.change) {
 				return nil, errClosed
 			}
 			defer m.drop(m.change) // the model may be closed meanwhile
 			err = m.reload(ctx, m.change)
-			sent[class] = true
+			sent[class]++
 		case err == nil:
 			return only(answer, "v", wire.F32, len(rows), tokens, m.card.LatentChannels)
 		}

@@ -20,7 +20,7 @@ import torch
 
 from .family import Family, Prompt, Size
 from .faults import Fault
-from .weights import Weights
+from .weights import Weights, tensor_bytes
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 """dtypes of networks by their names in Settings."""
@@ -67,9 +67,9 @@ class Handles:
             self._kept.move_to_end(handle)
             return
         self._kept[handle] = tensors
-        self._held += _bytes(tensors)
+        self._held += tensor_bytes(tensors)
         while len(self._kept) > 1 and (len(self._kept) > self._count or self._held > self._size):
-            self._held -= _bytes(self._kept.popitem(last=False)[1])
+            self._held -= tensor_bytes(self._kept.popitem(last=False)[1])
 
     def get(self, handle: str) -> dict[str, torch.Tensor]:
         """Returns the tensors of a handle. Fault of class handle: it is not kept."""
@@ -385,10 +385,6 @@ def _read_shards(files: list[Any]) -> dict[str, torch.Tensor]:
 def _array(t: torch.Tensor) -> np.ndarray:
     """A float32 copy on the CPU."""
     return t.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
-
-
-def _bytes(tensors: dict[str, torch.Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 def _is_number(v: Any) -> bool:

@@ -123,8 +123,8 @@ class Family:
     """How guidance combines velocities, the default negative_prompt, the grid of sigmas, and mu, the rule of their
     shift."""
     solver_sigmas: bool | None = False
-    """Whether the pipeline leaves the sigmas to UniPC in flow mode; False: it gives UniPC its own; None: it does not work
-    with UniPC."""
+    """Whether the pipeline leaves the sigmas to UniPC in flow mode; False: it gives UniPC its own; None: it does not
+    work with UniPC."""
     mu_constant = 0.0
     """mu where the rule is constant."""
     boundary_ratio = 0.0

@@ -168,13 +168,13 @@ class Weights:
         Fault of class weights: it, with the base where that is not kept yet, needs more than is free even then; none
         is unloaded.
         """
-        needs = [_bytes(whole), _bytes(base) if self._base is None else 0]
+        needs = [tensor_bytes(whole), tensor_bytes(base) if self._base is None else 0]
         others = list(self._whole)
         count = max(0, len(others) + 1 - MAX_WHOLE)
         if (free := memory.free_bytes()) is not None:
-            free += sum(_bytes(self._whole[v]) for v in others[:count])
+            free += sum(tensor_bytes(self._whole[v]) for v in others[:count])
             while sum(needs) > free and count < len(others):
-                free += _bytes(self._whole[others[count]])
+                free += tensor_bytes(self._whole[others[count]])
                 count += 1
             if sum(needs) > free:
                 kept = f", and {memory.size(needs[1])} to keep the checkpoint beside it" if needs[1] else ""
@@ -254,5 +254,6 @@ def _key(name: str, letter: str, k: int) -> str:
     return f"{name}.{letter}" + (f".{k}" if k else "")
 
 
-def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    """The bytes of tensors."""
     return sum(t.numel() * t.element_size() for t in tensors.values())
