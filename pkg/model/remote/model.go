@@ -160,7 +160,7 @@ func checkWeights(folder *safetensors.Folder, theirs string) error {
 	if err != nil {
 		return err
 	}
-	ours, err := wire.Fingerprint(folder, in)
+	ours, err := folder.Fingerprint(in...)
 	if err == nil && ours != theirs {
 		err = errors.New("the worker has other weights than this folder; give it the same folder")
 	}

@@ -154,7 +154,7 @@ func (w *Worker) hello(m *wire.Message) *wire.Message {
 	}
 	folder, err := safetensors.OpenFolder(w.o.Dir)
 	if err == nil {
-		h.Fingerprint, err = wire.Fingerprint(folder, []string{"text_encoder", "transformer", "vae"})
+		h.Fingerprint, err = folder.Fingerprint("text_encoder", "transformer", "vae")
 		err = errors.Join(err, folder.Close())
 	}
 	if err != nil {
