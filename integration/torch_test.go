@@ -126,8 +126,8 @@ func TestTorch_Joined(t *testing.T) {
 			}
 			folder := remotetest.Folder(t, "FluxPipeline", 2)
 			other := byWorker(t, dir, key, "verify", "--json", "--model", folder, "--engine", engine)
-			if other.code != 1 {
-				t.Errorf("exit %d with other weights\n%s", other.code, other.stdout)
+			if other.code != 2 || !strings.Contains(other.stderr, "the worker has other weights than this folder") {
+				t.Errorf("exit %d with other weights, %s", other.code, other.stderr)
 			}
 		})
 	}
