@@ -295,7 +295,7 @@ func (c *Conditioning) check(names []string) error {
 var ErrPrompt = errors.New("prompt that the model cannot take")
 
 // ErrLatents is wrapped by the error for latents that cannot be evaluated or decoded; a retry does not help.
-var ErrLatents = errors.New("latents that are no image")
+var ErrLatents = errors.New("latents that the model cannot compute")
 
 // ErrWeights is wrapped by the error of an evaluation whose weights are not in memory any more, and cannot be loaded
 // again.

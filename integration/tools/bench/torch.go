@@ -36,8 +36,7 @@ type torchBench struct {
 	dir string
 }
 
-// torchBody is what a call carries there and back: rows of square samples.
-// torchBody is a call of rows, some of which have one state: they share.
+// torchBody is a call of rows of square samples, of which so many have one state: they share.
 type torchBody struct{ edge, rows, share int }
 
 // torchBodies are 4 B, 64 KiB, 1 MiB and 8 MiB to a worker with a number for each 8 x 8 pixels, and 4 MiB that come

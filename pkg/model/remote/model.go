@@ -193,9 +193,12 @@ func Inspect(ctx context.Context, dir string, cfg Config) (_ *model.Info, err er
 	}
 	c := of.Card
 	info := &model.Info{}
-	if class, err := classOf(dir); err != nil || class != c.Class {
-		return nil, errors.Join(err, fmt.Errorf("the worker computes %.80q; must be %s: give it the same folder",
-			c.Class, class))
+	class, err := classOf(dir)
+	if err != nil {
+		return nil, err
+	}
+	if class != c.Class {
+		return nil, fmt.Errorf("the worker computes %.80q; must be %s: give it the same folder", c.Class, class)
 	}
 	if info.Card, err = cardOf(folder, dir, c); err != nil {
 		info.Problem(err)

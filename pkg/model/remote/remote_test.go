@@ -314,7 +314,7 @@ func TestErrors_Classes(t *testing.T) {
 	w.Play(wire.CallDecode, remotetest.Fail(wire.ClassLatents, "not finite"), remotetest.Fail(wire.ClassWorker, "a bug"),
 		remotetest.Fail(wire.ClassProtocol, "unknown"))
 	x := make([]float32, 6*remotetest.Channels)
-	for _, says := range []string{"latents that are no image: not finite", "worker: a bug", "protocol: unknown"} {
+	for _, says := range []string{"latents that the model cannot compute: not finite", "worker: a bug", "protocol: unknown"} {
 		_, err := m.Decode(t.Context(), x, size)
 		if err == nil || !strings.Contains(err.Error(), says) || errors.Is(err, tensor.ErrDeviceLost) ||
 			errors.Is(err, model.ErrLatents) != strings.HasPrefix(says, "latents") {

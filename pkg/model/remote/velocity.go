@@ -2,9 +2,11 @@ package remote
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"image"
 	"slices"
+	"strings"
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/remote/internal/wire"
@@ -32,7 +34,7 @@ func (m *Model) Velocity(ctx context.Context, rows []model.Row, size model.Size)
 	for at := 0; at < len(rows); {
 		n := min(len(rows)-at, m.limits.Rows, fit, m.rowsWithin(size))
 		v, err := m.evaluate(ctx, rows[at:at+n], size, tokens)
-		if faultOf(err) == wire.ClassMemory && n > 1 {
+		if faultOf(err) == wire.ClassMemory && n > 1 && !errors.Is(err, model.ErrWeights) {
 			m.mu.Lock()
 			m.most[size] = n / 2
 			m.mu.Unlock()
@@ -105,6 +107,9 @@ func (m *Model) evaluate(ctx context.Context, rows []model.Row, size model.Size,
 			defer m.drop(m.change) // the model may be closed meanwhile
 			err = m.reload(ctx, m.change)
 			sent[class]++
+		case class == wire.ClassWeights && m.change != nil:
+			err = fmt.Errorf("%w: %w; other hosts share the worker, and it has no room for all of their versions",
+				model.ErrWeights, explain(err))
 		case err == nil:
 			return only(answer, "v", wire.F32, len(rows), tokens, m.card.LatentChannels)
 		}
@@ -163,7 +168,7 @@ func (m *Model) Decode(ctx context.Context, latents []float32, size model.Size) 
 		Data: tensor.F32.AppendFloats(nil, latents),
 	}
 	answer, err := m.call(ctx, wire.CallDecode, sizeArgs(size), []wire.Tensor{x}, nil)
-	if faultOf(err) == wire.ClassMemory {
+	if faultOf(err) == wire.ClassMemory && !strings.Contains(m.card.Backend, "/vae-tiling/") {
 		return model.Media{}, fmt.Errorf("decode: %w; with --vae-tiling a worker decodes in tiles, which needs less",
 			explain(err))
 	}

@@ -154,6 +154,8 @@ var errClosed = fmt.Errorf("%w: their model is closed", model.ErrWeights)
 // reload sends a change again that the worker has lost. The caller uses it. An error wraps model.ErrWeights, unless it
 // is of ctx or says that the device is lost.
 func (s *shared) reload(ctx context.Context, c *change) error {
+	s.link.cfg.log(Event{Text: fmt.Sprintf("the worker has no longer the weights %.12s: they are loaded again",
+		c.args.Weights)})
 	err := s.load(ctx, c)
 	if err == nil || ctx.Err() != nil || errors.Is(err, tensor.ErrDeviceLost) {
 		return err

@@ -43,7 +43,8 @@ type Options struct {
 	Limits            wire.Limits
 	// MaxRows is how many rows its memory is enough for; 0: any.
 	MaxRows int
-	// MaxWhole is how many whole networks it holds besides the checkpoint; 0: any number.
+	// MaxWhole is how many whole networks it holds besides the checkpoint, and refuses more, where the worker in Python
+	// frees the oldest; 0: any number.
 	MaxWhole int
 	// TLS has the certificate of a worker that speaks TLS.
 	TLS *tls.Config

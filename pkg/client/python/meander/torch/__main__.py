@@ -131,6 +131,7 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
 
     family = families.find(Folder(a.model))
     family.check()
+    family.folder.fingerprint  # noqa: B018 # it is read before hello, which answers at once
     token = _read_token(a.token_file) if a.listen is not None else ""
     tls = _tls(a.tls_cert, a.tls_key) if a.tls_cert else None
     listener, address = _listen_unix(a.socket) if a.socket else _listen_tcp(a.listen)

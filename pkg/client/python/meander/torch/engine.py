@@ -22,6 +22,7 @@ from .family import Family, Prompt, Size
 from .faults import Fault
 from .weights import Weights, tensor_bytes
 
+_TILE = 512  # pixels
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 """dtypes of networks by their names in Settings."""
 Tensors = dict[str, np.ndarray]
@@ -95,7 +96,7 @@ class Engine:
         _prepare(settings, self.dtype)
         family.attach(_load(family, DTYPES[self.dtype], device, encoders, say), encoders)
         if settings.vae_tiling:
-            family.vae.enable_tiling()
+            _tile(family)
         self.device, self.handles = device, Handles()
         self.weights = Weights(family.networks, settings.compile)  # its tables are taken before anything is added
         if settings.compile:
@@ -109,11 +110,11 @@ class Engine:
         for network in self.family.networks.values():
             network.compile()
         card = self.family.card()
-        size = Size(**card["size"])
+        default = Size(**card["size"])
         item = self.encode([[""]], True)[0]["items"][0]
         small = Size(1, *(4 * edge * self.family.scale for edge in self.family.patch[1:]))  # that of a host's canary
         counts = range(1, min(2, self.settings.max_rows) + 1)
-        for n, size in (*((n, size) for n in counts), (1, small)):
+        for n, size in [(n, default) for n in counts] + [(1, small)]:
             of = "all sizes" if size == small else f"{n} of {self.settings.max_rows} rows"
             say(f"compiling the network for {of}")
             x = np.zeros((n, *self.family.latent_shape(size)), np.float32)
@@ -317,6 +318,13 @@ def _prepare(settings: Settings, dtype: str) -> None:
     torch.backends.cuda.enable_mem_efficient_sdp(dtype == "f32")
 
 
+def _tile(family: Family) -> None:
+    """Has the VAE compute in tiles of 256 or 512 pixels; those of images have tiles of the whole default image."""
+    family.vae.enable_tiling()
+    if hasattr(family.vae, "tile_latent_min_size"):
+        family.vae.tile_sample_min_size, family.vae.tile_latent_min_size = _TILE, _TILE // family.scale
+
+
 def _device(name: str) -> torch.device:
     """The device of a name, auto for any. Fault of class config: it is not there."""
     if name == "auto":
@@ -353,8 +361,8 @@ def _load(
         if name := family.folder.named_class(part):
             # Of a processor, which takes images too, the tokenizer is enough. transformers' class of Llama splits at
             # spaces as SentencePiece does, whatever the file says: prompts of Llama 3 would lose theirs.
-            whole = name.endswith("Processor") or name.startswith("Llama") and family.folder.splits_bytes(part)
-            cls = None if whole else getattr(libraries["transformers"], name, None)
+            generic = name.endswith("Processor") or name.startswith("Llama") and family.folder.splits_bytes(part)
+            cls = None if generic else getattr(libraries["transformers"], name, None)
             cls = cls or libraries["transformers"].PreTrainedTokenizerFast
             parts[part] = cls.from_pretrained(str(family.folder.path / part), local_files_only=True)
     parts |= {name: family.folder.index.get(name) for name in family.pipeline_settings}

@@ -78,6 +78,8 @@ class Folder:
                 else f"must be named so; there is {', '.join(there) or 'nothing'}"
             )
             raise Fault("config", f"model: no {stem}.safetensors in {folder}; {why}")
+        if shards != self._checkpoint(part):
+            raise Fault("config", f"model: several checkpoints in {folder}; must be one: remove those that are not used")
         size = 0
         for shard in shards:
             file = folder / shard

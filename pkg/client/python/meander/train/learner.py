@@ -94,7 +94,7 @@ class Learner:
         norm = 0.0
         for k, chosen in enumerate(batch.split(rows, self.minibatches)):
             if part == 0:
-                self.optimizer.zero_grad(set_to_none=False)
+                self.optimizer.zero_grad()
                 self.gathered = 0
             for i, (piece, counts) in enumerate(self._pieces(batch, chosen)):
                 shared.fresh, shared.compare = k == 0, k == i == 0
@@ -107,6 +107,7 @@ class Learner:
             self.gathered += distributed.total(len(chosen))
             if part < parts - 1:
                 continue
+            idle = network.untrained()
             for p in network.parameters():
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             if not network.shard:  # else the backward pass has added them
@@ -117,6 +118,8 @@ class Learner:
                 raise FloatingPointError(
                     f"the gradient of batch {batch.name} has norm {norm}: the adapter is left as it is"
                 )
+            for p in idle:
+                p.grad = None  # zeros would move it by its momentum
             if self.gathered:
                 self.optimizer.step()
         if part == parts - 1:

@@ -98,6 +98,16 @@ class Network:
         """The adapter's, by their names in order: float32."""
         return [p for n, p in sorted(self.named_parameters()) if f".{_ADAPTER}." in n]
 
+    def untrained(self) -> list[torch.nn.Parameter]:
+        """The adapter's parameters in networks that no process has a gradient for. All processes call it together."""
+        out = []
+        for network in self.networks.values() if len(self.networks) > 1 else ():
+            ours = [p for n, p in network.named_parameters() if f".{_ADAPTER}." in n]
+            trained = torch.tensor(float(any(p.grad is not None for p in ours)))
+            distributed.largest(trained)
+            out += [] if trained else ours
+        return out
+
     def velocity(
         self, x: torch.Tensor, sigma: torch.Tensor, rows: list[Row], size: Size, guidance: torch.Tensor
     ) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """The trainer's network of each family against the worker's: one velocity, one guidance, log-probs that agree."""
 
+import copy
+
 import numpy as np
 import pytest
 from conftest import NAMES
@@ -140,6 +142,20 @@ def test_the_first_ratio_is_one_and_the_adapter_learns(name, folders, rollout):
     assert ((new - scored) * batch.advantages).sum() > 0  # what was better than its group is likelier now
     with network.base():
         torch.testing.assert_close(velocities(network, batch), before, rtol=0, atol=0)
+
+
+def test_a_network_that_is_not_trained_stays_as_it_is(folders, rollout):
+    """An update of steps of one network leaves the other one, also where that has momentum."""
+    network, batch = begin(folders["wan-two"], rollout("wan-two"))
+    learner = Learner(network, PPO(), lr=1e-4)
+    learner.update(batch)
+    before, first = network.state(), copy.deepcopy(rollout("wan-two"))
+    for sample in (s for group in first for s in group.samples):
+        sample.steps = sample.steps[:1]  # sigma 1
+    learner.update(Rollouts(Batch(first, "b", "7@1"), network.family.conditioning))
+    after, second = network.state(), "base_model.model.transformer_2."
+    moved = {n.startswith(second) for n in before if not torch.equal(before[n], after[n])}
+    assert moved == {False}
 
 
 @pytest.mark.parametrize("name", NAMES)
