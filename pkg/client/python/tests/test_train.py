@@ -14,7 +14,7 @@ import meander.loss as reference  # noqa: E402
 from meander import tensorfile, transition  # noqa: E402
 from meander.batch import Batch, Group, Sample  # noqa: E402
 from meander.events import EventError  # noqa: E402
-from meander.torch.families import Size  # noqa: E402
+from meander.torch.family import Size  # noqa: E402
 from meander.train import config, prompts, records  # noqa: E402
 from meander.train.__main__ import table  # noqa: E402
 from meander.train.alarms import COLLAPSE, FATAL, HACKING, NARROW, RATIO, Alarms  # noqa: E402

@@ -47,9 +47,9 @@ class Network:
     The base is kept in dtype, the adapter in float32 as optimizers want it; states, velocities and all that is computed
     of them are float32. The network is called by its family, as a worker of the torch engine calls it, and an adapter
     is computed as there: in float32, beside layers of dtype. targets: ends of the names of linear layers; none: those
-    of the family. Two transformers, each of which computes its own sigmas, both get one, and are loaded both: what the
-    batches do not train stays as it is. checkpointing recomputes each block in the backward pass, for networks whose activations do not fit.
-    shard splits all parameters over the processes, for networks that do not fit: then all processes call velocity, its
+    of the family. Two transformers, each of which computes its own sigmas, are both loaded and both get one; an update
+    leaves the one that its batch does not train. checkpointing recomputes each block in the backward pass, for networks
+    whose activations do not fit. shard splits all parameters over the processes, for networks that do not fit: then all processes call velocity, its
     backward pass, state, load and save without a state together, equally often.
     """
 
