@@ -75,7 +75,7 @@ func TestDeploy_TorchImage(t *testing.T) {
 	}
 }
 
-// install.sh installs the client without what it depends on, so the versions of each of its environments name that, too.
+// install.sh installs the client without what it depends on, so the versions of each of its environments name that too.
 func TestDeploy_PythonDependencies(t *testing.T) {
 	sequential(t)
 	_, list, _ := strings.Cut(read(t, "pkg/client/python/pyproject.toml"), "\ndependencies = [")

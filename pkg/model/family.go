@@ -72,8 +72,8 @@ type Registry []Family
 // family.
 var ErrUnknown = errors.New("no such model")
 
-// indexFile is the file of a folder that names its family.
-const indexFile = "model_index.json"
+// IndexFile is the file of a folder in the layout of diffusers that names its family, its parts and their classes.
+const IndexFile = "model_index.json"
 
 // maxIndexFile bounds the file that names the family, in bytes.
 const maxIndexFile = 1 << 20
@@ -86,9 +86,9 @@ func (r Registry) Find(name string) (dir string, f Family, err error) {
 	if i := slices.IndexFunc(r, func(f Family) bool { return f.Class == "" && f.Name == name }); i >= 0 {
 		return "", r[i], nil
 	}
-	dir, tried := FindFolder(name, indexFile)
+	dir, tried := FindFolder(name, IndexFile)
 	if dir == "" {
-		return "", f, Unknown(name, indexFile, tried, r.folderless()...)
+		return "", f, Unknown(name, IndexFile, tried, r.folderless()...)
 	}
 	class, err := classOf(dir)
 	if err != nil {
@@ -122,7 +122,7 @@ func classOf(dir string) (class string, err error) {
 	var index struct {
 		Class string `json:"_class_name"`
 	}
-	err = ReadIndex(dir, indexFile, &index)
+	err = ReadIndex(dir, IndexFile, &index)
 	return index.Class, err
 }
 

@@ -230,14 +230,15 @@ func checkFolder(setting, dir string) error {
 // draws the samples. Validate calls it.
 func (c Config) validateEngine() error {
 	var errs []error
-	if c.Compile && !models.IsTorch(c.Engine) {
-		errs = append(errs, errors.New("compile: set; must be absent without --engine torch"))
-	}
-	if c.VAETiling && !models.IsTorch(c.Engine) {
-		errs = append(errs, errors.New("vae_tiling: set; must be absent without --engine torch"))
-	}
-	if c.TextEncoderDevice != "" && !models.IsTorch(c.Engine) {
-		errs = append(errs, errors.New("text_encoder_device: set; must be absent without --engine torch"))
+	for _, ofTorch := range []struct {
+		name string
+		set  bool
+	}{
+		{"compile", c.Compile}, {"vae_tiling", c.VAETiling}, {"text_encoder_device", c.TextEncoderDevice != ""},
+	} {
+		if ofTorch.set && !models.IsTorch(c.Engine) {
+			errs = append(errs, fmt.Errorf("%s: set; must be absent without --engine torch", ofTorch.name))
+		}
 	}
 	if c.Engine == "" {
 		if c.EngineKey != "" {

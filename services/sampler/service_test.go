@@ -72,7 +72,8 @@ func (x *theatre) serve(change ...func(*Config)) *bustest.Service {
 	on := &models.Devices{All: []models.Device{{Device: devices.Device{ID: "script"}, Network: &images.Network{Model: x.model}}}}
 	if x.second != nil {
 		c.Workers = 2
-		on.All = append(on.All, models.Device{Device: devices.Device{ID: "second"}, Network: &images.Network{Model: x.second}})
+		second := models.Device{Device: devices.Device{ID: "second"}, Network: &images.Network{Model: x.second}}
+		on.All = append(on.All, second)
 	}
 	s := x.Serve(x.t, func(ctx context.Context, b *bus.Bus) error {
 		x.ended <- serve(ctx, c, on, b, zerolog.New(zerolog.TestWriter{T: x.t}))
@@ -261,7 +262,7 @@ func TestService_DeviceLost(t *testing.T) {
 }
 
 // A lost device keeps the others from no version, whatever finds the loss: they take it, and make the samples. Without
-// any, the sampler ends although nobody asks it for samples.
+// any, the sampler ends although it is asked for no samples.
 func TestService_VersionsBesideALostDevice(t *testing.T) {
 	t.Parallel()
 	var lost, second atomic.Bool
@@ -322,8 +323,8 @@ func (x *theatre) takes(version int64) {
 	})
 }
 
-// A sample whose device has not got the newest version, as it was found lost, ends with the weights that it has, or begins
-// again elsewhere: the rule of the version says which.
+// A sample whose device has not got the newest version, as it was found lost, ends with the weights that it has, or
+// begins again elsewhere: the rule of the version says which.
 func TestService_SampleOnADeviceWithoutTheVersion(t *testing.T) {
 	t.Parallel()
 	for rule, want := range map[string]int64{schemas.SwapSwitch: 0, schemas.SwapRestart: 1} {

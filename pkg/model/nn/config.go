@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
@@ -19,6 +20,14 @@ func ReadJSON(folder *safetensors.Folder, name string, v any) error {
 	}
 	if err := json.Unmarshal(b, v); err != nil {
 		return fmt.Errorf("read %s: %w", name, err)
+	}
+	return nil
+}
+
+// ReadOptionalJSON is ReadJSON of a file that may be absent: v is left as it is then.
+func ReadOptionalJSON(folder *safetensors.Folder, name string, v any) error {
+	if err := ReadJSON(folder, name, v); !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }

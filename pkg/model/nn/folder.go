@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 
 	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
@@ -49,8 +49,6 @@ func Adapted[M io.Closer](base M, path string, scale float64, adapt func(...lora
 const (
 	// schedulerFile is the scheduler configuration of diffusers.
 	schedulerFile = "scheduler/scheduler_config.json"
-	// indexFile names the parts of a pipeline of diffusers, and their classes.
-	indexFile = "model_index.json"
 	// DefaultsFile holds Defaults. It is optional, and diffusers ignores it.
 	DefaultsFile = "meander.json"
 )
@@ -68,35 +66,32 @@ type Defaults struct {
 
 // Read sets the fields that are in the folder's DefaultsFile, if there is one, and keeps the others.
 func (d *Defaults) Read(folder *safetensors.Folder) error {
-	if err := ReadJSON(folder, DefaultsFile, d); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	return ReadOptionalJSON(folder, DefaultsFile, d)
 }
 
-// ReadScheduler returns the folder's schedulerFile. It only checks that it is JSON, and of the class that indexFile
-// names: diffusers takes that one.
+// ReadScheduler returns the folder's schedulerFile. It only checks that it is JSON, and of the class that
+// model.IndexFile names: diffusers takes that one.
 func ReadScheduler(folder *safetensors.Folder) ([]byte, error) {
 	b, err := folder.Read(schedulerFile, MaxConfigFile)
 	if err != nil {
 		return nil, err
 	}
-	var config struct {
-		Class string `json:"_class_name"`
-	}
 	if !json.Valid(b) {
 		return nil, fmt.Errorf("read %s: not JSON", schedulerFile)
 	}
+	var config struct {
+		Class string `json:"_class_name"`
+	}
+	_ = json.Unmarshal(b, &config) // faults are reported where the schedule is parsed
 	var index struct {
 		Scheduler []string `json:"scheduler"`
 	}
-	_ = json.Unmarshal(b, &config) // whoever parses the schedule reports its faults
-	if err := ReadJSON(folder, indexFile, &index); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := ReadOptionalJSON(folder, model.IndexFile, &index); err != nil {
 		return nil, err
 	}
 	if s := index.Scheduler; len(s) == 2 && s[1] != "" && config.Class != "" && s[1] != config.Class {
 		return nil, fmt.Errorf("%s: _class_name: %q; must be %q, as in %s", schedulerFile, config.Class, s[1],
-			indexFile)
+			model.IndexFile)
 	}
 	return b, nil
 }

@@ -24,9 +24,6 @@ const (
 // maxFrames bounds the frames of a video: events have no more.
 const maxFrames = 1 << 10
 
-// indexFile names the class of a folder's pipeline and its parts.
-const indexFile = "model_index.json"
-
 // deterministic is the part of a backend's name which says that bits do not depend on the rows beside.
 const deterministic = "/deterministic"
 
@@ -35,7 +32,7 @@ func classOf(dir string) (string, error) {
 	var index struct {
 		Class string `json:"_class_name"`
 	}
-	err := model.ReadIndex(dir, indexFile, &index)
+	err := model.ReadIndex(dir, model.IndexFile, &index)
 	return index.Class, err
 }
 
@@ -124,8 +121,8 @@ var (
 // partsOf returns the networks that are in a folder. One that model_index.json goes without is not loaded, though its
 // files may be there.
 func partsOf(folder *safetensors.Folder) (in []string, err error) {
-	index, err := readIndex(folder)
-	if err != nil {
+	var index map[string]json.RawMessage
+	if err := nn.ReadOptionalJSON(folder, model.IndexFile, &index); err != nil {
 		return nil, err
 	}
 	for _, part := range parts {
@@ -193,57 +190,29 @@ func digestOf(folder *safetensors.Folder, hashes *safetensors.Hashes, progress m
 	return d.Hex(), nil
 }
 
-// readIndex returns the entries of model_index.json; none where there is no such file.
-func readIndex(folder *safetensors.Folder) (index map[string]json.RawMessage, err error) {
-	b, err := folder.Read(indexFile, tokenizer.MaxFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(b, &index)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", indexFile, err)
-	}
-	return index, nil
-}
-
 // addIndex adds what the networks compute by, and what is in none of their files, to a digest: of model_index.json the
 // sigma below which a second one computes, and the layers of a text encoder that are read; and of meander.json the
 // frames of a second, which LTX-Video takes.
 func addIndex(d *safetensors.Digest, folder *safetensors.Folder) error {
-	index, err := readIndex(folder)
-	if err != nil {
+	var index struct {
+		Class         string   `json:"_class_name"`
+		BoundaryRatio *float64 `json:"boundary_ratio"`
+		Layers        []int    `json:"text_encoder_select_layers"`
+	}
+	var defaults struct {
+		FPS *float64 `json:"fps"`
+	}
+	if err := errors.Join(nn.ReadOptionalJSON(folder, model.IndexFile, &index),
+		nn.ReadOptionalJSON(folder, nn.DefaultsFile, &defaults)); err != nil {
 		return err
 	}
-	var (
-		ratio    *float64
-		layers   []int
-		class    string
-		defaults struct {
-			FPS *float64 `json:"fps"`
-		}
-	)
-	for name, into := range map[string]any{
-		"boundary_ratio": &ratio, "text_encoder_select_layers": &layers, "_class_name": &class,
-	} {
-		if len(index[name]) == 0 {
-			continue
-		}
-		if err := json.Unmarshal(index[name], into); err != nil {
-			return fmt.Errorf("%s: %s: %w", indexFile, name, err)
-		}
+	if index.BoundaryRatio != nil {
+		fmt.Fprintf(d, "boundary_ratio %g\n", *index.BoundaryRatio)
 	}
-	if err := nn.ReadJSON(folder, nn.DefaultsFile, &defaults); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	if index.Layers != nil {
+		fmt.Fprintf(d, "text_encoder_select_layers %d\n", index.Layers)
 	}
-	if ratio != nil {
-		fmt.Fprintf(d, "boundary_ratio %g\n", *ratio)
-	}
-	if layers != nil {
-		fmt.Fprintf(d, "text_encoder_select_layers %d\n", layers)
-	}
-	if defaults.FPS != nil && class == "LTXPipeline" {
+	if defaults.FPS != nil && index.Class == "LTXPipeline" {
 		fmt.Fprintf(d, "fps %g\n", *defaults.FPS)
 	}
 	return nil

@@ -63,7 +63,7 @@ func TestReplaced_OneAfterTheOther(t *testing.T) {
 	}
 }
 
-// Weights that were closed are not loaded again: nobody would free them.
+// Weights that were closed are not loaded again: they would never be freed.
 func TestVelocity_Closed(t *testing.T) {
 	w, m := join(t, remotetest.Options{})
 	rows := rowsOf(t, m, 1)
@@ -111,11 +111,7 @@ func TestVelocity_ClosedOnTheWay(t *testing.T) {
 func TestVelocity_NotLoadedAgain(t *testing.T) {
 	w, m := join(t, remotetest.Options{})
 	rows := rowsOf(t, m, 1)
-	n, err := m.Replaced(whole(t), "weights")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = n.Close() })
+	n := replaced(t, m)
 	w.Forget()
 	w.Play(wire.CallLoad, remotetest.Fail(wire.ClassWeights, "no memory"))
 	if err := n.Velocity(t.Context(), rows, size); !errors.Is(err, model.ErrWeights) {
@@ -126,14 +122,9 @@ func TestVelocity_NotLoadedAgain(t *testing.T) {
 
 // A worker that others started goes on after the model, and holds no weights of it any more.
 func TestClose_Unloads(t *testing.T) {
-	dir := remotetest.Folder(t, class, 1)
-	w, address := remotetest.Start(t, remotetest.Options{Dir: dir})
-	m, err := remote.Open(t.Context(), dir, remote.Config{Address: address}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := m.Replaced(whole(t), "weights")
-	if err := errors.Join(err, m.Close(), n.Close()); err != nil {
+	w, m := join(t, remotetest.Options{})
+	n := replaced(t, m)
+	if err := errors.Join(m.Close(), n.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if w.Loaded() != 0 {
@@ -144,15 +135,21 @@ func TestClose_Unloads(t *testing.T) {
 // A worker that does not answer keeps no model from its end.
 func TestClose_UnloadHangs(t *testing.T) {
 	t.Parallel()
-	dir := remotetest.Folder(t, class, 1)
-	w, address := remotetest.Start(t, remotetest.Options{Dir: dir})
-	m, err := remote.Open(t.Context(), dir, remote.Config{Address: address}, nil)
+	w, m := join(t, remotetest.Options{})
+	n := replaced(t, m)
+	w.Play(wire.CallUnload, remotetest.Hang(make(chan struct{})))
+	if err := errors.Join(m.Close(), n.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// replaced returns a model whose trained network is replaced, for the length of a test.
+func replaced(t *testing.T, m *remote.Model) model.Model {
+	t.Helper()
+	n, err := m.Replaced(whole(t), "weights")
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := m.Replaced(whole(t), "weights")
-	w.Play(wire.CallUnload, remotetest.Hang(make(chan struct{})))
-	if err := errors.Join(err, m.Close(), n.Close()); err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(func() { _ = n.Close() })
+	return n
 }

@@ -60,16 +60,12 @@ func TestVelocity_States(t *testing.T) {
 // Weights that a shared worker lacks again and again are an error of the weights, and not of the sample.
 func TestVelocity_WeightsGoneAgain(t *testing.T) {
 	w, m := join(t, remotetest.Options{})
-	n, err := m.Replaced(whole(t), "weights")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = n.Close() })
+	n := replaced(t, m)
 	gone := remotetest.Fail(wire.ClassWeights, "not loaded")
 	w.Play(wire.CallVelocity, gone, gone, gone, gone)
 	velocity(t, n, rowsOf(t, n, 2))
 	w.Play(wire.CallVelocity, gone, gone, gone, gone, gone)
-	err = n.Velocity(t.Context(), rowsOf(t, n, 2), size)
+	err := n.Velocity(t.Context(), rowsOf(t, n, 2), size)
 	if !errors.Is(err, model.ErrWeights) || !strings.Contains(err.Error(), "has no room for all of their versions") {
 		t.Errorf("%v; want an error of the weights", err)
 	}

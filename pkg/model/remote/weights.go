@@ -148,7 +148,7 @@ func (s *shared) use(c *change) bool {
 	return !c.closed
 }
 
-// errClosed says that weights are not loaded again, as nobody would free them.
+// errClosed says that weights are not loaded again, as they would never be freed.
 var errClosed = fmt.Errorf("%w: their model is closed", model.ErrWeights)
 
 // reload sends a change again that the worker has lost. The caller uses it. An error wraps model.ErrWeights, unless it

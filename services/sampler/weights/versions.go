@@ -64,7 +64,7 @@ type Options struct {
 	// Networks are the open checkpoint, one network for each device.
 	Networks []engine.Network
 	// IsLost reports whether the device of a network computes no more: nothing is loaded on it. Lost is told that a
-	// device was found lost while weights were loaded on it. nil: no device is known to be, and nobody is told.
+	// device was found lost while weights were loaded on it. nil: no device is known to be, and none is reported.
 	IsLost func(device int) bool
 	Lost   func(ctx context.Context, device int, err error)
 	Engine engine.Options

@@ -149,7 +149,7 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
             server.run()
         except BaseException:
             logging.getLogger("meander.torch").exception("accept")
-        if not ended.is_set():  # a worker that hears nobody is worse than none
+        if not ended.is_set():  # a worker that takes no calls is worse than none
             _exit("error: the worker accepts no connections any more", 1)
 
     threading.Thread(target=accept, daemon=True).start()

@@ -16,6 +16,13 @@ from .faults import Fault
 _PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "transformer", "transformer_2", "vae")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _TOKENIZER = ("tokenizer.json", "vocab.json", "spiece.model", "tokenizer.model")
+_USUAL = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors",
+)
+"""Names of checkpoints, in the order in which transformers and diffusers look for their own."""
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
 
 
@@ -64,13 +71,11 @@ class Folder:
         """Returns the bytes of the weights of a part, which must be safetensors files that are all there."""
         folder, stem = self.path / part, _WEIGHTS[library]
         self.read(part, "config.json")
-        whole, index = (folder / f"{stem}.safetensors{end}" for end in ("", ".index.json"))
-        if whole.is_file() and not (library == "diffusers" and index.is_file()):  # as each library looks for them
-            shards = [f"{stem}.safetensors"]
-        elif index.is_file():
-            table = self.read(part, f"{stem}.safetensors.index.json").get("weight_map")
-            shards = sorted(set(table.values())) if isinstance(table, dict) else []
-        else:
+        own = (f"{stem}.safetensors", f"{stem}.safetensors.index.json")
+        chosen, shards = self._checkpoint(part)
+        if chosen not in own and any((folder / name).is_file() for name in own):
+            raise Fault("config", f"model: several checkpoints in {folder}; must be one: remove what is not used")
+        if chosen not in own:
             there = sorted(p.name for p in folder.iterdir() if p.suffix in (*_PICKLES, ".safetensors"))
             why = (
                 "pickles are never loaded: save the model again with safe_serialization=True"
@@ -78,8 +83,6 @@ class Folder:
                 else f"must be named so; there is {', '.join(there) or 'nothing'}"
             )
             raise Fault("config", f"model: no {stem}.safetensors in {folder}; {why}")
-        if shards != self._checkpoint(part):
-            raise Fault("config", f"model: several checkpoints in {folder}; must be one: remove those that are not used")
         size = 0
         for shard in shards:
             file = folder / shard
@@ -96,7 +99,7 @@ class Folder:
         for part in _PARTS:
             if not (self.path / part / "config.json").is_file() or self.index.get(part) == [None, None]:
                 continue
-            for name in self._checkpoint(part):
+            for name in self._checkpoint(part)[1]:
                 file = self.path / part / name
                 size = file.stat().st_size
                 h.update(f"{part}/{name} {size}\n".encode())
@@ -106,19 +109,20 @@ class Folder:
                         h.update(f.read(1024))
         return h.hexdigest()
 
-    def _checkpoint(self, part: str) -> list[str]:
-        """The files of the weights of a part, as the host chooses them; [] where it is not clear which they are."""
+    def _checkpoint(self, part: str) -> tuple[str, list[str]]:
+        """The file or index of the weights of a part, chosen as the libraries and the host do, and the files of it.
+
+        Empty where none has a usual name and it is not clear which they are.
+        """
         names = sorted(p.name for p in (self.path / part).iterdir() if p.is_file())
-        wholes, indexes = ([n for n in names if n.endswith(e)] for e in (".safetensors", ".safetensors.index.json"))
-        diffusers = [f"{_WEIGHTS['diffusers']}{end}" for end in (".safetensors.index.json", ".safetensors")]
-        usual = ["model.safetensors", "model.safetensors.index.json", *diffusers]
-        first = next((n for n in usual if n in names), None) or next(
-            (only[0] for only in (indexes, wholes) if len(only) == 1), None
-        )
-        if first is None or first.endswith(".safetensors"):
-            return [first] if first else []
-        table = self.read(part, first).get("weight_map")
-        return sorted(set(table.values())) if isinstance(table, dict) else []
+        chosen = next((n for n in _USUAL if n in names), "")
+        for end in (".safetensors.index.json", ".safetensors"):
+            only = [n for n in names if n.endswith(end)]
+            chosen = chosen or (only[0] if len(only) == 1 else "")
+        if not chosen.endswith(".index.json"):
+            return chosen, [chosen] if chosen else []
+        table = self.read(part, chosen).get("weight_map")
+        return chosen, sorted(set(table.values())) if isinstance(table, dict) else []
 
     def splits_bytes(self, part: str) -> bool:
         """Whether a tokenizer splits bytes, as its tokenizer.json says."""

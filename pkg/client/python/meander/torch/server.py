@@ -263,7 +263,7 @@ class Server:
     """Accepts connections on a listening socket and answers calls until it is closed.
 
     A connection has a place of its own once it knows the token. Before that it is one of the newcomers, of which the
-    oldest gives way to a new one: strangers who hold connections open keep nobody out.
+    oldest gives way to a new one: strangers who hold connections open keep no client out.
     """
 
     def __init__(self, worker: Worker, listener: socket.socket, tls: ssl.SSLContext | None = None):

@@ -4,7 +4,7 @@ A velocity names its version, and the base, named "", gives its bits again after
 beside the weights and never merged into them, and a replacement is copied in while the base's own weights are kept.
 
 Several hosts share a worker, and one that was killed never unloads. So a version that finds no room takes that of the
-one that was used longest ago, whoever loaded it: its host loads it again when a velocity says that it is not there.
+one that was used longest ago, of any host: that one loads it again when a velocity says that it is not there.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class Network:
     is computed as there: in float32, beside layers of dtype. targets: ends of the names of linear layers; none: those
     of the family. Two transformers, each of which computes its own sigmas, are both loaded and both get one; an update
     leaves the one that its batch does not train. checkpointing recomputes each block in the backward pass, for networks
-    whose activations do not fit. shard splits all parameters over the processes, for networks that do not fit: then all processes call velocity, its
-    backward pass, state, load and save without a state together, equally often.
+    whose activations do not fit. shard splits all parameters over the processes, for networks that do not fit: then all
+    processes call velocity, its backward pass, state, load and save without a state together, equally often.
     """
 
     def __init__(

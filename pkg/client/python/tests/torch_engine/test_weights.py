@@ -23,7 +23,9 @@ TARGETS = {
     "qwen-image": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.img_mlp.net.2"],
     "flux2": ["transformer_blocks.0.attn.to_v", "single_transformer_blocks.1.attn.to_qkv_mlp_proj", "x_embedder"],
     "flux2-klein": ["transformer_blocks.1.attn.add_q_proj", "single_transformer_blocks.0.attn.to_out"],
-    "krea2": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.ff.down", "text_fusion.refiner_blocks.0.attn.to_v"],
+    "krea2": [
+        "transformer_blocks.0.attn.to_q", "transformer_blocks.1.ff.down", "text_fusion.refiner_blocks.0.attn.to_v",
+    ],  # fmt: skip
     "wan": ["blocks.0.attn1.to_q", "blocks.1.attn2.to_k", "blocks.0.ffn.net.2"],
     "hunyuan-video": ["transformer_blocks.0.attn.to_v", "single_transformer_blocks.1.proj_mlp"],
     "ltx": ["transformer_blocks.0.attn1.to_q", "transformer_blocks.1.attn2.to_k"],

@@ -268,6 +268,20 @@ def z_image() -> ZImagePipeline:
     )
 
 
+def qwen_text(words: int, layers: int, sections: list[int]) -> dict[str, object]:
+    """The language part of a text encoder that sees, too; sections of its positions are of time, rows and columns."""
+    return {
+        "vocab_size": words,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "default", "mrope_section": sections, "rope_theta": 10000.0},
+    }
+
+
 def qwen_image() -> QwenImagePipeline:
     network = QwenImageTransformer2DModel(
         patch_size=2,
@@ -279,16 +293,7 @@ def qwen_image() -> QwenImagePipeline:
         joint_attention_dim=48,
         axes_dims_rope=(4, 6, 6),
     )
-    text = {
-        "vocab_size": WORDS,
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 2048,
-        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 3], "rope_theta": 10000.0},
-    }
+    text = qwen_text(WORDS, layers=2, sections=[1, 2, 3])
     vision = {
         "depth": 1,
         "hidden_size": 32,
@@ -333,17 +338,7 @@ def krea2(distilled: bool = False) -> Krea2Pipeline:
         num_refiner_text_blocks=1,
         axes_dims_rope=(4, 6, 6),
     )
-    text = {
-        "vocab_size": 1200,
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "max_position_embeddings": 2048,
-        "rope_parameters": {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 10000.0},
-    }
+    text = {**qwen_text(1200, layers=4, sections=[2, 2, 2]), "head_dim": 12}
     vision = {
         "depth": 1,
         "hidden_size": 32,

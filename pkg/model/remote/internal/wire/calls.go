@@ -85,14 +85,13 @@ type HelloArgs struct {
 
 // Hello is the result of CallHello.
 type Hello struct {
-	Protocol int    `msgpack:"protocol"`
-	Class    string `msgpack:"class"`
-	Card     Card   `msgpack:"card"`
-	Device   string `msgpack:"device"`
-	DType    string `msgpack:"dtype"`
-	Backend  string `msgpack:"backend"`
-	// Fingerprint is that of the folder that the worker reads.
-	Fingerprint string            `msgpack:"fingerprint"`
+	Protocol    int               `msgpack:"protocol"`
+	Class       string            `msgpack:"class"`
+	Card        Card              `msgpack:"card"`
+	Device      string            `msgpack:"device"`
+	DType       string            `msgpack:"dtype"`
+	Backend     string            `msgpack:"backend"`
+	Fingerprint string            `msgpack:"fingerprint"` // of the weights that the worker reads
 	Versions    map[string]string `msgpack:"versions"`
 	Limits      Limits            `msgpack:"limits"`
 	State       string            `msgpack:"state"`

@@ -1,0 +1,287 @@
+"""Folders of checkpoints: what a card says of their files, and what is refused before or while they are loaded."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from talk import latents
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+from meander.torch import families  # noqa: E402
+from meander.torch.engine import Engine, Settings  # noqa: E402
+from meander.torch.faults import Fault  # noqa: E402
+from meander.torch.folder import Folder  # noqa: E402
+from meander.torch.server import Worker  # noqa: E402
+
+H, W = 64, 96
+
+
+def changed(folder, copy, file, **values):
+    """A copy of a folder with other values in one of its JSON files."""
+    shutil.copytree(folder, copy)
+    at = copy / file
+    at.write_text(json.dumps(json.loads(at.read_text()) | values))
+    return copy
+
+
+def loaded(folder):
+    """A worker of this process that has loaded a folder, or says why it could not."""
+    worker = Worker(families.find(Folder(folder)), "cpu", "f32")
+    worker.load(lambda say: Engine(worker.family, Settings("cpu", "f32", threads=1), say))
+    return worker
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "says"),
+    [
+        ("text_encoder", {"num_hidden_layers": 4}, "text_encoder: 16 tensors are missing, such as text_model.encoder"),
+        ("text_encoder_3", {"num_layers": 3}, "text_encoder_3: 9 tensors are missing"),
+        ("vae", {"layers_per_block": 2}, "vae: 64 tensors are missing"),
+        ("transformer", {"qk_norm": None}, "transformer: 14 tensors have no place in the network"),
+    ],
+)
+def test_weights_of_another_network_are_refused(folders, tmp_path, part, values, says):
+    folder = changed(folders["sd3"], tmp_path / "sd3", f"{part}/config.json", **values)
+    worker = loaded(folder)
+    assert worker.error.kind == "config" and says in str(worker.error)
+
+
+UNIPC = {
+    "_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction", "use_flow_sigmas": True,
+    "flow_shift": 3.0,
+}  # fmt: skip
+DPM = UNIPC | {"_class_name": "DPMSolverMultistepScheduler"}
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [
+        ("sd3", "uni_flow"),
+        ("flux1", "uni_flow"),
+        ("flux2", "uni_flow"),
+        ("flux2-klein", "uni_flow"),
+        ("wan", "uni_flow"),
+        ("qwen-image", "linspace"),
+        ("krea2", "linspace"),
+        ("hunyuan-video", "linspace"),
+        ("ltx", "linspace"),
+    ],
+)
+def test_unipc_has_the_sigmas_that_the_pipeline_gives_it(folders, tmp_path, pipelines, name, grid):
+    folder = with_scheduler(folders[name], tmp_path / name, UNIPC)
+    assert families.find(Folder(folder)).card()["grid"] == grid
+    theirs = sigmas_of(pipelines(name), UNIPC)
+    want = np.linspace(1, 0.001, 6)[:5] if grid == "uni_flow" else np.linspace(1, 0.2, 5)
+    assert np.abs(theirs[:5] - 3 * want / (1 + 2 * want)).max() < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "says"),
+    [
+        ("sd3", DPM, "DPMSolverMultistepScheduler; must be FlowMatchEulerDiscreteScheduler or UniPCMultistepScheduler"),
+        ("z-image", UNIPC, "UniPCMultistepScheduler; must be FlowMatchEulerDiscreteScheduler: ZImagePipeline does not"),
+    ],
+)
+def test_schedulers_whose_sigmas_are_not_computed(folders, tmp_path, pipelines, name, config, says):
+    with pytest.raises(Fault, match=says):
+        families.find(Folder(with_scheduler(folders[name], tmp_path / name, config)))
+    if name == "z-image":
+        with pytest.raises(TypeError, match="can't multiply"):  # it gives UniPC a list
+            sigmas_of(pipelines(name), config)
+
+
+def with_scheduler(folder, copy, config):
+    shutil.copytree(folder, copy)
+    (copy / "scheduler/scheduler_config.json").write_text(json.dumps(config))
+    return copy
+
+
+def sigmas_of(pipe, config):
+    """The sigmas that a pipeline takes for five steps with a scheduler."""
+    import diffusers
+
+    class Enough(Exception):
+        pass
+
+    def stop(pipe, *args):
+        found.append(pipe.scheduler.sigmas.numpy().copy())
+        raise Enough
+
+    found, kept = [], pipe.scheduler
+    pipe.scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
+    frames = {"num_frames": 9} if "num_frames" in pipe.__call__.__wrapped__.__code__.co_varnames else {}
+    try:
+        pipe(prompt="x", height=H, width=W, num_inference_steps=5, callback_on_step_end=stop, **frames)
+    except Enough:
+        return found[0]
+    finally:
+        pipe.scheduler = kept
+
+
+def test_a_folder_with_other_weights_has_another_fingerprint(folders, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
+    file = copy / "transformer/diffusion_pytorch_model.safetensors"
+    same = shutil.copytree(copy, tmp_path / "same")
+    (same / "text_encoder/model.fp16.safetensors").write_bytes(b"a variant that nothing loads")
+    tensors = load_file(file)
+    name = next(n for n in tensors if n.endswith("attn.to_q.weight"))
+    save_file({**tensors, name: tensors[name] + 0.01}, file, {"format": "pt"})
+    first, changed_, variant = (Folder(f).fingerprint for f in (folders["sd3"], copy, same))
+    assert first == variant != changed_
+
+
+def test_a_part_has_one_checkpoint(folders, tmp_path):
+    """A variant beside it is none; of two that a library or the host could take neither is taken."""
+    copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
+    for part, own in (("vae", "diffusion_pytorch_model"), ("text_encoder", "model")):
+        shutil.copy(copy / part / f"{own}.safetensors", copy / part / f"{own}.fp16.safetensors")
+    families.find(Folder(copy)).check()
+    shutil.copy(copy / "vae/diffusion_pytorch_model.safetensors", copy / "vae/model.safetensors")
+    with pytest.raises(Fault, match="several checkpoints in .*vae; must be one") as e:
+        families.find(Folder(copy)).check()
+    assert e.value.kind == "config"
+
+
+@pytest.mark.parametrize("name", ["wan", "hunyuan-video"])
+def test_pipelines_without_a_mu_have_none(folders, tmp_path, name):
+    dynamic = {"use_dynamic_shifting": True}
+    folder = changed(folders[name], tmp_path / name, "scheduler/scheduler_config.json", **dynamic)
+    assert families.find(Folder(folder)).card()["mu"] == "none"  # which a host refuses beside dynamic shifting
+
+
+def test_noise_of_a_decoder_is_drawn_of_the_latents(tmp_path, dial):
+    import tiny
+
+    torch.manual_seed(3)
+    tiny.ltx_noise().save_pretrained(tmp_path / "ltx")
+    worker = loaded(tmp_path / "ltx")
+    client = dial("", worker=worker)
+    client.frames = 9
+    one, other = latents(client.ready()["card"], 2, H, W, frames=9)
+    first = client.decode(one, H, W)
+    torch.manual_seed(7)
+    assert np.array_equal(client.decode(one, H, W), first)
+    assert not np.array_equal(client.decode(other, H, W), first)
+    vae = worker.engine.family.vae
+    z = torch.zeros(1, 16, 2, 2, 3)
+    assert not torch.equal(*(vae.decode(z, torch.zeros(1), return_dict=False)[0] for _ in range(2)))  # it does draw
+
+
+def test_prompts_of_llama_keep_their_spaces(folders, tmp_path, dial):
+    folder = changed(
+        folders["hunyuan-video"], tmp_path / "hv", "model_index.json", tokenizer=["transformers", "LlamaTokenizerFast"]
+    )
+    worker = loaded(folder)
+    tokenizer = worker.engine.family.pipe.tokenizer
+    assert tokenizer.decode(tokenizer("a red cat on a mat").input_ids) == "a red cat on a mat"
+    [(ours, _, _)], [(theirs, _, _)] = dial("", worker=worker).encode("a cat"), dial("hunyuan-video").encode("a cat")
+    assert ours == theirs
+
+
+def test_of_a_processor_the_tokenizer_is_enough(folders, tmp_path, dial):
+    folder = changed(
+        folders["flux2"], tmp_path / "flux2", "model_index.json", tokenizer=["transformers", "PixtralProcessor"]
+    )
+    worker = loaded(folder)
+    assert dial("", worker=worker).encode("a red cat")[0][0] == dial("flux2").encode("a red cat")[0][0]
+
+
+def test_prompts_of_wan_are_cleaned(dial, folders, monkeypatch):
+    client = dial("wan")
+    (plain, tensors, _), (torn, _, _) = client.encode(
+        'it\'s "red" & blue', "  it\u2019s &quot;red&quot;\n&amp;amp; blue "
+    )
+    assert plain == torn
+    assert not tensors["prompt_embeds"][30:].any(), "the prompt must be followed by zeros"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ftfy" else name)
+    with pytest.raises(Fault, match="packages: no ftfy") as e:
+        families.find(Folder(folders["wan"])).check()
+    assert e.value.kind == "config"
+
+
+@pytest.mark.parametrize("part", ["transformer", "text_encoder_3"])
+def test_quantized_weights_are_refused(folders, tmp_path, part):
+    config = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    family = families.find(Folder(changed(folders["sd3"], tmp_path / "sd3", f"{part}/config.json", **config)))
+    with pytest.raises(Fault, match=f"{part}/config.json: quantization_config: bitsandbytes; must be none") as e:
+        family.check()
+    assert e.value.kind == "config"
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "says"),
+    [
+        ("model_index.json", {"boundary_ratio": 0.875}, "beside transformer_2, else absent"),
+        ("transformer/config.json", {"in_channels": 36}, "in_channels: 36; must be 16"),
+        ("transformer/config.json", {"patch_size": [2, 2, 2]}, "patch_size"),
+    ],
+)
+def test_other_kinds_of_wan_are_refused(folders, tmp_path, file, values, says):
+    with pytest.raises(Fault, match=says) as e:
+        families.find(Folder(changed(folders["wan"], tmp_path / "wan", file, **values)))
+    assert e.value.kind == "config"
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "says"),
+    [
+        ("model_index.json", {"boundary_ratio": None}, "boundary_ratio: None; must be a number between 0 and 1"),
+        ("model_index.json", {"boundary_ratio": 1.5}, "boundary_ratio: 1.5"),
+        ("model_index.json", {"boundary_ratio": float("nan")}, "boundary_ratio: nan"),
+        ("model_index.json", {"boundary_ratio": "0.9"}, "boundary_ratio: '0.9'"),
+        ("transformer_2/config.json", {"num_layers": 3}, "num_layers: must be that of transformer/config.json"),
+    ],
+)
+def test_two_transformers_that_do_not_fit_are_refused(folders, tmp_path, file, values, says):
+    with pytest.raises(Fault, match=says) as e:
+        families.find(Folder(changed(folders["wan-two"], tmp_path / "wan", file, **values)))
+    assert e.value.kind == "config"
+
+
+@pytest.mark.parametrize(("name", "scale", "steps"), [("flux2-klein", 4.0, 4), ("krea2", 5.5, 8)])
+def test_distilled_models_go_without_guidance(folders, tmp_path, name, scale, steps):
+    base = families.find(Folder(folders[name])).card()
+    folder = changed(folders[name], tmp_path / name, "model_index.json", is_distilled=True)
+    card = families.find(Folder(folder)).card()
+    assert (base["true_cfg_scale"], card["true_cfg_scale"], card["steps"]) == (scale, 1.0, steps)
+    assert (base["guidance"], card["guidance"]) == (0, 0)
+    mu = {"flux2-klein": [("flux2", 0), ("flux2", 0)], "krea2": [("linear", 0), ("constant", 1.15)]}[name]
+    assert [(c["mu"], c["mu_constant"]) for c in (base, card)] == mu
+    changed(folder, tmp_path / "static", "scheduler/scheduler_config.json", use_dynamic_shifting=False)
+    static = families.find(Folder(tmp_path / "static")).card()
+    assert (static["mu"], static["mu_constant"]) == ("none", 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"text_encoder_select_layers": [1, 2]}, r"_select_layers: \[1, 2\]; must be 3 layers, from 0 to 4"),
+        ({"text_encoder_select_layers": [1, 2, 5]}, "must be 3 layers, from 0 to 4"),
+        ({"text_encoder_select_layers": 5}, "text_encoder_select_layers: 5; must be 3"),
+        ({"text_encoder_select_layers": None}, r"text_encoder_select_layers: \[2, 5, .*; must be 3"),  # the default
+        ({"patch_size": 1}, "patch_size: 1; must be 2"),
+    ],
+)
+def test_other_kinds_of_krea_are_refused(folders, tmp_path, values, says):
+    with pytest.raises(Fault, match=says) as e:
+        families.find(Folder(changed(folders["krea2"], tmp_path / "krea2", "model_index.json", **values)))
+    assert e.value.kind == "config"
+
+
+def test_layers_of_the_encoder_are_those_of_the_folder(folders, tmp_path, dial):
+    folder = changed(folders["krea2"], tmp_path / "krea2", "model_index.json", text_encoder_select_layers=[0, 3, 4])
+    worker = loaded(folder)
+    (_, other, _), (_, own, _) = *dial("", worker=worker).encode("a red cat"), *dial("krea2").encode("a red cat")
+    same = (other["prompt_embeds"] == own["prompt_embeds"]).reshape(-1, 3, 48).all(axis=(0, 2))
+    assert same.tolist() == [False, False, True]
+
+
+def test_the_schedule_of_videos_is_the_schedulers(dial):
+    grids = [dial(name).ready()["card"]["grid"] for name in ("wan", "wan-5b")]
+    assert grids == ["uni_flow", "scheduler"]  # UniPC with flow_shift, and Euler
+    assert dial("flux2").ready()["card"]["mu"] == "flux2"
