@@ -17,13 +17,12 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor/tensortest"
 )
 
+// libraryDir is where the tests of this process build a driver library.
+var libraryDir string
+
 // interpreted is the path of a driver library whose GPUs are interpreted.
 var interpreted = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "libcuda")
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "libcuda.so")
+	path := filepath.Join(libraryDir, "libcuda.so")
 	out, err := exec.Command("go", "build", "-tags", "cuda", "-buildmode=c-shared", "-o", path,
 		"../../../integration/tools/libcuda").CombinedOutput()
 	if err != nil {
@@ -32,12 +31,16 @@ var interpreted = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-func TestMain(m *testing.M) {
-	status := m.Run()
-	if path, err := interpreted(); err == nil && os.Getenv("MEANDER_LIBCUDA") == "" {
-		_ = os.RemoveAll(filepath.Dir(path))
+func TestMain(m *testing.M) { os.Exit(runTests(m)) }
+
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "libcuda")
+	if err != nil {
+		panic(err)
 	}
-	os.Exit(status)
+	defer os.RemoveAll(dir) //nolint:errcheck // a folder of this test
+	libraryDir = dir
+	return m.Run()
 }
 
 // again runs a test in a process of its own, where the driver's library is another one.
