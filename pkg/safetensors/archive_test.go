@@ -119,6 +119,7 @@ func TestParse_RefusesBadHeaders(t *testing.T) {
 	}{
 		{"empty file", nil, "no header length"},
 		{"seven bytes", make([]byte, 7), "no header length"},
+		{"pointer", []byte("version https://git-lfs.github.com/spec/v1\noid sha256:0"), "git lfs pull"},
 		{"header too long", long, "at most 100000000"},
 		{"header length negative as int", huge, "at most 100000000"},
 		{"header truncated", file("{"+w+"}", 0)[:20], "truncated"},

@@ -1,6 +1,7 @@
 package safetensors
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -69,6 +70,9 @@ func parseHeader(b []byte) (header, error) {
 	var h header
 	if len(b) < 8 {
 		return h, fmt.Errorf("file of %d bytes has no header length", len(b))
+	}
+	if bytes.HasPrefix(b, []byte("version https://git-lfs")) {
+		return h, errors.New("a pointer of Git LFS; fetch the file: `git lfs pull`")
 	}
 	n := binary.LittleEndian.Uint64(b)
 	if n > MaxHeader {

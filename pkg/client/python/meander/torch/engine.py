@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from .family import Family, Prompt, Size
-from .faults import Fault
+from .faults import Fault, first_sentence
 from .weights import Weights, tensor_bytes
 
 _TILE = 512  # pixels
@@ -364,7 +364,10 @@ def _load(
             generic = name.endswith("Processor") or name.startswith("Llama") and family.folder.splits_bytes(part)
             cls = None if generic else getattr(libraries["transformers"], name, None)
             cls = cls or libraries["transformers"].PreTrainedTokenizerFast
-            parts[part] = cls.from_pretrained(str(family.folder.path / part), local_files_only=True)
+            try:
+                parts[part] = cls.from_pretrained(str(family.folder.path / part), local_files_only=True)
+            except (OSError, ValueError) as e:
+                raise Fault("config", f"{part}: {first_sentence(e)}; it cannot be read: copy the folder again") from e
     parts |= {name: family.folder.index.get(name) for name in family.pipeline_settings}
     diffusers = libraries["diffusers"]
     # The host steps; the scheduler of the pipeline is never asked.

@@ -10,7 +10,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .faults import Fault
+from .faults import Fault, first_sentence
 from .folder import Folder
 
 if TYPE_CHECKING:
@@ -292,23 +292,36 @@ class Family:
         random, and both libraries leave out what the network has no place for.
         """
         library, name = self.parts[part]
-        network, told = getattr(importlib.import_module(library), name).from_pretrained(
-            str(self.folder.path / part),
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-        wrong = {"are missing": sorted(set(told["missing_keys"]) - {"lm_head.weight"})}  # which no prompt is read with
+
+        def refusal(why: str) -> Fault:
+            return Fault(
+                "config",
+                f"{part}: {why}; must be the weights of the {name} of {part}/config.json: copy the folder again, or "
+                f"try the newest {library}",
+            )
+
+        # What does not fit is in the report of transformers; diffusers has an error for it, whose first sentence tells.
+        told_shapes = {"ignore_mismatched_sizes": True} if library == "transformers" else {}
+        try:
+            network, told = getattr(importlib.import_module(library), name).from_pretrained(
+                str(self.folder.path / part),
+                dtype=dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+                **told_shapes,
+            )
+        except (OSError, ValueError) as e:
+            raise refusal(first_sentence(e)) from e
+        wrong = {
+            "are missing": set(told["missing_keys"]) - {"lm_head.weight"},  # which no prompt is read with
+            "have another shape": {key for key, *_ in told["mismatched_keys"]},
+        }
         if part.startswith("transformer"):
-            wrong["have no place in the network"] = sorted(told["unexpected_keys"])
+            wrong["have no place in the network"] = set(told["unexpected_keys"])
         for what, names in wrong.items():
             if names:
-                raise Fault(
-                    "config",
-                    f"{part}: {len(names)} tensors {what}, such as {names[0]}; must be the weights of the {name} of "
-                    f"{part}/config.json: copy the folder again, or try the newest {library}",
-                )
+                raise refusal(f"tensors {what}: {len(names)}, such as {min(names)}")
         return network.eval().requires_grad_(False)
 
     # What the loaded pipeline computes.

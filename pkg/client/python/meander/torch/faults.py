@@ -19,3 +19,8 @@ class Fault(Exception):
         assert kind in CLASSES, kind
         super().__init__(message)
         self.kind = kind
+
+
+def first_sentence(e: BaseException) -> str:
+    """What an error of a library says first, on one line; what follows is often about other programs."""
+    return " ".join(str(e).split()).partition(". ")[0]

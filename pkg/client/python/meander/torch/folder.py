@@ -23,6 +23,7 @@ _USUAL = (
     "diffusion_pytorch_model.safetensors",
 )
 """Names of checkpoints, in the order in which transformers and diffusers look for their own."""
+_POINTER = b"version https://git-lfs"
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
 
 
@@ -88,7 +89,7 @@ class Folder:
             file = folder / shard
             if "/" in shard or not file.is_file():
                 raise Fault("config", f"model: no {file}; the folder is not whole: copy it again")
-            size += file.stat().st_size
+            size += _whole_size(file)
         return size
 
     @functools.cached_property
@@ -132,8 +133,35 @@ class Folder:
     def check_tokenizer(self, part: str) -> None:
         """Checks that a tokenizer has a file that it can be read from."""
         folder = self.path / part
-        if not any((folder / name).is_file() for name in _TOKENIZER):
+        there = [folder / name for name in _TOKENIZER if (folder / name).is_file()]
+        if not there:
             raise Fault(
                 "config",
                 f"model: none of {', '.join(_TOKENIZER)} in {folder}; the folder is not whole: copy it again",
             )
+        for file in there:
+            _check_fetched(file)
+
+
+def _check_fetched(file: Path) -> None:
+    """A fault if Git has cloned only a pointer to a file."""
+    with file.open("rb") as f:
+        if f.read(len(_POINTER)) == _POINTER:
+            raise Fault("config", f"model: {file} is a pointer of Git LFS; fetch the file: `git lfs pull`")
+
+
+def _whole_size(file: Path) -> int:
+    """The bytes of a safetensors file, which must be as many as its header says: downloads and copies break off."""
+    _check_fetched(file)
+    size = file.stat().st_size
+    with file.open("rb") as f:
+        length = int.from_bytes(f.read(8), "little")
+        try:
+            header = json.loads(f.read(length)) if length <= size - 8 else {}
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            whole = 8 + length + max(ends, default=0)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
+            raise Fault("config", f"model: {file}: its header cannot be read: {e}") from e
+    if size != whole:
+        raise Fault("config", f"model: {file} has {size} bytes of {whole}; the folder is not whole: copy it again")
+    return size

@@ -37,16 +37,54 @@ def loaded(folder):
 @pytest.mark.parametrize(
     ("part", "values", "says"),
     [
-        ("text_encoder", {"num_hidden_layers": 4}, "text_encoder: 16 tensors are missing, such as text_model.encoder"),
-        ("text_encoder_3", {"num_layers": 3}, "text_encoder_3: 9 tensors are missing"),
-        ("vae", {"layers_per_block": 2}, "vae: 64 tensors are missing"),
-        ("transformer", {"qk_norm": None}, "transformer: 14 tensors have no place in the network"),
+        ("text_encoder", {"num_hidden_layers": 4}, "text_encoder: tensors are missing: 16, such as text_model.encoder"),
+        ("text_encoder_3", {"num_layers": 3}, "text_encoder_3: tensors are missing: 9, such as "),
+        ("text_encoder_3", {"d_ff": 48}, "text_encoder_3: tensors have another shape: 6, such as encoder.block.0."),
+        ("vae", {"layers_per_block": 2}, "vae: tensors are missing: 64, such as "),
+        ("vae", {"latent_channels": 4}, "vae: Cannot load because decoder.conv_in.weight expected shape"),
+        ("transformer", {"qk_norm": None}, "transformer: tensors have no place in the network: 14, such as "),
     ],
 )
 def test_weights_of_another_network_are_refused(folders, tmp_path, part, values, says):
     folder = changed(folders["sd3"], tmp_path / "sd3", f"{part}/config.json", **values)
     worker = loaded(folder)
     assert worker.error.kind == "config" and says in str(worker.error)
+
+
+def cut(contents):
+    return contents[: len(contents) // 2]
+
+
+def pointer(_):
+    return b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "broken", "says"),
+    [
+        ("transformer/diffusion_pytorch_model.safetensors", cut, "model.safetensors has .* bytes of .*copy it again"),
+        ("text_encoder/model.safetensors", cut, "model.safetensors has .* bytes of .*copy it again"),
+        ("vae/diffusion_pytorch_model.safetensors", lambda b: b + b"\0", "has .* bytes of .*copy it again"),
+        ("vae/diffusion_pytorch_model.safetensors", lambda b: b"", "has 0 bytes of 8; .*copy it again"),
+        ("vae/diffusion_pytorch_model.safetensors", lambda b: b[:8] + b"]" + b[9:], "its header cannot be read"),
+        ("text_encoder_3/model.safetensors", pointer, "a pointer of Git LFS; .*git lfs pull"),
+        ("tokenizer_2/tokenizer.json", pointer, "a pointer of Git LFS; .*git lfs pull"),
+    ],
+)
+def test_broken_files_are_refused_before_anything_is_loaded(folders, tmp_path, file, broken, says):
+    copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
+    (copy / file).write_bytes(broken((copy / file).read_bytes()))
+    with pytest.raises(Fault, match=f"{file.split('/')[0]}.*{says}") as e:
+        families.find(Folder(copy)).check()
+    assert e.value.kind == "config"
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(folders, tmp_path):
+    copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
+    file = copy / "tokenizer_2/tokenizer.json"
+    file.write_bytes(cut(file.read_bytes()))
+    worker = loaded(copy)
+    assert worker.error.kind == "config" and str(worker.error).startswith("tokenizer_2: ")
 
 
 UNIPC = {
