@@ -42,10 +42,9 @@ type shared struct {
 	encoding chan struct{} // a lock: prompts that come together are encoded once
 	handles  sync.Map      // weak.Pointer[model.Conditioning] to its handle
 
-	mu    sync.Mutex
-	most  map[model.Size]int // rows for which the worker's memory is enough
-	used  map[string]int     // users of the weights of each digest: models, and calls that load them again
-	tasks sync.WaitGroup     // unloading
+	mu   sync.Mutex
+	most map[model.Size]int // rows for which the worker's memory is enough
+	used map[string]int     // users of the weights of each digest: models, and calls that load them again
 	// unloads is closed when all unloads that have begun so far have ended; nil: none has begun.
 	unloads <-chan struct{}
 }
@@ -434,7 +433,7 @@ func (m *Model) Close() error {
 				stop()
 			}
 			m.link.end()
-			m.tasks.Wait()
+			_ = m.awaitUnloads(context.Background()) // which end with the link
 			m.link.close(false)
 		}
 	})

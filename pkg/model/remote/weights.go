@@ -235,7 +235,7 @@ func (s *shared) drop(c *change) {
 	delete(s.used, digest)
 	before, done := s.unloads, make(chan struct{})
 	s.unloads = done
-	s.tasks.Go(func() {
+	go func() {
 		defer close(done)
 		_, err := s.call(s.link.life, wire.CallUnload, wire.UnloadArgs{Weights: digest}, nil, nil)
 		if err != nil && s.link.life.Err() == nil && !errors.Is(err, tensor.ErrDeviceLost) {
@@ -244,7 +244,7 @@ func (s *shared) drop(c *change) {
 		if before != nil {
 			<-before
 		}
-	})
+	}()
 }
 
 // awaitUnloads waits until the worker has freed what was closed so far. The error is of ctx.
