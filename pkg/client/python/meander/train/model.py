@@ -57,9 +57,12 @@ class Network:
         self, folder: str | Path, rank: int = 16, alpha: int = 16, targets: tuple[str, ...] = (), seed: int = 0,
         device: str = "cpu", dtype: torch.dtype = torch.float32, checkpointing: bool = False, shard: bool = False,
     ):  # fmt: skip
-        """ValueError: the folder is none of a family, or not whole, with what is wrong; shard, in one process."""
+        """ValueError: the folder is none of a family, or not whole, with what is wrong; shard, in one process or of an
+        older torch."""
         from peft import LoraConfig
 
+        if shard and torch.__version__ < (2, 8):  # FSDP of older ones wants one dtype, and fails on CPUs
+            raise ValueError(f"--shard: torch {torch.__version__}; must be 2.8 or newer")
         if shard and distributed.world() == 1:
             raise ValueError(
                 "--shard: one process; must be several, as of torchrun --nproc-per-node 4 -m meander.train"

@@ -246,6 +246,12 @@ def test_sharding_changes_no_gradient(name, dtype, folders, rollout, alone):
     assert found[1][1] == pytest.approx(found[0][1], rel=1e-4)
 
 
+def test_older_torch_does_not_shard(folders, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.7.1+cpu"))
+    with pytest.raises(ValueError, match="--shard: torch 2.7.1.*; must be 2.8 or newer"):
+        Network(folders["sd3"], shard=True)
+
+
 def test_a_folder_without_a_family_is_refused(folders, tmp_path):
     with pytest.raises(ValueError, match="no model_index.json"):
         Network(tmp_path)
