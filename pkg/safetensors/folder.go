@@ -1,6 +1,7 @@
 package safetensors
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -95,10 +96,21 @@ func (f *Folder) Read(name string, limit int64) ([]byte, error) {
 	if err == nil && int64(len(b)) > limit {
 		err = fmt.Errorf("longer than %d bytes", limit)
 	}
+	if err == nil {
+		err = checkFetched(b)
+	}
 	if err = errors.Join(err, file.Close()); err != nil {
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	}
 	return b, nil
+}
+
+// checkFetched returns an error if the contents of a file are only a pointer, as Git clones it without LFS.
+func checkFetched(b []byte) error {
+	if bytes.HasPrefix(b, []byte("version https://git-lfs")) {
+		return errors.New("a pointer of Git LFS; fetch the file: `git lfs pull`")
+	}
+	return nil
 }
 
 // listNames returns the names in the folder dir below f, in no order. A folder that cannot be read

@@ -1,7 +1,6 @@
 package safetensors
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -71,8 +70,8 @@ func parseHeader(b []byte) (header, error) {
 	if len(b) < 8 {
 		return h, fmt.Errorf("file of %d bytes has no header length", len(b))
 	}
-	if bytes.HasPrefix(b, []byte("version https://git-lfs")) {
-		return h, errors.New("a pointer of Git LFS; fetch the file: `git lfs pull`")
+	if err := checkFetched(b); err != nil {
+		return h, err
 	}
 	n := binary.LittleEndian.Uint64(b)
 	if n > MaxHeader {

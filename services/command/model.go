@@ -110,7 +110,7 @@ func showInfo(c *cobra.Command, asJSON bool, problems []string, fields map[strin
 		if len(problems) == 0 {
 			fmt.Fprintln(out, "loads: yes")
 		} else {
-			fmt.Fprintf(out, "loads: no, %d problems\n", len(problems))
+			fmt.Fprintf(out, "loads: no, %s\n", present.Count(len(problems), "problem"))
 		}
 		for _, p := range problems {
 			fmt.Fprintf(out, "  %s\n", p)

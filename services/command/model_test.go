@@ -21,7 +21,8 @@ func TestModelInfo_Scheduler(t *testing.T) {
 		{`{"invert_sigmas": true}`, "invert_sigmas: true"},
 		{`{"stochastic_sampling": true, "num_train_timesteps": 500}`, "loads: no, 2 problems"},
 		{`{"shift": "3"}`, "shift"},
-		{`{`, "loads: no, 1 problems\n  read scheduler/scheduler_config.json: not JSON"},
+		{"version https://git-lfs.github.com/spec/v1\n", "read scheduler/scheduler_config.json: a pointer of Git LFS; fetch"},
+		{`{`, "loads: no, 1 problem\n  read scheduler/scheduler_config.json: not JSON"},
 	} {
 		dir := checkpoint.Dir(t, checkpoint.Config{})
 		if err := os.WriteFile(filepath.Join(dir, "scheduler", "scheduler_config.json"), []byte(tt.config), 0o600); err != nil {
