@@ -82,7 +82,12 @@ func (f *Folder) Open(name string) (*os.File, error) {
 
 // Stat describes the file of that name; it follows links.
 func (f *Folder) Stat(name string) (fs.FileInfo, error) {
-	return f.root.Stat(path.Join(f.dir, filepath.ToSlash(name)))
+	info, err := f.root.Stat(path.Join(f.dir, filepath.ToSlash(name)))
+	if err != nil && strings.Contains(err.Error(), "escapes from parent") { // os has no value for it
+		err = &fs.PathError{Op: "stat", Path: name, Err: errors.New(
+			"a link that leads out of the folder; copy the file itself there")}
+	}
+	return info, err
 }
 
 // Read returns the contents of a regular file of at most limit bytes. A file that is missing

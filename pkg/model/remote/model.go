@@ -82,7 +82,7 @@ func Open(ctx context.Context, dir string, cfg Config, progress model.Progress) 
 	m, err := connect(ctx, l, folder, dir)
 	h := <-hash
 	if err = errors.Join(h.err, err); err != nil {
-		l.close(true)
+		l.close(ctx.Err() != nil)
 		return nil, fmt.Errorf("open model %q: %w", dir, err)
 	}
 	m.base, m.card.WeightsDigest = h.digest, h.digest

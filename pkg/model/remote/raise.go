@@ -37,10 +37,14 @@ func (l *link) start() (*peer, error) {
 		}
 	}()
 	if err := l.await(waiting, p); err != nil {
-		select {
-		case <-process.ended: // its exit status says more than a broken connection
-			err = process.why()
-		case <-time.After(endPatience):
+		if _, isFault := errors.AsType[*wire.Fault](err); isFault {
+			process.finish() // it answers, so it can remove its files
+		} else {
+			select {
+			case <-process.ended: // its exit status says more than a broken connection
+				err = process.why()
+			case <-time.After(endPatience):
+			}
 		}
 		process.kill()
 		return nil, err

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,6 +277,35 @@ def test_settings_that_one_process_cannot_have_are_refused(signs, tmp_path):
     assert "accelerate launch --cpu starts one process of several" in (tmp_path / "cpu/stderr").read_text()
 
 
+def test_sigterm_gives_the_lane_back_and_what_was_trained_with_stays(signs, tmp_path):
+    """The next trainer need not wait for the lease to end; settings that have changed are said, another alpha refused."""
+    out = tmp_path / "terminated"
+    process = started(signs, out, updates=50)
+    asyncio.run(asyncio.wait_for(until(process, out, 1), 300))
+    process.terminate()
+    assert process.wait(300) == 128 + signal.SIGTERM
+    said = (out / "stderr").read_text()
+    assert f"interrupted; the same command goes on from {out}/checkpoint" in said and "Traceback" not in said
+    process = started(signs, out, updates=50, alpha=64)
+    assert process.wait(300) == 1
+    assert "--alpha: 64; must be 16, by which" in (out / "stderr").read_text()
+    process = started(signs, out, updates=len(updates(out)) + 1)
+    ended(process, out)
+    said = (out / "stderr").read_text().rpartition("--alpha: 64; must be 16")[2]
+    assert "settings of this run have changed: --alpha 64 -> 16, --updates 50 -> " in said
+
+
+def test_a_model_that_is_not_served_is_refused(signs, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(SIGNS, other)
+    file = other / "transformer/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"in_channels": 32}))
+    process = started(signs, tmp_path / "refused", model=other)
+    assert process.wait(300) == 1
+    said = (tmp_path / "refused/stderr").read_text()
+    assert f"meander-train: --model: {other}: " in said and "Traceback" not in said
+
+
 def length(tensors):
     return sum(float(v.double().square().sum()) for v in tensors) ** 0.5
 
@@ -293,7 +323,8 @@ def test_ahead(signs, tmp_path):
     assert [r["behind"] for r in log] == [0, 1, 1, 1]
     assert all(0 <= r["waiting"] <= 1 for r in log)
     assert log[0]["weight"] == 1 and all(r["weight"] != 1 and abs(r["weight"] - 1) < 0.01 for r in log[1:])
-    assert [r["batch"] for r in log] == [f"u{i:06d}" for i in range(4)]
+    # Two are sampled at a time, and the one that is whole first is read first.
+    assert sorted(r["batch"] for r in log) == [f"u{i:06d}" for i in range(4)]
     assert max(
         max(r["ratio_off"]) for r in log[1:]
     ) > 1e-6 > max(log[0]["ratio_off"]), "the ratio is 1 under the weights of the batch alone"

@@ -400,6 +400,25 @@ def test_wrong_adapters_are_refused_by_name(folder):
             net.load(state)
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"max_grad_norm": -1.0}, "--max-grad-norm: -1.0; must be above 0"),  # it would turn gradients round
+        ({"alpha": 0}, "--alpha: 0; must be above 0"),
+        ({"threads": 0}, "--threads: 0; must be above 0"),
+        ({"beta": -1.0}, "--beta: -1.0; must be at least 0"),
+        ({"ratio_limit": float("nan")}, "--ratio-limit: nan; must be a number"),
+        ({"kl_limit": float("nan")}, "--kl-limit: nan; must be a number"),
+        ({"adam_beta2": 1.5}, "--adam-beta2: 1.5; must be at least 0 and below 1"),
+        ({"dtype": "float99"}, "--dtype: 'float99'; must be one of float32, bfloat16"),
+    ],
+)
+def test_settings_that_learn_nothing_are_refused(settings, says):
+    with pytest.raises(ValueError) as e:
+        Config(prompts="p", **settings)
+    assert str(e.value) == says
+
+
 def test_prompts_are_drawn_the_same_and_each_once_an_epoch(tmp_path):
     (tmp_path / "p").write_text('a\n\n{"prompt": "b", "group_size": 2}\nc\nd\n')
     draw = prompts.Draw(prompts.read(tmp_path / "p"), 2, seed=5)

@@ -366,8 +366,8 @@ def _load(
             cls = cls or libraries["transformers"].PreTrainedTokenizerFast
             try:
                 parts[part] = cls.from_pretrained(str(family.folder.path / part), local_files_only=True)
-            except (OSError, ValueError) as e:
-                raise Fault("config", f"{part}: {first_sentence(e)}; it cannot be read: copy the folder again") from e
+            except Exception as e:  # of any kind, by what is wrong with which file
+                raise Fault("config", f"{part}: cannot be read: {first_sentence(e)}; copy the folder again") from e
     parts |= {name: family.folder.index.get(name) for name in family.pipeline_settings}
     diffusers = libraries["diffusers"]
     # The host steps; the scheduler of the pipeline is never asked.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -301,7 +302,7 @@ class Family:
             )
 
         # What does not fit is in the report of transformers; diffusers has an error for it, whose first sentence tells.
-        told_shapes = {"ignore_mismatched_sizes": True} if library == "transformers" else {}
+        report_shapes = {"ignore_mismatched_sizes": True} if library == "transformers" else {}
         try:
             network, told = getattr(importlib.import_module(library), name).from_pretrained(
                 str(self.folder.path / part),
@@ -309,7 +310,7 @@ class Family:
                 local_files_only=True,
                 use_safetensors=True,
                 output_loading_info=True,
-                **told_shapes,
+                **report_shapes,
             )
         except (OSError, ValueError) as e:
             raise refusal(first_sentence(e)) from e
@@ -317,8 +318,11 @@ class Family:
             "are missing": set(told["missing_keys"]) - {"lm_head.weight"},  # which no prompt is read with
             "have another shape": {key for key, *_ in told["mismatched_keys"]},
         }
-        if part.startswith("transformer"):
-            wrong["have no place in the network"] = set(told["unexpected_keys"])
+        # Of the other parts a checkpoint may have more, such as the half of CLIP that sees, but not more of its layers.
+        unexpected = set(told["unexpected_keys"])
+        if not part.startswith("transformer"):
+            unexpected = _of_more_layers(unexpected, network.state_dict())
+        wrong["have no place in the network"] = unexpected
         for what, names in wrong.items():
             if names:
                 raise refusal(f"tensors {what}: {len(names)}, such as {min(names)}")
@@ -467,3 +471,16 @@ class Standardized(Family):
         """Mean and inverse deviation of the VAE's channels, as the pipelines round them."""
         c = self.vae.config
         return z.new_tensor(c.latents_mean).view(1, -1, 1, 1, 1), 1.0 / z.new_tensor(c.latents_std).view(1, -1, 1, 1, 1)
+
+
+def _of_more_layers(names: Iterable[str], known: Iterable[str]) -> set[str]:
+    """Those names of tensors whose layer has a number that a list of layers of the network does not reach."""
+    there = {".".join(parts[:i]) for parts in (name.split(".") for name in known) for i in range(1, len(parts))}
+    out = set()
+    for name in names:
+        parts = name.split(".")
+        for i in range(1, len(parts) - 1):
+            stem = ".".join(parts[:i])
+            if parts[i].isdigit() and f"{stem}.0" in there and f"{stem}.{parts[i]}" not in there:
+                out.add(name)
+    return out

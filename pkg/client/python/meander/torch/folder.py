@@ -23,6 +23,7 @@ _USUAL = (
     "diffusion_pytorch_model.safetensors",
 )
 """Names of checkpoints, in the order in which transformers and diffusers look for their own."""
+_MOST_HEADER = 100_000_000  # bytes, of the format
 _POINTER = b"version https://git-lfs"
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
 
@@ -52,8 +53,9 @@ class Folder:
             out = json.loads(file.read_text("utf-8"))
         except FileNotFoundError:
             raise Fault("config", f"model: no {file}; the folder is not whole: copy it again") from None
-        except (OSError, ValueError) as e:
-            raise Fault("config", f"model: {file}: {e}") from e
+        except (OSError, ValueError, RecursionError) as e:
+            _check_fetched(file)
+            raise Fault("config", f"model: {file}: {e}; copy it again") from e
         if not isinstance(out, dict):
             raise Fault("config", f"model: {file}: a {type(out).__name__}; must be an object")
         return out
@@ -71,6 +73,7 @@ class Folder:
     def check_weights(self, part: str, library: str) -> int:
         """Returns the bytes of the weights of a part, which must be safetensors files that are all there."""
         folder, stem = self.path / part, _WEIGHTS[library]
+        self._check_links(part)
         self.read(part, "config.json")
         own = (f"{stem}.safetensors", f"{stem}.safetensors.index.json")
         chosen, shards = self._checkpoint(part)
@@ -84,10 +87,14 @@ class Folder:
                 else f"must be named so; there is {', '.join(there) or 'nothing'}"
             )
             raise Fault("config", f"model: no {stem}.safetensors in {folder}; {why}")
+        if not shards:
+            raise Fault("config", f"model: {folder / chosen}: weight_map: no files; copy the folder again")
         size = 0
         for shard in shards:
             file = folder / shard
-            if "/" in shard or not file.is_file():
+            if "/" in shard:
+                raise Fault("config", f"model: {folder / chosen}: {shard:.100}; must be a file beside it")
+            if not file.is_file():
                 raise Fault("config", f"model: no {file}; the folder is not whole: copy it again")
             size += _whole_size(file)
         return size
@@ -123,7 +130,17 @@ class Folder:
         if not chosen.endswith(".index.json"):
             return chosen, [chosen] if chosen else []
         table = self.read(part, chosen).get("weight_map")
-        return chosen, sorted(set(table.values())) if isinstance(table, dict) else []
+        files = list(table.values()) if isinstance(table, dict) else []
+        if not all(isinstance(name, str) and len(name) < 256 for name in files):
+            raise Fault("config", f"model: {self.path / part / chosen}: weight_map: must have names of files")
+        return chosen, sorted(set(files))
+
+    def _check_links(self, part: str) -> None:
+        """A fault if a link of a part leads to nothing, as where the blobs of a cache were not copied."""
+        folder = self.path / part
+        for file in sorted(folder.iterdir()) if folder.is_dir() else []:
+            if file.is_symlink() and not file.exists():
+                raise Fault("config", f"model: {file} is a link to {file.readlink()}, which is not there; copy it again")
 
     def splits_bytes(self, part: str) -> bool:
         """Whether a tokenizer splits bytes, as its tokenizer.json says."""
@@ -131,23 +148,34 @@ class Folder:
         return '"ByteLevel"' in text
 
     def check_tokenizer(self, part: str) -> None:
-        """Checks that a tokenizer has a file that it can be read from."""
+        """Checks that the files of a tokenizer are there, and that those that are JSON can be read."""
         folder = self.path / part
-        there = [folder / name for name in _TOKENIZER if (folder / name).is_file()]
+        self._check_links(part)
+        there = [name for name in _TOKENIZER if (folder / name).is_file()]
         if not there:
             raise Fault(
                 "config",
                 f"model: none of {', '.join(_TOKENIZER)} in {folder}; the folder is not whole: copy it again",
             )
-        for file in there:
+        if there == ["vocab.json"] and not (folder / "merges.txt").is_file():
+            raise Fault("config", f"model: no {folder / 'merges.txt'}; the folder is not whole: copy it again")
+        for file in sorted(f for f in folder.iterdir() if f.is_file()):
             _check_fetched(file)
+            if file.name in (*_TOKENIZER, "merges.txt") and not file.stat().st_size:
+                raise Fault("config", f"model: {file} is empty; the folder is not whole: copy it again")
+            if file.name in ("tokenizer.json", "vocab.json", "tokenizer_config.json"):
+                self.read(part, file.name)
 
 
 def _check_fetched(file: Path) -> None:
-    """A fault if Git has cloned only a pointer to a file."""
-    with file.open("rb") as f:
-        if f.read(len(_POINTER)) == _POINTER:
-            raise Fault("config", f"model: {file} is a pointer of Git LFS; fetch the file: `git lfs pull`")
+    """A fault if a file cannot be read, or if Git has cloned only a pointer to it."""
+    try:
+        with file.open("rb") as f:
+            start = f.read(len(_POINTER))
+    except OSError as e:
+        raise Fault("config", f"model: {file}: {e.strerror}") from e
+    if start == _POINTER:
+        raise Fault("config", f"model: {file} is a pointer of Git LFS; fetch the file: `git lfs pull`")
 
 
 def _whole_size(file: Path) -> int:
@@ -160,8 +188,10 @@ def _whole_size(file: Path) -> int:
             header = json.loads(f.read(length)) if length <= size - 8 else {}
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             whole = 8 + length + max(ends, default=0)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError) as e:
             raise Fault("config", f"model: {file}: its header cannot be read: {e}") from e
+    if length > _MOST_HEADER:
+        raise Fault("config", f"model: {file} is no safetensors file; copy it again")
     if size != whole:
         raise Fault("config", f"model: {file} has {size} bytes of {whole}; the folder is not whole: copy it again")
     return size

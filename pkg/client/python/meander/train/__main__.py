@@ -8,13 +8,14 @@ import dataclasses
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import nats.errors
 
-from .config import Config, add_flags
+from .config import Config, add_flags, flag
 
 _HELP = """Trains an adapter (LoRA) of a served model by Flow-GRPO, from the stream of a meander pipeline alone:
 publishes prompts, reads groups with their latents, log-probs and advantages, takes a step, pushes the adapter, which
@@ -59,18 +60,46 @@ def main() -> None:
     except ValueError as e:
         parser.error(str(e))
     out = Path(config.out)
-    if os.environ.get("RANK", "0") == "0":
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "config.json").write_text(json.dumps(dataclasses.asdict(config) | {"token": ""}, indent=1) + "\n")
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
+        if os.environ.get("RANK", "0") == "0":
+            _keep_settings(config, out)
         summary = asyncio.run(train(config))
     except KeyboardInterrupt:
-        sys.exit(f"\ninterrupted; the same command goes on from {out}/checkpoint")
-    except (ValueError, RuntimeError, TimeoutError, OSError, FloatingPointError, nats.errors.Error) as e:
+        kept = (out / "checkpoint").exists()
+        on = f"the same command goes on from {out}/checkpoint" if kept else "nothing is trained yet"
+        print(f"\ninterrupted; {on}", file=sys.stderr)
+        sys.exit(128 + signal.SIGTERM if _terminated else 1)
+    except (TimeoutError, nats.errors.Error) as e:
+        on = f"when {config.nats} and its pipeline answer again, the same command goes on"
+        sys.exit(f"meander-train: {e or type(e).__name__}; {on}")
+    except (ValueError, RuntimeError, OSError, FloatingPointError) as e:
         sys.exit(f"meander-train: {e or type(e).__name__}")
     if summary:
         (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
         print(table(summary))
+
+
+_terminated = False
+
+
+def _interrupt(*_: Any) -> None:
+    """SIGTERM, of schedulers, ends a run as Ctrl-C does: the lease of the lane is given back."""
+    global _terminated
+    _terminated = True
+    signal.raise_signal(signal.SIGINT)
+
+
+def _keep_settings(config: Config, out: Path) -> None:
+    """Writes config.json, and says which settings are others than those before."""
+    out.mkdir(parents=True, exist_ok=True)
+    file, settings = out / "config.json", dataclasses.asdict(config) | {"token": ""}
+    if file.exists() and (out / "checkpoint").exists():
+        before = json.loads(file.read_text())
+        changed = [f"--{flag(n)} {before[n]} -> {v}" for n, v in settings.items() if before.get(n, v) != v]
+        if changed:
+            logging.getLogger("meander.train").warning("settings of this run have changed: %s", ", ".join(changed))
+    file.write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def table(summary: dict[str, Any]) -> str:

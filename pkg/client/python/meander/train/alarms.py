@@ -36,7 +36,7 @@ class Alarms:
                 (
                     RATIO,
                     f"|log_prob - old| is up to {off:.1e} before any step, more than {c.ratio_limit:g}: the sampler's "
-                    f"weights are not the trainer's"
+                    f"weights are not the trainer's, or --dtype is not the sampler's"
                 )
             )
         # Later steps have less noise, so the same change is a larger divergence there: a window is compared at one

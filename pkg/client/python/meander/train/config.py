@@ -18,6 +18,9 @@ def _setting(default: Any, help: str, section: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, "section": section})
 
 
+DTYPES = ("float32", "bfloat16")
+"""dtypes of the frozen network, by their names in torch."""
+
 _PIPE, _ROLL, _LOSS, _RUN, _EVAL, _STOP = "pipeline", "rollouts", "loss and optimizer", "training", "evaluation", "alarms"
 
 
@@ -116,7 +119,7 @@ class Config:
     )
     micro_batch: int = _setting(64, "samples of one forward pass; gradients of several are accumulated", _LOSS)
     ema: float = _setting(0.9, "keep a running average of the adapter with this decay, and evaluate it; 0: none", _LOSS)
-    dtype: str = _setting("float32", "of the frozen network: float32, bfloat16", _LOSS)
+    dtype: str = _setting("float32", f"of the frozen network: {', '.join(DTYPES)}", _LOSS)
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N", _LOSS)
     checkpointing: bool = _setting(False, "recompute activations in the backward pass", _LOSS)
     shard: bool = _setting(
@@ -165,11 +168,22 @@ class Config:
     def __post_init__(self) -> None:
         positive = (
             "groups", "group_size", "steps", "rank", "lr", "minibatches", "micro_batch", "updates", "checkpoint_every",
-            "patience", "eval_every", "eval_samples", "sde_shift", "accumulate"
+            "patience", "eval_every", "eval_samples", "sde_shift", "accumulate", "alpha", "threads", "max_grad_norm",
+            "clip", "adv_clip_max", "is_threshold"
         )
-        for name in positive:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be above 0")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and math.isnan(value):  # it would switch off what is compared with it
+                raise ValueError(f"--{flag(field.name)}: {value}; must be a number")
+            if field.name in positive and not value > 0:
+                raise ValueError(f"--{flag(field.name)}: {value}; must be above 0")
+        for name in ("beta", "weight_decay", "ratio_limit", "gold_drop", "diversity_floor", "kl_limit", "reward_drop"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be at least 0")
+        if not 0 <= self.adam_beta2 < 1:
+            raise ValueError(f"--adam-beta2: {self.adam_beta2}; must be at least 0 and below 1")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"--dtype: {self.dtype!r}; must be one of {', '.join(DTYPES)}")
         if self.test and not self.held_out:
             raise ValueError("--test: needs --held-out, which chooses the adapter to test")
         if self.test_steps < 0:

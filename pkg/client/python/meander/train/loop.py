@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from ..client import Client, connect
 from ..events import EventError
+from ..torch.faults import Fault
 from . import distributed, evaluate, losses, prompts, records
 from .alarms import FATAL, UNCHANGED, Alarms
 from .config import Config
@@ -99,6 +100,11 @@ class Trainer:
         if found is None:
             return
         state, keep = found
+        if (alpha := keep.get("alpha", self.config.alpha)) != self.config.alpha:
+            raise ValueError(
+                f"--alpha: {self.config.alpha}; must be {alpha}, by which {self.out}/checkpoint was trained, or --out "
+                f"another folder"
+            )
         self.resumed = True
         await _in(self.beside, self.learner.load, state)
         self.updated, self.taken, self.cursor, self.made, self.best = (
@@ -224,6 +230,7 @@ class Trainer:
                 left_out = self.alarms.stale(found.name, behind)
             else:
                 whole = Rollouts(found, self.network.family.conditioning)
+                self._check_model(whole)
             steps, sampled = (len(whole.kernels), str(found["uid"][0])) if whole else (0, "")
             task = Task(found.name, found.cursor, [g.uid for g in found.groups], behind, left_out, steps, sampled)
         task = await self._share(task)
@@ -252,6 +259,23 @@ class Trainer:
                 mine = Rollouts.without_samples(task.name, task.steps)
         clock.lap("read")
         return whole, mine, task.behind
+
+    def _check_model(self, batch: Rollouts) -> None:
+        """ValueError: the samples are of another model than the one to train, by their shapes."""
+        family, size = self.network.family, batch.frame
+        made = (*batch.batch["latents"].shape[-2:], batch.batch.conditioning["prompt_embeds"].shape[-1])
+        try:
+            own = (*family.latent_shape(size), family.width())
+        except Fault as e:
+            raise ValueError(
+                f"--model: {self.config.model}: of the samples: {e}: must be the folder that the samplers serve"
+            ) from e
+        if made != own:
+            raise ValueError(
+                f"--model: {self.config.model}: a {family.folder.class_name} with latents {list(own[:2])} at "
+                f"{size.height} x {size.width} pixels, and {own[2]} channels of text; the samples have "
+                f"{list(made[:2])} and {made[2]}: must be the folder that the samplers serve"
+            )
 
     def _record(self, batch: Rollouts, behind: int, report: Report) -> dict[str, Any]:
         groups = batch.by_group(batch.rewards)
@@ -320,7 +344,7 @@ class Trainer:
 
     def _checkpoint(self, state: dict[str, Any]) -> None:
         keep = {name: getattr(self, name) for name in ("stopped", "updated", "taken", "cursor", "made", "best")}
-        keep |= {"rewards": self.alarms.rewards, "evaluations": self.alarms.evaluations}
+        keep |= {"alpha": self.config.alpha, "rewards": self.alarms.rewards, "evaluations": self.alarms.evaluations}
         records.save_checkpoint(self.out, self.network, state, keep)
 
     def _curve(self) -> None:

@@ -17,7 +17,7 @@ from safetensors import torch as safetensors
 from .. import accelerate
 from ..torch import families
 from ..torch.family import Family, Size
-from ..torch.faults import Fault
+from ..torch.faults import Fault, first_sentence
 from ..torch.folder import Folder
 from . import distributed
 
@@ -67,9 +67,12 @@ class Network:
             raise ValueError(
                 "--shard: one process; must be several, as of torchrun --nproc-per-node 4 -m meander.train"
             )
-        self.device, self.shard = torch.device(device), shard
-        self.family = _family(folder)
-        parts = {part: self.family.load_part(part, dtype) for part in self.family.transformers()}
+        try:
+            self.device, self.shard = torch.device(device), shard
+            torch.empty(1, device=self.device)
+        except RuntimeError as e:
+            raise ValueError(f"--device: {device}: {first_sentence(e)}; must be cpu, or cuda:N of a GPU here") from e
+        self.family, parts = _load(folder, dtype)
         if not shard:  # else a block is moved as it is split: the whole may not fit
             for network in parts.values():
                 network.to(self.device)
@@ -205,15 +208,15 @@ class Network:
         return json.dumps({**plain, "base_model_name_or_path": None}, indent=2, sort_keys=True, default=str) + "\n"
 
 
-def _family(folder: str | Path) -> Family:
-    """The family of a folder whose transformers may be loaded. ValueError: what is wrong with it."""
+def _load(folder: str | Path, dtype: torch.dtype) -> tuple[Family, dict[str, torch.nn.Module]]:
+    """The family of a folder, and its transformers. ValueError: what is wrong with it."""
     try:
         family = families.find(Folder(folder))
         for part in family.transformers():
             family.check_part(part)
+        return family, {part: family.load_part(part, dtype) for part in family.transformers()}
     except Fault as e:
         raise ValueError(f"--model: {folder}: {e}") from e
-    return family
 
 
 def _blocks(transformer: torch.nn.Module) -> list[torch.nn.Module]:

@@ -39,6 +39,8 @@ def loaded(folder):
     [
         ("text_encoder", {"num_hidden_layers": 4}, "text_encoder: tensors are missing: 16, such as text_model.encoder"),
         ("text_encoder_3", {"num_layers": 3}, "text_encoder_3: tensors are missing: 9, such as "),
+        ("text_encoder_3", {"num_layers": 1}, "text_encoder_3: tensors have no place in the network: 9, such as "),
+        ("vae", {"layers_per_block": 0}, "vae: tensors have no place in the network: "),
         ("text_encoder_3", {"d_ff": 48}, "text_encoder_3: tensors have another shape: 6, such as encoder.block.0."),
         ("vae", {"layers_per_block": 2}, "vae: tensors are missing: 64, such as "),
         ("vae", {"latent_channels": 4}, "vae: Cannot load because decoder.conv_in.weight expected shape"),
@@ -69,6 +71,10 @@ def pointer(_):
         ("vae/diffusion_pytorch_model.safetensors", lambda b: b[:8] + b"]" + b[9:], "its header cannot be read"),
         ("text_encoder_3/model.safetensors", pointer, "a pointer of Git LFS; .*git lfs pull"),
         ("tokenizer_2/tokenizer.json", pointer, "a pointer of Git LFS; .*git lfs pull"),
+        ("tokenizer_2/tokenizer_config.json", pointer, "a pointer of Git LFS; .*git lfs pull"),
+        ("tokenizer_2/tokenizer.json", cut, "/tokenizer.json: .*; copy it again"),
+        ("vae/config.json", pointer, "a pointer of Git LFS; .*git lfs pull"),
+        ("vae/diffusion_pytorch_model.safetensors", lambda b: b"<html>" * 9, "is no safetensors file"),
     ],
 )
 def test_broken_files_are_refused_before_anything_is_loaded(folders, tmp_path, file, broken, says):
@@ -79,12 +85,38 @@ def test_broken_files_are_refused_before_anything_is_loaded(folders, tmp_path, f
     assert e.value.kind == "config"
 
 
+def test_other_broken_parts_are_refused_before_anything_is_loaded(folders, tmp_path):
+    """Files that tokenizers go on without, links whose target was not copied, indexes without names of files."""
+    copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
+
+    def refused(says):
+        with pytest.raises(Fault, match=says) as e:
+            families.find(Folder(copy)).check()
+        assert e.value.kind == "config"
+
+    weights = copy / "vae/diffusion_pytorch_model.safetensors"
+    weights.rename(copy / "kept")
+    weights.symlink_to("../../blobs/00")
+    refused("diffusion_pytorch_model.safetensors is a link to ../../blobs/00, which is not there")
+    weights.unlink()
+    index = copy / "vae/diffusion_pytorch_model.safetensors.index.json"
+    for table, says in (({"a": 1}, "names of files"), ({}, "no files"), ({"a": "../kept"}, "must be a file beside it")):
+        index.write_text(json.dumps({"weight_map": table}))
+        refused(f"index.json: .*{says}")
+    index.unlink()
+    (copy / "kept").rename(weights)
+    (copy / "tokenizer/tokenizer.json").unlink()
+    (copy / "tokenizer/vocab.json").write_text("{}")
+    refused("no .*tokenizer/merges.txt")
+    (copy / "tokenizer/merges.txt").write_text("")
+    refused("tokenizer/merges.txt is empty")
+
+
 def test_a_tokenizer_that_cannot_be_read_is_named(folders, tmp_path):
     copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
-    file = copy / "tokenizer_2/tokenizer.json"
-    file.write_bytes(cut(file.read_bytes()))
+    (copy / "tokenizer_2/tokenizer.json").write_text('{"model": {"type": "none"}}')
     worker = loaded(copy)
-    assert worker.error.kind == "config" and str(worker.error).startswith("tokenizer_2: ")
+    assert worker.error.kind == "config" and str(worker.error).startswith("tokenizer_2: cannot be read: ")
 
 
 UNIPC = {

@@ -1,6 +1,7 @@
 """The trainer's network of each family against the worker's: one velocity, one guidance, log-probs that agree."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from meander.accelerate import whole  # noqa: E402
 from meander.batch import Batch, Group, Sample  # noqa: E402
 from meander.train import distributed  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402
+from meander.train.loop import Trainer  # noqa: E402
 from meander.train.losses import PPO  # noqa: E402
 from meander.train.model import Network, _blocks  # noqa: E402
 from meander.train.rollouts import Rollouts  # noqa: E402
@@ -258,6 +260,24 @@ def test_a_folder_without_a_family_is_refused(folders, tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "AuraFlowPipeline"}')
     with pytest.raises(ValueError, match="'AuraFlowPipeline'; must be one of QwenImagePipeline"):
         Network(tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_of_the_model_are_taken(name, folders, rollout):
+    network, batch = begin(folders[name], rollout(name))
+    Trainer._check_model(SimpleNamespace(network=network, config=None), batch)
+
+
+@pytest.mark.parametrize(
+    ("of", "says"),
+    [("sd3", "a ZImagePipeline with latents .*; the samples have .*: must be"), ("wan", "frames: 9; must be 1: must be")],
+)
+def test_samples_of_another_model_are_refused(of, says, folders, rollout):
+    """Their conditioning has the names of this model's, so nothing else tells."""
+    network, batch = begin(folders[of], rollout(of))
+    network.family = Network(folders["z-image"], rank=2).family
+    with pytest.raises(ValueError, match=f"--model: tiny: .*{says} the folder that the samplers serve"):
+        Trainer._check_model(SimpleNamespace(network=network, config=SimpleNamespace(model="tiny")), batch)
 
 
 def test_batches_of_another_model_are_refused(folders, rollout):
