@@ -70,10 +70,10 @@ def main() -> None:
         on = f"the same command goes on from {out}/checkpoint" if kept else "nothing is trained yet"
         print(f"\ninterrupted; {on}", file=sys.stderr)
         sys.exit(128 + signal.SIGTERM if _terminated else 1)
-    except (TimeoutError, nats.errors.Error) as e:
+    except nats.errors.Error as e:
         on = f"when {config.nats} and its pipeline answer again, the same command goes on"
         sys.exit(f"meander-train: {e or type(e).__name__}; {on}")
-    except (ValueError, RuntimeError, OSError, FloatingPointError) as e:
+    except (ValueError, RuntimeError, TimeoutError, OSError, FloatingPointError) as e:
         sys.exit(f"meander-train: {e or type(e).__name__}")
     if summary:
         (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
