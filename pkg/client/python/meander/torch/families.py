@@ -406,10 +406,16 @@ FAMILIES: dict[str, type[Family]] = {
 
 
 def find(folder: Folder) -> Family:
-    """Returns the family of a folder. Fault of class config: its class is none of FAMILIES."""
+    """Returns the family of a folder. Fault of class config: its class is none of FAMILIES, or its configuration files
+    have values of another kind."""
     family = FAMILIES.get(folder.class_name)
     if family is None:
         raise Fault(
             "config", f"model_index.json: _class_name: {folder.class_name!r}; must be one of {', '.join(FAMILIES)}"
         )
-    return family(folder)
+    try:
+        out = family(folder)
+        out.card()
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as e:
+        raise Fault("config", f"model: {folder.path}: a value of its config.json or meander.json: {e}") from e
+    return out

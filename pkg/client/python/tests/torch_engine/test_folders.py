@@ -112,6 +112,21 @@ def test_other_broken_parts_are_refused_before_anything_is_loaded(folders, tmp_p
     refused("tokenizer/merges.txt is empty")
 
 
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [("meander.json", {"height": "big"}), ("meander.json", {"height": None}), ("meander.json", {"fps": []}),
+     ("transformer/config.json", {"in_channels": "x"}), ("vae/config.json", {"block_out_channels": 3})],
+)  # fmt: skip
+def test_values_of_another_kind_are_refused(folders, tmp_path, file, values):
+    copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
+    if not (copy / file).exists():
+        (copy / file).write_text("{}")
+    (copy / file).write_text(json.dumps(json.loads((copy / file).read_text()) | values))
+    with pytest.raises(Fault, match="a value of its config.json or meander.json: ") as e:
+        families.find(Folder(copy))
+    assert e.value.kind == "config"
+
+
 def test_a_tokenizer_that_cannot_be_read_is_named(folders, tmp_path):
     copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
     (copy / "tokenizer_2/tokenizer.json").write_text('{"model": {"type": "none"}}')
