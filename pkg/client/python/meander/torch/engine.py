@@ -90,8 +90,8 @@ class Engine:
     def __init__(self, family: Family, settings: Settings, say: Callable[[str], None] = lambda detail: None):
         """Loads the folder of a family and says what it does. Fault of class config: the device is not there."""
         self.family, self.settings = family, settings
-        device = _device(settings.device)
-        encoders = _device(settings.encoders) if settings.encoders else device
+        device = find_device(settings.device)
+        encoders = find_device(settings.encoders) if settings.encoders else device
         self.dtype = settings.dtype if settings.dtype != "auto" else "f32" if device.type == "cpu" else "bf16"
         _prepare(settings, self.dtype)
         family.attach(_load(family, DTYPES[self.dtype], device, encoders, say), encoders)
@@ -325,7 +325,7 @@ def _tile(family: Family) -> None:
         family.vae.tile_sample_min_size, family.vae.tile_latent_min_size = _TILE, _TILE // family.scale
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     """The device of a name, auto for any. Fault of class config: it is not there."""
     if name == "auto":
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

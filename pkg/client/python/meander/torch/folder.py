@@ -52,7 +52,7 @@ class Folder:
         try:
             out = json.loads(file.read_text("utf-8"))
         except FileNotFoundError:
-            raise Fault("config", f"model: no {file}; the folder is not whole: copy it again") from None
+            raise _incomplete(f"no {file}") from None
         except (OSError, ValueError, RecursionError) as e:
             _check_fetched(file)
             raise Fault("config", f"model: {file}: {e}; copy it again") from e
@@ -95,7 +95,7 @@ class Folder:
             if "/" in shard:
                 raise Fault("config", f"model: {folder / chosen}: {shard:.100}; must be a file beside it")
             if not file.is_file():
-                raise Fault("config", f"model: no {file}; the folder is not whole: copy it again")
+                raise _incomplete(f"no {file}")
             size += _whole_size(file)
         return size
 
@@ -140,7 +140,7 @@ class Folder:
         folder = self.path / part
         for file in sorted(folder.iterdir()) if folder.is_dir() else []:
             if file.is_symlink() and not file.exists():
-                raise Fault("config", f"model: {file} is a link to {file.readlink()}, which is not there; copy it again")
+                raise Fault("config", f"model: {file} is a link to {file.readlink()}, which is not there: copy it")
 
     def splits_bytes(self, part: str) -> bool:
         """Whether a tokenizer splits bytes, as its tokenizer.json says."""
@@ -153,18 +153,20 @@ class Folder:
         self._check_links(part)
         there = [name for name in _TOKENIZER if (folder / name).is_file()]
         if not there:
-            raise Fault(
-                "config",
-                f"model: none of {', '.join(_TOKENIZER)} in {folder}; the folder is not whole: copy it again",
-            )
+            raise _incomplete(f"none of {', '.join(_TOKENIZER)} in {folder}")
         if there == ["vocab.json"] and not (folder / "merges.txt").is_file():
-            raise Fault("config", f"model: no {folder / 'merges.txt'}; the folder is not whole: copy it again")
+            raise _incomplete(f"no {folder / 'merges.txt'}")
         for file in sorted(f for f in folder.iterdir() if f.is_file()):
             _check_fetched(file)
             if file.name in (*_TOKENIZER, "merges.txt") and not file.stat().st_size:
-                raise Fault("config", f"model: {file} is empty; the folder is not whole: copy it again")
+                raise _incomplete(f"{file} is empty")
             if file.name in ("tokenizer.json", "vocab.json", "tokenizer_config.json"):
                 self.read(part, file.name)
+
+
+def _incomplete(what: str) -> Fault:
+    """The fault of a folder that was not copied whole."""
+    return Fault("config", f"model: {what}; the folder is not whole: copy it again")
 
 
 def _check_fetched(file: Path) -> None:
@@ -193,5 +195,5 @@ def _whole_size(file: Path) -> int:
     if length > _MOST_HEADER:
         raise Fault("config", f"model: {file} is no safetensors file; copy it again")
     if size != whole:
-        raise Fault("config", f"model: {file} has {size} bytes of {whole}; the folder is not whole: copy it again")
+        raise _incomplete(f"{file} has {size} bytes of {whole}")
     return size

@@ -16,8 +16,9 @@ from safetensors import torch as safetensors
 
 from .. import accelerate
 from ..torch import families
+from ..torch.engine import find_device
 from ..torch.family import Family, Size
-from ..torch.faults import Fault, first_sentence
+from ..torch.faults import Fault
 from ..torch.folder import Folder
 from . import distributed
 
@@ -68,10 +69,9 @@ class Network:
                 "--shard: one process; must be several, as of torchrun --nproc-per-node 4 -m meander.train"
             )
         try:
-            self.device, self.shard = torch.device(device), shard
-            torch.empty(1, device=self.device)
-        except RuntimeError as e:
-            raise ValueError(f"--device: {device}: {first_sentence(e)}; must be cpu, or cuda:N of a GPU here") from e
+            self.device, self.shard = find_device(device), shard
+        except Fault as e:
+            raise ValueError(f"--{e}") from e
         self.family, parts = _load(folder, dtype)
         if not shard:  # else a block is moved as it is split: the whole may not fit
             for network in parts.values():
