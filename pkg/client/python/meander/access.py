@@ -77,7 +77,16 @@ class ClearText(Exception):
     """The connection should use TLS, but would not be encrypted."""
 
 
-class _Secured(NATS):
+class _Connection(NATS):
+    """Outlives an answer to a ping that was given up. The library's own would not read on, and nothing would say so."""
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
+
+class _Secured(_Connection):
     """Sends nothing before the connection uses TLS. The library itself goes on unencrypted if the server offers no TLS,
     even for tls://."""
 
@@ -97,7 +106,7 @@ class _Secured(NATS):
 
 async def open_connection(url: str, **options: Any) -> NATS:
     """Calls nats.connect. If the URL or the options ask for TLS, the connection uses TLS or ClearText is raised."""
-    nc = _Secured() if url.startswith("tls://") or options.get("tls") else NATS()
+    nc = _Secured() if url.startswith("tls://") or options.get("tls") else _Connection()
     try:
         await nc.connect(url, **options)
     except ClearText:

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 import nats
-from nats.js.errors import APIError, ServiceUnavailableError
 
 from .batch import Sample
 from .client import Client
 from .cursor import Cursor, results
 from .events import ADVANTAGE, Event, EventError, fitting
+from .tasks import retry_while_away
 from .text import Text
 
 _R = TypeVar("_R")
@@ -27,16 +27,7 @@ _OTHER_SEED = 1_000_003  # added to the seed of a group that is asked for again
 
 async def retried(ask: Callable[[], Awaitable[_R]], timeout: float) -> _R:
     """What ask gives; while the server is away or slow, it is asked again, for timeout seconds in all."""
-    end, pause = time.monotonic() + timeout, 0.1
-    while True:
-        try:
-            return await asyncio.wait_for(ask(), end - time.monotonic())
-        except (nats.errors.Error, ConnectionError, TimeoutError, asyncio.TimeoutError) as e:
-            refused = isinstance(e, APIError) and not isinstance(e, ServiceUnavailableError)
-            if refused or time.monotonic() + pause > end:
-                raise
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, 5)
+    return await asyncio.wait_for(retry_while_away(ask, timeout), timeout)
 
 
 class Unanswered(RuntimeError):

@@ -10,6 +10,7 @@ import io
 import json
 import logging
 import math
+import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
@@ -29,7 +30,7 @@ from .control import Controls
 from .cursor import PatientJetStream
 from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TOKENS, Event, EventError, Gone, checked, decode, digest_prefix, fault, fitting, payload_digest, tensor, trajectory_form
 from .reader import Batches, Groups, LogProbs
-from .tasks import together
+from .tasks import means_away, together
 from .teacher import Teachers
 from .text import NUMBERS, Text, add_events, text_of
 
@@ -105,28 +106,36 @@ class Client(Controls, Teachers):
         """Stores a prompt and returns intake's receipt. fields are fields of a Prompt, such as group_size=8.
 
         Refused: intake refuses the prompt.
-        TimeoutError: no answer in time. The prompt is stored anyway; the message says what intake waits for, such as a
-        sampler for the model.
+        TimeoutError: no answer in time. The prompt is stored anyway, unless the message says that the server was away;
+        it says what intake waits for, such as a sampler for the model.
         """
-        return await self._ask(
-            f"prompt.{run}", "prompt/1", msgpack.packb({"v": 1, "prompt": prompt, **fields}), timeout
-        )
+        body = msgpack.packb({"v": 1, "prompt": prompt, **fields})
+        return await self._ask(f"prompt.{run}", "prompt/1", body, timeout, again=bool(fields.get("uid")))
 
-    async def _ask(self, subject: str, kind: str, body: bytes, timeout: float) -> dict[str, Any]:
-        """Stores an event that intake answers, and returns the receipt."""
+    async def _ask(self, subject: str, kind: str, body: bytes, timeout: float, again: bool = False) -> dict[str, Any]:
+        """Stores an event that intake answers, and returns the receipt. again says that it may be stored twice: so it
+        is where the answer may have been lost with the connection."""
         inbox = self.nc.new_inbox()
         answers = await self.nc.subscribe(inbox)
         headers = {"Mdr-Reply": inbox, "Mdr-Type": kind, "Content-Type": "application/msgpack"}
         waiting, end = "no intake answered in time", time.monotonic() + timeout
         try:
-            await self._store(PREFIX + subject, body, headers, end)
-            while True:
-                receipt = decode((await answers.next_msg(max(0.001, end - time.monotonic()))).data)
-                if not receipt.get("waiting"):
-                    break
-                waiting = receipt["waiting"]  # another receipt says what became of it
-        except nats.errors.TimeoutError:
-            raise TimeoutError(f"{waiting}; the {kind.split('/')[0]} is stored") from None
+            receipt = None
+            while receipt is None:
+                connection = self.nc.stats["reconnects"]
+                await self._store(PREFIX + subject, body, headers, end)
+                while receipt is None and not (again and self.nc.stats["reconnects"] != connection):
+                    try:
+                        m = await answers.next_msg(max(0.001, min(1, end - time.monotonic())))
+                    except nats.errors.TimeoutError:
+                        if time.monotonic() > end:
+                            raise TimeoutError(f"{waiting}; the {kind.split('/')[0]} is stored") from None
+                        continue
+                    answer = decode(m.data)
+                    if waits := answer.get("waiting"):
+                        waiting = waits  # another receipt says what became of it
+                    else:
+                        receipt = answer
         finally:
             with contextlib.suppress(Exception):
                 await answers.unsubscribe()
@@ -135,16 +144,21 @@ class Client(Controls, Teachers):
         return receipt
 
     async def _store(self, subject: str, body: bytes, headers: dict[str, str], end: float) -> None:
-        """Publishes an event, and waits for the streams of a pipeline that has just started."""
+        """Publishes an event once, and waits for a server that is away, and for the streams of a pipeline that has just
+        started."""
+        headers = {**headers, "Nats-Msg-Id": secrets.token_hex(16)}
         while True:
             try:
                 await self.js.publish(subject, body, headers=headers)
                 return
-            except NoStreamResponseError:
+            except Exception as e:
+                if not means_away(e):
+                    raise
                 if time.monotonic() > end:
-                    raise TimeoutError(
-                        f"{subject}: nothing is stored: the server has no stream for it; is a pipeline up?"
-                    ) from None
+                    why = "the server was away, and may have stored it or not"
+                    if isinstance(e, NoStreamResponseError):
+                        why = "nothing is stored: the server has no stream for it; is a pipeline up?"
+                    raise TimeoutError(f"{subject}: {why}") from None
             await asyncio.sleep(0.05)
 
     async def _messages(self, subject: str, stored: str) -> AsyncGenerator[Msg, None]:

@@ -22,6 +22,7 @@ from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from .events import PREFIX, TOKEN, Event, EventError, Gone
+from .tasks import retry_while_away
 
 _log = logging.getLogger("meander")
 
@@ -30,8 +31,9 @@ STREAM = "MDR_ADVANTAGES"
 _PAUSE = 0.5  # of the time of the next try, before a server that is not ready is asked again
 _SLICE = 2.0  # seconds that one request waits for what comes
 _HOUR = 3600
-_PATIENCE = 120  # seconds that the server may be away while something is acknowledged
 _SHARED_WAIT, _HEARTBEAT = 60, 15  # seconds after which another process gets what one holds and says nothing of
+PATIENCE = 120
+"""Seconds that the server may be away while something is read or acknowledged."""
 CONSUMER_TAKEN = 10148
 """The server's error for a consumer that is there."""
 
@@ -122,7 +124,7 @@ class Cursor:
         self.made = self.last = 0  # when the stream was created; the last sequence that came
         self.expected = 0  # sequence of the next message in this consumer
         self.waiting = 0  # how many more are stored
-        self.floor = 0  # all up to this sequence is acknowledged, as of the last inspection
+        self.floor = self.delivered = 0  # all up to this sequence is acknowledged, sent, as of the last inspection
         self.redelivered = 0
         self.in_flight: dict[int, Msg] = {}
         self._sub: Any = None
@@ -278,8 +280,8 @@ class Cursor:
         return m
 
     async def _inspect(self) -> None:
-        """Checks that the consumer exists and has sent nothing that did not arrive; otherwise opens a new one. Taken:
-        another process reads under this name."""
+        """Checks that the consumer exists, has sent nothing that did not arrive, and knows of all that it has sent;
+        otherwise opens a new one. Taken: another process reads under this name."""
         try:
             info = await self._find(self.consumer)
         except (nats.errors.Error, asyncio.TimeoutError):
@@ -290,12 +292,16 @@ class Cursor:
             await self._reopen("its consumer is gone")
             return
         self.waiting, self.floor = info["num_pending"], info["ack_floor"]["stream_seq"]
-        if not self.shared and info["delivered"]["consumer_seq"] >= self.expected:
+        self.delivered = info["delivered"]["stream_seq"]
+        sent = info["delivered"]["consumer_seq"]
+        if not self.shared and sent >= self.expected:
             await self._reopen("a message was lost on the way")
+        elif not self.shared and sent < self.expected - 1:
+            await self._reopen("the server was killed, and has forgotten what it sent")  # it would take no word of it
 
     async def _reopen(self, why: str) -> None:
         _log.info("reader %s: %s; reads on behind %d", self.consumer, why, self.last)
-        await self.open()
+        await retry_while_away(self.open, PATIENCE)
 
     async def done(self, upto: int) -> None:
         """Acknowledges the messages in flight up to a sequence, and waits until the server confirms."""
@@ -309,7 +315,7 @@ class Cursor:
 
     async def _confirm(self, seq: int) -> None:
         """Acknowledges one message, and repeats that until the server confirms. TimeoutError: it did not in time."""
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + PATIENCE
         while True:
             try:
                 await self.in_flight[seq].ack_sync(timeout=5)
@@ -318,9 +324,15 @@ class Cursor:
                 await self._inspect()  # raises Taken
                 if seq <= self.floor:
                     return  # its answer was lost
+                if self.shared and self.delivered < seq:
+                    _log.warning(
+                        "reader %s: the server was killed, and has forgotten that it sent %d: it sends it again",
+                        self.consumer, seq
+                    )
+                    return
                 if time.monotonic() > end:
                     raise TimeoutError(
-                        f"the server did not confirm for {_PATIENCE} s what was read up to {seq}: "
+                        f"the server did not confirm for {PATIENCE} s what was read up to {seq}: "
                         f"{str(e) or type(e).__name__}"
                     ) from None
                 _log.warning(
@@ -345,10 +357,10 @@ class Cursor:
         seq, _, made = place.partition("@")
         if made != str(self.made):
             raise CursorError(f"{place!r} is of another store than this one")
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + PATIENCE
         while self.last < int(seq):
             if await self.next() is None and time.monotonic() > end:
-                raise TimeoutError(f"{place} did not come to {self.name} in {_PATIENCE} s; it is not acknowledged")
+                raise TimeoutError(f"{place} did not come to {self.name} in {PATIENCE} s; it is not acknowledged")
         await self.done(int(seq))
 
     async def newest(self) -> int:

@@ -16,8 +16,9 @@ import nats
 from nats.aio.client import Client as NATS
 from nats.js.errors import APIError, NotFoundError
 
-from .cursor import CONSUMER_TAKEN, Taken, api
+from .cursor import CONSUMER_TAKEN, PATIENCE, Taken, api
 from .events import PREFIX
+from .tasks import retry_while_away
 
 _log = logging.getLogger("meander")
 
@@ -50,9 +51,10 @@ class Lease:
                     raise
             has = await self.holder_now()
             if has and has["holder"] != self.holder:
-                minutes = (time.time() - has["since"]) / 60
+                seconds = time.time() - has["since"]
+                since = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
                 raise Held(
-                    f"lane {self.lane}: {has['holder']} trains it, for {minutes:.0f} min; wait until it has ended "
+                    f"lane {self.lane}: {has['holder']} trains it, for {since}; wait until it has ended "
                     f"({self.expiry:g} s after it was killed), train another lane, or follow its run"
                 )
             with contextlib.suppress(NotFoundError):
@@ -106,7 +108,7 @@ class Lease:
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator["Lease"]:
         """Holds the lease for a while. Held: as take."""
-        await self.take()
+        await retry_while_away(self.take, PATIENCE)
         renewing = asyncio.create_task(self._renew())
         try:
             yield self

@@ -13,6 +13,7 @@ import struct
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from . import tensorfile, weightsdir
 from .control import keys
 from .cursor import api
 from .events import PREFIX, TOKEN, Event, Gone, checked, decode, fault
+from .tasks import retry_while_away
 
 if TYPE_CHECKING:
     from .client import Client
@@ -296,6 +298,7 @@ async def _follow(
         weights = await following(now)
         if weights["weights_digest"] == now["weights_digest"]:
             if _bare(now) or now["policy_version"] not in await _refusals(client, now["lane"]):
+                await _update_bucket(client, now["lane"])  # who pushed it may have died before that
                 return now
         number = now["policy_version"] + 1 if version is None else version
         if number <= now["policy_version"]:
@@ -327,8 +330,14 @@ async def _store(client: Client, push: Event) -> bool:
         if err.err_code == _BEHIND:
             return False
         raise
+    await _update_bucket(client, lane)
+    return True
+
+
+async def _update_bucket(client: Client, lane: str) -> None:
+    """Copies the newest policy of a lane's history to the bucket."""
     kv = await client.js.key_value("mdr-policy")
-    while True:  # the bucket has the newest of the history
+    while True:
         try:
             entry = await kv.get(lane)
             revision, value = entry.revision, entry.value
@@ -336,7 +345,7 @@ async def _store(client: Client, push: Event) -> bool:
             revision, value = 0, None
         newest = (await client.js.get_last_msg("MDR_POLICIES", f"{PREFIX}policy.{lane}")).data or b""
         if newest == value:
-            return True
+            return
         try:
             await kv.update(lane, newest, last=revision or 0)
         except APIError as err:
@@ -355,12 +364,13 @@ async def taken(client: Client, pushed: Event, timeout: float = 30) -> list[Even
     silent = f"version {version} is stored; not every sampler has answered in {timeout} s"
     while True:
         samplers, late = [], False
-        for p in await client.samplers():
+        for p in await retry_while_away(client.samplers, end - time.monotonic()):
             if p.get("lane") != pushed["lane"]:
                 continue
             try:
                 left = max(0.1, end - time.monotonic())
-                answer = await asyncio.wait_for(_answer(client, pushed, p["instance"]), left)
+                ask = retry_while_away(partial(_answer, client, pushed, p["instance"]), left)
+                answer = await asyncio.wait_for(ask, left)
             except asyncio.TimeoutError:
                 raise TimeoutError(silent) from None
             # one that loads what it uses is about to answer

@@ -8,6 +8,7 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import nats
@@ -16,8 +17,9 @@ from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
 
 from .batch import Batch, Group, Keep, Ratio
-from .cursor import Cursor, results
+from .cursor import PATIENCE, Cursor, results
 from .events import ADVANTAGE, BATCH, Event, EventError, fitting
+from .tasks import retry_while_away
 from .textbatch import batch_of, check_kind, lacking
 
 _log = logging.getLogger("meander")
@@ -101,7 +103,7 @@ class _Reader:
         began = said = time.monotonic()
         while True:
             if not self.cursor.consumer:
-                await self.cursor.open()
+                await retry_while_away(self.cursor.open, max(self.timeout, PATIENCE))
             if not self.follow and self.cursor.waiting == 0:
                 return None
             asked = time.monotonic()
@@ -129,7 +131,8 @@ class _Reader:
     async def _group(self, run: str, uid: str, place: str, advantage: Event | None = None) -> Group | None:
         """Returns a group that counts; None for one that is left out, which is counted and logged."""
         try:
-            group = await self.client.group(run, uid, advantage, logits=self.logits)
+            read = partial(self.client.group, run, uid, advantage, logits=self.logits)
+            group = await retry_while_away(read, max(self.timeout, PATIENCE))
             group.cursor = place
             status = group.advantage["status"]
             why = f"status {status}" if status not in COUNTED else self.keep(group) if self.keep is not None else ""

@@ -1,12 +1,51 @@
-"""Several calls side by side, of which the first that fails stops the others."""
+"""Several calls side by side, and calls that are made again while the server is away."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+from nats import errors
+from nats.js.errors import NoStreamResponseError, ServiceUnavailableError
+
+_log = logging.getLogger("meander")
+
 _T = TypeVar("_T")
+
+
+_AWAY = (
+    errors.TimeoutError, errors.NoRespondersError, errors.StaleConnectionError, errors.OutboundBufferLimitError,
+    errors.ConnectionReconnectingError, NoStreamResponseError, ServiceUnavailableError, ConnectionError,
+)  # fmt: skip
+
+
+def means_away(e: Exception) -> bool:
+    """Whether an error says that the server did not answer, or is not ready; not that it refused."""
+    if isinstance(e, _AWAY):
+        return True
+    return isinstance(e, (TimeoutError, asyncio.TimeoutError)) and not str(e)  # ours say what was waited for
+
+
+async def retry_while_away(call: Callable[[], Awaitable[_T]], timeout: float) -> _T:
+    """Returns what the call returns. While the server is away it is made again, until timeout seconds after it failed
+    first; so it must be one that can be made twice."""
+    end, pause = 0.0, 0.1
+    while True:
+        try:
+            return await call()
+        except Exception as e:
+            now = time.monotonic()
+            if not end:
+                end = now + timeout
+            if not means_away(e) or now + pause > end:
+                raise
+            why = str(e) or type(e).__name__
+            _log.warning("NATS does not answer (%s); asking again, for %.0f s at most", why, end - now)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 5)
 
 
 async def together(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

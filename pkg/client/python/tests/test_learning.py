@@ -19,7 +19,7 @@ pytest.importorskip("peft")
 
 import meander  # noqa: E402
 from meander import lease  # noqa: E402
-from conftest import ENVIRONMENT, ROOT, SIGNS  # noqa: E402
+from conftest import ENVIRONMENT, ROOT, SIGNS, Up, announced  # noqa: E402
 from meander.train import evaluate, losses, prompts, records  # noqa: E402
 from meander.train.config import Config  # noqa: E402
 from meander.train.loop import train  # noqa: E402
@@ -115,6 +115,29 @@ def test_same_seeds_give_the_same_run_even_if_it_is_killed(signs, whole, tmp_pat
     assert digest(adapter(out)) == digest(adapter(whole[0]))
     with pytest.raises(ValueError, match="--run"):
         trained(signs, tmp_path / "other", run="killed")
+
+
+def test_same_seeds_give_the_same_run_even_if_the_pipeline_is_killed(binary, whole, tmp_path):
+    """The server and all services, while the trainer evaluates, reads and pushes: it waits until they are back."""
+    held, out = tmp_path / "held", tmp_path / "away"
+    held.write_text('a red sign that says "7"\n')
+    up = Up(tmp_path, None, "--batch", "16", model=SIGNS).start()
+    asyncio.run(announced(up.url))
+    process = started(up.url, out, held_out=str(held), gold="", variety=0, eval_every=1, stop=False)
+
+    async def test():
+        for count in range(3):
+            await until(process, out, count)
+            up.stop(kill=True)
+            up.start()
+
+    try:
+        asyncio.run(asyncio.wait_for(test(), 300))
+        ended(process, out)
+    finally:
+        process.kill()
+        up.stop()
+    assert [r["adapter_digest"] for r in updates(out)] == [r["adapter_digest"] for r in whole[1]]
 
 
 @pytest.mark.parametrize("loss", [name for name in losses.LOSSES if name != "ppo"])

@@ -9,12 +9,14 @@ import subprocess
 import sys
 
 import msgpack
+import nats
 import numpy as np
 import pytest
 
 import meander
 import meander.events
 from conftest import ENVIRONMENT, Up, first, free_port, listens, publish
+from meander import cursor
 
 
 def velocities(batch):
@@ -384,6 +386,105 @@ def test_server_restart(binary, tmp_path, run):
             else:
                 break
         assert seen == ["b0", "b1"]
+
+    try:
+        run(test, up.url)
+    finally:
+        up.stop()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_server_that_has_forgotten_what_it_sent(run, shared):
+    """As one does that is killed: what was read is acknowledged all the same, or sent again to those who share it."""
+
+    async def test(client, name):
+        await publish(client, name, "u0", "b0")
+        reader = client.batches(name, "trainer", shared=shared)
+        batches = aiter(reader)
+        batch = await anext(batches)
+        consumer = reader.cursor.consumer
+        info = await cursor.api(client.nc, f"CONSUMER.INFO.{cursor.STREAM}.{consumer}")
+        await cursor.api(client.nc, f"CONSUMER.DELETE.{cursor.STREAM}.{consumer}")
+        body = {"stream_name": cursor.STREAM, "config": info["config"], "action": "create"}
+        await cursor.api(client.nc, f"CONSUMER.CREATE.{cursor.STREAM}.{consumer}.{info['config']['filter_subject']}", body)
+        await asyncio.wait_for(reader.done(batch), 30)
+        if shared:
+            assert (await anext(batches)).name == "b0"
+        else:
+            assert await reader.cursor.acknowledged() == batch.cursor
+            await publish(client, name, "u1", "b1")
+            assert (await anext(batches)).name == "b1"
+
+    run(test)
+
+
+def test_prompts_for_a_server_that_is_away(binary, tmp_path, run):
+    """It is killed, and comes back: a prompt that was published meanwhile makes a group, and has its receipt."""
+    up = Up(tmp_path).start()
+
+    async def test(client, name):
+        up.stop(kill=True)
+        asked = [asyncio.create_task(publish(client, name, u, timeout=50)) for u in ("a", "b")]
+        await asyncio.sleep(0)
+        up.start()
+        assert [(await r)["uid"] for r in asked] == ["a", "b"]
+        info = await client.js.stream_info("MDR_GROUPS", subjects_filter=f"mdr.v1.group.{name}.*")
+        assert len(info.state.subjects) == 2
+
+    try:
+        run(test, up.url)
+    finally:
+        up.stop()
+
+
+class Lost:
+    """A subscription whose first message is lost with the connection."""
+
+    def __init__(self, sub, nc):
+        self.sub, self.nc, self.unsubscribe = sub, nc, sub.unsubscribe
+
+    async def next_msg(self, timeout):
+        m = await self.sub.next_msg(timeout)
+        if self.nc.stats["reconnects"] == 0:
+            self.nc.stats["reconnects"] = 1
+            raise nats.errors.TimeoutError
+        return m
+
+
+def test_a_receipt_that_was_lost(run):
+    """A prompt with a uid is published again, which changes nothing; one without is not: it would be a second group."""
+
+    async def test(client, name):
+        subscribe = client.nc.subscribe
+
+        async def lost(subject, **named):
+            sub = await subscribe(subject, **named)
+            return sub if named else Lost(sub, client.nc)  # with a callback: of requests
+
+        client.nc.subscribe = lost
+        assert (await publish(client, name, "u"))["uid"] == "u"
+        client.nc.stats["reconnects"] = 0
+        with pytest.raises(TimeoutError, match="no intake answered in time; the prompt is stored"):
+            await client.publish(name, "a red fox", group_size=2, num_inference_steps=4, timeout=2)
+        client.nc.subscribe = subscribe
+        info = await client.js.stream_info("MDR_GROUPS", subjects_filter=f"mdr.v1.group.{name}.*")
+        assert len(info.state.subjects) == 2
+
+    run(test)
+
+
+def test_an_answer_to_a_ping_that_was_given_up(binary, tmp_path, run):
+    """The server stands still for longer than a flush waits: the connection goes on all the same."""
+    up = Up(tmp_path).start()
+
+    async def test(client, name):
+        up.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(nats.errors.TimeoutError):
+                await client.nc.flush(timeout=0.1)
+        finally:
+            up.process.send_signal(signal.SIGCONT)
+        assert (await publish(client, name, "u", timeout=50))["accepted"]
 
     try:
         run(test, up.url)

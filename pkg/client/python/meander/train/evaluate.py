@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import io
 import re
-from collections.abc import Callable
+import time
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,12 @@ import nats.errors
 
 from ..client import Client, Refused
 from ..events import decode
-from ..tasks import together
+from ..tasks import means_away, retry_while_away, together
 from . import prompts
 from .config import Config
 
+_PUBLISHED = 32  # prompts that wait for their receipts at once
+_SILENCE = 30.0  # seconds after which the events are read from the beginning: the server may have been away
 _QUOTED = re.compile('"([^"]*)"')
 
 
@@ -90,7 +95,10 @@ async def evaluate(
             )
         rates[reader["name"]] = _exact(rewards, k)
     diversity = sum(r["reward"] for r in spaced) / apart if varied else None
-    shown = [await _shown(client, run, r) for r in _spaced(rewards, config.sheet)]
+    shown = [
+        await retry_while_away(partial(_shown, client, run, r), config.patience)
+        for r in _spaced(rewards, config.sheet)
+    ]
     return Evaluation(rates[config.reader], rates.get(config.gold), rates, diversity, shown, len(rewards))
 
 
@@ -108,18 +116,20 @@ def _exact(rewards: list[dict[str, Any]], k: int) -> float:
 
 
 async def publish(client: Client, run: str, bodies: list[dict[str, Any]], patience: float) -> None:
-    """Publishes prompts side by side. A prompt that a trainer published before it died is published again without
+    """Publishes prompts, some side by side. A prompt that a trainer published before it died is published again without
     effect."""
+    left = iter(bodies)
 
-    async def one(body: dict[str, Any]) -> None:
-        body = dict(body)
-        try:
-            await client.publish(run, body.pop("prompt"), timeout=patience, **body)
-        except Refused as e:
-            if e.code != "uid_conflict":  # it asked for older weights then
-                raise
+    async def some() -> None:
+        for body in left:
+            fields = {name: value for name, value in body.items() if name != "prompt"}
+            try:
+                await client.publish(run, body["prompt"], timeout=patience, **fields)
+            except Refused as e:
+                if e.code != "uid_conflict":  # it asked for older weights then
+                    raise
 
-    await together(one(b) for b in bodies)
+    await together(some() for _ in range(_PUBLISHED))
 
 
 async def _rewards(
@@ -128,30 +138,49 @@ async def _rewards(
     """The rewards of a batch's samples, by uid and index, once all are there; strict: one without a reward is an
     error."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    # The server puts the partition in; the stream must be named, because no client publishes on these subjects.
-    events = await client.js.subscribe(
-        f"mdr.v1.reward.*.{run}.{batch}.*.*", stream="MDR_REWARDS", ordered_consumer=True
-    )
+    end = time.monotonic() + config.patience
+    while len(found) < count:
+        if time.monotonic() > end:
+            raise TimeoutError(
+                f"run {run}, batch {batch}: {len(found)} of {count} samples have a reward, and none came for "
+                f"{config.patience:g} s; are the sampler and the reward service up?"
+            )
+        stored = _stored_rewards(client, run, batch, min(_SILENCE, config.patience))
+        async with contextlib.aclosing(stored) as events:
+            async for r in events:
+                if r["reward"] is None and not strict:
+                    continue
+                if r["reward"] is None:
+                    raise RuntimeError(
+                        f"sample {r['sample_index']} of {r['uid']} has no reward: {r.get('error') or r['status']}"
+                    )
+                if (r["uid"], r["sample_index"]) not in found:
+                    seen()
+                    end = time.monotonic() + config.patience
+                found[r["uid"], r["sample_index"]] = r
+                if len(found) == count:
+                    break
+    return [found[k] for k in sorted(found)]
+
+
+async def _stored_rewards(
+    client: Client, run: str, batch: str, silence: float
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The rewards of a batch, from the first on, until none comes for so many seconds or the server is away."""
     try:
-        while len(found) < count:
-            r = decode((await events.next_msg(timeout=config.patience)).data)
-            if r["reward"] is None and not strict:
-                continue
-            if r["reward"] is None:
-                raise RuntimeError(
-                    f"sample {r['sample_index']} of {r['uid']} has no reward: {r.get('error') or r['status']}"
-                )
-            if (r["uid"], r["sample_index"]) not in found:
-                seen()
-            found[r["uid"], r["sample_index"]] = r
-        return [found[k] for k in sorted(found)]
-    except nats.errors.TimeoutError:
-        raise TimeoutError(
-            f"run {run}, batch {batch}: {len(found)} of {count} samples have a reward, and none came for "
-            f"{config.patience:g} s; are the sampler and the reward service up?"
-        ) from None
-    finally:
-        await events.unsubscribe()
+        # The server puts the partition in; the stream must be named, because no client publishes on these subjects.
+        events = await client.js.subscribe(
+            f"mdr.v1.reward.*.{run}.{batch}.*.*", stream="MDR_REWARDS", ordered_consumer=True
+        )
+        try:
+            while True:
+                yield decode((await events.next_msg(timeout=silence)).data)
+        finally:
+            await events.unsubscribe()
+    except nats.errors.Error as e:
+        if not means_away(e):
+            raise
+        await asyncio.sleep(0.2)
 
 
 def _spaced(items: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:

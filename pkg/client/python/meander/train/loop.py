@@ -126,7 +126,7 @@ class Trainer:
             )
         self.stream.open(self.cursor)
         # The server's own place of the trainer is further before the first checkpoint after a batch.
-        self.cursor = self.cursor or await self.stream.reader.cursor.acknowledged()
+        self.cursor = self.cursor or await self.stream.patiently(self.stream.reader.cursor.acknowledged)
         self._checkpoint(state)
         await self._push()
         if self.updated == 0 and not self.config.follow:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from nats.js.errors import NotFoundError
 
@@ -13,7 +15,7 @@ from .. import policy
 from ..batch import Batch
 from ..client import Client
 from ..lease import Lease
-from ..tasks import together
+from ..tasks import retry_while_away, together
 from . import distributed
 from .config import Config
 from .evaluate import publish
@@ -22,6 +24,8 @@ from .model import Network, digest
 
 # What samplers say of an update whose weights give the same as those before it.
 _CHANGES_NOTHING = "changes nothing"
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass
@@ -64,10 +68,15 @@ class Stream:
         )
         self.batches = aiter(self.reader)
 
+    async def patiently(self, call: Callable[..., Awaitable[_T]], *args: Any, **named: Any) -> _T:
+        """Makes a call of the client, again while NATS is away, for as long as the configuration says."""
+        return await retry_while_away(partial(call, *args, **named), self.config.patience)
+
     async def used(self) -> bool:
         """Says whether the run has groups."""
+        of = f"mdr.v1.group.{self.config.run}.*"
         try:
-            info = await self.client.js.stream_info("MDR_GROUPS", subjects_filter=f"mdr.v1.group.{self.config.run}.*")
+            info = await self.patiently(self.client.js.stream_info, "MDR_GROUPS", subjects_filter=of)
         except NotFoundError:  # a pipeline that has just been started
             return False
         return bool(info.state.subjects)
@@ -89,7 +98,7 @@ class Stream:
     async def part(self, task: Task, uids: list[str], batch: Batch | None) -> Batch:
         """Returns some groups of a batch. The first process has the batch already."""
         groups = [g for g in batch.groups if g.uid in uids] if batch else await together(
-            self.client.group(self.config.run, uid) for uid in uids
+            self.patiently(self.client.group, self.config.run, uid) for uid in uids
         )
         return Batch(groups, task.name, task.cursor)
 
@@ -98,7 +107,7 @@ class Stream:
         end = time.monotonic() + self.config.patience
         while True:
             try:
-                lane = (await policy.policy(self.client, self.config.lane))["lane"]
+                lane = (await self.patiently(policy.policy, self.client, self.config.lane))["lane"]
             except policy.NoPolicy:
                 if time.monotonic() > end:
                     raise
@@ -123,8 +132,8 @@ class Stream:
     async def _serve(self, adapter: dict[str, Any] | None, note: str, config: str | None = None) -> int:
         if self.lease is not None:
             self.lease.check()
-        pushed = await policy.push_policy(
-            self.client, adapter, self.config.lane, config=config, by=self.config.trainer, note=note
+        pushed = await self.patiently(
+            policy.push_policy, self.client, adapter, self.config.lane, config=config, by=self.config.trainer, note=note
         )
         answers = [s["answer"] for s in await policy.taken(self.client, pushed, self.config.patience) if s["answer"]]
         refused = [a for a in answers if a["state"] == "refused"]
