@@ -3,12 +3,14 @@ package integration_test
 import (
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/protobuf/proto"
@@ -58,7 +60,7 @@ func TestTrace_FourPrograms(t *testing.T) {
 	w, dir := tracedRun(t)
 	var mu sync.Mutex
 	got, traces, steps := map[string]int{}, map[string]bool{}, 0
-	otlp := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+	take := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
 		body, err := io.ReadAll(r.Body)
@@ -87,13 +89,27 @@ func TestTrace_FourPrograms(t *testing.T) {
 			}
 		}
 		rw.Header().Set("Content-Type", "application/x-protobuf")
-	}))
+	})
+	otlp := httptest.NewServer(take)
 	defer otlp.Close()
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", otlp.URL)
 	out := meander(t, dir, "trace", "r", "--once", "--nats", w.Server.ClientURL()).must(t, 0)
 	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, tracedStages) || got["meander-sampler sample"] != 3 || steps != 12 ||
 		len(traces) != 1 || !strings.Contains(out.stdout, "1 trace, 27 spans") {
 		t.Errorf("spans %v, %d steps, %d traces; want %v: %s", got, steps, len(traces), tracedStages, out.stdout)
+	}
+	if l, err := net.Listen("tcp", "127.0.0.1:4318"); err != nil {
+		t.Logf("not checked, the default address: a collector is there: %v", err)
+	} else {
+		local := &http.Server{Handler: take, ReadHeaderTimeout: time.Minute}
+		go func() { _ = local.Serve(l) }()
+		defer func() { _ = local.Close() }()
+		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+		meander(t, dir, "trace", "r", "--once", "--nats", w.Server.ClientURL()).must(t, 0)
+		if got["meander-sampler sample"] != 6 {
+			t.Errorf("%d samples, want the three a second time", got["meander-sampler sample"])
+		}
+		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", otlp.URL)
 	}
 	otlp.Close()
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "500")

@@ -528,7 +528,7 @@ func (r *reader) typeError(want string) error {
 		came = strconv.FormatBool(c == codeTrue)
 	case c == codeFloat32 || c == codeFloat64:
 		f, _ := r.readFloat()
-		came = strconv.FormatFloat(f, 'g', -1, 64)
+		came = "the float " + strconv.FormatFloat(f, 'g', -1, 64)
 	case c >= codeBin8 && c <= codeBin32:
 		came = "bytes"
 	case r.isText():

@@ -114,7 +114,7 @@ func (b *Bus) getMessage(ctx context.Context, stream, subject string, req direct
 			}
 			if subject == leaderSubject(stream) {
 				m, err = parseLeaderGet(stream, resp)
-			} else if err = directError(resp); err == nil {
+			} else if err = directError(stream, resp); err == nil {
 				m, err = parseDirectGet(resp)
 			}
 			answered = !errors.Is(err, jetstream.ErrNoStreamResponse) && !errors.Is(err, ErrNoLeader)
@@ -133,14 +133,14 @@ func (b *Bus) getMessage(ctx context.Context, stream, subject string, req direct
 
 // directError returns the error in the server's answer to a direct get: ErrNotFound, no server, or another; nil for a
 // message.
-func directError(m *nats.Msg) error {
+func directError(stream string, m *nats.Msg) error {
 	switch status := m.Header.Get(headerStatus); {
 	case status == "" || m.Header.Get(jetstream.StreamHeader) != "":
 		return nil
 	case status == statusNotFound:
 		return ErrNotFound
 	case status == statusNoResponders:
-		return jetstream.ErrNoStreamResponse
+		return fmt.Errorf("%w %s", jetstream.ErrNoStreamResponse, stream)
 	default:
 		return fmt.Errorf("server answers %s %s", status, m.Header.Get(headerDescription))
 	}
@@ -270,7 +270,7 @@ func (b *Bus) readPage(
 		case statusTooMany:
 			return nil, 0, 0, errTooMany
 		}
-		if err := directError(m); err != nil {
+		if err := directError(stream, m); err != nil {
 			return nil, 0, 0, err
 		}
 		message, err := parseDirectGet(m)

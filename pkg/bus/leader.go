@@ -57,7 +57,7 @@ func parseLeaderGet(stream string, resp *nats.Msg) (*Message, error) {
 		} `json:"message"`
 	}
 	if len(resp.Data) == 0 && resp.Header.Get(headerStatus) == statusNoResponders {
-		return nil, jetstream.ErrNoStreamResponse
+		return nil, fmt.Errorf("%w %s", jetstream.ErrNoStreamResponse, stream)
 	}
 	if err := json.Unmarshal(resp.Data, &a); err != nil {
 		return nil, fmt.Errorf("get: %w", err)

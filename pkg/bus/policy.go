@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -208,33 +209,40 @@ func (b *Bus) PolicyVersionAt(
 }
 
 // FollowPolicy calls each with the current policy of a lane, and again with each later one, in order, until ctx ends.
-// When several come at once, it may skip all but the last. It returns nil.
+// When several come at once, it may skip all but the last. An entry that was removed or cannot be read is replaced by
+// the newest policy of the history. It returns nil.
 func (b *Bus) FollowPolicy(ctx context.Context, lane schemas.Lane, each func(*schemas.Policy)) error {
 	subject := schemas.BucketSubject(schemas.PolicyBucket, string(lane))
 	b.followEntries(ctx, schemas.StreamPolicyBucket, subject, func(m *Message) {
 		if p := b.decodePolicy(m); p != nil {
 			each(p)
+		} else if err := b.RaisePolicy(ctx, lane); err != nil && ctx.Err() == nil {
+			b.log.Warn().Err(err).Str("lane", string(lane)).Msg("policy not replaced")
 		}
 	})
 	return nil
 }
 
-// Policies returns the current policy of every lane, sorted by lane. Entries that cannot be read are logged and left
-// out.
+// Policies returns the current policy of every lane, sorted by lane. As currentPolicy does, it believes the history
+// first. Entries that cannot be read are logged and left out.
 func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
-	stored, err := b.LastMany(ctx, schemas.StreamPolicyBucket,
-		[]string{schemas.BucketSubject(schemas.PolicyBucket, ">")})
-	if err != nil {
-		return nil, fmt.Errorf("policies: %w", err)
-	}
-	out := make([]*schemas.Policy, 0, len(stored))
-	for _, m := range stored {
-		if p := b.decodePolicy(m); p != nil {
-			out = append(out, p)
+	current := map[schemas.Lane]*schemas.Policy{}
+	for _, of := range [][2]string{
+		{schemas.StreamPolicyBucket, schemas.BucketSubject(schemas.PolicyBucket, ">")},
+		{schemas.StreamPolicies, schemas.PolicySubject("*")},
+	} {
+		stored, err := b.LastMany(ctx, of[0], of[1:])
+		if err != nil {
+			return nil, fmt.Errorf("policies: %w", err)
+		}
+		for _, m := range stored {
+			if p := b.decodePolicy(m); p != nil {
+				current[p.Lane] = p
+			}
 		}
 	}
-	slices.SortFunc(out, func(a, b *schemas.Policy) int { return cmp.Compare(a.Lane, b.Lane) })
-	return out, nil
+	return slices.SortedFunc(maps.Values(current),
+		func(a, b *schemas.Policy) int { return cmp.Compare(a.Lane, b.Lane) }), nil
 }
 
 // ServedVersion returns the policy version that the samplers of a lane use: the newest one that a sampler which takes

@@ -177,7 +177,56 @@ func TestBus_policies(t *testing.T) {
 		if _, err := e.Policy(ctx, "none"); !errors.Is(err, bus.ErrNotFound) {
 			t.Errorf("got %v, want ErrNotFound", err)
 		}
+		testLostPolicies(t, e)
 	})
+}
+
+// testLostPolicies has strangers spoil the bucket of current policies. The history still has those of all lanes, and
+// who follows a lane puts its policy back.
+func testLostPolicies(t *testing.T, e *env) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	followed, seen := make(chan struct{}), make(chan int64, 16)
+	defer func() { cancel(); <-followed }()
+	go func() {
+		defer close(followed)
+		_ = e.FollowPolicy(ctx, "tiny", func(p *schemas.Policy) { seen <- p.PolicyVersion })
+	}()
+	next := func() int64 {
+		select {
+		case v := <-seen:
+			return v
+		case <-time.After(bustest.Patience):
+			t.Fatal("no policy comes")
+			return 0
+		}
+	}
+	next()
+	kv, err := e.JetStream().KeyValue(ctx, schemas.PolicyBucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func() error{
+		"removed": func() error { return kv.Delete(ctx, "tiny") },
+		"garbage": func() error { _, err := kv.Put(ctx, "tiny", []byte("garbage")); return err },
+	} {
+		if err := spoil(); err != nil {
+			t.Fatal(name, err)
+		}
+		if v := next(); v != 2 {
+			t.Errorf("%s: version %d comes back; want 2", name, v)
+		}
+	}
+	stream, err := e.JetStream().Stream(ctx, schemas.StreamPolicyBucket)
+	if err == nil {
+		err = stream.Purge(ctx)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := e.Policies(ctx); err != nil || len(got) != 2 || got[1].PolicyVersion != 2 {
+		t.Errorf("without the bucket's entries: %+v, %v", got, err)
+	}
 }
 
 func TestConnect_refuses(t *testing.T) {

@@ -58,7 +58,12 @@ func (a *app) exportTraces(c *cobra.Command, conn *connection, run schemas.Run, 
 	if p := cmp.Or(os.Getenv(own), os.Getenv(all), "http/protobuf"); p != "http/protobuf" {
 		return usage(fmt.Errorf("%s: %q; must be http/protobuf, which collectors take at port 4318", all, p))
 	}
-	exporter, err := otlptracehttp.New(c.Context())
+	var options []otlptracehttp.Option
+	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" {
+		// The library's own default is https, which collectors do not serve unless they are told to.
+		options = append(options, otlptracehttp.WithEndpointURL("http://localhost:4318/v1/traces"))
+	}
+	exporter, err := otlptracehttp.New(c.Context(), options...)
 	if err != nil {
 		return usage(fmt.Errorf("the variables OTEL_EXPORTER_OTLP_*: %w", err))
 	}

@@ -375,7 +375,7 @@ func TestRun_Model(t *testing.T) {
 	}, nil); err != nil {
 		t.Fatal(err)
 	}
-	has(t, look(t, doctor.Options{Bus: p.Bus, Model: signs, Device: "cpu"}), "model", doctor.Warning, "lane signs was last served with other weights, aaaaaaaaaaaa")
+	has(t, look(t, doctor.Options{Bus: p.Bus, Model: signs, Device: "cpu"}), "model", doctor.Warning, "lane signs was last served with another checkpoint, aaaaaaaaaaaa")
 }
 
 // Reward functions whose server is not there, answers nothing, or has no worker.

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -125,7 +126,8 @@ func checkLanguageFolder(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// checkSameWeights warns of lanes that serve the model of that name with other weights than digest.
+// checkSameWeights warns of lanes that serve the model of that name on another checkpoint than digest, whatever was
+// pushed to them.
 func checkSameWeights(ctx context.Context, o *Options, say *notes, name, digest string) {
 	if o.Bus == nil {
 		return
@@ -136,9 +138,10 @@ func checkSameWeights(ctx context.Context, o *Options, say *notes, name, digest 
 		return
 	}
 	for _, p := range policies {
-		if p.Model == name && p.WeightsDigest != digest {
+		if p.Model == name && cmp.Or(p.BaseDigest, p.WeightsDigest) != digest {
 			say.add(Warning, "give all samplers of a lane the same folder, or lanes of their own",
-				"lane %s was last served with other weights, %.12s", p.Lane, p.WeightsDigest)
+				"lane %s was last served with another checkpoint, %.12s", p.Lane,
+				cmp.Or(p.BaseDigest, p.WeightsDigest))
 		}
 	}
 }

@@ -118,7 +118,7 @@ func checkStreams(ctx context.Context, o *Options, say *notes) {
 		}
 	}
 	if len(missing) > 0 {
-		say.add(Fault, "start 'meander up' or meander-intake, which makes them", "%s not there: %s",
+		say.add(Fault, "start 'meander up' or meander-intake again, which makes them", "%s not there: %s",
 			plural(len(missing), "stream"), strings.Join(missing, ", "))
 	}
 	if len(alone) > 0 {

@@ -27,7 +27,7 @@ type Health struct {
 	service, instance string
 	ready             atomic.Bool
 	mu                sync.Mutex
-	checks            []check
+	checks            []*check
 	notes             []func() []string
 }
 
@@ -35,6 +35,38 @@ type Health struct {
 type check struct {
 	name string
 	run  func() error
+
+	mu      sync.Mutex
+	pending *answer // of a call of run that has not ended
+}
+
+// answer is what a call of a check returned, once done is closed.
+type answer struct {
+	done chan struct{}
+	err  error
+}
+
+// checksTimeout bounds how long /readyz waits for its checks. Whoever probes it must learn why, not only that it is
+// late.
+const checksTimeout = 2500 * time.Millisecond
+
+// ask calls run, unless a call of it has not ended, and returns its answer to come.
+func (c *check) ask() *answer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pending != nil {
+		return c.pending
+	}
+	a := &answer{done: make(chan struct{})}
+	c.pending = a
+	go func() {
+		a.err = c.run()
+		c.mu.Lock()
+		c.pending = nil
+		c.mu.Unlock()
+		close(a.done)
+	}()
+	return a
 }
 
 // NewHealth returns a Health that is alive and not ready.
@@ -45,11 +77,12 @@ func NewHealth(service, instance string) *Health {
 // SetReady sets whether the program takes work: true once it consumes, false while it drains.
 func (h *Health) SetReady(ready bool) { h.ready.Store(ready) }
 
-// Check adds a condition of readiness. run is called per request and must be quick.
+// Check adds a condition of readiness. run is called per request, in a goroutine of its own, and should be quick; one
+// that has not ended after checksTimeout counts as failed.
 func (h *Health) Check(name string, run func() error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.checks = append(h.checks, check{name, run})
+	h.checks = append(h.checks, &check{name: name, run: run})
 }
 
 // Until adds a condition of readiness that fails with the reason why until done is called.
@@ -164,9 +197,21 @@ func (h *Health) faults() []string {
 	h.mu.Lock()
 	checks := slices.Clone(h.checks)
 	h.mu.Unlock()
-	for _, c := range checks {
-		if err := c.run(); err != nil {
-			faults = append(faults, c.name+": "+err.Error())
+	answers := make([]*answer, len(checks))
+	for i, c := range checks {
+		answers[i] = c.ask()
+	}
+	late, stop := context.WithTimeout(context.Background(), checksTimeout)
+	defer stop()
+	for i, a := range answers {
+		select {
+		case <-a.done:
+			if a.err != nil {
+				faults = append(faults, checks[i].name+": "+a.err.Error())
+			}
+		case <-late.Done():
+			faults = append(faults, fmt.Sprintf("%s: not known after %v: the server does not say; see 'meander doctor'",
+				checks[i].name, checksTimeout))
 		}
 	}
 	return faults

@@ -68,6 +68,12 @@ func TestHealth(t *testing.T) {
 	expect("/readyz", 503, "nats: no server")
 	expect("/healthz", 200, "")
 	expect("/other", 404, "")
+	broken = nil
+	hung := make(chan struct{})
+	h.Check("lanes", func() error { <-hung; return nil })
+	expect("/readyz", 503, "lanes: not known after 2.5s")
+	close(hung)
+	expect("/readyz", 200, "")
 	if _, body := get("/healthz"); body["service"] != "thing" || body["instance"] != "here-1" {
 		t.Errorf("got %v, want the service and the instance", body)
 	}

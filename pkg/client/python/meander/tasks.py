@@ -48,6 +48,14 @@ async def retry_while_away(call: Callable[[], Awaitable[_T]], timeout: float) ->
         pause = min(2 * pause, 5)
 
 
+def check_cancelled() -> None:
+    """Raises CancelledError where this task was cancelled and has not noticed: before Python 3.12, asyncio.wait_for
+    forgets a cancellation that comes together with its result."""
+    task = asyncio.current_task()
+    if task is not None and getattr(task, "cancelling", int)():
+        raise asyncio.CancelledError
+
+
 async def together(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """What the calls return, in their order, or the error of the first that fails: the others are stopped by then.
 

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import sys
 
 import pytest
 
 from meander.client import Refused
-from meander.tasks import together
+from meander.tasks import check_cancelled, together
 from meander.train import evaluate, prompts
 from meander.train.config import Config
 
@@ -65,6 +66,28 @@ def test_only_the_rewarded_reader_and_the_gold_one_read(gold, names):
     assert [r.get("weight", 1.0) for r in asked["reward"]] == [1.0, 0.0][: len(names)]
     if gold == "ocr":
         assert asked["reward"][1]["params"] == {"whitelist": "01"}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="such a Python raises KeyboardInterrupt instead")
+def test_a_cancellation_that_comes_with_a_result():
+    went_on = []
+
+    async def work(result):
+        await asyncio.wait_for(result, 60)
+        check_cancelled()
+        went_on.append(True)
+
+    async def run():
+        result = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(work(result))
+        await asyncio.sleep(0)
+        result.set_result(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert not went_on
 
 
 def test_a_file_adds_readers_to_none():

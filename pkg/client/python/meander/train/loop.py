@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from ..client import Client, connect
 from ..events import EventError
+from ..tasks import check_cancelled
 from ..torch.faults import Fault
 from . import distributed, evaluate, losses, prompts, records
 from .alarms import FATAL, UNCHANGED, Alarms
@@ -86,6 +87,7 @@ class Trainer:
                 await self._begin(held, state)
             while self.updated < self.config.updates and not stopped:
                 stopped = await self._update()
+                check_cancelled()
             return await self._end(stopped) if self.first else {}
 
     async def _share(self, value: _T) -> _T:
