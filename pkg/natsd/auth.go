@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -131,7 +132,17 @@ func (b *logBridge) Noticef(format string, v ...any) { b.log.Debug().Msg(fmt.Spr
 func (b *logBridge) Debugf(format string, v ...any) { b.log.Trace().Msg(fmt.Sprintf(format, v...)) }
 
 func (b *logBridge) Tracef(format string, v ...any) { b.log.Trace().Msg(fmt.Sprintf(format, v...)) }
-func (b *logBridge) Warnf(format string, v ...any)  { b.log.Warn().Msg(fmt.Sprintf(format, v...)) }
+
+// Warnf logs a warning of the server; at debug level what it says of each stream after a process was killed, and puts
+// right by itself.
+func (b *logBridge) Warnf(format string, v ...any) {
+	level, text := zerolog.WarnLevel, fmt.Sprintf(format, v...)
+	if strings.Contains(text, "state outdated") && strings.HasSuffix(text, "will rebuild") {
+		level = zerolog.DebugLevel
+	}
+	b.log.WithLevel(level).Msg(text)
+}
+
 func (b *logBridge) Errorf(format string, v ...any) { b.log.Error().Msg(fmt.Sprintf(format, v...)) }
 
 // Fatalf must not end the process: Start returns the error instead.

@@ -398,6 +398,10 @@ func checkAnswers(holder Info) error {
 	if err := conn.SetReadDeadline(time.Now().Add(dialTimeout)); err != nil {
 		return err
 	}
+	if holder.Certificate != "" {
+		_, err := holder.startTLS(conn) // a server logs an error for who leaves before that
+		return err
+	}
 	greeting := make([]byte, len("INFO "))
 	if _, err := io.ReadFull(conn, greeting); err != nil {
 		return err

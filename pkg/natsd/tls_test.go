@@ -15,10 +15,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
@@ -45,13 +47,24 @@ func certified(t *testing.T) *natsd.TLS {
 	return out
 }
 
+// handshakes counts the failed handshakes in a server's log.
+type handshakes struct{ atomic.Int64 }
+
+func (h *handshakes) Write(line []byte) (int, error) {
+	if strings.Contains(string(line), "handshake error") {
+		h.Add(1)
+	}
+	return len(line), nil
+}
+
 // A server with a certificate lets no one in without TLS: not with the token, not from the same machine. Other
 // processes on the store come over TLS too, and go on in it when they take the server over.
 func TestMember_TLS(t *testing.T) {
 	dir := t.TempDir()
 	secure := func(o *natsd.MemberOptions) { o.TLS = certified(t) }
+	failures := &handshakes{}
 	serving, err := natsd.Join(t.Context(), natsd.MemberOptions{ServesPipeline: true, Options: natsd.Options{
-		StoreDir: dir, Listen: "127.0.0.1:0", Token: "secret", TLS: certified(t),
+		StoreDir: dir, Listen: "127.0.0.1:0", Token: "secret", TLS: certified(t), Log: zerolog.New(failures),
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -81,10 +94,14 @@ func TestMember_TLS(t *testing.T) {
 		t.Error("it lets in who speaks in the clear")
 	}
 
+	strangers := failures.Load()
 	other := member(t, dir, false, secure)
 	nc, again := through(t, other)
 	if err := nc.Flush(); err != nil || other.Owns() {
 		t.Fatalf("another process on the store: %v", err)
+	}
+	if n := failures.Load(); n != strangers {
+		t.Errorf("the server logs %d failed handshakes of it; want none", n-strangers)
 	}
 	leave(t, serving)
 	bustest.Receive(t, "connected to its own server", again)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import sync
+from . import policy, sync
 from .ask import Asker
+from .tasks import retry_while_away
 
 Prompt = Any
 """A text, or a conversation: a list of messages with role and content."""
@@ -45,16 +47,17 @@ class Lane:
 
     def push(self, folder: Path) -> None:
         """Has the lane serve the weights of a folder, an adapter in PEFT's form or whole weights, and waits until its
-        samplers have answered. An adapter that is as it began is the checkpoint alone.
+        samplers have answered, also while NATS is away. An adapter that is as it began is the checkpoint alone.
 
         PolicyRefused: nobody can use them. TimeoutError: not all samplers have answered.
         """
-        adapter, policy = folder / "adapter_model.safetensors", sync.policy
+        adapter, client = folder / "adapter_model.safetensors", self.client.asynchronous
         if adapter.exists():
-            pushed = policy.push_policy(self.client, None if _untrained(adapter) else folder, self.lane, by=self.run)
+            push = partial(policy.push_policy, client, None if _untrained(adapter) else folder, self.lane, by=self.run)
         else:
-            pushed = policy.push_weights(self.client, folder, self.lane, by=self.run)
-        policy.check_taken(self.client, pushed, self.asker.timeout)
+            push = partial(policy.push_weights, client, folder, self.lane, by=self.run)
+        pushed = self.client.thread.run(retry_while_away(push, self.asker.timeout))
+        sync.policy.check_taken(self.client, pushed, self.asker.timeout)
         self.version = pushed["policy_version"]
 
     def close(self) -> None:
