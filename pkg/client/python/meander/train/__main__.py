@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -50,18 +51,18 @@ def main() -> None:
     except ValueError as e:
         parser.error(str(e))
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    try:
-        from . import losses
-        from .loop import train
-    except ImportError as e:
-        sys.exit(f"meander-train: {e}; pip install 'meander-client[train]' has what it needs")
-    try:
-        losses.of(config)
-    except ValueError as e:
-        parser.error(str(e))
     out = Path(config.out)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        try:
+            from . import losses
+            from .loop import train
+        except ImportError as e:
+            sys.exit(f"meander-train: {e}; pip install 'meander-client[train]' has what it needs")
+        try:
+            losses.of(config)
+        except ValueError as e:
+            parser.error(str(e))
         if os.environ.get("RANK", "0") == "0":
             _keep_settings(config, out)
         summary = asyncio.run(train(config))
@@ -74,7 +75,8 @@ def main() -> None:
         on = f"when {config.nats} and its pipeline answer again, the same command goes on"
         sys.exit(f"meander-train: {e or type(e).__name__}; {on}")
     except (ValueError, RuntimeError, TimeoutError, OSError, FloatingPointError) as e:
-        sys.exit(f"meander-train: {e or type(e).__name__}")
+        full = f"{out}: " if getattr(e, "errno", None) == errno.ENOSPC else ""
+        sys.exit(f"meander-train: {full}{e or type(e).__name__}")
     if summary:
         (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
         print(table(summary))
