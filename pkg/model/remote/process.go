@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -137,6 +139,10 @@ func interpreter() (string, error) {
 		name = "python3"
 	}
 	path, err := exec.LookPath(name)
+	if errors.Is(err, fs.ErrPermission) {
+		return "", &wire.Fault{Class: wire.ClassConfig, Message: fmt.Sprintf(
+			"MEANDER_PYTHON: %s; must be a program that may be executed: %v", name, err)}
+	}
 	if err != nil {
 		return "", &wire.Fault{Class: wire.ClassConfig, Message: fmt.Sprintf(
 			"no Python called %s; install Python 3.10 or newer and %s, or name a Python that has it with "+

@@ -177,6 +177,15 @@ func TestProcess_DoesNotStart(t *testing.T) {
 		!strings.Contains(err.Error(), "no Python called /nowhere/python3; install Python 3.10 or newer and pip") {
 		t.Errorf("without Python: %v", err)
 	}
+	plain := filepath.Join(t.TempDir(), "python3")
+	if err := os.WriteFile(plain, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("MEANDER_PYTHON", plain)
+	if _, err := remote.Open(t.Context(), dir, remote.Config{}, nil); err == nil ||
+		!strings.Contains(err.Error(), plain+"; must be a program that may be executed") {
+		t.Errorf("a Python that may not be executed: %v", err)
+	}
 }
 
 // A Python that hangs before it listens is told of, regularly, and given up with what to do.

@@ -91,7 +91,7 @@ class Engine:
         """Loads the folder of a family and says what it does. Fault of class config: the device is not there."""
         self.family, self.settings = family, settings
         device = find_device(settings.device)
-        encoders = find_device(settings.encoders) if settings.encoders else device
+        encoders = find_device(settings.encoders, "text_encoder_device") if settings.encoders else device
         self.dtype = settings.dtype if settings.dtype != "auto" else "f32" if device.type == "cpu" else "bf16"
         _prepare(settings, self.dtype)
         family.attach(_load(family, DTYPES[self.dtype], device, encoders, say), encoders)
@@ -325,8 +325,8 @@ def _tile(family: Family) -> None:
         family.vae.tile_sample_min_size, family.vae.tile_latent_min_size = _TILE, _TILE // family.scale
 
 
-def find_device(name: str) -> torch.device:
-    """The device of a name, auto for any. Fault of class config: it is not there."""
+def find_device(name: str, setting: str = "device") -> torch.device:
+    """The device of a name, auto for any. Fault of class config, with the name of the setting: it is not there."""
     if name == "auto":
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         name = found.type if found else "cpu"
@@ -336,9 +336,8 @@ def find_device(name: str) -> torch.device:
     except Exception as e:
         if is_out_of_memory(e):
             raise
-        raise Fault(
-            "config", f"device: {name}: {e}; must be a device of this torch {torch.__version__}, such as cpu or cuda:0"
-        ) from e
+        must = f"must be a device of this torch {torch.__version__}, such as cpu or cuda:0"
+        raise Fault("config", f"{setting}: {name}: {e}; {must}") from e
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 

@@ -431,9 +431,11 @@ def test_a_load_that_fails_is_said(folders, dial, error, kind):
 
 def test_a_device_that_is_not_there(folders):
     family = families.find(Folder(folders["sd3"]))
-    with pytest.raises(Fault, match="device: cuda:9") as e:
+    with pytest.raises(Fault, match="^device: cuda:9") as e:
         Engine(family, Settings("cuda:9", threads=1))
     assert e.value.kind == "config"
+    with pytest.raises(Fault, match="^text_encoder_device: nope"):
+        Engine(family, Settings("cpu", encoders="nope", threads=1))
 
 
 def test_device_and_dtype_are_chosen(folders, dial, monkeypatch):
