@@ -1,16 +1,19 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
 // publishCommand returns the command 'meander publish'. It reads the prompts, estimates what they need, and refuses
@@ -139,7 +142,8 @@ func publishOne(
 				"answers it", wait),
 		}, nil
 	case err != nil:
-		return nil, fmt.Errorf("prompt %s: %w", p.uid, err)
+		name := cmp.Or(string(p.uid), strconv.Quote(present.Cut(p.text, 60))) // intake makes the uids that are not given
+		return nil, fmt.Errorf("prompt %s: %w", name, err)
 	}
 	return r, nil
 }
