@@ -96,16 +96,18 @@ func endBar(bars *mpb.Progress, bar *mpb.Bar, complete bool) {
 
 // countEvents counts stored and new steps and rewards of the run, in the background until ctx ends.
 func (p *progress) countEvents(ctx context.Context, b *bus.Bus) {
-	follow := func(stream, filter string, count func(subject string)) {
-		for m, err := range b.Read(ctx, stream, []string{filter}, bus.ReadOptions{Live: true, HeadersOnly: true}) {
+	follow := func(stream, filter string, count func(m *bus.Message)) {
+		o := bus.ReadOptions{Live: true, HeadersOnly: stream == schemas.StreamSteps}
+		for m, err := range b.Read(ctx, stream, []string{filter}, o) {
 			if err != nil {
 				return // awaitOutcomes reads too, and reports the error
 			}
-			count(m.Subject)
+			count(m)
 		}
 	}
-	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: p.run}.Filter(), p.countStep)
-	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindTokens, Run: p.run}.Filter(), p.countStep)
+	countStep := func(m *bus.Message) { p.countStep(m.Subject) }
+	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: p.run}.Filter(), countStep)
+	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindTokens, Run: p.run}.Filter(), countStep)
 	go follow(schemas.StreamRewards, schemas.RewardFilter(p.run, "*", "*"), p.countReward)
 }
 
@@ -151,9 +153,10 @@ func (p *progress) countStep(subject string) {
 	p.update()
 }
 
-// countReward counts a reward of the run.
-func (p *progress) countReward(subject string) {
-	if a, _ := schemas.ParseSubject(subject); !p.uids[a.UID] {
+// countReward counts a reward of the run. Samples that failed or were pruned have an event without one.
+func (p *progress) countReward(m *bus.Message) {
+	var r schemas.Reward
+	if bus.Fits(m, &r) != nil || r.Reward == nil || !p.uids[r.UID] {
 		return
 	}
 	p.mu.Lock()
