@@ -40,10 +40,10 @@ samples in the background; 'meander watch' shows them.`,
 				return err
 			}
 			if p.dryRun {
-				return a.dryRun(c.Context(), &p.datasetFlags, nil, prompts, c.OutOrStdout())
+				return a.dryRun(c.Context(), run, &p.datasetFlags, nil, prompts, c.OutOrStdout())
 			}
 			return a.withConnection(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
-				plan, err := p.estimate(c.Context(), conn, nil, prompts)
+				plan, err := a.estimate(c.Context(), &p.datasetFlags, conn, nil, prompts)
 				if err == nil {
 					err = plan.refusalError(p.names)
 				}

@@ -59,7 +59,7 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 				return err
 			}
 			if r.prompts.dryRun {
-				return r.dryRun(c.Context(), &r.prompts.datasetFlags, &r.services, prompts, c.OutOrStdout())
+				return r.dryRun(c.Context(), r.id, &r.prompts.datasetFlags, &r.services, prompts, c.OutOrStdout())
 			}
 			r.stdin = c.InOrStdin()
 			return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
@@ -181,7 +181,7 @@ func (r *runner) estimateOwn(ctx context.Context, prompts []prompt) (*estimated,
 	if err != nil || joins {
 		return nil, err
 	}
-	plan, err := r.prompts.estimate(ctx, nil, &r.services, prompts)
+	plan, err := r.estimate(ctx, &r.prompts.datasetFlags, nil, &r.services, prompts)
 	if err == nil {
 		err = plan.refusalError(r.prompts.names)
 	}
@@ -213,7 +213,7 @@ func (r *runner) checkAndEstimate(ctx context.Context, conn *connection, plan *e
 	}
 	if plan != nil && own != nil {
 		err = plan.AskCapacity(ctx, conn.Bus)
-	} else if plan, err = r.prompts.estimate(ctx, conn, own, prompts); err == nil {
+	} else if plan, err = r.estimate(ctx, &r.prompts.datasetFlags, conn, own, prompts); err == nil {
 		err = plan.refusalError(r.prompts.names)
 	}
 	if err == nil {
