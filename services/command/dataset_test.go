@@ -214,9 +214,9 @@ func TestLoad_UIDsStayInPlace(t *testing.T) {
 	}
 	// A record whose values are of another kind could not be read as a prompt.
 	for record, fault := range map[string]string{
-		`{"prompt": 3}`:                          `prompt: 3; must be a string`,
-		`{"prompt": "b", "group_size": "four"}`:  `group_size: "four"; must be an integer`,
-		`{"prompt": "b", "start": 7}`:            `start: 7; must be an object`,
+		`{"prompt": 3}`:                                         `prompt: 3; must be a string`,
+		`{"prompt": "b", "group_size": "four"}`:                 `group_size: "four"; must be an integer`,
+		`{"prompt": "b", "start": 7}`:                           `start: 7; must be an object`,
 		`{"prompt": "b", "rollout": {"sde_step_indices": "1"}}`: `rollout.sde_step_indices: "1"; must be a list`,
 	} {
 		lines := "{\"prompt\": \"a\", \"uid\": null}\n" + record + "\n{\"messages\": [{\"role\": \"user\", \"content\": \"c\"}]}\n"

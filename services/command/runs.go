@@ -44,9 +44,11 @@ func runsCommand(a *app) *cobra.Command {
 func runsLsCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Short: "list the stored runs, the newest first", Args: args(cobra.NoArgs),
+		Long: `ls lists the stored runs. SIZE is an estimate: the number of events, times the size of a few of them.
+Images and other blobs are not in it.`,
 		Example: "  meander runs ls\n  meander runs ls --json",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
-			runs, err := results.Runs(c.Context(), conn.Bus, "*")
+			runs, err := results.Runs(c.Context(), conn.Bus, "*", nil)
 			if err != nil {
 				return err
 			}
@@ -84,7 +86,7 @@ func storedRun(ctx context.Context, b *bus.Bus, name string) (*results.StoredRun
 	if err := schemas.CheckToken("RUN", name); err != nil {
 		return nil, usage(err)
 	}
-	runs, err := results.Runs(ctx, b, schemas.Run(name))
+	runs, err := results.Runs(ctx, b, schemas.Run(name), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -103,6 +105,7 @@ func nothingStored(run string) error {
 func runsShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "show RUN", Short: "show what each stream stores of a run", Args: args(cobra.ExactArgs(1)),
+		Long: `show counts the events of a run in each stream. SIZE is an estimate, as in 'meander runs ls'.`,
 		Example: "  meander runs show night",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			r, err := storedRun(c.Context(), conn.Bus, given[0])

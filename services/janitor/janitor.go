@@ -126,7 +126,8 @@ func (c Config) Validate() error {
 // Report says what a pass freed, or what a dry pass would free.
 type Report struct {
 	Groups int `json:"groups"`
-	// Messages and Bytes are by stream. Bytes are estimated from the mean size of the stream's messages.
+	// Messages and Bytes are by stream. Bytes are estimated from the mean size of the stream's messages;
+	// in a dry pass, from those of the run.
 	Messages map[string]uint64 `json:"messages"`
 	Bytes    map[string]uint64 `json:"bytes"`
 	// Blobs counts the blobs that no stored event names.
@@ -239,6 +240,7 @@ func runPass(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *blobSweep
 	p := &pass{
 		cfg: cfg, b: b, dry: dry, blobs: s, metrics: m, report: r,
 		pressing: map[string]bool{}, bytesLeft: map[string]uint64{}, freedGroups: map[address]bool{},
+		means: map[[2]string]uint64{},
 	}
 	return r, p.run(ctx)
 }
