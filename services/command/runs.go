@@ -1,6 +1,7 @@
 package command
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -21,6 +22,7 @@ import (
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/shards"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
@@ -218,7 +220,7 @@ An export that was stopped or killed goes on where it stopped when the same comm
 	}
 	f := c.Flags()
 	f.StringVar(&e.format, "format", archiveFormat, archiveFormat+", "+strings.Join(shards.Formats(), ", "))
-	f.StringVar(&e.out, "out", "", "new file or, for datasets, the folder to write; default RUN.tar, RUN")
+	f.StringVar(&e.out, "out", "", "new file, - for stdout, or, for datasets, the folder to write; default RUN.tar, RUN")
 	f.Int64Var(&e.shardMiB, "shard-mib", 256, "size in MiB from which on a file of a dataset gets no further group")
 	f.BoolVar(&e.latents, "latents", true, "write the stored latents of images to datasets, too: most of the bytes")
 	return c
@@ -227,6 +229,9 @@ An export that was stopped or killed goes on where it stopped when the same comm
 // writeArchive writes all events of a run to a new file, which has its name only once it is whole. It goes on with a
 // file that was begun.
 func (e *exporter) writeArchive(c *cobra.Command, conn *connection, run string) error {
+	if e.out == "-" {
+		return e.writeToStdout(c, conn, run)
+	}
 	name := cmp.Or(e.out, run+".tar")
 	if _, err := os.Lstat(name); err == nil {
 		return usage(fmt.Errorf("--out: %q exists already; name another file", name))
@@ -254,12 +259,30 @@ func (e *exporter) writeArchive(c *cobra.Command, conn *connection, run string) 
 	return e.printArchive(c.OutOrStdout(), name, s)
 }
 
+// writeToStdout writes all events of a run to stdout, and what it wrote to stderr.
+func (e *exporter) writeToStdout(c *cobra.Command, conn *connection, run string) error {
+	if boot.IsTerminal(c.OutOrStdout()) {
+		return usage(errors.New("--out: -; must be a file while stdout is a terminal, which shows no tar file"))
+	}
+	out := bufio.NewWriterSize(c.OutOrStdout(), 1<<20)
+	s, err := archive.Write(c.Context(), conn.Bus, schemas.Run(run), out)
+	if err == nil {
+		err = out.Flush()
+	}
+	if err != nil {
+		return err
+	}
+	return e.printArchive(c.ErrOrStderr(), "stdout", s)
+}
+
 // writeShards writes the samples of a run as a dataset.
 func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) error {
 	switch {
 	case !slices.Contains(shards.Formats(), e.format):
 		return usage(fmt.Errorf("--format: %q; must be one of %s, %s", e.format, archiveFormat,
 			strings.Join(shards.Formats(), ", ")))
+	case e.out == "-":
+		return usage(errors.New("--out: -; must be a folder for a dataset; only an archive goes to stdout"))
 	case e.shardMiB < 1 || e.shardMiB > 1<<20:
 		return usage(fmt.Errorf("--shard-mib: %d; must be between 1 and %d", e.shardMiB, 1<<20))
 	}
