@@ -348,7 +348,12 @@ func openInput(name string) (in io.Reader, done func(), err error) {
 		return nil, nil, err
 	}
 	r := bufio.NewReader(f)
-	if info, err := f.Stat(); err == nil && info.Mode()&os.ModeNamedPipe != 0 {
+	info, err := f.Stat()
+	if err == nil && info.IsDir() {
+		_ = f.Close()
+		return nil, nil, fmt.Errorf("%s: a folder; must be a file", name)
+	}
+	if err == nil && info.Mode()&os.ModeNamedPipe != 0 {
 		if _, err := r.Peek(1); errors.Is(err, io.EOF) {
 			_ = f.Close() // it was only read
 			return nil, nil,

@@ -354,6 +354,8 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{}, "no prompts; give them as arguments, or a file with --prompts"},
 		{[]string{"--prompts", filepath.Join(dir, "none.txt")}, "--prompts: open " + filepath.Join(dir, "none.txt") + ": no such file or directory"},
 		{[]string{"--prompts", table}, "--prompts: " + table + ` line 2: seed: "x"; must be a whole number of at least 0`},
+		{[]string{"--prompts", "."}, "--prompts: .: a folder; must be a file"},
+		{[]string{"--sde-steps", "1", "--sde-window", "2:0-2", "a"}, "--sde-window: set beside --sde-steps; must be the only one of the two"},
 		{[]string{"--prompts", table, "--skip-bad"}, "--prompts: no prompts in " + table + ", and 1 bad record"},
 		{[]string{"--prompts", plain, "--prompts-format", "xml"}, `--prompts-format: "xml"; must be one of auto, text, csv, json, meander, metadata, verl`},
 		{[]string{"--prompts", file("x.parquet", "PAR1")}, "parquet is not read; make JSON lines of it: python3 -c"},

@@ -321,7 +321,7 @@ func TestEstimate_OfAPipeline(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v\n%s", err, stderr)
 		}
-		if want := `accepted  0001-a-red-sign-that-says-open  1 samples x 10 steps  "a red sign that says \"OPEN\""` + "\n"; stdout != want {
+		if want := `accepted  0001-a-red-sign-that-says-open  1 sample x 10 steps  "a red sign that says \"OPEN\""` + "\n"; stdout != want {
 			t.Errorf("published\n%swant\n%s", stdout, want)
 		}
 		if !strings.HasPrefix(stderr, "estimate ") {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -53,7 +54,7 @@ func newProgress(
 	out io.Writer, machine bool, run schemas.Run, prompts []results.Prompt, o *results.Outcomes, m *loading,
 ) *progress {
 	p := &progress{
-		out: out, model: m, run: run, total: len(prompts), uids: map[schemas.UID]bool{},
+		out: out, model: m, run: run, total: len(prompts), done: len(prompts) - o.Left(), uids: map[schemas.UID]bool{},
 		seen: map[string]bool{}, ended: make(chan struct{}),
 	}
 	for _, prompt := range prompts {
@@ -112,8 +113,8 @@ func (p *progress) countEvents(ctx context.Context, b *bus.Bus) {
 }
 
 // receiptHandler returns a handler of intake's answers to the run's prompts: it adds up the steps to come, and prints
-// warnings and why prompts wait, each reason once. publishAndWait calls it.
-func (p *progress) receiptHandler() nats.MsgHandler {
+// warnings, but for those that are known, and why prompts wait, each reason once. publishAndWait calls it.
+func (p *progress) receiptHandler(known []string) nats.MsgHandler {
 	told := map[string]bool{}
 	return func(m *nats.Msg) {
 		var r schemas.Receipt
@@ -125,6 +126,9 @@ func (p *progress) receiptHandler() nats.MsgHandler {
 			p.note("waiting: " + r.Waiting)
 		}
 		for _, w := range r.Warnings {
+			if slices.Contains(known, w) {
+				continue
+			}
 			p.note("warning: " + string(r.UID) + ": " + w)
 		}
 		if r.Accepted {

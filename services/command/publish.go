@@ -84,8 +84,8 @@ func (a *app) publishAll(
 			if receipt.TotalSteps != nil {
 				steps = fmt.Sprintf(", %d", *receipt.TotalSteps)
 			}
-			fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %d samples%s steps  %q\n", receipt.UID, receipt.Samples, steps,
-				prompt.text)
+			fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %s%s steps  %q\n", receipt.UID,
+				present.Count(receipt.Samples, "sample"), steps, prompt.text)
 		} else {
 			fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", notAccepted(receipt), prompt.text,
 				receipt.Error+receipt.Waiting)

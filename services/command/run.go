@@ -92,6 +92,7 @@ type runner struct {
 	out      string
 
 	saveLatents string
+	warned      []string // by the estimate
 	stdin       io.Reader
 }
 
@@ -217,6 +218,7 @@ func (r *runner) checkAndEstimate(ctx context.Context, conn *connection, plan *e
 		err = plan.refusalError(r.prompts.names)
 	}
 	if err == nil {
+		r.warned = plan.Warnings
 		err = plan.printAndCheck(ctx, conn, r.id, r.prompts.overfill, stderr)
 	}
 	if err != nil {
@@ -267,7 +269,7 @@ func (r *runner) publishAndWait(ctx context.Context, conn *connection, own *serv
 	note := progress.note
 	choice.printLine.Store(&note)
 	inbox := conn.Conn().NewInbox()
-	receipts, err := conn.Conn().Subscribe(inbox, progress.receiptHandler())
+	receipts, err := conn.Conn().Subscribe(inbox, progress.receiptHandler(r.warned))
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to receipts: %w", err)
 	}

@@ -107,7 +107,7 @@ func nothingStored(run string) error {
 func runsShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "show RUN", Short: "show what each stream stores of a run", Args: args(cobra.ExactArgs(1)),
-		Long: `show counts the events of a run in each stream. SIZE is an estimate, as in 'meander runs ls'.`,
+		Long:    `show counts the events of a run in each stream. SIZE is an estimate, as in 'meander runs ls'.`,
 		Example: "  meander runs show night",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			r, err := storedRun(c.Context(), conn.Bus, given[0])
