@@ -146,7 +146,8 @@ func (b *Bus) createMissing(
 // does it.
 func NewLimits(storage int64) map[string]int64 {
 	for scale := int64(1); ; scale *= 2 {
-		limits, sum := map[string]int64{}, 3*kvBytes+presenceBytes+minStreamBytes+max(minStreamBytes, leastBlobBytes/scale)
+		limits := map[string]int64{}
+		sum := 3*kvBytes + presenceBytes + minStreamBytes + max(minStreamBytes, leastBlobBytes/scale)
 		for _, spec := range schemas.Streams() {
 			if spec.MaxBytes > 0 {
 				limits[spec.Name] = max(minStreamBytes, spec.MaxBytes/scale)

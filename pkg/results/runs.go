@@ -28,8 +28,8 @@ type StoredRun struct {
 }
 
 // Runs counts what is stored of a run; with "*" of every run, for 'meander runs ls'. Runs that have as many events as
-// before, an earlier answer or nil, keep its estimate of bytes: to make it takes a dozen requests for each run. It fails
-// if the server cannot be read.
+// before, an earlier answer or nil, keep its estimate of bytes: to make it takes a dozen requests for each run. It
+// fails if the server cannot be read.
 func Runs(
 	ctx context.Context, b *bus.Bus, run schemas.Run, before map[schemas.Run]*StoredRun,
 ) (map[schemas.Run]*StoredRun, error) {

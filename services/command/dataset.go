@@ -320,7 +320,8 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 	return out, nil
 }
 
-// checkTypes refuses a record that could not be read as a prompt: a field has a value of another kind. records calls it.
+// checkTypes refuses a record that could not be read as a prompt: a field has a value of another kind. records calls
+// it.
 func checkTypes(r *dataset.Record) error {
 	q := prompt{body: maps.Clone(r.Fields)}
 	if err := checkStart(q.body); err != nil {

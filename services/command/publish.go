@@ -142,7 +142,8 @@ func publishOne(
 				"answers it", wait),
 		}, nil
 	case err != nil:
-		name := cmp.Or(string(p.uid), strconv.Quote(present.Cut(p.text, 60))) // intake makes the uids that are not given
+		// Intake makes the uids that are not given.
+		name := cmp.Or(string(p.uid), strconv.Quote(present.Cut(p.text, 60)))
 		return nil, fmt.Errorf("prompt %s: %w", name, err)
 	}
 	return r, nil

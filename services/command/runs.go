@@ -220,7 +220,8 @@ An export that was stopped or killed goes on where it stopped when the same comm
 	}
 	f := c.Flags()
 	f.StringVar(&e.format, "format", archiveFormat, archiveFormat+", "+strings.Join(shards.Formats(), ", "))
-	f.StringVar(&e.out, "out", "", "new file, - for stdout, or, for datasets, the folder to write; default RUN.tar, RUN")
+	f.StringVar(&e.out, "out", "",
+		"new file, - for stdout, or, for datasets, the folder to write; default RUN.tar, RUN")
 	f.Int64Var(&e.shardMiB, "shard-mib", 256, "size in MiB from which on a file of a dataset gets no further group")
 	f.BoolVar(&e.latents, "latents", true, "write the stored latents of images to datasets, too: most of the bytes")
 	return c

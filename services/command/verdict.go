@@ -109,7 +109,8 @@ func publishVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, list []ve
 	return nil
 }
 
-// checkOpen refuses a verdict of a group that is closed already, which would count for nothing. publishVerdicts calls it.
+// checkOpen refuses a verdict of a group that is closed already, which would count for nothing. publishVerdicts calls
+// it.
 func checkOpen(ctx context.Context, b *bus.Bus, v *schemas.Verdict) error {
 	status, err := results.ClosedAs(ctx, b, v)
 	if status != "" {

@@ -372,8 +372,8 @@ func (p *pass) countFreed(stream string, n uint64) {
 	p.add(stream, n, n*(s.Bytes/max(1, s.Messages)))
 }
 
-// measureFreed counts events of a run that a dry pass would free. People read its report, so it estimates the bytes by the
-// run's own events: those of other runs may be far larger.
+// measureFreed counts events of a run that a dry pass would free. It estimates the bytes by the run's own events: those
+// of other runs may be far larger.
 func (p *pass) measureFreed(ctx context.Context, stream string, run schemas.Run, n uint64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
