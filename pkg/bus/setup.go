@@ -142,6 +142,24 @@ func (b *Bus) createMissing(
 	return b.createBuckets(ctx, scale, replicas)
 }
 
+// NewLimits returns the bytes that Setup lets each stream keep on a new server with so much storage, as createMissing
+// does it.
+func NewLimits(storage int64) map[string]int64 {
+	for scale := int64(1); ; scale *= 2 {
+		limits := map[string]int64{}
+		sum := 3*kvBytes + presenceBytes + minStreamBytes + max(minStreamBytes, leastBlobBytes/scale)
+		for _, spec := range schemas.Streams() {
+			if spec.MaxBytes > 0 {
+				limits[spec.Name] = max(minStreamBytes, spec.MaxBytes/scale)
+				sum += limits[spec.Name]
+			}
+		}
+		if sum <= storage || scale > 1<<16 {
+			return limits
+		}
+	}
+}
+
 // createBuckets creates the buckets that are not there, with limits divided by scale. createMissing calls it.
 func (b *Bus) createBuckets(ctx context.Context, scale int64, replicas int) error {
 	for _, c := range []jetstream.KeyValueConfig{

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -134,6 +135,23 @@ func DiskFree(dir string) (int64, error) {
 		return 0, fmt.Errorf("disk of store %q: %w", dir, err)
 	}
 	return int64(s.Bavail * uint64(s.Bsize)), nil
+}
+
+// NewStorage returns how many bytes the streams of a new store may take, as Options.MaxFileStore says. The folder need
+// not be there yet.
+func NewStorage(dir string) (int64, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return 0, err
+	}
+	for {
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) || dir == filepath.Dir(dir) {
+			break
+		}
+		dir = filepath.Dir(dir)
+	}
+	free, err := DiskFree(dir)
+	return free / 4 * 3, err
 }
 
 // probeDisk writes a file to the disk and removes it. An error means that the disk still takes no writes.

@@ -316,8 +316,49 @@ func TestRuns_Open(t *testing.T) {
 	} {
 		p.Forge(t, subject, []byte("x"))
 	}
-	runs, err := results.Runs(t.Context(), p.Bus, "r")
+	runs, err := results.Runs(t.Context(), p.Bus, "r", nil)
 	if err != nil || runs["r"].Groups != 2 || runs["r"].Open != 1 {
 		t.Errorf("%+v, %v; want 2 groups, 1 of them open", runs["r"], err)
+	}
+}
+
+// The bytes of a run are estimated by its own events, whatever other runs there are.
+func TestRuns_Bytes(t *testing.T) {
+	t.Parallel()
+	b := serve(t, 4)
+	bytes := func(before map[schemas.Run]*results.StoredRun) map[schemas.Run]*results.StoredRun {
+		t.Helper()
+		runs, err := results.Runs(t.Context(), b, "*", before)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return runs
+	}
+	publish(t, b, "small", "a", nil)
+	publish(t, b, "small", "b", nil)
+	bustest.Await(t, b, 2, schemas.StreamAdvantages)
+	stats, err := b.Stats(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := uint64(0)
+	for _, s := range stats {
+		if schemas.RunFilters("small")[s.Name] != nil {
+			stored += s.Bytes
+		}
+	}
+	small := bytes(nil)["small"]
+	if small.Bytes < stored*9/10 || small.Bytes > stored*11/10 {
+		t.Errorf("estimated %d bytes, stored are %d", small.Bytes, stored)
+	}
+	publish(t, b, "large", "a", func(p *schemas.Prompt) { p.Height, p.Width = new(int64(512)), new(int64(512)) })
+	bustest.Await(t, b, 3, schemas.StreamAdvantages)
+	both := bytes(nil)
+	if both["small"].Bytes != small.Bytes || both["large"].Bytes < 10*small.Bytes {
+		t.Errorf("beside a large run: %d bytes, before %d; the large one has %d", both["small"].Bytes, small.Bytes, both["large"].Bytes)
+	}
+	small.Bytes = 7
+	if again := bytes(map[schemas.Run]*results.StoredRun{"small": small}); again["small"].Bytes != 7 {
+		t.Errorf("a run without new events was measured again: %d bytes", again["small"].Bytes)
 	}
 }

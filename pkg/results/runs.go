@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -17,7 +19,7 @@ type StoredRun struct {
 	Open    int         `json:"open_groups"`
 	Samples int         `json:"samples"`
 	Events  uint64      `json:"events"`
-	// Bytes is estimated from the mean size of the messages of each stream.
+	// Bytes is an estimate, from a few messages of the run in each stream.
 	Bytes  uint64    `json:"bytes"`
 	Newest time.Time `json:"newest"`
 
@@ -25,17 +27,12 @@ type StoredRun struct {
 	Streams map[string]uint64 `json:"-"`
 }
 
-// Runs counts what is stored of a run; with "*" of every run, for 'meander runs ls'. Bytes are an estimate from the
-// mean size of an event. It fails if the server cannot be read.
-func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*StoredRun, error) {
-	stats, err := b.Stats(ctx)
-	if err != nil {
-		return nil, err
-	}
-	mean := map[string]uint64{}
-	for _, s := range stats {
-		mean[s.Name] = s.Bytes / max(1, s.Messages)
-	}
+// Runs counts what is stored of a run; with "*" of every run, for 'meander runs ls'. Runs that have as many events as
+// before, an earlier answer or nil, keep its estimate of bytes: to make it takes a dozen requests for each run. It
+// fails if the server cannot be read.
+func Runs(
+	ctx context.Context, b *bus.Bus, run schemas.Run, before map[schemas.Run]*StoredRun,
+) (map[schemas.Run]*StoredRun, error) {
 	runs := map[schemas.Run]*StoredRun{}
 	type group struct {
 		run schemas.Run
@@ -56,7 +53,6 @@ func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*St
 					runs[a.Run] = r
 				}
 				r.Events += n
-				r.Bytes += n * mean[stream]
 				r.Streams[stream] += n
 				switch a.Kind {
 				case schemas.KindGroup:
@@ -75,22 +71,52 @@ func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*St
 			runs[g.run].Open++
 		}
 	}
-	for id, r := range runs {
-		for _, kind := range []struct{ stream, filter string }{
-			{schemas.StreamAdvantages, schemas.Address{Kind: schemas.KindAdvantage, Run: id}.Filter()},
-			{schemas.StreamTrajectories, schemas.TrajectoryFilter(id, "*")},
-			{schemas.StreamPrompts, schemas.PromptSubject(id)},
-		} {
-			m, err := b.Last(ctx, kind.stream, kind.filter)
-			if err != nil && !errors.Is(err, bus.ErrNotFound) {
-				return nil, err
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(atOnce)
+	for _, r := range runs {
+		g.Go(func() error {
+			if had := before[r.Run]; had != nil && had.Events == r.Events {
+				r.Bytes = had.Bytes
+			} else if err := r.estimateBytes(ctx, b); err != nil {
+				return err
 			}
-			if err == nil && m.Time.After(r.Newest) {
-				r.Newest = m.Time
-			}
+			return r.findNewest(ctx, b)
+		})
+	}
+	return runs, g.Wait()
+}
+
+// atOnce is how many runs Runs looks at side by side.
+const atOnce = 8
+
+// estimateBytes sets Bytes by the mean size of the run's own messages: those of other runs may be far larger.
+func (r *StoredRun) estimateBytes(ctx context.Context, b *bus.Bus) error {
+	for stream, n := range r.Streams {
+		mean, err := b.MeanSize(ctx, stream, r.Run)
+		if err != nil {
+			return err
+		}
+		r.Bytes += n * mean
+	}
+	return nil
+}
+
+// findNewest sets Newest.
+func (r *StoredRun) findNewest(ctx context.Context, b *bus.Bus) error {
+	for _, kind := range []struct{ stream, filter string }{
+		{schemas.StreamAdvantages, schemas.Address{Kind: schemas.KindAdvantage, Run: r.Run}.Filter()},
+		{schemas.StreamTrajectories, schemas.TrajectoryFilter(r.Run, "*")},
+		{schemas.StreamPrompts, schemas.PromptSubject(r.Run)},
+	} {
+		m, err := b.Last(ctx, kind.stream, kind.filter)
+		if err != nil && !errors.Is(err, bus.ErrNotFound) {
+			return err
+		}
+		if err == nil && m.Time.After(r.Newest) {
+			r.Newest = m.Time
 		}
 	}
-	return runs, nil
+	return nil
 }
 
 // LatestRun returns the run of the newest trajectory, else of the newest prompt: the one that commands mean when none

@@ -53,18 +53,34 @@ func Trajectories(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.
 // read.
 func Rewards(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) (map[Sample]*schemas.Reward, error) {
 	out := map[Sample]*schemas.Reward{}
+	err := eachReward(ctx, b, run, uid, func(r *schemas.Reward) { out[Sample{r.UID, r.SampleIndex}] = r })
+	return out, err
+}
+
+// WithoutReward returns how many samples of a run failed or were pruned, so that their reward events have no reward.
+// It fails if the server cannot be read.
+func WithoutReward(ctx context.Context, b *bus.Bus, run schemas.Run) (n int64, err error) {
+	err = eachReward(ctx, b, run, "*", func(r *schemas.Reward) {
+		if r.Reward == nil {
+			n++
+		}
+	})
+	return n, err
+}
+
+// eachReward calls each with the stored rewards of a run, or of one group of it (uid "*": all).
+func eachReward(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, each func(*schemas.Reward)) error {
 	for m, err := range b.Read(ctx, schemas.StreamRewards, []string{schemas.RewardFilter(run, "*", uid)},
 		bus.ReadOptions{}) {
 		if err != nil {
-			return nil, fmt.Errorf("read rewards: %w", err)
+			return fmt.Errorf("read rewards: %w", err)
 		}
 		var r schemas.Reward
-		if bus.Fits(m, &r) != nil {
-			continue // not a reward; the sample's true one will replace it
+		if bus.Fits(m, &r) == nil { // else the sample's true one will replace it
+			each(&r)
 		}
-		out[Sample{r.UID, r.SampleIndex}] = &r
 	}
-	return out, nil
+	return nil
 }
 
 // digest covers the content of events, in the order of their keys.

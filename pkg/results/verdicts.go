@@ -37,10 +37,58 @@ func VerdictNames(g *schemas.Group) []string {
 	return names
 }
 
-// WaitingForVerdicts returns the verdicts that finished samples of a group (uid "*": of all groups) of a run still wait
-// for, sorted by uid, sample and name. It fails if the server cannot be read.
+// ClosedAs returns the status of the result of a verdict's group if the verdict would come too late for it. It returns
+// "" if the group is open, or has the verdict already: the same once more changes nothing. It fails if the server
+// cannot be read.
+func ClosedAs(ctx context.Context, b *bus.Bus, v *schemas.Verdict) (status string, err error) {
+	closed, err := closedGroups(ctx, b, v.Run, v.UID)
+	if err != nil || closed[v.UID] == "" {
+		return "", err
+	}
+	if given, err := hasVerdict(ctx, b, v.Subject()); err != nil || given {
+		return "", err
+	}
+	return closed[v.UID], nil
+}
+
+// closedGroups returns the statuses of the closed groups of a run, or of one group of it (uid "*": all).
+func closedGroups(
+	ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID,
+) (map[schemas.UID]string, error) {
+	stored, err := b.LastMany(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, uid)})
+	if err != nil {
+		return nil, fmt.Errorf("read results: %w", err)
+	}
+	out := map[schemas.UID]string{}
+	for _, m := range stored {
+		var a schemas.Advantage
+		if bus.Fits(m, &a) == nil { // else the true one will replace it
+			out[a.UID] = a.Status
+		}
+	}
+	return out, nil
+}
+
+// hasVerdict reports whether a verdict is stored on a subject.
+func hasVerdict(ctx context.Context, b *bus.Bus, subject string) (bool, error) {
+	m, err := b.Last(ctx, schemas.StreamVerdicts, subject)
+	if errors.Is(err, bus.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look up verdict: %w", err)
+	}
+	return bus.Fits(m, &schemas.Verdict{}) == nil, nil
+}
+
+// WaitingForVerdicts returns the verdicts that finished samples of the open groups (uid "*": of all, else of one) of a
+// run still wait for, sorted by uid, sample and name. It fails if the server cannot be read.
 func WaitingForVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) ([]Waiting, error) {
 	rewards, err := Rewards(ctx, b, run, uid)
+	if err != nil {
+		return nil, err
+	}
+	closed, err := closedGroups(ctx, b, run, uid)
 	if err != nil {
 		return nil, err
 	}
@@ -49,15 +97,16 @@ func WaitingForVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 		if err != nil {
 			return nil, err
 		}
-		if rewards[Sample{UID: t.UID, Index: t.SampleIndex}] != nil || t.StopReason != schemas.StopCompleted {
+		if rewards[Sample{UID: t.UID, Index: t.SampleIndex}] != nil || t.StopReason != schemas.StopCompleted ||
+			closed[t.UID] != "" {
 			continue
 		}
 		for _, name := range VerdictNames(&t.Group) {
-			m, err := b.Last(ctx, schemas.StreamVerdicts, schemas.VerdictSubject(run, t.UID, t.SampleIndex, name))
-			if err != nil && !errors.Is(err, bus.ErrNotFound) {
-				return nil, fmt.Errorf("look up verdict: %w", err)
+			given, err := hasVerdict(ctx, b, schemas.VerdictSubject(run, t.UID, t.SampleIndex, name))
+			if err != nil {
+				return nil, err
 			}
-			if err == nil && bus.Fits(m, &schemas.Verdict{}) == nil {
+			if given {
 				continue
 			}
 			waiting = append(waiting, Waiting{

@@ -99,7 +99,10 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	root.SetIn(stdin)
 	root.SetOut(out)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
+	err := checkHelp(root, args)
+	if err == nil {
+		err = root.ExecuteContext(ctx)
+	}
 	if out.err != nil && !errors.Is(err, out.err) {
 		present.Lines(stderr, fmt.Sprintf("meander: stdout: %v; this output is lost, stored events are not", out.err))
 		if err == nil {

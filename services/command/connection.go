@@ -261,13 +261,17 @@ func (c *connection) serves() bool { return c.member != nil && c.member.Owns() }
 
 // openExisting is connect for commands that read. A missing store is a usage error, so that none is made.
 func (a *app) openExisting(ctx context.Context, log zerolog.Logger) (*connection, error) {
-	if a.natsURL == "" {
-		if _, err := os.Stat(filepath.Join(a.store, "jetstream")); errors.Is(err, os.ErrNotExist) {
-			return nil, usage(fmt.Errorf("store %q is empty; make a rollout first (meander run --store %s ...), or "+
-				"name a server with --nats", a.store, a.store))
-		}
+	if a.natsURL == "" && !a.storeExists() {
+		return nil, usage(fmt.Errorf("store %q is empty; make a rollout first (meander run --store %s ...), or "+
+			"name a server with --nats", a.store, a.store))
 	}
 	return a.connect(ctx, log)
+}
+
+// storeExists reports whether the store has streams.
+func (a *app) storeExists() bool {
+	_, err := os.Stat(filepath.Join(a.store, "jetstream"))
+	return !errors.Is(err, os.ErrNotExist)
 }
 
 // withBus returns the RunE of a command that reads stored events: it opens the pipeline, calls f, and closes it.

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -120,10 +121,15 @@ why, and how much of it is done.`,
 			if errors.Is(err, client.ErrNotFound) {
 				return usage(fmt.Errorf("RUN: %q; nothing is stored of it at %s", run, conn.where))
 			}
+			without := int64(0)
+			if err == nil {
+				without, err = results.WithoutReward(c.Context(), conn.Bus, run)
+			}
 			if err != nil {
 				return err
 			}
-			return a.printStatus(c.OutOrStdout(), &schemas.ControlReceipt{Accepted: true, Run: run, Status: s})
+			s.Rewards -= min(s.Rewards, without) // it counts events, which failed and pruned samples have, too
+			return a.printStatus(c.OutOrStdout(), without, &schemas.ControlReceipt{Accepted: true, Run: run, Status: s})
 		}),
 	}
 }
@@ -238,8 +244,9 @@ func (k *controller) printOutcome(out io.Writer, r *schemas.ControlReceipt, samp
 	return nil
 }
 
-// printStatus prints the state of a run that the receipt has. statusCommand calls it.
-func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt) error {
+// printStatus prints the state of a run that the receipt has; without is how many samples ended without a reward.
+// statusCommand calls it.
+func (a *app) printStatus(out io.Writer, without int64, r *schemas.ControlReceipt) error {
 	if a.json {
 		return json.NewEncoder(out).Encode(schemas.JSON(r))
 	}
@@ -253,7 +260,11 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt) error {
 		groups += fmt.Sprintf(", %d cancelled one by one", s.Cancelled)
 	}
 	fmt.Fprintf(out, "  groups    %s\n", groups)
-	fmt.Fprintf(out, "  samples   %d made, %d with their reward\n", s.Trajectories, s.Rewards)
+	samples := fmt.Sprintf("%d made, %d with their reward", s.Trajectories, s.Rewards)
+	if without > 0 {
+		samples += fmt.Sprintf(", %d ended without one", without)
+	}
+	fmt.Fprintf(out, "  samples   %s\n", samples)
 	waiting := fmt.Sprintf("%d in the queue or in flight", s.Waiting)
 	if s.Parked > 0 {
 		waiting += fmt.Sprintf(", %d parked until the run is resumed", s.Parked)

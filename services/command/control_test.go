@@ -4,7 +4,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // A run is paused, resumed and cancelled by commands, each of which says what came of it.
@@ -62,5 +65,30 @@ func TestControl_NoAnswer(t *testing.T) {
 	if n := len(linesOf(t, expect(t, exitOK, "", "watch", "--run", "r1", "--kinds", "control", "--json", "--count",
 		"1"))); n != 1 {
 		t.Errorf("%d controls are stored; want the pause alone", n)
+	}
+}
+
+// Samples that were pruned have an event in the place of their reward, and no reward.
+func TestStatus_Pruned(t *testing.T) {
+	inEmptyDir(t)
+	expect(t, exitFailed, "0 of 1 groups complete", "run", "--run", "r1", "--model", "synthetic", "-n", "2", "--steps", "3",
+		"--prune-step", "1", "--prune-log-prob-above=-1e9", "--out", "-", "a red fox")
+	expect(t, exitOK, "samples   2 made, 0 with their reward, 2 ended without one\n", "status", "r1")
+	status := linesOf(t, expect(t, exitOK, "", "status", "r1", "--json"))[0]["status"].(map[string]any)
+	if status["trajectories"] != 2.0 || status["rewards"] != 0.0 {
+		t.Errorf("%v; want two trajectories and no reward", status)
+	}
+	prompts := []results.Prompt{{UID: "0000-a-red-fox"}}
+	var out text
+	p := newProgress(&out, false, "r1", prompts, results.NewOutcomes(prompts), &loading{})
+	for m, err := range connected(t).Read(t.Context(), schemas.StreamRewards, []string{schemas.RewardFilter("r1", "*", "*")}, bus.ReadOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.countReward(m)
+	}
+	p.close()
+	if !strings.Contains(out.String(), "  0 rewards  ") {
+		t.Errorf("progress: %s", &out)
 	}
 }

@@ -3,11 +3,13 @@ package command
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -254,28 +256,26 @@ func (p *promptFlags) choiceOf() (dataset.Choice, error) {
 // records returns the prompts of the command line, then those of the file. The template is applied, and each is
 // checked against the rewards of the flags. An error names the prompt, the file or the flag.
 func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]dataset.Record, error) {
-	prepare := func(r *dataset.Record) error {
-		if text, ok := r.Prompt(); ok && specs != nil && r.Fields["reward"] == nil {
-			truth := r.GroundTruth
-			if truth == "" {
-				truth = p.groundTruth
-			}
-			return checkAnswers(specs, text, truth)
-		}
-		return nil
-	}
+	var template *dataset.Template
 	if p.template != "" {
-		template, err := dataset.ParseTemplate(p.template)
-		if err != nil {
+		var err error
+		if template, err = dataset.ParseTemplate(p.template); err != nil {
 			return nil, fmt.Errorf("--%w", err)
 		}
-		check := prepare
-		prepare = func(r *dataset.Record) error {
+	}
+	prepare := func(r *dataset.Record) error {
+		if err := checkTypes(r); err != nil {
+			return err
+		}
+		if template != nil {
 			if err := template.Apply(r); err != nil {
 				return err
 			}
-			return check(r)
 		}
+		if text, ok := r.Prompt(); ok && specs != nil && r.Fields["reward"] == nil {
+			return checkAnswers(specs, text, cmp.Or(r.GroundTruth, p.groundTruth))
+		}
+		return nil
 	}
 	var out []dataset.Record
 	captions := p.images != nil && p.images.groups != nil // images need no caption
@@ -320,6 +320,27 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 	return out, nil
 }
 
+// checkTypes refuses a record that could not be read as a prompt: a field has a value of another kind. records calls
+// it.
+func checkTypes(r *dataset.Record) error {
+	q := prompt{body: maps.Clone(r.Fields)}
+	if err := checkStart(q.body); err != nil {
+		return err
+	}
+	q.setTextOfMessages()
+	if q.body["uid"] == nil {
+		delete(q.body, "uid") // loadPrompts makes one
+	}
+	data, err := q.encode()
+	if err != nil {
+		return err
+	}
+	if err := schemas.Decode(data, &schemas.Prompt{}); err != nil {
+		return errors.Unwrap(err) // it names the field
+	}
+	return nil
+}
+
 // openInput opens an input file; done closes it. Opening a pipe that no program writes to would wait for ever: it is
 // refused.
 func openInput(name string) (in io.Reader, done func(), err error) {
@@ -328,7 +349,12 @@ func openInput(name string) (in io.Reader, done func(), err error) {
 		return nil, nil, err
 	}
 	r := bufio.NewReader(f)
-	if info, err := f.Stat(); err == nil && info.Mode()&os.ModeNamedPipe != 0 {
+	info, err := f.Stat()
+	if err == nil && info.IsDir() {
+		_ = f.Close()
+		return nil, nil, fmt.Errorf("%s: a folder; must be a file", name)
+	}
+	if err == nil && info.Mode()&os.ModeNamedPipe != 0 {
 		if _, err := r.Peek(1); errors.Is(err, io.EOF) {
 			_ = f.Close() // it was only read
 			return nil, nil,

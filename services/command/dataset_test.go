@@ -212,6 +212,25 @@ func TestLoad_UIDsStayInPlace(t *testing.T) {
 	if got := uidsOf(mustLoad(t, "--skip-bad", "--prompts", bad)); !slices.Equal(got, []string{"0000-a", "0002-c"}) {
 		t.Errorf("with a bad line: %q", got)
 	}
+	// A record whose values are of another kind could not be read as a prompt.
+	for record, fault := range map[string]string{
+		`{"prompt": 3}`:                                         `prompt: 3; must be a string`,
+		`{"prompt": "b", "group_size": "four"}`:                 `group_size: "four"; must be an integer`,
+		`{"prompt": "b", "start": 7}`:                           `start: 7; must be an object`,
+		`{"prompt": "b", "rollout": {"sde_step_indices": "1"}}`: `rollout.sde_step_indices: "1"; must be a list`,
+	} {
+		lines := "{\"prompt\": \"a\", \"uid\": null}\n" + record + "\n{\"messages\": [{\"role\": \"user\", \"content\": \"c\"}]}\n"
+		if err := os.WriteFile(bad, []byte(lines), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := loadPrompts("--prompts", bad); err == nil || !strings.Contains(err.Error(), bad+" line 2: "+fault) {
+			t.Errorf("%s: %v; want line 2 and %s", record, err, fault)
+		}
+		prompts, p, err := loadPrompts("--prompts", bad, "--skip-bad")
+		if got := uidsOf(prompts); err != nil || !slices.Equal(got, []string{"0000-a", "0002-c"}) || len(p.loaded.bad) != 1 {
+			t.Errorf("%s: %q without it, %v bad, %v", record, got, p.loaded.bad, err)
+		}
+	}
 	if got := uidsOf(mustLoad(t, "--prompts", "-", "x", "y")); !slices.Equal(got, []string{"0000-x", "0001-y", "0002-from-stdin"}) {
 		t.Errorf("arguments and stdin: %q", got)
 	}
@@ -335,6 +354,8 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{}, "no prompts; give them as arguments, or a file with --prompts"},
 		{[]string{"--prompts", filepath.Join(dir, "none.txt")}, "--prompts: open " + filepath.Join(dir, "none.txt") + ": no such file or directory"},
 		{[]string{"--prompts", table}, "--prompts: " + table + ` line 2: seed: "x"; must be a whole number of at least 0`},
+		{[]string{"--prompts", "."}, "--prompts: .: a folder; must be a file"},
+		{[]string{"--sde-steps", "1", "--sde-window", "2:0-2", "a"}, "--sde-window: set beside --sde-steps; must be the only one of the two"},
 		{[]string{"--prompts", table, "--skip-bad"}, "--prompts: no prompts in " + table + ", and 1 bad record"},
 		{[]string{"--prompts", plain, "--prompts-format", "xml"}, `--prompts-format: "xml"; must be one of auto, text, csv, json, meander, metadata, verl`},
 		{[]string{"--prompts", file("x.parquet", "PAR1")}, "parquet is not read; make JSON lines of it: python3 -c"},

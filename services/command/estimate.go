@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/estimate"
@@ -55,36 +56,40 @@ type recordCounts struct {
 }
 
 // factsOf returns what is known of a pipeline, for an estimate: of the running one behind conn if s is nil, else of
-// the one that this process would run with s. Both may be nil. An unknown model is a usage error.
-func factsOf(ctx context.Context, conn *connection, s *services) (*estimate.Facts, error) {
+// the one that this process would run with s, on a new store if there is no conn. Both may be nil. An unknown model is
+// a usage error.
+func (a *app) factsOf(ctx context.Context, conn *connection, s *services) (*estimate.Facts, error) {
 	if s == nil && conn != nil {
 		return estimate.FromServer(ctx, conn.Bus)
 	}
 	f := estimate.Unknown()
-	if s != nil {
-		var err error
-		if f, err = estimate.FromConfig(ctx, s.Config); err != nil {
-			return nil, usage(err)
-		}
+	if s == nil {
+		return f, nil
+	}
+	f, err := estimate.FromConfig(ctx, s.Config)
+	if err != nil {
+		return nil, usage(err)
 	}
 	if conn != nil {
-		return f, f.AskCapacity(ctx, conn.Bus)
-	}
-	if s != nil {
-		for _, l := range s.limits.Streams() {
-			if l.MaxBytes > 0 {
-				f.Capacity[l.Stream] = estimate.StreamCapacity{Limit: l.MaxBytes}
-			}
+		err = f.AskCapacity(ctx, conn.Bus)
+	} else if storage, e := natsd.NewStorage(a.store); e == nil { // else the run says what is wrong with the store
+		for name, limit := range bus.NewLimits(storage) {
+			f.Capacity[name] = estimate.StreamCapacity{Limit: limit}
 		}
 	}
-	return f, nil
+	for _, l := range s.limits.Streams() { // run sets them before it looks
+		if l.MaxBytes > 0 {
+			f.Capacity[l.Stream] = estimate.StreamCapacity{Used: f.Capacity[l.Stream].Used, Limit: l.MaxBytes}
+		}
+	}
+	return f, err
 }
 
 // estimate adds up what the prompts need in the pipeline behind conn, or in the one that s would be.
-func (d *datasetFlags) estimate(
-	ctx context.Context, conn *connection, s *services, prompts []prompt,
+func (a *app) estimate(
+	ctx context.Context, d *datasetFlags, conn *connection, s *services, prompts []prompt,
 ) (*estimated, error) {
-	f, err := factsOf(ctx, conn, s)
+	f, err := a.factsOf(ctx, conn, s)
 	if err != nil {
 		return nil, err
 	}
@@ -170,18 +175,23 @@ func (d *datasetFlags) counts() *recordCounts {
 func (p *estimated) printAndCheck(
 	ctx context.Context, conn *connection, run schemas.Run, overfill bool, out io.Writer,
 ) error {
-	if err := p.printEstimate(out); err != nil || overfill {
+	if err := p.printEstimate(out); err != nil {
 		return err
 	}
-	if _, err := conn.Run(ctx, run); err == nil {
-		return nil
-	}
-	return p.mustFit()
+	return p.mustFit(ctx, conn, run, overfill)
 }
 
-// mustFit returns a usage error with the streams that the samples will certainly overfill; nil if there are none.
-// printAndCheck calls it.
-func (p *estimated) mustFit() error {
+// mustFit returns a usage error with the streams that the samples will certainly overfill; nil if there are none, with
+// overfill, or if the run is resumed. conn may be nil. printAndCheck and dryRun call it.
+func (p *estimated) mustFit(ctx context.Context, conn *connection, run schemas.Run, overfill bool) error {
+	if overfill {
+		return nil
+	}
+	if conn != nil {
+		if _, err := conn.Run(ctx, run); err == nil {
+			return nil
+		}
+	}
 	var errs []error
 	for _, s := range p.Overfull() {
 		errs = append(errs, fmt.Errorf("%s; raise the limit with --%s SIZE or 'meander streams limit'", streamLine(s),
@@ -194,9 +204,12 @@ func (p *estimated) mustFit() error {
 		"anyway, and waits while a stream is full", errors.Join(errs...)))
 }
 
-// dryRun prints the estimate and does nothing else. It asks a running pipeline, else the one that this process would
-// run with s (nil: none). It starts no server. A usage error: every prompt would be refused.
-func (a *app) dryRun(ctx context.Context, d *datasetFlags, s *services, prompts []prompt, out io.Writer) error {
+// dryRun prints the estimate of a run and does nothing else. It asks a running pipeline, else the one that this process
+// would run with s (nil: none) on the store, which it does not make. A usage error: every prompt would be refused, or
+// the samples do not fit.
+func (a *app) dryRun(
+	ctx context.Context, run schemas.Run, d *datasetFlags, s *services, prompts []prompt, out io.Writer,
+) error {
 	var conn *connection
 	if s != nil {
 		joins, err := a.joinsPipeline(s)
@@ -207,7 +220,8 @@ func (a *app) dryRun(ctx context.Context, d *datasetFlags, s *services, prompts 
 			s = nil
 		}
 	}
-	if _, running := natsd.Running(a.store); running || a.natsURL != "" {
+	_, running := natsd.Running(a.store)
+	if running || a.natsURL != "" || s != nil && a.storeExists() {
 		log, err := a.logger()
 		if err != nil {
 			return err
@@ -217,7 +231,7 @@ func (a *app) dryRun(ctx context.Context, d *datasetFlags, s *services, prompts 
 		}
 		defer conn.Close()
 	}
-	p, err := d.estimate(ctx, conn, s, prompts)
+	p, err := a.estimate(ctx, d, conn, s, prompts)
 	if err != nil {
 		return err
 	}
@@ -227,9 +241,9 @@ func (a *app) dryRun(ctx context.Context, d *datasetFlags, s *services, prompts 
 		err = p.printEstimate(out)
 	}
 	if p.Groups == 0 {
-		err = errors.Join(err, &exitError{status: exitUsage, err: errors.New("every prompt would be refused")})
+		return errors.Join(err, &exitError{status: exitUsage, err: errors.New("every prompt would be refused")})
 	}
-	return err
+	return errors.Join(err, p.mustFit(ctx, conn, run, d.overfill))
 }
 
 // printEstimate writes the estimate for people, with a line for each subject that has something to say.

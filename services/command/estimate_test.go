@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -97,7 +98,8 @@ refused    2 prompts, e.g. "no target": reward[0]: ground_truth: empty, and the 
 `},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			stdout, stderr, err := command(t.Context(), append([]string{"run", "--dry-run"}, tt.args...)...)
+			// The limit that a new store would get depends on the disk.
+			stdout, stderr, err := command(t.Context(), append([]string{"run", "--dry-run", "--max-steps-bytes", "8GiB"}, tt.args...)...)
 			if err != nil || stderr != "" {
 				t.Fatalf("%v\n%s", err, stderr)
 			}
@@ -264,6 +266,41 @@ func TestEstimate_IsWhatRuns(t *testing.T) {
 	}
 }
 
+// A dry run has the limits that the run has: those of the store, or those that a new store gets. What cannot fit is
+// refused by both.
+func TestEstimate_Limits(t *testing.T) {
+	inEmptyDir(t)
+	limit := func() (limit float64) {
+		dry := linesOf(t, expect(t, exitOK, "", "run", "--dry-run", "--json", "--model", "synthetic", "a red fox"))[0]
+		for _, s := range dry["estimate"].(map[string]any)["streams"].([]any) {
+			if s := s.(map[string]any); s["name"] == "MDR_STEPS" {
+				limit = s["limit"].(float64)
+			}
+		}
+		return limit
+	}
+	before := limit()
+	if _, err := os.Stat("meander-data"); err == nil {
+		t.Error("a dry run has made a store")
+	}
+	expect(t, exitOK, "", "run", "--run", "r1", "--model", "synthetic", "-n", "1", "--out", "-", "a red fox")
+	for _, s := range linesOf(t, expect(t, exitOK, "", "streams", "--json")) {
+		if s["name"] == "MDR_STEPS" && s["max_bytes"] != before {
+			t.Errorf("the store keeps %v bytes of steps; the dry run said %v", s["max_bytes"], before)
+		}
+	}
+	expect(t, exitOK, "MDR_STEPS", "streams", "limit", "--max-steps-bytes", "8MiB")
+	if after := limit(); after != 8<<20 {
+		t.Errorf("a dry run on the store says %v bytes; must be 8 MiB", after)
+	}
+	large := []string{"run", "--model", "synthetic", "--out", "-", "-n", "64", "--height", "512", "--width", "512", "a red fox"}
+	expect(t, exitUsage, " free of 8.0 MiB; raise the limit with --max-steps-bytes", large...)
+	expect(t, exitUsage, " free of 8.0 MiB; raise the limit with --max-steps-bytes", append(large, "--dry-run")...)
+	for _, more := range [][]string{{"--overfill"}, {"--run", "r1"}, {"--max-steps-bytes", "1GiB"}} {
+		expect(t, exitOK, "images of 512 x 512", slices.Concat(large, []string{"--dry-run"}, more)...)
+	}
+}
+
 // A client of a pipeline estimates with what the pipeline says, and gives answers to its
 // reward functions.
 func TestEstimate_OfAPipeline(t *testing.T) {
@@ -284,7 +321,7 @@ func TestEstimate_OfAPipeline(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v\n%s", err, stderr)
 		}
-		if want := `accepted  0001-a-red-sign-that-says-open  1 samples x 10 steps  "a red sign that says \"OPEN\""` + "\n"; stdout != want {
+		if want := `accepted  0001-a-red-sign-that-says-open  1 sample x 10 steps  "a red sign that says \"OPEN\""` + "\n"; stdout != want {
 			t.Errorf("published\n%swant\n%s", stdout, want)
 		}
 		if !strings.HasPrefix(stderr, "estimate ") {

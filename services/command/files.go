@@ -2,6 +2,7 @@ package command
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"crypto/rand"
 	"errors"
@@ -111,4 +112,23 @@ func replaceFile(name string, write func(io.Writer) error) (size int64, err erro
 		return 0, errors.Join(err, os.Remove(temporary))
 	}
 	return size, nil
+}
+
+// putter puts what write writes into its place, and returns its size.
+type putter func(write func(io.Writer) error) (size int64, err error)
+
+// toFile is replaceFile as a putter.
+func toFile(name string) putter {
+	return func(write func(io.Writer) error) (int64, error) { return replaceFile(name, write) }
+}
+
+// toWriter returns a putter to out, which gets nothing if write fails.
+func toWriter(out io.Writer) putter {
+	return func(write func(io.Writer) error) (int64, error) {
+		var page bytes.Buffer
+		if err := write(&page); err != nil {
+			return 0, err
+		}
+		return page.WriteTo(out)
+	}
 }

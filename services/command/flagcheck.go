@@ -67,7 +67,7 @@ func (f fieldFlags) nameFlags(reason string) string {
 		for ok && path != "" {
 			path, _, _ = strings.Cut(path, "[")
 			if flag := f.set[path]; flag != "" {
-				lines[i] = "--" + flag + ": " + rest
+				lines[i] = "--" + flag + ": " + f.nameBeside(rest)
 				break
 			}
 			if flag := f.all[path]; flag != "" && rule != "" && (f.alone || said == "null") {
@@ -82,6 +82,15 @@ func (f fieldFlags) nameFlags(reason string) string {
 		}
 	}
 	return strings.Join(slices.Compact(lines), "\n")
+}
+
+// nameBeside replaces the field that another one is set beside by its flag. nameFlags calls it.
+func (f fieldFlags) nameBeside(rest string) string {
+	field, rule, ok := strings.Cut(strings.TrimPrefix(rest, "set beside "), ";")
+	if flag := f.set["rollout."+field]; ok && flag != "" && strings.HasPrefix(rest, "set beside ") {
+		return "set beside --" + flag + ";" + rule
+	}
+	return rest
 }
 
 // flagsBelow lists the flags that were given for fields of one part of a prompt, such as start. nameFlags calls it.

@@ -39,6 +39,9 @@ weights of versions that made no stored sample. Of each lane it keeps the newest
 can roll back: up to eight while they need less than a quarter of the object store, and always the
 last two. Blobs that are younger than two minutes stay.
 
+Bytes of groups are an estimate: the number of events, times the mean size in the stream, or with
+--dry-run the size of a few events of the run.
+
 With --weights-dir it also frees, by the same rule, the files of weights that pushes by path have
 copied to that folder. Files that people put there stay.`,
 		Example: `  meander gc --gc-age 48h --dry-run      # shows what it would free

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -184,6 +185,21 @@ func noSuchCommand(c *cobra.Command, given []string) error {
 		hint = fmt.Sprintf("; did you mean '%s %s'?", c.CommandPath(), name)
 	}
 	return fmt.Errorf("%s has no command %q%s", c.CommandPath(), given[0], hint)
+}
+
+// checkHelp refuses help for a command that there is not: cobra would print that of the command above it. Execute calls
+// it.
+func checkHelp(root *cobra.Command, given []string) error {
+	if len(given) > 0 && given[0] == "help" {
+		given = given[1:]
+	} else if !slices.Contains(given, "--help") && !slices.Contains(given, "-h") {
+		return nil
+	}
+	c, rest, err := root.Find(given)
+	if err != nil || !c.HasSubCommands() || len(rest) == 0 || strings.HasPrefix(rest[0], "-") || rest[0] == "help" {
+		return nil // cobra says what is wrong, if anything is
+	}
+	return args(noSuchCommand)(c, rest)
 }
 
 // flagLines lists flags as pflag does for --help, but breaks lines between words.

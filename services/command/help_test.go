@@ -47,6 +47,19 @@ func TestHelp_FlagsOfRunHaveHeadings(t *testing.T) {
 	})
 }
 
+// Help for a command that there is not is refused, and names the command.
+func TestHelp_NoSuchCommand(t *testing.T) {
+	for _, given := range []string{"help nosuch", "nosuch --help", "nosuch -h"} {
+		expect(t, exitUsage, `meander has no command "nosuch"`, strings.Fields(given)...)
+	}
+	for _, given := range []string{"help runs exprt", "runs exprt --help"} {
+		expect(t, exitUsage, `meander runs has no command "exprt"; did you mean 'meander runs export'?`, strings.Fields(given)...)
+	}
+	for _, given := range []string{"help", "help run", "help runs ls", "runs --help", "--store x --help", "run nosuch --help", "help help"} {
+		expect(t, exitOK, "Usage:", strings.Fields(given)...)
+	}
+}
+
 // No line of help is wider than the terminal, but for words that are.
 func TestHelp_Fits(t *testing.T) {
 	for _, columns := range []int{60, 80, 200} {

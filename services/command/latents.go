@@ -116,7 +116,7 @@ func checkStart(body map[string]any) error {
 		delete(body, "start")
 	case map[string]any:
 	default:
-		return fmt.Errorf("start: %.40v; must be an object", start)
+		return fmt.Errorf("start: %.40s; must be an object", fmt.Sprint(start))
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -53,7 +54,7 @@ func newProgress(
 	out io.Writer, machine bool, run schemas.Run, prompts []results.Prompt, o *results.Outcomes, m *loading,
 ) *progress {
 	p := &progress{
-		out: out, model: m, run: run, total: len(prompts), uids: map[schemas.UID]bool{},
+		out: out, model: m, run: run, total: len(prompts), done: len(prompts) - o.Left(), uids: map[schemas.UID]bool{},
 		seen: map[string]bool{}, ended: make(chan struct{}),
 	}
 	for _, prompt := range prompts {
@@ -96,22 +97,24 @@ func endBar(bars *mpb.Progress, bar *mpb.Bar, complete bool) {
 
 // countEvents counts stored and new steps and rewards of the run, in the background until ctx ends.
 func (p *progress) countEvents(ctx context.Context, b *bus.Bus) {
-	follow := func(stream, filter string, count func(subject string)) {
-		for m, err := range b.Read(ctx, stream, []string{filter}, bus.ReadOptions{Live: true, HeadersOnly: true}) {
+	follow := func(stream, filter string, count func(m *bus.Message)) {
+		o := bus.ReadOptions{Live: true, HeadersOnly: stream == schemas.StreamSteps}
+		for m, err := range b.Read(ctx, stream, []string{filter}, o) {
 			if err != nil {
 				return // awaitOutcomes reads too, and reports the error
 			}
-			count(m.Subject)
+			count(m)
 		}
 	}
-	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: p.run}.Filter(), p.countStep)
-	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindTokens, Run: p.run}.Filter(), p.countStep)
+	countStep := func(m *bus.Message) { p.countStep(m.Subject) }
+	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: p.run}.Filter(), countStep)
+	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindTokens, Run: p.run}.Filter(), countStep)
 	go follow(schemas.StreamRewards, schemas.RewardFilter(p.run, "*", "*"), p.countReward)
 }
 
 // receiptHandler returns a handler of intake's answers to the run's prompts: it adds up the steps to come, and prints
-// warnings and why prompts wait, each reason once. publishAndWait calls it.
-func (p *progress) receiptHandler() nats.MsgHandler {
+// warnings, but for those that are known, and why prompts wait, each reason once. publishAndWait calls it.
+func (p *progress) receiptHandler(known []string) nats.MsgHandler {
 	told := map[string]bool{}
 	return func(m *nats.Msg) {
 		var r schemas.Receipt
@@ -123,6 +126,9 @@ func (p *progress) receiptHandler() nats.MsgHandler {
 			p.note("waiting: " + r.Waiting)
 		}
 		for _, w := range r.Warnings {
+			if slices.Contains(known, w) {
+				continue
+			}
 			p.note("warning: " + string(r.UID) + ": " + w)
 		}
 		if r.Accepted {
@@ -151,9 +157,10 @@ func (p *progress) countStep(subject string) {
 	p.update()
 }
 
-// countReward counts a reward of the run.
-func (p *progress) countReward(subject string) {
-	if a, _ := schemas.ParseSubject(subject); !p.uids[a.UID] {
+// countReward counts a reward of the run. Samples that failed or were pruned have an event without one.
+func (p *progress) countReward(m *bus.Message) {
+	var r schemas.Reward
+	if bus.Fits(m, &r) != nil || r.Reward == nil || !p.uids[r.UID] {
 		return
 	}
 	p.mu.Lock()

@@ -1,16 +1,19 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
 // publishCommand returns the command 'meander publish'. It reads the prompts, estimates what they need, and refuses
@@ -37,10 +40,10 @@ samples in the background; 'meander watch' shows them.`,
 				return err
 			}
 			if p.dryRun {
-				return a.dryRun(c.Context(), &p.datasetFlags, nil, prompts, c.OutOrStdout())
+				return a.dryRun(c.Context(), run, &p.datasetFlags, nil, prompts, c.OutOrStdout())
 			}
 			return a.withConnection(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
-				plan, err := p.estimate(c.Context(), conn, nil, prompts)
+				plan, err := a.estimate(c.Context(), &p.datasetFlags, conn, nil, prompts)
 				if err == nil {
 					err = plan.refusalError(p.names)
 				}
@@ -81,8 +84,8 @@ func (a *app) publishAll(
 			if receipt.TotalSteps != nil {
 				steps = fmt.Sprintf(", %d", *receipt.TotalSteps)
 			}
-			fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %d samples%s steps  %q\n", receipt.UID, receipt.Samples, steps,
-				prompt.text)
+			fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %s%s steps  %q\n", receipt.UID,
+				present.Count(receipt.Samples, "sample"), steps, prompt.text)
 		} else {
 			fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", notAccepted(receipt), prompt.text,
 				receipt.Error+receipt.Waiting)
@@ -139,7 +142,9 @@ func publishOne(
 				"answers it", wait),
 		}, nil
 	case err != nil:
-		return nil, fmt.Errorf("prompt %s: %w", p.uid, err)
+		// Intake makes the uids that are not given.
+		name := cmp.Or(string(p.uid), strconv.Quote(present.Cut(p.text, 60)))
+		return nil, fmt.Errorf("prompt %s: %w", name, err)
 	}
 	return r, nil
 }

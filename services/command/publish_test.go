@@ -2,6 +2,7 @@ package command
 
 import (
 	"os"
+	"strings"
 	"testing"
 )
 
@@ -19,4 +20,15 @@ func TestPublish(t *testing.T) {
 	}
 	expect(t, exitFailed, `refused   "a fox"  model: "elsewhere" is not served here`, "publish", "--prompts", unservedPrompt(t))
 	expect(t, exitUsage, "--run: ", "publish", "--run", "a b", "a red fox")
+}
+
+// A prompt that cannot be sent is named by its text where it has no uid yet.
+func TestPublish_TooLarge(t *testing.T) {
+	inEmptyDir(t)
+	serving(t, "--model", "sums")
+	turn := `{"role":"user","content":"` + strings.Repeat("a", 300000) + `"},`
+	if err := os.WriteFile("messages.json", []byte("["+strings.Repeat(turn, 4)+`{"role":"user","content":"1+1=?"}]`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, exitFailed, `meander: prompt "1+1=?": publish prompt: `, "publish", "-n", "2", "--messages", "messages.json")
 }

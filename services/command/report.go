@@ -40,15 +40,20 @@ An open group has no samples in the page; 'meander ui' shows them. A file of tha
 			if _, err := storedRun(c.Context(), conn.Bus, given[0]); err != nil {
 				return err
 			}
+			o := report.Options{Groups: groups, ImageBytes: int(images), Made: time.Now()}
+			run := schemas.Run(given[0])
+			if out == "-" {
+				put := toWriter(c.OutOrStdout())
+				return a.writeReport(c.Context(), conn.Bus, run, "stdout", o, c.ErrOrStderr(), put)
+			}
 			name := cmp.Or(out, given[0]+".html")
 			if err := tryReplace("--out", name); err != nil {
 				return usage(err)
 			}
-			o := report.Options{Groups: groups, ImageBytes: int(images), Made: time.Now()}
-			return a.writeReport(c.Context(), conn.Bus, schemas.Run(given[0]), name, o, c.OutOrStdout())
+			return a.writeReport(c.Context(), conn.Bus, run, name, o, c.OutOrStdout(), toFile(name))
 		}),
 	}
-	c.Flags().StringVar(&out, "out", "", "file to write; default RUN.html")
+	c.Flags().StringVar(&out, "out", "", "file to write, - for stdout; default RUN.html")
 	c.Flags().IntVar(&groups, "groups", report.DefaultGroups,
 		fmt.Sprintf("how many groups to show, those that closed last; at most %d", report.MaxGroups))
 	c.Flags().TextVar(&images, "image-bytes", images,
@@ -56,10 +61,10 @@ An open group has no samples in the page; 'meander ui' shows them. A file of tha
 	return c
 }
 
-// writeReport writes the page of a run to a file and prints what it wrote. A run without groups is an error.
-// reportCommand calls it.
+// writeReport writes the page of a run by put, to a place of that name, and prints on out what it wrote. A run without
+// groups is an error. reportCommand calls it.
 func (a *app) writeReport(
-	ctx context.Context, b *bus.Bus, run schemas.Run, name string, o report.Options, out io.Writer,
+	ctx context.Context, b *bus.Bus, run schemas.Run, name string, o report.Options, out io.Writer, put putter,
 ) error {
 	read, err := results.Read(ctx, b, run)
 	if err != nil {
@@ -69,7 +74,7 @@ func (a *app) writeReport(
 		return fmt.Errorf("run %q has no groups to report; 'meander runs show %s' says what it has", run, run)
 	}
 	var contents *report.Contents
-	size, err := replaceFile(name, func(w io.Writer) (err error) {
+	size, err := put(func(w io.Writer) (err error) {
 		contents, err = report.Write(ctx, w, b, read, o)
 		return err
 	})

@@ -59,7 +59,7 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 				return err
 			}
 			if r.prompts.dryRun {
-				return r.dryRun(c.Context(), &r.prompts.datasetFlags, &r.services, prompts, c.OutOrStdout())
+				return r.dryRun(c.Context(), r.id, &r.prompts.datasetFlags, &r.services, prompts, c.OutOrStdout())
 			}
 			r.stdin = c.InOrStdin()
 			return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
@@ -92,6 +92,7 @@ type runner struct {
 	out      string
 
 	saveLatents string
+	warned      []string // by the estimate
 	stdin       io.Reader
 }
 
@@ -181,7 +182,7 @@ func (r *runner) estimateOwn(ctx context.Context, prompts []prompt) (*estimated,
 	if err != nil || joins {
 		return nil, err
 	}
-	plan, err := r.prompts.estimate(ctx, nil, &r.services, prompts)
+	plan, err := r.estimate(ctx, &r.prompts.datasetFlags, nil, &r.services, prompts)
 	if err == nil {
 		err = plan.refusalError(r.prompts.names)
 	}
@@ -213,10 +214,11 @@ func (r *runner) checkAndEstimate(ctx context.Context, conn *connection, plan *e
 	}
 	if plan != nil && own != nil {
 		err = plan.AskCapacity(ctx, conn.Bus)
-	} else if plan, err = r.prompts.estimate(ctx, conn, own, prompts); err == nil {
+	} else if plan, err = r.estimate(ctx, &r.prompts.datasetFlags, conn, own, prompts); err == nil {
 		err = plan.refusalError(r.prompts.names)
 	}
 	if err == nil {
+		r.warned = plan.Warnings
 		err = plan.printAndCheck(ctx, conn, r.id, r.prompts.overfill, stderr)
 	}
 	if err != nil {
@@ -267,7 +269,7 @@ func (r *runner) publishAndWait(ctx context.Context, conn *connection, own *serv
 	note := progress.note
 	choice.printLine.Store(&note)
 	inbox := conn.Conn().NewInbox()
-	receipts, err := conn.Conn().Subscribe(inbox, progress.receiptHandler())
+	receipts, err := conn.Conn().Subscribe(inbox, progress.receiptHandler(r.warned))
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to receipts: %w", err)
 	}

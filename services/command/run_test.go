@@ -15,10 +15,20 @@ func TestRun_Again(t *testing.T) {
 	inStore(t)
 	again := append([]string{"run", "--run", "r1"}, small...)
 	expect(t, exitOK, "run r1: 1 of 1 groups are done already, resuming", again...)
+	expect(t, exitOK, "run r1: 0/0 steps  0 rewards  1/1 groups", again...) // nothing is left to do
 	expect(t, exitUsage, `--run: "r1" was started with other prompts or settings`, append(again, "--seed", "9")...)
 	lines := linesOf(t, expect(t, exitOK, "", append(again, "--json")...))
 	if len(lines) != 2 || lines[0]["uid"] != "p" || lines[1]["summary"].(map[string]any)["complete"] != 1.0 {
 		t.Errorf("JSON %v", lines)
+	}
+}
+
+// A warning of the estimate is not repeated by intake's answer.
+func TestRun_WarnsOnce(t *testing.T) {
+	inEmptyDir(t)
+	_, stderr, err := command(t.Context(), "run", "--model", "synthetic", "-n", "1", "--steps", "3", "--stop-step", "2", "--out", "-", "a red fox")
+	if n := strings.Count(stderr, "jpeg_compressibility will fail"); err == nil || n != 1 {
+		t.Errorf("%v; %d warnings, want 1:\n%s", err, n, stderr)
 	}
 }
 

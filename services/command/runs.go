@@ -1,6 +1,7 @@
 package command
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -21,6 +22,7 @@ import (
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/shards"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
@@ -44,9 +46,11 @@ func runsCommand(a *app) *cobra.Command {
 func runsLsCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Short: "list the stored runs, the newest first", Args: args(cobra.NoArgs),
+		Long: `ls lists the stored runs. SIZE is an estimate: the number of events, times the size of a few of them.
+Images and other blobs are not in it.`,
 		Example: "  meander runs ls\n  meander runs ls --json",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
-			runs, err := results.Runs(c.Context(), conn.Bus, "*")
+			runs, err := results.Runs(c.Context(), conn.Bus, "*", nil)
 			if err != nil {
 				return err
 			}
@@ -84,7 +88,7 @@ func storedRun(ctx context.Context, b *bus.Bus, name string) (*results.StoredRun
 	if err := schemas.CheckToken("RUN", name); err != nil {
 		return nil, usage(err)
 	}
-	runs, err := results.Runs(ctx, b, schemas.Run(name))
+	runs, err := results.Runs(ctx, b, schemas.Run(name), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -103,6 +107,7 @@ func nothingStored(run string) error {
 func runsShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "show RUN", Short: "show what each stream stores of a run", Args: args(cobra.ExactArgs(1)),
+		Long:    `show counts the events of a run in each stream. SIZE is an estimate, as in 'meander runs ls'.`,
 		Example: "  meander runs show night",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			r, err := storedRun(c.Context(), conn.Bus, given[0])
@@ -215,7 +220,8 @@ An export that was stopped or killed goes on where it stopped when the same comm
 	}
 	f := c.Flags()
 	f.StringVar(&e.format, "format", archiveFormat, archiveFormat+", "+strings.Join(shards.Formats(), ", "))
-	f.StringVar(&e.out, "out", "", "new file or, for datasets, the folder to write; default RUN.tar, RUN")
+	f.StringVar(&e.out, "out", "",
+		"new file, - for stdout, or, for datasets, the folder to write; default RUN.tar, RUN")
 	f.Int64Var(&e.shardMiB, "shard-mib", 256, "size in MiB from which on a file of a dataset gets no further group")
 	f.BoolVar(&e.latents, "latents", true, "write the stored latents of images to datasets, too: most of the bytes")
 	return c
@@ -224,6 +230,9 @@ An export that was stopped or killed goes on where it stopped when the same comm
 // writeArchive writes all events of a run to a new file, which has its name only once it is whole. It goes on with a
 // file that was begun.
 func (e *exporter) writeArchive(c *cobra.Command, conn *connection, run string) error {
+	if e.out == "-" {
+		return e.writeToStdout(c, conn, run)
+	}
 	name := cmp.Or(e.out, run+".tar")
 	if _, err := os.Lstat(name); err == nil {
 		return usage(fmt.Errorf("--out: %q exists already; name another file", name))
@@ -251,12 +260,30 @@ func (e *exporter) writeArchive(c *cobra.Command, conn *connection, run string) 
 	return e.printArchive(c.OutOrStdout(), name, s)
 }
 
+// writeToStdout writes all events of a run to stdout, and what it wrote to stderr.
+func (e *exporter) writeToStdout(c *cobra.Command, conn *connection, run string) error {
+	if boot.IsTerminal(c.OutOrStdout()) {
+		return usage(errors.New("--out: -; must be a file while stdout is a terminal, which shows no tar file"))
+	}
+	out := bufio.NewWriterSize(c.OutOrStdout(), 1<<20)
+	s, err := archive.Write(c.Context(), conn.Bus, schemas.Run(run), out)
+	if err == nil {
+		err = out.Flush()
+	}
+	if err != nil {
+		return err
+	}
+	return e.printArchive(c.ErrOrStderr(), "stdout", s)
+}
+
 // writeShards writes the samples of a run as a dataset.
 func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) error {
 	switch {
 	case !slices.Contains(shards.Formats(), e.format):
 		return usage(fmt.Errorf("--format: %q; must be one of %s, %s", e.format, archiveFormat,
 			strings.Join(shards.Formats(), ", ")))
+	case e.out == "-":
+		return usage(errors.New("--out: -; must be a folder for a dataset; only an archive goes to stdout"))
 	case e.shardMiB < 1 || e.shardMiB > 1<<20:
 		return usage(fmt.Errorf("--shard-mib: %d; must be between 1 and %d", e.shardMiB, 1<<20))
 	}

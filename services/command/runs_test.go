@@ -60,6 +60,27 @@ func TestRuns(t *testing.T) {
 	}
 }
 
+// A dash is stdout for a page and an archive, and no place for a dataset; what was written is told on stderr.
+func TestOut_Stdout(t *testing.T) {
+	inStore(t)
+	expect(t, exitOK, "", "runs", "export", "r1", "--out", "r1.tar")
+	expect(t, exitOK, "", "report", "r1", "--out", "r1.html")
+	for file, args := range map[string][]string{"r1.tar": {"runs", "export", "r1"}, "r1.html": {"report", "r1"}} {
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stdout, stderr, err := command(t.Context(), append(args, "--out", "-")...)
+		if err != nil || len(stdout) != len(want) || !strings.HasPrefix(stdout, string(want[:100])) || !strings.HasPrefix(stderr, "stdout: ") {
+			t.Errorf("%s: %d bytes on stdout, want %d; %v, %s", file, len(stdout), len(want), err, stderr)
+		}
+	}
+	expect(t, exitUsage, "--out: -; must be a folder", "runs", "export", "r1", "--format", "webdataset", "--out", "-")
+	if _, err := os.Lstat("-"); err == nil {
+		t.Error("there is a file of that name")
+	}
+}
+
 // contentOf are the content digests of all events of an export that have one, by subject.
 func contentOf(t *testing.T, file string) map[string]any {
 	t.Helper()

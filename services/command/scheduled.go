@@ -75,7 +75,7 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 				return err
 			}
 			if r.prompts.dryRun {
-				return r.dryRun(c.Context(), &r.prompts.datasetFlags, &r.services, prompts, c.OutOrStdout())
+				return r.dryRun(c.Context(), r.id, &r.prompts.datasetFlags, &r.services, prompts, c.OutOrStdout())
 			}
 			return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
 		},

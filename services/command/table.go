@@ -32,8 +32,8 @@ func printRun(w io.Writer, r *results.Run) {
 	}
 	s := r.Summary
 	lines := append([]string{
-		fmt.Sprintf("run %s: %d of %d groups complete, %d samples, %d steps stored, %.1f s", s.Run, s.Complete,
-			s.Groups, s.Samples, s.StepsStored, s.Seconds),
+		fmt.Sprintf("run %s: %d of %d groups complete, %s, %s stored, %.1f s", s.Run, s.Complete,
+			s.Groups, present.Count(s.Samples, "sample"), present.Count(s.StepsStored, "step"), s.Seconds),
 	}, summaryLines(&s)...)
 	if s.Evaluations < s.FlatEvaluations {
 		lines = append(lines, evaluations(s.Evaluations, s.FlatEvaluations))

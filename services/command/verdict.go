@@ -97,6 +97,9 @@ func publishVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, list []ve
 	for i, j := range list {
 		v, err := j.toEvent(ctx, b, run)
 		if err == nil {
+			err = checkOpen(ctx, b, v)
+		}
+		if err == nil {
 			err = client.New(b).Verdict(ctx, v)
 		}
 		if err != nil {
@@ -104,6 +107,19 @@ func publishVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, list []ve
 		}
 	}
 	return nil
+}
+
+// checkOpen refuses a verdict of a group that is closed already, which would count for nothing. publishVerdicts calls
+// it.
+func checkOpen(ctx context.Context, b *bus.Bus, v *schemas.Verdict) error {
+	status, err := results.ClosedAs(ctx, b, v)
+	if status != "" {
+		return fmt.Errorf("too late: its group has its result, %s", status)
+	}
+	if errors.Is(err, bus.ErrPermission) { // a scorer may give verdicts, and read no results
+		return nil
+	}
+	return err
 }
 
 // parseVerdicts reads verdicts from the arguments UID SAMPLE=VALUE .... The error shows the form. verdictCommand

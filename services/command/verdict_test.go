@@ -81,3 +81,24 @@ func TestVerdict(t *testing.T) {
 	}
 	expect(t, exitOK, "no finished sample of run r1 waits for a verdict", "verdict", "--run", "r1")
 }
+
+// A group that has its result takes no more verdicts, and its samples wait for none.
+func TestVerdict_Closed(t *testing.T) {
+	inEmptyDir(t)
+	serving(t, "--model", "synthetic")
+	expect(t, exitOK, "accepted  p1  2 samples x 2 steps", "publish", "--run", "r1", "-n", "2", "--steps", "2",
+		"--reward", "external", "--deadline", "1h", "a red fox")
+	bustest.Until(t, "two samples wait", func() error {
+		if len(linesOf(t, expect(t, exitOK, "", "verdict", "--run", "r1", "--json"))) < 2 {
+			return errNotYet
+		}
+		return nil
+	})
+	expect(t, exitOK, "1 verdict given", "verdict", "--run", "r1", "p1", "0=1")
+	expect(t, exitOK, "run r1 is cancelled", "cancel", "r1")
+	expect(t, exitOK, "", "watch", "--run", "r1", "--kinds", "advantage", "--count", "1", "--json")
+	expect(t, exitOK, "no finished sample of run r1 waits for a verdict", "verdict", "--run", "r1")
+	expect(t, exitOK, "1 verdict given", "verdict", "--run", "r1", "p1", "0=1") // the same once more
+	expect(t, exitFailed, "p1 sample 1: too late: its group has its result, cancelled; 0 of 1 verdicts are given",
+		"verdict", "--run", "r1", "p1", "1=1")
+}

@@ -40,6 +40,7 @@ type watcher struct {
 	kinds   []string
 	count   int
 	printed int
+	fresh   bool // without the stored events
 }
 
 // watchCommand makes the command 'meander watch'.
@@ -80,6 +81,7 @@ streams, so it does not slow the pipeline down.`,
 				from.FromTime = time.Now().Add(-since)
 			case live || !named && !all:
 				from.FromTime = time.Now()
+				w.fresh = true
 			}
 			fmt.Fprintf(c.ErrOrStderr(), "watching %s; Ctrl-C ends\n", conn.where)
 			return w.watch(c.Context(), conn, from, c.OutOrStdout(), c.ErrOrStderr())
@@ -111,7 +113,11 @@ func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOpti
 	}
 	err := w.printStored(ctx, conn, sources, out)
 	if err == nil {
-		fmt.Fprintf(stderr, "%s stored; waiting for new ones\n", present.Count(w.printed, "event"))
+		told := present.Count(w.printed, "event") + " stored; waiting for new ones"
+		if w.fresh {
+			told = "waiting for new events; --all begins with the stored ones"
+		}
+		fmt.Fprintln(stderr, told)
 		err = w.printLive(ctx, conn, sources, out)
 	}
 	if errors.Is(err, errEnough) || ctx.Err() != nil {
@@ -264,7 +270,8 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 	case "batch":
 		var e schemas.Batch
 		err = schemas.Decode(m.Data, &e)
-		return fmt.Sprintf("%s closed: %d groups, %d samples, mean %s", e.Batch, e.Groups, e.Samples,
+		return fmt.Sprintf("%s closed: %s, %s, mean %s", e.Batch, present.Count(e.Groups, "group"),
+			present.Count(e.Samples, "sample"),
 			results.Number(e.Mean, "%.4f")), "", err
 	case schemas.KindDead:
 		var e schemas.Dead

@@ -126,7 +126,8 @@ func (c Config) Validate() error {
 // Report says what a pass freed, or what a dry pass would free.
 type Report struct {
 	Groups int `json:"groups"`
-	// Messages and Bytes are by stream. Bytes are estimated from the mean size of the stream's messages.
+	// Messages and Bytes are by stream. Bytes are estimated from the mean size of the stream's messages;
+	// in a dry pass, from those of the run.
 	Messages map[string]uint64 `json:"messages"`
 	Bytes    map[string]uint64 `json:"bytes"`
 	// Blobs counts the blobs that no stored event names.
@@ -239,8 +240,17 @@ func runPass(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *blobSweep
 	p := &pass{
 		cfg: cfg, b: b, dry: dry, blobs: s, metrics: m, report: r,
 		pressing: map[string]bool{}, bytesLeft: map[string]uint64{}, freedGroups: map[address]bool{},
+		means: map[[2]string]uint64{},
 	}
 	return r, p.run(ctx)
+}
+
+// noun returns a noun as it is beside the number n.
+func noun(n int, one string) string {
+	if n == 1 {
+		return one
+	}
+	return one + "s"
 }
 
 // Lines describes the report for people, one line each; size prints a number of bytes.
@@ -249,11 +259,11 @@ func (r *Report) Lines(size func(bytes uint64) string, dry bool) []string {
 	if dry {
 		freed = "would free"
 	}
-	out := []string{fmt.Sprintf("%s %d groups, about %s, and %d blobs that nothing names", freed, r.Groups,
-		size(r.Total()), r.Blobs)}
+	out := []string{fmt.Sprintf("%s %d %s, about %s, and %d %s that nothing names", freed, r.Groups,
+		noun(r.Groups, "group"), size(r.Total()), r.Blobs, noun(r.Blobs, "blob"))}
 	if r.WeightsFiles > 0 {
-		out = append(out, fmt.Sprintf("%s %d files of weights in the shared folder, %s", freed, r.WeightsFiles,
-			size(r.WeightsBytes)))
+		out = append(out, fmt.Sprintf("%s %d %s of weights in the shared folder, %s", freed, r.WeightsFiles,
+			noun(r.WeightsFiles, "file"), size(r.WeightsBytes)))
 	}
 	if r.Groups > 0 {
 		out = append(out, fmt.Sprintf("closed from %s to %s", r.Oldest.UTC().Format(time.RFC3339),
@@ -261,11 +271,13 @@ func (r *Report) Lines(size func(bytes uint64) string, dry bool) []string {
 	}
 	for _, stream := range slices.Sorted(maps.Keys(r.Messages)) {
 		if r.Messages[stream] > 0 {
-			out = append(out, fmt.Sprintf("  %-18s %8d events %12s", stream, r.Messages[stream], size(r.Bytes[stream])))
+			out = append(out, fmt.Sprintf("  %-18s %8d %-6s %12s", stream, r.Messages[stream],
+				noun(int(r.Messages[stream]), "event"), size(r.Bytes[stream])))
 		}
 	}
 	for _, why := range slices.Sorted(maps.Keys(r.Kept)) {
-		out = append(out, fmt.Sprintf("  kept: %d groups, %s", r.Kept[why], strings.TrimSpace(why)))
+		out = append(out, fmt.Sprintf("  kept: %d %s, %s", r.Kept[why], noun(r.Kept[why], "group"),
+			strings.TrimSpace(why)))
 	}
 	return out
 }

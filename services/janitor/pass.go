@@ -56,6 +56,8 @@ type pass struct {
 	// inFlight is how many groups are being freed. freedGroups are the freed ones; in a dry pass, those that would be.
 	inFlight    uint64
 	freedGroups map[address]bool
+	// means are mean sizes of the messages of a run, by stream and run; of dry passes.
+	means map[[2]string]uint64
 }
 
 // groupStreams are the streams that hold events of groups.
@@ -370,6 +372,24 @@ func (p *pass) countFreed(stream string, n uint64) {
 	p.add(stream, n, n*(s.Bytes/max(1, s.Messages)))
 }
 
+// measureFreed counts events of a run that a dry pass would free. It estimates the bytes by the run's own events: those
+// of other runs may be far larger.
+func (p *pass) measureFreed(ctx context.Context, stream string, run schemas.Run, n uint64) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := [2]string{stream, string(run)}
+	mean, known := p.means[key]
+	if !known && n > 0 {
+		var err error
+		if mean, err = p.b.MeanSize(ctx, stream, run); err != nil {
+			return err
+		}
+		p.means[key] = mean
+	}
+	p.add(stream, n, n*mean)
+	return nil
+}
+
 // add counts what is freed of a stream. p.mu is held.
 func (p *pass) add(stream string, messages, bytes uint64) {
 	p.report.Messages[stream] += messages
@@ -491,12 +511,15 @@ func (p *pass) purge(ctx context.Context, stream, filter string) error {
 		return err
 	}
 	subjects, err := p.b.Subjects(ctx, stream, filter)
-	n := uint64(0)
-	for _, c := range subjects {
-		n += c
+	if err != nil {
+		return err
 	}
-	p.countFreed(stream, n)
-	return err
+	n, run := uint64(0), schemas.Run("")
+	for subject, c := range subjects {
+		n += c
+		run, _ = schemas.RunOf(subject)
+	}
+	return p.measureFreed(ctx, stream, run, n)
 }
 
 // freeBatch frees the result of a batch, whose message is m, once none of its groups is stored. freeChunk calls it.

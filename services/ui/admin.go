@@ -114,9 +114,17 @@ func (s *server) giveVerdict(r *http.Request) (any, error) {
 	if !slices.Contains(results.VerdictNames(&t.Group), v.Name) {
 		return nil, &requestError{http.StatusBadRequest, fmt.Sprintf("the sample waits for no verdict %q", v.Name)}
 	}
-	err = s.client.Verdict(r.Context(), &schemas.Verdict{
+	event := &schemas.Verdict{
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, Name: v.Name, Value: v.Value, At: time.Now().UnixNano(),
-	})
+	}
+	status, err := results.ClosedAs(r.Context(), s.bus, event)
+	if err != nil {
+		return nil, err
+	}
+	if status != "" {
+		return nil, &requestError{http.StatusConflict, "too late: the group has its result, " + status}
+	}
+	err = s.client.Verdict(r.Context(), event)
 	if errors.Is(err, client.ErrJudged) {
 		return nil, &requestError{http.StatusConflict, err.Error()}
 	}

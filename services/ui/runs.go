@@ -36,7 +36,13 @@ type RunLine struct {
 
 // readRuns reads the list of runs, the newest first.
 func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
-	stored, err := results.Runs(ctx, s.bus, "*")
+	before := map[schemas.Run]*results.StoredRun{}
+	if last := s.runs.peek(); last != nil {
+		for _, line := range *last {
+			before[line.Run] = line.StoredRun
+		}
+	}
+	stored, err := results.Runs(ctx, s.bus, "*", before)
 	if err != nil {
 		return nil, err
 	}

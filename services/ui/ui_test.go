@@ -363,6 +363,28 @@ func TestServe_Verdicts(t *testing.T) {
 	}
 }
 
+// A group that has its result takes no more verdicts.
+func TestServe_VerdictTooLate(t *testing.T) {
+	s := servePage(t, func(c *ui.Config) { c.Admin = true })
+	s.startPipeline(t)
+	s.publish(t, "r1", "b", "a fox", func(p *schemas.Prompt) {
+		p.Reward, p.Deadline = []schemas.RewardSpec{{Name: "external"}}, new(time.Now().Add(time.Hour).UnixNano())
+	})
+	bustest.Await(t, s.Bus, 2, schemas.StreamTrajectories)
+	if _, err := client.New(s.Bus).Control(t.Context(), &schemas.Control{
+		Run: "r1", UID: "b", Action: schemas.ControlCancel,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)
+	if status, _, body := s.ask(t, "POST", "/api/runs/r1/groups/b/0/verdict", func(r *http.Request) {
+		r.Header.Set("Content-Type", "application/json")
+		r.Body = io.NopCloser(strings.NewReader(fmt.Sprintf(`{"name": %q, "value": 1}`, "external")))
+	}); status != 409 || !strings.Contains(string(body), "the group has its result, cancelled") {
+		t.Errorf("a verdict of a closed group: %d %s", status, body)
+	}
+}
+
 // A person judges a text by its whole conversation.
 func TestServe_VerdictsOfTexts(t *testing.T) {
 	s := servePage(t, nil)

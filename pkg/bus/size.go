@@ -1,0 +1,62 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// MeanSize estimates how many bytes a message of a run takes in a stream, as the server counts them. It measures the
+// newest message; of steps, all of the newest sample, since those with latents are far larger than the others. 0: the
+// stream has no message of the run.
+func (b *Bus) MeanSize(ctx context.Context, stream string, run schemas.Run) (uint64, error) {
+	for _, filter := range schemas.RunFilters(run)[stream] {
+		m, err := b.Last(ctx, stream, filter)
+		switch {
+		case errors.Is(err, ErrNotFound):
+		case err != nil:
+			return 0, fmt.Errorf("size of a message: %w", err)
+		case stream == schemas.StreamSteps:
+			return b.meanOfSample(ctx, m)
+		default:
+			return storedSize(m, len(m.Data)), nil
+		}
+	}
+	return 0, nil
+}
+
+// meanOfSample returns the mean size of the steps of the sample that m is a step of. It reads no payloads.
+func (b *Bus) meanOfSample(ctx context.Context, m *Message) (uint64, error) {
+	a, _ := schemas.ParseSubject(m.Subject)
+	sum, n := uint64(0), uint64(0)
+	filter := schemas.StepsFilter(a.Run, a.UID, a.Sample)
+	for m, err := range b.Read(ctx, m.Stream, []string{filter}, ReadOptions{HeadersOnly: true}) {
+		if err != nil {
+			return 0, fmt.Errorf("size of a step: %w", err)
+		}
+		payload, _ := strconv.Atoi(m.Header.Get(nats.MsgSize)) // the server's own
+		m.Header.Del(nats.MsgSize)
+		sum, n = sum+storedSize(m, payload), n+1
+	}
+	return sum / max(1, n), nil
+}
+
+// storedSize returns what the server's file store takes for a message: a record of 22 bytes, a checksum of 8, the
+// subject, the payload, and headers in the form of the wire with their length.
+func storedSize(m *Message, payload int) uint64 {
+	n := 30 + len(m.Subject) + payload
+	if len(m.Header) > 0 {
+		n += 4 + len("NATS/1.0\r\n\r\n")
+	}
+	for name, values := range m.Header {
+		for _, v := range values {
+			n += len(name) + len(": \r\n") + len(v)
+		}
+	}
+	return uint64(n)
+}
