@@ -148,19 +148,28 @@ func TestRefuse_Abandoned(t *testing.T) {
 
 // A prompt waits for a sampler no longer than its deadline.
 func TestRefuse_NoSampler(t *testing.T) {
-	p := newPlane(t)
-	kv, err := p.JetStream().KeyValue(t.Context(), schemas.PolicyBucket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := kv.Purge(t.Context(), "q"); err != nil {
-		t.Fatal(err)
-	}
+	p := &plane{bustest.New(t)}
 	p.serve(t)
 	r := receipt(t, p.publish(t, "r", prompt("u", "a red fox",
 		func(p *schemas.Prompt) { p.Deadline = new(time.Now().Add(time.Second).UnixNano()) })))
 	if r.Code != schemas.CodeLate || !strings.Contains(r.Error, "no sampler runs; start one") || p.record(t, "r", "u").
 		Error != r.Error {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A lane whose entry in the bucket of policies is lost is served all the same: the history has its policy.
+func TestRefuse_NotALostPolicy(t *testing.T) {
+	p := newPlane(t)
+	kv, err := p.JetStream().KeyValue(t.Context(), schemas.PolicyBucket)
+	if err == nil {
+		err = kv.Purge(t.Context(), string(qwen().Lane))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.serve(t)
+	if r := receipt(t, p.publish(t, "r", prompt("u", "a red fox", nil))); !r.Accepted {
 		t.Errorf("%+v", r)
 	}
 }
