@@ -54,8 +54,11 @@ they say nothing about the samples.`,
   meander verify demo --json
   meander verify demo --model ./base --model ./critic    # of a run of two checkpoints of your own
   meander verify demo --lane signs --uid 0000-a-red-sign-that-says-open`,
-		Args:    args(cobra.MaximumNArgs(1)),
-		PreRunE: func(_ *cobra.Command, given []string) error { return runArgument(&run, given) },
+		Args: args(cobra.MaximumNArgs(1)),
+		PreRunE: func(_ *cobra.Command, given []string) error {
+			return errors.Join(runArgument(&run, given), checkTolerance("tolerance", tolerance),
+				checkTolerance("engine-tolerance", options.EngineTolerance))
+		},
 		RunE: a.withRun(&run, func(c *cobra.Command, conn *connection, _ []string) error {
 			out := c.ErrOrStderr()
 			options.Progress = func(n int) {
@@ -85,6 +88,14 @@ they say nothing about the samples.`,
 	}
 	addVerifyFlags(c.Flags(), &run, &options, &tolerance)
 	return c
+}
+
+// checkTolerance refuses a tolerance that no difference could pass.
+func checkTolerance(flag string, most float64) error {
+	if most >= 0 {
+		return nil
+	}
+	return usage(fmt.Errorf("--%s: %v; must be a number of at least 0", flag, most))
 }
 
 // checkCompute checks how verify is to compute. Without --engine it refuses only what neither this program nor a worker
