@@ -3,6 +3,7 @@ package integration_test
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,12 +12,9 @@ import (
 
 // Each of these must be refused with a reason that names the field.
 var badPrompts = []struct{ name, line, want string }{
-	{"no prompt", `{"negative_prompt": "x"}`, "prompt"},
-	{"prompt of another type", `{"prompt": 7}`, "prompt"},
 	{"group size 0", `{"prompt": "a", "group_size": 0}`, "group_size"},
 	{"group size 10^6", `{"prompt": "a", "group_size": 1000000}`, "group_size"},
 	{"negative group size", `{"prompt": "a", "group_size": -1}`, "group_size"},
-	{"group size 2.5", `{"prompt": "a", "group_size": 2.5}`, "group_size"},
 	{"negative steps", `{"prompt": "a", "num_inference_steps": -4}`, "num_inference_steps"},
 	{"too many steps", `{"prompt": "a", "num_inference_steps": 100000}`, "num_inference_steps"},
 	{"negative seed", `{"prompt": "a", "seed": -1}`, "seed"},
@@ -54,7 +52,49 @@ var badPrompts = []struct{ name, line, want string }{
 	{"sigmas not decreasing", `{"prompt": "a", "sigmas": [1, 0.5, 0.7]}`, "sigmas"},
 	{"sigma above 1", `{"prompt": "a", "sigmas": [1.5, 0.5]}`, "sigmas"},
 	{"empty sigmas", `{"prompt": "a", "sigmas": []}`, "sigmas"},
+}
+
+// These are no prompts at all: they are found while the file is read.
+var badRecords = []struct{ name, line, want string }{
+	{"no prompt", `{"negative_prompt": "x"}`, "prompt"},
+	{"prompt of another type", `{"prompt": 7}`, "prompt"},
+	{"group size 2.5", `{"prompt": "a", "group_size": 2.5}`, "group_size"},
 	{"metadata that is no map", `{"prompt": "a", "metadata": [1]}`, "metadata"},
+	{"no JSON", `{"prompt": "a"`, "JSON"},
+}
+
+// A record that is no prompt ends the command before anything is published; with --skip-bad it is left out and said.
+func TestRun_BadRecordsAreFoundFirst(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	good := `{"prompt": "a red fox", "uid": "good", "group_size": 2}` + "\n"
+	run := func(records string, flags ...string) output {
+		file := filepath.Join(dir, "prompts.jsonl")
+		if err := os.WriteFile(file, []byte(records), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return meander(t, dir, append([]string{"run", "--run", "r", "--model", "synthetic", "--prompts", file}, flags...)...)
+	}
+	all := good
+	for _, bad := range badRecords {
+		out := run(good+bad.line+"\n").must(t, 2)
+		if !strings.Contains(out.stderr, "line 2: ") || !strings.Contains(out.stderr, bad.want) {
+			t.Errorf("%s: %s; want line 2 and %q", bad.name, out.stderr, bad.want)
+		}
+		all += bad.line + "\n"
+	}
+	out := run(all, "--skip-bad").must(t, 0)
+	for i, bad := range badRecords {
+		if line := fmt.Sprintf("prompts.jsonl line %d: ", i+2); !strings.Contains(out.stderr, line) {
+			t.Errorf("%s: %s; want %q", bad.name, out.stderr, line)
+		}
+	}
+	if !strings.Contains(out.stdout, "1 of 1 groups complete") {
+		t.Errorf("%s; want the good one complete", out.stdout)
+	}
+	if dead := meander(t, dir, "dead", "ls").must(t, 0); !strings.Contains(dead.stdout+dead.stderr, "no dead letters") {
+		t.Errorf("%s; want none: nothing bad is published", dead.stdout)
+	}
 }
 
 func TestRun_BadInputIsRefusedWithAReason(t *testing.T) {

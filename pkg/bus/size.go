@@ -13,12 +13,12 @@ import (
 
 // MeanSize estimates how many bytes a message of a run takes in a stream, as the server counts them. It measures the
 // newest message; of steps, all of the newest sample, since those with latents are far larger than the others. 0: the
-// stream has no message of the run.
+// stream has no message of the run, or none that we may read.
 func (b *Bus) MeanSize(ctx context.Context, stream string, run schemas.Run) (uint64, error) {
 	for _, filter := range schemas.RunFilters(run)[stream] {
 		m, err := b.Last(ctx, stream, filter)
 		switch {
-		case errors.Is(err, ErrNotFound):
+		case errors.Is(err, ErrNotFound), errors.Is(err, ErrPermission):
 		case err != nil:
 			return 0, fmt.Errorf("size of a message: %w", err)
 		case stream == schemas.StreamSteps:
