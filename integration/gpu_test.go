@@ -111,7 +111,7 @@ func TestGPU_LoRA(t *testing.T) {
 	}
 	out, err := run("", "run", "--run", "a", "--group-size", "1", "--steps", "2", "--height", "32", "--width", "32",
 		"--out", "-", "--device", "cuda:0", "--adapter", adapter, "a")
-	if err != nil || !strings.Contains(out, "1 of 1 groups complete, 1 samples") {
+	if err != nil || !strings.Contains(out, "1 of 1 groups complete, 1 sample,") {
 		t.Fatalf("run: %v\n%s", err, out)
 	}
 	out, err = run("", "verify", "--run", "a", "--device", "cpu", "--tolerance", "1e-5")
