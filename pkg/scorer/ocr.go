@@ -207,6 +207,7 @@ func (t *Tesseract) run(ctx context.Context, stdin *bytes.Buffer, args ...string
 	c := exec.CommandContext(limited, t.config.Path, args...)
 	c.Env = append(os.Environ(), "OMP_THREAD_LIMIT=1") // more threads cost more than they give
 	c.WaitDelay = time.Second
+	separate(c)
 	stdout, stderr := &bounded{limit: maxOCROutput}, &bounded{limit: 4096}
 	c.Stdout, c.Stderr = stdout, stderr
 	if stdin != nil {
