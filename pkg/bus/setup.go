@@ -124,7 +124,7 @@ func (b *Bus) createMissing(
 ) error {
 	for _, c := range missing {
 		if c.MaxBytes > 0 {
-			c.MaxBytes = max(minStreamBytes, c.MaxBytes/scale)
+			c.MaxBytes = scaled(c.MaxBytes, scale)
 		}
 		if _, err := b.js.CreateOrUpdateStream(ctx, c); err != nil {
 			return fmt.Errorf("set up stream %s: %w", c.Name, err)
@@ -142,15 +142,18 @@ func (b *Bus) createMissing(
 	return b.createBuckets(ctx, scale, replicas)
 }
 
+// scaled returns the limit of a stream where the limits of all are divided by scale.
+func scaled(limit, scale int64) int64 { return max(minStreamBytes, limit/scale) }
+
 // NewLimits returns the bytes that Setup lets each stream keep on a new server with so much storage, as createMissing
 // does it.
 func NewLimits(storage int64) map[string]int64 {
 	for scale := int64(1); ; scale *= 2 {
 		limits := map[string]int64{}
-		sum := 3*kvBytes + presenceBytes + minStreamBytes + max(minStreamBytes, leastBlobBytes/scale)
+		sum := 3*kvBytes + presenceBytes + minStreamBytes + scaled(leastBlobBytes, scale)
 		for _, spec := range schemas.Streams() {
 			if spec.MaxBytes > 0 {
-				limits[spec.Name] = max(minStreamBytes, spec.MaxBytes/scale)
+				limits[spec.Name] = scaled(spec.MaxBytes, scale)
 				sum += limits[spec.Name]
 			}
 		}
@@ -172,7 +175,7 @@ func (b *Bus) createBuckets(ctx context.Context, scale int64, replicas int) erro
 		if _, err := b.js.KeyValue(ctx, c.Bucket); err == nil {
 			continue
 		}
-		c.Storage, c.MaxBytes, c.Replicas = jetstream.FileStorage, max(minStreamBytes, c.MaxBytes/scale), replicas
+		c.Storage, c.MaxBytes, c.Replicas = jetstream.FileStorage, scaled(c.MaxBytes, scale), replicas
 		_, err := b.js.CreateKeyValue(ctx, c)
 		if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
 			return fmt.Errorf("set up bucket %s: %w", c.Bucket, err)
@@ -212,7 +215,7 @@ func (b *Bus) createBlobs(ctx context.Context, scale int64, replicas int) error 
 			return err
 		}
 	}
-	config.MaxBytes = max(minStreamBytes, leastBlobBytes/scale)
+	config.MaxBytes = scaled(leastBlobBytes, scale)
 	_, err := b.js.CreateObjectStore(ctx, config)
 	return err
 }

@@ -316,7 +316,7 @@ func TestRuns_Open(t *testing.T) {
 	} {
 		p.Forge(t, subject, []byte("x"))
 	}
-	runs, err := results.Runs(t.Context(), p.Bus, "r", nil)
+	runs, err := results.Runs(t.Context(), p.Bus, "r")
 	if err != nil || runs["r"].Groups != 2 || runs["r"].Open != 1 {
 		t.Errorf("%+v, %v; want 2 groups, 1 of them open", runs["r"], err)
 	}
@@ -328,7 +328,10 @@ func TestRuns_Bytes(t *testing.T) {
 	b := serve(t, 4)
 	bytes := func(before map[schemas.Run]*results.StoredRun) map[schemas.Run]*results.StoredRun {
 		t.Helper()
-		runs, err := results.Runs(t.Context(), b, "*", before)
+		runs, err := results.Runs(t.Context(), b, "*")
+		if err == nil {
+			err = results.EstimateBytes(t.Context(), b, runs, before)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -19,7 +19,7 @@ type StoredRun struct {
 	Open    int         `json:"open_groups"`
 	Samples int         `json:"samples"`
 	Events  uint64      `json:"events"`
-	// Bytes is an estimate, from a few messages of the run in each stream.
+	// Bytes is set by EstimateBytes.
 	Bytes  uint64    `json:"bytes"`
 	Newest time.Time `json:"newest"`
 
@@ -27,12 +27,9 @@ type StoredRun struct {
 	Streams map[string]uint64 `json:"-"`
 }
 
-// Runs counts what is stored of a run; with "*" of every run, for 'meander runs ls'. Runs that have as many events as
-// before, an earlier answer or nil, keep its estimate of bytes: to make it takes a dozen requests for each run. It
-// fails if the server cannot be read.
-func Runs(
-	ctx context.Context, b *bus.Bus, run schemas.Run, before map[schemas.Run]*StoredRun,
-) (map[schemas.Run]*StoredRun, error) {
+// Runs counts what is stored of a run; with "*" of every run, for 'meander runs ls'. It fails if the server cannot be
+// read.
+func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*StoredRun, error) {
 	runs := map[schemas.Run]*StoredRun{}
 	type group struct {
 		run schemas.Run
@@ -74,22 +71,31 @@ func Runs(
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(atOnce)
 	for _, r := range runs {
-		g.Go(func() error {
-			if had := before[r.Run]; had != nil && had.Events == r.Events {
-				r.Bytes = had.Bytes
-			} else if err := r.estimateBytes(ctx, b); err != nil {
-				return err
-			}
-			return r.findNewest(ctx, b)
-		})
+		g.Go(func() error { return r.findNewest(ctx, b) })
 	}
 	return runs, g.Wait()
 }
 
-// atOnce is how many runs Runs looks at side by side.
+// atOnce is how many runs are looked at side by side.
 const atOnce = 8
 
-// estimateBytes sets Bytes by the mean size of the run's own messages: those of other runs may be far larger.
+// EstimateBytes sets Bytes of runs by the mean size of their own messages: those of other runs may be far larger. It
+// takes a dozen requests for each run; those that have as many events as in before, an earlier answer or nil, keep its
+// estimate. It fails if the server cannot be read.
+func EstimateBytes(ctx context.Context, b *bus.Bus, runs, before map[schemas.Run]*StoredRun) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(atOnce)
+	for _, r := range runs {
+		if had := before[r.Run]; had != nil && had.Events == r.Events {
+			r.Bytes = had.Bytes
+		} else {
+			g.Go(func() error { return r.estimateBytes(ctx, b) })
+		}
+	}
+	return g.Wait()
+}
+
+// estimateBytes is EstimateBytes of one run.
 func (r *StoredRun) estimateBytes(ctx context.Context, b *bus.Bus) error {
 	for stream, n := range r.Streams {
 		mean, err := b.MeanSize(ctx, stream, r.Run)

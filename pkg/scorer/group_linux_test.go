@@ -2,8 +2,6 @@ package scorer_test
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,20 +13,11 @@ import (
 // says is its group.
 func TestOCR_GroupOfItsOwn(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "tesseract")
-	script := `#!/bin/sh
-case "$1" in
+	o, err := scorer.NewOCR(scorer.OCRConfig{Path: script(t, `case "$1" in
 --version) echo "tesseract 5.$(cut -d' ' -f5 /proc/$$/stat)";;
 --list-langs) printf 'List:\neng\n';;
 esac
-`
-	syscall.ForkLock.RLock() // a process that starts meanwhile would inherit the open file: ETXTBSY
-	err := os.WriteFile(path, []byte(script), 0o755)
-	syscall.ForkLock.RUnlock()
-	if err != nil {
-		t.Fatal(err)
-	}
-	o, err := scorer.NewOCR(scorer.OCRConfig{Path: path})
+`)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -382,11 +382,16 @@ func TestOCR_EmptyLastPage(t *testing.T) {
 // program writes an executable that stands where tesseract would.
 func program(t *testing.T, body string) string {
 	t.Helper()
+	return script(t, "case \"$1\" in --version) echo 'tesseract 5.0.0'; exit;; --list-langs) printf 'List:\\neng\\n'; exit;; esac\n"+body)
+}
+
+// script writes an executable of the shell, called tesseract.
+func script(t *testing.T, body string) string {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "tesseract")
-	script := "#!/bin/sh\ncase \"$1\" in --version) echo 'tesseract 5.0.0'; exit;; --list-langs) printf 'List:\\neng\\n'; exit;; esac\n" + body
 	syscall.ForkLock.RLock() // a process that starts meanwhile would inherit the open file: ETXTBSY
 	defer syscall.ForkLock.RUnlock()
-	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+body), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return path

@@ -50,7 +50,10 @@ func runsLsCommand(a *app) *cobra.Command {
 Images and other blobs are not in it.`,
 		Example: "  meander runs ls\n  meander runs ls --json",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
-			runs, err := results.Runs(c.Context(), conn.Bus, "*", nil)
+			runs, err := results.Runs(c.Context(), conn.Bus, "*")
+			if err == nil {
+				err = results.EstimateBytes(c.Context(), conn.Bus, runs, nil)
+			}
 			if err != nil {
 				return err
 			}
@@ -88,7 +91,7 @@ func storedRun(ctx context.Context, b *bus.Bus, name string) (*results.StoredRun
 	if err := schemas.CheckToken("RUN", name); err != nil {
 		return nil, usage(err)
 	}
-	runs, err := results.Runs(ctx, b, schemas.Run(name), nil)
+	runs, err := results.Runs(ctx, b, schemas.Run(name))
 	if err != nil {
 		return nil, err
 	}
@@ -111,6 +114,9 @@ func runsShowCommand(a *app) *cobra.Command {
 		Example: "  meander runs show night",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			r, err := storedRun(c.Context(), conn.Bus, given[0])
+			if err == nil {
+				err = results.EstimateBytes(c.Context(), conn.Bus, map[schemas.Run]*results.StoredRun{r.Run: r}, nil)
+			}
 			if err != nil {
 				return err
 			}

@@ -138,10 +138,9 @@ func checkSameWeights(ctx context.Context, o *Options, say *notes, name, digest 
 		return
 	}
 	for _, p := range policies {
-		if p.Model == name && cmp.Or(p.BaseDigest, p.WeightsDigest) != digest {
+		if checkpoint := cmp.Or(p.BaseDigest, p.WeightsDigest); p.Model == name && checkpoint != digest {
 			say.add(Warning, "give all samplers of a lane the same folder, or lanes of their own",
-				"lane %s was last served with another checkpoint, %.12s", p.Lane,
-				cmp.Or(p.BaseDigest, p.WeightsDigest))
+				"lane %s was last served with another checkpoint, %.12s", p.Lane, checkpoint)
 		}
 	}
 }

@@ -42,7 +42,10 @@ func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
 			before[line.Run] = line.StoredRun
 		}
 	}
-	stored, err := results.Runs(ctx, s.bus, "*", before)
+	stored, err := results.Runs(ctx, s.bus, "*")
+	if err == nil {
+		err = results.EstimateBytes(ctx, s.bus, stored, before)
+	}
 	if err != nil {
 		return nil, err
 	}

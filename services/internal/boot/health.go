@@ -46,8 +46,7 @@ type answer struct {
 	err  error
 }
 
-// checksTimeout bounds how long /readyz waits for its checks. Whoever probes it must learn why, not only that it is
-// late.
+// checksTimeout bounds how long /readyz waits for its checks: a probe must learn why, before it gives up.
 const checksTimeout = 2500 * time.Millisecond
 
 // ask calls run, unless a call of it has not ended, and returns its answer to come.

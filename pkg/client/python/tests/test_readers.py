@@ -405,8 +405,10 @@ def test_a_server_that_has_forgotten_what_it_sent(run, shared):
         consumer = reader.cursor.consumer
         info = await cursor.api(client.nc, f"CONSUMER.INFO.{cursor.STREAM}.{consumer}")
         await cursor.api(client.nc, f"CONSUMER.DELETE.{cursor.STREAM}.{consumer}")
-        body = {"stream_name": cursor.STREAM, "config": info["config"], "action": "create"}
-        await cursor.api(client.nc, f"CONSUMER.CREATE.{cursor.STREAM}.{consumer}.{info['config']['filter_subject']}", body)
+        config = info["config"]
+        body = {"stream_name": cursor.STREAM, "config": config, "action": "create"}
+        create = f"CONSUMER.CREATE.{cursor.STREAM}.{consumer}.{config['filter_subject']}"
+        await cursor.api(client.nc, create, body)
         await asyncio.wait_for(reader.done(batch), 30)
         if shared:
             assert (await anext(batches)).name == "b0"
