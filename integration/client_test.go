@@ -41,6 +41,28 @@ func serveNATS(t *testing.T, options *server.Options) (url string) {
 	return s.ClientURL()
 }
 
+// Without JetStream for a user all that needs streams fails at once, with what to do.
+func TestBus_NoJetStream(t *testing.T) {
+	t.Parallel()
+	guests := server.NewAccount("guests")
+	url := serveNATS(t, &server.Options{
+		Accounts: []*server.Account{guests}, Users: []*server.User{{Username: "u", Password: "p", Account: guests}},
+	})
+	b, err := bus.Connect(t.Context(), bus.Config{URL: strings.Replace(url, "//", "//u:p@", 1)}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	_, examined := b.Examine(t.Context(), false)
+	for name, err := range map[string]error{
+		"setup": b.Setup(t.Context()), "ready": b.Ready(t.Context()), "examine": examined,
+	} {
+		if !errors.Is(err, bus.ErrNoJetStream) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // setUp makes the streams, as somebody who is let in.
 func setUp(t *testing.T, c bus.Config) {
 	t.Helper()

@@ -29,9 +29,8 @@ type Examined struct {
 func (b *Bus) Examine(ctx context.Context, withConsumers bool) (out []Examined, err error) {
 	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
 		out = nil
-		if _, err := b.js.AccountInfo(ctx); errors.Is(err, jetstream.ErrJetStreamNotEnabled) ||
-			errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
-			return err
+		if _, err := b.js.AccountInfo(ctx); errors.Is(noJetStream(err), ErrNoJetStream) {
+			return noJetStream(err)
 		}
 		for _, k := range allStores() {
 			e, err := b.examine(ctx, k, withConsumers)

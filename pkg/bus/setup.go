@@ -73,7 +73,7 @@ func (b *Bus) setupOnce(ctx context.Context, o setupOptions) error {
 			err = b.updateStream(ctx, s.CachedInfo().Config, streamConfig(spec, o.replicas))
 		}
 		if err != nil {
-			return fmt.Errorf("set up stream %s: %w", spec.Name, err)
+			return fmt.Errorf("set up stream %s: %w", spec.Name, noJetStream(err))
 		}
 	}
 	room := int64(0)
@@ -315,7 +315,7 @@ func transformText(c jetstream.StreamConfig) string {
 }
 
 // Ready waits until every stream and bucket exists, which Setup creates. After two minutes, or when ctx ends, it
-// returns an error that names what is missing.
+// returns an error that names what is missing; at once, where none can be created.
 func (b *Bus) Ready(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, readyTimeout)
 	defer stop()
@@ -330,7 +330,7 @@ func (b *Bus) Ready(ctx context.Context) error {
 			b.setUp.Store(true)
 			return nil
 		}
-		if errors.Is(err, ErrPermission) {
+		if errors.Is(err, ErrPermission) || errors.Is(err, ErrNoJetStream) {
 			return fmt.Errorf("wait for set-up: %w", err)
 		}
 		if told.allow() {
@@ -354,7 +354,7 @@ func (b *Bus) firstMissing(ctx context.Context) (string, error) {
 			return name, nil
 		}
 		if err != nil {
-			return "", fmt.Errorf("stream %s: %w", name, err)
+			return "", fmt.Errorf("stream %s: %w", name, noJetStream(err))
 		}
 	}
 	return "", nil

@@ -205,6 +205,9 @@ func (n *notes) addFailure(what string, err error) {
 	case errors.Is(err, bus.ErrNoLeader), api != nil && api.ErrorCode == codeNotAvailable:
 		n.add(Fault, "start the servers that are down: with less than a majority of them the streams take and give "+
 			"nothing", "%s: no leader; its servers elect one, or too few of them are up", what)
+	case errors.Is(err, bus.ErrNoJetStream):
+		n.add(Fault, "start the server with -js; if it has that, see its log", "%s: the server has no JetStream for "+
+			"this user", what)
 	case errors.Is(err, context.DeadlineExceeded):
 		n.add(Fault, "see the server's log", "%s: no answer in time", what)
 	default:
