@@ -20,7 +20,7 @@ from meander.train.__main__ import table  # noqa: E402
 from meander.train.alarms import COLLAPSE, FATAL, HACKING, NARROW, RATIO, Alarms  # noqa: E402
 from meander.train.config import Config  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402
-from meander.train.loop import _merged  # noqa: E402
+from meander.train.loop import Trainer, _merged  # noqa: E402
 from meander.train.model import Network, Texts, digest  # noqa: E402
 from meander.train.losses import GSPO, LOSSES, PPO, Guard, Steps, make  # noqa: E402
 from meander.train.objective import Kernel  # noqa: E402
@@ -410,6 +410,10 @@ def test_wrong_adapters_are_refused_by_name(folder):
         ({"ratio_limit": float("nan")}, "--ratio-limit: nan; must be a number"),
         ({"kl_limit": float("nan")}, "--kl-limit: nan; must be a number"),
         ({"adam_beta2": 1.5}, "--adam-beta2: 1.5; must be at least 0 and below 1"),
+        ({"noise_level": 0.0}, "--noise-level: 0.0; must be above 0"),
+        ({"sde_type": "ode"}, "--sde-type: 'ode'; must be sde, dance_sde or cps"),
+        ({"initial_noise": "none"}, "--initial-noise: 'none'; must be shared or per_sample"),
+        ({"height": -8}, "--height: -8; must be above 0, or 0 for the default"),
         ({"dtype": "float99"}, "--dtype: 'float99'; must be one of float32, bfloat16"),
     ],
 )
@@ -417,6 +421,13 @@ def test_settings_that_learn_nothing_are_refused(settings, says):
     with pytest.raises(ValueError) as e:
         Config(prompts="p", **settings)
     assert str(e.value) == says
+
+
+def test_a_size_that_the_model_does_not_make_is_refused_before_anything_is_pushed(folder, tmp_path):
+    (tmp_path / "p").write_text("a\n")
+    settings = {"prompts": str(tmp_path / "p"), "model": str(folder), "out": str(tmp_path)}
+    with pytest.raises(ValueError, match="--frames, --height, --width: height x width: 40 x 1024; must be positive"):
+        Trainer(Config(**settings, height=40), None, None)
 
 
 def test_prompts_are_drawn_the_same_and_each_once_an_epoch(tmp_path):

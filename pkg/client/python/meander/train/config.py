@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..track import Sink, sink
+from ..transition import TRANSITIONS
 
 
 def _setting(default: Any, help: str, section: str) -> Any:
@@ -169,7 +170,7 @@ class Config:
         positive = (
             "groups", "group_size", "steps", "rank", "lr", "minibatches", "micro_batch", "updates", "checkpoint_every",
             "patience", "eval_every", "eval_samples", "sde_shift", "accumulate", "alpha", "threads", "max_grad_norm",
-            "clip", "adv_clip_max", "is_threshold"
+            "clip", "adv_clip_max", "is_threshold", "noise_level"
         )
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -199,8 +200,17 @@ class Config:
                 f"--minibatches: {self.minibatches}; must be at most the {self.groups} groups of a batch: groups stay "
                 f"whole"
             )
-        if self.lr_schedule not in ("constant", "linear", "cosine"):
-            raise ValueError(f"--lr-schedule: {self.lr_schedule!r}; must be constant, linear or cosine")
+        for name, of in (
+            ("lr_schedule", ("constant", "linear", "cosine")), ("sde_window_order", ("random", "progressive")),
+            ("sde_type", tuple(t for t in TRANSITIONS if t != "ode")), ("initial_noise", ("shared", "per_sample")),
+        ):  # fmt: skip
+            if getattr(self, name) not in of:
+                raise ValueError(
+                    f"--{flag(name)}: {getattr(self, name)!r}; must be {', '.join(of[:-1])} or {of[-1]}"
+                )
+        for name in ("height", "width", "frames", "guidance_2"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be above 0, or 0 for the default")
         if not 0 <= self.warmup < self.updates:
             raise ValueError(f"--warmup: {self.warmup}; must be at least 0 and below the {self.updates} updates")
         if self.sde_window < 0 or self.sde_window and self.sde_window > len(self.trained):
@@ -208,8 +218,6 @@ class Config:
                 f"--sde-window: {self.sde_window}; must be 1 to {len(self.trained)} of --sde-steps {self.sde_steps}, "
                 f"or 0 for all"
             )
-        if self.sde_window_order not in ("random", "progressive"):
-            raise ValueError(f"--sde-window-order: {self.sde_window_order!r}; must be random or progressive")
         if self.sde_shift > 1 and not (self.sde_window and self.sde_window_order == "progressive"):
             raise ValueError("--sde-shift: needs --sde-window and --sde-window-order progressive")
         if self.accumulate > 1 and self.minibatches > 1:

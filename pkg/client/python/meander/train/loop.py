@@ -22,6 +22,7 @@ from ..client import Client, connect
 from ..events import EventError
 from ..tasks import check_cancelled
 from ..torch.faults import Fault
+from ..torch.family import Size
 from . import distributed, evaluate, losses, prompts, records
 from .alarms import FATAL, UNCHANGED, Alarms
 from .config import Config
@@ -45,6 +46,7 @@ class Trainer:
         self.config, self.client, self.out, self.beside = config, client, Path(config.out), beside
         self.network = Network(config.model, config.rank, config.alpha, seed=config.seed, device=distributed.device(config.device), dtype=getattr(torch, config.dtype),
                                checkpointing=config.checkpointing, shard=config.shard)  # fmt: skip
+        self._check_size()
         self.learner = Learner(self.network, losses.of(config), config.lr, config.adam_beta2, config.weight_decay,
                                config.max_grad_norm, config.minibatches, config.micro_batch, config.ema,
                                config.is_threshold, config.beta)
@@ -67,6 +69,15 @@ class Trainer:
         self.version = 0  # of the policy that the samplers have, or are about to
         self.best: tuple[float, int] | None = None
         self.before: evaluate.Evaluation | None = None
+
+    def _check_size(self) -> None:
+        """ValueError: the model has no samples of the size to train."""
+        size = self.network.family.card()["size"]
+        asked = {name: getattr(self.config, name) for name in size}
+        try:
+            self.network.family.latent_grid(Size(**{name: asked[name] or size[name] for name in size}))
+        except Fault as e:
+            raise ValueError(f"--frames, --height, --width: {e}") from e
 
     @property
     def first(self) -> bool:
@@ -467,8 +478,12 @@ class _Progress:
         self.open = contextlib.ExitStack()
 
     def __enter__(self) -> "_Progress":
-        if self.shown:
-            c = self.config
+        c = self.config
+        if self.shown and self.begun >= c.updates:
+            _log.warning(
+                "run %s: %d updates are taken already; a larger --updates than %d goes on", c.run, self.begun, c.updates
+            )
+        elif self.shown:
             _log.warning("run %s: %s %d updates%s of %d x %d samples in %d steps, loss %s, rewarded by %s; all of it in %s", c.run, "follows" if c.follow else "takes", c.updates,
                          f", {self.begun} of them taken," if self.begun else "", c.groups, c.group_size, c.steps,
                          c.loss, c.reward, c.out)
