@@ -78,6 +78,9 @@ they say nothing about the samples.`,
 				return usage(err)
 			}
 			if failed, ok := errors.AsType[*verify.ModelError](err); ok {
+				if len(options.Model) > 0 {
+					return usage(fmt.Errorf("--model: %w", failed))
+				}
 				return usage(fmt.Errorf("%w; name its folder with --model", failed))
 			}
 			if err != nil {

@@ -68,7 +68,7 @@ func TestVerify(t *testing.T) {
 	if len(lines) != 1 || lines[0]["steps"] != 2.0 || lines[0]["max_abs_ratio_minus_1"] != 0.0 {
 		t.Errorf("JSON %v", lines)
 	}
-	expect(t, exitUsage, "name its folder with --model", "verify", "--model", "/does/not/exist")
+	expect(t, exitUsage, `--model: model "/does/not/exist": no such model`, "verify", "--model", "/does/not/exist")
 	expect(t, exitFailed, `run "r2" has no stored trajectories`, "verify", "--run", "r2")
 	expect(t, exitOK, "", append([]string{"run", "--run", "bare", "--seed", "3"}, append(small, "--return-steps", "3")...)...)
 	expect(t, exitFailed, "not verified: nothing was checked: no step has both latents", "verify", "--run", "bare")
