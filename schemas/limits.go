@@ -49,6 +49,8 @@ const (
 	// MaxRewards is the number of reward functions of a prompt, MaxWeight the magnitude of a weight.
 	MaxRewards = 16
 	MaxWeight  = 1e6
+	// MaxScore is the magnitude of a score and of a reward: a trainer's float32 holds it, and its sums.
+	MaxScore = 1e30
 	// MaxPresentRewards is the number of reward functions of a service.
 	MaxPresentRewards = 512
 	// MaxParams, MaxParamName and MaxParamBytes bound a reward function's params.

@@ -13,7 +13,7 @@ type Reward struct {
 	// Error says why there is no reward, when failed or pruned.
 	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
 	// Reward is the weighted sum of the scores; null unless scored.
-	Reward *float64 `msgpack:"reward"`
+	Reward *float64 `msgpack:"reward" range:"-MaxScore..MaxScore"`
 	Scores []Score  `msgpack:"scores" size:"0..MaxRewards"`
 	// TrajectorySeq is the MDR_TRAJECTORIES sequence of the sample.
 	TrajectorySeq uint64 `msgpack:"trajectory_seq"`
@@ -41,7 +41,7 @@ type Score struct {
 	// Status is scored or failed; a failed optional score is not part of the sum.
 	Status string `msgpack:"status" enum:"RewardStatuses"`
 	// Value is the score before its weight; null when failed.
-	Value *float64 `msgpack:"value"`
+	Value *float64 `msgpack:"value" range:"-MaxScore..MaxScore"`
 	Error string   `msgpack:"error,omitempty" size:"0..MaxText"`
 	// DurationNS is the wall time of the call in nanoseconds.
 	DurationNS int64 `msgpack:"duration_ns" range:"0.."`
@@ -62,7 +62,7 @@ type Verdict struct {
 	// Name is the instance of the reward function external:NAME, or external.
 	Name string `msgpack:"name" form:"token"`
 	// Value is the score; null: there will be none, and Error says why.
-	Value *float64 `msgpack:"value"`
+	Value *float64 `msgpack:"value" range:"-MaxScore..MaxScore"`
 	Error string   `msgpack:"error,omitempty" size:"0..MaxText"`
 	// Comment and Author are for people.
 	Comment string `msgpack:"comment,omitempty" size:"0..MaxText"`

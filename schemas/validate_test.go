@@ -384,12 +384,12 @@ func TestReward_Validate(t *testing.T) {
 	faults(t, scored, []fault[R]{
 		{"status", func(r *R) { r.Status = "ok" }, `status: "ok"; must be one of scored, failed, pruned`},
 		{"scored without a reward", func(r *R) { r.Reward = nil }, "reward: null; must be a number when scored"},
-		{"NaN reward", func(r *R) { r.Reward = new(math.NaN()) }, "reward: NaN; must be finite"},
+		{"NaN reward", func(r *R) { r.Reward = new(math.NaN()) }, "reward: NaN; must be between -1e+30 and 1e+30"},
 		{"scored with an error", func(r *R) { r.Error = "x" }, `error: "x"; must be empty when scored`},
 		{"failed with a reward", func(r *R) { r.Status, r.Error = "failed", "x" }, "reward: 0.75; must be null when failed"},
 		{"failed without an error", func(r *R) { r.Status, r.Reward = "failed", nil }, `error: ""; must not be empty`},
 		{"score without a value", func(r *R) { r.Scores[0].Value = nil }, "scores[0].value: null; must be a number when scored"},
-		{"infinite score", func(r *R) { r.Scores[0].Value = new(math.Inf(1)) }, "scores[0].value: +Inf; must be finite"},
+		{"infinite score", func(r *R) { r.Scores[0].Value = new(math.Inf(1)) }, "scores[0].value: +Inf; must be between -1e+30 and 1e+30"},
 		{"failed score without an error", func(r *R) { r.Scores[1].Error = "" }, `scores[1].error: ""; must not be empty`},
 		{"score name", func(r *R) { r.Scores[1].Name = "" }, `scores[1].name: ""; ` + rewardNameRule},
 		{"detail", func(r *R) { r.Scores[0].Detail = strings.Repeat("x", 257) }, "scores[0].detail: 257 bytes; must be at most 256"},
@@ -541,7 +541,8 @@ func TestVerdict_Validate(t *testing.T) {
 	faults(t, func() *V { return find[V](t, "verdict") }, []fault[V]{
 		{"no value, no reason", func(v *V) { v.Value = nil }, `error: ""; must not be empty`},
 		{"value and error", func(v *V) { v.Error = "x" }, `error: "x"; must be empty when there is a value`},
-		{"infinite", func(v *V) { v.Value = new(math.Inf(1)) }, "value: +Inf; must be finite"},
+		{"infinite", func(v *V) { v.Value = new(math.Inf(1)) }, "value: +Inf; must be between -1e+30 and 1e+30"},
+		{"huge", func(v *V) { v.Value = new(-1e31) }, "value: -1e+31; must be between -1e+30 and 1e+30"},
 		{"name", func(v *V) { v.Name = "external:human" }, `name: "external:human"; ` + tokenRule},
 		{"sample", func(v *V) { v.SampleIndex = -1 }, "sample_index: -1; must be between 0 and 1023"},
 	})

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 
@@ -123,6 +124,9 @@ func (m *Member) tile(sample media.Media) sheet.Tile {
 func Number(v *float64, format string) string {
 	if v == nil {
 		return "-"
+	}
+	if math.Abs(*v) >= 1e9 { // %f writes all digits
+		return fmt.Sprintf("%.4g", *v)
 	}
 	return fmt.Sprintf(format, *v)
 }

@@ -360,9 +360,9 @@ func summaryLines(s *results.Summary) []string {
 	if _, ok := m["scheduled_sampling/rolled_fraction"]; ok {
 		lines = append(lines, rollSummary(m)...)
 	} else if _, ok := m["critic/rewards/mean"]; ok {
-		line := fmt.Sprintf("reward %.3f (%.3f to %.3f), std in a group %.3f (population), %.0f %% of groups without "+
-			"variance", m["critic/rewards/mean"], m["critic/rewards/min"], m["critic/rewards/max"],
-			m["critic/rewards/std_mean"], 100*m["critic/rewards/zero_std_ratio"])
+		number := func(name string) string { return results.Number(new(m["critic/rewards/"+name]), "%.3f") }
+		line := fmt.Sprintf("reward %s (%s to %s), std in a group %s (population), %.0f %% of groups without variance",
+			number("mean"), number("min"), number("max"), number("std_mean"), 100*m["critic/rewards/zero_std_ratio"])
 		if s.Refills > 0 {
 			line += fmt.Sprintf(", %s refilled", present.Count(s.Refills, "group"))
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // pool bounds the calls to one reward function, or to all functions that compute in this process. It has a number of
@@ -329,17 +330,23 @@ func (p *pool) rate(ctx context.Context, s scorer.Scorer, in []scorer.Input) []s
 		none = none && failed[i]
 	}
 	for i, r := range results {
-		if failed[i] && (none || !isFinite(r.Value)) && len(in) > 1 && ctx.Err() == nil {
+		if failed[i] && (none || faultOf(r.Value) != nil) && len(in) > 1 && ctx.Err() == nil {
 			results[i] = p.call(ctx, s, in[i:i+1])[0]
 		}
 	}
 	return results
 }
 
-func isFinite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+// faultOf returns what is wrong with a score or a reward: events hold only finite numbers up to a limit.
+func faultOf(v float64) error {
+	if math.Abs(v) <= schemas.MaxScore {
+		return nil
+	}
+	return fmt.Errorf("%v; must be between %g and %g", v, -schemas.MaxScore, schemas.MaxScore)
+}
 
 // call runs the function once, within the pool's timeout. It turns a timeout into a temporary error, and a score that
-// is not a finite number into an error of that sample.
+// no event can hold into an error of that sample.
 func (p *pool) call(ctx context.Context, s scorer.Scorer, in []scorer.Input) []scorer.Result {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
@@ -349,8 +356,8 @@ func (p *pool) call(ctx context.Context, s scorer.Scorer, in []scorer.Input) []s
 		if errors.Is(r.Err, context.DeadlineExceeded) && !errors.Is(r.Err, scorer.ErrUnavailable) && ctx.Err() != nil {
 			r.Err = fmt.Errorf("%s: no score within %v: %w", s.Name(), p.timeout, scorer.ErrUnavailable)
 		}
-		if r.Err == nil && !isFinite(r.Value) {
-			r.Err = fmt.Errorf("score is %v", r.Value)
+		if err := faultOf(r.Value); r.Err == nil && err != nil {
+			r.Err = fmt.Errorf("score is %w", err)
 		}
 	}
 	return results

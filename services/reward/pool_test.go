@@ -264,6 +264,9 @@ func TestPool_NoNumberNoPanic(t *testing.T) {
 		"Inf": func(context.Context, []scorer.Input) []scorer.Result {
 			return each(1, scorer.Result{Value: math.Inf(-1)})
 		},
+		"huge": func(context.Context, []scorer.Input) []scorer.Result {
+			return each(1, scorer.Result{Value: 1e31})
+		},
 		"panic":    func(context.Context, []scorer.Input) []scorer.Result { panic("no") },
 		"too few":  func(context.Context, []scorer.Input) []scorer.Result { return nil },
 		"too many": func(context.Context, []scorer.Input) []scorer.Result { return each(2, scorer.Result{Value: 1}) },

@@ -103,6 +103,9 @@ func combined(t *schemas.Trajectory, seq uint64, scores []*scored) *schemas.Rewa
 	if len(parts) > 0 { // without functions the reward is 0
 		sum, err = scorer.Combine(parts)
 	}
+	if fault := faultOf(sum); err == nil && fault != nil {
+		err = fmt.Errorf("weighted sum is %w", fault)
+	}
 	for i, part := range parts { // after Combine, which sets the error of values that are not numbers
 		score := schemas.Score{
 			Name: part.Name, Version: scores[i].version, Weight: part.Weight,

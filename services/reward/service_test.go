@@ -73,6 +73,7 @@ func broken(t *testing.T, p *plane) (scorers string) {
 	answer("hang", nil)
 	answer("garbage", []byte{0xc1, 0xff})
 	answer("nan", map[string]any{"v": 1, "score": math.NaN()})
+	answer("huge", map[string]any{"v": 1, "score": 1e29})
 	answer("sorry", map[string]any{"v": 1, "error": "no face in the image"})
 
 	return file(t, fmt.Sprintf(`
@@ -107,7 +108,7 @@ func TestService_BrokenScorers(t *testing.T) {
 		"http:unknown": {"failed", "not configured here", 0},
 		"nats:fine":    {"scored", "", 0.75}, "nats:hang": {"failed", "nats:hang", 0},
 		"nats:garbage": {"failed", "nats:garbage", 0}, "nats:nan": {"failed", "NaN", 0},
-		"nats:sorry": {"failed", "no face in the image", 0}, "nats:nobody": {"failed", "nats:nobody", 0},
+		"nats:huge": {"scored", "", 1e29}, "nats:sorry": {"failed", "no face in the image", 0}, "nats:nobody": {"failed", "nats:nobody", 0},
 	}
 	uid := func(name, kind string) schemas.UID { return schemas.UID(strings.ReplaceAll(name, ":", "-") + kind) }
 	samples := 0
@@ -118,7 +119,13 @@ func TestService_BrokenScorers(t *testing.T) {
 			samples += 2
 		}
 	}
-	got := p.rewards(t, "broken", samples)
+	heavy := trajectory(t, "broken", "heavy", 0, 1, 0, "nats:huge")
+	heavy.Group.Reward[0].Weight = new(1e6)
+	p.put(t, heavy)
+	got := p.rewards(t, "broken", samples+1)
+	if r := got["heavy.0"]; r.Status != "failed" || !strings.Contains(r.Error, "weighted sum is 1e+35; must be between") {
+		t.Errorf("a sum that no event holds: %s %q", r.Status, r.Error)
+	}
 	for name, w := range cases {
 		for i := range 6 {
 			r := got[fmt.Sprintf("%s.%d", uid(name, ""), i)]
