@@ -194,6 +194,30 @@ func TestLane_HeldPromptIsRefused(t *testing.T) {
 	}
 }
 
+// Samples that nobody scores are a fault of the pipeline's health: its work stands still.
+func TestIntake_HealthWithoutReward(t *testing.T) {
+	t.Parallel()
+	w, _ := plane(t)
+	hook := make(chan func() error, 1)
+	w.intake(t, func(c *intake.Config) {
+		c.Hold = 6 * time.Second
+		c.Health = func(_ string, check func() error) { hook <- check }
+	})
+	stuck := bustest.Receive(t, "the check of intake's health", hook)
+	if err := stuck(); err != nil {
+		t.Errorf("health of an empty pipeline: %v", err)
+	}
+	if _, err := w.JetStream().Publish(t.Context(), schemas.TrajectorySubject("r", "u", 0), []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Until(t, "an alarm of intake's health", func() error {
+		if err := stuck(); err == nil || err.Error() != "1 messages wait for the reward service, and none runs" {
+			return fmt.Errorf("it says %v", err)
+		}
+		return nil
+	})
+}
+
 // Intake asks the reward services that run what they can score, before an image is made.
 func TestReward_UnknownIsRefusedByIntake(t *testing.T) {
 	t.Parallel()

@@ -1,11 +1,13 @@
 package bus_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -43,4 +45,48 @@ func TestConsumer_ManyReplicas(t *testing.T) {
 	if n, wait := waiting(); n != 512 || wait != c.AckWait {
 		t.Errorf("the older durable has max_waiting %d, ack_wait %v", n, wait)
 	}
+}
+
+// Messages wait for a service while nothing pulls them, also before its first program.
+func TestBus_Unserved(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	unserved := func(want uint64) {
+		t.Helper()
+		bustest.Until(t, "the count", func() error {
+			if n, err := e.Unserved(t.Context(), schemas.ServiceReward); err != nil || n != want {
+				return fmt.Errorf("%d, %v; want %d", n, err, want)
+			}
+			return nil
+		})
+	}
+	unserved(0)
+	publish := func(sample int64) {
+		t.Helper()
+		if _, err := e.JetStream().Publish(t.Context(), schemas.TrajectorySubject("r", "u", sample), []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish(0)
+	unserved(1) // no reward service was ever there
+	d := schemas.TrajectoriesDurable()
+	c, err := e.JetStream().CreateConsumer(t.Context(), d.Stream, jetstream.ConsumerConfig{
+		Durable: d.Name, AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	unserved(1)
+	publish(1)
+	unserved(2)
+	m, err := c.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unserved(0) // one is in flight
+	if err := m.DoubleAck(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	unserved(1)
 }

@@ -187,6 +187,35 @@ func (b *Bus) present(ctx context.Context) (out []*schemas.Presence, revisions [
 	return out, revisions, nil
 }
 
+// Unserved returns how many messages wait for a service, such as schemas.ServiceReward, while no program takes them; 0
+// while one does. If none ever did, it is all that its streams hold.
+func (b *Bus) Unserved(ctx context.Context, service string) (waiting uint64, err error) {
+	held := map[string]bool{} // streams that are counted as a whole
+	for _, d := range schemas.Durables() {
+		if d.Service != service || held[d.Stream] {
+			continue
+		}
+		c, err := b.js.Consumer(ctx, d.Stream, d.Name)
+		if errors.Is(err, jetstream.ErrConsumerNotFound) {
+			var s jetstream.Stream
+			if s, err = b.js.Stream(ctx, d.Stream); err == nil {
+				held[d.Stream] = true
+				waiting += s.CachedInfo().State.Msgs
+				continue
+			}
+		}
+		if err != nil {
+			return 0, fmt.Errorf("messages for service %s: %w", service, err)
+		}
+		info := c.CachedInfo()
+		if info.NumWaiting > 0 || info.NumAckPending > 0 {
+			return 0, nil
+		}
+		waiting += info.NumPending
+	}
+	return waiting, nil
+}
+
 // LaneBacklog returns how many requests of a lane wait or are in flight.
 func (b *Bus) LaneBacklog(ctx context.Context, lane schemas.Lane) (uint64, error) {
 	c, err := b.js.Consumer(ctx, schemas.StreamRequests, schemas.RequestsDurable(lane).Name)

@@ -7,17 +7,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/user"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
+	"github.com/meander-rl/meander/services/ui"
 )
 
 // controller is a command that changes a run: cancel, pause, resume or prune.
@@ -100,7 +105,7 @@ func statusCommand(a *app) *cobra.Command {
 		Use:   "status [RUN]",
 		Short: "show whether a run is running, paused, cancelled or done",
 		Long: `status shows the state of a run (default the latest): whether it was paused or cancelled, by whom and
-why, and how much of it is done.`,
+why, how much of it is done, and what it waits for.`,
 		Example: `  meander status
   meander status demo --json`,
 		Args: args(cobra.MaximumNArgs(1)),
@@ -129,9 +134,23 @@ why, and how much of it is done.`,
 				return err
 			}
 			s.Rewards -= min(s.Rewards, without) // it counts events, which failed and pruned samples have, too
-			return a.printStatus(c.OutOrStdout(), without, &schemas.ControlReceipt{Accepted: true, Run: run, Status: s})
+			p, err := runProgress(c.Context(), conn.Bus, run)
+			if err != nil { // such as a user without the right to ask
+				p = &ui.Progress{Waits: []ui.Wait{{Says: fmt.Sprintf("not known: %v", err)}}}
+			}
+			r := &schemas.ControlReceipt{Accepted: true, Run: run, Status: s}
+			return a.printStatus(c.OutOrStdout(), without, r, p)
 		}),
 	}
+}
+
+// runProgress reads how the groups of a run ended, and what it waits for. statusCommand calls it.
+func runProgress(ctx context.Context, b *bus.Bus, run schemas.Run) (*ui.Progress, error) {
+	ctx, done := context.WithTimeout(ctx, topTimeout)
+	defer done()
+	reader := ui.NewReader(ctx, b)
+	defer reader.Close()
+	return reader.Progress(ctx, run)
 }
 
 // controlCommand gives a command that controls a run its flags, and a RunE that sends the action to intake and prints
@@ -244,15 +263,28 @@ func (k *controller) printOutcome(out io.Writer, r *schemas.ControlReceipt, samp
 	return nil
 }
 
-// printStatus prints the state of a run that the receipt has; without is how many samples ended without a reward.
-// statusCommand calls it.
-func (a *app) printStatus(out io.Writer, without int64, r *schemas.ControlReceipt) error {
+// printStatus prints the state of a run that the receipt has, how its groups ended and what it waits for, which p has;
+// without is how many samples ended without a reward. statusCommand calls it.
+func (a *app) printStatus(out io.Writer, without int64, r *schemas.ControlReceipt, p *ui.Progress) error {
 	if a.json {
-		return json.NewEncoder(out).Encode(schemas.JSON(r))
+		fields := schemas.JSON(r)
+		if m, ok := fields.(map[string]any); ok {
+			m["statuses"], m["waits"] = p.Statuses, p.Waits
+		}
+		return json.NewEncoder(out).Encode(fields)
 	}
 	s := r.Status
 	fmt.Fprintf(out, "run %s: %s\n", r.Run, paintStatus(out, s.State)+controlledBy(s))
 	groups := fmt.Sprintf("%d of %d have their result", s.Closed, s.Groups)
+	var ended []string
+	for _, status := range slices.Sorted(maps.Keys(p.Statuses)) {
+		if status != results.StatusOpen {
+			ended = append(ended, fmt.Sprintf("%d %s", p.Statuses[status], status))
+		}
+	}
+	if len(ended) > 0 && p.LeftOut == 0 { // else only the newest groups are counted
+		groups += ": " + strings.Join(ended, ", ")
+	}
 	if s.OpenBatches > 0 {
 		groups += ", " + present.Count(s.OpenBatches, "batch") + " open"
 	}
@@ -270,8 +302,11 @@ func (a *app) printStatus(out io.Writer, without int64, r *schemas.ControlReceip
 		waiting += fmt.Sprintf(", %d parked until the run is resumed", s.Parked)
 	}
 	fmt.Fprintf(out, "  requests  %s\n", waiting)
-	if s.State == schemas.RunPaused {
-		fmt.Fprintf(out, "continue it with: meander resume %s\n", r.Run)
+	for _, w := range p.Waits {
+		present.Linef(out, "  waits     %s", w.Says)
+		if w.Fix != "" {
+			present.Linef(out, "            -> %s", w.Fix)
+		}
 	}
 	return nil
 }

@@ -1,8 +1,11 @@
 package command
 
 import (
+	"context"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
@@ -65,6 +68,41 @@ func TestControl_NoAnswer(t *testing.T) {
 	if n := len(linesOf(t, expect(t, exitOK, "", "watch", "--run", "r1", "--kinds", "control", "--json", "--count",
 		"1"))); n != 1 {
 		t.Errorf("%d controls are stored; want the pause alone", n)
+	}
+}
+
+// The state of a run says what it waits for, also while it waits: a prompt that no service takes.
+func TestStatus_Waits(t *testing.T) {
+	inStore(t)
+	b := connected(t)
+	if _, err := b.PublishPrompt(t.Context(), "r2", []byte("x"), nil); err != nil {
+		t.Fatal(err)
+	}
+	const why = "No sampler and no reward service is running. This is what is stored"
+	said := expect(t, exitOK, "run r2: running\n", "status", "r2")
+	if !strings.Contains(said, "  waits     "+why+"\n            -> Start the pipeline: 'meander up'\n") {
+		t.Errorf("status: %s", said)
+	}
+	expect(t, exitOK, "1 of 1 have their result: 1 complete\n", "status", "r1")
+
+	prompts := []results.Prompt{{UID: "p"}}
+	var out text
+	p := newProgress(&out, false, "r2", prompts, results.NewOutcomes(prompts), &loading{})
+	p.expect(2)
+	ctx, stop := context.WithCancel(t.Context())
+	var explaining sync.WaitGroup
+	explaining.Go(func() { p.explainWaits(ctx, b.Bus, 10*time.Millisecond) })
+	bustest.Until(t, "a reason", func() error {
+		if !strings.Contains(out.String(), "waiting: "+why+". Start the pipeline: 'meander up'\n") {
+			return errNotYet
+		}
+		return nil
+	})
+	stop()
+	explaining.Wait()
+	p.close()
+	if n := strings.Count(out.String(), why); n != 1 {
+		t.Errorf("the reason is given %d times: %s", n, &out)
 	}
 }
 

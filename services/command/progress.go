@@ -20,6 +20,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
+	"github.com/meander-rl/meander/services/ui"
 )
 
 // progress shows how far a run is: a bar on a terminal, else a line every few seconds. It counts steps by their
@@ -110,6 +111,47 @@ func (p *progress) countEvents(ctx context.Context, b *bus.Bus) {
 	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: p.run}.Filter(), countStep)
 	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindTokens, Run: p.run}.Filter(), countStep)
 	go follow(schemas.StreamRewards, schemas.RewardFilter(p.run, "*", "*"), p.countReward)
+}
+
+// explainAfter is how long nothing of a run moves before its progress says what the pipeline waits for.
+const explainAfter = 15 * time.Second
+
+// explainWaits says what holds up the pipeline when nothing of an accepted run has moved for a while, each reason once,
+// in the background until ctx ends. A user who may not ask gets no reason.
+func (p *progress) explainWaits(ctx context.Context, b *bus.Bus, after time.Duration) {
+	reader := ui.NewReader(ctx, b)
+	defer reader.Close()
+	tick := time.NewTicker(after)
+	defer tick.Stop()
+	told, before := map[string]bool{}, ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.ended:
+			return
+		case <-tick.C:
+		}
+		p.mu.Lock()
+		steps, total := p.counts()
+		p.mu.Unlock()
+		now := fmt.Sprint(steps, total, *p.tail.Load(), p.model.String())
+		if moved := now != before; moved || total == 0 {
+			before = now
+			continue
+		}
+		waits, err := reader.Waits(ctx)
+		if err != nil {
+			continue
+		}
+		for _, w := range waits {
+			// the same reason with another count is known
+			if reason := strings.TrimLeft(w.Says, "0123456789"); !told[reason] {
+				told[reason] = true
+				p.note("waiting: " + w.Says + ". " + w.Fix)
+			}
+		}
+	}
 }
 
 // receiptHandler returns a handler of intake's answers to the run's prompts: it adds up the steps to come, and prints

@@ -264,6 +264,7 @@ func (r *runner) publishAndWait(ctx context.Context, conn *connection, own *serv
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel()
+	watching.Go(func() { progress.explainWaits(ctx, conn.Bus, explainAfter) })
 	watching.Go(func() { watchFaults(ctx, conn.Bus, progress.note) })
 	watching.Go(func() { watchControl(ctx, conn.Bus, r.id, progress, choice.cancelled) })
 	note := progress.note

@@ -202,7 +202,7 @@ func TestRun_Consumers(t *testing.T) {
 	if _, err := p.PublishPrompt(t.Context(), "r", []byte("x"), nil); err != nil {
 		t.Fatal(err)
 	}
-	has(t, look(t, doctor.Options{Bus: p.Bus}), "consumers", doctor.Warning, "intake of MDR_PROMPTS: 1 wait, and no worker takes them")
+	has(t, look(t, doctor.Options{Bus: p.Bus}), "consumers", doctor.Fault, "intake of MDR_PROMPTS: 1 wait, and no worker takes them")
 	has(t, look(t, doctor.Options{Bus: p.Bus}), "services", doctor.Warning, "no service answers for intake, sampler, reward, advantage")
 }
 

@@ -70,8 +70,8 @@ func checkConsumers(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// checkBacklog warns about messages of a stream that wait at a durable consumer and do not move. checkConsumers calls
-// it.
+// checkBacklog reports messages of a stream that wait at a durable consumer and do not move: a fault if nobody takes
+// them. checkConsumers calls it.
 func checkBacklog(o *Options, s *bus.Examined, c *bus.ConsumerStats, say *notes) {
 	still := o.Now().Sub(c.Delivered).Round(time.Second)
 	which := c.Name + " of " + s.Name
@@ -81,7 +81,7 @@ func checkBacklog(o *Options, s *bus.Examined, c *bus.ConsumerStats, say *notes)
 		say.ok("%s: %d wait for 'meander up'", which, c.Pending)
 	case c.Pending > 0 && c.Pulls == 0 && c.AckPending == 0:
 		const fix = "start the service, or see its /readyz for what it waits for"
-		say.add(Warning, fix, "%s: %d wait, and no worker takes them", which, c.Pending)
+		say.add(Fault, fix, "%s: %d wait, and no worker takes them", which, c.Pending)
 	case c.Pending > 0 && c.AckPending == 0 && still > idleBacklog, c.Pending > 0 && still > busyBacklog:
 		say.add(Warning, logs+", and its /readyz", "%s: %d wait, and none was handed out for %v", which, c.Pending,
 			still)

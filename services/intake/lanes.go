@@ -248,7 +248,8 @@ func whyMissing(services []*schemas.Presence, name string) string {
 	return fmt.Sprintf("%q is not configured at the reward service (--scorers)", name)
 }
 
-// unserved returns a line for each lane that has requests and no sampler, for the health check.
+// unserved returns a line for each lane that has requests and no sampler, and for each later service that has messages
+// and no program, for the health check.
 func (l *lanes) unserved(ctx context.Context) ([]string, error) {
 	v, err := l.view(ctx, false)
 	if err != nil {
@@ -265,6 +266,15 @@ func (l *lanes) unserved(ctx context.Context) ([]string, error) {
 		}
 		if n > 0 {
 			out = append(out, fmt.Sprintf("%d requests wait for a sampler of %q, and none runs", n, lane))
+		}
+	}
+	for _, service := range []string{schemas.ServiceReward, schemas.ServiceAdvantage} {
+		n, err := l.bus.Unserved(ctx, service)
+		if err != nil {
+			return nil, err
+		}
+		if n > 0 {
+			out = append(out, fmt.Sprintf("%d messages wait for the %s service, and none runs", n, service))
 		}
 	}
 	return out, nil

@@ -80,6 +80,33 @@ func (r *Reader) Overview(ctx, within context.Context) (*Overview, error) {
 	return o, ctx.Err()
 }
 
+// Waits returns what holds up the whole pipeline.
+func (r *Reader) Waits(ctx context.Context) ([]Wait, error) {
+	system, err := r.s.system.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return system.Waits, nil
+}
+
+// Progress returns how far a run is, and what it waits for, or what ended it.
+func (r *Reader) Progress(ctx context.Context, run schemas.Run) (*Progress, error) {
+	release, err := r.s.admit(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	system, err := r.s.system.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f, err := r.s.followerOf(ctx, run)
+	if err != nil {
+		return nil, err
+	}
+	return f.describe(ctx, system)
+}
+
 // Groups returns the newest groups of a run, at most most, the newest first, and how many are listed in all.
 func (r *Reader) Groups(ctx context.Context, run schemas.Run, most int) (groups []GroupRow, total int, err error) {
 	release, err := r.s.admit(ctx)
