@@ -61,7 +61,7 @@ func (*Prompt) keys() string {
 // Routing says which sampler makes the samples, and when.
 type Routing struct {
 	// Model is the lane that serves the prompt.
-	Model Lane `msgpack:"model,omitempty" form:"token" absent:"the only lane there is"`
+	Model Lane `msgpack:"model,omitempty" form:"token" absent:"the only lane there is" flag:"lane"`
 	// BaseDigest names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for
 	// another one is refused. Of a server that draws the samples it is its kind, "served by vllm".
 	BaseDigest string `msgpack:"base_digest,omitempty" size:"0..MaxName" absent:"any"`

@@ -116,7 +116,11 @@ func (s *services) refuseFlags(why string) error {
 	var errs []error
 	s.flags.VisitAll(func(f *pflag.Flag) {
 		if f.Changed {
-			errs = append(errs, fmt.Errorf("--%s: %q; %s", f.Name, f.Value, why))
+			hint := ""
+			if f.Name == "model" {
+				hint = "; --lane names one of its lanes"
+			}
+			errs = append(errs, fmt.Errorf("--%s: %q; %s%s", f.Name, f.Value, why, hint))
 		}
 	})
 	if len(errs) > 0 {

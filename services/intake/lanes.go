@@ -109,7 +109,8 @@ func (v *view) pickPolicy(name schemas.Lane, expected []schemas.Lane) (p *schema
 			return nil, "model: no sampler runs; start one" + formerLanes(slices.Sorted(maps.Keys(v.policies))), nil
 		}
 		return nil, "", bus.Terminal(schemas.CodeUnknownModel,
-			fmt.Errorf("model: empty, and several are served; name one of %s", joinLanes(v.live)))
+			fmt.Errorf("model: empty, and several lanes are served; must be one of %s (--lane)",
+				joinLanes(v.live)))
 	}
 	p = v.policies[name]
 	switch {
