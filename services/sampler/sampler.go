@@ -138,6 +138,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	}
 	if cfg.Note != nil {
 		cfg.Note(s.otherBase.lines)
+		cfg.Note(s.versions.Notes)
 	}
 	if e, ok := network.(engine.Watched); ok {
 		watching, stop := context.WithCancel(ctx)

@@ -47,7 +47,7 @@ type theatre struct {
 	model *scripted
 	// second is the model on another device; nil: there is one device.
 	second *scripted
-	notes  func() []string
+	notes  []func() []string
 	ended  chan error
 }
 
@@ -65,7 +65,7 @@ func (x *theatre) serve(change ...func(*Config)) *bustest.Service {
 	x.t.Helper()
 	announced := make(chan struct{})
 	c := DefaultConfig()
-	c.Batch, c.Workers, c.Announced, c.Note = 4, 1, func() { close(announced) }, func(say func() []string) { x.notes = say }
+	c.Batch, c.Workers, c.Announced, c.Note = 4, 1, func() { close(announced) }, func(say func() []string) { x.notes = append(x.notes, say) }
 	for _, f := range change {
 		f(&c)
 	}
@@ -171,7 +171,11 @@ func TestService_Requests(t *testing.T) {
 	x.none("young", "of weights that are not there yet")
 	x.none("other", "of another checkpoint")
 	bustest.Until(t, "the note of the other checkpoint", func() error {
-		if notes := x.notes(); len(notes) != 1 || !strings.Contains(notes[0], "wait for a sampler of the checkpoint 0000") {
+		var notes []string
+		for _, say := range x.notes {
+			notes = append(notes, say()...)
+		}
+		if len(notes) != 1 || !strings.Contains(notes[0], "wait for a sampler of the checkpoint 0000") {
 			return errors.New(strings.Join(notes, "; "))
 		}
 		return nil

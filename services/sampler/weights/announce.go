@@ -98,7 +98,7 @@ func (v *Versions) loadFirst(ctx context.Context, p *schemas.Policy) error {
 	}
 	v.setCurrent(w)
 	if fault != nil {
-		v.refused = p
+		v.noteHandled(p, fault)
 	}
 	if p.IsCheckpoint() && fault == nil {
 		return nil // the checkpoint alone is no update to publish
@@ -227,6 +227,11 @@ func (v *Versions) announceOwn(ctx context.Context, mine *schemas.Policy) (*sche
 	}
 	if err := v.options.Bus.SetPolicy(ctx, &next, current); err != nil {
 		return nil, err
+	}
+	if current != nil && current.BaseDigest != next.BaseDigest {
+		zerolog.Ctx(ctx).Warn().Str("was", current.Model).Str("base_digest_was", current.BaseDigest).
+			Str("now", next.Model).Str("base_digest", next.BaseDigest).Msg("the lane changes to another checkpoint: " +
+			"samplers of the one before get no new prompts; --lane names another lane")
 	}
 	return &next, nil
 }

@@ -112,6 +112,7 @@ type Versions struct {
 	old     []*Loaded       // retired, not yet closed
 	wanted  *schemas.Policy // the newest policy of the lane that is not handled yet; nil: none
 	refused *schemas.Policy // the last policy that was refused: it is not tried again; nil: none
+	refusal error           // why
 	loading *int64          // the version that is loaded, or waits for memory; nil: none
 	drained chan struct{}   // signals that retired weights were closed; buffered, 1
 	news    chan struct{}   // signals that wanted was set; buffered, 1
@@ -279,11 +280,25 @@ func (v *Versions) Follow(ctx context.Context) error {
 	}
 }
 
-// noteHandled notes that p needs no more work. refused is p if it was refused, else nil.
-func (v *Versions) noteHandled(p, refused *schemas.Policy) {
+// Notes returns for /readyz that the lane has weights which this sampler refused: new prompts are not for it.
+func (v *Versions) Notes() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.refused = refused
+	if v.refused == nil {
+		return nil
+	}
+	return []string{fmt.Sprintf("version %d of lane %s is refused, the sampler goes on with %d: %v",
+		v.refused.PolicyVersion, v.options.Lane, v.current.Version(), v.refusal)}
+}
+
+// noteHandled notes that p needs no more work. refusal says why it was refused; nil: it was not.
+func (v *Versions) noteHandled(p *schemas.Policy, refusal error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.refused, v.refusal = nil, refusal
+	if refusal != nil {
+		v.refused = p
+	}
 	if v.wanted == p {
 		v.wanted = nil
 	}
@@ -305,7 +320,7 @@ func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 		v.setCurrent(w)
 		v.noteHandled(p, nil)
 	case engine.Refused(err):
-		v.noteHandled(p, p)
+		v.noteHandled(p, err)
 	default:
 		return err
 	}

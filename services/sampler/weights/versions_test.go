@@ -329,6 +329,9 @@ func TestVersions_Refused(t *testing.T) {
 		if a := l.applied(version, schemas.AppliedRefused); !strings.Contains(a.Error, why) || a.Serving != 0 {
 			t.Errorf("version %d: %q, serving %d; want %q, serving 0", version, a.Error, a.Serving, why)
 		}
+		if notes := s.Notes(); len(notes) != 1 || !strings.Contains(notes[0], why) {
+			t.Errorf("notes of readiness %q; want %q", notes, why)
+		}
 	}
 	refuses("weights[0]", func(p *schemas.Policy) { p.Weights[0].Digest = strings.Repeat("2", 64) })
 	refuses("weights: ", func(p *schemas.Policy) {
