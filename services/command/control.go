@@ -180,6 +180,9 @@ func (a *app) controlCommand(c *cobra.Command, action string) *cobra.Command {
 		if err := k.Validate(); err != nil {
 			return usage(err)
 		}
+		if err := checkWait(k.wait); err != nil {
+			return err
+		}
 		return k.sendControl(c.Context(), conn, c.OutOrStdout())
 	})
 	return c

@@ -60,6 +60,8 @@ func TestControl_NoAnswer(t *testing.T) {
 	expect(t, exitFailed, "pause of run r1: no intake answered in 1s; the request is stored, and the next intake that runs answers it", "pause", "r1")
 	expect(t, exitOK, "run r1: done\n", "status", "r1")
 	expect(t, exitUsage, `RUN: "r2"; nothing is stored of it`, "status", "r2")
+	expect(t, exitUsage, "--wait: 0s; must be above 0", "pause", "r1", "--wait", "0")
+	expect(t, exitUsage, "--wait: -1s; must be above 0", "publish", "--wait=-1s", "x")
 	// What is not there needs no intake to say so.
 	expect(t, exitUsage, "run: r2; must be one of the 1 there are: r1", "cancel", "r2")
 	expect(t, exitUsage, "uid: q; must be one of the 1 groups of run r1: p", "cancel", "r1", "q")

@@ -35,6 +35,9 @@ samples in the background; 'meander watch' shows them.`,
   meander publish --run demo --prompts prompts.jsonl --batch-size 32 --batches 100 --shuffle 7
   meander publish --nats nats://10.0.0.5:4222 --run demo 'a red sign that says "OPEN"'`,
 		RunE: func(c *cobra.Command, texts []string) error {
+			if err := checkWait(wait); err != nil {
+				return err
+			}
 			prompts, err := p.load(texts, c.InOrStdin(), false)
 			if err != nil {
 				return err
@@ -62,6 +65,14 @@ samples in the background; 'meander watch' shows them.`,
 	c.Flags().DurationVar(&wait, "wait", 10*time.Second, "how long to wait for intake's answer to each prompt")
 	p.addFlags(c.Flags())
 	return c
+}
+
+// checkWait refuses a time for answers in which none can come.
+func checkWait(wait time.Duration) error {
+	if wait <= 0 {
+		return usage(fmt.Errorf("--wait: %v; must be above 0", wait))
+	}
+	return nil
 }
 
 // publishAll publishes the prompts one by one, and prints intake's answer to each. A refused or held prompt gives

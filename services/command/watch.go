@@ -72,6 +72,9 @@ streams, so it does not slow the pipeline down.`,
 			if w.count < 0 {
 				return usage(fmt.Errorf("--count: %d; must be at least 0 (0: no limit)", w.count))
 			}
+			if since < 0 {
+				return usage(fmt.Errorf("--since: %v; must not be negative", since))
+			}
 			return nil
 		},
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {

@@ -23,6 +23,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -67,6 +68,12 @@ func (c Config) Validate() error {
 	if c.Token == "" && !isLoopback(host) {
 		return fmt.Errorf("listen: %q; others reach it there, so set a password in MEANDER_UI_TOKEN, or use 127.0.0.1",
 			c.Listen)
+	}
+	for _, name := range c.Hosts {
+		if name == "" || strings.ContainsAny(name, "/: ") {
+			return fmt.Errorf("host: %q; must be a name such as gpu-1.example.org, without http:// and without a port",
+				name)
+		}
 	}
 	return nil
 }
@@ -127,7 +134,7 @@ func Serve(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger, listen
 	}
 	l, err := net.Listen("tcp", c.Listen)
 	if err != nil {
-		return fmt.Errorf("listen: %w", err)
+		return fmt.Errorf("listen: %w; must be an address of this machine that no process has", err)
 	}
 	s, end := newServer(ctx, b, c, log)
 	defer end()
@@ -143,7 +150,11 @@ func Serve(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger, listen
 			_ = h.Close()
 		}
 	})
-	listening("http://" + l.Addr().String() + "/")
+	address := l.Addr().String()
+	if at, ok := l.Addr().(*net.TCPAddr); ok && at.IP.IsUnspecified() { // no browser goes to [::]
+		address = net.JoinHostPort("localhost", strconv.Itoa(at.Port))
+	}
+	listening("http://" + address + "/")
 	if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve the page: %w", err)
 	}

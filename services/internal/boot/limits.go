@@ -64,7 +64,7 @@ func (a *Age) UnmarshalText(text []byte) error {
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil || Age(d) < minAge {
-		return fmt.Errorf(`%q; must be a duration of at least %v with its unit, such as "36h" or "14d", or "forever"`,
+		return fmt.Errorf(`%q; must be a duration from %v to 36499d with its unit, such as "36h" or "14d", or "forever"`,
 			s, time.Duration(minAge))
 	}
 	*a = Age(d)
