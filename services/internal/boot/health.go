@@ -292,11 +292,12 @@ func askHealth(ctx context.Context, addr string) error {
 	if err != nil {
 		return err
 	}
-	if err := resp.Body.Close(); err != nil {
-		return err
+	var said struct {
+		Faults []string `json:"faults"`
 	}
+	err = errors.Join(json.NewDecoder(resp.Body).Decode(&said), resp.Body.Close())
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("readyz: %s", resp.Status)
+		return fmt.Errorf("readyz: %s: %s", resp.Status, strings.Join(said.Faults, "; "))
 	}
-	return nil
+	return err
 }

@@ -158,10 +158,12 @@ func (s Service[T]) serve(ctx context.Context, cfg settings[T], stderr io.Writer
 		return err
 	}
 	defer stopHealth()
+	connected := health.Until("nats", "no server at "+bus.RedactURL(c.NATS.URL)+" yet; tries again")
 	b, err := bus.Connect(ctx, c.NATS.Bus("meander-"+s.Name+" "+c.Instance), log)
 	if err != nil {
 		return ignoreStop(ctx, err)
 	}
+	connected()
 	err = s.consume(ctx, cfg, b, health, log)
 	if closing := b.Close(); closing != nil {
 		err = errors.Join(err, fmt.Errorf("close the connection: %w", closing))
@@ -174,13 +176,16 @@ func (s Service[T]) serve(ctx context.Context, cfg settings[T], stderr io.Writer
 func (s Service[T]) consume(
 	ctx context.Context, cfg settings[T], b *bus.Bus, health *Health, log zerolog.Logger,
 ) error {
-	prepare := b.Ready
+	prepare, waits := b.Ready, "not all there yet: meander-intake or 'meander streams setup' creates them"
 	if cfg.Common.Setup {
+		waits = "being set up"
 		prepare = func(ctx context.Context) error { return setUp(ctx, b, int(cfg.Common.Limits.StreamReplicas), log) }
 	}
+	prepared := health.Until("streams", waits)
 	if err := prepare(ctx); err != nil {
 		return err
 	}
+	prepared()
 	if err := cfg.Common.Limits.Apply(ctx, b); err != nil {
 		return err
 	}

@@ -200,6 +200,36 @@ func TestExecute_Serves(t *testing.T) {
 	}
 }
 
+// While a service waits for what others make, its readiness says for what.
+func TestExecute_Waits(t *testing.T) {
+	server := bustest.Bare(t, bustest.TCP).Server
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	health := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s := service(func(context.Context, stage, *bus.Bus, zerolog.Logger) error { return nil })
+	ctx, stop := context.WithCancel(t.Context())
+	exit := make(chan int, 1)
+	go func() {
+		var stdout, stderr output
+		exit <- s.Execute(ctx, []string{"--nats-url", server.ClientURL(), "--health-addr", health}, nil, &stdout, &stderr)
+	}()
+	bustest.Until(t, "the reason", func() error {
+		var out, errs output
+		s.Execute(t.Context(), []string{"--healthcheck", "--health-addr", health}, nil, &out, &errs)
+		if said := out.String() + errs.String(); !strings.Contains(said, "streams: not all there yet: meander-intake") {
+			return errors.New(said)
+		}
+		return nil
+	})
+	stop()
+	bustest.Receive(t, "the end", exit)
+}
+
 func TestExecute_Fails(t *testing.T) {
 	server := bustest.Bare(t, bustest.TCP).Server
 	args := []string{"--nats-url", server.ClientURL(), "--setup"}
