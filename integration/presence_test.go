@@ -212,7 +212,7 @@ func TestIntake_HealthWithoutReward(t *testing.T) {
 	}
 	bustest.Until(t, "an alarm of intake's health", func() error {
 		if err := stuck(); err == nil || err.Error() != "1 messages wait for the reward service, and none runs" {
-			return fmt.Errorf("it says %v", err)
+			return fmt.Errorf("it says %w", err)
 		}
 		return nil
 	})

@@ -56,7 +56,7 @@ func TestBus_Unserved(t *testing.T) {
 		t.Helper()
 		bustest.Until(t, "the count", func() error {
 			if n, err := e.Unserved(t.Context(), schemas.ServiceReward); err != nil || n != want {
-				return fmt.Errorf("%d, %v; want %d", n, err, want)
+				return fmt.Errorf("%d, %w; want %d", n, err, want)
 			}
 			return nil
 		})

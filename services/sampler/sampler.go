@@ -147,6 +147,11 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		defer watch.Wait()
 		defer stop()
 	}
+	if n, ok := network.(interface{ Notes() []string }); ok {
+		for _, note := range n.Notes() {
+			log.Warn().Str("model", network.Name()).Msg(note)
+		}
+	}
 	log.Info().Str("model", network.Name()).Str("lane", string(cfg.Lane)).Int64("policy_version",
 		s.versions.Newest().Version()).Str("device", opened.IDs()).Str("backend", network.Backend()).Int("batch",
 		cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"reflect"
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/decoding"
@@ -40,7 +42,27 @@ type generationConfig struct {
 	TopP         float64  `json:"top_p"`
 	MinP         float64  `json:"min_p"`
 	MaxNewTokens int      `json:"max_new_tokens"`
-	Repetition   float64  `json:"repetition_penalty"`
+}
+
+// notFollowed has the fields of generation_config.json that change which tokens transformers draws and that are not
+// supported, each with the value that changes nothing; nil: null alone.
+var notFollowed = map[string]any{
+	"bad_words_ids": nil, "begin_suppress_tokens": nil, "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0,
+	"eta_cutoff": 0.0, "exponential_decay_length_penalty": nil, "forced_bos_token_id": nil, "forced_eos_token_id": nil,
+	"guidance_scale": 1.0, "min_length": 0.0, "min_new_tokens": 0.0, "no_repeat_ngram_size": 0.0, "num_beams": 1.0,
+	"penalty_alpha": 0.0, "repetition_penalty": 1.0, "sequence_bias": nil, "suppress_tokens": nil, "typical_p": 1.0,
+}
+
+// ignoredFields returns a note for each field of a generation_config.json that changes how transformers draws tokens
+// and is not followed here, by name.
+func ignoredFields(file string, fields map[string]any) (notes []string) {
+	for _, name := range slices.Sorted(maps.Keys(notFollowed)) {
+		if v := fields[name]; v != nil && !reflect.DeepEqual(v, notFollowed[name]) {
+			text, _ := json.Marshal(v) // it was read from JSON
+			notes = append(notes, fmt.Sprintf("%s: %s: %s is not followed: tokens are drawn without", file, name, text))
+		}
+	}
+	return notes
 }
 
 // defaultTopK is the top_k of transformers if a generation_config.json has none. defaultMaxNewTokens is our own:
@@ -110,10 +132,11 @@ func readConfigs(folder *safetensors.Folder) (*configs, error) {
 	if c.generation.EOS == nil {
 		c.generation.EOS = top.EOS
 	}
-	if r := c.generation.Repetition; r != 0 && r != 1 {
-		c.notes = append(c.notes, fmt.Sprintf("%s: repetition_penalty: %g is not followed: tokens are drawn without",
-			file, r))
+	fields := map[string]any{}
+	if err := nn.ReadOptionalJSON(folder, file, &fields); err != nil {
+		return nil, err
 	}
+	c.notes = ignoredFields(file, fields)
 	for _, id := range c.generation.EOS {
 		f.Check(id >= 0 && int(id) < c.decoder.Vocabulary, "eos_token_id: %d; must be below vocab_size = %d", id,
 			c.decoder.Vocabulary)

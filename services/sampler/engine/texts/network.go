@@ -58,6 +58,9 @@ func shareOf(p float64) float64 {
 // Name is the model's.
 func (n *Network) Name() string { return n.Model.Card().Name }
 
+// Notes lists settings of the model's folder that are not followed, for people.
+func (n *Network) Notes() []string { return n.Model.Card().Notes }
+
 // Backend is the model's.
 func (n *Network) Backend() string { return n.Model.Card().Backend }
 
