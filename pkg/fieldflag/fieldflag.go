@@ -173,6 +173,17 @@ func (s *Set) GivenFlags(prefix string) map[string]string {
 	return out
 }
 
+// NamesOf returns the flags of the fields that values, by wire name, has, in order: "--a, --b".
+func (s *Set) NamesOf(values map[string]any) string {
+	var names []string
+	for _, v := range s.flags {
+		if _, ok := values[v.field.Name]; ok {
+			names = append(names, "--"+v.field.Flag)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
 // All returns the names of all flags, given or not, as Flags does.
 func (s *Set) All(prefix string) map[string]string {
 	out := map[string]string{}
