@@ -200,6 +200,29 @@ func TestDocs_MakeTargetsExist(t *testing.T) {
 	}
 }
 
+// A worker does not end: what a reader pastes after it would never run. Blocks that other tests run are looked at, too.
+func TestDocs_WorkersRunInTheBackground(t *testing.T) {
+	sequential(t)
+	workers := 0
+	for name, text := range documents(t) {
+		for _, b := range blocksOf(t, name, text) {
+			for line := range strings.Lines(b.text) {
+				line = strings.TrimSpace(line)
+				if b.kind != "sh" || !strings.HasPrefix(line, "python deploy/scorers/worker.py") &&
+					!strings.HasPrefix(line, "python deploy/scorers/http_server.py") {
+					continue
+				}
+				if workers++; !inBackground.MatchString(line) {
+					t.Errorf("%s:%d: %s: has no &", name, b.line, line)
+				}
+			}
+		}
+	}
+	if workers == 0 {
+		t.Error("found no worker; the prefixes are broken")
+	}
+}
+
 // A path of somebody's machine means nothing to a reader.
 func TestDocs_NoAbsolutePaths(t *testing.T) {
 	sequential(t)

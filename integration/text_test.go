@@ -123,8 +123,7 @@ func TestText_States(t *testing.T) {
 		for _, m := range groups[0].Members {
 			if a := m.Text.Answer; stop == "" {
 				for i := 1; i+1 < len(a); i++ { // a token is a byte
-					if s := a[i : i+2]; s[0] > ' ' && s[0] < 0x7f && s[1] > ' ' && s[1] < 0x7f && !strings.Contains(s, ",") &&
-						!strings.Contains(a[:i+1], s) {
+					if s := a[i : i+2]; s[0] > ' ' && s[0] < 0x7f && s[1] > ' ' && s[1] < 0x7f && !strings.Contains(a[:i+1], s) {
 						stop = s
 						break
 					}

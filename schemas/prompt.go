@@ -211,19 +211,20 @@ type AdvantageSpec struct {
 	// Flow-GRPO's code and verl-omni have global: advantages of a group that stands for itself are
 	// there when it closes, and its prompt needs no batch.
 	Std string `msgpack:"std,omitempty" enum:"StdScales" absent:"the estimator's" flag:"std"`
-	// StdBasis is how the standard deviation is estimated. By default it is population for per_prompt.
-	// For estimators that whiten (reinforce_plus_plus, its baseline form, gdpo) it is expanded, as
-	// verl whitens samples and steps, or sample if no step is trained. For all others it is sample.
+	// StdBasis is how the standard deviation is estimated, which std none only reports. By default it is
+	// population for per_prompt. For estimators that whiten (reinforce_plus_plus, its baseline form, gdpo)
+	// it is expanded, as verl whitens samples and steps, or sample if no step is trained. For all others it
+	// is sample.
 	StdBasis string `msgpack:"std_basis,omitempty" enum:"StdBases" absent:"the estimator's" flag:"std-basis"`
-	// Epsilon is added to the scale.
+	// Epsilon is added to the scale, and above 0 where there is one.
 	Epsilon *float64 `msgpack:"epsilon,omitempty" range:"0..MaxEpsilon" absent:"the estimator's, 1e-4 for flow_grpo" flag:"epsilon"`
 	// Mode is a variant of the estimator, of those that have some (per_prompt, diffusion_nft).
 	Mode string `msgpack:"mode,omitempty" form:"token" absent:"the estimator's" flag:"adv-mode"`
-	// AdvClipMax clamps each advantage to plus or minus this.
+	// AdvClipMax clamps each advantage to plus or minus this; 0, which diffusion_nft refuses, is no clamp.
 	AdvClipMax *float64 `msgpack:"adv_clip_max,omitempty" range:"0..MaxAdvClip" absent:"no clamp, 5 for diffusion_nft" flag:"adv-clip-max"`
 	// Gamma discounts over the trained steps, of texts over the tokens that were generated. Only reinforce_plus_plus
 	// has it.
-	Gamma *float64 `msgpack:"gamma,omitempty" range:"0..1" default:"1" flag:"gamma"`
+	Gamma *float64 `msgpack:"gamma,omitempty" range:"(0..1]" default:"1" flag:"gamma"`
 	// Singleton is what a group of one sample gets from grpo, rloo, reinforce_plus_plus_baseline,
 	// opo, gpg and gdpo: its reward, as in verl, as if the mean of its group were 0 and its spread
 	// 1; or zero. All others have no choice.

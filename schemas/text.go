@@ -19,7 +19,7 @@ type Message struct {
 type Text struct {
 	// MaxNewTokens is the most tokens of an answer; 0: it is empty.
 	MaxNewTokens *int64 `msgpack:"max_new_tokens,omitempty" range:"0..MaxTokens-1" absent:"the model's" flag:"max-new-tokens"`
-	// Temperature divides the logits before a token is drawn; 0 takes the likeliest.
+	// Temperature divides the logits before a token is drawn; 0 takes the likeliest, all others are at least 0.001.
 	Temperature *float64 `msgpack:"temperature,omitempty" range:"0..MaxTemperature" absent:"the model's" flag:"temperature"`
 	// TopK leaves the k likeliest tokens to draw from; 0: all.
 	TopK *int64 `msgpack:"top_k,omitempty" range:"0..MaxVocabulary" absent:"the model's" flag:"top-k"`

@@ -89,7 +89,7 @@ func TestPrompt_Validate(t *testing.T) {
 		{"reward with two instances", func(p *P) { p.Reward[0].Name = "http:a:b" }, `reward[0].name: "http:a:b"; ` + rewardNameRule},
 		{"mode", func(p *P) { p.Advantage.Mode = "a b" }, `advantage.mode: "a b"; ` + tokenRule},
 		{"adv_clip_max", func(p *P) { p.Advantage.AdvClipMax = new(-1.0) }, "advantage.adv_clip_max: -1; must be between 0 and 1000000"},
-		{"gamma", func(p *P) { p.Advantage.Gamma = new(1.5) }, "advantage.gamma: 1.5; must be between 0 and 1"},
+		{"gamma", func(p *P) { p.Advantage.Gamma = new(1.5) }, "advantage.gamma: 1.5; must be above 0 and at most 1"},
 		{"batch step", func(p *P) { p.Batch.Step = new(int64(-1)) }, "batch.step: -1; must not be negative"},
 		{"zero_std", func(p *P) { p.GroupPolicy = &schemas.GroupPolicy{ZeroStd: "x"} }, `group_policy.zero_std: "x"; must be one of keep, drop, refill`},
 		{"failed", func(p *P) { p.GroupPolicy = &schemas.GroupPolicy{Failed: "drop"} }, `group_policy.failed: "drop"; must be one of keep, refill`},
@@ -115,6 +115,7 @@ func TestPrompt_Validate(t *testing.T) {
 		{"std", func(p *P) { p.Advantage.Std = "local" }, `advantage.std: "local"; must be one of group, global, none`},
 		{"std basis", func(p *P) { p.Advantage.StdBasis = "n" }, `advantage.std_basis: "n"; must be one of sample, expanded, population`},
 		{"negative epsilon", func(p *P) { p.Advantage.Epsilon = new(-1e-4) }, "advantage.epsilon: -0.0001; must be between 0 and 1"},
+		{"no discount", func(p *P) { p.Advantage.Gamma = new(0.0) }, "advantage.gamma: 0; must be above 0 and at most 1"},
 		{"global without a batch", func(p *P) { p.Batch = nil }, `advantage.std: "global"; must be group or none without a batch: there is nothing beyond the group`},
 		{"two faults", func(p *P) { p.GroupSize, p.Model = new(int64(-1)), "*" }, `model: "*"; ` + tokenRule + "\ngroup_size: -1; must be between 1 and 1024"},
 	})

@@ -23,6 +23,7 @@ import sys
 import msgpack
 import nats
 import nats.aio.client
+import nats.errors
 from PIL import Image
 
 PROTOCOL = 1
@@ -132,7 +133,11 @@ async def serve(args):
     await stop.wait()
     if refused:
         return denied(args)
-    await nc.drain()  # requests in flight are answered, new ones go to other workers
+    try:
+        await nc.drain()  # requests in flight are answered, new ones go to other workers
+    except nats.errors.Error as e:  # the server is away: nobody is there to answer
+        print(f"ends without its server: {e}", file=sys.stderr)
+        await nc.close()
     return 0
 
 

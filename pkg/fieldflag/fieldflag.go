@@ -36,7 +36,7 @@ type Set struct {
 type flagValue struct {
 	field schemas.Field
 	codec Codec
-	list  bool // repeated values are joined
+	list  bool // a repeated flag adds values
 	added bool
 	text  string
 	given any // nil: not set
@@ -53,7 +53,7 @@ func New(t reflect.Type, schema []byte, codecs map[string]Codec) *Set {
 			continue
 		}
 		codec := codecs[f.Name]
-		standard, known := codecOf(f.Type)
+		standard, known := codecOf(f)
 		switch {
 		case codec.Parse == nil && !known:
 			panic(fmt.Sprintf("fieldflag: %s.%s: %v; must have a codec", t.Name(), f.GoName, f.Type))
@@ -173,6 +173,17 @@ func (s *Set) GivenFlags(prefix string) map[string]string {
 	return out
 }
 
+// NamesOf returns the flags of the fields that values, by wire name, has, in order: "--a, --b".
+func (s *Set) NamesOf(values map[string]any) string {
+	var names []string
+	for _, v := range s.flags {
+		if _, ok := values[v.field.Name]; ok {
+			names = append(names, "--"+v.field.Flag)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
 // All returns the names of all flags, given or not, as Flags does.
 func (s *Set) All(prefix string) map[string]string {
 	out := map[string]string{}
@@ -225,12 +236,12 @@ func (v *flagValue) Type() string { return v.codec.Kind }
 // Set implements pflag.Value: it reads a text that was given; a list grows when its flag is
 // repeated. An error, which pflag prints with the flag's name, says what the text must be.
 func (v *flagValue) Set(text string) error {
-	if v.list && v.given != nil {
-		text = v.text + "," + text
-	}
 	parsed, err := v.codec.Parse(text)
 	if err != nil {
 		return err
+	}
+	if before, ok := v.given.([]string); ok && v.list {
+		text, parsed = v.text+","+text, append(before, parsed.([]string)...)
 	}
 	v.text, v.given = text, parsed
 	return nil
@@ -238,7 +249,8 @@ func (v *flagValue) Set(text string) error {
 
 // codecOf returns the standard codec of a field's type: numbers, words, switches and lists of them;
 // false if there is none, then New needs one of its caller.
-func codecOf(t reflect.Type) (Codec, bool) {
+func codecOf(f schemas.Field) (Codec, bool) {
+	t := f.Type
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
@@ -260,6 +272,10 @@ func codecOf(t reflect.Type) (Codec, bool) {
 	case reflect.Slice:
 		switch t.Elem().Kind() {
 		case reflect.String:
+			if f.Enum == nil { // free texts: a comma may be in one
+				return Codec{Kind: "stringArray", Hint: "may be given more than once, each one text with its commas",
+					Parse: func(s string) (any, error) { return []string{s}, nil }}, true
+			}
 			return Codec{Kind: "strings", Parse: func(s string) (any, error) {
 				return strings.Split(s, ","), nil
 			}}, true

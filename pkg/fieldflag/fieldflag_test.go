@@ -21,6 +21,10 @@ type lamp struct {
 	Place string `msgpack:"place,omitempty" enum:"LatentsDTypes" absent:"the table" flag:"place"`
 	// Steps are those that it lights.
 	Steps []int64 `msgpack:"steps" absent:"all" size:"0..2,unique" range:"0..9" flag:"lit"`
+	// Labels are what is written on it.
+	Labels []string `msgpack:"labels,omitempty" size:"0..4,unique" flag:"label"`
+	// Types are those of its bulbs.
+	Types []string `msgpack:"types,omitempty" enum:"LatentsDTypes" flag:"types"`
 }
 
 func documents(t *testing.T) (schema []byte, table string) {
@@ -167,6 +171,19 @@ func TestSet_Parse(t *testing.T) {
 	}
 	if got := set.GivenValues()["steps"]; !reflect.DeepEqual(got, []int64{}) {
 		t.Errorf("--lit none gives %#v, want an empty list", got)
+	}
+}
+
+// A text of a list is one argument, whatever is in it; words from a list of legal values have commas between them.
+func TestSet_Lists(t *testing.T) {
+	set, f := flags(t)
+	args := []string{"--label", "0,999", "--label", ",", "--label", "", "--types", "F32,F16", "--types", "BF16"}
+	if err := f.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{"labels": []string{"0,999", ",", ""}, "types": []string{"F32", "F16", "BF16"}}
+	if got := set.GivenValues(); !reflect.DeepEqual(got, want) {
+		t.Errorf("%q gives %q, want %q", args, got, want)
 	}
 }
 

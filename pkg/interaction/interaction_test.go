@@ -48,11 +48,11 @@ func TestCheck(t *testing.T) {
 	t.Parallel()
 	sum := []schemas.Message{{Role: "user", Content: "1+1=?"}}
 	for name, err := range map[string]error{
-		"":                         interaction.Check("sums", nil, sum, ""),
-		"params: 1; must be none":  interaction.Check("sums", map[string]string{"a": "b"}, sum, ""),
-		"no sum such as":           interaction.Check("sums", nil, nil, ""),
-		"must have a number in it": interaction.Check("sums", nil, sum, "red"),
-		" ":                        interaction.Check("tutor", map[string]string{"a": "b"}, nil, ""),
+		"":                        interaction.Check("sums", nil, sum, ""),
+		"params: 1; must be none": interaction.Check("sums", map[string]string{"a": "b"}, sum, ""),
+		"no sum such as":          interaction.Check("sums", nil, nil, ""),
+		"must be one number":      interaction.Check("sums", nil, sum, "red"),
+		" ":                       interaction.Check("tutor", map[string]string{"a": "b"}, nil, ""),
 	} {
 		if ok := strings.TrimSpace(name) == ""; ok != (err == nil) || !ok && !strings.Contains(err.Error(), name) {
 			t.Errorf("%v; want %q", err, name)

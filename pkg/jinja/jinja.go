@@ -17,7 +17,9 @@ package jinja
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
+	"unicode"
 )
 
 // Bounds of a template and of one rendering.
@@ -43,7 +45,14 @@ var (
 // Raised is the error of a template that refuses its variables by calling raise_exception.
 type Raised struct{ Message string }
 
-func (e *Raised) Error() string { return "the template refuses: " + e.Message }
+// Error quotes a message with characters that a terminal would obey: a template is a stranger's file.
+func (e *Raised) Error() string {
+	message := e.Message
+	if strings.ContainsFunc(message, func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' }) {
+		message = strconv.Quote(message)
+	}
+	return "the template refuses: " + message
+}
 
 // Dict is a dictionary of Python, in order. If a key repeats, its last value counts.
 type Dict []Pair

@@ -169,6 +169,21 @@ func TestRender_Expressions(t *testing.T) {
 	}
 }
 
+// What a template says when it refuses is for a terminal, too: it can write nothing there but text.
+func TestRaised_Error(t *testing.T) {
+	t.Parallel()
+	for message, want := range map[string]string{
+		"roles must alternate":       "the template refuses: roles must alternate",
+		"no \x1b[31mred prompts\x07": `the template refuses: "no \x1b[31mred prompts\a"`,
+	} {
+		_, err := render("{{ raise_exception(message) }}", map[string]any{"message": message})
+		var r *jinja.Raised
+		if !errors.As(err, &r) || r.Message != message || r.Error() != want {
+			t.Errorf("%q: %v, want %s", message, err, want)
+		}
+	}
+}
+
 // A template that takes more than it may ends with ErrLimit: it neither runs on nor fills the memory.
 func TestRender_IsBounded(t *testing.T) {
 	t.Parallel()

@@ -17,9 +17,9 @@ import (
 const (
 	// ExactMatch is 1 if the answer equals the ground truth, without white space at the ends. Params: case (ignore).
 	ExactMatch = "exact_match"
-	// NumericMatch is 1 if the last number of the answer equals the last number of the ground truth. Without a
-	// ground truth it is the result of the sum, difference or product of two integers in the prompt, such as
-	// 347+58=?. Params: scale, a number above 0: an answer that is off by d scores exp(-d/scale) instead of 0.
+	// NumericMatch is 1 if the last number of the answer equals the ground truth: one number, alone or after ####.
+	// Without a ground truth it is the result of the sum, difference or product of two integers in the prompt, such
+	// as 347+58=?. Params: scale, a number above 0: an answer that is off by d scores exp(-d/scale) instead of 0.
 	NumericMatch = "numeric_match"
 	// EntropyMean is the mean entropy, in nats; Confidence is 1 - that / ln V.
 	EntropyMean = "entropy_mean"
@@ -87,7 +87,13 @@ func newTextScorer(name string) Scorer {
 
 func (s textScorer) Name() string { return s.name }
 
-func (s textScorer) Version() string { return "1" }
+// Version is 2 of numeric_match since it reads 1e3 and the sign −.
+func (s textScorer) Version() string {
+	if s.name == NumericMatch {
+		return "2"
+	}
+	return "1"
+}
 
 func (s textScorer) Score(ctx context.Context, in Input) (float64, error) {
 	r := s.ScoreDetail(ctx, in)
@@ -173,17 +179,25 @@ func matchResult(same bool, answer string) Result {
 }
 
 var (
-	numberPattern = regexp.MustCompile(`[-+]?[0-9][0-9,]*(\.[0-9]+)?`)
+	numberPattern = regexp.MustCompile(`[-+−]?[0-9][0-9,]*(\.[0-9]+)?([eE][-+−]?[0-9]+)?`)
+	truthPattern  = regexp.MustCompile(`^[-+−]?([0-9]+|[0-9]{1,3}(,[0-9]{3})+)(\.[0-9]+)?([eE][-+−]?[0-9]+)?$`)
 	sumPattern    = regexp.MustCompile(`(-?[0-9]{1,15})\s*([-+*x×])\s*(-?[0-9]{1,15})\s*=`)
 )
 
-// NumericTarget returns the number that an answer should have: the last number of the ground truth or, without one,
-// the result of the sum in the prompt.
+// NumericTarget returns the number that an answer should have: the ground truth, which is one number, alone or after
+// the last #### of a worked solution, or, without one, the result of the sum in the prompt. A ground truth that is
+// anything else is an error: of 1/3 any part that was taken would be another number.
 func NumericTarget(prompt, groundTruth string) (float64, error) {
 	if groundTruth != "" {
-		x, ok := lastNumber(groundTruth)
-		if !ok {
-			return 0, fmt.Errorf("ground_truth: %.40q; must have a number in it", groundTruth)
+		truth := groundTruth
+		if i := strings.LastIndex(truth, "####"); i >= 0 {
+			truth = truth[i+len("####"):]
+		}
+		truth = strings.TrimSpace(truth)
+		x, err := parseNumber(truth)
+		if err != nil || !truthPattern.MatchString(truth) {
+			return 0, fmt.Errorf("ground_truth: %.40q; must be one number such as -1,234.5 or 1e3, alone or after ####",
+				groundTruth)
 		}
 		return x, nil
 	}
@@ -202,14 +216,19 @@ func NumericTarget(prompt, groundTruth string) (float64, error) {
 	return a * b, nil
 }
 
-// lastNumber returns the last number of a text and whether there is one. Commas in it group digits.
+// lastNumber returns the last number of a text and whether there is one.
 func lastNumber(s string) (float64, bool) {
 	all := numberPattern.FindAllString(s, -1)
 	if len(all) == 0 {
 		return 0, false
 	}
-	x, err := strconv.ParseFloat(strings.ReplaceAll(all[len(all)-1], ",", ""), 64)
+	x, err := parseNumber(all[len(all)-1])
 	return x, err == nil
+}
+
+// parseNumber reads a number. Commas in it group digits; − (U+2212), which typeset texts have, is a minus.
+func parseNumber(s string) (float64, error) {
+	return strconv.ParseFloat(strings.NewReplacer(",", "", "−", "-").Replace(s), 64)
 }
 
 // UserTexts joins the messages of the user, the newest first: functions look there for the target of an answer.

@@ -14,6 +14,7 @@ import (
 	"image"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/media"
 )
@@ -102,6 +103,21 @@ type GroupScorer interface {
 // ErrUnavailable is wrapped by temporary errors: a program, a server or a worker does not answer now,
 // and a retry may help. All other errors of a score are final.
 var ErrUnavailable = errors.New("not available now")
+
+// patienceKey is the key of WithPatience in a context.
+type patienceKey struct{}
+
+// WithPatience says until when a call may wait before it asks again a function that did not answer. A call that has
+// begun then may take longer: ctx bounds that.
+func WithPatience(ctx context.Context, until time.Time) context.Context {
+	return context.WithValue(ctx, patienceKey{}, until)
+}
+
+// Patience returns the time of WithPatience; false: none was set.
+func Patience(ctx context.Context) (until time.Time, ok bool) {
+	until, ok = ctx.Value(patienceKey{}).(time.Time)
+	return until, ok
+}
 
 // New returns the scorer of a name; an unknown name is an error that lists the names. OCR is an error if its
 // program is missing. Diversity is a GroupScorer: see NewGroup.

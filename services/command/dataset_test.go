@@ -386,6 +386,8 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{"--reward", "ocr", "--reward-param", "ocr.speed=7", `a "b"`}, `params: "speed" is unknown; ocr has`},
 		{[]string{"--estimator", "flow_gpro", "a"}, `--estimator: "flow_gpro"; did you mean flow_grpo? must be one of ` + strings.Join(estimator.Names(), ", ")},
 		{[]string{"--estimator", "rloo", "--gamma", "0.9", "a"}, "--gamma: 0.9; estimator rloo does not discount, leave it out"},
+		{[]string{"--std", "none", "--epsilon", "1", "a"}, "--epsilon: 1; std none divides by no standard deviation, leave it out"},
+		{[]string{"--estimator", "reinforce_plus_plus", "--batch-id", "all", "--gamma", "0", "a"}, "--gamma: 0; must be above 0 and at most 1"},
 		{[]string{"--reward", "glph", "a"}, `--reward: "glph"; did you mean glyph?`},
 		{[]string{"--sde-type", "sd", "--steps", "0", "a", "b"}, "--steps: 0; must be between 1 and 1000\n--sde-type: \"sd\"; must be one of sde, cps, dance_sde, ode"},
 		{[]string{"--sde-window", "2:9-3", "a"}, "--sde-window: [9 3]; must be a part of"},

@@ -138,17 +138,23 @@ func inlineImages(body map[string]any) (list []map[string]any, size int) {
 }
 
 // groupByCaption groups images by their caption, as the samples of one prompt: the caption is the text of NAME.txt
-// beside NAME.png, else text. The captions are in the order of the images. It fails if a text cannot be read, or a
-// group is too large.
-func groupByCaption(files []string, text string) (captions []string, groups [][]string, err error) {
+// beside NAME.png, else *text. The captions are in the order of the images. It fails if an image has neither, a text
+// cannot be read, or a group is too large.
+func groupByCaption(files []string, text *string) (captions []string, groups [][]string, err error) {
 	for _, name := range files {
-		caption := text
-		data, err := os.ReadFile(strings.TrimSuffix(name, filepath.Ext(name)) + ".txt")
+		var caption string
+		beside := strings.TrimSuffix(name, filepath.Ext(name)) + ".txt"
+		data, err := os.ReadFile(beside)
 		switch {
 		case err == nil:
 			caption = strings.TrimSpace(string(data))
 		case !errors.Is(err, os.ErrNotExist):
 			return nil, nil, err
+		case text == nil:
+			return nil, nil, fmt.Errorf("%s: no caption; must have one in %s, or give --prompt, '' to train without "+
+				"captions", name, beside)
+		default:
+			caption = *text
 		}
 		k := slices.Index(captions, caption)
 		if k < 0 {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
@@ -29,10 +30,10 @@ is somewhat noisier than the one of training, and lets the model step down to th
 training. The latents, their drift from data plus noise, and which samples roll are stored like any
 rollout; 'meander verify' checks them.
 
-The caption of NAME.png is the text of NAME.txt beside it, else --prompt. Images with the same caption
-are the samples of one group. By default all images roll, from 0 to 10 timesteps noisier. scheduled
-writes a sheet for each group: the original, noised, rolled and teacher-forced latents as images, and
-the difference of the last two.
+The caption of NAME.png is the text of NAME.txt beside it, else --prompt; one of them must be there.
+Images with the same caption are the samples of one group. By default all images roll, from 0 to 10
+timesteps noisier. scheduled writes a sheet for each group: the original, noised, rolled and
+teacher-forced latents as images, and the difference of the last two.
 
 Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every prompt was refused.`,
 		Example: `  meander scheduled images --prompt 'a red sign that says "OPEN"'
@@ -57,11 +58,18 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 				}
 				files = append(files, more...)
 			}
-			captions, groups, err := groupByCaption(files, caption)
+			var otherwise *string
+			if c.Flags().Changed("prompt") {
+				otherwise = &caption
+			}
+			captions, groups, err := groupByCaption(files, otherwise)
 			if err != nil {
 				return usage(err)
 			}
-			defaults := map[string]string{"max-step-offset": "10", "probability": "1", "rollout-decode": "true"}
+			defaults := map[string]string{"max-step-offset": "10", "rollout-decode": "true"}
+			if r.prompts.probabilityCounts() {
+				defaults["probability"] = "1"
+			}
 			for name, value := range defaults {
 				if flag := c.Flags().Lookup(name); !flag.Changed {
 					if err := c.Flags().Set(name, value); err != nil {
@@ -97,6 +105,46 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 	addSection(c.Flags(), pipelineSection, func(f *pflag.FlagSet) { pipelineFlags(f, &r.services) })
 	addSection(c.Flags(), limitSection, r.services.limits.Flags)
 	return c
+}
+
+// probabilityCounts reports whether --probability decides anything: it is for the ends of a ramp that the flags leave
+// out. Compat simpletuner takes an end of 0 as left out, and has 0.5 for the last one.
+func (p *promptFlags) probabilityCounts() bool {
+	roll, ramp := p.scheduled.GivenValues(), p.ramp.GivenValues()
+	if steps, _ := ramp["ramp_steps"].(int64); steps <= 0 {
+		return true
+	}
+	simple := roll["compat"] == schemas.CompatSimpleTuner
+	start, end := ramp["prob_start"], ramp["prob_end"]
+	return start == nil || end == nil && !simple || simple && (start == 0.0 || end == 0.0)
+}
+
+// checkRollFlags refuses flags of scheduled sampling that others leave without effect. The records of a file have
+// settings of their own, so it checks none beside --prompts. loadPrompts calls it.
+func (p *promptFlags) checkRollFlags() error {
+	if p.file != "" {
+		return nil
+	}
+	roll, ramp, reflex := p.scheduled.GivenValues(), p.ramp.GivenValues(), p.reflexflow.GivenValues()
+	var errs []error
+	if steps, _ := ramp["ramp_steps"].(int64); steps <= 0 {
+		delete(ramp, "ramp_steps")
+		if names := p.ramp.NamesOf(ramp); names != "" {
+			errs = append(errs, fmt.Errorf("%s: given; must be absent without --ramp-steps above 0: there is no ramp",
+				names))
+		}
+	}
+	if x, given := roll["probability"]; given && !p.probabilityCounts() {
+		errs = append(errs, fmt.Errorf("--probability: %v; must be absent: --ramp-steps has it go from --prob-start "+
+			"to --prob-end", x))
+	}
+	if reflex["mode"] == schemas.ReflexOff {
+		delete(reflex, "mode")
+		if names := p.reflexflow.NamesOf(reflex); names != "" {
+			errs = append(errs, fmt.Errorf("%s: given; must be absent without --reflexflow on or auto", names))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // printRolls shows the samples of a group of scheduled sampling. It returns false, and prints nothing, for another

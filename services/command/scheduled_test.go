@@ -88,8 +88,42 @@ func TestCaptioned(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	captions, groups, err := groupByCaption(files, "default")
+	captions, groups, err := groupByCaption(files, new("default"))
 	if err != nil || !slices.Equal(captions, []string{"default", "words"}) || len(groups[0]) != 2 || !slices.Equal(groups[1], []string{files[1], files[3]}) {
 		t.Errorf("%q, %q, %v", captions, groups, err)
+	}
+	if _, _, err := groupByCaption(files[1:], nil); err == nil || !strings.Contains(err.Error(), "c.png: no caption") {
+		t.Errorf("an image without a caption: %v", err)
+	}
+	if captions, _, err := groupByCaption(files[1:2], nil); err != nil || !slices.Equal(captions, []string{"words"}) {
+		t.Errorf("an image with a caption of its own: %q, %v", captions, err)
+	}
+}
+
+// Flags that decide nothing are refused, with the flag that they need.
+func TestScheduled_FlagsWithoutEffect(t *testing.T) {
+	dir := folderOf(t, 32, map[string]string{"a.png": "", "b.png": ""})
+	for _, tt := range []struct{ args, want string }{
+		{"--prob-start 0 --prob-end 0", "--prob-start, --prob-end: given; must be absent without --ramp-steps"},
+		{"--ramp-steps 0 --ramp-shape cosine", "--ramp-shape: given; must be absent without --ramp-steps"},
+		{"--ramp-steps 5 --prob-start 0 --prob-end 1 --probability 0.5", "--probability: 0.5; must be absent: "},
+		{"--ramp-steps 5 --prob-start 0.1 --compat simpletuner --probability 0.5", "--probability: 0.5; must be absent"},
+		{"--reflexflow off --reflexflow-alpha 2", "--reflexflow-alpha: given; must be absent without --reflexflow on"},
+		{"--ramp-steps 5 --prob-end 0.5 --probability 0.1", ""},
+		{"--ramp-steps 5 --prob-start 0 --prob-end 1", ""},
+		{"--ramp-steps 5 --prob-start 0 --prob-end 1 --compat simpletuner --probability 0.1", ""},
+		{"--reflexflow on --reflexflow-alpha 2", ""},
+	} {
+		args := append([]string{"scheduled", dir, "--prompt", "x", "--model", "synthetic", "--timesteps", "50",
+			"--dry-run", "--store", t.TempDir()}, strings.Fields(tt.args)...)
+		var out, errs text
+		status := exitOK
+		if tt.want != "" {
+			status = exitUsage
+		}
+		if got := Execute(t.Context(), args, strings.NewReader(""), &out, &errs); got != status ||
+			!strings.Contains(errs.String(), tt.want) {
+			t.Errorf("%s: status %d\n%s\nwant %q", tt.args, got, errs.String(), tt.want)
+		}
 	}
 }

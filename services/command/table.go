@@ -187,22 +187,37 @@ func detailLines(members []results.Member) []string {
 	return lines
 }
 
-// failureLines says why samples have no reward, each reason once with its samples.
+// failures returns why a sample has no reward, and why scores failed that its error does not name: those of optional
+// functions.
+func failures(m *results.Member) (reasons []string) {
+	var said string
+	if m.Status != schemas.StatusScored {
+		reason := m.Status
+		if m.Error != "" {
+			said = present.FirstLine(m.Error)
+			reason += ": " + said
+		}
+		reasons = append(reasons, reason)
+	}
+	for _, s := range m.Scores {
+		if why := present.FirstLine(s.Error); s.Status == schemas.StatusFailed && !strings.Contains(said, why) {
+			reasons = append(reasons, fmt.Sprintf("%s failed: %s", s.Name, strings.TrimPrefix(why, s.Name+": ")))
+		}
+	}
+	return reasons
+}
+
+// failureLines says why samples have no reward and why scores failed, each reason once with its samples.
 func failureLines(members []results.Member) []string {
 	var reasons []string
 	samples := map[string][]string{}
-	for _, m := range members {
-		if m.Status == schemas.StatusScored {
-			continue
+	for i := range members {
+		for _, reason := range failures(&members[i]) {
+			if samples[reason] == nil {
+				reasons = append(reasons, reason)
+			}
+			samples[reason] = append(samples[reason], fmt.Sprintf("#%d", members[i].SampleIndex))
 		}
-		reason := m.Status
-		if m.Error != "" {
-			reason += ": " + present.FirstLine(m.Error)
-		}
-		if samples[reason] == nil {
-			reasons = append(reasons, reason)
-		}
-		samples[reason] = append(samples[reason], fmt.Sprintf("#%d", m.SampleIndex))
 	}
 	for i, reason := range reasons {
 		list := samples[reason]
@@ -255,9 +270,11 @@ func printLines(w io.Writer, r *results.Run) {
 	}
 	t.Print(w)
 	reasons := map[string]int{}
-	for _, m := range all {
-		if m.Status != schemas.StatusScored && m.Error != "" {
-			reasons[m.Status+": "+present.FirstLine(m.Error)]++
+	for i := range all {
+		for _, reason := range failures(&all[i]) {
+			if reason != all[i].Status { // the table says that
+				reasons[reason]++
+			}
 		}
 	}
 	for _, reason := range sortedKeys(reasons) {

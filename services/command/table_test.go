@@ -83,6 +83,41 @@ func TestPrintRun_StoodIn(t *testing.T) {
 	}
 }
 
+// A score of an optional function that failed is in no reward and no error of its sample: below the table stands why.
+func TestPrintRun_FailedScores(t *testing.T) {
+	failed := func(name, why string) results.Score {
+		return results.Score{Name: name, Status: schemas.StatusFailed, Error: why}
+	}
+	away := failed("http:a", "http:a: away")
+	g := func(uid string) *results.Group {
+		g := groupOf(2, 2)
+		g.UID = schemas.UID(uid)
+		g.Members[0].Scores, g.Members[1].Scores = []results.Score{away}, []results.Score{away}
+		g.Members[2].Error, g.Members[2].Scores = "no score succeeded", []results.Score{away, failed("ocr", "no text")}
+		g.Members[3].Error, g.Members[3].Scores = "required score ocr: no text", []results.Score{failed("ocr", "no text")}
+		return g
+	}
+	var out strings.Builder
+	printRun(&out, &results.Run{Groups: []*results.Group{g("u")}})
+	for _, want := range []string{
+		"  #0 #1 #2 http:a failed: away\n", "  #2 failed: no score succeeded\n", "  #2 ocr failed: no text\n",
+		"  #3 failed: required score ocr: no text\n",
+	} {
+		if strings.Count(out.String(), want) != 1 {
+			t.Errorf("%q is not there once:\n%s", want, out.String())
+		}
+	}
+	out.Reset()
+	many := &results.Run{}
+	for i := range fewGroups + 1 {
+		many.Groups = append(many.Groups, g(fmt.Sprint("u", i)))
+	}
+	printRun(&out, many)
+	if want := "27 samples http:a failed: away\n"; !strings.Contains(out.String(), want) {
+		t.Errorf("%q is not there:\n%s", want, out.String())
+	}
+}
+
 // A run that is not complete says why, by the statuses of its groups.
 func TestNotComplete(t *testing.T) {
 	if err := notComplete([]string{"complete", "complete"}); err != nil {

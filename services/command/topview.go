@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/results"
@@ -134,21 +133,8 @@ func (t *topLines) title(text string) {
 	t.add(present.Bold, text)
 }
 
-// showable returns a text in one line, in which characters that a terminal would obey are written as in Go.
-func showable(text string) string {
-	if !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return text
-	}
-	var s strings.Builder
-	for _, r := range text {
-		if unicode.IsPrint(r) {
-			s.WriteRune(r)
-		} else {
-			s.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
-		}
-	}
-	return s.String()
-}
+// showable is present.Showable in one line.
+func showable(text string) string { return strings.ReplaceAll(present.Showable(text), "\n", `\n`) }
 
 // layOut returns what the screen shows, in lines of at most so many columns. rows is its height; 0 is that of a
 // snapshot, which has as many lines as it needs and knows no keys.

@@ -115,7 +115,8 @@ func isVerdict(r schemas.RewardSpec) bool {
 }
 
 // Estimator returns the estimator that a prompt asks for, with the options that the prompt sets and defaults for the
-// others. The error is an unknown name; Config.Validate checks whether the options fit together.
+// others. The error is an unknown name, or an epsilon that std none does not use; Config.Validate checks whether the
+// options fit together.
 func Estimator(a *schemas.AdvantageSpec) (estimator.Config, error) {
 	spec := *a
 	schemas.SetDefaults(&spec)
@@ -127,6 +128,10 @@ func Estimator(a *schemas.AdvantageSpec) (estimator.Config, error) {
 	c.Mode, c.AdvClipMax, c.Gamma = textOr(a.Mode, c.Mode), valueOr(a.AdvClipMax, c.AdvClipMax),
 		valueOr(a.Gamma, c.Gamma)
 	c.Singleton = textOr(a.Singleton, c.Singleton)
+	// A resolved spec has the default here: only another value was asked for.
+	if def, _ := estimator.Default(c.Name); c.Std == estimator.StdNone && def.Epsilon > 0 && c.Epsilon != def.Epsilon {
+		return c, fmt.Errorf("epsilon: %v; std none divides by no standard deviation, leave it out", c.Epsilon)
+	}
 	return c, nil
 }
 

@@ -130,6 +130,9 @@ func TestResolveGroup_Refuses(t *testing.T) {
 		{"option of another", schemas.Prompt{
 			Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "rloo", Gamma: new(0.5)},
 		}, "advantage.gamma: 0.5; estimator rloo does not discount"},
+		{"epsilon without a scale", schemas.Prompt{
+			Prompt: says, Advantage: schemas.AdvantageSpec{Std: schemas.StdNone, Epsilon: new(0.5)},
+		}, "advantage.epsilon: 0.5; std none divides by no standard deviation, leave it out"},
 		{
 			"without a batch",
 			schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "gpg"}},

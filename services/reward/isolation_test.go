@@ -129,6 +129,32 @@ func TestService_AwayForAWhile(t *testing.T) {
 	}
 }
 
+// A server that asks for a longer wait than the service has patience is not waited for: the call ends before its retry.
+func TestService_PatienceBoundsRetryAfter(t *testing.T) {
+	t.Parallel()
+	var calls atomic.Int64
+	url := web(t, func(w http.ResponseWriter, _ *http.Request, n int) {
+		if calls.Add(1) > 1 { // a retry within the call, or the sample again
+			scores(w, "0.5", n)
+			return
+		}
+		w.Header().Set("Retry-After", "100000")
+		http.Error(w, "too many", http.StatusTooManyRequests)
+	})
+	p := newPlane(t)
+	cfg := testConfig()
+	cfg.ScoreTimeout, cfg.ScorePatience = time.Minute, 20*time.Second
+	registry := prometheus.NewRegistry()
+	cfg.Metrics = registry
+	cfg.Scorers = file(t, fmt.Sprintf("http:\n  busy: {url: %q, retries: 1}\n", url))
+	p.serve(t, cfg)
+	p.put(t, trajectory(t, "r", "u", 0, 1, 0, "http:busy"))
+	p.rewards(t, "r", 1)
+	if put := counted(t, registry, "meander_reward_put_back_total", "http:busy"); put == 0 {
+		t.Error("the call waited as long as the server asked")
+	}
+}
+
 // A group that is rated as a whole is rated once, whichever replica sees it complete: beside that,
 // every sample goes to the slow function once, however many handlers and replicas there
 // are, and however often samples were put back before.

@@ -53,8 +53,10 @@ type job struct {
 	scorer scorer.Scorer
 	load   loader
 	queued time.Time
-	probe  bool
-	done   chan scored // of one
+	// patience is until when the call may wait to ask again; zero: as long as it takes.
+	patience time.Time
+	probe    bool
+	done     chan scored // of one
 }
 
 // loader makes the input of a function; release ends the use of its image. If wait, it waits for memory; only a call
@@ -118,6 +120,7 @@ func (p *pool) close() {
 // sample, not the function. errStopping and the error of ctx say nothing about either. Every other error is final.
 func (p *pool) score(ctx context.Context, s scorer.Scorer, load loader) scored {
 	j := &job{scorer: s, load: load, queued: time.Now(), done: make(chan scored, 1)}
+	j.patience, _ = scorer.Patience(ctx) // the call has another context
 	none := func(err error) scored { return scored{Result: scorer.Result{Err: err}, version: s.Version()} }
 	if err := p.join(j); err != nil {
 		return none(err)
@@ -248,7 +251,7 @@ func (p *pool) run(ctx context.Context, jobs []*job) {
 	var results []scorer.Result
 	began := time.Now()
 	if len(asked) > 0 {
-		results = p.rate(ctx, asked[0].scorer, in)
+		results = p.rate(withPatience(ctx, asked), asked[0].scorer, in)
 	}
 	took := time.Since(began)
 	away := unanswered(results)
@@ -261,6 +264,20 @@ func (p *pool) run(ctx context.Context, jobs []*job) {
 	if len(asked) > 0 && p.batch > 1 {
 		p.metrics.batches.WithLabelValues(p.name).Inc()
 	}
+}
+
+// withPatience returns the context of a call, which waits no longer than the first of its samples allows. run calls it.
+func withPatience(ctx context.Context, jobs []*job) context.Context {
+	var first time.Time
+	for _, j := range jobs {
+		if !j.patience.IsZero() && (first.IsZero() || j.patience.Before(first)) {
+			first = j.patience
+		}
+	}
+	if first.IsZero() {
+		return ctx
+	}
+	return scorer.WithPatience(ctx, first)
 }
 
 // requeue returns jobs to the head of the queue.

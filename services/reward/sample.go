@@ -158,8 +158,13 @@ func (s *service) scoreMissing(
 			m.scores[i] = &scored{Result: scorer.Result{Err: err}}
 			continue
 		}
+		since := m.since[i]
+		if since.IsZero() {
+			since = time.Now()
+		}
+		patient := scorer.WithPatience(limited, since.Add(s.cfg.ScorePatience))
 		calls.Go(func() {
-			r := e.pool.score(limited, e.scorer, func(ctx context.Context, wait bool) (scorer.Input, func(), error) {
+			r := e.pool.score(patient, e.scorer, func(ctx context.Context, wait bool) (scorer.Input, func(), error) {
 				in := scorer.Input{Prompt: t.Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params}
 				var err error
 				if t.Text != nil {

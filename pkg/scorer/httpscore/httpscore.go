@@ -195,8 +195,8 @@ func (s *Scorer) request(ctx context.Context, in []scorer.Input, results []score
 	}
 }
 
-// postWithRetries posts until there is a reply or a final error. After the last retry, or if ctx would end before
-// the next one, the error wraps ErrUnavailable.
+// postWithRetries posts until there is a reply or a final error. After the last retry, or if ctx or the caller's
+// patience would end before the next one, the error wraps ErrUnavailable.
 func (s *Scorer) postWithRetries(ctx context.Context, body []byte) ([]byte, error) {
 	for tries := 1; ; tries++ {
 		reply, err := s.post(ctx, body)
@@ -209,6 +209,9 @@ func (s *Scorer) postWithRetries(ctx context.Context, body []byte) ([]byte, erro
 		}
 		wait := max(backoff(s.cfg.RetryWait, tries), min(failure.after, maxWait))
 		deadline, bounded := ctx.Deadline()
+		if until, ok := scorer.Patience(ctx); ok && (!bounded || until.Before(deadline)) {
+			deadline, bounded = until, true
+		}
 		switch {
 		case errors.Is(ctx.Err(), context.Canceled):
 			return nil, ctx.Err()

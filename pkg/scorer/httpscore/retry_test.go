@@ -152,17 +152,26 @@ func TestScorer_RetryAfter(t *testing.T) {
 	}
 }
 
-// When the next try would come too late, the call ends now and not at its deadline.
+// When the next try would come too late, the call ends now, not at its deadline or once its caller's patience is over.
 func TestScorer_GivesUpEarly(t *testing.T) {
+	var calls atomic.Int64
 	cfg := config(serve(t, func(w http.ResponseWriter, r *http.Request) {
+		calls.Add(1)
 		w.Header().Set("Retry-After", "3600")
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}))
-	ctx, cancel := context.WithTimeout(t.Context(), 25*time.Second) // a server may ask for 30 s at most
+	limited, cancel := context.WithTimeout(t.Context(), 25*time.Second) // a server may ask for 30 s at most
 	defer cancel()
-	if _, err := open(t, cfg).Score(ctx, flat(color.NRGBA{A: 255})); !errors.Is(err, scorer.ErrUnavailable) ||
-		ctx.Err() != nil {
-		t.Errorf("%v, and %v of the deadline; want unavailable before it", err, ctx.Err())
+	for name, ctx := range map[string]context.Context{
+		"deadline": limited,
+		"patience": scorer.WithPatience(t.Context(), time.Now().Add(25*time.Second)),
+	} {
+		calls.Store(0)
+		if _, err := open(t, cfg).Score(ctx, flat(color.NRGBA{A: 255})); !errors.Is(err, scorer.ErrUnavailable) ||
+			ctx.Err() != nil || calls.Load() != 1 {
+			t.Errorf("%s: %v after %d calls, and %v of the deadline; want unavailable after one", name, err,
+				calls.Load(), ctx.Err())
+		}
 	}
 }
 

@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"image"
+	"io"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,9 +25,10 @@ import (
 // patience is for a busy machine: nothing takes that long otherwise.
 const patience = 2 * time.Minute
 
-// The worker in Python that ships as an example reads our requests, answers them, and
-// leaves cleanly.
-func TestExampleWorker(t *testing.T) {
+// exampleWorker starts the worker in Python that ships as an example, on a server of its own, and waits until it
+// listens. What it says on stderr goes to says.
+func exampleWorker(t *testing.T, says io.Writer) (*natsd.Server, *exec.Cmd) {
+	t.Helper()
 	python, err := exec.LookPath("python3")
 	if err != nil || exec.CommandContext(t.Context(), python, "-c", "import nats, msgpack, PIL").Run() != nil {
 		t.Skip("needs python3 with nats-py, msgpack and pillow (pip install -r deploy/scorers/requirements.txt): the " +
@@ -36,11 +39,11 @@ func TestExampleWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer server.Close()
+	t.Cleanup(func() { server.Close() })
 	worker := exec.CommandContext(context.WithoutCancel(t.Context()), python,
 		filepath.Join("..", "..", "..", "deploy", "scorers", "worker.py"),
 		"--url", server.ClientURL(), "--name", "pickscore")
-	worker.Env, worker.Stderr = append(os.Environ(), "MEANDER_NATS_TOKEN=s3cret"), os.Stderr
+	worker.Env, worker.Stderr = append(os.Environ(), "MEANDER_NATS_TOKEN=s3cret"), says
 	out, err := worker.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -53,6 +56,40 @@ func TestExampleWorker(t *testing.T) {
 	if strings.TrimSpace(line) != "listening on "+subject {
 		t.Errorf("the worker says %q", line)
 	}
+	return server, worker
+}
+
+// A worker whose server is away ends as cleanly, and says so in one line.
+func TestExampleWorker_ServerIsAway(t *testing.T) {
+	says, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer says.Close()
+	server, worker := exampleWorker(t, write)
+	_ = write.Close()
+	server.Close()
+	lines := bufio.NewScanner(says)
+	for lines.Scan() && !strings.Contains(lines.Text(), "Connect call failed") { // it has lost the server, and tries
+	}
+	if err := worker.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	var last []string
+	for lines.Scan() {
+		if !strings.Contains(lines.Text(), "Connect call failed") {
+			last = append(last, lines.Text())
+		}
+	}
+	if err := worker.Wait(); err != nil || len(last) != 1 || !strings.HasPrefix(last[0], "ends without its server: ") {
+		t.Errorf("the worker ends with %v, and says\n%s", err, strings.Join(last, "\n"))
+	}
+}
+
+// The worker in Python that ships as an example reads our requests, answers them, and
+// leaves cleanly.
+func TestExampleWorker(t *testing.T) {
+	server, worker := exampleWorker(t, os.Stderr)
 	nc, err := nats.Connect("", nats.InProcessServer(server.InProcess()), nats.Timeout(patience))
 	if err != nil {
 		t.Fatal(err)

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/mattn/go-runewidth"
 
@@ -104,14 +106,34 @@ func Terms(list [][2]string, columns int) string {
 	return s.String()
 }
 
-// FirstLine returns the first line of a text, with dots if there are more.
+// FirstLine returns the first line of a text, with dots if there are more, as Showable has it.
 func FirstLine(text string) string {
 	first, _, more := strings.Cut(text, "\n")
 	if more {
-		return first + " ..."
+		first += " ..."
 	}
-	return text
+	return Showable(first)
 }
+
+// Showable returns a text in which characters that a terminal would obey are written as in Go. Line breaks stay.
+func Showable(text string) string {
+	obeyed := func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' }
+	if !strings.ContainsFunc(text, obeyed) {
+		return text
+	}
+	var s strings.Builder
+	for _, r := range text {
+		if obeyed(r) {
+			s.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		} else {
+			s.WriteRune(r)
+		}
+	}
+	return s.String()
+}
+
+// Fault writes a message that may quote foreign texts, such as an error, as Lines does.
+func Fault(out io.Writer, text string) { Lines(out, Showable(text)) }
 
 // OrDash returns the text, or a dash for an empty one.
 func OrDash[S ~string](text S) string { return cmp.Or(string(text), "-") }

@@ -80,13 +80,13 @@ export interface AdvantageSpec {
   estimator?: string | null;
   /** std is the scale; global needs a batch, none is Dr.GRPO's. flow_grpo has group, where Flow-GRPO's code and verl-omni have global: advantages of a group that stands for itself are there when it closes, and its prompt needs no batch. Default: the estimator's. */
   std?: "group" | "global" | "none" | null;
-  /** std_basis is how the standard deviation is estimated. By default it is population for per_prompt. For estimators that whiten (reinforce_plus_plus, its baseline form, gdpo) it is expanded, as verl whitens samples and steps, or sample if no step is trained. For all others it is sample. Default: the estimator's. */
+  /** std_basis is how the standard deviation is estimated, which std none only reports. By default it is population for per_prompt. For estimators that whiten (reinforce_plus_plus, its baseline form, gdpo) it is expanded, as verl whitens samples and steps, or sample if no step is trained. For all others it is sample. Default: the estimator's. */
   std_basis?: "sample" | "expanded" | "population" | null;
-  /** epsilon is added to the scale. Default: the estimator's, 1e-4 for flow_grpo. */
+  /** epsilon is added to the scale, and above 0 where there is one. Default: the estimator's, 1e-4 for flow_grpo. */
   epsilon?: number | null;
   /** mode is a variant of the estimator, of those that have some (per_prompt, diffusion_nft). Default: the estimator's. */
   mode?: string | null;
-  /** adv_clip_max clamps each advantage to plus or minus this. Default: no clamp, 5 for diffusion_nft. */
+  /** adv_clip_max clamps each advantage to plus or minus this; 0, which diffusion_nft refuses, is no clamp. Default: no clamp, 5 for diffusion_nft. */
   adv_clip_max?: number | null;
   /** gamma discounts over the trained steps, of texts over the tokens that were generated. Only reinforce_plus_plus has it. */
   gamma?: number | null;
@@ -1840,7 +1840,7 @@ export interface Tensor {
 export interface Text {
   /** max_new_tokens is the most tokens of an answer; 0: it is empty. Default: the model's. */
   max_new_tokens?: number | null;
-  /** temperature divides the logits before a token is drawn; 0 takes the likeliest. Default: the model's. */
+  /** temperature divides the logits before a token is drawn; 0 takes the likeliest, all others are at least 0.001. Default: the model's. */
   temperature?: number | null;
   /** top_k leaves the k likeliest tokens to draw from; 0: all. Default: the model's. */
   top_k?: number | null;
