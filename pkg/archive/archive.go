@@ -111,12 +111,21 @@ func (e *Entry) Refs() []schemas.Ref {
 
 // refsOf returns the blobs that an event names; nil for what is not an event.
 func refsOf(subject string, data []byte) []schemas.Ref {
+	e := decoded(subject, data)
+	if e == nil {
+		return nil
+	}
+	return refsIn(reflect.ValueOf(e))
+}
+
+// decoded returns a decoded event; nil for what is not an event.
+func decoded(subject string, data []byte) schemas.Event {
 	a, _ := schemas.ParseSubject(subject)
 	e := newEvent(a.Kind)
 	if e == nil || schemas.Decode(data, e) != nil {
 		return nil
 	}
-	return refsIn(reflect.ValueOf(e))
+	return e
 }
 
 // newEvent returns an empty event of a kind, to decode stored bytes into; nil for kinds that are no events of their

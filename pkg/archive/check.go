@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -19,18 +20,22 @@ type check struct {
 	steps      map[string]step
 	parts      map[string][]byte
 	incomplete map[string]schemas.StepEvent
-	complete   bool
+	// seqs are the files by stream and sequence, subjects those of streams that keep one event for each subject.
+	seqs     map[string]string
+	subjects map[string]string
+	complete bool
 }
 
 type step struct {
 	file           string
+	seq            uint64
 	blake3, sha256 string // payload digests: which one the trajectory names comes later
 }
 
 func newCheck() *check {
 	return &check{
 		sums: map[string]string{}, steps: map[string]step{}, parts: map[string][]byte{},
-		incomplete: map[string]schemas.StepEvent{},
+		incomplete: map[string]schemas.StepEvent{}, seqs: map[string]string{}, subjects: map[string]string{},
 	}
 }
 
@@ -87,6 +92,9 @@ func (c *check) checkEvent(file string, e *Entry) error {
 	if !ok {
 		return errors.New("no subject of the contract")
 	}
+	if err := c.checkPlace(file, e); err != nil {
+		return err
+	}
 	switch a.Kind {
 	case schemas.KindStep, schemas.KindTokens:
 		blake3, err := schemas.PayloadDigest(schemas.BLAKE3, e.Data)
@@ -97,7 +105,7 @@ func (c *check) checkEvent(file string, e *Entry) error {
 		if err != nil {
 			return err
 		}
-		c.steps[e.Subject] = step{file, blake3, sha256}
+		c.steps[e.Subject] = step{file, e.Seq, blake3, sha256}
 		event := schemas.StepEvent(&schemas.Step{})
 		if a.Kind == schemas.KindTokens {
 			event = &schemas.Tokens{}
@@ -115,6 +123,24 @@ func (c *check) checkEvent(file string, e *Entry) error {
 	case schemas.KindTrajectory:
 		return c.checkTrajectory(e)
 	}
+	return nil
+}
+
+// checkPlace checks that no event before has the sequence of this one, or its subject in a stream that stores a subject
+// once: Import could store one of the two only.
+func (c *check) checkPlace(file string, e *Entry) error {
+	place := e.Stream + " " + strconv.FormatUint(e.Seq, 10)
+	if before := c.seqs[place]; before != "" {
+		return fmt.Errorf("has sequence %d, as %q", e.Seq, before)
+	}
+	c.seqs[place] = file
+	if spec, _ := schemas.StreamNamed(e.Stream); !spec.Guarded {
+		return nil
+	}
+	if before := c.subjects[e.Subject]; before != "" {
+		return fmt.Errorf("has the subject of %q, which %s stores once", before, e.Stream)
+	}
+	c.subjects[e.Subject] = file
 	return nil
 }
 
@@ -159,6 +185,9 @@ func (c *check) checkTrajectory(e *Entry) error {
 			return fmt.Errorf("steps[%d]: %q is not in the export", i, t.StepSubject(i))
 		case c.incomplete[t.StepSubject(i)] != nil:
 			return fmt.Errorf("steps[%d]: %q lacks parts", i, s.file)
+		case s.seq != t.Steps[i].Seq:
+			return fmt.Errorf("steps[%d]: names sequence %d of %s, and the step is %q", i, t.Steps[i].Seq,
+				schemas.StreamSteps, s.file)
 		case has != named:
 			return fmt.Errorf("steps[%d]: %w: %q has the payload digest %s, the trajectory names %s",
 				i, bus.ErrCorrupt, s.file, has, named)

@@ -1,6 +1,7 @@
 package archive
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -31,17 +32,29 @@ type Imported struct {
 	Stored        int `json:"stored"`
 	AlreadyStored int `json:"there"`
 	Blobs         int `json:"blobs"`
+	// SourceRun is the run whose samples a pass scored; empty for other runs.
+	SourceRun schemas.Run `json:"source_run,omitempty"`
+	// Missing counts the samples whose rewards are there, and whose trajectories are not.
+	Missing int `json:"missing_trajectories,omitempty"`
+}
+
+// ImportOptions change what Import does.
+type ImportOptions struct {
+	// WithoutSource stores a pass also where the run whose samples it scored is not stored.
+	WithoutSource bool
 }
 
 // Import stores the run of an archive; it reads the archive several times. First it checks the archive, and compares
 // it with what is stored of the run: when an event is stored that the archive does not have, it writes nothing and
 // returns ErrOther. So an import can be repeated, also after it was cut off: it stores only what is missing. Events
-// keep their bytes, except the sequences by which they name others: these get the values of this store. Content
-// digests stay. No service may work on the server: it would treat half a run as a new one.
-func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker) (*Imported, error) {
+// keep their bytes, except the sequences by which they name others: these get the values of this store. Those of a
+// pass name the samples of another run, which must be stored first (ErrNoSource). Content digests stay. No service may
+// work on the server: it would treat half a run as a new one.
+func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker, o ImportOptions) (*Imported, error) {
 	m := &importer{
-		b: b, r: r, archived: map[key]bool{}, stored: map[key]uint64{},
-		newSeqs: map[string]map[uint64]uint64{},
+		b: b, r: r, options: o, archived: map[key]bool{}, stored: map[key]uint64{},
+		newSeqs: map[string]map[uint64]uint64{}, trajectories: map[uint64]bool{},
+		names: names{sources: map[schemas.Run]bool{}, prompts: map[uint64]sampleID{}},
 	}
 	for _, stream := range importOrder {
 		m.newSeqs[stream] = map[uint64]uint64{}
@@ -50,6 +63,9 @@ func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker) (*Imported, error)
 		return nil, err
 	}
 	if err := m.compareStored(ctx); err != nil {
+		return nil, fmt.Errorf("import run %s: %w", m.result.Run, err)
+	}
+	if err := m.findSources(ctx); err != nil {
 		return nil, fmt.Errorf("import run %s: %w", m.result.Run, err)
 	}
 	for _, stream := range append([]string{""}, importOrder...) {
@@ -62,14 +78,18 @@ func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker) (*Imported, error)
 
 // importer is the state of one Import.
 type importer struct {
-	b      *bus.Bus
-	r      io.ReadSeeker
-	result Imported
+	b       *bus.Bus
+	r       io.ReadSeeker
+	options ImportOptions
+	result  Imported
 	// archived are the events of the archive, stored the events on the server with their sequences.
 	archived map[key]bool
 	stored   map[key]uint64
 	// newSeqs maps a sequence of the archive to that of the server, by stream.
 	newSeqs map[string]map[uint64]uint64
+	names   names
+	// trajectories are the sequences of those in the archive.
+	trajectories map[uint64]bool
 }
 
 // key identifies an event in every store: its subject, and the digest of its content without sequences.
@@ -95,8 +115,8 @@ func (m *importer) eachEntry(each func(e *Entry) error) error {
 	return nil
 }
 
-// readArchive is the first pass of Import: it checks the archive, and notes the run's name and the keys of its
-// events. It fails if the archive is damaged or has events of several runs.
+// readArchive is the first pass of Import: it checks the archive, and notes the run's name, the keys of its events,
+// and what they name of other runs. It fails if the archive is damaged or has events of several runs.
 func (m *importer) readArchive(ctx context.Context) error {
 	return m.eachEntry(func(e *Entry) error {
 		if e.Blob != "" || ctx.Err() != nil {
@@ -110,6 +130,13 @@ func (m *importer) readArchive(ctx context.Context) error {
 			return fmt.Errorf("read export: %q is no event of run %q", e.Subject, m.result.Run)
 		}
 		m.result.Run = run
+		if event := decoded(e.Subject, e.Data); event != nil {
+			m.names.add(event)
+			m.result.SourceRun = cmp.Or(m.result.SourceRun, sourceOf(event))
+		}
+		if e.Stream == schemas.StreamTrajectories {
+			m.trajectories[e.Seq] = true
+		}
 		k, err := m.keyOf(e.Subject, e.Seq, e.Data)
 		m.archived[k] = true
 		return err
@@ -142,7 +169,7 @@ func (m *importer) compareStored(ctx context.Context) error {
 
 // keyOf returns the key of an event.
 func (m *importer) keyOf(subject string, seq uint64, data []byte) (key, error) {
-	data, err := m.renumberEvent(subject, seq, data, func(string, uint64) (uint64, error) { return 1, nil })
+	data, err := m.renumberEvent(subject, seq, data, func(string, uint64) uint64 { return 1 })
 	return key{subject, sha256.Sum256(data)}, err
 }
 
@@ -176,15 +203,15 @@ func (m *importer) storeStream(ctx context.Context, stream string) error {
 }
 
 // storeEvent publishes an event of the archive, with the sequences of this server in place of the archive's, and
-// returns its own new sequence. It fails if the event names one that the archive does not have, or if another client
-// stored a different event under the subject meanwhile (ErrOther).
+// returns its own new sequence. An event that was gone when the archive was written is named by goneSeq: streams drop
+// prompts before groups, and trajectories before rewards. It fails if another client stored a different event under
+// the subject meanwhile (ErrOther).
 func (m *importer) storeEvent(ctx context.Context, e *Entry) (uint64, error) {
-	data, err := m.renumberEvent(e.Subject, e.Seq, e.Data, func(stream string, old uint64) (uint64, error) {
-		seq, ok := m.newSeqs[stream][old]
-		if !ok && stream != schemas.StreamPrompts { // prompts may be removed while their groups stay
-			return 0, fmt.Errorf("it names sequence %d of %s, which the export does not have", old, stream)
+	data, err := m.renumberEvent(e.Subject, e.Seq, e.Data, func(stream string, old uint64) uint64 {
+		if seq, ok := m.newSeqs[stream][old]; ok {
+			return seq
 		}
-		return max(seq, 1), nil
+		return goneSeq
 	})
 	if err != nil {
 		return 0, err
@@ -208,17 +235,17 @@ func (m *importer) storeEvent(ctx context.Context, e *Entry) (uint64, error) {
 
 // renumberEvent returns the bytes of an event in which newSeq has replaced the sequences that name other events. A
 // prompt without a uid gets the uid that it had by its old sequence. Events that name no others, and bytes that do
-// not decode, are returned as they are. The error is that of newSeq.
+// not decode, are returned as they are.
 func (m *importer) renumberEvent(
-	subject string, seq uint64, data []byte, newSeq func(stream string, old uint64) (uint64, error),
+	subject string, seq uint64, data []byte, newSeq func(stream string, old uint64) uint64,
 ) ([]byte, error) {
 	a, _ := schemas.ParseSubject(subject)
-	e := newEvent(a.Kind)
 	switch a.Kind {
 	case schemas.KindStep, schemas.KindTokens, schemas.KindVerdict, schemas.KindControl:
 		return data, nil
 	}
-	if e == nil || schemas.Decode(data, e) != nil {
+	e := decoded(subject, data)
+	if e == nil {
 		return data, nil // it has none
 	}
 	if p, ok := e.(*schemas.Prompt); ok {
@@ -226,43 +253,40 @@ func (m *importer) renumberEvent(
 			return data, nil
 		}
 		p.UID = p.GroupUID(seq)
-	} else if err := renumberValue(reflect.ValueOf(e), newSeq); err != nil {
-		return nil, err
+	} else {
+		renumberValue(reflect.ValueOf(e), newSeq)
 	}
 	return schemas.Encode(e)
 }
 
-// renumberValue replaces the sequences in a decoded event, at any depth: newSeq gets the stream and the old sequence,
-// and its error ends the replacement. renumberEvent calls it.
-func renumberValue(v reflect.Value, newSeq func(stream string, old uint64) (uint64, error)) (err error) {
+// renumberValue replaces the sequences in a decoded event, at any depth: newSeq gets the stream and the old sequence.
+// renumberEvent calls it.
+func renumberValue(v reflect.Value, newSeq func(stream string, old uint64) uint64) {
 	switch v.Kind() {
 	case reflect.Pointer:
 		if !v.IsNil() {
-			err = renumberValue(v.Elem(), newSeq)
+			renumberValue(v.Elem(), newSeq)
 		}
 	case reflect.Slice:
-		for i := 0; i < v.Len() && err == nil && v.Type().Elem().Kind() != reflect.Uint8; i++ {
-			err = renumberValue(v.Index(i), newSeq)
+		for i := 0; i < v.Len() && v.Type().Elem().Kind() != reflect.Uint8; i++ {
+			renumberValue(v.Index(i), newSeq)
 		}
 	case reflect.Struct:
-		for i := 0; i < v.NumField() && err == nil; i++ {
+		for i := range v.NumField() {
 			stream := sequences[v.Type().Field(i).Name]
 			if v.Type() == reflect.TypeFor[schemas.StepRef]() && v.Type().Field(i).Name == "Seq" {
 				stream = schemas.StreamSteps
 			}
 			f := v.Field(i)
 			if stream == "" || f.Kind() != reflect.Uint64 {
-				err = renumberValue(f, newSeq)
+				renumberValue(f, newSeq)
 				continue
 			}
 			if f.Uint() > 0 {
-				var seq uint64
-				seq, err = newSeq(stream, f.Uint())
-				f.SetUint(seq)
+				f.SetUint(newSeq(stream, f.Uint()))
 			}
 		}
 	}
-	return err
 }
 
 // sequences are the fields that name an event by its sequence, with the stream of that event.

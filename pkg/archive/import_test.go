@@ -77,7 +77,7 @@ func TestImport_GoesOn(t *testing.T) {
 	file := exported(t)
 	p := bustest.New(t)
 	for seeks := 1; ; seeks++ {
-		done, err := archive.Import(t.Context(), p.Bus, &broken{bytes.NewReader(file), seeks})
+		done, err := archive.Import(t.Context(), p.Bus, &broken{bytes.NewReader(file), seeks}, archive.ImportOptions{})
 		if errors.Is(err, errBroken) {
 			continue
 		}
@@ -136,7 +136,7 @@ func TestImport_Other(t *testing.T) {
 		if _, err := p.PublishRaw(t.Context(), subject, []byte("x"), nil, ""); err != nil {
 			t.Fatal(err)
 		}
-		_, err := archive.Import(t.Context(), p.Bus, bytes.NewReader(file))
+		_, err := archive.Import(t.Context(), p.Bus, bytes.NewReader(file), archive.ImportOptions{})
 		if !errors.Is(err, archive.ErrOther) || !strings.Contains(err.Error(), subject) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -186,7 +186,7 @@ func TestWrite_InUse(t *testing.T) {
 	if _, err := archive.Write(t.Context(), p.Bus, "r1", file); err != nil {
 		t.Fatal(err)
 	}
-	if done, err := archive.Import(t.Context(), bustest.New(t).Bus, bytes.NewReader(file.Bytes())); err != nil || done.Stored != 2 {
+	if done, err := archive.Import(t.Context(), bustest.New(t).Bus, bytes.NewReader(file.Bytes()), archive.ImportOptions{}); err != nil || done.Stored != 2 {
 		t.Errorf("imported %+v, %v; want the first sample", done, err)
 	}
 }

@@ -387,12 +387,16 @@ files with their digests in index.json. If a file has changed, read names it and
 
 // runsImportCommand makes the command 'meander runs import'.
 func runsImportCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	o := archive.ImportOptions{}
+	c := &cobra.Command{
 		Use: "import FILE", Short: "store an exported run again", Args: args(cobra.ExactArgs(1)),
 		Long: `import checks an export like 'meander runs read', then stores its events and blobs. All digests stay
 the same; events get new sequence numbers and the time of the import. A second import changes nothing,
 and an import that was stopped continues. If the store has events of the run that the export does not
 have, import refuses and writes nothing.
+
+A pass of 'meander rescore' names the samples of the run that it scored: import an export of that run
+first, or, where there is none, give --without-source.
 
 No service may run on the store: stop 'meander up' first. When it starts again, it continues the open
 groups.`,
@@ -404,15 +408,18 @@ groups.`,
 			}
 			defer func() { _ = f.Close() }() // read-only
 			return a.withConnection(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
-				return a.importRun(c, conn, f)
+				return a.importRun(c, conn, f, o)
 			})(c, given)
 		},
 	}
+	c.Flags().BoolVar(&o.WithoutSource, "without-source", false,
+		"store a pass also where the run that it scored is not stored: its rewards then name no samples")
+	return c
 }
 
 // importRun stores an exported run. It refuses while a service runs, which would work on a part of the run, and if
 // the store has other events of the run. runsImportCommand calls it.
-func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker) error {
+func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker, o archive.ImportOptions) error {
 	running, err := conn.Present(c.Context())
 	if err != nil {
 		return err
@@ -422,7 +429,10 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker) err
 		return fmt.Errorf("%s %s runs on this store and would work on a run that is only partly there; "+
 			"stop it first (a killed one counts as running for %v)", p.Service, p.Instance, schemas.PresenceTTL)
 	}
-	done, err := archive.Import(c.Context(), conn.Bus, f)
+	done, err := archive.Import(c.Context(), conn.Bus, f, o)
+	if errors.Is(err, archive.ErrNoSource) {
+		err = fmt.Errorf("%w, or, where there is none, give --without-source", err)
+	}
 	if err != nil {
 		return withAdvice(c.Context(), conn.Bus, err)
 	}
@@ -432,7 +442,22 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker) err
 	fmt.Fprintf(c.OutOrStdout(), "run %s: %s stored, %s there already, %s\n",
 		done.Run, present.Count(done.Stored, "event"), present.Count(done.AlreadyStored, "event"),
 		present.Count(done.Blobs, "blob"))
+	if done.SourceRun != "" {
+		fmt.Fprintf(c.OutOrStdout(), "  a pass over run %s\n", done.SourceRun)
+	}
+	printMissing(c.OutOrStdout(), done.Missing, done.SourceRun)
 	return nil
+}
+
+// printMissing prints how many samples have a reward, and no trajectory any more; source is empty but for a pass.
+func printMissing(out io.Writer, n int, source schemas.Run) {
+	where := "in the export"
+	if source != "" {
+		where = "of run " + string(source) + " in this store"
+	}
+	if n > 0 {
+		fmt.Fprintf(out, "  the trajectories of %s are not %s\n", present.Count(n, "sample"), where)
+	}
 }
 
 // printArchive prints how many events and blobs an export has; name is its file.
