@@ -1,14 +1,12 @@
 package archive
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"reflect"
-	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -34,8 +32,12 @@ type Imported struct {
 	Blobs         int `json:"blobs"`
 	// SourceRun is the run whose samples a pass scored; empty for other runs.
 	SourceRun schemas.Run `json:"source_run,omitempty"`
-	// Missing counts the samples whose rewards are there, and whose trajectories are not.
-	Missing int `json:"missing_trajectories,omitempty"`
+	// MissingTrajectories counts the samples whose rewards are there, and whose trajectories are not.
+	MissingTrajectories int `json:"missing_trajectories,omitempty"`
+	// MissingBlobs, Refused and Notes are those of the Summary.
+	MissingBlobs int      `json:"missing_blobs,omitempty"`
+	Refused      int      `json:"refused,omitempty"`
+	Notes        []string `json:"notes,omitempty"`
 }
 
 // ImportOptions change what Import does.
@@ -53,7 +55,7 @@ type ImportOptions struct {
 func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker, o ImportOptions) (*Imported, error) {
 	m := &importer{
 		b: b, r: r, options: o, archived: map[key]bool{}, stored: map[key]uint64{},
-		newSeqs: map[string]map[uint64]uint64{}, trajectories: map[uint64]bool{},
+		newSeqs: map[string]map[uint64]uint64{}, check: newCheck(),
 		names: names{sources: map[schemas.Run]bool{}, prompts: map[uint64]sampleID{}},
 	}
 	for _, stream := range importOrder {
@@ -88,8 +90,7 @@ type importer struct {
 	// newSeqs maps a sequence of the archive to that of the server, by stream.
 	newSeqs map[string]map[uint64]uint64
 	names   names
-	// trajectories are the sequences of those in the archive.
-	trajectories map[uint64]bool
+	check   *check // of the archive
 }
 
 // key identifies an event in every store: its subject, and the digest of its content without sequences.
@@ -98,49 +99,35 @@ type key struct {
 	digest  [sha256.Size]byte
 }
 
-// eachEntry reads the archive from its beginning and calls each with every entry. It stops at the first error, of the
-// archive or of each.
-func (m *importer) eachEntry(each func(e *Entry) error) error {
-	if _, err := m.r.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
-	for e, err := range Read(m.r) {
-		if err == nil {
-			err = each(e)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+// rewind goes to the beginning of the archive.
+func (m *importer) rewind() error {
+	_, err := m.r.Seek(0, io.SeekStart)
+	return err
 }
 
-// readArchive is the first pass of Import: it checks the archive, and notes the run's name, the keys of its events,
-// and what they name of other runs. It fails if the archive is damaged or has events of several runs.
+// readArchive is the first pass of Import: it checks the archive as Check does, and notes the run's name, the keys of
+// its events, and what they name by sequence.
 func (m *importer) readArchive(ctx context.Context) error {
-	return m.eachEntry(func(e *Entry) error {
+	if err := m.rewind(); err != nil {
+		return err
+	}
+	s, err := checkAll(m.r, m.check, func(e *Entry) error {
 		if e.Blob != "" || ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if !slices.Contains(importOrder, e.Stream) {
-			return fmt.Errorf("read export: %s: no stream of a run", e.Stream)
-		}
-		run, ok := schemas.RunOf(e.Subject)
-		if !ok || m.result.Run != "" && run != m.result.Run {
-			return fmt.Errorf("read export: %q is no event of run %q", e.Subject, m.result.Run)
-		}
-		m.result.Run = run
-		if event := decoded(e.Subject, e.Data); event != nil {
-			m.names.add(event)
-			m.result.SourceRun = cmp.Or(m.result.SourceRun, sourceOf(event))
-		}
-		if e.Stream == schemas.StreamTrajectories {
-			m.trajectories[e.Seq] = true
+		if e.event != nil {
+			m.names.add(e.event)
 		}
 		k, err := m.keyOf(e.Subject, e.Seq, e.Data)
 		m.archived[k] = true
 		return err
 	})
+	if err != nil {
+		return err
+	}
+	m.result.Run, m.result.SourceRun = m.check.run, s.SourceRun
+	m.result.Refused, m.result.MissingBlobs, m.result.Notes = s.Refused, s.Missing, s.Notes
+	return nil
 }
 
 // compareStored is the second step of Import: it notes which events of the run the server has already. It returns
@@ -176,30 +163,42 @@ func (m *importer) keyOf(subject string, seq uint64, data []byte) (key, error) {
 // storeStream stores the archive's events of one stream, or with stream "" its blobs. It skips events that the server
 // has already. It notes the new sequence of each event, for the events of later streams that name it.
 func (m *importer) storeStream(ctx context.Context, stream string) error {
-	return m.eachEntry(func(e *Entry) error {
-		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case e.Stream != stream:
-			return nil
-		case e.Blob != "":
-			m.result.Blobs++
-			_, err := m.b.PutBlob(ctx, e.Data)
-			return err
+	if err := m.rewind(); err != nil {
+		return err
+	}
+	for e, err := range readFiles(m.r, m.check.sameFile) {
+		if err == nil {
+			err = ctx.Err()
 		}
-		k, err := m.keyOf(e.Subject, e.Seq, e.Data)
+		if err == nil && e.Stream == stream {
+			err = m.storeEntry(ctx, e)
+		}
 		if err != nil {
 			return err
 		}
-		seq, there := m.stored[k]
-		if there {
-			m.result.AlreadyStored++
-		} else if seq, err = m.storeEvent(ctx, e); err != nil {
-			return fmt.Errorf("%q: %w", e.Subject, err)
-		}
-		m.newSeqs[stream][e.Seq], m.stored[k] = seq, seq
-		return nil
-	})
+	}
+	return nil
+}
+
+// storeEntry stores a blob or an event of the archive, unless the server has it.
+func (m *importer) storeEntry(ctx context.Context, e *Entry) error {
+	if e.Blob != "" {
+		m.result.Blobs++
+		_, err := m.b.PutBlob(ctx, e.Data)
+		return err
+	}
+	k, err := m.keyOf(e.Subject, e.Seq, e.Data)
+	if err != nil {
+		return err
+	}
+	seq, there := m.stored[k]
+	if there {
+		m.result.AlreadyStored++
+	} else if seq, err = m.storeEvent(ctx, e); err != nil {
+		return fmt.Errorf("%q: %w", e.Subject, err)
+	}
+	m.newSeqs[e.Stream][e.Seq], m.stored[k] = seq, seq
+	return nil
 }
 
 // storeEvent publishes an event of the archive, with the sequences of this server in place of the archive's, and

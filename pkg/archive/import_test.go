@@ -17,30 +17,29 @@ import (
 func exported(t *testing.T) []byte {
 	t.Helper()
 	p := bustest.New(t)
-	put := func(subject string, e schemas.Event) bus.Ack {
-		ack, err := p.PublishRaw(t.Context(), subject, bustest.Encode(t, e), nil, "")
-		if err != nil {
+	var prompt bus.Ack
+	for _, run := range []schemas.Run{"other", "other", "r1"} {
+		var err error
+		data := bustest.Encode(t, &schemas.Prompt{Prompt: "a red fox"})
+		if prompt, err = p.PublishRaw(t.Context(), schemas.PromptSubject(run), data, nil, ""); err != nil {
 			t.Fatal(err)
 		}
-		return ack
 	}
-	put(schemas.PromptSubject("other"), &schemas.Prompt{Prompt: "a red fox"})
-	put(schemas.PromptSubject("other"), &schemas.Prompt{Prompt: "a red fox"})
-	prompt := put(schemas.PromptSubject("r1"), &schemas.Prompt{Prompt: "a red fox"})
-	put(schemas.GroupSubject("r1", "p3"), &schemas.GroupRecord{Run: "r1", UID: "p3", Group: schemas.Group{PromptSeq: prompt.Seq}})
-	put(schemas.StepSubject("other", "u", 0, "a", 0), &schemas.Step{Run: "other"})
-	sample := &schemas.Trajectory{Identity: schemas.Identity{Run: "r1", UID: "p3"}, Provenance: schemas.Provenance{Attempt: "a"}, Outcome: schemas.Outcome{StopReason: schemas.StopCompleted}, Group: schemas.Group{PromptSeq: prompt.Seq}}
+	record := group("r1", "", prompt.Seq)
+	record.UID, record.Group.Batch = "p3", "p3"
+	publish(t, p.Bus, record)
+	publish(t, p.Bus, stepOf("other", "u", 0, 0, make([]byte, 32)))
+	var steps []schemas.StepRef
 	for i := range int64(2) {
-		step := &schemas.Step{Run: "r1", UID: "p3", StepIndex: i, Attempt: "a"}
-		digest, err := schemas.PayloadDigest(schemas.BLAKE3, bustest.Encode(t, step))
-		if err != nil {
-			t.Fatal(err)
-		}
-		sample.Steps = append(sample.Steps, schemas.StepRef{Seq: put(step.Subject(), step).Seq, Digest: digest})
+		step := stepOf("r1", "p3", 0, i, make([]byte, 32))
+		steps = append(steps, refTo(t, step, publish(t, p.Bus, step)))
 	}
-	put(schemas.TrajectorySubject("other", "u", 0), &schemas.Trajectory{Identity: schemas.Identity{Run: "other"}})
-	ack := put(sample.Subject(), sample)
-	put(schemas.RewardSubject("r1", "p3", "p3", 0), &schemas.Reward{Run: "r1", UID: "p3", TrajectorySeq: ack.Seq})
+	publish(t, p.Bus, madeAt("other", 1, 1))
+	sample := completed("r1", "p3", 0, steps...)
+	sample.Group.PromptSeq = prompt.Seq
+	reward, _ := scored("r1", "", 0, prompt.Seq, publish(t, p.Bus, sample))
+	reward.UID, reward.Group.Batch = "p3", "p3"
+	publish(t, p.Bus, reward)
 	var file bytes.Buffer
 	if _, err := archive.Write(t.Context(), p.Bus, "r1", &file); err != nil {
 		t.Fatal(err)
@@ -166,20 +165,8 @@ func (d *during) Write(p []byte) (int, error) {
 func TestWrite_InUse(t *testing.T) {
 	p := bustest.New(t)
 	sample := func(i int64) {
-		step := &schemas.Step{Run: "r1", UID: "u", SampleIndex: i, Attempt: "a"}
-		data := bustest.Encode(t, step)
-		digest, err := schemas.PayloadDigest(schemas.BLAKE3, data)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ack, err := p.PublishRaw(t.Context(), step.Subject(), data, nil, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		made := &schemas.Trajectory{Identity: schemas.Identity{Run: "r1", UID: "u", SampleIndex: i}, Provenance: schemas.Provenance{Attempt: "a"}, Outcome: schemas.Outcome{StopReason: schemas.StopCompleted}, Steps: []schemas.StepRef{{Seq: ack.Seq, Digest: digest}}}
-		if _, err := p.PublishRaw(t.Context(), made.Subject(), bustest.Encode(t, made), nil, ""); err != nil {
-			t.Fatal(err)
-		}
+		step := stepOf("r1", "u", i, 0, make([]byte, 32))
+		publish(t, p.Bus, completed("r1", "u", i, refTo(t, step, publish(t, p.Bus, step))))
 	}
 	sample(0)
 	file := &during{at: "MDR_STEPS/", do: func() { sample(1) }}

@@ -132,11 +132,11 @@ func (m *importer) findSources(ctx context.Context) error {
 	}
 	missing := map[sampleID]bool{}
 	for _, x := range m.names.samples {
-		if _, ok := m.newSeqs[schemas.StreamTrajectories][x.seq]; !ok && !m.trajectories[x.seq] {
+		if _, ok := m.newSeqs[schemas.StreamTrajectories][x.seq]; !ok && !m.check.trajectories[x.seq] {
 			missing[x.sampleID] = true
 		}
 	}
-	m.result.Missing = len(missing)
+	m.result.MissingTrajectories = len(missing)
 	return ctx.Err()
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// put stores an event as it is.
+// put stores an event as it is, valid or not.
 func put(t *testing.T, b *bus.Bus, e schemas.Keyed) uint64 {
 	t.Helper()
 	ack, err := b.PublishRaw(t.Context(), e.Subject(), bustest.Encode(t, e), nil, "")
@@ -67,6 +67,7 @@ func scored(run, source schemas.Run, finished int64, prompt, seq uint64) (*schem
 	a := &schemas.Advantage{
 		Run: run, UID: "u", Batch: "u", Status: schemas.StatusFailed, GroupSize: 1, SourceRun: source,
 		Members: []schemas.Member{{Status: schemas.StatusFailed, TrajectorySeq: seq}},
+		Scale:   "group", StdBasis: "sample", Estimator: "flow_grpo", Epsilon: 1e-4,
 	}
 	return r, a
 }
@@ -75,13 +76,13 @@ func scored(run, source schemas.Run, finished int64, prompt, seq uint64) (*schem
 func pass(t *testing.T) (p *bustest.Plane, made, again []byte) {
 	t.Helper()
 	p = bustest.New(t)
-	put(t, p.Bus, madeAt("other", 1, 1))
-	put(t, p.Bus, group("made", "", 7))
-	seq := put(t, p.Bus, madeAt("made", 5, 7))
-	put(t, p.Bus, group("pass", "made", 7))
+	publish(t, p.Bus, madeAt("other", 1, 1))
+	publish(t, p.Bus, group("made", "", 7))
+	seq := publish(t, p.Bus, madeAt("made", 5, 7))
+	publish(t, p.Bus, group("pass", "made", 7))
 	r, a := scored("pass", "made", 5, 7, seq)
-	put(t, p.Bus, r)
-	put(t, p.Bus, a)
+	publish(t, p.Bus, r)
+	publish(t, p.Bus, a)
 	return p, export(t, p.Bus, "made"), export(t, p.Bus, "pass")
 }
 
@@ -95,7 +96,7 @@ func TestImport_Pass(t *testing.T) {
 	}
 	for _, stored := range []int{3, 0} {
 		done, err := importRun(t, p.Bus, again, archive.ImportOptions{})
-		if err != nil || done.Stored != stored || done.SourceRun != "made" || done.Missing != 0 {
+		if err != nil || done.Stored != stored || done.SourceRun != "made" || done.MissingTrajectories != 0 {
 			t.Fatalf("%+v, %v; want %d events stored", done, err, stored)
 		}
 	}
@@ -154,14 +155,14 @@ func TestImport_PassAlone(t *testing.T) {
 		t.Errorf("without its run: %v", err)
 	}
 	nothing(p)
-	put(t, p.Bus, madeAt("made", 6, 7))
+	publish(t, p.Bus, madeAt("made", 6, 7))
 	if _, err := importRun(t, p.Bus, again, archive.ImportOptions{}); !errors.Is(err, archive.ErrOther) {
 		t.Errorf("beside another run: %v", err)
 	}
 	nothing(p)
 	p = bustest.New(t)
 	done, err := importRun(t, p.Bus, again, archive.ImportOptions{WithoutSource: true})
-	if err != nil || done.Stored != 3 || done.Missing != 1 {
+	if err != nil || done.Stored != 3 || done.MissingTrajectories != 1 {
 		t.Errorf("as it was told: %+v, %v", done, err)
 	}
 }
@@ -170,20 +171,20 @@ func TestImport_PassAlone(t *testing.T) {
 func TestImport_Aged(t *testing.T) {
 	t.Parallel()
 	p := bustest.New(t)
-	put(t, p.Bus, group("r", "", 1))
-	r, a := scored("r", "", 5, 1, put(t, p.Bus, madeAt("r", 5, 1)))
-	put(t, p.Bus, r)
-	put(t, p.Bus, a)
+	publish(t, p.Bus, group("r", "", 1))
+	r, a := scored("r", "", 5, 1, publish(t, p.Bus, madeAt("r", 5, 1)))
+	publish(t, p.Bus, r)
+	publish(t, p.Bus, a)
 	if _, err := p.PurgeSubject(t.Context(), schemas.StreamTrajectories, schemas.TrajectoryFilter("r", "*")); err != nil {
 		t.Fatal(err)
 	}
 	file := export(t, p.Bus, "r")
 	p = bustest.New(t)
 	for range 2 { // sequences that the archive has, too
-		put(t, p.Bus, madeAt("r"+schemas.Run(rune('0'+p.Info(t, schemas.StreamTrajectories).State.Msgs)), 1, 1))
+		publish(t, p.Bus, madeAt("r"+schemas.Run(rune('0'+p.Info(t, schemas.StreamTrajectories).State.Msgs)), 1, 1))
 	}
 	done, err := importRun(t, p.Bus, file, archive.ImportOptions{})
-	if err != nil || done.Stored != 3 || done.Missing != 1 {
+	if err != nil || done.Stored != 3 || done.MissingTrajectories != 1 {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	m, err := p.Last(t.Context(), schemas.StreamAdvantages, schemas.AdvantageSubject("r", "u"))

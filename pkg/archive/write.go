@@ -27,7 +27,8 @@ func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summ
 		return nil, err
 	}
 	x := newExporter(b, run, w)
-	return x.summary, x.write(ctx)
+	err := x.write(ctx)
+	return x.summarize(), err
 }
 
 // exporter is the state of one export: what the archive has up to here.
@@ -37,8 +38,10 @@ type exporter struct {
 	files   *tar.Writer
 	summary *Summary
 	sums    strings.Builder
-	refs    map[schemas.Ref]bool
-	blobs   map[string]bool // that are written
+	refs    map[schemas.Ref]string // the event that names it
+	blobs   map[string]bool        // that are written
+	// leftOut and missing are for Summary.Notes, leftBefore is leftOut as it was at the last file.
+	leftOut, leftBefore, missing notes
 	// limits are the sequences up to which events are written, by stream; empty until the work queues are.
 	limits map[string]uint64
 	// created says when each stream was made, as of then.
@@ -54,10 +57,17 @@ type exporter struct {
 func newExporter(b *bus.Bus, run schemas.Run, w io.Writer) *exporter {
 	return &exporter{
 		bus: b, run: run, files: tar.NewWriter(w), summary: &Summary{Events: map[string]int{}},
-		refs: map[schemas.Ref]bool{}, blobs: map[string]bool{}, limits: map[string]uint64{},
+		refs: map[schemas.Ref]string{}, blobs: map[string]bool{}, limits: map[string]uint64{},
 		created: map[string]time.Time{},
 		added:   func() error { return nil },
 	}
+}
+
+// summarize returns what the archive has and lacks.
+func (x *exporter) summarize() *Summary {
+	x.summary.LeftOut, x.summary.Missing = x.leftOut.n, x.missing.n
+	x.summary.Notes = append(x.leftOut.list(), x.missing.list()...)
+	return x.summary
 }
 
 // write writes what is not in the archive yet.
@@ -111,8 +121,12 @@ func (x *exporter) writeEvents(ctx context.Context) error {
 				break
 			}
 			e := &Entry{Stream: stream, Seq: m.Seq, Subject: m.Subject, Time: m.Time, Data: m.Data}
-			name := fmt.Sprintf("%s/%010d-%s%s", stream, m.Seq, m.Subject, eventEnd)
-			if err := x.addFile(name, m.Time, m.Data); err != nil {
+			if e.event, err = decodeEvent(m.Subject, m.Data); err != nil && !isInput(stream) {
+				// Nobody reads it, and Read would refuse the archive for it.
+				x.leftOut.add("left out: sequence %d of %s, %q: %v", m.Seq, stream, m.Subject, err)
+				continue
+			}
+			if err := x.addFile(e.file(), m.Time, m.Data); err != nil {
 				return err
 			}
 			x.count(e)
@@ -132,12 +146,12 @@ func (x *exporter) writeBlobs(ctx context.Context) error {
 			continue
 		}
 		if ref.Digest < x.lastBlob {
-			x.summary.Missing++ // it was gone before the stop
+			x.missing.add(missingBlob, ref.Digest, x.refs[ref]) // it was gone before the stop
 			continue
 		}
 		data, err := x.bus.GetBlob(ctx, ref)
 		if errors.Is(err, bus.ErrNotFound) {
-			x.summary.Missing++
+			x.missing.add(missingBlob, ref.Digest, x.refs[ref])
 			continue
 		}
 		if err == nil {
@@ -174,6 +188,7 @@ func (x *exporter) addSum(name string, data []byte) {
 
 // count notes a file that is in the archive.
 func (x *exporter) count(e *Entry) {
+	x.leftBefore = x.leftOut
 	if e.Blob != "" {
 		x.summary.Blobs++
 		x.blobs[e.Blob], x.lastBlob = true, e.Blob
@@ -184,8 +199,11 @@ func (x *exporter) count(e *Entry) {
 		x.newest = e.Time
 	}
 	for _, ref := range e.Refs() {
-		x.refs[ref] = true
+		if x.refs[ref] == "" {
+			x.refs[ref] = e.file()
+		}
 	}
+	x.summary.SourceRun = max(x.summary.SourceRun, sourceOf(e.event))
 	if !isWorkQueue(e.Stream) {
 		x.lastEvent = e
 	}

@@ -329,9 +329,11 @@ func runsReadCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "read FILE", Short: "check an exported run and count what it has; needs no server",
 		Args: args(cobra.ExactArgs(1)),
-		Long: `read compares every file of an export with its digest in SHA256SUMS, steps with the digests in their
-trajectories, and tensors with the digests of their parts. Of the folder of a dataset it compares the
-files with their digests in index.json. If a file has changed, read names it and the exit status is 1.`,
+		Long: `read compares every file of an export with its digest in SHA256SUMS, events with their schemas, steps
+with the digests in their trajectories, and tensors with the digests of their parts. Of the folder of a
+dataset it compares the files with their digests in index.json. If a file has changed or is not valid,
+read names it and the exit status is 1. What is no longer stored since before the export is named, and
+no fault.`,
 		Example: "  meander runs read night.tar",
 		RunE: func(c *cobra.Command, given []string) error {
 			if dir, err := os.Stat(given[0]); err == nil && dir.IsDir() {
@@ -346,38 +348,20 @@ files with their digests in index.json. If a file has changed, read names it and
 				return err
 			}
 			defer func() { _ = f.Close() }() // read-only
-			s := &archive.Summary{Events: map[string]int{}}
-			named, here := map[string]bool{}, map[string]bool{}
-			for e, err := range archive.Read(f) {
-				if err != nil {
-					return err
+			s, err := archive.Check(f, func(e *archive.Entry) error {
+				if !a.json || e.Blob != "" {
+					return nil
 				}
-				s.Bytes += int64(len(e.Data))
-				for _, ref := range e.Refs() {
-					named[ref.Digest] = true
-				}
-				switch {
-				case e.Blob != "":
-					s.Blobs++
-					here[e.Blob] = true
-				case a.json:
-					line := map[string]any{
-						"stream": e.Stream, "seq": e.Seq, "subject": e.Subject, "time": e.Time.UTC(),
-						"event": schemas.JSONOfBytes(e.Data),
-					}
-					if err := json.NewEncoder(c.OutOrStdout()).Encode(line); err != nil {
-						return err
-					}
-				default:
-					s.Events[e.Stream]++
-				}
-			}
-			for digest := range named {
-				if !here[digest] {
-					s.Missing++
-				}
+				return json.NewEncoder(c.OutOrStdout()).Encode(map[string]any{
+					"stream": e.Stream, "seq": e.Seq, "subject": e.Subject, "time": e.Time.UTC(),
+					"event": schemas.JSONOfBytes(e.Data),
+				})
+			})
+			if err != nil {
+				return err
 			}
 			if a.json {
+				printLacks(c.ErrOrStderr(), s)
 				return nil
 			}
 			return a.printArchive(c.OutOrStdout(), given[0], s)
@@ -442,21 +426,33 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker, o a
 	fmt.Fprintf(c.OutOrStdout(), "run %s: %s stored, %s there already, %s\n",
 		done.Run, present.Count(done.Stored, "event"), present.Count(done.AlreadyStored, "event"),
 		present.Count(done.Blobs, "blob"))
-	if done.SourceRun != "" {
-		fmt.Fprintf(c.OutOrStdout(), "  a pass over run %s\n", done.SourceRun)
-	}
-	printMissing(c.OutOrStdout(), done.Missing, done.SourceRun)
+	printLacks(c.OutOrStdout(), &archive.Summary{
+		SourceRun: done.SourceRun, MissingTrajectories: done.MissingTrajectories, Missing: done.MissingBlobs,
+		Refused: done.Refused, Notes: done.Notes,
+	})
 	return nil
 }
 
-// printMissing prints how many samples have a reward, and no trajectory any more; source is empty but for a pass.
-func printMissing(out io.Writer, n int, source schemas.Run) {
-	where := "in the export"
-	if source != "" {
-		where = "of run " + string(source) + " in this store"
+// printLacks prints what an export does not have, or has and nobody takes, and of which run it is a pass.
+func printLacks(out io.Writer, s *archive.Summary) {
+	if s.SourceRun != "" {
+		fmt.Fprintf(out, "  a pass over run %s, which has the samples\n", s.SourceRun)
 	}
-	if n > 0 {
-		fmt.Fprintf(out, "  the trajectories of %s are not %s\n", present.Count(n, "sample"), where)
+	if s.MissingTrajectories > 0 {
+		fmt.Fprintf(out, "  the trajectories of %s missing: no longer stored\n",
+			present.Count(s.MissingTrajectories, "sample"))
+	}
+	if s.Missing > 0 {
+		fmt.Fprintf(out, "  %s missing: no longer stored at the time of the export\n", present.Count(s.Missing, "blob"))
+	}
+	if s.Refused > 0 {
+		fmt.Fprintf(out, "  prompts or controls that the services refuse: %d\n", s.Refused)
+	}
+	if s.LeftOut > 0 {
+		fmt.Fprintf(out, "  %s left out: no valid events, which nobody reads\n", present.Count(s.LeftOut, "message"))
+	}
+	for _, note := range s.Notes {
+		fmt.Fprintf(out, "    %s\n", note)
 	}
 }
 
@@ -474,8 +470,6 @@ func (a *app) printArchive(out io.Writer, name string, s *archive.Summary) error
 	for _, stream := range slices.Sorted(maps.Keys(s.Events)) {
 		fmt.Fprintf(out, "  %-18s %8d\n", stream, s.Events[stream])
 	}
-	if s.Missing > 0 {
-		fmt.Fprintf(out, "  %s missing: no longer stored at the time of the export\n", present.Count(s.Missing, "blob"))
-	}
+	printLacks(out, s)
 	return nil
 }
