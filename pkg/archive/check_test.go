@@ -112,6 +112,44 @@ func TestCheck_ends(t *testing.T) {
 	}
 }
 
+// What is no archive is told as what it is.
+func TestRead_noArchive(t *testing.T) {
+	t.Parallel()
+	step, parts, trajectory := sample(t, schemas.BLAKE3)
+	whole := pack(t, []file{step, parts[0], parts[1], trajectory}, true)
+	damaged := bytes.Clone(whole)
+	copy(damaged[bytes.Index(damaged, []byte(parts[0].name)):], "damage")
+	for want, data := range map[string][]byte{
+		"compressed with gzip; unpack it first":          append([]byte("\x1f\x8b\x08\x00"), whole...),
+		"compressed with zstd":                           append([]byte("\x28\xb5\x2f\xfd"), whole...),
+		"no tar file; must be one that":                  []byte("a few words"),
+		"read export: no tar file":                       bytes.Repeat([]byte("many words "), 1000),
+		"damaged behind \"" + step.name + "\": what fol": damaged,
+	} {
+		if _, err := read(data); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %q", err, want)
+		}
+	}
+	if _, err := read(whole[:700]); err == nil || !strings.Contains(err.Error(), "it was cut off") {
+		t.Errorf("half of the first file: %v", err)
+	}
+}
+
+// An archive has as many bytes of events and blobs for who writes it as for who reads it.
+func TestCheck_bytes(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	p, _, _ := pass(t)
+	wrote, err := archive.Write(t.Context(), p.Bus, "pass", &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := archive.Check(&out, nil)
+	if err != nil || read.Bytes != wrote.Bytes || read.SourceRun != "made" || wrote.SourceRun != "made" {
+		t.Errorf("wrote %+v, read %+v, %v", wrote, read, err)
+	}
+}
+
 // A prompt that the services refuse is in the store, and so in the archive: who reads it is told, and it comes back.
 func TestCheck_refusedPrompt(t *testing.T) {
 	t.Parallel()

@@ -144,9 +144,12 @@ func (m *importer) compareStored(ctx context.Context) error {
 				return err
 			}
 			if !m.archived[k] {
-				return fmt.Errorf("%w: %s has %q (sequence %d), which the export does not have, or otherwise; "+
-					"import it into another store, or remove the run first with 'meander runs rm %s'",
-					ErrOther, stream, e.Subject, e.Seq, m.result.Run)
+				differs := "is not in the export"
+				if m.check.subjects[e.Subject] != "" {
+					differs = "has other content in the export"
+				}
+				return fmt.Errorf("%w: %q, sequence %d of %s, %s; import it into another store, or remove the run "+
+					"first with 'meander runs rm %s'", ErrOther, e.Subject, e.Seq, stream, differs, m.result.Run)
 			}
 			m.stored[k] = e.Seq
 		}

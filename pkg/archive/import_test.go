@@ -126,17 +126,18 @@ func TestImport_GoesOn(t *testing.T) {
 // A run that is stored with anything else is refused by name, and stays as it is.
 func TestImport_Other(t *testing.T) {
 	file := exported(t)
-	for name, subject := range map[string]string{
-		"another event":     schemas.TrajectorySubject("r1", "elsewhere", 0),
-		"otherwise":         schemas.TrajectorySubject("r1", "p3", 0),
-		"a prompt too many": schemas.PromptSubject("r1"),
+	const notThere, differs = "is not in the export", "has other content in the export"
+	for name, c := range map[string]struct{ subject, says string }{
+		"another event":     {schemas.TrajectorySubject("r1", "elsewhere", 0), notThere},
+		"otherwise":         {schemas.TrajectorySubject("r1", "p3", 0), differs},
+		"a prompt too many": {schemas.PromptSubject("r1"), notThere},
 	} {
 		p := bustest.New(t)
-		if _, err := p.PublishRaw(t.Context(), subject, []byte("x"), nil, ""); err != nil {
+		if _, err := p.PublishRaw(t.Context(), c.subject, []byte("x"), nil, ""); err != nil {
 			t.Fatal(err)
 		}
 		_, err := archive.Import(t.Context(), p.Bus, bytes.NewReader(file), archive.ImportOptions{})
-		if !errors.Is(err, archive.ErrOther) || !strings.Contains(err.Error(), subject) {
+		if !errors.Is(err, archive.ErrOther) || !strings.Contains(err.Error(), c.subject) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if n := p.Info(t, schemas.StreamSteps).State.Msgs; n > 0 {

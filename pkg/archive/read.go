@@ -3,6 +3,7 @@ package archive
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -26,17 +27,25 @@ func Read(r io.Reader) iter.Seq2[*Entry, error] { return readFiles(r, newCheck()
 func readFiles(r io.Reader, check func(name string, e *Entry) error) iter.Seq2[*Entry, error] {
 	return func(yield func(*Entry, error) bool) {
 		in := bufio.NewReaderSize(r, 1<<16)
-		files, complete := tar.NewReader(in), false
+		begin, _ := in.Peek(tarMagicEnd) // what cannot be read fails below
+		begin = bytes.Clone(begin)
+		files, complete, last := tar.NewReader(in), false, ""
 		for {
 			header, err := files.Next()
-			if errors.Is(err, io.EOF) {
+			switch {
+			case errors.Is(err, io.EOF):
 				err = checkEnd(in, complete)
 				if err == nil {
 					return
 				}
+			case err != nil && last == "":
+				err = explainBegin(begin, err)
+			case errors.Is(err, tar.ErrHeader):
+				err = fmt.Errorf("damaged behind %q: what follows is no file of a tar", last)
 			}
 			var e *Entry
 			if err == nil {
+				last = header.Name
 				e, err = readEntry(header, files)
 			}
 			if err == nil {
@@ -56,6 +65,33 @@ func readFiles(r io.Reader, check func(name string, e *Entry) error) iter.Seq2[*
 			}
 		}
 	}
+}
+
+const (
+	tarMagic    = "ustar"
+	tarMagicEnd = 257 + len(tarMagic)
+)
+
+// compressors are programs by the first bytes of what they write.
+var compressors = []struct{ magic, name string }{
+	{"\x1f\x8b", "gzip"}, {"\x28\xb5\x2f\xfd", "zstd"}, {"\xfd7zXZ\x00", "xz"}, {"BZh", "bzip2"}, {"PK\x03\x04", "zip"},
+}
+
+// explainBegin returns what is wrong with a file that begins so, and in which no first file was found; err says why.
+func explainBegin(begin []byte, err error) error {
+	if len(begin) == tarMagicEnd && string(begin[tarMagicEnd-len(tarMagic):]) == tarMagic {
+		return err
+	}
+	for _, c := range compressors {
+		if bytes.HasPrefix(begin, []byte(c.magic)) {
+			return fmt.Errorf("compressed with %s; unpack it first: must be the tar file that 'meander runs export' "+
+				"wrote", c.name)
+		}
+	}
+	if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return errors.New("no tar file; must be one that 'meander runs export' wrote")
+	}
+	return err
 }
 
 // checkEnd checks the end of an archive: the file of digests was there, and only zeros follow, with which tar programs

@@ -176,7 +176,9 @@ func (x *exporter) addFile(name string, at time.Time, data []byte) error {
 	if err == nil {
 		_, err = x.files.Write(data)
 	}
-	x.addSum(name, data)
+	if name != sumsFile {
+		x.addSum(name, data)
+	}
 	return err
 }
 

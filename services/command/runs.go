@@ -336,8 +336,11 @@ read names it and the exit status is 1. What is no longer stored since before th
 no fault.`,
 		Example: "  meander runs read night.tar",
 		RunE: func(c *cobra.Command, given []string) error {
-			if dir, err := os.Stat(given[0]); err == nil && dir.IsDir() {
+			if isFolder(given[0]) {
 				x, err := shards.Check(given[0])
+				if errors.Is(err, os.ErrNotExist) {
+					return fmt.Errorf("%w; must be the folder of a dataset that is whole, or the file of an archive", err)
+				}
 				if err != nil {
 					return err
 				}
@@ -386,6 +389,10 @@ No service may run on the store: stop 'meander up' first. When it starts again, 
 groups.`,
 		Example: "  meander runs import night.tar\n  meander runs import night.tar --store other",
 		RunE: func(c *cobra.Command, given []string) error {
+			if isFolder(given[0]) {
+				return usage(fmt.Errorf("FILE: %q is a folder; must be the file of an archive: datasets cannot be "+
+					"imported", given[0]))
+			}
 			f, err := os.Open(given[0])
 			if err != nil {
 				return err
@@ -399,6 +406,12 @@ groups.`,
 	c.Flags().BoolVar(&o.WithoutSource, "without-source", false,
 		"store a pass also where the run that it scored is not stored: its rewards then name no samples")
 	return c
+}
+
+// isFolder reports whether there is a folder of that name.
+func isFolder(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.IsDir()
 }
 
 // importRun stores an exported run. It refuses while a service runs, which would work on a part of the run, and if
@@ -465,7 +478,7 @@ func (a *app) printArchive(out io.Writer, name string, s *archive.Summary) error
 	for _, k := range s.Events {
 		n += k
 	}
-	fmt.Fprintf(out, "%s: %s and %s, %s\n", name, present.Count(n, "event"), present.Count(s.Blobs, "blob"),
+	fmt.Fprintf(out, "%s: %s and %s of %s\n", name, present.Count(n, "event"), present.Count(s.Blobs, "blob"),
 		present.Size(s.Bytes))
 	for _, stream := range slices.Sorted(maps.Keys(s.Events)) {
 		fmt.Fprintf(out, "  %-18s %8d\n", stream, s.Events[stream])

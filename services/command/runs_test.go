@@ -32,6 +32,8 @@ func TestRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, exitFailed, "it was cut off", "runs", "read", empty)
+	expect(t, exitFailed, "must be the folder of a dataset that is whole, or the file of an archive", "runs", "read", t.TempDir())
+	expect(t, exitUsage, "is a folder; must be the file of an archive", "runs", "import", t.TempDir())
 	expect(t, exitOK, "2 blobs", "runs", "read", file)
 	// Two images, the embeddings of the prompt and its mask, of samples of which another is the parent.
 	expect(t, exitOK, "", append([]string{"run", "--run", "r2", "--branch-from", "r1/p/0@1", "--return-conditioning"}, small...)...)
