@@ -20,8 +20,9 @@ import (
 
 // Write writes all stored events of a run, and their blobs, as a tar. Services may work on the run meanwhile: an
 // event that is stored during Write is either in the archive together with the events that it names, or left out.
-// Blobs that are gone are counted in Summary.Missing. An error leaves an archive without its list of digests, which
-// Read refuses.
+// Blobs that are gone are counted in Summary.Missing, messages that are no events, and left out, in Summary.LeftOut. A
+// pass has no samples of its own: they are in an archive of Summary.SourceRun. An error leaves an archive without its
+// list of digests, which Read refuses.
 func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summary, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err

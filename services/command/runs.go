@@ -198,7 +198,8 @@ func runsExportCommand(a *app) *cobra.Command {
 
 archive (default) is one tar file with all events of the run, and the blobs that they name: each event
 is STREAM/NUMBER-SUBJECT.msgpack, each blob blobs/<sha-256>; SHA256SUMS has all digests. 'meander runs
-import' stores it again.
+import' stores it again. Messages that are no events, which no service reads, are left out by name. A
+pass of 'meander rescore' needs the export of the run that it scored, too.
 
 webdataset, parquet and safetensors are datasets of the samples in closed groups: prompt, image or
 text, reward, advantage, log-probs and stored latents. They are a folder of files of whole groups, with
