@@ -51,7 +51,7 @@ func TestArchive_Whole(t *testing.T) {
 
 	var file bytes.Buffer
 	wrote, err := archive.Write(t.Context(), w.Bus, "r", &file)
-	if err != nil || wrote.Missing != 0 {
+	if err != nil || wrote.Missing != 0 || wrote.LeftOut != 0 {
 		t.Fatalf("%+v, %v", wrote, err)
 	}
 	read, blobs, named := map[string]int{}, map[string]bool{}, map[string]bool{}

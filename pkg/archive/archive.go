@@ -8,25 +8,20 @@
 //
 // The number is the event's sequence in the stream, the time of the file is when the event was stored. The last file
 // has the SHA-256 of all others, as sha256sum writes and checks it. [Write] writes an archive, [WriteFile] one that
-// goes on after a stop, [Read] reads and checks it, [Import] stores its run on a server.
+// goes on after a stop, [Read] reads and checks it, [Check] also says what it lacks, [Import] stores its run on a
+// server.
 //
-// A check keeps the digests of the files that Read has yielded; an importer is the state of one Import, an exporter
+// A check keeps what Read needs of the files that it has yielded; an importer is the state of one Import, an exporter
 // that of one Write. Errors call the archive by its name on the command line, the export.
 package archive
 
 import (
-	"archive/tar"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
-	"path"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -49,19 +44,10 @@ type Entry struct {
 	Seq                   uint64
 	Time                  time.Time
 	Data                  []byte
-}
+	// Fault says why the services refuse a prompt or a control; nil for all other entries. See isInput.
+	Fault error
 
-// Summary counts the content of an archive.
-type Summary struct {
-	Events map[string]int `json:"events"` // by stream
-	Blobs  int            `json:"blobs"`
-	// Missing counts the blobs that events name and that are no longer stored.
-	Missing int   `json:"missing_blobs"`
-	Bytes   int64 `json:"bytes"` // of events and blobs
-	// Before are those of Bytes that an earlier WriteFile had written.
-	Before int64 `json:"bytes_before,omitempty"`
-	// Removed says that events which an earlier WriteFile had written are no longer stored: later ones may lack, too.
-	Removed bool `json:"removed_meanwhile,omitempty"`
+	event schemas.Event // decoded; nil for blobs, parts and what cannot be decoded
 }
 
 // exportOrder is the order in which streams are written: steps before the trajectories that name them. Requests come
@@ -101,22 +87,69 @@ func storedEvents(
 	}
 }
 
-// Refs returns the blobs that an event of an archive names; nil for a blob.
-func (e *Entry) Refs() []schemas.Ref {
-	if e.Blob != "" {
-		return nil
-	}
-	return refsOf(e.Subject, e.Data)
+// isInput reports whether users publish to the stream, and a service decides what of it is acceptable. What it refuses
+// stays in the stream, and so in the archive. All other streams have only what services wrote.
+func isInput(stream string) bool {
+	return stream == schemas.StreamPrompts || stream == schemas.StreamControl
 }
 
-// refsOf returns the blobs that an event names; nil for what is not an event.
-func refsOf(subject string, data []byte) []schemas.Ref {
+// file returns the name of an event's file.
+func (e *Entry) file() string {
+	return fmt.Sprintf("%s/%010d-%s%s", e.Stream, e.Seq, e.Subject, eventEnd)
+}
+
+// Refs returns the blobs that an event of an archive names; nil for a blob.
+func (e *Entry) Refs() []schemas.Ref {
+	if e.event == nil {
+		return nil
+	}
+	return refsIn(reflect.ValueOf(e.event))
+}
+
+// parsePlace parses the subject of an event of a run, which must be one of the stream.
+func parsePlace(stream, subject string) (schemas.Address, error) {
+	if !slices.Contains(exportOrder, stream) {
+		return schemas.Address{}, fmt.Errorf("%q is no stream of a run; must be one of %s", stream,
+			strings.Join(exportOrder, ", "))
+	}
+	a, ok := schemas.ParseSubject(subject)
+	if !ok {
+		return a, errors.New("no subject of the contract")
+	}
+	if spec, ok := schemas.StreamOf(schemas.PublishedSubject(subject)); !ok || spec.Name != stream {
+		return a, fmt.Errorf("%s has no subject %q", stream, subject)
+	}
+	return a, nil
+}
+
+// decodeEvent decodes an event that is stored on a subject, and says what is wrong with it: it must be valid, and one
+// of that subject. The event is nil for parts of large steps and for what cannot be decoded.
+func decodeEvent(subject string, data []byte) (schemas.Event, error) {
+	a, _ := schemas.ParseSubject(subject)
+	e := newEvent(a.Kind)
+	if e == nil {
+		return nil, nil
+	}
+	if err := schemas.Decode(data, e); err != nil {
+		return nil, err
+	}
+	if err := e.Validate(); err != nil {
+		return e, fmt.Errorf("%s: %w", e.Type(), err)
+	}
+	if k, ok := e.(schemas.Keyed); ok && schemas.StoredSubject(k.Subject()) != subject {
+		return e, fmt.Errorf("an event of %q", schemas.StoredSubject(k.Subject()))
+	}
+	return e, nil
+}
+
+// decoded returns a decoded event; nil for what is not an event.
+func decoded(subject string, data []byte) schemas.Event {
 	a, _ := schemas.ParseSubject(subject)
 	e := newEvent(a.Kind)
 	if e == nil || schemas.Decode(data, e) != nil {
 		return nil
 	}
-	return refsIn(reflect.ValueOf(e))
+	return e
 }
 
 // newEvent returns an empty event of a kind, to decode stored bytes into; nil for kinds that are no events of their
@@ -178,71 +211,4 @@ func refsIn(v reflect.Value) (refs []schemas.Ref) {
 		}
 	}
 	return refs
-}
-
-// Read yields the entries of an archive in order. An archive that is not as it was written ends with an error that
-// names the file: a file with other bytes, a step that is not the one its trajectory names, a file that is neither
-// event nor blob, or an archive that ends too early.
-func Read(r io.Reader) iter.Seq2[*Entry, error] {
-	return func(yield func(*Entry, error) bool) {
-		files, checks := tar.NewReader(r), newCheck()
-		for {
-			header, err := files.Next()
-			if errors.Is(err, io.EOF) {
-				if !checks.complete {
-					yield(nil, fmt.Errorf("read export: it ends without %s: it was cut off", sumsFile))
-				}
-				return
-			}
-			var e *Entry
-			if err == nil {
-				e, err = readEntry(header, files)
-			}
-			if err == nil {
-				err = checks.addFile(header.Name, e)
-			}
-			if errors.Is(err, io.ErrUnexpectedEOF) {
-				err = fmt.Errorf("%w: it was cut off", err)
-			}
-			if err != nil {
-				yield(nil, fmt.Errorf("read export: %w", err))
-				return
-			}
-			if header.Name != sumsFile && !yield(e, nil) {
-				return
-			}
-		}
-	}
-}
-
-// readEntry reads one file of an archive. It checks the digest of a blob, and takes stream, sequence and subject of
-// an event from the file's name. Read ends with its error, which names the file.
-func readEntry(header *tar.Header, r io.Reader) (*Entry, error) {
-	if header.Typeflag != tar.TypeReg || header.Size > maxEntry {
-		return nil, fmt.Errorf("%q: %d bytes of type %q; must be a file of at most %d", header.Name, header.Size,
-			header.Typeflag, maxEntry)
-	}
-	data, err := io.ReadAll(r)
-	if err != nil {
-		return nil, fmt.Errorf("%q: %w", header.Name, err)
-	}
-	e := &Entry{Time: header.ModTime, Data: data}
-	if header.Name == sumsFile {
-		return e, nil
-	}
-	folder, name := path.Split(header.Name)
-	if folder == blobFolder+"/" {
-		sum := sha256.Sum256(data)
-		if e.Blob = hex.EncodeToString(sum[:]); e.Blob != name {
-			return nil, fmt.Errorf("%q: %w", header.Name, bus.ErrCorrupt)
-		}
-		return e, nil
-	}
-	e.Stream = strings.TrimSuffix(folder, "/")
-	seq, subject, ok := strings.Cut(strings.TrimSuffix(name, eventEnd), "-")
-	if e.Seq, err = strconv.ParseUint(seq, 10, 64); err != nil || !ok {
-		return nil, fmt.Errorf("%q: no event; must be STREAM/NUMBER-SUBJECT%s", header.Name, eventEnd)
-	}
-	e.Subject = subject
-	return e, nil
 }

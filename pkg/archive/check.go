@@ -3,34 +3,44 @@ package archive
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// check compares the files of an archive with their digests, and steps with the trajectories that name them, which
-// come later.
+// check compares the files of an archive with their digests, events with the contract, and steps with the trajectories
+// that name them, which come later.
 type check struct {
 	sums map[string]string // by file
+	run  schemas.Run
 	// All are by subject. parts are parts whose step is not complete yet, incomplete the steps that lack parts.
 	steps      map[string]step
 	parts      map[string][]byte
 	incomplete map[string]schemas.StepEvent
-	complete   bool
+	// seqs are the files by stream and sequence, subjects those of streams that keep one event for each subject.
+	seqs     map[string]string
+	subjects map[string]string
+	// trajectories are their sequences.
+	trajectories map[uint64]bool
+	complete     bool
 }
 
 type step struct {
 	file           string
+	seq            uint64
 	blake3, sha256 string // payload digests: which one the trajectory names comes later
 }
 
 func newCheck() *check {
 	return &check{
 		sums: map[string]string{}, steps: map[string]step{}, parts: map[string][]byte{},
-		incomplete: map[string]schemas.StepEvent{},
+		incomplete: map[string]schemas.StepEvent{}, seqs: map[string]string{}, subjects: map[string]string{},
+		trajectories: map[uint64]bool{},
 	}
 }
 
@@ -56,39 +66,64 @@ func (c *check) addFile(name string, e *Entry) error {
 	return nil
 }
 
-// compareSums checks that the archive's list of digests names exactly the files that came. An error names the file
-// that was added, taken out or changed. addFile calls it.
-func (c *check) compareSums(list string) error {
-	listed := 0
-	for line := range strings.Lines(list) {
-		digest, name, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "  ")
-		switch got := c.sums[name]; {
-		case !ok || got == "":
-			return fmt.Errorf("%q: is in %s and nowhere else: it was taken out", name, sumsFile)
-		case got != digest:
-			return fmt.Errorf("%q: %w: its bytes are %s, %s says %s", name, bus.ErrCorrupt, got, sumsFile, digest)
-		}
-		listed++
-	}
-	if listed != len(c.sums) {
-		return fmt.Errorf("%d files that are not in %s: they were added", len(c.sums)-listed, sumsFile)
+// sameFile checks that a file is the one that addFile has checked, where an archive is read again.
+func (c *check) sameFile(name string, e *Entry) error {
+	sum := sha256.Sum256(e.Data)
+	if name != sumsFile && c.sums[name] != hex.EncodeToString(sum[:]) {
+		return fmt.Errorf("%q: has changed since it was checked", name)
 	}
 	return nil
 }
 
-// checkEvent checks an event against those before it: a trajectory against its steps, a step against its parts. Of
-// steps and parts it keeps what later events are checked with. An error means that the archive is not as it was
-// written.
+// compareSums checks that the archive's list of digests names exactly the files that came. An error names the file
+// that was added, taken out or changed. addFile calls it.
+func (c *check) compareSums(list string) error {
+	listed, n := map[string]bool{}, 0
+	for line := range strings.Lines(list) {
+		n++
+		digest, name, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "  ")
+		switch got := c.sums[name]; {
+		case !ok:
+			return fmt.Errorf("%s, line %d: must be a digest, two spaces and the name of a file", sumsFile, n)
+		case listed[name]:
+			return fmt.Errorf("%s, line %d: %q: is in it twice", sumsFile, n, name)
+		case got == "":
+			return fmt.Errorf("%q: is in line %d of %s and nowhere else: it was taken out", name, n, sumsFile)
+		case got != digest:
+			return fmt.Errorf("%q: %w: its bytes are %s, line %d of %s says %s", name, bus.ErrCorrupt, got, n, sumsFile,
+				digest)
+		}
+		listed[name] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.sums)) {
+		if !listed[name] {
+			return fmt.Errorf("%q: is one of %d files that are not in %s: they were added", name,
+				len(c.sums)-len(listed), sumsFile)
+		}
+	}
+	return nil
+}
+
+// checkEvent checks an event: by its schema, and against those before it, a trajectory against its steps, a step
+// against its parts. Of steps and parts it keeps what later events are checked with. An error means that the archive is
+// not as it was written.
 func (c *check) checkEvent(file string, e *Entry) error {
 	if e.Blob != "" {
 		return nil
 	}
-	a, ok := schemas.ParseSubject(e.Subject)
-	if !ok {
-		return errors.New("no subject of the contract")
+	a, err := parsePlace(e.Stream, e.Subject)
+	if err == nil {
+		err = c.checkPlace(file, e, a.Run)
 	}
-	switch a.Kind {
-	case schemas.KindStep, schemas.KindTokens:
+	if err != nil {
+		return err
+	}
+	if e.event, err = decodeEvent(e.Subject, e.Data); err != nil && !isInput(e.Stream) {
+		return err
+	}
+	e.Fault = err
+	switch event := e.event.(type) {
+	case schemas.StepEvent:
 		blake3, err := schemas.PayloadDigest(schemas.BLAKE3, e.Data)
 		if err != nil {
 			return err
@@ -97,24 +132,41 @@ func (c *check) checkEvent(file string, e *Entry) error {
 		if err != nil {
 			return err
 		}
-		c.steps[e.Subject] = step{file, blake3, sha256}
-		event := schemas.StepEvent(&schemas.Step{})
-		if a.Kind == schemas.KindTokens {
-			event = &schemas.Tokens{}
-		}
-		if err := schemas.Decode(e.Data, event); err != nil {
-			return err
-		}
+		c.steps[e.Subject] = step{file, e.Seq, blake3, sha256}
 		return c.checkParts(e.Subject, event)
-	case schemas.KindPart, schemas.KindTokensPart:
+	case *schemas.Trajectory:
+		c.trajectories[e.Seq] = true
+		return c.checkTrajectory(event)
+	}
+	if a.Part != "" {
 		c.parts[e.Subject] = e.Data
 		whole := strings.TrimSuffix(e.Subject, "."+a.Part)
 		if event := c.incomplete[whole]; event != nil {
 			return c.checkParts(whole, event)
 		}
-	case schemas.KindTrajectory:
-		return c.checkTrajectory(e)
 	}
+	return nil
+}
+
+// checkPlace checks that an event is of the run of those before it, and that none of them has its sequence, or its
+// subject in a stream that stores a subject once: Import could store one of the two only.
+func (c *check) checkPlace(file string, e *Entry, run schemas.Run) error {
+	if c.run != "" && run != c.run {
+		return fmt.Errorf("is of run %q, and those before it of run %q", run, c.run)
+	}
+	c.run = run
+	place := e.Stream + " " + strconv.FormatUint(e.Seq, 10)
+	if before := c.seqs[place]; before != "" {
+		return fmt.Errorf("has sequence %d, as %q", e.Seq, before)
+	}
+	c.seqs[place] = file
+	if spec, _ := schemas.StreamNamed(e.Stream); !spec.Guarded {
+		return nil
+	}
+	if before := c.subjects[e.Subject]; before != "" {
+		return fmt.Errorf("has the subject of %q, which %s stores once", before, e.Stream)
+	}
+	c.subjects[e.Subject] = file
 	return nil
 }
 
@@ -143,10 +195,9 @@ func (c *check) checkParts(subject string, e schemas.StepEvent) error {
 
 // checkTrajectory compares the steps that came before a completed trajectory with the digests that it names. It fails
 // on a step that is missing, incomplete or different.
-func (c *check) checkTrajectory(e *Entry) error {
-	t := &schemas.Trajectory{}
-	if err := schemas.Decode(e.Data, t); err != nil || t.StopReason != schemas.StopCompleted {
-		return err
+func (c *check) checkTrajectory(t *schemas.Trajectory) error {
+	if t.StopReason != schemas.StopCompleted {
+		return nil
 	}
 	for i := range t.Steps {
 		s, ok := c.steps[t.StepSubject(i)]
@@ -159,6 +210,9 @@ func (c *check) checkTrajectory(e *Entry) error {
 			return fmt.Errorf("steps[%d]: %q is not in the export", i, t.StepSubject(i))
 		case c.incomplete[t.StepSubject(i)] != nil:
 			return fmt.Errorf("steps[%d]: %q lacks parts", i, s.file)
+		case s.seq != t.Steps[i].Seq:
+			return fmt.Errorf("steps[%d]: names sequence %d of %s, and the step is %q", i, t.Steps[i].Seq,
+				schemas.StreamSteps, s.file)
 		case has != named:
 			return fmt.Errorf("steps[%d]: %w: %q has the payload digest %s, the trajectory names %s",
 				i, bus.ErrCorrupt, s.file, has, named)

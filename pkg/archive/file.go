@@ -38,6 +38,9 @@ type state struct {
 	Created map[string]time.Time `json:"created"`
 	Bytes   int64                `json:"bytes"`
 	SHA256  string               `json:"sha256"` // of these bytes
+	// LeftOut and LeftOutNotes are Summary.LeftOut and its notes, up to the last file.
+	LeftOut      int      `json:"left_out,omitempty"`
+	LeftOutNotes []string `json:"left_out_notes,omitempty"`
 }
 
 // WriteFile writes an archive, as Write does, to a new file. The file is NAME.part until it is whole. If WriteFile was
@@ -69,18 +72,18 @@ func WriteFile(ctx context.Context, b *bus.Bus, run schemas.Run, name string) (*
 	f.exporter = newExporter(b, run, f)
 	f.added = f.saveSometimes
 	if err := f.resume(ctx); err != nil {
-		return f.summary, err
+		return f.summarize(), err
 	}
 	if err := f.write(ctx); err != nil {
-		return f.summary, errors.Join(err, f.save())
+		return f.summarize(), errors.Join(err, f.save())
 	}
 	if err := file.Sync(); err != nil {
-		return f.summary, err
+		return f.summarize(), err
 	}
 	if err := os.Rename(file.Name(), name); err != nil {
-		return f.summary, err
+		return f.summarize(), err
 	}
-	return f.summary, f.removeState()
+	return f.summarize(), f.removeState()
 }
 
 // partFile is a file that is not whole yet.
@@ -125,7 +128,9 @@ func (f *partFile) save() error {
 	if err := f.file.Sync(); err != nil {
 		return err
 	}
-	data, err := json.Marshal(state{f.run, f.limits, f.created, f.bytes, hex.EncodeToString(f.sum.Sum(nil))})
+	data, err := json.Marshal(state{
+		f.run, f.limits, f.created, f.bytes, hex.EncodeToString(f.sum.Sum(nil)), f.leftBefore.n, f.leftBefore.lines,
+	})
 	if err != nil {
 		return err
 	}
@@ -162,7 +167,7 @@ func (f *partFile) resume(ctx context.Context) error {
 	case s.Run != f.run:
 		return fmt.Errorf("%w: %s is of run %s; name another file, or remove it", ErrBegun, f.file.Name(), s.Run)
 	}
-	f.limits, f.created = s.Limits, s.Created
+	f.limits, f.created, f.leftOut = s.Limits, s.Created, notes{s.LeftOutNotes, s.LeftOut}
 	changed := fmt.Errorf("%w: %s has changed since it was written; remove it and %s", ErrBegun, f.file.Name(),
 		f.name+stateEnd)
 	files := tar.NewReader(io.TeeReader(io.LimitReader(f.file, s.Bytes), f.sum))
@@ -179,6 +184,9 @@ func (f *partFile) resume(ctx context.Context) error {
 			return fmt.Errorf("%w: %w", changed, err)
 		}
 		f.addSum(header.Name, e.Data)
+		if e.Blob == "" {
+			e.event, _ = decodeEvent(e.Subject, e.Data) // which was checked when it was written
+		}
 		f.count(e)
 	}
 	if f.lastEvent == nil || hex.EncodeToString(f.sum.Sum(nil)) != s.SHA256 {

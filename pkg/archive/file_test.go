@@ -46,39 +46,19 @@ func TestMain(m *testing.M) {
 func large(t *testing.T) *bustest.Plane {
 	t.Helper()
 	p := bustest.New(t, bustest.TCP)
-	put := func(e interface {
-		schemas.Event
-		Subject() string
-	},
-	) uint64 {
-		ack, err := p.PublishRaw(t.Context(), e.Subject(), bustest.Encode(t, e), nil, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return ack.Seq
-	}
 	for i := range int64(8) {
 		state := bytes.Repeat([]byte{byte(i)}, 1000<<10)
-		step := &schemas.Step{Run: "r", UID: "u", SampleIndex: i, Attempt: "a", Latents: []schemas.IndexedTensor{{
-			Tensor: schemas.Tensor{DType: "U8", Shape: []int64{1000 << 10, 1}, Data: state},
-		}}}
-		digest, err := schemas.PayloadDigest(schemas.BLAKE3, bustest.Encode(t, step))
-		if err != nil {
-			t.Fatal(err)
-		}
-		made := &schemas.Trajectory{Steps: []schemas.StepRef{{Seq: put(step), Digest: digest}}}
-		made.Run, made.UID, made.SampleIndex, made.Attempt, made.StopReason = "r", "u", i, "a", schemas.StopCompleted
+		step := stepOf("r", "u", i, 0, state)
+		made := completed("r", "u", i, refTo(t, step, publish(t, p.Bus, step)))
 		ref, err := p.PutBlob(t.Context(), append(state, 1))
 		if err != nil {
 			t.Fatal(err)
 		}
-		made.Image = &schemas.Image{Ref: &ref}
-		put(made)
+		withImage(made, &ref)
+		publish(t, p.Bus, made)
 	}
-	gone := &schemas.Trajectory{}
-	gone.Run, gone.UID, gone.SampleIndex = "r", "u", 8
-	gone.Image = &schemas.Image{Ref: &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("0", 64), Size: 1}}
-	put(gone)
+	gone := stepOf("r", "u", 8, 0, make([]byte, 4))
+	publish(t, p.Bus, withImage(completed("r", "u", 8, refTo(t, gone, publish(t, p.Bus, gone))), nil))
 	return p
 }
 
@@ -154,7 +134,7 @@ func TestWriteFile_Killed(t *testing.T) {
 	killed(t, p, name, 6<<20, 4<<20)
 	killed(t, p, name, 9<<20, 9<<20)
 	// What is stored after the beginning is in neither.
-	late := &schemas.Step{Run: "r", UID: "u", SampleIndex: 9, Attempt: "a"}
+	late := stepOf("r", "u", 9, 0, make([]byte, 4))
 	if _, err := p.PublishRaw(t.Context(), late.Subject(), bustest.Encode(t, late), nil, ""); err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"reflect"
-	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -31,17 +30,33 @@ type Imported struct {
 	Stored        int `json:"stored"`
 	AlreadyStored int `json:"there"`
 	Blobs         int `json:"blobs"`
+	// SourceRun is the run whose samples a pass scored; empty for other runs.
+	SourceRun schemas.Run `json:"source_run,omitempty"`
+	// MissingTrajectories counts the samples whose rewards are there, and whose trajectories are not.
+	MissingTrajectories int `json:"missing_trajectories,omitempty"`
+	// MissingBlobs, Refused and Notes are those of the Summary.
+	MissingBlobs int      `json:"missing_blobs,omitempty"`
+	Refused      int      `json:"refused,omitempty"`
+	Notes        []string `json:"notes,omitempty"`
+}
+
+// ImportOptions change what Import does.
+type ImportOptions struct {
+	// WithoutSource stores a pass also where the run whose samples it scored is not stored.
+	WithoutSource bool
 }
 
 // Import stores the run of an archive; it reads the archive several times. First it checks the archive, and compares
 // it with what is stored of the run: when an event is stored that the archive does not have, it writes nothing and
 // returns ErrOther. So an import can be repeated, also after it was cut off: it stores only what is missing. Events
-// keep their bytes, except the sequences by which they name others: these get the values of this store. Content
-// digests stay. No service may work on the server: it would treat half a run as a new one.
-func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker) (*Imported, error) {
+// keep their bytes, except the sequences by which they name others: these get the values of this store. Those of a
+// pass name the samples of another run, which must be stored first (ErrNoSource). Content digests stay. No service may
+// work on the server: it would treat half a run as a new one.
+func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker, o ImportOptions) (*Imported, error) {
 	m := &importer{
-		b: b, r: r, archived: map[key]bool{}, stored: map[key]uint64{},
-		newSeqs: map[string]map[uint64]uint64{},
+		b: b, r: r, options: o, archived: map[key]bool{}, stored: map[key]uint64{},
+		newSeqs: map[string]map[uint64]uint64{}, check: newCheck(),
+		names: names{sources: map[schemas.Run]bool{}, prompts: map[uint64]sampleID{}},
 	}
 	for _, stream := range importOrder {
 		m.newSeqs[stream] = map[uint64]uint64{}
@@ -50,6 +65,9 @@ func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker) (*Imported, error)
 		return nil, err
 	}
 	if err := m.compareStored(ctx); err != nil {
+		return nil, fmt.Errorf("import run %s: %w", m.result.Run, err)
+	}
+	if err := m.findSources(ctx); err != nil {
 		return nil, fmt.Errorf("import run %s: %w", m.result.Run, err)
 	}
 	for _, stream := range append([]string{""}, importOrder...) {
@@ -62,14 +80,17 @@ func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker) (*Imported, error)
 
 // importer is the state of one Import.
 type importer struct {
-	b      *bus.Bus
-	r      io.ReadSeeker
-	result Imported
+	b       *bus.Bus
+	r       io.ReadSeeker
+	options ImportOptions
+	result  Imported
 	// archived are the events of the archive, stored the events on the server with their sequences.
 	archived map[key]bool
 	stored   map[key]uint64
 	// newSeqs maps a sequence of the archive to that of the server, by stream.
 	newSeqs map[string]map[uint64]uint64
+	names   names
+	check   *check // of the archive
 }
 
 // key identifies an event in every store: its subject, and the digest of its content without sequences.
@@ -78,42 +99,35 @@ type key struct {
 	digest  [sha256.Size]byte
 }
 
-// eachEntry reads the archive from its beginning and calls each with every entry. It stops at the first error, of the
-// archive or of each.
-func (m *importer) eachEntry(each func(e *Entry) error) error {
-	if _, err := m.r.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
-	for e, err := range Read(m.r) {
-		if err == nil {
-			err = each(e)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+// rewind goes to the beginning of the archive.
+func (m *importer) rewind() error {
+	_, err := m.r.Seek(0, io.SeekStart)
+	return err
 }
 
-// readArchive is the first pass of Import: it checks the archive, and notes the run's name and the keys of its
-// events. It fails if the archive is damaged or has events of several runs.
+// readArchive is the first pass of Import: it checks the archive as Check does, and notes the run's name, the keys of
+// its events, and what they name by sequence.
 func (m *importer) readArchive(ctx context.Context) error {
-	return m.eachEntry(func(e *Entry) error {
+	if err := m.rewind(); err != nil {
+		return err
+	}
+	s, err := checkAll(m.r, m.check, func(e *Entry) error {
 		if e.Blob != "" || ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if !slices.Contains(importOrder, e.Stream) {
-			return fmt.Errorf("read export: %s: no stream of a run", e.Stream)
+		if e.event != nil {
+			m.names.add(e.event)
 		}
-		run, ok := schemas.RunOf(e.Subject)
-		if !ok || m.result.Run != "" && run != m.result.Run {
-			return fmt.Errorf("read export: %q is no event of run %q", e.Subject, m.result.Run)
-		}
-		m.result.Run = run
 		k, err := m.keyOf(e.Subject, e.Seq, e.Data)
 		m.archived[k] = true
 		return err
 	})
+	if err != nil {
+		return err
+	}
+	m.result.Run, m.result.SourceRun = m.check.run, s.SourceRun
+	m.result.Refused, m.result.MissingBlobs, m.result.Notes = s.Refused, s.Missing, s.Notes
+	return nil
 }
 
 // compareStored is the second step of Import: it notes which events of the run the server has already. It returns
@@ -130,9 +144,12 @@ func (m *importer) compareStored(ctx context.Context) error {
 				return err
 			}
 			if !m.archived[k] {
-				return fmt.Errorf("%w: %s has %q (sequence %d), which the export does not have, or otherwise; "+
-					"import it into another store, or remove the run first with 'meander runs rm %s'",
-					ErrOther, stream, e.Subject, e.Seq, m.result.Run)
+				differs := "is not in the export"
+				if m.check.subjects[e.Subject] != "" {
+					differs = "has other content in the export"
+				}
+				return fmt.Errorf("%w: %q, sequence %d of %s, %s; import it into another store, or remove the run "+
+					"first with 'meander runs rm %s'", ErrOther, e.Subject, e.Seq, stream, differs, m.result.Run)
 			}
 			m.stored[k] = e.Seq
 		}
@@ -142,49 +159,61 @@ func (m *importer) compareStored(ctx context.Context) error {
 
 // keyOf returns the key of an event.
 func (m *importer) keyOf(subject string, seq uint64, data []byte) (key, error) {
-	data, err := m.renumberEvent(subject, seq, data, func(string, uint64) (uint64, error) { return 1, nil })
+	data, err := m.renumberEvent(subject, seq, data, func(string, uint64) uint64 { return 1 })
 	return key{subject, sha256.Sum256(data)}, err
 }
 
 // storeStream stores the archive's events of one stream, or with stream "" its blobs. It skips events that the server
 // has already. It notes the new sequence of each event, for the events of later streams that name it.
 func (m *importer) storeStream(ctx context.Context, stream string) error {
-	return m.eachEntry(func(e *Entry) error {
-		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case e.Stream != stream:
-			return nil
-		case e.Blob != "":
-			m.result.Blobs++
-			_, err := m.b.PutBlob(ctx, e.Data)
-			return err
+	if err := m.rewind(); err != nil {
+		return err
+	}
+	for e, err := range readFiles(m.r, m.check.sameFile) {
+		if err == nil {
+			err = ctx.Err()
 		}
-		k, err := m.keyOf(e.Subject, e.Seq, e.Data)
+		if err == nil && e.Stream == stream {
+			err = m.storeEntry(ctx, e)
+		}
 		if err != nil {
 			return err
 		}
-		seq, there := m.stored[k]
-		if there {
-			m.result.AlreadyStored++
-		} else if seq, err = m.storeEvent(ctx, e); err != nil {
-			return fmt.Errorf("%q: %w", e.Subject, err)
-		}
-		m.newSeqs[stream][e.Seq], m.stored[k] = seq, seq
-		return nil
-	})
+	}
+	return nil
+}
+
+// storeEntry stores a blob or an event of the archive, unless the server has it.
+func (m *importer) storeEntry(ctx context.Context, e *Entry) error {
+	if e.Blob != "" {
+		m.result.Blobs++
+		_, err := m.b.PutBlob(ctx, e.Data)
+		return err
+	}
+	k, err := m.keyOf(e.Subject, e.Seq, e.Data)
+	if err != nil {
+		return err
+	}
+	seq, there := m.stored[k]
+	if there {
+		m.result.AlreadyStored++
+	} else if seq, err = m.storeEvent(ctx, e); err != nil {
+		return fmt.Errorf("%q: %w", e.Subject, err)
+	}
+	m.newSeqs[e.Stream][e.Seq], m.stored[k] = seq, seq
+	return nil
 }
 
 // storeEvent publishes an event of the archive, with the sequences of this server in place of the archive's, and
-// returns its own new sequence. It fails if the event names one that the archive does not have, or if another client
-// stored a different event under the subject meanwhile (ErrOther).
+// returns its own new sequence. An event that was gone when the archive was written is named by goneSeq: streams drop
+// prompts before groups, and trajectories before rewards. It fails if another client stored a different event under
+// the subject meanwhile (ErrOther).
 func (m *importer) storeEvent(ctx context.Context, e *Entry) (uint64, error) {
-	data, err := m.renumberEvent(e.Subject, e.Seq, e.Data, func(stream string, old uint64) (uint64, error) {
-		seq, ok := m.newSeqs[stream][old]
-		if !ok && stream != schemas.StreamPrompts { // prompts may be removed while their groups stay
-			return 0, fmt.Errorf("it names sequence %d of %s, which the export does not have", old, stream)
+	data, err := m.renumberEvent(e.Subject, e.Seq, e.Data, func(stream string, old uint64) uint64 {
+		if seq, ok := m.newSeqs[stream][old]; ok {
+			return seq
 		}
-		return max(seq, 1), nil
+		return goneSeq
 	})
 	if err != nil {
 		return 0, err
@@ -208,17 +237,17 @@ func (m *importer) storeEvent(ctx context.Context, e *Entry) (uint64, error) {
 
 // renumberEvent returns the bytes of an event in which newSeq has replaced the sequences that name other events. A
 // prompt without a uid gets the uid that it had by its old sequence. Events that name no others, and bytes that do
-// not decode, are returned as they are. The error is that of newSeq.
+// not decode, are returned as they are.
 func (m *importer) renumberEvent(
-	subject string, seq uint64, data []byte, newSeq func(stream string, old uint64) (uint64, error),
+	subject string, seq uint64, data []byte, newSeq func(stream string, old uint64) uint64,
 ) ([]byte, error) {
 	a, _ := schemas.ParseSubject(subject)
-	e := newEvent(a.Kind)
 	switch a.Kind {
 	case schemas.KindStep, schemas.KindTokens, schemas.KindVerdict, schemas.KindControl:
 		return data, nil
 	}
-	if e == nil || schemas.Decode(data, e) != nil {
+	e := decoded(subject, data)
+	if e == nil {
 		return data, nil // it has none
 	}
 	if p, ok := e.(*schemas.Prompt); ok {
@@ -226,43 +255,40 @@ func (m *importer) renumberEvent(
 			return data, nil
 		}
 		p.UID = p.GroupUID(seq)
-	} else if err := renumberValue(reflect.ValueOf(e), newSeq); err != nil {
-		return nil, err
+	} else {
+		renumberValue(reflect.ValueOf(e), newSeq)
 	}
 	return schemas.Encode(e)
 }
 
-// renumberValue replaces the sequences in a decoded event, at any depth: newSeq gets the stream and the old sequence,
-// and its error ends the replacement. renumberEvent calls it.
-func renumberValue(v reflect.Value, newSeq func(stream string, old uint64) (uint64, error)) (err error) {
+// renumberValue replaces the sequences in a decoded event, at any depth: newSeq gets the stream and the old sequence.
+// renumberEvent calls it.
+func renumberValue(v reflect.Value, newSeq func(stream string, old uint64) uint64) {
 	switch v.Kind() {
 	case reflect.Pointer:
 		if !v.IsNil() {
-			err = renumberValue(v.Elem(), newSeq)
+			renumberValue(v.Elem(), newSeq)
 		}
 	case reflect.Slice:
-		for i := 0; i < v.Len() && err == nil && v.Type().Elem().Kind() != reflect.Uint8; i++ {
-			err = renumberValue(v.Index(i), newSeq)
+		for i := 0; i < v.Len() && v.Type().Elem().Kind() != reflect.Uint8; i++ {
+			renumberValue(v.Index(i), newSeq)
 		}
 	case reflect.Struct:
-		for i := 0; i < v.NumField() && err == nil; i++ {
+		for i := range v.NumField() {
 			stream := sequences[v.Type().Field(i).Name]
 			if v.Type() == reflect.TypeFor[schemas.StepRef]() && v.Type().Field(i).Name == "Seq" {
 				stream = schemas.StreamSteps
 			}
 			f := v.Field(i)
 			if stream == "" || f.Kind() != reflect.Uint64 {
-				err = renumberValue(f, newSeq)
+				renumberValue(f, newSeq)
 				continue
 			}
 			if f.Uint() > 0 {
-				var seq uint64
-				seq, err = newSeq(stream, f.Uint())
-				f.SetUint(seq)
+				f.SetUint(newSeq(stream, f.Uint()))
 			}
 		}
 	}
-	return err
 }
 
 // sequences are the fields that name an event by its sequence, with the stream of that event.

@@ -17,30 +17,29 @@ import (
 func exported(t *testing.T) []byte {
 	t.Helper()
 	p := bustest.New(t)
-	put := func(subject string, e schemas.Event) bus.Ack {
-		ack, err := p.PublishRaw(t.Context(), subject, bustest.Encode(t, e), nil, "")
-		if err != nil {
+	var prompt bus.Ack
+	for _, run := range []schemas.Run{"other", "other", "r1"} {
+		var err error
+		data := bustest.Encode(t, &schemas.Prompt{Prompt: "a red fox"})
+		if prompt, err = p.PublishRaw(t.Context(), schemas.PromptSubject(run), data, nil, ""); err != nil {
 			t.Fatal(err)
 		}
-		return ack
 	}
-	put(schemas.PromptSubject("other"), &schemas.Prompt{Prompt: "a red fox"})
-	put(schemas.PromptSubject("other"), &schemas.Prompt{Prompt: "a red fox"})
-	prompt := put(schemas.PromptSubject("r1"), &schemas.Prompt{Prompt: "a red fox"})
-	put(schemas.GroupSubject("r1", "p3"), &schemas.GroupRecord{Run: "r1", UID: "p3", Group: schemas.Group{PromptSeq: prompt.Seq}})
-	put(schemas.StepSubject("other", "u", 0, "a", 0), &schemas.Step{Run: "other"})
-	sample := &schemas.Trajectory{Identity: schemas.Identity{Run: "r1", UID: "p3"}, Provenance: schemas.Provenance{Attempt: "a"}, Outcome: schemas.Outcome{StopReason: schemas.StopCompleted}, Group: schemas.Group{PromptSeq: prompt.Seq}}
+	record := group("r1", "", prompt.Seq)
+	record.UID, record.Group.Batch = "p3", "p3"
+	publish(t, p.Bus, record)
+	publish(t, p.Bus, stepOf("other", "u", 0, 0, make([]byte, 32)))
+	var steps []schemas.StepRef
 	for i := range int64(2) {
-		step := &schemas.Step{Run: "r1", UID: "p3", StepIndex: i, Attempt: "a"}
-		digest, err := schemas.PayloadDigest(schemas.BLAKE3, bustest.Encode(t, step))
-		if err != nil {
-			t.Fatal(err)
-		}
-		sample.Steps = append(sample.Steps, schemas.StepRef{Seq: put(step.Subject(), step).Seq, Digest: digest})
+		step := stepOf("r1", "p3", 0, i, make([]byte, 32))
+		steps = append(steps, refTo(t, step, publish(t, p.Bus, step)))
 	}
-	put(schemas.TrajectorySubject("other", "u", 0), &schemas.Trajectory{Identity: schemas.Identity{Run: "other"}})
-	ack := put(sample.Subject(), sample)
-	put(schemas.RewardSubject("r1", "p3", "p3", 0), &schemas.Reward{Run: "r1", UID: "p3", TrajectorySeq: ack.Seq})
+	publish(t, p.Bus, madeAt("other", 1, 1))
+	sample := completed("r1", "p3", 0, steps...)
+	sample.Group.PromptSeq = prompt.Seq
+	reward, _ := scored("r1", "", 0, prompt.Seq, publish(t, p.Bus, sample))
+	reward.UID, reward.Group.Batch = "p3", "p3"
+	publish(t, p.Bus, reward)
 	var file bytes.Buffer
 	if _, err := archive.Write(t.Context(), p.Bus, "r1", &file); err != nil {
 		t.Fatal(err)
@@ -77,7 +76,7 @@ func TestImport_GoesOn(t *testing.T) {
 	file := exported(t)
 	p := bustest.New(t)
 	for seeks := 1; ; seeks++ {
-		done, err := archive.Import(t.Context(), p.Bus, &broken{bytes.NewReader(file), seeks})
+		done, err := archive.Import(t.Context(), p.Bus, &broken{bytes.NewReader(file), seeks}, archive.ImportOptions{})
 		if errors.Is(err, errBroken) {
 			continue
 		}
@@ -127,17 +126,18 @@ func TestImport_GoesOn(t *testing.T) {
 // A run that is stored with anything else is refused by name, and stays as it is.
 func TestImport_Other(t *testing.T) {
 	file := exported(t)
-	for name, subject := range map[string]string{
-		"another event":     schemas.TrajectorySubject("r1", "elsewhere", 0),
-		"otherwise":         schemas.TrajectorySubject("r1", "p3", 0),
-		"a prompt too many": schemas.PromptSubject("r1"),
+	const notThere, differs = "is not in the export", "has other content in the export"
+	for name, c := range map[string]struct{ subject, says string }{
+		"another event":     {schemas.TrajectorySubject("r1", "elsewhere", 0), notThere},
+		"otherwise":         {schemas.TrajectorySubject("r1", "p3", 0), differs},
+		"a prompt too many": {schemas.PromptSubject("r1"), notThere},
 	} {
 		p := bustest.New(t)
-		if _, err := p.PublishRaw(t.Context(), subject, []byte("x"), nil, ""); err != nil {
+		if _, err := p.PublishRaw(t.Context(), c.subject, []byte("x"), nil, ""); err != nil {
 			t.Fatal(err)
 		}
-		_, err := archive.Import(t.Context(), p.Bus, bytes.NewReader(file))
-		if !errors.Is(err, archive.ErrOther) || !strings.Contains(err.Error(), subject) {
+		_, err := archive.Import(t.Context(), p.Bus, bytes.NewReader(file), archive.ImportOptions{})
+		if !errors.Is(err, archive.ErrOther) || !strings.Contains(err.Error(), c.subject) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if n := p.Info(t, schemas.StreamSteps).State.Msgs; n > 0 {
@@ -166,27 +166,15 @@ func (d *during) Write(p []byte) (int, error) {
 func TestWrite_InUse(t *testing.T) {
 	p := bustest.New(t)
 	sample := func(i int64) {
-		step := &schemas.Step{Run: "r1", UID: "u", SampleIndex: i, Attempt: "a"}
-		data := bustest.Encode(t, step)
-		digest, err := schemas.PayloadDigest(schemas.BLAKE3, data)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ack, err := p.PublishRaw(t.Context(), step.Subject(), data, nil, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		made := &schemas.Trajectory{Identity: schemas.Identity{Run: "r1", UID: "u", SampleIndex: i}, Provenance: schemas.Provenance{Attempt: "a"}, Outcome: schemas.Outcome{StopReason: schemas.StopCompleted}, Steps: []schemas.StepRef{{Seq: ack.Seq, Digest: digest}}}
-		if _, err := p.PublishRaw(t.Context(), made.Subject(), bustest.Encode(t, made), nil, ""); err != nil {
-			t.Fatal(err)
-		}
+		step := stepOf("r1", "u", i, 0, make([]byte, 32))
+		publish(t, p.Bus, completed("r1", "u", i, refTo(t, step, publish(t, p.Bus, step))))
 	}
 	sample(0)
 	file := &during{at: "MDR_STEPS/", do: func() { sample(1) }}
 	if _, err := archive.Write(t.Context(), p.Bus, "r1", file); err != nil {
 		t.Fatal(err)
 	}
-	if done, err := archive.Import(t.Context(), bustest.New(t).Bus, bytes.NewReader(file.Bytes())); err != nil || done.Stored != 2 {
+	if done, err := archive.Import(t.Context(), bustest.New(t).Bus, bytes.NewReader(file.Bytes()), archive.ImportOptions{}); err != nil || done.Stored != 2 {
 		t.Errorf("imported %+v, %v; want the first sample", done, err)
 	}
 }

@@ -20,14 +20,16 @@ import (
 
 // Write writes all stored events of a run, and their blobs, as a tar. Services may work on the run meanwhile: an
 // event that is stored during Write is either in the archive together with the events that it names, or left out.
-// Blobs that are gone are counted in Summary.Missing. An error leaves an archive without its list of digests, which
-// Read refuses.
+// Blobs that are gone are counted in Summary.Missing, messages that are no events, and left out, in Summary.LeftOut. A
+// pass has no samples of its own: they are in an archive of Summary.SourceRun. An error leaves an archive without its
+// list of digests, which Read refuses.
 func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summary, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
 	}
 	x := newExporter(b, run, w)
-	return x.summary, x.write(ctx)
+	err := x.write(ctx)
+	return x.summarize(), err
 }
 
 // exporter is the state of one export: what the archive has up to here.
@@ -37,8 +39,10 @@ type exporter struct {
 	files   *tar.Writer
 	summary *Summary
 	sums    strings.Builder
-	refs    map[schemas.Ref]bool
-	blobs   map[string]bool // that are written
+	refs    map[schemas.Ref]string // the event that names it
+	blobs   map[string]bool        // that are written
+	// leftOut and missing are for Summary.Notes, leftBefore is leftOut as it was at the last file.
+	leftOut, leftBefore, missing notes
 	// limits are the sequences up to which events are written, by stream; empty until the work queues are.
 	limits map[string]uint64
 	// created says when each stream was made, as of then.
@@ -54,10 +58,17 @@ type exporter struct {
 func newExporter(b *bus.Bus, run schemas.Run, w io.Writer) *exporter {
 	return &exporter{
 		bus: b, run: run, files: tar.NewWriter(w), summary: &Summary{Events: map[string]int{}},
-		refs: map[schemas.Ref]bool{}, blobs: map[string]bool{}, limits: map[string]uint64{},
+		refs: map[schemas.Ref]string{}, blobs: map[string]bool{}, limits: map[string]uint64{},
 		created: map[string]time.Time{},
 		added:   func() error { return nil },
 	}
+}
+
+// summarize returns what the archive has and lacks.
+func (x *exporter) summarize() *Summary {
+	x.summary.LeftOut, x.summary.Missing = x.leftOut.n, x.missing.n
+	x.summary.Notes = append(x.leftOut.list(), x.missing.list()...)
+	return x.summary
 }
 
 // write writes what is not in the archive yet.
@@ -111,8 +122,12 @@ func (x *exporter) writeEvents(ctx context.Context) error {
 				break
 			}
 			e := &Entry{Stream: stream, Seq: m.Seq, Subject: m.Subject, Time: m.Time, Data: m.Data}
-			name := fmt.Sprintf("%s/%010d-%s%s", stream, m.Seq, m.Subject, eventEnd)
-			if err := x.addFile(name, m.Time, m.Data); err != nil {
+			if e.event, err = decodeEvent(m.Subject, m.Data); err != nil && !isInput(stream) {
+				// Nobody reads it, and Read would refuse the archive for it.
+				x.leftOut.add("left out: sequence %d of %s, %q: %v", m.Seq, stream, m.Subject, err)
+				continue
+			}
+			if err := x.addFile(e.file(), m.Time, m.Data); err != nil {
 				return err
 			}
 			x.count(e)
@@ -132,12 +147,12 @@ func (x *exporter) writeBlobs(ctx context.Context) error {
 			continue
 		}
 		if ref.Digest < x.lastBlob {
-			x.summary.Missing++ // it was gone before the stop
+			x.missing.add(missingBlob, ref.Digest, x.refs[ref]) // it was gone before the stop
 			continue
 		}
 		data, err := x.bus.GetBlob(ctx, ref)
 		if errors.Is(err, bus.ErrNotFound) {
-			x.summary.Missing++
+			x.missing.add(missingBlob, ref.Digest, x.refs[ref])
 			continue
 		}
 		if err == nil {
@@ -162,7 +177,9 @@ func (x *exporter) addFile(name string, at time.Time, data []byte) error {
 	if err == nil {
 		_, err = x.files.Write(data)
 	}
-	x.addSum(name, data)
+	if name != sumsFile {
+		x.addSum(name, data)
+	}
 	return err
 }
 
@@ -174,6 +191,7 @@ func (x *exporter) addSum(name string, data []byte) {
 
 // count notes a file that is in the archive.
 func (x *exporter) count(e *Entry) {
+	x.leftBefore = x.leftOut
 	if e.Blob != "" {
 		x.summary.Blobs++
 		x.blobs[e.Blob], x.lastBlob = true, e.Blob
@@ -184,8 +202,11 @@ func (x *exporter) count(e *Entry) {
 		x.newest = e.Time
 	}
 	for _, ref := range e.Refs() {
-		x.refs[ref] = true
+		if x.refs[ref] == "" {
+			x.refs[ref] = e.file()
+		}
 	}
+	x.summary.SourceRun = max(x.summary.SourceRun, sourceOf(e.event))
 	if !isWorkQueue(e.Stream) {
 		x.lastEvent = e
 	}

@@ -125,6 +125,9 @@ func openFiles(folder *Folder, names []string, index map[string]string) (*Archiv
 // archive.
 func (a *Archive) addFile(folder *Folder, name string) error {
 	f, err := folder.Open(name)
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		return p.Err // openFiles names the path, and the system's call says nothing to users
+	}
 	if err != nil {
 		return err
 	}

@@ -108,6 +108,15 @@ func TestArchive_MissingAndMisshaped(t *testing.T) {
 	}
 }
 
+// A file that is not there is named once, and without the call of the system that failed.
+func TestOpen_Missing(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "nofile.safetensors")
+	want := fmt.Sprintf("open %q: no such file or directory", name)
+	if _, err := safetensors.Open(name); !errors.Is(err, fs.ErrNotExist) || err.Error() != want {
+		t.Errorf("%v; want %s", err, want)
+	}
+}
+
 func TestParse_RefusesBadHeaders(t *testing.T) {
 	const w = `"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}`
 	long := binary.LittleEndian.AppendUint64(nil, safetensors.MaxHeader+1)

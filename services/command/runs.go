@@ -198,7 +198,8 @@ func runsExportCommand(a *app) *cobra.Command {
 
 archive (default) is one tar file with all events of the run, and the blobs that they name: each event
 is STREAM/NUMBER-SUBJECT.msgpack, each blob blobs/<sha-256>; SHA256SUMS has all digests. 'meander runs
-import' stores it again.
+import' stores it again. Messages that are no events, which no service reads, are left out by name. A
+pass of 'meander rescore' needs the export of the run that it scored, too.
 
 webdataset, parquet and safetensors are datasets of the samples in closed groups: prompt, image or
 text, reward, advantage, log-probs and stored latents. They are a folder of files of whole groups, with
@@ -329,13 +330,18 @@ func runsReadCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "read FILE", Short: "check an exported run and count what it has; needs no server",
 		Args: args(cobra.ExactArgs(1)),
-		Long: `read compares every file of an export with its digest in SHA256SUMS, steps with the digests in their
-trajectories, and tensors with the digests of their parts. Of the folder of a dataset it compares the
-files with their digests in index.json. If a file has changed, read names it and the exit status is 1.`,
+		Long: `read compares every file of an export with its digest in SHA256SUMS, events with their schemas, steps
+with the digests in their trajectories, and tensors with the digests of their parts. Of the folder of a
+dataset it compares the files with their digests in index.json. If a file has changed or is not valid,
+read names it and the exit status is 1. What is no longer stored since before the export is named, and
+no fault.`,
 		Example: "  meander runs read night.tar",
 		RunE: func(c *cobra.Command, given []string) error {
-			if dir, err := os.Stat(given[0]); err == nil && dir.IsDir() {
+			if isFolder(given[0]) {
 				x, err := shards.Check(given[0])
+				if errors.Is(err, os.ErrNotExist) {
+					return fmt.Errorf("%w; must be the folder of a dataset that is whole, or the file of an archive", err)
+				}
 				if err != nil {
 					return err
 				}
@@ -346,38 +352,20 @@ files with their digests in index.json. If a file has changed, read names it and
 				return err
 			}
 			defer func() { _ = f.Close() }() // read-only
-			s := &archive.Summary{Events: map[string]int{}}
-			named, here := map[string]bool{}, map[string]bool{}
-			for e, err := range archive.Read(f) {
-				if err != nil {
-					return err
+			s, err := archive.Check(f, func(e *archive.Entry) error {
+				if !a.json || e.Blob != "" {
+					return nil
 				}
-				s.Bytes += int64(len(e.Data))
-				for _, ref := range e.Refs() {
-					named[ref.Digest] = true
-				}
-				switch {
-				case e.Blob != "":
-					s.Blobs++
-					here[e.Blob] = true
-				case a.json:
-					line := map[string]any{
-						"stream": e.Stream, "seq": e.Seq, "subject": e.Subject, "time": e.Time.UTC(),
-						"event": schemas.JSONOfBytes(e.Data),
-					}
-					if err := json.NewEncoder(c.OutOrStdout()).Encode(line); err != nil {
-						return err
-					}
-				default:
-					s.Events[e.Stream]++
-				}
-			}
-			for digest := range named {
-				if !here[digest] {
-					s.Missing++
-				}
+				return json.NewEncoder(c.OutOrStdout()).Encode(map[string]any{
+					"stream": e.Stream, "seq": e.Seq, "subject": e.Subject, "time": e.Time.UTC(),
+					"event": schemas.JSONOfBytes(e.Data),
+				})
+			})
+			if err != nil {
+				return err
 			}
 			if a.json {
+				printLacks(c.ErrOrStderr(), s)
 				return nil
 			}
 			return a.printArchive(c.OutOrStdout(), given[0], s)
@@ -387,32 +375,49 @@ files with their digests in index.json. If a file has changed, read names it and
 
 // runsImportCommand makes the command 'meander runs import'.
 func runsImportCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	o := archive.ImportOptions{}
+	c := &cobra.Command{
 		Use: "import FILE", Short: "store an exported run again", Args: args(cobra.ExactArgs(1)),
 		Long: `import checks an export like 'meander runs read', then stores its events and blobs. All digests stay
 the same; events get new sequence numbers and the time of the import. A second import changes nothing,
 and an import that was stopped continues. If the store has events of the run that the export does not
 have, import refuses and writes nothing.
 
+A pass of 'meander rescore' names the samples of the run that it scored: import an export of that run
+first, or, where there is none, give --without-source.
+
 No service may run on the store: stop 'meander up' first. When it starts again, it continues the open
 groups.`,
 		Example: "  meander runs import night.tar\n  meander runs import night.tar --store other",
 		RunE: func(c *cobra.Command, given []string) error {
+			if isFolder(given[0]) {
+				return usage(fmt.Errorf("FILE: %q is a folder; must be the file of an archive: datasets cannot be "+
+					"imported", given[0]))
+			}
 			f, err := os.Open(given[0])
 			if err != nil {
 				return err
 			}
 			defer func() { _ = f.Close() }() // read-only
 			return a.withConnection(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
-				return a.importRun(c, conn, f)
+				return a.importRun(c, conn, f, o)
 			})(c, given)
 		},
 	}
+	c.Flags().BoolVar(&o.WithoutSource, "without-source", false,
+		"store a pass also where the run that it scored is not stored: its rewards then name no samples")
+	return c
+}
+
+// isFolder reports whether there is a folder of that name.
+func isFolder(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.IsDir()
 }
 
 // importRun stores an exported run. It refuses while a service runs, which would work on a part of the run, and if
 // the store has other events of the run. runsImportCommand calls it.
-func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker) error {
+func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker, o archive.ImportOptions) error {
 	running, err := conn.Present(c.Context())
 	if err != nil {
 		return err
@@ -422,7 +427,10 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker) err
 		return fmt.Errorf("%s %s runs on this store and would work on a run that is only partly there; "+
 			"stop it first (a killed one counts as running for %v)", p.Service, p.Instance, schemas.PresenceTTL)
 	}
-	done, err := archive.Import(c.Context(), conn.Bus, f)
+	done, err := archive.Import(c.Context(), conn.Bus, f, o)
+	if errors.Is(err, archive.ErrNoSource) {
+		err = fmt.Errorf("%w, or, where there is none, give --without-source", err)
+	}
 	if err != nil {
 		return withAdvice(c.Context(), conn.Bus, err)
 	}
@@ -432,7 +440,34 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker) err
 	fmt.Fprintf(c.OutOrStdout(), "run %s: %s stored, %s there already, %s\n",
 		done.Run, present.Count(done.Stored, "event"), present.Count(done.AlreadyStored, "event"),
 		present.Count(done.Blobs, "blob"))
+	printLacks(c.OutOrStdout(), &archive.Summary{
+		SourceRun: done.SourceRun, MissingTrajectories: done.MissingTrajectories, Missing: done.MissingBlobs,
+		Refused: done.Refused, Notes: done.Notes,
+	})
 	return nil
+}
+
+// printLacks prints what an export does not have, or has and nobody takes, and of which run it is a pass.
+func printLacks(out io.Writer, s *archive.Summary) {
+	if s.SourceRun != "" {
+		fmt.Fprintf(out, "  a pass over run %s, which has the samples\n", s.SourceRun)
+	}
+	if s.MissingTrajectories > 0 {
+		fmt.Fprintf(out, "  the trajectories of %s missing: no longer stored\n",
+			present.Count(s.MissingTrajectories, "sample"))
+	}
+	if s.Missing > 0 {
+		fmt.Fprintf(out, "  %s missing: no longer stored at the time of the export\n", present.Count(s.Missing, "blob"))
+	}
+	if s.Refused > 0 {
+		fmt.Fprintf(out, "  prompts or controls that the services refuse: %d\n", s.Refused)
+	}
+	if s.LeftOut > 0 {
+		fmt.Fprintf(out, "  %s left out: no valid events, which nobody reads\n", present.Count(s.LeftOut, "message"))
+	}
+	for _, note := range s.Notes {
+		fmt.Fprintf(out, "    %s\n", note)
+	}
 }
 
 // printArchive prints how many events and blobs an export has; name is its file.
@@ -444,13 +479,11 @@ func (a *app) printArchive(out io.Writer, name string, s *archive.Summary) error
 	for _, k := range s.Events {
 		n += k
 	}
-	fmt.Fprintf(out, "%s: %s and %s, %s\n", name, present.Count(n, "event"), present.Count(s.Blobs, "blob"),
+	fmt.Fprintf(out, "%s: %s and %s of %s\n", name, present.Count(n, "event"), present.Count(s.Blobs, "blob"),
 		present.Size(s.Bytes))
 	for _, stream := range slices.Sorted(maps.Keys(s.Events)) {
 		fmt.Fprintf(out, "  %-18s %8d\n", stream, s.Events[stream])
 	}
-	if s.Missing > 0 {
-		fmt.Fprintf(out, "  %s missing: no longer stored at the time of the export\n", present.Count(s.Missing, "blob"))
-	}
+	printLacks(out, s)
 	return nil
 }

@@ -32,6 +32,8 @@ func TestRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, exitFailed, "it was cut off", "runs", "read", empty)
+	expect(t, exitFailed, "must be the folder of a dataset that is whole, or the file of an archive", "runs", "read", t.TempDir())
+	expect(t, exitUsage, "is a folder; must be the file of an archive", "runs", "import", t.TempDir())
 	expect(t, exitOK, "2 blobs", "runs", "read", file)
 	// Two images, the embeddings of the prompt and its mask, of samples of which another is the parent.
 	expect(t, exitOK, "", append([]string{"run", "--run", "r2", "--branch-from", "r1/p/0@1", "--return-conditioning"}, small...)...)
@@ -174,6 +176,7 @@ func TestRuns_ReadChanged(t *testing.T) {
 		says string
 		with func(data []byte) []byte
 	}{
+		"behind":    {"bytes follow behind its end", func(d []byte) []byte { return append(d, "more"...) }},
 		"a step":    {"MDR_STEPS/", func(d []byte) []byte { d[step+200] ^= 1; return d }},
 		"cut off":   {"it was cut off", func(d []byte) []byte { return d[:len(d)/2/512*512] }},
 		"of a list": {"SHA256SUMS", func(d []byte) []byte { d[bytes.LastIndex(d, []byte("MDR_GROUPS"))] = 'X'; return d }},

@@ -1,0 +1,188 @@
+package archive
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// ErrNoSource means that an archive is of a pass, and that the run whose samples the pass scored is not stored.
+var ErrNoSource = errors.New("the run that it scored again is not stored here")
+
+// goneSeq replaces a sequence by which an event names one that is no longer stored: no stream comes to it, and JSON
+// has it exactly. 0 would say that there never was one, and another number might be that of another event.
+const goneSeq = 1<<53 - 1
+
+// sampleID is a sample of any run.
+type sampleID struct {
+	run   schemas.Run // that made it
+	uid   schemas.UID
+	index int64
+}
+
+// sampleFacts are what a trajectory and its reward have in common.
+type sampleFacts struct {
+	schedule          string
+	started, finished int64
+}
+
+// named is a sample that an event names by the sequence of its trajectory.
+type named struct {
+	sampleID
+	seq   uint64
+	facts *sampleFacts // of a reward, or nil
+}
+
+// samplesNamedBy returns the samples that a decoded event names by sequence.
+func samplesNamedBy(e schemas.Event) (list []named) {
+	switch e := e.(type) {
+	case *schemas.Reward:
+		if e.TrajectorySeq > 0 {
+			list = append(list, named{
+				sampleID{cmp.Or(e.Group.SourceRun, e.Run), e.UID, e.SampleIndex}, e.TrajectorySeq,
+				&sampleFacts{e.ScheduleDigest, e.SampleStarted, e.SampleFinished},
+			})
+		}
+	case *schemas.Advantage:
+		for i := range e.Members {
+			if m := &e.Members[i]; m.TrajectorySeq > 0 {
+				id := sampleID{cmp.Or(e.SourceRun, e.Run), e.UID, m.SampleIndex}
+				list = append(list, named{id, m.TrajectorySeq, nil})
+			}
+		}
+	}
+	return list
+}
+
+// sourceOf returns the run whose samples a decoded event of a pass is about; "" for events of other runs.
+func sourceOf(e schemas.Event) schemas.Run {
+	switch e := e.(type) {
+	case *schemas.GroupRecord:
+		return e.Group.SourceRun
+	case *schemas.Opening:
+		return e.Group.SourceRun
+	case *schemas.Reward:
+		return e.Group.SourceRun
+	case *schemas.Advantage:
+		return e.SourceRun
+	}
+	return ""
+}
+
+// groupOf returns the group that a decoded event is the record of; nil for other events.
+func groupOf(e schemas.Event) *schemas.GroupRecord {
+	switch e := e.(type) {
+	case *schemas.GroupRecord:
+		return e
+	case *schemas.Opening:
+		return (*schemas.GroupRecord)(e)
+	}
+	return nil
+}
+
+// names are what the events of an archive name by sequence. A pass has no prompts and trajectories of its own: those
+// that it names are of its source run.
+type names struct {
+	sources map[schemas.Run]bool
+	samples []named
+	prompts map[uint64]sampleID // of a pass: a sample of the group, by the sequence of its prompt
+}
+
+// add notes what a decoded event names.
+func (n *names) add(e schemas.Event) {
+	n.samples = append(n.samples, samplesNamedBy(e)...)
+	run := sourceOf(e)
+	if run == "" {
+		return
+	}
+	n.sources[run] = true
+	if g := groupOf(e); g != nil {
+		n.prompts[g.Group.PromptSeq] = sampleID{run: run, uid: g.UID}
+	}
+}
+
+// findSources finds the events on the server that those of a pass name, and notes their sequences. It fails when the
+// run that the pass scored is not stored, or has other samples: then a reward would name the wrong one.
+func (m *importer) findSources(ctx context.Context) error {
+	for run := range m.names.sources {
+		samples, prompts, err := m.readSource(ctx, run)
+		if err != nil {
+			return err
+		}
+		for _, x := range m.names.samples {
+			stored, ok := samples[x.sampleID]
+			if !ok {
+				continue
+			}
+			if x.facts != nil && !stored.facts.fit(x.facts) {
+				return fmt.Errorf("%w: sample %d of group %s of run %s is not the one that the pass scored; remove "+
+					"that run and import its export first, or use another store", ErrOther, x.index, x.uid, run)
+			}
+			m.newSeqs[schemas.StreamTrajectories][x.seq] = stored.seq
+		}
+		for seq, id := range m.names.prompts {
+			if stored, ok := prompts[id.uid]; ok && id.run == run {
+				m.newSeqs[schemas.StreamPrompts][seq] = stored
+			}
+		}
+	}
+	missing := map[sampleID]bool{}
+	for _, x := range m.names.samples {
+		if _, ok := m.newSeqs[schemas.StreamTrajectories][x.seq]; !ok && !m.check.trajectories[x.seq] {
+			missing[x.sampleID] = true
+		}
+	}
+	m.result.MissingTrajectories = len(missing)
+	return ctx.Err()
+}
+
+// fit reports whether a reward with the facts r can be of the stored sample.
+func (s *sampleFacts) fit(r *sampleFacts) bool {
+	return s.schedule == r.schedule && (r.finished == 0 || s.finished == r.finished) &&
+		(r.started == 0 || s.started == r.started)
+}
+
+// storedSample is a trajectory of the source run on the server.
+type storedSample struct {
+	seq   uint64
+	facts sampleFacts
+}
+
+// readSource reads the samples of the run that a pass scored, and the sequences of their prompts by group. It returns
+// ErrNoSource if nothing of the run is stored.
+func (m *importer) readSource(
+	ctx context.Context, run schemas.Run,
+) (samples map[sampleID]*storedSample, prompts map[schemas.UID]uint64, err error) {
+	samples, prompts = map[sampleID]*storedSample{}, map[schemas.UID]uint64{}
+	filter := []string{schemas.TrajectoryFilter(run, "*")}
+	for msg, err := range m.b.Read(ctx, schemas.StreamTrajectories, filter, bus.ReadOptions{}) {
+		if err != nil {
+			return nil, nil, err
+		}
+		t := &schemas.Trajectory{}
+		if bus.Fits(msg, t) != nil {
+			continue
+		}
+		samples[sampleID{run, t.UID, t.SampleIndex}] = &storedSample{
+			msg.Seq, sampleFacts{t.ScheduleDigest, max(0, t.Timings.Started), max(0, t.Timings.Finished)},
+		}
+		prompts[t.UID] = t.Group.PromptSeq
+	}
+	if len(samples) > 0 {
+		return samples, prompts, nil
+	}
+	// The samples may be gone while the run is there: its groups stay longest.
+	_, err = m.b.Last(ctx, schemas.StreamGroups, schemas.GroupSubject(run, "*"))
+	if errors.Is(err, bus.ErrNotFound) {
+		err = nil
+		if !m.options.WithoutSource {
+			err = fmt.Errorf("%w: it is a pass over run %s; import an export of run %s first", ErrNoSource,
+				run, run)
+		}
+	}
+	return samples, prompts, err
+}
