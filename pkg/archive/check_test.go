@@ -51,7 +51,7 @@ func TestCheck_invalid(t *testing.T) {
 			a.Members[0].Status, a.Members[0].Reward, a.Members[0].Advantage = schemas.StatusScored, new(1.0), new(math.NaN())
 		}), "advantage: NaN; must be finite"},
 		"Inf":              {result(func(a *schemas.Advantage) { a.Mean = new(math.Inf(1)) }), "mean: +Inf; must be finite"},
-		"NaN reward":       {reward(func(r *schemas.Reward) { *r.Reward = math.NaN() }), "reward: NaN; must be finite"},
+		"NaN reward":       {reward(func(r *schemas.Reward) { *r.Reward = math.NaN() }), "reward: NaN; must be between -1e+30 and 1e+30"},
 		"newer":            {newer, "v: 9; must be 1"},
 		"no stream":        {moved(good, "MDR_ADVANTAGES", "FOO"), `"FOO" is no stream of a run`},
 		"another stream":   {moved(good, "MDR_ADVANTAGES", "MDR_STEPS"), "MDR_STEPS has no subject"},
