@@ -90,7 +90,9 @@ func TestFolder_refuses(t *testing.T) {
 	_, errRemove := f.Remove("bob")
 	_, errOpen := auth.Open(t.TempDir())
 	_, errCreate := auth.Create(f.Dir(), "", nil)
-	for _, err := range []error{errRemove, errOpen, errCreate} {
+	_, errOpenEmpty := auth.Open("")
+	_, errCreateEmpty := auth.Create("", "", nil)
+	for _, err := range []error{errRemove, errOpen, errCreate, errOpenEmpty, errCreateEmpty} {
 		if _, ok := errors.AsType[*auth.InvalidError](err); !ok {
 			t.Errorf("%v; want a mistake", err)
 		}

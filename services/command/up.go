@@ -52,7 +52,7 @@ process at once. Stored events are there at the next start.`,
 			}
 			server := natsd.Options{Listen: listen}
 			var guests []auth.User
-			if credentials != "" {
+			if c.Flags().Changed("auth") { // an empty one is refused: it would let in everybody
 				if guests, err = a.useCredentials(&server, credentials, log); err != nil {
 					return err
 				}
