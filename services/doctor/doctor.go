@@ -181,6 +181,13 @@ func localAreas() (out []area) {
 	return out
 }
 
+// askAdmin says who sees what this credential does not.
+const askAdmin = "use a credential that may, such as the admin's"
+
+// guest reports whether the checks are made as a guest. It has copies of the streams in an account of its own, where
+// there are no services and no consumers of theirs.
+func (o *Options) guest() bool { return o.Bus.User().IsGuest() }
+
 // notes collects the findings of an area.
 type notes struct {
 	area  string
@@ -201,7 +208,7 @@ func (n *notes) addFailure(what string, err error) {
 	api, _ := errors.AsType[*jetstream.APIError](err)
 	switch {
 	case errors.Is(err, bus.ErrPermission):
-		n.add(Unchecked, "use a credential that may, such as the admin's", "%s: this credential may not ask", what)
+		n.add(Unchecked, askAdmin, "%s: this credential may not ask", what)
 	case errors.Is(err, bus.ErrNoLeader), api != nil && api.ErrorCode == codeNotAvailable:
 		n.add(Fault, "start the servers that are down: with less than a majority of them the streams take and give "+
 			"nothing", "%s: no leader; its servers elect one, or too few of them are up", what)
