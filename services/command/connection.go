@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
@@ -34,8 +36,9 @@ func localOnly() natsd.Options {
 // another one on the same store. When that process ends, the connection moves to the next one, which may be this one.
 type connection struct {
 	*bus.Bus
-	// member shares the store with other processes; nil with --nats.
+	// member shares the store, a folder, with other processes; nil with --nats.
 	member *natsd.Member
+	store  string
 	log    zerolog.Logger
 	closed chan struct{}
 	// where names the server for people.
@@ -109,7 +112,7 @@ func (a *app) checkServer() error {
 func (a *app) openConnection(
 	ctx context.Context, part natsd.MemberOptions, log zerolog.Logger, setup ...bus.SetupOption,
 ) (*connection, error) {
-	c := &connection{where: bus.RedactURL(a.natsURL), log: log, closed: make(chan struct{})}
+	c := &connection{store: a.store, where: bus.RedactURL(a.natsURL), log: log, closed: make(chan struct{})}
 	cfg := a.server()
 	if err := a.checkServer(); err != nil {
 		return nil, usage(err)
@@ -258,6 +261,21 @@ func (c *connection) serveWhenOwner(ctx context.Context, f func(context.Context)
 
 // serves reports whether this process serves the store's pipeline.
 func (c *connection) serves() bool { return c.member != nil && c.member.Owns() }
+
+// certificate returns the certificate of the store's server, which connections of this machine do not show; nil: it has
+// none, or the server is that of --nats.
+func (c *connection) certificate() *x509.Certificate {
+	if c.member == nil {
+		return nil
+	}
+	server, _ := natsd.Running(c.store)
+	block, _ := pem.Decode([]byte(server.Certificate))
+	if block == nil {
+		return nil
+	}
+	cert, _ := x509.ParseCertificate(block.Bytes) // the server has read it
+	return cert
+}
 
 // openExisting is connect for commands that read. A missing store is a usage error, so that none is made.
 func (a *app) openExisting(ctx context.Context, log zerolog.Logger) (*connection, error) {

@@ -11,6 +11,8 @@ package doctor
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"strings"
@@ -55,6 +57,8 @@ type Options struct {
 	Empty bool
 	// Own says that this process opened the server itself, on a store that no other process serves.
 	Own bool
+	// Certificate is the certificate of the server, where the connection does not show it; nil: it has none.
+	Certificate *x509.Certificate
 	// DiskFree returns the free bytes of the server's disk; nil: it cannot be seen from this machine.
 	DiskFree func() (int64, error)
 	// Model and Device of the samplers on this machine, and the file of its reward functions; empty: not checked.
@@ -146,7 +150,14 @@ func checkInTime(ctx context.Context, o *Options, a area) []Finding {
 
 // reportNoServer says why there is no server, and what to do; it stands for the check of the server then.
 func reportNoServer(_ context.Context, o *Options, say *notes) {
+	verification, _ := errors.AsType[*tls.CertificateVerificationError](o.NoServer)
+	invalid, _ := errors.AsType[x509.CertificateInvalidError](o.NoServer)
 	switch {
+	case verification != nil && invalid.Reason == x509.Expired && invalid.Cert != nil:
+		say.add(Fault, renewCertificate+"; if that is right, set the clock of this machine", "%v", o.NoServer)
+	case verification != nil:
+		say.add(Fault, "do what the message says: the server runs, and this program does not trust its certificate",
+			"%v", o.NoServer)
 	case o.Empty:
 		say.add(Unchecked, "start one with 'meander up', or name one with --nats", "%v", o.NoServer)
 	case errors.Is(o.NoServer, nats.ErrAuthorization):
@@ -156,6 +167,10 @@ func reportNoServer(_ context.Context, o *Options, say *notes) {
 		say.add(Fault, "start it ('meander up', or nats-server -js), or name another with --nats", "%v", o.NoServer)
 	}
 }
+
+// renewCertificate says what to do about a certificate that ends.
+const renewCertificate = "make a new certificate ('meander auth update DIR' for one of meander), and start the " +
+	"server again"
 
 // serverAreas names the areas that need a server, after "server" itself; localAreas returns the others.
 func serverAreas() string {

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"maps"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
@@ -51,9 +53,28 @@ func checkServer(ctx context.Context, o *Options, say *notes) {
 		say.add(Warning, "run samplers nearer to the server: each step is confirmed by it", "a round trip takes %v",
 			rtt.Round(time.Millisecond))
 	}
-	if _, err := nc.TLSConnectionState(); err != nil && remote(o) {
+	state, err := nc.TLSConnectionState()
+	if err != nil && remote(o) {
 		say.add(Warning, "give the server a certificate, and clients its authority",
 			"the connection to %s is not encrypted", nc.ConnectedAddr())
+	}
+	cert := o.Certificate
+	if len(state.PeerCertificates) > 0 {
+		cert = state.PeerCertificates[0]
+	}
+	checkCertificate(o, cert, say)
+}
+
+// checkCertificate checks when the server's certificate ends, if it has one. checkServer calls it.
+func checkCertificate(o *Options, cert *x509.Certificate, say *notes) {
+	if cert == nil {
+		return
+	}
+	if expired := auth.CheckEnd(cert, o.Now()); expired != nil {
+		say.add(Fault, renewCertificate, "%v", expired)
+	} else if cert.NotAfter.Sub(o.Now()) < auth.RenewBefore {
+		say.add(Warning, renewCertificate, "the certificate of the server expires at %s",
+			cert.NotAfter.UTC().Format(time.RFC3339))
 	}
 }
 
