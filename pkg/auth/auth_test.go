@@ -99,6 +99,35 @@ func TestFolder_refuses(t *testing.T) {
 	}
 }
 
+// What the error of a folder that cannot be opened says to do works: a folder is made where there is nothing, and one
+// that has lost its users, which cannot be made again in its place, needs them back.
+func TestOpen_NoUsers(t *testing.T) {
+	t.Parallel()
+	empty := t.TempDir()
+	if _, err := auth.Open(empty); err == nil || !strings.Contains(err.Error(), "make one with: meander auth init "+empty) {
+		t.Errorf("an empty folder: %v", err)
+	}
+	if _, err := auth.Create(empty, "127.0.0.1:4222", nil); err != nil {
+		t.Error(err)
+	}
+	f := create(t)
+	users := filepath.Join(f.Dir(), "users.json")
+	text := read(t, users)
+	if err := os.Remove(users); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := auth.Open(f.Dir()); err == nil || strings.Contains(err.Error(), "auth init "+f.Dir()) ||
+		!strings.Contains(err.Error(), "it has no users.json. Put that file back") {
+		t.Errorf("without users.json: %v", err)
+	}
+	if err := os.WriteFile(users, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := auth.Open(f.Dir()); err != nil || !slices.Equal(again.Names(), f.Names()) {
+		t.Errorf("with users.json back: %v", err)
+	}
+}
+
 // A folder without accounts gets one with its first guest; a new certificate has the hosts of the old one.
 func TestFolder_Update(t *testing.T) {
 	t.Parallel()

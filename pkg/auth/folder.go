@@ -93,6 +93,11 @@ func Open(dir string) (*Folder, error) {
 	file := f.path(usersFile)
 	data, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
+		if entries, _ := os.ReadDir(dir); len(entries) > 0 { // Create refuses it
+			return nil, invalidError("%q: no folder of credentials: it has no %s. Put that file back from a backup; "+
+				"or make a new folder with all users anew, meander auth init NEW, and give it to the server and the "+
+				"users", dir, usersFile)
+		}
 		return nil, invalidError("%q: no folder of credentials; make one with: meander auth init %s", dir, dir)
 	}
 	if err == nil {
