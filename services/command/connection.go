@@ -70,7 +70,7 @@ func (a *app) connectServing(ctx context.Context, s *services, log zerolog.Logge
 func (a *app) joinsPipeline(s *services) (bool, error) {
 	if a.natsURL != "" {
 		return true, s.refuseFlags(fmt.Sprintf("the services at %s have their own settings; leave out this flag or "+
-			"--nats", bus.RedactURL(a.natsURL)))
+			"%s", bus.RedactURL(a.natsURL), a.flag("nats")))
 	}
 	running, serving := natsd.Pipeline(a.store)
 	if !serving {
@@ -100,8 +100,29 @@ func (a *app) checkServer() error {
 			continue // the connection says what is wrong with it
 		}
 		if err := (boot.NATS{URL: server}).Validate(); err != nil {
-			return errors.New(strings.ReplaceAll(err.Error(), "nats.url: ", "--nats: "))
+			return errors.New(strings.ReplaceAll(err.Error(), "nats.url: ", a.flag("nats")+": "))
 		}
+	}
+	return nil
+}
+
+// checkNoServer refuses settings that only a server of --nats has, and a store that is no folder. openConnection calls
+// it without --nats.
+func (a *app) checkNoServer() error {
+	var errs []error
+	for _, of := range []struct{ flag, value string }{
+		{"nats-creds", a.creds}, {"nats-tls-ca", a.tlsCA}, {"nats-tls-cert", a.tlsCert}, {"nats-tls-key", a.tlsKey},
+	} {
+		if of.value != "" {
+			errs = append(errs, fmt.Errorf("%s: given without a server; name the server with --nats, or leave it out",
+				a.flag(of.flag)))
+		}
+	}
+	if info, err := os.Stat(a.store); err == nil && !info.IsDir() {
+		errs = append(errs, fmt.Errorf("%s: %q; must be a folder", a.flag("store"), a.store))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return usage(err)
 	}
 	return nil
 }
@@ -118,16 +139,8 @@ func (a *app) openConnection(
 		return nil, usage(err)
 	}
 	if a.natsURL == "" {
-		for flag, value := range map[string]string{
-			"nats-creds": a.creds, "nats-tls-ca": a.tlsCA,
-			"nats-tls-cert": a.tlsCert, "nats-tls-key": a.tlsKey,
-		} {
-			if value != "" {
-				return nil, usage(fmt.Errorf("--%s: given without a server; name the server with --nats", flag))
-			}
-		}
-		if info, err := os.Stat(a.store); err == nil && !info.IsDir() {
-			return nil, usage(fmt.Errorf("--store: %q; must be a folder", a.store))
+		if err := a.checkNoServer(); err != nil {
+			return nil, err
 		}
 		part.StoreDir, part.Token, part.Log = a.store, cmp.Or(a.token, part.Token), log
 		member, err := natsd.Join(ctx, part)

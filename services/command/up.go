@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"time"
 
@@ -47,8 +46,8 @@ process at once. Stored events are there at the next start.`,
 				return err
 			}
 			if a.natsURL != "" && c.Flags().Changed("listen") {
-				return usage(fmt.Errorf("--listen: %q; the server is %s; leave one of --listen and --nats out", listen,
-					bus.RedactURL(a.natsURL)))
+				return usage(fmt.Errorf("--listen: %q; the server is %s; leave one of --listen and %s out", listen,
+					bus.RedactURL(a.natsURL), a.flag("nats")))
 			}
 			server := natsd.Options{Listen: listen}
 			var guests []auth.User
@@ -118,10 +117,10 @@ func (a *app) useCredentials(
 	switch {
 	case a.natsURL != "":
 		return nil, usage(fmt.Errorf("--auth: %q; the server is %s, with users of its own; leave one of --auth and "+
-			"--nats out", dir, bus.RedactURL(a.natsURL)))
+			"%s out", dir, bus.RedactURL(a.natsURL), a.flag("nats")))
 	case a.token != "":
-		return nil, usage(errors.New("--auth: given with a token (--nats-token, MEANDER_NATS_TOKEN), which would let " +
-			"in everybody; leave one of them out"))
+		return nil, usage(fmt.Errorf("--auth: given with a token, %s, which would let in everybody; leave one of "+
+			"them out", a.flag("nats-token")))
 	}
 	f, err := openAuth(dir)
 	if err != nil {
