@@ -8,8 +8,10 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"io"
 	"math/big"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -72,9 +74,56 @@ func TestRoles_NotLetIn(t *testing.T) {
 	}
 }
 
+// A certificate of meander up that has ended is said when it starts, by /readyz, and by doctor on its store and from
+// elsewhere, with what to do.
+func TestRoles_CertificateEnded(t *testing.T) {
+	t.Parallel()
+	dir, store := credentials(t), t.TempDir()
+	authority, err := tls.LoadX509KeyPair(filepath.Join(dir, "tls/ca.pem"), filepath.Join(dir, "tls/ca-key.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	certify(t, &authority, -time.Hour, "127.0.0.1", filepath.Join(dir, "tls/server.pem"),
+		filepath.Join(dir, "tls/server-key.pem"))
+	health := harness.FreeAddress(t)
+	up := background(t, store, "up", "--model", "synthetic", "--listen", "127.0.0.1:0", "--auth", dir, "--metrics-addr",
+		health)
+	up.says(t, "model ready")
+	up.says(t, "the certificate of the server expired at")
+	if strings.Contains(up.stderr.String(), "expires soon") {
+		t.Errorf("it says that it expires soon: %s", &up.stderr)
+	}
+	answer, err := http.Get("http://" + health + "/readyz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if body, err := io.ReadAll(answer.Body); err != nil || answer.StatusCode != http.StatusServiceUnavailable ||
+		!strings.Contains(string(body), "certificate: the certificate of the server expired") {
+		t.Errorf("/readyz: %s, %v: %s", answer.Status, err, body)
+	}
+	g := guarded{url: strings.Replace(running(t, store).URL, "nats://", "tls://", 1), dir: dir}
+	for where, args := range map[string][]string{"on its store": nil, "elsewhere": g.flags("viewer")} {
+		out := meander(t, store, append([]string{"doctor"}, args...)...).must(t, 1).stdout
+		if !strings.Contains(out, "expired") || !strings.Contains(out, "-> make a new certificate ('meander auth update") {
+			t.Errorf("doctor %s:\n%s", where, out)
+		}
+	}
+}
+
 // certified is a server whose certificate is for a host and ends after a while; it signs itself,
 // for whether it is known is looked at last.
 func certified(t *testing.T, ends time.Duration, host string) (url string) {
+	t.Helper()
+	dir := t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	certify(t, nil, ends, host, certFile, keyFile)
+	url, _ = harness.Server(t, t.TempDir(), "--tls", "--tlscert", certFile, "--tlskey", keyFile)
+	return strings.Replace(url, "nats://", "tls://", 1)
+}
+
+// certify writes a certificate for a host, and its key, that ends after a while; without an authority it signs itself.
+func certify(t *testing.T, authority *tls.Certificate, ends time.Duration, host, certFile, keyFile string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -84,10 +133,12 @@ func certified(t *testing.T, ends time.Duration, host string) (url string) {
 		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: time.Now().Add(ends),
 		IPAddresses: []net.IP{net.ParseIP(host)},
 	}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	parent, signer := template, any(key)
+	if authority != nil {
+		parent, signer = authority.Leaf, authority.PrivateKey
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
 	secret, err2 := x509.MarshalPKCS8PrivateKey(key)
-	dir := t.TempDir()
-	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
 	err = errors.Join(err, err2,
 		os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), 0o600),
 		os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), 0o600))
@@ -97,6 +148,4 @@ func certified(t *testing.T, ends time.Duration, host string) (url string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	url, _ = harness.Server(t, t.TempDir(), "--tls", "--tlscert", certFile, "--tlskey", keyFile)
-	return strings.Replace(url, "nats://", "tls://", 1)
 }

@@ -90,10 +90,41 @@ func TestFolder_refuses(t *testing.T) {
 	_, errRemove := f.Remove("bob")
 	_, errOpen := auth.Open(t.TempDir())
 	_, errCreate := auth.Create(f.Dir(), "", nil)
-	for _, err := range []error{errRemove, errOpen, errCreate} {
+	_, errOpenEmpty := auth.Open("")
+	_, errCreateEmpty := auth.Create("", "", nil)
+	for _, err := range []error{errRemove, errOpen, errCreate, errOpenEmpty, errCreateEmpty} {
 		if _, ok := errors.AsType[*auth.InvalidError](err); !ok {
 			t.Errorf("%v; want a mistake", err)
 		}
+	}
+}
+
+// What the error of a folder that cannot be opened says to do works: a folder is made where there is nothing, and one
+// that has lost its users, which cannot be made again in its place, needs them back.
+func TestOpen_NoUsers(t *testing.T) {
+	t.Parallel()
+	empty := t.TempDir()
+	if _, err := auth.Open(empty); err == nil || !strings.Contains(err.Error(), "make one with: meander auth init "+empty) {
+		t.Errorf("an empty folder: %v", err)
+	}
+	if _, err := auth.Create(empty, "127.0.0.1:4222", nil); err != nil {
+		t.Error(err)
+	}
+	f := create(t)
+	users := filepath.Join(f.Dir(), "users.json")
+	text := read(t, users)
+	if err := os.Remove(users); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := auth.Open(f.Dir()); err == nil || strings.Contains(err.Error(), "auth init "+f.Dir()) ||
+		!strings.Contains(err.Error(), "it has no users.json. Put that file back") {
+		t.Errorf("without users.json: %v", err)
+	}
+	if err := os.WriteFile(users, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := auth.Open(f.Dir()); err != nil || !slices.Equal(again.Names(), f.Names()) {
+		t.Errorf("with users.json back: %v", err)
 	}
 }
 

@@ -127,6 +127,18 @@ func (f *Folder) Certificate() (*x509.Certificate, error) {
 	return x509.ParseCertificate(block.Bytes)
 }
 
+// RenewBefore is how long before the end of the server's certificate there is a warning.
+const RenewBefore = 30 * 24 * time.Hour
+
+// CheckEnd returns an error if a server's certificate has expired at the time now: clients refuse the server.
+func CheckEnd(c *x509.Certificate, now time.Time) error {
+	if now.Before(c.NotAfter) {
+		return nil
+	}
+	return fmt.Errorf("the certificate of the server expired at %s: clients refuse it",
+		c.NotAfter.UTC().Format(time.RFC3339))
+}
+
 // Hosts returns the names and addresses that a certificate is for.
 func Hosts(c *x509.Certificate) []string {
 	hosts := slices.Clone(c.DNSNames)

@@ -48,10 +48,16 @@ func invalidError(format string, args ...any) error {
 	return &InvalidError{fmt.Errorf(format, args...)}
 }
 
+// errNoFolder refuses an empty path, which would mean the working folder.
+var errNoFolder = invalidError(`folder of credentials: ""; must be a path`)
+
 // Create makes a new folder of credentials, for 'meander auth init': one user for each role, and the configuration of
 // a NATS server that listens on an address. If hosts is not nil (it may be empty), it also makes an authority and a
 // certificate of the server for these hosts. It fails with *InvalidError if dir has files in it.
 func Create(dir, listen string, hosts []string) (*Folder, error) {
+	if dir == "" {
+		return nil, errNoFolder
+	}
 	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
 		return nil, invalidError("%q: not empty; must be a new folder. "+
 			"One of credentials is changed with: meander auth add, rm, update", dir)
@@ -80,10 +86,18 @@ func Create(dir, listen string, hosts []string) (*Folder, error) {
 // Open reads a folder of credentials and checks the rights and the key of each user. It fails with *InvalidError if
 // there is no such folder, with another error if users.json is damaged.
 func Open(dir string) (*Folder, error) {
+	if dir == "" {
+		return nil, errNoFolder
+	}
 	f := &Folder{dir: dir}
 	file := f.path(usersFile)
 	data, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
+		if entries, _ := os.ReadDir(dir); len(entries) > 0 { // Create refuses it
+			return nil, invalidError("%q: no folder of credentials: it has no %s. Put that file back from a backup; "+
+				"or make a new folder with all users anew, meander auth init NEW, and give it to the server and the "+
+				"users", dir, usersFile)
+		}
 		return nil, invalidError("%q: no folder of credentials; make one with: meander auth init %s", dir, dir)
 	}
 	if err == nil {

@@ -86,7 +86,8 @@ func resultStreams() []string {
 func serviceGrants() []Grant {
 	return []Grant{
 		{
-			Role: RoleIntake, Purpose: "the program meander-intake: takes prompts and controls, asks for samples",
+			Role:    RoleIntake,
+			Purpose: "the program meander-intake: takes prompts and controls, asks for samples, frees what is old",
 			Publishes: []string{
 				schemas.KindGroup, schemas.KindPlan, schemas.KindOpening, schemas.KindRequest, schemas.KindParked,
 				schemas.KindDead,
@@ -101,8 +102,15 @@ func serviceGrants() []Grant {
 			Deletes: []string{
 				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamParked, schemas.StreamTrajectories,
 				schemas.StreamRewards,
+				// its janitor: prompts whose group is gone, entries of blobs that nothing names
+				schemas.StreamPrompts, schemas.StreamBlobBucket,
 			},
-			Purges:       []string{schemas.StreamRequests, schemas.StreamParked},
+			Purges: []string{
+				schemas.StreamRequests, schemas.StreamParked,
+				// its janitor: the events of closed groups, and the chunks of blobs
+				schemas.StreamGroups, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
+				schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamBlobBucket,
+			},
 			Discoverable: true, AnswersClients: true, ListsConsumers: true, SeesServices: true,
 		},
 		{

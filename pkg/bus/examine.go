@@ -16,7 +16,8 @@ type Examined struct {
 	// Missing means that it does not exist, Err that the server did not say.
 	Missing bool
 	Err     error
-	// Wrong lists differences from the contract that cannot be repaired, Stale those that Setup would repair.
+	// Wrong lists differences from the contract that cannot be repaired, Stale those that Setup would repair. Both are
+	// empty for a guest, who has copies, with settings of their own.
 	Wrong, Stale []string
 	// Rolls means that it drops its oldest messages for new ones, and so is never full.
 	Rolls bool
@@ -37,7 +38,7 @@ func (b *Bus) Examine(ctx context.Context, withConsumers bool) (out []Examined, 
 			if ctx.Err() != nil || b.mayAnswerLater(err) {
 				return errors.Join(err, ctx.Err())
 			}
-			e.Name, e.Err, e.Rolls = k.name, err, !k.refuses
+			e.Name, e.Err, e.Rolls = k.name, err, !k.refuses || b.user.IsGuest()
 			out = append(out, e)
 		}
 		// their limits do not matter
@@ -84,7 +85,7 @@ func (b *Bus) examine(ctx context.Context, k storedIn, withConsumers bool) (e Ex
 	if c := info.Cluster; c != nil && c.Name != "" {
 		e.Peers = max(2, len(c.Replicas)+1)
 	}
-	if spec, ok := schemas.StreamNamed(k.name); ok {
+	if spec, ok := schemas.StreamNamed(k.name); ok && !b.user.IsGuest() {
 		e.Wrong = incompatibilities(info.Config, streamConfig(spec, e.Replicas))
 		_, e.Stale = withContract(info.Config, streamConfig(spec, e.Replicas))
 	}

@@ -565,11 +565,12 @@ func (b *Bus) streamStats(ctx context.Context, k storedIn) (*StreamStats, jetstr
 		Replicas: config.Replicas, Current: config.Replicas, Consumers: []ConsumerStats{},
 	}
 	stats.countReplicas(s.CachedInfo().Cluster)
-	stats.State = stats.fullness(k.refuses)
+	guestCopy := config.Mirror != nil // its oldest events go when it is full, whatever the stream does
+	stats.State = stats.fullness(k.refuses && !guestCopy)
 	if state.Msgs > 0 {
 		stats.Oldest, stats.Newest = state.FirstTime, state.LastTime
 	}
-	if k.name == schemas.StreamSteps {
+	if k.name == schemas.StreamSteps && !guestCopy { // samples wait for space in the stream
 		err = b.addWaitingSamples(ctx, stats)
 	}
 	return stats, s, err

@@ -3,11 +3,15 @@ package bus_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -55,6 +59,45 @@ func TestBus_SetLimits(t *testing.T) {
 	}
 	check(schemas.StreamSteps, 64<<20, 0)
 	check(schemas.StreamTrajectories, 0, 48*time.Hour)
+}
+
+// A guest's copy drops its oldest messages when it has no more space: it is never full.
+func TestBus_Stats_copy(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	js := e.JetStream()
+	if err := js.DeleteStream(t.Context(), schemas.StreamVerdicts); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []jetstream.StreamConfig{
+		{Name: "ORIGIN", Subjects: []string{"origin"}},
+		{Name: schemas.StreamVerdicts, Mirror: &jetstream.StreamSource{Name: "ORIGIN"}, MaxBytes: 16 << 10, AllowDirect: true},
+	} {
+		if _, err := js.CreateStream(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 64 {
+		if _, err := js.Publish(t.Context(), "origin", make([]byte, 1024)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bustest.Until(t, "the copy is full and rolls", func() error {
+		stats, err := e.Stats(t.Context())
+		if err != nil {
+			return err
+		}
+		for _, s := range stats {
+			if s.Name == schemas.StreamVerdicts && s.State != bus.StateRolling {
+				return fmt.Errorf("%d bytes of %d: %s", s.Bytes, s.MaxBytes, s.State)
+			}
+		}
+		return nil
+	})
+	if faults, err := e.Faults(t.Context()); err != nil || len(faults) > 0 {
+		t.Errorf("faults %+v, %v; want none", faults, err)
+	}
 }
 
 // Trajectories never outlive their steps, as new streams are.

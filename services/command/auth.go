@@ -7,11 +7,13 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/schemas"
@@ -54,6 +56,9 @@ files *.creds and tls/*-key.pem and nowhere else; only their owner can read them
 			if _, number := strconv.ParseUint(port, 10, 16); err != nil || number != nil {
 				return usage(fmt.Errorf("--listen: %q; must be host:port, and port a number", listen))
 			}
+			if err := refuseEmpty(c.Flags(), "tls-host", hosts); err != nil {
+				return err
+			}
 			if withTLS && hosts == nil {
 				hosts = []string{}
 			}
@@ -78,6 +83,16 @@ func authError(err error) error {
 		return usage(mistake)
 	}
 	return err
+}
+
+// refuseEmpty refuses a flag that was given with an empty name or none: an unset variable of a shell must not read as
+// no limit, or as a host that the certificate lacks.
+func refuseEmpty(f *pflag.FlagSet, flag string, names []string) error {
+	if f.Changed(flag) && (len(names) == 0 || slices.Contains(names, "")) {
+		return usage(fmt.Errorf("--%s: %q; must have no empty name; is a variable of the shell unset?", flag,
+			strings.Join(names, ",")))
+	}
+	return nil
 }
 
 // openAuth reads a credentials folder.
@@ -150,6 +165,9 @@ func authAddCommand(*app) *cobra.Command {
   meander auth add auth team-b --role trainer --run b1,b2    # prompts and results of these runs alone`,
 		Args: args(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, given []string) error {
+			if err := refuseEmpty(c.Flags(), "run", runs); err != nil {
+				return err
+			}
 			f, err := openAuth(given[0])
 			if err != nil {
 				return err
@@ -225,6 +243,9 @@ func authListCommand(a *app) *cobra.Command {
 			} else if cert != nil {
 				fmt.Fprintf(c.OutOrStdout(), "\nTLS for %s until %s\n", strings.Join(auth.Hosts(cert), ", "),
 					cert.NotAfter.Format(time.DateOnly))
+				if expired := auth.CheckEnd(cert, time.Now()); expired != nil {
+					fmt.Fprintf(c.OutOrStdout(), "%v; 'meander auth update %s' makes a new one\n", expired, f.Dir())
+				}
 			}
 			return nil
 		},
@@ -240,6 +261,9 @@ func authUpdateCommand(*app) *cobra.Command {
 makes a new server certificate, for the hosts of the old one and --tls-host. Credentials do not change.`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
+			if err := refuseEmpty(c.Flags(), "tls-host", hosts); err != nil {
+				return err
+			}
 			f, err := openAuth(given[0])
 			if err != nil {
 				return err

@@ -158,6 +158,8 @@ type app struct {
 	tlsKey   string
 	json     bool
 	logLevel string
+	// fromEnv has the variables that settings came from, by the name of the flag.
+	fromEnv map[string]string
 	// asItIs connects without setting anything up.
 	asItIs bool
 	stderr io.Writer
@@ -239,20 +241,30 @@ with an embedded NATS server.`,
 }
 
 // fromEnvironment sets the global settings that were not given as flags from the environment, before a command runs.
-// They are no defaults of the flags, because --help would print the secrets.
+// They are no defaults of the flags, because --help would print the secrets; store and log-level are.
 func (a *app) fromEnvironment(f *pflag.FlagSet) {
+	a.fromEnv = map[string]string{}
 	for flag, value := range map[string]*string{
 		"nats": &a.natsURL, "nats-token": &a.token, "nats-creds": &a.creds,
 		"nats-tls-ca": &a.tlsCA, "nats-tls-cert": &a.tlsCert, "nats-tls-key": &a.tlsKey,
+		"store": &a.store, "log-level": &a.logLevel,
 	} {
 		name := "MEANDER_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 		if flag == "nats" {
 			name += "_URL"
 		}
-		if !f.Changed(flag) {
-			*value = os.Getenv(name)
+		if given := os.Getenv(name); given != "" && !f.Changed(flag) {
+			*value, a.fromEnv[flag] = given, name
 		}
 	}
+}
+
+// flag names a global flag in an error, with the variable that its value came from.
+func (a *app) flag(name string) string {
+	if variable := a.fromEnv[name]; variable != "" {
+		return "--" + name + " (from " + variable + ")"
+	}
+	return "--" + name
 }
 
 // args turns the error of a wrong number of arguments into a usage error that says how the command is called.
@@ -277,7 +289,8 @@ func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 func (a *app) logger() (zerolog.Logger, error) {
 	level, err := zerolog.ParseLevel(a.logLevel)
 	if err != nil || level == zerolog.NoLevel {
-		return zerolog.Nop(), usage(fmt.Errorf("--log-level: %q; must be debug, info, warn or error", a.logLevel))
+		return zerolog.Nop(), usage(fmt.Errorf("%s: %q; must be debug, info, warn or error", a.flag("log-level"),
+			a.logLevel))
 	}
 	if a.json {
 		return zerolog.New(a.stderr).Level(level).With().Timestamp().Logger(), nil

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
@@ -34,8 +36,9 @@ func localOnly() natsd.Options {
 // another one on the same store. When that process ends, the connection moves to the next one, which may be this one.
 type connection struct {
 	*bus.Bus
-	// member shares the store with other processes; nil with --nats.
+	// member shares the store, a folder, with other processes; nil with --nats.
 	member *natsd.Member
+	store  string
 	log    zerolog.Logger
 	closed chan struct{}
 	// where names the server for people.
@@ -67,7 +70,7 @@ func (a *app) connectServing(ctx context.Context, s *services, log zerolog.Logge
 func (a *app) joinsPipeline(s *services) (bool, error) {
 	if a.natsURL != "" {
 		return true, s.refuseFlags(fmt.Sprintf("the services at %s have their own settings; leave out this flag or "+
-			"--nats", bus.RedactURL(a.natsURL)))
+			"%s", bus.RedactURL(a.natsURL), a.flag("nats")))
 	}
 	running, serving := natsd.Pipeline(a.store)
 	if !serving {
@@ -97,8 +100,29 @@ func (a *app) checkServer() error {
 			continue // the connection says what is wrong with it
 		}
 		if err := (boot.NATS{URL: server}).Validate(); err != nil {
-			return errors.New(strings.ReplaceAll(err.Error(), "nats.url: ", "--nats: "))
+			return errors.New(strings.ReplaceAll(err.Error(), "nats.url: ", a.flag("nats")+": "))
 		}
+	}
+	return nil
+}
+
+// checkNoServer refuses settings that only a server of --nats has, and a store that is no folder. openConnection calls
+// it without --nats.
+func (a *app) checkNoServer() error {
+	var errs []error
+	for _, of := range []struct{ flag, value string }{
+		{"nats-creds", a.creds}, {"nats-tls-ca", a.tlsCA}, {"nats-tls-cert", a.tlsCert}, {"nats-tls-key", a.tlsKey},
+	} {
+		if of.value != "" {
+			errs = append(errs, fmt.Errorf("%s: given without a server; name the server with --nats, or leave it out",
+				a.flag(of.flag)))
+		}
+	}
+	if info, err := os.Stat(a.store); err == nil && !info.IsDir() {
+		errs = append(errs, fmt.Errorf("%s: %q; must be a folder", a.flag("store"), a.store))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return usage(err)
 	}
 	return nil
 }
@@ -109,22 +133,14 @@ func (a *app) checkServer() error {
 func (a *app) openConnection(
 	ctx context.Context, part natsd.MemberOptions, log zerolog.Logger, setup ...bus.SetupOption,
 ) (*connection, error) {
-	c := &connection{where: bus.RedactURL(a.natsURL), log: log, closed: make(chan struct{})}
+	c := &connection{store: a.store, where: bus.RedactURL(a.natsURL), log: log, closed: make(chan struct{})}
 	cfg := a.server()
 	if err := a.checkServer(); err != nil {
 		return nil, usage(err)
 	}
 	if a.natsURL == "" {
-		for flag, value := range map[string]string{
-			"nats-creds": a.creds, "nats-tls-ca": a.tlsCA,
-			"nats-tls-cert": a.tlsCert, "nats-tls-key": a.tlsKey,
-		} {
-			if value != "" {
-				return nil, usage(fmt.Errorf("--%s: given without a server; name the server with --nats", flag))
-			}
-		}
-		if info, err := os.Stat(a.store); err == nil && !info.IsDir() {
-			return nil, usage(fmt.Errorf("--store: %q; must be a folder", a.store))
+		if err := a.checkNoServer(); err != nil {
+			return nil, err
 		}
 		part.StoreDir, part.Token, part.Log = a.store, cmp.Or(a.token, part.Token), log
 		member, err := natsd.Join(ctx, part)
@@ -258,6 +274,21 @@ func (c *connection) serveWhenOwner(ctx context.Context, f func(context.Context)
 
 // serves reports whether this process serves the store's pipeline.
 func (c *connection) serves() bool { return c.member != nil && c.member.Owns() }
+
+// certificate returns the certificate of the store's server, which connections of this machine do not show; nil: it has
+// none, or the server is that of --nats.
+func (c *connection) certificate() *x509.Certificate {
+	if c.member == nil {
+		return nil
+	}
+	server, _ := natsd.Running(c.store)
+	block, _ := pem.Decode([]byte(server.Certificate))
+	if block == nil {
+		return nil
+	}
+	cert, _ := x509.ParseCertificate(block.Bytes) // the server has read it
+	return cert
+}
 
 // openExisting is connect for commands that read. A missing store is a usage error, so that none is made.
 func (a *app) openExisting(ctx context.Context, log zerolog.Logger) (*connection, error) {

@@ -87,6 +87,7 @@ func (a *app) doctor(ctx context.Context, o doctor.Options, out io.Writer) error
 		} else {
 			defer func() { _ = conn.Close() }() // nothing was sent
 			o.Bus, o.Where, o.Own, o.Servers = conn.Bus, conn.where, conn.serves(), a.addresses()
+			o.Certificate = conn.certificate()
 		}
 	}
 	p := &findingPrinter{out: out, json: a.json, counts: map[doctor.State]int{}}

@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"crypto/rand"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -17,6 +18,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
@@ -31,6 +33,8 @@ type services struct {
 	limits boot.Limits
 	// metricsAddr is host:port for metrics and health; empty: none.
 	metricsAddr string
+	// certificate is that of the server of this process; nil: it has none.
+	certificate *x509.Certificate
 	// flags set the fields above; nil if the command has none.
 	flags *pflag.FlagSet
 	// adopted are the settings of the pipeline that this process has joined.
@@ -186,6 +190,9 @@ func (s services) serve(ctx context.Context, conn *connection, log zerolog.Logge
 	}
 	defer stop()
 	health.Connected(conn.Bus)
+	if s.certificate != nil {
+		health.Check("certificate", func() error { return auth.CheckEnd(s.certificate, time.Now()) })
+	}
 	if conn.member != nil {
 		health.Check("store", conn.member.Fault)
 		s.DiskFree = conn.member.DiskFree

@@ -391,8 +391,11 @@ func (v *topView) addServices(t *topLines) {
 				weights += fmt.Sprintf(", %d is served", l.Served)
 			}
 		}
-		t.add("", fmt.Sprintf("lane %s: %s, %s, %s to do", l.Lane, weights, present.Count(l.Samplers, "sampler"),
-			present.Count(l.Backlog, "sample")))
+		says := fmt.Sprintf("lane %s: %s, %s", l.Lane, weights, present.Count(l.Samplers, "sampler"))
+		if !x.Guest {
+			says += fmt.Sprintf(", %s to do", present.Count(l.Backlog, "sample"))
+		}
+		t.add("", says)
 	}
 	for _, p := range x.Present {
 		line := p.Service + " " + p.Instance

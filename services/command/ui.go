@@ -140,6 +140,7 @@ func (p *pageFlags) serve(ctx context.Context, conn *connection, log zerolog.Log
 	p.Where = conn.where
 	p.Doctor = func(ctx context.Context) (findings []ui.Finding) {
 		o := doctor.Options{Bus: conn.Bus, Where: conn.where, Own: conn.serves(), Version: boot.Version()}
+		o.Certificate = conn.certificate()
 		doctor.Run(ctx, o, func(f doctor.Finding) {
 			if f.State == doctor.Unchecked && slices.Contains(onMachines, f.Area) {
 				return

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"time"
 
@@ -47,13 +46,13 @@ process at once. Stored events are there at the next start.`,
 				return err
 			}
 			if a.natsURL != "" && c.Flags().Changed("listen") {
-				return usage(fmt.Errorf("--listen: %q; the server is %s; leave one of --listen and --nats out", listen,
-					bus.RedactURL(a.natsURL)))
+				return usage(fmt.Errorf("--listen: %q; the server is %s; leave one of --listen and %s out", listen,
+					bus.RedactURL(a.natsURL), a.flag("nats")))
 			}
 			server := natsd.Options{Listen: listen}
 			var guests []auth.User
-			if credentials != "" {
-				if guests, err = a.useCredentials(&server, credentials, log); err != nil {
+			if c.Flags().Changed("auth") { // an empty one is refused: it would let in everybody
+				if guests, err = a.useCredentials(&server, &s, credentials, log); err != nil {
 					return err
 				}
 			}
@@ -111,34 +110,36 @@ func applyLimits(ctx context.Context, b *bus.Bus, limits boot.Limits, roles bool
 }
 
 // useCredentials makes the embedded server accept only the users of a credentials folder, and returns its guests. It
-// is a usage error beside --nats or a token. upCommand calls it.
-func (a *app) useCredentials(o *natsd.Options, dir string, log zerolog.Logger) ([]auth.User, error) {
+// gives s the certificate. It is a usage error beside --nats or a token. upCommand calls it.
+func (a *app) useCredentials(
+	o *natsd.Options, s *services, dir string, log zerolog.Logger,
+) (guests []auth.User, err error) {
 	switch {
 	case a.natsURL != "":
 		return nil, usage(fmt.Errorf("--auth: %q; the server is %s, with users of its own; leave one of --auth and "+
-			"--nats out", dir, bus.RedactURL(a.natsURL)))
+			"%s out", dir, bus.RedactURL(a.natsURL), a.flag("nats")))
 	case a.token != "":
-		return nil, usage(errors.New("--auth: given with a token (--nats-token, MEANDER_NATS_TOKEN), which would let " +
-			"in everybody; leave one of them out"))
+		return nil, usage(fmt.Errorf("--auth: given with a token, %s, which would let in everybody; leave one of "+
+			"them out", a.flag("nats-token")))
 	}
 	f, err := openAuth(dir)
 	if err != nil {
 		return nil, err
 	}
-	cert, err := f.Certificate()
-	if err != nil {
+	if s.certificate, err = f.Certificate(); err != nil {
 		return nil, err
 	}
-	if cert != nil && time.Until(cert.NotAfter) < renewBefore {
-		log.Warn().Time("until",
-			cert.NotAfter).Msg("the certificate of the server expires soon; 'meander auth update' makes a new one")
+	if cert := s.certificate; cert != nil {
+		const renew = "'meander auth update' makes a new one, for the next start"
+		if expired := auth.CheckEnd(cert, time.Now()); expired != nil {
+			log.Error().Err(expired).Msg("no client elsewhere can connect; " + renew)
+		} else if time.Until(cert.NotAfter) < auth.RenewBefore {
+			log.Warn().Time("until", cert.NotAfter).Msg("the certificate of the server expires soon; " + renew)
+		}
 	}
 	o.Token = rand.Text() // of processes on the same store
 	return f.Guests(), addUsers(o, f)
 }
-
-// renewBefore is how long before the end of a certificate there is a warning.
-const renewBefore = 30 * 24 * time.Hour
 
 // addUsers gives the embedded server the users, guests and certificate of a credentials folder. It fails for a user
 // whose role has no such rights. useCredentials calls it.

@@ -11,6 +11,8 @@ package doctor
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"strings"
@@ -55,6 +57,8 @@ type Options struct {
 	Empty bool
 	// Own says that this process opened the server itself, on a store that no other process serves.
 	Own bool
+	// Certificate is the certificate of the server, where the connection does not show it; nil: it has none.
+	Certificate *x509.Certificate
 	// DiskFree returns the free bytes of the server's disk; nil: it cannot be seen from this machine.
 	DiskFree func() (int64, error)
 	// Model and Device of the samplers on this machine, and the file of its reward functions; empty: not checked.
@@ -146,7 +150,14 @@ func checkInTime(ctx context.Context, o *Options, a area) []Finding {
 
 // reportNoServer says why there is no server, and what to do; it stands for the check of the server then.
 func reportNoServer(_ context.Context, o *Options, say *notes) {
+	verification, _ := errors.AsType[*tls.CertificateVerificationError](o.NoServer)
+	invalid, _ := errors.AsType[x509.CertificateInvalidError](o.NoServer)
 	switch {
+	case verification != nil && invalid.Reason == x509.Expired && invalid.Cert != nil:
+		say.add(Fault, renewCertificate+"; if that is right, set the clock of this machine", "%v", o.NoServer)
+	case verification != nil:
+		say.add(Fault, "do what the message says: the server runs, and this program does not trust its certificate",
+			"%v", o.NoServer)
 	case o.Empty:
 		say.add(Unchecked, "start one with 'meander up', or name one with --nats", "%v", o.NoServer)
 	case errors.Is(o.NoServer, nats.ErrAuthorization):
@@ -156,6 +167,10 @@ func reportNoServer(_ context.Context, o *Options, say *notes) {
 		say.add(Fault, "start it ('meander up', or nats-server -js), or name another with --nats", "%v", o.NoServer)
 	}
 }
+
+// renewCertificate says what to do about a certificate that ends.
+const renewCertificate = "make a new certificate ('meander auth update DIR' for one of meander), and start the " +
+	"server again"
 
 // serverAreas names the areas that need a server, after "server" itself; localAreas returns the others.
 func serverAreas() string {
@@ -181,6 +196,13 @@ func localAreas() (out []area) {
 	return out
 }
 
+// askAdmin says who sees what this credential does not.
+const askAdmin = "use a credential that may, such as the admin's"
+
+// guest reports whether the checks are made as a guest. It has copies of the streams in an account of its own, where
+// there are no services and no consumers of theirs.
+func (o *Options) guest() bool { return o.Bus.User().IsGuest() }
+
 // notes collects the findings of an area.
 type notes struct {
 	area  string
@@ -201,7 +223,7 @@ func (n *notes) addFailure(what string, err error) {
 	api, _ := errors.AsType[*jetstream.APIError](err)
 	switch {
 	case errors.Is(err, bus.ErrPermission):
-		n.add(Unchecked, "use a credential that may, such as the admin's", "%s: this credential may not ask", what)
+		n.add(Unchecked, askAdmin, "%s: this credential may not ask", what)
 	case errors.Is(err, bus.ErrNoLeader), api != nil && api.ErrorCode == codeNotAvailable:
 		n.add(Fault, "start the servers that are down: with less than a majority of them the streams take and give "+
 			"nothing", "%s: no leader; its servers elect one, or too few of them are up", what)

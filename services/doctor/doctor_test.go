@@ -1,6 +1,8 @@
 package doctor_test
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -148,6 +150,29 @@ func TestRun_NoServer(t *testing.T) {
 		}
 	}
 	has(t, look(t, doctor.Options{NoServer: fmt.Errorf("nothing in it"), Empty: true}), "server", doctor.Unchecked, "nothing in it")
+}
+
+// A certificate that has ended is a fault, whether the server is reached or not; one that ends soon is a warning.
+func TestRun_Certificate(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	now := time.Now()
+	ends := func(at time.Time) map[string][]doctor.Finding {
+		return look(t, doctor.Options{Bus: p.Bus, Where: "here", Certificate: &x509.Certificate{NotAfter: at}})
+	}
+	has(t, ends(now.Add(-time.Hour)), "server", doctor.Fault, "expired at "+now.Add(-time.Hour).UTC().Format(time.RFC3339))
+	has(t, ends(now.Add(-time.Hour)), "server", doctor.Fault, "meander auth update DIR")
+	has(t, ends(now.Add(24*time.Hour)), "server", doctor.Warning, "expires at "+now.Add(24*time.Hour).UTC().Format(time.RFC3339))
+	if err := lacks(ends(now.Add(100*24*time.Hour)), "server", doctor.Warning, "expires"); err == nil {
+		t.Error("a certificate of 100 days: a warning")
+	}
+	for want, cause := range map[string]error{
+		"make a new certificate ('meander auth update DIR'": x509.CertificateInvalidError{Cert: &x509.Certificate{}, Reason: x509.Expired},
+		"do what the message says":                          x509.UnknownAuthorityError{},
+	} {
+		refused := fmt.Errorf("connect: %w", &tls.CertificateVerificationError{Err: cause})
+		has(t, look(t, doctor.Options{NoServer: refused}), "server", doctor.Fault, " -> "+want)
+	}
 }
 
 // Streams that are missing, another's, of another version, full, nearly full.

@@ -203,6 +203,11 @@ func reportClock(whose string, behind time.Duration, say *notes) {
 // checkServices checks which programs run, by the server's service discovery, whether their versions match, and
 // whether requests wait for a sampler that is not there.
 func checkServices(ctx context.Context, o *Options, say *notes) {
+	if o.guest() {
+		say.add(Unchecked, askAdmin, "a guest does not see which services run, nor what waits for them")
+		checkPresent(ctx, o, say)
+		return
+	}
 	found, err := discover(ctx, o.Bus.Conn())
 	if err != nil {
 		say.addFailure("services", err)
@@ -245,22 +250,9 @@ func checkServices(ctx context.Context, o *Options, say *notes) {
 		say.add(Warning, "run one version everywhere: bits are those of a build",
 			"versions differ: this program is %s; %s", o.Version, strings.Join(each, "; "))
 	}
-	present, err := o.Bus.Present(ctx)
-	if err != nil {
-		say.addFailure("lanes", err)
+	served := checkPresent(ctx, o, say)
+	if served == nil {
 		return
-	}
-	served := map[schemas.Lane]bool{}
-	for _, p := range present {
-		if p.Service == schemas.ServiceStarting {
-			say.add(Warning, "start the server, or change --engine", "%s of lane %s is not up yet: %s", p.Instance,
-				p.Lane, p.Waiting)
-			continue
-		}
-		served[p.Lane] = true
-		for _, m := range p.Missing {
-			say.add(OK, "", "%s is without %s: %s", p.Instance, m.Name, m.Reason)
-		}
 	}
 	policies, err := o.Bus.Policies(ctx)
 	if err != nil {
@@ -276,6 +268,29 @@ func checkServices(ctx context.Context, o *Options, say *notes) {
 				"%d requests wait for a sampler of %q, and none runs", n, p.Lane)
 		}
 	}
+}
+
+// checkPresent checks what samplers and reward services say of themselves, and returns the lanes that are served; nil:
+// the server did not say. checkServices calls it.
+func checkPresent(ctx context.Context, o *Options, say *notes) map[schemas.Lane]bool {
+	present, err := o.Bus.Present(ctx)
+	if err != nil {
+		say.addFailure("lanes", err)
+		return nil
+	}
+	served := map[schemas.Lane]bool{}
+	for _, p := range present {
+		if p.Service == schemas.ServiceStarting {
+			say.add(Warning, "start the server, or change --engine", "%s of lane %s is not up yet: %s", p.Instance,
+				p.Lane, p.Waiting)
+			continue
+		}
+		served[p.Lane] = true
+		for _, m := range p.Missing {
+			say.add(OK, "", "%s is without %s: %s", p.Instance, m.Name, m.Reason)
+		}
+	}
+	return served
 }
 
 // discover returns the meander programs that answer the server's service discovery.

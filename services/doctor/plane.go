@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"maps"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
@@ -51,9 +53,28 @@ func checkServer(ctx context.Context, o *Options, say *notes) {
 		say.add(Warning, "run samplers nearer to the server: each step is confirmed by it", "a round trip takes %v",
 			rtt.Round(time.Millisecond))
 	}
-	if _, err := nc.TLSConnectionState(); err != nil && remote(o) {
+	state, err := nc.TLSConnectionState()
+	if err != nil && remote(o) {
 		say.add(Warning, "give the server a certificate, and clients its authority",
 			"the connection to %s is not encrypted", nc.ConnectedAddr())
+	}
+	cert := o.Certificate
+	if len(state.PeerCertificates) > 0 {
+		cert = state.PeerCertificates[0]
+	}
+	checkCertificate(o, cert, say)
+}
+
+// checkCertificate checks when the server's certificate ends, if it has one. checkServer calls it.
+func checkCertificate(o *Options, cert *x509.Certificate, say *notes) {
+	if cert == nil {
+		return
+	}
+	if expired := auth.CheckEnd(cert, o.Now()); expired != nil {
+		say.add(Fault, renewCertificate, "%v", expired)
+	} else if cert.NotAfter.Sub(o.Now()) < auth.RenewBefore {
+		say.add(Warning, renewCertificate, "the certificate of the server expires at %s",
+			cert.NotAfter.UTC().Format(time.RFC3339))
 	}
 }
 
@@ -109,7 +130,7 @@ func checkStreams(ctx context.Context, o *Options, say *notes) {
 			say.add(Warning, "start 'meander up' or meander-intake of this version, which puts it right",
 				"%s is of another version: %s", s.Name, strings.Join(s.Stale, "; "))
 		}
-		if s.Peers > 1 && s.Replicas < 3 {
+		if s.Peers > 1 && s.Replicas < 3 && !o.guest() {
 			alone = append(alone, s.Name)
 		}
 		reportFullness(&s, say)
@@ -118,15 +139,26 @@ func checkStreams(ctx context.Context, o *Options, say *notes) {
 		}
 	}
 	if len(missing) > 0 {
-		say.add(Fault, "start 'meander up' or meander-intake again, which makes them", "%s not there: %s",
-			plural(len(missing), "stream"), strings.Join(missing, ", "))
+		fix := "start 'meander up' or meander-intake again, which makes them"
+		if o.guest() {
+			fix = "the operator makes the copies of guests: meander streams setup --auth DIR, or 'meander up' again"
+		}
+		say.add(Fault, fix, "%s not there: %s", plural(len(missing), "stream"), strings.Join(missing, ", "))
 	}
 	if len(alone) > 0 {
 		say.add(Warning, "meander streams limit --stream-replicas 3",
 			"the server is a cluster, and these are on one machine of it: %s", strings.Join(alone, ", "))
 	}
-	if good > 0 {
+	switch {
+	case good == 0:
+	case o.guest():
+		say.ok("%s of this guest, for the runs %s", plural(good, "stream"), o.Bus.User().Runs())
+	default:
 		say.ok("%s as this version expects, with room", plural(good, "stream"))
+	}
+	if o.guest() {
+		say.add(Unchecked, askAdmin,
+			"a guest does not see the settings of the pipeline's streams, nor how full they are")
 	}
 }
 
@@ -207,6 +239,9 @@ func checkLimits(ctx context.Context, o *Options, say *notes) {
 		{"memory", "max_memory_store", account.Memory, account.Limits.MaxMemory},
 	} {
 		switch {
+		case of.most > 0 && o.guest():
+			say.ok("%s used in %s, of %s; the oldest events go when these are full", orNothing(int64(of.used)), of.what,
+				boot.Bytes(of.most).Rough())
 		case of.most < 0:
 			say.ok("%s used in %s, without a limit of the account", orNothing(int64(of.used)), of.what)
 		case of.most > 0 && 100*int64(of.used)/of.most >= nearlyFull:

@@ -22,6 +22,8 @@ type System struct {
 	Waits   []Wait            `json:"waits"`
 	// Dead is how many dead letters are stored.
 	Dead uint64 `json:"dead"`
+	// Guest: a guest looks, and does not see what waits for the services and the samplers of a lane.
+	Guest bool `json:"guest,omitempty"`
 
 	// waiting counts by stage the messages that no process asks for, backlog by lane the requests.
 	waiting map[string]uint64
@@ -124,8 +126,11 @@ func (x *System) lanesOf(name schemas.Lane) []*lane {
 }
 
 // countConsumers notes which stages are at work on a stream and what waits for them; requests gets the consumers of
-// the lanes by name.
+// the lanes by name. In the account of a guest are no consumers of services.
 func (x *System) countConsumers(st *bus.StreamStats, requests map[string]bus.ConsumerStats) {
+	if x.Guest {
+		return
+	}
 	for _, c := range st.Consumers {
 		if st.Name == schemas.StreamRequests {
 			requests[c.Name] = c
@@ -142,6 +147,9 @@ func (x *System) countConsumers(st *bus.StreamStats, requests map[string]bus.Con
 			x.waiting[c.Stage] += c.Pending
 		}
 	}
+	if st.Name == schemas.StreamPrompts && len(st.Consumers) == 0 { // no intake has ever run
+		x.waiting[schemas.ServiceIntake] = st.Messages
+	}
 }
 
 // readSystem reads what runs and how full the streams are.
@@ -150,6 +158,7 @@ func (s *server) readSystem(ctx context.Context) (*System, error) {
 		Present: []*presence{}, Lanes: []*lane{}, Streams: []bus.StreamStats{}, waiting: map[string]uint64{},
 		atWork:  map[string]bool{},
 		backlog: map[schemas.Lane]uint64{},
+		Guest:   s.bus.User().IsGuest(),
 	}
 	running, err := s.bus.Present(ctx)
 	if err != nil {
@@ -176,9 +185,6 @@ func (s *server) readSystem(ctx context.Context) (*System, error) {
 			x.Dead = st.Messages
 		}
 		x.countConsumers(&st, requests)
-		if st.Name == schemas.StreamPrompts && len(st.Consumers) == 0 { // no intake has ever run
-			x.waiting[schemas.ServiceIntake] = st.Messages
-		}
 		if st.Consumers == nil {
 			st.Consumers = []bus.ConsumerStats{}
 		}

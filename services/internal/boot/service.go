@@ -209,7 +209,11 @@ func (s Service[T]) consume(
 	err = s.runBounded(ctx, cfg, b, log)
 	health.SetReady(false)
 	leave()
-	log.Info().Err(err).Msg("stopped")
+	end := log.Info()
+	if failed := ignoreStop(ctx, err); failed != nil { // printed as well; who collects the log needs it there
+		end = log.Error().Err(failed)
+	}
+	end.Msg("stopped")
 	return err
 }
 

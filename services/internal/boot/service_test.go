@@ -239,6 +239,32 @@ func TestExecute_Fails(t *testing.T) {
 	if code := s.Execute(t.Context(), args, nil, &stdout, &stderr); code != 1 || !strings.Contains(stderr.String(), "lost it") {
 		t.Errorf("exit status %d, want 1 and the reason\n%s", code, &stderr)
 	}
+	// The reason is in the log, too, for who collects only faults; a stop that was asked for is none.
+	level := func(o *output) (level, reason string) {
+		for line := range strings.Lines(o.String()) {
+			var e struct{ Level, Message, Error string }
+			if json.Unmarshal([]byte(line), &e) == nil && e.Message == "stopped" {
+				return e.Level, e.Error
+			}
+		}
+		return "", ""
+	}
+	if l, why := level(&stderr); l != "error" || why != "lost it" {
+		t.Errorf("the end is logged at level %q with the reason %q; want error, and lost it", l, why)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	asked := service(func(ctx context.Context, _ stage, _ *bus.Bus, _ zerolog.Logger) error {
+		stop()
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	var asks output
+	if code := asked.Execute(ctx, args, nil, &stdout, &asks); code != 0 {
+		t.Errorf("exit status %d of a stop that was asked for\n%s", code, &asks)
+	}
+	if l, why := level(&asks); l != "info" || why != "" {
+		t.Errorf("a stop that was asked for is logged at level %q with the reason %q; want info", l, why)
+	}
 
 	// A health port that is taken.
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
