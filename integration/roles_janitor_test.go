@@ -20,8 +20,10 @@ func TestRoles_Janitor(t *testing.T) {
 		"intake": {"--gc-age", "1s", "--gc-grace", "1s", "--gc-every", "1s"}, "sampler": {"--model", "synthetic"},
 		"reward": nil, "advantage": nil,
 	} {
-		launch(t, t.TempDir(), program(t, "meander-"+service), append([]string{"--health-addr", "", "--nats-url", g.url,
-			"--nats-creds", g.file(service + ".creds"), "--nats-tls-ca", g.file("tls/ca.pem")}, more...)...)
+		launch(t, t.TempDir(), program(t, "meander-"+service), append([]string{
+			"--health-addr", "", "--nats-url", g.url,
+			"--nats-creds", g.file(service + ".creds"), "--nats-tls-ca", g.file("tls/ca.pem"),
+		}, more...)...)
 	}
 	// of a batch, whose result is freed as well
 	run := []string{"publish", "--run", "a", "--batch-size", "2", "-n", "2", "a red fox", "two owls"}

@@ -43,7 +43,8 @@ func samplesNamedBy(e schemas.Event) (list []named) {
 	case *schemas.Reward:
 		if e.TrajectorySeq > 0 {
 			list = append(list, named{
-				sampleID{cmp.Or(e.Group.SourceRun, e.Run), e.UID, e.SampleIndex}, e.TrajectorySeq,
+				sampleID{cmp.Or(e.Group.SourceRun, e.Run), e.UID, e.SampleIndex},
+				e.TrajectorySeq,
 				&sampleFacts{e.ScheduleDigest, e.SampleStarted, e.SampleFinished},
 			})
 		}

@@ -32,8 +32,8 @@ func noLeader(err error) error {
 
 // ErrNoJetStream is returned when the server keeps no streams for this user: JetStream is off, or off for the account.
 // A server that reloads its configuration switches it off for an account that it has no storage for.
-var ErrNoJetStream = errors.New("the server has no JetStream for this user: start it with -js; if it has that, its log " +
-	"says why, such as less disk than its accounts are promised")
+var ErrNoJetStream = errors.New("the server has no JetStream for this user: start it with -js; if it has that, its " +
+	"log says why, such as less disk than its accounts are promised")
 
 // noJetStream adds ErrNoJetStream to the error of a request to JetStream when that is what it means.
 func noJetStream(err error) error {

@@ -273,8 +273,10 @@ func codecOf(f schemas.Field) (Codec, bool) {
 		switch t.Elem().Kind() {
 		case reflect.String:
 			if f.Enum == nil { // free texts: a comma may be in one
-				return Codec{Kind: "stringArray", Hint: "may be given more than once, each one text with its commas",
-					Parse: func(s string) (any, error) { return []string{s}, nil }}, true
+				return Codec{
+					Kind: "stringArray", Hint: "may be given more than once, each one text with its commas",
+					Parse: func(s string) (any, error) { return []string{s}, nil },
+				}, true
 			}
 			return Codec{Kind: "strings", Parse: func(s string) (any, error) {
 				return strings.Split(s, ","), nil

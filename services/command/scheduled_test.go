@@ -114,8 +114,10 @@ func TestScheduled_FlagsWithoutEffect(t *testing.T) {
 		{"--ramp-steps 5 --prob-start 0 --prob-end 1 --compat simpletuner --probability 0.1", ""},
 		{"--reflexflow on --reflexflow-alpha 2", ""},
 	} {
-		args := append([]string{"scheduled", dir, "--prompt", "x", "--model", "synthetic", "--timesteps", "50",
-			"--dry-run", "--store", t.TempDir()}, strings.Fields(tt.args)...)
+		args := append([]string{
+			"scheduled", dir, "--prompt", "x", "--model", "synthetic", "--timesteps", "50",
+			"--dry-run", "--store", t.TempDir(),
+		}, strings.Fields(tt.args)...)
 		var out, errs text
 		status := exitOK
 		if tt.want != "" {

@@ -320,7 +320,7 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 		}
 		waits = append(waits, Wait{Grave: true, Says: says, Fix: startSampler(x.Lanes)})
 	}
-	if len(x.Present) > 0 && !runs[schemas.ServiceReward] {
+	if len(x.Present) > 0 && !runs[schemas.ServiceReward] && x.waiting[schemas.ServiceReward] == 0 { // else see below
 		waits = append(waits, Wait{
 			Grave: true, Says: "No reward service is running: no sample is scored, and no group closes",
 			Fix: "Start one: 'meander up', or 'meander-reward'",
