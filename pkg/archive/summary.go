@@ -25,7 +25,8 @@ type Summary struct {
 	Removed bool `json:"removed_meanwhile,omitempty"`
 	// LeftOut counts stored events that are no events of their stream, which Write leaves out: no service reads them.
 	LeftOut int `json:"left_out,omitempty"`
-	// MissingTrajectories counts samples that have a reward in the archive, and no trajectory: streams drop those first.
+	// MissingTrajectories counts samples that have a reward in the archive and no trajectory: streams drop those
+	// first.
 	// Of a pass it counts none: they are in the archive of its source run. Check counts them, Write does not.
 	MissingTrajectories int `json:"missing_trajectories,omitempty"`
 	// Refused counts prompts and controls with a Fault. Check counts them, Write does not.

@@ -340,7 +340,8 @@ no fault.`,
 			if isFolder(given[0]) {
 				x, err := shards.Check(given[0])
 				if errors.Is(err, os.ErrNotExist) {
-					return fmt.Errorf("%w; must be the folder of a dataset that is whole, or the file of an archive", err)
+					return fmt.Errorf("%w; must be the folder of a dataset that is whole, or the file of an archive",
+						err)
 				}
 				if err != nil {
 					return err

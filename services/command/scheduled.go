@@ -66,16 +66,8 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 			if err != nil {
 				return usage(err)
 			}
-			defaults := map[string]string{"max-step-offset": "10", "rollout-decode": "true"}
-			if r.prompts.probabilityCounts() {
-				defaults["probability"] = "1"
-			}
-			for name, value := range defaults {
-				if flag := c.Flags().Lookup(name); !flag.Changed {
-					if err := c.Flags().Set(name, value); err != nil {
-						return usage(fmt.Errorf("--%s: %w", name, err))
-					}
-				}
+			if err := r.prompts.setScheduledDefaults(c.Flags()); err != nil {
+				return usage(err)
 			}
 			r.prompts.images = &images{flag: "images", groups: groups}
 			prompts, err := r.prompts.load(captions, c.InOrStdin(), true)
@@ -105,6 +97,23 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 	addSection(c.Flags(), pipelineSection, func(f *pflag.FlagSet) { pipelineFlags(f, &r.services) })
 	addSection(c.Flags(), limitSection, r.services.limits.Flags)
 	return c
+}
+
+// setScheduledDefaults sets the flags that the command has other defaults for than prompts have. scheduledCommand calls
+// it.
+func (p *promptFlags) setScheduledDefaults(f *pflag.FlagSet) error {
+	defaults := map[string]string{"max-step-offset": "10", "rollout-decode": "true"}
+	if p.probabilityCounts() {
+		defaults["probability"] = "1"
+	}
+	for name, value := range defaults {
+		if flag := f.Lookup(name); !flag.Changed {
+			if err := f.Set(name, value); err != nil {
+				return fmt.Errorf("--%s: %w", name, err)
+			}
+		}
+	}
+	return nil
 }
 
 // probabilityCounts reports whether --probability decides anything: it is for the ends of a ramp that the flags leave

@@ -279,7 +279,7 @@ once.`,
   meander streams limit --stream-replicas 3    # on a cluster`,
 		RunE: func(c *cobra.Command, given []string) error {
 			if !limits.Any() {
-				return usage(errors.New("no limit given, and 0 changes none; give one, such as --max-steps-bytes 32GiB"))
+				return usage(errors.New("no limit given (0 is none); give one, such as --max-steps-bytes 32GiB"))
 			}
 			if err := limits.Validate(); err != nil {
 				return settingError(err)
