@@ -63,6 +63,10 @@ func (p *streamCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
+	if !p.bus.Conn().IsConnected() { // no answer would come in time
+		gauge(p.up, 0)
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), planeTimeout)
 	defer cancel()
 	streams, err := p.bus.Stats(ctx)
