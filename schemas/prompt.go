@@ -211,12 +211,12 @@ type AdvantageSpec struct {
 	// Flow-GRPO's code and verl-omni have global: advantages of a group that stands for itself are
 	// there when it closes, and its prompt needs no batch.
 	Std string `msgpack:"std,omitempty" enum:"StdScales" absent:"the estimator's" flag:"std"`
-	// StdBasis is how the standard deviation is estimated, which std none only reports. By default it is
+	// StdBasis is how the standard deviation is estimated; with std none that is only reported. By default it is
 	// population for per_prompt. For estimators that whiten (reinforce_plus_plus, its baseline form, gdpo)
 	// it is expanded, as verl whitens samples and steps, or sample if no step is trained. For all others it
 	// is sample.
 	StdBasis string `msgpack:"std_basis,omitempty" enum:"StdBases" absent:"the estimator's" flag:"std-basis"`
-	// Epsilon is added to the scale, and above 0 where there is one.
+	// Epsilon is added to the standard deviation, and must be above 0. With std none it must be absent.
 	Epsilon *float64 `msgpack:"epsilon,omitempty" range:"0..MaxEpsilon" absent:"the estimator's, 1e-4 for flow_grpo" flag:"epsilon"`
 	// Mode is a variant of the estimator, of those that have some (per_prompt, diffusion_nft).
 	Mode string `msgpack:"mode,omitempty" form:"token" absent:"the estimator's" flag:"adv-mode"`

@@ -44,8 +44,8 @@ type Entry struct {
 	Seq                   uint64
 	Time                  time.Time
 	Data                  []byte
-	// Fault says why the services refuse a prompt or a control; nil for all other entries. See isInput.
-	Fault error
+	// Invalid says why the services refuse a prompt or a control; nil for all other entries. See isInput.
+	Invalid error
 
 	event schemas.Event // decoded; nil for blobs, parts and what cannot be decoded
 }
@@ -106,15 +106,15 @@ func (e *Entry) Refs() []schemas.Ref {
 	return refsIn(reflect.ValueOf(e.event))
 }
 
-// parsePlace parses the subject of an event of a run, which must be one of the stream.
-func parsePlace(stream, subject string) (schemas.Address, error) {
+// parseSubjectIn parses the subject of an event of a run, which must be one of the stream.
+func parseSubjectIn(stream, subject string) (schemas.Address, error) {
 	if !slices.Contains(exportOrder, stream) {
 		return schemas.Address{}, fmt.Errorf("%q is no stream of a run; must be one of %s", stream,
 			strings.Join(exportOrder, ", "))
 	}
 	a, ok := schemas.ParseSubject(subject)
 	if !ok {
-		return a, errors.New("no subject of the contract")
+		return a, errors.New("not a valid subject")
 	}
 	if spec, ok := schemas.StreamOf(schemas.PublishedSubject(subject)); !ok || spec.Name != stream {
 		return a, fmt.Errorf("%s has no subject %q", stream, subject)
@@ -125,12 +125,8 @@ func parsePlace(stream, subject string) (schemas.Address, error) {
 // decodeEvent decodes an event that is stored on a subject, and says what is wrong with it: it must be valid, and one
 // of that subject. The event is nil for parts of large steps and for what cannot be decoded.
 func decodeEvent(subject string, data []byte) (schemas.Event, error) {
-	a, _ := schemas.ParseSubject(subject)
-	e := newEvent(a.Kind)
+	e, err := decode(subject, data)
 	if e == nil {
-		return nil, nil
-	}
-	if err := schemas.Decode(data, e); err != nil {
 		return nil, err
 	}
 	if err := e.Validate(); err != nil {
@@ -142,14 +138,18 @@ func decodeEvent(subject string, data []byte) (schemas.Event, error) {
 	return e, nil
 }
 
-// decoded returns a decoded event; nil for what is not an event.
-func decoded(subject string, data []byte) schemas.Event {
+// decode decodes an event without a check of its fields. It is nil for parts of large steps and for what cannot be
+// decoded.
+func decode(subject string, data []byte) (schemas.Event, error) {
 	a, _ := schemas.ParseSubject(subject)
 	e := newEvent(a.Kind)
-	if e == nil || schemas.Decode(data, e) != nil {
-		return nil
+	if e == nil {
+		return nil, nil
 	}
-	return e
+	if err := schemas.Decode(data, e); err != nil {
+		return nil, err
+	}
+	return e, nil
 }
 
 // newEvent returns an empty event of a kind, to decode stored bytes into; nil for kinds that are no events of their

@@ -66,8 +66,8 @@ func (c *check) addFile(name string, e *Entry) error {
 	return nil
 }
 
-// sameFile checks that a file is the one that addFile has checked, where an archive is read again.
-func (c *check) sameFile(name string, e *Entry) error {
+// checkUnchanged checks that a file is the one that addFile has checked, where an archive is read again.
+func (c *check) checkUnchanged(name string, e *Entry) error {
 	sum := sha256.Sum256(e.Data)
 	if name != sumsFile && c.sums[name] != hex.EncodeToString(sum[:]) {
 		return fmt.Errorf("%q: has changed since it was checked", name)
@@ -88,7 +88,7 @@ func (c *check) compareSums(list string) error {
 		case listed[name]:
 			return fmt.Errorf("%s, line %d: %q: is in it twice", sumsFile, n, name)
 		case got == "":
-			return fmt.Errorf("%q: is in line %d of %s and nowhere else: it was taken out", name, n, sumsFile)
+			return fmt.Errorf("%q: is in line %d of %s and missing from the archive", name, n, sumsFile)
 		case got != digest:
 			return fmt.Errorf("%q: %w: its bytes are %s, line %d of %s says %s", name, bus.ErrCorrupt, got, n, sumsFile,
 				digest)
@@ -97,7 +97,7 @@ func (c *check) compareSums(list string) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.sums)) {
 		if !listed[name] {
-			return fmt.Errorf("%q: is one of %d files that are not in %s: they were added", name,
+			return fmt.Errorf("%q: is one of %d files that are not listed in %s", name,
 				len(c.sums)-len(listed), sumsFile)
 		}
 	}
@@ -111,9 +111,9 @@ func (c *check) checkEvent(file string, e *Entry) error {
 	if e.Blob != "" {
 		return nil
 	}
-	a, err := parsePlace(e.Stream, e.Subject)
+	a, err := parseSubjectIn(e.Stream, e.Subject)
 	if err == nil {
-		err = c.checkPlace(file, e, a.Run)
+		err = c.checkUnique(file, e, a.Run)
 	}
 	if err != nil {
 		return err
@@ -121,7 +121,7 @@ func (c *check) checkEvent(file string, e *Entry) error {
 	if e.event, err = decodeEvent(e.Subject, e.Data); err != nil && !isInput(e.Stream) {
 		return err
 	}
-	e.Fault = err
+	e.Invalid = err
 	switch event := e.event.(type) {
 	case schemas.StepEvent:
 		blake3, err := schemas.PayloadDigest(schemas.BLAKE3, e.Data)
@@ -148,9 +148,9 @@ func (c *check) checkEvent(file string, e *Entry) error {
 	return nil
 }
 
-// checkPlace checks that an event is of the run of those before it, and that none of them has its sequence, or its
+// checkUnique checks that an event is of the run of those before it, and that none of them has its sequence, or its
 // subject in a stream that stores a subject once: Import could store one of the two only.
-func (c *check) checkPlace(file string, e *Entry, run schemas.Run) error {
+func (c *check) checkUnique(file string, e *Entry, run schemas.Run) error {
 	if c.run != "" && run != c.run {
 		return fmt.Errorf("is of run %q, and those before it of run %q", run, c.run)
 	}
@@ -164,7 +164,7 @@ func (c *check) checkPlace(file string, e *Entry, run schemas.Run) error {
 		return nil
 	}
 	if before := c.subjects[e.Subject]; before != "" {
-		return fmt.Errorf("has the subject of %q, which %s stores once", before, e.Stream)
+		return fmt.Errorf("has the same subject as %q; %s has one event for each subject", before, e.Stream)
 	}
 	c.subjects[e.Subject] = file
 	return nil

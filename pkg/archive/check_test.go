@@ -58,7 +58,7 @@ func TestCheck_invalid(t *testing.T) {
 		"another run":      {moved(good, ".r.", ".other."), `is of run "other", and those before it of run "r"`},
 		"another subject":  {moved(good, ".r.u", ".r.x"), `an event of "mdr.v1.advantage.r.u"`},
 		"a sequence twice": {moved(eventFile(t, schemas.StreamGroups, 1, group("r", "", 1)), ".r.u", ".r.x"), "has sequence 1, as"},
-		"a subject twice":  {moved(record, "01-", "02-"), "which MDR_GROUPS stores once"},
+		"a subject twice":  {moved(record, "01-", "02-"), "MDR_GROUPS has one event for each subject"},
 		"another sequence": {eventFile(t, schemas.StreamTrajectories, 2, completed("r", "x", 0, schemas.StepRef{Seq: 1, Digest: digest})), "is not in the export"},
 	} {
 		data := pack(t, []file{record, made, c.bad}, true)
@@ -120,11 +120,11 @@ func TestRead_noArchive(t *testing.T) {
 	damaged := bytes.Clone(whole)
 	copy(damaged[bytes.Index(damaged, []byte(parts[0].name)):], "damage")
 	for want, data := range map[string][]byte{
-		"compressed with gzip; unpack it first":          append([]byte("\x1f\x8b\x08\x00"), whole...),
-		"compressed with zstd":                           append([]byte("\x28\xb5\x2f\xfd"), whole...),
-		"no tar file; must be one that":                  []byte("a few words"),
-		"read export: no tar file":                       bytes.Repeat([]byte("many words "), 1000),
-		"damaged behind \"" + step.name + "\": what fol": damaged,
+		"compressed with gzip; unpack it first":         append([]byte("\x1f\x8b\x08\x00"), whole...),
+		"compressed with zstd":                          append([]byte("\x28\xb5\x2f\xfd"), whole...),
+		"no tar file; must be one that":                 []byte("a few words"),
+		"read export: no tar file":                      bytes.Repeat([]byte("many words "), 1000),
+		"damaged after \"" + step.name + "\": what fol": damaged,
 	} {
 		if _, err := read(data); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %q", err, want)

@@ -56,7 +56,7 @@ func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker, o ImportOptions) (
 	m := &importer{
 		b: b, r: r, options: o, archived: map[key]bool{}, stored: map[key]uint64{},
 		newSeqs: map[string]map[uint64]uint64{}, check: newCheck(),
-		names: names{sources: map[schemas.Run]bool{}, prompts: map[uint64]sampleID{}},
+		references: references{sources: map[schemas.Run]bool{}, prompts: map[uint64]sampleID{}},
 	}
 	for _, stream := range importOrder {
 		m.newSeqs[stream] = map[uint64]uint64{}
@@ -88,9 +88,9 @@ type importer struct {
 	archived map[key]bool
 	stored   map[key]uint64
 	// newSeqs maps a sequence of the archive to that of the server, by stream.
-	newSeqs map[string]map[uint64]uint64
-	names   names
-	check   *check // of the archive
+	newSeqs    map[string]map[uint64]uint64
+	references references
+	check      *check // of the archive
 }
 
 // key identifies an event in every store: its subject, and the digest of its content without sequences.
@@ -116,7 +116,7 @@ func (m *importer) readArchive(ctx context.Context) error {
 			return ctx.Err()
 		}
 		if e.event != nil {
-			m.names.add(e.event)
+			m.references.add(e.event)
 		}
 		k, err := m.keyOf(e.Subject, e.Seq, e.Data)
 		m.archived[k] = true
@@ -169,7 +169,7 @@ func (m *importer) storeStream(ctx context.Context, stream string) error {
 	if err := m.rewind(); err != nil {
 		return err
 	}
-	for e, err := range readFiles(m.r, m.check.sameFile) {
+	for e, err := range readFiles(m.r, m.check.checkUnchanged) {
 		if err == nil {
 			err = ctx.Err()
 		}
@@ -205,7 +205,7 @@ func (m *importer) storeEntry(ctx context.Context, e *Entry) error {
 }
 
 // storeEvent publishes an event of the archive, with the sequences of this server in place of the archive's, and
-// returns its own new sequence. An event that was gone when the archive was written is named by goneSeq: streams drop
+// returns its own new sequence. An event that was gone when the archive was written is named by missingSeq: streams drop
 // prompts before groups, and trajectories before rewards. It fails if another client stored a different event under
 // the subject meanwhile (ErrOther).
 func (m *importer) storeEvent(ctx context.Context, e *Entry) (uint64, error) {
@@ -213,7 +213,7 @@ func (m *importer) storeEvent(ctx context.Context, e *Entry) (uint64, error) {
 		if seq, ok := m.newSeqs[stream][old]; ok {
 			return seq
 		}
-		return goneSeq
+		return missingSeq
 	})
 	if err != nil {
 		return 0, err
@@ -246,9 +246,9 @@ func (m *importer) renumberEvent(
 	case schemas.KindStep, schemas.KindTokens, schemas.KindVerdict, schemas.KindControl:
 		return data, nil
 	}
-	e := decoded(subject, data)
+	e, _ := decode(subject, data)
 	if e == nil {
-		return data, nil // it has none
+		return data, nil // it has no sequences
 	}
 	if p, ok := e.(*schemas.Prompt); ok {
 		if p.UID != "" {

@@ -20,7 +20,7 @@ import (
 // Read yields the entries of an archive in order. An archive that is not as it was written ends with an error that
 // names the file: a file with other bytes, an event that is not valid or of another run, a step that is not the one its
 // trajectory names, a file that is neither event nor blob, or an archive that ends too early or goes on behind its
-// end. A prompt or a control that is not valid is yielded with its Fault.
+// end. A prompt or a control that is not valid is yielded with its Invalid.
 func Read(r io.Reader) iter.Seq2[*Entry, error] { return readFiles(r, newCheck().addFile) }
 
 // readFiles yields the entries of an archive, once check has accepted their files.
@@ -34,14 +34,14 @@ func readFiles(r io.Reader, check func(name string, e *Entry) error) iter.Seq2[*
 			header, err := files.Next()
 			switch {
 			case errors.Is(err, io.EOF):
-				err = checkEnd(in, complete)
+				err = checkTrailer(in, complete)
 				if err == nil {
 					return
 				}
 			case err != nil && last == "":
 				err = explainBegin(begin, err)
 			case errors.Is(err, tar.ErrHeader):
-				err = fmt.Errorf("damaged behind %q: what follows is no file of a tar", last)
+				err = fmt.Errorf("damaged after %q: what follows is no file of a tar", last)
 			}
 			var e *Entry
 			if err == nil {
@@ -94,9 +94,9 @@ func explainBegin(begin []byte, err error) error {
 	return err
 }
 
-// checkEnd checks the end of an archive: the file of digests was there, and only zeros follow, with which tar programs
+// checkTrailer checks the end of an archive: the file of digests was there, and only zeros follow, with which tar programs
 // fill up the last block.
-func checkEnd(r *bufio.Reader, complete bool) error {
+func checkTrailer(r *bufio.Reader, complete bool) error {
 	if !complete {
 		return fmt.Errorf("it ends without %s: it was cut off", sumsFile)
 	}
@@ -109,7 +109,7 @@ func checkEnd(r *bufio.Reader, complete bool) error {
 			return err
 		}
 		if b != 0 {
-			return errors.New("bytes follow behind its end: they were added")
+			return errors.New("bytes follow after its end")
 		}
 	}
 }

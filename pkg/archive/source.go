@@ -11,11 +11,11 @@ import (
 )
 
 // ErrNoSource means that an archive is of a pass, and that the run whose samples the pass scored is not stored.
-var ErrNoSource = errors.New("the run that it scored again is not stored here")
+var ErrNoSource = errors.New("its source run is not in this store")
 
-// goneSeq replaces a sequence by which an event names one that is no longer stored: no stream comes to it, and JSON
+// missingSeq replaces a sequence by which an event names one that is no longer stored: no stream comes to it, and JSON
 // has it exactly. 0 would say that there never was one, and another number might be that of another event.
-const goneSeq = 1<<53 - 1
+const missingSeq = 1<<53 - 1
 
 // sampleID is a sample of any run.
 type sampleID struct {
@@ -30,19 +30,19 @@ type sampleFacts struct {
 	started, finished int64
 }
 
-// named is a sample that an event names by the sequence of its trajectory.
-type named struct {
+// sampleRef is a sample that an event names by the sequence of its trajectory.
+type sampleRef struct {
 	sampleID
 	seq   uint64
 	facts *sampleFacts // of a reward, or nil
 }
 
-// samplesNamedBy returns the samples that a decoded event names by sequence.
-func samplesNamedBy(e schemas.Event) (list []named) {
+// sampleRefs returns the samples that a decoded event names by sequence.
+func sampleRefs(e schemas.Event) (list []sampleRef) {
 	switch e := e.(type) {
 	case *schemas.Reward:
 		if e.TrajectorySeq > 0 {
-			list = append(list, named{
+			list = append(list, sampleRef{
 				sampleID{cmp.Or(e.Group.SourceRun, e.Run), e.UID, e.SampleIndex},
 				e.TrajectorySeq,
 				&sampleFacts{e.ScheduleDigest, e.SampleStarted, e.SampleFinished},
@@ -52,7 +52,7 @@ func samplesNamedBy(e schemas.Event) (list []named) {
 		for i := range e.Members {
 			if m := &e.Members[i]; m.TrajectorySeq > 0 {
 				id := sampleID{cmp.Or(e.SourceRun, e.Run), e.UID, m.SampleIndex}
-				list = append(list, named{id, m.TrajectorySeq, nil})
+				list = append(list, sampleRef{id, m.TrajectorySeq, nil})
 			}
 		}
 	}
@@ -85,36 +85,36 @@ func groupOf(e schemas.Event) *schemas.GroupRecord {
 	return nil
 }
 
-// names are what the events of an archive name by sequence. A pass has no prompts and trajectories of its own: those
+// references are what the events of an archive name by sequence. A pass has no prompts and trajectories of its own: those
 // that it names are of its source run.
-type names struct {
+type references struct {
 	sources map[schemas.Run]bool
-	samples []named
+	samples []sampleRef
 	prompts map[uint64]sampleID // of a pass: a sample of the group, by the sequence of its prompt
 }
 
 // add notes what a decoded event names.
-func (n *names) add(e schemas.Event) {
-	n.samples = append(n.samples, samplesNamedBy(e)...)
+func (r *references) add(e schemas.Event) {
+	r.samples = append(r.samples, sampleRefs(e)...)
 	run := sourceOf(e)
 	if run == "" {
 		return
 	}
-	n.sources[run] = true
+	r.sources[run] = true
 	if g := groupOf(e); g != nil {
-		n.prompts[g.Group.PromptSeq] = sampleID{run: run, uid: g.UID}
+		r.prompts[g.Group.PromptSeq] = sampleID{run: run, uid: g.UID}
 	}
 }
 
 // findSources finds the events on the server that those of a pass name, and notes their sequences. It fails when the
 // run that the pass scored is not stored, or has other samples: then a reward would name the wrong one.
 func (m *importer) findSources(ctx context.Context) error {
-	for run := range m.names.sources {
+	for run := range m.references.sources {
 		samples, prompts, err := m.readSource(ctx, run)
 		if err != nil {
 			return err
 		}
-		for _, x := range m.names.samples {
+		for _, x := range m.references.samples {
 			stored, ok := samples[x.sampleID]
 			if !ok {
 				continue
@@ -125,14 +125,14 @@ func (m *importer) findSources(ctx context.Context) error {
 			}
 			m.newSeqs[schemas.StreamTrajectories][x.seq] = stored.seq
 		}
-		for seq, id := range m.names.prompts {
+		for seq, id := range m.references.prompts {
 			if stored, ok := prompts[id.uid]; ok && id.run == run {
 				m.newSeqs[schemas.StreamPrompts][seq] = stored
 			}
 		}
 	}
 	missing := map[sampleID]bool{}
-	for _, x := range m.names.samples {
+	for _, x := range m.references.samples {
 		if _, ok := m.newSeqs[schemas.StreamTrajectories][x.seq]; !ok && !m.check.trajectories[x.seq] {
 			missing[x.sampleID] = true
 		}

@@ -25,11 +25,10 @@ type Summary struct {
 	Removed bool `json:"removed_meanwhile,omitempty"`
 	// LeftOut counts stored events that are no events of their stream, which Write leaves out: no service reads them.
 	LeftOut int `json:"left_out,omitempty"`
-	// MissingTrajectories counts samples that have a reward in the archive and no trajectory: streams drop those
-	// first.
+	// MissingTrajectories counts samples that have a reward in the archive and no trajectory, which streams drop first.
 	// Of a pass it counts none: they are in the archive of its source run. Check counts them, Write does not.
 	MissingTrajectories int `json:"missing_trajectories,omitempty"`
-	// Refused counts prompts and controls with a Fault. Check counts them, Write does not.
+	// Refused counts prompts and controls with an Invalid. Check counts them, Write does not.
 	Refused int `json:"refused,omitempty"`
 	// Notes name what is counted in Missing, LeftOut and Refused: the first ones of each, in words.
 	Notes []string `json:"notes,omitempty"`
@@ -72,7 +71,7 @@ func Check(r io.Reader, each func(*Entry) error) (*Summary, error) {
 func checkAll(r io.Reader, c *check, each func(*Entry) error) (*Summary, error) {
 	s := &Summary{Events: map[string]int{}}
 	blobs, namedBy := map[string]bool{}, map[string]string{} // by digest
-	var samples []named
+	var samples []sampleRef
 	var refused notes
 	for e, err := range readFiles(r, c.addFile) {
 		if err != nil {
@@ -85,15 +84,15 @@ func checkAll(r io.Reader, c *check, each func(*Entry) error) (*Summary, error) 
 		} else {
 			s.Events[e.Stream]++
 			s.SourceRun = max(s.SourceRun, sourceOf(e.event))
-			samples = append(samples, samplesNamedBy(e.event)...)
+			samples = append(samples, sampleRefs(e.event)...)
 		}
 		for _, ref := range e.Refs() {
 			if namedBy[ref.Digest] == "" {
 				namedBy[ref.Digest] = e.file()
 			}
 		}
-		if e.Fault != nil {
-			refused.add("refused by the services: %q: %v", e.file(), e.Fault)
+		if e.Invalid != nil {
+			refused.add("refused by the services: %q: %v", e.file(), e.Invalid)
 		}
 		if each != nil {
 			if err := each(e); err != nil {

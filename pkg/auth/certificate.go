@@ -130,8 +130,8 @@ func (f *Folder) Certificate() (*x509.Certificate, error) {
 // RenewBefore is how long before the end of the server's certificate there is a warning.
 const RenewBefore = 30 * 24 * time.Hour
 
-// CheckEnd returns an error if a server's certificate has expired at the time now: clients refuse the server.
-func CheckEnd(c *x509.Certificate, now time.Time) error {
+// CheckExpiry returns an error if a server's certificate has expired at the time now: clients refuse the server.
+func CheckExpiry(c *x509.Certificate, now time.Time) error {
 	if now.Before(c.NotAfter) {
 		return nil
 	}

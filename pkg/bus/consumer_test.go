@@ -7,6 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -48,14 +49,15 @@ func TestConsumer_ManyReplicas(t *testing.T) {
 }
 
 // Messages wait for a service while nothing pulls them, also before its first program.
-func TestBus_Unserved(t *testing.T) {
+func TestUnservedBacklog(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	unserved := func(want uint64) {
 		t.Helper()
 		bustest.Until(t, "the count", func() error {
-			if n, err := e.Unserved(t.Context(), schemas.ServiceReward); err != nil || n != want {
+			all, err := e.Stats(t.Context())
+			if n := bus.UnservedBacklog(all)[schemas.ServiceReward]; err != nil || n != want {
 				return fmt.Errorf("%d, %w; want %d", n, err, want)
 			}
 			return nil

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -187,33 +189,31 @@ func (b *Bus) present(ctx context.Context) (out []*schemas.Presence, revisions [
 	return out, revisions, nil
 }
 
-// Unserved returns how many messages wait for a service, such as schemas.ServiceReward, while no program takes them; 0
-// while one does. If none ever did, it is all that its streams hold.
-func (b *Bus) Unserved(ctx context.Context, service string) (waiting uint64, err error) {
-	held := map[string]bool{} // streams that are counted as a whole
-	for _, d := range schemas.Durables() {
-		if d.Service != service || held[d.Stream] {
-			continue
-		}
-		c, err := b.js.Consumer(ctx, d.Stream, d.Name)
-		if errors.Is(err, jetstream.ErrConsumerNotFound) {
-			var s jetstream.Stream
-			if s, err = b.js.Stream(ctx, d.Stream); err == nil {
-				held[d.Stream] = true
-				waiting += s.CachedInfo().State.Msgs
-				continue
+// UnservedBacklog returns how many messages wait for each service but the samplers, such as schemas.ServiceReward,
+// while no program takes them. all is what Stats returned. For a service that never ran all messages of its streams
+// wait.
+func UnservedBacklog(all []StreamStats) map[string]uint64 {
+	waiting, served := map[string]uint64{}, map[string]bool{}
+	for _, s := range all {
+		never := map[string]bool{}
+		for _, d := range schemas.Durables() {
+			i := slices.IndexFunc(s.Consumers, func(c ConsumerStats) bool { return c.Name == d.Name && c.Takes })
+			switch {
+			case d.Stream != s.Name:
+			case i < 0:
+				never[d.Service] = true
+			case s.Consumers[i].Pulls > 0 || s.Consumers[i].AckPending > 0:
+				served[d.Service] = true
+			default:
+				waiting[d.Service] += s.Consumers[i].Pending
 			}
 		}
-		if err != nil {
-			return 0, fmt.Errorf("messages for service %s: %w", service, err)
+		for service := range never {
+			waiting[service] += s.Messages
 		}
-		info := c.CachedInfo()
-		if info.NumWaiting > 0 || info.NumAckPending > 0 {
-			return 0, nil
-		}
-		waiting += info.NumPending
 	}
-	return waiting, nil
+	maps.DeleteFunc(waiting, func(service string, n uint64) bool { return n == 0 || served[service] })
+	return waiting
 }
 
 // LaneBacklog returns how many requests of a lane wait or are in flight.

@@ -45,7 +45,7 @@ var (
 // Raised is the error of a template that refuses its variables by calling raise_exception.
 type Raised struct{ Message string }
 
-// Error quotes a message with characters that a terminal would obey: a template is a stranger's file.
+// Error quotes a message with control characters: templates are not trusted.
 func (e *Raised) Error() string {
 	message := e.Message
 	if strings.ContainsFunc(message, func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' }) {

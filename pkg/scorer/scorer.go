@@ -104,18 +104,18 @@ type GroupScorer interface {
 // and a retry may help. All other errors of a score are final.
 var ErrUnavailable = errors.New("not available now")
 
-// patienceKey is the key of WithPatience in a context.
-type patienceKey struct{}
+// retryDeadlineKey is the key of WithRetryDeadline in a context.
+type retryDeadlineKey struct{}
 
-// WithPatience says until when a call may wait before it asks again a function that did not answer. A call that has
+// WithRetryDeadline says until when a call may wait before it asks again a function that did not answer. A call that has
 // begun then may take longer: ctx bounds that.
-func WithPatience(ctx context.Context, until time.Time) context.Context {
-	return context.WithValue(ctx, patienceKey{}, until)
+func WithRetryDeadline(ctx context.Context, until time.Time) context.Context {
+	return context.WithValue(ctx, retryDeadlineKey{}, until)
 }
 
-// Patience returns the time of WithPatience; false: none was set.
-func Patience(ctx context.Context) (until time.Time, ok bool) {
-	until, ok = ctx.Value(patienceKey{}).(time.Time)
+// RetryDeadline returns the time of WithRetryDeadline; false: none was set.
+func RetryDeadline(ctx context.Context) (until time.Time, ok bool) {
+	until, ok = ctx.Value(retryDeadlineKey{}).(time.Time)
 	return until, ok
 }
 

@@ -243,7 +243,7 @@ func authListCommand(a *app) *cobra.Command {
 			} else if cert != nil {
 				fmt.Fprintf(c.OutOrStdout(), "\nTLS for %s until %s\n", strings.Join(auth.Hosts(cert), ", "),
 					cert.NotAfter.Format(time.DateOnly))
-				if expired := auth.CheckEnd(cert, time.Now()); expired != nil {
+				if expired := auth.CheckExpiry(cert, time.Now()); expired != nil {
 					fmt.Fprintf(c.OutOrStdout(), "%v; 'meander auth update %s' makes a new one\n", expired, f.Dir())
 				}
 			}

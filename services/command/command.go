@@ -124,7 +124,7 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 		exit = &exitError{status: exitFailed, err: err}
 	}
 	if exit.err != nil {
-		present.Fault(stderr, "meander: "+exit.err.Error())
+		present.PrintEscaped(stderr, "meander: "+exit.err.Error())
 	}
 	return exit.status
 }

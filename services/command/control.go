@@ -126,20 +126,20 @@ why, how much of it is done, and what it waits for.`,
 			if errors.Is(err, client.ErrNotFound) {
 				return usage(fmt.Errorf("RUN: %q; nothing is stored of it at %s", run, conn.where))
 			}
-			without := int64(0)
+			unrewarded := int64(0)
 			if err == nil {
-				without, err = results.WithoutReward(c.Context(), conn.Bus, run)
+				unrewarded, err = results.WithoutReward(c.Context(), conn.Bus, run)
 			}
 			if err != nil {
 				return err
 			}
-			s.Rewards -= min(s.Rewards, without) // it counts events, which failed and pruned samples have, too
+			s.Rewards -= min(s.Rewards, unrewarded) // it counts events, which failed and pruned samples have, too
 			p, err := runProgress(c.Context(), conn.Bus, run)
 			if err != nil { // such as a user without the right to ask
 				p = &ui.Progress{Waits: []ui.Wait{{Says: fmt.Sprintf("not known: %v", err)}}}
 			}
 			r := &schemas.ControlReceipt{Accepted: true, Run: run, Status: s}
-			return a.printStatus(c.OutOrStdout(), without, r, p)
+			return a.printStatus(c.OutOrStdout(), unrewarded, r, p)
 		}),
 	}
 }
@@ -267,8 +267,8 @@ func (k *controller) printOutcome(out io.Writer, r *schemas.ControlReceipt, samp
 }
 
 // printStatus prints the state of a run that the receipt has, how its groups ended and what it waits for, which p has;
-// without is how many samples ended without a reward. statusCommand calls it.
-func (a *app) printStatus(out io.Writer, without int64, r *schemas.ControlReceipt, p *ui.Progress) error {
+// unrewarded is how many samples ended without a reward. statusCommand calls it.
+func (a *app) printStatus(out io.Writer, unrewarded int64, r *schemas.ControlReceipt, p *ui.Progress) error {
 	if a.json {
 		fields := schemas.JSON(r)
 		if m, ok := fields.(map[string]any); ok {
@@ -296,8 +296,8 @@ func (a *app) printStatus(out io.Writer, without int64, r *schemas.ControlReceip
 	}
 	fmt.Fprintf(out, "  groups    %s\n", groups)
 	samples := fmt.Sprintf("%d made, %d with their reward", s.Trajectories, s.Rewards)
-	if without > 0 {
-		samples += fmt.Sprintf(", %d ended without one", without)
+	if unrewarded > 0 {
+		samples += fmt.Sprintf(", %d ended without one", unrewarded)
 	}
 	fmt.Fprintf(out, "  samples   %s\n", samples)
 	waiting := fmt.Sprintf("%d in the queue or in flight", s.Waiting)
@@ -306,7 +306,7 @@ func (a *app) printStatus(out io.Writer, without int64, r *schemas.ControlReceip
 	}
 	fmt.Fprintf(out, "  requests  %s\n", waiting)
 	for _, w := range p.Waits {
-		present.Linef(out, "  waits     %s", w.Says)
+		present.Linef(out, "  waits     %s", present.EscapeControls(w.Says))
 		if w.Fix != "" {
 			present.Linef(out, "            -> %s", w.Fix)
 		}
@@ -327,7 +327,7 @@ func controlledBy(s *schemas.RunStatus) string {
 	if s.Reason != "" {
 		text += ": " + s.Reason
 	}
-	return text
+	return present.EscapeControls(text)
 }
 
 // describeControl describes a control in one line, for 'meander watch'.

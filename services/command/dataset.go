@@ -124,7 +124,7 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(p.checkFlags(defaults), p.checkTruthUsed(specs, defaults), p.checkRollFlags()); err != nil {
+	if err := errors.Join(p.checkFlags(defaults), p.checkTruthUsed(specs, defaults), p.checkScheduledFlags()); err != nil {
 		return nil, err
 	}
 	batches, err := p.selectRecords(texts, stdin, specs, choice)

@@ -178,10 +178,11 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 	}
 	fmt.Fprintf(out,
 		"dead letter %d\nstage       %s\ncode        %s\nreason      %s\nsubject     %s\nstream      %s "+
-			"%d\ndeliveries  %d\nat          %s\n", m.Seq, d.Stage, d.Code, present.Showable(d.Reason),
-		d.OriginalSubject, d.Stream, d.StreamSeq, d.Deliveries, time.Unix(0, d.At).Local().Format(time.RFC3339))
+			"%d\ndeliveries  %d\nat          %s\n", m.Seq, d.Stage, d.Code, present.EscapeControls(d.Reason),
+		present.EscapeControls(d.OriginalSubject), d.Stream, d.StreamSeq, d.Deliveries,
+		time.Unix(0, d.At).Local().Format(time.RFC3339))
 	for _, h := range d.Headers {
-		fmt.Fprintf(out, "header      %s: %s\n", h.Name, h.Value)
+		fmt.Fprintf(out, "header      %s\n", present.EscapeControls(h.Name+": "+h.Value))
 	}
 	if err != nil {
 		_, err = fmt.Fprintf(out, "original    not available: %s\n", err)

@@ -19,8 +19,8 @@ func TestModelInfo_Language(t *testing.T) {
 		{"config.json", "{", "config.json"},
 		{"config.json", `{"architectures": ["LlamaForCausalLM"]}`, "must be one of Qwen2ForCausalLM"},
 		{"tokenizer_config.json", `{"chat_template": "{{ messages | pprint }}"}`, `the filter "pprint": not supported in chat templates here`},
-		{"generation_config.json", `{"eos_token_id": 1, "repetition_penalty": 1.1}`, "note: generation_config.json: repetition_penalty: 1.1 is not followed"},
-		{"generation_config.json", `{"eos_token_id": 1, "num_beams": 4, "typical_p": 1.0, "min_length": null}`, "note: generation_config.json: num_beams: 4 is not followed"},
+		{"generation_config.json", `{"eos_token_id": 1, "repetition_penalty": 1.1}`, "note: generation_config.json: repetition_penalty: 1.1 is not supported and is ignored"},
+		{"generation_config.json", `{"eos_token_id": 1, "num_beams": 4, "typical_p": 1.0, "min_length": null}`, "note: generation_config.json: num_beams: 4 is not supported and is ignored"},
 		{"generation_config.json", `{"eos_token_id": 999999}`, "eos_token_id: 999999; must be below"},
 		{"model.safetensors", "", "loads: no"},
 	} {

@@ -191,7 +191,7 @@ func (s services) serve(ctx context.Context, conn *connection, log zerolog.Logge
 	defer stop()
 	health.Connected(conn.Bus)
 	if s.certificate != nil {
-		health.Check("certificate", func() error { return auth.CheckEnd(s.certificate, time.Now()) })
+		health.Check("certificate", func() error { return auth.CheckExpiry(s.certificate, time.Now()) })
 	}
 	if conn.member != nil {
 		health.Check("store", conn.member.Fault)

@@ -145,13 +145,21 @@ func (p *progress) explainWaits(ctx context.Context, b *bus.Bus, after time.Dura
 			continue
 		}
 		for _, w := range waits {
-			// the same reason with another count is known
-			if reason := strings.TrimLeft(w.Says, "0123456789"); !told[reason] {
+			reason := strings.Map(withoutDigit, w.Says) // with another count it is the same
+			if !told[reason] {
 				told[reason] = true
-				p.note("waiting: " + w.Says + ". " + w.Fix)
+				p.note("waiting: " + present.EscapeControls(w.Says+". "+w.Fix))
 			}
 		}
 	}
+}
+
+// withoutDigit is for strings.Map: it drops digits.
+func withoutDigit(r rune) rune {
+	if '0' <= r && r <= '9' {
+		return -1
+	}
+	return r
 }
 
 // receiptHandler returns a handler of intake's answers to the run's prompts: it adds up the steps to come, and prints

@@ -169,7 +169,7 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	}
 	serveErr = r.pipelineError(serveErr) // of a service that failed while it ended, when all results were there
 	if err != nil {
-		present.Fault(stderr, "meander: "+serveErr.Error())
+		present.PrintEscaped(stderr, "meander: "+serveErr.Error())
 		return err
 	}
 	return serveErr
@@ -435,7 +435,7 @@ func (r *runner) reportRefused(prompts []prompt, o *results.Outcomes, stderr io.
 	}
 	for _, reason := range reasons {
 		list := uids[reason]
-		present.Fault(stderr, fmt.Sprintf("meander: %s refused: %s", present.Count(len(list), "prompt"), reason))
+		present.PrintEscaped(stderr, fmt.Sprintf("meander: %s refused: %s", present.Count(len(list), "prompt"), reason))
 		if len(list) < len(prompts) {
 			fmt.Fprintf(stderr, "  %s\n", strings.Join(list, " "))
 		}

@@ -366,7 +366,7 @@ no fault.`,
 				return err
 			}
 			if a.json {
-				printLacks(c.ErrOrStderr(), s)
+				printWarnings(c.ErrOrStderr(), s)
 				return nil
 			}
 			return a.printArchive(c.OutOrStdout(), given[0], s)
@@ -441,15 +441,15 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker, o a
 	fmt.Fprintf(c.OutOrStdout(), "run %s: %s stored, %s there already, %s\n",
 		done.Run, present.Count(done.Stored, "event"), present.Count(done.AlreadyStored, "event"),
 		present.Count(done.Blobs, "blob"))
-	printLacks(c.OutOrStdout(), &archive.Summary{
+	printWarnings(c.OutOrStdout(), &archive.Summary{
 		SourceRun: done.SourceRun, MissingTrajectories: done.MissingTrajectories, Missing: done.MissingBlobs,
 		Refused: done.Refused, Notes: done.Notes,
 	})
 	return nil
 }
 
-// printLacks prints what an export does not have, or has and nobody takes, and of which run it is a pass.
-func printLacks(out io.Writer, s *archive.Summary) {
+// printWarnings prints what an export does not have, or has and nobody takes, and of which run it is a pass.
+func printWarnings(out io.Writer, s *archive.Summary) {
 	if s.SourceRun != "" {
 		fmt.Fprintf(out, "  a pass over run %s, which has the samples\n", s.SourceRun)
 	}
@@ -485,6 +485,6 @@ func (a *app) printArchive(out io.Writer, name string, s *archive.Summary) error
 	for _, stream := range slices.Sorted(maps.Keys(s.Events)) {
 		fmt.Fprintf(out, "  %-18s %8d\n", stream, s.Events[stream])
 	}
-	printLacks(out, s)
+	printWarnings(out, s)
 	return nil
 }

@@ -103,7 +103,7 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 // it.
 func (p *promptFlags) setScheduledDefaults(f *pflag.FlagSet) error {
 	defaults := map[string]string{"max-step-offset": "10", "rollout-decode": "true"}
-	if p.probabilityCounts() {
+	if p.probabilityHasEffect() {
 		defaults["probability"] = "1"
 	}
 	for name, value := range defaults {
@@ -116,9 +116,9 @@ func (p *promptFlags) setScheduledDefaults(f *pflag.FlagSet) error {
 	return nil
 }
 
-// probabilityCounts reports whether --probability decides anything: it is for the ends of a ramp that the flags leave
-// out. Compat simpletuner takes an end of 0 as left out, and has 0.5 for the last one.
-func (p *promptFlags) probabilityCounts() bool {
+// probabilityHasEffect reports whether --probability decides anything: it is for the ends of a ramp that the flags
+// leave out. Compat simpletuner takes an end of 0 as left out, and has 0.5 for the last one.
+func (p *promptFlags) probabilityHasEffect() bool {
 	roll, ramp := p.scheduled.GivenValues(), p.ramp.GivenValues()
 	if steps, _ := ramp["ramp_steps"].(int64); steps <= 0 {
 		return true
@@ -128,9 +128,9 @@ func (p *promptFlags) probabilityCounts() bool {
 	return start == nil || end == nil && !simple || simple && (start == 0.0 || end == 0.0)
 }
 
-// checkRollFlags refuses flags of scheduled sampling that others leave without effect. The records of a file have
+// checkScheduledFlags refuses flags of scheduled sampling that others leave without effect. The records of a file have
 // settings of their own, so it checks none beside --prompts. loadPrompts calls it.
-func (p *promptFlags) checkRollFlags() error {
+func (p *promptFlags) checkScheduledFlags() error {
 	if p.file != "" {
 		return nil
 	}
@@ -143,7 +143,7 @@ func (p *promptFlags) checkRollFlags() error {
 				names))
 		}
 	}
-	if x, given := roll["probability"]; given && !p.probabilityCounts() {
+	if x, given := roll["probability"]; given && !p.probabilityHasEffect() {
 		errs = append(errs, fmt.Errorf("--probability: %v; must be absent: --ramp-steps has it go from --prob-start "+
 			"to --prob-end", x))
 	}

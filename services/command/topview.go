@@ -133,8 +133,10 @@ func (t *topLines) title(text string) {
 	t.add(present.Bold, text)
 }
 
-// showable is present.Showable in one line.
-func showable(text string) string { return strings.ReplaceAll(present.Showable(text), "\n", `\n`) }
+// showable is present.EscapeControls in one line.
+func showable(text string) string {
+	return strings.ReplaceAll(present.EscapeControls(text), "\n", `\n`)
+}
 
 // layOut returns what the screen shows, in lines of at most so many columns. rows is its height; 0 is that of a
 // snapshot, which has as many lines as it needs and knows no keys.

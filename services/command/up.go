@@ -131,7 +131,7 @@ func (a *app) useCredentials(
 	}
 	if cert := s.certificate; cert != nil {
 		const renew = "'meander auth update' makes a new one, for the next start"
-		if expired := auth.CheckEnd(cert, time.Now()); expired != nil {
+		if expired := auth.CheckExpiry(cert, time.Now()); expired != nil {
 			log.Error().Err(expired).Msg("no client elsewhere can connect; " + renew)
 		} else if time.Until(cert.NotAfter) < auth.RenewBefore {
 			log.Warn().Time("until", cert.NotAfter).Msg("the certificate of the server expires soon; " + renew)

@@ -156,8 +156,8 @@ func reportNoServer(_ context.Context, o *Options, say *notes) {
 	case verification != nil && invalid.Reason == x509.Expired && invalid.Cert != nil:
 		say.add(Fault, renewCertificate+"; if that is right, set the clock of this machine", "%v", o.NoServer)
 	case verification != nil:
-		say.add(Fault, "do what the message says: the server runs, and this program does not trust its certificate",
-			"%v", o.NoServer)
+		say.add(Fault, "the server runs, but this program does not trust its certificate: name its authority with "+
+			"--nats-tls-ca, or connect by a name that is in the certificate", "%v", o.NoServer)
 	case o.Empty:
 		say.add(Unchecked, "start one with 'meander up', or name one with --nats", "%v", o.NoServer)
 	case errors.Is(o.NoServer, nats.ErrAuthorization):

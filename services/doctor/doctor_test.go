@@ -168,7 +168,7 @@ func TestRun_Certificate(t *testing.T) {
 	}
 	for want, cause := range map[string]error{
 		"make a new certificate ('meander auth update DIR'": x509.CertificateInvalidError{Cert: &x509.Certificate{}, Reason: x509.Expired},
-		"do what the message says":                          x509.UnknownAuthorityError{},
+		"the server runs, but this program does not trust":  x509.UnknownAuthorityError{},
 	} {
 		refused := fmt.Errorf("connect: %w", &tls.CertificateVerificationError{Err: cause})
 		has(t, look(t, doctor.Options{NoServer: refused}), "server", doctor.Fault, " -> "+want)

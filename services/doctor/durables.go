@@ -91,7 +91,7 @@ func checkBacklog(o *Options, s *bus.Examined, c *bus.ConsumerStats, say *notes)
 			still)
 	case c.Redelivered > 10 && c.Redelivered*2 > c.AckPending:
 		const says = "%s: %d of %d in flight came more than once"
-		say.add(Warning, logs+", and 'meander dead'", says, which, c.Redelivered, c.AckPending)
+		say.add(Warning, logs+", and 'meander dead ls'", says, which, c.Redelivered, c.AckPending)
 	}
 }
 

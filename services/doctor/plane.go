@@ -70,7 +70,7 @@ func checkCertificate(o *Options, cert *x509.Certificate, say *notes) {
 	if cert == nil {
 		return
 	}
-	if expired := auth.CheckEnd(cert, o.Now()); expired != nil {
+	if expired := auth.CheckExpiry(cert, o.Now()); expired != nil {
 		say.add(Fault, renewCertificate, "%v", expired)
 	} else if cert.NotAfter.Sub(o.Now()) < auth.RenewBefore {
 		say.add(Warning, renewCertificate, "the certificate of the server expires at %s",

@@ -269,12 +269,13 @@ func (l *lanes) unserved(ctx context.Context) ([]string, error) {
 			out = append(out, fmt.Sprintf("%d requests wait for a sampler of %q, and none runs", n, lane))
 		}
 	}
+	streams, err := l.bus.Stats(ctx)
+	if err != nil {
+		return nil, err
+	}
+	backlog := bus.UnservedBacklog(streams)
 	for _, service := range []string{schemas.ServiceReward, schemas.ServiceAdvantage} {
-		n, err := l.bus.Unserved(ctx, service)
-		if err != nil {
-			return nil, err
-		}
-		if n > 0 {
+		if n := backlog[service]; n > 0 {
 			out = append(out, fmt.Sprintf("%d messages wait for the %s service, and none runs", n, service))
 		}
 	}

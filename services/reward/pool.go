@@ -120,7 +120,7 @@ func (p *pool) close() {
 // sample, not the function. errStopping and the error of ctx say nothing about either. Every other error is final.
 func (p *pool) score(ctx context.Context, s scorer.Scorer, load loader) scored {
 	j := &job{scorer: s, load: load, queued: time.Now(), done: make(chan scored, 1)}
-	j.patience, _ = scorer.Patience(ctx) // the call has another context
+	j.patience, _ = scorer.RetryDeadline(ctx) // the call has another context
 	none := func(err error) scored { return scored{Result: scorer.Result{Err: err}, version: s.Version()} }
 	if err := p.join(j); err != nil {
 		return none(err)
@@ -277,7 +277,7 @@ func withPatience(ctx context.Context, jobs []*job) context.Context {
 	if first.IsZero() {
 		return ctx
 	}
-	return scorer.WithPatience(ctx, first)
+	return scorer.WithRetryDeadline(ctx, first)
 }
 
 // requeue returns jobs to the head of the queue.

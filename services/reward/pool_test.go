@@ -407,7 +407,7 @@ func TestPool_Patience(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got time.Time
 		f := &fake{batch: 3, call: func(ctx context.Context, in []scorer.Input) []scorer.Result {
-			got, _ = scorer.Patience(ctx)
+			got, _ = scorer.RetryDeadline(ctx)
 			return each(len(in), scorer.Result{Value: 1})
 		}}
 		p := openPool(t, &pool{calls: 1, batch: 3, queueLimit: 16, linger: time.Minute})
@@ -415,7 +415,7 @@ func TestPool_Patience(t *testing.T) {
 		var all sync.WaitGroup
 		all.Go(func() { p.score(t.Context(), f, ready) })
 		for _, left := range []time.Duration{time.Hour, 3 * time.Second} {
-			all.Go(func() { p.score(scorer.WithPatience(t.Context(), began.Add(left)), f, ready) })
+			all.Go(func() { p.score(scorer.WithRetryDeadline(t.Context(), began.Add(left)), f, ready) })
 		}
 		all.Wait()
 		if !got.Equal(began.Add(3 * time.Second)) {

@@ -162,7 +162,7 @@ func (s *service) scoreMissing(
 		if since.IsZero() {
 			since = time.Now()
 		}
-		patient := scorer.WithPatience(limited, since.Add(s.cfg.ScorePatience))
+		patient := scorer.WithRetryDeadline(limited, since.Add(s.cfg.ScorePatience))
 		calls.Go(func() {
 			r := e.pool.score(patient, e.scorer, func(ctx context.Context, wait bool) (scorer.Input, func(), error) {
 				in := scorer.Input{Prompt: t.Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params}

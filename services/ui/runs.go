@@ -332,7 +332,7 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 		}
 	}
 	for _, stage := range []string{schemas.ServiceIntake, schemas.ServiceReward, schemas.ServiceAdvantage} {
-		if n := x.waiting[stage]; n > 0 && !x.atWork[stage] {
+		if n := x.waiting[stage]; n > 0 {
 			waits = append(waits, Wait{
 				Grave: true, Says: fmt.Sprintf("%s for %s, and none runs", waiting(n, "message"), stage),
 				Fix: "Start the pipeline: 'meander up', or 'meander-" + stage + "'",

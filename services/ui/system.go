@@ -25,9 +25,8 @@ type System struct {
 	// Guest: a guest looks, and does not see what waits for the services and the samplers of a lane.
 	Guest bool `json:"guest,omitempty"`
 
-	// waiting counts by stage the messages that no process asks for, backlog by lane the requests.
+	// waiting counts by service the messages that no process asks for, backlog by lane the requests.
 	waiting map[string]uint64
-	atWork  map[string]bool
 	// unanswered counts prompts that intake has not answered; held is what holds all runs up, in a few words.
 	unanswered uint64
 	held       string
@@ -125,40 +124,24 @@ func (x *System) lanesOf(name schemas.Lane) []*lane {
 	return x.Lanes[i : i+1]
 }
 
-// countConsumers notes which stages are at work on a stream and what waits for them; requests gets the consumers of
-// the lanes by name. In the account of a guest are no consumers of services.
+// countConsumers notes the prompts that wait; requests gets the consumers of the lanes by name. In the account of a
+// guest are no consumers of services.
 func (x *System) countConsumers(st *bus.StreamStats, requests map[string]bus.ConsumerStats) {
-	if x.Guest {
-		return
-	}
 	for _, c := range st.Consumers {
 		if st.Name == schemas.StreamRequests {
 			requests[c.Name] = c
 		}
-		if !c.Takes {
-			continue
-		}
-		if c.Stage == schemas.ServiceIntake && st.Name == schemas.StreamPrompts {
+		if c.Takes && c.Stage == schemas.ServiceIntake && st.Name == schemas.StreamPrompts {
 			x.unanswered += c.Pending + uint64(max(0, c.AckPending))
 		}
-		if c.Pulls > 0 || c.AckPending > 0 {
-			x.atWork[c.Stage] = true
-		} else {
-			x.waiting[c.Stage] += c.Pending
-		}
-	}
-	if st.Name == schemas.StreamPrompts && len(st.Consumers) == 0 { // no intake has ever run
-		x.waiting[schemas.ServiceIntake] = st.Messages
 	}
 }
 
 // readSystem reads what runs and how full the streams are.
 func (s *server) readSystem(ctx context.Context) (*System, error) {
 	x := &System{
-		Present: []*presence{}, Lanes: []*lane{}, Streams: []bus.StreamStats{}, waiting: map[string]uint64{},
-		atWork:  map[string]bool{},
-		backlog: map[schemas.Lane]uint64{},
-		Guest:   s.bus.User().IsGuest(),
+		Present: []*presence{}, Lanes: []*lane{}, Streams: []bus.StreamStats{},
+		backlog: map[schemas.Lane]uint64{}, Guest: s.bus.User().IsGuest(),
 	}
 	running, err := s.bus.Present(ctx)
 	if err != nil {
@@ -178,6 +161,9 @@ func (s *server) readSystem(ctx context.Context) (*System, error) {
 	faults, err := s.bus.Faults(ctx)
 	if err != nil {
 		return nil, err
+	}
+	if !x.Guest {
+		x.waiting = bus.UnservedBacklog(stats)
 	}
 	requests := map[string]bus.ConsumerStats{}
 	for _, st := range stats {

@@ -44,9 +44,9 @@ type generationConfig struct {
 	MaxNewTokens int      `json:"max_new_tokens"`
 }
 
-// notFollowed has the fields of generation_config.json that change which tokens transformers draws and that are not
+// unsupported has the fields of generation_config.json that change which tokens transformers draws and that are not
 // supported, each with the value that changes nothing; nil: null alone.
-var notFollowed = map[string]any{
+var unsupported = map[string]any{
 	"bad_words_ids": nil, "begin_suppress_tokens": nil, "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0,
 	"eta_cutoff": 0.0, "exponential_decay_length_penalty": nil, "forced_bos_token_id": nil, "forced_eos_token_id": nil,
 	"guidance_scale": 1.0, "min_length": 0.0, "min_new_tokens": 0.0, "no_repeat_ngram_size": 0.0, "num_beams": 1.0,
@@ -54,12 +54,12 @@ var notFollowed = map[string]any{
 }
 
 // ignoredFields returns a note for each field of a generation_config.json that changes how transformers draws tokens
-// and is not followed here, by name.
+// and is ignored here, by name.
 func ignoredFields(file string, fields map[string]any) (notes []string) {
-	for _, name := range slices.Sorted(maps.Keys(notFollowed)) {
-		if v := fields[name]; v != nil && !reflect.DeepEqual(v, notFollowed[name]) {
+	for _, name := range slices.Sorted(maps.Keys(unsupported)) {
+		if v := fields[name]; v != nil && !reflect.DeepEqual(v, unsupported[name]) {
 			text, _ := json.Marshal(v) // it was read from JSON
-			notes = append(notes, fmt.Sprintf("%s: %s: %s is not followed: tokens are drawn without", file, name, text))
+			notes = append(notes, fmt.Sprintf("%s: %s: %s is not supported and is ignored", file, name, text))
 		}
 	}
 	return notes
@@ -123,7 +123,8 @@ func readConfigs(folder *safetensors.Folder) (*configs, error) {
 		return nil, err
 	}
 	const file = "generation_config.json"
-	switch err := nn.ReadJSON(folder, file, &c.generation); {
+	fields := map[string]any{}
+	switch err := errors.Join(nn.ReadJSON(folder, file, &c.generation), nn.ReadOptionalJSON(folder, file, &fields)); {
 	case errors.Is(err, fs.ErrNotExist):
 		c.generation = generationConfig{Sample: true, TopK: new(int)}
 	case err != nil:
@@ -131,10 +132,6 @@ func readConfigs(folder *safetensors.Folder) (*configs, error) {
 	}
 	if c.generation.EOS == nil {
 		c.generation.EOS = top.EOS
-	}
-	fields := map[string]any{}
-	if err := nn.ReadOptionalJSON(folder, file, &fields); err != nil {
-		return nil, err
 	}
 	c.notes = ignoredFields(file, fields)
 	for _, id := range c.generation.EOS {

@@ -209,7 +209,7 @@ func (s *Scorer) postWithRetries(ctx context.Context, body []byte) ([]byte, erro
 		}
 		wait := max(backoff(s.cfg.RetryWait, tries), min(failure.after, maxWait))
 		deadline, bounded := ctx.Deadline()
-		if until, ok := scorer.Patience(ctx); ok && (!bounded || until.Before(deadline)) {
+		if until, ok := scorer.RetryDeadline(ctx); ok && (!bounded || until.Before(deadline)) {
 			deadline, bounded = until, true
 		}
 		switch {

@@ -164,7 +164,7 @@ func TestScorer_GivesUpEarly(t *testing.T) {
 	defer cancel()
 	for name, ctx := range map[string]context.Context{
 		"deadline": limited,
-		"patience": scorer.WithPatience(t.Context(), time.Now().Add(25*time.Second)),
+		"patience": scorer.WithRetryDeadline(t.Context(), time.Now().Add(25*time.Second)),
 	} {
 		calls.Store(0)
 		if _, err := open(t, cfg).Score(ctx, flat(color.NRGBA{A: 255})); !errors.Is(err, scorer.ErrUnavailable) ||

@@ -63,7 +63,7 @@ func (a *Age) UnmarshalText(text []byte) error {
 		return nil
 	}
 	d, err := time.ParseDuration(s)
-	if err != nil || Age(d) < minAge {
+	if err != nil || Age(d) < minAge || Age(d) >= 36500*Age(day) {
 		return fmt.Errorf(`%q; must be a duration from %v to 36499d with its unit, such as "36h" or "14d", or "forever"`,
 			s, time.Duration(minAge))
 	}

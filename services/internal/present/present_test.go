@@ -146,14 +146,14 @@ func TestCut(t *testing.T) {
 func TestShowable(t *testing.T) {
 	const foreign = "no \x1b[31mred\x1b]0;title\x07\rprompts\nand ü"
 	const want = `no \x1b[31mred\x1b]0;title\a\rprompts` + "\nand ü"
-	if got := Showable(foreign); got != want {
+	if got := EscapeControls(foreign); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	if got, want := FirstLine(foreign), strings.Split(want, "\n")[0]+" ..."; got != want {
 		t.Errorf("first line %q, want %q", got, want)
 	}
 	var out strings.Builder
-	if Fault(&out, foreign); out.String() != want+"\n" {
+	if PrintEscaped(&out, foreign); out.String() != want+"\n" {
 		t.Errorf("fault %q", out.String())
 	}
 }

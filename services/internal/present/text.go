@@ -106,17 +106,18 @@ func Terms(list [][2]string, columns int) string {
 	return s.String()
 }
 
-// FirstLine returns the first line of a text, with dots if there are more, as Showable has it.
+// FirstLine returns the first line of a text, with dots if there are more, as EscapeControls has it.
 func FirstLine(text string) string {
 	first, _, more := strings.Cut(text, "\n")
 	if more {
 		first += " ..."
 	}
-	return Showable(first)
+	return EscapeControls(first)
 }
 
-// Showable returns a text in which characters that a terminal would obey are written as in Go. Line breaks stay.
-func Showable(text string) string {
+// EscapeControls returns a text in which control characters, which a terminal would obey, are written as in Go. Line
+// breaks stay.
+func EscapeControls(text string) string {
 	obeyed := func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' }
 	if !strings.ContainsFunc(text, obeyed) {
 		return text
@@ -132,8 +133,8 @@ func Showable(text string) string {
 	return s.String()
 }
 
-// Fault writes a message that may quote foreign texts, such as an error, as Lines does.
-func Fault(out io.Writer, text string) { Lines(out, Showable(text)) }
+// PrintEscaped writes a message that may quote foreign texts, such as an error, as Lines does.
+func PrintEscaped(out io.Writer, text string) { Lines(out, EscapeControls(text)) }
 
 // OrDash returns the text, or a dash for an empty one.
 func OrDash[S ~string](text S) string { return cmp.Or(string(text), "-") }

@@ -80,9 +80,9 @@ export interface AdvantageSpec {
   estimator?: string | null;
   /** std is the scale; global needs a batch, none is Dr.GRPO's. flow_grpo has group, where Flow-GRPO's code and verl-omni have global: advantages of a group that stands for itself are there when it closes, and its prompt needs no batch. Default: the estimator's. */
   std?: "group" | "global" | "none" | null;
-  /** std_basis is how the standard deviation is estimated, which std none only reports. By default it is population for per_prompt. For estimators that whiten (reinforce_plus_plus, its baseline form, gdpo) it is expanded, as verl whitens samples and steps, or sample if no step is trained. For all others it is sample. Default: the estimator's. */
+  /** std_basis is how the standard deviation is estimated; with std none that is only reported. By default it is population for per_prompt. For estimators that whiten (reinforce_plus_plus, its baseline form, gdpo) it is expanded, as verl whitens samples and steps, or sample if no step is trained. For all others it is sample. Default: the estimator's. */
   std_basis?: "sample" | "expanded" | "population" | null;
-  /** epsilon is added to the scale, and above 0 where there is one. Default: the estimator's, 1e-4 for flow_grpo. */
+  /** epsilon is added to the standard deviation, and must be above 0. With std none it must be absent. Default: the estimator's, 1e-4 for flow_grpo. */
   epsilon?: number | null;
   /** mode is a variant of the estimator, of those that have some (per_prompt, diffusion_nft). Default: the estimator's. */
   mode?: string | null;
