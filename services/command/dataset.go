@@ -124,7 +124,8 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(p.checkFlags(defaults), p.checkTruthUsed(specs, defaults), p.checkScheduledFlags()); err != nil {
+	err = errors.Join(p.checkFlags(defaults), p.checkTruthUsed(specs, defaults), p.checkScheduledFlags())
+	if err != nil {
 		return nil, err
 	}
 	batches, err := p.selectRecords(texts, stdin, specs, choice)
