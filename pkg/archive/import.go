@@ -205,7 +205,7 @@ func (m *importer) storeEntry(ctx context.Context, e *Entry) error {
 }
 
 // storeEvent publishes an event of the archive, with the sequences of this server in place of the archive's, and
-// returns its own new sequence. An event that was gone when the archive was written is named by missingSeq: streams drop
+// returns its own new sequence. missingSeq names an event that was gone when the archive was written: streams drop
 // prompts before groups, and trajectories before rewards. It fails if another client stored a different event under
 // the subject meanwhile (ErrOther).
 func (m *importer) storeEvent(ctx context.Context, e *Entry) (uint64, error) {

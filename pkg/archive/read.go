@@ -94,8 +94,8 @@ func explainBegin(begin []byte, err error) error {
 	return err
 }
 
-// checkTrailer checks the end of an archive: the file of digests was there, and only zeros follow, with which tar programs
-// fill up the last block.
+// checkTrailer checks the end of an archive: the file of digests was there, and only zeros follow, with which tar
+// programs fill up the last block.
 func checkTrailer(r *bufio.Reader, complete bool) error {
 	if !complete {
 		return fmt.Errorf("it ends without %s: it was cut off", sumsFile)

@@ -137,7 +137,7 @@ func TestRead_changed(t *testing.T) {
 		"other bytes":         {[]file{{"MDR_PROMPTS/0000000001-mdr.v1.prompt.r.msgpack", []byte("a")}, {"SHA256SUMS", []byte(strings.Repeat("0", 64) + "  MDR_PROMPTS/0000000001-mdr.v1.prompt.r.msgpack\n")}}, false, "digest mismatch"},
 		"blob of other bytes": {[]file{{"blobs/" + strings.Repeat("0", 64), []byte("x")}}, true, "digest mismatch"},
 		"no event":            {[]file{{"MDR_STEPS/x.msgpack", nil}}, true, "must be STREAM/NUMBER-SUBJECT"},
-		"no subject":          {[]file{{"MDR_STEPS/0000000001-other.subject.msgpack", nil}}, true, "no subject of the contract"},
+		"no subject":          {[]file{{"MDR_STEPS/0000000001-other.subject.msgpack", nil}}, true, "not a valid subject"},
 		"no step":             {[]file{trajectory}, true, "is not in the export"},
 		"lacks parts":         {[]file{step, parts[0], trajectory}, true, "lacks parts"},
 		"another part":        {[]file{step, parts[0], otherPart}, true, "digest mismatch"},

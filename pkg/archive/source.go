@@ -85,8 +85,8 @@ func groupOf(e schemas.Event) *schemas.GroupRecord {
 	return nil
 }
 
-// references are what the events of an archive name by sequence. A pass has no prompts and trajectories of its own: those
-// that it names are of its source run.
+// references are what the events of an archive name by sequence. A pass has no prompts and trajectories of its own:
+// those that it names are of its source run.
 type references struct {
 	sources map[schemas.Run]bool
 	samples []sampleRef
@@ -116,7 +116,7 @@ func (m *importer) findSources(ctx context.Context) error {
 		}
 		for _, x := range m.references.samples {
 			stored, ok := samples[x.sampleID]
-			if !ok {
+			if !ok || x.seq == missingSeq { // a number that many events may have
 				continue
 			}
 			if x.facts != nil && !stored.facts.fit(x.facts) {
@@ -126,7 +126,7 @@ func (m *importer) findSources(ctx context.Context) error {
 			m.newSeqs[schemas.StreamTrajectories][x.seq] = stored.seq
 		}
 		for seq, id := range m.references.prompts {
-			if stored, ok := prompts[id.uid]; ok && id.run == run {
+			if stored, ok := prompts[id.uid]; ok && id.run == run && seq != missingSeq {
 				m.newSeqs[schemas.StreamPrompts][seq] = stored
 			}
 		}

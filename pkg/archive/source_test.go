@@ -142,7 +142,7 @@ func TestImport_Pass(t *testing.T) {
 // A pass without its run, or beside another run of that name, is refused before anything is written.
 func TestImport_PassAlone(t *testing.T) {
 	t.Parallel()
-	_, _, again := pass(t)
+	_, made, again := pass(t)
 	nothing := func(b *bustest.Plane) {
 		t.Helper()
 		if _, err := b.Last(t.Context(), schemas.StreamGroups, schemas.GroupSubject("pass", "u")); !errors.Is(err, bus.ErrNotFound) {
@@ -164,6 +164,23 @@ func TestImport_PassAlone(t *testing.T) {
 	done, err := importRun(t, p.Bus, again, archive.ImportOptions{WithoutSource: true})
 	if err != nil || done.Stored != 3 || done.MissingTrajectories != 1 {
 		t.Errorf("as it was told: %+v, %v", done, err)
+	}
+	// All that it lacks has one number in its export, which is not that of any sample where its run is.
+	alone := export(t, p.Bus, "pass")
+	p = bustest.New(t)
+	if _, err := importRun(t, p.Bus, made, archive.ImportOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	done, err = importRun(t, p.Bus, alone, archive.ImportOptions{})
+	if err != nil || done.Stored != 3 || done.MissingTrajectories != 1 {
+		t.Errorf("the export of what lacks its run: %+v, %v", done, err)
+	}
+	m, err := p.Last(t.Context(), schemas.StreamAdvantages, schemas.AdvantageSubject("pass", "u"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seq := bustest.Decode[schemas.Advantage](t, m).Members[0].TrajectorySeq; seq != 1<<53-1 {
+		t.Errorf("the result names sequence %d, which may be of another sample", seq)
 	}
 }
 

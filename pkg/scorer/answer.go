@@ -87,7 +87,7 @@ func newTextScorer(name string) Scorer {
 
 func (s textScorer) Name() string { return s.name }
 
-// Version is 2 of numeric_match since it reads 1e3 and the sign −.
+// Version is 2 of numeric_match since it reads 1e3, .5, 1{,}000 and the sign −.
 func (s textScorer) Version() string {
 	if s.name == NumericMatch {
 		return "2"
@@ -179,9 +179,13 @@ func matchResult(same bool, answer string) Result {
 }
 
 var (
-	numberPattern = regexp.MustCompile(`[-+−]?[0-9][0-9,]*(\.[0-9]+)?([eE][-+−]?[0-9]+)?`)
-	truthPattern  = regexp.MustCompile(`^[-+−]?([0-9]+|[0-9]{1,3}(,[0-9]{3})+)(\.[0-9]+)?([eE][-+−]?[0-9]+)?$`)
-	sumPattern    = regexp.MustCompile(`(-?[0-9]{1,15})\s*([-+*x×])\s*(-?[0-9]{1,15})\s*=`)
+	numberPattern = regexp.MustCompile(`[-+−]?([0-9][0-9,]*(\.[0-9]+)?|\.[0-9]+)([eE][-+−]?[0-9]+)?`)
+	// truthPattern is one number, in what data sets put around one: $18, 18%, \boxed{18}, "18.".
+	truthPattern = regexp.MustCompile(`^(?:\\boxed\{|[\s$£€¥=("'\\])*([-+−]?)[\s$£€¥\\]*` +
+		`((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?(?:[eE][-+−]?[0-9]+)?)[\s$%.)}"'\\°]*$`)
+	// texGroups are the ways of TeX to write the comma between groups of digits: 1{,}000, 10,\!000, 10\,000.
+	texGroups  = regexp.MustCompile(`(?:\{,\}|,\\!|\\,)([0-9]{3})`)
+	sumPattern = regexp.MustCompile(`(-?[0-9]{1,15})\s*([-+*x×])\s*(-?[0-9]{1,15})\s*=`)
 )
 
 // NumericTarget returns the number that an answer should have: the ground truth, which is one number, alone or after
@@ -193,13 +197,13 @@ func NumericTarget(prompt, groundTruth string) (float64, error) {
 		if i := strings.LastIndex(truth, "####"); i >= 0 {
 			truth = truth[i+len("####"):]
 		}
-		truth = strings.TrimSpace(truth)
-		x, err := parseNumber(truth)
-		if err != nil || !truthPattern.MatchString(truth) {
-			return 0, fmt.Errorf("ground_truth: %.40q; must be one number such as -1,234.5 or 1e3, alone or after ####",
-				groundTruth)
+		if m := truthPattern.FindStringSubmatch(texGroups.ReplaceAllString(truth, ",$1")); m != nil {
+			if x, err := parseNumber(m[1] + m[2]); err == nil {
+				return x, nil
+			}
 		}
-		return x, nil
+		return 0, fmt.Errorf("ground_truth: %.40q; must be one number such as -1,234.5, 1e3 or $18, alone or after ####",
+			groundTruth)
 	}
 	m := sumPattern.FindStringSubmatch(prompt)
 	if m == nil {
@@ -218,7 +222,7 @@ func NumericTarget(prompt, groundTruth string) (float64, error) {
 
 // lastNumber returns the last number of a text and whether there is one.
 func lastNumber(s string) (float64, bool) {
-	all := numberPattern.FindAllString(s, -1)
+	all := numberPattern.FindAllString(texGroups.ReplaceAllString(s, ",$1"), -1)
 	if len(all) == 0 {
 		return 0, false
 	}

@@ -107,8 +107,8 @@ var ErrUnavailable = errors.New("not available now")
 // retryDeadlineKey is the key of WithRetryDeadline in a context.
 type retryDeadlineKey struct{}
 
-// WithRetryDeadline says until when a call may wait before it asks again a function that did not answer. A call that has
-// begun then may take longer: ctx bounds that.
+// WithRetryDeadline says until when a call may wait before it asks again a function that did not answer. A call that
+// has begun then may take longer: ctx bounds that.
 func WithRetryDeadline(ctx context.Context, until time.Time) context.Context {
 	return context.WithValue(ctx, retryDeadlineKey{}, until)
 }

@@ -99,6 +99,11 @@ func (p *promptFlags) load(texts []string, stdin io.Reader, named bool) ([]promp
 	return prompts, nil
 }
 
+// checkAllFlags joins what is wrong with the flags, whose fields are given. loadPrompts calls it.
+func (p *promptFlags) checkAllFlags(rewards []any, fields map[string]any) error {
+	return errors.Join(p.checkFlags(fields), p.checkTruthUsed(rewards, fields), p.checkScheduledFlags())
+}
+
 // loadPrompts makes the prompts that the flags and arguments ask for, with everything that the flags set; load calls
 // it, and makes its errors usage errors. texts are the prompts of the command line. With named, prompts without a uid
 // get a readable one.
@@ -124,8 +129,7 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 	if err != nil {
 		return nil, err
 	}
-	err = errors.Join(p.checkFlags(defaults), p.checkTruthUsed(specs, defaults), p.checkScheduledFlags())
-	if err != nil {
+	if err := p.checkAllFlags(specs, defaults); err != nil {
 		return nil, err
 	}
 	batches, err := p.selectRecords(texts, stdin, specs, choice)

@@ -328,14 +328,14 @@ func (a *app) printShards(out io.Writer, folder string, x *shards.Index) error {
 // runsReadCommand makes the command 'meander runs read'.
 func runsReadCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "read FILE", Short: "check an exported run and count what it has; needs no server",
+		Use: "read FILE|-", Short: "check an exported run and count what it has; needs no server",
 		Args: args(cobra.ExactArgs(1)),
 		Long: `read compares every file of an export with its digest in SHA256SUMS, events with their schemas, steps
 with the digests in their trajectories, and tensors with the digests of their parts. Of the folder of a
 dataset it compares the files with their digests in index.json. If a file has changed or is not valid,
 read names it and the exit status is 1. What is no longer stored since before the export is named, and
 no fault.`,
-		Example: "  meander runs read night.tar",
+		Example: "  meander runs read night.tar\n  ssh gpu-1 cat night.tar | meander runs read -",
 		RunE: func(c *cobra.Command, given []string) error {
 			if isFolder(given[0]) {
 				x, err := shards.Check(given[0])
@@ -348,11 +348,14 @@ no fault.`,
 				}
 				return a.printShards(c.OutOrStdout(), given[0], x)
 			}
-			f, err := os.Open(given[0])
-			if err != nil {
-				return err
+			f := os.Stdin
+			if given[0] != "-" {
+				var err error
+				if f, err = os.Open(given[0]); err != nil {
+					return err
+				}
+				defer func() { _ = f.Close() }() // read-only
 			}
-			defer func() { _ = f.Close() }() // read-only
 			s, err := archive.Check(f, func(e *archive.Entry) error {
 				if !a.json || e.Blob != "" {
 					return nil
@@ -400,6 +403,10 @@ groups.`,
 				return err
 			}
 			defer func() { _ = f.Close() }() // read-only
+			if _, err := f.Seek(0, io.SeekCurrent); err != nil {
+				return usage(fmt.Errorf("FILE: %q cannot be read twice, as a pipe; must be a file: all of it is checked "+
+					"before anything is stored", given[0]))
+			}
 			return a.withConnection(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
 				return a.importRun(c, conn, f, o)
 			})(c, given)

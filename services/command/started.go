@@ -241,7 +241,7 @@ func (a *app) nameModel(prompts []prompt, f *estimate.Facts) {
 // nameLane gives prompts without a model a lane, and all prompts of that lane a checkpoint ("": any).
 func nameLane(prompts []prompt, lane schemas.Lane, base string) {
 	for _, p := range prompts {
-		if p.body["model"] == nil {
+		if p.body["model"] == nil || p.body["model"] == "" {
 			p.body["model"] = string(lane)
 		}
 		if p.body["model"] == string(lane) && p.body["base_digest"] == nil && base != "" {
