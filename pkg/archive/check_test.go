@@ -96,7 +96,7 @@ func TestCheck_ends(t *testing.T) {
 	if _, err := read(append(bytes.Clone(good), make([]byte, 10_240)...)); err != nil {
 		t.Errorf("zeros at the end: %v", err)
 	}
-	if _, err := read(append(bytes.Clone(good), "garbage"...)); err == nil || !strings.Contains(err.Error(), "bytes follow behind its end") {
+	if _, err := read(append(bytes.Clone(good), "garbage"...)); err == nil || !strings.Contains(err.Error(), "bytes follow after its end") {
 		t.Errorf("garbage at the end: %v", err)
 	}
 	sums := unpack(t, good)[4]

@@ -98,9 +98,25 @@ class Engine:
         if settings.vae_tiling:
             _tile(family)
         self.device, self.handles = device, Handles()
+        self._check_decoder()
         self.weights = Weights(family.networks, settings.compile)  # its tables are taken before anything is added
         if settings.compile:
             self._compile(say)
+
+    def _check_decoder(self) -> None:
+        """Decodes a small latent, so that a wrong vae/config.json is found before samples are made. Fault of class
+        config: it cannot be decoded."""
+        size = _small(self.family)
+        try:
+            with torch.no_grad():
+                _, [(_, media)] = self.decode(size, {"x": np.zeros(self.family.latent_shape(size), np.float32)})
+            shape, want = list(media.shape), [1, size.height, size.width, 3]
+            if shape != want:
+                raise ValueError(f"pixels {shape}; must be {want} of {size.height} x {size.width}")
+        except Exception as e:
+            if is_out_of_memory(e):
+                raise
+            raise Fault("config", f"vae/config.json: a small latent is not decoded: {type(e).__name__}: {e}") from e
 
     def _compile(self, say: Callable[[str], None]) -> None:
         """Compiles the networks at the default size, for one row and for several, and at another size: with it the code
@@ -112,7 +128,7 @@ class Engine:
         card = self.family.card()
         default = Size(**card["size"])
         item = self.encode([[""]], True)[0]["items"][0]
-        small = Size(1, *(4 * edge * self.family.scale for edge in self.family.patch[1:]))  # that of a host's canary
+        small = _small(self.family)
         counts = range(1, min(2, self.settings.max_rows) + 1)
         for n, size in [(n, default) for n in counts] + [(1, small)]:
             of = "all sizes" if size == small else f"{n} of {self.settings.max_rows} rows"
@@ -323,6 +339,11 @@ def _tile(family: Family) -> None:
     family.vae.enable_tiling()
     if hasattr(family.vae, "tile_latent_min_size"):
         family.vae.tile_sample_min_size, family.vae.tile_latent_min_size = _TILE, _TILE // family.scale
+
+
+def _small(family: Family) -> Size:
+    """A small size of any model of a family, that of a host's canary."""
+    return Size(1, *(4 * edge * family.scale for edge in family.patch[1:]))
 
 
 def find_device(name: str, setting: str = "device") -> torch.device:

@@ -47,6 +47,8 @@ JOINT_ATTENTION = (
 """Linear layers of blocks in which image and text attend to each other."""
 
 MAX_FRAMES = 1024
+# What the libraries fail with where a value of a config.json cannot be.
+_OF_CONFIG = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
 """Frames of a sample at most, as the host has it."""
 _UNIPC, _DPM = "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"
 
@@ -153,7 +155,10 @@ class Family:
 
     def pixels_per_latent(self) -> int:
         """Pixels of a side in a row of the latent grid."""
-        return 2 ** (len(self.vae_config.get("block_out_channels", [0] * 4)) - 1)
+        channels = self.vae_config.get("block_out_channels", [0] * 4)
+        if not channels:
+            raise ValueError("block_out_channels: []; must have numbers")
+        return 2 ** (len(channels) - 1)
 
     def width(self) -> int:
         """Channels of a token of prompt_embeds."""
@@ -314,6 +319,8 @@ class Family:
             )
         except (OSError, ValueError) as e:
             raise refusal(first_sentence(e)) from e
+        except _OF_CONFIG as e:
+            raise Fault("config", f"{part}/config.json: no {name} of it: {type(e).__name__}: {e}") from e
         wrong = {
             "are missing": set(told["missing_keys"]) - {"lm_head.weight"},  # which no prompt is read with
             "have another shape": {key for key, *_ in told["mismatched_keys"]},

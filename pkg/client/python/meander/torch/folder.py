@@ -188,7 +188,9 @@ def _whole_size(file: Path) -> int:
         length = int.from_bytes(f.read(8), "little")
         try:
             header = json.loads(f.read(length)) if length <= size - 8 else {}
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            header.pop("__metadata__", None)
+            ends = [entry["data_offsets"][1] for entry in header.values()]
+            dtypes = {entry["dtype"]: name for name, entry in header.items()}
             whole = 8 + length + max(ends, default=0)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError) as e:
             raise Fault("config", f"model: {file}: its header cannot be read: {e}") from e
@@ -196,4 +198,10 @@ def _whole_size(file: Path) -> int:
         raise Fault("config", f"model: {file} is no safetensors file; copy it again")
     if size != whole:
         raise _incomplete(f"{file} has {size} bytes of {whole}")
+    if quantized := [d for d in dtypes if d.startswith(("F8", "F6", "F4", "I8", "U8"))]:
+        raise Fault(
+            "config",
+            f"model: {file}: {dtypes[quantized[0]]}: {quantized[0]}; must be F16, BF16, F32 or F64: quantized weights "
+            "are not computed, take the folder in bf16",
+        )
     return size

@@ -44,6 +44,9 @@ def loaded(folder):
         ("text_encoder_3", {"d_ff": 48}, "text_encoder_3: tensors have another shape: 6, such as encoder.block.0."),
         ("vae", {"layers_per_block": 2}, "vae: tensors are missing: 64, such as "),
         ("vae", {"latent_channels": 4}, "vae: Cannot load because decoder.conv_in.weight expected shape"),
+        ("transformer", {"num_layers": 2.5}, "transformer/config.json: no SD3Transformer2DModel of it: TypeError: "),
+        ("vae", {"scaling_factor": "1"}, "vae/config.json: a small latent is not decoded: TypeError: "),
+        ("vae", {"scaling_factor": 0}, "vae/config.json: a small latent is not decoded: Fault: x: decodes to pixels"),
         ("transformer", {"qk_norm": None}, "transformer: tensors have no place in the network: 14, such as "),
     ],
 )
@@ -85,6 +88,20 @@ def test_broken_files_are_refused_before_anything_is_loaded(folders, tmp_path, f
     assert e.value.kind == "config"
 
 
+def test_quantized_weights_are_refused_by_their_dtype(folders, tmp_path):
+    """Libraries without the quantizer would take them for plain numbers."""
+    from safetensors.torch import load_file, save_file
+
+    copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
+    file = copy / "transformer/diffusion_pytorch_model.safetensors"
+    tensors = load_file(file)
+    for dtype, name in ((torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")):
+        save_file({k: v.to(dtype) if v.ndim == 2 else v for k, v in tensors.items()}, file)
+        with pytest.raises(Fault, match=f"model.safetensors: .*: {name}; must be F16, BF16, F32 or F64") as e:
+            families.find(Folder(copy)).check()
+        assert e.value.kind == "config"
+
+
 def test_other_broken_parts_are_refused_before_anything_is_loaded(folders, tmp_path):
     """Files that tokenizers go on without, links whose target was not copied, indexes without names of files."""
     copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
@@ -115,7 +132,8 @@ def test_other_broken_parts_are_refused_before_anything_is_loaded(folders, tmp_p
 @pytest.mark.parametrize(
     ("file", "values"),
     [("meander.json", {"height": "big"}), ("meander.json", {"height": None}), ("meander.json", {"fps": []}),
-     ("transformer/config.json", {"in_channels": "x"}), ("vae/config.json", {"block_out_channels": 3})],
+     ("transformer/config.json", {"in_channels": "x"}), ("vae/config.json", {"block_out_channels": 3}),
+     ("vae/config.json", {"block_out_channels": []})],
 )  # fmt: skip
 def test_values_of_another_kind_are_refused(folders, tmp_path, file, values):
     copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
