@@ -404,8 +404,8 @@ groups.`,
 			}
 			defer func() { _ = f.Close() }() // read-only
 			if _, err := f.Seek(0, io.SeekCurrent); err != nil {
-				return usage(fmt.Errorf("FILE: %q cannot be read twice, as a pipe; must be a file: all of it is checked "+
-					"before anything is stored", given[0]))
+				return usage(fmt.Errorf("FILE: %q is no file; must be one: all of it is checked before anything is "+
+					"stored", given[0]))
 			}
 			return a.withConnection(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
 				return a.importRun(c, conn, f, o)

@@ -226,6 +226,14 @@ func checkFolder(setting, dir string) error {
 	return nil
 }
 
+// checkConcurrency refuses a concurrency for what does not draw texts, which computes batches. validateEngine calls it.
+func (c Config) checkConcurrency(texts bool) error {
+	if c.EngineConcurrency == DefaultConfig().EngineConcurrency || texts {
+		return nil
+	}
+	return fmt.Errorf("engine_concurrency: %d; must be absent but for a server of texts", c.EngineConcurrency)
+}
+
 // validateEngine joins the faults of the settings of what computes: devices, workers in Python, or a server that
 // draws the samples. Validate calls it.
 func (c Config) validateEngine() error {
@@ -261,17 +269,14 @@ func (c Config) validateEngine() error {
 			errors.New("weights_dir: set; must be absent without engine_adapters: the server keeps its weights"))
 	}
 	if models.IsTorch(c.Engine) {
-		return errors.Join(append(errs, c.torch().Check())...)
+		return errors.Join(append(errs, c.checkConcurrency(false), c.torch().Check())...)
 	}
 	errs = append(errs, c.Compute.Validate())
 	if err := c.server().Check(); err != nil {
 		errs = append(errs, fmt.Errorf("engine: %w", err))
 	}
 	usual, texts := DefaultConfig(), c.server().DrawsTexts()
-	if c.EngineConcurrency != usual.EngineConcurrency && !texts {
-		errs = append(errs, fmt.Errorf("engine_concurrency: %d; must be absent but for a server of texts",
-			c.EngineConcurrency))
-	}
+	errs = append(errs, c.checkConcurrency(texts))
 	for _, of := range []struct {
 		name  string
 		given bool

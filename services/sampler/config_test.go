@@ -69,6 +69,7 @@ func TestConfig_Validate(t *testing.T) {
 		{vllm, func(c *sampler.Config) { c.DType = "bf16" }, "dtype: set; must be absent beside engine: the server computes"},
 		{vllm, func(c *sampler.Config) { c.Deterministic = true }, "deterministic: set; must be absent beside engine"},
 		{images, func(c *sampler.Config) { c.EngineConcurrency = 2 }, "engine_concurrency: 2; must be absent but for a server of texts"},
+		{"torch", func(c *sampler.Config) { c.EngineConcurrency = 3 }, "engine_concurrency: 3; must be absent but for a server of texts"},
 		{images, func(c *sampler.Config) { c.Batch, c.Workers = 2, 2 }, ""},
 		{"horse=http://127.0.0.1:1", func(*sampler.Config) {}, "engine: "},
 	} {

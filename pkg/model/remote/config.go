@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -153,8 +154,10 @@ func (c Config) parseAddress() (network, address string, tls bool, err error) {
 		return "unix", path, false, nil
 	}
 	address, tls = strings.CutPrefix(c.Address, "tls:")
-	if host, port, err := net.SplitHostPort(address); err != nil || host == "" || port == "" {
-		return "", "", false, fmt.Errorf("engine: torch=%s; must be unix:/PATH, HOST:PORT or tls:HOST:PORT", c.Address)
+	host, port, err := net.SplitHostPort(address)
+	if n, bad := strconv.Atoi(port); err != nil || host == "" || bad != nil || n < 1 || n > 65535 {
+		return "", "", false, fmt.Errorf("engine: torch=%s; must be unix:/PATH, HOST:PORT or tls:HOST:PORT, with a port "+
+			"from 1 to 65535", c.Address)
 	}
 	return "tcp", address, tls, nil
 }

@@ -215,6 +215,7 @@ func TestOpen_Refuses(t *testing.T) {
 		{dir, remote.Config{TextEncoderDevice: "cpu,cuda:0"}, "text_encoder_device: \"cpu,cuda:0\"; must be one device"},
 		{dir, remote.Config{Address: "unix:relative"}, "the path must be absolute"},
 		{dir, remote.Config{Address: "gpu-7"}, "must be unix:/PATH, HOST:PORT or tls:HOST:PORT"},
+		{dir, remote.Config{Address: "gpu-7:99999"}, "must be unix:/PATH, HOST:PORT or tls:HOST:PORT, with a port from 1"},
 		{dir, remote.Config{DType: "fp8"}, `dtype: "fp8"; must be auto, f32, bf16 or f16`},
 		{dir, remote.Config{Device: "cuda:0,cuda:1"}, "must be auto or one device"},
 		{dir, remote.Config{Address: w.Address(), Token: "wrong"}, "token: wrong"},
