@@ -202,8 +202,8 @@ func NumericTarget(prompt, groundTruth string) (float64, error) {
 				return x, nil
 			}
 		}
-		return 0, fmt.Errorf("ground_truth: %.40q; must be one number such as -1,234.5, 1e3 or $18, alone or after ####",
-			groundTruth)
+		return 0, fmt.Errorf("ground_truth: %.40q; must be one number such as -1,234.5, 1e3 or $18, alone or after "+
+			"####", groundTruth)
 	}
 	m := sumPattern.FindStringSubmatch(prompt)
 	if m == nil {

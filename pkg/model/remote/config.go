@@ -156,8 +156,8 @@ func (c Config) parseAddress() (network, address string, tls bool, err error) {
 	address, tls = strings.CutPrefix(c.Address, "tls:")
 	host, port, err := net.SplitHostPort(address)
 	if n, bad := strconv.Atoi(port); err != nil || host == "" || bad != nil || n < 1 || n > 65535 {
-		return "", "", false, fmt.Errorf("engine: torch=%s; must be unix:/PATH, HOST:PORT or tls:HOST:PORT, with a port "+
-			"from 1 to 65535", c.Address)
+		return "", "", false, fmt.Errorf("engine: torch=%s; must be unix:/PATH, HOST:PORT or tls:HOST:PORT, with a "+
+			"port from 1 to 65535", c.Address)
 	}
 	return "tcp", address, tls, nil
 }

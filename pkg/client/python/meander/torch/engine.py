@@ -98,14 +98,12 @@ class Engine:
         if settings.vae_tiling:
             _tile(family)
         self.device, self.handles = device, Handles()
-        self._check_decoder()
         self.weights = Weights(family.networks, settings.compile)  # its tables are taken before anything is added
         if settings.compile:
             self._compile(say)
 
-    def _check_decoder(self) -> None:
-        """Decodes a small latent, so that a wrong vae/config.json is found before samples are made. Fault of class
-        config: it cannot be decoded."""
+    def check_decoder(self) -> None:
+        """Decodes a small latent, so that a VAE that cannot is found before samples are made. Fault of class config."""
         size = _small(self.family)
         try:
             with torch.no_grad():
@@ -116,7 +114,7 @@ class Engine:
         except Exception as e:
             if is_out_of_memory(e):
                 raise
-            raise Fault("config", f"vae/config.json: a small latent is not decoded: {type(e).__name__}: {e}") from e
+            raise Fault("config", f"vae: a small latent is not decoded: {type(e).__name__}: {e}") from e
 
     def _compile(self, say: Callable[[str], None]) -> None:
         """Compiles the networks at the default size, for one row and for several, and at another size: with it the code

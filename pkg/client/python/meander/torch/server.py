@@ -116,6 +116,7 @@ class Worker:
             self.import_s = time.monotonic() - began
             with torch.no_grad():
                 engine = make(self._say)
+                engine.check_decoder()
             self.load_s = time.monotonic() - began - self.import_s
             if engine.device.type == "cuda":
                 self._gpu = "/" + torch.cuda.get_device_name(engine.device).replace(" ", "-").replace("/", "-")

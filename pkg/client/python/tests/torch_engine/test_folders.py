@@ -45,8 +45,8 @@ def loaded(folder):
         ("vae", {"layers_per_block": 2}, "vae: tensors are missing: 64, such as "),
         ("vae", {"latent_channels": 4}, "vae: Cannot load because decoder.conv_in.weight expected shape"),
         ("transformer", {"num_layers": 2.5}, "transformer/config.json: no SD3Transformer2DModel of it: TypeError: "),
-        ("vae", {"scaling_factor": "1"}, "vae/config.json: a small latent is not decoded: TypeError: "),
-        ("vae", {"scaling_factor": 0}, "vae/config.json: a small latent is not decoded: Fault: x: decodes to pixels"),
+        ("vae", {"scaling_factor": "1"}, "vae: a small latent is not decoded: TypeError: "),
+        ("vae", {"scaling_factor": 0}, "vae: a small latent is not decoded: Fault: x: decodes to pixels"),
         ("transformer", {"qk_norm": None}, "transformer: tensors have no place in the network: 14, such as "),
     ],
 )
