@@ -121,11 +121,10 @@ func TestTexts_Matches(t *testing.T) {
 		{scorer.NumericMatch, "1+2=?", "0.5", "-.5", nil, 0},
 		{scorer.NumericMatch, "1+2=?", "42.", "42", nil, 1},
 		{scorer.NumericMatch, "1+2=?", "#### $18", "It costs $18.", nil, 1},
-		{scorer.NumericMatch, "1+2=?", "-$1,018", "-1018", nil, 1},
+		{scorer.NumericMatch, "1+2=?", `-$1,\!018`, "-1018", nil, 1},
 		{scorer.NumericMatch, "1+2=?", "18\\%", "18%", nil, 1},
 		{scorer.NumericMatch, "1+2=?", "- 5", "-5", nil, 1},
-		{scorer.NumericMatch, "1+2=?", `$\boxed{10,\!000}$`, `\boxed{10{,}000}`, nil, 1},
-		{scorer.NumericMatch, "1+2=?", "10000", `10\,000`, nil, 1},
+		{scorer.NumericMatch, "1+2=?", `$\boxed{10\,000}$`, `\boxed{10{,}000}`, nil, 1},
 		{scorer.NumericMatch, "347+58=?", "", "404", map[string]string{"scale": "2"}, math.Exp(-0.5)},
 	} {
 		in := scorer.Input{
