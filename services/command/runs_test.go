@@ -176,7 +176,7 @@ func TestRuns_ReadChanged(t *testing.T) {
 		says string
 		with func(data []byte) []byte
 	}{
-		"behind":    {"bytes follow behind its end", func(d []byte) []byte { return append(d, "more"...) }},
+		"behind":    {"bytes follow after its end", func(d []byte) []byte { return append(d, "more"...) }},
 		"a step":    {"MDR_STEPS/", func(d []byte) []byte { d[step+200] ^= 1; return d }},
 		"cut off":   {"it was cut off", func(d []byte) []byte { return d[:len(d)/2/512*512] }},
 		"of a list": {"SHA256SUMS", func(d []byte) []byte { d[bytes.LastIndex(d, []byte("MDR_GROUPS"))] = 'X'; return d }},
