@@ -46,9 +46,9 @@ JOINT_ATTENTION = (
 )
 """Linear layers of blocks in which image and text attend to each other."""
 
-MAX_FRAMES = 1024
 # What the libraries fail with where a value of a config.json cannot be.
 _OF_CONFIG = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
+MAX_FRAMES = 1024
 """Frames of a sample at most, as the host has it."""
 _UNIPC, _DPM = "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"
 
