@@ -145,16 +145,22 @@ func TestLane_Ghost(t *testing.T) {
 	}
 }
 
-// What no one comes for is refused at last, with what it waited for.
-func TestLane_HeldPromptIsRefused(t *testing.T) {
-	t.Parallel()
-	w, _ := plane(t)
+// intakeHealth runs an intake that holds prompts for six seconds, and returns its check of health.
+func (w *world) intakeHealth(t *testing.T) func() error {
+	t.Helper()
 	hook := make(chan func() error, 1)
 	w.intake(t, func(c *intake.Config) {
 		c.Hold = 6 * time.Second
 		c.Health = func(_ string, check func() error) { hook <- check }
 	})
-	stuck := bustest.Receive(t, "the check of intake's health", hook)
+	return bustest.Receive(t, "the check of intake's health", hook)
+}
+
+// What no one comes for is refused at last, with what it waited for.
+func TestLane_HeldPromptIsRefused(t *testing.T) {
+	t.Parallel()
+	w, _ := plane(t)
+	stuck := w.intakeHealth(t)
 	if err := w.SetPolicy(t.Context(), &schemas.Policy{
 		Lane: "gone", Model: "gone", LatentChannels: 1, PixelsPerToken: 16, Height: 16, Width: 16, NumInferenceSteps: 1,
 		MaxPixels: 256,
@@ -194,16 +200,11 @@ func TestLane_HeldPromptIsRefused(t *testing.T) {
 	}
 }
 
-// Samples that nobody scores are a fault of the pipeline's health: its work stands still.
+// Samples that no service scores are a fault of the pipeline's health: its work stands still.
 func TestIntake_HealthWithoutReward(t *testing.T) {
 	t.Parallel()
 	w, _ := plane(t)
-	hook := make(chan func() error, 1)
-	w.intake(t, func(c *intake.Config) {
-		c.Hold = 6 * time.Second
-		c.Health = func(_ string, check func() error) { hook <- check }
-	})
-	stuck := bustest.Receive(t, "the check of intake's health", hook)
+	stuck := w.intakeHealth(t)
 	if err := stuck(); err != nil {
 		t.Errorf("health of an empty pipeline: %v", err)
 	}

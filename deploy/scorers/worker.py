@@ -135,7 +135,7 @@ async def serve(args):
         return denied(args)
     try:
         await nc.drain()  # requests in flight are answered, new ones go to other workers
-    except nats.errors.Error as e:  # the server is away: nobody is there to answer
+    except nats.errors.Error as e:  # the server is away: no answer can be sent
         print(f"stopped while NATS is away; open requests stay unanswered: {e}", file=sys.stderr)
         await nc.close()
     return 0

@@ -27,6 +27,7 @@ type check struct {
 	subjects map[string]string
 	// trajectories are their sequences.
 	trajectories map[uint64]bool
+	references   references
 	complete     bool
 }
 
@@ -41,6 +42,7 @@ func newCheck() *check {
 		sums: map[string]string{}, steps: map[string]step{}, parts: map[string][]byte{},
 		incomplete: map[string]schemas.StepEvent{}, seqs: map[string]string{}, subjects: map[string]string{},
 		trajectories: map[uint64]bool{},
+		references:   references{sources: map[schemas.Run]bool{}, prompts: map[uint64]sampleID{}},
 	}
 }
 

@@ -56,7 +56,6 @@ func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker, o ImportOptions) (
 	m := &importer{
 		b: b, r: r, options: o, archived: map[key]bool{}, stored: map[key]uint64{},
 		newSeqs: map[string]map[uint64]uint64{}, check: newCheck(),
-		references: references{sources: map[schemas.Run]bool{}, prompts: map[uint64]sampleID{}},
 	}
 	for _, stream := range importOrder {
 		m.newSeqs[stream] = map[uint64]uint64{}
@@ -88,9 +87,8 @@ type importer struct {
 	archived map[key]bool
 	stored   map[key]uint64
 	// newSeqs maps a sequence of the archive to that of the server, by stream.
-	newSeqs    map[string]map[uint64]uint64
-	references references
-	check      *check // of the archive
+	newSeqs map[string]map[uint64]uint64
+	check   *check // of the archive
 }
 
 // key identifies an event in every store: its subject, and the digest of its content without sequences.
@@ -114,9 +112,6 @@ func (m *importer) readArchive(ctx context.Context) error {
 	s, err := checkAll(m.r, m.check, func(e *Entry) error {
 		if e.Blob != "" || ctx.Err() != nil {
 			return ctx.Err()
-		}
-		if e.event != nil {
-			m.references.add(e.event)
 		}
 		k, err := m.keyOf(e.Subject, e.Seq, e.Data)
 		m.archived[k] = true

@@ -109,12 +109,12 @@ func (r *references) add(e schemas.Event) {
 // findSources finds the events on the server that those of a pass name, and notes their sequences. It fails when the
 // run that the pass scored is not stored, or has other samples: then a reward would name the wrong one.
 func (m *importer) findSources(ctx context.Context) error {
-	for run := range m.references.sources {
+	for run := range m.check.references.sources {
 		samples, prompts, err := m.readSource(ctx, run)
 		if err != nil {
 			return err
 		}
-		for _, x := range m.references.samples {
+		for _, x := range m.check.references.samples {
 			stored, ok := samples[x.sampleID]
 			if !ok || x.seq == missingSeq { // a number that many events may have
 				continue
@@ -125,14 +125,14 @@ func (m *importer) findSources(ctx context.Context) error {
 			}
 			m.newSeqs[schemas.StreamTrajectories][x.seq] = stored.seq
 		}
-		for seq, id := range m.references.prompts {
+		for seq, id := range m.check.references.prompts {
 			if stored, ok := prompts[id.uid]; ok && id.run == run && seq != missingSeq {
 				m.newSeqs[schemas.StreamPrompts][seq] = stored
 			}
 		}
 	}
 	missing := map[sampleID]bool{}
-	for _, x := range m.references.samples {
+	for _, x := range m.check.references.samples {
 		if _, ok := m.newSeqs[schemas.StreamTrajectories][x.seq]; !ok && !m.check.trajectories[x.seq] {
 			missing[x.sampleID] = true
 		}

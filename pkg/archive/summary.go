@@ -71,7 +71,6 @@ func Check(r io.Reader, each func(*Entry) error) (*Summary, error) {
 func checkAll(r io.Reader, c *check, each func(*Entry) error) (*Summary, error) {
 	s := &Summary{Events: map[string]int{}}
 	blobs, namedBy := map[string]bool{}, map[string]string{} // by digest
-	var samples []sampleRef
 	var refused notes
 	for e, err := range readFiles(r, c.addFile) {
 		if err != nil {
@@ -83,8 +82,7 @@ func checkAll(r io.Reader, c *check, each func(*Entry) error) (*Summary, error) 
 			blobs[e.Blob] = true
 		} else {
 			s.Events[e.Stream]++
-			s.SourceRun = max(s.SourceRun, sourceOf(e.event))
-			samples = append(samples, sampleRefs(e.event)...)
+			c.references.add(e.event)
 		}
 		for _, ref := range e.Refs() {
 			if namedBy[ref.Digest] == "" {
@@ -107,10 +105,13 @@ func checkAll(r io.Reader, c *check, each func(*Entry) error) (*Summary, error) 
 		}
 	}
 	gone := map[sampleID]bool{}
-	for _, x := range samples {
+	for _, x := range c.references.samples {
 		if x.run == c.run && !c.trajectories[x.seq] {
 			gone[x.sampleID] = true
 		}
+	}
+	for run := range c.references.sources {
+		s.SourceRun = max(s.SourceRun, run)
 	}
 	s.Missing, s.Refused, s.MissingTrajectories = missing.n, refused.n, len(gone)
 	s.Notes = append(missing.list(), refused.list()...)

@@ -123,7 +123,7 @@ func (x *exporter) writeEvents(ctx context.Context) error {
 			}
 			e := &Entry{Stream: stream, Seq: m.Seq, Subject: m.Subject, Time: m.Time, Data: m.Data}
 			if e.event, err = decodeEvent(m.Subject, m.Data); err != nil && !isInput(stream) {
-				// Nobody reads it, and Read would refuse the archive for it.
+				// No service reads it, and Read would refuse the archive for it.
 				x.leftOut.add("left out: sequence %d of %s, %q: %v", m.Seq, stream, m.Subject, err)
 				continue
 			}

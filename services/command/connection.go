@@ -106,9 +106,9 @@ func (a *app) checkServer() error {
 	return nil
 }
 
-// checkNoServer refuses settings that only a server of --nats has, and a store that is no folder. openConnection calls
-// it without --nats.
-func (a *app) checkNoServer() error {
+// checkStoreSettings refuses settings that only a server of --nats has, and a store that is no folder. openConnection
+// calls it without --nats.
+func (a *app) checkStoreSettings() error {
 	var errs []error
 	for _, of := range []struct{ flag, value string }{
 		{"nats-creds", a.creds}, {"nats-tls-ca", a.tlsCA}, {"nats-tls-cert", a.tlsCert}, {"nats-tls-key", a.tlsKey},
@@ -139,7 +139,7 @@ func (a *app) openConnection(
 		return nil, usage(err)
 	}
 	if a.natsURL == "" {
-		if err := a.checkNoServer(); err != nil {
+		if err := a.checkStoreSettings(); err != nil {
 			return nil, err
 		}
 		part.StoreDir, part.Token, part.Log = a.store, cmp.Or(a.token, part.Token), log

@@ -455,7 +455,7 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker, o a
 	return nil
 }
 
-// printWarnings prints what an export does not have, or has and nobody takes, and of which run it is a pass.
+// printWarnings prints what an export does not have, what it has in vain, and of which run it is a pass.
 func printWarnings(out io.Writer, s *archive.Summary) {
 	if s.SourceRun != "" {
 		fmt.Fprintf(out, "  a pass over run %s, which has the samples\n", s.SourceRun)
@@ -471,7 +471,8 @@ func printWarnings(out io.Writer, s *archive.Summary) {
 		fmt.Fprintf(out, "  prompts or controls that the services refuse: %d\n", s.Refused)
 	}
 	if s.LeftOut > 0 {
-		fmt.Fprintf(out, "  %s left out: no valid events, which nobody reads\n", present.Count(s.LeftOut, "message"))
+		fmt.Fprintf(out, "  %s left out: no service reads them, for they are no valid events\n",
+			present.Count(s.LeftOut, "message"))
 	}
 	for _, note := range s.Notes {
 		fmt.Fprintf(out, "    %s\n", note)

@@ -74,8 +74,8 @@ func checkConsumers(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// checkBacklog reports messages of a stream that wait at a durable consumer and do not move: a fault if nobody takes
-// them. checkConsumers calls it.
+// checkBacklog reports messages of a stream that wait at a durable consumer and do not move: a fault if no service
+// takes them. checkConsumers calls it.
 func checkBacklog(o *Options, s *bus.Examined, c *bus.ConsumerStats, say *notes) {
 	still := o.Now().Sub(c.Delivered).Round(time.Second)
 	which := c.Name + " of " + s.Name

@@ -44,6 +44,19 @@ func service(run func(context.Context, stage, *bus.Bus, zerolog.Logger) error) b
 	}
 }
 
+// freeAddress returns an address of this machine that no process listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return l.Addr().String()
+}
+
 // output is a buffer that a program writes while the test reads.
 type output struct {
 	mu  sync.Mutex
@@ -124,14 +137,7 @@ func TestExecute_PrintedConfigIsReadBack(t *testing.T) {
 
 func TestExecute_Serves(t *testing.T) {
 	server := bustest.Bare(t, bustest.TCP).Server
-	listen, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	health := listen.Addr().String()
-	if err := listen.Close(); err != nil {
-		t.Fatal(err)
-	}
+	health := freeAddress(t)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -203,14 +209,7 @@ func TestExecute_Serves(t *testing.T) {
 // While a service waits for what others make, its readiness says for what.
 func TestExecute_Waits(t *testing.T) {
 	server := bustest.Bare(t, bustest.TCP).Server
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	health := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	health := freeAddress(t)
 	s := service(func(context.Context, stage, *bus.Bus, zerolog.Logger) error { return nil })
 	ctx, stop := context.WithCancel(t.Context())
 	exit := make(chan int, 1)

@@ -96,7 +96,7 @@ class Folder:
                 raise Fault("config", f"model: {folder / chosen}: {shard:.100}; must be a file beside it")
             if not file.is_file():
                 raise _incomplete(f"no {file}")
-            size += _whole_size(file)
+            size += _checked_size(file)
         return size
 
     @functools.cached_property
@@ -180,8 +180,9 @@ def _check_fetched(file: Path) -> None:
         raise Fault("config", f"model: {file} is a pointer of Git LFS; fetch the file: `git lfs pull`")
 
 
-def _whole_size(file: Path) -> int:
-    """The bytes of a safetensors file, which must be as many as its header says: downloads and copies break off."""
+def _checked_size(file: Path) -> int:
+    """The bytes of a safetensors file, which must be as many as its header says, for downloads and copies break off, and
+    of tensors that are not quantized."""
     _check_fetched(file)
     size = file.stat().st_size
     with file.open("rb") as f:
