@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build python-test python-wheel python-docs asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-weights bench-torch bench-roofline \
+.PHONY: help build python-test python-wheel python-docs asyncapi-test ts-test observability-test engines-test ui-test ui-images build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-weights bench-torch bench-roofline \
 	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-accelerate learn-distill learn-test trainers-test rewards-test engines-torch up down logs demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
@@ -84,9 +84,6 @@ help: ## list the targets
 build: ## build all binaries into bin/: static, no cgo
 	CGO_ENABLED=0 go build -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
 
-build-onnx: ## the same with ONNX reward functions (needs a C compiler)
-	CGO_ENABLED=1 go build -tags onnx -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
-
 build-cuda: ## the same for NVIDIA GPUs; they start without NVIDIA software too (needs a C compiler, no CUDA toolkit)
 	CGO_ENABLED=1 .ci/cuda go build -tags cuda -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
 
@@ -143,9 +140,6 @@ chaos: ## FAULTS=100 of processes, network, disk and server under load, then an 
 
 chaos-long: ## the same with 1000 faults; figures to deploy/bench/chaos.md
 	$(MAKE) chaos FAULTS=1000 CHAOS='-figures $(CURDIR)/deploy/bench/chaos.md'
-
-onnx-test: ## tests of ONNX reward functions (needs a C compiler and ONNXRUNTIME_LIB, the path of libonnxruntime.so)
-	CGO_ENABLED=1 go test -tags onnx ./pkg/scorer/onnxscore/... ./pkg/scorer/scorerfile/...
 
 bench: ## benchmarks matching BENCH (default all), in benchstat's format
 	go test -run '^$$' -bench '$(BENCH)' -benchmem $(PACKAGES)

@@ -48,8 +48,7 @@ var layers = map[string][]string{
 	"pkg/scorer/internal/wire": {"pkg/scorer"},
 	"pkg/scorer/httpscore":     {"pkg/scorer", "pkg/scorer/internal/wire"},
 	"pkg/scorer/natsscore":     {"pkg/scorer", "pkg/scorer/internal/wire", "schemas"},
-	"pkg/scorer/onnxscore":     {"pkg/scorer", "pkg/scorer/internal/wire"},
-	"pkg/scorer/scorerfile":    {"pkg/scorer", "pkg/scorer/internal/wire", "pkg/scorer/httpscore", "pkg/scorer/natsscore", "pkg/scorer/onnxscore"},
+	"pkg/scorer/scorerfile":    {"pkg/scorer", "pkg/scorer/internal/wire", "pkg/scorer/httpscore", "pkg/scorer/natsscore"},
 
 	"schemas/document":                  {"schemas"}, // what the sources say, for the generator and for tests
 	"schemas/gen":                       {"schemas/document"},
@@ -221,7 +220,6 @@ var testLayers = map[string][]string{
 	"pkg/lora":                     {"pkg/tensor"},
 	"pkg/client":                   {"pkg/bus/bustest", "pkg/natsd", "services/pipeline"}, // examples run against a whole pipeline
 	"pkg/scorer/httpscore":         {"pkg/media"},
-	"pkg/scorer/onnxscore":         {"pkg/media"},
 	"pkg/scorer/natsscore":         {"pkg/media", "pkg/natsd"},
 	"services/intake":              {"pkg/bus/bustest", "pkg/model", "pkg/model/synthetic"},
 	"integration/tools/bench":      {"pkg/model/qwenimage/checkpoint", "pkg/model/remote/remotetest", "integration/tools/harness"},
@@ -282,7 +280,6 @@ var dependencies = map[string]dependency{
 	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"pkg/fieldflag", "services/command", "services/internal/boot"}},
 	"github.com/vbauerster/mpb":             {why: "progress bars of meander run", users: []string{"services/command"}},
 	"github.com/vmihailenco/msgpack":        {why: "the encoding of events, and of calls to workers", users: []string{"schemas/...", "services/command", "pkg/scorer/...", "pkg/model/remote/..."}, tests: true},
-	"github.com/yalue/onnxruntime_go":       {why: "ONNX Runtime for onnx:NAME, with the tag onnx only", users: []string{"pkg/scorer/onnxscore"}},
 	"github.com/zeebo/blake3":               {why: "BLAKE3 with AVX2: digests of large tensors in half the time of SHA-256", users: []string{"schemas"}},
 	"go.opentelemetry.io/otel":              {why: "traces as OpenTelemetry has them, by OTLP over HTTP", users: []string{"services/trace", "services/command"}},
 	"go.opentelemetry.io/proto/otlp":        {why: "reads in a test what comes to a collector", tests: true},
@@ -290,7 +287,7 @@ var dependencies = map[string]dependency{
 	"go.uber.org/goleak":                    {why: "no goroutine outlives its owner", tests: true},
 	"go.yaml.in/yaml":                       {why: "YAML with order and comments: --print-config, AsyncAPI", users: []string{"services/internal/boot", "schemas/document", "pkg/scorer/scorerfile"}, tests: true},
 	"gorgonia.org/cu":                       {why: "the calls of the CUDA driver, with the tag cuda only", users: []string{"pkg/tensor/cuda/internal/gpu", "pkg/tensor/cuda/internal/cuext"}},
-	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract and reduced for reports", users: []string{"pkg/report", "pkg/sheet", "pkg/scorer", "pkg/scorer/onnxscore"}},
+	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract and reduced for reports", users: []string{"pkg/report", "pkg/sheet", "pkg/scorer"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration/..."}},
 	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/safetensors", "pkg/tensor/cpu", "pkg/natsd", "integration/..."}},
 	"golang.org/x/term":                     {why: "is this a terminal, how wide, and its keys", users: []string{"services/internal/boot", "services/internal/present", "services/command", "integration/tools/bench"}},

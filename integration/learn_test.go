@@ -62,7 +62,7 @@ func TestLearn_Needs(t *testing.T) {
 		},
 		"torch engine":   {nil, "ENGINE=torch", gold, nil},
 		"server":         {nil, "ENGINE=vllm=http://127.0.0.1:8000", nil, nil},
-		"another engine": {nil, "ENGINE=onnx", gold, []string{"ENGINE must be torch, or empty"}},
+		"another engine": {nil, "ENGINE=jax", gold, []string{"ENGINE must be torch, or empty"}},
 		"disk":           {map[string]string{"df": df(7)}, "", nil, []string{"8 " + disk, "TORCH=cpu"}},
 		"disk for a CPU": {map[string]string{"df": df(7)}, "TORCH=cpu", nil, nil},
 		"less for a CPU": {map[string]string{"df": df(2)}, "TORCH=cpu", nil, []string{"3 " + disk}},

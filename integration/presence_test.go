@@ -248,7 +248,7 @@ func TestReward_UnknownIsRefusedByIntake(t *testing.T) {
 	w.services(t, schemas.ServiceReward, 1)
 	for _, tt := range []struct{ reward, want string }{
 		{"http:none", `"http:none" is not configured at the reward service (--scorers); must be one of diversity, glyph, jpeg_compressibility`},
-		{"onnx:none", `"onnx:none" is not configured at the reward service`},
+		{"http:none", `"http:none" is not configured at the reward service`},
 		{"ocr", `"ocr" cannot be scored here: `},
 	} {
 		publish(1, "refused   \"a sign that says \\\"A\\\"\"  reward[0]: "+tt.want, "--reward", tt.reward,

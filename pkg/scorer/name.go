@@ -13,7 +13,6 @@ import (
 const (
 	HTTP     = "http"     // a server that scores images
 	NATS     = "nats"     // workers on a queue group
-	ONNX     = "onnx"     // a network in a file
 	External = "external" // a person or a batch job
 )
 
@@ -46,7 +45,6 @@ var kinds = []kind{
 	{name: NATS, instance: "NAME", free: true, any: true},
 	{name: NumericMatch, builtin: true, text: true, params: numericParams},
 	{name: OCR, builtin: true, compares: true, params: ocrParams},
-	{name: ONNX, instance: "NAME"},
 	{name: Synthetic, builtin: true},
 	{name: TopKMass, builtin: true, text: true, params: topKParams},
 	{name: Turns, builtin: true, text: true, params: turnsParams},

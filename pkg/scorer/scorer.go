@@ -4,7 +4,7 @@
 // Check, CheckMedium and CheckText refuse a prompt whose reward function could not rate its samples.
 //
 // The reward service fetches samples and publishes rewards. Functions that run on a server, on workers or
-// with a file of weights are in httpscore, natsscore and onnxscore; scorerfile reads their settings.
+// with a file of weights are in httpscore and natsscore; scorerfile reads their settings.
 package scorer
 
 import (

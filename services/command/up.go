@@ -208,7 +208,7 @@ func pipelineFlags(to *pflag.FlagSet, s *services) {
 	f.DurationVar(&s.Advantage.GroupTimeout, "group-timeout", s.Advantage.GroupTimeout,
 		"close a group without a deadline this long after its first reward")
 	f.StringVar(&s.Reward.Scorers, "scorers", "",
-		"YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
+		"YAML file that configures http:NAME and nats:NAME reward functions")
 	f.DurationVar(&s.Reward.ScorePatience, "score-patience", s.Reward.ScorePatience,
 		"how long to retry a sample while a reward function is not available")
 	f.DurationVar(&s.Intake.ExternalWait, "external-wait", s.Intake.ExternalWait,

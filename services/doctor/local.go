@@ -228,8 +228,6 @@ func rewardFix(name string) string {
 		return "start its server, or correct its url in the file of --scorers"
 	case "nats":
 		return fmt.Sprintf("start a worker of %s: deploy/scorers", instance)
-	case "onnx":
-		return "build with 'make build-onnx', and name the runtime's library in ONNXRUNTIME_LIB"
 	case "ocr":
 		return "apt-get install tesseract-ocr, if prompts are to name ocr"
 	}

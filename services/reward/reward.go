@@ -47,7 +47,7 @@ type Config struct {
 	// OCRWorkers is how many tesseract processes run at once.
 	OCRWorkers int `koanf:"ocr_workers" help:"tesseract processes at once; 0: half the processors"`
 	// Scorers is the file of functions that run elsewhere.
-	Scorers string `koanf:"scorers" help:"YAML file of the reward functions http:NAME, onnx:NAME and nats:NAME"`
+	Scorers string `koanf:"scorers" help:"YAML file of the reward functions http:NAME and nats:NAME"`
 	// Require are functions without which the service does not start.
 	Require []string `koanf:"require" help:"reward functions that must be there for the service to start, e.g. ocr"`
 	// Linger is how long a sample waits for others to be scored with it in one call.

@@ -15,16 +15,12 @@ import (
 	"github.com/meander-rl/meander/pkg/scorer/httpscore"
 	"github.com/meander-rl/meander/pkg/scorer/internal/wire"
 	"github.com/meander-rl/meander/pkg/scorer/natsscore"
-	"github.com/meander-rl/meander/pkg/scorer/onnxscore"
 )
 
 // parse reads one YAML document from its nodes. The decoder of the library is not strict enough: it reads 1.0 as an
 // integer and 20 as nanoseconds, and expands aliases.
 func parse(data []byte) (File, error) {
-	f := File{
-		HTTP: map[string]httpscore.Config{}, NATS: map[string]natsscore.Config{},
-		ONNX: map[string]onnxscore.Config{},
-	}
+	f := File{HTTP: map[string]httpscore.Config{}, NATS: map[string]natsscore.Config{}}
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	var doc yaml.Node
 	switch err := d.Decode(&doc); {
@@ -43,10 +39,8 @@ func parse(data []byte) (File, error) {
 			return readSection(key, node, f.HTTP, httpscore.DefaultConfig)
 		case "nats":
 			return readSection(key, node, f.NATS, natsscore.DefaultConfig)
-		case "onnx":
-			return readSection(key, node, f.ONNX, onnxscore.DefaultConfig)
 		}
-		return errors.New("unknown; must be one of http, nats, onnx")
+		return errors.New("unknown; must be one of http, nats")
 	})
 	return f, err
 }
@@ -158,17 +152,6 @@ func setValue(path string, node *yaml.Node, into reflect.Value) error {
 			return refuse("a number")
 		}
 		into.SetFloat(x)
-	case into.Type() == reflect.TypeFor[[]float64]():
-		if node.Kind != yaml.SequenceNode {
-			return refuse("a list of numbers")
-		}
-		into.Set(reflect.ValueOf(make([]float64, len(node.Content))))
-		var errs []error
-		for i, item := range node.Content {
-			name := fmt.Sprintf("%s[%d]", path, i)
-			errs = append(errs, withLine(item, name, setValue(name, item, into.Index(i))))
-		}
-		return errors.Join(errs...)
 	case into.Type() == reflect.TypeFor[map[string]string]():
 		m := map[string]string{}
 		err := eachEntry(path, node, func(key string, node *yaml.Node) error {

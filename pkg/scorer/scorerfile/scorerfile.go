@@ -1,17 +1,14 @@
 // Package scorerfile reads the YAML file with the settings of reward functions that run
-// outside this process or need a file of weights:
+// outside this process:
 //
 //	http:
 //	  clip: {url: "http://127.0.0.1:8900/score", headers: {Authorization: "Bearer ${CLIP_TOKEN}"}, max_batch: 8}
-//	onnx:
-//	  aesthetic: {model: aesthetic.onnx}
 //	nats:
 //	  pickscore: {timeout: 30s}
 //
-// makes http:clip, onnx:aesthetic and nats:pickscore. Keys are those of the Config of
-// httpscore, onnxscore and natsscore; a missing key has the value of DefaultConfig. Paths
-// are relative to the file. Reading is strict: an unknown key, a key that repeats, a
-// duration without a unit, and an alias are errors with their line.
+// makes http:clip and nats:pickscore. Keys are those of the Config of httpscore and natsscore; a missing key has the
+// value of DefaultConfig. Reading is strict: an unknown key, a key that repeats, a duration without a unit, and an
+// alias are errors with their line.
 package scorerfile
 
 import (
@@ -20,7 +17,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/nats-io/nats.go"
@@ -28,7 +24,6 @@ import (
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/pkg/scorer/httpscore"
 	"github.com/meander-rl/meander/pkg/scorer/natsscore"
-	"github.com/meander-rl/meander/pkg/scorer/onnxscore"
 )
 
 // maxFile bounds the file in bytes.
@@ -38,7 +33,6 @@ const maxFile = 1 << 20
 type File struct {
 	HTTP map[string]httpscore.Config
 	NATS map[string]natsscore.Config
-	ONNX map[string]onnxscore.Config
 }
 
 // Load reads and checks a file. It does not read the environment, connect, or open other files: Open does.
@@ -53,12 +47,6 @@ func Load(path string) (File, error) {
 	}
 	if err != nil {
 		return File{}, fmt.Errorf("scorers file %q: %w", path, err)
-	}
-	for name, cfg := range f.ONNX {
-		if !filepath.IsAbs(cfg.Model) {
-			cfg.Model = filepath.Join(filepath.Dir(path), cfg.Model)
-			f.ONNX[name] = cfg
-		}
 	}
 	return f, nil
 }
@@ -79,8 +67,7 @@ func readFile(path string) ([]byte, error) {
 
 // Validate joins all faults, each with its path in the file, such as http.clip.timeout.
 func (f File) Validate() error {
-	return errors.Join(checkConfigs(scorer.HTTP, f.HTTP), checkConfigs(scorer.NATS, f.NATS),
-		checkConfigs(scorer.ONNX, f.ONNX))
+	return errors.Join(checkConfigs(scorer.HTTP, f.HTTP), checkConfigs(scorer.NATS, f.NATS))
 }
 
 // checkConfigs joins the faults of all instances of one kind, each with its path in the file.
@@ -111,9 +98,6 @@ func (f File) Names() []string {
 	for name := range f.NATS {
 		add(scorer.NATS, name)
 	}
-	for name := range f.ONNX {
-		add(scorer.ONNX, name)
-	}
 	slices.Sort(names)
 	return names
 }
@@ -135,9 +119,6 @@ func (f File) Open(nc *nats.Conn) ([]scorer.Scorer, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.NATS)) {
 		add(natsscore.New(nc, name, f.NATS[name]))
-	}
-	for _, name := range slices.Sorted(maps.Keys(f.ONNX)) {
-		add(onnxscore.New(name, f.ONNX[name]))
 	}
 	if len(errs) > 0 {
 		for _, s := range scorers {

@@ -14,7 +14,6 @@ import (
 
 	"github.com/meander-rl/meander/pkg/scorer/httpscore"
 	"github.com/meander-rl/meander/pkg/scorer/natsscore"
-	"github.com/meander-rl/meander/pkg/scorer/onnxscore"
 	"github.com/meander-rl/meander/pkg/scorer/scorerfile"
 )
 
@@ -47,14 +46,6 @@ http:
 nats:
   pickscore: {timeout: 1m30s, concurrency: 4, image: jpeg, version: v2}
   defaults:
-onnx:
-  aesthetic:
-    model: nets/aesthetic.onnx
-    mean: [0, 0.5, 1]
-    std: [1, 1, 2e-1]
-    output_offset: -1
-    resize: pad
-  elsewhere: {model: /nets/other.onnx}
 `)
 	got, err := scorerfile.Load(path)
 	if err != nil {
@@ -62,11 +53,6 @@ onnx:
 	}
 	plain := httpscore.DefaultConfig()
 	plain.URL = "http://localhost/"
-	aesthetic, elsewhere := onnxscore.DefaultConfig(), onnxscore.DefaultConfig()
-	aesthetic.Model = filepath.Join(filepath.Dir(path), "nets", "aesthetic.onnx")
-	aesthetic.Mean, aesthetic.Std = []float64{0, 0.5, 1}, []float64{1, 1, 0.2}
-	aesthetic.OutputOffset, aesthetic.Resize = -1, "pad"
-	elsewhere.Model = "/nets/other.onnx"
 	want := scorerfile.File{
 		HTTP: map[string]httpscore.Config{"plain": plain, "clip": {
 			URL: "http://127.0.0.1:8900/score", Format: "msgpack", Image: "jpeg",
@@ -79,12 +65,11 @@ onnx:
 				Version: "v2",
 			}, "defaults": natsscore.DefaultConfig(),
 		},
-		ONNX: map[string]onnxscore.Config{"aesthetic": aesthetic, "elsewhere": elsewhere},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	names := []string{"http:clip", "http:plain", "nats:defaults", "nats:pickscore", "onnx:aesthetic", "onnx:elsewhere"}
+	names := []string{"http:clip", "http:plain", "nats:defaults", "nats:pickscore"}
 	if !slices.Equal(got.Names(), names) {
 		t.Errorf("names %v, want %v", got.Names(), names)
 	}
@@ -100,7 +85,7 @@ func TestLoad_Empty(t *testing.T) {
 
 func TestLoad_Refuses(t *testing.T) {
 	tests := []struct{ name, text, fault string }{
-		{"kind", "htttp: {}", "line 1: htttp: unknown; must be one of http, nats, onnx"},
+		{"kind", "htttp: {}", "line 1: htttp: unknown; must be one of http, nats"},
 		{
 			"key", "http:\n  clip:\n    url: http://h/\n    timout: 3s",
 			"line 4: http.clip.timout: unknown; must be one of url, format, image, frames, headers, timeout,",
@@ -123,8 +108,6 @@ func TestLoad_Refuses(t *testing.T) {
 		{"null", "nats: {a: {concurrency: }}", `nats.a.concurrency: ""; must be a whole number`},
 		{"rate", "http: {a: {url: http://h/, rate: fast}}", `http.a.rate: "fast"; must be a number`},
 		{"infinite rate", "http: {a: {url: http://h/, rate: .inf}}", `http.a.rate: ".inf"; must be a number`},
-		{"list", "onnx: {a: {model: m, mean: 0.5}}", `onnx.a.mean: "0.5"; must be a list of numbers`},
-		{"item", "onnx: {a: {model: m, mean: [1, x, y]}}", `onnx.a.mean[1]: "x"; must be a number`},
 		{"map for a text", "http: {a: {url: {b: c}}}", "http.a.url: must be a text"},
 		{"text for a map", "http: {a: http://h/}", "http.a: must be a map"},
 		{"a list at the top", "- http", "must be a map"},
@@ -143,7 +126,6 @@ func TestLoad_Refuses(t *testing.T) {
 			"rules", "http: {b: {url: x, retries: -1}}\nnats: {a: {timeout: 0s}}",
 			"http.b.retries: -1; must be 0 to 16\nnats.a.timeout: 0s; must be above 0",
 		},
-		{"onnx rule", "onnx: {a: {resize: cut}}", "onnx.a.model: missing; must be the path of an .onnx file\nonnx.a.resize: \"cut\"; must be one of short, exact, pad"},
 		{"two unknown", "nats: {a: {x: 1, y: 2}}", "nats.a.y: unknown"},
 		{"large", strings.Repeat("#", 1<<20+1), "is larger than 1048576 bytes"},
 	}
@@ -199,29 +181,22 @@ nats: {a: {}}`))
 
 	f, err = scorerfile.Load(write(t, `
 http: {clip: {url: http://h/, headers: {A: "${NO_SUCH_VARIABLE}"}}, fine: {url: http://h/}}
-nats: {a: {}}
-onnx: {b: {model: none.onnx}}`))
+nats: {a: {}}`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, err = f.Open(nil)
-	for _, want := range []string{"http:clip: headers.A: environment variable NO_SUCH_VARIABLE is not set", "onnx:b: "} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want %q in it", err, want)
-		}
+	if want := "http:clip: headers.A: environment variable NO_SUCH_VARIABLE is not set"; err == nil ||
+		!strings.Contains(err.Error(), want) {
+		t.Errorf("error %v, want %q in it", err, want)
 	}
 }
 
-// The examples that ship read.
-func TestLoad_Examples(t *testing.T) {
-	for name, want := range map[string]string{
-		"scorers.yaml": "http:bright nats:colour",
-		"onnx.yaml":    "onnx:aesthetic onnx:clip",
-	} {
-		f, err := scorerfile.Load(filepath.Join("..", "..", "..", "deploy", "scorers", name))
-		if got := strings.Join(f.Names(), " "); err != nil || got != want {
-			t.Errorf("%s: %s, %v; want %s", name, got, err, want)
-		}
+// The example that ships reads.
+func TestLoad_Example(t *testing.T) {
+	f, err := scorerfile.Load(filepath.Join("..", "..", "..", "deploy", "scorers", "scorers.yaml"))
+	if got, want := strings.Join(f.Names(), " "), "http:bright nats:colour"; err != nil || got != want {
+		t.Errorf("%s, %v; want %s", got, err, want)
 	}
 }
 
@@ -229,7 +204,7 @@ func TestLoad_Examples(t *testing.T) {
 func FuzzLoad(f *testing.F) {
 	for _, seed := range []string{
 		"http: {clip: {url: http://h/, headers: {A: b}, timeout: 3s}}",
-		"onnx: {a: {model: m, mean: [1, 2, 3]}}", "nats: {a: }", "a: &x [*x]", "? {a: b}\n: c",
+		"nats: {a: }", "a: &x [*x]", "? {a: b}\n: c",
 	} {
 		f.Add([]byte(seed))
 	}
