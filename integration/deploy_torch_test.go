@@ -103,7 +103,7 @@ func TestDeploy_TorchToken(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("make", "-C", root, "--dry-run", "up", "PROFILE=torch").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "MEANDER_TORCH_TOKEN=$(cat 'build/torch/token')") ||
-		!strings.Contains(read(t, "Makefile"), "install -d -m 700 build/torch\n") {
+		!strings.Contains(read(t, "deploy/Makefile"), "install -d -m 700 build/torch\n") {
 		t.Errorf("make up PROFILE=torch: %v\n%s", err, out)
 	}
 	if out, err = exec.Command("make", "-C", root, "--dry-run", "up").CombinedOutput(); err != nil ||

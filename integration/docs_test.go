@@ -170,8 +170,12 @@ func TestDocs_MakeTargetsExist(t *testing.T) {
 	sequential(t)
 	target := regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
 	var targets []string
-	for _, m := range target.FindAllStringSubmatch(read(t, "Makefile"), -1) {
-		targets = append(targets, m[1])
+	includes := strings.Fields(regexp.MustCompile(`(?m)^include (.+)$`).FindStringSubmatch(read(t, "Makefile"))[1])
+	files := append([]string{"Makefile"}, includes...)
+	for _, name := range files {
+		for _, m := range target.FindAllStringSubmatch(read(t, name), -1) {
+			targets = append(targets, m[1])
+		}
 	}
 	// In prose only what is set as code counts: "make sure" is English.
 	said := regexp.MustCompile("`make ([a-z][a-z-]*)")
@@ -185,7 +189,7 @@ func TestDocs_MakeTargetsExist(t *testing.T) {
 		for _, m := range found {
 			mentions++
 			if !slices.Contains(targets, m[1]) {
-				t.Errorf("%s says make %s; the Makefile has no such target", name, m[1])
+				t.Errorf("%s says make %s; the Makefiles have no such target", name, m[1])
 			}
 		}
 	}
@@ -193,9 +197,11 @@ func TestDocs_MakeTargetsExist(t *testing.T) {
 		t.Error("found no mention of a target; the patterns are broken")
 	}
 	// The other way round: help is generated from "## " comments, so each target has one.
-	for _, line := range strings.Split(read(t, "Makefile"), "\n") {
-		if m := target.FindStringSubmatch(line); m != nil && !strings.Contains(line, " ## ") {
-			t.Errorf("Makefile: target %s has no help comment", m[1])
+	for _, name := range files {
+		for line := range strings.Lines(read(t, name)) {
+			if m := target.FindStringSubmatch(line); m != nil && !strings.Contains(line, " ## ") {
+				t.Errorf("%s: target %s has no help comment", name, m[1])
+			}
 		}
 	}
 }
