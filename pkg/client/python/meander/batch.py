@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -424,8 +424,8 @@ def _conditioning(groups: Sequence[Group]) -> dict[str, Array]:
     return out
 
 
-Keep = Callable[[Group], str]
-"""Says why a group is left out of the batches; empty if it is not."""
+Keep = Callable[[Group], str | Awaitable[str]]
+"""Says why a group is left out of the batches; empty if it is not. It may be async."""
 
 
 def fresh(

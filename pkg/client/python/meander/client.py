@@ -12,7 +12,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 import msgpack
@@ -30,7 +30,7 @@ from .control import Controls
 from .cursor import PatientJetStream
 from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TOKENS, Event, EventError, Gone, checked, decode, digest_prefix, fault, fitting, payload_digest, tensor, trajectory_form
 from .reader import Batches, Groups, LogProbs
-from .tasks import means_away, together
+from .tasks import means_away, settled, together
 from .teacher import Teachers
 from .text import NUMBERS, Text, add_events, text_of
 
@@ -429,22 +429,25 @@ class Client(Controls, Teachers):
         return (await self.pixels(trajectory))[None]
 
     async def interact(
-        self, name: str, answer: Callable[[Event], dict[str, Any]], ready: Callable[[], None] = lambda: None
+        self, name: str, answer: Callable[[Event], dict[str, Any]], ready: Callable[[], object] = lambda: None
     ) -> None:
         """Answers requests as a worker of the interaction of that name, until cancelled; ready is called when it
         listens.
 
-        answer runs in a thread. It gets a request (interact_request) with messages, ids, log_probs and so on, and
+        answer runs in a thread; one that is async is awaited here. It gets a request (interact_request) with messages, ids, log_probs and so on, and
         returns the reply: content or terminate, and optionally score and metadata. An exception that it raises fails
         the sample with its text.
         """
 
         async def handle(msg: Msg) -> None:
             try:
-                reply = dict(await asyncio.to_thread(answer, decode(msg.data)))
+                reply = await settled(await asyncio.to_thread(answer, decode(msg.data)))
+                if not isinstance(reply, Mapping):
+                    raise TypeError(f"the interaction gives {type(reply).__name__}; must be a dict")
+                data = msgpack.packb({"v": 1, **reply})
             except Exception as e:
-                reply = {"error": f"{type(e).__name__}: {e}"[:4000]}
-            await msg.respond(msgpack.packb({"v": 1, **reply}))
+                data = msgpack.packb({"v": 1, "error": f"{type(e).__name__}: {e}"[:4000]})
+            await msg.respond(data)
 
         async def one(msg: Msg) -> None:
             task = asyncio.create_task(handle(msg))  # many at once
@@ -455,7 +458,7 @@ class Client(Controls, Teachers):
         sub = await self.nc.subscribe(f"mdr.v1.interact.{name}", queue=name, cb=one)
         try:
             await self.nc.flush()
-            ready()
+            await settled(ready())
             await asyncio.Event().wait()
         finally:
             await sub.unsubscribe()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from .batch import Batch, Keep
 from .cursor import Cursor, results
 from .shares import Extent, Part, Shares
 from .sync.client import Stream
+from .tasks import settled
 
 
 def as_tensors(batch: Batch) -> dict[str, Any]:
@@ -133,7 +135,8 @@ class BatchDataset(IterableDataset[Any]):
             batches: Stream[Batch] = Stream(client.thread, shares.__aiter__())
             try:
                 for batch in batches:
-                    yield self.convert(batch)
+                    out = self.convert(batch)
+                    yield client.thread.run(settled(out)) if inspect.isawaitable(out) else out
             finally:
                 batches.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,7 +18,7 @@ from nats.aio.msg import Msg
 from .batch import Batch, Group, Keep, Ratio
 from .cursor import PATIENCE, Cursor, results
 from .events import ADVANTAGE, BATCH, Event, EventError, fitting
-from .tasks import retry_while_away
+from .tasks import retry_while_away, settled
 from .textbatch import batch_of, check_kind, lacking
 
 _log = logging.getLogger("meander")
@@ -135,7 +134,9 @@ class _Reader:
             group = await retry_while_away(read, max(self.timeout, PATIENCE))
             group.cursor = place
             status = group.advantage["status"]
-            why = f"status {status}" if status not in COUNTED else self.keep(group) if self.keep is not None else ""
+            why = "" if status in COUNTED else f"status {status}"
+            if not why and self.keep is not None:
+                why = await settled(self.keep(group))
             if not why:
                 self._usable(group)
         except EventError as e:
@@ -296,9 +297,7 @@ class Batches(_Reader):
         sampler."""
         if self.log_probs is None or self.health.first_ratio is not None or not batch.size:
             return
-        new = self.log_probs(batch)
-        if inspect.isawaitable(new):
-            new = await new
+        new = await settled(self.log_probs(batch))
         self.health.first_ratio = batch.check(new, self.tolerance)
         _log.info(
             "run %s: log-probs of the first batch agree, the ratio is %.3g from 1", self.run,
