@@ -229,7 +229,7 @@ class Client(Controls, Teachers):
         after: str = "",
         shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0, follow: bool = True,
         logits: bool = False,
-        log_prob_kind: str = "raw",
+        log_prob_kind: str = "raw", empty: str = "",
     ) -> Batches:
         """Batches to train on. groups is the number of groups in a batch, in the order in which they close; with 0 the
         batch ids of the prompts say it.
@@ -237,7 +237,9 @@ class Client(Controls, Teachers):
         log_probs(batch), a function or a coroutine function, returns the log-probs [B, W] of the trainer's policy. It
         checks the first batch: a ratio that is further than tolerance from 1 raises RatioOff. The other options are
         those of stream_groups. The groups of a batch id are sorted, so that equal prompts and seeds give equal batches.
-        A batch without a sample to train on has size 0.
+        A batch without a sample to train on has size 0; left_out of a batch says why its other groups are not in it.
+        empty: what becomes of a named batch of which no group counts, as all failed or were cancelled: `raise`
+        EmptyBatch, or `give` it with size 0. Without it, `give` where faults are skipped.
 
         Batches of texts are TextBatch. log_prob_kind says which log-probs they have, raw or processed. A group whose
         server gave no such log-probs, and a batch of images and texts, are faults. With logits they also have the
@@ -246,7 +248,7 @@ class Client(Controls, Teachers):
         return Batches(
             self, run, name, groups, log_probs, tolerance, log_prob_kind, after=after, shared=shared, keep=keep,
             faults=faults, timeout=timeout, follow=follow,
-            logits=logits)
+            logits=logits, empty=empty)
 
     async def group(self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False) -> Group:
         """A closed group with its trajectories, steps and texts, and with logits also the stored logits. Digests are
