@@ -584,7 +584,7 @@ def test_a_batch_with_failed_groups_says_so(run):
         for uid in ("x", "y"):
             await publish_failing(client, name, uid, "none", 2)
         reader = client.batches(name, "trainer", timeout=50)
-        with pytest.raises(meander.EmptyBatch, match="batch none: none of its 2 groups counts: 2 x status failed: .*no face") as e:
+        with pytest.raises(meander.EmptyBatch, match="batch none: none of its 2 groups counts: 2 x status failed: no sample was scored; sample 0: .*no face") as e:
             await first(reader)
         assert set(e.value.left_out) == {"x", "y"} and reader.health.left_out.total() == 2
         await publish_failing(client, name, "z", "some", 2)
