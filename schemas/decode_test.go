@@ -71,7 +71,7 @@ func TestDecode_wrongType(t *testing.T) {
 		{"tensor field", &schemas.Step{}, object{"latents": []any{object{"tensor": object{"shape": []any{"x"}}}}}, `latents[0].tensor.shape[0]: "x"; must be an integer`},
 		{"metadata list", &schemas.Prompt{}, object{"metadata": []int{}}, "metadata: a list; must be a map"},
 		{"metadata bytes", &schemas.Prompt{}, object{"metadata": []byte{0x80}}, "metadata: bytes; must be a map"},
-		{"metadata too deep", &schemas.Prompt{}, object{"metadata": object{"a": object{"b": object{"c": object{"d": object{}}}}}}, "metadata: nested too deep at byte 13"},
+		{"metadata too deep", &schemas.Prompt{}, object{"metadata": deep(schemas.MaxMetadataDepth + 1)}, "metadata: nested too deep at byte 25"},
 		{"metadata too large", &schemas.Prompt{}, object{"metadata": object{"a": strings.Repeat("x", schemas.MaxMetadataBytes)}}, "metadata: 16390 bytes; must be at most 16384"},
 		{"long string", &schemas.Prompt{}, object{"seed": strings.Repeat("é", 1000)}, `seed: "` + strings.Repeat("é", 32) + `"...; must be an integer`},
 	}

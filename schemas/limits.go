@@ -6,7 +6,7 @@ const (
 	// server's own limit (1 MiB unless its operator raised it) is usually reached first.
 	MaxEventBytes = 8 << 20
 	// MaxDepth is how deep maps and lists nest; the event itself is level 1.
-	MaxDepth = 8
+	MaxDepth = 12
 	// MaxElements is the number of msgpack values in one event, keys included.
 	MaxElements = 1 << 16
 	// MaxListItems is the length of any list.
@@ -16,7 +16,7 @@ const (
 	MaxKeyBytes = 256
 	// MaxMetadataBytes and MaxMetadataDepth bound the encoded metadata map.
 	MaxMetadataBytes = 16 << 10
-	MaxMetadataDepth = 4
+	MaxMetadataDepth = 8
 )
 
 // Limits on fields.

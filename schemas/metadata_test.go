@@ -64,11 +64,20 @@ func TestMetadata_JSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(`{"M":{"a":1}}`), &p); err != nil || string(p.M) != "\x81\xa1a\x01" {
 		t.Errorf("unmarshals to % x, %v", p.M, err)
 	}
-	for _, bad := range []string{``, `[]`, `5`, `{} {}`, `{"a":1e999}`, `{"a":{"b":{"c":{"d":{}}}}}`} {
+	for _, bad := range []string{``, `[]`, `5`, `{} {}`, `{"a":1e999}`, strings.Repeat(`{"a":`, schemas.MaxMetadataDepth) + `{}` + strings.Repeat(`}`, schemas.MaxMetadataDepth)} {
 		if m, err := schemas.MetadataFromJSON([]byte(bad)); err == nil {
 			t.Errorf("%s gives % x, want an error", bad, m)
 		}
 	}
+}
+
+// deep returns maps of so many levels.
+func deep(levels int) object {
+	out := object{}
+	for range levels - 1 {
+		out = object{"a": out}
+	}
+	return out
 }
 
 func TestMetadata_limits(t *testing.T) {
@@ -77,8 +86,9 @@ func TestMetadata_limits(t *testing.T) {
 		in   object
 		want string
 	}{
-		{"four levels", object{"a": object{"b": object{"c": object{"d": 1}}}}, ""},
-		{"five levels", object{"a": object{"b": object{"c": []any{[]any{}}}}}, "nested too deep"},
+		{"as deep as may be", deep(schemas.MaxMetadataDepth), ""},
+		{"a level more", deep(schemas.MaxMetadataDepth + 1), "nested too deep"},
+		{"a list a level more", object{"a": []any{deep(schemas.MaxMetadataDepth - 1)}}, "nested too deep"},
 		{"too large", object{"a": strings.Repeat("x", schemas.MaxMetadataBytes)}, "must be at most 16384"},
 		{"not UTF-8", object{"a": "\xff"}, "not UTF-8"},
 		{"function", object{"a": func() {}}, "encode metadata"},

@@ -303,6 +303,9 @@ func groupSamples(t testing.TB) []sample {
 		{"score_request", &schemas.ScoreRequest{
 			Name: "pickscore", Prompt: "a red fox", Params: map[string]string{"layer": "12"}, Image: []byte{0x89, 'P', 'N', 'G'}, ImageFormat: "png",
 		}},
+		{"score_request-metadata", &schemas.ScoreRequest{
+			Name: "geneval", Prompt: "a fox", Params: map[string]string{}, Metadata: metadata(t), Image: []byte{0x89, 'P', 'N', 'G'}, ImageFormat: "png",
+		}},
 		{"score_reply", &schemas.ScoreReply{Score: new(0.27), Detail: "a fox, mostly red"}},
 		{"score_reply-error", &schemas.ScoreReply{Error: "out of memory", Retry: true}},
 		{"receipt-waiting", &schemas.Receipt{Run: "run-1", UID: "p17", Waiting: "model: no sampler serves \"flux\" now"}},

@@ -12,6 +12,8 @@ type ScoreRequest struct {
 	GroundTruth string `msgpack:"ground_truth" size:"0..MaxPromptBytes"`
 	// Params are the prompt's for this function, handed on unread.
 	Params map[string]string `msgpack:"params"`
+	// Metadata is the prompt's: the record that it came with.
+	Metadata Metadata `msgpack:"metadata,omitempty"`
 	// Image is a file of ImageFormat, png or jpeg: RGB, 8 bits a channel. Of a text both are empty.
 	Image       []byte `msgpack:"image"`
 	ImageFormat string `msgpack:"image_format" enum:"ScoreImageFormats?"`

@@ -9,8 +9,10 @@ library is all it needs.
 """
 
 import argparse
+import asyncio
 import base64
 import hmac
+import inspect
 import json
 import os
 import signal
@@ -96,7 +98,10 @@ class Handler(BaseHTTPRequestHandler):
         scores, errors = [], []
         for sample in samples:  # one bad image fails alone
             try:
-                scores.append(brightness(base64.b64decode(sample["image"])))
+                score = brightness(base64.b64decode(sample["image"]))
+                if inspect.isawaitable(score):  # an async function, too
+                    score = asyncio.run(score)
+                scores.append(score)
                 errors.append(None)
             except Exception as e:
                 scores.append(None)

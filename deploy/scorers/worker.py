@@ -12,6 +12,7 @@ group gives each request to one of them.
 
 import argparse
 import asyncio
+import inspect
 import io
 import math
 import os
@@ -47,8 +48,9 @@ def colourfulness(img):
     return (math.sqrt(rg_var + yb_var) + 0.3 * math.hypot(rg_mean, yb_mean)) / 100
 
 
-def answer(data):
-    """The reply to one request. Whatever goes wrong with this image is its own error."""
+async def answer(data):
+    """The reply to one request. Whatever goes wrong with this image is its own error. The score may use more of the
+    request: prompt, ground_truth, params, and metadata, the record that the prompt came with."""
     try:
         request = msgpack.unpackb(data)
         if request["v"] != PROTOCOL:
@@ -56,7 +58,9 @@ def answer(data):
         img = Image.open(io.BytesIO(request["image"]), formats=[request["image_format"]])
         if max(img.size) > MAX_SIDE:
             raise ValueError(f"image of {img.size}; must be at most {MAX_SIDE} a side")
-        score = colourfulness(img)
+        score = await asyncio.to_thread(colourfulness, img)
+        if inspect.isawaitable(score):  # an async function, too
+            score = await score
         if not math.isfinite(score):
             raise ValueError(f"score is {score}; must be a finite number")
         reply = {"v": PROTOCOL, "score": score, "detail": f"colourfulness {100 * score:.0f}"}
@@ -125,7 +129,7 @@ async def serve(args):
     subject = f"mdr.v1.score.{args.name}"
 
     async def handle(msg):
-        await msg.respond(await asyncio.to_thread(answer, msg.data))
+        await msg.respond(await answer(msg.data))
 
     await nc.subscribe(subject, queue=args.name, cb=handle)
     await nc.flush()

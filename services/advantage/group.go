@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -48,6 +49,9 @@ type group struct {
 	sent, decided bool
 }
 
+// maxReason bounds what is kept of why a sample has no score, in bytes.
+const maxReason = 200
+
 // sample is what the result needs of one reward, and the message to acknowledge. A worker may hold a hundred thousand
 // of them, see Config.MaxHeld.
 type sample struct {
@@ -55,6 +59,7 @@ type sample struct {
 	trajectorySeq        uint64
 	scored               bool
 	pruned               string // why it ended early; empty: it did not
+	failed               string // why it has no score, shortened
 	reward               float64
 	scores               []float64
 	reads, exact         uint64 // see textMatches
@@ -127,6 +132,9 @@ func (g *group) addReward(r *schemas.Reward, m *bus.Message, timeout time.Durati
 	}
 	if len(g.samples) > 0 && s.schedule == g.samples[0].schedule {
 		s.schedule = g.samples[0].schedule // one string for all
+	}
+	if r.Status == schemas.StatusFailed {
+		s.failed = strings.ToValidUTF8(strings.Clone(r.Error[:min(len(r.Error), maxReason)]), "")
 	}
 	if r.Status == schemas.StatusPruned {
 		s.pruned = r.Error

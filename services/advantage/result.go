@@ -136,12 +136,18 @@ func (g *group) setStatus(a *schemas.Advantage, members []*sample, scored []floa
 	}
 }
 
-// whyFailed says how many samples failed, and how many never came.
+// whyFailed says how many samples failed, how many never came, and why the first one failed.
 func (g *group) whyFailed(members []*sample) string {
+	why := "no sample was scored"
 	if int64(len(members)) < g.size {
-		return fmt.Sprintf("no sample was scored: %d failed, %d did not come", len(members), g.size-int64(len(members)))
+		why = fmt.Sprintf("%s: %d failed, %d did not come", why, len(members), g.size-int64(len(members)))
 	}
-	return "no sample was scored"
+	for _, s := range members {
+		if s.failed != "" {
+			return fmt.Sprintf("%s; sample %d: %s", why, s.index, s.failed)
+		}
+	}
+	return why
 }
 
 // policyOf returns the rules of a group with their defaults.

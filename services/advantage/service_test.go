@@ -347,7 +347,7 @@ func TestService_States(t *testing.T) {
 	}{
 		{pair("complete", 1, 2, nil), "complete", "", true},
 		{pair("partial", 1, missing, nil), "partial", "", true},
-		{pair("failed", missing, missing, nil), "failed", "no sample was scored", false},
+		{pair("failed", missing, missing, nil), "failed", "no sample was scored; sample 0: ", false},
 		{pair("kept", 1, 1, nil), "complete", "", true},
 		{pair("dropped", 1, 1, policy(func(p *schemas.GroupPolicy) { p.ZeroStd = "drop" })), "filtered", "", false},
 		{

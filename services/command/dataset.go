@@ -101,7 +101,8 @@ func (p *promptFlags) load(texts []string, stdin io.Reader, named bool) ([]promp
 
 // checkAllFlags joins what is wrong with the flags, whose fields are given. loadPrompts calls it.
 func (p *promptFlags) checkAllFlags(rewards []any, fields map[string]any) error {
-	return errors.Join(p.checkFlags(fields), p.checkTruthUsed(rewards, fields), p.checkScheduledFlags())
+	return errors.Join(p.checkFlags(fields), p.checkTruthUsed(rewards, fields), p.checkRewardBy(),
+		p.checkScheduledFlags())
 }
 
 // loadPrompts makes the prompts that the flags and arguments ask for, with everything that the flags set; load calls
@@ -149,6 +150,11 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 				return nil, fmt.Errorf("prompt %d: %w", r.Index+1, err)
 			}
 			own := startOf(q.body)["latents"] != nil || startOf(q.body)["data"] != nil
+			if list, err := p.by.of(&r, specs); err != nil {
+				return nil, err // records has checked it
+			} else if list != nil && q.body["reward"] == nil {
+				q.body["reward"] = list
+			}
 			mergeMissing(q.body, defaults)
 			q.text, _ = r.Prompt()
 			if conversation != nil {
@@ -276,6 +282,10 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 			if err := template.Apply(r); err != nil {
 				return err
 			}
+		}
+		specs, err := p.by.of(r, specs)
+		if err != nil {
+			return err
 		}
 		if text, ok := r.Prompt(); ok && specs != nil && r.Fields["reward"] == nil {
 			return checkAnswers(specs, text, cmp.Or(r.GroundTruth, p.groundTruth))

@@ -23,6 +23,7 @@ type rewardFlags struct {
 	optional    []string
 	params      []string
 	groundTruth string
+	by          rewardBy
 }
 
 // addFlags adds the flags of rewards to f.
@@ -38,15 +39,17 @@ func (r *rewardFlags) addFlags(f *pflag.FlagSet) {
 			"prompt, or the result of the sum in it")
 }
 
-// rewardSpecs returns the reward functions that the flags name, as the field reward of a prompt; nil if no flag names
-// one. Misspelt names are refused here, before anything starts.
+// rewardSpecs returns the reward functions that the flags name for all prompts, as the field reward of a prompt; nil if
+// no flag names one. Those of some are in r.by. Misspelt names are refused here, before anything starts.
 func (r *rewardFlags) rewardSpecs() ([]any, error) {
 	var specs []any
 	var errs []error
-	byName := map[string]map[string]any{}
+	byName := map[string][]map[string]any{}
+	r.by.specs = map[string][]any{}
 	add := func(flag string, list []string, optional bool) {
 		for _, text := range list {
-			name, weight, weighted := strings.Cut(text, "=")
+			value, function := r.by.cut(text)
+			name, weight, weighted := strings.Cut(function, "=")
 			spec := map[string]any{"name": name}
 			if weighted {
 				w, err := strconv.ParseFloat(weight, 64)
@@ -66,7 +69,12 @@ func (r *rewardFlags) rewardSpecs() ([]any, error) {
 			} else if _, _, err := scorer.SplitName(name); err != nil {
 				errs = append(errs, fmt.Errorf("--%s: %w", flag, err))
 			}
-			specs, byName[name] = append(specs, spec), spec
+			byName[name] = append(byName[name], spec)
+			if value == "" {
+				specs = append(specs, spec)
+			} else {
+				r.by.specs[value] = append(r.by.specs[value], spec)
+			}
 		}
 	}
 	add("reward", r.reward, false)
@@ -74,22 +82,23 @@ func (r *rewardFlags) rewardSpecs() ([]any, error) {
 	for _, text := range r.params {
 		target, value, given := strings.Cut(text, "=")
 		name, key, named := strings.Cut(target, ".")
-		spec := byName[name]
 		switch {
 		case !given || !named || key == "":
 			errs = append(errs, fmt.Errorf("--reward-param: %q; must be NAME.KEY=VALUE", text))
 			continue
-		case spec == nil:
+		case byName[name] == nil:
 			errs = append(errs, fmt.Errorf("--reward-param: %q; %q must be named by --reward or --optional-reward",
 				text, name))
 			continue
 		}
-		params, _ := spec["params"].(map[string]any)
-		if params == nil {
-			params = map[string]any{}
-			spec["params"] = params
+		for _, spec := range byName[name] {
+			params, _ := spec["params"].(map[string]any)
+			if params == nil {
+				params = map[string]any{}
+				spec["params"] = params
+			}
+			params[key] = value
 		}
-		params[key] = value
 	}
 	return specs, errors.Join(errs...)
 }

@@ -112,6 +112,7 @@ func (p *promptFlags) addFlags(f *pflag.FlagSet) {
 		p.reflexflow.Register(f)
 	})
 	addSection(f, rewardSection, p.rewardFlags.addFlags)
+	addSection(f, rewardSection, p.by.addFlag)
 	addSection(f, advantageSection, p.advantageFlags.addFlags)
 	addSection(f, groupSection, func(f *pflag.FlagSet) {
 		p.registerGroups(f)

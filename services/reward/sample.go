@@ -143,6 +143,10 @@ func (s *service) scoreMissing(
 	image := &sharedImage{bus: s.bus, memory: s.images, stored: imageFile(t.Image)}
 	video := &sharedImage{bus: s.bus, memory: s.images, stored: videoFile(t)}
 	text := &sharedText{bus: s.bus, t: t}
+	metadata, err := t.Group.Metadata.Map()
+	if err != nil {
+		return 0, err
+	}
 	results := make([]*scored, len(m.scores))
 	var calls sync.WaitGroup
 	for i, spec := range t.Group.Reward {
@@ -165,7 +169,9 @@ func (s *service) scoreMissing(
 		patient := scorer.WithRetryDeadline(limited, since.Add(s.cfg.ScorePatience))
 		calls.Go(func() {
 			r := e.pool.score(patient, e.scorer, func(ctx context.Context, wait bool) (scorer.Input, func(), error) {
-				in := scorer.Input{Prompt: t.Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params}
+				in := scorer.Input{
+					Prompt: t.Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params, Metadata: metadata,
+				}
 				var err error
 				if t.Text != nil {
 					in.Text, err = text.load(ctx)

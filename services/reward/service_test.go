@@ -1,6 +1,7 @@
 package reward
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -87,6 +88,43 @@ http:
 nats:
   hang: {timeout: 500ms}
 `, hang, crash, garbage, nan, refuse, fine))
+}
+
+// The record of a prompt reaches its reward functions as it is.
+func TestService_MetadataReachesFunctions(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	record := `{"include":[{"class":"dog","count":1},{"class":"tie","count":1,"position":["right of",0]}],` +
+		`"reward_model":{"ground_truth":{"numbers":[1,2.5,true,null]}},"tag":"position"}`
+	got := make(chan string, 1)
+	s, err := p.Conn().QueueSubscribe(schemas.ScoreSubject("record"), "record", func(m *nats.Msg) {
+		var request schemas.ScoreRequest
+		if err := schemas.Decode(m.Data, &request); err != nil {
+			t.Error(err)
+		}
+		text, err := json.Marshal(request.Metadata)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- string(text)
+		_ = m.Respond([]byte("\x82\xa1v\x01\xa5score\x01"))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Unsubscribe() //nolint:errcheck // the connection ends with the test
+	p.serve(t, testConfig())
+	tr := trajectory(t, "records", "a", 0, 1, 9, "nats:record")
+	if tr.Group.Metadata, err = schemas.MetadataFromJSON([]byte(record)); err != nil {
+		t.Fatal(err)
+	}
+	p.put(t, tr)
+	if r := p.rewards(t, "records", 1)["a.0"]; r.Status != schemas.StatusScored {
+		t.Errorf("%s: %s", r.Status, r.Error)
+	}
+	if text := <-got; text != record {
+		t.Errorf("metadata %s, want %s", text, record)
+	}
 }
 
 // A scorer that hangs, resets the connection, answers garbage, NaN, or nothing at all

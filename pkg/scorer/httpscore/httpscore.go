@@ -3,10 +3,10 @@
 // A request is one POST with several samples, a map in JSON or msgpack:
 //
 //	{"v": 1, "name": "clip", "samples": [{
-//	  "prompt": "a red fox", "ground_truth": "", "params": {},
+//	  "prompt": "a red fox", "ground_truth": "", "params": {}, "metadata": {},
 //	  "image": <a PNG or JPEG file: base64 in JSON, bytes in msgpack>, "image_format": "png"}]}
 //
-// Of a video the image is the frame in the middle; where the settings ask for more of them, frames is a list of files
+// metadata is the record that the prompt came with, as a data set has it. Of a video the image is the frame in the middle; where the settings ask for more of them, frames is a list of files
 // in the same form, in order. The reply is status 200 and a map in the same format, with one score per sample, in
 // order:
 //
@@ -165,6 +165,9 @@ func (s *Scorer) request(ctx context.Context, in []scorer.Input, results []score
 	var sent []int
 	for i := range in {
 		sample, err := wire.NewSample(in[i], s.cfg.Image)
+		if err == nil && s.cfg.Format == wire.FormatJSON {
+			sample.Metadata, err = metadataJSON(sample.Metadata)
+		}
 		if err != nil {
 			results[i].Err = err
 			continue
@@ -193,6 +196,15 @@ func (s *Scorer) request(ctx context.Context, in []scorer.Input, results []score
 			results[i] = scores[k]
 		}
 	}
+}
+
+// metadataJSON encodes metadata now, as msgpack may have what JSON has not: that is a fault of its sample alone.
+func metadataJSON(metadata any) (any, error) {
+	data, err := json.Marshal(metadata)
+	if err != nil {
+		return nil, fmt.Errorf("metadata: %w; set format: msgpack", err)
+	}
+	return json.RawMessage(data), nil
 }
 
 // postWithRetries posts until there is a reply or a final error. After the last retry, or if ctx or the caller's

@@ -40,6 +40,7 @@ type request struct {
 		Prompt      string            `json:"prompt" msgpack:"prompt"`
 		GroundTruth string            `json:"ground_truth" msgpack:"ground_truth"`
 		Params      map[string]string `json:"params" msgpack:"params"`
+		Metadata    map[string]any    `json:"metadata" msgpack:"metadata"`
 		Image       []byte            `json:"image" msgpack:"image"`
 		ImageFormat string            `json:"image_format" msgpack:"image_format"`
 	} `json:"samples" msgpack:"samples"`
@@ -114,7 +115,8 @@ func TestScorer_RoundTrip(t *testing.T) {
 							}
 						}
 						scores = append(scores, sum/float64(img.Bounds().Dx()*img.Bounds().Dy()))
-						details = append(details, fmt.Sprintf("%s|%s|%s", s.Prompt, s.GroundTruth, s.Params["k"]))
+						details = append(details, fmt.Sprintf("%s|%s|%s|%v", s.Prompt, s.GroundTruth, s.Params["k"],
+							s.Metadata))
 					}
 					reply["scores"], reply["details"] = scores, details
 					data, err := marshal(reply)
@@ -131,12 +133,13 @@ func TestScorer_RoundTrip(t *testing.T) {
 					flat(color.NRGBA{R: 200, A: 51}),
 				}
 				in[1].Prompt, in[1].GroundTruth, in[1].Params = "ein Fuchs \"é\"", "x", map[string]string{"k": "v"}
+				in[1].Metadata = map[string]any{"include": []any{map[string]any{"class": "fox", "count": int64(2)}}}
 				results := s.ScoreBatch(t.Context(), in)
 				// 200 at alpha 51/255 over black is 40.
 				for i, want := range []scorer.Result{
-					{Value: 10, Detail: "a fox||"},
-					{Value: 200, Detail: "ein Fuchs \"é\"|x|v"},
-					{Value: 40, Detail: "a fox||"},
+					{Value: 10, Detail: "a fox|||map[]"},
+					{Value: 200, Detail: "ein Fuchs \"é\"|x|v|map[include:[map[class:fox count:2]]]"},
+					{Value: 40, Detail: "a fox|||map[]"},
 				} {
 					if got := results[i]; got.Err != nil || math.Abs(got.Value-want.Value) > 1 || encoding == "png" &&
 						got.Value != want.Value || got.Detail != want.Detail {
@@ -148,6 +151,22 @@ func TestScorer_RoundTrip(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Metadata of msgpack that JSON cannot have fails its sample alone.
+func TestScorer_MetadataIsNoJSON(t *testing.T) {
+	url := serve(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, `{"scores":[0.5]}`) })
+	cfg := config(url)
+	cfg.MaxBatch = 2
+	in := []scorer.Input{flat(color.NRGBA{A: 255}), flat(color.NRGBA{A: 255})}
+	in[0].Metadata = map[string]any{"x": math.NaN()}
+	got := open(t, cfg).ScoreBatch(t.Context(), in)
+	if err := got[0].Err; err == nil || !strings.Contains(err.Error(), "metadata: json: unsupported value: NaN") {
+		t.Errorf("error %v, want one of metadata", err)
+	}
+	if got[1].Err != nil || got[1].Value != 0.5 {
+		t.Errorf("the other sample: %+v", got[1])
 	}
 }
 

@@ -124,9 +124,14 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	metadata, err := schemas.MetadataFrom(in.Metadata)
+	if err != nil {
+		return nil, err
+	}
 	e := &schemas.ScoreRequest{
 		Name: s.name, Prompt: sample.Prompt, GroundTruth: sample.GroundTruth, Params: sample.Params,
-		Image: sample.Image, ImageFormat: sample.ImageFormat, Frames: sample.Frames,
+		Metadata: metadata,
+		Image:    sample.Image, ImageFormat: sample.ImageFormat, Frames: sample.Frames,
 		Text: sample.Text, Trajectory: sample.Trajectory,
 	}
 	for _, m := range sample.Messages {

@@ -116,7 +116,10 @@ func input(width, height int) scorer.Input {
 			img.Pix[i] = 255
 		}
 	}
-	return scorer.Input{Media: media.Of(img), Prompt: "a fox", GroundTruth: "fox", Params: map[string]string{"k": "v"}}
+	return scorer.Input{
+		Media: media.Of(img), Prompt: "a fox", GroundTruth: "fox", Params: map[string]string{"k": "v"},
+		Metadata: map[string]any{"include": []any{map[string]any{"class": "fox", "count": int64(1)}}},
+	}
 }
 
 // A worker reads the map that the package comment shows, and its number and text come back.
@@ -136,7 +139,8 @@ func TestScorer_RoundTrip(t *testing.T) {
 				}
 				delete(got, "image")
 				delete(got, "image_format")
-				if text := fmt.Sprint(got); text != "map[ground_truth:fox name:pickscore params:map[k:v] prompt:a fox v:1]" {
+				if text := fmt.Sprint(got); text != "map[ground_truth:fox metadata:map[include:[map[class:fox count:1]]] "+
+					"name:pickscore params:map[k:v] prompt:a fox v:1]" {
 					t.Errorf("request %s", text)
 				}
 				respond(t, m, pack(t, "v", 1, "score", 0.25, "detail", strings.Repeat("é", 200)))

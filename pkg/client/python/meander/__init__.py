@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .client import Client, Judged, Refused, connect
     from .cursor import CursorError, Taken
     from .events import EventError, Gone, tensor
-    from .reader import Batches, Groups, Health
+    from .reader import Batches, EmptyBatch, Groups, Health
     from .teacher import NoTeacher, TeacherReply, Unscored
     from .text import Text
     from .textbatch import TextBatch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Batch", "Batches", "Client", "CursorError", "EventError", "Gone", "Group", "Groups", "Health", "Judged", "Keep",
+    "Batch", "Batches", "Client", "CursorError", "EmptyBatch", "EventError", "Gone", "Group", "Groups", "Health", "Judged", "Keep",
     "NoTeacher", "Ratio", "RatioOff", "Refused",
     "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "connect", "dataset", "fresh", "loss", "noise",
     "policy",
@@ -38,7 +38,7 @@ _MODULES = {
     "batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"),
     "client": ("Client", "Judged", "Refused", "connect"),
     "cursor": ("CursorError", "Taken"), "events": ("EventError", "Gone", "tensor"),
-    "reader": ("Batches", "Groups", "Health"), "text": ("Text",),
+    "reader": ("Batches", "EmptyBatch", "Groups", "Health"), "text": ("Text",),
     "teacher": ("NoTeacher", "TeacherReply", "Unscored"),
     "textbatch": ("TextBatch",), "access": (), "control": (), "tasks": (), "sync": (), "dataset": (),
     "ask": (), "trl": (), "verl": (), "accelerate": (), "rewards": (),

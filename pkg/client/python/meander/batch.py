@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -169,7 +169,8 @@ class Batch(Mapping[str, Any]):
     them by group, [G, L, D]. Samples are sorted by uid and sample_index, so that equal groups give equal batches, in
     whatever order they closed.
 
-    groups and samples are what the arrays are made of. name is the batch id, empty without; cursor is where reading
+    groups and samples are what the arrays are made of; left_out says why others of the batch are not among them, by
+    uid, or uid and number of the sample. name is the batch id, empty without; cursor is where reading
     goes on behind the batch.
     """
 
@@ -180,6 +181,7 @@ class Batch(Mapping[str, Any]):
 
     def __init__(self, groups: Sequence[Group], name: str = "", cursor: str = ""):
         self.name, self.cursor = name, cursor
+        self.left_out: dict[str, str] = {}
         self.groups = sorted(groups, key=lambda g: g.uid)
         self.samples = [s for g in self.groups for s in g.trained]
         self.arrays = self._collate()
@@ -424,8 +426,8 @@ def _conditioning(groups: Sequence[Group]) -> dict[str, Array]:
     return out
 
 
-Keep = Callable[[Group], str]
-"""Says why a group is left out of the batches; empty if it is not."""
+Keep = Callable[[Group], str | Awaitable[str]]
+"""Says why a group is left out of the batches; empty if it is not. It may be async."""
 
 
 def fresh(

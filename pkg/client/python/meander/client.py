@@ -12,7 +12,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 import msgpack
@@ -30,7 +30,7 @@ from .control import Controls
 from .cursor import PatientJetStream
 from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TOKENS, Event, EventError, Gone, checked, decode, digest_prefix, fault, fitting, payload_digest, tensor, trajectory_form
 from .reader import Batches, Groups, LogProbs
-from .tasks import means_away, together
+from .tasks import means_away, settled, together
 from .teacher import Teachers
 from .text import NUMBERS, Text, add_events, text_of
 
@@ -229,7 +229,7 @@ class Client(Controls, Teachers):
         after: str = "",
         shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0, follow: bool = True,
         logits: bool = False,
-        log_prob_kind: str = "raw",
+        log_prob_kind: str = "raw", empty: str = "",
     ) -> Batches:
         """Batches to train on. groups is the number of groups in a batch, in the order in which they close; with 0 the
         batch ids of the prompts say it.
@@ -237,7 +237,9 @@ class Client(Controls, Teachers):
         log_probs(batch), a function or a coroutine function, returns the log-probs [B, W] of the trainer's policy. It
         checks the first batch: a ratio that is further than tolerance from 1 raises RatioOff. The other options are
         those of stream_groups. The groups of a batch id are sorted, so that equal prompts and seeds give equal batches.
-        A batch without a sample to train on has size 0.
+        A batch without a sample to train on has size 0; left_out of a batch says why its other groups are not in it.
+        empty: what becomes of a named batch of which no group counts, as all failed or were cancelled: `raise`
+        EmptyBatch, or `give` it with size 0. Without it, `give` where faults are skipped.
 
         Batches of texts are TextBatch. log_prob_kind says which log-probs they have, raw or processed. A group whose
         server gave no such log-probs, and a batch of images and texts, are faults. With logits they also have the
@@ -246,7 +248,7 @@ class Client(Controls, Teachers):
         return Batches(
             self, run, name, groups, log_probs, tolerance, log_prob_kind, after=after, shared=shared, keep=keep,
             faults=faults, timeout=timeout, follow=follow,
-            logits=logits)
+            logits=logits, empty=empty)
 
     async def group(self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False) -> Group:
         """A closed group with its trajectories, steps and texts, and with logits also the stored logits. Digests are
@@ -429,22 +431,25 @@ class Client(Controls, Teachers):
         return (await self.pixels(trajectory))[None]
 
     async def interact(
-        self, name: str, answer: Callable[[Event], dict[str, Any]], ready: Callable[[], None] = lambda: None
+        self, name: str, answer: Callable[[Event], dict[str, Any]], ready: Callable[[], object] = lambda: None
     ) -> None:
         """Answers requests as a worker of the interaction of that name, until cancelled; ready is called when it
         listens.
 
-        answer runs in a thread. It gets a request (interact_request) with messages, ids, log_probs and so on, and
+        answer runs in a thread; one that is async is awaited here. It gets a request (interact_request) with messages, ids, log_probs and so on, and
         returns the reply: content or terminate, and optionally score and metadata. An exception that it raises fails
         the sample with its text.
         """
 
         async def handle(msg: Msg) -> None:
             try:
-                reply = dict(await asyncio.to_thread(answer, decode(msg.data)))
+                reply = await settled(await asyncio.to_thread(answer, decode(msg.data)))
+                if not isinstance(reply, Mapping):
+                    raise TypeError(f"the interaction gives {type(reply).__name__}; must be a dict")
+                data = msgpack.packb({"v": 1, **reply})
             except Exception as e:
-                reply = {"error": f"{type(e).__name__}: {e}"[:4000]}
-            await msg.respond(msgpack.packb({"v": 1, **reply}))
+                data = msgpack.packb({"v": 1, "error": f"{type(e).__name__}: {e}"[:4000]})
+            await msg.respond(data)
 
         async def one(msg: Msg) -> None:
             task = asyncio.create_task(handle(msg))  # many at once
@@ -455,7 +460,7 @@ class Client(Controls, Teachers):
         sub = await self.nc.subscribe(f"mdr.v1.interact.{name}", queue=name, cb=one)
         try:
             await self.nc.flush()
-            ready()
+            await settled(ready())
             await asyncio.Event().wait()
         finally:
             await sub.unsubscribe()

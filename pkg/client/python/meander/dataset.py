@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from .batch import Batch, Keep
 from .cursor import Cursor, results
 from .shares import Extent, Part, Shares
 from .sync.client import Stream
+from .tasks import settled
 
 
 def as_tensors(batch: Batch) -> dict[str, Any]:
@@ -48,8 +50,8 @@ class BatchDataset(IterableDataset[Any]):
     Call done in all processes; that of rank 0 tells the server. A new iteration, here or in a later process, begins
     behind what was acknowledged last: a batch that was read and not acknowledged comes again.
 
-    run, groups, keep, timeout, logits and log_prob_kind are those of client.batches; groups is 0 where prompts name
-    their batches.
+    run, groups, keep, empty, timeout, logits and log_prob_kind are those of client.batches; groups is 0 where prompts
+    name their batches.
     name: the server remembers how far this reader is, and keeps what it has not acknowledged. Without it, after says
     where reading begins.
     after: the cursor of a batch; reading begins behind it, whatever was acknowledged.
@@ -75,6 +77,7 @@ class BatchDataset(IterableDataset[Any]):
         prefetch: int = 2,
         convert: Callable[[Batch], Any] = as_tensors,
         keep: Keep | None = None,
+        empty: str = "",
         timeout: float = 0,
         logits: bool = False,
         log_prob_kind: str = "raw",
@@ -102,6 +105,7 @@ class BatchDataset(IterableDataset[Any]):
         self._options: dict[str, Any] = {
             "log_prob_kind": log_prob_kind,
             "keep": keep,
+            "empty": empty,
             "faults": "raise",
             "timeout": timeout,
             "logits": logits,
@@ -133,7 +137,8 @@ class BatchDataset(IterableDataset[Any]):
             batches: Stream[Batch] = Stream(client.thread, shares.__aiter__())
             try:
                 for batch in batches:
-                    yield self.convert(batch)
+                    out = self.convert(batch)
+                    yield client.thread.run(settled(out)) if inspect.isawaitable(out) else out
             finally:
                 batches.close()
 

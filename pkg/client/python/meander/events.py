@@ -135,7 +135,9 @@ ADVANTAGE: Event = {
     "policy_version_min": int, "policy_version_max": int, "closed": int, "error": Maybe(str), "estimator": Maybe(str),
 }
 """What is read of the result of a group."""
-BATCH: Event = {"run": str, "batch": str, "groups": int, "uids": [str], "samples": int, "closed": int}
+BATCH: Event = {
+    "run": str, "batch": str, "groups": int, "uids": [str], "dropped": Maybe([str]), "samples": int, "closed": int,
+}
 """What is read of the result of a batch."""
 _SAMPLE: Event = {
     "run": str, "uid": str, "sample_index": int, "attempt": str, "stop_reason": str, "prompt": str, "sample_seed": int,

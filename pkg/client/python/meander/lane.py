@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from . import policy, sync
 from .ask import Asker
-from .tasks import retry_while_away
+from .tasks import retry_while_away, settled
 
 Prompt = Any
 """A text, or a conversation: a list of messages with role and content."""
 
-Fields = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
-"""Fields of a Prompt, such as reward, or a function that says them for a prompt."""
+Fields = Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
+"""Fields of a Prompt, such as reward, or a function, which may be async, that says them for a prompt."""
 
 
 class Lane:
@@ -37,9 +37,9 @@ class Lane:
         self.asker = Asker(self.client.asynchronous, self.run, attempts=attempts, timeout=timeout)
         self.version = 0
 
-    def fields_of(self, prompt: Prompt, text: Mapping[str, Any]) -> dict[str, Any]:
+    async def fields_of(self, prompt: Prompt, text: Mapping[str, Any]) -> dict[str, Any]:
         """What a prompt is published with. text are the settings of the trainer; those of fields go before."""
-        own = dict(self.fields(prompt) if callable(self.fields) else self.fields)
+        own = dict(await settled(self.fields(prompt)) if callable(self.fields) else self.fields)
         own["text"] = {**text, **own.get("text", {})}
         if self.lane:
             own["model"] = self.lane

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,11 +14,13 @@ import nats
 import numpy.typing as npt
 from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
+from nats.js.client import JetStreamContext
+from nats.js.errors import NotFoundError
 
 from .batch import Batch, Group, Keep, Ratio
 from .cursor import PATIENCE, Cursor, results
-from .events import ADVANTAGE, BATCH, Event, EventError, fitting
-from .tasks import retry_while_away
+from .events import ADVANTAGE, BATCH, PREFIX, Event, EventError, fitting
+from .tasks import retry_while_away, settled
 from .textbatch import batch_of, check_kind, lacking
 
 _log = logging.getLogger("meander")
@@ -28,11 +29,33 @@ _T = TypeVar("_T")
 
 COUNTED = ("complete", "partial")
 """The statuses of groups that have advantages."""
+EMPTY = ("raise", "give")
+"""What becomes of a named batch of which no group counts."""
 _SAY = 30.0  # seconds without anything after which a reader says what it waits for
 
 LogProbs = Callable[[Batch], npt.ArrayLike | Awaitable[npt.ArrayLike]]
 """A function, or coroutine function, of a batch: the log-probs of the trainer's policy, in the shape of those of the
 batch."""
+
+
+class EmptyBatch(RuntimeError):
+    """No group of a named batch counts. left_out has the reason of each group by uid, cursor is where reading goes on
+    behind the batch; under a name it goes on there by itself."""
+
+    def __init__(self, event: Event, left_out: dict[str, str], cursor: str):
+        reasons = collections.Counter(left_out.values()).most_common(3)
+        super().__init__(
+            f"run {event['run']}: batch {event['batch']}: none of its {len(left_out)} groups counts: "
+            + "; ".join(f"{n} x {why}" for why, n in reasons)
+        )
+        self.left_out, self.cursor = left_out, cursor
+
+
+def why_not(advantage: Event) -> str:
+    """Why a group does not count: its status; where it failed, with the first error in it."""
+    errors = (*(m.get("error") for m in advantage["members"]), advantage.get("error"))
+    more = [str(e) for e in errors if e][:1] if advantage["status"] == "failed" else []
+    return ": ".join([f"status {advantage['status']}", *more])[:160]
 
 
 @dataclasses.dataclass
@@ -74,6 +97,8 @@ class Source(Protocol):
 
     nc: NATS
     """The connection."""
+    js: JetStreamContext
+    """JetStream of it."""
     mark: str
     """What the names of its durable consumers begin with; empty without roles."""
 
@@ -89,14 +114,18 @@ class _Reader:
 
     def __init__(
         self, client: Source, run: str, name: str, kind: str, after: str, shared: bool, keep: Keep | None, faults: str,
-        timeout: float, follow: bool, logits: bool,
+        timeout: float, follow: bool, logits: bool, empty: str = "",
     ):
         if faults not in ("raise", "skip"):
             raise ValueError(f"faults: {faults!r}; must be raise or skip")
+        self.empty = empty or ("raise" if faults == "raise" else "give")
+        if self.empty not in EMPTY:
+            raise ValueError(f"empty: {empty!r}; must be {' or '.join(EMPTY)}")
         self.client, self.run, self.keep, self.faults, self.timeout, self.follow = client, run, keep, faults, timeout, follow
         self.cursor = Cursor(client.nc, run, name, results(run, kind), after, shared, client.mark)
         self.logits = logits
         self.health = Health()
+        self._left: dict[str, str] = {}  # why groups and samples are left out, since the last batch
 
     async def _message(self) -> Msg | None:
         """Returns the next event; None at the end of the stored ones if the reader does not follow."""
@@ -126,7 +155,8 @@ class _Reader:
             s = await self.client.status(self.run, timeout=2)
         except (ValueError, TimeoutError, nats.errors.Error) as e:
             return f"no word of how the run is doing: {str(e) or type(e).__name__}"
-        return ", ".join(f"{k} {v}" for k, v in s.items() if isinstance(v, (str, int)) and k not in ("v", "run") and v)
+        parts = [f"{k} {v}" for k, v in s.items() if isinstance(v, (str, int)) and k not in ("v", "run") and v]
+        return ", ".join(parts + [f"left out: {n} x {why}" for why, n in self.health.left_out.most_common(3)])
 
     async def _group(self, run: str, uid: str, place: str, advantage: Event | None = None) -> Group | None:
         """Returns a group that counts; None for one that is left out, which is counted and logged."""
@@ -135,7 +165,9 @@ class _Reader:
             group = await retry_while_away(read, max(self.timeout, PATIENCE))
             group.cursor = place
             status = group.advantage["status"]
-            why = f"status {status}" if status not in COUNTED else self.keep(group) if self.keep is not None else ""
+            why = "" if status in COUNTED else why_not(group.advantage)
+            if not why and self.keep is not None:
+                why = await settled(self.keep(group))
             if not why:
                 self._usable(group)
         except EventError as e:
@@ -158,7 +190,24 @@ class _Reader:
 
     def _leave(self, name: str, why: str) -> None:
         self.health.left_out[why] += 1
-        _log.info("%s is left out: %s", name, why)
+        self._left[name] = why
+        _log.log(logging.WARNING if why.startswith("status failed") else logging.INFO, "%s is left out: %s", name, why)
+
+    async def _dropped(self, event: Event, place: str) -> dict[str, str]:
+        """Counts the groups of a batch that do not count, and returns why, by uid. EmptyBatch: all of them."""
+        left: dict[str, str] = {}
+        for uid in event.get("dropped") or ():
+            subject = f"{PREFIX}advantage.{event['run']}.{uid}"
+            ask = partial(self.client.js.get_last_msg, "MDR_ADVANTAGES", subject)
+            try:
+                m = await retry_while_away(ask, max(self.timeout, PATIENCE))
+                left[uid] = why_not(fitting(m.data or b"", ADVANTAGE, subject, "run", "uid"))
+            except (NotFoundError, EventError):
+                left[uid] = "its result is no longer stored"
+            self._leave(uid, left[uid])
+        if not event["uids"] and self.empty == "raise":
+            raise EmptyBatch(event, left, place)
+        return left
 
     def _garbage(self, m: Msg, e: EventError) -> None:
         # Whatever a stranger stored: the services take it off the stream, and its true event comes.
@@ -266,7 +315,7 @@ class Batches(_Reader):
         return seq, self._batch(groups, "", self.cursor.place(seq))
 
     async def _whole(self) -> tuple[int, Batch | None] | None:
-        """A batch as its prompts named it. One whose groups are all left out has size 0."""
+        """A batch as its prompts named it. One whose groups are all left out has size 0. EmptyBatch: none counts."""
         m = await self._message()
         if m is None:
             return None
@@ -277,13 +326,21 @@ class Batches(_Reader):
         except EventError as e:
             self._garbage(m, e)
             return seq, None
+        try:
+            await self._dropped(event, place)
+        except EmptyBatch:
+            await self.cursor.done(seq)  # it is said once
+            raise
         groups = [g for uid in event["uids"] if (g := await self._group(event["run"], uid, place)) is not None]
         return seq, self._batch(groups, event["batch"], place)
 
     def _batch(self, groups: list[Group], name: str, place: str) -> Batch | None:
         """The groups as a batch; None where they are none, which is counted and said."""
+        left, self._left = self._left, {}
         try:
-            return batch_of(groups, name, place, self.log_prob_kind)
+            batch = batch_of(groups, name, place, self.log_prob_kind)
+            batch.left_out = left
+            return batch
         except EventError as e:
             if self.faults == "raise":
                 raise
@@ -296,9 +353,7 @@ class Batches(_Reader):
         sampler."""
         if self.log_probs is None or self.health.first_ratio is not None or not batch.size:
             return
-        new = self.log_probs(batch)
-        if inspect.isawaitable(new):
-            new = await new
+        new = await settled(self.log_probs(batch))
         self.health.first_ratio = batch.check(new, self.tolerance)
         _log.info(
             "run %s: log-probs of the first batch agree, the ratio is %.3g from 1", self.run,

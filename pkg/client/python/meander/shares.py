@@ -10,7 +10,7 @@ from typing import Any
 
 from .batch import Batch
 from .events import ADVANTAGE, BATCH, Event, EventError, fitting
-from .reader import COUNTED, Source, _Reader
+from .reader import COUNTED, Source, _Reader, why_not
 from .tasks import together
 from .textbatch import batch_of, check_kind, lacking
 
@@ -45,6 +45,7 @@ class Shares(_Reader):
     Which group is in which batch follows from the stored results alone: readers of one extent, whose parts are all
     parts of a whole, get each group once, in whatever order and speed they read. size is the number of groups of a
     batch, and 0: as the prompts named it. A part without groups is a batch of size 0.
+    EmptyBatch: no group of a named batch counts.
     """
 
     def __init__(
@@ -95,27 +96,26 @@ class Shares(_Reader):
             with contextlib.suppress(StopAsyncIteration):
                 plan = self._plan()
                 while True:
-                    name, place, groups = await anext(plan)
+                    event, place, groups = await anext(plan)
                     await room.acquire()
-                    ready.put_nowait(asyncio.create_task(self._load(name, place, groups)))
+                    ready.put_nowait(asyncio.create_task(self._load(event, place, groups)))
         finally:
             ready.put_nowait(None)
 
-    async def _plan(self) -> AsyncIterator[tuple[str, str, list[_Named]]]:
-        """Which groups of which batch are this part's: names, cursors and groups."""
+    async def _plan(self) -> AsyncIterator[tuple[Event, str, list[_Named]]]:
+        """Which groups of which batch are this part's: the last event of each, cursors and groups."""
         index, groups = 0, list[_Named]()
         while not (self.extent.limit and index == self.extent.limit) and (event := await self._event()) is not None:
-            name = "" if self.size else event["batch"]
             if not self.size:
                 groups = [(event["run"], uid, None) for uid in sorted(event["uids"])]
             elif event["status"] in COUNTED:
                 groups.append((event["run"], event["uid"], event))
             else:
-                self._leave(event["uid"], f"status {event['status']}")
+                self._leave(event["uid"], why_not(event))
             if self.size and len(groups) < self.size:
                 continue
             if index % self.part.workers == self.part.worker:
-                yield name, self.cursor.place(self._seen), groups[self.part.rank :: self.part.world]
+                yield event, self.cursor.place(self._seen), groups[self.part.rank :: self.part.world]
             index, groups = index + 1, []
 
     async def _event(self) -> Event | None:
@@ -137,7 +137,8 @@ class Shares(_Reader):
                 self._garbage(m, e)
         return None
 
-    async def _load(self, name: str, place: str, named: list[_Named]) -> Batch:
+    async def _load(self, event: Event, place: str, named: list[_Named]) -> Batch:
+        left = {} if self.size else await self._dropped(event, place)
         found = await together(self._group(run, uid, place, event) for run, uid, event in named)
         groups = [g for g in found if g is not None and g.trained]
         for g in groups:
@@ -145,4 +146,6 @@ class Shares(_Reader):
                 if s.text is not None and (why := lacking(s.text, self.log_prob_kind)):
                     raise EventError(f"{g.uid} #{s.member['sample_index']}: {why}")
         self.health.batches += 1
-        return batch_of(groups, name, place, self.log_prob_kind)
+        batch = batch_of(groups, "" if self.size else event["batch"], place, self.log_prob_kind)
+        batch.left_out = left
+        return batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -46,6 +47,11 @@ async def retry_while_away(call: Callable[[], Awaitable[_T]], timeout: float) ->
             _log.warning("NATS does not answer (%s); asking again, for %.0f s at most", why, end - now)
         await asyncio.sleep(pause)
         pause = min(2 * pause, 5)
+
+
+async def settled(out: Any) -> Any:
+    """What a function of a user gave; where it is async, what it gives when it is awaited."""
+    return await out if inspect.isawaitable(out) else out
 
 
 def check_cancelled() -> None:

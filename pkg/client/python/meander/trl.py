@@ -94,11 +94,12 @@ class Rollouts:
         most = trainer.num_generations if training else trainer.num_generations_eval
         settings, more = _settings(trainer.args), {} if training else {"validation": True}
 
+        async def one(prompt: Prompt, count: int) -> list[Sample]:
+            fields = await self._lane.fields_of(prompt, settings)
+            return await self._lane.asker.samples(prompt, count, fields | more)
+
         async def ask() -> list[list[Sample]]:
-            lane = self._lane
-            return await together(
-                lane.asker.samples(p, n, lane.fields_of(p, settings) | more) for p, n in fold(prompts, most)
-            )
+            return await together(one(p, n) for p, n in fold(prompts, most))
 
         samples = [s for group in self._lane.client.thread.run(ask()) for s in group]
         texts = [written(s) for s in samples]
@@ -284,7 +285,7 @@ class RolloutWorker:
     async def _group(self, number: int, prompt: Prompt) -> None:
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-        samples = await self._lane.asker.samples(prompt, self._n, self._lane.fields_of(prompt, self._text))
+        samples = await self._lane.asker.samples(prompt, self._n, await self._lane.fields_of(prompt, self._text))
         spread = float(np.std([s.member["reward"] for s in samples]))
         rewards = np.array([s.member["reward"] for s in samples], np.float64)
         advantages = (rewards - rewards.mean()) / (spread + 1e-4)  # samples that were asked for again count too

@@ -564,3 +564,44 @@ def test_frames():
     assert (asyncio.run(Stored(b"").frames(still)) == pixels[2:3]).all()
     with pytest.raises(meander.EventError, match="has no video"):
         asyncio.run(Stored(b"").video(still))
+
+
+def test_a_batch_with_failed_groups_says_so(run):
+    """What is missing in a named batch is counted by its reason; a batch of which nothing is there is an error."""
+
+    async def publish_failing(client, name, uid, batch, groups):
+        await client.publish(
+            name, "a red fox", uid=uid, group_size=2, num_inference_steps=4, reward=[{"name": f"nats:{name}"}],
+            batch={"id": batch, "groups": groups},
+        )
+
+    async def test(client, name):
+        async def fails(msg):
+            await msg.respond(msgpack.packb({"v": 1, "error": "no face in the image"}))
+
+        await client.nc.subscribe(f"mdr.v1.score.{name}", cb=fails)
+        await client.nc.flush()
+        for uid in ("x", "y"):
+            await publish_failing(client, name, uid, "none", 2)
+        reader = client.batches(name, "trainer", timeout=50)
+        with pytest.raises(meander.EmptyBatch, match="batch none: none of its 2 groups counts: 2 x status failed: no sample was scored; sample 0: .*no face") as e:
+            await first(reader)
+        assert set(e.value.left_out) == {"x", "y"} and reader.health.left_out.total() == 2
+        await publish_failing(client, name, "z", "some", 2)
+        await publish(client, name, "u", "some", 2)
+        reader = client.batches(name, "trainer", timeout=50)  # what was said once does not come again
+        batch = await first(reader)
+        assert batch.name == "some" and set(batch["uid"]) == {"u"} and list(batch.left_out) == ["z"]
+        ((why, count),) = reader.health.left_out.items()
+        assert count == 1 and why.startswith("status failed: ") and "no face" in why
+        given = client.batches(name, empty="give", timeout=50)
+        batch = await first(given)
+        assert batch.name == "none" and batch.size == 0 and set(batch.left_out) == {"x", "y"}
+        assert (await first(client.batches(name, after=e.value.cursor, timeout=50))).name == "some"
+        alone = client.batches(name, groups=2, timeout=1)
+        with pytest.raises(TimeoutError, match="left out: 3 x status failed: .*no face"):
+            await first(alone)
+        with pytest.raises(ValueError, match="empty: 'no'; must be raise or give"):
+            client.batches(name, empty="no")
+
+    run(test)

@@ -366,8 +366,11 @@ def test_geneval_sees_the_boxes_of_its_detector(torch, detr):
         Input(shown, "", "two dogs")
     ]
     a, b, c, d = reward.score(samples)
+    # a line of GenEval's files, as Flow-GRPO has it, is the record of its prompt
+    lines = [Input(shown, "", "", {}, json.loads(line)) for line in (right, wrong)]
+    assert reward.score(lines) == [a, b]
     assert (a.value, b.value) == (1, 0) and 0 < c.value < 1 and f"want {counts['dog'] + 1}" in b.detail
-    assert isinstance(d, ValueError) and "ground_truth: no record of GenEval" in str(d)
+    assert isinstance(d, ValueError) and "no record of GenEval" in str(d)
     # the name that GenEval has for a class of COCO, one that no class has, and a colour without --clip
     e, f, g = reward.score([Input(shown, "", asks({"class": n, "count": 1, **more})) for n, more in
                             (("computer mouse", {}), ("zebra", {}), ("dog", {"color": "red"}))])  # fmt: skip
@@ -555,7 +558,7 @@ def test_an_error_is_that_of_its_sample():
                 request("c", frames=[file(g) for g in grey]), request(
                     image_format="gif", image=file(grey[0], "GIF")
                 ), request(prompt=3), request("plain")]
-    replies = answers(reward, requests, batch=16)
+    replies = asyncio.run(answers(reward, requests, batch=16))
     for reply in replies:
         assert reply["v"] == 1 and ("score" in reply) != ("error" in reply)
     scores = [r.get("score") for r in replies]
@@ -570,7 +573,7 @@ def test_an_error_is_that_of_its_sample():
     assert [i for i, r in enumerate(replies) if r.get("retry")] == [2, 3]
     assert max(reward.batches) > 1
     reward.batches.clear()
-    answers(reward, [request("a")] * 5, batch=2)
+    asyncio.run(answers(reward, [request("a")] * 5, batch=2))
     assert reward.batches == [2, 2, 1]
 
 

@@ -58,20 +58,21 @@ def test_settings():
 def test_fields():
     row = {"reward_model": {"style": "rule", "ground_truth": 15}}
     fields = {"reward": [{"name": "exact_match"}, {"name": "ocr", "ground_truth": "x"}], "seed": 1}
-    assert rows.with_truth(fields, row) == {
+    assert rows.with_record(fields, row) == {
         "reward": [{"name": "exact_match", "ground_truth": "15"}, {"name": "ocr", "ground_truth": "x"}],
         "seed": 1,
+        "metadata": row,
     }
-    assert rows.with_truth(fields, {}) is fields
-    for truth in (["15"], {"answer": 15}, 15.0, np.array([15])):
-        row = {"reward_model": {"ground_truth": truth}}
-        with pytest.raises(ValueError, match=rf"reward_model.ground_truth: {type(truth).__name__}; must be a text"):
-            rows.with_truth(fields, row)
-        own = {"reward": fields["reward"][1:]}
-        assert rows.with_truth(own, row) is own
-    assert rows.with_truth(
-        fields, {"reward_model": {"ground_truth": np.int64(15)}}
-    )["reward"][0]["ground_truth"] == "15"
+    assert rows.with_record(fields, {}) == fields
+    for truth, text in (
+        (["15"], '["15"]'), ({"answer": 15}, '{"answer": 15}'), (15.5, "15.5"), (np.array([15]), "[15]"), ("a", "a"),
+        (False, "false"), (np.int64(15), "15"),
+    ):  # fmt: skip
+        out = rows.with_record(fields, {"reward_model": {"ground_truth": truth}, "data_source": "gsm8k", "uid": "7"})
+        assert out["reward"][0]["ground_truth"] == text
+        kept = truth.tolist() if isinstance(truth, (np.ndarray, np.generic)) else truth
+        assert out["metadata"] == {"reward_model": {"ground_truth": kept}, "data_source": "gsm8k"}
+    assert rows.with_record({"metadata": {"a": 1}}, {"data_source": "gsm8k"}) == {"metadata": {"a": 1}}
     assert rows.messages_of(np.array([{"role": "user", "content": "a"}], object)) == [{"role": "user", "content": "a"}]
     with pytest.raises(ValueError, match=r"raw_prompt\[0\].content: list; must be a text"):
         rows.messages_of([{"role": "user", "content": [{"type": "image"}]}])

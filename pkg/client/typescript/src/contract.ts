@@ -1608,6 +1608,8 @@ export interface ScoreRequest {
   ground_truth: string;
   /** params are the prompt's for this function, handed on unread. */
   params: Record<string, string>;
+  /** metadata is the prompt's: the record that it came with. */
+  metadata?: Record<string, unknown> | null;
   /** image is a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty. */
   image: Uint8Array | null;
   /** image is a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty. */

@@ -41,6 +41,8 @@ type Sample struct {
 	Prompt      string            `json:"prompt" msgpack:"prompt"`
 	GroundTruth string            `json:"ground_truth" msgpack:"ground_truth"`
 	Params      map[string]string `json:"params" msgpack:"params"`
+	// Metadata is the record that the prompt came with, a map.
+	Metadata any `json:"metadata" msgpack:"metadata"`
 	// Image is a file of ImageFormat: base64 in JSON, a byte string in msgpack. Both are absent for a text.
 	Image       []byte `json:"image,omitempty" msgpack:"image,omitempty"`
 	ImageFormat string `json:"image_format,omitempty" msgpack:"image_format,omitempty"`
@@ -56,21 +58,22 @@ type Sample struct {
 // NewSample encodes a text, or an image as RGB in a format; transparent pixels are blended over black. Of a video the
 // image is the frame in the middle, beside all frames.
 func NewSample(in scorer.Input, format string) (Sample, error) {
-	params := in.Params
-	if params == nil {
-		params = map[string]string{} // an empty map, never null: one case less for servers
+	s := Sample{Prompt: in.Prompt, GroundTruth: in.GroundTruth, Params: in.Params, Metadata: in.Metadata}
+	if in.Params == nil {
+		s.Params = map[string]string{} // an empty map, never null: one case less for servers
+	}
+	if in.Metadata == nil {
+		s.Metadata = map[string]any{}
 	}
 	if x := in.Text; x != nil {
-		return Sample{
-			Prompt: in.Prompt, GroundTruth: in.GroundTruth, Params: params, Text: &x.Answer, Messages: x.Messages,
-			Trajectory: x.Trajectory,
-		}, nil
+		s.Text, s.Messages, s.Trajectory = &x.Answer, x.Messages, x.Trajectory
+		return s, nil
 	}
 	middle, err := in.Media.Middle().Image()
 	if err != nil {
 		return Sample{}, err
 	}
-	s := Sample{Prompt: in.Prompt, GroundTruth: in.GroundTruth, Params: params, ImageFormat: format}
+	s.ImageFormat = format
 	if s.Image, err = encodeImage(middle, format); err != nil || len(in.Media.Frames) == 1 {
 		return s, err
 	}

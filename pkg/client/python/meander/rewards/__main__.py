@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from .. import access
 from ..client import connect
+from ..tasks import settled
 from . import REWARDS
 from .reward import Fault, Reward, Input
 from .worker import Worker
@@ -80,7 +81,8 @@ def _try(reward: Reward, a: argparse.Namespace) -> int:
     from PIL import Image
 
     file, prompt = a.sample
-    (score,) = reward.score([Input(Image.open(file).convert("RGB"), prompt, a.ground_truth)])
+    sample = Input(Image.open(file).convert("RGB"), prompt, a.ground_truth)
+    (score,) = asyncio.run(settled(reward.score([sample])))
     if isinstance(score, Exception):
         raise ValueError(str(score))
     print(f"{score.value:.6g}  {score.detail}".rstrip())

@@ -31,9 +31,9 @@ class GenEval(TorchReward):
     """GenEval: does the image have the objects that the prompt asks for, in number, colour and place?
 
     The score is 1 if all is there and 0 otherwise; with --reward-param nats:geneval.of=share the share of what was
-    asked for. The ground truth is the record of the prompt in GenEval's evaluation_metadata.jsonl:
+    asked for. Prompts are the records of GenEval's evaluation_metadata.jsonl, as Flow-GRPO has them too:
 
-        {"tag": "counting", "include": [{"class": "dog", "count": 2}], "exclude": [{"class": "dog", "count": 3}]}
+        {"prompt": "two dogs", "tag": "counting", "include": [{"class": "dog", "count": 2}], "exclude": [{"class": "dog", "count": 3}]}
         {"include": [{"class": "cup", "count": 1, "color": "red"},
                      {"class": "dog", "count": 1, "position": ["left of", 0]}]}
 
@@ -112,12 +112,12 @@ class GenEval(TorchReward):
     def _wants(self, sample: Input) -> dict[str, Any]:
         """What a sample is to have. ValueError: that is not said, or cannot be checked."""
         try:
-            want = json.loads(sample.ground_truth)
+            want = json.loads(sample.ground_truth) if sample.ground_truth else dict(sample.metadata)
             if wrong := fault(want, _FORM) or ("" if want["include"] else "include: empty; must name what to look for"):
                 raise ValueError(wrong)
         except ValueError as e:
-            raise ValueError(f"ground_truth: no record of GenEval ({e}); must be JSON such as "
-                             '{"include": [{"class": "dog", "count": 2}]}') from None  # fmt: skip
+            raise ValueError(f"no record of GenEval ({e}); the record of the prompt, or its ground truth as JSON, must "
+                             'have such as "include": [{"class": "dog", "count": 2}]') from None  # fmt: skip
         if (of := sample.params.get("of", "all")) not in ("all", "share"):
             raise ValueError(f"of: {of!r}; must be all or share")
         for i, x in enumerate(want["include"]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Union
 
 if TYPE_CHECKING:
@@ -12,12 +12,24 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """What is scored: image is a Pillow image in RGB; prompt, ground_truth and params are those of the prompt event."""
+    """What is scored: image is a Pillow image in RGB; prompt, ground_truth, params and metadata are those of the prompt
+    event. metadata is the record that the prompt came with, as a data set has it."""
 
     image: Image.Image
     prompt: str
     ground_truth: str = ""
     params: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def target(self) -> Any:
+        """The ground truth as the record has it, of any type of JSON: reward_model.ground_truth as verl's, or
+        ground_truth; without one that of the prompt event, a text."""
+        model = self.metadata.get("reward_model")
+        for record in (model if isinstance(model, Mapping) else {}, self.metadata):
+            if record.get("ground_truth") is not None:
+                return record["ground_truth"]
+        return self.ground_truth
 
 
 class Score(NamedTuple):
@@ -47,8 +59,8 @@ class Reward:
     extra: ClassVar[str]
     flags: ClassVar[dict[str, dict[str, Any]]] = {}
 
-    def score(self, samples: Sequence[Input]) -> list[Scored]:
-        """Returns a score for each sample, or the error that this sample has. An error that is raised is that of the
+    def score(self, samples: Sequence[Input]) -> list[Scored] | Awaitable[list[Scored]]:
+        """Returns a score for each sample, at once or from an async method, or the error that this sample has. An error that is raised is that of the
         batch: its samples are then scored one by one."""
         raise NotImplementedError
 

@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 
 from ..client import Client
 from ..events import PREFIX, Event, Maybe, decode, fault
+from ..tasks import settled
 from .reward import Busy, Fault, Input, Reward, Score, Scored
 
 _log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ _EVERY = 10.0  # seconds between lines of progress
 _LOST = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "HIP error")  # of a GPU, in torch's words
 _REQUEST: Event = {
     "v": int, "prompt": str, "ground_truth": Maybe(str), "params": Maybe({}), "image": Maybe(bytes),
-    "frames": Maybe([bytes]), "text": Maybe(str),
+    "metadata": Maybe({}), "frames": Maybe([bytes]), "text": Maybe(str),
 }  # fmt: skip
 
 
@@ -57,32 +58,41 @@ def read(data: bytes) -> list[Input]:
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
             raise ValueError(f"image: {e}") from None
         params = {str(k): str(v) for k, v in (request.get("params") or {}).items()}
-        out.append(Input(image, request["prompt"], request.get("ground_truth") or "", params))
+        metadata = request.get("metadata") or {}
+        out.append(Input(image, request["prompt"], request.get("ground_truth") or "", params, metadata))
     return out
 
 
-def answers(reward: Reward, requests: Sequence[bytes], batch: int = 8) -> list[Event]:
+async def answers(reward: Reward, requests: Sequence[bytes], batch: int = 8) -> list[Event]:
     """The replies to some requests, whose samples are scored up to `batch` together. What is wrong with one of them is
     its own error. The score of a video is the mean over the frames that came."""
-    read_: list[list[Input] | Exception] = []
+    all_ = await asyncio.to_thread(_read_all, requests)
+    samples = [s for r in all_ if isinstance(r, list) for s in r]
+    scores: list[Scored] = []
+    for i in range(0, len(samples), batch):
+        scores += await _scored(reward, samples[i : i + batch])
+    left = iter(scores)
+    return [_failure(r) if isinstance(r, Exception) else _reply([next(left) for _ in r]) for r in all_]
+
+
+def _read_all(requests: Sequence[bytes]) -> list[list[Input] | Exception]:
+    out: list[list[Input] | Exception] = []
     for data in requests:
         try:
-            read_.append(read(data))
+            out.append(read(data))
         except Exception as e:
-            read_.append(e)
-    samples = [s for r in read_ if isinstance(r, list) for s in r]
-    scores = iter([x for i in range(0, len(samples), batch) for x in _scored(reward, samples[i : i + batch])])
-    return [_failure(r) if isinstance(r, Exception) else _reply([next(scores) for _ in r]) for r in read_]
+            out.append(e)
+    return out
 
 
 def _is_lost(e: Exception) -> bool:
     return type(e).__name__ == "AcceleratorError" or any(words in str(e) for words in _LOST)
 
 
-def _scored(reward: Reward, samples: list[Input]) -> list[Scored]:
+async def _scored(reward: Reward, samples: list[Input]) -> list[Scored]:
     """The scores of a batch; where it fails as a whole, of each sample alone."""
     try:
-        out = list(reward.score(samples))
+        out = list(await settled(await asyncio.to_thread(reward.score, samples)))
         if len(out) != len(samples):
             raise RuntimeError(f"{type(reward).__name__} gives {len(out)} scores for {len(samples)} samples")
         if wrong := [x for x in out if not isinstance(x, (Score, Exception))]:
@@ -98,7 +108,7 @@ def _scored(reward: Reward, samples: list[Input]) -> list[Scored]:
     if len(samples) == 1:
         return [failed]
     _log.warning("the samples of a batch of %d are scored one by one: %s", len(samples), failed)
-    return [x for s in samples for x in _scored(reward, [s])]
+    return [x for s in samples for x in await _scored(reward, [s])]
 
 
 def _reply(scores: list[Scored]) -> Event:
@@ -135,7 +145,7 @@ class Worker:
         self._queue: asyncio.Queue[tuple[Msg, float]] = asyncio.Queue(_HELD)
 
     async def serve(
-        self, client: Client, name: str, stop: asyncio.Event, ready: Callable[[], None] = lambda: None
+        self, client: Client, name: str, stop: asyncio.Event, ready: Callable[[], object] = lambda: None
     ) -> None:
         """Answers for nats:NAME until stop is set; requests that came before are answered first. ready is called when
         it listens.
@@ -151,7 +161,7 @@ class Worker:
         await client.nc.flush()
         if "permissions violation" in str(client.nc.last_error).lower():
             raise PermissionError(f"no permission to answer for nats:{name}; the role scorer has it (meander auth)")
-        ready()
+        await settled(ready())
         stopped = asyncio.ensure_future(stop.wait())
         tasks: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(self._work()), asyncio.ensure_future(self._report(client))
@@ -179,7 +189,7 @@ class Worker:
             late = [began - came + min(self._took, self.patience / 2) > self.patience for _, came in taken]
             asked = [m.data for (m, _), x in zip(taken, late) if not x]
             try:
-                replies = iter(await asyncio.to_thread(answers, self.reward, asked, self.batch))
+                replies = iter(await answers(self.reward, asked, self.batch))
             except _DeviceLost as e:
                 lost, replies = e, iter([_failure(e)] * len(asked))
             self._took = time.monotonic() - began if asked else self._took / 2

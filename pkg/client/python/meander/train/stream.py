@@ -64,7 +64,7 @@ class Stream:
         """Continues after the batch with this cursor; empty: where the trainer of that name was, or at the beginning of
         the run."""
         self.reader = self.client.batches(
-            self.config.run, name=self.config.trainer, after=after, timeout=self.config.patience
+            self.config.run, name=self.config.trainer, after=after, timeout=self.config.patience, empty="give"
         )
         self.batches = aiter(self.reader)
 

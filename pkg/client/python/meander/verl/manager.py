@@ -75,7 +75,7 @@ class Asking:
         """The samples of a group. It begins when the rows that were begun with the first have come."""
         del self._groups[key]
         text = rows.text_of(sampling_params, self.rollout_config.response_length)
-        fields = rows.with_truth(self.lane.fields_of(row, text), row) | ({"validation": True} if validate else {})
+        fields = rows.with_record(await self.lane.fields_of(row, text), row) | ({"validation": True} if validate else {})
         return await self.lane.asker.samples(rows.messages_of(row["raw_prompt"]), group.size, fields)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ from ..batch import Sample
 
 LOOP = "single_turn_agent"
 """The agent loop of verl that a lane stands in for; conversations of several turns are those of the lane."""
+
+_OURS = ("raw_prompt", "agent_name", "uid", "index")
+"""What verl adds to a record, and the prompt itself."""
 
 _SETTINGS = ("url", "lane", "run", "fields", "attempts", "timeout", "connection")
 
@@ -87,18 +90,28 @@ def messages_of(raw_prompt: Any) -> list[dict[str, str]]:
     return out
 
 
-def with_truth(fields: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a prompt, with the row's reward_model.ground_truth for each reward function that names none.
+def with_record(fields: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a prompt, with the row as its metadata, unless they have their own, and its
+    reward_model.ground_truth for each reward function that names none: a text as it is, all else as JSON."""
+    record = {k: x for k, v in row.items() if k not in _OURS and (x := _as_json(v)) is not None}
+    out = {"metadata": record, **fields} if record else dict(fields)
+    model = record.get("reward_model")
+    truth = model.get("ground_truth") if isinstance(model, dict) else None
+    if truth is not None and fields.get("reward"):
+        text = truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False)
+        out["reward"] = [{"ground_truth": text, **spec} for spec in fields["reward"]]
+    return out
 
-    ValueError: it is no text or whole number, of which a reward function would make nothing.
-    """
-    truth = (row.get("reward_model") or {}).get("ground_truth")
-    if truth is None or all("ground_truth" in spec for spec in fields.get("reward") or ()):
-        return fields
-    if not isinstance(truth, (str, Integral, np.bool_)):
-        how = "must be a text or a whole number, or fields must set ground_truth of each reward function"
-        raise ValueError(f"reward_model.ground_truth: {type(truth).__name__}; {how}")
-    return fields | {"reward": [{"ground_truth": str(truth), **spec} for spec in fields["reward"]]}
+
+def _as_json(value: Any) -> Any:
+    """A value of a row as JSON has it; None for what JSON cannot have, such as an image or a tensor."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(k): _as_json(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(v) for v in value]
+    return value if isinstance(value, (str, bool, int, float)) else None
 
 
 def output(

@@ -1,0 +1,59 @@
+package command
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// The value of a field of its record chooses a prompt's functions, whatever signs the value has.
+func TestLoad_RewardBy(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "p.jsonl")
+	lines := `{"prompt": [{"role": "user", "content": "a"}], "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "7"}}
+{"prompt": [{"role": "user", "content": "b"}], "data_source": "x=y"}
+{"prompt": "c", "data_source": 3}
+{"prompt": "d", "reward": [{"name": "turns"}], "data_source": "other"}
+`
+	if err := os.WriteFile(file, []byte(lines), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	by := []string{"--prompts", file, "--reward-by", "data_source"}
+	prompts := mustLoad(t, append(by, "--reward", "openai/gsm8k=numeric_match=2,x=y=nats:judge,3=nats:judge,confidence=0.5",
+		"--optional-reward", "x=y=entropy_mean", "--reward-param", "nats:judge.k=v")...)
+	var got [][]string
+	for _, p := range prompts {
+		var names []string
+		for _, r := range event(t, p).Reward {
+			name := r.Name + r.GroundTruth + r.Params["k"]
+			if r.Weight != nil && *r.Weight == 2 {
+				name += "=2"
+			}
+			names = append(names, name)
+		}
+		got = append(got, names)
+	}
+	want := [][]string{
+		{"confidence", "numeric_match7=2"}, {"confidence", "nats:judgev", "entropy_mean"},
+		{"confidence", "nats:judgev"}, {"turns"},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("functions %q, want %q", got, want)
+	}
+	for _, tt := range []struct {
+		args  []string
+		fault string
+	}{
+		{append(by, "--reward", "3=turns"), `line 1: data_source: "openai/gsm8k"; must be one of 3,`},
+		{[]string{"--prompts", file, "--reward-by", "split", "--reward", "test=turns"}, "line 1: split: absent; must be one of test"},
+		{append(by, "--reward", "turns"), "must be with functions of values"},
+		{append(by, "--reward", "3=tunrs"), `"tunrs"`},
+		{[]string{"--reward-by", "x", "--reward", "3=turns", "a"}, "must be with --prompts"},
+		{append(by, "--reward", "3=turns", "--zero-std", "refill", "--refill-fresh"), "--refill-fresh: given; must be absent"},
+	} {
+		if _, _, err := loadPrompts(tt.args...); err == nil || !strings.Contains(err.Error(), tt.fault) {
+			t.Errorf("%q: %v, want %q", tt.args, err, tt.fault)
+		}
+	}
+}
