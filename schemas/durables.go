@@ -9,6 +9,7 @@ const (
 	StreamPresenceBucket = "KV_" + PresenceBucket
 	StreamSealBucket     = "KV_" + SealBucket
 	StreamControlBucket  = "KV_" + ControlBucket
+	StreamLeaseBucket    = "KV_" + LeaseBucket
 	StreamBlobBucket     = "OBJ_" + BlobBucket
 )
 

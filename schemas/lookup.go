@@ -31,7 +31,7 @@ func findStream(is func(StreamSpec) bool) (StreamSpec, bool) {
 func StreamNames() []string {
 	names := []string{
 		StreamRunBucket, StreamPolicyBucket, StreamSealBucket, StreamPresenceBucket, StreamControlBucket,
-		StreamBlobBucket,
+		StreamLeaseBucket, StreamBlobBucket,
 	}
 	for _, spec := range specs() {
 		names = append(names, spec.Name)

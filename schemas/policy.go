@@ -43,6 +43,9 @@ type Policy struct {
 	// began with), switch (the next step is on the new ones; each step says which) or restart (they
 	// begin again). Empty: finish.
 	Rule string `msgpack:"rule,omitempty" enum:"SwapRules?" of:"version"`
+	// Epoch counts the trainers that took the lane for themselves, one after the other: one that takes it announces the
+	// version again, with the next epoch. What was made under an older one is refused. 0: none has taken it.
+	Epoch int64 `msgpack:"epoch,omitempty" range:"0.." of:"version"`
 	// By is who pushed it, empty for what a sampler began with; Note is for people.
 	By   string `msgpack:"by,omitempty" size:"0..MaxName" of:"version"`
 	Note string `msgpack:"note,omitempty" size:"0..MaxText" of:"version"`

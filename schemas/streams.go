@@ -31,11 +31,17 @@ const (
 	SealBucket = "mdr-seal"
 	// ControlBucket has the control that holds of each run, and of groups of it: see ControlKey.
 	ControlBucket = "mdr-control"
+	// LeaseBucket has an entry for each lane that a trainer has to itself, for LeaseTTL after it was renewed. Only
+	// trainers may write it.
+	LeaseBucket = "mdr-leases"
 )
 
 // PresenceTTL is how long an entry of PresenceBucket stays. The bucket's own setting counts
 // where an operator changed it; services renew four times as often.
 const PresenceTTL = 20 * time.Second
+
+// LeaseTTL is how long an entry of LeaseBucket stays. The bucket's own setting counts.
+const LeaseTTL = 20 * time.Second
 
 // RewardPartitions is the number of partitions of MDR_REWARDS, fixed for the life of the stream.
 const RewardPartitions = 16

@@ -171,9 +171,11 @@ func clientGrants() []Grant {
 			Publishes: []string{schemas.KindPrompt, schemas.KindPolicy},
 			Reads: append([]string{
 				schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamDead, schemas.StreamPolicies,
-				schemas.StreamApplied,
+				schemas.StreamApplied, schemas.StreamLeaseBucket,
 			}, resultStreams()...),
-			Writes:       []string{schemas.RunBucket, schemas.PolicyBucket, schemas.BlobBucket},
+			Writes: []string{
+				schemas.RunBucket, schemas.PolicyBucket, schemas.LeaseBucket, schemas.BlobBucket,
+			},
 			Acknowledges: []string{schemas.StreamAdvantages},
 			Asks:         []string{schemas.TeacherSubject("*")},
 			SeesServices: true, MayBeGuest: true,

@@ -42,13 +42,15 @@ func (b *Bus) Examine(ctx context.Context, withConsumers bool) (out []Examined, 
 			out = append(out, e)
 		}
 		// their limits do not matter
-		for _, name := range []string{schemas.StreamPresenceBucket, schemas.StreamSealBucket} {
+		for _, name := range []string{
+			schemas.StreamPresenceBucket, schemas.StreamLeaseBucket, schemas.StreamSealBucket,
+		} {
 			s, err := b.js.Stream(ctx, name)
 			e := Examined{StreamStats: StreamStats{Name: name}, Err: err}
 			switch {
 			case errors.Is(err, jetstream.ErrStreamNotFound):
 				e.Missing, e.Err = true, nil
-			case err == nil && name == schemas.StreamPresenceBucket && s.CachedInfo().Config.MaxAge <= 0:
+			case err == nil && name != schemas.StreamSealBucket && s.CachedInfo().Config.MaxAge <= 0:
 				e.Wrong = append(e.Wrong, fmt.Sprintf("it keeps its entries for ever, must forget them after %v",
 					schemas.PresenceTTL))
 				fallthrough

@@ -43,9 +43,13 @@ func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	same := func(a, b *schemas.Policy) bool {
 		return a.PolicyVersion == b.PolicyVersion && a.WeightsDigest == b.WeightsDigest
 	}
+	if after != nil && p.Epoch < after.Epoch {
+		return fmt.Errorf("epoch: %d; must be at least %d: a trainer has taken the lane since", p.Epoch, after.Epoch)
+	}
 	if (current == nil) != (after == nil) ||
-		current != nil && (!same(current, after) || p.PolicyVersion <= current.PolicyVersion && !same(current, p) &&
-			!(p.PolicyVersion == current.PolicyVersion && p.Continues(current))) {
+		current != nil && (!same(current, after) || current.Epoch != after.Epoch ||
+			p.PolicyVersion <= current.PolicyVersion && !same(current, p) &&
+				!(p.PolicyVersion == current.PolicyVersion && p.Continues(current))) {
 		return ErrBehind
 	}
 	m, err := encode(ctx, p)
@@ -164,17 +168,23 @@ func (b *Bus) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, e
 	return p, nil
 }
 
-// PolicyHistory returns the policies that a lane has had, oldest first. It leaves out entries that cannot be read,
-// and logs them.
+// PolicyHistory returns the policies that a lane has had, oldest first. Of one that was announced again with the same
+// weights it returns the last. It leaves out entries that cannot be read, and logs them.
 func (b *Bus) PolicyHistory(ctx context.Context, lane schemas.Lane) ([]*schemas.Policy, error) {
 	var out []*schemas.Policy
 	for m, err := range b.Read(ctx, schemas.StreamPolicies, []string{schemas.PolicySubject(lane)}, ReadOptions{}) {
 		if err != nil {
 			return nil, fmt.Errorf("policies of lane %q: %w", lane, err)
 		}
-		if p := b.decodePolicy(m); p != nil {
-			out = append(out, p)
+		p := b.decodePolicy(m)
+		if p == nil {
+			continue
 		}
+		if last := len(out) - 1; last >= 0 && out[last].PolicyVersion == p.PolicyVersion &&
+			out[last].WeightsDigest == p.WeightsDigest {
+			out = out[:last]
+		}
+		out = append(out, p)
 	}
 	return out, ctx.Err()
 }

@@ -150,7 +150,7 @@ func scaled(limit, scale int64) int64 { return max(minStreamBytes, limit/scale) 
 func NewLimits(storage int64) map[string]int64 {
 	for scale := int64(1); ; scale *= 2 {
 		limits := map[string]int64{}
-		sum := 3*kvBytes + presenceBytes + minStreamBytes + scaled(leastBlobBytes, scale)
+		sum := 3*kvBytes + presenceBytes + 2*minStreamBytes + scaled(leastBlobBytes, scale)
 		for _, spec := range schemas.Streams() {
 			if spec.MaxBytes > 0 {
 				limits[spec.Name] = scaled(spec.MaxBytes, scale)
@@ -171,6 +171,7 @@ func (b *Bus) createBuckets(ctx context.Context, scale int64, replicas int) erro
 		{Bucket: schemas.SealBucket, History: 1, MaxBytes: minStreamBytes},
 		{Bucket: schemas.ControlBucket, History: 1, MaxBytes: kvBytes},
 		{Bucket: schemas.PresenceBucket, TTL: schemas.PresenceTTL, MaxBytes: presenceBytes},
+		{Bucket: schemas.LeaseBucket, TTL: schemas.LeaseTTL, MaxBytes: minStreamBytes},
 	} {
 		if _, err := b.js.KeyValue(ctx, c.Bucket); err == nil {
 			continue

@@ -211,6 +211,7 @@ func (v *Versions) announceOwn(ctx context.Context, mine *schemas.Policy) (*sche
 			return nil, err
 		}
 		version := current.PolicyVersion
+		next.Epoch = current.Epoch
 		switch {
 		case keep && current.SameLane(mine):
 			return current, nil

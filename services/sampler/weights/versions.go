@@ -111,6 +111,7 @@ type Versions struct {
 	current *Loaded
 	old     []*Loaded       // retired, not yet closed
 	wanted  *schemas.Policy // the newest policy of the lane that is not handled yet; nil: none
+	epoch   int64           // the highest of the lane's policies: what is below it is refused
 	refused *schemas.Policy // the last policy that was refused: it is not tried again; nil: none
 	refusal error           // why
 	loading *int64          // the version that is loaded, or waits for memory; nil: none
@@ -218,7 +219,7 @@ func (v *Versions) setCurrent(w *Loaded) {
 func (v *Versions) Want(p *schemas.Policy) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.wanted = p
+	v.wanted, v.epoch = p, max(v.epoch, p.Epoch)
 	signal(v.news)
 }
 
@@ -309,7 +310,7 @@ func (v *Versions) noteHandled(p *schemas.Policy, refusal error) {
 // too.
 func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 	began := time.Now()
-	w, err := v.loadPolicy(ctx, p)
+	w, err := v.loadOfEpoch(ctx, p)
 	if err == nil {
 		if err = checkChanges(v.Newest(), w); err != nil {
 			err = errors.Join(err, w.close())
@@ -330,6 +331,18 @@ func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 			Msg("answer to the version not stored")
 	}
 	return nil
+}
+
+// loadOfEpoch loads a policy, unless a trainer has taken the lane since it was made: clients refuse to publish one, so
+// whoever did that has passed the guard by.
+func (v *Versions) loadOfEpoch(ctx context.Context, p *schemas.Policy) (*Loaded, error) {
+	v.mu.Lock()
+	epoch := v.epoch
+	v.mu.Unlock()
+	if p.Epoch < epoch {
+		return nil, engine.Refuse("epoch: %d; must be at least %d: a trainer has taken the lane since", p.Epoch, epoch)
+	}
+	return v.loadPolicy(ctx, p)
 }
 
 // checkChanges refuses an update that changes nothing: its canary, the output at a fixed input, is that of the

@@ -21,17 +21,18 @@ import msgpack
 import numpy as np
 from nats.js.errors import APIError, KeyNotFoundError, NotFoundError
 
-from . import tensorfile, weightsdir
+from . import lease as leases
+from . import tensorfile, versions, weightsdir
 from .control import keys
 from .cursor import api
 from .events import PREFIX, TOKEN, Event, Gone, checked, decode, fault
 from .tasks import retry_while_away
+from .versions import NoPolicy
 
 if TYPE_CHECKING:
     from .client import Client
 
 _FILE, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_BEHIND = 10071  # the server's error for a subject that has another last message
 _CHUNK = 128 << 10
 _SUFFIXES = {
     ".lora_A.weight": "A", ".lora_B.weight": "B", ".lora_A.default.weight": "A", ".lora_B.default.weight": "B",
@@ -44,10 +45,6 @@ RULES = ("finish", "switch", "restart")
 
 class PolicyRefused(ValueError):
     """An adapter that no sampler could use; nothing is stored of it."""
-
-
-class NoPolicy(ValueError):
-    """No sampler has announced a model, or none on that lane."""
 
 
 async def policy(client: Client, lane: str = "") -> Event:
@@ -93,22 +90,14 @@ async def _newest(client: Client, lane: str) -> Event:
         lane = lanes[0]
     if not TOKEN.fullmatch(lane):
         raise ValueError(f"lane: {lane!r}; must be 1 to 64 of A-Z a-z 0-9 _ -")
-    return (await _last(client, lane))[0]
-
-
-async def _last(client: Client, lane: str) -> tuple[Event, int]:
-    """The newest policy of a lane, and the sequence of its message in the history."""
-    try:
-        m = await client.js.get_last_msg("MDR_POLICIES", f"{PREFIX}policy.{lane}")
-    except NotFoundError:
-        raise NoPolicy(f"lane: {lane!r}; no sampler has announced a model on it") from None
-    return decode(m.data or b""), m.seq or 0
+    return (await versions.last(client, lane))[0]
 
 
 async def push_policy(
     client: Client, adapter: str | Path | Mapping[str, Any] | None, lane: str = "", *,
     config: Mapping[str, Any] | str | None = None, scale: float = 1.0, rule: str = "finish",
     version: int | None = None, base: str = "", by: str = "python", note: str = "",
+    lease: leases.Lease | None = None,
 ) -> Event:
     """Has a lane serve its checkpoint plus a LoRA from now on, and returns the policy (policy/1).
 
@@ -120,11 +109,13 @@ async def push_policy(
     version: its number, above that of the newest; None: the next.
     base: the digest of the checkpoint that it was trained on, to be compared; empty: any.
     by, note: for people.
+    lease: the trainer's, which has the lane to itself.
 
     Weights that the lane has already are not pushed again: the newest policy is returned, unless samplers refused it.
     Samplers take it over by themselves: see taken.
 
-    PolicyRefused: the adapter, or another argument, is one that no sampler could use; nothing is stored. NoPolicy,
+    PolicyRefused: the adapter, or another argument, is one that no sampler could use; nothing is stored. Held: a
+    trainer has the lane to itself, and this is not its lease; Taken: another process has taken the lease. NoPolicy,
     ValueError: as policy.
     """
     if config is not None and not isinstance(adapter, Mapping):
@@ -144,13 +135,13 @@ async def push_policy(
         ref = await _put_blob(client, file)
         return {"weights_digest": digest, "adapter": {"file": ref, "config": settings, "scale": float(scale)}}
 
-    return await _follow(client, lane, following, rule, version, by, note)
+    return await _follow(client, lane, following, rule, version, by, note, lease)
 
 
 async def push_weights(
     client: Client, files: str | Path | Sequence[str | Path] | Mapping[str, Any], lane: str = "", *,
     rule: str = "finish", version: int | None = None, base: str = "", by: str = "python", note: str = "",
-    weights_dir: str | Path | None = None,
+    weights_dir: str | Path | None = None, lease: leases.Lease | None = None,
 ) -> Event:
     """push_policy of a whole transformer in place of the checkpoint's.
 
@@ -187,7 +178,7 @@ async def push_weights(
             "weights_digest": hashlib.sha256(f"{now['base_digest']}\n{lines}".encode()).hexdigest(), "weights": refs
         }
 
-    return await _follow(client, lane, following, rule, version, by, note)
+    return await _follow(client, lane, following, rule, version, by, note, lease)
 
 
 def _shards(files: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -222,9 +213,10 @@ def _onto(now: Event, base: str) -> None:
 
 async def rollback_policy(
     client: Client, version: int, lane: str = "", *, rule: str = "finish", by: str = "python", note: str = "",
+    lease: leases.Lease | None = None,
 ) -> Event:
     """Has a lane serve the weights of an earlier version again, as its next version, and returns the policy (policy/1).
-    rule, by and note are those of push_policy.
+    rule, by, note and lease are those of push_policy.
 
     PolicyRefused: the lane's history has no such version, or every sampler refused it, or its weights are no longer
     stored, or it is of another checkpoint. NoPolicy, ValueError: as policy.
@@ -254,7 +246,7 @@ async def rollback_policy(
             "weights_digest": then["weights_digest"], "rollback": version
         } | {k: then[k] for k in ("adapter", "weights") if then.get(k)}
 
-    return await _follow(client, lane, following, rule, None, by, note)
+    return await _follow(client, lane, following, rule, None, by, note, lease)
 
 
 async def _refusals(client: Client, lane: str) -> dict[int, str]:
@@ -269,7 +261,12 @@ async def policy_history(client: Client, lane: str = "") -> list[Event]:
 
     NoPolicy, ValueError: as policy.
     """
-    return await _stored(client, "MDR_POLICIES", f"{PREFIX}policy.{(await _newest(client, lane))['lane']}")
+    stored = await _stored(client, "MDR_POLICIES", f"{PREFIX}policy.{(await _newest(client, lane))['lane']}")
+    # one that was announced again, by a trainer that took the lane or a sampler that starts, has its last form
+    return [
+        p for p, then in zip(stored, [*stored[1:], {}])
+        if any(p.get(k) != then.get(k) for k in ("policy_version", "weights_digest"))
+    ]
 
 
 async def _stored(client: Client, stream: str, subject: str) -> list[Event]:
@@ -287,7 +284,7 @@ async def _stored(client: Client, stream: str, subject: str) -> list[Event]:
 
 async def _follow(
     client: Client, lane: str, following: Callable[[Event], Awaitable[Event]], rule: str, version: int | None, by: str,
-    note: str
+    note: str, lease: leases.Lease | None,
 ) -> Event:
     """Stores what follows a lane's current policy, again if another client was first. following gives the weights:
     their digest, adapter, rollback."""
@@ -295,10 +292,14 @@ async def _follow(
         raise PolicyRefused(f"rule: {rule!r}; must be one of {', '.join(RULES)}")
     while True:
         now = await _newest(client, lane)
+        # Asked after the version: a trainer that takes the lane later announces it again, and store sees that.
+        epoch = await lease.follow(now) if lease else now.get("epoch", 0)
+        if lease is None:
+            await leases.check_free(client, now["lane"])
         weights = await following(now)
         if weights["weights_digest"] == now["weights_digest"]:
             if _bare(now) or now["policy_version"] not in await _refusals(client, now["lane"]):
-                await _update_bucket(client, now["lane"])  # who pushed it may have died before that
+                await versions.update_bucket(client, now["lane"])  # who pushed it may have died before that
                 return now
         number = now["policy_version"] + 1 if version is None else version
         if number <= now["policy_version"]:
@@ -308,49 +309,11 @@ async def _follow(
         push = {k: v for k, v in now.items() if k not in ("adapter", "weights", "rollback", "note")} | weights | {
             "policy_version": number, "parent": now["policy_version"], "rule": rule, "by": by,
             "announced": time.time_ns(),
-        }
+        } | ({"epoch": epoch} if epoch else {})
         if note:
             push["note"] = note
-        if await _store(client, push):
+        if await versions.store(client, push, now):
             return push
-
-
-async def _store(client: Client, push: Event) -> bool:
-    """Puts a policy behind its parent in the history, then into the bucket; False where the history has gone on."""
-    lane, body = push["lane"], msgpack.packb(push)
-    current, last = await _last(client, lane)
-    if current["policy_version"] != push["parent"]:
-        return False
-    headers = {
-        "Mdr-Type": "policy/1", "Content-Type": "application/msgpack", "Nats-Expected-Last-Subject-Sequence": str(last)
-    }
-    try:
-        await client.js.publish(f"{PREFIX}policy.{lane}", body, headers=headers)
-    except APIError as err:
-        if err.err_code == _BEHIND:
-            return False
-        raise
-    await _update_bucket(client, lane)
-    return True
-
-
-async def _update_bucket(client: Client, lane: str) -> None:
-    """Copies the newest policy of a lane's history to the bucket."""
-    kv = await client.js.key_value("mdr-policy")
-    while True:
-        try:
-            entry = await kv.get(lane)
-            revision, value = entry.revision, entry.value
-        except KeyNotFoundError:
-            revision, value = 0, None
-        newest = (await client.js.get_last_msg("MDR_POLICIES", f"{PREFIX}policy.{lane}")).data or b""
-        if newest == value:
-            return
-        try:
-            await kv.update(lane, newest, last=revision or 0)
-        except APIError as err:
-            if err.err_code != _BEHIND:
-                raise
 
 
 async def taken(client: Client, pushed: Event, timeout: float = 30) -> list[Event]:

@@ -132,9 +132,9 @@ def run(url):
     def bounded(test, at=None):
         async def connected():
             async with meander.connect(at or url) as client:
-                await asyncio.wait_for(test(client, "py" + uuid.uuid4().hex[:8]), 60)
+                return await asyncio.wait_for(test(client, "py" + uuid.uuid4().hex[:8]), 60)
 
-        asyncio.run(connected())
+        return asyncio.run(connected())
 
     return bounded
 

@@ -223,7 +223,7 @@ def test_an_update_that_samplers_cannot_see(signs, tmp_path):
 
 def test_two_trainers_do_not_push_to_one_lane(signs, tmp_path):
     async def test():
-        async with meander.connect(signs) as client, lease.Lease(client.nc, "signs", "b of run y").held():
+        async with meander.connect(signs) as client, lease.Lease(client, "signs", "b of run y").held():
             await train(config(signs, tmp_path / "late", updates=1))
 
     (tmp_path / "late").mkdir()

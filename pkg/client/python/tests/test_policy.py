@@ -10,7 +10,7 @@ import pytest
 
 import meander
 from conftest import SIGNS, Up, announced, first
-from meander import policy
+from meander import policy, versions
 
 MODULE = "transformer_blocks.0.attn.to_q"
 
@@ -289,7 +289,7 @@ def test_other_bytes_under_a_digest_are_refused(run, signs, tmp_path):
             "policy_version": pushed["policy_version"] + 1, "parent": pushed["policy_version"],
             "weights_digest": "0" * 64
         }
-        assert await policy._store(client, forged)
+        assert await versions.store(client, forged, pushed)
         (sampler,) = await policy.taken(client, forged)
         assert sampler["answer"]["state"] == "refused" and sampler["answer"]["serving"] == pushed["policy_version"]
         await policy.taken(client, await policy.push_policy(client, None))

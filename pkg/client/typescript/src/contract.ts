@@ -794,6 +794,8 @@ export interface Policy {
   rollback?: Integer | null;
   /** rule says what becomes of samples that have begun: finish (they end on the weights that they began with), switch (the next step is on the new ones; each step says which) or restart (they begin again). Empty: finish. */
   rule?: "finish" | "switch" | "restart" | "" | null;
+  /** epoch counts the trainers that took the lane for themselves, one after the other: one that takes it announces the version again, with the next epoch. What was made under an older one is refused. 0: none has taken it. */
+  epoch?: Integer | null;
   /** by is who pushed it, empty for what a sampler began with; note is for people. */
   by?: string | null;
   /** by is who pushed it, empty for what a sampler began with; note is for people. */

@@ -113,7 +113,7 @@ class Stream:
                     raise
                 await asyncio.sleep(0.2)
                 continue
-            self.lease = Lease(self.client.nc, lane, f"{self.config.trainer} of run {self.config.run}")
+            self.lease = Lease(self.client, lane, f"{self.config.trainer} of run {self.config.run}")
             return self.lease
 
     async def base(self) -> int:
@@ -133,7 +133,8 @@ class Stream:
         if self.lease is not None:
             self.lease.check()
         pushed = await self.patiently(
-            policy.push_policy, self.client, adapter, self.config.lane, config=config, by=self.config.trainer, note=note
+            policy.push_policy, self.client, adapter, self.config.lane, config=config, by=self.config.trainer, note=note,
+            lease=self.lease,
         )
         answers = [s["answer"] for s in await policy.taken(self.client, pushed, self.config.patience) if s["answer"]]
         refused = [a for a in answers if a["state"] == "refused"]
