@@ -18,8 +18,9 @@ const (
 	boundOver, boundUnder = 6, 5
 )
 
-// checkLimits refuses a group that exceeds the limit of a stream by itself: it could never end. It also refuses a
-// group of a paused run if its requests cannot be parked: waiting for that would keep out the prompts of other runs.
+// checkLimits refuses a group that exceeds the limit of a stream by itself, or with the others of its batch, each as
+// large as it: it could never end. It also refuses a group of a paused run if its requests cannot be parked: waiting
+// for that would keep out the prompts of other runs.
 // Refusals are terminal errors with the setting to change.
 func (s *service) checkLimits(
 	ctx context.Context, run schemas.Run, requests []*schemas.Request, policy *schemas.Policy,
@@ -35,11 +36,8 @@ func (s *service) checkLimits(
 		if err != nil {
 			return err
 		}
-		if limit := info.Config.MaxBytes; limit > 0 && of.bytes > limit {
-			return bus.Terminal(schemas.CodeInvalid, fmt.Errorf(
-				"group_size: %d; its %s take about %s, and %s may hold %s, so that the group could never end; give "+
-					"it more with 'meander streams limit --%s SIZE', or %s",
-				len(requests), of.what, mib(of.bytes), of.stream, mib(limit), of.flag, of.fix))
+		if err := of.check(first, info.Config.MaxBytes); err != nil {
+			return bus.Terminal(schemas.CodeInvalid, err)
 		}
 	}
 	switch h, err := s.bus.ControlsOf(ctx, run, first.UID); {
@@ -76,10 +74,33 @@ func explainFull(run schemas.Run, err error) error {
 }
 
 // leastSize is the least number of bytes that a group takes in a stream, with words for the message to the client: what
-// they hold, the flag that raises the stream's limit, and what else would help.
+// they hold, the flag that raises the stream's limit, and what else would help. most is what surely is enough.
 type leastSize struct {
 	stream, what, flag, fix string
-	bytes                   int64
+	bytes, most             int64
+}
+
+// check returns the fault of a group that takes more than the limit of the stream, by itself or in its batch; nil if it
+// fits. Retention frees no open batch, so all groups of it must fit at once.
+func (of leastSize) check(r *schemas.Request, limit int64) error {
+	groups := max(1, r.Group.BatchGroups)
+	if of.stream == schemas.StreamRequests { // which samplers empty meanwhile
+		groups = 1
+	}
+	if limit <= 0 || of.bytes <= limit/groups {
+		return nil
+	}
+	field, unit, size := "group_size", "group", r.GroupSize
+	if of.bytes <= limit {
+		field, unit, size = "batch.groups", "batch", groups
+		of.what += fmt.Sprintf(", %s a group,", mib(of.bytes))
+		of.fix += ", or the batch: each group of it may take a part of the limit"
+	} else {
+		groups = 1
+	}
+	return fmt.Errorf("%s: %d; its %s take about %s, and %s may hold %s, so that the %s could never end; give it more "+
+		"with 'meander streams limit --%s %s', or %s", field, size, of.what, mib(groups*of.bytes), of.stream, mib(limit),
+		unit, of.flag, wholeMiB(groups*of.most), of.fix)
 }
 
 // leastSizes returns the least that a group takes in each stream that must hold all of it at once. request is the
@@ -91,6 +112,7 @@ func leastSizes(requests []*schemas.Request, policy *schemas.Policy, request int
 		bytes := r.StepBytes(policy)
 		steps, largest = steps+bytes, max(largest, bytes)
 	}
+	bound := steps
 	// The last one begins when its bound fits beside what the others have stored.
 	steps = (steps-largest)/boundOver*boundUnder + largest
 	group, err := schemas.Encode(&schemas.Opening{Run: first.Run, UID: first.UID, GroupSize: n, Group: first.Group})
@@ -98,25 +120,29 @@ func leastSizes(requests []*schemas.Request, policy *schemas.Policy, request int
 		group = nil // counts as empty
 	}
 	reward := int64(len(group)) + messageBytes + scoreBytes*int64(len(first.Group.Reward))
+	trajectories := n * (messageBytes + int64(len(first.Prompt)+len(first.Prompt2)+len(first.Prompt3)))
 	smaller := "make the group smaller"
 	return []leastSize{
 		{
 			schemas.StreamSteps, "steps", "max-steps-bytes",
-			"keep fewer states (rollout.return_step_indices), or " + smaller, steps,
+			"keep fewer states (rollout.return_step_indices), or " + smaller, steps, bound,
 		},
 		{
 			schemas.StreamRequests, "requests, one by one,", "max-requests-bytes",
-			"shorten the prompt and its metadata", request,
+			"shorten the prompt and its metadata", request, request,
 		},
 		{
 			schemas.StreamTrajectories, "trajectories", "max-trajectories-bytes", smaller,
-			n * (messageBytes + int64(len(first.Prompt)+len(first.Prompt2)+len(first.Prompt3))),
+			trajectories, trajectories * 2,
 		},
 		{
 			schemas.StreamRewards, "rewards", "max-rewards-bytes", "shorten the metadata, or " + smaller,
-			(n + 1) * reward,
+			(n + 1) * reward, (n + 1) * reward * 2,
 		},
 	}
 }
 
 func mib(bytes int64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
+
+// wholeMiB returns a size for a limit, rounded up.
+func wholeMiB(bytes int64) string { return fmt.Sprintf("%dMiB", (bytes+1<<20-1)>>20) }

@@ -34,7 +34,7 @@ func TestRoom_GroupsThatNeverFit(t *testing.T) {
 			schemas.Prompt{GroupSize: new(int64(2))},
 			[]string{
 				"group_size: 2; its steps take about 5.", "MDR_STEPS may hold 4.0 MiB",
-				"meander streams limit --max-steps-bytes SIZE", "return_step_indices",
+				"meander streams limit --max-steps-bytes 6MiB'", "return_step_indices",
 			},
 		},
 		{schemas.Prompt{GroupSize: new(int64(1))}, nil},
@@ -57,6 +57,50 @@ func TestRoom_GroupsThatNeverFit(t *testing.T) {
 				t.Errorf("prompt %d: %s, %q; must say %q", i, r.Code, r.Error, say)
 			}
 		}
+	}
+}
+
+// A batch whose groups cannot be there at once is refused at its first group, with a limit that is enough.
+func TestRoom_BatchesThatNeverFit(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	limit := func(mib int64) {
+		t.Helper()
+		if err := p.SetLimits(t.Context(),
+			bus.StreamLimit{Stream: schemas.StreamSteps, MaxBytes: mib << 20}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	limit(8)
+	p.serve(t)
+	ask := func(id string, side, groups int64) *schemas.Receipt {
+		t.Helper()
+		return receipt(t, p.publish(t, "r", prompt(schemas.UID(fmt.Sprintf("%s-%d", id, side)), "a fox",
+			func(p *schemas.Prompt) {
+				p.GroupSize, p.Height, p.Width = new(int64(2)), &side, &side
+				p.Batch = &schemas.BatchSpec{ID: id, Groups: groups}
+			})))
+	}
+	says := func(r *schemas.Receipt, say ...string) {
+		t.Helper()
+		for _, text := range say {
+			if r.Accepted || r.Code != schemas.CodeInvalid || !strings.Contains(r.Error, text) {
+				t.Errorf("%+v; must say %q", r, text)
+			}
+		}
+	}
+	// 11 states of 256 KiB are 2.75 MiB a sample, those of half the side a quarter.
+	says(ask("large", 512, 2), "batch.groups: 2; its steps, 5.", " a group, take about 1", "MDR_STEPS may hold 8.0 MiB",
+		"so that the batch could never end", "meander streams limit --max-steps-bytes 12MiB'")
+	for _, one := range []*schemas.Receipt{ask("one", 512, 1), ask("small", 256, 4)} {
+		if !one.Accepted {
+			t.Errorf("a batch that fits: %+v", one)
+		}
+	}
+	says(ask("small", 512, 4), "batch.groups: 4; its steps, 5.") // a later group that is larger
+	limit(12)
+	if r := ask("enough", 512, 2); !r.Accepted {
+		t.Errorf("with the limit that it asked for: %+v", r)
 	}
 }
 
