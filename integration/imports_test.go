@@ -33,6 +33,9 @@ var layers = map[string][]string{
 	"pkg/dataset":   nil,
 	"pkg/jinja":     nil,
 
+	// Reads JSON of strangers for everybody.
+	"pkg/strictjson": nil,
+
 	// Clients of servers that draw samples: protocols alone, and torch's generator. Their tests have servers of recorded
 	// bytes.
 	"pkg/torchrandom":                 nil,
@@ -65,33 +68,31 @@ var layers = map[string][]string{
 	"pkg/tensor/cuda":                   {"pkg/tensor", "pkg/tensor/cuda/driver", "pkg/tensor/cuda/internal/gpu", "pkg/tensor/cuda/kernels"},
 	"pkg/tensor/devices":                {"pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/cuda"}, // the one place that names them
 	"pkg/tensor/reference":              {"pkg/tensor"},
-	"pkg/tensor/tensortest":             {"pkg/tensor", "pkg/tensor/reference"},
-	"pkg/flow":                          {"pkg/tensor"},
-	"pkg/scheduled":                     {"pkg/flow"}, // its random words and its logarithm
-	"pkg/media":                         nil,          // pixels, their digest and their file
-	"pkg/model":                         {"pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/media"},
-	"pkg/model/nn":                      {"pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/model"},
-	"pkg/model/tokenizer":               {"pkg/safetensors"},
-	"pkg/model/qwenimage":               {"pkg/media", "pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
-	"pkg/model/synthetic":               {"pkg/media", "pkg/model"},
-	"pkg/model/remote":                  {"pkg/lora", "pkg/media", "pkg/model", "pkg/model/nn", "pkg/model/remote/internal/wire", "pkg/model/tokenizer", "pkg/safetensors", "pkg/tensor"},
-	"pkg/model/remote/internal/wire":    nil,                                                                             // frames alone, for the client and the worker of tests
-	"pkg/model/remote/remotetest":       {"pkg/model/remote/internal/wire", "pkg/safetensors", "pkg/tensor"},             // a worker for tests
-	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/remote", "pkg/model/synthetic"}, // the one place that names them
-	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors", "pkg/model"},
-	"pkg/decoding":                      {"pkg/flow"},                                                                                                                                               // its random words, its exponential and its logarithm
-	"pkg/lm":                            {"pkg/decoding", "pkg/lora", "pkg/model", "pkg/safetensors", "pkg/tensor"},                                                                                 // where folders of models are looked for
-	"pkg/lm/qwen2":                      {"pkg/decoding", "pkg/jinja", "pkg/lm", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/safetensors", "pkg/tensor", "pkg/tensor/cpu"}, // the CPU where no device is given
-	"pkg/lm/families":                   {"pkg/lm", "pkg/lm/qwen2"},                                                                                                                                 // the one place that names them
-	"pkg/model/modeltest":               {"pkg/media", "pkg/model"},
-	"pkg/auth":                          {"schemas"}, // who may do what, as data: no connection
-	"pkg/bus":                           {"schemas", "pkg/auth"},
-	"pkg/interaction":                   {"schemas", "pkg/scorer"}, // what a sum comes to
-	"pkg/archive":                       {"schemas", "pkg/bus"},    // a run as a file
-	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
-	"pkg/client/policyloss":             nil,
-	"pkg/weightsdir":                    {"schemas", "pkg/safetensors"}, // files of weights that go by path
-	"pkg/client":                        {"schemas", "pkg/bus", "pkg/tensor", "pkg/lora", "pkg/weightsdir"},
+	"pkg/tensor/tensortest":             {"pkg/tensor", "pkg/tensor/reference"}, "pkg/flow": {"pkg/strictjson", "pkg/tensor"},
+	"pkg/scheduled": {"pkg/flow"}, // its random words and its logarithm
+	"pkg/media":     nil,          // pixels, their digest and their file
+	"pkg/model":     {"pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/media"}, "pkg/model/nn": {"pkg/strictjson", "pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/model"},
+	"pkg/model/tokenizer":            {"pkg/safetensors", "pkg/strictjson"},
+	"pkg/model/qwenimage":            {"pkg/media", "pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/model/qwenimage/checkpoint", "pkg/strictjson"}, // the CPU where no device is given; folders of random weights
+	"pkg/model/synthetic":            {"pkg/media", "pkg/model"},
+	"pkg/model/remote":               {"pkg/lora", "pkg/media", "pkg/model", "pkg/model/nn", "pkg/model/remote/internal/wire", "pkg/model/tokenizer", "pkg/safetensors", "pkg/tensor"},
+	"pkg/model/remote/internal/wire": nil,                                                                             // frames alone, for the client and the worker of tests
+	"pkg/model/remote/remotetest":    {"pkg/model/remote/internal/wire", "pkg/safetensors", "pkg/tensor"},             // a worker for tests
+	"pkg/model/families":             {"pkg/model", "pkg/model/qwenimage", "pkg/model/remote", "pkg/model/synthetic"}, // the one place that names them
+	"pkg/model/qwenimage/checkpoint": {"pkg/tensor", "pkg/safetensors", "pkg/model"},
+	"pkg/decoding":                   {"pkg/flow"},                                                                                                                                                                 // its random words, its exponential and its logarithm
+	"pkg/lm":                         {"pkg/decoding", "pkg/lora", "pkg/model", "pkg/safetensors", "pkg/tensor"},                                                                                                   // where folders of models are looked for
+	"pkg/lm/qwen2":                   {"pkg/decoding", "pkg/jinja", "pkg/lm", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/safetensors", "pkg/strictjson", "pkg/tensor", "pkg/tensor/cpu"}, // the CPU where no device is given
+	"pkg/lm/families":                {"pkg/lm", "pkg/lm/qwen2"},                                                                                                                                                   // the one place that names them
+	"pkg/model/modeltest":            {"pkg/media", "pkg/model"},
+	"pkg/auth":                       {"schemas"}, // who may do what, as data: no connection
+	"pkg/bus":                        {"schemas", "pkg/auth"},
+	"pkg/interaction":                {"schemas", "pkg/scorer"}, // what a sum comes to
+	"pkg/archive":                    {"schemas", "pkg/bus"},    // a run as a file
+	"pkg/bus/bustest":                {"schemas", "pkg/bus", "pkg/natsd"},
+	"pkg/client/policyloss":          nil,
+	"pkg/weightsdir":                 {"schemas", "pkg/safetensors"}, // files of weights that go by path
+	"pkg/client":                     {"schemas", "pkg/bus", "pkg/tensor", "pkg/lora", "pkg/weightsdir"},
 
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   {"pkg/media"},
@@ -200,9 +201,8 @@ var layers = map[string][]string{
 
 // testLayers is what tests may import besides what their package may.
 var testLayers = map[string][]string{
-	"pkg/model/nn":                   {"pkg/tensor/cpu"},
-	"pkg/model/tokenizer":            {"pkg/model/qwenimage/checkpoint"},
-	"pkg/lm/qwen2":                   {"pkg/tensor/reference"},
+	"pkg/model/nn":        {"pkg/tensor/cpu"},
+	"pkg/model/tokenizer": {"pkg/model/qwenimage/checkpoint"}, "pkg/lm/qwen2": {"pkg/model/modeltest", "pkg/tensor/reference"},
 	"pkg/model/remote":               {"pkg/model/modeltest", "pkg/model/qwenimage", "pkg/model/remote/remotetest"}, // whose digest is the same
 	"pkg/model/qwenimage":            {"pkg/media", "pkg/model/modeltest", "pkg/tensor/reference"},
 	"pkg/model/qwenimage/checkpoint": {"pkg/model/qwenimage"},

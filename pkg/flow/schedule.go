@@ -1,11 +1,12 @@
 package flow
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/meander-rl/meander/pkg/strictjson"
 )
 
 // Limits of a schedule.
@@ -74,11 +75,30 @@ type solverConfig struct {
 	UseLuLambdas  bool    `json:"use_lu_lambdas"`
 }
 
+// scheduleUnused are the keys of a scheduler_config.json that change no sigma.
+var scheduleUnused = func() strictjson.Unused {
+	u := strictjson.Unused{"_diffusers_version": "who wrote the file", "_name_or_path": "where it was"}
+	for _, key := range []string{
+		"beta_start", "beta_end", "beta_schedule", "trained_betas", "rescale_betas_zero_snr", "timestep_spacing",
+		"steps_offset", "sigma_min", "sigma_max",
+	} {
+		u[key] = "diffusers does not read it with use_flow_sigmas"
+	}
+	for _, key := range []string{
+		"solver_order", "solver_type", "solver_p", "algorithm_type", "predict_x0", "lower_order_final",
+		"disable_corrector", "euler_at_final", "thresholding", "dynamic_thresholding_ratio", "sample_max_value",
+		"lambda_min_clipped", "variance_type",
+	} {
+		u[key] = "of a solver of diffusers: a prompt chooses the solver"
+	}
+	return u
+}()
+
 // ParseSchedule reads a scheduler_config.json of diffusers, which a model's folder or a prompt
-// brings. Missing keys have the defaults of diffusers, unknown keys are ignored. For UniPC and
+// brings. Missing keys have the defaults of diffusers. For UniPC and
 // DPM-Solver++ with use_flow_sigmas the shift is flow_shift. Their first sigma of 1 stays 1 here;
 // diffusers subtracts 1e-6 so that its logarithms are finite. Errors: more than maxConfigBytes, no
-// JSON, and settings that are not supported, each with its key.
+// JSON, unknown keys, and settings that are not supported, each with its key.
 func ParseSchedule(config []byte) (Schedule, error) {
 	s := Schedule{
 		NumTrainTimesteps: trainTimesteps, Shift: 1, BaseShift: 0.5, MaxShift: 1.15,
@@ -89,7 +109,7 @@ func ParseSchedule(config []byte) (Schedule, error) {
 		return Schedule{}, fmt.Errorf("parse scheduler config: %d bytes; must be at most %d", len(config),
 			maxConfigBytes)
 	}
-	if err := errors.Join(json.Unmarshal(config, &s), json.Unmarshal(config, &c)); err != nil {
+	if err := strictjson.Unmarshal(config, scheduleUnused, &s, &c); err != nil {
 		return Schedule{}, fmt.Errorf("parse scheduler config: %w", err)
 	}
 	if err := errors.Join(c.applyTo(&s), s.Validate()); err != nil {

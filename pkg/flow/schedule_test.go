@@ -304,8 +304,11 @@ func TestParseSchedule(t *testing.T) {
 
 // solver is the configuration of a solver on flow sigmas, with one more key.
 func solver(class, more string) string {
-	return fmt.Sprintf(`{"_class_name": %q, "use_flow_sigmas": true, "prediction_type": "flow_prediction", %s}`, class,
-		more)
+	config := fmt.Sprintf(`{"_class_name": %q, "use_flow_sigmas": true, %s`, class, more)
+	if !strings.Contains(more, "prediction_type") {
+		config += `, "prediction_type": "flow_prediction"`
+	}
+	return config + "}"
 }
 
 func TestParseSchedule_Refuses(t *testing.T) {
@@ -338,6 +341,8 @@ func TestParseSchedule_Refuses(t *testing.T) {
 		{solver("DPMSolverMultistepScheduler", `"use_lu_lambdas": true`), "use_lu_lambdas: true"},
 		{solver("DPMSolverMultistepScheduler", `"shift_terminal": 0.1`), "shift_terminal: 0.1; must be null"},
 		{solver("DPMSolverMultistepScheduler", `"time_shift_type": "linear"`), `time_shift_type: "linear"`},
+		{`{"_class_name": "FlowMatchEulerDiscreteScheduler", "strange": 1}`, "strange: an unknown key"},
+		{`{"shift": 1, "shift": 2}`, "shift: stands there twice"},
 		{`[1]`, "scheduler config"},
 		{`{"shift": 1`, "scheduler config"},
 		{`{"_class_name": "` + strings.Repeat("x", 1<<20) + `"}`, "1048576"},

@@ -57,8 +57,12 @@ func parseIndex(text []byte) (map[string]string, error) {
 	}
 	p := parser{text: text}
 	err := p.readObject(func(key string) error {
-		if key != "weight_map" {
+		switch key {
+		case "metadata": // sizes, for people
 			return p.skip()
+		case "weight_map":
+		default:
+			return fmt.Errorf("%.40q: an unknown key; must be weight_map or metadata", key)
 		}
 		index = map[string]string{}
 		return p.readObject(func(name string) error {

@@ -15,6 +15,7 @@ import (
 	"github.com/meander-rl/meander/pkg/model/nn"
 	"github.com/meander-rl/meander/pkg/model/tokenizer"
 	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/strictjson"
 )
 
 // idList is a field that holds an id, a list of them, or null.
@@ -44,13 +45,40 @@ type generationConfig struct {
 	MaxNewTokens int      `json:"max_new_tokens"`
 }
 
+// generationUnused are the keys of generation_config.json that change no token.
+var generationUnused = strictjson.Unused{
+	"transformers_version":    "who wrote the file",
+	"_from_model_config":      "who wrote the file",
+	"chat_format":             "no class of transformers reads it",
+	"trust_remote_code":       "no code of the folder is run",
+	"bos_token_id":            "no prompt is empty",
+	"pad_token_id":            "rows are not padded",
+	"use_cache":               "a cache changes no result",
+	"cache_implementation":    "a cache changes no result",
+	"cache_config":            "a cache changes no result",
+	"low_memory":              "of memory, not results",
+	"output_attentions":       "what transformers returns",
+	"output_hidden_states":    "what transformers returns",
+	"output_scores":           "what transformers returns",
+	"output_logits":           "what transformers returns",
+	"return_dict_in_generate": "what transformers returns",
+	"num_return_sequences":    "the group of a prompt says how many",
+	"early_stopping":          "of beams, which num_beams says",
+	"length_penalty":          "of beams, which num_beams says",
+	"diversity_penalty":       "of beams, which num_beams says",
+}
+
 // unsupported has the fields of generation_config.json that change which tokens transformers draws and that are not
 // supported, each with the value that changes nothing; nil: null alone.
 var unsupported = map[string]any{
-	"bad_words_ids": nil, "begin_suppress_tokens": nil, "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0,
+	"assistant_confidence_threshold": nil, "bad_words_ids": nil, "begin_suppress_tokens": nil,
+	"encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0,
 	"eta_cutoff": 0.0, "exponential_decay_length_penalty": nil, "forced_bos_token_id": nil, "forced_eos_token_id": nil,
 	"guidance_scale": 1.0, "min_length": 0.0, "min_new_tokens": 0.0, "no_repeat_ngram_size": 0.0, "num_beams": 1.0,
 	"penalty_alpha": 0.0, "repetition_penalty": 1.0, "sequence_bias": nil, "suppress_tokens": nil, "typical_p": 1.0,
+	"dola_layers": nil, "force_words_ids": nil, "constraints": nil, "forced_decoder_ids": nil, "max_length": 20.0,
+	"max_time": nil, "num_beam_groups": 1.0, "prompt_lookup_num_tokens": nil, "remove_invalid_values": false,
+	"renormalize_logits": false, "stop_strings": nil, "top_h": nil, "token_healing": false, "watermarking_config": nil,
 }
 
 // ignoredFields returns a note for each field of a generation_config.json that changes how transformers draws tokens
@@ -110,8 +138,7 @@ func readConfigs(folder *safetensors.Folder) (*configs, error) {
 		EOS           idList   `json:"eos_token_id"`
 		Quant         any      `json:"quantization_config"`
 	}
-	if err := errors.Join(nn.ReadJSON(folder, lm.ConfigFile, c.decoder),
-		nn.ReadJSON(folder, lm.ConfigFile, &top)); err != nil {
+	if err := nn.ReadJSON(folder, lm.ConfigFile, nn.DecoderUnused, c.decoder, &top); err != nil {
 		return nil, err
 	}
 	var f nn.Faults
@@ -123,8 +150,12 @@ func readConfigs(folder *safetensors.Folder) (*configs, error) {
 		return nil, err
 	}
 	const file = "generation_config.json"
-	fields := map[string]any{}
-	switch err := errors.Join(nn.ReadJSON(folder, file, &c.generation), nn.ReadOptionalJSON(folder, file, &fields)); {
+	fields, unused := map[string]any{}, generationUnused.With(nil)
+	for name := range unsupported {
+		unused[name] = "ignoredFields says so"
+	}
+	switch err := errors.Join(nn.ReadJSON(folder, file, unused, &c.generation),
+		nn.ReadOptionalJSON(folder, file, nn.Elsewhere, &fields)); {
 	case errors.Is(err, fs.ErrNotExist):
 		c.generation = generationConfig{Sample: true, TopK: new(int)}
 	case err != nil:
@@ -144,8 +175,10 @@ func readConfigs(folder *safetensors.Folder) (*configs, error) {
 	if err := f.Of(file); err != nil {
 		return nil, err
 	}
-	var defaults nn.Defaults
-	err := defaults.Read(folder)
+	var defaults struct {
+		Reward []string `json:"reward"`
+	}
+	err := nn.ReadOptionalJSON(folder, nn.DefaultsFile, nil, &defaults)
 	c.reward = defaults.Reward
 	return c, err
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"reflect"
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/decoding"
@@ -71,7 +72,7 @@ func TestConfig_DefaultsOfTransformers(t *testing.T) {
 	for field, value := range got {
 		if w, ok := want[field]; ok && field != "rope_parameters" {
 			compared++
-			if value != w {
+			if !reflect.DeepEqual(value, w) {
 				t.Errorf("%s: %v, want %v", field, value, w)
 			}
 		}

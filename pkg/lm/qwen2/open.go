@@ -133,17 +133,20 @@ func inspect(dir string) (_ *lm.Info, err error) {
 }
 
 // load reads the weights of decoder and head. A head that is tied to the embedding becomes a second
-// copy of it, stored for matrix products. Errors are kept in l.
+// copy of it, stored for matrix products. Where the files have a head, too, that is used, as in transformers, which
+// ties only equal ones. Errors are kept in l.
 func load(l *nn.Loader, c *nn.DecoderConfig, positions int) (*nn.Decoder, nn.Linear) {
 	l.Prefix, l.FewRows = "model.", true
 	d := l.Decoder(c, positions)
 	head := "embed_tokens"
-	if !c.Tied {
-		l.Prefix, head = "", "lm_head"
+	if l.Prefix = ""; !c.Tied || l.Has("lm_head.weight") {
+		head = "lm_head"
+	} else {
+		l.Prefix = "model."
 	}
 	out := l.Linear(c.Width, false, nn.Out(head, c.Vocabulary))
 	l.Ignored = func(name string) bool {
-		return c.Tied && name == "lm_head.weight" || strings.HasSuffix(name, ".rotary_emb.inv_freq")
+		return strings.HasSuffix(name, ".rotary_emb.inv_freq") // from rope_theta
 	}
 	return d, out
 }

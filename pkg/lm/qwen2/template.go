@@ -12,6 +12,7 @@ import (
 	"github.com/meander-rl/meander/pkg/lm"
 	"github.com/meander-rl/meander/pkg/model/nn"
 	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/strictjson"
 )
 
 // template is the chat template of a folder, with the special tokens that it can use.
@@ -121,7 +122,7 @@ const (
 // and one that parseTemplate refuses, are errors that name the file.
 func readTemplate(folder *safetensors.Folder) (*template, error) {
 	config := map[string]json.RawMessage{}
-	sideErr := nn.ReadJSON(folder, sideFile, &config)
+	sideErr := nn.ReadJSON(folder, sideFile, nil, &config)
 	if sideErr != nil && !errors.Is(sideErr, fs.ErrNotExist) {
 		return nil, sideErr
 	}
@@ -152,14 +153,17 @@ func readTemplate(folder *safetensors.Folder) (*template, error) {
 // calls it where the folder has no chat_template.jinja. No template, or one of another form, is an error: Open fails.
 func sideTemplate(config map[string]json.RawMessage) (text string, err error) {
 	raw := config["chat_template"]
-	var named []struct{ Name, Template string }
+	var named []struct {
+		Name     string `json:"name"`
+		Template string `json:"template"`
+	}
 	switch {
 	case raw == nil || string(raw) == "null":
 		return "", fmt.Errorf("%s: chat_template is missing, and there is no %s; one must be there, as conversations "+
 			"are written by it", sideFile, templateFile)
 	case json.Unmarshal(raw, &text) == nil:
 		return text, nil
-	case json.Unmarshal(raw, &named) == nil:
+	case strictjson.Unmarshal(raw, nil, &named) == nil:
 		for _, t := range named {
 			if t.Name == "default" {
 				return t.Template, nil

@@ -1,32 +1,36 @@
 package nn
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 
 	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/strictjson"
 )
 
 // MaxConfigFile bounds a JSON file of a model folder, in bytes.
 const MaxConfigFile = 1 << 20
 
-// ReadJSON decodes a file of a folder, of at most MaxConfigFile bytes, into v.
-func ReadJSON(folder *safetensors.Folder, name string, v any) error {
+// Elsewhere is for readers of a part of a file: another reader accounts for all its keys.
+var Elsewhere = strictjson.Unused{"*": "another reader of the file accounts for it"}
+
+// ReadJSON decodes a file of a folder, of at most MaxConfigFile bytes, into each of the targets. A key that none
+// of them takes, and that is not unused, is an error.
+func ReadJSON(folder *safetensors.Folder, name string, unused strictjson.Unused, into ...any) error {
 	b, err := folder.Read(name, MaxConfigFile)
 	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(b, v); err != nil {
+	if err := strictjson.Unmarshal(b, unused, into...); err != nil {
 		return fmt.Errorf("read %s: %w", name, err)
 	}
 	return nil
 }
 
-// ReadOptionalJSON is ReadJSON of a file that may be absent: v is left as it is then.
-func ReadOptionalJSON(folder *safetensors.Folder, name string, v any) error {
-	if err := ReadJSON(folder, name, v); !errors.Is(err, fs.ErrNotExist) {
+// ReadOptionalJSON is ReadJSON of a file that may be absent: the targets are left as they are then.
+func ReadOptionalJSON(folder *safetensors.Folder, name string, unused strictjson.Unused, into ...any) error {
+	if err := ReadJSON(folder, name, unused, into...); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil

@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/strictjson"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
@@ -29,8 +31,10 @@ type DecoderConfig struct {
 	Epsilon       float64 `json:"rms_norm_eps"`
 	Activation    string  `json:"hidden_act"`
 	SlidingWindow bool    `json:"use_sliding_window"`
-	MaxPositions  int     `json:"max_position_embeddings"`
-	Tied          bool    `json:"tie_word_embeddings"`
+	// LayerTypes are the kinds of attention, layer by layer; nil: all full.
+	LayerTypes   []string `json:"layer_types"`
+	MaxPositions int      `json:"max_position_embeddings"`
+	Tied         bool     `json:"tie_word_embeddings"`
 	// transformers 5 writes rope_parameters, earlier versions rope_theta and rope_scaling.
 	Theta   float64     `json:"rope_theta"`
 	Rope    *ropeConfig `json:"rope_parameters"`
@@ -43,6 +47,41 @@ type ropeConfig struct {
 	Theta    float64 `json:"rope_theta"`
 	Sections []int   `json:"mrope_section"`
 }
+
+// DecoderUnused are the keys of such a config.json that change no result.
+var DecoderUnused = func() strictjson.Unused {
+	u := strictjson.Unused{
+		"transformers_version":         "who wrote the file",
+		"_name_or_path":                "where it was",
+		"_attn_implementation_autoset": "who chose the implementation of attention",
+		"attn_implementation":          "implementations of attention are equal but for rounding",
+		"torch_dtype":                  "tensors say their types",
+		"dtype":                        "as torch_dtype",
+		"attention_dropout":            "of training",
+		"initializer_range":            "of training",
+		"use_cache":                    "a cache changes no result",
+		"chunk_size_feed_forward":      "of memory, not results",
+		"sliding_window":               "use_sliding_window must be false, and layer_types full",
+		"max_window_layers":            "as sliding_window",
+		"bos_token_id":                 "no prompt is empty",
+		"pad_token_id":                 "rows are not padded",
+		"output_attentions":            "what transformers returns",
+		"output_hidden_states":         "as output_attentions",
+		"return_dict":                  "as output_attentions",
+		"use_mrope":                    "no class of transformers reads it",
+		"unsloth_fixed":                "no class of transformers reads it",
+		"unsloth_version":              "no class of transformers reads it",
+	}
+	for _, rope := range []string{"rope_scaling", "rope_parameters"} {
+		for _, key := range []string{
+			"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
+			"mscale_all_dim", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor", "truncate",
+		} {
+			u[rope+"."+key] = "of a rope_type that is refused"
+		}
+	}
+	return u
+}()
 
 // UnmarshalJSON keeps the values of fields that are missing in the file: they are the defaults of the class. If
 // num_key_value_heads is null, it becomes num_attention_heads (see Check).
@@ -90,6 +129,15 @@ func (c *DecoderConfig) Check(f *Faults, positions int) {
 	f.Check(c.Theta > 1 && c.Theta < 1e12, "rope_theta: %g; must be more than 1", c.Theta)
 	f.Check(c.Activation == "silu", "hidden_act: %q; must be silu", c.Activation)
 	f.Check(!c.SlidingWindow, "use_sliding_window: not supported")
+	if c.LayerTypes == nil && len(*f) == before {
+		c.LayerTypes = slices.Repeat([]string{"full_attention"}, c.Layers)
+	}
+	full := c.LayerTypes == nil || len(c.LayerTypes) == c.Layers
+	for _, kind := range c.LayerTypes {
+		full = full && kind == "full_attention"
+	}
+	f.Check(full, "layer_types: %.80q; must be full_attention for each of num_hidden_layers = %d", c.LayerTypes,
+		c.Layers)
 	for _, r := range []*ropeConfig{c.Rope, c.Scaling} {
 		if r != nil {
 			kind := r.Type

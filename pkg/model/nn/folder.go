@@ -60,13 +60,15 @@ type Defaults struct {
 	Width             int     `json:"width"`  // pixels
 	NumInferenceSteps int     `json:"num_inference_steps"`
 	TrueCFGScale      float64 `json:"true_cfg_scale"`
+	// FPS is the frames of a second, of a video.
+	FPS *float64 `json:"fps"`
 	// Reward names reward functions that suit the images.
 	Reward []string `json:"reward"`
 }
 
 // Read sets the fields that are in the folder's DefaultsFile, if there is one, and keeps the others.
 func (d *Defaults) Read(folder *safetensors.Folder) error {
-	return ReadOptionalJSON(folder, DefaultsFile, d)
+	return ReadOptionalJSON(folder, DefaultsFile, nil, d)
 }
 
 // ReadScheduler returns the folder's schedulerFile. It only checks that it is JSON, and of the class that
@@ -86,7 +88,7 @@ func ReadScheduler(folder *safetensors.Folder) ([]byte, error) {
 	var index struct {
 		Scheduler []string `json:"scheduler"`
 	}
-	if err := ReadOptionalJSON(folder, model.IndexFile, &index); err != nil {
+	if err := ReadOptionalJSON(folder, model.IndexFile, Elsewhere, &index); err != nil {
 		return nil, err
 	}
 	if s := index.Scheduler; len(s) == 2 && s[1] != "" && config.Class != "" && s[1] != config.Class {

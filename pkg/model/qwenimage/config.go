@@ -2,13 +2,14 @@ package qwenimage
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"path"
+	"reflect"
 
 	"github.com/meander-rl/meander/pkg/model/nn"
 	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/strictjson"
 )
 
 // The classes of the pipeline and its parts.
@@ -17,6 +18,7 @@ const (
 	textEncoderClass = "Qwen2_5_VLForConditionalGeneration"
 	transformerClass = "QwenImageTransformer2DModel"
 	autoencoderClass = "AutoencoderKLQwenImage"
+	textType         = "qwen2_5_vl_text"
 )
 
 // indexConfig is model_index.json: the class of each part of a pipeline.
@@ -33,7 +35,7 @@ type indexConfig struct {
 func readIndexConfig(folder *safetensors.Folder) (*indexConfig, error) {
 	const name = "model_index.json"
 	c := new(indexConfig)
-	if err := nn.ReadJSON(folder, name, c); err != nil {
+	if err := nn.ReadJSON(folder, name, partUnused, c); err != nil {
 		return nil, err
 	}
 	var f nn.Faults
@@ -61,6 +63,24 @@ func readIndexConfig(folder *safetensors.Folder) (*indexConfig, error) {
 	return c, nil
 }
 
+// partUnused are the keys of diffusers that every file may have.
+var partUnused = strictjson.Unused{
+	"_diffusers_version": "who wrote the file", "_name_or_path": "where it was",
+}
+
+// textUnused are the keys of text_encoder/config.json, besides those of its language model, that change no embedding of
+// a text.
+var textUnused = nn.DecoderUnused.With(strictjson.Unused{
+	"architectures":         "model_index.json names the class",
+	"eos_token_id":          "no tokens are drawn",
+	"vision_config":         "prompts are texts",
+	"image_token_id":        "prompts are texts",
+	"video_token_id":        "prompts are texts",
+	"vision_token_id":       "prompts are texts",
+	"vision_start_token_id": "prompts are texts",
+	"vision_end_token_id":   "prompts are texts",
+})
+
 // newTextConfig returns the defaults of Qwen2_5_VLTextConfig of transformers, for fields that a file leaves out.
 func newTextConfig() *nn.DecoderConfig {
 	return &nn.DecoderConfig{
@@ -72,30 +92,44 @@ func newTextConfig() *nn.DecoderConfig {
 // readTextConfig reads and checks the fields of text_encoder/config.json that text needs.
 func readTextConfig(folder *safetensors.Folder, dir string) (*nn.DecoderConfig, error) {
 	name := path.Join(dir, "config.json")
-	b, err := folder.Read(name, nn.MaxConfigFile)
-	if err != nil {
-		return nil, err
-	}
-	// The fields are nested in text_config, or at the top in older files.
+	// The fields are nested in text_config, or at the top in older files, or in both.
 	var file struct {
-		Text  *nn.DecoderConfig `json:"text_config"`
-		Type  string            `json:"model_type"`
-		Tied  bool              `json:"tie_word_embeddings"`
-		Quant any               `json:"quantization_config"`
+		Text  json.RawMessage `json:"text_config"`
+		Type  string          `json:"model_type"`
+		Quant any             `json:"quantization_config"`
 	}
 	c := newTextConfig()
-	if err := errors.Join(json.Unmarshal(b, c), json.Unmarshal(b, &file)); err != nil {
-		return nil, fmt.Errorf("read %s: %w", name, err)
+	if err := nn.ReadJSON(folder, name, textUnused, c, &file); err != nil {
+		return nil, err
 	}
-	if file.Text != nil {
-		c = newTextConfig()
-		file.Text = c
-		if err := json.Unmarshal(b, &file); err != nil {
-			return nil, fmt.Errorf("read %s: %w", name, err)
-		}
-	}
-	c.Tied = c.Tied || file.Tied
 	var f nn.Faults
+	if len(file.Text) > 0 && string(file.Text) != "null" {
+		var text struct {
+			Type  string `json:"model_type"`
+			Quant any    `json:"quantization_config"`
+		}
+		nested := newTextConfig()
+		if err := strictjson.Unmarshal(file.Text, textUnused, nested, &text); err != nil {
+			return nil, fmt.Errorf("read %s: text_config: %w", name, err)
+		}
+		f.Check(text.Type == "" || text.Type == textType, "text_config.model_type: %q; must be %s", text.Type, textType)
+		f.Check(text.Quant == nil, "text_config.quantization_config: not supported")
+		// What stands at the top, too, must be the same: transformers reads text_config.
+		both := *nested
+		both.Rope, both.Scaling = nil, nil
+		if err := nn.ReadJSON(folder, name, nn.Elsewhere, &both); err != nil {
+			return nil, err
+		}
+		both.Tied = nested.Tied // there is no head
+		if both.Rope == nil {
+			both.Rope = nested.Rope
+		}
+		if both.Scaling == nil {
+			both.Scaling = nested.Scaling
+		}
+		f.Check(reflect.DeepEqual(&both, nested), "text_config: other values than at the top; must be the same")
+		c = nested
+	}
 	f.Check(file.Type == "qwen2_5_vl", "model_type: %q; must be qwen2_5_vl", file.Type)
 	f.Check(file.Quant == nil, "quantization_config: not supported")
 	c.Check(&f, promptTokensLimit+promptTokensDropped)
@@ -132,7 +166,8 @@ func readTransformerConfig(folder *safetensors.Folder, dir string) (*transformer
 	c := &transformerConfig{
 		PatchSize: 2, In: 64, Out: 16, Layers: 60, HeadDim: 128, Heads: 24, TextWidth: 3584, Axes: []int{16, 56, 56},
 	}
-	if err := nn.ReadJSON(folder, name, c); err != nil {
+	unused := partUnused.With(strictjson.Unused{"pooled_projection_dim": "the class has no such setting"})
+	if err := nn.ReadJSON(folder, name, unused, c); err != nil {
 		return nil, err
 	}
 	var f nn.Faults
@@ -193,7 +228,8 @@ func readVAEConfig(folder *safetensors.Folder, dir string) (*vaeConfig, error) {
 			3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.916,
 		},
 	}
-	if err := nn.ReadJSON(folder, name, c); err != nil {
+	unused := partUnused.With(strictjson.Unused{"dropout": "of training"})
+	if err := nn.ReadJSON(folder, name, unused, c); err != nil {
 		return nil, err
 	}
 	var f nn.Faults

@@ -34,7 +34,8 @@ func loadTextEncoder(l *nn.Loader, c *nn.DecoderConfig) *nn.Decoder {
 	}
 	l.Ignored = func(name string) bool {
 		return strings.HasPrefix(name, "visual.") || strings.HasPrefix(name, "model.visual.") ||
-			strings.HasPrefix(name, "vision_tower.") || strings.HasSuffix(name, "lm_head.weight")
+			strings.HasPrefix(name, "vision_tower.") || name == "lm_head.weight" ||
+			name == "language_model.lm_head.weight" || strings.HasSuffix(name, ".rotary_emb.inv_freq")
 	}
 	// The model sees the fixed beginning, too, although its hidden states are dropped.
 	return l.Decoder(c, promptTokensLimit+promptTokensDropped)

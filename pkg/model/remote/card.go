@@ -122,7 +122,7 @@ var (
 // files may be there.
 func partsOf(folder *safetensors.Folder) (in []string, err error) {
 	var index map[string]json.RawMessage
-	if err := nn.ReadOptionalJSON(folder, model.IndexFile, &index); err != nil {
+	if err := nn.ReadOptionalJSON(folder, model.IndexFile, nn.Elsewhere, &index); err != nil {
 		return nil, err
 	}
 	for _, part := range parts {
@@ -202,8 +202,8 @@ func addIndex(d *safetensors.Digest, folder *safetensors.Folder) error {
 	var defaults struct {
 		FPS *float64 `json:"fps"`
 	}
-	if err := errors.Join(nn.ReadOptionalJSON(folder, model.IndexFile, &index),
-		nn.ReadOptionalJSON(folder, nn.DefaultsFile, &defaults)); err != nil {
+	if err := errors.Join(nn.ReadOptionalJSON(folder, model.IndexFile, nn.Elsewhere, &index),
+		nn.ReadOptionalJSON(folder, nn.DefaultsFile, nn.Elsewhere, &defaults)); err != nil {
 		return err
 	}
 	if index.BoundaryRatio != nil {

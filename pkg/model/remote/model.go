@@ -215,7 +215,7 @@ func Inspect(ctx context.Context, dir string, cfg Config) (_ *model.Info, err er
 			Class         string   `json:"_class_name"`
 			Architectures []string `json:"architectures"` // of a text encoder
 		}
-		info.Problem(nn.ReadJSON(folder, part+"/config.json", &config))
+		info.Problem(nn.ReadJSON(folder, part+"/config.json", nn.Elsewhere, &config))
 		nn.InspectPart(info, folder, part, strings.Join(append(config.Architectures, config.Class), ""), nil)
 	}
 	for i := range info.Parts {

@@ -9,10 +9,10 @@ import (
 	"io/fs"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/strictjson"
 )
 
 // Bounds of tokenizer files. The published Qwen2 vocabulary has 151,643 entries and
@@ -26,15 +26,16 @@ const (
 	maxTokenBytes  = 4096
 )
 
-// The side files of a tokenizer.
+// The files of a tokenizer beside tokenizer.json, or vocab.json and merges.txt.
 const (
-	configFile = "tokenizer_config.json"
-	addedFile  = "added_tokens.json"
+	combinedName = "tokenizer.json"
+	configFile   = "tokenizer_config.json"
+	addedFile    = "added_tokens.json"
+	specialFile  = "special_tokens_map.json"
 )
 
-// Load reads a tokenizer folder: tokenizer.json, or vocab.json with merges.txt,
-// and the added tokens of tokenizer_config.json and added_tokens.json. A setting that is not
-// supported exactly is an error that names file and field.
+// Load reads a tokenizer folder: tokenizer.json, or vocab.json with merges.txt, and the files beside them. A setting
+// that is not supported exactly, and a key that is not known, are errors that name file and field.
 func Load(dir string) (*Tokenizer, error) {
 	folder, err := safetensors.OpenFolder(dir)
 	if err != nil {
@@ -54,11 +55,12 @@ func Read(folder *safetensors.Folder, dir string) (*Tokenizer, error) {
 		name string
 		data *[]byte
 	}{
-		{"tokenizer.json", &f.combined},
+		{combinedName, &f.combined},
 		{"vocab.json", &f.vocab},
 		{"merges.txt", &f.merges},
 		{configFile, &f.config},
 		{addedFile, &f.added},
+		{specialFile, &f.special},
 	} {
 		data, err := folder.Read(path.Join(dir, part.name), MaxFile)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -74,18 +76,7 @@ func Read(folder *safetensors.Folder, dir string) (*Tokenizer, error) {
 }
 
 // tokenizerFiles holds the contents of the files of a tokenizer, nil for a missing one.
-type tokenizerFiles struct{ combined, vocab, merges, config, added []byte }
-
-// addedSpec is an added token as the files write it.
-type addedSpec struct {
-	ID         *int64 `json:"id"`
-	Content    string `json:"content"`
-	SingleWord bool   `json:"single_word"`
-	LStrip     bool   `json:"lstrip"`
-	RStrip     bool   `json:"rstrip"`
-	Normalized bool   `json:"normalized"`
-	Special    bool   `json:"special"`
-}
+type tokenizerFiles struct{ combined, vocab, merges, config, added, special []byte }
 
 // parse builds the tokenizer from its files. tokenizer.json, if there, replaces vocab.json and merges.txt.
 func (f *tokenizerFiles) parse() (*Tokenizer, error) {
@@ -96,11 +87,11 @@ func (f *tokenizerFiles) parse() (*Tokenizer, error) {
 	case f.combined != nil:
 		file, err := parseCombined(f.combined)
 		if err != nil {
-			return nil, fmt.Errorf("tokenizer.json: %w", err)
+			return nil, fmt.Errorf("%s: %w", combinedName, err)
 		}
 		vocab, merges, added = file.Model.Vocab, file.Model.Merges, file.AddedTokens
 	case f.vocab != nil && f.merges != nil:
-		if err := json.Unmarshal(f.vocab, &vocab); err != nil {
+		if err := strictjson.Unmarshal(f.vocab, nil, &vocab); err != nil {
 			return nil, fmt.Errorf("vocab.json: %w", err)
 		}
 		var err error
@@ -110,11 +101,11 @@ func (f *tokenizerFiles) parse() (*Tokenizer, error) {
 	default:
 		return nil, errors.New("neither tokenizer.json nor vocab.json with merges.txt")
 	}
-	more, err := f.sideTokens(vocab, added)
+	added, err := f.addedTokens(vocab, added)
 	if err != nil {
 		return nil, err
 	}
-	return newTokenizer(vocab, merges, append(added, more...))
+	return newTokenizer(vocab, merges, added)
 }
 
 // combinedFile holds the fields of tokenizer.json that change the result of Encode.
@@ -136,6 +127,12 @@ type combinedFile struct {
 			UseRegex       bool   `json:"use_regex"`
 		} `json:"pretokenizers"`
 	} `json:"pre_tokenizer"`
+	PostProcessor *struct {
+		Type    string         `json:"type"`
+		Single  []outputPart   `json:"single"`
+		Pair    []outputPart   `json:"pair"`
+		Special map[string]any `json:"special_tokens"`
+	} `json:"post_processor"`
 	Model struct {
 		Type         string           `json:"type"`
 		Dropout      *float64         `json:"dropout"`
@@ -147,6 +144,28 @@ type combinedFile struct {
 		Vocab        map[string]int64 `json:"vocab"`
 		Merges       mergeList        `json:"merges"`
 	} `json:"model"`
+}
+
+// outputPart is what a TemplateProcessing writes: the text, or a token that it adds.
+type outputPart struct {
+	Sequence *struct {
+		ID   string `json:"id"`
+		Type int    `json:"type_id"`
+	} `json:"Sequence"`
+	Special json.RawMessage `json:"SpecialToken"`
+}
+
+// combinedUnused are the keys of tokenizer.json that change no id.
+var combinedUnused = strictjson.Unused{
+	"version":    "of the format",
+	"truncation": "transformers sets it anew for each call",
+	"padding":    "transformers sets it anew for each call",
+	"decoder":    "text is made of the bytes of tokens, as transformers makes it for the class",
+	"pre_tokenizer.pretokenizers.trim_offsets": "places in the text are not asked for",
+	"post_processor.add_prefix_space":          "as trim_offsets",
+	"post_processor.trim_offsets":              "as trim_offsets",
+	"post_processor.use_regex":                 "as trim_offsets",
+	"model.fuse_unk":                           "bytes have no unknown token",
 }
 
 // mergeList is a list of merges, each "left right" or ["left", "right"].
@@ -178,11 +197,10 @@ func (l *mergeList) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// parseCombined reads tokenizer.json. Another model, normalizer or pre_tokenizer than those of Qwen2 is an error. Its
-// truncation and padding are not read: transformers sets them anew for each call.
+// parseCombined reads tokenizer.json. Another model, normalizer or pre_tokenizer than those of Qwen2 is an error.
 func parseCombined(b []byte) (*combinedFile, error) {
 	var f combinedFile
-	if err := json.Unmarshal(b, &f); err != nil {
+	if err := strictjson.Unmarshal(b, combinedUnused, &f); err != nil {
 		return nil, err
 	}
 	var faults []error
@@ -212,6 +230,11 @@ func parseCombined(b []byte) (*combinedFile, error) {
 		want(level.Type == "ByteLevel" && !level.UseRegex && !level.AddPrefixSpace, "pre_tokenizer[1]",
 			"must be ByteLevel without add_prefix_space and use_regex")
 	}
+	if p := f.PostProcessor; p != nil {
+		adds := len(p.Special) > 0 || len(p.Single) != 1 || p.Single[0].Sequence == nil
+		want(p.Type == "ByteLevel" || p.Type == "TemplateProcessing" && !adds,
+			"post_processor", "must add no tokens: ByteLevel, or a TemplateProcessing of the text alone")
+	}
 	return &f, errors.Join(faults...)
 }
 
@@ -235,149 +258,6 @@ func parseMerges(b []byte) ([][2]string, error) {
 	return merges, nil
 }
 
-// sideTokens returns the added tokens of the side files that are not in known. A special
-// token without an id in any file is an error: the reference would choose one.
-func (f *tokenizerFiles) sideTokens(vocab map[string]int64, known []addedSpec) ([]addedSpec, error) {
-	config, err := parseConfig(f.config)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", configFile, err)
-	}
-	legacy := map[string]int64{}
-	if f.added != nil {
-		if err := json.Unmarshal(f.added, &legacy); err != nil {
-			return nil, fmt.Errorf("%s: %w", addedFile, err)
-		}
-	}
-	l := &addedList{vocab: vocab, ids: make(map[string]int64, len(known))}
-	for _, a := range known {
-		if a.ID != nil {
-			l.ids[a.Content] = *a.ID
-		}
-	}
-	for key, a := range byKey(config.Decoder) {
-		id, err := strconv.ParseInt(key, 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("%s: added_tokens_decoder: id %.20q: %w", configFile, key, errors.Unwrap(err))
-		}
-		if err := l.add(configFile, a, id); err != nil {
-			return nil, err
-		}
-	}
-	for content, id := range byKey(legacy) {
-		if err := l.add(addedFile, addedSpec{Content: content}, id); err != nil {
-			return nil, err
-		}
-	}
-	for _, content := range config.specialTokens() {
-		if _, ok := l.ids[content]; ok || content == "" {
-			continue
-		}
-		id, ok := vocab[content]
-		if !ok {
-			return nil, fmt.Errorf("%s: special token %.40q has no id", configFile, content)
-		}
-		if err := l.add(configFile, addedSpec{Content: content, Special: true}, id); err != nil {
-			return nil, err
-		}
-	}
-	return l.more, nil
-}
-
-// addedList collects added tokens that are not known yet.
-type addedList struct {
-	vocab map[string]int64
-	ids   map[string]int64 // by content
-	more  []addedSpec
-}
-
-// add adds a token of a file. Another id for it in an earlier file is an error.
-func (l *addedList) add(file string, a addedSpec, id int64) error {
-	old, known := l.ids[a.Content]
-	if !known {
-		old, known = l.vocab[a.Content]
-		known = known && old != id
-	}
-	if known && old != id {
-		return fmt.Errorf("%s: token %.40q has id %d, elsewhere %d", file, a.Content, id, old)
-	}
-	if _, in := l.ids[a.Content]; !in {
-		a.ID = &id
-		l.more = append(l.more, a)
-		l.ids[a.Content] = id
-	}
-	return nil
-}
-
-// sideConfig holds the fields of tokenizer_config.json that change the result of Encode.
-type sideConfig struct {
-	Decoder        map[string]addedSpec `json:"added_tokens_decoder"`
-	AddPrefixSpace *bool                `json:"add_prefix_space"`
-	EOS            json.RawMessage      `json:"eos_token"`
-	BOS            json.RawMessage      `json:"bos_token"`
-	PAD            json.RawMessage      `json:"pad_token"`
-	UNK            json.RawMessage      `json:"unk_token"`
-	Additional     json.RawMessage      `json:"additional_special_tokens"`
-	Extra          json.RawMessage      `json:"extra_special_tokens"`
-}
-
-// parseConfig reads tokenizer_config.json; b is nil if there is no file.
-func parseConfig(b []byte) (*sideConfig, error) {
-	c := &sideConfig{}
-	if b == nil {
-		return c, nil
-	}
-	if err := json.Unmarshal(b, c); err != nil {
-		return nil, err
-	}
-	if c.AddPrefixSpace != nil && *c.AddPrefixSpace {
-		return nil, errors.New("add_prefix_space: not supported")
-	}
-	if len(c.Decoder) > maxAddedTokens {
-		return nil, fmt.Errorf("added_tokens_decoder: more than %d tokens", maxAddedTokens)
-	}
-	return c, nil
-}
-
-// specialTokens returns the contents of the special tokens in the configuration.
-func (c *sideConfig) specialTokens() (contents []string) {
-	for _, raw := range []json.RawMessage{c.EOS, c.BOS, c.PAD, c.UNK, c.Additional, c.Extra} {
-		contents = append(contents, tokenNames(raw)...)
-	}
-	return contents
-}
-
-// tokenNames returns the tokens of a field that holds a token, a list or a map of them,
-// each a string or an object with its content.
-func tokenNames(raw json.RawMessage) []string {
-	var name string
-	if json.Unmarshal(raw, &name) == nil {
-		return []string{name}
-	}
-	var list []json.RawMessage
-	if json.Unmarshal(raw, &list) == nil {
-		var names []string
-		for _, item := range list {
-			names = append(names, tokenNames(item)...)
-		}
-		return names
-	}
-	var token struct {
-		Content *string `json:"content"`
-	}
-	if json.Unmarshal(raw, &token) == nil && token.Content != nil {
-		return []string{*token.Content}
-	}
-	var byRole map[string]string
-	if json.Unmarshal(raw, &byRole) == nil {
-		var names []string
-		for _, name := range byKey(byRole) {
-			names = append(names, name)
-		}
-		return names
-	}
-	return nil
-}
-
 // newTokenizer checks the parts and builds the tables.
 func newTokenizer(vocab map[string]int64, merges [][2]string, added []addedSpec) (*Tokenizer, error) {
 	if len(vocab) > MaxVocabulary || len(merges) > MaxVocabulary || len(added) > maxAddedTokens {
@@ -390,23 +270,18 @@ func newTokenizer(vocab map[string]int64, merges [][2]string, added []addedSpec)
 		switch {
 		case a.Content == "" || len(a.Content) > maxTokenBytes:
 			return nil, fmt.Errorf("added token %.40q; must be 1 to %d bytes", a.Content, maxTokenBytes)
-		case a.ID == nil || *a.ID < 0 || *a.ID >= 2*MaxVocabulary:
-			return nil, fmt.Errorf("added token %.40q: no id, or not in [0, %d)", a.Content, 2*MaxVocabulary)
-		case a.SingleWord || a.LStrip || a.RStrip:
-			return nil, fmt.Errorf("added token %.40q: single_word, lstrip and rstrip are not supported", a.Content)
+		case a.stripped() != nil:
+			return nil, a.stripped()
 		}
 		id := int32(*a.ID)
 		if other, ok := t.added[id]; ok && other != a.Content {
 			return nil, fmt.Errorf("added tokens %.40q and %.40q have the same id %d", other, a.Content, id)
 		}
-		if t.added[id] != "" {
-			continue
-		}
 		t.added[id] = a.Content
 		t.special[id] = a.Special
 		special[a.Content] = true
-		if a.Normalized {
-			t.normed = append(t.normed, addedToken{a.Content, id})
+		if a.Normalized != nil && *a.Normalized {
+			t.normed = append(t.normed, addedToken{nfc(a.Content), id})
 		} else {
 			t.raw = append(t.raw, addedToken{a.Content, id})
 		}

@@ -159,7 +159,6 @@ func TestLoadTokenizer_refuses(t *testing.T) {
 		{"stripping token", "tokenizer_config.json", `"rstrip": false`, `"rstrip": true`, "rstrip"},
 		{"prefix space", "tokenizer_config.json", `"add_prefix_space": null`, `"add_prefix_space": true`, "add_prefix_space"},
 		{"special without id", "tokenizer_config.json", `"unk_token": "<|endoftext|>"`, `"unk_token": "<unk>"`, "<unk>"},
-		{"conflicting id", "added_tokens.json", "", `{"<|im_end|>": 3}`, "has id 3"},
 		{"other model", "tokenizer.json", `"BPE"`, `"Unigram"`, "model.type"},
 		{"other normalizer", "tokenizer.json", `"NFC"`, `"NFKC"`, "normalizer"},
 		{"other pattern", "tokenizer.json", `'ll|'d)`, `'ll)`, "pre_tokenizer[0].pattern"},
