@@ -77,9 +77,8 @@ const diffusion = "diffusion_pytorch_model"
 
 // ofVariant matches the names of usual that have a variant, shard those of files that an index names.
 var (
-	ofVariant = regexp.MustCompile(`^(?:model|` + diffusion + `)(?:\.([^.]+)\.safetensors|` +
-		`\.safetensors\.index\.([^.]+)\.json|\.safetensors\.([^.]+)\.index\.json)$`)
-	shard = regexp.MustCompile(`-\d{5}-of-\d{5}\.`)
+	ofVariant = regexp.MustCompile(`^[^.]+(?:\.safetensors(?:\.index)?)?\.([^.]+)(?:\.index)?\.(?:json|safetensors)$`)
+	shard     = regexp.MustCompile(`-\d{5}-of-\d{5}\.`)
 )
 
 // Archive opens the checkpoint in the folder dir below f, "." for f itself: the one of a usual name; else that of the
@@ -112,8 +111,9 @@ func chooseCheckpoint(names []string) (string, error) {
 	variants := map[string]bool{}
 	var indexes, whole []string
 	for _, name := range slices.Sorted(slices.Values(names)) {
-		if m := ofVariant.FindStringSubmatch(name); m != nil && !shard.MatchString(name) {
-			variants[m[1]+m[2]+m[3]] = true
+		m := ofVariant.FindStringSubmatch(name)
+		if m != nil && !shard.MatchString(name) && slices.Contains(usual(m[1]), name) {
+			variants[m[1]] = true
 		}
 		switch {
 		case strings.HasSuffix(name, indexSuffix):

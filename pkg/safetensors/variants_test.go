@@ -38,7 +38,7 @@ func TestFolder_ArchiveOfVariants(t *testing.T) {
 			"model.bf16-00001-of-00002.safetensors": right, "model.bf16-00002-of-00002.safetensors": other,
 			"model.safetensors.index.bf16.json": index("model.bf16-00001-of-00002.safetensors"),
 		},
-		{"model.fp16.safetensors": right, "model.fp16-00001-of-00002.safetensors": other},
+		{"model.fp16.safetensors": right, "model.safetensors.bf16.index.json": nil, "model.fp16-00001-of-00002.safetensors": other},
 		{
 			"diffusion_pytorch_model-00001-of-00001.safetensors":      right,
 			"diffusion_pytorch_model.fp16-00001-of-00001.safetensors": other,
