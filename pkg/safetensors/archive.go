@@ -11,9 +11,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"sort"
 	"strings"
@@ -47,56 +49,100 @@ type located struct {
 	file int
 }
 
-// Open opens one file.
+// Open opens one file, or the shards of an index (a name that ends in .json).
 func Open(name string) (*Archive, error) {
 	folder, err := OpenFolder(filepath.Dir(name))
 	if err != nil {
 		return nil, fmt.Errorf("open checkpoint %q: %w", name, err)
 	}
 	defer folder.Close()
-	return openFiles(folder, []string{filepath.Base(name)}, nil)
+	return folder.openCheckpoint(filepath.Base(name))
 }
 
-// usual are the names under which transformers and diffusers look for a checkpoint, in the order in which each takes
-// them. Others beside them are variants, such as model.fp16.safetensors.
-var usual = []string{
-	"model" + fileSuffix, "model" + indexSuffix,
-	"diffusion_pytorch_model" + indexSuffix, "diffusion_pytorch_model" + fileSuffix,
+// usual returns the names under which transformers and diffusers look for a checkpoint of a variant, such as fp16, in
+// the order in which each takes them. The last index is that of older ones of diffusers.
+func usual(variant string) []string {
+	v := "." + variant
+	if variant == "" {
+		v = ""
+	}
+	return []string{
+		"model" + v + fileSuffix, "model" + fileSuffix + ".index" + v + ".json",
+		diffusion + fileSuffix + ".index" + v + ".json", diffusion + fileSuffix + v + ".index.json",
+		diffusion + v + fileSuffix,
+	}
 }
 
-// Archive opens the checkpoint in the folder dir below f, "." for f itself: the one of a usual name; else the shards of
-// the only *.safetensors.index.json, or else the only *.safetensors file. Links must stay inside f (see
-// Folder). The caller closes it. No checkpoint (fs.ErrNotExist), several that none of them joins,
-// and files that are not valid are errors.
+const diffusion = "diffusion_pytorch_model"
+
+// ofVariant matches the names of usual that have a variant, shard those of files that an index names.
+var (
+	ofVariant = regexp.MustCompile(`^[^.]+(?:\.safetensors(?:\.index)?)?\.([^.]+)(?:\.index)?\.(?:json|safetensors)$`)
+	shard     = regexp.MustCompile(`-\d{5}-of-\d{5}\.`)
+)
+
+// Archive opens the checkpoint in the folder dir below f, "." for f itself: the one of a usual name; else that of the
+// only variant, such as fp16; else the shards of the only *.safetensors.index.json, or the only *.safetensors file.
+// Links must stay inside f (see Folder). The caller closes it. No checkpoint (fs.ErrNotExist), several, shards without
+// their index, and files that are not valid are errors.
 func (f *Folder) Archive(dir string) (*Archive, error) {
 	names, err := f.listNames(dir)
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range usual {
+	chosen, err := chooseCheckpoint(names)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint folder %q (%s): %w", dir, f.where(dir), err)
+	}
+	return f.openCheckpoint(path.Join(dir, chosen))
+}
+
+// openCheckpoint opens a file, or the shards of an index.
+func (f *Folder) openCheckpoint(name string) (*Archive, error) {
+	if strings.HasSuffix(name, ".json") {
+		return openIndex(f, name)
+	}
+	return openFiles(f, []string{name}, nil)
+}
+
+// chooseCheckpoint returns which of the files of a folder is its checkpoint, as Archive says.
+func chooseCheckpoint(names []string) (string, error) {
+	there := func(name string) bool { return slices.Contains(names, name) }
+	variants := map[string]bool{}
+	var indexes, whole []string
+	for _, name := range slices.Sorted(slices.Values(names)) {
+		m := ofVariant.FindStringSubmatch(name)
+		if m != nil && !shard.MatchString(name) && slices.Contains(usual(m[1]), name) {
+			variants[m[1]] = true
+		}
 		switch {
-		case !slices.Contains(names, name):
 		case strings.HasSuffix(name, indexSuffix):
-			return openIndex(f, path.Join(dir, name))
-		default:
-			return openFiles(f, []string{path.Join(dir, name)}, nil)
+			indexes = append(indexes, name)
+		case strings.HasSuffix(name, fileSuffix):
+			whole = append(whole, name)
 		}
 	}
-	whole, indexes := archiveNames(dir, names)
-	sort.Strings(whole)
-	sort.Strings(indexes)
-	switch {
-	case len(indexes) == 1:
-		return openIndex(f, indexes[0])
-	case len(indexes) > 1:
-		return nil, fmt.Errorf("checkpoint folder %q (%s): several indexes %v", dir, f.where(dir), indexes)
-	case len(whole) == 1:
-		return openFiles(f, whole, nil)
-	case len(whole) == 0:
-		return nil, fmt.Errorf("checkpoint folder %q (%s): no %s file: %w", dir, f.where(dir), fileSuffix,
-			fs.ErrNotExist)
+	if i := slices.IndexFunc(usual(""), there); i >= 0 {
+		return usual("")[i], nil
 	}
-	return nil, fmt.Errorf("checkpoint folder %q (%s): several files and no index: %v", dir, f.where(dir), whole)
+	switch found := slices.Sorted(maps.Keys(variants)); {
+	case len(found) == 1:
+		list := usual(found[0])
+		return list[slices.IndexFunc(list, there)], nil
+	case len(found) > 1:
+		return "", fmt.Errorf("several variants and none without a name: %s; must be one: move the others away, or name "+
+			"the file or the index itself", strings.Join(found, ", "))
+	case len(indexes) == 1:
+		return indexes[0], nil
+	case len(indexes) > 1:
+		return "", fmt.Errorf("several indexes: %s; must be one: move the others away", ListNames(indexes))
+	case len(whole) == 1:
+		return whole[0], nil
+	case len(whole) > 1:
+		return "", fmt.Errorf("several files and no index: %s; copy the *%s or *.safetensors.index.VARIANT.json that "+
+			"was saved with them", ListNames(whole), indexSuffix)
+	}
+	return "", fmt.Errorf("no %s file: %w", fileSuffix, fs.ErrNotExist)
 }
 
 // openFiles maps files of a folder and reads their headers. index, unless nil, gives the file of

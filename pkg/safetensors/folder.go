@@ -134,16 +134,3 @@ func (f *Folder) listNames(dir string) ([]string, error) {
 
 // where returns the path of a name, for messages.
 func (f *Folder) where(name string) string { return filepath.Join(f.root.Name(), f.dir, name) }
-
-// archiveNames returns the safetensors files and the indexes among names, joined with dir.
-func archiveNames(dir string, names []string) (whole, indexes []string) {
-	for _, name := range names {
-		switch {
-		case strings.HasSuffix(name, indexSuffix):
-			indexes = append(indexes, path.Join(dir, name))
-		case strings.HasSuffix(name, fileSuffix):
-			whole = append(whole, path.Join(dir, name))
-		}
-	}
-	return whole, indexes
-}

@@ -145,9 +145,9 @@ async def push_weights(
 ) -> Event:
     """push_policy of a whole transformer in place of the checkpoint's.
 
-    files: its safetensors file, its shards in their order, or the folder of either; or its tensors by name, as a state
-    dict has them. Its tensors, F32, F16, BF16 or F64,
-    have the names and shapes of those of the checkpoint. The other arguments and errors are those of push_policy.
+    files: its safetensors file, its shards in their order, their index, or the folder of them; or its tensors by name,
+    as a state dict has them. Its tensors, F32, F16, BF16 or F64, have the names and shapes of those of the checkpoint.
+    The other arguments and errors are those of push_policy.
     weights_dir: a folder that samplers have too, as their --weights-dir. The files go by path, in any size, and nothing
     of them is stored in the server. Those that lie in it stay where they are, others are copied to it.
     """
@@ -182,12 +182,32 @@ async def push_weights(
 
 
 def _shards(files: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The safetensors files of a transformer; of a folder all in it."""
+    """The safetensors files of a transformer: those given, or of an index or a folder its checkpoint's."""
     paths = [Path(files)] if isinstance(files, (str, Path)) else [Path(f) for f in files]
-    if len(paths) == 1 and paths[0].is_dir():
-        inner = paths[0] / "transformer"
-        paths = sorted((inner if inner.is_dir() else paths[0]).glob("*.safetensors"))
-    return paths
+    if len(paths) != 1:
+        return paths
+    (file,) = paths
+    if file.is_dir():
+        folder = file / "transformer" if (file / "transformer").is_dir() else file
+        names = [f.name for f in folder.iterdir()]
+        try:
+            chosen = tensorfile.choose_checkpoint(names)
+        except ValueError as err:
+            raise PolicyRefused(f"weights: {folder}: {err}, or name the file or the index itself") from None
+        if not chosen:
+            several = ", ".join(sorted(n for n in names if n.endswith(".safetensors")))
+            raise PolicyRefused(
+                f"weights: {folder}: several files and no index: {several}; copy the *.safetensors.index.json that was "
+                "saved with them" if several else f"weights: {folder}: no safetensors file"
+            )
+        file = folder / chosen
+    if file.suffix != ".json":
+        return [file]
+    try:
+        table = json.loads(_bytes("weights", file))["weight_map"]
+        return [file.with_name(name) for name in sorted(set(table.values()))]
+    except (AttributeError, KeyError, TypeError, ValueError) as err:
+        raise PolicyRefused(f"weights: {file}: no index with a weight_map: {err}") from err
 
 
 def _encoded(tensors: Mapping[str, Any], config: Mapping[str, Any] | str | None = None) -> tuple[bytes, bytes]:

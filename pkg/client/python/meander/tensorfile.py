@@ -1,17 +1,21 @@
-"""Writes tensors in memory as a safetensors file, with numpy alone."""
+"""Safetensors files, with numpy alone: writes tensors in memory as one, and finds the checkpoint of a folder."""
 
 from __future__ import annotations
 
 import json
+import re
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 # The names of dtypes in the file, in the order in which it has their tensors.
 _DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+_OF_VARIANT = re.compile(r"[^.]+(?:\.safetensors(?:\.index)?)?\.([^.]+)(?:\.index)?\.(?:json|safetensors)")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
 
 
 def encode(tensors: Mapping[str, Any]) -> bytes:
@@ -45,3 +49,44 @@ def _part(name: str, t: Any) -> tuple[str, list[int], np.ndarray]:
         flat = t.detach().cpu().contiguous().reshape(-1)
         data = flat.view(sys.modules["torch"].uint8).numpy()
     return _DTYPES[kind], shape, data.reshape(-1).view(np.uint8)
+
+
+def choose_checkpoint(files: Iterable[str]) -> str:
+    """Which of the files of a folder is its checkpoint, a file or an index, chosen as transformers and diffusers do: the
+    one of a usual name, else that of the only variant, else the only one. Empty: it is not clear which.
+
+    ValueError: there are several variants, and none without a name.
+    """
+    names = sorted(files)
+    variants = sorted(v for v in {variant_of(n) for n in names} if v)
+    for variant in ("", *variants):
+        if chosen := next((n for n in usual(variant) if n in names), ""):
+            if variant and len(variants) > 1:
+                raise ValueError(
+                    f"several variants and none without a name: {', '.join(variants)}; must be one: move the others away"
+                )
+            return chosen
+    for end in (".safetensors.index.json", ".safetensors"):
+        only = [n for n in names if n.endswith(end)]
+        if only:
+            return only[0] if len(only) == 1 else ""
+    return ""
+
+
+def usual(variant: str) -> list[str]:
+    """Names of checkpoints of a variant, in the order in which transformers and diffusers look for their own. The last
+    index is that of older ones of diffusers."""
+    v, (own, other) = f".{variant}" if variant else "", ("diffusion_pytorch_model", "model")
+    return [
+        f"{other}{v}.safetensors",
+        f"{other}.safetensors.index{v}.json",
+        f"{own}.safetensors.index{v}.json",
+        f"{own}.safetensors{v}.index.json",
+        f"{own}{v}.safetensors",
+    ]
+
+
+def variant_of(name: str) -> str | None:
+    """The variant in the name of a checkpoint; None where it has none, or is the name of a shard."""
+    m = _OF_VARIANT.fullmatch(name)
+    return m[1] if m and not _SHARD.search(name) and name in usual(m[1]) else None

@@ -224,7 +224,11 @@ def test_weights_of_a_whole_transformer(run, signs, tmp_path):
         assert sampler["answer"]["state"] == "applied" and sampler["answer"]["weights_digest"] == pushed["weights_digest"]
         (tmp_path / "model/transformer").mkdir(parents=True)
         for i, half in enumerate(halves):
-            (tmp_path / f"model/transformer/{i}.safetensors").write_bytes(half.read_bytes())
+            (tmp_path / f"model/transformer/d-{i}.fp16.safetensors").write_bytes(half.read_bytes())
+        with pytest.raises(policy.PolicyRefused, match="several files and no index: d-0.fp16.safetensors, d-1"):
+            await policy.push_weights(client, tmp_path / "model")
+        index = tmp_path / "model/transformer/diffusion_pytorch_model.safetensors.fp16.index.json"
+        index.write_text(json.dumps({"weight_map": {n: f"d-{i}.fp16.safetensors" for i in (0, 1) for n in names[i::2]}}))
         assert (
             await policy.push_weights(client, tmp_path / "model")
         )["policy_version"] == pushed["policy_version"], "the lane has these weights"

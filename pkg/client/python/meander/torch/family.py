@@ -314,6 +314,7 @@ class Family:
                 dtype=dtype,
                 local_files_only=True,
                 use_safetensors=True,
+                variant=self.folder.variant(part) or None,
                 output_loading_info=True,
                 **report_shapes,
             )

@@ -11,18 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .. import tensorfile
 from .faults import Fault
 
 _PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "transformer", "transformer_2", "vae")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _TOKENIZER = ("tokenizer.json", "vocab.json", "spiece.model", "tokenizer.model")
-_USUAL = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "diffusion_pytorch_model.safetensors.index.json",
-    "diffusion_pytorch_model.safetensors",
-)
-"""Names of checkpoints, in the order in which transformers and diffusers look for their own."""
 _MOST_HEADER = 100_000_000  # bytes, of the format
 _POINTER = b"version https://git-lfs"
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
@@ -75,8 +69,8 @@ class Folder:
         folder, stem = self.path / part, _WEIGHTS[library]
         self._check_links(part)
         self.read(part, "config.json")
-        own = (f"{stem}.safetensors", f"{stem}.safetensors.index.json")
         chosen, shards = self._checkpoint(part)
+        own = [name for name in tensorfile.usual(self.variant(part)) if name.startswith(f"{stem}.")]
         if chosen not in own and any((folder / name).is_file() for name in own):
             raise Fault("config", f"model: several checkpoints in {folder}; must be one: remove what is not used")
         if chosen not in own:
@@ -122,18 +116,21 @@ class Folder:
 
         Empty where none has a usual name and it is not clear which they are.
         """
-        names = sorted(p.name for p in (self.path / part).iterdir() if p.is_file())
-        chosen = next((n for n in _USUAL if n in names), "")
-        for end in (".safetensors.index.json", ".safetensors"):
-            only = [n for n in names if n.endswith(end)]
-            chosen = chosen or (only[0] if len(only) == 1 else "")
-        if not chosen.endswith(".index.json"):
+        try:
+            chosen = tensorfile.choose_checkpoint(p.name for p in (self.path / part).iterdir() if p.is_file())
+        except ValueError as e:
+            raise Fault("config", f"model: {self.path / part}: {e}") from None
+        if not chosen.endswith(".json"):
             return chosen, [chosen] if chosen else []
         table = self.read(part, chosen).get("weight_map")
         files = list(table.values()) if isinstance(table, dict) else []
         if not all(isinstance(name, str) and len(name) < 256 for name in files):
             raise Fault("config", f"model: {self.path / part / chosen}: weight_map: must have names of files")
         return chosen, sorted(set(files))
+
+    def variant(self, part: str) -> str:
+        """The variant of the weights of a part, such as fp16; "" where their names have none."""
+        return tensorfile.variant_of(self._checkpoint(part)[0]) or ""
 
     def _check_links(self, part: str) -> None:
         """A fault if a link of a part leads to nothing, as where the blobs of a cache were not copied."""

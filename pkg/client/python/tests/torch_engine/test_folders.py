@@ -250,6 +250,49 @@ def test_a_part_has_one_checkpoint(folders, tmp_path):
     assert e.value.kind == "config"
 
 
+@pytest.mark.parametrize("layout", ["new", "legacy", "one file"])
+def test_variants_are_loaded_in_all_layouts(folders, tmp_path, pipelines, layout):
+    """As diffusers and transformers write them (huggingface/diffusers#9253), for each part."""
+    copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
+    pipe = pipelines("sd3")
+    for part in ("transformer", "text_encoder", "text_encoder_2", "text_encoder_3", "vae"):
+        for old in copy.glob(f"{part}/*.safetensors*"):
+            old.unlink()
+        size = {} if layout == "one file" else {"max_shard_size": "100KB"}
+        getattr(pipe, part).save_pretrained(copy / part, variant="fp16", **size)
+        names = {f.name for f in (copy / part).glob("*.safetensors*")}
+        assert (layout == "one file") == (len(names) == 1) and all("fp16" in n for n in names)
+        if layout == "legacy":
+            for file in list((copy / part).glob("*.fp16-*")):
+                stem, _, number = file.name.partition(".fp16")
+                file.rename(file.with_name(number.replace(".safetensors", ".fp16.safetensors").join((stem, ""))))
+            for index in list((copy / part).glob("*.json")):
+                if ".index." not in index.name:
+                    continue
+                text = index.read_text()
+                for n in names:
+                    stem, _, number = n.partition(".fp16")
+                    text = text.replace(n, stem + number.replace(".safetensors", ".fp16.safetensors"))
+                index.write_text(text)
+                if index.name.startswith("diffusion"):
+                    index.rename(index.with_name("diffusion_pytorch_model.safetensors.fp16.index.json"))
+    worker = loaded(copy)
+    assert worker.error is None
+    want = pipe.transformer.state_dict()
+    got = worker.engine.family.transformer.state_dict()
+    assert want.keys() == got.keys() and all(torch.equal(got[n], want[n]) for n in want)
+
+
+def test_of_several_variants_none_is_meant(folders, tmp_path):
+    copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
+    vae = copy / "vae"
+    (vae / "diffusion_pytorch_model.safetensors").rename(vae / "diffusion_pytorch_model.fp16.safetensors")
+    families.find(Folder(copy)).check()
+    shutil.copy(vae / "diffusion_pytorch_model.fp16.safetensors", vae / "diffusion_pytorch_model.bf16.safetensors")
+    with pytest.raises(Fault, match="vae: several variants and none without a name: bf16, fp16; must be one"):
+        families.find(Folder(copy)).check()
+
+
 @pytest.mark.parametrize("name", ["wan", "hunyuan-video"])
 def test_pipelines_without_a_mu_have_none(folders, tmp_path, name):
     dynamic = {"use_dynamic_shifting": True}
