@@ -1,0 +1,215 @@
+// Package view says what became of what is stored. It alone decides the outcome of a sample, a group and a run, and
+// has the words for what waits; commands, the page, reports, intake's answers and clients show what it says.
+//
+// It reads nothing: whoever calls it has counted.
+package view
+
+import (
+	"strings"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Outcomes that no event has: all others are statuses of rewards, members, groups and runs (package schemas).
+const (
+	// Open is a group without a result.
+	Open = "open"
+	// Refilled is a group that counts for nothing: a fresh one stands in for it.
+	Refilled = "refilled"
+	// Awaited is a sample of an open group that has not been made; Made one that has no score yet.
+	Awaited = "awaited"
+	Made    = "made"
+)
+
+// Sample returns the outcome of a sample by its status in the result of its group, the reason why its trajectory
+// stopped, and the status of its reward; each is "" while there is none.
+func Sample(member, stop, reward string) string {
+	switch {
+	case member != "":
+		return member
+	case reward != "":
+		return reward
+	case stop == schemas.StopCompleted:
+		return Made
+	case stop != "":
+		return stop // failed or pruned: its reward will say so too
+	}
+	return Awaited
+}
+
+// Group returns the outcome of a group by its result; nil: there is none.
+func Group(a *schemas.Advantage) string {
+	switch {
+	case a == nil:
+		return Open
+	case a.RefilledBy != "":
+		return Refilled
+	}
+	return a.Status
+}
+
+// Groups counts groups by their outcomes.
+type Groups map[string]int64
+
+// All returns how many groups there are, without those that others stand in for.
+func (g Groups) All() (n int64) {
+	for outcome, of := range g {
+		if outcome != Refilled {
+			n += of
+		}
+	}
+	return n
+}
+
+// Counts are what is stored of a run, as far as its outcome depends on it.
+type Counts struct {
+	Groups      Groups
+	OpenBatches int64
+	// Unanswered prompts are not yet accepted or refused; Refused ones have a dead letter and may have no group.
+	Unanswered, Refused int64
+	// Control is the action in force for the whole run; "": none.
+	Control string
+}
+
+// Run returns the outcome of a run, one of schemas.RunStates. A run that has ended is what all its groups are; failed
+// where they differ and none has advantages; else partial.
+func (c *Counts) Run() string {
+	switch {
+	case c.Control == schemas.ControlCancel:
+		return schemas.StatusCancelled
+	case c.Control == schemas.ControlPause:
+		return schemas.RunPaused
+	case c.Groups[Open] > 0 || c.OpenBatches > 0 || c.Unanswered > 0:
+		return schemas.RunRunning
+	}
+	all := c.Groups.All()
+	if all == 0 && c.Refused > 0 {
+		return schemas.StatusRefused
+	} else if all == 0 {
+		return schemas.RunRunning
+	}
+	for outcome, n := range c.Groups {
+		if n == all && outcome != Refilled {
+			return outcome
+		}
+	}
+	if c.Groups[schemas.StatusComplete]+c.Groups[schemas.StatusPartial] == 0 {
+		return schemas.StatusFailed
+	}
+	return schemas.StatusPartial
+}
+
+// HasEnded reports whether nothing more will come of a run with that outcome.
+func HasEnded(run string) bool { return run != schemas.RunRunning && run != schemas.RunPaused }
+
+// Tones of outcomes: what has gone well, goes on, lacks a part, or has nothing.
+const (
+	Good = "good"
+	Info = "info"
+	Warn = "warn"
+	Bad  = "bad"
+)
+
+// Tone returns the tone of an outcome.
+func Tone(outcome string) string {
+	switch outcome {
+	case schemas.StatusComplete, schemas.StatusScored, schemas.AppliedApplied, schemas.StopCompleted:
+		return Good
+	case schemas.RunRunning, Open, Made, Awaited:
+		return Info
+	case schemas.StatusFailed, schemas.StatusRefused, schemas.StatusCancelled, schemas.StatusMissing:
+		return Bad
+	}
+	return Warn
+}
+
+// Tones returns the tones of all outcomes.
+func Tones() map[string]string {
+	tones := map[string]string{}
+	for _, list := range [][]string{
+		{Open, Refilled, Awaited, Made}, schemas.RunStates, schemas.MemberStatuses, schemas.GroupStatuses,
+		schemas.BatchStatuses, schemas.AppliedStates, schemas.StopReasons,
+	} {
+		for _, outcome := range list {
+			tones[outcome] = Tone(outcome)
+		}
+	}
+	return tones
+}
+
+// For is what work waits for.
+type For string
+
+// What work waits for, in the words of a badge: see Held.
+const (
+	ForServer    For = "the server"
+	ForIntake    For = "intake"
+	ForSampler   For = "a sampler"
+	ForSpace     For = "space"
+	ForReward    For = "a reward service"
+	ForVerdict   For = "a verdict"
+	ForScore     For = "a score"
+	ForBatch     For = "the batch"
+	ForAdvantage For = "the advantage service"
+	ForResume    For = "resume"
+)
+
+// Held says it in a few words; "" where nothing is waited for.
+func (f For) Held() string {
+	if f == "" {
+		return ""
+	}
+	return "waiting for " + string(f)
+}
+
+// Wait is something that work waits for, in words.
+type Wait struct {
+	// For is what is waited for; "": only Says says it.
+	For For `json:"for,omitempty"`
+	// Grave says that nothing goes on until a person does something; Fix says what.
+	Grave bool   `json:"grave"`
+	Says  string `json:"says"`
+	Fix   string `json:"fix,omitempty"`
+}
+
+// Text returns all of it in one line: what is waited for, why, and what to do.
+func (w Wait) Text() string {
+	parts := []string{}
+	for _, part := range []string{w.For.Held(), w.Says} {
+		if part != "" {
+			parts = append(parts, part)
+		}
+	}
+	text := strings.Join(parts, ": ")
+	if w.Fix != "" {
+		text += ". " + w.Fix
+	}
+	return text
+}
+
+// Facts are what decides what holds up an open run.
+type Facts struct {
+	// Full says that a stream, or the disk, has no space.
+	Full bool
+	// Sampler and Reward: such a service runs; Unserved: samples wait in a lane without a sampler.
+	Sampler, Reward, Unserved bool
+	// Unanswered prompts, Unmade and Unscored samples; Judged of the latter wait for a verdict.
+	Unanswered, Unmade, Unscored, Judged int64
+}
+
+// HeldBy returns what holds up an open run; "": nothing, it goes on.
+func (f *Facts) HeldBy() For {
+	switch {
+	case f.Full:
+		return ForSpace
+	case f.Unserved || !f.Sampler && f.Unanswered+f.Unmade > 0:
+		return ForSampler
+	case f.Unmade > 0 || f.Unscored == 0:
+		return ""
+	case f.Judged >= f.Unscored:
+		return ForVerdict
+	case !f.Reward:
+		return ForReward
+	}
+	return ""
+}
