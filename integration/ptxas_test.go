@@ -18,7 +18,7 @@ func TestPTXAS(t *testing.T) {
 	}
 	run := func(settings ...string) (string, error) {
 		cmd := exec.Command("make", append([]string{"ptxas"}, settings...)...)
-		cmd.Dir = t.TempDir() // nothing is built there
+		cmd.Dir = t.TempDir()                                                // nothing is built there
 		for _, name := range []string{"Makefile", "deploy", "integration"} { // the root's includes those below it
 			if err := os.Symlink(filepath.Join(top, name), filepath.Join(cmd.Dir, name)); err != nil {
 				t.Fatal(err)

@@ -48,12 +48,11 @@ async def library():
     await nc.drain()
 
 async def main():
-    limited = meander.connect(os.environ["URL"], credentials=os.environ["LIMITED"], ca=os.environ["CA"])
-    every = meander.connect(os.environ["URL"], credentials=os.environ["CREDS"], ca=os.environ["CA"])
-    async with limited as one, every as client:
-        await one.publish("a", "a red fox", uid="p", group_size=2, reward=[{"name": "nats:colour"}])
-        # With the copies in its account a trainer of one run reads as one of all does.
-        for who in client, one:
+    looks = meander.connect(os.environ["URL"], credentials=os.environ["VIEWER"], ca=os.environ["CA"])
+    trains = meander.connect(os.environ["URL"], credentials=os.environ["CREDS"], ca=os.environ["CA"])
+    async with looks as viewer, trains as client:
+        await client.publish("a", "a red fox", uid="p", group_size=2, reward=[{"name": "nats:colour"}])
+        for who in client, viewer:
             async for group in who.stream_groups("a", timeout=60):
                 print(group.advantage["status"])  # complete: the worker has scored all
                 break
@@ -61,13 +60,13 @@ async def main():
             for sample in group.samples:
                 await who.load(sample.trajectory)
             print(len(group.samples), "samples,", len(await meander.control.keys(who.js, "mdr-presence")), "services")
-        for who in client, one:
+        for who in client, viewer:
             async for t in who.stream_trajectories("a"):
                 print("trajectory of", t["uid"])
                 break
         await library()
         try:
-            await one.publish("b", "a red fox", uid="p", group_size=2)
+            await viewer.publish("b", "a red fox", uid="p", group_size=2)
         except PermissionError as e:
             print("refused:", e)
 
@@ -77,7 +76,7 @@ asyncio.run(main())
 	defer stop()
 	cmd := exec.CommandContext(ctx, interpreter, "-c", script)
 	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"), "URL="+g.url,
-		"CREDS="+g.file("trainer.creds"), "VIEWER="+g.file("viewer.creds"), "LIMITED="+g.file("trainer-a.creds"),
+		"CREDS="+g.file("trainer.creds"), "VIEWER="+g.file("viewer.creds"),
 		"CA="+g.file("tls/ca.pem"))
 	out, err := cmd.CombinedOutput()
 	for what, n := range map[string]int{

@@ -14,12 +14,12 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// create makes a folder with certificates and a guest.
+// create makes a folder with certificates and one more viewer.
 func create(t *testing.T) *auth.Folder {
 	t.Helper()
 	f, err := auth.Create(filepath.Join(t.TempDir(), "auth"), "127.0.0.1:4222", []string{"nats.example.org", "10.0.0.7"})
 	if err == nil {
-		_, err = f.Add(auth.User{Name: "alice", Role: auth.RoleViewer, Runs: []schemas.Run{"a", "b"}})
+		err = f.Add(auth.User{Name: "alice", Role: auth.RoleViewer})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -55,13 +55,13 @@ func TestFolder(t *testing.T) {
 			t.Errorf("auth.conf: %s: the public key must be in it, and the secret one must not", u.Name)
 		}
 		id, err := auth.ReadIdentity(f.Credentials(u.Name))
-		if err != nil || id.InboxPrefix() != auth.InboxOf(u.Key) || id.IsGuest() != u.IsGuest() || !strings.Contains(id.String(), string(u.Role)) {
+		if err != nil || id.InboxPrefix() != auth.InboxOf(u.Key) || !strings.Contains(id.String(), string(u.Role)) {
 			t.Errorf("%s: identity %v, %v", u.Name, id, err)
 		}
 	}
-	gone, err := f.Remove("alice")
-	if err != nil || !gone.IsGuest() || strings.Contains(read(t, filepath.Join(f.Dir(), "auth.conf")), gone.Key) {
-		t.Errorf("remove: %+v, %v", gone, err)
+	key := f.User("alice").Key
+	if err := f.Remove("alice"); err != nil || strings.Contains(read(t, filepath.Join(f.Dir(), "auth.conf")), key) {
+		t.Errorf("remove: %v", err)
 	}
 	if _, err := os.Stat(f.Credentials("alice")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("credentials of a user who was removed: %v", err)
@@ -71,23 +71,17 @@ func TestFolder(t *testing.T) {
 func TestFolder_refuses(t *testing.T) {
 	t.Parallel()
 	f := create(t)
-	run := []schemas.Run{"a"}
 	for name, u := range map[string]auth.User{
 		"there is such a user":           {Name: "alice", Role: auth.RoleViewer},
 		"must be one of intake, sampler": {Name: "bob", Role: "owner"},
-		"cannot be limited to runs":      {Name: "bob", Role: auth.RoleReward, Runs: run},
-		"not patterns":                   {Name: "bob", Role: auth.RoleViewer, Runs: []schemas.Run{"a*"}},
-		"--blobs: without --run":         {Name: "bob", Role: auth.RoleViewer, Blobs: true},
-		"--copy-bytes: without --run":    {Name: "bob", Role: auth.RoleViewer, CopyBytes: 1 << 30},
-		"must be at least":               {Name: "bob", Role: auth.RoleViewer, Runs: run, CopyBytes: 1},
 		"name":                           {Name: "a b", Role: auth.RoleViewer},
 	} {
-		_, err := f.Add(u)
+		err := f.Add(u)
 		if mistake, ok := errors.AsType[*auth.InvalidError](err); !ok || !strings.Contains(mistake.Error(), name) {
 			t.Errorf("%+v: %v; want a mistake: %s", u, err, name)
 		}
 	}
-	_, errRemove := f.Remove("bob")
+	errRemove := f.Remove("bob")
 	_, errOpen := auth.Open(t.TempDir())
 	_, errCreate := auth.Create(f.Dir(), "", nil)
 	_, errOpenEmpty := auth.Open("")
@@ -128,22 +122,12 @@ func TestOpen_NoUsers(t *testing.T) {
 	}
 }
 
-// A folder without accounts gets one with its first guest; a new certificate has the hosts of the old one.
+// A new certificate has the hosts of the old one.
 func TestFolder_Update(t *testing.T) {
 	t.Parallel()
 	f := create(t)
-	if _, err := f.Remove("alice"); err != nil {
+	if err := f.Update([]string{"more.example.org"}); err != nil {
 		t.Fatal(err)
-	}
-	f.Account = ""
-	if moved, err := f.Update([]string{"more.example.org"}); err != nil || moved || f.Account != "" {
-		t.Fatalf("update without guests: moved %v, account %q, %v", moved, f.Account, err)
-	}
-	if text := read(t, filepath.Join(f.Dir(), "auth.conf")); !strings.Contains(text, "authorization {") {
-		t.Errorf("a folder without accounts: auth.conf is\n%s", text)
-	}
-	if moved, err := f.Add(auth.User{Name: "bob", Role: auth.RoleTrainer, Runs: []schemas.Run{"a"}}); err != nil || !moved || f.User("bob").Mark == "" {
-		t.Errorf("the first guest: moved %v, %v", moved, err)
 	}
 	cert, err := f.Certificate()
 	if err != nil {
@@ -158,10 +142,31 @@ func TestFolder_Update(t *testing.T) {
 	}
 }
 
-// A guest writes events of its runs alone, and reads copies; a user without runs does all that its role does.
+// A folder of an older release is refused: a user who was limited to runs there would see all.
+func TestOpen_Older(t *testing.T) {
+	t.Parallel()
+	for says, change := range map[string][2]string{
+		`unknown field "runs"`:                    {`"role": "viewer",`, `"role": "viewer", "runs": ["a"],`},
+		"account: missing; an older release made": {`"account": "meander",`, ""},
+	} {
+		f := create(t)
+		users := filepath.Join(f.Dir(), "users.json")
+		text := read(t, users)
+		if !strings.Contains(text, change[0]) {
+			t.Fatalf("no %s in %s", change[0], text)
+		}
+		if err := os.WriteFile(users, []byte(strings.Replace(text, change[0], change[1], 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := auth.Open(f.Dir()); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v; must say %s", err, says)
+		}
+	}
+}
+
+// Each role may do what it is for.
 func TestRights(t *testing.T) {
 	t.Parallel()
-	guest := auth.User{Name: "team", Role: auth.RoleTrainer, Runs: []schemas.Run{"a"}, Mark: "M", Key: "K"}
 	rights := func(u auth.User) auth.Rights {
 		r, err := u.Rights()
 		if err != nil {
@@ -173,39 +178,14 @@ func TestRights(t *testing.T) {
 		fits := func(f string) bool { return schemas.Matches(f, subject) }
 		return r.Unlimited || slices.ContainsFunc(r.Publish, fits) && !slices.ContainsFunc(r.Deny, fits)
 	}
-	trainer, limited := rights(auth.User{Role: auth.RoleTrainer}), rights(guest)
-	for _, c := range []struct {
-		subject          string
-		trainer, limited bool
-	}{
-		{schemas.PromptSubject("a"), true, true},
-		{schemas.PromptSubject("b"), true, false},
-		{schemas.PolicySubject("lane"), true, false},
-		{"$O.mdr-blobs.M.x", true, false},
-		{"$JS.API.CONSUMER.MSG.NEXT.MDR_TRAJECTORIES.reward", false, false},
-		{"$JS.API.STREAM.PURGE.MDR_STEPS", false, false},
+	trainer := rights(auth.User{Role: auth.RoleTrainer})
+	for subject, want := range map[string]bool{
+		schemas.PromptSubject("a"): true, schemas.PolicySubject("lane"): true, "$O.mdr-blobs.M.x": true,
+		"$JS.API.CONSUMER.MSG.NEXT.MDR_TRAJECTORIES.reward": false, "$JS.API.STREAM.PURGE.MDR_STEPS": false,
 	} {
-		if may(trainer, c.subject) != c.trainer || may(limited, c.subject) != c.limited {
-			t.Errorf("%s: trainer %v, guest %v", c.subject, may(trainer, c.subject), may(limited, c.subject))
+		if may(trainer, subject) != want {
+			t.Errorf("%s: a trainer %v", subject, !want)
 		}
-	}
-	crossings, err := guest.Crossings()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range crossings {
-		event, ours := strings.CutPrefix(c.To, "mdr.v1.")
-		if ours && event != "prompt.a" {
-			t.Errorf("%s leads out of the account", c.To)
-		}
-	}
-	copies := guest.Copies()
-	if _, blobs := copies[schemas.StreamBlobBucket]; blobs || !slices.Equal(copies[schemas.StreamPrompts], []string{schemas.PromptSubject("a")}) {
-		t.Errorf("copies %v", copies)
-	}
-	guest.Blobs = true
-	if _, blobs := guest.Copies()[schemas.StreamBlobBucket]; !blobs || !may(rights(guest), "$O.mdr-blobs.M.x") {
-		t.Error("a guest with blobs may not read or write them")
 	}
 	for _, d := range schemas.Durables() {
 		r := rights(auth.User{Role: auth.Role(d.Service)})
@@ -215,13 +195,10 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// The end of an error names the roles that have the right, or the runs that keep a guest out.
+// The end of an error names the roles that have the right.
 func TestIdentity(t *testing.T) {
 	t.Parallel()
 	f := create(t)
-	if _, err := f.Add(auth.User{Name: "team", Role: auth.RoleTrainer, Runs: []schemas.Run{"a"}}); err != nil {
-		t.Fatal(err)
-	}
 	identity := func(name string) auth.Identity {
 		id, err := auth.ReadIdentity(f.Credentials(name))
 		if err != nil {
@@ -229,22 +206,9 @@ func TestIdentity(t *testing.T) {
 		}
 		return id
 	}
-	for _, c := range []struct{ user, subject, want string }{
-		{"viewer", schemas.PromptSubject("a"), "; the roles that may are advantage, trainer, admin"},
-		{"team", schemas.PromptSubject("b"), "; it is limited to the runs a; the roles that may are advantage, admin"},
-		{"team", "$JS.API.DIRECT.GET.OBJ_mdr-blobs", "meander auth add --blobs"},
-	} {
-		if got := identity(c.user).MissingRight(c.subject); !strings.HasSuffix(got, c.want) && !strings.Contains(got, c.want) {
-			t.Errorf("%s, %s: %q; want %q", c.user, c.subject, got, c.want)
-		}
-	}
-	team := identity("team")
-	for filter, want := range map[string]bool{
-		schemas.PromptSubject("a"): true, schemas.PromptSubject("b"): false, "mdr.v1.prompt.*": true,
-	} {
-		if team.MayFind(schemas.StreamPrompts, filter) != want {
-			t.Errorf("a guest of the run a reads %s: %v", filter, !want)
-		}
+	want := "; the roles that may are advantage, trainer, admin"
+	if got := identity("viewer").MissingRight(schemas.PromptSubject("a")); got != want {
+		t.Errorf("%q; want %q", got, want)
 	}
 	for name, text := range map[string]string{"empty": "", "public": "UCN3SBM6WPYNSWFSDNUQ7VSEAGDBXYRXGTY7ZSEFFXTRUYYDQ2Z34NOW"} {
 		file := filepath.Join(t.TempDir(), name)

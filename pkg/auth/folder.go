@@ -1,7 +1,7 @@
 package auth
 
 import (
-	"crypto/rand"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,10 +21,12 @@ const (
 	rightsFile = "auth.conf"
 	// ServerFile is the configuration of a separate NATS server.
 	ServerFile = "nats.conf"
+	// What the operator adds to the server's accounts, to share runs: what the pipeline's exports, and other accounts.
+	exportsFile, accountsFile = "exports.conf", "accounts.conf"
 )
 
-// pipelineAccount is the account of a NATS server for all users who are not guests. It exists because the server's
-// default account cannot export anything to guests.
+// pipelineAccount is the account of a NATS server for all users. The server's default account could export nothing, as
+// sharing a run with another account does.
 const pipelineAccount = "meander"
 
 // Folder is a folder of credentials: the users with their roles and public keys, one file with the secret key of
@@ -32,9 +34,8 @@ const pipelineAccount = "meander"
 // change is on the disk.
 type Folder struct {
 	dir string
-	// Account is the account of all users who are not guests; empty in folders of older releases: the server's
-	// default account.
-	Account string `json:"account,omitempty"`
+	// Account is the account of all users on a NATS server.
+	Account string `json:"account"`
 	Users   []User `json:"users"`
 }
 
@@ -101,7 +102,12 @@ func Open(dir string) (*Folder, error) {
 		return nil, invalidError("%q: no folder of credentials; make one with: meander auth init %s", dir, dir)
 	}
 	if err == nil {
-		err = json.Unmarshal(data, f)
+		d := json.NewDecoder(bytes.NewReader(data))
+		d.DisallowUnknownFields() // of older releases: a user who was limited to runs must not see all
+		err = d.Decode(f)
+	}
+	if err == nil && f.Account == "" {
+		err = errors.New("account: missing; an older release made the folder: make a new one with meander auth init")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", file, err)
@@ -126,16 +132,6 @@ func (f *Folder) path(name string) string { return filepath.Join(f.dir, name) }
 // Credentials returns the path of the file with the secret key of a user.
 func (f *Folder) Credentials(name string) string { return f.path(name + ".creds") }
 
-// Guests returns the users who are limited to runs.
-func (f *Folder) Guests() (guests []User) {
-	for _, u := range f.Users {
-		if u.IsGuest() {
-			guests = append(guests, u)
-		}
-	}
-	return guests
-}
-
 // User returns the user with a name; nil: there is none.
 func (f *Folder) User(name string) *User {
 	i := slices.IndexFunc(f.Users, func(u User) bool { return u.Name == name })
@@ -153,40 +149,35 @@ func (f *Folder) Names() (names []string) {
 	return names
 }
 
-// Add adds a user: it makes a key and the only file that has it. newAccount means that the users who are not guests
-// got another account of a NATS server than before.
-func (f *Folder) Add(u User) (newAccount bool, err error) {
+// Add adds a user: it makes a key and the only file that has it.
+func (f *Folder) Add(u User) error {
 	if err := f.addUser(u); err != nil {
-		return false, err
+		return err
 	}
-	newAccount = f.prepareGuests()
-	return newAccount, f.save()
+	return f.save()
 }
 
-// Remove removes a user from the folder, deletes the file of credentials and returns the user. A running server keeps
-// the user until it reads its configuration again. An unknown name is an *InvalidError.
-func (f *Folder) Remove(name string) (User, error) {
-	u := f.User(name)
-	if u == nil {
-		return User{}, invalidError("%q: no such user; there are %s", name, strings.Join(f.Names(), ", "))
+// Remove removes a user from the folder and deletes the file of credentials. A running server keeps the user until it
+// reads its configuration again. An unknown name is an *InvalidError.
+func (f *Folder) Remove(name string) error {
+	if f.User(name) == nil {
+		return invalidError("%q: no such user; there are %s", name, strings.Join(f.Names(), ", "))
 	}
-	removed := *u
 	f.Users = slices.DeleteFunc(f.Users, func(u User) bool { return u.Name == name })
 	if err := os.Remove(f.Credentials(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return removed, err
+		return err
 	}
-	return removed, f.save()
+	return f.save()
 }
 
 // Update writes the rights of all users as this release of meander defines them. If the folder has a certificate, or
-// hosts are given, it makes a new certificate of the server, for the old hosts and these. newAccount is that of Add,
-// for a folder of an older release that has guests. An error is about the files; without the certificate the rights
-// stay as they are.
-func (f *Folder) Update(hosts []string) (newAccount bool, err error) {
+// hosts are given, it makes a new certificate of the server, for the old hosts and these. An error is about
+// the files; without the certificate the rights stay as they are.
+func (f *Folder) Update(hosts []string) error {
 	cert, err := f.Certificate()
 	switch {
 	case err != nil:
-		return false, err
+		return err
 	case cert != nil:
 		err = f.createCertificate(slices.Concat(Hosts(cert), hosts))
 	case len(hosts) > 0:
@@ -195,10 +186,9 @@ func (f *Folder) Update(hosts []string) (newAccount bool, err error) {
 		}
 	}
 	if err != nil {
-		return false, err
+		return err
 	}
-	newAccount = f.prepareGuests()
-	return newAccount, f.save()
+	return f.save()
 }
 
 // addUser checks a user, makes its key and writes its file of credentials. The caller saves the folder. A name, role
@@ -209,19 +199,6 @@ func (f *Folder) addUser(u User) error {
 	}
 	if f.User(u.Name) != nil {
 		return invalidError("name: %q; there is such a user, choose another name or remove that one", u.Name)
-	}
-	for _, run := range u.Runs {
-		if err := schemas.CheckToken("--run", run); err != nil {
-			return invalidError("%w; the server knows whole names, not patterns", err)
-		}
-	}
-	switch {
-	case u.Blobs && !u.IsGuest():
-		return invalidError("--blobs: without --run; a user of all runs may read them anyway")
-	case u.CopyBytes != 0 && !u.IsGuest():
-		return invalidError("--copy-bytes: without --run; a user of all runs has no copies")
-	case u.CopyBytes != 0 && u.CopyBytes < MinCopyBytes:
-		return invalidError("--copy-bytes: %d; must be at least %d (64MiB)", u.CopyBytes, MinCopyBytes)
 	}
 	pair, err := nkeys.CreateUser()
 	if err != nil {
@@ -239,30 +216,12 @@ func (f *Folder) addUser(u User) error {
 		return err
 	}
 	text := fmt.Sprintf("# meander credentials: give this file only to the program or person that has this role.\n# "+
-		"role: %s\n# runs: %s\n%s\n", u.Role, u.RunNames(), seed)
+		"role: %s\n%s\n", u.Role, seed)
 	if err := createFile(f.Credentials(u.Name), []byte(text), 0o600); err != nil {
 		return err
 	}
 	f.Users = append(f.Users, u)
 	return nil
-}
-
-// prepareGuests gives each guest the random mark that makes the names of its copies hard to guess, if it has none. In
-// a folder of an older release it also sets the account that guests need, and then returns true.
-func (f *Folder) prepareGuests() (newAccount bool) {
-	for i := range f.Users {
-		u := &f.Users[i]
-		if !u.IsGuest() {
-			continue
-		}
-		if u.Mark == "" {
-			u.Mark = rand.Text()
-		}
-		if f.Account == "" {
-			f.Account, newAccount = pipelineAccount, true
-		}
-	}
-	return newAccount
 }
 
 // save writes users.json and the file of rights that the server's configuration includes. Each file is replaced

@@ -23,27 +23,19 @@ type Rights struct {
 // answerWithin is how long a worker may take to answer. No client waits longer.
 const answerWithin = time.Hour
 
-// rights turns a grant into the permissions on NATS subjects of one of its users. A guest writes events of its own
-// runs only, and reads copies in its own account. The names of blobs do not tell their run: with User.Blobs a guest
-// may read and write those of all runs. It fails for a guest of a role that cannot be limited to runs.
-func (g Grant) rights(u *User) (Rights, error) {
+// rights turns a grant into the permissions on NATS subjects of one of its users.
+func (g Grant) rights(u *User) Rights {
 	r := Rights{Unlimited: g.Unlimited}
-	guest := u.IsGuest()
-	if guest && !g.MayBeGuest {
-		return r, fmt.Errorf("role %s: cannot be limited to runs; leave them out", g.Role)
-	}
 	if g.Unlimited {
-		return r, nil
+		return r
 	}
 	r.allow("$JS.API.INFO", "$JS.API.STREAM.NAMES", "$SYS.REQ.USER.INFO")
-	r.allowWrites(g, u)
+	r.allowWrites(g)
 	for _, d := range g.durables() {
 		r.allowWork(d.Stream + "." + d.Name)
 	}
 	for _, stream := range g.Reads {
-		if stream != schemas.StreamBlobBucket || !guest || u.Blobs {
-			r.allowReads(stream, g, guest)
-		}
+		r.allowReads(stream, g)
 	}
 	for _, stream := range g.Acknowledges {
 		r.allow("$JS.ACK." + stream + ".>")
@@ -54,14 +46,14 @@ func (g Grant) rights(u *User) (Rights, error) {
 	for _, stream := range g.Purges {
 		r.allow("$JS.API.STREAM.PURGE." + stream)
 	}
-	if g.SeesServices && !guest {
+	if g.SeesServices {
 		r.allow("$SRV.INFO", ClockSubject)
 	}
 	for _, name := range schemas.StreamNames() {
 		r.allow("$JS.API.STREAM.INFO." + name)
-		// A user that knows the name of another user's consumer could change it. But a guest's account has only its own
-		// consumers, and a work queue only those of samplers.
-		if g.ListsConsumers || guest || g.SeesServices && isWorkQueue(name) {
+		// A user that knows the name of another user's consumer could change it. But a work queue has only those of
+		// samplers.
+		if g.ListsConsumers || g.SeesServices && isWorkQueue(name) {
 			r.allow("$JS.API.CONSUMER.LIST."+name, "$JS.API.CONSUMER.NAMES."+name)
 		}
 		for _, durable := range serviceDurables(name) {
@@ -73,9 +65,7 @@ func (g Grant) rights(u *User) (Rights, error) {
 	if g.AnswersClients {
 		r.allow("_INBOX.>")
 	}
-	if !guest { // workers answer in the pipeline's account
-		r.allow(g.Asks...)
-	}
+	r.allow(g.Asks...)
 	r.Subscribe = append(r.Subscribe, InboxOf(u.Key)+".>")
 	for _, subject := range g.Answers {
 		// only in a queue group, so that no user gets copies of the requests
@@ -91,7 +81,7 @@ func (g Grant) rights(u *User) (Rights, error) {
 		slices.Sort(*list)
 		*list = slices.Compact(*list)
 	}
-	return r, nil
+	return r
 }
 
 // allow adds subjects on which the user may publish.
@@ -103,53 +93,30 @@ func (r *Rights) mayPublish(subject string) bool {
 	return r.Unlimited || slices.ContainsFunc(r.Publish, fits) && !slices.ContainsFunc(r.Deny, fits)
 }
 
-// allowWrites adds the permissions to publish the events of a grant and to write to its buckets; for a guest, those
-// of its runs only.
-func (r *Rights) allowWrites(g Grant, u *User) {
-	runs := u.Runs
-	if !u.IsGuest() {
-		runs = []schemas.Run{"*"}
-	}
-	for _, run := range runs {
-		for _, kind := range g.Publishes {
-			r.allow(publishFilters(kind, run)...)
-		}
+// allowWrites adds the permissions to publish the events of a grant and to write to its buckets.
+func (r *Rights) allowWrites(g Grant) {
+	for _, kind := range g.Publishes {
+		r.allow(publishFilters(kind)...)
 	}
 	for _, bucket := range g.Writes {
-		switch {
-		case bucket == schemas.BlobBucket:
-			if !u.IsGuest() || u.Blobs {
-				r.allow("$O." + bucket + ".>")
-			}
-		case bucket == schemas.RunBucket:
-			for _, run := range runs {
-				entry := schemas.BucketSubject(bucket, string(run))
-				r.allow(entry)
-				if u.IsGuest() { // the Go library writes there when it reads a copy of the bucket
-					r.allow(PipelinePrefix + "." + entry)
-				}
-			}
-		case !u.IsGuest():
+		if bucket == schemas.BlobBucket {
+			r.allow("$O." + bucket + ".>")
+		} else {
 			r.allow(schemas.BucketSubject(bucket, ">"))
 		}
 	}
 }
 
-// publishFilters returns the subjects on which a user publishes events of a kind, of a run or of all ("*"), as
-// filters for permissions; none for events that belong to no run, if a run is given.
-func publishFilters(kind string, run schemas.Run) []string {
-	filter := schemas.Address{Kind: kind, Run: run}.Filter()
+// publishFilters returns the subjects on which a user publishes events of a kind, as filters for permissions.
+func publishFilters(kind string) []string {
+	filter := schemas.Address{Kind: kind}.Filter()
 	switch kind {
 	case schemas.KindStep:
-		return []string{filter, schemas.Address{Kind: schemas.KindPart, Run: run}.Filter()}
+		return []string{filter, schemas.Address{Kind: schemas.KindPart}.Filter()}
 	case schemas.KindTokens:
-		return []string{filter, schemas.Address{Kind: schemas.KindTokensPart, Run: run}.Filter()}
+		return []string{filter, schemas.Address{Kind: schemas.KindTokensPart}.Filter()}
 	case schemas.KindReward, schemas.KindOpening: // the server adds the partition
 		return []string{strings.Replace(filter, kind+".*.", kind+".", 1)}
-	case schemas.KindPolicy, schemas.KindApplied: // they belong to no run
-		if run != "*" {
-			return nil
-		}
 	}
 	return []string{filter}
 }
@@ -181,9 +148,8 @@ func (r *Rights) allowWork(durable string) {
 
 // allowReads allows a user to read a stream by name, and through its own consumers. The server does not know who owns
 // a consumer: a user that knows the name of one can change it. So the names of users' consumers cannot be guessed
-// (deploy/guide/secure-it.md). The names of the services' durables are known; so other roles are denied those. A
-// guest's account has none of them.
-func (r *Rights) allowReads(stream string, g Grant, guest bool) {
+// (deploy/guide/secure-it.md). The names of the services' durables are known; so other roles are denied those.
+func (r *Rights) allowReads(stream string, g Grant) {
 	api := "$JS.API.CONSUMER."
 	r.allow("$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+".>", "$JS.API.STREAM.MSG.GET."+stream,
 		api+"INFO."+stream+".*")
@@ -192,7 +158,7 @@ func (r *Rights) allowReads(stream string, g Grant, guest bool) {
 	}
 	r.allow(api+"CREATE."+stream+".>", api+"MSG.NEXT."+stream+".*", api+"DELETE."+stream+".*", "$JS.FC."+stream+".>")
 	durables := serviceDurables(stream)
-	if len(durables) == 0 || guest { // this form has the name in its body, where no permission sees it
+	if len(durables) == 0 { // this form has the name in its body, where no permission sees it
 		r.allow(api + "CREATE." + stream)
 	}
 	if slices.Contains(g.WorksOn(), stream) {
@@ -202,22 +168,4 @@ func (r *Rights) allowReads(stream string, g Grant, guest bool) {
 		at := stream + "." + d
 		r.Deny = append(r.Deny, api+"CREATE."+at, api+"CREATE."+at+".>", api+"MSG.NEXT."+at, api+"DELETE."+at)
 	}
-}
-
-// runFilters returns filters for the messages of some runs in a stream; none if its messages belong to no run.
-func runFilters(stream string, runs []schemas.Run) (filters []string) {
-	for _, run := range runs {
-		switch stream {
-		case schemas.StreamRunBucket:
-			filters = append(filters, schemas.BucketSubject(schemas.RunBucket, string(run)))
-		case schemas.StreamControlBucket:
-			entry := schemas.BucketSubject(schemas.ControlBucket, string(run))
-			filters = append(filters, entry, entry+".>")
-		case schemas.StreamDead:
-			filters = append(filters, schemas.Address{Kind: schemas.KindDead, Run: run}.Filter())
-		default:
-			filters = append(filters, schemas.RunFilters(run)[stream]...)
-		}
-	}
-	return filters
 }

@@ -1,12 +1,10 @@
 // Package auth says who may do what on the server. A [Role] has a [Grant], the list of what it may do. A [Folder] of
 // credentials has the users with their roles and keys, and the certificates; it writes all of that in the form of a
-// NATS server's configuration. A guest is a [User] who is limited to some runs, in an account with copies of the
-// streams. An [Identity] is a user as its own file of credentials describes it, for a client. The package opens no
-// connection.
+// NATS server's configuration. An [Identity] is a user as its own file of credentials describes it, for a client. The
+// package opens no connection.
 //
 // The commands 'meander auth init, add, rm, update' change a folder; pkg/natsd and nats-server take users and
-// certificates from it; each program calls [ReadIdentity] before it connects. A copy is a stream of a guest's account
-// into which the server copies the events of the guest's runs; a crossing is a request that may leave that account.
+// certificates from it; each program calls [ReadIdentity] before it connects.
 package auth
 
 import (
@@ -54,8 +52,8 @@ type Grant struct {
 	// Discoverable: service discovery finds it. AnswersClients: it publishes to the inboxes of clients.
 	Discoverable, AnswersClients bool
 	// ListsConsumers: it sees the progress of all consumers, by name. SeesServices: it sees the progress of the
-	// services' durables, and which services run. MayBeGuest: it may be limited to some runs.
-	ListsConsumers, SeesServices, MayBeGuest bool
+	// services' durables, and which services run.
+	ListsConsumers, SeesServices bool
 }
 
 // ClockSubject is where services answer with their time.
@@ -178,7 +176,7 @@ func clientGrants() []Grant {
 			},
 			Acknowledges: []string{schemas.StreamAdvantages},
 			Asks:         []string{schemas.TeacherSubject("*")},
-			SeesServices: true, MayBeGuest: true,
+			SeesServices: true,
 		},
 		{
 			Role: RoleViewer, Purpose: "looks, and changes nothing: watch, show, streams, verify",
@@ -186,7 +184,7 @@ func clientGrants() []Grant {
 				schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamParked, schemas.StreamPolicies,
 				schemas.StreamApplied, schemas.StreamControl, schemas.StreamDead,
 			}, resultStreams()...),
-			SeesServices: true, MayBeGuest: true,
+			SeesServices: true,
 		},
 		{
 			Role:      RoleScorer,
@@ -235,7 +233,6 @@ func (g Grant) Describe() (lines []string) {
 		{g.ListsConsumers, "sees how far all consumers are"},
 		{g.SeesServices && !g.ListsConsumers, "sees how far the pipeline's own consumers are"},
 		{g.AnswersClients, "answers clients in their inboxes"},
-		{g.MayBeGuest, "may be limited to some runs"},
 	} {
 		if c.has {
 			lines = append(lines, c.line)

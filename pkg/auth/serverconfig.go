@@ -2,8 +2,7 @@ package auth
 
 import (
 	"fmt"
-	"maps"
-	"slices"
+	"os"
 	"strings"
 )
 
@@ -39,51 +38,25 @@ tls {
 	return text + fmt.Sprintf("\ninclude %q\n", rightsFile)
 }
 
-// rightsConfig returns all users with their rights in the syntax of nats-server's configuration, with an account for
-// each guest. It has public keys only, no secrets. It fails for a user whose role has no such rights.
+// rightsConfig returns all users with their rights in the syntax of nats-server's configuration. It has public keys
+// only, no secrets. It fails for a user whose role has no such rights.
 func (f *Folder) rightsConfig() (string, error) {
 	c := &configWriter{}
 	c.line("# Written by meander auth: who may do what, by public keys. Changed with: meander auth add, rm, update.")
-	if f.Account == "" {
-		c.line("authorization {")
-		c.writeUsers(f.Users)
-		c.line("}")
-		return c.text.String(), c.err
-	}
-	var others []User
-	for _, u := range f.Users {
-		if !u.IsGuest() {
-			others = append(others, u)
-		}
-	}
 	c.line("accounts {\n  %s {\n    jetstream: enabled", f.Account)
-	c.writeUsers(others)
-	guests := f.Guests()
-	askedBy := map[string][]string{} // accounts by subject
-	c.line("    exports: [")
-	for _, u := range guests {
-		for _, crossing := range c.crossings(u) {
-			if !slices.Contains(askedBy[crossing.To], u.Account()) {
-				askedBy[crossing.To] = append(askedBy[crossing.To], u.Account())
-			}
-		}
-		for _, subject := range u.Hears() {
-			c.line("      {stream: %q, accounts: [%s]}", subject, u.Account())
-		}
-	}
-	for _, subject := range slices.Sorted(maps.Keys(askedBy)) {
-		c.line("      {service: %q, accounts: [%s]}", subject, strings.Join(askedBy[subject], ", "))
-	}
-	c.line("    ]\n    imports: [")
-	for _, u := range guests {
-		c.line("      {service: {account: %s, subject: %q}, to: %q}", u.Account(), u.API().To, u.API().From)
-	}
-	c.line("    ]\n  }")
-	for _, u := range guests {
-		c.writeGuest(u, f.Account)
-	}
+	f.include(c, exportsFile)
+	c.writeUsers(f.Users)
+	c.line("  }")
+	f.include(c, accountsFile)
 	c.line("}")
 	return c.text.String(), c.err
+}
+
+// include has the server read a file of the folder, if the operator has made it.
+func (f *Folder) include(c *configWriter, name string) {
+	if _, err := os.Stat(f.path(name)); err == nil {
+		c.line("    include %q", name)
+	}
 }
 
 // configWriter writes the configuration of a NATS server. It keeps the first error.
@@ -94,30 +67,6 @@ type configWriter struct {
 
 func (c *configWriter) line(format string, args ...any) { fmt.Fprintf(&c.text, format+"\n", args...) }
 
-// crossings returns the crossings of a guest, and notes an error.
-func (c *configWriter) crossings(u User) []Crossing {
-	out, err := u.Crossings()
-	if c.err == nil {
-		c.err = err
-	}
-	return out
-}
-
-// writeGuest writes the account of a guest, and what connects it with the pipeline's account. Only the subjects named
-// here lead out of it. rightsConfig calls it.
-func (c *configWriter) writeGuest(u User, pipeline string) {
-	c.line("  %s {\n    jetstream: {max_mem: 0, max_file: %d}", u.Account(), u.CopySpace())
-	c.writeUsers([]User{u})
-	c.line("    exports: [\n      {service: %q, accounts: [%s]}\n    ]\n    imports: [", u.API().To, pipeline)
-	for _, subject := range u.Hears() {
-		c.line("      {stream: {account: %s, subject: %q}}", pipeline, subject)
-	}
-	for _, crossing := range c.crossings(u) {
-		c.line("      {service: {account: %s, subject: %q}, to: %q}", pipeline, crossing.To, crossing.From)
-	}
-	c.line("    ]\n  }")
-}
-
 // writeUsers writes the list of users of one account, each with its public key and its permissions. The first error
 // about a user's rights stays in c.err.
 func (c *configWriter) writeUsers(users []User) {
@@ -127,7 +76,7 @@ func (c *configWriter) writeUsers(users []User) {
 		if c.err == nil {
 			c.err = err
 		}
-		c.line("      # %s: %s, runs %s\n      {\n        nkey: %s", u.Name, u.Role, u.RunNames(), u.Key)
+		c.line("      # %s: %s\n      {\n        nkey: %s", u.Name, u.Role, u.Key)
 		if !r.Unlimited {
 			c.line("        permissions: {\n          publish: {")
 			c.writeSubjects("allow", r.Publish)

@@ -24,8 +24,7 @@
 //
 // A guarded stream keeps the first message on each subject. If that is not the event that the subject is for, the
 // publisher of the true event displaces it: copies it to the dead letters and deletes it. A lane is the request
-// queue of a model, with its own current policy (a version of the weights). A guest is a user who is limited to
-// some runs.
+// queue of a model, with its own current policy (a version of the weights).
 //
 // A control is an operator's pause, resume, cancel or prune of a run. A denial is what the server did not allow a
 // user; the server sends it outside of any reply, so that a caller would only see a timeout. Of a consumer with a
@@ -39,6 +38,6 @@
 // Where it is: what Consume and Subscription share is in durable.go (the durable), pull.go (asking for messages),
 // heartbeat.go and fair.go (messages whose kind fails); a Publisher's window in window.go. Reading is in get.go,
 // read.go and, for clusters, leader.go: there a request may meet a server that lags, so that a reader asks the leader
-// how far to read. Setup calls setup.go and replicas.go, SetupGuests guests.go, the janitor blobsweep.go, samplers
+// how far to read. Setup calls setup.go and replicas.go, the janitor blobsweep.go, samplers
 // stepspace.go and sweep.go, and health checks storage.go, examine.go and denied.go.
 package bus

@@ -17,7 +17,7 @@ type Examined struct {
 	Missing bool
 	Err     error
 	// Wrong lists differences from the contract that cannot be repaired, Stale those that Setup would repair. Both are
-	// empty for a guest, who has copies, with settings of their own.
+	// empty for a mirror, which has settings of its own.
 	Wrong, Stale []string
 	// Rolls means that it drops its oldest messages for new ones, and so is never full.
 	Rolls bool
@@ -38,7 +38,7 @@ func (b *Bus) Examine(ctx context.Context, withConsumers bool) (out []Examined, 
 			if ctx.Err() != nil || b.mayAnswerLater(err) {
 				return errors.Join(err, ctx.Err())
 			}
-			e.Name, e.Err, e.Rolls = k.name, err, !k.refuses || b.user.IsGuest()
+			e.Name, e.Err, e.Rolls = k.name, err, !k.refuses || e.Mirror
 			out = append(out, e)
 		}
 		// their limits do not matter
@@ -87,7 +87,7 @@ func (b *Bus) examine(ctx context.Context, k storedIn, withConsumers bool) (e Ex
 	if c := info.Cluster; c != nil && c.Name != "" {
 		e.Peers = max(2, len(c.Replicas)+1)
 	}
-	if spec, ok := schemas.StreamNamed(k.name); ok && !b.user.IsGuest() {
+	if spec, ok := schemas.StreamNamed(k.name); ok && !e.Mirror {
 		e.Wrong = incompatibilities(info.Config, streamConfig(spec, e.Replicas))
 		_, e.Stale = withContract(info.Config, streamConfig(spec, e.Replicas))
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -59,4 +61,12 @@ func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, e
 func (f *ConsumerFloor) Matches(filter string) bool {
 	return len(f.Filters) == 0 || slices.ContainsFunc(f.Filters,
 		func(own string) bool { return schemas.Overlap(own, filter) })
+}
+
+// filtersOf returns the filters of a consumer, in whichever of the two fields they are.
+func filtersOf(c jetstream.ConsumerConfig) []string {
+	if c.FilterSubject != "" {
+		return []string{c.FilterSubject}
+	}
+	return c.FilterSubjects
 }

@@ -51,11 +51,8 @@ func directSubject(stream string) string { return "$JS.API.DIRECT.GET." + stream
 // Last returns the newest message on a subject, which may have wildcards, or ErrNotFound. The subject is the one that
 // is stored, which for rewards differs from the published one (RewardFilter).
 func (b *Bus) Last(ctx context.Context, stream, subject string) (*Message, error) {
-	if err := b.readable(stream, subject); err != nil {
-		return nil, fmt.Errorf("last %q of %s: %w", subject, stream, err)
-	}
 	from, req := directSubject(stream), directRequest{LastFor: subject}
-	if b.asksLeaders() {
+	if b.clustered() {
 		m, err := b.getMessage(ctx, stream, leaderSubject(stream), req)
 		if err == nil {
 			return m, nil
@@ -85,7 +82,7 @@ func (b *Bus) Get(ctx context.Context, stream string, seq uint64) (*Message, err
 		return nil, fmt.Errorf("get %s 0: %w", stream, ErrNotFound)
 	}
 	m, err := b.getMessage(ctx, stream, directSubject(stream), directRequest{Seq: seq})
-	if errors.Is(err, ErrNotFound) && b.asksLeaders() {
+	if errors.Is(err, ErrNotFound) && b.clustered() {
 		m, err = b.getMessage(ctx, stream, leaderSubject(stream), directRequest{Seq: seq})
 	}
 	if err != nil {
@@ -168,8 +165,8 @@ func (b *Bus) LastMany(ctx context.Context, stream string, filters []string) ([]
 	for {
 		page, upTo, pending, err := b.readUpToDate(ctx, stream, req, reached)
 		if errors.Is(err, errTooMany) || errors.Is(err, ErrPermission) || err == nil && pending > 0 && reached > 0 {
-			// A guest must name its runs in the subject of a consumer. A direct get has at most 1,024 subjects, a
-			// reader any number. In a cluster, each page may come from another server.
+			// A direct get has at most 1,024 subjects, a reader any number. In a cluster, each page may come from
+			// another server.
 			return b.lastPerSubject(ctx, stream, filters)
 		}
 		if err != nil {
@@ -427,6 +424,8 @@ type StreamStats struct {
 	Need    int64 `json:"need_bytes,omitempty"`
 	// OnDisk means that they wait for space on the server's disk.
 	OnDisk bool `json:"on_disk,omitempty"`
+	// Mirror: it is a copy of a stream of another account or server.
+	Mirror bool `json:"mirror,omitempty"`
 	// Replicas is how many servers keep the stream, Current how many of them have all of it and of its consumers.
 	// Lacking names the servers that do not: they are down, or behind.
 	Replicas int      `json:"replicas"`
@@ -565,12 +564,12 @@ func (b *Bus) streamStats(ctx context.Context, k storedIn) (*StreamStats, jetstr
 		Replicas: config.Replicas, Current: config.Replicas, Consumers: []ConsumerStats{},
 	}
 	stats.countReplicas(s.CachedInfo().Cluster)
-	guestCopy := config.Mirror != nil // its oldest events go when it is full, whatever the stream does
-	stats.State = stats.fullness(k.refuses && !guestCopy)
+	stats.Mirror = config.Mirror != nil // its oldest events go when it is full, whatever the stream does
+	stats.State = stats.fullness(k.refuses && !stats.Mirror)
 	if state.Msgs > 0 {
 		stats.Oldest, stats.Newest = state.FirstTime, state.LastTime
 	}
-	if k.name == schemas.StreamSteps && !guestCopy { // samples wait for space in the stream
+	if k.name == schemas.StreamSteps && !stats.Mirror { // samples wait for space in the stream
 		err = b.addWaitingSamples(ctx, stats)
 	}
 	return stats, s, err

@@ -133,11 +133,11 @@ func (b *Bus) Run(ctx context.Context, run schemas.Run) ([]byte, error) {
 	return spec, nil
 }
 
-// deleteRun removes the spec of a run, in the copies of guests too, and its controls; Purge ends with it.
+// deleteRun removes the spec of a run, in mirrors too, and its controls; Purge ends with it.
 func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 	kv, err := b.bucket(ctx, schemas.RunBucket)
 	if err == nil {
-		err = kv.Delete(ctx, string(run)) // a marker, which reaches the copies of guests
+		err = kv.Delete(ctx, string(run)) // a marker, which reaches mirrors
 	}
 	var s jetstream.Stream
 	if err == nil {

@@ -50,10 +50,6 @@ const lagPause = 20 * time.Millisecond
 // clustered reports whether the server is one of several.
 func (b *Bus) clustered() bool { return b.nc.ConnectedClusterName() != "" }
 
-// asksLeaders reports whether requests for what may be new go to leaders: in a cluster, except for guests, who have
-// no right to ask them.
-func (b *Bus) asksLeaders() bool { return b.clustered() && !b.user.IsGuest() }
-
 // leaderSubject returns the subject on which the leader of a stream answers requests for one message.
 func leaderSubject(stream string) string { return "$JS.API.STREAM.MSG.GET." + stream }
 
@@ -101,7 +97,7 @@ func parseLeaderGet(stream string, resp *nats.Msg) (*Message, error) {
 // so, a reader that found none has read from a server that lags. It returns false where this connection does not ask
 // leaders.
 func (b *Bus) leaderHas(ctx context.Context, stream string, filters []string, from, to uint64) (bool, error) {
-	if !b.asksLeaders() || from > to {
+	if !b.clustered() || from > to {
 		return false, nil
 	}
 	if len(filters) == 0 {
@@ -121,9 +117,9 @@ func (b *Bus) leaderHas(ctx context.Context, stream string, filters []string, fr
 }
 
 // leaderSeq returns the last sequence that the leader of a stream has; a complete read must reach it. It returns 0
-// where this connection does not ask leaders: a single server does not lag, and a guest may not ask.
+// without a cluster: a single server does not lag.
 func (b *Bus) leaderSeq(ctx context.Context, stream string) (uint64, error) {
-	if !b.asksLeaders() {
+	if !b.clustered() {
 		return 0, nil
 	}
 	info, err := b.StreamInfo(ctx, stream)

@@ -75,9 +75,6 @@ func (b *Bus) Read(ctx context.Context, stream string, filters []string, o ReadO
 func (b *Bus) read(
 	ctx context.Context, stream string, filters []string, o ReadOptions, yield func(*Message, error) bool,
 ) error {
-	if err := b.readable(stream, filters...); err != nil {
-		return err
-	}
 	var s jetstream.Stream
 	err := b.retryWhileAway(ctx, func(ctx context.Context) (err error) {
 		s, err = b.js.Stream(ctx, stream)

@@ -7,7 +7,6 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -20,23 +19,11 @@ var ErrTooFewServers = errors.New("too few servers")
 // SetupOption changes one Setup.
 type SetupOption func(*setupOptions)
 
-type setupOptions struct {
-	replicas int
-	room     int64
-}
+type setupOptions struct{ replicas int }
 
 // Replicas makes n servers of a cluster keep each stream, new or old. With 0, one server keeps a new stream, and old
 // ones stay as they are.
 func Replicas(n int) SetupOption { return func(o *setupOptions) { o.replicas = n } }
-
-// RoomFor has a Setup that creates all streams leave room for the copies of guests, which SetupGuests makes after it.
-func RoomFor(guests []auth.User) SetupOption {
-	return func(o *setupOptions) {
-		for i := range guests {
-			o.room += guests[i].CopySpace()
-		}
-	}
-}
 
 // SetReplicas makes n servers of a cluster keep each existing stream and bucket. The server copies the messages while
 // work goes on. It returns ErrTooFewServers when n is more than there are; 0 changes nothing.

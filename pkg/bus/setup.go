@@ -69,58 +69,32 @@ func (b *Bus) setupOnce(ctx context.Context, o setupOptions) error {
 			missing = append(missing, streamConfig(spec, o.replicas))
 			continue
 		}
-		if err == nil {
+		if err == nil && s.CachedInfo().Config.Mirror == nil { // a mirror of another account is what its owner made it
 			err = b.updateStream(ctx, s.CachedInfo().Config, streamConfig(spec, o.replicas))
 		}
 		if err != nil {
 			return fmt.Errorf("set up stream %s: %w", spec.Name, noJetStream(err))
 		}
 	}
-	room := int64(0)
-	if len(missing) == len(schemas.Streams()) { // in an older pipeline the guests may have their copies
-		room = o.room
-	}
-	if len(missing) > 0 || o.room > 0 { // a user who may not delete has neither
-		if err := b.deleteRoom(ctx); err != nil { // of a Setup that was killed
-			return err
-		}
-	}
 	for scale := int64(1); ; scale *= 2 {
-		err := b.createMissing(ctx, missing, scale, max(1, o.replicas), room)
+		err := b.createMissing(ctx, missing, scale, max(1, o.replicas))
 		if err == nil {
 			break
 		}
 		if classOf(err) != classFull || scale > 1<<16 {
-			return errors.Join(replicasError(o.replicas, err), b.deleteRoom(ctx))
+			return replicasError(o.replicas, err)
 		}
 		if scale == 1 {
 			b.log.Info().Msg("the server's storage is smaller than the streams' limits; scaling them down")
 		}
 	}
-	if room > 0 {
-		if err := b.deleteRoom(ctx); err != nil {
-			return err
-		}
-	}
 	return b.setReplicas(ctx, o.replicas)
 }
 
-// roomStream is an empty stream that holds what the copies of guests may take, from when the new streams are there
-// until the buckets are, too.
-const roomStream = "MDR_ROOM"
-
-// deleteRoom gives the room back. setupOnce calls it.
-func (b *Bus) deleteRoom(ctx context.Context) error {
-	if err := b.js.DeleteStream(ctx, roomStream); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-		return fmt.Errorf("give back the room for the copies of guests: %w", err)
-	}
-	return nil
-}
-
-// createMissing creates the missing streams, and the buckets that are not there, with limits divided by scale, and
-// holds room beside them if it is not 0. An error may be that the server has no space for all of that.
+// createMissing creates the missing streams, and the buckets that are not there, with limits divided by scale.
+// An error may be that the server has no space for all of that.
 func (b *Bus) createMissing(
-	ctx context.Context, missing []jetstream.StreamConfig, scale int64, replicas int, room int64,
+	ctx context.Context, missing []jetstream.StreamConfig, scale int64, replicas int,
 ) error {
 	for _, c := range missing {
 		if c.MaxBytes > 0 {
@@ -128,15 +102,6 @@ func (b *Bus) createMissing(
 		}
 		if _, err := b.js.CreateOrUpdateStream(ctx, c); err != nil {
 			return fmt.Errorf("set up stream %s: %w", c.Name, err)
-		}
-	}
-	if room > 0 {
-		_, err := b.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
-			Name: roomStream, Description: "room for the copies of guests, until the buckets are there",
-			Replicas: replicas, MaxBytes: room / int64(replicas),
-		})
-		if err != nil {
-			return fmt.Errorf("room for the copies of guests, %d bytes (auth add --copy-bytes): %w", room, err)
 		}
 	}
 	return b.createBuckets(ctx, scale, replicas)

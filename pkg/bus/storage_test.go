@@ -61,7 +61,7 @@ func TestBus_SetLimits(t *testing.T) {
 	check(schemas.StreamTrajectories, 0, 48*time.Hour)
 }
 
-// A guest's copy drops its oldest messages when it has no more space: it is never full.
+// A mirror drops its oldest messages when it has no more space: it is never full.
 func TestBus_Stats_copy(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, "in-process")

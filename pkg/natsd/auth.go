@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -30,8 +29,6 @@ type User struct {
 	// Answers is how many replies the user may send to each request that it gets, within AnswerWithin.
 	Answers      int
 	AnswerWithin time.Duration
-	// Account is the account of a guest; empty: the account of all other users.
-	Account string
 }
 
 // authenticator decides which clients may connect: those with the token, users who prove that they have their key,
@@ -39,19 +36,12 @@ type User struct {
 type authenticator struct {
 	token string
 	users map[string]*server.User // by public key
-	// guests are the accounts of users who have their own, by public key. server is set once these accounts exist;
-	// before that, guests are refused.
-	guests map[string]string
-	server *atomic.Pointer[server.Server]
 }
 
 // newAuthenticator returns the check that the server makes of each client that connects: by the token and the users
-// of the options. Guests are refused until setupGuestAccounts has made their accounts.
+// of the options.
 func (o Options) newAuthenticator() authenticator {
-	auth := authenticator{
-		token: o.Token, users: map[string]*server.User{}, guests: map[string]string{},
-		server: &atomic.Pointer[server.Server]{},
-	}
+	auth := authenticator{token: o.Token, users: map[string]*server.User{}}
 	for _, u := range o.Users {
 		user := &server.User{Username: u.Name}
 		if !u.Unlimited {
@@ -64,9 +54,6 @@ func (o Options) newAuthenticator() authenticator {
 			}
 		}
 		auth.users[u.Key] = user
-		if u.Account != "" {
-			auth.guests[u.Key] = u.Account
-		}
 	}
 	return auth
 }
@@ -85,18 +72,6 @@ func (auth authenticator) Check(c server.ClientAuthentication) bool {
 	user := auth.users[opts.Nkey]
 	if user == nil || !signed(opts.Nkey, opts.Sig, c.GetNonce()) {
 		return false
-	}
-	if name, guest := auth.guests[opts.Nkey]; guest {
-		ns := auth.server.Load()
-		if ns == nil {
-			return false // the account does not exist yet
-		}
-		account, err := ns.LookupAccount(name)
-		if err != nil {
-			return false
-		}
-		inAccount := *user
-		inAccount.Account, user = account, &inAccount
 	}
 	c.RegisterUser(user)
 	return true

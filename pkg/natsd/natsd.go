@@ -8,8 +8,7 @@
 //
 // A [Member] is a process that shares a store with others, as every meander command does: the first to [Join] has the
 // server, the others are its clients, and one of them takes the server over when the first ends. A tenure is the time
-// in which a member has the server. A guest is a user in an account with its own streams. When the disk was full, the
-// server restarts by itself.
+// in which a member has the server. When the disk was full, the server restarts by itself.
 package natsd
 
 import (
@@ -56,15 +55,13 @@ type Options struct {
 	// Users may connect as well as clients with the token, each with its own rights. With neither users nor a token,
 	// every client may connect.
 	Users []User
-	// Guests are the accounts of users who have their own.
-	Guests []Guest
 	// TLS, if set, is required from all clients that connect through the socket: the first thing a client says is who
 	// it is, and without TLS it might say that unencrypted.
 	TLS *TLS
 	// MaxPayload is the largest message in bytes; 0: 1 MiB.
 	MaxPayload int
 	// MaxFileStore bounds what all streams may store, in bytes; 0: three quarters of the space that is free at the
-	// start. It is raised to what streams and guests were promised.
+	// start. It is raised to what streams were promised.
 	MaxFileStore int64
 	// Log receives the server's warnings and errors, and the rest at debug level.
 	Log zerolog.Logger
@@ -176,7 +173,7 @@ func (o Options) serverOptions() (*server.Options, error) {
 	return n, nil
 }
 
-// startServer starts a NATS server with enough space for what its streams were promised, and lets guests in. With
+// startServer starts a NATS server with enough space for what its streams were promised. With
 // holderWasKilled, the process that had the store before was killed: its socket may exist a moment longer than its
 // lock, so it tries the address for a second. An error is about the address or from the server; the server is stopped
 // then.
@@ -205,19 +202,10 @@ func startServer(
 		}
 	}
 	ns, err := startAndWait(ctx, native, opts.Log)
-	if err == nil {
-		ns, err = restartWithPromisedSpace(ctx, ns, native, opts)
-	}
 	if err != nil {
 		return nil, err
 	}
-	if auth, ok := native.CustomClientAuthentication.(authenticator); ok {
-		if err := setupGuestAccounts(ns, opts.Guests, auth); err != nil {
-			stopServer(ns)
-			return nil, err
-		}
-	}
-	return ns, nil
+	return restartWithPromisedSpace(ctx, ns, native, opts)
 }
 
 // spareStore is how much a store may still take that has promised more than it has: a newer release may add small
@@ -225,9 +213,9 @@ func startServer(
 const spareStore = 256 << 20
 
 // restartWithPromisedSpace returns the running server ns, or one restarted with a larger store limit, when its
-// streams and guests were promised more than the limit, which the server computes from the free disk space at its
-// start. Without that, the server would refuse guests, and every change of a limit, even to a lower one. A write that
-// the disk cannot take is refused later. After an error no server runs.
+// streams were promised more than the limit, which the server computes from the free disk space at its start. Without
+// that, the server would refuse every change of a limit, even to a lower one. A write that the disk cannot take is
+// refused later. After an error no server runs.
 func restartWithPromisedSpace(
 	ctx context.Context, ns *server.Server, native *server.Options, opts Options,
 ) (*server.Server, error) {
@@ -237,17 +225,14 @@ func restartWithPromisedSpace(
 		return nil, err
 	}
 	promised, limit := int64(info.ReservedStore), info.Config.MaxStore
-	for _, g := range opts.Guests {
-		promised += g.MaxStore
-	}
 	if info.Disabled || promised <= limit {
 		return ns, nil
 	}
 	opts.Log.Warn().Str("store", opts.StoreDir).Int64("room", limit).Int64("promised", promised).
-		Msg("the store has less room than its streams and guests were promised; make room on its disk, " +
+		Msg("the store has less room than its streams were promised; make room on its disk, " +
 			"or lower limits (meander streams limit)")
 	stopServer(ns)
-	larger := native.Clone() // it shares the authenticator, which setupGuestAccounts opens for guests
+	larger := native.Clone()
 	larger.JetStreamMaxStore = promised + spareStore
 	return startAndWait(ctx, larger, opts.Log)
 }

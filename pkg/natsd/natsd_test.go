@@ -12,7 +12,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nkeys"
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
@@ -170,25 +169,15 @@ func TestStart_storeInUse(t *testing.T) {
 	}
 }
 
-// What was promised to streams and guests stays so when the store has less room at the next start: the
+// What was promised to streams stays so when the store has less room at the next start: the
 // server starts, says so, and takes lower limits and small streams.
 func TestStart_LessRoom(t *testing.T) {
 	dir := t.TempDir()
 	var log strings.Builder
-	pair, err := nkeys.CreateUser()
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := pair.PublicKey()
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := []string{">"}
-	users := []natsd.User{{Name: "alice", Key: key, Account: "guest-alice", Publish: all, Subscribe: all}}
-	begin := func(room int64, guests ...natsd.Guest) (*natsd.Server, jetstream.JetStream) {
+	begin := func(room int64) (*natsd.Server, jetstream.JetStream) {
 		t.Helper()
 		s := start(t, natsd.Options{
-			StoreDir: dir, Listen: "127.0.0.1:0", Token: "secret", MaxFileStore: room, Guests: guests, Users: users,
+			StoreDir: dir, Listen: "127.0.0.1:0", Token: "secret", MaxFileStore: room,
 			Log: zerolog.New(&log).Level(zerolog.WarnLevel),
 		})
 		js, err := jetstream.New(inProcess(t, s))
@@ -197,12 +186,8 @@ func TestStart_LessRoom(t *testing.T) {
 		}
 		return s, js
 	}
-	guest := func(name string) natsd.Guest {
-		api := natsd.Service{From: "guest." + name + ".API.>", To: "$JS.API.>"}
-		return natsd.Guest{Account: "guest-" + name, MaxStore: 64 << 20, API: api}
-	}
 	large := jetstream.StreamConfig{Name: "LARGE", Subjects: []string{"large"}, MaxBytes: 512 << 20}
-	s, js := begin(1<<30, guest("alice"))
+	s, js := begin(1 << 30)
 	if _, err := js.CreateStream(t.Context(), large); err != nil {
 		t.Fatal(err)
 	}
@@ -212,8 +197,8 @@ func TestStart_LessRoom(t *testing.T) {
 	if log.Len() > 0 {
 		t.Errorf("with room: %s", log.String())
 	}
-	s, js = begin(256<<20, guest("alice"), guest("bob"))
-	if !strings.Contains(log.String(), "the store has less room than its streams and guests were promised") {
+	s, js = begin(256 << 20)
+	if !strings.Contains(log.String(), "the store has less room than its streams were promised") {
 		t.Errorf("without room: %s", log.String())
 	}
 	large.MaxBytes = 400 << 20
@@ -224,11 +209,6 @@ func TestStart_LessRoom(t *testing.T) {
 	if _, err := js.CreateStream(t.Context(), small); err != nil {
 		t.Errorf("a small stream: %v", err)
 	}
-	nc, err := nats.Connect(s.ClientURL(), nats.Nkey(key, pair.Sign))
-	if err != nil {
-		t.Fatalf("the guest: %v", err)
-	}
-	nc.Close()
 }
 
 // A killed server leaves its file, but not its lock.

@@ -16,8 +16,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/auth"
-	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
@@ -135,64 +133,32 @@ What each role may do: meander auth show. One more user: meander auth add %s NAM
 }
 
 // printChange says that a credentials folder was changed, and how a server gets to know it; what is the change.
-// guests: the change concerns guests; newAccount: it moved all other users to an account of their own.
-func printChange(w io.Writer, f *auth.Folder, what string, guests, newAccount bool) error {
-	text := what + "; a NATS server reads it with: nats-server --signal reload; meander up at its next start\n"
-	if guests {
-		text += fmt.Sprintf("and for a guest that is new to it once more; the copies that it reads begin and end, "+
-			"after that, with: meander streams setup --auth %s --nats-creds %s --nats URL; meander up does it "+
-			"itself\n", f.Dir(), f.Credentials("admin"))
-	}
-	if newAccount {
-		text += fmt.Sprintf("all others are in the account %[1]s of a NATS server now, because its default one gives "+
-			"guests nothing: where the server has streams, stop it,\nmove jetstream/$G in its store_dir to "+
-			"jetstream/%[1]s, and start it again. "+
-			"Streams of meander up stay where they are\n", f.Account)
-	}
-	_, err := io.WriteString(w, text)
+func printChange(w io.Writer, what string) error {
+	_, err := fmt.Fprintln(w,
+		what+"; a NATS server reads it with: nats-server --signal reload; meander up at its next start")
 	return err
 }
 
 // authAddCommand makes the command 'meander auth add', which adds a user to a folder of credentials.
 func authAddCommand(*app) *cobra.Command {
-	var u auth.User
 	var role string
-	var runs []string
-	var copies boot.Bytes
 	c := &cobra.Command{
 		Use: "add DIR NAME", Short: "add a user, with credentials of its own",
-		Example: `  meander auth add auth alice --role viewer
-  meander auth add auth team-b --role trainer --run b1,b2    # prompts and results of these runs alone`,
-		Args: args(cobra.ExactArgs(2)),
+		Example: `  meander auth add auth alice --role viewer`,
+		Args:    args(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, given []string) error {
-			if err := refuseEmpty(c.Flags(), "run", runs); err != nil {
-				return err
-			}
 			f, err := openAuth(given[0])
 			if err != nil {
 				return err
 			}
-			u.CopyBytes = int64(copies)
-			u.Name, u.Role = given[1], auth.Role(role)
-			for _, run := range runs {
-				u.Runs = append(u.Runs, schemas.Run(run))
-			}
-			newAccount, err := f.Add(u)
-			if err != nil {
+			u := auth.User{Name: given[1], Role: auth.Role(role)}
+			if err := f.Add(u); err != nil {
 				return authError(err)
 			}
-			what := fmt.Sprintf("%s has the role %s, runs %s", f.Credentials(u.Name), u.Role, u.RunNames())
-			return printChange(c.OutOrStdout(), f, what, u.IsGuest(), newAccount)
+			return printChange(c.OutOrStdout(), fmt.Sprintf("%s has the role %s", f.Credentials(u.Name), u.Role))
 		},
 	}
 	c.Flags().StringVar(&role, "role", "", "what the user is for: "+strings.Join(auth.RoleNames(), ", "))
-	c.Flags().StringSliceVar(&runs, "run", nil,
-		"limit a trainer or a viewer to these runs, in its own account; default all runs")
-	c.Flags().TextVar(&copies, "copy-bytes", boot.Bytes(0),
-		fmt.Sprintf("with --run: size limit of the copies that the user reads; 0: %v",
-			boot.Bytes(auth.DefaultCopyBytes)))
-	c.Flags().BoolVar(&u.Blobs, "blobs", false,
-		"with --run: let the user read blobs too (large images, embeddings), those of other runs included")
 	return c
 }
 
@@ -206,11 +172,10 @@ func authRemoveCommand(*app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			gone, err := f.Remove(given[1])
-			if err != nil {
+			if err := f.Remove(given[1]); err != nil {
 				return authError(err)
 			}
-			return printChange(c.OutOrStdout(), f, given[1]+" is removed", gone.IsGuest(), false)
+			return printChange(c.OutOrStdout(), given[1]+" is removed")
 		},
 	}
 }
@@ -233,9 +198,9 @@ func authListCommand(a *app) *cobra.Command {
 				}
 				return nil
 			}
-			t := present.New("NAME", "ROLE", "RUNS", "PUBLIC KEY")
+			t := present.New("NAME", "ROLE", "PUBLIC KEY")
 			for _, u := range f.Users {
-				t.Row(u.Name, u.Role, u.RunNames(), u.Key)
+				t.Row(u.Name, u.Role, u.Key)
 			}
 			t.Print(c.OutOrStdout())
 			if cert, err := f.Certificate(); err != nil {
@@ -268,11 +233,10 @@ makes a new server certificate, for the hosts of the old one and --tls-host. Cre
 			if err != nil {
 				return err
 			}
-			newAccount, err := f.Update(hosts)
-			if err != nil {
+			if err := f.Update(hosts); err != nil {
 				return err
 			}
-			return printChange(c.OutOrStdout(), f, f.Dir()+" is up to date", len(f.Guests()) > 0, newAccount)
+			return printChange(c.OutOrStdout(), f.Dir()+" is up to date")
 		},
 	}
 	c.Flags().StringSliceVar(&hosts, "tls-host", nil, "more names and addresses of the server, for its certificate")

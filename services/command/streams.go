@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
@@ -207,15 +206,13 @@ func withAdvice(ctx context.Context, b *bus.Bus, err error) error {
 // setupCommand makes the command 'meander streams setup'.
 func setupCommand(a *app) *cobra.Command {
 	var limits boot.Limits
-	var credentials string
 	c := &cobra.Command{
 		Use: "setup", Short: "create the streams, or update them",
 		Long: `setup creates the streams and buckets on a server, or updates those of an older release. Stored events
 stay, and so do limits without a flag here. On a server with roles it needs the role admin. On other
 servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 		Example: `  meander streams setup --nats tls://nats.example.org:4222 --nats-creds auth/admin.creds --nats-tls-ca auth/tls/ca.pem
-  meander streams setup --nats nats://a:4222,nats://b:4222,nats://c:4222 --stream-replicas 3
-  meander streams setup --nats tls://nats.example.org:4222 --nats-creds auth/admin.creds --auth auth    # also copies for guests`,
+  meander streams setup --nats nats://a:4222,nats://b:4222,nats://c:4222 --stream-replicas 3`,
 		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			log, err := a.logger()
@@ -229,38 +226,22 @@ servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 			if err := limits.Validate(); err != nil {
 				return settingError(err)
 			}
-			var guests []auth.User
-			if credentials != "" {
-				folder, err := openAuth(credentials)
-				if err != nil {
-					return err
-				}
-				guests = folder.Guests()
-			}
 			server := a.server()
 			server.NoWait = true
 			b, err := bus.Connect(c.Context(), server, log)
 			if err != nil {
 				return a.explainConnectError(err)
 			}
-			err = b.Setup(c.Context(), bus.Replicas(int(limits.StreamReplicas)), bus.RoomFor(guests))
+			err = b.Setup(c.Context(), bus.Replicas(int(limits.StreamReplicas)))
 			if err == nil {
 				err = limits.Apply(c.Context(), b)
 			}
 			if err == nil {
 				_, err = fmt.Fprintf(c.OutOrStdout(), "%s has the streams\n", bus.RedactURL(a.natsURL))
 			}
-			if err == nil && credentials != "" {
-				if err = b.SetupGuests(c.Context(), guests); err == nil {
-					_, err = fmt.Fprintf(c.OutOrStdout(), "and copies for %s\n", present.Count(len(guests), "guest"))
-				}
-			}
 			return errors.Join(err, b.Close())
 		},
 	}
-	c.Flags().StringVar(&credentials, "auth", "",
-		"credentials folder (meander auth init): also make the copies that its guests read, the users who are "+
-			"limited to runs")
 	limits.Flags(c.Flags())
 	return c
 }

@@ -394,7 +394,7 @@ func (v *topView) addServices(t *topLines) {
 			}
 		}
 		says := fmt.Sprintf("lane %s: %s, %s", l.Lane, weights, present.Count(l.Samplers, "sampler"))
-		if !x.Guest {
+		if !x.Mirror {
 			says += fmt.Sprintf(", %s to do", present.Count(l.Backlog, "sample"))
 		}
 		t.add("", says)

@@ -14,7 +14,6 @@ import (
 	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
-	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/sampler"
 	"github.com/meander-rl/meander/services/ui"
 )
@@ -50,9 +49,8 @@ process at once. Stored events are there at the next start.`,
 					bus.RedactURL(a.natsURL), a.flag("nats")))
 			}
 			server := natsd.Options{Listen: listen}
-			var guests []auth.User
 			if c.Flags().Changed("auth") { // an empty one is refused: it would let in everybody
-				if guests, err = a.useCredentials(&server, &s, credentials, log); err != nil {
+				if err := a.useCredentials(&server, &s, credentials, log); err != nil {
 					return err
 				}
 			}
@@ -61,12 +59,12 @@ process at once. Stored events are there at the next start.`,
 				CheckSettings: func(running natsd.Info) error {
 					return fmt.Errorf("a pipeline runs on store %q already: process %d", a.store, running.PID)
 				},
-			}, log, bus.Replicas(int(s.limits.StreamReplicas)), bus.RoomFor(guests))
+			}, log, bus.Replicas(int(s.limits.StreamReplicas)))
 			if err != nil {
 				return err
 			}
 			defer conn.Close()
-			if err := applyLimits(c.Context(), conn.Bus, s.limits, credentials != "", guests); err != nil {
+			if err := s.limits.Apply(c.Context(), conn.Bus); err != nil {
 				return err
 			}
 			serve := func(ctx context.Context) error {
@@ -100,34 +98,23 @@ process at once. Stored events are there at the next start.`,
 	return c
 }
 
-// applyLimits sets the limits of the streams and, on a server with roles, makes the copies for its guests.
-func applyLimits(ctx context.Context, b *bus.Bus, limits boot.Limits, roles bool, guests []auth.User) error {
-	err := limits.Apply(ctx, b)
-	if err == nil && roles {
-		err = b.SetupGuests(ctx, guests)
-	}
-	return err
-}
-
-// useCredentials makes the embedded server accept only the users of a credentials folder, and returns its guests. It
-// gives s the certificate. It is a usage error beside --nats or a token. upCommand calls it.
-func (a *app) useCredentials(
-	o *natsd.Options, s *services, dir string, log zerolog.Logger,
-) (guests []auth.User, err error) {
+// useCredentials makes the embedded server accept only the users of a credentials folder. It gives s
+// the certificate. It is a usage error beside --nats or a token. upCommand calls it.
+func (a *app) useCredentials(o *natsd.Options, s *services, dir string, log zerolog.Logger) error {
 	switch {
 	case a.natsURL != "":
-		return nil, usage(fmt.Errorf("--auth: %q; the server is %s, with users of its own; leave one of --auth and "+
+		return usage(fmt.Errorf("--auth: %q; the server is %s, with users of its own; leave one of --auth and "+
 			"%s out", dir, bus.RedactURL(a.natsURL), a.flag("nats")))
 	case a.token != "":
-		return nil, usage(fmt.Errorf("--auth: given with a token, %s, which would let in everybody; leave one of "+
+		return usage(fmt.Errorf("--auth: given with a token, %s, which would let in everybody; leave one of "+
 			"them out", a.flag("nats-token")))
 	}
 	f, err := openAuth(dir)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if s.certificate, err = f.Certificate(); err != nil {
-		return nil, err
+		return err
 	}
 	if cert := s.certificate; cert != nil {
 		const renew = "'meander auth update' makes a new one, for the next start"
@@ -138,10 +125,10 @@ func (a *app) useCredentials(
 		}
 	}
 	o.Token = rand.Text() // of processes on the same store
-	return f.Guests(), addUsers(o, f)
+	return addUsers(o, f)
 }
 
-// addUsers gives the embedded server the users, guests and certificate of a credentials folder. It fails for a user
+// addUsers gives the embedded server the users and certificate of a credentials folder. It fails for a user
 // whose role has no such rights. useCredentials calls it.
 func addUsers(o *natsd.Options, f *auth.Folder) error {
 	for i := range f.Users {
@@ -150,26 +137,11 @@ func addUsers(o *natsd.Options, f *auth.Folder) error {
 		if err != nil {
 			return err
 		}
-		user := natsd.User{
+		o.Users = append(o.Users, natsd.User{
 			Name: u.Name, Key: u.Key, Unlimited: r.Unlimited, Publish: r.Publish, DenyPublish: r.Deny,
 			Subscribe: r.Subscribe,
 			Answers:   r.Answers, AnswerWithin: r.AnswerWithin,
-		}
-		if u.IsGuest() {
-			crossings, err := u.Crossings()
-			if err != nil {
-				return err
-			}
-			guest := natsd.Guest{
-				Account: u.Account(), MaxStore: u.CopySpace(), API: natsd.Service(u.API()),
-				Hears: u.Hears(),
-			}
-			for _, c := range crossings {
-				guest.Services = append(guest.Services, natsd.Service(c))
-			}
-			user.Account, o.Guests = guest.Account, append(o.Guests, guest)
-		}
-		o.Users = append(o.Users, user)
+		})
 	}
 	if f.HasTLS() {
 		o.TLS = &natsd.TLS{}

@@ -199,10 +199,6 @@ func localAreas() (out []area) {
 // askAdmin says who sees what this credential does not.
 const askAdmin = "use a credential that may, such as the admin's"
 
-// guest reports whether the checks are made as a guest. It has copies of the streams in an account of its own, where
-// there are no services and no consumers of theirs.
-func (o *Options) guest() bool { return o.Bus.User().IsGuest() }
-
 // notes collects the findings of an area.
 type notes struct {
 	area  string

@@ -92,16 +92,6 @@ func checkPermissions(ctx context.Context, o *Options, say *notes) {
 	if len(denied) > 0 {
 		say.ok("and may not %s", strings.Join(denied, ", "))
 	}
-	switch runs := o.Bus.User().Runs(); {
-	case runs == "":
-	case !auth.IsGuestName(info.Data.Account):
-		say.add(Fault,
-			"the operator brings its permissions up to date: meander auth update DIR, and what that says to do then",
-			"it is limited to the runs %s, and in the account of all others, as older releases had it: it can "+
-				"send what the server answers to any subject", runs)
-	default:
-		say.ok("it is limited to the runs %s, in the account %s of its own", runs, info.Data.Account)
-	}
 }
 
 // grants are permissions, as the server describes them.
@@ -203,11 +193,6 @@ func reportClock(whose string, behind time.Duration, say *notes) {
 // checkServices checks which programs run, by the server's service discovery, whether their versions match, and
 // whether requests wait for a sampler that is not there.
 func checkServices(ctx context.Context, o *Options, say *notes) {
-	if o.guest() {
-		say.add(Unchecked, askAdmin, "a guest does not see which services run, nor what waits for them")
-		checkPresent(ctx, o, say)
-		return
-	}
 	found, err := discover(ctx, o.Bus.Conn())
 	if err != nil {
 		say.addFailure("services", err)

@@ -130,7 +130,7 @@ func checkStreams(ctx context.Context, o *Options, say *notes) {
 			say.add(Warning, "start 'meander up' or meander-intake of this version, which puts it right",
 				"%s is of another version: %s", s.Name, strings.Join(s.Stale, "; "))
 		}
-		if s.Peers > 1 && s.Replicas < 3 && !o.guest() {
+		if s.Peers > 1 && s.Replicas < 3 && !s.Mirror {
 			alone = append(alone, s.Name)
 		}
 		reportFullness(&s, say)
@@ -139,26 +139,15 @@ func checkStreams(ctx context.Context, o *Options, say *notes) {
 		}
 	}
 	if len(missing) > 0 {
-		fix := "start 'meander up' or meander-intake again, which makes them"
-		if o.guest() {
-			fix = "the operator makes the copies of guests: meander streams setup --auth DIR, or 'meander up' again"
-		}
-		say.add(Fault, fix, "%s not there: %s", plural(len(missing), "stream"), strings.Join(missing, ", "))
+		say.add(Fault, "start 'meander up' or meander-intake again, which makes them",
+			"%s not there: %s", plural(len(missing), "stream"), strings.Join(missing, ", "))
 	}
 	if len(alone) > 0 {
 		say.add(Warning, "meander streams limit --stream-replicas 3",
 			"the server is a cluster, and these are on one machine of it: %s", strings.Join(alone, ", "))
 	}
-	switch {
-	case good == 0:
-	case o.guest():
-		say.ok("%s of this guest, for the runs %s", plural(good, "stream"), o.Bus.User().Runs())
-	default:
+	if good > 0 {
 		say.ok("%s as this version expects, with room", plural(good, "stream"))
-	}
-	if o.guest() {
-		say.add(Unchecked, askAdmin,
-			"a guest does not see the settings of the pipeline's streams, nor how full they are")
 	}
 }
 
@@ -239,9 +228,6 @@ func checkLimits(ctx context.Context, o *Options, say *notes) {
 		{"memory", "max_memory_store", account.Memory, account.Limits.MaxMemory},
 	} {
 		switch {
-		case of.most > 0 && o.guest():
-			say.ok("%s used in %s, of %s; the oldest events go when these are full", orNothing(int64(of.used)), of.what,
-				boot.Bytes(of.most).Rough())
 		case of.most < 0:
 			say.ok("%s used in %s, without a limit of the account", orNothing(int64(of.used)), of.what)
 		case of.most > 0 && 100*int64(of.used)/of.most >= nearlyFull:

@@ -22,8 +22,8 @@ type System struct {
 	Waits   []Wait            `json:"waits"`
 	// Dead is how many dead letters are stored.
 	Dead uint64 `json:"dead"`
-	// Guest: a guest looks, and does not see what waits for the services and the samplers of a lane.
-	Guest bool `json:"guest,omitempty"`
+	// Mirror: the account has copies of the streams, and does not see what waits for services and samplers.
+	Mirror bool `json:"mirror,omitempty"`
 
 	// waiting counts by service the messages that no process asks for, backlog by lane the requests.
 	waiting map[string]uint64
@@ -124,8 +124,8 @@ func (x *System) lanesOf(name schemas.Lane) []*lane {
 	return x.Lanes[i : i+1]
 }
 
-// countConsumers notes the prompts that wait; requests gets the consumers of the lanes by name. In the account of a
-// guest are no consumers of services.
+// countConsumers notes the prompts that wait; requests gets the consumers of the lanes by name. An
+// account of copies has no consumers of services.
 func (x *System) countConsumers(st *bus.StreamStats, requests map[string]bus.ConsumerStats) {
 	for _, c := range st.Consumers {
 		if st.Name == schemas.StreamRequests {
@@ -141,7 +141,7 @@ func (x *System) countConsumers(st *bus.StreamStats, requests map[string]bus.Con
 func (s *server) readSystem(ctx context.Context) (*System, error) {
 	x := &System{
 		Present: []*presence{}, Lanes: []*lane{}, Streams: []bus.StreamStats{},
-		backlog: map[schemas.Lane]uint64{}, Guest: s.bus.User().IsGuest(),
+		backlog: map[schemas.Lane]uint64{},
 	}
 	running, err := s.bus.Present(ctx)
 	if err != nil {
@@ -162,7 +162,8 @@ func (s *server) readSystem(ctx context.Context) (*System, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !x.Guest {
+	x.Mirror = slices.ContainsFunc(stats, func(st bus.StreamStats) bool { return st.Mirror })
+	if !x.Mirror {
 		x.waiting = bus.UnservedBacklog(stats)
 	}
 	requests := map[string]bus.ConsumerStats{}

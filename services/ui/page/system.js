@@ -152,7 +152,7 @@ export async function systemView() {
                 ),
                 h("td", {}, l.current.kind, " ", short(l.current.weights_digest)),
                 h("td", { class: "n" }, l.samplers === 0 ? badge("none", "bad") : l.samplers),
-                h("td", { class: "n" }, x.guest ? "–" : whole(l.backlog)),
+                h("td", { class: "n" }, x.mirror ? "–" : whole(l.backlog)),
                 h("td", { class: "n hide-s" }, ago(l.current.announced)),
               ),
             ),
