@@ -53,22 +53,14 @@ class Lane:
         """
         adapter, client = folder / "adapter_model.safetensors", self.client.asynchronous
         if adapter.exists():
-            push = partial(policy.push_policy, client, None if _untrained(adapter) else folder, self.lane, by=self.run)
+            push = partial(policy.push_policy, client, None if policy.is_fresh(adapter.read_bytes()) else folder, self.lane, by=self.run)
         else:
             push = partial(policy.push_weights, client, folder, self.lane, by=self.run)
         pushed = self.client.thread.run(retry_while_away(push, self.asker.timeout))
-        sync.policy.check_taken(self.client, pushed, self.asker.timeout)
+        sync.policy.taken(self.client, pushed, self.asker.timeout)
         self.version = pushed["policy_version"]
 
     def close(self) -> None:
         """Ends the connection. What was asked for is finished by the pipeline."""
         self.client.thread.finish(self.asker.close())
         self.connection.__exit__(None, None, None)
-
-
-def _untrained(adapter: Path) -> bool:
-    """Whether the second matrices of an adapter are still 0: it changes nothing, and samplers refuse it."""
-    from safetensors import safe_open
-
-    with safe_open(adapter, "pt") as f:
-        return not any(f.get_tensor(name).any() for name in f.keys() if ".lora_A." not in name)
