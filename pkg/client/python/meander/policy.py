@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("meander")
 
 _FILE, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_DIFFUSERS = "pytorch_lora_weights.safetensors"
+"""What diffusers names the file."""
 _BEHIND = 10071  # the server's error for a subject that has another last message
 _CHUNK = 128 << 10
 _SUFFIXES = {
@@ -144,7 +146,7 @@ async def push_policy(
         effective = check_adapter(file, settings, json.loads(await client.blob(now["modules"])))
         if not math.isfinite(scale) or abs(scale) > 1000:
             raise PolicyRefused(f"scale: {scale}; must be a number of at most 1000")
-        if is_fresh(file):
+        if _is_fresh(file):
             if _bare(await policy(client, now["lane"])):
                 return {"weights_digest": now.get("base_digest", "")}
             raise PolicyRefused(
@@ -423,7 +425,9 @@ def _read(adapter: str | Path | None) -> tuple[bytes, bytes]:
     if adapter is None:
         return b"", b""
     path = Path(adapter)
-    file = path / _FILE if path.is_dir() else path
+    file = path
+    if path.is_dir():
+        file = next((path / name for name in (_FILE, _DIFFUSERS) if (path / name).exists()), path / _FILE)
     config = file.parent / _CONFIG
     return _bytes("adapter", file), _bytes("adapter", config) if config.exists() else b""
 
@@ -502,7 +506,7 @@ def check_adapter(file: bytes, config: bytes, table: dict[str, list[int]]) -> by
     return effective
 
 
-def is_fresh(file: bytes) -> bool:
+def _is_fresh(file: bytes) -> bool:
     """Whether an adapter is as training begins with it: lora_A of each module is drawn and lora_B is 0, so that it adds
     nothing yet. file is one that check_adapter takes."""
     header, data = _header("adapter", file)
