@@ -35,8 +35,10 @@ func TestLoad_RewardBy(t *testing.T) {
 		got = append(got, names)
 	}
 	want := [][]string{
-		{"confidence", "numeric_match7=2"}, {"confidence", "nats:judgev", "entropy_mean"},
-		{"confidence", "nats:judgev"}, {"turns"},
+		{"confidence", "numeric_match7=2"},
+		{"confidence", "nats:judgev", "entropy_mean"},
+		{"confidence", "nats:judgev"},
+		{"turns"},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("functions %q, want %q", got, want)
