@@ -261,6 +261,28 @@ func TestPolicy_Refused(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused("next to nothing", "canary", nil)
+	checkFresh(t, peer, base, good)
+}
+
+// checkFresh pushes an adapter as training begins with it: it is the checkpoint where that is served, and a fault
+// behind good, which changes something.
+func checkFresh(t *testing.T, peer *client.Client, base *schemas.Policy, good []byte) {
+	t.Helper()
+	fresh := parsedLoRA(t, good)
+	clear(fresh.Product(projection).B)
+	p, err := peer.PushPolicy(t.Context(), fresh, client.Push{})
+	if err != nil || p.WeightsDigest != base.BaseDigest || p.Adapter != nil {
+		t.Fatalf("a fresh adapter: %+v, %v; want the checkpoint", p, err)
+	}
+	if p, err = peer.PushPolicy(t.Context(), parsedLoRA(t, good), client.Push{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := peer.AwaitPolicy(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	if _, is := errors.AsType[*client.RefusedError](pushedLoRA(t, peer, fresh)); !is {
+		t.Error("an adapter that changes nothing is not refused behind one that did")
+	}
 }
 
 // A sampler does not start with an adapter of its own that it cannot use. One that starts on a lane whose

@@ -39,6 +39,7 @@ type Push struct {
 // PushPolicy makes the checkpoint plus an adapter (nil: the checkpoint alone) the next version of a lane, and returns
 // the policy; a trainer calls it after an update. It checks the adapter before it stores anything; a bad one is a
 // *RefusedError. Weights that the lane already serves are not pushed again: it then returns the current policy.
+// An adapter as training begins, which adds nothing yet, is the checkpoint where that is served; later it is refused.
 // Samplers change to the policy by themselves; see AwaitPolicy.
 func (c *Client) PushPolicy(ctx context.Context, adapter *lora.Adapter, push Push) (*schemas.Policy, error) {
 	return c.publishNext(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
@@ -57,6 +58,11 @@ func (c *Client) PushPolicy(ctx context.Context, adapter *lora.Adapter, push Pus
 		table, err := lora.ParseTable(data)
 		if err != nil {
 			return nil, err
+		}
+		if table.Fresh(adapter) {
+			if served, err := c.Policy(ctx, current.Lane); err != nil || served.IsCheckpoint() {
+				return &next, err
+			}
 		}
 		with := lora.Weighted{Adapter: adapter, Weight: cmp.Or(push.Scale, 1)}
 		if err := table.Check(with); err != nil {

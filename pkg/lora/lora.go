@@ -211,31 +211,45 @@ func (t Table) Check(adapters ...Weighted) error {
 			faults = append(faults,
 				errors.New("changes nothing: its scale, lora_alpha, lora_A or lora_B is 0 everywhere"))
 		}
-		for _, module := range a.Adapter.Modules() {
-			p := a.Adapter.modules[module]
-			shape, ok := t[module]
-			switch {
-			case !ok:
-				faults = append(faults, fmt.Errorf("module %s: the transformer has none", module))
-			case shape != [2]int{p.N, p.K}:
-				faults = append(faults, fmt.Errorf("module %s: changes a weight of %d x %d, here %d x %d", module, p.N,
-					p.K, shape[0], shape[1]))
-			}
-			if len(faults) == maxFaults {
-				faults = append(faults, errors.New("and perhaps more"))
-				break
-			}
-		}
-		if len(faults) > 0 {
-			errs = append(errs, fmt.Errorf("adapter %s: %w", a.Adapter.name, errors.Join(faults...)))
+		if err := errors.Join(append(faults, t.fits(a.Adapter)...)...); err != nil {
+			errs = append(errs, fmt.Errorf("adapter %s: %w", a.Adapter.name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
+// Fresh reports whether an adapter fits, and is as training begins with it: lora_A of each module is drawn and lora_B
+// is 0, so that it adds nothing yet.
+func (t Table) Fresh(a *Adapter) bool {
+	for _, p := range a.modules {
+		if zeros(p.A) || !zeros(p.B) {
+			return false
+		}
+	}
+	return len(t.fits(a)) == 0
+}
+
+// fits returns which modules of an adapter the model does not have, or has in another shape.
+func (t Table) fits(a *Adapter) (faults []error) {
+	for _, module := range a.Modules() {
+		p := a.modules[module]
+		shape, ok := t[module]
+		switch {
+		case !ok:
+			faults = append(faults, fmt.Errorf("module %s: the transformer has none", module))
+		case shape != [2]int{p.N, p.K}:
+			faults = append(faults, fmt.Errorf("module %s: changes a weight of %d x %d, here %d x %d", module, p.N,
+				p.K, shape[0], shape[1]))
+		}
+		if len(faults) == maxFaults {
+			return append(faults, errors.New("and perhaps more"))
+		}
+	}
+	return faults
+}
+
 // changesNothing reports whether all products of the adapter are 0: pushing it is a mistake.
 func (a Weighted) changesNothing() bool {
-	zeros := func(x []float32) bool { return !slices.ContainsFunc(x, func(v float32) bool { return v != 0 }) }
 	for _, p := range a.Adapter.modules {
 		if a.Weight*p.Scale != 0 && !zeros(p.A) && !zeros(p.B) {
 			return false
@@ -243,6 +257,9 @@ func (a Weighted) changesNothing() bool {
 	}
 	return true
 }
+
+// zeros reports whether all elements are 0.
+func zeros(x []float32) bool { return !slices.ContainsFunc(x, func(v float32) bool { return v != 0 }) }
 
 // maxFaults bounds how many faults of an adapter an error lists.
 const maxFaults = 16

@@ -150,11 +150,6 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 				return nil, fmt.Errorf("prompt %d: %w", r.Index+1, err)
 			}
 			own := startOf(q.body)["latents"] != nil || startOf(q.body)["data"] != nil
-			if list, err := p.by.of(&r, specs); err != nil {
-				return nil, err // records has checked it
-			} else if list != nil && q.body["reward"] == nil {
-				q.body["reward"] = list
-			}
 			mergeMissing(q.body, defaults)
 			q.text, _ = r.Prompt()
 			if conversation != nil {
@@ -287,7 +282,13 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 		if err != nil {
 			return err
 		}
-		if text, ok := r.Prompt(); ok && specs != nil && r.Fields["reward"] == nil {
+		if r.Fields["reward"] != nil {
+			return nil
+		}
+		if p.by.field != "" {
+			r.Fields["reward"] = specs
+		}
+		if text, ok := r.Prompt(); ok && specs != nil {
 			return checkAnswers(specs, text, cmp.Or(r.GroundTruth, p.groundTruth))
 		}
 		return nil

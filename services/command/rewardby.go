@@ -41,13 +41,14 @@ func (b *rewardBy) cut(text string) (value, function string) {
 	return "", text
 }
 
-// check returns an error if there is nothing to choose from or by. loadPrompts calls it, through checkAllFlags.
+// checkRewardBy returns an error if there is nothing to choose from or by. loadPrompts calls it, through checkAllFlags.
 func (p *promptFlags) checkRewardBy() error {
 	switch by := &p.by; {
 	case by.field == "":
 		return nil
 	case p.file == "":
-		return fmt.Errorf("--reward-by: %q; must be with --prompts: a prompt of the command line has no record", by.field)
+		return fmt.Errorf("--reward-by: %q; must be with --prompts: a prompt of the command line has no record",
+			by.field)
 	case len(by.specs) == 0:
 		return fmt.Errorf("--reward-by: %q; must be with functions of values, such as --reward gsm8k=numeric_match",
 			by.field)

@@ -6,9 +6,9 @@
 //	  "prompt": "a red fox", "ground_truth": "", "params": {}, "metadata": {},
 //	  "image": <a PNG or JPEG file: base64 in JSON, bytes in msgpack>, "image_format": "png"}]}
 //
-// metadata is the record that the prompt came with, as a data set has it. Of a video the image is the frame in the middle; where the settings ask for more of them, frames is a list of files
-// in the same form, in order. The reply is status 200 and a map in the same format, with one score per sample, in
-// order:
+// metadata is the record that the prompt came with, as a data set has it. Of a video the image is the frame in the
+// middle; where the settings ask for more of them, frames is a list of files in the same form, in order. The
+// reply is status 200 and a map in the same format, with one score per sample, in order:
 //
 //	{"scores": [0.27, null], "errors": [null, "no face"], "details": ["a fox", null]}
 //

@@ -105,5 +105,5 @@ def _push(client: sync.Client | None, folder: str, lane: str, options: dict[str,
     if client is None:
         raise ValueError("client: None; the first process must have one")
     pushed = sync.policy.push_policy(client, folder, lane, **options)
-    sync.policy.check_taken(client, pushed)
+    sync.policy.taken(client, pushed)
     return int(pushed["policy_version"])

@@ -51,9 +51,11 @@ class Asker:
         self._waiting: dict[str, asyncio.Future[Event]] = {}
         self._reads: asyncio.Task[None] | None = None
 
-    async def samples(self, prompt: str | list[dict[str, str]], count: int, fields: Mapping[str, Any]) -> list[Sample]:
+    async def samples(
+        self, prompt: str | list[dict[str, str]], count: int, fields: Mapping[str, Any], *, whole: bool = False
+    ) -> list[Sample]:
         """Returns `count` samples of a prompt, a text or a conversation, each with a reward. fields are those of a
-        Prompt.
+        Prompt. whole: they are of one group, each with an advantage in it; a group that lacks one is asked for again.
 
         Unanswered: samples failed in every attempt, or the group was cancelled. Refused: intake takes the prompt for
         none. TimeoutError: no group closed in time; this one is cancelled.
@@ -61,6 +63,7 @@ class Asker:
         text, asked = ("", {"messages": prompt}) if isinstance(prompt, list) else (prompt, {})
         found, why = list[Sample](), ""
         for attempt in range(self.attempts):
+            found = [] if whole else found
             more = {**fields, **asked, "group_size": count - len(found)}
             if attempt:
                 self.again += count - len(found)
@@ -72,7 +75,10 @@ class Asker:
             read = partial(self.client.group, self.run, event["uid"], event)
             group = await retried(read, self.timeout)
             if status not in ("mixed", "stale"):
-                found += [s for s in group.samples if s.trajectory is not None and s.member["reward"] is not None]
+                found += [
+                    s for s in group.samples if s.trajectory is not None and s.member["reward"] is not None
+                    and not (whole and s.advantage is None)
+                ]  # fmt: skip
             if len(found) == count:
                 return found
             members = [str(m["error"]) for m in event["members"] if m.get("error")]

@@ -103,7 +103,8 @@ class Client(Controls, Teachers):
         self._texts: dict[str, asyncio.Future[bytes]] = {}
 
     async def publish(self, /, run: str, prompt: str, timeout: float = 10, **fields: Any) -> dict[str, Any]:
-        """Stores a prompt and returns intake's receipt. fields are fields of a Prompt, such as group_size=8.
+        """Stores a prompt and returns intake's receipt, whose warnings are logged. fields are fields of a Prompt, such as
+        group_size=8.
 
         Refused: intake refuses the prompt.
         TimeoutError: no answer in time. The prompt is stored anyway, unless the message says that the server was away;
@@ -141,6 +142,8 @@ class Client(Controls, Teachers):
                 await answers.unsubscribe()
         if not receipt["accepted"]:
             raise Refused(receipt)
+        for warning in receipt.get("warnings") or ():
+            _log.warning("%s: %s", subject, warning)
         return receipt
 
     async def _store(self, subject: str, body: bytes, headers: dict[str, str], end: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,6 +12,9 @@ import msgpack
 from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
+
+
+_log = logging.getLogger("meander")
 
 
 async def keys(js: JetStreamContext, bucket: str) -> list[str]:
@@ -25,7 +29,7 @@ class Controls:
     """The controls of a Client. What intake accepts stays in force when services or the server restart.
 
     Each call returns intake's receipt, a control_receipt of the contract. `unchanged` says why nothing changed, if
-    nothing did; `status` is the state of the run.
+    nothing did, and is logged; `status` is the state of the run.
 
     Refused: intake refuses the control, for example because there is no such run.
     TimeoutError: no answer in time. The control is stored anyway.
@@ -95,4 +99,7 @@ class Controls:
         event = {
             "v": 1, "run": run, "action": action, "at": time.time_ns(), **{k: v for k, v in fields.items() if v != ""}
         }
-        return await self._ask(f"control.{run}", "control/1", msgpack.packb(event), timeout)
+        receipt = await self._ask(f"control.{run}", "control/1", msgpack.packb(event), timeout)
+        if receipt.get("unchanged"):
+            _log.warning("%s of run %s: %s", action, run, receipt["unchanged"])
+        return receipt

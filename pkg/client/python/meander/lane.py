@@ -37,9 +37,15 @@ class Lane:
         self.asker = Asker(self.client.asynchronous, self.run, attempts=attempts, timeout=timeout)
         self.version = 0
 
-    async def fields_of(self, prompt: Prompt, text: Mapping[str, Any]) -> dict[str, Any]:
-        """What a prompt is published with. text are the settings of the trainer; those of fields go before."""
+    async def fields_of(self, prompt: Prompt, text: Mapping[str, Any], trainer: str = "") -> dict[str, Any]:
+        """What a prompt is published with. text are the settings of the trainer; those of fields go before. trainer
+        names one that computes advantages by itself. ValueError: fields ask for others."""
         own = dict(await settled(self.fields(prompt)) if callable(self.fields) else self.fields)
+        if trainer and "advantage" in own:
+            raise ValueError(
+                f"fields.advantage: {own['advantage']!r}; must be absent: {trainer} computes advantages of the rewards, "
+                f"by its own settings"
+            )
         own["text"] = {**text, **own.get("text", {})}
         if self.lane:
             own["model"] = self.lane
@@ -53,22 +59,14 @@ class Lane:
         """
         adapter, client = folder / "adapter_model.safetensors", self.client.asynchronous
         if adapter.exists():
-            push = partial(policy.push_policy, client, None if _untrained(adapter) else folder, self.lane, by=self.run)
+            push = partial(policy.push_policy, client, None if policy._is_fresh(adapter.read_bytes()) else folder, self.lane, by=self.run)
         else:
             push = partial(policy.push_weights, client, folder, self.lane, by=self.run)
         pushed = self.client.thread.run(retry_while_away(push, self.asker.timeout))
-        sync.policy.check_taken(self.client, pushed, self.asker.timeout)
+        sync.policy.taken(self.client, pushed, self.asker.timeout)
         self.version = pushed["policy_version"]
 
     def close(self) -> None:
         """Ends the connection. What was asked for is finished by the pipeline."""
         self.client.thread.finish(self.asker.close())
         self.connection.__exit__(None, None, None)
-
-
-def _untrained(adapter: Path) -> bool:
-    """Whether the second matrices of an adapter are still 0: it changes nothing, and samplers refuse it."""
-    from safetensors import safe_open
-
-    with safe_open(adapter, "pt") as f:
-        return not any(f.get_tensor(name).any() for name in f.keys() if ".lora_A." not in name)

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import logging
 import math
 import mmap
 import struct
@@ -32,7 +33,11 @@ from .versions import NoPolicy
 if TYPE_CHECKING:
     from .client import Client
 
+_log = logging.getLogger("meander")
+
 _FILE, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_DIFFUSERS = "pytorch_lora_weights.safetensors"
+"""What diffusers names the file."""
 _CHUNK = 128 << 10
 _SUFFIXES = {
     ".lora_A.weight": "A", ".lora_B.weight": "B", ".lora_A.default.weight": "A", ".lora_B.default.weight": "B",
@@ -112,6 +117,7 @@ async def push_policy(
     lease: the trainer's, which has the lane to itself.
 
     Weights that the lane has already are not pushed again: the newest policy is returned, unless samplers refused it.
+    An adapter as it begins, which adds nothing yet, is the checkpoint where that is served; later it is refused.
     Samplers take it over by themselves: see taken.
 
     PolicyRefused: the adapter, or another argument, is one that no sampler could use; nothing is stored. Held: a
@@ -131,6 +137,12 @@ async def push_policy(
         effective = check_adapter(file, settings, json.loads(await client.blob(now["modules"])))
         if not math.isfinite(scale) or abs(scale) > 1000:
             raise PolicyRefused(f"scale: {scale}; must be a number of at most 1000")
+        if _is_fresh(file):
+            if _bare(await policy(client, now["lane"])):
+                return {"weights_digest": now.get("base_digest", "")}
+            raise PolicyRefused(
+                "adapter: changes nothing: lora_B is 0 everywhere; for the checkpoint alone push None"
+            )
         digest = weights_digest(now["base_digest"], file, effective, scale)
         ref = await _put_blob(client, file)
         return {"weights_digest": digest, "adapter": {"file": ref, "config": settings, "scale": float(scale)}}
@@ -336,13 +348,28 @@ async def _follow(
             return push
 
 
-async def taken(client: Client, pushed: Event, timeout: float = 30) -> list[Event]:
+async def taken(client: Client, pushed: Event, timeout: float = 30, *, refused: str = "raise") -> list[Event]:
     """Waits until every running sampler of the lane has answered a policy, or serves a later one, and returns these
     samplers (presence/1), each with its answer (applied/1) under "answer"; None where it went on to a later one by
-    itself.
+    itself. There is none where no sampler runs: the next begins with the policy.
 
-    TimeoutError: not all have answered within timeout seconds.
+    PolicyRefused: every sampler that answered refused it, with the reason of one; refused="give" returns such answers.
+    A sampler that refused it beside others is logged. TimeoutError: not all have answered within timeout seconds.
     """
+    if refused not in ("raise", "give"):
+        raise ValueError(f"refused: {refused!r}; must be raise or give")
+    samplers = await _answered(client, pushed, timeout)
+    answers = [p["answer"] for p in samplers if p["answer"]]
+    bad = [a for a in answers if a["state"] != "applied"]
+    if bad and refused == "raise":
+        if len(bad) == len(answers):
+            raise PolicyRefused(f"version {pushed['policy_version']}: {bad[0].get('error', '')}")
+        for a in bad:
+            _log.warning("%s refuses version %d: %s", a["instance"], pushed["policy_version"], a.get("error", ""))
+    return samplers
+
+
+async def _answered(client: Client, pushed: Event, timeout: float) -> list[Event]:
     end, version = time.monotonic() + timeout, pushed["policy_version"]
     silent = f"version {version} is stored; not every sampler has answered in {timeout} s"
     while True:
@@ -366,13 +393,6 @@ async def taken(client: Client, pushed: Event, timeout: float = 30) -> list[Even
         await asyncio.sleep(0.02)
 
 
-async def check_taken(client: Client, pushed: Event, timeout: float = 30) -> None:
-    """Waits as taken does. PolicyRefused: every sampler that answered refused the policy, with the reason of one."""
-    answers = [p["answer"] for p in await taken(client, pushed, timeout) if p["answer"]]
-    if answers and all(a["state"] != "applied" for a in answers):
-        raise PolicyRefused(f"version {pushed['policy_version']}: {answers[0].get('error', '')}")
-
-
 async def _answer(client: Client, pushed: Event, name: str) -> Event | None:
     """What a sampler said last, where that is about the policy."""
     try:
@@ -388,7 +408,9 @@ def _read(adapter: str | Path | None) -> tuple[bytes, bytes]:
     if adapter is None:
         return b"", b""
     path = Path(adapter)
-    file = path / _FILE if path.is_dir() else path
+    file = path
+    if path.is_dir():
+        file = next((path / name for name in (_FILE, _DIFFUSERS) if (path / name).exists()), path / _FILE)
     config = file.parent / _CONFIG
     return _bytes("adapter", file), _bytes("adapter", config) if config.exists() else b""
 
@@ -465,6 +487,17 @@ def check_adapter(file: bytes, config: bytes, table: dict[str, list[int]]) -> by
         if not all(np.isfinite(x).all() for _, x in p.values()):
             raise PolicyRefused(f"adapter: module {module}: not finite; all numbers of lora_A and lora_B must be")
     return effective
+
+
+def _is_fresh(file: bytes) -> bool:
+    """Whether an adapter is as training begins with it: lora_A of each module is drawn and lora_B is 0, so that it adds
+    nothing yet. file is one that check_adapter takes."""
+    header, data = _header("adapter", file)
+    for name, info in header.items():
+        part = next((p for suffix, p in _SUFFIXES.items() if name.endswith(suffix)), "")
+        if part in ("A", "B") and bool(_floats("adapter", name, info, data).any()) != (part == "A"):
+            return False
+    return True
 
 
 def check_weights(files: Sequence[bytes | memoryview], table: dict[str, list[int]]) -> None:

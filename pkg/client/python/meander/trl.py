@@ -46,7 +46,7 @@ class Rollouts:
     the groups are marked as validation.
 
     url, connection: as meander.connect. lane: the only one there is, unless named. run: a new name, unless given.
-    fields: fields of the prompts, such as reward; a function gets the prompt.
+    fields: fields of the prompts, such as reward; a function gets the prompt. Advantages are TRL's own.
     attempts, timeout: how often samples are asked for, and the seconds in which no group closes.
     """
 
@@ -95,7 +95,7 @@ class Rollouts:
         settings, more = _settings(trainer.args), {} if training else {"validation": True}
 
         async def one(prompt: Prompt, count: int) -> list[Sample]:
-            fields = await self._lane.fields_of(prompt, settings)
+            fields = await self._lane.fields_of(prompt, settings, "TRL")
             return await self._lane.asker.samples(prompt, count, fields | more)
 
         async def ask() -> list[list[Sample]]:
@@ -165,7 +165,8 @@ class RolloutWorker:
         worker.attach(trainer.model)                # a PEFT model
 
     It asks for a group of num_generations for each prompt, `ahead` groups at a time, and puts their samples, with the
-    advantages of the pipeline, into rollout_buffer, which holds at most `most` of them. text are settings of sampling,
+    advantages of the pipeline (fields.advantage says which; default grpo), into rollout_buffer, which holds at most
+    `most` of them. A group in which a sample failed is asked for again whole. text are settings of sampling,
     and must fit the trainer's temperature. The other arguments are those of Rollouts. Prompts may be endless; when they
     end, no more samples come.
     """
@@ -285,11 +286,15 @@ class RolloutWorker:
     async def _group(self, number: int, prompt: Prompt) -> None:
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-        samples = await self._lane.asker.samples(prompt, self._n, await self._lane.fields_of(prompt, self._text))
+        fields = await self._lane.fields_of(prompt, self._text)
+        samples = await self._lane.asker.samples(prompt, self._n, fields, whole=True)
         spread = float(np.std([s.member["reward"] for s in samples]))
-        rewards = np.array([s.member["reward"] for s in samples], np.float64)
-        advantages = (rewards - rewards.mean()) / (spread + 1e-4)  # samples that were asked for again count too
-        for s, advantage in zip(samples, advantages, strict=True):
+        for s in samples:
+            if s.member.get("step_advantages"):
+                raise ValueError(
+                    f"fields.advantage: {fields['advantage']}: gives each token an advantage of its own; TRL takes one "
+                    f"for a sample, of another estimator"
+                )
             t = written(s)
             messages = t.messages
             asked = len(t.settings["messages"])
@@ -301,7 +306,7 @@ class RolloutWorker:
                     input_ids=t.ids.astype(np.int64),
                     completion_mask=t.mask.astype(np.int64),
                     old_log_probs=np.array([0.0] * before + drawn_log_probs(t), np.float32),
-                    advantage=float(advantage),
+                    advantage=float(s.advantage or 0.0),
                     model_version=self._model_version(s),
                     group_id=number,
                     metrics={"reward": float(s.member["reward"]), "reward_std": spread},

@@ -87,8 +87,10 @@ def test_push_and_rollback(run, signs, tmp_path):
             await policy.rollback_policy(client, 4711)
         # Too small to change a weight in float32: only the sampler can see that.
         nothing = await policy.push_policy(client, put(tmp_path / "nothing", lora(d=await width(client), fill=1e-30)))
-        (sampler,) = await policy.taken(client, nothing)
+        (sampler,) = await policy.taken(client, nothing, refused="give")
         assert sampler["answer"]["state"] == "refused"
+        with pytest.raises(policy.PolicyRefused, match="canary: .* the adapter changes nothing"):
+            await policy.taken(client, nothing)
         assert (
             await policy.policy(client)
         )["policy_version"] == again["policy_version"], "what was refused is not served"
@@ -99,6 +101,39 @@ def test_push_and_rollback(run, signs, tmp_path):
         again = await policy.push_policy(client, tmp_path / "nothing")
         assert again["policy_version"] == nothing["policy_version"] + 1, "a refused version is not what the lane has"
         await policy.taken(client, await policy.push_policy(client, None))
+
+    run(test, signs)
+
+
+def test_a_fresh_adapter_is_the_checkpoint(run, signs, tmp_path):
+    """The first push of a trainer, whose lora_B is 0, changes nothing and is no fault; later it is one."""
+
+    async def test(client, name):
+        await policy.taken(client, await policy.push_policy(client, None))
+        base, d = await policy.policy(client), await width(client)
+        zero, a = np.zeros((d, 2), np.float32), np.full((2, d), 0.05, np.float32)
+        fresh = {f"base_model.model.{MODULE}.lora_{x}.weight": m for x, m in zip("AB", (a, zero), strict=True)}
+        for tensors in (fresh, {k: m * 2 for k, m in fresh.items()}):
+            pushed = await policy.push_policy(client, tensors)
+            assert pushed["weights_digest"] == base["base_digest"]
+            assert pushed["policy_version"] == base["policy_version"]
+            (sampler,) = await policy.taken(client, pushed)
+            assert sampler["answer"] is None or sampler["answer"]["state"] == "applied"
+        await client.publish(
+            name, "a fox", group_size=2, num_inference_steps=4, min_policy_version=pushed["policy_version"],
+            reward=[{"name": "synthetic"}], rollout={"sde_step_indices": [1]},
+        )
+        batch = await first(client.batches(name, groups=1, timeout=50))
+        assert set(batch["weights_digest"]) == {base["base_digest"]}
+        trained = await policy.push_policy(client, {k: m + 0.01 for k, m in fresh.items()})
+        await policy.taken(client, trained)
+        with pytest.raises(policy.PolicyRefused, match="adapter: changes nothing: .*push None"):
+            await policy.push_policy(client, fresh)
+        assert (await policy.policy(client))["policy_version"] == trained["policy_version"]
+        await policy.taken(client, await policy.push_policy(client, None))
+        wrong = {k.replace("to_q", "to_x"): m for k, m in fresh.items()}
+        with pytest.raises(policy.PolicyRefused, match="the transformer has none"):
+            await policy.push_policy(client, wrong)
 
     run(test, signs)
 
@@ -268,7 +303,7 @@ def test_weights_by_path(binary, tmp_path):
                 with pytest.raises(meander.Gone):
                     await client.blob({"bucket": "mdr-blobs"} | of)
             back = await policy.rollback_policy(client, 1)
-            await policy.check_taken(client, back)
+            await policy.taken(client, back)
             assert back["weights"][0]["path"] == "mine/model.safetensors"
             with pytest.raises(policy.PolicyRefused, match="weights_dir: "):
                 await policy.push_weights(client, other, weights_dir=shared / "none")
@@ -294,7 +329,7 @@ def test_other_bytes_under_a_digest_are_refused(run, signs, tmp_path):
             "weights_digest": "0" * 64
         }
         assert await versions.store(client, forged, pushed)
-        (sampler,) = await policy.taken(client, forged)
+        (sampler,) = await policy.taken(client, forged, refused="give")
         assert sampler["answer"]["state"] == "refused" and sampler["answer"]["serving"] == pushed["policy_version"]
         await policy.taken(client, await policy.push_policy(client, None))
 

@@ -1,6 +1,7 @@
 """The plugs for TRL against a real pipeline of sums: exact counts, weights that follow, samples that failed."""
 
 import asyncio
+import concurrent.futures
 import json
 import queue
 import subprocess
@@ -244,3 +245,37 @@ def test_async_worker(sums):
     worker.destroy()
     with meander.sync.connect(sums) as client:
         meander.sync.policy.push_policy(client, None, "sums")
+
+
+def test_advantages_are_those_that_were_asked_for(sums):
+    """The worker passes on the advantages of the pipeline; where TRL makes its own, other ones are refused."""
+    pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker", reason="this TRL has no AsyncGRPOTrainer")
+    for advantage, weight in (({"estimator": "rloo"}, 4 / 3), ({}, None)):
+        fields = FIELDS | ({"advantage": advantage} if advantage else {})
+        worker = plug.RolloutWorker(sums, PROMPTS[:4], "sums", num_generations=4, fields=fields, timeout=50)
+        worker.start()
+        samples = [worker.rollout_buffer.get(timeout=50) for _ in range(16)]
+        for number in range(4):
+            group = [s for s in samples if s.group_id == number]
+            rewards = np.array([s.metrics["reward"] for s in group])
+            off = rewards - rewards.mean()
+            want = off * weight if weight else off / (rewards.std(ddof=1) + 1e-6)
+            assert [s.advantage for s in group] == pytest.approx(want, abs=1e-5)
+        assert any(s.advantage for s in samples)
+        worker.stop()
+        worker.destroy()
+    each = FIELDS | {"advantage": {"estimator": "reinforce_plus_plus", "gamma": 0.9}, "batch": {"id": "b", "groups": 1}}
+    worker = plug.RolloutWorker(sums, PROMPTS[:1], "sums", num_generations=4, fields=each, timeout=50)
+    worker.start()
+    with pytest.raises(ValueError, match="gives each token an advantage of its own"):
+        concurrent.futures.wait([worker._work], 50)
+        worker.check_health(50)
+    worker.destroy()
+
+
+def test_an_estimator_beside_trls_own_is_refused(sums, tmp_path):
+    rollouts = plug.Rollouts(sums, "sums", fields=FIELDS | {"advantage": {"estimator": "rloo"}})
+    trainer = trainer_of(tmp_path, rollouts)
+    with pytest.raises(ValueError, match="fields.advantage: .*rloo.*must be absent: TRL computes advantages"):
+        trainer.train()
+    rollouts.close()

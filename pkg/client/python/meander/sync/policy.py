@@ -7,8 +7,7 @@ from ..policy import NoPolicy, PolicyRefused
 from .client import waiting
 
 __all__ = [
-    "NoPolicy", "PolicyRefused", "check_taken", "policy", "policy_history",
-    "push_policy", "push_weights", "rollback_policy", "taken",
+    "NoPolicy", "PolicyRefused", "policy", "policy_history", "push_policy", "push_weights", "rollback_policy", "taken",
 ]  # fmt: skip
 
 policy = waiting(aio.policy)
@@ -17,4 +16,3 @@ push_policy = waiting(aio.push_policy)
 push_weights = waiting(aio.push_weights)
 rollback_policy = waiting(aio.rollback_policy)
 taken = waiting(aio.taken)
-check_taken = waiting(aio.check_taken)

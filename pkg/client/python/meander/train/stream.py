@@ -136,7 +136,8 @@ class Stream:
             policy.push_policy, self.client, adapter, self.config.lane, config=config, by=self.config.trainer, note=note,
             lease=self.lease,
         )
-        answers = [s["answer"] for s in await policy.taken(self.client, pushed, self.config.patience) if s["answer"]]
+        samplers = await policy.taken(self.client, pushed, self.config.patience, refused="give")
+        answers = [s["answer"] for s in samplers if s["answer"]]
         refused = [a for a in answers if a["state"] == "refused"]
         self.unchanged = ""
         if refused and len(refused) == len(answers) and all(_CHANGES_NOTHING in a.get("error", "") for a in refused):

@@ -64,4 +64,4 @@ class ServerAdapter(BaseRollout):
                 adapter, config = (tensors, peft_config) if trained else (None, None)
                 push = partial(policy.push_policy, connection, adapter, s["lane"], config=config)
             pushed = await ask.retried(partial(push, by="verl", note=note), s["timeout"])
-            await policy.check_taken(connection, pushed, s["timeout"])
+            await policy.taken(connection, pushed, s["timeout"])
