@@ -52,7 +52,7 @@ process at once. Stored events are there at the next start.`,
 			server := natsd.Options{Listen: listen}
 			var guests []auth.User
 			if c.Flags().Changed("auth") { // an empty one is refused: it would let in everybody
-				if guests, err = a.useCredentials(&server, &s, credentials, log); err != nil {
+				if guests, err = a.useCredentials(&server, &s, &p, credentials, log); err != nil {
 					return err
 				}
 			}
@@ -110,9 +110,9 @@ func applyLimits(ctx context.Context, b *bus.Bus, limits boot.Limits, roles bool
 }
 
 // useCredentials makes the embedded server accept only the users of a credentials folder, and returns its guests. It
-// gives s the certificate. It is a usage error beside --nats or a token. upCommand calls it.
+// gives s the certificate, and p the rights of a role. It is a usage error beside --nats or a token. upCommand calls it.
 func (a *app) useCredentials(
-	o *natsd.Options, s *services, dir string, log zerolog.Logger,
+	o *natsd.Options, s *services, p *pageFlags, dir string, log zerolog.Logger,
 ) (guests []auth.User, err error) {
 	switch {
 	case a.natsURL != "":
@@ -135,6 +135,11 @@ func (a *app) useCredentials(
 			log.Error().Err(expired).Msg("no client elsewhere can connect; " + renew)
 		} else if time.Until(cert.NotAfter) < auth.RenewBefore {
 			log.Warn().Time("until", cert.NotAfter).Msg("the certificate of the server expires soon; " + renew)
+		}
+	}
+	if p.wanted {
+		if err := p.asRole(f); err != nil {
+			return nil, err
 		}
 	}
 	o.Token = rand.Text() // of processes on the same store
