@@ -94,9 +94,11 @@ func TestRoles_Page(t *testing.T) {
 		t.Run(fmt.Sprint(c.user, c.more), func(t *testing.T) {
 			var page *task
 			dir, store := credentials(t), t.TempDir()
-			up := background(t, store, append([]string{
-				"up", "--model", "synthetic", "--listen", "127.0.0.1:0", "--ui-listen", "127.0.0.1:0", "--auth", dir,
-			}, append([]string{"--ui"}, c.more...)...)...)
+			args := []string{"up", "--model", "synthetic", "--listen", "127.0.0.1:0", "--auth", dir}
+			if c.up {
+				args = append(append(args, "--ui-listen", "127.0.0.1:0"), c.more...)
+			}
+			up := background(t, store, args...)
 			up.says(t, "meander is up on")
 			g := guarded{strings.Replace(running(t, store).URL, "nats://", "tls://", 1), dir, up.stderr.String}
 			if page = up; !c.up {
