@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -30,10 +29,9 @@ func TestRoles_GuestLooks(t *testing.T) {
 			findings = append(findings, f)
 		}
 		page := background(t, t.TempDir(), append([]string{"ui", "--listen", "127.0.0.1:0"}, g.flags(guest)...)...)
-		page.says(t, "Ctrl-C ends it")
-		url := regexp.MustCompile(`http://\S+/`).FindString(page.stderr.String())
+		url, token, _ := strings.Cut(page.link(t), ui.TokenQuery)
 		var checked struct{ Findings []ui.Finding }
-		fetch(t, url+"api/doctor", &checked)
+		fetch(t, url+"api/doctor", token, &checked)
 		for _, f := range append(findings, checked.Findings...) {
 			if slices.Contains(areas, f.Area) && f.State != "ok" && f.State != "not checked" {
 				t.Errorf("%s: %+v", guest, f)
@@ -46,7 +44,7 @@ func TestRoles_GuestLooks(t *testing.T) {
 			}
 		}
 		var runs struct{ Waits []ui.Wait }
-		if fetch(t, url+"api/runs", &runs); len(runs.Waits) > 0 {
+		if fetch(t, url+"api/runs", token, &runs); len(runs.Waits) > 0 {
 			t.Errorf("%s: the page says %+v", guest, runs.Waits)
 		}
 		top := meander(t, t.TempDir(), append([]string{"top", "--once"}, g.flags(guest)...)...).must(t, 0).stdout
@@ -56,13 +54,14 @@ func TestRoles_GuestLooks(t *testing.T) {
 	}
 }
 
-// fetch reads JSON of a page.
-func fetch(t *testing.T, url string, into any) {
+// fetch reads JSON of a page that asks for a token.
+func fetch(t *testing.T, url, token string, into any) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.Header.Set("Authorization", "Bearer "+token)
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
 		t.Fatal(err)
