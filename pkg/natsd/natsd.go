@@ -114,7 +114,8 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	certificate, err := opts.certificatePEM()
 	if err == nil {
 		err = claim.writeInfo(Info{
-			PID: os.Getpid(), URL: s.ClientURL(), Token: opts.Token, Users: len(opts.Users) > 0, Certificate: certificate,
+			PID: os.Getpid(), URL: s.ClientURL(), Token: opts.Token, Users: len(opts.Users) > 0,
+			Certificate: certificate,
 		})
 	}
 	if err != nil {

@@ -159,8 +159,8 @@ func (p *pageFlags) asRole(f *auth.Folder) error {
 			return nil
 		}
 	}
-	return usage(fmt.Errorf("--ui: the page acts with the credentials of a user of the role %s, and %s has no such file; "+
-		"put it back, or make one: meander auth add %s NAME --role %[1]s", role, f.Dir(), f.Dir()))
+	return usage(fmt.Errorf("--ui: the page acts with the credentials of a user of the role %s, and %s has no such "+
+		"file; put it back, or make one: meander auth add %[2]s NAME --role %[1]s", role, f.Dir()))
 }
 
 // serve serves the page until ctx ends, and says on out where it is.

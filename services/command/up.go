@@ -110,7 +110,8 @@ func applyLimits(ctx context.Context, b *bus.Bus, limits boot.Limits, roles bool
 }
 
 // useCredentials makes the embedded server accept only the users of a credentials folder, and returns its guests. It
-// gives s the certificate, and p the rights of a role. It is a usage error beside --nats or a token. upCommand calls it.
+// gives s the certificate, and p the rights of a role. It is a usage error beside --nats or a token. upCommand calls
+// it.
 func (a *app) useCredentials(
 	o *natsd.Options, s *services, p *pageFlags, dir string, log zerolog.Logger,
 ) (guests []auth.User, err error) {

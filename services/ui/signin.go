@@ -86,7 +86,8 @@ func (s *server) signIn(w http.ResponseWriter, r *http.Request) {
 			form = bytes.Replace(form, []byte(`id="wrong" hidden`), []byte(`id="wrong"`), 1)
 		}
 		w.Header().Set("WWW-Authenticate", `Bearer realm="meander"`)
-		w.Header().Set("Content-Security-Policy", strings.Replace(policy, "form-action 'none'", "form-action 'self'", 1))
+		w.Header().Set("Content-Security-Policy",
+			strings.Replace(policy, "form-action 'none'", "form-action 'self'", 1))
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		w.WriteHeader(http.StatusUnauthorized)
 		s.write(w, form)
