@@ -27,7 +27,7 @@ from .control import keys
 from .cursor import api
 from .events import PREFIX, TOKEN, Event, Gone, checked, decode, fault
 from .tasks import retry_while_away
-from .versions import NoPolicy
+from .versions import NoPolicy as NoPolicy
 
 if TYPE_CHECKING:
     from .client import Client
