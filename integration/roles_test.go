@@ -202,6 +202,8 @@ var matrix = append([]right{
 	{"forge a batch", sends("mdr.v1.batch.a.u", "x"), []string{"advantage"}},
 	{"publish a policy", sends("mdr.v1.policy.lane", "x"), []string{"sampler", "trainer"}},
 	{"set the policy", sends("$KV.mdr-policy.lane", "x"), []string{"sampler", "trainer"}},
+	{"take a lane for a trainer", sends("$KV.mdr-leases.lane", "x"), []string{"trainer"}},
+	{"end the lease of a lane", sends("$JS.API.STREAM.MSG.DELETE.KV_mdr-leases", `{"seq":999}`), nil},
 	{"say that weights are in use", sends(schemas.AppliedSubject("lane", "instance"), "x"), []string{"sampler"}},
 	{"publish a control", sends("mdr.v1.control.a", "x"), nil},
 	{"rule on a run", sends("$KV.mdr-control.a", "x"), []string{"intake"}},
