@@ -187,7 +187,7 @@ type right struct {
 // matrix is what must not be done by others than those named; the admin may do everything. The
 // subjects have a run of their own each, so that what is stored is told apart.
 var matrix = append([]right{
-	{"publish a prompt", sends("mdr.v1.prompt.a", "x"), []string{"trainer", "trainer-a", "advantage"}},
+	{"publish a prompt", sends("mdr.v1.prompt.a", "x"), []string{"trainer", "advantage"}},
 	{"publish a prompt of another run", sends("mdr.v1.prompt.b", "x"), []string{"trainer", "advantage"}},
 	{"claim a group", sends("mdr.v1.group.a.u", "x"), []string{"intake"}},
 	{"ask for a sample", sends("mdr.v1.request.a.lane.u.0", "x"), []string{"intake"}},
@@ -201,6 +201,8 @@ var matrix = append([]right{
 	{"forge a batch", sends("mdr.v1.batch.a.u", "x"), []string{"advantage"}},
 	{"publish a policy", sends("mdr.v1.policy.lane", "x"), []string{"sampler", "trainer"}},
 	{"set the policy", sends("$KV.mdr-policy.lane", "x"), []string{"sampler", "trainer"}},
+	{"take a lane for a trainer", sends("$KV.mdr-leases.lane", "x"), []string{"trainer"}},
+	{"end the lease of a lane", sends("$JS.API.STREAM.MSG.DELETE.KV_mdr-leases", `{"seq":999}`), nil},
 	{"say that weights are in use", sends(schemas.AppliedSubject("lane", "instance"), "x"), []string{"sampler"}},
 	{"publish a control", sends("mdr.v1.control.a", "x"), nil},
 	{"rule on a run", sends("$KV.mdr-control.a", "x"), []string{"intake"}},

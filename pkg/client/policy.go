@@ -273,14 +273,14 @@ func (c *Client) publishNext(ctx context.Context, push Push,
 		if err != nil {
 			return nil, err
 		}
-		// Asked after the policy: a trainer that takes the lease later announces the policy again, and SetPolicy sees that.
+		// Asked after the policy: who takes the lease later announces the policy again, which SetPolicy sees.
 		trainer, err := c.bus.Trainer(ctx, lane)
 		if err != nil {
 			return nil, err
 		}
 		if trainer != "" {
-			return nil, refusedPolicy("lane %q: %s trains it, and has it to itself; must be a lane that no trainer has: "+
-				"stop that one first, or wait %v after it was killed", lane, trainer, schemas.LeaseTTL)
+			return nil, refusedPolicy("lane %q: %s trains it, and has it to itself; must be a lane that no trainer "+
+				"has: stop that one first, or wait %v after it was killed", lane, trainer, schemas.LeaseTTL)
 		}
 		p, err := next(current)
 		if err != nil {

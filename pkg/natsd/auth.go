@@ -32,7 +32,7 @@ type User struct {
 }
 
 // authenticator decides which clients may connect: those with the token, users who prove that they have their key,
-// and every connection from within the process.
+// and every connection from within the process that shows no key.
 type authenticator struct {
 	token string
 	users map[string]*server.User // by public key
@@ -59,14 +59,13 @@ func (o Options) newAuthenticator() authenticator {
 }
 
 // Check reports whether a client may connect, and gives it the rights of its user. The server calls it for each new
-// connection; connections inside the process need no credentials.
+// connection; connections inside the process need no credentials, and have the rights of those that they show.
 func (auth authenticator) Check(c server.ClientAuthentication) bool {
-	addr := c.RemoteAddress()
-	if addr != nil && addr.Network() == "pipe" {
-		return true
-	}
 	opts := c.GetOpts()
 	if opts.Nkey == "" {
+		if addr := c.RemoteAddress(); addr != nil && addr.Network() == "pipe" {
+			return true
+		}
 		return auth.token != "" && sameToken(opts.Token, auth.token)
 	}
 	user := auth.users[opts.Nkey]

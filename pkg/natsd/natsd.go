@@ -110,7 +110,10 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	s.close = sync.OnceValue(s.shutdown)
 	certificate, err := opts.certificatePEM()
 	if err == nil {
-		err = claim.writeInfo(Info{PID: os.Getpid(), URL: s.ClientURL(), Token: opts.Token, Certificate: certificate})
+		err = claim.writeInfo(Info{
+			PID: os.Getpid(), URL: s.ClientURL(), Token: opts.Token, Users: len(opts.Users) > 0,
+			Certificate: certificate,
+		})
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Close())

@@ -36,6 +36,8 @@ type Info struct {
 	URL string `json:"url,omitempty"`
 	// Token is what a client must show; empty: none.
 	Token string `json:"token,omitempty"`
+	// Users: it asks clients for the credentials of a user.
+	Users bool `json:"users,omitempty"`
 	// Certificate is the certificate of the server, as PEM; empty: it does not use TLS.
 	Certificate string `json:"certificate,omitempty"`
 	// Settings are the settings of the pipeline.

@@ -41,8 +41,9 @@ type connection struct {
 	store  string
 	log    zerolog.Logger
 	closed chan struct{}
-	// where names the server for people.
-	where string
+	// where names the server for people. proven: credentials were given for it.
+	where  string
+	proven bool
 }
 
 // connect opens the pipeline for a command that does not serve: the server of --nats, or the store's. If no process
@@ -134,6 +135,7 @@ func (a *app) openConnection(
 	ctx context.Context, part natsd.MemberOptions, log zerolog.Logger, setup ...bus.SetupOption,
 ) (*connection, error) {
 	c := &connection{store: a.store, where: bus.RedactURL(a.natsURL), log: log, closed: make(chan struct{})}
+	c.proven = a.creds != "" || a.token != "" || a.tlsCert != "" || strings.Contains(a.natsURL, "@")
 	cfg := a.server()
 	if err := a.checkServer(); err != nil {
 		return nil, usage(err)
@@ -274,6 +276,15 @@ func (c *connection) serveWhenOwner(ctx context.Context, f func(context.Context)
 
 // serves reports whether this process serves the store's pipeline.
 func (c *connection) serves() bool { return c.member != nil && c.member.Owns() }
+
+// asksUsers reports whether the server asks users for credentials.
+func (c *connection) asksUsers() bool {
+	if c.member != nil {
+		server, _ := natsd.Running(c.store)
+		return server.Users
+	}
+	return c.proven
+}
 
 // certificate returns the certificate of the store's server, which connections of this machine do not show; nil: it has
 // none, or the server is that of --nats.

@@ -3,6 +3,7 @@ package command
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,8 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/meander-rl/meander/pkg/auth"
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/model/tokenizer"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/services/doctor"
@@ -22,7 +25,7 @@ import (
 	"github.com/meander-rl/meander/services/ui"
 )
 
-// pageToken is the variable with the password of the page.
+// pageToken is the variable with the token of the page.
 const pageToken = "MEANDER_UI_TOKEN"
 
 // uiCommand makes the command 'meander ui'.
@@ -37,7 +40,9 @@ weights, streams and dead letters, and what 'meander doctor' finds. It follows t
 It reads, and changes nothing, unless --admin lets people give verdicts and replay dead letters there.
 
 Only this machine reaches it, unless --listen names another address; MEANDER_UI_TOKEN must then have a
-password, which browsers ask for. Put a proxy with TLS before it on a network that others share.`,
+token, which the page asks for. Put a proxy with TLS before it on a network that others share. Where the
+server asks for credentials, the page asks for a token, too: open the link that is printed, which has it.
+The page does what the credentials of the command may.`,
 		Example: `  meander ui
   meander ui --listen 127.0.0.1:8080
   meander ui --admin                           # people judge samples on the page
@@ -70,6 +75,10 @@ password, which browsers ask for. Put a proxy with TLS before it on a network th
 type pageFlags struct {
 	ui.Config
 	tokenizer string
+	// as is a file of credentials with whose rights the page acts; empty: with those of the command.
+	as string
+	// shown: the token is one of its own, which is printed.
+	shown bool
 	// prefix is before the names of the flags. wanted is the flag of a command that serves the pipeline.
 	prefix string
 	wanted bool
@@ -81,7 +90,7 @@ func (p *pageFlags) add(f *pflag.FlagSet) {
 		&p.Listen,
 		p.prefix+"listen",
 		p.Listen,
-		"address of the page; beyond this machine it needs a password in "+pageToken,
+		"address of the page; beyond this machine it needs a token in "+pageToken,
 	)
 	f.StringArrayVar(
 		&p.Hosts,
@@ -135,11 +144,42 @@ func (p *pageFlags) resolve(model string) error {
 // onMachines are the areas of the doctor that are on machines which the page does not see.
 var onMachines = []string{"disk", "model", "device", "rewards"}
 
+// asRole has the page act as the user of a role of a folder of credentials: an admin where it may change something.
+func (p *pageFlags) asRole(f *auth.Folder) error {
+	role := auth.RoleViewer
+	if p.Admin {
+		role = auth.RoleAdmin
+	}
+	for _, u := range f.Users {
+		if u.Role != role {
+			continue
+		}
+		if _, err := auth.ReadIdentity(f.Credentials(u.Name)); err == nil {
+			p.as = f.Credentials(u.Name)
+			return nil
+		}
+	}
+	return usage(fmt.Errorf("--ui: the page acts with the credentials of a user of the role %s, and %s has no such "+
+		"file; put it back, or make one: meander auth add %[2]s NAME --role %[1]s", role, f.Dir()))
+}
+
 // serve serves the page until ctx ends, and says on out where it is.
 func (p *pageFlags) serve(ctx context.Context, conn *connection, log zerolog.Logger, out io.Writer) error {
 	p.Where = conn.where
+	if p.Token == "" && conn.asksUsers() { // for credentials, which the page must not pass by
+		p.Token, p.shown = rand.Text(), true
+	}
+	b := conn.Bus
+	if p.as != "" {
+		var err error
+		b, err = bus.Connect(ctx, bus.Config{Name: "meander ui", InProcess: conn.member, CredsFile: p.as}, log)
+		if err != nil {
+			return fmt.Errorf("the page: %w", err)
+		}
+		defer func() { _ = b.Close() }() // it has nothing to send
+	}
 	p.Doctor = func(ctx context.Context) (findings []ui.Finding) {
-		o := doctor.Options{Bus: conn.Bus, Where: conn.where, Own: conn.serves(), Version: boot.Version()}
+		o := doctor.Options{Bus: b, Where: conn.where, Own: conn.serves(), Version: boot.Version()}
 		o.Certificate = conn.certificate()
 		doctor.Run(ctx, o, func(f doctor.Finding) {
 			if f.State == doctor.Unchecked && slices.Contains(onMachines, f.Area) {
@@ -149,7 +189,10 @@ func (p *pageFlags) serve(ctx context.Context, conn *connection, log zerolog.Log
 		})
 		return findings
 	}
-	return ui.Serve(ctx, conn.Bus, p.Config, log, func(url string) {
+	return ui.Serve(ctx, b, p.Config, log, func(url string) {
+		if p.shown {
+			url += ui.TokenQuery + p.Token
+		}
 		fmt.Fprintf(out, "the page of %s is at %s; Ctrl-C ends it\n", conn.where, url)
 	})
 }

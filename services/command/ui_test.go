@@ -7,7 +7,7 @@ func TestUI_Usage(t *testing.T) {
 	expect(
 		t,
 		exitUsage,
-		`--listen: "0.0.0.0:80"; others reach it there, so set a password in MEANDER_UI_TOKEN`,
+		`--listen: "0.0.0.0:80"; others reach it there, so set a token in MEANDER_UI_TOKEN`,
 		"ui",
 		"--listen",
 		"0.0.0.0:80",

@@ -50,7 +50,7 @@ process at once. Stored events are there at the next start.`,
 			}
 			server := natsd.Options{Listen: listen}
 			if c.Flags().Changed("auth") { // an empty one is refused: it would let in everybody
-				if err := a.useCredentials(&server, &s, credentials, log); err != nil {
+				if err := a.useCredentials(&server, &s, &p, credentials, log); err != nil {
 					return err
 				}
 			}
@@ -98,9 +98,9 @@ process at once. Stored events are there at the next start.`,
 	return c
 }
 
-// useCredentials makes the embedded server accept only the users of a credentials folder. It gives s
-// the certificate. It is a usage error beside --nats or a token. upCommand calls it.
-func (a *app) useCredentials(o *natsd.Options, s *services, dir string, log zerolog.Logger) error {
+// useCredentials makes the embedded server accept only the users of a credentials folder. It gives s the certificate,
+// and p the rights of a role. It is a usage error beside --nats or a token.
+func (a *app) useCredentials(o *natsd.Options, s *services, p *pageFlags, dir string, log zerolog.Logger) error {
 	switch {
 	case a.natsURL != "":
 		return usage(fmt.Errorf("--auth: %q; the server is %s, with users of its own; leave one of --auth and "+
@@ -122,6 +122,11 @@ func (a *app) useCredentials(o *natsd.Options, s *services, dir string, log zero
 			log.Error().Err(expired).Msg("no client elsewhere can connect; " + renew)
 		} else if time.Until(cert.NotAfter) < auth.RenewBefore {
 			log.Warn().Time("until", cert.NotAfter).Msg("the certificate of the server expires soon; " + renew)
+		}
+	}
+	if p.wanted {
+		if err := p.asRole(f); err != nil {
+			return err
 		}
 	}
 	o.Token = rand.Text() // of processes on the same store

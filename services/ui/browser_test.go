@@ -2,6 +2,7 @@ package ui_test
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -216,8 +217,17 @@ func (p *tab) do(method string, params any) {
 }
 
 // eval returns the value of an expression in the page.
-func eval[T any](p *tab, expression string) (v T) {
+func eval[T any](p *tab, expression string) T {
 	p.Helper()
+	v, err := evaluate[T](p, expression)
+	if err != nil {
+		p.Fatalf("%s: %v", expression, err)
+	}
+	return v
+}
+
+// evaluate is eval of a page that may be on its way to another one, which is an error.
+func evaluate[T any](p *tab, expression string) (v T, err error) {
 	var got struct {
 		Result struct {
 			Value json.RawMessage
@@ -229,27 +239,28 @@ func eval[T any](p *tab, expression string) (v T) {
 	}
 	params := object{"expression": expression, "returnByValue": true, "awaitPromise": true}
 	if err := p.b.call(p.session, "Runtime.evaluate", params, &got); err != nil {
-		p.Fatal(err)
+		return v, err
 	}
 	if e := got.ExceptionDetails; e != nil {
-		p.Fatalf("%s: %s %s", expression, e.Text, e.Exception.Description)
+		return v, fmt.Errorf("%s %s", e.Text, e.Exception.Description)
 	}
 	if len(got.Result.Value) > 0 {
-		if err := json.Unmarshal(got.Result.Value, &v); err != nil {
-			p.Fatalf("%s: %v", expression, err)
-		}
+		err = json.Unmarshal(got.Result.Value, &v)
 	}
-	return v
+	return v, err
 }
 
 // until waits until an expression is true in the page.
 func (p *tab) until(expression string) {
 	p.Helper()
 	bustest.Until(p.T, expression, func() error {
-		if !eval[bool](p, "!!("+expression+")") {
-			return errors.New(eval[string](p, `location.hash + " " + (document.getElementById("main") || document.body).innerText.slice(0, 600)`))
+		is, err := evaluate[bool](p, "!!("+expression+")")
+		if err == nil && !is {
+			var text string
+			text, err = evaluate[string](p, `location.hash + " " + (document.getElementById("main") || document.body).innerText.slice(0, 600)`)
+			err = cmp.Or(err, errors.New(text))
 		}
-		return nil
+		return err
 	})
 }
 

@@ -520,3 +520,40 @@ func TestPage_Large(t *testing.T) {
 	}
 	check("a group of 1 000 images")
 }
+
+// A browser without the token is asked for it, keeps the place that it was to show, and is asked again when the command
+// has another token.
+func TestPage_SignIn(t *testing.T) {
+	chromium(t)
+	s := servePage(t, func(c *ui.Config) { c.Token = "open-sesame" })
+	p := startBrowser(t).open(t, s.url)
+	give := func(token string) {
+		eval[any](p, fmt.Sprintf(`document.getElementById("token").value = %q; document.querySelector("form button").click()`, token))
+	}
+	eval[any](p, `location.hash = "#/system"`)
+	for _, name := range []string{"signin", "signin-wrong"} {
+		for _, width := range []int{390, 1440} {
+			for _, dark := range []bool{false, true} {
+				p.size(width, 800)
+				p.dark(dark)
+				p.shows("Sign in", "This page asks for a token")
+				if over := eval[int](p, "document.documentElement.scrollWidth - innerWidth"); over > 0 {
+					t.Errorf("at %d px it scrolls sideways by %d", width, over)
+				}
+				p.save(fmt.Sprintf("%s-%d-%s", name, width, map[bool]string{true: "dark", false: "light"}[dark]))
+			}
+		}
+		if name == "signin" {
+			give("open")
+			p.shows("That is not the token of this page")
+		}
+	}
+	give(" open-sesame ")
+	p.until(`location.hash === "#/system" && location.search === "" && document.body.innerText.includes("MDR_STEPS")`)
+	address := strings.TrimSuffix(strings.TrimPrefix(s.url, "http://"), "/")
+	s.stop()
+	s.serve(t, func(c *ui.Config) { c.Listen, c.Token = address, "another" })
+	p.shows("Sign in")
+	p.do("Page.navigate", object{"url": s.url + ui.TokenQuery + "another#/system"})
+	p.until(`location.hash === "#/system" && location.search === "" && document.body.innerText.includes("MDR_STEPS")`)
+}

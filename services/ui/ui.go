@@ -8,12 +8,12 @@
 //
 // What comes from the stream is text for the page: it is sent as JSON, and the page never reads it as HTML. Images have
 // their content type, and browsers are told to execute nothing (a content security policy, nosniff). Only requests with
-// a known Host are answered, so that no other site reaches a page on this machine through a name of its own.
+// a known Host are answered, so that no other site reaches a page on this machine through a name of its own. With a
+// token, only browsers that have given it are answered; the page does what its connection to the server may.
 package ui
 
 import (
 	"context"
-	"crypto/subtle"
 	"embed"
 	"encoding/json"
 	"errors"
@@ -40,11 +40,11 @@ var page embed.FS
 
 // Config are the settings of a page.
 type Config struct {
-	// Listen is the address, host:port. A host beyond this machine needs Token.
+	// Listen is the address, host:port. A host beyond this machine needs a Token.
 	Listen string
 	// Hosts are names by which browsers may reach the page, besides localhost and addresses in numbers.
 	Hosts []string
-	// Token is the password that browsers must give; empty: none.
+	// Token is what browsers must give, see signIn; empty: nothing.
 	Token string
 	// Where names the server of the pipeline for people.
 	Where string
@@ -66,7 +66,7 @@ func (c Config) Validate() error {
 		return fmt.Errorf("listen: %q; must be host:port, such as 127.0.0.1:4280", c.Listen)
 	}
 	if c.Token == "" && !isLoopback(host) {
-		return fmt.Errorf("listen: %q; others reach it there, so set a password in MEANDER_UI_TOKEN, or use 127.0.0.1",
+		return fmt.Errorf("listen: %q; others reach it there, so set a token in MEANDER_UI_TOKEN, or use 127.0.0.1",
 			c.Listen)
 	}
 	for _, name := range c.Hosts {
@@ -207,7 +207,7 @@ func (s *server) handler() http.Handler {
 	return s.guard(mux)
 }
 
-// guard lets requests through that come from a browser on a known host with the password, and sets the headers that
+// guard lets requests through that come from a browser on a known host that has signed in, and sets the headers that
 // keep what is shown from being executed.
 func (s *server) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -224,17 +224,9 @@ func (s *server) guard(next http.Handler) http.Handler {
 				"the page is not served as %q; open it by its address, or start 'meander ui' with --host", r.Host))
 			return
 		}
-		if s.cfg.Token != "" {
-			_, given, _ := r.BasicAuth()
-			if subtle.ConstantTimeCompare([]byte(given), []byte(s.cfg.Token)) != 1 {
-				h.Set("WWW-Authenticate", `Basic realm="meander", charset="UTF-8"`)
-				writeError(
-					w,
-					http.StatusUnauthorized,
-					"the password is that of MEANDER_UI_TOKEN; any user name will do",
-				)
-				return
-			}
+		if s.cfg.Token != "" && (!s.signedIn(r) || r.URL.Query().Has("token")) {
+			s.signIn(w, r)
+			return
 		}
 		if r.Method != http.MethodGet && r.Method != http.MethodHead && !s.allows(w, r) {
 			return
@@ -328,6 +320,8 @@ func (s *server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.As(err, &wrong):
 		status = wrong.status
+	case errors.Is(err, bus.ErrPermission):
+		status = http.StatusForbidden
 	case errors.Is(err, client.ErrNotFound):
 		status, says = http.StatusNotFound, "this is not stored, or no longer"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):

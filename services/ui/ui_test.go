@@ -229,7 +229,7 @@ func TestServe_Host(t *testing.T) {
 	}
 }
 
-// Beyond this machine a password is asked for.
+// Beyond this machine a token is asked for.
 func TestServe_Password(t *testing.T) {
 	for listen, want := range map[string]string{
 		"0.0.0.0:0": "MEANDER_UI_TOKEN", ":4280": "MEANDER_UI_TOKEN", "rollouts.example.org:80": "MEANDER_UI_TOKEN",
@@ -241,21 +241,93 @@ func TestServe_Password(t *testing.T) {
 		}
 		if want == "MEANDER_UI_TOKEN" {
 			if err := (ui.Config{Listen: listen, Token: "x"}).Validate(); err != nil {
-				t.Errorf("listen %q with a password: %v", listen, err)
+				t.Errorf("listen %q with a token: %v", listen, err)
 			}
 		}
 	}
 	s := servePage(t, func(c *ui.Config) { c.Token = "open sesame" })
-	for password, want := range map[string]int{"": 401, "open": 401, "open sesame": 200, "open sesame ": 401} {
+	for _, c := range []struct {
+		what string
+		give func(*http.Request)
+		want int
+	}{
+		{"nothing", func(*http.Request) {}, 401},
+		{"another password", func(r *http.Request) { r.SetBasicAuth("anybody", "open") }, 401},
+		{"a longer password", func(r *http.Request) { r.SetBasicAuth("anybody", "open sesame ") }, 401},
+		{"the password", func(r *http.Request) { r.SetBasicAuth("anybody", "open sesame") }, 200},
+		{"another token", func(r *http.Request) { r.Header.Set("Authorization", "Bearer open") }, 401},
+		{"the token", func(r *http.Request) { r.Header.Set("Authorization", "Bearer open sesame") }, 200},
+		{"it as a cookie", func(r *http.Request) { r.Header.Set("Cookie", s.cookie()+"=open sesame") }, 401},
+	} {
 		for _, path := range []string{"/", "/api/runs"} {
-			status, header, _ := s.ask(t, "GET", path, func(r *http.Request) {
-				if password != "" {
-					r.SetBasicAuth("anybody", password)
-				}
-			})
-			if status != want || (status == 401) != (header.Get("WWW-Authenticate") != "") {
-				t.Errorf("%s with the password %q: %d, want %d", path, password, status, want)
+			status, header, _ := s.ask(t, "GET", path, c.give)
+			if status != c.want || (status == 401) != (header.Get("WWW-Authenticate") == `Bearer realm="meander"`) {
+				t.Errorf("%s with %s: %d, want %d", path, c.what, status, c.want)
 			}
+		}
+	}
+}
+
+// cookie is the name of the cookie of a page.
+func (s *served) cookie() string {
+	return "meander-" + s.url[strings.LastIndex(s.url, ":")+1:len(s.url)-1]
+}
+
+// A link with the token, or the form that asks for it, gives a browser a cookie that scripts and other sites do not
+// get; the token is in no address of the page.
+func TestServe_SignIn(t *testing.T) {
+	s := servePage(t, func(c *ui.Config) { c.Token = "open-sesame" })
+	s.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	form := func(token string, more ...string) func(*http.Request) {
+		return func(r *http.Request) {
+			r.Body = io.NopCloser(strings.NewReader("token=" + token))
+			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			for i := 0; i < len(more); i += 2 {
+				r.Header.Set(more[i], more[i+1])
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		method, path string
+		change       func(*http.Request)
+		want         int
+		says         string
+	}{
+		"nothing":           {"GET", "/", nil, 401, `id="wrong" hidden`},
+		"a wrong link":      {"GET", "/?token=open", nil, 401, `id="wrong">`},
+		"a link":            {"GET", "/?token=open-sesame", nil, 303, ""},
+		"a link elsewhere":  {"GET", "/api/runs?token=open-sesame", nil, 401, "asks for a token"},
+		"a wrong form":      {"POST", "/", form("open"), 401, `id="wrong">`},
+		"a form":            {"POST", "/", form("open-sesame"), 303, ""},
+		"a copied token":    {"POST", "/", form("+open-sesame%0A"), 303, ""},
+		"of another site":   {"POST", "/", form("open-sesame", "Sec-Fetch-Site", "cross-site"), 403, "only the page itself"},
+		"of another origin": {"POST", "/", form("open-sesame", "Origin", "http://evil.example"), 403, "only the page itself"},
+		"a change":          {"POST", "/api/dead/1/drop", form("open-sesame"), 401, "asks for a token"},
+		"its looks":         {"GET", "/style.css", nil, 200, "--accent"},
+		"another host":      {"GET", "/?token=open-sesame", func(r *http.Request) { r.Host = "evil.example" }, 421, "not served as"},
+	} {
+		status, header, body := s.ask(t, c.method, c.path, c.change)
+		if status != c.want || !strings.Contains(string(body), c.says) {
+			t.Errorf("%s: %d, want %d: %s", name, status, c.want, body)
+		}
+		set := header.Get("Set-Cookie")
+		if given := status == 303; given != (set != "") || given && header.Get("Location") != "/" || strings.Contains(set, "sesame") {
+			t.Errorf("%s: the cookie %q, to %q", name, set, header.Get("Location"))
+		}
+		if status != 303 {
+			continue
+		}
+		for _, part := range []string{s.cookie() + "=", "HttpOnly", "SameSite=Lax", "Path=/"} {
+			if !strings.Contains(set, part) {
+				t.Errorf("%s: the cookie is %q, without %s", name, set, part)
+			}
+		}
+		with := func(r *http.Request) { r.Header.Set("Cookie", strings.Split(set, ";")[0]) }
+		if status, _, _ := s.ask(t, "GET", "/api/runs", with); status != 200 {
+			t.Errorf("%s: with the cookie %d", name, status)
+		}
+		if status, header, _ := s.ask(t, "GET", "/?token=open-sesame", with); status != 303 || header.Get("Location") != "/" {
+			t.Errorf("%s: a link of a browser that has signed in: %d to %q", name, status, header.Get("Location"))
 		}
 	}
 }

@@ -17,6 +17,9 @@ export const ask = (path, query) =>
 // change asks the API to change something.
 export const change = (path, what = {}) => call("POST", path, JSON.stringify(what));
 
+// signInAgain shows the page that asks for the token: the command has started again, with another one.
+const signInAgain = (answer) => answer.status === 401 && location.reload();
+
 async function call(method, path, body) {
   let answer;
   try {
@@ -28,6 +31,7 @@ async function call(method, path, body) {
   } catch {
     throw new Error("This page cannot reach 'meander ui', which serves it. Start it again, then try again.");
   }
+  signInAgain(answer);
   const said = await answer.json().catch(() => ({}));
   if (!answer.ok)
     throw Object.assign(new Error(said.error || `the server answered ${answer.status}`), { status: answer.status });
@@ -97,7 +101,8 @@ export function listen(query, handlers) {
       setLink("lost", "reconnecting");
       setBanner("This page cannot reach 'meander ui', which serves it. Start it again; the page reconnects itself.");
       if (source.readyState === EventSource.CLOSED) {
-        // the server refused: try later
+        // the server refused: try later, or sign in again
+        fetch("/api/page").then(signInAgain, () => {});
         close();
         retry = setTimeout(open, 3000);
       }

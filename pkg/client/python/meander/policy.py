@@ -18,9 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgpack
 import numpy as np
-from nats.js.errors import APIError, KeyNotFoundError, NotFoundError
+from nats.js.errors import NotFoundError
 
 from . import lease as leases
 from . import tensorfile, versions, weightsdir
@@ -28,7 +27,7 @@ from .control import keys
 from .cursor import api
 from .events import PREFIX, TOKEN, Event, Gone, checked, decode, fault
 from .tasks import retry_while_away
-from .versions import NoPolicy
+from .versions import NoPolicy as NoPolicy
 
 if TYPE_CHECKING:
     from .client import Client
