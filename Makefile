@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build python-test python-wheel python-docs asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-weights bench-torch bench-roofline \
+.PHONY: help build python-test python-wheel python-docs asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test test-busy race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-weights bench-torch bench-roofline \
 	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-accelerate learn-distill learn-test trainers-test rewards-test engines-torch up down logs demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
@@ -120,6 +120,9 @@ lint: $(golangci_lint) ## golangci-lint, which has staticcheck with all of its c
 # GOGC: compilers and tests use more memory, and a fifth less time.
 test: ## tests of every package; no network or special hardware
 	$(test_tmp) CGO_ENABLED=0 GOGC=400 go test -short -vet=off $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
+
+test-busy: ## make test five times, cold first, beside four busy loops: no test may depend on how busy the machine is
+	.ci/test-busy $(MAKE) --no-print-directory test
 
 race: ## all tests under the race detector (needs a C compiler)
 	$(test_tmp) CGO_ENABLED=1 go test -race $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
