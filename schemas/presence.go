@@ -29,6 +29,8 @@ type Presence struct {
 	Draining bool `msgpack:"draining,omitempty"`
 	// Room is what a sampler takes of MDR_STEPS; absent: nothing.
 	Room *Room `msgpack:"room,omitempty"`
+	// Making are the samples that a sampler has in hand, as of this entry.
+	Making []Making `msgpack:"making,omitempty" size:"0..MaxMaking"`
 	// Backend names what a sampler computes on.
 	Backend string `msgpack:"backend,omitempty" size:"0..MaxName"`
 	// Evaluation is a sampler's newest evaluation of its model; absent: there was none yet.
@@ -45,6 +47,13 @@ type Evaluation struct {
 	// TookNS is its time in nanoseconds, At when it ended, Unix nanoseconds.
 	TookNS int64 `msgpack:"took_ns" range:"0.."`
 	At     int64 `msgpack:"at" range:"0.."`
+}
+
+// Making is a sample that a sampler has in hand.
+type Making struct {
+	Run         Run   `msgpack:"run" form:"token"`
+	UID         UID   `msgpack:"uid" form:"token"`
+	SampleIndex int64 `msgpack:"sample_index" range:"0.."`
 }
 
 // MissingReward is a reward function that cannot be served.

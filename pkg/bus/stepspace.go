@@ -405,7 +405,7 @@ func (r *StepSpace) grantableBytes(ctx context.Context, spare bool) (free, other
 	own := r.base().Instance
 	// Read what is held before what is stored: then a step that is stored in between counts twice,
 	// rather than not at all.
-	present, revisions, err := r.b.present(ctx)
+	present, revisions, err := r.b.PresentAt(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -492,7 +492,7 @@ func (r *StepSpace) putBack(granted []*Reservation) {
 // addWaitingSamples adds to the stats of MDR_STEPS what samplers hold and wait for, by their entries of presence. The
 // stream counts as full when samples have waited for spaceAlarm for space that is not there.
 func (b *Bus) addWaitingSamples(ctx context.Context, s *StreamStats) error {
-	present, _, err := b.present(ctx)
+	present, _, err := b.PresentAt(ctx)
 	if err != nil {
 		return err
 	}

@@ -143,6 +143,8 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	g.Go(func() error { return b.Consume(ctx, controls, rule) })
 	g.Go(func() error { return s.unparkRegularly(ctx) })
 	g.Go(func() error { return s.removeClosedRequests(ctx) })
+	g.Go(func() error { return s.followOpen(ctx) })
+	g.Go(func() error { return s.askAgainRegularly(ctx) })
 	return g.Wait()
 }
 
@@ -153,6 +155,7 @@ type service struct {
 
 	metrics *instruments
 	held    heldPrompts
+	open    openGroups
 	// stopping ends the waiting at shutdown; resolving holds a token for each prompt that is
 	// being resolved.
 	stopping  <-chan struct{}
@@ -200,24 +203,11 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return ctx.Err()
 	}
 	defer func() { <-s.resolving }()
-	if err := s.keepCheckpoint(ctx, run, &p, policy); err != nil {
-		return err
-	}
 	began := time.Now()
 	s.metrics.resolving.Inc()
 	defer s.metrics.resolving.Dec()
-	if err := s.storeStart(ctx, &p); err != nil {
-		return err
-	}
-	requests, err := Resolve(run, &p, policy,
-		Origin{Seq: m.Seq, Created: m.Time, Reward: s.cfg.Reward, ExternalWait: s.cfg.ExternalWait})
-	if err == nil {
-		err = checkResultSize(requests[0], s.bus.MaxInline())
-	}
+	requests, err := s.resolve(ctx, m, run, &p, policy)
 	if err != nil {
-		return bus.Terminal(schemas.CodeInvalid, err)
-	}
-	if err := s.checkBranch(ctx, requests[0], policy); err != nil {
 		return err
 	}
 	if err := s.checkLimits(ctx, run, requests, policy); err != nil {
@@ -238,6 +228,27 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(p.UID)).Int("samples", len(requests)).
 		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
 	return s.sendReceipt(m, receiptOf(requests, slices.Concat(warnings, Warnings(&p, policy), Unscored(requests[0]))))
+}
+
+// resolve returns the requests of a prompt, one for each sample of its group. It stores what the samples start with.
+func (s *service) resolve(
+	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy,
+) ([]*schemas.Request, error) {
+	if err := s.keepCheckpoint(ctx, run, p, policy); err != nil {
+		return nil, err
+	}
+	if err := s.storeStart(ctx, p); err != nil {
+		return nil, err
+	}
+	requests, err := Resolve(run, p, policy,
+		Origin{Seq: m.Seq, Created: m.Time, Reward: s.cfg.Reward, ExternalWait: s.cfg.ExternalWait})
+	if err == nil {
+		err = checkResultSize(requests[0], s.bus.MaxInline())
+	}
+	if err != nil {
+		return nil, bus.Terminal(schemas.CodeInvalid, err)
+	}
+	return requests, s.checkBranch(ctx, requests[0], policy)
 }
 
 // keepCheckpoint has a prompt that is delivered again name the checkpoint that its group was claimed with, where the

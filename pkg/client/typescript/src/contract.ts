@@ -652,6 +652,16 @@ export interface Logits {
   answers?: number[] | null;
 }
 
+/** Making is a sample that a sampler has in hand. */
+export interface Making {
+  /** name of the run that the event belongs to */
+  run: string;
+  /** group key: all samples of one prompt have it, unique in the run */
+  uid: string;
+  /** place of the sample in its group, from 0 */
+  sample_index: Integer;
+}
+
 /** Member is one sample of a group. */
 export interface Member {
   /** place of the sample in its group, from 0 */
@@ -898,6 +908,8 @@ export interface Presence {
   draining?: boolean | null;
   /** room is what a sampler takes of MDR_STEPS; absent: nothing. */
   room?: Room | null;
+  /** making are the samples that a sampler has in hand, as of this entry. */
+  making?: Making[] | null;
   /** backend names what a sampler computes on. */
   backend?: string | null;
   /** evaluation is a sampler's newest evaluation of its model; absent: there was none yet. */
@@ -1430,6 +1442,8 @@ export interface RunStatus {
   waiting: Integer;
   /** trajectories and rewards are how many samples have theirs; waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   parked: Integer;
+  /** lost is how many samples of open groups are neither made nor asked for: their requests were lost, and intake asks again for them. */
+  lost?: Integer | null;
 }
 
 /** SDEWindow draws the stochastic steps, the same for all samples of all groups of a batch. */
