@@ -173,7 +173,7 @@ func (s *service) askByPrompt(ctx context.Context, g bus.OpenGroup, samples []in
 	if err != nil {
 		return 0, err
 	}
-	todo, err := s.claim(ctx, requests)
+	todo, err := s.claim(ctx, requests, policy)
 	if err != nil {
 		return 0, err
 	}
