@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help help-all build build-cuda check fmt lint test race fuzz integration bench lines generate learn up down demo demo-tokens ci clean tools
+.PHONY: help help-all build build-cuda check fmt lint test test-busy race fuzz integration bench lines generate learn up down demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
 # (DWARF), which take a fifth of the compiler's time, are in nothing that make builds.
@@ -72,6 +72,9 @@ lint: $(golangci_lint) ## golangci-lint, which has staticcheck with all of its c
 # GOGC: compilers and tests use more memory, and a fifth less time.
 test: ## tests of every package; no network or special hardware
 	$(test_tmp) CGO_ENABLED=0 GOGC=400 go test -short -vet=off $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
+
+test-busy: ## make test five times, cold first, beside four busy loops: no test may depend on how busy the machine is
+	.ci/test-busy $(MAKE) --no-print-directory test
 
 race: ## all tests under the race detector (needs a C compiler)
 	$(test_tmp) CGO_ENABLED=1 go test -race $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)

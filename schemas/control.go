@@ -78,6 +78,9 @@ type RunStatus struct {
 	Rewards      int64 `msgpack:"rewards" range:"0.."`
 	Waiting      int64 `msgpack:"waiting" range:"0.."`
 	Parked       int64 `msgpack:"parked" range:"0.."`
+	// Lost is how many samples of open groups are neither made nor asked for: their requests were lost, and intake asks
+	// again for them.
+	Lost int64 `msgpack:"lost,omitempty" range:"0.."`
 }
 
 // Parked is a request of a paused run, out of its lane's queue: it holds no slot and costs

@@ -115,7 +115,7 @@ var limits = map[string]float64{
 	"MaxName":       MaxName,
 	"MaxNoiseLevel": MaxNoiseLevel, "MaxParams": MaxParams, "MaxParts": MaxParts,
 	"MaxPixelsPerToken": MaxPixelsPerToken,
-	"MaxPolicyFiles":    MaxPolicyFiles, "MaxPolicySpan": MaxPolicySpan, "MaxPresentRewards": MaxPresentRewards,
+	"MaxMaking":         MaxMaking, "MaxPolicyFiles": MaxPolicyFiles, "MaxPolicySpan": MaxPolicySpan, "MaxPresentRewards": MaxPresentRewards,
 	"MaxPriority":    MaxPriority,
 	"MaxPromptBytes": MaxPromptBytes, "MaxRefillRounds": MaxRefillRounds, "MaxRewards": MaxRewards,
 	"MaxSchedulerConfig": MaxSchedulerConfig, "MaxScore": MaxScore, "MaxScoreReply": MaxScoreReply,

@@ -53,6 +53,8 @@ const (
 	MaxScore = 1e30
 	// MaxPresentRewards is the number of reward functions of a service.
 	MaxPresentRewards = 512
+	// MaxMaking is the number of samples that a sampler says it has in hand.
+	MaxMaking = 1024
 	// MaxParams, MaxParamName and MaxParamBytes bound a reward function's params.
 	MaxParams     = 32
 	MaxParamName  = 64

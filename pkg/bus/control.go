@@ -276,6 +276,9 @@ func (b *Bus) RunStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 	if s.OpenBatches, err = b.openBatches(ctx, run); err != nil {
 		return nil, fmt.Errorf("status of run %s: %w", run, err)
 	}
+	if s.Lost, err = b.countLost(ctx, run); err != nil {
+		return nil, fmt.Errorf("status of run %s: %w", run, err)
+	}
 	keys, err := b.Subjects(ctx, schemas.StreamControlBucket,
 		schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, "*")))
 	if err != nil {
@@ -305,6 +308,22 @@ func (b *Bus) RunStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 		return nil, fmt.Errorf("run %q: %w", run, ErrNotFound)
 	}
 	return s, nil
+}
+
+// countLost returns how many samples of a run are lost. RunStatus calls it.
+func (b *Bus) countLost(ctx context.Context, run schemas.Run) (n int64, err error) {
+	if b.user.IsGuest() {
+		return 0, nil // who does not see the queue
+	}
+	open, err := b.OpenGroups(ctx, run)
+	if err != nil {
+		return 0, err
+	}
+	lost, err := b.LostSamples(ctx, open)
+	for _, l := range lost {
+		n += int64(len(l.Samples))
+	}
+	return n, err
 }
 
 // openBatches returns how many batches of a run have groups but no result yet. RunStatus calls it.

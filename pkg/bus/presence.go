@@ -162,13 +162,13 @@ func (a *Announcement) openBucket(ctx context.Context) error {
 
 // Present returns the services that run. It leaves out entries that cannot be read, and logs them.
 func (b *Bus) Present(ctx context.Context) ([]*schemas.Presence, error) {
-	out, _, err := b.present(ctx)
+	out, _, err := b.PresentAt(ctx)
 	return out, err
 }
 
-// present is Present, the entries of the services that run, with the revision of each. Entries that cannot be read
+// PresentAt is Present, the entries of the services that run, with the revision of each. Entries that cannot be read
 // are logged and left out.
-func (b *Bus) present(ctx context.Context) (out []*schemas.Presence, revisions []uint64, err error) {
+func (b *Bus) PresentAt(ctx context.Context) (out []*schemas.Presence, revisions []uint64, err error) {
 	stored, err := b.LastMany(ctx, schemas.StreamPresenceBucket, []string{schemas.PresenceSubject(">")})
 	if err != nil {
 		return nil, nil, fmt.Errorf("services that run: %w", err)

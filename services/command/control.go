@@ -304,6 +304,9 @@ func (a *app) printStatus(out io.Writer, unrewarded int64, r *schemas.ControlRec
 	if s.Parked > 0 {
 		waiting += fmt.Sprintf(", %d parked until the run is resumed", s.Parked)
 	}
+	if s.Lost > 0 {
+		waiting += fmt.Sprintf(", %d lost", s.Lost)
+	}
 	fmt.Fprintf(out, "  requests  %s\n", waiting)
 	for _, w := range p.Waits {
 		present.Linef(out, "  waits     %s", present.EscapeControls(w.Says))

@@ -2,12 +2,14 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 const (
@@ -61,12 +63,33 @@ func checkConsumers(ctx context.Context, o *Options, say *notes) {
 		}
 	}
 	compareDurables(ctx, o, all, say)
+	reportLost(ctx, o, say)
 	switch {
 	case len(say.found) > 0:
 	case n == 0:
 		say.add(Unchecked, "", "there are none yet: services make them when they start")
 	default:
 		say.ok("%s, none of them behind without a worker", plural(n, "consumer"))
+	}
+}
+
+// reportLost reports samples that are neither made nor asked for: no consumer has them, so none is behind.
+// checkConsumers calls it.
+func reportLost(ctx context.Context, o *Options, say *notes) {
+	open, err := o.Bus.OpenGroups(ctx, "*")
+	lost, lostErr := o.Bus.LostSamples(ctx, open)
+	if err := errors.Join(err, lostErr); err != nil {
+		say.addFailure("lost requests", err)
+		return
+	}
+	runs, samples := map[schemas.Run]bool{}, int64(0)
+	for _, l := range lost {
+		runs[l.Group.Run] = true
+		samples += int64(len(l.Samples))
+	}
+	if samples > 0 {
+		what, fix := boot.LostRequests(samples)
+		say.add(Fault, fix, "%s, of %s", what, plural(len(runs), "run"))
 	}
 }
 

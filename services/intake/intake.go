@@ -62,6 +62,8 @@ type Config struct {
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a prompt whose intake died"`
 	// DrainTimeout bounds how long a shutdown waits for work in flight.
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in flight at shutdown"`
+	// DiskFree returns how many bytes of the server's disk are free; nil: not known.
+	DiskFree func() (int64, error) `koanf:"-"`
 	// Metrics is where the service counts; nil: nowhere.
 	Metrics prometheus.Registerer `koanf:"-"`
 	// Health adds a condition of readiness; it may be nil.
@@ -143,6 +145,9 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	g.Go(func() error { return b.Consume(ctx, controls, rule) })
 	g.Go(func() error { return s.unparkRegularly(ctx) })
 	g.Go(func() error { return s.removeClosedRequests(ctx) })
+	g.Go(func() error { return s.followOpen(ctx) })
+	g.Go(func() error { return s.askAgainRegularly(ctx) })
+	g.Go(func() error { return s.announceSpace(ctx) })
 	return g.Wait()
 }
 
@@ -153,6 +158,8 @@ type service struct {
 
 	metrics *instruments
 	held    heldPrompts
+	open    openGroups
+	space   stepSpace
 	// stopping ends the waiting at shutdown; resolving holds a token for each prompt that is
 	// being resolved.
 	stopping  <-chan struct{}
@@ -184,7 +191,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	case h.Cancelled() != nil:
 		return s.storeCancelled(ctx, m, &p, h.Cancelled())
 	}
-	policy, err := s.awaitPolicy(ctx, m, run, &p)
+	requests, policy, done, err := s.prepare(ctx, m, run, &p)
+	defer done()
 	if errors.Is(err, errPutBack) {
 		return nil // it is delivered again
 	}
@@ -194,36 +202,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return err
 	}
-	select {
-	case s.resolving <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	defer func() { <-s.resolving }()
-	if err := s.keepCheckpoint(ctx, run, &p, policy); err != nil {
-		return err
-	}
 	began := time.Now()
-	s.metrics.resolving.Inc()
-	defer s.metrics.resolving.Dec()
-	if err := s.storeStart(ctx, &p); err != nil {
-		return err
-	}
-	requests, err := Resolve(run, &p, policy,
-		Origin{Seq: m.Seq, Created: m.Time, Reward: s.cfg.Reward, ExternalWait: s.cfg.ExternalWait})
-	if err == nil {
-		err = checkResultSize(requests[0], s.bus.MaxInline())
-	}
-	if err != nil {
-		return bus.Terminal(schemas.CodeInvalid, err)
-	}
-	if err := s.checkBranch(ctx, requests[0], policy); err != nil {
-		return err
-	}
-	if err := s.checkLimits(ctx, run, requests, policy); err != nil {
-		return err
-	}
-	todo, err := s.claim(ctx, requests)
+	todo, err := s.claim(ctx, requests, policy)
 	if err != nil {
 		return err
 	}
@@ -238,6 +218,79 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(p.UID)).Int("samples", len(requests)).
 		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
 	return s.sendReceipt(m, receiptOf(requests, slices.Concat(warnings, Warnings(&p, policy), Unscored(requests[0]))))
+}
+
+// prepare waits until a prompt can be served and its batch may begin, and returns its requests. The caller calls done
+// when they are published. Errors are those of await.
+func (s *service) prepare(
+	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
+) (requests []*schemas.Request, policy *schemas.Policy, done func(), err error) {
+	policy, err = s.awaitPolicy(ctx, m, run, p)
+	if err != nil {
+		return nil, nil, func() {}, err
+	}
+	done, err = s.startResolving(ctx)
+	if err != nil {
+		return nil, nil, done, err
+	}
+	if requests, err = s.resolve(ctx, m, run, p, policy); err == nil {
+		err = s.checkLimits(ctx, run, requests, policy)
+	}
+	if err != nil {
+		return nil, nil, done, err
+	}
+	waiting, err := s.beginBatch(ctx, m.Seq, requests, policy)
+	if err != nil || waiting == "" {
+		return requests, policy, done, err
+	}
+	done() // the groups of the batches that it waits for come here, too
+	_, err = s.await(ctx, m, run, p, func(bool) (*schemas.Policy, string, error) {
+		waiting, err := s.beginBatch(ctx, m.Seq, requests, policy)
+		return policy, waiting, err
+	})
+	if err != nil {
+		if !errors.Is(err, errPutBack) {
+			s.space.forget(m.Seq)
+		}
+		return nil, nil, func() {}, err
+	}
+	done, err = s.startResolving(ctx)
+	return requests, policy, done, err
+}
+
+// startResolving waits until fewer than cfg.Slots prompts are being resolved; done ends what it began.
+func (s *service) startResolving(ctx context.Context) (done func(), err error) {
+	select {
+	case s.resolving <- struct{}{}:
+	case <-ctx.Done():
+		return func() {}, ctx.Err()
+	}
+	s.metrics.resolving.Inc()
+	return func() {
+		s.metrics.resolving.Dec()
+		<-s.resolving
+	}, nil
+}
+
+// resolve returns the requests of a prompt, one for each sample of its group. It stores what the samples start with.
+func (s *service) resolve(
+	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy,
+) ([]*schemas.Request, error) {
+	if err := s.keepCheckpoint(ctx, run, p, policy); err != nil {
+		return nil, err
+	}
+	if err := s.storeStart(ctx, p); err != nil {
+		return nil, err
+	}
+	requests, err := Resolve(run, p, policy,
+		Origin{Seq: m.Seq, Created: m.Time, Reward: s.cfg.Reward, ExternalWait: s.cfg.ExternalWait})
+	if err == nil {
+		err = checkResultSize(requests[0], s.bus.MaxInline())
+	}
+	if err != nil {
+		return nil, bus.Terminal(schemas.CodeInvalid, err)
+	}
+	return requests, s.checkBranch(ctx, requests[0], policy)
 }
 
 // keepCheckpoint has a prompt that is delivered again name the checkpoint that its group was claimed with, where the

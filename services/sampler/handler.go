@@ -27,6 +27,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := bus.Fits(m, &req); err != nil {
 		return bus.Garbage(schemas.CodeDecode, err)
 	}
+	defer s.making.add(&req)()
 	switch record, err := s.bus.Group(ctx, req.Run, req.UID); {
 	case errors.Is(err, bus.ErrNotFound): // no prompt to compare it with
 	case err != nil:

@@ -27,7 +27,8 @@ type service struct {
 	ended     chan error // gets the error of the last device that was lost
 	controls  *controls
 	// space is this sampler's part of the space for steps.
-	space *bus.StepSpace
+	space  *bus.StepSpace
+	making making
 	// stopping reports whether the process is to end; onStop calls f when it is.
 	stopping func() bool
 	onStop   func(f func()) (cancel func() bool)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -23,7 +24,7 @@ func (s *service) presence() *schemas.Presence {
 		Service: schemas.ServiceSampler, Instance: s.instance(), Lane: s.cfg.Lane, Controls: s.controls.newestObeyed(),
 		Draining:      s.stopping(),
 		PolicyVersion: &serving.PolicyVersion, WeightsDigest: serving.WeightsDigest, Loading: loading,
-		Backend: s.network.Backend(), Evaluation: s.metrics.newest.Load(),
+		Backend: s.network.Backend(), Evaluation: s.metrics.newest.Load(), Making: s.making.list(),
 	}
 }
 
@@ -95,4 +96,40 @@ func (s *service) checkStored(ctx context.Context, claim *bus.Reservation, t *sc
 		}
 	}
 	return nil
+}
+
+// making is the samples whose requests this sampler has in hand, and how many requests of each. Intake asks for no
+// sample that is being made, even if its request was lost meanwhile.
+type making struct {
+	mu sync.Mutex
+	of map[schemas.Making]int
+}
+
+// add notes a request; the caller calls done when it lets go of it.
+func (m *making) add(req *schemas.Request) (done func()) {
+	of := schemas.Making{Run: req.Run, UID: req.UID, SampleIndex: req.SampleIndex}
+	change := func(by int) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.of == nil {
+			m.of = map[schemas.Making]int{}
+		}
+		if m.of[of] += by; m.of[of] == 0 {
+			delete(m.of, of)
+		}
+	}
+	change(1)
+	return func() { change(-1) }
+}
+
+// list returns the samples in hand, for the sampler's entry of presence; nil for none.
+func (m *making) list() (out []schemas.Making) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for of := range m.of {
+		if len(out) < schemas.MaxMaking {
+			out = append(out, of)
+		}
+	}
+	return out
 }

@@ -398,6 +398,10 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 			})
 		}
 	}
+	if status.Lost > 0 {
+		what, fix := boot.LostRequests(status.Lost)
+		waits = append(waits, Wait{Grave: true, Says: what, Fix: capital(fix)})
+	}
 	if len(waits) > 0 {
 		return waits
 	}

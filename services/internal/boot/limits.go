@@ -217,13 +217,14 @@ func Scarce(s *bus.StreamStats) (what, fix string) {
 // freeOld says how to free space, and what goes.
 const freeOld = "delete the groups that closed over a day ago with 'meander gc --gc-age 24h'"
 
-// moreSpace says how to double the limit of a stream, and add what more is to be stored; empty if it has no size.
+// moreSpace says how to double the limit of a stream, and add what more is to be stored, or all that waits, if that is
+// more; empty if it has no size.
 func moreSpace(s *bus.StreamStats, more int64) string {
 	flag := SizeFlag(s.Name)
 	if flag == "" || s.MaxBytes <= 0 {
 		return ""
 	}
-	size, unit := Bytes(2*s.MaxBytes+more), MiB
+	size, unit := Bytes(max(2*s.MaxBytes+more, s.Enough)), MiB
 	if size > GiB {
 		unit = GiB
 	}
@@ -277,4 +278,14 @@ func Advise(f bus.Fault) (what, fix string) {
 			f.Waiting, Bytes(f.Need).Rough())
 	}
 	return what + whenFull(f.Name), moreSpace(&f.StreamStats, f.Refused+f.Need) + fix
+}
+
+// LostRequests says that samples are neither made nor asked for, and what to do.
+func LostRequests(samples int64) (what, fix string) {
+	what = fmt.Sprintf("%d samples are neither made nor asked for: their requests were lost", samples)
+	if samples == 1 {
+		what = "1 sample is neither made nor asked for: its request was lost"
+	}
+	return what, "intake asks again within seconds, if it runs; find out who purged " + schemas.StreamRequests +
+		", or see the server's log"
 }

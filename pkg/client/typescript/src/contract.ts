@@ -460,6 +460,8 @@ export interface GroupRecord {
   noise_seed: Integer;
   /** SHA-256 over what must be equal in a group */
   schedule_digest: string;
+  /** step_bytes is the most that the steps of all samples take in MDR_STEPS; 0: not known. */
+  step_bytes?: Integer | null;
   /** group is what later stages need. It counts, whatever an event of the group says. */
   group: Group;
 }
@@ -650,6 +652,16 @@ export interface Logits {
   kind?: "raw" | "processed" | null;
   /** answers are the answers of a conversation whose logits are stored, from 0. Default: all. */
   answers?: number[] | null;
+}
+
+/** Making is a sample that a sampler has in hand. */
+export interface Making {
+  /** name of the run that the event belongs to */
+  run: string;
+  /** group key: all samples of one prompt have it, unique in the run */
+  uid: string;
+  /** place of the sample in its group, from 0 */
+  sample_index: Integer;
 }
 
 /** Member is one sample of a group. */
@@ -876,9 +888,9 @@ export interface Prediction {
 export interface Presence {
   /** schema version of the event's type */
   v: 1;
-  /** service is sampler, reward, or starting (a sampler that waits for its server), instance names the process among others. */
-  service: "sampler" | "reward" | "starting";
-  /** service is sampler, reward, or starting (a sampler that waits for its server), instance names the process among others. */
+  /** service is sampler, reward, intake (while prompts wait there for space), or starting (a sampler that waits for its server), instance names the process among others. */
+  service: "sampler" | "reward" | "starting" | "intake";
+  /** service is sampler, reward, intake (while prompts wait there for space), or starting (a sampler that waits for its server), instance names the process among others. */
   instance: string;
   /** lane is the lane that a sampler serves. */
   lane?: string | null;
@@ -898,8 +910,10 @@ export interface Presence {
   waiting?: string | null;
   /** draining says that it finishes the work in flight and begins no new work. */
   draining?: boolean | null;
-  /** room is what a sampler takes of MDR_STEPS; absent: nothing. */
+  /** room is what a sampler takes of MDR_STEPS, or what prompts wait for there at an intake; absent: nothing. */
   room?: Room | null;
+  /** making are the samples that a sampler has in hand, as of this entry. */
+  making?: Making[] | null;
   /** backend names what a sampler computes on. */
   backend?: string | null;
   /** evaluation is a sampler's newest evaluation of its model; absent: there was none yet. */
@@ -1392,6 +1406,8 @@ export interface Room {
   since?: Integer | null;
   /** disk says that the disk of the server lacks the room, not the stream. */
   disk?: boolean | null;
+  /** enough is the limit of the stream, in bytes, that would be enough for all that is begun and that waits, as an intake knows it; 0: not known. */
+  enough?: Integer | null;
 }
 
 /** Routing says which sampler makes the samples, and when. */
@@ -1432,6 +1448,8 @@ export interface RunStatus {
   waiting: Integer;
   /** trajectories and rewards are how many samples have theirs; waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   parked: Integer;
+  /** lost is how many samples of open groups are neither made nor asked for: their requests were lost, and intake asks again for them. */
+  lost?: Integer | null;
 }
 
 /** SDEWindow draws the stochastic steps, the same for all samples of all groups of a batch. */

@@ -1,0 +1,160 @@
+package bus
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// OpenGroup is a group without its result. Claimed is when its record was stored.
+type OpenGroup struct {
+	*schemas.GroupRecord
+	Claimed time.Time
+}
+
+// Lost are samples of an open group that are neither made nor asked for: a server has lost their requests, or someone
+// has removed them.
+type Lost struct {
+	Group   OpenGroup
+	Samples []int64
+}
+
+// recordsAtOnce is how many records of groups are asked for at once.
+const recordsAtOnce = 256
+
+// AsksForSamples reports whether intake asks samplers for the samples of the group: its prompt was accepted, and it is
+// no pass over stored samples.
+func (g OpenGroup) AsksForSamples() bool { return g.Error == "" && g.Group.SourceRun == "" }
+
+// OpenGroups returns the groups of a run, or of all runs with "*", that have no result.
+func (b *Bus) OpenGroups(ctx context.Context, run schemas.Run) ([]OpenGroup, error) {
+	groups, err := b.Subjects(ctx, schemas.StreamGroups, schemas.Address{Kind: schemas.KindGroup, Run: run}.Filter())
+	if err != nil {
+		return nil, fmt.Errorf("open groups: %w", err)
+	}
+	closed, err := b.Subjects(ctx, schemas.StreamAdvantages,
+		schemas.Address{Kind: schemas.KindAdvantage, Run: run}.Filter())
+	if err != nil {
+		return nil, fmt.Errorf("open groups: %w", err)
+	}
+	var subjects []string
+	for subject := range groups {
+		if of, _ := schemas.ParseSubject(subject); closed[schemas.AdvantageSubject(of.Run, of.UID)] == 0 {
+			subjects = append(subjects, subject)
+		}
+	}
+	slices.Sort(subjects)
+	var out []OpenGroup
+	for part := range slices.Chunk(subjects, recordsAtOnce) {
+		stored, err := b.LastMany(ctx, schemas.StreamGroups, part)
+		if err != nil {
+			return nil, fmt.Errorf("open groups: %w", err)
+		}
+		for _, m := range stored {
+			r := &schemas.GroupRecord{}
+			if Fits(m, r) == nil {
+				out = append(out, OpenGroup{r, m.Time})
+			}
+		}
+	}
+	return out, nil
+}
+
+// askedAfter is how long after its claim a group may be without requests: intake stores them one by one.
+const askedAfter = 2 * time.Second
+
+// LostSamples returns which samples of open groups are lost. None is while the queue of requests is full: intake waits
+// then to ask for the rest.
+func (b *Bus) LostSamples(ctx context.Context, open []OpenGroup) ([]Lost, error) {
+	if len(open) == 0 {
+		return nil, nil
+	}
+	run := open[0].Run
+	if slices.ContainsFunc(open, func(g OpenGroup) bool { return g.Run != run }) {
+		run = "*"
+	}
+	present, err := b.Present(ctx)
+	if err != nil {
+		return nil, err
+	}
+	asked := map[schemas.Making]bool{}
+	for _, p := range present {
+		for _, m := range p.Making {
+			asked[m] = true
+		}
+	}
+	// A request is stored before the parked one of a resumed run goes, a parked one before the request goes, and a
+	// trajectory before the request goes: what is read in this order cannot be missed.
+	for _, of := range []struct{ stream, kind string }{
+		{schemas.StreamRequests, schemas.KindRequest},
+		{schemas.StreamParked, schemas.KindParked},
+		{schemas.StreamRequests, schemas.KindRequest},
+	} {
+		subjects, err := b.Subjects(ctx, of.stream, schemas.Address{Kind: of.kind, Run: run}.Filter())
+		if err != nil {
+			return nil, fmt.Errorf("lost requests: %w", err)
+		}
+		noteSamples(asked, subjects)
+	}
+	queue, _, err := b.streamStats(ctx, storedIn{schemas.StreamRequests, true, true})
+	if err != nil || queue.State == StateFull {
+		return nil, err
+	}
+	var out []Lost
+	now := time.Now()
+	for _, g := range open {
+		if !g.AsksForSamples() || now.Sub(g.Claimed) < askedAfter || g.Group.Deadline > 0 && now.UnixNano() > g.Group.Deadline {
+			continue
+		}
+		lost := samplesWithout(asked, g)
+		if len(lost) == 0 {
+			continue
+		}
+		made := map[schemas.Making]bool{}
+		for stream, filter := range map[string]string{
+			schemas.StreamTrajectories: schemas.TrajectoryFilter(g.Run, g.UID),
+			schemas.StreamRewards: schemas.Address{
+				Kind: schemas.KindReward, Run: g.Run, Batch: g.Group.Batch, UID: g.UID,
+			}.Filter(),
+		} {
+			subjects, err := b.Subjects(ctx, stream, filter)
+			if err != nil {
+				return nil, fmt.Errorf("lost requests: %w", err)
+			}
+			noteSamples(made, subjects)
+		}
+		if lost = slices.DeleteFunc(lost, func(i int64) bool { return made[g.sample(i)] }); len(lost) > 0 {
+			out = append(out, Lost{g, lost})
+		}
+	}
+	return out, nil
+}
+
+// sample names a sample of the group.
+func (g OpenGroup) sample(index int64) schemas.Making {
+	return schemas.Making{Run: g.Run, UID: g.UID, SampleIndex: index}
+}
+
+// samplesWithout returns the samples of a group that are not among those given.
+func samplesWithout(have map[schemas.Making]bool, g OpenGroup) (out []int64) {
+	for i := range g.GroupSize {
+		if !have[g.sample(i)] {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+// noteSamples adds the samples that subjects name.
+func noteSamples(to map[schemas.Making]bool, subjects map[string]uint64) {
+	for subject := range subjects {
+		a, _ := schemas.ParseSubject(subject)
+		if i, err := strconv.ParseInt(a.Sample, 10, 64); err == nil {
+			to[schemas.Making{Run: a.Run, UID: a.UID, SampleIndex: i}] = true
+		}
+	}
+}
