@@ -87,8 +87,8 @@ type InteractRequest struct {
 	IDs []int64 `msgpack:"ids" size:"0..MaxInteractTokens" range:"0..MaxVocabulary-1"`
 	// LogProbs are before temperature and filters, in nats, ProcessedLogProbs after them; LogSumExps of all logits of
 	// LogitsKind.
-	LogProbs          []float32 `msgpack:"log_probs" size:"0..MaxInteractTokens" range:"..0"`
-	ProcessedLogProbs []float32 `msgpack:"processed_log_probs" size:"0..MaxInteractTokens" range:"..0"`
+	LogProbs          []float32 `msgpack:"log_probs" size:"0..MaxInteractTokens" range:"..0,null"`
+	ProcessedLogProbs []float32 `msgpack:"processed_log_probs" size:"0..MaxInteractTokens" range:"..0,null"`
 	LogSumExps        []float32 `msgpack:"log_sum_exps" size:"0..MaxInteractTokens"`
 	Entropies         []float32 `msgpack:"entropies" size:"0..MaxInteractTokens" range:"0.."`
 	// Logits are those that the prompt asked for of the answer; absent: none, or more than a message takes along.

@@ -3,7 +3,9 @@ package schemas
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 )
 
 // Tokens is a range of tokens of one turn of a text, published as they are made, or given. Only those that the
@@ -29,15 +31,15 @@ type Tokens struct {
 	// the server does not give are empty; one of LogProbs and ProcessedLogProbs is there.
 	Engine string `msgpack:"engine,omitempty" size:"0..MaxName"`
 	// LogProbs are those of the tokens by the model, before temperature and filters, in nats.
-	LogProbs []float32 `msgpack:"log_probs" size:"0..MaxTokensPerEvent" range:"..0"`
+	LogProbs []float32 `msgpack:"log_probs" size:"0..MaxTokensPerEvent" range:"..0,null"`
 	// ProcessedLogProbs are those that the tokens were drawn with, after temperature and filters. At temperature 0 they
 	// are 0.
-	ProcessedLogProbs []float32 `msgpack:"processed_log_probs" size:"0..MaxTokensPerEvent" range:"..0"`
+	ProcessedLogProbs []float32 `msgpack:"processed_log_probs" size:"0..MaxTokensPerEvent" range:"..0,null"`
 	// LogSumExps are those of all V logits of LogitsKind, whatever is stored of them: a log-prob is the logit minus it.
 	LogSumExps []float32 `msgpack:"log_sum_exps" size:"0..MaxTokensPerEvent"`
 	// Entropies are those of the distributions of LogProbs, in nats, TopLogProbs those of their likeliest tokens.
 	Entropies   []float32 `msgpack:"entropies" size:"0..MaxTokensPerEvent" range:"0.."`
-	TopLogProbs []float32 `msgpack:"top_log_probs" size:"0..MaxTokensPerEvent" range:"..0"`
+	TopLogProbs []float32 `msgpack:"top_log_probs" size:"0..MaxTokensPerEvent" range:"..0,null"`
 	// LogitsKind is raw, as the model gives them, or processed: after temperature and filters.
 	LogitsKind string       `msgpack:"logits_kind" enum:"LogitsKinds"`
 	Logits     *TokenLogits `msgpack:"logits,omitempty"`
@@ -236,6 +238,10 @@ func (e *Tokens) checkRules(f *faults) {
 	} {
 		if e.Engine == "" || len(list.values) > 0 {
 			f.requireLength(list.name, len(list.values), of, why)
+		}
+		nan := func(x float32) bool { return x != x }
+		if i := slices.IndexFunc(list.values, nan); i >= 0 && e.Engine == "" && strings.HasSuffix(list.name, "log_probs") {
+			f.add(list.name+"["+strconv.Itoa(i)+"]", "NaN", "must be finite, unless a server draws the tokens")
 		}
 	}
 	if of > 0 && len(e.LogProbs) == 0 && len(e.ProcessedLogProbs) == 0 {

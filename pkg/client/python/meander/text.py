@@ -41,7 +41,8 @@ class Text:
     ids [n] int32; mask [n] uint8, 1 where a token was generated; turn [n] int64, 0 of the prompt; numbers [n] float32
     by name, nats, 0 where a token was given: log_probs are by the model, before temperature and filters,
     processed_log_probs those that the token was drawn with, entropies and top_log_probs (of the likeliest token) go
-    with log_probs. A server that draws the tokens may leave some out. policy_versions [n] are the weights of each
+    with log_probs. A server that draws the tokens may leave some out, and of single tokens (unscored) it may give no
+    log-prob: NaN. policy_versions [n] are the weights of each
     token, -1 where it was given.
     """
 
@@ -66,6 +67,11 @@ class Text:
     def generated(self) -> int:
         """How many tokens were generated, over all turns."""
         return int(self.mask.sum())
+
+    @property
+    def unscored(self) -> int:
+        """How many of the tokens the server that drew them gave no log-prob of: it is NaN."""
+        return int(np.isnan([x for x in (self.numbers.get(k) for k in NUMBERS[:2]) if x is not None]).any(axis=0).sum())
 
     @property
     def answer(self) -> str:

@@ -2,6 +2,7 @@
 
 import copy
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -365,5 +366,29 @@ def test_the_trainers_of_images_refuse_texts(run, sums):
         await ask(client, name, "u")
         with pytest.raises(meander.EventError, match="is of texts"):
             Rollouts(await first(client.batches(name, timeout=50)))
+
+    run(test, sums)
+
+
+def test_unscored(run, sums):
+    """Tokens of which a server gave no log-prob have NaN, and are in no loss: the mask leaves them out."""
+
+    async def test(client, name):
+        await ask(client, name, "u0", n=4)
+        batch = await first(client.batches(name, "trainer", timeout=50))
+        groups = copy.deepcopy(batch.groups)
+        t = groups[0].trained[0].text
+        numbers = {k: np.array(v) for k, v in t.numbers.items()}
+        numbers["log_probs"][t.prompt_length] = numbers["processed_log_probs"][t.prompt_length] = np.nan
+        t.numbers = numbers
+        assert t.unscored == 1 and groups[0].trained[1].text.unscored == 0
+        without = meander.TextBatch(groups)
+        assert without["response_mask"].sum() == batch["response_mask"].sum() - 1 and not without["response_mask"][0, 0]
+        assert without["advantages"][0, 0] == 0 and np.isfinite(without["log_probs"]).all()
+        assert without.ratio(batch["log_probs"]).max_abs == 0
+        packed = meander.events.decode(msgpack.packb({"v": 1, "log_probs": [float("nan"), -1.0]}))
+        assert packed["log_probs"][1] == -1
+        with pytest.raises(meander.EventError):
+            meander.events.decode(msgpack.packb({"v": 1, "entropies": [float("nan")]}))
 
     run(test, sums)

@@ -348,6 +348,8 @@ export interface Drawn {
   engine: Engine;
   /** resumed is how often the server's answer broke off, and was gone on with from the tokens there were. */
   resumed?: Integer | null;
+  /** unscored is how many of the tokens it drew it gave no log-prob of: vLLM writes -9999.0 for what it has not. Their numbers are NaN, which is null in JSON, and they are in no loss. */
+  unscored?: number | null;
   /** weights are the versions that the server named, in order. Of tokens that are in none it said nothing. */
   weights?: WeightSpan[] | null;
 }
