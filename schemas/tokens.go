@@ -2,6 +2,7 @@ package schemas
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -73,6 +74,44 @@ type TokenLogits struct {
 	Values Tensor `msgpack:"values"`
 	// Masked is how many of the values are -inf: tokens that filters left out.
 	Masked int64 `msgpack:"masked" range:"0..MaxTensorBytes"`
+}
+
+// Append adds the rows of more, of the same form, behind those of e; an empty e becomes a copy.
+func (e *TokenLogits) Append(more *TokenLogits) {
+	if e.Form == "" {
+		e.Form, e.Values.DType, e.Values.Shape = more.Form, more.Values.DType, []int64{0, more.Values.Shape[1]}
+		switch {
+		case more.IDs == nil:
+		case more.Form == LogitsTopK:
+			e.IDs = &Tensor{DType: more.IDs.DType, Shape: []int64{0, more.IDs.Shape[1]}}
+		default:
+			e.IDs = new(*more.IDs)
+		}
+	}
+	e.Masked += more.Masked
+	e.Values.Shape[0] += more.Values.Shape[0]
+	e.Values.Data = append(e.Values.Data, more.Values.Data...)
+	if more.Form == LogitsTopK {
+		e.IDs.Shape[0] += more.IDs.Shape[0]
+		e.IDs.Data = append(e.IDs.Data, more.IDs.Data...)
+	}
+}
+
+// Bytes returns how many bytes values and ids take.
+func (e *TokenLogits) Bytes() int {
+	n := len(e.Values.Data)
+	if e.IDs != nil {
+		n += len(e.IDs.Data)
+	}
+	return n
+}
+
+// Check returns an error unless these are logits of so many tokens: of the shape of their form, without NaN, +inf and
+// rows that are all zero, and without -inf where the kind is raw.
+func (e *TokenLogits) Check(tokens, vocabulary int64, kind string) error {
+	f := faults{}
+	e.checkValues(&f, tokens, vocabulary, kind)
+	return errors.Join(f.errs...)
 }
 
 // StepEvent is what a sampler publishes while it makes a sample, a Step of an image or Tokens of a text.
@@ -240,7 +279,8 @@ func (e *Tokens) checkRules(f *faults) {
 			f.requireLength(list.name, len(list.values), of, why)
 		}
 		nan := func(x float32) bool { return x != x }
-		if i := slices.IndexFunc(list.values, nan); i >= 0 && e.Engine == "" && strings.HasSuffix(list.name, "log_probs") {
+		scored := e.Engine != "" || !strings.HasSuffix(list.name, "log_probs")
+		if i := slices.IndexFunc(list.values, nan); i >= 0 && !scored {
 			f.add(list.name+"["+strconv.Itoa(i)+"]", "NaN", "must be finite, unless a server draws the tokens")
 		}
 	}

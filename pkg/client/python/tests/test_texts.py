@@ -8,7 +8,7 @@ import pytest
 
 import meander
 from conftest import first
-from meander.text import add_events, text_of
+from meander.text import add_events, answer_logits, text_of
 
 CONVERSATION = {"interaction": {"name": "sums", "max_turns": 3}, "logits": {"form": "full", "answers": [0, 2]}}
 LIKELY = {"temperature": 0.7, "top_k": 5}
@@ -392,3 +392,19 @@ def test_unscored(run, sums):
             meander.events.decode(msgpack.packb({"v": 1, "entropies": [float("nan")]}))
 
     run(test, sums)
+
+
+@pytest.mark.parametrize("rows, why", [
+    ([[1.0, np.nan, 2.0], [1, 2, 3]], "NaN"), ([[1, np.inf, 2], [1, 2, 3]], "inf"), ([[0, 0, 0], [1, 2, 3]], "all zero"),
+    ([[1, 2, 3]], r"must be \[2, 3\]"), ([[1, 2], [3, 4]], r"must be \[2, 3\]"), ([[1, -np.inf, 2], [1, 2, 3]], "-inf"),
+])
+def test_answer_logits_refused(rows, why):
+    """What cannot be the logits of an answer is refused by name, and not handed to a reward."""
+    values = np.array(rows, np.float32)
+    part = {"form": "full", "values": {"dtype": "F32", "shape": list(values.shape), "data": values.tobytes()}}
+    request = {"logits_form": "full", "logits_kind": "raw", "vocabulary": 3}
+    with pytest.raises(meander.EventError, match=why):
+        answer_logits([part], 2, request, "logits of answer 0")
+    whole = {**part, "values": {"dtype": "F16", "shape": [1, 3], "data": np.array([[1, 2, 3]], np.float16).tobytes()}}
+    got, ids = answer_logits([whole, whole], 2, request, "logits of answer 0")
+    assert ids is None and got.shape == (2, 3) and got.dtype == np.float16
