@@ -134,6 +134,31 @@ func TestEngine_VerifySaysWhy(t *testing.T) {
 	}
 }
 
+// A token of which vLLM gives no log-prob, for which it writes -9999.0, has none in the sample, which says so.
+func TestEngine_TokenWithoutLogProb(t *testing.T) {
+	t.Parallel()
+	s, dir := remotelmtest.New(t, remotelmtest.LogProbs), t.TempDir()
+	first := regexp.MustCompile(`"logprob":-[0-9.e-]+`).Find(s.Stream())
+	s.Then(remotelmtest.Whole(bytes.ReplaceAll(s.Stream(), first, []byte(`"logprob":-9999.0`))))
+	groups, _ := textRun(t, dir, sums(t), "--engine", s.Engine(), "--run", "r", "-n", "1", remotelmtest.Prompt)
+	x := groups[0].Members[0].Text
+	none := 0
+	for _, v := range x.LogProbs {
+		if math.IsNaN(float64(v)) {
+			none++
+		} else if v < -9000 {
+			t.Errorf("a log-prob of %g", v)
+		}
+	}
+	if none != 1 || x.Drawn.Unscored != 1 {
+		t.Errorf("%d log-probs are not there, the sample says %d; want 1", none, x.Drawn.Unscored)
+	}
+	out := meander(t, dir, "verify", "--run", "r", "--model", sums(t)).must(t, 0).stdout
+	if !strings.Contains(out, "numbers that the server did not give") {
+		t.Error(out)
+	}
+}
+
 // What a server cannot give is refused where it is asked for, with what to do.
 func TestEngine_Refuses(t *testing.T) {
 	t.Parallel()

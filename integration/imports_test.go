@@ -39,8 +39,8 @@ var layers = map[string][]string{
 	// Clients of servers that draw samples: protocols alone, and torch's generator. Their tests have servers of recorded
 	// bytes.
 	"pkg/torchrandom":                 nil,
-	"pkg/remotehttp":                  nil,
-	"pkg/remotelm":                    {"pkg/remotehttp"},
+	"pkg/remotehttp":                  {"pkg/strictjson"},
+	"pkg/remotelm":                    {"pkg/remotehttp", "pkg/strictjson"},
 	"pkg/remotelm/remotelmtest":       nil,
 	"pkg/remoteimage":                 {"pkg/remotehttp", "pkg/safetensors", "pkg/torchrandom"},
 	"pkg/remoteimage/remoteimagetest": nil,

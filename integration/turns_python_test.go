@@ -22,25 +22,7 @@ func TestTurns_PythonExample(t *testing.T) {
 	for _, name := range stages {
 		w.Serve(t, services.run(name))
 	}
-	c := exec.Command(python, "examples/interaction.py", "--url", w.Server.ClientURL())
-	c.Dir = filepath.Join(root, "pkg/client/python")
-	c.Env, c.Stderr = append(os.Environ(), "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1",
-		"MEANDER_NATS_TOKEN="+w.Options.Token), os.Stderr
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = c.Process.Kill()
-		_ = c.Wait()
-	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil ||
-		!strings.Contains(line, "listening on mdr.v1.interact.tutor") {
-		t.Fatalf("worker says %q, %v", line, err)
-	}
+	listensIn(t, w, "tutor", python, "examples/interaction.py", "--url", w.Server.ClientURL())
 	for _, name := range []string{"tutor", "sums"} {
 		_, err := w.client.Publish(t.Context(), schemas.Run(name), &schemas.Prompt{
 			UID: "g", Prompt: "512-798=?", Seed: new(int64(3)), GroupSize: new(int64(16)),
@@ -65,5 +47,29 @@ func TestTurns_PythonExample(t *testing.T) {
 	}
 	if several == 0 {
 		t.Error("no conversation has several turns; take another seed")
+	}
+}
+
+// listensIn starts a worker of an interaction in Python, from the folder of the client, and waits until it listens.
+func listensIn(t *testing.T, w *world, name, python string, args ...string) {
+	t.Helper()
+	c := exec.Command(python, args...)
+	c.Dir = filepath.Join(root, "pkg/client/python")
+	c.Env, c.Stderr = append(os.Environ(), "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1",
+		"MEANDER_NATS_TOKEN="+w.Options.Token), os.Stderr
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil ||
+		!strings.Contains(line, "listening on mdr.v1.interact."+name) {
+		t.Fatalf("worker says %q, %v", line, err)
 	}
 }

@@ -160,6 +160,7 @@ func (f *faults) checkNumber(c *Field, v reflect.Value, x float64, i int) {
 	switch {
 	case c.Range != nil && !c.Range.Contains(x):
 		f.add(c.itemName(i), formatLiteral(v), c.Range.Rule())
+	case math.IsNaN(x) && c.Range != nil && c.Range.Null: // a number that is not there
 	case math.IsNaN(x) || math.IsInf(x, 0):
 		f.add(c.itemName(i), formatLiteral(v), "must be finite")
 	}

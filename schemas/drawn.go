@@ -46,6 +46,9 @@ type Drawn struct {
 	Engine Engine `msgpack:"engine"`
 	// Resumed is how often the server's answer broke off, and was gone on with from the tokens there were.
 	Resumed int64 `msgpack:"resumed,omitempty" range:"0.."`
+	// Unscored is how many of the tokens it drew it gave no log-prob of: vLLM writes -9999.0 for what it has not. Their
+	// numbers are NaN, which is null in JSON, and they are in no loss.
+	Unscored int64 `msgpack:"unscored,omitempty" range:"0..MaxTokens"`
 	// Weights are the versions that the server named, in order. Of tokens that are in none it said nothing.
 	Weights []WeightSpan `msgpack:"weights,omitempty" size:"0..MaxTurns"`
 }

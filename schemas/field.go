@@ -18,7 +18,8 @@ import (
 //
 //	msgpack:"name,omitempty"  name on the wire; omitempty: absent when empty
 //	range:"1..MaxSteps"       bounds of a number, or of each number of a list; either may be
-//	                          missing, and "(0..1]" leaves out an end
+//	                          missing, and "(0..1]" leaves out an end; "..0,null": or NaN, a
+//	                          number that is not there
 //	size:"0..MaxText,unique"  bounds of the bytes of a text or of the items of a list or map;
 //	                          unique: every item comes at most once
 //	enum:"Solvers"            legal values of a text, or of each of a list; "Solvers?": or empty
@@ -77,6 +78,8 @@ func (f *Field) In(v reflect.Value) reflect.Value {
 type Range struct {
 	Low, High         float64
 	OpenLow, OpenHigh bool
+	// Null says that NaN may stand in the place of a number that is not there.
+	Null bool
 }
 
 // Forms of a text.
@@ -278,8 +281,10 @@ func (f *Field) DefaultValue() (any, error) {
 
 // parseRange parses LOW..HIGH. A parenthesis leaves out that end; brackets change nothing.
 func parseRange(s string) (*Range, error) {
+	s, null := strings.CutSuffix(s, ",null")
 	r := &Range{
-		Low: math.Inf(-1), High: math.Inf(1), OpenLow: strings.HasPrefix(s, "("),
+		Null: null,
+		Low:  math.Inf(-1), High: math.Inf(1), OpenLow: strings.HasPrefix(s, "("),
 		OpenHigh: strings.HasSuffix(s, ")"),
 	}
 	low, high, ok := strings.Cut(strings.Trim(s, "()[]"), "..")
@@ -332,9 +337,10 @@ func evaluateBound(s string) (float64, error) {
 	return x, nil
 }
 
-// Contains reports whether x is in the range; NaN is in none.
+// Contains reports whether x is in the range; NaN is where that stands for a number that is not there.
 func (r *Range) Contains(x float64) bool {
-	return (x > r.Low || x == r.Low && !r.OpenLow) && (x < r.High || x == r.High && !r.OpenHigh)
+	return r.Null && math.IsNaN(x) ||
+		(x > r.Low || x == r.Low && !r.OpenLow) && (x < r.High || x == r.High && !r.OpenHigh)
 }
 
 // Rule returns the rule for error messages, such as "must be between 1 and 8".

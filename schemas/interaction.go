@@ -87,12 +87,15 @@ type InteractRequest struct {
 	IDs []int64 `msgpack:"ids" size:"0..MaxInteractTokens" range:"0..MaxVocabulary-1"`
 	// LogProbs are before temperature and filters, in nats, ProcessedLogProbs after them; LogSumExps of all logits of
 	// LogitsKind.
-	LogProbs          []float32 `msgpack:"log_probs" size:"0..MaxInteractTokens" range:"..0"`
-	ProcessedLogProbs []float32 `msgpack:"processed_log_probs" size:"0..MaxInteractTokens" range:"..0"`
+	LogProbs          []float32 `msgpack:"log_probs" size:"0..MaxInteractTokens" range:"..0,null"`
+	ProcessedLogProbs []float32 `msgpack:"processed_log_probs" size:"0..MaxInteractTokens" range:"..0,null"`
 	LogSumExps        []float32 `msgpack:"log_sum_exps" size:"0..MaxInteractTokens"`
 	Entropies         []float32 `msgpack:"entropies" size:"0..MaxInteractTokens" range:"0.."`
-	// Logits are those that the prompt asked for of the answer; absent: none, or more than a message takes along.
-	Logits *TokenLogits `msgpack:"logits,omitempty"`
+	// LogitsForm is the form of the logits that are stored of the answer; absent: there are none. Logits are these;
+	// absent: they are more than a message takes along, and Events has them. Vocabulary is V, the columns of form full.
+	LogitsForm string       `msgpack:"logits_form,omitempty" enum:"LogitsForms?"`
+	Logits     *TokenLogits `msgpack:"logits,omitempty"`
+	Vocabulary int64        `msgpack:"vocabulary,omitempty" range:"0..MaxVocabulary"`
 	// LogitsKind is raw, as the model gives them, or processed: after temperature and filters.
 	LogitsKind string `msgpack:"logits_kind" enum:"LogitsKinds"`
 	// Events is the filter of the attempt's events in MDR_STEPS. Those of the answer have FirstEvent as their n, and
@@ -126,6 +129,17 @@ func (*InteractReply) Type() string { return TypeInteractReply }
 
 // Validate returns all faults of the request, joined.
 func (e *InteractRequest) Validate() error { return CheckFields(e) }
+
+// checkRules checks that logits beside the question are those of the answer's tokens.
+func (e *InteractRequest) checkRules(f *faults) {
+	switch {
+	case e.Logits == nil || e.LogitsForm == "":
+	case e.Logits.Form != e.LogitsForm:
+		f.add("logits.form", quote(e.Logits.Form), "must be logits_form, "+quote(e.LogitsForm))
+	case len(e.IDs) > 0:
+		e.Logits.checkValues(f.inStruct("logits"), int64(len(e.IDs)), e.Vocabulary, e.LogitsKind)
+	}
+}
 
 // Validate returns all faults of the reply, joined.
 func (e *InteractReply) Validate() error { return CheckFields(e) }

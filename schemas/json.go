@@ -46,7 +46,10 @@ func toJSONValue(v any) any {
 		sum := sha256.Sum256(v)
 		return map[string]any{"bytes": len(v), "sha256": hex.EncodeToString(sum[:])}
 	case float64:
-		if math.IsNaN(v) || math.IsInf(v, 0) {
+		switch {
+		case math.IsNaN(v): // a number that is not there
+			return nil
+		case math.IsInf(v, 0):
 			return fmt.Sprint(v)
 		}
 	case float32:

@@ -138,7 +138,7 @@ const (
 	MaxAnswers        = MaxTurns / 2
 	MaxInteractMS     = 3_600_000
 	MaxInteractTokens = 4096
-	MaxInteractLogits = 256 << 10
+	MaxInteractLogits = 1 << 20
 	MaxInteractReply  = 64 << 10
 	// MaxLatentChannels and MaxPixelsPerToken bound what a policy announces.
 	MaxLatentChannels = 65536

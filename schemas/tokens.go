@@ -2,8 +2,11 @@ package schemas
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 )
 
 // Tokens is a range of tokens of one turn of a text, published as they are made, or given. Only those that the
@@ -29,15 +32,15 @@ type Tokens struct {
 	// the server does not give are empty; one of LogProbs and ProcessedLogProbs is there.
 	Engine string `msgpack:"engine,omitempty" size:"0..MaxName"`
 	// LogProbs are those of the tokens by the model, before temperature and filters, in nats.
-	LogProbs []float32 `msgpack:"log_probs" size:"0..MaxTokensPerEvent" range:"..0"`
+	LogProbs []float32 `msgpack:"log_probs" size:"0..MaxTokensPerEvent" range:"..0,null"`
 	// ProcessedLogProbs are those that the tokens were drawn with, after temperature and filters. At temperature 0 they
 	// are 0.
-	ProcessedLogProbs []float32 `msgpack:"processed_log_probs" size:"0..MaxTokensPerEvent" range:"..0"`
+	ProcessedLogProbs []float32 `msgpack:"processed_log_probs" size:"0..MaxTokensPerEvent" range:"..0,null"`
 	// LogSumExps are those of all V logits of LogitsKind, whatever is stored of them: a log-prob is the logit minus it.
 	LogSumExps []float32 `msgpack:"log_sum_exps" size:"0..MaxTokensPerEvent"`
 	// Entropies are those of the distributions of LogProbs, in nats, TopLogProbs those of their likeliest tokens.
 	Entropies   []float32 `msgpack:"entropies" size:"0..MaxTokensPerEvent" range:"0.."`
-	TopLogProbs []float32 `msgpack:"top_log_probs" size:"0..MaxTokensPerEvent" range:"..0"`
+	TopLogProbs []float32 `msgpack:"top_log_probs" size:"0..MaxTokensPerEvent" range:"..0,null"`
 	// LogitsKind is raw, as the model gives them, or processed: after temperature and filters.
 	LogitsKind string       `msgpack:"logits_kind" enum:"LogitsKinds"`
 	Logits     *TokenLogits `msgpack:"logits,omitempty"`
@@ -71,6 +74,44 @@ type TokenLogits struct {
 	Values Tensor `msgpack:"values"`
 	// Masked is how many of the values are -inf: tokens that filters left out.
 	Masked int64 `msgpack:"masked" range:"0..MaxTensorBytes"`
+}
+
+// Append adds the rows of more, of the same form, behind those of e; an empty e becomes a copy.
+func (e *TokenLogits) Append(more *TokenLogits) {
+	if e.Form == "" {
+		e.Form, e.Values.DType, e.Values.Shape = more.Form, more.Values.DType, []int64{0, more.Values.Shape[1]}
+		switch {
+		case more.IDs == nil:
+		case more.Form == LogitsTopK:
+			e.IDs = &Tensor{DType: more.IDs.DType, Shape: []int64{0, more.IDs.Shape[1]}}
+		default:
+			e.IDs = new(*more.IDs)
+		}
+	}
+	e.Masked += more.Masked
+	e.Values.Shape[0] += more.Values.Shape[0]
+	e.Values.Data = append(e.Values.Data, more.Values.Data...)
+	if more.Form == LogitsTopK {
+		e.IDs.Shape[0] += more.IDs.Shape[0]
+		e.IDs.Data = append(e.IDs.Data, more.IDs.Data...)
+	}
+}
+
+// Bytes returns how many bytes values and ids take.
+func (e *TokenLogits) Bytes() int {
+	n := len(e.Values.Data)
+	if e.IDs != nil {
+		n += len(e.IDs.Data)
+	}
+	return n
+}
+
+// Check returns an error unless these are logits of so many tokens: of the shape of their form, without NaN, +inf and
+// rows that are all zero, and without -inf where the kind is raw.
+func (e *TokenLogits) Check(tokens, vocabulary int64, kind string) error {
+	f := faults{}
+	e.checkValues(&f, tokens, vocabulary, kind)
+	return errors.Join(f.errs...)
 }
 
 // StepEvent is what a sampler publishes while it makes a sample, a Step of an image or Tokens of a text.
@@ -236,6 +277,11 @@ func (e *Tokens) checkRules(f *faults) {
 	} {
 		if e.Engine == "" || len(list.values) > 0 {
 			f.requireLength(list.name, len(list.values), of, why)
+		}
+		nan := func(x float32) bool { return x != x }
+		scored := e.Engine != "" || !strings.HasSuffix(list.name, "log_probs")
+		if i := slices.IndexFunc(list.values, nan); i >= 0 && !scored {
+			f.add(list.name+"["+strconv.Itoa(i)+"]", "NaN", "must be finite, unless a server draws the tokens")
 		}
 	}
 	if of > 0 && len(e.LogProbs) == 0 && len(e.ProcessedLogProbs) == 0 {

@@ -54,7 +54,10 @@ type Registry []Family
 // looks in the folders that model.Registry looks in. The error for a missing folder or an unknown
 // family wraps model.ErrUnknown.
 func (r Registry) Find(name string) (dir string, f Family, err error) {
-	dir, tried := model.FindFolder(name, ConfigFile)
+	dir, tried, err := model.FindFolder(name, ConfigFile)
+	if err != nil {
+		return "", f, fmt.Errorf("model %q: %w", name, err)
+	}
 	if dir == "" {
 		return "", f, model.Unknown(name, ConfigFile, tried)
 	}

@@ -27,6 +27,10 @@ type Full struct {
 func OpenFull(name string) (*Full, error) {
 	open, dir := safetensors.Open, filepath.Dir(name)
 	if isFolder(name) {
+		var err error
+		if name, err = safetensors.Snapshot(name); err != nil {
+			return nil, fmt.Errorf("open weights: %w", err)
+		}
 		if dir = name; isFolder(filepath.Join(dir, "transformer")) {
 			dir = filepath.Join(dir, "transformer")
 		}

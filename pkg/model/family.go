@@ -86,7 +86,10 @@ func (r Registry) Find(name string) (dir string, f Family, err error) {
 	if i := slices.IndexFunc(r, func(f Family) bool { return f.Class == "" && f.Name == name }); i >= 0 {
 		return "", r[i], nil
 	}
-	dir, tried := FindFolder(name, IndexFile)
+	dir, tried, err := FindFolder(name, IndexFile)
+	if err != nil {
+		return "", f, fmt.Errorf("model %q: %w", name, err)
+	}
 	if dir == "" {
 		return "", f, Unknown(name, IndexFile, tried, r.folderless()...)
 	}

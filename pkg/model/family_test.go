@@ -115,3 +115,53 @@ func TestNameOf(t *testing.T) {
 		}
 	}
 }
+
+// The root of a Hugging Face cache folder, or its folder of snapshots, means the snapshot that refs/main names.
+func TestRegistry_FindsSnapshots(t *testing.T) {
+	t.Parallel()
+	r, _ := registry()
+	for name, c := range map[string]struct {
+		snapshots []string
+		main      string
+		want, err string
+	}{
+		"one":                {[]string{"aa"}, "", "aa", ""},
+		"one and its name":   {[]string{"aa"}, "aa\n", "aa", ""},
+		"two and a name":     {[]string{"aa", "bb"}, "bb", "bb", ""},
+		"two without a name": {[]string{"aa", "bb"}, "", "", "no refs/main and the snapshots aa, bb"},
+		"another name":       {[]string{"aa", "bb"}, "cc", "", `refs/main names "cc", there are the snapshots aa, bb`},
+		"one, another name":  {[]string{"aa"}, "cc", "", `refs/main names "cc"`},
+	} {
+		root := filepath.Join(t.TempDir(), "models--org--tiny-image")
+		dirs := []string{"blobs", "refs"}
+		for _, s := range c.snapshots {
+			dirs = append(dirs, filepath.Join("snapshots", s))
+		}
+		for _, dir := range dirs {
+			if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, s := range c.snapshots {
+			index := filepath.Join(root, "snapshots", s, "model_index.json")
+			if err := os.WriteFile(index, []byte(`{"_class_name": "APipeline"}`), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if c.main != "" {
+			if err := os.WriteFile(filepath.Join(root, "refs", "main"), []byte(c.main), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, of := range []string{root, root + "/", filepath.Join(root, "snapshots")} {
+			dir, _, err := r.Find(of)
+			want := filepath.Join(root, "snapshots", c.want)
+			switch {
+			case c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)):
+				t.Errorf("%s, %s: %v; want %q", name, of, err, c.err)
+			case c.err == "" && (err != nil || dir != want || model.NameOf(dir) != "tiny-image"):
+				t.Errorf("%s, %s: %q, %v; want %q", name, of, dir, err, want)
+			}
+		}
+	}
+}

@@ -6,11 +6,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
 // FindFolder returns the folder of the model called name that has this file, "" if there is none, and
-// the folders that it tried: see Registry.Find.
-func FindFolder(name, file string) (dir string, tried []string) {
+// the folders that it tried: see Registry.Find. The root of a Hugging Face cache folder means its snapshot; an error
+// says that it has several.
+func FindFolder(name, file string) (dir string, tried []string, err error) {
 	tried = []string{name}
 	if name != "" && !strings.ContainsAny(name, `/\`) {
 		if dir := os.Getenv("MEANDER_MODELS"); dir != "" {
@@ -22,11 +25,14 @@ func FindFolder(name, file string) (dir string, tried []string) {
 		}
 	}
 	for _, dir := range tried {
+		if dir, err = safetensors.Snapshot(dir); err != nil {
+			return "", tried, err
+		}
 		if info, err := os.Stat(filepath.Join(dir, file)); err == nil && info.Mode().IsRegular() {
-			return dir, tried
+			return dir, tried, nil
 		}
 	}
-	return "", tried
+	return "", tried, nil
 }
 
 // UnknownError says that no model has this name. It wraps ErrUnknown.

@@ -14,6 +14,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/meander-rl/meander/pkg/strictjson"
 )
 
 const (
@@ -156,7 +158,7 @@ func (c *Client) AskSlow(ctx context.Context, method, path string, body, v any) 
 	defer resp.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err == nil && v != nil {
-		if err = json.Unmarshal(data, v); err != nil {
+		if err = errors.Join(strictjson.Check(data), json.Unmarshal(data, v)); err != nil {
 			err = fmt.Errorf("%w: %w", ErrGarbage, err)
 		}
 	}

@@ -164,7 +164,7 @@ func (s *Server) measure(ctx context.Context, temperature float64, top int) (val
 			values = nil
 			for id := range int32(s.config.Vocabulary) {
 				if v, given := of[id]; given {
-					values = append(values, v)
+					values = append(values, max(v, vllmLeast)) // differences of infinities are no numbers
 				}
 			}
 		}

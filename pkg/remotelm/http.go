@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/remotehttp"
+	"github.com/meander-rl/meander/pkg/strictjson"
 )
 
 const (
@@ -63,7 +64,12 @@ func (s *Server) generate(ctx context.Context, r Request, top int, each func(eve
 			return err
 		}
 		watch.Stop() // while the caller uses the event, the server may be blocked from sending
-		e, err := s.dialect.parseEvent(s.facts, data, done)
+		var e event
+		if err = strictjson.Check(data); err != nil {
+			err = fmt.Errorf("%w: %w", ErrGarbage, err)
+		} else {
+			e, err = s.dialect.parseEvent(s.facts, data, done)
+		}
 		if err == nil {
 			err = s.checkEvent(&e, top)
 		}
@@ -141,7 +147,10 @@ func (s *Server) checkEvent(e *event, top int) error {
 			return fmt.Errorf("%w: token %d; must be below the vocabulary, %d", ErrGarbage, t.id, s.config.Vocabulary)
 		}
 		for _, v := range append(t.of, t.value) {
-			if math.IsNaN(v) || math.IsInf(v, 0) || math.Abs(v) > math.MaxFloat32 {
+			if math.IsInf(v, -1) { // it has none, or filters left the token out
+				continue
+			}
+			if math.IsNaN(v) || math.Abs(v) > math.MaxFloat32 {
 				return fmt.Errorf("%w: token %d: %g", ErrGarbage, t.id, v)
 			}
 			if v > 0 && s.facts.Values != Logits && s.facts.Values != "" {

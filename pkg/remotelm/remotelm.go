@@ -110,7 +110,8 @@ type Request struct {
 // Token is a token that a server drew.
 type Token struct {
 	ID int32
-	// Value is its number (Facts.Values), Top the number of the likeliest token.
+	// Value is its number (Facts.Values), Top the number of the likeliest token; NaN: the server has none. A logit may
+	// be minus infinity.
 	Value, Top float32
 	// Logits [V] are the logits of all tokens, if Facts.Values is Logits; else nil.
 	Logits []float32
@@ -267,6 +268,13 @@ func (s *Server) newToken(t *scored) Token {
 	out := Token{ID: t.id, Value: float32(t.value), Top: float32(t.value)}
 	for _, v := range t.of {
 		out.Top = max(out.Top, float32(v))
+	}
+	if s.facts.Values != Logits {
+		for _, v := range []*float32{&out.Value, &out.Top} {
+			if math.IsInf(float64(*v), -1) {
+				*v = float32(math.NaN())
+			}
+		}
 	}
 	if s.facts.Values == Logits {
 		out.Logits = make([]float32, s.config.Vocabulary)

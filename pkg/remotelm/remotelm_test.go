@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -229,6 +230,12 @@ func TestServer_GoesOn(t *testing.T) {
 	}
 }
 
+// with is an event of one token with a number in this form.
+func with(number string) remotelmtest.Answer {
+	const event = `data: {"choices":[{"index":0,"token_ids":[18],"logprobs":{"content":[{"token_id":18,%s}]}}]}`
+	return remotelmtest.Whole(fmt.Appendf(nil, event+"\n\n", number))
+}
+
 // What cannot pass ends at once, what may pass after some tries; both by name.
 func TestServer_GivesUp(t *testing.T) {
 	t.Parallel()
@@ -238,16 +245,21 @@ func TestServer_GivesUp(t *testing.T) {
 		is     error
 		says   string
 	}{
-		"refused":    {remotelmtest.Fail(400, `{"error":{"message":"too long","code":400}}`), 1, remotelm.ErrRefused, "too long"},
-		"no model":   {remotelmtest.Fail(404, `{"error":{"message":"no such model","code":404}}`), 1, remotelm.ErrRefused, "no such model"},
-		"in stream":  {remotelmtest.Whole([]byte("data: {\"error\":{\"message\":\"out of vocabulary\",\"code\":400}}\n\ndata: [DONE]\n\n")), 1, remotelm.ErrRefused, "out of vocabulary"},
-		"busy":       {remotelmtest.Fail(503, "busy"), 5, nil, "503"},
-		"full":       {remotelmtest.Fail(429, "later"), 5, nil, "429"},
-		"html":       {remotelmtest.Whole([]byte("<html>\n")), 5, nil, "breaks off"},
-		"large":      {remotelmtest.Whole(append([]byte("data: "), bytes.Repeat([]byte("x"), 4<<20)...)), 5, remotelm.ErrGarbage, "bytes"},
-		"no stream":  {remotelmtest.Whole([]byte(`{"object":"error","message":"out of memory"}`)), 5, remotelm.ErrGarbage, "out of memory"},
-		"no finish":  {remotelmtest.Whole([]byte("data: [DONE]\n\n")), 5, nil, "breaks off"},
-		"a new word": {remotelmtest.Whole([]byte(`data: {"choices":[{"index":0,"token_ids":[],"finish_reason":"repetition","logprobs":{"content":[]}}]}` + "\n\n")), 5, remotelm.ErrGarbage, "repetition"},
+		"refused":     {remotelmtest.Fail(400, `{"error":{"message":"too long","code":400}}`), 1, remotelm.ErrRefused, "too long"},
+		"no model":    {remotelmtest.Fail(404, `{"error":{"message":"no such model","code":404}}`), 1, remotelm.ErrRefused, "no such model"},
+		"in stream":   {remotelmtest.Whole([]byte("data: {\"error\":{\"message\":\"out of vocabulary\",\"code\":400}}\n\ndata: [DONE]\n\n")), 1, remotelm.ErrRefused, "out of vocabulary"},
+		"busy":        {remotelmtest.Fail(503, "busy"), 5, nil, "503"},
+		"full":        {remotelmtest.Fail(429, "later"), 5, nil, "429"},
+		"html":        {remotelmtest.Whole([]byte("<html>\n")), 5, nil, "breaks off"},
+		"large":       {remotelmtest.Whole(append([]byte("data: "), bytes.Repeat([]byte("x"), 4<<20)...)), 5, remotelm.ErrGarbage, "bytes"},
+		"no stream":   {remotelmtest.Whole([]byte(`{"object":"error","message":"out of memory"}`)), 5, remotelm.ErrGarbage, "out of memory"},
+		"no finish":   {remotelmtest.Whole([]byte("data: [DONE]\n\n")), 5, nil, "breaks off"},
+		"a new word":  {remotelmtest.Whole([]byte(`data: {"choices":[{"index":0,"token_ids":[],"finish_reason":"repetition","logprobs":{"content":[]}}]}` + "\n\n")), 5, remotelm.ErrGarbage, "repetition"},
+		"half a pair": {with("\"text\":\"\\ud83d\",\"logprob\":-1"), 5, remotelm.ErrGarbage, "half a surrogate pair"},
+		"null":        {with(`"logprob":null`), 5, remotelm.ErrGarbage, "no number"},
+		"infinity":    {with(`"logprob":"-Infinity"`), 5, remotelm.ErrGarbage, "string"},
+		"no JSON":     {with(`"logprob":NaN`), 5, remotelm.ErrGarbage, "'N'"},
+		"above 0":     {with(`"logprob":0.5`), 5, remotelm.ErrGarbage, "a log-prob of 0.5"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -340,5 +352,35 @@ func TestDial_Refuses(t *testing.T) {
 	s.Down(true)
 	if _, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1}}); err == nil || errors.Is(err, remotelm.ErrRefused) || !strings.Contains(err.Error(), "the engine is dead") {
 		t.Errorf("a server that is down: %v; must not be refused for good", err)
+	}
+}
+
+// vLLM writes -9999.0 for minus infinity: a drawn token then has no number, and one among the likeliest is not there. A
+// logit is minus infinity.
+func TestServer_LeastNumberOfVLLM(t *testing.T) {
+	t.Parallel()
+	for mode, c := range map[string]struct{ drawn, top string }{
+		remotelmtest.LogProbs:    {`"token_id":15,"logprob":-0.11648700386285782`, `"token_id":24,"logprob":-2.932673454284668`},
+		remotelmtest.Completions: {`[-0.11648700386285782]`, `"token_id:24":-2.932673454284668`},
+	} {
+		s := remotelmtest.New(t, mode)
+		number := regexp.MustCompile(`-[0-9.]+(\]?)$`)
+		stream := s.Stream()
+		for _, of := range []string{c.drawn, c.top} {
+			if !bytes.Contains(stream, []byte(of)) {
+				t.Fatalf("%s: %s is not in the stream", mode, of)
+			}
+			stream = bytes.ReplaceAll(stream, []byte(of), number.ReplaceAll([]byte(of), []byte("-9999.0$1")))
+		}
+		s.Then(remotelmtest.Whole(stream))
+		got := draw(t.Context(), dial(t, s, time.Minute))
+		if got.err != nil || !slices.Equal(got.ids, recordedIDs) {
+			t.Fatalf("%s: drew %+v", mode, got)
+		}
+		for i, token := range got.tokens {
+			if none := math.IsNaN(float64(token.Value)); none != (i == 1) || token.Value < -9000 || token.Top < -9000 {
+				t.Errorf("%s: token %d: %g, the likeliest %g", mode, i, token.Value, token.Top)
+			}
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -90,8 +91,23 @@ func (vllm) requestBody(f Facts, r *Request, top int) map[string]any {
 
 // vllmToken is a token with its number.
 type vllmToken struct {
-	ID      *int32   `json:"token_id"`
-	LogProb *float64 `json:"logprob"`
+	ID      *int32      `json:"token_id"`
+	LogProb *vllmNumber `json:"logprob"`
+}
+
+// vllmLeast is what vLLM writes for minus infinity, in answers over HTTP, and so for any number below it.
+const vllmLeast = -9999.0
+
+// vllmNumber is a number of a token; minus infinity where vLLM writes vllmLeast.
+type vllmNumber float64
+
+// UnmarshalJSON reads a number.
+func (n *vllmNumber) UnmarshalJSON(b []byte) error {
+	if err := json.Unmarshal(b, (*float64)(n)); err != nil || float64(*n) > vllmLeast {
+		return err
+	}
+	*n = vllmNumber(math.Inf(-1))
+	return nil
 }
 
 type vllmEvent struct {
@@ -105,8 +121,8 @@ type vllmEvent struct {
 				vllmToken
 				Top []vllmToken `json:"top_logprobs"`
 			} `json:"content"` // of the token route
-			Values []*float64            `json:"token_logprobs"` // of completions
-			Top    []map[string]*float64 `json:"top_logprobs"`
+			Values []*vllmNumber            `json:"token_logprobs"` // of completions
+			Top    []map[string]*vllmNumber `json:"top_logprobs"`
 		} `json:"logprobs"`
 		Weights []struct {
 			Version string `json:"version"`
@@ -153,9 +169,9 @@ func (vllm) parseEvent(f Facts, data []byte, _ []int32) (e event, err error) {
 				case n.ID == nil || n.LogProb == nil:
 					return e, fmt.Errorf("%w: token %d: no number", ErrGarbage, c.IDs[i])
 				case k == 0:
-					token.value = *n.LogProb
+					token.value = float64(*n.LogProb)
 				default:
-					token.ids, token.of = append(token.ids, *n.ID), append(token.of, *n.LogProb)
+					token.ids, token.of = append(token.ids, *n.ID), append(token.of, float64(*n.LogProb))
 				}
 			}
 			e.tokens = append(e.tokens, token)
@@ -171,14 +187,14 @@ func (vllm) parseEvent(f Facts, data []byte, _ []int32) (e event, err error) {
 		if c.LogProbs.Values[i] == nil {
 			return e, fmt.Errorf("%w: token %d: no number", ErrGarbage, id)
 		}
-		token.value = *c.LogProbs.Values[i]
+		token.value = float64(*c.LogProbs.Values[i])
 		for name, v := range c.LogProbs.Top[i] {
 			n, err := strconv.ParseInt(strings.TrimPrefix(name, "token_id:"), 10, 32)
 			if err != nil || !strings.HasPrefix(name, "token_id:") || v == nil {
 				return e, fmt.Errorf("%w: %.40q among the likeliest; must be a token_id:N with its number", ErrGarbage,
 					name)
 			}
-			token.ids, token.of = append(token.ids, int32(n)), append(token.of, *v)
+			token.ids, token.of = append(token.ids, int32(n)), append(token.of, float64(*v))
 		}
 		e.tokens = append(e.tokens, token)
 	}

@@ -29,8 +29,8 @@ type Text struct {
 	// are in the object store: see Load.
 	IDs               []int32   `json:"ids,omitempty"`
 	Mask              []int32   `json:"mask,omitempty"`
-	LogProbs          []float32 `json:"log_probs,omitempty"`
-	ProcessedLogProbs []float32 `json:"processed_log_probs,omitempty"`
+	LogProbs          Numbers   `json:"log_probs,omitempty"`
+	ProcessedLogProbs Numbers   `json:"processed_log_probs,omitempty"`
 	Entropies         []float32 `json:"entropies,omitempty"`
 	// Drawn says which server drew the tokens; absent: the sampler did. Values that the server does not give are
 	// absent.
@@ -93,6 +93,36 @@ func (r *Run) Load(ctx context.Context, b *bus.Bus) error {
 				return err
 			}
 			m.Text = x
+		}
+	}
+	return nil
+}
+
+// Numbers are those of the tokens of a text, NaN where the server that drew them gave none: null in JSON.
+type Numbers []float32
+
+// MarshalJSON writes a list of numbers and nulls.
+func (n Numbers) MarshalJSON() ([]byte, error) {
+	list := make([]*float32, len(n))
+	for i, x := range n {
+		if !math.IsNaN(float64(x)) {
+			list[i] = &n[i]
+		}
+	}
+	return json.Marshal(list)
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (n *Numbers) UnmarshalJSON(data []byte) error {
+	var list []*float32
+	if err := json.Unmarshal(data, &list); err != nil {
+		return err
+	}
+	*n = make(Numbers, len(list))
+	for i, x := range list {
+		(*n)[i] = float32(math.NaN())
+		if x != nil {
+			(*n)[i] = *x
 		}
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -25,6 +26,10 @@ type Folder struct {
 // OpenFolder opens a folder for files of a model; paths and links cannot leave it, except to the
 // blobs of a Hugging Face cache. The caller closes it. A folder that is not there is an error.
 func OpenFolder(dir string) (*Folder, error) {
+	dir, err := Snapshot(dir)
+	if err != nil {
+		return nil, err
+	}
 	top, below, ok := SplitSnapshot(dir)
 	if !ok {
 		top, below = dir, "."
@@ -34,6 +39,40 @@ func OpenFolder(dir string) (*Folder, error) {
 		return nil, err
 	}
 	return &Folder{root, filepath.ToSlash(below)}, nil
+}
+
+// Snapshot returns the folder that a path means. For a repository in a Hugging Face cache, models--ORG--NAME, or its
+// folder snapshots, that is the snapshot which refs/main names, or the only one; another path means itself. Several
+// snapshots of which refs/main names none are an error that names them.
+func Snapshot(dir string) (string, error) {
+	repository, snapshots := filepath.Clean(dir), filepath.Join(dir, "snapshots")
+	if filepath.Base(repository) == "snapshots" {
+		repository, snapshots = filepath.Dir(repository), repository
+	}
+	if blobs, err := os.Lstat(filepath.Join(repository, "blobs")); err != nil || !blobs.IsDir() {
+		return dir, nil
+	}
+	entries, err := os.ReadDir(snapshots)
+	if err != nil {
+		return dir, nil // no cache
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	said, err := os.ReadFile(filepath.Join(repository, "refs", "main"))
+	main := strings.TrimSpace(string(said))
+	switch {
+	case slices.Contains(names, main):
+		return filepath.Join(snapshots, main), nil
+	case err != nil && len(names) == 1:
+		return filepath.Join(snapshots, names[0]), nil
+	case err != nil:
+		return "", fmt.Errorf("%s: it has no refs/main and the snapshots %s; name one: %s", repository,
+			strings.Join(names, ", "), filepath.Join(snapshots, "REVISION"))
+	}
+	return "", fmt.Errorf("%s: refs/main names %.64q, there are the snapshots %s; name one: %s", repository, main,
+		strings.Join(names, ", "), filepath.Join(snapshots, "REVISION"))
 }
 
 // SplitSnapshot splits the path of a folder in a Hugging Face cache into the folder of its

@@ -69,15 +69,15 @@ type Record struct {
 	// Of texts. Messages and Turns, what was said in answer to what, are JSON. IDs [n] are the whole sequence, Mask is
 	// 1 for generated tokens; TokenLogProbs are before temperature and filters, ProcessedLogProbs after them, both 0
 	// for given tokens.
-	Messages          string    `json:"messages,omitempty" parquet:"messages"`
-	Turns             string    `json:"turns,omitempty" parquet:"turns"`
-	Answer            string    `json:"answer,omitempty" parquet:"answer"`
-	FinishReason      string    `json:"finish_reason,omitempty" parquet:"finish_reason"`
-	Temperature       float64   `json:"temperature,omitempty" parquet:"temperature"`
-	IDs               []int32   `json:"ids,omitempty" parquet:"ids,list"`
-	Mask              []int32   `json:"mask,omitempty" parquet:"mask,list"`
-	TokenLogProbs     []float32 `json:"token_log_probs,omitempty" parquet:"token_log_probs,list"`
-	ProcessedLogProbs []float32 `json:"processed_log_probs,omitempty" parquet:"processed_log_probs,list"`
+	Messages          string          `json:"messages,omitempty" parquet:"messages"`
+	Turns             string          `json:"turns,omitempty" parquet:"turns"`
+	Answer            string          `json:"answer,omitempty" parquet:"answer"`
+	FinishReason      string          `json:"finish_reason,omitempty" parquet:"finish_reason"`
+	Temperature       float64         `json:"temperature,omitempty" parquet:"temperature"`
+	IDs               []int32         `json:"ids,omitempty" parquet:"ids,list"`
+	Mask              []int32         `json:"mask,omitempty" parquet:"mask,list"`
+	TokenLogProbs     results.Numbers `json:"token_log_probs,omitempty" parquet:"token_log_probs,list"`
+	ProcessedLogProbs results.Numbers `json:"processed_log_probs,omitempty" parquet:"processed_log_probs,list"`
 }
 
 // Score is what one reward function gave.

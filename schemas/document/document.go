@@ -130,6 +130,9 @@ func values(f schemas.Field) string {
 	}
 	if f.Range != nil {
 		s += " " + interval(f.Range)
+		if f.Range.Null {
+			s += " or NaN"
+		}
 	}
 	if f.Unit != "" {
 		s += ", " + f.Unit

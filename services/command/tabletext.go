@@ -3,6 +3,7 @@ package command
 import (
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"unicode"
@@ -146,6 +147,14 @@ func confidenceStrip(w io.Writer, list []float64, columns int) string {
 	return s.String() + strings.Repeat(" ", columns-n)
 }
 
+// logProbText formats a log-prob; "none" where the server that drew the token gave none.
+func logProbText(x float32, format string) string {
+	if math.IsNaN(float64(x)) {
+		return "none"
+	}
+	return fmt.Sprintf(format, x)
+}
+
 // tokensLine describes an event of tokens in one line, for 'meander watch'.
 func tokensLine(e *schemas.Tokens) string {
 	what := fmt.Sprintf("%s #%d turn %d at %d  ", e.UID, e.SampleIndex, e.Turn, e.Position)
@@ -157,7 +166,7 @@ func tokensLine(e *schemas.Tokens) string {
 		logProbs = e.ProcessedLogProbs
 	}
 	for i, id := range e.IDs {
-		what += fmt.Sprintf("%d (%.3f) ", id, logProbs[i])
+		what += fmt.Sprintf("%d (%s) ", id, logProbText(logProbs[i], "%.3f"))
 	}
 	if l := e.Logits; l != nil {
 		what += fmt.Sprintf(" logits %s %s %v", l.Form, l.Values.DType, l.Values.Shape)
@@ -246,7 +255,7 @@ func printTokens(out io.Writer, trajectories []*schemas.Trajectory) {
 				if processed {
 					logProbs = x.ProcessedLogProbs
 				}
-				cell = fmt.Sprintf("%d %.4f", x.IDs[k], logProbs[k])
+				cell = fmt.Sprintf("%d %s", x.IDs[k], logProbText(logProbs[k], "%.4f"))
 			}
 			cells = append(cells, cell)
 		}

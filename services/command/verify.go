@@ -195,6 +195,7 @@ func printReport(out io.Writer, r *verify.Report) {
 		{r.StepsGone, "step events are gone"},
 		{r.StartsGone, "starts are gone"},
 		{r.ConditioningGone, "tensors of texts are gone"},
+		{r.Unscored, "numbers that the server did not give"},
 	} {
 		if part.n > 0 {
 			fmt.Fprintf(out, ", %d %s", part.n, part.what)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 
@@ -66,6 +67,9 @@ func (x *sharedText) load(ctx context.Context) (*scorer.Text, error) {
 			if generated == 1 {
 				*list.to = append(*list.to, all[i])
 			}
+		}
+		if slices.ContainsFunc(all, func(v float32) bool { return math.IsNaN(float64(v)) }) {
+			*list.to = nil // the engine does not give them all
 		}
 	}
 	x.read = text

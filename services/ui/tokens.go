@@ -3,6 +3,7 @@ package ui
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/client"
@@ -62,7 +63,7 @@ func (s *server) setTokens(ctx context.Context, x *sample, t *schemas.Trajectory
 		if s.cfg.Piece != nil {
 			k.Text = s.cfg.Piece(id)
 		}
-		if k.Generated && i < len(logProbs) {
+		if k.Generated && i < len(logProbs) && !math.IsNaN(float64(logProbs[i])) {
 			k.LogProb = new(float64(logProbs[i]))
 		}
 		if k.Generated && i < len(text.Entropies) {

@@ -55,9 +55,11 @@ type Report struct {
 	DrawnBy            []string   `json:"drawn_by,omitempty"`
 	States             int        `json:"states,omitempty"`
 	MaxDrawnDifference Difference `json:"max_drawn_difference,omitempty"`
-	EngineTolerance    float64    `json:"engine_tolerance,omitempty"`
-	Deviations         int        `json:"deviations,omitempty"`
-	Worst              *Deviation `json:"worst,omitempty"`
+	// Unscored counts the numbers of tokens that such a server did not give: nothing is compared with them.
+	Unscored        int        `json:"unscored,omitempty"`
+	EngineTolerance float64    `json:"engine_tolerance,omitempty"`
+	Deviations      int        `json:"deviations,omitempty"`
+	Worst           *Deviation `json:"worst,omitempty"`
 	// NotComputed counts samples of servers of which only the digests can be checked (schemas.VerifyNone).
 	NotComputed int `json:"not_computed,omitempty"`
 	// Mismatches are all other differences, in the order of the trajectories.

@@ -149,7 +149,10 @@ func (t Torch) Check() error {
 
 // torchFolder returns the folder of a diffusers pipeline called name. Which class it is of, the worker says.
 func torchFolder(name string) (string, error) {
-	dir, tried := model.FindFolder(name, "model_index.json")
+	dir, tried, err := model.FindFolder(name, "model_index.json")
+	if err != nil {
+		return "", fmt.Errorf("model %q: %w", name, err)
+	}
 	if dir == "" {
 		return "", model.Unknown(name, "model_index.json", tried)
 	}

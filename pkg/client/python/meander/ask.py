@@ -171,4 +171,6 @@ def drawn_log_probs(text: Text) -> list[float]:
         raise Unanswered(
             "no log-probs of what the tokens were drawn with: the server gives none; set temperature 1 and no filters"
         )
+    if text.unscored:
+        raise Unanswered(f"no log-probs of {text.unscored} tokens: the server that drew them gave none; draw them again")
     return [float(x) for x in numbers[text.prompt_length :]]

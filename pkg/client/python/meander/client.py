@@ -434,19 +434,28 @@ class Client(Controls, Teachers):
         return (await self.pixels(trajectory))[None]
 
     async def interact(
-        self, name: str, answer: Callable[[Event], dict[str, Any]], ready: Callable[[], object] = lambda: None
+        self, name: str, answer: Callable[[Event], dict[str, Any]], ready: Callable[[], object] = lambda: None, *,
+        logits: bool = True
     ) -> None:
         """Answers requests as a worker of the interaction of that name, until cancelled; ready is called when it
         listens.
 
-        answer runs in a thread; one that is async is awaited here. It gets a request (interact_request) with messages, ids, log_probs and so on, and
-        returns the reply: content or terminate, and optionally score and metadata. An exception that it raises fails
-        the sample with its text.
+        answer runs in a thread; one that is async is awaited here. It gets a request (interact_request) with messages,
+        ids, log_probs and so on, and returns the reply: content or terminate, and optionally score and metadata. An
+        exception that it raises fails the sample with its text.
+
+        request["generation_logits"] are the stored logits of the answer's tokens, whatever their size: one array
+        [tokens, V] of the stored dtype (BF16 as float32), or [tokens, k] with the tokens that they are of in
+        request["generation_logit_ids"]; None where the prompt asked for none. logits=False leaves them out, and
+        saves what it takes to read them.
         """
 
         async def handle(msg: Msg) -> None:
             try:
-                reply = await settled(await asyncio.to_thread(answer, decode(msg.data)))
+                request = decode(msg.data)
+                if logits:
+                    request["generation_logits"], request["generation_logit_ids"] = await self._answer_logits(request)
+                reply = await settled(await asyncio.to_thread(answer, request))
                 if not isinstance(reply, Mapping):
                     raise TypeError(f"the interaction gives {type(reply).__name__}; must be a dict")
                 data = msgpack.packb({"v": 1, **reply})
@@ -468,6 +477,31 @@ class Client(Controls, Teachers):
         finally:
             await sub.unsubscribe()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer_logits(self, request: Event) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
+        """The logits of the answer that a request is about, and the tokens that they are of, from the request or from
+        the answer's events."""
+        if not request.get("logits_form"):
+            return None, None
+        what, parts, tokens = f"logits of answer {request['answer']}", [request.get("logits")], len(request["ids"])
+        if parts[0] is None:
+            at, n = f"{request['run']}.{request['uid']}.{request['sample_index']}.{request['attempt']}", request["first_event"]
+            subjects = [f"{PREFIX}tokens.{at}.{i}" for i in range(n, n + request["event_count"])]
+            events = await together(self._tokens(subject) for subject in subjects)
+            tokens, parts = sum(len(e["ids"]) for e in events), [e["logits"] for e in events if e.get("logits")]
+        return answer_logits(parts, tokens, request, what)
+
+    async def _tokens(self, subject: str) -> Event:
+        """The tokens of a subject, with their logits."""
+        try:
+            m = await self.js.get_last_msg("MDR_STEPS", subject)
+        except NotFoundError:
+            raise Gone(f"{subject} is no longer stored") from None
+        event = fitting(m.data or b"", TOKENS, subject)
+        for t in ((event.get("logits") or {}).get("values"), (event.get("logits") or {}).get("ids")):
+            if t:
+                await self.load(t, subject)
+        return event
 
     async def verdict(
         self, run: str, uid: str, sample_index: int, value: float | None, name: str = "external", error: str = "",

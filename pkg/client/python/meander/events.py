@@ -96,10 +96,15 @@ def payload_digest(data: bytes, prefix: str) -> str:
     return f"{prefix}{folded.hexdigest()}"
 
 
+_UNSCORED = ("log_probs", "processed_log_probs", "top_log_probs")  # of tokens: NaN where a server gave none
+
+
 def _finite(x: object) -> bool:
     """Says whether all numbers of an event are finite, as the contract requires."""
     if isinstance(x, dict):
-        return all(_finite(v) for v in x.values())
+        return all(
+            _finite([n for n in v if n == n] if k in _UNSCORED and isinstance(v, list) else v) for k, v in x.items()
+        )
     if isinstance(x, list):
         return all(_finite(v) for v in x)
     return not isinstance(x, float) or math.isfinite(x)

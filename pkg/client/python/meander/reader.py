@@ -66,6 +66,8 @@ class Health:
     groups: int = 0
     samples: int = 0
     """Samples of the groups that were read: those that have an advantage, and something to train on."""
+    unscored: int = 0
+    """Tokens of which the server that drew them gave no log-prob: response_mask leaves them out."""
     batches: int = 0
     """Batches that were made of them."""
     left_out: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
@@ -87,6 +89,8 @@ class Health:
         ]
         for what, counter in (("left out", self.left_out), ("faulty", self.faulty)):
             parts += [f"{what}: {n} x {why}" for why, n in counter.most_common(3)]
+        if self.unscored:
+            parts.append(f"{self.unscored} tokens without a log-prob")
         if self.first_ratio is not None:
             parts.append(f"first ratio {self.first_ratio.max_abs:.2g} from 1")
         return "; ".join(parts)
@@ -183,6 +187,7 @@ class _Reader:
                 self._leave(f"{uid} #{i}", f"sample: {why}")
         self.health.groups += 1
         self.health.samples += len(group.trained)
+        self.health.unscored += sum(s.text.unscored for s in group.trained if s.text is not None)
         return group
 
     def _usable(self, group: Group) -> None:

@@ -41,7 +41,8 @@ class Text:
     ids [n] int32; mask [n] uint8, 1 where a token was generated; turn [n] int64, 0 of the prompt; numbers [n] float32
     by name, nats, 0 where a token was given: log_probs are by the model, before temperature and filters,
     processed_log_probs those that the token was drawn with, entropies and top_log_probs (of the likeliest token) go
-    with log_probs. A server that draws the tokens may leave some out. policy_versions [n] are the weights of each
+    with log_probs. A server that draws the tokens may leave some out, and of single tokens (unscored) it may give no
+    log-prob: NaN. policy_versions [n] are the weights of each
     token, -1 where it was given.
     """
 
@@ -66,6 +67,11 @@ class Text:
     def generated(self) -> int:
         """How many tokens were generated, over all turns."""
         return int(self.mask.sum())
+
+    @property
+    def unscored(self) -> int:
+        """How many of the tokens the server that drew them gave no log-prob of: it is NaN."""
+        return int(np.isnan([x for x in (self.numbers.get(k) for k in NUMBERS[:2]) if x is not None]).any(axis=0).sum())
 
     @property
     def answer(self) -> str:
@@ -133,6 +139,30 @@ def add_events(text: Text, events: list[Event], name: str) -> None:
         at += n
     if at != len(text.ids):
         raise EventError(f"{name}: events of {at} tokens; must be all {len(text.ids)}")
+
+
+def answer_logits(parts: list[Event], tokens: int, request: Event, what: str) -> tuple[Array, Array | None]:
+    """The logits [tokens, k] that events have of an answer, in the stored dtype, and their tokens; None of form full.
+    EventError: they are not logits of so many tokens, of the form that the request names."""
+    if not parts or any(p["form"] != request["logits_form"] for p in parts):
+        raise EventError(f"{what}: {len(parts)} events have them; must be of form {request['logits_form']}")
+    rows = [tensor(p["values"]) for p in parts]
+    width = request["vocabulary"] if request["logits_form"] == "full" else rows[0].shape[-1]
+    if any(r.ndim != 2 or r.shape[1] != width or r.dtype != rows[0].dtype for r in rows) or sum(map(len, rows)) != (
+        tokens or sum(map(len, rows))
+    ):
+        raise EventError(f"{what}: {[list(r.shape) for r in rows][:8]}; must be [{tokens}, {width}] in all")
+    out = np.concatenate(rows)
+    if np.isnan(out).any() or (out == np.inf).any():
+        raise EventError(f"{what}: NaN or +inf; must be finite, or -inf where a filter left a token out")
+    if request["logits_kind"] == "raw" and (out == -np.inf).any():
+        raise EventError(f"{what}: -inf; raw logits must be finite")
+    if width > 1 and not out.any(axis=1).all():
+        raise EventError(f"{what}: a row is all zero")
+    if request["logits_form"] == "full":
+        return out, None
+    ids = [tensor(p["ids"]) for p in parts]
+    return out, np.concatenate(ids) if request["logits_form"] == "topk" else np.broadcast_to(ids[0], out.shape)
 
 
 def _add_logits(text: Text, e: Event, at: int, name: str) -> None:

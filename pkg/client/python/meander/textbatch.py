@@ -32,7 +32,7 @@ class TextBatch(Batch):
     |---|---|---|
     | prompts, responses | [B, P], [B, R] int64 | token ids, padded left and right |
     | input_ids, attention_mask, position_ids | [B, L] int64 | as transformers takes them; positions count what is attended to |
-    | response_mask | [B, R] int64 | 1 where a token was generated, 0 where it was given, or is padding |
+    | response_mask | [B, R] int64 | 1 where a token was generated, 0 where it was given, is padding, or the server that drew it gave no log-prob (health.unscored) |
     | loss_mask, labels | [B, L] int64 | the same over the whole sequence; labels are -100 outside it |
     | turn_indices | [B, R] int64 | 1 the first answer, 2 what was said to it, and so on; -1 padding |
     | log_probs | [B, R] float32 | those that ratios are of, nats, 0 outside response_mask: of log_prob_kind raw by the model alone, log_softmax(logits); processed: those that tokens were drawn with, after temperature and filters |
@@ -81,7 +81,7 @@ class TextBatch(Batch):
         texts, n = [t for _, _, t in rows], out["responses"].shape[1]
         for k in NUMBERS:
             if all(k in t.numbers for t in texts):
-                out[k] = _right(texts, n, 0, np.float32, lambda t, k=k: t.numbers[k])  # type: ignore[misc]
+                out[k] = _right(texts, n, 0, np.float32, lambda t, k=k: np.nan_to_num(t.numbers[k]))  # type: ignore[misc]
         out["log_probs"] = out[KINDS[self.log_prob_kind]]
         out["policy_versions"] = _right(texts, n, -1, np.int64, lambda t: t.policy_versions)
         out["advantages"] = _advantages(rows, out["response_mask"] == 1)
@@ -98,7 +98,7 @@ class TextBatch(Batch):
             prompts[i, p - t.prompt_length :], attention[i, p - t.prompt_length :] = t.ids[: t.prompt_length], 1
         responses = _right(texts, r, self.pad_token_id, np.int64, lambda t: t.ids)
         turns = _right(texts, r, -1, np.int64, lambda t: t.turn)
-        mask = _right(texts, r, 0, np.int64, lambda t: t.mask)
+        mask = _right(texts, r, 0, np.int64, lambda t: t.mask * ~np.isnan(t.numbers[KINDS[self.log_prob_kind]]))
         attention = np.concatenate([attention, (turns >= 0).astype(np.int64)], axis=1)
         ids, loss = np.concatenate([prompts, responses], axis=1), np.concatenate([np.zeros_like(prompts), mask], axis=1)
         return {
@@ -255,8 +255,9 @@ def _advantages(rows: list[tuple[Group, Sample, Text]], mask: npt.NDArray[np.boo
                 f"{g.uid} #{s.member['sample_index']}: {len(each)} advantages; must be one for each of the "
                 f"{t.generated} tokens that were generated"
             )
-        out[i, mask[i]] = each or s.advantage
-    return out
+        generated = np.flatnonzero(t.mask[t.prompt_length :])
+        out[i, generated] = each or s.advantage
+    return out * mask
 
 
 def _logits(texts: list[Text], length: int) -> dict[str, Array]:

@@ -2,12 +2,13 @@
 
 import copy
 
+import msgpack
 import numpy as np
 import pytest
 
 import meander
 from conftest import first
-from meander.text import add_events, text_of
+from meander.text import add_events, answer_logits, text_of
 
 CONVERSATION = {"interaction": {"name": "sums", "max_turns": 3}, "logits": {"form": "full", "answers": [0, 2]}}
 LIKELY = {"temperature": 0.7, "top_k": 5}
@@ -367,3 +368,43 @@ def test_the_trainers_of_images_refuse_texts(run, sums):
             Rollouts(await first(client.batches(name, timeout=50)))
 
     run(test, sums)
+
+
+def test_unscored(run, sums):
+    """Tokens of which a server gave no log-prob have NaN, and are in no loss: the mask leaves them out."""
+
+    async def test(client, name):
+        await ask(client, name, "u0", n=4)
+        batch = await first(client.batches(name, "trainer", timeout=50))
+        groups = copy.deepcopy(batch.groups)
+        t = groups[0].trained[0].text
+        numbers = {k: np.array(v) for k, v in t.numbers.items()}
+        numbers["log_probs"][t.prompt_length] = numbers["processed_log_probs"][t.prompt_length] = np.nan
+        t.numbers = numbers
+        assert t.unscored == 1 and groups[0].trained[1].text.unscored == 0
+        without = meander.TextBatch(groups)
+        assert without["response_mask"].sum() == batch["response_mask"].sum() - 1 and not without["response_mask"][0, 0]
+        assert without["advantages"][0, 0] == 0 and np.isfinite(without["log_probs"]).all()
+        assert without.ratio(batch["log_probs"]).max_abs == 0
+        packed = meander.events.decode(msgpack.packb({"v": 1, "log_probs": [float("nan"), -1.0]}))
+        assert packed["log_probs"][1] == -1
+        with pytest.raises(meander.EventError):
+            meander.events.decode(msgpack.packb({"v": 1, "entropies": [float("nan")]}))
+
+    run(test, sums)
+
+
+@pytest.mark.parametrize("rows, why", [
+    ([[1.0, np.nan, 2.0], [1, 2, 3]], "NaN"), ([[1, np.inf, 2], [1, 2, 3]], "inf"), ([[0, 0, 0], [1, 2, 3]], "all zero"),
+    ([[1, 2, 3]], r"must be \[2, 3\]"), ([[1, 2], [3, 4]], r"must be \[2, 3\]"), ([[1, -np.inf, 2], [1, 2, 3]], "-inf"),
+])
+def test_answer_logits_refused(rows, why):
+    """What cannot be the logits of an answer is refused by name, and not handed to a reward."""
+    values = np.array(rows, np.float32)
+    part = {"form": "full", "values": {"dtype": "F32", "shape": list(values.shape), "data": values.tobytes()}}
+    request = {"logits_form": "full", "logits_kind": "raw", "vocabulary": 3}
+    with pytest.raises(meander.EventError, match=why):
+        answer_logits([part], 2, request, "logits of answer 0")
+    whole = {**part, "values": {"dtype": "F16", "shape": [1, 3], "data": np.array([[1, 2, 3]], np.float16).tobytes()}}
+    got, ids = answer_logits([whole, whole], 2, request, "logits of answer 0")
+    assert ids is None and got.shape == (2, 3) and got.dtype == np.float16

@@ -348,6 +348,8 @@ export interface Drawn {
   engine: Engine;
   /** resumed is how often the server's answer broke off, and was gone on with from the tokens there were. */
   resumed?: Integer | null;
+  /** unscored is how many of the tokens it drew it gave no log-prob of: vLLM writes -9999.0 for what it has not. Their numbers are NaN, which is null in JSON, and they are in no loss. */
+  unscored?: number | null;
   /** weights are the versions that the server named, in order. Of tokens that are in none it said nothing. */
   weights?: WeightSpan[] | null;
 }
@@ -614,8 +616,12 @@ export interface InteractRequest {
   log_sum_exps: number[] | null;
   /** entropies before temperature and filters, in nats */
   entropies: number[] | null;
-  /** logits are those that the prompt asked for of the answer; absent: none, or more than a message takes along. */
+  /** logits_form is the form of the logits that are stored of the answer; absent: there are none. logits are these; absent: they are more than a message takes along, and events has them. vocabulary is v, the columns of form full. */
+  logits_form?: "none" | "topk" | "ids" | "full" | "" | null;
+  /** logits_form is the form of the logits that are stored of the answer; absent: there are none. logits are these; absent: they are more than a message takes along, and events has them. vocabulary is v, the columns of form full. */
   logits?: TokenLogits | null;
+  /** logits_form is the form of the logits that are stored of the answer; absent: there are none. logits are these; absent: they are more than a message takes along, and events has them. vocabulary is v, the columns of form full. */
+  vocabulary?: number | null;
   /** logits_kind is raw, as the model gives them, or processed: after temperature and filters. */
   logits_kind: "raw" | "processed";
   /** events is the filter of the attempt's events in MDR_STEPS. Those of the answer have first_event as their n, and the event_count-1 after it; they are stored. */

@@ -364,5 +364,10 @@ func (p *servedEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (engi
 	}
 	p.noteAnswer()
 	t.Drawn = &schemas.Drawn{Engine: *p.e.facts(), Resumed: p.resumed, Weights: p.weights}
+	for i := range p.logProbs {
+		if math.IsNaN(float64(p.logProbs[i])) || math.IsNaN(float64(p.processed[i])) {
+			t.Drawn.Unscored++
+		}
+	}
 	return images, err
 }

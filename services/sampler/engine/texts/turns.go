@@ -72,11 +72,14 @@ func (p *transcript) newQuestion() *schemas.InteractRequest {
 		Messages:     append(t.Messages(), schemas.Message{Role: schemas.RoleAssistant, Content: turn.Text}),
 		FinishReason: turn.FinishReason,
 		GroundTruth:  p.req.Group.GroundTruth(), Metadata: p.req.Group.Metadata, LogitsKind: x.LogitsKind(),
-		Logits: p.conversing.logits.logits,
+		Logits: p.conversing.logits.logits, Vocabulary: x.Vocabulary,
 		// what follows is never null: one case less for workers
 		FirstEvent: p.firstEvent, EventCount: p.eventCount - p.firstEvent,
 		IDs: []int64{}, LogProbs: []float32{}, ProcessedLogProbs: []float32{}, LogSumExps: []float32{},
 		Entropies: []float32{},
+	}
+	if x.StoresLogits(r.Answer) && r.EventCount > 0 && turn.End > turn.Begin {
+		r.LogitsForm = x.Logits.Form
 	}
 	if r.Params == nil {
 		r.Params = map[string]string{}
@@ -114,49 +117,19 @@ type answerLogits struct {
 }
 
 // addLogits adds the logits of an event to those of the answer, which the interaction gets; nil adds nothing. Beyond
-// a size, and for full logits, it keeps none. queueEvent calls it.
+// a size it keeps none: the interaction reads them from the events. queueEvent calls it.
 func (h *answerLogits) addLogits(l *schemas.TokenLogits) {
-	switch {
-	case l == nil || h.tooMany:
-	case l.Form == schemas.LogitsFull, h.size()+len(l.Values.Data)+idBytes(l) > schemas.MaxInteractLogits:
-		*h = answerLogits{tooMany: true}
-	case h.logits == nil:
-		h.logits = &schemas.TokenLogits{Form: l.Form, Values: appendRows(schemas.Tensor{
-			DType: l.Values.DType,
-			Shape: []int64{0, l.Values.Shape[1]},
-		}, &l.Values), Masked: l.Masked}
-		ids := *l.IDs
-		if l.Form == schemas.LogitsTopK {
-			ids = appendRows(schemas.Tensor{DType: l.IDs.DType, Shape: []int64{0, l.IDs.Shape[1]}}, l.IDs)
-		}
-		h.logits.IDs = &ids
-	default:
-		h.logits.Values, h.logits.Masked = appendRows(h.logits.Values, &l.Values), h.logits.Masked+l.Masked
-		if l.Form == schemas.LogitsTopK {
-			*h.logits.IDs = appendRows(*h.logits.IDs, l.IDs)
-		}
+	if l == nil || h.tooMany {
+		return
 	}
-}
-
-func (h *answerLogits) size() int {
 	if h.logits == nil {
-		return 0
+		h.logits = &schemas.TokenLogits{}
 	}
-	return len(h.logits.Values.Data) + idBytes(h.logits)
-}
-
-func idBytes(l *schemas.TokenLogits) int {
-	if l.IDs == nil {
-		return 0
+	if h.logits.Bytes()+l.Bytes() > schemas.MaxInteractLogits {
+		*h = answerLogits{tooMany: true}
+		return
 	}
-	return len(l.IDs.Data)
-}
-
-// appendRows returns t with the rows of more behind its own.
-func appendRows(t schemas.Tensor, more *schemas.Tensor) schemas.Tensor {
-	t.Shape = []int64{t.Shape[0] + more.Shape[0], t.Shape[1]}
-	t.Data = append(slices.Clip(t.Data), more.Data...)
-	return t
+	h.logits.Append(l)
 }
 
 // Asks returns the question for the interaction; nil while the model generates.
