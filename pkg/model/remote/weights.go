@@ -50,7 +50,8 @@ func (m *Model) adapted(adapters ...lora.Weighted) (*Model, error) {
 	if len(adapters) == 0 {
 		return m.derive(nil, m.base), nil
 	}
-	if err := m.modules.Check(adapters...); err != nil {
+	adapters, err := m.modules.Fit(adapters...)
+	if err != nil {
 		return nil, err
 	}
 	digest := lora.WeightsDigest(m.base, adapters...)

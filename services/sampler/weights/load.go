@@ -11,6 +11,8 @@ import (
 	"runtime/debug"
 	"syscall"
 
+	"github.com/rs/zerolog"
+
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/safetensors"
@@ -203,6 +205,9 @@ func fetchChange(ctx context.Context, from Source, p *schemas.Policy) (made fetc
 		a, err := lora.Parse(fmt.Sprintf("of version %d", p.PolicyVersion), file.Bytes, p.Adapter.Config)
 		if err != nil {
 			return made, engine.Refuse("adapter: %w", err)
+		}
+		if note := a.Note(); note != "" {
+			zerolog.Ctx(ctx).Info().Int64("policy_version", p.PolicyVersion).Msg(note)
 		}
 		made.Adapters = []lora.Weighted{{Adapter: a, Weight: p.Adapter.Scale}}
 	}
