@@ -113,14 +113,14 @@ func parseConfig(file []byte) (scaling, error) {
 	check(c.Type == "" || c.Type == "LORA", "peft_type: %q; must be LORA", c.Type)
 	check(c.Alpha != nil, "lora_alpha: missing; must be a number")
 	check(c.Bias == "" || c.Bias == "none", "bias: %q; must be none", c.Bias)
-	check(slices.Contains(names().PlainInits, string(c.Init)), "init_lora_weights: %s; not supported: the weights beneath "+
-		"the adapter are changed too; save it as a plain LoRA, with PEFT's path_initial_model_for_weight_conversion",
+	check(slices.Contains(names().PlainInits, string(c.Init)), "init_lora_weights: %s; not supported: the weights "+
+		"beneath the adapter are changed too; save it as a plain LoRA, with PEFT's path_initial_model_for_weight_conversion",
 		c.Init)
 	for _, k := range slices.Sorted(maps.Keys(plain)) {
 		unset := slices.Contains([]string{"null", "false", `""`, "[]", "{}"}, string(plain[k]))
 		_, harmless := names().FieldsWithoutEffect[k]
-		check(unset || harmless || slices.Contains(names().UsedFields, k), "%s: not supported; must be unset: merge the "+
-			"adapter with PEFT's merge_and_unload, and push the transformer with --full (push_weights)", k)
+		check(unset || harmless || slices.Contains(names().UsedFields, k), "%s: not supported; must be unset: merge "+
+			"the adapter with PEFT's merge_and_unload, and push the transformer with --full (push_weights)", k)
 	}
 	ranks, err := parsePatterns(c.RankPatterns)
 	check(err == nil, "rank_pattern: %w", err)

@@ -114,7 +114,8 @@ func flatten(name string) string { return strings.ReplaceAll(name, ".", "_") }
 // resolve returns the modules that a name means, in the order of their rows, and whether the halves of the rows have to
 // be swapped; none if the model has none.
 func (r *resolver) resolve(name string) (modules []string, swap bool) {
-	known, spell := func(n string) (string, bool) { _, ok := r.Table[n]; return n, ok }, func(n string) string { return n }
+	known := func(n string) (string, bool) { _, ok := r.Table[n]; return n, ok }
+	spell := func(n string) string { return n }
 	for _, prefix := range names().Flat {
 		if rest, ok := strings.CutPrefix(name, prefix); ok {
 			name, spell = rest, flatten

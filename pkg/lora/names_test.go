@@ -37,22 +37,16 @@ func parsed(t testing.TB, tensors ...safetensors.Tensor) (lora.Weighted, error) 
 	return lora.Weighted{Adapter: a, Weight: 1}, err
 }
 
-// Modules have the names of diffusers, whatever trainers call them.
-func TestFit_Names(t *testing.T) {
-	const block = "transformer_blocks.3.attn."
-	table := lora.Table{
-		block + "to_q": {4, 6}, block + "to_k": {4, 6}, block + "to_v": {4, 6}, block + "to_out.0": {6, 4},
-		"single_transformer_blocks.0.attn.to_q": {4, 6}, "single_transformer_blocks.0.attn.to_k": {4, 6},
-		"single_transformer_blocks.0.attn.to_v": {4, 6}, "single_transformer_blocks.0.proj_mlp": {10, 6},
-		"norm_out.linear": {8, 6}, "time_text_embed.timestep_embedder.linear_1": {6, 6},
-		"blocks.0.attn2.to_q": {4, 6}, "noise_refiner.0.attention.to_out.0": {6, 4},
-	}
-	qkv := []string{block + "to_q", block + "to_k", block + "to_v"}
-	mlp := []string{
+const block = "transformer_blocks.3.attn."
+
+// trained are names that trainers give, and the modules that they mean.
+var (
+	qkv = []string{block + "to_q", block + "to_k", block + "to_v"}
+	mlp = []string{
 		"single_transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.attn.to_k",
 		"single_transformer_blocks.0.attn.to_v", "single_transformer_blocks.0.proj_mlp",
 	}
-	for name, want := range map[string][]string{
+	trained = map[string][]string{
 		block + "to_q":                                        qkv[:1],
 		"base_model.model." + block + "to_q":                  qkv[:1],
 		"module.transformer." + block + "to_q":                qkv[:1],
@@ -73,7 +67,19 @@ func TestFit_Names(t *testing.T) {
 		"lora_unet_noise_refiner_0_attention_out":                                              {"noise_refiner.0.attention.to_out.0"},
 		"lora_unet_final_layer_adaLN_modulation_1":                                             {"norm_out.linear"},
 		"diffusion_model.final_layer.adaLN_modulation.1":                                       {"norm_out.linear"},
-	} {
+	}
+)
+
+// Modules have the names of diffusers, whatever trainers call them.
+func TestFit_Names(t *testing.T) {
+	table := lora.Table{
+		block + "to_q": {4, 6}, block + "to_k": {4, 6}, block + "to_v": {4, 6}, block + "to_out.0": {6, 4},
+		"single_transformer_blocks.0.attn.to_q": {4, 6}, "single_transformer_blocks.0.attn.to_k": {4, 6},
+		"single_transformer_blocks.0.attn.to_v": {4, 6}, "single_transformer_blocks.0.proj_mlp": {10, 6},
+		"norm_out.linear": {8, 6}, "time_text_embed.timestep_embedder.linear_1": {6, 6},
+		"blocks.0.attn2.to_q": {4, 6}, "noise_refiner.0.attention.to_out.0": {6, 4},
+	}
+	for name, want := range trained {
 		rows, k := 0, table[want[0]][1]
 		for _, m := range want {
 			rows += table[m][0]

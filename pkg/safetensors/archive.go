@@ -130,8 +130,8 @@ func chooseCheckpoint(names []string) (string, error) {
 		list := usual(found[0])
 		return list[slices.IndexFunc(list, there)], nil
 	case len(found) > 1:
-		return "", fmt.Errorf("several variants and none without a name: %s; must be one: move the others away, or name "+
-			"the file or the index itself", strings.Join(found, ", "))
+		return "", fmt.Errorf("several variants and none without a name: %s; must be one: move the others away, or "+
+			"name the file or the index itself", strings.Join(found, ", "))
 	case len(indexes) == 1:
 		return indexes[0], nil
 	case len(indexes) > 1:

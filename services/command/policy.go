@@ -73,8 +73,8 @@ are finite, and that the model has the weights that it changes, in the same shap
 adapters of text encoders are refused by name.
 
 With --full it pushes the weights of a whole transformer: a file, an index of shards, or the folder of
-either, also of a variant such as fp16. They must be finite and have all tensors of the checkpoint, in the same shapes. Samplers need
-memory for both versions while samples end on the old one.
+either, also of a variant such as fp16. They must be finite and have all tensors of the checkpoint, in the
+same shapes. Samplers need memory for both versions while samples end on the old one.
 
 With --weights-dir too, weights of any size go by path: nothing of them is stored in the server. DIR is a
 folder that samplers were given as well (their --weights-dir), maybe as another path. Files that lie in

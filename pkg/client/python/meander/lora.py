@@ -148,7 +148,7 @@ def parse_config(text: bytes) -> Scaling | None:
     def scale(module: str, rank: int) -> float:
         of = _first(ranks, module, c.get("r") or 0)
         if of not in (0, rank):
-            raise ValueError(f"module {module}: rank {rank}; the adapter configuration has {of:g}")
+            raise ValueError(f"rank {rank}; the adapter configuration has {of:g}")
         alpha = _first(alphas, module, c["lora_alpha"])
         return alpha / (math.sqrt(rank) if c.get("use_rslora") else rank)
 
