@@ -16,9 +16,9 @@ import (
 
 // Save writes the adapter with its weight to a new folder, in the plainest form of PEFT, which every server takes:
 // weights in float32, and a configuration without patterns. All modules get the largest rank, with rows of zeros, and
-// the scale 1: the weight and the scale of a module are multiplied into its lora_B, each element rounded once. A product
-// of a rank above the smaller side of its weight, which servers do not take, is written as its sum. The folder is there
-// with both files or not at all; it is no error that it is there already.
+// the scale 1: the weight and the scale of a module are multiplied into its lora_B, each element rounded once. A
+// product of a rank above the smaller side of its weight, which servers do not take, is written as its sum. The folder
+// is there with both files or not at all; it is no error that it is there already.
 func (a Weighted) Save(dir string) error {
 	return saveFolder(dir, "adapter "+a.Adapter.name, func(made string) error {
 		tensors, config, err := a.plain()

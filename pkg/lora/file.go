@@ -114,8 +114,8 @@ func parseConfig(file []byte) (scaling, error) {
 	check(c.Alpha != nil, "lora_alpha: missing; must be a number")
 	check(c.Bias == "" || c.Bias == "none", "bias: %q; must be none", c.Bias)
 	check(slices.Contains(names().PlainInits, string(c.Init)), "init_lora_weights: %s; not supported: the weights "+
-		"beneath the adapter are changed too; save it as a plain LoRA, with PEFT's path_initial_model_for_weight_conversion",
-		c.Init)
+		"beneath the adapter are changed too; save it as a plain LoRA, with PEFT's "+
+		"path_initial_model_for_weight_conversion", c.Init)
 	for _, k := range slices.Sorted(maps.Keys(plain)) {
 		unset := slices.Contains([]string{"null", "false", `""`, "[]", "{}"}, string(plain[k]))
 		_, harmless := names().FieldsWithoutEffect[k]

@@ -123,6 +123,9 @@ func (c *fetchedChange) apply(ctx context.Context, n engine.Network) (m engine.N
 		m, err = n.With(ctx, c.Change)
 		return err
 	})
+	if errors.Is(err, safetensors.ErrChanged) {
+		return nil, engine.Refuse("weights: %w", err)
+	}
 	for _, f := range c.shared {
 		if changed := f.Unchanged(); changed != nil {
 			if err == nil && m != n {
