@@ -185,7 +185,7 @@ class ZImage(Family):
     pipeline's guidance is pos + g (pos - neg): the true_cfg_scale of the card is 1 + g, 6 for its default of 5.
     """
 
-    slug, true_cfg_scale, unpadded, solver_sigmas = "z-image", 1 + 5.0, True, None
+    slug, true_cfg_scale, unpadded, solver_sigmas, grid = "z-image", 1 + 5.0, True, None, "linspace_torch"
     lora_targets = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
     parts = {
         "transformer": ("diffusers", "ZImageTransformer2DModel"),
