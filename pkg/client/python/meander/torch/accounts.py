@@ -156,7 +156,7 @@ def _fields(cls: Any) -> set[str]:
 
 
 def _parameters(cls: type) -> set[str]:
-    return {n for c in cls.__mro__ if "__init__" in vars(c) for n in inspect.signature(c.__init__).parameters}
+    return {n for c in cls.__mro__ if "__init__" in vars(c) for n in inspect.signature(vars(c)["__init__"]).parameters}
 
 
 def _refuse_unknown(where: str, config: dict[str, Any], known: Any) -> None:
