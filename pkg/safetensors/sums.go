@@ -11,8 +11,8 @@ const sumBytes = 64 << 10
 // ErrChanged says that a file is not what it was when its sums were made.
 var ErrChanged = errors.New("the file was changed while it was loaded")
 
-// Sums tell whether what is read of a mapped file is what was read of it before, for its digest: a file on a disk can be
-// written to at any time, and its time set back. They are of the bytes that Write is given, the whole file in order.
+// Sums tell whether what is read of a mapped file is what was read of it before, for its digest: a file on a disk can
+// be written to at any time, and its time set back. They are of the bytes that Write is given, the whole file in order.
 type Sums struct {
 	seed   maphash.Seed
 	pieces []uint64

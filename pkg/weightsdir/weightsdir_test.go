@@ -6,13 +6,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/weightsdir"
 	"github.com/meander-rl/meander/schemas"
@@ -262,20 +262,20 @@ func TestFile_RewrittenInPlace(t *testing.T) {
 		if err := f.Unchanged(); err != nil {
 			t.Errorf("byte %d: %v; the test is of a change that times do not show", at, err)
 		}
-		full, err := lora.FullOf(f.Contents)
+		archive, err := safetensors.ParseAll(f.Contents)
 		if (fails == "header") != errors.Is(err, safetensors.ErrChanged) {
 			t.Errorf("byte %d: %v", at, err)
 		}
 		if err == nil {
-			for _, tensor := range full.Archive().Names() {
-				_, err := full.Archive().Floats(tensor)
+			for _, tensor := range archive.Names() {
+				_, err := archive.Floats(tensor)
 				if (tensor == fails) != errors.Is(err, safetensors.ErrChanged) {
 					t.Errorf("byte %d: %s: %v", at, tensor, err)
 				}
 			}
-			err = full.Save(filepath.Join(t.TempDir(), "saved"))
+			err = archive.CopyTo(io.Discard, 0)
 			if (fails != "") != errors.Is(err, safetensors.ErrChanged) {
-				t.Errorf("byte %d: saved: %v", at, err)
+				t.Errorf("byte %d: copied: %v", at, err)
 			}
 		}
 		if err := f.Close(); err != nil {

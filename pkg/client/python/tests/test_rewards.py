@@ -212,8 +212,8 @@ def test_hpsv2_resizes_floats(torch, shape):
     pytest.importorskip("torchvision", reason="no torchvision: pip install 'meander-client[rewards]' brings it")
     from meander.rewards.hpsv2 import preprocess
 
-    picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*shape, 3), dtype=np.uint8))
-    found, want = preprocess(picture, 32), hpsv2_transform(32)(picture)
+    noise = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*shape, 3), dtype=np.uint8))
+    found, want = preprocess(noise, 32), hpsv2_transform(32)(noise)
     assert found.shape == (3, 32, 32) and torch.equal(found, want)
 
 
