@@ -180,8 +180,7 @@ func wrongAdapters(t *testing.T, d int) map[string]wrong {
 	return map[string]wrong{
 		"truncated":   {file(projection, d, 4, 0)[:4000], false, "truncated"},
 		"NaN":         {file(projection, d, 4, float32(math.NaN())), false, "not finite"},
-		"rank":        {file(projection, d, d+1, 0), false, "rank"},
-		"absurd rank": {file(projection, d, 5000, 0), false, "rank 5000; must be at most"},
+		"DoRA":        {file(projection+".lora_magnitude_vector", d, 4, 0), false, "DoRA changes the norms"},
 		"module":      {file("blocks.0.q", d, 4, 0), true, "module blocks.0.q: the transformer has none"},
 		"shape":       {file(projection, d+1, 4, 0), true, "module " + projection},
 		"nothing":     {loraFile(t, projection, d, d, 4, 0, 0), true, "changes nothing"},

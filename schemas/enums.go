@@ -106,6 +106,7 @@ const (
 // The sigmas of a policy's schedule before they are shifted, and how the shift of a dynamic one is found.
 const (
 	GridLinspace  = "linspace"
+	GridTorch     = "linspace_torch"
 	GridScheduler = "scheduler"
 	GridUniFlow   = "uni_flow"
 
@@ -236,7 +237,7 @@ var (
 	}
 	StopReasons  = []string{StopCompleted, StopFailed, StopPruned}
 	CFGRules     = []string{CFGRescaled, CFGPlain, CFGPlainClamped}
-	Grids        = []string{GridLinspace, GridScheduler, GridUniFlow}
+	Grids        = []string{GridLinspace, GridTorch, GridScheduler, GridUniFlow}
 	MuRules      = []string{MuLinear, MuNone, MuFlux2, MuConstant}
 	ImageFormats = []string{ImagePNG}
 	VideoFormats = []string{VideoAPNG}

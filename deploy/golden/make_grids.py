@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Record the sigmas of schedulers of diffusers that choose their own grid, and those of Flux2Pipeline.
+"""Record the sigmas of schedulers of diffusers that choose their own grid, of Flux2Pipeline and of ZImagePipeline.
 
     python deploy/golden/make_grids.py pkg/flow/testdata/grids.json
 
 Part of `make golden`. StableDiffusion3Pipeline and WanPipeline pass no sigmas, so their scheduler's own grid counts.
-Flux2Pipeline passes its own, and a mu that depends on the number of steps. `sigmas` is what the scheduler holds,
+Flux2Pipeline passes its own, and a mu that depends on the number of steps; ZImagePipeline those of torch.linspace,
+which fuses multiply-adds where the processor has them (x86 with AVX2). `sigmas` is what the scheduler holds,
 little-endian float32 in base64, `mu` the pipeline's.
 """
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
+from diffusers.pipelines.z_image.pipeline_z_image import get_default_z_image_sigmas
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
 
 DYNAMIC = dict(use_dynamic_shifting=True)
@@ -52,6 +54,11 @@ def flux2():
                  sigmas=np.linspace(1.0, 1 / steps, steps)) for steps in STEPS for tokens in TOKENS]
 
 
+def z_image(config):
+    return [case(FlowMatchEulerDiscreteScheduler(**config), steps, 1024, sigmas=get_default_z_image_sigmas(steps))
+            for steps in (*range(1, 65), 100, 239, 240, 1000)]
+
+
 def main():
     groups = [
         dict(grid="scheduler", mu="linear", config=c, cases=own(FlowMatchEulerDiscreteScheduler, c)) for c in EULER
@@ -59,6 +66,7 @@ def main():
     groups += [dict(grid="uni_flow", mu="linear", config=dict(c, _class_name="UniPCMultistepScheduler"),
                     cases=own(UniPCMultistepScheduler, c)) for c in UNIPC]
     groups.append(dict(grid="linspace", mu="flux2", config=DYNAMIC, cases=flux2()))
+    groups += [dict(grid="linspace_torch", mu="linear", config=c, cases=z_image(c)) for c in (dict(shift=3.0), dict(shift=1.0))]
     about = "deploy/golden/make_grids.py, diffusers %s, torch %s, numpy %s" % (
         diffusers.__version__, torch.__version__.split("+")[0], np.__version__)
     with open(sys.argv[1], "w") as f:

@@ -274,8 +274,9 @@ func TestSchedule_DiffusersGrids(t *testing.T) {
 			}
 		}
 	}
-	if grids[flow.GridScheduler] < 60 || grids[flow.GridUniFlow] < 20 || grids[flow.GridLinspace] < 30 {
-		t.Errorf("%v cases, want 60 of scheduler, 20 of uni_flow and 30 of linspace", grids)
+	if grids[flow.GridScheduler] < 60 || grids[flow.GridUniFlow] < 20 || grids[flow.GridLinspace] < 30 ||
+		grids[flow.GridTorch] < 130 {
+		t.Errorf("%v cases, want 60 of scheduler, 20 of uni_flow 30 of linspace, and 130 of linspace_torch", grids)
 	}
 }
 

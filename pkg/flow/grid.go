@@ -12,6 +12,9 @@ type Grid string
 const (
 	// GridLinspace is T points from 1 to 1/T, which FluxPipeline and most others pass to their scheduler.
 	GridLinspace Grid = "linspace"
+	// GridTorch is GridLinspace as torch computes it in float32, from both ends, for ZImagePipeline. The grids of numpy
+	// are another rounding.
+	GridTorch Grid = "linspace_torch"
 	// GridScheduler is that of FlowMatchEulerDiscreteScheduler for pipelines that pass none, such as
 	// StableDiffusion3Pipeline: T points from sigma_max to sigma_min, the first and the last sigma of the training
 	// schedule. With a static shift these two are shifted already, so the grid is shifted twice at its end.
@@ -22,7 +25,7 @@ const (
 )
 
 func (g Grid) valid() bool {
-	return g == "" || g == GridLinspace || g == GridScheduler || g == GridUniFlow
+	return g == "" || g == GridLinspace || g == GridTorch || g == GridScheduler || g == GridUniFlow
 }
 
 // MuRule names how dynamic shifting finds mu: the logarithm of the shift, or the shift itself if time_shift_type is
@@ -66,7 +69,28 @@ func (s Schedule) grid(steps int) []float64 {
 	case GridUniFlow:
 		return linspace(1, 1.0/trainTimesteps, steps+1)[:steps]
 	}
+	if s.Grid == GridTorch {
+		return torchLinspace(1, 1/float32(steps), steps)
+	}
 	return linspace(1, 1/float64(steps), steps)
+}
+
+// torchLinspace returns n points from first to last, both included, with the bits of torch.linspace in float32 on
+// processors that fuse multiply-adds: the first half counts from first, the other from last.
+func torchLinspace(first, last float32, n int) []float64 {
+	grid := make([]float64, n)
+	var step float32
+	if n > 1 {
+		step = (last - first) / float32(n-1)
+	}
+	for i := range grid {
+		x := float64(last) - float64(float64(step)*float64(n-1-i)) // both factors are exact in float64
+		if i < n/2 {
+			x = float64(first) + float64(float64(step)*float64(i))
+		}
+		grid[i] = float64(float32(x))
+	}
+	return grid
 }
 
 // shiftBy applies the static shift s to sigmas in place: s*sigma/(1+(s-1)*sigma), in the type of sigmas.

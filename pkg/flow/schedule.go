@@ -159,7 +159,7 @@ func (s Schedule) Validate() error {
 		}
 	}
 	check(s.NumTrainTimesteps == trainTimesteps, "num_train_timesteps", s.NumTrainTimesteps, "1000")
-	check(s.Grid.valid(), "grid", fmt.Sprintf("%q", string(s.Grid)), "linspace, scheduler or uni_flow")
+	check(s.Grid.valid(), "grid", fmt.Sprintf("%q", string(s.Grid)), "linspace, linspace_torch, scheduler or uni_flow")
 	check(s.Grid != GridUniFlow || s.float64Shift, "grid", GridUniFlow,
 		"linspace or scheduler with "+classEuler)
 	check(s.Grid != GridScheduler || !s.float64Shift, "grid", GridScheduler,

@@ -16,8 +16,9 @@ import (
 
 // Save writes the adapter with its weight to a new folder, in the plainest form of PEFT, which every server takes:
 // weights in float32, and a configuration without patterns. All modules get the largest rank, with rows of zeros, and
-// the scale 1: the weight and the scale of a module are multiplied into its lora_B, each element rounded once. The
-// folder is there with both files or not at all; it is no error that it is there already.
+// the scale 1: the weight and the scale of a module are multiplied into its lora_B, each element rounded once. A
+// product of a rank above the smaller side of its weight, which servers do not take, is written as its sum. The folder
+// is there with both files or not at all; it is no error that it is there already.
 func (a Weighted) Save(dir string) error {
 	return saveFolder(dir, "adapter "+a.Adapter.name, func(made string) error {
 		tensors, config, err := a.plain()
@@ -93,13 +94,14 @@ func zeroProduct(shape [2]int) *Product {
 
 // plain returns the tensors and the configuration that Save writes.
 func (a Weighted) plain() (tensors []safetensors.Tensor, config []byte, err error) {
-	rank := 0
-	for _, p := range a.Adapter.modules {
-		rank = max(rank, p.R)
+	rank, products := 0, make(map[string]*Product, len(a.Adapter.modules))
+	for name, p := range a.Adapter.modules {
+		products[name] = p.narrow()
+		rank = max(rank, products[name].R)
 	}
 	targets := map[string]bool{}
 	for _, name := range a.Adapter.Modules() {
-		p := a.Adapter.modules[name]
+		p := products[name]
 		targets[name[strings.LastIndex(name, ".")+1:]] = true
 		down := make([]float32, rank*p.K) // [rank, K]
 		copy(down, p.A)
@@ -127,4 +129,33 @@ func (a Weighted) plain() (tensors []safetensors.Tensor, config []byte, err erro
 		"target_modules": slices.Sorted(maps.Keys(targets)),
 	})
 	return tensors, config, err
+}
+
+// narrow returns a product of the same sum whose rank is at most the smaller side of its weight: p itself, or one with
+// the sum in one factor and ones in the other.
+func (p *Product) narrow() *Product {
+	if p.R <= min(p.N, p.K) {
+		return p
+	}
+	sum := make([]float32, p.N*p.K)
+	for i := range p.N {
+		for j := range p.K {
+			x := 0.0
+			for r := range p.R {
+				x += float64(float64(p.B[i*p.R+r]) * float64(p.A[r*p.K+j]))
+			}
+			sum[i*p.K+j] = float32(x)
+		}
+	}
+	ones := func(n int) []float32 {
+		x := make([]float32, n*n)
+		for i := range n {
+			x[i*n+i] = 1
+		}
+		return x
+	}
+	if p.N < p.K {
+		return &Product{A: sum, B: ones(p.N), R: p.N, N: p.N, K: p.K, Scale: p.Scale}
+	}
+	return &Product{A: ones(p.K), B: sum, R: p.K, N: p.N, K: p.K, Scale: p.Scale}
 }

@@ -90,8 +90,18 @@ func newFull(a *safetensors.Archive) *Full {
 // Archive returns the archive with the tensors.
 func (f *Full) Archive() *safetensors.Archive { return f.archive }
 
-// Files returns the bytes of the file, or of the shards in order. They must not be modified.
+// Files returns the bytes of the file, or of the shards in order. They must not be modified. Copies are made by CopyTo.
 func (f *Full) Files() [][]byte { return f.files }
+
+// CopyTo writes the file of a place in Files to a new file. It is an error if it was changed since its digest was
+// computed.
+func (f *Full) CopyTo(name string, i int, mode os.FileMode) error {
+	to, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.archive.CopyTo(to, i), to.Close())
+}
 
 // Paths returns where Files are; none for files in memory.
 func (f *Full) Paths() []string { return f.paths }
@@ -131,21 +141,20 @@ func (f *Full) Save(dir string) error {
 func (f *Full) write(dir string) error {
 	const stem = "diffusion_pytorch_model"
 	if len(f.files) == 1 {
-		return os.WriteFile(filepath.Join(dir, stem+".safetensors"), f.files[0], 0o644)
+		return f.CopyTo(filepath.Join(dir, stem+".safetensors"), 0, 0o644)
+	}
+	shards := map[string]string{} // their new names
+	for i, file := range f.archive.Files() {
+		name := fmt.Sprintf("%s-%05d-of-%05d.safetensors", stem, i+1, len(f.files))
+		shards[file.Name] = name
+		if err := f.CopyTo(filepath.Join(dir, name), i, 0o644); err != nil {
+			return err
+		}
 	}
 	files := map[string]string{} // by tensor
-	for i, file := range f.files {
-		name := fmt.Sprintf("%s-%05d-of-%05d.safetensors", stem, i+1, len(f.files))
-		shard, err := safetensors.Parse(name, file)
-		if err != nil {
-			return err
-		}
-		for _, tensor := range shard.Names() {
-			files[tensor] = name
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), file, 0o644); err != nil {
-			return err
-		}
+	for _, tensor := range f.archive.Names() {
+		info, _ := f.archive.Info(tensor)
+		files[tensor] = shards[info.File]
 	}
 	index, err := json.Marshal(map[string]any{"metadata": map[string]any{}, "weight_map": files})
 	if err != nil {

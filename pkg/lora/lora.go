@@ -26,6 +26,7 @@ type Adapter struct {
 	digest       string
 	file, config []byte
 	modules      map[string]*Product
+	off          []string
 }
 
 // Product is the change of one projection: A [R, K] and B [N, R], row-major.
@@ -128,7 +129,7 @@ func Parse(name string, file, config []byte) (*Adapter, error) {
 	if err != nil {
 		return nil, err
 	}
-	if a.modules, err = readModules(archive, scale); err != nil {
+	if a.modules, a.off, err = readModules(archive, scale); err != nil {
 		return nil, err
 	}
 	d := safetensors.NewDigest()
@@ -151,7 +152,15 @@ func (a *Adapter) File() []byte { return a.file }
 // Config returns the configuration that it was read from; it may be empty and must not be modified.
 func (a *Adapter) Config() []byte { return a.config }
 
-// Modules returns the names of the projections that it changes, sorted.
+// Note says what was taken off the names of its modules, such as base_model.model. and _orig_mod.; empty: nothing.
+func (a *Adapter) Note() string {
+	if len(a.off) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("adapter %s: names of modules are read without %s", a.name, strings.Join(a.off, ", "))
+}
+
+// Modules returns the names of the projections that it changes, sorted: as the file has them until Table.Fit.
 func (a *Adapter) Modules() []string { return slices.Sorted(maps.Keys(a.modules)) }
 
 // Product returns the change of a projection, nil if there is none.
@@ -194,14 +203,22 @@ func ParseTable(data []byte) (Table, error) {
 // Encode returns the table as JSON; equal tables give equal bytes.
 func (t Table) Encode() ([]byte, error) { return json.Marshal(t) }
 
-// Check returns an error, with the names, if the model does not have a module of an adapter, or has
-// it in another shape, or if an adapter changes nothing. Clients call it before a push, samplers
-// before they load.
+// Check returns the error of Fit. Clients call it before a push.
 func (t Table) Check(adapters ...Weighted) error {
+	_, err := t.Fit(adapters...)
+	return err
+}
+
+// Fit returns the adapters with the names that the model has: trainers name the same modules in several ways, and as
+// one what diffusers has as several. Samplers call it before they load. It returns an error, with the names, if the
+// model does not have a module of an adapter, or has it in another shape, or if an adapter changes nothing.
+func (t Table) Fit(adapters ...Weighted) ([]Weighted, error) {
 	var errs []error
+	fitting := make([]Weighted, len(adapters))
+	resolver := t.resolver()
 	for i, a := range adapters {
 		if a.Adapter == nil {
-			return fmt.Errorf("adapter %d: none", i)
+			return nil, fmt.Errorf("adapter %d: none", i)
 		}
 		var faults []error
 		if !finite(a.Weight) {
@@ -211,11 +228,50 @@ func (t Table) Check(adapters ...Weighted) error {
 			faults = append(faults,
 				errors.New("changes nothing: its scale, lora_alpha, lora_A or lora_B is 0 everywhere"))
 		}
-		if err := errors.Join(append(faults, t.fits(a.Adapter)...)...); err != nil {
-			errs = append(errs, fmt.Errorf("adapter %s: %w", a.Adapter.name, err))
+		named, more := resolver.rename(a.Adapter)
+		if faults = append(faults, more...); len(faults) > 0 {
+			errs = append(errs, fmt.Errorf("adapter %s: %w", a.Adapter.name, errors.Join(faults...)))
+		}
+		fitting[i] = Weighted{named, a.Weight}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return fitting, nil
+}
+
+// rename returns an adapter with the names that the model has, and why it does not fit.
+func (r *resolver) rename(a *Adapter) (named *Adapter, faults []error) {
+	named = new(*a)
+	named.modules = make(map[string]*Product, len(a.modules))
+	for _, module := range a.Modules() {
+		if err := r.add(named.modules, module, a.modules[module]); err != nil {
+			faults = append(faults, fmt.Errorf("module %s: %w", module, err))
+		}
+		if len(faults) == maxFaults {
+			return nil, append(faults, errors.New("and perhaps more"))
 		}
 	}
-	return errors.Join(errs...)
+	return named, faults
+}
+
+// add adds the change of a module of a file to those of the model's.
+func (r *resolver) add(all map[string]*Product, module string, p *Product) error {
+	own, swap := r.resolve(module)
+	if len(own) == 0 {
+		return errors.New("the transformer has none")
+	}
+	parts, err := p.divide(own, swap, r.Table)
+	if err != nil {
+		return err
+	}
+	for name, part := range parts {
+		if all[name] != nil {
+			return fmt.Errorf("%s is changed under another name, too; must be one of them", name)
+		}
+		all[name] = part
+	}
+	return nil
 }
 
 // Fresh reports whether an adapter fits, and is as training begins with it: lora_A of each module is drawn and lora_B
@@ -226,26 +282,8 @@ func (t Table) Fresh(a *Adapter) bool {
 			return false
 		}
 	}
-	return len(t.fits(a)) == 0
-}
-
-// fits returns which modules of an adapter the model does not have, or has in another shape.
-func (t Table) fits(a *Adapter) (faults []error) {
-	for _, module := range a.Modules() {
-		p := a.modules[module]
-		shape, ok := t[module]
-		switch {
-		case !ok:
-			faults = append(faults, fmt.Errorf("module %s: the transformer has none", module))
-		case shape != [2]int{p.N, p.K}:
-			faults = append(faults, fmt.Errorf("module %s: changes a weight of %d x %d, here %d x %d", module, p.N,
-				p.K, shape[0], shape[1]))
-		}
-		if len(faults) == maxFaults {
-			return append(faults, errors.New("and perhaps more"))
-		}
-	}
-	return faults
+	_, faults := t.resolver().rename(a)
+	return len(faults) == 0
 }
 
 // changesNothing reports whether all products of the adapter are 0: pushing it is a mistake.

@@ -42,7 +42,8 @@ type Card struct {
 	WeightsDigest string
 	// SchedulerConfig is the model's scheduler_config.json, as diffusers writes it.
 	SchedulerConfig []byte
-	// Grid names the sigmas before the scheduler shifts them: GridLinspace (also empty), GridScheduler or GridUniFlow.
+	// Grid names the sigmas before the scheduler shifts them: GridLinspace (also empty), GridTorch, GridScheduler or
+	// GridUniFlow.
 	Grid string
 	// Mu says how the shift of a scheduler with use_dynamic_shifting is found: MuLinear (also empty), MuNone, MuFlux2,
 	// or MuConstant with ConstantMu.
@@ -113,6 +114,7 @@ const (
 // Values of Card.Grid and Card.Mu; flow.Grid and flow.MuRule define the same values.
 const (
 	GridLinspace  = "linspace"
+	GridTorch     = "linspace_torch"
 	GridScheduler = "scheduler"
 	GridUniFlow   = "uni_flow"
 
@@ -168,8 +170,8 @@ func (c Card) Validate() error {
 	check(c.MaxPromptTokens > 0, "max_prompt_tokens: %d; must be more than 0", c.MaxPromptTokens)
 	check(oneOf(c.CFGRule, CFGRescaled, CFGPlain, CFGPlainClamped), "cfg_rule: %q; must be %s, %s or %s", c.CFGRule,
 		CFGRescaled, CFGPlain, CFGPlainClamped)
-	check(oneOf(c.Grid, "", GridLinspace, GridScheduler, GridUniFlow), "grid: %q; must be %s, %s or %s", c.Grid,
-		GridLinspace, GridScheduler, GridUniFlow)
+	check(oneOf(c.Grid, "", GridLinspace, GridTorch, GridScheduler, GridUniFlow), "grid: %q; must be %s, %s, %s or %s",
+		c.Grid, GridLinspace, GridTorch, GridScheduler, GridUniFlow)
 	check(oneOf(c.Mu, "", MuLinear, MuNone, MuFlux2, MuConstant), "mu: %q; must be %s, %s, %s or %s", c.Mu, MuLinear,
 		MuNone, MuFlux2, MuConstant)
 	check(c.ConstantMu == 0 || c.Mu == MuConstant && c.ConstantMu-c.ConstantMu == 0,

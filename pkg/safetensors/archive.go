@@ -8,8 +8,10 @@
 package safetensors
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -41,7 +43,8 @@ type file struct {
 	bytes  []byte
 	unmap  func() error
 	mapped bool // bytes are of Map
-	data   int  // where the data starts
+	sums   *Sums
+	data   int // where the data starts
 }
 
 type located struct {
@@ -130,8 +133,8 @@ func chooseCheckpoint(names []string) (string, error) {
 		list := usual(found[0])
 		return list[slices.IndexFunc(list, there)], nil
 	case len(found) > 1:
-		return "", fmt.Errorf("several variants and none without a name: %s; must be one: move the others away, or name "+
-			"the file or the index itself", strings.Join(found, ", "))
+		return "", fmt.Errorf("several variants and none without a name: %s; must be one: move the others away, or "+
+			"name the file or the index itself", strings.Join(found, ", "))
 	case len(indexes) == 1:
 		return indexes[0], nil
 	case len(indexes) > 1:
@@ -193,7 +196,7 @@ func (a *Archive) addFile(folder *Folder, name string) error {
 // valid, a tensor that another file has, and too many tensors are errors.
 func (a *Archive) addTensors(i int) error {
 	f := &a.files[i]
-	h, err := parseHeader(f.bytes)
+	h, err := f.header()
 	if err != nil {
 		return err
 	}
@@ -214,6 +217,22 @@ func (a *Archive) addTensors(i int) error {
 		}
 	}
 	return nil
+}
+
+// header reads the header of a file.
+func (f *file) header() (h header, err error) {
+	head := f.bytes
+	if f.sums != nil && len(head) >= 8 {
+		if head, err = f.sums.copy(f.bytes, 0, 8); err != nil {
+			return h, err
+		}
+		if n := binary.LittleEndian.Uint64(head); n <= min(MaxHeader, uint64(len(f.bytes)-8)) {
+			if head, err = f.sums.copy(f.bytes, 0, 8+int(n)); err != nil {
+				return h, err
+			}
+		}
+	}
+	return parseHeader(head, len(f.bytes))
 }
 
 // checkIndex returns an error that lists all faults unless every tensor is in the file that the
@@ -252,7 +271,7 @@ func Parse(name string, b []byte) (*Archive, error) { return ParseAll(Contents{N
 func ParseAll(files ...Contents) (*Archive, error) {
 	a := &Archive{tensors: map[string]located{}, meta: map[string]string{}}
 	for i, f := range files {
-		a.files = append(a.files, file{name: f.Name, bytes: f.Bytes, mapped: f.Mapped})
+		a.files = append(a.files, file{name: f.Name, bytes: f.Bytes, mapped: f.Mapped, sums: f.Sums})
 		if err := a.addTensors(i); err != nil {
 			return nil, fmt.Errorf("parse %q: %w", f.Name, err)
 		}
@@ -296,13 +315,16 @@ type Contents struct {
 	Bytes []byte // read-only, valid until Close
 	// Mapped says that the bytes are those of Map.
 	Mapped bool
+	// Sums, unless nil, are of the file when its digest was computed. What is read then is checked by them: it is
+	// ErrChanged if the file is another one meanwhile.
+	Sums *Sums
 }
 
 // Files returns the files in order, for digests.
 func (a *Archive) Files() []Contents {
 	out := make([]Contents, len(a.files))
 	for i, f := range a.files {
-		out[i] = Contents{Name: f.name, Bytes: f.bytes, Mapped: f.mapped}
+		out[i] = Contents{Name: f.name, Bytes: f.bytes, Mapped: f.mapped, Sums: f.sums}
 	}
 	return out
 }
@@ -317,15 +339,41 @@ func (a *Archive) Release() {
 	}
 }
 
-// Bytes returns the little-endian data of a tensor, without copying. It is read-only
-// and valid until Close. The only error is that the tensor does not exist.
+// Bytes returns the little-endian data of a tensor, without copying unless its file has sums. It is read-only and valid
+// until Close. The only errors are that the tensor does not exist, and ErrChanged.
 func (a *Archive) Bytes(name string) ([]byte, error) {
 	t, ok := a.tensors[name]
 	if !ok {
 		return nil, a.notFound(name)
 	}
 	f := &a.files[t.file]
+	if f.sums != nil {
+		b, err := f.sums.copy(f.bytes, f.data+t.begin, f.data+t.end)
+		if err != nil {
+			return nil, fmt.Errorf("%s: tensor %q: %w", t.File, name, err)
+		}
+		return b, nil
+	}
 	return f.bytes[f.data+t.begin : f.data+t.end : f.data+t.end], nil
+}
+
+// CopyTo writes a whole file, header included; i is its place in Files. Errors are of w, and ErrChanged.
+func (a *Archive) CopyTo(w io.Writer, i int) error {
+	f := &a.files[i]
+	if f.sums == nil {
+		_, err := w.Write(f.bytes)
+		return err
+	}
+	for at := 0; at < len(f.bytes); at += 16 * sumBytes {
+		b, err := f.sums.copy(f.bytes, at, min(len(f.bytes), at+16*sumBytes))
+		if err == nil {
+			_, err = w.Write(b)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", f.name, err)
+		}
+	}
+	return nil
 }
 
 // notFound returns the error for a tensor that does not exist; it wraps fs.ErrNotExist.

@@ -65,7 +65,7 @@ type header struct {
 //	8 bytes   n, little-endian
 //	n bytes   JSON object: name -> {dtype, shape, data_offsets [begin, end]}
 //	the rest  data, which the tensors fill without gap or overlap
-func parseHeader(b []byte) (header, error) {
+func parseHeader(b []byte, size int) (header, error) {
 	var h header
 	if len(b) < 8 {
 		return h, fmt.Errorf("file of %d bytes has no header length", len(b))
@@ -77,8 +77,8 @@ func parseHeader(b []byte) (header, error) {
 	if n > MaxHeader {
 		return h, fmt.Errorf("header of %d bytes, at most %d are allowed", n, MaxHeader)
 	}
-	if n > uint64(len(b)-8) {
-		return h, fmt.Errorf("header of %d bytes in a file of %d: truncated", n, len(b))
+	if n > uint64(size-8) {
+		return h, fmt.Errorf("header of %d bytes in a file of %d: truncated", n, size)
 	}
 	h.data = 8 + int(n)
 	text := b[8:h.data]
@@ -95,7 +95,7 @@ func parseHeader(b []byte) (header, error) {
 	if p.peek(); p.at < len(text) {
 		return h, errors.New("header: text after the JSON object")
 	}
-	return h, h.checkLayout(len(b) - h.data)
+	return h, h.checkLayout(size - h.data)
 }
 
 // checkLayout sorts the tensors by their data and returns an error, which names the tensor, unless

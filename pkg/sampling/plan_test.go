@@ -36,15 +36,16 @@ func TestSchedule_TakesWhatPoliciesSay(t *testing.T) {
 				t.Errorf("grid %q, mu %q: %v", grid, mu, err)
 				continue
 			}
-			sigmas, err := s.Sigmas(6, 4096)
+			sigmas, err := s.Sigmas(10, 4096)
 			if err != nil {
 				t.Errorf("grid %q, mu %q: %v", grid, mu, err)
 			}
 			seen[fmt.Sprint(sigmas)] += fmt.Sprintf("%s/%s ", grid, mu)
 		}
 	}
-	if len(seen) != 9 { // linspace and scheduler have four rules each, and nothing shifts uni_flow here
-		t.Errorf("%d different schedules; want 9: %v", len(seen), seen)
+	// linspace, linspace_torch and scheduler have four rules each, and nothing shifts uni_flow here
+	if len(seen) != 13 {
+		t.Errorf("%d different schedules; want 13: %v", len(seen), seen)
 	}
 	if _, err := sampling.Schedule(&schemas.Policy{SchedulerConfig: []byte(dynamic), Mu: "none"}); err == nil {
 		t.Error("dynamic shifting without a rule for mu is accepted")

@@ -43,7 +43,7 @@ var ErrUnfit = errors.New("not the file that was pushed")
 
 // File is an open file of weights.
 type File struct {
-	// Contents are mapped, and valid until Close.
+	// Contents are mapped, and valid until Close. They have the sums of what the digest is of.
 	safetensors.Contents
 
 	file  *os.File
@@ -71,7 +71,11 @@ func (d *Dir) File(ctx context.Context, w schemas.WeightsFile) (_ *File, err err
 	if info.Size() != w.Size {
 		return nil, fmt.Errorf("%w: %s: %d bytes; must be %d", ErrUnfit, where, info.Size(), w.Size)
 	}
-	digest, size, err := digestOf(ctx, file, nil)
+	sums := safetensors.NewSums()
+	digest, size, err := digestOf(ctx, file, func(piece []byte) error {
+		_, err := sums.Write(piece)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", where, err)
 	}
@@ -79,7 +83,7 @@ func (d *Dir) File(ctx context.Context, w schemas.WeightsFile) (_ *File, err err
 		return nil, fmt.Errorf("%w: %s: has another SHA-256 than %.16s, which was pushed: it was changed since",
 			ErrUnfit, where, w.Digest)
 	}
-	f.Name, f.Mapped = w.Path, true
+	f.Name, f.Mapped, f.Sums = w.Path, true, sums
 	if f.Bytes, f.unmap, err = safetensors.Map(file); err != nil {
 		return nil, fmt.Errorf("read %s: %w", where, err)
 	}

@@ -6,12 +6,14 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/weightsdir"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -217,5 +219,67 @@ func TestDir_Sweep(t *testing.T) {
 	}
 	if n, _, err := d.Sweep("none", now, needed, false); n != 0 || err != nil {
 		t.Errorf("a store without copies: %d, %v", n, err)
+	}
+}
+
+// What is read of a file is what its digest is of, whatever is written to it meanwhile, at whatever time: tensors,
+// headers and copies are checked.
+func TestFile_RewrittenInPlace(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, "a.safetensors")
+	var tensors []safetensors.Tensor
+	for _, tensor := range []string{"first", "large", "last"} {
+		x := make([]float32, 40_000)
+		made, err := safetensors.FloatTensor(tensor, "F32", []int{len(x)}, x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tensors = append(tensors, made)
+	}
+	var good bytes.Buffer
+	if err := safetensors.Write(&good, tensors, nil); err != nil {
+		t.Fatal(err)
+	}
+	w := schemas.WeightsFile{Path: "a.safetensors", Digest: digest(good.String()), Size: int64(good.Len())}
+	past := time.Now().Add(-time.Hour)
+	for at, fails := range map[int]string{-1: "", 20: "header", good.Len() / 2: "large", good.Len() - 1: "last"} {
+		written(t, good.String(), name)
+		if err := os.Chtimes(name, past, past); err != nil {
+			t.Fatal(err)
+		}
+		f, err := opened(t, dir).File(t.Context(), w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at >= 0 {
+			changed := bytes.Clone(good.Bytes())
+			changed[at] ^= 1
+			written(t, string(changed), name)
+			if err := os.Chtimes(name, past, past); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := f.Unchanged(); err != nil {
+			t.Errorf("byte %d: %v; the test is of a change that times do not show", at, err)
+		}
+		archive, err := safetensors.ParseAll(f.Contents)
+		if (fails == "header") != errors.Is(err, safetensors.ErrChanged) {
+			t.Errorf("byte %d: %v", at, err)
+		}
+		if err == nil {
+			for _, tensor := range archive.Names() {
+				_, err := archive.Floats(tensor)
+				if (tensor == fails) != errors.Is(err, safetensors.ErrChanged) {
+					t.Errorf("byte %d: %s: %v", at, tensor, err)
+				}
+			}
+			err = archive.CopyTo(io.Discard, 0)
+			if (fails != "") != errors.Is(err, safetensors.ErrChanged) {
+				t.Errorf("byte %d: copied: %v", at, err)
+			}
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -67,13 +67,14 @@ func policyPushCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "push ADAPTER|WEIGHTS",
 		Short: "give the samplers of a lane another adapter, or other weights",
-		Long: `push stores a LoRA in PEFT's form (a folder or a safetensors file) as the next version of the lane. It
-first checks that the file can be read, that its numbers are finite, that the model has the weights
-that it changes, in the same shapes, and that its ranks are below their sizes.
+		Long: `push stores a LoRA (a folder or a safetensors file, with the names of PEFT, diffusers, kohya, musubi-tuner
+or LyCORIS) as the next version of the lane. It first checks that the file can be read, that its numbers
+are finite, and that the model has the weights that it changes, in the same shapes. DoRA, LoHa, LoKr, and
+adapters of text encoders are refused by name.
 
-With --full it pushes the weights of a whole transformer: a file, or a folder with the file or the
-shards. They must be finite and have all tensors of the checkpoint, in the same shapes. Samplers need
-memory for both versions while samples end on the old one.
+With --full it pushes the weights of a whole transformer: a file, an index of shards, or the folder of
+either, also of a variant such as fp16. They must be finite and have all tensors of the checkpoint, in the
+same shapes. Samplers need memory for both versions while samples end on the old one.
 
 With --weights-dir too, weights of any size go by path: nothing of them is stored in the server. DIR is a
 folder that samplers were given as well (their --weights-dir), maybe as another path. Files that lie in
@@ -101,6 +102,9 @@ pushed.`,
 			adapter, err := lora.Open(given[0])
 			if err != nil {
 				return usage(fmt.Errorf("%w; to push the weights of a whole transformer add --full", err))
+			}
+			if note := adapter.Note(); note != "" {
+				fmt.Fprintln(c.ErrOrStderr(), note)
 			}
 			return k.push(c, conn, func(ctx context.Context, peer *client.Client) (*schemas.Policy, error) {
 				return peer.PushPolicy(ctx, adapter, k.Push)

@@ -32,7 +32,8 @@ func Table(projections map[string]Projection) lora.Table {
 // accumulated in float64 and rounded once; a tensor.LowRankAdder keeps the products beside the weight. An adapter that
 // does not fit is an error that names all its wrong modules.
 func Adapt(d tensor.Device, projections map[string]Projection, adapters []lora.Weighted) error {
-	if err := Table(projections).Check(adapters...); err != nil {
+	adapters, err := Table(projections).Fit(adapters...)
+	if err != nil {
 		return err
 	}
 	touched := map[string]bool{}

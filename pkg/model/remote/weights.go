@@ -50,7 +50,8 @@ func (m *Model) adapted(adapters ...lora.Weighted) (*Model, error) {
 	if len(adapters) == 0 {
 		return m.derive(nil, m.base), nil
 	}
-	if err := m.modules.Check(adapters...); err != nil {
+	adapters, err := m.modules.Fit(adapters...)
+	if err != nil {
 		return nil, err
 	}
 	digest := lora.WeightsDigest(m.base, adapters...)
@@ -95,9 +96,13 @@ func (m *Model) Replaced(weights *lora.Full, digest string) (_ model.Model, err 
 		}
 	}()
 	total := bytesOf(weights)
-	for i, file := range weights.Files() {
+	for i := range weights.Files() {
 		name := filepath.Join(c.dir.path, fmt.Sprintf("weights-%05d.safetensors", i+1))
-		if err := os.WriteFile(name, file, 0o600); err != nil {
+		err := weights.CopyTo(name, i, 0o600)
+		if errors.Is(err, safetensors.ErrChanged) {
+			return nil, fmt.Errorf("weights: %w", err)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("weights: %d bytes for the worker do not fit into the folder for temporary files: "+
 				"free space there, or name another with TMPDIR: %w", total, err)
 		}

@@ -11,6 +11,8 @@ import (
 	"runtime/debug"
 	"syscall"
 
+	"github.com/rs/zerolog"
+
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/safetensors"
@@ -121,6 +123,9 @@ func (c *fetchedChange) apply(ctx context.Context, n engine.Network) (m engine.N
 		m, err = n.With(ctx, c.Change)
 		return err
 	})
+	if errors.Is(err, safetensors.ErrChanged) {
+		return nil, engine.Refuse("weights: %w", err)
+	}
 	for _, f := range c.shared {
 		if changed := f.Unchanged(); changed != nil {
 			if err == nil && m != n {
@@ -203,6 +208,9 @@ func fetchChange(ctx context.Context, from Source, p *schemas.Policy) (made fetc
 		a, err := lora.Parse(fmt.Sprintf("of version %d", p.PolicyVersion), file.Bytes, p.Adapter.Config)
 		if err != nil {
 			return made, engine.Refuse("adapter: %w", err)
+		}
+		if note := a.Note(); note != "" {
+			zerolog.Ctx(ctx).Info().Int64("policy_version", p.PolicyVersion).Msg(note)
 		}
 		made.Adapters = []lora.Weighted{{Adapter: a, Weight: p.Adapter.Scale}}
 	}

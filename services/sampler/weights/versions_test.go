@@ -404,6 +404,8 @@ func TestVersions_ByPath(t *testing.T) {
 	}{
 		{func() error { return os.Truncate(file, 0) }, "was changed while it was loaded"},
 		{func() error { return os.Chtimes(file, time.Time{}, time.Now().Add(time.Hour)) }, "was changed while it was loaded"},
+		{func() error { return rewrite(file, -1) }, "was changed while it was loaded"},
+		{func() error { return rewrite(file, 9) }, "was changed while it was loaded"},
 	} {
 		l.script.set(func(s *script) { s.with = c.change })
 		p := l.push(byPath)
@@ -419,6 +421,25 @@ func TestVersions_ByPath(t *testing.T) {
 	if n := l.script.opened.Load(); n != 1 {
 		t.Errorf("%d networks are open, want one", n)
 	}
+}
+
+// rewrite changes a byte of a file in place, -1 its last, and sets its time back.
+func rewrite(file string, at int) error {
+	info, err := os.Stat(file)
+	if err != nil {
+		return err
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	data[(at+len(data))%len(data)] ^= 1
+	f, err := os.OpenFile(file, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Close(), os.Chtimes(file, info.ModTime(), info.ModTime()))
 }
 
 // An error that may pass is no refusal: the version is tried again.

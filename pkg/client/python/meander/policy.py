@@ -22,7 +22,7 @@ import numpy as np
 from nats.js.errors import NotFoundError
 
 from . import lease as leases
-from . import tensorfile, versions, weightsdir
+from . import lora, tensorfile, versions, weightsdir
 from .control import keys
 from .cursor import api
 from .events import PREFIX, TOKEN, Event, Gone, checked, decode, fault
@@ -38,10 +38,6 @@ _FILE, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _DIFFUSERS = "pytorch_lora_weights.safetensors"
 """What diffusers names the file."""
 _CHUNK = 128 << 10
-_SUFFIXES = {
-    ".lora_A.weight": "A", ".lora_B.weight": "B", ".lora_A.default.weight": "A", ".lora_B.default.weight": "B",
-    ".lora_down.weight": "A", ".lora_up.weight": "B", ".alpha": "alpha",
-}
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 RULES = ("finish", "switch", "restart")
 """What a group does about weights that come while it is made: its rules in text."""
@@ -441,50 +437,52 @@ def check_adapter(file: bytes, config: bytes, table: dict[str, list[int]]) -> by
     configuration that counts: config, or that in the file's header.
 
     table: of each projection that adapters can change, by its name, the shape [n, k] of its weight. lora_A is [r, k],
-    lora_B [n, r], of F32, F16, BF16 or F64, with r of at most min(n, k).
+    lora_B [n, r], of F32, F16, BF16 or F64.
 
-    PolicyRefused: the file cannot be read, is not finite, changes what the table does not have, or has other shapes.
+    PolicyRefused: the file cannot be read, is not finite, has a tensor or a setting that is not used, changes what the
+    table does not have, or has other shapes.
     """
     header, data = _header("adapter", file)
     effective = config or (header.get("__metadata__") or {}).get("lora_adapter_metadata", "").encode()
     parts: dict[str, dict[str, Any]] = {}
-    for name, info in header.items():
-        if name == "__metadata__":
-            continue
-        suffix = next((s for s in _SUFFIXES if name.endswith(s)), None)
-        if suffix is None:
-            raise PolicyRefused(f"adapter: {name}: no tensor of a LoRA")
-        module = name.removesuffix(suffix)
-        for prefix in ("base_model.model.", "transformer.", "diffusion_model."):
-            module = module.removeprefix(prefix)
-        part = parts.setdefault(module, {})
-        if _SUFFIXES[suffix] in part:
-            raise PolicyRefused(
-                f"adapter: module {module}: {name} is given under another name, too; must be one of them"
-            )
-        part[_SUFFIXES[suffix]] = (info, _floats("adapter", name, info, data))
+    off: set[str] = set()
+    try:
+        scale = lora.parse_config(effective)
+        for name, info in header.items():
+            if name == "__metadata__":
+                continue
+            module, kind, taken_off = lora.split(name)
+            off |= taken_off
+            part = parts.setdefault(module, {})
+            if kind in part:
+                raise ValueError(f"module {module}: {name} is given under another name, too; must be one of them")
+            part[kind] = (info, _floats("adapter", name, info, data))
+    except ValueError as err:
+        raise err if isinstance(err, PolicyRefused) else PolicyRefused(f"adapter: {err}") from None
     if not parts:
         raise PolicyRefused("adapter: no tensors")
+    resolver, changed = lora.Resolver(table), set[str]()
     for module, p in sorted(parts.items()):
-        if "A" not in p or "B" not in p:
-            raise PolicyRefused(f"adapter: module {module}: lora_A or lora_B is missing")
-        a, b = p["A"][0]["shape"], p["B"][0]["shape"]
-        if len(a) != 2 or len(b) != 2 or a[0] != b[1] or a[0] < 1:
-            raise PolicyRefused(f"adapter: module {module}: lora_A {a} and lora_B {b} do not fit")
-        if a[0] > min(a[1], b[0]):
-            raise PolicyRefused(
-                f"adapter: module {module}: rank {a[0]}; must be at most {min(a[1], b[0])}, the smaller side of its "
-                f"weight"
-            )
-        if module not in table:
-            raise PolicyRefused(f"adapter: module {module}: the transformer has none")
-        if [b[0], a[1]] != list(table[module]):
-            raise PolicyRefused(
-                f"adapter: module {module}: changes a weight of {b[0]} x {a[1]}, here {table[module][0]} x "
-                f"{table[module][1]}"
-            )
-        if not all(np.isfinite(x).all() for _, x in p.values()):
-            raise PolicyRefused(f"adapter: module {module}: not finite; all numbers of lora_A and lora_B must be")
+        try:
+            _check_module(p, scale, module)
+            own, swap = resolver.resolve(module)
+            n, k = p["B"][0]["shape"][0], p["A"][0]["shape"][1]
+            if not own:
+                raise ValueError("the transformer has none")
+            rows = sum(table[m][0] for m in own)
+            if n != rows or any(table[m][1] != k for m in own) or swap and n % 2:
+                raise ValueError(f"changes a weight of {n} x {k}, here {rows} x {table[own[0]][1]}")
+            if twice := changed & set(own):
+                raise ValueError(f"{min(twice)} is changed under another name, too; must be one of them")
+            changed |= set(own)
+        except ValueError as err:
+            raise PolicyRefused(f"adapter: module {module}: {err}") from None
+    if off:
+        usual = off <= {"base_model.model.", "transformer."}  # of PEFT and of diffusers
+        _log.log(
+            logging.INFO if usual else logging.WARNING,
+            "adapter: names of modules are read without %s", ", ".join(sorted(off)),
+        )
     return effective
 
 
@@ -493,10 +491,27 @@ def _is_fresh(file: bytes) -> bool:
     nothing yet. file is one that check_adapter takes."""
     header, data = _header("adapter", file)
     for name, info in header.items():
-        part = next((p for suffix, p in _SUFFIXES.items() if name.endswith(suffix)), "")
+        part = "" if name == "__metadata__" else lora.split(name)[1]
         if part in ("A", "B") and bool(_floats("adapter", name, info, data).any()) != (part == "A"):
             return False
     return True
+
+
+def _check_module(p: dict[str, Any], scale: lora.Scaling | None, module: str) -> None:
+    """ValueError: the tensors of a module do not make a low-rank product."""
+    if "A" not in p or "B" not in p:
+        raise ValueError("lora_A or lora_B is missing")
+    a, b = p["A"][0]["shape"], p["B"][0]["shape"]
+    if len(a) != 2 or len(b) != 2 or a[0] != b[1] or a[0] < 1:
+        raise ValueError(f"lora_A {a} and lora_B {b} do not fit")
+    if "alpha" in p:
+        alpha = p["alpha"][1]
+        if alpha.size != 1 or not np.isfinite(alpha).all():
+            raise ValueError("alpha is not a number")
+    elif scale is not None and not math.isfinite(scale(module, a[0])):
+        raise ValueError("not finite; the scale must be")
+    if not all(np.isfinite(x).all() for _, x in p.values()):
+        raise ValueError("not finite; all numbers of lora_A and lora_B must be")
 
 
 def check_weights(files: Sequence[bytes | memoryview], table: dict[str, list[int]]) -> None:

@@ -1,5 +1,5 @@
 """Scheduled sampling with ReflexFlow in plain numpy: who rolls, from where, with which sampler, and the loss of the
-result. Arrays are computed in float64; a ValueError names the argument, its value and what it must be.
+result, which keeps the gradient of tensors of torch. Arrays are computed in float64; a ValueError names the argument, its value and what it must be.
 
 The Go package pkg/scheduled computes the same, and plans are equal to the bit. With some probability a sample starts a
 few levels noisier than the timestep it is trained at, the model steps it down to there without gradient, and the
@@ -15,6 +15,7 @@ entry.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -494,51 +495,71 @@ def reflexflow_on(switch: bool | None, max_step_offset: int, prediction: str) ->
     return prediction == "flow_prediction" and (max_step_offset > 0 if switch is None else switch)
 
 
-def _samples(**named: ArrayLike | None) -> list[Any]:
-    """The arrays [B, ...] as float64 [B, D]; None stays. ValueError: shapes differ, or a number is not finite."""
-    out: list[Any] = [None if v is None else np.asarray(v, np.float64) for v in named.values()]
+def _torch(*values: Any) -> Any:
+    """The module torch where one of the values is a tensor of it, else None."""
+    torch = sys.modules.get("torch")
+    return torch if torch and any(isinstance(v, torch.Tensor) for v in values) else None
+
+
+def _samples(**named: Any) -> list[Any]:
+    """The arrays [B, ...] as float64 [B, D], of torch with their gradient where one is a tensor; None stays. ValueError:
+    shapes differ, or a number is not finite."""
+    torch = _torch(*named.values())
+    if torch:
+        device = next(v.device for v in named.values() if isinstance(v, torch.Tensor))
+        wide = torch.float32 if device.type == "mps" else torch.float64  # which has no float64
+        out: list[Any] = [None if v is None else torch.as_tensor(v).to(device, wide) for v in named.values()]
+    else:
+        out = [None if v is None else np.asarray(v, np.float64) for v in named.values()]
     for name, a in zip(named, out):
         if a is None:
             continue
-        if a.shape != out[0].shape or a.ndim < 2 or a.size == 0:
-            raise ValueError(f"{name}: shape {a.shape}; must be samples and elements, alike in all")
-        if not np.isfinite(a).all():
+        if a.shape != out[0].shape or a.ndim < 2 or 0 in a.shape:
+            raise ValueError(f"{name}: shape {tuple(a.shape)}; must be samples and elements, alike in all")
+        if not (torch or np).isfinite(a).all():
             raise ValueError(f"{name}: has NaN or infinity; must be finite numbers")
     return [None if a is None else a.reshape(len(a), -1) for a in out]
 
 
-def reflexflow_weights(clean: ArrayLike, biased: ArrayLike, alpha: float = 1.0) -> np.ndarray:
+def reflexflow_weights(clean: Any, biased: Any, alpha: float = 1.0) -> Any:
     """The weights [B, D], float64, of the elements of samples: 1 + alpha E / max(sum |E| over the sample, 1e-6), with
-    E = clean - biased, both [B, ...].
+    E = clean - biased, both [B, ...]; they have no gradient.
 
     The mean of |w - 1| is alpha/D. With an alpha above 1 weights can be negative. ValueError: shapes differ, or a
     number is not finite.
     """
-    a, b = _samples(clean=clean, biased=biased)
+    torch = _torch(clean, biased)
+    a, b = (v.detach() if torch else v for v in _samples(clean=clean, biased=biased))
     e = a - b
-    return 1 + alpha * e / np.maximum(np.abs(e).sum(axis=1, keepdims=True), FLOOR)
+    total = abs(e).sum(1)[:, None]
+    return 1 + alpha * e / (total.clamp_min(FLOOR) if torch else np.maximum(total, FLOOR))
 
 
-def anti_drift(pred: ArrayLike, noisy: ArrayLike, x0: ArrayLike) -> np.ndarray:
+def anti_drift(pred: Any, noisy: Any, x0: Any) -> Any:
     """The anti-drift term of each sample, [B], float64: |pred/|pred| - d/|d||^2 with d = noisy - x0, which is 2 - 2
     cos(pred, d). Arguments are [B, ...]; lengths count as at least 1e-6. ValueError: shapes differ, or a number is not
     finite."""
+    torch = _torch(pred, noisy, x0)
     p, n, x = _samples(pred=pred, noisy=noisy, x0=x0)
 
-    def unit(v: np.ndarray) -> np.ndarray:
+    def unit(v: Any) -> Any:
+        if torch:
+            return v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(FLOOR)
         return v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), FLOOR)
 
-    return ((unit(p) - unit(n - x)) ** 2).sum(axis=1)
+    return ((unit(p) - unit(n - x)) ** 2).sum(1)
 
 
 def reflexflow(
-    pred: ArrayLike, target: ArrayLike, noisy: ArrayLike, x0: ArrayLike, clean: ArrayLike | None = None,
-    biased: ArrayLike | None = None,
-    alpha: float | None = 1.0, beta1: float | None = 10.0, beta2: float | None = 1.0, losses: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
+    pred: Any, target: Any, noisy: Any, x0: Any, clean: Any = None, biased: Any = None, alpha: float | None = 1.0,
+    beta1: float | None = 10.0, beta2: float | None = 1.0, losses: Any = None, mask: Any = None,
 ) -> dict[str, Any]:
     """The loss mean(FC + beta1*ADR) of a batch, "loss", and its terms, float64: "losses", "fc" and "adr" are [B], of
     each sample, "weights" [B, D], of each element, and the reflexflow/ ones numbers to log. Arguments are [B, ...].
+
+    Of tensors of torch they are tensors, on the device of the first of them: the loss has the gradient of pred, and of
+    the other arguments but clean and biased, whose weights have none, as the public trainer detaches them. What is to
+    log is detached.
 
     FC = beta2 * mean(w * losses * mask) per sample, with losses the squared errors unless they are given; ADR is
     anti_drift, which is not masked and applies to every sample. clean and biased are the model's outputs for the
@@ -552,13 +573,18 @@ def reflexflow(
         raise ValueError(f"alpha, beta1, beta2: {alpha}, {beta1}, {beta2}; must be finite, and the betas at least 0")
     if (clean is None) != (biased is None):
         raise ValueError("clean, biased: one of them; must be both or neither")
-    adr = anti_drift(pred, noisy, x0)
-    p, t, c, b, given, m = _samples(pred=pred, target=target, clean=clean, biased=biased, losses=losses, mask=mask)
-    w = np.ones_like(p) if c is None else reflexflow_weights(c, b, alpha)
-    fc = beta2 * (w * ((p - t) ** 2 if given is None else given) * (1 if m is None else m)).mean(axis=1)
-    exposure = np.zeros(len(p)) if c is None else np.abs(c - b).sum(axis=1)
+    p, t, n, x, c, b, given, m = _samples(
+        pred=pred, target=target, noisy=noisy, x0=x0, clean=clean, biased=biased, losses=losses, mask=mask
+    )
+    adr = anti_drift(p, n, x)
+    w = (_torch(p) or np).ones_like(p) if c is None else reflexflow_weights(c, b, alpha)
+    fc = beta2 * (w * ((p - t) ** 2 if given is None else given) * (1 if m is None else m)).mean(1)
+    exposure = 0 * adr if c is None else abs(c - b).sum(1)
+    logged = {
+        "exposure_l1": exposure.mean(), "weight_min": w.min(), "weight_max": w.max(), "fc_loss": fc.mean(),
+        "adr_loss": adr.mean(),
+    }
     return {
         "loss": (fc + beta1 * adr).mean(), "losses": fc + beta1 * adr, "fc": fc, "adr": adr, "weights": w,
-        "reflexflow/exposure_l1": exposure.mean(), "reflexflow/weight_min": w.min(), "reflexflow/weight_max": w.max(),
-        "reflexflow/fc_loss": fc.mean(), "reflexflow/adr_loss": adr.mean(),
+        **{f"reflexflow/{k}": v.detach() if _torch(v) else v for k, v in logged.items()},
     }

@@ -27,3 +27,12 @@ def test_example(url, name, tmp_path):
     )
     assert out.returncode == 0, out.stderr
     assert "(" in out.stdout, "it prints shapes"
+
+
+def test_the_reflexflow_loss_trains(tmp_path):
+    pytest.importorskip("torch", reason="no torch: pip install torch")
+    out = subprocess.run(
+        [sys.executable, HERE / "examples/reflexflow.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"},
+    )
+    assert out.returncode == 0, out.stdout + out.stderr

@@ -190,6 +190,33 @@ def test_aesthetic_is_a_linear_network_over_clip(torch, clip, tmp_path):
         Aesthetic(str(tmp_path), "narrow.pth", str(clip), device="cpu")
 
 
+def hpsv2_transform(size):
+    """What hpsv2 1.2 makes of an image: tensors of floats are resized, as torchvision does."""
+    from torchvision.transforms import InterpolationMode, Normalize
+    from torchvision.transforms import functional as tv
+
+    def transform(image_):
+        x = tv.to_tensor(image_.convert("RGB"))
+        scale = size / max(x.shape[1:])
+        h, w = (round(n * scale) for n in x.shape[1:])
+        x = tv.resize(x, [h, w], InterpolationMode.BICUBIC) if scale != 1 else x
+        x = tv.pad(x, [(size - w) // 2, (size - h) // 2, size - w - (size - w) // 2, size - h - (size - h) // 2])
+        return Normalize((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))(x)
+
+    return transform
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (80, 40), (37, 91), (512, 512), (9, 32), (3, 5)])
+def test_hpsv2_resizes_floats(torch, shape):
+    """With the bits of its authors' transform; resizing the image itself gives others."""
+    pytest.importorskip("torchvision", reason="no torchvision: pip install 'meander-client[rewards]' brings it")
+    from meander.rewards.hpsv2 import preprocess
+
+    noise = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*shape, 3), dtype=np.uint8))
+    found, want = preprocess(noise, 32), hpsv2_transform(32)(noise)
+    assert found.shape == (3, 32, 32) and torch.equal(found, want)
+
+
 def test_hpsv2_is_the_cosine_of_open_clip(torch, tmp_path):
     open_clip = pytest.importorskip("open_clip", reason="no open_clip: pip install 'meander-client[rewards]' brings it")
     from meander.rewards.hpsv2 import HPSv2
@@ -204,10 +231,7 @@ def test_hpsv2_is_the_cosine_of_open_clip(torch, tmp_path):
     )
     reward = HPSv2(str(tmp_path), "hps.pt", str(tmp_path), device="cpu")
 
-    tokenizer, want = open_clip.get_tokenizer("ViT-H-14"), []
-    preprocess = open_clip.transform.image_transform_v2(
-        open_clip.transform.PreprocessCfg(size=32, resize_mode="longest"), is_train=False
-    )
+    tokenizer, want, preprocess = open_clip.get_tokenizer("ViT-H-14"), [], hpsv2_transform(32)
     samples = [*SAMPLES, Input(image(7).resize((80, 40)), "a fox at the side")]
     for s in samples:
         with torch.no_grad():

@@ -293,3 +293,36 @@ def test_reflexflow_parts():
         (None, 4, "flow_prediction"), (None, 0, "flow_prediction"), (True, 0, "flow_prediction"),
         (False, 4, "flow_prediction"), (True, 4, "epsilon"))
     ] == [True, False, True, False, False]
+
+
+def test_reflexflow_keeps_the_gradient():
+    """Of tensors it is a loss: the gradient is that of finite differences, and the numbers are those of numpy."""
+    torch = pytest.importorskip("torch", reason="no torch: pip install torch")
+    draw = np.random.default_rng(3)
+    batch = {k: draw.normal(size=(3, 2, 4)) for k in ("pred", "target", "noisy", "x0", "clean", "biased")}
+    batch["biased"][1] = batch["clean"][1]  # did not roll
+    batch["mask"] = draw.integers(0, 2, (3, 2, 4))
+    tensors = {k: torch.tensor(v, requires_grad=k != "mask") for k, v in batch.items()}
+    out, want = scheduled.reflexflow(**tensors), scheduled.reflexflow(**batch)
+    assert out.keys() == want.keys()
+    for k in want:
+        close(out[k].detach().numpy(), want[k], 1e-13)
+        assert not k.startswith("reflexflow/") or not out[k].requires_grad
+    out["loss"].backward()
+    assert tensors["clean"].grad is None and tensors["biased"].grad is None and not out["weights"].requires_grad
+    for name in ("pred", "target", "noisy", "x0"):
+        for at in np.ndindex(3, 2, 4):
+            h, ends = 1e-6, []
+            for step in (h, -h):
+                moved = batch[name].copy()
+                moved[at] += step
+                ends.append(scheduled.reflexflow(**{**batch, name: moved})["loss"])
+            close(tensors[name].grad[at].item(), (ends[0] - ends[1]) / (2 * h), 1e-6)
+    zero = torch.zeros(2, 4, requires_grad=True)
+    scheduled.reflexflow(zero, *(torch.zeros(2, 4),) * 3)["loss"].backward()
+    assert torch.isfinite(zero.grad).all()
+    half = torch.ones(2, 4, dtype=torch.bfloat16, requires_grad=True)
+    scheduled.reflexflow(half, *(np.zeros((2, 4)),) * 3)["loss"].backward()
+    assert half.grad.dtype == torch.bfloat16 and half.grad.abs().sum() > 0
+    with pytest.raises(ValueError, match="pred: has NaN"):
+        scheduled.reflexflow(half * math.nan, *(np.zeros((2, 4)),) * 3)

@@ -826,8 +826,8 @@ export interface Policy {
   engine_mix?: boolean | null;
   /** scheduler_config is the model's scheduler_config.json, as in the diffusers layout. */
   scheduler_config: Uint8Array | null;
-  /** grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), scheduler (those that FlowMatchEulerDiscreteScheduler chooses where the pipeline gives it none) or uni_flow (those of UniPCMultistepScheduler with use_flow_sigmas). Empty: linspace. */
-  grid?: "linspace" | "scheduler" | "uni_flow" | "" | null;
+  /** grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), linspace_torch (the same as torch computes them in float32), scheduler (those that FlowMatchEulerDiscreteScheduler chooses where the pipeline gives it none) or uni_flow (those of UniPCMultistepScheduler with use_flow_sigmas). Empty: linspace. */
+  grid?: "linspace" | "linspace_torch" | "scheduler" | "uni_flow" | "" | null;
   /** mu says how the shift of a scheduler with use_dynamic_shifting is found: linear in the number of latent tokens, none (such a scheduler is refused), flux2 (from tokens and steps) or constant (mu_constant). Empty: linear. */
   mu?: "linear" | "none" | "flux2" | "constant" | "" | null;
   /** mu_constant is the logarithm of the shift where mu is constant, whatever the size of the image. */

@@ -65,7 +65,7 @@ func (s *Served) With(_ context.Context, c engine.Change) (engine.Network, error
 		n.changed, err = s.weights.SaveFull(c.Full, n.digest)
 		w.Full = s.weights.Path(n.changed)
 	} else {
-		if err := s.weights.modules.Check(c.Adapters...); err != nil {
+		if c.Adapters, err = s.weights.modules.Fit(c.Adapters...); err != nil {
 			return nil, engine.Refuse("%w", err)
 		}
 		n.digest = lora.WeightsDigest(s.Digest(), c.Adapters...)

@@ -74,11 +74,12 @@ func (e *Served) With(ctx context.Context, c engine.Change) (engine.Network, err
 	case len(c.Adapters) > 1:
 		return nil, engine.Refuse("adapter: %d; %s takes one", len(c.Adapters), e.Backend())
 	}
-	if err := e.adapters.modules.Check(c.Adapters...); err != nil {
+	fitting, err := e.adapters.modules.Fit(c.Adapters...)
+	if err != nil {
 		return nil, engine.Refuse("%w", err)
 	}
 	digest := lora.WeightsDigest(e.Digest(), c.Adapters...)
-	name, err := e.adapters.load(ctx, e.pool, c.Adapters[0], digest)
+	name, err := e.adapters.load(ctx, e.pool, fitting[0], digest)
 	switch {
 	case errors.Is(err, remotelm.ErrRefused):
 		return nil, engine.Refuse("adapter: %w", err)

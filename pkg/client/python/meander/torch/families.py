@@ -185,7 +185,7 @@ class ZImage(Family):
     pipeline's guidance is pos + g (pos - neg): the true_cfg_scale of the card is 1 + g, 6 for its default of 5.
     """
 
-    slug, true_cfg_scale, unpadded, solver_sigmas = "z-image", 1 + 5.0, True, None
+    slug, true_cfg_scale, unpadded, solver_sigmas, grid = "z-image", 1 + 5.0, True, None, "linspace_torch"
     lora_targets = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
     parts = {
         "transformer": ("diffusers", "ZImageTransformer2DModel"),
@@ -303,7 +303,7 @@ class Flux2Klein(Flux2):
     Guidance is classifier-free, against an empty prompt; the models that are distilled to 4 steps go without.
     """
 
-    slug, true_cfg_scale = "flux2-klein", 4.0
+    slug, true_cfg_scale, index_settings = "flux2-klein", 4.0, ("is_distilled",)
     parts = {**Flux2.parts, "text_encoder": ("transformers", "Qwen3ForCausalLM")}
 
     def __init__(self, folder: Folder):
@@ -338,7 +338,7 @@ class Krea2(Standardized):
         "vae": ("diffusers", "AutoencoderKLQwenImage"),
         "text_encoder": ("transformers", "Qwen3VLModel"),
     }
-    pipeline_settings = ("text_encoder_select_layers",)
+    pipeline_settings, index_settings = ("text_encoder_select_layers",), ("is_distilled", "patch_size")
     lora_targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
     template_tokens, suffix_tokens = 34, 5
     """Tokens of the template before a prompt, which are dropped, and after it."""

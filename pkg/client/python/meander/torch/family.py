@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from . import accounts
 from .faults import Fault, first_sentence
 from .folder import Folder
 
@@ -106,6 +107,8 @@ class Family:
     """Parts that a folder may go without."""
     pipeline_settings: tuple[str, ...] = ()
     """Entries of model_index.json that the pipeline computes by, and that are no parts."""
+    index_settings: tuple[str, ...] = ()
+    """Entries of it that the family itself reads."""
     conditioning: tuple[str, ...] = ("prompt_embeds",)
     """The tensors of an encoded prompt, f32."""
     masks: dict[str, str] = {}
@@ -258,6 +261,7 @@ class Family:
         """Returns the bytes of the weights of each part. Fault of class config: a part that may not be loaded."""
         if missing := [p for p in self.packages if importlib.util.find_spec(p) is None]:
             raise Fault("config", f"packages: no {', '.join(missing)}; pip install 'meander-client[torch]'")
+        accounts.check(self)
         there = [p for p in self.parts if self.folder.named_class(p) or p not in self.optional]
         sizes = {part: self.check_part(part) for part in there}
         for part in self.tokenizers:

@@ -32,7 +32,7 @@ class Wan(Standardized):
         "vae": ("diffusers", "AutoencoderKLWan"),
         "text_encoder": ("transformers", "UMT5EncoderModel"),
     }
-    optional = ("transformer_2",)
+    optional, index_settings = ("transformer_2",), ("boundary_ratio", "expand_timesteps")
     lora_targets = _CROSS_ATTENTION
 
     def __init__(self, folder: Folder):

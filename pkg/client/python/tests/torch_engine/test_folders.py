@@ -1,6 +1,8 @@
 """Folders of checkpoints: what a card says of their files, and what is refused before or while they are loaded."""
 
 import json
+import re
+import secrets
 import shutil
 
 import numpy as np
@@ -32,6 +34,47 @@ def loaded(folder):
     worker = Worker(families.find(Folder(folder)), "cpu", "f32")
     worker.load(lambda say: Engine(worker.family, Settings("cpu", "f32", threads=1), say))
     return worker
+
+
+@pytest.mark.parametrize("name", ["sd3", "qwen-image", "flux2", "flux2-klein", "krea2", "wan-two", "ltx"])
+def test_every_setting_is_accounted_for(folders, tmp_path, name):
+    """A key that nothing knows is refused by its name, at every level of every file."""
+    key = "x_" + secrets.token_hex(4)
+    copy = shutil.copytree(folders[name], tmp_path / name)
+    families.find(Folder(copy)).check()
+    files = [f for f in copy.glob("*/*config.json") if "token" not in f.name and "generation" not in f.name]
+    for file in (*files, copy / "model_index.json"):
+        text = file.read_text()
+        levels = [()] + [(k,) for k, v in json.loads(text).items() if isinstance(v, dict) and "label" not in k]
+        levels += [(*at, "rope_parameters") for at in levels if at == ("text_config",)]
+        for at in levels:
+            inner = whole = json.loads(text)
+            for step in at:
+                inner = inner[step]
+            inner[key] = 3
+            file.write_text(json.dumps(whole))
+            with pytest.raises(Fault, match=f"{file.name}.*: {key}: ") as e:
+                families.find(Folder(copy)).check()
+            assert e.value.kind == "config"
+        file.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "values", "says"),
+    [
+        ("sd3", "scheduler/scheduler_config.json", {"use_karras_sigmas": True}, "use_karras_sigmas: True; must be false"),
+        ("sd3", "scheduler/scheduler_config.json", {"stochastic_sampling": True}, "stochastic_sampling: True; must be f"),
+        ("sd3", "scheduler/scheduler_config.json", {"invert_sigmas": True}, "invert_sigmas: True; must be false"),
+        ("sd3", "model_index.json", {"scheduler": ["diffusers", "DDIMScheduler"]}, "must be DDIMScheduler, as in model_"),
+        ("sd3", "model_index.json", {"transformer_2": ["diffusers", "SD3Transformer2DModel"]}, "transformer_2: .*absent"),
+        ("sd3", "model_index.json", {"boundary_ratio": 0.5}, "boundary_ratio: 0.5; must be absent"),
+        ("flux1", "model_index.json", {"is_distilled": True}, "is_distilled: True; must be absent"),
+        ("sd3", "text_encoder_3/config.json", {"new_attention": True}, "text_encoder_3/config.json: new_attention: True"),
+    ],
+)  # fmt: skip
+def test_what_a_pipeline_does_and_a_worker_does_not(folders, tmp_path, name, file, values, says):
+    worker = loaded(changed(folders[name], tmp_path / name, file, **values))
+    assert worker.error.kind == "config" and re.search(says, str(worker.error)), worker.error
 
 
 @pytest.mark.parametrize(
