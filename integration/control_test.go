@@ -186,7 +186,7 @@ func TestControl_Pause(t *testing.T) {
 			t.Errorf("%s: another content than without the pause", key)
 		}
 	}
-	if s, err := c.client.Status(t.Context(), "paused"); err != nil || s.State != schemas.RunDone || s.Parked != 0 {
+	if s, err := c.client.Status(t.Context(), "paused"); err != nil || s.State != schemas.StatusComplete || s.Parked != 0 {
 		t.Errorf("at the end: %+v, %v", s, err)
 	}
 }
@@ -234,7 +234,7 @@ func TestControl_Cancel(t *testing.T) {
 	}
 	c.none(t, "r", boundary)
 	s, err := c.client.Status(t.Context(), "r")
-	if err != nil || s.State != schemas.RunCancelled || s.Waiting != 0 || s.Parked != 0 || s.Closed != 4 {
+	if err != nil || s.State != schemas.StatusCancelled || s.Waiting != 0 || s.Parked != 0 || s.Closed != 4 {
 		t.Errorf("status %+v, %v", s, err)
 	}
 	late := &schemas.Prompt{UID: "late", Prompt: "x"}
@@ -324,7 +324,7 @@ func TestControl_ClosedWhilePaused(t *testing.T) {
 		return err
 	})
 	if r, err := w.client.Control(t.Context(), &schemas.Control{Run: run, Action: schemas.ControlResume}); err != nil ||
-		r.Requests != 0 || r.Status.State != schemas.RunDone {
+		r.Requests != 0 || r.Status.State != schemas.StatusComplete {
 		t.Errorf("resumed: %+v, %v", r, err)
 	}
 	// What a sampler gets all the same, it lets be: here a request that comes once more.
@@ -415,7 +415,7 @@ func TestControl_Refused(t *testing.T) {
 	if codes[schemas.CodeInvalid] != 2 || codes[schemas.CodeDecode] != 2 {
 		t.Errorf("dead letters %v", codes)
 	}
-	if s, err := w.client.Status(t.Context(), "r"); err != nil || s.State != schemas.RunDone {
+	if s, err := w.client.Status(t.Context(), "r"); err != nil || s.State != schemas.StatusComplete {
 		t.Errorf("status after all that: %+v, %v", s, err)
 	}
 	bustest.Until(t, "forged controls gone from their stream", func() error {

@@ -86,9 +86,10 @@ var layers = map[string][]string{
 	"pkg/lm/families":                   {"pkg/lm", "pkg/lm/qwen2"},                                                                                                                                 // the one place that names them
 	"pkg/model/modeltest":               {"pkg/media", "pkg/model"},
 	"pkg/auth":                          {"schemas"}, // who may do what, as data: no connection
-	"pkg/bus":                           {"schemas", "pkg/auth"},
+	"pkg/view":                          {"schemas"}, // what became of what is stored: reads nothing
+	"pkg/bus":                           {"schemas", "pkg/auth", "pkg/view"},
 	"pkg/interaction":                   {"schemas", "pkg/scorer"}, // what a sum comes to
-	"pkg/archive":                       {"schemas", "pkg/bus"},    // a run as a file
+	"pkg/archive":                       {"schemas", "pkg/bus", "pkg/view"},    // a run as a file
 	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
 	"pkg/client/policyloss":             nil,
 	"pkg/weightsdir":                    {"schemas", "pkg/safetensors"}, // files of weights that go by path
@@ -96,17 +97,17 @@ var layers = map[string][]string{
 
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   {"pkg/media"},
-	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "schemas"},                                  // a run as one page
+	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/view", "schemas"},                                  // a run as one page
 	"pkg/shards":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/safetensors", "pkg/tensor", "schemas"}, // as a dataset
 	"pkg/replay":  {"pkg/bus", "schemas"},                                                                            // events again, at their pace
-	"pkg/results": {"pkg/media", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/tensor"},
+	"pkg/results": {"pkg/media", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/tensor"},
 
 	// What the settings of a sample mean.
 	"pkg/sampling": {"schemas", "pkg/flow", "pkg/media", "pkg/tensor"},
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake": {
-		"schemas", "pkg/bus", "pkg/flow", "pkg/media", "pkg/sampling", "pkg/interaction", "pkg/scheduled",
+		"schemas", "pkg/bus", "pkg/flow", "pkg/media", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/view",
 		"pkg/scorer", "pkg/estimator", "services/internal/instrument",
 	},
 	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/media", "pkg/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},
@@ -172,9 +173,9 @@ var layers = map[string][]string{
 	"services/rescore": {"schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
 	// The page that shows a pipeline, by what clients read with.
 	"services/trace": {"schemas", "pkg/bus"}, // traces of what is stored
-	"services/ui":    {"schemas", "pkg/bus", "pkg/client", "pkg/media", "pkg/results", "services/internal/boot"},
+	"services/ui":    {"schemas", "pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/view", "services/internal/boot"},
 	"services/command": {
-		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/replay", "pkg/report", "pkg/results", "pkg/archive", "pkg/shards", "pkg/tensor/devices",
+		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/replay", "pkg/report", "pkg/results", "pkg/archive", "pkg/shards", "pkg/view", "pkg/tensor/devices",
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/teacher", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 		"pkg/model/tokenizer", "services/trace", "services/ui", // the page, and tokens as text on it
 	},

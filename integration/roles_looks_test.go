@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/services/ui"
 )
 
@@ -45,7 +46,7 @@ func TestRoles_GuestLooks(t *testing.T) {
 				t.Errorf("%s: what it cannot see of the %s must be not checked: %+v", guest, area, findings)
 			}
 		}
-		var runs struct{ Waits []ui.Wait }
+		var runs struct{ Waits []view.Wait }
 		if fetch(t, url+"api/runs", &runs); len(runs.Waits) > 0 {
 			t.Errorf("%s: the page says %+v", guest, runs.Waits)
 		}

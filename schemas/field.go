@@ -111,7 +111,7 @@ var limits = map[string]float64{
 	"MaxEventBytes": MaxEventBytes, "MaxFPS": MaxFPS, "MaxFrames": MaxFrames, "MaxGroupSize": MaxGroupSize,
 	"MaxHeaderName":  MaxHeaderName,
 	"MaxHeaderValue": MaxHeaderValue, "MaxHeaders": MaxHeaders, "MaxInlineImage": MaxInlineImage,
-	"MaxLatentChannels": MaxLatentChannels, "MaxListItems": MaxListItems, "MaxMetrics": MaxMetrics, "MaxMu": MaxMu,
+	"MaxLatentChannels": MaxLatentChannels, "MaxListItems": MaxListItems, "MaxMetrics": MaxMetrics, "MaxMu": MaxMu, "MaxOutcomes": MaxOutcomes,
 	"MaxName":       MaxName,
 	"MaxNoiseLevel": MaxNoiseLevel, "MaxParams": MaxParams, "MaxParts": MaxParts,
 	"MaxPixelsPerToken": MaxPixelsPerToken,

@@ -48,6 +48,27 @@ func Group(a *schemas.Advantage) string {
 	return a.Status
 }
 
+// Of returns the outcome that an event says; "": it says none.
+func Of(e schemas.Event) string {
+	switch e := e.(type) {
+	case *schemas.Trajectory:
+		return e.StopReason
+	case *schemas.Reward:
+		return e.Status
+	case *schemas.Advantage:
+		return Group(e)
+	}
+	return ""
+}
+
+// GroupOutcomes returns the outcomes that a group can have.
+func GroupOutcomes() []string { return append([]string{Open, Refilled}, schemas.GroupStatuses...) }
+
+// HasAdvantages reports whether a group of that outcome has advantages to train on.
+func HasAdvantages(group string) bool {
+	return group == schemas.StatusComplete || group == schemas.StatusPartial
+}
+
 // Groups counts groups by their outcomes.
 type Groups map[string]int64
 
@@ -93,10 +114,12 @@ func (c *Counts) Run() string {
 			return outcome
 		}
 	}
-	if c.Groups[schemas.StatusComplete]+c.Groups[schemas.StatusPartial] == 0 {
-		return schemas.StatusFailed
+	for outcome := range c.Groups {
+		if HasAdvantages(outcome) {
+			return schemas.StatusPartial
+		}
 	}
-	return schemas.StatusPartial
+	return schemas.StatusFailed
 }
 
 // HasEnded reports whether nothing more will come of a run with that outcome.
@@ -135,6 +158,12 @@ func Tones() map[string]string {
 		}
 	}
 	return tones
+}
+
+// IsOutcome reports whether a text is an outcome.
+func IsOutcome(text string) bool {
+	_, is := Tones()[text]
+	return is
 }
 
 // For is what work waits for.

@@ -148,7 +148,7 @@ func (p *progress) explainWaits(ctx context.Context, b *bus.Bus, after time.Dura
 			reason := strings.Map(withoutDigit, w.Says) // with another count it is the same
 			if !told[reason] {
 				told[reason] = true
-				p.note("waiting: " + present.EscapeControls(strings.TrimSuffix(w.Says+". "+w.Fix, ". ")))
+				p.note(present.EscapeControls(w.Text()))
 			}
 		}
 	}

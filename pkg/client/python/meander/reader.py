@@ -17,6 +17,7 @@ from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
 
 from .batch import Batch, Group, Keep, Ratio
+from .control import status_text
 from .cursor import PATIENCE, Cursor, results
 from .events import ADVANTAGE, BATCH, Event, EventError, fitting
 from .tasks import retry_while_away
@@ -123,10 +124,9 @@ class _Reader:
     async def _waits(self) -> str:
         """Says what a reader waits for, by the status of the run."""
         try:
-            s = await self.client.status(self.run, timeout=2)
+            return status_text(await self.client.status(self.run, timeout=2))
         except (ValueError, TimeoutError, nats.errors.Error) as e:
             return f"no word of how the run is doing: {str(e) or type(e).__name__}"
-        return ", ".join(f"{k} {v}" for k, v in s.items() if isinstance(v, (str, int)) and k not in ("v", "run") and v)
 
     async def _group(self, run: str, uid: str, place: str, advantage: Event | None = None) -> Group | None:
         """Returns a group that counts; None for one that is left out, which is counted and logged."""
