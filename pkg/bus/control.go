@@ -269,7 +269,7 @@ func (b *Bus) RunStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 // runStatus is RunStatus of a legal name.
 func (b *Bus) runStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatus, error) {
 	s, counts := &schemas.RunStatus{}, &view.Counts{Groups: view.Groups{}}
-	prompts := int64(0)
+	prompts, uids := int64(0), map[schemas.UID]bool{}
 	for _, part := range []struct {
 		n            *int64
 		stream, kind string
@@ -283,8 +283,11 @@ func (b *Bus) runStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 		if err != nil {
 			return nil, err
 		}
-		for _, n := range subjects {
+		for subject, n := range subjects {
 			*part.n += int64(n)
+			if a, _ := schemas.ParseSubject(subject); a.Kind == schemas.KindGroup {
+				uids[a.UID] = true
+			}
 		}
 	}
 	h, err := b.ControlsOf(ctx, run, "")
@@ -308,7 +311,7 @@ func (b *Bus) runStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 	}
 	s.Cancelled = int64(len(keys))
 	counts.OpenBatches = s.OpenBatches
-	if counts.Unanswered, counts.Refused, err = b.answered(ctx, run, prompts, s.Groups); err != nil {
+	if counts.Unanswered, counts.Refused, err = b.answered(ctx, run, prompts, uids); err != nil {
 		return nil, err
 	}
 	if c := h.Run; c != nil && c.Action != schemas.ControlResume {
@@ -360,18 +363,36 @@ func (b *Bus) countOutcomes(
 	return ended, err
 }
 
+// WantsVerdicts reports whether groups of a run are scored by people or batch jobs.
+func (b *Bus) WantsVerdicts(ctx context.Context, run schemas.Run) (bool, error) {
+	records, err := b.LastMany(ctx, schemas.StreamGroups, []string{schemas.GroupSubject(run, "*")})
+	if err != nil {
+		return false, fmt.Errorf("groups of run %s: %w", run, err)
+	}
+	return slices.ContainsFunc(records, func(m *Message) bool {
+		var g schemas.GroupRecord
+		return Fits(m, &g) == nil && slices.ContainsFunc(g.Group.Reward, schemas.RewardSpec.IsVerdict)
+	}), nil
+}
+
 // answered returns how many prompts of a run intake has not answered, as far as that is known, and how many it has
 // refused. A prompt that was published twice has one group, and one that cannot be read has none.
-func (b *Bus) answered(ctx context.Context, run schemas.Run, prompts, groups int64) (open, refused int64, err error) {
+func (b *Bus) answered(
+	ctx context.Context, run schemas.Run, prompts int64, groups map[schemas.UID]bool,
+) (open, refused int64, err error) {
+	open = prompts - int64(len(groups))
 	letters, err := b.Subjects(ctx, schemas.StreamDead,
 		schemas.Address{Kind: schemas.KindDead, Stage: schemas.ServiceIntake, Run: run}.Filter())
-	for _, n := range letters {
+	for subject, n := range letters {
 		refused += int64(n)
+		if a, _ := schemas.ParseSubject(subject); !groups[a.UID] {
+			open -= int64(n)
+		}
 	}
-	if open = max(0, prompts-groups); open > 0 && err == nil && b.AllAnswered(ctx) {
+	if open > 0 && err == nil && b.AllAnswered(ctx) {
 		open = 0
 	}
-	return open, refused, err
+	return max(0, open), refused, err
 }
 
 // AllAnswered reports whether intake has answered all prompts of all runs, as far as whoever asks may see it.
@@ -396,6 +417,15 @@ func (b *Bus) heldBy(ctx context.Context, run schemas.Run, f *view.Facts) string
 		return ""
 	}
 	f.Full = slices.ContainsFunc(faults, Fault.Full)
+	if f.Unmade == 0 && f.Unscored > 0 {
+		judged, err := b.WantsVerdicts(ctx, run)
+		if err != nil {
+			return ""
+		}
+		if judged {
+			f.Judged = f.Unscored // as far as counts of the whole run say
+		}
+	}
 	lanes := map[schemas.Lane]bool{}
 	for _, p := range present {
 		f.Sampler = f.Sampler || p.Service == schemas.ServiceSampler || p.Service == schemas.ServiceStarting

@@ -166,14 +166,14 @@ type Score struct {
 type Summary struct {
 	Run schemas.Run `json:"run"`
 	// State is what became of the run, or running, as in schemas.RunStatus.
-	State        string      `json:"state"`
-	Groups       int         `json:"groups"`
-	Complete     int         `json:"complete"`
-	Refused      int         `json:"refused"`
-	Refills      int         `json:"refills,omitempty"`
-	Samples      int         `json:"samples"`
-	Trajectories int         `json:"trajectories"`
-	StepsStored  int         `json:"steps_stored"`
+	State        string `json:"state"`
+	Groups       int    `json:"groups"`
+	Complete     int    `json:"complete"`
+	Refused      int    `json:"refused"`
+	Refills      int    `json:"refills,omitempty"`
+	Samples      int    `json:"samples"`
+	Trajectories int    `json:"trajectories"`
+	StepsStored  int    `json:"steps_stored"`
 	// Evaluations counts the evaluations of the model. FlatEvaluations is what as many samples
 	// without shared steps would need: more than Evaluations for trees.
 	Evaluations     int64 `json:"evaluations"`

@@ -40,8 +40,10 @@ type StoredRun struct {
 	Streams map[string]uint64 `json:"-"`
 
 	accepted map[schemas.UID]bool // groups with a record; true: with a result, too
-	batches  map[string]bool      // true: with a result
+	batches  map[string]bool      // with a result
+	opened   []string             // those that groups of the run are in
 	control  string
+	unread   int64 // refused prompts without a record
 }
 
 // storedRuns are runs by name.
@@ -96,10 +98,10 @@ func (r *StoredRun) count(stream string, a schemas.Address, n uint64) {
 	switch a.Kind {
 	case schemas.KindGroup:
 		r.Groups++
-		r.accepted[a.UID] = r.accepted[a.UID]
+		r.accepted[a.UID] = false
 	case schemas.KindOpening:
 		if a.Batch != string(a.UID) { // else the group is a batch by itself
-			r.batches[a.Batch] = r.batches[a.Batch]
+			r.opened = append(r.opened, a.Batch)
 		}
 	case schemas.KindBatch:
 		r.batches[a.Batch] = true
@@ -142,10 +144,13 @@ func (s storedRuns) decide(ctx context.Context, b *bus.Bus, run schemas.Run) err
 	if err != nil {
 		return err
 	}
-	for subject := range letters { // one for each uid
+	for subject, n := range letters {
 		a, _ := schemas.ParseSubject(subject)
 		if r := s[a.Run]; r != nil {
 			r.Refused++
+			if _, has := r.accepted[a.UID]; !has {
+				r.unread += int64(n)
+			}
 		}
 	}
 	controls, err := b.RunControls(ctx)
@@ -180,13 +185,13 @@ func (r *StoredRun) decide(answered bool) {
 			r.Counted += n
 		}
 	}
-	for _, closed := range r.batches {
-		if !closed {
+	for _, batch := range r.opened {
+		if !r.batches[batch] {
 			c.OpenBatches++
 		}
 	}
 	if prompts := int64(r.Streams[schemas.StreamPrompts]); !answered {
-		c.Unanswered = max(0, prompts-int64(r.Groups))
+		c.Unanswered = max(0, prompts-int64(r.Groups)-r.unread)
 	}
 	r.State = c.Run()
 }

@@ -287,7 +287,7 @@ var lacks = map[string]string{
 	schemas.StatusStale:     "with weights that are too old",
 	schemas.StatusRefused:   "refused",
 	schemas.StatusCancelled: "cancelled",
-	view.Open:      "without a result",
+	view.Open:               "without a result",
 	schemas.StatusFiltered: "left out because all rewards are equal (--zero-std) " +
 		"and no fresh group replaced them",
 }

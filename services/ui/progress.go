@@ -65,7 +65,7 @@ type Progress struct {
 	Statuses map[string]int `json:"statuses"`
 	// Waits says in words what the run waits for.
 	Waits []view.Wait `json:"waits"`
-	Fault string `json:"fault,omitempty"`
+	Fault string      `json:"fault,omitempty"`
 	// LeftOut is how many older groups are not in the list.
 	LeftOut int `json:"left_out,omitempty"`
 	// Mean is that of the groups' mean rewards, over the last 50 that have one.

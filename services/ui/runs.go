@@ -28,6 +28,8 @@ type RunLine struct {
 	Held string `json:"held,omitempty"`
 	// Steps is how many step events are stored of it.
 	Steps uint64 `json:"steps"`
+
+	judged bool // what is not scored waits for a verdict
 }
 
 // readRuns reads the list of runs, the newest first.
@@ -47,7 +49,13 @@ func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
 	}
 	lines := []*RunLine{}
 	for _, r := range stored {
-		lines = append(lines, &RunLine{StoredRun: r, Steps: r.Streams[schemas.StreamSteps]})
+		line := &RunLine{StoredRun: r, Steps: r.Streams[schemas.StreamSteps]}
+		if r.State == schemas.RunRunning && r.Streams[schemas.StreamRequests] == 0 && r.Samples > r.Scored+r.Failed {
+			if line.judged, err = s.bus.WantsVerdicts(ctx, r.Run); err != nil {
+				return nil, err
+			}
+		}
+		lines = append(lines, line)
 	}
 	slices.SortFunc(lines, func(a, b *RunLine) int {
 		return cmp.Or(b.Newest.Compare(a.Newest), cmp.Compare(a.Run, b.Run))
@@ -57,9 +65,9 @@ func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
 
 // runList is the list of runs, as pages get it.
 type runList struct {
-	Runs  []*RunLine `json:"runs"`
-	Total int        `json:"total"`
-	Waits []view.Wait     `json:"waits"`
+	Runs  []*RunLine  `json:"runs"`
+	Total int         `json:"total"`
+	Waits []view.Wait `json:"waits"`
 	// Dead is how many dead letters are stored.
 	Dead uint64 `json:"dead"`
 }
@@ -78,7 +86,7 @@ func (s *server) listRuns(ctx context.Context) (*runList, error) {
 	for i := range shown { // the lines are shared
 		line := *lines[i]
 		if line.State == schemas.RunRunning {
-			line.Held = heldInList(line.StoredRun, system).Held()
+			line.Held = heldInList(&line, system).Held()
 		}
 		shown[i] = &line
 	}
@@ -233,11 +241,14 @@ func heldBy(p *Progress, x *System) view.For {
 }
 
 // heldInList returns what holds up an open run, as far as its counts say.
-func heldInList(r *results.StoredRun, x *System) view.For {
+func heldInList(r *RunLine, x *System) view.For {
 	f := x.facts
 	f.Unmade, f.Unscored = int64(r.Streams[schemas.StreamRequests]), max(0, int64(r.Samples-r.Scored-r.Failed))
 	if r.Groups > 0 {
 		f.Unanswered = 0
+	}
+	if r.judged {
+		f.Judged = f.Unscored
 	}
 	return f.HeldBy()
 }
@@ -305,7 +316,7 @@ func systemWaits(x *System, faults []bus.Fault) []view.Wait {
 			waits = append(waits, view.Wait{
 				For: view.ForSampler, Grave: true,
 				Says: fmt.Sprintf("%s for a sampler of lane %s, and none runs", waiting(n, "sample"), lane),
-				Fix: startSampler(x.lanesOf(lane)),
+				Fix:  startSampler(x.lanesOf(lane)),
 			})
 		}
 	}
