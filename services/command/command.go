@@ -162,6 +162,8 @@ type app struct {
 	fromEnv map[string]string
 	// asItIs connects without setting anything up.
 	asItIs bool
+	// waits for a server that is away, as views do: they go on by themselves when it comes.
+	waits  bool
 	stderr io.Writer
 }
 

@@ -59,7 +59,7 @@ pipe, and with --once, --columns or --json, it prints what it would show, once.`
 				!once && columns == 0 && !a.json {
 				log := &heldLog{Writer: a.stderr}
 				a.stderr = log
-				return a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
+				return a.withView(func(c *cobra.Command, conn *connection, _ []string) error {
 					return showLive(c.Context(), conn, keys, out, log)
 				})(c, given)
 			}

@@ -53,6 +53,7 @@ password, which browsers ask for. Put a proxy with TLS before it on a network th
 			if err := p.resolve(running.Settings["model"]); err != nil {
 				return err
 			}
+			a.waits = true
 			return a.withConnection(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
 				log, err := a.logger()
 				if err != nil {

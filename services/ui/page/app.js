@@ -95,7 +95,9 @@ async function show() {
         ),
       ),
     );
-    setLink(err.status ? "" : "lost", err.status ? "" : "no answer");
+    const away = !err.status || err.status > 500; // it may come back, and then this goes on by itself
+    setLink(away ? "lost" : "", away ? "retrying" : "");
+    if (away) setTimeout(() => mine === turn && show(), 2000);
   }
 }
 
