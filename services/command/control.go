@@ -19,6 +19,7 @@ import (
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/ui"
 )
@@ -303,7 +304,7 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *ui.Progre
 	}
 	fmt.Fprintf(out, "  requests  %s\n", waiting)
 	for _, w := range p.Waits {
-		present.Linef(out, "  waits     %s", present.EscapeControls(w.Says))
+		present.Linef(out, "  waits     %s", boot.Safe(w.Says))
 		if w.Fix != "" {
 			present.Linef(out, "            -> %s", w.Fix)
 		}
@@ -324,7 +325,7 @@ func controlledBy(s *schemas.RunStatus) string {
 	if s.Reason != "" {
 		text += ": " + s.Reason
 	}
-	return present.EscapeControls(text)
+	return boot.Safe(text)
 }
 
 // describeControl describes a control in one line, for 'meander watch'.

@@ -272,7 +272,7 @@ func (e *exporter) writeToStdout(c *cobra.Command, conn *connection, run string)
 	if boot.IsTerminal(c.OutOrStdout()) {
 		return usage(errors.New("--out: -; must be a file while stdout is a terminal, which shows no tar file"))
 	}
-	out := bufio.NewWriterSize(c.OutOrStdout(), 1<<20)
+	out := bufio.NewWriterSize(asIs(c.OutOrStdout()), 1<<20)
 	s, err := archive.Write(c.Context(), conn.Bus, schemas.Run(run), out)
 	if err == nil {
 		err = out.Flush()

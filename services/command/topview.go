@@ -14,6 +14,7 @@ import (
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/ui"
 )
@@ -135,9 +136,9 @@ func (t *topLines) title(text string) {
 	t.add(present.Bold, text)
 }
 
-// showable is present.EscapeControls in one line.
+// showable is boot.Safe in one line.
 func showable(text string) string {
-	return strings.ReplaceAll(present.EscapeControls(text), "\n", `\n`)
+	return strings.ReplaceAll(boot.Safe(text), "\n", `\n`)
 }
 
 // layOut returns what the screen shows, in lines of at most so many columns. rows is its height; 0 is that of a
