@@ -88,8 +88,8 @@ var layers = map[string][]string{
 	"pkg/auth":                          {"schemas"}, // who may do what, as data: no connection
 	"pkg/view":                          {"schemas"}, // what became of what is stored: reads nothing
 	"pkg/bus":                           {"schemas", "pkg/auth", "pkg/view"},
-	"pkg/interaction":                   {"schemas", "pkg/scorer"}, // what a sum comes to
-	"pkg/archive":                       {"schemas", "pkg/bus", "pkg/view"},    // a run as a file
+	"pkg/interaction":                   {"schemas", "pkg/scorer"},          // what a sum comes to
+	"pkg/archive":                       {"schemas", "pkg/bus", "pkg/view"}, // a run as a file
 	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
 	"pkg/client/policyloss":             nil,
 	"pkg/weightsdir":                    {"schemas", "pkg/safetensors"}, // files of weights that go by path
@@ -97,7 +97,7 @@ var layers = map[string][]string{
 
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   {"pkg/media"},
-	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/view", "schemas"},                                  // a run as one page
+	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/view", "schemas"},                      // a run as one page
 	"pkg/shards":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/safetensors", "pkg/tensor", "schemas"}, // as a dataset
 	"pkg/replay":  {"pkg/bus", "schemas"},                                                                            // events again, at their pace
 	"pkg/results": {"pkg/media", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/tensor"},

@@ -5,7 +5,7 @@
 package view
 
 import (
-	"strings"
+	"cmp"
 
 	"github.com/meander-rl/meander/schemas"
 )
@@ -203,13 +203,7 @@ type Wait struct {
 
 // Text returns all of it in one line: what is waited for, why, and what to do.
 func (w Wait) Text() string {
-	parts := []string{}
-	for _, part := range []string{w.For.Held(), w.Says} {
-		if part != "" {
-			parts = append(parts, part)
-		}
-	}
-	text := strings.Join(parts, ": ")
+	text := cmp.Or(w.For.Held(), "waiting") + ": " + w.Says
 	if w.Fix != "" {
 		text += ". " + w.Fix
 	}

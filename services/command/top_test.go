@@ -48,7 +48,7 @@ func TestTop(t *testing.T) {
 	for _, columns := range []int{40, 60, 100, 200} {
 		got := snapshot(t, columns)
 		for _, want := range []string{
-			"r1", "done", "1/1", "2/2", "No sampler and no reward service is running",
+			"r1", "complete", "1/1", "2/2", "No sampler and no reward service is running",
 			"do: Start the pipeline: 'meander up'", "no stream is nearly full", "no dead letters",
 		} {
 			if !strings.Contains(flat(got), want) {
@@ -89,7 +89,7 @@ func TestTop_Waits(t *testing.T) {
 		bustest.Until(t, "what the run waits for", func() error {
 			got := snapshot(t, columns)
 			for _, want := range []string{
-				"judged", "running", "0/1", "2/2", "judged: 2 samples wait for a verdict",
+				"judged", "waiting for a verdict", "0/1", "2/2", "judged: 2 samples wait for a verdict",
 				"do: give it with: meander verdict --run judged", "lane synthetic: version", "1 sampler", "░", "█",
 			} {
 				if !strings.Contains(flat(got), want) {

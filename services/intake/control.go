@@ -40,10 +40,10 @@ func (s *service) handleControl(ctx context.Context, m *bus.Message) error {
 	r := &schemas.ControlReceipt{Accepted: true, Run: c.Run, UID: c.UID, Seq: c.Seq}
 	switch err := s.bus.Controllable(ctx, &c); {
 	case errors.Is(err, bus.ErrNotFound): // answered and not kept: asking makes no run
-		if err := s.refuseControl(ctx, m, bus.Terminal(schemas.CodeInvalid, err)); err != nil {
+		if err := s.bus.Delete(ctx, m.Stream, m.Seq); err != nil {
 			return err
 		}
-		return s.bus.Delete(ctx, m.Stream, m.Seq)
+		return s.refuseControl(ctx, m, bus.Terminal(schemas.CodeInvalid, err))
 	case err != nil:
 		return err
 	}
@@ -79,14 +79,13 @@ func (s *service) handleControl(ctx context.Context, m *bus.Message) error {
 	}
 	zerolog.Ctx(ctx).Info().Str("run", string(c.Run)).Str("uid", string(c.UID)).Str("action", c.Action).Str("by", c.By).
 		Str("unchanged", r.Unchanged).Int64("requests", r.Requests).Msg("control accepted")
-	if err := s.sendReceipt(m, r); err != nil {
-		return err
-	}
 	if c.Action == schemas.ControlStatus { // a question is not kept
-		return s.bus.Delete(ctx, m.Stream, m.Seq)
+		if err := s.bus.Delete(ctx, m.Stream, m.Seq); err != nil {
+			return err
+		}
 	}
-	if !resumed {
-		return nil
+	if err := s.sendReceipt(m, r); err != nil || !resumed {
+		return err
 	}
 	_, err = s.unparkRun(ctx, c.Run) // it waits while the queue is full
 	return err
