@@ -82,6 +82,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build all binaries into bin/: static, no cgo
+	@[ -x bin/meander ] || echo "compiling the programs: the first time this takes some minutes"
 	CGO_ENABLED=0 go build -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
 
 build-onnx: ## the same with ONNX reward functions (needs a C compiler)
