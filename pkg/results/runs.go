@@ -79,7 +79,9 @@ func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*St
 		}
 	}
 	// Questions about a run that there is not, and requests to control it, are no run.
-	maps.DeleteFunc(runs, func(_ schemas.Run, r *StoredRun) bool { return r.Events == r.Streams[schemas.StreamControl] })
+	maps.DeleteFunc(runs, func(_ schemas.Run, r *StoredRun) bool {
+		return r.Events == r.Streams[schemas.StreamControl]
+	})
 	if err := runs.decide(ctx, b, run); err != nil {
 		return nil, err
 	}

@@ -150,7 +150,8 @@ func Tone(outcome string) string {
 func Tones() map[string]string {
 	tones := map[string]string{}
 	for _, list := range [][]string{
-		{Open, Refilled, Awaited, Made}, schemas.RunStates, schemas.MemberStatuses, schemas.GroupStatuses,
+		{Open, Refilled, Awaited, Made},
+		schemas.RunStates, schemas.MemberStatuses, schemas.GroupStatuses,
 		schemas.BatchStatuses, schemas.AppliedStates, schemas.StopReasons,
 	} {
 		for _, outcome := range list {

@@ -150,6 +150,7 @@ func asIs(out io.Writer) io.Writer {
 // Under returns the writer below, which may be a terminal.
 func (o *output) Under() io.Writer { return o.Writer }
 
+// Write writes a text that is safe. A failure is the writer's, and is kept.
 func (o *output) Write(p []byte) (int, error) {
 	text := string(p)
 	if !o.asIs {

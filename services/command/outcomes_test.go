@@ -200,6 +200,35 @@ func outcomeCases() map[schemas.Run]struct {
 	}
 }
 
+// statusOf is the state that status says, and all of it in one line.
+func statusOf(t *testing.T, run string) (state, says string) {
+	t.Helper()
+	var answer struct {
+		Status struct {
+			State    string `json:"state"`
+			WaitsFor string `json:"waits_for"`
+			Outcomes []struct {
+				Outcome string `json:"outcome"`
+				Groups  int    `json:"groups"`
+			} `json:"outcomes"`
+			Rewards int `json:"rewards"`
+			Failed  int `json:"failed"`
+		} `json:"status"`
+	}
+	if err := json.Unmarshal([]byte(expect(t, exitOK, "", "status", run, "--json")), &answer); err != nil {
+		t.Fatal(err)
+	}
+	s, groups := answer.Status, []string{}
+	for _, o := range s.Outcomes {
+		groups = append(groups, fmt.Sprintf("%d %s", o.Groups, o.Outcome))
+	}
+	says = s.State
+	if s.WaitsFor != "" {
+		says = "waiting for " + s.WaitsFor
+	}
+	return s.State, fmt.Sprintf("%s %v %d scored %d failed", says, groups, s.Rewards, s.Failed)
+}
+
 // Every view of a run says the same, whatever became of it: status, top, the list, the report, the page and intake's
 // answer to clients in other languages.
 func TestOutcomes(t *testing.T) {
@@ -223,32 +252,9 @@ func TestOutcomes(t *testing.T) {
 	}
 	for run, c := range cases {
 		t.Run(string(run), func(t *testing.T) {
-			status := expect(t, exitOK, "", "status", string(run), "--json")
-			var answer struct {
-				Status struct {
-					State    string `json:"state"`
-					WaitsFor string `json:"waits_for"`
-					Outcomes []struct {
-						Outcome string `json:"outcome"`
-						Groups  int    `json:"groups"`
-					} `json:"outcomes"`
-					Rewards int `json:"rewards"`
-					Failed  int `json:"failed"`
-				} `json:"status"`
-			}
-			if err := json.Unmarshal([]byte(status), &answer); err != nil {
-				t.Fatal(err)
-			}
-			s, groups := answer.Status, []string{}
-			for _, o := range s.Outcomes {
-				groups = append(groups, fmt.Sprintf("%d %s", o.Groups, o.Outcome))
-			}
-			state := s.State
-			if s.WaitsFor != "" {
-				state = "waiting for " + s.WaitsFor
-			}
-			if got := fmt.Sprintf("%s %v %d scored %d failed", state, groups, s.Rewards, s.Failed); got != c.says {
-				t.Errorf("status: %s\nwant    %s", got, c.says)
+			state, says := statusOf(t, string(run))
+			if says != c.says {
+				t.Errorf("status: %s\nwant    %s", says, c.says)
 			}
 			line := list[string(run)]
 			counted := []string{}
@@ -256,7 +262,7 @@ func TestOutcomes(t *testing.T) {
 			for _, o := range slices.Sorted(maps.Keys(outcomes)) {
 				counted = append(counted, fmt.Sprintf("%v %s", outcomes[o], o))
 			}
-			open := s.State == schemas.RunRunning // the list reads no records: it has no word for what is waited for
+			open := state == schemas.RunRunning // the list reads no records: it has no word for what is waited for
 			if got := fmt.Sprintf("%v %v %v scored %v failed", line["state"], counted, line["scored"], line["failed"]); got != c.says && !open {
 				t.Errorf("list: %s\nwant  %s", got, c.says)
 			}
@@ -284,7 +290,7 @@ func TestOutcomes(t *testing.T) {
 			if run == "unreadable" { // there is nothing to report
 				return
 			}
-			must(t, reportOf(t, string(run)+".html", string(run)), "<dt>outcome</dt><dd>"+s.State+"</dd>")
+			must(t, reportOf(t, string(run)+".html", string(run)), "<dt>outcome</dt><dd>"+state+"</dd>")
 		})
 	}
 }

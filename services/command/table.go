@@ -34,7 +34,8 @@ func printRun(w io.Writer, r *results.Run) {
 	s := r.Summary
 	lines := append([]string{
 		fmt.Sprintf("run %s: %s, %d of %d groups complete, %s, %s stored, %.1f s", s.Run,
-			paintStatus(w, s.State), s.Complete, s.Groups, present.Count(s.Samples, "sample"), present.Count(s.StepsStored, "step"), s.Seconds),
+			paintStatus(w, s.State), s.Complete, s.Groups, present.Count(s.Samples, "sample"),
+			present.Count(s.StepsStored, "step"), s.Seconds),
 	}, summaryLines(&s)...)
 	if s.Evaluations < s.FlatEvaluations {
 		lines = append(lines, evaluations(s.Evaluations, s.FlatEvaluations))

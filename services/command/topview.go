@@ -217,7 +217,8 @@ func runCells(r *ui.RunOverview) []string {
 	}
 	made, closed := p.Stages[1], p.Stages[3]
 	return []string{
-		stateOf(r), done(closed.Done, closed.Lost, closed.Of), done(made.Done, made.Lost, made.Of), fmt.Sprintf("%.0f", p.StepsPer),
+		stateOf(r), done(closed.Done, closed.Lost, closed.Of), done(made.Done, made.Lost, made.Of),
+		fmt.Sprintf("%.0f", p.StepsPer),
 		results.Number(p.Mean, "%.4f"),
 	}
 }

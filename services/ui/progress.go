@@ -111,7 +111,9 @@ func (f *follower) tally() *Progress {
 			p.refusal, p.refusedUID = r.Error, r.UID
 		}
 		samples += r.Size
-		sampler.Done, reward.Done, reward.Lost = sampler.Done+int64(r.Made), reward.Done+int64(r.Scored), reward.Lost+int64(r.Lost)
+		sampler.Done += int64(r.Made)
+		reward.Done += int64(r.Scored)
+		reward.Lost += int64(r.Lost)
 		if r.Status == schemas.StatusRefused {
 			intake.Lost++
 		}

@@ -290,8 +290,9 @@ func systemWaits(x *System, faults []bus.Fault) []view.Wait {
 	}
 	if len(x.Present) > 0 && !runs[schemas.ServiceReward] && x.waiting[schemas.ServiceReward] == 0 { // else see below
 		waits = append(waits, view.Wait{
-			For: view.ForReward, Grave: true, Says: "No reward service is running: no sample is scored, and no group closes",
-			Fix: "Start one: 'meander up', or 'meander-reward'",
+			For: view.ForReward, Grave: true,
+			Says: "No reward service is running: no sample is scored, and no group closes",
+			Fix:  "Start one: 'meander up', or 'meander-reward'",
 		})
 	}
 	for i := range x.Streams {
@@ -306,8 +307,9 @@ func systemWaits(x *System, faults []bus.Fault) []view.Wait {
 	for _, stage := range []string{schemas.ServiceIntake, schemas.ServiceReward, schemas.ServiceAdvantage} {
 		if n := x.waiting[stage]; n > 0 {
 			waits = append(waits, view.Wait{
-				For: fors[stage], Grave: true, Says: fmt.Sprintf("%s for %s, and none runs", waiting(n, "message"), stage),
-				Fix: "Start the pipeline: 'meander up', or 'meander-" + stage + "'",
+				For: fors[stage], Grave: true,
+				Says: fmt.Sprintf("%s for %s, and none runs", waiting(n, "message"), stage),
+				Fix:  "Start the pipeline: 'meander up', or 'meander-" + stage + "'",
 			})
 		}
 	}
@@ -384,7 +386,8 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 		if p.unmade == 1 {
 			is = "is"
 		}
-		waits = append(waits, view.Wait{Says: waiting(p.unmade, "sample") + " in the queue, or " + is + " with a sampler"})
+		says := waiting(p.unmade, "sample") + " in the queue, or " + is + " with a sampler"
+		waits = append(waits, view.Wait{Says: says})
 	}
 	if p.Judged > 0 {
 		waits = append(waits, view.Wait{

@@ -26,7 +26,8 @@ func SafeOutput(text string, colours bool) string {
 
 // safe is Safe, but for what stays: keep returns how many bytes of it a text begins with.
 func safe(text string, keep func(string) int) string {
-	if utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
+	unsafe := func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }
+	if utf8.ValidString(text) && !strings.ContainsFunc(text, unsafe) {
 		return text
 	}
 	var s strings.Builder
@@ -40,7 +41,7 @@ func safe(text string, keep func(string) int) string {
 		switch {
 		case r == utf8.RuneError && n == 1:
 			escape(&s, rune(text[0]))
-		case r == '\n' || unicode.IsPrint(r):
+		case !unsafe(r):
 			s.WriteRune(r)
 		case r == '\t':
 			s.WriteString(`\t`)
