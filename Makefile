@@ -55,6 +55,7 @@ help-all: ## list all targets: benches, training, engines, checks that need more
 	@$(targets) $(MAKEFILE_LIST)
 
 build: ## build all binaries into bin/: static, no cgo
+	@[ -x bin/meander ] || echo "compiling the programs: the first time this takes some minutes"
 	CGO_ENABLED=0 go build -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
 
 build-cuda: ## the same for NVIDIA GPUs; they start without NVIDIA software too (needs a C compiler, no CUDA toolkit)

@@ -68,45 +68,48 @@ var layers = map[string][]string{
 	"pkg/tensor/cuda":                   {"pkg/tensor", "pkg/tensor/cuda/driver", "pkg/tensor/cuda/internal/gpu", "pkg/tensor/cuda/kernels"},
 	"pkg/tensor/devices":                {"pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/cuda"}, // the one place that names them
 	"pkg/tensor/reference":              {"pkg/tensor"},
-	"pkg/tensor/tensortest":             {"pkg/tensor", "pkg/tensor/reference"}, "pkg/flow": {"pkg/strictjson", "pkg/tensor"},
-	"pkg/scheduled": {"pkg/flow"}, // its random words and its logarithm
-	"pkg/media":     nil,          // pixels, their digest and their file
-	"pkg/model":     {"pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/media"}, "pkg/model/nn": {"pkg/strictjson", "pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/model"},
-	"pkg/model/tokenizer":            {"pkg/safetensors", "pkg/strictjson"},
-	"pkg/model/qwenimage":            {"pkg/media", "pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/model/qwenimage/checkpoint", "pkg/strictjson"}, // the CPU where no device is given; folders of random weights
-	"pkg/model/synthetic":            {"pkg/media", "pkg/model"},
-	"pkg/model/remote":               {"pkg/lora", "pkg/media", "pkg/model", "pkg/model/nn", "pkg/model/remote/internal/wire", "pkg/model/tokenizer", "pkg/safetensors", "pkg/tensor"},
-	"pkg/model/remote/internal/wire": nil,                                                                             // frames alone, for the client and the worker of tests
-	"pkg/model/remote/remotetest":    {"pkg/model/remote/internal/wire", "pkg/safetensors", "pkg/tensor"},             // a worker for tests
-	"pkg/model/families":             {"pkg/model", "pkg/model/qwenimage", "pkg/model/remote", "pkg/model/synthetic"}, // the one place that names them
-	"pkg/model/qwenimage/checkpoint": {"pkg/tensor", "pkg/safetensors", "pkg/model"},
-	"pkg/decoding":                   {"pkg/flow"},                                                                                                                                                                 // its random words, its exponential and its logarithm
-	"pkg/lm":                         {"pkg/decoding", "pkg/lora", "pkg/model", "pkg/safetensors", "pkg/tensor"},                                                                                                   // where folders of models are looked for
-	"pkg/lm/qwen2":                   {"pkg/decoding", "pkg/jinja", "pkg/lm", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/safetensors", "pkg/strictjson", "pkg/tensor", "pkg/tensor/cpu"}, // the CPU where no device is given
-	"pkg/lm/families":                {"pkg/lm", "pkg/lm/qwen2"},                                                                                                                                                   // the one place that names them
-	"pkg/model/modeltest":            {"pkg/media", "pkg/model"},
-	"pkg/auth":                       {"schemas"}, // who may do what, as data: no connection
-	"pkg/bus":                        {"schemas", "pkg/auth"},
-	"pkg/interaction":                {"schemas", "pkg/scorer"}, // what a sum comes to
-	"pkg/archive":                    {"schemas", "pkg/bus"},    // a run as a file
-	"pkg/bus/bustest":                {"schemas", "pkg/bus", "pkg/natsd"},
-	"pkg/client/policyloss":          nil,
-	"pkg/weightsdir":                 {"schemas", "pkg/safetensors"}, // files of weights that go by path
-	"pkg/client":                     {"schemas", "pkg/bus", "pkg/tensor", "pkg/lora", "pkg/weightsdir"},
+	"pkg/tensor/tensortest":             {"pkg/tensor", "pkg/tensor/reference"},
+	"pkg/flow":                          {"pkg/strictjson", "pkg/tensor"},
+	"pkg/scheduled":                     {"pkg/flow"}, // its random words and its logarithm
+	"pkg/media":                         nil,          // pixels, their digest and their file
+	"pkg/model":                         {"pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/media"},
+	"pkg/model/nn":                      {"pkg/strictjson", "pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/model"},
+	"pkg/model/tokenizer":               {"pkg/strictjson", "pkg/safetensors"},
+	"pkg/model/qwenimage":               {"pkg/strictjson", "pkg/media", "pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
+	"pkg/model/synthetic":               {"pkg/media", "pkg/model"},
+	"pkg/model/remote":                  {"pkg/lora", "pkg/media", "pkg/model", "pkg/model/nn", "pkg/model/remote/internal/wire", "pkg/model/tokenizer", "pkg/safetensors", "pkg/tensor"},
+	"pkg/model/remote/internal/wire":    nil,                                                                             // frames alone, for the client and the worker of tests
+	"pkg/model/remote/remotetest":       {"pkg/model/remote/internal/wire", "pkg/safetensors", "pkg/tensor"},             // a worker for tests
+	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/remote", "pkg/model/synthetic"}, // the one place that names them
+	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors", "pkg/model"},
+	"pkg/decoding":                      {"pkg/flow"},                                                                                                                                                                 // its random words, its exponential and its logarithm
+	"pkg/lm":                            {"pkg/decoding", "pkg/lora", "pkg/model", "pkg/safetensors", "pkg/tensor"},                                                                                                   // where folders of models are looked for
+	"pkg/lm/qwen2":                      {"pkg/strictjson", "pkg/decoding", "pkg/jinja", "pkg/lm", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/safetensors", "pkg/tensor", "pkg/tensor/cpu"}, // the CPU where no device is given
+	"pkg/lm/families":                   {"pkg/lm", "pkg/lm/qwen2"},                                                                                                                                                   // the one place that names them
+	"pkg/model/modeltest":               {"pkg/media", "pkg/model"},
+	"pkg/auth":                          {"schemas"}, // who may do what, as data: no connection
+	"pkg/view":                          {"schemas"}, // what became of what is stored: reads nothing
+	"pkg/bus":                           {"schemas", "pkg/auth", "pkg/view"},
+	"pkg/interaction":                   {"schemas", "pkg/scorer"},          // what a sum comes to
+	"pkg/archive":                       {"schemas", "pkg/bus", "pkg/view"}, // a run as a file
+	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
+	"pkg/client/policyloss":             nil,
+	"pkg/weightsdir":                    {"schemas", "pkg/safetensors"}, // files of weights that go by path
+	"pkg/client":                        {"schemas", "pkg/bus", "pkg/tensor", "pkg/lora", "pkg/weightsdir"},
 
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   {"pkg/media"},
-	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "schemas"},                                  // a run as one page
+	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/view", "schemas"},                      // a run as one page
 	"pkg/shards":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/safetensors", "pkg/tensor", "schemas"}, // as a dataset
 	"pkg/replay":  {"pkg/bus", "schemas"},                                                                            // events again, at their pace
-	"pkg/results": {"pkg/media", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/tensor"},
+	"pkg/results": {"pkg/media", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/tensor"},
 
 	// What the settings of a sample mean.
 	"pkg/sampling": {"schemas", "pkg/flow", "pkg/media", "pkg/tensor"},
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake": {
-		"schemas", "pkg/bus", "pkg/flow", "pkg/media", "pkg/sampling", "pkg/interaction", "pkg/scheduled",
+		"schemas", "pkg/bus", "pkg/flow", "pkg/media", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/view",
 		"pkg/scorer", "pkg/estimator", "services/internal/instrument",
 	},
 	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/media", "pkg/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},
@@ -172,9 +175,9 @@ var layers = map[string][]string{
 	"services/rescore": {"schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
 	// The page that shows a pipeline, by what clients read with.
 	"services/trace": {"schemas", "pkg/bus"}, // traces of what is stored
-	"services/ui":    {"schemas", "pkg/bus", "pkg/client", "pkg/media", "pkg/results", "services/internal/boot"},
+	"services/ui":    {"schemas", "pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/view", "services/internal/boot"},
 	"services/command": {
-		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/replay", "pkg/report", "pkg/results", "pkg/archive", "pkg/shards", "pkg/tensor/devices",
+		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/replay", "pkg/report", "pkg/results", "pkg/archive", "pkg/shards", "pkg/view", "pkg/tensor/devices",
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/teacher", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 		"pkg/model/tokenizer", "services/trace", "services/ui", // the page, and tokens as text on it
 	},

@@ -57,9 +57,12 @@ type ControlReceipt struct {
 
 // RunStatus is how a run is doing.
 type RunStatus struct {
-	// State is running, paused, cancelled, or done: each of its groups has a
-	// result, and so has each batch.
+	// State is running or paused; or, where each group and batch has its result, what became of it: the status
+	// that all its groups have, failed where these differ and none has advantages, partial where some do; refused
+	// without any group; or cancelled.
 	State string `msgpack:"state" enum:"RunStates"`
+	// WaitsFor is what an open run waits for, such as "a sampler"; absent: it goes on.
+	WaitsFor string `msgpack:"waits_for,omitempty" size:"0..MaxText"`
 	// By, Reason and Since are those of the control that paused or cancelled it; Since is when
 	// that was stored, Unix nanoseconds.
 	By     string `msgpack:"by,omitempty" size:"0..MaxName"`
@@ -70,17 +73,29 @@ type RunStatus struct {
 	Groups    int64 `msgpack:"groups" range:"0.."`
 	Closed    int64 `msgpack:"closed" range:"0.."`
 	Cancelled int64 `msgpack:"cancelled" range:"0.."`
+	// Outcomes counts the groups by what became of them, sorted by name: open, refilled (another group stands in for
+	// it), or the status of the result.
+	Outcomes []OutcomeCount `msgpack:"outcomes,omitempty" size:"0..MaxOutcomes"`
 	// OpenBatches is how many batches that groups of the run are in have not closed.
 	OpenBatches int64 `msgpack:"open_batches" range:"0.."`
-	// Trajectories and Rewards are how many samples have theirs; Waiting is how many requests
-	// are in a queue or in a sampler's hands, Parked how many wait for the run to be resumed.
+	// Trajectories is how many samples were made, Rewards how many have a reward, Failed how many have ended without
+	// what they lack: failed and pruned ones. Waiting is how many requests are in a queue or in a sampler's hands,
+	// Parked how many wait for the run to be resumed.
 	Trajectories int64 `msgpack:"trajectories" range:"0.."`
 	Rewards      int64 `msgpack:"rewards" range:"0.."`
+	Failed       int64 `msgpack:"failed" range:"0.."`
 	Waiting      int64 `msgpack:"waiting" range:"0.."`
 	Parked       int64 `msgpack:"parked" range:"0.."`
 	// Lost is how many samples of open groups are neither made nor asked for: their requests were lost, and intake asks
 	// again for them.
 	Lost int64 `msgpack:"lost,omitempty" range:"0.."`
+}
+
+// OutcomeCount is how many groups have an outcome.
+type OutcomeCount struct {
+	// Outcome is what became of the groups, Groups how many they are.
+	Outcome string `msgpack:"outcome" size:"1..MaxName"`
+	Groups  int64  `msgpack:"groups" range:"1.."`
 }
 
 // Parked is a request of a paused run, out of its lane's queue: it holds no slot and costs

@@ -16,10 +16,8 @@ const (
 	ControlStatus = "status"
 	ControlPrune  = "prune"
 
-	RunRunning   = "running"
-	RunPaused    = "paused"
-	RunCancelled = "cancelled"
-	RunDone      = "done"
+	RunRunning = "running"
+	RunPaused  = "paused"
 )
 
 // Kinds of log-prob. They are not comparable with each other.
@@ -254,7 +252,11 @@ var (
 	FailedPolicies  = []string{GroupKeep, GroupRefill}
 	TeacherCodes    = []string{CodeUnknownSample, CodeGone, CodeUnfit, CodeInvalid, CodeFailed}
 	ControlActions  = []string{ControlCancel, ControlPause, ControlResume, ControlPrune, ControlStatus}
-	RunStates       = []string{RunRunning, RunPaused, RunCancelled, RunDone}
+	// RunStates are those of runs that go on, then what became of those that have ended.
+	RunStates = []string{
+		RunRunning, RunPaused, StatusComplete, StatusPartial, StatusFailed, StatusMixed, StatusStale, StatusFiltered,
+		StatusRefused, StatusCancelled,
+	}
 	UnknownPolicies = []string{UnknownRefuse, UnknownWarn}
 	SwapRules       = []string{SwapFinish, SwapSwitch, SwapRestart}
 	AppliedStates   = []string{AppliedApplied, AppliedRefused}

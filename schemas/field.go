@@ -115,6 +115,7 @@ var limits = map[string]float64{
 	"MaxHeaderName":  MaxHeaderName,
 	"MaxHeaderValue": MaxHeaderValue, "MaxHeaders": MaxHeaders, "MaxInlineImage": MaxInlineImage,
 	"MaxLatentChannels": MaxLatentChannels, "MaxListItems": MaxListItems, "MaxMetrics": MaxMetrics, "MaxMu": MaxMu,
+	"MaxOutcomes":   MaxOutcomes,
 	"MaxName":       MaxName,
 	"MaxNoiseLevel": MaxNoiseLevel, "MaxParams": MaxParams, "MaxParts": MaxParts,
 	"MaxPixelsPerToken": MaxPixelsPerToken,

@@ -64,6 +64,8 @@ const (
 	// MaxBatchGroups is the number of groups of a batch, MaxMetrics the number of its metrics.
 	MaxBatchGroups = 4096
 	MaxMetrics     = 1024
+	// MaxOutcomes is the number of outcomes that a status counts.
+	MaxOutcomes = 32
 	// MaxRefillRounds bounds how often a group is replaced, MaxPolicySpan the versions of the
 	// weights in one group, MaxAdvClip a clamp of advantages.
 	MaxRefillRounds = 16

@@ -3,6 +3,7 @@ package schemas
 import (
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Prompt asks for one group of GroupSize images, or answers of a language model. Only its text is required. Names
@@ -184,6 +185,11 @@ type SDEWindow struct {
 	// Seed makes the draw independent of the run id. Each batch id has a draw of its own, and
 	// prompts without a batch draw alike; the seed of the noise has no part in it.
 	Seed *int64 `msgpack:"seed,omitempty" range:"0.." absent:"the run id seeds"`
+}
+
+// IsVerdict reports whether the reward comes from outside, from a person or a batch job.
+func (r RewardSpec) IsVerdict() bool {
+	return r.Name == "external" || strings.HasPrefix(r.Name, "external:")
 }
 
 // RewardSpec is one reward function of a weighted sum.

@@ -14,6 +14,7 @@ const (
 	HeaderContentType = "Content-Type" // ContentType
 	HeaderTraceparent = "traceparent"  // W3C trace context, handed through
 	HeaderReply       = "Mdr-Reply"    // on a prompt: the inbox that wants a Receipt
+	HeaderOutcome     = "Mdr-Outcome"  // of a trajectory, reward or advantage, for those who only look: its outcome
 	ContentType       = "application/msgpack"
 )
 

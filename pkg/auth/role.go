@@ -102,6 +102,7 @@ func serviceGrants() []Grant {
 				schemas.StreamRewards,
 				// its janitor: prompts whose group is gone, entries of blobs that nothing names
 				schemas.StreamPrompts, schemas.StreamBlobBucket,
+				schemas.StreamControl, // questions, once they are answered
 			},
 			Purges: []string{
 				schemas.StreamRequests, schemas.StreamParked,

@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -60,14 +62,20 @@ func (b *Bus) ControlsOf(ctx context.Context, run schemas.Run, uid schemas.UID) 
 
 // PausedRuns returns the controls that pause runs, sorted by run.
 func (b *Bus) PausedRuns(ctx context.Context) ([]*schemas.Control, error) {
+	all, err := b.RunControls(ctx)
+	return slices.DeleteFunc(all, func(c *schemas.Control) bool { return c.Action != schemas.ControlPause }), err
+}
+
+// RunControls returns the controls in force of all runs that were ever paused or cancelled, sorted by run.
+func (b *Bus) RunControls(ctx context.Context) ([]*schemas.Control, error) {
 	stored, err := b.LastMany(ctx, schemas.StreamControlBucket,
 		[]string{schemas.BucketSubject(schemas.ControlBucket, "*")})
 	if err != nil {
-		return nil, fmt.Errorf("paused runs: %w", err)
+		return nil, fmt.Errorf("controls of runs: %w", err)
 	}
 	var out []*schemas.Control
 	for _, m := range stored {
-		if c := b.decodeControl(m); c != nil && c.Action == schemas.ControlPause {
+		if c := b.decodeControl(m); c != nil {
 			out = append(out, c)
 		}
 	}
@@ -245,75 +253,86 @@ func (c *Controls) Changed() <-chan struct{} {
 	return c.changed
 }
 
-// RunStatus counts what is stored of a run and says whether it runs, is paused, cancelled or done. It returns
-// ErrNotFound when nothing is stored.
+// RunStatus counts what is stored of a run and says how it is doing, or what became of it. It returns ErrNotFound when
+// there is no such run.
 func (b *Bus) RunStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatus, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
 	}
-	s := &schemas.RunStatus{State: schemas.RunRunning}
-	prompts, err := int64(0), error(nil)
+	s, err := b.runStatus(ctx, run)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return nil, fmt.Errorf("status of run %s: %w", run, err)
+	}
+	return s, err
+}
+
+// runStatus is RunStatus of a legal name.
+func (b *Bus) runStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatus, error) {
+	s, counts := &schemas.RunStatus{}, &view.Counts{Groups: view.Groups{}}
+	prompts, uids := int64(0), map[schemas.UID]bool{}
 	for _, part := range []struct {
 		n            *int64
 		stream, kind string
 	}{
 		{&prompts, schemas.StreamPrompts, schemas.KindPrompt},
 		{&s.Groups, schemas.StreamGroups, schemas.KindGroup},
-		{&s.Closed, schemas.StreamAdvantages, schemas.KindAdvantage},
-		{&s.Trajectories, schemas.StreamTrajectories, schemas.KindTrajectory},
-		{&s.Rewards, schemas.StreamRewards, schemas.KindReward},
 		{&s.Waiting, schemas.StreamRequests, schemas.KindRequest},
 		{&s.Parked, schemas.StreamParked, schemas.KindParked},
 	} {
 		subjects, err := b.Subjects(ctx, part.stream, schemas.Address{Kind: part.kind, Run: run}.Filter())
 		if err != nil {
-			return nil, fmt.Errorf("status of run %s: %w", run, err)
+			return nil, err
 		}
-		for _, n := range subjects {
+		for subject, n := range subjects {
 			*part.n += int64(n)
+			if a, _ := schemas.ParseSubject(subject); a.Kind == schemas.KindGroup {
+				uids[a.UID] = true
+			}
 		}
 	}
-	if s.OpenBatches, err = b.openBatches(ctx, run); err != nil {
-		return nil, fmt.Errorf("status of run %s: %w", run, err)
-	}
-	if s.Lost, err = b.countLost(ctx, run); err != nil {
-		return nil, fmt.Errorf("status of run %s: %w", run, err)
-	}
-	keys, err := b.Subjects(ctx, schemas.StreamControlBucket,
-		schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, "*")))
-	if err != nil {
-		return nil, fmt.Errorf("status of run %s: %w", run, err)
-	}
-	s.Cancelled = int64(len(keys))
 	h, err := b.ControlsOf(ctx, run, "")
 	if err != nil {
 		return nil, err
 	}
-	if c := h.Run; c != nil && c.Action != schemas.ControlResume {
-		s.State, s.By, s.Reason, s.Since = schemas.RunPaused, c.By, c.Reason, c.Stored
-		if c.Action == schemas.ControlCancel {
-			s.State = schemas.RunCancelled
-		}
-	} else if s.Groups > 0 && s.Closed >= s.Groups && s.OpenBatches == 0 {
-		// Prompts that intake has not accepted have no group yet; some are published twice.
-		accepted := prompts <= s.Groups
-		if c, err := b.js.Consumer(ctx, schemas.StreamPrompts, schemas.PromptsDurable().Name); !accepted && err == nil {
-			accepted = c.CachedInfo().NumPending == 0 && c.CachedInfo().NumAckPending == 0
-		}
-		if accepted {
-			s.State = schemas.RunDone
-		}
-	}
 	if prompts+s.Groups == 0 && h.Run == nil {
 		return nil, fmt.Errorf("run %q: %w", run, ErrNotFound)
+	}
+	ended, err := b.countOutcomes(ctx, run, s, counts.Groups)
+	if err != nil {
+		return nil, err
+	}
+	if s.OpenBatches, err = b.openBatches(ctx, run); err != nil {
+		return nil, err
+	}
+	if s.Lost, err = b.countLost(ctx, run); err != nil {
+		return nil, err
+	}
+	keys, err := b.Subjects(ctx, schemas.StreamControlBucket,
+		schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, "*")))
+	if err != nil {
+		return nil, err
+	}
+	s.Cancelled = int64(len(keys))
+	counts.OpenBatches = s.OpenBatches
+	if counts.Unanswered, counts.Refused, err = b.answered(ctx, run, prompts, uids); err != nil {
+		return nil, err
+	}
+	if c := h.Run; c != nil && c.Action != schemas.ControlResume {
+		counts.Control, s.By, s.Reason, s.Since = c.Action, c.By, c.Reason, c.Stored
+	}
+	s.State = counts.Run()
+	if s.State == schemas.RunRunning {
+		s.WaitsFor = b.heldBy(ctx, run, &view.Facts{
+			Unanswered: counts.Unanswered, Unmade: s.Waiting, Unscored: max(0, ended-s.Rewards-s.Failed),
+		})
 	}
 	return s, nil
 }
 
-// countLost returns how many samples of a run are lost. RunStatus calls it.
+// countLost returns how many samples of a run are lost.
 func (b *Bus) countLost(ctx context.Context, run schemas.Run) (n int64, err error) {
-	if b.user.IsGuest() {
-		return 0, nil // who does not see the queue
+	if info, err := b.StreamInfo(ctx, schemas.StreamTrajectories); err != nil || info.Config.Mirror != nil {
+		return 0, err // an account of mirrors does not see the queue
 	}
 	open, err := b.OpenGroups(ctx, run)
 	if err != nil {
@@ -324,6 +343,119 @@ func (b *Bus) countLost(ctx context.Context, run schemas.Run) (n int64, err erro
 		n += int64(len(l.Samples))
 	}
 	return n, err
+}
+
+// countOutcomes counts the samples and groups of a run by what became of them; ended samples have a trajectory, of
+// whatever outcome. runStatus calls it.
+func (b *Bus) countOutcomes(
+	ctx context.Context, run schemas.Run, s *schemas.RunStatus, groups view.Groups,
+) (ended int64, err error) {
+	err = b.Outcomes(ctx, schemas.KindAdvantage, run, func(_ schemas.Address, outcome string) {
+		if outcome != "" {
+			groups[outcome]++
+			s.Closed++
+		}
+	})
+	if err == nil {
+		err = b.Outcomes(ctx, schemas.KindTrajectory, run, func(_ schemas.Address, outcome string) {
+			if ended++; outcome == schemas.StopCompleted {
+				s.Trajectories++
+			}
+		})
+	}
+	if err == nil {
+		err = b.Outcomes(ctx, schemas.KindReward, run, func(_ schemas.Address, outcome string) {
+			switch outcome {
+			case schemas.StatusScored:
+				s.Rewards++
+			case schemas.StatusFailed, schemas.StatusPruned:
+				s.Failed++
+			}
+		})
+	}
+	if open := s.Groups - s.Closed; open > 0 {
+		groups[view.Open] = open
+	}
+	for _, outcome := range slices.Sorted(maps.Keys(groups)) {
+		s.Outcomes = append(s.Outcomes, schemas.OutcomeCount{Outcome: outcome, Groups: groups[outcome]})
+	}
+	return ended, err
+}
+
+// WantsVerdicts reports whether groups of a run are scored by people or batch jobs.
+func (b *Bus) WantsVerdicts(ctx context.Context, run schemas.Run) (bool, error) {
+	records, err := b.LastMany(ctx, schemas.StreamGroups, []string{schemas.GroupSubject(run, "*")})
+	if err != nil {
+		return false, fmt.Errorf("groups of run %s: %w", run, err)
+	}
+	return slices.ContainsFunc(records, func(m *Message) bool {
+		var g schemas.GroupRecord
+		return Fits(m, &g) == nil && slices.ContainsFunc(g.Group.Reward, schemas.RewardSpec.IsVerdict)
+	}), nil
+}
+
+// answered returns how many prompts of a run intake has not answered, as far as that is known, and how many it has
+// refused. A prompt that was published twice has one group, and one that cannot be read has none.
+func (b *Bus) answered(
+	ctx context.Context, run schemas.Run, prompts int64, groups map[schemas.UID]bool,
+) (open, refused int64, err error) {
+	open = prompts - int64(len(groups))
+	letters, err := b.Subjects(ctx, schemas.StreamDead,
+		schemas.Address{Kind: schemas.KindDead, Stage: schemas.ServiceIntake, Run: run}.Filter())
+	for subject, n := range letters {
+		refused += int64(n)
+		if a, _ := schemas.ParseSubject(subject); !groups[a.UID] {
+			open -= int64(n)
+		}
+	}
+	if open > 0 && err == nil && b.AllAnswered(ctx) {
+		open = 0
+	}
+	return max(0, open), refused, err
+}
+
+// AllAnswered reports whether intake has answered all prompts of all runs, as far as whoever asks may see it.
+func (b *Bus) AllAnswered(ctx context.Context) bool {
+	c, err := b.js.Consumer(ctx, schemas.StreamPrompts, schemas.PromptsDurable().Name)
+	return err == nil && c.CachedInfo().NumPending == 0 && c.CachedInfo().NumAckPending == 0
+}
+
+// heldBy returns what holds up an open run; "": it goes on, or whoever asks may not see it.
+func (b *Bus) heldBy(ctx context.Context, run schemas.Run, f *view.Facts) string {
+	present, err := b.Present(ctx)
+	if err != nil {
+		return ""
+	}
+	requests, err := b.Subjects(ctx, schemas.StreamRequests,
+		schemas.Address{Kind: schemas.KindRequest, Run: run}.Filter())
+	if err != nil {
+		return ""
+	}
+	faults, err := b.Faults(ctx)
+	if err != nil {
+		return ""
+	}
+	f.Full = slices.ContainsFunc(faults, Fault.Full)
+	if f.Unmade == 0 && f.Unscored > 0 {
+		judged, err := b.WantsVerdicts(ctx, run)
+		if err != nil {
+			return ""
+		}
+		if judged {
+			f.Judged = f.Unscored // as far as counts of the whole run say
+		}
+	}
+	lanes := map[schemas.Lane]bool{}
+	for _, p := range present {
+		f.Sampler = f.Sampler || p.Service == schemas.ServiceSampler || p.Service == schemas.ServiceStarting
+		f.Reward = f.Reward || p.Service == schemas.ServiceReward
+		lanes[p.Lane] = true
+	}
+	for subject := range requests {
+		a, _ := schemas.ParseSubject(subject)
+		f.Unserved = f.Unserved || !lanes[a.Lane]
+	}
+	return string(f.HeldBy())
 }
 
 // openBatches returns how many batches of a run have groups but no result yet. RunStatus calls it.

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -150,6 +151,9 @@ func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]b
 		return nil, Terminal(code, err)
 	}
 	h := header(ctx, subject, e.Type(), schemas.ContentType)
+	if outcome := view.Of(e); outcome != "" {
+		h[schemas.HeaderOutcome] = []string{outcome}
+	}
 	if !one {
 		// Many events share the subject: the content tells them apart.
 		h[jetstream.MsgIDHeader] = []string{schemas.MessageID(subject) + "." + digestOf(data)[:16]}

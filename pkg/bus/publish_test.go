@@ -76,6 +76,7 @@ func TestBus_Publish_headers(t *testing.T) {
 		}
 		want := map[string]string{
 			"Nats-Msg-Id": "trajectory.r1.u1.0", "Mdr-Type": "trajectory/1", "Content-Type": "application/msgpack", "traceparent": trace,
+			"Mdr-Outcome": "failed",
 		}
 		for name, v := range want {
 			if got := m.Header[name]; len(got) != 1 || got[0] != v {

@@ -106,6 +106,7 @@ func (p *page) addFacts(run *results.Run) {
 	if v.any {
 		add("policy version", v.String())
 	}
+	add("outcome", run.Summary.State)
 	add("groups", counts(len(run.Groups), groups))
 	add("samples", counts(run.Summary.Samples, samples))
 	add("steps stored", fmt.Sprint(run.Summary.StepsStored))

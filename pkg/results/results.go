@@ -13,6 +13,7 @@ package results
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/sampling"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -162,14 +164,16 @@ type Score struct {
 
 // Summary counts the results of a run.
 type Summary struct {
-	Run          schemas.Run `json:"run"`
-	Groups       int         `json:"groups"`
-	Complete     int         `json:"complete"`
-	Refused      int         `json:"refused"`
-	Refills      int         `json:"refills,omitempty"`
-	Samples      int         `json:"samples"`
-	Trajectories int         `json:"trajectories"`
-	StepsStored  int         `json:"steps_stored"`
+	Run schemas.Run `json:"run"`
+	// State is what became of the run, or running, as in schemas.RunStatus.
+	State        string `json:"state"`
+	Groups       int    `json:"groups"`
+	Complete     int    `json:"complete"`
+	Refused      int    `json:"refused"`
+	Refills      int    `json:"refills,omitempty"`
+	Samples      int    `json:"samples"`
+	Trajectories int    `json:"trajectories"`
+	StepsStored  int    `json:"steps_stored"`
 	// Evaluations counts the evaluations of the model. FlatEvaluations is what as many samples
 	// without shared steps would need: more than Evaluations for trees.
 	Evaluations     int64 `json:"evaluations"`
@@ -183,9 +187,6 @@ type Summary struct {
 	Out     string             `json:"out,omitempty"`
 	Sheet   string             `json:"sheet,omitempty"`
 }
-
-// StatusOpen is a group without a result.
-const StatusOpen = "open"
 
 // Read returns the outcome of a run so far: all prompts that were accepted, or refused with a uid, sorted by uid;
 // those without a result are open. It fails if the server cannot be read.
@@ -206,7 +207,17 @@ func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Run, error) {
 	if err := o.Read(ctx, b, run); err != nil {
 		return nil, err
 	}
-	return Collect(ctx, b, run, o)
+	r, err := Collect(ctx, b, run, o)
+	if err != nil {
+		return nil, err
+	}
+	status, err := b.RunStatus(ctx, run)
+	if err == nil {
+		r.Summary.State = status.State
+	} else if !errors.Is(err, bus.ErrNotFound) { // a pass over another run has no prompts
+		return nil, err
+	}
+	return r, nil
 }
 
 // Collect reads what the run stored for the prompts of o, and computes metrics and digest. The digest covers the
@@ -238,7 +249,7 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 		Trajectories: len(c.trajectories), StepsStored: steps,
 	}}
 	for _, p := range o.prompts {
-		g := &Group{GroupResult: GroupResult{UID: p.UID, Prompt: p.Text, Status: StatusOpen}, Members: []Member{}}
+		g := &Group{GroupResult: GroupResult{UID: p.UID, Prompt: p.Text, Status: view.Open}, Members: []Member{}}
 		if a := o.Advantage(p.UID); a != nil {
 			if err := c.fillGroup(g, a); err != nil {
 				return nil, err
@@ -251,6 +262,9 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 		if g.Status == schemas.StatusComplete {
 			r.Summary.Complete++
 		}
+	}
+	if r.Summary.State, err = stateOf(ctx, b, r); err != nil {
+		return nil, err
 	}
 	r.Summary.Metrics = c.metricSums.metrics()
 	if c.rolls.samples > 0 {
@@ -269,6 +283,22 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 	}
 	r.Summary.Digest = c.digest.String()
 	return r, nil
+}
+
+// stateOf returns what became of the groups of a run.
+func stateOf(ctx context.Context, b *bus.Bus, r *Run) (string, error) {
+	h, err := b.ControlsOf(ctx, r.Summary.Run, "")
+	if err != nil {
+		return "", err
+	}
+	c := view.Counts{Groups: view.Groups{}}
+	for _, g := range r.Groups {
+		c.Groups[g.Status]++
+	}
+	if h.Run != nil {
+		c.Control = h.Run.Action
+	}
+	return c.Run(), nil
 }
 
 // collection is what a run stored, and what was gathered from it.
@@ -370,7 +400,7 @@ func (c *collection) countEvaluations(t *schemas.Trajectory) {
 // groupResult returns the result of a group from its advantage event.
 func groupResult(a *schemas.Advantage, uid schemas.UID, prompt string) GroupResult {
 	return GroupResult{
-		UID: uid, Prompt: prompt, Status: a.Status, Error: a.Error, Mean: a.Mean, Std: a.Std,
+		UID: uid, Prompt: prompt, Status: view.Group(a), Error: a.Error, Mean: a.Mean, Std: a.Std,
 		StdScale: a.Scale, StdBasis: a.StdBasis,
 	}
 }

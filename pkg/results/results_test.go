@@ -310,11 +310,18 @@ func TestLatestRun(t *testing.T) {
 func TestRuns_Open(t *testing.T) {
 	t.Parallel()
 	p := bustest.New(t)
-	for _, subject := range []string{
-		schemas.GroupSubject("r", "open"), schemas.GroupSubject("r", "closed"), schemas.AdvantageSubject("r", "closed"),
-		schemas.AdvantageSubject("r", "without-a-record"),
-	} {
-		p.Forge(t, subject, []byte("x"))
+	for _, uid := range []schemas.UID{"open", "closed"} {
+		p.Forge(t, schemas.GroupSubject("r", uid), []byte("x"))
+	}
+	for _, uid := range []schemas.UID{"closed", "without-a-record"} {
+		_, err := p.Publish(t.Context(), &schemas.Advantage{
+			Run: "r", UID: uid, Batch: string(uid), Status: schemas.StatusFailed, Error: "so it is", GroupSize: 1,
+			Members: []schemas.Member{{Status: schemas.StatusMissing}}, Scale: schemas.StdNone,
+			StdBasis: schemas.BasisPopulation, Estimator: "rloo",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 	runs, err := results.Runs(t.Context(), p.Bus, "r")
 	if err != nil || runs["r"].Groups != 2 || runs["r"].Open != 1 {

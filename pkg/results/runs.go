@@ -4,38 +4,68 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
 // StoredRun counts what is stored of a run.
 type StoredRun struct {
-	Run     schemas.Run `json:"run"`
-	Groups  int         `json:"groups"`
-	Open    int         `json:"open_groups"`
-	Samples int         `json:"samples"`
-	Events  uint64      `json:"events"`
+	Run schemas.Run `json:"run"`
+	// State is as in schemas.RunStatus: running, paused, or what became of it.
+	State   string `json:"state"`
+	Groups  int    `json:"groups"`
+	Open    int    `json:"open_groups"`
+	Samples int    `json:"samples"`
+	// Outcomes counts the groups by what became of them.
+	Outcomes view.Groups `json:"outcomes"`
+	// Counted groups have advantages.
+	Counted int64 `json:"counted"`
+	// Scored samples have a reward; Failed ones have ended without what they lack.
+	Scored int `json:"scored"`
+	Failed int `json:"failed"`
+	// Refused is how many of its prompts intake has refused, as far as their dead letters are stored.
+	Refused int    `json:"refused,omitempty"`
+	Events  uint64 `json:"events"`
 	// Bytes is set by EstimateBytes.
 	Bytes  uint64    `json:"bytes"`
 	Newest time.Time `json:"newest"`
 
 	// Streams is the number of events in each stream.
 	Streams map[string]uint64 `json:"-"`
+
+	accepted map[schemas.UID]bool // groups with a record; true: with a result, too
+	batches  map[string]bool      // with a result
+	opened   []string             // those that groups of the run are in
+	control  string
+	unread   int64 // refused prompts without a record
+}
+
+// storedRuns are runs by name.
+type storedRuns map[schemas.Run]*StoredRun
+
+// of returns the counts of a run.
+func (s storedRuns) of(run schemas.Run) *StoredRun {
+	r := s[run]
+	if r == nil {
+		r = &StoredRun{
+			Run: run, Streams: map[string]uint64{}, Outcomes: view.Groups{}, accepted: map[schemas.UID]bool{},
+			batches: map[string]bool{},
+		}
+		s[run] = r
+	}
+	return r
 }
 
 // Runs counts what is stored of a run; with "*" of every run, for 'meander runs ls'. It fails if the server cannot be
 // read.
 func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*StoredRun, error) {
-	runs := map[schemas.Run]*StoredRun{}
-	type group struct {
-		run schemas.Run
-		uid schemas.UID
-	}
-	accepted, closed := map[group]bool{}, map[group]bool{}
+	runs := storedRuns{}
 	for stream, filters := range schemas.RunFilters(run) {
 		for _, filter := range filters {
 			subjects, err := b.Subjects(ctx, stream, filter)
@@ -44,29 +74,16 @@ func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*St
 			}
 			for subject, n := range subjects {
 				a, _ := schemas.ParseSubject(subject)
-				r := runs[a.Run]
-				if r == nil {
-					r = &StoredRun{Run: a.Run, Streams: map[string]uint64{}}
-					runs[a.Run] = r
-				}
-				r.Events += n
-				r.Streams[stream] += n
-				switch a.Kind {
-				case schemas.KindGroup:
-					r.Groups++
-					accepted[group{a.Run, a.UID}] = true
-				case schemas.KindAdvantage:
-					closed[group{a.Run, a.UID}] = true
-				case schemas.KindTrajectory:
-					r.Samples++
-				}
+				runs.of(a.Run).count(stream, a, n)
 			}
 		}
 	}
-	for g := range accepted {
-		if !closed[g] { // a result without a record is of a group that is not counted
-			runs[g.run].Open++
-		}
+	// Questions about a run that there is not, and requests to control it, are no run.
+	maps.DeleteFunc(runs, func(_ schemas.Run, r *StoredRun) bool {
+		return r.Events == r.Streams[schemas.StreamControl]
+	})
+	if err := runs.decide(ctx, b, run); err != nil {
+		return nil, err
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(atOnce)
@@ -74,6 +91,111 @@ func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*St
 		g.Go(func() error { return r.findNewest(ctx, b) })
 	}
 	return runs, g.Wait()
+}
+
+// count counts events of a subject.
+func (r *StoredRun) count(stream string, a schemas.Address, n uint64) {
+	r.Events += n
+	r.Streams[stream] += n
+	switch a.Kind {
+	case schemas.KindGroup:
+		r.Groups++
+		r.accepted[a.UID] = false
+	case schemas.KindOpening:
+		if a.Batch != string(a.UID) { // else the group is a batch by itself
+			r.opened = append(r.opened, a.Batch)
+		}
+	case schemas.KindBatch:
+		r.batches[a.Batch] = true
+	}
+}
+
+// decide finds out what became of the runs, their groups and samples.
+func (s storedRuns) decide(ctx context.Context, b *bus.Bus, run schemas.Run) error {
+	for kind, each := range map[string]func(r *StoredRun, uid schemas.UID, outcome string){
+		schemas.KindAdvantage: func(r *StoredRun, uid schemas.UID, outcome string) {
+			r.Outcomes[outcome]++
+			if _, counted := r.accepted[uid]; counted { // a result without a record is of a group that is not
+				r.accepted[uid] = true
+			}
+		},
+		schemas.KindTrajectory: func(r *StoredRun, _ schemas.UID, outcome string) {
+			if outcome == schemas.StopCompleted {
+				r.Samples++
+			}
+		},
+		schemas.KindReward: func(r *StoredRun, _ schemas.UID, outcome string) {
+			if outcome == schemas.StatusScored {
+				r.Scored++
+			} else {
+				r.Failed++
+			}
+		},
+	} {
+		err := b.Outcomes(ctx, kind, run, func(a schemas.Address, outcome string) {
+			if r := s[a.Run]; r != nil && outcome != "" {
+				each(r, a.UID, outcome)
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	letters, err := b.Subjects(ctx, schemas.StreamDead,
+		schemas.Address{Kind: schemas.KindDead, Stage: schemas.ServiceIntake, Run: run}.Filter())
+	if err != nil {
+		return err
+	}
+	for subject, n := range letters {
+		a, _ := schemas.ParseSubject(subject)
+		if r := s[a.Run]; r != nil {
+			r.Refused++
+			if _, has := r.accepted[a.UID]; !has {
+				r.unread += int64(n)
+			}
+		}
+	}
+	controls, err := b.RunControls(ctx)
+	if err != nil {
+		return err
+	}
+	for _, c := range controls {
+		if r := s[c.Run]; r != nil && c.Action != schemas.ControlResume {
+			r.control = c.Action
+		}
+	}
+	answered := b.AllAnswered(ctx)
+	for _, r := range s {
+		r.decide(answered)
+	}
+	return nil
+}
+
+// decide says what became of the run; answered says that intake has answered all prompts.
+func (r *StoredRun) decide(answered bool) {
+	c := view.Counts{Groups: r.Outcomes, Refused: int64(r.Refused), Control: r.control}
+	for _, closed := range r.accepted {
+		if !closed {
+			r.Open++
+		}
+	}
+	if r.Open > 0 {
+		r.Outcomes[view.Open] = int64(r.Open)
+	}
+	for outcome, n := range r.Outcomes {
+		if view.HasAdvantages(outcome) {
+			r.Counted += n
+		}
+	}
+	for _, batch := range r.opened {
+		if !r.batches[batch] {
+			c.OpenBatches++
+		}
+	}
+	if prompts := int64(r.Streams[schemas.StreamPrompts]); !answered {
+		c.Unanswered = max(0, prompts-int64(r.Groups)-r.unread)
+	}
+	r.State = c.Run()
 }
 
 // atOnce is how many runs are looked at side by side.

@@ -57,17 +57,6 @@ func Rewards(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) 
 	return out, err
 }
 
-// WithoutReward returns how many samples of a run failed or were pruned, so that their reward events have no reward.
-// It fails if the server cannot be read.
-func WithoutReward(ctx context.Context, b *bus.Bus, run schemas.Run) (n int64, err error) {
-	err = eachReward(ctx, b, run, "*", func(r *schemas.Reward) {
-		if r.Reward == nil {
-			n++
-		}
-	})
-	return n, err
-}
-
 // eachReward calls each with the stored rewards of a run, or of one group of it (uid "*": all).
 func eachReward(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, each func(*schemas.Reward)) error {
 	for m, err := range b.Read(ctx, schemas.StreamRewards, []string{schemas.RewardFilter(run, "*", uid)},

@@ -5,7 +5,7 @@
 package view
 
 import (
-	"strings"
+	"cmp"
 
 	"github.com/meander-rl/meander/schemas"
 )
@@ -46,6 +46,27 @@ func Group(a *schemas.Advantage) string {
 		return Refilled
 	}
 	return a.Status
+}
+
+// Of returns the outcome that an event says; "": it says none.
+func Of(e schemas.Event) string {
+	switch e := e.(type) {
+	case *schemas.Trajectory:
+		return e.StopReason
+	case *schemas.Reward:
+		return e.Status
+	case *schemas.Advantage:
+		return Group(e)
+	}
+	return ""
+}
+
+// GroupOutcomes returns the outcomes that a group can have.
+func GroupOutcomes() []string { return append([]string{Open, Refilled}, schemas.GroupStatuses...) }
+
+// HasAdvantages reports whether a group of that outcome has advantages to train on.
+func HasAdvantages(group string) bool {
+	return group == schemas.StatusComplete || group == schemas.StatusPartial
 }
 
 // Groups counts groups by their outcomes.
@@ -93,10 +114,12 @@ func (c *Counts) Run() string {
 			return outcome
 		}
 	}
-	if c.Groups[schemas.StatusComplete]+c.Groups[schemas.StatusPartial] == 0 {
-		return schemas.StatusFailed
+	for outcome := range c.Groups {
+		if HasAdvantages(outcome) {
+			return schemas.StatusPartial
+		}
 	}
-	return schemas.StatusPartial
+	return schemas.StatusFailed
 }
 
 // HasEnded reports whether nothing more will come of a run with that outcome.
@@ -127,7 +150,8 @@ func Tone(outcome string) string {
 func Tones() map[string]string {
 	tones := map[string]string{}
 	for _, list := range [][]string{
-		{Open, Refilled, Awaited, Made}, schemas.RunStates, schemas.MemberStatuses, schemas.GroupStatuses,
+		{Open, Refilled, Awaited, Made},
+		schemas.RunStates, schemas.MemberStatuses, schemas.GroupStatuses,
 		schemas.BatchStatuses, schemas.AppliedStates, schemas.StopReasons,
 	} {
 		for _, outcome := range list {
@@ -135,6 +159,12 @@ func Tones() map[string]string {
 		}
 	}
 	return tones
+}
+
+// IsOutcome reports whether a text is an outcome.
+func IsOutcome(text string) bool {
+	_, is := Tones()[text]
+	return is
 }
 
 // For is what work waits for.
@@ -174,13 +204,7 @@ type Wait struct {
 
 // Text returns all of it in one line: what is waited for, why, and what to do.
 func (w Wait) Text() string {
-	parts := []string{}
-	for _, part := range []string{w.For.Held(), w.Says} {
-		if part != "" {
-			parts = append(parts, part)
-		}
-	}
-	text := strings.Join(parts, ": ")
+	text := cmp.Or(w.For.Held(), "waiting") + ": " + w.Says
 	if w.Fix != "" {
 		text += ". " + w.Fix
 	}

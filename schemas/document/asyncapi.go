@@ -517,6 +517,14 @@ func messageOf(c channel) message {
 			},
 		},
 	}
+	switch c.event {
+	case schemas.TypeTrajectory, schemas.TypeReward, schemas.TypeAdvantage:
+		m.Headers.Properties = append(m.Headers.Properties,
+			entry[headerSchema]{schemas.HeaderOutcome, headerSchema{
+				Type:        "string",
+				Description: "what became of it, for readers of headers alone; the payload decides",
+			}})
+	}
 	if c.event == schemas.TypePrompt {
 		// The message id is the publisher's to choose.
 		m.Headers.Properties[2].value.Description = "deduplication id, chosen by the publisher"

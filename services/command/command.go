@@ -98,7 +98,7 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	out := &output{Writer: stdout}
 	root.SetIn(stdin)
 	root.SetOut(out)
-	root.SetErr(stderr)
+	root.SetErr(&output{Writer: stderr})
 	err := checkHelp(root, args)
 	if err == nil {
 		err = root.ExecuteContext(ctx)
@@ -131,20 +131,36 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 
 // output is stdout. It keeps the first write error: a command fails if any of its output was lost. Commands need not
 // check their writes, except in endless loops.
+//
+// What strangers wrote is made safe on its way: on a terminal colours stay, and elsewhere there are none.
 type output struct {
 	io.Writer
-	err error
+	asIs bool // for bytes that are no text, and for a screen
+	err  error
+}
+
+// asIs lets bytes pass as they are.
+func asIs(out io.Writer) io.Writer {
+	if o, ok := out.(*output); ok {
+		o.asIs = true
+	}
+	return out
 }
 
 // Under returns the writer below, which may be a terminal.
 func (o *output) Under() io.Writer { return o.Writer }
 
+// Write writes a text that is safe. A failure is the writer's, and is kept.
 func (o *output) Write(p []byte) (int, error) {
-	n, err := o.Writer.Write(p)
+	text := string(p)
+	if !o.asIs {
+		text = boot.SafeOutput(text, boot.IsTerminal(o.Writer))
+	}
+	_, err := io.WriteString(o.Writer, text)
 	if o.err == nil {
 		o.err = err
 	}
-	return n, err
+	return len(p), err
 }
 
 // app is what every command shares: where the pipeline is, and how to print.
@@ -162,6 +178,8 @@ type app struct {
 	fromEnv map[string]string
 	// asItIs connects without setting anything up.
 	asItIs bool
+	// waits for a server that is away, as views do: they go on by themselves when it comes.
+	waits  bool
 	stderr io.Writer
 }
 

@@ -156,6 +156,13 @@ func (a *app) openConnection(
 		cfg.InProcess, cfg.Token, cfg.TokenHandler = member, "", member.Token
 	}
 	cfg.NoWait = len(setup) == 0
+	if a.waits && a.natsURL != "" {
+		cfg.NoWait, cfg.ConnectTimeout = false, -1
+		told := time.AfterFunc(tellAfter, func() {
+			log.Warn().Msgf("waiting for the server at %s; this goes on by itself when it comes", c.where)
+		})
+		defer told.Stop()
+	}
 	b, err := bus.Connect(ctx, cfg, log)
 	if err != nil {
 		return nil, errors.Join(a.explainConnectError(err), c.leave())
@@ -321,6 +328,16 @@ func (a *app) withBus(
 	f func(c *cobra.Command, conn *connection, given []string) error,
 ) func(*cobra.Command, []string) error {
 	return a.withConnection(a.openExisting, f)
+}
+
+// withView is withBus for a view, which also waits for a server that is away.
+func (a *app) withView(
+	f func(c *cobra.Command, conn *connection, given []string) error,
+) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, given []string) error {
+		a.waits = true
+		return a.withBus(f)(c, given)
+	}
 }
 
 // withConnection returns the RunE of a command that works on a connection: it connects by open, calls f, and closes

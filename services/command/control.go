@@ -7,10 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/user"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,8 +17,9 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
-	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/ui"
 )
@@ -103,7 +102,7 @@ A prompt can have a rule instead: see --prune-step of 'meander run'.`,
 func statusCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status [RUN]",
-		Short: "show whether a run is running, paused, cancelled or done",
+		Short: "show how a run is doing, or what became of it",
 		Long: `status shows the state of a run (default the latest): whether it was paused or cancelled, by whom and
 why, how much of it is done, and what it waits for.`,
 		Example: `  meander status
@@ -126,20 +125,15 @@ why, how much of it is done, and what it waits for.`,
 			if errors.Is(err, client.ErrNotFound) {
 				return usage(fmt.Errorf("RUN: %q; nothing is stored of it at %s", run, conn.where))
 			}
-			unrewarded := int64(0)
-			if err == nil {
-				unrewarded, err = results.WithoutReward(c.Context(), conn.Bus, run)
-			}
 			if err != nil {
 				return err
 			}
-			s.Rewards -= min(s.Rewards, unrewarded) // it counts events, which failed and pruned samples have, too
 			p, err := runProgress(c.Context(), conn.Bus, run)
 			if err != nil { // such as a user without the right to ask
-				p = &ui.Progress{Waits: []ui.Wait{{Says: fmt.Sprintf("not known: %v", err)}}}
+				p = &ui.Progress{Waits: []view.Wait{{Says: fmt.Sprintf("not known: %v", err)}}}
 			}
 			r := &schemas.ControlReceipt{Accepted: true, Run: run, Status: s}
-			return a.printStatus(c.OutOrStdout(), unrewarded, r, p)
+			return a.printStatus(c.OutOrStdout(), r, p)
 		}),
 	}
 }
@@ -266,26 +260,30 @@ func (k *controller) printOutcome(out io.Writer, r *schemas.ControlReceipt, samp
 	return nil
 }
 
-// printStatus prints the state of a run that the receipt has, how its groups ended and what it waits for, which p has;
-// unrewarded is how many samples ended without a reward. statusCommand calls it.
-func (a *app) printStatus(out io.Writer, unrewarded int64, r *schemas.ControlReceipt, p *ui.Progress) error {
+// printStatus prints the state of a run that the receipt has, and what it waits for, which p has. statusCommand calls
+// it.
+func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *ui.Progress) error {
 	if a.json {
 		fields := schemas.JSON(r)
 		if m, ok := fields.(map[string]any); ok {
-			m["statuses"], m["waits"] = p.Statuses, p.Waits
+			m["waits"] = p.Waits
 		}
 		return json.NewEncoder(out).Encode(fields)
 	}
 	s := r.Status
-	fmt.Fprintf(out, "run %s: %s\n", r.Run, paintStatus(out, s.State)+controlledBy(s))
+	held := ""
+	if s.WaitsFor != "" {
+		held = ", " + view.For(s.WaitsFor).Held()
+	}
+	fmt.Fprintf(out, "run %s: %s\n", r.Run, paintStatus(out, s.State)+controlledBy(s)+held)
 	groups := fmt.Sprintf("%d of %d have their result", s.Closed, s.Groups)
 	var ended []string
-	for _, status := range slices.Sorted(maps.Keys(p.Statuses)) {
-		if status != results.StatusOpen {
-			ended = append(ended, fmt.Sprintf("%d %s", p.Statuses[status], status))
+	for _, o := range s.Outcomes {
+		if o.Outcome != view.Open {
+			ended = append(ended, fmt.Sprintf("%d %s", o.Groups, o.Outcome))
 		}
 	}
-	if len(ended) > 0 && p.LeftOut == 0 { // else only the newest groups are counted
+	if len(ended) > 0 {
 		groups += ": " + strings.Join(ended, ", ")
 	}
 	if s.OpenBatches > 0 {
@@ -296,8 +294,8 @@ func (a *app) printStatus(out io.Writer, unrewarded int64, r *schemas.ControlRec
 	}
 	fmt.Fprintf(out, "  groups    %s\n", groups)
 	samples := fmt.Sprintf("%d made, %d with their reward", s.Trajectories, s.Rewards)
-	if unrewarded > 0 {
-		samples += fmt.Sprintf(", %d ended without one", unrewarded)
+	if s.Failed > 0 {
+		samples += fmt.Sprintf(", %d ended without one", s.Failed)
 	}
 	fmt.Fprintf(out, "  samples   %s\n", samples)
 	waiting := fmt.Sprintf("%d in the queue or in flight", s.Waiting)
@@ -309,7 +307,7 @@ func (a *app) printStatus(out io.Writer, unrewarded int64, r *schemas.ControlRec
 	}
 	fmt.Fprintf(out, "  requests  %s\n", waiting)
 	for _, w := range p.Waits {
-		present.Linef(out, "  waits     %s", present.EscapeControls(w.Says))
+		present.Linef(out, "  waits     %s", boot.Safe(w.Says))
 		if w.Fix != "" {
 			present.Linef(out, "            -> %s", w.Fix)
 		}
@@ -330,7 +328,7 @@ func controlledBy(s *schemas.RunStatus) string {
 	if s.Reason != "" {
 		text += ": " + s.Reason
 	}
-	return present.EscapeControls(text)
+	return boot.Safe(text)
 }
 
 // describeControl describes a control in one line, for 'meander watch'.

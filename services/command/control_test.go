@@ -58,7 +58,7 @@ func TestControl(t *testing.T) {
 func TestControl_NoAnswer(t *testing.T) {
 	inStore(t)
 	expect(t, exitFailed, "pause of run r1: no intake answered in 1s; the request is stored, and the next intake that runs answers it", "pause", "r1")
-	expect(t, exitOK, "run r1: done\n", "status", "r1")
+	expect(t, exitOK, "run r1: complete\n", "status", "r1")
 	expect(t, exitUsage, `RUN: "r2"; nothing is stored of it`, "status", "r2")
 	expect(t, exitUsage, "--wait: 0s; must be above 0", "pause", "r1", "--wait", "0")
 	expect(t, exitUsage, "--wait: -1s; must be above 0", "publish", "--wait=-1s", "x")
@@ -81,7 +81,7 @@ func TestStatus_Waits(t *testing.T) {
 		t.Fatal(err)
 	}
 	const why = "No sampler and no reward service is running. This is what is stored"
-	said := expect(t, exitOK, "run r2: running\n", "status", "r2")
+	said := expect(t, exitOK, "run r2: running, waiting for a sampler\n", "status", "r2")
 	if !strings.Contains(said, "  waits     "+why+"\n            -> Start the pipeline: 'meander up'\n") {
 		t.Errorf("status: %s", said)
 	}
@@ -113,10 +113,10 @@ func TestStatus_Pruned(t *testing.T) {
 	inEmptyDir(t)
 	expect(t, exitFailed, "0 of 1 groups complete", "run", "--run", "r1", "--model", "synthetic", "-n", "2", "--steps", "3",
 		"--prune-step", "1", "--prune-log-prob-above=-1e9", "--out", "-", "a red fox")
-	expect(t, exitOK, "samples   2 made, 0 with their reward, 2 ended without one\n", "status", "r1")
+	expect(t, exitOK, "samples   0 made, 0 with their reward, 2 ended without one\n", "status", "r1")
 	status := linesOf(t, expect(t, exitOK, "", "status", "r1", "--json"))[0]["status"].(map[string]any)
-	if status["trajectories"] != 2.0 || status["rewards"] != 0.0 {
-		t.Errorf("%v; want two trajectories and no reward", status)
+	if status["trajectories"] != 0.0 || status["failed"] != 2.0 || status["rewards"] != 0.0 {
+		t.Errorf("%v; want two samples that were ended, and no reward", status)
 	}
 	prompts := []results.Prompt{{UID: "0000-a-red-fox"}}
 	var out text

@@ -11,6 +11,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
@@ -178,11 +179,11 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 	}
 	fmt.Fprintf(out,
 		"dead letter %d\nstage       %s\ncode        %s\nreason      %s\nsubject     %s\nstream      %s "+
-			"%d\ndeliveries  %d\nat          %s\n", m.Seq, d.Stage, d.Code, present.EscapeControls(d.Reason),
-		present.EscapeControls(d.OriginalSubject), d.Stream, d.StreamSeq, d.Deliveries,
+			"%d\ndeliveries  %d\nat          %s\n", m.Seq, d.Stage, d.Code, boot.Safe(d.Reason),
+		boot.Safe(d.OriginalSubject), d.Stream, d.StreamSeq, d.Deliveries,
 		time.Unix(0, d.At).Local().Format(time.RFC3339))
 	for _, h := range d.Headers {
-		fmt.Fprintf(out, "header      %s\n", present.EscapeControls(h.Name+": "+h.Value))
+		fmt.Fprintf(out, "header      %s\n", boot.Safe(h.Name+": "+h.Value))
 	}
 	if err != nil {
 		_, err = fmt.Fprintf(out, "original    not available: %s\n", err)

@@ -83,6 +83,9 @@ func newProgress(
 
 // newBar returns a bar on a terminal.
 func newBar(out io.Writer, total int64, options ...mpb.BarOption) (*mpb.Progress, *mpb.Bar) {
+	if f, ok := boot.File(out); ok { // it moves the cursor
+		out = f
+	}
 	bars := mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(120*time.Millisecond))
 	return bars, bars.New(total, mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"), options...)
 }
@@ -148,7 +151,7 @@ func (p *progress) explainWaits(ctx context.Context, b *bus.Bus, after time.Dura
 			reason := strings.Map(withoutDigit, w.Says) // with another count it is the same
 			if !told[reason] {
 				told[reason] = true
-				p.note("waiting: " + present.EscapeControls(strings.TrimSuffix(w.Says+". "+w.Fix, ". ")))
+				p.note(boot.Safe(w.Text()))
 			}
 		}
 	}
@@ -225,7 +228,7 @@ func (p *progress) note(line string) {
 	if p.bars != nil {
 		out = p.bars
 	}
-	fmt.Fprintln(out, line)
+	fmt.Fprintln(out, boot.Safe(line))
 }
 
 // cancelled notes that the missing steps will not come.

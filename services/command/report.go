@@ -43,7 +43,7 @@ An open group has no samples in the page; 'meander ui' shows them. A file of tha
 			o := report.Options{Groups: groups, ImageBytes: int(images), Made: time.Now()}
 			run := schemas.Run(given[0])
 			if out == "-" {
-				put := toWriter(c.OutOrStdout())
+				put := toWriter(asIs(c.OutOrStdout()))
 				return a.writeReport(c.Context(), conn.Bus, run, "stdout", o, c.ErrOrStderr(), put)
 			}
 			name := cmp.Or(out, given[0]+".html")

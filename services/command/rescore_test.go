@@ -44,7 +44,7 @@ func TestRescore_Export(t *testing.T) {
 	expect(t, exitOK, "", other(append([]string{"run", "--run", "fill"}, small...)...)...) // so that sequences differ
 	expect(t, exitOK, " 0 events there already", other("runs", "import", "r1.tar")...)
 	expect(t, exitOK, "a pass over run r1", other("runs", "import", "p1.tar")...)
-	expect(t, exitOK, "done", other("status", "p1")...)
+	expect(t, exitOK, "complete", other("status", "p1")...)
 	expect(t, exitOK, "1 group", other("report", "p1", "--out", "p1.html")...)
 	expect(t, exitOK, "are scored already", other("rescore", "--run", "r1", "--pass", "p1", "--reward",
 		"jpeg_compressibility", "--out", "-")...)

@@ -74,13 +74,13 @@ func (a *app) printRuns(out io.Writer, list []*results.StoredRun) error {
 		}
 		return nil
 	}
-	t := present.New("RUN", "GROUPS", "OPEN", "SAMPLES", "SIZE", "NEWEST")
+	t := present.New("RUN", "STATE", "GROUPS", "OPEN", "SAMPLES", "SCORED", "SIZE", "NEWEST")
 	for _, r := range list {
 		newest := "-"
 		if !r.Newest.IsZero() {
 			newest = time.Since(r.Newest).Round(time.Second).String() + " ago"
 		}
-		t.Row(r.Run, r.Groups, r.Open, r.Samples, present.Size(r.Bytes), newest)
+		t.Row(r.Run, r.State, r.Groups, r.Open, r.Samples, r.Scored, present.Size(r.Bytes), newest)
 	}
 	t.Print(out)
 	return nil
@@ -272,7 +272,7 @@ func (e *exporter) writeToStdout(c *cobra.Command, conn *connection, run string)
 	if boot.IsTerminal(c.OutOrStdout()) {
 		return usage(errors.New("--out: -; must be a file while stdout is a terminal, which shows no tar file"))
 	}
-	out := bufio.NewWriterSize(c.OutOrStdout(), 1<<20)
+	out := bufio.NewWriterSize(asIs(c.OutOrStdout()), 1<<20)
 	s, err := archive.Write(c.Context(), conn.Bus, schemas.Run(run), out)
 	if err == nil {
 		err = out.Flush()

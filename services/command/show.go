@@ -144,7 +144,7 @@ func pausedOrCancelled(ctx context.Context, b *bus.Bus, run schemas.Run) (string
 	}
 	verb := schemas.RunPaused
 	if h.Cancelled() != nil {
-		verb = schemas.RunCancelled
+		verb = schemas.StatusCancelled
 	}
 	return ": " + verb + controlledBy(&schemas.RunStatus{By: h.Run.By, Reason: h.Run.Reason, Since: h.Run.Stored}), nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -32,8 +33,9 @@ func printRun(w io.Writer, r *results.Run) {
 	}
 	s := r.Summary
 	lines := append([]string{
-		fmt.Sprintf("run %s: %d of %d groups complete, %s, %s stored, %.1f s", s.Run, s.Complete,
-			s.Groups, present.Count(s.Samples, "sample"), present.Count(s.StepsStored, "step"), s.Seconds),
+		fmt.Sprintf("run %s: %s, %d of %d groups complete, %s, %s stored, %.1f s", s.Run,
+			paintStatus(w, s.State), s.Complete, s.Groups, present.Count(s.Samples, "sample"),
+			present.Count(s.StepsStored, "step"), s.Seconds),
 	}, summaryLines(&s)...)
 	if s.Evaluations < s.FlatEvaluations {
 		lines = append(lines, evaluations(s.Evaluations, s.FlatEvaluations))
@@ -124,7 +126,7 @@ func printGroups(w io.Writer, r *results.Run) {
 			}
 		}
 		row("reward", func(m *results.Member) string {
-			if m.Status != "scored" {
+			if m.Status != schemas.StatusScored {
 				return m.Status
 			}
 			return results.Number(m.Reward, "%.3f")
@@ -135,15 +137,10 @@ func printGroups(w io.Writer, r *results.Run) {
 	}
 }
 
-// paintStatus colours the status of a group or sample: green if all was done, yellow for a part, red for nothing.
+// paintStatus colours the outcome of a run, group or sample by its tone.
 func paintStatus(out io.Writer, status string) string {
-	switch status {
-	case "complete", "scored", "done", "running":
-		return present.Paint(out, present.Green, status)
-	case "failed", "refused":
-		return present.Paint(out, present.Red, status)
-	}
-	return present.Paint(out, present.Yellow, status)
+	colours := map[string]present.Colour{view.Good: present.Green, view.Info: present.Green, view.Bad: present.Red}
+	return present.Paint(out, cmp.Or(colours[view.Tone(status)], present.Yellow), status)
 }
 
 // printNotes writes what is below the samples of a group: how many are not shown, and lines about them.
@@ -291,7 +288,7 @@ var lacks = map[string]string{
 	schemas.StatusStale:     "with weights that are too old",
 	schemas.StatusRefused:   "refused",
 	schemas.StatusCancelled: "cancelled",
-	results.StatusOpen:      "without a result",
+	view.Open:               "without a result",
 	schemas.StatusFiltered: "left out because all rewards are equal (--zero-std) " +
 		"and no fresh group replaced them",
 }
@@ -320,7 +317,7 @@ func notComplete(statuses []string) error {
 
 // membersCell returns the samples of a group for one cell of a table, at most that many. printLines calls it.
 func membersCell(g *results.Group, most int) string {
-	if g.Status == "refused" {
+	if g.Status == schemas.StatusRefused {
 		return present.FirstLine(g.Error)
 	}
 	var cells []string
@@ -329,7 +326,7 @@ func membersCell(g *results.Group, most int) string {
 		if gap > 0 && i == gap {
 			cells = append(cells, "…")
 		}
-		if m.Status != "scored" {
+		if m.Status != schemas.StatusScored {
 			cells = append(cells, m.Status)
 			continue
 		}

@@ -59,8 +59,8 @@ pipe, and with --once, --columns or --json, it prints what it would show, once.`
 				!once && columns == 0 && !a.json {
 				log := &heldLog{Writer: a.stderr}
 				a.stderr = log
-				return a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
-					return showLive(c.Context(), conn, keys, out, log)
+				return a.withView(func(c *cobra.Command, conn *connection, _ []string) error {
+					return showLive(c.Context(), conn, keys, asIs(out), log)
 				})(c, given)
 			}
 			return a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/ui"
@@ -47,7 +48,7 @@ func TestTop(t *testing.T) {
 	for _, columns := range []int{40, 60, 100, 200} {
 		got := snapshot(t, columns)
 		for _, want := range []string{
-			"r1", "done", "1/1", "2/2", "No sampler and no reward service is running",
+			"r1", "complete", "1/1", "2/2", "No sampler and no reward service is running",
 			"do: Start the pipeline: 'meander up'", "no stream is nearly full", "no dead letters",
 		} {
 			if !strings.Contains(flat(got), want) {
@@ -88,7 +89,7 @@ func TestTop_Waits(t *testing.T) {
 		bustest.Until(t, "what the run waits for", func() error {
 			got := snapshot(t, columns)
 			for _, want := range []string{
-				"judged", "running", "0/1", "2/2", "judged: 2 samples wait for a verdict",
+				"judged", "waiting for a verdict", "0/1", "2/2", "judged: 2 samples wait for a verdict",
 				"do: give it with: meander verdict --run judged", "lane synthetic: version", "1 sampler", "░", "█",
 			} {
 				if !strings.Contains(flat(got), want) {
@@ -102,8 +103,8 @@ func TestTop_Waits(t *testing.T) {
 
 // The screen has its height and its width, whatever is stored: the chosen run is in it, and prompts are only text.
 func TestTop_Screen(t *testing.T) {
-	wait := ui.Wait{Grave: true, Says: strings.Repeat("long ", 40) + "end", Fix: strings.Repeat("x", 90)}
-	overview := &ui.Overview{Total: 90, System: &ui.System{Waits: []ui.Wait{wait}}}
+	wait := view.Wait{Grave: true, Says: strings.Repeat("long ", 40) + "end", Fix: strings.Repeat("x", 90)}
+	overview := &ui.Overview{Total: 90, System: &ui.System{Waits: []view.Wait{wait}}}
 	for i := range 30 {
 		r := &ui.RunOverview{RunLine: lineOf(fmt.Sprintf("run-%d-%s", i, strings.Repeat("n", 60)))}
 		r.Progress = &ui.Progress{State: "running", Stages: []ui.Stage{
@@ -204,5 +205,5 @@ func quoteJSON(t *testing.T, text string) []byte {
 
 // lineOf is a run in the list.
 func lineOf(run string) *ui.RunLine {
-	return &ui.RunLine{StoredRun: &results.StoredRun{Run: schemas.Run(run)}, State: schemas.RunRunning}
+	return &ui.RunLine{StoredRun: &results.StoredRun{Run: schemas.Run(run), State: schemas.RunRunning}}
 }

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,9 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/ui"
 )
@@ -133,9 +136,9 @@ func (t *topLines) title(text string) {
 	t.add(present.Bold, text)
 }
 
-// showable is present.EscapeControls in one line.
+// showable is boot.Safe in one line.
 func showable(text string) string {
-	return strings.ReplaceAll(present.EscapeControls(text), "\n", `\n`)
+	return strings.ReplaceAll(boot.Safe(text), "\n", `\n`)
 }
 
 // layOut returns what the screen shows, in lines of at most so many columns. rows is its height; 0 is that of a
@@ -208,24 +211,33 @@ var runColumns = []string{"STATE", "GROUPS", "SAMPLES", "STEPS/MIN", "MEAN"}
 func runCells(r *ui.RunOverview) []string {
 	p := r.Progress
 	if p == nil {
-		return []string{r.State, done(int64(r.Groups-r.Open), int64(r.Groups)), strconv.Itoa(r.Samples), "-", "-"}
+		return []string{
+			stateOf(r), done(int64(r.Groups-r.Open), 0, int64(r.Groups)), strconv.Itoa(r.Samples), "-", "-",
+		}
 	}
 	made, closed := p.Stages[1], p.Stages[3]
 	return []string{
-		stateOf(r), done(closed.Done, closed.Of), done(made.Done, made.Of), fmt.Sprintf("%.0f", p.StepsPer),
+		stateOf(r), done(closed.Done, closed.Lost, closed.Of), done(made.Done, made.Lost, made.Of),
+		fmt.Sprintf("%.0f", p.StepsPer),
 		results.Number(p.Mean, "%.4f"),
 	}
 }
 
-// done says how much of something there is.
-func done(n, of int64) string { return fmt.Sprintf("%d/%d", n, of) }
-
-// stateOf returns the state of a run.
-func stateOf(r *ui.RunOverview) string {
-	if r.Progress != nil && r.Progress.State != "" {
-		return r.Progress.State
+// done says how much of something there is, and how much there will not be.
+func done(n, lost, of int64) string {
+	if lost > 0 {
+		return fmt.Sprintf("%d/%d -%d", n, of, lost)
 	}
-	return r.State
+	return fmt.Sprintf("%d/%d", n, of)
+}
+
+// stateOf returns the state of a run, or what holds it up.
+func stateOf(r *ui.RunOverview) string {
+	state, held := r.State, r.Held
+	if r.Progress != nil && r.Progress.State != "" {
+		state, held = r.Progress.State, r.Progress.Held
+	}
+	return cmp.Or(held, state)
 }
 
 // runTable lays out lines of runs, with the titles first.
@@ -269,7 +281,7 @@ func (v *topView) addRuns(t *topLines, room int) {
 			mark, colour = "> ", present.Green
 		}
 		b.add(colour, mark+table[i+1])
-		if i == v.chosen || stateOf(r) == schemas.RunRunning || stateOf(r) == schemas.RunPaused {
+		if i == v.chosen || !view.HasEnded(r.State) {
 			addBars(b, r.Progress)
 		}
 		blocks[i] = b.lines
@@ -320,7 +332,7 @@ func addBars(t *topLines, p *ui.Progress) {
 	cell := (t.columns - indent - gap*(each-1)) / each
 	tails, widest := make([]string, len(p.Stages)), 0
 	for i, s := range p.Stages {
-		tails[i] = done(s.Done, s.Of)
+		tails[i] = done(s.Done, s.Lost, s.Of)
 		if cell >= 40 {
 			tails[i] += fmt.Sprintf("  %.0f/min", s.PerMinute)
 		}
@@ -368,7 +380,7 @@ func (v *topView) addWaits(t *topLines) {
 }
 
 // addWait adds one thing that work waits for, with its fix.
-func addWait(t *topLines, of string, w ui.Wait) {
+func addWait(t *topLines, of string, w view.Wait) {
 	lead, colour := "- ", present.Colour("")
 	if w.Grave {
 		lead, colour = "! ", present.Red

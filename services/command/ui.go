@@ -58,6 +58,7 @@ The page does what the credentials of the command may.`,
 			if err := p.resolve(running.Settings["model"]); err != nil {
 				return err
 			}
+			a.waits = true
 			return a.withConnection(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
 				log, err := a.logger()
 				if err != nil {

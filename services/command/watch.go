@@ -77,7 +77,7 @@ streams, so it does not slow the pipeline down.`,
 			}
 			return nil
 		},
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
+		RunE: a.withView(func(c *cobra.Command, conn *connection, _ []string) error {
 			from := bus.ReadOptions{}
 			switch named := w.run != "*" || w.uid != ""; {
 			case c.Flags().Changed("since"):

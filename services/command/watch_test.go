@@ -1,9 +1,16 @@
 package command
 
 import (
+	"context"
+	"io"
+	"net"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // Events of a run come in their order, one line each.
@@ -40,4 +47,50 @@ func TestWatch(t *testing.T) {
 	expect(t, exitUsage, `--uid: "a b"`, "watch", "--uid", "a b")
 	expect(t, exitUsage, `--run: "a b"`, "watch", "--run", "a b")
 	expect(t, exitUsage, "[all since] were all set", "watch", "--since", "1m", "--all")
+}
+
+// A view that is opened while the server is away goes on by itself when it comes.
+func TestViews_ServerAway(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	inEmptyDir(t)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan int, 2)
+	views := map[string]*text{"watch": {}, "ui": {}}
+	for name, errs := range views {
+		args := map[string][]string{
+			"watch": {"watch", "--run", "r", "--count", "1"}, "ui": {"ui", "--listen", "127.0.0.1:0"},
+		}[name]
+		go func() {
+			ended <- Execute(ctx, append(args, "--nats", "nats://"+address), strings.NewReader(""), io.Discard, errs)
+		}()
+	}
+	says := func(name, what string) {
+		t.Helper()
+		bustest.Until(t, name+": "+what, func() error {
+			if !strings.Contains(views[name].String(), what) {
+				return errNotYet
+			}
+			return nil
+		})
+	}
+	says("watch", "waiting for the server at")
+	says("ui", "waiting for the server at")
+	p := bustest.New(t, func(o *natsd.Options) { o.Listen = address })
+	says("ui", "the page of nats://"+address+" is at")
+	if _, err := p.PublishPrompt(t.Context(), "r", bustest.Encode(t, &schemas.Prompt{Prompt: "a fox"}), nil); err != nil {
+		t.Fatal(err)
+	}
+	if status := bustest.Receive(t, "the end of watch", ended); status != exitOK {
+		t.Errorf("watch: exit status %d: %s", status, views["watch"])
+	}
+	stop()
+	bustest.Receive(t, "the end of ui", ended)
 }

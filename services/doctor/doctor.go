@@ -73,30 +73,36 @@ type Options struct {
 	Now func() time.Time
 }
 
-// DefaultTimeout is how long one check may take.
+// DefaultTimeout is how long one check may wait for others.
 const DefaultTimeout = 10 * time.Second
+
+// busy is how many times as long what this machine computes may take: it may have other work. moreTime says what to do
+// where that may be so.
+const busy, moreTime = 10, "; if this machine or the server is only busy, give it more time: --timeout 1m"
 
 // area is one check; it may have several findings.
 type area struct {
 	name string
 	// server says that the check needs a server.
 	server bool
-	check  func(ctx context.Context, o *Options, say *notes)
+	// computes says that it computes here, and may take busy times as long.
+	computes bool
+	check    func(ctx context.Context, o *Options, say *notes)
 }
 
 var areas = []area{
-	{"server", true, checkServer},
-	{"streams", true, checkStreams},
-	{"consumers", true, checkConsumersTwice},
-	{"permissions", true, checkPermissions},
-	{"limits", true, checkLimits},
-	{"clocks", true, checkClocks},
-	{"services", true, checkServices},
-	{"policies", true, checkPolicies},
-	{"disk", false, checkDisk},
-	{"model", false, checkModelFolder},
-	{"device", false, checkDevice},
-	{"rewards", false, checkRewards},
+	{"server", true, false, checkServer},
+	{"streams", true, false, checkStreams},
+	{"consumers", true, false, checkConsumersTwice},
+	{"permissions", true, false, checkPermissions},
+	{"limits", true, false, checkLimits},
+	{"clocks", true, false, checkClocks},
+	{"services", true, false, checkServices},
+	{"policies", true, false, checkPolicies},
+	{"disk", false, false, checkDisk},
+	{"model", false, true, checkModelFolder},
+	{"device", false, false, checkDevice},
+	{"rewards", false, true, checkRewards},
 }
 
 // Run makes all checks side by side, and calls report with their findings in the order of the areas; 'meander doctor'
@@ -110,7 +116,7 @@ func Run(ctx context.Context, o Options, report func(Finding)) {
 	}
 	todo := areas
 	if o.Bus == nil {
-		todo = append([]area{{"server", false, reportNoServer}, {serverAreas(), false, reportUnchecked}},
+		todo = append([]area{{"server", false, false, reportNoServer}, {serverAreas(), false, false, reportUnchecked}},
 			localAreas()...)
 	}
 	found := make([]chan []Finding, len(todo))
@@ -136,14 +142,18 @@ func checkInTime(ctx context.Context, o *Options, a area) []Finding {
 		a.check(ctx, o, say)
 		done <- say.found
 	}()
-	grace := time.NewTimer(o.Timeout + time.Second) // a check that ends with ctx reports that itself
+	patience := o.Timeout + time.Second // a check that ends with ctx reports that itself
+	if a.computes {
+		patience = busy*o.Timeout + time.Second
+	}
+	grace := time.NewTimer(patience)
 	defer grace.Stop()
 	select {
 	case f := <-done:
 		return f
 	case <-grace.C:
 		late := &notes{area: a.name}
-		late.add(Fault, "try again; what hangs is not this program", "no answer within %v", o.Timeout)
+		late.add(Fault, "try again; what hangs is not this program"+moreTime, "no answer within %v", o.Timeout)
 		return late.found
 	}
 }
@@ -227,7 +237,7 @@ func (n *notes) addFailure(what string, err error) {
 		n.add(Fault, "start the server with -js; if it has that, see its log", "%s: the server has no JetStream for "+
 			"this user", what)
 	case errors.Is(err, context.DeadlineExceeded):
-		n.add(Fault, "see the server's log", "%s: no answer in time", what)
+		n.add(Fault, "see the server's log"+moreTime, "%s: no answer in time", what)
 	default:
 		n.add(Fault, "see the server's log", "%s: %v", what, err)
 	}

@@ -198,7 +198,9 @@ func checkRewards(ctx context.Context, o *Options, say *notes) {
 	}
 	cfg := reward.DefaultConfig()
 	cfg.Scorers = o.Scorers
-	probes, err := reward.Probe(ctx, cfg, nc)
+	local, stop := context.WithTimeout(context.WithoutCancel(ctx), busy*o.Timeout)
+	defer stop()
+	probes, err := reward.Probe(ctx, local, cfg, nc)
 	if err != nil {
 		say.add(Fault, "correct the file of --scorers", "%v", err)
 		return
@@ -208,6 +210,8 @@ func checkRewards(ctx context.Context, o *Options, say *notes) {
 		switch {
 		case p.Err == nil:
 			good = append(good, p.Name)
+		case errors.Is(p.Err, context.DeadlineExceeded):
+			say.add(Fault, rewardFix(p.Name)+moreTime, "%s gives no score: no answer within %v", p.Name, o.Timeout)
 		case p.Configured:
 			say.add(Fault, rewardFix(p.Name), "%s gives no score: %s", p.Name,
 				strings.ReplaceAll(p.Err.Error(), "\n", "; "))

@@ -11,6 +11,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	outcomes "github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -37,6 +38,15 @@ func (s *service) handleControl(ctx context.Context, m *bus.Message) error {
 	}
 	c.Seq, c.Stored = m.Seq, m.Time.UnixNano()
 	r := &schemas.ControlReceipt{Accepted: true, Run: c.Run, UID: c.UID, Seq: c.Seq}
+	switch err := s.bus.Controllable(ctx, &c); {
+	case errors.Is(err, bus.ErrNotFound): // answered and not kept: asking makes no run
+		if err := s.bus.Delete(ctx, m.Stream, m.Seq); err != nil {
+			return err
+		}
+		return s.refuseControl(ctx, m, bus.Terminal(schemas.CodeInvalid, err))
+	case err != nil:
+		return err
+	}
 	why, err := s.whyUnchanged(ctx, &c)
 	if err != nil {
 		return err
@@ -69,6 +79,11 @@ func (s *service) handleControl(ctx context.Context, m *bus.Message) error {
 	}
 	zerolog.Ctx(ctx).Info().Str("run", string(c.Run)).Str("uid", string(c.UID)).Str("action", c.Action).Str("by", c.By).
 		Str("unchanged", r.Unchanged).Int64("requests", r.Requests).Msg("control accepted")
+	if c.Action == schemas.ControlStatus { // a question is not kept
+		if err := s.bus.Delete(ctx, m.Stream, m.Seq); err != nil {
+			return err
+		}
+	}
 	if err := s.sendReceipt(m, r); err != nil || !resumed {
 		return err
 	}
@@ -82,16 +97,10 @@ func (s *service) refuseControl(_ context.Context, m *bus.Message, cause error) 
 	return s.sendReceipt(m, r)
 }
 
-// whyUnchanged returns why a control would change nothing, or "" if it changes something. A control of a run or group
-// that does not exist is a terminal error. "" also for a control that is in force already: a process died while it
-// handled the control, so the rest must still be done.
+// whyUnchanged returns why a control of something that exists would change nothing, or "" if it changes something. ""
+// also for a control that is in force already: a process died while it handled the control, so the rest must still be
+// done.
 func (s *service) whyUnchanged(ctx context.Context, c *schemas.Control) (string, error) {
-	switch err := s.bus.Controllable(ctx, c); {
-	case errors.Is(err, bus.ErrNotFound):
-		return "", bus.Terminal(schemas.CodeInvalid, err)
-	case err != nil:
-		return "", err
-	}
 	status, err := s.bus.RunStatus(ctx, c.Run)
 	if err != nil {
 		return "", err
@@ -130,7 +139,7 @@ func (s *service) whyUnchanged(ctx context.Context, c *schemas.Control) (string,
 			return h.Group.Sentence(), nil
 		case c.UID != "":
 			return s.whyFinished(ctx, c)
-		case status.State == schemas.RunDone:
+		case outcomes.HasEnded(status.State):
 			return fmt.Sprintf("each of its %d groups has its result", status.Groups), nil
 		}
 	}

@@ -24,9 +24,10 @@ type Probed struct {
 }
 
 // Probe tries each reward function that a service with these settings has, on a small grey image or, if it rates only
-// videos or texts, on three such frames or a short text. It ends with ctx. nc is for functions whose workers are on
+// videos or texts, on three such frames or a short text. ctx bounds the wait for servers and workers; functions of this
+// program, which only a busy machine slows down, have local. nc is for functions whose workers are on
 // NATS; with nil these fail. The error is a fault in the settings or in the scorers file.
-func Probe(ctx context.Context, cfg Config, nc *nats.Conn) ([]Probed, error) {
+func Probe(ctx, local context.Context, cfg Config, nc *nats.Conn) ([]Probed, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -52,7 +53,11 @@ func Probe(ctx context.Context, cfg Config, nc *nats.Conn) ([]Probed, error) {
 		case scorer.CheckMedium(name, scorer.MediumImage) != nil:
 			of.Media = media.Media{Frames: []*image.NRGBA{grey, grey, grey}}
 		}
-		all.Go(func() { _, out[i].Err = c.entries[name].scorer.Score(ctx, of) })
+		within := local
+		if out[i].Configured {
+			within = ctx
+		}
+		all.Go(func() { _, out[i].Err = c.entries[name].scorer.Score(within, of) })
 	}
 	all.Wait()
 	for _, name := range slices.Sorted(maps.Keys(c.missing)) {

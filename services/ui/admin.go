@@ -14,6 +14,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -27,7 +28,9 @@ type Finding struct {
 
 // answerPage answers with what the page may do. It needs no server of the pipeline.
 func (s *server) answerPage(w http.ResponseWriter, _ *http.Request) {
-	data, _ := json.Marshal(map[string]bool{"admin": s.cfg.Admin, "doctor": s.cfg.Doctor != nil}) // it always encodes
+	data, _ := json.Marshal(map[string]any{ // it always encodes
+		"admin": s.cfg.Admin, "doctor": s.cfg.Doctor != nil, "tones": view.Tones(), "outcomes": view.GroupOutcomes(),
+	})
 	w.Header().Set("Content-Type", "application/json")
 	s.write(w, data)
 }
@@ -66,7 +69,7 @@ func (s *server) answerVerdicts(r *http.Request) (any, error) {
 	f.mu.Lock()
 	var uids []schemas.UID
 	for _, row := range f.order {
-		if row.verdicts && row.Status == results.StatusOpen && row.Made > row.Scored {
+		if row.verdicts && row.Status == view.Open && row.Made > row.Scored {
 			uids = append(uids, row.UID)
 		}
 	}

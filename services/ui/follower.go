@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -49,8 +49,9 @@ type follower struct {
 // source is one kind of events that a follower reads.
 type source struct {
 	stream, filter string
-	headers        bool
 	apply          func(m *bus.Message)
+	// outcome is set instead of apply where the outcome that the header says is all that is wanted.
+	outcome func(m *bus.Message, outcome string)
 }
 
 // followerOf returns the follower of a run, which it starts if there is none, once it has read what is stored.
@@ -133,10 +134,10 @@ func (s *server) endFollowers() {
 func (f *follower) read(ctx context.Context, b *bus.Bus) {
 	all := func(kind string) string { return schemas.Address{Kind: kind, Run: f.run}.Filter() }
 	sources := []source{
-		{schemas.StreamGroups, schemas.GroupSubject(f.run, "*"), false, f.takeRecord},
-		{schemas.StreamTrajectories, schemas.TrajectoryFilter(f.run, "*"), true, f.takeTrajectory},
-		{schemas.StreamRewards, schemas.RewardFilter(f.run, "*", "*"), true, f.takeReward},
-		{schemas.StreamAdvantages, schemas.AdvantageSubject(f.run, "*"), false, f.takeAdvantage},
+		{schemas.StreamGroups, schemas.GroupSubject(f.run, "*"), f.takeRecord, nil},
+		{schemas.StreamTrajectories, schemas.TrajectoryFilter(f.run, "*"), nil, f.takeTrajectory},
+		{schemas.StreamRewards, schemas.RewardFilter(f.run, "*", "*"), nil, f.takeReward},
+		{schemas.StreamAdvantages, schemas.AdvantageSubject(f.run, "*"), f.takeAdvantage, nil},
 	}
 	next := make([]uint64, len(sources))
 	for i, src := range sources {
@@ -176,13 +177,19 @@ func (f *follower) read(ctx context.Context, b *bus.Bus) {
 
 // readOnce reads a source from the sequence next on, to its end or, live, until it fails.
 func (f *follower) readOnce(ctx context.Context, b *bus.Bus, src source, next *uint64, live bool) error {
-	from := bus.ReadOptions{FromSeq: *next, Live: live, HeadersOnly: src.headers}
+	from := bus.ReadOptions{FromSeq: *next, Live: live, HeadersOnly: src.outcome != nil}
 	for m, err := range b.Read(ctx, src.stream, []string{src.filter}, from) {
 		if err != nil {
 			return err
 		}
+		if src.outcome == nil {
+			src.apply(m)
+		} else if outcome, err := b.Outcome(ctx, m); err != nil {
+			return err
+		} else if outcome != "" {
+			src.outcome(m, outcome)
+		}
 		*next = m.Seq + 1
-		src.apply(m)
 		if live {
 			f.note(nil)
 		}
@@ -222,7 +229,7 @@ func (f *follower) rowOf(uid schemas.UID) *GroupRow {
 	r := f.rows[uid]
 	if r == nil {
 		f.opened++
-		r = &GroupRow{Number: f.opened, UID: uid, Status: results.StatusOpen}
+		r = &GroupRow{Number: f.opened, UID: uid, Status: view.Open}
 		f.rows[uid], f.order = r, append(f.order, r)
 		if len(f.order) > maxRows {
 			delete(f.rows, f.order[0].UID)

@@ -425,7 +425,7 @@ func TestPage_Broken(t *testing.T) {
 		p := b.open(t, s.url)
 		p.until(`document.getElementById("deadcount").textContent === "2"`)
 		p.shows("1 refused", "2 dead letters: prompts of odd were refused")
-		p.until(`document.querySelector("tbody .meter.bad")`)
+		p.until(`document.querySelector("tbody .meter .lost")`)
 		p.save("broken-refused-runs")
 		p.to("#/runs/odd")
 		p.shows("The prompt was refused: height: 17; must be a multiple of 16", "Correct height, and publish the prompt again with another uid", "1 refused")

@@ -3,7 +3,7 @@ package ui
 import (
 	"time"
 
-	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -46,7 +46,9 @@ type Stage struct {
 	// Counts names what is counted.
 	Counts string `json:"counts"`
 	Done   int64  `json:"done"`
-	Of     int64  `json:"of"`
+	// Lost have ended without.
+	Lost int64 `json:"lost"`
+	Of   int64 `json:"of"`
 	// PerMinute is the mean of the last half minute.
 	PerMinute float64 `json:"per_minute"`
 }
@@ -56,14 +58,14 @@ type Progress struct {
 	Run      schemas.Run    `json:"run"`
 	Epoch    string         `json:"epoch"`
 	Revision uint64         `json:"revision"`
-	State    string         `json:"state"`
+	State    string         `json:"state"`          // the outcome of the run
 	Held     string         `json:"held,omitempty"` // what holds it up, in a few words
 	Stages   []Stage        `json:"stages"`
 	StepsPer float64        `json:"steps_per_minute"`
 	Statuses map[string]int `json:"statuses"`
 	// Waits says in words what the run waits for.
-	Waits []Wait `json:"waits"`
-	Fault string `json:"fault,omitempty"`
+	Waits []view.Wait `json:"waits"`
+	Fault string      `json:"fault,omitempty"`
 	// LeftOut is how many older groups are not in the list.
 	LeftOut int `json:"left_out,omitempty"`
 	// Mean is that of the groups' mean rewards, over the last 50 that have one.
@@ -93,7 +95,7 @@ func (f *follower) tally() *Progress {
 	p := &Progress{
 		Run: f.run, Epoch: f.epoch, Revision: f.revision, Statuses: map[string]int{}, Fault: f.fault,
 		LeftOut: f.leftOut,
-		lanes:   map[schemas.Lane]int{}, Waits: []Wait{},
+		lanes:   map[schemas.Lane]int{}, Waits: []view.Wait{},
 	}
 	perMinute := func(kind string) float64 {
 		if r := f.rates[kind]; r != nil {
@@ -101,28 +103,42 @@ func (f *follower) tally() *Progress {
 		}
 		return 0
 	}
-	var samples, made, scored, closed int64
+	var samples int64
+	var intake, sampler, reward, advantage Stage
 	var means []float64
 	for _, r := range f.order {
 		if p.Statuses[r.Status]++; r.Status == schemas.StatusRefused {
 			p.refusal, p.refusedUID = r.Error, r.UID
 		}
-		samples, made, scored = samples+r.Size, made+int64(r.Made), scored+int64(r.Scored)
+		samples += r.Size
+		sampler.Done += int64(r.Made)
+		reward.Done += int64(r.Scored)
+		reward.Lost += int64(r.Lost)
+		if r.Status == schemas.StatusRefused {
+			intake.Lost++
+		}
 		if r.Mean != nil {
 			means = append(means, *r.Mean)
 		}
-		if r.Status != results.StatusOpen {
-			closed++
+		if r.Status != view.Open {
+			sampler.Lost += max(0, r.Size-int64(r.Made))
+			if view.HasAdvantages(r.Status) {
+				advantage.Done++
+			} else {
+				advantage.Lost++
+			}
 			continue
 		}
+		sampler.Lost += int64(r.ended - r.Made)
 		p.lanes[r.lane]++
-		p.unmade += max(0, r.Size-int64(r.Made))
-		p.unscored += max(0, int64(r.Made-r.Scored))
-		if int64(r.Scored) >= r.Size {
+		p.unmade += max(0, r.Size-int64(r.ended))
+		unscored := max(0, int64(r.ended-r.Scored-r.Lost))
+		p.unscored += unscored
+		if int64(r.Scored+r.Lost) >= r.Size {
 			p.unclosed++
 		}
 		if r.verdicts {
-			p.Judged += max(0, int64(r.Made-r.Scored))
+			p.Judged += unscored
 		}
 	}
 	if recent := means[max(0, len(means)-50):]; len(recent) > 0 {
@@ -133,11 +149,12 @@ func (f *follower) tally() *Progress {
 		p.Mean = new(sum / float64(len(recent)))
 	}
 	groups := int64(len(f.order))
+	intake.Done = groups - intake.Lost
 	p.Stages = []Stage{
-		{"intake", "groups", groups, groups, perMinute("groups")},
-		{"sampler", "samples", made, samples, perMinute("trajectories")},
-		{"reward", "samples", scored, samples, perMinute("rewards")},
-		{"advantage", "groups", closed, groups, perMinute("advantages")},
+		{"intake", "groups", intake.Done, intake.Lost, groups, perMinute("groups")},
+		{"sampler", "samples", sampler.Done, sampler.Lost, samples, perMinute("trajectories")},
+		{"reward", "samples", reward.Done, reward.Lost, samples, perMinute("rewards")},
+		{"advantage", "groups", advantage.Done, advantage.Lost, groups, perMinute("advantages")},
 	}
 	p.StepsPer = perMinute("steps")
 	return p

@@ -3,11 +3,13 @@ package ui
 import (
 	"cmp"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -19,11 +21,13 @@ type GroupRow struct {
 	Prompt string      `json:"prompt"`
 	Batch  string      `json:"batch,omitempty"`
 	Size   int64       `json:"size"`
-	// Status is open, or that of the result.
-	Status     string   `json:"status"`
-	Error      string   `json:"error,omitempty"`
+	// Status is the outcome, as pkg/view says it.
+	Status string `json:"status"`
+	Error  string `json:"error,omitempty"`
+	// Made samples were completed, Scored ones have a reward, Lost ones have ended without what they lack.
 	Made       int      `json:"made"`
 	Scored     int      `json:"scored"`
+	Lost       int      `json:"lost,omitempty"`
 	Mean       *float64 `json:"mean"`
 	Std        *float64 `json:"std"`
 	Least      *float64 `json:"min"`
@@ -37,6 +41,60 @@ type GroupRow struct {
 	lane     schemas.Lane
 	verdicts bool
 	revision uint64
+	// samples are those of which something is stored, nil once all are made and the group is closed; ended counts
+	// those that were made, or will not be.
+	samples map[string]*sampleEvents
+	ended   int
+}
+
+// sampleEvents are the outcomes that the events of one sample say; "": there is no such event.
+type sampleEvents struct{ stop, reward string }
+
+// sample returns the outcomes of a sample by its index.
+func (r *GroupRow) sample(index string) *sampleEvents {
+	if r.samples == nil {
+		r.samples = map[string]*sampleEvents{}
+	}
+	s := r.samples[index]
+	if s == nil {
+		s = &sampleEvents{}
+		r.samples[index] = s
+	}
+	return s
+}
+
+// countSamples counts the samples by what became of them. The result of a closed group says that of each; events that
+// come later say whether it was made.
+func (r *GroupRow) countSamples() {
+	open := r.Status == view.Open
+	if r.Made, r.ended = 0, 0; open {
+		r.Scored, r.Lost = 0, 0
+	}
+	for _, s := range r.samples {
+		if s.stop != "" {
+			r.ended++
+		}
+		if s.stop == schemas.StopCompleted {
+			r.Made++
+		}
+		if open {
+			r.countSample(view.Sample("", s.stop, s.reward))
+		}
+	}
+	if !open && int64(r.Made) >= r.Size {
+		r.samples = nil
+	}
+}
+
+// countSample counts one sample with its outcome.
+func (r *GroupRow) countSample(outcome string) {
+	switch outcome {
+	case schemas.StatusScored:
+		r.Scored++
+	case view.Made, view.Awaited:
+	default:
+		r.Lost++
+	}
 }
 
 // takeRecord takes the record of a group, which opens it. An event that is not valid changes nothing: services remove
@@ -63,28 +121,28 @@ func (f *follower) takeRecord(m *bus.Message) {
 	f.touch(r)
 }
 
-// takeTrajectory counts a sample that was made.
-func (f *follower) takeTrajectory(m *bus.Message) {
-	f.countSample(m, schemas.KindTrajectory, "trajectories", func(r *GroupRow) { r.Made++ })
+// takeTrajectory takes the end of a sample.
+func (f *follower) takeTrajectory(m *bus.Message, outcome string) {
+	f.takeSample(m, "trajectories", func(s *sampleEvents) { s.stop = outcome })
 }
 
-// takeReward counts a sample that was scored.
-func (f *follower) takeReward(m *bus.Message) {
-	f.countSample(m, schemas.KindReward, "rewards", func(r *GroupRow) { r.Scored++ })
+// takeReward takes the reward of a sample, or that it has none.
+func (f *follower) takeReward(m *bus.Message, outcome string) {
+	f.takeSample(m, "rewards", func(s *sampleEvents) { s.reward = outcome })
 }
 
-// countSample counts an event of a sample, of which the subject alone is read: under rate, and in the row of its group
-// by add. A subject of another kind, such as that of a group's opening among the rewards, changes nothing.
-func (f *follower) countSample(m *bus.Message, kind, rate string, add func(*GroupRow)) {
-	a, ok := schemas.ParseSubject(m.Subject)
-	if !ok || a.Kind != kind {
-		return
-	}
+// takeSample takes the outcome that an event of a sample says: under rate, and in the row of its group.
+func (f *follower) takeSample(m *bus.Message, rate string, set func(*sampleEvents)) {
+	a, _ := schemas.ParseSubject(m.Subject)
 	f.count(rate, m.Time)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r := f.rowOf(a.UID)
-	add(r)
+	if r.Status != view.Open && r.samples == nil {
+		return // all are made, and the result says the rest
+	}
+	set(r.sample(a.Sample))
+	r.countSamples()
 	f.touch(r)
 }
 
@@ -99,14 +157,18 @@ func (f *follower) takeAdvantage(m *bus.Message) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r := f.rowOf(a.UID)
-	r.Status, r.Error, r.Mean, r.Std = a.Status, cut(a.Error, 2*maxCut), a.Mean, a.Std
+	r.Status, r.Error, r.Mean, r.Std = view.Group(&a), cut(a.Error, 2*maxCut), a.Mean, a.Std
 	r.Size, r.Closed, r.Validation = a.GroupSize, m.Time.UnixMilli(), a.Validation
 	r.RefilledBy = string(a.RefilledBy)
 	if r.Opened == 0 { // of a pass over another run there may be no record
 		r.Opened = m.Time.UnixMilli()
 	}
-	r.Least, r.Most = nil, nil
+	r.Least, r.Most, r.Scored, r.Lost = nil, nil, 0, 0
 	for i := range a.Members {
+		outcome := view.Sample(a.Members[i].Status, "", "")
+		if r.countSample(outcome); outcome == schemas.StatusScored {
+			r.sample(strconv.FormatInt(a.Members[i].SampleIndex, 10)).stop = schemas.StopCompleted
+		}
 		x := a.Members[i].Reward
 		if x == nil {
 			continue
@@ -118,6 +180,7 @@ func (f *follower) takeAdvantage(m *bus.Message) {
 			r.Most = new(*x)
 		}
 	}
+	r.countSamples()
 	f.touch(r)
 }
 

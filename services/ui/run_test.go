@@ -19,6 +19,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -60,14 +61,14 @@ func TestServe_Run(t *testing.T) {
 	if got := get[object](t, s, "runs")["runs"].([]any)[0].(object); got["run"] != "r1" || got["groups"] != 3.0 ||
 		got["open_groups"] != 1.0 ||
 		got["samples"] != 6.0 ||
-		got["rewards"] != 4.0 ||
+		got["scored"] != 4.0 ||
 		got["steps"] != 18.0 {
 		t.Errorf("line of the run %v", got)
 	}
 	for _, g := range want.Groups[:2] {
 		s.checkGroup(t, g)
 	}
-	if got := get[object](t, s, "runs/r1/groups/judged"); got["status"] != results.StatusOpen ||
+	if got := get[object](t, s, "runs/r1/groups/judged"); got["status"] != view.Open ||
 		got["samples"].([]any)[0].(object)["status"] != "made" {
 		t.Errorf("open group %v", got)
 	}
@@ -217,8 +218,8 @@ func await(t *testing.T, events <-chan event, uid, status string) (uids []string
 		counts := bustest.Receive(t, "the counts after groups", events)
 		if _, revision, _ := strings.Cut(e.id, "-"); counts.name != "run" || fmt.Sprint(counts.data["revision"]) != revision {
 			t.Errorf("after groups %s comes %s %v", e.id, counts.name, counts.data)
-		} else if open := counts.data["statuses"].(object)["open"]; open != nil && counts.data["state"] == "done" {
-			t.Errorf("done, with %v open groups", open)
+		} else if open := counts.data["statuses"].(object)["open"]; open != nil && counts.data["state"] != schemas.RunRunning {
+			t.Errorf("%v, with %v open groups", counts.data["state"], open)
 		}
 		for _, x := range e.data["rows"].([]any) {
 			r := x.(object)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
@@ -23,15 +24,12 @@ const maxRuns, maxPage = 500, 200
 // RunLine is one run in the list.
 type RunLine struct {
 	*results.StoredRun
-	// State is running, paused, cancelled or done; Held says in a few words what a running one waits for.
-	State string `json:"state"`
-	Held  string `json:"held,omitempty"`
-	// Refused is how many of its prompts intake has refused, as far as their dead letters are stored.
-	Refused int `json:"refused,omitempty"`
+	// Held says in a few words what a running one waits for.
+	Held string `json:"held,omitempty"`
 	// Steps is how many step events are stored of it.
 	Steps uint64 `json:"steps"`
-	// Rewards is how many samples have one.
-	Rewards uint64 `json:"rewards"`
+
+	judged bool // what is not scored waits for a verdict
 }
 
 // readRuns reads the list of runs, the newest first.
@@ -49,36 +47,14 @@ func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
 	if err != nil {
 		return nil, err
 	}
-	paused, err := s.bus.PausedRuns(ctx)
-	if err != nil {
-		return nil, err
-	}
-	letters, err := s.bus.Subjects(ctx, schemas.StreamDead,
-		schemas.Address{Kind: schemas.KindDead, Stage: schemas.ServiceIntake}.Filter())
-	if err != nil {
-		return nil, err
-	}
-	refused := map[schemas.Run]int{}
-	for subject := range letters { // one for each uid
-		a, _ := schemas.ParseSubject(subject)
-		refused[a.Run]++
-	}
 	lines := []*RunLine{}
 	for _, r := range stored {
-		line := &RunLine{
-			StoredRun: r,
-			State:     schemas.RunRunning,
-			Steps:     r.Streams[schemas.StreamSteps],
-			Rewards:   r.Streams[schemas.StreamRewards],
-			Refused:   refused[r.Run],
+		line := &RunLine{StoredRun: r, Steps: r.Streams[schemas.StreamSteps]}
+		if r.State == schemas.RunRunning && r.Streams[schemas.StreamRequests] == 0 && r.Samples > r.Scored+r.Failed {
+			if line.judged, err = s.bus.WantsVerdicts(ctx, r.Run); err != nil {
+				return nil, err
+			}
 		}
-		if r.Groups > 0 && r.Open == 0 {
-			line.State = schemas.RunDone
-		}
-		if slices.ContainsFunc(paused, func(c *schemas.Control) bool { return c.Run == r.Run }) {
-			line.State = schemas.RunPaused
-		}
-		line.Rewards -= min(line.Rewards, uint64(r.Groups)) // the stream has the openings of the groups, too
 		lines = append(lines, line)
 	}
 	slices.SortFunc(lines, func(a, b *RunLine) int {
@@ -89,9 +65,9 @@ func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
 
 // runList is the list of runs, as pages get it.
 type runList struct {
-	Runs  []*RunLine `json:"runs"`
-	Total int        `json:"total"`
-	Waits []Wait     `json:"waits"`
+	Runs  []*RunLine  `json:"runs"`
+	Total int         `json:"total"`
+	Waits []view.Wait `json:"waits"`
 	// Dead is how many dead letters are stored.
 	Dead uint64 `json:"dead"`
 }
@@ -110,7 +86,7 @@ func (s *server) listRuns(ctx context.Context) (*runList, error) {
 	for i := range shown { // the lines are shared
 		line := *lines[i]
 		if line.State == schemas.RunRunning {
-			line.Held = system.held
+			line.Held = heldInList(&line, system).Held()
 		}
 		shown[i] = &line
 	}
@@ -183,11 +159,11 @@ func (f *follower) describe(ctx context.Context, system *System) (*Progress, err
 
 // explain says in what state a run of this progress is, and what it waits for.
 func (f *follower) explain(p *Progress, status *schemas.RunStatus, system *System) {
-	if p.State = status.State; p.State == schemas.RunDone && p.Statuses[results.StatusOpen] > 0 {
+	if p.State = status.State; view.HasEnded(p.State) && p.Statuses[view.Open] > 0 && status.By == "" {
 		p.State = schemas.RunRunning // a group has opened since the status was read
 	}
 	if p.State == schemas.RunRunning {
-		p.Held = heldOf(p, system)
+		p.Held = heldBy(p, system).Held()
 	}
 	p.Waits = append(p.Waits, runWaits(f.run, p, status, system)...)
 }
@@ -251,53 +227,44 @@ func (s *server) answerCurve(r *http.Request) (any, error) {
 	return map[string]any{"points": points, "data_sources": sources}, nil
 }
 
-// Wait is something that work waits for, in words.
-type Wait struct {
-	// Grave says that nothing goes on until a person does something; Fix says what.
-	Grave bool   `json:"grave"`
-	Says  string `json:"says"`
-	Fix   string `json:"fix,omitempty"`
-}
-
-// waitsForSampler and storageFull are what holds runs up, in the words of a badge.
-const waitsForSampler, storageFull = "waiting for a sampler", "storage full"
-
-// heldOf returns what holds up a running run.
-func heldOf(p *Progress, x *System) string {
-	if x.held != waitsForSampler {
-		return cmp.Or(x.held, heldByLane(p, x))
+// heldBy returns what holds up an open run of this progress.
+func heldBy(p *Progress, x *System) view.For {
+	f := x.facts
+	f.Unmade, f.Unscored, f.Judged = p.unmade, p.unscored, p.Judged
+	if p.Stages[0].Of > 0 {
+		f.Unanswered = 0 // those of other runs
 	}
-	if p.Stages[0].Done > 0 && p.unmade == 0 {
-		return ""
-	}
-	return x.held
-}
-
-// heldByLane returns what holds up a run whose lanes have no sampler, while other lanes have some.
-func heldByLane(p *Progress, x *System) string {
 	for lane := range p.lanes {
-		if lane == "" || x.serves(lane) {
-			return ""
-		}
+		f.Unserved = f.Unserved || p.unmade > 0 && lane != "" && f.Sampler && !x.serves(lane)
 	}
-	if p.unmade == 0 {
-		return ""
+	return f.HeldBy()
+}
+
+// heldInList returns what holds up an open run, as far as its counts say.
+func heldInList(r *RunLine, x *System) view.For {
+	f := x.facts
+	f.Unmade, f.Unscored = int64(r.Streams[schemas.StreamRequests]), max(0, int64(r.Samples-r.Scored-r.Failed))
+	if r.Groups > 0 {
+		f.Unanswered = 0
 	}
-	return waitsForSampler
+	if r.judged {
+		f.Judged = f.Unscored
+	}
+	return f.HeldBy()
 }
 
 // systemWaits says what holds up the whole pipeline.
-func systemWaits(x *System, faults []bus.Fault) []Wait {
-	waits := []Wait{}
+func systemWaits(x *System, faults []bus.Fault) []view.Wait {
+	waits := []view.Wait{}
 	for _, f := range faults {
 		if f.Full() {
-			x.held = storageFull
+			x.facts.Full = true
 		}
 		what, fix := boot.Advise(f)
-		waits = append(waits, Wait{Grave: true, Says: what, Fix: capital(fix)})
+		waits = append(waits, view.Wait{For: view.ForSpace, Grave: true, Says: what, Fix: capital(fix)})
 	}
 	if len(x.Present) == 0 {
-		waits = append(waits, Wait{
+		waits = append(waits, view.Wait{
 			Says: "No sampler and no reward service is running. This is what is stored",
 			Fix:  "Start the pipeline: 'meander up'",
 		})
@@ -305,46 +272,53 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 	runs := map[string]bool{}
 	for _, p := range x.Present {
 		if runs[p.Service] = true; p.Starting != "" {
-			waits = append(waits, Wait{Says: fmt.Sprintf("a sampler of lane %s starts, and waits: %s", p.Lane,
+			waits = append(waits, view.Wait{Says: fmt.Sprintf("a sampler of lane %s starts, and waits: %s", p.Lane,
 				p.Starting)})
 		}
 	}
-	noSampler := !runs[schemas.ServiceSampler] && !runs[schemas.ServiceStarting]
-	if noSampler {
-		x.held = cmp.Or(x.held, waitsForSampler)
+	x.facts.Sampler = runs[schemas.ServiceSampler] || runs[schemas.ServiceStarting]
+	x.facts.Reward, x.facts.Unanswered = runs[schemas.ServiceReward], int64(x.unanswered)
+	for _, n := range x.backlog {
+		x.facts.Unmade += int64(n)
 	}
-	if len(x.Present) > 0 && noSampler {
+	if len(x.Present) > 0 && !x.facts.Sampler {
 		says := "No sampler is running"
 		if n := x.unanswered; n > 0 {
 			says += fmt.Sprintf(": %s waiting", plural(n, "prompt"))
 		}
-		waits = append(waits, Wait{Grave: true, Says: says, Fix: startSampler(x.Lanes)})
+		waits = append(waits, view.Wait{For: view.ForSampler, Grave: true, Says: says, Fix: startSampler(x.Lanes)})
 	}
 	if len(x.Present) > 0 && !runs[schemas.ServiceReward] && x.waiting[schemas.ServiceReward] == 0 { // else see below
-		waits = append(waits, Wait{
-			Grave: true, Says: "No reward service is running: no sample is scored, and no group closes",
-			Fix: "Start one: 'meander up', or 'meander-reward'",
+		waits = append(waits, view.Wait{
+			For: view.ForReward, Grave: true,
+			Says: "No reward service is running: no sample is scored, and no group closes",
+			Fix:  "Start one: 'meander up', or 'meander-reward'",
 		})
 	}
 	for i := range x.Streams {
 		if what, fix := boot.Scarce(&x.Streams[i]); what != "" {
-			waits = append(waits, Wait{Says: what, Fix: capital(fix)})
+			waits = append(waits, view.Wait{Says: what, Fix: capital(fix)})
 		}
+	}
+	fors := map[string]view.For{
+		schemas.ServiceIntake: view.ForIntake, schemas.ServiceReward: view.ForReward,
+		schemas.ServiceAdvantage: view.ForAdvantage,
 	}
 	for _, stage := range []string{schemas.ServiceIntake, schemas.ServiceReward, schemas.ServiceAdvantage} {
 		if n := x.waiting[stage]; n > 0 {
-			waits = append(waits, Wait{
-				Grave: true, Says: fmt.Sprintf("%s for %s, and none runs", waiting(n, "message"), stage),
-				Fix: "Start the pipeline: 'meander up', or 'meander-" + stage + "'",
+			waits = append(waits, view.Wait{
+				For: fors[stage], Grave: true,
+				Says: fmt.Sprintf("%s for %s, and none runs", waiting(n, "message"), stage),
+				Fix:  "Start the pipeline: 'meander up', or 'meander-" + stage + "'",
 			})
 		}
 	}
 	for _, lane := range slices.Sorted(maps.Keys(x.backlog)) {
 		if n := x.backlog[lane]; n > 0 && !x.serves(lane) {
-			waits = append(waits, Wait{
-				Grave: true, Says: fmt.Sprintf("%s for a sampler of lane %s, and none runs", waiting(n, "sample"),
-					lane),
-				Fix: startSampler(x.lanesOf(lane)),
+			waits = append(waits, view.Wait{
+				For: view.ForSampler, Grave: true,
+				Says: fmt.Sprintf("%s for a sampler of lane %s, and none runs", waiting(n, "sample"), lane),
+				Fix:  startSampler(x.lanesOf(lane)),
 			})
 		}
 	}
@@ -366,7 +340,7 @@ func startSampler(lanes []*lane) string {
 }
 
 // runWaits says what a run waits for, or what ended it. Lanes with a backlog and no sampler are in x.Waits already.
-func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System) []Wait {
+func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System) []view.Wait {
 	by := ""
 	if status.By != "" {
 		by = " by " + status.By
@@ -376,15 +350,21 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	}
 	switch status.State {
 	case schemas.RunPaused:
-		return []Wait{{Grave: true, Says: "paused" + by, Fix: fmt.Sprintf("continue it with: meander resume %s", run)}}
-	case schemas.RunCancelled:
-		return []Wait{{Says: "cancelled" + by + "; it stays so"}}
-	case schemas.RunDone:
-		return refusals(p)
+		return []view.Wait{{
+			For: view.ForResume, Grave: true, Says: "paused" + by,
+			Fix: fmt.Sprintf("continue it with: meander resume %s", run),
+		}}
+	case schemas.StatusCancelled:
+		return []view.Wait{{Says: "cancelled" + by + "; it stays so"}}
 	}
-	waits := append(refusals(p), x.Waits...)
-	if p.Stages[0].Done == 0 && len(waits) == 0 {
-		waits = append(waits, Wait{
+	waits := refusals(run, p, status)
+	if view.HasEnded(p.State) {
+		return waits
+	}
+	waits = append(waits, x.Waits...)
+	if p.Stages[0].Of == 0 && len(waits) == 0 {
+		waits = append(waits, view.Wait{
+			For: view.ForIntake,
 			Says: "no prompt of it is accepted yet: intake waits until a sampler has announced its model and a " +
 				"reward " + "service its reward functions, or the prompts were refused",
 			Fix: "see the dead letters of the run, and 'meander doctor'",
@@ -392,15 +372,15 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	}
 	for _, lane := range slices.Sorted(maps.Keys(p.lanes)) {
 		if p.unmade > 0 && lane != "" && !x.serves(lane) && x.backlog[lane] == 0 {
-			waits = append(waits, Wait{
-				Grave: true, Says: fmt.Sprintf("No sampler of lane %s is running", lane),
+			waits = append(waits, view.Wait{
+				For: view.ForSampler, Grave: true, Says: fmt.Sprintf("No sampler of lane %s is running", lane),
 				Fix: startSampler(x.lanesOf(lane)),
 			})
 		}
 	}
 	if status.Lost > 0 {
 		what, fix := boot.LostRequests(status.Lost)
-		waits = append(waits, Wait{Grave: true, Says: what, Fix: capital(fix)})
+		waits = append(waits, view.Wait{For: view.ForIntake, Grave: true, Says: what, Fix: capital(fix)})
 	}
 	if len(waits) > 0 {
 		return waits
@@ -410,43 +390,52 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 		if p.unmade == 1 {
 			is = "is"
 		}
-		waits = append(waits, Wait{Says: waiting(p.unmade, "sample") + " in the queue, or " + is + " with a sampler"})
+		says := waiting(p.unmade, "sample") + " in the queue, or " + is + " with a sampler"
+		waits = append(waits, view.Wait{Says: says})
 	}
 	if p.Judged > 0 {
-		waits = append(waits, Wait{
-			Says: waiting(p.Judged, "sample") + " for a verdict",
-			Fix:  fmt.Sprintf("give it with: meander verdict --run %s", run),
+		waits = append(waits, view.Wait{
+			For: view.ForVerdict, Says: waiting(p.Judged, "sample") + " for a verdict",
+			Fix: fmt.Sprintf("give it with: meander verdict --run %s", run),
 		})
 	}
 	if n := p.unscored - p.Judged; n > 0 {
-		waits = append(waits, Wait{Says: waiting(n, "sample") + " for a score"})
+		waits = append(waits, view.Wait{For: view.ForScore, Says: waiting(n, "sample") + " for a score"})
 	}
 	if p.unclosed > 0 {
-		says := waiting(p.unclosed, "group") + " with all rewards for the others of the batch"
-		if status.OpenBatches == 0 {
-			says = waiting(p.unclosed, "group") + " to be closed"
+		w := view.Wait{
+			For: view.ForBatch, Says: waiting(p.unclosed, "group") + " with all rewards for the others of the batch",
 		}
-		waits = append(waits, Wait{Says: says})
+		if status.OpenBatches == 0 {
+			w = view.Wait{For: view.ForAdvantage, Says: waiting(p.unclosed, "group") + " to be closed"}
+		}
+		waits = append(waits, w)
 	}
 	return waits
 }
 
 // refusals says that prompts of a run were refused.
-func refusals(p *Progress) []Wait {
+func refusals(run schemas.Run, p *Progress, status *schemas.RunStatus) []view.Wait {
 	n := p.Statuses[schemas.StatusRefused]
+	if n == 0 && status.State == schemas.StatusRefused {
+		return []view.Wait{{
+			Grave: true, Says: "No prompt of it could be read: all were refused",
+			Fix: fmt.Sprintf("Read why: 'meander dead ls --run %s'", run),
+		}}
+	}
 	if n == 0 {
 		return nil
 	}
-	says := fmt.Sprintf("%d of %d prompts were refused, the last one: ", n, p.Stages[0].Done)
-	if p.Stages[0].Done == 1 {
+	says := fmt.Sprintf("%d of %d prompts were refused, the last one: ", n, p.Stages[0].Of)
+	if p.Stages[0].Of == 1 {
 		says = "The prompt was refused: "
 	}
 	what := "the prompt"
 	if field, _, named := strings.Cut(p.refusal, ": "); named && !strings.Contains(field, " ") {
 		what = field
 	}
-	return []Wait{{
-		Grave: int64(n) == p.Stages[0].Done, Says: says + p.refusal,
+	return []view.Wait{{
+		Grave: int64(n) == p.Stages[0].Of, Says: says + p.refusal,
 		Fix: fmt.Sprintf("Correct %s, and publish the prompt again with another uid: %q is used", what, p.refusedUID),
 	}}
 }

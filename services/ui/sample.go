@@ -14,6 +14,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -67,9 +68,6 @@ type sampleLine struct {
 	Steps      int    `json:"steps,omitempty"`
 	ParentStep int64  `json:"parent_step,omitempty"`
 }
-
-// statusMade is a sample whose trajectory is stored and whose reward is not; statusAwaited one of which nothing is.
-const statusMade, statusAwaited = "made", "awaited"
 
 // maxAnswer is how many bytes of an answer are in a list.
 const maxAnswer = 2000
@@ -132,7 +130,7 @@ func (s *server) answerGroup(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &group{Run: run, UID: uid, Status: results.StatusOpen, Rewards: []weight{}}
+	x := &group{Run: run, UID: uid, Status: view.Open, Rewards: []weight{}}
 	source := run
 	if record != nil {
 		x.fromRecord(record)
@@ -165,7 +163,7 @@ func (s *server) answerGroup(r *http.Request) (any, error) {
 	for i := range x.Size {
 		if lines[i] == nil {
 			lines[i] = lineOf(
-				cmp.Or(members[i], &schemas.Member{SampleIndex: i, Status: statusAwaited}),
+				cmp.Or(members[i], &schemas.Member{SampleIndex: i}),
 				nil,
 				rewards[results.Sample{UID: uid, Index: i}],
 			)
@@ -206,7 +204,7 @@ func (x *group) fromRecord(g *schemas.GroupRecord) {
 
 // fromResult fills what is known of a group when it has closed.
 func (x *group) fromResult(a *schemas.Advantage) {
-	x.Status, x.Error, x.Mean, x.Std, x.Size = a.Status, cmp.Or(a.Error, x.Error), a.Mean, a.Std, a.GroupSize
+	x.Status, x.Error, x.Mean, x.Std, x.Size = view.Group(a), cmp.Or(a.Error, x.Error), a.Mean, a.Std, a.GroupSize
 	x.StdLabel = (&results.GroupResult{StdScale: a.Scale, StdBasis: a.StdBasis}).StdLabel()
 	x.Estimator, x.Batch, x.Closed, x.Refilled = a.Estimator, a.Batch, a.Closed/int64(time.Millisecond), a.RefilledBy
 	x.Opened = cmp.Or(x.Opened, a.Opened/int64(time.Millisecond))
@@ -235,17 +233,22 @@ func lineOf(m *schemas.Member, t *schemas.Trajectory, reward *schemas.Reward) *s
 
 // memberOf is results.MemberOf for a sample whose group may be open: its reward is the result so far.
 func memberOf(m *schemas.Member, t *schemas.Trajectory, reward *schemas.Reward) results.Member {
-	if m == nil {
-		m = &schemas.Member{Status: statusMade, SampleIndex: t.SampleIndex}
-		if t.StopReason != schemas.StopCompleted {
-			m.Status = t.StopReason
+	x := schemas.Member{}
+	if m != nil {
+		x = *m
+	}
+	stop, rewarded := "", ""
+	if t != nil {
+		stop, x.SampleIndex = t.StopReason, t.SampleIndex
+	}
+	if reward != nil {
+		rewarded = reward.Status
+		if x.Status == "" {
+			x.Reward = reward.Reward
 		}
 	}
-	if reward != nil && m.Advantage == nil && m.Reward == nil &&
-		(m.Status == statusMade || m.Status == statusAwaited) {
-		m = &schemas.Member{SampleIndex: m.SampleIndex, Status: reward.Status, Reward: reward.Reward}
-	}
-	return results.MemberOf(m, t, reward)
+	x.Status = view.Sample(x.Status, stop, rewarded)
+	return results.MemberOf(&x, t, reward)
 }
 
 // sample is one sample, with all that its page shows.
@@ -344,9 +347,9 @@ func (s *server) answerSample(r *http.Request) (any, error) {
 		Run: run, UID: uid, Prompt: t.Prompt, Member: memberOf(m, t, reward), Line: lineOf(m, t, reward),
 		Facts: factsOf(t), Timings: timingsOf(t, reward, a), Spans: spansOf(t), States: s.statesOf(t),
 	}
-	x.Group = map[string]any{"size": t.GroupSize, "status": results.StatusOpen}
+	x.Group = map[string]any{"size": t.GroupSize, "status": view.Open}
 	if a != nil {
-		x.Group["status"], x.Group["mean"], x.Group["std"] = a.Status, a.Mean, a.Std
+		x.Group["status"], x.Group["mean"], x.Group["std"] = view.Group(a), a.Mean, a.Std
 	}
 	if t.Text != nil {
 		if err := s.setTokens(ctx, x, t); err != nil {

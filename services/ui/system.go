@@ -11,6 +11,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -19,7 +20,7 @@ type System struct {
 	Present []*presence       `json:"present"`
 	Lanes   []*lane           `json:"lanes"`
 	Streams []bus.StreamStats `json:"streams"`
-	Waits   []Wait            `json:"waits"`
+	Waits   []view.Wait       `json:"waits"`
 	// Dead is how many dead letters are stored.
 	Dead uint64 `json:"dead"`
 	// Mirror: the account has copies of the streams, and does not see what waits for services and samplers.
@@ -27,9 +28,9 @@ type System struct {
 
 	// waiting counts by service the messages that no process asks for, backlog by lane the requests.
 	waiting map[string]uint64
-	// unanswered counts prompts that intake has not answered; held is what holds all runs up, in a few words.
+	// unanswered counts prompts that intake has not answered; facts are what holds runs up.
 	unanswered uint64
-	held       string
+	facts      view.Facts
 	backlog    map[schemas.Lane]uint64
 }
 

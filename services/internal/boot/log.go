@@ -48,11 +48,30 @@ func (l Log) Logger(w io.Writer, service, instance string) zerolog.Logger {
 	console := l.Format == "console" || l.Format == "auto" && IsTerminal(w)
 	if console {
 		// Version and instance would be the same on every line of a terminal.
-		cw := zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly, NoColor: !IsTerminal(w)}
+		cw := zerolog.ConsoleWriter{Out: safeWriter{w}, TimeFormat: time.TimeOnly, NoColor: !IsTerminal(w)}
+		cw.FormatPrepare = safeFields
 		return zerolog.New(cw).Level(level).With().Timestamp().Str("service", service).Logger()
 	}
 	return zerolog.New(w).Level(level).With().Timestamp().
 		Str("service", service).Str("version", Version()).Str("instance", instance).Logger()
+}
+
+// safeFields makes what strangers wrote in a line safe; the colours come later.
+func safeFields(fields map[string]any) error {
+	for name, value := range fields {
+		if text, ok := value.(string); ok {
+			fields[name] = Safe(text)
+		}
+	}
+	return nil
+}
+
+// safeWriter writes lines with colours, in which all else is safe.
+type safeWriter struct{ io.Writer }
+
+func (w safeWriter) Write(p []byte) (int, error) {
+	_, err := io.WriteString(w.Writer, SafeOutput(string(p), true))
+	return len(p), err
 }
 
 // IsTerminal reports whether w is a terminal.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -115,8 +116,18 @@ func TestPlane(t *testing.T) {
 	if _, err := b.PublishPrompt(t.Context(), "r", []byte("x"), nil); err != nil {
 		t.Fatal(err)
 	}
+	// A reader may have a durable of one name on several streams.
+	for _, stream := range []string{schemas.StreamPrompts, schemas.StreamAdvantages} {
+		_, err := b.JetStream().CreateConsumer(t.Context(), stream, jetstream.ConsumerConfig{Durable: "mine"})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	got := values(t, r)
-	for _, want := range []string{"meander_stream_up{} 1", "meander_stream_messages{MDR_PROMPTS} 1"} {
+	for _, want := range []string{
+		"meander_stream_up{} 1", "meander_stream_messages{MDR_PROMPTS} 1",
+		"meander_queue_waiting_messages{mine,mine,MDR_PROMPTS} 1",
+	} {
 		if !slices.Contains(got, want) {
 			t.Errorf("%v, want %s among it", got, want)
 		}

@@ -30,12 +30,13 @@ func ShowStreams(r prometheus.Registerer, b *bus.Bus) (stop func()) {
 		used:     label("stream", "used_share", "share of the limit that a stream holds; a warning from 0.8", "stream"),
 		limit: label("stream", "limit_bytes", "most bytes of a stream; not there for a stream without a limit",
 			"stream"),
+		// Readers choose the names of their durables, and each stream has names of its own.
 		waiting: label("queue", "waiting_messages", "messages that a consumer has not yet been given", "stage",
-			"durable"),
+			"durable", "stream"),
 		inFlight: label("queue", "in_hand_messages", "messages that were given out and not confirmed", "stage",
-			"durable"),
+			"durable", "stream"),
 		again: label("queue", "redelivered_messages", "messages in flight that came more than once", "stage",
-			"durable"),
+			"durable", "stream"),
 	}
 	if register(r, p) != p {
 		return func() {} // the process shows them already
@@ -83,9 +84,9 @@ func (p *streamCollector) Collect(ch chan<- prometheus.Metric) {
 			gauge(p.used, float64(s.Bytes)/float64(s.MaxBytes), s.Name)
 		}
 		for _, c := range s.Consumers {
-			gauge(p.waiting, float64(c.Pending), c.Stage, c.Name)
-			gauge(p.inFlight, float64(c.AckPending), c.Stage, c.Name)
-			gauge(p.again, float64(c.Redelivered), c.Stage, c.Name)
+			gauge(p.waiting, float64(c.Pending), c.Stage, c.Name, s.Name)
+			gauge(p.inFlight, float64(c.AckPending), c.Stage, c.Name, s.Name)
+			gauge(p.again, float64(c.Redelivered), c.Stage, c.Name, s.Name)
 		}
 	}
 }

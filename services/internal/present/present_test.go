@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 const red, plain = "\x1b[31m", "\x1b[0m"
@@ -145,8 +147,8 @@ func TestCut(t *testing.T) {
 // Foreign texts cannot tell the terminal anything: only their line breaks stay.
 func TestShowable(t *testing.T) {
 	const foreign = "no \x1b[31mred\x1b]0;title\x07\rprompts\nand ü"
-	const want = `no \x1b[31mred\x1b]0;title\a\rprompts` + "\nand ü"
-	if got := EscapeControls(foreign); got != want {
+	const want = `no \u001b[31mred\u001b]0;title\u0007\rprompts` + "\nand ü"
+	if got := boot.Safe(foreign); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	if got, want := FirstLine(foreign), strings.Split(want, "\n")[0]+" ..."; got != want {

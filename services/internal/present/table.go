@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 // Table is rows of cells in columns. It shows every cell: columns that do not fit into the terminal go below the
@@ -34,7 +36,7 @@ func Samples() *Table { return &Table{Indent: Indent, Right: true, Blocks: true}
 func (t *Table) Row(cells ...any) {
 	row := make([]string, len(cells))
 	for i, c := range cells {
-		row[i] = fmt.Sprint(c)
+		row[i] = strings.ReplaceAll(boot.SafeOutput(fmt.Sprint(c), true), "\t", `\t`)
 	}
 	t.rows = append(t.rows, row)
 }

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
-	"strconv"
 	"strings"
-	"unicode"
 
 	"github.com/mattn/go-runewidth"
 
@@ -106,35 +104,17 @@ func Terms(list [][2]string, columns int) string {
 	return s.String()
 }
 
-// FirstLine returns the first line of a text, with dots if there are more, as EscapeControls has it.
+// FirstLine returns the first line of a text, with dots if there are more, as boot.Safe has it.
 func FirstLine(text string) string {
 	first, _, more := strings.Cut(text, "\n")
 	if more {
 		first += " ..."
 	}
-	return EscapeControls(first)
-}
-
-// EscapeControls returns a text in which control characters, which a terminal would obey, are written as in Go. Line
-// breaks stay.
-func EscapeControls(text string) string {
-	obeyed := func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' }
-	if !strings.ContainsFunc(text, obeyed) {
-		return text
-	}
-	var s strings.Builder
-	for _, r := range text {
-		if obeyed(r) {
-			s.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
-		} else {
-			s.WriteRune(r)
-		}
-	}
-	return s.String()
+	return boot.Safe(first)
 }
 
 // PrintEscaped writes a message that may quote foreign texts, such as an error, as Lines does.
-func PrintEscaped(out io.Writer, text string) { Lines(out, EscapeControls(text)) }
+func PrintEscaped(out io.Writer, text string) { Lines(out, boot.Safe(text)) }
 
 // OrDash returns the text, or a dash for an empty one.
 func OrDash[S ~string](text S) string { return cmp.Or(string(text), "-") }

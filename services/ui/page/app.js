@@ -1,5 +1,5 @@
 // The page: an address after # names what is shown, and one stream of events keeps it fresh.
-import { h, only, fault, words } from "./dom.js";
+import { h, only, fault, tones, words } from "./dom.js";
 import { ask, may, setBanner, setLink } from "./server.js";
 import { runsView, runView } from "./runs.js";
 import { groupView, sampleView } from "./samples.js";
@@ -9,6 +9,7 @@ import { judgeView } from "./judge.js";
 
 const main = document.getElementById("main");
 let view = null; // what is shown: {title, body, start, stop, keys}; start follows events, and may call show to draw all anew
+const places = new Map(); // how far each entry of the history was scrolled
 let turn = 0; // counts what was shown: answers for an earlier view are late
 
 const routes = [
@@ -72,6 +73,7 @@ async function show() {
     view = next;
     document.title = next.title + " · meander";
     only(main, next.body);
+    scrollTo(0, places.get(history.state && history.state.place) || 0);
     main.dataset.shown = location.hash;
     if (next.start) next.stop = next.start(show);
     else setLink("", "");
@@ -93,7 +95,9 @@ async function show() {
         ),
       ),
     );
-    setLink(err.status ? "" : "lost", err.status ? "" : "no answer");
+    const away = !err.status || err.status > 500; // it may come back, and then this goes on by itself
+    setLink(away ? "lost" : "", away ? "retrying" : "");
+    if (away) setTimeout(() => mine === turn && show(), 2000);
   }
 }
 
@@ -166,14 +170,23 @@ document.addEventListener("keydown", (e) => {
     }
   }
 });
+// Each entry of the history has a place, so that Back finds the page as it was left. A new entry has none yet.
+history.scrollRestoration = "manual";
+const enter = () => history.state || history.replaceState({ place: Math.random() }, "");
+enter();
+addEventListener("scroll", () => view && history.state && places.set(history.state.place, scrollY));
 addEventListener("hashchange", () => {
   if (location.hash !== "#main") {
+    view && view.stop && view.stop();
+    view = null; // where its successor is scrolled to is not its place
+    enter();
     show();
-    scrollTo(0, 0);
   }
 });
 try {
-  Object.assign(may, await ask("page"));
+  const said = await ask("page");
+  Object.assign(tones, said.tones);
+  Object.assign(may, said);
 } catch {
   /* show says it */
 }

@@ -61,32 +61,28 @@ export const words = (text) =>
     ? text
     : text.split(/'(meander[^']*)'/).map((part, i) => (i % 2 === 1 ? h("code", {}, part) : part));
 
-const tones = {
-  complete: "good",
-  done: "good",
-  scored: "good",
-  running: "info",
-  open: "info",
-  made: "info",
-  partial: "warn",
-  paused: "warn",
-  stale: "warn",
-  mixed: "warn",
-  filtered: "warn",
-  failed: "bad",
-  refused: "bad",
-  cancelled: "bad",
-  missing: "bad",
-};
+// tones tell outcomes apart; the pipeline says which has which (see server.js).
+export const tones = {};
 export const badge = (status, tone) => h("span", { class: "badge " + (tone || tones[status] || "") }, status);
 
-export const meter = (done, of, label, bad) =>
-  h("progress", {
-    class: "meter" + (bad ? " bad" : ""),
-    max: Math.max(1, of),
-    value: Math.min(done, Math.max(1, of)),
-    "aria-label": label,
-  });
+// meter shows how much of something there is, and of the rest what is lost: it will not come.
+export const meter = (done, lost, of, label) => {
+  const share = (n) => (100 * n) / Math.max(1, of),
+    full = Math.min(100, share(done)),
+    rest = Math.min(100 - full, share(lost));
+  return h(
+    "svg",
+    {
+      class: "meter",
+      viewBox: "0 0 100 6",
+      preserveAspectRatio: "none",
+      role: "img",
+      "aria-label": lost > 0 ? `${label}, ${lost} lost` : label,
+    },
+    h("rect", { class: "full", width: full, height: 6 }),
+    rest > 0 && h("rect", { class: "lost", x: full, width: rest, height: 6 }),
+  );
+};
 
 export const waits = (list) =>
   list.length === 0

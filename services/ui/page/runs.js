@@ -1,10 +1,10 @@
 // The list of runs, and one run: its stages, what it waits for, its rewards and its groups.
-import { h, link, fixed, whole, plural, bytes, ago, rate, badge, meter, waits, crumbs, empty, only } from "./dom.js";
-import { ask, api, listen } from "./server.js";
+import { h, link, fixed, whole, plural, bytes, ago, rate, badge, tones, meter, waits, crumbs, empty, only } from "./dom.js";
+import { ask, api, listen, may } from "./server.js";
 import { chart } from "./chart.js";
 
-// tones tell the lines of a chart apart, with their dashes.
-const tones = ["--accent", "--warn", "--info", "--bad", "--good", "--muted"];
+// lineTones tell the lines of a chart apart, with their dashes.
+const lineTones = ["--accent", "--warn", "--info", "--bad", "--good", "--muted"];
 
 const hello = (up) =>
   empty(
@@ -15,16 +15,17 @@ const hello = (up) =>
     h("p", { class: "small" }, "The run then shows up here by itself."),
   );
 
-// stateOf is the badge of a run: how far it is, or what holds it up; and how many of its prompts were refused.
+// stateOf is the badge of a run: what became of it, or what holds it up; and how many of its prompts were refused.
 const stateOf = (r) => [
-  (r.state !== "done" || r.samples > 0 || !r.refused) &&
-    (r.held
-      ? badge(r.held, "warn")
-      : r.state === "done" && r.samples === 0
-        ? badge("no sample", "warn")
-        : badge(r.state)),
-  r.refused > 0 && badge(`${whole(r.refused)} refused`, "bad"),
+  (r.state !== "refused" || !r.refused) && (r.held ? badge(r.held, "warn") : badge(r.state)),
+  r.refused > 0 && badge(`${whole(r.refused)} refused`, tones.refused),
 ];
+
+// otherBadges say how many groups have which outcome.
+const otherBadges = (statuses) =>
+  Object.entries(statuses)
+    .filter(([s]) => s !== "open" && s !== "complete")
+    .map(([s, n]) => badge(`${n} ${s}`, tones[s]));
 
 export async function runsView() {
   const first = await ask("runs");
@@ -73,7 +74,7 @@ export async function runsView() {
             h(
               "tr",
               {},
-              ["Run", "State", "Groups closed", "Samples", "Rewards", "Steps", "Size", "Newest"].map((t, i) =>
+              ["Run", "State", "Groups closed", "Samples", "Scored", "Steps", "Size", "Newest"].map((t, i) =>
                 h("th", { class: i > 2 ? "n" + (i > 4 ? " hide-s" : "") : "" }, t),
               ),
             ),
@@ -91,10 +92,10 @@ export async function runsView() {
                   "td",
                   {},
                   h("div", { class: "num small line" }, `${whole(r.groups - r.open_groups)} / ${whole(r.groups)}`),
-                  meter(r.groups - r.open_groups, r.groups, "groups closed", r.samples === 0 && r.refused > 0),
+                  meter(r.counted, r.groups - r.open_groups - r.counted, r.groups, "groups with advantages"),
                 ),
                 h("td", { class: "n" }, whole(r.samples)),
-                h("td", { class: "n" }, whole(r.rewards)),
+                h("td", { class: "n" }, whole(r.scored)),
                 h("td", { class: "n hide-s" }, whole(r.steps)),
                 h("td", { class: "n hide-s" }, bytes(r.bytes)),
                 h("td", { class: "n hide-s" }, ago(r.newest)),
@@ -181,13 +182,10 @@ export async function runView(run, query) {
     drawn = "";
 
   const drawProgress = (p) => {
-    const refused = p.stages[0].done > 0 && p.statuses.refused === p.stages[0].done; // all of them
     only(
       status,
-      refused ? null : p.held ? badge(p.held, "warn") : badge(p.state),
-      ...Object.entries(p.statuses)
-        .filter(([s]) => s !== "open" && s !== "complete")
-        .map(([s, n]) => badge(`${n} ${s}`, s === "refused" || s === "failed" ? "bad" : "warn")),
+      p.held ? badge(p.held, "warn") : badge(p.state),
+      otherBadges(p.statuses),
       p.judged > 0 && h("a", { class: "button", href: link("judge", run) }, `Judge ${plural(p.judged, "sample")}`),
     );
     only(
@@ -204,10 +202,11 @@ export async function runView(run, query) {
             s.name !== "intake" && h("small", {}, ` of ${whole(s.of)}`),
             h("small", {}, ` ${(s.name === "intake" ? s.done : s.of) === 1 ? s.counts.slice(0, -1) : s.counts}`),
           ),
-          meter(s.done, s.of, `${s.name}: ${s.done} of ${s.of} ${s.counts}`, refused),
+          meter(s.done, s.lost, s.of, `${s.name}: ${s.done} of ${s.of} ${s.counts}`),
           h(
             "span",
             { class: "small muted num" },
+            s.lost > 0 && `${whole(s.lost)} ${s.name === "intake" ? "refused" : "without"} · `,
             rate(s.per_minute) +
               (s.name === "sampler" && p.steps_per_minute >= 0.5
                 ? ` · ${whole(Math.round(p.steps_per_minute))} steps/min`
@@ -260,7 +259,7 @@ export async function runView(run, query) {
   };
 
   const bySource = (c) => {
-    const names = (c.data_sources || []).slice(0, tones.length);
+    const names = (c.data_sources || []).slice(0, lineTones.length);
     return (
       names.length > 1 && [
         h(
@@ -276,7 +275,7 @@ export async function runView(run, query) {
           series: names.map((s, i) => ({
             label: s,
             values: c.points.map((p) => (p.sources || {})[s] ?? undefined),
-            tone: tones[i],
+            tone: lineTones[i],
             dashed: i % 2 === 1,
             gaps: true,
           })),
@@ -318,7 +317,7 @@ export async function runView(run, query) {
         "td",
         { class: "hide-s" },
         h("span", { class: "small num" }, `${Math.min(r.scored, r.size)} / ${r.size}`),
-        meter(r.scored + r.made, 2 * r.size, `${r.made} made, ${r.scored} scored of ${r.size}`),
+        meter(r.scored, r.lost || 0, r.size, `${r.made} made, ${r.scored} scored of ${r.size}`),
       ),
       h("td", { class: "n" }, fixed(r.mean)),
       h("td", { class: "n hide-s" }, fixed(r.std)),
@@ -396,7 +395,7 @@ export async function runView(run, query) {
         ([k, v]) => v && !(k === "order" && v === "newest"),
       ),
     ).toString();
-    history.replaceState(null, "", link("runs", run) + (q ? "?" + q : ""));
+    history.replaceState(history.state, "", link("runs", run) + (q ? "?" + q : ""));
     drawPage(await ask(api("runs", run, "groups"), want));
   };
   const drawPager = () => {
@@ -500,7 +499,7 @@ export async function runView(run, query) {
         h(
           "select",
           { "aria-label": "Result", onchange: (e) => load({ status: e.target.value, offset: 0 }) },
-          ["", "open", "complete", "partial", "failed", "mixed", "stale", "filtered", "refused", "cancelled"].map((s) =>
+          ["", ...may.outcomes].map((s) =>
             h("option", { value: s, selected: s === want.status }, s || "all results"),
           ),
         ),

@@ -1,5 +1,5 @@
 // A group with its samples, and one sample.
-import { h, link, fixed, signed, plural, seconds, ago, when, badge, crumbs, empty, only, whole } from "./dom.js";
+import { h, link, fixed, signed, plural, seconds, ago, when, badge, crumbs, empty, only, whole, words } from "./dom.js";
 import { ask, api, listen } from "./server.js";
 import { chart } from "./chart.js";
 
@@ -22,7 +22,6 @@ const scores = (list, reward) =>
           {},
           s.name,
           s.detail && h("div", { class: "read" }, "read: ", h("q", {}, s.detail)),
-          s.error && h("span", { class: "small" }, ` ${s.error}`),
         ),
         h(
           "span",
@@ -33,6 +32,14 @@ const scores = (list, reward) =>
       ),
     ),
   );
+
+// faults say why a sample, or a function, has no reward: each reason once.
+const faults = (s) => {
+  const said = [s.error, ...(s.scores || []).map((x) => x.error)].filter(Boolean);
+  return said
+    .filter((e, i) => !said.some((other, k) => k !== i && other.includes(e) && (other !== e || k < i)))
+    .map((e) => h("p", { class: "small fault" }, words(e)));
+};
 
 const advantage = (v) =>
   v !== null &&
@@ -70,7 +77,7 @@ function card(run, g, s) {
       ),
       text && h("div", { class: "answer" }, s.answer || "(empty)"),
       scores(s.scores, s.reward),
-      s.error && h("p", { class: "small clamp" }, s.error),
+      faults(s),
       h(
         "div",
         { class: "line small muted" },
@@ -172,7 +179,7 @@ export async function groupView(run, uid, query) {
   };
   const move = async (by) => {
     offset = Math.max(0, offset + by);
-    history.replaceState(null, "", link("runs", run, uid) + (offset ? `?offset=${offset}` : ""));
+    history.replaceState(history.state, "", link("runs", run, uid) + (offset ? `?offset=${offset}` : ""));
     g = await load();
     draw();
   };
@@ -426,6 +433,14 @@ function tokens(x) {
         ),
       ),
     ),
+    !x.tokens.some((t) => t.text) &&
+      h(
+        "p",
+        { class: "small muted" },
+        "These are numbers: start the page with ",
+        h("code", {}, "--tokenizer FOLDER"),
+        ", the folder of the model, and it shows them as text.",
+      ),
     x.more_tokens && h("p", { class: "small muted" }, `and ${whole(x.more_tokens)} more tokens`),
     h(
       "p",
@@ -522,7 +537,7 @@ export async function sampleView(run, uid, index) {
         h("span", { class: "small muted" }, `group: mean ${fixed(x.group.mean)}, std ${fixed(x.group.std)}`),
     ),
     scores(x.scores, x.reward),
-    x.error && h("p", { class: "small" }, x.error),
+    faults(x),
   );
   const facts = h(
     "div",
@@ -612,17 +627,14 @@ export async function sampleView(run, uid, index) {
       x.text ? waterfall(x.timings) : curves(x),
       x.text ? null : steps(x),
     ].filter(Boolean),
-    start:
-      x.group.status !== "open"
-        ? null
-        : (again) =>
-            listen(
-              { run },
-              {
-                groups: ({ rows }) => {
-                  if (rows.some((r) => r.uid === uid && (r.status !== "open" || x.reward === null))) again();
-                },
-              },
-            ),
+    start: (again) =>
+      listen(
+        { run },
+        x.group.status === "open" && {
+          groups: ({ rows }) => {
+            if (rows.some((r) => r.uid === uid && (r.status !== "open" || x.reward === null))) again();
+          },
+        },
+      ),
   };
 }

@@ -1,8 +1,8 @@
 // What the page asks of meander ui, the events that it follows, and the line and banner that say whether they come.
 import { h, only, words } from "./dom.js";
 
-// may is what this page may do: admin changes something, doctor makes checks.
-export const may = { admin: false, doctor: false };
+// may is what this page may do: admin changes something, doctor makes checks. outcomes are those of groups.
+export const may = { admin: false, doctor: false, outcomes: [] };
 
 // ask gets an answer of the API; an error has the server's words.
 export const ask = (path, query) =>
@@ -114,7 +114,7 @@ export function listen(query, handlers) {
       setWhere(x.where);
       setDead(x.dead);
     });
-    for (const [name, f] of Object.entries(handlers)) {
+    for (const [name, f] of Object.entries(handlers || {})) {
       source.addEventListener(name, (e) => {
         if (e.lastEventId) last = e.lastEventId;
         const take = () => source && f(JSON.parse(e.data));

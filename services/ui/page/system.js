@@ -90,7 +90,7 @@ export async function systemView() {
                           { class: "small num" },
                           `${p.batch_samples} of ${p.batch_places} places, ${seconds(p.step_ms / 1000)}`,
                         ),
-                        meter(p.batch_samples, p.batch_places, "places of the newest batch"),
+                        meter(p.batch_samples, 0, p.batch_places, "places of the newest batch"),
                         h("div", { class: "small muted" }, ago(p.evaluated_at)),
                       ]
                     : "–",
@@ -182,10 +182,10 @@ export async function systemView() {
               {},
               s.max_bytes > 0
                 ? meter(
-                    s.bytes + (s.held_bytes || 0),
+                    s.state === "full" ? 0 : s.bytes + (s.held_bytes || 0),
+                    s.state === "full" ? s.max_bytes : 0,
                     s.max_bytes,
                     `${s.name}: ${Math.round((100 * s.bytes) / s.max_bytes)} % full`,
-                    s.state === "full",
                   )
                 : h("span", { class: "small muted" }, "no limit"),
             ),

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import dataset, loss, noise, policy, scheduled, sync, transition
     from .batch import Batch, Group, Keep, Ratio, RatioOff, Sample, fresh
-    from .client import Client, Judged, Refused, connect
+    from .client import Client, Judged, connect
+    from .control import Refused
     from .cursor import CursorError, Taken
     from .events import EventError, Gone, tensor
     from .reader import Batches, EmptyBatch, Groups, Health
@@ -36,11 +37,12 @@ __all__ = [
 _MODULES = {
     "loss": (), "noise": (), "policy": (), "scheduled": (), "transition": (),
     "batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"),
-    "client": ("Client", "Judged", "Refused", "connect"),
+    "client": ("Client", "Judged", "connect"),
+    "control": ("Refused",),
     "cursor": ("CursorError", "Taken"), "events": ("EventError", "Gone", "tensor"),
     "reader": ("Batches", "EmptyBatch", "Groups", "Health"), "text": ("Text",),
     "teacher": ("NoTeacher", "TeacherReply", "Unscored"),
-    "textbatch": ("TextBatch",), "access": (), "control": (), "tasks": (), "sync": (), "dataset": (),
+    "textbatch": ("TextBatch",), "access": (), "tasks": (), "sync": (), "dataset": (),
     "ask": (), "trl": (), "verl": (), "accelerate": (), "rewards": (),
 }  # fmt: skip
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

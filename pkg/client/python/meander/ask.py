@@ -15,6 +15,7 @@ import nats
 
 from .batch import Sample
 from .client import Client
+from .control import status_text
 from .cursor import Cursor, results
 from .events import ADVANTAGE, Event, EventError, fitting
 from .tasks import retry_while_away
@@ -108,12 +109,9 @@ class Asker:
 
     async def _state(self) -> str:
         try:
-            status = await self.client.status(self.run, timeout=2)
+            return status_text(await self.client.status(self.run, timeout=2))
         except (ValueError, TimeoutError, nats.errors.Error) as e:
             return f"no word of how the run is doing: {str(e) or type(e).__name__}"
-        return ", ".join(
-            f"{k} {v}" for k, v in status.items() if isinstance(v, (str, int)) and k not in ("v", "run") and v
-        )
 
     async def _read(self) -> None:
         """Hands the results of the run to those who wait for them; an error goes to all of them."""

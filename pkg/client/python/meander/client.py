@@ -26,7 +26,7 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from . import access
 from .batch import Group, Keep, Sample
-from .control import Controls
+from .control import Controls, Refused
 from .cursor import PatientJetStream
 from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TOKENS, Event, EventError, Gone, checked, decode, digest_prefix, fault, fitting, payload_digest, tensor, trajectory_form
 from .reader import Batches, Groups, LogProbs
@@ -40,15 +40,6 @@ _REFUSED = 10077  # the server's error for a subject that is taken, and for a fu
 _GETS = 32  # requests for stored messages at once
 _CHUNK_WAIT = 5.0  # seconds without a part of a blob after which it is asked whether there are any
 _HELD_BLOBS = 64  # tensors of texts that are kept for the next samples
-
-
-class Refused(ValueError):
-    """Intake refused a prompt or a control. code is the class of the reason, receipt the whole answer."""
-
-    def __init__(self, receipt: dict[str, Any]):
-        super().__init__(receipt.get("error", ""))
-        self.code = receipt.get("code", "")
-        self.receipt = receipt
 
 
 class Judged(ValueError):

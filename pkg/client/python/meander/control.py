@@ -10,8 +10,26 @@ from typing import Any
 
 import msgpack
 from nats.js import JetStreamContext
-from nats.js.errors import KeyNotFoundError
+from nats.js.errors import KeyNotFoundError, NotFoundError
 from nats.js.kv import KeyValue
+
+from .events import PREFIX
+
+
+class Refused(ValueError):
+    """Intake refused a prompt or a control. code is the class of the reason, receipt the whole answer."""
+
+    def __init__(self, receipt: dict[str, Any]):
+        super().__init__(receipt.get("error", ""))
+        self.code = receipt.get("code", "")
+        self.receipt = receipt
+
+
+def status_text(status: dict[str, Any]) -> str:
+    """Says how a run is doing in one line, by its status."""
+    said = {k: v for k, v in status.items() if isinstance(v, (str, int)) and k not in ("v", "run", "waits_for") and v}
+    waits = [f"waiting for {status['waits_for']}"] if status.get("waits_for") else []
+    return ", ".join(waits + [f"{k} {v}" for k, v in said.items()])
 
 
 _log = logging.getLogger("meander")
@@ -63,7 +81,8 @@ class Controls:
         )
 
     async def status(self, run: str, timeout: float = 10) -> dict[str, Any]:
-        """The status of a run: state (running, paused, cancelled or done), and the counts of a run_status."""
+        """The status of a run: state (running, paused, or what became of it: complete, partial, failed, mixed, stale,
+        filtered, refused or cancelled), what an open one waits for (waits_for), and the counts of a run_status."""
         return (await self._control("status", run, timeout, by="python"))["status"]
 
     async def obeyed(self, receipt: dict[str, Any], timeout: float = 30) -> int:
@@ -88,6 +107,20 @@ class Controls:
         entries = [await self._present(presence, key) for key in await keys(self.js, "mdr-presence")]
         return [p for p in entries if p.get("service") == "sampler"]
 
+    async def _is_there(self, run: str) -> bool:
+        """Whether anything is stored of a run that a control can be about. It asks, and stores nothing."""
+        for stored, subject in (
+            ("MDR_PROMPTS", f"{PREFIX}prompt.{run}"), ("MDR_GROUPS", f"{PREFIX}group.{run}.*"),
+            ("KV_mdr-control", f"$KV.mdr-control.{run}"),
+        ):
+            try:
+                info = await self.js.stream_info(stored, subjects_filter=subject)
+            except NotFoundError:
+                continue  # no pipeline has set it up
+            if info.state.subjects:
+                return True
+        return False
+
     async def _present(self, presence: KeyValue, key: str) -> dict[str, Any]:
         """Returns the presence entry of a service; empty if the service has gone or the entry is malformed."""
         try:
@@ -96,6 +129,9 @@ class Controls:
             return {}
 
     async def _control(self, action: str, run: str, timeout: float, **fields: Any) -> dict[str, Any]:
+        if not await self._is_there(run):
+            error = f"run: {run}; there is no such run, and nothing was stored"
+            raise Refused({"accepted": False, "code": "invalid", "error": error, "run": run})
         event = {
             "v": 1, "run": run, "action": action, "at": time.time_ns(), **{k: v for k, v in fields.items() if v != ""}
         }

@@ -18,6 +18,7 @@ from nats.js.client import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from .batch import Batch, Group, Keep, Ratio
+from .control import status_text
 from .cursor import PATIENCE, Cursor, results
 from .events import ADVANTAGE, BATCH, PREFIX, Event, EventError, fitting
 from .tasks import retry_while_away, settled
@@ -156,10 +157,9 @@ class _Reader:
     async def _waits(self) -> str:
         """Says what a reader waits for, by the status of the run."""
         try:
-            s = await self.client.status(self.run, timeout=2)
+            parts = [status_text(await self.client.status(self.run, timeout=2))]
         except (ValueError, TimeoutError, nats.errors.Error) as e:
-            return f"no word of how the run is doing: {str(e) or type(e).__name__}"
-        parts = [f"{k} {v}" for k, v in s.items() if isinstance(v, (str, int)) and k not in ("v", "run") and v]
+            parts = [f"no word of how the run is doing: {str(e) or type(e).__name__}"]
         return ", ".join(parts + [f"left out: {n} x {why}" for why, n in self.health.left_out.most_common(3)])
 
     async def _group(self, run: str, uid: str, place: str, advantage: Event | None = None) -> Group | None:

@@ -61,13 +61,38 @@ def test_prune(run):
 
 def test_refused(run):
     async def test(client, name):
-        with pytest.raises(meander.Refused, match="must be one of|there is no run yet"):
+        with pytest.raises(meander.Refused, match="there is no such run"):
             await client.pause(name)
         await client.publish(
             name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "synthetic"}]
         )
         with pytest.raises(meander.Refused, match="uid: hen"):
             await client.cancel(name, "hen")
+
+    run(test)
+
+
+def test_asking_makes_nothing(run):
+    async def test(client, name):
+        async def stored():
+            found = {}
+            for stream in ("MDR_CONTROL", "MDR_DEAD", "MDR_PROMPTS", "MDR_GROUPS"):
+                info = await client.js.stream_info(stream, subjects_filter=f"mdr.v1.*.{name}.>")
+                more = await client.js.stream_info(stream, subjects_filter=f"mdr.v1.control.{name}")
+                found |= (info.state.subjects or {}) | (more.state.subjects or {})
+            return found
+
+        for ask in (client.status, client.pause, client.resume, client.cancel):
+            with pytest.raises(meander.Refused, match="there is no such run"):
+                await ask(name)
+        with pytest.raises(TimeoutError, match="there is no such run"):
+            await first(client.batches(name, timeout=1))
+        assert await stored() == {}
+        await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "synthetic"}])
+        assert (await first(client.advantages(name)))["status"] == "complete"
+        status = await client.status(name)
+        assert (status["state"], status["outcomes"]) == ("complete", [{"outcome": "complete", "groups": 1}])
+        assert not [s for s in await stored() if ".control." in s]  # a question is not kept
 
     run(test)
 

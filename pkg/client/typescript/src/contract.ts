@@ -730,6 +730,14 @@ export interface Outcome {
   error?: string | null;
 }
 
+/** OutcomeCount is how many groups have an outcome. */
+export interface OutcomeCount {
+  /** outcome is what became of the groups, groups how many they are. */
+  outcome: string;
+  /** outcome is what became of the groups, groups how many they are. */
+  groups: Integer;
+}
+
 /** Outputs is what a sample of an image stores besides its image. */
 export interface Outputs {
   /** return_step_indices are the latents to keep, sorted, 0..T. */
@@ -1430,8 +1438,10 @@ export interface Routing {
 
 /** RunStatus is how a run is doing. */
 export interface RunStatus {
-  /** state is running, paused, cancelled, or done: each of its groups has a result, and so has each batch. */
-  state: "running" | "paused" | "cancelled" | "done";
+  /** state is running or paused; or, where each group and batch has its result, what became of it: the status that all its groups have, failed where these differ and none has advantages, partial where some do; refused without any group; or cancelled. */
+  state: "running" | "paused" | "complete" | "partial" | "failed" | "mixed" | "stale" | "filtered" | "refused" | "cancelled";
+  /** waits_for is what an open run waits for, such as "a sampler"; absent: it goes on. */
+  waits_for?: string | null;
   /** by, reason and since are those of the control that paused or cancelled it; since is when that was stored, Unix nanoseconds. */
   by?: string | null;
   /** by, reason and since are those of the control that paused or cancelled it; since is when that was stored, Unix nanoseconds. */
@@ -1444,15 +1454,19 @@ export interface RunStatus {
   closed: Integer;
   /** groups is how many groups intake has taken up, closed how many of them have a result, cancelled how many were cancelled one by one. */
   cancelled: Integer;
+  /** outcomes counts the groups by what became of them, sorted by name: open, refilled (another group stands in for it), or the status of the result. */
+  outcomes?: OutcomeCount[] | null;
   /** open_batches is how many batches that groups of the run are in have not closed. */
   open_batches: Integer;
-  /** trajectories and rewards are how many samples have theirs; waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
+  /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   trajectories: Integer;
-  /** trajectories and rewards are how many samples have theirs; waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
+  /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   rewards: Integer;
-  /** trajectories and rewards are how many samples have theirs; waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
+  /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
+  failed: Integer;
+  /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   waiting: Integer;
-  /** trajectories and rewards are how many samples have theirs; waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
+  /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   parked: Integer;
   /** lost is how many samples of open groups are neither made nor asked for: their requests were lost, and intake asks again for them. */
   lost?: Integer | null;

@@ -15,7 +15,8 @@ from typing import Any
 
 import nats.errors
 
-from ..client import Client, Refused
+from ..client import Client
+from ..control import Refused
 from ..events import decode
 from ..tasks import means_away, retry_while_away, together
 from . import prompts
