@@ -50,7 +50,8 @@ func (b *Bus) Examine(ctx context.Context, withConsumers bool) (out []Examined, 
 			switch {
 			case errors.Is(err, jetstream.ErrStreamNotFound):
 				e.Missing, e.Err = true, nil
-			case err == nil && name != schemas.StreamSealBucket && !b.user.IsGuest() && s.CachedInfo().Config.MaxAge <= 0:
+			case err == nil && name != schemas.StreamSealBucket && !b.user.IsGuest() &&
+				s.CachedInfo().Config.MaxAge <= 0:
 				e.Wrong = append(e.Wrong, fmt.Sprintf("it keeps its entries for ever, must forget them after %v",
 					schemas.PresenceTTL))
 				fallthrough
