@@ -120,17 +120,6 @@ func attempts() (out []attempt) {
 			try("write to "+bucket, "$O."+bucket+".M.none", writes(bucket))
 		}
 	}
-	for _, d := range durablesOf {
-		at := d.Stream + "." + d.Name
-		owns := func(g auth.Grant) bool { return string(g.Role) == d.Service }
-		for _, verb := range []string{"CREATE.%s", "CREATE.%s.mdr.v1.none", "MSG.NEXT.%s", "DELETE.%s", "UNPIN.%s"} {
-			subject := "$JS.API.CONSUMER." + fmt.Sprintf(verb, at)
-			try("ask "+subject, subject, owns)
-		}
-		try("acknowledge "+at, "$JS.ACK."+at+".1.1.1.1.0", func(g auth.Grant) bool {
-			return owns(g) || slices.Contains(g.Acknowledges, d.Stream)
-		})
-	}
 	sees := func(g auth.Grant) bool { return g.SeesServices }
 	try("find the services", "$SRV.INFO", sees)
 	try("ask the clocks of services", auth.ClockSubject, sees)
@@ -141,12 +130,27 @@ func attempts() (out []attempt) {
 	return out
 }
 
+// durableAttempts are what can be tried at the durables of services.
+func durableAttempts() (out []attempt) {
+	for _, d := range durablesOf {
+		at := d.Stream + "." + d.Name
+		owns := func(g auth.Grant) bool { return string(g.Role) == d.Service }
+		for _, verb := range []string{"CREATE.%s", "CREATE.%s.mdr.v1.none", "MSG.NEXT.%s", "DELETE.%s", "UNPIN.%s"} {
+			subject := "$JS.API.CONSUMER." + fmt.Sprintf(verb, at)
+			out = append(out, attempt{what: "ask " + subject, do: sends(subject, "{"), may: owns})
+		}
+		acks := func(g auth.Grant) bool { return owns(g) || slices.Contains(g.Acknowledges, d.Stream) }
+		out = append(out, attempt{what: "acknowledge " + at, do: sends("$JS.ACK."+at+".1.1.1.1.0", "{"), may: acks})
+	}
+	return out
+}
+
 // Every stream, bucket, durable and subject that the code has, tried with the credentials of every role: the server
 // does what the table of the document says, and what is in no row of it has been forgotten.
 func TestRoles_Everything(t *testing.T) {
 	t.Parallel()
 	g := servers()["nats-server"](t)
-	all := attempts()
+	all := append(attempts(), durableAttempts()...)
 	allowed := map[string]bool{}
 	for _, grant := range auth.Grants() {
 		u := g.user(t, string(grant.Role))
