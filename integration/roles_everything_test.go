@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"cmp"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -121,16 +120,27 @@ func attempts() (out []attempt) {
 			try("write to "+bucket, "$O."+bucket+".M.none", writes(bucket))
 		}
 	}
+	sees := func(g auth.Grant) bool { return g.SeesServices }
+	try("find the services", "$SRV.INFO", sees)
+	try("ask the clocks of services", auth.ClockSubject, sees)
+	for _, subject := range []string{"$SRV.PING", auth.ClockSubject} {
+		may := func(g auth.Grant) bool { return g.Discoverable }
+		out = append(out, attempt{what: "answer " + subject, do: listens(subject, ""), may: may})
+	}
+	return out
+}
+
+// durableAttempts are what can be tried at the durables of services.
+func durableAttempts() (out []attempt) {
 	for _, d := range durablesOf {
 		at := d.Stream + "." + d.Name
 		owns := func(g auth.Grant) bool { return string(g.Role) == d.Service }
 		for _, verb := range []string{"CREATE.%s", "CREATE.%s.mdr.v1.none", "MSG.NEXT.%s", "DELETE.%s", "UNPIN.%s"} {
 			subject := "$JS.API.CONSUMER." + fmt.Sprintf(verb, at)
-			try("ask "+subject, subject, owns)
+			out = append(out, attempt{what: "ask " + subject, do: sends(subject, "{"), may: owns})
 		}
-		try("acknowledge "+at, "$JS.ACK."+at+".1.1.1.1.0", func(g auth.Grant) bool {
-			return owns(g) || slices.Contains(g.Acknowledges, d.Stream)
-		})
+		acks := func(g auth.Grant) bool { return owns(g) || slices.Contains(g.Acknowledges, d.Stream) }
+		out = append(out, attempt{what: "acknowledge " + at, do: sends("$JS.ACK."+at+".1.1.1.1.0", "{"), may: acks})
 	}
 	return out
 }
@@ -140,7 +150,7 @@ func attempts() (out []attempt) {
 func TestRoles_Everything(t *testing.T) {
 	t.Parallel()
 	g := servers()["nats-server"](t)
-	all := attempts()
+	all := append(attempts(), durableAttempts()...)
 	allowed := map[string]bool{}
 	for _, grant := range auth.Grants() {
 		u := g.user(t, string(grant.Role))
@@ -163,6 +173,17 @@ func TestRoles_Everything(t *testing.T) {
 			t.Errorf("%s: no role may; it needs a place in a grant", a.what)
 		}
 	}
+	names := regexp.MustCompile(`["'](?:KV_|OBJ_)?(mdr-[a-z]+|MDR_[A-Z]+)["']`)
+	eachSource(t, func(file string, text []byte) {
+		for _, m := range names.FindAllSubmatch(text, -1) {
+			known := func(stream string) bool {
+				return strings.TrimPrefix(strings.TrimPrefix(stream, "KV_"), "OBJ_") == string(m[1])
+			}
+			if !slices.ContainsFunc(schemas.StreamNames(), known) && string(m[1]) != "MDR_ROOM" { // of Setup, for a moment
+				t.Errorf("%s names %s, which is not in schemas.StreamNames, so no role is tried with it", file, m[1])
+			}
+		}
+	}, "pkg", "services", "schemas")
 	for name := range schemasFunctions(t, "Subject") {
 		if subjectsOf[name] == "" {
 			t.Errorf("schemas.%s names a subject that no role is tried with: add it to subjectsOf", name)
@@ -203,6 +224,33 @@ func schemasFunctions(t *testing.T, suffix string) map[string]bool {
 	return out
 }
 
+// eachSource calls each with the files in Go and Python of the product in some folders.
+func eachSource(t *testing.T, each func(file string, text []byte), dirs ...string) {
+	t.Helper()
+	apart := []string{"tests", "remotetest", "node_modules", "learn"}
+	for _, dir := range dirs {
+		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
+			switch {
+			case err != nil:
+				return err
+			case d.IsDir() && slices.Contains(apart, d.Name()):
+				return fs.SkipDir
+			case d.IsDir(), strings.HasSuffix(path, "_test.go"), !slices.Contains([]string{".go", ".py"}, filepath.Ext(path)):
+				return nil
+			}
+			text, err := os.ReadFile(path)
+			if err == nil {
+				name, _ := filepath.Rel(root, path)
+				each(filepath.ToSlash(name), text)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // listening has each file of the product that listens, and the row of the document about it: where, who may use it,
 // and what it tells.
 var listening = map[string]string{
@@ -227,25 +275,11 @@ func TestRoles_Addresses(t *testing.T) {
 	listens := regexp.MustCompile(`net\.Listen\(|ListenConfig\{|ListenAndServe|HTTPServer\(|socket\.create_server\(|` +
 		`listener\.listen\(|start_unix_server\(|start_server\(|(?m)^http: "`)
 	found := map[string]bool{}
-	for _, dir := range []string{"pkg", "services", "deploy"} {
-		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
-			name, _ := filepath.Rel(root, path)
-			switch {
-			case err != nil || d.IsDir() && slices.Contains([]string{"tests", "remotetest", "node_modules", "learn"}, d.Name()):
-				return cmp.Or(err, fs.SkipDir)
-			case d.IsDir(), strings.HasSuffix(name, "_test.go"), !slices.Contains([]string{".go", ".py"}, filepath.Ext(name)):
-				return nil
-			}
-			text, err := os.ReadFile(path)
-			if err == nil && listens.Match(text) {
-				found[filepath.ToSlash(name)] = true
-			}
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
+	eachSource(t, func(file string, text []byte) {
+		if listens.Match(text) {
+			found[file] = true
 		}
-	}
+	}, "pkg", "services", "deploy")
 	if want := slices.Sorted(maps.Keys(listening)); !slices.Equal(slices.Sorted(maps.Keys(found)), want) {
 		t.Errorf("listening: %v; the table has %v", slices.Sorted(maps.Keys(found)), want)
 	}

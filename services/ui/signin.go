@@ -41,6 +41,11 @@ func (s *server) signedIn(r *http.Request) bool {
 	return s.isToken(given)
 }
 
+// givesToken reports whether a request is a link with a token, or the form that asks for it.
+func givesToken(r *http.Request) bool {
+	return r.URL.Path == "/" && (r.Method == http.MethodPost || r.URL.Query().Has("token"))
+}
+
 // isToken compares without telling by its time how much is right.
 func (s *server) isToken(given string) bool {
 	return subtle.ConstantTimeCompare([]byte(given), []byte(s.cfg.Token)) == 1
@@ -74,7 +79,8 @@ func (s *server) signIn(w http.ResponseWriter, r *http.Request) {
 	case s.isToken(given):
 		name, value := s.session(r)
 		http.SetCookie(w, &http.Cookie{
-			Name: name, Value: value, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: r.TLS != nil,
+			Name: name, Value: value, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode,
+			Secure: r.Header.Get("X-Forwarded-Proto") == "https", // of a proxy: the page has no TLS of its own
 		})
 		http.Redirect(w, r, "/", http.StatusSeeOther)
 	default:

@@ -224,7 +224,7 @@ func (s *server) guard(next http.Handler) http.Handler {
 				"the page is not served as %q; open it by its address, or start 'meander ui' with --host", r.Host))
 			return
 		}
-		if s.cfg.Token != "" && (!s.signedIn(r) || r.URL.Query().Has("token")) {
+		if s.cfg.Token != "" && (!s.signedIn(r) || givesToken(r)) {
 			s.signIn(w, r)
 			return
 		}

@@ -326,8 +326,12 @@ func TestServe_SignIn(t *testing.T) {
 		if status, _, _ := s.ask(t, "GET", "/api/runs", with); status != 200 {
 			t.Errorf("%s: with the cookie %d", name, status)
 		}
-		if status, header, _ := s.ask(t, "GET", "/?token=open-sesame", with); status != 303 || header.Get("Location") != "/" {
-			t.Errorf("%s: a link of a browser that has signed in: %d to %q", name, status, header.Get("Location"))
+		again := func(r *http.Request) { c.change(r); with(r) }
+		if c.change == nil {
+			again = with
+		}
+		if status, header, _ := s.ask(t, c.method, c.path, again); status != 303 || header.Get("Location") != "/" {
+			t.Errorf("%s, of a browser that has signed in: %d to %q", name, status, header.Get("Location"))
 		}
 	}
 }
