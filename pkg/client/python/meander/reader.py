@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -43,13 +43,9 @@ class EmptyBatch(RuntimeError):
     """No group of a named batch counts. left_out has the reason of each group by uid, cursor is where reading goes on
     behind the batch; under a name it goes on there by itself."""
 
-    def __init__(self, event: Event, left_out: dict[str, str], cursor: str):
-        reasons = collections.Counter(left_out.values()).most_common(3)
-        super().__init__(
-            f"run {event['run']}: batch {event['batch']}: none of its {len(left_out)} groups counts: "
-            + "; ".join(f"{n} x {why}" for why, n in reasons)
-        )
-        self.left_out, self.cursor = left_out, cursor
+    def __init__(self, message: str, left_out: Mapping[str, str] = {}, cursor: str = ""):
+        super().__init__(message)
+        self.left_out, self.cursor = dict(left_out), cursor
 
 
 def why_not(advantage: Event) -> str:
@@ -211,7 +207,9 @@ class _Reader:
                 left[uid] = "its result is no longer stored"
             self._leave(uid, left[uid])
         if not event["uids"] and self.empty == "raise":
-            raise EmptyBatch(event, left, place)
+            reasons = "; ".join(f"{n} x {why}" for why, n in collections.Counter(left.values()).most_common(3))
+            what = f"run {event['run']}: batch {event['batch']}: none of its {len(left)} groups counts: {reasons}"
+            raise EmptyBatch(what, left, place)
         return left
 
     def _garbage(self, m: Msg, e: EventError) -> None:

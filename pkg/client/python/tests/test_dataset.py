@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 
+import msgpack
 import pytest
 
 import meander
@@ -157,3 +158,33 @@ def test_ranks(url, stored, workers, tmp_path):
     alone = subprocess.run([sys.executable, "-c", MAKE, url, stored],
                                     env=env | {"RANK": "0"}, capture_output=True, text=True)  # fmt: skip
     assert "behind init_process_group" in alone.stderr
+
+
+def test_a_batch_of_which_nothing_is_there(url):
+    """It is an error, also from a worker; or a batch of size 0 for those who ask for it. An async convert is awaited."""
+    name = "none" + uuid.uuid4().hex[:8]
+
+    async def make():
+        async with meander.connect(url) as client:
+
+            async def fails(msg):
+                await msg.respond(msgpack.packb({"v": 1, "error": "no face in the image"}))
+
+            await client.nc.subscribe(f"mdr.v1.score.{name}", cb=fails)
+            await client.publish(
+                name, "a fox", uid="x", group_size=2, num_inference_steps=4, reward=[{"name": f"nats:{name}"}],
+                batch={"id": "b", "groups": 1},
+            )
+            batch = await anext(aiter(client.batches(name, timeout=60, empty="give")))
+            assert batch.size == 0 and "no face" in batch.left_out["x"]
+
+    async def convert(batch):
+        await asyncio.sleep(0)
+        return batch.name, batch.size, dict(batch.left_out)
+
+    asyncio.run(make())
+    for workers in (0, 1):
+        with pytest.raises(meander.EmptyBatch, match="none of its 1 groups counts: 1 x status failed: .*no face"):
+            list(BatchDataset(url, name, follow=False).loader(workers))
+    ((batch, size, left),) = BatchDataset(url, name, follow=False, empty="give", convert=convert)
+    assert (batch, size, list(left)) == ("b", 0, ["x"])
