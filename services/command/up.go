@@ -41,6 +41,7 @@ process at once. Stored events are there at the next start.`,
 			if !c.Flags().Changed("log-level") {
 				a.logLevel = envOr("MEANDER_LOG_LEVEL", "info")
 			}
+			s.Keep = true
 			log, err := a.logger()
 			if err = cmp.Or(err, s.validate(), p.resolveBeside(c.Flags(), s.Sampler.Model)); err != nil {
 				return err

@@ -23,8 +23,21 @@ func (s *service) presence() *schemas.Presence {
 		Service: schemas.ServiceSampler, Instance: s.instance(), Lane: s.cfg.Lane, Controls: s.controls.newestObeyed(),
 		Draining:      s.stopping(),
 		PolicyVersion: &serving.PolicyVersion, WeightsDigest: serving.WeightsDigest, Loading: loading,
-		Backend: s.network.Backend(), Evaluation: s.metrics.newest.Load(),
+		Backend: s.network.Backend(), Evaluation: s.metrics.newest.Load(), Waiting: s.waiting(),
 	}
+}
+
+// waiting says why no device makes samples now; empty: one does.
+func (s *service) waiting() string {
+	var why error
+	for _, w := range s.workers {
+		err := w.why()
+		if err == nil {
+			return ""
+		}
+		why = err
+	}
+	return why.Error()
 }
 
 // instance returns the sampler's unique name: a configured name gets the token behind it, so that two samplers with
