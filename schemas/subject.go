@@ -12,7 +12,9 @@ const Prefix = "mdr.v1."
 const (
 	HeaderType        = "Mdr-Type"     // e.g. "step/1"
 	HeaderContentType = "Content-Type" // ContentType
-	HeaderTraceparent = "traceparent"  // W3C trace context, handed through
+	HeaderTraceparent = "traceparent"  // W3C trace context, handed through, as are the next two
+	HeaderTraceState  = "tracestate"
+	HeaderBaggage     = "baggage"
 	HeaderReply       = "Mdr-Reply"    // on a prompt: the inbox that wants a Receipt
 	ContentType       = "application/msgpack"
 )
