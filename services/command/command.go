@@ -237,6 +237,7 @@ with an embedded NATS server.`,
 		gcCommand(a), doctorCommand(a), modelCommand(a), versionCommand(a),
 	)
 	completeNames(root)
+	describeCompletion(root)
 	return root
 }
 

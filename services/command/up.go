@@ -15,6 +15,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/sampler"
 	"github.com/meander-rl/meander/services/ui"
 )
@@ -79,9 +80,10 @@ process at once. Stored events are there at the next start.`,
 			if conn.member == nil {
 				return serve(c.Context())
 			}
+			where := a.whereToFind(c.Flags(), conn.member.ClientURL(), credentials != "")
 			fmt.Fprintf(c.ErrOrStderr(),
-				"meander is up on %s, store %s\n  publish  meander publish --run demo 'a red sign that says "+
-					"\"OPEN\"'\n  watch    meander watch --run demo\n", conn.member.ClientURL(), a.store)
+				"meander is up on %s, store %s\n  publish  meander publish%s --run demo 'a red sign that says "+
+					"\"OPEN\"'\n  watch    meander watch%[3]s --run demo\n", conn.member.ClientURL(), a.store, where)
 			return conn.serveWhenOwner(c.Context(), serve)
 		},
 	}
@@ -99,6 +101,18 @@ process at once. Stored events are there at the next start.`,
 		f.DurationVar(&s.Janitor.Every, "gc-every", s.Janitor.Every, "how often the janitor checks")
 	})
 	return c
+}
+
+// whereToFind is the flag by which a command in another terminal finds this pipeline: none for the usual store and
+// address.
+func (a *app) whereToFind(f *pflag.FlagSet, url string, auth bool) string {
+	switch {
+	case f.Changed("store"):
+		return " --store " + present.ShellWord(a.store)
+	case f.Changed("listen") && !auth && a.token == "":
+		return " --nats " + url
+	}
+	return ""
 }
 
 // applyLimits sets the limits of the streams and, on a server with roles, makes the copies for its guests.
