@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -63,8 +64,16 @@ func (e *UnknownError) Error() string {
 	if len(e.Known) > 0 {
 		must = "one of " + strings.Join(e.Known, ", ") + ", or " + must
 	}
-	return fmt.Sprintf("model %q: %v; must be %s; looked in %s", e.Name, ErrUnknown, must, strings.Join(e.Tried, ", "))
+	said := fmt.Sprintf("model %q: %v; must be %s; looked in %s", e.Name, ErrUnknown, must, strings.Join(e.Tried, ", "))
+	if hubName.MatchString(e.Name) {
+		said += fmt.Sprintf("; a model of the Hugging Face hub is fetched with 'hf download %s --local-dir %s', and then "+
+			"called --model ./%[2]s", e.Name, filepath.Base(e.Name))
+	}
+	return said
 }
+
+// hubName matches the name of a model on the Hugging Face hub: owner and model.
+var hubName = regexp.MustCompile(`^[A-Za-z0-9][\w.-]*/[\w.-]+$`)
 
 func (e *UnknownError) Unwrap() error { return ErrUnknown }
 

@@ -101,7 +101,7 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	root.SetErr(stderr)
 	err := checkHelp(root, args)
 	if err == nil {
-		err = root.ExecuteContext(ctx)
+		err = root.ExecuteContext(withArgs(ctx, args))
 	}
 	if out.err != nil && !errors.Is(err, out.err) {
 		present.Lines(stderr, fmt.Sprintf("meander: stdout: %v; this output is lost, stored events are not", out.err))

@@ -151,7 +151,11 @@ func (v *nameValue[S]) Type() string   { return "string" }
 
 func (v *nameValue[S]) Set(text string) error {
 	if err := schemas.CheckToken("", text); err != nil && text != v.def {
-		return errors.New(strings.TrimPrefix(err.Error(), ": "))
+		said := strings.TrimPrefix(err.Error(), ": ")
+		if name := repairedName(text); name != "" {
+			said += ", such as " + name
+		}
+		return errors.New(said)
 	}
 	*v.to = S(text)
 	return nil

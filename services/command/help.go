@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -113,8 +112,9 @@ func setHelp(root *cobra.Command) {
 	root.SetUsageTemplate(usageTemplate)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		said := boot.FlagError(err, c.Flags(), flagNames)
-		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && errors.Is(err, said) {
-			said = fmt.Errorf("%w%s", err, commandsWithFlag(c, unknown.GetSpecifiedName()))
+		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+			name := unknown.GetSpecifiedName()
+			said = fmt.Errorf("%w%s", err, explainFlag(c, name, boot.NearFlag(name, c.Flags(), flagNames)))
 		}
 		return usage(fmt.Errorf("%w\nSee '%s --help'", said, c.CommandPath()))
 	})
@@ -204,12 +204,8 @@ func noSuchCommand(c *cobra.Command, given []string) error {
 		return nil
 	}
 	hint := ""
-	var names []string
-	for _, sub := range c.Commands() {
-		names = append(names, sub.Name())
-	}
-	if name := schemas.Nearest(given[0], names); name != "" {
-		hint = fmt.Sprintf("; did you mean '%s %s'?", c.CommandPath(), name)
+	if paths := commandsLike(c, given[0]); len(paths) > 0 {
+		hint = "; did you mean '" + strings.Join(paths, "' or '") + "'?"
 	}
 	return fmt.Errorf("%s has no command %q%s", c.CommandPath(), given[0], hint)
 }

@@ -47,6 +47,9 @@ process at once. Stored events are there at the next start.`,
 			if err = cmp.Or(err, s.validate(), p.resolveBeside(c.Flags(), s.Sampler.Model)); err != nil {
 				return err
 			}
+			if err := checkAddress(c, "listen", listen, "4222"); err != nil {
+				return err
+			}
 			if a.natsURL != "" && c.Flags().Changed("listen") {
 				return usage(fmt.Errorf("--listen: %q; the server is %s; leave one of --listen and %s out", listen,
 					bus.RedactURL(a.natsURL), a.flag("nats")))

@@ -12,6 +12,8 @@ from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
 
+from .events import name_of
+
 
 async def keys(js: JetStreamContext, bucket: str) -> list[str]:
     """Returns the keys of a bucket, removed ones too. (The library's own list reads all entries, and misses some that
@@ -95,4 +97,4 @@ class Controls:
         event = {
             "v": 1, "run": run, "action": action, "at": time.time_ns(), **{k: v for k, v in fields.items() if v != ""}
         }
-        return await self._ask(f"control.{run}", "control/1", msgpack.packb(event), timeout)
+        return await self._ask(f"control.{name_of('run', run)}", "control/1", msgpack.packb(event), timeout)

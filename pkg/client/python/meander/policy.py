@@ -24,7 +24,7 @@ from nats.js.errors import APIError, KeyNotFoundError, NotFoundError
 from . import tensorfile, weightsdir
 from .control import keys
 from .cursor import api
-from .events import PREFIX, TOKEN, Event, Gone, checked, decode, fault
+from .events import PREFIX, Event, Gone, checked, decode, fault, name_of
 from .tasks import retry_while_away
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ async def _newest(client: Client, lane: str) -> Event:
                 )
             lanes = list(served)
         lane = lanes[0]
-    if not TOKEN.fullmatch(lane):
-        raise ValueError(f"lane: {lane!r}; must be 1 to 64 of A-Z a-z 0-9 _ -")
-    return (await _last(client, lane))[0]
+    return (await _last(client, name_of("lane", lane)))[0]
 
 
 async def _last(client: Client, lane: str) -> tuple[Event, int]:

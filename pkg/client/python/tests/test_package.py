@@ -164,3 +164,18 @@ def test_the_package_can_be_looked_at_without_extras(lacks):
         "assert set(meander.__all__) <= set(dir(meander))\n"
     )
     subprocess.run([sys.executable, "-c", look], check=True, env={**os.environ, "PYTHONPATH": str(HERE)})
+
+
+@pytest.mark.parametrize("value, says", [("my run", "such as 'my-run'"), ("a/b c", "'a-b-c'"), ("", "64"), ("ü", "-")])
+def test_a_name_that_is_none_is_refused_with_the_one_that_is_meant(value, says):
+    """Before anything is stored: a wrong name would be a subject that nobody reads."""
+    client = meander.Client.__new__(meander.Client)
+    for ask in (
+        lambda: client.publish(value, "a fox"), lambda: client.publish("r", "a fox", uid=value or "."),
+        lambda: client.pause(value), lambda: client.status(value),
+    ):
+        with pytest.raises(ValueError, match="must be 1 to 64 characters of A-Z a-z 0-9 _ -") as fault:
+            ask().send(None)
+        assert says in str(fault.value)
+    with pytest.raises(ValueError, match="run: "):
+        client.advantages(value)
