@@ -16,8 +16,22 @@ import (
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
+	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 )
+
+// serveOtherLane starts a sampler of the lane synthetic beside the pipeline of a store.
+func serveOtherLane(t *testing.T, dir string, info natsd.Info) {
+	t.Helper()
+	other := launch(t, dir, program(t, "meander-sampler"), "--model", "synthetic", "--nats-url", info.URL, "--nats-token",
+		info.Token, "--health-addr", "")
+	bustest.Until(t, "the other lane", func() error {
+		if !strings.Contains(other.log.String(), "model ready") {
+			return errors.New("not ready")
+		}
+		return nil
+	})
+}
 
 // A worker that is killed six times, and a prompt that ends its worker each time, take neither the server nor another
 // lane with them: the lane recovers, and of the prompt's group each sample has failed, with the reason.
@@ -28,14 +42,7 @@ func TestUp_FlappingWorker(t *testing.T) {
 		remotetest.FaultVariable+"="+remotetest.FaultPoison, program(t, "meander"), "up", "--model", folder, "--engine",
 		"torch", "--listen", "127.0.0.1:0", "--metrics-addr", "127.0.0.1:0")
 	info, health := running(t, dir), healthAddr(t, up.log)
-	other := launch(t, dir, program(t, "meander-sampler"), "--model", "synthetic", "--nats-url", info.URL, "--nats-token",
-		info.Token, "--health-addr", "")
-	bustest.Until(t, "the other lane", func() error {
-		if !strings.Contains(other.log.String(), "model ready") {
-			return errors.New("not ready")
-		}
-		return nil
-	})
+	serveOtherLane(t, dir, info)
 	b, err := bus.Connect(t.Context(), bus.Config{URL: info.URL, Token: info.Token, Name: "test"}, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)

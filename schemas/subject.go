@@ -15,7 +15,7 @@ const (
 	HeaderTraceparent = "traceparent"  // W3C trace context, handed through, as are the next two
 	HeaderTraceState  = "tracestate"
 	HeaderBaggage     = "baggage"
-	HeaderReply       = "Mdr-Reply"    // on a prompt: the inbox that wants a Receipt
+	HeaderReply       = "Mdr-Reply" // on a prompt: the inbox that wants a Receipt
 	ContentType       = "application/msgpack"
 )
 

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/remotelm"
 	"github.com/meander-rl/meander/pkg/remotelm/remotelmtest"
 )
@@ -19,10 +18,16 @@ func TestPool_Paused(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{remotelmtest.LogProbs, remotelmtest.Completions} {
 		for _, inStream := range []bool{false, true} {
-			s := remotelmtest.New(t, mode)
+			s, out := remotelmtest.New(t, mode), make(chan error, 1)
 			p, err := remotelm.Dial(t.Context(), remotelm.Config{
 				Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2}, Patience: time.Hour, Concurrency: 64,
-				Pause:      time.Millisecond,
+				Pause: time.Millisecond,
+				Changed: func(_ string, err error) {
+					select {
+					case out <- err:
+					default:
+					}
+				},
 				Overloaded: func(_ string, most int, err error) { t.Errorf("%d at once, by %v", most, err) },
 			})
 			if err != nil {
@@ -34,20 +39,19 @@ func TestPool_Paused(t *testing.T) {
 			for range cap(drew) {
 				go func() { drew <- draw(t.Context(), p) }()
 			}
-			bustest.Until(t, "the server is out", func() error {
-				if err := p.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "paused") || p.Used() != 0 {
-					return errors.New("still used")
-				}
-				return nil
-			})
+			if err := <-out; !strings.Contains(err.Error(), "paused") {
+				t.Errorf("%s: out by %v", mode, err)
+			}
+			if err := p.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "paused") || p.Used() != 0 {
+				t.Errorf("%s: %v, %d servers are used", mode, err, p.Used())
+			}
 			if len(drew) > 0 {
 				t.Errorf("%s: drew %+v of a paused server", mode, <-drew)
 			}
 			s.Pause(false, false)
 			for range cap(drew) {
-				got := bustest.Receive(t, "an answer", drew)
-				if got.err != nil || !slices.Equal(got.ids, recordedIDs) || got.resumed != 0 {
-					t.Errorf("%s: drew %+v", mode, got)
+				if got := <-drew; got.err != nil || !slices.Equal(got.ids, recordedIDs) || got.resumed != 0 {
+					t.Errorf("%s: drew %+v, %v", mode, got, got.err)
 				}
 			}
 			for _, asked := range s.Asked() {
@@ -66,7 +70,7 @@ func TestPool_Paused(t *testing.T) {
 func TestPool_PausedForLong(t *testing.T) {
 	t.Parallel()
 	s := remotelmtest.New(t, remotelmtest.LogProbs)
-	p := dial(t, s, time.Millisecond)
+	p := dial(t, s, time.Second)
 	s.Pause(true, false)
 	if got := draw(t.Context(), p); !errors.Is(got.err, remotelm.ErrAway) || !strings.Contains(got.err.Error(), "paused") {
 		t.Errorf("%v; want ErrAway", got.err)

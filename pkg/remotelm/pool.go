@@ -169,8 +169,9 @@ const maxFailures = 4
 
 // Stream draws tokens until the answer ends, ctx is done, or the caller stops; a caller that stops early releases
 // the request on the server. An error ends the stream; if it wraps ErrRefused it says what to change, and ErrAway that
-// no server can be used. A paused server is waited for, as long as the patience. A stream that breaks off continues from its tokens so far, at another server if there is one,
-// with another seed: a server cannot restore the state of its random numbers.
+// no server can be used. A paused server is waited for, as long as the patience. A stream that breaks off continues
+// from its tokens so far, at another server if there is one, with another seed: a server cannot restore the state of
+// its random numbers.
 func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		begin, failed := len(r.IDs), 0
@@ -286,10 +287,12 @@ type pauses struct {
 // the request cannot go on: after another error, at the end of ctx, or when no server has taken it for the patience.
 func (w *pauses) await(ctx context.Context, err error, ids int) bool {
 	c := &w.pool.config
-	if paused := remotehttp.Paused(err); !paused && (w.since.IsZero() || !errors.Is(err, ErrAway)) {
+	paused := remotehttp.Paused(err)
+	if !paused && (w.since.IsZero() || !errors.Is(err, ErrAway)) {
 		w.since = time.Time{}
 		return false
-	} else if paused && (w.since.IsZero() || ids > w.ids) {
+	}
+	if w.since.IsZero() || ids > w.ids {
 		w.since, w.wait, w.ids = time.Now(), c.Pause, ids
 	}
 	if time.Since(w.since) > c.Patience {

@@ -155,8 +155,8 @@ func VerdictName(name string) string {
 
 // readyWorkers are the functions of meander-scorer, by what they are also called.
 var readyWorkers = map[string]string{
-	"pickscore": "pickscore", "pick": "pickscore", "hpsv2": "hpsv2", "hps": "hpsv2", "hpsv21": "hpsv2", "hpsv3": "hpsv3",
-	"imagereward": "imagereward", "aesthetic": "aesthetic", "aestheticscore": "aesthetic", "clipscore": "clipscore",
+	"pickscore": "pickscore", "pick": "pickscore", "hpsv2": "hpsv2", "hps": "hpsv2", "hpsv21": "hpsv2",
+	"hpsv3": "hpsv3", "imagereward": "imagereward", "aesthetic": "aesthetic", "aestheticscore": "aesthetic", "clipscore": "clipscore",
 	"clip": "clipscore", "geneval": "geneval", "judge": "judge", "vlm": "judge", "vqa": "judge",
 }
 

@@ -99,6 +99,7 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	root.SetIn(stdin)
 	root.SetOut(out)
 	root.SetErr(stderr)
+	describeCompletion(root)
 	err := checkHelp(root, args)
 	if err == nil {
 		err = root.ExecuteContext(withArgs(ctx, args))
@@ -237,7 +238,6 @@ with an embedded NATS server.`,
 		gcCommand(a), doctorCommand(a), modelCommand(a), versionCommand(a),
 	)
 	completeNames(root)
-	describeCompletion(root)
 	return root
 }
 

@@ -64,7 +64,8 @@ func (r *rewardFlags) rewardSpecs() ([]any, error) {
 			}) {
 				err := oneOf(flag, name, scorer.Kinds())
 				if hint := scorer.Hint(kind); hint != "" {
-					err = fmt.Errorf("--%s: %q; %smust be one of %s", flag, name, hint, strings.Join(scorer.Kinds(), ", "))
+					err = fmt.Errorf("--%s: %q; %smust be one of %s", flag, name, hint,
+						strings.Join(scorer.Kinds(), ", "))
 				}
 				errs = append(errs, err)
 			} else if _, _, err := scorer.SplitName(name); err != nil {

@@ -149,6 +149,7 @@ type nameValue[S ~string] struct {
 func (v *nameValue[S]) String() string { return string(*v.to) }
 func (v *nameValue[S]) Type() string   { return "string" }
 
+// Set takes a name; it refuses another text, with the name that may be meant.
 func (v *nameValue[S]) Set(text string) error {
 	if err := schemas.CheckToken("", text); err != nil && text != v.def {
 		said := strings.TrimPrefix(err.Error(), ": ")

@@ -121,7 +121,7 @@ func setHelp(root *cobra.Command) {
 }
 
 // describeCompletion adds the command 'meander completion' of cobra, which otherwise comes too late for its own help,
-// and describes it as the other commands are.
+// and describes it as the other commands are. It writes where root does by now.
 func describeCompletion(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	c, _, _ := root.Find([]string{"completion"})

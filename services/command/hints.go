@@ -40,7 +40,7 @@ func withArgs(ctx context.Context, given []string) context.Context {
 }
 
 // explainFlag names what was meant by a flag that c does not have: the flag, and the command line with it.
-func explainFlag(c *cobra.Command, name string, near string) string {
+func explainFlag(c *cobra.Command, name, near string) string {
 	names := flagsLike(c.Flags(), name)
 	if near != "" && !strings.HasSuffix(name, "port") {
 		names = []string{near}
@@ -156,7 +156,7 @@ var otherCommands = map[string]string{
 	"describe": "show", "get": "show", "view": "show", "cat": "show", "inspect": "show", "results": "show",
 	"submit": "publish", "send": "publish", "enqueue": "publish", "add": "publish",
 	"check": "doctor", "health": "doctor", "diagnose": "doctor", "score": "rescore", "reward": "rescore",
-	"web": "ui", "dashboard": "ui", "page": "ui", "gui": "ui", "clean": "gc", "prune-store": "gc", "ls": "runs ls", "list": "runs ls",
+	"web": "ui", "dashboard": "ui", "page": "ui", "gui": "ui", "clean": "gc", "ls": "runs ls", "list": "runs ls",
 	"download": "model info", "models": "model", "weights": "policy", "lora": "policy push", "user": "auth",
 }
 

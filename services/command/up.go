@@ -44,10 +44,8 @@ process at once. Stored events are there at the next start.`,
 			}
 			s.Keep = true
 			log, err := a.logger()
-			if err = cmp.Or(err, s.validate(), p.resolveBeside(c.Flags(), s.Sampler.Model)); err != nil {
-				return err
-			}
-			if err := checkAddress(c, "listen", listen, "4222"); err != nil {
+			if err = cmp.Or(err, checkAddress(c, "listen", listen, "4222"), s.validate(),
+				p.resolveBeside(c.Flags(), s.Sampler.Model)); err != nil {
 				return err
 			}
 			if a.natsURL != "" && c.Flags().Changed("listen") {
@@ -83,10 +81,7 @@ process at once. Stored events are there at the next start.`,
 			if conn.member == nil {
 				return serve(c.Context())
 			}
-			where := a.whereToFind(c.Flags(), conn.member.ClientURL(), credentials != "")
-			fmt.Fprintf(c.ErrOrStderr(),
-				"meander is up on %s, store %s\n  publish  meander publish%s --run demo 'a red sign that says "+
-					"\"OPEN\"'\n  watch    meander watch%[3]s --run demo\n", conn.member.ClientURL(), a.store, where)
+			a.sayUp(c, conn.member.ClientURL(), credentials != "")
 			return conn.serveWhenOwner(c.Context(), serve)
 		},
 	}
@@ -104,6 +99,13 @@ process at once. Stored events are there at the next start.`,
 		f.DurationVar(&s.Janitor.Every, "gc-every", s.Janitor.Every, "how often the janitor checks")
 	})
 	return c
+}
+
+// sayUp says where the pipeline is, and how it is used in another terminal.
+func (a *app) sayUp(c *cobra.Command, url string, auth bool) {
+	fmt.Fprintf(c.ErrOrStderr(),
+		"meander is up on %s, store %s\n  publish  meander publish%s --run demo 'a red sign that says \"OPEN\"'\n"+
+			"  watch    meander watch%[3]s --run demo\n", url, a.store, a.whereToFind(c.Flags(), url, auth))
 }
 
 // whereToFind is the flag by which a command in another terminal finds this pipeline: none for the usual store and

@@ -166,6 +166,7 @@ func (k *keptSampler) addNote(say func() []string) {
 	}
 }
 
+// allNotes returns the notes of the sampler that runs.
 func (k *keptSampler) allNotes() (lines []string) {
 	k.mu.Lock()
 	notes := slices.Clone(k.notes)

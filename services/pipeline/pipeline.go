@@ -92,8 +92,8 @@ func (c *Config) share() {
 }
 
 // Run serves with all services until ctx ends and they have drained; then the error is nil. If one service fails, all
-// end, and its error is returned; Config.Keep is the exception. The streams must be set up before (bus.Setup). Metrics go to the default registry
-// of Prometheus.
+// end, and its error is returned; Config.Keep is the exception. The streams must be set up before (bus.Setup). Metrics
+// go to the default registry of Prometheus.
 func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 	boot.SpareGC()
 	c.share()

@@ -254,6 +254,9 @@ func (l *link) raise(done chan struct{}, pause time.Duration) {
 	case same == nil:
 		l.peer = p
 		again = l.losses > 1
+		if p.process != nil {
+			go l.watch(p, p.process)
+		}
 	case l.first == nil:
 		l.final = same
 	case err == nil:
@@ -319,6 +322,15 @@ func (l *link) lose(p *peer, err error) error {
 	}
 	l.discard(p)
 	return err
+}
+
+// watch gives a worker up that ends while nobody calls it, so that the next one is there before it is needed.
+func (l *link) watch(p *peer, process *process) {
+	select {
+	case <-process.ended:
+		l.lose(p, process.why())
+	case <-l.life.Done():
+	}
 }
 
 // count notes a loss: the first one in a row is made good at once, others after a pause that grows. The caller has the

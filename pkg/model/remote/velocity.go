@@ -223,8 +223,8 @@ func (m *Model) EncodeMedia(ctx context.Context, sample model.Media) ([]float32,
 		Name: "media", DType: wire.F32, Shape: []int{size.Frames, size.Height, size.Width, 3},
 		Data: tensor.F32.AppendFloats(nil, pixels),
 	}
-	answer, err := m.call(ctx, oneWork(x.Data, wire.CallEncodeM, size), wire.CallEncodeM, sizeArgs(size), []wire.Tensor{x},
-		nil)
+	answer, err := m.call(ctx, oneWork(x.Data, wire.CallEncodeM, size), wire.CallEncodeM, sizeArgs(size),
+		[]wire.Tensor{x}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("encode image: %w", explain(err))
 	}
