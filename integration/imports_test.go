@@ -239,7 +239,7 @@ var testLayers = map[string][]string{
 	"services/command":             {"pkg/bus/bustest", "pkg/lm/qwen2", "pkg/model/qwenimage/checkpoint"},
 	"pkg/results":                  {"pkg/bus/bustest", "services/pipeline"},
 	"pkg/shards":                   {"pkg/bus/bustest", "services/pipeline"},
-	"services/pipeline":            {"pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
+	"services/pipeline":            {"pkg/bus/bustest", "pkg/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":            {"pkg/bus/bustest"},
 	"services/doctor":              {"pkg/bus/bustest"},
 	"services/ui":                  {"pkg/bus/bustest", "pkg/lora", "pkg/model/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},

@@ -23,7 +23,7 @@ type Presence struct {
 	PolicyVersion *int64 `msgpack:"policy_version,omitempty" range:"0.."`
 	WeightsDigest string `msgpack:"weights_digest,omitempty" size:"0..MaxName"`
 	Loading       *int64 `msgpack:"loading,omitempty" range:"0.."`
-	// Waiting is why a starting sampler serves its lane not yet.
+	// Waiting is why a starting sampler does not serve its lane yet, or why one that serves it makes no samples now.
 	Waiting string `msgpack:"waiting,omitempty" size:"0..MaxText"`
 	// Draining says that it finishes the work in flight and begins no new work.
 	Draining bool `msgpack:"draining,omitempty"`

@@ -12,9 +12,11 @@ const Prefix = "mdr.v1."
 const (
 	HeaderType        = "Mdr-Type"     // e.g. "step/1"
 	HeaderContentType = "Content-Type" // ContentType
-	HeaderTraceparent = "traceparent"  // W3C trace context, handed through
-	HeaderReply       = "Mdr-Reply"    // on a prompt: the inbox that wants a Receipt
-	HeaderOutcome     = "Mdr-Outcome"  // of a trajectory, reward or advantage, for those who only look: its outcome
+	HeaderTraceparent = "traceparent"  // W3C trace context, handed through, as are the next two
+	HeaderTraceState  = "tracestate"
+	HeaderBaggage     = "baggage"
+	HeaderReply       = "Mdr-Reply"   // on a prompt: the inbox that wants a Receipt
+	HeaderOutcome     = "Mdr-Outcome" // of a trajectory, reward or advantage, for those who only look: its outcome
 	ContentType       = "application/msgpack"
 )
 

@@ -65,7 +65,7 @@ func (c Config) Validate() error {
 const (
 	defaultConnectTimeout = 10 * time.Second
 	// headroom is what MaxInline leaves of the payload limit for headers: the server counts them too.
-	headroom = 8 << 10
+	headroom = 16 << 10
 	// apiTimeout bounds one request to the server.
 	apiTimeout = 5 * time.Second
 	// closeTimeout bounds the drain of a closing connection.

@@ -191,7 +191,7 @@ func (w *consumer) addBusyHandlers(n int) {
 func (w *consumer) contextOf(ctx, shutdown context.Context, m *Message) context.Context {
 	log := w.log.With().Str("subject", m.Subject).Uint64("stream_seq", m.Seq).Uint64("delivered", m.Delivered).Logger()
 	ctx = context.WithValue(context.WithValue(ctx, asideKey{}, w), shutdownKey{}, shutdown)
-	return WithTraceparent(log.WithContext(ctx), TraceparentOf(m.Header))
+	return WithTrace(log.WithContext(ctx), TraceOf(m.Header))
 }
 
 // shutdownKey is the key, in the context of a handler, of the context that ends when its consumer stops.

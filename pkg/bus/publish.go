@@ -172,13 +172,6 @@ func header(ctx context.Context, subject, typ, content string) nats.Header {
 	return h
 }
 
-// setTrace adds the trace context of ctx, unless the header has one.
-func setTrace(ctx context.Context, h nats.Header) {
-	if tp := Traceparent(ctx); tp != "" && TraceparentOf(h) == "" {
-		h[schemas.HeaderTraceparent] = []string{tp}
-	}
-}
-
 // publish sends m until it is stored, refused, or ctx ends; all publishes end here. It displaces a wrong message on
 // the subject. Its errors are those of Publish.
 func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, error) {

@@ -9,33 +9,84 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// Trace is the trace context of a message by W3C: traceparent, tracestate and baggage. Each is empty where it has none.
+type Trace struct{ Parent, State, Baggage string }
+
 type traceKey struct{}
 
-// WithTraceparent returns a context whose publishes carry the W3C trace context. The context of a handler has the one
-// of its message already.
+// WithTrace returns a context whose publishes carry a trace context, in place of the one that ctx has. The context of a
+// handler has the one of its message already.
+func WithTrace(ctx context.Context, t Trace) context.Context {
+	if t == TraceIn(ctx) {
+		return ctx
+	}
+	return context.WithValue(ctx, traceKey{}, t)
+}
+
+// WithTraceparent is WithTrace for a traceparent alone; an empty one changes nothing.
 func WithTraceparent(ctx context.Context, traceparent string) context.Context {
 	if traceparent == "" {
 		return ctx
 	}
-	return context.WithValue(ctx, traceKey{}, traceparent)
+	return WithTrace(ctx, Trace{Parent: traceparent})
 }
 
-// Traceparent returns the trace context of ctx; empty: none.
-func Traceparent(ctx context.Context) string {
-	s, _ := ctx.Value(traceKey{}).(string)
-	return s
+// TraceIn returns the trace context of ctx.
+func TraceIn(ctx context.Context) Trace {
+	t, _ := ctx.Value(traceKey{}).(Trace)
+	return t
 }
 
-// TraceparentOf returns the trace header of a message in any spelling: clients in other languages write it in lower
-// case, as the standard recommends, and Go's canonical form differs.
-func TraceparentOf(h nats.Header) string {
-	if v := h[schemas.HeaderTraceparent]; len(v) > 0 {
-		return v[0]
-	}
-	for name, v := range h {
-		if len(v) > 0 && strings.EqualFold(name, schemas.HeaderTraceparent) {
-			return v[0]
+// Traceparent returns the traceparent of ctx; empty: none.
+func Traceparent(ctx context.Context) string { return TraceIn(ctx).Parent }
+
+// maxTraceState and maxBaggage are the bytes that the standard has everybody hand through. Members of a list beyond
+// them are left out, the last ones first: each event of a group carries what is left.
+const (
+	maxTraceparent = 512
+	maxTraceState  = 512
+	maxBaggage     = 8192
+)
+
+// TraceOf returns the trace context of a message, in any spelling of its headers: clients in other languages write them
+// in lower case, as the standard recommends, and Go's canonical form differs.
+func TraceOf(h nats.Header) (t Trace) {
+	for name, values := range h {
+		switch {
+		case len(values) == 0:
+		case strings.EqualFold(name, schemas.HeaderTraceparent):
+			t.Parent = within(values[:1], maxTraceparent)
+		case strings.EqualFold(name, schemas.HeaderTraceState):
+			t.State = within(values, maxTraceState)
+		case strings.EqualFold(name, schemas.HeaderBaggage):
+			t.Baggage = within(values, maxBaggage)
 		}
 	}
-	return ""
+	return t
+}
+
+// within joins the values of a header to one list of at most so many bytes.
+func within(values []string, most int) string {
+	list := strings.Join(values, ",")
+	for len(list) > most {
+		list = list[:max(0, strings.LastIndexByte(list, ','))]
+	}
+	return list
+}
+
+// TraceparentOf returns the traceparent of a message.
+func TraceparentOf(h nats.Header) string { return TraceOf(h).Parent }
+
+// setTrace adds the trace context of ctx to a header: what it lacks. The state belongs to its traceparent.
+func setTrace(ctx context.Context, h nats.Header) {
+	t, own := TraceIn(ctx), TraceOf(h)
+	if t.Parent != "" && own.Parent == "" {
+		h[schemas.HeaderTraceparent] = []string{t.Parent}
+		if t.State != "" && own.State == "" {
+			h[schemas.HeaderTraceState] = []string{t.State}
+		}
+	}
+	if t.Baggage != "" && own.Baggage == "" {
+		h[schemas.HeaderBaggage] = []string{t.Baggage}
+	}
 }

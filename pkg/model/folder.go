@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -64,13 +65,22 @@ func (e *UnknownError) And(other *UnknownError) *UnknownError {
 	return &UnknownError{Name: e.Name, Files: files, Known: slices.Compact(known), Tried: e.Tried}
 }
 
+// Error says what the model must be, where it was looked for, and how one of the hub is got.
 func (e *UnknownError) Error() string {
 	must := "a folder with a " + strings.Join(e.Files, " or a ")
 	if len(e.Known) > 0 {
 		must = "one of " + strings.Join(e.Known, ", ") + ", or " + must
 	}
-	return fmt.Sprintf("model %q: %v; must be %s; looked in %s", e.Name, ErrUnknown, must, strings.Join(e.Tried, ", "))
+	said := fmt.Sprintf("model %q: %v; must be %s; looked in %s", e.Name, ErrUnknown, must, strings.Join(e.Tried, ", "))
+	if hubName.MatchString(e.Name) {
+		said += fmt.Sprintf("; a model of the Hugging Face hub is fetched with 'hf download %s --local-dir %s', and "+
+			"then called --model ./%[2]s", e.Name, filepath.Base(e.Name))
+	}
+	return said
 }
+
+// hubName matches the name of a model on the Hugging Face hub: owner and model.
+var hubName = regexp.MustCompile(`^[A-Za-z0-9][\w.-]*/[\w.-]+$`)
 
 func (e *UnknownError) Unwrap() error { return ErrUnknown }
 

@@ -303,6 +303,12 @@ var ErrLatents = errors.New("latents that the model cannot compute")
 // again.
 var ErrWeights = errors.New("the weights cannot be loaded")
 
+// ErrAway is wrapped by the error of a model that another process computes, while that cannot be reached.
+var ErrAway = errors.New("the model cannot be computed now")
+
+// ErrKills is wrapped by the error of a call in which the process that computes the model ended each time; others work.
+var ErrKills = errors.New("what computes the model is lost each time")
+
 // MaxSigma is the largest sigma of a row: 1 plus the rounding errors of a schedule. Package flow
 // makes such schedules and defines the same value.
 const MaxSigma = 1 + 1.0/(1<<19)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -239,7 +240,8 @@ func (p *Pool[S]) wake() {
 
 // Acquire waits for a server that can be used and has few enough requests, and takes the one with the fewest. It takes
 // that of a lease that has failed only if no other is free; nil: no lease has. The server has the weights of a name:
-// one that has others is switched when it works on nothing. The error is ErrAway, ErrWeights, or that of ctx.
+// one that has others is switched when it works on nothing. The error is ErrAway, which is Paused if a server is,
+// ErrWeights, or that of ctx.
 func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S], weights string) (*Lease[S], error) {
 	for {
 		p.mu.Lock()
@@ -261,8 +263,9 @@ func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S], weights string)
 			continue
 		}
 		p.drain(weights)
-		changed, outs, refusals := p.changed, []string(nil), []error(nil)
+		changed, outs, refusals, paused := p.changed, []string(nil), []error(nil), false
 		for _, m := range p.members {
+			paused = paused || Paused(m.out)
 			switch {
 			case m.out != nil:
 				outs = append(outs, fmt.Sprintf("%s: %v", m.server, m.out))
@@ -275,7 +278,11 @@ func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S], weights string)
 			return nil, fmt.Errorf("%w: %w", ErrWeights, errors.Join(refusals...))
 		}
 		if len(outs) == len(p.members) {
-			return nil, fmt.Errorf("%w: %s", ErrAway, strings.Join(outs, "; "))
+			why := errors.New(strings.Join(outs, "; "))
+			if paused {
+				why = &StatusError{Status: http.StatusServiceUnavailable, Err: why, Paused: true}
+			}
+			return nil, fmt.Errorf("%w: %w", ErrAway, why)
 		}
 		select {
 		case <-changed:

@@ -38,6 +38,14 @@ var (
 type StatusError struct {
 	Status int
 	Err    error
+	// Paused says that the server takes no requests until it is told to go on, as vLLM does while weights change.
+	Paused bool
+}
+
+// NewStatusError returns the error for an answer with a status, which said what err says in short.
+func NewStatusError(status int, said []byte, err error) *StatusError {
+	paused := status == http.StatusServiceUnavailable && bytes.Contains(bytes.ToLower(said), []byte("paused"))
+	return &StatusError{Status: status, Err: err, Paused: paused}
 }
 
 // Error says what the server said.
@@ -55,11 +63,17 @@ func permanent(status int) bool {
 		status != http.StatusRequestTimeout && status != http.StatusConflict
 }
 
+// Paused reports whether an error says that the server is paused.
+func Paused(err error) bool {
+	r, ok := errors.AsType[*StatusError](err)
+	return ok && r.Paused
+}
+
 // Overloaded reports whether an error says that the server has more to do than it can.
 func Overloaded(err error) bool {
 	r, ok := errors.AsType[*StatusError](err)
-	return errors.Is(err, ErrSilent) ||
-		ok && (r.Status == http.StatusTooManyRequests || r.Status == http.StatusServiceUnavailable)
+	return errors.Is(err, ErrSilent) && !Paused(err) ||
+		ok && !r.Paused && (r.Status == http.StatusTooManyRequests || r.Status == http.StatusServiceUnavailable)
 }
 
 // Split splits NAME=URL, and checks that URL is that of a server, over HTTP. base has no slash at its end.
@@ -139,7 +153,8 @@ func (c *Client) Do(ctx context.Context, method, path string, body any) (*http.R
 	}
 	defer resp.Body.Close()
 	said, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-	return nil, &StatusError{resp.StatusCode, fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, Reason(said))}
+	return nil, NewStatusError(resp.StatusCode, said, fmt.Errorf("%s %s: %s: %s", method, path, resp.Status,
+		Reason(said)))
 }
 
 // Ask sends a request that needs no computation, and decodes its JSON answer into v, unless v is nil.

@@ -187,7 +187,7 @@ func serverError(data []byte, raw json.RawMessage) error {
 	}
 	err := fmt.Errorf("%w: %s", ErrGarbage, remotehttp.Reason(data))
 	if json.Unmarshal(raw, &in) == nil {
-		return &remotehttp.StatusError{Status: in.Code, Err: err}
+		return remotehttp.NewStatusError(in.Code, data, err)
 	}
 	return err
 }

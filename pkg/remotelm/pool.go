@@ -26,6 +26,8 @@ type Pool struct {
 	mu       sync.Mutex
 	first    *Server           // the first that could be used; nil: none yet
 	adapters map[string]string // the folders of those that each server must have loaded, by name
+	// rechecked is when a request that waits for a paused server last had the servers checked.
+	rechecked time.Time
 }
 
 // member is one server of a pool.
@@ -167,14 +169,16 @@ const maxFailures = 4
 
 // Stream draws tokens until the answer ends, ctx is done, or the caller stops; a caller that stops early releases
 // the request on the server. An error ends the stream; if it wraps ErrRefused it says what to change, and ErrAway that
-// no server can be used. A stream that breaks off continues from its tokens so far, at another server if there is one,
-// with another seed: a server cannot restore the state of its random numbers.
+// no server can be used. A paused server is waited for, as long as the patience. A stream that breaks off continues
+// from its tokens so far, at another server if there is one, with another seed: a server cannot restore the state of
+// its random numbers.
 func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		begin, failed := len(r.IDs), 0
 		var broken *remotehttp.Lease[*member]
 		var weights []Span
 		r.IDs = slices.Clone(r.IDs)
+		pauses := pauses{pool: p}
 		for again := uint64(0); ; again++ {
 			drawn := len(r.IDs) - begin
 			next := r
@@ -197,8 +201,17 @@ func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 				stopped = (len(c.Tokens) > 0 || c.Finish != "") && !yield(c, nil)
 				return !stopped
 			})
+			if !stopped && pauses.await(ctx, err, len(r.IDs)) {
+				if len(r.IDs)-begin == drawn {
+					again-- // it is asked for as before
+				}
+				continue
+			}
 			switch {
 			case stopped || err == nil:
+				return
+			case ctx.Err() == nil && remotehttp.Paused(err):
+				yield(Chunk{}, fmt.Errorf("%w: paused for %v: %w", ErrAway, p.config.Patience, err))
 				return
 			case ctx.Err() != nil, errors.Is(err, ErrAway), errors.Is(err, ErrRefused) && p.uses(broken.Server):
 				yield(Chunk{}, err)
@@ -243,6 +256,8 @@ func (p *Pool) send(
 		switch {
 		case ctx.Err() != nil:
 			l.Done(ctx.Err())
+		case remotehttp.Paused(err):
+			l.Out(err)
 		case lost(err, r), (disconnected(err) || shutOut(err)) && len(p.pool.Servers()) > 1:
 			l.Out(err)
 		default:
@@ -251,9 +266,59 @@ func (p *Pool) send(
 	}()
 	s := l.Server.server()
 	if err = s.generate(l.Context, r, s.topCount(), func(e event) bool { return each(s, e) }); err != nil {
+		if remotehttp.Overloaded(err) && ctx.Err() == nil && s.dialect.paused(ctx, s) {
+			paused := fmt.Errorf("it is paused: %w", err)
+			err = &remotehttp.StatusError{Status: http.StatusServiceUnavailable, Err: paused, Paused: true}
+		}
 		err = fmt.Errorf("%s: %w", l.Server, err)
 	}
 	return l, err
+}
+
+// pauses waits for servers that are paused, for a request.
+type pauses struct {
+	pool  *Pool
+	since time.Time // no server has taken the request; zero: one has
+	wait  time.Duration
+	ids   int // of the sequence then
+}
+
+// await waits a while after a server said that it is paused, and finds out whether it still is. It returns false where
+// the request cannot go on: after another error, at the end of ctx, or when no server has taken it for the patience.
+func (w *pauses) await(ctx context.Context, err error, ids int) bool {
+	c := &w.pool.config
+	paused := remotehttp.Paused(err)
+	if !paused && (w.since.IsZero() || !errors.Is(err, ErrAway)) {
+		w.since = time.Time{}
+		return false
+	}
+	if w.since.IsZero() || ids > w.ids {
+		w.since, w.wait, w.ids = time.Now(), c.Pause, ids
+	}
+	if time.Since(w.since) > c.Patience {
+		return false
+	}
+	select {
+	case <-time.After(w.wait):
+	case <-ctx.Done():
+		return false
+	}
+	w.wait = min(2*w.wait, 10*c.Pause)
+	w.pool.recheck(ctx)
+	return true
+}
+
+// recheck is Check, unless that was done a moment ago.
+func (p *Pool) recheck(ctx context.Context) {
+	p.mu.Lock()
+	recent := time.Since(p.rechecked) < p.config.Pause
+	if !recent {
+		p.rechecked = time.Now()
+	}
+	p.mu.Unlock()
+	if !recent {
+		_ = p.Check(ctx) // why a server is not used, Acquire says
+	}
 }
 
 // uses reports whether a server can be used.

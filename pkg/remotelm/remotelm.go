@@ -166,6 +166,8 @@ type dialect interface {
 	parseEvent(f Facts, data []byte, before []int32) (event, error)
 	// adapterRoutes says how the server takes adapters.
 	adapterRoutes() adapterRoutes
+	// paused reports whether the server says that it is paused.
+	paused(ctx context.Context, s *Server) bool
 	// release makes the server drop a request whose stream is closed before its end.
 	release(s *Server, id string)
 }

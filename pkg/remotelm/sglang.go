@@ -38,6 +38,9 @@ func (sglang) release(s *Server, id string) {
 	}()
 }
 
+// paused implements dialect: a paused server keeps requests, and has no route that says so.
+func (sglang) paused(context.Context, *Server) bool { return false }
+
 // discover asks for the release, the length limit and the model.
 func (sglang) discover(ctx context.Context, s *Server, f *Facts) error {
 	var server struct {

@@ -33,6 +33,14 @@ func (vllm) processedKind() string { return Processed }
 
 func (vllm) release(*Server, string) {}
 
+// paused asks a server in development mode; others do not have the route.
+func (vllm) paused(ctx context.Context, s *Server) bool {
+	var is struct {
+		Paused bool `json:"is_paused"`
+	}
+	return s.http.Ask(ctx, http.MethodGet, "/is_paused", nil, &is) == nil && is.Paused
+}
+
 // discover asks for the release, and for the first model that is not an adapter.
 func (vllm) discover(ctx context.Context, s *Server, f *Facts) error {
 	var version struct {

@@ -151,13 +151,39 @@ func VerdictName(name string) string {
 	return instance
 }
 
+// readyWorkers are the functions of meander-scorer, by what they are also called.
+var readyWorkers = map[string]string{
+	"pickscore": "pickscore", "pick": "pickscore", "hpsv2": "hpsv2", "hps": "hpsv2", "hpsv21": "hpsv2",
+	"hpsv3": "hpsv3", "imagereward": "imagereward", "aesthetic": "aesthetic", "aestheticscore": "aesthetic", "clipscore": "clipscore",
+	"clip": "clipscore", "geneval": "geneval", "judge": "judge", "vlm": "judge", "vqa": "judge",
+}
+
+// Hint says what may be meant by an unknown kind, before what it must be: a function that a worker computes, or those
+// that contain it; empty: nothing.
+func Hint(name string) string {
+	plain := strings.NewReplacer("_", "", "-", "", ".", "", " ", "").Replace(strings.ToLower(name))
+	if worker := readyWorkers[plain]; worker != "" {
+		return fmt.Sprintf("a worker computes it: start 'meander-scorer %s', and write nats:%[1]s; else it ", worker)
+	}
+	var near []string
+	for _, kind := range Kinds() {
+		if len(plain) > 2 && strings.Contains(strings.ReplaceAll(kind, "_", ""), plain) {
+			near = append(near, kind)
+		}
+	}
+	if len(near) == 0 {
+		return ""
+	}
+	return "did you mean " + strings.Join(near, " or ") + "? "
+}
+
 // findKind returns the kind and the instance that a name asks for. Errors are those of SplitName.
 func findKind(name string) (kind, string, error) {
 	base, instance, split := strings.Cut(name, ":")
 	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == base })
 	switch {
 	case i < 0:
-		return kind{}, "", fmt.Errorf("name: %q; must be one of %s", name, strings.Join(Kinds(), ", "))
+		return kind{}, "", fmt.Errorf("name: %q; %smust be one of %s", name, Hint(base), strings.Join(Kinds(), ", "))
 	case kinds[i].instance == "" && split:
 		return kind{}, "", fmt.Errorf("name %q: %s has no instances, leave out %q", name, base, ":"+instance)
 	case kinds[i].instance != "" && instance == "" && (split || !kinds[i].alone):

@@ -514,6 +514,8 @@ func messageOf(c channel) message {
 					Description: "deduplication id: the subject without \"" + schemas.Prefix + "\"",
 				}},
 				{schemas.HeaderTraceparent, headerSchema{Type: "string", Description: "W3C trace context"}},
+				{schemas.HeaderTraceState, headerSchema{Type: "string", Description: "W3C trace context, 512 bytes"}},
+				{schemas.HeaderBaggage, headerSchema{Type: "string", Description: "W3C baggage, 8192 bytes"}},
 			},
 		},
 	}

@@ -187,6 +187,7 @@ func (w *worker) closeBatchIfReady(ctx context.Context, b *batch, caughtUp time.
 // publishUncounted stores the result of a group that does not count. If the group's rules ask for another group in
 // its place, and tooLate is false, it requests that one. After an error, a temporary one, the caller tries again.
 func (w *worker) publishUncounted(ctx context.Context, g *group, a *schemas.Advantage, tooLate bool) error {
+	ctx = bus.WithTrace(ctx, g.trace)
 	if err := w.planRefill(ctx, g, a, tooLate); err != nil {
 		return err
 	}
@@ -239,7 +240,7 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 	if partial {
 		e.Status = schemas.StatusPartial
 	}
-	_, err := w.bus.Publish(ctx, e)
+	_, err := w.bus.Publish(bus.WithTrace(ctx, traceOf(groups)), e)
 	switch {
 	case permanent(err):
 		for _, g := range oldestFirst(b.groups) { // a later try would fail as well
@@ -269,10 +270,21 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 	return nil
 }
 
+// traceOf returns the trace context of a batch: that of the first of its groups, by uid, which has one.
+func traceOf(groups []*group) (t bus.Trace) {
+	first := schemas.UID("")
+	for _, g := range groups {
+		if g.trace != (bus.Trace{}) && (first == "" || g.uid < first) {
+			t, first = g.trace, g.uid
+		}
+	}
+	return t
+}
+
 // storeLateResult stores the result of a group that came after its batch had closed.
 func (w *worker) storeLateResult(ctx context.Context, g *group) error {
 	late := g.lateResult()
-	a, err := w.publishAndWait(ctx, late)
+	a, err := w.publishAndWait(bus.WithTrace(ctx, g.trace), late)
 	switch {
 	case permanent(err):
 		return w.deadLetterGroup(ctx, g, late, err)

@@ -23,6 +23,8 @@ type group struct {
 	cancelled error
 	// refused is why intake refused the prompt; empty: it did not.
 	refused string
+	// trace is the trace context of its prompt.
+	trace bus.Trace
 	// spec is the group as its record describes it.
 	spec    *schemas.Group
 	samples []sample // by index

@@ -14,6 +14,7 @@ import (
 // other errors the server delivers the message again.
 func (w *worker) handleMessage(ctx context.Context, m *bus.Message) {
 	w.deliveries.Received(m)
+	ctx = bus.WithTrace(ctx, bus.TraceOf(m.Header))
 	var err error
 	if schemas.IsOpening(m.Subject) {
 		err = w.handleOpening(ctx, m)
@@ -154,6 +155,7 @@ func (w *worker) openGroup(ctx context.Context, r *schemas.Opening, opened time.
 		}
 	}
 	g := newGroup(r, opened)
+	g.trace = bus.TraceIn(ctx)
 	w.applyControl(g)
 	w.groups[g.key()] = g
 	w.unconfirmed = append(w.unconfirmed, unconfirmed{g, time.Now()})
@@ -278,6 +280,7 @@ func (w *worker) closeIfStored(ctx context.Context, g *group) error {
 	if err != nil {
 		return err
 	}
+	ctx = bus.WithTrace(ctx, g.trace)
 	if a.RefilledBy != "" {
 		// The worker that stored the result may have died before it asked for the other group.
 		if err := w.requestRefill(ctx, g.run, g.spec.PromptSeq, a); err != nil {

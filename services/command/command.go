@@ -99,9 +99,10 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	root.SetIn(stdin)
 	root.SetOut(out)
 	root.SetErr(&output{Writer: stderr})
+	describeCompletion(root)
 	err := checkHelp(root, args)
 	if err == nil {
-		err = root.ExecuteContext(ctx)
+		err = root.ExecuteContext(withArgs(ctx, args))
 	}
 	if out.err != nil && !errors.Is(err, out.err) {
 		present.Lines(stderr, fmt.Sprintf("meander: stdout: %v; this output is lost, stored events are not", out.err))

@@ -65,7 +65,12 @@ func (r *rewardFlags) rewardSpecs() ([]any, error) {
 			if !slices.ContainsFunc(scorer.Kinds(), func(k string) bool {
 				return k == kind || strings.HasPrefix(k, kind+":")
 			}) {
-				errs = append(errs, oneOf(flag, name, scorer.Kinds()))
+				err := oneOf(flag, name, scorer.Kinds())
+				if hint := scorer.Hint(kind); hint != "" {
+					err = fmt.Errorf("--%s: %q; %smust be one of %s", flag, name, hint,
+						strings.Join(scorer.Kinds(), ", "))
+				}
+				errs = append(errs, err)
 			} else if _, _, err := scorer.SplitName(name); err != nil {
 				errs = append(errs, fmt.Errorf("--%s: %w", flag, err))
 			}

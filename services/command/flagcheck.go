@@ -149,9 +149,14 @@ type nameValue[S ~string] struct {
 func (v *nameValue[S]) String() string { return string(*v.to) }
 func (v *nameValue[S]) Type() string   { return "string" }
 
+// Set takes a name; it refuses another text, with the name that may be meant.
 func (v *nameValue[S]) Set(text string) error {
 	if err := schemas.CheckToken("", text); err != nil && text != v.def {
-		return errors.New(strings.TrimPrefix(err.Error(), ": "))
+		said := strings.TrimPrefix(err.Error(), ": ")
+		if name := repairedName(text); name != "" {
+			said += ", such as " + name
+		}
+		return errors.New(said)
 	}
 	*v.to = S(text)
 	return nil

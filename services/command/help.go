@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -113,11 +112,39 @@ func setHelp(root *cobra.Command) {
 	root.SetUsageTemplate(usageTemplate)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		said := boot.FlagError(err, c.Flags(), flagNames)
-		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && errors.Is(err, said) {
-			said = fmt.Errorf("%w%s", err, commandsWithFlag(c, unknown.GetSpecifiedName()))
+		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+			name := unknown.GetSpecifiedName()
+			said = fmt.Errorf("%w%s", err, explainFlag(c, name, boot.NearFlag(name, c.Flags(), flagNames)))
 		}
 		return usage(fmt.Errorf("%w\nSee '%s --help'", said, c.CommandPath()))
 	})
+}
+
+// describeCompletion adds the command 'meander completion' of cobra, which otherwise comes too late for its own help,
+// and describes it as the other commands are. It writes where root does by now.
+func describeCompletion(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	c, _, _ := root.Find([]string{"completion"})
+	c.Short = "print a script that completes commands and flags in your shell"
+	c.Long = "completion prints a script for a shell. The help of each shell says where it goes."
+	c.Example = "  source <(meander completion bash)    # for this shell; a line of ~/.bashrc for all"
+	c.Args, c.RunE = args(noSuchCommand), func(c *cobra.Command, _ []string) error { return c.Help() }
+	for _, shell := range c.Commands() {
+		shell.Short = "print the script for " + shell.Name()
+		shell.Long = ""
+		shell.Example = completionExamples[shell.Name()]
+	}
+}
+
+// completionExamples say for each shell how it gets the script, now and each time that it starts.
+var completionExamples = map[string]string{
+	"bash": `  source <(meander completion bash)    # needs the package bash-completion
+  meander completion bash > ~/.local/share/bash-completion/completions/meander`,
+	"zsh": `  source <(meander completion zsh)    # after: autoload -U compinit; compinit
+  meander completion zsh > "${fpath[1]}/_meander"`,
+	"fish": `  meander completion fish | source
+  meander completion fish > ~/.config/fish/completions/meander.fish`,
+	"powershell": `  meander completion powershell | Out-String | Invoke-Expression    # or a line of your profile`,
 }
 
 // commandsWithFlag names, for an error about an unknown flag, the commands that have it; "" if none has it. setHelp
@@ -177,12 +204,8 @@ func noSuchCommand(c *cobra.Command, given []string) error {
 		return nil
 	}
 	hint := ""
-	var names []string
-	for _, sub := range c.Commands() {
-		names = append(names, sub.Name())
-	}
-	if name := schemas.Nearest(given[0], names); name != "" {
-		hint = fmt.Sprintf("; did you mean '%s %s'?", c.CommandPath(), name)
+	if paths := commandsLike(c, given[0]); len(paths) > 0 {
+		hint = "; did you mean '" + strings.Join(paths, "' or '") + "'?"
 	}
 	return fmt.Errorf("%s has no command %q%s", c.CommandPath(), given[0], hint)
 }

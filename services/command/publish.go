@@ -26,6 +26,7 @@ func publishCommand(a *app) *cobra.Command {
 	var wait time.Duration
 	c := &cobra.Command{
 		Use:   "publish [PROMPT ...]",
+		Args:  quotedPrompts,
 		Short: "send prompts to a running pipeline and print intake's answers",
 		Long: `publish sends prompts to a pipeline that runs elsewhere (meander up, or the four services). It waits
 for intake's answer to each prompt: accepted, or refused with the reason. The pipeline then makes the

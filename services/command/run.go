@@ -30,6 +30,7 @@ func runCommand(a *app) *cobra.Command {
 	r := &runner{app: a, services: defaultServices()}
 	c := &cobra.Command{
 		Use:   "run [PROMPT ...]",
+		Args:  quotedPrompts,
 		Short: "make rollouts for prompts, wait, and print rewards and advantages",
 		Long: `run sends prompts through the pipeline and waits for the results. It shows a progress bar, then a
 table of groups with rewards and advantages. It writes a folder with the images, a contact sheet for

@@ -14,6 +14,7 @@ import (
 	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/sampler"
 	"github.com/meander-rl/meander/services/ui"
 )
@@ -40,8 +41,10 @@ process at once. Stored events are there at the next start.`,
 			if !c.Flags().Changed("log-level") {
 				a.logLevel = envOr("MEANDER_LOG_LEVEL", "info")
 			}
+			s.Keep = true
 			log, err := a.logger()
-			if err = cmp.Or(err, s.validate(), p.resolveBeside(c.Flags(), s.Sampler.Model)); err != nil {
+			if err = cmp.Or(err, checkAddress(c, "listen", listen, "4222"), s.validate(),
+				p.resolveBeside(c.Flags(), s.Sampler.Model)); err != nil {
 				return err
 			}
 			if a.natsURL != "" && c.Flags().Changed("listen") {
@@ -76,9 +79,7 @@ process at once. Stored events are there at the next start.`,
 			if conn.member == nil {
 				return serve(c.Context())
 			}
-			fmt.Fprintf(c.ErrOrStderr(),
-				"meander is up on %s, store %s\n  publish  meander publish --run demo 'a red sign that says "+
-					"\"OPEN\"'\n  watch    meander watch --run demo\n", conn.member.ClientURL(), a.store)
+			a.sayUp(c, conn.member.ClientURL(), credentials != "")
 			return conn.serveWhenOwner(c.Context(), serve)
 		},
 	}
@@ -96,6 +97,25 @@ process at once. Stored events are there at the next start.`,
 		f.DurationVar(&s.Janitor.Every, "gc-every", s.Janitor.Every, "how often the janitor checks")
 	})
 	return c
+}
+
+// sayUp says where the pipeline is, and how it is used in another terminal.
+func (a *app) sayUp(c *cobra.Command, url string, auth bool) {
+	fmt.Fprintf(c.ErrOrStderr(),
+		"meander is up on %s, store %s\n  publish  meander publish%s --run demo 'a red sign that says \"OPEN\"'\n"+
+			"  watch    meander watch%[3]s --run demo\n", url, a.store, a.whereToFind(c.Flags(), url, auth))
+}
+
+// whereToFind is the flag by which a command in another terminal finds this pipeline: none for the usual store and
+// address.
+func (a *app) whereToFind(f *pflag.FlagSet, url string, auth bool) string {
+	switch {
+	case f.Changed("store"):
+		return " --store " + present.ShellWord(a.store)
+	case f.Changed("listen") && !auth && a.token == "":
+		return " --nats " + url
+	}
+	return ""
 }
 
 // useCredentials makes the embedded server accept only the users of a credentials folder. It gives s the certificate,

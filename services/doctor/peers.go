@@ -266,11 +266,15 @@ func checkPresent(ctx context.Context, o *Options, say *notes) map[schemas.Lane]
 	served := map[schemas.Lane]bool{}
 	for _, p := range present {
 		if p.Service == schemas.ServiceStarting {
-			say.add(Warning, "start the server, or change --engine", "%s of lane %s is not up yet: %s", p.Instance,
+			say.add(Warning, "start what it waits for, or change --engine", "%s of lane %s is not up: %s", p.Instance,
 				p.Lane, p.Waiting)
 			continue
 		}
 		served[p.Lane] = true
+		if p.Waiting != "" {
+			say.add(Warning, "see its log; it goes on by itself", "%s of lane %s makes no samples now: %s", p.Instance,
+				p.Lane, p.Waiting)
+		}
 		for _, m := range p.Missing {
 			say.add(OK, "", "%s is without %s: %s", p.Instance, m.Name, m.Reason)
 		}

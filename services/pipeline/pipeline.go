@@ -39,6 +39,9 @@ type Config struct {
 	Replicas int
 	// AckWait is how long the server waits for a heartbeat before it delivers work again.
 	AckWait time.Duration
+	// Keep has a sampler that has served, and fails, begin again after a pause that grows: its lane waits, and all
+	// else goes on. Without it, as in a command that ends, the failure ends all services.
+	Keep bool
 	// DiskFree returns how many bytes of the server's disk are free; nil: not known.
 	DiskFree func() (int64, error)
 	// Health adds a condition of readiness; it may be nil.
@@ -89,8 +92,8 @@ func (c *Config) share() {
 }
 
 // Run serves with all services until ctx ends and they have drained; then the error is nil. If one service fails, all
-// end, and its error is returned. The streams must be set up before (bus.Setup). Metrics go to the default registry
-// of Prometheus.
+// end, and its error is returned; Config.Keep is the exception. The streams must be set up before (bus.Setup). Metrics
+// go to the default registry of Prometheus.
 func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 	boot.SpareGC()
 	c.share()
@@ -116,8 +119,12 @@ func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 			})
 		}
 		serve("intake", intake.Summary, func(log zerolog.Logger) error { return intake.Run(work, c.Intake, b, log) })
-		serve("sampler", sampler.Summary,
-			func(log zerolog.Logger) error { return sampler.Run(work, c.Sampler, b, log) })
+		serve("sampler", sampler.Summary, func(log zerolog.Logger) error {
+			if c.Keep {
+				return keepSampling(work, c, b, log)
+			}
+			return sampler.Run(work, c.Sampler, b, log)
+		})
 		serve("reward", reward.Summary, func(log zerolog.Logger) error { return reward.Run(work, c.Reward, b, log) })
 		serve("advantage", advantage.Summary,
 			func(log zerolog.Logger) error { return advantage.Run(work, c.Advantage, b, log) })

@@ -1,6 +1,7 @@
 package sampler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -188,7 +189,7 @@ func (c Config) Validate() error {
 // torch returns the settings of workers that compute the network of an image model.
 func (c Config) torch() models.Torch {
 	return models.Torch{
-		Address: c.Engine, Compute: c.Compute, Key: c.EngineKey, Patience: c.EnginePatience, Ready: c.Health,
+		Address: c.Engine, Compute: c.Compute, Key: c.EngineKey, Patience: c.EnginePatience, Ready: c.ready(),
 		Waiting: c.Waiting, Spare: c.Spare, Compile: c.Compile, VAETiling: c.VAETiling,
 		TextEncoderDevice: c.TextEncoderDevice,
 	}
@@ -198,7 +199,23 @@ func (c Config) torch() models.Torch {
 func (c Config) server() models.Server {
 	return models.Server{
 		Address: c.Engine, Patience: c.EnginePatience, Key: c.EngineKey, Concurrency: c.EngineConcurrency,
-		Adapters: c.EngineAdapters, Ready: c.Health, Waiting: c.Waiting,
+		Adapters: c.EngineAdapters, Ready: c.ready(), Waiting: c.Waiting,
+	}
+}
+
+// ready is Health, where conditions say of which lane they are.
+func (c Config) ready() func(name string, check func() error) {
+	if c.Health == nil {
+		return nil
+	}
+	lane := cmp.Or(c.Lane, schemas.Lane(model.NameOf(c.Model)))
+	return func(name string, check func() error) {
+		c.Health(name, func() error {
+			if err := check(); err != nil {
+				return fmt.Errorf("lane %s: %w", lane, err)
+			}
+			return nil
+		})
 	}
 }
 

@@ -10,14 +10,15 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/weights"
 )
 
 // waits are the errors of requests that are put back because they wait for something: a parent, weights, the server
-// that draws, or another sampler.
-var waits = []error{errParentPending, errStopping, weights.ErrPolicyPending, engine.ErrAway}
+// or the worker that makes samples, or another sampler.
+var waits = []error{errParentPending, errStopping, weights.ErrPolicyPending, engine.ErrAway, model.ErrAway}
 
 // handle makes the sample of one request and stores its trajectory. A request that waits for something is put back;
 // one that is not valid is a dead letter. After other errors it is not acknowledged and comes again; the steps so far
@@ -71,6 +72,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	}
 	if slices.ContainsFunc(waits, func(w error) bool { return errors.Is(err, w) }) {
 		return putBack(ctx, m, err)
+	}
+	if errors.Is(err, model.ErrKills) {
+		return bus.Terminal(schemas.CodeFailed, err)
 	}
 	if err != nil {
 		return err

@@ -107,7 +107,11 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	}
 	s.cfg.Instance = cmp.Or(cfg.Instance, s.defaultInstance())
 	for i, p := range opened.All {
-		s.workers = append(s.workers, &worker{id: p.ID, index: i, queue: newQueue[*attempt]()})
+		w := &worker{id: p.ID, index: i, queue: newQueue[*attempt]()}
+		if n, ok := p.Network.(interface{ Away() error }); ok {
+			w.away = n.Away
+		}
+		s.workers = append(s.workers, w)
 	}
 	defer metrics.registerDevices(opened)()
 	defer metrics.registerServers(network)()

@@ -50,6 +50,7 @@ type worker struct {
 	queue *queue[*attempt]
 	load  atomic.Int64 // attempts that were given to it
 	lost  atomic.Bool  // its device computes no more
+	away  func() error // why another process, which computes, cannot be reached now; nil: none does
 }
 
 // attempt is one try at one sample. The handler makes and finishes it; while it is queued or active the scheduler owns

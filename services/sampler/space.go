@@ -25,7 +25,21 @@ func (s *service) presence() *schemas.Presence {
 		Draining:      s.stopping(),
 		PolicyVersion: &serving.PolicyVersion, WeightsDigest: serving.WeightsDigest, Loading: loading,
 		Backend: s.network.Backend(), Evaluation: s.metrics.newest.Load(), Making: s.making.list(),
+		Waiting: s.waiting(),
 	}
+}
+
+// waiting says why no device makes samples now; empty: one does.
+func (s *service) waiting() string {
+	var why error
+	for _, w := range s.workers {
+		err := w.why()
+		if err == nil {
+			return ""
+		}
+		why = err
+	}
+	return why.Error()
 }
 
 // instance returns the sampler's unique name: a configured name gets the token behind it, so that two samplers with

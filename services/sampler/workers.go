@@ -12,13 +12,16 @@ import (
 	"github.com/meander-rl/meander/services/sampler/weights"
 )
 
-// chooseWorker returns the worker with the fewest attempts among those whose device works. The attempt calls the
-// function when it leaves the worker. An error says that no device is left.
+// chooseWorker returns the worker with the fewest attempts among those whose device works, or may come back. The
+// attempt calls the function when it leaves the worker. An error says that no device is left.
 func (s *service) chooseWorker() (*worker, func(), error) {
 	var best *worker
+	bestAway := false
 	for _, c := range s.workers {
-		if !c.lost.Load() && (best == nil || c.load.Load() < best.load.Load()) {
-			best = c
+		away := c.why() != nil
+		if !c.lost.Load() && (best == nil || bestAway && !away ||
+			bestAway == away && c.load.Load() < best.load.Load()) {
+			best, bestAway = c, away
 		}
 	}
 	if best == nil {
@@ -26,6 +29,14 @@ func (s *service) chooseWorker() (*worker, func(), error) {
 	}
 	best.load.Add(1)
 	return best, func() { best.load.Add(-1) }, nil
+}
+
+// why says why a worker cannot make samples now; nil: it can.
+func (c *worker) why() error {
+	if c.away == nil {
+		return nil
+	}
+	return c.away()
 }
 
 // engineOf returns the engine of a worker for weights. An error says that its device was lost before they were loaded.

@@ -271,8 +271,14 @@ func systemWaits(x *System, faults []bus.Fault) []view.Wait {
 	}
 	runs := map[string]bool{}
 	for _, p := range x.Present {
-		if runs[p.Service] = true; p.Starting != "" {
+		runs[p.Service] = true
+		switch {
+		case p.Starting == "":
+		case p.Service == schemas.ServiceStarting:
 			waits = append(waits, view.Wait{Says: fmt.Sprintf("a sampler of lane %s starts, and waits: %s", p.Lane,
+				p.Starting)})
+		default:
+			waits = append(waits, view.Wait{Says: fmt.Sprintf("a sampler of lane %s makes no samples now: %s", p.Lane,
 				p.Starting)})
 		}
 	}

@@ -2,7 +2,8 @@
 // Open starts a worker or joins one, and returns a model.Adaptable; schedule, noise and transitions stay here.
 //
 // A worker that is lost costs its calls, not the samples: it is started or joined again and the calls are repeated,
-// because they change nothing. Only when it is lost again and again do calls fail with tensor.ErrDeviceLost. Encoded
+// because they change nothing. While it is lost again and again, calls fail with model.ErrAway; one in which it is lost
+// each time, with model.ErrKills. Only a worker that has come back with another model is tensor.ErrDeviceLost. Encoded
 // prompts and adapters are sent again when the worker says that it lacks them.
 package remote
 
@@ -88,10 +89,11 @@ var (
 	tellEvery     = 10 * time.Second
 )
 
-// maxLosses is how often a worker may be lost within lossWindow before it is given up.
-const (
-	maxLosses  = 3
-	lossWindow = 5 * time.Minute
+// A worker that was lost is looked for at once; one that is lost again before it has computed anything after
+// retryFirst, then after twice that, and so on up to retryMost. Tests set them.
+var (
+	retryFirst = time.Second
+	retryMost  = time.Minute
 )
 
 // Check joins what is wrong with the settings; each error begins with the name of the setting on the command line, such

@@ -13,6 +13,13 @@ func SetWaiting(t *testing.T, tell, ready time.Duration) {
 	tellFirst, tellEvery, readyPatience = tell, tell, ready
 }
 
+// SetRetry sets, for the length of a test, after how long a worker that is lost again and again is looked for.
+func SetRetry(t *testing.T, first, most time.Duration) {
+	f, m := retryFirst, retryMost
+	t.Cleanup(func() { retryFirst, retryMost = f, m })
+	retryFirst, retryMost = first, most
+}
+
 // SetPatience has calls count as lost after least, however slow the calls before were.
 func SetPatience(m *Model, least time.Duration) {
 	m.link.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/remote/internal/wire"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
@@ -27,12 +28,16 @@ type link struct {
 	peer    *peer
 	raising chan struct{}
 	first   *wire.Hello // of the first worker: another one must have the same model
-	losses  []time.Time
-	why     error // of the last loss
-	final   error // why no other worker is looked for
+	losses  int         // in a row: since a call that computes was answered
+	why     error       // of the last loss
+	next    time.Time   // before which no worker is looked for
+	final   error       // why no other worker is looked for
 	slowest time.Duration
 	least   time.Duration // of patience
 	hands   map[*conn]inHand
+	blamed  map[string]blame // calls in which the worker was lost, and prompts of those that are given up
+	// alone is held to write by a call in which the worker was lost before, so that no other is lost with it.
+	alone sync.RWMutex
 }
 
 // inHand is a call that has no answer yet.
@@ -55,25 +60,38 @@ type peer struct {
 func newLink(dir string, cfg Config, early bool) *link {
 	l := &link{
 		cfg: cfg, dir: dir, early: early, least: max(MinPatience, cfg.Patience), hands: map[*conn]inHand{},
+		blamed: map[string]blame{},
 	}
 	l.life, l.end = context.WithCancel(context.Background())
 	return l
 }
 
-// call makes a call; result is nil or receives its result. A call without an answer is repeated on another worker.
-// Errors are a *wire.Fault, the end of ctx, or that no worker can be reached.
-func (l *link) call(ctx context.Context, call string, args any, tensors []wire.Tensor, result any,
+// call makes a call for work, which may be nil; result is nil or receives its result. A call without an answer is
+// repeated on another worker, unless work is blamed for the loss. Errors are a *wire.Fault, the end of ctx, that no
+// worker can be reached (model.ErrAway: now), or model.ErrKills.
+func (l *link) call(ctx context.Context, work work, call string, args any, tensors []wire.Tensor, result any,
 ) ([]wire.Tensor, error) {
 	for {
-		p, err := l.reach(ctx)
+		release, err := l.admit(work, call)
 		if err != nil {
 			return nil, err
 		}
+		p, err := l.reach(ctx)
+		if err != nil {
+			release()
+			return nil, err
+		}
 		answer, err := l.try(ctx, p, call, args, tensors, result)
+		release()
 		if _, lost := errors.AsType[*lostError](err); !lost {
+			if err == nil && work != nil {
+				l.answered(work)
+			}
 			return answer, err
 		}
-		l.lose(p, err)
+		if err = l.blame(work, call, l.lose(p, err)); err != nil {
+			return nil, err
+		}
 	}
 }
 
@@ -179,11 +197,8 @@ func (l *link) hello(ctx context.Context, c *conn, within time.Duration) (*wire.
 func (l *link) reach(ctx context.Context) (*peer, error) {
 	for {
 		l.mu.Lock()
-		p, final := l.peer, l.final
-		if p == nil && final == nil && l.raising == nil {
-			l.raising = make(chan struct{})
-			go l.raise(l.raising)
-		}
+		p, final, pausing := l.peer, l.final, l.pausing()
+		l.beginRaise()
 		raising := l.raising
 		l.mu.Unlock()
 		switch {
@@ -193,6 +208,8 @@ func (l *link) reach(ctx context.Context) (*peer, error) {
 			return nil, final
 		case p != nil:
 			return p, nil
+		case pausing != nil:
+			return nil, fmt.Errorf("%w: %w", model.ErrAway, pausing)
 		}
 		select {
 		case <-raising:
@@ -202,44 +219,66 @@ func (l *link) reach(ctx context.Context) (*peer, error) {
 	}
 }
 
-// raise starts or joins a worker and closes done.
-func (l *link) raise(done chan struct{}) {
+// beginRaise has a worker looked for, unless there is one, or the search goes on already. The caller has the lock.
+func (l *link) beginRaise() {
+	if l.peer == nil && l.final == nil && l.raising == nil && l.life.Err() == nil {
+		l.raising = make(chan struct{})
+		go l.raise(l.raising, time.Until(l.next))
+	}
+}
+
+// raise starts or joins a worker after a pause and closes done. If that fails it is tried again later, unless it was
+// the first time, or the worker is now another.
+func (l *link) raise(done chan struct{}, pause time.Duration) {
 	find := l.start
 	if l.cfg.Address != "" {
 		find = l.join
 	}
+	select {
+	case <-time.After(pause):
+	case <-l.life.Done():
+	}
+	l.mu.Lock()
+	l.next = time.Time{}
+	l.mu.Unlock()
 	p, err := find()
 	l.mu.Lock()
+	same := err
 	if err == nil {
-		err = l.checkSame(p)
+		same = l.checkSame(p)
 	}
+	again := false
 	switch {
 	case l.life.Err() != nil:
 		l.final = errors.New("the model is closed")
-	case err == nil:
+	case same == nil:
 		l.peer = p
+		again = l.losses > 1
+		if p.process != nil {
+			go l.watch(p, p.process)
+		}
 	case l.first == nil:
-		l.final = err
-	case isFinal(err):
-		l.final = fmt.Errorf("%w: the worker cannot be used again: %w", tensor.ErrDeviceLost, err)
+		l.final = same
+	case err == nil:
+		l.final = fmt.Errorf("%w: the worker cannot be used again: %w", tensor.ErrDeviceLost, same)
 	default:
-		l.count(err)
+		l.count(explain(err))
 	}
 	ended := l.peer != p
+	pausing := l.pausing()
 	l.raising = nil
+	l.beginRaise()
 	l.mu.Unlock()
+	switch {
+	case again:
+		l.cfg.log(Event{Waiting: true})
+	case pausing != nil:
+		l.cfg.log(Event{Waiting: true, Text: pausing.Error()})
+	}
 	if p != nil && ended {
 		l.discard(p)
 	}
 	close(done)
-}
-
-// isFinal reports whether trying again does not help.
-func isFinal(err error) bool {
-	if f, ok := errors.AsType[*wire.Fault](err); ok {
-		return f.Class == wire.ClassConfig
-	}
-	return false
 }
 
 // checkSame says in what a worker differs from the first one; nil: in nothing. The caller has the lock.
@@ -263,37 +302,61 @@ func (l *link) checkSame(p *peer) error {
 	return nil
 }
 
-// lose gives a worker up after a call of it was lost, once. A worker that was started is killed: it may hang.
-func (l *link) lose(p *peer, err error) {
+// lose gives a worker up after a call of it was lost, once, and returns why it was. A worker that was started is
+// killed: it may hang.
+func (l *link) lose(p *peer, err error) error {
+	err = p.process.reason(err)
 	l.mu.Lock()
 	if p.gone || l.peer != p {
 		l.mu.Unlock()
-		return
+		return err
 	}
 	l.peer = nil
 	l.count(err)
+	pausing := l.pausing()
+	l.beginRaise()
 	l.mu.Unlock()
-	if said := p.process.lastWords(); said != "" {
-		err = fmt.Errorf("%w; the worker said: %s", err, said)
-	}
 	l.cfg.log(Event{Text: "the worker is lost", Err: err})
+	if pausing != nil {
+		l.cfg.log(Event{Waiting: true, Text: pausing.Error()})
+	}
 	l.discard(p)
+	return err
 }
 
-// count notes a loss; too many are final. The caller has the lock.
+// watch gives a worker up that ends while nobody calls it, so that the next one is there before it is needed.
+func (l *link) watch(p *peer, process *process) {
+	select {
+	case <-process.ended:
+		l.lose(p, process.why())
+	case <-l.life.Done():
+	}
+}
+
+// count notes a loss: the first one in a row is made good at once, others after a pause that grows. The caller has the
+// lock.
 func (l *link) count(err error) {
-	now := time.Now()
-	recent := l.losses[:0]
-	for _, t := range l.losses {
-		if now.Sub(t) < lossWindow {
-			recent = append(recent, t)
-		}
+	l.losses++
+	l.why = err
+	if l.losses > 1 {
+		l.next = time.Now().Add(min(retryMost, retryFirst<<min(l.losses-2, 20)))
 	}
-	l.losses, l.why = append(recent, now), err
-	if len(l.losses) > maxLosses {
-		l.final = fmt.Errorf("%w: the worker was lost %d times within %v: %w", tensor.ErrDeviceLost, len(l.losses),
-			lossWindow, err)
+}
+
+// worker is the worker within reach; nil: there is none.
+func (l *link) worker() *peer {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.peer
+}
+
+// pausing says why and until when no worker is looked for; nil: one is. The caller has the lock.
+func (l *link) pausing() error {
+	if l.peer != nil || l.final != nil || !time.Now().Before(l.next) {
+		return nil
 	}
+	return fmt.Errorf("the torch worker was lost %d times in a row; the next try is at %s: %w", l.losses,
+		l.next.Format(time.RFC3339), l.why)
 }
 
 // discard ends a worker: its idle connections, and its process at once.
@@ -320,8 +383,10 @@ func (l *link) away() error {
 		return l.final
 	case l.peer != nil:
 		return l.slowCall()
+	case l.pausing() != nil:
+		return l.pausing()
 	case l.why != nil:
-		return fmt.Errorf("the worker was lost and is not back yet: %w", l.why)
+		return fmt.Errorf("the worker was lost and is started again: %w", l.why)
 	}
 	return errors.New("the worker is not reached yet")
 }

@@ -140,7 +140,7 @@ func connect(ctx context.Context, l *link, folder *safetensors.Folder, dir strin
 		s.prompts.Limit = defaultPromptCache
 	}
 	var of wire.ModulesResult
-	if _, err := l.call(ctx, wire.CallModules, struct{}{}, nil, &of); err != nil {
+	if _, err := l.call(ctx, nil, wire.CallModules, struct{}{}, nil, &of); err != nil {
 		return nil, explain(err)
 	}
 	for name, shape := range of.Linear {
@@ -184,7 +184,7 @@ func Inspect(ctx context.Context, dir string, cfg Config) (_ *model.Info, err er
 	l := newLink(dir, cfg, true)
 	defer l.close(true)
 	var of wire.InspectResult
-	if _, err := l.call(ctx, wire.CallInspect, struct{}{}, nil, &of); err != nil {
+	if _, err := l.call(ctx, nil, wire.CallInspect, struct{}{}, nil, &of); err != nil {
 		if text, _ := waits.Load().(string); text != "" && ctx.Err() != nil {
 			err = fmt.Errorf("%w: %s", err, text)
 		}
@@ -253,9 +253,9 @@ func faultOf(err error) string {
 }
 
 // call is link.call. An error of class config is final: the device is lost.
-func (s *shared) call(ctx context.Context, call string, args any, tensors []wire.Tensor, result any,
+func (s *shared) call(ctx context.Context, work work, call string, args any, tensors []wire.Tensor, result any,
 ) ([]wire.Tensor, error) {
-	answer, err := s.link.call(ctx, call, args, tensors, result)
+	answer, err := s.link.call(ctx, work, call, args, tensors, result)
 	if faultOf(err) == wire.ClassConfig {
 		err = fmt.Errorf("%w: %w", tensor.ErrDeviceLost, explain(err))
 	}
@@ -347,7 +347,7 @@ func (m *Model) EncodeTexts(ctx context.Context, prompts []model.Texts, truncate
 func (m *Model) encodeOne(ctx context.Context, key promptKey, args wire.EncodeArgs) (*model.Conditioning, error) {
 	prompt := args.Prompts[0][0]
 	var of wire.EncodeResult
-	tensors, err := m.call(ctx, wire.CallEncode, args, nil, &of)
+	tensors, err := m.call(ctx, oneWork(key[:], wire.CallEncode, key), wire.CallEncode, args, nil, &of)
 	if err != nil {
 		return nil, fmt.Errorf("prompt %.80q: %w", prompt, explain(err))
 	}
@@ -414,7 +414,7 @@ func (m *Model) MemoryBytes() (weights, working int) {
 	ctx, stop := context.WithTimeout(m.link.life, time.Second)
 	defer stop()
 	var of wire.MemoryResult
-	if _, err := m.call(ctx, wire.CallMemory, struct{}{}, nil, &of); err != nil {
+	if _, err := m.call(ctx, nil, wire.CallMemory, struct{}{}, nil, &of); err != nil {
 		return 0, 0
 	}
 	return of.Weights, max(0, of.Reserved-of.Weights) + m.prompts.Bytes()

@@ -247,6 +247,25 @@ func (p *process) why() error {
 	return &lostError{fmt.Errorf("the worker ended: %v: %s", p.cmd.ProcessState, said)}
 }
 
+// reason returns why a call of the process was lost: how the process ended says more than a connection that broke. The
+// process may be nil.
+func (p *process) reason(err error) error {
+	if p == nil {
+		return err
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		select {
+		case <-p.ended:
+			return p.why()
+		case <-time.After(endPatience):
+		}
+	}
+	if said := p.lastWords(); said != "" {
+		err = fmt.Errorf("%w; the worker said: %s", err, said)
+	}
+	return err
+}
+
 // Spare has a worker that Inspect started, until Open takes it. The zero value has none.
 type Spare struct {
 	mu      sync.Mutex

@@ -3,18 +3,20 @@ package remote_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/remote"
 	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
-	"github.com/meander-rl/meander/pkg/tensor"
 )
 
 // interpret makes this test binary the Python of workers that are started, with a fault of remotetest.Main.
@@ -143,15 +145,83 @@ func TestProcess_DiesOnce(t *testing.T) {
 	}
 }
 
-// A worker that dies at each call is started three times more, then the device is lost.
+// A call in which a worker dies each time is given up after five. Meanwhile the model is away, and says until when.
 func TestProcess_DiesAlways(t *testing.T) {
 	interpret(t, remotetest.FaultCrash)
 	var log events
 	m := opened(t, remotetest.Folder(t, class, 1), remote.Config{Log: log.add})
-	err := m.Velocity(t.Context(), rowsOf(t, m, 1), size)
-	if !errors.Is(err, tensor.ErrDeviceLost) || !strings.Contains(err.Error(), "lost 4 times within 5m0s") ||
-		log.having("started a worker") != 4 {
+	remote.SetRetry(t, time.Hour, time.Hour)
+	rows := rowsOf(t, m, 1)
+	err := m.Velocity(t.Context(), rows, size)
+	if away := m.Away(); !errors.Is(err, model.ErrAway) || away == nil || !strings.Contains(away.Error(),
+		"lost 2 times in a row; the next try is at 20") || !strings.Contains(away.Error(), "exit status 9") {
+		t.Errorf("%v, away %v", err, away)
+	}
+	m = opened(t, remotetest.Folder(t, class, 1), remote.Config{Log: log.add})
+	remote.SetRetry(t, 0, 0)
+	err = m.Velocity(t.Context(), rows, size)
+	if !errors.Is(err, model.ErrKills) || !strings.Contains(err.Error(), "5 times in velocity, the last by: the worker "+
+		"ended: exit status 9") || log.having("started a worker") < 2+5 {
 		t.Errorf("%v; logged %+v", err, log.list)
+	}
+}
+
+// A prompt in which a worker dies ends with an error, the rows beside it do not, and neither do other calls.
+func TestProcess_Poison(t *testing.T) {
+	interpret(t, remotetest.FaultPoison)
+	remote.SetRetry(t, 0, 0)
+	var log events
+	m := opened(t, remotetest.Folder(t, class, 1), remote.Config{Log: log.add})
+	rows := rowsOf(t, m, 4)
+	bad, err := m.Encode(t.Context(), []string{"poison"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows[1].Conditioning, rows[3].Conditioning = bad[0], bad[0]
+	if err := m.Velocity(t.Context(), rows, size); err == nil || errors.Is(err, model.ErrKills) {
+		t.Errorf("together: %v; want an error of none of them", err)
+	}
+	for i := range rows {
+		if err := m.Velocity(t.Context(), rows[i:i+1], size); errors.Is(err, model.ErrKills) != (i%2 == 1) {
+			t.Errorf("row %d: %v", i, err)
+		}
+	}
+	if n := log.having("the worker is lost"); n != 5 {
+		t.Errorf("lost %d times; want 2 together, 3 alone and none for its sibling", n)
+	}
+	if err := m.Velocity(t.Context(), rows[:1], size); err != nil || m.Away() != nil {
+		t.Errorf("%v, %v", err, m.Away())
+	}
+}
+
+// A worker that is killed again and again while it computes costs time alone.
+func TestProcess_KilledSixTimes(t *testing.T) {
+	interpret(t, "")
+	remote.SetRetry(t, time.Millisecond, time.Millisecond)
+	var log events
+	pids := make(chan int, 16)
+	m := opened(t, remotetest.Folder(t, class, 1), remote.Config{Deterministic: true, Log: func(e remote.Event) {
+		log.add(e)
+		var pid int
+		if n, _ := fmt.Sscanf(e.Text, "started a worker, process %d:", &pid); n == 1 {
+			pids <- pid
+		}
+	}})
+	rows := rowsOf(t, m, 2)
+	want := velocity(t, m, rows)
+	for range 6 {
+		if err := syscall.Kill(<-pids, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		for err := model.ErrAway; errors.Is(err, model.ErrAway); {
+			err = m.Velocity(t.Context(), rows, size)
+		}
+		if !slices.Equal(rows[0].Dst, want[0]) || !slices.Equal(rows[1].Dst, want[1]) {
+			t.Error("other velocities")
+		}
+	}
+	if n := log.having("started a worker"); n != 7 {
+		t.Errorf("started %d times; want 7", n)
 	}
 }
 

@@ -470,26 +470,14 @@ func TestCall_WorkerComesBack(t *testing.T) {
 	}
 }
 
-// A worker that is lost again and again is given up; another model at its address, too.
-func TestCall_GivenUp(t *testing.T) {
-	w, m := join(t, remotetest.Options{})
-	rows := rowsOf(t, m, 1)
-	cut := remotetest.Cut(1)
-	w.Play(wire.CallVelocity, cut, cut, cut, cut, cut, cut)
-	err := m.Velocity(t.Context(), rows, size)
-	if !errors.Is(err, tensor.ErrDeviceLost) || w.Calls(wire.CallVelocity) != 4 {
-		t.Errorf("%v after %d calls; want a lost device after 4", err, w.Calls(wire.CallVelocity))
-	}
-	if again := m.Velocity(t.Context(), rows, size); !errors.Is(again, tensor.ErrDeviceLost) || m.Away() == nil {
-		t.Errorf("%v afterwards", again)
-	}
-
+// Another model at the address of a worker is not used.
+func TestCall_AnotherModel(t *testing.T) {
 	for says, dir := range map[string]string{
 		"the worker is now FluxPipeline": remotetest.Folder(t, "FluxPipeline", 1),
 		"the worker has other weights":   remotetest.Folder(t, class, 2),
 	} {
-		w, m = join(t, remotetest.Options{})
-		rows = rowsOf(t, m, 1)
+		w, m := join(t, remotetest.Options{})
+		rows := rowsOf(t, m, 1)
 		address := w.Address()
 		w.Stop()
 		other, err := remotetest.New(remotetest.Options{Dir: dir})

@@ -92,9 +92,13 @@ func (m *Model) evaluate(ctx context.Context, rows []model.Row, size model.Size,
 	if len(states) == len(rows) {
 		args.States = nil
 	}
-	sent := map[string]int{}
-	for {
-		answer, err := m.call(ctx, wire.CallVelocity, args, []wire.Tensor{x}, nil)
+	sent, samples := map[string]int{}, velocityWork(&args, x)
+	for on := m.link.worker(); ; {
+		answer, err := m.call(ctx, samples, wire.CallVelocity, args, []wire.Tensor{x}, nil)
+		if now := m.link.worker(); now != on {
+			clear(sent) // another worker lacks all of it
+			on = now
+		}
 		switch class := faultOf(err); {
 		case class == wire.ClassHandle && sent[class] == 0:
 			err = m.putAll(ctx, rows)
@@ -138,7 +142,7 @@ func (m *Model) putAll(ctx context.Context, rows []model.Row) error {
 		}
 		put[handle] = true
 		var of wire.PutResult
-		if _, err := m.call(ctx, wire.CallPut, struct{}{}, tensorsOf(r.Conditioning), &of); err != nil {
+		if _, err := m.call(ctx, nil, wire.CallPut, struct{}{}, tensorsOf(r.Conditioning), &of); err != nil {
 			return err
 		}
 		if of.Handle != handle {
@@ -167,7 +171,8 @@ func (m *Model) Decode(ctx context.Context, latents []float32, size model.Size) 
 		Name: "x", DType: wire.F32, Shape: []int{tokens, m.card.LatentChannels},
 		Data: tensor.F32.AppendFloats(nil, latents),
 	}
-	answer, err := m.call(ctx, wire.CallDecode, sizeArgs(size), []wire.Tensor{x}, nil)
+	answer, err := m.call(ctx, oneWork(x.Data, wire.CallDecode, size), wire.CallDecode, sizeArgs(size),
+		[]wire.Tensor{x}, nil)
 	if faultOf(err) == wire.ClassMemory && !strings.Contains(m.card.Backend, "/vae-tiling/") {
 		return model.Media{}, fmt.Errorf("decode: %w; with --vae-tiling a worker decodes in tiles, which needs less",
 			explain(err))
@@ -214,16 +219,18 @@ func (m *Model) EncodeMedia(ctx context.Context, sample model.Media) ([]float32,
 			}
 		}
 	}
-	answer, err := m.call(ctx, wire.CallEncodeM, sizeArgs(size), []wire.Tensor{{
+	x := wire.Tensor{
 		Name: "media", DType: wire.F32, Shape: []int{size.Frames, size.Height, size.Width, 3},
 		Data: tensor.F32.AppendFloats(nil, pixels),
-	}}, nil)
+	}
+	answer, err := m.call(ctx, oneWork(x.Data, wire.CallEncodeM, size), wire.CallEncodeM, sizeArgs(size),
+		[]wire.Tensor{x}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("encode image: %w", explain(err))
 	}
-	x, err := only(answer, "x", wire.F32, tokens, m.card.LatentChannels)
+	latents, err := only(answer, "x", wire.F32, tokens, m.card.LatentChannels)
 	if err != nil {
 		return nil, fmt.Errorf("encode image: %w", err)
 	}
-	return floatsOf(x), nil
+	return floatsOf(latents), nil
 }

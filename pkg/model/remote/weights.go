@@ -157,12 +157,12 @@ func (s *shared) use(c *change) bool {
 var errClosed = fmt.Errorf("%w: their model is closed", model.ErrWeights)
 
 // reload sends a change again that the worker has lost. The caller uses it. An error wraps model.ErrWeights, unless it
-// is of ctx or says that the device is lost.
+// is of ctx or says that the worker is lost.
 func (s *shared) reload(ctx context.Context, c *change) error {
 	s.link.cfg.log(Event{Text: fmt.Sprintf("the worker has no longer the weights %.12s: they are loaded again",
 		c.args.Weights)})
 	err := s.load(ctx, c)
-	if err == nil || ctx.Err() != nil || errors.Is(err, tensor.ErrDeviceLost) {
+	if err == nil || ctx.Err() != nil || errors.Is(err, tensor.ErrDeviceLost) || errors.Is(err, model.ErrAway) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", model.ErrWeights, explain(err))
@@ -181,7 +181,7 @@ func (s *shared) load(ctx context.Context, c *change) error {
 		}
 		args.Files = []string{}
 	}
-	_, err := s.call(ctx, wire.CallLoad, args, tensors, nil)
+	_, err := s.call(ctx, oneWork(nil, wire.CallLoad, args.Weights), wire.CallLoad, args, tensors, nil)
 	return err
 }
 
@@ -242,8 +242,9 @@ func (s *shared) drop(c *change) {
 	s.unloads = done
 	go func() {
 		defer close(done)
-		_, err := s.call(s.link.life, wire.CallUnload, wire.UnloadArgs{Weights: digest}, nil, nil)
-		if err != nil && s.link.life.Err() == nil && !errors.Is(err, tensor.ErrDeviceLost) {
+		_, err := s.call(s.link.life, nil, wire.CallUnload, wire.UnloadArgs{Weights: digest}, nil, nil)
+		gone := errors.Is(err, tensor.ErrDeviceLost) || errors.Is(err, model.ErrAway) // and the weights with it
+		if err != nil && s.link.life.Err() == nil && !gone {
 			s.link.cfg.log(Event{Text: "weights that are not used any more stay in the worker", Err: err})
 		}
 		if before != nil {

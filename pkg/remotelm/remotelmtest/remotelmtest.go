@@ -66,6 +66,8 @@ type Server struct {
 	adapters map[string]string
 	down     atomic.Bool
 	wake     chan struct{}
+
+	paused, pausedInStream atomic.Bool
 }
 
 // Answer writes the response to a request for tokens.
@@ -103,6 +105,13 @@ func (s *Server) Stream() []byte {
 	return Recorded(s.t, "vllm-"+s.Mode+".sse")
 }
 
+// Pause makes the server answer requests for tokens as vLLM 0.33 does between /pause and /resume; inStream, after the
+// headers of a stream.
+func (s *Server) Pause(paused, inStream bool) {
+	s.paused.Store(paused)
+	s.pausedInStream.Store(inStream)
+}
+
 // Down makes the server answer every request with 503, or ends that.
 func (s *Server) Down(down bool) { s.down.Store(down) }
 
@@ -127,6 +136,15 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(Recorded(s.t, "vllm-version.json"))
 	case path == "/v1/models":
 		s.listModels(w)
+	case s.Mode != SGLang && path == "/is_paused":
+		fmt.Fprintf(w, `{"is_paused":%v}`, s.paused.Load())
+	case s.paused.Load() && (path == "/v1/completions" || path == "/inference/v1/generate"):
+		paused := Recorded(s.t, "vllm-paused.json")
+		if !s.pausedInStream.Load() {
+			http.Error(w, string(paused), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintf(w, "data: %s\n\ndata: [DONE]\n\n", bytes.TrimSpace(paused))
 	case strings.TrimPrefix(path, s.adapterPrefix()) == "/load_lora_adapter",
 		strings.TrimPrefix(path, s.adapterPrefix()) == "/unload_lora_adapter":
 		s.changeAdapter(w, r)

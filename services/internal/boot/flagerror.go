@@ -31,7 +31,17 @@ func FlagError(err error, fs *pflag.FlagSet, other map[string]string) error {
 	if !ok {
 		return err
 	}
-	name := strings.ToLower(strings.ReplaceAll(unknown.GetSpecifiedName(), "_", "-"))
+	near := NearFlag(unknown.GetSpecifiedName(), fs, other)
+	if near == "" {
+		return err
+	}
+	return fmt.Errorf("%w; did you mean --%s?", err, near)
+}
+
+// NearFlag returns the flag of fs that an unknown one stands for, by its spelling or another name, as FlagError has it;
+// empty: none.
+func NearFlag(name string, fs *pflag.FlagSet, other map[string]string) string {
+	name = strings.ToLower(strings.ReplaceAll(name, "_", "-"))
 	ifDefined := func(name string) string {
 		if fs.Lookup(name) == nil {
 			return ""
@@ -44,10 +54,7 @@ func FlagError(err error, fs *pflag.FlagSet, other map[string]string) error {
 	if near == "" && len(name) > 1 {
 		near = schemas.Nearest(name, names)
 	}
-	if near == "" {
-		return err
-	}
-	return fmt.Errorf("%w; did you mean --%s?", err, near)
+	return near
 }
 
 // allowedValues says which values a flag of the library's type kind allows; given is the text that it refused.

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nats.go/micro"
@@ -142,18 +144,27 @@ func (s Service[T]) execute(ctx context.Context, args, environ []string, stdout,
 			return err
 		}
 	}
-	return s.serve(ctx, cfg, stderr)
+	// Of an address that nobody has chosen any port will do.
+	other := def
+	other.Common.HealthAddr = ""
+	unchosen, err := Load(s.Name, other, fs, environ)
+	return s.serve(ctx, cfg, err == nil && unchosen.Common.HealthAddr == "" && cfg.Common.HealthAddr != "", stderr)
 }
 
 // serve connects to the server, runs the service, and drains once ctx ends or a signal comes. A stop by signal is no
-// error. execute calls it.
-func (s Service[T]) serve(ctx context.Context, cfg settings[T], stderr io.Writer) error {
+// error. With anyPort health has another port where its own is taken. execute calls it.
+func (s Service[T]) serve(ctx context.Context, cfg settings[T], anyPort bool, stderr io.Writer) error {
 	c := cfg.Common
 	log := c.Log.Logger(stderr, s.Name, c.Instance)
 	ctx, stop := Signals(ctx, log)
 	defer stop()
 	health := NewHealth(s.Name, c.Instance)
 	_, stopHealth, err := health.Serve("--health-addr", c.HealthAddr, log)
+	if anyPort && errors.Is(err, syscall.EADDRINUSE) { // another program of the kind runs beside it
+		log.Warn().Str("addr", c.HealthAddr).Msg("the usual health address is taken; a free port is used instead")
+		host, _, _ := net.SplitHostPort(c.HealthAddr)
+		_, stopHealth, err = health.Serve("--health-addr", net.JoinHostPort(host, "0"), log)
+	}
 	if err != nil {
 		return err
 	}

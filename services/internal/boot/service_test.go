@@ -117,6 +117,29 @@ func TestExecute_CommandLine(t *testing.T) {
 	}
 }
 
+// Two programs of a kind run beside each other: the second has a free port for its health, and says so. A port that was
+// chosen is not changed.
+func TestExecute_UsualHealthAddressIsTaken(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	server := bustest.Bare(t, bustest.TCP).Server
+	taken := l.Addr().String()
+	s := service(func(context.Context, stage, *bus.Bus, zerolog.Logger) error { return nil })
+	s.HealthAddr, s.Setup = taken, true
+	var stdout, stderr output
+	if code := s.Execute(t.Context(), []string{"--nats-url", server.ClientURL()}, nil, &stdout, &stderr); code != 0 ||
+		!strings.Contains(stderr.String(), "a free port is used instead") {
+		t.Errorf("exit %d: %s", code, &stderr)
+	}
+	if code := s.Execute(t.Context(), []string{"--health-addr", taken}, nil, &stdout, &stderr); code != 1 ||
+		!strings.Contains(stderr.String(), "address already in use; choose another address") {
+		t.Errorf("exit %d: %s", code, &stderr)
+	}
+}
+
 func TestExecute_PrintedConfigIsReadBack(t *testing.T) {
 	s := service(nil)
 	var first, second, stderr output

@@ -9,6 +9,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -47,9 +48,9 @@ func Unchanged(n Network, c Change) (Network, error) {
 	return n, nil
 }
 
-// refused makes an error of weights a *Refusal, unless it says that the device is lost. nil stays nil.
+// refused makes an error of weights a *Refusal, unless it says that the device is lost, or away. nil stays nil.
 func refused(err error) error {
-	if err != nil && !errors.Is(err, tensor.ErrDeviceLost) {
+	if err != nil && !errors.Is(err, tensor.ErrDeviceLost) && !errors.Is(err, model.ErrAway) {
 		return &Refusal{err}
 	}
 	return err

@@ -99,7 +99,10 @@ export async function systemView() {
                   "td",
                   {},
                   p.starting
-                    ? [badge("starting", "warn"), h("div", { class: "small" }, p.starting)]
+                    ? [
+                        badge(p.service === "starting" ? "starting" : "away", "warn"),
+                        h("div", { class: "small" }, p.starting),
+                      ]
                     : p.draining
                       ? badge("drains", "warn")
                       : p.loading !== undefined

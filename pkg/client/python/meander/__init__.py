@@ -10,6 +10,7 @@ Events are plain dicts with the names of the contract (schemas/jsonschema in the
 """
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ __all__ = [
     "policy",
     "scheduled", "sync", "tensor", "transition",
 ]
+if importlib.util.find_spec("torch") is None:
+    __all__.remove("dataset")  # which is for loaders of torch
 
 _MODULES = {
     "loss": (), "noise": (), "policy": (), "scheduled": (), "transition": (),

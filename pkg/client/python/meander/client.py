@@ -28,7 +28,7 @@ from . import access
 from .batch import Group, Keep, Sample
 from .control import Controls, Refused
 from .cursor import PatientJetStream
-from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TOKENS, Event, EventError, Gone, checked, decode, digest_prefix, fault, fitting, payload_digest, tensor, trajectory_form
+from .events import ADVANTAGE, PREFIX, STEP, TOKENS, Event, EventError, Gone, checked, decode, digest_prefix, fault, fitting, name_of, payload_digest, tensor, trajectory_form
 from .reader import Batches, Groups, LogProbs
 from .tasks import means_away, settled, together
 from .teacher import Teachers
@@ -98,11 +98,14 @@ class Client(Controls, Teachers):
         group_size=8.
 
         Refused: intake refuses the prompt.
+        ValueError: run or uid cannot be a name.
         TimeoutError: no answer in time. The prompt is stored anyway, unless the message says that the server was away;
         it says what intake waits for, such as a sampler for the model.
         """
+        if uid := fields.get("uid"):
+            name_of("uid", uid)
         body = msgpack.packb({"v": 1, "prompt": prompt, **fields})
-        return await self._ask(f"prompt.{run}", "prompt/1", body, timeout, again=bool(fields.get("uid")))
+        return await self._ask(f"prompt.{name_of('run', run)}", "prompt/1", body, timeout, again=bool(fields.get("uid")))
 
     async def _ask(self, subject: str, kind: str, body: bytes, timeout: float, again: bool = False) -> dict[str, Any]:
         """Stores an event that intake answers, and returns the receipt. again says that it may be stored twice: so it
@@ -175,23 +178,23 @@ class Client(Controls, Teachers):
 
     def advantages(self, run: str) -> AsyncIterator[Event]:
         """The results of the groups of a run as events: first the stored ones, then new ones as groups close."""
-        return self._events(f"advantage.{run}.*", "MDR_ADVANTAGES")
+        return self._events(f"advantage.{name_of('run', run)}.*", "MDR_ADVANTAGES")
 
     def batch_events(self, run: str) -> AsyncIterator[Event]:
         """The batches of a run as events with verl's metrics: first the stored ones, then new ones as batches close."""
-        return self._events(f"batch.{run}.*", "MDR_ADVANTAGES")
+        return self._events(f"batch.{name_of('run', run)}.*", "MDR_ADVANTAGES")
 
     def stream_trajectories(self, run: str) -> AsyncIterator[Event]:
         """The trajectories of a run: first the stored ones, then new ones."""
-        return self._events(f"trajectory.{run}.*.*", "MDR_TRAJECTORIES")
+        return self._events(f"trajectory.{name_of('run', run)}.*.*", "MDR_TRAJECTORIES")
 
     def steps(self, run: str) -> AsyncIterator[Event]:
         """The denoising steps of a run while they happen, of all attempts. Parts of large tensors are not included."""
-        return self._events(f"step.{run}.*.*.*.*", "MDR_STEPS")
+        return self._events(f"step.{name_of('run', run)}.*.*.*.*", "MDR_STEPS")
 
     def tokens(self, run: str) -> AsyncIterator[Event]:
         """The tokens of a run's texts while they are made, of all attempts. Parts of large tensors are not included."""
-        return self._events(f"tokens.{run}.*.*.*.*", "MDR_STEPS")
+        return self._events(f"tokens.{name_of('run', run)}.*.*.*.*", "MDR_STEPS")
 
     def stream_groups(
         self, run: str, name: str = "", *, after: str = "", shared: bool = False, keep: Keep | None = None,
@@ -588,8 +591,10 @@ def _blob_entry(data: bytes, what: str) -> dict[str, Any]:
 def verdict_fault(event: dict[str, Any]) -> str:
     """Says what is wrong with a verdict, by the rules of its schema; empty if nothing is."""
     for field in ("run", "uid", "name"):
-        if not TOKEN.fullmatch(str(event.get(field))):
-            return f"{field}: {event.get(field)!r}; must be 1 to 64 characters of A-Z a-z 0-9 _ -"
+        try:
+            name_of(field, event.get(field))
+        except ValueError as fault:
+            return str(fault)
     index, value, error = event.get("sample_index"), event.get("value"), event.get("error", "")
     if type(index) is not int or not 0 <= index < 1024:
         return f"sample_index: {index!r}; must be between 0 and 1023"

@@ -13,7 +13,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError, NotFoundError
 from nats.js.kv import KeyValue
 
-from .events import PREFIX
+from .events import PREFIX, name_of
 
 
 class Refused(ValueError):
@@ -135,7 +135,7 @@ class Controls:
         event = {
             "v": 1, "run": run, "action": action, "at": time.time_ns(), **{k: v for k, v in fields.items() if v != ""}
         }
-        receipt = await self._ask(f"control.{run}", "control/1", msgpack.packb(event), timeout)
+        receipt = await self._ask(f"control.{name_of('run', run)}", "control/1", msgpack.packb(event), timeout)
         if receipt.get("unchanged"):
             _log.warning("%s of run %s: %s", action, run, receipt["unchanged"])
         return receipt

@@ -21,7 +21,7 @@ from nats.js import JetStreamContext
 from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from .events import PREFIX, TOKEN, Event, EventError, Gone
+from .events import PREFIX, Event, EventError, Gone, name_of
 from .tasks import retry_while_away
 
 _log = logging.getLogger("meander")
@@ -112,8 +112,8 @@ class Cursor:
         mark: str = "",
     ):
         for field, value in (("run", run), ("name", name)):
-            if not (TOKEN.fullmatch(value) or field == "name" and not value):
-                raise ValueError(f"{field}: {value!r}; must be 1 to 64 characters of A-Z a-z 0-9 _ -")
+            if value or field != "name":
+                name_of(field, value)
         if shared and (not name or after):
             raise ValueError("shared: needs a name, and no cursor to start after")
         self.nc, self.js, self.filter, self.name, self.after, self.shared = nc, PatientJetStream(nc), filter_subject, name, after, shared

@@ -28,6 +28,16 @@ Event = dict[str, Any]
 """A decoded event: values by the names of the contract."""
 
 
+def name_of(field: str, value: Any) -> str:
+    """The name of a run, a group, a lane or a reader. ValueError: it is none, and what may be meant."""
+    text = str(value)
+    if TOKEN.fullmatch(text):
+        return text
+    repaired = "-".join(re.findall("[A-Za-z0-9_-]+", text))[:64]
+    hint = f", such as {repaired!r}" if repaired else ""
+    raise ValueError(f"{field}: {value!r}; must be 1 to 64 characters of A-Z a-z 0-9 _ -{hint}")
+
+
 class EventError(ValueError):
     """An event, or something that it points to, is not valid."""
 

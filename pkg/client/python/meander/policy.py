@@ -25,7 +25,7 @@ from . import lease as leases
 from . import lora, tensorfile, versions, weightsdir
 from .control import keys
 from .cursor import api
-from .events import PREFIX, TOKEN, Event, Gone, checked, decode, fault
+from .events import PREFIX, Event, Gone, checked, decode, fault, name_of
 from .tasks import retry_while_away
 from .versions import NoPolicy as NoPolicy
 
@@ -88,9 +88,7 @@ async def _newest(client: Client, lane: str) -> Event:
                 )
             lanes = list(served)
         lane = lanes[0]
-    if not TOKEN.fullmatch(lane):
-        raise ValueError(f"lane: {lane!r}; must be 1 to 64 of A-Z a-z 0-9 _ -")
-    return (await versions.last(client, lane))[0]
+    return (await versions.last(client, name_of("lane", lane)))[0]
 
 
 async def push_policy(

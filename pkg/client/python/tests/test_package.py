@@ -145,3 +145,37 @@ def test_reference_has_a_page_of_each_module(tmp_path):
     ):
         assert (tmp_path / f"{page}.html").is_file(), page
     assert "Reader[meander.Batch]" in re.sub("<[^>]*>", "", (tmp_path / "meander/sync.html").read_text())
+
+
+@pytest.mark.parametrize("lacks", [["torch"], ["torch", "PIL"], []])
+def test_the_package_can_be_looked_at_without_extras(lacks):
+    """help(meander) and from meander import * need nothing that an extra brings."""
+    look = (
+        "import sys, importlib.abc, pydoc\n"
+        "class Absent(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] in {lacks!r}: raise ModuleNotFoundError(name)\n"
+        "import importlib.util\n"
+        "found = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name, *a: None if name in {lacks!r} else found(name, *a)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "import meander\nfrom meander import *\n"
+        "assert connect is meander.connect and 'publish prompts' in pydoc.render_doc(meander)\n"
+        "assert set(meander.__all__) <= set(dir(meander))\n"
+    )
+    subprocess.run([sys.executable, "-c", look], check=True, env={**os.environ, "PYTHONPATH": str(HERE)})
+
+
+@pytest.mark.parametrize("value, says", [("my run", "such as 'my-run'"), ("a/b c", "'a-b-c'"), ("", "64"), ("ü", "-")])
+def test_a_name_that_is_none_is_refused_with_the_one_that_is_meant(value, says):
+    """Before anything is stored: a wrong name would be a subject that nobody reads."""
+    client = meander.Client.__new__(meander.Client)
+    for ask in (
+        lambda: client.publish(value, "a fox"), lambda: client.publish("r", "a fox", uid=value or "."),
+        lambda: client.pause(value), lambda: client.status(value),
+    ):
+        with pytest.raises(ValueError, match="must be 1 to 64 characters of A-Z a-z 0-9 _ -") as fault:
+            ask().send(None)
+        assert says in str(fault.value)
+    with pytest.raises(ValueError, match="run: "):
+        client.advantages(value)

@@ -920,7 +920,7 @@ export interface Presence {
   weights_digest?: string | null;
   /** policy_version is the version of the weights that a sampler begins samples with, weights_digest names them; loading is the version that it is about to take over. */
   loading?: Integer | null;
-  /** waiting is why a starting sampler serves its lane not yet. */
+  /** waiting is why a starting sampler does not serve its lane yet, or why one that serves it makes no samples now. */
   waiting?: string | null;
   /** draining says that it finishes the work in flight and begins no new work. */
   draining?: boolean | null;

@@ -265,6 +265,9 @@ func (w *Worker) velocity(m *wire.Message) *wire.Message {
 		if !ok {
 			return fault(wire.ClassHandle, "%.16s: not known", handle)
 		}
+		if w.dies && strings.Contains(textOf(cond), "poison") {
+			os.Exit(9)
+		}
 		net.row(v[i*each:(i+1)*each], x[args.States[i]*each:], values(cond[1]), args.Sigmas[i], args.Guidance[i])
 	}
 	if !w.o.Deterministic {
@@ -274,6 +277,15 @@ func (w *Worker) velocity(m *wire.Message) *wire.Message {
 	}
 	shape := m.Tensors[0].Shape
 	return result(struct{}{}, floats("v", v, n, shape[1], shape[2]))
+}
+
+// textOf is the prompt of a conditioning, by its embeddings.
+func textOf(cond []wire.Tensor) string {
+	var text []byte
+	for _, x := range values(cond[0]) {
+		text = append(text, byte(256*x))
+	}
+	return string(text)
 }
 
 // row computes one row.

@@ -22,6 +22,7 @@ const (
 	FaultNoModule = "nomodule" // Python lacks a package
 	FaultConfig   = "config"   // exit status 78
 	FaultCrash    = "crash"    // ends at each call of velocity
+	FaultPoison   = "poison"   // ends at a call of velocity for a prompt that has "poison"
 	FaultOnce     = "once"     // ends at the third call of velocity, if the file does not exist yet
 	FaultMute     = "mute"     // ends before it is ready
 	FaultImport   = "import"   // never becomes ready
@@ -109,6 +110,8 @@ func (w *Worker) plan(fault string) {
 	die := func(*Worker, net.Conn, *wire.Message, func() *wire.Message) { os.Exit(9) }
 	pass := func(_ *Worker, c net.Conn, _ *wire.Message, answer func() *wire.Message) { _ = wire.Write(c, answer()) }
 	switch fault {
+	case FaultPoison:
+		w.dies = true
 	case FaultCrash:
 		w.Play(wire.CallVelocity, die)
 	case FaultHang:

@@ -72,6 +72,7 @@ type Worker struct {
 	serving sync.WaitGroup
 	compute sync.Mutex // one call at a time
 	listens net.Listener
+	dies    bool // at an evaluation for a prompt that has "poison"
 }
 
 // Play is what a worker does in place of an answer, or before it.

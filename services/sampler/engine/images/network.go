@@ -145,6 +145,14 @@ func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 	})
 }
 
+// Away says why the model, which another process computes, cannot be reached now; nil: it can.
+func (n *Network) Away() error {
+	if m, ok := n.Model.(interface{ Away() error }); ok {
+		return m.Away()
+	}
+	return nil
+}
+
 // Close closes the model.
 func (n *Network) Close() error { return n.Model.Close() }
 
