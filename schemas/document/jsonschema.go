@@ -44,6 +44,9 @@ func JSONSchema(e any, title string, c *Comments) ([]byte, error) {
 			if t == reflect.TypeFor[schemas.Metadata]() {
 				return &jsonschema.Schema{Type: "object", MaxProperties: new(uint64(schemas.MaxMapKeys))}
 			}
+			if t == reflect.TypeFor[schemas.Truth]() {
+				return &jsonschema.Schema{Description: "any value of JSON"}
+			}
 			return nil
 		},
 	}

@@ -96,9 +96,9 @@ func (r *rewardFlags) rewardSpecs() ([]any, error) {
 
 // setGroundTruth gives the ground truth to the reward functions that compare with one, unless they have one already.
 // If none compares, the first gets it: an interaction reads it there. Prompts may share the list, so it is copied.
-func (p *prompt) setGroundTruth(truth string) {
+func (p *prompt) setGroundTruth(truth any) {
 	list, _ := p.body["reward"].([]any)
-	if truth == "" || len(list) == 0 {
+	if truth == nil || len(list) == 0 {
 		return
 	}
 	out, told := slices.Clone(list), false

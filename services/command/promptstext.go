@@ -184,16 +184,13 @@ func readMessages(path string) ([]any, error) {
 	out := []any{}
 	for i, m := range list {
 		role, ok := m["role"].(string)
-		content, text := m["content"].(string)
-		if !ok || !text {
+		if !ok {
 			return nil, fmt.Errorf(`--messages: %s: message %d; must have a "role" and a "content", both texts`, path,
 				i)
 		}
-		for name := range m {
-			if name != "role" && name != "content" {
-				return nil, fmt.Errorf("--messages: %s: message %d: %s: given; must be absent: a message has a role "+
-					"and a content, and nothing else is shown to the model", path, i, name)
-			}
+		content, err := dataset.MessageText(fmt.Sprintf("message %d", i), m)
+		if err != nil {
+			return nil, fmt.Errorf("--messages: %s: %w", path, err)
 		}
 		out = append(out, map[string]any{"role": role, "content": content})
 	}

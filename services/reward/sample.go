@@ -165,7 +165,10 @@ func (s *service) scoreMissing(
 		patient := scorer.WithRetryDeadline(limited, since.Add(s.cfg.ScorePatience))
 		calls.Go(func() {
 			r := e.pool.score(patient, e.scorer, func(ctx context.Context, wait bool) (scorer.Input, func(), error) {
-				in := scorer.Input{Prompt: t.Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params}
+				in := scorer.Input{
+					Prompt: t.Prompt, GroundTruth: spec.GroundTruth.Text(), Truth: spec.GroundTruth.Value(),
+					Params: spec.Params,
+				}
 				var err error
 				if t.Text != nil {
 					in.Text, err = text.load(ctx)

@@ -39,7 +39,8 @@ const maxQuote = 200
 // Sample is one image or text in a request, with its prompt.
 type Sample struct {
 	Prompt      string            `json:"prompt" msgpack:"prompt"`
-	GroundTruth string            `json:"ground_truth" msgpack:"ground_truth"`
+	// GroundTruth is a text, or another value of JSON.
+	GroundTruth any               `json:"ground_truth" msgpack:"ground_truth"`
 	Params      map[string]string `json:"params" msgpack:"params"`
 	// Image is a file of ImageFormat: base64 in JSON, a byte string in msgpack. Both are absent for a text.
 	Image       []byte `json:"image,omitempty" msgpack:"image,omitempty"`
@@ -60,9 +61,13 @@ func NewSample(in scorer.Input, format string) (Sample, error) {
 	if params == nil {
 		params = map[string]string{} // an empty map, never null: one case less for servers
 	}
+	truth := in.Truth
+	if truth == nil {
+		truth = in.GroundTruth
+	}
 	if x := in.Text; x != nil {
 		return Sample{
-			Prompt: in.Prompt, GroundTruth: in.GroundTruth, Params: params, Text: &x.Answer, Messages: x.Messages,
+			Prompt: in.Prompt, GroundTruth: truth, Params: params, Text: &x.Answer, Messages: x.Messages,
 			Trajectory: x.Trajectory,
 		}, nil
 	}
@@ -70,7 +75,7 @@ func NewSample(in scorer.Input, format string) (Sample, error) {
 	if err != nil {
 		return Sample{}, err
 	}
-	s := Sample{Prompt: in.Prompt, GroundTruth: in.GroundTruth, Params: params, ImageFormat: format}
+	s := Sample{Prompt: in.Prompt, GroundTruth: truth, Params: params, ImageFormat: format}
 	if s.Image, err = encodeImage(middle, format); err != nil || len(in.Media.Frames) == 1 {
 		return s, err
 	}
