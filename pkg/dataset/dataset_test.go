@@ -113,7 +113,7 @@ func formatCases() []formatCase {
 				"prompt": `A shop window with "SALE 50%" painted on the glass`, "negative_prompt": " ",
 				"metadata": object{
 					"data_source": "flow_grpo/ocr", "ability": "ocr", "split": "train", "index": int64(0),
-					"reward_model": object{"style": "rule"},
+					"reward_model":  object{"style": "rule"},
 					"system_prompt": "Describe the image in detail:", "system_negative_prompt": "Describe the image in detail:",
 				},
 			}},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -49,7 +50,7 @@ func (d *Reader) openParquet(r io.Reader) error {
 			return d.faultAt(1, fault("columns", column.Name(), "must come at most once"))
 		}
 		names = append(names, column.Name())
-		if err := checkColumn(column.Name(), column); err != nil {
+		if err := checkColumn(column.Name(), column, false); err != nil {
 			return d.faultAt(1, err)
 		}
 	}
@@ -65,18 +66,19 @@ func (d *Reader) openParquet(r io.Reader) error {
 	return nil
 }
 
-// checkColumn refuses types of columns that have no form in JSON.
-func checkColumn(path string, node parquet.Node) error {
+// checkColumn refuses types of columns that have no form in JSON, and inside of columns those that toJSON converts.
+func checkColumn(path string, node parquet.Node, inside bool) error {
 	if !node.Leaf() {
 		for _, field := range node.Fields() {
-			if err := checkColumn(shortPath(path+"."+field.Name()), field); err != nil {
+			if err := checkColumn(shortPath(path+"."+field.Name()), field, true); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
 	name, _, _ := strings.Cut(node.Type().String(), "(")
-	if slices.Contains([]string{"DECIMAL", "INT96", "TIME", "FLOAT16", "FIXED_LEN_BYTE_ARRAY", "UUID", "VARIANT"}, name) {
+	if slices.Contains([]string{"DECIMAL", "INT96", "TIME", "FLOAT16", "FIXED_LEN_BYTE_ARRAY", "UUID", "VARIANT"}, name) ||
+		inside && toJSON(node, int64(-1)) != any(int64(-1)) {
 		return fault(path, bare(node.Type().String()), "must be numbers, texts, times, lists or structs; write the column "+
 			"as texts")
 	}
@@ -118,7 +120,7 @@ func (p *parquetRows) next() (line int, value any, bad, err error) {
 	size := 0
 	for _, column := range p.schema.Fields() {
 		name := column.Name()
-		v, bad := fromParquet(name, object[name], 2, &size)
+		v, bad := fromParquet(name, toJSON(column, object[name]), 2, &size)
 		if bad != nil {
 			return p.n, nil, bad, nil
 		}
@@ -133,6 +135,36 @@ func (p *parquetRows) next() (line int, value any, bad, err error) {
 		}
 	}
 	return p.n, object, nil, nil
+}
+
+// toJSON returns integers that stand for dates, times and unsigned numbers as what they stand for; other values as they
+// are.
+func toJSON(node parquet.Node, v any) any {
+	var n int64
+	switch x := v.(type) {
+	case int64:
+		n = x
+	case int32:
+		n = int64(x)
+	default:
+		return v
+	}
+	kind := node.Type().String()
+	switch {
+	case kind == "DATE":
+		return time.Unix(n*24*60*60, 0).UTC().Format(time.DateOnly)
+	case kind == "INT(64,false)":
+		return uint64(n)
+	case kind == "INT(32,false)":
+		return int64(uint32(n))
+	case !strings.HasPrefix(kind, "TIMESTAMP"):
+		return v
+	case strings.Contains(kind, "NANOS"):
+		return time.Unix(0, n).UTC().Format(time.RFC3339Nano)
+	case strings.Contains(kind, "MICROS"):
+		return time.UnixMicro(n).UTC().Format(time.RFC3339Nano)
+	}
+	return time.UnixMilli(n).UTC().Format(time.RFC3339Nano)
 }
 
 // fromParquet returns a value of a Parquet file as JSON has it, with the limits of other formats. size counts the bytes
@@ -192,6 +224,12 @@ func fromParquet(path string, v any, depth int, size *int) (_ any, err error) {
 			return nil, fault(path, missing{}, fmt.Sprintf("must have at most %d fields", MaxFields))
 		}
 		return v, nil
+	}
+	if p := reflect.ValueOf(v); p.Kind() == reflect.Pointer { // what may be missing in a map
+		if p.IsNil() {
+			return nil, nil
+		}
+		return fromParquet(path, p.Elem().Interface(), depth, size)
 	}
 	return nil, fault(path, fmt.Sprintf("%T", v), "must be a number, a text, a time, a list or a struct")
 }

@@ -70,10 +70,7 @@ func (d *datasetFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVarP(&d.file, "prompts", "f", "",
 		"file of prompts, - for stdin: text (one per line), CSV, TSV, Parquet, JSON lines or a JSON array; records of "+
 			"meander, verl (messages, reward_model) or geneval (metadata). 'meander prompts FILE' shows how it is read")
-	f.StringVar(&d.format, "prompts-format", string(dataset.Auto),
-		"format of that file: auto (from its name and content), text, csv, tsv, parquet, json, or JSON of one kind: "+
-			"meander, metadata, verl")
-	f.StringVar(&d.column, "prompt-column", "prompt", "column or field of that file that holds the prompt, e.g. caption")
+	d.addFileFlags(f)
 	f.StringVar(&d.template, "template", "",
 		`text of each prompt, made from its record, e.g. 'a red sign that says "{prompt}"'; {prompt}, {ground_truth}, {negative_prompt}, {uid}, {seed}, {index} and metadata`)
 	f.BoolVar(&d.skipBad, "skip-bad", false, "skip and list bad records; without it the first one is an error")
@@ -89,6 +86,14 @@ func (d *datasetFlags) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&d.dryRun, "dry-run", false, "print the estimate, and do nothing")
 	f.BoolVar(&d.overfill, "overfill", false,
 		"start although the estimate does not fit the streams; new events wait while a stream is full")
+}
+
+// addFileFlags adds the flags that say how a file of prompts is read to f.
+func (d *datasetFlags) addFileFlags(f *pflag.FlagSet) {
+	f.StringVar(&d.format, "prompts-format", string(dataset.Auto),
+		"format of that file: auto (from its name and content), text, csv, tsv, parquet, json, or JSON of one kind: "+
+			"meander, metadata, verl")
+	f.StringVar(&d.column, "prompt-column", "prompt", "column or field of that file that holds the prompt, e.g. caption")
 }
 
 // load reads the prompts of the command line and of the file, selects some, and fills in the flags. A uid from a file
@@ -213,7 +218,7 @@ func (p *promptFlags) selectRecords(
 	}
 	reader, done, err := p.openFile(stdin, prepare)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--prompts: %w", err)
 	}
 	defer done()
 	p.loaded.reader = reader
@@ -347,7 +352,7 @@ func truthText(v any) string {
 	return truth.Text()
 }
 
-// openFile opens the file of --prompts; nil without one. done closes it. An error names the flag.
+// openFile opens the file of --prompts; nil without one. done closes it.
 func (d *datasetFlags) openFile(
 	stdin io.Reader, prepare func(*dataset.Record) error,
 ) (reader *dataset.Reader, done func(), err error) {
@@ -357,7 +362,7 @@ func (d *datasetFlags) openFile(
 	in, name, done := stdin, "stdin", func() {}
 	if d.file != "-" {
 		if in, done, err = openInput(d.file); err != nil {
-			return nil, nil, fmt.Errorf("--prompts: %w", err)
+			return nil, nil, err
 		}
 		name = d.file
 	}
@@ -370,7 +375,7 @@ func (d *datasetFlags) openFile(
 	}
 	if reader, err = dataset.Open(in, name, o); err != nil {
 		done()
-		return nil, nil, fmt.Errorf("--prompts: %w", err)
+		return nil, nil, err
 	}
 	return reader, done, nil
 }

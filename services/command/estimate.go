@@ -41,9 +41,9 @@ func (p *estimated) refusalError(names fieldFlags) error {
 
 // recordCounts counts what happened to the records.
 type recordCounts struct {
-	File       string   `json:"file,omitempty"`
-	Format     string   `json:"format,omitempty"`
-	Records    int      `json:"records"`
+	File    string `json:"file,omitempty"`
+	Format  string `json:"format,omitempty"`
+	Records int    `json:"records"`
 	// Partial says that the rest of the file was not read, since it could not be chosen.
 	Partial bool `json:"partial,omitempty"`
 	// Bad lists the first of BadCount bad records.
