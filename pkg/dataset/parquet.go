@@ -26,13 +26,13 @@ type parquetRows struct {
 }
 
 // openParquet begins to read a Parquet file. It needs access to any place of it.
-func (d *Reader) openParquet(r io.Reader) error {
+func (d *Reader) openParquet(r io.Reader) (err error) {
+	defer d.damaged(&err)
 	file, ok := r.(interface {
 		io.ReaderAt
 		io.Seeker
 	})
 	var size int64
-	var err error
 	if ok {
 		size, err = file.Seek(0, io.SeekEnd)
 	}
@@ -85,12 +85,15 @@ func checkColumn(path string, node parquet.Node, inside bool) error {
 	return nil
 }
 
+// damaged makes an error of a panic: the library trusts what a file says of itself.
+func (d *Reader) damaged(err *error) {
+	if r := recover(); r != nil {
+		*err = fmt.Errorf("%s is a damaged Parquet file: %v", d.name, r)
+	}
+}
+
 func (p *parquetRows) next() (line int, value any, bad, err error) {
-	defer func() { // of a damaged file
-		if r := recover(); r != nil {
-			err = fmt.Errorf("row %d: not Parquet: %v", p.n, r)
-		}
-	}()
+	defer p.d.damaged(&err)
 	for len(p.have) == 0 {
 		if p.rows == nil {
 			if len(p.groups) == 0 {

@@ -315,7 +315,7 @@ func (p *promptFlags) prepare(specs []any) (func(*dataset.Record) error, error) 
 			}
 		}
 		if text, ok := r.Prompt(); ok && specs != nil && r.Fields["reward"] == nil {
-			return checkAnswers(specs, text, truthText(p.truthOf(r)))
+			return checkAnswers(specs, text, p.truthOf(r))
 		}
 		return nil
 	}, nil
@@ -344,12 +344,6 @@ func (p *promptFlags) truthOf(r *dataset.Record) any {
 		return p.groundTruth
 	}
 	return r.GroundTruth
-}
-
-// truthText returns a ground truth as text.
-func truthText(v any) string {
-	truth, _ := schemas.NewTruth(v) // what is wrong with it, its reader says
-	return truth.Text()
 }
 
 // openFile opens the file of --prompts; nil without one. done closes it.
@@ -404,25 +398,36 @@ func fieldKinds() map[string]dataset.Kind {
 	return kinds
 }
 
-// checkTypes refuses a record that could not be read as a prompt: a field has a value of another kind. records calls
+// checkTypes refuses a record that could not be read as a prompt: a field has a value of another kind. prepare calls
 // it.
 func checkTypes(r *dataset.Record) error {
+	_, _, err := decodeRecord(r)
+	return err
+}
+
+// decodeRecord returns a record as the event that it becomes, without a uid of its own, and its bytes. The error names
+// the field with a value of another kind.
+func decodeRecord(r *dataset.Record) (*schemas.Prompt, []byte, error) {
 	q := prompt{body: maps.Clone(r.Fields)}
 	if err := checkStart(q.body); err != nil {
-		return err
+		return nil, nil, err
 	}
 	q.setTextOfMessages()
 	if q.body["uid"] == nil {
 		delete(q.body, "uid") // loadPrompts makes one
 	}
+	if q.body["v"] == nil {
+		q.body["v"] = int64(schemas.Version)
+	}
 	data, err := q.encode()
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	if err := schemas.Decode(data, &schemas.Prompt{}); err != nil {
-		return errors.Unwrap(err) // it names the field
+	var e schemas.Prompt
+	if err := schemas.Decode(data, &e); err != nil {
+		return nil, nil, errors.Unwrap(err) // it names the field
 	}
-	return nil
+	return &e, data, nil
 }
 
 // openInput opens an input file; done closes it. Opening a pipe that no program writes to would wait for ever: it is

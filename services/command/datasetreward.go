@@ -145,7 +145,7 @@ func (p *promptFlags) checkTruthUsed(specs []any, defaults map[string]any) error
 
 // checkAnswers returns what the reward functions of the flags refuse about one prompt, such as a missing ground
 // truth. records calls it.
-func checkAnswers(specs []any, text, truth string) error {
+func checkAnswers(specs []any, text string, truth any) error {
 	var errs []error
 	for _, v := range specs {
 		spec := v.(map[string]any) // as rewardSpecs makes them

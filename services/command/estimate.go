@@ -123,7 +123,7 @@ func (d *datasetFlags) addPrompts(prompts []prompt, f *estimate.Facts) (*estimat
 		if q.truth != nil {
 			var specs []any
 			// A quoted ground truth satisfies every reward function that compares.
-			for _, reward := range f.Rewards(&schemas.Prompt{Prompt: strconv.Quote(truthText(q.truth))}, policy) {
+			for _, reward := range f.Rewards(&schemas.Prompt{Prompt: strconv.Quote(fmt.Sprint(q.truth))}, policy) {
 				specs = append(specs, map[string]any{"name": reward})
 			}
 			if specs == nil {

@@ -1,12 +1,14 @@
 package command
 
 import (
+	"bufio"
 	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 
@@ -28,7 +30,7 @@ const promptsShown = 3
 // promptsCommand makes the command 'meander prompts'.
 func promptsCommand(a *app) *cobra.Command {
 	var d datasetFlags
-	var modelName string
+	var modelName, file string
 	c := &cobra.Command{
 		Use:   "prompts FILE",
 		Short: "show how a file of prompts is read",
@@ -44,12 +46,13 @@ Exit status: 0 all records can be published, 1 some cannot.`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			d.file = given[0]
-			return a.showPrompts(c, &d, modelName)
+			return a.showPrompts(c, &d, modelName, file)
 		},
 	}
 	d.addFileFlags(c.Flags())
 	c.Flags().IntVar(&d.choice.Limit, "limit", 0, "read this many records, not the whole file; 0: all")
 	c.Flags().StringVar(&modelName, "model", "", "folder or name of a model, to say which prompts are too long for it")
+	c.Flags().StringVar(&file, "out", "", "write the prompts to this file, as JSON lines that every reader takes")
 	return c
 }
 
@@ -90,7 +93,7 @@ type promptTokens struct {
 
 // showPrompts reads the file and prints what it is read as. Records that would be refused, and prompts that are too long
 // for the model, give exit status 1.
-func (a *app) showPrompts(c *cobra.Command, d *datasetFlags, modelName string) error {
+func (a *app) showPrompts(c *cobra.Command, d *datasetFlags, modelName, file string) (err error) {
 	out := &promptsRead{File: d.file, Reasons: []string{}, First: []readPrompt{}, Whole: true}
 	if formats := dataset.Formats(); !slices.Contains(formats, dataset.Format(d.format)) {
 		return usage(oneOf("prompts-format", d.format, wordsOf(formats)))
@@ -99,7 +102,6 @@ func (a *app) showPrompts(c *cobra.Command, d *datasetFlags, modelName string) e
 		return usage(fmt.Errorf("--limit: %d; must be at least 0", d.choice.Limit))
 	}
 	if modelName != "" {
-		var err error
 		if out.Tokens, err = tokensOf(modelName); err != nil {
 			return usage(fmt.Errorf("--model: %w", err))
 		}
@@ -110,9 +112,25 @@ func (a *app) showPrompts(c *cobra.Command, d *datasetFlags, modelName string) e
 		return usage(err)
 	}
 	defer done()
+	write := func(*dataset.Record) error { return nil }
+	if file != "" {
+		f, failed := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+		if failed != nil {
+			return usage(fmt.Errorf("--out: %w", failed))
+		}
+		buffer := bufio.NewWriter(f)
+		defer func() { err = errors.Join(err, buffer.Flush(), f.Close()) }()
+		write = func(r *dataset.Record) error {
+			_, err := fmt.Fprintln(buffer, inJSON(asLine(r)))
+			return err
+		}
+	}
 	for r, err := range reader.Records() {
 		if err != nil {
 			return usage(err)
+		}
+		if err := write(&r); err != nil {
+			return fmt.Errorf("--out: %w", err)
 		}
 		if err := out.add(&r); err != nil {
 			return usage(err)
@@ -157,23 +175,25 @@ func (p *promptsRead) add(r *dataset.Record) (err error) {
 	return nil
 }
 
+// asLine returns a record as an object that is read as the same record.
+func asLine(r *dataset.Record) map[string]any {
+	line := maps.Clone(r.Fields)
+	if r.Messages != nil {
+		line["prompt"] = r.Messages
+	}
+	if r.GroundTruth != nil {
+		line["ground_truth"] = r.GroundTruth
+	}
+	return line
+}
+
 // checkRecord refuses a record that intake would refuse whatever the model is.
 func checkRecord(r *dataset.Record) error {
-	if err := checkTypes(r); err != nil {
-		return err
-	}
-	q := prompt{body: maps.Clone(r.Fields)}
-	q.setTextOfMessages()
-	q.body["v"] = int64(schemas.Version)
-	data, err := q.encode()
+	e, data, err := decodeRecord(r)
 	if err != nil {
 		return err
 	}
-	var e schemas.Prompt
-	if err := schemas.Decode(data, &e); err != nil {
-		return err
-	}
-	if unknown := schemas.UnknownFields(data, &e); len(unknown) > 0 && e.UnknownFields != schemas.UnknownWarn {
+	if unknown := schemas.UnknownFields(data, e); len(unknown) > 0 && e.UnknownFields != schemas.UnknownWarn {
 		return errors.New(unknown[0])
 	}
 	return e.Validate()
@@ -203,13 +223,13 @@ func tokensOf(name string) (*promptTokens, error) {
 	}
 	card := l.Card()
 	return &promptTokens{Model: card.Name, Most: card.MaxPositions, Lines: []int{}, count: func(r *dataset.Record) (int, error) {
-		ids, err := l.Prompt(messagesOf(r))
+		ids, err := l.Prompt(conversationOf(r))
 		return len(ids), err
 	}}, nil
 }
 
-// messagesOf returns what a language model is asked by a record.
-func messagesOf(r *dataset.Record) []lm.Message {
+// conversationOf returns what a language model is asked by a record.
+func conversationOf(r *dataset.Record) []lm.Message {
 	list := r.Messages
 	if given, ok := r.Fields["messages"].([]any); ok {
 		list = given

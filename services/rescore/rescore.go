@@ -186,7 +186,7 @@ func (g *group) apply(run schemas.Run, c Change, batchGroups int64) error {
 	}
 	var errs []error
 	for _, spec := range x.Reward {
-		errs = append(errs, scorer.Check(spec.Name, g.prompt, spec.GroundTruth.Text(), spec.Params))
+		errs = append(errs, scorer.Check(spec.Name, g.prompt, spec.GroundTruth.Value(), spec.Params))
 	}
 	if c.Advantage != nil {
 		a := *c.Advantage

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """What is scored: image is a Pillow image in RGB; prompt, ground_truth and params are those of the prompt event."""
+    """What is scored: image is a Pillow image in RGB; prompt, ground_truth (a text, or any other value of JSON) and params
+    are those of the prompt event."""
 
     image: Image.Image
     prompt: str
-    ground_truth: str = ""
+    ground_truth: Any = ""
     params: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 

@@ -6,7 +6,6 @@ import importlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,9 @@ def settings_of(rollout: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A part of OmegaConf's as Python's own dicts and lists."""
+    """A part of OmegaConf's, or a value of numpy's, as Python's own types."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _plain(value.tolist())
     if isinstance(value, Mapping):
         return {key: _plain(v) for key, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -90,15 +91,13 @@ def messages_of(raw_prompt: Any) -> list[dict[str, str]]:
 def with_truth(fields: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a prompt, with the row's reward_model.ground_truth for each reward function that names none.
 
-    ValueError: it is no text or whole number, of which a reward function would make nothing.
+    It may be any value of JSON, or numpy's form of one.
     """
     truth = (row.get("reward_model") or {}).get("ground_truth")
     if truth is None or all("ground_truth" in spec for spec in fields.get("reward") or ()):
         return fields
-    if not isinstance(truth, (str, Integral, np.bool_)):
-        how = "must be a text or a whole number, or fields must set ground_truth of each reward function"
-        raise ValueError(f"reward_model.ground_truth: {type(truth).__name__}; {how}")
-    return fields | {"reward": [{"ground_truth": str(truth), **spec} for spec in fields["reward"]]}
+    truth = _plain(truth)
+    return fields | {"reward": [{"ground_truth": truth, **spec} for spec in fields["reward"]]}
 
 
 def output(
