@@ -203,6 +203,7 @@ func TestExecute_FullOutput(t *testing.T) {
 		{"top"},
 		{"gc", "--gc-age", "1h"},
 		{"model", "info", "synthetic"},
+		{"prompts", reports + "07-geneval/metadata.jsonl"},
 		{"run", "--dry-run", "--model", "synthetic", "a fox"},
 		append([]string{"run", "--run", "r1"}, small...),
 		{"rescore", "--reward", "jpeg_incompressibility", "--out", "-"},

@@ -261,11 +261,13 @@ func (p *promptsRead) print(out io.Writer) {
 		}
 		table.Row(cmp.Or(present.EscapeControls(column.Name), "(no name)"), present.Thousands(column.Records), use)
 	}
-	fmt.Fprintln(out)
-	table.Print(out)
+	if len(p.Columns) > 0 {
+		fmt.Fprintln(out)
+		table.Print(out)
+	}
 	for _, r := range p.First {
 		fmt.Fprintln(out)
-		r.print(out)
+		r.write(out, max(present.LineWidth(out), 3*promptLabel))
 	}
 	if len(p.Reasons) > 0 {
 		fmt.Fprintln(out)
@@ -291,38 +293,51 @@ func (p *promptsRead) print(out io.Writer) {
 	}
 }
 
-// print writes one prompt: its text or messages, then fields, ground truth and metadata.
-func (r *readPrompt) print(out io.Writer) {
-	const label = 14
-	columns := max(present.LineWidth(out), 3*label)
+// promptLabel is the width of the names before a prompt's values; the longest is "ground truth".
+const promptLabel = 14
+
+// write writes one prompt in lines of so many columns: its text or messages, then fields, ground truth and metadata.
+func (r *readPrompt) write(out io.Writer, columns int) {
 	line := func(name, text string) {
 		text = present.Cut(present.EscapeControls(text), 600)
-		fmt.Fprintf(out, "%-*s%s\n", label, name, present.Wrap(text, columns, label))
+		fmt.Fprintf(out, "%-*s%s\n", promptLabel, name, present.Wrap(text, columns, promptLabel))
 	}
 	messages := r.Messages
 	if given, ok := r.Fields["messages"].([]any); ok {
 		messages = given
 	}
-	line(fmt.Sprintf("line %d", r.Line), inJSON(r.Fields["prompt"]))
+	line(fmt.Sprintf("line %d", r.Line), spaced(r.Fields["prompt"]))
 	for _, v := range messages {
 		if m, ok := v.(map[string]any); ok {
-			line("  "+fmt.Sprint(m["role"]), inJSON(m["content"]))
+			line("  "+fmt.Sprint(m["role"]), spaced(m["content"]))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Fields)) {
 		if name != "prompt" && name != "messages" && name != "metadata" {
-			line("  field", name+" "+inJSON(r.Fields[name]))
+			line("  field", name+" "+spaced(r.Fields[name]))
 		}
 	}
 	if r.GroundTruth != nil {
-		line("  ground truth", inJSON(r.GroundTruth))
+		line("  ground truth", spaced(r.GroundTruth))
 	}
 	if r.Fields["metadata"] != nil {
-		line("  metadata", inJSON(r.Fields["metadata"]))
+		line("  metadata", spaced(r.Fields["metadata"]))
 	}
 	if r.Tokens > 0 {
 		line("  tokens", present.Thousands(r.Tokens))
 	}
+}
+
+// spaced returns a value as JSON on one line, with spaces where it may break.
+func spaced(v any) string {
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent(" ", "")
+	if err := enc.Encode(v); err != nil {
+		return fmt.Sprint(v)
+	}
+	return strings.ReplaceAll(strings.TrimSuffix(b.String(), "\n"), "\n", "")
 }
 
 // inJSON returns a value as JSON, on one line.
