@@ -139,6 +139,8 @@ func (p truthPlan) decode(r *reader, v reflect.Value) error {
 	return p.set(v.Addr().Interface().(*Truth), r)
 }
 
+// set reads the next value, whatever it is: a text as it is, null as none. A value beyond the limits of metadata is an
+// error.
 func (truthPlan) set(t *Truth, r *reader) error {
 	*t = ""
 	if r.skipNull() {

@@ -78,7 +78,8 @@ type Batch struct {
 
 // Report counts what a Choice did, in order.
 type Report struct {
-	// Records is how many came in: with Partial not all, since the others could not be chosen. Short and Long were dropped for their length.
+	// Records is how many came in: with Partial not all, since the others could not be chosen. Short and Long were
+	// dropped for their length.
 	Records, Short, Long int
 	// Duplicates counts records with an equal earlier one; Dropped says whether they were dropped.
 	Duplicates int

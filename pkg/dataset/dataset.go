@@ -262,8 +262,8 @@ func (d *Reader) take(name, use, note string) {
 	}
 }
 
-// Open begins to read a file of prompts. name decides the format and appears in errors. Parquet needs an io.ReaderAt and
-// io.Seeker. Errors: an unknown format, and a file that is not of the format.
+// Open begins to read a file of prompts. name decides the format and appears in errors. Parquet needs an io.ReaderAt
+// and io.Seeker. Errors: an unknown format, and a file that is not of the format.
 func Open(r io.Reader, name string, o Options) (*Reader, error) {
 	o.Format, o.PromptColumn = cmp.Or(o.Format, Auto), cmp.Or(o.PromptColumn, promptField)
 	if !slices.Contains(Formats(), o.Format) {

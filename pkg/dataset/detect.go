@@ -37,8 +37,8 @@ var foreign = []struct{ start, what, fix string }{
 
 // formatHint ends refusals of files whose format is not clear.
 func formatHint() string {
-	return "the formats are text (.txt), csv, tsv, parquet and json (.json, .jsonl); --prompts-format says which one a " +
-		"file has"
+	return "the formats are text (.txt), csv, tsv, parquet and json (.json, .jsonl); --prompts-format says which one " +
+		"a file has"
 }
 
 // open finds the format of a file and begins to read its values.
@@ -53,7 +53,8 @@ func (d *Reader) open(r io.Reader) error {
 			return fmt.Errorf("read %s: it is %s, not a file of prompts; %s", d.name, f.what, f.fix)
 		}
 	}
-	if len(head) >= 4 && (head[0] != 0 && head[1] == 0 && head[3] == 0 || head[0] == 0 && head[1] != 0 && head[2] == 0) {
+	if len(head) >= 4 && (head[0] != 0 && head[1] == 0 && head[3] == 0 ||
+		head[0] == 0 && head[1] != 0 && head[2] == 0) {
 		return fmt.Errorf("read %s: it is UTF-16, not UTF-8; convert it with iconv -f UTF-16 -t UTF-8", d.name)
 	}
 	if bytes.HasPrefix(head, []byte("\xef\xbb\xbf")) { // a byte order mark is not part of a prompt
@@ -82,12 +83,12 @@ func (d *Reader) open(r io.Reader) error {
 		case d.Format == Auto:
 			d.Format = Text
 		case d.Format != JSON && looks.json():
-			return fmt.Errorf("read %s: it begins with JSON, and a %s file is read as %s; say --prompts-format json, or %s",
-				d.name, extension, d.Format, d.Format)
+			return fmt.Errorf("read %s: it begins with JSON, and a %s file is read as %s; say --prompts-format json, "+
+				"or %s", d.name, extension, d.Format, d.Format)
 		}
 		if d.Format == Text && looksTable(line) {
-			return fmt.Errorf("read %s: its first line looks like the header of a table, %s; say --prompts-format csv or "+
-				"tsv, or text if it is a prompt", d.name, display(string(line)))
+			return fmt.Errorf("read %s: its first line looks like the header of a table, %s; say --prompts-format csv "+
+				"or tsv, or text if it is a prompt", d.name, display(string(line)))
 		}
 	}
 	switch d.Format {

@@ -27,6 +27,7 @@ func newJSONStream(name string, r io.Reader, array bool) *jsonStream {
 	return &jsonStream{name: name, in: in, places: places, dec: json.NewDecoder(places), array: array}
 }
 
+// next implements source. A syntax error ends the file, and names the line.
 func (s *jsonStream) next() (int, any, error, error) {
 	if s.array && !s.begun {
 		if _, err := s.dec.Token(); err != nil {
@@ -59,7 +60,7 @@ func (s *jsonStream) end() error {
 	} else if !s.array {
 		return s.broken(err)
 	}
-	return (&Reader{name: s.name}).faultAt(s.places.at(s.dec.InputOffset()), errors.New("more after the end of the array"))
+	return s.faultAt(s.dec.InputOffset(), errors.New("more after the end of the array"))
 }
 
 // broken returns a syntax error with file and line.
@@ -71,7 +72,11 @@ func (s *jsonStream) broken(err error) error {
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 		offset = max(offset, syntax.Offset)
 	}
-	return (&Reader{name: s.name}).faultAt(s.places.at(offset), fmt.Errorf("not JSON: %w", err))
+	return s.faultAt(offset, fmt.Errorf("not JSON: %w", err))
+}
+
+func (s *jsonStream) faultAt(offset int64, err error) error {
+	return (&Reader{name: s.name}).faultAt(s.places.at(offset), err)
 }
 
 // parseElement returns the value of one element of an array, with the checks that lines makes of a

@@ -19,6 +19,7 @@ type lines struct {
 	n         int
 }
 
+// next implements source. A line that is too long or no UTF-8 is a bad value.
 func (l *lines) next() (int, any, error, error) {
 	for {
 		l.n++
@@ -35,7 +36,8 @@ func (l *lines) next() (int, any, error, error) {
 			line = trimmed
 		}
 		if long {
-			return l.n, nil, fault("", missing{}, fmt.Sprintf("must be a line of at most %d bytes", MaxRecordBytes)), nil
+			rule := fmt.Sprintf("must be a line of at most %d bytes", MaxRecordBytes)
+			return l.n, nil, fault("", missing{}, rule), nil
 		}
 		if err := checkText("", string(line)); err != nil {
 			return l.n, nil, err, nil

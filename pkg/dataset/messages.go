@@ -16,8 +16,8 @@ type messageTexts struct {
 	turns        bool   // it is a conversation of several turns
 }
 
-// splitMessages reads value v of the field name: a list of messages with these roles, whose last must be the user's. Any
-// other form is an error that names the place.
+// splitMessages reads value v of the field name: a list of messages with these roles, whose last must be the user's.
+// Any other form is an error that names the place.
 func splitMessages(field string, v any, roles ...string) (t messageTexts, err error) {
 	list, ok := v.([]any)
 	if !ok || len(list) == 0 {
@@ -53,8 +53,8 @@ func splitMessages(field string, v any, roles ...string) (t messageTexts, err er
 	return t, nil
 }
 
-// readMessages returns a list of messages as {role, content}, each content a text. roles are those that may be there; nil:
-// any.
+// readMessages returns a list of messages as {role, content}, each content a text. roles are those that may be there;
+// nil: any.
 func readMessages(field string, list []any, roles []string) ([]any, error) {
 	out := make([]any, len(list))
 	for i, item := range list {
@@ -81,8 +81,8 @@ func readMessages(field string, list []any, roles []string) ([]any, error) {
 func MessageText(at string, message map[string]any) (string, error) {
 	for name, v := range message {
 		if name != "role" && name != "content" && !isEmpty(v) {
-			return "", fault(shortPath(at+"."+name), v, "must be absent: a message has a role and a content, and nothing "+
-				"else is shown to the model")
+			return "", fault(shortPath(at+"."+name), v, "must be absent: a message has a role and a content, and "+
+				"nothing else is shown to the model")
 		}
 	}
 	var text strings.Builder
@@ -105,7 +105,8 @@ func MessageText(at string, message map[string]any) (string, error) {
 			}
 			for name, v := range part {
 				if name != "type" && name != "text" && !isEmpty(v) {
-					return "", fault(shortPath(at+"."+name), v, "must be absent: of a part only the text is shown to the model")
+					return "", fault(shortPath(at+"."+name), v, "must be absent: of a part only the text is shown to "+
+						"the model")
 				}
 			}
 			text.WriteString(s)

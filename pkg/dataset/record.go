@@ -61,7 +61,8 @@ func (d *Reader) newRecord(value any) (*Record, error) {
 	if d.Format == Meander { // its reader knows every name
 		if prompt != "" && prompt != promptField {
 			if _, twice := object[promptField]; twice {
-				return nil, fault(promptField, object[promptField], "must be absent where --prompt-column names another")
+				return nil, fault(promptField, object[promptField],
+					"must be absent where --prompt-column names another")
 			}
 			object[promptField] = object[prompt]
 			delete(object, prompt)

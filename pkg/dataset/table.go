@@ -24,7 +24,8 @@ type table struct {
 func (d *Reader) openTable(in *bufio.Reader, line []byte) error {
 	comma := d.separator(line)
 	t := &table{d: d}
-	if d.Form = map[rune]string{',': "columns with ,", ';': "columns with ;", '\t': "columns with tabs"}[comma]; comma == '\t' {
+	if d.Form = "columns with " + string(comma); comma == '\t' {
+		d.Form = "columns with tabs"
 		t.row = tabRows(in)
 	} else {
 		t.row = csvRows(in, comma)
@@ -112,8 +113,8 @@ func tabRows(in *bufio.Reader) func() (int, []string, error, error) {
 	}
 }
 
-// promptName returns the name that holds the prompt, of those in a record or a header: Options.PromptColumn, however it is
-// written if that is prompt; "" if none does.
+// promptName returns the name that holds the prompt, of those in a record or a header: Options.PromptColumn, however it
+// is written if that is prompt; "" if none does.
 func (d *Reader) promptName(names []string) string {
 	want := d.options.PromptColumn
 	if slices.Contains(names, want) || want != promptField {
@@ -195,8 +196,8 @@ func (t *table) object(cells []string) (any, error) {
 		}
 		if name == "" {
 			if _, err := strconv.ParseInt(text, 10, 64); err != nil {
-				return nil, fault("column 1", text, "must have a name in the header; only the row numbers of pandas may "+
-					"have none")
+				return nil, fault("column 1", text, "must have a name in the header; only the row numbers of pandas "+
+					"may have none")
 			}
 			t.d.take("", UseNone, "row numbers, as pandas writes them")
 			continue

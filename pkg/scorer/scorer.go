@@ -30,7 +30,7 @@ type Input struct {
 	Prompt string
 	// GroundTruth is what the sample is compared with, for scorers that compare.
 	GroundTruth string
-	// Truth is the same as a value of JSON, where that is no text: scorers outside this process get it. Nil: it is a text.
+	// Truth is the same as a value of JSON, for scorers outside this process. Nil: it is the text.
 	Truth any
 	// Params are options of the scorer; an unknown one is an error.
 	Params map[string]string

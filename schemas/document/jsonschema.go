@@ -274,6 +274,9 @@ func numbers(p *jsonschema.Schema, t reflect.Type) {
 
 // nullable also accepts null.
 func nullable(p *jsonschema.Schema) *jsonschema.Schema {
+	if p.Ref == "" && p.Type == "" { // any value, so null too
+		return p
+	}
 	if p.Ref != "" {
 		return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{p, {Type: "null"}}}
 	}

@@ -93,7 +93,8 @@ func (d *datasetFlags) addFileFlags(f *pflag.FlagSet) {
 	f.StringVar(&d.format, "prompts-format", string(dataset.Auto),
 		"format of that file: auto (from its name and content), text, csv, tsv, parquet, json, or JSON of one kind: "+
 			"meander, metadata, verl")
-	f.StringVar(&d.column, "prompt-column", "prompt", "column or field of that file that holds the prompt, e.g. caption")
+	f.StringVar(&d.column, "prompt-column", "prompt",
+		"column or field of that file that holds the prompt, e.g. caption")
 }
 
 // load reads the prompts of the command line and of the file, selects some, and fills in the flags. A uid from a file
@@ -252,7 +253,8 @@ func (p *promptFlags) selectRecords(
 	switch {
 	case report.Records > 0:
 	case p.file != "" && reader.Skipped > 0:
-		return nil, fmt.Errorf("--prompts: no prompts in %s, and %s", p.file, present.Count(reader.Skipped, "bad record"))
+		return nil, fmt.Errorf("--prompts: no prompts in %s, and %s", p.file,
+			present.Count(reader.Skipped, "bad record"))
 	case p.file != "":
 		return nil, fmt.Errorf("--prompts: no prompts in %s; must have at least one, a line or a record each", p.file)
 	default:

@@ -91,8 +91,8 @@ type promptTokens struct {
 	count func(r *dataset.Record) (int, error)
 }
 
-// showPrompts reads the file and prints what it is read as. Records that would be refused, and prompts that are too long
-// for the model, give exit status 1.
+// showPrompts reads the file and prints what it is read as. Records that would be refused, and prompts that are too
+// long for the model, give exit status 1.
 func (a *app) showPrompts(c *cobra.Command, d *datasetFlags, modelName, file string) (err error) {
 	out := &promptsRead{File: d.file, Reasons: []string{}, First: []readPrompt{}, Whole: true}
 	if formats := dataset.Formats(); !slices.Contains(formats, dataset.Format(d.format)) {
@@ -206,10 +206,11 @@ func tokensOf(name string) (*promptTokens, error) {
 		if info.CountTokens == nil {
 			return nil, fmt.Errorf("%s: its tokenizer cannot be read; see 'meander model info %s'", name, name)
 		}
-		return &promptTokens{Model: info.Name, Most: info.MaxPromptTokens, Lines: []int{}, count: func(r *dataset.Record) (int, error) {
+		count := func(r *dataset.Record) (int, error) {
 			text, _ := r.Prompt()
 			return info.CountTokens(text)
-		}}, nil
+		}
+		return &promptTokens{Model: info.Name, Most: info.MaxPromptTokens, Lines: []int{}, count: count}, nil
 	}
 	if !errors.Is(err, model.ErrUnknown) {
 		return nil, err
@@ -222,10 +223,11 @@ func tokensOf(name string) (*promptTokens, error) {
 		return nil, err
 	}
 	card := l.Card()
-	return &promptTokens{Model: card.Name, Most: card.MaxPositions, Lines: []int{}, count: func(r *dataset.Record) (int, error) {
+	count := func(r *dataset.Record) (int, error) {
 		ids, err := l.Prompt(conversationOf(r))
 		return len(ids), err
-	}}, nil
+	}
+	return &promptTokens{Model: card.Name, Most: card.MaxPositions, Lines: []int{}, count: count}, nil
 }
 
 // conversationOf returns what a language model is asked by a record.
@@ -271,8 +273,8 @@ func (p *promptsRead) print(out io.Writer) {
 	}
 	if len(p.Reasons) > 0 {
 		fmt.Fprintln(out)
-		present.Linef(out, "%s would be refused; run and publish stop at the first one, or leave them out with --skip-bad:",
-			present.Count(p.Refused, "record"))
+		present.Linef(out, "%s would be refused; run and publish stop at the first one, or leave them out with "+
+			"--skip-bad:", present.Count(p.Refused, "record"))
 		for _, reason := range p.Reasons {
 			present.PrintEscaped(out, "  "+reason)
 		}
@@ -285,9 +287,8 @@ func (p *promptsRead) print(out io.Writer) {
 		text := fmt.Sprintf("%s takes %s tokens; the longest prompt has %s", t.Model, present.Thousands(t.Most),
 			present.Thousands(t.Longest))
 		if t.TooLong > 0 {
-			text += fmt.Sprintf("; %s too long, the first at line %s; shorten them, or leave them out with "+
-				"--max-prompt-chars", present.Count(t.TooLong, "prompt")+map[bool]string{true: " is", false: " are"}[t.TooLong == 1],
-				strings.Trim(fmt.Sprint(t.Lines), "[]"))
+			text += fmt.Sprintf("; too long: %s, the first at line %s; shorten them, or leave them out with "+
+				"--max-prompt-chars", present.Count(t.TooLong, "prompt"), strings.Trim(fmt.Sprint(t.Lines), "[]"))
 		}
 		present.Linef(out, "%s", text)
 	}

@@ -52,7 +52,7 @@ func TestPrompts(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := expect(t, exitFailed, "2 records would be refused", "prompts", file, "--model", "../../deploy/models/signs")
-	for _, want := range []string{"line 1: rollout.sde_typ: unknown field; did you mean sde_type?", "line 2: group_size: 0; must be between 1 and 1024", "1 prompt is too long, the first at line 3"} {
+	for _, want := range []string{"line 1: rollout.sde_typ: unknown field; did you mean sde_type?", "line 2: group_size: 0; must be between 1 and 1024", "too long: 1 prompt, the first at line 3"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing:\n%s", want, out)
 		}
