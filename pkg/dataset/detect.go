@@ -109,7 +109,7 @@ func (d *Reader) open(r io.Reader) error {
 	case shapeObjectBegun:
 		d.values, d.Form = newJSONStream(d.name, in, false), "objects over several lines"
 	default:
-		d.values, d.Form = &lines{in: in, parse: parseJSON}, "one a line"
+		d.values, d.Form = &lines{in: in, parse: ParseJSON}, "one a line"
 	}
 	return nil
 }

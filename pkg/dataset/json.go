@@ -88,11 +88,12 @@ func parseElement(text []byte) (any, error) {
 	if err := checkText("", string(text)); err != nil {
 		return nil, err
 	}
-	return parseJSON(text)
+	return ParseJSON(text)
 }
 
-// parseJSON returns the value of a text of JSON: a line, an element of an array, or a cell. Errors name the field.
-func parseJSON(text []byte) (any, error) {
+// ParseJSON returns the value of a text of JSON: a line, an element of an array, a cell, another file of people. Names
+// that repeat, and characters and numbers that could not be kept, are errors, which name the field.
+func ParseJSON(text []byte) (any, error) {
 	if at := loneSurrogate(text); at != "" {
 		return nil, fault("", at, "must be a whole character: half of a surrogate pair stands alone")
 	}

@@ -124,7 +124,7 @@ func (b *builder) add(name string, v any) error {
 		return fault(name, v, "must be absent: "+why+"; what only a reward function needs may be in an object metadata")
 	}
 	_, field := b.options.Fields[name]
-	field = field && b.Format != Verl
+	field = field && b.Format != Verl && name != promptField
 	inner, object := v.(map[string]any)
 	switch {
 	case b.Format == Metadata:

@@ -235,3 +235,16 @@ func TestChoose_ReadsNoFurther(t *testing.T) {
 		t.Errorf("%v, %v", some, err)
 	}
 }
+
+// The column that is named is the prompt; one called prompt beside it is metadata.
+func TestRead_PromptColumn(t *testing.T) {
+	for name, text := range map[string]string{"p.csv": "caption,prompt\na,b\n", "p.jsonl": `{"caption": "a", "prompt": "b"}`} {
+		d, err := readAll(strings.NewReader(text), name, dataset.Options{Fields: fields, PromptColumn: "caption"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := (object{"prompt": "a", "metadata": object{"prompt": "b"}}); !reflect.DeepEqual(d.Records[0].Fields, want) {
+			t.Errorf("%s: %v, want %v", name, d.Records[0].Fields, want)
+		}
+	}
+}

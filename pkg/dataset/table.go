@@ -221,11 +221,12 @@ func (d *Reader) cell(name, text string) (any, error) {
 	if kind == KindBool { // as Python writes it, too
 		trimmed = strings.ToLower(trimmed)
 	}
-	v, err := parseJSON([]byte(trimmed))
-	if err != nil && kind == KindJSON {
-		err.(*RecordError).Field = strings.Trim(name+"."+err.(*RecordError).Field, ".")
-		return nil, err
-	} else if err != nil {
+	v, err := ParseJSON([]byte(trimmed))
+	switch bad, ok := errors.AsType[*RecordError](err); {
+	case ok && kind == KindJSON:
+		bad.Field = strings.Trim(name+"."+bad.Field, ".")
+		return nil, bad
+	case err != nil:
 		return text, nil // the check of the field refuses it by name
 	}
 	return v, nil

@@ -146,6 +146,8 @@ func TestTexts_Matches(t *testing.T) {
 		t.Errorf("an answer after a retry: %v, %v", got, err)
 	}
 	for name, fault := range map[string]error{
+		"a truth that is a list":       scorer.Check(scorer.ExactMatch, "x", []any{"a"}, nil),
+		"a truth that is an object":    scorer.Check(scorer.OCR, "x", map[string]any{"a": 1}, nil),
 		"exact_match without a truth":  scorer.Check(scorer.ExactMatch, "x", "", nil),
 		"numeric_match without a sum":  scorer.Check(scorer.NumericMatch, "how much?", "", nil),
 		"a truth without a number":     scorer.Check(scorer.NumericMatch, "1+1=?", "two", nil),

@@ -38,7 +38,7 @@ const maxQuote = 200
 
 // Sample is one image or text in a request, with its prompt.
 type Sample struct {
-	Prompt      string            `json:"prompt" msgpack:"prompt"`
+	Prompt string `json:"prompt" msgpack:"prompt"`
 	// GroundTruth is a text, or another value of JSON.
 	GroundTruth any               `json:"ground_truth" msgpack:"ground_truth"`
 	Params      map[string]string `json:"params" msgpack:"params"`
