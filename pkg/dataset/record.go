@@ -333,7 +333,7 @@ func (d *Reader) checkName(name string, v any) error {
 			d.meant[name] = meant
 		}
 	}
-	if meant != "" {
+	if meant != "" && (meant != promptField || d.options.PromptColumn == promptField) {
 		return fault(name, v,
 			"must be a field of a prompt, did you mean "+meant+"? (what is metadata may be in an object metadata)")
 	}

@@ -463,6 +463,11 @@ func misspelt(name string) string {
 	if slices.Contains(fields, name) {
 		return ""
 	}
+	if slices.ContainsFunc(schemas.Fields(reflect.TypeFor[schemas.Rollout]()), func(f schemas.Field) bool {
+		return f.Name == name
+	}) {
+		return "rollout." + name
+	}
 	if outer, _, dotted := strings.Cut(name, "."); dotted && slices.Contains(fields, outer) {
 		return outer + ", which holds an object in JSON"
 	}

@@ -295,7 +295,7 @@ func (p *promptsRead) print(out io.Writer) {
 }
 
 // promptLabel is the width of the names before a prompt's values; the longest is "ground truth".
-const promptLabel = 14
+const promptLabel = 16
 
 // write writes one prompt in lines of so many columns: its text or messages, then fields, ground truth and metadata.
 func (r *readPrompt) write(out io.Writer, columns int) {

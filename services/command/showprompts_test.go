@@ -21,13 +21,13 @@ func TestPrompts(t *testing.T) {
 	}{
 		{[]string{reports + "07-geneval/metadata.jsonl"}, exitOK, []string{
 			": json, one a line; 4 prompts\n", "prompt   4        prompt\n", "exclude  1        metadata\n",
-			"line 3        \"a photo of a tie right of a dog\"\n", `"position": [ "right of", 0 ]`,
+			"line 3          \"a photo of a tie right of a dog\"\n", `"position": [ "right of", 0 ]`,
 		}},
 		{[]string{reports + "03-pickapic-caption-csv/caption.csv", "--prompt-column", "caption", "--model", "../../deploy/models/signs"}, exitOK, []string{
 			"(no name)    2        not used, row numbers, as pandas writes them", "image_0_uid  2        metadata",
 			"signs takes 512 tokens; the longest prompt has 25",
 		}},
-		{[]string{reports + "17-csv-fields/fields.csv"}, exitOK, []string{"seed                 1        field\n", "  field       true_cfg_scale 3.5\n"}},
+		{[]string{reports + "17-csv-fields/fields.csv"}, exitOK, []string{"seed                 1        field\n", "  field         true_cfg_scale 3.5\n"}},
 		{[]string{reports + "05-verl-groundtruth/list.jsonl", "--model", "../../deploy/models/sums"}, exitOK, []string{
 			"reward_model.ground_truth  1        ground truth", "  ground truth", `{ "target": [ "Rembrandt",`, "extra_info.index           1        metadata, as index",
 		}},
@@ -56,6 +56,17 @@ func TestPrompts(t *testing.T) {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing:\n%s", want, out)
 		}
+	}
+	for record, want := range map[string]string{
+		`{"prompt": "a", "noise_level": 0.5}`:   "noise_level: 0.5; must be a field of a prompt, did you mean rollout.noise_level?",
+		`{"prompt": "a", "rollout.solver": ""}`: "did you mean rollout, which holds an object in JSON?",
+		`{"prompt": "a", "group_siz": 4}`:       "did you mean group_size?",
+	} {
+		other := filepath.Join(t.TempDir(), "p.jsonl")
+		if err := os.WriteFile(other, []byte(record), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		expect(t, exitFailed, want, "prompts", other)
 	}
 	lines := linesOf(t, expect(t, exitFailed, "", "prompts", file, "--json"))
 	if len(lines) != 1 || lines[0]["refused"] != 2.0 || lines[0]["prompts"] != 1.0 || len(lines[0]["reasons"].([]any)) != 2 {
