@@ -146,8 +146,6 @@ func TestTexts_Matches(t *testing.T) {
 		t.Errorf("an answer after a retry: %v, %v", got, err)
 	}
 	for name, fault := range map[string]error{
-		"a truth that is a list":       scorer.Check(scorer.ExactMatch, "x", []any{"a"}, nil),
-		"a truth that is an object":    scorer.Check(scorer.OCR, "x", map[string]any{"a": 1}, nil),
 		"exact_match without a truth":  scorer.Check(scorer.ExactMatch, "x", "", nil),
 		"numeric_match without a sum":  scorer.Check(scorer.NumericMatch, "how much?", "", nil),
 		"a truth without a number":     scorer.Check(scorer.NumericMatch, "1+1=?", "two", nil),
@@ -171,5 +169,22 @@ func TestTexts_Matches(t *testing.T) {
 		if fault == nil {
 			t.Errorf("%s: taken", name)
 		}
+	}
+}
+
+// Functions of this program compare with a text or a number; others take any value.
+func TestCheck_TruthOfAnotherKind(t *testing.T) {
+	for _, truth := range []any{[]any{"a"}, map[string]any{"a": 1}, true} {
+		for _, name := range []string{scorer.ExactMatch, scorer.NumericMatch, scorer.OCR} {
+			if err := scorer.Check(name, "1+1=?", truth, nil); err == nil || !strings.Contains(err.Error(), "must be a text or a number for "+name) {
+				t.Errorf("%s with %v: %v", name, truth, err)
+			}
+		}
+		if err := scorer.Check("nats:own", "x", truth, nil); err != nil {
+			t.Errorf("nats:own with %v: %v", truth, err)
+		}
+	}
+	if err := scorer.Check(scorer.NumericMatch, "how much?", int64(42), nil); err != nil {
+		t.Errorf("a number: %v", err)
 	}
 }

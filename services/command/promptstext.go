@@ -176,8 +176,8 @@ func readMessages(path string) ([]any, error) {
 		v = object["messages"]
 		for name := range object {
 			if _, list := v.([]any); list && name != "messages" {
-				return nil, fmt.Errorf("--messages: %s: %s: given; must be absent: nothing but messages is shown to the "+
-					"model", path, name)
+				return nil, fmt.Errorf("--messages: %s: %s: given; must be absent: nothing but messages is shown to "+
+					"the model", path, name)
 			}
 		}
 	}
