@@ -70,6 +70,12 @@ func (f *faults) checkValue(c *Field, v reflect.Value, i int) {
 			f.inItem(c.Name, i).checkFields(v)
 		}
 	case reflect.String:
+		if t, ok := v.Interface().(Truth); ok && !t.isText() {
+			if err := t.check(); err != nil {
+				f.addToRoot(f.fullPath(c.Name) + ": " + err.Error())
+			}
+			return
+		}
 		f.checkText(c, v.String(), i)
 	case reflect.Int64:
 		if c.Name == "v" {

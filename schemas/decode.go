@@ -79,12 +79,16 @@ func planOf(t reflect.Type) plan {
 var (
 	metadataType = reflect.TypeFor[Metadata]()
 	groupType    = reflect.TypeFor[Group]()
+	truthType    = reflect.TypeFor[Truth]()
 )
 
 // newPlan makes the plan of a type. It panics for a type that has no form on the wire.
 func newPlan(t reflect.Type) plan {
 	if t == metadataType {
 		return metadataPlan{}
+	}
+	if t == truthType {
+		return truthPlan{}
 	}
 	switch t.Kind() {
 	case reflect.Bool:

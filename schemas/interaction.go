@@ -80,7 +80,7 @@ type InteractRequest struct {
 	// FinishReason is why the answer ended: stop or length.
 	FinishReason string `msgpack:"finish_reason" enum:"FinishReasons"`
 	// GroundTruth is that of the first reward function that has one, Metadata the prompt's.
-	GroundTruth string   `msgpack:"ground_truth" size:"0..MaxPromptBytes"`
+	GroundTruth Truth    `msgpack:"ground_truth" size:"0..MaxPromptBytes"`
 	Metadata    Metadata `msgpack:"metadata,omitempty"`
 	// IDs to Entropies are of the answer's tokens, as in Tokens. Of answers of more than MaxInteractTokens tokens they
 	// are empty: Events has them; so are those numbers that a server which draws the tokens does not give.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -61,6 +62,9 @@ func convertNumbers(v any) error {
 		}
 		if i, err := n.Int64(); err == nil {
 			return i, nil
+		}
+		if u, err := strconv.ParseUint(n.String(), 10, 64); err == nil {
+			return u, nil
 		}
 		return n.Float64()
 	}

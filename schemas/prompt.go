@@ -202,8 +202,8 @@ type RewardSpec struct {
 	// Required fails the sample when this scorer fails. An optional score that failed is left out
 	// of the sum, and the event says so.
 	Required *bool `msgpack:"required,omitempty" default:"true"`
-	// GroundTruth is what the image is compared with, where the scorer compares.
-	GroundTruth string `msgpack:"ground_truth,omitempty" size:"0..MaxPromptBytes"`
+	// GroundTruth is what the sample is compared with, where the scorer compares: a text, or any value of JSON.
+	GroundTruth Truth `msgpack:"ground_truth,omitempty" size:"0..MaxPromptBytes"`
 	// Params are options of the function by name, such as psm of ocr; one that it does not have
 	// is refused.
 	Params map[string]string `msgpack:"params,omitempty" size:"0..MaxParams"`
@@ -277,7 +277,7 @@ type Substitute struct {
 	// NegativePrompt is what guidance leads away from.
 	NegativePrompt *string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes" absent:"that of the prompt"`
 	// GroundTruth is what its images are compared with, by the reward functions for which the prompt names one.
-	GroundTruth string `msgpack:"ground_truth,omitempty" size:"0..MaxPromptBytes" absent:"the text in double quotes"`
+	GroundTruth Truth `msgpack:"ground_truth,omitempty" size:"0..MaxPromptBytes" absent:"the text in double quotes"`
 	// Metadata replaces that of the prompt.
 	Metadata Metadata `msgpack:"metadata,omitempty"`
 }

@@ -83,7 +83,7 @@ type Group struct {
 }
 
 // GroundTruth returns that of the first reward function that has one; "" if none has.
-func (g *Group) GroundTruth() string {
+func (g *Group) GroundTruth() Truth {
 	for _, r := range g.Reward {
 		if r.GroundTruth != "" {
 			return r.GroundTruth

@@ -8,8 +8,8 @@ type ScoreRequest struct {
 	// Name is the instance, NAME of nats:NAME.
 	Name   string `msgpack:"name" form:"token"`
 	Prompt string `msgpack:"prompt" size:"0..MaxPromptBytes"`
-	// GroundTruth is what the image is compared with; empty: nothing was named.
-	GroundTruth string `msgpack:"ground_truth" size:"0..MaxPromptBytes"`
+	// GroundTruth is what the sample is compared with, a text or any value of JSON; empty: nothing was named.
+	GroundTruth Truth `msgpack:"ground_truth" size:"0..MaxPromptBytes"`
 	// Params are the prompt's for this function, handed on unread.
 	Params map[string]string `msgpack:"params"`
 	// Metadata is the prompt's: the record that it came with.

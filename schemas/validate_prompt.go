@@ -32,7 +32,7 @@ func (p *Prompt) checkRules(f *faults) {
 	for i, s := range p.Substitutes {
 		truths := slices.ContainsFunc(p.Reward, func(r RewardSpec) bool { return r.GroundTruth != "" })
 		if s.GroundTruth != "" && !truths {
-			f.inItem("substitutes", i).add("ground_truth", quote(s.GroundTruth),
+			f.inItem("substitutes", i).add("ground_truth", quote(s.GroundTruth.Text()),
 				"must be absent unless a reward function of the prompt has one")
 		}
 	}

@@ -101,7 +101,7 @@ func TestPrompt_Validate(t *testing.T) {
 		{"weights cancel", func(p *P) { p.Reward[1].Weight = new(-1.0) }, "reward: weights sum to 0; must be above 0"},
 		{"a negative weight", func(p *P) { p.Reward[1].Weight = new(-0.5) }, ""},
 		{"absent weight is 1", func(p *P) { p.Reward[0].Weight, p.Reward[1].Weight = nil, new(-1.0) }, "reward: weights sum to 0; must be above 0"},
-		{"long ground truth", func(p *P) { p.Reward[0].GroundTruth = strings.Repeat("x", 16385) }, "reward[0].ground_truth: 16385 bytes; must be at most 16384"},
+		{"long ground truth", func(p *P) { p.Reward[0].GroundTruth = schemas.Truth(strings.Repeat("x", 16385)) }, "reward[0].ground_truth: 16385 bytes; must be at most 16384"},
 		{"param without a name", func(p *P) { p.Reward[0].Params = map[string]string{"": "x"} }, `reward[0].params: ""; must be a name of 1 to 64 bytes`},
 		{"long param", func(p *P) { p.Reward[0].Params = map[string]string{"k": strings.Repeat("x", 4097)} }, "reward[0].params.k: 4097 bytes; must be at most 4096"},
 		{"many params", func(p *P) {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"unicode/utf8"
 )
@@ -77,60 +78,122 @@ type Batch struct {
 
 // Report counts what a Choice did, in order.
 type Report struct {
-	// Records is how many came in. Short and Long were dropped for their length.
+	// Records is how many came in: with Partial not all, since the others could not be chosen. Short and Long were
+	// dropped for their length.
 	Records, Short, Long int
 	// Duplicates counts records with an equal earlier one; Dropped says whether they were dropped.
 	Duplicates int
 	Dropped    bool
+	Partial    bool
 	// Chosen is how many are left after offset and limit, repeated to fill a given number of batches, in Batches; both
 	// are before sharding.
 	Chosen, Batches int
 }
 
 // Choose applies a choice to the records of a file and returns the batches of its shard, and a
-// report of what was left out; publishing from a file goes through it. Without records there are no
-// batches. An invalid choice, and spares for a single record, are errors.
-func Choose(records []Record, c Choice) ([]Batch, Report, error) {
-	report := Report{Records: len(records), Dropped: c.Dedup}
+// report of what was left out; publishing from a file goes through it. It keeps those records alone that
+// may be chosen, and reads no further than it must. Without records there are no batches. An
+// invalid choice, spares for a single record, and errors of the records are errors.
+func Choose(records iter.Seq2[Record, error], c Choice) ([]Batch, Report, error) {
+	report := Report{Dropped: c.Dedup}
 	if err := c.Validate(); err != nil {
 		return nil, report, err
 	}
-	seen := make(map[[sha256.Size]byte]bool, len(records))
-	var kept []Record
-	for _, r := range records {
-		prompt, ok := r.Prompt()
-		if n := utf8.RuneCountInString(prompt); ok && n < c.MinChars {
-			report.Short++
-			continue
-		} else if c.MaxChars > 0 && n > c.MaxChars {
-			report.Long++
-			continue
-		}
-		if ok {
-			id := r.identity(prompt)
-			if seen[id] {
-				if report.Duplicates++; c.Dedup {
-					continue
-				}
-			}
-			seen[id] = true
-		}
-		kept = append(kept, r)
-	}
-	if c.Shuffle != nil {
-		shuffle(kept, *c.Shuffle)
+	kept, err := c.keep(c.filter(records, &report), &report)
+	if err != nil {
+		return nil, report, err
 	}
 	kept = kept[min(c.Offset, len(kept)):]
-	if c.Limit > 0 {
-		kept = kept[:min(c.Limit, len(kept))]
-	}
-	kept, err := c.repeat(kept)
-	if err != nil {
+	if kept, err = c.repeat(kept); err != nil {
 		return nil, report, err
 	}
 	report.Chosen = len(kept)
 	batches := c.split(kept, &report)
 	return batches, report, nil
+}
+
+// filter yields the records that no filter drops, and counts the others. Duplicates are known by 8 bytes of a hash: of
+// a million records two have the same by chance once in 10^7 files, and the memory of all stays small.
+func (c Choice) filter(records iter.Seq2[Record, error], report *Report) iter.Seq2[Record, error] {
+	type start [8]byte
+	return func(yield func(Record, error) bool) {
+		seen := map[start]struct{}{}
+		for r, err := range records {
+			if err != nil {
+				yield(r, err)
+				return
+			}
+			report.Records++
+			prompt, ok := r.Prompt()
+			if n := utf8.RuneCountInString(prompt); ok && n < c.MinChars {
+				report.Short++
+				continue
+			} else if c.MaxChars > 0 && n > c.MaxChars {
+				report.Long++
+				continue
+			}
+			if ok {
+				whole := r.identity(prompt)
+				id := start(whole[:])
+				if _, twice := seen[id]; twice {
+					if report.Duplicates++; c.Dedup {
+						continue
+					}
+				}
+				seen[id] = struct{}{}
+			}
+			if !yield(r, nil) {
+				return
+			}
+		}
+	}
+}
+
+// most returns how many records, in order, decide what is chosen; 0: all.
+func (c Choice) most() int {
+	n := c.Limit
+	if c.Batches > 0 {
+		// One more than there are places, so that a record never is its own spare.
+		if places := c.Batches*c.BatchSize*(1+c.Spares) + 1; n == 0 || places < n {
+			n = places
+		}
+	}
+	if n == 0 {
+		return 0
+	}
+	return c.Offset + n
+}
+
+// keep returns the records that decide what is chosen, in their order. In the order of the file it reads no more than
+// these, and says so in the report; of a shuffled file it holds no more at a time.
+func (c Choice) keep(records iter.Seq2[Record, error], report *Report) ([]Record, error) {
+	most := c.most()
+	var kept []Record
+	for r, err := range records {
+		if err != nil {
+			return nil, err
+		}
+		kept = append(kept, r)
+		if most == 0 {
+			continue
+		}
+		if c.Shuffle == nil && len(kept) == most {
+			report.Partial = true
+			break
+		}
+		if len(kept) == 2*most {
+			shuffle(kept, *c.Shuffle)
+			clear(kept[most:])
+			kept = kept[:most]
+		}
+	}
+	if c.Shuffle != nil {
+		shuffle(kept, *c.Shuffle)
+	}
+	if most > 0 {
+		kept = kept[:min(most, len(kept))]
+	}
+	return kept, nil
 }
 
 // repeat returns as many records as the batches need, pass by pass over the file, each pass
@@ -246,14 +309,16 @@ func (r *Record) identity(prompt string) [sha256.Size]byte {
 	write(true, prompt)
 	negative, ok := r.Fields["negative_prompt"].(string)
 	write(ok, negative)
-	write(r.GroundTruth != "", r.GroundTruth)
+	truth, _ := json.Marshal(r.GroundTruth) // JSON values
+	write(r.GroundTruth != nil, string(truth))
 	said, _ := json.Marshal(r.Messages) // maps of texts
 	write(r.Messages != nil, string(said))
 	rewards, _ := r.Fields["reward"].([]any) // in prompts of this project ground truths may be there
 	for _, v := range rewards {
 		spec, _ := v.(map[string]any)
-		if truth, ok := spec["ground_truth"].(string); ok && truth != "" {
-			write(true, truth)
+		if spec[truthField] != nil {
+			truth, _ := json.Marshal(spec[truthField])
+			write(true, string(truth))
 		}
 	}
 	return [sha256.Size]byte(h.Sum(nil))

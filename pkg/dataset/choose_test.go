@@ -44,17 +44,19 @@ func TestChoose(t *testing.T) {
 		{"all", dataset.Choice{}, [][]int{{0, 1, 2, 3, 4, 5, 6}}, dataset.Report{Duplicates: 2, Chosen: 7, Batches: 1}},
 		{"dedup", dataset.Choice{Dedup: true}, [][]int{{0, 1, 3, 4, 5}}, dataset.Report{Duplicates: 2, Dropped: true, Chosen: 5, Batches: 1}},
 		{"length in characters", dataset.Choice{MinChars: 2, MaxChars: 2}, [][]int{{1, 4, 5, 6}}, dataset.Report{Short: 2, Long: 1, Duplicates: 1, Chosen: 4, Batches: 1}},
-		{"offset and limit", dataset.Choice{Offset: 2, Limit: 3}, [][]int{{2, 3, 4}}, dataset.Report{Duplicates: 2, Chosen: 3, Batches: 1}},
+		{"offset and limit", dataset.Choice{Offset: 2, Limit: 3}, [][]int{{2, 3, 4}}, dataset.Report{Records: 5, Partial: true, Duplicates: 1, Chosen: 3, Batches: 1}},
 		{"offset beyond", dataset.Choice{Offset: 9}, nil, dataset.Report{Duplicates: 2}},
 		{"batches", dataset.Choice{BatchSize: 3}, [][]int{{0, 1, 2}, {3, 4, 5}, {6}}, dataset.Report{Duplicates: 2, Chosen: 7, Batches: 3}},
 		{"shard of records", dataset.Choice{Shard: 1, Shards: 3}, [][]int{{1, 4}}, dataset.Report{Duplicates: 2, Chosen: 7, Batches: 1}},
 		{"shard of batches", dataset.Choice{BatchSize: 3, Shard: 0, Shards: 2}, [][]int{{0, 1, 2}, {6}}, dataset.Report{Duplicates: 2, Chosen: 7, Batches: 3}},
-		{"shard without records", dataset.Choice{Limit: 1, Shard: 1, Shards: 2}, nil, dataset.Report{Duplicates: 2, Chosen: 1, Batches: 1}},
+		{"shard without records", dataset.Choice{Limit: 1, Shard: 1, Shards: 2}, nil, dataset.Report{Records: 1, Partial: true, Chosen: 1, Batches: 1}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			tt.report.Records = len(letters)
-			batches, report, err := dataset.Choose(letters, tt.choice)
+			if !tt.report.Partial {
+				tt.report.Records = len(letters)
+			}
+			batches, report, err := dataset.Choose(each(letters), tt.choice)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -80,7 +82,7 @@ func TestChoose_Duplicates(t *testing.T) {
 		{Index: 8, Fields: object{"prompt": "a", "reward": spec("y")}},
 		{Index: 9, Fields: object{"prompt": "a", "reward": []any{object{"name": "ocr"}}}},
 	}
-	batches, report, err := dataset.Choose(records, dataset.Choice{Dedup: true})
+	batches, report, err := dataset.Choose(each(records), dataset.Choice{Dedup: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +102,7 @@ func TestChoose_Errors(t *testing.T) {
 		"shard: 1/0; must be I/N with I from 0 to N-1":                     {Shard: 1},
 		"max chars: -3; must be at least 0\nlimit: -1; must be at least 0": {MaxChars: -3, Limit: -1},
 	} {
-		if _, _, err := dataset.Choose(nil, c); fmt.Sprint(err) != want {
+		if _, _, err := dataset.Choose(each(nil), c); fmt.Sprint(err) != want {
 			t.Errorf("%+v: error %v, want %s", c, err, want)
 		}
 	}
@@ -109,7 +111,7 @@ func TestChoose_Errors(t *testing.T) {
 // The order of a seed is a promise: a run that is resumed chooses the same prompts.
 func TestChoose_ShuffleIsPinned(t *testing.T) {
 	seed := int64(42)
-	batches, _, err := dataset.Choose(texts("a", "b", "c", "d", "e", "f", "g", "h"), dataset.Choice{Shuffle: &seed})
+	batches, _, err := dataset.Choose(each(texts("a", "b", "c", "d", "e", "f", "g", "h")), dataset.Choice{Shuffle: &seed})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +139,7 @@ func TestChoose_Laws(t *testing.T) {
 		if rapid.Bool().Draw(t, "shuffled") {
 			c.Shuffle = new(rapid.Int64().Draw(t, "seed"))
 		}
-		whole, report, err := dataset.Choose(records, c)
+		whole, report, err := dataset.Choose(each(records), c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -147,7 +149,7 @@ func TestChoose_Laws(t *testing.T) {
 		for shard := range shards {
 			part := c
 			part.Shard, part.Shards = shard, shards
-			batches, r, err := dataset.Choose(records, part)
+			batches, r, err := dataset.Choose(each(records), part)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -180,7 +182,7 @@ func TestChoose_Laws(t *testing.T) {
 		if c.Shuffle == nil {
 			return
 		}
-		all, _, err := dataset.Choose(records, dataset.Choice{Shuffle: c.Shuffle})
+		all, _, err := dataset.Choose(each(records), dataset.Choice{Shuffle: c.Shuffle})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,29 +1,29 @@
 // Package dataset reads files of prompts as other projects write them, and chooses
-// from them. It is pure: bytes in, records out. Read returns a Dataset of Records, Choose
-// applies a Choice (filters, order, batches, shards) to them, and a Template rewrites
+// from them. It is pure: bytes in, records out. Open returns a Reader, whose Records come one by
+// one; Choose applies a Choice (filters, order, batches, shards) to them, and a Template rewrites
 // their prompts.
 //
 // It reads:
 //
 //   - text, a prompt a line (Flow-GRPO's dataset/*/train.txt);
-//   - CSV with a header;
-//   - JSON objects, one a line or as elements of one array: prompts of this project, records
-//     with metadata beside the prompt (Flow-GRPO's geneval files), and records in which the
-//     prompt is a list of messages (verl's OCR set). Each record may be of another kind.
+//   - tables with a header, CSV, TSV and Parquet: a row is the JSON object of its columns;
+//   - JSON objects or texts, one a line, one after the other, or as elements of one array: prompts of
+//     this project, records with metadata beside the prompt (Flow-GRPO's geneval files), and records
+//     in which the prompt is a list of messages (verl's OCR set). Each record may be of another kind.
 //
-// The Index of a record is always its position in the file, so that what is derived from
+// Every name in a record is a field of a prompt, metadata, without effect for a reason that Columns
+// says, or a fault. The Index of a record is always its position in the file, so that what is derived from
 // it does not depend on filters, order or shards. A fault is a RecordError: the field, the
 // value that was found and the rule.
 package dataset
 
 import (
-	"bufio"
-	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,24 +36,30 @@ type Format string
 const (
 	Auto     Format = "auto"     // by the file's extension and its first bytes
 	Text     Format = "text"     // a prompt a line, literally
-	CSV      Format = "csv"      // a header with at least prompt, then a record a line
-	JSON     Format = "json"     // JSON objects; the kind of each is detected
+	CSV      Format = "csv"      // a header with at least prompt, then a record a line; of Excel with ; for the comma
+	TSV      Format = "tsv"      // the same with tabs
+	Parquet  Format = "parquet"  // a table with types
+	JSON     Format = "json"     // JSON objects or texts; the kind of each is detected
 	Meander  Format = "meander"  // JSON objects that are prompts of this project, unchanged
 	Metadata Format = "metadata" // JSON objects of a prompt and metadata, as in geneval
 	Verl     Format = "verl"     // JSON objects with messages, as in verl's OCR set
 )
 
 // Formats lists the values of Options.Format.
-func Formats() []Format { return []Format{Auto, Text, CSV, JSON, Meander, Metadata, Verl} }
+func Formats() []Format {
+	return []Format{Auto, Text, CSV, TSV, Parquet, JSON, Meander, Metadata, Verl}
+}
 
 // Limits on what is read.
 const (
-	MaxFileBytes   = 256 << 20 // of a file
-	MaxRecords     = 1 << 20   // of a file
-	MaxRecordBytes = 1 << 20   // of a record, as in the file
-	MaxFields      = 128       // of a record, and of every object in it
-	MaxItems       = 8192      // of a list in a record
-	MaxDepth       = 8         // of lists and objects in a record
+	MaxFileBytes   = 16 << 30 // of a file
+	MaxRecords     = 1 << 20  // of a file
+	MaxRecordBytes = 1 << 20  // of a record, as in the file
+	MaxFields      = 128      // of a record, and of every object in it
+	MaxItems       = 8192     // of a list in a record
+	MaxDepth       = 8        // of lists and objects in a record
+	MaxBad         = 1000     // bad records that are listed; all are counted
+	MaxColumns     = 1000     // names that Columns lists
 )
 
 // Record is one prompt of a file.
@@ -69,8 +75,8 @@ type Record struct {
 	// Messages is the whole conversation, if the record has one with a system message; the prompt is its last
 	// message. Models of images get the prompt alone, language models all messages.
 	Messages []any
-	// GroundTruth is the text that images are compared with; empty: the record has none.
-	GroundTruth string
+	// GroundTruth is what samples are compared with, any JSON value; nil: the record has none.
+	GroundTruth any
 	// Spares are records that may replace this one (Choice.Spares).
 	Spares []Record
 }
@@ -134,6 +140,8 @@ func display(v any) string {
 			return strconv.Quote(strings.ToValidUTF8(v[:most], "")) + "..."
 		}
 		return strconv.Quote(v)
+	case []byte:
+		return fmt.Sprintf("%d bytes", len(v))
 	case map[string]any:
 		s = fmt.Sprintf("an object of %s", strings.Join(slices.Sorted(maps.Keys(v)), ", "))
 	case []any:
@@ -153,15 +161,29 @@ type (
 	bare    string
 )
 
-// Options of Read.
+// Kind is what a field of a prompt holds. A cell of a table that is no text is read by it.
+type Kind int
+
+// The kinds.
+const (
+	KindText Kind = iota
+	KindInteger
+	KindNumber
+	KindBool
+	KindJSON // a list or an object
+)
+
+// Options of Open.
 type Options struct {
 	// Format; empty is Auto.
 	Format Format
-	// Fields are the names of the fields of a prompt event. In objects of this project's form
-	// other names are metadata.
-	Fields []string
+	// Fields are the fields of a prompt event. In objects of this project's form other names are metadata.
+	Fields map[string]Kind
+	// PromptColumn is the name that holds the prompt; empty: prompt.
+	PromptColumn string
 	// Misspelt returns the field that was probably meant by a name that is none; "" accepts the name as metadata. A
-	// record with a misspelt name is bad; in a CSV header it is an error of the file. nil: no name is misspelt.
+	// record with a misspelt name is bad; in the header of a table it is an error of the file. nil: no name is
+	// misspelt.
 	Misspelt func(name string) string
 	// Prepare is called with each record before it is accepted, and may change it. An error makes the record a bad
 	// one; a *RecordError gets the file and line.
@@ -170,164 +192,153 @@ type Options struct {
 	SkipBad bool
 }
 
-// Dataset is the content of a file.
-type Dataset struct {
-	// Format is the format that the file was read in: Text, CSV or a kind of JSON.
-	Format  Format
-	Records []Record
-	// Total counts all records of the file, bad ones included.
-	Total int
-	// Bad are the faults of the records that were left out, in the order of the file.
-	Bad []*RecordError
+// Reader reads a file, record by record.
+type Reader struct {
+	// Format is that of the file: Text, CSV, TSV, Parquet or a kind of JSON. Form says more about it, for people.
+	Format Format
+	Form   string
+	// Total counts the records that were read, bad ones included, Skipped the bad ones; Bad are the faults of the first
+	// MaxBad of these.
+	Total, Skipped int
+	Bad            []*RecordError
+
+	name    string
+	options Options
+	values  source
+	columns map[Column]int
+	meant   map[string]string // what Misspelt said
 }
 
-// Read reads a whole file of prompts. name decides the format and appears in errors. Errors: an unknown format, a
-// file that is not of the format, a limit, and a bad record (*RecordError) unless Options.SkipBad.
-func Read(r io.Reader, name string, o Options) (*Dataset, error) {
-	if o.Format == "" {
-		o.Format = Auto
+// source yields the values of a file: objects and texts.
+type source interface {
+	// next returns the next value and the line where it begins. bad is a fault of this value alone; err ends the
+	// file, with io.EOF at its end.
+	next() (line int, value any, bad, err error)
+}
+
+// How a name in records is taken.
+const (
+	UsePrompt   = "prompt"
+	UseField    = "field"
+	UseTruth    = "ground truth"
+	UseMetadata = "metadata"
+	UseNone     = "not used"
+)
+
+// Column is a name in records: a column, or the path of a value in an object.
+type Column struct {
+	Name string `json:"name"`
+	// Use is how it is taken, Note says more: the field that is set, or why it has no effect.
+	Use  string `json:"use"`
+	Note string `json:"note,omitempty"`
+}
+
+// ColumnCount is a Column with the number of records that had a value there.
+type ColumnCount struct {
+	Column
+	Records int `json:"records"`
+}
+
+// Columns returns the names in the records that were read and how they were taken: prompt, fields, ground truth,
+// metadata, then what is not used; each in the order of names.
+func (d *Reader) Columns() []ColumnCount {
+	out := make([]ColumnCount, 0, len(d.columns))
+	for c, n := range d.columns {
+		out = append(out, ColumnCount{c, n})
 	}
+	uses := []string{UsePrompt, UseField, UseTruth, UseMetadata, UseNone}
+	slices.SortFunc(out, func(a, b ColumnCount) int {
+		return cmp.Or(slices.Index(uses, a.Use)-slices.Index(uses, b.Use), strings.Compare(a.Name, b.Name),
+			strings.Compare(a.Note, b.Note))
+	})
+	return out
+}
+
+// take notes how a name of a record was taken.
+func (d *Reader) take(name, use, note string) {
+	c := Column{name, use, note}
+	if n, known := d.columns[c]; known || len(d.columns) < MaxColumns {
+		d.columns[c] = n + 1
+	}
+}
+
+// Open begins to read a file of prompts. name decides the format and appears in errors. Parquet needs an io.ReaderAt
+// and io.Seeker. Errors: an unknown format, and a file that is not of the format.
+func Open(r io.Reader, name string, o Options) (*Reader, error) {
+	o.Format, o.PromptColumn = cmp.Or(o.Format, Auto), cmp.Or(o.PromptColumn, promptField)
 	if !slices.Contains(Formats(), o.Format) {
 		return nil, fmt.Errorf("format: %q; must be one of %s", o.Format, joinFormats(Formats()))
 	}
-	in := bufio.NewReaderSize(&bounded{r: r, left: MaxFileBytes}, 64<<10)
-	head, err := in.Peek(3)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("read %s: %w", name, err)
-	}
-	if bytes.Equal(head, []byte("\xef\xbb\xbf")) { // a byte order mark is not part of a prompt
-		_, _ = in.Discard(3)
-	}
-	start, err := firstCharacters(in)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", name, err)
-	}
-	format, err := detectFormat(name, start, o.Format)
-	if err != nil {
+	d := &Reader{name: name, options: o, columns: map[Column]int{}, meant: map[string]string{}}
+	if err := d.open(r); err != nil {
 		return nil, err
 	}
-	d := &reader{in: in, name: name, options: o, set: &Dataset{Format: format}}
-	switch {
-	case format == Text:
-		err = d.readText()
-	case format == CSV:
-		err = d.readCSV()
-	case strings.HasPrefix(start, "["):
-		err = d.readArray()
-	default:
-		err = d.readLines(d.parseObject)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return d.set, nil
+	return d, nil
 }
 
-// detectFormat returns the format of a file: the one that was asked for, else by the extension,
-// else by start, its first characters. Parquet is an error that says how to convert it.
-func detectFormat(name, start string, asked Format) (Format, error) {
-	extension := strings.ToLower(filepath.Ext(name))
-	if extension == ".parquet" || start == "PAR1" && asked == Auto && extension != ".txt" {
-		to := strings.TrimSuffix(name, filepath.Ext(name)) + ".jsonl"
-		return "", fmt.Errorf("read %s: parquet is not read; make JSON lines of it: "+
-			`python3 -c 'import sys, pandas; pandas.read_parquet(sys.argv[1]).to_json(sys.argv[2], orient="records", lines=True)' %s %s`, name, quote(name), quote(to))
-	}
-	if asked != Auto {
-		return asked, nil
-	}
-	switch extension {
-	case ".csv":
-		return CSV, nil
-	case ".json", ".jsonl", ".ndjson":
-		return JSON, nil
-	}
-	if strings.HasPrefix(start, "{") || strings.HasPrefix(start, "[{") {
-		return JSON, nil
-	}
-	return Text, nil
-}
-
-// quote quotes a file name for a shell, if it needs that, for commands in messages.
-func quote(s string) string {
-	plain := func(r rune) bool {
-		return strings.ContainsRune("/._-+", r) || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z'
-	}
-	if s != "" && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}
-
-// firstCharacters returns the first four bytes that are not white space, without consuming them,
-// for detectFormat; fewer if the file or the buffer has no more. The error is that of reading.
-func firstCharacters(in *bufio.Reader) (string, error) {
-	for n := 64; ; n = min(2*n, in.Size()) {
-		head, err := in.Peek(n)
-		start := make([]byte, 0, 4)
-		for _, c := range head {
-			if !strings.ContainsRune(" \t\r\n", rune(c)) && len(start) < cap(start) {
-				start = append(start, c)
+// Records yields the records of the file, once. An error ends it: a file that is not of its format, a limit, and a bad
+// record (*RecordError) unless Options.SkipBad.
+func (d *Reader) Records() iter.Seq2[Record, error] {
+	return func(yield func(Record, error) bool) {
+		for {
+			line, value, bad, err := d.values.next()
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			if err == nil && d.Total == MaxRecords {
+				err = fmt.Errorf("more than %d records", MaxRecords)
+			}
+			if err != nil {
+				if _, placed := errors.AsType[*RecordError](err); !placed {
+					err = fmt.Errorf("read %s: %w", d.name, err)
+				}
+				yield(Record{}, err)
+				return
+			}
+			r, bad := d.accept(line, value, bad)
+			d.Total++
+			if bad == nil {
+				if !yield(*r, nil) {
+					return
+				}
+				continue
+			}
+			placed := d.faultAt(line, bad)
+			if !d.options.SkipBad {
+				yield(Record{}, placed)
+				return
+			}
+			if d.Skipped++; d.Skipped <= MaxBad {
+				d.Bad = append(d.Bad, placed)
 			}
 		}
-		switch {
-		case len(start) == cap(start), errors.Is(err, io.EOF), n == in.Size():
-			return string(start), nil
-		case err != nil:
-			return "", err
-		}
 	}
 }
 
-// bounded is a reader that fails after MaxFileBytes.
-type bounded struct {
-	r    io.Reader
-	left int
+// accept makes the record of a value, unless that is bad. Records calls it.
+func (d *Reader) accept(line int, value any, bad error) (*Record, error) {
+	if bad != nil {
+		return nil, bad
+	}
+	r, err := d.newRecord(value)
+	if err != nil {
+		return nil, err
+	}
+	r.Index, r.Line = d.Total, line
+	if d.options.Prepare != nil {
+		err = d.options.Prepare(r)
+	}
+	return r, err
 }
 
-func (b *bounded) Read(p []byte) (int, error) {
-	n, err := b.r.Read(p)
-	if b.left -= n; b.left < 0 {
-		return 0, fmt.Errorf("more than %d bytes", MaxFileBytes)
-	}
-	return n, err
-}
-
-// reader holds the state of one call of Read.
-type reader struct {
-	in      *bufio.Reader
-	name    string
-	options Options
-	set     *Dataset
-}
-
-// addRecord adds the record r that begins at line to the set. If err, the reader's, or
-// Options.Prepare refuses it, addRecord returns that as an error, or notes it and goes on with
-// SkipBad. Too many records are an error, too.
-func (d *reader) addRecord(line int, r *Record, err error) error {
-	index := d.set.Total
-	if d.set.Total++; d.set.Total > MaxRecords {
-		return fmt.Errorf("read %s: more than %d records", d.name, MaxRecords)
-	}
-	if err == nil {
-		r.Index, r.Line = index, line
-		if d.options.Prepare != nil {
-			err = d.options.Prepare(r)
-		}
-	}
-	if err == nil {
-		d.set.Records = append(d.set.Records, *r)
-		return nil
-	}
-	bad := &RecordError{Rule: err.Error()}
+// faultAt returns an error with file and line.
+func (d *Reader) faultAt(line int, err error) *RecordError {
+	placed := &RecordError{Rule: err.Error()}
 	if known, ok := errors.AsType[*RecordError](err); ok {
-		*bad = *known
+		*placed = *known
 	}
-	bad.File, bad.Line = d.name, line
-	if !d.options.SkipBad {
-		return bad
-	}
-	d.set.Bad = append(d.set.Bad, bad)
-	return nil
+	placed.File, placed.Line = d.name, line
+	return placed
 }
 
 // joinFormats joins formats for messages.

@@ -2,6 +2,8 @@ package dataset_test
 
 import (
 	"fmt"
+	"io"
+	"iter"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -12,11 +14,49 @@ import (
 )
 
 // fields are those of a prompt, as far as the tests need them.
-var fields = []string{"v", "prompt", "negative_prompt", "uid", "seed", "group_size", "rollout", "reward", "metadata"}
+var fields = map[string]dataset.Kind{
+	"v": dataset.KindInteger, "prompt": dataset.KindText, "negative_prompt": dataset.KindText, "uid": dataset.KindText,
+	"seed": dataset.KindInteger, "group_size": dataset.KindInteger, "height": dataset.KindInteger,
+	"width": dataset.KindInteger, "num_inference_steps": dataset.KindInteger, "true_cfg_scale": dataset.KindNumber,
+	"validation": dataset.KindBool, "sigmas": dataset.KindJSON, "messages": dataset.KindJSON,
+	"rollout": dataset.KindJSON, "reward": dataset.KindJSON, "metadata": dataset.KindJSON,
+}
+
+// set is all that a Reader says of a file.
+type set struct {
+	*dataset.Reader
+	Records []dataset.Record
+}
+
+func readAll(r io.Reader, name string, o dataset.Options) (*set, error) {
+	d, err := dataset.Open(r, name, o)
+	if err != nil {
+		return nil, err
+	}
+	out := &set{Reader: d}
+	for r, err := range d.Records() {
+		if err != nil {
+			return nil, err
+		}
+		out.Records = append(out.Records, r)
+	}
+	return out, nil
+}
+
+// each yields records as a Reader does.
+func each(records []dataset.Record) iter.Seq2[dataset.Record, error] {
+	return func(yield func(dataset.Record, error) bool) {
+		for _, r := range records {
+			if !yield(r, nil) {
+				return
+			}
+		}
+	}
+}
 
 type object = map[string]any
 
-func read(t *testing.T, name string, o dataset.Options) *dataset.Dataset {
+func read(t *testing.T, name string, o dataset.Options) *set {
 	t.Helper()
 	f, err := os.Open(filepath.Join("testdata", name))
 	if err != nil {
@@ -26,7 +66,7 @@ func read(t *testing.T, name string, o dataset.Options) *dataset.Dataset {
 	if o.Fields == nil {
 		o.Fields = fields
 	}
-	d, err := dataset.Read(f, name, o)
+	d, err := readAll(f, name, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +103,7 @@ func formatCases() []formatCase {
 		{"prompts.json", dataset.JSON, []dataset.Record{
 			{Index: 0, Line: 2, Fields: object{"prompt": `a blue sign that says "4071"`, "seed": int64(7)}},
 			{Index: 1, Line: 3, Fields: object{"prompt": `a red sign that says "OPEN"`, "metadata": object{"split": "train"}}},
-			{Index: 2, Line: 7, GroundTruth: "EXIT", Fields: object{"prompt": "a green sign", "metadata": object{"data_source": "signs"}}},
+			{Index: 2, Line: 7, GroundTruth: "EXIT", Fields: object{"prompt": "a green sign", "metadata": object{"data_source": "signs", "reward_model": object{"style": "rule"}}}},
 		}},
 		{"verl-ocr.jsonl", dataset.JSON, []dataset.Record{
 			{Index: 0, Line: 1, GroundTruth: "SALE 50%", Messages: []any{
@@ -73,12 +113,13 @@ func formatCases() []formatCase {
 				"prompt": `A shop window with "SALE 50%" painted on the glass`, "negative_prompt": " ",
 				"metadata": object{
 					"data_source": "flow_grpo/ocr", "ability": "ocr", "split": "train", "index": int64(0),
+					"reward_model":  object{"style": "rule"},
 					"system_prompt": "Describe the image in detail:", "system_negative_prompt": "Describe the image in detail:",
 				},
 			}},
-			{Index: 1, Line: 2, GroundTruth: "42", Fields: object{
+			{Index: 1, Line: 2, GroundTruth: int64(42), Fields: object{
 				"prompt":   `A door plate reading "42"`,
-				"metadata": object{"data_source": "flow_grpo/ocr", "ability": "ocr", "split": "train", "index": int64(1)},
+				"metadata": object{"data_source": "flow_grpo/ocr", "ability": "ocr", "split": "train", "index": int64(1), "reward_model": object{"style": "model"}},
 			}},
 		}},
 		{"geneval.jsonl", dataset.JSON, []dataset.Record{
@@ -134,7 +175,15 @@ func TestRead_DetectsAndObeys(t *testing.T) {
 		prompts          []string
 	}{
 		{"text", "-", "a\nb\n", "", dataset.Text, []string{"a", "b"}},
-		{"text of another extension", "prompts.lst", "a", "", dataset.Text, []string{"a"}},
+		{"text in braces", "x.txt", "{red|blue} sign\n", "", dataset.Text, []string{"{red|blue} sign"}},
+		{"another extension, asked for", "prompts.lst", "a", dataset.Text, dataset.Text, []string{"a"}},
+		{"texts, one a line", "x.jsonl", "\"a\"\n{\"prompt\": \"b\"}\n", "", dataset.JSON, []string{"a", "b"}},
+		{"objects over lines", "x.jsonl", "{\n \"prompt\": \"a\"\n}\n{\n \"prompt\": \"b\"\n}\n", "", dataset.JSON, []string{"a", "b"}},
+		{"an array on stdin that begins a line", "-", "[\n\"a\",\n\"b\"]", "", dataset.JSON, []string{"a", "b"}},
+		{"a prompt column, however it is written", "x.tsv", "PROMPT\tNote\na\t\n", "", dataset.TSV, []string{"a"}},
+		{"quotes of CSV and quotes as text", "x.tsv", "prompt\tn\n\"a \"\"b\"\"\"\t1\n\"c\" d\t2\n", "", dataset.TSV, []string{`a "b"`, `"c" d`}},
+		{"semicolons", "x.csv", "seed;prompt\n1;a, b\n", "", dataset.CSV, []string{"a, b"}},
+		{"tabs in CSV", "x.csv", "seed\tprompt\n1\ta, b\n", "", dataset.CSV, []string{"a, b"}},
 		{"lines of objects", "-", "\n\n {\"prompt\": \"a\"}", "", dataset.JSON, []string{"a"}},
 		{"an array", "-", " [ {\"prompt\": \"a\"}, {\"prompt\": \"b\"} ] \n", "", dataset.JSON, []string{"a", "b"}},
 		{"text that starts with a bracket", "x.txt", "[photo] of a fox\n", "", dataset.Text, []string{"[photo] of a fox"}},
@@ -151,7 +200,7 @@ func TestRead_DetectsAndObeys(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			d, err := dataset.Read(strings.NewReader(tt.text), tt.file, dataset.Options{Format: tt.asked, Fields: fields})
+			d, err := readAll(strings.NewReader(tt.text), tt.file, dataset.Options{Format: tt.asked, Fields: fields})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -167,27 +216,30 @@ func TestRead_DetectsAndObeys(t *testing.T) {
 	}
 }
 
-// A prompt of this project is checked by who serves it: whatever it is goes through.
+// Values of fields are checked by who serves the prompt; asked for as meander, names are too.
 func TestRead_PromptsAreLeftAlone(t *testing.T) {
-	text := `{"prompt": 7}` + "\n" + `{"negative_prompt": "x"}` + "\n" + `{"prompt": "a", "metadata": [1]}` + "\n" + `{"prompt": [1], "seed": -1}`
-	d, err := dataset.Read(strings.NewReader(text), "x.jsonl", dataset.Options{Fields: fields})
+	text := `{"prompt": "a", "metadata": [1]}` + "\n" + `{"prompt": "a", "seed": -1, "rollout": 3, "height": null}`
+	d, err := readAll(strings.NewReader(text), "x.jsonl", dataset.Options{Fields: fields})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []object{{"prompt": int64(7)}, {"negative_prompt": "x"}, {"prompt": "a", "metadata": []any{int64(1)}}, {"prompt": []any{int64(1)}, "seed": int64(-1)}}
+	want := []object{{"prompt": "a", "metadata": []any{int64(1)}}, {"prompt": "a", "seed": int64(-1), "rollout": int64(3)}}
 	for i, r := range d.Records {
 		if !reflect.DeepEqual(r.Fields, want[i]) {
 			t.Errorf("record %d is %v, want %v", i, r.Fields, want[i])
 		}
 	}
 	text = `{"prompt": "a", "ground_truth": "b", "other": 1}`
-	if d, err = dataset.Read(strings.NewReader(text), "x.jsonl", dataset.Options{Format: dataset.Meander, Fields: fields}); err != nil {
+	if d, err = readAll(strings.NewReader(text), "x.jsonl", dataset.Options{Format: dataset.Meander, Fields: fields}); err != nil {
 		t.Fatal(err)
 	}
-	if r := d.Records[0]; r.GroundTruth != "" || !reflect.DeepEqual(r.Fields, object{"prompt": "a", "ground_truth": "b", "other": int64(1)}) {
+	if r := d.Records[0]; r.GroundTruth != nil || !reflect.DeepEqual(r.Fields, object{"prompt": "a", "ground_truth": "b", "other": int64(1)}) {
 		t.Errorf("as meander: %+v", r)
 	}
 }
+
+// hint ends refusals of files whose format is not clear.
+const hint = "the formats are text (.txt), csv, tsv, parquet and json (.json, .jsonl); --prompts-format says which one a file has"
 
 func TestRead_Errors(t *testing.T) {
 	deep := strings.Repeat(`{"a":`, dataset.MaxDepth) + `{}` + strings.Repeat(`}`, dataset.MaxDepth)
@@ -197,35 +249,35 @@ func TestRead_Errors(t *testing.T) {
 	}
 	tests := []struct{ name, file, text, want string }{
 		{"not JSON", "p.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": }\n", `p.jsonl line 2: prompt: not JSON: invalid character '}' looking for beginning of value`},
-		{"cut off", "p.jsonl", `{"prompt": "a"`, `p.jsonl line 1: not JSON: EOF`},
+		{"cut off", "p.jsonl", `{"prompt": "a"`, `p.jsonl line 1: not JSON: unexpected EOF`},
 		{"text among JSON", "p.jsonl", "{\"prompt\": \"a\"}\n\na fox\n", `p.jsonl line 3: not JSON: invalid character 'a' looking for beginning of value`},
-		{"no object", "p.jsonl", `"a"`, `p.jsonl line 1: "a"; must be a JSON object`},
+		{"no object", "p.jsonl", `7`, `p.jsonl line 1: 7; must be a JSON object, or a text`},
 		{"two values", "p.jsonl", `{"prompt": "a"} {}`, `p.jsonl line 1: must be one JSON value, not more`},
 		{"a name twice", "p.jsonl", `{"prompt": "a", "rollout": {"x": 1, "x": 2}}`, `p.jsonl line 1: rollout.x: must come at most once`},
 		{"too deep", "p.jsonl", `{"prompt": "a", "metadata": ` + deep + `}`, `must have at most 8 levels of lists and objects`},
 		{"too many fields", "p.jsonl", `{` + wide.String() + `"prompt": "a"}`, `p.jsonl line 1: must have at most 128 fields`},
 		{"too many items", "p.jsonl", `{"prompt": "a", "sigmas": [` + strings.Repeat("1,", dataset.MaxItems) + `1]}`, `p.jsonl line 1: sigmas: must have at most 8192 items`},
-		{"no text beside metadata", "p.jsonl", `{"tag": "counting"}`, `p.jsonl line 1: prompt: must be a text`},
-		{"metadata twice", "p.jsonl", `{"prompt": "a", "tag": 1, "metadata": {"tag": 2}}`, `p.jsonl line 1: tag: 1; must come at most once; metadata has it too`},
-		{"an answer that is none", "p.jsonl", `{"prompt": "a", "ground_truth": ["x"]}`, `p.jsonl line 1: ground_truth: a list of 1; must be a text`},
+		{"no text beside metadata", "p.jsonl", `{"tag": "counting"}`, `p.jsonl line 1: prompt: must be a text; the record has tag; name the one with the prompt with --prompt-column`},
+		{"metadata twice", "p.jsonl", `{"prompt": "a", "tag": 1, "metadata": {"tag": 2}}`, `p.jsonl line 1: metadata.tag: 2; must come at most once; the record has 1`},
+		{"two answers", "p.jsonl", `{"prompt": "a", "ground_truth": "x", "reward_model": {"ground_truth": "y"}}`, `p.jsonl line 1: reward_model.ground_truth: "y"; must come at most once; the record has "x"`},
 		{"broken array", "p.json", "[\n{\"prompt\": \"a\"},\n{\"prompt\" 1}]", `p.json line 3: not JSON: invalid character '1' after object key`},
 		{"unfinished array", "p.json", "[\n{\"prompt\": \"a\"}\n", `p.json line 3: not JSON: unexpected EOF`},
 		{"more after an array", "p.json", `[{"prompt": "a"}] 1`, `p.json line 1: more after the end of the array`},
-		{"element that is none", "p.json", "[{\"prompt\": \"a\"},\n\n7]", `p.json line 3: 7; must be a JSON object`},
+		{"element that is none", "p.json", "[{\"prompt\": \"a\"},\n\n7]", `p.json line 3: 7; must be a JSON object, or a text`},
 		{"messages without a user", "p.jsonl", `{"prompt": [{"role": "system", "content": "x"}]}`, `p.jsonl line 1: prompt: 0 messages of the user, 1 of the system; must have one message of the user and at most one of the system`},
 		{"a role", "p.jsonl", `{"prompt": [{"role": "tool", "content": "x"}]}`, `p.jsonl line 1: prompt[0].role: "tool"; must be one of user, system, assistant`},
 		{"its own answer", "p.jsonl", `{"prompt": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}`, `p.jsonl line 1: prompt[1].role: "assistant"; must be user: the last message is what is answered`},
-		{"content that is no text", "p.jsonl", `{"prompt": [{"role": "user", "content": [1]}]}`, `p.jsonl line 1: prompt[0].content: a list of 1; must be a text`},
+		{"content that is no text", "p.jsonl", `{"prompt": [{"role": "user", "content": [1]}]}`, `p.jsonl line 1: prompt[0].content[0]: 1; must be a part {"type": "text", "text"}`},
 		{"a message that is none", "p.jsonl", `{"prompt": [{"role": "user", "content": "x"}, 3]}`, `p.jsonl line 1: prompt[1]: 3; must be a message {role, content}`},
 		{"an empty user message", "p.jsonl", `{"prompt": [{"role": "user", "content": " "}]}`, `p.jsonl line 1: prompt: " "; must have a user message with a text`},
-		{"a rule without an answer", "p.jsonl", `{"prompt": [{"role": "user", "content": "x"}], "reward_model": {"style": "rule"}}`, `p.jsonl line 1: reward_model.ground_truth: must be a text, since style is "rule"`},
+		{"a rule without an answer", "p.jsonl", `{"prompt": [{"role": "user", "content": "x"}], "reward_model": {"style": "rule"}}`, `p.jsonl line 1: reward_model.ground_truth: must have a value, since style is "rule"`},
 		{"extra_info that is none", "p.jsonl", `{"prompt": [{"role": "user", "content": "x"}], "extra_info": 3}`, `p.jsonl line 1: extra_info: 3; must be an object`},
 		{"metadata in two places", "p.jsonl", `{"prompt": [{"role": "user", "content": "x"}], "data_source": "a", "extra_info": {"prompt": "y", "data_source": "b"}}`, `p.jsonl line 1: extra_info.data_source: "b"; must come at most once; the record has "a"`},
-		{"no prompt column", "p.csv", "text,seed\na,1\n", `p.csv line 1: header: "text,seed"; must have a column prompt`},
+		{"no prompt column", "p.csv", "text,seed\na,1\n", `p.csv line 1: header: "text,seed"; must have a column prompt; name the column of the prompts with --prompt-column`},
 		{"column twice", "p.csv", "prompt,seed,seed\n", `p.csv line 1: header: "seed"; must come at most once`},
 		{"column without a name", "p.csv", "prompt,\n", `p.csv line 1: header: ""; must have a name for column 2`},
 		{"missing cell", "p.csv", "prompt,seed\na,1\nb\n", `p.csv line 3: 1 cells; must be 2, as the header has`},
-		{"bad seed", "p.csv", "prompt,seed\na,one\n", `p.csv line 2: seed: "one"; must be a whole number of at least 0`},
+		{"bad sigmas", "p.csv", "prompt,sigmas\na,one\n", `p.csv line 2: sigmas: not JSON: invalid character 'o' looking for beginning of value`},
 		{"empty prompt", "p.csv", "prompt,seed\n ,1\n", `p.csv line 2: prompt: " "; must be a text`},
 		{"stray quote", "p.csv", "prompt\na\nb\"c\n", `p.csv line 3: not CSV: bare " in non-quoted-field`},
 		{"not UTF-8", "p.txt", "a\nb\xff\n", `p.txt line 2: "b�"; must be UTF-8`},
@@ -235,12 +287,13 @@ func TestRead_Errors(t *testing.T) {
 		{"too long a cell", "p.csv", "prompt\n" + strings.Repeat("x", dataset.MaxRecordBytes+1) + "\n", `p.csv line 2: must be a record of at most 1048576 bytes`},
 		{"a quote never closed", "p.csv", "prompt\n\"" + strings.Repeat("x\n", 3<<20), `read p.csv: a record of more than 1048576 bytes`},
 		{"too many records", "p.txt", strings.Repeat("x\n", dataset.MaxRecords+1), `read p.txt: more than 1048576 records`},
-		{"parquet", "a/train.parquet", "PAR1", `read a/train.parquet: parquet is not read; make JSON lines of it: python3 -c 'import sys, pandas; pandas.read_parquet(sys.argv[1]).to_json(sys.argv[2], orient="records", lines=True)' a/train.parquet a/train.jsonl`},
-		{"parquet by its bytes", "it's", "PAR1\x15\x04", `'it'\''s' 'it'\''s.jsonl'`},
+		{"no Parquet", "p.parquet", "prompt\na\n", `read p.parquet: no Parquet file: it does not begin with PAR1; ` + hint},
+		{"Parquet that is cut off", "p", "PAR1\x15\x04", `read p: not Parquet: reading magic footer of parquet file: strings.Reader.ReadAt: negative offset (read: 0)`},
+		{"Parquet by another name", "p.txt", "PAR1\x15\x04", `read p.txt: it is a Parquet file, and its name says text; say --prompts-format parquet`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			_, err := dataset.Read(strings.NewReader(tt.text), tt.file, dataset.Options{Fields: fields})
+			_, err := readAll(strings.NewReader(tt.text), tt.file, dataset.Options{Fields: fields})
 			if err == nil || !strings.HasSuffix(err.Error(), tt.want) {
 				t.Fatalf("error\n %v\nwant\n %s", err, tt.want)
 			}
@@ -249,7 +302,7 @@ func TestRead_Errors(t *testing.T) {
 			}
 		})
 	}
-	if _, err := dataset.Read(strings.NewReader("a"), "x", dataset.Options{Format: "xml"}); err == nil || !strings.Contains(err.Error(), `format: "xml"; must be one of auto, text, csv`) {
+	if _, err := readAll(strings.NewReader("a"), "x", dataset.Options{Format: "xml"}); err == nil || !strings.Contains(err.Error(), `format: "xml"; must be one of auto, text, csv`) {
 		t.Errorf("unknown format: %v", err)
 	}
 }
@@ -265,7 +318,7 @@ func (endless) Read(p []byte) (int, error) {
 }
 
 func TestRead_Bounds(t *testing.T) {
-	_, err := dataset.Read(endless{}, "p.txt", dataset.Options{SkipBad: true})
+	_, err := readAll(endless{}, "p.txt", dataset.Options{SkipBad: true})
 	if err == nil || !strings.Contains(err.Error(), "more than") {
 		t.Errorf("an endless file: %v", err)
 	}
@@ -280,12 +333,12 @@ func TestRead_SkipBad(t *testing.T) {
 	}{
 		{"lines", "p.jsonl", "{\"prompt\": \"a\"}\nnope\n\n{\"tag\": 1}\n{\"prompt\": \"d\"}\n", []int{0, 3}, []int{2, 4}},
 		{"array", "p.json", "[{\"prompt\": \"a\"},\n3,\n{\"prompt\": \"c\"}]", []int{0, 2}, []int{2}},
-		{"table", "p.csv", "prompt,seed\na,1\nb\"c,2\nd,x\ne\nf,3\n", []int{0, 4}, []int{3, 4, 5}},
+		{"table", "p.csv", "prompt,sigmas\na,1\nb\"c,2\nd,x\ne\nf,3\n", []int{0, 4}, []int{3, 4, 5}},
 		{"text", "p.txt", "a\n\xff\n" + strings.Repeat("y", dataset.MaxRecordBytes+1) + "\nd", []int{0, 3}, []int{2, 3}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			d, err := dataset.Read(strings.NewReader(tt.text), tt.file, dataset.Options{Fields: fields, SkipBad: true})
+			d, err := readAll(strings.NewReader(tt.text), tt.file, dataset.Options{Fields: fields, SkipBad: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -315,7 +368,7 @@ func TestRead_Prepare(t *testing.T) {
 		r.Fields["prompt"] = fmt.Sprint("the ", r.Fields["prompt"])
 		return nil
 	}}
-	d, err := dataset.Read(strings.NewReader("a\nb\nc\n"), "p.txt", o)
+	d, err := readAll(strings.NewReader("a\nb\nc\n"), "p.txt", o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,12 +389,12 @@ func TestRead_Misspelt(t *testing.T) {
 		"p.jsonl": `{"prompt": "a", "tag": "x", "gruop_size": 4}`,
 		"p.csv":   "prompt,tag,negativ_prompt\na,x,y\n",
 	} {
-		if _, err := dataset.Read(strings.NewReader(text), name, o); err == nil || !strings.Contains(err.Error(), name+" line 1: ") || !strings.Contains(err.Error(), ", did you mean ") {
+		if _, err := readAll(strings.NewReader(text), name, o); err == nil || !strings.Contains(err.Error(), name+" line 1: ") || !strings.Contains(err.Error(), ", did you mean ") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	o.SkipBad = true
-	set, err := dataset.Read(strings.NewReader(`{"prompt": "a", "gruop_size": 4}
+	set, err := readAll(strings.NewReader(`{"prompt": "a", "gruop_size": 4}
 {"prompt": "a", "metadata": {"gruop_size": 4}}
 `), "p.jsonl", o)
 	if err != nil || len(set.Bad) != 1 || len(set.Records) != 1 {

@@ -14,7 +14,7 @@ import (
 // of them texts.
 func check(t *testing.T, file string, data []byte, formats ...dataset.Format) {
 	for _, format := range formats {
-		d, err := dataset.Read(bytes.NewReader(data), file, dataset.Options{Format: format, Fields: fields, SkipBad: true})
+		d, err := readAll(bytes.NewReader(data), file, dataset.Options{Format: format, Fields: fields, SkipBad: true})
 		if err != nil {
 			continue
 		}

@@ -7,63 +7,96 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strconv"
 )
 
-// readArray reads the elements of one JSON array into d.set. A syntax error ends it even with
-// SkipBad, since the next element cannot be found; it names the line.
-func (d *reader) readArray() error {
-	in := &limitedReader{r: d.in}
-	places := &lineCounter{r: in, line: 1}
-	dec := json.NewDecoder(places)
-	broken := func(err error) error {
-		offset := dec.InputOffset()
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			err, offset = io.ErrUnexpectedEOF, places.offset
-		}
-		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
-			offset = max(offset, syntax.Offset)
-		}
-		return d.faultAt(places.at(offset), fmt.Errorf("not JSON: %w", err))
-	}
-	if _, err := dec.Token(); err != nil {
-		return broken(err)
-	}
-	for dec.More() {
-		in.reset()
-		var element json.RawMessage
-		if err := dec.Decode(&element); err != nil {
-			return broken(err)
-		}
-		line := places.at(dec.InputOffset() - int64(len(element)))
-		r, err := d.parseElement(element)
-		if err := d.addRecord(line, r, err); err != nil {
-			return err
-		}
-	}
-	if _, err := dec.Token(); err != nil {
-		return broken(err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return d.faultAt(places.at(dec.InputOffset()), errors.New("more after the end of the array"))
-	}
-	return nil
+// jsonStream yields the elements of one JSON array, or JSON values that follow each other over several lines. A syntax
+// error ends it, since the next value cannot be found.
+type jsonStream struct {
+	name   string
+	in     *limitedReader
+	places *lineCounter
+	dec    *json.Decoder
+	array  bool
+	begun  bool
 }
 
-// parseElement makes a record of one element of an array, with the checks that readLines makes of a
+func newJSONStream(name string, r io.Reader, array bool) *jsonStream {
+	in := &limitedReader{r: r}
+	places := &lineCounter{r: in, line: 1}
+	return &jsonStream{name: name, in: in, places: places, dec: json.NewDecoder(places), array: array}
+}
+
+// next implements source. A syntax error ends the file, and names the line.
+func (s *jsonStream) next() (int, any, error, error) {
+	if s.array && !s.begun {
+		if _, err := s.dec.Token(); err != nil {
+			return 0, nil, nil, s.broken(err)
+		}
+	}
+	s.begun = true
+	s.in.reset()
+	if !s.dec.More() {
+		return 0, nil, nil, s.end()
+	}
+	var element json.RawMessage
+	if err := s.dec.Decode(&element); err != nil {
+		return 0, nil, nil, s.broken(err)
+	}
+	line := s.places.at(s.dec.InputOffset() - int64(len(element)))
+	v, bad := parseElement(element)
+	return line, v, bad, nil
+}
+
+// end returns io.EOF, or the fault of what follows the last value.
+func (s *jsonStream) end() error {
+	if s.array {
+		if _, err := s.dec.Token(); err != nil {
+			return s.broken(err)
+		}
+	}
+	if _, err := s.dec.Token(); errors.Is(err, io.EOF) {
+		return io.EOF
+	} else if !s.array {
+		return s.broken(err)
+	}
+	return s.faultAt(s.dec.InputOffset(), errors.New("more after the end of the array"))
+}
+
+// broken returns a syntax error with file and line.
+func (s *jsonStream) broken(err error) error {
+	offset := s.dec.InputOffset()
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err, offset = io.ErrUnexpectedEOF, s.places.offset
+	}
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+		offset = max(offset, syntax.Offset)
+	}
+	return s.faultAt(offset, fmt.Errorf("not JSON: %w", err))
+}
+
+func (s *jsonStream) faultAt(offset int64, err error) error {
+	return (&Reader{name: s.name}).faultAt(s.places.at(offset), err)
+}
+
+// parseElement returns the value of one element of an array, with the checks that lines makes of a
 // line: length and UTF-8. Errors name the field.
-func (d *reader) parseElement(text []byte) (*Record, error) {
+func parseElement(text []byte) (any, error) {
 	if len(text) > MaxRecordBytes {
 		return nil, fault("", missing{}, fmt.Sprintf("must be a record of at most %d bytes", MaxRecordBytes))
 	}
 	if err := checkText("", string(text)); err != nil {
 		return nil, err
 	}
-	return d.parseObject(text)
+	return ParseJSON(text)
 }
 
-// parseObject makes a record of the text of one JSON object: a line, or an element of an array.
-// What is no object, or not one of the format, is an error that names the field.
-func (d *reader) parseObject(text []byte) (*Record, error) {
+// ParseJSON returns the value of a text of JSON: a line, an element of an array, a cell, another file of people. Names
+// that repeat, and characters and numbers that could not be kept, are errors, which name the field.
+func ParseJSON(text []byte) (any, error) {
+	if at := loneSurrogate(text); at != "" {
+		return nil, fault("", at, "must be a whole character: half of a surrogate pair stands alone")
+	}
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.UseNumber()
 	v, err := readValue(dec, "", 1)
@@ -73,11 +106,35 @@ func (d *reader) parseObject(text []byte) (*Record, error) {
 	if dec.More() {
 		return nil, fault("", missing{}, "must be one JSON value, not more")
 	}
-	fields, ok := v.(map[string]any)
-	if !ok {
-		return nil, fault("", v, "must be a JSON object")
+	return v, nil
+}
+
+// loneSurrogate returns the first escape of a surrogate without its other half, which the library would replace; ""
+// if there is none.
+func loneSurrogate(text []byte) string {
+	escape := func(i int) (uint64, bool) {
+		if i+6 > len(text) || text[i] != '\\' || text[i+1] != 'u' {
+			return 0, false
+		}
+		n, err := strconv.ParseUint(string(text[i+2:i+6]), 16, 16)
+		return n, err == nil
 	}
-	return d.newRecord(fields)
+	for i := bytes.IndexByte(text, '\\'); i >= 0 && i+1 < len(text); {
+		step := 2
+		if n, ok := escape(i); ok && n >= 0xd800 && n < 0xe000 {
+			low, ok := escape(i + 6)
+			if n >= 0xdc00 || !ok || low < 0xdc00 || low >= 0xe000 {
+				return string(text[i : i+6])
+			}
+			step = 12
+		}
+		rest := bytes.IndexByte(text[i+step:], '\\')
+		if rest < 0 {
+			return ""
+		}
+		i += step + rest
+	}
+	return ""
 }
 
 // readValue reads one JSON value of a record; path names it in errors, depth counts the lists and
@@ -94,7 +151,7 @@ func readValue(dec *json.Decoder, path string, depth int) (any, error) {
 	delim, nested := t.(json.Delim)
 	if !nested {
 		if n, ok := t.(json.Number); ok {
-			return toNumber(n), nil
+			return toNumber(path, n)
 		}
 		if s, ok := t.(string); ok {
 			return s, checkText(path, s)
@@ -161,17 +218,20 @@ func shortPath(path string) string {
 	return path
 }
 
-// toNumber returns an int64 for a whole number, else a float64. A number beyond float64 becomes
-// infinite; the check of the field refuses it by name later.
-func toNumber(n json.Number) any {
+// toNumber returns an int64 for a whole number, a uint64 for one that is too large, else a float64. What neither holds
+// is an error: another number would be stored in its place.
+func toNumber(path string, n json.Number) (any, error) {
 	if i, err := n.Int64(); err == nil {
-		return i
+		return i, nil
+	}
+	if u, err := strconv.ParseUint(n.String(), 10, 64); err == nil {
+		return u, nil
 	}
 	f, err := n.Float64()
-	if err != nil {
-		return math.Copysign(math.Inf(1), f)
+	if err != nil || f == math.Trunc(f) && math.Abs(f) >= 1<<63 && !bytes.ContainsAny([]byte(n), ".eE") {
+		return nil, fault(path, bare(n), "must be a number that 64 bits hold; write it as a text")
 	}
-	return f
+	return f, nil
 }
 
 // lineCounter turns byte offsets into line numbers. It keeps the line ends between the last offset asked for and the

@@ -10,36 +10,40 @@ import (
 	"unicode/utf8"
 )
 
-// readText reads a file with one prompt per line.
-func (d *reader) readText() error {
-	return d.readLines(func(line []byte) (*Record, error) {
-		return &Record{Fields: map[string]any{"prompt": string(line)}}, nil
-	})
+// lines yields what parse makes of each line that is not blank.
+type lines struct {
+	in    *bufio.Reader
+	parse func(line []byte) (any, error)
+	// keepSpace leaves white space at the ends, which tabs are.
+	keepSpace bool
+	n         int
 }
 
-// readLines calls parse for each line that is not blank and adds its record to the set. A line that
-// is too long or no UTF-8 is a bad record; an error of reading ends it.
-func (d *reader) readLines(parse func([]byte) (*Record, error)) error {
-	for n := 1; ; n++ {
-		line, err := nextLine(d.in)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
+// next implements source. A line that is too long or no UTF-8 is a bad value.
+func (l *lines) next() (int, any, error, error) {
+	for {
+		l.n++
+		line, err := nextLine(l.in)
+		long := errors.Is(err, errLong) || len(line) > MaxRecordBytes
 		if err != nil && !errors.Is(err, errLong) {
-			return fmt.Errorf("read %s: %w", d.name, err)
+			return 0, nil, nil, err
 		}
-		if line = bytes.TrimSpace(line); len(line) == 0 && err == nil {
+		trimmed := bytes.TrimSpace(line)
+		if len(trimmed) == 0 && !long {
 			continue
 		}
-		var r *Record
-		if err != nil {
-			err = fault("", missing{}, fmt.Sprintf("must be a line of at most %d bytes", MaxRecordBytes))
-		} else if err = checkText("", string(line)); err == nil {
-			r, err = parse(line)
+		if !l.keepSpace {
+			line = trimmed
 		}
-		if err := d.addRecord(n, r, err); err != nil {
-			return err
+		if long {
+			rule := fmt.Sprintf("must be a line of at most %d bytes", MaxRecordBytes)
+			return l.n, nil, fault("", missing{}, rule), nil
 		}
+		if err := checkText("", string(line)); err != nil {
+			return l.n, nil, err, nil
+		}
+		v, bad := l.parse(line)
+		return l.n, v, bad, nil
 	}
 }
 

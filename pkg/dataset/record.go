@@ -1,291 +1,343 @@
 package dataset
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 )
 
-// newRecord makes a record of a JSON object, by the format of the file or, if that says only JSON,
-// by what the object looks like. Errors name the field.
-func (d *reader) newRecord(object map[string]any) (*Record, error) {
-	switch {
-	case d.set.Format == Meander:
-		return &Record{Fields: object}, nil
-	case d.set.Format == Metadata:
-		return metadataRecord(object)
-	case d.set.Format == Verl, looksVerl(object):
-		return verlRecord(object)
-	}
-	return d.mixedRecord(object)
-}
-
-// looksVerl reports whether object is a record of verl: its prompt is a list of messages. In this project a prompt
-// is never a list.
-func looksVerl(object map[string]any) bool {
-	list, ok := object["prompt"].([]any)
-	if !ok || len(list) == 0 {
-		return false
-	}
-	message, ok := list[0].(map[string]any)
-	return ok && message["role"] != nil
-}
-
-// mixedRecord makes a record of a prompt of this project; unknown fields become metadata,
-// ground_truth the record's. It does not check known fields: the reader of the prompt event does. A
-// misspelt field and one that metadata has too are errors.
-func (d *reader) mixedRecord(object map[string]any) (*Record, error) {
-	r := &Record{Fields: object}
-	var rest []string
-	for name := range object {
-		if !slices.Contains(d.options.Fields, name) {
-			rest = append(rest, name)
-		}
-	}
-	if len(rest) == 0 {
-		return r, nil
-	}
-	metadata, ok := object["metadata"].(map[string]any)
-	if object["metadata"] != nil && !ok {
-		return r, nil // not a valid prompt: its reader refuses it
-	}
-	if _, ok := r.Prompt(); !ok && object["messages"] == nil {
-		return nil, fault("prompt", lookup(object, "prompt"), "must be a text")
-	}
-	metadata = maps.Clone(metadata)
-	if metadata == nil {
-		metadata = map[string]any{}
-	}
-	for _, name := range slices.Sorted(slices.Values(rest)) {
-		v := object[name]
-		delete(object, name)
-		if name == "ground_truth" {
-			var err error
-			if r.GroundTruth, err = groundTruth(name, v); err != nil {
-				return nil, err
-			}
-			continue
-		}
-		if err := d.checkName(name, v); err != nil {
-			return nil, err
-		}
-		if _, twice := metadata[name]; twice {
-			return nil, fault(name, v, "must come at most once; metadata has it too")
-		}
-		addMetadata(metadata, name, v)
-	}
-	if len(metadata) > 0 {
-		object["metadata"] = metadata
-	}
-	return r, nil
-}
-
-// checkName returns an error with the name that was probably meant if name is no field of a prompt
-// but looks like one (Options.Misspelt): else a typing error would become metadata.
-func (d *reader) checkName(name string, v any) error {
-	if d.options.Misspelt == nil {
-		return nil
-	}
-	if meant := d.options.Misspelt(name); meant != "" {
-		return fault(name, v,
-			"must be a field of a prompt, did you mean "+meant+"? (what is metadata may be in an object metadata)")
-	}
-	return nil
-}
-
-// metadataRecord makes a record of an object with a prompt, as Flow-GRPO's geneval files have; all
-// other fields become metadata. A prompt that is missing or no text is an error.
-func metadataRecord(object map[string]any) (*Record, error) {
-	prompt, ok := object["prompt"].(string)
-	if !ok || strings.TrimSpace(prompt) == "" {
-		return nil, fault("prompt", lookup(object, "prompt"), "must be a text")
-	}
-	r := &Record{Fields: map[string]any{"prompt": prompt}}
-	metadata := map[string]any{}
-	for name, v := range object {
-		if name != "prompt" {
-			addMetadata(metadata, name, v)
-		}
-	}
-	if len(metadata) > 0 {
-		r.Fields["metadata"] = metadata
-	}
-	return r, nil
-}
+// Names of a record.
+const (
+	promptField   = "prompt"
+	negativeField = "negative_prompt"
+	metadataField = "metadata"
+	truthField    = "ground_truth"
+)
 
 // System prefixes prompt and negative_prompt in the metadata: the name of the system message of each.
 const System = "system_"
 
-// verlRecord makes a record of the columns of verl's sets: prompt and negative_prompt as messages,
-// the ground truth in reward_model, and metadata in the other columns. A conversation of several
-// turns becomes the field messages instead of a prompt. A column of another form, and a name that
-// comes twice with different values, are errors.
-func verlRecord(object map[string]any) (*Record, error) {
-	r := &Record{Fields: map[string]any{}}
-	metadata := map[string]any{}
-	for _, field := range []string{"prompt", "negative_prompt"} {
-		v, there := object[field]
-		if field == "negative_prompt" && (!there || v == nil) {
-			continue
+// unsupported are names whose values change what is asked for, in ways that no model here can follow: a record that has
+// one is refused.
+var unsupported = map[string]string{
+	"images": "no model here takes images with a prompt", "videos": "no model here takes videos with a prompt",
+	"audios": "no model here takes audio with a prompt", "multi_modal_data": "no model here takes media with a prompt",
+	"tools":        "no model here is told of tools",
+	"tools_kwargs": "no model here is told of tools", "need_tools_kwargs": "no model here is told of tools",
+}
+
+// builder makes one record of an object.
+type builder struct {
+	*Reader
+	record   *Record
+	metadata map[string]any
+}
+
+// newRecord makes the record of a value of the file: a text, or an object, by the format of the file. Every name in it
+// is taken, and noted for Columns. Errors name the field.
+func (d *Reader) newRecord(value any) (*Record, error) {
+	if text, ok := value.(string); ok && d.Format != Meander && d.Format != Verl {
+		if strings.TrimSpace(text) == "" {
+			return nil, fault("", text, "must be a text")
 		}
-		roles := []string{"user", "system"}
-		if field == "prompt" {
-			roles = append(roles, "assistant")
+		value = map[string]any{d.options.PromptColumn: text}
+	}
+	object, ok := value.(map[string]any)
+	if !ok {
+		return nil, fault("", value, "must be a JSON object, or a text")
+	}
+	b := &builder{d, &Record{Fields: make(map[string]any, len(object))}, map[string]any{}}
+	names := slices.Sorted(maps.Keys(object))
+	prompt := d.promptName(names)
+	if prompt == "" && (object["messages"] == nil || d.Format == Metadata || d.Format == Verl) {
+		return nil, fault(d.options.PromptColumn, missing{}, "must be a text; the record has "+
+			cmp.Or(strings.Join(shortNames(names), ", "), "nothing")+
+			"; name the one with the prompt with --prompt-column")
+	}
+	if d.Format == Meander { // its reader knows every name
+		if prompt != "" && prompt != promptField {
+			if _, twice := object[promptField]; twice {
+				return nil, fault(promptField, object[promptField],
+					"must be absent where --prompt-column names another")
+			}
+			object[promptField] = object[prompt]
+			delete(object, prompt)
 		}
-		t, err := messages(field, v, there, roles...)
-		if err != nil {
+		for name := range object {
+			d.take(name, UseField, "")
+		}
+		b.record.Fields = object
+		return b.record, nil
+	}
+	if prompt != "" {
+		if err := b.addPrompt(prompt, object[prompt]); err != nil {
 			return nil, err
 		}
-		switch {
-		case t.user == "" && t.all != nil && field == "prompt":
-			r.Fields["messages"] = t.all
+	}
+	for _, name := range names {
+		if name == prompt || name == metadataField {
 			continue
-		case field == "prompt":
-			r.Messages = t.all
 		}
-		r.Fields[field] = t.user
-		if t.system != "" {
-			metadata[System+field] = t.system
+		if err := b.add(name, object[name]); err != nil {
+			return nil, err
 		}
 	}
-	if prompt, _ := r.Prompt(); strings.TrimSpace(prompt) == "" && r.Fields["messages"] == nil {
-		return nil, fault("prompt", prompt, "must have a user message with a text")
-	}
-	if err := verlAnswer(r, object); err != nil {
-		return nil, err
-	}
-	for _, name := range slices.Sorted(maps.Keys(object)) {
-		switch name {
-		case "prompt", "negative_prompt", "reward_model", "extra_info":
-		case "data_source", "ability":
-			s, ok := object[name].(string)
-			if !ok {
-				return nil, fault(name, object[name], "must be a text")
+	// Last, so that a fault of a name that comes twice names the inner one.
+	if v := object[metadataField]; v != nil && prompt != metadataField {
+		inner, ok := v.(map[string]any)
+		if d.Format == Metadata || d.Format == Verl {
+			if err := b.addMetadata("", metadataField, v); err != nil {
+				return nil, err
 			}
-			metadata[name] = s
-		default:
-			addMetadata(metadata, name, object[name])
+		} else if !ok {
+			b.record.Fields[metadataField] = v // its reader refuses it
+		} else if err := b.addAll("metadata.", inner); err != nil {
+			return nil, err
 		}
 	}
-	info, ok := object["extra_info"].(map[string]any)
-	if object["extra_info"] != nil && !ok {
-		return nil, fault("extra_info", object["extra_info"], "must be an object")
+	if len(b.metadata) > 0 && b.record.Fields[metadataField] == nil {
+		b.record.Fields[metadataField] = b.metadata
 	}
-	for _, name := range slices.Sorted(maps.Keys(info)) {
-		if have, twice := metadata[name]; twice && !reflect.DeepEqual(have, info[name]) {
-			return nil, fault("extra_info."+name, info[name], "must come at most once; the record has "+display(have))
-		}
-		addMetadata(metadata, name, info[name])
-	}
-	if len(metadata) > 0 {
-		r.Fields["metadata"] = metadata
-	}
-	return r, nil
+	return b.record, nil
 }
 
-// verlAnswer sets the ground truth of r from reward_model.ground_truth of a verl record, if there
-// is one. With style "rule" it must be there; a value that is no text is an error.
-func verlAnswer(r *Record, object map[string]any) error {
-	if object["reward_model"] == nil {
+// shortNames shortens names for errors, and their number.
+func shortNames(names []string) []string {
+	const most = 12
+	var out []string
+	for i, name := range names {
+		if i == most {
+			return append(out, fmt.Sprintf("%d more", len(names)-most))
+		}
+		out = append(out, shortPath(cmp.Or(name, `""`)))
+	}
+	return out
+}
+
+// add takes the value of one name beside the prompt: as a field of a prompt, ground truth or metadata.
+func (b *builder) add(name string, v any) error {
+	if why := unsupported[name]; why != "" && !isEmpty(v) {
+		return fault(name, v, "must be absent: "+why+"; what only a reward function needs may be in an object metadata")
+	}
+	_, field := b.options.Fields[name]
+	field = field && b.Format != Verl && name != promptField
+	inner, object := v.(map[string]any)
+	switch {
+	case b.Format == Metadata:
+	case v == nil && (field || name == truthField): // as if it were absent, so that flags hold
+		b.take(name, UseNone, "null")
+		return nil
+	case name == truthField:
+		return b.setTruth(name, v)
+	case name == "reward_model" && object:
+		return b.addAnswer(inner)
+	case name == "extra_info" && object:
+		for key, reason := range unsupported {
+			if !isEmpty(inner[key]) {
+				return fault("extra_info."+key, inner[key], "must be absent: "+reason)
+			}
+		}
+		return b.addAll("extra_info.", inner)
+	case name == "extra_info" && v != nil, name == "reward_model" && v != nil && b.Format == Verl:
+		return fault(name, v, "must be an object")
+	case name == negativeField:
+		return b.addNegative(v)
+	case name == "messages" && field:
+		list, ok := v.([]any)
+		if !ok {
+			break // its reader refuses it
+		}
+		all, err := readMessages(name, list, nil)
+		if err != nil {
+			return err
+		}
+		b.setField(name, all)
 		return nil
 	}
-	model, ok := object["reward_model"].(map[string]any)
-	if !ok {
-		return fault("reward_model", object["reward_model"], "must be an object")
-	}
-	truth, there := model["ground_truth"]
-	if !there || truth == nil {
-		if model["style"] == "rule" {
-			return fault("reward_model.ground_truth", lookup(model, "ground_truth"),
-				`must be a text, since style is "rule"`)
-		}
+	if field && b.Format != Metadata {
+		b.setField(name, whole(v, b.options.Fields[name]))
 		return nil
 	}
-	var err error
-	r.GroundTruth, err = groundTruth("reward_model.ground_truth", truth)
-	return err
+	if b.Format != Metadata && b.Format != Verl {
+		if err := b.checkName(name, v); err != nil {
+			return err
+		}
+	}
+	return b.addMetadata("", name, v)
 }
 
-// messageTexts is the content of a field of messages.
-type messageTexts struct {
-	user, system string // the texts, if there is one message of the user and at most one of the system
-	all          []any  // all messages, if there is more than one; a conversation of several turns sets only this
+// whole returns a number with a fraction of 0 as an integer where a field needs one: tables write 7.0 for 7 in columns
+// with missing values.
+func whole(v any, kind Kind) any {
+	if f, ok := v.(float64); ok && kind == KindInteger && f == math.Trunc(f) && math.Abs(f) < 1<<53 {
+		return int64(f)
+	}
+	return v
 }
 
-// messages reads the prompt or negative prompt of a verl record, value v of the field: a text, or a
-// list of messages with these roles, whose last must be the user's. there is false if the object
-// has no such field. Any other form is an error that names the place.
-func messages(field string, v any, there bool, roles ...string) (t messageTexts, err error) {
-	if s, plain := v.(string); plain {
-		return messageTexts{user: s}, nil
-	}
-	list, ok := v.([]any)
-	if !ok || len(list) == 0 {
-		if !there {
-			v = missing{}
-		}
-		return t, fault(field, v, "must be a list of messages {role, content}")
-	}
-	count := map[string]int{}
-	for i, item := range list {
-		at := fmt.Sprintf("%s[%d]", field, i)
-		message, ok := item.(map[string]any)
-		if !ok {
-			return t, fault(at, item, "must be a message {role, content}")
-		}
-		content, ok := message["content"].(string)
-		if !ok {
-			return t, fault(at+".content", lookup(message, "content"), "must be a text")
-		}
-		role, _ := message["role"].(string)
-		if !slices.Contains(roles, role) {
-			return t, fault(at+".role", lookup(message, "role"), "must be one of "+strings.Join(roles, ", "))
-		}
-		if count[role]++; role == "user" {
-			t.user = content
-		} else if role == "system" {
-			t.system = content
-		}
-		t.all = append(t.all, map[string]any{"role": role, "content": content})
-	}
-	several := count["user"] > 1 || count["assistant"] > 0
-	switch last := fmt.Sprintf("%s[%d].role", field, len(list)-1); {
-	case count["user"] == 0 || count["system"] > 1 || several && len(roles) < 3:
-		return t, fault(field, bare(fmt.Sprintf("%d messages of the user, %d of the system", count["user"],
-			count["system"])), "must have one message of the user and at most one of the system")
-	case several && t.all[len(list)-1].(map[string]any)["role"] != "user":
-		return t, fault(last, lookup(list[len(list)-1].(map[string]any), "role"),
-			"must be user: the last message is what is answered")
-	case several:
-		t.user, t.system = "", ""
-	case len(list) == 1:
-		t.all = nil
-	}
-	return t, nil
-}
-
-// groundTruth returns the value of a ground truth as text: whole numbers count as texts, null is
-// "". Anything else is an error that names the field.
-func groundTruth(field string, v any) (string, error) {
+// isEmpty reports whether a value says nothing: null, false, an empty text, list or object.
+func isEmpty(v any) bool {
 	switch v := v.(type) {
 	case nil:
-		return "", nil
+		return true
+	case bool:
+		return !v
 	case string:
-		return v, nil
-	case int64:
-		return strconv.FormatInt(v, 10), nil
+		return v == ""
+	case []any:
+		return len(v) == 0
+	case map[string]any:
+		return len(v) == 0
 	}
-	return "", fault(field, v, "must be a text")
+	return false
 }
 
-// addMetadata sets a name in metadata, unless v is null.
-func addMetadata(metadata map[string]any, name string, v any) {
-	if v != nil {
-		metadata[name] = v
+// setField sets a field of the prompt.
+func (b *builder) setField(name string, v any) {
+	b.record.Fields[name] = v
+	b.take(name, UseField, "")
+}
+
+// addPrompt sets the prompt: a text, or a list of messages. A conversation of several turns becomes the field messages.
+func (b *builder) addPrompt(name string, v any) error {
+	if text, ok := v.(string); ok {
+		if strings.TrimSpace(text) == "" && b.Format != JSON && b.Format != Parquet {
+			return fault(name, v, "must be a text")
+		}
+		if trimmed := strings.TrimSpace(text); strings.HasPrefix(trimmed, "[{") && strings.Contains(trimmed, "role") &&
+			strings.Contains(trimmed, "content") && (b.Format == CSV || b.Format == TSV) {
+			return fault(name, text, "must be a text; write conversations as JSON lines or Parquet")
+		}
+		b.record.Fields[promptField] = text
+		b.take(name, UsePrompt, "")
+		return nil
 	}
+	if _, list := v.([]any); !list || b.Format == Metadata {
+		return fault(name, v, "must be a text, or a list of messages {role, content}")
+	}
+	t, err := splitMessages(name, v, "user", "system", "assistant")
+	if err != nil {
+		return err
+	}
+	b.take(name, UsePrompt, "messages")
+	if t.turns {
+		b.record.Fields["messages"] = t.all
+		return nil
+	}
+	if strings.TrimSpace(t.user) == "" {
+		return fault(name, t.user, "must have a user message with a text")
+	}
+	b.record.Fields[promptField], b.record.Messages = t.user, t.all
+	return b.addSystem(name, t.system)
+}
+
+// addNegative sets the negative prompt: a text, or a list of messages.
+func (b *builder) addNegative(v any) error {
+	if _, list := v.([]any); !list {
+		b.setField(negativeField, v)
+		return nil
+	}
+	t, err := splitMessages(negativeField, v, "user", "system")
+	if err != nil {
+		return err
+	}
+	b.setField(negativeField, t.user)
+	return b.addSystem(negativeField, t.system)
+}
+
+// addSystem keeps the system message of a prompt as metadata.
+func (b *builder) addSystem(name, text string) error {
+	if text == "" {
+		return nil
+	}
+	if name != negativeField {
+		name = promptField
+	}
+	return b.addMetadata("", System+name, text)
+}
+
+// addAnswer takes reward_model of a verl record: the ground truth, which must be there with style "rule", and metadata.
+func (b *builder) addAnswer(model map[string]any) error {
+	const at = "reward_model." + truthField
+	truth, there := model[truthField]
+	if truth == nil && model["style"] == "rule" {
+		if !there {
+			truth = missing{}
+		}
+		return fault(at, truth, `must have a value, since style is "rule"`)
+	}
+	rest := maps.Clone(model)
+	delete(rest, truthField)
+	if len(rest) > 0 {
+		if err := b.addMetadata("", "reward_model", rest); err != nil {
+			return err
+		}
+	}
+	if truth == nil {
+		return nil
+	}
+	return b.setTruth(at, truth)
+}
+
+// setTruth sets the ground truth. One that is there and different is an error.
+func (b *builder) setTruth(name string, v any) error {
+	if have := b.record.GroundTruth; have != nil && !reflect.DeepEqual(have, v) {
+		return fault(name, v, "must come at most once; the record has "+display(have))
+	}
+	if v == "" { // as an empty cell
+		b.take(name, UseNone, "empty")
+		return nil
+	}
+	b.record.GroundTruth = v
+	b.take(name, UseTruth, "")
+	return nil
+}
+
+// addAll adds the values of an object to the metadata.
+func (b *builder) addAll(path string, inner map[string]any) error {
+	for _, name := range slices.Sorted(maps.Keys(inner)) {
+		if err := b.addMetadata(path, name, inner[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addMetadata sets a name in the metadata. One that is there and different is an error.
+func (b *builder) addMetadata(path, name string, v any) error {
+	if have, twice := b.metadata[name]; twice && !reflect.DeepEqual(have, v) {
+		return fault(path+name, v, "must come at most once; the record has "+display(have))
+	}
+	b.metadata[name] = v
+	note := ""
+	if path != "" {
+		note = "as " + shortPath(name)
+	}
+	b.take(shortPath(path+name), UseMetadata, note)
+	return nil
+}
+
+// checkName returns an error with the name that was probably meant if name is no field of a prompt
+// but looks like one (Options.Misspelt): else a typing error would become metadata.
+func (d *Reader) checkName(name string, v any) error {
+	if d.options.Misspelt == nil {
+		return nil
+	}
+	meant, known := d.meant[name]
+	if !known {
+		if meant = d.options.Misspelt(name); len(d.meant) < MaxColumns {
+			d.meant[name] = meant
+		}
+	}
+	if meant != "" && (meant != promptField || d.options.PromptColumn == promptField) {
+		return fault(name, v,
+			"must be a field of a prompt, did you mean "+meant+"? (what is metadata may be in an object metadata)")
+	}
+	return nil
 }
 
 // lookup returns object[name], or missing{} to tell an absent value from null.

@@ -83,7 +83,7 @@ func (r *Record) field(name string) (string, error) {
 	case "prompt", "negative_prompt", "uid", "seed":
 		v = lookup(r.Fields, name)
 	case "ground_truth":
-		if r.GroundTruth != "" {
+		if r.GroundTruth != nil {
 			v = r.GroundTruth
 		}
 	case "index":

@@ -28,7 +28,7 @@ func TestSums(t *testing.T) {
 		{"347+58=?", "7", "7", "stop", "", 1},
 	} {
 		r := &schemas.InteractRequest{
-			Name: interaction.Sums, GroundTruth: c.truth, FinishReason: c.finish,
+			Name: interaction.Sums, GroundTruth: schemas.Truth(c.truth), FinishReason: c.finish,
 			Messages: []schemas.Message{{Role: "user", Content: c.prompt}, {Role: "assistant", Content: "1"}, {Role: "user", Content: "too low"}, {Role: "assistant", Content: c.answer}},
 		}
 		reply, err := interaction.Ask(t.Context(), nil, r, 0)

@@ -42,7 +42,7 @@ func sumsReply(r *schemas.InteractRequest) (*schemas.InteractReply, error) {
 		return nil, &Fault{schemas.ConversationError, errors.New("messages: none; must end with the answer")}
 	}
 	last := len(r.Messages) - 1
-	want, err := expectedSum(r.Messages[:last], r.GroundTruth)
+	want, err := expectedSum(r.Messages[:last], r.GroundTruth.Text())
 	if err != nil {
 		return nil, &Fault{schemas.ConversationError, err}
 	}

@@ -7,6 +7,8 @@ type Info struct {
 	Card
 	// Parts are the networks that could be read.
 	Parts []PartInfo
+	// CountTokens counts the tokens of a prompt as MaxPromptTokens does; nil where it cannot without the weights.
+	CountTokens func(prompt string) (int, error)
 	// Vocabulary is the number of token ids of the tokenizer, 0 where it cannot be read.
 	Vocabulary int
 	// Problems lists why the model would not open: files, tensors and fields that are

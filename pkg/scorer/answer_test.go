@@ -171,3 +171,20 @@ func TestTexts_Matches(t *testing.T) {
 		}
 	}
 }
+
+// Functions of this program compare with a text or a number; others take any value.
+func TestCheck_TruthOfAnotherKind(t *testing.T) {
+	for _, truth := range []any{[]any{"a"}, map[string]any{"a": 1}, true} {
+		for _, name := range []string{scorer.ExactMatch, scorer.NumericMatch, scorer.OCR} {
+			if err := scorer.Check(name, "1+1=?", truth, nil); err == nil || !strings.Contains(err.Error(), "must be a text or a number for "+name) {
+				t.Errorf("%s with %v: %v", name, truth, err)
+			}
+		}
+		if err := scorer.Check("nats:own", "x", truth, nil); err != nil {
+			t.Errorf("nats:own with %v: %v", truth, err)
+		}
+	}
+	if err := scorer.Check(scorer.NumericMatch, "how much?", int64(42), nil); err != nil {
+		t.Errorf("a number: %v", err)
+	}
+}

@@ -193,13 +193,24 @@ func findKind(name string) (kind, string, error) {
 }
 
 // Check refuses what is wrong before an image is made: an unknown name, params that the function does not have, and
-// a missing target for a function that compares.
-func Check(name, prompt, groundTruth string, params map[string]string) error {
+// a missing target for a function that compares. truth is a value of JSON; of those functions only a text or a number
+// is one.
+func Check(name, prompt string, truth any, params map[string]string) error {
 	k, _, err := findKind(name)
 	if err != nil {
 		return err
 	}
 	var errs []error
+	groundTruth := ""
+	switch truth.(type) {
+	case nil:
+	case []any, map[string]any, bool:
+		if k.compares || k.name == ExactMatch || k.name == NumericMatch {
+			return fmt.Errorf("ground_truth: %.60s; must be a text or a number for %s", fmt.Sprint(truth), name)
+		}
+	default:
+		groundTruth = fmt.Sprint(truth)
+	}
 	if !k.free {
 		for _, p := range slices.Sorted(maps.Keys(params)) {
 			switch {

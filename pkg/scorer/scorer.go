@@ -30,6 +30,8 @@ type Input struct {
 	Prompt string
 	// GroundTruth is what the sample is compared with, for scorers that compare.
 	GroundTruth string
+	// Truth is the same as a value of JSON, for scorers outside this process. Nil: it is the text.
+	Truth any
 	// Metadata is the record that the prompt came with, for scorers outside this process.
 	Metadata map[string]any
 	// Params are options of the scorer; an unknown one is an error.

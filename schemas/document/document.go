@@ -111,6 +111,8 @@ func values(f schemas.Field) string {
 	}
 	var s string
 	switch {
+	case kind == reflect.TypeFor[schemas.Truth]():
+		return "any value of JSON"
 	case f.Enum != nil:
 		s = "`" + strings.Join(f.Enum, "`, `") + "`"
 	case f.Form != "":

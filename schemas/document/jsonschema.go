@@ -44,6 +44,9 @@ func JSONSchema(e any, title string, c *Comments) ([]byte, error) {
 			if t == reflect.TypeFor[schemas.Metadata]() {
 				return &jsonschema.Schema{Type: "object", MaxProperties: new(uint64(schemas.MaxMapKeys))}
 			}
+			if t == reflect.TypeFor[schemas.Truth]() {
+				return &jsonschema.Schema{Description: "any value of JSON"}
+			}
 			return nil
 		},
 	}
@@ -271,6 +274,9 @@ func numbers(p *jsonschema.Schema, t reflect.Type) {
 
 // nullable also accepts null.
 func nullable(p *jsonschema.Schema) *jsonschema.Schema {
+	if p.Ref == "" && p.Type == "" { // any value, so null too
+		return p
+	}
 	if p.Ref != "" {
 		return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{p, {Type: "null"}}}
 	}

@@ -108,6 +108,9 @@ func typeScriptInterface(s *strings.Builder, t reflect.Type, c *Comments) error 
 
 // typeScriptType returns the type of a field, or of what its list or map holds.
 func typeScriptType(t reflect.Type, f *schemas.Field) string {
+	if t == reflect.TypeFor[schemas.Truth]() {
+		return "unknown"
+	}
 	switch t.Kind() {
 	case reflect.Pointer:
 		return typeScriptType(t.Elem(), f)

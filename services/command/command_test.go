@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -183,6 +184,10 @@ func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 
 // Results that cannot be written are a failure, whatever writes them.
 func TestExecute_FullOutput(t *testing.T) {
+	file, err := filepath.Abs(reports + "07-geneval/metadata.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
 	inStore(t)
 	for _, args := range [][]string{
 		{"--help"},
@@ -203,6 +208,7 @@ func TestExecute_FullOutput(t *testing.T) {
 		{"top"},
 		{"gc", "--gc-age", "1h"},
 		{"model", "info", "synthetic"},
+		{"prompts", file},
 		{"run", "--dry-run", "--model", "synthetic", "a fox"},
 		append([]string{"run", "--run", "r1"}, small...),
 		{"rescore", "--reward", "jpeg_incompressibility", "--out", "-"},

@@ -3,7 +3,6 @@ package command
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -11,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,14 +33,15 @@ type prompt struct {
 	// messages is a conversation that ends with the text. It is sent only to a language model; which kind of model it
 	// is, is not known yet.
 	messages []any
-	// truth is a ground truth for the model's reward functions, which are not known yet.
-	truth string
+	// truth is a ground truth for the model's reward functions, which are not known yet; nil: none.
+	truth any
 }
 
 // datasetFlags are the flags that select prompts.
 type datasetFlags struct {
 	file     string
 	format   string
+	column   string
 	template string
 	skipBad  bool
 	choice   dataset.Choice
@@ -52,13 +53,14 @@ type datasetFlags struct {
 	loaded loaded
 	// names are the flags of a prompt's fields, for error messages.
 	names fieldFlags
+	// anyName takes names that look misspelt as metadata.
+	anyName bool
 }
 
 // loaded says what happened to the records, for the estimate.
 type loaded struct {
 	dataset.Report
-	format dataset.Format // empty without a file
-	bad    []*dataset.RecordError
+	reader *dataset.Reader // nil without a file
 	// batches are the sizes of this shard's batches, in groups; nil: every group is alone.
 	batches []int
 }
@@ -66,11 +68,9 @@ type loaded struct {
 // addFlags adds the flags of data sets to f.
 func (d *datasetFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVarP(&d.file, "prompts", "f", "",
-		"file of prompts, - for stdin: text (one per line), CSV, JSON lines or a JSON array; records of meander, "+
-			"verl (messages, reward_model) or geneval (metadata)")
-	f.StringVar(&d.format, "prompts-format", string(dataset.Auto),
-		"format of that file: auto (from its name and content), text, csv, json, or JSON of one kind: meander, "+
-			"metadata, verl")
+		"file of prompts, - for stdin: text (one per line), CSV, TSV, Parquet, JSON lines or a JSON array; records of "+
+			"meander, verl (messages, reward_model) or geneval (metadata). 'meander prompts FILE' shows how it is read")
+	d.addFileFlags(f)
 	f.StringVar(&d.template, "template", "",
 		`text of each prompt, made from its record, e.g. 'a red sign that says "{prompt}"'; {prompt}, {ground_truth}, {negative_prompt}, {uid}, {seed}, {index} and metadata`)
 	f.BoolVar(&d.skipBad, "skip-bad", false, "skip and list bad records; without it the first one is an error")
@@ -86,6 +86,15 @@ func (d *datasetFlags) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&d.dryRun, "dry-run", false, "print the estimate, and do nothing")
 	f.BoolVar(&d.overfill, "overfill", false,
 		"start although the estimate does not fit the streams; new events wait while a stream is full")
+}
+
+// addFileFlags adds the flags that say how a file of prompts is read to f.
+func (d *datasetFlags) addFileFlags(f *pflag.FlagSet) {
+	f.StringVar(&d.format, "prompts-format", string(dataset.Auto),
+		"format of that file: auto (from its name and content), text, csv, tsv, parquet, json, or JSON of one kind: "+
+			"meander, metadata, verl")
+	f.StringVar(&d.column, "prompt-column", "prompt",
+		"column or field of that file that holds the prompt, e.g. caption")
 }
 
 // load reads the prompts of the command line and of the file, selects some, and fills in the flags. A uid from a file
@@ -142,10 +151,7 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 	for _, batch := range batches {
 		begin := len(out)
 		for _, r := range batch.Records {
-			q := prompt{body: r.Fields, truth: r.GroundTruth, messages: r.Messages}
-			if q.truth == "" {
-				q.truth = p.groundTruth
-			}
+			q := prompt{body: r.Fields, truth: p.truthOf(&r), messages: r.Messages}
 			if err := checkStart(q.body); err != nil {
 				return nil, fmt.Errorf("prompt %d: %w", r.Index+1, err)
 			}
@@ -175,7 +181,7 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 			}
 			if q.body["reward"] != nil {
 				q.setGroundTruth(q.truth)
-				q.truth = ""
+				q.truth = nil
 			}
 			if err := p.setSubstitutes(&q, &r); err != nil {
 				return nil, err
@@ -203,25 +209,58 @@ func wordsOf[S ~string](list []S) []string {
 func (p *promptFlags) selectRecords(
 	texts []string, stdin io.Reader, specs []any, choice dataset.Choice,
 ) ([]dataset.Batch, error) {
-	records, err := p.records(texts, stdin, specs)
+	p.anyName = p.top.GivenValues()["unknown_fields"] == schemas.UnknownWarn
+	prepare, err := p.prepare(specs)
 	if err != nil {
 		return nil, err
 	}
+	given, err := p.givenRecords(texts, prepare)
+	if err != nil {
+		return nil, err
+	}
+	reader, done, err := p.openFile(stdin, prepare)
+	if err != nil {
+		return nil, fmt.Errorf("--prompts: %w", err)
+	}
+	defer done()
+	p.loaded.reader = reader
+	var failed error // of the file
+	batches, report, err := dataset.Choose(func(yield func(dataset.Record, error) bool) {
+		for _, r := range given {
+			if !yield(r, nil) {
+				return
+			}
+		}
+		if reader == nil {
+			return
+		}
+		for r, err := range reader.Records() {
+			if err != nil {
+				failed = fmt.Errorf("--prompts: %w", err)
+			}
+			r.Index += len(texts)
+			if !yield(r, err) {
+				return
+			}
+		}
+	}, choice)
+	if failed != nil {
+		return nil, failed
+	}
+	if err != nil {
+		return nil, errors.New(choiceFlags.nameFlags(err.Error()))
+	}
+	p.loaded.Report = report
 	switch {
-	case len(records) > 0:
-	case p.file != "" && len(p.loaded.bad) > 0:
+	case report.Records > 0:
+	case p.file != "" && reader.Skipped > 0:
 		return nil, fmt.Errorf("--prompts: no prompts in %s, and %s", p.file,
-			present.Count(len(p.loaded.bad), "bad record"))
+			present.Count(reader.Skipped, "bad record"))
 	case p.file != "":
 		return nil, fmt.Errorf("--prompts: no prompts in %s; must have at least one, a line or a record each", p.file)
 	default:
 		return nil, errors.New("no prompts; give them as arguments, or a file with --prompts")
 	}
-	batches, report, err := dataset.Choose(records, choice)
-	if err != nil {
-		return nil, errors.New(choiceFlags.nameFlags(err.Error()))
-	}
-	p.loaded.Report = report
 	if len(batches) == 0 {
 		return nil, fmt.Errorf("no prompts left of %d: %d too short, %d too long, %d duplicates, %d after --offset "+
 			"and --limit", report.Records, report.Short, report.Long, report.Duplicates, report.Chosen)
@@ -259,9 +298,9 @@ func (p *promptFlags) choiceOf() (dataset.Choice, error) {
 	return c, nil
 }
 
-// records returns the prompts of the command line, then those of the file. The template is applied, and each is
-// checked against the rewards of the flags. An error names the prompt, the file or the flag.
-func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]dataset.Record, error) {
+// prepare returns what is done with each record: the template is applied, and it is checked against the rewards of the
+// flags.
+func (p *promptFlags) prepare(specs []any) (func(*dataset.Record) error, error) {
 	var template *dataset.Template
 	if p.template != "" {
 		var err error
@@ -269,7 +308,7 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 			return nil, fmt.Errorf("--%w", err)
 		}
 	}
-	prepare := func(r *dataset.Record) error {
+	return func(r *dataset.Record) error {
 		if err := checkTypes(r); err != nil {
 			return err
 		}
@@ -289,10 +328,14 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 			r.Fields["reward"] = specs
 		}
 		if text, ok := r.Prompt(); ok && specs != nil {
-			return checkAnswers(specs, text, cmp.Or(r.GroundTruth, p.groundTruth))
+			return checkAnswers(specs, text, p.truthOf(r))
 		}
 		return nil
-	}
+	}, nil
+}
+
+// givenRecords returns the prompts of the command line as records. An error names the prompt.
+func (p *promptFlags) givenRecords(texts []string, prepare func(*dataset.Record) error) ([]dataset.Record, error) {
 	var out []dataset.Record
 	captions := p.images != nil && p.images.groups != nil // images need no caption
 	for i, text := range texts {
@@ -305,56 +348,99 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 		}
 		out = append(out, r)
 	}
-	if p.file == "" {
-		return out, nil
-	}
-	in, name := stdin, "stdin"
-	if p.file != "-" {
-		f, done, err := openInput(p.file)
-		if err != nil {
-			return nil, fmt.Errorf("--prompts: %w", err)
-		}
-		defer done()
-		in, name = f, p.file
-	}
-	o := dataset.Options{
-		Format: dataset.Format(p.format), Fields: schemas.FieldNames(&schemas.Prompt{}),
-		Misspelt: misspelt, Prepare: prepare, SkipBad: p.skipBad,
-	}
-	if p.top.GivenValues()["unknown_fields"] == schemas.UnknownWarn {
-		o.Misspelt = nil
-	}
-	set, err := dataset.Read(in, name, o)
-	if err != nil {
-		return nil, fmt.Errorf("--prompts: %w", err)
-	}
-	p.loaded.format, p.loaded.bad = set.Format, set.Bad
-	for _, r := range set.Records {
-		r.Index += len(texts)
-		out = append(out, r)
-	}
 	return out, nil
 }
 
-// checkTypes refuses a record that could not be read as a prompt: a field has a value of another kind. records calls
+// truthOf returns the ground truth of a record, else that of the flags; nil if there is none.
+func (p *promptFlags) truthOf(r *dataset.Record) any {
+	if r.GroundTruth == nil && p.groundTruth != "" {
+		return p.groundTruth
+	}
+	return r.GroundTruth
+}
+
+// openFile opens the file of --prompts; nil without one. done closes it.
+func (d *datasetFlags) openFile(
+	stdin io.Reader, prepare func(*dataset.Record) error,
+) (reader *dataset.Reader, done func(), err error) {
+	if d.file == "" {
+		return nil, func() {}, nil
+	}
+	in, name, done := stdin, "stdin", func() {}
+	if d.file != "-" {
+		if in, done, err = openInput(d.file); err != nil {
+			return nil, nil, err
+		}
+		name = d.file
+	}
+	o := dataset.Options{
+		Format: dataset.Format(d.format), Fields: fieldKinds(), PromptColumn: d.column, Misspelt: misspelt,
+		Prepare: prepare, SkipBad: d.skipBad,
+	}
+	if d.anyName {
+		o.Misspelt = nil
+	}
+	if reader, err = dataset.Open(in, name, o); err != nil {
+		done()
+		return nil, nil, err
+	}
+	return reader, done, nil
+}
+
+// fieldKinds returns the fields of a prompt with what they hold, for the cells of tables.
+func fieldKinds() map[string]dataset.Kind {
+	kinds := map[string]dataset.Kind{}
+	for _, f := range schemas.Fields(reflect.TypeFor[schemas.Prompt]()) {
+		t := f.Type
+		if t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+		switch t.Kind() {
+		case reflect.String:
+			kinds[f.Name] = dataset.KindText
+		case reflect.Int64:
+			kinds[f.Name] = dataset.KindInteger
+		case reflect.Float64:
+			kinds[f.Name] = dataset.KindNumber
+		case reflect.Bool:
+			kinds[f.Name] = dataset.KindBool
+		default:
+			kinds[f.Name] = dataset.KindJSON
+		}
+	}
+	return kinds
+}
+
+// checkTypes refuses a record that could not be read as a prompt: a field has a value of another kind. prepare calls
 // it.
 func checkTypes(r *dataset.Record) error {
+	_, _, err := decodeRecord(r)
+	return err
+}
+
+// decodeRecord returns a record as the event that it becomes, without a uid of its own, and its bytes. The error names
+// the field with a value of another kind.
+func decodeRecord(r *dataset.Record) (*schemas.Prompt, []byte, error) {
 	q := prompt{body: maps.Clone(r.Fields)}
 	if err := checkStart(q.body); err != nil {
-		return err
+		return nil, nil, err
 	}
 	q.setTextOfMessages()
 	if q.body["uid"] == nil {
 		delete(q.body, "uid") // loadPrompts makes one
 	}
+	if q.body["v"] == nil {
+		q.body["v"] = int64(schemas.Version)
+	}
 	data, err := q.encode()
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	if err := schemas.Decode(data, &schemas.Prompt{}); err != nil {
-		return errors.Unwrap(err) // it names the field
+	var e schemas.Prompt
+	if err := schemas.Decode(data, &e); err != nil {
+		return nil, nil, errors.Unwrap(err) // it names the field
 	}
-	return nil
+	return &e, data, nil
 }
 
 // openInput opens an input file; done closes it. Opening a pipe that no program writes to would wait for ever: it is
@@ -364,20 +450,21 @@ func openInput(name string) (in io.Reader, done func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	r := bufio.NewReader(f)
 	info, err := f.Stat()
 	if err == nil && info.IsDir() {
 		_ = f.Close()
 		return nil, nil, fmt.Errorf("%s: a folder; must be a file", name)
 	}
 	if err == nil && info.Mode()&os.ModeNamedPipe != 0 {
+		r := bufio.NewReader(f)
 		if _, err := r.Peek(1); errors.Is(err, io.EOF) {
 			_ = f.Close() // it was only read
 			return nil, nil,
 				fmt.Errorf("%s: a pipe without a writer; must be a file, or a pipe that a program writes to", name)
 		}
+		return r, func() { _ = f.Close() }, nil
 	}
-	return r, func() { _ = f.Close() }, nil
+	return f, func() { _ = f.Close() }, nil
 }
 
 // misspelt returns the field of a prompt that a name in a file was probably meant for; "" for metadata. Metadata may
@@ -386,6 +473,14 @@ func misspelt(name string) string {
 	fields := append(schemas.FieldNames(&schemas.Prompt{}), "ground_truth")
 	if slices.Contains(fields, name) {
 		return ""
+	}
+	if slices.ContainsFunc(schemas.Fields(reflect.TypeFor[schemas.Rollout]()), func(f schemas.Field) bool {
+		return f.Name == name
+	}) {
+		return "rollout." + name
+	}
+	if outer, _, dotted := strings.Cut(name, "."); dotted && slices.Contains(fields, outer) {
+		return outer + ", which holds an object in JSON"
 	}
 	return schemas.NearestWithin(min(2, len(name)/3), name, fields)
 }

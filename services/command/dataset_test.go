@@ -107,7 +107,7 @@ func TestLoad_Formats(t *testing.T) {
 			if e.Prompt != tt.text || negative != tt.negative {
 				t.Errorf("prompt %q without %q, want %q without %q", e.Prompt, negative, tt.text, tt.negative)
 			}
-			if e.Reward[0].GroundTruth != tt.truth || e.Reward[1].GroundTruth != "" {
+			if e.Reward[0].GroundTruth.Text() != tt.truth || e.Reward[1].GroundTruth != "" {
 				t.Errorf("ground truths %q and %q; want %q, and none where nothing is compared", e.Reward[0].GroundTruth, e.Reward[1].GroundTruth, tt.truth)
 			}
 			if !bytes.Contains(e.Metadata, []byte(tt.metadata)) {
@@ -133,7 +133,7 @@ func TestLoad_GroundTruth(t *testing.T) {
 	for _, p := range prompts {
 		var truths []string
 		for _, r := range event(t, p).Reward {
-			truths = append(truths, r.GroundTruth)
+			truths = append(truths, r.GroundTruth.Text())
 		}
 		got = append(got, truths)
 	}
@@ -214,7 +214,7 @@ func TestLoad_UIDsStayInPlace(t *testing.T) {
 	}
 	// A record whose values are of another kind could not be read as a prompt.
 	for record, fault := range map[string]string{
-		`{"prompt": 3}`:                                         `prompt: 3; must be a string`,
+		`{"prompt": 3}`:                                         `prompt: 3; must be a text, or a list of messages {role, content}`,
 		`{"prompt": "b", "group_size": "four"}`:                 `group_size: "four"; must be an integer`,
 		`{"prompt": "b", "start": 7}`:                           `start: 7; must be an object`,
 		`{"prompt": "b", "rollout": {"sde_step_indices": "1"}}`: `rollout.sde_step_indices: "1"; must be a list`,
@@ -227,8 +227,8 @@ func TestLoad_UIDsStayInPlace(t *testing.T) {
 			t.Errorf("%s: %v; want line 2 and %s", record, err, fault)
 		}
 		prompts, p, err := loadPrompts("--prompts", bad, "--skip-bad")
-		if got := uidsOf(prompts); err != nil || !slices.Equal(got, []string{"0000-a", "0002-c"}) || len(p.loaded.bad) != 1 {
-			t.Errorf("%s: %q without it, %v bad, %v", record, got, p.loaded.bad, err)
+		if got := uidsOf(prompts); err != nil || !slices.Equal(got, []string{"0000-a", "0002-c"}) || len(p.loaded.reader.Bad) != 1 {
+			t.Errorf("%s: %q without it, %v bad, %v", record, got, p.loaded.reader.Bad, err)
 		}
 	}
 	if got := uidsOf(mustLoad(t, "--prompts", "-", "x", "y")); !slices.Equal(got, []string{"0000-x", "0001-y", "0002-from-stdin"}) {
@@ -353,12 +353,12 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{"--prompts", pipe}, "--prompts: " + pipe + ": a pipe without a writer; must be a file, or a pipe that a program writes to"},
 		{[]string{}, "no prompts; give them as arguments, or a file with --prompts"},
 		{[]string{"--prompts", filepath.Join(dir, "none.txt")}, "--prompts: open " + filepath.Join(dir, "none.txt") + ": no such file or directory"},
-		{[]string{"--prompts", table}, "--prompts: " + table + ` line 2: seed: "x"; must be a whole number of at least 0`},
+		{[]string{"--prompts", table}, "--prompts: " + table + ` line 2: seed: "x"; must be an integer`},
 		{[]string{"--prompts", "."}, "--prompts: .: a folder; must be a file"},
 		{[]string{"--sde-steps", "1", "--sde-window", "2:0-2", "a"}, "--sde-window: set beside --sde-steps; must be the only one of the two"},
 		{[]string{"--prompts", table, "--skip-bad"}, "--prompts: no prompts in " + table + ", and 1 bad record"},
-		{[]string{"--prompts", plain, "--prompts-format", "xml"}, `--prompts-format: "xml"; must be one of auto, text, csv, json, meander, metadata, verl`},
-		{[]string{"--prompts", file("x.parquet", "PAR1")}, "parquet is not read; make JSON lines of it: python3 -c"},
+		{[]string{"--prompts", plain, "--prompts-format", "xml"}, `--prompts-format: "xml"; must be one of auto, text, csv, tsv, parquet, json, meander, metadata, verl`},
+		{[]string{"--prompts", file("x.parquet", "PAR1")}, "no Parquet file: it does not begin with PAR1; "},
 		{[]string{"--prompts", twins}, `prompts 1 and 2 have the same uid "u"`},
 		{[]string{"--prompts", plain, "--reward", "ocr"}, plain + ` line 3: ground_truth: empty, and the prompt has no text in double quotes; ocr needs one`},
 		{[]string{"--reward", "ocr", "a sign"}, `prompt 1, "a sign": ground_truth: empty`},

@@ -110,9 +110,9 @@ func (r *rewardFlags) rewardSpecs() ([]any, error) {
 
 // setGroundTruth gives the ground truth to the reward functions that compare with one, unless they have one already.
 // If none compares, the first gets it: an interaction reads it there. Prompts may share the list, so it is copied.
-func (p *prompt) setGroundTruth(truth string) {
+func (p *prompt) setGroundTruth(truth any) {
 	list, _ := p.body["reward"].([]any)
-	if truth == "" || len(list) == 0 {
+	if truth == nil || len(list) == 0 {
 		return
 	}
 	out, told := slices.Clone(list), false
@@ -159,7 +159,7 @@ func (p *promptFlags) checkTruthUsed(specs []any, defaults map[string]any) error
 
 // checkAnswers returns what the reward functions of the flags refuse about one prompt, such as a missing ground
 // truth. records calls it.
-func checkAnswers(specs []any, text, truth string) error {
+func checkAnswers(specs []any, text string, truth any) error {
 	var errs []error
 	for _, v := range specs {
 		spec := v.(map[string]any) // as rewardSpecs makes them

@@ -41,10 +41,14 @@ func (p *estimated) refusalError(names fieldFlags) error {
 
 // recordCounts counts what happened to the records.
 type recordCounts struct {
-	File       string   `json:"file,omitempty"`
-	Format     string   `json:"format,omitempty"`
-	Records    int      `json:"records"`
+	File    string `json:"file,omitempty"`
+	Format  string `json:"format,omitempty"`
+	Records int    `json:"records"`
+	// Partial says that the rest of the file was not read, since it could not be chosen.
+	Partial bool `json:"partial,omitempty"`
+	// Bad lists the first of BadCount bad records.
 	Bad        []string `json:"bad"`
+	BadCount   int      `json:"bad_count"`
 	TooShort   int      `json:"too_short"`
 	TooLong    int      `json:"too_long"`
 	Duplicates int      `json:"duplicates"`
@@ -116,10 +120,10 @@ func (d *datasetFlags) addPrompts(prompts []prompt, f *estimate.Facts) (*estimat
 				return nil, usage(err)
 			}
 		}
-		if q.truth != "" {
+		if q.truth != nil {
 			var specs []any
 			// A quoted ground truth satisfies every reward function that compares.
-			for _, reward := range f.Rewards(&schemas.Prompt{Prompt: strconv.Quote(q.truth)}, policy) {
+			for _, reward := range f.Rewards(&schemas.Prompt{Prompt: strconv.Quote(fmt.Sprint(q.truth))}, policy) {
 				specs = append(specs, map[string]any{"name": reward})
 			}
 			if specs == nil {
@@ -128,7 +132,7 @@ func (d *datasetFlags) addPrompts(prompts []prompt, f *estimate.Facts) (*estimat
 			}
 			q.body["reward"] = specs
 			q.setGroundTruth(q.truth)
-			q.truth = ""
+			q.truth = nil
 		}
 		data, err := q.encode()
 		if err != nil {
@@ -160,12 +164,16 @@ func metadataOf(prompts []prompt) []string {
 func (d *datasetFlags) counts() *recordCounts {
 	l := d.loaded
 	out := &recordCounts{
-		File: d.file, Format: string(l.format), Records: l.Records + len(l.bad), Bad: []string{}, TooShort: l.Short,
+		File: d.file, Records: l.Records, Partial: l.Partial, Bad: []string{}, TooShort: l.Short,
 		TooLong:    l.Long,
 		Duplicates: l.Duplicates, Dropped: l.Dropped, Chosen: l.Chosen, Shard: d.shard,
 	}
-	for _, b := range l.bad {
-		out.Bad = append(out.Bad, b.Error())
+	if r := l.reader; r != nil {
+		out.Format, out.BadCount = string(r.Format), r.Skipped
+		out.Records += r.Skipped
+		for _, b := range r.Bad {
+			out.Bad = append(out.Bad, b.Error())
+		}
 	}
 	return out
 }
@@ -317,12 +325,15 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	if d.File != "" {
 		parts[0] = fmt.Sprintf("%s in %s (%s)", present.Count(d.Records, "prompt"), d.File, d.Format)
 	}
+	if d.Partial {
+		parts[0] = fmt.Sprintf("the first %s of %s (%s)", present.Count(d.Records, "prompt"), d.File, d.Format)
+	}
 	some := func(n int, format string) {
 		if n > 0 {
 			parts = append(parts, fmt.Sprintf(format, n))
 		}
 	}
-	some(len(d.Bad), "%d bad left out")
+	some(d.BadCount, "%d bad left out")
 	some(d.TooShort, "%d too short")
 	some(d.TooLong, "%d too long")
 	kept := ""
@@ -342,7 +353,7 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	line("prompts", "%s", strings.Join(parts, ", "))
 	for i, bad := range d.Bad {
 		if i == 5 {
-			line("", "and %d more", len(d.Bad)-i)
+			line("", "and %d more", d.BadCount-i)
 			break
 		}
 		line("", "%s", bad)

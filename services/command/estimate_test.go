@@ -89,7 +89,7 @@ advantage  diffusion_nft, std global (sample, epsilon 0.0001), mode continuous, 
 		{"prompts that differ, and some that are refused", []string{"--prompts", "mixed.jsonl", "--skip-bad"}, `
 estimate   2 groups = 5 samples, by signs
 prompts    5 prompts in mixed.jsonl (json), 1 bad left out, 1 duplicate kept, 4 chosen
-           mixed.jsonl line 5: prompt: must be a text
+           mixed.jsonl line 5: prompt: must be a text; the record has tag; name the one with the prompt with --prompt-column
 steps      32 in all, 32 stochastic; 32 model evaluations
 storage    220.6 KiB of steps (of 8.0 GiB); 57.0 KiB of images at most
 reward     glyph (default); or ocr x 2
@@ -347,7 +347,11 @@ func TestAddUp_GroundTruth(t *testing.T) {
 	if _, err := p.addPrompts(prompts, &estimate.Facts{Policies: []*schemas.Policy{policy}}); err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []string{"SALE 50%", "42"} {
+	number, err := schemas.NewTruth(int64(42))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []schemas.Truth{"SALE 50%", number} {
 		got := event(t, prompts[i]).Reward
 		if !reflect.DeepEqual(got, []schemas.RewardSpec{{Name: "glyph", GroundTruth: want}, {Name: "diversity"}}) {
 			t.Errorf("prompt %d: rewards %+v, want the answer %q", i, got, want)

@@ -167,7 +167,7 @@ var completions = map[string][]string{
 	"estimator":       estimator.Names(),
 	"log-level":       {"debug", "info", "warn", "error"},
 	"optional-reward": scorer.Kinds(),
-	"prompts-format":  {string(dataset.Auto), "text", "csv", "json", "meander", "metadata", "verl"},
+	"prompts-format":  wordsOf(dataset.Formats()),
 	"reward":          scorer.Kinds(),
 }
 

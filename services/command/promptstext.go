@@ -1,7 +1,6 @@
 package command
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -169,31 +168,35 @@ func readMessages(path string) ([]any, error) {
 	if i := invalidUTF8(data); i >= 0 {
 		return nil, fmt.Errorf("--messages: %s: byte %d; must be UTF-8", path, i)
 	}
-	var list []map[string]any
-	if json.Unmarshal(data, &list) != nil {
-		var object struct {
-			Messages json.RawMessage `json:"messages"`
-		}
-		if err := json.Unmarshal(data, &object); err != nil || object.Messages == nil {
-			return nil, fmt.Errorf(`--messages: %s: must be a JSON list of {"role", "content"}, or an object with it under "messages"`, path)
-		}
-		if err := json.Unmarshal(object.Messages, &list); err != nil {
-			return nil, fmt.Errorf("--messages: %s: messages: %w", path, err)
+	v, err := dataset.ParseJSON(data)
+	if err != nil {
+		return nil, fmt.Errorf("--messages: %s: %w", path, err)
+	}
+	if object, ok := v.(map[string]any); ok {
+		v = object["messages"]
+		for name := range object {
+			if _, list := v.([]any); list && name != "messages" {
+				return nil, fmt.Errorf("--messages: %s: %s: given; must be absent: nothing but messages is shown to "+
+					"the model", path, name)
+			}
 		}
 	}
+	list, ok := v.([]any)
+	if !ok {
+		return nil, fmt.Errorf(`--messages: %s: must be a JSON list of {"role", "content"}, or an object with it under `+
+			`"messages"`, path)
+	}
 	out := []any{}
-	for i, m := range list {
+	for i, item := range list {
+		m, _ := item.(map[string]any)
 		role, ok := m["role"].(string)
-		content, text := m["content"].(string)
-		if !ok || !text {
+		if !ok {
 			return nil, fmt.Errorf(`--messages: %s: message %d; must have a "role" and a "content", both texts`, path,
 				i)
 		}
-		for name := range m {
-			if name != "role" && name != "content" {
-				return nil, fmt.Errorf("--messages: %s: message %d: %s: given; must be absent: a message has a role "+
-					"and a content, and nothing else is shown to the model", path, i, name)
-			}
+		content, err := dataset.MessageText(fmt.Sprintf("message %d", i), m)
+		if err != nil {
+			return nil, fmt.Errorf("--messages: %s: %w", path, err)
 		}
 		out = append(out, map[string]any{"role": role, "content": content})
 	}

@@ -131,7 +131,7 @@ func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error 
 
 // changeOf returns how the pass differs from the run, by the flags; without any it is an error. rescore calls it.
 func (r *rescorer) changeOf() (rescore.Change, error) {
-	c := rescore.Change{GroundTruth: r.rewards.groundTruth}
+	c := rescore.Change{GroundTruth: schemas.Truth(r.rewards.groundTruth)}
 	specs, err := r.rewards.rewardSpecs()
 	if err != nil {
 		return c, err

@@ -26,7 +26,7 @@ func TestLoad_RewardBy(t *testing.T) {
 	for _, p := range prompts {
 		var names []string
 		for _, r := range event(t, p).Reward {
-			name := r.Name + r.GroundTruth + r.Params["k"]
+			name := r.Name + r.GroundTruth.Text() + r.Params["k"]
 			if r.Weight != nil && *r.Weight == 2 {
 				name += "=2"
 			}

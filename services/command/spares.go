@@ -1,7 +1,6 @@
 package command
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 
@@ -45,7 +44,7 @@ func (p *promptFlags) setSubstitutes(q *prompt, r *dataset.Record) error {
 				s[field] = v
 			}
 		}
-		if truth := cmp.Or(spare.GroundTruth, p.groundTruth); truth != "" {
+		if truth := p.truthOf(&spare); truth != nil {
 			if q.body["reward"] == nil {
 				return fmt.Errorf("prompt %d: has a ground truth; name the reward function that uses it with "+
 					"--reward (--refill-fresh)", spare.Index+1)

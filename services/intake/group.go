@@ -78,7 +78,7 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 			errs = append(errs, fmt.Errorf("reward[%d]%s: %w", i, whose, err))
 			continue
 		}
-		if err := scorer.Check(r.Name, Asked(p.Prompt, p.Messages), r.GroundTruth, r.Params); err != nil {
+		if err := scorer.Check(r.Name, Asked(p.Prompt, p.Messages), r.GroundTruth.Value(), r.Params); err != nil {
 			errs = append(errs, fmt.Errorf("reward[%d]%s: %w", i, whose, err))
 		}
 	}

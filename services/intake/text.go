@@ -42,7 +42,7 @@ func resolveText(
 	}
 	if x := text.Interaction; x != nil {
 		if err := interaction.Check(x.Name, x.Params, text.Messages,
-			(&schemas.Group{Reward: p.Reward}).GroundTruth()); err != nil {
+			(&schemas.Group{Reward: p.Reward}).GroundTruth().Text()); err != nil {
 			return nil, fmt.Errorf("text.interaction: %s: %w", x.Name, err)
 		}
 	}

@@ -32,7 +32,7 @@ import (
 type Change struct {
 	// Rewards have all defaults set; none: the run's. GroundTruth is for the rewards that need one; empty: the run's.
 	Rewards     []schemas.RewardSpec
-	GroundTruth string
+	GroundTruth schemas.Truth
 	// Advantage is the estimator; nil: the run's. BasisGiven says that its StdBasis was given, not a default.
 	Advantage  *estimator.Config
 	BasisGiven bool
@@ -186,7 +186,7 @@ func (g *group) apply(run schemas.Run, c Change, batchGroups int64) error {
 	}
 	var errs []error
 	for _, spec := range x.Reward {
-		errs = append(errs, scorer.Check(spec.Name, g.prompt, spec.GroundTruth, spec.Params))
+		errs = append(errs, scorer.Check(spec.Name, g.prompt, spec.GroundTruth.Value(), spec.Params))
 	}
 	if c.Advantage != nil {
 		a := *c.Advantage

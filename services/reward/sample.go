@@ -170,7 +170,8 @@ func (s *service) scoreMissing(
 		calls.Go(func() {
 			r := e.pool.score(patient, e.scorer, func(ctx context.Context, wait bool) (scorer.Input, func(), error) {
 				in := scorer.Input{
-					Prompt: t.Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params, Metadata: metadata,
+					Prompt: t.Prompt, GroundTruth: spec.GroundTruth.Text(), Truth: spec.GroundTruth.Value(),
+					Params: spec.Params, Metadata: metadata,
 				}
 				var err error
 				if t.Text != nil {

@@ -267,7 +267,8 @@ func (s *service) rateGroup(
 				passing = fmt.Errorf("sample %d: %w", made[k].SampleIndex, err)
 			}
 			return scorer.Input{
-				Media: im.Spaced(frames), Prompt: made[k].Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params,
+				Media: im.Spaced(frames), Prompt: made[k].Prompt, GroundTruth: spec.GroundTruth.Text(),
+				Truth: spec.GroundTruth.Value(), Params: spec.Params,
 			}, p.release, err
 		})
 		if err := cmp.Or(ctx.Err(), passing); err != nil {

@@ -82,7 +82,7 @@ func (s *server) answerVerdicts(r *http.Request) (any, error) {
 		}
 		for _, w := range waiting {
 			t := w.Trajectory
-			x := judged{Waiting: w, Line: lineOf(nil, t, nil), Truth: t.Group.GroundTruth()}
+			x := judged{Waiting: w, Line: lineOf(nil, t, nil), Truth: t.Group.GroundTruth().Text()}
 			if t.Text != nil {
 				x.Text = dropTensors(results.TextOf(t))
 			}

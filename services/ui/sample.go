@@ -195,7 +195,7 @@ func compareSamples(a, b *sampleLine) int {
 func (x *group) fromRecord(g *schemas.GroupRecord) {
 	x.Prompt, x.Negative, x.Lane, x.Size, x.Error = g.Prompt, g.NegativePrompt, g.Lane, g.GroupSize, g.Error
 	x.Batch, x.Opened = g.Group.Batch, g.Group.Created/int64(time.Millisecond)
-	x.Deadline, x.Truth = g.Group.Deadline/int64(time.Millisecond), g.Group.GroundTruth()
+	x.Deadline, x.Truth = g.Group.Deadline/int64(time.Millisecond), g.Group.GroundTruth().Text()
 	x.Estimator = g.Group.Advantage.Estimator
 	for _, w := range g.Group.Reward {
 		x.Rewards = append(x.Rewards, weight{w.Name, *cmp.Or(w.Weight, new(1.0))})

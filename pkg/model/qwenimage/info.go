@@ -3,6 +3,7 @@ package qwenimage
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/nn"
@@ -34,6 +35,10 @@ func Inspect(dir string) (_ *model.Info, err error) {
 		info.Problem(err)
 	} else {
 		info.Vocabulary = tok.Size()
+		info.CountTokens = func(prompt string) (int, error) {
+			ids, _, err := promptIDs(tok, prompt, math.MaxInt)
+			return len(ids) - promptTokensDropped, err
+		}
 		if c.text != nil {
 			info.Problem(c.fitTokenizer(tok))
 		}

@@ -128,10 +128,13 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	truth, err := schemas.NewTruth(sample.GroundTruth)
+	if err != nil {
+		return nil, fmt.Errorf("ground truth: %w", err)
+	}
 	e := &schemas.ScoreRequest{
-		Name: s.name, Prompt: sample.Prompt, GroundTruth: sample.GroundTruth, Params: sample.Params,
-		Metadata: metadata,
-		Image:    sample.Image, ImageFormat: sample.ImageFormat, Frames: sample.Frames,
+		Name: s.name, Prompt: sample.Prompt, GroundTruth: truth, Params: sample.Params, Metadata: metadata,
+		Image: sample.Image, ImageFormat: sample.ImageFormat, Frames: sample.Frames,
 		Text: sample.Text, Trajectory: sample.Trajectory,
 	}
 	for _, m := range sample.Messages {

@@ -77,13 +77,13 @@ class Counts(Reward):
 
     async def score(self, samples):
         await asyncio.sleep(0)
-        return [Score(sum(x["count"] for x in s.metadata["include"]) + s.target[1]) for s in samples]
+        return [Score(sum(x["count"] for x in s.metadata["include"]) + s.ground_truth[1]) for s in samples]
 
 
 def test_an_async_reward_gets_the_record_of_the_prompt(run):
     pytest.importorskip("PIL")
     record = {
-        "tag": "position", "data_source": "geneval", "reward_model": {"ground_truth": [1, 2.5, None]},
+        "tag": "position", "data_source": "geneval",
         "include": [{"class": "dog", "count": 1}, {"class": "tie", "count": 2, "position": ["right of", 0]}],
     }  # fmt: skip
 
@@ -93,7 +93,7 @@ def test_an_async_reward_gets_the_record_of_the_prompt(run):
         await ready.wait()
         await client.publish(
             name, "a tie right of a dog", group_size=2, num_inference_steps=4, metadata=record,
-            reward=[{"name": f"nats:{name}"}],
+            reward=[{"name": f"nats:{name}", "ground_truth": [1, 2.5, None]}],
         )
         group = await first(client.stream_groups(name, timeout=50))
         stop.set()
@@ -101,14 +101,6 @@ def test_an_async_reward_gets_the_record_of_the_prompt(run):
         assert [s.member["reward"] for s in group.samples] == [5.5, 5.5]
 
     run(test)
-
-
-def test_target_is_what_the_record_says():
-    for metadata, truth, want in (
-        ({}, "text", "text"), ({"ground_truth": {"a": 1}}, "text", {"a": 1}),
-        ({"reward_model": {"ground_truth": 0}, "ground_truth": 2}, "0", 0), ({"reward_model": "x"}, "", ""),
-    ):
-        assert Input(None, "", truth, {}, metadata).target == want
 
 
 def test_a_rule_of_a_reader_may_be_async(run):

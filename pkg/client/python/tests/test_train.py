@@ -449,6 +449,29 @@ def test_prompts_are_drawn_the_same_and_each_once_an_epoch(tmp_path):
         prompts.read(tmp_path / "p")
 
 
+@pytest.mark.parametrize("name, text, want", [
+    ("p.txt", "\ufeff{red|blue} sign\r\nb\n", ["{red|blue} sign", "b"]),
+    ("p.json", '["a", {"prompt": "b"}]', ["a", "b"]),
+    ("p.jsonl", '{"prompt": "a"}\n"b"\n', ["a", "b"]),
+    ("p.jsonl", '{\n "prompt": "a"\n}\n{\n "prompt": "b"\n}', ["a", "b"]),
+    ("p.txt", 'a\n{"prompt": "b"}\n', "p.txt:2: JSON in a file of texts; name it .jsonl"),
+    ("p.tsv", "Prompt\tNote\n", ".tsv is not read here"),
+    ("p.csv", "prompt\na\n", ".csv is not read here"),
+    ("p.yaml", "- a\n", ".yaml is not read here"),
+    ("p.jsonl", '{"prompt": "a"}\n{"prompt": "a", "prompt": "b"}', "p.jsonl:2: prompt: must come at most once"),
+    ("p.jsonl", '{"prompt": [{"role": "user"}]}', "p.jsonl:1: prompt: .*; must be a text"),
+    ("p.jsonl", '{"prompt": "a"}\n7', "p.jsonl:2: prompt: 7; must be a text"),
+    ("p.txt", "a\0b", "a zero byte"),
+])  # fmt: skip
+def test_a_file_of_prompts_is_read_as_what_it_is_or_refused(tmp_path, name, text, want):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    if isinstance(want, list):
+        assert [p["prompt"] for p in prompts.read(tmp_path / name)] == want
+        return
+    with pytest.raises(ValueError, match=want):
+        prompts.read(tmp_path / name)
+
+
 def test_an_epoch_is_shuffled_once(monkeypatch):
     shuffled = []
 

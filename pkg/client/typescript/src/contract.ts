@@ -603,7 +603,7 @@ export interface InteractRequest {
   /** finish_reason is why the answer ended: stop or length. */
   finish_reason: "stop" | "length";
   /** ground_truth is that of the first reward function that has one, metadata the prompt's. */
-  ground_truth: string;
+  ground_truth: unknown;
   /** ground_truth is that of the first reward function that has one, metadata the prompt's. */
   metadata?: Record<string, unknown> | null;
   /** ids to entropies are of the answer's tokens, as in Tokens. Of answers of more than MaxInteractTokens tokens they are empty: events has them; so are those numbers that a server which draws the tokens does not give. */
@@ -1286,8 +1286,8 @@ export interface RewardSpec {
   weight?: number | null;
   /** required fails the sample when this scorer fails. An optional score that failed is left out of the sum, and the event says so. */
   required?: boolean | null;
-  /** ground_truth is what the image is compared with, where the scorer compares. */
-  ground_truth?: string | null;
+  /** ground_truth is what the sample is compared with, where the scorer compares: a text, or any value of JSON. */
+  ground_truth?: unknown | null;
   /** params are options of the function by name, such as psm of ocr; one that it does not have is refused. */
   params?: Record<string, string> | null;
 }
@@ -1644,8 +1644,8 @@ export interface ScoreRequest {
   name: string;
   /** text to paint; may be empty */
   prompt: string;
-  /** ground_truth is what the image is compared with; empty: nothing was named. */
-  ground_truth: string;
+  /** ground_truth is what the sample is compared with, a text or any value of JSON; empty: nothing was named. */
+  ground_truth: unknown;
   /** params are the prompt's for this function, handed on unread. */
   params: Record<string, string>;
   /** metadata is the prompt's: the record that it came with. */
@@ -1805,7 +1805,7 @@ export interface Substitute {
   /** negative_prompt is what guidance leads away from. Default: that of the prompt. */
   negative_prompt?: string | null;
   /** ground_truth is what its images are compared with, by the reward functions for which the prompt names one. Default: the text in double quotes. */
-  ground_truth?: string | null;
+  ground_truth?: unknown | null;
   /** metadata replaces that of the prompt. */
   metadata?: Record<string, unknown> | null;
 }

@@ -38,8 +38,9 @@ const maxQuote = 200
 
 // Sample is one image or text in a request, with its prompt.
 type Sample struct {
-	Prompt      string            `json:"prompt" msgpack:"prompt"`
-	GroundTruth string            `json:"ground_truth" msgpack:"ground_truth"`
+	Prompt string `json:"prompt" msgpack:"prompt"`
+	// GroundTruth is a text, or another value of JSON.
+	GroundTruth any               `json:"ground_truth" msgpack:"ground_truth"`
 	Params      map[string]string `json:"params" msgpack:"params"`
 	// Metadata is the record that the prompt came with, a map.
 	Metadata any `json:"metadata" msgpack:"metadata"`
@@ -64,6 +65,9 @@ func NewSample(in scorer.Input, format string) (Sample, error) {
 	}
 	if in.Metadata == nil {
 		s.Metadata = map[string]any{}
+	}
+	if in.Truth != nil {
+		s.GroundTruth = in.Truth
 	}
 	if x := in.Text; x != nil {
 		s.Text, s.Messages, s.Trajectory = &x.Answer, x.Messages, x.Trajectory

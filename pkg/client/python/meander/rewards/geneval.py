@@ -112,7 +112,9 @@ class GenEval(TorchReward):
     def _wants(self, sample: Input) -> dict[str, Any]:
         """What a sample is to have. ValueError: that is not said, or cannot be checked."""
         try:
-            want = json.loads(sample.ground_truth) if sample.ground_truth else dict(sample.metadata)
+            want = sample.ground_truth
+            if isinstance(want, str):
+                want = json.loads(want) if want else dict(sample.metadata)
             if wrong := fault(want, _FORM) or ("" if want["include"] else "include: empty; must name what to look for"):
                 raise ValueError(wrong)
         except ValueError as e:

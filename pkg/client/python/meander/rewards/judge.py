@@ -99,7 +99,8 @@ class Judge(Reward):
         file = io.BytesIO()
         sample.image.save(file, "PNG")
         low, high = self.bounds or ("", "")
-        words = {"prompt": sample.prompt, "ground_truth": sample.ground_truth, "low": low, "high": high}
+        truth = sample.ground_truth if isinstance(sample.ground_truth, str) else json.dumps(sample.ground_truth)
+        words = {"prompt": sample.prompt, "ground_truth": truth, "low": low, "high": high}
         question = re.sub(r"\{(prompt|ground_truth|low|high)\}", lambda m: words[m[1]], self.question)
         url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
         content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]

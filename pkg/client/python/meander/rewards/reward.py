@@ -12,24 +12,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """What is scored: image is a Pillow image in RGB; prompt, ground_truth, params and metadata are those of the prompt
-    event. metadata is the record that the prompt came with, as a data set has it."""
+    """What is scored: image is a Pillow image in RGB; prompt, ground_truth (a text, or any other value of JSON), params and
+    metadata are those of the prompt event. metadata is the record that the prompt came with, as a data set has it."""
 
     image: Image.Image
     prompt: str
-    ground_truth: str = ""
+    ground_truth: Any = ""
     params: Mapping[str, str] = dataclasses.field(default_factory=dict)
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    @property
-    def target(self) -> Any:
-        """The ground truth as the record has it, of any type of JSON: reward_model.ground_truth as verl's, or
-        ground_truth; without one that of the prompt event, a text."""
-        model = self.metadata.get("reward_model")
-        for record in (model if isinstance(model, Mapping) else {}, self.metadata):
-            if record.get("ground_truth") is not None:
-                return record["ground_truth"]
-        return self.ground_truth
 
 
 class Score(NamedTuple):

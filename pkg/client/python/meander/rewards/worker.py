@@ -28,7 +28,7 @@ _LONGEST = 4000  # characters of a detail or an error
 _EVERY = 10.0  # seconds between lines of progress
 _LOST = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "HIP error")  # of a GPU, in torch's words
 _REQUEST: Event = {
-    "v": int, "prompt": str, "ground_truth": Maybe(str), "params": Maybe({}), "image": Maybe(bytes),
+    "v": int, "prompt": str, "params": Maybe({}), "image": Maybe(bytes),
     "metadata": Maybe({}), "frames": Maybe([bytes]), "text": Maybe(str),
 }  # fmt: skip
 
@@ -58,8 +58,9 @@ def read(data: bytes) -> list[Input]:
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
             raise ValueError(f"image: {e}") from None
         params = {str(k): str(v) for k, v in (request.get("params") or {}).items()}
+        truth = request.get("ground_truth")  # any value of JSON
         metadata = request.get("metadata") or {}
-        out.append(Input(image, request["prompt"], request.get("ground_truth") or "", params, metadata))
+        out.append(Input(image, request["prompt"], "" if truth is None else truth, params, metadata))
     return out
 
 

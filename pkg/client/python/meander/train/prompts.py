@@ -5,29 +5,82 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from .config import Config, weighted
 
 
+_SOMETHING = re.compile(r"\S")
+_TEXT, _JSON = ("", ".txt"), (".json", ".jsonl", ".ndjson")
+
+
 def read(path: str | Path) -> list[dict[str, Any]]:
-    """The prompts of a file: a text a line, or JSON lines with the fields of a Prompt (prompt alone is required)."""
+    """The prompts of a file: a text a line (.txt), or JSON with the fields of a Prompt (prompt alone is required) or
+    texts, one a line, one after the other or in an array. A file without an extension may have both in its lines."""
+    path = Path(path)
+    kind = path.suffix.lower()
+    if kind not in _TEXT + _JSON:
+        raise ValueError(f"{path}: {kind} is not read here; must be text (.txt) or JSON (.json, .jsonl): 'meander prompts "
+                         f"{path} --out prompts.jsonl' makes JSON of it")  # fmt: skip
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise ValueError(f"{path}: {e}; must be UTF-8") from None
+    if "\0" in text:
+        raise ValueError(f"{path}: a zero byte; must be a text")
     out = []
-    for n, line in enumerate(Path(path).read_text().splitlines(), 1):
-        if not line.strip():
-            continue
-        fields = {"prompt": line.strip()}
-        if line.lstrip().startswith("{"):
-            try:
-                fields = json.loads(line)
-            except json.JSONDecodeError as e:
-                raise ValueError(f"{path}:{n}: {e}; must be a text, or JSON with the fields of a prompt") from None
-            if not isinstance(fields.get("prompt"), str):
-                raise ValueError(f"{path}:{n}: prompt: {fields.get('prompt')!r}; must be a text")
+    for n, item in _objects(path, text) if kind in _JSON else _lines(path, text):
+        fields = {"prompt": item} if isinstance(item, str) else item
+        if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str):
+            found = fields.get("prompt") if isinstance(fields, dict) else fields
+            raise ValueError(f"{path}:{n}: prompt: {found!r:.60}; must be a text")
         out.append(fields)
     if not out:
         raise ValueError(f"{path}: no prompt in it")
+    return out
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    """The lines that are not blank with their numbers; without an extension those in braces are JSON."""
+    for n, line in enumerate(text.split("\n"), 1):
+        line = line.strip()
+        if line.startswith("{"):
+            try:
+                item = json.loads(line, object_pairs_hook=_once)
+            except ValueError as e:
+                if not path.suffix:
+                    raise ValueError(f"{path}:{n}: {e}; must be a text, or JSON with the fields of a prompt") from None
+                item = line
+            if path.suffix and item is not line:
+                raise ValueError(f"{path}:{n}: JSON in a file of texts; name it .jsonl")
+            yield n, item
+        elif line:
+            yield n, line
+
+
+def _objects(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    """The values of a file of JSON, those of an array one by one, with their lines."""
+    decoder, line, at, seen = json.JSONDecoder(object_pairs_hook=_once), 1, 0, 0
+    while (found := _SOMETHING.search(text, at)) is not None:
+        at = found.start()
+        line, seen = line + text.count("\n", seen, at), at
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except ValueError as e:
+            raise ValueError(f"{path}:{line}: {e}; must be JSON with the fields of a prompt") from None
+        for item in value if isinstance(value, list) else [value]:
+            yield line, item
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names come once."""
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        twice = next(k for i, (k, _) in enumerate(pairs) if k in dict(pairs[:i]))
+        raise ValueError(f"{twice}: must come at most once")
     return out
 
 

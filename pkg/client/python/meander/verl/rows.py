@@ -48,7 +48,9 @@ def settings_of(rollout: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A part of OmegaConf's as Python's own dicts and lists."""
+    """A part of OmegaConf's, or a value of numpy's, as Python's own types."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _plain(value.tolist())
     if isinstance(value, Mapping):
         return {key: _plain(v) for key, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -92,14 +94,13 @@ def messages_of(raw_prompt: Any) -> list[dict[str, str]]:
 
 def with_record(fields: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a prompt, with the row as its metadata, unless they have their own, and its
-    reward_model.ground_truth for each reward function that names none: a text as it is, all else as JSON."""
+    reward_model.ground_truth, any value of JSON, for each reward function that names none."""
     record = {k: x for k, v in row.items() if k not in _OURS and (x := _as_json(v)) is not None}
     out = {"metadata": record, **fields} if record else dict(fields)
     model = record.get("reward_model")
     truth = model.get("ground_truth") if isinstance(model, dict) else None
     if truth is not None and fields.get("reward"):
-        text = truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False)
-        out["reward"] = [{"ground_truth": text, **spec} for spec in fields["reward"]]
+        out["reward"] = [{"ground_truth": truth, **spec} for spec in fields["reward"]]
     return out
 
 
