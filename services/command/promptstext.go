@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/dataset"
+	"github.com/meander-rl/meander/pkg/strictjson"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -168,6 +169,9 @@ func readMessages(path string) ([]any, error) {
 	}
 	if i := invalidUTF8(data); i >= 0 {
 		return nil, fmt.Errorf("--messages: %s: byte %d; must be UTF-8", path, i)
+	}
+	if err := strictjson.Check(data); err != nil {
+		return nil, fmt.Errorf("--messages: %s: %w", path, err)
 	}
 	var list []map[string]any
 	if json.Unmarshal(data, &list) != nil {
