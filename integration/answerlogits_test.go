@@ -52,7 +52,7 @@ func TestTurns_RewardOfFullLogits(t *testing.T) {
 			}
 			var scores [][]float64
 			for _, name := range workers {
-				uid := schemas.UID(name)
+				const uid = "g" // the same seeds
 				talk(t, w, schemas.Run(name), uid, 1, &schemas.Text{
 					MaxNewTokens: new(int64(6)), Interaction: &schemas.Interaction{Name: name, MaxTurns: new(int64(3))},
 					Logits: &schemas.Logits{Form: schemas.LogitsFull, DType: c.dtype},

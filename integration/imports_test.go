@@ -48,7 +48,7 @@ var layers = map[string][]string{
 	// The embedded server knows nothing of what it carries.
 	"pkg/natsd": nil,
 
-	"pkg/scorer/internal/wire": {"pkg/scorer"},
+	"pkg/scorer/internal/wire": {"pkg/scorer", "pkg/strictjson"},
 	"pkg/scorer/httpscore":     {"pkg/scorer", "pkg/scorer/internal/wire"},
 	"pkg/scorer/natsscore":     {"pkg/scorer", "pkg/scorer/internal/wire", "schemas"},
 	"pkg/scorer/scorerfile":    {"pkg/scorer", "pkg/scorer/internal/wire", "pkg/scorer/httpscore", "pkg/scorer/natsscore"},
@@ -179,7 +179,7 @@ var layers = map[string][]string{
 	"services/command": {
 		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/replay", "pkg/report", "pkg/results", "pkg/archive", "pkg/shards", "pkg/view", "pkg/tensor/devices",
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/teacher", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
-		"pkg/model/tokenizer", "services/trace", "services/ui", // the page, and tokens as text on it
+		"pkg/model/tokenizer", "pkg/strictjson", "services/trace", "services/ui", // the page, and tokens as text on it
 	},
 	// Tools of the project and of its tests: no program and no client links them.
 	"integration/tools/harness":     {"schemas", "pkg/bus", "pkg/bus/bustest"}, // processes and audits for whole-pipeline tests

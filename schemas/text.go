@@ -3,8 +3,10 @@ package schemas
 import (
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
+	"time"
 )
 
 // Message is one message of a conversation.
@@ -35,6 +37,10 @@ type Text struct {
 	Logits *Logits `msgpack:"logits,omitempty" absent:"none; log-probs, log-sum-exp and entropy are always there" flag:"logits"`
 	// Interaction is who answers the model, so that it can go on.
 	Interaction *Interaction `msgpack:"interaction,omitempty" absent:"nobody; the model answers once"`
+	// ChatTemplateKwargs are further variables of the chat template, texts, as transformers takes them. The one named
+	// strftime_now is the day, such as 2026-11-28, that the template's function of that name gives; without it that is
+	// the day, of UTC, on which the prompt was stored.
+	ChatTemplateKwargs map[string]string `msgpack:"chat_template_kwargs,omitempty" size:"0..MaxParams"`
 	// TokensPerEvent is how many tokens one event has; a turn's last may have fewer.
 	TokensPerEvent *int64 `msgpack:"tokens_per_event,omitempty" range:"1..MaxTokensPerEvent" default:"1" flag:"tokens-per-event"`
 }
@@ -74,6 +80,9 @@ type TextRequest struct {
 	// Interaction is what replies to the model; absent: nothing does, and it answers once.
 	Interaction    *Interaction `msgpack:"interaction,omitempty"`
 	TokensPerEvent int64        `msgpack:"tokens_per_event" range:"1..MaxTokensPerEvent"`
+	// ChatTemplateKwargs are the variables of the chat template that the prompt gives; and strftime_now, the day, where
+	// the template asks for it.
+	ChatTemplateKwargs map[string]string `msgpack:"chat_template_kwargs,omitempty" size:"0..MaxParams"`
 	// Vocabulary is V, the number of logits of a token.
 	Vocabulary int64 `msgpack:"vocabulary" range:"1..MaxVocabulary"`
 }
@@ -92,6 +101,25 @@ type TextPolicy struct {
 	MinP         float64 `msgpack:"min_p" range:"0..1"`
 	// Engine draws the tokens; absent: the sampler does.
 	Engine *Engine `msgpack:"engine,omitempty"`
+	// Dated says that the chat template asks for the day, by strftime_now.
+	Dated bool `msgpack:"dated,omitempty"`
+}
+
+// StrftimeNow is the variable of a chat template that is the day.
+const StrftimeNow = "strftime_now"
+
+// checkTemplate checks that the variables of the chat template are not those that it gets anyway.
+func (e *Text) checkTemplate(f *faults) {
+	for _, name := range []string{"messages", "tools", "documents", "add_generation_prompt"} {
+		if _, ok := e.ChatTemplateKwargs[name]; ok {
+			f.add("chat_template_kwargs."+name, "given", "must be absent: the template has it already")
+		}
+	}
+	if day, ok := e.ChatTemplateKwargs[StrftimeNow]; ok {
+		if _, err := time.Parse(time.DateOnly, day); err != nil {
+			f.add("chat_template_kwargs."+StrftimeNow, quote(day), "must be a day, such as 2026-11-28")
+		}
+	}
 }
 
 // TextResult is what a sample of text came to.
@@ -276,6 +304,13 @@ func (e *TextRequest) addSampling(d *digester) {
 	d.addIntegers(e.StopTokenIDs)
 	d.addInteger(e.Vocabulary)
 	e.Interaction.addTo(d)
+	if len(e.ChatTemplateKwargs) > 0 {
+		d.addText("chat_template_kwargs")
+		for _, name := range slices.Sorted(maps.Keys(e.ChatTemplateKwargs)) {
+			d.addText(name)
+			d.addText(e.ChatTemplateKwargs[name])
+		}
+	}
 }
 
 // addTo covers, after the text "text", the messages (list of role and content), the sampling as the
@@ -348,6 +383,7 @@ func (p *Prompt) checkText(f *faults) {
 
 // checkRules checks the logits against the other settings, and temperature and stop texts.
 func (t *Text) checkRules(f *faults) {
+	t.checkTemplate(f)
 	perEvent := int64(1)
 	if t.TokensPerEvent != nil {
 		perEvent = *t.TokensPerEvent

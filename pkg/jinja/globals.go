@@ -75,7 +75,7 @@ var globals = map[string]*function{
 		panic(failure{&Raised{s.text(s.bindArguments(c, 1, "message")[0])}})
 	}},
 	"strftime_now": {"strftime_now", func(s *state, _ *call) any {
-		s.unsupported("strftime_now: a text with today's date is another one tomorrow")
+		s.unsupported("strftime_now: no day is given, and a text with today's date is another one tomorrow")
 		return nil
 	}},
 }

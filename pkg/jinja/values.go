@@ -56,7 +56,7 @@ func (s *state) value(v any, depth int) any {
 	}
 	s.countSteps(0)
 	switch v := v.(type) {
-	case nil, bool, int64, float64:
+	case nil, bool, int64, float64, *function:
 		return v
 	case string:
 		if !utf8.ValidString(v) {

@@ -36,6 +36,8 @@ type Card struct {
 	// Decoding says how tokens are drawn, MaxNewTokens how many at most, if a prompt does not.
 	Decoding     decoding.Params
 	MaxNewTokens int
+	// Dated says that the chat template asks for the day.
+	Dated bool
 	// Reward names the reward functions of prompts that name none; empty: no preference.
 	Reward []string
 	// Notes lists settings of the folder that are ignored, for people.
@@ -62,6 +64,17 @@ var (
 type Language interface {
 	// Card describes the model; it never changes.
 	Card() Card
+	Conversation
+	// With returns how conversations are written with further variables of the chat template (chat_template_kwargs).
+	// The one named strftime_now is the day, such as 2026-11-28, that the template's function of that name gives. A day
+	// that is none is an ErrPrompt of its methods.
+	With(variables map[string]string) Conversation
+	// Piece returns the bytes of a token: none for a special token or an unknown id.
+	Piece(id int32) string
+}
+
+// Conversation writes conversations as ids.
+type Conversation interface {
 	// Prompt returns the ids of a conversation, up to the begin of the assistant's answer.
 	Prompt(messages []Message) ([]int32, error)
 	// Reply returns the ids of messages that follow an answer, up to the begin of the next answer. before is the
@@ -69,8 +82,6 @@ type Language interface {
 	// writes it at the end of a turn, so Reply leaves it out. It fails with ErrPrompt if the template, with more
 	// messages, writes before or the answer in another way.
 	Reply(before []Message, answer string, ended bool, messages []Message) ([]int32, error)
-	// Piece returns the bytes of a token: none for a special token or an unknown id.
-	Piece(id int32) string
 }
 
 // Model is a network ready to generate. All methods are safe for concurrent use, except that Close must

@@ -21,6 +21,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/strictjson"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -169,7 +170,7 @@ func readVerdicts(file string, stdin io.Reader) ([]verdictLine, error) {
 		var j verdictLine
 		d := json.NewDecoder(bytes.NewReader(lines.Bytes()))
 		d.DisallowUnknownFields()
-		err := d.Decode(&j)
+		err := errors.Join(strictjson.Check(lines.Bytes()), d.Decode(&j))
 		switch {
 		case err == nil && j.UID == "":
 			err = errors.New("uid is missing")

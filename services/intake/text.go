@@ -2,7 +2,9 @@ package intake
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/interaction"
@@ -32,7 +34,7 @@ func resolveText(
 	p.GroupSize = new(p.Samples())
 	schemas.SetDefaults(p)
 	p.Advantage = prompt.Advantage // its defaults depend on the estimator, see resolveAdvantage
-	text, err := resolveTextSettings(p, policy)
+	text, err := resolveTextSettings(p, policy, o.Created)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +92,9 @@ func Asked(prompt string, messages []schemas.Message) string {
 
 // resolveTextSettings returns how a language model is to answer a valid prompt; p has its defaults. Settings that the
 // prompt leaves out are the model's. The error names a setting that exceeds a limit.
-func resolveTextSettings(p *schemas.Prompt, policy *schemas.Policy) (*schemas.TextRequest, error) {
+//
+// The day of a template that asks for it is that of stored: a prompt that is delivered again has the same.
+func resolveTextSettings(p *schemas.Prompt, policy *schemas.Policy, stored time.Time) (*schemas.TextRequest, error) {
 	t, model := p.Text, policy.Text
 	x := &schemas.TextRequest{
 		Messages: slices.Clone(p.Messages), MaxNewTokens: valueOr(t.MaxNewTokens, model.MaxNewTokens),
@@ -98,6 +102,13 @@ func resolveTextSettings(p *schemas.Prompt, policy *schemas.Policy) (*schemas.Te
 		TopK:        valueOr(t.TopK, model.TopK), TopP: valueOr(t.TopP, model.TopP), MinP: valueOr(t.MinP, model.MinP),
 		Stop: append([]string{}, t.Stop...), StopTokenIDs: append([]int64{}, t.StopTokenIDs...),
 		Vocabulary: model.Vocabulary,
+	}
+	x.ChatTemplateKwargs = maps.Clone(t.ChatTemplateKwargs)
+	if _, fixed := x.ChatTemplateKwargs[schemas.StrftimeNow]; model.Dated && !fixed {
+		if x.ChatTemplateKwargs == nil {
+			x.ChatTemplateKwargs = map[string]string{}
+		}
+		x.ChatTemplateKwargs[schemas.StrftimeNow] = stored.UTC().Format(time.DateOnly)
 	}
 	if len(x.Messages) == 0 {
 		x.Messages = []schemas.Message{{Role: schemas.RoleUser, Content: p.Prompt}}

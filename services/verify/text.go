@@ -123,7 +123,7 @@ func (x *textSample) loadIDs(ctx context.Context) (bool, error) {
 // checkPrompt compares the first tokens of the sample with the prompt's messages in the model's template. checkText
 // calls it.
 func (x *textSample) checkPrompt() {
-	ids, err := x.version.text.Prompt(texts.MessagesOf(&x.t.Text.Settings))
+	ids, err := x.version.text.With(x.t.Text.Settings.ChatTemplateKwargs).Prompt(texts.MessagesOf(&x.t.Text.Settings))
 	if err != nil {
 		x.fault(-1, "messages: %v", err)
 		return

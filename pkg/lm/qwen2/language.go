@@ -35,6 +35,16 @@ func readChatCodec(folder *safetensors.Folder, c *configs) (s chatCodec, err err
 // Piece returns the bytes of a token.
 func (s chatCodec) Piece(id int32) string { return s.tokenizer.Piece(id) }
 
+// With implements lm.Language.
+func (s chatCodec) With(variables map[string]string) lm.Conversation {
+	if len(variables) > 0 {
+		t := *s.template
+		t.variables = variables
+		s.template = &t
+	}
+	return s
+}
+
 // Prompt returns the ids of a conversation in the folder's chat template.
 func (s chatCodec) Prompt(messages []lm.Message) ([]int32, error) {
 	if err := lm.CheckMessages(messages); err != nil {
@@ -96,9 +106,8 @@ func openLanguage(dir string) (lm.Language, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &language{
-			s, c.card(dir, min(c.decoder.MaxPositions, mostPositions), 0),
-			c.decoder.Modules(modulePrefix),
-		}, nil
+		card := c.card(dir, min(c.decoder.MaxPositions, mostPositions), 0)
+		card.Dated = s.template.dated
+		return &language{s, card, c.decoder.Modules(modulePrefix)}, nil
 	})
 }

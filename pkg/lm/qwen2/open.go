@@ -101,6 +101,7 @@ func open(folder *safetensors.Folder, dir string, o lm.Options) (*Model, error) 
 	s.users.Store(1)
 	s.base, s.baseDigest = m.decoder, digest.Hex()
 	m.card = c.card(dir, positions, m.cache.pages.Tokens())
+	m.card.Dated = s.template.dated
 	m.card.WeightsDigest, m.card.Backend = s.baseDigest, s.device.Name()
 	return m, nil
 }
@@ -125,6 +126,7 @@ func inspect(dir string) (_ *lm.Info, err error) {
 		s, err := readChatCodec(folder, c)
 		if found.Problem(err); err == nil {
 			info.Tokens, info.Template = s.tokenizer.Size(), s.template.String()
+			info.Card.Dated = s.template.dated
 		}
 	}
 	nn.InspectPart(&found, folder, ".", class, read)

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/jinja"
 	"github.com/meander-rl/meander/pkg/lm"
@@ -20,6 +21,9 @@ type template struct {
 	program *jinja.Template
 	tokens  map[string]any
 	example string
+	dated   bool // it asks for the day
+	// variables are those of lm.Language.With.
+	variables map[string]string
 }
 
 // String shows how it writes a question, for people.
@@ -42,7 +46,9 @@ func parseTemplate(text string, tokens map[string]any) (*template, error) {
 	if err != nil {
 		return nil, fmt.Errorf("chat_template: %w", err)
 	}
-	t := &template{program: program, tokens: tokens}
+	t := &template{program: program, tokens: tokens, dated: strings.Contains(text, jinja.StrftimeNow)}
+	t.variables = map[string]string{jinja.StrftimeNow: time.DateOnly} // its example of a day
+	defer func() { t.variables = nil }()
 	var first error
 	for _, messages := range trialConversations {
 		text, err := t.renderMessages(messages)
@@ -74,6 +80,17 @@ func (t *template) renderMessages(messages []lm.Message) (string, error) {
 	variables := map[string]any{"messages": list, "tools": nil, "documents": nil, "add_generation_prompt": true}
 	for name, token := range t.tokens {
 		variables[name] = token
+	}
+	for name, value := range t.variables {
+		variables[name] = value
+	}
+	if day, ok := t.variables[jinja.StrftimeNow]; ok {
+		at, err := time.Parse(time.DateOnly, day)
+		if err != nil {
+			return "", fmt.Errorf("chat_template_kwargs: %s: %q; must be a day, such as 2026-11-28", jinja.StrftimeNow,
+				day)
+		}
+		variables[jinja.StrftimeNow] = jinja.Day(at)
 	}
 	text, err := t.program.Render(variables)
 	if err != nil {

@@ -32,7 +32,7 @@ from .events import ADVANTAGE, PREFIX, STEP, TOKENS, Event, EventError, Gone, ch
 from .reader import Batches, Groups, LogProbs
 from .tasks import means_away, settled, together
 from .teacher import Teachers
-from .text import NUMBERS, Text, add_events, text_of
+from .text import NUMBERS, Text, add_events, answer_logits, text_of
 
 _log = logging.getLogger("meander")
 
@@ -477,8 +477,9 @@ class Client(Controls, Teachers):
         the answer's events."""
         if not request.get("logits_form"):
             return None, None
-        what, parts, tokens = f"logits of answer {request['answer']}", [request.get("logits")], len(request["ids"])
-        if parts[0] is None:
+        what, tokens = f"logits of answer {request['answer']}", len(request["ids"])
+        parts: list[Event] = [request["logits"]] if request.get("logits") else []
+        if not parts:
             at, n = f"{request['run']}.{request['uid']}.{request['sample_index']}.{request['attempt']}", request["first_event"]
             subjects = [f"{PREFIX}tokens.{at}.{i}" for i in range(n, n + request["event_count"])]
             events = await together(self._tokens(subject) for subject in subjects)

@@ -1898,6 +1898,8 @@ export interface Text {
   logits?: Logits | null;
   /** interaction is who answers the model, so that it can go on. Default: nobody; the model answers once. */
   interaction?: Interaction | null;
+  /** chat_template_kwargs are further variables of the chat template, texts, as transformers takes them. The one named strftime_now is the day, such as 2026-11-28, that the template's function of that name gives; without it that is the day, of UTC, on which the prompt was stored. */
+  chat_template_kwargs?: Record<string, string> | null;
   /** tokens_per_event is how many tokens one event has; a turn's last may have fewer. */
   tokens_per_event?: number | null;
 }
@@ -1920,6 +1922,8 @@ export interface TextPolicy {
   min_p: number;
   /** engine draws the tokens; absent: the sampler does. */
   engine?: Engine | null;
+  /** dated says that the chat template asks for the day, by strftime_now. */
+  dated?: boolean | null;
 }
 
 /** TextRequest is the Text of a prompt, resolved. */
@@ -1946,6 +1950,8 @@ export interface TextRequest {
   interaction?: Interaction | null;
   /** how many tokens one event has */
   tokens_per_event: number;
+  /** chat_template_kwargs are the variables of the chat template that the prompt gives; and strftime_now, the day, where the template asks for it. */
+  chat_template_kwargs?: Record<string, string> | null;
   /** vocabulary is V, the number of logits of a token. */
   vocabulary: number;
 }

@@ -9,6 +9,8 @@ import (
 	"io"
 	"math"
 	"unicode/utf8"
+
+	"github.com/meander-rl/meander/pkg/strictjson"
 )
 
 // Formats of requests and replies.
@@ -42,7 +44,7 @@ func Decode(format string, body []byte) (map[string]any, error) {
 
 // decodeJSON reads one JSON map and nothing after it.
 func decodeJSON(body []byte) (map[string]any, error) {
-	if err := checkNesting(body); err != nil {
+	if err := errors.Join(checkNesting(body), strictjson.Check(body)); err != nil {
 		return nil, err
 	}
 	d := json.NewDecoder(bytes.NewReader(body))

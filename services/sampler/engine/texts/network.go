@@ -34,7 +34,7 @@ func PolicyOf(c lm.Card) *schemas.Policy {
 		Text: &schemas.TextPolicy{
 			Vocabulary: int64(c.Vocabulary), MaxTokens: int64(c.MaxPositions), MaxNewTokens: int64(c.MaxNewTokens),
 			Temperature: temperatureOf(c.Decoding), TopK: int64(c.Decoding.TopK), TopP: shareOf(c.Decoding.TopP),
-			MinP: c.Decoding.MinP,
+			MinP: c.Decoding.MinP, Dated: c.Dated,
 		},
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/rs/zerolog"
 
@@ -48,7 +49,8 @@ func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logg
 
 // configOf returns how remotelm connects to the servers that draw the tokens of a model.
 func configOf(at engine.Server, l lm.Language) (remotelm.Config, error) {
-	probe, err := l.Prompt([]lm.Message{{Role: schemas.RoleUser, Content: "Hello, who are you?"}})
+	day := map[string]string{schemas.StrftimeNow: time.DateOnly} // any: it is a probe
+	probe, err := l.With(day).Prompt([]lm.Message{{Role: schemas.RoleUser, Content: "Hello, who are you?"}})
 	if err != nil {
 		return remotelm.Config{}, fmt.Errorf("encode a message to try it with: %w", err)
 	}

@@ -116,9 +116,10 @@ func promptIDs(req *schemas.Request, of lm.Language) ([]int32, error) {
 			fmt.Errorf("text.vocabulary: %d; must be %d, that of the model %s", x.Vocabulary, card.Vocabulary,
 				card.Name))
 	}
-	ids, err := of.Prompt(MessagesOf(x))
+	with := of.With(x.ChatTemplateKwargs)
+	ids, err := with.Prompt(MessagesOf(x))
 	if err == nil && x.Interaction != nil && x.Answers() > 1 { // the template must be able to hold a reply
-		_, err = of.Reply(MessagesOf(x), "A", false, []lm.Message{{Role: schemas.RoleUser, Content: "B"}})
+		_, err = with.Reply(MessagesOf(x), "A", false, []lm.Message{{Role: schemas.RoleUser, Content: "B"}})
 	}
 	if errors.Is(err, lm.ErrPrompt) {
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("messages: %w", err))

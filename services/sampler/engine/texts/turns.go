@@ -195,7 +195,7 @@ func (p *tokenEpisode) Told(ctx context.Context, reply *schemas.InteractReply) e
 func ReplyIDs(m lm.Language, t *schemas.TextResult, ids []int32) ([]int32, error) {
 	answer := t.Turns[len(t.Turns)-1]
 	ended := slices.Contains(m.Card().EOS, ids[len(ids)-1])
-	return m.Reply(messages(t.Messages()), answer.Text, ended,
+	return m.With(t.Settings.ChatTemplateKwargs).Reply(messages(t.Messages()), answer.Text, ended,
 		[]lm.Message{{Role: schemas.RoleUser, Content: answer.Reply}})
 }
 
