@@ -258,7 +258,7 @@ var (
 	SwapRules       = []string{SwapFinish, SwapSwitch, SwapRestart}
 	AppliedStates   = []string{AppliedApplied, AppliedRefused}
 	Stages          = []string{"intake", "sampler", "reward", "advantage"}
-	PresentServices = []string{ServiceSampler, ServiceReward, ServiceStarting}
+	PresentServices = []string{ServiceSampler, ServiceReward, ServiceStarting, ServiceIntake}
 	DeadCodes       = []string{
 		CodeDecode, CodeInvalid, CodeUnknownModel, CodeUnknownReward, CodeUIDConflict, CodeExhausted,
 		CodeLate, CodeFailed, CodeTooLarge, CodeDisplaced, CodeCancelled, CodePanic,

@@ -34,6 +34,8 @@ type GroupRecord struct {
 	SampleSeed     uint64 `msgpack:"sample_seed"`
 	NoiseSeed      uint64 `msgpack:"noise_seed"`
 	ScheduleDigest string `msgpack:"schedule_digest" form:"digest?"`
+	// StepBytes is the most that the steps of all samples take in MDR_STEPS; 0: not known.
+	StepBytes int64 `msgpack:"step_bytes,omitempty" range:"0.."`
 	// Group is what later stages need. It counts, whatever an event of the group says.
 	Group Group `msgpack:"group"`
 }

@@ -5,8 +5,8 @@ package schemas
 // is there is alive.
 type Presence struct {
 	V int64 `msgpack:"v"`
-	// Service is sampler, reward, or starting (a sampler that waits for its server), Instance names the process among
-	// others.
+	// Service is sampler, reward, intake (while prompts wait there for space), or starting (a sampler that waits for its
+	// server), Instance names the process among others.
 	Service  string `msgpack:"service" enum:"PresentServices"`
 	Instance string `msgpack:"instance" form:"token"`
 	// Lane is the lane that a sampler serves.
@@ -27,9 +27,10 @@ type Presence struct {
 	Waiting string `msgpack:"waiting,omitempty" size:"0..MaxText"`
 	// Draining says that it finishes the work in flight and begins no new work.
 	Draining bool `msgpack:"draining,omitempty"`
-	// Room is what a sampler takes of MDR_STEPS; absent: nothing.
+	// Room is what a sampler takes of MDR_STEPS, or what prompts wait for there at an intake; absent: nothing.
 	Room *Room `msgpack:"room,omitempty"`
-	// Making are the samples that a sampler has in hand, as of this entry.
+	// Making are the samples that a sampler has in hand, as of this entry, or those of groups that wait at an intake for
+	// space.
 	Making []Making `msgpack:"making,omitempty" size:"0..MaxMaking"`
 	// Backend names what a sampler computes on.
 	Backend string `msgpack:"backend,omitempty" size:"0..MaxName"`
@@ -49,11 +50,11 @@ type Evaluation struct {
 	At     int64 `msgpack:"at" range:"0.."`
 }
 
-// Making is a sample that a sampler has in hand.
+// Making is a sample that a sampler or an intake has in hand, or with the index -1 all samples of its group.
 type Making struct {
 	Run         Run   `msgpack:"run" form:"token"`
 	UID         UID   `msgpack:"uid" form:"token"`
-	SampleIndex int64 `msgpack:"sample_index" range:"0.."`
+	SampleIndex int64 `msgpack:"sample_index" range:"-1.."`
 }
 
 // MissingReward is a reward function that cannot be served.
@@ -80,6 +81,9 @@ type Room struct {
 	Since   int64 `msgpack:"since,omitempty" range:"0.."`
 	// Disk says that the disk of the server lacks the room, not the stream.
 	Disk bool `msgpack:"disk,omitempty"`
+	// Enough is the limit of the stream, in bytes, that would be enough for all that is begun and that waits, as an intake
+	// knows it; 0: not known.
+	Enough int64 `msgpack:"enough,omitempty" range:"0.."`
 }
 
 // The services of a Presence.
@@ -95,7 +99,7 @@ func PresenceSubject(instance string) string { return BucketSubject(PresenceBuck
 // Validate returns all faults of the presence, joined.
 func (e *Presence) Validate() error { return CheckFields(e) }
 
-// checkRules checks that a sampler has a lane, and that no other service has lane or room.
+// checkRules checks that a sampler has a lane, that no other service has one, and that a reward service has no room.
 func (e *Presence) checkRules(f *faults) {
 	if e.Service == ServiceSampler || e.Service == ServiceStarting {
 		if e.Lane == "" {
@@ -106,8 +110,8 @@ func (e *Presence) checkRules(f *faults) {
 	if e.Lane != "" {
 		f.add("lane", quote(string(e.Lane)), "must be empty but for a sampler")
 	}
-	if e.Room != nil {
-		f.add("room", "present", "must be absent but for a sampler")
+	if e.Room != nil && e.Service != ServiceIntake {
+		f.add("room", "present", "must be absent but for a sampler or an intake")
 	}
 }
 

@@ -424,7 +424,9 @@ type StreamStats struct {
 	// counted from their first step. Waiting is how many samples wait for space; the first of them needs Need bytes.
 	Held    int64 `json:"held_bytes,omitempty"`
 	Waiting int64 `json:"waiting_samples,omitempty"`
-	Need    int64 `json:"need_bytes,omitempty"`
+	// Enough is the limit that would be enough for all that is begun and that waits, if an intake knows it.
+	Need   int64 `json:"need_bytes,omitempty"`
+	Enough int64 `json:"enough_bytes,omitempty"`
 	// OnDisk means that they wait for space on the server's disk.
 	OnDisk bool `json:"on_disk,omitempty"`
 	// Replicas is how many servers keep the stream, Current how many of them have all of it and of its consumers.

@@ -141,6 +141,9 @@ func (g OpenGroup) sample(index int64) schemas.Making {
 
 // samplesWithout returns the samples of a group that are not among those given.
 func samplesWithout(have map[schemas.Making]bool, g OpenGroup) (out []int64) {
+	if have[g.sample(-1)] {
+		return nil
+	}
 	for i := range g.GroupSize {
 		if !have[g.sample(i)] {
 			out = append(out, i)

@@ -489,7 +489,8 @@ func (r *StepSpace) putBack(granted []*Reservation) {
 	r.queue = append(back, r.queue...)
 }
 
-// addWaitingSamples adds to the stats of MDR_STEPS what samplers hold and wait for, by their entries of presence. The
+// addWaitingSamples adds to the stats of MDR_STEPS what samplers hold, and what they and intakes wait for, by their
+// entries of presence. The
 // stream counts as full when samples have waited for spaceAlarm for space that is not there.
 func (b *Bus) addWaitingSamples(ctx context.Context, s *StreamStats) error {
 	present, _, err := b.PresentAt(ctx)
@@ -503,12 +504,13 @@ func (b *Bus) addWaitingSamples(ctx context.Context, s *StreamStats) error {
 		}
 		s.Held += p.Room.Held
 		s.Waiting += p.Room.Waiting
+		s.Enough = max(s.Enough, p.Room.Enough)
 		if p.Room.Waiting > 0 && p.Room.Since < first {
 			first, s.Need, s.OnDisk = p.Room.Since, p.Room.Need, p.Room.Disk
 		}
 	}
 	// If it fits, a busy machine is only slow to grant it.
-	fits := !s.OnDisk && (s.MaxBytes <= 0 || int64(s.Bytes)+s.Held+s.Need <= s.MaxBytes)
+	fits := !s.OnDisk && (s.MaxBytes <= 0 || max(s.Enough, int64(s.Bytes)+s.Held+s.Need) <= s.MaxBytes)
 	if s.Waiting > 0 && !fits && time.Since(time.Unix(0, first)) > spaceAlarm {
 		s.State = StateFull
 	}

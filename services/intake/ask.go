@@ -173,7 +173,7 @@ func (s *service) askByPrompt(ctx context.Context, g bus.OpenGroup, samples []in
 	if err != nil {
 		return 0, err
 	}
-	todo, err := s.claim(ctx, requests)
+	todo, err := s.claim(ctx, requests, policy)
 	if err != nil {
 		return 0, err
 	}
@@ -182,6 +182,9 @@ func (s *service) askByPrompt(ctx context.Context, g bus.OpenGroup, samples []in
 		return 0, nil
 	}
 	if err := s.storePlan(ctx, g.Run, p, policy); err != nil {
+		return 0, err
+	}
+	if waiting, err := s.beginBatch(ctx, m.Seq, todo, policy); err != nil || waiting != "" {
 		return 0, err
 	}
 	return len(todo), s.publishRequests(ctx, g.Run, g.UID, todo)

@@ -128,12 +128,23 @@ func otherCheckpoint(p *schemas.Prompt, policy *schemas.Policy) error {
 }
 
 // awaitPolicy waits until a sampler serves the prompt's lane and its rewards can be scored, then returns the lane's
-// policy. If too many prompts wait in this process, or intake shuts down, the prompt is put back (errPutBack).
-// errCancelled: a control cancelled it. After cfg.Hold, or at its deadline, the error is terminal.
+// policy. Errors are those of await.
 func (s *service) awaitPolicy(
 	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
 ) (policy *schemas.Policy, err error) {
-	policy, waiting, err := s.findPolicy(ctx, run, p, false)
+	return s.await(ctx, m, run, p, func(fresh bool) (*schemas.Policy, string, error) {
+		return s.findPolicy(ctx, run, p, fresh)
+	})
+}
+
+// await waits until find says that a prompt waits for nothing, then returns the policy that it found. If too many
+// prompts wait in this process, or intake shuts down, the prompt is put back (errPutBack). errCancelled: a control
+// cancelled it. After cfg.Hold, or at its deadline, the error is terminal.
+func (s *service) await(
+	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
+	find func(fresh bool) (policy *schemas.Policy, waiting string, err error),
+) (policy *schemas.Policy, err error) {
+	policy, waiting, err := find(false)
 	if waiting == "" && err == nil {
 		return policy, nil
 	}
@@ -154,7 +165,7 @@ func (s *service) awaitPolicy(
 	}
 	for {
 		// A cached view is not enough to refuse or to hold a prompt.
-		policy, waiting, err = s.findPolicy(ctx, run, p, !told && time.Since(began) < viewAge)
+		policy, waiting, err = find(!told && time.Since(began) < viewAge)
 		if policy != nil && !deadline && strings.HasPrefix(waiting, versionWait) {
 			due = later(due, time.Unix(0, policy.Announced).Add(s.cfg.Hold)) // as long as versions come
 		}

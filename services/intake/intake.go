@@ -62,6 +62,8 @@ type Config struct {
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a prompt whose intake died"`
 	// DrainTimeout bounds how long a shutdown waits for work in flight.
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in flight at shutdown"`
+	// DiskFree returns how many bytes of the server's disk are free; nil: not known.
+	DiskFree func() (int64, error) `koanf:"-"`
 	// Metrics is where the service counts; nil: nowhere.
 	Metrics prometheus.Registerer `koanf:"-"`
 	// Health adds a condition of readiness; it may be nil.
@@ -145,6 +147,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	g.Go(func() error { return s.removeClosedRequests(ctx) })
 	g.Go(func() error { return s.followOpen(ctx) })
 	g.Go(func() error { return s.askAgainRegularly(ctx) })
+	g.Go(func() error { return s.announceSpace(ctx) })
 	return g.Wait()
 }
 
@@ -156,6 +159,7 @@ type service struct {
 	metrics *instruments
 	held    heldPrompts
 	open    openGroups
+	space   stepSpace
 	// stopping ends the waiting at shutdown; resolving holds a token for each prompt that is
 	// being resolved.
 	stopping  <-chan struct{}
@@ -187,7 +191,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	case h.Cancelled() != nil:
 		return s.storeCancelled(ctx, m, &p, h.Cancelled())
 	}
-	policy, err := s.awaitPolicy(ctx, m, run, &p)
+	requests, policy, done, err := s.prepare(ctx, m, run, &p)
+	defer func() { done() }()
 	if errors.Is(err, errPutBack) {
 		return nil // it is delivered again
 	}
@@ -197,28 +202,36 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return err
 	}
-	select {
-	case s.resolving <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	defer func() { <-s.resolving }()
 	began := time.Now()
-	s.metrics.resolving.Inc()
-	defer s.metrics.resolving.Dec()
-	requests, err := s.resolve(ctx, m, run, &p, policy)
-	if err != nil {
-		return err
-	}
-	if err := s.checkLimits(ctx, run, requests, policy); err != nil {
-		return err
-	}
-	todo, err := s.claim(ctx, requests)
+	todo, err := s.claim(ctx, requests, policy)
 	if err != nil {
 		return err
 	}
 	if err := s.storePlan(ctx, run, &p, policy); err != nil {
 		return err
+	}
+	accepted := receiptOf(requests, slices.Concat(warnings, Warnings(&p, policy), Unscored(requests[0])))
+	waiting, err := s.beginBatch(ctx, m.Seq, todo, policy)
+	if err != nil {
+		return err
+	}
+	if waiting != "" { // its client need not wait
+		accepted.Warnings = append(accepted.Warnings, waiting)
+		if err := s.sendReceipt(m, accepted); err != nil {
+			return err
+		}
+		m.Header.Del(schemas.HeaderReply)
+		done() // the groups of the batches that it waits for come here, too
+		done, err = s.awaitSpace(ctx, m, run, &p, todo, policy)
+		if errors.Is(err, errPutBack) {
+			return nil
+		}
+		if errors.Is(err, errCancelled) {
+			return s.handle(ctx, m)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if err := s.publishRequests(ctx, run, p.UID, todo); err != nil {
 		return err
@@ -227,7 +240,40 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	s.metrics.promptSeconds.Observe(time.Since(began).Seconds())
 	zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(p.UID)).Int("samples", len(requests)).
 		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
-	return s.sendReceipt(m, receiptOf(requests, slices.Concat(warnings, Warnings(&p, policy), Unscored(requests[0]))))
+	return s.sendReceipt(m, accepted)
+}
+
+// prepare waits until a prompt can be served, and returns its requests. The caller calls done when they are published.
+// Errors are those of await.
+func (s *service) prepare(
+	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
+) (requests []*schemas.Request, policy *schemas.Policy, done func(), err error) {
+	policy, err = s.awaitPolicy(ctx, m, run, p)
+	if err != nil {
+		return nil, nil, func() {}, err
+	}
+	done, err = s.startResolving(ctx)
+	if err == nil {
+		requests, err = s.resolve(ctx, m, run, p, policy)
+	}
+	if err == nil {
+		err = s.checkLimits(ctx, run, requests, policy)
+	}
+	return requests, policy, done, err
+}
+
+// startResolving waits until fewer than cfg.Slots prompts are being resolved; done ends what it began.
+func (s *service) startResolving(ctx context.Context) (done func(), err error) {
+	select {
+	case s.resolving <- struct{}{}:
+	case <-ctx.Done():
+		return func() {}, ctx.Err()
+	}
+	s.metrics.resolving.Inc()
+	return func() {
+		s.metrics.resolving.Dec()
+		<-s.resolving
+	}, nil
 }
 
 // resolve returns the requests of a prompt, one for each sample of its group. It stores what the samples start with.

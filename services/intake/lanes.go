@@ -73,7 +73,7 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 		}
 	}
 	for _, p := range present {
-		if p.Room != nil {
+		if p.Room != nil && p.Service == schemas.ServiceSampler {
 			v.samplerSpaces = append(v.samplerSpaces, p.Room)
 		}
 		switch {

@@ -12,6 +12,21 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// finish stores the result of a group of which no sample was made: it then takes no space.
+func (p *plane) finish(t testing.TB, run schemas.Run, uid schemas.UID, batch string, size int64) {
+	t.Helper()
+	a := &schemas.Advantage{
+		Run: run, UID: uid, Batch: batch, Status: schemas.StatusPartial, GroupSize: size,
+		Estimator: "flow_grpo", Scale: "group", StdBasis: "sample", Error: "deadline", Epsilon: 1e-4,
+	}
+	for i := range size {
+		a.Members = append(a.Members, schemas.Member{SampleIndex: i, Status: schemas.StatusMissing})
+	}
+	if _, err := p.Publish(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A group that no stream could ever hold is refused with what to do, and one that fits is not.
 func TestRoom_GroupsThatNeverFit(t *testing.T) {
 	t.Parallel()
@@ -51,6 +66,9 @@ func TestRoom_GroupsThatNeverFit(t *testing.T) {
 		r := receipt(t, p.publish(t, "r", &c.prompt))
 		if r.Accepted != (c.say == nil) {
 			t.Errorf("prompt %d: %+v", i, r)
+		}
+		if r.Accepted {
+			p.finish(t, "r", r.UID, string(r.UID), r.Samples)
 		}
 		for _, say := range c.say {
 			if r.Code != schemas.CodeInvalid || !strings.Contains(r.Error, say) {
@@ -92,10 +110,12 @@ func TestRoom_BatchesThatNeverFit(t *testing.T) {
 	// 11 states of 256 KiB are 2.75 MiB a sample, those of half the side a quarter.
 	says(ask("large", 512, 2), "batch.groups: 2; its steps, 5.", " a group, take about 1", "MDR_STEPS may hold 8.0 MiB",
 		"so that the batch could never end", "meander streams limit --max-steps-bytes 12MiB'")
-	for _, one := range []*schemas.Receipt{ask("one", 512, 1), ask("small", 256, 4)} {
-		if !one.Accepted {
-			t.Errorf("a batch that fits: %+v", one)
+	for side, batch := range map[int64]schemas.BatchSpec{512: {ID: "one", Groups: 1}, 256: {ID: "small", Groups: 4}} {
+		r := ask(batch.ID, side, batch.Groups)
+		if !r.Accepted {
+			t.Errorf("a batch that fits: %+v", r)
 		}
+		p.finish(t, "r", r.UID, batch.ID, 2)
 	}
 	says(ask("small", 512, 4), "batch.groups: 4; its steps, 5.") // a later group that is larger
 	limit(12)
@@ -158,18 +178,7 @@ func TestClosed_RequestsGo(t *testing.T) {
 	p := newPlane(t)
 	intake := p.serve(t)
 	size, lane := new(int64(4)), qwen().Lane
-	result := func(run schemas.Run, uid schemas.UID) {
-		a := &schemas.Advantage{
-			Run: run, UID: uid, Batch: string(uid), Status: schemas.StatusPartial, GroupSize: 4,
-			Estimator: "flow_grpo", Scale: "group", StdBasis: "sample", Error: "deadline", Epsilon: 1e-4,
-		}
-		for i := range int64(4) {
-			a.Members = append(a.Members, schemas.Member{SampleIndex: i, Status: schemas.StatusMissing})
-		}
-		if _, err := p.Publish(t.Context(), a); err != nil {
-			t.Fatal(err)
-		}
-	}
+	result := func(run schemas.Run, uid schemas.UID) { p.finish(t, run, uid, string(uid), 4) }
 	left := func(want int, run schemas.Run) {
 		t.Helper()
 		bustest.Until(t, fmt.Sprintf("%d requests of run %s", want, run), func() error {

@@ -96,6 +96,7 @@ func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 	c.share()
 	c.Intake.Models = []schemas.Lane{c.Lane()}
 	c.Intake.Health, c.Sampler.Health, c.Sampler.DiskFree = c.Health, c.Health, c.DiskFree
+	c.Intake.DiskFree = c.DiskFree
 	c.Intake.Note, c.Sampler.Note = c.Note, c.Note
 	registry := prometheus.DefaultRegisterer
 	c.Intake.Metrics, c.Sampler.Metrics, c.Reward.Metrics = registry, registry, registry

@@ -217,13 +217,14 @@ func Scarce(s *bus.StreamStats) (what, fix string) {
 // freeOld says how to free space, and what goes.
 const freeOld = "delete the groups that closed over a day ago with 'meander gc --gc-age 24h'"
 
-// moreSpace says how to double the limit of a stream, and add what more is to be stored; empty if it has no size.
+// moreSpace says how to double the limit of a stream, and add what more is to be stored, or all that waits, if that is
+// more; empty if it has no size.
 func moreSpace(s *bus.StreamStats, more int64) string {
 	flag := SizeFlag(s.Name)
 	if flag == "" || s.MaxBytes <= 0 {
 		return ""
 	}
-	size, unit := Bytes(2*s.MaxBytes+more), MiB
+	size, unit := Bytes(max(2*s.MaxBytes+more, s.Enough)), MiB
 	if size > GiB {
 		unit = GiB
 	}

@@ -460,6 +460,8 @@ export interface GroupRecord {
   noise_seed: Integer;
   /** SHA-256 over what must be equal in a group */
   schedule_digest: string;
+  /** step_bytes is the most that the steps of all samples take in MDR_STEPS; 0: not known. */
+  step_bytes?: Integer | null;
   /** group is what later stages need. It counts, whatever an event of the group says. */
   group: Group;
 }
@@ -652,7 +654,7 @@ export interface Logits {
   answers?: number[] | null;
 }
 
-/** Making is a sample that a sampler has in hand. */
+/** Making is a sample that a sampler or an intake has in hand, or with the index -1 all samples of its group. */
 export interface Making {
   /** name of the run that the event belongs to */
   run: string;
@@ -884,9 +886,9 @@ export interface Prediction {
 export interface Presence {
   /** schema version of the event's type */
   v: 1;
-  /** service is sampler, reward, or starting (a sampler that waits for its server), instance names the process among others. */
-  service: "sampler" | "reward" | "starting";
-  /** service is sampler, reward, or starting (a sampler that waits for its server), instance names the process among others. */
+  /** service is sampler, reward, intake (while prompts wait there for space), or starting (a sampler that waits for its server), instance names the process among others. */
+  service: "sampler" | "reward" | "starting" | "intake";
+  /** service is sampler, reward, intake (while prompts wait there for space), or starting (a sampler that waits for its server), instance names the process among others. */
   instance: string;
   /** lane is the lane that a sampler serves. */
   lane?: string | null;
@@ -906,9 +908,9 @@ export interface Presence {
   waiting?: string | null;
   /** draining says that it finishes the work in flight and begins no new work. */
   draining?: boolean | null;
-  /** room is what a sampler takes of MDR_STEPS; absent: nothing. */
+  /** room is what a sampler takes of MDR_STEPS, or what prompts wait for there at an intake; absent: nothing. */
   room?: Room | null;
-  /** making are the samples that a sampler has in hand, as of this entry. */
+  /** making are the samples that a sampler has in hand, as of this entry, or those of groups that wait at an intake for space. */
   making?: Making[] | null;
   /** backend names what a sampler computes on. */
   backend?: string | null;
@@ -1402,6 +1404,8 @@ export interface Room {
   since?: Integer | null;
   /** disk says that the disk of the server lacks the room, not the stream. */
   disk?: boolean | null;
+  /** enough is the limit of the stream, in bytes, that would be enough for all that is begun and that waits, as an intake knows it; 0: not known. */
+  enough?: Integer | null;
 }
 
 /** Routing says which sampler makes the samples, and when. */

@@ -1,0 +1,434 @@
+package intake
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Retention frees no group before its batch has closed, so two batches that are begun side by side and do not fit
+// together in the stream of steps would both stand still. Intake therefore begins a batch, which may be one group, when
+// all of its steps fit beside what is stored and what the batches that are begun may still store. Until then its prompts
+// are accepted and claimed, and no sample is asked for; later groups of a batch that is begun go on. Intakes side by side
+// may begin two batches in the same moment; samplers then wait for space, and say so.
+
+// spaceAge is how long what other batches may still store may be reused: it is read group by group.
+const spaceAge = time.Second
+
+// stepSpace is what this intake begins and what waits for space.
+type stepSpace struct {
+	mu sync.Mutex
+	// begun are batches whose requests may not be stored yet, with what they take.
+	begun map[batchID]begunBatch
+	// waiting are the prompts that wait for space, by their sequence.
+	waiting map[uint64]spaceNeed
+	// toStore is what the open batches might still store, at the given time.
+	toStore map[batchID]int64
+	read    time.Time
+}
+
+type batchID struct {
+	run   schemas.Run
+	batch string
+}
+
+type begunBatch struct {
+	bytes int64
+	at    time.Time
+}
+
+// spaceNeed is what a prompt waits for: the space of its batch. The limit of the stream would be enough.
+type spaceNeed struct {
+	of            batchID
+	group         schemas.Making
+	samples       int64
+	bytes, enough int64
+	// first says that it fits once the batches that are begun have ended and their steps are freed.
+	first, onDisk  bool
+	since, renewed time.Time
+}
+
+const (
+	// diskMargin is what stays free on a disk: the server writes in blocks.
+	diskMargin = 16 << 20
+	// announcing is how long a batch counts as begun before a request of it is seen.
+	announcing = 30 * time.Second
+	// forgetWaiting is how long a prompt that was put back counts as waiting.
+	forgetWaiting = time.Minute
+)
+
+// stepBytes returns the most that the steps of all samples take.
+func stepBytes(requests []*schemas.Request, policy *schemas.Policy) (bytes int64) {
+	for _, r := range requests {
+		bytes += r.StepBytes(policy)
+	}
+	return bytes
+}
+
+// beginBatch returns what the group of a prompt waits for before it may begin, and "" if it may. seq is the sequence of
+// the prompt. An error is of the server.
+func (s *service) beginBatch(
+	ctx context.Context, seq uint64, requests []*schemas.Request, policy *schemas.Policy,
+) (waiting string, err error) {
+	if len(requests) == 0 {
+		return "", nil
+	}
+	first := requests[0]
+	of := batchID{first.Run, first.Group.Batch}
+	need := max(1, first.Group.BatchGroups) * stepBytes(requests, policy) / int64(len(requests)) * first.GroupSize
+	x := &s.space
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	open, known := s.open.list()
+	if !known {
+		return schemas.StreamSteps + ": what is stored is not known yet", nil
+	}
+	x.dropBegun(open)
+	if _, mine := x.begun[of]; mine {
+		x.wait(seq, nil)
+		return "", nil
+	}
+	room, err := s.stepRoom(ctx)
+	if err != nil {
+		return "", err
+	}
+	others, least := int64(0), int64(0)
+	if others, err = s.openBytes(ctx, open, room.limit-room.stored-need); err != nil {
+		return "", err
+	}
+	if x.toStore[of] > 0 { // it is begun
+		x.wait(seq, nil)
+		return "", nil
+	}
+	for id, b := range x.begun {
+		if x.toStore[id] == 0 {
+			others += b.bytes
+		}
+	}
+	// Alone it begins with what it takes at least, as a group does that is not refused (checkLimits).
+	if least = need; others == 0 {
+		least = need / boundOver * boundUnder
+	}
+	if room.stored+others+least <= room.limit && x.isNext(seq) {
+		if x.begun == nil {
+			x.begun = map[batchID]begunBatch{}
+		}
+		x.begun[of] = begunBatch{need, time.Now()}
+		x.wait(seq, nil)
+		return "", nil
+	}
+	n := spaceNeed{
+		of: of, group: schemas.Making{Run: first.Run, UID: first.UID, SampleIndex: -1}, samples: first.GroupSize, bytes: need, enough: room.stored + others + need,
+		first: others > 0 && room.stored+need <= room.limit, onDisk: room.onDisk, since: time.Now(), renewed: time.Now(),
+	}
+	x.wait(seq, &n)
+	return n.sentence(room, others), nil
+}
+
+// sentence says what a batch waits for.
+func (n *spaceNeed) sentence(room stepRoom, others int64) string {
+	what := fmt.Sprintf("%s is full: batch %s takes up to %s, and %s are stored", schemas.StreamSteps, n.of.batch,
+		mib(n.bytes), mib(room.stored))
+	if others > 0 {
+		what += fmt.Sprintf(", up to %s to be stored by batches that are begun", mib(others))
+	}
+	if n.onDisk {
+		return what + fmt.Sprintf(", of %s that the server's disk has for it; make room on its disk", mib(room.limit))
+	}
+	return what + fmt.Sprintf(", of %s; it begins when others are done and freed. Give it more with 'meander streams "+
+		"limit --max-steps-bytes %s', or free what is not needed with 'meander gc' or 'meander runs rm RUN'",
+		mib(room.limit), wholeMiB(n.enough))
+}
+
+// wait notes what a prompt waits for; nil: nothing more. The caller holds the lock.
+func (x *stepSpace) wait(seq uint64, n *spaceNeed) {
+	old, waited := x.waiting[seq]
+	switch {
+	case n == nil && waited:
+		delete(x.waiting, seq)
+	case n == nil:
+		return
+	default:
+		if x.waiting == nil {
+			x.waiting = map[uint64]spaceNeed{}
+		}
+		if waited {
+			n.since = old.since
+		}
+		x.waiting[seq] = *n
+	}
+}
+
+// dropBegun forgets batches whose requests are stored by now, and those that have ended: what they may store is read, or
+// nothing. The caller holds the lock.
+func (x *stepSpace) dropBegun(open []bus.OpenGroup) {
+	still := map[batchID]bool{}
+	for _, g := range open {
+		still[batchID{g.Run, g.Group.Batch}] = true
+	}
+	for id, b := range x.begun {
+		if age := time.Since(b.at); x.toStore[id] > 0 || age > announcing || age > 2*spaceAge && !still[id] {
+			delete(x.begun, id)
+		}
+	}
+}
+
+// groups returns the groups that wait for space.
+func (x *stepSpace) groups() (out []schemas.Making) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, n := range x.waiting {
+		if len(out) < schemas.MaxMaking {
+			out = append(out, n.group)
+		}
+	}
+	return out
+}
+
+// awaitSpace waits until the batch of a claimed group may begin. Errors are those of await.
+func (s *service) awaitSpace(
+	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt, todo []*schemas.Request,
+	policy *schemas.Policy,
+) (done func(), err error) {
+	_, err = s.await(ctx, m, run, p, func(bool) (*schemas.Policy, string, error) {
+		waiting, err := s.beginBatch(ctx, m.Seq, todo, policy)
+		return policy, waiting, err
+	})
+	if err == nil {
+		return s.startResolving(ctx)
+	}
+	if !errors.Is(err, errPutBack) {
+		s.space.forget(m.Seq)
+	}
+	return func() {}, err
+}
+
+// forget notes that a prompt waits no more.
+func (x *stepSpace) forget(seq uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.wait(seq, nil)
+}
+
+// isNext reports whether no earlier prompt waits for the batches that are begun: small ones must not keep a large one
+// out. One that waits for stored events to be freed keeps out no other. The caller holds the lock.
+func (x *stepSpace) isNext(seq uint64) bool {
+	for other, n := range x.waiting {
+		if other < seq && n.first && time.Since(n.renewed) < 2*spaceAge {
+			return false
+		}
+	}
+	return true
+}
+
+// stepRoom is how much the stream of steps holds and may hold, or its disk if that is less.
+type stepRoom struct {
+	stored, limit int64
+	onDisk        bool
+}
+
+// stepRoom reads the size of the stream of steps.
+func (s *service) stepRoom(ctx context.Context) (stepRoom, error) {
+	info, err := s.bus.StreamInfo(ctx, schemas.StreamSteps)
+	if err != nil {
+		return stepRoom{}, err
+	}
+	r := stepRoom{stored: int64(info.State.Bytes), limit: info.Config.MaxBytes}
+	if r.limit <= 0 {
+		r.limit = math.MaxInt64 / 2
+	}
+	if s.cfg.DiskFree != nil {
+		free, err := s.cfg.DiskFree()
+		if err != nil {
+			return r, fmt.Errorf("free space of the disk: %w", err)
+		}
+		if most := r.stored + free - diskMargin; most < r.limit {
+			r.limit, r.onDisk = most, true
+		}
+	}
+	return r, nil
+}
+
+// openBytes returns how much the batches that are begun might still store. If all open batches might take no more than
+// free bytes it is 0, for short: there is space for any of them. Else it reads what they have stored, and uses that for
+// spaceAge. The caller holds the lock of s.space.
+func (s *service) openBytes(ctx context.Context, open []bus.OpenGroup, free int64) (sum int64, err error) {
+	x := &s.space
+	for _, g := range open {
+		sum += g.StepBytes * max(1, g.Group.BatchGroups)
+	}
+	if sum <= free {
+		x.read, x.toStore = time.Time{}, nil
+		return 0, nil
+	}
+	sum = 0
+	if time.Since(x.read) > spaceAge {
+		x.toStore = map[batchID]int64{}
+		groups := map[batchID][]bus.OpenGroup{}
+		for _, g := range open {
+			id := batchID{g.Run, g.Group.Batch}
+			groups[id] = append(groups[id], g)
+		}
+		for id, of := range groups {
+			if x.toStore[id], err = s.batchBytes(ctx, id, of); err != nil {
+				return 0, err
+			}
+		}
+		x.read = time.Now()
+	}
+	for _, bytes := range x.toStore {
+		sum += bytes
+	}
+	return sum, nil
+}
+
+// batchBytes returns how much a batch might still store, 0 if none of its samples was asked for: the samples of its open
+// groups that are not made, and the groups that are still to come, each as large as the largest. openBytes calls it.
+func (s *service) batchBytes(ctx context.Context, id batchID, open []bus.OpenGroup) (bytes int64, err error) {
+	largest, begun := int64(0), false
+	for _, g := range open {
+		largest = max(largest, g.StepBytes)
+		made, err := s.bus.Subjects(ctx, schemas.StreamTrajectories, schemas.TrajectoryFilter(g.Run, g.UID))
+		for _, kind := range []string{schemas.KindRequest, schemas.KindParked} {
+			asked := made
+			if err == nil && !begun && len(asked) == 0 {
+				asked, err = s.bus.Subjects(ctx, requestStream(kind),
+					schemas.Address{Kind: kind, Run: g.Run, UID: g.UID}.Filter())
+			}
+			begun = begun || len(asked) > 0
+		}
+		if err != nil {
+			return 0, err
+		}
+		bytes += g.StepBytes / g.GroupSize * max(0, g.GroupSize-int64(len(made)))
+	}
+	if n := open[0].Group.BatchGroups; n > int64(len(open)) {
+		claimed, err := s.bus.Subjects(ctx, schemas.StreamRewards,
+			schemas.Address{Kind: schemas.KindOpening, Run: id.run, Batch: id.batch}.Filter())
+		if err != nil {
+			return 0, err
+		}
+		begun = begun || len(claimed) > len(open) // another is closed
+		bytes += largest * max(0, n-int64(len(claimed)))
+	}
+	if !begun {
+		return 0, nil
+	}
+	return max(1, bytes), nil
+}
+
+// wanted returns what waits for space, for presence; nil: nothing. others is what open batches may still store. The
+// caller holds the lock.
+func (x *stepSpace) wanted(room stepRoom, others int64) *schemas.Room {
+	out, batches := &schemas.Room{Enough: room.stored + others, Disk: room.onDisk}, map[batchID]bool{}
+	for _, seq := range slices.Sorted(maps.Keys(x.waiting)) {
+		n := x.waiting[seq]
+		if time.Since(n.renewed) > forgetWaiting {
+			delete(x.waiting, seq)
+			continue
+		}
+		if out.Waiting += n.samples; out.Need == 0 {
+			out.Need, out.Since = n.bytes, n.since.UnixNano()
+		}
+		if !batches[n.of] {
+			batches[n.of] = true
+			out.Enough += n.bytes
+		}
+	}
+	if out.Waiting == 0 {
+		return nil
+	}
+	return out
+}
+
+// spaceWanted returns what waits for space here, and the limit that would be enough for it and all that is begun. While
+// samplers wait it has that limit alone: they know no batches. nil: nothing waits.
+func (s *service) spaceWanted(ctx context.Context) (*schemas.Room, error) {
+	v, err := s.lanes.view(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	samplers := slices.ContainsFunc(v.samplerSpaces, func(r *schemas.Room) bool { return r.Waiting > 0 })
+	x := &s.space
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if len(x.waiting) == 0 && !samplers {
+		return nil, nil
+	}
+	room, err := s.stepRoom(ctx)
+	if err != nil {
+		return nil, err
+	}
+	open, _ := s.open.list()
+	others, err := s.openBytes(ctx, open, -1)
+	if err != nil {
+		return nil, err
+	}
+	out := x.wanted(room, others)
+	if out == nil && samplers {
+		out = &schemas.Room{Enough: room.stored + others}
+	}
+	return out, nil
+}
+
+// announceSpace keeps in presence what waits for space here, until ctx ends: status, doctor and the page read it there.
+func (s *service) announceSpace(ctx context.Context) error {
+	said := &schemas.Presence{
+		Service: schemas.ServiceIntake, Instance: "intake-" + strings.ToLower(rand.Text()[:8]),
+	}
+	var mu sync.Mutex
+	stop := func() error { return nil }
+	changed := make(chan struct{}, 1)
+	for ctx.Err() == nil {
+		room, err := s.spaceWanted(ctx)
+		mu.Lock()
+		was := said.Room
+		if err == nil {
+			said.Room, said.Making = room, s.space.groups()
+		}
+		mu.Unlock()
+		switch {
+		case err != nil && ctx.Err() == nil:
+			zerolog.Ctx(ctx).Debug().Err(err).Msg("space that is waited for not known")
+		case err != nil:
+		case was == nil && room != nil:
+			announced, end := context.WithCancel(ctx)
+			ended := make(chan error, 1)
+			go func() {
+				ended <- s.bus.Announce(announced, func() *schemas.Presence {
+					mu.Lock()
+					defer mu.Unlock()
+					return new(*said)
+				}, changed)
+			}()
+			stop = func() error { end(); return <-ended }
+		case was != nil && room == nil:
+			if err := stop(); err != nil {
+				return err
+			}
+			stop = func() error { return nil }
+		case was != nil && *was != *room:
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(spaceAge):
+		}
+	}
+	return stop()
+}
