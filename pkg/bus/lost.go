@@ -107,7 +107,8 @@ func (b *Bus) LostSamples(ctx context.Context, open []OpenGroup) ([]Lost, error)
 	var out []Lost
 	now := time.Now()
 	for _, g := range open {
-		if !g.AsksForSamples() || now.Sub(g.Claimed) < askedAfter || g.Group.Deadline > 0 && now.UnixNano() > g.Group.Deadline {
+		late := g.Group.Deadline > 0 && now.UnixNano() > g.Group.Deadline
+		if late || !g.AsksForSamples() || now.Sub(g.Claimed) < askedAfter {
 			continue
 		}
 		lost := samplesWithout(asked, g)

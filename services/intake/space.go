@@ -20,9 +20,9 @@ import (
 
 // Retention frees no group before its batch has closed, so two batches that are begun side by side and do not fit
 // together in the stream of steps would both stand still. Intake therefore begins a batch, which may be one group, when
-// all of its steps fit beside what is stored and what the batches that are begun may still store. Until then its prompts
-// are accepted and claimed, and no sample is asked for; later groups of a batch that is begun go on. Intakes side by side
-// may begin two batches in the same moment; samplers then wait for space, and say so.
+// all of its steps fit beside what is stored and what the batches that are begun may still store. Until then its
+// prompts are accepted and claimed, and no sample is asked for; later groups of a batch that is begun go on. Intakes
+// side by side may begin two batches in the same moment; samplers then wait for space, and say so.
 
 // spaceAge is how long what other batches may still store may be reused: it is read group by group.
 const spaceAge = time.Second
@@ -130,8 +130,10 @@ func (s *service) beginBatch(
 		return "", nil
 	}
 	n := spaceNeed{
-		of: of, group: schemas.Making{Run: first.Run, UID: first.UID, SampleIndex: -1}, samples: first.GroupSize, bytes: need, enough: room.stored + others + need,
-		first: others > 0 && room.stored+need <= room.limit, onDisk: room.onDisk, since: time.Now(), renewed: time.Now(),
+		of: of, group: schemas.Making{Run: first.Run, UID: first.UID, SampleIndex: -1}, samples: first.GroupSize,
+		bytes: need, enough: room.stored + others + need,
+		first: others > 0 && room.stored+need <= room.limit, onDisk: room.onDisk,
+		since: time.Now(), renewed: time.Now(),
 	}
 	x.wait(seq, &n)
 	return n.sentence(room, others), nil
@@ -171,8 +173,8 @@ func (x *stepSpace) wait(seq uint64, n *spaceNeed) {
 	}
 }
 
-// dropBegun forgets batches whose requests are stored by now, and those that have ended: what they may store is read, or
-// nothing. The caller holds the lock.
+// dropBegun forgets batches whose requests are stored by now, and those that have ended: what they may store is read,
+// or nothing. The caller holds the lock.
 func (x *stepSpace) dropBegun(open []bus.OpenGroup) {
 	still := map[batchID]bool{}
 	for _, g := range open {
@@ -294,8 +296,9 @@ func (s *service) openBytes(ctx context.Context, open []bus.OpenGroup, free int6
 	return sum, nil
 }
 
-// batchBytes returns how much a batch might still store, 0 if none of its samples was asked for: the samples of its open
-// groups that are not made, and the groups that are still to come, each as large as the largest. openBytes calls it.
+// batchBytes returns how much a batch might still store, 0 if none of its samples was asked for: the samples of its
+// open groups that are not made, and the groups that are still to come, each as large as the largest. openBytes calls
+// it.
 func (s *service) batchBytes(ctx context.Context, id batchID, open []bus.OpenGroup) (bytes int64, err error) {
 	largest, begun := int64(0), false
 	for _, g := range open {
