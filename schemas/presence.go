@@ -5,8 +5,8 @@ package schemas
 // is there is alive.
 type Presence struct {
 	V int64 `msgpack:"v"`
-	// Service is sampler, reward, intake (while prompts wait there for space), or starting (a sampler that waits for its
-	// server), Instance names the process among others.
+	// Service is sampler, reward, intake (while prompts wait there for space), or starting (a sampler that waits for
+	// its server), Instance names the process among others.
 	Service  string `msgpack:"service" enum:"PresentServices"`
 	Instance string `msgpack:"instance" form:"token"`
 	// Lane is the lane that a sampler serves.
@@ -29,7 +29,8 @@ type Presence struct {
 	Draining bool `msgpack:"draining,omitempty"`
 	// Room is what a sampler takes of MDR_STEPS, or what prompts wait for there at an intake; absent: nothing.
 	Room *Room `msgpack:"room,omitempty"`
-	// Making are the samples that a sampler has in hand, as of this entry.
+	// Making are the samples that a sampler has in hand, as of this entry, or those of groups that wait at an intake
+	// for space.
 	Making []Making `msgpack:"making,omitempty" size:"0..MaxMaking"`
 	// Backend names what a sampler computes on.
 	Backend string `msgpack:"backend,omitempty" size:"0..MaxName"`
@@ -49,11 +50,11 @@ type Evaluation struct {
 	At     int64 `msgpack:"at" range:"0.."`
 }
 
-// Making is a sample that a sampler has in hand.
+// Making is a sample that a sampler or an intake has in hand, or with the index -1 all samples of its group.
 type Making struct {
 	Run         Run   `msgpack:"run" form:"token"`
 	UID         UID   `msgpack:"uid" form:"token"`
-	SampleIndex int64 `msgpack:"sample_index" range:"0.."`
+	SampleIndex int64 `msgpack:"sample_index" range:"-1.."`
 }
 
 // MissingReward is a reward function that cannot be served.
@@ -80,8 +81,8 @@ type Room struct {
 	Since   int64 `msgpack:"since,omitempty" range:"0.."`
 	// Disk says that the disk of the server lacks the room, not the stream.
 	Disk bool `msgpack:"disk,omitempty"`
-	// Enough is the limit of the stream, in bytes, that would be enough for all that is begun and that waits, as an intake
-	// knows it; 0: not known.
+	// Enough is the limit of the stream, in bytes, that would be enough for all that is begun and that waits, as an
+	// intake knows it; 0: not known.
 	Enough int64 `msgpack:"enough,omitempty" range:"0.."`
 }
 

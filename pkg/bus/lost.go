@@ -107,7 +107,8 @@ func (b *Bus) LostSamples(ctx context.Context, open []OpenGroup) ([]Lost, error)
 	var out []Lost
 	now := time.Now()
 	for _, g := range open {
-		if !g.AsksForSamples() || now.Sub(g.Claimed) < askedAfter || g.Group.Deadline > 0 && now.UnixNano() > g.Group.Deadline {
+		late := g.Group.Deadline > 0 && now.UnixNano() > g.Group.Deadline
+		if late || !g.AsksForSamples() || now.Sub(g.Claimed) < askedAfter {
 			continue
 		}
 		lost := samplesWithout(asked, g)
@@ -141,6 +142,9 @@ func (g OpenGroup) sample(index int64) schemas.Making {
 
 // samplesWithout returns the samples of a group that are not among those given.
 func samplesWithout(have map[schemas.Making]bool, g OpenGroup) (out []int64) {
+	if have[g.sample(-1)] {
+		return nil
+	}
 	for i := range g.GroupSize {
 		if !have[g.sample(i)] {
 			out = append(out, i)

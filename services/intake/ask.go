@@ -184,5 +184,8 @@ func (s *service) askByPrompt(ctx context.Context, g bus.OpenGroup, samples []in
 	if err := s.storePlan(ctx, g.Run, p, policy); err != nil {
 		return 0, err
 	}
+	if waiting, err := s.beginBatch(ctx, m.Seq, todo, policy); err != nil || waiting != "" {
+		return 0, err
+	}
 	return len(todo), s.publishRequests(ctx, g.Run, g.UID, todo)
 }

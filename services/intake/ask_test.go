@@ -11,6 +11,18 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// fail stores a failed reward of a sample: it counts as made.
+func (p *plane) fail(t testing.TB, r *schemas.Request) {
+	t.Helper()
+	_, err := p.Publish(t.Context(), &schemas.Reward{
+		Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Status: schemas.StatusFailed,
+		Error: "made", Scores: []schemas.Score{}, Group: r.Group, Scored: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Requests that a server has lost are asked for again: those of samples that are made or in the hands of a sampler are
 // not, and those of a paused run are parked. Intakes side by side ask once, and a restarted one asks too.
 func TestAsk_LostRequests(t *testing.T) {
@@ -40,13 +52,7 @@ func TestAsk_LostRequests(t *testing.T) {
 	}
 	ask("r", "one")
 	made := p.requests(t, "r")["one"][0]
-	failed := &schemas.Reward{
-		Run: "r", UID: "one", SampleIndex: made.SampleIndex, GroupSize: 4, Status: schemas.StatusFailed, Error: "made",
-		Scores: []schemas.Score{}, Group: made.Group, Scored: 1,
-	}
-	if _, err := p.Publish(t.Context(), failed); err != nil {
-		t.Fatal(err)
-	}
+	p.fail(t, made)
 	purge := func() {
 		t.Helper()
 		for _, stream := range []string{schemas.StreamRequests, schemas.StreamParked} {

@@ -192,7 +192,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return s.storeCancelled(ctx, m, &p, h.Cancelled())
 	}
 	requests, policy, done, err := s.prepare(ctx, m, run, &p)
-	defer done()
+	defer func() { done() }()
 	if errors.Is(err, errPutBack) {
 		return nil // it is delivered again
 	}
@@ -210,6 +210,29 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := s.storePlan(ctx, run, &p, policy); err != nil {
 		return err
 	}
+	accepted := receiptOf(requests, slices.Concat(warnings, Warnings(&p, policy), Unscored(requests[0])))
+	waiting, err := s.beginBatch(ctx, m.Seq, todo, policy)
+	if err != nil {
+		return err
+	}
+	if waiting != "" { // its client need not wait
+		accepted.Warnings = append(accepted.Warnings, waiting)
+		if err := s.sendReceipt(m, accepted); err != nil {
+			return err
+		}
+		m.Header.Del(schemas.HeaderReply)
+		done() // the groups of the batches that it waits for come here, too
+		done, err = s.awaitSpace(ctx, m, run, &p, todo, policy)
+		if errors.Is(err, errPutBack) {
+			return nil
+		}
+		if errors.Is(err, errCancelled) {
+			return s.handle(ctx, m)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	if err := s.publishRequests(ctx, run, p.UID, todo); err != nil {
 		return err
 	}
@@ -217,11 +240,11 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	s.metrics.promptSeconds.Observe(time.Since(began).Seconds())
 	zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(p.UID)).Int("samples", len(requests)).
 		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
-	return s.sendReceipt(m, receiptOf(requests, slices.Concat(warnings, Warnings(&p, policy), Unscored(requests[0]))))
+	return s.sendReceipt(m, accepted)
 }
 
-// prepare waits until a prompt can be served and its batch may begin, and returns its requests. The caller calls done
-// when they are published. Errors are those of await.
+// prepare waits until a prompt can be served, and returns its requests. The caller calls done when they are published.
+// Errors are those of await.
 func (s *service) prepare(
 	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
 ) (requests []*schemas.Request, policy *schemas.Policy, done func(), err error) {
@@ -230,31 +253,12 @@ func (s *service) prepare(
 		return nil, nil, func() {}, err
 	}
 	done, err = s.startResolving(ctx)
-	if err != nil {
-		return nil, nil, done, err
+	if err == nil {
+		requests, err = s.resolve(ctx, m, run, p, policy)
 	}
-	if requests, err = s.resolve(ctx, m, run, p, policy); err == nil {
+	if err == nil {
 		err = s.checkLimits(ctx, run, requests, policy)
 	}
-	if err != nil {
-		return nil, nil, done, err
-	}
-	waiting, err := s.beginBatch(ctx, m.Seq, requests, policy)
-	if err != nil || waiting == "" {
-		return requests, policy, done, err
-	}
-	done() // the groups of the batches that it waits for come here, too
-	_, err = s.await(ctx, m, run, p, func(bool) (*schemas.Policy, string, error) {
-		waiting, err := s.beginBatch(ctx, m.Seq, requests, policy)
-		return policy, waiting, err
-	})
-	if err != nil {
-		if !errors.Is(err, errPutBack) {
-			s.space.forget(m.Seq)
-		}
-		return nil, nil, func() {}, err
-	}
-	done, err = s.startResolving(ctx)
 	return requests, policy, done, err
 }
 

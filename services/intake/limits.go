@@ -99,8 +99,8 @@ func (of leastSize) check(r *schemas.Request, limit int64) error {
 		groups = 1
 	}
 	return fmt.Errorf("%s: %d; its %s take about %s, and %s may hold %s, so that the %s could never end; give it more "+
-		"with 'meander streams limit --%s %s', or %s", field, size, of.what, mib(groups*of.bytes), of.stream, mib(limit),
-		unit, of.flag, wholeMiB(groups*of.most), of.fix)
+		"with 'meander streams limit --%s %s', or %s", field, size, of.what, mib(groups*of.bytes), of.stream,
+		mib(limit), unit, of.flag, wholeMiB(groups*of.most), of.fix)
 }
 
 // leastSizes returns the least that a group takes in each stream that must hold all of it at once. request is the

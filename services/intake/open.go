@@ -52,11 +52,11 @@ func (o *openGroups) replace(all []bus.OpenGroup) {
 	}
 }
 
-// add notes a record that was stored, and returns it; nil: it cannot be read.
-func (o *openGroups) add(m *bus.Message) *schemas.GroupRecord {
+// add notes a record that was stored.
+func (o *openGroups) add(m *bus.Message) {
 	r := &schemas.GroupRecord{}
 	if bus.Fits(m, r) != nil {
-		return nil
+		return
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -65,7 +65,6 @@ func (o *openGroups) add(m *bus.Message) *schemas.GroupRecord {
 		o.by[id] = bus.OpenGroup{GroupRecord: r, Claimed: m.Time}
 	}
 	delete(o.gone, id)
-	return r
 }
 
 // remove forgets a group that is closed, or gone.
@@ -122,11 +121,7 @@ func (s *service) readOpen(ctx context.Context) error {
 			return ctx.Err()
 		})
 	}
-	follow(schemas.StreamGroups, schemas.KindGroup, func(m *bus.Message) {
-		if g := s.open.add(m); g != nil {
-			s.space.heard(batchID{g.Run, g.Group.Batch})
-		}
-	})
+	follow(schemas.StreamGroups, schemas.KindGroup, s.open.add)
 	follow(schemas.StreamAdvantages, schemas.KindAdvantage, func(m *bus.Message) {
 		of, _ := schemas.ParseSubject(m.Subject)
 		s.open.remove(of.Run, of.UID)

@@ -20,9 +20,9 @@ import (
 
 // Retention frees no group before its batch has closed, so two batches that are begun side by side and do not fit
 // together in the stream of steps would both stand still. Intake therefore begins a batch, which may be one group, when
-// all of its steps fit beside what is stored and what the batches that are begun may still store. Until then its prompts
-// are held, without a claim; later groups of a batch that is begun go on. Intakes side by side may begin two batches in
-// the same moment; samplers then wait for space, and say so.
+// all of its steps fit beside what is stored and what the batches that are begun may still store. Until then its
+// prompts are accepted and claimed, and no sample is asked for; later groups of a batch that is begun go on. Intakes
+// side by side may begin two batches in the same moment; samplers then wait for space, and say so.
 
 // spaceAge is how long what other batches may still store may be reused: it is read group by group.
 const spaceAge = time.Second
@@ -30,7 +30,7 @@ const spaceAge = time.Second
 // stepSpace is what this intake begins and what waits for space.
 type stepSpace struct {
 	mu sync.Mutex
-	// begun are batches whose groups may not have been heard of yet, with what they take.
+	// begun are batches whose requests may not be stored yet, with what they take.
 	begun map[batchID]begunBatch
 	// waiting are the prompts that wait for space, by their sequence.
 	waiting map[uint64]spaceNeed
@@ -52,6 +52,7 @@ type begunBatch struct {
 // spaceNeed is what a prompt waits for: the space of its batch. The limit of the stream would be enough.
 type spaceNeed struct {
 	of            batchID
+	group         schemas.Making
 	samples       int64
 	bytes, enough int64
 	// first says that it fits once the batches that are begun have ended and their steps are freed.
@@ -62,7 +63,7 @@ type spaceNeed struct {
 const (
 	// diskMargin is what stays free on a disk: the server writes in blocks.
 	diskMargin = 16 << 20
-	// announcing is how long a batch counts as begun before its first group is among the open ones.
+	// announcing is how long a batch counts as begun before a request of it is seen.
 	announcing = 30 * time.Second
 	// forgetWaiting is how long a prompt that was put back counts as waiting.
 	forgetWaiting = time.Minute
@@ -81,9 +82,12 @@ func stepBytes(requests []*schemas.Request, policy *schemas.Policy) (bytes int64
 func (s *service) beginBatch(
 	ctx context.Context, seq uint64, requests []*schemas.Request, policy *schemas.Policy,
 ) (waiting string, err error) {
+	if len(requests) == 0 {
+		return "", nil
+	}
 	first := requests[0]
 	of := batchID{first.Run, first.Group.Batch}
-	need := max(1, first.Group.BatchGroups) * stepBytes(requests, policy)
+	need := max(1, first.Group.BatchGroups) * stepBytes(requests, policy) / int64(len(requests)) * first.GroupSize
 	x := &s.space
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -91,18 +95,8 @@ func (s *service) beginBatch(
 	if !known {
 		return schemas.StreamSteps + ": what is stored is not known yet", nil
 	}
-	begun := false
-	for _, g := range open {
-		if (batchID{g.Run, g.Group.Batch}) == of {
-			begun = true
-		}
-	}
-	for id, b := range x.begun {
-		if time.Since(b.at) > announcing {
-			delete(x.begun, id)
-		}
-	}
-	if _, mine := x.begun[of]; begun || mine {
+	x.dropBegun(open)
+	if _, mine := x.begun[of]; mine {
 		x.wait(seq, nil)
 		return "", nil
 	}
@@ -114,8 +108,12 @@ func (s *service) beginBatch(
 	if others, err = s.openBytes(ctx, open, room.limit-room.stored-need); err != nil {
 		return "", err
 	}
+	if x.toStore[of] > 0 { // it is begun
+		x.wait(seq, nil)
+		return "", nil
+	}
 	for id, b := range x.begun {
-		if _, counted := x.toStore[id]; !counted {
+		if x.toStore[id] == 0 {
 			others += b.bytes
 		}
 	}
@@ -131,16 +129,11 @@ func (s *service) beginBatch(
 		x.wait(seq, nil)
 		return "", nil
 	}
-	switch _, err := s.bus.Group(ctx, first.Run, first.UID); {
-	case err == nil: // it has begun before, and is done or gone on with
-		x.wait(seq, nil)
-		return "", nil
-	case !errors.Is(err, bus.ErrNotFound):
-		return "", err
-	}
 	n := spaceNeed{
-		of: of, samples: first.GroupSize, bytes: need, enough: room.stored + others + need,
-		first: others > 0 && room.stored+need <= room.limit, onDisk: room.onDisk, since: time.Now(), renewed: time.Now(),
+		of: of, group: schemas.Making{Run: first.Run, UID: first.UID, SampleIndex: -1}, samples: first.GroupSize,
+		bytes: need, enough: room.stored + others + need,
+		first: others > 0 && room.stored+need <= room.limit, onDisk: room.onDisk,
+		since: time.Now(), renewed: time.Now(),
 	}
 	x.wait(seq, &n)
 	return n.sentence(room, others), nil
@@ -180,14 +173,48 @@ func (x *stepSpace) wait(seq uint64, n *spaceNeed) {
 	}
 }
 
-// heard notes that a group of a batch is among the open ones: what it may store is read there from now on.
-func (x *stepSpace) heard(of batchID) {
+// dropBegun forgets batches whose requests are stored by now, and those that have ended: what they may store is read,
+// or nothing. The caller holds the lock.
+func (x *stepSpace) dropBegun(open []bus.OpenGroup) {
+	still := map[batchID]bool{}
+	for _, g := range open {
+		still[batchID{g.Run, g.Group.Batch}] = true
+	}
+	for id, b := range x.begun {
+		if age := time.Since(b.at); x.toStore[id] > 0 || age > announcing || age > 2*spaceAge && !still[id] {
+			delete(x.begun, id)
+		}
+	}
+}
+
+// groups returns the groups that wait for space.
+func (x *stepSpace) groups() (out []schemas.Making) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if _, begun := x.begun[of]; begun {
-		delete(x.begun, of)
-		x.read = time.Time{}
+	for _, n := range x.waiting {
+		if len(out) < schemas.MaxMaking {
+			out = append(out, n.group)
+		}
 	}
+	return out
+}
+
+// awaitSpace waits until the batch of a claimed group may begin. Errors are those of await.
+func (s *service) awaitSpace(
+	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt, todo []*schemas.Request,
+	policy *schemas.Policy,
+) (done func(), err error) {
+	_, err = s.await(ctx, m, run, p, func(bool) (*schemas.Policy, string, error) {
+		waiting, err := s.beginBatch(ctx, m.Seq, todo, policy)
+		return policy, waiting, err
+	})
+	if err == nil {
+		return s.startResolving(ctx)
+	}
+	if !errors.Is(err, errPutBack) {
+		s.space.forget(m.Seq)
+	}
+	return func() {}, err
 }
 
 // forget notes that a prompt waits no more.
@@ -236,16 +263,17 @@ func (s *service) stepRoom(ctx context.Context) (stepRoom, error) {
 	return r, nil
 }
 
-// openBytes returns how much the batches of open groups might still store. It reads what they have stored if they might
-// take more than free bytes in all, and uses that for spaceAge. The caller holds the lock of s.space.
+// openBytes returns how much the batches that are begun might still store. If all open batches might take no more than
+// free bytes it is 0, for short: there is space for any of them. Else it reads what they have stored, and uses that for
+// spaceAge. The caller holds the lock of s.space.
 func (s *service) openBytes(ctx context.Context, open []bus.OpenGroup, free int64) (sum int64, err error) {
 	x := &s.space
 	for _, g := range open {
 		sum += g.StepBytes * max(1, g.Group.BatchGroups)
 	}
 	if sum <= free {
-		x.read = time.Time{}
-		return sum, nil
+		x.read, x.toStore = time.Time{}, nil
+		return 0, nil
 	}
 	sum = 0
 	if time.Since(x.read) > spaceAge {
@@ -268,13 +296,22 @@ func (s *service) openBytes(ctx context.Context, open []bus.OpenGroup, free int6
 	return sum, nil
 }
 
-// batchBytes returns how much a batch might still store: the samples of its open groups that are not made, and the
-// groups that are still to come, each as large as the largest. openBytes calls it.
+// batchBytes returns how much a batch might still store, 0 if none of its samples was asked for: the samples of its
+// open groups that are not made, and the groups that are still to come, each as large as the largest. openBytes calls
+// it.
 func (s *service) batchBytes(ctx context.Context, id batchID, open []bus.OpenGroup) (bytes int64, err error) {
-	largest := int64(0)
+	largest, begun := int64(0), false
 	for _, g := range open {
 		largest = max(largest, g.StepBytes)
 		made, err := s.bus.Subjects(ctx, schemas.StreamTrajectories, schemas.TrajectoryFilter(g.Run, g.UID))
+		for _, kind := range []string{schemas.KindRequest, schemas.KindParked} {
+			asked := made
+			if err == nil && !begun && len(asked) == 0 {
+				asked, err = s.bus.Subjects(ctx, requestStream(kind),
+					schemas.Address{Kind: kind, Run: g.Run, UID: g.UID}.Filter())
+			}
+			begun = begun || len(asked) > 0
+		}
 		if err != nil {
 			return 0, err
 		}
@@ -286,9 +323,13 @@ func (s *service) batchBytes(ctx context.Context, id batchID, open []bus.OpenGro
 		if err != nil {
 			return 0, err
 		}
+		begun = begun || len(claimed) > len(open) // another is closed
 		bytes += largest * max(0, n-int64(len(claimed)))
 	}
-	return bytes, nil
+	if !begun {
+		return 0, nil
+	}
+	return max(1, bytes), nil
 }
 
 // wanted returns what waits for space, for presence; nil: nothing. others is what open batches may still store. The
@@ -358,7 +399,7 @@ func (s *service) announceSpace(ctx context.Context) error {
 		mu.Lock()
 		was := said.Room
 		if err == nil {
-			said.Room = room
+			said.Room, said.Making = room, s.space.groups()
 		}
 		mu.Unlock()
 		switch {

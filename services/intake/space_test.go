@@ -37,6 +37,7 @@ func TestSpace_TwoBatches(t *testing.T) {
 	}
 	second := ask("second", "u1")
 	r := receipt(t, second)
+	r.Waiting = strings.Join(r.Warnings, "\n")
 	for _, say := range []string{
 		"MDR_STEPS is full: batch b takes up to ", "up to 1", "to be stored by batches that are begun, of 16.0 MiB",
 		"meander streams limit --max-steps-bytes 2",
@@ -46,7 +47,7 @@ func TestSpace_TwoBatches(t *testing.T) {
 		}
 	}
 	small := p.publish(t, "third", prompt("u1", "a fox", nil)) // it must not keep the second out
-	if r := receipt(t, small); r.Waiting == "" {
+	if r := receipt(t, small); !r.Accepted || r.Warnings == nil {
 		t.Errorf("a small group overtakes: %+v", r)
 	}
 	if r := receipt(t, ask("first", "u2")); !r.Accepted {
@@ -65,12 +66,21 @@ func TestSpace_TwoBatches(t *testing.T) {
 		}
 		return fmt.Errorf("%+v", faults)
 	})
-	limit(fault.Enough)
-	for _, answers := range []*nats.Subscription{second, small} {
-		if r := receipt(t, answers); !r.Accepted {
-			t.Errorf("with the limit that was proposed: %+v", r)
+	for _, run := range []schemas.Run{"second", "third"} {
+		if asked := p.requests(t, run); len(asked) > 0 {
+			t.Errorf("%s begins beside it: %v", run, asked)
+		}
+		if s, err := p.RunStatus(t.Context(), run); err != nil || s.Lost > 0 {
+			t.Errorf("%+v, %v; must wait, and not be lost", s, err)
 		}
 	}
+	limit(fault.Enough)
+	bustest.Until(t, "both begin with the limit that was proposed", func() error {
+		if n, m := len(p.requests(t, "second")["u1"]), len(p.requests(t, "third")["u1"]); n != 2 || m != 4 {
+			return fmt.Errorf("%d and %d requests", n, m)
+		}
+		return nil
+	})
 	bustest.Until(t, "no fault", func() error {
 		faults, err := p.Faults(t.Context())
 		if err == nil && len(faults) > 0 {

@@ -660,7 +660,7 @@ export interface Logits {
   answers?: number[] | null;
 }
 
-/** Making is a sample that a sampler has in hand. */
+/** Making is a sample that a sampler or an intake has in hand, or with the index -1 all samples of its group. */
 export interface Making {
   /** name of the run that the event belongs to */
   run: string;
@@ -926,7 +926,7 @@ export interface Presence {
   draining?: boolean | null;
   /** room is what a sampler takes of MDR_STEPS, or what prompts wait for there at an intake; absent: nothing. */
   room?: Room | null;
-  /** making are the samples that a sampler has in hand, as of this entry. */
+  /** making are the samples that a sampler has in hand, as of this entry, or those of groups that wait at an intake for space. */
   making?: Making[] | null;
   /** backend names what a sampler computes on. */
   backend?: string | null;
