@@ -3,6 +3,7 @@ package lora_test
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -351,4 +352,53 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Whole weights of a variant are opened from their folder in both layouts that diffusers has written, or by their
+// index; of several variants one has to be named.
+func TestOpenFull_Variants(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "model")
+	put := func(name string, data []byte) string {
+		name = filepath.Join(dir, "transformer", name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	check := func(name string, want ...string) {
+		t.Helper()
+		full, err := lora.OpenFull(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := full.Archive().Names(); !slices.Equal(got, want) || len(full.Paths()) != len(want) {
+			t.Errorf("%s: tensors %v of %v; want %v", name, got, full.Paths(), want)
+		}
+		if err := full.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	shards := func(format, index string) string {
+		for i, name := range []string{"a", "b"} {
+			put(fmt.Sprintf(format, i+1), file(t, nil, matrix(t, name, tensor.BF16, 1, 1, 1)))
+		}
+		return put(index, fmt.Appendf(nil, `{"weight_map": {"a": %q, "b": %q}}`, fmt.Sprintf(format, 1),
+			fmt.Sprintf(format, 2)))
+	}
+	index := shards("diffusion_pytorch_model.fp16-%05d-of-00002.safetensors",
+		"diffusion_pytorch_model.safetensors.index.fp16.json")
+	check(dir, "a", "b")
+	check(index, "a", "b")
+	other := shards("diffusion_pytorch_model-%05d-of-00002.bf16.safetensors",
+		"diffusion_pytorch_model.safetensors.bf16.index.json")
+	if _, err := lora.OpenFull(dir); err == nil || !strings.Contains(err.Error(), "several variants") ||
+		!strings.Contains(err.Error(), "bf16, fp16; must be one") {
+		t.Error(err)
+	}
+	check(other, "a", "b")
+	put("diffusion_pytorch_model.safetensors", file(t, nil, matrix(t, "plain", tensor.BF16, 1, 1, 1)))
+	check(dir, "plain")
 }

@@ -474,3 +474,9 @@ def test_the_schedule_of_videos_is_the_schedulers(dial):
     grids = [dial(name).ready()["card"]["grid"] for name in ("wan", "wan-5b")]
     assert grids == ["uni_flow", "scheduler"]  # UniPC with flow_shift, and Euler
     assert dial("flux2").ready()["card"]["mu"] == "flux2"
+
+
+def test_the_grid_of_z_image_is_that_of_torch(folders):
+    """Its pipeline takes torch.linspace, the others numpy's."""
+    grids = {n: families.find(Folder(folders[n])).card()["grid"] for n in ("z-image", "flux1", "qwen-image")}
+    assert grids == {"z-image": "linspace_torch", "flux1": "linspace", "qwen-image": "linspace"}
