@@ -24,7 +24,6 @@ type oneGroup struct {
 	second       *schemas.Advantage // of the group that stands in for it
 	letter       *schemas.Dead
 	control      *schemas.Control
-	presence     []*schemas.Presence
 }
 
 // groupOfRun reads the group of a run.

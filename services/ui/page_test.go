@@ -41,6 +41,34 @@ func TestPage(t *testing.T) {
 	eval[any](p, `document.body.dispatchEvent(new PointerEvent("pointerdown", { bubbles: true, isPrimary: true, button: 0 }))`)
 	s.publish(t, "r1", "c", "an owl", nil)
 	p.shows("an owl")
+	// Back finds a page as it was left, and a new one begins at its top. Each says whether its figures are fresh.
+	p.size(500, 300)
+	eval[any](p, `scrollTo(0, 150)`)
+	p.until(`scrollY === 150`)
+	p.to("#/runs/r1/a/1")
+	p.until(`scrollY === 0`)
+	p.until(`document.getElementById("linksays").textContent === "connected"`)
+	eval[any](p, `history.back()`)
+	p.until(`document.getElementById("main").dataset.shown === "#/runs/r1" && scrollY === 150`)
+}
+
+// A view that is opened while the server of the pipeline is away shows what is there once it comes.
+func TestPage_OpenedWhileAway(t *testing.T) {
+	chromium(t)
+	s := servePage(t, nil, bustest.TCP)
+	pipeline := s.startPipeline(t)
+	s.publish(t, "r1", "a", "a fox", nil)
+	bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)
+	pipeline.Stop()
+	p := startBrowser(t).open(t, s.url)
+	s.Options.Listen = strings.TrimPrefix(s.Server.ClientURL(), "nats://")
+	if err := s.Server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p.to("#/runs/r1/a")
+	p.shows("Lost the server", "Try again")
+	s.Start(t)
+	p.shows("2 samples, best reward first", "connected")
 }
 
 // What a person looks at stays when samples come before it in the list: the verdict goes to what is shown.
@@ -355,7 +383,6 @@ func TestPage_Restarts(t *testing.T) {
 	s.publish(t, "r1", "c", "an owl", nil)
 	bustest.Await(t, s.Bus, 3, schemas.StreamAdvantages)
 	s.serve(t, func(c *ui.Config) { c.Listen = address })
-	p.click("main button") // Try again
 	p.shows("connected", "an owl", "a hen")
 }
 
@@ -401,7 +428,7 @@ func TestPage_Broken(t *testing.T) {
 		s.publish(t, "r1", "b", "a hen", nil)
 		p := b.open(t, s.url)
 		p.to("#/runs/r1")
-		p.shows("MDR_STEPS is full", "samples wait, and nothing is lost", "meander streams limit --max-steps-bytes 1MiB", "storage full")
+		p.shows("MDR_STEPS is full", "samples wait, and nothing is lost", "meander streams limit --max-steps-bytes 1MiB", "waiting for space")
 		p.save("broken-full-run")
 		p.to("#/system")
 		p.until(`[...document.querySelectorAll("tr")].some((r) => r.innerText.includes("MDR_STEPS") && r.innerText.includes("full"))`)

@@ -10,6 +10,7 @@ import { judgeView } from "./judge.js";
 const main = document.getElementById("main");
 let view = null; // what is shown: {title, body, start, stop, keys}; start follows events, and may call show to draw all anew
 const places = new Map(); // how far each entry of the history was scrolled
+let place = null; // the entry that is shown
 let turn = 0; // counts what was shown: answers for an earlier view are late
 
 const routes = [
@@ -73,7 +74,8 @@ async function show() {
     view = next;
     document.title = next.title + " · meander";
     only(main, next.body);
-    scrollTo(0, places.get(history.state && history.state.place) || 0);
+    place = history.state && history.state.place;
+    scrollTo(0, places.get(place) || 0);
     main.dataset.shown = location.hash;
     if (next.start) next.stop = next.start(show);
     else setLink("", "");
@@ -174,11 +176,11 @@ document.addEventListener("keydown", (e) => {
 history.scrollRestoration = "manual";
 const enter = () => history.state || history.replaceState({ place: Math.random() }, "");
 enter();
-addEventListener("scroll", () => view && history.state && places.set(history.state.place, scrollY));
+addEventListener("scroll", () => place && places.set(place, scrollY));
 addEventListener("hashchange", () => {
   if (location.hash !== "#main") {
     view && view.stop && view.stop();
-    view = null; // where its successor is scrolled to is not its place
+    view = place = null; // where its successor is scrolled to is not its place
     enter();
     show();
   }
