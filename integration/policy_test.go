@@ -178,12 +178,12 @@ func wrongAdapters(t *testing.T, d int) map[string]wrong {
 	t.Helper()
 	file := func(module string, k, r int, value float32) []byte { return loraFile(t, module, d, k, r, 7, value) }
 	return map[string]wrong{
-		"truncated":   {file(projection, d, 4, 0)[:4000], false, "truncated"},
-		"NaN":         {file(projection, d, 4, float32(math.NaN())), false, "not finite"},
-		"DoRA":        {file(projection+".lora_magnitude_vector", d, 4, 0), false, "DoRA changes the norms"},
-		"module":      {file("blocks.0.q", d, 4, 0), true, "module blocks.0.q: the transformer has none"},
-		"shape":       {file(projection, d+1, 4, 0), true, "module " + projection},
-		"nothing":     {loraFile(t, projection, d, d, 4, 0, 0), true, "changes nothing"},
+		"truncated": {file(projection, d, 4, 0)[:4000], false, "truncated"},
+		"NaN":       {file(projection, d, 4, float32(math.NaN())), false, "not finite"},
+		"DoRA":      {file(projection+".lora_magnitude_vector", d, 4, 0), false, "DoRA changes the norms"},
+		"module":    {file("blocks.0.q", d, 4, 0), true, "module blocks.0.q: the transformer has none"},
+		"shape":     {file(projection, d+1, 4, 0), true, "module " + projection},
+		"nothing":   {loraFile(t, projection, d, d, 4, 0, 0), true, "changes nothing"},
 	}
 }
 

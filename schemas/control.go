@@ -83,7 +83,7 @@ type RunStatus struct {
 	// Parked how many wait for the run to be resumed.
 	Trajectories int64 `msgpack:"trajectories" range:"0.."`
 	Rewards      int64 `msgpack:"rewards" range:"0.."`
-	Failed       int64 `msgpack:"failed" range:"0.."`
+	Failed       int64 `msgpack:"failed,omitempty" range:"0.."`
 	Waiting      int64 `msgpack:"waiting" range:"0.."`
 	Parked       int64 `msgpack:"parked" range:"0.."`
 	// Lost is how many samples of open groups are neither made nor asked for: their requests were lost, and intake asks

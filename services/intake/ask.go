@@ -42,8 +42,11 @@ func (s *service) askAgainRegularly(ctx context.Context) error {
 // askAgain asks for the samples that were lost at the last look and are still; all that are lost now are suspects of
 // the next. An error is of the server.
 func (s *service) askAgain(ctx context.Context, seen *suspects) error {
-	open, known := s.open.list()
-	if !known || len(open) == 0 {
+	open, err := s.open.list(ctx)
+	if err != nil {
+		return err
+	}
+	if len(open) == 0 {
 		*seen = suspects{}
 		return nil
 	}

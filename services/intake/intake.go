@@ -123,6 +123,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	s := &service{
 		cfg: cfg, bus: b, lanes: &lanes{bus: b}, metrics: newInstruments(cfg.Metrics),
 		stopping: ctx.Done(), resolving: make(chan struct{}, cfg.Slots), began: time.Now(),
+		open: openGroups{known: make(chan struct{})},
 	}
 	if cfg.Health != nil {
 		cfg.Health("lanes", s.checkProgress)

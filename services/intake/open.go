@@ -16,9 +16,14 @@ import (
 // openGroups are the groups of all runs without a result, as far as this process has heard: so what intake does about
 // them costs no reading of all groups that are stored.
 type openGroups struct {
-	mu    sync.Mutex
-	known bool
+	mu sync.Mutex
+	// known is closed once they have been read.
+	known chan struct{}
 	by    map[groupID]bus.OpenGroup
+	// bytes is what the steps of those for whose samples intake asks take at most, each counted as often as its batch
+	// has groups; batches counts them by their batch.
+	bytes   int64
+	batches map[batchID]int
 	// gone are groups whose result was heard of before their record.
 	gone map[groupID]bool
 }
@@ -28,9 +33,22 @@ type groupID struct {
 	uid schemas.UID
 }
 
-// list returns the open groups for whose samples intake asks, in the order in which they were claimed, and whether they
-// are known yet.
-func (o *openGroups) list() (all []bus.OpenGroup, known bool) {
+// await waits until the open groups are known, or ctx ends.
+func (o *openGroups) await(ctx context.Context) error {
+	select {
+	case <-o.known:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// list returns the open groups for whose samples intake asks, in the order in which they were claimed, once they are
+// known. An error is that of ctx.
+func (o *openGroups) list(ctx context.Context) (all []bus.OpenGroup, err error) {
+	if err := o.await(ctx); err != nil {
+		return nil, err
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, g := range o.by {
@@ -39,16 +57,59 @@ func (o *openGroups) list() (all []bus.OpenGroup, known bool) {
 		}
 	}
 	slices.SortFunc(all, func(a, b bus.OpenGroup) int { return a.Claimed.Compare(b.Claimed) })
-	return all, o.known
+	return all, nil
+}
+
+// mayStore returns the most bytes of steps that all open batches take.
+func (o *openGroups) mayStore() int64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.bytes
+}
+
+// has reports whether a batch has open groups.
+func (o *openGroups) has(of batchID) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.batches[of] > 0
+}
+
+// put takes a group in; the caller holds the lock.
+func (o *openGroups) put(g bus.OpenGroup) {
+	o.drop(groupID{g.Run, g.UID})
+	o.by[groupID{g.Run, g.UID}] = g
+	o.count(g, 1)
+}
+
+// drop leaves a group out; the caller holds the lock.
+func (o *openGroups) drop(id groupID) {
+	if g, there := o.by[id]; there {
+		delete(o.by, id)
+		o.count(g, -1)
+	}
+}
+
+func (o *openGroups) count(g bus.OpenGroup, n int) {
+	if !g.AsksForSamples() {
+		return
+	}
+	of := batchID{g.Run, g.Group.Batch}
+	o.bytes += int64(n) * g.StepBytes * max(1, g.Group.BatchGroups)
+	if o.batches[of] += n; o.batches[of] == 0 {
+		delete(o.batches, of)
+	}
 }
 
 // replace sets all that are open.
 func (o *openGroups) replace(all []bus.OpenGroup) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.by, o.gone, o.known = map[groupID]bus.OpenGroup{}, map[groupID]bool{}, true
+	if o.by == nil {
+		close(o.known)
+	}
+	o.by, o.gone, o.bytes, o.batches = map[groupID]bus.OpenGroup{}, map[groupID]bool{}, 0, map[batchID]int{}
 	for _, g := range all {
-		o.by[groupID{g.Run, g.UID}] = g
+		o.put(g)
 	}
 }
 
@@ -62,7 +123,7 @@ func (o *openGroups) add(m *bus.Message) {
 	defer o.mu.Unlock()
 	id := groupID{r.Run, r.UID}
 	if !o.gone[id] {
-		o.by[id] = bus.OpenGroup{GroupRecord: r, Claimed: m.Time}
+		o.put(bus.OpenGroup{GroupRecord: r, Claimed: m.Time})
 	}
 	delete(o.gone, id)
 }
@@ -75,7 +136,7 @@ func (o *openGroups) remove(run schemas.Run, uid schemas.UID) {
 	if _, known := o.by[id]; !known {
 		o.gone[id] = true
 	}
-	delete(o.by, id)
+	o.drop(id)
 }
 
 // followOpen keeps the open groups up to date until ctx ends. A read that fails begins again.
@@ -92,8 +153,7 @@ func (s *service) followOpen(ctx context.Context) error {
 	return nil
 }
 
-// readOpen reads which groups are open, then follows records and results until ctx ends or a read fails. followOpen
-// calls it.
+// readOpen reads which groups are open, then follows records and results until ctx ends or a read fails.
 func (s *service) readOpen(ctx context.Context) error {
 	from := map[string]uint64{}
 	for _, stream := range []string{schemas.StreamGroups, schemas.StreamAdvantages} {

@@ -88,14 +88,13 @@ func (s *service) beginBatch(
 	first := requests[0]
 	of := batchID{first.Run, first.Group.Batch}
 	need := max(1, first.Group.BatchGroups) * stepBytes(requests, policy) / int64(len(requests)) * first.GroupSize
+	if err := s.open.await(ctx); err != nil {
+		return "", err
+	}
 	x := &s.space
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	open, known := s.open.list()
-	if !known {
-		return schemas.StreamSteps + ": what is stored is not known yet", nil
-	}
-	x.dropBegun(open)
+	x.dropBegun(s.open.has)
 	if _, mine := x.begun[of]; mine {
 		x.wait(seq, nil)
 		return "", nil
@@ -105,7 +104,7 @@ func (s *service) beginBatch(
 		return "", err
 	}
 	others, least := int64(0), int64(0)
-	if others, err = s.openBytes(ctx, open, room.limit-room.stored-need); err != nil {
+	if others, err = s.openBytes(ctx, room.limit-room.stored-need); err != nil {
 		return "", err
 	}
 	if x.toStore[of] > 0 { // it is begun
@@ -175,13 +174,9 @@ func (x *stepSpace) wait(seq uint64, n *spaceNeed) {
 
 // dropBegun forgets batches whose requests are stored by now, and those that have ended: what they may store is read,
 // or nothing. The caller holds the lock.
-func (x *stepSpace) dropBegun(open []bus.OpenGroup) {
-	still := map[batchID]bool{}
-	for _, g := range open {
-		still[batchID{g.Run, g.Group.Batch}] = true
-	}
+func (x *stepSpace) dropBegun(isOpen func(batchID) bool) {
 	for id, b := range x.begun {
-		if age := time.Since(b.at); x.toStore[id] > 0 || age > announcing || age > 2*spaceAge && !still[id] {
+		if age := time.Since(b.at); x.toStore[id] > 0 || age > announcing || age > 2*spaceAge && !isOpen(id) {
 			delete(x.begun, id)
 		}
 	}
@@ -266,17 +261,17 @@ func (s *service) stepRoom(ctx context.Context) (stepRoom, error) {
 // openBytes returns how much the batches that are begun might still store. If all open batches might take no more than
 // free bytes it is 0, for short: there is space for any of them. Else it reads what they have stored, and uses that for
 // spaceAge. The caller holds the lock of s.space.
-func (s *service) openBytes(ctx context.Context, open []bus.OpenGroup, free int64) (sum int64, err error) {
+func (s *service) openBytes(ctx context.Context, free int64) (sum int64, err error) {
 	x := &s.space
-	for _, g := range open {
-		sum += g.StepBytes * max(1, g.Group.BatchGroups)
-	}
-	if sum <= free {
+	if s.open.mayStore() <= free {
 		x.read, x.toStore = time.Time{}, nil
 		return 0, nil
 	}
-	sum = 0
 	if time.Since(x.read) > spaceAge {
+		open, err := s.open.list(ctx)
+		if err != nil {
+			return 0, err
+		}
 		x.toStore = map[batchID]int64{}
 		groups := map[batchID][]bus.OpenGroup{}
 		for _, g := range open {
@@ -297,8 +292,7 @@ func (s *service) openBytes(ctx context.Context, open []bus.OpenGroup, free int6
 }
 
 // batchBytes returns how much a batch might still store, 0 if none of its samples was asked for: the samples of its
-// open groups that are not made, and the groups that are still to come, each as large as the largest. openBytes calls
-// it.
+// open groups that are not made, and the groups that are still to come, each as large as the largest.
 func (s *service) batchBytes(ctx context.Context, id batchID, open []bus.OpenGroup) (bytes int64, err error) {
 	largest, begun := int64(0), false
 	for _, g := range open {
@@ -374,8 +368,7 @@ func (s *service) spaceWanted(ctx context.Context) (*schemas.Room, error) {
 	if err != nil {
 		return nil, err
 	}
-	open, _ := s.open.list()
-	others, err := s.openBytes(ctx, open, -1)
+	others, err := s.openBytes(ctx, -1)
 	if err != nil {
 		return nil, err
 	}

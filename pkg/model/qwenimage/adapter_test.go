@@ -135,7 +135,7 @@ func TestOpenAdapter_refuses(t *testing.T) {
 	}{
 		{"half a module", pair[:1], "", "lora_B is missing"},
 		{"ranks differ", []safetensors.Tensor{pair[0], floats(q+".lora_B.weight", 48, 3)}, "", "do not fit"},
-		{"not a LoRA", []safetensors.Tensor{floats("conv.weight", 2, 2)}, "", "no LoRA"},
+		{"not a LoRA", []safetensors.Tensor{floats("conv.weight", 2, 2)}, "", "no tensor of a LoRA"},
 		{"empty", nil, "", "no tensors"},
 		{"DoRA", pair, `{"lora_alpha": 2, "use_dora": true}`, "use_dora"},
 		{"other kind", pair, `{"lora_alpha": 2, "peft_type": "LOHA"}`, "peft_type"},

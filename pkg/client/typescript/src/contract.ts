@@ -1463,7 +1463,7 @@ export interface RunStatus {
   /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   rewards: Integer;
   /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
-  failed: Integer;
+  failed?: Integer | null;
   /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   waiting: Integer;
   /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
