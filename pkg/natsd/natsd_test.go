@@ -197,7 +197,7 @@ func TestStart_LessRoom(t *testing.T) {
 	if log.Len() > 0 {
 		t.Errorf("with room: %s", log.String())
 	}
-	s, js = begin(256 << 20)
+	_, js = begin(256 << 20)
 	if !strings.Contains(log.String(), "the store has less room than its streams were promised") {
 		t.Errorf("without room: %s", log.String())
 	}

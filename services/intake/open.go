@@ -89,6 +89,7 @@ func (o *openGroups) drop(id groupID) {
 	}
 }
 
+// count adds a group n times to the sums; the caller holds the lock.
 func (o *openGroups) count(g bus.OpenGroup, n int) {
 	if !g.AsksForSamples() {
 		return
