@@ -129,13 +129,13 @@ class Controls:
             return {}
 
     async def _control(self, action: str, run: str, timeout: float, **fields: Any) -> dict[str, Any]:
-        if not await self._is_there(run):
+        if not await self._is_there(name_of("run", run)):
             error = f"run: {run}; there is no such run, and nothing was stored"
             raise Refused({"accepted": False, "code": "invalid", "error": error, "run": run})
         event = {
             "v": 1, "run": run, "action": action, "at": time.time_ns(), **{k: v for k, v in fields.items() if v != ""}
         }
-        receipt = await self._ask(f"control.{name_of('run', run)}", "control/1", msgpack.packb(event), timeout)
+        receipt = await self._ask(f"control.{run}", "control/1", msgpack.packb(event), timeout)
         if receipt.get("unchanged"):
             _log.warning("%s of run %s: %s", action, run, receipt["unchanged"])
         return receipt

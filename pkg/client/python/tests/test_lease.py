@@ -165,7 +165,7 @@ def test_samplers_refuse_what_passed_the_guard_by(on, tmp_path):
                 "weights_digest": "0" * 64,
             }  # fmt: skip
             assert await versions.store(client, forged, now)
-            (sampler,) = await policy.taken(client, forged)
+            (sampler,) = await policy.taken(client, forged, refused="give")
             assert f"epoch: {now['epoch'] - 1}; must be at least {now['epoch']}" in sampler["answer"]["error"]
             assert (await policy.policy(client, "signs"))["policy_version"] == now["policy_version"]
 

@@ -133,7 +133,7 @@ def test_side_by_side(run):
         fast, slow = await asyncio.gather(read(client.batches(name, "fast"), 4), read(client.batches(name, "slow"), 2))
         assert sorted(fast) == ["b0", "b1", "b2", "b3"] and slow == fast[:2]
         assert await read(client.batches(name, "slow"), 2) == fast[2:]
-        with pytest.raises(TimeoutError, match="nothing came for 1 s; .*done"):
+        with pytest.raises(TimeoutError, match="nothing came for 1 s; .*state complete"):
             await read(client.batches(name, "fast", timeout=1), 1)
 
     run(test)
