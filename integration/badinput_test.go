@@ -23,7 +23,6 @@ var badPrompts = []struct{ name, line, want string }{
 	{"uid too long", `{"prompt": "a", "uid": "` + strings.Repeat("u", 65) + `"}`, "uid"},
 	{"huge prompt", `{"prompt": "` + strings.Repeat("long ", 20000) + `"}`, "prompt"},
 	{"unknown sde_type", `{"prompt": "a", "rollout": {"sde_type": "brownian"}}`, "sde_type"},
-	{"infinite noise level", `{"prompt": "a", "rollout": {"noise_level": 1e999}}`, "noise_level"},
 	{"negative noise level", `{"prompt": "a", "rollout": {"noise_level": -0.5}}`, "noise_level"},
 	{"cps noise level above 1", `{"prompt": "a", "rollout": {"sde_type": "cps", "sde_step_indices": [1], "noise_level": 1.5}}`, "noise_level"},
 	{"density of a step without noise", `{"prompt": "a", "rollout": {"sde_type": "cps"}}`, "sde_step_indices"},
@@ -61,6 +60,7 @@ var badRecords = []struct{ name, line, want string }{
 	{"group size 2.5", `{"prompt": "a", "group_size": 2.5}`, "group_size"},
 	{"metadata that is no map", `{"prompt": "a", "metadata": [1]}`, "metadata"},
 	{"no JSON", `{"prompt": "a"`, "JSON"},
+	{"infinite noise level", `{"prompt": "a", "rollout": {"noise_level": 1e999}}`, "rollout.noise_level"},
 }
 
 // A record that is no prompt ends the command before anything is published; with --skip-bad it is left out and said.

@@ -83,7 +83,7 @@ func TestDevice_ScriptWithoutGPU(t *testing.T) {
 	} {
 		notMeasured(t, text, line)
 	}
-	if !strings.Contains(text, "| the same run on the CPU | run cpu: 1 of 1 groups complete") {
+	if !strings.Contains(text, "| the same run on the CPU | run cpu: complete, 1 of 1 groups complete") {
 		t.Errorf("no run on the CPU in\n%s", text)
 	}
 }
