@@ -156,8 +156,9 @@ func VerdictName(name string) string {
 // readyWorkers are the functions of meander-scorer, by what they are also called.
 var readyWorkers = map[string]string{
 	"pickscore": "pickscore", "pick": "pickscore", "hpsv2": "hpsv2", "hps": "hpsv2", "hpsv21": "hpsv2",
-	"hpsv3": "hpsv3", "imagereward": "imagereward", "aesthetic": "aesthetic", "aestheticscore": "aesthetic", "clipscore": "clipscore",
-	"clip": "clipscore", "geneval": "geneval", "judge": "judge", "vlm": "judge", "vqa": "judge",
+	"hpsv3": "hpsv3", "imagereward": "imagereward", "aesthetic": "aesthetic", "aestheticscore": "aesthetic",
+	"clipscore": "clipscore",
+	"clip":      "clipscore", "geneval": "geneval", "judge": "judge", "vlm": "judge", "vqa": "judge",
 }
 
 // Hint says what may be meant by an unknown kind, before what it must be: a function that a worker computes, or those
