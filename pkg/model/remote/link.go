@@ -328,7 +328,7 @@ func (l *link) lose(p *peer, err error) error {
 func (l *link) watch(p *peer, process *process) {
 	select {
 	case <-process.ended:
-		l.lose(p, process.why())
+		_ = l.lose(p, process.why()) // it is logged
 	case <-l.life.Done():
 	}
 }
