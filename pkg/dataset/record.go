@@ -44,7 +44,11 @@ func (d *Reader) newRecord(value any) (*Record, error) {
 		if strings.TrimSpace(text) == "" {
 			return nil, fault("", text, "must be a text")
 		}
-		value = map[string]any{d.options.PromptColumn: text}
+		if d.options.PromptColumn != promptField {
+			return nil, fault("", text, "must be a record with "+d.options.PromptColumn+", which --prompt-column names; "+
+				"--prompts-format says if it is a table")
+		}
+		value = map[string]any{promptField: text}
 	}
 	object, ok := value.(map[string]any)
 	if !ok {

@@ -114,6 +114,12 @@ func TestRead_Refused(t *testing.T) {
 			t.Errorf("%s with %q: %v\nwant %s", tt.file, tt.text, err, tt.want)
 		}
 	}
+	for _, tt := range []struct{ file, text string }{{"-", "caption,seed\na,1\n"}, {"p.txt", "a\n"}, {"p.jsonl", "\"a\"\n"}} {
+		_, err := readAll(strings.NewReader(tt.text), tt.file, dataset.Options{Fields: fields, PromptColumn: "caption"})
+		if err == nil || !strings.Contains(err.Error(), "line 1: \"") && !strings.Contains(err.Error(), "looks like the header of a table") {
+			t.Errorf("%s: a column of %q: %v", tt.file, tt.text, err)
+		}
+	}
 	d, err := readAll(strings.NewReader(`{"prompt": [{"role": "user", "content": "\ud83d\ude00 \\ud800", "name": null}], "ability": null, "images": [], "data_source": 3}`), "p.jsonl", dataset.Options{Fields: fields})
 	if err != nil || d.Records[0].Fields["prompt"] != `😀 \ud800` {
 		t.Errorf("what says nothing is no fault: %v, %v", d, err)
