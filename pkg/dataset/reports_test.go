@@ -213,6 +213,13 @@ func TestRead_RowsAreObjects(t *testing.T) {
 	}
 }
 
+// A table without rows, or with a group of none, is no fault.
+func TestRead_ParquetWithoutRows(t *testing.T) {
+	if d := read(t, "empty-group.parquet", dataset.Options{Fields: fields}); len(d.Records) != 1 {
+		t.Errorf("%d records, want 1", len(d.Records))
+	}
+}
+
 // Ten prompts of a file are chosen without reading the others.
 func TestChoose_ReadsNoFurther(t *testing.T) {
 	long := strings.NewReader(strings.Repeat("{\"prompt\": \"a\"}\n", 1<<20))
