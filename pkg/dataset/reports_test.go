@@ -102,7 +102,11 @@ func TestRead_Refused(t *testing.T) {
 		{"p.jsonl", `{"prompt": "a", "prompt": "b"}`, "p.jsonl line 1: prompt: must come at most once"},
 		{"p.jsonl", `{"prompt": "\ud800"}`, `p.jsonl line 1: "\\ud800"; must be a whole character: half of a surrogate pair stands alone`},
 		{"p.jsonl", `{"prompt": "a", "id": 123456789012345678901}`, "p.jsonl line 1: id: 123456789012345678901; must be a number that 64 bits hold; write it as a text"},
-		{"p.jsonl", `{"prompt": "a", "images": ["x.png"]}`, "p.jsonl line 1: images: a list of 1; must be absent: no model here takes images with a prompt"},
+		{"p.jsonl", `{"prompt": "a", "images": ["x.png"]}`, "p.jsonl line 1: images: a list of 1; must be absent: no model here takes images, videos or audio with a prompt"},
+		{"p.jsonl", `{"prompt": "make it red", "image": "images/a.png"}`, `p.jsonl line 1: image: "images/a.png"; must be absent: no model here takes images, videos or audio with a prompt`},
+		{"p.jsonl", `{"prompt": "make it red", "input_image": {"bytes": "", "path": "a.png"}}`, "input_image: an object of bytes, path; must be absent"},
+		{"p.jsonl", `{"prompt": "x", "agent_name": "tool_agent"}`, `agent_name: "tool_agent"; must be absent: --interaction names what answers a model`},
+		{"p.jsonl", `{"prompt": "x", "extra_info": {"interaction_kwargs": {"name": "gsm8k"}}}`, "extra_info.interaction_kwargs: an object of name; must be absent: --interaction names what answers a model"},
 		{"p.jsonl", `{"prompt": [{"role": "user", "content": "x"}], "tools": [{}]}`, "tools: a list of 1; must be absent: no model here is told of tools"},
 		{"p.jsonl", `{"prompt": [{"role": "user", "content": "x"}], "extra_info": {"need_tools_kwargs": true}}`, "extra_info.need_tools_kwargs: true; must be absent"},
 		{"p.jsonl", `{"prompt": [{"role": "user", "content": "x", "name": "n"}]}`, `prompt[0].name: "n"; must be absent: a message has a role and a content`},
@@ -120,7 +124,7 @@ func TestRead_Refused(t *testing.T) {
 			t.Errorf("%s: a column of %q: %v", tt.file, tt.text, err)
 		}
 	}
-	d, err := readAll(strings.NewReader(`{"prompt": [{"role": "user", "content": "\ud83d\ude00 \\ud800", "name": null}], "ability": null, "images": [], "data_source": 3}`), "p.jsonl", dataset.Options{Fields: fields})
+	d, err := readAll(strings.NewReader(`{"prompt": [{"role": "user", "content": "\ud83d\ude00 \\ud800", "name": null}], "ability": null, "images": [], "agent_name": "single_turn_agent", "data_source": 3}`), "p.jsonl", dataset.Options{Fields: fields})
 	if err != nil || d.Records[0].Fields["prompt"] != `😀 \ud800` {
 		t.Errorf("what says nothing is no fault: %v, %v", d, err)
 	}
