@@ -147,7 +147,7 @@ func (b *builder) add(name string, v any) error {
 	inner, object := v.(map[string]any)
 	switch {
 	case b.Format == Metadata:
-	case v == nil && (field || name == truthField): // as if it were absent, so that flags hold
+	case v == nil: // as if it were absent, as an empty cell is: flags hold
 		b.take(name, UseNone, "null")
 		return nil
 	case name == truthField:
@@ -161,7 +161,7 @@ func (b *builder) add(name string, v any) error {
 			}
 		}
 		return b.addAll("extra_info.", inner)
-	case name == "extra_info" && v != nil, name == "reward_model" && v != nil && b.Format == Verl:
+	case name == "extra_info", name == "reward_model" && b.Format == Verl:
 		return fault(name, v, "must be an object")
 	case name == negativeField:
 		return b.addNegative(v)

@@ -178,6 +178,7 @@ func TestRead_RowsAreObjects(t *testing.T) {
 		Validation *bool     `parquet:"validation,optional"`
 		Sigmas     []float64 `parquet:"sigmas,list"`
 		Note       string    `parquet:"note"`
+		Tag        *string   `parquet:"tag,optional"`
 	}
 	want := object{
 		"prompt": "a, b", "seed": int64(7), "num_inference_steps": int64(4), "true_cfg_scale": 3.5, "validation": true,
@@ -192,8 +193,8 @@ func TestRead_RowsAreObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"p.jsonl":   `{"prompt": "a, b", "seed": 7, "num_inference_steps": 4.0, "true_cfg_scale": 3.5, "validation": true, "sigmas": [1.0, 0.5], "note": "n"}`,
-		"p.csv":     "prompt,seed,num_inference_steps,true_cfg_scale,validation,sigmas,note\n\"a, b\",7,4.0,3.5,True,\"[1.0, 0.5]\",n\n",
+		"p.jsonl":   `{"prompt": "a, b", "seed": 7, "num_inference_steps": 4.0, "true_cfg_scale": 3.5, "validation": true, "sigmas": [1.0, 0.5], "note": "n", "tag": null}`,
+		"p.csv":     "prompt,seed,num_inference_steps,true_cfg_scale,validation,sigmas,note,tag\n\"a, b\",7,4.0,3.5,True,\"[1.0, 0.5]\",n,\n",
 		"p.tsv":     "prompt\tseed\tnum_inference_steps\ttrue_cfg_scale\tvalidation\tsigmas\tnote\na, b\t7\t4.0\t3.5\tTrue\t[1.0, 0.5]\tn\n",
 		"p.parquet": columns.String(),
 	} {
