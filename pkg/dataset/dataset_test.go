@@ -279,6 +279,7 @@ func TestRead_Errors(t *testing.T) {
 		{"no prompt column", "p.csv", "text,seed\na,1\n", `p.csv line 1: header: "text,seed"; must have a column prompt; name the column of the prompts with --prompt-column`},
 		{"column twice", "p.csv", "prompt,seed,seed\n", `p.csv line 1: header: "seed"; must come at most once`},
 		{"column without a name", "p.csv", "prompt,,\na,,b\n", `p.csv line 2: column 3: "b"; must have a name in the header; only the row numbers of pandas may have none`},
+		{"a cell of several lines", "p.tsv", "tag\tprompt\nx\t\"a\nb\"\n", `p.tsv line 2: prompt: "\"a"; must have a quote at its end, as at its begin, on the same line; write texts of several lines as CSV or JSON lines`},
 		{"lines of an old Mac", "p.csv", "prompt,seed\ra,1\r", `p.csv line 1: header: "seed\ra"; must have lines that end with a line feed, not a carriage return`},
 		{"missing cell", "p.csv", "prompt,seed\na,1\nb\n", `p.csv line 3: 1 cells; must be 2, as the header has`},
 		{"bad sigmas", "p.csv", "prompt,sigmas\na,one\n", `p.csv line 2: sigmas: not JSON: invalid character 'o' looking for beginning of value`},

@@ -194,6 +194,10 @@ func (t *table) object(cells []string) (any, error) {
 	size := 0
 	for i, name := range t.columns {
 		text := cells[i]
+		if t.d.Format == TSV && strings.HasPrefix(text, `"`) && strings.Count(text, `"`) == 1 {
+			return nil, fault(name, text, "must have a quote at its end, as at its begin, on the same line; write texts "+
+				"of several lines as CSV or JSON lines")
+		}
 		if size += len(text); size > MaxRecordBytes {
 			return nil, fault("", missing{}, fmt.Sprintf("must be a record of at most %d bytes", MaxRecordBytes))
 		}
