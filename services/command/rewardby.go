@@ -65,8 +65,12 @@ func (b *rewardBy) of(r *dataset.Record, all []any) ([]any, error) {
 		return all, nil
 	}
 	metadata, _ := r.Fields["metadata"].(map[string]any)
-	v, there := metadata[b.field]
-	for rest, in := b.field, metadata; !there; {
+	field := b.field
+	if outer, inner, _ := strings.Cut(field, "."); metadata[outer] == nil && (outer == "extra_info" || outer == "metadata") {
+		field = inner // what is in these is metadata itself
+	}
+	v, there := metadata[field]
+	for rest, in := field, metadata; !there; {
 		outer, inner, nested := strings.Cut(rest, ".")
 		if in, _ = in[outer].(map[string]any); !nested || in == nil {
 			break
