@@ -66,10 +66,13 @@ func (b *rewardBy) of(r *dataset.Record, all []any) ([]any, error) {
 	}
 	metadata, _ := r.Fields["metadata"].(map[string]any)
 	field := b.field
-	if outer, inner, _ := strings.Cut(field, "."); metadata[outer] == nil && (outer == "extra_info" || outer == "metadata") {
-		field = inner // what is in these is metadata itself
-	}
 	v, there := metadata[field]
+	for _, outer := range []string{"extra_info.", "metadata."} { // what is in these is metadata itself
+		if inner, inside := strings.CutPrefix(field, outer); inside && !there {
+			field = inner
+			v, there = metadata[field]
+		}
+	}
 	for rest, in := field, metadata; !there; {
 		outer, inner, nested := strings.Cut(rest, ".")
 		if in, _ = in[outer].(map[string]any); !nested || in == nil {
