@@ -90,6 +90,12 @@ func (d *Reader) open(r io.Reader) error {
 			return fmt.Errorf("read %s: its first line looks like the header of a table, %s; say --prompts-format csv "+
 				"or tsv, or text if it is a prompt", d.name, display(string(line)))
 		}
+		name := strings.TrimLeft(string(line), "- ")
+		if at := strings.IndexAny(name, ":="); d.Format == Text && at >= 0 &&
+			strings.TrimSpace(name[:at]) == d.options.PromptColumn {
+			return fmt.Errorf("read %s: its first line looks like YAML or TOML, %s; write the records as JSON lines; "+
+				"say --prompts-format text if it is a prompt", d.name, display(string(line)))
+		}
 	}
 	switch d.Format {
 	case Text:

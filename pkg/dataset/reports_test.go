@@ -94,6 +94,8 @@ func TestRead_Refused(t *testing.T) {
 		{"p.txt", "[\n\"a\"]\n", "it begins with JSON"},
 		{"p.csv", "[{\"prompt\": \"a\"}]\n", "read p.csv: it begins with JSON, and a .csv file is read as csv; say --prompts-format json, or csv"},
 		{"-", "Prompt\tCategory\na\tb\n", `read -: its first line looks like the header of a table, "Prompt\tCategory"; say --prompts-format csv or tsv, or text if it is a prompt`},
+		{"-", "- prompt: a\n  seed: 7\n", `read -: its first line looks like YAML or TOML, "- prompt: a"; write the records as JSON lines; say --prompts-format text if it is a prompt`},
+		{"p", "prompt = \"a\"\n", "looks like YAML or TOML"},
 		{"p.txt", "a\rb\rc", `p.txt line 1: "a\rb\rc"; must have lines that end with a line feed, not a carriage return`},
 		{"p.csv", "seed,caption\n", `p.csv line 1: header: "seed,caption"; must have a column prompt; name the column of the prompts with --prompt-column`},
 		{"p.csv", "prompt,seed\na,1,2\n", "p.csv line 2: 3 cells; must be 2, as the header has"},
