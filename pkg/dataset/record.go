@@ -40,7 +40,8 @@ const (
 // told otherwise.
 func checkSupported(path, name string, v any) error {
 	if why := unsupported[name]; why != "" && !isEmpty(v) && v != "single_turn_agent" {
-		return fault(path+name, v, "must be absent: "+why+"; what only a reward function needs may be in an object metadata")
+		return fault(path+name, v, "must be absent: "+why+"; what only a reward function needs may be in an object "+
+			"metadata")
 	}
 	return nil
 }
@@ -60,8 +61,8 @@ func (d *Reader) newRecord(value any) (*Record, error) {
 			return nil, fault("", text, "must be a text")
 		}
 		if d.options.PromptColumn != promptField {
-			return nil, fault("", text, "must be a record with "+d.options.PromptColumn+", which --prompt-column names; "+
-				"--prompts-format says if it is a table")
+			return nil, fault("", text, "must be a record with "+d.options.PromptColumn+", which --prompt-column "+
+				"names; --prompts-format says if it is a table")
 		}
 		value = map[string]any{promptField: text}
 	}

@@ -171,9 +171,10 @@ func (d *Reader) parseHeader(header []string) ([]string, error) {
 	return columns, nil
 }
 
+// next implements source. A row without a value is a blank line, as Excel writes it.
 func (t *table) next() (int, any, error, error) {
 	line, cells, bad, err := t.row()
-	for len(cells) > 1 && strings.Join(cells, "") == "" { // a blank line, as Excel writes it
+	for len(cells) > 1 && strings.Join(cells, "") == "" {
 		line, cells, bad, err = t.row()
 	}
 	if bad != nil || err != nil {
@@ -195,8 +196,8 @@ func (t *table) object(cells []string) (any, error) {
 	for i, name := range t.columns {
 		text := cells[i]
 		if t.d.Format == TSV && strings.HasPrefix(text, `"`) && strings.Count(text, `"`) == 1 {
-			return nil, fault(name, text, "must have a quote at its end, as at its begin, on the same line; write texts "+
-				"of several lines as CSV or JSON lines")
+			return nil, fault(name, text, "must have a quote at its end, as at its begin, on the same line; write "+
+				"texts of several lines as CSV or JSON lines")
 		}
 		if size += len(text); size > MaxRecordBytes {
 			return nil, fault("", missing{}, fmt.Sprintf("must be a record of at most %d bytes", MaxRecordBytes))
@@ -209,8 +210,8 @@ func (t *table) object(cells []string) (any, error) {
 		}
 		if name == "" {
 			if _, err := strconv.ParseInt(text, 10, 64); err != nil || i > 0 {
-				return nil, fault(fmt.Sprintf("column %d", i+1), text, "must have a name in the header; only the row numbers of pandas "+
-					"may have none")
+				return nil, fault(fmt.Sprintf("column %d", i+1), text, "must have a name in the header; only the "+
+					"row numbers of pandas may have none")
 			}
 			t.d.take("", UseNone, "row numbers, as pandas writes them")
 			continue
