@@ -86,9 +86,15 @@ func (d *Reader) open(r io.Reader) error {
 			return fmt.Errorf("read %s: it begins with JSON, and a %s file is read as %s; say --prompts-format json, "+
 				"or %s", d.name, extension, d.Format, d.Format)
 		}
-		if d.Format == Text && looksTable(line) {
+		if d.Format == Text && looksTable(line, d.options.PromptColumn) {
 			return fmt.Errorf("read %s: its first line looks like the header of a table, %s; say --prompts-format csv "+
 				"or tsv, or text if it is a prompt", d.name, display(string(line)))
+		}
+		name := strings.TrimLeft(string(line), "- ")
+		if at := strings.IndexAny(name, ":="); d.Format == Text && at >= 0 &&
+			strings.TrimSpace(name[:at]) == d.options.PromptColumn {
+			return fmt.Errorf("read %s: its first line looks like YAML or TOML, %s; write the records as JSON lines; "+
+				"say --prompts-format text if it is a prompt", d.name, display(string(line)))
 		}
 	}
 	switch d.Format {
@@ -181,12 +187,13 @@ func shapeOf(line []byte) shape {
 	}
 }
 
-// looksTable reports whether a line is probably the header of a table: one of several cells is prompt.
-func looksTable(line []byte) bool {
+// looksTable reports whether a line is probably the header of a table: one of several cells is the name
+// of the prompt.
+func looksTable(line []byte, prompt string) bool {
 	for _, comma := range ",;\t" {
 		cells := strings.Split(string(line), string(comma))
 		if len(cells) > 1 && slices.ContainsFunc(cells, func(s string) bool {
-			return strings.EqualFold(strings.Trim(s, " \r\n\""), promptField)
+			return strings.EqualFold(strings.Trim(s, " \r\n\""), prompt)
 		}) {
 			return true
 		}

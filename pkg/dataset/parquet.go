@@ -101,7 +101,11 @@ func (p *parquetRows) next() (line int, value any, bad, err error) {
 			if len(p.groups) == 0 {
 				return 0, nil, nil, io.EOF
 			}
-			p.rows, p.groups = p.groups[0].Rows(), p.groups[1:]
+			group := p.groups[0]
+			if p.groups = p.groups[1:]; group.NumRows() == 0 { // the library cannot seek there
+				continue
+			}
+			p.rows = group.Rows()
 		}
 		n, err := p.rows.ReadRows(p.buffer)
 		p.have = p.buffer[:n]

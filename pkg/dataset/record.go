@@ -24,10 +24,26 @@ const System = "system_"
 // unsupported are names whose values change what is asked for, in ways that no model here can follow: a record that has
 // one is refused.
 var unsupported = map[string]string{
-	"images": "no model here takes images with a prompt", "videos": "no model here takes videos with a prompt",
-	"audios": "no model here takes audio with a prompt", "multi_modal_data": "no model here takes media with a prompt",
-	"tools":        "no model here is told of tools",
-	"tools_kwargs": "no model here is told of tools", "need_tools_kwargs": "no model here is told of tools",
+	"images": noMedia, "image": noMedia, "input_image": noMedia, "videos": noMedia, "video": noMedia, "audios": noMedia,
+	"audio": noMedia, "multi_modal_data": noMedia, "tools": noTools, "tools_kwargs": noTools,
+	"need_tools_kwargs": noTools, "agent_name": noAgent, "interaction_kwargs": noAgent,
+}
+
+// Reasons of unsupported.
+const (
+	noMedia = "no model here takes images, videos or audio with a prompt"
+	noTools = "no model here is told of tools"
+	noAgent = "--interaction names what answers a model"
+)
+
+// checkSupported refuses a value at path that no model here can follow. "single_turn_agent" is what verl does unless
+// told otherwise.
+func checkSupported(path, name string, v any) error {
+	if why := unsupported[name]; why != "" && !isEmpty(v) && v != "single_turn_agent" {
+		return fault(path+name, v, "must be absent: "+why+"; what only a reward function needs may be in an object "+
+			"metadata")
+	}
+	return nil
 }
 
 // builder makes one record of an object.
@@ -44,7 +60,11 @@ func (d *Reader) newRecord(value any) (*Record, error) {
 		if strings.TrimSpace(text) == "" {
 			return nil, fault("", text, "must be a text")
 		}
-		value = map[string]any{d.options.PromptColumn: text}
+		if d.options.PromptColumn != promptField {
+			return nil, fault("", text, "must be a record with "+d.options.PromptColumn+", which --prompt-column "+
+				"names; --prompts-format says if it is a table")
+		}
+		value = map[string]any{promptField: text}
 	}
 	object, ok := value.(map[string]any)
 	if !ok {
@@ -120,15 +140,15 @@ func shortNames(names []string) []string {
 
 // add takes the value of one name beside the prompt: as a field of a prompt, ground truth or metadata.
 func (b *builder) add(name string, v any) error {
-	if why := unsupported[name]; why != "" && !isEmpty(v) {
-		return fault(name, v, "must be absent: "+why+"; what only a reward function needs may be in an object metadata")
+	if err := checkSupported("", name, v); err != nil {
+		return err
 	}
 	_, field := b.options.Fields[name]
 	field = field && b.Format != Verl && name != promptField
 	inner, object := v.(map[string]any)
 	switch {
 	case b.Format == Metadata:
-	case v == nil && (field || name == truthField): // as if it were absent, so that flags hold
+	case v == nil: // as if it were absent, as an empty cell is: flags hold
 		b.take(name, UseNone, "null")
 		return nil
 	case name == truthField:
@@ -136,13 +156,13 @@ func (b *builder) add(name string, v any) error {
 	case name == "reward_model" && object:
 		return b.addAnswer(inner)
 	case name == "extra_info" && object:
-		for key, reason := range unsupported {
-			if !isEmpty(inner[key]) {
-				return fault("extra_info."+key, inner[key], "must be absent: "+reason)
+		for _, key := range slices.Sorted(maps.Keys(inner)) {
+			if err := checkSupported("extra_info.", key, inner[key]); err != nil {
+				return err
 			}
 		}
 		return b.addAll("extra_info.", inner)
-	case name == "extra_info" && v != nil, name == "reward_model" && v != nil && b.Format == Verl:
+	case name == "extra_info", name == "reward_model" && b.Format == Verl:
 		return fault(name, v, "must be an object")
 	case name == negativeField:
 		return b.addNegative(v)

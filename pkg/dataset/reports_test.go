@@ -94,6 +94,8 @@ func TestRead_Refused(t *testing.T) {
 		{"p.txt", "[\n\"a\"]\n", "it begins with JSON"},
 		{"p.csv", "[{\"prompt\": \"a\"}]\n", "read p.csv: it begins with JSON, and a .csv file is read as csv; say --prompts-format json, or csv"},
 		{"-", "Prompt\tCategory\na\tb\n", `read -: its first line looks like the header of a table, "Prompt\tCategory"; say --prompts-format csv or tsv, or text if it is a prompt`},
+		{"-", "- prompt: a\n  seed: 7\n", `read -: its first line looks like YAML or TOML, "- prompt: a"; write the records as JSON lines; say --prompts-format text if it is a prompt`},
+		{"p", "prompt = \"a\"\n", "looks like YAML or TOML"},
 		{"p.txt", "a\rb\rc", `p.txt line 1: "a\rb\rc"; must have lines that end with a line feed, not a carriage return`},
 		{"p.csv", "seed,caption\n", `p.csv line 1: header: "seed,caption"; must have a column prompt; name the column of the prompts with --prompt-column`},
 		{"p.csv", "prompt,seed\na,1,2\n", "p.csv line 2: 3 cells; must be 2, as the header has"},
@@ -102,7 +104,11 @@ func TestRead_Refused(t *testing.T) {
 		{"p.jsonl", `{"prompt": "a", "prompt": "b"}`, "p.jsonl line 1: prompt: must come at most once"},
 		{"p.jsonl", `{"prompt": "\ud800"}`, `p.jsonl line 1: "\\ud800"; must be a whole character: half of a surrogate pair stands alone`},
 		{"p.jsonl", `{"prompt": "a", "id": 123456789012345678901}`, "p.jsonl line 1: id: 123456789012345678901; must be a number that 64 bits hold; write it as a text"},
-		{"p.jsonl", `{"prompt": "a", "images": ["x.png"]}`, "p.jsonl line 1: images: a list of 1; must be absent: no model here takes images with a prompt"},
+		{"p.jsonl", `{"prompt": "a", "images": ["x.png"]}`, "p.jsonl line 1: images: a list of 1; must be absent: no model here takes images, videos or audio with a prompt"},
+		{"p.jsonl", `{"prompt": "make it red", "image": "images/a.png"}`, `p.jsonl line 1: image: "images/a.png"; must be absent: no model here takes images, videos or audio with a prompt`},
+		{"p.jsonl", `{"prompt": "make it red", "input_image": {"bytes": "", "path": "a.png"}}`, "input_image: an object of bytes, path; must be absent"},
+		{"p.jsonl", `{"prompt": "x", "agent_name": "tool_agent"}`, `agent_name: "tool_agent"; must be absent: --interaction names what answers a model`},
+		{"p.jsonl", `{"prompt": "x", "extra_info": {"interaction_kwargs": {"name": "gsm8k"}}}`, "extra_info.interaction_kwargs: an object of name; must be absent: --interaction names what answers a model"},
 		{"p.jsonl", `{"prompt": [{"role": "user", "content": "x"}], "tools": [{}]}`, "tools: a list of 1; must be absent: no model here is told of tools"},
 		{"p.jsonl", `{"prompt": [{"role": "user", "content": "x"}], "extra_info": {"need_tools_kwargs": true}}`, "extra_info.need_tools_kwargs: true; must be absent"},
 		{"p.jsonl", `{"prompt": [{"role": "user", "content": "x", "name": "n"}]}`, `prompt[0].name: "n"; must be absent: a message has a role and a content`},
@@ -114,7 +120,13 @@ func TestRead_Refused(t *testing.T) {
 			t.Errorf("%s with %q: %v\nwant %s", tt.file, tt.text, err, tt.want)
 		}
 	}
-	d, err := readAll(strings.NewReader(`{"prompt": [{"role": "user", "content": "\ud83d\ude00 \\ud800", "name": null}], "ability": null, "images": [], "data_source": 3}`), "p.jsonl", dataset.Options{Fields: fields})
+	for _, tt := range []struct{ file, text string }{{"-", "caption,seed\na,1\n"}, {"p.txt", "a\n"}, {"p.jsonl", "\"a\"\n"}} {
+		_, err := readAll(strings.NewReader(tt.text), tt.file, dataset.Options{Fields: fields, PromptColumn: "caption"})
+		if err == nil || !strings.Contains(err.Error(), "line 1: \"") && !strings.Contains(err.Error(), "looks like the header of a table") {
+			t.Errorf("%s: a column of %q: %v", tt.file, tt.text, err)
+		}
+	}
+	d, err := readAll(strings.NewReader(`{"prompt": [{"role": "user", "content": "\ud83d\ude00 \\ud800", "name": null}], "ability": null, "images": [], "agent_name": "single_turn_agent", "data_source": 3}`), "p.jsonl", dataset.Options{Fields: fields})
 	if err != nil || d.Records[0].Fields["prompt"] != `😀 \ud800` {
 		t.Errorf("what says nothing is no fault: %v, %v", d, err)
 	}
@@ -168,6 +180,7 @@ func TestRead_RowsAreObjects(t *testing.T) {
 		Validation *bool     `parquet:"validation,optional"`
 		Sigmas     []float64 `parquet:"sigmas,list"`
 		Note       string    `parquet:"note"`
+		Tag        *string   `parquet:"tag,optional"`
 	}
 	want := object{
 		"prompt": "a, b", "seed": int64(7), "num_inference_steps": int64(4), "true_cfg_scale": 3.5, "validation": true,
@@ -182,8 +195,8 @@ func TestRead_RowsAreObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"p.jsonl":   `{"prompt": "a, b", "seed": 7, "num_inference_steps": 4.0, "true_cfg_scale": 3.5, "validation": true, "sigmas": [1.0, 0.5], "note": "n"}`,
-		"p.csv":     "prompt,seed,num_inference_steps,true_cfg_scale,validation,sigmas,note\n\"a, b\",7,4.0,3.5,True,\"[1.0, 0.5]\",n\n",
+		"p.jsonl":   `{"prompt": "a, b", "seed": 7, "num_inference_steps": 4.0, "true_cfg_scale": 3.5, "validation": true, "sigmas": [1.0, 0.5], "note": "n", "tag": null}`,
+		"p.csv":     "prompt,seed,num_inference_steps,true_cfg_scale,validation,sigmas,note,tag\n\"a, b\",7,4.0,3.5,True,\"[1.0, 0.5]\",n,\n",
 		"p.tsv":     "prompt\tseed\tnum_inference_steps\ttrue_cfg_scale\tvalidation\tsigmas\tnote\na, b\t7\t4.0\t3.5\tTrue\t[1.0, 0.5]\tn\n",
 		"p.parquet": columns.String(),
 	} {
@@ -204,6 +217,13 @@ func TestRead_RowsAreObjects(t *testing.T) {
 		damaged := bytes.Clone(columns.Bytes())
 		damaged[n] ^= 0x55
 		_, _ = readAll(bytes.NewReader(damaged), "p.parquet", dataset.Options{Fields: fields})
+	}
+}
+
+// A table without rows, or with a group of none, is no fault.
+func TestRead_ParquetWithoutRows(t *testing.T) {
+	if d := read(t, "empty-group.parquet", dataset.Options{Fields: fields}); len(d.Records) != 1 {
+		t.Errorf("%d records, want 1", len(d.Records))
 	}
 }
 

@@ -22,7 +22,7 @@ type table struct {
 // openTable begins to read a table with a header, whose text is line; an empty file has no rows. A header without the
 // column of the prompt is an error of the file.
 func (d *Reader) openTable(in *bufio.Reader, line []byte) error {
-	comma := d.separator(line)
+	comma, said := d.separator(line)
 	t := &table{d: d}
 	if d.Form = "columns with " + string(comma); comma == '\t' {
 		d.Form = "columns with tabs"
@@ -32,6 +32,9 @@ func (d *Reader) openTable(in *bufio.Reader, line []byte) error {
 	}
 	d.values = t
 	at, header, bad, err := t.row()
+	if said && bad == nil && err == nil {
+		at, header, bad, err = t.row()
+	}
 	switch {
 	case errors.Is(err, io.EOF):
 		t.row = func() (int, []string, error, error) { return 0, nil, nil, io.EOF }
@@ -48,10 +51,13 @@ func (d *Reader) openTable(in *bufio.Reader, line []byte) error {
 }
 
 // separator returns what stands between the cells of a table: of a CSV file the one that gives a column of the prompt,
-// else that of the most columns.
-func (d *Reader) separator(header []byte) rune {
+// else that of the most columns. said: the line does nothing but say it, as Excel has it.
+func (d *Reader) separator(header []byte) (comma rune, said bool) {
 	if d.Format == TSV {
-		return '\t'
+		return '\t', false
+	}
+	if text, sep := strings.CutPrefix(strings.Trim(string(header), "\r\""), "sep="); sep && len(text) == 1 {
+		return rune(text[0]), true
 	}
 	best, most := ',', 0
 	for _, comma := range ",;\t" {
@@ -69,7 +75,7 @@ func (d *Reader) separator(header []byte) rune {
 			best, most = comma, n
 		}
 	}
-	return best
+	return best, false
 }
 
 // csvRows returns the rows of a CSV file.
@@ -132,7 +138,7 @@ func (d *Reader) promptName(names []string) string {
 }
 
 // parseHeader returns the names of the columns without space around them. The column of the prompt must be there; a
-// name that is empty or repeats is an error. The first column may have none: pandas numbers rows there.
+// name that repeats is an error. A column without a name has no values; in the first one pandas numbers rows.
 func (d *Reader) parseHeader(header []string) ([]string, error) {
 	if len(header) > MaxFields {
 		return nil, fault("header", bare(fmt.Sprintf("%d columns", len(header))),
@@ -145,9 +151,9 @@ func (d *Reader) parseHeader(header []string) ([]string, error) {
 			return nil, err
 		}
 		switch {
-		case name == "" && i > 0:
-			return nil, fault("header", header[i], fmt.Sprintf("must have a name for column %d", i+1))
-		case slices.Contains(columns[:i], name):
+		case strings.Contains(name, "\r"):
+			return nil, fault("header", name, "must have lines that end with a line feed, not a carriage return")
+		case name != "" && slices.Contains(columns[:i], name):
 			return nil, fault("header", name, "must come at most once")
 		}
 		columns[i] = name
@@ -165,8 +171,12 @@ func (d *Reader) parseHeader(header []string) ([]string, error) {
 	return columns, nil
 }
 
+// next implements source. A row without a value is a blank line, as Excel writes it.
 func (t *table) next() (int, any, error, error) {
 	line, cells, bad, err := t.row()
+	for len(cells) > 1 && strings.Join(cells, "") == "" {
+		line, cells, bad, err = t.row()
+	}
 	if bad != nil || err != nil {
 		return line, nil, bad, err
 	}
@@ -185,6 +195,10 @@ func (t *table) object(cells []string) (any, error) {
 	size := 0
 	for i, name := range t.columns {
 		text := cells[i]
+		if t.d.Format == TSV && strings.HasPrefix(text, `"`) && strings.Count(text, `"`) == 1 {
+			return nil, fault(name, text, "must have a quote at its end, as at its begin, on the same line; write "+
+				"texts of several lines as CSV or JSON lines")
+		}
 		if size += len(text); size > MaxRecordBytes {
 			return nil, fault("", missing{}, fmt.Sprintf("must be a record of at most %d bytes", MaxRecordBytes))
 		}
@@ -195,9 +209,9 @@ func (t *table) object(cells []string) (any, error) {
 			continue
 		}
 		if name == "" {
-			if _, err := strconv.ParseInt(text, 10, 64); err != nil {
-				return nil, fault("column 1", text, "must have a name in the header; only the row numbers of pandas "+
-					"may have none")
+			if _, err := strconv.ParseInt(text, 10, 64); err != nil || i > 0 {
+				return nil, fault(fmt.Sprintf("column %d", i+1), text, "must have a name in the header; only the "+
+					"row numbers of pandas may have none")
 			}
 			t.d.take("", UseNone, "row numbers, as pandas writes them")
 			continue

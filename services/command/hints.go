@@ -45,8 +45,15 @@ func explainFlag(c *cobra.Command, name, near string) string {
 	if near != "" && !strings.HasSuffix(name, "port") {
 		names = []string{near}
 	}
-	if len(names) == 0 {
+	switch {
+	case len(names) == 0:
 		return commandsWithFlag(c, name)
+	case name == "prompt" && names[0] == "prompts":
+		return "; a prompt is an argument: " + rewritten(c, func(arg string) (string, bool) {
+			return strings.TrimPrefix(arg, "--prompt="), arg != "--prompt"
+		})
+	case name == "size" || name == "resolution":
+		names = []string{"height", "width"}
 	}
 	said := "; did you mean --" + strings.Join(names, " or --") + "?"
 	if len(names) > 1 {
@@ -68,6 +75,9 @@ func explainFlag(c *cobra.Command, name, near string) string {
 		inValue = c.Flags().Lookup(names[0]).NoOptDefVal == ""
 		return "--" + names[0], true
 	})
+	if inValue { // there is none
+		return said
+	}
 	return said + " Write: " + line
 }
 
@@ -207,7 +217,7 @@ var wordsOfSentences = strings.Fields("a an the of in on at to with and or that 
 func quotedPrompts(c *cobra.Command, given []string) error {
 	sentence := false
 	for _, word := range given {
-		if strings.IndexFunc(word, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsDigit(r) }) >= 0 {
+		if strings.ContainsFunc(word, unicode.IsSpace) {
 			return nil
 		}
 		sentence = sentence || slices.Contains(wordsOfSentences, strings.ToLower(word))

@@ -65,8 +65,15 @@ func (b *rewardBy) of(r *dataset.Record, all []any) ([]any, error) {
 		return all, nil
 	}
 	metadata, _ := r.Fields["metadata"].(map[string]any)
-	v, there := metadata[b.field]
-	for rest, in := b.field, metadata; !there; {
+	field := b.field
+	v, there := metadata[field]
+	for _, outer := range []string{"extra_info.", "metadata."} { // what is in these is metadata itself
+		if inner, inside := strings.CutPrefix(field, outer); inside && !there {
+			field = inner
+			v, there = metadata[field]
+		}
+	}
+	for rest, in := field, metadata; !there; {
 		outer, inner, nested := strings.Cut(rest, ".")
 		if in, _ = in[outer].(map[string]any); !nested || in == nil {
 			break

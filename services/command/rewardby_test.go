@@ -11,7 +11,7 @@ import (
 // The value of a field of its record chooses a prompt's functions, whatever signs the value has.
 func TestLoad_RewardBy(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "p.jsonl")
-	lines := `{"prompt": [{"role": "user", "content": "a"}], "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "7"}}
+	lines := `{"prompt": [{"role": "user", "content": "a"}], "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "7", "style": "s"}, "extra_info": {"kind": {"of": "k"}}}
 {"prompt": [{"role": "user", "content": "b"}], "data_source": "x=y"}
 {"prompt": "c", "data_source": 3}
 {"prompt": "d", "reward": [{"name": "turns"}], "data_source": "other"}
@@ -42,6 +42,12 @@ func TestLoad_RewardBy(t *testing.T) {
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("functions %q, want %q", got, want)
+	}
+	for field, value := range map[string]string{"extra_info.kind.of": "k", "kind.of": "k", "reward_model.style": "s"} {
+		p := mustLoad(t, "--prompts", file, "--limit", "1", "--reward-by", field, "--reward", value+"=turns")
+		if r := event(t, p[0]).Reward; len(r) != 1 || r[0].Name != "turns" {
+			t.Errorf("by %s: %v", field, r)
+		}
 	}
 	for _, tt := range []struct {
 		args  []string
