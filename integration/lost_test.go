@@ -82,3 +82,45 @@ func TestLost_RequestsArePurged(t *testing.T) {
 		mu.Unlock()
 	}
 }
+
+// A group whose rewards are purged, and whose advantage service dies too, gets the same rewards again, and closes.
+func TestLost_RewardsArePurged(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := defaults()
+	for _, name := range stages[:len(stages)-1] {
+		w.Serve(t, c.run(name))
+	}
+	advantage := w.Serve(t, c.run("advantage"))
+	w.publish(t, "r", &schemas.Prompt{
+		UID: "u", Prompt: "a red fox", GroupSize: new(int64(2)),
+		Reward: []schemas.RewardSpec{{Name: "external"}, {Name: "jpeg_compressibility"}},
+	})
+	judge := func(i int64) {
+		v := &schemas.Verdict{Run: "r", UID: "u", SampleIndex: i, Name: "external", Value: new(float64(i))}
+		if _, err := w.Bus.Publish(t.Context(), v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	filter := schemas.Address{Kind: schemas.KindReward}.Filter()
+	bustest.Await(t, w.Bus, 2, schemas.StreamTrajectories)
+	judge(0)
+	first := &schemas.Reward{}
+	for _, m := range bustest.Await(t, w.Bus, 1, schemas.StreamRewards, filter) {
+		first = bustest.Decode[schemas.Reward](t, m)
+	}
+	advantage.Kill()
+	if _, err := w.PurgeSubject(t.Context(), schemas.StreamRewards, schemas.Prefix+">"); err != nil {
+		t.Fatal(err)
+	}
+	judge(1)
+	for _, m := range bustest.Await(t, w.Bus, 2, schemas.StreamRewards, filter) {
+		if r := bustest.Decode[schemas.Reward](t, m); r.SampleIndex == 0 && *r.Reward != *first.Reward {
+			t.Errorf("reward %v again, %v at first", *r.Reward, *first.Reward)
+		}
+	}
+	w.Serve(t, c.run("advantage"))
+	if a := w.advantages(t, "r", 1)["u"]; a.Status != schemas.StatusComplete {
+		t.Errorf("%+v", a)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"reflect"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -222,6 +223,11 @@ func (m *importer) storeEvent(ctx context.Context, e *Entry) (uint64, error) {
 	h := map[string][]string{schemas.HeaderContentType: {schemas.ContentType}}
 	if event := newEvent(a.Kind); event != nil {
 		h[schemas.HeaderType] = []string{event.Type()}
+		if schemas.Decode(data, event) == nil {
+			if outcome := view.Of(event); outcome != "" {
+				h[schemas.HeaderOutcome] = []string{outcome}
+			}
+		}
 	}
 	ack, err := m.b.PublishRaw(ctx, schemas.PublishedSubject(e.Subject), data, h, "")
 	if err == nil && ack.Duplicate {

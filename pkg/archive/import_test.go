@@ -86,6 +86,9 @@ func TestImport_GoesOn(t *testing.T) {
 		break
 	}
 	var step, trajectory uint64
+	outcomes := map[string]string{
+		schemas.StreamTrajectories: schemas.StopCompleted, schemas.StreamRewards: schemas.StatusFailed,
+	}
 	for stream, n := range map[string]int{schemas.StreamPrompts: 1, schemas.StreamGroups: 1, schemas.StreamSteps: 2, schemas.StreamTrajectories: 1, schemas.StreamRewards: 1} {
 		stored := 0
 		for m, err := range p.Read(t.Context(), stream, nil, bus.ReadOptions{}) {
@@ -93,6 +96,9 @@ func TestImport_GoesOn(t *testing.T) {
 				t.Fatal(err)
 			}
 			stored++
+			if said := m.Header.Get(schemas.HeaderOutcome); said != outcomes[stream] {
+				t.Errorf("%s: its outcome for those who only look: %q", stream, said)
+			}
 			switch stream {
 			case schemas.StreamPrompts:
 				var e schemas.Prompt

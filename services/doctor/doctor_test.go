@@ -231,6 +231,16 @@ func TestRun_Consumers(t *testing.T) {
 	has(t, look(t, doctor.Options{Bus: p.Bus}), "services", doctor.Warning, "no service answers for intake, sampler, reward, advantage")
 }
 
+// Messages for a service that never ran wait, although no consumer is behind.
+func TestRun_NeverRan(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	if _, err := p.PublishPrompt(t.Context(), "r", []byte("x"), nil); err != nil {
+		t.Fatal(err)
+	}
+	has(t, look(t, doctor.Options{Bus: p.Bus}), "consumers", doctor.Fault, "1 messages wait for the intake service, and none runs")
+}
+
 // Durables that somebody replaced or removed, under the services that need them.
 func TestRun_Durables(t *testing.T) {
 	t.Parallel()

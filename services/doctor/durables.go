@@ -62,6 +62,7 @@ func checkConsumers(ctx context.Context, o *Options, say *notes) {
 			checkBacklog(o, &s, &c, say)
 		}
 	}
+	reportNeverRan(o, all, say)
 	compareDurables(ctx, o, all, say)
 	reportLost(ctx, o, say)
 	switch {
@@ -70,6 +71,27 @@ func checkConsumers(ctx context.Context, o *Options, say *notes) {
 		say.add(Unchecked, "", "there are none yet: services make them when they start")
 	default:
 		say.ok("%s, none of them behind without a worker", plural(n, "consumer"))
+	}
+}
+
+// reportNeverRan reports messages that wait for a service that has no consumer yet: none is behind, and nothing moves.
+// checkConsumers calls it.
+func reportNeverRan(o *Options, all []bus.Examined, say *notes) {
+	var stats []bus.StreamStats
+	consumers := map[string]bool{}
+	for _, s := range all {
+		stats = append(stats, s.StreamStats)
+		for _, c := range s.Consumers {
+			consumers[c.Name] = true
+		}
+	}
+	waiting := bus.UnservedBacklog(stats)
+	for _, d := range schemas.Durables() {
+		if n := waiting[d.Service]; n > 0 && !consumers[d.Name] && !o.Own {
+			delete(waiting, d.Service) // once
+			say.add(Fault, "start 'meander up', or meander-"+d.Service, "%d messages wait for the %s service, and none runs",
+				n, d.Service)
+		}
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 
 // whyStepsFull returns a sentence if samples have waited for space in the stream of steps since before the given
 // time, and "" otherwise. Prompts wait then: more requests would only wait behind those samples.
-func (v *view) whyStepsFull(before time.Time) string {
+func (v *laneView) whyStepsFull(before time.Time) string {
 	samples := int64(0)
 	first := before
 	for _, r := range v.samplerSpaces {

@@ -98,7 +98,7 @@ const otherPipelineWait = "left for another pipeline: "
 // pipeline that serves one run (cfg.Own) with one model. policy is that of the prompt's lane, nil if no sampler serves
 // the lane. A prompt of the own run for another known model is not left: that is a terminal error.
 func (s *service) whyOtherPipeline(
-	v *view, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy,
+	v *laneView, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy,
 ) (string, error) {
 	mine := s.cfg.Models[0]
 	switch known := v.policies[p.Model] != nil; {

@@ -22,7 +22,7 @@ type lanes struct {
 	bus *bus.Bus
 
 	mu   sync.Mutex
-	last *view
+	last *laneView
 	at   time.Time
 	// served caches the policy that each lane's samplers use; it may be older than the newest that was pushed.
 	served map[schemas.Lane]*schemas.Policy
@@ -31,8 +31,8 @@ type lanes struct {
 	asked    time.Time
 }
 
-// view is what samplers and reward services had announced at one moment.
-type view struct {
+// laneView is what samplers and reward services had announced at one moment.
+type laneView struct {
 	// policies has what every lane serves that was ever announced, newest what was pushed to it last. live are the
 	// lanes that have a sampler now, sorted.
 	policies map[schemas.Lane]*schemas.Policy
@@ -47,7 +47,7 @@ type view struct {
 }
 
 // view returns what runs, as it was at most viewAge ago, or just now if fresh. An error is of the server.
-func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
+func (l *lanes) view(ctx context.Context, fresh bool) (*laneView, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.last != nil && !fresh && time.Since(l.at) < viewAge {
@@ -62,7 +62,7 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &view{
+	v := &laneView{
 		policies: map[schemas.Lane]*schemas.Policy{}, newest: map[schemas.Lane]*schemas.Policy{},
 		starting: map[schemas.Lane]string{},
 	}
@@ -94,7 +94,7 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 // pickPolicy returns the policy of the named lane. Without a name it chooses the first expected lane, or the only lane
 // that is served. If no sampler serves the lane, p is nil and waiting says what to wait for. The error is terminal: the
 // name is unknown while other lanes are served, or no name is given and several lanes are served.
-func (v *view) pickPolicy(name schemas.Lane, expected []schemas.Lane) (p *schemas.Policy, waiting string, err error) {
+func (v *laneView) pickPolicy(name schemas.Lane, expected []schemas.Lane) (p *schemas.Policy, waiting string, err error) {
 	if name == "" && len(expected) > 0 {
 		name = expected[0]
 	}
@@ -135,7 +135,7 @@ func (v *view) pickPolicy(name schemas.Lane, expected []schemas.Lane) (p *schema
 }
 
 // whyNotUp says that the sampler of a lane is not up yet, and what it waits for.
-func (v *view) whyNotUp(lane schemas.Lane) string {
+func (v *laneView) whyNotUp(lane schemas.Lane) string {
 	text := fmt.Sprintf("model: the sampler of %q is not up yet", lane)
 	if why := v.starting[lane]; why != "" {
 		text += ": " + why
@@ -204,7 +204,7 @@ func formerLanes(names []schemas.Lane) string {
 // whyNotScorable returns what a prompt waits for before its rewards can be scored; "": nothing. Each running reward
 // service must have all functions, as any of them may get the trajectory. If none has a function, the error is
 // terminal. While no service runs, functions that every service has count as there. medium is what they rate.
-func (v *view) whyNotScorable(rewards []schemas.RewardSpec, medium scorer.Medium) (waiting string, err error) {
+func (v *laneView) whyNotScorable(rewards []schemas.RewardSpec, medium scorer.Medium) (waiting string, err error) {
 	for i, r := range rewards {
 		kind, _, err := scorer.SplitName(r.Name)
 		if err != nil || kind == scorer.External || len(v.scorers) == 0 && scorer.Everywhere(r.Name) {

@@ -15,6 +15,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -138,19 +139,23 @@ func (s *service) beginBatch(
 	return n.sentence(room, others), nil
 }
 
-// sentence says what a batch waits for.
+// sentence says what a batch waits for, in the words of status.
 func (n *spaceNeed) sentence(room stepRoom, others int64) string {
-	what := fmt.Sprintf("%s is full: batch %s takes up to %s, and %s are stored", schemas.StreamSteps, n.of.batch,
-		mib(n.bytes), mib(room.stored))
+	w := view.Wait{For: view.ForSpace, Says: fmt.Sprintf("%s is full: batch %s takes up to %s, and %s are stored",
+		schemas.StreamSteps, n.of.batch, mib(n.bytes), mib(room.stored))}
 	if others > 0 {
-		what += fmt.Sprintf(", up to %s to be stored by batches that are begun", mib(others))
+		w.Says += fmt.Sprintf(", up to %s to be stored by batches that are begun", mib(others))
 	}
 	if n.onDisk {
-		return what + fmt.Sprintf(", of %s that the server's disk has for it; make room on its disk", mib(room.limit))
+		w.Says += fmt.Sprintf(", of %s that the server's disk has for it", mib(room.limit))
+		w.Fix = "Make room on its disk"
+		return w.Text()
 	}
-	return what + fmt.Sprintf(", of %s; it begins when others are done and freed. Give it more with 'meander streams "+
-		"limit --max-steps-bytes %s', or free what is not needed with 'meander gc' or 'meander runs rm RUN'",
-		mib(room.limit), wholeMiB(n.enough))
+	w.Says += fmt.Sprintf(", of %s; it begins when others are done and freed", mib(room.limit))
+	w.Fix = fmt.Sprintf("Give it more with 'meander streams limit --max-steps-bytes %s', or free what is not needed with "+
+		"'meander gc' or 'meander runs rm RUN'. A batch of which prompts are still to come keeps its space until it is "+
+		"complete or cancelled ('meander status')", wholeMiB(n.enough))
+	return w.Text()
 }
 
 // wait notes what a prompt waits for; nil: nothing more. The caller holds the lock.

@@ -141,6 +141,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.controls.Follow(ctx) })
 	g.Go(func() error { return s.followCancellations(ctx) })
+	g.Go(func() error { return s.scoreLost(ctx) })
 	instance := "reward-" + strings.ToLower(rand.Text()[:8])
 	g.Go(func() error {
 		return b.Announce(ctx, func() *schemas.Presence { return s.catalog.presence(instance) }, nil)

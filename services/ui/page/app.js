@@ -179,6 +179,7 @@ enter();
 addEventListener("scroll", () => place && places.set(place, scrollY));
 addEventListener("hashchange", () => {
   if (location.hash !== "#main") {
+    if (place) places.set(place, scrollY); // the event of the last scroll may come later
     view && view.stop && view.stop();
     view = place = null; // where its successor is scrolled to is not its place
     enter();

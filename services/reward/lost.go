@@ -1,0 +1,108 @@
+package reward
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// A server may lose rewards, or someone may purge them, after the trajectories were acknowledged: no consumer has them
+// then. The reward service scores such samples again while their groups are open.
+
+// lookEvery is how often the service looks whether rewards were removed.
+const lookEvery = 2 * time.Second
+
+// scoreLost looks regularly for rewards of open groups that are gone, until ctx ends. It reads groups only if something
+// was removed from the stream of rewards since the last look.
+func (s *service) scoreLost(ctx context.Context) error {
+	var last, messages uint64
+	look := true // something may have been removed before this process began
+	for {
+		info, err := s.bus.StreamInfo(ctx, schemas.StreamRewards)
+		if err == nil {
+			state := info.State
+			look = look || state.Msgs != messages+state.LastSeq-last
+			last, messages = state.LastSeq, state.Msgs
+			if look {
+				look, err = s.scoreOpen(ctx)
+			}
+		}
+		if err != nil && ctx.Err() == nil {
+			zerolog.Ctx(ctx).Warn().Err(err).Msg("lost rewards not looked for, trying again")
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(lookEvery):
+		}
+	}
+}
+
+// scoreOpen scores the samples of open groups that have no reward although their trajectories were acknowledged, and
+// reports whether it must look again. An error is of the server.
+func (s *service) scoreOpen(ctx context.Context) (again bool, err error) {
+	open, err := s.bus.OpenGroups(ctx, "*")
+	if err != nil || len(open) == 0 {
+		return err != nil, err
+	}
+	d := schemas.TrajectoriesDurable()
+	consumer, err := s.bus.JetStream().Consumer(ctx, d.Stream, d.Name)
+	if err != nil {
+		return true, fmt.Errorf("consumer %s: %w", d.Name, err)
+	}
+	info := consumer.CachedInfo()
+	for _, g := range open {
+		if !g.AsksForSamples() || s.controls.Of(g.Run, g.UID).Cancelled() != nil {
+			continue
+		}
+		rewards, err := s.bus.Subjects(ctx, schemas.StreamRewards, schemas.Address{
+			Kind: schemas.KindReward, Run: g.Run, Batch: g.Group.Batch, UID: g.UID,
+		}.Filter())
+		if err != nil {
+			return true, err
+		}
+		if int64(len(rewards)) >= g.GroupSize {
+			continue
+		}
+		filters := []string{schemas.TrajectoryFilter(g.Run, g.UID)}
+		for m, err := range s.bus.Read(ctx, d.Stream, filters, bus.ReadOptions{}) {
+			if err != nil {
+				return true, err
+			}
+			waits, err := s.scoreAgain(ctx, m, info.AckFloor.Stream)
+			if err != nil {
+				return true, err
+			}
+			again = again || waits
+		}
+	}
+	return again, ctx.Err()
+}
+
+// scoreAgain scores a sample whose reward is gone, and reports whether it waits for something. acknowledged is the
+// sequence up to which all trajectories are; the consumer has later ones. An error is of the server.
+func (s *service) scoreAgain(ctx context.Context, m *bus.Message, acknowledged uint64) (waits bool, err error) {
+	var t schemas.Trajectory
+	if bus.Fits(m, &t) != nil {
+		return false, nil // it is a dead letter
+	}
+	if _, err := s.stored(ctx, &t, m.Seq); !errors.Is(err, bus.ErrNotFound) {
+		return false, err
+	}
+	if m.Seq > acknowledged {
+		return true, nil
+	}
+	if fault, err := s.check(ctx, &t); err != nil || fault != nil {
+		return false, err
+	}
+	zerolog.Ctx(ctx).Warn().Str("run", string(t.Run)).Str("uid", string(t.UID)).
+		Int64("sample_index", t.SampleIndex).Msg("scored again: its reward was lost")
+	p, err := s.advance(ctx, &t, m.Seq)
+	return p.after > 0, err
+}
