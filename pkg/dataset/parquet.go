@@ -209,7 +209,11 @@ func fromParquet(path string, v any, depth int, size *int) (_ any, err error) {
 	case string:
 		return fromParquet(path, []byte(v), depth, size)
 	case []byte:
-		if *size += len(v); utf8.Valid(v) {
+		if *size += len(v); *size > MaxRecordBytes {
+			return nil, fault(path, v, fmt.Sprintf("must be a record of at most %d bytes; leave out columns that no "+
+				"reward function needs", MaxRecordBytes))
+		}
+		if utf8.Valid(v) {
 			return string(v), checkText(path, string(v))
 		}
 		return v, nil

@@ -227,6 +227,23 @@ func TestRead_ParquetWithoutRows(t *testing.T) {
 	}
 }
 
+// A row with a large image says which column is too large.
+func TestRead_ParquetLargeRow(t *testing.T) {
+	type row struct {
+		Image  []byte `parquet:"jpg_0"`
+		Prompt string `parquet:"prompt"`
+	}
+	var file bytes.Buffer
+	w := parquet.NewGenericWriter[row](&file)
+	if _, err := w.Write([]row{{make([]byte, dataset.MaxRecordBytes), "a"}}); err != nil || w.Close() != nil {
+		t.Fatal(err)
+	}
+	_, err := readAll(bytes.NewReader(file.Bytes()), "p.parquet", dataset.Options{Fields: fields})
+	if want := "p.parquet line 1: jpg_0: 1048576 bytes; must be a record of at most 1048576 bytes; leave out columns that no reward function needs"; err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
 // Ten prompts of a file are chosen without reading the others.
 func TestChoose_ReadsNoFurther(t *testing.T) {
 	long := strings.NewReader(strings.Repeat("{\"prompt\": \"a\"}\n", 1<<20))
