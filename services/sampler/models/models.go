@@ -4,6 +4,7 @@
 package models
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"runtime"
@@ -175,6 +176,10 @@ func (c Compute) Open(models Registry, name string, o model.Options, one bool) (
 			err = errors.Join(err, p.Close())
 		}
 	}()
+	if set.Devices[0].ID == devices.CPU && c.DType == dtypeBF16 {
+		return nil, fmt.Errorf("dtype: %q; must be auto or f32: the CPU computes in float32, and no GPU is used: %s",
+			c.DType, cmp.Or(set.Note, "there is none"))
+	}
 	if p.All, err = c.openAll(models, name, o, set.Devices); err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/services/sampler/models"
 )
 
@@ -42,6 +43,11 @@ func TestCompute_Open(t *testing.T) {
 	}
 	if err := opened.Close(); err != nil {
 		t.Error(err)
+	}
+	_, err = models.Compute{Device: "auto", DType: "bf16"}.Open(models.Registry{Images: families.All()}, "synthetic", model.Options{}, false)
+	if gpus, _ := devices.Open("auto", devices.Options{}); gpus != nil && gpus.Devices[0].ID == devices.CPU &&
+		(err == nil || !strings.Contains(err.Error(), `dtype: "bf16"; must be auto or f32: the CPU computes in float32`)) {
+		t.Errorf("bf16 on the CPU: %v", err)
 	}
 }
 
