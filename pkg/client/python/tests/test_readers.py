@@ -481,6 +481,7 @@ def test_an_answer_to_a_ping_that_was_given_up(binary, tmp_path, run):
 
     async def test(client, name):
         up.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, up.process.pid, os.WSTOPPED | os.WNOWAIT)  # before that its threads may answer
         try:
             with pytest.raises(nats.errors.TimeoutError):
                 await client.nc.flush(timeout=0.1)
