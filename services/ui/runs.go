@@ -163,7 +163,7 @@ func (f *follower) explain(p *Progress, status *schemas.RunStatus, system *Syste
 		p.State = schemas.RunRunning // a group has opened since the status was read
 	}
 	if p.State == schemas.RunRunning {
-		p.Held = heldBy(p, system).Held()
+		p.Held = heldBy(p, status, system).Held()
 	}
 	p.Waits = append(p.Waits, runWaits(f.run, p, status, system)...)
 }
@@ -228,8 +228,11 @@ func (s *server) answerCurve(r *http.Request) (any, error) {
 }
 
 // heldBy returns what holds up an open run of this progress.
-func heldBy(p *Progress, x *System) view.For {
+func heldBy(p *Progress, status *schemas.RunStatus, x *System) view.For {
 	f := x.facts
+	if p.Statuses[view.Open] == 0 {
+		f.Batches = status.OpenBatches
+	}
 	f.Unmade, f.Unscored, f.Judged = p.unmade, p.unscored, p.Judged
 	if p.Stages[0].Of > 0 {
 		f.Unanswered = 0 // those of other runs
@@ -244,6 +247,9 @@ func heldBy(p *Progress, x *System) view.For {
 func heldInList(r *RunLine, x *System) view.For {
 	f := x.facts
 	f.Unmade, f.Unscored = int64(r.Streams[schemas.StreamRequests]), max(0, int64(r.Samples-r.Scored-r.Failed))
+	if r.Open == 0 {
+		f.Batches = r.OpenBatches
+	}
 	if r.Groups > 0 {
 		f.Unanswered = 0
 	}
@@ -407,6 +413,9 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	}
 	if n := p.unscored - p.Judged; n > 0 {
 		waits = append(waits, view.Wait{For: view.ForScore, Says: waiting(n, "sample") + " for a score"})
+	}
+	if heldBy(p, status, x) == view.ForBatch {
+		waits = append(waits, view.Incomplete(run, status.OpenBatches))
 	}
 	if p.unclosed > 0 {
 		w := view.Wait{
