@@ -231,7 +231,8 @@ func Incomplete(run schemas.Run, batches int64) Wait {
 		Fix: fmt.Sprintf("publish the rest, or end it with: meander cancel %s", run),
 	}
 	if batches != 1 {
-		w.Says = fmt.Sprintf("%d batches wait for prompts of them that nobody has published; they keep their space", batches)
+		w.Says = fmt.Sprintf("%d batches wait for prompts of them that nobody has published; they keep their space",
+			batches)
 	}
 	return w
 }
