@@ -255,6 +255,7 @@ func TestOutcomes(t *testing.T) {
 	if err := json.Unmarshal([]byte(expect(t, exitOK, "", "top", "--once", "--json")), &overview); err != nil {
 		t.Fatal(err)
 	}
+	must(t, expect(t, exitOK, "", "status", "reward-failed"), "  reason    1 of 1 groups failed, the last one: so it is\n")
 	for run, c := range cases {
 		t.Run(string(run), func(t *testing.T) {
 			state, says := statusOf(t, string(run))

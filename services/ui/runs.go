@@ -369,7 +369,7 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	case schemas.StatusCancelled:
 		return []view.Wait{{Says: "cancelled" + by + "; it stays so"}}
 	}
-	waits := refusals(run, p, status)
+	waits := append(refusals(run, p, status), failures(run, p)...)
 	if view.HasEnded(p.State) {
 		return waits
 	}
@@ -452,6 +452,19 @@ func refusals(run schemas.Run, p *Progress, status *schemas.RunStatus) []view.Wa
 	return []view.Wait{{
 		Grave: int64(n) == p.Stages[0].Of, Says: says + p.refusal,
 		Fix: fmt.Sprintf("Correct %s, and publish the prompt again with another uid: %q is used", what, p.refusedUID),
+	}}
+}
+
+// failures says that groups of a run have failed.
+func failures(run schemas.Run, p *Progress) []view.Wait {
+	n := p.Statuses[schemas.StatusFailed]
+	if n == 0 {
+		return nil
+	}
+	return []view.Wait{{
+		Grave: int64(n) == p.Stages[0].Of,
+		Says:  fmt.Sprintf("%d of %d groups failed, the last one: %s", n, p.Stages[0].Of, p.failure),
+		Fix:   fmt.Sprintf("See its samples with: meander show --run %s %s", run, p.failedUID),
 	}}
 }
 
