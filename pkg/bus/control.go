@@ -322,9 +322,13 @@ func (b *Bus) runStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 	}
 	s.State = counts.Run()
 	if s.State == schemas.RunRunning {
-		s.WaitsFor = b.heldBy(ctx, run, &view.Facts{
+		f := &view.Facts{
 			Unanswered: counts.Unanswered, Unmade: s.Waiting, Unscored: max(0, ended-s.Rewards-s.Failed),
-		})
+		}
+		if s.Groups == s.Closed {
+			f.Batches = s.OpenBatches
+		}
+		s.WaitsFor = b.heldBy(ctx, run, f)
 	}
 	return s, nil
 }

@@ -26,6 +26,8 @@ type StoredRun struct {
 	Outcomes view.Groups `json:"outcomes"`
 	// Counted groups have advantages.
 	Counted int64 `json:"counted"`
+	// OpenBatches have groups and no result.
+	OpenBatches int64 `json:"open_batches,omitempty"`
 	// Scored samples have a reward; Failed ones have ended without what they lack.
 	Scored int `json:"scored"`
 	Failed int `json:"failed"`
@@ -189,9 +191,10 @@ func (r *StoredRun) decide(answered bool) {
 	}
 	for _, batch := range r.opened {
 		if !r.batches[batch] {
-			c.OpenBatches++
+			r.OpenBatches++
 		}
 	}
+	c.OpenBatches = r.OpenBatches
 	if prompts := int64(r.Streams[schemas.StreamPrompts]); !answered {
 		c.Unanswered = max(0, prompts-int64(r.Groups)-r.unread)
 	}

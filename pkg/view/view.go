@@ -6,6 +6,7 @@ package view
 
 import (
 	"cmp"
+	"fmt"
 
 	"github.com/meander-rl/meander/schemas"
 )
@@ -219,6 +220,21 @@ type Facts struct {
 	Sampler, Reward, Unserved bool
 	// Unanswered prompts, Unmade and Unscored samples; Judged of the latter wait for a verdict.
 	Unanswered, Unmade, Unscored, Judged int64
+	// Batches are open while no group is: prompts of them are still to come.
+	Batches int64
+}
+
+// Incomplete says that batches wait for prompts that nobody has published, and what to do.
+func Incomplete(run schemas.Run, batches int64) Wait {
+	w := Wait{
+		For: ForBatch, Says: "1 batch waits for prompts of it that nobody has published; it keeps its space",
+		Fix: fmt.Sprintf("publish the rest, or end it with: meander cancel %s", run),
+	}
+	if batches != 1 {
+		w.Says = fmt.Sprintf("%d batches wait for prompts of them that nobody has published; they keep their space",
+			batches)
+	}
+	return w
 }
 
 // HeldBy returns what holds up an open run; "": nothing, it goes on.
@@ -228,6 +244,8 @@ func (f *Facts) HeldBy() For {
 		return ForSpace
 	case f.Unserved || !f.Sampler && f.Unanswered+f.Unmade > 0:
 		return ForSampler
+	case f.Unmade == 0 && f.Unscored == 0 && f.Unanswered == 0 && f.Batches > 0:
+		return ForBatch
 	case f.Unmade > 0 || f.Unscored == 0:
 		return ""
 	case f.Judged >= f.Unscored:

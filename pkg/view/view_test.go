@@ -71,6 +71,8 @@ func TestFacts_HeldBy(t *testing.T) {
 		{view.Facts{Unmade: 1, Reward: true}, "waiting for a sampler"},
 		{view.Facts{Unmade: 1, Sampler: true, Unserved: true}, "waiting for a sampler"},
 		{view.Facts{Unmade: 1, Sampler: true}, ""},
+		{view.Facts{Batches: 1, Sampler: true}, "waiting for the batch"},
+		{view.Facts{Batches: 1, Unmade: 1, Sampler: true}, ""},
 		{view.Facts{Unscored: 2, Sampler: true}, "waiting for a reward service"},
 		{view.Facts{Unscored: 2, Judged: 2}, "waiting for a verdict"},
 		{view.Facts{Unscored: 2, Judged: 1, Reward: true}, ""},

@@ -306,8 +306,12 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *ui.Progre
 		waiting += fmt.Sprintf(", %d lost", s.Lost)
 	}
 	fmt.Fprintf(out, "  requests  %s\n", waiting)
+	label := "waits "
+	if view.HasEnded(s.State) {
+		label = "reason"
+	}
 	for _, w := range p.Waits {
-		present.Linef(out, "  waits     %s", boot.Safe(w.Says))
+		present.Linef(out, "  %s    %s", label, boot.Safe(w.Says))
 		if w.Fix != "" {
 			present.Linef(out, "            -> %s", w.Fix)
 		}

@@ -192,6 +192,12 @@ func outcomeCases() map[schemas.Run]struct {
 			g.control = &schemas.Control{Action: schemas.ControlPause, By: "ada"}
 		}, "paused [1 open] 0 scored 0 failed"},
 		"unscored": {func(g *oneGroup) { g.rewards, g.result = g.rewards[:1], nil }, "waiting for a reward service [1 open] 1 scored 0 failed"},
+		"half-batch": {func(g *oneGroup) {
+			g.record.Group.Batch, g.record.Group.BatchGroups, g.result.Batch = "b", 2, "b"
+			for i := range g.rewards {
+				g.trajectories[i].Group, g.rewards[i].Group = g.record.Group, g.record.Group
+			}
+		}, "waiting for the batch [1 complete] 2 scored 0 failed"},
 		"judged": {func(g *oneGroup) {
 			g.rewards, g.result = nil, nil
 			g.record.Group.Reward = []schemas.RewardSpec{{Name: "external:taste"}}
@@ -249,6 +255,7 @@ func TestOutcomes(t *testing.T) {
 	if err := json.Unmarshal([]byte(expect(t, exitOK, "", "top", "--once", "--json")), &overview); err != nil {
 		t.Fatal(err)
 	}
+	must(t, expect(t, exitOK, "", "status", "reward-failed"), "  reason    1 of 1 groups failed, the last one: so it is\n")
 	for run, c := range cases {
 		t.Run(string(run), func(t *testing.T) {
 			state, says := statusOf(t, string(run))

@@ -89,8 +89,8 @@ func reportNeverRan(o *Options, all []bus.Examined, say *notes) {
 	for _, d := range schemas.Durables() {
 		if n := waiting[d.Service]; n > 0 && !consumers[d.Name] && !o.Own {
 			delete(waiting, d.Service) // once
-			say.add(Fault, "start 'meander up', or meander-"+d.Service, "%d messages wait for the %s service, and none runs",
-				n, d.Service)
+			say.add(Fault, "start 'meander up', or meander-"+d.Service,
+				"%d messages wait for the %s service, and none runs", n, d.Service)
 		}
 	}
 }

@@ -94,7 +94,9 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*laneView, error) {
 // pickPolicy returns the policy of the named lane. Without a name it chooses the first expected lane, or the only lane
 // that is served. If no sampler serves the lane, p is nil and waiting says what to wait for. The error is terminal: the
 // name is unknown while other lanes are served, or no name is given and several lanes are served.
-func (v *laneView) pickPolicy(name schemas.Lane, expected []schemas.Lane) (p *schemas.Policy, waiting string, err error) {
+func (v *laneView) pickPolicy(
+	name schemas.Lane, expected []schemas.Lane,
+) (p *schemas.Policy, waiting string, err error) {
 	if name == "" && len(expected) > 0 {
 		name = expected[0]
 	}

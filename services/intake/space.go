@@ -152,9 +152,9 @@ func (n *spaceNeed) sentence(room stepRoom, others int64) string {
 		return w.Text()
 	}
 	w.Says += fmt.Sprintf(", of %s; it begins when others are done and freed", mib(room.limit))
-	w.Fix = fmt.Sprintf("Give it more with 'meander streams limit --max-steps-bytes %s', or free what is not needed with "+
-		"'meander gc' or 'meander runs rm RUN'. A batch of which prompts are still to come keeps its space until it is "+
-		"complete or cancelled ('meander status')", wholeMiB(n.enough))
+	w.Fix = fmt.Sprintf("Give it more with 'meander streams limit --max-steps-bytes %s', or free what is not needed "+
+		"with 'meander gc' or 'meander runs rm RUN'. A batch of which prompts are still to come keeps its space until "+
+		"it is complete or cancelled ('meander status')", wholeMiB(n.enough))
 	return w.Text()
 }
 

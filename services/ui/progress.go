@@ -78,6 +78,9 @@ type Progress struct {
 	// refusal is the reason of the newest refused prompt, refusedUID its uid.
 	refusal    string
 	refusedUID schemas.UID
+	// failure is the reason of the newest failed group, failedUID its uid.
+	failure   string
+	failedUID schemas.UID
 	// unmade, unscored and unclosed count open samples and groups by what they lack.
 	unmade, unscored, unclosed int64
 }
@@ -107,8 +110,12 @@ func (f *follower) tally() *Progress {
 	var intake, sampler, reward, advantage Stage
 	var means []float64
 	for _, r := range f.order {
-		if p.Statuses[r.Status]++; r.Status == schemas.StatusRefused {
+		p.Statuses[r.Status]++
+		switch r.Status {
+		case schemas.StatusRefused:
 			p.refusal, p.refusedUID = r.Error, r.UID
+		case schemas.StatusFailed:
+			p.failure, p.failedUID = r.Error, r.UID
 		}
 		samples += r.Size
 		sampler.Done += int64(r.Made)

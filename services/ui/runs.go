@@ -163,7 +163,7 @@ func (f *follower) explain(p *Progress, status *schemas.RunStatus, system *Syste
 		p.State = schemas.RunRunning // a group has opened since the status was read
 	}
 	if p.State == schemas.RunRunning {
-		p.Held = heldBy(p, system).Held()
+		p.Held = heldBy(p, status, system).Held()
 	}
 	p.Waits = append(p.Waits, runWaits(f.run, p, status, system)...)
 }
@@ -228,8 +228,11 @@ func (s *server) answerCurve(r *http.Request) (any, error) {
 }
 
 // heldBy returns what holds up an open run of this progress.
-func heldBy(p *Progress, x *System) view.For {
+func heldBy(p *Progress, status *schemas.RunStatus, x *System) view.For {
 	f := x.facts
+	if p.Statuses[view.Open] == 0 {
+		f.Batches = status.OpenBatches
+	}
 	f.Unmade, f.Unscored, f.Judged = p.unmade, p.unscored, p.Judged
 	if p.Stages[0].Of > 0 {
 		f.Unanswered = 0 // those of other runs
@@ -244,6 +247,9 @@ func heldBy(p *Progress, x *System) view.For {
 func heldInList(r *RunLine, x *System) view.For {
 	f := x.facts
 	f.Unmade, f.Unscored = int64(r.Streams[schemas.StreamRequests]), max(0, int64(r.Samples-r.Scored-r.Failed))
+	if r.Open == 0 {
+		f.Batches = r.OpenBatches
+	}
 	if r.Groups > 0 {
 		f.Unanswered = 0
 	}
@@ -363,7 +369,7 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	case schemas.StatusCancelled:
 		return []view.Wait{{Says: "cancelled" + by + "; it stays so"}}
 	}
-	waits := refusals(run, p, status)
+	waits := append(refusals(run, p, status), failures(run, p)...)
 	if view.HasEnded(p.State) {
 		return waits
 	}
@@ -408,6 +414,9 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	if n := p.unscored - p.Judged; n > 0 {
 		waits = append(waits, view.Wait{For: view.ForScore, Says: waiting(n, "sample") + " for a score"})
 	}
+	if heldBy(p, status, x) == view.ForBatch {
+		waits = append(waits, view.Incomplete(run, status.OpenBatches))
+	}
 	if p.unclosed > 0 {
 		w := view.Wait{
 			For: view.ForBatch, Says: waiting(p.unclosed, "group") + " with all rewards for the others of the batch",
@@ -443,6 +452,19 @@ func refusals(run schemas.Run, p *Progress, status *schemas.RunStatus) []view.Wa
 	return []view.Wait{{
 		Grave: int64(n) == p.Stages[0].Of, Says: says + p.refusal,
 		Fix: fmt.Sprintf("Correct %s, and publish the prompt again with another uid: %q is used", what, p.refusedUID),
+	}}
+}
+
+// failures says that groups of a run have failed.
+func failures(run schemas.Run, p *Progress) []view.Wait {
+	n := p.Statuses[schemas.StatusFailed]
+	if n == 0 {
+		return nil
+	}
+	return []view.Wait{{
+		Grave: int64(n) == p.Stages[0].Of,
+		Says:  fmt.Sprintf("%d of %d groups failed, the last one: %s", n, p.Stages[0].Of, p.failure),
+		Fix:   fmt.Sprintf("See its samples with: meander show --run %s %s", run, p.failedUID),
 	}}
 }
 
