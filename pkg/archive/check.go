@@ -77,8 +77,8 @@ func (c *check) checkUnchanged(name string, e *Entry) error {
 	return nil
 }
 
-// compareSums checks that the archive's list of digests names exactly the files that came. An error names the file
-// that was added, taken out or changed. addFile calls it.
+// compareSums checks that the archive's list of digests names exactly the files that came. An error names the file that
+// was added, taken out or changed.
 func (c *check) compareSums(list string) error {
 	listed, n := map[string]bool{}, 0
 	for line := range strings.Lines(list) {

@@ -263,7 +263,6 @@ func (m *importer) renumberEvent(
 }
 
 // renumberValue replaces the sequences in a decoded event, at any depth: newSeq gets the stream and the old sequence.
-// renumberEvent calls it.
 func renumberValue(v reflect.Value, newSeq func(stream string, old uint64) uint64) {
 	switch v.Kind() {
 	case reflect.Pointer:

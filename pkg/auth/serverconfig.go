@@ -94,8 +94,7 @@ func (c *configWriter) writeUsers(users []User) {
 	c.line("    ]")
 }
 
-// writeSubjects writes a list of subjects under a name of the configuration; an empty list is left out. writeUsers
-// calls it.
+// writeSubjects writes a list of subjects under a name of the configuration; an empty list is left out.
 func (c *configWriter) writeSubjects(name string, list []string) {
 	if len(list) == 0 {
 		return

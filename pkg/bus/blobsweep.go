@@ -180,8 +180,7 @@ func (b *Bus) removeBlob(ctx context.Context, digest string, blob oldBlob) (gone
 	return err == nil, err
 }
 
-// lookForUnfinished reports whether it is time to look for unfinished blobs, and notes the time if so. Sweep calls
-// it.
+// lookForUnfinished reports whether it is time to look for unfinished blobs, and notes the time if so.
 func (s *blobSweepTimes) lookForUnfinished() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,7 +248,7 @@ func (b *Bus) sweepChunks(ctx context.Context, before time.Time) error {
 	return nil
 }
 
-// countUses counts, for each blob, the stored events that contain its digest anywhere. IndexBlobs calls it.
+// countUses counts, for each blob, the stored events that contain its digest anywhere.
 func (x *BlobIndex) countUses(ctx context.Context) error {
 	if err := x.countPolicies(ctx); err != nil {
 		return err

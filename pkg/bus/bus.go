@@ -176,7 +176,6 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 }
 
 // retryable reports whether another try to connect makes sense: a mistake in a file or an address does not go away.
-// Connect calls it.
 func retryable(err error) bool {
 	var certificate *tls.CertificateVerificationError
 	switch {

@@ -145,7 +145,7 @@ func stageOf(durable string) string {
 	return stage
 }
 
-// natsConfig returns the settings of a consumer in the form of the client library. tryCreateOrUpdate calls it.
+// natsConfig returns the settings of a consumer in the form of the client library.
 func (c ConsumerConfig) natsConfig() jetstream.ConsumerConfig {
 	n := jetstream.ConsumerConfig{
 		Durable: c.Name, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,

@@ -350,7 +350,7 @@ func (b *Bus) countLost(ctx context.Context, run schemas.Run) (n int64, err erro
 }
 
 // countOutcomes counts the samples and groups of a run by what became of them; ended samples have a trajectory, of
-// whatever outcome. runStatus calls it.
+// whatever outcome.
 func (b *Bus) countOutcomes(
 	ctx context.Context, run schemas.Run, s *schemas.RunStatus, groups view.Groups,
 ) (ended int64, err error) {
@@ -462,7 +462,7 @@ func (b *Bus) heldBy(ctx context.Context, run schemas.Run, f *view.Facts) string
 	return string(f.HeldBy())
 }
 
-// openBatches returns how many batches of a run have groups but no result yet. RunStatus calls it.
+// openBatches returns how many batches of a run have groups but no result yet.
 func (b *Bus) openBatches(ctx context.Context, run schemas.Run) (int64, error) {
 	openings, err := b.Subjects(ctx, schemas.StreamRewards,
 		schemas.Address{Kind: schemas.KindOpening, Run: run}.Filter())

@@ -46,8 +46,7 @@ func (b *Bus) Controllable(ctx context.Context, c *schemas.Control) error {
 	return notThere("uid: %s; must be one of the %d groups of run %s: %s", c.UID, status.Groups, c.Run, listNames(uids))
 }
 
-// isPrompted reports whether the run has a prompt with this uid that intake has not accepted yet. Controllable calls
-// it.
+// isPrompted reports whether the run has a prompt with this uid that intake has not accepted yet.
 func (b *Bus) isPrompted(ctx context.Context, run schemas.Run, uid schemas.UID) (bool, error) {
 	for m, err := range b.Read(ctx, schemas.StreamPrompts, []string{schemas.PromptSubject(run)}, ReadOptions{}) {
 		if err != nil {
@@ -62,7 +61,6 @@ func (b *Bus) isPrompted(ctx context.Context, run schemas.Run, uid schemas.UID) 
 }
 
 // noSuchRun returns the error for a run that does not exist (ErrNotFound), with the names of those that do.
-// Controllable calls it.
 func (b *Bus) noSuchRun(ctx context.Context, run schemas.Run) error {
 	names, err := b.Subjects(ctx, schemas.StreamPrompts, schemas.PromptSubject("*"))
 	if err != nil {

@@ -157,8 +157,8 @@ func configDifferences(have, want jetstream.ConsumerConfig) (set, other []string
 	return set, other
 }
 
-// configFields returns the fields of a consumer's configuration by the server's names, without those that do not
-// affect what it delivers. configDifferences calls it.
+// configFields returns the fields of a consumer's configuration by the server's names, without those that do not affect
+// what it delivers.
 func configFields(c jetstream.ConsumerConfig) map[string]string {
 	if c.FilterSubject != "" {
 		c.FilterSubjects, c.FilterSubject = []string{c.FilterSubject}, ""

@@ -30,8 +30,8 @@ func Against[E schemas.Keyed](check func(stored E) (fault, err error)) PublishOp
 	}
 }
 
-// checkEvents sets the check that a publish of e makes of a message that is already stored on the subject: whether
-// that message may stay. options calls it.
+// checkEvents sets the check that a publish of e makes of a message that is already stored on the subject: whether that
+// message may stay.
 func (o *publishOptions) checkEvents(e schemas.Keyed) {
 	against := o.against
 	o.check = func(m *Message) (fault, err error) {
@@ -131,8 +131,8 @@ func (b *Bus) StoredEvent(
 	return m, nil
 }
 
-// writerOf returns the service (stage) that writes the events of a subject, or that accepts them from outside, for
-// dead letters. Displace calls it.
+// writerOf returns the service (stage) that writes the events of a subject, or that accepts them from outside, for dead
+// letters.
 func writerOf(subject string) string {
 	a, _ := schemas.ParseSubject(subject)
 	switch a.Kind {

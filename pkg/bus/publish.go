@@ -222,7 +222,7 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 }
 
 // recordPublish notes for Faults whether a stream stored the message: a stream that refuses, or does not answer, is a
-// fault. publish calls it.
+// fault.
 func (b *Bus) recordPublish(m *nats.Msg, ack Ack, err error, began time.Time) {
 	switch {
 	case err == nil && !ack.Duplicate:

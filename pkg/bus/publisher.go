@@ -317,8 +317,8 @@ func (p *Publisher) handleAck(m *nats.Msg) {
 	p.setOutcome(f, ack, nil)
 }
 
-// parsePlainAck decodes the usual ack, {"stream":"<name>","seq":<n>}, without the cost of a JSON decoder; false for
-// any other answer. handleAck calls it.
+// parsePlainAck decodes the usual ack, {"stream":"<name>","seq":<n>}, without the cost of a JSON decoder; false for any
+// other answer.
 func parsePlainAck(data []byte) (Ack, bool) {
 	s := string(data)
 	s, ok1 := strings.CutPrefix(s, `{"stream":"`)

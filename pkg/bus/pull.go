@@ -181,7 +181,6 @@ func (p *puller) receive(m *nats.Msg) {
 }
 
 // queueMessage adds a delivered message to the queue, unless another delivery of it is at work, and asks for more.
-// receive calls it.
 func (p *puller) queueMessage(m *nats.Msg) {
 	out, err := parseDelivery(p.nc, m)
 	p.mu.Lock()

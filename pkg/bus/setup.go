@@ -128,7 +128,7 @@ func NewLimits(storage int64) map[string]int64 {
 	}
 }
 
-// createBuckets creates the buckets that are not there, with limits divided by scale. createMissing calls it.
+// createBuckets creates the buckets that are not there, with limits divided by scale.
 func (b *Bus) createBuckets(ctx context.Context, scale int64, replicas int) error {
 	for _, c := range []jetstream.KeyValueConfig{
 		{Bucket: schemas.RunBucket, History: kvHistory, MaxBytes: kvBytes},
@@ -187,7 +187,7 @@ func (b *Bus) createBlobs(ctx context.Context, scale int64, replicas int) error 
 }
 
 // forbidRunRollups forbids roll-ups in the bucket of runs: a user who may write the spec of one run could remove the
-// specs of all runs with such a header. createMissing calls it.
+// specs of all runs with such a header.
 func (b *Bus) forbidRunRollups(ctx context.Context) error {
 	s, err := b.js.Stream(ctx, schemas.StreamRunBucket)
 	if err != nil || !s.CachedInfo().Config.AllowRollup {
@@ -258,7 +258,7 @@ func withContract(have, want jetstream.StreamConfig) (next jetstream.StreamConfi
 	return next, changes
 }
 
-// updateStream gives an existing stream what the contract needs, or returns ErrIncompatible. setupOnce calls it.
+// updateStream gives an existing stream what the contract needs, or returns ErrIncompatible.
 func (b *Bus) updateStream(ctx context.Context, have, want jetstream.StreamConfig) error {
 	if faults := incompatibilities(have, want); len(faults) > 0 {
 		return fmt.Errorf("%w: %s; remove the stream, or use another account or store", ErrIncompatible,
@@ -312,7 +312,6 @@ func (b *Bus) Ready(ctx context.Context) error {
 }
 
 // firstMissing returns the name of the first stream that does not exist; "": all exist. Buckets are streams, too.
-// Ready calls it.
 func (b *Bus) firstMissing(ctx context.Context) (string, error) {
 	for _, name := range schemas.StreamNames() {
 		_, err := b.js.Stream(ctx, name)

@@ -161,7 +161,7 @@ func (r *StepSpace) Run(ctx context.Context) error {
 	}
 }
 
-// logWaiting logs, now and then, that samples wait for space in the stream of steps. Run calls it.
+// logWaiting logs, now and then, that samples wait for space in the stream of steps.
 func (r *StepSpace) logWaiting() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -338,8 +338,8 @@ func (r *StepSpace) shouldSweepDead(idle bool) bool {
 	return false
 }
 
-// isAmple reports whether what the sampler holds and waits for is so little, of what is free, that it need not ask
-// the other samplers. grantWaiting calls it.
+// isAmple reports whether what the sampler holds and waits for is so little, of what is free, that it need not ask the
+// other samplers.
 func (r *StepSpace) isAmple(ctx context.Context) (bool, error) {
 	r.mu.Lock()
 	seen, counted := time.Since(r.seen) < spaceLook, time.Since(r.counted) < spaceCount

@@ -315,7 +315,7 @@ func (d *Reader) Records() iter.Seq2[Record, error] {
 	}
 }
 
-// accept makes the record of a value, unless that is bad. Records calls it.
+// accept makes the record of a value, unless that is bad.
 func (d *Reader) accept(line int, value any, bad error) (*Record, error) {
 	if bad != nil {
 		return nil, bad

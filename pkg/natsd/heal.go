@@ -112,7 +112,7 @@ func (s *Server) restart(ctx context.Context) (*server.Server, error) {
 	return startServer(ctx, native, s.opts, true)
 }
 
-// diskFault returns why the server has stopped writing to its disk; nil if it has not. restartAfterFullDisk calls it.
+// diskFault returns why the server has stopped writing to its disk; nil if it has not.
 func diskFault(ns *server.Server) error {
 	if !ns.JetStreamEnabled() {
 		return errors.New("storage is switched off")
@@ -155,7 +155,6 @@ func NewStorage(dir string) (int64, error) {
 }
 
 // probeDisk writes a file to the disk and removes it. An error means that the disk still takes no writes.
-// restartAfterFullDisk calls it.
 func probeDisk(dir string) error {
 	f, err := os.CreateTemp(dir, probeFile)
 	if err != nil {

@@ -13,7 +13,7 @@ type metricSums struct {
 }
 
 // addSample adds a scored sample to the sums of the run's training metrics. Samples of validation, and of groups
-// without advantages, do not count. fillGroup calls it.
+// without advantages, do not count.
 func (x *metricSums) addSample(a *schemas.Advantage, m *schemas.Member, r *schemas.Reward) {
 	if r.Reward == nil || a.Validation || a.Status != schemas.StatusComplete && a.Status != schemas.StatusPartial {
 		return
@@ -42,7 +42,6 @@ func (x *metricSums) addSample(a *schemas.Advantage, m *schemas.Member, r *schem
 }
 
 // addValidation adds a validation group to the sums of the run's validation metrics; groups to train on do nothing.
-// fillGroup calls it.
 func (x *metricSums) addValidation(a *schemas.Advantage, rewards map[Sample]*schemas.Reward) {
 	if !a.Validation {
 		return
@@ -84,7 +83,7 @@ func (x *metricSums) addValidation(a *schemas.Advantage, rewards map[Sample]*sch
 	x.evaluation = append(x.evaluation, g)
 }
 
-// metrics returns all metrics by name, once every sample and group is added. Collect calls it.
+// metrics returns all metrics by name, once every sample and group is added.
 func (x *metricSums) metrics() map[string]float64 {
 	if x.lastFinished > 0 {
 		x.stats.GenerateSeconds = float64(x.lastFinished-x.firstStarted) / 1e9

@@ -128,8 +128,8 @@ type Rollout struct {
 	PolicyVersionMax int64   `json:"policy_version_max"`
 }
 
-// setRollout fills m.Rollout, what a trainer recomputes log-probs with, from the trajectory. It fails for a
-// transition that this version does not know. fillGroup calls it.
+// setRollout fills m.Rollout, what a trainer recomputes log-probs with, from the trajectory. It fails for a transition
+// that this version does not know.
 func (m *Member) setRollout(t *schemas.Trajectory) error {
 	r := &Rollout{
 		Sigmas: t.Sigmas, NoiseLevel: t.NoiseLevel, LogProbKind: t.LogProbKind, TrueCFGScale: t.TrueCFGScale,

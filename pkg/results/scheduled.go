@@ -32,8 +32,7 @@ type Roll struct {
 // Steps returns how many steps the sample took.
 func (r *Roll) Steps() int64 { return max(0, r.Source-int64(r.Timestep)) }
 
-// rollOf returns the roll of a sample; nil for an ordinary sample, and for one that did not complete. fillGroup calls
-// it.
+// rollOf returns the roll of a sample; nil for an ordinary sample, and for one that did not complete.
 func rollOf(t *schemas.Trajectory) *Roll {
 	if t.Rolled == nil || t.ScheduledSampling == nil {
 		return nil
@@ -55,7 +54,6 @@ type rollSums struct {
 }
 
 // add adds a sample's roll to the sums of the run; nil, for a sample that is not of scheduled sampling, adds nothing.
-// fillGroup calls it.
 func (x *rollSums) add(r *Roll) {
 	if r == nil {
 		return
@@ -85,8 +83,7 @@ func (x *rollSums) add(r *Roll) {
 	}
 }
 
-// metrics adds the metrics of scheduled sampling to m, as far as samples have them; without such samples it adds
-// none. Collect calls it.
+// metrics adds the metrics of scheduled sampling to m, as far as samples have them; without such samples it adds none.
 func (x *rollSums) metrics(m map[string]float64) {
 	if x.samples == 0 {
 		return
@@ -178,7 +175,7 @@ func (r *Roll) sheetLines(index int64) []string {
 }
 
 // fetchImage fetches and decodes media of a trajectory, of that size, and returns the frame in the middle; size is zero
-// for an image of any. It is empty, without an error, if im is nil or no longer stored. drawRolledSheet calls it.
+// for an image of any. It is empty, without an error, if im is nil or no longer stored.
 func fetchImage(ctx context.Context, b *bus.Bus, im *schemas.Image, size media.Size) (m media.Media, err error) {
 	if im == nil {
 		return m, nil

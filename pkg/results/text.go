@@ -165,7 +165,7 @@ func (x *Text) setTensors(t *schemas.TextResult) {
 	x.LogProbs, x.ProcessedLogProbs, x.Entropies = floats(t.LogProbs), floats(t.ProcessedLogProbs), floats(t.Entropies)
 }
 
-// floats decodes an F32 tensor; nil if there is none, or if its data are in the object store. setTensors calls it.
+// floats decodes an F32 tensor; nil if there is none, or if its data are in the object store.
 func floats(t *schemas.Tensor) []float32 {
 	if t == nil {
 		return nil

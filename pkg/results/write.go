@@ -23,7 +23,7 @@ import (
 func (r *Run) WriteJSON(w io.Writer) error { return writeLines(w, r.Groups, r.Summary) }
 
 // writeLines writes one JSON object per line: each group, then {"summary": ...}. The results of a run and of a pass
-// share it. It fails if the writer does. WriteJSON calls it.
+// share it. It fails if the writer does.
 func writeLines[G any](w io.Writer, groups []G, summary any) error {
 	enc := json.NewEncoder(w)
 	for _, g := range groups {
@@ -34,8 +34,7 @@ func writeLines[G any](w io.Writer, groups []G, summary any) error {
 	return enc.Encode(map[string]any{"summary": summary})
 }
 
-// writeFile makes the file results.jsonl in a folder, with what write writes. The error is about the file, or of
-// write. Write calls it.
+// writeFile makes the file results.jsonl in a folder, with what write writes. The error is about the file, or of write.
 func writeFile(dir string, write func(io.Writer) error) error {
 	f, err := os.Create(filepath.Join(dir, "results.jsonl"))
 	if err != nil {
@@ -90,7 +89,7 @@ func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 }
 
 // drawSheet draws the contact sheet of a group as PNG, the best sample first, from its images or frames by sample
-// index; nil if it has none. Write calls it.
+// index; nil if it has none.
 func (g *Group) drawSheet(ctx context.Context, b *bus.Bus, images map[int64]media.Media) ([]byte, error) {
 	var tiles []sheet.Tile
 	for _, m := range g.Best() {
@@ -107,7 +106,7 @@ func (g *Group) drawSheet(ctx context.Context, b *bus.Bus, images map[int64]medi
 	return sheet.Draw(g.Prompt, tiles)
 }
 
-// tile returns the sample with its reward, reading and advantage as a tile of a contact sheet. drawSheet calls it.
+// tile returns the sample with its reward, reading and advantage as a tile of a contact sheet.
 func (m *Member) tile(sample media.Media) sheet.Tile {
 	t := sheet.Tile{
 		Media:   sample,
@@ -188,7 +187,7 @@ func (r *Run) WriteLatents(ctx context.Context, b *bus.Bus, path string) (leftOu
 	return leftOut, nil
 }
 
-// groupLatents returns the tensors of one group, and how many of its samples are left out. WriteLatents calls it.
+// groupLatents returns the tensors of one group, and how many of its samples are left out.
 func groupLatents(ctx context.Context, b *bus.Bus, g *Group) (out []safetensors.Tensor, leftOut int, err error) {
 	byIndex := map[int64][]float32{}
 	var order, shape []int64

@@ -88,7 +88,7 @@ func (g *group) deadlineSetBefore(deadline time.Time) bool {
 	return !g.deadline.IsZero() && (deadline.IsZero() || !g.due.After(deadline))
 }
 
-// removeGroup removes a group from its batch, because the group is dropped. dropGroup calls it.
+// removeGroup removes a group from its batch, because the group is dropped.
 func (b *batch) removeGroup(g *group) {
 	delete(b.groups, g.uid)
 	if g.decided {

@@ -101,8 +101,8 @@ func (g *group) segments(depth int, rewards estimator.Rewards, result estimator.
 	return segments
 }
 
-// branchPoints returns the branch points of one depth of a tree, with the rewards of their children; segments are
-// those of the children. estimateBranches calls it.
+// branchPoints returns the branch points of one depth of a tree, with the rewards of their children; segments are those
+// of the children.
 func (g *group) branchPoints(depth int, segments []segment) []schemas.BranchGroup {
 	behind, b := g.spec.Tree.LeavesBelow(depth+1), g.spec.Tree.Branches[depth]
 	points := make([]schemas.BranchGroup, int64(len(segments))/b.Width)
@@ -124,7 +124,7 @@ func (g *group) branchPoints(depth int, segments []segment) []schemas.BranchGrou
 	return points
 }
 
-// meanOf returns the mean of the rewards of those children that have one; nil if none has. branchPoints calls it.
+// meanOf returns the mean of the rewards of those children that have one; nil if none has.
 func meanOf(children []schemas.BranchChild) *float64 {
 	sum, n := 0.0, 0
 	for _, c := range children {
@@ -169,7 +169,7 @@ func (c *branchComparison) addBranchPoints(scope string, points []schemas.Branch
 }
 
 // estimateAdvantages computes the advantages of the segments of all sets, and writes them into the branch points. The
-// error is the estimator's. estimateBranches calls it.
+// error is the estimator's.
 func (c *branchComparison) estimateAdvantages(cfg estimator.Config) error {
 	var sets []estimator.Rewards
 	var at []int

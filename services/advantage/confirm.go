@@ -90,8 +90,8 @@ func (w *worker) confirmGroups(ctx context.Context, groups []*group) error {
 	return nil
 }
 
-// rejectGroup drops a group that differs from intake's record, and displaces the false copy: moves it from its
-// subject to the dead letters. confirmGroups calls it.
+// rejectGroup drops a group that differs from intake's record, and displaces the false copy: moves it from its subject
+// to the dead letters.
 func (w *worker) rejectGroup(ctx context.Context, g *group) error {
 	var o schemas.Opening
 	subject := schemas.StoredSubject(schemas.OpeningSubject(g.run, g.spec.Batch, g.uid))

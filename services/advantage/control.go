@@ -38,7 +38,7 @@ func (g *group) setDeadline(timeout time.Duration) {
 }
 
 // cancelledAndDecided reports whether the batch can close because its run was cancelled: each of its groups has an
-// outcome, and no more will come. closeBatchIfReady calls it.
+// outcome, and no more will come.
 func (w *worker) cancelledAndDecided(b *batch) bool {
 	if c := w.controls.Of(b.run, "").Run; c == nil || c.Action != schemas.ControlCancel {
 		return false

@@ -163,7 +163,7 @@ func (g *group) addReward(r *schemas.Reward, m *bus.Message, timeout time.Durati
 // dropBytes frees what is not needed to acknowledge a message: a worker may hold many.
 func dropBytes(m *bus.Message) { m.Data, m.Header = nil, nil }
 
-// scoresOf returns the scores of a reward in the order of specs, NaN for those that are missing. addReward calls it.
+// scoresOf returns the scores of a reward in the order of specs, NaN for those that are missing.
 func scoresOf(r *schemas.Reward, specs []schemas.RewardSpec) []float64 {
 	out := make([]float64, len(specs))
 	for i := range specs {

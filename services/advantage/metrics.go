@@ -24,7 +24,7 @@ type instruments struct {
 	groupReward       *prometheus.GaugeVec
 }
 
-// newInstruments registers the metrics of the advantage service with r; nil: nowhere. Run calls it.
+// newInstruments registers the metrics of the advantage service with r; nil: nowhere.
 func newInstruments(r prometheus.Registerer) *instruments {
 	s := instrument.New(r, "advantage")
 	return &instruments{
@@ -133,8 +133,7 @@ func summary(b *batch, groups []*group, now time.Time, estimateSeconds float64) 
 	return e
 }
 
-// sampleStats returns what the batch's metrics need of each scored member of a group, whose result is a. summary
-// calls it.
+// sampleStats returns what the batch's metrics need of each scored member of a group, whose result is a.
 func (g *group) sampleStats(a *schemas.Advantage) []estimator.SampleStats {
 	var out []estimator.SampleStats
 	cfg := g.config()
@@ -192,7 +191,7 @@ func validationOf(g *group) estimator.ValidationGroup {
 }
 
 // sourceOf returns the dataset that a prompt is from, by which validation metrics are kept apart: data_source of its
-// metadata, as in verl; "unknown" without it. validationOf calls it.
+// metadata, as in verl; "unknown" without it.
 func sourceOf(m schemas.Metadata) string {
 	fields, err := m.Map()
 	if err != nil {
@@ -204,7 +203,7 @@ func sourceOf(m schemas.Metadata) string {
 	return "unknown"
 }
 
-// moments returns the mean and population standard deviation of x, which is not empty. summary calls it.
+// moments returns the mean and population standard deviation of x, which is not empty.
 func moments(x []float64) (mean, std float64) {
 	for _, v := range x {
 		mean += v

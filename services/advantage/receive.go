@@ -234,7 +234,7 @@ func (g *group) held() int {
 }
 
 // afterBatch acknowledges a reward whose batch has closed. If its group's result does not count it, it is a dead
-// letter. handleReward calls it.
+// letter.
 func (w *worker) afterBatch(
 	ctx context.Context, m *bus.Message, r *schemas.Reward, o *schemas.Opening, opened time.Time,
 ) error {
@@ -271,7 +271,7 @@ func (w *worker) lookUpLater(g *group) {
 }
 
 // closeIfStored ends a group that is open here and has a stored result: another worker closed it, or its rewards came
-// too late. sweep calls it.
+// too late.
 func (w *worker) closeIfStored(ctx context.Context, g *group) error {
 	a, err := w.bus.Result(ctx, g.run, g.uid, g.size, g.spec.Batch)
 	if errors.Is(err, bus.ErrNotFound) {

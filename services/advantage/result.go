@@ -175,7 +175,7 @@ type scale struct {
 }
 
 // scaleOf returns the settings of an estimator that groups must have in common to be normalised together; text: the
-// samples are texts. estimate calls it.
+// samples are texts.
 func scaleOf(c estimator.Config, text bool) scale {
 	s := scale{
 		c.Name, c.Std, c.StdBasis, c.Mode, c.Singleton, c.Epsilon, c.AdvClipMax, c.Gamma, 0, text,
@@ -273,7 +273,6 @@ func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 }
 
 // rewards returns what the estimator needs of the members that were scored, by index: reward, scores and length.
-// estimateAlike calls it.
 func (g *group) rewards() estimator.Rewards {
 	var r estimator.Rewards
 	for _, s := range g.members() {

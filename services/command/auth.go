@@ -99,8 +99,7 @@ func openAuth(dir string) (*auth.Folder, error) {
 	return f, authError(err)
 }
 
-// printNextSteps says what to do with a new credentials folder; 'meander auth init' ends with it. authInitCommand
-// calls it.
+// printNextSteps says what to do with a new credentials folder; 'meander auth init' ends with it.
 func printNextSteps(w io.Writer, f *auth.Folder, listen string) error {
 	host, port, _ := net.SplitHostPort(listen)
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {

@@ -93,8 +93,7 @@ func (a *app) server() bus.Config {
 	}
 }
 
-// checkServer refuses a URL of --nats that is not of a NATS server. A URL without a scheme is nats://. openConnection
-// calls it.
+// checkServer refuses a URL of --nats that is not of a NATS server. A URL without a scheme is nats://.
 func (a *app) checkServer() error {
 	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
 		if _, err := url.Parse(server); err != nil || !strings.Contains(server, "://") {
@@ -379,8 +378,7 @@ func (a *app) withRun(
 	})
 }
 
-// runArgument reads the argument RUN of a command that also has the flag --run. Both, and different, are a usage
-// error. verifyCommand calls it.
+// runArgument reads the argument RUN of a command that also has the flag --run. Both, and different, are a usage error.
 func runArgument(run *schemas.Run, given []string) error {
 	if len(given) == 0 {
 		return nil

@@ -138,7 +138,7 @@ why, how much of it is done, and what it waits for.`,
 	}
 }
 
-// runProgress reads how the groups of a run ended, and what it waits for. statusCommand calls it.
+// runProgress reads how the groups of a run ended, and what it waits for.
 func runProgress(ctx context.Context, b *bus.Bus, run schemas.Run) (*ui.Progress, error) {
 	ctx, done := context.WithTimeout(ctx, topTimeout)
 	defer done()
@@ -229,7 +229,7 @@ func (k *controller) sendControl(ctx context.Context, conn *connection, out io.W
 	return errors.Join(err, late)
 }
 
-// printOutcome says what an accepted control did. samplers is how many run. sendControl calls it.
+// printOutcome says what an accepted control did. samplers is how many run.
 func (k *controller) printOutcome(out io.Writer, r *schemas.ControlReceipt, samplers int) error {
 	what := "run " + string(r.Run)
 	if r.UID != "" {
@@ -260,8 +260,7 @@ func (k *controller) printOutcome(out io.Writer, r *schemas.ControlReceipt, samp
 	return nil
 }
 
-// printStatus prints the state of a run that the receipt has, and what it waits for, which p has. statusCommand calls
-// it.
+// printStatus prints the state of a run that the receipt has, and what it waits for, which p has.
 func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *ui.Progress) error {
 	if a.json {
 		fields := schemas.JSON(r)

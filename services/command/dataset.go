@@ -108,7 +108,7 @@ func (p *promptFlags) load(texts []string, stdin io.Reader, named bool) ([]promp
 	return prompts, nil
 }
 
-// checkAllFlags joins what is wrong with the flags, whose fields are given. loadPrompts calls it.
+// checkAllFlags joins what is wrong with the flags, whose fields are given.
 func (p *promptFlags) checkAllFlags(rewards []any, fields map[string]any) error {
 	return errors.Join(p.checkFlags(fields), p.checkTruthUsed(rewards, fields), p.checkRewardBy(),
 		p.checkScheduledFlags())
@@ -204,8 +204,8 @@ func wordsOf[S ~string](list []S) []string {
 	return out
 }
 
-// selectRecords reads the records of prompts and selects those that the flags choose, in batches. It counts the
-// others in p.loaded. No prompt at all is an error. loadPrompts calls it.
+// selectRecords reads the records of prompts and selects those that the flags choose, in batches. It counts the others
+// in p.loaded. No prompt at all is an error.
 func (p *promptFlags) selectRecords(
 	texts []string, stdin io.Reader, specs []any, choice dataset.Choice,
 ) ([]dataset.Batch, error) {
@@ -275,7 +275,6 @@ var choiceFlags = fieldFlags{set: map[string]string{
 }}
 
 // choiceOf returns which records the flags choose: filters, order, part and batches. An error names the flag.
-// loadPrompts calls it.
 func (p *promptFlags) choiceOf() (dataset.Choice, error) {
 	c := p.choice
 	if p.set("shuffle") {
@@ -411,8 +410,7 @@ func fieldKinds() map[string]dataset.Kind {
 	return kinds
 }
 
-// checkTypes refuses a record that could not be read as a prompt: a field has a value of another kind. prepare calls
-// it.
+// checkTypes refuses a record that could not be read as a prompt: a field has a value of another kind.
 func checkTypes(r *dataset.Record) error {
 	_, _, err := decodeRecord(r)
 	return err
@@ -544,7 +542,7 @@ func (p prompt) encode() ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// slug returns the first words of a prompt in the alphabet of tokens, for a readable uid. loadPrompts calls it.
+// slug returns the first words of a prompt in the alphabet of tokens, for a readable uid.
 func slug(text string) string {
 	words := strings.FieldsFunc(strings.ToLower(text), func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < '0' || r > '9')

@@ -139,7 +139,6 @@ func (p *prompt) setGroundTruth(truth any) {
 }
 
 // checkTruthUsed refuses --ground-truth if no reward function of the flags uses it. specs are those functions.
-// loadPrompts calls it.
 func (p *promptFlags) checkTruthUsed(specs []any, defaults map[string]any) error {
 	text, _ := defaults["text"].(map[string]any)
 	if p.groundTruth == "" || specs == nil || p.file != "" || text["interaction"] != nil {
@@ -157,8 +156,7 @@ func (p *promptFlags) checkTruthUsed(specs []any, defaults map[string]any) error
 		strings.Join(names, ", "))
 }
 
-// checkAnswers returns what the reward functions of the flags refuse about one prompt, such as a missing ground
-// truth. records calls it.
+// checkAnswers returns what the reward functions of the flags refuse about one prompt, such as a missing ground truth.
 func checkAnswers(specs []any, text string, truth any) error {
 	var errs []error
 	for _, v := range specs {

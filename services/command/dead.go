@@ -109,8 +109,7 @@ func (a *app) deadDropCommand() *cobra.Command {
 	}
 }
 
-// listDead prints a line for each dead letter of a run ("*": of all runs). Letters that cannot be read are listed,
-// too. deadListCommand calls it.
+// listDead prints a line for each dead letter of a run ("*": of all runs). Letters that cannot be read are listed, too.
 func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) error {
 	t := present.New("ID", "WHEN", "STAGE", "CODE", "RUN", "UID", "REASON")
 	n := 0
@@ -152,7 +151,6 @@ func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) erro
 }
 
 // showDead prints a dead letter, whose message is m, with the original message, wherever that is stored.
-// deadShowCommand calls it.
 func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error {
 	d, err := readDead(m)
 	var data []byte

@@ -57,7 +57,7 @@ Exit status: 0 no fault, 1 at least one fault, 2 wrong usage.`,
 }
 
 // doctor connects, if it can, runs all checks and prints their findings. A fault gives exit status 1; no server is a
-// finding, not an error. doctorCommand calls it.
+// finding, not an error.
 func (a *app) doctor(ctx context.Context, o doctor.Options, out io.Writer) error {
 	log := zerolog.Nop() // errors become findings
 	o.Version = boot.Version()
@@ -102,7 +102,7 @@ func (a *app) doctor(ctx context.Context, o doctor.Options, out io.Writer) error
 	return nil
 }
 
-// existingFolder returns the folder, or the nearest folder above it that exists, to measure a disk. doctor calls it.
+// existingFolder returns the folder, or the nearest folder above it that exists, to measure a disk.
 func existingFolder(dir string) string {
 	for {
 		_, err := os.Stat(dir)
@@ -153,7 +153,7 @@ func (p *findingPrinter) printFinding(f doctor.Finding) {
 	}
 }
 
-// printSummary prints how many findings there were of each state; with --json nothing. doctor calls it.
+// printSummary prints how many findings there were of each state; with --json nothing.
 func (p *findingPrinter) printSummary() {
 	if p.json {
 		return

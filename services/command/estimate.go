@@ -159,8 +159,7 @@ func metadataOf(prompts []prompt) []string {
 	return sortedKeys(names)
 }
 
-// counts returns what happened to the records of the data set: how many were bad, left out or chosen. addPrompts
-// calls it.
+// counts returns what happened to the records of the data set: how many were bad, left out or chosen.
 func (d *datasetFlags) counts() *recordCounts {
 	l := d.loaded
 	out := &recordCounts{
@@ -190,7 +189,7 @@ func (p *estimated) printAndCheck(
 }
 
 // mustFit returns a usage error with the streams that the samples will certainly overfill; nil if there are none, with
-// overfill, or if the run is resumed. conn may be nil. printAndCheck and dryRun call it.
+// overfill, or if the run is resumed. conn may be nil.
 func (p *estimated) mustFit(ctx context.Context, conn *connection, run schemas.Run, overfill bool) error {
 	if overfill {
 		return nil
@@ -296,7 +295,7 @@ func (p *estimated) printEstimate(out io.Writer) error {
 	return err
 }
 
-// printPrompts writes with line how many samples are made, and from which prompts. printEstimate calls it.
+// printPrompts writes with line how many samples are made, and from which prompts.
 func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	what := fmt.Sprintf("%s = %s", present.Count(p.Groups, "group"), present.Count(p.Samples, "sample"))
 	made := "image"
@@ -374,7 +373,7 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	}
 }
 
-// printCost writes with line what images cost: steps and latents. printEstimate calls it.
+// printCost writes with line what images cost: steps and latents.
 func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	each := ""
 	switch n := c.StopStepIndex - c.StartStepIndex; {
@@ -415,7 +414,7 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	}
 }
 
-// printTextCost writes with line what texts cost: tokens and logits. printEstimate calls it.
+// printTextCost writes with line what texts cost: tokens and logits.
 func printTextCost(p *estimate.Estimate, line func(name, format string, args ...any)) {
 	c := p.Cost
 	line("tokens", "at most %s generated a sample, %s in all", present.Thousands(c.Tokens),

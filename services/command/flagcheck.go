@@ -84,7 +84,7 @@ func (f fieldFlags) nameFlags(reason string) string {
 	return strings.Join(slices.Compact(lines), "\n")
 }
 
-// nameBeside replaces the field that another one is set beside by its flag. nameFlags calls it.
+// nameBeside replaces the field that another one is set beside by its flag.
 func (f fieldFlags) nameBeside(rest string) string {
 	field, rule, ok := strings.Cut(strings.TrimPrefix(rest, "set beside "), ";")
 	if flag := f.set["rollout."+field]; ok && flag != "" && strings.HasPrefix(rest, "set beside ") {
@@ -93,7 +93,7 @@ func (f fieldFlags) nameBeside(rest string) string {
 	return rest
 }
 
-// flagsBelow lists the flags that were given for fields of one part of a prompt, such as start. nameFlags calls it.
+// flagsBelow lists the flags that were given for fields of one part of a prompt, such as start.
 func (f fieldFlags) flagsBelow(path string) string {
 	var flags []string
 	for _, field := range sortedKeys(f.set) {
@@ -171,7 +171,7 @@ var completions = map[string][]string{
 	"reward":          scorer.Kinds(),
 }
 
-// completeNames lets the shell complete the values of flags, for c and all commands below it. newRoot calls it.
+// completeNames lets the shell complete the values of flags, for c and all commands below it.
 func completeNames(c *cobra.Command) {
 	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		names := fieldflag.Choices(f)

@@ -90,7 +90,7 @@ See '{{.CommandPath}} COMMAND --help' for a command.
 {{end}}`
 
 // setHelp gives a command, and all commands below it, help with headings, and errors that suggest the nearest flag or
-// command. newRoot calls it.
+// command.
 func setHelp(root *cobra.Command) {
 	cobra.AddTemplateFunc("flagHelp", func(c *cobra.Command) string { return flagHelp(c, present.Width(os.Stdout)) })
 	cobra.AddTemplateFunc("globalHelp", func(c *cobra.Command) string {
@@ -147,8 +147,7 @@ var completionExamples = map[string]string{
 	"powershell": `  meander completion powershell | Out-String | Invoke-Expression    # or a line of your profile`,
 }
 
-// commandsWithFlag names, for an error about an unknown flag, the commands that have it; "" if none has it. setHelp
-// calls it.
+// commandsWithFlag names, for an error about an unknown flag, the commands that have it; "" if none has it.
 func commandsWithFlag(of *cobra.Command, flag string) string {
 	var names []string
 	for _, c := range of.Root().Commands() {
@@ -210,8 +209,7 @@ func noSuchCommand(c *cobra.Command, given []string) error {
 	return fmt.Errorf("%s has no command %q%s", c.CommandPath(), given[0], hint)
 }
 
-// checkHelp refuses help for a command that there is not: cobra would print that of the command above it. Execute calls
-// it.
+// checkHelp refuses help for a command that there is not: cobra would print that of the command above it.
 func checkHelp(root *cobra.Command, given []string) error {
 	if len(given) > 0 && given[0] == "help" {
 		given = given[1:]

@@ -52,7 +52,7 @@ func imageFiles(path string) ([]string, error) {
 }
 
 // filesOf returns the image files of prompt k of n. Numbers of images and prompts that do not fit together are an
-// error. setStart calls it.
+// error.
 func (x *images) filesOf(k, n int) ([]string, error) {
 	switch {
 	case x.groups != nil:
@@ -102,7 +102,7 @@ func (x *images) setStart(p prompt, own bool, k, n int) error {
 }
 
 // setSize gives a prompt the size of its file unless it says one; first says that no other file came before. It fails
-// if the size is another than that of the prompt or of the files before. setStart calls it.
+// if the size is another than that of the prompt or of the files before.
 func setSize(body map[string]any, size media.Size, first bool) error {
 	for _, side := range []struct {
 		field string
@@ -124,7 +124,6 @@ func setSize(body map[string]any, size media.Size, first bool) error {
 }
 
 // inlineImages returns the images that a prompt carries itself, as maps of an event, and their size in bytes.
-// moveToObjectStore calls it.
 func inlineImages(body map[string]any) (list []map[string]any, size int) {
 	data, _ := startOf(body)["data"].(map[string]any)
 	items, _ := data["images"].([]any)

@@ -104,7 +104,7 @@ func (i *interrupt) askAndAct() {
 }
 
 // wantsCancel asks on the terminal, and reports whether to cancel the run. Without a terminal or an answer the run is
-// left. askAndAct calls it.
+// left.
 func (i *interrupt) wantsCancel() bool {
 	if i.signals == nil {
 		return false

@@ -80,8 +80,7 @@ func onlyLatents(names []string, step int64) string {
 	return found[0]
 }
 
-// readTensor reads a tensor of the file as [n, S, C]; [S, C] becomes [1, S, C], one state for all samples. latentsOf
-// calls it.
+// readTensor reads a tensor of the file as [n, S, C]; [S, C] becomes [1, S, C], one state for all samples.
 func (s *states) readTensor(name string) (map[string]any, error) {
 	if t := s.read[name]; t != nil {
 		return t, nil
@@ -109,7 +108,7 @@ func startOf(body map[string]any) map[string]any {
 	return start
 }
 
-// checkStart removes the start of a prompt if it is null, and fails if it is not an object. loadPrompts calls it.
+// checkStart removes the start of a prompt if it is null, and fails if it is not an object.
 func checkStart(body map[string]any) error {
 	switch start := body["start"].(type) {
 	case nil:
@@ -122,7 +121,7 @@ func checkStart(body map[string]any) error {
 }
 
 // setStart gives a prompt its latents of the file, unless the prompt has a start of its own. It fails if the file has
-// none for it. loadPrompts calls it.
+// none for it.
 func (s *states) setStart(p prompt, own bool) error {
 	if s == nil || own {
 		return nil
@@ -164,8 +163,7 @@ func (p prompt) moveToObjectStore(ctx context.Context, b *bus.Bus) error {
 	return moveToBlob(ctx, b, t, "states")
 }
 
-// moveToBlob stores the data of a map in the object store, and puts a reference in their place. moveToObjectStore
-// calls it.
+// moveToBlob stores the data of a map in the object store, and puts a reference in their place.
 func moveToBlob(ctx context.Context, b *bus.Bus, t map[string]any, what string) error {
 	ref, err := b.PutBlob(ctx, t["data"].([]byte))
 	if err != nil {

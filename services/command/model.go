@@ -81,8 +81,7 @@ func (a *app) modelInfo(c *cobra.Command, name, engine string) error {
 	return showInfo(c, a.json, info.Problems, infoJSON(info), func() { printInfo(c.OutOrStdout(), dir, info) })
 }
 
-// inspectByEngine asks a worker what it says of a model, and writes what it is waited for to stderr. modelInfo calls
-// it.
+// inspectByEngine asks a worker what it says of a model, and writes what it is waited for to stderr.
 func inspectByEngine(ctx context.Context, name, engine string, stderr io.Writer) (string, *model.Info, error) {
 	if !models.IsTorch(engine) {
 		return "", nil, fmt.Errorf("--engine: %q; must be torch or torch=ADDRESS", engine)
@@ -136,7 +135,7 @@ func printParts(out io.Writer, name, family, dir string, parts []model.PartInfo)
 	t.Print(out)
 }
 
-// printInfo prints the description of an image model. modelInfo calls it.
+// printInfo prints the description of an image model.
 func printInfo(out io.Writer, dir string, info *model.Info) {
 	printParts(out, info.Name, info.Family, dir, info.Parts)
 	printGPUMemory(out, info)
@@ -187,7 +186,6 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 }
 
 // conditioningOf returns the names of a conditioning's tensors, each with that of its mask if the card names one.
-// printInfo calls it.
 func conditioningOf(card model.Card) (names []string) {
 	for _, name := range card.Conditioning {
 		if mask := card.Masks[name]; mask != "" {
@@ -205,8 +203,8 @@ func printReward(out io.Writer, names []string) {
 	}
 }
 
-// printGPUMemory says how much memory a GPU must have for a model: weights as bf16 or float32, and the most that a
-// pass with guidance adds, for images of some sizes. printInfo calls it.
+// printGPUMemory says how much memory a GPU must have for a model: weights as bf16 or float32, and the most that a pass
+// with guidance adds, for images of some sizes.
 func printGPUMemory(out io.Writer, info *model.Info) {
 	if info.Pass == nil {
 		return

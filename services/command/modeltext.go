@@ -20,7 +20,7 @@ func languageInfo(c *cobra.Command, dir string, family lm.Family, asJSON bool) e
 	return showInfo(c, asJSON, info.Problems, languageJSON(info), func() { printLanguage(c.OutOrStdout(), dir, info) })
 }
 
-// printLanguage prints the description of a language model. languageInfo calls it.
+// printLanguage prints the description of a language model.
 func printLanguage(out io.Writer, dir string, info *lm.Info) {
 	printParts(out, info.Name, info.Family, dir, info.Parts)
 	if info.Vocabulary == 0 {

@@ -243,7 +243,7 @@ func policyJSON(p *schemas.Policy, replicas []client.Replica) any {
 	return line
 }
 
-// printAnswers says how many samplers use a pushed version, and which refused it. push calls it.
+// printAnswers says how many samplers use a pushed version, and which refused it.
 func printAnswers(out io.Writer, p *schemas.Policy, replicas []client.Replica, took time.Duration) {
 	if len(replicas) == 0 {
 		fmt.Fprintln(out, "no sampler runs; the next one starts on it")
@@ -300,7 +300,7 @@ func policyListCommand(a *app) *cobra.Command {
 }
 
 // listPolicies prints the versions of a lane under a title, and the one that each sampler uses. An unknown lane is a
-// usage error. policyListCommand calls it.
+// usage error.
 func (a *app) listPolicies(c *cobra.Command, conn *connection, lane schemas.Lane, title string) error {
 	peer, out := client.New(conn.Bus), c.OutOrStdout()
 	current, err := peer.Policy(c.Context(), lane)
@@ -348,7 +348,7 @@ func (a *app) listPolicies(c *cobra.Command, conn *connection, lane schemas.Lane
 }
 
 // printPolicies prints the table of a lane's versions, the current one with a mark, and the state of each sampler.
-// refused has the reasons by version. listPolicies calls it.
+// refused has the reasons by version.
 func printPolicies(out io.Writer, current, newest *schemas.Policy, history []*schemas.Policy,
 	refused map[int64]string, replicas []client.Replica,
 ) {
@@ -406,7 +406,7 @@ func weightsLine(p *schemas.Policy) string {
 	return text
 }
 
-// replicaLine says what a sampler does about the lane's newest version. printPolicies calls it.
+// replicaLine says what a sampler does about the lane's newest version.
 func replicaLine(newest *schemas.Policy, r client.Replica) string {
 	switch {
 	case r.Answer != nil && r.Answer.State == schemas.AppliedRefused:
@@ -475,7 +475,7 @@ func pathOf(w schemas.WeightsFile) string {
 	return ", by path: " + w.Path
 }
 
-// printPolicy prints a version and the samplers' answers to it. policyShowCommand calls it.
+// printPolicy prints a version and the samplers' answers to it.
 func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.Applied) error {
 	if a.json {
 		return json.NewEncoder(out).Encode(schemas.JSON(p))

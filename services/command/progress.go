@@ -166,7 +166,7 @@ func withoutDigit(r rune) rune {
 }
 
 // receiptHandler returns a handler of intake's answers to the run's prompts: it adds up the steps to come, and prints
-// warnings, but for those that are known, and why prompts wait, each reason once. publishAndWait calls it.
+// warnings, but for those that are known, and why prompts wait, each reason once.
 func (p *progress) receiptHandler(known []string) nats.MsgHandler {
 	told := map[string]bool{}
 	return func(m *nats.Msg) {
@@ -296,7 +296,7 @@ func (p *progress) print() {
 	fmt.Fprintf(p.out, "run %s: %d/%d steps  %s\n", p.run, steps, total, *p.tail.Load()+p.model.String())
 }
 
-// close ends the bar, or prints a last line of progress. publishAndWait calls it.
+// close ends the bar, or prints a last line of progress.
 func (p *progress) close() {
 	p.closed.Do(func() {
 		close(p.ended)

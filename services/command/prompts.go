@@ -120,7 +120,7 @@ func (p *promptFlags) addFlags(f *pflag.FlagSet) {
 	})
 }
 
-// registerGroups adds the flags of groups and batches to f. addFlags calls it.
+// registerGroups adds the flags of groups and batches to f.
 func (p *promptFlags) registerGroups(f *pflag.FlagSet) {
 	f.IntVar(&p.choice.BatchSize, "batch-size", 0,
 		"join this many prompts to a batch, in order; the last batch may be smaller")
@@ -255,7 +255,7 @@ func (p *promptFlags) fieldsOfFlags() (map[string]any, error) {
 	return d, errors.Join(errs...)
 }
 
-// findImages finds the files of --start-image, a PNG or a folder. fieldsOfFlags calls it.
+// findImages finds the files of --start-image, a PNG or a folder.
 func (p *promptFlags) findImages(path string) error {
 	if p.images != nil {
 		return errors.New("--start-image: given; must be absent where the arguments are images")

@@ -58,7 +58,7 @@ func parseLogits(s string) (any, error) {
 	return out, nil
 }
 
-// parseIntegers reads integers separated by commas. parseLogits calls it.
+// parseIntegers reads integers separated by commas.
 func parseIntegers(s string) (list []int64, err error) {
 	for part := range strings.SplitSeq(s, ",") {
 		n, err := strconv.ParseInt(strings.TrimSpace(part), 10, 64)
@@ -109,8 +109,8 @@ func (p *promptFlags) conversation(texts []string) ([]any, []string, error) {
 	return list, []string{last}, nil
 }
 
-// setTextOfMessages makes the last message the text of a prompt that has messages of its own; the text names the
-// prompt in tables. loadPrompts calls it.
+// setTextOfMessages makes the last message the text of a prompt that has messages of its own; the text names the prompt
+// in tables.
 func (q *prompt) setTextOfMessages() {
 	list, ok := q.body["messages"].([]any)
 	if !ok || len(list) == 0 {
@@ -151,8 +151,8 @@ func (q *prompt) useMessages() error {
 // maxMessages bounds the file of a conversation, in bytes.
 const maxMessages = 4 << 20
 
-// readMessages reads the file of --messages: a list of messages, or an object with one under "messages". An error
-// names the message and what it must be. conversation calls it.
+// readMessages reads the file of --messages: a list of messages, or an object with one under "messages". An error names
+// the message and what it must be.
 func readMessages(path string) ([]any, error) {
 	info, err := os.Stat(path)
 	if err == nil && info.Size() > maxMessages {
@@ -206,8 +206,7 @@ func readMessages(path string) ([]any, error) {
 	return out, nil
 }
 
-// invalidUTF8 returns the index of the first byte that is not part of valid UTF-8; -1 if there is none. readMessages
-// calls it.
+// invalidUTF8 returns the index of the first byte that is not part of valid UTF-8; -1 if there is none.
 func invalidUTF8(data []byte) int {
 	for i := 0; i < len(data); {
 		r, n := utf8.DecodeRune(data[i:])

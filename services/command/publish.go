@@ -115,8 +115,7 @@ func (a *app) publishAll(
 	return nil
 }
 
-// notAccepted says in one word what happened to a prompt that was not accepted: held, stored or refused. publishAll
-// calls it.
+// notAccepted says in one word what happened to a prompt that was not accepted: held, stored or refused.
 func notAccepted(r *schemas.Receipt) string {
 	switch {
 	case r.Waiting != "":

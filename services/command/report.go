@@ -62,7 +62,7 @@ An open group has no samples in the page; 'meander ui' shows them. A file of tha
 }
 
 // writeReport writes the page of a run by put, to a place of that name, and prints on out what it wrote. A run without
-// groups is an error. reportCommand calls it.
+// groups is an error.
 func (a *app) writeReport(
 	ctx context.Context, b *bus.Bus, run schemas.Run, name string, o report.Options, out io.Writer, put putter,
 ) error {

@@ -129,7 +129,7 @@ func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error 
 	return r.report(context.WithoutCancel(ctx), conn, source, advantages, time.Since(began), stdout, stderr)
 }
 
-// changeOf returns how the pass differs from the run, by the flags; without any it is an error. rescore calls it.
+// changeOf returns how the pass differs from the run, by the flags; without any it is an error.
 func (r *rescorer) changeOf() (rescore.Change, error) {
 	c := rescore.Change{GroundTruth: schemas.Truth(r.rewards.groundTruth)}
 	specs, err := r.rewards.rewardSpecs()
@@ -231,8 +231,7 @@ func (r *rescorer) scoreAndWait(
 	return advantages, err
 }
 
-// report writes the results of the pass to its folder and prints them. Groups that are not complete give exit status
-// 1. rescore calls it.
+// report writes the results of the pass to its folder and prints them. Groups that are not complete give exit status 1.
 func (r *rescorer) report(
 	ctx context.Context, conn *connection, source *rescore.Source, advantages map[schemas.UID]*schemas.Advantage,
 	took time.Duration, stdout, stderr io.Writer,
@@ -271,7 +270,7 @@ func asUsage(err error) error {
 }
 
 // resolvedSpecs converts the reward functions of the flags into specs with all defaults set. Too many rewards, or
-// weights that sum up to 0, are an error. changeOf calls it.
+// weights that sum up to 0, are an error.
 func resolvedSpecs(list []any) ([]schemas.RewardSpec, error) {
 	var out []schemas.RewardSpec
 	for _, v := range list {

@@ -12,8 +12,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// printPass prints the table of a pass for people: each value of the run, and beside it that of the pass. report
-// calls it.
+// printPass prints the table of a pass for people: each value of the run, and beside it that of the pass.
 func printPass(w io.Writer, p *results.Pass) {
 	var t *present.Table
 	if len(p.Groups) <= fewGroups {
@@ -58,7 +57,7 @@ func readText(scores []results.Score) string {
 	return ""
 }
 
-// faultsOf says why samples of a pass failed, each reason once with its number. printPass calls it.
+// faultsOf says why samples of a pass failed, each reason once with its number.
 func faultsOf(p *results.Pass) []string {
 	counts := map[string]int{}
 	for _, g := range p.Groups {

@@ -419,7 +419,7 @@ func (r *runner) report(
 	return notComplete(statuses)
 }
 
-// reportRefused prints each reason of refusal once, with its prompts. report calls it.
+// reportRefused prints each reason of refusal once, with its prompts.
 func (r *runner) reportRefused(prompts []prompt, o *results.Outcomes, stderr io.Writer) {
 	uids := map[string][]string{}
 	var reasons []string

@@ -423,8 +423,8 @@ func isFolder(name string) bool {
 	return err == nil && info.IsDir()
 }
 
-// importRun stores an exported run. It refuses while a service runs, which would work on a part of the run, and if
-// the store has other events of the run. runsImportCommand calls it.
+// importRun stores an exported run. It refuses while a service runs, which would work on a part of the run, and if the
+// store has other events of the run.
 func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker, o archive.ImportOptions) error {
 	running, err := conn.Present(c.Context())
 	if err != nil {

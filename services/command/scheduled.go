@@ -99,8 +99,7 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 	return c
 }
 
-// setScheduledDefaults sets the flags that the command has other defaults for than prompts have. scheduledCommand calls
-// it.
+// setScheduledDefaults sets the flags that the command has other defaults for than prompts have.
 func (p *promptFlags) setScheduledDefaults(f *pflag.FlagSet) error {
 	defaults := map[string]string{"max-step-offset": "10", "rollout-decode": "true"}
 	if p.probabilityHasEffect() {
@@ -129,7 +128,7 @@ func (p *promptFlags) probabilityHasEffect() bool {
 }
 
 // checkScheduledFlags refuses flags of scheduled sampling that others leave without effect. The records of a file have
-// settings of their own, so it checks none beside --prompts. loadPrompts calls it.
+// settings of their own, so it checks none beside --prompts.
 func (p *promptFlags) checkScheduledFlags() error {
 	if p.file != "" {
 		return nil
@@ -157,7 +156,7 @@ func (p *promptFlags) checkScheduledFlags() error {
 }
 
 // printRolls shows the samples of a group of scheduled sampling. It returns false, and prints nothing, for another
-// group. printGroups calls it.
+// group.
 func printRolls(w io.Writer, g *results.Group) bool {
 	shown, all := 0, 0
 	t := present.Samples()
@@ -191,7 +190,7 @@ func printRolls(w io.Writer, g *results.Group) bool {
 	return true
 }
 
-// rollSummary returns the lines about scheduled sampling of a run's summary, from its metrics. summaryLines calls it.
+// rollSummary returns the lines about scheduled sampling of a run's summary, from its metrics.
 func rollSummary(m map[string]float64) []string {
 	lines := []string{fmt.Sprintf("scheduled sampling: probability %.3g, %.0f %% rolled, offset %.3g (at most %.0f), "+
 		"%.0f evaluations of the model, drift %.4g", m["scheduled_sampling/probability"],

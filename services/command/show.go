@@ -42,8 +42,7 @@ func showCommand(a *app) *cobra.Command {
 	return c
 }
 
-// showRun prints a line for each group of a run that has a result. A run without any is an error. showCommand calls
-// it.
+// showRun prints a line for each group of a run that has a result. A run without any is an error.
 func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Writer) error {
 	state, err := pausedOrCancelled(ctx, b, run)
 	if err != nil {
@@ -80,7 +79,6 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 }
 
 // showGroup prints a group: its result and its trajectories. Either may be missing; without both it is an error.
-// showCommand calls it.
 func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, out io.Writer) error {
 	var adv *schemas.Advantage
 	m, err := b.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid))
@@ -150,7 +148,7 @@ func pausedOrCancelled(ctx context.Context, b *bus.Bus, run schemas.Run) (string
 }
 
 // groupFailures says why samples of a group have no reward, each reason once with its samples. adv is nil while the
-// group is open. An error is of the server. showGroup calls it.
+// group is open. An error is of the server.
 func groupFailures(
 	ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, adv *schemas.Advantage,
 	trajectories []*schemas.Trajectory,
@@ -184,7 +182,7 @@ func groupFailures(
 	return failureLines(members), nil
 }
 
-// segmentLine says which part of the schedule a sample ran; "" if it ran all. printGroup calls it.
+// segmentLine says which part of the schedule a sample ran; "" if it ran all.
 func segmentLine(t *schemas.Trajectory) string {
 	if t.Start == nil && t.Stop == nil {
 		return ""
@@ -205,7 +203,6 @@ func segmentLine(t *schemas.Trajectory) string {
 }
 
 // attemptsLine says which attempts made the steps of a sample, if it was continued; "" if one attempt made all.
-// printGroup calls it.
 func attemptsLine(t *schemas.Trajectory) string {
 	attempts := t.Attempts()
 	if len(attempts) < 2 {
@@ -239,7 +236,6 @@ func describeGuidance(scale, second, boundary, rescale float64) string {
 }
 
 // printGroup prints a group for people. adv is nil while the group is open; why are the reasons of failed samples.
-// showGroup calls it.
 func printGroup(
 	out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Advantage, trajectories []*schemas.Trajectory,
 	why []string,
@@ -318,7 +314,7 @@ func printGroup(
 	printLogProbs(out, trajectories)
 }
 
-// printLogProbs shows the log-probs of all samples, with a row for each step. printGroup calls it.
+// printLogProbs shows the log-probs of all samples, with a row for each step.
 func printLogProbs(out io.Writer, trajectories []*schemas.Trajectory) {
 	fmt.Fprintln(out, "\nlog-probs by step")
 	steps := present.Samples()

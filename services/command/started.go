@@ -141,7 +141,7 @@ func adapterName(digest string) string {
 }
 
 // adapterDigest returns a digest of the adapter that the flags add to the checkpoint; "" without one. It fails if the
-// adapter cannot be read. startedWith calls it.
+// adapter cannot be read.
 func (s *services) adapterDigest() (string, error) {
 	if s.Sampler.Adapter == "" {
 		return "", nil

@@ -116,7 +116,7 @@ func laggingServers(stats []bus.StreamStats) (servers []string) {
 }
 
 // spaceLeft says how many more groups of the mean stored size have space, and which stream is full then; 'meander
-// streams limit' ends with it. limitCommand calls it.
+// streams limit' ends with it.
 func spaceLeft(stats []bus.StreamStats) string {
 	byName := map[string]*bus.StreamStats{}
 	for i := range stats {

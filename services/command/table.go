@@ -24,7 +24,7 @@ const (
 )
 
 // printRun prints the results of a run for people: every sample of a few groups, or a line for each of many, and a
-// summary. report calls it.
+// summary.
 func printRun(w io.Writer, r *results.Run) {
 	if len(r.Groups) <= fewGroups {
 		printGroups(w, r)
@@ -226,7 +226,7 @@ func failureLines(members []results.Member) []string {
 	return reasons
 }
 
-// printLines prints a line for each group of a large run, then why samples failed. printRun calls it.
+// printLines prints a line for each group of a large run, then why samples failed.
 func printLines(w io.Writer, r *results.Run) {
 	columns := present.Width(w)
 	widest, replaced := 0, 0 // a column names the groups that replaced others, if there are any
@@ -293,8 +293,8 @@ var lacks = map[string]string{
 		"and no fresh group replaced them",
 }
 
-// notComplete returns an error with exit status 1 if the groups of a run, by their statuses, are not all complete;
-// nil if they are. report calls it.
+// notComplete returns an error with exit status 1 if the groups of a run, by their statuses, are not all complete; nil
+// if they are.
 func notComplete(statuses []string) error {
 	counts, left := map[string]int{}, 0
 	for _, s := range statuses {
@@ -315,7 +315,7 @@ func notComplete(statuses []string) error {
 	return &exitError{status: exitFailed, err: err}
 }
 
-// membersCell returns the samples of a group for one cell of a table, at most that many. printLines calls it.
+// membersCell returns the samples of a group for one cell of a table, at most that many.
 func membersCell(g *results.Group, most int) string {
 	if g.Status == schemas.StatusRefused {
 		return present.FirstLine(g.Error)
@@ -366,8 +366,7 @@ func scoreCell(m *results.Member, name string) string {
 	return "-"
 }
 
-// summaryLines returns the lines of a run's summary about rewards and evaluations, from its metrics. printRun calls
-// it.
+// summaryLines returns the lines of a run's summary about rewards and evaluations, from its metrics.
 func summaryLines(s *results.Summary) []string {
 	var lines []string
 	m := s.Metrics

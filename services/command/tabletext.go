@@ -177,7 +177,7 @@ func tokensLine(e *schemas.Tokens) string {
 	return strings.TrimSpace(what)
 }
 
-// describeText says in a few lines with which settings a group of texts was requested. printGroup calls it.
+// describeText says in a few lines with which settings a group of texts was requested.
 func describeText(t *schemas.Trajectory) []string {
 	s := t.Text.Settings
 	lines := []string{fmt.Sprintf("at most %d tokens, temperature %g, top_k %d, top_p %g, min_p %g, vocabulary %d, "+
@@ -207,7 +207,7 @@ var engineGives = map[string]string{
 	schemas.EngineLogits:    "all logits",
 }
 
-// logitsLine says which logits a text request stores. describeText calls it.
+// logitsLine says which logits a text request stores.
 func logitsLine(s *schemas.TextRequest) string {
 	if s.Logits == nil {
 		return "none"
@@ -219,7 +219,7 @@ func logitsLine(s *schemas.TextRequest) string {
 	return line
 }
 
-// printTokens shows the answers of the samples, and the tokens with their log-probs by position. printGroup calls it.
+// printTokens shows the answers of the samples, and the tokens with their log-probs by position.
 func printTokens(out io.Writer, trajectories []*schemas.Trajectory) {
 	fmt.Fprintln(out, "\nanswers")
 	longest := 0
@@ -268,7 +268,6 @@ func printTokens(out io.Writer, trajectories []*schemas.Trajectory) {
 }
 
 // printConversation shows what a model and its interaction said to each other, with the score of each answer.
-// printTokens calls it.
 func printConversation(out io.Writer, x *schemas.TextResult) {
 	with := x.Settings.Interaction
 	if with == nil {
@@ -298,7 +297,7 @@ func printConversation(out io.Writer, x *schemas.TextResult) {
 // mostTokens is how many tokens of an answer show lists.
 const mostTokens = 64
 
-// nthGenerated returns the position of the n-th generated token in a text; -1 if there is none. printTokens calls it.
+// nthGenerated returns the position of the n-th generated token in a text; -1 if there is none.
 func nthGenerated(x *results.Text, n int) int {
 	for i, one := range x.Mask {
 		if one == 1 {

@@ -153,8 +153,8 @@ func (a *app) useCredentials(o *natsd.Options, s *services, p *pageFlags, dir st
 	return addUsers(o, f)
 }
 
-// addUsers gives the embedded server the users and certificate of a credentials folder. It fails for a user
-// whose role has no such rights. useCredentials calls it.
+// addUsers gives the embedded server the users and certificate of a credentials folder. It fails for a user whose role
+// has no such rights.
 func addUsers(o *natsd.Options, f *auth.Folder) error {
 	for i := range f.Users {
 		u := &f.Users[i]

@@ -93,7 +93,6 @@ there will be no value. The first verdict of a sample counts.`,
 }
 
 // publishVerdicts publishes the verdicts in their order, and stops at the first error, which says how many are given.
-// verdictCommand calls it.
 func publishVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, list []verdictLine) error {
 	for i, j := range list {
 		v, err := j.toEvent(ctx, b, run)
@@ -110,8 +109,7 @@ func publishVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, list []ve
 	return nil
 }
 
-// checkOpen refuses a verdict of a group that is closed already, which would count for nothing. publishVerdicts calls
-// it.
+// checkOpen refuses a verdict of a group that is closed already, which would count for nothing.
 func checkOpen(ctx context.Context, b *bus.Bus, v *schemas.Verdict) error {
 	status, err := results.ClosedAs(ctx, b, v)
 	if status != "" {
@@ -123,8 +121,7 @@ func checkOpen(ctx context.Context, b *bus.Bus, v *schemas.Verdict) error {
 	return err
 }
 
-// parseVerdicts reads verdicts from the arguments UID SAMPLE=VALUE .... The error shows the form. verdictCommand
-// calls it.
+// parseVerdicts reads verdicts from the arguments UID SAMPLE=VALUE .... The error shows the form.
 func parseVerdicts(given []string) ([]verdictLine, error) {
 	if err := schemas.CheckToken("uid", given[0]); err != nil {
 		return nil, err
@@ -148,8 +145,7 @@ func parseVerdicts(given []string) ([]verdictLine, error) {
 // maxJudgements bounds a file of verdicts, in lines.
 const maxJudgements = 1 << 20
 
-// readVerdicts reads a file of verdicts as JSON lines, or stdin for "-". The error names the line and what it must
-// be. verdictCommand calls it.
+// readVerdicts reads a file of verdicts as JSON lines, or stdin for "-". The error names the line and what it must be.
 func readVerdicts(file string, stdin io.Reader) ([]verdictLine, error) {
 	in := stdin
 	if file != "-" {
@@ -200,7 +196,7 @@ func readVerdicts(file string, stdin io.Reader) ([]verdictLine, error) {
 }
 
 // toEvent checks that the sample exists and needs this verdict, and returns it as an event. The error says what the
-// sample waits for. publishVerdicts calls it.
+// sample waits for.
 func (j verdictLine) toEvent(ctx context.Context, b *bus.Bus, run schemas.Run) (*schemas.Verdict, error) {
 	t, err := client.New(b).Trajectory(ctx, run, j.UID, *j.SampleIndex)
 	if errors.Is(err, bus.ErrNotFound) {
@@ -231,7 +227,6 @@ func (j verdictLine) toEvent(ctx context.Context, b *bus.Bus, run schemas.Run) (
 }
 
 // showWaiting lists the samples of a run that wait for a verdict; with dir it also writes their images there.
-// verdictCommand calls it.
 func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run schemas.Run, dir string, out, stderr io.Writer) error {
 	waiting, err := results.WaitingForVerdicts(ctx, b, run, "*")
 	if err == nil && dir != "" {
@@ -267,7 +262,6 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run schemas.Run, dir 
 }
 
 // writeWaiting writes the images of samples that wait for a verdict into a folder, and notes their paths in the list.
-// showWaiting calls it.
 func writeWaiting(ctx context.Context, b *bus.Bus, waiting []results.Waiting, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return usage(fmt.Errorf("--out: %w", err))

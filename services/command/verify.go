@@ -116,7 +116,7 @@ func checkCompute(o verify.Options) error {
 }
 
 // addVerifyFlags adds the flags of 'meander verify', which set the run, the options and the largest difference that
-// passes. verifyCommand calls it.
+// passes.
 func addVerifyFlags(f *pflag.FlagSet, run *schemas.Run, o *verify.Options, tolerance *float64) {
 	nameFlag(f, run, "run", "", "run; default the latest")
 	f.StringArrayVar(&o.Model, "model", nil,
@@ -141,8 +141,7 @@ func addVerifyFlags(f *pflag.FlagSet, run *schemas.Run, o *verify.Options, toler
 			"0.001 for fp32, 0.02 for fp16, 0.2 for bf16; for images 0.00001 for fp32, else 0.02")
 }
 
-// printVerify prints the report of 'meander verify'. A run that is not verified gives exit status 1. verifyCommand
-// calls it.
+// printVerify prints the report of 'meander verify'. A run that is not verified gives exit status 1.
 func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) error {
 	faults := r.Faults(tolerance)
 	if a.json {
@@ -174,7 +173,7 @@ func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) er
 	return nil
 }
 
-// printReport prints the numbers of a report, and the first mismatches, for people. printVerify calls it.
+// printReport prints the numbers of a report, and the first mismatches, for people.
 func printReport(out io.Writer, r *verify.Report) {
 	fmt.Fprintf(out, "run %s: %d trajectories, ", r.Run, r.Trajectories)
 	switch {

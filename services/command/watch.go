@@ -129,8 +129,8 @@ func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOpti
 	return err
 }
 
-// printStored prints the stored events of all sources, in the order in which they were stored. The error is
-// errEnough, or of the server. watch calls it.
+// printStored prints the stored events of all sources, in the order in which they were stored. The error is errEnough,
+// or of the server.
 func (w *watcher) printStored(ctx context.Context, conn *connection, sources []*replay.Source, out io.Writer) error {
 	for m, err := range replay.Merge(ctx, conn.Bus, sources) {
 		if err == nil {
@@ -210,8 +210,8 @@ func (a *app) printEvent(out io.Writer, kind string, m *bus.Message, line string
 	return err
 }
 
-// eventLine returns an event as one line, with the uid that it belongs to. Parts of a step have no line. An error
-// means that the bytes do not decode. print calls it.
+// eventLine returns an event as one line, with the uid that it belongs to. Parts of a step have no line. An error means
+// that the bytes do not decode.
 func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err error) {
 	switch kind {
 	case "prompt":

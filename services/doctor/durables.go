@@ -18,8 +18,8 @@ const (
 	idleBacklog, busyBacklog = time.Minute, 30 * time.Minute
 )
 
-// expectedDurables returns the durable consumers that the running services and the samplers of these lanes should
-// have. running counts the programs of each service. compareDurables calls it.
+// expectedDurables returns the durable consumers that the running services and the samplers of these lanes should have.
+// running counts the programs of each service.
 func expectedDurables(running map[string]int, lanes []schemas.Lane) []schemas.Durable {
 	all := slices.DeleteFunc(schemas.Durables(), func(d schemas.Durable) bool {
 		// The server's advisories are a safety net: a missing reader of them is not urgent.
@@ -75,7 +75,6 @@ func checkConsumers(ctx context.Context, o *Options, say *notes) {
 }
 
 // reportNeverRan reports messages that wait for a service that has no consumer yet: none is behind, and nothing moves.
-// checkConsumers calls it.
 func reportNeverRan(o *Options, all []bus.Examined, say *notes) {
 	var stats []bus.StreamStats
 	consumers := map[string]bool{}
@@ -96,7 +95,6 @@ func reportNeverRan(o *Options, all []bus.Examined, say *notes) {
 }
 
 // reportLost reports samples that are neither made nor asked for: no consumer has them, so none is behind.
-// checkConsumers calls it.
 func reportLost(ctx context.Context, o *Options, say *notes) {
 	open, err := o.Bus.OpenGroups(ctx, "*")
 	lost, lostErr := o.Bus.LostSamples(ctx, open)
@@ -116,7 +114,7 @@ func reportLost(ctx context.Context, o *Options, say *notes) {
 }
 
 // checkBacklog reports messages of a stream that wait at a durable consumer and do not move: a fault if no service
-// takes them. checkConsumers calls it.
+// takes them.
 func checkBacklog(o *Options, s *bus.Examined, c *bus.ConsumerStats, say *notes) {
 	still := o.Now().Sub(c.Delivered).Round(time.Second)
 	which := c.Name + " of " + s.Name
@@ -137,7 +135,7 @@ func checkBacklog(o *Options, s *bus.Examined, c *bus.ConsumerStats, say *notes)
 }
 
 // compareDurables reports durable consumers that running services need and that are missing or changed. all has the
-// streams with their consumers. checkConsumers calls it.
+// streams with their consumers.
 func compareDurables(ctx context.Context, o *Options, all []bus.Examined, say *notes) {
 	found, err := discover(ctx, o.Bus.Conn())
 	present, lanesErr := o.Bus.Present(ctx)
@@ -172,7 +170,7 @@ func compareDurables(ctx context.Context, o *Options, all []bus.Examined, say *n
 	}
 }
 
-// whatItTakes describes which messages a durable consumer takes, for a finding. compareDurables calls it.
+// whatItTakes describes which messages a durable consumer takes, for a finding.
 func whatItTakes(c bus.ConsumerStats) string {
 	what := "everything"
 	if len(c.Filters) > 0 {

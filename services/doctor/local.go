@@ -224,7 +224,7 @@ func checkRewards(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// rewardFix says what to do about a reward function that gives no score. checkRewards calls it.
+// rewardFix says what to do about a reward function that gives no score.
 func rewardFix(name string) string {
 	kind, instance, _ := strings.Cut(name, ":")
 	switch kind {

@@ -101,7 +101,7 @@ type grants struct {
 }
 
 // allow reports whether a subject may be published on, by the lists that the server gave. Without an allow list every
-// subject may, unless it is denied. checkPermissions calls it.
+// subject may, unless it is denied.
 func (g *grants) allow(subject string) bool {
 	if g == nil {
 		return true
@@ -112,8 +112,7 @@ func (g *grants) allow(subject string) bool {
 	return (len(g.Allow) == 0 || in(g.Allow)) && !in(g.Deny)
 }
 
-// matches reports whether a pattern of subjects, with or without wildcards, covers a subject without wildcards. allow
-// calls it.
+// matches reports whether a pattern of subjects, with or without wildcards, covers a subject without wildcards.
 func matches(pattern, subject string) bool {
 	p, s := strings.Split(pattern, "."), strings.Split(subject, ".")
 	for i, token := range p {
@@ -170,7 +169,7 @@ func checkClocks(ctx context.Context, o *Options, say *notes) {
 }
 
 // reportClock reports how far a clock, that of whose, is behind (or, negative, ahead of) the server's: a fault or a
-// warning if that is far. checkClocks calls it.
+// warning if that is far.
 func reportClock(whose string, behind time.Duration, say *notes) {
 	way := "behind"
 	if behind < 0 {
@@ -256,7 +255,7 @@ func checkServices(ctx context.Context, o *Options, say *notes) {
 }
 
 // checkPresent checks what samplers and reward services say of themselves, and returns the lanes that are served; nil:
-// the server did not say. checkServices calls it.
+// the server did not say.
 func checkPresent(ctx context.Context, o *Options, say *notes) map[schemas.Lane]bool {
 	present, err := o.Bus.Present(ctx)
 	if err != nil {

@@ -65,7 +65,7 @@ func checkServer(ctx context.Context, o *Options, say *notes) {
 	checkCertificate(o, cert, say)
 }
 
-// checkCertificate checks when the server's certificate ends, if it has one. checkServer calls it.
+// checkCertificate checks when the server's certificate ends, if it has one.
 func checkCertificate(o *Options, cert *x509.Certificate, say *notes) {
 	if cert == nil {
 		return
@@ -78,8 +78,7 @@ func checkCertificate(o *Options, cert *x509.Certificate, say *notes) {
 	}
 }
 
-// unreachable dials the servers of a cluster and returns an error for each that does not answer. checkServer calls
-// it.
+// unreachable dials the servers of a cluster and returns an error for each that does not answer.
 func unreachable(ctx context.Context, servers []string) (out []error) {
 	tried := make([]error, len(servers))
 	var all sync.WaitGroup
@@ -152,7 +151,7 @@ func checkStreams(ctx context.Context, o *Options, say *notes) {
 }
 
 // examine reads the states of the streams. While some servers of a cluster lag it asks again for a moment: they catch
-// up. checkStreams calls it.
+// up.
 func examine(ctx context.Context, o *Options) (all []bus.Examined, err error) {
 	for end := time.Now().Add(min(lagPatience, o.Timeout/2)); ; {
 		all, err = o.Bus.Examine(ctx, false)
@@ -168,8 +167,7 @@ func examine(ctx context.Context, o *Options) (all []bus.Examined, err error) {
 	}
 }
 
-// reportLackingServers reports servers of a cluster that should keep streams and do not have them. checkStreams calls
-// it.
+// reportLackingServers reports servers of a cluster that should keep streams and do not have them.
 func reportLackingServers(all []bus.Examined, say *notes) {
 	lack, unknown := map[string]int{}, 0
 	for _, s := range all {
@@ -191,7 +189,7 @@ func reportLackingServers(all []bus.Examined, say *notes) {
 	}
 }
 
-// reportFullness adds a fault or a warning about a stream whose limits are reached, or nearly. checkStreams calls it.
+// reportFullness adds a fault or a warning about a stream whose limits are reached, or nearly.
 func reportFullness(s *bus.Examined, say *notes) {
 	switch {
 	case s.Rolls:

@@ -36,7 +36,7 @@ func checkPolicies(ctx context.Context, o *Options, say *notes) {
 }
 
 // checkLane reports which samplers of a lane use its current policy p. present are all running services, answers what
-// the samplers said to policies. checkPolicies calls it.
+// the samplers said to policies.
 func checkLane(p *schemas.Policy, present []*schemas.Presence, answers []*schemas.Applied, say *notes) {
 	slices.Reverse(answers) // the newest first
 	samplers, current := 0, 0

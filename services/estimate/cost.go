@@ -182,7 +182,7 @@ func rolledEvaluations(s *schemas.ScheduledSample, steps int64) int64 {
 }
 
 // addSamplesOf adds n samples that each cost s, all of one group. Numbers that differ between samples are cleared,
-// totals are summed. addSamples calls it.
+// totals are summed.
 func (c *Cost) addSamplesOf(s *Cost, n int64) {
 	if !c.counted {
 		*c = *s
@@ -231,8 +231,7 @@ func clearIfDifferent[T comparable](v *T, other T) {
 	}
 }
 
-// rewardLine describes the reward functions of a prompt in one line, and why they are not the model's own. resolve
-// calls it.
+// rewardLine describes the reward functions of a prompt in one line, and why they are not the model's own.
 func rewardLine(e *schemas.Prompt, defaults []string, policy *schemas.Policy) string {
 	var parts []string
 	for _, r := range e.Reward {
@@ -260,8 +259,7 @@ func rewardLine(e *schemas.Prompt, defaults []string, policy *schemas.Policy) st
 	return "the pipeline's default"
 }
 
-// advantageLine describes the estimator of a group with its options, and the group rules, in one line. resolve calls
-// it.
+// advantageLine describes the estimator of a group with its options, and the group rules, in one line.
 func advantageLine(a *schemas.AdvantageSpec, g *schemas.GroupPolicy) string {
 	c, err := intake.Estimator(a)
 	if err != nil {

@@ -106,7 +106,7 @@ func (p *Estimate) Add(prompt []byte) {
 	p.setStreams()
 }
 
-// refuse counts a refused prompt under its reason; beyond a few reasons new ones are not noted. Add calls it.
+// refuse counts a refused prompt under its reason; beyond a few reasons new ones are not noted.
 func (p *Estimate) refuse(reason string) {
 	i := slices.IndexFunc(p.Refusals, func(r Refusal) bool { return r.Reason == reason })
 	if i < 0 && len(p.Refusals) == maxShown {
@@ -178,7 +178,7 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 }
 
 // addSamples adds the cost of a group's samples, given their requests. Samples of scheduled sampling and of trees
-// differ from each other; all others cost the same. resolve calls it.
+// differ from each other; all others cost the same.
 func (p *Estimate) addSamples(requests []*schemas.Request, policy *schemas.Policy) error {
 	n := int64(len(requests))
 	if requests[0].ScheduledSampling == nil && requests[0].Group.Tree == nil {
@@ -234,7 +234,7 @@ func addNew[T comparable](list *[]T, v T) {
 	}
 }
 
-// refusalLine says in one short line which prompt is refused, and why. Add calls it.
+// refusalLine says in one short line which prompt is refused, and why.
 func refusalLine(prompt string, err error) string {
 	const most = 40
 	if r := []rune(prompt); len(r) > most {

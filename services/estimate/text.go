@@ -10,8 +10,7 @@ const (
 	trajectoryTokenBytes = 21
 )
 
-// textCost returns the cost of a text sample of a lane's policy, if its answers are as long as allowed. costOf calls
-// it.
+// textCost returns the cost of a text sample of a lane's policy, if its answers are as long as allowed.
 func textCost(r *schemas.Request, policy *schemas.Policy) *Cost {
 	x := r.Text
 	tokens := x.Answers() * x.MaxNewTokens

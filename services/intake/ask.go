@@ -125,7 +125,7 @@ func (s *service) askFor(ctx context.Context, g bus.OpenGroup, samples []int64) 
 }
 
 // isOpen reports whether a group has neither a result nor a cancel: a run may have been removed, or its end not been
-// heard of. askFor calls it.
+// heard of.
 func (s *service) isOpen(ctx context.Context, g bus.OpenGroup) (bool, error) {
 	switch h, err := s.bus.ControlsOf(ctx, g.Run, g.UID); {
 	case err != nil:
@@ -150,7 +150,7 @@ func (s *service) isOpen(ctx context.Context, g bus.OpenGroup) (bool, error) {
 }
 
 // askByPrompt publishes the requests of lost samples, made from the prompt as it was the first time, and returns how
-// many. Without a sampler or a reward service for them it does nothing. askFor calls it.
+// many. Without a sampler or a reward service for them it does nothing.
 func (s *service) askByPrompt(ctx context.Context, g bus.OpenGroup, samples []int64) (int, error) {
 	p, m := &schemas.Prompt{}, (*bus.Message)(nil)
 	m, err := s.bus.Get(ctx, schemas.StreamPrompts, g.Group.PromptSeq)

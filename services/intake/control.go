@@ -257,8 +257,7 @@ func (s *service) unparkRegularly(ctx context.Context) error {
 	}
 }
 
-// unparkAll puts back the parked requests of all runs that are not paused. An error is of the server. unparkRegularly
-// calls it.
+// unparkAll puts back the parked requests of all runs that are not paused. An error is of the server.
 func (s *service) unparkAll(ctx context.Context) error {
 	info, err := s.bus.StreamInfo(ctx, schemas.StreamParked)
 	if err != nil || info.State.Msgs == 0 {

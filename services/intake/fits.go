@@ -101,7 +101,6 @@ func largestResult(r *schemas.Request, n, trained int) *schemas.Advantage {
 }
 
 // largestBatch returns a batch event at least as large as that of any batch of n groups; see largestResult.
-// checkResultSize calls it.
 func largestBatch(r *schemas.Request, n int) *schemas.Batch {
 	x := new(math.Pi)
 	b := &schemas.Batch{

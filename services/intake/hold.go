@@ -55,8 +55,8 @@ type heldPrompt struct {
 	since, until time.Time
 }
 
-// admit reports whether one more prompt may wait in this process, and counts it; false: it must be put back. Each
-// true needs a release. awaitPolicy calls it.
+// admit reports whether one more prompt may wait in this process, and counts it; false: it must be put back. Each true
+// needs a release.
 func (h *heldPrompts) admit() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -291,8 +291,8 @@ func (s *service) findPolicy(
 	return policy, waiting, err
 }
 
-// whyNotServed returns why no sampler serves a version that was pushed: samplers have refused it, or none has loaded
-// it yet. findPolicy calls it.
+// whyNotServed returns why no sampler serves a version that was pushed: samplers have refused it, or none has loaded it
+// yet.
 func (s *service) whyNotServed(ctx context.Context, p *schemas.Policy) (string, error) {
 	why, err := s.lanes.whyRefused(ctx, p)
 	if why != "" {

@@ -319,7 +319,7 @@ func (s *service) keepCheckpoint(
 	return nil
 }
 
-// receiptOf returns the receipt of an accepted prompt, given the requests of its group. handle calls it.
+// receiptOf returns the receipt of an accepted prompt, given the requests of its group.
 func receiptOf(requests []*schemas.Request, warnings []string) *schemas.Receipt {
 	q := requests[0]
 	r := &schemas.Receipt{
@@ -345,7 +345,7 @@ func receiptOf(requests []*schemas.Request, warnings []string) *schemas.Receipt 
 }
 
 // publishRequest stores a request in its lane's queue. While the stream is full it waits: that is no fault of the
-// prompt. Other errors are of the server. publishRequests calls it.
+// prompt. Other errors are of the server.
 func (s *service) publishRequest(ctx context.Context, r *schemas.Request) error {
 	mine := bus.Against(func(waiting *schemas.Request) (fault, err error) { return r.SameSample(waiting), nil })
 	_, err := s.bus.Publish(ctx, r, mine)

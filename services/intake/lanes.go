@@ -169,7 +169,7 @@ func (l *lanes) servedPolicy(
 const refusalAge = time.Second
 
 // whyRefused returns why samplers have refused a policy that none has taken over, or "" if none has refused it. It asks
-// the server again once its first answer is refusalAge old. whyNotServed calls it.
+// the server again once its first answer is refusalAge old.
 func (l *lanes) whyRefused(ctx context.Context, p *schemas.Policy) (string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -239,7 +239,6 @@ func (v *laneView) whyNotScorable(rewards []schemas.RewardSpec, medium scorer.Me
 }
 
 // whyMissing returns the reason that one of the services gives for not having a function, or a general one.
-// whyNotScorable calls it.
 func whyMissing(services []*schemas.Presence, name string) string {
 	for _, s := range services {
 		for _, m := range s.Missing {

@@ -23,7 +23,7 @@ type instruments struct {
 	probability   prometheus.Gauge
 }
 
-// newInstruments registers the metrics of intake with r; nil: nowhere. Run calls it.
+// newInstruments registers the metrics of intake with r; nil: nowhere.
 func newInstruments(r prometheus.Registerer) *instruments {
 	s := instrument.New(r, "intake")
 	return &instruments{

@@ -153,7 +153,7 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 }
 
 // resolveGuidance refuses settings of classifier-free guidance that the model or the schedule leaves nothing to do, and
-// drops those that say what an absent one means. resolveImageSettings calls it.
+// drops those that say what an absent one means.
 func resolveGuidance(s *schemas.Sampling, policy *schemas.Policy) error {
 	if s.TrueCFGScale2 > 0 {
 		if policy.BoundaryRatio == 0 {
@@ -187,7 +187,7 @@ func resolveGuidance(s *schemas.Sampling, policy *schemas.Policy) error {
 }
 
 // resolveTexts refuses texts for encoders that the model does not have (prompt_2, prompt_3), and drops those that say
-// what an absent one means: the prompt. resolveImageSettings calls it.
+// what an absent one means: the prompt.
 func resolveTexts(s *schemas.Sampling, policy *schemas.Policy) error {
 	most := max(policy.Prompts, 1)
 	for i, text := range []*string{&s.Prompt2, &s.Prompt3} {

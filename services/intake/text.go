@@ -145,7 +145,7 @@ func resolveTextSettings(p *schemas.Prompt, policy *schemas.Policy, stored time.
 }
 
 // resolveLogits sets which logits of each token are stored; x.Logits stays nil if none are. It refuses more than the
-// vocabulary has. resolveTextSettings calls it.
+// vocabulary has.
 func resolveLogits(x *schemas.TextRequest, asked *schemas.Logits) error {
 	if asked == nil || asked.Form == "" || asked.Form == schemas.LogitsNone {
 		return nil

@@ -157,7 +157,7 @@ type metrics struct {
 	look                prometheus.Observer
 }
 
-// newMetrics registers the metrics of the janitor on r. Run calls it.
+// newMetrics registers the metrics of the janitor on r.
 func newMetrics(r prometheus.Registerer) *metrics {
 	set := instrument.New(r, "janitor")
 	return &metrics{

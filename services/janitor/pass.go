@@ -155,7 +155,7 @@ func (p *pass) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// countDue sets the metrics of the groups that are due: how many, and how old the oldest is. run calls it.
+// countDue sets the metrics of the groups that are due: how many, and how old the oldest is.
 func (p *pass) countDue(ctx context.Context) error {
 	if p.metrics == nil {
 		return nil
@@ -239,8 +239,8 @@ func (p *pass) freeChunk(ctx context.Context, chunk []*bus.Message) error {
 	return p.freeBlobs(ctx)
 }
 
-// readFloors reads how far the durable consumers of other programs have acknowledged each stream of groups.
-// freeIfRead keeps what they have not read. freeChunk calls it.
+// readFloors reads how far the durable consumers of other programs have acknowledged each stream of groups. freeIfRead
+// keeps what they have not read.
 func (p *pass) readFloors(ctx context.Context) error {
 	p.floors = map[string][]bus.ConsumerFloor{}
 	for _, stream := range groupStreams {
@@ -398,7 +398,7 @@ func (p *pass) add(stream string, messages, bytes uint64) {
 }
 
 // blobEvents returns the events of a group that may name blobs; nil while there is no index. The index forgets them
-// once the group is freed. freeGroup calls it.
+// once the group is freed.
 func (p *pass) blobEvents(ctx context.Context, filters map[string][]string) (events []*bus.Message, err error) {
 	if p.blobs.index == nil {
 		return nil, nil
@@ -522,7 +522,7 @@ func (p *pass) purge(ctx context.Context, stream, filter string) error {
 	return p.measureFreed(ctx, stream, run, n)
 }
 
-// freeBatch frees the result of a batch, whose message is m, once none of its groups is stored. freeChunk calls it.
+// freeBatch frees the result of a batch, whose message is m, once none of its groups is stored.
 func (p *pass) freeBatch(ctx context.Context, m *bus.Message) error {
 	var e schemas.Batch
 	if !p.due(m.Time) || bus.Fits(m, &e) != nil || p.lateReader(m.Stream, m.Subject, m.Seq) != "" {

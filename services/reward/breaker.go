@@ -54,7 +54,7 @@ func (b *breaker) admit(now time.Time) (probe bool, err error) {
 func (b *breaker) abandon() { b.probing = false }
 
 // record counts the outcome of a call: err is why it got no answer, nil if it got one. It reports whether the breaker
-// opened with this call. endCall calls it.
+// opened with this call.
 func (b *breaker) record(err error, probe bool, now time.Time) (opened bool) {
 	if err == nil {
 		*b = breaker{}

@@ -98,7 +98,7 @@ func (k *sampleCache) putRecord(r *schemas.GroupRecord) {
 }
 
 // forget removes the memo of a sample whose reward is stored. If its group is rated as a whole the memo stays, as the
-// handlers of other samples may complete it again. finish calls it.
+// handlers of other samples may complete it again.
 func (k *sampleCache) forget(r *schemas.Reward) {
 	for _, spec := range r.Group.Reward {
 		if scorer.NewGroup(spec.Name) != nil {

@@ -171,7 +171,7 @@ func (c *catalog) check(names []string) error {
 func (c *catalog) names() []string { return slices.Sorted(maps.Keys(c.entries)) }
 
 // presence returns what this service announces to others: its reward functions, and those that are missing, with the
-// reason. Run calls it.
+// reason.
 func (c *catalog) presence(instance string) *schemas.Presence {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -148,8 +148,8 @@ func (p *sharedImage) release() {
 	}
 }
 
-// loadFile reads an image or a video from the store and decodes it. The error is terminal if the bytes are not a PNG
-// of the size that the event names. hold calls it.
+// loadFile reads an image or a video from the store and decodes it. The error is terminal if the bytes are not a PNG of
+// the size that the event names.
 func loadFile(ctx context.Context, b *bus.Bus, f *storedFile) (media.Media, error) {
 	data := f.data
 	if f.ref != nil {

@@ -142,8 +142,8 @@ func (p *pool) score(ctx context.Context, s scorer.Scorer, load loader) scored {
 	}
 }
 
-// join puts a job into the pool's queue and starts calls. The error is a breakerError or a busyError: the sample
-// comes again later. score calls it.
+// join puts a job into the pool's queue and starts calls. The error is a breakerError or a busyError: the sample comes
+// again later.
 func (p *pool) join(j *job) (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,7 +178,7 @@ func (p *pool) nextTurn(now time.Time) time.Duration {
 	return max(shortestTurn, d-rand.N(d/8+1))
 }
 
-// remove removes a job from the queue and reports whether it was there. score calls it.
+// remove removes a job from the queue and reports whether it was there.
 func (p *pool) remove(j *job) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -266,7 +266,7 @@ func (p *pool) run(ctx context.Context, jobs []*job) {
 	}
 }
 
-// withPatience returns the context of a call, which waits no longer than the first of its samples allows. run calls it.
+// withPatience returns the context of a call, which waits no longer than the first of its samples allows.
 func withPatience(ctx context.Context, jobs []*job) context.Context {
 	var first time.Time
 	for _, j := range jobs {
@@ -288,8 +288,8 @@ func (p *pool) requeue(jobs []*job) {
 	p.metrics.waiting.WithLabelValues(p.name).Add(float64(len(jobs)))
 }
 
-// unanswered returns the error of a call in which the function answered for no sample (scorer.ErrUnavailable for
-// all); nil if it answered for any. run calls it.
+// unanswered returns the error of a call in which the function answered for no sample (scorer.ErrUnavailable for all);
+// nil if it answered for any.
 func unanswered(results []scorer.Result) (away error) {
 	for _, r := range results {
 		if !errors.Is(r.Err, scorer.ErrUnavailable) {

@@ -58,8 +58,7 @@ func (a *putBackSamples) remove(key groupKey, seq uint64) {
 	}
 }
 
-// withdraw withdraws the message of a sample whose reward is stored, if the message was put back here. publish calls
-// it.
+// withdraw withdraws the message of a sample whose reward is stored, if the message was put back here.
 func (a *putBackSamples) withdraw(r *schemas.Reward) {
 	key := groupKey{r.Run, r.UID}
 	a.mu.Lock()

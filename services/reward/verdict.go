@@ -104,7 +104,7 @@ func (s *service) trajectoryOf(ctx context.Context, v *schemas.Verdict) (*schema
 	return nil, 0, nil
 }
 
-// used reports whether a verdict is one of the scores of a reward. handleVerdict calls it.
+// used reports whether a verdict is one of the scores of a reward.
 func used(r *schemas.Reward, v *schemas.Verdict) bool {
 	return slices.ContainsFunc(r.Scores, func(s schemas.Score) bool {
 		if scorer.VerdictName(s.Name) != v.Name {

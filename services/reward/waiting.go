@@ -188,8 +188,8 @@ type member struct {
 	seq uint64
 }
 
-// members reads the stored trajectories of a sample's group, by sample index. Those that are not valid are left out.
-// An error is of the server. advance calls it.
+// members reads the stored trajectories of a sample's group, by sample index. Those that are not valid are left out. An
+// error is of the server.
 func (s *service) members(ctx context.Context, t *schemas.Trajectory) ([]member, error) {
 	messages, err := s.bus.LastMany(ctx, schemas.StreamTrajectories,
 		[]string{schemas.TrajectoryFilter(source(t), t.UID)})

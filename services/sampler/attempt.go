@@ -183,8 +183,8 @@ type prunedError struct{ why string }
 
 func (e *prunedError) Error() string { return e.why }
 
-// checkPruned returns a *prunedError if the sample must not make its next step: the prompt's rule for pruning says
-// so, or a control of an operator. attemptOnce calls it.
+// checkPruned returns a *prunedError if the sample must not make its next step: the prompt's rule for pruning says so,
+// or a control of an operator.
 func (a *attempt) checkPruned() error {
 	next := a.recorder.Next()
 	if _, end := a.req.Segment(); next >= end && a.req.Text == nil {

@@ -73,7 +73,7 @@ func (s *service) lockStates(ctx context.Context) error {
 func (s *service) unlockStates() { <-s.loading }
 
 // loadStates returns the states that the prompt gives, [n, S, C] or [1, S, C]. Missing or corrupt ones are a terminal
-// error. startEpisode calls it.
+// error.
 func (s *service) loadStates(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
 	states := req.Start.Latents
 	if states.Ref == nil {
@@ -117,7 +117,7 @@ func (s *service) loadBranch(ctx context.Context, req *schemas.Request) (*schema
 }
 
 // parentError returns errParentPending if the request of the parent is in the queue or parked. Else the parent is
-// probably never made, and the error counts as a failed try. loadBranch calls it.
+// probably never made, and the error counts as a failed try.
 func (s *service) parentError(ctx context.Context, req *schemas.Request) error {
 	at := req.Start.Branch
 	for _, in := range []struct{ stream, subject string }{

@@ -219,7 +219,7 @@ func (c Config) ready() func(name string, check func() error) {
 	}
 }
 
-// validateAdapters returns what is wrong with the folder in which the server finds adapters. validateEngine calls it.
+// validateAdapters returns what is wrong with the folder in which the server finds adapters.
 func (c Config) validateAdapters() error {
 	if c.EngineAdapters == "" {
 		return nil
@@ -243,7 +243,7 @@ func checkFolder(setting, dir string) error {
 	return nil
 }
 
-// checkConcurrency refuses a concurrency for what does not draw texts, which computes batches. validateEngine calls it.
+// checkConcurrency refuses a concurrency for what does not draw texts, which computes batches.
 func (c Config) checkConcurrency(texts bool) error {
 	if c.EngineConcurrency == DefaultConfig().EngineConcurrency || texts {
 		return nil
@@ -251,8 +251,8 @@ func (c Config) checkConcurrency(texts bool) error {
 	return fmt.Errorf("engine_concurrency: %d; must be absent but for a server of texts", c.EngineConcurrency)
 }
 
-// validateEngine joins the faults of the settings of what computes: devices, workers in Python, or a server that
-// draws the samples. Validate calls it.
+// validateEngine joins the faults of the settings of what computes: devices, workers in Python, or a server that draws
+// the samples.
 func (c Config) validateEngine() error {
 	var errs []error
 	for _, ofTorch := range []struct {
@@ -355,7 +355,7 @@ func (c Config) PolicyOf(ctx context.Context) (p *schemas.Policy, problems []str
 const askWithin = 10 * time.Second
 
 // progressLogger returns a function that logs how much of a model is read, every five seconds, and calls other, if
-// there is one. openModel calls it.
+// there is one.
 func progressLogger(other model.Progress, log zerolog.Logger) model.Progress {
 	const every = 5 * time.Second
 	last := time.Now()

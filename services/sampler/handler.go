@@ -116,8 +116,7 @@ func (s *service) endByControl(ctx context.Context, m *bus.Message, req *schemas
 	return nil
 }
 
-// checkAgainstGroup returns in what a request differs from the recorded prompt of its uid; nil if they agree. handle
-// calls it.
+// checkAgainstGroup returns in what a request differs from the recorded prompt of its uid; nil if they agree.
 func checkAgainstGroup(record *schemas.GroupRecord, r *schemas.Request) error {
 	if err := record.CheckGroup(r.GroupSize, &r.Group); err != nil {
 		return err

@@ -94,7 +94,7 @@ func newInstruments(r prometheus.Registerer, lane schemas.Lane, model string) *i
 	}
 }
 
-// countEvaluation counts an evaluation of the model for a number of samples, which took a time. stepBatch calls it.
+// countEvaluation counts an evaluation of the model for a number of samples, which took a time.
 func (i *instruments) countEvaluation(samples, places int, took time.Duration) {
 	i.step.Observe(took.Seconds())
 	i.fill.Observe(float64(samples) / float64(places))
@@ -103,7 +103,7 @@ func (i *instruments) countEvaluation(samples, places int, took time.Duration) {
 	})
 }
 
-// countTrajectory counts a stored trajectory and its times. publishTrajectory calls it.
+// countTrajectory counts a stored trajectory and its times.
 func (i *instruments) countTrajectory(t *schemas.Trajectory) {
 	i.images.WithLabelValues(t.StopReason).Inc()
 	if t.StopReason != schemas.StopCompleted {

@@ -62,8 +62,8 @@ type otherBase struct {
 	until map[string]time.Time
 }
 
-// putBack puts a request back that is for samplers of another checkpoint; have is the one of this sampler. It logs
-// each kind of wait once. handle calls it.
+// putBack puts a request back that is for samplers of another checkpoint; have is the one of this sampler. It logs each
+// kind of wait once.
 func (o *otherBase) putBack(ctx context.Context, m *bus.Message, req *schemas.Request, have string) error {
 	why := fmt.Sprintf("requests of lane %q wait for a sampler of the checkpoint %.16s; this one has %.16s", req.Lane,
 		req.BaseDigest, have)

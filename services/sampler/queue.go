@@ -32,7 +32,7 @@ func (q *queue[T]) push(item T, priority int64, left func()) {
 	q.signal()
 }
 
-// pop removes and returns the first item; the zero value if none waits. admitWaiting calls it.
+// pop removes and returns the first item; the zero value if none waits.
 func (q *queue[T]) pop() (first T) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -43,7 +43,7 @@ func (q *queue[T]) pop() (first T) {
 	return first
 }
 
-// remove removes an item whose work has ended; false: it does not wait any more. runSteps calls it.
+// remove removes an item whose work has ended; false: it does not wait any more.
 func (q *queue[T]) remove(item T) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

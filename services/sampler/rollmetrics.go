@@ -25,7 +25,7 @@ const (
 	termADR      = "adr_loss"
 )
 
-// newRollInstruments registers the metrics of scheduled sampling. newInstruments calls it.
+// newRollInstruments registers the metrics of scheduled sampling.
 func newRollInstruments(s instrument.Set) rollInstruments {
 	one := func(name, help string) prometheus.Counter { return s.Counter(name, help).WithLabelValues() }
 	return rollInstruments{
@@ -43,8 +43,7 @@ func newRollInstruments(s instrument.Set) rollInstruments {
 	}
 }
 
-// countRoll counts the roll of a completed trajectory; one without scheduled sampling counts nothing. countTrajectory
-// calls it.
+// countRoll counts the roll of a completed trajectory; one without scheduled sampling counts nothing.
 func (i *rollInstruments) countRoll(t *schemas.Trajectory) {
 	r, x := t.Rolled, t.ScheduledSampling
 	if r == nil || x == nil {

@@ -176,8 +176,7 @@ func logUnused(log zerolog.Logger, opened *models.Devices) {
 	}
 }
 
-// weightOptions returns the options of package weights for this sampler: its own policy, its networks and its
-// metrics. serve calls it.
+// weightOptions returns the options of package weights for this sampler: its own policy, its networks and its metrics.
 func (s *service) weightOptions() weights.Options {
 	cfg, m := s.cfg, s.metrics
 	o := weights.Options{

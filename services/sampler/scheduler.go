@@ -34,8 +34,8 @@ func (s *scheduler) run(ctx context.Context) {
 	}
 }
 
-// admitWaiting moves waiting attempts into the micro-batch, up to its size, and waits if there are none at all;
-// false: ctx has ended. run calls it.
+// admitWaiting moves waiting attempts into the micro-batch, up to its size, and waits if there are none at all; false:
+// ctx has ended.
 func (s *scheduler) admitWaiting(ctx context.Context) bool {
 	for len(s.active) < s.batch {
 		if a := s.queue.pop(); a != nil {
@@ -112,7 +112,7 @@ func (s *scheduler) stepBatch(ctx context.Context, batch []*attempt) {
 }
 
 // recordEvents records the events that an episode has completed. Each gets an equal share of the device's time. An
-// error ends the attempt. stepBatch calls it.
+// error ends the attempt.
 func (s *scheduler) recordEvents(a *attempt) error {
 	steps, err := a.episode.Take()
 	for i, step := range steps {

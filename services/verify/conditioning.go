@@ -99,8 +99,7 @@ func (s *sample) storedConditioning(ctx context.Context, got, want *schemas.Name
 	return x, nil
 }
 
-// elements decodes a tensor of dtype F32 or U8 to float32; nil if its bytes are not valid. storedConditioning calls
-// it.
+// elements decodes a tensor of dtype F32 or U8 to float32; nil if its bytes are not valid.
 func elements(dtype string, data []byte) []float32 {
 	if dtype == "U8" {
 		x := make([]float32, len(data))

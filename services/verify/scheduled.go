@@ -110,8 +110,7 @@ func (s *sample) checkPlan(ctx context.Context) error {
 	return nil
 }
 
-// planFault draws a plan again from its seed and returns the first difference; "" if there is none. checkPlan calls
-// it.
+// planFault draws a plan again from its seed and returns the first difference; "" if there is none.
 func planFault(p *schemas.Plan) string {
 	set := scheduled.DefaultSettings()
 	set.Timesteps, set.MaxStepOffset, set.Strategy = int(p.RollSettings.Timesteps), int(p.MaxStepOffset),
@@ -235,8 +234,7 @@ func (s *sample) compareResult(ctx context.Context, r *images.Rolling) error {
 	return nil
 }
 
-// checkPrediction checks that the tensor of a prediction, if it was kept, has the prediction's digest. compareResult
-// calls it.
+// checkPrediction checks that the tensor of a prediction, if it was kept, has the prediction's digest.
 func (s *sample) checkPrediction(ctx context.Context, field string, p *schemas.Prediction) error {
 	if p.Tensor == nil || p.Tensor.Ref == nil {
 		return nil

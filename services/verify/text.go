@@ -100,8 +100,8 @@ func (x *textSample) nextAfterGone(i, at int) int {
 	return -1 // the next says
 }
 
-// loadIDs loads the token ids of the whole sequence. It returns false, and reports that, if they are gone or not
-// valid. The error is of ctx. checkText calls it.
+// loadIDs loads the token ids of the whole sequence. It returns false, and reports that, if they are gone or not valid.
+// The error is of ctx.
 func (x *textSample) loadIDs(ctx context.Context) (bool, error) {
 	tensor := new(*x.t.Text.IDs)
 	if err := x.bus.LoadTensors(ctx, tensor); err != nil {
@@ -120,8 +120,7 @@ func (x *textSample) loadIDs(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// checkPrompt compares the first tokens of the sample with the prompt's messages in the model's template. checkText
-// calls it.
+// checkPrompt compares the first tokens of the sample with the prompt's messages in the model's template.
 func (x *textSample) checkPrompt() {
 	ids, err := x.version.text.With(x.t.Text.Settings.ChatTemplateKwargs).Prompt(texts.MessagesOf(&x.t.Text.Settings))
 	if err != nil {
@@ -231,7 +230,7 @@ func (x *textSample) drawAgain(ctx context.Context, e, again *schemas.Tokens, at
 }
 
 // compareEvent compares the numbers of an event e with those that were computed again, and records the largest
-// difference. checkEvent calls it.
+// difference.
 func (x *textSample) compareEvent(e, again *schemas.Tokens) {
 	for _, of := range []struct {
 		name             string
@@ -301,7 +300,6 @@ func (x *textSample) recordDifferences(e *schemas.Tokens, name string, stored, c
 }
 
 // compareWithTrajectory compares the numbers of an event with those of the same tokens in the trajectory.
-// compareEvent calls it.
 func (x *textSample) compareWithTrajectory(e *schemas.Tokens) {
 	of := x.t.Text
 	for _, list := range []struct {

@@ -133,7 +133,7 @@ func (v *verifier) close() {
 }
 
 // checkAll opens the models of the options, by what computed the first sample, and checks all trajectories of the
-// chosen lane and group. Run calls it.
+// chosen lane and group.
 func (v *verifier) checkAll(ctx context.Context) error {
 	lanes := map[schemas.Lane]bool{}
 	filter := schemas.TrajectoryFilter(v.report.Run, cmp.Or(v.options.UID, "*"))
@@ -168,8 +168,7 @@ func (v *verifier) checkAll(ctx context.Context) error {
 	return v.errNoneFound(slices.Sorted(maps.Keys(lanes)))
 }
 
-// openNamed opens the models that the options name, at the first call only. backend is what computed the first
-// sample. checkAll calls it.
+// openNamed opens the models that the options name, at the first call only. backend is what computed the first sample.
 func (v *verifier) openNamed(ctx context.Context, backend string) error {
 	if v.named {
 		return nil
@@ -184,7 +183,7 @@ func (v *verifier) openNamed(ctx context.Context, backend string) error {
 }
 
 // errNoneFound returns an error if the run has none of the trajectories asked for, and nil if it has some. lanes are
-// those that the run has. checkAll calls it.
+// those that the run has.
 func (v *verifier) errNoneFound(lanes []schemas.Lane) error {
 	switch {
 	case v.report.Trajectories > 0:
@@ -198,8 +197,8 @@ func (v *verifier) errNoneFound(lanes []schemas.Lane) error {
 	return fmt.Errorf("run %q has no stored trajectories; 'meander runs ls' lists the runs", v.report.Run)
 }
 
-// checkTrajectory checks one completed trajectory against its steps and the model. Differences are faults; an error
-// is of the server, a model or ctx. checkAll calls it.
+// checkTrajectory checks one completed trajectory against its steps and the model. Differences are faults; an error is
+// of the server, a model or ctx.
 func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) error {
 	s := &sample{verifier: v, t: t}
 	if by := s.drawnBy(); by != nil && by.VerifyMode() == schemas.VerifyNone {
@@ -266,7 +265,6 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 }
 
 // checkDigests checks the digests of a sample that no model here can compute again, as a server drew it.
-// checkTrajectory calls it.
 func (s *sample) checkDigests(ctx context.Context) error {
 	s.report.NotComputed++
 	if got := s.t.ComputeScheduleDigest(); got != s.t.ScheduleDigest {
@@ -364,7 +362,7 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 }
 
 // compareNext makes step i again as a server did, from state x with a velocity, and compares the state after it with
-// what is stored. A step whose noise is not known is left out. checkLogProb calls it.
+// what is stored. A step whose noise is not known is left out.
 func (s *sample) compareNext(by *schemas.Engine, plan flow.Plan, i int, x, velocity, stored []float32) error {
 	k, err := plan.StepTransition(i)
 	if err != nil || plan.Solver != flow.Euler || k.Transition.Stochastic() && s.noise[i] == nil {
@@ -464,7 +462,7 @@ func (s *sample) onLoadError(ctx context.Context, at int64, err error) error {
 	return nil
 }
 
-// checkStep compares a step event with what its trajectory says about it. loadSteps calls it.
+// checkStep compares a step event with what its trajectory says about it.
 func (s *sample) checkStep(i int64, step *schemas.Step, ref schemas.StepRef) {
 	t := s.t
 	begin, _ := t.Segment()
@@ -529,7 +527,6 @@ func (s *sample) storedLatents(steps []*schemas.Step) map[int64][]float32 {
 }
 
 // decode returns stored latents [S, C] as float32; nil, and a fault of step at, if shape or bytes are wrong.
-// storedLatents calls it.
 func (s *sample) decode(at int64, l *schemas.IndexedTensor) []float32 {
 	shape := s.t.LatentsShape
 	if !slices.Equal(l.Tensor.Shape, shape) || len(shape) != 2 {

@@ -83,8 +83,8 @@ func (s *sample) versionWith(ctx context.Context, digest string) (*version, erro
 	return w, nil
 }
 
-// loadVersion fetches and loads the weights of a policy, whose digest they have. It makes room first: a worker takes
-// no more. versionWith calls it.
+// loadVersion fetches and loads the weights of a policy, whose digest they have. It makes room first: a worker takes no
+// more.
 func (s *sample) loadVersion(ctx context.Context, p *schemas.Policy) (*version, error) {
 	o := s.opened
 	o.makeRoom(s.version)

@@ -98,7 +98,7 @@ func (c Correction) Apply(old, rollout [][]float64) (*Corrected, error) {
 	return out, nil
 }
 
-// logRatios returns old - rollout, [B][W]. It fails if the shapes differ or a log-prob is not finite. Apply calls it.
+// logRatios returns old - rollout, [B][W]. It fails if the shapes differ or a log-prob is not finite.
 func logRatios(old, rollout [][]float64) ([][]float64, error) {
 	if len(old) == 0 || len(rollout) != len(old) {
 		return nil, fmt.Errorf("rollout: %d samples; must be as many as old has, %d, and at least 1", len(rollout),
@@ -297,7 +297,7 @@ func (r Rejection) parse() (rule, error) {
 }
 
 // judgedValues returns, for each step of a sample, the estimate that the rule compares with its bounds: that of the
-// step itself, or one of the whole sample, repeated. applyRejections calls it.
+// step itself, or one of the whole sample, repeated.
 func (r rule) judgedValues(logs []float64) []float64 {
 	out := make([]float64, len(logs))
 	for j, d := range logs {

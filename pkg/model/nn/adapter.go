@@ -127,7 +127,7 @@ func (p Projection) add(w []float32, module string, adapters []lora.Weighted) {
 	group.Wait()
 }
 
-// addRows adds products to rows from..to-1 of a module. add calls it.
+// addRows adds products to rows from..to-1 of a module.
 func (p Projection) addRows(w []float32, lows []low, from, to int) {
 	sum := make([]float64, p.K)
 	for row := from; row < to; row++ {

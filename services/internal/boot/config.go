@@ -133,7 +133,7 @@ func Load[T any](name string, def T, fs *pflag.FlagSet, environ []string) (T, er
 }
 
 // loadFile adds the settings of the file that --config names to k; without the flag it adds nothing. Unknown keys and
-// bad values are all reported, joined. Load calls it.
+// bad values are all reported, joined.
 func loadFile(k *koanf.Koanf, fields []*field, fs *pflag.FlagSet) error {
 	path := ""
 	if fs != nil {
@@ -238,8 +238,8 @@ func loadEnv(k *koanf.Koanf, fields []*field, name string, environ []string) err
 	return errors.Join(append(errs, err)...)
 }
 
-// loadFlags adds the flags that were given on the command line to k; flags with their default stay out. Bad values
-// are all reported, joined. Load calls it.
+// loadFlags adds the flags that were given on the command line to k; flags with their default stay out. Bad values are
+// all reported, joined.
 func loadFlags(k *koanf.Koanf, fields []*field, fs *pflag.FlagSet) error {
 	if fs == nil {
 		return nil

@@ -347,7 +347,7 @@ func isText(t reflect.Type) bool {
 	return reflect.PointerTo(t).Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
 }
 
-// isScalar reports whether a type is a text, a boolean or a number. addField calls it.
+// isScalar reports whether a type is a text, a boolean or a number.
 func isScalar(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.String, reflect.Bool, reflect.Float32, reflect.Float64,
@@ -359,8 +359,7 @@ func isScalar(t reflect.Type) bool {
 	}
 }
 
-// scalarText returns the text of a scalar of the YAML file, as parse reads it; false for maps, lists and null. decode
-// calls it.
+// scalarText returns the text of a scalar of the YAML file, as parse reads it; false for maps, lists and null.
 func scalarText(raw any) (string, bool) {
 	switch x := raw.(type) {
 	case string:
@@ -372,7 +371,7 @@ func scalarText(raw any) (string, bool) {
 	}
 }
 
-// yamlKind says what a YAML value is, for errors. decode calls it.
+// yamlKind says what a YAML value is, for errors.
 func yamlKind(raw any) string {
 	switch raw.(type) {
 	case nil:

@@ -58,7 +58,6 @@ func NearFlag(name string, fs *pflag.FlagSet, other map[string]string) string {
 }
 
 // allowedValues says which values a flag of the library's type kind allows; given is the text that it refused.
-// FlagError calls it.
 func allowedValues(kind, given string) string {
 	switch {
 	case kind == "duration":

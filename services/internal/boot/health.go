@@ -186,8 +186,7 @@ func (h *Health) Handler() http.Handler {
 	return mux
 }
 
-// faults returns the failed conditions of readiness as "name: reason"; an empty list, not nil, if all hold. Handler
-// calls it.
+// faults returns the failed conditions of readiness as "name: reason"; an empty list, not nil, if all hold.
 func (h *Health) faults() []string {
 	faults := []string{}
 	if !h.ready.Load() {
@@ -217,7 +216,7 @@ func (h *Health) faults() []string {
 }
 
 // answer writes the JSON answer of a health endpoint: status 200 without faults, else 503. Notes are shown and change
-// nothing. Handler calls it.
+// nothing.
 func (h *Health) answer(w http.ResponseWriter, faults []string) {
 	h.mu.Lock()
 	standing := slices.Clone(h.notes)

@@ -44,8 +44,8 @@ func PrintWanted(fs *pflag.FlagSet) bool {
 	return err == nil && wanted
 }
 
-// sectionNode returns the YAML node of the section at path. At first use it makes the node, with those of the
-// sections around it. Print calls it.
+// sectionNode returns the YAML node of the section at path. At first use it makes the node, with those of the sections
+// around it.
 func sectionNode(sections map[string]*yaml.Node, path string) *yaml.Node {
 	if n, ok := sections[path]; ok {
 		return n
@@ -61,7 +61,7 @@ func sectionNode(sections map[string]*yaml.Node, path string) *yaml.Node {
 	return n
 }
 
-// valueNode returns the YAML node of a setting's value; a secret is masked. Print calls it.
+// valueNode returns the YAML node of a setting's value; a secret is masked.
 func valueNode(f *field, v reflect.Value) *yaml.Node {
 	if f.secret {
 		text := ""

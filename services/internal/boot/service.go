@@ -152,7 +152,7 @@ func (s Service[T]) execute(ctx context.Context, args, environ []string, stdout,
 }
 
 // serve connects to the server, runs the service, and drains once ctx ends or a signal comes. A stop by signal is no
-// error. With anyPort health has another port where its own is taken. execute calls it.
+// error. With anyPort health has another port where its own is taken.
 func (s Service[T]) serve(ctx context.Context, cfg settings[T], anyPort bool, stderr io.Writer) error {
 	c := cfg.Common
 	log := c.Log.Logger(stderr, s.Name, c.Instance)
@@ -315,7 +315,7 @@ func ignoreStop(ctx context.Context, err error) error {
 	return err
 }
 
-// help returns the text of --help of a service program. execute calls it.
+// help returns the text of --help of a service program.
 func (s Service[T]) help(fs *pflag.FlagSet) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "meander-%s %s\n\nUsage:\n  meander-%s [flags]\n\nExamples:\n", s.Name, s.Summary, s.Name)

@@ -75,8 +75,7 @@ type Registry struct {
 	Text   lm.Registry
 }
 
-// open opens the image model called name, or else the language model. model.ErrUnknown: there is neither. Open calls
-// it.
+// open opens the image model called name, or else the language model. model.ErrUnknown: there is neither.
 func (r Registry) open(name string, o model.Options) (engine.Network, error) {
 	image, err := r.Images.Open(name, o)
 	if err == nil {
@@ -255,7 +254,7 @@ func furthestBehind(told model.Progress, openings int) (of func(opening int) mod
 }
 
 // factors returns the element type in which products are computed: for dtype auto it depends on the model's size. It
-// fails if the model's files cannot be read. Open calls it.
+// fails if the model's files cannot be read.
 func (c Compute) factors(models Registry, name string) (tensor.DType, error) {
 	switch {
 	case c.Device == devices.CPU, c.DType == dtypeF32:

@@ -105,8 +105,8 @@ func (t Torch) configs(log zerolog.Logger) (list []remote.Config) {
 	return list
 }
 
-// logEvent logs what happens to a worker in Python, and what the worker writes. What is waited for is told to
-// Waiting, too. configs calls it.
+// logEvent logs what happens to a worker in Python, and what the worker writes. What is waited for is told to Waiting,
+// too.
 func (t Torch) logEvent(log zerolog.Logger, e remote.Event) {
 	level := zerolog.InfoLevel
 	if e.Err != nil || e.Waiting && t.Waiting == nil {
@@ -195,8 +195,7 @@ func (t Torch) Open(
 	return p, nil
 }
 
-// readiness adds the condition engine: what a worker is waited for, and once opened is called what check says. Open
-// calls it.
+// readiness adds the condition engine: what a worker is waited for, and once opened is called what check says.
 func (t *Torch) readiness(check func() error) (opened func()) {
 	if t.Ready == nil {
 		return func() {}
@@ -214,7 +213,7 @@ func (t *Torch) readiness(check func() error) (opened func()) {
 	return func() { open.Store(true) }
 }
 
-// anyReached is the health check of workers: it returns why none can be called; nil: one can. Open calls it.
+// anyReached is the health check of workers: it returns why none can be called; nil: one can.
 func anyReached(workers []*remote.Model) error {
 	var errs []error
 	for _, w := range workers {

@@ -53,7 +53,7 @@ const textsFresh = bus.BlobGrace / 4
 func (s *storedTexts) fresh() bool { return time.Since(time.Unix(0, s.at.Load())) < textsFresh }
 
 // entryOf returns the cache's entry of a pair of encoded texts, and makes one if there is none. It first removes
-// entries that are no longer fresh. storeTexts calls it.
+// entries that are no longer fresh.
 func (x *texts) entryOf(pair textPair) *storedTexts {
 	x.mu.Lock()
 	defer x.mu.Unlock()

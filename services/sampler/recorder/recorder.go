@@ -304,7 +304,7 @@ func (r *Recorder) storeImage(ctx context.Context, m media.Media) (*schemas.Imag
 }
 
 // storeVideo puts a video into the object store, as an animated PNG; its digest is over the pixels of all frames. It
-// returns nil for images and empty media. Finish calls it.
+// returns nil for images and empty media.
 func (r *Recorder) storeVideo(ctx context.Context, m media.Media) (*schemas.Video, error) {
 	if len(m.Frames) <= 1 {
 		return nil, nil

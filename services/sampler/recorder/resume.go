@@ -202,8 +202,7 @@ func (f *stepSearch) logUnused(ctx context.Context, attempt string, index int64,
 	}
 }
 
-// checkStep loads a stored message as a step that the attempt may take over; the error says why it is none. findStep
-// calls it.
+// checkStep loads a stored message as a step that the attempt may take over; the error says why it is none.
 func (f *stepSearch) checkStep(ctx context.Context, m *bus.Message, before seal) (*storedStep, error) {
 	if age := time.Since(m.Time); age > resumeAge {
 		return nil, fmt.Errorf("stored %v ago; must be at most %v, so that it is kept for as long as the trajectory",

@@ -65,8 +65,8 @@ func (v *Versions) loadPolicy(ctx context.Context, p *schemas.Policy) (_ *Loaded
 	return w, nil
 }
 
-// loadOn loads the weights of w on one device, and adds its engine to w. The first device that is not lost computes
-// the canary. loadPolicy calls it.
+// loadOn loads the weights of w on one device, and adds its engine to w. The first device that is not lost computes the
+// canary.
 func (v *Versions) loadOn(ctx context.Context, device int, made *fetchedChange, w *Loaded, isFirst bool) error {
 	p, of := w.Policy, v.options.Networks[device]
 	m, err := made.apply(ctx, of)

@@ -195,8 +195,8 @@ func (r *Rolling) Result(shape []int64) (*schemas.Rolled, error) {
 	return out, err
 }
 
-// reflexTerms returns the terms of ReflexFlow's loss for a training step with the same weights, whose prediction is
-// the biased one. Result calls it.
+// reflexTerms returns the terms of ReflexFlow's loss for a training step with the same weights, whose prediction is the
+// biased one.
 func (r *Rolling) reflexTerms(c *schemas.ReflexFlow) (*schemas.ReflexTerms, error) {
 	wide := func(x []float32) []float64 {
 		out := make([]float64, len(x))

@@ -89,7 +89,7 @@ func Dial(ctx context.Context, at engine.Server, of ServedModel, log zerolog.Log
 // Servers implements engine.Served.
 func (s *Served) Servers() (used, all int) { return s.pool.Used(), s.pool.Size() }
 
-// check asks all servers whether they are well. Reach and Watch call it.
+// check asks all servers whether they are well.
 func (s *Served) check(ctx context.Context) error {
 	err := s.pool.Check(ctx)
 	if errors.Is(err, remotehttp.ErrRefused) {

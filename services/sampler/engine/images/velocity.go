@@ -128,7 +128,7 @@ func (v *Velocities) scratch(i, n int) []float32 {
 }
 
 // guide combines a row's velocity, its Dst, with that of its negative prompt, by the rule of the model's card, and then
-// rescales it as the row asks. It fails if the model has no rule. eval calls it.
+// rescales it as the row asks. It fails if the model has no rule.
 func (v *Velocities) guide(r *GuidedRow, negative []float32) (err error) {
 	own := 0.0
 	if r.Rescale > 0 {

@@ -73,7 +73,7 @@ func (x *prefixes) forkSequence(ctx context.Context, ids []int32, logits []float
 }
 
 // findOrCreate returns the prefix of ids, which the caller releases or discards. own says that it is new: the caller
-// evaluates it. forkSequence calls it.
+// evaluates it.
 func (x *prefixes) findOrCreate(ids []int32) (p *prefix, own bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -83,8 +83,8 @@ func ServedPolicyOf(ctx context.Context, at engine.Server, l lm.Language) (*sche
 // Servers implements engine.Served.
 func (e *Served) Servers() (used, all int) { return e.pool.Used(), e.pool.Size() }
 
-// check asks all servers whether they are well, and has them load what samples of the checkpoint are drawn with. Reach
-// and Watch call it. engine.Refusal: all serve something else.
+// check asks all servers whether they are well, and has them load what samples of the checkpoint are drawn with.
+// engine.Refusal: all serve something else.
 func (e *Served) check(ctx context.Context) error {
 	err := e.pool.Check(ctx)
 	if err == nil && e.adapters != nil && e.adapter == "" {

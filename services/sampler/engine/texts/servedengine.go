@@ -221,8 +221,8 @@ func (p *servedEpisode) openEvent() {
 // which remotelm asks for an answer again.
 const answerSeed = 0xbf58476d1ce4e5b9
 
-// requestAnswer asks the server for an answer to the sequence so far. It is read no faster than events are stored:
-// one part waits at most. poll calls it.
+// requestAnswer asks the server for an answer to the sequence so far. It is read no faster than events are stored: one
+// part waits at most.
 func (p *servedEpisode) requestAnswer() {
 	x, card := p.req.Text, p.language.Card()
 	stop := append([]int32{}, card.EOS...)
@@ -241,7 +241,7 @@ func (p *servedEpisode) requestAnswer() {
 }
 
 // addChunk adds the tokens of one part of the answer to the sequence. An error of the server may pass, unless it
-// refused the request, which is a terminal error. poll calls it.
+// refused the request, which is a terminal error.
 func (p *servedEpisode) addChunk(c drawn) error {
 	if c.err != nil {
 		switch err := fmt.Errorf("draw tokens: %w", c.err); {
@@ -269,7 +269,7 @@ func (p *servedEpisode) addChunk(c drawn) error {
 }
 
 // addToken adds one token with the values that the server gave: its logits, or its log-prob alone. Values that cannot
-// be are terminal errors. addChunk calls it.
+// be are terminal errors.
 func (p *servedEpisode) addToken(t *remotelm.Token) error {
 	e, x := p.open, p.req.Text
 	if t.Logits != nil { // all other values follow from the logits

@@ -99,8 +99,7 @@ func (e *tokenEngine) Start(
 	return p, nil
 }
 
-// promptIDs checks a text request against the model and returns the tokens of its messages. Faults are terminal
-// errors. Start calls it.
+// promptIDs checks a text request against the model and returns the tokens of its messages. Faults are terminal errors.
 func promptIDs(req *schemas.Request, of lm.Language) ([]int32, error) {
 	x, card := req.Text, of.Card()
 	if x == nil {
@@ -141,8 +140,8 @@ var allNumbers = schemas.TokenNumbers{
 	TopLogProbs: true,
 }
 
-// newTranscript returns a transcript that has the prompt. The whole sequence has maxTokens at most; numbers says
-// which values there are of each token. Start calls it.
+// newTranscript returns a transcript that has the prompt. The whole sequence has maxTokens at most; numbers says which
+// values there are of each token.
 func newTranscript(
 	req *schemas.Request, of lm.Language, ids []int32, maxTokens int, numbers schemas.TokenNumbers,
 ) transcript {
@@ -316,7 +315,7 @@ func (e *tokenEngine) evaluate(ctx context.Context, of []*tokenEpisode) (map[int
 }
 
 // draw draws one token from the logits of the last evaluation, unless the turn is full, which ends it. Logits that
-// cannot be drawn from or stored are terminal errors. Step calls it.
+// cannot be drawn from or stored are terminal errors.
 func (p *tokenEpisode) draw(d *decoding.Distribution) error {
 	x, at := p.req.Text, len(p.ids)
 	if p.openEvent(); p.turnFull() {

@@ -116,8 +116,8 @@ type answerLogits struct {
 	tooMany bool
 }
 
-// addLogits adds the logits of an event to those of the answer, which the interaction gets; nil adds nothing. Beyond
-// a size it keeps none: the interaction reads them from the events. queueEvent calls it.
+// addLogits adds the logits of an event to those of the answer, which the interaction gets; nil adds nothing. Beyond a
+// size it keeps none: the interaction reads them from the events.
 func (h *answerLogits) addLogits(l *schemas.TokenLogits) {
 	if l == nil || h.tooMany {
 		return
