@@ -29,8 +29,8 @@ func (u Unused) With(more Unused) Unused {
 }
 
 // Unmarshal decodes a document into each of the targets, as json.Unmarshal does. Beyond its errors, each key must be,
-// by its exact name, a field of at least one target, or unused; none may repeat; and Check must pass. Whatever is below
-// an interface or a json.RawMessage is its reader's to account for.
+// by its exact name, a field of at least one target, unused, or null; none may repeat; and Check must pass. Whatever is
+// below an interface or a json.RawMessage is its reader's to account for.
 func Unmarshal(data []byte, unused Unused, into ...any) error {
 	if err := Check(data); err != nil {
 		return err
@@ -93,6 +93,7 @@ func (w *walk) object(name, place string, d *json.Decoder, types []reflect.Type)
 			w.faults = append(w.faults, fmt.Errorf("%.200s: stands there twice", at))
 		case w.unused[below] != "":
 		case len(taken) == len(ofMap) && w.unused[join(name, "*")] != "":
+		case len(taken) == 0 && string(value) == "null": // sets nothing: libraries write what is unset so
 		case len(taken) == 0:
 			w.faults = append(w.faults, fmt.Errorf("%.200s: an unknown key; remove it, if nothing depends on it", at))
 		default:

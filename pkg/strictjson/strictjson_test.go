@@ -35,6 +35,8 @@ func TestUnmarshal(t *testing.T) {
 		`{"list": [{"b": 1}], "map": {"x": {"b": 1, "free": 2}}, "any": {"x": 1}, "raw": {"y": 2}}`: "",
 		`{"open": {"b": 1, "c": 2}}`:      "",
 		`{"in": null, "list": null}`:      "",
+		`{"z": null, "in": {"z": null}}`:  "",
+		`{"z": null, "z": null}`:          "z: stands there twice",
 		`{"A": 1}`:                        "A: an unknown key",
 		`{"z": {"a": 1}}`:                 "z: an unknown key",
 		`{"in": {"a": 1}}`:                "in.a: an unknown key",

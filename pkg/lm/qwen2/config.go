@@ -66,13 +66,29 @@ var generationUnused = strictjson.Unused{
 	"early_stopping":          "of beams, which num_beams says",
 	"length_penalty":          "of beams, which num_beams says",
 	"diversity_penalty":       "of beams, which num_beams says",
+	"max_cache_len":           "a cache changes no result",
+	"return_legacy_cache":     "a cache changes no result",
+	"prefill_chunk_size":      "of memory, not results",
+	"compile_config":          "of speed, not results",
+	"disable_compile":         "of speed, not results",
+	"decoder_start_token_id":  "of encoders and decoders",
+
+	"continuous_batching_config":     "of speed, not results",
+	"is_assistant":                   "of drafts by another model, which none gives",
+	"num_assistant_tokens":           "as is_assistant",
+	"num_assistant_tokens_schedule":  "as is_assistant",
+	"assistant_confidence_threshold": "as is_assistant",
+	"assistant_early_exit":           "as is_assistant",
+	"assistant_lookbehind":           "as is_assistant",
+	"target_lookbehind":              "as is_assistant",
+	"max_matching_ngram_size":        "of prompt_lookup_num_tokens",
 }
 
 // unsupported has the fields of generation_config.json that change which tokens transformers draws and that are not
 // supported, each with the value that changes nothing; nil: null alone.
 var unsupported = map[string]any{
-	"assistant_confidence_threshold": nil, "bad_words_ids": nil, "begin_suppress_tokens": nil,
-	"encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0,
+	"bad_words_ids": nil, "begin_suppress_tokens": nil, "encoder_no_repeat_ngram_size": 0.0,
+	"encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0, "generation_kwargs": map[string]any{}, "use_mtp": false,
 	"eta_cutoff": 0.0, "exponential_decay_length_penalty": nil, "forced_bos_token_id": nil, "forced_eos_token_id": nil,
 	"guidance_scale": 1.0, "min_length": 0.0, "min_new_tokens": 0.0, "no_repeat_ngram_size": 0.0, "num_beams": 1.0,
 	"penalty_alpha": 0.0, "repetition_penalty": 1.0, "sequence_bias": nil, "suppress_tokens": nil, "typical_p": 1.0,
@@ -149,15 +165,18 @@ func readConfigs(folder *safetensors.Folder) (*configs, error) {
 	if err := f.Of(lm.ConfigFile); err != nil {
 		return nil, err
 	}
-	const file = "generation_config.json"
+	file := "generation_config.json"
 	fields, unused := map[string]any{}, generationUnused.With(nil)
 	for name := range unsupported {
 		unused[name] = "ignoredFields says so"
 	}
 	switch err := errors.Join(nn.ReadJSON(folder, file, unused, &c.generation),
 		nn.ReadOptionalJSON(folder, file, nn.Elsewhere, &fields)); {
-	case errors.Is(err, fs.ErrNotExist):
-		c.generation = generationConfig{Sample: true, TopK: new(int)}
+	case errors.Is(err, fs.ErrNotExist): // transformers takes what config.json has of it
+		file, c.generation = lm.ConfigFile, generationConfig{Sample: true, TopK: new(int)}
+		if err := nn.ReadJSON(folder, file, nn.Elsewhere, &c.generation, &fields); err != nil {
+			return nil, err
+		}
 	case err != nil:
 		return nil, err
 	}

@@ -72,6 +72,22 @@ var DecoderUnused = func() strictjson.Unused {
 		"unsloth_fixed":                "no class of transformers reads it",
 		"unsloth_version":              "no class of transformers reads it",
 	}
+	for _, key := range []string{
+		"is_encoder_decoder", "is_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder",
+		"decoder_start_token_id", "sep_token_id", "id2label", "label2id", "problem_type", "finetuning_task",
+		"task_specific_params", "pruned_heads", "torchscript", "use_bfloat16", "tf_legacy_loss", "tokenizer_class", "prefix",
+	} {
+		u[key] = "transformers writes it for every model; decoders do not read it"
+	}
+	for _, key := range []string{
+		"max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
+		"temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+		"encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores",
+		"return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values",
+		"exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
+	} {
+		u[key] = "of drawing tokens: read by language models without a generation_config.json"
+	}
 	for _, rope := range []string{"rope_scaling", "rope_parameters"} {
 		for _, key := range []string{
 			"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
