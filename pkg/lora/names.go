@@ -66,14 +66,15 @@ var names = sync.OnceValue(func() *rules {
 // for what reason it is refused.
 func (r *rules) split(tensor string) (module, kind string, off []string, why string) {
 	module = tensor
-	for suffix, of := range r.Suffixes {
-		if m, ok := strings.CutSuffix(tensor, suffix); ok {
-			module, kind = m, of
-		}
-	}
-	for _, w := range r.Wrappers {
+	for _, w := range r.Wrappers { // of parts of the network, and of the two factors
 		if m := strings.ReplaceAll(module, w, ""); m != module {
 			module, off = m, append(off, w)
+		}
+	}
+	for suffix, of := range r.Suffixes {
+		if m, ok := strings.CutSuffix(module, suffix); ok {
+			module, kind = m, of
+			break
 		}
 	}
 	for again := true; again; {

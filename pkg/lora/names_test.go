@@ -86,6 +86,8 @@ func TestFit_Names(t *testing.T) {
 		}
 		for _, forms := range [][2]string{
 			{".lora_A.weight", ".lora_B.weight"}, {".lora_down.weight", ".lora_up.weight"},
+			{"._orig_mod.lora_A.weight", "._orig_mod.lora_B.weight"},
+			{".lora_A.default._fsdp_wrapped_module.weight", ".lora_B.default._fsdp_wrapped_module.weight"},
 		} {
 			w, err := parsed(t, low(t, name, forms[0], forms[1], rows, k, 2)...)
 			if err != nil {
@@ -114,7 +116,8 @@ func TestFit_Names(t *testing.T) {
 				}
 				at += p.N
 			}
-			prefixed := strings.HasPrefix(name, "base_model.model.") || strings.Contains(name, "module.") ||
+			prefixed := strings.HasPrefix(name, "base_model.model.") ||
+				strings.Contains(name+forms[0], "module.") || strings.Contains(forms[0], "_orig_mod.") ||
 				strings.HasPrefix(name, "diffusion_model.") || strings.HasPrefix(name, "transformer.")
 			if note := w.Adapter.Note(); prefixed != (note != "") {
 				t.Errorf("%s: note %q", name, note)

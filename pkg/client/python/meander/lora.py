@@ -47,12 +47,13 @@ def split(tensor: str) -> tuple[str, str, set[str]]:
     ValueError: it is no part of a LoRA, with the reason and what to do.
     """
     r = rules()
-    suffix = next((s for s in r.suffixes if tensor.endswith(s)), "")
-    module, off = tensor.removesuffix(suffix), set()
-    for wrapper in r.wrappers:
+    module, off = tensor, set()
+    for wrapper in r.wrappers:  # of parts of the network, and of the two factors
         if wrapper in module:
             module = module.replace(wrapper, "")
             off.add(wrapper)
+    suffix = next((s for s in r.suffixes if module.endswith(s)), "")
+    module = module.removesuffix(suffix)
     while prefix := next((p for p in r.prefixes if module.startswith(p)), ""):
         module = module.removeprefix(prefix)
         off.add(prefix)

@@ -59,6 +59,7 @@ def test_a_random_setting_is_refused_by_name():
 @pytest.mark.parametrize("names", [
     pair("base_model.model." + MODULE), pair("module." + MODULE), pair("_orig_mod." + MODULE),
     pair("transformer_blocks.0._fsdp_wrapped_module.attn.to_q"), pair("diffusion_model." + MODULE),
+    pair(MODULE + "._orig_mod"), pair(MODULE, *(f".lora_{x}.default._fsdp_wrapped_module.weight" for x in "AB")),
     pair("lora_unet_" + MODULE.replace(".", "_"), ".lora_down.weight", ".lora_up.weight"),
     pair("lora_transformer_" + MODULE.replace(".", "_"), ".lora_down.weight", ".lora_up.weight"),
     pair("lycoris_" + MODULE.replace(".", "_"), ".lora_down.weight", ".lora_up.weight"),
