@@ -77,7 +77,10 @@ type solverConfig struct {
 
 // scheduleUnused are the keys of a scheduler_config.json that change no sigma.
 var scheduleUnused = func() strictjson.Unused {
-	u := strictjson.Unused{"_diffusers_version": "who wrote the file", "_name_or_path": "where it was"}
+	u := strictjson.Unused{
+		"_diffusers_version": "who wrote the file", "_name_or_path": "where it was",
+		"_use_default_values": "which settings the writer left out",
+	}
 	for _, key := range []string{
 		"beta_start", "beta_end", "beta_schedule", "trained_betas", "rescale_betas_zero_snr", "timestep_spacing",
 		"steps_offset", "sigma_min", "sigma_max",

@@ -85,7 +85,8 @@ func TestFit_Names(t *testing.T) {
 			rows += table[m][0]
 		}
 		for _, forms := range [][2]string{
-			{".lora_A.weight", ".lora_B.weight"}, {".lora_down.weight", ".lora_up.weight"},
+			{".lora_A.weight", ".lora_B.weight"},
+			{".lora_down.weight", ".lora_up.weight"},
 			{"._orig_mod.lora_A.weight", "._orig_mod.lora_B.weight"},
 			{".lora_A.default._fsdp_wrapped_module.weight", ".lora_B.default._fsdp_wrapped_module.weight"},
 		} {

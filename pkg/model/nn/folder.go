@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -78,6 +79,8 @@ func ReadScheduler(folder *safetensors.Folder) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	// diffusers writes so that nothing is clipped, which is not JSON and has no effect on sigmas.
+	b = bytes.Replace(b, []byte(`"lambda_min_clipped": -Infinity`), []byte(`"lambda_min_clipped": null`), 1)
 	if !json.Valid(b) {
 		return nil, fmt.Errorf("read %s: not JSON", schedulerFile)
 	}

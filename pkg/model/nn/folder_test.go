@@ -6,9 +6,36 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/model/nn"
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
+
+// What DPMSolverMultistepScheduler of diffusers saves is no JSON.
+func TestReadScheduler_DPM(t *testing.T) {
+	dir := t.TempDir()
+	err := os.Mkdir(filepath.Join(dir, "scheduler"), 0o700)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "scheduler/scheduler_config.json"), []byte(
+			`{"_class_name": "DPMSolverMultistepScheduler", "flow_shift": 3.0, "lambda_min_clipped": -Infinity,
+			"prediction_type": "flow_prediction", "use_flow_sigmas": true}`), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder, err := safetensors.OpenFolder(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = folder.Close() }()
+	config, err := nn.ReadScheduler(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err := flow.ParseSchedule(config); err != nil || s.Shift != 3 {
+		t.Errorf("shift %g, %v; want 3", s.Shift, err)
+	}
+}
 
 // diffusers takes the class of the index: a configuration of another one would be read by other rules.
 func TestReadScheduler_Class(t *testing.T) {

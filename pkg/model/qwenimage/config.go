@@ -66,6 +66,7 @@ func readIndexConfig(folder *safetensors.Folder) (*indexConfig, error) {
 // partUnused are the keys of diffusers that every file may have.
 var partUnused = strictjson.Unused{
 	"_diffusers_version": "who wrote the file", "_name_or_path": "where it was",
+	"_use_default_values": "which settings the writer left out",
 }
 
 // textUnused are the keys of text_encoder/config.json, besides those of its language model, that change no embedding of
