@@ -86,6 +86,9 @@ type RunStatus struct {
 	Failed       int64 `msgpack:"failed,omitempty" range:"0.."`
 	Waiting      int64 `msgpack:"waiting" range:"0.."`
 	Parked       int64 `msgpack:"parked" range:"0.."`
+	// Refused is how many prompts were refused and have no group, such as those that cannot be read: each is a dead
+	// letter.
+	Refused int64 `msgpack:"refused,omitempty" range:"0.."`
 	// Lost is how many samples of open groups are neither made nor asked for: their requests were lost, and intake asks
 	// again for them.
 	Lost int64 `msgpack:"lost,omitempty" range:"0.."`

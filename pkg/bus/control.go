@@ -314,9 +314,10 @@ func (b *Bus) runStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 	}
 	s.Cancelled = int64(len(keys))
 	counts.OpenBatches = s.OpenBatches
-	if counts.Unanswered, counts.Refused, err = b.answered(ctx, run, prompts, uids); err != nil {
+	if counts.Unanswered, s.Refused, err = b.answered(ctx, run, prompts, uids); err != nil {
 		return nil, err
 	}
+	counts.Refused = s.Refused
 	if c := h.Run; c != nil && c.Action != schemas.ControlResume {
 		counts.Control, s.By, s.Reason, s.Since = c.Action, c.By, c.Reason, c.Stored
 	}
@@ -399,7 +400,7 @@ func (b *Bus) WantsVerdicts(ctx context.Context, run schemas.Run) (bool, error) 
 }
 
 // answered returns how many prompts of a run intake has not answered, as far as that is known, and how many it has
-// refused. A prompt that was published twice has one group, and one that cannot be read has none.
+// refused without a group. A prompt that was published twice has one group, and one that cannot be read has none.
 func (b *Bus) answered(
 	ctx context.Context, run schemas.Run, prompts int64, groups map[schemas.UID]bool,
 ) (open, refused int64, err error) {
@@ -407,11 +408,11 @@ func (b *Bus) answered(
 	letters, err := b.Subjects(ctx, schemas.StreamDead,
 		schemas.Address{Kind: schemas.KindDead, Stage: schemas.ServiceIntake, Run: run}.Filter())
 	for subject, n := range letters {
-		refused += int64(n)
 		if a, _ := schemas.ParseSubject(subject); !groups[a.UID] {
-			open -= int64(n)
+			refused += int64(n)
 		}
 	}
+	open -= refused
 	if open > 0 && err == nil && b.AllAnswered(ctx) {
 		open = 0
 	}

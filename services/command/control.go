@@ -288,6 +288,9 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *ui.Progre
 	if s.OpenBatches > 0 {
 		groups += ", " + present.Count(s.OpenBatches, "batch") + " open"
 	}
+	if s.Refused > 0 {
+		groups += ", " + present.Count(s.Refused, "prompt") + " refused without one"
+	}
 	if s.Cancelled > 0 {
 		groups += fmt.Sprintf(", %d cancelled one by one", s.Cancelled)
 	}

@@ -175,6 +175,11 @@ func outcomeCases() map[schemas.Run]struct {
 			refusal(g, "")
 			*g = oneGroup{prompt: []byte("x"), letter: g.letter}
 		}, "refused [] 0 scored 0 failed"},
+		"unreadable-beside": {func(g *oneGroup) {
+			made := *g
+			refusal(g, "")
+			g.trajectories, g.rewards = made.trajectories, made.rewards
+		}, "complete [1 complete] 2 scored 0 failed"},
 		"refilled": {func(g *oneGroup) {
 			second := *g.result
 			g.second, second.UID, second.Batch = &second, "p-1", "p-1"
@@ -256,6 +261,8 @@ func TestOutcomes(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, expect(t, exitOK, "", "status", "reward-failed"), "  reason    1 of 1 groups failed, the last one: so it is\n")
+	must(t, expect(t, exitOK, "", "status", "unreadable-beside"), "1 complete, 1 prompt refused without one\n",
+		"  reason    1 prompt could not be read, and was refused\n", "meander dead ls --run unreadable-beside")
 	for run, c := range cases {
 		t.Run(string(run), func(t *testing.T) {
 			state, says := statusOf(t, string(run))

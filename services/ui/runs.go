@@ -432,14 +432,18 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 // refusals says that prompts of a run were refused.
 func refusals(run schemas.Run, p *Progress, status *schemas.RunStatus) []view.Wait {
 	n := p.Statuses[schemas.StatusRefused]
-	if n == 0 && status.State == schemas.StatusRefused {
-		return []view.Wait{{
-			Grave: true, Says: "No prompt of it could be read: all were refused",
-			Fix: fmt.Sprintf("Read why: 'meander dead ls --run %s'", run),
-		}}
+	var waits []view.Wait
+	if status.Refused > 0 {
+		says := "1 prompt could not be read, and was refused"
+		if status.Refused > 1 {
+			says = fmt.Sprintf("%d prompts could not be read, and were refused", status.Refused)
+		}
+		waits = append(waits, view.Wait{
+			Grave: status.Groups == 0, Says: says, Fix: fmt.Sprintf("Read why: 'meander dead ls --run %s'", run),
+		})
 	}
 	if n == 0 {
-		return nil
+		return waits
 	}
 	says := fmt.Sprintf("%d of %d prompts were refused, the last one: ", n, p.Stages[0].Of)
 	if p.Stages[0].Of == 1 {
@@ -449,10 +453,10 @@ func refusals(run schemas.Run, p *Progress, status *schemas.RunStatus) []view.Wa
 	if field, _, named := strings.Cut(p.refusal, ": "); named && !strings.Contains(field, " ") {
 		what = field
 	}
-	return []view.Wait{{
+	return append(waits, view.Wait{
 		Grave: int64(n) == p.Stages[0].Of, Says: says + p.refusal,
 		Fix: fmt.Sprintf("Correct %s, and publish the prompt again with another uid: %q is used", what, p.refusedUID),
-	}}
+	})
 }
 
 // failures says that groups of a run have failed.

@@ -1468,6 +1468,8 @@ export interface RunStatus {
   waiting: Integer;
   /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   parked: Integer;
+  /** refused is how many prompts were refused and have no group, such as those that cannot be read: each is a dead letter. */
+  refused?: Integer | null;
   /** lost is how many samples of open groups are neither made nor asked for: their requests were lost, and intake asks again for them. */
   lost?: Integer | null;
 }
