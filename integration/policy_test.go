@@ -384,18 +384,23 @@ func TestPolicy_RefusedIsNeverCurrent(t *testing.T) {
 		"version: 1; was refused by the samplers (canary: ") {
 		t.Errorf("back to a version that was refused: %v", err)
 	}
-	wait, stop := context.WithTimeout(t.Context(), 5*time.Second)
-	defer stop()
 	waits := &schemas.Prompt{
 		UID: "u", Prompt: "a red fox", GroupSize: new(int64(1)),
 		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(1))},
 		Routing:       schemas.Routing{MinPolicyVersion: new(int64(1))},
 	}
-	_, err = peer.Publish(wait, "r", waits)
-	if held, is := errors.AsType[*client.HeldError](err); !is || !strings.Contains(held.Reason,
-		"min_policy_version: 1; refused by the samplers") {
-		t.Errorf("a prompt for a version that was refused: %v", err)
-	}
+	bustest.Until(t, "intake has said what a prompt waits for", func() error {
+		wait, stop := context.WithTimeout(t.Context(), 5*time.Second)
+		defer stop()
+		_, err := peer.Publish(wait, "r", waits)
+		if held, is := errors.AsType[*client.HeldError](err); is && !strings.Contains(held.Reason,
+			"min_policy_version: 1; refused by the samplers") {
+			t.Fatalf("a prompt for a version that was refused: %v", err)
+		} else if !is {
+			return fmt.Errorf("a prompt for a version that was refused: %w", err)
+		}
+		return nil
+	})
 	c := sampler.DefaultConfig()
 	c.Model, c.Device = signsFolder, "cpu"
 	plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return sampler.Run(ctx, c, b, zerolog.Nop()) })

@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -128,7 +129,11 @@ func (s *Subscription) close() error {
 	if now := s.serverPin(); now != "" && (now != pin || s.puller.hasPin(now)) {
 		s.unpin()
 	}
-	return s.bus.nc.FlushTimeout(time.Second)
+	// A server that is too busy to confirm it in time gets it all the same.
+	if err := s.bus.nc.FlushTimeout(time.Second); !errors.Is(err, nats.ErrTimeout) {
+		return err
+	}
+	return nil
 }
 
 // serverPin returns the pin that the server has given out; "" when there is none, or the server does not answer.
