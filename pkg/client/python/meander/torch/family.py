@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +50,13 @@ JOINT_ATTENTION = (
 _OF_CONFIG = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
 MAX_FRAMES = 1024
 """Frames of a sample at most, as the host has it."""
+_OTHER_HALVES = {
+    *("vision_model", "vision_tower", "visual", "visual_projection", "multi_modal_projector", "logit_scale"),  # see
+    *("decoder", "lm_head", "text_projection"),  # what comes after the states that a pipeline takes
+    *("position_ids", "inv_freq"),  # older files have what each class computes
+}
+"""Parts of the names of tensors that a checkpoint of a text encoder may have beside it, and that no prompt needs."""
+
 _UNIPC, _DPM = "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"
 
 
@@ -330,11 +336,9 @@ class Family:
             "are missing": set(told["missing_keys"]) - {"lm_head.weight"},  # which no prompt is read with
             "have another shape": {key for key, *_ in told["mismatched_keys"]},
         }
-        # Of the other parts a checkpoint may have more, such as the half of CLIP that sees, but not more of its layers.
-        unexpected = set(told["unexpected_keys"])
-        if not part.startswith("transformer"):
-            unexpected = _of_more_layers(unexpected, network.state_dict())
-        wrong["have no place in the network"] = unexpected
+        halves = _OTHER_HALVES if library == "transformers" else set()
+        unexpected: list[str] = told["unexpected_keys"]
+        wrong["have no place in the network"] = {key for key in unexpected if not halves & {*key.split(".")}}
         for what, names in wrong.items():
             if names:
                 raise refusal(f"tensors {what}: {len(names)}, such as {min(names)}")
@@ -483,16 +487,3 @@ class Standardized(Family):
         """Mean and inverse deviation of the VAE's channels, as the pipelines round them."""
         c = self.vae.config
         return z.new_tensor(c.latents_mean).view(1, -1, 1, 1, 1), 1.0 / z.new_tensor(c.latents_std).view(1, -1, 1, 1, 1)
-
-
-def _of_more_layers(names: Iterable[str], known: Iterable[str]) -> set[str]:
-    """Those names of tensors whose layer has a number that a list of layers of the network does not reach."""
-    there = {".".join(parts[:i]) for parts in (name.split(".") for name in known) for i in range(1, len(parts))}
-    out = set()
-    for name in names:
-        parts = name.split(".")
-        for i in range(1, len(parts) - 1):
-            stem = ".".join(parts[:i])
-            if parts[i].isdigit() and f"{stem}.0" in there and f"{stem}.{parts[i]}" not in there:
-                out.add(name)
-    return out

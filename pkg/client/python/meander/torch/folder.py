@@ -83,14 +83,27 @@ class Folder:
             raise Fault("config", f"model: no {stem}.safetensors in {folder}; {why}")
         if not shards:
             raise Fault("config", f"model: {folder / chosen}: weight_map: no files; copy the folder again")
-        size = 0
+        size, table = 0, dict[str, str]()
         for shard in shards:
             file = folder / shard
             if "/" in shard:
                 raise Fault("config", f"model: {folder / chosen}: {shard:.100}; must be a file beside it")
             if not file.is_file():
                 raise _incomplete(f"no {file}")
-            size += _checked_size(file)
+            names, length = _checked(file)
+            table |= dict.fromkeys(names, shard) if chosen.endswith(".json") else {}
+            size += length
+        if chosen.endswith(".json"):
+            index = self.read(part, chosen)
+            said = index.pop("weight_map")
+            if wrong := [name for name in {**table, **said} if table.get(name) != said.get(name)]:
+                raise Fault(
+                    "config",
+                    f"model: {folder / chosen}: shards do not match their index: {len(wrong)} tensors, such as "
+                    f"{min(wrong):.100}; copy the folder again",
+                )
+            if strange := set(index) - {"metadata"}:
+                raise Fault("config", f"model: {folder / chosen}: {min(strange):.80}; must be weight_map or metadata")
         return size
 
     @functools.cached_property
@@ -177,9 +190,9 @@ def _check_fetched(file: Path) -> None:
         raise Fault("config", f"model: {file} is a pointer of Git LFS; fetch the file: `git lfs pull`")
 
 
-def _checked_size(file: Path) -> int:
-    """The bytes of a safetensors file, which must be as many as its header says, for downloads and copies break off, and
-    of tensors that are not quantized."""
+def _checked(file: Path) -> tuple[list[str], int]:
+    """The tensors and the bytes of a safetensors file, which must be as many as its header says, for downloads and
+    copies break off, and of tensors that are not quantized."""
     _check_fetched(file)
     size = file.stat().st_size
     with file.open("rb") as f:
@@ -202,4 +215,4 @@ def _checked_size(file: Path) -> int:
             f"model: {file}: {dtypes[quantized[0]]}: {quantized[0]}; must be F16, BF16, F32 or F64: quantized weights "
             "are not computed, take the folder in bf16",
         )
-    return size
+    return list(header), size

@@ -99,6 +99,48 @@ def test_weights_of_another_network_are_refused(folders, tmp_path, part, values,
     assert worker.error.kind == "config" and says in str(worker.error)
 
 
+@pytest.mark.parametrize("part", ["transformer", "vae", "text_encoder", "text_encoder_3"])
+def test_a_tensor_too_many_is_refused_in_every_part(folders, tmp_path, part):
+    """Beside the other halves of what a text encoder was saved with, which no prompt needs."""
+    from safetensors.torch import load_file, save_file
+
+    copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
+    [file] = (copy / part).glob("*.safetensors")
+    tensors, name = load_file(file), f"x{secrets.token_hex(4)}.weight"
+    save_file(tensors | {name: torch.zeros(2)}, file, {"format": "pt"})
+    worker = loaded(copy)
+    assert worker.error and f"{part}: tensors have no place in the network: 1, such as {name}" in str(worker.error)
+    if part.startswith("text"):
+        halves = ("vision_model.class_embedding", "logit_scale", "decoder.block.0.k.weight", "lm_head.weight")
+        save_file(tensors | {name: torch.zeros(2) for name in halves}, file, {"format": "pt"})
+        assert loaded(copy).error is None
+
+
+@pytest.mark.parametrize("change", ["another shard", "no such tensor", "not in the index", "another key"])
+def test_shards_that_are_not_those_of_their_index_are_refused(folders, tmp_path, pipelines, change):
+    copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
+    (copy / "vae/diffusion_pytorch_model.safetensors").unlink()
+    pipelines("sd3").vae.save_pretrained(copy / "vae", max_shard_size="100KB")
+    families.find(Folder(copy)).check()
+    file = copy / "vae/diffusion_pytorch_model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    table = index["weight_map"]
+    first, last = min(table, key=table.get), max(table, key=table.get)
+    if change == "another shard":
+        table[first] = table[last]
+    elif change == "no such tensor":
+        table["strange"] = table[first]
+    elif change == "not in the index":
+        del table[first]
+    else:
+        index["strange"] = 1
+    file.write_text(json.dumps(index))
+    says = "strange; must be weight_map or" if change == "another key" else "do not match their index: 1 tensors"
+    with pytest.raises(Fault, match=says) as e:
+        families.find(Folder(copy)).check()
+    assert e.value.kind == "config"
+
+
 def cut(contents):
     return contents[: len(contents) // 2]
 
