@@ -135,9 +135,8 @@ func outcomeCases() map[schemas.Run]struct {
 		change func(*oneGroup)
 		says   string
 	}
-	refusal := func(g *oneGroup, uid schemas.UID) {
-		g.trajectories, g.rewards = nil, nil
-		g.letter = &schemas.Dead{
+	refused := func(uid schemas.UID) *schemas.Dead {
+		return &schemas.Dead{
 			Stage: schemas.ServiceIntake, Code: schemas.CodeInvalid, Reason: "height: 17", UID: uid,
 			OriginalSubject: "mdr.v1.prompt.x", Stream: schemas.StreamPrompts, StreamSeq: 1,
 		}
@@ -168,18 +167,13 @@ func outcomeCases() map[schemas.Run]struct {
 		"stale":    {func(g *oneGroup) { g.closeAs(schemas.StatusStale, schemas.StatusScored) }, "stale [1 stale] 2 scored 0 failed"},
 		"filtered": {func(g *oneGroup) { g.closeAs(schemas.StatusFiltered, schemas.StatusScored) }, "filtered [1 filtered] 2 scored 0 failed"},
 		"refused": {func(g *oneGroup) {
-			refusal(g, "p")
+			g.trajectories, g.rewards, g.letter = nil, nil, refused("p")
 			g.closeAs(schemas.StatusRefused, schemas.StatusMissing)
 		}, "refused [1 refused] 0 scored 0 failed"},
 		"unreadable": {func(g *oneGroup) {
-			refusal(g, "")
-			*g = oneGroup{prompt: []byte("x"), letter: g.letter}
+			*g = oneGroup{prompt: []byte("x"), letter: refused("")}
 		}, "refused [] 0 scored 0 failed"},
-		"unreadable-beside": {func(g *oneGroup) {
-			made := *g
-			refusal(g, "")
-			g.trajectories, g.rewards = made.trajectories, made.rewards
-		}, "complete [1 complete] 2 scored 0 failed"},
+		"unreadable-beside": {func(g *oneGroup) { g.letter = refused("") }, "complete [1 complete] 2 scored 0 failed"},
 		"refilled": {func(g *oneGroup) {
 			second := *g.result
 			g.second, second.UID, second.Batch = &second, "p-1", "p-1"
