@@ -144,7 +144,7 @@ func TestParse_NothingUnread(t *testing.T) {
 		"m.diff_b": "whole change", "m.lora_B.bias": "bias", "text_encoder.text_model.q.lora_A.weight": "fuse_lora",
 		"lora_te1_text_model_q.lora_down.weight": "text encoder", "lora_te_text_model_q.alpha": "text encoder",
 		"base_model.model.text_model.q.lora_A.weight": "text encoder", "m.oft_R.weight": "another kind",
-		"m.weight": "no tensor of a LoRA", "x": "no tensor of a LoRA", "lora_A.weight": "no tensor of a LoRA",
+		"m.base_layer.weight": "out of target_modules", "m.weight": "no tensor of a LoRA", "x": "no tensor of a LoRA", "lora_A.weight": "no tensor of a LoRA",
 		string(rune('a'+rand.IntN(26))) + ".some.thing": "no tensor of a LoRA",
 	} {
 		_, err := parsed(t, append(slices.Clone(good), matrix(t, name, tensor.F32, 1, 1, 1))...)

@@ -75,7 +75,8 @@ var DecoderUnused = func() strictjson.Unused {
 	for _, key := range []string{
 		"is_encoder_decoder", "is_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder",
 		"decoder_start_token_id", "sep_token_id", "id2label", "label2id", "problem_type", "finetuning_task",
-		"task_specific_params", "pruned_heads", "torchscript", "use_bfloat16", "tf_legacy_loss", "tokenizer_class", "prefix",
+		"task_specific_params", "pruned_heads", "torchscript", "use_bfloat16", "tf_legacy_loss", "tokenizer_class",
+		"prefix",
 	} {
 		u[key] = "transformers writes it for every model; decoders do not read it"
 	}

@@ -29,6 +29,7 @@ def test_a_random_tensor_is_refused_by_name():
     for name, why in {
         f"{MODULE}.{secrets.token_hex(4)}": "no tensor of a LoRA", secrets.token_hex(4): "no tensor of a LoRA",
         f"{MODULE}.lora_magnitude_vector": "DoRA", f"{MODULE}.dora_scale": "merge_and_unload",
+        f"{MODULE}.base_layer.weight": "out of target_modules",
         f"{MODULE}.hada_w1_a": "LoHa", f"{MODULE}.lokr_w1": "LyCORIS", f"{MODULE}.lora_B.bias": "bias",
         "text_encoder.text_model.q.lora_A.weight": "fuse_lora", "lora_te1_text_model_q.lora_up.weight": "text encoder",
     }.items():  # fmt: skip
