@@ -93,7 +93,7 @@ var (
 // retryFirst, then after twice that, and so on up to retryMost. Tests set them.
 var (
 	retryFirst = time.Second
-	retryMost  = time.Minute
+	retryMost  = 8 * time.Second
 )
 
 // Check joins what is wrong with the settings; each error begins with the name of the setting on the command line, such
