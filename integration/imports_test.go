@@ -30,7 +30,7 @@ var layers = map[string][]string{
 	"pkg/tensor":    nil,
 	"pkg/scorer":    {"pkg/media"},
 	"pkg/estimator": nil,
-	"pkg/dataset":   nil,
+	"pkg/dataset":   {"pkg/strictjson"},
 	"pkg/jinja":     nil,
 
 	// Reads JSON of strangers for everybody.

@@ -8,6 +8,8 @@ import (
 	"io"
 	"math"
 	"strconv"
+
+	"github.com/meander-rl/meander/pkg/strictjson"
 )
 
 // jsonStream yields the elements of one JSON array, or JSON values that follow each other over several lines. A syntax
@@ -94,8 +96,8 @@ func parseElement(text []byte) (any, error) {
 // ParseJSON returns the value of a text of JSON: a line, an element of an array, a cell, another file of people. Names
 // that repeat, and characters and numbers that could not be kept, are errors, which name the field.
 func ParseJSON(text []byte) (any, error) {
-	if at := loneSurrogate(text); at != "" {
-		return nil, fault("", at, "must be a whole character: half of a surrogate pair stands alone")
+	if at := strictjson.LoneSurrogate(text); at >= 0 {
+		return nil, fault("", string(text[at:at+6]), "must be a whole character: half of a surrogate pair stands alone")
 	}
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.UseNumber()
@@ -107,34 +109,6 @@ func ParseJSON(text []byte) (any, error) {
 		return nil, fault("", missing{}, "must be one JSON value, not more")
 	}
 	return v, nil
-}
-
-// loneSurrogate returns the first escape of a surrogate without its other half, which the library would replace; ""
-// if there is none.
-func loneSurrogate(text []byte) string {
-	escape := func(i int) (uint64, bool) {
-		if i+6 > len(text) || text[i] != '\\' || text[i+1] != 'u' {
-			return 0, false
-		}
-		n, err := strconv.ParseUint(string(text[i+2:i+6]), 16, 16)
-		return n, err == nil
-	}
-	for i := bytes.IndexByte(text, '\\'); i >= 0 && i+1 < len(text); {
-		step := 2
-		if n, ok := escape(i); ok && n >= 0xd800 && n < 0xe000 {
-			low, ok := escape(i + 6)
-			if n >= 0xdc00 || !ok || low < 0xdc00 || low >= 0xe000 {
-				return string(text[i : i+6])
-			}
-			step = 12
-		}
-		rest := bytes.IndexByte(text[i+step:], '\\')
-		if rest < 0 {
-			return ""
-		}
-		i += step + rest
-	}
-	return ""
 }
 
 // readValue reads one JSON value of a record; path names it in errors, depth counts the lists and
@@ -235,8 +209,7 @@ func toNumber(path string, n json.Number) (any, error) {
 }
 
 // lineCounter turns byte offsets into line numbers. It keeps the line ends between the last offset asked for and the
-// end
-// of what was read.
+// end of what was read.
 type lineCounter struct {
 	r      io.Reader
 	offset int64

@@ -158,28 +158,38 @@ func Check(data []byte) error {
 			}
 		}
 	}
+	if at := LoneSurrogate(data); at >= 0 {
+		return fmt.Errorf("byte %d: %s: half a surrogate pair; it stands for no character", at, data[at:at+6])
+	}
+	return nil
+}
+
+// LoneSurrogate returns where the first \u escape of half a surrogate pair is that stands without its other half, of
+// six bytes; -1 if there is none.
+func LoneSurrogate(data []byte) int {
 	for at := 0; ; {
 		i := bytes.IndexByte(data[at:], '\\')
 		if i < 0 {
-			return nil
+			return -1
 		}
 		at += i
-		switch unit := escape(data[at:]); {
+		switch unit := codeUnit(data[at:]); {
 		case unit >= 0xd800 && unit < 0xdc00:
-			if low := escape(data[at+6:]); low < 0xdc00 || low >= 0xe000 {
-				return fmt.Errorf("byte %d: %s: half a surrogate pair; it stands for no character", at, data[at:at+6])
+			if low := codeUnit(data[at+6:]); low < 0xdc00 || low >= 0xe000 {
+				return at
 			}
 			at += 12
 		case unit >= 0xdc00 && unit < 0xe000:
-			return fmt.Errorf("byte %d: %s: half a surrogate pair; it stands for no character", at, data[at:at+6])
+			return at
 		default:
 			at += min(2, len(data)-at)
 		}
 	}
 }
 
-// escape returns the code unit of a \uXXXX at the start of data; -1 if there is none.
-func escape(data []byte) (unit int) {
+// codeUnit returns the number in an escape of four hexadecimal digits at the start of data, such as \u00e9; -1 if
+// there is none.
+func codeUnit(data []byte) (unit int) {
 	if len(data) < 6 || data[0] != '\\' || data[1] != 'u' {
 		return -1
 	}
