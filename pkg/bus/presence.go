@@ -66,6 +66,19 @@ func (b *Bus) Announce(ctx context.Context, state func() *schemas.Presence, chan
 	return b.Announcement(state, changed).Run(ctx)
 }
 
+// Announcing makes an Announcement and runs it until stop, which waits for its end and returns its error.
+func (b *Bus) Announcing(
+	ctx context.Context, state func() *schemas.Presence, changed <-chan struct{},
+) (stop func() error) {
+	ctx, end := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- b.Announce(ctx, state, changed) }()
+	return func() error {
+		end()
+		return <-ended
+	}
+}
+
 // Run keeps the entry of a process in the bucket of presence renewed until ctx ends, and removes it then. The entry
 // of a process that died expires. Run logs failures and tries again; it returns an error only for an invalid entry,
 // and for a bucket that never forgets its entries (ErrIncompatible).

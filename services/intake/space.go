@@ -405,16 +405,11 @@ func (s *service) announceSpace(ctx context.Context) error {
 			zerolog.Ctx(ctx).Debug().Err(err).Msg("space that is waited for not known")
 		case err != nil:
 		case was == nil && room != nil:
-			announced, end := context.WithCancel(ctx)
-			ended := make(chan error, 1)
-			go func() {
-				ended <- s.bus.Announce(announced, func() *schemas.Presence {
-					mu.Lock()
-					defer mu.Unlock()
-					return new(*said)
-				}, changed)
-			}()
-			stop = func() error { end(); return <-ended }
+			stop = s.bus.Announcing(ctx, func() *schemas.Presence {
+				mu.Lock()
+				defer mu.Unlock()
+				return new(*said)
+			}, changed)
 		case was != nil && room == nil:
 			if err := stop(); err != nil {
 				return err

@@ -33,8 +33,8 @@ type keptSampler struct {
 
 	mu     sync.Mutex
 	served bool
-	why    error // why the lane is not served; nil: it is, or was never yet
-	saying context.CancelFunc
+	why    error                   // why the lane is not served; nil: it is, or was never yet
+	saying func() error            // ends what presence says of it; nil: nothing
 	checks map[string]func() error // conditions of readiness of the sampler that runs
 	notes  []func() []string
 }
@@ -106,23 +106,11 @@ func (k *keptSampler) say(ctx context.Context, why error) {
 	}
 	k.log.Error().Err(why).Msg("the sampler failed; all else goes on")
 	instance := "starting-" + strings.ToLower(rand.Text()[:8])
-	saying, stop := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	k.saying = func() {
-		stop()
-		<-ended
-	}
-	go func() {
-		defer close(ended)
-		err := k.bus.Announce(saying, func() *schemas.Presence {
-			return &schemas.Presence{
-				Service: schemas.ServiceStarting, Instance: instance, Lane: k.lane, Waiting: why.Error(),
-			}
-		}, nil)
-		if err != nil {
-			k.log.Error().Err(err).Msg("why the lane waits is not announced")
+	k.saying = k.bus.Announcing(ctx, func() *schemas.Presence {
+		return &schemas.Presence{
+			Service: schemas.ServiceStarting, Instance: instance, Lane: k.lane, Waiting: why.Error(),
 		}
-	}()
+	}, nil)
 }
 
 // stopSaying ends what presence says of the lane.
@@ -131,8 +119,11 @@ func (k *keptSampler) stopSaying() {
 	saying := k.saying
 	k.saying = nil
 	k.mu.Unlock()
-	if saying != nil {
-		saying()
+	if saying == nil {
+		return
+	}
+	if err := saying(); err != nil {
+		k.log.Error().Err(err).Msg("why the lane waits is not announced")
 	}
 }
 
