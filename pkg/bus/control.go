@@ -269,7 +269,7 @@ func (b *Bus) RunStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 // runStatus is RunStatus of a legal name.
 func (b *Bus) runStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatus, error) {
 	s, counts := &schemas.RunStatus{}, &view.Counts{Groups: view.Groups{}}
-	prompts, uids := int64(0), map[schemas.UID]bool{}
+	prompts, uids, lanes := int64(0), map[schemas.UID]bool{}, map[schemas.Lane]bool{}
 	for _, part := range []struct {
 		n            *int64
 		stream, kind string
@@ -285,8 +285,11 @@ func (b *Bus) runStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 		}
 		for subject, n := range subjects {
 			*part.n += int64(n)
-			if a, _ := schemas.ParseSubject(subject); a.Kind == schemas.KindGroup {
+			switch a, _ := schemas.ParseSubject(subject); a.Kind {
+			case schemas.KindGroup:
 				uids[a.UID] = true
+			case schemas.KindRequest:
+				lanes[a.Lane] = true
 			}
 		}
 	}
@@ -329,7 +332,7 @@ func (b *Bus) runStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 		if s.Groups == s.Closed {
 			f.Batches = s.OpenBatches
 		}
-		s.WaitsFor = b.heldBy(ctx, run, f)
+		s.WaitsFor = b.heldBy(ctx, run, lanes, f)
 	}
 	return s, nil
 }
@@ -425,14 +428,10 @@ func (b *Bus) AllAnswered(ctx context.Context) bool {
 	return err == nil && c.CachedInfo().NumPending == 0 && c.CachedInfo().NumAckPending == 0
 }
 
-// heldBy returns what holds up an open run; "": it goes on, or whoever asks may not see it.
-func (b *Bus) heldBy(ctx context.Context, run schemas.Run, f *view.Facts) string {
+// heldBy returns what holds up an open run, whose requests are in these lanes; "": it goes on, or whoever asks may not
+// see it.
+func (b *Bus) heldBy(ctx context.Context, run schemas.Run, lanes map[schemas.Lane]bool, f *view.Facts) string {
 	present, err := b.Present(ctx)
-	if err != nil {
-		return ""
-	}
-	requests, err := b.Subjects(ctx, schemas.StreamRequests,
-		schemas.Address{Kind: schemas.KindRequest, Run: run}.Filter())
 	if err != nil {
 		return ""
 	}
@@ -450,16 +449,12 @@ func (b *Bus) heldBy(ctx context.Context, run schemas.Run, f *view.Facts) string
 			f.Judged = f.Unscored // as far as counts of the whole run say
 		}
 	}
-	lanes := map[schemas.Lane]bool{}
 	for _, p := range present {
 		f.Sampler = f.Sampler || p.Service == schemas.ServiceSampler || p.Service == schemas.ServiceStarting
 		f.Reward = f.Reward || p.Service == schemas.ServiceReward
-		lanes[p.Lane] = true
+		delete(lanes, p.Lane)
 	}
-	for subject := range requests {
-		a, _ := schemas.ParseSubject(subject)
-		f.Unserved = f.Unserved || !lanes[a.Lane]
-	}
+	f.Unserved = len(lanes) > 0
 	return string(f.HeldBy())
 }
 
