@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -104,35 +105,51 @@ func (b *Bus) LostSamples(ctx context.Context, open []OpenGroup) ([]Lost, error)
 	if err != nil || queue.State == StateFull {
 		return nil, err
 	}
-	var out []Lost
-	now := time.Now()
+	now, unasked := time.Now(), map[schemas.Run][]Lost{}
 	for _, g := range open {
 		late := g.Group.Deadline > 0 && now.UnixNano() > g.Group.Deadline
 		if late || !g.AsksForSamples() || now.Sub(g.Claimed) < askedAfter {
 			continue
 		}
-		lost := samplesWithout(asked, g)
-		if len(lost) == 0 {
-			continue
+		if missing := samplesWithout(asked, g); len(missing) > 0 {
+			unasked[g.Run] = append(unasked[g.Run], Lost{g, missing})
 		}
-		made := map[schemas.Making]bool{}
-		for stream, filter := range map[string]string{
-			schemas.StreamTrajectories: schemas.TrajectoryFilter(g.Run, g.UID),
-			schemas.StreamRewards: schemas.Address{
-				Kind: schemas.KindReward, Run: g.Run, Batch: g.Group.Batch, UID: g.UID,
-			}.Filter(),
-		} {
-			subjects, err := b.Subjects(ctx, stream, filter)
-			if err != nil {
-				return nil, fmt.Errorf("lost requests: %w", err)
+	}
+	var out []Lost
+	for _, run := range slices.Sorted(maps.Keys(unasked)) {
+		made, err := b.madeOf(ctx, unasked[run])
+		if err != nil {
+			return nil, fmt.Errorf("lost requests: %w", err)
+		}
+		for _, l := range unasked[run] {
+			l.Samples = slices.DeleteFunc(l.Samples, func(i int64) bool { return made[l.Group.sample(i)] })
+			if len(l.Samples) > 0 {
+				out = append(out, l)
 			}
-			noteSamples(made, subjects)
-		}
-		if lost = slices.DeleteFunc(lost, func(i int64) bool { return made[g.sample(i)] }); len(lost) > 0 {
-			out = append(out, Lost{g, lost})
 		}
 	}
 	return out, nil
+}
+
+// madeOf returns which samples of groups of one run are made or rewarded. Of several groups it asks for the whole run:
+// those that wait for verdicts are many, and asked about again and again.
+func (b *Bus) madeOf(ctx context.Context, groups []Lost) (map[schemas.Making]bool, error) {
+	of := schemas.Address{Run: groups[0].Group.Run}
+	if len(groups) == 1 {
+		of.UID = groups[0].Group.UID
+	}
+	made := map[schemas.Making]bool{}
+	for stream, kind := range map[string]string{
+		schemas.StreamTrajectories: schemas.KindTrajectory, schemas.StreamRewards: schemas.KindReward,
+	} {
+		of.Kind = kind
+		subjects, err := b.Subjects(ctx, stream, of.Filter())
+		if err != nil {
+			return nil, err
+		}
+		noteSamples(made, subjects)
+	}
+	return made, nil
 }
 
 // sample names a sample of the group.
