@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -27,7 +26,7 @@ import (
 // task is a meander command that runs beside the test.
 type task struct {
 	cmd    *exec.Cmd
-	stdout bytes.Buffer // whole once ended
+	stdout logbook // whole once ended
 	stderr logbook
 	ended  chan struct{}
 }

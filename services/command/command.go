@@ -26,6 +26,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -92,7 +93,7 @@ func untilSignal(limit time.Duration, overdue func()) context.Context {
 // Execute runs one command line, without the program's name, until it is done or ctx ends, and returns its exit
 // status. Results go to stdout; errors, progress and logs go to stderr.
 func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	zerolog.TimeFieldFormat = time.RFC3339Nano // milliseconds matter here
+	setTimeFormat()
 	root := newRoot()
 	root.SetArgs(args)
 	out := &output{Writer: stdout}
@@ -104,8 +105,8 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	if err == nil {
 		err = root.ExecuteContext(withArgs(ctx, args))
 	}
-	if out.err != nil && !errors.Is(err, out.err) {
-		present.Lines(stderr, fmt.Sprintf("meander: stdout: %v; this output is lost, stored events are not", out.err))
+	if failed := out.failure(); failed != nil && !errors.Is(err, failed) {
+		present.Lines(stderr, fmt.Sprintf("meander: stdout: %v; this output is lost, stored events are not", failed))
 		if err == nil {
 			return exitFailed
 		}
@@ -137,6 +138,7 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 type output struct {
 	io.Writer
 	asIs bool // for bytes that are no text, and for a screen
+	mu   sync.Mutex
 	err  error
 }
 
@@ -157,12 +159,24 @@ func (o *output) Write(p []byte) (int, error) {
 	if !o.asIs {
 		text = boot.SafeOutput(text, boot.IsTerminal(o.Writer))
 	}
+	o.mu.Lock() // services log side by side
+	defer o.mu.Unlock()
 	_, err := io.WriteString(o.Writer, text)
 	if o.err == nil {
 		o.err = err
 	}
 	return len(p), err
 }
+
+// failure is the first failure of the writer; nil: there was none.
+func (o *output) failure() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.err
+}
+
+// setTimeFormat sets the form of times in logs, which all command lines of a process share: milliseconds matter here.
+var setTimeFormat = sync.OnceFunc(func() { zerolog.TimeFieldFormat = time.RFC3339Nano })
 
 // app is what every command shares: where the pipeline is, and how to print.
 type app struct {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -89,9 +90,8 @@ Everywhere:
 See '{{.CommandPath}} COMMAND --help' for a command.
 {{end}}`
 
-// setHelp gives a command, and all commands below it, help with headings, and errors that suggest the nearest flag or
-// command.
-func setHelp(root *cobra.Command) {
+// addHelpFuncs gives the templates of help their functions. All commands of a process share them.
+var addHelpFuncs = sync.OnceFunc(func() {
 	cobra.AddTemplateFunc("flagHelp", func(c *cobra.Command) string { return flagHelp(c, present.Width(os.Stdout)) })
 	cobra.AddTemplateFunc("globalHelp", func(c *cobra.Command) string {
 		return flagLines(c.InheritedFlags(), present.Width(os.Stdout))
@@ -108,6 +108,12 @@ func setHelp(root *cobra.Command) {
 	cobra.AddTemplateFunc("reflow", func(text string) string {
 		return present.Reflow(text, min(present.Width(os.Stdout), present.PlainWidth))
 	})
+})
+
+// setHelp gives a command, and all commands below it, help with headings, and errors that suggest the nearest flag or
+// command.
+func setHelp(root *cobra.Command) {
+	addHelpFuncs()
 	root.SetHelpTemplate("{{reflow (or .Long .Short)}}\n\n{{.UsageString}}")
 	root.SetUsageTemplate(usageTemplate)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
