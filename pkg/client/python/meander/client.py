@@ -30,7 +30,7 @@ from .control import Controls, Refused
 from .cursor import PatientJetStream
 from .events import ADVANTAGE, PREFIX, STEP, TOKENS, Event, EventError, Gone, checked, decode, digest_prefix, fault, fitting, name_of, payload_digest, tensor, trajectory_form
 from .reader import Batches, Groups, LogProbs
-from .tasks import means_away, settled, together
+from .tasks import means_away, maybe_awaited, together
 from .teacher import Teachers
 from .text import NUMBERS, Text, add_events, answer_logits, text_of
 
@@ -449,7 +449,7 @@ class Client(Controls, Teachers):
                 request = decode(msg.data)
                 if logits:
                     request["generation_logits"], request["generation_logit_ids"] = await self._answer_logits(request)
-                reply = await settled(await asyncio.to_thread(answer, request))
+                reply = await maybe_awaited(await asyncio.to_thread(answer, request))
                 if not isinstance(reply, Mapping):
                     raise TypeError(f"the interaction gives {type(reply).__name__}; must be a dict")
                 data = msgpack.packb({"v": 1, **reply})
@@ -466,7 +466,7 @@ class Client(Controls, Teachers):
         sub = await self.nc.subscribe(f"mdr.v1.interact.{name}", queue=name, cb=one)
         try:
             await self.nc.flush()
-            await settled(ready())
+            await maybe_awaited(ready())
             await asyncio.Event().wait()
         finally:
             await sub.unsubscribe()

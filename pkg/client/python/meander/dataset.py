@@ -17,7 +17,7 @@ from .batch import Batch, Keep
 from .cursor import Cursor, results
 from .shares import Extent, Part, Shares
 from .sync.client import Stream
-from .tasks import settled
+from .tasks import maybe_awaited
 
 
 def as_tensors(batch: Batch) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class BatchDataset(IterableDataset[Any]):
             try:
                 for batch in batches:
                     out = self.convert(batch)
-                    yield client.thread.run(settled(out)) if inspect.isawaitable(out) else out
+                    yield client.thread.run(maybe_awaited(out)) if inspect.isawaitable(out) else out
             finally:
                 batches.close()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import policy, sync
 from .ask import Asker
-from .tasks import retry_while_away, settled
+from .tasks import maybe_awaited, retry_while_away
 
 Prompt = Any
 """A text, or a conversation: a list of messages with role and content."""
@@ -40,7 +40,7 @@ class Lane:
     async def fields_of(self, prompt: Prompt, text: Mapping[str, Any], trainer: str = "") -> dict[str, Any]:
         """What a prompt is published with. text are the settings of the trainer; those of fields go before. trainer
         names one that computes advantages by itself. ValueError: fields ask for others."""
-        own = dict(await settled(self.fields(prompt)) if callable(self.fields) else self.fields)
+        own = dict(await maybe_awaited(self.fields(prompt)) if callable(self.fields) else self.fields)
         if trainer and "advantage" in own:
             raise ValueError(
                 f"fields.advantage: {own['advantage']!r}; must be absent: {trainer} computes advantages of the rewards, "

@@ -21,7 +21,7 @@ from .batch import Batch, Group, Keep, Ratio
 from .control import status_text
 from .cursor import PATIENCE, Cursor, results
 from .events import ADVANTAGE, BATCH, PREFIX, Event, EventError, fitting
-from .tasks import retry_while_away, settled
+from .tasks import maybe_awaited, retry_while_away
 from .textbatch import batch_of, check_kind, lacking
 
 _log = logging.getLogger("meander")
@@ -167,7 +167,7 @@ class _Reader:
             status = group.advantage["status"]
             why = "" if status in COUNTED else why_not(group.advantage)
             if not why and self.keep is not None:
-                why = await settled(self.keep(group))
+                why = await maybe_awaited(self.keep(group))
             if not why:
                 self._usable(group)
         except EventError as e:
@@ -356,7 +356,7 @@ class Batches(_Reader):
         sampler."""
         if self.log_probs is None or self.health.first_ratio is not None or not batch.size:
             return
-        new = await settled(self.log_probs(batch))
+        new = await maybe_awaited(self.log_probs(batch))
         self.health.first_ratio = batch.check(new, self.tolerance)
         _log.info(
             "run %s: log-probs of the first batch agree, the ratio is %.3g from 1", self.run,

@@ -49,7 +49,7 @@ async def retry_while_away(call: Callable[[], Awaitable[_T]], timeout: float) ->
         pause = min(2 * pause, 5)
 
 
-async def settled(out: Any) -> Any:
+async def maybe_awaited(out: Any) -> Any:
     """What a function of a user gave; where it is async, what it gives when it is awaited."""
     return await out if inspect.isawaitable(out) else out
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from .. import access
 from ..client import connect
-from ..tasks import settled
+from ..tasks import maybe_awaited
 from . import REWARDS
 from .reward import Fault, Reward, Input
 from .worker import Worker
@@ -82,7 +82,7 @@ def _try(reward: Reward, a: argparse.Namespace) -> int:
 
     file, prompt = a.sample
     sample = Input(Image.open(file).convert("RGB"), prompt, a.ground_truth)
-    (score,) = asyncio.run(settled(reward.score([sample])))
+    (score,) = asyncio.run(maybe_awaited(reward.score([sample])))
     if isinstance(score, Exception):
         raise ValueError(str(score))
     print(f"{score.value:.6g}  {score.detail}".rstrip())

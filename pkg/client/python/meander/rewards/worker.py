@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 
 from ..client import Client
 from ..events import PREFIX, Event, Maybe, decode, fault
-from ..tasks import settled
+from ..tasks import maybe_awaited
 from .reward import Busy, Fault, Input, Reward, Score, Scored
 
 _log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def _is_lost(e: Exception) -> bool:
 async def _scored(reward: Reward, samples: list[Input]) -> list[Scored]:
     """The scores of a batch; where it fails as a whole, of each sample alone."""
     try:
-        out = list(await settled(await asyncio.to_thread(reward.score, samples)))
+        out = list(await maybe_awaited(await asyncio.to_thread(reward.score, samples)))
         if len(out) != len(samples):
             raise RuntimeError(f"{type(reward).__name__} gives {len(out)} scores for {len(samples)} samples")
         if wrong := [x for x in out if not isinstance(x, (Score, Exception))]:
@@ -162,7 +162,7 @@ class Worker:
         await client.nc.flush()
         if "permissions violation" in str(client.nc.last_error).lower():
             raise PermissionError(f"no permission to answer for nats:{name}; the role scorer has it (meander auth)")
-        await settled(ready())
+        await maybe_awaited(ready())
         stopped = asyncio.ensure_future(stop.wait())
         tasks: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(self._work()), asyncio.ensure_future(self._report(client))
