@@ -15,22 +15,30 @@ import (
 // A server may lose rewards, or someone may purge them, after the trajectories were acknowledged: no consumer has them
 // then. The reward service scores such samples again while their groups are open.
 
-// lookEvery is how often the service looks whether rewards were removed.
-const lookEvery = 2 * time.Second
+// lookEvery is how often the service looks whether rewards were removed. Samples that the consumer may have, such as
+// those that wait for people, are looked at again after that, then after twice that, and so on up to lookMost.
+const (
+	lookEvery = 2 * time.Second
+	lookMost  = time.Minute
+)
 
 // scoreLost looks regularly for rewards of open groups that are gone, until ctx ends. It reads groups only if something
-// was removed from the stream of rewards since the last look.
+// was removed from the stream of rewards since the last look, or the last look did not tell.
 func (s *service) scoreLost(ctx context.Context) error {
 	var last, messages uint64
 	look := true // something may have been removed before this process began
+	pause, next := lookEvery, time.Now()
 	for {
 		info, err := s.bus.StreamInfo(ctx, schemas.StreamRewards)
 		if err == nil {
 			state := info.State
-			look = look || state.Msgs != messages+state.LastSeq-last
+			if state.Msgs != messages+state.LastSeq-last {
+				look, pause, next = true, lookEvery, time.Now()
+			}
 			last, messages = state.LastSeq, state.Msgs
-			if look {
+			if look && !time.Now().Before(next) {
 				look, err = s.scoreOpen(ctx)
+				next, pause = time.Now().Add(pause), min(2*pause, lookMost)
 			}
 		}
 		if err != nil && ctx.Err() == nil {
