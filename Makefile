@@ -85,7 +85,7 @@ fuzz: ## every fuzz target for FUZZTIME each (default 30s)
 
 # The packages whose tests have a long form, and no others (TestCode_LongTestsRun).
 integration: ## tests that take longer: whole pipelines, kills and faults, the commands of documents, every GPU kernel
-	$(test_tmp) CGO_ENABLED=0 GOGC=400 go test -vet=off $(TEST_LIMIT) $(TEST_WIDTH) ./integration/... ./pkg/tensor/cuda/...
+	$(test_tmp) CGO_ENABLED=0 GOGC=400 go test -vet=off $(TEST_LIMIT) $(TEST_WIDTH) ./integration/... ./pkg/models/tensor/cuda/...
 
 bench: ## benchmarks matching BENCH (default all), in benchstat's format
 	go test -run '^$$' -bench '$(BENCH)' -benchmem $(PACKAGES)

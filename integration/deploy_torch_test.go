@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
+	"github.com/meander-rl/meander/pkg/models/model/remote/remotetest"
 )
 
 // The worker's container has what its command names, and the sampler beside it joins it there: the worker of tests

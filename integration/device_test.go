@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/families"
 )
 
 // A GPU that the program cannot have is refused before anything is stored, with the reason and

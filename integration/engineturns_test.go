@@ -9,9 +9,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/decoding"
-	"github.com/meander-rl/meander/pkg/lm"
-	"github.com/meander-rl/meander/pkg/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/decoding"
+	"github.com/meander-rl/meander/pkg/models/lm"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
 	"github.com/meander-rl/meander/pkg/remotelm/remotelmtest"
 	"github.com/meander-rl/meander/schemas"
 )

@@ -40,8 +40,8 @@ var extensions = []extension{
 		[]string{"pkg/remoteimage/", "schemas/enums.go", "services/sampler/"},
 		3,
 	},
-	{"device", "cuda", regexp.MustCompile(`pkg/tensor/cuda`), []string{"pkg/tensor/cuda/", "pkg/tensor/devices/devices.go"}, 2},
-	{"model family", "qwenimage", regexp.MustCompile(`(?i)qwen.?image`), []string{"pkg/model/families/families.go", "pkg/model/qwenimage/"}, 2},
+	{"device", "cuda", regexp.MustCompile(`pkg/models/tensor/cuda`), []string{"pkg/models/tensor/cuda/", "pkg/models/tensor/devices/devices.go"}, 2},
+	{"model family", "qwenimage", regexp.MustCompile(`(?i)qwen.?image`), []string{"pkg/models/model/families/families.go", "pkg/models/model/qwenimage/"}, 2},
 }
 
 // words are the identifiers and strings of a Go file.

@@ -13,11 +13,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/media"
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/families"
-	"github.com/meander-rl/meander/pkg/model/modeltest"
-	"github.com/meander-rl/meander/pkg/model/remote"
+	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/families"
+	"github.com/meander-rl/meander/pkg/models/model/modeltest"
+	"github.com/meander-rl/meander/pkg/models/model/remote"
 	"github.com/meander-rl/meander/schemas"
 	recompute "github.com/meander-rl/meander/services/verify"
 )
@@ -209,7 +209,7 @@ func TestFamilies_AreNamedInTheirPackagesAlone(t *testing.T) {
 			continue // its name is what users type; or it is computed elsewhere
 		}
 		name := plain(f.Name)
-		home, named := "pkg/model/"+name, 0
+		home, named := "pkg/models/model/"+name, 0
 		walkFiles(t, func(file string) {
 			if !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") || isTool(file) {
 				return
@@ -222,7 +222,7 @@ func TestFamilies_AreNamedInTheirPackagesAlone(t *testing.T) {
 			case !strings.Contains(plain(strings.ToLower(string(text))), name):
 			case strings.HasPrefix(file, home+"/"):
 				named++
-			case file != "pkg/model/families/families.go":
+			case file != "pkg/models/model/families/families.go":
 				t.Errorf("%s names the family %s; what it needs to know belongs into model.Card", file, f.Name)
 			}
 		})

@@ -22,99 +22,100 @@ const module = "github.com/meander-rl/meander"
 const root = ".."
 
 // layers says which packages of the project each package may import. What is not
-// listed is forbidden: imports go down only, siblings never meet, and pkg/model and
-// pkg/flow are joined by the sampler alone.
+// listed is forbidden: imports go down only, siblings never meet, and pkg/models/model and
+// pkg/flow are joined by the sampler alone. pkg/models imports nothing else of the project.
 var layers = map[string][]string{
 	// Leaves: pure, known to everybody above.
-	"schemas":       nil,
-	"pkg/tensor":    nil,
-	"pkg/scorer":    {"pkg/media"},
-	"pkg/estimator": nil,
-	"pkg/dataset":   {"pkg/strictjson"},
-	"pkg/jinja":     nil,
+	"schemas":           nil,
+	"pkg/models/tensor": nil,
+	"pkg/scorer":        {"pkg/models/media"},
+	"pkg/estimator":     nil,
+	"pkg/dataset":       {"pkg/models/strictjson"},
+	"pkg/models/jinja":  nil,
 
 	// Reads JSON of strangers for everybody.
-	"pkg/strictjson": nil,
+	"pkg/models/strictjson": nil,
 
 	// Clients of servers that draw samples: protocols alone, and torch's generator. Their tests have servers of recorded
 	// bytes.
 	"pkg/torchrandom":                 nil,
-	"pkg/remotehttp":                  {"pkg/strictjson"},
-	"pkg/remotelm":                    {"pkg/remotehttp", "pkg/strictjson"},
+	"pkg/remotehttp":                  {"pkg/models/strictjson"},
+	"pkg/remotelm":                    {"pkg/remotehttp", "pkg/models/strictjson"},
 	"pkg/remotelm/remotelmtest":       nil,
-	"pkg/remoteimage":                 {"pkg/remotehttp", "pkg/safetensors", "pkg/torchrandom"},
+	"pkg/remoteimage":                 {"pkg/remotehttp", "pkg/models/safetensors", "pkg/torchrandom"},
 	"pkg/remoteimage/remoteimagetest": nil,
 
 	// The embedded server knows nothing of what it carries.
 	"pkg/natsd": nil,
 
-	"pkg/scorer/internal/wire": {"pkg/scorer", "pkg/strictjson"},
+	"pkg/scorer/internal/wire": {"pkg/scorer", "pkg/models/strictjson"},
 	"pkg/scorer/httpscore":     {"pkg/scorer", "pkg/scorer/internal/wire"},
 	"pkg/scorer/natsscore":     {"pkg/scorer", "pkg/scorer/internal/wire", "schemas"},
 	"pkg/scorer/scorerfile":    {"pkg/scorer", "pkg/scorer/internal/wire", "pkg/scorer/httpscore", "pkg/scorer/natsscore"},
 
-	"schemas/document":                  {"schemas"}, // what the sources say, for the generator and for tests
-	"schemas/gen":                       {"schemas/document"},
-	"pkg/fieldflag":                     {"schemas"},
-	"pkg/safetensors":                   {"pkg/tensor"},
-	"pkg/lora":                          {"pkg/safetensors", "pkg/tensor"}, // files and what they fit: for networks, and for clients that push them
-	"pkg/tensor/cpu":                    {"pkg/tensor"},
-	"pkg/tensor/cuda/driver":            nil,
-	"pkg/tensor/cuda/kernels":           nil,
-	"pkg/tensor/cuda/internal/cudashim": nil,
-	"pkg/tensor/cuda/internal/cuext":    {"pkg/tensor/cuda/internal/cudashim", "pkg/tensor/cuda/driver"},
-	"pkg/tensor/cuda/internal/cublaslt": {"pkg/tensor/cuda/driver"},
-	"pkg/tensor/cuda/internal/gpu":      {"pkg/tensor/cuda/internal/cublaslt", "pkg/tensor/cuda/internal/cudashim", "pkg/tensor/cuda/internal/cuext", "pkg/tensor/cuda/driver"},
-	"pkg/tensor/cuda":                   {"pkg/tensor", "pkg/tensor/cuda/driver", "pkg/tensor/cuda/internal/gpu", "pkg/tensor/cuda/kernels"},
-	"pkg/tensor/devices":                {"pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/cuda"}, // the one place that names them
-	"pkg/tensor/reference":              {"pkg/tensor"},
-	"pkg/tensor/tensortest":             {"pkg/tensor", "pkg/tensor/reference"},
-	"pkg/flow":                          {"pkg/strictjson", "pkg/tensor"},
-	"pkg/scheduled":                     {"pkg/flow"}, // its random words and its logarithm
-	"pkg/media":                         nil,          // pixels, their digest and their file
-	"pkg/model":                         {"pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/media"},
-	"pkg/model/nn":                      {"pkg/strictjson", "pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/model"},
-	"pkg/model/tokenizer":               {"pkg/strictjson", "pkg/safetensors"},
-	"pkg/model/qwenimage":               {"pkg/strictjson", "pkg/media", "pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
-	"pkg/model/synthetic":               {"pkg/media", "pkg/model"},
-	"pkg/model/remote":                  {"pkg/lora", "pkg/media", "pkg/model", "pkg/model/nn", "pkg/model/remote/internal/wire", "pkg/model/tokenizer", "pkg/safetensors", "pkg/tensor"},
-	"pkg/model/remote/internal/wire":    nil,                                                                             // frames alone, for the client and the worker of tests
-	"pkg/model/remote/remotetest":       {"pkg/model/remote/internal/wire", "pkg/safetensors", "pkg/tensor"},             // a worker for tests
-	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/remote", "pkg/model/synthetic"}, // the one place that names them
-	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors", "pkg/model"},
-	"pkg/decoding":                      {"pkg/flow"},                                                                                                                                                                 // its random words, its exponential and its logarithm
-	"pkg/lm":                            {"pkg/decoding", "pkg/lora", "pkg/model", "pkg/safetensors", "pkg/tensor"},                                                                                                   // where folders of models are looked for
-	"pkg/lm/qwen2":                      {"pkg/strictjson", "pkg/decoding", "pkg/jinja", "pkg/lm", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/safetensors", "pkg/tensor", "pkg/tensor/cpu"}, // the CPU where no device is given
-	"pkg/lm/families":                   {"pkg/lm", "pkg/lm/qwen2"},                                                                                                                                                   // the one place that names them
-	"pkg/model/modeltest":               {"pkg/media", "pkg/model"},
-	"pkg/auth":                          {"schemas"}, // who may do what, as data: no connection
-	"pkg/view":                          {"schemas"}, // what became of what is stored: reads nothing
-	"pkg/bus":                           {"schemas", "pkg/auth", "pkg/view"},
-	"pkg/interaction":                   {"schemas", "pkg/scorer"},          // what a sum comes to
-	"pkg/archive":                       {"schemas", "pkg/bus", "pkg/view"}, // a run as a file
-	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
-	"pkg/client/policyloss":             nil,
-	"pkg/weightsdir":                    {"schemas", "pkg/safetensors"}, // files of weights that go by path
-	"pkg/client":                        {"schemas", "pkg/bus", "pkg/tensor", "pkg/lora", "pkg/weightsdir"},
+	"schemas/document":                         {"schemas"}, // what the sources say, for the generator and for tests
+	"schemas/gen":                              {"schemas/document"},
+	"pkg/fieldflag":                            {"schemas"},
+	"pkg/models/safetensors":                   {"pkg/models/tensor"},
+	"pkg/models/lora":                          {"pkg/models/safetensors", "pkg/models/tensor"}, // files and what they fit: for networks, and for clients that push them
+	"pkg/models/tensor/cpu":                    {"pkg/models/tensor"},
+	"pkg/models/tensor/cuda/driver":            nil,
+	"pkg/models/tensor/cuda/kernels":           nil,
+	"pkg/models/tensor/cuda/internal/cudashim": nil,
+	"pkg/models/tensor/cuda/internal/cuext":    {"pkg/models/tensor/cuda/internal/cudashim", "pkg/models/tensor/cuda/driver"},
+	"pkg/models/tensor/cuda/internal/cublaslt": {"pkg/models/tensor/cuda/driver"},
+	"pkg/models/tensor/cuda/internal/gpu":      {"pkg/models/tensor/cuda/internal/cublaslt", "pkg/models/tensor/cuda/internal/cudashim", "pkg/models/tensor/cuda/internal/cuext", "pkg/models/tensor/cuda/driver"},
+	"pkg/models/tensor/cuda":                   {"pkg/models/tensor", "pkg/models/tensor/cuda/driver", "pkg/models/tensor/cuda/internal/gpu", "pkg/models/tensor/cuda/kernels"},
+	"pkg/models/tensor/devices":                {"pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/tensor/cuda"}, // the one place that names them
+	"pkg/models/tensor/reference":              {"pkg/models/tensor"},
+	"pkg/models/tensor/tensortest":             {"pkg/models/tensor", "pkg/models/tensor/reference"},
+	"pkg/flow":                                 {"pkg/models/portable", "pkg/models/strictjson", "pkg/models/tensor"},
+	"pkg/models/portable":                      nil, // random words and elementary functions, the same on all machines
+	"pkg/scheduled":                            {"pkg/flow", "pkg/models/portable"},
+	"pkg/models/media":                         nil, // pixels, their digest and their file
+	"pkg/models/model":                         {"pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/media"},
+	"pkg/models/model/nn":                      {"pkg/models/strictjson", "pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model"},
+	"pkg/models/tokenizer":                     {"pkg/models/strictjson", "pkg/models/safetensors"},
+	"pkg/models/model/qwenimage":               {"pkg/models/strictjson", "pkg/models/media", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model", "pkg/models/model/nn", "pkg/models/tokenizer", "pkg/models/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
+	"pkg/models/model/synthetic":               {"pkg/models/media", "pkg/models/model"},
+	"pkg/models/model/remote":                  {"pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/nn", "pkg/models/model/remote/internal/wire", "pkg/models/tokenizer", "pkg/models/safetensors", "pkg/models/tensor"},
+	"pkg/models/model/remote/internal/wire":    nil,                                                                                                         // frames alone, for the client and the worker of tests
+	"pkg/models/model/remote/remotetest":       {"pkg/models/model/remote/internal/wire", "pkg/models/safetensors", "pkg/models/tensor"},                    // a worker for tests
+	"pkg/models/model/families":                {"pkg/models/model", "pkg/models/model/qwenimage", "pkg/models/model/remote", "pkg/models/model/synthetic"}, // the one place that names them
+	"pkg/models/model/qwenimage/checkpoint":    {"pkg/models/tensor", "pkg/models/safetensors", "pkg/models/model"},
+	"pkg/models/decoding":                      {"pkg/models/portable"},
+	"pkg/models/lm":                            {"pkg/models/decoding", "pkg/models/lora", "pkg/models/model", "pkg/models/safetensors", "pkg/models/tensor"},                                                                                                                                       // where folders of models are looked for
+	"pkg/models/lm/qwen2":                      {"pkg/models/strictjson", "pkg/models/decoding", "pkg/models/jinja", "pkg/models/lm", "pkg/models/lora", "pkg/models/model", "pkg/models/model/nn", "pkg/models/tokenizer", "pkg/models/safetensors", "pkg/models/tensor", "pkg/models/tensor/cpu"}, // the CPU where no device is given
+	"pkg/models/lm/families":                   {"pkg/models/lm", "pkg/models/lm/qwen2"},                                                                                                                                                                                                            // the one place that names them
+	"pkg/models/model/modeltest":               {"pkg/models/media", "pkg/models/model"},
+	"pkg/auth":                                 {"schemas"}, // who may do what, as data: no connection
+	"pkg/view":                                 {"schemas"}, // what became of what is stored: reads nothing
+	"pkg/bus":                                  {"schemas", "pkg/auth", "pkg/view"},
+	"pkg/interaction":                          {"schemas", "pkg/scorer"},          // what a sum comes to
+	"pkg/archive":                              {"schemas", "pkg/bus", "pkg/view"}, // a run as a file
+	"pkg/bus/bustest":                          {"schemas", "pkg/bus", "pkg/natsd"},
+	"pkg/client/policyloss":                    nil,
+	"pkg/weightsdir":                           {"schemas", "pkg/models/safetensors"}, // files of weights that go by path
+	"pkg/client":                               {"schemas", "pkg/bus", "pkg/models/tensor", "pkg/models/lora", "pkg/weightsdir"},
 
 	// What a run has stored, assembled; its contact sheets.
-	"pkg/sheet":   {"pkg/media"},
-	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/view", "schemas"},                      // a run as one page
-	"pkg/shards":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/safetensors", "pkg/tensor", "schemas"}, // as a dataset
-	"pkg/replay":  {"pkg/bus", "schemas"},                                                                            // events again, at their pace
-	"pkg/results": {"pkg/media", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/tensor"},
+	"pkg/sheet":   {"pkg/models/media"},
+	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/view", "schemas"},                                    // a run as one page
+	"pkg/shards":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/models/safetensors", "pkg/models/tensor", "schemas"}, // as a dataset
+	"pkg/replay":  {"pkg/bus", "schemas"},                                                                                                 // events again, at their pace
+	"pkg/results": {"pkg/models/media", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/models/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/models/tensor"},
 
 	// What the settings of a sample mean.
-	"pkg/sampling": {"schemas", "pkg/flow", "pkg/media", "pkg/tensor"},
+	"pkg/sampling": {"schemas", "pkg/flow", "pkg/models/media", "pkg/models/tensor"},
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake": {
-		"schemas", "pkg/bus", "pkg/flow", "pkg/media", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/view",
+		"schemas", "pkg/bus", "pkg/flow", "pkg/models/media", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/view",
 		"pkg/scorer", "pkg/estimator", "services/internal/instrument",
 	},
-	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/media", "pkg/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},
-	"services/sampler/weights":     {"pkg/bus", "pkg/lora", "pkg/safetensors", "pkg/tensor", "pkg/weightsdir", "schemas", "services/sampler/engine"},
-	"services/reward":              {"pkg/media", "schemas", "pkg/bus", "pkg/tensor", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
+	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/models/media", "pkg/models/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},
+	"services/sampler/weights":     {"pkg/bus", "pkg/models/lora", "pkg/models/safetensors", "pkg/models/tensor", "pkg/weightsdir", "schemas", "services/sampler/engine"},
+	"services/reward":              {"pkg/models/media", "schemas", "pkg/bus", "pkg/models/tensor", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
 	"services/janitor":             {"schemas", "pkg/bus", "pkg/weightsdir", "services/internal/instrument"},
 	"services/internal/boot":       {"schemas", "pkg/auth", "pkg/bus", "services/internal/instrument"},
@@ -123,21 +124,21 @@ var layers = map[string][]string{
 
 	// The service has requests, turns and devices. Engines make samples and know nothing of these; models opens all kinds.
 	"services/sampler": {
-		"pkg/bus", "pkg/interaction", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/sampling",
-		"pkg/tensor", "pkg/tensor/devices", "schemas", "services/internal/instrument", "services/sampler/engine",
+		"pkg/bus", "pkg/interaction", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/sampling",
+		"pkg/models/tensor", "pkg/models/tensor/devices", "schemas", "services/internal/instrument", "services/sampler/engine",
 		"services/sampler/engine/images", "services/sampler/models", "services/sampler/recorder",
 		"services/sampler/weights",
 	},
-	"services/sampler/engine":            {"pkg/bus", "pkg/lm", "pkg/lora", "pkg/media", "pkg/model", "pkg/tensor", "schemas"},
+	"services/sampler/engine":            {"pkg/bus", "pkg/models/lm", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/tensor", "schemas"},
 	"services/sampler/engine/enginetest": {"schemas", "services/sampler/engine"},
-	"services/sampler/engine/texts":      {"pkg/bus", "pkg/decoding", "pkg/lm", "pkg/lora", "pkg/remotelm", "pkg/tensor", "schemas", "services/sampler/engine"},
+	"services/sampler/engine/texts":      {"pkg/bus", "pkg/models/decoding", "pkg/models/lm", "pkg/models/lora", "pkg/remotelm", "pkg/models/tensor", "schemas", "services/sampler/engine"},
 	"services/sampler/engine/images": {
-		"pkg/bus", "pkg/flow", "pkg/lora", "pkg/media", "pkg/model", "pkg/remotehttp", "pkg/remoteimage", "pkg/sampling",
-		"pkg/scheduled", "pkg/tensor", "schemas", "services/sampler/engine",
+		"pkg/bus", "pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/remotehttp", "pkg/remoteimage", "pkg/sampling",
+		"pkg/scheduled", "pkg/models/tensor", "schemas", "services/sampler/engine",
 	},
 
 	"services/sampler/models": {
-		"pkg/lm", "pkg/model", "pkg/model/remote", "pkg/remotehttp", "pkg/safetensors", "pkg/tensor", "pkg/tensor/devices",
+		"pkg/models/lm", "pkg/models/model", "pkg/models/model/remote", "pkg/remotehttp", "pkg/models/safetensors", "pkg/models/tensor", "pkg/models/tensor/devices",
 		"schemas", "services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts",
 	},
 
@@ -150,22 +151,22 @@ var layers = map[string][]string{
 	"services/cmd/meander": {"services/command"},
 	// What a program can do with services, without a command line: it stands above them.
 	"services/pipeline": {
-		"schemas", "pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/janitor", "services/internal/boot", "services/internal/instrument",
+		"schemas", "pkg/bus", "pkg/models/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/janitor", "services/internal/boot", "services/internal/instrument",
 	},
 	"services/verify": {
-		"schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/model",
-		"pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/decoding", "pkg/tensor", "pkg/tensor/devices",
+		"schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/models/model",
+		"pkg/models/model/families", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/decoding", "pkg/models/tensor", "pkg/models/tensor/devices",
 		"services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts",
 		"services/sampler/models", "services/sampler/weights",
 		"pkg/weightsdir", // what of a file says that it is another than was pushed
 	},
 	"services/teacher": {
-		"schemas", "pkg/bus", "pkg/decoding", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families",
-		"pkg/sampling", "pkg/tensor", "pkg/tensor/devices", "services/sampler/engine", "services/sampler/engine/images",
+		"schemas", "pkg/bus", "pkg/models/decoding", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families",
+		"pkg/sampling", "pkg/models/tensor", "pkg/models/tensor/devices", "services/sampler/engine", "services/sampler/engine/images",
 		"services/sampler/engine/texts", "services/sampler/models",
 	},
 	// Looks everything over: what runs, and what is on this machine.
-	"services/doctor": {"schemas", "pkg/auth", "pkg/bus", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/tensor/cpu", "pkg/tensor/devices", "services/reward", "services/sampler/models", "services/internal/boot"},
+	"services/doctor": {"schemas", "pkg/auth", "pkg/bus", "pkg/models/model", "pkg/models/model/families", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/tensor/cpu", "pkg/models/tensor/devices", "services/reward", "services/sampler/models", "services/internal/boot"},
 	// What prompts would take, by the rules of intake.
 	"services/estimate": {
 		"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/sampling", "pkg/scheduled", "services/intake",
@@ -175,88 +176,88 @@ var layers = map[string][]string{
 	"services/rescore": {"schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
 	// The page that shows a pipeline, by what clients read with.
 	"services/trace": {"schemas", "pkg/bus"}, // traces of what is stored
-	"services/ui":    {"schemas", "pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/view", "services/internal/boot"},
+	"services/ui":    {"schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/view", "services/internal/boot"},
 	"services/command": {
-		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/replay", "pkg/report", "pkg/results", "pkg/archive", "pkg/shards", "pkg/view", "pkg/tensor/devices",
+		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fieldflag", "pkg/replay", "pkg/report", "pkg/results", "pkg/archive", "pkg/shards", "pkg/view", "pkg/models/tensor/devices",
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/teacher", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
-		"pkg/model/tokenizer", "pkg/strictjson", "services/trace", "services/ui", // the page, and tokens as text on it
+		"pkg/models/tokenizer", "pkg/models/strictjson", "services/trace", "services/ui", // the page, and tokens as text on it
 	},
 	// Tools of the project and of its tests: no program and no client links them.
 	"integration/tools/harness":     {"schemas", "pkg/bus", "pkg/bus/bustest"}, // processes and audits for whole-pipeline tests
 	"integration/tools/chaos":       nil,                                       // faults; its tests start the pipeline
-	"integration/tools/torchworker": {"pkg/model/remote/remotetest"},           // a worker for --engine torch without Python
+	"integration/tools/torchworker": {"pkg/models/model/remote/remotetest"},    // a worker for --engine torch without Python
 	// a server for --engine sglang-diffusion without one
 	"integration/tools/imageserver": {
-		"pkg/flow", "pkg/lora", "pkg/media", "pkg/model", "pkg/model/families", "pkg/remoteimage", "pkg/safetensors", "pkg/tensor",
+		"pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/families", "pkg/remoteimage", "pkg/models/safetensors", "pkg/models/tensor",
 		"services/sampler/engine/images",
 	},
-	"integration/tools/kernelgen": nil,                        // writes the assembly of pkg/tensor/cpu
-	"integration/tools/ptxvm":     {"pkg/tensor/cuda/driver"}, // interprets the CUDA kernels
-	"integration/tools/libcuda":   {"pkg/tensor/cuda/driver", "integration/tools/ptxvm"},
+	"integration/tools/kernelgen": nil,                               // writes the assembly of pkg/models/tensor/cpu
+	"integration/tools/ptxvm":     {"pkg/models/tensor/cuda/driver"}, // interprets the CUDA kernels
+	"integration/tools/libcuda":   {"pkg/models/tensor/cuda/driver", "integration/tools/ptxvm"},
 	"integration/tools/bench": {
-		"pkg/media", "schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/sampling", "pkg/model", "pkg/model/families", "pkg/model/remote", "pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/devices", "services/intake", "services/sampler", "services/advantage",
-		"pkg/decoding", "pkg/lm", "pkg/lm/families", "pkg/lm/qwen2", // random weights
-		"pkg/client", "pkg/lora", "pkg/safetensors", "pkg/model/qwenimage/checkpoint", // weights that it pushes
+		"pkg/models/media", "schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/sampling", "pkg/models/model", "pkg/models/model/families", "pkg/models/model/remote", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/tensor/devices", "services/intake", "services/sampler", "services/advantage",
+		"pkg/models/decoding", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/lm/qwen2", // random weights
+		"pkg/client", "pkg/models/lora", "pkg/models/safetensors", "pkg/models/model/qwenimage/checkpoint", // weights that it pushes
 		"services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/recorder",
-		"pkg/tensor/cuda", "pkg/tensor/cuda/driver", "integration/tools/ptxvm", // the model of a GPU's costs
+		"pkg/models/tensor/cuda", "pkg/models/tensor/cuda/driver", "integration/tools/ptxvm", // the model of a GPU's costs
 	},
 }
 
 // testLayers is what tests may import besides what their package may.
 var testLayers = map[string][]string{
-	"pkg/model/nn":        {"pkg/tensor/cpu"},
-	"pkg/model/tokenizer": {"pkg/model/qwenimage/checkpoint"}, "pkg/lm/qwen2": {"pkg/model/modeltest", "pkg/tensor/reference"},
-	"pkg/model/remote":               {"pkg/model/modeltest", "pkg/model/qwenimage", "pkg/model/remote/remotetest"}, // whose digest is the same
-	"pkg/model/qwenimage":            {"pkg/media", "pkg/model/modeltest", "pkg/tensor/reference"},
-	"pkg/model/qwenimage/checkpoint": {"pkg/model/qwenimage"},
-	"pkg/model/synthetic":            {"pkg/model/modeltest", "pkg/flow", "pkg/tensor"}, // chains of whole rollouts
+	"pkg/models/model/nn":  {"pkg/models/tensor/cpu"},
+	"pkg/models/tokenizer": {"pkg/models/model/qwenimage/checkpoint"}, "pkg/models/lm/qwen2": {"pkg/models/model/modeltest", "pkg/models/tensor/reference"},
+	"pkg/models/model/remote":               {"pkg/models/model/modeltest", "pkg/models/model/qwenimage", "pkg/models/model/remote/remotetest"}, // whose digest is the same
+	"pkg/models/model/qwenimage":            {"pkg/models/media", "pkg/models/model/modeltest", "pkg/models/tensor/reference"},
+	"pkg/models/model/qwenimage/checkpoint": {"pkg/models/model/qwenimage"},
+	"pkg/models/model/synthetic":            {"pkg/models/model/modeltest", "pkg/flow", "pkg/models/tensor"}, // chains of whole rollouts
 
-	"pkg/bus":                      {"pkg/natsd", "pkg/bus/bustest"},
-	"pkg/remoteimage":              {"pkg/remoteimage/remoteimagetest"},
-	"pkg/remotelm":                 {"pkg/remotelm/remotelmtest"},
-	"pkg/natsd":                    {"pkg/bus/bustest"}, // its waits
-	"pkg/tensor/cpu":               {"pkg/tensor/tensortest"},
-	"pkg/tensor/cuda":              {"pkg/media", "integration/tools/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/reference", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage", "pkg/model/qwenimage/checkpoint", "pkg/lora", "pkg/safetensors", "pkg/sheet"},
-	"pkg/tensor/cuda/kernels":      {"pkg/tensor/cuda/driver", "integration/tools/ptxvm"},
-	"pkg/tensor/reference":         {"pkg/tensor/tensortest"},
-	"pkg/scheduled":                {"pkg/tensor"},
-	"pkg/lora":                     {"pkg/tensor"},
-	"pkg/client":                   {"pkg/bus/bustest", "pkg/natsd", "services/pipeline"}, // examples run against a whole pipeline
-	"pkg/scorer/httpscore":         {"pkg/media"},
-	"pkg/scorer/natsscore":         {"pkg/media", "pkg/natsd"},
-	"services/intake":              {"pkg/bus/bustest", "pkg/model", "pkg/model/synthetic"},
-	"integration/tools/bench":      {"pkg/model/qwenimage/checkpoint", "pkg/model/remote/remotetest", "integration/tools/harness"},
-	"services/sampler/recorder":    {"pkg/bus/bustest", "pkg/model/families", "services/intake"},
-	"services/sampler/weights":     {"pkg/bus/bustest", "pkg/model", "pkg/model/families", "services/sampler/engine/images"},
-	"services/reward":              {"pkg/bus/bustest"},
-	"services/advantage":           {"pkg/bus/bustest"},
-	"services/janitor":             {"pkg/bus/bustest"},
-	"pkg/archive":                  {"pkg/bus/bustest"},
-	"pkg/replay":                   {"pkg/bus/bustest"},
-	"services/internal/boot":       {"pkg/bus/bustest", "schemas"},
-	"services/internal/instrument": {"pkg/bus/bustest"},
-	"pkg/fieldflag":                {"schemas/document"},
-	"services/command":             {"pkg/bus/bustest", "pkg/lm/qwen2", "pkg/model/qwenimage/checkpoint"},
-	"pkg/results":                  {"pkg/bus/bustest", "services/pipeline"},
-	"pkg/shards":                   {"pkg/bus/bustest", "services/pipeline"},
-	"services/pipeline":            {"pkg/bus/bustest", "pkg/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
-	"services/estimate":            {"pkg/bus/bustest"},
-	"services/doctor":              {"pkg/bus/bustest"},
-	"services/ui":                  {"pkg/bus/bustest", "pkg/lora", "pkg/model/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
-	"services/trace":               {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
+	"pkg/bus":                        {"pkg/natsd", "pkg/bus/bustest"},
+	"pkg/remoteimage":                {"pkg/remoteimage/remoteimagetest"},
+	"pkg/remotelm":                   {"pkg/remotelm/remotelmtest"},
+	"pkg/natsd":                      {"pkg/bus/bustest"}, // its waits
+	"pkg/models/tensor/cpu":          {"pkg/models/tensor/tensortest"},
+	"pkg/models/tensor/cuda":         {"pkg/models/media", "integration/tools/ptxvm", "pkg/models/tensor/tensortest", "pkg/models/tensor/reference", "pkg/models/tensor/cpu", "pkg/models/model", "pkg/models/model/qwenimage", "pkg/models/model/qwenimage/checkpoint", "pkg/models/lora", "pkg/models/safetensors", "pkg/sheet"},
+	"pkg/models/tensor/cuda/kernels": {"pkg/models/tensor/cuda/driver", "integration/tools/ptxvm"},
+	"pkg/models/tensor/reference":    {"pkg/models/tensor/tensortest"},
+	"pkg/scheduled":                  {"pkg/models/tensor"},
+	"pkg/models/lora":                {"pkg/models/tensor"},
+	"pkg/client":                     {"pkg/bus/bustest", "pkg/natsd", "services/pipeline"}, // examples run against a whole pipeline
+	"pkg/scorer/httpscore":           {"pkg/models/media"},
+	"pkg/scorer/natsscore":           {"pkg/models/media", "pkg/natsd"},
+	"services/intake":                {"pkg/bus/bustest", "pkg/models/model", "pkg/models/model/synthetic"},
+	"integration/tools/bench":        {"pkg/models/model/qwenimage/checkpoint", "pkg/models/model/remote/remotetest", "integration/tools/harness"},
+	"services/sampler/recorder":      {"pkg/bus/bustest", "pkg/models/model/families", "services/intake"},
+	"services/sampler/weights":       {"pkg/bus/bustest", "pkg/models/model", "pkg/models/model/families", "services/sampler/engine/images"},
+	"services/reward":                {"pkg/bus/bustest"},
+	"services/advantage":             {"pkg/bus/bustest"},
+	"services/janitor":               {"pkg/bus/bustest"},
+	"pkg/archive":                    {"pkg/bus/bustest"},
+	"pkg/replay":                     {"pkg/bus/bustest"},
+	"services/internal/boot":         {"pkg/bus/bustest", "schemas"},
+	"services/internal/instrument":   {"pkg/bus/bustest"},
+	"pkg/fieldflag":                  {"schemas/document"},
+	"services/command":               {"pkg/bus/bustest", "pkg/models/lm/qwen2", "pkg/models/model/qwenimage/checkpoint"},
+	"pkg/results":                    {"pkg/bus/bustest", "services/pipeline"},
+	"pkg/shards":                     {"pkg/bus/bustest", "services/pipeline"},
+	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
+	"services/estimate":              {"pkg/bus/bustest"},
+	"services/doctor":                {"pkg/bus/bustest"},
+	"services/ui":                    {"pkg/bus/bustest", "pkg/models/lora", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
+	"services/trace":                 {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"services/verify": {
-		"pkg/bus/bustest", "pkg/client", "pkg/lora", "pkg/model/remote/remotetest", "pkg/safetensors", "services/pipeline",
+		"pkg/bus/bustest", "pkg/client", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/safetensors", "services/pipeline",
 	},
-	"services/teacher":        {"pkg/bus/bustest", "pkg/client", "pkg/lm/qwen2", "pkg/model/qwenimage/checkpoint", "services/pipeline"},
+	"services/teacher":        {"pkg/bus/bustest", "pkg/client", "pkg/models/lm/qwen2", "pkg/models/model/qwenimage/checkpoint", "services/pipeline"},
 	"integration/tools/chaos": {"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
 
-	"services/sampler": {"pkg/bus/bustest", "pkg/flow", "pkg/model/qwenimage/checkpoint", "services/intake"},
+	"services/sampler": {"pkg/bus/bustest", "pkg/flow", "pkg/models/model/qwenimage/checkpoint", "services/intake"},
 	"services/sampler/engine/images": {
-		"pkg/model/families", "pkg/remoteimage/remoteimagetest", "services/sampler/engine/enginetest",
+		"pkg/models/model/families", "pkg/remoteimage/remoteimagetest", "services/sampler/engine/enginetest",
 	},
 	"integration/tools/imageserver": {"pkg/remoteimage/remoteimagetest"},
-	"services/sampler/engine/texts": {"pkg/lm/families", "pkg/lm/qwen2", "services/sampler/engine/enginetest"},
-	"services/sampler/models":       {"pkg/model/families"},
+	"services/sampler/engine/texts": {"pkg/models/lm/families", "pkg/models/lm/qwen2", "services/sampler/engine/enginetest"},
+	"services/sampler/models":       {"pkg/models/model/families"},
 }
 
 // dependency is a module outside the project: why it is here, and who may import it.
@@ -282,20 +283,20 @@ var dependencies = map[string]dependency{
 	"github.com/spf13/cobra":                {why: "subcommands of the command line", users: []string{"services/command", "integration/tools/bench"}},
 	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"pkg/fieldflag", "services/command", "services/internal/boot"}},
 	"github.com/vbauerster/mpb":             {why: "progress bars of meander run", users: []string{"services/command"}},
-	"github.com/vmihailenco/msgpack":        {why: "the encoding of events, and of calls to workers", users: []string{"schemas/...", "services/command", "pkg/scorer/...", "pkg/model/remote/..."}, tests: true},
+	"github.com/vmihailenco/msgpack":        {why: "the encoding of events, and of calls to workers", users: []string{"schemas/...", "services/command", "pkg/scorer/...", "pkg/models/model/remote/..."}, tests: true},
 	"github.com/zeebo/blake3":               {why: "BLAKE3 with AVX2: digests of large tensors in half the time of SHA-256", users: []string{"schemas"}},
 	"go.opentelemetry.io/otel":              {why: "traces as OpenTelemetry has them, by OTLP over HTTP", users: []string{"services/trace", "services/command"}},
 	"go.opentelemetry.io/proto/otlp":        {why: "reads in a test what comes to a collector", tests: true},
 	"google.golang.org/protobuf":            {why: "reads in a test what comes to a collector", tests: true},
 	"go.uber.org/goleak":                    {why: "no goroutine outlives its owner", tests: true},
 	"go.yaml.in/yaml":                       {why: "YAML with order and comments: --print-config, AsyncAPI", users: []string{"services/internal/boot", "schemas/document", "pkg/scorer/scorerfile"}, tests: true},
-	"gorgonia.org/cu":                       {why: "the calls of the CUDA driver, with the tag cuda only", users: []string{"pkg/tensor/cuda/internal/gpu", "pkg/tensor/cuda/internal/cuext"}},
+	"gorgonia.org/cu":                       {why: "the calls of the CUDA driver, with the tag cuda only", users: []string{"pkg/models/tensor/cuda/internal/gpu", "pkg/models/tensor/cuda/internal/cuext"}},
 	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract and reduced for reports", users: []string{"pkg/report", "pkg/sheet", "pkg/scorer"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration/..."}},
-	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/safetensors", "pkg/tensor/cpu", "pkg/natsd", "integration/..."}},
+	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/models/safetensors", "pkg/models/tensor/cpu", "pkg/natsd", "integration/..."}},
 	"golang.org/x/term":                     {why: "is this a terminal, how wide, and its keys", users: []string{"services/internal/boot", "services/internal/present", "services/command", "integration/tools/bench"}},
 	"golang.org/x/time":                     {why: "rate limits of remote reward functions", users: []string{"pkg/scorer/httpscore"}},
-	"golang.org/x/text":                     {why: "Unicode normal forms of the tokenizer", users: []string{"pkg/model/tokenizer"}},
+	"golang.org/x/text":                     {why: "Unicode normal forms of the tokenizer", users: []string{"pkg/models/tokenizer"}},
 	"pgregory.net/rapid":                    {why: "laws, tested with generated cases", tests: true},
 }
 
@@ -479,16 +480,19 @@ func TestImports_LayersKeepTheirPromises(t *testing.T) {
 			if isTool(below) && !isTool(dir) {
 				t.Errorf("layers lets %s import the tool %s", dir, below)
 			}
+			if strings.HasPrefix(dir, modelsFolder) && !strings.HasPrefix(below, modelsFolder) {
+				t.Errorf("layers lets %s import %s; what models are made of imports nothing else of the project", dir, below)
+			}
 		}
 	}
 	services := []string{"services/intake", "services/sampler", "services/reward", "services/advantage"}
 	forbidden := map[string][]string{
-		"pkg/flow":           {"pkg/model", "pkg/bus", "schemas"},
-		"pkg/model/families": {"pkg/flow", "pkg/bus", "schemas"},
-		"pkg/auth":           {"pkg/natsd", "pkg/bus"},
-		"pkg/bus":            {"pkg/natsd", "pkg/flow", "pkg/model"},
-		"pkg/client":         {"pkg/natsd", "pkg/flow", "pkg/model"},
-		"schemas/document":   {"pkg/bus", "pkg/natsd"},
+		"pkg/flow":                  {"pkg/models/model", "pkg/bus", "schemas"},
+		"pkg/models/model/families": {"pkg/flow", "pkg/bus", "schemas"},
+		"pkg/auth":                  {"pkg/natsd", "pkg/bus"},
+		"pkg/bus":                   {"pkg/natsd", "pkg/flow", "pkg/models/model"},
+		"pkg/client":                {"pkg/natsd", "pkg/flow", "pkg/models/model"},
+		"schemas/document":          {"pkg/bus", "pkg/natsd"},
 	}
 	for _, s := range services {
 		forbidden[s] = append(slices.Clone(services), "pkg/natsd", "services/internal/boot")
@@ -503,6 +507,9 @@ func TestImports_LayersKeepTheirPromises(t *testing.T) {
 		}
 	}
 }
+
+// modelsFolder is the folder of what models are made of.
+const modelsFolder = "pkg/models/"
 
 // isTool says whether a package is a tool, which no package of the product may import.
 func isTool(dir string) bool { return strings.HasPrefix(dir, "integration/") }

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/client"
-	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/verify"
 )

@@ -12,7 +12,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/schemas"
 	proof "github.com/meander-rl/meander/services/verify"
 )

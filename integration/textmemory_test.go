@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/integration/tools/harness"
-	"github.com/meander-rl/meander/pkg/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
 	"github.com/meander-rl/meander/schemas"
 )
 

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/models/safetensors"
 )
 
 // The worker in Python and this program compute the same: samples of each, with and without an adapter, have the same

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Record what transformers makes of conversations in chat templates, and of expressions in their language.
 
-    python deploy/golden/make_chat_templates.py pkg/jinja/testdata
+    python deploy/golden/make_chat_templates.py pkg/models/jinja/testdata
 
 Part of `make golden`. Reads templates/*.jinja and expressions.txt there, one expression a line, and writes
 conversations.json: the conversations with their variables, and the text of each in each template; expressions.json:

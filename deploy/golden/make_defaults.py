@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Record what the classes of transformers and diffusers take for what their configuration leaves out.
 
-    python deploy/golden/make_defaults.py pkg/lm/qwen2/testdata/defaults.json pkg/model/qwenimage/testdata/defaults.json \\
+    python deploy/golden/make_defaults.py pkg/models/lm/qwen2/testdata/defaults.json pkg/models/model/qwenimage/testdata/defaults.json \\
         pkg/flow/testdata/defaults.json
 
 Part of `make golden`.

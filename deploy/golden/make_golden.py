@@ -3,10 +3,10 @@
 
 Two checkpoints in the diffusers layout, with weights drawn from one seed, go to
 OUT/full and OUT/half; what the reference computes from them goes to OUT/*.safetensors
-and OUT/*.gz. They are read by the tests of pkg/model/qwenimage and pkg/model/tokenizer. Run it as `make golden`:
+and OUT/*.gz. They are read by the tests of pkg/models/model/qwenimage and pkg/models/tokenizer. Run it as `make golden`:
 
     python -m venv venv && venv/bin/pip install -r deploy/golden/requirements.txt
-    venv/bin/python deploy/golden/make_golden.py pkg/model/qwenimage/testdata/golden
+    venv/bin/python deploy/golden/make_golden.py pkg/models/model/qwenimage/testdata/golden
 
 Everything is computed in float32 on one thread. The half checkpoint is stored as BF16
 (transformer, VAE) and F16 (text encoder) and widened to float32 before use, as a

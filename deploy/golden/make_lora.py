@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Record what PEFT makes of adapters, on layers of a few numbers.
 
-    python deploy/golden/make_lora.py pkg/lora/testdata/peft.json
+    python deploy/golden/make_lora.py pkg/models/lora/testdata/peft.json
 
 Part of `make golden`. Each adapter is made by its configuration, trained (its numbers are moved), saved, and loaded
 into a fresh copy of the model. `deltas` is what it adds there to the weights that the model had, per module,

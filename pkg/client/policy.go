@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/pkg/weightsdir"
 	"github.com/meander-rl/meander/schemas"
 )

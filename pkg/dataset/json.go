@@ -9,7 +9,7 @@ import (
 	"math"
 	"strconv"
 
-	"github.com/meander-rl/meander/pkg/strictjson"
+	"github.com/meander-rl/meander/pkg/models/strictjson"
 )
 
 // jsonStream yields the elements of one JSON array, or JSON values that follow each other over several lines. A syntax

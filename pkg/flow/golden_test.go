@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
 // testdata/rollout.json is written by an independent implementation in plain Python,

@@ -3,6 +3,8 @@ package flow
 import (
 	"fmt"
 	"math"
+
+	"github.com/meander-rl/meander/pkg/models/portable"
 )
 
 // Grid names the T sigmas of a schedule before they are shifted.
@@ -139,5 +141,5 @@ func (s Schedule) dynamicShift(steps, imageSeqLen int) (float64, error) {
 	if s.TimeShiftType == "linear" {
 		return mu, nil
 	}
-	return exp(mu), nil
+	return portable.Exp(mu), nil
 }

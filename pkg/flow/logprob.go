@@ -3,6 +3,8 @@ package flow
 import (
 	"errors"
 	"fmt"
+
+	"github.com/meander-rl/meander/pkg/models/portable"
 )
 
 // LogProbKind names the formula of the log-prob that a step reports. With m the mean of the transition, n its
@@ -52,7 +54,7 @@ func (k StepTransition) LogProb(kind LogProbKind, x, v, next []float32) (LogProb
 		sum /= float64(2 * float64(k.NoiseStd*k.NoiseStd))
 	}
 	if kind == Density {
-		sum -= float64(float64(count) * (ln(k.NoiseStd) + halfLn2Pi))
+		sum -= float64(float64(count) * (portable.Ln(k.NoiseStd) + halfLn2Pi))
 	}
 	if !finite(sum) {
 		return LogProb{}, errNonFinite

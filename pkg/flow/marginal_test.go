@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
 // moments returns mean and variance in float64.

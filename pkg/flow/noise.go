@@ -1,6 +1,15 @@
 package flow
 
-import "math"
+import (
+	"math"
+
+	"github.com/meander-rl/meander/pkg/models/portable"
+)
+
+const (
+	pi2n32    = 0x1.921fb54442d18p-31 // pi * 2^-32
+	halfLn2Pi = 0x1.d67f1c864beb4p-1  // ln(2 pi) / 2
+)
 
 // The second counter word of noise is a step index, or InitialStep for the initial
 // latents. The third is a stream: it keeps draws for different purposes from one seed independent.
@@ -9,23 +18,6 @@ const (
 	StreamLatents = 0 // noise of the latents
 	StreamWindow  = 1 // draws of Window.Indices
 )
-
-// Philox4x32 returns the four words of Philox4x32-10 for a counter and a key (Salmon et al.,
-// "Parallel random numbers: as easy as 1, 2, 3", SC 2011). All random numbers of a sample come from
-// it: noise, windows, tokens and scheduled sampling. A counter can be reached without drawing those
-// before it.
-func Philox4x32(counter [4]uint32, key [2]uint32) [4]uint32 {
-	c0, c1, c2, c3 := counter[0], counter[1], counter[2], counter[3]
-	k0, k1 := key[0], key[1]
-	for range 10 {
-		p0 := uint64(0xD2511F53) * uint64(c0)
-		p1 := uint64(0xCD9E8D57) * uint64(c2)
-		c0, c1, c2, c3 = uint32(p1>>32)^c1^k0, uint32(p1), uint32(p0>>32)^c3^k1, uint32(p0)
-		k0 += 0x9E3779B9
-		k1 += 0xBB67AE85
-	}
-	return [4]uint32{c0, c1, c2, c3}
-}
 
 // Normal fills dst with standard normal numbers. Each number depends only on (seed, step, stream)
 // and its position, so a longer dst starts with the numbers of a shorter one. InitialNoise and
@@ -36,7 +28,7 @@ func Normal(dst []float32, seed uint64, step, stream uint32) {
 	counter := [4]uint32{0, step, stream, 0}
 	n := len(dst) &^ 3
 	for i := 0; i < n; i += 4 {
-		w := Philox4x32(counter, key)
+		w := portable.Philox4x32(counter, key)
 		d := dst[i : i+4 : i+4]
 		d[0], d[1] = boxMuller(w[0], w[1])
 		d[2], d[3] = boxMuller(w[2], w[3])
@@ -45,7 +37,7 @@ func Normal(dst []float32, seed uint64, step, stream uint32) {
 	if n == len(dst) {
 		return
 	}
-	w := Philox4x32(counter, key)
+	w := portable.Philox4x32(counter, key)
 	var d [4]float32
 	d[0], d[1] = boxMuller(w[0], w[1])
 	d[2], d[3] = boxMuller(w[2], w[3])
@@ -65,11 +57,11 @@ func StepNoise(dst []float32, seed uint64, step int) {
 // t = 2 pi (w1 + 1/2)/2^32 (Box and Muller, 1958).
 func boxMuller(w0, w1 uint32) (float32, float32) {
 	u := float64((float64(w0) + 0.5) * 0x1p-32)
-	r := math.Sqrt(float64(-2 * ln(u)))
+	r := math.Sqrt(float64(-2 * portable.Ln(u)))
 	// t = q*pi/2 + x with |x| <= pi/4, split in integers and so without error.
 	q := (w1 + 1<<29) >> 30
 	d := int32(w1 - q<<30)
-	sin, cos := sincos(float64(float64(2*int64(d)+1) * pi2n32))
+	sin, cos := portable.Sincos(float64(float64(2*int64(d)+1) * pi2n32))
 	a, b := math.Float64bits(cos), math.Float64bits(sin)
 	if q&1 != 0 {
 		a, b = b, a

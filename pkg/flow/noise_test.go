@@ -15,7 +15,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/models/portable"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
 const vectors = "../../schemas/testdata/"
@@ -102,7 +103,7 @@ func loadVectors(t *testing.T) noiseVectors {
 
 func TestPhilox4x32_Vectors(t *testing.T) {
 	for _, c := range loadVectors(t).Philox {
-		got := flow.Philox4x32(
+		got := portable.Philox4x32(
 			[4]uint32{uint32(c.Counter[0]), uint32(c.Counter[1]), uint32(c.Counter[2]), uint32(c.Counter[3])},
 			[2]uint32{uint32(c.Key[0]), uint32(c.Key[1])})
 		for i, w := range got {
@@ -216,7 +217,7 @@ func TestNormal_Accuracy(t *testing.T) {
 	got := make([]float32, count)
 	flow.Normal(got, 7, 3, flow.StreamLatents)
 	for i := 0; i < count; i += 2 {
-		w := flow.Philox4x32([4]uint32{uint32(i / 4), 3, 0, 0}, [2]uint32{7, 0})
+		w := portable.Philox4x32([4]uint32{uint32(i / 4), 3, 0, 0}, [2]uint32{7, 0})
 		w0, w1 := float64(w[i%4]), float64(w[i%4+1])
 		r := math.Sqrt(-2 * math.Log((w0+0.5)/(1<<32)))
 		sin, cos := math.Sincos(2 * math.Pi * ((w1 + 0.5) / (1 << 32)))

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
 func TestPlan_Validate(t *testing.T) {

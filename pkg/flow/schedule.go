@@ -6,7 +6,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/meander-rl/meander/pkg/strictjson"
+	"github.com/meander-rl/meander/pkg/models/strictjson"
 )
 
 // Limits of a schedule.

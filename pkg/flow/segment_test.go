@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
 // segment is p from the state before step begin to the one before step end.

@@ -1,6 +1,10 @@
 package flow
 
-import "math"
+import (
+	"math"
+
+	"github.com/meander-rl/meander/pkg/models/portable"
+)
 
 // dpm is DPM-Solver++(2M) with the midpoint rule (Lu et al. 2022), on the data
 // estimates m = x - sigma*v. With alpha = 1-sigma and lambda = ln(alpha/sigma), h the
@@ -43,7 +47,7 @@ func lambda(sigma float64) float64 {
 	if sigma >= 1 {
 		return math.Inf(-1)
 	}
-	return ln((1 - sigma) / sigma)
+	return portable.Ln((1 - sigma) / sigma)
 }
 
 // alphaQ is alpha'*(e^-h - 1) for the step sigma to next. With e^-h written as

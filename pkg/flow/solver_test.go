@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
 // gaussian is the velocity field of data drawn from N(0, s^2): closed form, so that

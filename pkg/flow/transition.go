@@ -7,7 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/models/portable"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
 // Transition names how a step goes from sigma to the next sigma, written sigma'.
@@ -137,7 +138,7 @@ func newStepTransition(t Transition, a float64, sigmas []float32, index int) (St
 		k.A = float32(1 + float64(c*d))
 		k.B = float32(d * (1 + float64(c*(1-s))))
 	case CPS:
-		sin, cos := sincosQuarter(a)
+		sin, cos := portable.SincosQuarter(a)
 		k.StdDevT = float64(p * sin)
 		k.NoiseStd = k.StdDevT
 		// (1-sigma')*data estimate + k*noise estimate, k = sqrt(sigma'^2 - n^2).

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
 // One sample of four elements, used by most cases below.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+
+	"github.com/meander-rl/meander/pkg/models/portable"
 )
 
 // Strategy says how a Window chooses its steps.
@@ -74,7 +76,7 @@ func (w Window) Indices(numInferenceSteps int, seed uint64) ([]int, error) {
 		return nil, err
 	}
 	choose := func(draw, n int) int {
-		r := Philox4x32([4]uint32{uint32(draw), uint32(w.Iteration), StreamWindow, 0},
+		r := portable.Philox4x32([4]uint32{uint32(draw), uint32(w.Iteration), StreamWindow, 0},
 			[2]uint32{uint32(seed), uint32(seed >> 32)})
 		hi, _ := bits.Mul64(uint64(r[1])<<32|uint64(r[0]), uint64(n))
 		return int(hi)

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/strictjson"
+	"github.com/meander-rl/meander/pkg/models/strictjson"
 )
 
 const (

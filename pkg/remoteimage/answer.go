@@ -6,8 +6,8 @@ import (
 	"math"
 	"slices"
 
+	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/remotehttp"
-	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
 // Errors of answers. Both are terminal: the same request gives the same answer again.

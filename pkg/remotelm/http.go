@@ -13,8 +13,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/models/strictjson"
 	"github.com/meander-rl/meander/pkg/remotehttp"
-	"github.com/meander-rl/meander/pkg/strictjson"
 )
 
 const (

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/sheet"
 	"github.com/meander-rl/meander/schemas"
 )

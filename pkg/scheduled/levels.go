@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/models/portable"
 )
 
 // Level is the mix of a noisy latent, x = A*x0 + U*noise.
@@ -20,7 +20,7 @@ func (l Level) lambda() float64 {
 	case l.A == 0:
 		return math.Inf(-1)
 	}
-	return flow.Ln(l.A / l.U)
+	return portable.Ln(l.A / l.U)
 }
 
 // Levels are the mixes of a model's training timesteps 0 .. N-1, from data to noise.

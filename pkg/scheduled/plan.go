@@ -6,7 +6,7 @@ import (
 	"math"
 	"math/bits"
 
-	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/models/portable"
 )
 
 // Reason says why a sample does not roll.
@@ -126,7 +126,7 @@ const streamScheduled = 2
 
 // randomWords returns 128 random bits, a function of its arguments alone.
 func randomWords(seed uint64, step, index int, kind uint32) (first, second uint64) {
-	w := flow.Philox4x32([4]uint32{uint32(index), uint32(step), streamScheduled, kind},
+	w := portable.Philox4x32([4]uint32{uint32(index), uint32(step), streamScheduled, kind},
 		[2]uint32{uint32(seed), uint32(seed >> 32)})
 	return uint64(w[1])<<32 | uint64(w[0]), uint64(w[3])<<32 | uint64(w[2])
 }

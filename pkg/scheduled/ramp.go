@@ -3,7 +3,7 @@ package scheduled
 import (
 	"fmt"
 
-	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/models/portable"
 )
 
 // Shape of a ramp.
@@ -51,7 +51,7 @@ func (r Ramp) At(step int, c Compat) float64 {
 	}
 	q := min(float64(step-r.StartStep)/float64(r.RampSteps), 1)
 	if r.Shape == Cosine {
-		s := flow.SinQuarter(q)
+		s, _ := portable.SincosQuarter(q)
 		q = float64(s * s)
 	}
 	if q == 1 {

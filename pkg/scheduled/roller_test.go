@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/scheduled"
-	"github.com/meander-rl/meander/pkg/tensor"
 )
 
 // rollCase is a rollout of spec.json or rolls.json.

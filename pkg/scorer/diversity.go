@@ -6,7 +6,7 @@ import (
 	"image"
 	"math"
 
-	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/models/media"
 )
 
 // Diversity rewards samples that differ from the others of their group. The score, in

@@ -16,7 +16,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/models/media"
 )
 
 // Input is a sample with all that a scorer may use.

@@ -7,7 +7,7 @@ import (
 	"image/png"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/sheet"
 )
 

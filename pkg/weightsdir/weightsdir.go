@@ -19,7 +19,7 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/schemas"
 )
 

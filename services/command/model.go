@@ -13,10 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	languages "github.com/meander-rl/meander/pkg/lm/families"
-	"github.com/meander-rl/meander/pkg/media"
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/families"
+	languages "github.com/meander-rl/meander/pkg/models/lm/families"
+	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/families"
 	"github.com/meander-rl/meander/services/internal/present"
 	imageengine "github.com/meander-rl/meander/services/sampler/engine/images"
 	"github.com/meander-rl/meander/services/sampler/models"

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
+	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
 )
 
 // A folder whose scheduler no rollout can follow does not load, and info says why.

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/media"
-	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/model"
 )
 
 // Whatever of a card decides samples is shown: each field changes what is printed for people and for programs.

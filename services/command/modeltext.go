@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/services/internal/present"
 	textengine "github.com/meander-rl/meander/services/sampler/engine/texts"
 )

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
 )
 
 // A folder of a language model is described without its weights, and what keeps it from being opened is named.

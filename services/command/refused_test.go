@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
 )
 
 // What a language model, or an interaction, could make nothing of is wrong usage, and nothing starts.

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/models/media"
 )
 
 // folderOf is a folder of images of that width, and texts.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/models/safetensors"
 )
 
 // writeStates makes a file of tensors that are filled with their number in order.

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/lora"
-	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/models/lora"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"

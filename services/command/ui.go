@@ -18,7 +18,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/model/tokenizer"
+	"github.com/meander-rl/meander/pkg/models/tokenizer"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/services/doctor"
 	"github.com/meander-rl/meander/services/internal/boot"

@@ -10,12 +10,12 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/meander-rl/meander/pkg/lm"
-	languages "github.com/meander-rl/meander/pkg/lm/families"
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/families"
-	"github.com/meander-rl/meander/pkg/tensor/cpu"
-	"github.com/meander-rl/meander/pkg/tensor/devices"
+	"github.com/meander-rl/meander/pkg/models/lm"
+	languages "github.com/meander-rl/meander/pkg/models/lm/families"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/families"
+	"github.com/meander-rl/meander/pkg/models/tensor/cpu"
+	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/reward"
 	"github.com/meander-rl/meander/services/sampler/models"

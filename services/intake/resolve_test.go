@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/schemas"
 )
 

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/synthetic"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/synthetic"
 	"github.com/meander-rl/meander/schemas"
 )
 

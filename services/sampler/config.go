@@ -13,11 +13,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/pkg/lm"
-	languages "github.com/meander-rl/meander/pkg/lm/families"
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/families"
-	"github.com/meander-rl/meander/pkg/tensor/devices"
+	"github.com/meander-rl/meander/pkg/models/lm"
+	languages "github.com/meander-rl/meander/pkg/models/lm/families"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/families"
+	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/models"
 )

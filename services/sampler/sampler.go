@@ -8,8 +8,8 @@
 // and leave a micro-batch at step boundaries. Controls stop samples whose run is paused or cancelled. A request that
 // waits for something else, its parent or newer weights, is put back: the server delivers it again later.
 //
-// The mathematics is in pkg/flow and pkg/scheduled, the networks in pkg/model and pkg/lm; package engine joins them.
-// Package models opens the model, weights loads policies, recorder makes and publishes the events.
+// The mathematics is in pkg/flow and pkg/scheduled, the networks in pkg/models/model and pkg/models/lm; package engine
+// joins them. Package models opens the model, weights loads policies, recorder makes and publishes the events.
 //
 // An episode is one sample while it is made; an engine steps the episodes of a micro-batch together. A wait is an
 // error that puts the request back. Seals and resumed attempts are package recorder's.
@@ -36,8 +36,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/tensor"
-	"github.com/meander-rl/meander/pkg/tensor/devices"
+	"github.com/meander-rl/meander/pkg/models/tensor"
+	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/models"

@@ -5,7 +5,7 @@ import (
 	"image"
 	"math"
 
-	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/schemas"
 )
 

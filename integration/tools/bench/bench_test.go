@@ -18,11 +18,11 @@ import (
 
 	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/lm/qwen2"
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/families"
-	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
-	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/families"
+	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
+	"github.com/meander-rl/meander/pkg/models/model/remote/remotetest"
 )
 
 // tinyBench measures next to nothing, with a model of the given name.
@@ -339,8 +339,8 @@ func profileNoise(t *testing.T, buf *bytes.Buffer, length time.Duration) (noise,
 }
 
 func TestOperationOf(t *testing.T) {
-	const tensor = "github.com/meander-rl/meander/pkg/tensor/cpu."
-	const model = "github.com/meander-rl/meander/pkg/model/"
+	const tensor = "github.com/meander-rl/meander/pkg/models/tensor/cpu."
+	const model = "github.com/meander-rl/meander/pkg/models/model/"
 	for _, c := range []struct {
 		functions []string
 		op, stage string

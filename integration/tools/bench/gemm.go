@@ -7,7 +7,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/tensor/cpu"
+	"github.com/meander-rl/meander/pkg/models/tensor/cpu"
 )
 
 // gemmBench is one `bench gemm` command.

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/tensor"
-	"github.com/meander-rl/meander/pkg/tensor/cuda"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
+	"github.com/meander-rl/meander/pkg/models/tensor"
+	"github.com/meander-rl/meander/pkg/models/tensor/cuda"
+	"github.com/meander-rl/meander/pkg/models/tensor/cuda/driver"
 )
 
 // wholeGPU interprets all blocks of what a countingGPU counts one of.

@@ -13,8 +13,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/families"
 )
 
 // samplerBench is one `bench sampler` command.

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/decoding"
-	"github.com/meander-rl/meander/pkg/lm"
-	"github.com/meander-rl/meander/pkg/lm/families"
+	"github.com/meander-rl/meander/pkg/models/decoding"
+	"github.com/meander-rl/meander/pkg/models/lm"
+	"github.com/meander-rl/meander/pkg/models/lm/families"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine/texts"
 	"github.com/meander-rl/meander/services/sampler/recorder"

@@ -18,10 +18,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/meander-rl/meander/pkg/media"
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/families"
-	"github.com/meander-rl/meander/pkg/model/remote"
+	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/families"
+	"github.com/meander-rl/meander/pkg/models/model/remote"
 )
 
 // torchBench is one `bench torch` command.

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/families"
 )
 
 // torchEngine is one of the engines that are compared.

@@ -1,6 +1,6 @@
 // Package imageserver plays a server of SGLang-Diffusion in tests. It computes what the real one does, with the
-// networks of pkg/model and torch's noise, and answers in the same bytes; its tests compare it with recorded answers of
-// a real one. It dies, hangs, or serves other weights if a test says so.
+// networks of pkg/models/model and torch's noise, and answers in the same bytes; its tests compare it with recorded
+// answers of a real one. It dies, hangs, or serves other weights if a test says so.
 package imageserver
 
 import (
@@ -15,12 +15,12 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/media"
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/families"
+	"github.com/meander-rl/meander/pkg/models/safetensors"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/remoteimage"
-	"github.com/meander-rl/meander/pkg/safetensors"
-	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
 )
 

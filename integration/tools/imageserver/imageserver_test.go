@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/integration/tools/imageserver"
-	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/remoteimage"
 	"github.com/meander-rl/meander/pkg/remoteimage/remoteimagetest"
 )

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"net/http"
 
-	"github.com/meander-rl/meander/pkg/lora"
-	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/models/lora"
+	"github.com/meander-rl/meander/pkg/models/model"
 )
 
 // held is the weights of a server, as the real one keeps them: an adapter on top of the whole transformer.

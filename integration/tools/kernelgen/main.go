@@ -1,4 +1,4 @@
-// Command kernelgen writes the assembly of package cpu: go generate ./pkg/tensor/cpu
+// Command kernelgen writes the assembly of package cpu: go generate ./pkg/models/tensor/cpu
 // runs it. The assembly has no other source.
 package main
 

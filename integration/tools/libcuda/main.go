@@ -36,7 +36,7 @@ import (
 	"unsafe"
 
 	"github.com/meander-rl/meander/integration/tools/ptxvm"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
+	"github.com/meander-rl/meander/pkg/models/tensor/cuda/driver"
 )
 
 func main() {}

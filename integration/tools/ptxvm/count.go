@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
+	"github.com/meander-rl/meander/pkg/models/tensor/cuda/driver"
 )
 
 // Counts is what a launch did.

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/integration/tools/ptxvm"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
+	"github.com/meander-rl/meander/pkg/models/tensor/cuda/driver"
 )
 
 // counted launches kernel k of a text on 2^16 bytes that image begins and 2^16 more, and returns what it did.

@@ -3,7 +3,7 @@ package ptxvm
 import (
 	"fmt"
 
-	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
+	"github.com/meander-rl/meander/pkg/models/tensor/cuda/driver"
 )
 
 // Kind is what a kernel did wrong.

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/integration/tools/ptxvm"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
+	"github.com/meander-rl/meander/pkg/models/tensor/cuda/driver"
 )
 
 const loop = `

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
+	"github.com/meander-rl/meander/pkg/models/tensor/cuda/driver"
 )
 
 // Where addresses lie. Shared and local addresses are offsets in their space, or generic

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/integration/tools/ptxvm"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
+	"github.com/meander-rl/meander/pkg/models/tensor/cuda/driver"
 )
 
 const header = ".version 7.8\n.target sm_80\n.address_size 64\n"

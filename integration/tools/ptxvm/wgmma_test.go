@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/integration/tools/ptxvm"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
+	"github.com/meander-rl/meander/pkg/models/tensor/cuda/driver"
 )
 
 // tiled is a product of one warpgroup, D [64, n] of A [64, 64] and B [64, n], where tiles

@@ -5,7 +5,7 @@ package main
 import (
 	"os"
 
-	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
+	"github.com/meander-rl/meander/pkg/models/model/remote/remotetest"
 )
 
 func main() { os.Exit(remotetest.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }

@@ -17,7 +17,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/pkg/scorer"
 )

@@ -10,9 +10,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/pkg/lora"
-	"github.com/meander-rl/meander/pkg/media"
-	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/models/lora"
+	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/schemas"
 )
 

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/models/lora"
 )
 
 // WeightsFolder is a folder in which servers find the weights of policies, those of each policy in a folder of its own.

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/lm"
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/models/lm"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 

@@ -9,10 +9,10 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/families"
-	"github.com/meander-rl/meander/pkg/safetensors"
-	"github.com/meander-rl/meander/pkg/tensor/devices"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/families"
+	"github.com/meander-rl/meander/pkg/models/safetensors"
+	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 )
 
 // slow is a family whose models take until all of them are being opened.

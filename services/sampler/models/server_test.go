@@ -10,7 +10,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/pkg/models/model/families"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
 )

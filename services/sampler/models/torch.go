@@ -10,10 +10,10 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/remote"
-	"github.com/meander-rl/meander/pkg/safetensors"
-	"github.com/meander-rl/meander/pkg/tensor/devices"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/remote"
+	"github.com/meander-rl/meander/pkg/models/safetensors"
+	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
 )

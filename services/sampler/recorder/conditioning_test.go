@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/schemas"
 )
 

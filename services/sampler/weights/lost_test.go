@@ -8,7 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/weights"
 )

@@ -22,9 +22,9 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
-	"github.com/meander-rl/meander/pkg/lora"
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/pkg/models/lora"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/families"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/engine/images"

@@ -10,7 +10,7 @@ import (
 	"math"
 	"unicode/utf8"
 
-	"github.com/meander-rl/meander/pkg/strictjson"
+	"github.com/meander-rl/meander/pkg/models/strictjson"
 )
 
 // Formats of requests and replies.

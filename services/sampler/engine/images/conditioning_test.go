@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
 )
 

@@ -8,15 +8,16 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/media"
-	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/sampling"
-	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// flowEngine makes images by flow matching: pkg/flow has the mathematics of a step, pkg/model evaluates the velocity.
+// flowEngine makes images by flow matching: pkg/flow has the mathematics of a step, pkg/models/model
+// evaluates the velocity.
 type flowEngine struct {
 	model      model.Model
 	card       model.Card

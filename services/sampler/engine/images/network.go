@@ -1,7 +1,7 @@
 // Package images makes samples of image models. A Network is an open model; its engine makes flow-matching rollouts
 // (flow.go) and, for requests of scheduled sampling, rolled ones (rolled.go). pkg/flow and pkg/scheduled have the
-// mathematics, pkg/model the networks. Encode, Rolling, StartFrom and Velocities are shared with verify, so that both
-// compute the same.
+// mathematics, pkg/models/model the networks. Encode, Rolling, StartFrom and Velocities are shared with verify, so
+// that both compute the same.
 //
 // An attempt at a sample calls Start, and Finish and Close at the end; in between the scheduler calls Step and Take.
 // Errors marked terminal fail the sample; any other lets its request come again.
@@ -12,9 +12,9 @@ import (
 	"errors"
 
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/lora"
-	"github.com/meander-rl/meander/pkg/media"
-	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/models/lora"
+	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/pkg/scheduled"
 	"github.com/meander-rl/meander/schemas"

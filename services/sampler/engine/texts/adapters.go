@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/lm"
-	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/models/lm"
+	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/pkg/remotelm"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"

@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/schemas"
 )
 

@@ -4,8 +4,8 @@ import (
 	"math"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/decoding"
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/models/decoding"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
 // Log-probs from logits that are stored in half the bytes are off by as much as these are: those of the

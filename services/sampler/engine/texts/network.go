@@ -15,9 +15,9 @@ package texts
 import (
 	"context"
 
-	"github.com/meander-rl/meander/pkg/decoding"
-	"github.com/meander-rl/meander/pkg/lm"
-	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/models/decoding"
+	"github.com/meander-rl/meander/pkg/models/lm"
+	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/decoding"
-	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/models/decoding"
+	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/remotelm"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"

@@ -10,14 +10,14 @@ import (
 	"sync"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/decoding"
-	"github.com/meander-rl/meander/pkg/lm"
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/models/decoding"
+	"github.com/meander-rl/meander/pkg/models/lm"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// tokenEngine makes texts: pkg/lm gives the logits of the next token, pkg/decoding draws it.
+// tokenEngine makes texts: pkg/models/lm gives the logits of the next token, pkg/models/decoding draws it.
 type tokenEngine struct {
 	model lm.Model
 	card  lm.Card
@@ -154,7 +154,7 @@ func newTranscript(
 	return p
 }
 
-// MessagesOf returns the messages of a request for pkg/lm.
+// MessagesOf returns the messages of a request for pkg/models/lm.
 func MessagesOf(x *schemas.TextRequest) []lm.Message { return messages(x.Messages) }
 
 func messages(of []schemas.Message) []lm.Message {

@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/lm"
-	"github.com/meander-rl/meander/pkg/lm/families"
-	"github.com/meander-rl/meander/pkg/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm"
+	"github.com/meander-rl/meander/pkg/models/lm/families"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/engine/enginetest"

@@ -8,7 +8,7 @@ import (
 	"sync"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/schemas"
 )
 

@@ -1,0 +1,269 @@
+// Package qwen2 is the Qwen2 family of language models: Qwen1.5, Qwen2 and Qwen2.5, from
+// folders in the layout of transformers.
+package qwen2
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/meander-rl/meander/pkg/models/lm"
+	"github.com/meander-rl/meander/pkg/models/lora"
+	"github.com/meander-rl/meander/pkg/models/model/nn"
+	"github.com/meander-rl/meander/pkg/models/tensor"
+)
+
+// Model is a checkpoint of the family, computed in float32.
+//
+// Its memory holds the projections, in bf16 if the files and the device have them so, and all other weights in
+// float32; the embedding of a tied checkpoint twice; the cache; and, for each thread, the activations of at most
+// passTokens tokens.
+type Model struct {
+	*shared
+	card    lm.Card
+	decoder *nn.Decoder
+	head    nn.Linear // [vocabulary, width]
+	cache   cache
+	closed  sync.Once
+}
+
+// shared is what a model shares with the models derived from it by adapters.
+type shared struct {
+	users      atomic.Int32
+	base       *nn.Decoder // without adapters
+	baseDigest string
+	chatCodec
+	device    tensor.Device
+	ownDevice bool // closed with the last model
+}
+
+var _ lm.Adaptable = (*Model)(nil)
+
+// Card describes the model.
+func (m *Model) Card() lm.Card { return m.card }
+
+// NewSequence returns an empty sequence.
+func (m *Model) NewSequence() lm.Sequence { return &sequence{&m.cache, m.cache.pages.NewSpan()} }
+
+// MemoryBytes returns the memory of the weights, and that of sessions and cache.
+func (m *Model) MemoryBytes() (weights, working int) {
+	return m.decoder.Bytes() + m.head.Bytes(), m.device.WorkingBytes() + m.cache.bytes()
+}
+
+// Close ends the use of the model. The device is closed with the last of the models that share it: a model and those
+// made from it by WithAdapters.
+func (m *Model) Close() error {
+	var err error
+	m.closed.Do(func() {
+		if m.users.Add(-1) == 0 {
+			err = m.closeDevice()
+		}
+	})
+	return err
+}
+
+// closeDevice closes the device unless it belongs to the caller.
+func (s *shared) closeDevice() error {
+	if !s.ownDevice {
+		return nil
+	}
+	return s.device.Close()
+}
+
+// modulePrefix is what the names of the decoder's modules begin with in a checkpoint.
+const modulePrefix = "model."
+
+// WithAdapters returns a model of the checkpoint plus exactly these adapters, with a cache of its
+// own; a sampler calls it for each policy. Both models must be closed. Adapters that do not fit,
+// and no memory, are errors.
+func (m *Model) WithAdapters(adapters ...lora.Weighted) (*Model, error) {
+	d := m.base.Clone()
+	if err := nn.Adapt(m.device, d.Projections(modulePrefix), adapters); err != nil {
+		return nil, err
+	}
+	n := &Model{shared: m.shared, card: m.card, decoder: d, head: m.head}
+	n.cache.init(m.device, m.cache.cols, 4*m.cache.cols*m.cache.pages.Tokens())
+	n.card.WeightsDigest = lora.WeightsDigest(m.baseDigest, adapters...)
+	m.users.Add(1)
+	return n, nil
+}
+
+// BaseDigest returns the digest of the checkpoint without adapters.
+func (m *Model) BaseDigest() string { return m.baseDigest }
+
+// Modules returns the projections that adapters can change.
+func (m *Model) Modules() lora.Table { return nn.Table(m.base.Projections(modulePrefix)) }
+
+// Adapted is WithAdapters as a method of lm.Adaptable.
+func (m *Model) Adapted(adapters ...lora.Weighted) (lm.Model, error) {
+	n, err := m.WithAdapters(adapters...)
+	if err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// passTokens is the most tokens of one pass: it bounds the memory of activations.
+const passTokens = 512
+
+// splitBytes is the size of the weights below which each thread computes rows of its own. For
+// larger weights all threads compute one product together: else each would read all weights.
+const splitBytes = 16 << 20
+
+// Forward implements lm.Model: it appends ids to sequences, in passes of at most passTokens, and
+// sets the logits of rows that ask for them. On an error (see checkRows, a full cache, the device,
+// ctx) all sequences are as before.
+func (m *Model) Forward(ctx context.Context, rows []lm.Row) (err error) {
+	if err := m.checkRows(rows); err != nil {
+		return err
+	}
+	before := make([]int, len(rows))
+	for i, r := range rows {
+		before[i] = r.Sequence.Len()
+	}
+	defer func() {
+		if err != nil {
+			for i, r := range rows {
+				r.Sequence.(*sequence).Cut(before[i])
+			}
+		}
+	}()
+	for i, r := range rows {
+		if err := r.Sequence.(*sequence).Grow(len(r.IDs)); err != nil {
+			return fmt.Errorf("row %d: %w", i, err)
+		}
+	}
+	if err := m.cache.growToPages(ctx); err != nil {
+		return err
+	}
+	var parts []part
+	taken := 0
+	flush := func() error {
+		if len(parts) == 0 {
+			return nil
+		}
+		err := m.computeParts(ctx, parts)
+		parts, taken = parts[:0], 0
+		return err
+	}
+	for i, r := range rows {
+		for from := 0; from < len(r.IDs); {
+			n := min(len(r.IDs)-from, passTokens-taken)
+			p := part{rows: r.Sequence.(*sequence).Rows()[:before[i]+from+n], ids: r.IDs[from : from+n]}
+			each := len(r.Logits) == len(r.IDs)*m.card.Vocabulary
+			if each {
+				p.logits = r.Logits[from*m.card.Vocabulary : (from+n)*m.card.Vocabulary]
+			}
+			if from += n; from == len(r.IDs) && !each {
+				p.logits = r.Logits
+			}
+			parts = append(parts, p)
+			if taken += n; taken == passTokens {
+				if err := flush(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return flush()
+}
+
+// checkRows returns an error that names the row unless Forward can compute all rows: sequences of
+// this model, each once, ids of the vocabulary, and not too many.
+func (m *Model) checkRows(rows []lm.Row) error {
+	seen := make(map[*sequence]bool, len(rows))
+	for i, r := range rows {
+		s, ok := r.Sequence.(*sequence)
+		switch {
+		case !ok || s.cache != &m.cache:
+			return fmt.Errorf("row %d: a sequence of another model; must be of this one", i)
+		case seen[s]:
+			return fmt.Errorf("row %d: a sequence that is in the call already; must be there once", i)
+		case len(r.IDs) == 0:
+			return fmt.Errorf("row %d: no ids; must be at least one", i)
+		case s.Len()+len(r.IDs) > m.card.MaxPositions:
+			return fmt.Errorf("row %d: %w: %d tokens; must be at most %d", i, lm.ErrLong, s.Len()+len(r.IDs),
+				m.card.MaxPositions)
+		case r.Logits != nil && len(r.Logits) != m.card.Vocabulary && len(r.Logits) != len(r.IDs)*m.card.Vocabulary:
+			return fmt.Errorf("row %d: logits of %d elements; must be %d, or as many for each id", i, len(r.Logits),
+				m.card.Vocabulary)
+		}
+		seen[s] = true
+		for _, id := range r.IDs {
+			if id < 0 || int(id) >= m.card.Vocabulary {
+				return fmt.Errorf("row %d: %w: id %d; must be below %d", i, lm.ErrPrompt, id, m.card.Vocabulary)
+			}
+		}
+	}
+	return nil
+}
+
+// part is some tokens (ids) of a sequence in one pass. rows are its rows in the cache, up to the last of ids. logits
+// are those after the last of ids, or after each.
+type part struct {
+	rows   []int32
+	ids    []int32
+	logits []float32
+}
+
+// computeParts runs the network on parts of rows: side by side if the model is so small that one
+// thread each is faster, else in one pass. Errors are those of the device and ctx.
+func (m *Model) computeParts(ctx context.Context, parts []part) error {
+	m.cache.mu.RLock()
+	defer m.cache.mu.RUnlock()
+	if len(parts) > 1 && m.decoder.Bytes() < splitBytes {
+		return nn.Split(ctx, m.device, len(parts),
+			func(s tensor.Session, from, to int) error { return m.forwardParts(ctx, s, parts[from:to]) })
+	}
+	return m.device.Run(ctx, true, func(s tensor.Session) error { return m.forwardParts(ctx, s, parts) })
+}
+
+// forwardParts runs the network once on parts, writes their keys and values to the cache, and sets
+// the logits of those that have them, when the session ends. It fails only if ctx has ended.
+func (m *Model) forwardParts(ctx context.Context, s tensor.Session, parts []part) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	tokens := 0
+	for _, p := range parts {
+		tokens += len(p.ids)
+	}
+	lists := make([]int32, 4*tokens) // ids, rows, positions, tokens of the pass
+	ids, rows := lists[:0:tokens], lists[tokens:tokens:2*tokens]
+	positions, order := lists[2*tokens:2*tokens:3*tokens], lists[3*tokens:]
+	past := &nn.Past{Cache: m.cache.matrix, Queries: make([][]int32, len(parts)), Keys: make([][]int32, len(parts))}
+	var last []int32
+	for i, p := range parts {
+		from, n := len(ids), len(p.ids)
+		ids = append(ids, p.ids...)
+		rows = append(rows, p.rows[len(p.rows)-n:]...)
+		for j := range n {
+			positions = append(positions, int32(len(p.rows)-n+j))
+			order[from+j] = int32(from + j)
+		}
+		past.Queries[i], past.Keys[i] = order[from:from+n], p.rows
+		for j := n - len(p.logits)/m.card.Vocabulary; j < n; j++ {
+			last = append(last, int32(from+j))
+		}
+	}
+	past.Rows, past.Positions = rows, positions
+	d := m.decoder.Config.Width
+	x := tensor.NewMatrix(s, tokens, d)
+	m.decoder.Forward(s, x, ids, past)
+	if len(last) == 0 {
+		return nil
+	}
+	ends, logits := tensor.NewFactors(s, len(last), d), tensor.NewMatrix(s, len(last), m.card.Vocabulary)
+	s.Gather(ends, x, last)
+	m.decoder.Norm(s, ends, ends)
+	m.head.Apply(s, logits, ends, tensor.Epilogue{})
+	i := 0
+	for _, p := range parts {
+		if n := len(p.logits) / m.card.Vocabulary; n > 0 {
+			s.CopyOutLater(p.logits, logits.SliceRows(i, i+n))
+			i += n
+		}
+	}
+	return nil
+}

@@ -1,0 +1,172 @@
+package qwenimage
+
+import (
+	"errors"
+	"runtime"
+
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/nn"
+	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
+	"github.com/meander-rl/meander/pkg/models/safetensors"
+	"github.com/meander-rl/meander/pkg/models/tensor"
+	"github.com/meander-rl/meander/pkg/models/tensor/cpu"
+	"github.com/meander-rl/meander/pkg/models/tokenizer"
+)
+
+// Family opens folders of the QwenImagePipeline class.
+func Family() model.Family {
+	return model.Family{
+		Name: familyName, Class: pipelineClass, Inspect: Inspect, Random: checkpoint.Random,
+		Open: func(dir string, o model.Options) (model.Model, error) {
+			m, err := openAdapted(dir, o)
+			if err != nil {
+				return nil, err
+			}
+			return m, nil
+		},
+	}
+}
+
+const familyName = "qwen-image"
+
+// openAdapted opens a checkpoint and adds the adapter of the options, if there is one.
+func openAdapted(dir string, o model.Options) (*Model, error) {
+	base, err := Open(dir, Options{
+		Device: o.Device, Threads: o.Threads, PromptCacheBytes: o.PromptCacheBytes,
+		Progress: o.Progress, Hashes: o.Hashes,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return nn.Adapted(base, o.Adapter, o.AdapterScale, base.WithAdapters)
+}
+
+// Options are settings that a checkpoint does not fix. Zero fields have the defaults
+// below.
+type Options struct {
+	// Device computes; the caller closes it. Default: a CPU of Threads threads.
+	Device tensor.Device
+	// Threads is the number of threads of that CPU; default GOMAXPROCS. Results do not depend on
+	// it.
+	Threads int
+	// Height, Width (pixels), NumInferenceSteps and TrueCFGScale are the Card's defaults for
+	// prompts. Their defaults are in the file meander.json of the folder; without it they are
+	// those of the pipeline: 1024, 1024, 50 and 4.
+	Height, Width, NumInferenceSteps int
+	TrueCFGScale                     float64
+	// MaxPixels bounds height*width; default 2048*2048, at least Height*Width.
+	MaxPixels int
+	// MaxPromptTokens bounds a conditioning, the five tokens of the template's end included;
+	// default 512, at most 1024.
+	MaxPromptTokens int
+	// PromptCacheBytes bounds the memory of cached conditionings; default 32 MiB. A negative
+	// number disables the cache.
+	PromptCacheBytes int
+	// Progress is model.Options.Progress.
+	Progress model.Progress
+	// Hashes is model.Options.Hashes.
+	Hashes *safetensors.Hashes
+}
+
+// Open loads a checkpoint in the diffusers layout: model_index.json, scheduler/,
+// tokenizer/, text_encoder/, transformer/ and vae/, weights in F32, F16 or BF16, whole or
+// in shards. Nothing outside dir is read. The error names whatever is missing, unexpected,
+// mis-shaped or not supported.
+func Open(dir string, o Options) (*Model, error) {
+	return nn.Open(dir, func(folder *safetensors.Folder) (*Model, error) { return open(folder, dir, o) })
+}
+
+// open is Open for an open folder; dir is its path, for the name of the model.
+func open(folder *safetensors.Folder, dir string, o Options) (*Model, error) {
+	c, err := readConfigs(folder)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.setDefaults(&c.defaults); err != nil {
+		return nil, err
+	}
+	tok, err := tokenizer.Read(folder, "tokenizer")
+	if err != nil {
+		return nil, err
+	}
+	if err := c.fitTokenizer(tok); err != nil {
+		return nil, err
+	}
+	digest, err := newDigest(folder)
+	if err != nil {
+		return nil, err
+	}
+	digest.Share(o.Hashes)
+	s := &shared{tokenizer: tok, device: o.Device}
+	s.indices.New = func() any { return &nn.Indices{} }
+	if s.device == nil {
+		if s.device, err = cpu.NewDevice(cpu.Options{Threads: o.Threads}); err != nil {
+			return nil, err
+		}
+		s.ownDevice = true
+	}
+	m := &Model{shared: s}
+	err = s.chooseTextDevice(folder, c, o)
+	if err == nil {
+		err = m.load(folder, dir, o, c, digest)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.closeDevices())
+	}
+	return m, nil
+}
+
+// load reads the weights onto the devices and sets all fields that depend on them.
+func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *modelConfigs,
+	digest *safetensors.Digest,
+) error {
+	s := m.shared
+	var errs [3]error
+	errs[0] = nn.LoadPart(folder, s.textDevice, "text_encoder", digest, o.Progress,
+		func(l *nn.Loader) { s.text = loadTextEncoder(l, c.text) })
+	errs[1] = nn.LoadPart(folder, s.device, "transformer", digest, o.Progress,
+		func(l *nn.Loader) { m.transformer = loadMMDiT(l, c.transformer) })
+	errs[2] = nn.LoadPart(folder, s.device, "vae", digest, o.Progress,
+		func(l *nn.Loader) { s.vae = loadAutoencoder(l, c.vae) })
+	if err := errors.Join(errs[:]...); err != nil {
+		return err
+	}
+	s.users.Store(1)
+	s.base, s.baseDigest = m.transformer, digest.Hex()
+	s.prompts.Limit = o.PromptCacheBytes
+	s.ropes.Limit = ropeCacheBytes
+	m.modulations.Limit = modulationCacheRows * 4 * m.transformer.modulationSize()
+	m.card = c.card(dir, o)
+	m.card.WeightsDigest, m.card.Backend = s.baseDigest, s.backend()
+	return m.card.Validate()
+}
+
+// setDefaults replaces zero fields by their defaults and checks all fields.
+func (o *Options) setDefaults(d *nn.Defaults) error {
+	o.Threads = orDefault(o.Threads, runtime.GOMAXPROCS(0))
+	o.Height, o.Width = orDefault(o.Height, d.Height), orDefault(o.Width, d.Width)
+	o.NumInferenceSteps = orDefault(o.NumInferenceSteps, d.NumInferenceSteps)
+	o.TrueCFGScale = orDefault(o.TrueCFGScale, d.TrueCFGScale)
+	o.MaxPromptTokens = orDefault(o.MaxPromptTokens, 512)
+	o.PromptCacheBytes = max(0, orDefault(o.PromptCacheBytes, 32<<20))
+	var f nn.Faults
+	f.Within("Threads", o.Threads, 1, 4096)
+	f.Within("Height", o.Height, 1, 1<<15)
+	f.Within("Width", o.Width, 1, 1<<15)
+	f.Within("NumInferenceSteps", o.NumInferenceSteps, 1, 1000)
+	f.Within("MaxPromptTokens", o.MaxPromptTokens, 1, promptTokensLimit)
+	f.Check(o.TrueCFGScale > 0 && o.TrueCFGScale <= 1000, "TrueCFGScale: %g; must be more than 0, at most 1000",
+		o.TrueCFGScale)
+	if len(f) == 0 {
+		o.MaxPixels = orDefault(o.MaxPixels, max(2048*2048, o.Height*o.Width))
+		f.Within("MaxPixels", o.MaxPixels, o.Height*o.Width, 1<<28)
+	}
+	return f.Of("model options")
+}
+
+func orDefault[T int | float64](v, d T) T {
+	if v == 0 {
+		return d
+	}
+	return v
+}

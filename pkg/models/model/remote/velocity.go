@@ -1,0 +1,236 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	"slices"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/remote/internal/wire"
+	"github.com/meander-rl/meander/pkg/models/tensor"
+)
+
+// Velocity has the worker evaluate the network. Rows for which its memory is too small are sent in halves, from then
+// on.
+func (m *Model) Velocity(ctx context.Context, rows []model.Row, size model.Size) error {
+	tokens, err := m.card.CheckRows(rows, size)
+	if err != nil {
+		return err
+	}
+	elements := tokens * m.card.LatentChannels
+	fit := m.limits.BodyBytes / (4 * elements)
+	if fit < 1 {
+		return fmt.Errorf("velocity: a row of %d bytes; must be at most %d, the limit of the worker", 4*elements,
+			m.limits.BodyBytes)
+	}
+	type answer struct {
+		rows []model.Row
+		v    []byte
+	}
+	var answers []answer // of all calls: after an error no row has a result
+	for at := 0; at < len(rows); {
+		n := min(len(rows)-at, m.limits.Rows, fit, m.rowsWithin(size))
+		v, err := m.evaluate(ctx, rows[at:at+n], size, tokens)
+		if faultOf(err) == wire.ClassMemory && n > 1 && !errors.Is(err, model.ErrWeights) {
+			m.mu.Lock()
+			m.most[size] = n / 2
+			m.mu.Unlock()
+			m.link.cfg.log(Event{Text: fmt.Sprintf("the worker's memory is too small for %d rows of %v; they are "+
+				"sent by %d", n, size, n/2), Err: err})
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("velocity: %w", explain(err))
+		}
+		answers = append(answers, answer{rows[at : at+n], v})
+		at += n
+	}
+	for _, a := range answers {
+		for i, r := range a.rows {
+			_ = tensor.F32.DecodeFloats(r.Dst, a.v[4*i*elements:4*(i+1)*elements]) // the lengths agree
+		}
+		wire.Recycle(a.v)
+	}
+	return nil
+}
+
+// rowsWithin returns for how many rows of a size the worker's memory is enough, as far as is known.
+func (s *shared) rowsWithin(size model.Size) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n, ok := s.most[size]; ok {
+		return n
+	}
+	return s.limits.Rows
+}
+
+// maxReloads is how often weights are loaded again for one call.
+const maxReloads = 4
+
+// evaluate makes one call for rows and returns the bytes of the result [n, S, C], for wire.Recycle. What the worker
+// says that it lacks is sent, and the call repeated.
+func (m *Model) evaluate(ctx context.Context, rows []model.Row, size model.Size, tokens int) ([]byte, error) {
+	args := wire.VelocityArgs{Frames: size.Frames, Height: size.Height, Width: size.Width}
+	if m.change != nil {
+		args.Weights = m.card.WeightsDigest
+	}
+	x := wire.Tensor{Name: "x", DType: wire.F32}
+	states := map[*float32]int{}
+	for _, r := range rows {
+		if _, ok := states[&r.X[0]]; !ok {
+			states[&r.X[0]] = len(states)
+			x.Rest = append(x.Rest, tensor.F32Bytes(r.X))
+		}
+		args.States = append(args.States, states[&r.X[0]])
+		args.Sigmas, args.Guidance = append(args.Sigmas, r.Sigma), append(args.Guidance, r.Guidance)
+		args.Handles = append(args.Handles, m.handleOf(r.Conditioning))
+	}
+	x.Shape = []int{len(states), tokens, m.card.LatentChannels}
+	if len(states) == len(rows) {
+		args.States = nil
+	}
+	sent, samples := map[string]int{}, velocityWork(&args, x)
+	for on := m.link.worker(); ; {
+		answer, err := m.call(ctx, samples, wire.CallVelocity, args, []wire.Tensor{x}, nil)
+		if now := m.link.worker(); now != on {
+			clear(sent) // another worker lacks all of it
+			on = now
+		}
+		switch class := faultOf(err); {
+		case class == wire.ClassHandle && sent[class] == 0:
+			err = m.putAll(ctx, rows)
+			sent[class]++
+		// Of a worker that others share the weights may be gone again.
+		case class == wire.ClassWeights && m.change != nil && sent[class] < maxReloads:
+			if !m.use(m.change) {
+				return nil, errClosed
+			}
+			defer m.drop(m.change) // the model may be closed meanwhile
+			err = m.reload(ctx, m.change)
+			sent[class]++
+		case class == wire.ClassWeights && m.change != nil:
+			err = fmt.Errorf("%w: %w; other hosts share the worker, and it has no room for all of their versions",
+				model.ErrWeights, explain(err))
+		case err == nil:
+			return only(answer, "v", wire.F32, len(rows), tokens, m.card.LatentChannels)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// only returns the data of the one tensor that an answer must have.
+func only(answer []wire.Tensor, name, dtype string, shape ...int) ([]byte, error) {
+	if len(answer) != 1 || answer[0].Name != name || answer[0].DType != dtype || !slices.Equal(answer[0].Shape, shape) {
+		return nil, fmt.Errorf("the worker answers with %d tensors; must be one %s, %s %v", len(answer), name, dtype,
+			shape)
+	}
+	return answer[0].Data, nil
+}
+
+// putAll sends the conditionings of rows, each once.
+func (m *Model) putAll(ctx context.Context, rows []model.Row) error {
+	put := map[string]bool{}
+	for _, r := range rows {
+		handle := m.handleOf(r.Conditioning)
+		if put[handle] {
+			continue
+		}
+		put[handle] = true
+		var of wire.PutResult
+		if _, err := m.call(ctx, nil, wire.CallPut, struct{}{}, tensorsOf(r.Conditioning), &of); err != nil {
+			return err
+		}
+		if of.Handle != handle {
+			return fmt.Errorf("put: handle %.16s of the worker; must be %.16s", of.Handle, handle)
+		}
+	}
+	return nil
+}
+
+// sizeArgs returns a size as it is sent.
+func sizeArgs(size model.Size) wire.SizeArgs {
+	return wire.SizeArgs{Frames: size.Frames, Height: size.Height, Width: size.Width}
+}
+
+// Decode has the worker turn latents [S, C] into an image or a video.
+func (m *Model) Decode(ctx context.Context, latents []float32, size model.Size) (model.Media, error) {
+	tokens, err := m.card.Tokens(size)
+	if err != nil {
+		return model.Media{}, err
+	}
+	if len(latents) != tokens*m.card.LatentChannels {
+		return model.Media{}, fmt.Errorf("decode: latents of %d elements; must be %d x %d", len(latents), tokens,
+			m.card.LatentChannels)
+	}
+	x := wire.Tensor{
+		Name: "x", DType: wire.F32, Shape: []int{tokens, m.card.LatentChannels},
+		Data: tensor.F32.AppendFloats(nil, latents),
+	}
+	answer, err := m.call(ctx, oneWork(x.Data, wire.CallDecode, size), wire.CallDecode, sizeArgs(size),
+		[]wire.Tensor{x}, nil)
+	if faultOf(err) == wire.ClassMemory && !strings.Contains(m.card.Backend, "/vae-tiling/") {
+		return model.Media{}, fmt.Errorf("decode: %w; with --vae-tiling a worker decodes in tiles, which needs less",
+			explain(err))
+	}
+	if err != nil {
+		return model.Media{}, fmt.Errorf("decode: %w", explain(err))
+	}
+	pixels, err := only(answer, "media", wire.U8, size.Frames, size.Height, size.Width, 3)
+	if err != nil {
+		return model.Media{}, fmt.Errorf("decode: %w", err)
+	}
+	video := model.Media{Frames: make([]*image.NRGBA, size.Frames)}
+	for k := range video.Frames {
+		img := image.NewNRGBA(image.Rect(0, 0, size.Width, size.Height))
+		for i := range size.Height * size.Width {
+			copy(img.Pix[4*i:], pixels[3*i:3*i+3])
+			img.Pix[4*i+3] = 255
+		}
+		video.Frames[k], pixels = img, pixels[3*size.Height*size.Width:]
+	}
+	return video, nil
+}
+
+// EncodeMedia has the worker turn an image or a video into latents [S, C].
+func (m *Model) EncodeMedia(ctx context.Context, sample model.Media) ([]float32, error) {
+	size := sample.Size()
+	tokens, err := m.card.Tokens(size)
+	if err != nil {
+		return nil, err
+	}
+	elements := 3 * size.Frames * size.Height * size.Width
+	if elements > m.limits.BodyBytes/4 {
+		return nil, fmt.Errorf("encode image: %w: %v has %d bytes in f32; must be at most %d, the limit of the "+
+			"worker: take fewer frames or a smaller size", model.ErrLatents, size, 4*elements, m.limits.BodyBytes)
+	}
+	pixels := make([]float32, 0, elements)
+	for _, img := range sample.Frames {
+		for y := range size.Height {
+			for x := range size.Width {
+				px := img.Pix[img.PixOffset(img.Rect.Min.X+x, img.Rect.Min.Y+y):]
+				for _, channel := range px[:3] {
+					pixels = append(pixels, float32(channel)/255*2-1)
+				}
+			}
+		}
+	}
+	x := wire.Tensor{
+		Name: "media", DType: wire.F32, Shape: []int{size.Frames, size.Height, size.Width, 3},
+		Data: tensor.F32.AppendFloats(nil, pixels),
+	}
+	answer, err := m.call(ctx, oneWork(x.Data, wire.CallEncodeM, size), wire.CallEncodeM, sizeArgs(size),
+		[]wire.Tensor{x}, nil)
+	if err != nil {
+		return nil, fmt.Errorf("encode image: %w", explain(err))
+	}
+	latents, err := only(answer, "x", wire.F32, tokens, m.card.LatentChannels)
+	if err != nil {
+		return nil, fmt.Errorf("encode image: %w", err)
+	}
+	return floatsOf(latents), nil
+}
