@@ -141,9 +141,8 @@ func (s *sample) key() string { return fmt.Sprintf("%s_%06d", s.UID, s.SampleInd
 
 // eachSample calls do with the samples of a closed group, one after the other. leftOut are those that did not complete,
 // and those of which something is no longer stored or not what it should be.
-func eachSample(
-	ctx context.Context, b *bus.Bus, a *schemas.Advantage, latents bool, do func(*sample) error,
-) (leftOut int, err error) {
+func eachSample(ctx context.Context, b *bus.Bus, a *schemas.Advantage, latents bool,
+	do func(*sample) error) (leftOut int, err error) {
 	trajectories := map[int64]*schemas.Trajectory{}
 	for t, err := range results.Trajectories(ctx, b, cmp.Or(a.SourceRun, a.Run), a.UID) {
 		if err != nil {
@@ -177,9 +176,8 @@ func eachSample(
 }
 
 // newSample reads what belongs to a sample. ErrNotFound: some of it is no longer stored.
-func newSample(
-	ctx context.Context, b *bus.Bus, a *schemas.Advantage, m *results.Member, latents bool,
-) (*sample, error) {
+func newSample(ctx context.Context, b *bus.Bus, a *schemas.Advantage, m *results.Member,
+	latents bool) (*sample, error) {
 	t := m.Trajectory()
 	s := &sample{Record: Record{
 		Run: string(a.Run), UID: string(a.UID), SampleIndex: t.SampleIndex, Lane: string(t.Lane), Prompt: t.Prompt,

@@ -256,8 +256,7 @@ func (k kind) checkParams(params map[string]string) error {
 	return err
 }
 
-// WantsTruth reports whether a reward function may use a ground truth: all but the built-in ones that do not need
-// it.
+// WantsTruth reports whether a reward function may use a ground truth: all but the built-in ones that do not need it.
 func WantsTruth(name string) bool {
 	return !slices.Contains(Names(), name) || Check(name, "", "", nil) != nil
 }

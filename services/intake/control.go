@@ -174,8 +174,7 @@ func (s *service) whyNotPrunable(ctx context.Context, c *schemas.Control, h bus.
 	}
 	t := &schemas.Trajectory{}
 	_, err := s.bus.StoredEvent(ctx, schemas.StreamTrajectories,
-		schemas.TrajectorySubject(c.Run, c.UID, *c.SampleIndex),
-		t, nil)
+		schemas.TrajectorySubject(c.Run, c.UID, *c.SampleIndex), t, nil)
 	switch {
 	case errors.Is(err, bus.ErrNotFound):
 		return "", nil
@@ -310,9 +309,8 @@ func (s *service) storeCancelled(ctx context.Context, m *bus.Message, p *schemas
 
 // publishRequests publishes the requests of a group to their queue, or parks them if the run is paused. Then it looks
 // at the controls again: one that came meanwhile did not find these requests.
-func (s *service) publishRequests(
-	ctx context.Context, run schemas.Run, uid schemas.UID, requests []*schemas.Request,
-) error {
+func (s *service) publishRequests(ctx context.Context, run schemas.Run, uid schemas.UID,
+	requests []*schemas.Request) error {
 	h, err := s.bus.ControlsOf(ctx, run, uid)
 	if err != nil {
 		return err

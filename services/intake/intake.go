@@ -12,10 +12,9 @@
 // Intake also decides about controls, which operators publish to pause, resume or cancel a run (control.go).
 //
 // A record is what is stored of a group when a prompt claims its uid; its opening is a copy in the stream of rewards,
-// from which the advantage service knows the group. A prompt is held while it waits in this process, and put back
-// when the server is to deliver it again later. A view is what runs at a moment: lanes, policies, reward services. A
-// roll, under scheduled sampling, has the model step a noised latent down to the timestep that the sample is trained
-// at.
+// from which the advantage service knows the group. A prompt is held while it waits in this process, and put back when
+// the server is to deliver it again later. A view is what runs at a moment: lanes, policies, reward services. A roll,
+// under scheduled sampling, has the model step a noised latent down to the timestep that the sample is trained at.
 //
 // In all handlers an error marked terminal (bus.Terminal) refuses the message, which becomes a dead letter; after any
 // other error the server delivers the message again.
@@ -53,8 +52,7 @@ type Config struct {
 	Own schemas.Run `koanf:"-"`
 	// Reward is what prompts without a reward list are scored with, unless their model names some.
 	Reward []string `koanf:"reward" help:"reward functions of prompts that name none, when their model names none either"`
-	// Hold is how long a prompt waits for a sampler of its model, or for a reward service that
-	// has its functions.
+	// Hold is how long a prompt waits for a sampler of its model, or for a reward service that has its functions.
 	Hold time.Duration `koanf:"hold" help:"how long a prompt is held while no sampler serves its model or no service has its reward functions; then it is refused"`
 	// ExternalWait is the deadline of groups that wait for rewards from outside.
 	ExternalWait time.Duration `koanf:"external_wait" help:"how long groups wait for rewards from outside (external) when their prompt has no deadline"`
@@ -161,8 +159,7 @@ type service struct {
 	held    heldPrompts
 	open    openGroups
 	space   stepSpace
-	// stopping ends the waiting at shutdown; resolving holds a token for each prompt that is
-	// being resolved.
+	// stopping ends the waiting at shutdown; resolving holds a token for each prompt that is being resolved.
 	stopping  <-chan struct{}
 	resolving chan struct{}
 	// began is when this process started.
@@ -246,9 +243,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 
 // prepare waits until a prompt can be served, and returns its requests. The caller calls done when they are published.
 // Errors are those of await.
-func (s *service) prepare(
-	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
-) (requests []*schemas.Request, policy *schemas.Policy, done func(), err error) {
+func (s *service) prepare(ctx context.Context, m *bus.Message, run schemas.Run,
+	p *schemas.Prompt) (requests []*schemas.Request, policy *schemas.Policy, done func(), err error) {
 	policy, err = s.awaitPolicy(ctx, m, run, p)
 	if err != nil {
 		return nil, nil, func() {}, err
@@ -278,9 +274,8 @@ func (s *service) startResolving(ctx context.Context) (done func(), err error) {
 }
 
 // resolve returns the requests of a prompt, one for each sample of its group. It stores what the samples start with.
-func (s *service) resolve(
-	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy,
-) ([]*schemas.Request, error) {
+func (s *service) resolve(ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
+	policy *schemas.Policy) ([]*schemas.Request, error) {
 	if err := s.keepCheckpoint(ctx, run, p, policy); err != nil {
 		return nil, err
 	}
@@ -300,9 +295,8 @@ func (s *service) resolve(
 
 // keepCheckpoint has a prompt that is delivered again name the checkpoint that its group was claimed with, where the
 // lane has gone over to another engine since and finishes such groups.
-func (s *service) keepCheckpoint(
-	ctx context.Context, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy,
-) error {
+func (s *service) keepCheckpoint(ctx context.Context, run schemas.Run, p *schemas.Prompt,
+	policy *schemas.Policy) error {
 	if !policy.EngineMix || p.BaseDigest != "" {
 		return nil
 	}
