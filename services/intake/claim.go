@@ -16,7 +16,8 @@ import (
 // however many intakes run. Another prompt with the same uid is refused with the differences (a terminal error). The
 // same prompt, delivered again, goes on where the first delivery stopped, with the group as it was recorded.
 func (s *service) claim(ctx context.Context, requests []*schemas.Request,
-	policy *schemas.Policy) ([]*schemas.Request, error) {
+	policy *schemas.Policy,
+) ([]*schemas.Request, error) {
 	record, err := requests[0].Record()
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeTooLarge, err)

@@ -210,7 +210,8 @@ func resolveTexts(s *schemas.Sampling, policy *schemas.Policy) error {
 // states they keep. tokens is the number of latent tokens of an image. The error names a field of the prompt that
 // does not fit the schedule.
 func (x *imageSettings) scheduleDenoising(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy,
-	tokens int) (err error) {
+	tokens int,
+) (err error) {
 	s := &x.sampling
 	if s.Sigmas, err = sigmasOf(p, policy, tokens); err != nil {
 		return err

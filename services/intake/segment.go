@@ -98,7 +98,8 @@ func stepAt(field string, index *int64, sigma *float64, sigmas []float32, def in
 // that are stored of samples that run [begin, end) of it. The run seeds a random window without a seed of its own.
 // The error names a field of the prompt.
 func chooseSteps(run schemas.Run, p *schemas.Prompt,
-	steps, begin, end int) (stochastic []int, returned []int64, err error) {
+	steps, begin, end int,
+) (stochastic []int, returned []int64, err error) {
 	if stochastic, err = stochasticSteps(run, p, steps); err != nil {
 		return nil, nil, err
 	}
