@@ -115,9 +115,9 @@ func (p *Pool) join(ctx context.Context, s *server) error {
 	return p.config.Same(p.probe, probe, p.facts.Precision)
 }
 
-// Generate has a server make an image. If the server goes away, another one makes it. pool.ErrAway says that none is left,
-// pool.ErrWeights that none of those takes the request's weights;
-// errors that wrap ErrRefused, ErrSchedule or ErrNotFinite are terminal; against others a retry may help.
+// Generate has a server make an image. If the server goes away, another one makes it. pool.ErrAway says that none is
+// left, pool.ErrWeights that none of those takes the request's weights. ErrRefused, ErrSchedule and ErrNotFinite are
+// terminal; against other errors a retry may help.
 func (p *Pool) Generate(ctx context.Context, q *Request) (*Answer, error) {
 	weights, err := p.weightsOf(q.Weights)
 	if err != nil {

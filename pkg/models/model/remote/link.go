@@ -24,7 +24,7 @@ type link struct {
 	early    bool
 	life     context.Context // ends with close
 	end      context.CancelFunc
-	pool     *pool.Pool[seat]
+	pool     *pool.Pool[only]
 	watching sync.WaitGroup
 
 	mu      sync.Mutex
@@ -39,12 +39,12 @@ type link struct {
 	alone sync.RWMutex
 }
 
-// seat is the one member of a link's pool.
-type seat string
+// only is the one member of a link's pool.
+type only string
 
-func (s seat) String() string { return string(s) }
+func (o only) String() string { return string(o) }
 
-const theWorker = seat("the torch worker")
+const theWorker = only("the torch worker")
 
 // inHand is a call that has no answer yet.
 type inHand struct {
@@ -63,14 +63,15 @@ type peer struct {
 	gone    bool     // guarded by link.mu
 }
 
+// newLink returns a link that asks nothing yet: open does.
 func newLink(dir string, cfg Config, early bool) *link {
 	l := &link{
 		cfg: cfg, dir: dir, early: early, least: max(MinPatience, cfg.Patience), hands: map[*conn]inHand{},
 		blamed: map[string]blame{},
 	}
 	l.life, l.end = context.WithCancel(context.Background())
-	l.pool = pool.New(pool.Config[seat]{
-		Members: []seat{theWorker}, Most: math.MaxInt, Retry: retryFirst, RetryMost: retryMost, Join: l.raise,
+	l.pool = pool.New(pool.Config[only]{
+		Members: []only{theWorker}, Most: math.MaxInt, Retry: retryFirst, RetryMost: retryMost, Join: l.raise,
 		Changed: func(_ string, err error) {
 			if err != nil && l.worker() != nil {
 				cfg.log(Event{Text: "the worker is lost", Err: err})
@@ -236,7 +237,7 @@ func (l *link) hello(ctx context.Context, c *conn, within time.Duration) (*wire.
 }
 
 // raise starts or joins a worker for the pool.
-func (l *link) raise(ctx context.Context, _ seat) error {
+func (l *link) raise(ctx context.Context, _ only) error {
 	find := l.start
 	if l.cfg.Address != "" {
 		find = l.join

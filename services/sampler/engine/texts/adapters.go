@@ -28,7 +28,7 @@ func newAdapters(folder string, l lm.Language) (*engine.WeightsFolder, error) {
 // save writes an adapter to its folder and returns its name, of which version is a part. Servers know it by that name:
 // another sampler of the same servers may unload its own at any time.
 func (e *Served) save(a lora.Weighted, version string) (string, error) {
-	if m := e.adapters.Modules; e.pool.Facts().Name == remotelm.SGLang { // which computes these as one, and refuses a part
+	if m := e.adapters.Modules; e.pool.Facts().Name == remotelm.SGLang { // which computes these as one
 		a = a.Completed(m, ".q_proj", ".k_proj", ".v_proj").Completed(m, ".gate_proj", ".up_proj")
 	}
 	return e.adapters.SaveAdapter(a, version)
