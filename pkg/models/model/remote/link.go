@@ -24,7 +24,7 @@ type link struct {
 	early    bool
 	life     context.Context // ends with close
 	end      context.CancelFunc
-	pool     *pool.Pool[only]
+	pool     *pool.Pool[oneWorker]
 	watching sync.WaitGroup
 
 	mu      sync.Mutex
@@ -39,12 +39,12 @@ type link struct {
 	alone sync.RWMutex
 }
 
-// only is the one member of a link's pool.
-type only string
+// oneWorker is the one member of a link's pool.
+type oneWorker string
 
-func (o only) String() string { return string(o) }
+func (o oneWorker) String() string { return string(o) }
 
-const theWorker = only("the torch worker")
+const theWorker = oneWorker("the torch worker")
 
 // inHand is a call that has no answer yet.
 type inHand struct {
@@ -70,8 +70,8 @@ func newLink(dir string, cfg Config, early bool) *link {
 		blamed: map[string]blame{},
 	}
 	l.life, l.end = context.WithCancel(context.Background())
-	l.pool = pool.New(pool.Config[only]{
-		Members: []only{theWorker}, Most: math.MaxInt, Retry: retryFirst, RetryMost: retryMost, Join: l.raise,
+	l.pool = pool.New(pool.Config[oneWorker]{
+		Members: []oneWorker{theWorker}, Most: math.MaxInt, Retry: retryFirst, RetryMost: retryMost, Join: l.raise,
 		Changed: func(_ string, err error) {
 			if err != nil && l.worker() != nil {
 				cfg.log(Event{Text: "the worker is lost", Err: err})
@@ -237,7 +237,7 @@ func (l *link) hello(ctx context.Context, c *conn, within time.Duration) (*wire.
 }
 
 // raise starts or joins a worker for the pool.
-func (l *link) raise(ctx context.Context, _ only) error {
+func (l *link) raise(ctx context.Context, _ oneWorker) error {
 	find := l.start
 	if l.cfg.Address != "" {
 		find = l.join
