@@ -12,7 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -268,7 +268,7 @@ func (b *Bus) RunStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 
 // runStatus is RunStatus of a legal name.
 func (b *Bus) runStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatus, error) {
-	s, counts := &schemas.RunStatus{}, &view.Counts{Groups: view.Groups{}}
+	s, counts := &schemas.RunStatus{}, &outcomes.Counts{Groups: outcomes.Groups{}}
 	prompts, uids, lanes := int64(0), map[schemas.UID]bool{}, map[schemas.Lane]bool{}
 	for _, part := range []struct {
 		n            *int64
@@ -326,7 +326,7 @@ func (b *Bus) runStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 	}
 	s.State = counts.Run()
 	if s.State == schemas.RunRunning {
-		f := &view.Facts{
+		f := &outcomes.Facts{
 			Unanswered: counts.Unanswered, Unmade: s.Waiting, Unscored: max(0, ended-s.Rewards-s.Failed),
 		}
 		if s.Groups == s.Closed {
@@ -356,7 +356,7 @@ func (b *Bus) countLost(ctx context.Context, run schemas.Run) (n int64, err erro
 // countOutcomes counts the samples and groups of a run by what became of them; ended samples have a trajectory, of
 // whatever outcome.
 func (b *Bus) countOutcomes(
-	ctx context.Context, run schemas.Run, s *schemas.RunStatus, groups view.Groups,
+	ctx context.Context, run schemas.Run, s *schemas.RunStatus, groups outcomes.Groups,
 ) (ended int64, err error) {
 	err = b.Outcomes(ctx, schemas.KindAdvantage, run, func(_ schemas.Address, outcome string) {
 		if outcome != "" {
@@ -382,7 +382,7 @@ func (b *Bus) countOutcomes(
 		})
 	}
 	if open := s.Groups - s.Closed; open > 0 {
-		groups[view.Open] = open
+		groups[outcomes.Open] = open
 	}
 	for _, outcome := range slices.Sorted(maps.Keys(groups)) {
 		s.Outcomes = append(s.Outcomes, schemas.OutcomeCount{Outcome: outcome, Groups: groups[outcome]})
@@ -430,7 +430,7 @@ func (b *Bus) AllAnswered(ctx context.Context) bool {
 
 // heldBy returns what holds up an open run, whose requests are in these lanes; "": it goes on, or whoever asks may not
 // see it.
-func (b *Bus) heldBy(ctx context.Context, run schemas.Run, lanes map[schemas.Lane]bool, f *view.Facts) string {
+func (b *Bus) heldBy(ctx context.Context, run schemas.Run, lanes map[schemas.Lane]bool, f *outcomes.Facts) string {
 	present, err := b.Present(ctx)
 	if err != nil {
 		return ""
