@@ -1,4 +1,4 @@
-package archive
+package export
 
 import (
 	"cmp"
@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -37,54 +38,6 @@ type sampleRef struct {
 	facts *sampleFacts // of a reward, or nil
 }
 
-// sampleRefs returns the samples that a decoded event names by sequence.
-func sampleRefs(e schemas.Event) (list []sampleRef) {
-	switch e := e.(type) {
-	case *schemas.Reward:
-		if e.TrajectorySeq > 0 {
-			list = append(list, sampleRef{
-				sampleID{cmp.Or(e.Group.SourceRun, e.Run), e.UID, e.SampleIndex},
-				e.TrajectorySeq,
-				&sampleFacts{e.ScheduleDigest, e.SampleStarted, e.SampleFinished},
-			})
-		}
-	case *schemas.Advantage:
-		for i := range e.Members {
-			if m := &e.Members[i]; m.TrajectorySeq > 0 {
-				id := sampleID{cmp.Or(e.SourceRun, e.Run), e.UID, m.SampleIndex}
-				list = append(list, sampleRef{id, m.TrajectorySeq, nil})
-			}
-		}
-	}
-	return list
-}
-
-// sourceOf returns the run whose samples a decoded event of a pass is about; "" for events of other runs.
-func sourceOf(e schemas.Event) schemas.Run {
-	switch e := e.(type) {
-	case *schemas.GroupRecord:
-		return e.Group.SourceRun
-	case *schemas.Opening:
-		return e.Group.SourceRun
-	case *schemas.Reward:
-		return e.Group.SourceRun
-	case *schemas.Advantage:
-		return e.SourceRun
-	}
-	return ""
-}
-
-// groupOf returns the group that a decoded event is the record of; nil for other events.
-func groupOf(e schemas.Event) *schemas.GroupRecord {
-	switch e := e.(type) {
-	case *schemas.GroupRecord:
-		return e
-	case *schemas.Opening:
-		return (*schemas.GroupRecord)(e)
-	}
-	return nil
-}
-
 // references are what the events of an archive name by sequence. A pass has no prompts and trajectories of its own:
 // those that it names are of its source run.
 type references struct {
@@ -93,17 +46,39 @@ type references struct {
 	prompts map[uint64]sampleID // of a pass: a sample of the group, by the sequence of its prompt
 }
 
-// add notes what a decoded event names.
-func (r *references) add(e schemas.Event) {
-	r.samples = append(r.samples, sampleRefs(e)...)
-	run := sourceOf(e)
-	if run == "" {
-		return
+// add notes what a decoded event names, and returns the run whose samples a pass scored; "" for events of other runs.
+func (r *references) add(e schemas.Event) (source schemas.Run) {
+	group := func(g *schemas.GroupRecord) {
+		if source = g.Group.SourceRun; source != "" {
+			r.prompts[g.Group.PromptSeq] = sampleID{run: source, uid: g.UID}
+		}
 	}
-	r.sources[run] = true
-	if g := groupOf(e); g != nil {
-		r.prompts[g.Group.PromptSeq] = sampleID{run: run, uid: g.UID}
+	switch e := e.(type) {
+	case *schemas.GroupRecord:
+		group(e)
+	case *schemas.Opening:
+		group((*schemas.GroupRecord)(e))
+	case *schemas.Reward:
+		if source = e.Group.SourceRun; e.TrajectorySeq > 0 {
+			r.samples = append(r.samples, sampleRef{
+				sampleID{cmp.Or(source, e.Run), e.UID, e.SampleIndex},
+				e.TrajectorySeq,
+				&sampleFacts{e.ScheduleDigest, e.SampleStarted, e.SampleFinished},
+			})
+		}
+	case *schemas.Advantage:
+		source = e.SourceRun
+		for _, m := range e.Members {
+			if m.TrajectorySeq > 0 {
+				id := sampleID{cmp.Or(source, e.Run), e.UID, m.SampleIndex}
+				r.samples = append(r.samples, sampleRef{id, m.TrajectorySeq, nil})
+			}
+		}
 	}
+	if source != "" {
+		r.sources[source] = true
+	}
+	return source
 }
 
 // findSources finds the events on the server that those of a pass name, and notes their sequences. It fails when the
@@ -159,17 +134,12 @@ func (m *importer) readSource(
 	ctx context.Context, run schemas.Run,
 ) (samples map[sampleID]*storedSample, prompts map[schemas.UID]uint64, err error) {
 	samples, prompts = map[sampleID]*storedSample{}, map[schemas.UID]uint64{}
-	filter := []string{schemas.TrajectoryFilter(run, "*")}
-	for msg, err := range m.b.Read(ctx, schemas.StreamTrajectories, filter, bus.ReadOptions{}) {
+	for t, err := range results.Trajectories(ctx, m.b, run, "*") {
 		if err != nil {
 			return nil, nil, err
 		}
-		t := &schemas.Trajectory{}
-		if bus.Fits(msg, t) != nil {
-			continue
-		}
 		samples[sampleID{run, t.UID, t.SampleIndex}] = &storedSample{
-			msg.Seq, sampleFacts{t.ScheduleDigest, max(0, t.Timings.Started), max(0, t.Timings.Finished)},
+			t.Seq, sampleFacts{t.ScheduleDigest, max(0, t.Timings.Started), max(0, t.Timings.Finished)},
 		}
 		prompts[t.UID] = t.Group.PromptSeq
 	}

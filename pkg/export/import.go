@@ -1,15 +1,17 @@
-package archive
+package export
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
+	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -17,28 +19,16 @@ import (
 var ErrOther = errors.New("the run is stored with other content")
 
 // importOrder is the order in which streams are stored: an event comes after the events that it names by sequence.
-var importOrder = []string{
-	schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamSteps, schemas.StreamTrajectories,
-	schemas.StreamVerdicts,
-	schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamRequests, schemas.StreamParked,
-	schemas.StreamControl,
-}
+var importOrder = append(slices.Clone(exportOrder[2:]), exportOrder[:2]...)
 
-// Imported counts what Import did.
+// Imported counts what Import did. The Summary is that of the archive, but for MissingTrajectories: samples whose
+// rewards are there, and whose trajectories are not.
 type Imported struct {
 	Run schemas.Run `json:"run"`
 	// Stored counts the events that were stored, AlreadyStored those that were there before.
 	Stored        int `json:"stored"`
 	AlreadyStored int `json:"there"`
-	Blobs         int `json:"blobs"`
-	// SourceRun is the run whose samples a pass scored; empty for other runs.
-	SourceRun schemas.Run `json:"source_run,omitempty"`
-	// MissingTrajectories counts the samples whose rewards are there, and whose trajectories are not.
-	MissingTrajectories int `json:"missing_trajectories,omitempty"`
-	// MissingBlobs, Refused and Notes are those of the Summary.
-	MissingBlobs int      `json:"missing_blobs,omitempty"`
-	Refused      int      `json:"refused,omitempty"`
-	Notes        []string `json:"notes,omitempty"`
+	*Summary
 }
 
 // ImportOptions change what Import does.
@@ -64,15 +54,16 @@ func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker, o ImportOptions) (
 	if err := m.readArchive(ctx); err != nil {
 		return nil, err
 	}
+	failed := func(err error) error { return fmt.Errorf("import run %s: %w", m.result.Run, err) }
 	if err := m.compareStored(ctx); err != nil {
-		return nil, fmt.Errorf("import run %s: %w", m.result.Run, err)
+		return nil, failed(err)
 	}
 	if err := m.findSources(ctx); err != nil {
-		return nil, fmt.Errorf("import run %s: %w", m.result.Run, err)
+		return nil, failed(err)
 	}
 	for _, stream := range append([]string{""}, importOrder...) {
 		if err := m.storeStream(ctx, stream); err != nil {
-			return &m.result, fmt.Errorf("import run %s: %w", m.result.Run, err)
+			return &m.result, failed(err)
 		}
 	}
 	return &m.result, ctx.Err()
@@ -98,40 +89,34 @@ type key struct {
 	digest  [sha256.Size]byte
 }
 
-// rewind goes to the beginning of the archive.
-func (m *importer) rewind() error {
-	_, err := m.r.Seek(0, io.SeekStart)
-	return err
-}
-
 // readArchive is the first pass of Import: it checks the archive as Check does, and notes the run's name, the keys of
 // its events, and what they name by sequence.
 func (m *importer) readArchive(ctx context.Context) error {
-	if err := m.rewind(); err != nil {
+	if _, err := m.r.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	s, err := checkAll(m.r, m.check, func(e *Entry) error {
-		if e.Blob != "" || ctx.Err() != nil {
-			return ctx.Err()
+	for e, err := range readFiles(m.r, m.check.addFile) {
+		if err == nil {
+			err = ctx.Err()
 		}
-		k, err := m.keyOf(e.Subject, e.Seq, e.Data)
-		m.archived[k] = true
-		return err
-	})
-	if err != nil {
-		return err
+		if err == nil && e.Blob == "" {
+			var k key
+			k, err = m.keyOf(e.Subject, e.Seq, e.Data)
+			m.archived[k] = true
+		}
+		if err != nil {
+			return err
+		}
 	}
-	m.result.Run, m.result.SourceRun = m.check.run, s.SourceRun
-	m.result.Refused, m.result.MissingBlobs, m.result.Notes = s.Refused, s.Missing, s.Notes
+	m.result.Run, m.result.Summary = m.check.run, m.check.summarize()
 	return nil
 }
 
 // compareStored is the second step of Import: it notes which events of the run the server has already. It returns
 // ErrOther for one that the archive does not have; nothing is written then.
 func (m *importer) compareStored(ctx context.Context) error {
-	filters := schemas.RunFilters(m.result.Run)
 	for _, stream := range importOrder {
-		for e, err := range storedEvents(ctx, m.b, stream, m.result.Run, filters[stream], 0) {
+		for e, err := range storedEvents(ctx, m.b, stream, m.result.Run, 0) {
 			if err != nil {
 				return err
 			}
@@ -162,7 +147,7 @@ func (m *importer) keyOf(subject string, seq uint64, data []byte) (key, error) {
 // storeStream stores the archive's events of one stream, or with stream "" its blobs. It skips events that the server
 // has already. It notes the new sequence of each event, for the events of later streams that name it.
 func (m *importer) storeStream(ctx context.Context, stream string) error {
-	if err := m.rewind(); err != nil {
+	if _, err := m.r.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
 	for e, err := range readFiles(m.r, m.check.checkUnchanged) {
@@ -182,7 +167,6 @@ func (m *importer) storeStream(ctx context.Context, stream string) error {
 // storeEntry stores a blob or an event of the archive, unless the server has it.
 func (m *importer) storeEntry(ctx context.Context, e *Entry) error {
 	if e.Blob != "" {
-		m.result.Blobs++
 		_, err := m.b.PutBlob(ctx, e.Data)
 		return err
 	}
@@ -219,17 +203,7 @@ func (m *importer) storeEvent(ctx context.Context, e *Entry) (uint64, error) {
 		ack, err := m.b.PublishPrompt(ctx, m.result.Run, data, nil)
 		return ack.Seq, err
 	}
-	a, _ := schemas.ParseSubject(e.Subject)
-	h := map[string][]string{schemas.HeaderContentType: {schemas.ContentType}}
-	if event := newEvent(a.Kind); event != nil {
-		h[schemas.HeaderType] = []string{event.Type()}
-		if schemas.Decode(data, event) == nil {
-			if outcome := view.Of(event); outcome != "" {
-				h[schemas.HeaderOutcome] = []string{outcome}
-			}
-		}
-	}
-	ack, err := m.b.PublishRaw(ctx, schemas.PublishedSubject(e.Subject), data, h, "")
+	ack, err := m.b.PublishRaw(ctx, schemas.PublishedSubject(e.Subject), data, headersOf(e.Subject, data), "")
 	if err == nil && ack.Duplicate {
 		err = fmt.Errorf("%w: another event was stored meanwhile", ErrOther)
 	}
@@ -257,39 +231,18 @@ func (m *importer) renumberEvent(
 		}
 		p.UID = p.GroupUID(seq)
 	} else {
-		renumberValue(reflect.ValueOf(e), newSeq)
+		walk(reflect.ValueOf(e), func(name string, v reflect.Value) {
+			_, field, _ := strings.Cut(name, ".")
+			stream := cmp.Or(sequences[name], sequences[field])
+			if stream != "" && v.Kind() == reflect.Uint64 && v.Uint() > 0 {
+				v.SetUint(newSeq(stream, v.Uint()))
+			}
+		})
 	}
 	return schemas.Encode(e)
 }
 
-// renumberValue replaces the sequences in a decoded event, at any depth: newSeq gets the stream and the old sequence.
-func renumberValue(v reflect.Value, newSeq func(stream string, old uint64) uint64) {
-	switch v.Kind() {
-	case reflect.Pointer:
-		if !v.IsNil() {
-			renumberValue(v.Elem(), newSeq)
-		}
-	case reflect.Slice:
-		for i := 0; i < v.Len() && v.Type().Elem().Kind() != reflect.Uint8; i++ {
-			renumberValue(v.Index(i), newSeq)
-		}
-	case reflect.Struct:
-		for i := range v.NumField() {
-			stream := sequences[v.Type().Field(i).Name]
-			if v.Type() == reflect.TypeFor[schemas.StepRef]() && v.Type().Field(i).Name == "Seq" {
-				stream = schemas.StreamSteps
-			}
-			f := v.Field(i)
-			if stream == "" || f.Kind() != reflect.Uint64 {
-				renumberValue(f, newSeq)
-				continue
-			}
-			if f.Uint() > 0 {
-				f.SetUint(newSeq(stream, f.Uint()))
-			}
-		}
-	}
-}
-
 // sequences are the fields that name an event by its sequence, with the stream of that event.
-var sequences = map[string]string{"PromptSeq": schemas.StreamPrompts, "TrajectorySeq": schemas.StreamTrajectories}
+var sequences = map[string]string{
+	"PromptSeq": schemas.StreamPrompts, "TrajectorySeq": schemas.StreamTrajectories, "StepRef.Seq": schemas.StreamSteps,
+}

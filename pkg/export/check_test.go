@@ -1,4 +1,4 @@
-package archive_test
+package export_test
 
 import (
 	"bytes"
@@ -8,12 +8,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/archive"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// eventFile is an event as a file of an archive.
+// eventFile is an event as a file of an export.
 func eventFile(t *testing.T, stream string, seq uint64, e schemas.Keyed) file {
 	t.Helper()
 	return file{fmt.Sprintf("%s/%010d-%s.msgpack", stream, seq, schemas.StoredSubject(e.Subject())), bustest.Encode(t, e)}
@@ -63,9 +63,9 @@ func TestCheck_invalid(t *testing.T) {
 	} {
 		data := pack(t, []file{record, made, c.bad}, true)
 		_, err := read(data)
-		_, checked := archive.Check(bytes.NewReader(data), nil)
+		_, checked := export.CheckArchive(bytes.NewReader(data), nil)
 		p := bustest.New(t)
-		_, imported := importRun(t, p.Bus, data, archive.ImportOptions{})
+		_, imported := importRun(t, p.Bus, data, export.ImportOptions{})
 		for who, err := range map[string]error{"read": err, "check": checked, "import": imported} {
 			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.bad.name) {
 				t.Errorf("%s, %s: %v; want %q of %q", name, who, err, c.want, c.bad.name)
@@ -140,11 +140,11 @@ func TestCheck_bytes(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	p, _, _ := pass(t)
-	wrote, err := archive.Write(t.Context(), p.Bus, "pass", &out)
+	wrote, err := export.WriteArchive(t.Context(), p.Bus, "pass", &out)
 	if err != nil {
 		t.Fatal(err)
 	}
-	read, err := archive.Check(&out, nil)
+	read, err := export.CheckArchive(&out, nil)
 	if err != nil || read.Bytes != wrote.Bytes || read.SourceRun != "made" || wrote.SourceRun != "made" {
 		t.Errorf("wrote %+v, read %+v, %v", wrote, read, err)
 	}
@@ -160,12 +160,12 @@ func TestCheck_refusedPrompt(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	data := export(t, p.Bus, "r")
-	s, err := archive.Check(bytes.NewReader(data), nil)
+	data := archived(t, p.Bus, "r")
+	s, err := export.CheckArchive(bytes.NewReader(data), nil)
 	if err != nil || s.Refused != 12 || len(s.Notes) != 11 || !strings.Contains(s.Notes[0], "0000000001-mdr.v1.prompt.r.msgpack") || s.Notes[10] != "and 2 more" {
 		t.Fatalf("%+v, %v", s, err)
 	}
-	done, err := importRun(t, bustest.New(t).Bus, data, archive.ImportOptions{})
+	done, err := importRun(t, bustest.New(t).Bus, data, export.ImportOptions{})
 	if err != nil || done.Stored != 13 || done.Refused != 12 || len(done.Notes) != 11 {
 		t.Errorf("%+v, %v", done, err)
 	}
@@ -181,7 +181,7 @@ func TestWrite_LeavesOut(t *testing.T) {
 	step := stepOf("r", "u", 0, 0, make([]byte, 32))
 	publish(t, p.Bus, withImage(completed("r", "u", 0, refTo(t, step, publish(t, p.Bus, step))), nil))
 	var out bytes.Buffer
-	s, err := archive.Write(t.Context(), p.Bus, "r", &out)
+	s, err := export.WriteArchive(t.Context(), p.Bus, "r", &out)
 	if err != nil || s.LeftOut != 1 || s.Missing != 1 || s.Events[schemas.StreamTrajectories] != 1 || len(s.Notes) != 2 {
 		t.Fatalf("%+v, %v", s, err)
 	}
@@ -189,12 +189,12 @@ func TestWrite_LeavesOut(t *testing.T) {
 	if !strings.Contains(s.Notes[0], "sequence 1 of MDR_TRAJECTORIES") || !strings.Contains(s.Notes[1], blob) {
 		t.Errorf("notes %q", s.Notes)
 	}
-	done, err := importRun(t, bustest.New(t).Bus, out.Bytes(), archive.ImportOptions{})
-	if err != nil || done.Stored != 3 || done.MissingBlobs != 1 || len(done.Notes) != 1 || !strings.Contains(done.Notes[0], blob) {
+	done, err := importRun(t, bustest.New(t).Bus, out.Bytes(), export.ImportOptions{})
+	if err != nil || done.Stored != 3 || done.Missing != 1 || len(done.Notes) != 1 || !strings.Contains(done.Notes[0], blob) {
 		t.Errorf("%+v, %v", done, err)
 	}
 	// Where it is from, it is not put beside what it left out.
-	if _, err := importRun(t, p.Bus, out.Bytes(), archive.ImportOptions{}); !errors.Is(err, archive.ErrOther) {
+	if _, err := importRun(t, p.Bus, out.Bytes(), export.ImportOptions{}); !errors.Is(err, export.ErrOther) {
 		t.Error(err)
 	}
 }

@@ -1,4 +1,4 @@
-package archive
+package export
 
 import (
 	"crypto/sha256"
@@ -16,8 +16,8 @@ import (
 // check compares the files of an archive with their digests, events with the contract, and steps with the trajectories
 // that name them, which come later.
 type check struct {
+	*tally
 	sums map[string]string // by file
-	run  schemas.Run
 	// All are by subject. parts are parts whose step is not complete yet, incomplete the steps that lack parts.
 	steps      map[string]step
 	parts      map[string][]byte
@@ -25,10 +25,7 @@ type check struct {
 	// seqs are the files by stream and sequence, subjects those of streams that keep one event for each subject.
 	seqs     map[string]string
 	subjects map[string]string
-	// trajectories are their sequences.
-	trajectories map[uint64]bool
-	references   references
-	complete     bool
+	complete bool
 }
 
 type step struct {
@@ -39,10 +36,8 @@ type step struct {
 
 func newCheck() *check {
 	return &check{
-		sums: map[string]string{}, steps: map[string]step{}, parts: map[string][]byte{},
+		tally: newTally(""), sums: map[string]string{}, steps: map[string]step{}, parts: map[string][]byte{},
 		incomplete: map[string]schemas.StepEvent{}, seqs: map[string]string{}, subjects: map[string]string{},
-		trajectories: map[uint64]bool{},
-		references:   references{sources: map[schemas.Run]bool{}, prompts: map[uint64]sampleID{}},
 	}
 }
 
@@ -61,10 +56,10 @@ func (c *check) addFile(name string, e *Entry) error {
 		return fmt.Errorf("%q: is in it twice", name)
 	}
 	c.sums[name] = hex.EncodeToString(sum[:])
-	err := c.checkEvent(name, e)
-	if err != nil {
+	if err := c.checkEvent(name, e); err != nil {
 		return fmt.Errorf("%q: %w", name, err)
 	}
+	c.count(e)
 	return nil
 }
 
@@ -137,7 +132,6 @@ func (c *check) checkEvent(file string, e *Entry) error {
 		c.steps[e.Subject] = step{file, e.Seq, blake3, sha256}
 		return c.checkParts(e.Subject, event)
 	case *schemas.Trajectory:
-		c.trajectories[e.Seq] = true
 		return c.checkTrajectory(event)
 	}
 	if a.Part != "" {

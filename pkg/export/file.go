@@ -1,4 +1,4 @@
-package archive
+package export
 
 import (
 	"archive/tar"
@@ -19,16 +19,11 @@ import (
 )
 
 const (
-	// PartEnd ends the name of a file that WriteFile has begun, stateEnd that of the state beside it.
-	PartEnd  = ".part"
+	// stateEnd ends the name of the state beside a file that was begun.
 	stateEnd = PartEnd + ".json"
 	// stateBytes is after how many bytes the state is written again: what a kill costs at most.
 	stateBytes = 4 << 20
 )
-
-// ErrBegun says that WriteFile cannot go on with the file that was begun: it is of another run or store, or changed, or
-// another process writes it.
-var ErrBegun = errors.New("cannot go on with the export that was begun")
 
 // state says how much of a begun file is on the disk, and how the export goes on.
 type state struct {
@@ -43,10 +38,10 @@ type state struct {
 	LeftOutNotes []string `json:"left_out_notes,omitempty"`
 }
 
-// WriteFile writes an archive, as Write does, to a new file. The file is NAME.part until it is whole. If WriteFile was
-// stopped, or its process killed, another call goes on behind what is on the disk, and comes to the same bytes: it adds
-// the events up to the moment of the first call. The summary is nil if the file cannot be opened, or is in use.
-func WriteFile(ctx context.Context, b *bus.Bus, run schemas.Run, name string) (*Summary, error) {
+// WriteArchiveFile writes an archive, as WriteArchive does, to a new file. The file is NAME.part until it is whole. If
+// that was stopped, or its process killed, another call goes on behind what is on the disk, and comes to the same bytes:
+// it adds the events up to the moment of the first call. The summary is nil if the file cannot be opened, or is in use.
+func WriteArchiveFile(ctx context.Context, b *bus.Bus, run schemas.Run, name string) (*Summary, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
 	}
@@ -128,13 +123,22 @@ func (f *partFile) save() error {
 	if err := f.file.Sync(); err != nil {
 		return err
 	}
-	data, err := json.Marshal(state{
+	err := saveJSON(f.name+stateEnd, state{
 		f.run, f.limits, f.created, f.bytes, hex.EncodeToString(f.sum.Sum(nil)), f.leftBefore.n, f.leftBefore.lines,
 	})
+	if err == nil {
+		f.saved = f.bytes
+	}
+	return err
+}
+
+// saveJSON puts a value into a file in one step.
+func saveJSON(name string, v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		return err
 	}
-	next, err := os.Create(f.name + stateEnd + ".new")
+	next, err := os.Create(name + PartEnd)
 	if err != nil {
 		return err
 	}
@@ -142,8 +146,19 @@ func (f *partFile) save() error {
 	if err := errors.Join(err, next.Sync(), next.Close()); err != nil {
 		return err
 	}
-	f.saved = f.bytes
-	return os.Rename(next.Name(), f.name+stateEnd)
+	return os.Rename(next.Name(), name)
+}
+
+// loadJSON reads what saveJSON has written.
+func loadJSON(name string, v any) error {
+	data, err := os.ReadFile(name)
+	if err == nil {
+		err = json.Unmarshal(data, v)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
 }
 
 // resume reads what earlier calls have written, and removes what is behind it.
@@ -153,17 +168,12 @@ func (f *partFile) resume(ctx context.Context) error {
 	} else if info.Size() == 0 {
 		return f.removeState() // of a file that is gone
 	}
-	data, err := os.ReadFile(f.name + stateEnd)
-	if errors.Is(err, os.ErrNotExist) {
-		return f.file.Truncate(0)
-	}
 	s := &state{}
-	if err == nil {
-		err = json.Unmarshal(data, s)
-	}
-	switch {
+	switch err := loadJSON(f.name+stateEnd, s); {
+	case errors.Is(err, os.ErrNotExist):
+		return f.file.Truncate(0)
 	case err != nil:
-		return fmt.Errorf("%w: %s: %w; remove it to begin again", ErrBegun, f.name+stateEnd, err)
+		return fmt.Errorf("%w: %w; remove it to begin again", ErrBegun, err)
 	case s.Run != f.run:
 		return fmt.Errorf("%w: %s is of run %s; name another file, or remove it", ErrBegun, f.file.Name(), s.Run)
 	}
@@ -183,11 +193,10 @@ func (f *partFile) resume(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", changed, err)
 		}
-		f.addSum(header.Name, e.Data)
 		if e.Blob == "" {
-			e.event, _ = decodeEvent(e.Subject, e.Data) // which was checked when it was written
+			e.event, e.Invalid = decodeEvent(e.Subject, e.Data)
 		}
-		f.count(e)
+		f.note(header.Name, e)
 	}
 	if f.lastEvent == nil || hex.EncodeToString(f.sum.Sum(nil)) != s.SHA256 {
 		return changed

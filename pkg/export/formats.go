@@ -1,4 +1,4 @@
-package shards
+package export
 
 import (
 	"archive/tar"

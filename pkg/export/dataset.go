@@ -1,20 +1,9 @@
-// Package shards writes the samples of a run as a dataset that other programs load: files of one of three formats,
-// each with whole groups, up to a size.
-//
-//   - webdataset: a tar in the layout of WebDataset: UID_INDEX.json, .png or .apng, .safetensors for each sample;
-//   - parquet: a row for each sample, with the image as datasets.Image wants it;
-//   - safetensors: tensors RUN-wide by sample, UID/INDEX/NAME, and the samples' records in the metadata.
-//
-// A sample's record is the same in all of them (Record). Groups come in the order in which they closed. index.json
-// lists the files with their SHA-256. [Write] goes on where an earlier Write of the same folder stopped: the files that
-// the index lists never change. [Check] compares them with the index; it needs no server.
-package shards
+package export
 
 import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -27,11 +16,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// IndexFile is the name of the index in a folder of shards.
+// IndexFile is the name of the index in the folder of a dataset.
 const IndexFile = "index.json"
-
-// ErrOther says that the folder has another export: of another run, store or format, or with other settings.
-var ErrOther = errors.New("the folder has another export")
 
 // ErrChanged says that a file is not as the index says.
 var ErrChanged = errors.New("changed since the export")
@@ -58,12 +44,12 @@ var formats = map[string]format{
 	"safetensors": {".safetensors", newTensorFile},
 }
 
-// Formats returns the names of the formats, sorted.
-func Formats() []string { return slices.Sorted(maps.Keys(formats)) }
+// Datasets returns the names of the formats of datasets, sorted.
+func Datasets() []string { return slices.Sorted(maps.Keys(formats)) }
 
-// Options say what is written, and where.
-type Options struct {
-	// Format is one of Formats.
+// DatasetOptions say what is written, and where.
+type DatasetOptions struct {
+	// Format is one of Datasets.
 	Format string
 	// Folder is made if it does not exist. It must be empty, or have an export of the same run with the same options.
 	Folder string
@@ -108,12 +94,12 @@ func (x *Index) Totals() (t Shard) {
 	return t
 }
 
-// Write writes the groups of a run that have closed and are not in the folder yet. ErrOther and ErrChanged say why it
-// cannot go on with what an earlier Write has written.
-func Write(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Index, error) {
+// WriteDataset writes the groups of a run that have closed and are not in the folder yet. ErrBegun and ErrChanged say
+// why it cannot go on with what an earlier one has written.
+func WriteDataset(ctx context.Context, b *bus.Bus, run schemas.Run, o DatasetOptions) (*Index, error) {
 	f, ok := formats[o.Format]
 	if !ok {
-		return nil, fmt.Errorf("format: %q; must be one of %v", o.Format, Formats())
+		return nil, fmt.Errorf("format: %q; must be one of %v", o.Format, Datasets())
 	}
 	x := &Index{Run: run, Format: o.Format, ShardBytes: max(1, o.Bytes), Latents: o.Latents, Shards: []Shard{}}
 	if err := os.MkdirAll(o.Folder, 0o755); err != nil {
@@ -133,13 +119,13 @@ func Write(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Index,
 	return x, nil
 }
 
-// resume takes over the whole files of an earlier Write.
+// resume takes over the whole files of an earlier WriteDataset.
 func (x *Index) resume(folder string) error {
 	before, err := readIndex(folder)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		if files, err := os.ReadDir(folder); err != nil || len(files) > 0 {
-			return errors.Join(err, fmt.Errorf("%w: %s has files, and no %s; name an empty folder", ErrOther, folder,
+			return errors.Join(err, fmt.Errorf("%w: %s has files, and no %s; name an empty folder", ErrBegun, folder,
 				IndexFile))
 		}
 		return x.save(folder) // before any file: what is begun can be told from another's files
@@ -148,7 +134,7 @@ func (x *Index) resume(folder string) error {
 	case before.Run != x.Run || before.Format != x.Format || before.ShardBytes != x.ShardBytes ||
 		before.Latents != x.Latents:
 		return fmt.Errorf("%w: run %s as %s, files of %d bytes, latents %t; name another folder, or the same settings",
-			ErrOther, before.Run, before.Format, before.ShardBytes, before.Latents)
+			ErrBegun, before.Run, before.Format, before.ShardBytes, before.Latents)
 	}
 	x.Shards = before.Shards
 	return x.check(folder)
@@ -156,13 +142,9 @@ func (x *Index) resume(folder string) error {
 
 // readIndex reads the index of a folder.
 func readIndex(folder string) (*Index, error) {
-	data, err := os.ReadFile(filepath.Join(folder, IndexFile))
-	if err != nil {
-		return nil, err
-	}
 	x := &Index{}
-	if err := json.Unmarshal(data, x); err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Join(folder, IndexFile), err)
+	if err := loadJSON(filepath.Join(folder, IndexFile), x); err != nil {
+		return nil, err
 	}
 	for _, s := range x.Shards {
 		if !filepath.IsLocal(s.File) {
@@ -173,17 +155,7 @@ func readIndex(folder string) (*Index, error) {
 }
 
 // save writes the index in one step.
-func (x *Index) save(folder string) error {
-	data, err := json.MarshalIndent(x, "", "  ")
-	if err != nil {
-		return err
-	}
-	part := filepath.Join(folder, IndexFile+partEnd)
-	if err := os.WriteFile(part, append(data, '\n'), 0o644); err != nil {
-		return err
-	}
-	return os.Rename(part, filepath.Join(folder, IndexFile))
-}
+func (x *Index) save(folder string) error { return saveJSON(filepath.Join(folder, IndexFile), x) }
 
 // check compares the files with what the index says of them.
 func (x *Index) check(folder string) error {
@@ -212,9 +184,9 @@ func digestOf(name string) (digest string, size int64, err error) {
 	return hex.EncodeToString(h.Sum(nil)), size, err
 }
 
-// Check compares all files of a folder with its index, which it returns. The error is ErrChanged, or of the file
+// CheckDataset compares all files of a folder with its index, which it returns. The error is ErrChanged, or of the file
 // system.
-func Check(folder string) (*Index, error) {
+func CheckDataset(folder string) (*Index, error) {
 	x, err := readIndex(folder)
 	if err != nil {
 		return nil, err
@@ -222,14 +194,11 @@ func Check(folder string) (*Index, error) {
 	return x, x.check(folder)
 }
 
-// partEnd ends the names of files that are being written.
-const partEnd = ".part"
-
-// export is the state of one Write.
+// export is the state of one WriteDataset.
 type export struct {
 	bus     *bus.Bus
 	run     schemas.Run
-	options Options
+	options DatasetOptions
 	format  format
 	index   *Index
 
@@ -256,7 +225,7 @@ func (e *export) writeGroups(ctx context.Context) error {
 		}
 		if after != nil && m.Seq == after.LastSeq {
 			if a.UID != after.LastUID {
-				return fmt.Errorf("%w: of a run with that name in another store; name another folder", ErrOther)
+				return fmt.Errorf("%w: of a run with that name in another store; name another folder", ErrBegun)
 			}
 			after = nil
 			continue
@@ -270,7 +239,7 @@ func (e *export) writeGroups(ctx context.Context) error {
 	}
 	if after != nil {
 		return fmt.Errorf("%w: group %s is no longer stored, so what closed since cannot be told; name another folder",
-			ErrOther, after.LastUID)
+			ErrBegun, after.LastUID)
 	}
 	return nil
 }
@@ -280,7 +249,7 @@ func (e *export) writeGroup(ctx context.Context, a *schemas.Advantage, seq uint6
 	if e.open == nil {
 		e.current, e.written = Shard{File: fmt.Sprintf("%05d%s", len(e.index.Shards), e.format.end)}, 0
 		var err error
-		if e.open, err = e.format.create(filepath.Join(e.options.Folder, e.current.File+partEnd)); err != nil {
+		if e.open, err = e.format.create(filepath.Join(e.options.Folder, e.current.File+PartEnd)); err != nil {
 			return err
 		}
 	}
@@ -310,7 +279,7 @@ func (e *export) discard() error {
 		return nil
 	}
 	_ = e.open.Close() // it is removed
-	return os.Remove(filepath.Join(e.options.Folder, e.current.File+partEnd))
+	return os.Remove(filepath.Join(e.options.Folder, e.current.File+PartEnd))
 }
 
 // finish closes the open file and enters it in the index.
@@ -324,10 +293,10 @@ func (e *export) finish() error {
 	}
 	e.open = nil
 	var err error
-	if e.current.SHA256, e.current.Bytes, err = digestOf(name + partEnd); err != nil {
+	if e.current.SHA256, e.current.Bytes, err = digestOf(name + PartEnd); err != nil {
 		return err
 	}
-	if err := os.Rename(name+partEnd, name); err != nil {
+	if err := os.Rename(name+PartEnd, name); err != nil {
 		return err
 	}
 	e.index.Shards = append(e.index.Shards, e.current)

@@ -1,4 +1,4 @@
-package archive_test
+package export_test
 
 import (
 	"bytes"
@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/archive"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -41,7 +41,7 @@ func exported(t *testing.T) []byte {
 	reward.UID, reward.Group.Batch = "p3", "p3"
 	publish(t, p.Bus, reward)
 	var file bytes.Buffer
-	if _, err := archive.Write(t.Context(), p.Bus, "r1", &file); err != nil {
+	if _, err := export.WriteArchive(t.Context(), p.Bus, "r1", &file); err != nil {
 		t.Fatal(err)
 	}
 	return file.Bytes()
@@ -76,7 +76,7 @@ func TestImport_GoesOn(t *testing.T) {
 	file := exported(t)
 	p := bustest.New(t)
 	for seeks := 1; ; seeks++ {
-		done, err := archive.Import(t.Context(), p.Bus, &broken{bytes.NewReader(file), seeks}, archive.ImportOptions{})
+		done, err := export.Import(t.Context(), p.Bus, &broken{bytes.NewReader(file), seeks}, export.ImportOptions{})
 		if errors.Is(err, errBroken) {
 			continue
 		}
@@ -142,8 +142,8 @@ func TestImport_Other(t *testing.T) {
 		if _, err := p.PublishRaw(t.Context(), c.subject, []byte("x"), nil, ""); err != nil {
 			t.Fatal(err)
 		}
-		_, err := archive.Import(t.Context(), p.Bus, bytes.NewReader(file), archive.ImportOptions{})
-		if !errors.Is(err, archive.ErrOther) || !strings.Contains(err.Error(), c.subject) || !strings.Contains(err.Error(), c.says) {
+		_, err := export.Import(t.Context(), p.Bus, bytes.NewReader(file), export.ImportOptions{})
+		if !errors.Is(err, export.ErrOther) || !strings.Contains(err.Error(), c.subject) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if n := p.Info(t, schemas.StreamSteps).State.Msgs; n > 0 {
@@ -177,10 +177,10 @@ func TestWrite_InUse(t *testing.T) {
 	}
 	sample(0)
 	file := &during{at: "MDR_STEPS/", do: func() { sample(1) }}
-	if _, err := archive.Write(t.Context(), p.Bus, "r1", file); err != nil {
+	if _, err := export.WriteArchive(t.Context(), p.Bus, "r1", file); err != nil {
 		t.Fatal(err)
 	}
-	if done, err := archive.Import(t.Context(), bustest.New(t).Bus, bytes.NewReader(file.Bytes()), archive.ImportOptions{}); err != nil || done.Stored != 2 {
+	if done, err := export.Import(t.Context(), bustest.New(t).Bus, bytes.NewReader(file.Bytes()), export.ImportOptions{}); err != nil || done.Stored != 2 {
 		t.Errorf("imported %+v, %v; want the first sample", done, err)
 	}
 }

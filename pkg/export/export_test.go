@@ -1,3 +1,3 @@
-package replay
+package export
 
 var SleepUntil = sleepUntil // for tests

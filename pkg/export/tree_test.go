@@ -1,4 +1,4 @@
-package shards_test
+package export_test
 
 import (
 	"bytes"
@@ -13,8 +13,8 @@ import (
 	"github.com/parquet-go/parquet-go"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
-	"github.com/meander-rl/meander/pkg/shards"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -38,8 +38,8 @@ func serveTree(t *testing.T) *bus.Bus {
 }
 
 // records reads the records of a file.
-var records = map[string]func(t *testing.T, path string) []shards.Record{
-	"webdataset": func(t *testing.T, path string) []shards.Record {
+var records = map[string]func(t *testing.T, path string) []export.Record{
+	"webdataset": func(t *testing.T, path string) []export.Record {
 		var lines []string
 		for name, data := range untar(t, path) {
 			if filepath.Ext(name) == ".json" {
@@ -48,14 +48,14 @@ var records = map[string]func(t *testing.T, path string) []shards.Record{
 		}
 		return parse(t, lines)
 	},
-	"parquet": func(t *testing.T, path string) []shards.Record {
-		rows, err := parquet.ReadFile[shards.Record](path)
+	"parquet": func(t *testing.T, path string) []export.Record {
+		rows, err := parquet.ReadFile[export.Record](path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return rows
 	},
-	"safetensors": func(t *testing.T, path string) []shards.Record {
+	"safetensors": func(t *testing.T, path string) []export.Record {
 		data, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -68,9 +68,9 @@ var records = map[string]func(t *testing.T, path string) []shards.Record{
 	},
 }
 
-func parse(t *testing.T, lines []string) []shards.Record {
+func parse(t *testing.T, lines []string) []export.Record {
 	t.Helper()
-	list := make([]shards.Record, len(lines))
+	list := make([]export.Record, len(lines))
 	for i, line := range lines {
 		if err := json.Unmarshal([]byte(line), &list[i]); err != nil {
 			t.Fatal(err)
@@ -90,31 +90,31 @@ func TestWrite_Tree(t *testing.T) {
 	if err := schemas.Decode(m.Data, &a); err != nil {
 		t.Fatal(err)
 	}
-	at := func(branch, child int) shards.Part {
+	at := func(branch, child int) export.Part {
 		c := a.Branches[branch].Children[child]
-		return shards.Part{SampleIndex: c.SampleIndex, StepIndex: a.Branches[branch].StepIndex, Leaves: c.Leaves, Advantage: c.Advantage}
+		return export.Part{SampleIndex: c.SampleIndex, StepIndex: a.Branches[branch].StepIndex, Leaves: c.Leaves, Advantage: c.Advantage}
 	}
-	root := shards.Part{Leaves: 4}
+	root := export.Part{Leaves: 4}
 	type place struct {
 		uid   string
 		index int64
 	}
 	type facts struct {
-		Parent *shards.Parent
-		Path   []shards.Part
+		Parent *export.Parent
+		Path   []export.Part
 	}
 	want := map[place]facts{ // branches are by step, then by sample
-		{"tree", 0}:  {nil, []shards.Part{root, at(0, 0), at(1, 0)}},
-		{"tree", 1}:  {&shards.Parent{Run: "r", UID: "tree", StepIndex: 2}, []shards.Part{root, at(0, 0), at(1, 1)}},
-		{"tree", 2}:  {&shards.Parent{Run: "r", UID: "tree", StepIndex: 1}, []shards.Part{root, at(0, 1), at(2, 0)}},
-		{"tree", 3}:  {&shards.Parent{Run: "r", UID: "tree", SampleIndex: 2, StepIndex: 2}, []shards.Part{root, at(0, 1), at(2, 1)}},
-		{"later", 0}: {&shards.Parent{Run: "r", UID: "tree", SampleIndex: 3, StepIndex: 3}, nil},
+		{"tree", 0}:  {nil, []export.Part{root, at(0, 0), at(1, 0)}},
+		{"tree", 1}:  {&export.Parent{Run: "r", UID: "tree", StepIndex: 2}, []export.Part{root, at(0, 0), at(1, 1)}},
+		{"tree", 2}:  {&export.Parent{Run: "r", UID: "tree", StepIndex: 1}, []export.Part{root, at(0, 1), at(2, 0)}},
+		{"tree", 3}:  {&export.Parent{Run: "r", UID: "tree", SampleIndex: 2, StepIndex: 2}, []export.Part{root, at(0, 1), at(2, 1)}},
+		{"later", 0}: {&export.Parent{Run: "r", UID: "tree", SampleIndex: 3, StepIndex: 3}, nil},
 	}
 	if p := want[place{"tree", 3}].Path; p[1].Leaves != 2 || p[2].SampleIndex != 3 || p[2].Advantage == nil {
 		t.Fatalf("the tree's advantages: %+v", a.Branches)
 	}
-	for _, name := range shards.Formats() {
-		o := shards.Options{Format: name, Folder: t.TempDir(), Bytes: 1 << 30, Latents: true}
+	for _, name := range export.Datasets() {
+		o := export.DatasetOptions{Format: name, Folder: t.TempDir(), Bytes: 1 << 30, Latents: true}
 		x := write(t, b, o)
 		got := map[place]facts{}
 		for _, r := range records[name](t, filepath.Join(o.Folder, x.Shards[0].File)) {
@@ -166,7 +166,7 @@ with safe_open(path, "numpy") as f:
 					"MEANDER_PYTHON names another Python): %s", python, c.needs, out)
 			}
 			b := serveTree(t)
-			o := shards.Options{Format: format, Folder: t.TempDir(), Bytes: 1 << 30, Latents: true}
+			o := export.DatasetOptions{Format: format, Folder: t.TempDir(), Bytes: 1 << 30, Latents: true}
 			path := filepath.Join(o.Folder, write(t, b, o).Shards[0].File)
 			program := exec.Command(python, "-c", `
 import sys

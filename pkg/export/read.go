@@ -1,4 +1,4 @@
-package archive
+package export
 
 import (
 	"archive/tar"
@@ -17,11 +17,11 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 )
 
-// Read yields the entries of an archive in order. An archive that is not as it was written ends with an error that
-// names the file: a file with other bytes, an event that is not valid or of another run, a step that is not the one its
+// ReadArchive yields the entries of an archive in order. An archive that is not as it was written ends with an error
+// that names the file: a file with other bytes, an event that is not valid or of another run, a step that is not the one its
 // trajectory names, a file that is neither event nor blob, or an archive that ends too early or goes on behind its
 // end. A prompt or a control that is not valid is yielded with its Invalid.
-func Read(r io.Reader) iter.Seq2[*Entry, error] { return readFiles(r, newCheck().addFile) }
+func ReadArchive(r io.Reader) iter.Seq2[*Entry, error] { return readFiles(r, newCheck().addFile) }
 
 // readFiles yields the entries of an archive, once check has accepted their files.
 func readFiles(r io.Reader, check func(name string, e *Entry) error) iter.Seq2[*Entry, error] {
@@ -115,7 +115,7 @@ func checkTrailer(r *bufio.Reader, complete bool) error {
 }
 
 // readEntry reads one file of an archive. It checks the digest of a blob, and takes stream, sequence and subject of
-// an event from the file's name. Read ends with its error, which names the file.
+// an event from the file's name. ReadArchive ends with its error, which names the file.
 func readEntry(header *tar.Header, r io.Reader) (*Entry, error) {
 	if header.Typeflag != tar.TypeReg || header.Size > maxEntry {
 		return nil, fmt.Errorf("%q: %d bytes of type %q; must be a file of at most %d", header.Name, header.Size,

@@ -1,4 +1,4 @@
-package replay_test
+package export_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
-	"github.com/meander-rl/meander/pkg/replay"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -38,13 +38,13 @@ func recorded(t *testing.T) *bustest.Plane {
 }
 
 // play plays the run, and returns its events and when each was due.
-func play(t *testing.T, b *bus.Bus, pace replay.Pace, kinds ...string) (played []*bus.Message, due []time.Duration) {
+func play(t *testing.T, b *bus.Bus, pace export.Pace, kinds ...string) (played []*bus.Message, due []time.Duration) {
 	t.Helper()
 	pace.Wait = func(_ context.Context, d time.Duration) error {
 		due = append(due, d)
 		return nil
 	}
-	for m, err := range replay.Events(t.Context(), b, replay.Sources("r", kinds), pace) {
+	for m, err := range export.Play(t.Context(), b, export.Sources("r", kinds), pace) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,10 +54,10 @@ func play(t *testing.T, b *bus.Bus, pace replay.Pace, kinds ...string) (played [
 }
 
 // Events of a run come in their order, with the pauses that were between them.
-func TestEvents(t *testing.T) {
+func TestPlay(t *testing.T) {
 	t.Parallel()
 	p := recorded(t)
-	played, due := play(t, p.Bus, replay.Pace{Speed: 0.5}, replay.Kinds()...)
+	played, due := play(t, p.Bus, export.Pace{Speed: 0.5}, export.Kinds()...)
 	var kinds []string
 	for i, m := range played {
 		a, _ := schemas.ParseSubject(m.Subject)
@@ -73,22 +73,22 @@ func TestEvents(t *testing.T) {
 		t.Error("there are no pauses")
 	}
 	longest := time.Duration(1)
-	if _, due := play(t, p.Bus, replay.Pace{Speed: 1, MaxPause: longest}, replay.Kinds()...); due[len(due)-1] > time.Duration(len(due)-1)*longest {
+	if _, due := play(t, p.Bus, export.Pace{Speed: 1, MaxPause: longest}, export.Kinds()...); due[len(due)-1] > time.Duration(len(due)-1)*longest {
 		t.Errorf("with short pauses they are due after %v", due)
 	}
-	if played, due := play(t, p.Bus, replay.Pace{}, schemas.KindReward, schemas.KindAdvantage); len(played) != 4 || len(due) != 0 {
+	if played, due := play(t, p.Bus, export.Pace{}, schemas.KindReward, schemas.KindAdvantage); len(played) != 4 || len(due) != 0 {
 		t.Errorf("at once, of two kinds: %d events, %d pauses", len(played), len(due))
 	}
 }
 
 // A pause ends with the context, and the replay with it.
-func TestEvents_Stopped(t *testing.T) {
+func TestPlay_Stopped(t *testing.T) {
 	t.Parallel()
 	p := recorded(t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var errs []error
-	for _, err := range replay.Events(ctx, p.Bus, replay.Sources("r", replay.Kinds()), replay.Pace{Speed: 1e-12}) {
+	for _, err := range export.Play(ctx, p.Bus, export.Sources("r", export.Kinds()), export.Pace{Speed: 1e-12}) {
 		if errs = append(errs, err); err == nil {
 			stop() // the next one is due in years
 		}
@@ -99,9 +99,9 @@ func TestEvents_Stopped(t *testing.T) {
 }
 
 // A pause that takes longer than a time.Duration is as long as one can be.
-func TestEvents_LongPause(t *testing.T) {
+func TestPlay_LongPause(t *testing.T) {
 	t.Parallel()
-	_, due := play(t, recorded(t).Bus, replay.Pace{Speed: 1e-300}, replay.Kinds()...)
+	_, due := play(t, recorded(t).Bus, export.Pace{Speed: 1e-300}, export.Kinds()...)
 	if years := due[1].Hours() / 24 / 365; years != 100 || due[len(due)-1] != due[1] {
 		t.Errorf("due after %v", due)
 	}
@@ -113,27 +113,27 @@ func TestSleepUntil(t *testing.T) {
 	why := errors.New("enough")
 	ctx, stop := context.WithCancelCause(t.Context())
 	slept := make(chan error)
-	go func() { slept <- replay.SleepUntil(ctx, time.Now().Add(time.Hour)) }()
+	go func() { slept <- export.SleepUntil(ctx, time.Now().Add(time.Hour)) }()
 	stop(why)
 	if err := <-slept; !errors.Is(err, why) {
 		t.Errorf("a pause ended with %v", err)
 	}
 	for range 64 {
-		if err := replay.SleepUntil(ctx, time.Time{}); !errors.Is(err, why) {
+		if err := export.SleepUntil(ctx, time.Time{}); !errors.Is(err, why) {
 			t.Fatalf("a pause that was over ended with %v", err)
 		}
 	}
 }
 
 // A message has a subject of its own, says where the event is stored, and has nothing that a server would act on.
-func TestMessage(t *testing.T) {
+func TestPlayMessage(t *testing.T) {
 	t.Parallel()
 	stored := &bus.Message{
 		Subject: "mdr.v1.trajectory.r.u.0", Stream: schemas.StreamTrajectories, Seq: 7,
 		Time:   time.Date(2026, 5, 4, 3, 2, 1, 9, time.UTC),
 		Header: map[string][]string{schemas.HeaderType: {"trajectory/1"}, "Nats-Msg-Id": {"x"}, "Nats-Expected-Last-Sequence": {"6"}, schemas.HeaderReply: {"inbox"}},
 	}
-	subject, header, err := replay.Message("replay.night", stored)
+	subject, header, err := export.PlayMessage("replay.night", stored)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestMessage(t *testing.T) {
 		t.Errorf("on %s", subject)
 	}
 	for _, prefix := range []string{"", "mdr", "mdr.v1", "replays", "replay.", "replay.*", "replay.>", "$JS.replay", "replay.a b"} {
-		if _, _, err := replay.Message(prefix, stored); err == nil || !strings.Contains(err.Error(), `must be "replay"`) {
+		if _, _, err := export.PlayMessage(prefix, stored); err == nil || !strings.Contains(err.Error(), `must be "replay"`) {
 			t.Errorf("prefix %q: %v", prefix, err)
 		}
 	}
@@ -161,18 +161,18 @@ func TestRoot_IsInNoStream(t *testing.T) {
 	t.Parallel()
 	for _, s := range schemas.Streams() {
 		for _, subject := range s.Subjects {
-			if first, _, _ := strings.Cut(subject, "."); first == replay.Root || first == "*" || first == ">" {
+			if first, _, _ := strings.Cut(subject, "."); first == export.Root || first == "*" || first == ">" {
 				t.Errorf("%s stores %s", s.Name, subject)
 			}
 		}
 	}
 }
 
-func ExampleEvents() {
+func ExamplePlay() {
 	ctx := context.Background()
 	b := &bus.Bus{} // of bus.Connect
-	sources := replay.Sources("night", []string{schemas.KindReward, schemas.KindAdvantage})
-	for m, err := range replay.Events(ctx, b, sources, replay.Pace{Speed: 10, MaxPause: time.Second}) {
+	sources := export.Sources("night", []string{schemas.KindReward, schemas.KindAdvantage})
+	for m, err := range export.Play(ctx, b, sources, export.Pace{Speed: 10, MaxPause: time.Second}) {
 		if err != nil {
 			fmt.Println(err)
 			return

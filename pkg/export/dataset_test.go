@@ -1,4 +1,4 @@
-package shards_test
+package export_test
 
 import (
 	"archive/tar"
@@ -22,10 +22,10 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
-	"github.com/meander-rl/meander/pkg/shards"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/pipeline"
 )
@@ -69,9 +69,9 @@ func add(t *testing.T, b *bus.Bus, uid schemas.UID, change ...func(*schemas.Prom
 }
 
 // write exports the run.
-func write(t *testing.T, b *bus.Bus, o shards.Options) *shards.Index {
+func write(t *testing.T, b *bus.Bus, o export.DatasetOptions) *export.Index {
 	t.Helper()
-	x, err := shards.Write(t.Context(), b, "r", o)
+	x, err := export.WriteDataset(t.Context(), b, "r", o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func files(t *testing.T, folder string) map[string]string {
 
 // found is sample 1 of g1 as a file has it.
 type found struct {
-	shards.Record
+	export.Record
 	png     []byte
 	latents []float32
 }
@@ -129,7 +129,7 @@ var readers = map[string]func(t *testing.T, path string) found{
 	},
 	"parquet": func(t *testing.T, path string) found {
 		type row struct {
-			shards.Record
+			export.Record
 			Image struct {
 				Bytes []byte `parquet:"bytes"`
 			} `parquet:"image,optional"`
@@ -156,7 +156,7 @@ var readers = map[string]func(t *testing.T, path string) found{
 			t.Fatal(err)
 		}
 		for line := range strings.Lines(a.Metadata()["samples"]) {
-			if s := new(shards.Record); json.Unmarshal([]byte(line), s) == nil && s.UID == "g1" && s.SampleIndex == 1 {
+			if s := new(export.Record); json.Unmarshal([]byte(line), s) == nil && s.UID == "g1" && s.SampleIndex == 1 {
 				f.Record = *s
 			}
 		}
@@ -207,14 +207,14 @@ func TestWrite_Formats(t *testing.T) {
 		states = append(states, kept[i]...)
 	}
 	shape := []int64{int64(len(want.LatentStepIndices)), want.LatentsShape[0], want.LatentsShape[1]}
-	for _, name := range shards.Formats() {
+	for _, name := range export.Datasets() {
 		t.Run(name, func(t *testing.T) {
 			folder := t.TempDir()
-			x := write(t, b, shards.Options{Format: name, Folder: folder, Bytes: 1 << 30, Latents: true})
+			x := write(t, b, export.DatasetOptions{Format: name, Folder: folder, Bytes: 1 << 30, Latents: true})
 			if all := x.Totals(); len(x.Shards) != 1 || all.Groups != 2 || all.Samples != 4 || all.LeftOut != 0 {
 				t.Fatalf("%+v", x)
 			}
-			if again, err := shards.Check(folder); err != nil || again.Totals() != x.Totals() {
+			if again, err := export.CheckDataset(folder); err != nil || again.Totals() != x.Totals() {
 				t.Errorf("check: %+v, %v", again, err)
 			}
 			r := readers[name](t, filepath.Join(folder, x.Shards[0].File))
@@ -261,17 +261,17 @@ func untar(t *testing.T, path string) map[string][]byte {
 // since, and leaves full files alone.
 func TestWrite_GoesOn(t *testing.T) {
 	b := serve(t, 5)
-	for _, name := range shards.Formats() {
+	for _, name := range export.Datasets() {
 		t.Run(name, func(t *testing.T) {
 			whole, parts := t.TempDir(), t.TempDir()
-			o := shards.Options{Format: name, Folder: whole, Bytes: 60_000, Latents: true}
+			o := export.DatasetOptions{Format: name, Folder: whole, Bytes: 60_000, Latents: true}
 			if x := write(t, b, o); len(x.Shards) < 2 || x.Shards[0].Groups < 2 || x.Totals().Groups != 5 {
 				t.Fatalf("%+v; want files of some groups", x)
 			}
 			o.Folder = parts
 			ctx, stop := context.WithCancel(t.Context())
-			o.Written = func(shards.Shard) { stop() }
-			if _, err := shards.Write(ctx, b, "r", o); !errors.Is(err, context.Canceled) {
+			o.Written = func(export.Shard) { stop() }
+			if _, err := export.WriteDataset(ctx, b, "r", o); !errors.Is(err, context.Canceled) {
 				t.Fatalf("stopped after a file: %v", err)
 			}
 			if err := os.WriteFile(filepath.Join(parts, "00001.tar.part"), []byte("left by a kill"), 0o600); err != nil {
@@ -295,7 +295,7 @@ func TestWrite_GoesOn(t *testing.T) {
 		})
 	}
 	before := t.TempDir()
-	o := shards.Options{Format: "webdataset", Folder: before, Bytes: 1 << 30}
+	o := export.DatasetOptions{Format: "webdataset", Folder: before, Bytes: 1 << 30}
 	write(t, b, o)
 	add(t, b, "late")
 	if x := write(t, b, o); x.Totals().Groups != 6 || len(x.Shards) != 2 || x.Shards[1].LastUID != "late" {
@@ -309,7 +309,7 @@ func TestWrite_GoesOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	add(t, b, "much-later")
-	if _, err := shards.Write(t.Context(), b, "r", o); !errors.Is(err, shards.ErrOther) ||
+	if _, err := export.WriteDataset(t.Context(), b, "r", o); !errors.Is(err, export.ErrBegun) ||
 		!strings.Contains(err.Error(), "group late is no longer stored") || !maps.Equal(files(t, before), have) {
 		t.Errorf("after the run was removed: %v; want no change of the files", err)
 	}
@@ -319,7 +319,7 @@ func TestWrite_GoesOn(t *testing.T) {
 func onlyFile(t *testing.T, folder string) string {
 	t.Helper()
 	for name := range files(t, folder) {
-		if name != shards.IndexFile && !strings.HasSuffix(name, ".part") {
+		if name != export.IndexFile && !strings.HasSuffix(name, ".part") {
 			return name
 		}
 	}
@@ -342,8 +342,8 @@ func TestWrite_Rescored(t *testing.T) {
 	if _, err := b.Publish(t.Context(), &a); err != nil {
 		t.Fatal(err)
 	}
-	o := shards.Options{Format: "webdataset", Folder: t.TempDir(), Bytes: 1 << 30, Latents: true}
-	if x, err := shards.Write(t.Context(), b, "again", o); err != nil || x.Totals().Samples != 2 || x.Totals().LeftOut != 0 {
+	o := export.DatasetOptions{Format: "webdataset", Folder: t.TempDir(), Bytes: 1 << 30, Latents: true}
+	if x, err := export.WriteDataset(t.Context(), b, "again", o); err != nil || x.Totals().Samples != 2 || x.Totals().LeftOut != 0 {
 		t.Errorf("%+v, %v; want both samples", x, err)
 	}
 }
@@ -352,9 +352,9 @@ func TestWrite_Rescored(t *testing.T) {
 func TestWrite_Refuses(t *testing.T) {
 	b := serve(t, 1)
 	folder := t.TempDir()
-	o := shards.Options{Format: "parquet", Folder: folder, Bytes: 1, Latents: true}
+	o := export.DatasetOptions{Format: "parquet", Folder: folder, Bytes: 1, Latents: true}
 	write(t, b, o)
-	other := func(change func(*shards.Options)) shards.Options {
+	other := func(change func(*export.DatasetOptions)) export.DatasetOptions {
 		o := o
 		change(&o)
 		return o
@@ -364,24 +364,24 @@ func TestWrite_Refuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, c := range map[string]struct {
-		o    shards.Options
+		o    export.DatasetOptions
 		run  schemas.Run
 		is   error
 		says string
 	}{
-		"another format": {other(func(o *shards.Options) { o.Format = "webdataset" }), "r", shards.ErrOther, "as parquet"},
-		"no latents":     {other(func(o *shards.Options) { o.Latents = false }), "r", shards.ErrOther, "latents true"},
-		"another size":   {other(func(o *shards.Options) { o.Bytes = 5 }), "r", shards.ErrOther, "files of 1 bytes"},
-		"another run":    {o, "s", shards.ErrOther, "run r"},
-		"other files":    {other(func(o *shards.Options) { o.Folder = full }), "r", shards.ErrOther, "name an empty folder"},
-		"no format":      {other(func(o *shards.Options) { o.Format = "zip" }), "r", nil, "must be one of"},
+		"another format": {other(func(o *export.DatasetOptions) { o.Format = "webdataset" }), "r", export.ErrBegun, "as parquet"},
+		"no latents":     {other(func(o *export.DatasetOptions) { o.Latents = false }), "r", export.ErrBegun, "latents true"},
+		"another size":   {other(func(o *export.DatasetOptions) { o.Bytes = 5 }), "r", export.ErrBegun, "files of 1 bytes"},
+		"another run":    {o, "s", export.ErrBegun, "run r"},
+		"other files":    {other(func(o *export.DatasetOptions) { o.Folder = full }), "r", export.ErrBegun, "name an empty folder"},
+		"no format":      {other(func(o *export.DatasetOptions) { o.Format = "zip" }), "r", nil, "must be one of"},
 	} {
-		if _, err := shards.Write(t.Context(), b, c.run, c.o); err == nil || c.is != nil && !errors.Is(err, c.is) ||
+		if _, err := export.WriteDataset(t.Context(), b, c.run, c.o); err == nil || c.is != nil && !errors.Is(err, c.is) ||
 			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v; want %q", what, err, c.says)
 		}
 	}
-	if _, err := shards.Write(t.Context(), serve(t, 1), "r", o); err != nil && !errors.Is(err, shards.ErrOther) {
+	if _, err := export.WriteDataset(t.Context(), serve(t, 1), "r", o); err != nil && !errors.Is(err, export.ErrBegun) {
 		t.Errorf("another store: %v", err)
 	}
 	name := filepath.Join(folder, "00000.parquet")
@@ -393,10 +393,10 @@ func TestWrite_Refuses(t *testing.T) {
 	if err := os.WriteFile(name, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := shards.Check(folder); !errors.Is(err, shards.ErrChanged) || !strings.Contains(err.Error(), name) {
+	if _, err := export.CheckDataset(folder); !errors.Is(err, export.ErrChanged) || !strings.Contains(err.Error(), name) {
 		t.Errorf("check: %v; want ErrChanged, by name", err)
 	}
-	if _, err := shards.Write(t.Context(), b, "r", o); !errors.Is(err, shards.ErrChanged) {
+	if _, err := export.WriteDataset(t.Context(), b, "r", o); !errors.Is(err, export.ErrChanged) {
 		t.Errorf("write: %v; want ErrChanged", err)
 	}
 }

@@ -1,4 +1,4 @@
-package archive_test
+package export_test
 
 import (
 	"bytes"
@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/archive"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -22,20 +22,20 @@ func put(t *testing.T, b *bus.Bus, e schemas.Keyed) uint64 {
 	return ack.Seq
 }
 
-// export is the archive of a run.
-func export(t *testing.T, b *bus.Bus, run schemas.Run) []byte {
+// archived is the archive of a run.
+func archived(t *testing.T, b *bus.Bus, run schemas.Run) []byte {
 	t.Helper()
 	var file bytes.Buffer
-	if _, err := archive.Write(t.Context(), b, run, &file); err != nil {
+	if _, err := export.WriteArchive(t.Context(), b, run, &file); err != nil {
 		t.Fatal(err)
 	}
 	return file.Bytes()
 }
 
-// importRun stores an archive.
-func importRun(t *testing.T, b *bus.Bus, file []byte, o archive.ImportOptions) (*archive.Imported, error) {
+// importRun stores an export.
+func importRun(t *testing.T, b *bus.Bus, file []byte, o export.ImportOptions) (*export.Imported, error) {
 	t.Helper()
-	return archive.Import(t.Context(), b, bytes.NewReader(file), o)
+	return export.Import(t.Context(), b, bytes.NewReader(file), o)
 }
 
 // group is the record of group u of a run, which a prompt of the sequence asked for.
@@ -83,7 +83,7 @@ func pass(t *testing.T) (p *bustest.Plane, made, again []byte) {
 	r, a := scored("pass", "made", 5, 7, seq)
 	publish(t, p.Bus, r)
 	publish(t, p.Bus, a)
-	return p, export(t, p.Bus, "made"), export(t, p.Bus, "pass")
+	return p, archived(t, p.Bus, "made"), archived(t, p.Bus, "pass")
 }
 
 // The events of a pass name the samples of the run that it scored, by their sequences in the store.
@@ -91,11 +91,11 @@ func TestImport_Pass(t *testing.T) {
 	t.Parallel()
 	first, made, again := pass(t)
 	p := bustest.New(t)
-	if _, err := importRun(t, p.Bus, made, archive.ImportOptions{}); err != nil {
+	if _, err := importRun(t, p.Bus, made, export.ImportOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, stored := range []int{3, 0} {
-		done, err := importRun(t, p.Bus, again, archive.ImportOptions{})
+		done, err := importRun(t, p.Bus, again, export.ImportOptions{})
 		if err != nil || done.Stored != stored || done.SourceRun != "made" || done.MissingTrajectories != 0 {
 			t.Fatalf("%+v, %v; want %d events stored", done, err, stored)
 		}
@@ -131,10 +131,10 @@ func TestImport_Pass(t *testing.T) {
 	if _, err := first.Purge(t.Context(), "pass"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := importRun(t, first.Bus, again, archive.ImportOptions{}); err != nil {
+	if _, err := importRun(t, first.Bus, again, export.ImportOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(export(t, first.Bus, "made"), made) {
+	if !bytes.Equal(archived(t, first.Bus, "made"), made) {
 		t.Error("the run that it scored has changed")
 	}
 }
@@ -150,28 +150,28 @@ func TestImport_PassAlone(t *testing.T) {
 		}
 	}
 	p := bustest.New(t)
-	_, err := importRun(t, p.Bus, again, archive.ImportOptions{})
-	if !errors.Is(err, archive.ErrNoSource) || !strings.Contains(err.Error(), "import an export of run made first") {
+	_, err := importRun(t, p.Bus, again, export.ImportOptions{})
+	if !errors.Is(err, export.ErrNoSource) || !strings.Contains(err.Error(), "import an export of run made first") {
 		t.Errorf("without its run: %v", err)
 	}
 	nothing(p)
 	publish(t, p.Bus, madeAt("made", 6, 7))
-	if _, err := importRun(t, p.Bus, again, archive.ImportOptions{}); !errors.Is(err, archive.ErrOther) {
+	if _, err := importRun(t, p.Bus, again, export.ImportOptions{}); !errors.Is(err, export.ErrOther) {
 		t.Errorf("beside another run: %v", err)
 	}
 	nothing(p)
 	p = bustest.New(t)
-	done, err := importRun(t, p.Bus, again, archive.ImportOptions{WithoutSource: true})
+	done, err := importRun(t, p.Bus, again, export.ImportOptions{WithoutSource: true})
 	if err != nil || done.Stored != 3 || done.MissingTrajectories != 1 {
 		t.Errorf("as it was told: %+v, %v", done, err)
 	}
 	// All that it lacks has one number in its export, which is not that of any sample where its run is.
-	alone := export(t, p.Bus, "pass")
+	alone := archived(t, p.Bus, "pass")
 	p = bustest.New(t)
-	if _, err := importRun(t, p.Bus, made, archive.ImportOptions{}); err != nil {
+	if _, err := importRun(t, p.Bus, made, export.ImportOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	done, err = importRun(t, p.Bus, alone, archive.ImportOptions{})
+	done, err = importRun(t, p.Bus, alone, export.ImportOptions{})
 	if err != nil || done.Stored != 3 || done.MissingTrajectories != 1 {
 		t.Errorf("the export of what lacks its run: %+v, %v", done, err)
 	}
@@ -195,12 +195,12 @@ func TestImport_Aged(t *testing.T) {
 	if _, err := p.PurgeSubject(t.Context(), schemas.StreamTrajectories, schemas.TrajectoryFilter("r", "*")); err != nil {
 		t.Fatal(err)
 	}
-	file := export(t, p.Bus, "r")
+	file := archived(t, p.Bus, "r")
 	p = bustest.New(t)
 	for range 2 { // sequences that the archive has, too
 		publish(t, p.Bus, madeAt("r"+schemas.Run(rune('0'+p.Info(t, schemas.StreamTrajectories).State.Msgs)), 1, 1))
 	}
-	done, err := importRun(t, p.Bus, file, archive.ImportOptions{})
+	done, err := importRun(t, p.Bus, file, export.ImportOptions{})
 	if err != nil || done.Stored != 3 || done.MissingTrajectories != 1 {
 		t.Fatalf("%+v, %v", done, err)
 	}

@@ -1,4 +1,4 @@
-package archive_test
+package export_test
 
 import (
 	"bytes"
@@ -18,9 +18,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/pkg/archive"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	if server := os.Getenv(serverVariable); server != "" {
 		b, err := bus.Connect(context.Background(), bus.Config{Name: "export", URL: server}, zerolog.Nop())
 		if err == nil {
-			_, err = archive.WriteFile(context.Background(), b, "r", os.Getenv(fileVariable))
+			_, err = export.WriteArchiveFile(context.Background(), b, "r", os.Getenv(fileVariable))
 		}
 		fmt.Println("the export was not killed:", err)
 		os.Exit(1)
@@ -124,7 +124,7 @@ func TestWriteFile_Killed(t *testing.T) {
 	t.Parallel()
 	p := large(t)
 	whole, name := filepath.Join(t.TempDir(), "whole.tar"), filepath.Join(t.TempDir(), "r.tar")
-	if s, err := archive.WriteFile(t.Context(), p.Bus, "r", whole); err != nil || s.Before != 0 || s.Missing != 1 {
+	if s, err := export.WriteArchiveFile(t.Context(), p.Bus, "r", whole); err != nil || s.Before != 0 || s.Missing != 1 {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	want, err := os.ReadFile(whole)
@@ -138,7 +138,7 @@ func TestWriteFile_Killed(t *testing.T) {
 	if _, err := p.PublishRaw(t.Context(), late.Subject(), bustest.Encode(t, late), nil, ""); err != nil {
 		t.Fatal(err)
 	}
-	s, err := archive.WriteFile(t.Context(), p.Bus, "r", name)
+	s, err := export.WriteArchiveFile(t.Context(), p.Bus, "r", name)
 	if err != nil || s.Before < 9<<20 || s.Before >= s.Bytes || s.Missing != 1 || s.Blobs != 8 {
 		t.Fatalf("%+v, %v", s, err)
 	}
@@ -159,8 +159,8 @@ func TestWriteFile_Other(t *testing.T) {
 	killed(t, p, name, 6<<20, 4<<20)
 	refused := func(b *bus.Bus, run schemas.Run, says string) {
 		t.Helper()
-		_, err := archive.WriteFile(t.Context(), b, run, name)
-		if !errors.Is(err, archive.ErrBegun) || !strings.Contains(err.Error(), says) {
+		_, err := export.WriteArchiveFile(t.Context(), b, run, name)
+		if !errors.Is(err, export.ErrBegun) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v; want %q", err, says)
 		}
 	}
@@ -190,7 +190,7 @@ func TestWriteFile_Other(t *testing.T) {
 	if err := os.Remove(name + ".part"); err != nil { // the state alone says nothing
 		t.Fatal(err)
 	}
-	if s, err := archive.WriteFile(t.Context(), p.Bus, "r", name); err != nil || s.Before != 0 {
+	if s, err := export.WriteArchiveFile(t.Context(), p.Bus, "r", name); err != nil || s.Before != 0 {
 		t.Errorf("begun again: %+v, %v", s, err)
 	}
 }
@@ -204,7 +204,7 @@ func TestWriteFile_Removed(t *testing.T) {
 	if _, err := p.PurgeSubject(t.Context(), schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: "r"}.Filter()); err != nil {
 		t.Fatal(err)
 	}
-	s, err := archive.WriteFile(t.Context(), p.Bus, "r", name)
+	s, err := export.WriteArchiveFile(t.Context(), p.Bus, "r", name)
 	if err != nil || !s.Removed || s.Before < 4<<20 || s.Events[schemas.StreamTrajectories] != 9 {
 		t.Errorf("%+v, %v", s, err)
 	}

@@ -1,19 +1,30 @@
-// Package archive keeps a run in one file: a tar that has each stored event of the run as a file with its msgpack
-// bytes, and the blobs that the events name. This package reads it without a server; so can tar and any msgpack
-// library.
+// Package export has runs outside of their streams: as files, and played again.
+//
+// An archive is one tar file with each stored event of a run, msgpack as it is stored, and the blobs that the events
+// name. This package reads it without a server; so can tar and any msgpack library.
 //
 //	MDR_TRAJECTORIES/0000000017-mdr.v1.trajectory.night.p1.0.msgpack
 //	blobs/<sha-256>
 //	SHA256SUMS
 //
 // The number is the event's sequence in the stream, the time of the file is when the event was stored. The last file
-// has the SHA-256 of all others, as sha256sum writes and checks it. [Write] writes an archive, [WriteFile] one that
-// goes on after a stop, [Read] reads and checks it, [Check] also says what it lacks, [Import] stores its run on a
-// server.
+// has the SHA-256 of all others, as sha256sum writes and checks it. [WriteArchive] writes an archive,
+// [WriteArchiveFile] one that goes on after a stop, [ReadArchive] reads and checks it, [CheckArchive] also says what it
+// lacks, [Import] stores its run on a server.
 //
-// A check keeps what Read needs of the files that it has yielded; an importer is the state of one Import, an exporter
-// that of one Write. Errors call the archive by its name on the command line, the export.
-package archive
+// A dataset is a folder of files that other programs load, each with whole groups, up to a size, in one of [Datasets]:
+//
+//   - webdataset: a tar in the layout of WebDataset: UID_INDEX.json, .png or .apng, .safetensors for each sample;
+//   - parquet: a row for each sample, with the image as datasets.Image wants it;
+//   - safetensors: tensors UID/INDEX/NAME, and the samples' records in the metadata.
+//
+// A sample's [Record] is the same in all of them. Groups come in the order in which they closed. index.json lists the
+// files with their SHA-256. [WriteDataset] goes on where an earlier one of the same folder stopped: the files that the
+// index lists never change. [CheckDataset] compares them with the index; it needs no server.
+//
+// [Play] yields the events of a run, of its streams or of an archive, in the order and with the pauses in which they
+// were stored.
+package export
 
 import (
 	"context"
@@ -26,15 +37,23 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
+// ErrBegun says that an export cannot go on with the file or folder that is there: it is of another run, store or
+// format, has changed, or another process writes it.
+var ErrBegun = errors.New("cannot go on with the export that is there")
+
+// What the names of files in an archive begin or end with.
 const (
 	blobFolder = "blobs"
 	eventEnd   = ".msgpack"
 	sumsFile   = "SHA256SUMS"
 	// maxEntry bounds the size of one file.
 	maxEntry = bus.MaxBlob
+	// PartEnd ends the names of files that are not whole yet.
+	PartEnd = ".part"
 )
 
 // Entry is an event or a blob of an archive.
@@ -60,18 +79,18 @@ var exportOrder = []string{
 
 // isWorkQueue reports whether a consumer of the stream takes its messages away.
 func isWorkQueue(stream string) bool {
-	named := func(s schemas.StreamSpec) bool { return s.Name == stream && s.WorkQueue }
-	return slices.ContainsFunc(schemas.Streams(), named)
+	spec, _ := schemas.StreamNamed(stream)
+	return spec.WorkQueue
 }
 
-// storedEvents yields the events of a run in a stream, for Write and for Import, which compares them with an archive.
-// It reads the whole of a work queue and skips other runs, because a reader with filters would take its messages
-// away. Of other streams it yields what begins at a sequence. After an error it yields no more.
+// storedEvents yields the events of a run in a stream. It reads the whole of a work queue and skips other runs, because
+// a reader with filters would take its messages away. Of other streams it yields what begins at a sequence. After an
+// error it yields no more.
 func storedEvents(
-	ctx context.Context, b *bus.Bus, stream string, run schemas.Run, filters []string, from uint64,
+	ctx context.Context, b *bus.Bus, stream string, run schemas.Run, from uint64,
 ) iter.Seq2[*bus.Message, error] {
 	if !isWorkQueue(stream) {
-		return b.Read(ctx, stream, filters, bus.ReadOptions{FromSeq: from})
+		return b.Read(ctx, stream, schemas.RunFilters(run)[stream], bus.ReadOptions{FromSeq: from})
 	}
 	return func(yield func(*bus.Message, error) bool) {
 		for m, err := range b.Queued(ctx, stream) {
@@ -99,11 +118,36 @@ func (e *Entry) file() string {
 }
 
 // Refs returns the blobs that an event of an archive names; nil for a blob.
-func (e *Entry) Refs() []schemas.Ref {
-	if e.event == nil {
-		return nil
+func (e *Entry) Refs() (refs []schemas.Ref) {
+	walk(reflect.ValueOf(e.event), func(_ string, v reflect.Value) {
+		if v.Type() == reflect.TypeFor[schemas.Ref]() {
+			refs = append(refs, v.Interface().(schemas.Ref))
+		}
+	})
+	return refs
+}
+
+// walk calls visit with all values in a decoded event, at any depth, but for single bytes. name is that of a field,
+// with its struct: "StepRef.Seq".
+func walk(v reflect.Value, visit func(name string, v reflect.Value)) {
+	inner := func(name string, v reflect.Value) {
+		visit(name, v)
+		walk(v, visit)
 	}
-	return refsIn(reflect.ValueOf(e.event))
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			inner("", v.Elem())
+		}
+	case reflect.Slice, reflect.Array:
+		for i := 0; i < v.Len() && v.Type().Elem().Kind() != reflect.Uint8; i++ {
+			inner("", v.Index(i))
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			inner(v.Type().Name()+"."+v.Type().Field(i).Name, v.Field(i))
+		}
+	}
 }
 
 // parseSubjectIn parses the subject of an event of a run, which must be one of the stream.
@@ -140,11 +184,18 @@ func decodeEvent(subject string, data []byte) (schemas.Event, error) {
 
 // decode decodes an event without a check of its fields. It is nil for parts of large steps and for what cannot be
 // decoded.
-func decode(subject string, data []byte) (schemas.Event, error) {
+func decode(subject string, data []byte) (e schemas.Event, err error) {
 	a, _ := schemas.ParseSubject(subject)
-	e := newEvent(a.Kind)
-	if e == nil {
-		return nil, nil
+	switch a.Kind {
+	case schemas.KindOpening:
+		e = &schemas.Opening{}
+	case schemas.KindParked:
+		e = &schemas.Parked{}
+	default:
+		var ok bool
+		if e, ok = schemas.New(fmt.Sprintf("%s/%d", a.Kind, schemas.Version)); !ok {
+			return nil, nil // a part of a step
+		}
 	}
 	if err := schemas.Decode(data, e); err != nil {
 		return nil, err
@@ -152,63 +203,14 @@ func decode(subject string, data []byte) (schemas.Event, error) {
 	return e, nil
 }
 
-// newEvent returns an empty event of a kind, to decode stored bytes into; nil for kinds that are no events of their
-// own: the parts of large steps.
-func newEvent(kind string) schemas.Event {
-	switch kind {
-	case schemas.KindPrompt:
-		return &schemas.Prompt{}
-	case schemas.KindGroup:
-		return &schemas.GroupRecord{}
-	case schemas.KindPlan:
-		return &schemas.Plan{}
-	case schemas.KindOpening:
-		return &schemas.Opening{}
-	case schemas.KindRequest:
-		return &schemas.Request{}
-	case schemas.KindParked:
-		return &schemas.Parked{}
-	case schemas.KindStep:
-		return &schemas.Step{}
-	case schemas.KindTokens:
-		return &schemas.Tokens{}
-	case schemas.KindTrajectory:
-		return &schemas.Trajectory{}
-	case schemas.KindVerdict:
-		return &schemas.Verdict{}
-	case schemas.KindReward:
-		return &schemas.Reward{}
-	case schemas.KindAdvantage:
-		return &schemas.Advantage{}
-	case schemas.KindBatch:
-		return &schemas.Batch{}
-	case schemas.KindControl:
-		return &schemas.Control{}
-	}
-	return nil
-}
-
-// refsIn returns all references to blobs in a decoded event, at any depth, so that Write can add these blobs.
-func refsIn(v reflect.Value) (refs []schemas.Ref) {
-	switch v.Kind() {
-	case reflect.Pointer:
-		if !v.IsNil() {
-			refs = refsIn(v.Elem())
-		}
-	case reflect.Slice, reflect.Array:
-		if v.Type().Elem().Kind() == reflect.Uint8 {
-			return nil // bytes
-		}
-		for i := range v.Len() {
-			refs = append(refs, refsIn(v.Index(i))...)
-		}
-	case reflect.Struct:
-		if ref, ok := v.Interface().(schemas.Ref); ok {
-			return []schemas.Ref{ref}
-		}
-		for i := range v.NumField() {
-			refs = append(refs, refsIn(v.Field(i))...)
+// headersOf returns the headers under which an event is stored.
+func headersOf(subject string, data []byte) map[string][]string {
+	h := map[string][]string{schemas.HeaderContentType: {schemas.ContentType}}
+	if event, _ := decode(subject, data); event != nil {
+		h[schemas.HeaderType] = []string{event.Type()}
+		if outcome := view.Of(event); outcome != "" {
+			h[schemas.HeaderOutcome] = []string{outcome}
 		}
 	}
-	return refs
+	return h
 }

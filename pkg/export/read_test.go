@@ -1,4 +1,4 @@
-package archive_test
+package export_test
 
 import (
 	"archive/tar"
@@ -11,13 +11,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/archive"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// file is one of an archive.
+// file is one of an export.
 type file struct {
 	name string
 	data []byte
@@ -69,7 +69,7 @@ func unpack(t *testing.T, data []byte) (files []file) {
 }
 
 func read(data []byte) (n int, err error) {
-	for _, err := range archive.Read(bytes.NewReader(data)) {
+	for _, err := range export.ReadArchive(bytes.NewReader(data)) {
 		if err != nil {
 			return n, err
 		}
@@ -169,12 +169,12 @@ func TestWrite_Blobs(t *testing.T) {
 		publish(t, p.Bus, withImage(completed("r", "u", i, refTo(t, step, publish(t, p.Bus, step))), &ref))
 	}
 	var out bytes.Buffer
-	s, err := archive.Write(t.Context(), p.Bus, "r", &out)
+	s, err := export.WriteArchive(t.Context(), p.Bus, "r", &out)
 	if err != nil || s.Blobs != 6 || s.Missing != 1 || s.Events[schemas.StreamTrajectories] != 13 {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	var blobs []string
-	for e, err := range archive.Read(bytes.NewReader(out.Bytes())) {
+	for e, err := range export.ReadArchive(bytes.NewReader(out.Bytes())) {
 		if err != nil {
 			t.Fatal(err)
 		}
