@@ -39,10 +39,11 @@ var layers = map[string][]string{
 	// Clients of servers that draw samples: protocols alone, and torch's generator. Their tests have servers of recorded
 	// bytes.
 	"pkg/torchrandom":                 nil,
-	"pkg/remotehttp":                  {"pkg/models/strictjson"},
-	"pkg/remotelm":                    {"pkg/remotehttp", "pkg/models/strictjson"},
+	"pkg/models/pool":                 nil, // who computes or draws, wherever it is
+	"pkg/remotehttp":                  {"pkg/models/pool", "pkg/models/strictjson"},
+	"pkg/remotelm":                    {"pkg/models/pool", "pkg/remotehttp", "pkg/models/strictjson"},
 	"pkg/remotelm/remotelmtest":       nil,
-	"pkg/remoteimage":                 {"pkg/remotehttp", "pkg/models/safetensors", "pkg/torchrandom"},
+	"pkg/remoteimage":                 {"pkg/models/pool", "pkg/remotehttp", "pkg/models/safetensors", "pkg/torchrandom"},
 	"pkg/remoteimage/remoteimagetest": nil,
 
 	// The embedded server knows nothing of what it carries.
@@ -78,7 +79,7 @@ var layers = map[string][]string{
 	"pkg/models/tokenizer":                     {"pkg/models/strictjson", "pkg/models/safetensors"},
 	"pkg/models/model/qwenimage":               {"pkg/models/strictjson", "pkg/models/media", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model", "pkg/models/model/nn", "pkg/models/tokenizer", "pkg/models/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
 	"pkg/models/model/synthetic":               {"pkg/models/media", "pkg/models/model"},
-	"pkg/models/model/remote":                  {"pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/nn", "pkg/models/model/remote/internal/wire", "pkg/models/tokenizer", "pkg/models/safetensors", "pkg/models/tensor"},
+	"pkg/models/model/remote":                  {"pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/nn", "pkg/models/model/remote/internal/wire", "pkg/models/pool", "pkg/models/tokenizer", "pkg/models/safetensors", "pkg/models/tensor"},
 	"pkg/models/model/remote/internal/wire":    nil,                                                                                                         // frames alone, for the client and the worker of tests
 	"pkg/models/model/remote/remotetest":       {"pkg/models/model/remote/internal/wire", "pkg/models/safetensors", "pkg/models/tensor"},                    // a worker for tests
 	"pkg/models/model/families":                {"pkg/models/model", "pkg/models/model/qwenimage", "pkg/models/model/remote", "pkg/models/model/synthetic"}, // the one place that names them
@@ -127,11 +128,11 @@ var layers = map[string][]string{
 		"services/sampler/engine/images", "services/sampler/models", "services/sampler/recorder",
 		"services/sampler/weights",
 	},
-	"services/sampler/engine":            {"pkg/bus", "pkg/models/lm", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/tensor", "schemas"},
+	"services/sampler/engine":            {"pkg/bus", "pkg/models/lm", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/pool", "pkg/models/tensor", "pkg/remotehttp", "schemas"},
 	"services/sampler/engine/enginetest": {"schemas", "services/sampler/engine"},
 	"services/sampler/engine/texts":      {"pkg/bus", "pkg/models/decoding", "pkg/models/lm", "pkg/models/lora", "pkg/remotelm", "pkg/models/tensor", "schemas", "services/sampler/engine"},
 	"services/sampler/engine/images": {
-		"pkg/bus", "pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/remotehttp", "pkg/remoteimage", "pkg/sampling",
+		"pkg/bus", "pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/pool", "pkg/remotehttp", "pkg/remoteimage", "pkg/sampling",
 		"pkg/scheduled", "pkg/models/tensor", "schemas", "services/sampler/engine",
 	},
 
