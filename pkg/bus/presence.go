@@ -187,17 +187,10 @@ func (b *Bus) PresentAt(ctx context.Context) (out []*schemas.Presence, revisions
 		return nil, nil, fmt.Errorf("services that run: %w", err)
 	}
 	for _, m := range stored {
-		if len(m.Data) == 0 {
-			continue // the marker of a removed entry
-		}
 		p := &schemas.Presence{}
-		if err := schemas.DecodeValid(m.Data, p); err != nil {
-			if b.waitLog.allow() {
-				b.log.Warn().Err(err).Str("subject", m.Subject).Msg("presence not readable")
-			}
-			continue
+		if b.decodeEntry(m, p, nil) {
+			out, revisions = append(out, p), append(revisions, m.Seq)
 		}
-		out, revisions = append(out, p), append(revisions, m.Seq)
 	}
 	return out, revisions, nil
 }
