@@ -46,7 +46,6 @@ func (b *Bus) Consume(ctx context.Context, c ConsumerConfig, h Handler) error {
 	return w.run()
 }
 
-// consumer is the state of one call of Consume. shutdown ends when it is to stop.
 type consumer struct {
 	*puller
 	handler  Handler
@@ -58,8 +57,6 @@ type consumer struct {
 	busy, outOfSlot int
 }
 
-// run starts handlers until shutdown or the connection is closed. Then it stops pulling and waits for the handlers,
-// whose context it ends after DrainTimeout. It returns ErrClosed when the connection was closed, else nil.
 func (w *consumer) run() error {
 	// Handlers and their heartbeats outlive shutdown while they drain.
 	work, stopWork := context.WithCancel(context.WithoutCancel(w.shutdown))
@@ -108,7 +105,6 @@ func (w *consumer) startHandlers(work context.Context, handlers *sync.WaitGroup)
 	}
 }
 
-// takeMessage takes the next message from the queue and a slot for its handler; nil: there is none of either.
 func (w *consumer) takeMessage() *Message {
 	w.slots.Lock()
 	defer w.slots.Unlock()
@@ -134,7 +130,6 @@ func (w *consumer) addBusyHandlers(n int) {
 	}
 }
 
-// consumerKey is the key of the consumer in the context of its handlers.
 type consumerKey struct{}
 
 // pauseForSpace is pause for a publish that waits for space: in a handler, the pause also ends when its consumer
@@ -227,7 +222,6 @@ func (w *consumer) handleMessage(ctx context.Context, m *Message) {
 	}
 }
 
-// call runs the handler, unless the message was delivered too often; a panic becomes a terminal error.
 func (w *consumer) call(ctx context.Context, m *Message) (err error) {
 	if w.config.spent(m) {
 		return Terminal(schemas.CodeExhausted, errExhausted)
@@ -298,8 +292,6 @@ func (w *consumer) callGiveUpHook(ctx context.Context, m *Message, cause error) 
 	return nil
 }
 
-// ack acknowledges a message and waits for the confirmation, in at most three tries. When all fail, the message comes
-// again, which an idempotent handler tolerates.
 func (w *consumer) ack(ctx context.Context, m *Message) {
 	ctx = context.WithoutCancel(ctx)
 	var err error
@@ -312,7 +304,6 @@ func (w *consumer) ack(ctx context.Context, m *Message) {
 	zerolog.Ctx(ctx).Warn().Err(err).Msg("ack not confirmed, may come again")
 }
 
-// nak returns a message to the server, which delivers it again after d. If that is lost, it does so after AckWait.
 func (w *consumer) nak(m *Message, d time.Duration) {
 	if err := m.NakWithDelay(d); err != nil && !errors.Is(err, ErrAcknowledged) {
 		w.log.Debug().Err(err).Uint64("stream_seq", m.Seq).Msg("not returned, comes again after the ack wait")

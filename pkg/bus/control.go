@@ -79,7 +79,6 @@ func (b *Bus) RunControls(ctx context.Context) ([]*schemas.Control, error) {
 	return out, nil
 }
 
-// decodeControl decodes an entry of the bucket of controls; nil as decodeEntry says.
 func (b *Bus) decodeControl(m *Message) *schemas.Control {
 	c := &schemas.Control{}
 	if !b.decodeEntry(m, c, func() []string { return []string{schemas.BucketSubject(schemas.ControlBucket, c.Key())} }) {
@@ -111,7 +110,6 @@ func (b *Bus) PutControl(ctx context.Context, c *schemas.Control) (holds *schema
 	return holds, holds == c || holds.Seq == c.Seq, nil
 }
 
-// deleteControls removes all controls of a run, of its groups and of its samples, when the run is purged.
 func (b *Bus) deleteControls(ctx context.Context, run schemas.Run) error {
 	for _, filter := range []string{schemas.ControlKey(run, ""), string(run) + ".>"} {
 		if _, err := b.PurgeSubject(ctx, schemas.StreamControlBucket,
@@ -128,7 +126,7 @@ type Controls struct{ *mirror[schemas.Control] }
 // Controls returns the controls in force once the server has told them; a service keeps it. Its Follow keeps them up
 // to date.
 func (b *Bus) Controls(ctx context.Context) (*Controls, error) {
-	r, err := newMirror(ctx, b, schemas.ControlBucket, b.decodeControl)
+	r, err := newMirror(ctx, b, "controls", schemas.ControlBucket, b.decodeControl)
 	return &Controls{r}, err
 }
 
@@ -165,7 +163,6 @@ func (b *Bus) RunStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 	return s, err
 }
 
-// runStatus is RunStatus of a legal name.
 func (b *Bus) runStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatus, error) {
 	s, counts := &schemas.RunStatus{}, &view.Counts{Groups: view.Groups{}}
 	prompts, uids, lanes := int64(0), map[schemas.UID]bool{}, map[schemas.Lane]bool{}
@@ -236,7 +233,6 @@ func (b *Bus) runStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 	return s, nil
 }
 
-// countLost returns how many samples of a run are lost.
 func (b *Bus) countLost(ctx context.Context, run schemas.Run) (n int64, err error) {
 	if info, err := b.StreamInfo(ctx, schemas.StreamTrajectories); err != nil || info.Config.Mirror != nil {
 		return 0, err // an account of mirrors does not see the queue
@@ -357,7 +353,6 @@ func (b *Bus) heldBy(ctx context.Context, run schemas.Run, lanes map[schemas.Lan
 	return string(f.HeldBy())
 }
 
-// openBatches returns how many batches of a run have groups but no result yet.
 func (b *Bus) openBatches(ctx context.Context, run schemas.Run) (int64, error) {
 	openings, err := b.Subjects(ctx, schemas.StreamRewards,
 		schemas.Address{Kind: schemas.KindOpening, Run: run}.Filter())

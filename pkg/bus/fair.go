@@ -53,7 +53,6 @@ func newFairness(c ConsumerConfig) *fairness {
 	}
 }
 
-// innermostSuspect returns the innermost of the families that is suspect, or "".
 func (f *fairness) innermostSuspect(families []string) string {
 	for i := len(families) - 1; i >= 0; i-- {
 		if f.suspects[families[i]] != nil {
@@ -109,21 +108,18 @@ func (s *suspect) nextTurn(now time.Time, pace time.Duration) time.Duration {
 	return d - rand.N(d/8+1)
 }
 
-// leave forgets a message that is no longer worked on.
 func (f *fairness) leave(m *Message) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.working, m)
 }
 
-// forget forgets the failures of a message.
 func (f *fairness) forget(m *Message) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.failed, m.Seq)
 }
 
-// succeeded forgets the failures of a message, and clears its families.
 func (f *fairness) succeeded(m *Message) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

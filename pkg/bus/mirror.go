@@ -21,19 +21,20 @@ type mirror[V any] struct {
 	changed chan struct{} // closed and replaced at the next change
 }
 
-// newMirror returns a mirror of a bucket once the server has told all entries; Follow keeps it up to date.
-func newMirror[V any](ctx context.Context, b *Bus, bucket string, decode func(*Message) *V) (*mirror[V], error) {
+// newMirror returns a mirror of a bucket once the server has told all entries; Follow keeps it up to date. what is the
+// entries' name in logs and errors.
+func newMirror[V any](ctx context.Context, b *Bus, what, bucket string, decode func(*Message) *V) (*mirror[V], error) {
 	r := &mirror[V]{
 		bus: b, stream: "KV_" + bucket, prefix: schemas.BucketSubject(bucket, ""), decode: decode,
 		entries: map[string]*V{}, changed: make(chan struct{}),
 	}
 	var stored []*Message
-	err := b.retryUntilReady(ctx, r.stream, bucket+" not known", func(ctx context.Context) (err error) {
+	err := b.retryUntilReady(ctx, r.stream, what+" not known", func(ctx context.Context) (err error) {
 		stored, err = b.LastMany(ctx, r.stream, []string{r.prefix + ">"})
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("entries of %s: %w", bucket, err)
+		return nil, fmt.Errorf("%s: %w", what, err)
 	}
 	for _, m := range stored {
 		r.apply(m)
@@ -47,7 +48,6 @@ func (r *mirror[V]) Follow(ctx context.Context) error {
 	return nil
 }
 
-// apply stores or removes an entry, and wakes those who wait for a change.
 func (r *mirror[V]) apply(m *Message) {
 	key, v := m.Subject[len(r.prefix):], r.decode(m)
 	r.mu.Lock()
@@ -59,7 +59,6 @@ func (r *mirror[V]) apply(m *Message) {
 	r.changed = make(chan struct{})
 }
 
-// get returns the entry of a key; nil: there is none.
 func (r *mirror[V]) get(key string) *V {
 	r.mu.Lock()
 	defer r.mu.Unlock()

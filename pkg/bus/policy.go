@@ -34,7 +34,6 @@ func (b *Bus) SetPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	return nil
 }
 
-// setPolicy is SetPolicy for a policy that is valid, with its errors.
 func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	current, last, err := b.currentPolicy(ctx, p.Lane)
 	if err != nil {
@@ -98,7 +97,6 @@ func (b *Bus) currentPolicy(ctx context.Context, lane schemas.Lane) (p *schemas.
 	return p, last, err
 }
 
-// decodePolicy decodes a stored policy; nil as decodeEntry says.
 func (b *Bus) decodePolicy(m *Message) *schemas.Policy {
 	p := &schemas.Policy{}
 	if !b.decodeEntry(m, p, func() []string {

@@ -49,7 +49,6 @@ func (b *Bus) Announcement(state func() *schemas.Presence, changed <-chan struct
 	return a
 }
 
-// age returns how long ago the entry was renewed.
 func (a *Announcement) age() time.Duration { return time.Since(time.Unix(0, a.renewed.Load())) }
 
 // lapsed returns how often others may have found no entry, up to now.
@@ -120,7 +119,6 @@ func (a *Announcement) Run(ctx context.Context) error {
 	return nil
 }
 
-// storeEntry stores the entry of presence with its newest state, and returns the pause until the next renewal.
 func (a *Announcement) storeEntry(ctx context.Context) (beat time.Duration, err error) {
 	ctx, stop := context.WithTimeout(ctx, apiTimeout)
 	defer stop()

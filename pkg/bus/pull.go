@@ -63,7 +63,6 @@ type puller struct {
 	heard   time.Time // last sign of the server
 }
 
-// pullRequest is the body of a pull request.
 type pullRequest struct {
 	Expires   time.Duration `json:"expires"`
 	Batch     int           `json:"batch"`
@@ -107,19 +106,16 @@ func (b *Bus) newPuller(ctx context.Context, c ConsumerConfig) (*puller, error) 
 	return p, nil
 }
 
-// errClosed is the error of a consumer whose connection was closed.
 func (p *puller) errClosed() error {
 	return fmt.Errorf("consume %q of %s: %w", p.config.Name, p.config.Stream, ErrClosed)
 }
 
-// isIdle reports whether the queue is empty.
 func (p *puller) isIdle() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.queue) == 0
 }
 
-// setWanted sets how many messages may be on the way or in the queue, and asks for those that are missing.
 func (p *puller) setWanted(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -155,7 +151,6 @@ func (p *puller) suspend() {
 	notify(p.fault)
 }
 
-// notify puts a token into c if there is none.
 func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -301,7 +296,6 @@ func (p *puller) returnAfterLostPin() bool {
 	return lost
 }
 
-// hasPin reports whether pin is the one of this client.
 func (p *puller) hasPin(pin string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -330,7 +324,6 @@ func (p *puller) stop() {
 	}
 }
 
-// end ends the heartbeats, and waits for all that runs in the background.
 func (p *puller) end() {
 	p.stopBeat()
 	p.helpers.Wait()

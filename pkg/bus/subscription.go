@@ -88,7 +88,6 @@ func (s *Subscription) CaughtUp() (time.Time, error) {
 // once. Later calls do nothing.
 func (s *Subscription) Close() error { return s.once() }
 
-// close stops pulling, returns all messages to the server, and gives the pin to another client; Close calls it once.
 func (s *Subscription) close() error {
 	pin := s.serverPin() // read it before we stop listening for our pulls
 	s.stop()
@@ -127,13 +126,11 @@ func (s *Subscription) serverPin() string {
 	return ""
 }
 
-// info asks the server for the state of the consumer.
 func (s *Subscription) info() (info jetstream.ConsumerInfo, err error) {
 	err = s.api("INFO", nil, &info)
 	return info, err
 }
 
-// unpin asks the server to pin another client. A failure is only logged: PinnedTTL does the same later.
 func (s *Subscription) unpin() {
 	if err := s.api("UNPIN", []byte(`{"group":"`+s.config.PriorityGroup+`"}`), nil); err != nil {
 		s.bus.log.Debug().Err(err).Str("consumer", s.config.Name).Msg("not unpinned")
