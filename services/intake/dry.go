@@ -39,7 +39,8 @@ func (s *service) answerDry(ctx context.Context) error {
 	answer := func(m *nats.Msg) {
 		ctx, stop := context.WithTimeout(ctx, dryTimeout)
 		defer stop()
-		data, err := schemas.Encode(s.judge(ctx, schemas.Run(strings.TrimPrefix(m.Subject, schemas.DrySubject(""))), m.Data))
+		run := schemas.Run(strings.TrimPrefix(m.Subject, schemas.DrySubject("")))
+		data, err := schemas.Encode(s.judge(ctx, run, m.Data))
 		if err == nil {
 			err = m.Respond(data)
 		}
