@@ -416,11 +416,8 @@ func factsOf(t *schemas.Trajectory) (facts []fact) {
 		add("Noise level", fmt.Sprintf("%g", t.NoiseLevel), false)
 		add("Log-probs", t.LogProbKind, false)
 		add("Guidance", fmt.Sprintf("%g", t.TrueCFGScale), false)
-		if t.TrueCFGScale2 > 0 {
-			add("Guidance below", fmt.Sprintf("%g below sigma %g", t.TrueCFGScale2, t.BoundaryRatio), false)
-		}
-		if t.GuidanceRescale > 0 {
-			add("Guidance rescale", fmt.Sprintf("%g", t.GuidanceRescale), false)
+		for _, x := range (*schemas.Settings)(&t.Sampling).Extras() {
+			add(x[0], x[1], false)
 		}
 		add("Latents", fmt.Sprintf("%v %s", t.LatentsShape, t.LatentsDType), true)
 		add("Negative prompt", t.NegativePrompt, false)

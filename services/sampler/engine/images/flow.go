@@ -1,6 +1,7 @@
 package images
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,16 +34,8 @@ func newFlowEngine(m model.Model, workers int) *flowEngine {
 	return e
 }
 
-// Card is the model's.
-func (e *flowEngine) Card() model.Card { return e.card }
-
 // Backend is the model's.
 func (e *flowEngine) Backend() string { return e.card.Backend }
-
-// EncodeMedia is the model's.
-func (e *flowEngine) EncodeMedia(ctx context.Context, m media.Media) ([]float32, error) {
-	return e.model.EncodeMedia(ctx, m)
-}
 
 // flowEpisode is the denoising of one image.
 type flowEpisode struct {
@@ -91,14 +84,7 @@ func (e *flowEngine) Start(
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("text: given; the model %s makes images", e.card.Name))
 	}
 	tokens, err := e.card.Tokens(sampling.SizeOf(&req.Sampling))
-	if err != nil {
-		return nil, bus.Terminal(schemas.CodeInvalid, err)
-	}
-	if got := req.ComputeScheduleDigest(); got != req.ScheduleDigest {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("schedule_digest: %q; the request's fields give %q",
-			req.ScheduleDigest, got))
-	}
-	if err := CheckGuidance(e.card, &req.Sampling); err != nil {
+	if err = cmp.Or(err, req.CheckSchedule(), CheckSettings(e.card, &req.Sampling)); err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
 	if req.ScheduledSampling != nil {
