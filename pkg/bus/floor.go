@@ -21,7 +21,6 @@ type ConsumerFloor struct {
 	Own bool
 }
 
-// ownStages are the stages of the pipeline's own services.
 var ownStages = []string{"intake", "sampler", "reward", "advantage"}
 
 // Floors returns how far each durable of a stream has acknowledged it, for the janitor. Those that are not Own belong
@@ -63,7 +62,6 @@ func (f *ConsumerFloor) Matches(filter string) bool {
 		func(own string) bool { return schemas.Overlap(own, filter) })
 }
 
-// filtersOf returns the filters of a consumer, in whichever of the two fields they are.
 func filtersOf(c jetstream.ConsumerConfig) []string {
 	if c.FilterSubject != "" {
 		return []string{c.FilterSubject}

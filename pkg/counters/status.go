@@ -7,16 +7,16 @@ import (
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
 // Groupings counts the groups of the run by what became of them.
-func (r *Run) Groupings() view.Groups {
-	groups := view.Groups{}
+func (r *Run) Groupings() outcomes.Groups {
+	groups := outcomes.Groups{}
 	maps.Copy(groups, r.Outcomes[schemas.KindAdvantage])
 	if open := len(r.Open); open > 0 {
-		groups[view.Open] = int64(open)
+		groups[outcomes.Open] = int64(open)
 	}
 	return groups
 }
@@ -50,7 +50,7 @@ func (r *Run) Outcome(control string, answered bool) string {
 	if control == schemas.ControlResume {
 		control = ""
 	}
-	c := view.Counts{
+	c := outcomes.Counts{
 		Groups: r.Groupings(), OpenBatches: int64(len(r.Batches)), Unanswered: r.Unanswered(answered),
 		Refused: r.Refused(), Control: control,
 	}
@@ -134,7 +134,7 @@ func (r *Run) status(
 	if s.Lost, err = countLost(ctx, b, open); err != nil || s.State != schemas.RunRunning {
 		return s, err
 	}
-	f := &view.Facts{Unanswered: r.Unanswered(answered), Unmade: s.Waiting, Unscored: r.Unscored()}
+	f := &outcomes.Facts{Unanswered: r.Unanswered(answered), Unmade: s.Waiting, Unscored: r.Unscored()}
 	if len(r.Open) == 0 {
 		f.Batches = s.OpenBatches
 	}
@@ -159,7 +159,7 @@ func countLost(ctx context.Context, b *bus.Bus, open []bus.OpenGroup) (n int64, 
 
 // heldBy returns what holds up an open run, whose requests are in these lanes; "": it goes on, or whoever asks may not
 // see it.
-func heldBy(ctx context.Context, b *bus.Bus, lanes map[schemas.Lane]bool, f *view.Facts) string {
+func heldBy(ctx context.Context, b *bus.Bus, lanes map[schemas.Lane]bool, f *outcomes.Facts) string {
 	present, err := b.Present(ctx)
 	if err != nil {
 		return ""

@@ -12,7 +12,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/counters"
-	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -25,7 +25,7 @@ type StoredRun struct {
 	Open    int    `json:"open_groups"`
 	Samples int    `json:"samples"`
 	// Outcomes counts the groups by what became of them.
-	Outcomes view.Groups `json:"outcomes"`
+	Outcomes outcomes.Groups `json:"outcomes"`
 	// Counted groups have advantages.
 	Counted int64 `json:"counted"`
 	// OpenBatches have groups and no result.
@@ -103,7 +103,7 @@ func stored(name schemas.Run, c *counters.Run, control string, answered bool) *S
 		Refused: int(c.Refused()), Newest: c.Newest(), Streams: map[string]uint64{}, open: c.Open,
 	}
 	for outcome, n := range r.Outcomes {
-		if view.HasAdvantages(outcome) {
+		if outcomes.HasAdvantages(outcome) {
 			r.Counted += n
 		}
 	}
@@ -127,7 +127,7 @@ func AddSizes(ctx context.Context, b *bus.Bus, runs, before map[schemas.Run]*Sto
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(atOnce)
 	for _, r := range runs {
-		if had := before[r.Run]; had != nil && had.counted == r.counted && view.HasEnded(r.State) {
+		if had := before[r.Run]; had != nil && had.counted == r.counted && outcomes.HasEnded(r.State) {
 			r.Events, r.Bytes, r.Streams = had.Events, had.Bytes, had.Streams
 		} else {
 			g.Go(func() error { return r.addSizes(ctx, b) })
