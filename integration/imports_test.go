@@ -102,7 +102,7 @@ var layers = map[string][]string{
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   {"pkg/models/media"},
 	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/outcomes", "schemas"},                                                // a run as one page
-	"pkg/export":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/models/safetensors", "pkg/models/tensor", "pkg/results", "pkg/outcomes", "schemas"}, // a run as files, and played again
+	"pkg/export":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/models/safetensors", "pkg/models/tensor", "pkg/results", "pkg/sampling", "pkg/outcomes", "schemas"}, // a run as files, and played again
 	"pkg/results": {"pkg/models/media", "pkg/outcomes", "schemas", "pkg/bus", "pkg/client", "pkg/counters", "pkg/estimator", "pkg/flow", "pkg/models/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/models/tensor"},
 
 	// What the settings of a sample mean.
