@@ -41,7 +41,7 @@ type directRequest struct {
 	MaxBytes  int      `json:"max_bytes,omitempty"`
 	MultiLast []string `json:"multi_last,omitempty"`
 	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
-	NextFor   string   `json:"next_by_subj,omitempty"` // only in requests to a leader
+	NextFor   string   `json:"next_by_subj,omitempty"`
 }
 
 // directSubject returns the subject of direct gets from a stream. Any server that has the stream answers them.
@@ -289,6 +289,19 @@ func (b *Bus) lastPerSubject(ctx context.Context, stream string, filters []strin
 	}
 	slices.SortFunc(out, func(a, b *Message) int { return cmp.Compare(a.Seq, b.Seq) })
 	return slices.CompactFunc(out, func(a, b *Message) bool { return a.Seq == b.Seq }), nil
+}
+
+// Stored returns how many messages of a stream match the filters, from a sequence on. In a cluster it may be too few.
+func (b *Bus) Stored(ctx context.Context, stream string, filters []string, from uint64) (n uint64, err error) {
+	for _, filter := range filters {
+		req := directRequest{Seq: from, Batch: 1, NextFor: filter}
+		page, _, pending, err := b.readUpToDate(ctx, stream, req, 0)
+		if err != nil {
+			return 0, fmt.Errorf("count %s: %w", filter, err)
+		}
+		n += uint64(len(page)) + pending
+	}
+	return n, nil
 }
 
 // Subjects returns the stored subjects of a stream that match filter, each with its number of messages; without any

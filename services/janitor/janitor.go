@@ -24,6 +24,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
@@ -172,7 +173,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	}
 }
 
-// Run makes a pass every cfg.Every until ctx ends; a pipeline runs it beside its services. A failure is logged, and
+// Run makes a pass every cfg.Every until ctx ends; a pipeline runs it beside its services. It also keeps the counts of
+// runs up to date. A failure is logged, and
 // the next pass tries again. Run returns early, without an error, if this credential may not free anything and there
 // is no rule.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
@@ -191,6 +193,9 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
+		}
+		if err := counters.Advance(ctx, b); err != nil && ctx.Err() == nil {
+			log.Debug().Err(err).Msg("counts of runs are not up to date; looks read more")
 		}
 		began := time.Now()
 		r, err := runPass(ctx, cfg, b, false, &blobs, m)

@@ -82,7 +82,7 @@ func (s *service) loadStates(ctx context.Context, req *schemas.Request) (*schema
 	data, err := s.bus.GetBlob(ctx, *states.Ref)
 	switch {
 	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.latents.ref: %w", err))
+		return nil, engine.Invalid("start.latents.ref: %w", err)
 	case err != nil:
 		return nil, fmt.Errorf("load the states to start with: %w", err)
 	}
@@ -109,7 +109,7 @@ func (s *service) loadBranch(ctx context.Context, req *schemas.Request) (*schema
 	}
 	switch {
 	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt), errors.Is(err, bus.ErrFailed):
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.branch: %w", err))
+		return nil, engine.Invalid("start.branch: %w", err)
 	case err != nil:
 		return nil, fmt.Errorf("load the state to branch from: %w", err)
 	}
@@ -148,7 +148,7 @@ func (s *service) loadData(ctx context.Context, m engine.Encoder, req *schemas.R
 	case errors.Is(err, images.ErrImage):
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.data: %w", err))
+		return nil, engine.Invalid("start.data: %w", err)
 	}
 	return nil, fmt.Errorf("load the data to start with: %w", err)
 }

@@ -45,7 +45,7 @@ func (s *service) askInteraction(
 	reply, err := interaction.Ask(ctx, s.bus.Conn(), ask, x.Timeout())
 	if fault, ok := errors.AsType[*interaction.Fault](err); ok {
 		s.metrics.replies.WithLabelValues(fault.State).Inc()
-		return bus.Terminal(schemas.CodeFailed, fmt.Errorf("interaction %s, answer %d: %w", x.Name, ask.Answer, fault))
+		return engine.Failed("interaction %s, answer %d: %w", x.Name, ask.Answer, fault)
 	}
 	if err != nil {
 		return fmt.Errorf("interaction %s, answer %d: %w", x.Name, ask.Answer, err)

@@ -14,6 +14,16 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// Invalid returns a terminal error for a request that is not valid.
+func Invalid(format string, args ...any) error {
+	return bus.Terminal(schemas.CodeInvalid, fmt.Errorf(format, args...))
+}
+
+// Failed returns a terminal error for a sample that cannot be made.
+func Failed(format string, args ...any) error {
+	return bus.Terminal(schemas.CodeFailed, fmt.Errorf(format, args...))
+}
+
 // Guarded calls f; a panic of its code is a terminal error.
 func Guarded(f func() error) (err error) {
 	defer func() {

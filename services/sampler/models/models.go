@@ -23,17 +23,12 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
-// Compute is the settings of the devices that compute a model.
+// Compute is the settings of the devices that compute a model, here or in workers.
 type Compute struct {
-	// Device is auto, cpu, or GPUs as cuda:0,cuda:1; of workers any device that they have.
-	Device string `koanf:"device" help:"what computes: auto (GPUs if there are, else the CPU), cpu, cuda:0, or several GPUs as cuda:0,cuda:1; with --engine torch also mps or xpu"`
-	// DType is the element type of the factors of products on a GPU: f32, bf16, or auto; of workers that of the
-	// network.
-	DType string `koanf:"dtype" help:"products on a GPU: f32, bf16 (tensor cores), auto (bf16 for models of a billion parameters and more); with --engine torch the whole network, also f16"`
-	// Deterministic has a GPU compute products in bf16 in one order, whatever the batch.
-	Deterministic bool `koanf:"deterministic" help:"in bf16, fixed algorithms, so that bits do not depend on the batch; without it events of such a GPU say nondeterministic"`
-	// Threads is how many threads the CPU has; 0: all cores.
-	Threads int `koanf:"threads" help:"threads of the CPU; 0 for all cores; results do not depend on it"`
+	Device        string `koanf:"device" help:"what computes: auto (GPUs if there are, else the CPU), cpu, cuda:0, or several GPUs as cuda:0,cuda:1; with --engine torch also mps or xpu"`
+	DType         string `koanf:"dtype" help:"products on a GPU: f32, bf16 (tensor cores), auto (bf16 for models of a billion parameters and more); with --engine torch the whole network, also f16"`
+	Deterministic bool   `koanf:"deterministic" help:"in bf16, fixed algorithms, so that bits do not depend on the batch; without it events of such a GPU say nondeterministic"`
+	Threads       int    `koanf:"threads" help:"threads of the CPU; 0 for all cores; results do not depend on it"`
 }
 
 // Element types of Compute, besides auto.

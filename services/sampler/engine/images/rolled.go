@@ -11,7 +11,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/scheduled"
 	"github.com/meander-rl/meander/schemas"
@@ -226,12 +226,8 @@ func (r *Rolling) reflexTerms(c *schemas.ReflexFlow) (*schemas.ReflexTerms, erro
 
 // rolledEpisode is a sample of scheduled sampling as an episode.
 type rolledEpisode struct {
-	e             *flowEngine
-	req           *schemas.Request
-	rolling       *Rolling
-	cond, negCond *model.Conditioning
-	output        []float32 // [S, C]
-	outcome
+	evaluated
+	rolling *Rolling
 }
 
 // startRolled is Start for a request with scheduled_sampling. Faults of the request are terminal errors.
@@ -241,7 +237,7 @@ func (e *flowEngine) startRolled(ctx context.Context, req *schemas.Request, from
 	x0 := make([]float32, tokens*e.card.LatentChannels)
 	shape := []int64{int64(tokens), int64(e.card.LatentChannels)}
 	if err := StartState(x0, from.Latents, req.SampleIndex, shape); err != nil {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.data.latents.%w", err))
+		return nil, engine.Invalid("start.data.latents.%w", err)
 	}
 	rolling, err := NewRolling(e.card.SchedulerConfig, req.ScheduledSampling, req.LatentsDType, x0, req.NoiseSeed)
 	if err == nil && !slices.Equal(rolling.Sigmas(), req.Sigmas) {
@@ -250,23 +246,20 @@ func (e *flowEngine) startRolled(ctx context.Context, req *schemas.Request, from
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
-	p := &rolledEpisode{e: e, req: req, rolling: rolling, output: make([]float32, len(x0))}
-	p.cond, p.negCond, err = e.encodePrompts(ctx, req)
+	p := &rolledEpisode{rolling: rolling}
+	p.evaluated, err = e.evaluated(ctx, req, len(x0))
 	return p, err
 }
 
-func (p *rolledEpisode) request() *schemas.Request { return p.req }
-
-func (p *rolledEpisode) row() GuidedRow {
+func (p *rolledEpisode) point() Point {
 	x, sigma := p.rolling.Point()
-	return RowOf(&p.req.Sampling, p.cond, p.negCond, Point{X: x, Sigma: sigma, Dst: p.output})
+	return Point{X: x, Sigma: sigma}
 }
 
-// advance gives the model's output to the sample. It returns nil where no step is completed.
 func (p *rolledEpisode) advance() (*schemas.Step, error) {
 	step, before, err := p.rolling.Advance(p.output)
 	if err != nil || step == nil {
-		return nil, bus.Terminal(schemas.CodeFailed, err)
+		return nil, err
 	}
 	return p.stepEvent(step, before), nil
 }
@@ -287,37 +280,27 @@ func (p *rolledEpisode) stepEvent(step *scheduled.Step, before []float32) *schem
 	return e
 }
 
-func (p *rolledEpisode) shape() []int64 {
-	c := int64(p.e.card.LatentChannels)
-	return []int64{int64(len(p.output)) / c, c}
-}
-
-func (p *rolledEpisode) Bucket() string { return bucketOf(p.req) }
-
-// Texts are what the output depends on besides the state.
-func (p *rolledEpisode) Texts() (card model.Card, cond, negative *model.Conditioning) {
-	return p.e.card, p.cond, p.negCond
-}
-
 func (p *rolledEpisode) Done() bool { return p.rolling.Done() }
 
 // Finish adds the result of the sample to t, and decodes its states if images are asked for. Latents that cannot be
 // decoded are a terminal error.
 func (p *rolledEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images engine.Images, err error) {
-	t.TruncatedTokens = int64(p.cond.Cut)
-	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
+	p.finish(t)
 	if t.Rolled, err = p.rolling.Result(p.shape()); err != nil {
 		return images, bus.Terminal(schemas.CodeFailed, err)
 	}
 	if !t.Decoded() {
 		return images, nil
 	}
-	if images.End, err = p.e.decode(ctx, p.req, p.rolling.Latents); err != nil {
-		return images, err
+	for _, of := range []struct {
+		to      *media.Media
+		latents []float32
+	}{
+		{&images.End, p.rolling.Latents}, {&images.Noised, p.rolling.Noised}, {&images.Teacher, p.rolling.Teacher},
+	} {
+		if *of.to, err = p.e.decode(ctx, p.req, of.latents); err != nil {
+			return images, err
+		}
 	}
-	if images.Noised, err = p.e.decode(ctx, p.req, p.rolling.Noised); err != nil {
-		return images, err
-	}
-	images.Teacher, err = p.e.decode(ctx, p.req, p.rolling.Teacher)
-	return images, err
+	return images, nil
 }

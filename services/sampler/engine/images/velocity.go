@@ -118,8 +118,7 @@ func (v *Velocities) eval(ctx context.Context, rows []GuidedRow, size model.Size
 			guided++
 		}
 		if j := slices.IndexFunc(r.Dst, func(x float32) bool { return x-x != 0 }); j >= 0 && faults[i] == nil {
-			faults[i] = bus.Terminal(schemas.CodeFailed,
-				fmt.Errorf("velocity: element %d is %v; must be finite", j, r.Dst[j]))
+			faults[i] = engine.Failed("velocity: element %d is %v; must be finite", j, r.Dst[j])
 		}
 	}
 	return faults, nil

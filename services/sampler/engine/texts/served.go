@@ -21,7 +21,7 @@ func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logg
 	if s.config, err = configOf(at, l); err != nil {
 		return nil, err
 	}
-	if s.adapters, err = newAdapters(at.Adapters, l); err != nil {
+	if s.adapters, err = newAdapters(at.EngineAdapters, l); err != nil {
 		return nil, err
 	}
 	s.config.Hooks = at.Hooks(log)
@@ -55,7 +55,7 @@ func configOf(at engine.Server, l lm.Language) (remotelm.Config, error) {
 		return remotelm.Config{}, fmt.Errorf("encode a message to try it with: %w", err)
 	}
 	return remotelm.Config{
-		Server: at.Address, Patience: at.Patience, Key: at.Key, Concurrency: at.Concurrency,
+		Server: at.Engine, Patience: at.EnginePatience, Key: at.EngineKey, Concurrency: at.EngineConcurrency,
 		Vocabulary: l.Card().Vocabulary, ProbeIDs: probe,
 	}, nil
 }

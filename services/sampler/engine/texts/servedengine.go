@@ -119,9 +119,8 @@ func (e *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.Seg
 		return nil, err
 	}
 	if n, most := len(ids), e.context(); n > most {
-		return nil, bus.Terminal(schemas.CodeInvalid,
-			fmt.Errorf("messages: %d tokens in the model's template; must be at most %d, the context of %s", n, most,
-				e.pool))
+		return nil, engine.Invalid("messages: %d tokens in the model's template; must be at most %d, the context of %s",
+			n, most, e.pool)
 	}
 	numbers, err := e.facts().Gives(req.Text)
 	if err != nil {
@@ -280,11 +279,10 @@ func (p *servedEpisode) addToken(t *remotelm.Token) error {
 		}
 		c, best := RecordToken(e, x, &p.d, t.ID, t.Logits)
 		if math.IsInf(float64(c.Processed), -1) {
-			return bus.Terminal(schemas.CodeFailed,
-				fmt.Errorf("token %d: %d is drawn; top_k, top_p and min_p leave it out", len(p.ids), t.ID))
+			return engine.Failed("token %d: %d is drawn; top_k, top_p and min_p leave it out", len(p.ids), t.ID)
 		}
 		if err := KeepLogits(e, x, t.Logits); err != nil {
-			return bus.Terminal(schemas.CodeFailed, fmt.Errorf("token %d: %w", len(p.ids), err))
+			return engine.Failed("token %d: %w", len(p.ids), err)
 		}
 		return p.appendToken(t.ID, c, best)
 	}

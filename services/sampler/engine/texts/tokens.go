@@ -103,16 +103,14 @@ func (e *tokenEngine) Start(
 func promptIDs(req *schemas.Request, of lm.Language) ([]int32, error) {
 	x, card := req.Text, of.Card()
 	if x == nil {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("text: null; must be there: the model %s makes texts",
-			card.Name))
+		return nil, engine.Invalid("text: null; must be there: the model %s makes texts", card.Name)
 	}
 	if err := req.CheckSchedule(); err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
 	if x.Vocabulary != int64(card.Vocabulary) {
-		return nil, bus.Terminal(schemas.CodeInvalid,
-			fmt.Errorf("text.vocabulary: %d; must be %d, that of the model %s", x.Vocabulary, card.Vocabulary,
-				card.Name))
+		return nil, engine.Invalid("text.vocabulary: %d; must be %d, that of the model %s", x.Vocabulary,
+			card.Vocabulary, card.Name)
 	}
 	with := of.With(x.ChatTemplateKwargs)
 	ids, err := with.Prompt(MessagesOf(x))
@@ -120,15 +118,15 @@ func promptIDs(req *schemas.Request, of lm.Language) ([]int32, error) {
 		_, err = with.Reply(MessagesOf(x), "A", false, []lm.Message{{Role: schemas.RoleUser, Content: "B"}})
 	}
 	if errors.Is(err, lm.ErrPrompt) {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("messages: %w", err))
+		return nil, engine.Invalid("messages: %w", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("encode the messages: %w", err)
 	}
 	if n, most := len(ids), card.MaxPositions; n == 0 || n > most {
-		return nil, bus.Terminal(schemas.CodeInvalid,
-			fmt.Errorf("messages: %d tokens in the model's template; must be between 1 and %d, the context of %s", n,
-				most, card.Name))
+		return nil,
+			engine.Invalid("messages: %d tokens in the model's template; must be between 1 and %d, the context of %s",
+				n, most, card.Name)
 	}
 	return ids, nil
 }
@@ -306,7 +304,7 @@ func (e *tokenEngine) evaluate(ctx context.Context, of []*tokenEpisode) (map[int
 		faults := map[int]error{}
 		for i, p := range of {
 			if _, err := decoding.Check(p.logits); err != nil {
-				faults[i] = bus.Terminal(schemas.CodeFailed, fmt.Errorf("token %d: %w", len(p.ids), err))
+				faults[i] = engine.Failed("token %d: %w", len(p.ids), err)
 			}
 		}
 		return faults, nil
@@ -322,12 +320,12 @@ func (p *tokenEpisode) draw(d *decoding.Distribution) error {
 		return nil
 	}
 	if err := d.Reset(p.logits, p.params); err != nil {
-		return bus.Terminal(schemas.CodeFailed, fmt.Errorf("token %d: %w", at, err))
+		return engine.Failed("token %d: %w", at, err)
 	}
 	id := d.Draw(p.req.SampleSeed, uint32(at))
 	c, best := RecordToken(p.open, x, d, id, p.logits)
 	if err := KeepLogits(p.open, x, p.logits); err != nil {
-		return bus.Terminal(schemas.CodeFailed, fmt.Errorf("token %d: %w", at, err))
+		return engine.Failed("token %d: %w", at, err)
 	}
 	if err := p.appendToken(id, c, best); err != nil || p.idle() {
 		return err
@@ -365,9 +363,8 @@ func (p *transcript) addText(id int32, turn *schemas.Turn) error {
 	before := p.text.Len()
 	p.text.WriteString(p.decoder.Push(p.language.Piece(id)))
 	if p.text.Len() > schemas.MaxAnswerBytes {
-		return bus.Terminal(schemas.CodeFailed,
-			fmt.Errorf("the answer has more than %d bytes; ask for fewer tokens with max_new_tokens",
-				schemas.MaxAnswerBytes))
+		return engine.Failed("the answer has more than %d bytes; ask for fewer tokens with max_new_tokens",
+			schemas.MaxAnswerBytes)
 	}
 	switch matched, end := FindStop(p.text.String(), before, x.Stop); {
 	case matched != "":

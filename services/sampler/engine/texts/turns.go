@@ -7,9 +7,9 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
 // A conversation is one sequence: each answer is generated, each reply of the interaction given. While the episode
@@ -154,8 +154,7 @@ func (p *transcript) Told(_ context.Context, reply *schemas.InteractReply) error
 	}
 	ids, err := ReplyIDs(p.language, &schemas.TextResult{Settings: *x, Turns: p.turns}, p.ids)
 	if errors.Is(err, lm.ErrPrompt) {
-		return bus.Terminal(schemas.CodeFailed, fmt.Errorf("interaction %s, answer %d: %w", x.Interaction.Name, answer,
-			err))
+		return engine.Failed("interaction %s, answer %d: %w", x.Interaction.Name, answer, err)
 	}
 	if err != nil {
 		return fmt.Errorf("encode the reply: %w", err)
