@@ -277,18 +277,17 @@ func (b *Bus) resolveRefusal(ctx context.Context, m *nats.Msg, cause error) (Ack
 	if v != classRefused {
 		return Ack{}, cause
 	}
-	spec, one := onePerSubject(m.Subject)
-	if !one {
+	if _, one := onePerSubject(m.Subject); !one {
 		return Ack{}, fullStream(m.Subject, cause)
 	}
-	first, err := b.Last(ctx, spec.Name, schemas.StoredSubject(m.Subject))
-	switch {
-	case errors.Is(err, ErrNotFound):
-		return Ack{}, fullStream(m.Subject, cause)
-	case err != nil:
+	first, err := b.storedOn(ctx, m.Subject)
+	if err == nil && first == nil {
+		err = fullStream(m.Subject, cause)
+	}
+	if err != nil {
 		return Ack{}, err
 	}
-	return Ack{Stream: spec.Name, Seq: first.Seq, Duplicate: true, First: first}, nil
+	return Ack{Stream: first.Stream, Seq: first.Seq, Duplicate: true, First: first}, nil
 }
 
 func fullStream(subject string, cause error) error {
