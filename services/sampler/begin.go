@@ -13,9 +13,8 @@ import (
 	"github.com/meander-rl/meander/services/sampler/recorder"
 )
 
-// startEpisode starts the episode of an attempt: from a state that an earlier attempt stored, or as the request says
-// (from noise, from given states or data, or from a parent's state). errParentPending says that the parent is not
-// made yet; terminal errors are faults of the request.
+// startEpisode starts an episode from a state that an earlier attempt stored, or as the request says: from noise, from
+// given states or data, or from a parent's state, which may be errParentPending.
 func (s *service) startEpisode(
 	ctx context.Context, c *worker, e engine.Engine, req *schemas.Request, r *recorder.Recorder,
 ) (engine.Episode, error) {
@@ -59,8 +58,6 @@ func (s *service) startEpisode(
 	})
 }
 
-// lockStates waits until no other request has the states of a group in memory; unlockStates ends that. An error is
-// that of ctx.
 func (s *service) lockStates(ctx context.Context) error {
 	select {
 	case s.loading <- struct{}{}:
@@ -72,8 +69,7 @@ func (s *service) lockStates(ctx context.Context) error {
 
 func (s *service) unlockStates() { <-s.loading }
 
-// loadStates returns the states that the prompt gives, [n, S, C] or [1, S, C]. Missing or corrupt ones are a terminal
-// error.
+// loadStates returns the states that the prompt gives, [n, S, C] or [1, S, C].
 func (s *service) loadStates(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
 	states := req.Start.Latents
 	if states.Ref == nil {
@@ -92,8 +88,8 @@ func (s *service) loadStates(ctx context.Context, req *schemas.Request) (*schema
 // errParentPending says that the parent of a sample has no trajectory yet. The request is put back.
 var errParentPending = errors.New("the sample to branch from is not made yet")
 
-// loadBranch loads the state that a request's parent stored, from which the sample branches off. A parent of the same
-// group, as in trees, may not be made yet: errParentPending. A parent that is missing or failed is a terminal error.
+// loadBranch loads the state that a request's parent stored. A parent of the same group, as in trees, may not be made
+// yet: errParentPending.
 func (s *service) loadBranch(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
 	at := *req.Start.Branch
 	t, err := s.bus.BranchTrajectory(ctx, at)
@@ -116,8 +112,7 @@ func (s *service) loadBranch(ctx context.Context, req *schemas.Request) (*schema
 	return state, nil
 }
 
-// parentError returns errParentPending if the request of the parent is in the queue or parked. Else the parent is
-// probably never made, and the error counts as a failed try.
+// parentError returns errParentPending if the parent is in the queue or parked; else it is probably never made.
 func (s *service) parentError(ctx context.Context, req *schemas.Request) error {
 	at := req.Start.Branch
 	for _, in := range []struct{ stream, subject string }{
@@ -135,8 +130,7 @@ func (s *service) parentError(ctx context.Context, req *schemas.Request) error {
 	return fmt.Errorf("start.branch: sample %d of the group is neither made nor asked for", at.SampleIndex)
 }
 
-// loadData loads the latents or image that a request adds noise to, as states [n, S, C] or [1, S, C]. Faults of the
-// request, such as a missing blob or an image of another size, are terminal errors.
+// loadData loads the latents or the image that a request adds noise to, as states [n, S, C] or [1, S, C].
 func (s *service) loadData(ctx context.Context, m engine.Encoder, req *schemas.Request) (*schemas.Tensor, error) {
 	if m == nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, errors.New("start.data: given; the model encodes no images"))

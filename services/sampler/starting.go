@@ -15,8 +15,7 @@ import (
 	"github.com/meander-rl/meander/services/sampler/models"
 )
 
-// openAnnounced is openModel. While a sampler waits for the server that draws its samples, its presence says so, so
-// that intake can tell those who ask for its lane what is missing.
+// openAnnounced is openModel; while a server is waited for, presence says so, for those who ask for its lane.
 func (c Config) openAnnounced(ctx context.Context, b *bus.Bus, log zerolog.Logger) (*models.Devices, error) {
 	if c.Engine == "" || models.IsTorch(c.Engine) {
 		return c.openModel(ctx, log)

@@ -2,7 +2,6 @@ package recorder
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"sync"
 	"sync/atomic"
@@ -86,12 +85,9 @@ func (r *Recorder) storeTexts(ctx context.Context, e engine.Episode) ([]schemas.
 	}
 	list, began := images.Conditioning(card, cond, negative), time.Now()
 	for i := range list {
-		x := &list[i].Tensor
-		ref, err := r.store.Bus.PutBlob(ctx, x.Data)
-		if err != nil {
-			return nil, fmt.Errorf("store %s: %w", list[i].Name, err)
+		if err := r.storeTensors(ctx, 0, field{list[i].Name, &list[i].Tensor}); err != nil {
+			return nil, err
 		}
-		x.Ref, x.Data = &ref, nil
 	}
 	s.list = list
 	s.at.Store(began.UnixNano())
