@@ -39,50 +39,42 @@ func (s *service) startEpisode(
 		return e.Start(ctx, req, &schemas.SegmentStart{StepIndex: begin, Latents: parent})
 	}
 	// The states of a prompt are for its whole group and may be large: one request at a time loads them.
-	if err := s.lockStates(ctx); err != nil {
-		return nil, err
+	select {
+	case s.loading <- struct{}{}:
+		defer func() { <-s.loading }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
-	defer s.unlockStates()
-	var states *schemas.Tensor
-	if data := req.Start.Data; data != nil {
-		states, err = s.loadData(ctx, c.can.Encoder, req)
-	} else {
-		states, err = s.loadStates(ctx, req)
-	}
+	states, err := s.loadStates(ctx, c.can.Encoder, req)
 	if err != nil {
 		return nil, err
 	}
 	return e.Start(ctx, req, &schemas.SegmentStart{
-		StepIndex: req.Start.StepIndex, Latents: states,
-		Data: req.Start.Data,
+		StepIndex: req.Start.StepIndex, Latents: states, Data: req.Start.Data,
 	})
 }
 
-func (s *service) lockStates(ctx context.Context) error {
-	select {
-	case s.loading <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+// loadStates returns the states that the prompt gives, or the latents or the image that noise is added to, as
+// [n, S, C] or [1, S, C].
+func (s *service) loadStates(ctx context.Context, m engine.Encoder, req *schemas.Request) (*schemas.Tensor, error) {
+	start := req.Start
+	if start.Data != nil && m == nil {
+		return nil, engine.Invalid("start.data: given; the model encodes no images")
 	}
-}
-
-func (s *service) unlockStates() { <-s.loading }
-
-// loadStates returns the states that the prompt gives, [n, S, C] or [1, S, C].
-func (s *service) loadStates(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
-	states := req.Start.Latents
-	if states.Ref == nil {
-		return states, nil
+	data, field := start.Data, "start.data"
+	if data == nil {
+		data, field = &schemas.SegmentData{Latents: start.Latents}, "start.latents.ref"
 	}
-	data, err := s.bus.GetBlob(ctx, *states.Ref)
+	states, err := images.LoadData(ctx, s.bus, m, data, sampling.SizeOf(&req.Sampling))
 	switch {
+	case err == nil:
+		return states, nil
+	case errors.Is(err, images.ErrImage):
+		return nil, engine.Invalid("%w", err)
 	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
-		return nil, engine.Invalid("start.latents.ref: %w", err)
-	case err != nil:
-		return nil, fmt.Errorf("load the states to start with: %w", err)
+		return nil, engine.Invalid("%s: %w", field, err)
 	}
-	return &schemas.Tensor{DType: states.DType, Shape: states.Shape, Data: data}, nil
+	return nil, fmt.Errorf("load the states to start with: %w", err)
 }
 
 // errParentPending says that the parent of a sample has no trajectory yet. The request is put back.
@@ -128,21 +120,4 @@ func (s *service) parentError(ctx context.Context, req *schemas.Request) error {
 	}
 	// The request may be between queue and parked just now, so this error is tried again.
 	return fmt.Errorf("start.branch: sample %d of the group is neither made nor asked for", at.SampleIndex)
-}
-
-// loadData loads the latents or the image that a request adds noise to, as states [n, S, C] or [1, S, C].
-func (s *service) loadData(ctx context.Context, m engine.Encoder, req *schemas.Request) (*schemas.Tensor, error) {
-	if m == nil {
-		return nil, bus.Terminal(schemas.CodeInvalid, errors.New("start.data: given; the model encodes no images"))
-	}
-	states, err := images.LoadData(ctx, s.bus, m, req.Start.Data, sampling.SizeOf(&req.Sampling))
-	switch {
-	case err == nil:
-		return states, nil
-	case errors.Is(err, images.ErrImage):
-		return nil, bus.Terminal(schemas.CodeInvalid, err)
-	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
-		return nil, engine.Invalid("start.data: %w", err)
-	}
-	return nil, fmt.Errorf("load the data to start with: %w", err)
 }

@@ -30,7 +30,7 @@ type service struct {
 	// stopping reports whether the process is to end; onStop calls f when it is.
 	stopping func() bool
 	onStop   func(f func()) (cancel func() bool)
-	// loading is a lock (lockStates): held while the states that a group starts with are in memory.
+	// loading is a lock: held while the states that a group starts with are in memory.
 	loading chan struct{}
 	// otherBase notes the requests that wait for a sampler of another checkpoint.
 	otherBase otherBase

@@ -32,8 +32,7 @@ type Store struct {
 	texts    texts
 }
 
-// Metrics are the counters of recorders: steps and tokens that were published, samples that went on from a stored
-// state, and the steps that those took over.
+// Metrics are counters of steps and tokens, of samples that went on from a stored state, and their steps before.
 type Metrics struct{ Steps, Tokens, Resumed, ResumedSteps prometheus.Counter }
 
 // Recorder records one attempt: its steps, and the trajectory at the end. It knows nothing of the mathematics.
@@ -53,8 +52,7 @@ type Recorder struct {
 	logProbs []*float64 // by the index of the step; nil where no step ran
 }
 
-// New begins the record of an attempt at a request. The token names the attempt: no two attempts at a sample have the
-// same. p is the policy whose weights it begins with.
+// New begins the record of an attempt, which the token alone names, with the weights of policy p.
 func (s *Store) New(req *schemas.Request, token, backend string, p *schemas.Policy) *Recorder {
 	now := time.Now()
 	r := &Recorder{
@@ -109,9 +107,8 @@ func (r *Recorder) takeOver(step *storedStep) {
 	r.seal = step.seal
 }
 
-// Record names one step, or some tokens, and has it published without waiting until it is stored. device is the time
-// that the device took for it. Values that are not finite are a terminal error, for a step that of the next call or of
-// Finish (see Recording.Step); other errors are of the server.
+// Record names one step, or some tokens, and has it published without waiting; device is the device's time for it.
+// Values that are not finite are a terminal error, of a step that of the next call (see Recording.Step).
 func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.Duration) error {
 	e.Mark(schemas.StepMark{
 		Run: r.req.Run, UID: r.req.UID, SampleIndex: r.req.SampleIndex, Attempt: r.token,
@@ -138,8 +135,7 @@ func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.
 	return nil
 }
 
-// Undo waits a short while until the steps in flight are published, then removes all steps of the attempt, which begins
-// again with the first step.
+// Undo removes all steps of the attempt, which begins again, once those in flight are published.
 func (r *Recorder) Undo(ctx context.Context) error {
 	r.AwaitStored()
 	r.Close()
