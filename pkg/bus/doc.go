@@ -20,6 +20,6 @@
 // request may meet a server that lags, so a reader asks the leader how far to read (leader.go).
 //
 // A denial is what the server did not allow a user; the server sends it outside of any reply, so that a caller would
-// only see a timeout. While the server is away, calls are repeated (retryWhileAway) for a bounded time. Unless a comment
-// says more, an error is one of the server or of ctx.
+// only see a timeout. While the server is away, calls are repeated (retryWhileAway) for a bounded time. Unless a
+// comment says more, an error is one of the server or of ctx.
 package bus

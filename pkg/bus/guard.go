@@ -136,6 +136,8 @@ func (b *Bus) StoredEvent(
 	return m, nil
 }
 
+// writerOf returns the service (stage) that writes the events of a subject, or that accepts them from outside, for dead
+// letters.
 func writerOf(subject string) string {
 	a, _ := schemas.ParseSubject(subject)
 	switch a.Kind {

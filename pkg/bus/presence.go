@@ -118,6 +118,7 @@ func (a *Announcement) Run(ctx context.Context) error {
 	return nil
 }
 
+// storeEntry stores the entry of presence with its newest state, and returns the pause until the next renewal.
 func (a *Announcement) storeEntry(ctx context.Context) (beat time.Duration, err error) {
 	ctx, stop := context.WithTimeout(ctx, apiTimeout)
 	defer stop()

@@ -82,6 +82,8 @@ func (b *Bus) Publish(ctx context.Context, e schemas.Keyed, opts ...PublishOptio
 	return b.publish(ctx, m, o)
 }
 
+// options combines the options of a publish with the check of what is stored already for e; e is nil for a message
+// that is no event.
 func options(e schemas.Keyed, opts []PublishOption) publishOptions {
 	var o publishOptions
 	for _, opt := range opts {
@@ -130,6 +132,7 @@ func encode(ctx context.Context, e schemas.Keyed) (*nats.Msg, error) {
 	return encodeTo(ctx, e, schemas.Encode)
 }
 
+// encodeTo is encode with another encoder (how), which may bring its own memory.
 func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]byte, error)) (*nats.Msg, error) {
 	subject := e.Subject()
 	_, one := onePerSubject(subject)
@@ -155,6 +158,7 @@ func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]b
 	return &nats.Msg{Subject: subject, Data: data, Header: h}, nil
 }
 
+// header returns the headers of an event: its type, the content type, the message id and the trace context.
 func header(ctx context.Context, subject, typ, content string) nats.Header {
 	values := [...]string{typ, content, schemas.MessageID(subject)} // one allocation for the three
 	h := nats.Header{
