@@ -124,6 +124,7 @@ func (d *durable) reportChange(what string) {
 
 func (d *durable) key() string { return d.config.Stream + "." + d.config.Name }
 
+// checkRegularly checks the durable every Look, and repairs it, until ctx ends.
 func (d *durable) checkRegularly(ctx context.Context) {
 	defer d.bus.changed.Delete(d.key())
 	for pause(ctx, d.config.Look) == nil {

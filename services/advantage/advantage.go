@@ -104,8 +104,8 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 			w := &worker{
 				cfg: cfg, bus: b, publisher: publisher, metrics: instruments, controls: controls,
 				controlsChanged: controls.Changed(),
-				log:    log.With().Int("partition", p).Logger(),
-				groups: map[string]*group{}, batches: map[string]*batch{}, records: map[string]*bus.Message{},
+				log:             log.With().Int("partition", p).Logger(),
+				groups:          map[string]*group{}, batches: map[string]*batch{}, records: map[string]*bus.Message{},
 			}
 			if err := w.run(ctx, p); err != nil {
 				return fmt.Errorf("partition %d: %w", p, err)
