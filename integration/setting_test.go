@@ -22,7 +22,7 @@ func TestExtend_SettingReachesTheTrainer(t *testing.T) {
 	read := func(run string, flags ...string) (digest string, rollout map[string]any) {
 		t.Helper()
 		out := meander(t, dir, slices.Concat([]string{
-			"run", "--json", "--run", run, "-n", "2", "--steps", "4", "--true-cfg-scale", "3", "--sde-steps", "0,1,2",
+			"run", "--json", "--run", run, "-n", "2", "--steps", "4", "--true-cfg-scale", "3", "--sde-steps", "0,1,2", "--seed", "7",
 			"--reward", "synthetic", "--debug", "model_output", "--return-conditioning",
 		}, flags, []string{`a red sign that says "FOX"`})...)
 		var group struct {

@@ -88,7 +88,6 @@ func headersOf(m *Message) []schemas.Header {
 	return out
 }
 
-// headerSize returns more bytes than the headers take in a dead letter.
 func headerSize(headers []schemas.Header) int {
 	n := 0
 	for _, h := range headers {
@@ -110,7 +109,6 @@ func runAndUID(m *Message) (run schemas.Run, uid schemas.UID) {
 	return run, uid
 }
 
-// advisory is the server's event about a message that it has given up.
 type advisory struct {
 	Stream     string `json:"stream"`
 	Consumer   string `json:"consumer"`

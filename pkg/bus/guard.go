@@ -18,7 +18,6 @@ import (
 // out: the publisher of the true event displaces it. It copies the wrong message to the dead letters and deletes it
 // by its sequence, so that of two publishers at once, neither deletes what the other has stored.
 
-// maxDisplaced is how many messages in a row one publish displaces before it fails.
 const maxDisplaced = 16
 
 // Against adds a check of the event that is already stored on the subject. check returns what is wrong with it
@@ -55,10 +54,8 @@ func Fits(m *Message, e schemas.Keyed) error {
 	return nil
 }
 
-// errOther is the fault of a stored message on a subject where only one payload is right.
 var errOther = errors.New("not the bytes that its one writer has for it")
 
-// onePerSubject returns the stream of a subject, and whether that stream keeps only one message on each subject.
 func onePerSubject(subject string) (spec schemas.StreamSpec, ok bool) {
 	spec, ok = schemas.StreamOf(subject)
 	return spec, ok && (spec.Guarded || spec.WorkQueue)
@@ -72,10 +69,8 @@ func (b *Bus) resolveDuplicate(
 	ctx context.Context, m *nats.Msg, first *Message, check func(*Message) (fault, err error),
 ) (*Message, error) {
 	if first == nil {
-		spec, _ := schemas.StreamOf(m.Subject)
 		var err error
-		first, err = b.Last(ctx, spec.Name, schemas.StoredSubject(m.Subject))
-		if err != nil && !errors.Is(err, ErrNotFound) {
+		if first, err = b.storedOn(ctx, m.Subject); err != nil {
 			return nil, err
 		}
 	}
@@ -96,6 +91,16 @@ func (b *Bus) resolveDuplicate(
 	}
 	m.Header.Del(jetstream.MsgIDHeader)
 	return nil, nil
+}
+
+// storedOn returns the message on a subject that keeps one, as published; nil: there is none.
+func (b *Bus) storedOn(ctx context.Context, subject string) (*Message, error) {
+	spec, _ := schemas.StreamOf(subject)
+	m, err := b.Last(ctx, spec.Name, schemas.StoredSubject(subject))
+	if errors.Is(err, ErrNotFound) {
+		return nil, nil
+	}
+	return m, err
 }
 
 // Displace removes a stored message that is not the event its subject is for: it writes a dead letter with the whole

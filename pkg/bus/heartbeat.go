@@ -29,7 +29,6 @@ func (h *heartbeats) add(m *Message) bool {
 	return true
 }
 
-// release forgets a message, unless another delivery of it is held by now.
 func (h *heartbeats) release(m *Message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

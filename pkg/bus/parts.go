@@ -198,7 +198,6 @@ func (b *Bus) LoadTokensOf(ctx context.Context, t *schemas.Trajectory, i int) (*
 	return b.LoadTokens(ctx, m)
 }
 
-// stepOf returns the message of step i of a trajectory, after it has checked the digest.
 func (b *Bus) stepOf(ctx context.Context, t *schemas.Trajectory, i int) (*Message, error) {
 	m, err := b.Last(ctx, schemas.StreamSteps, t.StepSubject(i))
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/meander-rl/meander/schemas"
@@ -32,10 +33,8 @@ type Announcement struct {
 	stored func(revision uint64)
 	// mu is held from reading the state until its entry is stored, so that no entry is replaced by an older one.
 	mu sync.Mutex
-	// kv is the bucket, opened the last time at opened; an entry stays for ttl.
-	kv     jetstream.KeyValue
-	ttl    time.Duration
-	opened time.Time
+	// ttl is how long the bucket keeps an entry; 0: not known.
+	ttl time.Duration
 	// renewed is when the entry was last stored; lapses counts how often it had expired by then.
 	renewed atomic.Int64
 	lapses  atomic.Int64
@@ -49,7 +48,6 @@ func (b *Bus) Announcement(state func() *schemas.Presence, changed <-chan struct
 	return a
 }
 
-// age returns how long ago the entry was renewed.
 func (a *Announcement) age() time.Duration { return time.Since(time.Unix(0, a.renewed.Load())) }
 
 // lapsed returns how often others may have found no entry, up to now.
@@ -92,7 +90,7 @@ func (a *Announcement) Run(ctx context.Context) error {
 			if a.b.nc.IsClosed() {
 				return nil
 			}
-			if ctx.Err() == nil && a.b.waitLog.allow() {
+			if ctx.Err() == nil && a.b.waitLog.allow(logEvery) {
 				a.b.log.Warn().Err(err).Str("instance", a.state().Instance).Msg("presence not renewed, trying again")
 			}
 			beat = schemas.PresenceTTL / renewalsPerTTL
@@ -126,8 +124,12 @@ func (a *Announcement) storeEntry(ctx context.Context) (beat time.Duration, err 
 	defer stop()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err := a.openBucket(ctx); err != nil {
-		return 0, err
+	if a.ttl == 0 {
+		info, err := a.b.StreamInfo(ctx, schemas.StreamPresenceBucket)
+		if err != nil {
+			return 0, err
+		}
+		a.ttl = info.Config.MaxAge
 	}
 	p := a.state()
 	if err := p.Validate(); err != nil {
@@ -138,13 +140,13 @@ func (a *Announcement) storeEntry(ctx context.Context) (beat time.Duration, err 
 	if err != nil {
 		return 0, err
 	}
-	revision, err := a.kv.Put(ctx, p.Instance, data)
+	ack, err := a.b.publishOnce(ctx, &nats.Msg{Subject: schemas.PresenceSubject(p.Instance), Data: data})
 	if err != nil {
-		a.opened = time.Time{} // look again
+		a.ttl = 0 // look again
 		return 0, err
 	}
 	if a.stored != nil {
-		a.stored(revision)
+		a.stored(ack.Seq)
 	}
 	a.lapses.Store(a.lapsed())
 	a.renewed.Store(time.Now().UnixNano())
@@ -153,24 +155,6 @@ func (a *Announcement) storeEntry(ctx context.Context) (beat time.Duration, err 
 			p.Instance, ErrIncompatible, schemas.PresenceBucket, schemas.PresenceTTL)
 	}
 	return a.ttl / renewalsPerTTL, nil
-}
-
-// openBucket opens the bucket of presence, but not at each renewal: samplers renew their entry for every other
-// sample.
-func (a *Announcement) openBucket(ctx context.Context) error {
-	if time.Since(a.opened) < schemas.PresenceTTL/renewalsPerTTL/2 {
-		return nil
-	}
-	kv, err := a.b.bucket(ctx, schemas.PresenceBucket)
-	if err != nil {
-		return err
-	}
-	status, err := kv.Status(ctx)
-	if err != nil {
-		return err
-	}
-	a.kv, a.ttl, a.opened = kv, status.TTL(), time.Now()
-	return nil
 }
 
 // Present returns the services that run. It leaves out entries that cannot be read, and logs them.
@@ -187,17 +171,10 @@ func (b *Bus) PresentAt(ctx context.Context) (out []*schemas.Presence, revisions
 		return nil, nil, fmt.Errorf("services that run: %w", err)
 	}
 	for _, m := range stored {
-		if len(m.Data) == 0 {
-			continue // the marker of a removed entry
-		}
 		p := &schemas.Presence{}
-		if err := schemas.DecodeValid(m.Data, p); err != nil {
-			if b.waitLog.allow() {
-				b.log.Warn().Err(err).Str("subject", m.Subject).Msg("presence not readable")
-			}
-			continue
+		if b.decodeEntry(m, p, nil) {
+			out, revisions = append(out, p), append(revisions, m.Seq)
 		}
-		out, revisions = append(out, p), append(revisions, m.Seq)
 	}
 	return out, revisions, nil
 }

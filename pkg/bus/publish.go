@@ -9,13 +9,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -107,9 +108,7 @@ func (b *Bus) PublishPrompt(
 		schemas.HeaderType: {schemas.TypePrompt}, schemas.HeaderContentType: {schemas.ContentType},
 		jetstream.MsgIDHeader: {"prompt." + string(run) + "." + randomToken()},
 	}
-	for name, v := range header {
-		h[name] = v
-	}
+	maps.Copy(h, header)
 	setTrace(ctx, h)
 	return b.publish(ctx, &nats.Msg{Subject: schemas.PromptSubject(run), Data: prompt, Header: h}, options(nil, opts))
 }
@@ -120,9 +119,7 @@ func (b *Bus) PublishRaw(
 	ctx context.Context, subject string, data []byte, header nats.Header, id string, opts ...PublishOption,
 ) (Ack, error) {
 	h := nats.Header{}
-	for name, v := range header {
-		h[name] = v
-	}
+	maps.Copy(h, header)
 	if id != "" {
 		h[jetstream.MsgIDHeader] = []string{id}
 	}
@@ -151,7 +148,7 @@ func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]b
 		return nil, Terminal(code, err)
 	}
 	h := header(ctx, subject, e.Type(), schemas.ContentType)
-	if outcome := view.Of(e); outcome != "" {
+	if outcome := outcomes.Of(e); outcome != "" {
 		h[schemas.HeaderOutcome] = []string{outcome}
 	}
 	if !one {
@@ -210,7 +207,7 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 		if ctx.Err() != nil || b.nc.IsClosed() {
 			return Ack{}, publishError(m.Subject, errors.Join(err, ctx.Err()))
 		}
-		if b.waitLog.allow() {
+		if b.waitLog.allow(logEvery) {
 			b.log.Warn().Err(err).Str("subject", m.Subject).Dur("waited", time.Since(began)).
 				Msg("publish not confirmed, trying again")
 		}
@@ -247,7 +244,6 @@ func (b *Bus) publishOnce(ctx context.Context, m *nats.Msg) (Ack, error) {
 	return ack, nil
 }
 
-// pubAck is the server's answer to a publish.
 type pubAck struct {
 	Error     *jetstream.APIError `json:"error"`
 	Stream    string              `json:"stream"`
@@ -285,21 +281,19 @@ func (b *Bus) resolveRefusal(ctx context.Context, m *nats.Msg, cause error) (Ack
 	if v != classRefused {
 		return Ack{}, cause
 	}
-	spec, one := onePerSubject(m.Subject)
-	if !one {
+	if _, one := onePerSubject(m.Subject); !one {
 		return Ack{}, fullStream(m.Subject, cause)
 	}
-	first, err := b.Last(ctx, spec.Name, schemas.StoredSubject(m.Subject))
-	switch {
-	case errors.Is(err, ErrNotFound):
-		return Ack{}, fullStream(m.Subject, cause)
-	case err != nil:
+	first, err := b.storedOn(ctx, m.Subject)
+	if err == nil && first == nil {
+		err = fullStream(m.Subject, cause)
+	}
+	if err != nil {
 		return Ack{}, err
 	}
-	return Ack{Stream: spec.Name, Seq: first.Seq, Duplicate: true, First: first}, nil
+	return Ack{Stream: first.Stream, Seq: first.Seq, Duplicate: true, First: first}, nil
 }
 
-// fullStream returns ErrStreamFull with the name of the stream and the limit that was reached.
 func fullStream(subject string, cause error) error {
 	limit := cause.Error()
 	if api, ok := errors.AsType[*jetstream.APIError](cause); ok {
@@ -308,11 +302,9 @@ func fullStream(subject string, cause error) error {
 	return fmt.Errorf("%w: %s: %s", ErrStreamFull, cmp.Or(streamStoring(subject), subject), limit)
 }
 
-// digestOf returns the sha-256 of data in lower-case hex.
 func digestOf(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
 }
 
-// randomToken returns 16 random lower-case characters.
 func randomToken() string { return strings.ToLower(rand.Text()[:16]) }

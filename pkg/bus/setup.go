@@ -46,7 +46,7 @@ func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
 		if !errors.Is(err, ErrTooFewServers) || ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
-		if b.waitLog.allow() {
+		if b.waitLog.allow(logEvery) {
 			b.log.Warn().Err(err).Msg("streams cannot be set up yet, trying again")
 		}
 		if pause(ctx, rebindPause) != nil {
@@ -107,7 +107,6 @@ func (b *Bus) createMissing(
 	return b.createBuckets(ctx, scale, replicas)
 }
 
-// scaled returns the limit of a stream where the limits of all are divided by scale.
 func scaled(limit, scale int64) int64 { return max(minStreamBytes, limit/scale) }
 
 // NewLimits returns the bytes that Setup lets each stream keep on a new server with so much storage, as createMissing
@@ -272,7 +271,6 @@ func (b *Bus) updateStream(ctx context.Context, have, want jetstream.StreamConfi
 	return err
 }
 
-// transformText describes the subject transform of a stream.
 func transformText(c jetstream.StreamConfig) string {
 	if c.SubjectTransform == nil {
 		return "none"
@@ -299,7 +297,7 @@ func (b *Bus) Ready(ctx context.Context) error {
 		if errors.Is(err, ErrPermission) || errors.Is(err, ErrNoJetStream) {
 			return fmt.Errorf("wait for set-up: %w", err)
 		}
-		if told.allow() {
+		if told.allow(logEvery) {
 			b.log.Info().Str("missing", missing).AnErr("err", err).Msg("waiting for the streams to be set up")
 		}
 		if waitErr := pause(ctx, rebindPause); waitErr != nil {

@@ -110,7 +110,6 @@ func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 	return nil
 }
 
-// formatAge returns a MaxAge as text for people.
 func formatAge(d time.Duration) string {
 	if d <= 0 {
 		return "for ever"

@@ -62,7 +62,6 @@ func (w *window) release(n int64) {
 	}
 }
 
-// load returns how many messages and bytes are in the window.
 func (w *window) load() (msgs, bytes int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

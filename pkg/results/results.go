@@ -21,8 +21,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/counters"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/sampling"
-	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -216,7 +217,7 @@ func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	status, err := b.RunStatus(ctx, run)
+	status, err := counters.Status(ctx, b, run)
 	if err == nil {
 		r.Summary.State = status.State
 	} else if !errors.Is(err, bus.ErrNotFound) { // a pass over another run has no prompts
@@ -254,7 +255,7 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 		Trajectories: len(c.trajectories), StepsStored: steps,
 	}}
 	for _, p := range o.prompts {
-		g := &Group{GroupResult: GroupResult{UID: p.UID, Prompt: p.Text, Status: view.Open}, Members: []Member{}}
+		g := &Group{GroupResult: GroupResult{UID: p.UID, Prompt: p.Text, Status: outcomes.Open}, Members: []Member{}}
 		if a := o.Advantage(p.UID); a != nil {
 			if err := c.fillGroup(g, a); err != nil {
 				return nil, err
@@ -296,7 +297,7 @@ func stateOf(ctx context.Context, b *bus.Bus, r *Run) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	c := view.Counts{Groups: view.Groups{}}
+	c := outcomes.Counts{Groups: outcomes.Groups{}}
 	for _, g := range r.Groups {
 		c.Groups[g.Status]++
 	}
@@ -405,7 +406,7 @@ func (c *collection) countEvaluations(t *schemas.Trajectory) {
 // groupResult returns the result of a group from its advantage event.
 func groupResult(a *schemas.Advantage, uid schemas.UID, prompt string) GroupResult {
 	return GroupResult{
-		UID: uid, Prompt: prompt, Status: view.Group(a), Error: a.Error, Mean: a.Mean, Std: a.Std,
+		UID: uid, Prompt: prompt, Status: outcomes.Group(a), Error: a.Error, Mean: a.Mean, Std: a.Std,
 		StdScale: a.Scale, StdBasis: a.StdBasis,
 	}
 }

@@ -10,8 +10,8 @@ import (
 // pythonFile is what the Python package reads of the contract, from the folder of package schemas.
 const pythonFile = "../pkg/client/python/meander/data/contract.json"
 
-// forms is the shape of all events, for readers without types. A form is int, number, str, bool, bytes, map, any, the name
-// of a struct, [FORM] of a list, or FORM? of what may be absent or null.
+// forms is the shape of all events, for readers without types. A form is int, number, str, bool, bytes, map, any, the
+// name of a struct, [FORM] of a list, or FORM? of what may be absent or null.
 type forms struct {
 	Events  map[string]string            `json:"events"`  // the struct of each event
 	Structs map[string]map[string]string `json:"structs"` // the form of each field
