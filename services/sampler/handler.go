@@ -180,6 +180,6 @@ func (s *service) removeSuperseded(ctx context.Context, m *bus.Message, made, st
 // sweepSteps removes the steps of all attempts at a sample that its stored trajectory does not name.
 func (s *service) sweepSteps(ctx context.Context, stored *schemas.Trajectory) error {
 	n, err := s.bus.SweepSample(ctx, stored)
-	s.metrics.superseded.Add(float64(n))
+	s.metrics.Superseded.Add(float64(n))
 	return err
 }
