@@ -66,7 +66,8 @@ func (p *Pool) UnloadAdapter(ctx context.Context, name string) {
 func (s *Server) loadAdapter(ctx context.Context, name, folder string) error {
 	models, err := s.models(ctx)
 	if err == nil && !slices.ContainsFunc(models, func(m servedModel) bool { return m.ID == name }) {
-		err = s.http.Ask(ctx, http.MethodPost, s.dialect.load, map[string]any{"lora_name": name, "lora_path": folder}, nil)
+		err = s.http.Ask(ctx, http.MethodPost, s.dialect.load, map[string]any{"lora_name": name, "lora_path": folder},
+			nil)
 	}
 	switch status := remotehttp.Answered(err); {
 	case err == nil:

@@ -130,7 +130,7 @@ func (n *sglangNumber) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// parseSGLang is a dialect's parseEvent; done are the tokens so far: an event may repeat them, then they must be the same.
+// parseSGLang is a dialect's parseEvent. An event may repeat the tokens so far, done: they must be the same.
 func parseSGLang(_ Facts, data []byte, done []int32) (e event, err error) {
 	var in sglangEvent
 	if err := json.Unmarshal(data, &in); err != nil {

@@ -19,7 +19,7 @@ import (
 // replied is the state of an interaction that replied.
 const replied = "replied"
 
-// instruments are the metrics that code counts; show has those that are read at each scrape. The samplers of one process
+// instruments are the metrics that code counts; show has those that are read at each scrape. Samplers of one process
 // share them. A run is no label, since their number has no bound.
 type instruments struct {
 	set        instrument.Set
@@ -113,7 +113,8 @@ func (i *instruments) show(opened *models.Devices, servers engine.Servers, p *bu
 			"used": func(u tensor.Usage) int { return u.Used }, "idle": func(u tensor.Usage) int { return u.Idle },
 			"free": func(u tensor.Usage) int { return u.Free }, "total": func(u tensor.Usage) int { return u.Total },
 		} {
-			gauge("device_memory_bytes", "memory of a GPU: used by weights and passes, idle until the next pass, free, total",
+			gauge("device_memory_bytes",
+				"memory of a GPU: used by weights and passes, idle until the next pass, free, total",
 				func() float64 { return float64(read(m.Usage())) }, prometheus.Labels{"device": d.ID, "state": state})
 		}
 		gauge("device_memory_blocks", "pieces of a GPU's memory that are handed out; between passes those of weights",

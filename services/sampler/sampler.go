@@ -158,6 +158,7 @@ func logUnused(log zerolog.Logger, opened *models.Devices) {
 	}
 }
 
+// weightOptions returns the options of package weights for this sampler.
 func (s *service) weightOptions() weights.Options {
 	cfg := s.cfg
 	o := weights.Options{
