@@ -192,7 +192,8 @@ func storeLargeStep(t *testing.T, b *bus.Bus) (digest, sum string) {
 	defer p.Close()
 	data := bytes.Repeat([]byte("large "), 500_000)
 	f, err := p.PublishStep(t.Context(), &schemas.Step{
-		Run: "large", UID: "p", Attempt: "a", NumInferenceSteps: 1, Transition: schemas.TransitionODE, Sigma: 1, Timestep: 1000,
+		Stage: schemas.StageMain,
+		Run:   "large", UID: "p", Attempt: "a", NumInferenceSteps: 1, Transition: schemas.TransitionODE, Sigma: 1, Timestep: 1000,
 		LogProbKind: schemas.LogProbDensity, ElementCount: 1, Debug: []schemas.NamedTensor{}, ScheduleDigest: strings.Repeat("0", 64),
 		Latents: []schemas.IndexedTensor{{Tensor: schemas.Tensor{DType: "U8", Shape: []int64{int64(len(data)), 1}, Data: data}}},
 	}, nil)

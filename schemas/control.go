@@ -110,7 +110,7 @@ func (*Parked) Type() string { return TypeRequest }
 
 // Subject returns the subject on which a request waits: its run, lane, uid and sample name it.
 func (e *Parked) Subject() string {
-	return ParkedSubject(e.Run, e.Lane, e.UID, e.SampleIndex)
+	return ParkedSubject(e.Run, e.Lane, e.UID, e.SampleIndex, e.Stage)
 }
 
 // Validate returns all faults of the request, joined.
@@ -155,8 +155,8 @@ func (e *ControlReceipt) checkRules(f *faults) {
 func ControlSubject(run Run) string { return Prefix + KindControl + "." + string(run) }
 
 // ParkedSubject returns the subject of a parked request: that of one sample of a paused run.
-func ParkedSubject(run Run, lane Lane, uid UID, sample int64) string {
-	return Prefix + KindParked + "." + string(run) + "." + string(lane) + "." + string(uid) + "." + itoa(sample)
+func ParkedSubject(run Run, lane Lane, uid UID, sample int64, stage Stage) string {
+	return Prefix + KindParked + "." + string(run) + "." + string(lane) + "." + sampleTail(uid, sample, stage)
 }
 
 // Key returns the key in ControlBucket under which the control is kept.

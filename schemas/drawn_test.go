@@ -33,7 +33,8 @@ func engineSamples(t testing.TB) []sample {
 		{"trajectory-drawn", image},
 		{"trajectory-made", made},
 		{"policy-engine", &schemas.Policy{
-			Lane: "signs", Model: "signs", Family: "qwen-image", WeightsDigest: "served by sglang-diffusion",
+			Tenant: schemas.TenantMain,
+			Lane:   "signs", Model: "signs", Family: "qwen-image", WeightsDigest: "served by sglang-diffusion",
 			Announced:      1,
 			LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 20, TrueCFGScale: 1,
 			MaxPixels: 65536,
@@ -43,7 +44,8 @@ func engineSamples(t testing.TB) []sample {
 		{"tokens-engine", drawn},
 		{"trajectory-text-engine", trajectory},
 		{"policy-text-engine", &schemas.Policy{
-			Lane: "sums", Model: "sums", Family: "qwen2", WeightsDigest: "served by vllm", Announced: 1,
+			Tenant: schemas.TenantMain,
+			Lane:   "sums", Model: "sums", Family: "qwen2", WeightsDigest: "served by vllm", Announced: 1,
 			Text: &schemas.TextPolicy{Vocabulary: 32, MaxTokens: 64, MaxNewTokens: 16, Temperature: 1, TopP: 1, Engine: &schemas.Engine{Name: "vllm", Version: "0.32.0", Values: "raw"}},
 		}},
 	}

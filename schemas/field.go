@@ -145,7 +145,7 @@ var enums = map[string][]string{
 	"RampShapes": RampShapes, "ReflexModes": ReflexModes, "RollReasons": RollReasons, "RolloutCompats": RolloutCompats,
 	"RolloutSamplers": RolloutSamplers,
 	"PresentServices": PresentServices, "RewardStatuses": RewardStatuses, "RunStates": RunStates, "SDETypes": SDETypes,
-	"ScoreImageFormats": ScoreImageFormats, "Singletons": Singletons, "Solvers": Solvers, "Stages": Stages,
+	"ScoreImageFormats": ScoreImageFormats, "Singletons": Singletons, "Solvers": Solvers, "Services": Services,
 	"StdBases":  StdBases,
 	"StdScales": StdScales, "StopReasons": StopReasons, "SwapRules": SwapRules, "UnknownPolicies": UnknownPolicies,
 	"VideoFormats": VideoFormats, "WindowStrategies": WindowStrategies,

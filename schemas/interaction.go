@@ -71,6 +71,7 @@ type InteractRequest struct {
 	Run         Run    `msgpack:"run" form:"token"`
 	UID         UID    `msgpack:"uid" form:"token"`
 	SampleIndex int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	Stage       Stage  `msgpack:"stage" form:"token"`
 	Attempt     string `msgpack:"attempt" form:"token"`
 	// Answer is which of the model's answers it is, from 0; it has MaxTurns of them at most.
 	Answer   int64 `msgpack:"answer" range:"0..MaxAnswers-1"`

@@ -4,8 +4,8 @@ package schemas
 // without one.
 type Dead struct {
 	V int64 `msgpack:"v"`
-	// Stage is the service that refused it: intake, sampler, reward or advantage.
-	Stage string `msgpack:"stage" enum:"Stages"`
+	// Service is the one that refused it: intake, sampler, reward or advantage.
+	Service string `msgpack:"service" enum:"Services"`
 	// Code is the class of the reason, one of a fixed list; Reason is for people.
 	Code   string `msgpack:"code" enum:"DeadCodes"`
 	Reason string `msgpack:"reason" size:"1..MaxText"`

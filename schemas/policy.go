@@ -17,6 +17,8 @@ import (
 type Policy struct {
 	V    int64 `msgpack:"v"`
 	Lane Lane  `msgpack:"lane" form:"token"`
+	// Tenant is whose weights they are: main. Lanes serve no other tenant yet.
+	Tenant Tenant `msgpack:"tenant" form:"token"`
 	// Model and Family name the network; PolicyVersion counts weight updates.
 	Model         string `msgpack:"model" size:"1..MaxName"`
 	Family        string `msgpack:"family" size:"0..MaxName"`
@@ -240,8 +242,9 @@ const (
 
 // Applied is a sampler's answer to a policy.
 type Applied struct {
-	V    int64 `msgpack:"v"`
-	Lane Lane  `msgpack:"lane" form:"token"`
+	V      int64  `msgpack:"v"`
+	Lane   Lane   `msgpack:"lane" form:"token"`
+	Tenant Tenant `msgpack:"tenant" form:"token"`
 	// Instance is the sampler, as it is named in its Presence.
 	Instance string `msgpack:"instance" form:"token"`
 	// PolicyVersion is the version that was to be taken over.
@@ -284,6 +287,9 @@ func (e *Policy) Validate() error { return CheckFields(e) }
 // checkRules checks that image settings are there exactly for a lane of images, that JSON fields are objects, and that
 // an adapter or weights name the checkpoint that they are for.
 func (e *Policy) checkRules(f *faults) {
+	if e.Tenant != "" && e.Tenant != TenantMain {
+		f.add("tenant", quote(string(e.Tenant)), "must be "+string(TenantMain)+": lanes serve no other tenant yet")
+	}
 	for _, of := range []struct {
 		field string
 		n     int64

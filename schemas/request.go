@@ -32,7 +32,7 @@ type Request struct {
 }
 
 func (*Request) keys() string {
-	return "v run uid sample_index group_size lane base_digest sample_seed noise_seed step_seeds start stop " +
+	return "v run uid sample_index stage group_size lane base_digest sample_seed noise_seed step_seeds start stop " +
 		"scheduled_sampling prompt negative_prompt truncate_prompt text height width true_cfg_scale sigmas " +
 		"transitions " +
 		"noise_level log_prob_kind solver return_step_indices checkpoint_step_indices debug latents_dtype " +

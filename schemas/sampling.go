@@ -7,11 +7,12 @@ import (
 	"reflect"
 )
 
-// Identity names one sample.
+// Identity names one stage of one sample.
 type Identity struct {
 	Run         Run   `msgpack:"run" form:"token"`
 	UID         UID   `msgpack:"uid" form:"token"`
 	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	Stage       Stage `msgpack:"stage" form:"token"`
 	GroupSize   int64 `msgpack:"group_size" range:"1..MaxGroupSize"`
 	Lane        Lane  `msgpack:"lane" form:"token"`
 }

@@ -9,6 +9,7 @@ type Step struct {
 	Run               Run    `msgpack:"run" form:"token"`
 	UID               UID    `msgpack:"uid" form:"token"`
 	SampleIndex       int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	Stage             Stage  `msgpack:"stage" form:"token"`
 	Attempt           string `msgpack:"attempt" form:"token"`
 	StepIndex         int64  `msgpack:"step_index" range:"0..MaxSteps-1"`
 	NumInferenceSteps int64  `msgpack:"num_inference_steps" range:"1..MaxSteps"`
@@ -94,7 +95,7 @@ func (e *Step) Place() int64 { return e.StepIndex }
 
 // Mark sets which sample the event is of, and what made it.
 func (e *Step) Mark(m StepMark) {
-	e.Run, e.UID, e.SampleIndex, e.Attempt = m.Run, m.UID, m.SampleIndex, m.Attempt
+	e.Run, e.UID, e.SampleIndex, e.Stage, e.Attempt = m.Run, m.UID, m.SampleIndex, m.Stage, m.Attempt
 	e.PolicyVersion, e.WeightsDigest, e.Sampler, e.Backend, e.DeviceNS = m.PolicyVersion, m.WeightsDigest, m.Sampler,
 		m.Backend, m.DeviceNS
 }

@@ -16,6 +16,7 @@ type Tokens struct {
 	Run         Run    `msgpack:"run" form:"token"`
 	UID         UID    `msgpack:"uid" form:"token"`
 	SampleIndex int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	Stage       Stage  `msgpack:"stage" form:"token"`
 	Attempt     string `msgpack:"attempt" form:"token"`
 	// N is the place of the event among those of the sample, from 0.
 	N int64 `msgpack:"n" range:"0..MaxTokenEvents-1"`
@@ -143,6 +144,7 @@ type StepMark struct {
 	Run              Run
 	UID              UID
 	SampleIndex      int64
+	Stage            Stage
 	Attempt          string
 	PolicyVersion    int64
 	WeightsDigest    string
@@ -159,7 +161,9 @@ var (
 func (*Tokens) Type() string { return TypeTokens }
 
 // Subject returns the subject that the event is published on: its run, uid, sample, attempt and place name it.
-func (e *Tokens) Subject() string { return TokensSubject(e.Run, e.UID, e.SampleIndex, e.Attempt, e.N) }
+func (e *Tokens) Subject() string {
+	return TokensSubject(e.Run, e.UID, e.SampleIndex, e.Stage, e.Attempt, e.N)
+}
 
 // Tensors returns the tensors of the logits.
 func (e *Tokens) Tensors() []*Tensor {
@@ -192,7 +196,7 @@ func (e *Tokens) Place() int64 { return e.N }
 
 // Mark sets which sample the event is of, and what made it.
 func (e *Tokens) Mark(m StepMark) {
-	e.Run, e.UID, e.SampleIndex, e.Attempt = m.Run, m.UID, m.SampleIndex, m.Attempt
+	e.Run, e.UID, e.SampleIndex, e.Stage, e.Attempt = m.Run, m.UID, m.SampleIndex, m.Stage, m.Attempt
 	e.PolicyVersion, e.WeightsDigest, e.Sampler, e.Backend, e.DeviceNS = m.PolicyVersion, m.WeightsDigest, m.Sampler,
 		m.Backend, m.DeviceNS
 }
@@ -220,6 +224,7 @@ func (e *Tokens) ContentDigest(h Hash) ([32]byte, error) {
 func (e *Tokens) ContentDigestOf(sums *TensorSums) [32]byte {
 	d := newStepDigester("meander tokens 1", sums)
 	d.addText(string(e.UID))
+	d.addText(string(e.Stage))
 	for _, n := range []int64{e.SampleIndex, e.N, e.Turn, e.Position, e.TurnPosition} {
 		d.addInteger(n)
 	}

@@ -30,7 +30,7 @@ type Trajectory struct {
 }
 
 func (*Trajectory) keys() string {
-	return "v run uid sample_index group_size lane attempt stop_reason error prompt text negative_prompt " +
+	return "v run uid sample_index stage group_size lane attempt stop_reason error prompt text negative_prompt " +
 		"truncate_prompt " +
 		"truncated_tokens height width true_cfg_scale cfg_rule sample_seed noise_seed step_seeds start stop " +
 		"scheduled_sampling rolled drawn sigmas timesteps transitions log_probs log_prob_kind noise_level solver " +
@@ -108,10 +108,10 @@ func (e *Trajectory) StepAttempt(i int) string {
 // StepSubject returns the subject of Steps[i]. Only the steps in Steps count, of all that attempts have stored.
 func (e *Trajectory) StepSubject(i int) string {
 	if e.Text != nil {
-		return TokensSubject(e.Run, e.UID, e.SampleIndex, e.StepAttempt(i), int64(i))
+		return TokensSubject(e.Run, e.UID, e.SampleIndex, e.Stage, e.StepAttempt(i), int64(i))
 	}
 	begin, _ := e.Segment()
-	return StepSubject(e.Run, e.UID, e.SampleIndex, e.StepAttempt(i), begin+int64(i))
+	return StepSubject(e.Run, e.UID, e.SampleIndex, e.Stage, e.StepAttempt(i), begin+int64(i))
 }
 
 // Attempts returns the attempts that made the Steps, in the order of their steps.

@@ -460,7 +460,7 @@ func TestPolicy_Validate(t *testing.T) {
 func TestDead_Validate(t *testing.T) {
 	type D = schemas.Dead
 	faults(t, func() *D { return find[D](t, "dead-refused") }, []fault[D]{
-		{"stage", func(d *D) { d.Stage = "x" }, `stage: "x"; must be one of intake, sampler, reward, advantage`},
+		{"service", func(d *D) { d.Service = "x" }, `service: "x"; must be one of intake, sampler, reward, advantage`},
 		{"code", func(d *D) { d.Code = "x" }, `code: "x"; must be one of decode, invalid, unknown_model, unknown_reward, uid_conflict, exhausted, late, failed, too_large, displaced, cancelled, panic`},
 		{"reason", func(d *D) { d.Reason = "" }, `reason: ""; must not be empty`},
 		{"headers", func(d *D) { d.Headers[0].Name = "" }, `headers[0].name: ""; must not be empty`},

@@ -177,7 +177,7 @@ func TestWrite_LeavesOut(t *testing.T) {
 	t.Parallel()
 	p := bustest.New(t)
 	publish(t, p.Bus, group("r", "", 1))
-	p.Forge(t, schemas.TrajectorySubject("r", "u", 3), []byte("garbage"))
+	p.Forge(t, schemas.TrajectorySubject("r", "u", 3, schemas.StageMain), []byte("garbage"))
 	step := stepOf("r", "u", 0, 0, make([]byte, 32))
 	publish(t, p.Bus, withImage(completed("r", "u", 0, refTo(t, step, publish(t, p.Bus, step))), nil))
 	var out bytes.Buffer

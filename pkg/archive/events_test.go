@@ -14,7 +14,8 @@ var digest = strings.Repeat("a", 64)
 // stepOf is step index of a sample; latents are the bytes of its state, whole numbers of 4.
 func stepOf(run schemas.Run, uid schemas.UID, sample, index int64, latents []byte) *schemas.Step {
 	return &schemas.Step{
-		Run: run, UID: uid, SampleIndex: sample, Attempt: "a", StepIndex: index, NumInferenceSteps: 4,
+		Stage: schemas.StageMain,
+		Run:   run, UID: uid, SampleIndex: sample, Attempt: "a", StepIndex: index, NumInferenceSteps: 4,
 		Transition: schemas.TransitionODE, Sigma: 1 - float32(index)/4, SigmaNext: 0.75 - float32(index)/4,
 		Timestep: 1000 - 250*float32(index), ElementCount: 8, LogProbKind: "density", Latents: []schemas.IndexedTensor{{
 			Index: index, Tensor: schemas.Tensor{DType: "F32", Shape: []int64{int64(len(latents) / 4), 1}, Data: latents},

@@ -100,7 +100,7 @@ func TestImport_Pass(t *testing.T) {
 			t.Fatalf("%+v, %v; want %d events stored", done, err, stored)
 		}
 	}
-	m, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("made", "u", 0))
+	m, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("made", "u", 0, schemas.StageMain))
 	if err != nil {
 		t.Fatal(err)
 	}

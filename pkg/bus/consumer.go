@@ -69,8 +69,8 @@ type ConsumerConfig struct {
 	// RetryDelay is the pause after the first failure. It doubles with each failure and varies by a fifth; default
 	// one second, at most a minute.
 	RetryDelay time.Duration
-	// Stage is the name of the stage in dead letters; default: Durable up to its first "-".
-	Stage string
+	// Service is the name of the service in dead letters; default: Durable up to its first "-".
+	Service string
 	// OnGiveUp runs before the dead letter of a message that is given up, so that it can tell the later stages. When
 	// it fails, it runs again.
 	OnGiveUp func(ctx context.Context, m *Message, cause error) error
@@ -125,8 +125,8 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	orDefault(&c.DrainTimeout, DefaultDrainTimeout)
 	orDefault(&c.RetryDelay, DefaultRetryDelay)
 	orDefault(&c.Look, DefaultLook)
-	if c.Stage == "" {
-		c.Stage = stageOf(c.Name)
+	if c.Service == "" {
+		c.Service = serviceOf(c.Name)
 	}
 	return c, nil
 }
@@ -139,8 +139,8 @@ func orDefault[T comparable](v *T, d T) {
 	}
 }
 
-// stageOf returns the stage that a durable belongs to: the sampler for "sampler-tiny".
-func stageOf(durable string) string {
+// serviceOf returns the stage that a durable belongs to: the sampler for "sampler-tiny".
+func serviceOf(durable string) string {
 	stage, _, _ := strings.Cut(durable, "-")
 	return stage
 }

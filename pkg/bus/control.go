@@ -409,7 +409,7 @@ func (b *Bus) answered(
 ) (open, refused int64, err error) {
 	open = prompts - int64(len(groups))
 	letters, err := b.Subjects(ctx, schemas.StreamDead,
-		schemas.Address{Kind: schemas.KindDead, Stage: schemas.ServiceIntake, Run: run}.Filter())
+		schemas.Address{Kind: schemas.KindDead, Service: schemas.ServiceIntake, Run: run}.Filter())
 	for subject, n := range letters {
 		if a, _ := schemas.ParseSubject(subject); !groups[a.UID] {
 			refused += int64(n)

@@ -75,7 +75,7 @@ func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
 // its history, which the next publisher expects to find. It asks the history first: a publisher may have died before it
 // wrote to the bucket of current policies.
 func (b *Bus) currentPolicy(ctx context.Context, lane schemas.Lane) (p *schemas.Policy, last uint64, err error) {
-	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane))
+	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane, schemas.TenantMain))
 	switch {
 	case err == nil:
 		last = m.Seq
@@ -86,7 +86,7 @@ func (b *Bus) currentPolicy(ctx context.Context, lane schemas.Lane) (p *schemas.
 		return nil, 0, err
 	}
 	// The history was removed, or its last event is not a policy.
-	m, err = b.Last(ctx, schemas.StreamPolicyBucket, schemas.BucketSubject(schemas.PolicyBucket, string(lane)))
+	m, err = b.Last(ctx, schemas.StreamPolicyBucket, schemas.BucketSubject(schemas.PolicyBucket, schemas.PolicyKey(lane, schemas.TenantMain)))
 	if errors.Is(err, ErrNotFound) {
 		return nil, last, nil
 	}
@@ -105,7 +105,7 @@ func (b *Bus) decodePolicy(m *Message) *schemas.Policy {
 	p := &schemas.Policy{}
 	err := schemas.DecodeValid(m.Data, p)
 	if err == nil && p.Subject() != m.Subject &&
-		schemas.BucketSubject(schemas.PolicyBucket, string(p.Lane)) != m.Subject {
+		schemas.BucketSubject(schemas.PolicyBucket, schemas.PolicyKey(p.Lane, p.Tenant)) != m.Subject {
 		err = fmt.Errorf("a policy of lane %q", p.Lane)
 	}
 	if err != nil {
@@ -120,6 +120,7 @@ func (b *Bus) decodePolicy(m *Message) *schemas.Policy {
 // RaisePolicy copies the newest policy of a lane's history to the bucket: its publisher may have died before it did
 // so. It returns ErrStreamFull when the server has no space.
 func (b *Bus) RaisePolicy(ctx context.Context, lane schemas.Lane) error {
+	key := schemas.PolicyKey(lane, schemas.TenantMain)
 	for {
 		err := b.retryWhileAway(ctx, func(ctx context.Context) error {
 			kv, err := b.bucket(ctx, schemas.PolicyBucket)
@@ -127,11 +128,11 @@ func (b *Bus) RaisePolicy(ctx context.Context, lane schemas.Lane) error {
 				return err
 			}
 			// Read the bucket first: then the history that is read next is at least as new.
-			e, err := kv.Get(ctx, string(lane))
+			e, err := kv.Get(ctx, key)
 			if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
 				return err
 			}
-			m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane))
+			m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane, schemas.TenantMain))
 			switch {
 			case errors.Is(err, ErrNotFound):
 				return nil
@@ -140,9 +141,9 @@ func (b *Bus) RaisePolicy(ctx context.Context, lane schemas.Lane) error {
 			case b.decodePolicy(m) == nil, e != nil && slices.Equal(e.Value(), m.Data):
 				return nil
 			case e == nil:
-				_, err = kv.Create(ctx, string(lane), m.Data)
+				_, err = kv.Create(ctx, key, m.Data)
 			default:
-				_, err = kv.Update(ctx, string(lane), m.Data, e.Revision())
+				_, err = kv.Update(ctx, key, m.Data, e.Revision())
 			}
 			return err
 		})
@@ -172,7 +173,7 @@ func (b *Bus) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, e
 // weights it returns the last. It leaves out entries that cannot be read, and logs them.
 func (b *Bus) PolicyHistory(ctx context.Context, lane schemas.Lane) ([]*schemas.Policy, error) {
 	var out []*schemas.Policy
-	for m, err := range b.Read(ctx, schemas.StreamPolicies, []string{schemas.PolicySubject(lane)}, ReadOptions{}) {
+	for m, err := range b.Read(ctx, schemas.StreamPolicies, []string{schemas.PolicySubject(lane, schemas.TenantMain)}, ReadOptions{}) {
 		if err != nil {
 			return nil, fmt.Errorf("policies of lane %q: %w", lane, err)
 		}
@@ -194,7 +195,7 @@ func (b *Bus) PolicyHistory(ctx context.Context, lane schemas.Lane) ([]*schemas.
 func (b *Bus) PolicyVersionAt(
 	ctx context.Context, lane schemas.Lane, at time.Time, refused map[int64]string,
 ) (version int64, err error) {
-	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane))
+	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane, schemas.TenantMain))
 	if errors.Is(err, ErrNotFound) {
 		return 0, nil
 	}
@@ -204,7 +205,7 @@ func (b *Bus) PolicyVersionAt(
 	if p := b.decodePolicy(m); p != nil && !m.Time.After(at) && refused[p.PolicyVersion] == "" { // told by one request
 		return p.PolicyVersion, nil
 	}
-	for m, err := range b.Read(ctx, schemas.StreamPolicies, []string{schemas.PolicySubject(lane)}, ReadOptions{}) {
+	for m, err := range b.Read(ctx, schemas.StreamPolicies, []string{schemas.PolicySubject(lane, schemas.TenantMain)}, ReadOptions{}) {
 		if err != nil {
 			return 0, fmt.Errorf("policies of lane %q: %w", lane, err)
 		}
@@ -222,7 +223,7 @@ func (b *Bus) PolicyVersionAt(
 // When several come at once, it may skip all but the last. An entry that was removed or cannot be read is replaced by
 // the newest policy of the history. It returns nil.
 func (b *Bus) FollowPolicy(ctx context.Context, lane schemas.Lane, each func(*schemas.Policy)) error {
-	subject := schemas.BucketSubject(schemas.PolicyBucket, string(lane))
+	subject := schemas.BucketSubject(schemas.PolicyBucket, schemas.PolicyKey(lane, schemas.TenantMain))
 	b.followEntries(ctx, schemas.StreamPolicyBucket, subject, func(m *Message) {
 		if p := b.decodePolicy(m); p != nil {
 			each(p)
@@ -239,7 +240,7 @@ func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
 	current := map[schemas.Lane]*schemas.Policy{}
 	for _, of := range [][2]string{
 		{schemas.StreamPolicyBucket, schemas.BucketSubject(schemas.PolicyBucket, ">")},
-		{schemas.StreamPolicies, schemas.PolicySubject("*")},
+		{schemas.StreamPolicies, schemas.PolicySubject("*", schemas.TenantMain)},
 	} {
 		stored, err := b.LastMany(ctx, of[0], of[1:])
 		if err != nil {
@@ -348,7 +349,7 @@ func (b *Bus) PolicyRefusals(ctx context.Context, lane schemas.Lane) (map[int64]
 // Applied returns the samplers' answers to the policies of a lane (applied or refused), oldest first.
 func (b *Bus) Applied(ctx context.Context, lane schemas.Lane) ([]*schemas.Applied, error) {
 	var out []*schemas.Applied
-	for m, err := range b.Read(ctx, schemas.StreamApplied, []string{schemas.AppliedSubject(lane, "*")}, ReadOptions{}) {
+	for m, err := range b.Read(ctx, schemas.StreamApplied, []string{schemas.AppliedSubject(lane, schemas.TenantMain, "*")}, ReadOptions{}) {
 		if err != nil {
 			return nil, fmt.Errorf("answers to policies of lane %q: %w", lane, err)
 		}

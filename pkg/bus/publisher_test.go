@@ -278,7 +278,7 @@ func TestJoinParts_hostile(t *testing.T) {
 		"upper-case digest": {First: 0, Count: 1, Size: 1000, Digest: "541B3E9DAA09B20BF85FA273E5CBD3E80185AA4EC298E765DB87742B70138A53"},
 	} {
 		fetched = 0
-		s := &schemas.Step{Latents: []schemas.IndexedTensor{{Tensor: schemas.Tensor{DType: "U8", Parts: &p}}}}
+		s := &schemas.Step{Stage: schemas.StageMain, Latents: []schemas.IndexedTensor{{Tensor: schemas.Tensor{DType: "U8", Parts: &p}}}}
 		if err := bus.JoinParts(s, part); err == nil {
 			t.Errorf("%s: accepted", name)
 		}

@@ -27,9 +27,9 @@ func recorded(t *testing.T) *bustest.Plane {
 	put(schemas.PromptSubject("r"), &schemas.Prompt{Prompt: "a red fox", UID: "u"})
 	put(schemas.PromptSubject("other"), &schemas.Prompt{Prompt: "a red fox"})
 	for i := range int64(3) {
-		step := &schemas.Step{Run: "r", UID: "u", SampleIndex: i, Attempt: "a"}
+		step := &schemas.Step{Stage: schemas.StageMain, Run: "r", UID: "u", SampleIndex: i, Attempt: "a"}
 		put(step.Subject(), step)
-		made := &schemas.Trajectory{Identity: schemas.Identity{Run: "r", UID: "u", SampleIndex: i}}
+		made := &schemas.Trajectory{Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "u", SampleIndex: i}}
 		put(made.Subject(), made)
 		put(schemas.RewardSubject("r", "u", "u", i), &schemas.Reward{Run: "r", UID: "u", SampleIndex: i})
 	}

@@ -144,7 +144,7 @@ func (s storedRuns) decide(ctx context.Context, b *bus.Bus, run schemas.Run) err
 		}
 	}
 	letters, err := b.Subjects(ctx, schemas.StreamDead,
-		schemas.Address{Kind: schemas.KindDead, Stage: schemas.ServiceIntake, Run: run}.Filter())
+		schemas.Address{Kind: schemas.KindDead, Service: schemas.ServiceIntake, Run: run}.Filter())
 	if err != nil {
 		return err
 	}

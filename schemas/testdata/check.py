@@ -250,7 +250,9 @@ def schedule_digest(e):
 def step_digest(e, name=""):
     d = Digest("meander step 1", name)
     d.text(e["uid"])
-    for field in ("sample_index", "step_index", "num_inference_steps"):
+    d.integer(e["sample_index"])
+    d.text(e["stage"])
+    for field in ("step_index", "num_inference_steps"):
         d.integer(e[field])
     d.text(e["transition"])
     d.double(e["noise_level"])
@@ -281,6 +283,7 @@ def step_digest(e, name=""):
 def tokens_digest(e, name=""):
     d = Digest("meander tokens 1", name)
     d.text(e["uid"])
+    d.text(e["stage"])
     for field in ("sample_index", "n", "turn", "position", "turn_position"):
         d.integer(e[field])
     d.integer(int(e["generated"]))

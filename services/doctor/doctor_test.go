@@ -302,7 +302,8 @@ func TestRun_Policies(t *testing.T) {
 	has(t, look(t, doctor.Options{Bus: p.Bus}), "policies", doctor.Unchecked, "there are none yet")
 	digest := strings.Repeat("a", 64)
 	policy := schemas.Policy{
-		Lane: "signs", Model: "signs", Family: "qwen-image", WeightsDigest: digest, Height: 64, Width: 64, NumInferenceSteps: 1,
+		Tenant: schemas.TenantMain,
+		Lane:   "signs", Model: "signs", Family: "qwen-image", WeightsDigest: digest, Height: 64, Width: 64, NumInferenceSteps: 1,
 		TrueCFGScale: 1, LatentChannels: 64, PixelsPerToken: 16, MaxPixels: 1 << 20,
 	}
 	if err := p.SetPolicy(t.Context(), &policy, nil); err != nil {
@@ -321,12 +322,13 @@ func TestRun_Policies(t *testing.T) {
 	}
 	for i, state := range []string{schemas.AppliedRefused, schemas.AppliedApplied} {
 		a := &schemas.Applied{
-			Lane: "signs", Instance: "refuses", PolicyVersion: int64(1 - i), State: state, WeightsDigest: digest, Backend: "cpu", At: 1,
+			Tenant: schemas.TenantMain,
+			Lane:   "signs", Instance: "refuses", PolicyVersion: int64(1 - i), State: state, WeightsDigest: digest, Backend: "cpu", At: 1,
 		}
 		if state == schemas.AppliedRefused {
 			a.Error = "lora_A of another rank\nand more"
 		}
-		_, err := p.JetStream().Publish(t.Context(), schemas.AppliedSubject("signs", "refuses"), bustest.Encode(t, a))
+		_, err := p.JetStream().Publish(t.Context(), schemas.AppliedSubject("signs", schemas.TenantMain, "refuses"), bustest.Encode(t, a))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -406,7 +408,8 @@ func TestRun_Model(t *testing.T) {
 
 	p := bustest.New(t)
 	if err := p.SetPolicy(t.Context(), &schemas.Policy{
-		Lane: "signs", Model: "signs", Family: "qwen-image", WeightsDigest: strings.Repeat("a", 64), Height: 64, Width: 64, NumInferenceSteps: 1, TrueCFGScale: 1, LatentChannels: 64, PixelsPerToken: 16, MaxPixels: 1 << 20,
+		Tenant: schemas.TenantMain,
+		Lane:   "signs", Model: "signs", Family: "qwen-image", WeightsDigest: strings.Repeat("a", 64), Height: 64, Width: 64, NumInferenceSteps: 1, TrueCFGScale: 1, LatentChannels: 64, PixelsPerToken: 16, MaxPixels: 1 << 20,
 	}, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -196,7 +196,7 @@ func TestRun_NothingChecked(t *testing.T) {
 		}
 	}
 	sample(t, plane, "kept", prompt())
-	plane.Forge(t, schemas.TrajectorySubject("kept", "zz", 0), []byte("junk"))
+	plane.Forge(t, schemas.TrajectorySubject("kept", "zz", 0, schemas.StageMain), []byte("junk"))
 	report, err := verify.Run(t.Context(), plane.Bus, "kept", verify.Options{})
 	if err != nil || report.Trajectories != samples+1 || report.Steps != samples*stochastic ||
 		len(report.Mismatches) != 1 {

@@ -114,7 +114,7 @@ func (r *Recorder) takeOver(step *storedStep) {
 // Finish (see Recording.Step); other errors are of the server.
 func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.Duration) error {
 	e.Mark(schemas.StepMark{
-		Run: r.req.Run, UID: r.req.UID, SampleIndex: r.req.SampleIndex, Attempt: r.token,
+		Run: r.req.Run, UID: r.req.UID, SampleIndex: r.req.SampleIndex, Stage: r.req.Stage, Attempt: r.token,
 		PolicyVersion: r.policy.PolicyVersion, WeightsDigest: r.policy.WeightsDigest,
 		Sampler: r.store.Instance, Backend: r.backend, DeviceNS: device.Nanoseconds(),
 	})
@@ -143,7 +143,7 @@ func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.
 func (r *Recorder) Undo(ctx context.Context) error {
 	r.AwaitStored()
 	r.Close()
-	steps := schemas.AttemptFilter(r.req.Run, r.req.UID, r.req.SampleIndex, r.token)
+	steps := schemas.AttemptFilter(r.req.Run, r.req.UID, r.req.SampleIndex, r.req.Stage, r.token)
 	if _, err := r.store.Bus.PurgeSubject(ctx, schemas.StreamSteps, steps); err != nil {
 		return fmt.Errorf("remove the steps of an attempt that begins again: %w", err)
 	}

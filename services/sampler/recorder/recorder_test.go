@@ -357,7 +357,7 @@ func TestRecorder_Undo(t *testing.T) {
 	if err := record.Undo(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	left, err := x.Bus.Subjects(t.Context(), schemas.StreamSteps, schemas.AttemptFilter("r", "u", 0, "old"))
+	left, err := x.Bus.Subjects(t.Context(), schemas.StreamSteps, schemas.AttemptFilter("r", "u", 0, schemas.StageMain, "old"))
 	if err != nil || len(left) != 0 {
 		t.Errorf("%v left, %v", left, err)
 	}
@@ -406,7 +406,7 @@ func (e *text) Finish(_ context.Context, t *schemas.Trajectory) (engine.Images, 
 func TestRecorder_Text(t *testing.T) {
 	t.Parallel()
 	x := newStudio(t)
-	r := &schemas.Request{Identity: schemas.Identity{Run: "r", UID: "text", GroupSize: 1}}
+	r := &schemas.Request{Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "text", GroupSize: 1}}
 	r.Text = &schemas.TextRequest{}
 	record := x.store.New(r, "t", "cpu", x.policy)
 	made := x.finish(record, &text{ids: make([]byte, 1<<16)})

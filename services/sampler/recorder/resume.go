@@ -164,7 +164,7 @@ func (r *Recorder) startSearch(ctx context.Context) (*stepSearch, error) {
 // read, are logged and skipped: they are made again.
 func (f *stepSearch) findStep(ctx context.Context, index int64, before seal) (*storedStep, error) {
 	for at, attempt := range f.attempts {
-		subject := schemas.StepSubject(f.req.Run, f.req.UID, f.req.SampleIndex, attempt, index)
+		subject := schemas.StepSubject(f.req.Run, f.req.UID, f.req.SampleIndex, f.req.Stage, attempt, index)
 		if !f.subjects[subject] {
 			continue
 		}

@@ -102,6 +102,8 @@ export interface Applied {
   v: 1;
   /** what serves the sample: a model family and size class */
   lane: string;
+  /** whose weights they are; main where the lane has one set of them */
+  tenant: string;
   /** instance is the sampler, as it is named in its Presence. */
   instance: string;
   /** policy_version is the version that was to be taken over. */
@@ -296,8 +298,8 @@ export interface DataImage {
 export interface Dead {
   /** schema version of the event's type */
   v: 1;
-  /** stage is the service that refused it: intake, sampler, reward or advantage. */
-  stage: "intake" | "sampler" | "reward" | "advantage";
+  /** service is the one that refused it: intake, sampler, reward or advantage. */
+  service: "intake" | "sampler" | "reward" | "advantage";
   /** code is the class of the reason, one of a fixed list; reason is for people. */
   code: "decode" | "invalid" | "unknown_model" | "unknown_reward" | "uid_conflict" | "exhausted" | "late" | "failed" | "too_large" | "displaced" | "cancelled" | "panic";
   /** code is the class of the reason, one of a fixed list; reason is for people. */
@@ -476,7 +478,7 @@ export interface Header {
   value: string;
 }
 
-/** Identity names one sample. */
+/** Identity names one stage of one sample. */
 export interface Identity {
   /** name of the run that the event belongs to */
   run: string;
@@ -484,6 +486,8 @@ export interface Identity {
   uid: string;
   /** place of the sample in its group, from 0 */
   sample_index: number;
+  /** stage of the sample: what one lane makes of it; main where the prompt names none */
+  stage: string;
   /** number of samples of the group */
   group_size: number;
   /** what serves the sample: a model family and size class */
@@ -592,6 +596,8 @@ export interface InteractRequest {
   uid: string;
   /** place of the sample in its group, from 0 */
   sample_index: number;
+  /** stage of the sample: what one lane makes of it; main where the prompt names none */
+  stage: string;
   /** token of one attempt at the sample */
   attempt: string;
   /** answer is which of the model's answers it is, from 0; it has max_turns of them at most. */
@@ -796,6 +802,8 @@ export interface Policy {
   v: 1;
   /** what serves the sample: a model family and size class */
   lane: string;
+  /** tenant is whose weights they are: main. Lanes serve no other tenant yet. */
+  tenant: string;
   /** model and family name the network; policy_version counts weight updates. */
   model: string;
   /** model and family name the network; policy_version counts weight updates. */
@@ -1156,6 +1164,8 @@ export interface Request {
   uid: string;
   /** place of the sample in its group, from 0 */
   sample_index: number;
+  /** stage of the sample: what one lane makes of it; main where the prompt names none */
+  stage: string;
   /** number of samples of the group */
   group_size: number;
   /** what serves the sample: a model family and size class */
@@ -1720,6 +1730,8 @@ export interface Step {
   uid: string;
   /** place of the sample in its group, from 0 */
   sample_index: number;
+  /** stage of the sample: what one lane makes of it; main where the prompt names none */
+  stage: string;
   /** token of one attempt at the sample */
   attempt: string;
   /** place of the step, from 0, the noisiest */
@@ -1856,12 +1868,14 @@ export interface TeacherRequest {
   v: 1;
   /** name is what the teacher was started with, and the end of its subject. */
   name: string;
-  /** run, uid and sample_index name a completed trajectory. */
+  /** run, uid, sample_index and stage name a completed trajectory. */
   run: string;
-  /** run, uid and sample_index name a completed trajectory. */
+  /** run, uid, sample_index and stage name a completed trajectory. */
   uid: string;
-  /** run, uid and sample_index name a completed trajectory. */
+  /** run, uid, sample_index and stage name a completed trajectory. */
   sample_index: number;
+  /** run, uid, sample_index and stage name a completed trajectory. */
+  stage: string;
   /** top_k asks for the K likeliest tokens at each token that was generated; absent: for none. Images have none. */
   top_k?: number | null;
 }
@@ -2004,6 +2018,8 @@ export interface Tokens {
   uid: string;
   /** place of the sample in its group, from 0 */
   sample_index: number;
+  /** stage of the sample: what one lane makes of it; main where the prompt names none */
+  stage: string;
   /** token of one attempt at the sample */
   attempt: string;
   /** n is the place of the event among those of the sample, from 0. */
@@ -2072,6 +2088,8 @@ export interface Trajectory {
   uid: string;
   /** place of the sample in its group, from 0 */
   sample_index: number;
+  /** stage of the sample: what one lane makes of it; main where the prompt names none */
+  stage: string;
   /** number of samples of the group */
   group_size: number;
   /** what serves the sample: a model family and size class */
@@ -2329,20 +2347,20 @@ export const subjects = {
   plan: (run: Token, uid: Token) => `mdr.v1.plan.${run}.${uid}`,
   opening_published: (run: Token, batch: Token, uid: Token) => `mdr.v1.opening.${run}.${batch}.${uid}`,
   opening: (partition: Token, run: Token, batch: Token, uid: Token) => `mdr.v1.opening.${partition}.${run}.${batch}.${uid}`,
-  request: (run: Token, lane: Token, uid: Token, sample: Token) => `mdr.v1.request.${run}.${lane}.${uid}.${sample}`,
-  step: (run: Token, uid: Token, sample: Token, attempt: Token, step: Token) => `mdr.v1.step.${run}.${uid}.${sample}.${attempt}.${step}`,
-  tokens: (run: Token, uid: Token, sample: Token, attempt: Token, n: Token) => `mdr.v1.tokens.${run}.${uid}.${sample}.${attempt}.${n}`,
-  trajectory: (run: Token, uid: Token, sample: Token) => `mdr.v1.trajectory.${run}.${uid}.${sample}`,
+  request: (run: Token, lane: Token, uid: Token, sample: Token, stage: Token) => `mdr.v1.request.${run}.${lane}.${uid}.${sample}.${stage}`,
+  step: (run: Token, uid: Token, sample: Token, stage: Token, attempt: Token, step: Token) => `mdr.v1.step.${run}.${uid}.${sample}.${stage}.${attempt}.${step}`,
+  tokens: (run: Token, uid: Token, sample: Token, stage: Token, attempt: Token, n: Token) => `mdr.v1.tokens.${run}.${uid}.${sample}.${stage}.${attempt}.${n}`,
+  trajectory: (run: Token, uid: Token, sample: Token, stage: Token) => `mdr.v1.trajectory.${run}.${uid}.${sample}.${stage}`,
   verdict: (run: Token, uid: Token, sample: Token, name: Token) => `mdr.v1.verdict.${run}.${uid}.${sample}.${name}`,
   reward_published: (run: Token, batch: Token, uid: Token, sample: Token) => `mdr.v1.reward.${run}.${batch}.${uid}.${sample}`,
   reward: (partition: Token, run: Token, batch: Token, uid: Token, sample: Token) => `mdr.v1.reward.${partition}.${run}.${batch}.${uid}.${sample}`,
   advantage: (run: Token, uid: Token) => `mdr.v1.advantage.${run}.${uid}`,
   batch: (run: Token, batch: Token) => `mdr.v1.batch.${run}.${batch}`,
-  policy: (lane: Token) => `mdr.v1.policy.${lane}`,
-  applied: (lane: Token, instance: Token) => `mdr.v1.applied.${lane}.${instance}`,
+  policy: (lane: Token, tenant: Token) => `mdr.v1.policy.${lane}.${tenant}`,
+  applied: (lane: Token, tenant: Token, instance: Token) => `mdr.v1.applied.${lane}.${tenant}.${instance}`,
   control: (run: Token) => `mdr.v1.control.${run}`,
-  parked: (run: Token, lane: Token, uid: Token, sample: Token) => `mdr.v1.parked.${run}.${lane}.${uid}.${sample}`,
-  dead: (stage: Token, run: Token, uid: Token) => `mdr.v1.dead.${stage}.${run}.${uid}`,
+  parked: (run: Token, lane: Token, uid: Token, sample: Token, stage: Token) => `mdr.v1.parked.${run}.${lane}.${uid}.${sample}.${stage}`,
+  dead: (service: Token, run: Token, uid: Token) => `mdr.v1.dead.${service}.${run}.${uid}`,
   score: (name: Token) => `mdr.v1.score.${name}`,
   interact: (name: Token) => `mdr.v1.interact.${name}`,
   teacher: (name: Token) => `mdr.v1.teacher.${name}`,
@@ -2354,15 +2372,15 @@ export const filters = {
   group: (run: Token) => `mdr.v1.group.${run}.*`,
   plan: (run: Token) => `mdr.v1.plan.${run}.*`,
   opening: (run: Token) => `mdr.v1.opening.*.${run}.*.*`,
-  step: (run: Token) => `mdr.v1.step.${run}.*.*.*.*`,
-  tokens: (run: Token) => `mdr.v1.tokens.${run}.*.*.*.*`,
-  trajectory: (run: Token) => `mdr.v1.trajectory.${run}.*.*`,
+  step: (run: Token) => `mdr.v1.step.${run}.*.*.*.*.*`,
+  tokens: (run: Token) => `mdr.v1.tokens.${run}.*.*.*.*.*`,
+  trajectory: (run: Token) => `mdr.v1.trajectory.${run}.*.*.*`,
   verdict: (run: Token) => `mdr.v1.verdict.${run}.*.*.*`,
   reward: (run: Token) => `mdr.v1.reward.*.${run}.*.*.*`,
   advantage: (run: Token) => `mdr.v1.advantage.${run}.*`,
   batch: (run: Token) => `mdr.v1.batch.${run}.*`,
   control: (run: Token) => `mdr.v1.control.${run}`,
-  parked: (run: Token) => `mdr.v1.parked.${run}.*.*.*`,
+  parked: (run: Token) => `mdr.v1.parked.${run}.*.*.*.*`,
   dead: (run: Token) => `mdr.v1.dead.*.${run}.*`,
 } as const;
 
