@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/archive"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -50,12 +50,12 @@ func TestArchive_Whole(t *testing.T) {
 	}
 
 	var file bytes.Buffer
-	wrote, err := archive.Write(t.Context(), w.Bus, "r", &file)
+	wrote, err := export.WriteArchive(t.Context(), w.Bus, "r", &file)
 	if err != nil || wrote.Missing != 0 || wrote.LeftOut != 0 {
 		t.Fatalf("%+v, %v", wrote, err)
 	}
 	read, blobs, named := map[string]int{}, map[string]bool{}, map[string]bool{}
-	for e, err := range archive.Read(&file) {
+	for e, err := range export.ReadArchive(&file) {
 		if err != nil {
 			t.Fatal(err)
 		}

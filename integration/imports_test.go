@@ -91,8 +91,7 @@ var layers = map[string][]string{
 	"pkg/auth":                                 {"schemas"}, // who may do what, as data: no connection
 	"pkg/view":                                 {"schemas"}, // what became of what is stored: reads nothing
 	"pkg/bus":                                  {"schemas", "pkg/auth", "pkg/view"},
-	"pkg/interaction":                          {"schemas", "pkg/scorer"},          // what a sum comes to
-	"pkg/archive":                              {"schemas", "pkg/bus", "pkg/view"}, // a run as a file
+	"pkg/interaction":                          {"schemas", "pkg/scorer"}, // what a sum comes to
 	"pkg/bus/bustest":                          {"schemas", "pkg/bus", "pkg/natsd"},
 	"pkg/client/policyloss":                    nil,
 	"pkg/weightsdir":                           {"schemas", "pkg/models/safetensors"}, // files of weights that go by path
@@ -100,9 +99,8 @@ var layers = map[string][]string{
 
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   {"pkg/models/media"},
-	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/view", "schemas"},                                    // a run as one page
-	"pkg/shards":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/models/safetensors", "pkg/models/tensor", "schemas"}, // as a dataset
-	"pkg/replay":  {"pkg/bus", "schemas"},                                                                                                 // events again, at their pace
+	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/view", "schemas"},                                                // a run as one page
+	"pkg/export":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/models/safetensors", "pkg/models/tensor", "pkg/results", "pkg/view", "schemas"}, // a run as files, and played again
 	"pkg/results": {"pkg/models/media", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/models/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/models/tensor"},
 
 	// What the settings of a sample mean.
@@ -178,7 +176,7 @@ var layers = map[string][]string{
 	"services/trace": {"schemas", "pkg/bus"}, // traces of what is stored
 	"services/ui":    {"schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/view", "services/internal/boot"},
 	"services/command": {
-		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fieldflag", "pkg/replay", "pkg/report", "pkg/results", "pkg/archive", "pkg/shards", "pkg/view", "pkg/models/tensor/devices",
+		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fieldflag", "pkg/export", "pkg/report", "pkg/results", "pkg/view", "pkg/models/tensor/devices",
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/teacher", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 		"pkg/models/tokenizer", "pkg/models/strictjson", "services/trace", "services/ui", // the page, and tokens as text on it
 	},
@@ -232,14 +230,12 @@ var testLayers = map[string][]string{
 	"services/reward":                {"pkg/bus/bustest"},
 	"services/advantage":             {"pkg/bus/bustest"},
 	"services/janitor":               {"pkg/bus/bustest"},
-	"pkg/archive":                    {"pkg/bus/bustest"},
-	"pkg/replay":                     {"pkg/bus/bustest"},
 	"services/internal/boot":         {"pkg/bus/bustest", "schemas"},
 	"services/internal/instrument":   {"pkg/bus/bustest"},
 	"pkg/fieldflag":                  {"schemas/document"},
 	"services/command":               {"pkg/bus/bustest", "pkg/models/lm/qwen2", "pkg/models/model/qwenimage/checkpoint"},
 	"pkg/results":                    {"pkg/bus/bustest", "services/pipeline"},
-	"pkg/shards":                     {"pkg/bus/bustest", "services/pipeline"},
+	"pkg/export":                     {"pkg/bus/bustest", "services/pipeline"},
 	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":              {"pkg/bus/bustest"},
 	"services/doctor":                {"pkg/bus/bustest"},
@@ -276,7 +272,7 @@ var dependencies = map[string]dependency{
 	"github.com/nats-io/nats-server":        {why: "the embedded server; it must not reach clients or the four service binaries", users: []string{"pkg/natsd", "integration"}},
 	"github.com/nats-io/nkeys":              {why: "keys of users: made by meander auth, proved to the embedded server", users: []string{"pkg/natsd", "pkg/auth"}},
 	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/auth", "pkg/bus/...", "pkg/natsd", "pkg/client", "pkg/interaction", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/...", "integration/..."}},
-	"github.com/parquet-go/parquet-go":      {why: "Parquet files of runs that are exported as datasets, and of prompts", users: []string{"pkg/shards", "pkg/dataset"}, tests: true},
+	"github.com/parquet-go/parquet-go":      {why: "Parquet files of runs that are exported as datasets, and of prompts", users: []string{"pkg/export", "pkg/dataset"}, tests: true},
 	"github.com/prometheus/client_golang":   {why: "counters and gauges as Prometheus reads them", users: []string{"services/...", "integration/..."}},
 	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "services/...", "integration/..."}, tests: true},
 	"github.com/santhosh-tekuri/jsonschema": {why: "checks the golden events against the generated schemas", tests: true},

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/vmihailenco/msgpack/v5"
 )
 
 // FieldError is a value that its field cannot hold.
@@ -54,6 +56,9 @@ func (r *reader) readEvent(v reflect.Value) error {
 	if err := planOf(v.Type()).decode(r, v); err != nil {
 		v.SetZero()
 		return err
+	}
+	if e, ok := v.Addr().Interface().(interface{ noteUnknown(keys []string) }); ok {
+		e.noteUnknown(r.unknown)
 	}
 	return nil
 }
@@ -162,7 +167,7 @@ func (s *structPlan) decode(r *reader, v reflect.Value) error {
 		if i >= len(s.fields) || s.fields[i].Name != string(key) {
 			var known bool
 			if i, known = s.byName[string(key)]; !known {
-				r.skipValue()
+				r.skipUnknown(string(key))
 				continue
 			}
 		}
@@ -172,8 +177,12 @@ func (s *structPlan) decode(r *reader, v reflect.Value) error {
 		if f.Optional && r.skipNull() { // left out when empty, so null is taken for absent
 			continue
 		}
+		noted := len(r.unknown)
 		if err := f.plan.decode(r, f.In(v)); err != nil {
 			return prefixPath(f.Name, err)
+		}
+		for j := range r.unknown[noted:] {
+			r.unknown[noted+j] = f.Name + "." + r.unknown[noted+j]
 		}
 	}
 	if missing != 0 {
@@ -390,7 +399,32 @@ type reader struct {
 	data []byte
 	pos  int
 	seen *seen // nil: nothing is shared
+	// unknown are the keys that were skipped, with their values, as in "start.phase=0.2".
+	unknown []string
 }
+
+// maxUnknown bounds the unknown keys that are kept of an event.
+const maxUnknown = 8
+
+// skipUnknown steps over the value of a key that the struct does not have, and notes both.
+func (r *reader) skipUnknown(key string) {
+	begin := r.pos
+	r.skipValue()
+	if len(r.unknown) == maxUnknown {
+		return
+	}
+	var value any
+	text := "..."
+	if msgpack.Unmarshal(r.data[begin:r.pos], &value) == nil {
+		if s := fmt.Sprint(value); len(s) <= maxUnknownValue {
+			text = s
+		}
+	}
+	r.unknown = append(r.unknown, quoteOdd(key)+"="+text)
+}
+
+// maxUnknownValue bounds the text of a value that messages repeat.
+const maxUnknownValue = 40
 
 func (r *reader) peekCode() byte { return r.data[r.pos] }
 

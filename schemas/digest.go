@@ -114,6 +114,24 @@ func (e *Trajectory) ComputeScheduleDigest() string {
 	return e.scheduleDigest()
 }
 
+// CheckSchedule refuses a request with a setting that this version does not know, by its name, and one whose fields
+// do not give its schedule digest.
+func (e *Request) CheckSchedule() error {
+	return checkSchedule(&e.Sampling, e.ScheduleDigest, e.ComputeScheduleDigest())
+}
+
+// CheckSchedule is that of a request.
+func (e *Trajectory) CheckSchedule() error {
+	return checkSchedule(&e.Sampling, e.ScheduleDigest, e.ComputeScheduleDigest())
+}
+
+func checkSchedule(s *Sampling, stored, computed string) error {
+	if err := s.CheckKnown(); err != nil || stored == computed {
+		return err
+	}
+	return fmt.Errorf("schedule_digest: stored %.16s, the fields give %.16s", stored, computed)
+}
+
 // ErrNoContent is returned by ContentDigest for an event that has no content of its own.
 var ErrNoContent = errors.New("event has no content digest")
 

@@ -74,7 +74,7 @@ func TestContentDigest_fields(t *testing.T) {
 	content := func(e schemas.Event) (any, error) { return schemas.ContentDigest(e) }
 	outside := map[string][]string{
 		"step":       {"V", "Run", "Attempt", "Sampler", "Backend", "DeviceNS", "Checkpoint", "Seal"},
-		"trajectory": {"V", "Run", "Lane", "Attempt", "Error", "TruncatePrompt", "Steps", "Sampler", "Backend", "Group", "Timings"},
+		"trajectory": {"V", "Run", "Lane", "Attempt", "Error", "TruncatePrompt", "Steps", "Sampler", "Backend", "Group", "Timings", "CFGScales"},
 		"reward":     {"V", "Run", "Error", "TrajectorySeq", "Group", "Scored", "SampleStarted", "SampleFinished"},
 		"advantage":  {"V", "Run", "Error", "Metadata", "Opened", "Closed", "BatchSamples", "Refill", "Validation", "SourceRun"},
 		"batch":      {"V", "Run", "Metrics", "Closed", "Step", "Epoch"},
@@ -84,7 +84,7 @@ func TestContentDigest_fields(t *testing.T) {
 	})
 	t.Run("trajectory", func(t *testing.T) {
 		e := completedTrajectory(t)
-		e.Frames, e.Video = 5, video(e, 5)
+		e.Frames, e.Video, e.CFGScales = 5, video(e, 5), e.StepScales()
 		e.Start, e.Stop = segment(1, 3)
 		e.StepSeeds = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}
 		checkFields(t, e, others[schemas.Trajectory](outside["trajectory"]), func(e *schemas.Trajectory) (any, error) { return content(e) })
@@ -162,7 +162,7 @@ func checkFields[T any](t *testing.T, e *T, inside []string, digest func(*T) (an
 func TestRequest_AnsweredBy_fields(t *testing.T) {
 	e := completedTrajectory(t)
 	e.Start, e.Stop = segment(1, 3)
-	e.StepSeeds = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}
+	e.StepSeeds, e.CFGScales = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, e.StepScales()
 	request := &schemas.Request{Identity: e.Identity, Sampling: e.Sampling, ScheduleDigest: e.ScheduleDigest, Group: e.Group}
 	var repeated []string
 	for _, part := range []reflect.Type{reflect.TypeFor[schemas.Identity](), reflect.TypeFor[schemas.Sampling]()} {

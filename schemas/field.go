@@ -32,6 +32,7 @@ import (
 //	for:"image"               samples of images alone have it; on a part: all of its fields
 //	of:"version"              each version of a lane's weights has its own (see Policy.SameLane)
 //	digest:"schedule"         part of the schedule digest (see Sampling)
+//	through:"cfg_scales"      readers of the named field of the trajectory have the setting by it
 //	flag:"steps"              flag of the command that sets the field; "group-size,n": with
 //	                          a letter
 type Field struct {
@@ -62,6 +63,8 @@ type Field struct {
 	Of string
 	// Digest is DigestSchedule, "-" or empty (see Sampling).
 	Digest string
+	// Through is the field of a trajectory by which readers have this setting.
+	Through string
 
 	index []int // from the struct to the field, through the parts
 }
@@ -185,6 +188,9 @@ func Fields(t reflect.Type) []Field {
 func flatFields(t reflect.Type, index []int, kind string) (list []Field) {
 	for i := range t.NumField() {
 		s, at := t.Field(i), append(slices.Clip(index), i)
+		if !s.IsExported() {
+			continue
+		}
 		kind := cmp.Or(s.Tag.Get("for"), kind)
 		if s.Anonymous {
 			list = append(list, flatFields(s.Type, at, kind)...)
@@ -207,7 +213,7 @@ func newField(s reflect.StructField) (Field, error) {
 		Name: name, GoName: s.Name, Type: s.Type, Optional: option == "omitempty",
 		Needed:  s.Tag.Get("wire") == "needed",
 		Default: s.Tag.Get("default"), Absent: s.Tag.Get("absent"), Unit: s.Tag.Get("unit"), Of: s.Tag.Get("of"),
-		Digest: s.Tag.Get("digest"),
+		Digest: s.Tag.Get("digest"), Through: s.Tag.Get("through"),
 	}
 	f.Flag, f.Letter, _ = strings.Cut(s.Tag.Get("flag"), ",")
 	var err error

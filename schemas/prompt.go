@@ -99,7 +99,10 @@ type ImageSettings struct {
 	// TrueCFGScale2 is the scale at the noise levels below the boundary_ratio of a model with two networks, which the
 	// second one computes: guidance_scale_2 of diffusers. 1 is without guidance there.
 	TrueCFGScale2 *float64 `msgpack:"true_cfg_scale_2,omitempty" range:"1..MaxCFGScale" absent:"true_cfg_scale" flag:"true-cfg-scale-2"`
-	// CFGUntil is the share of steps with classifier-free guidance, from the first on: step i has it where
+	// CFGFrom is the share of steps before classifier-free guidance begins: step i has it where i/T >= CFGFrom, and
+	// (i+1)/T <= CFGUntil. In the noisiest steps it takes variety: arXiv 2404.07724.
+	CFGFrom *float64 `msgpack:"cfg_from,omitempty" range:"[0..1)" absent:"guidance begins with the first step" flag:"cfg-from"`
+	// CFGUntil is the share of steps after which classifier-free guidance ends: step i has it where
 	// (i+1)/T <= CFGUntil, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two.
 	CFGUntil *float64 `msgpack:"cfg_until,omitempty" range:"(0..1]" absent:"all steps have guidance" flag:"cfg-until"`
 	// GuidanceRescale is the share in which a velocity under classifier-free guidance is brought to the standard

@@ -83,6 +83,20 @@ func guidanceSamples(t testing.TB) []sample {
 			e.ScheduleDigest = e.ComputeScheduleDigest()
 			return e
 		}()},
+		{"prompt-cfg-from", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{CFGFrom: new(0.25)}}},
+		{"request-cfg-from", func() *schemas.Request {
+			r := fullRequest(t)
+			r.CFGFrom, r.CFGUntil = 0.25, 0.75
+			r.ScheduleDigest = r.ComputeScheduleDigest()
+			return r
+		}()},
+		{"trajectory-cfg-from", func() *schemas.Trajectory {
+			e := completedTrajectory(t)
+			e.CFGFrom, e.CFGUntil = 0.25, 0.75
+			e.CFGScales = e.StepScales()
+			e.ScheduleDigest = e.ComputeScheduleDigest()
+			return e
+		}()},
 		{"prompt-cfg-scale-2", &schemas.Prompt{
 			Prompt: "x", ImageSettings: schemas.ImageSettings{TrueCFGScale: new(4.0), TrueCFGScale2: new(3.0)},
 		}},

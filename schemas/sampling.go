@@ -3,8 +3,11 @@ package schemas
 import (
 	"cmp"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"reflect"
+	"slices"
+	"strings"
 )
 
 // Identity names one stage of one sample.
@@ -54,7 +57,7 @@ type Sampling struct {
 	// LatentsDType is the type that states are rounded to, before they are scored and stored.
 	LatentsDType string `msgpack:"latents_dtype" enum:"LatentsDTypes?" for:"image" digest:"schedule"`
 	// TrueCFGScale > 1 means two model evaluations per point.
-	TrueCFGScale float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale" for:"image" digest:"schedule"`
+	TrueCFGScale float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale" through:"cfg_scales" for:"image" digest:"schedule"`
 	Height       int64   `msgpack:"height" range:"0..MaxSide" for:"image" digest:"schedule"`
 	Width        int64   `msgpack:"width" range:"0..MaxSide" for:"image" digest:"schedule"`
 	// Prompt2 is the text for the second text encoder; empty: the prompt.
@@ -65,15 +68,54 @@ type Sampling struct {
 	Guidance float64 `msgpack:"guidance,omitempty" range:"0..MaxCFGScale" for:"image"`
 	// Frames is the number of frames of a video; 0: the sample is an image.
 	Frames int64 `msgpack:"frames,omitempty" range:"0..MaxFrames" for:"image"`
-	// CFGUntil is the share of steps with classifier-free guidance, from the first on, where not all of them have it.
-	CFGUntil float64 `msgpack:"cfg_until,omitempty" range:"0..1" for:"image"`
+	// CFGFrom is the share of steps before classifier-free guidance begins, where it does not begin with the first.
+	CFGFrom float64 `msgpack:"cfg_from,omitempty" range:"[0..1)" through:"cfg_scales" for:"image"`
+	// CFGUntil is the share of steps after which classifier-free guidance ends, where it ends before the last.
+	CFGUntil float64 `msgpack:"cfg_until,omitempty" range:"0..1" through:"cfg_scales" for:"image"`
 	// TrueCFGScale2 is the scale of guidance at noise levels below BoundaryRatio; 0: TrueCFGScale at all of them.
-	TrueCFGScale2 float64 `msgpack:"true_cfg_scale_2,omitempty" range:"0..MaxCFGScale" for:"image"`
+	TrueCFGScale2 float64 `msgpack:"true_cfg_scale_2,omitempty" range:"0..MaxCFGScale" through:"cfg_scales" for:"image"`
 	// BoundaryRatio is the noise level below which the model's second network computes; there with TrueCFGScale2 only.
-	BoundaryRatio float64 `msgpack:"boundary_ratio,omitempty" range:"0..1" for:"image"`
+	BoundaryRatio float64 `msgpack:"boundary_ratio,omitempty" range:"0..1" through:"cfg_scales" for:"image"`
 	// GuidanceRescale is the share in which a velocity under classifier-free guidance is brought to the standard
 	// deviation of the prompt's own; 0: it stays as it is.
 	GuidanceRescale float64 `msgpack:"guidance_rescale,omitempty" range:"0..1" for:"image"`
+
+	unknown []string // what Decode found and does not know, as in "cfg_from=0.2"
+}
+
+func (s *Sampling) noteUnknown(keys []string) { s.unknown = keys }
+
+// CheckKnown returns an error that names what a sample has and this version does not know, in its settings or in what
+// they came to. Whoever computes with a sample calls it: without a setting, the numbers would be those of another one.
+// What decides no rollout is left out: the rules of the group, and times.
+func (s *Sampling) CheckKnown() error { return checkKnown(s.unknown) }
+
+// CheckUses is CheckKnown, and also refuses each setting that is set and that a reader does not use. uses are those
+// that it does, by their names on the wire. Those with a tag through are used by whom that field is used.
+func (s *Sampling) CheckUses(uses []string) error {
+	if err := s.CheckKnown(); err != nil {
+		return err
+	}
+	var errs []error
+	v := reflect.ValueOf(s).Elem()
+	for _, f := range Fields(v.Type()) {
+		if f.isSet(f.In(v)) && !slices.Contains(uses, cmp.Or(f.Through, f.Name)) {
+			errs = append(errs, fmt.Errorf("setting %s=%v is not used here; take a reader that computes with it", f.Name,
+				f.In(v)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkKnown is CheckKnown of keys with their values.
+func checkKnown(unknown []string) error {
+	var errs []error
+	for _, key := range unknown {
+		if !strings.HasPrefix(key, "group.") && !strings.HasPrefix(key, "timings.") {
+			errs = append(errs, fmt.Errorf("setting %s is not known to this version; upgrade meander", key))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Segment returns the steps [begin, end) that the sample runs, or should have run: all T if it has neither start nor
@@ -112,37 +154,36 @@ func (s *Sampling) Texts() []string {
 	return []string{s.Prompt}
 }
 
-// CFGScale returns the scale of classifier-free guidance at a noise level; at most 1: without guidance. The boundary
-// is that of timesteps, 1000 sigma in float32, as in diffusers.
-func (s *Sampling) CFGScale(sigma float32) float64 {
-	if s.TrueCFGScale > 1 && s.TrueCFGScale2 > 0 && float64(float32(1000*sigma)) < 1000*s.BoundaryRatio {
+// CFGScale returns the scale of classifier-free guidance in step i, evaluated at a noise level; at most 1: without
+// guidance. The boundary is that of timesteps, 1000 sigma in float32, as in diffusers.
+func (s *Sampling) CFGScale(i int64, sigma float32) float64 {
+	steps := float64(len(s.Transitions))
+	switch {
+	case float64(i)/steps < s.CFGFrom, s.CFGUntil > 0 && float64(i+1)/steps > s.CFGUntil:
+		return 1
+	case s.TrueCFGScale > 1 && s.TrueCFGScale2 > 0 && float64(float32(1000*sigma)) < 1000*s.BoundaryRatio:
 		return s.TrueCFGScale2
 	}
 	return s.TrueCFGScale
 }
 
-// GuidedSteps returns how many of the T steps have classifier-free guidance: the first ones, up to the share CFGUntil
-// of all (0: all), with a CFGScale above 1.
-func (s *Sampling) GuidedSteps() int64 {
-	until := s.StepsUntil()
-	guided := int64(0)
-	for guided < min(until, int64(len(s.Sigmas))) && s.CFGScale(s.Sigmas[guided]) > 1 {
-		guided++
+// StepScales returns the scale of classifier-free guidance at the beginning of each of the T steps; 1: without.
+func (s *Sampling) StepScales() []float64 {
+	scales := make([]float64, min(len(s.Transitions), len(s.Sigmas)))
+	for i := range scales {
+		scales[i] = max(1, s.CFGScale(int64(i), s.Sigmas[i]))
 	}
-	return guided
+	return scales
 }
 
-// StepsUntil returns how many of the T steps are in the share CFGUntil of all.
-func (s *Sampling) StepsUntil() int64 {
-	steps := int64(len(s.Transitions))
-	if s.CFGUntil == 0 {
-		return steps
+// GuidedSteps returns how many of the T steps have classifier-free guidance.
+func (s *Sampling) GuidedSteps() (n int64) {
+	for _, scale := range s.StepScales() {
+		if scale > 1 {
+			n++
+		}
 	}
-	until := int64(0)
-	for until < steps && float64(until+1)/float64(steps) <= s.CFGUntil {
-		until++
-	}
-	return until
+	return n
 }
 
 // StochasticSteps returns the steps of Segment that are not ode, ascending: those with log-probs to train on.

@@ -49,7 +49,14 @@ type Step struct {
 	// Seal is a message authentication code over this step and all before it, by which samplers
 	// know the steps that they can go on from. For them alone.
 	Seal string `msgpack:"seal,omitempty" form:"digest?"`
+
+	unknown []string // see Sampling.CheckKnown
 }
+
+func (e *Step) noteUnknown(keys []string) { e.unknown = keys }
+
+// CheckKnown is Sampling.CheckKnown for what a step says.
+func (e *Step) CheckKnown() error { return checkKnown(e.unknown) }
 
 // Tensors returns the tensors of the step in the order in which they are encoded: Latents, Checkpoint, Debug.
 func (e *Step) Tensors() []*Tensor {

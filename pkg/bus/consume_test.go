@@ -142,7 +142,7 @@ func TestBus_Consume_redeliversWhatACrashLeft(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		publishRequests(t, e.Bus, 1)
 		c, err := e.JetStream().CreateOrUpdateConsumer(t.Context(), schemas.StreamRequests, jetstream.ConsumerConfig{
-			Durable: "sampler-tiny", FilterSubject: "mdr.v1.request.*.tiny.*.*", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 300 * time.Millisecond,
+			Durable: "sampler-tiny", FilterSubject: "mdr.v1.request.*.tiny.*.*.*", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 300 * time.Millisecond,
 		})
 		if err != nil {
 			t.Fatal(err)

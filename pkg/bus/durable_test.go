@@ -44,12 +44,16 @@ var mistakes = map[string]struct {
 		return err
 	}, "pause_until is"},
 	"only what is new": {func(ctx context.Context, b *bus.Bus, c jetstream.ConsumerConfig) error {
-		if err := b.JetStream().DeleteConsumer(ctx, schemas.StreamPrompts, schemas.PromptsDurable().Name); err != nil {
-			return err
-		}
 		c.DeliverPolicy, c.FilterSubject = jetstream.DeliverNewPolicy, schemas.PromptSubject("other")
-		_, err := b.JetStream().CreateConsumer(ctx, schemas.StreamPrompts, c)
-		return err
+		for { // our own look may come between the two
+			err := b.JetStream().DeleteConsumer(ctx, schemas.StreamPrompts, schemas.PromptsDurable().Name)
+			if err == nil || errors.Is(err, jetstream.ErrConsumerNotFound) {
+				_, err = b.JetStream().CreateConsumer(ctx, schemas.StreamPrompts, c)
+			}
+			if _, refused := errors.AsType[*jetstream.APIError](err); !refused {
+				return err
+			}
+		}
 	}, ""}, // where our own look comes between the two, it has vanished
 	"gone": {func(ctx context.Context, b *bus.Bus, _ jetstream.ConsumerConfig) error {
 		return b.JetStream().DeleteConsumer(ctx, schemas.StreamPrompts, schemas.PromptsDurable().Name)

@@ -103,14 +103,21 @@ func (c *Client) Trajectory(
 }
 
 // Steps returns the step events of a trajectory in order, for the steps that ran (Segment), with their latents. They
-// are checked against the digests in the trajectory (ErrCorrupt). Steps that are no longer stored are ErrNotFound.
+// are checked against the digests in the trajectory (ErrCorrupt). Steps that are no longer stored are ErrNotFound. A
+// sample with a setting that this version does not know is refused: nothing can be computed from its steps.
 func (c *Client) Steps(ctx context.Context, t *schemas.Trajectory) ([]*schemas.Step, error) {
+	if err := t.CheckKnown(); err != nil {
+		return nil, fmt.Errorf("sample %s #%d: %w", t.UID, t.SampleIndex, err)
+	}
 	steps := make([]*schemas.Step, len(t.Steps))
 	begin, _ := t.Segment()
 	for i := range t.Steps {
 		var err error
 		if steps[i], err = c.bus.LoadStepOf(ctx, t, i); err != nil {
 			return nil, fmt.Errorf("step %d: %w", begin+int64(i), err)
+		}
+		if err := steps[i].CheckKnown(); err != nil {
+			return nil, fmt.Errorf("sample %s #%d, step %d: %w", t.UID, t.SampleIndex, begin+int64(i), err)
 		}
 	}
 	return steps, nil

@@ -3,6 +3,8 @@
 package sampling
 
 import (
+	"slices"
+
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/tensor"
@@ -36,7 +38,11 @@ func Plan(s *schemas.Sampling) flow.Plan {
 // Evaluations returns how many evaluations of the network the steps [begin, end) of a sample take; those with guidance
 // take two.
 func Evaluations(s *schemas.Sampling, begin, end int64) int64 {
-	solver, guided := flow.Solver(s.Solver), s.GuidedSteps()
-	return flow.Evaluations(solver, s.Transitions[begin:end]) +
-		flow.Evaluations(solver, s.Transitions[min(begin, guided):min(end, guided)])
+	transitions := slices.Clone(s.Transitions[begin:end])
+	for i, scale := range s.StepScales()[begin:end] {
+		if scale > 1 {
+			transitions = append(transitions, transitions[i])
+		}
+	}
+	return flow.Evaluations(flow.Solver(s.Solver), transitions)
 }

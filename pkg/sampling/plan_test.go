@@ -61,7 +61,7 @@ func TestTransitions_AreTheSameEverywhere(t *testing.T) {
 	if !slices.Equal(names, schemas.SDETypes) {
 		t.Errorf("pkg/flow has %v, schemas %v", names, schemas.SDETypes)
 	}
-	const file = "../client/python/meander/transition.py"
+	const file = "../client/python/meander/maths/transition.py"
 	source, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

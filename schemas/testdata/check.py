@@ -238,7 +238,7 @@ def schedule_digest(e):
         if field in e:
             d.text(field)
             d.text(e[field])
-    for field, put in (("guidance", d.double), ("frames", d.integer), ("cfg_until", d.double),
+    for field, put in (("guidance", d.double), ("frames", d.integer), ("cfg_from", d.double), ("cfg_until", d.double),
                        ("true_cfg_scale_2", d.double), ("boundary_ratio", d.double),
                        ("guidance_rescale", d.double)):
         if field in e:

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,11 +15,9 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
-	"github.com/vbauerster/mpb/v8"
-	"github.com/vbauerster/mpb/v8/decor"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/replay"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -32,18 +31,18 @@ type replayer struct {
 	kinds              []string
 	bytes              bool
 
-	pace replay.Pace
+	pace export.Pace
 }
 
 // runsReplayCommand makes the command 'meander runs replay'.
 func runsReplayCommand(a *app) *cobra.Command {
 	r := &replayer{app: a}
 	c := &cobra.Command{
-		Use: "replay RUN", Short: "play the events of a stored run again, to test what reads them",
+		Use: "replay RUN|FILE", Short: "play the events of a run again, to test what reads them",
 		Args: args(cobra.ExactArgs(1)),
-		Long: `replay gives the stored events of a run to a consumer once more: in their order, with the pauses that
-were between them, at any speed. It changes nothing that is stored, and no service takes what it plays
-for work.
+		Long: `replay gives the events of a stored run, or of the file of an archive ('meander runs export'), to a
+consumer once more: in their order, with the pauses that were between them, at any speed. It changes
+nothing that is stored, and no service takes what it plays for work.
 
 Without --subject it prints the events: a line each, with --json as JSON, with --bytes also the msgpack
 bytes (base64, field data). With --subject replay it publishes them, byte for byte, on core NATS:
@@ -56,21 +55,25 @@ On a server with roles only the admin may publish there. As a viewer print the e
 on a server of your own with --to.`,
 		Example: `  meander runs replay night --speed 10
   meander runs replay night --speed max --json --kinds trajectory,reward,advantage | ./consumer
+  meander runs replay night.tar --speed max --json       # needs no server
   meander runs replay night --subject replay --max-pause 2s
   meander runs replay night --subject replay.test --to nats://127.0.0.1:4333`,
 		PreRunE: func(*cobra.Command, []string) error { return r.check() },
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
-			if _, err := storedRun(c.Context(), conn.Bus, given[0]); err != nil {
-				return err
+		RunE: func(c *cobra.Command, given []string) error {
+			play := func(c *cobra.Command, conn *connection, given []string) error {
+				return r.replay(c, conn, given[0])
 			}
-			return r.replay(c, conn, schemas.Run(given[0]))
-		}),
+			if strings.ContainsAny(given[0], "./") && (r.subject == "" || r.to != "") {
+				return play(c, nil, given)
+			}
+			return a.withBus(play)(c, given)
+		},
 	}
 	f := c.Flags()
 	f.StringVar(&r.speed, "speed", "1", "how many times as fast as in the run: 1, 10, 0.5, or max: without pauses")
 	f.DurationVar(&r.maxPause, "max-pause", 0,
 		"wait at most this long between two events; 0: as long as it was, by --speed")
-	f.StringSliceVar(&r.kinds, "kinds", replay.Kinds(), "kinds of events to play")
+	f.StringSliceVar(&r.kinds, "kinds", export.Kinds(), "kinds of events to play")
 	f.StringVar(&r.subject, "subject", "", "publish on subjects with this prefix, replay or replay.NAME; empty: print")
 	f.StringVar(&r.to, "to", "", "URL of the NATS server to publish on; default the one that stores the run")
 	f.BoolVar(&r.bytes, "bytes", false, "with --json: add the bytes of each event, and the parts of large steps")
@@ -89,7 +92,7 @@ func (r *replayer) check() error {
 		r.pace.Speed = speed
 	}
 	for _, k := range r.kinds {
-		if all := replay.Kinds(); !slices.Contains(all, k) {
+		if all := export.Kinds(); !slices.Contains(all, k) {
 			return usage(oneOf("kinds", k, all))
 		}
 	}
@@ -104,17 +107,38 @@ func (r *replayer) check() error {
 		return usage(errors.New("--bytes: is for --json; give both"))
 	}
 	if r.subject != "" {
-		if err := replay.CheckPrefix(r.subject); err != nil {
+		if err := export.CheckPrefix(r.subject); err != nil {
 			return usage(fmt.Errorf("--subject: %w", err))
 		}
 	}
 	return nil
 }
 
-// replay plays the run's events.
-func (r *replayer) replay(c *cobra.Command, conn *connection, run schemas.Run) (err error) {
+// replay plays the events of a run, or of an archive, which its name tells apart: no run has a dot or a slash in it.
+// conn is nil where no server is needed.
+func (r *replayer) replay(c *cobra.Command, conn *connection, of string) (err error) {
 	ctx, stderr := c.Context(), c.ErrOrStderr()
-	sources, total, err := r.sources(ctx, conn, run, stderr)
+	var b *bus.Bus
+	if conn != nil {
+		b = conn.Bus
+	}
+	run, sources := schemas.Run(of), []*export.Source(nil)
+	if strings.ContainsAny(of, "./") {
+		file, err := os.Open(of)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = file.Close() }() // read-only
+		if sources, run, err = export.ArchiveSources(file, r.kinds); err != nil {
+			return err
+		}
+	} else {
+		if _, err := storedRun(ctx, b, of); err != nil {
+			return err
+		}
+		sources = export.Sources(run, r.kinds)
+	}
+	sources, total, err := r.count(ctx, b, run, sources, stderr)
 	if err != nil {
 		return err
 	}
@@ -138,21 +162,20 @@ func (r *replayer) replay(c *cobra.Command, conn *connection, run schemas.Run) (
 	}
 	fmt.Fprintf(stderr, "replaying %s of run %s to %s, %s; Ctrl-C ends\n", present.Count(total, "event"), run, where,
 		pace)
-	shown := newReplayProgress(stderr, int(total), boot.IsTerminal(stderr) &&
-		(r.subject != "" || !boot.IsTerminal(c.OutOrStdout())))
+	shown := newCounted(stderr, r.subject == "" && boot.IsTerminal(c.OutOrStdout()), "", "events", int(total))
 	begin, played := time.Now(), 0
-	for m, err := range replay.Events(ctx, conn.Bus, sources, r.pace) {
+	for m, err := range export.Play(ctx, b, sources, r.pace) {
 		if err == nil {
 			err = play(m)
 		}
 		if err != nil {
-			shown.close(false)
+			shown.close()
 			return fmt.Errorf("replay of run %s, after %d of %s: %w", run, played, present.Count(total, "event"), err)
 		}
 		played++
 		shown.count()
 	}
-	shown.close(uint64(played) >= total)
+	shown.close()
 	if uint64(played) < total {
 		return fmt.Errorf("replay of run %s: %d of %s were played: the others were removed meanwhile", run, played,
 			present.Count(total, "event"))
@@ -164,31 +187,33 @@ func (r *replayer) replay(c *cobra.Command, conn *connection, run schemas.Run) (
 	return nil
 }
 
-// sources returns what is played, and how many events that are. It says which kinds the user's role may not read.
-func (r *replayer) sources(
-	ctx context.Context, conn *connection, run schemas.Run, stderr io.Writer,
-) (sources []*replay.Source, total uint64, err error) {
-	for _, s := range replay.Sources(run, r.kinds) {
+// count returns the sources that have events, and how many events that are. It says which kinds the user's role may
+// not read.
+func (r *replayer) count(
+	ctx context.Context, b *bus.Bus, run schemas.Run, all []*export.Source, stderr io.Writer,
+) (sources []*export.Source, total uint64, err error) {
+	for _, s := range all {
 		if r.subject == "" && !r.bytes { // parts are not printed
 			s.Filters = slices.DeleteFunc(s.Filters, schemas.IsPart)
 		}
-		n := uint64(0)
-		for m, err := range conn.Read(ctx, s.Stream, s.Filters, bus.ReadOptions{HeadersOnly: true}) {
-			if errors.Is(err, bus.ErrPermission) {
-				if n, err = r.stored(ctx, conn, s); err != nil {
+		n, err := s.Count(ctx, b)
+		if errors.Is(err, bus.ErrPermission) {
+			hidden := uint64(0)
+			for _, filter := range s.Filters {
+				subjects, err := b.Subjects(ctx, s.Stream, filter)
+				if err != nil {
 					return nil, 0, err
 				}
-				if n > 0 {
-					fmt.Fprintf(stderr, "left out: %s of %s, which your role may not read\n", present.Count(n, "event"),
-						s.Stream)
+				for _, k := range subjects {
+					hidden += k
 				}
-				n = 0
-			} else if err != nil {
-				return nil, 0, err
-			} else {
-				n = 1 + m.Pending()
 			}
-			break
+			if hidden > 0 {
+				fmt.Fprintf(stderr, "left out: %s of %s, which your role may not read\n",
+					present.Count(hidden, "event"), s.Stream)
+			}
+		} else if err != nil {
+			return nil, 0, err
 		}
 		if n > 0 {
 			sources, total = append(sources, s), total+n
@@ -198,20 +223,6 @@ func (r *replayer) sources(
 		return nil, 0, fmt.Errorf("run %s: no events of the kinds %s are stored", run, strings.Join(r.kinds, ", "))
 	}
 	return sources, total, nil
-}
-
-// stored counts the events of a source that the user may not read.
-func (r *replayer) stored(ctx context.Context, conn *connection, s *replay.Source) (n uint64, err error) {
-	for _, filter := range s.Filters {
-		subjects, err := conn.Subjects(ctx, s.Stream, filter)
-		if err != nil {
-			return 0, err
-		}
-		for _, k := range subjects {
-			n += k
-		}
-	}
-	return n, nil
 }
 
 // print returns the function that prints an event.
@@ -252,13 +263,15 @@ type publisher struct {
 
 // connect returns a publisher on the server of --to, or on that of the run.
 func (r *replayer) connect(conn *connection, stderr io.Writer) (*publisher, error) {
-	p := &publisher{prefix: r.subject, where: conn.where, nc: conn.Conn(), close: func() {}, stderr: stderr}
-	if r.to != "" {
+	p := &publisher{prefix: r.subject, where: bus.RedactURL(r.to), close: func() {}, stderr: stderr}
+	if r.to == "" {
+		p.nc, p.where = conn.Conn(), conn.where
+	} else {
 		nc, err := nats.Connect(r.to, nats.Name("meander runs replay"), nats.NoReconnect())
 		if err != nil {
-			return nil, fmt.Errorf("--to: %s: %w", bus.RedactURL(r.to), err)
+			return nil, fmt.Errorf("--to: %s: %w", p.where, err)
 		}
-		p.nc, p.where, p.close = nc, bus.RedactURL(r.to), nc.Close
+		p.nc, p.close = nc, nc.Close
 	}
 	p.reconnects = p.nc.Stats().Reconnects
 	replies, err := p.nc.SubscribeSync(p.nc.NewInbox())
@@ -275,7 +288,7 @@ func (r *replayer) connect(conn *connection, stderr io.Writer) (*publisher, erro
 
 // publish publishes an event. The first one also tells whether the server lets the user publish.
 func (p *publisher) publish(m *bus.Message) error {
-	subject, header, err := replay.Message(p.prefix, m)
+	subject, header, err := export.PlayMessage(p.prefix, m)
 	if err == nil { // with a reply subject the server says when nobody listens
 		err = p.nc.PublishMsg(&nats.Msg{Subject: subject, Header: header, Data: m.Data, Reply: p.replies.Subject})
 	}
@@ -344,43 +357,5 @@ func (p *publisher) endWith(failed error) {
 	m.Header.Set(headerReplayError, strings.ReplaceAll(failed.Error(), "\n", "; "))
 	if err := errors.Join(p.nc.PublishMsg(m), p.nc.Flush()); err != nil {
 		fmt.Fprintf(p.stderr, "the consumer does not know that this failed: %v\n", err)
-	}
-}
-
-// replayProgress shows how far a replay is: a bar, or a line from time to time.
-type replayProgress struct {
-	out    io.Writer
-	total  int
-	played int
-	told   time.Time
-	bars   *mpb.Progress
-	bar    *mpb.Bar
-}
-
-func newReplayProgress(out io.Writer, total int, bar bool) *replayProgress {
-	p := &replayProgress{out: out, total: total, told: time.Now()}
-	if bar {
-		p.bars, p.bar = newBar(out, int64(total), mpb.AppendDecorators(decor.CountersNoUnit("%d/%d events"),
-			decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))
-	}
-	return p
-}
-
-// count counts one event.
-func (p *replayProgress) count() {
-	p.played++
-	switch {
-	case p.bar != nil:
-		p.bar.Increment()
-	case time.Since(p.told) >= 10*time.Second:
-		p.told = time.Now()
-		fmt.Fprintf(p.out, "%d of %s\n", p.played, present.Count(p.total, "event"))
-	}
-}
-
-// close leaves the bar on the screen.
-func (p *replayProgress) close(complete bool) {
-	if p.bar != nil {
-		endBar(p.bars, p.bar, complete)
 	}
 }

@@ -5,14 +5,16 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go"
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/pkg/archive"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -31,11 +33,11 @@ func connected(t *testing.T) *connection {
 func storedEvents(t *testing.T) map[string][]byte {
 	t.Helper()
 	var file bytes.Buffer
-	if _, err := archive.Write(t.Context(), connected(t).Bus, "r1", &file); err != nil {
+	if _, err := export.WriteArchive(t.Context(), connected(t).Bus, "r1", &file); err != nil {
 		t.Fatal(err)
 	}
 	stored := map[string][]byte{}
-	for e, err := range archive.Read(&file) {
+	for e, err := range export.ReadArchive(&file) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,6 +72,15 @@ func TestReplay_Print(t *testing.T) {
 	if strings.Count(text, "  reward ") != 2 || strings.Count(text, "  advantage ") != 1 {
 		t.Errorf("printed\n%s", text)
 	}
+	// The file of an archive has the same events, and needs no store.
+	file := filepath.Join(t.TempDir(), "r1.tar")
+	expect(t, exitOK, "", "runs", "export", "r1", "--out", file)
+	t.Chdir(t.TempDir())
+	again := linesOf(t, expect(t, exitOK, "", "runs", "replay", file, "--speed", "max", "--json", "--bytes"))
+	if !reflect.DeepEqual(again, lines) {
+		t.Errorf("of the file %d events were played, or others; want %d", len(again), len(lines))
+	}
+	expect(t, exitFailed, "no such file", "runs", "replay", "none.tar")
 	for _, c := range []struct {
 		says string
 		args []string
@@ -85,8 +96,13 @@ func TestReplay_Print(t *testing.T) {
 	} {
 		expect(t, exitUsage, c.says, append([]string{"runs", "replay"}, c.args...)...)
 	}
+	expect(t, exitFailed, "no events of the kinds batch are stored", "runs", "replay", file, "--kinds", "batch")
+}
+
+// A run of which nothing is stored is no run to play.
+func TestReplay_None(t *testing.T) {
+	inStore(t)
 	expect(t, exitFailed, "nothing is stored of it", "runs", "replay", "none")
-	expect(t, exitFailed, "no events of the kinds batch are stored", "runs", "replay", "r1", "--kinds", "batch")
 }
 
 // stopper is stdout of a command that is interrupted once it has said something.

@@ -8,19 +8,15 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
-	"github.com/vbauerster/mpb/v8"
-	"github.com/vbauerster/mpb/v8/decor"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/advantage"
-	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/rescore"
 	"github.com/meander-rl/meander/services/reward"
 )
@@ -199,7 +195,7 @@ func (r *rescorer) scoreAndWait(
 	if n := source.Size() - len(todo); n > 0 {
 		fmt.Fprintf(stderr, "pass %s: %d of %d samples are scored already, resuming\n", r.pass, n, source.Size())
 	}
-	progress := newRescoreProgress(stderr, r.json, r.pass, len(todo))
+	progress := newCounted(stderr, r.json, fmt.Sprintf("pass %s: ", r.pass), "samples", len(todo))
 	defer progress.close()
 
 	work, stop := context.WithCancelCause(ctx)
@@ -214,7 +210,7 @@ func (r *rescorer) scoreAndWait(
 		return err
 	})
 	err = reward.Rescore(work, r.services.Reward, conn.Bus, log, reward.Pass{
-		Samples: todo, Done: progress.countSample,
+		Samples: todo, Done: progress.count,
 		Change: func(t *schemas.Trajectory) { source.Join(t, r.pass) },
 	})
 	var advantages map[schemas.UID]*schemas.Advantage
@@ -299,52 +295,4 @@ func resolvedSpecs(list []any) ([]schemas.RewardSpec, error) {
 			len(out), total, schemas.MaxRewards)
 	}
 	return out, nil
-}
-
-// rescoreProgress shows how many samples are scored: a bar on a terminal, else a line every few seconds.
-type rescoreProgress struct {
-	out   io.Writer
-	pass  schemas.Run
-	total int
-	bars  *mpb.Progress
-	bar   *mpb.Bar
-
-	mu    sync.Mutex
-	done  int
-	shown time.Time
-}
-
-// newRescoreProgress shows the progress of a pass until close: a bar on a terminal, else a line from time to time.
-// machine: there is no bar, even on a terminal.
-func newRescoreProgress(out io.Writer, machine bool, pass schemas.Run, total int) *rescoreProgress {
-	p := &rescoreProgress{out: out, pass: pass, total: total, shown: time.Now()}
-	if boot.IsTerminal(out) && !machine {
-		p.bars, p.bar = newBar(out, int64(total),
-			mpb.PrependDecorators(decor.Name(string(pass)+" ")),
-			mpb.AppendDecorators(decor.CountersNoUnit("%d/%d samples"), decor.Name("  "),
-				decor.Elapsed(decor.ET_STYLE_MMSS)))
-	}
-	return p
-}
-
-// countSample counts one scored sample and shows that.
-func (p *rescoreProgress) countSample() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.done++
-	if p.bar != nil {
-		p.bar.Increment()
-	} else if now := time.Now(); now.Sub(p.shown) > 5*time.Second {
-		p.shown = now
-		fmt.Fprintf(p.out, "pass %s: %d/%d samples\n", p.pass, p.done, p.total)
-	}
-}
-
-// close ends the bar, or prints a last line.
-func (p *rescoreProgress) close() {
-	if p.bar == nil {
-		fmt.Fprintf(p.out, "pass %s: %d/%d samples\n", p.pass, p.done, p.total)
-		return
-	}
-	endBar(p.bars, p.bar, p.done == p.total)
 }

@@ -17,10 +17,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/meander-rl/meander/pkg/archive"
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/pkg/results"
-	"github.com/meander-rl/meander/pkg/shards"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -186,7 +185,7 @@ type exporter struct {
 	latents     bool
 }
 
-// archiveFormat is the format that import reads; all others are of package shards.
+// archiveFormat is the format that import reads; all others are of package export.
 const archiveFormat = "archive"
 
 // runsExportCommand makes the command 'meander runs export'.
@@ -226,7 +225,7 @@ An export that was stopped or killed goes on where it stopped when the same comm
 		}),
 	}
 	f := c.Flags()
-	f.StringVar(&e.format, "format", archiveFormat, archiveFormat+", "+strings.Join(shards.Formats(), ", "))
+	f.StringVar(&e.format, "format", archiveFormat, archiveFormat+", "+strings.Join(export.Datasets(), ", "))
 	f.StringVar(&e.out, "out", "",
 		"new file, - for stdout, or, for datasets, the folder to write; default RUN.tar, RUN")
 	f.Int64Var(&e.shardMiB, "shard-mib", 256, "size in MiB from which on a file of a dataset gets no further group")
@@ -244,17 +243,17 @@ func (e *exporter) writeArchive(c *cobra.Command, conn *connection, run string) 
 	if _, err := os.Lstat(name); err == nil {
 		return usage(fmt.Errorf("--out: %q exists already; name another file", name))
 	}
-	s, err := archive.WriteFile(c.Context(), conn.Bus, schemas.Run(run), name)
+	s, err := export.WriteArchiveFile(c.Context(), conn.Bus, schemas.Run(run), name)
 	switch {
 	case s == nil && errors.Is(err, os.ErrNotExist):
 		return usage(fmt.Errorf("--out: %q is in a folder that does not exist; make the folder first", name))
-	case err != nil && (s == nil || errors.Is(err, os.ErrPermission) || errors.Is(err, archive.ErrBegun)):
+	case err != nil && (s == nil || errors.Is(err, os.ErrPermission) || errors.Is(err, export.ErrBegun)):
 		return usage(fmt.Errorf("--out: %w", err))
 	case err != nil:
-		if _, gone := os.Lstat(name + archive.PartEnd); gone != nil {
+		if _, gone := os.Lstat(name + export.PartEnd); gone != nil {
 			return err
 		}
-		return fmt.Errorf("%w; %s is kept, and the same command goes on with it", err, name+archive.PartEnd)
+		return fmt.Errorf("%w; %s is kept, and the same command goes on with it", err, name+export.PartEnd)
 	}
 	if s.Before > 0 {
 		fmt.Fprintf(c.ErrOrStderr(), "%s: %s were there already, of an export that was stopped\n", name,
@@ -273,7 +272,7 @@ func (e *exporter) writeToStdout(c *cobra.Command, conn *connection, run string)
 		return usage(errors.New("--out: -; must be a file while stdout is a terminal, which shows no tar file"))
 	}
 	out := bufio.NewWriterSize(asIs(c.OutOrStdout()), 1<<20)
-	s, err := archive.Write(c.Context(), conn.Bus, schemas.Run(run), out)
+	s, err := export.WriteArchive(c.Context(), conn.Bus, schemas.Run(run), out)
 	if err == nil {
 		err = out.Flush()
 	}
@@ -286,23 +285,23 @@ func (e *exporter) writeToStdout(c *cobra.Command, conn *connection, run string)
 // writeShards writes the samples of a run as a dataset.
 func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) error {
 	switch {
-	case !slices.Contains(shards.Formats(), e.format):
+	case !slices.Contains(export.Datasets(), e.format):
 		return usage(fmt.Errorf("--format: %q; must be one of %s, %s", e.format, archiveFormat,
-			strings.Join(shards.Formats(), ", ")))
+			strings.Join(export.Datasets(), ", ")))
 	case e.out == "-":
 		return usage(errors.New("--out: -; must be a folder for a dataset; only an archive goes to stdout"))
 	case e.shardMiB < 1 || e.shardMiB > 1<<20:
 		return usage(fmt.Errorf("--shard-mib: %d; must be between 1 and %d", e.shardMiB, 1<<20))
 	}
 	folder := cmp.Or(e.out, run)
-	x, err := shards.Write(c.Context(), conn.Bus, schemas.Run(run), shards.Options{
+	x, err := export.WriteDataset(c.Context(), conn.Bus, schemas.Run(run), export.DatasetOptions{
 		Format: e.format, Folder: folder, Bytes: e.shardMiB << 20, Latents: e.latents,
-		Written: func(s shards.Shard) {
+		Written: func(s export.Shard) {
 			fmt.Fprintf(c.ErrOrStderr(), "%s: %s, %s, %s\n", filepath.Join(folder, s.File),
 				present.Count(s.Groups, "group"), present.Count(s.Samples, "sample"), present.Size(s.Bytes))
 		},
 	})
-	if errors.Is(err, shards.ErrOther) || errors.Is(err, shards.ErrChanged) {
+	if errors.Is(err, export.ErrBegun) || errors.Is(err, export.ErrChanged) {
 		return usage(fmt.Errorf("--out: %w", err))
 	}
 	if err != nil {
@@ -312,7 +311,7 @@ func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) e
 }
 
 // printShards prints what a dataset has.
-func (a *app) printShards(out io.Writer, folder string, x *shards.Index) error {
+func (a *app) printShards(out io.Writer, folder string, x *export.Index) error {
 	if a.json {
 		return json.NewEncoder(out).Encode(x)
 	}
@@ -338,7 +337,7 @@ no fault.`,
 		Example: "  meander runs read night.tar\n  ssh gpu-1 cat night.tar | meander runs read -",
 		RunE: func(c *cobra.Command, given []string) error {
 			if isFolder(given[0]) {
-				x, err := shards.Check(given[0])
+				x, err := export.CheckDataset(given[0])
 				if errors.Is(err, os.ErrNotExist) {
 					return fmt.Errorf("%w; must be the folder of a dataset that is whole, or the file of an archive",
 						err)
@@ -356,7 +355,7 @@ no fault.`,
 				}
 				defer func() { _ = f.Close() }() // read-only
 			}
-			s, err := archive.Check(f, func(e *archive.Entry) error {
+			s, err := export.CheckArchive(f, func(e *export.Entry) error {
 				if !a.json || e.Blob != "" {
 					return nil
 				}
@@ -379,7 +378,7 @@ no fault.`,
 
 // runsImportCommand makes the command 'meander runs import'.
 func runsImportCommand(a *app) *cobra.Command {
-	o := archive.ImportOptions{}
+	o := export.ImportOptions{}
 	c := &cobra.Command{
 		Use: "import FILE", Short: "store an exported run again", Args: args(cobra.ExactArgs(1)),
 		Long: `import checks an export like 'meander runs read', then stores its events and blobs. All digests stay
@@ -425,7 +424,7 @@ func isFolder(name string) bool {
 
 // importRun stores an exported run. It refuses while a service runs, which would work on a part of the run, and if the
 // store has other events of the run.
-func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker, o archive.ImportOptions) error {
+func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker, o export.ImportOptions) error {
 	running, err := conn.Present(c.Context())
 	if err != nil {
 		return err
@@ -435,8 +434,8 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker, o a
 		return fmt.Errorf("%s %s runs on this store and would work on a run that is only partly there; "+
 			"stop it first (a killed one counts as running for %v)", p.Service, p.Instance, schemas.PresenceTTL)
 	}
-	done, err := archive.Import(c.Context(), conn.Bus, f, o)
-	if errors.Is(err, archive.ErrNoSource) {
+	done, err := export.Import(c.Context(), conn.Bus, f, o)
+	if errors.Is(err, export.ErrNoSource) {
 		err = fmt.Errorf("%w, or, where there is none, give --without-source", err)
 	}
 	if err != nil {
@@ -448,15 +447,12 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker, o a
 	fmt.Fprintf(c.OutOrStdout(), "run %s: %s stored, %s there already, %s\n",
 		done.Run, present.Count(done.Stored, "event"), present.Count(done.AlreadyStored, "event"),
 		present.Count(done.Blobs, "blob"))
-	printWarnings(c.OutOrStdout(), &archive.Summary{
-		SourceRun: done.SourceRun, MissingTrajectories: done.MissingTrajectories, Missing: done.MissingBlobs,
-		Refused: done.Refused, Notes: done.Notes,
-	})
+	printWarnings(c.OutOrStdout(), done.Summary)
 	return nil
 }
 
 // printWarnings prints what an export does not have, what it has in vain, and of which run it is a pass.
-func printWarnings(out io.Writer, s *archive.Summary) {
+func printWarnings(out io.Writer, s *export.Summary) {
 	if s.SourceRun != "" {
 		fmt.Fprintf(out, "  a pass over run %s, which has the samples\n", s.SourceRun)
 	}
@@ -480,7 +476,7 @@ func printWarnings(out io.Writer, s *archive.Summary) {
 }
 
 // printArchive prints how many events and blobs an export has; name is its file.
-func (a *app) printArchive(out io.Writer, name string, s *archive.Summary) error {
+func (a *app) printArchive(out io.Writer, name string, s *export.Summary) error {
 	if a.json {
 		return json.NewEncoder(out).Encode(s)
 	}

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/archive"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -92,7 +92,7 @@ func contentOf(t *testing.T, file string) map[string]any {
 	}
 	defer f.Close()
 	out := map[string]any{}
-	for e, err := range archive.Read(f) {
+	for e, err := range export.ReadArchive(f) {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/replay"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -107,11 +107,11 @@ var errEnough = errors.New("enough")
 
 // watch prints the stored events, then new ones, until ctx ends or --count events are printed.
 func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOptions, out, stderr io.Writer) error {
-	var sources []*replay.Source
+	var sources []*export.Source
 	for _, k := range watched {
 		if slices.Contains(w.kinds, k.kind) {
 			filter := schemas.Address{Kind: k.kind, Run: w.run}.Filter()
-			sources = append(sources, &replay.Source{Stream: k.stream, Filters: []string{filter}, From: from})
+			sources = append(sources, &export.Source{Stream: k.stream, Filters: []string{filter}, From: from})
 		}
 	}
 	err := w.printStored(ctx, conn, sources, out)
@@ -131,8 +131,8 @@ func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOpti
 
 // printStored prints the stored events of all sources, in the order in which they were stored. The error is errEnough,
 // or of the server.
-func (w *watcher) printStored(ctx context.Context, conn *connection, sources []*replay.Source, out io.Writer) error {
-	for m, err := range replay.Merge(ctx, conn.Bus, sources) {
+func (w *watcher) printStored(ctx context.Context, conn *connection, sources []*export.Source, out io.Writer) error {
+	for m, err := range export.Merge(ctx, conn.Bus, sources) {
 		if err == nil {
 			err = w.print(m, out)
 		}
@@ -144,7 +144,7 @@ func (w *watcher) printStored(ctx context.Context, conn *connection, sources []*
 }
 
 // printLive prints new events of all sources as they come, until ctx ends. The error is errEnough, or of the server.
-func (w *watcher) printLive(ctx context.Context, conn *connection, sources []*replay.Source, out io.Writer) error {
+func (w *watcher) printLive(ctx context.Context, conn *connection, sources []*export.Source, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type item struct {

@@ -199,7 +199,7 @@ func TestRun_Streams(t *testing.T) {
 			must(err)
 		}
 	}
-	fill("mdr.v1.parked.r.lane.u%d.0", 850<<10)
+	fill("mdr.v1.parked.r.lane.u%d.0.main", 850<<10)
 	fill("mdr.v1.dead.intake.r.u%d", 2<<20)
 	found := look(t, doctor.Options{Bus: p.Bus})
 	has(t, found, "streams", doctor.Fault, "2 streams not there: MDR_VERDICTS, KV_mdr-seal -> start 'meander up'")
@@ -212,7 +212,7 @@ func TestRun_Streams(t *testing.T) {
 			t.Errorf("a stream that rolls: %+v", f)
 		}
 	}
-	fill("mdr.v1.parked.s.lane.u%d.0", 200<<10)
+	fill("mdr.v1.parked.s.lane.u%d.0.main", 200<<10)
 	has(t, look(t, doctor.Options{Bus: p.Bus}), "streams", doctor.Fault, "MDR_PARKED is full")
 }
 

@@ -123,9 +123,9 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 	if err := resolveTexts(s, policy); err != nil {
 		return nil, err
 	}
-	if p.CFGUntil != nil && p.ScheduledSampling != nil {
-		return nil, fmt.Errorf("cfg_until: %g; must be absent with scheduled_sampling, whose steps are single "+
-			"timesteps", *p.CFGUntil)
+	if p.ScheduledSampling != nil && (s.CFGFrom > 0 || s.CFGUntil > 0) {
+		return nil, fmt.Errorf("cfg_from, cfg_until: %g, %g; must be absent with scheduled_sampling, whose steps are "+
+			"single timesteps", s.CFGFrom, s.CFGUntil)
 	}
 	if p.Guidance != nil && policy.Guidance == 0 {
 		return nil, fmt.Errorf("guidance: %g; must be absent, the network of model %q has no such input; "+
@@ -173,15 +173,19 @@ func resolveGuidance(s *schemas.Sampling, policy *schemas.Policy) error {
 			return fmt.Errorf("guidance_rescale: %g; must be absent with true_cfg_scale %g, which is without guidance",
 				s.GuidanceRescale, s.TrueCFGScale)
 		}
-		s.NegativePrompt, s.CFGUntil = "", 0 // without guidance they have no effect
+		s.NegativePrompt, s.CFGFrom, s.CFGUntil = "", 0, 0 // without guidance they have no effect
+		return nil
 	}
-	steps := s.StepsUntil()
-	if s.CFGUntil > 0 && steps == 0 {
-		return fmt.Errorf("cfg_until: %g; must be at least %g, the share of one of %d steps; true_cfg_scale 1 is "+
-			"without guidance", s.CFGUntil, 1/float64(len(s.Transitions)), len(s.Transitions))
-	}
-	if steps == int64(len(s.Transitions)) {
+	if s.CFGUntil == 1 {
 		s.CFGUntil = 0
+	}
+	if s.CFGUntil > 0 && s.CFGFrom >= s.CFGUntil {
+		return fmt.Errorf("cfg_from: %g; must be below cfg_until, %g", s.CFGFrom, s.CFGUntil)
+	}
+	if (s.CFGFrom > 0 || s.CFGUntil > 0) && s.GuidedSteps() == 0 {
+		return fmt.Errorf("cfg_from, cfg_until: %g, %g; must have a whole one of the %d steps between them, %g of all; "+
+			"true_cfg_scale 1 is without guidance", s.CFGFrom, cmp.Or(s.CFGUntil, 1), len(s.Transitions),
+			1/float64(len(s.Transitions)))
 	}
 	return nil
 }

@@ -85,37 +85,43 @@ func TestResolve_Guidance(t *testing.T) {
 	}
 }
 
-// A share of steps with guidance is kept where it says more than an absent one, and refused where it says nothing.
-func TestResolve_CFGUntil(t *testing.T) {
+// Shares of steps with guidance are kept where they say more than absent ones, and refused where they leave no step.
+func TestResolve_CFGShares(t *testing.T) {
 	for _, c := range []struct {
-		until, scale float64
-		want         float64
-		guided       int64
-		fault        string
+		from, until, scale  float64
+		wantFrom, wantUntil float64
+		guided              int64
+		fault               string
 	}{
-		{0.3, 4, 0.3, 3, ""},
-		{0.39, 4, 0.39, 3, ""},
-		{1, 4, 0, 10, ""},
-		{0.5, 1, 0, 0, ""},
-		{0.09, 4, 0, 0, "cfg_until: 0.09; must be at least 0.1, the share of one of 10 steps"},
+		{0, 0.3, 4, 0, 0.3, 3, ""},
+		{0, 0.39, 4, 0, 0.39, 3, ""},
+		{0, 1, 4, 0, 0, 10, ""},
+		{0, 0.5, 1, 0, 0, 0, ""},
+		{0, 0.09, 4, 0, 0, 0, "cfg_from, cfg_until: 0, 0.09; must have a whole one of the 10 steps between them, 0.1 of all"},
+		{0.3, 1, 4, 0.3, 0, 7, ""},
+		{0.3, 0.7, 4, 0.3, 0.7, 4, ""},
+		{0.3, 0.7, 1, 0, 0, 0, ""},
+		{0.7, 0.3, 4, 0, 0, 0, "cfg_from: 0.7; must be below cfg_until, 0.3"},
+		{0.5, 0.5, 4, 0, 0, 0, "cfg_from: 0.5; must be below cfg_until, 0.5"},
+		{0.31, 0.45, 4, 0, 0, 0, "cfg_from, cfg_until: 0.31, 0.45; must have a whole one of the 10 steps"},
 	} {
 		p := &schemas.Prompt{UID: "u", Prompt: "a"}
-		p.CFGUntil, p.TrueCFGScale = &c.until, &c.scale
+		p.CFGFrom, p.CFGUntil, p.TrueCFGScale = &c.from, &c.until, &c.scale
 		rs, err := Resolve("run", p, qwen(), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 		if c.fault != "" {
 			if err == nil || !strings.Contains(err.Error(), c.fault) {
-				t.Errorf("%v: %v; want %q", c.until, err, c.fault)
+				t.Errorf("%+v: %v; want %q", c, err, c.fault)
 			}
 			continue
 		}
-		if err != nil || rs[0].CFGUntil != c.want || rs[0].GuidedSteps() != c.guided {
-			t.Errorf("%v at scale %v: %v; want %v and %d steps", c.until, c.scale, err, c.want, c.guided)
+		if err != nil || rs[0].CFGFrom != c.wantFrom || rs[0].CFGUntil != c.wantUntil || rs[0].GuidedSteps() != c.guided {
+			t.Errorf("%+v: %v", c, err)
 		}
 	}
 	p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{
 		CFGUntil: new(0.5), ScheduledSampling: &schemas.ScheduledSampling{},
 	}}
-	const want = "cfg_until: 0.5; must be absent with scheduled_sampling"
+	const want = "cfg_from, cfg_until: 0, 0.5; must be absent with scheduled_sampling"
 	_, err := Resolve("run", p, qwen(), Origin{Created: time.Unix(1, 0)})
 	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v; want %q", err, want)

@@ -167,7 +167,7 @@ func (s *service) scoreImage(m model.Model, t *schemas.Trajectory) (*schemas.Tea
 	if t.ScheduledSampling != nil {
 		return nil, refuse(schemas.CodeUnfit, "it is of scheduled sampling, whose steps have no log-probs")
 	}
-	if err := cmp.Or(images.CheckLatents(card, t), images.CheckGuidance(card, &t.Sampling)); err != nil {
+	if err := cmp.Or(images.CheckLatents(card, t), images.CheckSettings(card, &t.Sampling)); err != nil {
 		return nil, refuse(schemas.CodeUnfit, "the teacher's model %s: %w", card.Name, err)
 	}
 	conds, err := images.Encode(s.ctx, m, &t.Sampling)

@@ -159,30 +159,43 @@ func TestGuidance(t *testing.T) {
 	}
 }
 
-// Guidance up to a share of the steps: the others evaluate the prompt alone, and verify does as the sampler did.
-func TestCFGUntil(t *testing.T) {
+// Guidance between two shares of the steps: the others evaluate the prompt alone, and verify does as the sampler did.
+// Shares that say nothing give the bits of none.
+func TestCFGShares(t *testing.T) {
 	plane := bustest.New(t)
 	publish, stop := serveDistilled(t, plane)
 	whole := publish("whole", prompt())
 	part := prompt()
-	part.CFGUntil = new(0.5)
+	part.CFGFrom, part.CFGUntil = new(0.25), new(0.75)
 	before := evaluated.Load()
-	until := publish("part", part)
+	between := publish("part", part)
 	if got, want := evaluated.Load()-before, int64(samples*(steps+steps/2)); got != want {
 		t.Errorf("%d evaluations with guidance in half of the steps; want %d", got, want)
 	}
-	if until.CFGUntil != 0.5 || whole.CFGUntil != 0 || until.GuidedSteps() != 2 ||
-		until.CFGRule != schemas.CFGPlainClamped || until.ScheduleDigest == whole.ScheduleDigest ||
-		until.Image.Digest == whole.Image.Digest {
-		t.Errorf("%+v, with guidance in all steps %+v", until, whole)
+	if between.CFGFrom != 0.25 || between.CFGUntil != 0.75 || !slices.Equal(between.CFGScales, []float64{1, 2, 2, 1}) ||
+		between.CFGRule != schemas.CFGPlainClamped || between.ScheduleDigest == whole.ScheduleDigest ||
+		between.Image.Digest == whole.Image.Digest {
+		t.Errorf("%+v, with guidance in all steps %+v", between, whole)
+	}
+	all := prompt()
+	all.CFGFrom, all.CFGUntil = new(0.0), new(1.0)
+	if same := publish("all", all); same.Image.Digest != whole.Image.Digest || same.ScheduleDigest != whole.ScheduleDigest ||
+		!slices.Equal(same.CFGScales, []float64{2, 2, 2, 2}) {
+		t.Errorf("from 0 until 1: %+v, without %+v", same, whole)
 	}
 	exact(t, plane.Bus, "whole")
 	exact(t, plane.Bus, "part")
 	stop() // it would put away what is forged
-	store(t, plane.Bus, "forged", until, func(e *schemas.Trajectory) { e.CFGUntil = 0.75 })
-	report, err := verify.Run(t.Context(), plane.Bus, "forged", verify.Options{Models: distilledFamily()})
-	if err != nil || report.OK(0) || report.MaxRatio == 0 {
-		t.Errorf("another share than the one it was made with: %+v, %v", report, err)
+	for name, forge := range map[string]func(*schemas.Trajectory){
+		"from":   func(e *schemas.Trajectory) { e.CFGFrom = 0 },
+		"until":  func(e *schemas.Trajectory) { e.CFGUntil = 0.5 },
+		"scales": func(e *schemas.Trajectory) { e.CFGScales = []float64{2, 2, 2, 1} },
+	} {
+		store(t, plane.Bus, schemas.Run(name), between, forge)
+		report, err := verify.Run(t.Context(), plane.Bus, schemas.Run(name), verify.Options{Models: distilledFamily()})
+		if err != nil || report.OK(0) {
+			t.Errorf("other %s than the sample was made with: %+v, %v", name, report, err)
+		}
 	}
 }
 

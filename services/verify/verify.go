@@ -218,8 +218,12 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 		return err
 	}
 	s.version = with
-	if got := t.ComputeScheduleDigest(); got != t.ScheduleDigest {
-		s.fault(-1, "schedule_digest: stored %.16s, the fields give %.16s", t.ScheduleDigest, got)
+	if err := t.CheckKnown(); err != nil {
+		s.fault(-1, "%v", err)
+		return nil
+	}
+	if err := t.CheckSchedule(); err != nil {
+		s.fault(-1, "%v", err)
 	}
 	if t.Text != nil {
 		return s.checkText(ctx)
@@ -235,7 +239,7 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 	}
 	s.steps, s.latents = steps, s.storedLatents(steps)
 	card := s.image.Card()
-	if err := cmp.Or(images.CheckLatents(card, t), images.CheckGuidance(card, &t.Sampling)); err != nil {
+	if err := cmp.Or(images.CheckLatents(card, t), images.CheckSettings(card, &t.Sampling)); err != nil {
 		s.fault(-1, "%v", err)
 		return nil
 	}
@@ -255,6 +259,9 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 	if err := s.checkStart(ctx); err != nil {
 		return err
 	}
+	if scales := t.CFGScales; len(scales) > 0 && !slices.Equal(scales, t.Sampling.StepScales()) {
+		s.fault(-1, "cfg_scales: stored %v, the settings give %v", scales, t.Sampling.StepScales())
+	}
 	plan := sampling.Plan(&t.Sampling)
 	for i := plan.Begin; i < plan.End; i++ {
 		if err := s.checkLogProb(ctx, plan, i); err != nil {
@@ -267,8 +274,8 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 // checkDigests checks the digests of a sample that no model here can compute again, as a server drew it.
 func (s *sample) checkDigests(ctx context.Context) error {
 	s.report.NotComputed++
-	if got := s.t.ComputeScheduleDigest(); got != s.t.ScheduleDigest {
-		s.fault(-1, "schedule_digest: stored %.16s, the fields give %.16s", s.t.ScheduleDigest, got)
+	if err := s.t.CheckSchedule(); err != nil {
+		s.fault(-1, "%v", err)
 	}
 	if s.t.Text == nil {
 		_, err := s.loadSteps(ctx)

@@ -18,8 +18,9 @@ import pdoc.docstrings
 
 # What `import meander` gives, and what stands beside it.
 MODULES = (
-    "meander", "meander.accelerate", "meander.control", "meander.events", "meander.torch", "meander.track",
-    "meander.train", "meander.trl", "meander.verl"
+    "meander", "meander.client.control", "meander.client.sync", "meander.data.events",
+    "meander.plugs.accelerate", "meander.plugs.dataset", "meander.plugs.track",
+    "meander.plugs.trl", "meander.plugs.verl", "meander.torch", "meander.train"
 )
 # What modules import for trainers. Where it is not installed it is stood in for.
 OPTIONAL = (
@@ -88,7 +89,8 @@ def main(folder: str) -> None:
     warnings.simplefilter("error")  # such as an annotation without a meaning
     sys.meta_path.append(Finder())
     # By name: what they stand for takes lines.
-    numpy.typing.ArrayLike, numpy.typing.NDArray = Absent("numpy.typing.ArrayLike"), Absent("numpy.typing.NDArray")  # type: ignore[assignment, misc]
+    numpy.typing.ArrayLike = Absent("numpy.typing.ArrayLike")  # type: ignore[assignment, misc]
+    numpy.typing.NDArray = Absent("numpy.typing.NDArray")  # type: ignore[assignment, misc]
     convert = pdoc.docstrings.convert
     pdoc.docstrings.convert = lambda docstring, *args: markdown(convert(docstring, *args))
     pdoc.docstrings.convert.cache_clear = convert.cache_clear

@@ -13,7 +13,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 )
 
-//go:generate cp names.json ../../client/python/meander/lora_names.json
+//go:generate cp names.json ../../client/python/meander/data/lora_names.json
 
 // namesFile is all that is known of the names in files of adapters. The Python client reads the same file.
 //

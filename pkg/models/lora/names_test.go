@@ -187,7 +187,7 @@ func TestNames_AreThoseOfPython(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	python, err := os.ReadFile("../../client/python/meander/lora_names.json")
+	python, err := os.ReadFile("../../client/python/meander/data/lora_names.json")
 	if err != nil || !bytes.Equal(own, python) {
 		t.Errorf("%v, or it is another file: run make generate", err)
 	}

@@ -235,6 +235,9 @@ func (r *Recorder) trajectory() *schemas.Trajectory {
 	} else if n, ok := r.store.Network.(engine.Describer); ok {
 		n.Describe(t)
 	}
+	if q.GuidedSteps() > 0 {
+		t.CFGScales = q.StepScales()
+	}
 	for _, sigma := range q.Sigmas {
 		t.Timesteps = append(t.Timesteps, flow.Timestep(sigma))
 	}

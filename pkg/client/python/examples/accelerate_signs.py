@@ -24,8 +24,7 @@ from peft import LoraConfig
 from torch.distributed.fsdp import fully_shard
 
 import meander
-import meander.accelerate
-from meander.dataset import BatchDataset
+from meander.plugs.dataset import BatchDataset
 
 args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 args.add_argument("--url", default=os.environ.get("MEANDER_URL", "nats://127.0.0.1:4222"), help="of the pipeline")

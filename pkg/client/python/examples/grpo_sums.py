@@ -23,7 +23,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 import meander
-from meander.tasks import together
+from meander.client.tasks import together
 
 Advantages = Callable[
     [meander.Client, argparse.Namespace, meander.TextBatch, dict[str, torch.Tensor]],

@@ -47,7 +47,8 @@ def log_probs(batch: meander.Batch, rows: slice) -> torch.Tensor:
     out = []
     for w in range(t["latents"].shape[1]):
         x, after, sigma = t["latents"][rows, w], t["next_latents"][rows, w], t["sigmas"][rows, w]
-        v = network(hidden_states=x, timestep=sigma, encoder_hidden_states=t["prompt_embeds"][rows, :longest], encoder_hidden_states_mask=mask[:, :longest],
+        v = network(hidden_states=x, timestep=sigma, encoder_hidden_states=t["prompt_embeds"][rows, :longest],
+            encoder_hidden_states_mask=mask[:, :longest],
                     img_shapes=[[(1, 4, 8)]] * len(x), return_dict=False)[0]  # fmt: skip
         a, b, n = (t[name][rows, w, None, None] for name in ("x_coefficient", "v_coefficient", "noise_std"))
         square = ((after.double() - a * x.double() - b * v.double()) / n).square().mean(dim=(1, 2))

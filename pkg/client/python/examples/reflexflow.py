@@ -1,5 +1,5 @@
-"""Scheduled sampling in a trainer of one's own: a small flow model of points near (2, 2), trained by the ReflexFlow loss
-on latents that it rolls down itself. It needs torch, and no pipeline.
+"""Scheduled sampling in a trainer of one's own: a small flow model of points near (2, 2), trained by the ReflexFlow
+loss on latents that it rolls down itself. It needs torch, and no pipeline.
 
     python pkg/client/python/examples/reflexflow.py
 """

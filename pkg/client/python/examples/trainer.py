@@ -39,7 +39,8 @@ async def main() -> None:
         batches = client.batches(run, "trainer", log_probs=log_probs, timeout=60)
         async for batch in batches:
             out = meander.loss.ppo(batch["log_probs"].ravel(), log_probs(batch).ravel(), batch["advantages"].ravel())
-            print(f"{batch.name}: {batch.size} samples, latents {batch['latents'].shape}, embeddings {batch['prompt_embeds'].shape}, "
+            print(f"{batch.name}: {batch.size} samples, latents {batch['latents'].shape}, "
+                  f"embeddings {batch['prompt_embeds'].shape}, "
                   f"mean reward {batch['rewards'].mean():.4f}, loss {out['loss']:+.2e}, ratio {out['ratio_mean']:.9f}")
             if batch.name == "step-1":
                 await batches.done(batch)  # going on does it, too; what is not done comes again

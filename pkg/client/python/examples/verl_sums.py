@@ -68,7 +68,7 @@ def settings(a: argparse.Namespace) -> list[str]:
         *under(f"{actor}.optim", lr=a.lr, weight_decay=0),
         *under(rollout, name="meander", n=a.samples, calculate_log_probs=True, tensor_model_parallel_size=1),
         *under(rollout, log_prob_micro_batch_size_per_gpu=rows),
-        *under(f"{rollout}.agent", agent_loop_manager_class=f"meander.verl.{manager}"),
+        *under(f"{rollout}.agent", agent_loop_manager_class=f"meander.plugs.verl.{manager}"),
         *under(f"{rollout}.engine_kwargs.meander", url=a.url, lane=a.lane),
         *under(f"{rollout}.engine_kwargs.meander.fields", reward="[{name:exact_match}]", text="{tokens_per_event:8}"),
         *under(f"{rollout}.val_kwargs", n=a.samples, temperature=1.0),

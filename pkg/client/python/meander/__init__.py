@@ -14,21 +14,24 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import dataset, loss, noise, policy, scheduled, sync, transition
-    from .batch import Batch, Group, Keep, Ratio, RatioOff, Sample, fresh
-    from .client import Client, Judged, connect
-    from .control import Refused
-    from .cursor import CursorError, Taken
-    from .events import EventError, Gone, tensor
-    from .reader import Batches, EmptyBatch, Groups, Health
-    from .teacher import NoTeacher, TeacherReply, Unscored
-    from .text import Text
-    from .textbatch import TextBatch
+    from .client import policy, sync
+    from .maths import loss, noise, scheduled, transition
+    from .plugs import dataset
+    from .data.batch import Batch, Group, Keep, Ratio, RatioOff, Sample, fresh
+    from .client.client import Client, Judged, connect
+    from .client.control import Refused
+    from .client.cursor import CursorError, Taken
+    from .data.events import EventError, Gone, tensor
+    from .client.reader import Batches, EmptyBatch, Groups, Health
+    from .client.teacher import NoTeacher, TeacherReply, Unscored
+    from .data.text import Text
+    from .data.textbatch import TextBatch
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Batch", "Batches", "Client", "CursorError", "EmptyBatch", "EventError", "Gone", "Group", "Groups", "Health", "Judged", "Keep",
+    "Batch", "Batches", "Client", "CursorError", "EmptyBatch", "EventError", "Gone", "Group", "Groups", "Health",
+    "Judged", "Keep",
     "NoTeacher", "Ratio", "RatioOff", "Refused",
     "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "connect", "dataset", "fresh", "loss", "noise",
     "policy",
@@ -38,25 +41,32 @@ if importlib.util.find_spec("torch") is None:
     __all__.remove("dataset")  # which is for loaders of torch
 
 _MODULES = {
-    "loss": (), "noise": (), "policy": (), "scheduled": (), "transition": (),
-    "batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"),
-    "client": ("Client", "Judged", "connect"),
-    "control": ("Refused",),
-    "cursor": ("CursorError", "Taken"), "events": ("EventError", "Gone", "tensor"),
-    "reader": ("Batches", "EmptyBatch", "Groups", "Health"), "text": ("Text",),
-    "teacher": ("NoTeacher", "TeacherReply", "Unscored"),
-    "textbatch": ("TextBatch",), "access": (), "tasks": (), "sync": (), "dataset": (),
-    "ask": (), "trl": (), "verl": (), "accelerate": (), "rewards": (),
+    "client": ("access", "ask", "control", "cursor", "lease", "policy", "reader", "sync", "tasks", "teacher",
+               "versions"),
+    "data": ("batch", "events", "lora", "tensorfile", "text", "textbatch"),
+    "maths": ("loss", "noise", "scheduled", "transition"),
+    "plugs": ("accelerate", "dataset", "lane", "track", "trl", "verl"), "rewards": (),
+}
+_NAMES = {
+    "client.client": ("Client", "Judged", "connect"), "client.control": ("Refused",),
+    "client.cursor": ("CursorError", "Taken"), "client.reader": ("Batches", "EmptyBatch", "Groups", "Health"),
+    "client.teacher": ("NoTeacher", "TeacherReply", "Unscored"),
+    "data.batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"),
+    "data.events": ("EventError", "Gone", "tensor"), "data.text": ("Text",), "data.textbatch": ("TextBatch",),
 }  # fmt: skip
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
+# The module of each public name; that of a module is itself.
+_HOME = {
+    **{package: package for package in _MODULES},
+    **{module: f"{package}.{module}" for package, modules in _MODULES.items() for module in modules},
+    **{name: module for module, names in _NAMES.items() for name in names},
+}
 
 
 def __getattr__(name: str) -> Any:
     """Imports what is asked for when it is: a worker of meander.torch has no need of the NATS client."""
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
     if name in _HOME:
-        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+        module = importlib.import_module(f"{__name__}.{_HOME[name]}")
+        value = globals()[name] = module if module.__name__.endswith(f".{name}") else getattr(module, name)
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

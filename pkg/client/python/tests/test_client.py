@@ -19,7 +19,7 @@ from nats.js.errors import NotFoundError
 import meander
 from conftest import first
 from meander import cursor, policy
-from meander.events import checked, decode, digest_prefix, fault, payload_digest, trajectory_form
+from meander.data.events import checked, decode, digest_prefix, fault, payload_digest, trajectory_form
 
 
 def test_payload_digest():

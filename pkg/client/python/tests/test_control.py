@@ -88,7 +88,8 @@ def test_asking_makes_nothing(run):
         with pytest.raises(TimeoutError, match="there is no such run"):
             await first(client.batches(name, timeout=1))
         assert await stored() == {}
-        await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "synthetic"}])
+        await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2,
+            reward=[{"name": "synthetic"}])
         assert (await first(client.advantages(name)))["status"] == "complete"
         status = await client.status(name)
         assert (status["state"], status["outcomes"]) == ("complete", [{"outcome": "complete", "groups": 1}])

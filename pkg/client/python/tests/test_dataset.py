@@ -11,12 +11,11 @@ import msgpack
 import pytest
 
 import meander
-import meander.sync
 from conftest import ENVIRONMENT, ROOT, publish
 
 torch = pytest.importorskip("torch", reason="data sets need torch, which is not installed here")
 
-from meander.dataset import BatchDataset  # noqa: E402
+from meander.plugs.dataset import BatchDataset  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +108,10 @@ def test_errors(url, stored):
         list(loader)
 
 
-MAKE = "import sys; from meander.dataset import BatchDataset; BatchDataset(*sys.argv[1:])"
+MAKE = "import sys; from meander.plugs.dataset import BatchDataset; BatchDataset(*sys.argv[1:])"
 RANK = """
 import json, sys, torch.distributed as dist
-from meander.dataset import BatchDataset
+from meander.plugs.dataset import BatchDataset
 dist.init_process_group("gloo")
 data = BatchDataset(sys.argv[1], sys.argv[2], "ranks" + sys.argv[3], groups=3, follow=False)
 for batch in data.loader(int(sys.argv[3])):
@@ -161,7 +160,7 @@ def test_ranks(url, stored, workers, tmp_path):
 
 
 def test_a_batch_of_which_nothing_is_there(url):
-    """It is an error, also from a worker; or a batch of size 0 for those who ask for it. An async convert is awaited."""
+    """It is an error, also from a worker; or an empty batch where asked for. An async convert is awaited."""
     name = "none" + uuid.uuid4().hex[:8]
 
     async def make():

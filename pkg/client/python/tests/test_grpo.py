@@ -69,7 +69,8 @@ def test_grpo_sums(run, sums, tmp_path):
         await meander.policy.push_policy(client, None, "sums")
         version = (await meander.policy.policy(client, "sums"))["policy_version"]
         for uid, prompt in (("short", "1+2=?"), ("long", "999-1000=?")):
-            await client.publish(name + "base", prompt, uid=uid, model="sums", group_size=4, text=text, reward=[{"name": "numeric_match"}],
+            await client.publish(name + "base", prompt, uid=uid, model="sums", group_size=4, text=text,
+                reward=[{"name": "numeric_match"}],
                                  batch={"id": "b", "groups": 2}, min_policy_version=version)
         batch = await first(client.batches(name + "base", logits=True, timeout=50))
         t = batch.torch()

@@ -250,7 +250,9 @@ def test_processes_of_one_trainer(signs, tmp_path, name, launcher, fields):
     before = len(asyncio.run(history(signs)))
     ended(started(signs, two, *launcher, "-m", updates=2, **fields), two)
     pushed = asyncio.run(history(signs))[before:]
-    assert [p["by"] for p in pushed] == ["trainer"] * len(pushed) and len(pushed) in (2, 3), "the first process alone pushes: perhaps the base, and each update once"
+    assert [p["by"] for p in pushed] == ["trainer"] * len(pushed) and len(pushed) in (2, 3), (
+        "the first process alone pushes: perhaps the base, and each update once"
+    )
     assert pushed[-1]["adapter"]["file"]["digest"] == digest(adapter(two)) == updates(two)[-1]["adapter_digest"]
     log = trained(signs, one, run=name, trainer="one", follow=True, updates=2, **fields | {"shard": False})
     for r, want in zip(updates(two), log, strict=True):
@@ -302,7 +304,7 @@ def test_settings_that_one_process_cannot_have_are_refused(signs, tmp_path):
 
 
 def test_sigterm_gives_the_lane_back_and_what_was_trained_with_stays(signs, tmp_path):
-    """The next trainer need not wait for the lease to end; settings that have changed are said, another alpha refused."""
+    """The next trainer need not wait for the lease to end; changed settings are said, another alpha refused."""
     out = tmp_path / "terminated"
     process = started(signs, out, updates=50)
     asyncio.run(asyncio.wait_for(until(process, out, 1), 300))

@@ -12,8 +12,8 @@ import pytest
 import meander
 from conftest import BINARY
 from meander import policy, versions
-from meander.cursor import api
-from meander.lease import Held, Lease, holder
+from meander.client.cursor import api
+from meander.client.lease import Held, Lease, holder
 from test_policy import lora, put, width
 
 SHORT = 2.0  # seconds that a lease lasts without its holder, in these tests
@@ -22,8 +22,8 @@ TRAINER = """
 import asyncio, sys
 import meander
 from meander import policy
-from meander.cursor import api
-from meander.lease import Held, Lease
+from meander.client.cursor import api
+from meander.client.lease import Held, Lease
 
 async def main(url, holder, adapter):
     async with meander.connect(url) as client:
@@ -98,8 +98,8 @@ def lease(client, name):
 
 
 def test_a_trainer_that_was_stopped_is_fenced(on, signs, tmp_path):
-    """It was stopped for longer than its lease. Another one took the lane over, and has pushed, or not yet, or has ended
-    since."""
+    """It was stopped for longer than its lease. Another one took the lane over, and has pushed, or not yet, or has
+    ended since."""
 
     async def adapters(client, _):
         await policy.push_policy(client, None)

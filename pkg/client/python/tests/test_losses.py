@@ -177,7 +177,9 @@ def test_windows():
 
 
 def test_learning_rate():
-    rates = lambda **fields: [Config(prompts="p", updates=6, lr=1.0, **fields).learning_rate(u) for u in range(6)]  # noqa: E731
+    def rates(**fields):
+        return [Config(prompts="p", updates=6, lr=1.0, **fields).learning_rate(u) for u in range(6)]
+
     assert rates() == [1] * 6
     assert rates(warmup=2, lr_schedule="linear") == [0.5, 1, 1, 0.75, 0.5, 0.25]
     assert rates(lr_schedule="cosine") == pytest.approx([1, 0.9330127, 0.75, 0.5, 0.25, 0.0669873])

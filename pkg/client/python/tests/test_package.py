@@ -49,7 +49,8 @@ def names(requirements):
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(HERE).as_posix())
 def test_what_a_module_imports_is_required(file):
-    name = file.relative_to(HERE / "meander").parts[0].removesuffix(".py")
+    parts = file.relative_to(HERE / "meander").parts
+    name = parts[parts[0] in ("client", "data", "maths", "plugs")].removesuffix(".py")
     has = names(PROJECT["dependencies"]).union(*(names(OPTIONAL.get(extra, [])) for extra in EXTRAS.get(name, [name])))
     lacks = {
         p
@@ -140,11 +141,11 @@ def test_reference_has_a_page_of_each_module(tmp_path):
     )
     assert out.returncode == 0, out.stderr
     for page in (
-        "meander", "meander/sync", "meander/sync/policy", "meander/dataset", "meander/train/learner", "meander/trl",
-        "meander/verl"
+        "meander", "meander/client/sync", "meander/client/sync/policy", "meander/plugs/dataset",
+        "meander/train/learner", "meander/plugs/trl", "meander/plugs/verl"
     ):
         assert (tmp_path / f"{page}.html").is_file(), page
-    assert "Reader[meander.Batch]" in re.sub("<[^>]*>", "", (tmp_path / "meander/sync.html").read_text())
+    assert "Reader[meander.Batch]" in re.sub("<[^>]*>", "", (tmp_path / "meander/client/sync.html").read_text())
 
 
 @pytest.mark.parametrize("lacks", [["torch"], ["torch", "PIL"], []])

@@ -30,7 +30,8 @@ async def says(end, request):
         (functools.partial(functools.partial(says), "!"), "hi!"),
         (Object(), "hi"),
         (Object().__call__, "hi"),
-        (lambda request: asyncio.wrap_future(asyncio.run_coroutine_threadsafe(says("", request), LOOP[0]), loop=LOOP[0]), "hi"),
+        (lambda request: asyncio.wrap_future(asyncio.run_coroutine_threadsafe(says("", request), LOOP[0]),
+        loop=LOOP[0]), "hi"),
     ],
 )  # fmt: skip
 def test_an_interaction_may_be_async(run, answer, content):
@@ -119,7 +120,7 @@ def test_a_rule_of_a_reader_may_be_async(run):
 
 
 def test_fields_of_a_lane_may_be_async(url):
-    from meander.lane import Lane
+    from meander.plugs.lane import Lane
 
     async def fields(prompt):
         return {"reward": [{"name": "synthetic"}], "metadata": {"asked": prompt}}

@@ -56,7 +56,8 @@ def test_push_and_rollback(run, signs, tmp_path):
             pushed = await policy.push_policy(client, adapter, by="lin", note=name, base=base["base_digest"])
             assert (pushed["by"], pushed["note"], pushed["rule"]) == ("lin", name, "finish")
             (sampler,) = await policy.taken(client, pushed)
-            assert sampler["answer"]["state"] == "applied" and sampler["answer"]["weights_digest"] == pushed["weights_digest"]
+            assert sampler["answer"]["state"] == "applied"
+            assert sampler["answer"]["weights_digest"] == pushed["weights_digest"]
             assert sampler["answer"]["canary"]["norm"] > 0
             digests.append(pushed["weights_digest"])
             assert (
@@ -256,14 +257,16 @@ def test_weights_of_a_whole_transformer(run, signs, tmp_path):
         assert await policy.policy(client) == before
         pushed = await policy.push_weights(client, halves, by="lin")
         (sampler,) = await policy.taken(client, pushed)
-        assert sampler["answer"]["state"] == "applied" and sampler["answer"]["weights_digest"] == pushed["weights_digest"]
+        assert sampler["answer"]["state"] == "applied"
+        assert sampler["answer"]["weights_digest"] == pushed["weights_digest"]
         (tmp_path / "model/transformer").mkdir(parents=True)
         for i, half in enumerate(halves):
             (tmp_path / f"model/transformer/d-{i}.fp16.safetensors").write_bytes(half.read_bytes())
         with pytest.raises(policy.PolicyRefused, match="several files and no index: d-0.fp16.safetensors, d-1"):
             await policy.push_weights(client, tmp_path / "model")
         index = tmp_path / "model/transformer/diffusion_pytorch_model.safetensors.fp16.index.json"
-        index.write_text(json.dumps({"weight_map": {n: f"d-{i}.fp16.safetensors" for i in (0, 1) for n in names[i::2]}}))
+        index.write_text(json.dumps({"weight_map": {
+            n: f"d-{i}.fp16.safetensors" for i in (0, 1) for n in names[i::2]}}))
         assert (
             await policy.push_weights(client, tmp_path / "model")
         )["policy_version"] == pushed["policy_version"], "the lane has these weights"
@@ -297,7 +300,8 @@ def test_weights_by_path(binary, tmp_path):
             for file, where in (mine, r"mine/model\.safetensors"), (other, r"meander-[0-9]+/[0-9a-f]{64}\.safetensors"):
                 pushed = await policy.push_weights(client, file, weights_dir=shared)
                 (of,) = pushed["weights"]
-                assert re.fullmatch(where, of["path"]) and "bucket" not in of and (shared / of["path"]).read_bytes() == file.read_bytes()
+                assert re.fullmatch(where, of["path"]) and "bucket" not in of
+                assert (shared / of["path"]).read_bytes() == file.read_bytes()
                 (sampler,) = await policy.taken(client, pushed)
                 assert sampler["answer"]["state"] == "applied", sampler["answer"]
                 with pytest.raises(meander.Gone):

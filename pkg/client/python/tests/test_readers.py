@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import meander
-import meander.events
 from conftest import ENVIRONMENT, Up, first, free_port, listens, publish
 from meander import cursor
 
@@ -90,7 +89,8 @@ def test_torch(run):
         await publish(client, name, "u", "b")
         batch = await first(client.batches(name))
         tensors = batch.torch()
-        assert tensors["latents"].dtype == torch.float32 and tensors["mask"].dtype == torch.bool and "uid" not in tensors
+        assert tensors["latents"].dtype == torch.float32 and tensors["mask"].dtype == torch.bool
+        assert "uid" not in tensors
         assert [int(x) & (1 << 64) - 1 for x in tensors["sample_seed"]] == [int(x) for x in batch["sample_seed"]]
 
     run(test)
@@ -318,7 +318,8 @@ def test_strangers(run):
             msgpack.packb({"run": name, "batch": "empty", "groups": 1, "uids": ["nobody"], "samples": 1, "closed": 1})
         )
         member = {"sample_index": 0, "reward": 1.0, "advantage": 1.0, "status": "scored", "trajectory_seq": 1 << 40}
-        forged = {"run": name, "uid": "forged", "batch": "forged", "status": "complete", "group_size": 1, "members": [member],
+        forged = {"run": name, "uid": "forged", "batch": "forged", "status": "complete", "group_size": 1,
+            "members": [member],
                   "policy_version_min": 0, "policy_version_max": 0, "closed": 1}
         await store(f"advantage.{name}.forged", msgpack.packb(forged))
         await publish(client, name, "u", "b")
@@ -585,7 +586,8 @@ def test_a_batch_with_failed_groups_says_so(run):
         for uid in ("x", "y"):
             await publish_failing(client, name, uid, "none", 2)
         reader = client.batches(name, "trainer", timeout=50)
-        with pytest.raises(meander.EmptyBatch, match="batch none: none of its 2 groups counts: 2 x status failed: no sample was scored; sample 0: .*no face") as e:
+        with pytest.raises(meander.EmptyBatch, match="batch none: none of its 2 groups counts: 2 x status failed: "
+        "no sample was scored; sample 0: .*no face") as e:
             await first(reader)
         assert set(e.value.left_out) == {"x", "y"} and reader.health.left_out.total() == 2
         await publish_failing(client, name, "z", "some", 2)

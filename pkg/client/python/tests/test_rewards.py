@@ -257,7 +257,8 @@ def test_imagereward_is_that_of_its_library(torch, tmp_path):
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *("##" + c for c in letters)]
     (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 768, "intermediate_size": 64}
-    config = {**sizes, "vocab_size": len(tokens) + 2, "max_position_embeddings": 64, "type_vocab_size": 2, "hidden_act": "gelu",
+    config = {**sizes, "vocab_size": len(tokens) + 2, "max_position_embeddings": 64, "type_vocab_size": 2,
+        "hidden_act": "gelu",
               "layer_norm_eps": 1e-12, "pad_token_id": 0, "encoder_width": 32, "add_cross_attention": True,
               "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02}  # fmt: skip
     (tmp_path / "med_config.json").write_text(json.dumps(config))
@@ -300,7 +301,8 @@ def test_hpsv3_is_that_of_its_library(torch, tmp_path):
     tokens = t.Qwen2TokenizerFast(str(base / "vocab.json"), str(base / "merges.txt"), additional_special_tokens=names)
     ids = {n.strip("<|>"): tokens.convert_tokens_to_ids(n) for n in names}
     chat = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}"
-            "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+            "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>\n"
+        "{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")  # fmt: skip
     tokens.chat_template = chat
     t.Qwen2VLProcessor(t.Qwen2VLImageProcessor(), tokens, chat_template=chat).save_pretrained(base)
@@ -451,7 +453,8 @@ def test_geneval_looks_for_words_by_owlv2(torch, clip, tmp_path):
         json.loads(asks({"class": "sun", "count": 1}))
     ]
     found = reward.detect(both, wants)
-    model, processor = t.Owlv2ForObjectDetection.from_pretrained(tmp_path).eval(), t.Owlv2Processor.from_pretrained(tmp_path)
+    model, processor = t.Owlv2ForObjectDetection.from_pretrained(tmp_path).eval(), t.Owlv2Processor.from_pretrained(
+        tmp_path)
     for shown, names, boxes in zip(both, (["cat", "dog"], ["sun"]), found):
         inputs = processor(text=[[f"a photo of a {n}" for n in names]], images=[shown], return_tensors="pt")
         with torch.no_grad():
@@ -576,7 +579,8 @@ class Bright(Reward):
 def test_an_error_is_that_of_its_sample():
     reward = Bright()
     grey = [Image.new("RGB", (8, 8), (v, v, v)) for v in (10, 20, 60)]
-    requests = [request("a", grey[0]), request("poison"), request("full"), request("busy"), request("bad"), request("nan"), b"\xff",
+    requests = [request("a", grey[0]), request("poison"), request("full"), request("busy"), request("bad"),
+        request("nan"), b"\xff",
                 request(v=2), request(text="hello"), request(image=b"x"),
                 request("b", image=file(grey[1], "JPEG"), image_format="jpeg"),
                 request("c", frames=[file(g) for g in grey]), request(
@@ -590,7 +594,8 @@ def test_an_error_is_that_of_its_sample():
     assert scores[0] == 10 and scores[10] == pytest.approx(20, abs=1) and scores[11] == 30  # the mean of the frames
     assert replies[11]["detail"] == "c"
     errors = [r.get("error", "") for r in replies]
-    said = {1: "the batch is lost", 2: "out of memory", 3: "later", 4: "no such thing", 5: "nan", 6: "want a map", 7: "v: 2", 8: "text",
+    said = {1: "the batch is lost", 2: "out of memory", 3: "later", 4: "no such thing", 5: "nan", 6: "want a map",
+        7: "v: 2", 8: "text",
             9: "identify", 12: "identify", 13: "prompt", 14: "must be Score"}  # fmt: skip
     for i, why in said.items():
         assert why in errors[i], (i, errors[i])
@@ -689,7 +694,8 @@ def test_what_is_not_installed_is_named(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')")
     args, env = command("clipscore", "--try", "x.png", "x", PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
     out = subprocess.run(args, env=env, capture_output=True, text=True)
-    assert out.returncode == 1 and "pip install 'meander-client[rewards]'" in out.stderr and "Traceback" not in out.stderr
+    assert out.returncode == 1 and "pip install 'meander-client[rewards]'" in out.stderr
+    assert "Traceback" not in out.stderr
 
 
 def test_a_pipeline_is_rewarded_by_a_worker(torch, clip, binary, tmp_path):

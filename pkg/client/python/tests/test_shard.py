@@ -14,7 +14,7 @@ pytest.importorskip("peft")
 import test_train  # noqa: E402
 from conftest import ENVIRONMENT, free_port  # noqa: E402
 from test_train import cleaned, folder, rolled  # noqa: E402, F401
-from meander.batch import Batch  # noqa: E402
+from meander.data.batch import Batch  # noqa: E402
 from meander.torch import families  # noqa: E402
 from meander.train import distributed, records  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402

@@ -11,9 +11,8 @@ import uuid
 import pytest
 
 import meander
-import meander.sync
 from conftest import ENVIRONMENT, ROOT
-from meander.client import Client
+from meander.client.client import Client
 
 
 @pytest.fixture
@@ -44,7 +43,8 @@ def test_names():
             if (
                 not call.startswith("_")
                 and callable(made)
-                and getattr(made, "__module__", "").startswith(module.__name__ if module is meander.policy else "meander.")
+                and getattr(made, "__module__", "").startswith(module.__name__ if module is meander.policy
+                else "meander.")
                 and not isinstance(made, type)
             ):
                 if call in ("check_adapter", "check_weights", "weights_digest"):
@@ -141,7 +141,7 @@ def test_exit_in_a_callback(client, name):
 
 
 INTERRUPTED = """
-import os, signal, sys, time, meander.sync
+import os, signal, sys, time, meander
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
 

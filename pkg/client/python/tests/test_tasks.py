@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from meander.client import Refused
-from meander.tasks import check_cancelled, together
+from meander.client.client import Refused
+from meander.client.tasks import check_cancelled, together
 from meander.train import evaluate, prompts
 from meander.train.config import Config
 

@@ -8,7 +8,7 @@ import pytest
 
 import meander
 from conftest import first
-from meander.text import add_events, answer_logits, text_of
+from meander.data.text import add_events, answer_logits, text_of
 
 CONVERSATION = {"interaction": {"name": "sums", "max_turns": 3}, "logits": {"form": "full", "answers": [0, 2]}}
 LIKELY = {"temperature": 0.7, "top_k": 5}
@@ -109,7 +109,8 @@ def test_dataproto(run, sums):
         assert np.array_equal(
             tensors["old_log_probs"], batch["log_probs"]
         ) and other["raw_prompt"][0] == [{"role": "user", "content": "999+1=?"}]
-        assert other["__num_turns__"].tolist() == batch["num_turns"].tolist() and meta["temperature"] == 1 and meta["log_prob_kind"] == "raw"
+        assert other["__num_turns__"].tolist() == batch["num_turns"].tolist() and meta["temperature"] == 1
+        assert meta["log_prob_kind"] == "raw"
         padded = meander.TextBatch(batch.groups, pad_token_id=304)
         assert ((padded["input_ids"] == 304) == (padded["attention_mask"] == 0)).all()
         with pytest.raises(ValueError, match="log_prob_kind: 'drawn'; must be raw or processed"):
@@ -148,7 +149,8 @@ def test_torch(run, sums):
         await ask(client, name, "u")
         batch = await first(client.batches(name, timeout=50))
         t = batch.torch()
-        assert t["input_ids"].dtype == t["sample_seed"].dtype == torch.int64 and t["log_probs"].dtype == torch.float32 and "uid" not in t
+        assert t["input_ids"].dtype == t["sample_seed"].dtype == torch.int64 and "uid" not in t
+        assert t["log_probs"].dtype == torch.float32
 
     run(test, sums)
 
@@ -395,7 +397,8 @@ def test_unscored(run, sums):
 
 
 @pytest.mark.parametrize("rows, why", [
-    ([[1.0, np.nan, 2.0], [1, 2, 3]], "NaN"), ([[1, np.inf, 2], [1, 2, 3]], "inf"), ([[0, 0, 0], [1, 2, 3]], "all zero"),
+    ([[1.0, np.nan, 2.0], [1, 2, 3]], "NaN"), ([[1, np.inf, 2], [1, 2, 3]], "inf"),
+    ([[0, 0, 0], [1, 2, 3]], "all zero"),
     ([[1, 2, 3]], r"must be \[2, 3\]"), ([[1, 2], [3, 4]], r"must be \[2, 3\]"), ([[1, -np.inf, 2], [1, 2, 3]], "-inf"),
 ])
 def test_answer_logits_refused(rows, why):

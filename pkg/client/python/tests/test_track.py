@@ -132,7 +132,8 @@ def test_a_group_without_rewards_is_a_point():
         [{"scores": [{"name": "x", "value": 1.0}, {"name": "y", "value": None}]}],
     )
     values = p.values()
-    assert values["groups/complete"] == 0.5 and values["val/score/x"] == 1 and "val/mean" not in values and "reward/mean" not in values
+    assert values["groups/complete"] == 0.5 and values["val/score/x"] == 1
+    assert "val/mean" not in values and "reward/mean" not in values
 
 
 def run_track(url, folder, *args):
@@ -140,7 +141,7 @@ def run_track(url, folder, *args):
         "PYTHONPATH": str(ROOT / "pkg/client/python"), "WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")
     }
     return subprocess.run(
-        [sys.executable, "-m", "meander.track", "--nats", url, *args], cwd=folder, env=env, capture_output=True,
+        [sys.executable, "-m", "meander.plugs.track", "--nats", url, *args], cwd=folder, env=env, capture_output=True,
         text=True, timeout=300
     )
 

@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
-import meander.loss as reference  # noqa: E402
+from meander.maths import loss as reference  # noqa: E402
 from meander import tensorfile, transition  # noqa: E402
-from meander.batch import Batch, Group, Sample  # noqa: E402
-from meander.events import EventError  # noqa: E402
+from meander.data.batch import Batch, Group, Sample  # noqa: E402
+from meander.data.events import EventError  # noqa: E402
 from meander.torch.family import Size  # noqa: E402
 from meander.train import config, prompts, records  # noqa: E402
 from meander.train.__main__ import table  # noqa: E402
@@ -35,7 +35,8 @@ def folder(tmp_path_factory):
     from diffusers import QwenImageTransformer2DModel
 
     torch.manual_seed(0)
-    model = QwenImageTransformer2DModel(patch_size=2, in_channels=C, out_channels=C // 4, num_layers=2, attention_head_dim=16, num_attention_heads=2,
+    model = QwenImageTransformer2DModel(patch_size=2, in_channels=C, out_channels=C // 4, num_layers=2,
+        attention_head_dim=16, num_attention_heads=2,
                                         joint_attention_dim=D, axes_dims_rope=(4, 6, 6))
     path = tmp_path_factory.mktemp("model")
     model.save_pretrained(path / "transformer")
@@ -64,7 +65,8 @@ def rolled(net, groups=2, size=4, seed=0):
         advantages = (rewards - rewards.mean()) / rewards.std(ddof=1)
         samples = []
         for i in range(size):
-            t = {"uid": f"g{g}", "height": 32, "width": 64, "latents_shape": [S, C], "true_cfg_scale": 1.0, "cfg_rule": "plain", "log_prob_kind": "density",
+            t = {"uid": f"g{g}", "height": 32, "width": 64, "latents_shape": [S, C], "true_cfg_scale": 1.0,
+                "cfg_rule": "plain", "log_prob_kind": "density",
                  "transitions": ["sde", "sde", "ode"], "noise_level": 0.8, "sigmas": sigmas, "policy_version_min": 3,
                  "policy_version_max": 3,
                  "prompt": "p", "negative_prompt": "", "weights_digest": "w", "sample_seed": 1, "noise_seed": 1,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meander.transition import TRANSITIONS, kernel, step_kernel
+from meander.maths.transition import TRANSITIONS, kernel, step_kernel
 
 SIGMAS = [1.0, 0.93, 0.71, 0.4, 0.12, 0.0]
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import meander
-import meander.sync
 from conftest import ENVIRONMENT, ROOT, SUMS
 
 torch = pytest.importorskip("torch", reason="the plugs for TRL need torch, which is not installed here")

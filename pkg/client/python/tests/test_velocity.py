@@ -10,8 +10,8 @@ pytest.importorskip("peft")
 from conftest import SIGNS  # noqa: E402
 
 from meander import policy  # noqa: E402
-from meander.batch import Batch  # noqa: E402
-from meander.events import tensor  # noqa: E402
+from meander.data.batch import Batch  # noqa: E402
+from meander.data.events import tensor  # noqa: E402
 from meander.train.model import Network  # noqa: E402
 from meander.train.rollouts import Rollouts  # noqa: E402
 
@@ -63,7 +63,8 @@ def test_velocities_agree(run, signs, tmp_path, scale):
                 worst, elsewhere = max(worst, off(got, velocities[i, j])), min(elsewhere, off(got, base[i]))
         ratio = batch.batch.check(batch.batch.recompute_log_prob(velocities))
         print(
-            f"\nguidance {scale:g}: velocities differ by {worst:.2g} (relative L2), without the adapter by {elsewhere:.2g}; ratio {ratio.max_abs:.2g} from 1"
+            f"\nguidance {scale:g}: velocities differ by {worst:.2g} (relative L2), without the adapter by "
+              f"{elsewhere:.2g}; ratio {ratio.max_abs:.2g} from 1"
         )
         assert worst < TOLERANCE
         assert elsewhere > 1000 * TOLERANCE  # so that the adapter is seen

@@ -11,11 +11,10 @@ import pytest
 from nats.js.errors import BadRequestError
 
 import meander
-import meander.sync
 from conftest import SUMS
 from meander import ask
-from meander.batch import Sample
-from meander.verl import rows
+from meander.data.batch import Sample
+from meander.plugs.verl import rows
 
 try:
     import torch
@@ -331,7 +330,7 @@ def test_awaited(sums):
     """Inside an event loop the manager is awaited, as verl's own is."""
 
     async def test():
-        from meander.verl import AgentLoopManager
+        from meander.plugs.verl import AgentLoopManager
 
         manager = await AgentLoopManager.create(config=config_of(sums), llm_client=None)
         out = await manager.generate_sequences(prompts_of(repeat=1))

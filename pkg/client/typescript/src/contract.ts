@@ -330,6 +330,8 @@ export interface Denoised {
   truncated_tokens?: Integer | null;
   /** cfg_rule (rescaled, plain or plain_clamped) says how v was combined with TrueCFGScale. */
   cfg_rule: "rescaled" | "plain" | "plain_clamped" | "";
+  /** cfg_scales [T] are the scales of classifier-free guidance of the steps, as the settings say; 1: without. */
+  cfg_scales?: number[] | null;
   /** timesteps [T+1] = 1000 * sigma in float32, as diffusers has them: the whole schedule, whatever part of it ran. */
   timesteps: number[] | null;
   /** log_probs [T] are null on ode steps and on those that did not run. */
@@ -532,7 +534,9 @@ export interface ImageSettings {
   true_cfg_scale?: number | null;
   /** true_cfg_scale_2 is the scale at the noise levels below the boundary_ratio of a model with two networks, which the second one computes: guidance_scale_2 of diffusers. 1 is without guidance there. Default: true_cfg_scale. */
   true_cfg_scale_2?: number | null;
-  /** cfg_until is the share of steps with classifier-free guidance, from the first on: step i has it where (i+1)/T <= cfg_until, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two. Default: all steps have guidance. */
+  /** cfg_from is the share of steps before classifier-free guidance begins: step i has it where i/T >= cfg_from, and (i+1)/T <= cfg_until. In the noisiest steps it takes variety: arXiv 2404.07724. Default: guidance begins with the first step. */
+  cfg_from?: number | null;
+  /** cfg_until is the share of steps after which classifier-free guidance ends: step i has it where (i+1)/T <= cfg_until, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two. Default: all steps have guidance. */
   cfg_until?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
   guidance_rescale?: number | null;
@@ -1038,7 +1042,9 @@ export interface Prompt {
   frames?: number | null;
   /** true_cfg_scale_2 is the scale at the noise levels below the boundary_ratio of a model with two networks, which the second one computes: guidance_scale_2 of diffusers. 1 is without guidance there. Default: true_cfg_scale. */
   true_cfg_scale_2?: number | null;
-  /** cfg_until is the share of steps with classifier-free guidance, from the first on: step i has it where (i+1)/T <= cfg_until, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two. Default: all steps have guidance. */
+  /** cfg_from is the share of steps before classifier-free guidance begins: step i has it where i/T >= cfg_from, and (i+1)/T <= cfg_until. In the noisiest steps it takes variety: arXiv 2404.07724. Default: guidance begins with the first step. */
+  cfg_from?: number | null;
+  /** cfg_until is the share of steps after which classifier-free guidance ends: step i has it where (i+1)/T <= cfg_until, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two. Default: all steps have guidance. */
   cfg_until?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
   guidance_rescale?: number | null;
@@ -1236,7 +1242,9 @@ export interface Request {
   guidance?: number | null;
   /** frames is the number of frames of a video; 0: the sample is an image. */
   frames?: number | null;
-  /** cfg_until is the share of steps with classifier-free guidance, from the first on, where not all of them have it. */
+  /** cfg_from is the share of steps before classifier-free guidance begins, where it does not begin with the first. */
+  cfg_from?: number | null;
+  /** cfg_until is the share of steps after which classifier-free guidance ends, where it ends before the last. */
   cfg_until?: number | null;
   /** true_cfg_scale_2 is the scale of guidance at noise levels below boundary_ratio; 0: true_cfg_scale at all of them. */
   true_cfg_scale_2?: number | null;
@@ -1562,7 +1570,9 @@ export interface Sampling {
   guidance?: number | null;
   /** frames is the number of frames of a video; 0: the sample is an image. */
   frames?: number | null;
-  /** cfg_until is the share of steps with classifier-free guidance, from the first on, where not all of them have it. */
+  /** cfg_from is the share of steps before classifier-free guidance begins, where it does not begin with the first. */
+  cfg_from?: number | null;
+  /** cfg_until is the share of steps after which classifier-free guidance ends, where it ends before the last. */
   cfg_until?: number | null;
   /** true_cfg_scale_2 is the scale of guidance at noise levels below boundary_ratio; 0: true_cfg_scale at all of them. */
   true_cfg_scale_2?: number | null;
@@ -2186,7 +2196,9 @@ export interface Trajectory {
   guidance?: number | null;
   /** frames is the number of frames of a video; 0: the sample is an image. */
   frames?: number | null;
-  /** cfg_until is the share of steps with classifier-free guidance, from the first on, where not all of them have it. */
+  /** cfg_from is the share of steps before classifier-free guidance begins, where it does not begin with the first. */
+  cfg_from?: number | null;
+  /** cfg_until is the share of steps after which classifier-free guidance ends, where it ends before the last. */
   cfg_until?: number | null;
   /** true_cfg_scale_2 is the scale of guidance at noise levels below boundary_ratio; 0: true_cfg_scale at all of them. */
   true_cfg_scale_2?: number | null;
@@ -2194,6 +2206,8 @@ export interface Trajectory {
   boundary_ratio?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
   guidance_rescale?: number | null;
+  /** cfg_scales [T] are the scales of classifier-free guidance of the steps, as the settings say; 1: without. */
+  cfg_scales?: number[] | null;
   /** video is the decoded video, where frames are more than 1; absent where image is. */
   video?: Video | null;
 }

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,14 +92,7 @@ func (e *flowEngine) Start(
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("text: given; the model %s makes images", e.card.Name))
 	}
 	tokens, err := e.card.Tokens(sampling.SizeOf(&req.Sampling))
-	if err != nil {
-		return nil, bus.Terminal(schemas.CodeInvalid, err)
-	}
-	if got := req.ComputeScheduleDigest(); got != req.ScheduleDigest {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("schedule_digest: %q; the request's fields give %q",
-			req.ScheduleDigest, got))
-	}
-	if err := CheckGuidance(e.card, &req.Sampling); err != nil {
+	if err = cmp.Or(err, req.CheckSchedule(), CheckSettings(e.card, &req.Sampling)); err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
 	if req.ScheduledSampling != nil {

@@ -192,7 +192,7 @@ func TestServed_Errors(t *testing.T) {
 		"height x width":       recordedRequest(func(r *schemas.Request) { r.Height = 33 }),
 		"text: given":          recordedRequest(func(r *schemas.Request) { r.Text = &schemas.TextRequest{} }),
 		"sigmas":               recordedRequest(func(r *schemas.Request) { r.Sigmas = []float32{1, 2, 3, 4, 0} }),
-		"schedule_digest: \"other\"": func() *schemas.Request {
+		"schedule_digest: stored other": func() *schemas.Request {
 			r := recordedRequest(func(*schemas.Request) {})
 			r.ScheduleDigest = "other"
 			return r

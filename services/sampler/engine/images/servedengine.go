@@ -47,10 +47,7 @@ func (s *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.Seg
 	}
 	tokens, err := s.card.Tokens(sampling.SizeOf(&req.Sampling))
 	if err == nil {
-		err = errors.Join(s.facts().Makes(req), sampling.Plan(&req.Sampling).Validate())
-	}
-	if got := req.ComputeScheduleDigest(); err == nil && got != req.ScheduleDigest {
-		err = fmt.Errorf("schedule_digest: %q; the request's fields give %q", req.ScheduleDigest, got)
+		err = errors.Join(req.CheckSchedule(), s.facts().Makes(req), sampling.Plan(&req.Sampling).Validate())
 	}
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)

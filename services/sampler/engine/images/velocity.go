@@ -37,18 +37,28 @@ type Point struct {
 func RowOf(s *schemas.Sampling, cond, negative *model.Conditioning, at Point) GuidedRow {
 	r := GuidedRow{
 		Row:   model.Row{X: at.X, Sigma: at.Sigma, Conditioning: cond, Guidance: float32(s.Guidance), Dst: at.Dst},
-		Scale: s.CFGScale(at.Sigma), Rescale: s.GuidanceRescale,
+		Scale: s.CFGScale(at.Step, at.Sigma), Rescale: s.GuidanceRescale,
 	}
-	if at.Step < s.GuidedSteps() && r.Scale > 1 {
+	if r.Scale > 1 {
 		r.Negative = negative
 	}
 	return r
 }
 
-// CheckGuidance refuses a sample whose guidance does not fit the network: the card says whether the network has a
-// guidance input, and where a second network takes over.
-func CheckGuidance(c model.Card, s *schemas.Sampling) error {
-	switch {
+// uses are the settings that the sampler, verify and the teacher compute with, in this package and in pkg/sampling.
+// One that is not here is refused where it is set.
+var uses = []string{
+	"prompt", "prompt_2", "prompt_3", "negative_prompt", "truncate_prompt", "sample_seed", "noise_seed", "step_seeds",
+	"start", "stop", "scheduled_sampling", "sigmas", "transitions", "noise_level", "solver", "log_prob_kind",
+	"latents_dtype", "height", "width", "frames", "guidance", "guidance_rescale", "cfg_scales",
+}
+
+// CheckSettings refuses a sample with a setting that is not computed with, and one whose guidance does not fit the
+// network: the card says whether the network has a guidance input, and where a second network takes over.
+func CheckSettings(c model.Card, s *schemas.Sampling) error {
+	switch err := s.CheckUses(uses); {
+	case err != nil:
+		return err
 	case s.Guidance != 0 && c.Guidance == 0:
 		return fmt.Errorf("guidance: %g; must be absent, the network of %s has no such input", s.Guidance, c.Name)
 	case s.Guidance == 0 && c.Guidance != 0:

@@ -106,9 +106,8 @@ func promptIDs(req *schemas.Request, of lm.Language) ([]int32, error) {
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("text: null; must be there: the model %s makes texts",
 			card.Name))
 	}
-	if got := req.ComputeScheduleDigest(); got != req.ScheduleDigest {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("schedule_digest: %q; the request's fields give %q",
-			req.ScheduleDigest, got))
+	if err := req.CheckSchedule(); err != nil {
+		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
 	if x.Vocabulary != int64(card.Vocabulary) {
 		return nil, bus.Terminal(schemas.CodeInvalid,

@@ -12,9 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from .. import access
-from ..client import connect
-from ..tasks import maybe_awaited
+from ..client import access
+from ..client.client import connect
+from ..client.tasks import maybe_awaited
 from . import REWARDS
 from .reward import Fault, Reward, Input
 from .worker import Worker
@@ -41,7 +41,7 @@ def _flags(sub: argparse.ArgumentParser, cls: type[Reward]) -> None:
     add("--patience", type=float, default=30.0, metavar="S",
         help="a request that waited longer is not computed: the timeout in scorers.yaml (%(default)s)")  # fmt: skip
     access.add_flags(worker)
-    sub.epilog = "Credentials are of the role scorer. The token of the pipeline's server is read from MEANDER_NATS_TOKEN."
+    sub.epilog = "Credentials are of the role scorer. MEANDER_NATS_TOKEN has the token of the pipeline's server."
 
 
 def main(argv: list[str] | None = None) -> int:

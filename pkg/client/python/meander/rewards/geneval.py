@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..events import Maybe, fault
+from ..data.events import Maybe, fault
 from .network import TorchReward, pretrained
 from .reward import Input, Score, Scored
 
@@ -33,8 +33,8 @@ class GenEval(TorchReward):
     The score is 1 if all is there and 0 otherwise; with --reward-param nats:geneval.of=share the share of what was
     asked for. Prompts are the records of GenEval's evaluation_metadata.jsonl, as Flow-GRPO has them too:
 
-        {"prompt": "two dogs", "tag": "counting", "include": [{"class": "dog", "count": 2}], "exclude": [{"class": "dog", "count": 3}]}
-        {"include": [{"class": "cup", "count": 1, "color": "red"},
+        {"prompt": "two dogs", "tag": "counting", "include": [{"class": "dog", "count": 2}], "exclude": [{"class":
+        "dog", "count": 3}]} {"include": [{"class": "cup", "count": 1, "color": "red"},
                      {"class": "dog", "count": 1, "position": ["left of", 0]}]}
 
     The detector is a network of transformers that knows fixed classes (DETR, YOLOS, RT-DETR ...), or OWL-ViT and OWLv2,
@@ -65,7 +65,7 @@ class GenEval(TorchReward):
         "--max-overlap": {
             "type": float,
             "default": 1.0,
-            "help": "intersection over union above which the less sure of two boxes goes (%(default)s: none; OWLv2: 0.5)",
+            "help": "intersection over union above which the less sure box goes (%(default)s: none; OWLv2: 0.5)",
         },
         **TorchReward.flags,
     }

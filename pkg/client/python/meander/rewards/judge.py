@@ -45,7 +45,7 @@ class Judge(Reward):
         "--range": {"default": "", "metavar": "LOW:HIGH", "help": "ask for a number in it, such as 0:10"},
         "--question": {
             "default": "",
-            "help": "another question; {prompt} and {ground_truth} in it are replaced, with --range {low} and {high} too",
+            "help": "another question; {prompt} and {ground_truth} are replaced, with --range {low} and {high} too",
         },
         "--tokens": {"type": int, "default": 16, "help": "the longest answer (%(default)s)"},
         "--no-logprobs": {"dest": "logprobs", "action": "store_false", "help": "for a server that refuses log-probs"},

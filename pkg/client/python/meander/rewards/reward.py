@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """What is scored: image is a Pillow image in RGB; prompt, ground_truth (a text, or any other value of JSON), params and
+    """What is scored: image is a Pillow image in RGB; prompt, ground_truth (a text, or any other value of JSON),
+    params and
     metadata are those of the prompt event. metadata is the record that the prompt came with, as a data set has it."""
 
     image: Image.Image
@@ -50,8 +51,8 @@ class Reward:
     flags: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def score(self, samples: Sequence[Input]) -> list[Scored] | Awaitable[list[Scored]]:
-        """Returns a score for each sample, at once or from an async method, or the error that this sample has. An error that is raised is that of the
-        batch: its samples are then scored one by one."""
+        """Returns a score for each sample, at once or from an async method, or the error that this sample has. An
+        error that is raised is that of the batch: its samples are then scored one by one."""
         raise NotImplementedError
 
     @property

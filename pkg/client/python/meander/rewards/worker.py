@@ -14,9 +14,9 @@ from typing import Any
 import msgpack
 from nats.aio.msg import Msg
 
-from ..client import Client
-from ..events import PREFIX, Event, Maybe, decode, fault
-from ..tasks import maybe_awaited
+from ..client.client import Client
+from ..data.events import PREFIX, Event, Maybe, decode, fault
+from ..client.tasks import maybe_awaited
 from .reward import Busy, Fault, Input, Reward, Score, Scored
 
 _log = logging.getLogger(__name__)

@@ -36,7 +36,8 @@ WITHOUT_EFFECT: dict[str, str] = {
         "of loading, which the worker does by its own settings; quantized weights are refused",
     ),
     **dict.fromkeys(
-        "add_cross_attention cross_attention_hidden_size tie_encoder_decoder tie_word_embeddings is_decoder n_positions "
+        "add_cross_attention cross_attention_hidden_size tie_encoder_decoder tie_word_embeddings is_decoder "
+        "n_positions "
         "scalable_attention vision_token_id in_chans spatial_patch_size".split(),
         "transformers had a use of it once, in other classes or none",
     ),

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .. import tensorfile
+from ..data import tensorfile
 from .faults import Fault
 
 _PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "transformer", "transformer_2", "vae")

@@ -11,8 +11,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from ..track import Sink, sink
-from ..transition import TRANSITIONS
+from ..plugs.track import Sink, sink
+from ..maths.transition import TRANSITIONS
 
 
 def _setting(default: Any, help: str, section: str) -> Any:
@@ -22,7 +22,8 @@ def _setting(default: Any, help: str, section: str) -> Any:
 DTYPES = ("float32", "bfloat16")
 """dtypes of the frozen network, by their names in torch."""
 
-_PIPE, _ROLL, _LOSS, _RUN, _EVAL, _STOP = "pipeline", "rollouts", "loss and optimizer", "training", "evaluation", "alarms"
+_PIPE, _ROLL, _LOSS = "pipeline", "rollouts", "loss and optimizer"
+_RUN, _EVAL, _STOP = "training", "evaluation", "alarms"
 
 
 @dataclasses.dataclass

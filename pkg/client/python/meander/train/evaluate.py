@@ -15,10 +15,10 @@ from typing import Any
 
 import nats.errors
 
-from ..client import Client
-from ..control import Refused
-from ..events import decode
-from ..tasks import means_away, retry_while_away, together
+from ..client.client import Client
+from ..client.control import Refused
+from ..data.events import decode
+from ..client.tasks import means_away, retry_while_away, together
 from . import prompts
 from .config import Config
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import accelerate
-from .. import loss as reference
+from ..plugs import accelerate
+from ..maths import loss as reference
 from . import distributed
 from .losses import Loss, Noised, Steps
 from .model import Network, Texts
@@ -46,7 +46,8 @@ class Learner:
     adapter as it is, and its average, are whole in each of them.
     """
 
-    def __init__(self, network: Network, loss: Loss, lr: float = 2e-3, beta2: float = 0.99, weight_decay: float = 0.0, max_grad_norm: float = 1.0,
+    def __init__(self, network: Network, loss: Loss, lr: float = 2e-3, beta2: float = 0.99, weight_decay: float = 0.0,
+        max_grad_norm: float = 1.0,
                  minibatches: int = 1, micro_batch: int = 64, ema: float = 0.0, is_threshold: float = 2.0,
                  beta: float = 0.0):
         """beta: weight of the divergence from the base; that of a forward loss is the mean square of the distance of
@@ -342,7 +343,8 @@ class _Tally:
         def per(t: torch.Tensor) -> float:
             return float(t[0] / t[1]) if t[1] else math.nan
 
-        return Report([x if math.isfinite(x) else math.nan for x in self.off.tolist()], per(self.moved), {name: per(t) for name, t in self.figures.items()},
+        return Report([x if math.isfinite(x) else math.nan for x in self.off.tolist()], per(self.moved),
+            {name: per(t) for name, t in self.figures.items()},
                       float(loss) / minibatches, norm, [per(t) for t in self.kl], per(self.weight), used)  # fmt: skip
 
 

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import load_file
 
-from ..client import Client, connect
-from ..events import EventError
-from ..tasks import check_cancelled
+from ..client.client import Client, connect
+from ..data.events import EventError
+from ..client.tasks import check_cancelled
 from ..torch.faults import Fault
 from ..torch.family import Size
 from . import distributed, evaluate, losses, prompts, records
@@ -44,7 +44,8 @@ class Trainer:
 
     def __init__(self, config: Config, client: Client, beside: Executor):
         self.config, self.client, self.out, self.beside = config, client, Path(config.out), beside
-        self.network = Network(config.model, config.rank, config.alpha, seed=config.seed, device=distributed.device(config.device), dtype=getattr(torch, config.dtype),
+        self.network = Network(config.model, config.rank, config.alpha, seed=config.seed,
+            device=distributed.device(config.device), dtype=getattr(torch, config.dtype),
                                checkpointing=config.checkpointing, shard=config.shard)  # fmt: skip
         self._check_size()
         self.learner = Learner(self.network, losses.of(config), config.lr, config.adam_beta2, config.weight_decay,
@@ -162,7 +163,8 @@ class Trainer:
 
     async def _update(self) -> str:
         """Makes one update. Returns why the run stops, if it does."""
-        clock, done, parts, lr = _Clock(), list[dict[str, Any]](), self.config.accumulate, self.config.learning_rate(self.updated)
+        clock, done, parts, lr = _Clock(), list[dict[str, Any]](), self.config.accumulate, self.config.learning_rate(
+            self.updated)
         marks = list[asyncio.Future[Any]]()
         try:
             for part in range(parts):
@@ -342,7 +344,8 @@ class Trainer:
 
     def _title(self, got: evaluate.Evaluation) -> str:
         rates = ", ".join(f"{name} {rate:.3f}" for name, rate in got.rates.items())
-        return f"update {self.updated}: {got.samples} held-out samples at {self.config.eval_steps or self.config.steps} ode steps, read exactly: {rates}" + (
+        steps = self.config.eval_steps or self.config.steps
+        return f"update {self.updated}: {got.samples} held-out samples at {steps} ode steps, read exactly: {rates}" + (
             f"; diversity {got.diversity:.4f}" if got.diversity is not None else "")  # fmt: skip
 
     def _raise(self, found: list[tuple[str, str]]) -> str:
@@ -484,7 +487,8 @@ class _Progress:
                 "run %s: %d updates are taken already; a larger --updates than %d goes on", c.run, self.begun, c.updates
             )
         elif self.shown:
-            _log.warning("run %s: %s %d updates%s of %d x %d samples in %d steps, loss %s, rewarded by %s; all of it in %s", c.run, "follows" if c.follow else "takes", c.updates,
+            _log.warning("run %s: %s %d updates%s of %d x %d samples in %d steps, loss %s, rewarded by %s; "
+                         "all of it in %s", c.run, "follows" if c.follow else "takes", c.updates,
                          f", {self.begun} of them taken," if self.begun else "", c.groups, c.group_size, c.steps,
                          c.loss, c.reward, c.out)
         if self.shown and sys.stderr.isatty():

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors import torch as safetensors
 
-from .. import accelerate
+from ..plugs import accelerate
 from ..torch import families
 from ..torch.engine import find_device
 from ..torch.family import Family, Size

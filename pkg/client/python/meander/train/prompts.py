@@ -23,8 +23,8 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in _TEXT + _JSON:
-        raise ValueError(f"{path}: {kind} is not read here; must be text (.txt) or JSON (.json, .jsonl): 'meander prompts "
-                         f"{path} --out prompts.jsonl' makes JSON of it")  # fmt: skip
+        raise ValueError(f"{path}: {kind} is not read here; must be text (.txt) or JSON (.json, .jsonl): "
+                         f"'meander prompts {path} --out prompts.jsonl' makes JSON of it")  # fmt: skip
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as e:

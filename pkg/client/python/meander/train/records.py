@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..track import Sink
+from ..plugs.track import Sink
 from .model import Network
 
 

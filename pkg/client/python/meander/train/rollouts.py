@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..batch import Batch
-from ..events import EventError
-from ..textbatch import TextBatch
+from ..data.batch import Batch
+from ..data.events import EventError
+from ..data.textbatch import TextBatch
 from ..torch.family import Size
 from .model import Row, Texts
 from .objective import Kernel

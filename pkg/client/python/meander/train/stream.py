@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from nats.js.errors import NotFoundError
 
-from .. import policy
-from ..batch import Batch
-from ..client import Client
-from ..lease import Lease
-from ..tasks import retry_while_away, together
+from ..client import policy
+from ..data.batch import Batch
+from ..client.client import Client
+from ..client.lease import Lease
+from ..client.tasks import retry_while_away, together
 from . import distributed
 from .config import Config
 from .evaluate import publish
@@ -133,7 +133,8 @@ class Stream:
         if self.lease is not None:
             self.lease.check()
         pushed = await self.patiently(
-            policy.push_policy, self.client, adapter, self.config.lane, config=config, by=self.config.trainer, note=note,
+            policy.push_policy, self.client, adapter, self.config.lane, config=config, by=self.config.trainer,
+            note=note,
             lease=self.lease,
         )
         samplers = await policy.taken(self.client, pushed, self.config.patience, refused="give")

@@ -28,7 +28,8 @@ FAMILIES = {
         converters._convert_kohya_flux_lora_to_diffusers, "lora_unet_",
     ),
     "flux2 kohya": (
-        Flux2Transformer2DModel, {"num_layers": 1, "num_single_layers": 1}, converters._convert_kohya_flux2_lora_to_diffusers,
+        Flux2Transformer2DModel, {"num_layers": 1, "num_single_layers": 1},
+        converters._convert_kohya_flux2_lora_to_diffusers,
         "lora_unet_",
     ),
     "flux2": (
@@ -67,7 +68,8 @@ def probe(shape):
 
 
 BFL = (
-    r"double_blocks.0.(img|txt)_(attn\.(qkv|proj)|mlp.[02])|single_blocks.0.linear[12]|(img|txt|time)_in(.(in|out)_layer)?|"
+    r"double_blocks.0.(img|txt)_(attn\.(qkv|proj)|mlp.[02])|single_blocks.0.linear[12]|"
+        r"(img|txt|time)_in(.(in|out)_layer)?|"
     r"final_layer.linear"
 )
 KNOWN = {
@@ -75,7 +77,8 @@ KNOWN = {
     "flux2 kohya": BFL, "flux2": BFL + r"|final_layer.adaLN.*|guidance_in.*_layer|(sing|doub)le_stream_modulation.*",
     # of its refiner's qkv, and of the last layer's scale and shift, it divides both factors
     "hunyuan": r"double_blocks.0.(img|txt)_(attn_(qkv|proj)|mlp.fc[12]|mod.linear)|(time|guidance)_in.mlp.[02]|"
-    r"vector_in.*|single_blocks.0.(linear[12]|modulation.linear)|final_layer.linear|txt_in.(?!.*(qkv|self_attn.proj)).*",
+    r"vector_in.*|single_blocks.0.(linear[12]|modulation.linear)|final_layer.linear|"
+        r"txt_in.(?!.*(qkv|self_attn.proj)).*",
     "wan musubi": r"blocks.*(?<!_img)", "wan": r"(blocks|time|text|head).*(?<!_img)",
     "krea2": r"(blocks|txtfusion|first|last|tmlp|tproj|txtmlp).*",
 }  # fmt: skip

@@ -62,14 +62,19 @@ def test_every_setting_is_accounted_for(folders, tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "file", "values", "says"),
     [
-        ("sd3", "scheduler/scheduler_config.json", {"use_karras_sigmas": True}, "use_karras_sigmas: True; must be false"),
-        ("sd3", "scheduler/scheduler_config.json", {"stochastic_sampling": True}, "stochastic_sampling: True; must be f"),
+        ("sd3", "scheduler/scheduler_config.json", {"use_karras_sigmas": True},
+        "use_karras_sigmas: True; must be false"),
+        ("sd3", "scheduler/scheduler_config.json", {"stochastic_sampling": True},
+        "stochastic_sampling: True; must be f"),
         ("sd3", "scheduler/scheduler_config.json", {"invert_sigmas": True}, "invert_sigmas: True; must be false"),
-        ("sd3", "model_index.json", {"scheduler": ["diffusers", "DDIMScheduler"]}, "must be DDIMScheduler, as in model_"),
-        ("sd3", "model_index.json", {"transformer_2": ["diffusers", "SD3Transformer2DModel"]}, "transformer_2: .*absent"),
+        ("sd3", "model_index.json", {"scheduler": ["diffusers", "DDIMScheduler"]},
+        "must be DDIMScheduler, as in model_"),
+        ("sd3", "model_index.json", {"transformer_2": ["diffusers", "SD3Transformer2DModel"]},
+        "transformer_2: .*absent"),
         ("sd3", "model_index.json", {"boundary_ratio": 0.5}, "boundary_ratio: 0.5; must be absent"),
         ("flux1", "model_index.json", {"is_distilled": True}, "is_distilled: True; must be absent"),
-        ("sd3", "text_encoder_3/config.json", {"new_attention": True}, "text_encoder_3/config.json: new_attention: True"),
+        ("sd3", "text_encoder_3/config.json", {"new_attention": True},
+        "text_encoder_3/config.json: new_attention: True"),
     ],
 )  # fmt: skip
 def test_what_a_pipeline_does_and_a_worker_does_not(folders, tmp_path, name, file, values, says):

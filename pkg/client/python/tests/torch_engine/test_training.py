@@ -13,8 +13,8 @@ pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
 from meander import transition  # noqa: E402
-from meander.accelerate import whole  # noqa: E402
-from meander.batch import Batch, Group, Sample  # noqa: E402
+from meander.plugs.accelerate import whole  # noqa: E402
+from meander.data.batch import Batch, Group, Sample  # noqa: E402
 from meander.train import distributed  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402
 from meander.train.loop import Trainer  # noqa: E402
@@ -270,7 +270,8 @@ def test_samples_of_the_model_are_taken(name, folders, rollout):
 
 @pytest.mark.parametrize(
     ("of", "says"),
-    [("sd3", "a ZImagePipeline with latents .*; the samples have .*: must be"), ("wan", "frames: 9; must be 1: must be")],
+    [("sd3", "a ZImagePipeline with latents .*; the samples have .*: must be"),
+    ("wan", "frames: 9; must be 1: must be")],
 )
 def test_samples_of_another_model_are_refused(of, says, folders, rollout):
     """Their conditioning has the names of this model's, so nothing else tells."""

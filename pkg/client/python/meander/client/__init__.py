@@ -1,0 +1,1 @@
+"""Talks to a pipeline: publishes prompts, reads rollouts, controls runs, pushes weights."""

@@ -1,0 +1,617 @@
+"""The client of a pipeline. It needs NATS and msgpack, nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import math
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import Any
+
+import msgpack
+import nats
+import numpy as np
+import numpy.typing as npt
+from nats.aio.client import Client as NATS
+from nats.aio.msg import Msg
+from nats.js.api import RawStreamMsg
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+
+from . import access
+from ..data.batch import Group, Keep, Sample
+from .control import Controls, Refused
+from .cursor import PatientJetStream
+from ..data.events import (
+    ADVANTAGE, PREFIX, STEP, TOKENS, Event, EventError, Gone, checked, decode, digest_prefix, fault, fitting,
+    name_of, payload_digest, tensor, trajectory_form,
+)
+from .reader import Batches, Groups, LogProbs
+from .tasks import means_away, maybe_awaited, together
+from .teacher import Teachers
+from ..data.text import NUMBERS, Text, add_events, answer_logits, text_of
+
+_log = logging.getLogger("meander")
+
+_REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
+_GETS = 32  # requests for stored messages at once
+_CHUNK_WAIT = 5.0  # seconds without a part of a blob after which it is asked whether there are any
+_HELD_BLOBS = 64  # tensors of texts that are kept for the next samples
+
+
+class Judged(ValueError):
+    """The sample already has another verdict of that name. The first verdict counts."""
+
+
+@contextlib.asynccontextmanager
+async def connect(
+    url: str = "nats://127.0.0.1:4222", token: str | None = None, patience: float = 10, *,
+    credentials: str | None = None, ca: str | None = None, cert: str | None = None, key: str | None = None,
+) -> AsyncIterator["Client"]:
+    """Connects to the NATS server of a pipeline.
+
+    credentials is a credentials file: of `meander auth`, or a JWT and its key. ca is the PEM file of the authority that
+    signed the server's certificate. cert and key are our own certificate, if the server wants one.
+
+    With tls:// or ca the connection uses TLS. If the server does not, ConnectionError says so, and nothing was sent.
+
+    ConnectionError: no server answers within patience seconds, or it refuses us. A connection that is lost later is
+    made again; calls that need it wait, or raise.
+    PermissionError: the server does not allow a call. It is raised at once.
+    """
+    denials = access.Denials(credentials)
+    options: dict[str, Any] = {
+        "name": "meander-python", "error_cb": denials.note, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2
+    }
+    options |= access.options(token, credentials, ca, cert, key)
+    try:
+        nc = await asyncio.wait_for(access.open_connection(url, **options), patience)
+    except (access.ClearText, asyncio.TimeoutError, OSError, nats.errors.Error) as e:
+        why = denials.last or e
+        raise ConnectionError(f"{url}: {str(why) or type(why).__name__}; {access.hint(why)}") from None
+    denials.watch(nc)
+    try:
+        yield Client(nc, access.mark(credentials))
+    finally:
+        with contextlib.suppress(Exception):
+            await nc.drain()
+
+
+class Client(Controls, Teachers):
+    """Publishes prompts, verdicts and controls, reads the results, and asks teachers.
+
+    nc is the connection, js its JetStream, and mark what the names of its durable consumers begin with.
+    """
+
+    def __init__(self, nc: NATS, mark: str = ""):
+        self.nc = nc
+        self.mark = mark  # see access.mark
+        self.js = PatientJetStream(nc)
+        self._gets = asyncio.Semaphore(_GETS)
+        self._texts: dict[str, asyncio.Future[bytes]] = {}
+
+    async def publish(self, /, run: str, prompt: str, timeout: float = 10, **fields: Any) -> dict[str, Any]:
+        """Stores a prompt and returns intake's receipt, whose warnings are logged. fields are fields of a Prompt, such
+        as group_size=8.
+
+        Refused: intake refuses the prompt.
+        ValueError: run or uid cannot be a name.
+        TimeoutError: no answer in time. The prompt is stored anyway, unless the message says that the server was away;
+        it says what intake waits for, such as a sampler for the model.
+        """
+        if uid := fields.get("uid"):
+            name_of("uid", uid)
+        body = msgpack.packb({"v": 1, "prompt": prompt, **fields})
+        return await self._ask(f"prompt.{name_of('run', run)}", "prompt/1", body, timeout,
+            again=bool(fields.get("uid")))
+
+    async def _ask(self, subject: str, kind: str, body: bytes, timeout: float, again: bool = False) -> dict[str, Any]:
+        """Stores an event that intake answers, and returns the receipt. again says that it may be stored twice: so it
+        is where the answer may have been lost with the connection."""
+        inbox = self.nc.new_inbox()
+        answers = await self.nc.subscribe(inbox)
+        headers = {"Mdr-Reply": inbox, "Mdr-Type": kind, "Content-Type": "application/msgpack"}
+        waiting, end = "no intake answered in time", time.monotonic() + timeout
+        try:
+            receipt = None
+            while receipt is None:
+                connection = self.nc.stats["reconnects"]
+                await self._store(PREFIX + subject, body, headers, end)
+                while receipt is None and not (again and self.nc.stats["reconnects"] != connection):
+                    try:
+                        m = await answers.next_msg(max(0.001, min(1, end - time.monotonic())))
+                    except nats.errors.TimeoutError:
+                        if time.monotonic() > end:
+                            raise TimeoutError(f"{waiting}; the {kind.split('/')[0]} is stored") from None
+                        continue
+                    answer = decode(m.data)
+                    if waits := answer.get("waiting"):
+                        waiting = waits  # another receipt says what became of it
+                    else:
+                        receipt = answer
+        finally:
+            with contextlib.suppress(Exception):
+                await answers.unsubscribe()
+        if not receipt["accepted"]:
+            raise Refused(receipt)
+        for warning in receipt.get("warnings") or ():
+            _log.warning("%s: %s", subject, warning)
+        return receipt
+
+    async def _store(self, subject: str, body: bytes, headers: dict[str, str], end: float) -> None:
+        """Publishes an event once, and waits for a server that is away, and for the streams of a pipeline that has just
+        started."""
+        headers = {**headers, "Nats-Msg-Id": secrets.token_hex(16)}
+        while True:
+            try:
+                await self.js.publish(subject, body, headers=headers)
+                return
+            except Exception as e:
+                if not means_away(e):
+                    raise
+                if time.monotonic() > end:
+                    why = "the server was away, and may have stored it or not"
+                    if isinstance(e, NoStreamResponseError):
+                        why = "nothing is stored: the server has no stream for it; is a pipeline up?"
+                    raise TimeoutError(f"{subject}: {why}") from None
+            await asyncio.sleep(0.05)
+
+    async def _messages(self, subject: str, stored: str) -> AsyncGenerator[Msg, None]:
+        sub = await self.js.subscribe(PREFIX + subject, stream=stored, ordered_consumer=True)
+        try:
+            async for m in sub.messages:
+                yield m
+        finally:
+            with contextlib.suppress(Exception):
+                await sub.unsubscribe()
+
+    async def _events(self, subject: str, stored: str) -> AsyncIterator[Event]:
+        async with contextlib.aclosing(self._messages(subject, stored)) as messages:
+            async for m in messages:
+                # Whatever a stranger stored: the services take it off the stream, and its true event comes.
+                try:
+                    yield decode(m.data)
+                except EventError as e:
+                    _log.warning("skipped %s: %s", m.subject, e)
+
+    def advantages(self, run: str) -> AsyncIterator[Event]:
+        """The results of the groups of a run as events: first the stored ones, then new ones as groups close."""
+        return self._events(f"advantage.{name_of('run', run)}.*", "MDR_ADVANTAGES")
+
+    def batch_events(self, run: str) -> AsyncIterator[Event]:
+        """The batches of a run as events with verl's metrics: first the stored ones, then new ones as batches close."""
+        return self._events(f"batch.{name_of('run', run)}.*", "MDR_ADVANTAGES")
+
+    def stream_trajectories(self, run: str) -> AsyncIterator[Event]:
+        """The trajectories of a run: first the stored ones, then new ones."""
+        return self._events(f"trajectory.{name_of('run', run)}.*.*", "MDR_TRAJECTORIES")
+
+    def steps(self, run: str) -> AsyncIterator[Event]:
+        """The denoising steps of a run while they happen, of all attempts. Parts of large tensors are not included."""
+        return self._events(f"step.{name_of('run', run)}.*.*.*.*", "MDR_STEPS")
+
+    def tokens(self, run: str) -> AsyncIterator[Event]:
+        """The tokens of a run's texts while they are made, of all attempts. Parts of large tensors are not included."""
+        return self._events(f"tokens.{name_of('run', run)}.*.*.*.*", "MDR_STEPS")
+
+    def stream_groups(
+        self, run: str, name: str = "", *, after: str = "", shared: bool = False, keep: Keep | None = None,
+        faults: str = "raise", timeout: float = 0,
+        follow: bool = True, logits: bool = False,
+    ) -> Groups:
+        """Groups with advantages, in the order in which they closed. A group is complete: trajectories, steps, latents
+        and texts, with all digests checked.
+
+        name: the server remembers how far this reader is. A group is acknowledged when the next one is asked for, or by
+        done(). Until then it comes again, in this process or a later one.
+        after: the cursor of a group. Reading starts behind it, whatever was acknowledged. A trainer that stores the
+        cursor in its checkpoint reads each group exactly once.
+        shared: processes with the same name share the groups.
+        keep: returns why a group is left out, or nothing (see fresh).
+        faults: `raise` for a group that cannot be read completely, or `skip` it.
+        timeout: seconds without a group until TimeoutError, which says what the run waits for. 0: wait for ever; the
+        log then says it.
+        follow=False: stop after the stored groups.
+        logits: also read the stored logits of texts.
+        """
+        return Groups(
+            self, run, name, after=after, shared=shared, keep=keep, faults=faults, timeout=timeout, follow=follow,
+            logits=logits
+        )
+
+    def batches(
+        self, run: str, name: str = "", *, groups: int = 0, log_probs: LogProbs | None = None, tolerance: float = 1e-5,
+        after: str = "",
+        shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0, follow: bool = True,
+        logits: bool = False,
+        log_prob_kind: str = "raw", empty: str = "",
+    ) -> Batches:
+        """Batches to train on. groups is the number of groups in a batch, in the order in which they close; with 0 the
+        batch ids of the prompts say it.
+
+        log_probs(batch), a function or a coroutine function, returns the log-probs [B, W] of the trainer's policy. It
+        checks the first batch: a ratio that is further than tolerance from 1 raises RatioOff. The other options are
+        those of stream_groups. The groups of a batch id are sorted, so that equal prompts and seeds give equal batches.
+        A batch without a sample to train on has size 0; left_out of a batch says why its other groups are not in it.
+        empty: what becomes of a named batch of which no group counts, as all failed or were cancelled: `raise`
+        EmptyBatch, or `give` it with size 0. Without it, `give` where faults are skipped.
+
+        Batches of texts are TextBatch. log_prob_kind says which log-probs they have, raw or processed. A group whose
+        server gave no such log-probs, and a batch of images and texts, are faults. With logits they also have the
+        stored logits.
+        """
+        return Batches(
+            self, run, name, groups, log_probs, tolerance, log_prob_kind, after=after, shared=shared, keep=keep,
+            faults=faults, timeout=timeout, follow=follow,
+            logits=logits, empty=empty)
+
+    async def group(self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False) -> Group:
+        """A closed group with its trajectories, steps and texts, and with logits also the stored logits. Digests are
+        checked, and tensors are complete.
+
+        Gone: a part of the group is no longer stored. EventError: a part is not what its name says.
+        """
+        subject = f"{PREFIX}advantage.{run}.{uid}"
+        if advantage is None:
+            try:
+                m = await self.js.get_last_msg("MDR_ADVANTAGES", subject)
+            except NotFoundError:
+                raise Gone(f"{subject}: the group has not closed, or its result is no longer stored") from None
+            advantage = fitting(m.data or b"", ADVANTAGE, subject, "run", "uid")
+        source = advantage.get("source_run") or run
+        samples = await together(self._sample(source, uid, m, logits) for m in advantage["members"])
+        return Group(advantage, samples)
+
+    async def _sample(self, run: str, uid: str, member: Event, logits: bool) -> Sample:
+        if not member["trajectory_seq"]:
+            return Sample(member, None, [])
+        trajectory = await self._trajectory(run, uid, member)
+        if trajectory.get("text") is not None:
+            completed = trajectory["stop_reason"] == "completed"
+            return Sample(member, trajectory, [], text=await self.text(trajectory, logits) if completed else None)
+        steps = await self._steps(trajectory, "step", STEP)
+        texts = trajectory.get("conditioning") or []
+        for t in texts:
+            await self.load(t["tensor"])
+        return Sample(member, trajectory, steps, {t["name"]: tensor(t["tensor"]) for t in texts})
+
+    async def _trajectory(self, run: str, uid: str, member: Event) -> Event:
+        subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}"
+        m = await self._stored("MDR_TRAJECTORIES", member["trajectory_seq"], subject)
+        return fitting(m.data or b"", trajectory_form, subject, "run", "uid", "sample_index")
+
+    async def text(self, trajectory: Event, logits: bool = False) -> Text:
+        """What a completed sample of text says, token by token; with logits also what is stored of those.
+
+        EventError: it did not come to an end, or no logits of it are stored.
+        """
+        name = f"{trajectory['uid']} #{trajectory['sample_index']}"
+        if wrong := "text: absent; must be there: the sample is an image" if trajectory.get("text") is None else fault(
+            trajectory, trajectory_form(trajectory)
+        ):
+            raise EventError(f"{name}: {wrong}")
+        for field in ("ids", "mask", *NUMBERS):
+            if trajectory["text"].get(field):
+                await self.load(trajectory["text"][field])
+        text = text_of(trajectory)
+        if logits and (text.settings.get("logits") or {}).get("form", "none") == "none":
+            raise EventError(
+                f"{name}: no logits are stored; prompts must ask for them with text.logits, such as "
+                f"{{'form': 'topk', 'k': 20}}"
+            )
+        if logits or trajectory["policy_version_min"] != trajectory["policy_version_max"]:
+            add_events(text, await self._steps(trajectory, "tokens", TOKENS, logits), name)
+        return text
+
+    async def _stored(self, stream: str, seq: int, subject: str) -> RawStreamMsg:
+        """Returns the message with a sequence. Its subject must begin with the given text."""
+        try:
+            async with self._gets:
+                m = await self.js.get_msg(stream, seq)
+        except NotFoundError:
+            raise Gone(
+                f"{subject}: sequence {seq} of {stream} is no longer stored: read earlier, or let retention wait for "
+                f"a named reader"
+            ) from None
+        if not (m.subject or "").startswith(subject):
+            raise EventError(f"{subject}: sequence {seq} of {stream} holds {m.subject}")
+        return m
+
+    async def _steps(self, trajectory: Event, kind: str, form: Event, logits: bool = False) -> list[Event]:
+        """Returns the stored events that a trajectory names, with complete tensors; logits only if they are wanted."""
+        subject = f"{PREFIX}{kind}.{trajectory['run']}.{trajectory['uid']}.{trajectory['sample_index']}."
+        return await together(self._step(subject, ref, form, logits) for ref in trajectory["steps"] or [])
+
+    async def _step(self, subject: str, ref: Event, form: Event, logits: bool) -> Event:
+        m = await self._stored("MDR_STEPS", ref["seq"], subject)
+        data = m.data or b""
+        step = fitting(data, form, m.subject or "")
+        if payload_digest(data, digest_prefix(ref["digest"])) != ref["digest"]:
+            raise EventError(f"{m.subject}: sequence {ref['seq']} is not the step that the trajectory names")
+        if not logits:
+            step["logits"] = None
+        of = step.get("logits") or {}
+        tensors = [named["tensor"] for named in (step.get("latents") or []) + (step.get("debug") or [])]
+        for t in [*tensors, step.get("checkpoint"), of.get("values"), of.get("ids")]:
+            if t:
+                await self.load(t, m.subject or "")
+        return step
+
+    async def load(self, t: Event, subject: str = "") -> None:
+        """Adds the bytes of a tensor that travelled apart: as a blob, or in parts beside the event of that subject."""
+        if ref := t.get("ref"):
+            key = ref["digest"]
+            if key not in self._texts:
+                if len(self._texts) >= _HELD_BLOBS:
+                    self._texts.clear()
+                self._texts[key] = asyncio.ensure_future(self.blob(ref))
+            try:
+                t["data"] = await asyncio.shield(self._texts[key])
+            except BaseException:
+                self._texts.pop(key, None)
+                raise
+        elif parts := t.get("parts"):
+            pieces = []
+            for k in range(parts["first"], parts["first"] + parts["count"]):
+                try:
+                    pieces.append((await self.js.get_last_msg("MDR_STEPS", f"{subject}.{k}")).data or b"")
+                except NotFoundError:
+                    raise Gone(f"{subject}.{k}: a part of a tensor is no longer stored") from None
+            t["data"] = checked(b"".join(pieces), parts)
+
+    async def blob(self, ref: Event) -> bytes:
+        """Returns an object of the blob bucket, checked against its digest. Gone: it is not there, or not whole."""
+        what, bucket = f"blob {ref['digest']:.12}", ref["bucket"]
+        stored, name = f"OBJ_{bucket}", base64.urlsafe_b64encode(ref["digest"].encode()).decode()
+        try:
+            async with self._gets:
+                entry = _blob_entry((await self.js.get_last_msg(stored, f"$O.{bucket}.M.{name}")).data or b"", what)
+        except NotFoundError:
+            raise Gone(f"{what} is no longer stored") from None
+        if entry["deleted"]:
+            raise Gone(f"{what} is no longer stored")
+        if entry["size"] != ref["size"]:
+            raise EventError(f"{what} has {entry['size']} bytes that are not those of digest {ref['digest']:.12}")
+        return checked(await self._chunks(stored, f"$O.{bucket}.C.{entry['nuid']}", ref["size"], what), ref)
+
+    async def _chunks(self, stream: str, subject: str, size: int, what: str) -> bytes:
+        """The messages of a subject after each other, size bytes in all."""
+        out = io.BytesIO()
+        if not size:
+            return b""
+        sub = await self.js.subscribe(subject, stream=stream, ordered_consumer=True)
+        try:
+            while out.tell() < size:
+                try:
+                    m = await sub.next_msg(timeout=_CHUNK_WAIT)
+                except nats.errors.TimeoutError:
+                    info = await self.js.stream_info(stream, subjects_filter=subject)
+                    if not info.state.subjects:
+                        raise Gone(f"{what} is no longer stored") from None
+                    continue  # the server was away, or is slow
+                out.write(m.data)
+                if m.metadata.num_pending == 0 and out.tell() < size:
+                    raise Gone(f"{what}: {out.tell()} of {size} bytes are stored")
+        finally:
+            with contextlib.suppress(Exception):
+                await sub.unsubscribe()
+        return out.getvalue()
+
+    async def image(self, trajectory: Event) -> bytes:
+        """Returns the PNG file of a sample (see pixels)."""
+        image = trajectory.get("image")
+        if not image:
+            raise EventError(f"sample {trajectory['sample_index']} has no image: it {trajectory['stop_reason']}")
+        return image["data"] if image.get("data") else await self.blob(image["ref"])
+
+    async def video(self, trajectory: Event) -> bytes:
+        """Returns the file of a sample with several frames, an animated PNG (see frames)."""
+        video = trajectory.get("video")
+        if not video:
+            why = "it has one frame" if trajectory.get("image") else f"it {trajectory['stop_reason']}"
+            raise EventError(f"sample {trajectory['sample_index']} has no video: {why}")
+        return await self.blob(video["ref"])
+
+    async def pixels(self, trajectory: Event) -> npt.NDArray[np.uint8]:
+        """Returns the image of a sample, [height, width, 3] uint8, checked against its digest; of a video the frame in
+        the middle. Needs Pillow: meander-client[images]."""
+        return _decoded(await self.image(trajectory), trajectory, trajectory["image"], 1)[0]
+
+    async def frames(self, trajectory: Event) -> npt.NDArray[np.uint8]:
+        """Returns all frames of a sample, [frames, height, width, 3] uint8, checked against their digest; an image has
+        one. Needs Pillow: meander-client[images]."""
+        if trajectory.get("video"):
+            video = trajectory["video"]
+            return _decoded(await self.video(trajectory), trajectory, video, video["frames"])
+        return (await self.pixels(trajectory))[None]
+
+    async def interact(
+        self, name: str, answer: Callable[[Event], dict[str, Any]], ready: Callable[[], object] = lambda: None, *,
+        logits: bool = True
+    ) -> None:
+        """Answers requests as a worker of the interaction of that name, until cancelled; ready is called when it
+        listens.
+
+        answer runs in a thread; one that is async is awaited here. It gets a request (interact_request) with messages,
+        ids, log_probs and so on, and returns the reply: content or terminate, and optionally score and metadata. An
+        exception that it raises fails the sample with its text.
+
+        request["generation_logits"] are the stored logits of the answer's tokens, whatever their size: one array
+        [tokens, V] of the stored dtype (BF16 as float32), or [tokens, k] with the tokens that they are of in
+        request["generation_logit_ids"]; None where the prompt asked for none. logits=False leaves them out, and
+        saves what it takes to read them.
+        """
+
+        async def handle(msg: Msg) -> None:
+            try:
+                request = decode(msg.data)
+                if logits:
+                    request["generation_logits"], request["generation_logit_ids"] = await self._answer_logits(request)
+                reply = await maybe_awaited(await asyncio.to_thread(answer, request))
+                if not isinstance(reply, Mapping):
+                    raise TypeError(f"the interaction gives {type(reply).__name__}; must be a dict")
+                data = msgpack.packb({"v": 1, **reply})
+            except Exception as e:
+                data = msgpack.packb({"v": 1, "error": f"{type(e).__name__}: {e}"[:4000]})
+            await msg.respond(data)
+
+        async def one(msg: Msg) -> None:
+            task = asyncio.create_task(handle(msg))  # many at once
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        tasks: set[asyncio.Task[None]] = set()
+        sub = await self.nc.subscribe(f"mdr.v1.interact.{name}", queue=name, cb=one)
+        try:
+            await self.nc.flush()
+            await maybe_awaited(ready())
+            await asyncio.Event().wait()
+        finally:
+            await sub.unsubscribe()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer_logits(self, request: Event) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
+        """The logits of the answer that a request is about, and the tokens that they are of, from the request or from
+        the answer's events."""
+        if not request.get("logits_form"):
+            return None, None
+        what, tokens = f"logits of answer {request['answer']}", len(request["ids"])
+        parts: list[Event] = [request["logits"]] if request.get("logits") else []
+        if not parts:
+            at, n = f"{request['run']}.{request['uid']}.{request['sample_index']}.{request['attempt']}", request[
+                "first_event"]
+            subjects = [f"{PREFIX}tokens.{at}.{i}" for i in range(n, n + request["event_count"])]
+            events = await together(self._tokens(subject) for subject in subjects)
+            tokens, parts = sum(len(e["ids"]) for e in events), [e["logits"] for e in events if e.get("logits")]
+        return answer_logits(parts, tokens, request, what)
+
+    async def _tokens(self, subject: str) -> Event:
+        """The tokens of a subject, with their logits."""
+        try:
+            m = await self.js.get_last_msg("MDR_STEPS", subject)
+        except NotFoundError:
+            raise Gone(f"{subject} is no longer stored") from None
+        event = fitting(m.data or b"", TOKENS, subject)
+        for t in ((event.get("logits") or {}).get("values"), (event.get("logits") or {}).get("ids")):
+            if t:
+                await self.load(t, subject)
+        return event
+
+    async def verdict(
+        self, run: str, uid: str, sample_index: int, value: float | None, name: str = "external", error: str = "",
+        comment: str = "", author: str = "", timeout: float = 10
+    ) -> None:
+        """Gives a reward from outside: of the reward function external (name external) or external:NAME (name NAME).
+
+        Without a value, error says why there is none. A malformed verdict raises ValueError. The first verdict of a
+        sample and name counts: another raises Judged, the same once more is no error. One that is stored and malformed
+        does not count; the reward service takes it away, which is waited for up to timeout seconds.
+        """
+        event = {
+            "v": 1, "run": run, "uid": uid, "sample_index": sample_index, "name": name, "value": value,
+            "at": time.time_ns()
+        }
+        for key, text in (("error", error), ("comment", comment), ("author", author)):
+            if text:
+                event[key] = text
+        if value is not None:
+            event["value"] = float(value)
+        if fault := verdict_fault(event):
+            raise ValueError(fault)
+        subject = f"{PREFIX}verdict.{run}.{uid}.{sample_index}.{name}"
+        late = time.monotonic() + timeout
+        while True:
+            try:
+                # Without a message id: the subject keeps one verdict, and says so by an error.
+                await self.js.publish(
+                    subject, msgpack.packb(event),
+                    headers={"Mdr-Type": "verdict/1", "Content-Type": "application/msgpack"}
+                )
+                return
+            except APIError as e:
+                if e.err_code != _REFUSED:
+                    raise
+                first = await self._verdict(subject, e)
+            if first is not None:
+                if (first.get("value"), first.get("error", "")) == (event["value"], error):
+                    return
+                raise Judged(
+                    f"the sample has a verdict already: "
+                    f"{first.get('error') if first.get('value') is None else first['value']}"
+                )
+            if time.monotonic() > late:
+                raise TimeoutError(f"{subject} holds a malformed verdict, and no reward service takes it away")
+            await asyncio.sleep(0.05)
+
+    async def _verdict(self, subject: str, refusal: APIError) -> dict[str, Any] | None:
+        """Returns the verdict on a subject; None if it is malformed, or gone."""
+        try:
+            m = await self.js.get_last_msg("MDR_VERDICTS", subject)
+        except NotFoundError:
+            if "per subject" in (refusal.description or ""):
+                return None
+            raise refusal from None  # the stream is full
+        try:
+            first = decode(m.data or b"")
+        except EventError:
+            return None
+        named = [str(first.get(field)) for field in ("run", "uid", "sample_index", "name")]
+        return None if verdict_fault(first) or subject != f"{PREFIX}verdict." + ".".join(named) else first
+
+
+def _decoded(data: bytes, trajectory: Event, stored: Event, count: int) -> npt.NDArray[np.uint8]:
+    """The frames in a PNG file, [count, height, width, 3] uint8. EventError: they are not those that the event says."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError("to decode images, install Pillow: pip install 'meander-client[images]'") from None
+    what = f"the {'video' if count > 1 else 'image'} of {trajectory['uid']} #{trajectory['sample_index']}"
+    with Image.open(io.BytesIO(data), formats=["PNG"]) as file:
+        got = (getattr(file, "n_frames", 1), *file.size)
+        if got != (count, stored["width"], stored["height"]):  # before a pixel is decoded
+            raise EventError(f"{what} has {got[0]} frames of {got[1]}x{got[2]} pixels, not those that the event says")
+        out = np.empty((count, stored["height"], stored["width"], 3), np.uint8)
+        for i in range(count):
+            file.seek(i)
+            out[i] = np.asarray(file.convert("RGB"))
+    if hashlib.sha256(out.tobytes()).hexdigest() != stored["digest"]:
+        raise EventError(f"{what} has other pixels than its digest says")
+    return out
+
+
+def _blob_entry(data: bytes, what: str) -> dict[str, Any]:
+    """The entry of an object of the blob bucket. EventError: it is none."""
+    try:
+        entry = json.loads(data)
+        return {"nuid": str(entry["nuid"]), "size": int(entry.get("size", 0)), "deleted": bool(entry.get("deleted"))}
+    except (ValueError, TypeError, AttributeError, KeyError):
+        raise EventError(f"{what}: its entry is no entry of an object") from None
+
+
+def verdict_fault(event: dict[str, Any]) -> str:
+    """Says what is wrong with a verdict, by the rules of its schema; empty if nothing is."""
+    for field in ("run", "uid", "name"):
+        try:
+            name_of(field, event.get(field))
+        except ValueError as fault:
+            return str(fault)
+    index, value, error = event.get("sample_index"), event.get("value"), event.get("error", "")
+    if type(index) is not int or not 0 <= index < 1024:
+        return f"sample_index: {index!r}; must be between 0 and 1023"
+    if value is None and not error:
+        return "error: ''; must say why there is no value"
+    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+        return f"value: {value!r}; must be a finite number"
+    if value is not None and error:
+        return f"error: {error!r}; must be empty when there is a value"
+    for field, most in (("error", 4096), ("comment", 4096), ("author", 256)):
+        text = event.get(field, "")
+        if not isinstance(text, str) or len(text.encode()) > most:
+            return f"{field}: must be at most {most} bytes of UTF-8"
+    return ""

@@ -1,0 +1,1 @@
+"""Holds rollouts, texts and weights as events and files have them."""

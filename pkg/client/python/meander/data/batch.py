@@ -1,0 +1,457 @@
+"""What a trainer gets: samples, groups, and batches as arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .events import Event, EventError, tensor
+from .text import Text
+from ..maths.transition import Kernel, step_kernel
+
+if TYPE_CHECKING:
+    import torch
+
+Array = npt.NDArray[Any]
+"""An array of numpy, of any dtype."""
+
+
+@dataclasses.dataclass
+class Sample:
+    """One sample of a group: its member in the advantage event, its trajectory, and the steps of the attempt that
+    counts."""
+
+    member: Event
+    trajectory: Event | None
+    steps: list[Event]
+    conditioning: dict[str, Array] = dataclasses.field(default_factory=dict)
+    """The encoded texts that the trajectory names, where they were kept: float32 [tokens, width], masks uint8
+    [tokens]."""
+    text: Text | None = None
+    """The text, if the sample is one and completed."""
+
+    @property
+    def advantage(self) -> float | None:
+        """The advantage of the whole sample; None: it has none, as where it failed."""
+        return self.member["advantage"]
+
+    @property
+    def trained(self) -> list[Event]:
+        """The stochastic steps: those that have a log-prob."""
+        return [] if self.text else [s for s in self.steps if s["log_prob"] is not None]
+
+    @property
+    def lacks(self) -> str:
+        """Why a sample with an advantage has nothing to train on; empty if it has."""
+        if self.text:
+            return "" if self.text.generated else "an answer without tokens"
+        return "" if self.trained else "no stochastic step"
+
+    def latents(self, index: int) -> Array:
+        """Returns the state before step index, or after the last step: [S, C] float32. F16 and BF16 are widened
+        exactly."""
+        for step in self.steps:
+            for kept in step["latents"] or []:
+                if kept["index"] == index:
+                    return tensor(kept["tensor"]).astype(np.float32)
+            if step["step_index"] == index and step.get("checkpoint"):
+                return tensor(step["checkpoint"]).astype(np.float32)
+        t = self.trajectory or {}
+        raise EventError(
+            f"{t.get('uid')} #{self.member['sample_index']}: latents {index} were not kept; ask for them with "
+            f"return_step_indices"
+        )
+
+    def share(self, index: int, state: Array) -> None:
+        """Lets an array that has the state of that index (latents) stand for its bytes, which are freed."""
+        for step in self.steps:
+            kept = [k["tensor"] for k in step["latents"] or [] if k["index"] == index]
+            for t in kept + ([step["checkpoint"]] if step["step_index"] == index and step.get("checkpoint") else []):
+                if t["dtype"] == "F32" and sys.byteorder == "little":
+                    t["data"] = state.reshape(-1).view(np.uint8)
+
+    def kernel(self, step_index: int) -> Kernel:
+        """Returns the transition of a step."""
+        for step in self.steps:
+            if step["step_index"] == step_index:
+                return step_kernel(step)
+        raise EventError(f"sample {self.member['sample_index']} has no event of step {step_index}")
+
+
+@dataclasses.dataclass
+class Group:
+    """A closed group with all its samples, by sample_index. cursor is its position in the stream, if it was
+    streamed."""
+
+    advantage: Event
+    """The result of the group, as stored: an advantage event of the contract."""
+    samples: list[Sample]
+    cursor: str = ""
+
+    @property
+    def uid(self) -> str:
+        """The name of the group in its run: that of its prompt."""
+        return str(self.advantage["uid"])
+
+    @property
+    def kind(self) -> str:
+        """The kind of its samples: text or image."""
+        return "text" if any((s.trajectory or {}).get("text") for s in self.samples) else "image"
+
+    @property
+    def trained(self) -> list[Sample]:
+        """The samples that have an advantage and something to train on: stochastic steps or generated tokens."""
+        return [s for s in self.samples if s.advantage is not None and not s.lacks]
+
+
+class RatioOff(ValueError):
+    """Log-probs recomputed with the weights that made the batch differ from those of the batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """How far the ratios exp(new - old) are from 1: the largest distance, and the distance of each trained step by its
+    index.
+
+    For texts a turn counts as a step, with the mean distance of its tokens; worst is the largest distance of a token.
+    Log-probs of images are means over all elements; those of tokens are not, and where a hidden state is
+    ill-conditioned float32 makes a single token ten times less exact, or more.
+    """
+
+    max_abs: float
+    """The largest distance of a step, or of a turn of texts."""
+    per_step: dict[int, float]
+    """The distance of each step, or turn, by its index."""
+    tolerance: float
+    """The distance that is still ok."""
+    worst: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether all steps are within the tolerance, and all tokens within ten times that."""
+        return self.max_abs <= self.tolerance and self.worst <= 10 * self.tolerance
+
+
+class Batch(Mapping[str, Any]):
+    """Whole groups of images as arrays: B samples with an advantage, W trained steps each, latents of S tokens and C
+    channels. Those of texts are a TextBatch, which says what is otherwise.
+
+    | name | shape | |
+    |---|---|---|
+    | latents, next_latents | [B, W, S, C] float32 | the states before and behind each trained step |
+    | log_probs | [B, W] float64 | of the sampler, nats: means over S x C |
+    | sigmas, next_sigmas, timesteps | [B, W] float32 | timesteps = 1000 sigma |
+    | step_indices | [B, W] int64 | |
+    | noise_std, std_dev_t, x_coefficient, v_coefficient | [B, W] float64 | see Kernel |
+    | mask | [B, W] bool | False where a sample has fewer trained steps than W |
+    | advantages | [B, W] float64 | |
+    | rewards, true_cfg_scale | [B] float64 | |
+    | true_cfg_scale_2, boundary_ratio | [B] float64 | the scale where timesteps < 1000 boundary_ratio, or 0 |
+    | guidance_rescale | [B] float64 | share of a guided velocity with the deviation of the prompt's own; 0: none |
+    | cfg_until | [B] float64 | the share of steps with true_cfg_scale: step i has it where (i + 1) / T <= cfg_until |
+    | frames | [B] int64 | of a video; 1 for an image |
+    | guidance | [B] float64 | the guidance input of the network; 0 where it has none |
+    | uid, prompt, negative_prompt, cfg_rule, weights_digest | [B] str | |
+    | prompt_2, prompt_3 | [B] str | the texts of further text encoders: the prompt, where it has no other |
+    | sample_index, policy_version, group_index | [B] int64 | group_index counts the groups of the batch |
+    | sample_seed, noise_seed | [B] uint64 | |
+    | prompt_embeds, negative_prompt_embeds | [B, L, D] float32 | where kept (return_conditioning), zero padded |
+    | prompt_embeds_mask, negative_prompt_embeds_mask | [B, L] int64 | |
+
+    The states behind a step and before the next one are held once, where trained steps follow one another: writing to
+    one writes to both. Encoded texts are held once per group; asking for them by name repeats them. `conditioning` has
+    them by group, [G, L, D]. Samples are sorted by uid and sample_index, so that equal groups give equal batches, in
+    whatever order they closed.
+
+    groups and samples are what the arrays are made of; left_out says why others of the batch are not among them, by
+    uid, or uid and number of the sample. name is the batch id, empty without; cursor is where reading
+    goes on behind the batch.
+    """
+
+    unit = "step"
+    """What per_step of a Ratio counts."""
+    why_off = "other weights, another guidance, other text embeddings or a lower precision than the sampler's"
+    """What a ratio that is off may come from."""
+
+    def __init__(self, groups: Sequence[Group], name: str = "", cursor: str = ""):
+        self.name, self.cursor = name, cursor
+        self.left_out: dict[str, str] = {}
+        self.groups = sorted(groups, key=lambda g: g.uid)
+        self.samples = [s for g in self.groups for s in g.trained]
+        self.arrays = self._collate()
+        self.conditioning = _conditioning(self.groups)
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self.conditioning:
+            return self.conditioning[key][self.arrays["group_index"]]
+        return self.arrays[key]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.arrays
+        yield from self.conditioning
+
+    def __len__(self) -> int:
+        return len(self.arrays) + len(self.conditioning)
+
+    @property
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """Where there are log-probs."""
+        return self["mask"]
+
+    @property
+    def size(self) -> int:
+        """B, the samples."""
+        return len(self.samples)
+
+    def digest(self) -> str:
+        """Returns a SHA-256 over the content: rollouts, rewards and advantages, and the statuses of the other samples.
+        Equal batches have equal digests, even if the same weights have another version: times, names of processes and
+        policy_version are left out."""
+        h = hashlib.sha256(b"meander batch 2")
+        for name, a in sorted((self.arrays | self.conditioning).items()):
+            if name not in ("policy_version", "policy_versions"):
+                h.update(f"{name} {a.dtype.str} {a.shape}\n".encode())
+                h.update(np.ascontiguousarray(a).view(np.uint8).data)
+        for g in self.groups:
+            for s in g.samples:
+                h.update(f"{g.uid} {s.member['sample_index']} {s.member['status']}\n".encode())
+        return h.hexdigest()
+
+    def recompute_log_prob(self, velocity: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Returns the log-probs [B, W] under other velocities [B, W, S, C], which are guided as in the sampler; 0 where
+        mask is False."""
+        v = np.asarray(velocity)
+        if v.shape != self["latents"].shape:
+            raise ValueError(f"velocity: shape {list(v.shape)}; must be {list(self['latents'].shape)}, as latents")
+        out = np.zeros(self.mask.shape)
+        for b, s in enumerate(self.samples):
+            for w, step in enumerate(s.trained):
+                k, kind = s.kernel(step["step_index"]), (s.trajectory or {})["log_prob_kind"]
+                out[b, w] = k.log_prob(self["latents"][b, w], v[b, w], self["next_latents"][b, w], kind)
+        return out
+
+    def ratio(self, log_probs: npt.ArrayLike, tolerance: float = 1e-5) -> Ratio:
+        """Returns how far log-probs [B, W] are from the sampler's, as ratios. NaN counts as infinitely far."""
+        off = self._distances(log_probs)
+        per_step = {
+            int(i): float(off[(self["step_indices"] == i) & self.mask].max())
+            for i in np.unique(self["step_indices"][self.mask])
+        }
+        return Ratio(float(off.max(initial=0)), per_step, tolerance)
+
+    def _distances(self, log_probs: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Returns how far each ratio is from 1; 0 where there is no log-prob."""
+        new = np.asarray(log_probs, np.float64)
+        if new.shape != self["log_probs"].shape:
+            raise ValueError(f"log_probs: shape {list(new.shape)}; must be {list(self['log_probs'].shape)}")
+        off = np.abs(np.exp(np.where(self.mask, new - self["log_probs"], 0)) - 1)
+        return np.where(np.isnan(off), np.inf, off)
+
+    def check(self, log_probs: npt.ArrayLike, tolerance: float = 1e-5) -> Ratio:
+        """Returns the ratio of log-probs that were recomputed with the weights that made the batch. RatioOff: it is not
+        1."""
+        r = self.ratio(log_probs, tolerance)
+        if not r.ok:
+            parts = ", ".join(f"{self.unit} {i}: {d:.3g}" for i, d in r.per_step.items())
+            worst = f"; the furthest token {r.worst:.3g}" if r.worst else ""
+            raise RatioOff(
+                f"the ratio is {r.max_abs:.3g} from 1, more than {tolerance:g} ({parts}{worst}): {self.why_off}"
+            )
+        return r
+
+    def torch(self, device: Any = None, names: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+        """Returns the arrays (all that are numeric, or the named ones) as torch tensors of the same dtypes. Seeds
+        become int64 with the same bits."""
+        import torch
+
+        out = {}
+        for name in names or [n for n in self if self[n].dtype.kind in "fiub"]:
+            a = np.ascontiguousarray(self[name])
+            out[name] = torch.from_numpy(a.view(np.int64) if a.dtype == np.uint64 else a).to(device)
+        return out
+
+    def dataproto(self) -> dict[str, dict[str, Any]]:
+        """Returns the batch under the names that verl's diffusion trainer reads: {batch, non_tensor_batch, meta_info},
+        in numpy.
+
+        all_latents is [B, W+1, S, C]: the trained steps must follow one another, as in a window.
+        """
+        steps = self["step_indices"]
+        if not self["mask"].all() or (np.diff(steps, axis=1) != 1).any():
+            raise ValueError(
+                "all_latents: the trained steps must follow one another, in equal number; take latents and next_latents"
+            )
+        batch = {
+            "all_latents": np.concatenate([self["latents"], self["next_latents"][:, -1:]], axis=1),
+            "all_timesteps": self["timesteps"],
+            "rollout_log_probs": self["log_probs"].astype(np.float32),
+            "old_log_probs": self["log_probs"].astype(np.float32),
+            "response_mask": self["mask"].astype(np.int64),
+            "advantages": self["advantages"].astype(np.float32),
+            "returns": self["advantages"].astype(np.float32),
+            "rm_scores": self["rewards"].astype(np.float32)[:, None],
+            **{name: self[name] for name in self.conditioning},
+        }
+        other = {
+            "uid": self["uid"].astype(object), "raw_prompt": self["prompt"].astype(object),
+            "raw_negative_prompt": self["negative_prompt"].astype(object),
+            "sample_index": self["sample_index"], "global_steps": self["policy_version"],
+        }
+        return {
+            "batch": batch, "non_tensor_batch": other,
+            "meta_info": {"batch": self.name, "cursor": self.cursor, "digest": self.digest()}
+        }
+
+    def _collate(self) -> dict[str, Array]:
+        """Builds the arrays of the samples and their trained steps; {} without samples. ValueError: a text, or latents
+        of different sizes."""
+        rows = [(g, s, s.trajectory) for g in self.groups for s in g.trained if s.trajectory is not None]
+        if not rows:
+            return {}
+        if text := next((g.uid for g, s, _ in rows if s.text), ""):
+            raise ValueError(f"{text}: a text; a batch of images must have images alone: take TextBatch")
+        shape = tuple(rows[0][2]["latents_shape"])
+        for g, s, t in rows:
+            if tuple(t["latents_shape"]) != shape:
+                raise ValueError(
+                    f"{g.uid}: latents {t['latents_shape']}, of other groups {list(shape)}; the samples of a batch "
+                    f"must be of one size"
+                )
+        b, w = len(rows), max(len(s.trained) for _, s, _ in rows)
+        out: dict[str, Array] = {
+            **_states(rows, w, shape),
+            **{name: np.zeros((b, w), dtype) for name, (_, dtype) in _STEP.items()},
+            "x_coefficient": np.zeros((b, w)), "v_coefficient": np.zeros((b, w)), "mask": np.zeros((b, w), bool),
+            "advantages": np.zeros((b, w)),
+        }
+        for i, (_, s, _) in enumerate(rows):
+            for k, step in enumerate(s.trained):
+                at = step["step_index"]
+                out["mask"][i, k] = True
+                transition = s.kernel(at)
+                out["x_coefficient"][i, k], out["v_coefficient"][i,
+                    k] = transition.x_coefficient, transition.v_coefficient
+                for name, (field, _) in _STEP.items():
+                    out[name][i, k] = step[field]
+            n = len(s.trained)
+            out["advantages"][i, :n] = s.member.get("step_advantages") or s.advantage
+        return out | self._facts()
+
+    def _facts(self) -> dict[str, Array]:
+        """Builds the arrays with one value for each sample."""
+        rows = [
+            (i, g, s, s.trajectory) for i, g in enumerate(self.groups) for s in g.trained if s.trajectory is not None
+        ]
+        out: dict[str, Array] = {}
+        for name, (field, dtype) in (_SAMPLE | ({} if rows[0][2].text else _IMAGE)).items():
+            out[name] = np.array([t[field] for _, _, _, t in rows], dtype)
+        if not rows[0][2].text:
+            for name in ("prompt_2", "prompt_3"):
+                out[name] = np.array([t.get(name) or t["prompt"] for _, _, _, t in rows])
+            out["guidance"] = np.array([t.get("guidance") or 0 for _, _, _, t in rows], np.float64)
+            out["true_cfg_scale_2"] = np.array(
+                [t.get("true_cfg_scale_2") or t["true_cfg_scale"] for _, _, _, t in rows], np.float64
+            )
+            for name in ("boundary_ratio", "guidance_rescale"):
+                out[name] = np.array([t.get(name) or 0 for _, _, _, t in rows], np.float64)
+            out["frames"] = np.array([t.get("frames") or 1 for _, _, _, t in rows], np.int64)
+            out["cfg_until"] = np.array([t.get("cfg_until") or 1 for _, _, _, t in rows], np.float64)
+        out["uid"] = np.array([g.uid for _, g, _, _ in rows])
+        out["rewards"] = np.array([s.member["reward"] for _, _, s, _ in rows], np.float64)
+        out["sample_index"] = np.array([s.member["sample_index"] for _, _, s, _ in rows], np.int64)
+        out["group_index"] = np.array([i for i, _, _, _ in rows], np.int64)
+        return out
+
+
+def _states(rows: Sequence[tuple[Group, Sample, Event]], w: int, shape: tuple[int, ...]) -> dict[str, Array]:
+    """The arrays latents and next_latents of W trained steps: where these follow one another in every sample, as in a
+    window, views of one array of the W + 1 states. Events give up their bytes for it, where they are the same."""
+    trained = [[step["step_index"] for step in s.trained] for _, s, _ in rows]
+    b, joined = len(rows), all(t == list(range(t[0], t[0] + w)) for t in trained)
+    states = np.zeros((b, w + 1 if joined else 2 * w, *shape), np.float32)
+    out = {"latents": states[:, :w], "next_latents": states[:, 1:] if joined else states[:, w:]}
+    for i, (_, s, _) in enumerate(rows):
+        for k, at in enumerate(trained[i]):
+            for name, index in (("latents", at), ("next_latents", at + 1)):
+                if name == "latents" and k and joined:
+                    continue  # the state behind the step before
+                out[name][i, k] = s.latents(index)
+                s.share(index, out[name][i, k])
+    return out
+
+
+_STEP: dict[str, tuple[str, Any]] = {
+    "log_probs": ("log_prob", np.float64), "sigmas": ("sigma", np.float32), "next_sigmas": ("sigma_next", np.float32),
+    "timesteps": ("timestep", np.float32), "step_indices": ("step_index", np.int64),
+    "noise_std": ("noise_std", np.float64),
+    "std_dev_t": ("std_dev_t", np.float64),
+}
+_SAMPLE: dict[str, tuple[str, Any]] = {
+    "prompt": ("prompt", np.str_), "weights_digest": ("weights_digest", np.str_),
+    "policy_version": ("policy_version_max", np.int64),
+    "sample_seed": ("sample_seed", np.uint64),
+}
+_IMAGE: dict[str, tuple[str, Any]] = {
+    "true_cfg_scale": ("true_cfg_scale", np.float64), "negative_prompt": ("negative_prompt", np.str_),
+    "cfg_rule": ("cfg_rule", np.str_),
+    "noise_seed": ("noise_seed", np.uint64),
+}
+
+
+def _conditioning(groups: Sequence[Group]) -> dict[str, Array]:
+    """Returns the encoded texts by group, zero padded to the longest; empty unless all groups have them."""
+    by_group = [next((s.conditioning for s in g.samples if s.conditioning), {}) for g in groups]
+    out: dict[str, Array] = {}
+    for name in by_group[0] if by_group else ():
+        if not all(name in c for c in by_group):
+            continue
+        longest = max(c[name].shape[0] for c in by_group)
+        first = by_group[0][name]
+        padded = np.zeros(
+            (len(by_group), longest, *first.shape[1:]), np.int64 if name.endswith("_mask") else np.float32
+        )
+        for i, c in enumerate(by_group):
+            if c[name].shape[1:] != first.shape[1:]:
+                raise ValueError(
+                    f"{groups[i].uid}: {name} {list(c[name].shape)}, of other groups {list(first.shape)}; must be as "
+                    f"wide"
+                )
+            padded[i, : len(c[name])] = c[name]
+        out[name] = padded
+    return out
+
+
+Keep = Callable[[Group], str | Awaitable[str]]
+"""Says why a group is left out of the batches; empty if it is not. It may be async."""
+
+
+def fresh(
+    min_policy_version: int = 0, max_age: float = 0, weights_digest: str = "", max_policy_span: int | None = None
+) -> Keep:
+    """Returns a rule that leaves out groups that are too far from the policy: made with weights older than
+    min_policy_version or with another digest, closed more than max_age seconds ago (0: any time), or with samples of
+    more than max_policy_span versions (newest - oldest + 1)."""
+    import time
+
+    def rule(group: Group) -> str:
+        a = group.advantage
+        oldest, newest = a["policy_version_min"], a["policy_version_max"]
+        if oldest < min_policy_version:
+            return f"policy version {oldest}; wanted are {min_policy_version} and newer"
+        if max_policy_span is not None and newest - oldest + 1 > max_policy_span:
+            span = newest - oldest + 1
+            return f"policy versions {oldest} to {newest} are a span of {span}; must be at most {max_policy_span}"
+        if max_age and time.time() - a["closed"] / 1e9 > max_age:
+            return f"closed {time.time() - a['closed'] / 1e9:.0f} s ago; wanted are at most {max_age:g} s"
+        others = {s.trajectory["weights_digest"] for s in group.samples if s.trajectory} - {weights_digest}
+        if weights_digest and others:
+            return f"weights {others.pop():.16}; wanted are {weights_digest:.16}"
+        return ""
+
+    return rule

@@ -1,0 +1,1 @@
+"""Computes noise, transitions and reference losses in NumPy."""

@@ -1,0 +1,1 @@
+"""Plugs rollouts into trainers and loggers of others."""

@@ -1,0 +1,73 @@
+"""A lane as trainers of others see it: prompts to it, weights of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..client import policy, sync
+from ..client.ask import Asker
+from ..client.tasks import maybe_awaited, retry_while_away
+
+Prompt = Any
+"""A text, or a conversation: a list of messages with role and content."""
+
+Fields = Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
+"""Fields of a Prompt, such as reward, or a function, which may be async, that says them for a prompt."""
+
+
+class Lane:
+    """A connection to a lane: its weights, and a run to ask in."""
+
+    def __init__(
+        self,
+        url: str,
+        lane: str,
+        run: str,
+        fields: Fields,
+        attempts: int,
+        timeout: float,
+        connection: Mapping[str, Any],
+    ):
+        self.connection = sync.connect(url, **connection)
+        self.client = self.connection.__enter__()
+        self.run, self.lane, self.fields = run, lane, fields
+        self.asker = Asker(self.client.asynchronous, self.run, attempts=attempts, timeout=timeout)
+        self.version = 0
+
+    async def fields_of(self, prompt: Prompt, text: Mapping[str, Any], trainer: str = "") -> dict[str, Any]:
+        """What a prompt is published with. text are the settings of the trainer; those of fields go before. trainer
+        names one that computes advantages by itself. ValueError: fields ask for others."""
+        own = dict(await maybe_awaited(self.fields(prompt)) if callable(self.fields) else self.fields)
+        if trainer and "advantage" in own:
+            raise ValueError(
+                f"fields.advantage: {own['advantage']!r}; must be absent: {trainer} computes advantages, "
+                f"by its own settings"
+            )
+        own["text"] = {**text, **own.get("text", {})}
+        if self.lane:
+            own["model"] = self.lane
+        return {"min_policy_version": self.version, "advantage": {"estimator": "grpo"}, **own}
+
+    def push(self, folder: Path) -> None:
+        """Has the lane serve the weights of a folder, an adapter in PEFT's form or whole weights, and waits until its
+        samplers have answered, also while NATS is away. An adapter that is as it began is the checkpoint alone.
+
+        PolicyRefused: nobody can use them. TimeoutError: not all samplers have answered.
+        """
+        adapter, client = folder / "adapter_model.safetensors", self.client.asynchronous
+        if adapter.exists():
+            push = partial(policy.push_policy, client, None if policy._is_fresh(adapter.read_bytes()) else folder,
+                self.lane, by=self.run)
+        else:
+            push = partial(policy.push_weights, client, folder, self.lane, by=self.run)
+        pushed = self.client.thread.run(retry_while_away(push, self.asker.timeout))
+        sync.policy.taken(self.client, pushed, self.asker.timeout)
+        self.version = pushed["policy_version"]
+
+    def close(self) -> None:
+        """Ends the connection. What was asked for is finished by the pipeline."""
+        self.client.thread.finish(self.asker.close())
+        self.connection.__exit__(None, None, None)

@@ -1,0 +1,218 @@
+package export
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// check compares the files of an archive with their digests, events with the contract, and steps with the trajectories
+// that name them, which come later.
+type check struct {
+	*tally
+	sums map[string]string // by file
+	// All are by subject. parts are parts whose step is not complete yet, incomplete the steps that lack parts.
+	steps      map[string]step
+	parts      map[string][]byte
+	incomplete map[string]schemas.StepEvent
+	// seqs are the files by stream and sequence, subjects those of streams that keep one event for each subject.
+	seqs     map[string]string
+	subjects map[string]string
+	complete bool
+}
+
+type step struct {
+	file           string
+	seq            uint64
+	blake3, sha256 string // payload digests: which one the trajectory names comes later
+}
+
+func newCheck() *check {
+	return &check{
+		tally: newTally(""), sums: map[string]string{}, steps: map[string]step{}, parts: map[string][]byte{},
+		incomplete: map[string]schemas.StepEvent{}, seqs: map[string]string{}, subjects: map[string]string{},
+	}
+}
+
+// addFile checks the next file that Read has read, against the files before it; the file of digests must come last
+// and is compared with all. An error says what was changed, and ends Read.
+func (c *check) addFile(name string, e *Entry) error {
+	if c.complete {
+		return fmt.Errorf("%q: behind %s, which must be the last", name, sumsFile)
+	}
+	if name == sumsFile {
+		c.complete = true
+		return c.compareSums(string(e.Data))
+	}
+	sum := sha256.Sum256(e.Data)
+	if c.sums[name] != "" {
+		return fmt.Errorf("%q: is in it twice", name)
+	}
+	c.sums[name] = hex.EncodeToString(sum[:])
+	if err := c.checkEvent(name, e); err != nil {
+		return fmt.Errorf("%q: %w", name, err)
+	}
+	c.count(e)
+	return nil
+}
+
+// checkUnchanged checks that a file is the one that addFile has checked, where an archive is read again.
+func (c *check) checkUnchanged(name string, e *Entry) error {
+	sum := sha256.Sum256(e.Data)
+	if name != sumsFile && c.sums[name] != hex.EncodeToString(sum[:]) {
+		return fmt.Errorf("%q: has changed since it was checked", name)
+	}
+	return nil
+}
+
+// compareSums checks that the archive's list of digests names exactly the files that came. An error names the file that
+// was added, taken out or changed.
+func (c *check) compareSums(list string) error {
+	listed, n := map[string]bool{}, 0
+	for line := range strings.Lines(list) {
+		n++
+		digest, name, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "  ")
+		switch got := c.sums[name]; {
+		case !ok:
+			return fmt.Errorf("%s, line %d: must be a digest, two spaces and the name of a file", sumsFile, n)
+		case listed[name]:
+			return fmt.Errorf("%s, line %d: %q: is in it twice", sumsFile, n, name)
+		case got == "":
+			return fmt.Errorf("%q: is in line %d of %s and missing from the archive", name, n, sumsFile)
+		case got != digest:
+			return fmt.Errorf("%q: %w: its bytes are %s, line %d of %s says %s", name, bus.ErrCorrupt, got, n, sumsFile,
+				digest)
+		}
+		listed[name] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.sums)) {
+		if !listed[name] {
+			return fmt.Errorf("%q: is one of %d files that are not listed in %s", name,
+				len(c.sums)-len(listed), sumsFile)
+		}
+	}
+	return nil
+}
+
+// checkEvent checks an event: by its schema, and against those before it, a trajectory against its steps, a step
+// against its parts. Of steps and parts it keeps what later events are checked with. An error means that the archive is
+// not as it was written.
+func (c *check) checkEvent(file string, e *Entry) error {
+	if e.Blob != "" {
+		return nil
+	}
+	a, err := parseSubjectIn(e.Stream, e.Subject)
+	if err == nil {
+		err = c.checkUnique(file, e, a.Run)
+	}
+	if err != nil {
+		return err
+	}
+	if e.event, err = decodeEvent(e.Subject, e.Data); err != nil && !isInput(e.Stream) {
+		return err
+	}
+	e.Invalid = err
+	switch event := e.event.(type) {
+	case schemas.StepEvent:
+		blake3, err := schemas.PayloadDigest(schemas.BLAKE3, e.Data)
+		if err != nil {
+			return err
+		}
+		sha256, err := schemas.PayloadDigest(schemas.SHA256, e.Data)
+		if err != nil {
+			return err
+		}
+		c.steps[e.Subject] = step{file, e.Seq, blake3, sha256}
+		return c.checkParts(e.Subject, event)
+	case *schemas.Trajectory:
+		return c.checkTrajectory(event)
+	}
+	if a.Part != "" {
+		c.parts[e.Subject] = e.Data
+		whole := strings.TrimSuffix(e.Subject, "."+a.Part)
+		if event := c.incomplete[whole]; event != nil {
+			return c.checkParts(whole, event)
+		}
+	}
+	return nil
+}
+
+// checkUnique checks that an event is of the run of those before it, and that none of them has its sequence, or its
+// subject in a stream that stores a subject once: Import could store one of the two only.
+func (c *check) checkUnique(file string, e *Entry, run schemas.Run) error {
+	if c.run != "" && run != c.run {
+		return fmt.Errorf("is of run %q, and those before it of run %q", run, c.run)
+	}
+	c.run = run
+	place := e.Stream + " " + strconv.FormatUint(e.Seq, 10)
+	if before := c.seqs[place]; before != "" {
+		return fmt.Errorf("has sequence %d, as %q", e.Seq, before)
+	}
+	c.seqs[place] = file
+	if spec, _ := schemas.StreamNamed(e.Stream); !spec.Guarded {
+		return nil
+	}
+	if before := c.subjects[e.Subject]; before != "" {
+		return fmt.Errorf("has the same subject as %q; %s has one event for each subject", before, e.Stream)
+	}
+	c.subjects[e.Subject] = file
+	return nil
+}
+
+// checkParts joins the parts of a large step and checks them against the step, as soon as all have come. Until then
+// it keeps the step in incomplete and returns nil: checkEvent calls it again for each part.
+func (c *check) checkParts(subject string, e schemas.StepEvent) error {
+	last := int64(-1)
+	for _, t := range e.Tensors() {
+		if t.Parts != nil {
+			last = max(last, t.Parts.First+t.Parts.Count-1)
+		}
+	}
+	for k := range last + 1 {
+		if c.parts[schemas.PartSubject(subject, k)] == nil {
+			c.incomplete[subject] = e
+			return nil
+		}
+	}
+	err := bus.JoinParts(e, func(k int64) ([]byte, error) { return c.parts[schemas.PartSubject(subject, k)], nil })
+	delete(c.incomplete, subject)
+	for k := range last + 1 {
+		delete(c.parts, schemas.PartSubject(subject, k))
+	}
+	return err
+}
+
+// checkTrajectory compares the steps that came before a completed trajectory with the digests that it names. It fails
+// on a step that is missing, incomplete or different.
+func (c *check) checkTrajectory(t *schemas.Trajectory) error {
+	if t.StopReason != schemas.StopCompleted {
+		return nil
+	}
+	for i := range t.Steps {
+		s, ok := c.steps[t.StepSubject(i)]
+		named, has := t.Steps[i].Digest, s.blake3
+		if schemas.HashOf(named) == schemas.SHA256 {
+			has = s.sha256
+		}
+		switch {
+		case !ok:
+			return fmt.Errorf("steps[%d]: %q is not in the export", i, t.StepSubject(i))
+		case c.incomplete[t.StepSubject(i)] != nil:
+			return fmt.Errorf("steps[%d]: %q lacks parts", i, s.file)
+		case s.seq != t.Steps[i].Seq:
+			return fmt.Errorf("steps[%d]: names sequence %d of %s, and the step is %q", i, t.Steps[i].Seq,
+				schemas.StreamSteps, s.file)
+		case has != named:
+			return fmt.Errorf("steps[%d]: %w: %q has the payload digest %s, the trajectory names %s",
+				i, bus.ErrCorrupt, s.file, has, named)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,229 @@
+package export
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+const (
+	// stateEnd ends the name of the state beside a file that was begun.
+	stateEnd = PartEnd + ".json"
+	// stateBytes is after how many bytes the state is written again: what a kill costs at most.
+	stateBytes = 4 << 20
+)
+
+// state says how much of a begun file is on the disk, and how the export goes on.
+type state struct {
+	Run    schemas.Run       `json:"run"`
+	Limits map[string]uint64 `json:"limits"` // see exporter
+	// Created tells the store from others.
+	Created map[string]time.Time `json:"created"`
+	Bytes   int64                `json:"bytes"`
+	SHA256  string               `json:"sha256"` // of these bytes
+	// LeftOut and LeftOutNotes are Summary.LeftOut and its notes, up to the last file.
+	LeftOut      int      `json:"left_out,omitempty"`
+	LeftOutNotes []string `json:"left_out_notes,omitempty"`
+}
+
+// WriteArchiveFile writes an archive, as WriteArchive does, to a new file. The file is NAME.part until it is whole. If
+// that was stopped, or its process killed, another call goes on behind what is on the disk, and comes to the same bytes:
+// it adds the events up to the moment of the first call. The summary is nil if the file cannot be opened, or is in use.
+func WriteArchiveFile(ctx context.Context, b *bus.Bus, run schemas.Run, name string) (*Summary, error) {
+	if err := schemas.CheckToken("run", run); err != nil {
+		return nil, err
+	}
+	file, err := os.OpenFile(name+PartEnd, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // all of it is synchronised
+	// Some file systems have no locks: there it goes on without.
+	err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return nil, fmt.Errorf("%w: another process writes %s", ErrBegun, file.Name())
+	}
+	opened, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	// Another process may have ended the export before the lock.
+	if onDisk, err := os.Stat(file.Name()); err != nil || !os.SameFile(opened, onDisk) {
+		return nil, fmt.Errorf("%w: another process has ended or removed %s meanwhile", ErrBegun, file.Name())
+	}
+	f := &partFile{name: name, file: file, sum: sha256.New()}
+	f.exporter = newExporter(b, run, f)
+	f.added = f.saveSometimes
+	if err := f.resume(ctx); err != nil {
+		return f.summarize(), err
+	}
+	if err := f.write(ctx); err != nil {
+		return f.summarize(), errors.Join(err, f.save())
+	}
+	if err := file.Sync(); err != nil {
+		return f.summarize(), err
+	}
+	if err := os.Rename(file.Name(), name); err != nil {
+		return f.summarize(), err
+	}
+	return f.summarize(), f.removeState()
+}
+
+// partFile is a file that is not whole yet.
+type partFile struct {
+	*exporter
+	name         string
+	file         *os.File
+	sum          hash.Hash
+	bytes, saved int64
+}
+
+// Write writes to the file, and notes what is in it.
+func (f *partFile) Write(p []byte) (int, error) {
+	n, err := f.file.Write(p)
+	f.sum.Write(p[:n])
+	f.bytes += int64(n)
+	return n, err
+}
+
+// saveSometimes saves the state when enough has come since.
+func (f *partFile) saveSometimes() error {
+	if f.bytes-f.saved < stateBytes {
+		return nil
+	}
+	return f.save()
+}
+
+// removeState removes the state, which may be absent.
+func (f *partFile) removeState() error {
+	if err := os.Remove(f.name + stateEnd); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// save makes what is written count for later calls. Before the first event outside of the work queues there is
+// nothing that another call could compare with the store: it begins again.
+func (f *partFile) save() error {
+	if f.lastEvent == nil || f.files.Flush() != nil { // it ends within a file: the last state holds
+		return nil
+	}
+	if err := f.file.Sync(); err != nil {
+		return err
+	}
+	err := saveJSON(f.name+stateEnd, state{
+		f.run, f.limits, f.created, f.bytes, hex.EncodeToString(f.sum.Sum(nil)), f.leftBefore.n, f.leftBefore.lines,
+	})
+	if err == nil {
+		f.saved = f.bytes
+	}
+	return err
+}
+
+// saveJSON puts a value into a file in one step.
+func saveJSON(name string, v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	next, err := os.Create(name + PartEnd)
+	if err != nil {
+		return err
+	}
+	_, err = next.Write(append(data, '\n'))
+	if err := errors.Join(err, next.Sync(), next.Close()); err != nil {
+		return err
+	}
+	return os.Rename(next.Name(), name)
+}
+
+// loadJSON reads what saveJSON has written.
+func loadJSON(name string, v any) error {
+	data, err := os.ReadFile(name)
+	if err == nil {
+		err = json.Unmarshal(data, v)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// resume reads what earlier calls have written, and removes what is behind it.
+func (f *partFile) resume(ctx context.Context) error {
+	if info, err := f.file.Stat(); err != nil {
+		return err
+	} else if info.Size() == 0 {
+		return f.removeState() // of a file that is gone
+	}
+	s := &state{}
+	switch err := loadJSON(f.name+stateEnd, s); {
+	case errors.Is(err, os.ErrNotExist):
+		return f.file.Truncate(0)
+	case err != nil:
+		return fmt.Errorf("%w: %w; remove it to begin again", ErrBegun, err)
+	case s.Run != f.run:
+		return fmt.Errorf("%w: %s is of run %s; name another file, or remove it", ErrBegun, f.file.Name(), s.Run)
+	}
+	f.limits, f.created, f.leftOut = s.Limits, s.Created, notes{s.LeftOutNotes, s.LeftOut}
+	changed := fmt.Errorf("%w: %s has changed since it was written; remove it and %s", ErrBegun, f.file.Name(),
+		f.name+stateEnd)
+	files := tar.NewReader(io.TeeReader(io.LimitReader(f.file, s.Bytes), f.sum))
+	for {
+		header, err := files.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		var e *Entry
+		if err == nil {
+			e, err = readEntry(header, files)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %w", changed, err)
+		}
+		if e.Blob == "" {
+			e.event, e.Invalid = decodeEvent(e.Subject, e.Data)
+		}
+		f.note(header.Name, e)
+	}
+	if f.lastEvent == nil || hex.EncodeToString(f.sum.Sum(nil)) != s.SHA256 {
+		return changed
+	}
+	for _, stream := range exportOrder {
+		info, err := f.bus.StreamInfo(ctx, stream)
+		if err != nil {
+			return err
+		}
+		if !info.Created.Equal(s.Created[stream]) {
+			return fmt.Errorf("%w: %s is of another store, by when its stream %s was made; name another file, or the "+
+				"server of that store", ErrBegun, f.file.Name(), stream)
+		}
+	}
+	m, err := f.bus.Get(ctx, f.lastEvent.Stream, f.lastEvent.Seq)
+	switch f.summary.Removed = errors.Is(err, bus.ErrNotFound); {
+	case f.summary.Removed:
+	case err != nil:
+		return err
+	case m.Subject != f.lastEvent.Subject || string(m.Data) != string(f.lastEvent.Data):
+		return fmt.Errorf("%w: %s of %s in %s is not what is stored here; name another file", ErrBegun,
+			f.lastEvent.Subject, f.lastEvent.Stream, f.file.Name())
+	}
+	f.bytes, f.saved, f.summary.Before = s.Bytes, s.Bytes, f.summary.Bytes
+	if err := f.file.Truncate(s.Bytes); err != nil {
+		return err
+	}
+	_, err = f.file.Seek(s.Bytes, io.SeekStart)
+	return err
+}

@@ -1,0 +1,223 @@
+package export
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"image"
+	"math"
+	"os"
+	"strings"
+
+	"github.com/parquet-go/parquet-go"
+
+	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/safetensors"
+	"github.com/meander-rl/meander/pkg/models/tensor"
+)
+
+// littleEndian returns integers as I64.
+func littleEndian(x []int32) (b []byte) {
+	for _, v := range x {
+		b = binary.LittleEndian.AppendUint64(b, uint64(int64(v)))
+	}
+	return b
+}
+
+// numbers returns floats; NaN for those that are absent.
+func numbers(x []*float64) (out []float32) {
+	for _, v := range x {
+		if v == nil {
+			out = append(out, float32(math.NaN()))
+			continue
+		}
+		out = append(out, float32(*v))
+	}
+	return out
+}
+
+// tarFile is a file in the layout of WebDataset: the files of a sample have one name up to the first dot.
+type tarFile struct {
+	file *os.File
+	tar  *tar.Writer
+}
+
+func newTar(path string) (writer, error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return nil, err
+	}
+	return &tarFile{f, tar.NewWriter(f)}, nil
+}
+
+// add writes the files of a sample: its record, its image or video, and its arrays.
+func (w *tarFile) add(s *sample) (int64, error) {
+	record, err := json.Marshal(s.Record)
+	if err != nil {
+		return 0, err
+	}
+	var arrays bytes.Buffer
+	tensors, err := s.tensors("")
+	if err == nil && len(tensors) > 0 {
+		err = safetensors.Write(&arrays, tensors, nil)
+	}
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, part := range []struct {
+		end  string
+		data []byte
+	}{{"json", record}, {"png", s.image}, {"apng", s.video}, {"safetensors", arrays.Bytes()}} {
+		if len(part.data) == 0 {
+			continue
+		}
+		err := w.tar.WriteHeader(&tar.Header{Name: s.key() + "." + part.end, Mode: 0o644, Size: int64(len(part.data))})
+		if err != nil {
+			return 0, err
+		}
+		if _, err := w.tar.Write(part.data); err != nil {
+			return 0, err
+		}
+		n += len(part.data)
+	}
+	return int64(n), nil
+}
+
+func (w *tarFile) Close() error { return errors.Join(w.tar.Close(), w.file.Close()) }
+
+// row is a row of a Parquet file.
+type row struct {
+	Record
+	// Image is in the form of datasets.Image.
+	Image *imageFile `parquet:"image,optional"`
+	// Video is an animated PNG with all frames.
+	Video []byte `parquet:"video,optional"`
+	// Latents are float32, little-endian, of LatentsShape.
+	Latents []byte `parquet:"latents,optional"`
+}
+
+// imageFile is a struct of datasets.Image.
+type imageFile struct {
+	Bytes []byte `parquet:"bytes"`
+	Path  string `parquet:"path"`
+}
+
+// parquetFile is a Parquet file.
+type parquetFile struct {
+	file *os.File
+	rows *parquet.GenericWriter[row]
+	held int64 // bytes of rows that are in memory
+}
+
+// rowGroupBytes is from which size on rows become a row group, and leave the memory.
+const rowGroupBytes = 64 << 20
+
+// newParquet creates a file whose large values are in no statistics.
+func newParquet(path string) (writer, error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return nil, err
+	}
+	options := []parquet.WriterOption{parquet.Compression(&parquet.Zstd)}
+	for _, path := range [][]string{{"image", "bytes"}, {"video"}, {"latents"}} {
+		// Statistics of a page have its largest value a second time.
+		options = append(options, parquet.SkipPageBounds(path...), parquet.SkipPageStatistics(path...))
+	}
+	return &parquetFile{file: f, rows: parquet.NewGenericWriter[row](f, options...)}, nil
+}
+
+// add writes the row of a sample.
+func (w *parquetFile) add(s *sample) (int64, error) {
+	r := row{Record: s.Record, Video: s.video}
+	if s.image != nil {
+		r.Image = &imageFile{s.image, s.key() + ".png"}
+	}
+	if len(s.latents) > 0 {
+		r.Latents = tensor.F32.AppendFloats(nil, s.latents)
+	}
+	n := int64(500 + len(s.image) + len(s.video) + len(r.Latents) + 16*len(s.IDs) + len(s.Messages) + len(s.Turns))
+	_, err := w.rows.Write([]row{r})
+	if w.held += n; err == nil && w.held >= rowGroupBytes {
+		w.held, err = 0, w.rows.Flush()
+	}
+	return n, err
+}
+
+func (w *parquetFile) Close() error { return errors.Join(w.rows.Close(), w.file.Close()) }
+
+// tensorFile is a safetensors file. It is written as a whole when it is closed.
+type tensorFile struct {
+	path    string
+	tensors []safetensors.Tensor
+	records []string
+}
+
+func newTensorFile(path string) (writer, error) { return &tensorFile{path: path}, nil }
+
+// add keeps the tensors of a sample, its pixels and its record for Close. What is a tensor is not in the record:
+// records are in the header, which readers want to be small.
+func (w *tensorFile) add(s *sample) (n int64, err error) {
+	prefix := fmt.Sprintf("%s/%d/", s.UID, s.SampleIndex)
+	tensors, err := s.tensors(prefix)
+	if err != nil {
+		return 0, err
+	}
+	if s.image != nil {
+		pixels, shape, err := rgb(s)
+		if err != nil {
+			return 0, fmt.Errorf("%w: image: %w", errUnreadable, err)
+		}
+		tensors = append(tensors, safetensors.Tensor{
+			Name: prefix + "image", DType: tensor.U8, Shape: shape,
+			Data: pixels,
+		})
+	}
+	short := s.Record
+	short.IDs, short.Mask, short.TokenLogProbs, short.ProcessedLogProbs = nil, nil, nil, nil
+	record, err := json.Marshal(short)
+	w.tensors, w.records = append(w.tensors, tensors...), append(w.records, string(record))
+	for _, t := range tensors {
+		n += int64(len(t.Data))
+	}
+	return n + headerShare*int64(len(record)), err
+}
+
+// headerShare is how much more a byte of the header counts than one of a tensor: a header may have 100 MB.
+const headerShare = 4
+
+// rgb returns the pixels of an image [H, W, 3], of a video [F, H, W, 3].
+func rgb(s *sample) (pixels []byte, shape []int, err error) {
+	data, size := s.image, media.ImageSize(s.Height, s.Width)
+	if s.video != nil {
+		data, size.Frames = s.video, int(s.Frames)
+	}
+	m, err := media.Decode(data, size)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, frame := range m.Frames {
+		pixels = appendRGB(pixels, frame)
+	}
+	shape = []int{int(s.Height), int(s.Width), 3}
+	if s.video != nil {
+		shape = append([]int{len(m.Frames)}, shape...)
+	}
+	return pixels, shape, nil
+}
+
+// appendRGB appends the pixels of a frame without its alpha.
+func appendRGB(b []byte, frame *image.NRGBA) []byte {
+	for i := 0; i < len(frame.Pix); i += 4 {
+		b = append(b, frame.Pix[i:i+3]...)
+	}
+	return b
+}
+
+// Close writes the file.
+func (w *tensorFile) Close() error {
+	return safetensors.WriteFile(w.path, w.tensors, map[string]string{"samples": strings.Join(w.records, "\n")})
+}

@@ -1,3 +1,0 @@
-package replay
-
-var SleepUntil = sleepUntil // for tests
