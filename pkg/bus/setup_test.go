@@ -208,8 +208,8 @@ func testLostPolicies(t *testing.T, e *env) {
 		t.Fatal(err)
 	}
 	for name, spoil := range map[string]func() error{
-		"removed": func() error { return kv.Delete(ctx, "tiny") },
-		"garbage": func() error { _, err := kv.Put(ctx, "tiny", []byte("garbage")); return err },
+		"removed": func() error { return kv.Delete(ctx, "tiny.main") },
+		"garbage": func() error { _, err := kv.Put(ctx, "tiny.main", []byte("garbage")); return err },
 	} {
 		if err := spoil(); err != nil {
 			t.Fatal(name, err)

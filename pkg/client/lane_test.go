@@ -91,7 +91,7 @@ func TestPolicy_Lease(t *testing.T) {
 	if history, err := p.PolicyHistory(t.Context(), "one"); err != nil || len(history) != 2 || history[1].Epoch != 1 {
 		t.Errorf("history %v, %v; want each version once", history, err)
 	}
-	lease := schemas.BucketSubject(schemas.LeaseBucket, "one")
+	lease := schemas.BucketSubject(schemas.LeaseBucket, schemas.PolicyKey("one", schemas.TenantMain))
 	p.Forge(t, lease, []byte(`{"holder": "a of run x", "since": 1, "mark": "m"}`))
 	back, err := c.PushPolicy(t.Context(), nil, client.Push{})
 	if refused, ok := errors.AsType[*client.RefusedError](err); !ok || !strings.Contains(refused.Error(), `lane "one": a of run x trains it`) {

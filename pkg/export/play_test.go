@@ -146,7 +146,7 @@ func TestPlayMessage(t *testing.T) {
 		"Nats-Subject[mdr.v1.trajectory.r.u.0.main] Nats-Time-Stamp[2026-05-04T03:02:01.000000009Z]"; got != want {
 		t.Errorf("headers %s, want %s", got, want)
 	}
-	if subject != "replay.night.trajectory.r.u.0" {
+	if subject != "replay.night.trajectory.r.u.0.main" {
 		t.Errorf("on %s", subject)
 	}
 	for _, prefix := range []string{"", "mdr", "mdr.v1", "replays", "replay.", "replay.*", "replay.>", "$JS.replay", "replay.a b"} {
