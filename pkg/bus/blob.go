@@ -31,7 +31,6 @@ const (
 	blobAtOnce = 4 << 20
 )
 
-// blobSweepTimes is the state of this process about the object store.
 type blobSweepTimes struct {
 	mu sync.Mutex
 	// unfinished is when this process last looked for chunks of blobs that were never finished.
@@ -129,8 +128,6 @@ func (b *Bus) storeBlob(ctx context.Context, ref schemas.Ref, sum [32]byte, data
 		nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}, entry)
 }
 
-// checkBlobSpace returns ErrStreamFull when size bytes do not fit into the object store, before PutBlob writes any of
-// them.
 func (b *Bus) checkBlobSpace(ctx context.Context, size int) error {
 	info, err := b.StreamInfo(ctx, schemas.StreamBlobBucket)
 	if err != nil {
@@ -159,8 +156,6 @@ func (b *Bus) touchBlob(ctx context.Context, info *jetstream.ObjectInfo, ref sch
 	return err == nil
 }
 
-// removeChunks removes the chunks of an object that was not finished or was replaced. A failure is only logged: a later
-// sweep removes them.
 func (b *Bus) removeChunks(ctx context.Context, bucket, nuid string) {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
 	defer stop()
@@ -173,10 +168,8 @@ func (b *Bus) removeChunks(ctx context.Context, bucket, nuid string) {
 	}
 }
 
-// chunksOf returns the subject of an object's chunks.
 func chunksOf(bucket, nuid string) string { return "$O." + bucket + ".C." + nuid }
 
-// objectDigest is how the object store writes a sha-256.
 func objectDigest(sum [32]byte) string {
 	return "SHA-256=" + base64.URLEncoding.EncodeToString(sum[:])
 }

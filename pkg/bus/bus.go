@@ -193,14 +193,11 @@ func retryable(err error) bool {
 	return !strings.Contains(s, "invalid URL") && !strings.Contains(s, "parse ") && !strings.Contains(s, "nkeys: ")
 }
 
-// unreachable reports whether no server listens at the address.
 func unreachable(err error) bool {
 	dial, ok := errors.AsType[*net.OpError](err)
 	return errors.Is(err, nats.ErrNoServers) || ok && dial.Op == "dial"
 }
 
-// options returns the client library's options for cfg, with callbacks that note when the connection is lost, log,
-// and count.
 func (b *Bus) options(cfg Config) []nats.Option {
 	var lost limiter
 	opts := []nats.Option{
@@ -391,7 +388,6 @@ func (b *Bus) mayAnswerLater(err error) bool {
 	return false
 }
 
-// pause waits for d and returns nil. When ctx ends first, it returns the error of ctx.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -404,7 +400,6 @@ func pause(ctx context.Context, d time.Duration) error {
 // limiter lets one log line through every 10 s: an outage must not fill the log.
 type limiter struct{ last atomic.Int64 }
 
-// allow reports whether a line may be logged now, and notes the time if so.
 func (l *limiter) allow() bool {
 	now, last := time.Now().UnixNano(), l.last.Load()
 	return now-last > int64(10*time.Second) && l.last.CompareAndSwap(last, now)

@@ -85,7 +85,6 @@ type ConsumerConfig struct {
 	Look time.Duration
 }
 
-// withDefaults returns the settings of a consumer with their defaults filled in, or all their faults, joined.
 func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	var errs []error
 	if c.Stream == "" {
@@ -131,7 +130,6 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	return c, nil
 }
 
-// orDefault sets v to d when v is zero.
 func orDefault[T comparable](v *T, d T) {
 	var zero T
 	if *v == zero {
@@ -145,7 +143,6 @@ func serviceOf(durable string) string {
 	return stage
 }
 
-// natsConfig returns the settings of a consumer in the form of the client library.
 func (c ConsumerConfig) natsConfig() jetstream.ConsumerConfig {
 	n := jetstream.ConsumerConfig{
 		Durable: c.Name, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,
@@ -194,7 +191,6 @@ func (c ConsumerConfig) backoff(failures int) time.Duration {
 	return time.Duration(float64(c.doubledDelay(failures)) * (0.8 + 0.4*rand.Float64()))
 }
 
-// doubledDelay is backoff without the variation.
 func (c ConsumerConfig) doubledDelay(failures int) time.Duration {
 	d := maxRetryDelay
 	if failures > 0 && failures <= 16 {

@@ -10,7 +10,6 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// maxNamed is how many runs or uids an error lists.
 const maxNamed = 12
 
 // Controllable returns nil when the run, group or sample that a control names exists; clients and intake ask before
@@ -77,14 +76,12 @@ func (b *Bus) noSuchRun(ctx context.Context, run schemas.Run) error {
 	return notThere("run: %s; must be one of the %d there are: %s", run, len(runs), listNames(runs))
 }
 
-// notThereError is an ErrNotFound with a text of its own.
 type notThereError struct{ error }
 
 func (notThereError) Is(target error) bool { return target == ErrNotFound }
 
 func notThere(format string, args ...any) error { return notThereError{fmt.Errorf(format, args...)} }
 
-// listNames sorts names and joins them, at most maxNamed of them.
 func listNames(names []string) string {
 	slices.Sort(names)
 	if len(names) > maxNamed {

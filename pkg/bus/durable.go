@@ -58,7 +58,6 @@ func (d *durable) createOrUpdate(ctx context.Context) error {
 	return nil
 }
 
-// tryCreateOrUpdate is one try of createOrUpdate. The caller holds the lock.
 func (d *durable) tryCreateOrUpdate(ctx context.Context) error {
 	js, want := d.bus.js, d.config.natsConfig()
 	have, err := js.Consumer(ctx, d.config.Stream, d.config.Name)
@@ -107,7 +106,6 @@ func (d *durable) recreate(ctx context.Context, want jetstream.ConsumerConfig, m
 	return d.noteCreated(d.bus.js.CreateOrUpdateConsumer(ctx, d.config.Stream, want))
 }
 
-// noteCreated notes the creation time and the floor of a consumer that was just created or updated; it returns err.
 func (d *durable) noteCreated(c jetstream.Consumer, err error) error {
 	if err == nil {
 		d.made, d.floor = c.CachedInfo().Created, c.CachedInfo().AckFloor.Stream
@@ -115,8 +113,6 @@ func (d *durable) noteCreated(c jetstream.Consumer, err error) error {
 	return err
 }
 
-// reportChange reports that the durable was changed: in the log, and in Bus.Changed until a check finds it as it
-// should be.
 func (d *durable) reportChange(what string) {
 	const way = "it is created again, and what it passed over comes again"
 	name, stream := d.config.Name, d.config.Stream
@@ -127,7 +123,6 @@ func (d *durable) reportChange(what string) {
 
 func (d *durable) key() string { return d.config.Stream + "." + d.config.Name }
 
-// checkRegularly checks the durable every Look, and repairs it, until ctx ends.
 func (d *durable) checkRegularly(ctx context.Context) {
 	defer d.bus.changed.setChanged(d.key(), nil)
 	for pause(ctx, d.config.Look) == nil {
@@ -182,13 +177,11 @@ func configFields(c jetstream.ConsumerConfig) map[string]string {
 	return out
 }
 
-// changedDurables has the durables that others have changed, with what was changed.
 type changedDurables struct {
 	mu sync.Mutex
 	by map[string]error
 }
 
-// setChanged notes that a durable is not as it should be; nil: it is.
 func (c *changedDurables) setChanged(key string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -60,7 +60,6 @@ func (f *ConsumerFloor) Matches(filter string) bool {
 		func(own string) bool { return schemas.Overlap(own, filter) })
 }
 
-// filtersOf returns the filters of a consumer, in whichever of the two fields they are.
 func filtersOf(c jetstream.ConsumerConfig) []string {
 	if c.FilterSubject != "" {
 		return []string{c.FilterSubject}

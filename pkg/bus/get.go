@@ -34,7 +34,6 @@ const (
 	statusNoResponders = "503"
 )
 
-// directRequest is the body of a direct get.
 type directRequest struct {
 	Seq       uint64   `json:"seq,omitempty"`
 	LastFor   string   `json:"last_by_subj,omitempty"`
@@ -128,8 +127,6 @@ func (b *Bus) getMessage(ctx context.Context, stream, subject string, req direct
 	return nil, err
 }
 
-// directError returns the error in the server's answer to a direct get: ErrNotFound, no server, or another; nil for a
-// message.
 func directError(stream string, m *nats.Msg) error {
 	switch status := m.Header.Get(headerStatus); {
 	case status == "" || m.Header.Get(jetstream.StreamHeader) != "":
@@ -307,7 +304,6 @@ func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]u
 	return state.Subjects, nil
 }
 
-// streamState returns the state of a stream, with the subjects that match filter.
 func (b *Bus) streamState(ctx context.Context, stream, filter string) (jetstream.StreamState, error) {
 	var info *jetstream.StreamInfo
 	err := b.retryWhileAway(ctx, func(ctx context.Context) error {
@@ -469,7 +465,6 @@ func (b *Bus) Stats(ctx context.Context) (out []StreamStats, err error) {
 	return out, err
 }
 
-// allStats is one try of Stats: the state of all streams with their consumers.
 func (b *Bus) allStats(ctx context.Context) ([]StreamStats, error) {
 	var out []StreamStats
 	for _, k := range allStores() {
@@ -485,7 +480,6 @@ func (b *Bus) allStats(ctx context.Context) ([]StreamStats, error) {
 	return out, nil
 }
 
-// addConsumers adds the durables of a stream to its stats.
 func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.Stream) error {
 	consumers, err := b.consumersOf(ctx, s)
 	if err != nil {

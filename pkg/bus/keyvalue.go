@@ -11,10 +11,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// maxRunSpec bounds the spec of a run.
 const maxRunSpec = 512 << 10
 
-// bucket opens a bucket.
 func (b *Bus) bucket(ctx context.Context, name string) (jetstream.KeyValue, error) {
 	kv, err := b.js.KeyValue(ctx, name)
 	if err != nil {
@@ -28,24 +26,6 @@ func isLostUpdate(err error) bool {
 	api, _ := errors.AsType[*jetstream.APIError](err)
 	return errors.Is(err, jetstream.ErrKeyExists) ||
 		api != nil && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence
-}
-
-// followEntries calls each with the newest entry of every key of a bucket that the subject matches, and with each
-// later entry, until ctx ends or the bus is closed. stream is the one behind the bucket. After an error it reads
-// again.
-func (b *Bus) followEntries(ctx context.Context, stream, subject string, each func(*Message)) {
-	for ctx.Err() == nil && !b.nc.IsClosed() {
-		for m, err := range b.Read(ctx, stream, []string{subject}, ReadOptions{Live: true, lastPerSubject: true}) {
-			if err != nil {
-				if b.waitLog.allow() {
-					b.log.Warn().Err(err).Str("subject", subject).Msg("entries not followed, trying again")
-				}
-				break
-			}
-			each(m)
-		}
-		_ = pause(ctx, rebindPause)
-	}
 }
 
 // CreateRun stores the spec of a run, what it was started with, if there is none. It returns the stored spec, and
@@ -68,22 +48,51 @@ func (b *Bus) CreateRun(ctx context.Context, run schemas.Run, spec []byte) (stor
 	return stored, false, err
 }
 
-// createKey stores the value of a key of a bucket if there is none, and reports whether it did.
 func (b *Bus) createKey(ctx context.Context, bucket, key string, value []byte) (created bool, err error) {
-	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
-		kv, err := b.bucket(ctx, bucket)
-		if err == nil {
-			_, err = kv.Create(ctx, key, value)
+	err = b.updateKey(ctx, bucket, key, func(_ context.Context, old []byte) ([]byte, error) {
+		if created = old == nil; created {
+			return value, nil
 		}
-		return err
+		return nil, nil
 	})
-	if errors.Is(err, jetstream.ErrKeyExists) {
-		return false, nil
-	}
-	return err == nil, err
+	return created && err == nil, err
 }
 
-// getKey returns the value of a key of a bucket, or ErrNotFound.
+// updateKey stores what next makes of the value of a key, which is nil where there is none; next returns nil to leave
+// it. When another writer is first, next is called again.
+func (b *Bus) updateKey(
+	ctx context.Context, bucket, key string, next func(ctx context.Context, old []byte) ([]byte, error),
+) error {
+	for {
+		err := b.retryWhileAway(ctx, func(ctx context.Context) error {
+			kv, err := b.bucket(ctx, bucket)
+			if err != nil {
+				return err
+			}
+			var old []byte
+			e, err := kv.Get(ctx, key)
+			switch {
+			case err == nil:
+				old = append([]byte{}, e.Value()...)
+			case !errors.Is(err, jetstream.ErrKeyNotFound):
+				return err
+			}
+			value, err := next(ctx, old)
+			switch {
+			case err != nil || value == nil:
+			case old == nil:
+				_, err = kv.Create(ctx, key, value)
+			default:
+				_, err = kv.Update(ctx, key, value, e.Revision())
+			}
+			return err
+		})
+		if !isLostUpdate(err) {
+			return err
+		}
+	}
+}
+
 func (b *Bus) getKey(ctx context.Context, bucket, key string) ([]byte, error) {
 	m, err := b.Last(ctx, "KV_"+bucket, schemas.BucketSubject(bucket, key))
 	if err == nil && m.Header.Get(headerKVOperation) != "" { // the marker of a removed key
@@ -95,7 +104,6 @@ func (b *Bus) getKey(ctx context.Context, bucket, key string) ([]byte, error) {
 	return m.Data, nil
 }
 
-// sealKey is the one key of schemas.SealBucket, sealKeyBytes the size of its value.
 const (
 	// sealKey is the only key of schemas.SealBucket; its value has sealKeyBytes bytes.
 	sealKey      = "steps"

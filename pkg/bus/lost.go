@@ -24,7 +24,6 @@ type Lost struct {
 	Samples []int64
 }
 
-// recordsAtOnce is how many records of groups are asked for at once.
 const recordsAtOnce = 256
 
 // AsksForSamples reports whether intake asks samplers for the samples of the group: its prompt was accepted, and it is
@@ -152,12 +151,10 @@ func (b *Bus) madeOf(ctx context.Context, groups []Lost) (map[schemas.Making]boo
 	return made, nil
 }
 
-// sample names a sample of the group.
 func (g OpenGroup) sample(index int64) schemas.Making {
 	return schemas.Making{Run: g.Run, UID: g.UID, SampleIndex: index}
 }
 
-// samplesWithout returns the samples of a group that are not among those given.
 func samplesWithout(have map[schemas.Making]bool, g OpenGroup) (out []int64) {
 	if have[g.sample(-1)] {
 		return nil
@@ -170,7 +167,6 @@ func samplesWithout(have map[schemas.Making]bool, g OpenGroup) (out []int64) {
 	return out
 }
 
-// noteSamples adds the samples that subjects name.
 func noteSamples(to map[schemas.Making]bool, subjects map[string]uint64) {
 	for subject := range subjects {
 		a, _ := schemas.ParseSubject(subject)

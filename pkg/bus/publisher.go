@@ -167,7 +167,6 @@ func (p *Publisher) PublishStep(ctx context.Context, e schemas.StepEvent, sums *
 	return p.start(ctx, f)
 }
 
-// encodeStepFuture is encodeFuture for a step; the future also gets the payload digest.
 func encodeStepFuture(ctx context.Context, e schemas.StepEvent, sums *schemas.TensorSums) (*Future, error) {
 	var digest string
 	f, err := encodeFuture(ctx, e, oneWriter, func(dst []byte, _ schemas.Event) (data []byte, err error) {
@@ -180,7 +179,6 @@ func encodeStepFuture(ctx context.Context, e schemas.StepEvent, sums *schemas.Te
 	return f, err
 }
 
-// oneWriter displaces any other payload on the subject.
 var oneWriter = publishOptions{check: func(*Message) (fault, err error) { return errOther, nil }}
 
 // publishParts sends the parts of a large step, and in the background the step itself once all parts are stored. When
@@ -227,7 +225,6 @@ func (p *Publisher) publishParts(
 	return f, nil
 }
 
-// start waits for space in the window and sends the message.
 func (p *Publisher) start(ctx context.Context, f *Future) (*Future, error) {
 	if err := p.waitForWindow(ctx, f); err != nil {
 		return nil, err
@@ -285,7 +282,6 @@ func (p *Publisher) send(f *Future) {
 	}
 }
 
-// removeWaiting removes a message that waits for its ack, and returns it; nil when another caller has removed it.
 func (p *Publisher) removeWaiting(id uint64) *Future {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -345,7 +341,6 @@ func (p *Publisher) retryConfirmed(f *Future) {
 	}
 }
 
-// runRetries publishes messages of the retry channel on the confirmed path until ctx ends, in the background.
 func (p *Publisher) runRetries(ctx context.Context) {
 	for {
 		select {
@@ -358,8 +353,6 @@ func (p *Publisher) runRetries(ctx context.Context) {
 	}
 }
 
-// publishConfirmed publishes one message until it is stored, or a duplicate of it is. Its errors are those of
-// Publish.
 func (p *Publisher) publishConfirmed(ctx context.Context, f *Future) (Ack, error) {
 	ack, err := p.b.publish(ctx, f.msg, f.o)
 	if err != nil {
@@ -405,7 +398,6 @@ func (p *Publisher) resendLate() {
 	}
 }
 
-// setOutcome gives a future its outcome, and frees its memory and its space in the window.
 func (p *Publisher) setOutcome(f *Future, ack Ack, err error) {
 	f.ack, f.err = ack, err
 	if f.lent != nil && cap(*f.lent) <= maxLent {

@@ -98,8 +98,6 @@ func (b *Bus) NewStepSpace(
 	return r
 }
 
-// presence returns the sampler's entry of presence with what it holds and waits for, and notes that it is being
-// stored.
 func (r *StepSpace) presence() *schemas.Presence {
 	p := r.base()
 	r.mu.Lock()
@@ -161,7 +159,6 @@ func (r *StepSpace) Run(ctx context.Context) error {
 	}
 }
 
-// logWaiting logs, now and then, that samples wait for space in the stream of steps.
 func (r *StepSpace) logWaiting() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -473,7 +470,6 @@ func (r *StepSpace) takeGrantable(free int64, spare bool) (granted []*Reservatio
 	return granted
 }
 
-// putBack puts granted samples back to the front of the queue when they could not be announced.
 func (r *StepSpace) putBack(granted []*Reservation) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

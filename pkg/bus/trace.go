@@ -65,7 +65,6 @@ func TraceOf(h nats.Header) (t Trace) {
 	return t
 }
 
-// within joins the values of a header to one list of at most so many bytes.
 func within(values []string, most int) string {
 	list := strings.Join(values, ",")
 	for len(list) > most {

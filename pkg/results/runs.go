@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -23,7 +23,7 @@ type StoredRun struct {
 	Open    int    `json:"open_groups"`
 	Samples int    `json:"samples"`
 	// Outcomes counts the groups by what became of them.
-	Outcomes view.Groups `json:"outcomes"`
+	Outcomes outcomes.Groups `json:"outcomes"`
 	// Counted groups have advantages.
 	Counted int64 `json:"counted"`
 	// OpenBatches have groups and no result.
@@ -56,7 +56,7 @@ func (s storedRuns) of(run schemas.Run) *StoredRun {
 	r := s[run]
 	if r == nil {
 		r = &StoredRun{
-			Run: run, Streams: map[string]uint64{}, Outcomes: view.Groups{}, accepted: map[schemas.UID]bool{},
+			Run: run, Streams: map[string]uint64{}, Outcomes: outcomes.Groups{}, accepted: map[schemas.UID]bool{},
 			batches: map[string]bool{},
 		}
 		s[run] = r
@@ -175,17 +175,17 @@ func (s storedRuns) decide(ctx context.Context, b *bus.Bus, run schemas.Run) err
 
 // decide says what became of the run; answered says that intake has answered all prompts.
 func (r *StoredRun) decide(answered bool) {
-	c := view.Counts{Groups: r.Outcomes, Refused: int64(r.Refused), Control: r.control}
+	c := outcomes.Counts{Groups: r.Outcomes, Refused: int64(r.Refused), Control: r.control}
 	for _, closed := range r.accepted {
 		if !closed {
 			r.Open++
 		}
 	}
 	if r.Open > 0 {
-		r.Outcomes[view.Open] = int64(r.Open)
+		r.Outcomes[outcomes.Open] = int64(r.Open)
 	}
 	for outcome, n := range r.Outcomes {
-		if view.HasAdvantages(outcome) {
+		if outcomes.HasAdvantages(outcome) {
 			r.Counted += n
 		}
 	}

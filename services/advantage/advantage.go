@@ -102,7 +102,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	for p := range schemas.RewardPartitions {
 		g.Go(func() error {
 			w := &worker{
-				cfg: cfg, bus: b, publisher: publisher, metrics: instruments, controls: controls,
+				cfg: cfg, bus: b, publisher: publisher, metrics: instruments, controls: controls, controlsChanged: controls.Changed(),
 				log:    log.With().Int("partition", p).Logger(),
 				groups: map[string]*group{}, batches: map[string]*batch{}, records: map[string]*bus.Message{},
 			}
@@ -128,9 +128,9 @@ type worker struct {
 	publisher *bus.Publisher
 	log       zerolog.Logger
 	metrics   *instruments
-	// controls are what operators asked of runs; the open groups know the first appliedControls.
+	// controls are what operators asked of runs; controlsChanged is closed when open groups do not know the newest.
 	controls        *bus.Controls
-	appliedControls int
+	controlsChanged <-chan struct{}
 	// deliveries counts what the partition's consumer does.
 	deliveries   instrument.Deliveries
 	sub          *bus.Subscription
@@ -486,11 +486,13 @@ func (w *worker) setResult(ctx context.Context, g *group, a *schemas.Advantage) 
 // as soon as everything that was stored before the deadline has been received. What fails is tried again at the next
 // sweep.
 func (w *worker) sweep(ctx context.Context) {
-	if n := w.controls.Changes(); n != w.appliedControls {
-		w.appliedControls = n
+	select {
+	case <-w.controlsChanged:
+		w.controlsChanged = w.controls.Changed() // before they are read
 		for _, g := range w.groups {
 			w.applyControl(g)
 		}
+	default:
 	}
 	now := time.Now()
 	overdue := false

@@ -53,7 +53,7 @@ func (s *service) attemptOnce(
 	r := s.newRecorder(req, a.engine.Backend(), with.Policy)
 	a.recorder = r
 	defer r.Close()
-	episode, err := s.startEpisode(work, a.engine, req, r)
+	episode, err := s.startEpisode(work, c, a.engine, req, r)
 	if err != nil {
 		return nil, err
 	}

@@ -17,7 +17,7 @@ import (
 // (from noise, from given states or data, or from a parent's state). errParentPending says that the parent is not
 // made yet; terminal errors are faults of the request.
 func (s *service) startEpisode(
-	ctx context.Context, e engine.Engine, req *schemas.Request, r *recorder.Recorder,
+	ctx context.Context, c *worker, e engine.Engine, req *schemas.Request, r *recorder.Recorder,
 ) (engine.Episode, error) {
 	var parent *schemas.Tensor
 	if start := req.Start; start != nil && start.Branch != nil {
@@ -46,7 +46,7 @@ func (s *service) startEpisode(
 	defer s.unlockStates()
 	var states *schemas.Tensor
 	if data := req.Start.Data; data != nil {
-		states, err = s.loadData(ctx, e, req)
+		states, err = s.loadData(ctx, c.can.Encoder, req)
 	} else {
 		states, err = s.loadStates(ctx, req)
 	}
@@ -137,9 +137,8 @@ func (s *service) parentError(ctx context.Context, req *schemas.Request) error {
 
 // loadData loads the latents or image that a request adds noise to, as states [n, S, C] or [1, S, C]. Faults of the
 // request, such as a missing blob or an image of another size, are terminal errors.
-func (s *service) loadData(ctx context.Context, e engine.Engine, req *schemas.Request) (*schemas.Tensor, error) {
-	m, ok := e.(images.Encoder)
-	if !ok {
+func (s *service) loadData(ctx context.Context, m engine.Encoder, req *schemas.Request) (*schemas.Tensor, error) {
+	if m == nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, errors.New("start.data: given; the model encodes no images"))
 	}
 	states, err := images.LoadData(ctx, s.bus, m, req.Start.Data, sampling.SizeOf(&req.Sampling))

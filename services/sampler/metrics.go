@@ -156,11 +156,11 @@ func (i *instruments) registerDevices(opened *models.Devices) (stop func()) {
 }
 
 // registerServers registers how many servers draw the samples of a network, by whether they can be used, until stop is
-// called. Of a network that computes here there are none.
-func (i *instruments) registerServers(n engine.Network) (stop func()) {
+// called. nil: there are none.
+func (i *instruments) registerServers(of engine.Servers) (stop func()) {
 	count := func() (used, all int) { return 0, 0 }
-	if e, ok := n.(engine.Served); ok {
-		count = e.Servers
+	if of != nil {
+		count = func() (used, all int) { return of.Used(), of.Size() }
 	}
 	servers := func(state string, read func() int) func() {
 		return i.set.GaugeOf("engine_servers", "servers of the engine, by whether they can be used: used or away",

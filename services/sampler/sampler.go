@@ -58,8 +58,9 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if err != nil {
 		return err
 	}
-	if n, ok := opened.All[0].Network.(engine.Concurrent); ok {
-		cfg.Batch, cfg.Workers = n.Concurrency(), 1 // one goroutine reads what the server sends
+	can := opened.All[0].Network.Abilities()
+	if can.Concurrency > 0 {
+		cfg.Batch, cfg.Workers = can.Concurrency, 1 // one goroutine reads what the server sends
 	}
 	if cfg.Workers == 0 {
 		cfg.Workers = opened.Workers()
@@ -67,20 +68,12 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if cfg.Workers < len(opened.All) {
 		err = fmt.Errorf("workers: %d; must be at least %d, one for each of %s", cfg.Workers, len(opened.All),
 			opened.IDs())
-	} else if err = checkNetwork(opened.All[0].Network); err != nil {
-		err = fmt.Errorf("model %q: %w", opened.All[0].Network.Name(), err)
+	} else if can.Fault != nil {
+		err = fmt.Errorf("model %q: %w", opened.All[0].Network.Name(), can.Fault)
 	} else {
 		err = serve(ctx, cfg, opened, b, log)
 	}
 	return errors.Join(err, opened.Close())
-}
-
-// checkNetwork says why no request can be made for a network; nil: requests can.
-func checkNetwork(n engine.Network) error {
-	if c, ok := n.(interface{ Check() error }); ok {
-		return c.Check()
-	}
-	return nil
 }
 
 // serve announces an open model, and serves its lane with opened's devices until ctx ends. An error is of the server,
@@ -107,14 +100,12 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	}
 	s.cfg.Instance = cmp.Or(cfg.Instance, s.defaultInstance())
 	for i, p := range opened.All {
-		w := &worker{id: p.ID, index: i, queue: newQueue[*attempt]()}
-		if n, ok := p.Network.(interface{ Away() error }); ok {
-			w.away = n.Away
-		}
-		s.workers = append(s.workers, w)
+		s.workers = append(s.workers,
+			&worker{id: p.ID, index: i, can: p.Network.Abilities(), queue: newQueue[*attempt]()})
 	}
+	can := s.workers[0].can
 	defer metrics.registerDevices(opened)()
-	defer metrics.registerServers(network)()
+	defer metrics.registerServers(can.Servers)()
 	logUnused(log, opened)
 	key, err := weights.RetryLate(log.WithContext(ctx), b.SealKey)
 	if err != nil {
@@ -144,17 +135,15 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		cfg.Note(s.otherBase.lines)
 		cfg.Note(s.versions.Notes)
 	}
-	if e, ok := network.(engine.Watched); ok {
+	if can.Servers != nil {
 		watching, stop := context.WithCancel(ctx)
 		var watch sync.WaitGroup
-		watch.Go(func() { e.Watch(watching, log) })
+		watch.Go(func() { can.Servers.Watch(watching) })
 		defer watch.Wait()
 		defer stop()
 	}
-	if n, ok := network.(interface{ Notes() []string }); ok {
-		for _, note := range n.Notes() {
-			log.Warn().Str("model", network.Name()).Msg(note)
-		}
+	for _, note := range can.Notes {
+		log.Warn().Str("model", network.Name()).Msg(note)
 	}
 	log.Info().Str("model", network.Name()).Str("lane", string(cfg.Lane)).Int64("policy_version",
 		s.versions.Newest().Version()).Str("device", opened.IDs()).Str("backend", network.Backend()).Int("batch",

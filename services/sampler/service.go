@@ -46,11 +46,11 @@ type service struct {
 // worker is a device and its queue. One or more schedulers run the attempts of the queue.
 type worker struct {
 	id    string
-	index int // of the device: in weights.Loaded.Engines
+	index int              // of the device: in weights.Loaded.Engines
+	can   engine.Abilities // of the checkpoint on it
 	queue *queue[*attempt]
 	load  atomic.Int64 // attempts that were given to it
 	lost  atomic.Bool  // its device computes no more
-	away  func() error // why another process, which computes, cannot be reached now; nil: none does
 }
 
 // attempt is one try at one sample. The handler makes and finishes it; while it is queued or active the scheduler owns

@@ -33,10 +33,13 @@ func (s *service) chooseWorker() (*worker, func(), error) {
 
 // why says why a worker cannot make samples now; nil: it can.
 func (c *worker) why() error {
-	if c.away == nil {
-		return nil
+	switch {
+	case c.can.Away != nil:
+		return c.can.Away()
+	case c.can.Servers != nil:
+		return engine.Away(c.can.Servers)
 	}
-	return c.away()
+	return nil
 }
 
 // engineOf returns the engine of a worker for weights. An error says that its device was lost before they were loaded.

@@ -1,14 +1,12 @@
 // Package engine says what a sampler needs of whatever makes its samples. A Network is an open model. Its Engine makes
 // rollouts, each of which is an Episode: the scheduler steps many episodes in one call. A Change is what a policy
-// changes in the checkpoint. Optional abilities are interfaces of their own (Changeable, Switcher, Talker ...), which
-// the sampler looks for. There is one package for each kind of sample: images and texts.
+// changes in the checkpoint. What only some networks can is in their Abilities; what only some episodes can are
+// interfaces of their own (Switcher, Talker, Texter). There is one package for each kind of sample: images and texts.
 package engine
 
 import (
 	"context"
 	"errors"
-
-	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/pkg/models/media"
@@ -33,6 +31,8 @@ type Network interface {
 	With(ctx context.Context, c Change) (Network, error)
 	// Canary returns what the weights give for a fixed input; nil where a server has weights that never change.
 	Canary(ctx context.Context) (*schemas.Canary, error)
+	// Abilities say what the network can besides.
+	Abilities() Abilities
 	// Close closes the model.
 	Close() error
 }
@@ -45,33 +45,34 @@ type Options struct {
 	SharePrefixes bool
 }
 
-// Changeable is a network that policies can change.
-type Changeable interface {
-	// Modules lists what adapters can change, Tensors what full weights replace; nil: the model accepts none.
-	Modules() lora.Table
-	Tensors() lora.Shapes
+// Abilities are what some networks can. What is not set, a network cannot.
+type Abilities struct {
+	// Modules lists what adapters can change, Tensors what full weights replace.
+	Modules lora.Table
+	Tensors lora.Shapes
+	// Servers draw the samples.
+	Servers Servers
+	// Concurrency is how many samples servers draw beside each other at most; 0: the sampler computes batches.
+	Concurrency int
+	// Away says why another process, which computes or draws, cannot be reached now.
+	Away func() error
+	// Notes are settings of the model's folder that are not followed, for people.
+	Notes []string
+	// Fault says why no request can be made for the model.
+	Fault error
+	// Describe adds to a trajectory what is known of it before any step ran.
+	Describe func(t *schemas.Trajectory)
+	// StateShape is [S, C] of the states of a request's samples, which may go on from a stored one; nil where they
+	// cannot.
+	StateShape func(r *schemas.Request) ([]int64, error)
+	// Encoder encodes the images that samples begin with.
+	Encoder Encoder
 }
 
-// Watched is a network whose samples another process draws; Health makes it one.
-type Watched interface {
-	// Watch keeps track of whether it can be reached, until ctx ends.
-	Watch(ctx context.Context, log zerolog.Logger)
-}
-
-// Served is a network whose samples servers draw: Servers returns how many can be used now, of all.
-type Served interface{ Servers() (used, all int) }
-
-// Concurrent is a network whose server makes samples beside each other: as many are in flight at most.
-type Concurrent interface{ Concurrency() int }
-
-// Describer is a network that adds to each trajectory what is known before any step ran.
-type Describer interface{ Describe(t *schemas.Trajectory) }
-
-// Resumable is a network whose samples may go on from a stored state. A network that cannot do so must not have the
-// method: one that inherits from images.Network embeds the interface Network, not *images.Network.
-type Resumable interface {
-	// StateShape is [S, C] of the states of a request's samples; nil where they cannot go on.
-	StateShape(r *schemas.Request) ([]int64, error)
+// Encoder is a model that encodes images.
+type Encoder interface {
+	Card() model.Card
+	EncodeMedia(ctx context.Context, m media.Media) ([]float32, error)
 }
 
 // ErrAway says that the server that draws the samples cannot be reached. The request is put back.

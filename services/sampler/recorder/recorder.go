@@ -232,8 +232,8 @@ func (r *Recorder) trajectory() *schemas.Trajectory {
 	}
 	if q.Text != nil {
 		t.Text = &schemas.TextResult{Settings: *q.Text}
-	} else if n, ok := r.store.Network.(engine.Describer); ok {
-		n.Describe(t)
+	} else if describe := r.store.Network.Abilities().Describe; describe != nil {
+		describe(t)
 	}
 	if q.GuidedSteps() > 0 {
 		t.CFGScales = q.StepScales()

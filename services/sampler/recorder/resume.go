@@ -15,7 +15,6 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
 const (
@@ -117,11 +116,11 @@ type stepSearch struct {
 // startSearch lists the stored steps of the sample, for Resume; nil if there are none. An error is of the server.
 func (r *Recorder) startSearch(ctx context.Context) (*stepSearch, error) {
 	q := r.req
-	network, ok := r.store.Network.(engine.Resumable)
-	if !ok {
+	shapeOf := r.store.Network.Abilities().StateShape
+	if shapeOf == nil {
 		return nil, nil
 	}
-	shape, err := network.StateShape(q)
+	shape, err := shapeOf(q)
 	if err != nil || shape == nil {
 		return nil, err // Engine.Start reports the same fault
 	}

@@ -143,11 +143,8 @@ func (v *Versions) ownPolicy(ctx context.Context) (*schemas.Policy, error) {
 	if makes, _ := p.Makes(v.options.Own.BaseDigest); !makes {
 		return nil, &OtherCheckpointError{Model: v.options.Own.Model, Has: p.BaseDigest, Want: v.options.Own.BaseDigest}
 	}
-	var modules lora.Table
-	var tensors lora.Shapes
-	if m, ok := v.options.Networks[0].(engine.Changeable); ok {
-		modules, tensors = m.Modules(), m.Tensors()
-	}
+	can := v.options.Networks[0].Abilities()
+	modules, tensors := can.Modules, can.Tensors
 	if modules == nil && v.options.Own.Adapter != "" {
 		return nil, fmt.Errorf("adapter: %q; the model %s takes none", v.options.Own.Adapter, p.Model)
 	}

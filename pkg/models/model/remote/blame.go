@@ -140,7 +140,6 @@ func (l *link) blame(work work, call string, why error) error {
 func (l *link) answered(work work) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.losses = 0
 	if len(l.blamed) == 0 {
 		return
 	}

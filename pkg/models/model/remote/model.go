@@ -103,7 +103,7 @@ func open(dir string, cfg Config) (*safetensors.Folder, error) {
 
 // connect waits for the worker and asks it for card and modules.
 func connect(ctx context.Context, l *link, folder *safetensors.Folder, dir string) (*Model, error) {
-	p, err := l.reach(ctx)
+	p, err := l.open(ctx)
 	if err != nil {
 		return nil, explain(err)
 	}
@@ -176,7 +176,7 @@ func Inspect(ctx context.Context, dir string, cfg Config) (_ *model.Info, err er
 	var waits atomic.Value // what a caller whose ctx ends did not wait for
 	log := cfg
 	cfg.Log = func(e Event) {
-		if e.Waiting {
+		if e.Waiting && e.Text != "" {
 			waits.Store(e.Text)
 		}
 		log.log(e)
@@ -184,7 +184,11 @@ func Inspect(ctx context.Context, dir string, cfg Config) (_ *model.Info, err er
 	l := newLink(dir, cfg, true)
 	defer l.close(true)
 	var of wire.InspectResult
-	if _, err := l.call(ctx, nil, wire.CallInspect, struct{}{}, nil, &of); err != nil {
+	p, err := l.open(ctx)
+	if err == nil {
+		_, err = l.call(ctx, nil, wire.CallInspect, struct{}{}, nil, &of)
+	}
+	if err != nil {
 		if text, _ := waits.Load().(string); text != "" && ctx.Err() != nil {
 			err = fmt.Errorf("%w: %s", err, text)
 		}
@@ -203,9 +207,7 @@ func Inspect(ctx context.Context, dir string, cfg Config) (_ *model.Info, err er
 		info.Problem(err)
 		return info, nil
 	}
-	l.mu.Lock()
-	h := *l.first
-	l.mu.Unlock()
+	h := &p.hello
 	info.Problem(setPrecision(&info.Card, h.Backend, h.DType, h.State == wire.Loading))
 	info.Problem(info.Card.Validate())
 	in, err := partsOf(folder)

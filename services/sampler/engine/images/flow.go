@@ -34,16 +34,8 @@ func newFlowEngine(m model.Model, workers int) *flowEngine {
 	return e
 }
 
-// Card is the model's.
-func (e *flowEngine) Card() model.Card { return e.card }
-
 // Backend is the model's.
 func (e *flowEngine) Backend() string { return e.card.Backend }
-
-// EncodeMedia is the model's.
-func (e *flowEngine) EncodeMedia(ctx context.Context, m media.Media) ([]float32, error) {
-	return e.model.EncodeMedia(ctx, m)
-}
 
 // flowEpisode is the denoising of one image.
 type flowEpisode struct {

@@ -12,7 +12,6 @@ import (
 	"errors"
 
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/sampling"
@@ -24,11 +23,7 @@ import (
 // Network is an open model of images.
 type Network struct{ Model model.Model }
 
-var (
-	_ engine.Network   = (*Network)(nil)
-	_ engine.Describer = (*Network)(nil)
-	_ engine.Resumable = (*Network)(nil)
-)
+var _ engine.Network = (*Network)(nil)
 
 // PolicyOf returns the policy that a sampler of a model announces, in the lane of the model's name. What is the default
 // is left out, so that a card that names it makes the same lane as one that does not.
@@ -79,7 +74,7 @@ func (n *Network) Digest() string { return n.Model.Card().WeightsDigest }
 // Policy returns PolicyOf the model, with the digest of its checkpoint.
 func (n *Network) Policy() *schemas.Policy {
 	p := PolicyOf(n.Model.Card())
-	p.BaseDigest = engine.BaseDigest(n.Model, p.WeightsDigest)
+	p.BaseDigest, _ = engine.Base(n.Model, p.WeightsDigest)
 	return p
 }
 
@@ -105,15 +100,24 @@ func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, erro
 	return &Network{m}, nil
 }
 
-// Modules lists what adapters can change; nil: the model accepts none.
-func (n *Network) Modules() lora.Table { return engine.Modules(n.Model) }
-
-// Tensors lists what full weights replace; nil: the model accepts none.
-func (n *Network) Tensors() lora.Shapes {
-	if m, ok := n.Model.(model.Adaptable); ok {
-		return m.Tensors()
+// Abilities are those of a model that is computed here, or by a worker.
+func (n *Network) Abilities() engine.Abilities {
+	a := engine.Abilities{
+		Fault: CheckSchedule(n.Model.Card()), Describe: describe(n.Model.Card()), StateShape: n.stateShape,
+		Encoder: n.Model,
 	}
-	return nil
+	if m, ok := n.Model.(model.Adaptable); ok {
+		a.Modules, a.Tensors = m.Modules(), m.Tensors()
+	}
+	if m, ok := n.Model.(interface{ Away() error }); ok {
+		a.Away = m.Away
+	}
+	return a
+}
+
+// describe returns a function that adds to a trajectory the rule of guidance of a model.
+func describe(c model.Card) func(*schemas.Trajectory) {
+	return func(t *schemas.Trajectory) { t.CFGRule = c.CFGRule }
 }
 
 // The fixed input of canaries besides their seed: the negative prompt, which every model takes, a sigma, and an image
@@ -146,22 +150,11 @@ func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 	})
 }
 
-// Away says why the model, which another process computes, cannot be reached now; nil: it can.
-func (n *Network) Away() error {
-	if m, ok := n.Model.(interface{ Away() error }); ok {
-		return m.Away()
-	}
-	return nil
-}
-
 // Close closes the model.
 func (n *Network) Close() error { return n.Model.Close() }
 
-// Describe adds the model's rule of guidance.
-func (n *Network) Describe(t *schemas.Trajectory) { t.CFGRule = n.Model.Card().CFGRule }
-
-// StateShape is [S, C]; nil of scheduled sampling, whose rollouts are short and need the steps before a state.
-func (n *Network) StateShape(r *schemas.Request) ([]int64, error) {
+// stateShape is [S, C]; nil of scheduled sampling, whose rollouts are short and need the steps before a state.
+func (n *Network) stateShape(r *schemas.Request) ([]int64, error) {
 	if r.ScheduledSampling != nil {
 		return nil, nil
 	}
@@ -169,9 +162,6 @@ func (n *Network) StateShape(r *schemas.Request) ([]int64, error) {
 	tokens, err := card.Tokens(sampling.SizeOf(&r.Sampling))
 	return []int64{int64(tokens), int64(card.LatentChannels)}, err
 }
-
-// Check says why no request can be made for the model; nil: requests can.
-func (n *Network) Check() error { return CheckSchedule(n.Model.Card()) }
 
 // CheckSchedule refuses a model by whose schedule no request can be made, neither a rollout nor scheduled sampling;
 // Run checks it before the model is announced.

@@ -21,13 +21,12 @@ import (
 // Served is a language model whose tokens servers draw. The model's folder gives the tokenizer and the chat template.
 // It is Network and Engine. Its draws do not follow schemas/noise.md, and its samples say so.
 type Served struct {
-	*engine.Health // of the servers, which networks with adapters share
-	language       lm.Language
-	pool           *remotelm.Pool
-	config         remotelm.Config
-	adapters       *adapters // nil: the servers' weights never change
-	adapter        string    // the servers' name for the network's adapter, one of zeros without a policy; empty: none
-	digest         string    // of the weights with the adapter
+	language lm.Language
+	pool     *remotelm.Pool // which networks with adapters share
+	config   remotelm.Config
+	adapters *engine.WeightsFolder
+	adapter  string // the servers' name for the network's adapter, one of zeros without a policy; empty: none
+	digest   string // of the weights with the adapter
 
 	mu      sync.Mutex
 	changed chan struct{} // closed, and replaced, when a server has sent something
@@ -35,10 +34,7 @@ type Served struct {
 
 var (
 	_ engine.Network = (*Served)(nil)
-	_ engine.Watched = (*Served)(nil)
 	_ engine.Engine  = (*Served)(nil)
-
-	_ engine.Concurrent = (*Served)(nil)
 )
 
 // Name returns the name of the model whose folder is read.
@@ -76,8 +72,14 @@ func (e *Served) Policy() *schemas.Policy {
 	return p
 }
 
-// Concurrency is the most answers that the servers are asked for at once.
-func (e *Served) Concurrency() int { return e.pool.Size() * max(1, e.config.Concurrency) }
+// Abilities are those of servers.
+func (e *Served) Abilities() engine.Abilities {
+	a := engine.Abilities{Servers: e.pool, Concurrency: e.pool.Size() * max(1, e.config.Concurrency)}
+	if e.adapters != nil {
+		a.Modules = e.adapters.Modules
+	}
+	return a
+}
 
 // Engine is the pool of servers itself.
 func (e *Served) Engine(engine.Options) engine.Engine { return e }
@@ -109,7 +111,7 @@ type drawn struct {
 // Start checks the request against the model and the server. The server gets its request with the first Step. ErrAway
 // says that the server cannot be reached; faults of the request are terminal errors.
 func (e *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.SegmentStart) (engine.Episode, error) {
-	if err := e.Away(); err != nil {
+	if err := engine.Away(e.pool); err != nil {
 		return nil, err
 	}
 	ids, err := promptIDs(req, e.language)
@@ -245,7 +247,7 @@ func (p *servedEpisode) requestAnswer() {
 func (p *servedEpisode) addChunk(c drawn) error {
 	if c.err != nil {
 		switch err := fmt.Errorf("draw tokens: %w", c.err); {
-		case errors.Is(err, remotelm.ErrAway), p.e.Away() != nil:
+		case errors.Is(err, remotelm.ErrAway), p.e.pool.Away() != nil:
 			return fmt.Errorf("%w: %w", engine.ErrAway, err)
 		case errors.Is(err, remotelm.ErrRefused):
 			return bus.Terminal(schemas.CodeFailed, err)

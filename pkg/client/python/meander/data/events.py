@@ -14,6 +14,8 @@ from blake3 import blake3
 
 PREFIX = "mdr.v1."
 """What all subjects of the contract begin with."""
+STAGE, TENANT = "main", "main"
+"""The stage of samples whose prompt names none, and the tenant of a lane that has one."""
 MAX_EVENT = 8 << 20
 """Bytes of an event at most."""
 TOKEN = re.compile("[A-Za-z0-9_-]{1,64}")
@@ -155,8 +157,8 @@ BATCH: Event = {
 }
 """What is read of the result of a batch."""
 _SAMPLE: Event = {
-    "run": str, "uid": str, "sample_index": int, "attempt": str, "stop_reason": str, "prompt": str, "sample_seed": int,
-    "noise_seed": int,
+    "run": str, "uid": str, "sample_index": int, "stage": str, "attempt": str, "stop_reason": str,
+    "prompt": str, "sample_seed": int, "noise_seed": int,
     "steps": Maybe([{"seq": int, "digest": str}]), "content_digest": str, "conditioning": Maybe([{"name": str,
         "tensor": TENSOR}]), "weights_digest": str,
     "policy_version_min": int, "policy_version_max": int,
@@ -194,15 +196,15 @@ _TEXT: Event = _SAMPLE | {
     },
 }
 TOKENS: Event = {
-    "uid": str, "sample_index": int, "n": int, "turn": int, "position": int, "turn_position": int, "generated": bool,
-    "ids": [int],
+    "uid": str, "sample_index": int, "stage": str, "n": int, "turn": int, "position": int,
+    "turn_position": int, "generated": bool, "ids": [int],
     "log_sum_exps": Maybe([NUMBER]), "logits_kind": str, "policy_version": int,
     "logits": Maybe({"form": str, "ids": Maybe(TENSOR), "values": TENSOR, "masked": int}),
 }
 """What is read of the tokens of a text."""
 STEP: Event = {
-    "uid": str, "sample_index": int, "step_index": int, "transition": str, "sigma": NUMBER, "sigma_next": NUMBER,
-    "timestep": NUMBER,
+    "uid": str, "sample_index": int, "stage": str, "step_index": int, "transition": str,
+    "sigma": NUMBER, "sigma_next": NUMBER, "timestep": NUMBER,
     "noise_std": NUMBER, "std_dev_t": NUMBER, "log_prob": Maybe(NUMBER),
     "latents": Maybe([{"index": int, "tensor": TENSOR}]),
     "debug": Maybe([{"name": str, "tensor": TENSOR}]), "checkpoint": Maybe(TENSOR), "policy_version": int,
