@@ -152,11 +152,8 @@ const named = (file: string, digest: string) => {
 		}
 		name, _, _ := strings.Cut(strings.TrimSuffix(filepath.Base(file), ".msgpack"), "-")
 		fmt.Fprintf(&program, "const e%d: contract.%s = %s;\ncheck(%q, e%d);\n", i, types[name], literal(v), path, i)
-		for _, h := range []schemas.Hash{schemas.SHA256, schemas.BLAKE3} {
-			whole := strings.TrimSuffix(filepath.Base(file), ".msgpack")
-			if digest, ok := digests[string(h)+whole+" payload"]; ok {
-				fmt.Fprintf(&program, "named(%q, %q);\n", path, digest)
-			}
+		if digest, ok := digests[strings.TrimSuffix(filepath.Base(file), ".msgpack")+" payload"]; ok {
+			fmt.Fprintf(&program, "named(%q, %q);\n", path, digest)
 		}
 	}
 	fmt.Fprintf(&program, "console.log(%d);\n", len(files))

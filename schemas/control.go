@@ -23,8 +23,8 @@ type Control struct {
 	// StepIndex is the first boundary at which the sample is pruned: the steps before it run.
 	StepIndex int64 `msgpack:"step_index,omitempty" range:"0..MaxSteps-1"`
 	// By says who asks and Reason why, for people.
-	By     string `msgpack:"by" size:"0..MaxName"`
-	Reason string `msgpack:"reason,omitempty" size:"0..MaxText"`
+	By     string `msgpack:"by" size:"0..MaxName,cut"`
+	Reason string `msgpack:"reason,omitempty" size:"0..MaxText,cut"`
 	// At is when it was asked, Unix nanoseconds.
 	At int64 `msgpack:"at" range:"0.."`
 	// Seq is its sequence in MDR_CONTROL and Stored when it was stored there, Unix nanoseconds:
@@ -45,9 +45,9 @@ type ControlReceipt struct {
 	Seq uint64 `msgpack:"seq"`
 	// Code and Error are set when refused.
 	Code  string `msgpack:"code,omitempty" enum:"DeadCodes"`
-	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText,cut"`
 	// Unchanged is why an accepted control changed nothing; absent: it changed something.
-	Unchanged string `msgpack:"unchanged,omitempty" size:"0..MaxText"`
+	Unchanged string `msgpack:"unchanged,omitempty" size:"0..MaxText,cut"`
 	// Requests is how many requests that no sampler had finished were removed, or put back
 	// into their queue.
 	Requests int64 `msgpack:"requests" range:"0.."`
@@ -178,17 +178,6 @@ func ControlKey(run Run, uid UID) string {
 		return string(run)
 	}
 	return string(run) + "." + string(uid)
-}
-
-// repairTexts cuts texts that are too long, of a copy that is about to be encoded.
-func (e *Control) repairTexts() *int64 {
-	e.Reason, e.By = legalText(e.Reason, MaxText), legalText(e.By, MaxName)
-	return &e.V
-}
-
-func (e *ControlReceipt) repairTexts() *int64 {
-	e.Error, e.Unchanged = legalText(e.Error, MaxText), legalText(e.Unchanged, MaxText)
-	return &e.V
 }
 
 // Sentence returns a sentence for people: what was paused, cancelled, ..., by whom, when and why.

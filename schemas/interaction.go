@@ -12,7 +12,7 @@ type Interaction struct {
 	// MaxTurns is the most answers of the model.
 	MaxTurns *int64 `msgpack:"max_turns,omitempty" range:"1..MaxAnswers" default:"3" flag:"max-turns"`
 	// TimeoutMS is how long a worker may take for what it says to one answer. Then the sample fails.
-	TimeoutMS *int64 `msgpack:"timeout_ms,omitempty" range:"1..MaxInteractMS" default:"30000" unit:"milliseconds" flag:"interaction-timeout"`
+	TimeoutMS *int64 `msgpack:"timeout_ms,omitempty" range:"1..MaxInteractMS" default:"30000" unit:"milliseconds" flag:"interaction-timeout" digest:"-"`
 	// Params are options of the interaction by name, handed on unread; sums has none.
 	Params map[string]string `msgpack:"params,omitempty" size:"0..MaxParams" flag:"interaction-params"`
 }
@@ -40,22 +40,6 @@ func (e *Interaction) checkResolved(f *faults) {
 	}
 	if e.TimeoutMS == nil {
 		f.add("timeout_ms", "null", "must be there")
-	}
-}
-
-// addTo covers, where there is one, the text "interaction", its name, max_turns (integer) and params (number, then
-// name and value of each, sorted by name).
-func (e *Interaction) addTo(d *digester) {
-	if e == nil {
-		return
-	}
-	d.addText("interaction")
-	d.addText(e.Name)
-	d.addInteger(*e.MaxTurns)
-	d.addInteger(int64(len(e.Params)))
-	for _, name := range sortedKeys(e.Params) {
-		d.addText(name)
-		d.addText(e.Params[name])
 	}
 }
 
@@ -118,7 +102,7 @@ type InteractReply struct {
 	// Metadata is stored with the answer.
 	Metadata Metadata `msgpack:"metadata,omitempty"`
 	// Error says why there is no answer; with Retry it may pass, and is asked again while there is time.
-	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText,cut"`
 	Retry bool   `msgpack:"retry,omitempty"`
 }
 

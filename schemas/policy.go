@@ -204,7 +204,7 @@ type WeightsFile struct {
 	// Bucket is the object store bucket of a blob; absent: it is the file at Path.
 	Bucket string `msgpack:"bucket,omitempty" form:"token"`
 	// Digest is the sha-256 of the bytes in lower-case hex; it is also the name of a blob.
-	Digest string `msgpack:"digest" form:"digest"`
+	Digest string `msgpack:"digest" form:"sha256"`
 	// Size is the length in bytes.
 	Size int64 `msgpack:"size" range:"1..MaxWeightsFile"`
 	// Path leads to the file from the shared folder on, which each sampler may have in another place (--weights-dir):
@@ -252,7 +252,7 @@ type Applied struct {
 	// State is applied: samples that begin from now on are made with it; or refused: Error says why,
 	// and the sampler goes on with Serving.
 	State string `msgpack:"state" enum:"AppliedStates"`
-	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText,cut"`
 	// Serving is the version that is in use from now on, WeightsDigest names its weights.
 	Serving       int64  `msgpack:"serving" range:"0.."`
 	WeightsDigest string `msgpack:"weights_digest" size:"0..MaxName"`
@@ -269,7 +269,7 @@ type Applied struct {
 // Canary is the velocity that weights give at a fixed input: updates that change nothing are seen by it.
 type Canary struct {
 	// Digest is the sha-256 of its elements, float32 little-endian, in lower-case hex.
-	Digest string `msgpack:"digest" form:"digest"`
+	Digest string `msgpack:"digest" form:"sha256"`
 	// Norm is its Euclidean length.
 	Norm float64 `msgpack:"norm" range:"0.."`
 }
@@ -372,9 +372,4 @@ func (e *Applied) checkRules(f *faults) {
 			f.add("serving", strconv.FormatInt(e.Serving, 10), "must be the policy_version when applied")
 		}
 	}
-}
-
-func (e *Applied) repairTexts() *int64 {
-	e.Error = legalText(e.Error, MaxText)
-	return &e.V
 }

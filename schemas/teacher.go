@@ -24,7 +24,7 @@ type TeacherRequest struct {
 type TeacherReply struct {
 	V int64 `msgpack:"v"`
 	// Error says why there is nothing, Code its class; with Retry it may pass, and is asked again.
-	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText,cut"`
 	Code  string `msgpack:"code,omitempty" enum:"TeacherCodes?"`
 	Retry bool   `msgpack:"retry,omitempty"`
 	// Model, WeightsDigest and Backend name what computed, as in trajectories.

@@ -321,6 +321,6 @@ func TestTextRequest_LogitsBytes(t *testing.T) {
 }
 
 func TestTokens_ContentDigest_fields(t *testing.T) {
-	checkFields(t, tokensEvent(), others[schemas.Tokens]([]string{"V", "Run", "Attempt", "Temperature", "TopK", "TopP", "MinP", "Sampler", "Backend", "DeviceNS", "Seal"}),
+	checkFields(t, tokensEvent(), entering[schemas.Tokens](),
 		func(e *schemas.Tokens) (any, error) { return schemas.ContentDigest(e) })
 }

@@ -44,7 +44,7 @@ func TestPublisher(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if digest, err := schemas.PayloadDigest(schemas.BLAKE3, m.Data); err != nil || digest != ack.Digest {
+				if digest, err := schemas.PayloadDigest(m.Data); err != nil || digest != ack.Digest {
 					t.Errorf("step %d: digest %s is not that of the stored payload: %s, %v", i, ack.Digest, digest, err)
 				}
 			}
@@ -145,7 +145,7 @@ func TestPublisher_parts(t *testing.T) {
 			if c.hash == schemas.BLAKE3 {
 				return nil // the default
 			}
-			sums, err := e.TensorSums(c.hash)
+			sums, err := schemas.SumTensors(e)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -216,7 +216,7 @@ func TestSplitParts_joinParts(t *testing.T) {
 			in.Latents = append(in.Latents, schemas.IndexedTensor{Index: int64(i), Tensor: schemas.Tensor{DType: "U8", Shape: []int64{int64(n)}, Data: data}})
 		}
 		out := in.Detached().(*schemas.Step)
-		sums, err := in.TensorSums(schemas.BLAKE3)
+		sums, err := schemas.SumTensors(in)
 		if err != nil {
 			t.Fatal(err)
 		}

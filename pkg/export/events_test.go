@@ -72,7 +72,7 @@ func publish(t *testing.T, b *bus.Bus, e schemas.Keyed) uint64 {
 // refTo is the reference of a trajectory to a stored step.
 func refTo(t *testing.T, step *schemas.Step, seq uint64) schemas.StepRef {
 	t.Helper()
-	digest, err := schemas.PayloadDigest(schemas.BLAKE3, bustest.Encode(t, step))
+	digest, err := schemas.PayloadDigest(bustest.Encode(t, step))
 	if err != nil {
 		t.Fatal(err)
 	}

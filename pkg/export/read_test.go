@@ -84,7 +84,7 @@ func sample(t *testing.T, h schemas.Hash) (step file, parts []file, trajectory f
 	t.Helper()
 	e := stepOf("r", "u", 0, 0, make([]byte, 8000))
 	subject := e.Subject()
-	tensors, err := e.TensorSums(h)
+	tensors, err := schemas.SumTensors(e)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func sample(t *testing.T, h schemas.Hash) (step file, parts []file, trajectory f
 		parts = append(parts, file{name, slices.Clone(data)})
 	}
 	data := bustest.Encode(t, e)
-	digest, err := schemas.PayloadDigest(h, data)
+	digest, err := schemas.PayloadDigest(data)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -183,7 +183,7 @@ func (r *Recorder) Finish(ctx context.Context, e engine.Episode, began Timing) (
 	if t.Steps, err = r.Stored(ctx); err != nil {
 		return nil, err
 	}
-	t.ContentDigest = schemas.StepsDigest(schemas.BLAKE3, r.content)
+	t.ContentDigest = schemas.StepsDigest(r.content)
 	t.Timings = schemas.SampleTimings{
 		Received: r.received.UnixNano(), Started: began.Started.UnixNano(), Finished: time.Now().UnixNano(),
 		EncodeNS: r.encoded.Sub(r.received).Nanoseconds(), DenoiseNS: began.Denoise.Nanoseconds(),

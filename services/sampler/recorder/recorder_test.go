@@ -142,13 +142,13 @@ func TestRecorder_Finish(t *testing.T) {
 			if step.StepIndex != int64(i) || step.Attempt != "t-"+string(uid) || step.Sampler != "s" || step.DeviceNS != 1e6 || step.Seal == "" {
 				t.Errorf("step %d: %+v", i, step)
 			}
-			digest, err := step.ContentDigest(schemas.BLAKE3)
+			digest, err := schemas.ContentDigest(step)
 			if err != nil {
 				t.Fatal(err)
 			}
 			content = append(content, digest)
 		}
-		if want := schemas.StepsDigest(schemas.BLAKE3, content); made.ContentDigest != want {
+		if want := schemas.StepsDigest(content); made.ContentDigest != want {
 			t.Errorf("content digest %s, of the stored steps %s", made.ContentDigest, want)
 		}
 		if file, err := x.Bus.GetBlob(t.Context(), *made.Image.Ref); err != nil || !strings.HasPrefix(string(file), "\x89PNG") {

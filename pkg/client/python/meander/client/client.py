@@ -29,7 +29,7 @@ from ..data.batch import Group, Keep, Sample
 from .control import Controls, Refused
 from .cursor import PatientJetStream
 from ..data.events import (
-    ADVANTAGE, PREFIX, STAGE, STEP, TOKENS, Event, EventError, Gone, checked, decode, digest_prefix, fault, fitting,
+    ADVANTAGE, PREFIX, STAGE, STEP, TOKENS, Event, EventError, Gone, checked, decode, fault, fitting,
     name_of, payload_digest, tensor, trajectory_form,
 )
 from .reader import Batches, Groups, LogProbs
@@ -333,7 +333,7 @@ class Client(Controls, Teachers):
         m = await self._stored("MDR_STEPS", ref["seq"], subject)
         data = m.data or b""
         step = fitting(data, form, m.subject or "")
-        if payload_digest(data, digest_prefix(ref["digest"])) != ref["digest"]:
+        if payload_digest(data) != ref["digest"]:
             raise EventError(f"{m.subject}: sequence {ref['seq']} is not the step that the trajectory names")
         if not logits:
             step["logits"] = None
