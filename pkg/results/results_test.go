@@ -337,7 +337,7 @@ func TestRuns_Bytes(t *testing.T) {
 		t.Helper()
 		runs, err := results.Runs(t.Context(), b, "*")
 		if err == nil {
-			err = results.EstimateBytes(t.Context(), b, runs, before)
+			err = results.AddSizes(t.Context(), b, runs, before)
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -42,7 +42,7 @@ func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
 	}
 	stored, err := results.Runs(ctx, s.bus, "*")
 	if err == nil {
-		err = results.EstimateBytes(ctx, s.bus, stored, before)
+		err = results.AddSizes(ctx, s.bus, stored, before)
 	}
 	if err != nil {
 		return nil, err
@@ -51,7 +51,7 @@ func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
 	for _, r := range stored {
 		line := &RunLine{StoredRun: r, Steps: r.Streams[schemas.StreamSteps]}
 		if r.State == schemas.RunRunning && r.Streams[schemas.StreamRequests] == 0 && r.Samples > r.Scored+r.Failed {
-			if line.judged, err = s.bus.WantsVerdicts(ctx, r.Run); err != nil {
+			if line.judged, err = r.WantsVerdicts(ctx, s.bus); err != nil {
 				return nil, err
 			}
 		}
