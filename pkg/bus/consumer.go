@@ -86,6 +86,7 @@ type ConsumerConfig struct {
 	Look time.Duration
 }
 
+// withDefaults returns the settings of a consumer with their defaults filled in, or all their faults, joined.
 func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	var errs []error
 	if c.Stream == "" {
@@ -132,6 +133,7 @@ func serviceOf(durable string) string {
 	return stage
 }
 
+// natsConfig returns the settings of a consumer in the form of the client library.
 func (c ConsumerConfig) natsConfig() jetstream.ConsumerConfig {
 	n := jetstream.ConsumerConfig{
 		Durable: c.Name, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,

@@ -96,6 +96,7 @@ func headerSize(headers []schemas.Header) int {
 	return n
 }
 
+// runAndUID returns the run and the uid of an event for its dead letter, each "" when it cannot be read.
 func runAndUID(m *Message) (run schemas.Run, uid schemas.UID) {
 	a, _ := schemas.ParseSubject(m.Subject)
 	run, uid = a.Run, a.UID
@@ -124,6 +125,8 @@ func (b *Bus) WatchAdvisories(ctx context.Context) error {
 	}, b.deadLetterAdvisory)
 }
 
+// deadLetterAdvisory handles one advisory of the server, that it gave a message up after too many deliveries: it
+// writes the message's dead letter. After an error the advisory is delivered again.
 func (b *Bus) deadLetterAdvisory(ctx context.Context, m *Message) error {
 	var a advisory
 	if err := json.Unmarshal(m.Data, &a); err != nil {

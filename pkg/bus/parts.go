@@ -206,6 +206,7 @@ func (b *Bus) stepOf(ctx context.Context, t *schemas.Trajectory, i int) (*Messag
 	return m, checkStepDigest(m, t.Steps[i])
 }
 
+// checkStepDigest returns ErrCorrupt when a stored step does not have the digest by which a trajectory names it.
 func checkStepDigest(m *Message, ref schemas.StepRef) error {
 	got, err := schemas.PayloadDigest(m.Data)
 	switch {

@@ -34,6 +34,7 @@ func (b *Bus) SetPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	return nil
 }
 
+// setPolicy is SetPolicy for a policy that is valid, with its errors.
 func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	current, last, err := b.currentPolicy(ctx, p.Lane)
 	if err != nil {
@@ -97,6 +98,8 @@ func (b *Bus) currentPolicy(ctx context.Context, lane schemas.Lane) (p *schemas.
 	return p, last, err
 }
 
+// decodePolicy decodes a stored policy. It returns nil for a removed entry, and for one that is not a policy, which
+// it logs.
 func (b *Bus) decodePolicy(m *Message) *schemas.Policy {
 	p := &schemas.Policy{}
 	if !b.decodeEntry(m, p, func() []string {

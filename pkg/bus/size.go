@@ -30,6 +30,7 @@ func (b *Bus) MeanSize(ctx context.Context, stream string, run schemas.Run) (uin
 	return 0, nil
 }
 
+// meanOfSample returns the mean size of the steps of the sample that m is a step of. It reads no payloads.
 func (b *Bus) meanOfSample(ctx context.Context, m *Message) (uint64, error) {
 	a, _ := schemas.ParseSubject(m.Subject)
 	sum, n := uint64(0), uint64(0)
