@@ -27,8 +27,8 @@ func (s *service) askInteraction(
 	if _, err := r.Stored(ctx); err != nil { // the question names the stored events
 		return err
 	}
-	ask.Run, ask.UID, ask.SampleIndex, ask.Attempt = req.Run, req.UID, req.SampleIndex, r.Token()
-	ask.Events = schemas.AttemptFilter(ask.Run, ask.UID, ask.SampleIndex, ask.Attempt)
+	ask.Run, ask.UID, ask.SampleIndex, ask.Stage, ask.Attempt = req.Run, req.UID, req.SampleIndex, req.Stage, r.Token()
+	ask.Events = schemas.AttemptFilter(ask.Run, ask.UID, ask.SampleIndex, ask.Stage, ask.Attempt)
 	t.Rest()
 	back := bus.LeaveSlot(ctx)
 	defer back()

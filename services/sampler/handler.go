@@ -44,7 +44,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	var made schemas.Trajectory
 	fits := func() (fault, err error) { return s.bus.Answers(ctx, &made, &req) }
 	switch _, err := s.bus.StoredEvent(ctx, schemas.StreamTrajectories,
-		schemas.TrajectorySubject(req.Run, req.UID, req.SampleIndex), &made, fits); {
+		schemas.TrajectorySubject(req.Run, req.UID, req.SampleIndex, req.Stage), &made, fits); {
 	case err == nil:
 		return s.sweepSteps(ctx, &made) // an earlier attempt stored the trajectory, and its acknowledgement was lost
 	case !errors.Is(err, bus.ErrNotFound):

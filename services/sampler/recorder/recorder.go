@@ -116,7 +116,7 @@ func (r *Recorder) takeOver(step *storedStep) {
 // Values that are not finite are a terminal error, of a step that of the next call (see Recording.Step).
 func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.Duration) error {
 	e.Mark(schemas.StepMark{
-		Run: r.req.Run, UID: r.req.UID, SampleIndex: r.req.SampleIndex, Attempt: r.token,
+		Run: r.req.Run, UID: r.req.UID, SampleIndex: r.req.SampleIndex, Stage: r.req.Stage, Attempt: r.token,
 		PolicyVersion: r.policy.PolicyVersion, WeightsDigest: r.policy.WeightsDigest,
 		Sampler: r.store.Instance, Backend: r.backend, DeviceNS: device.Nanoseconds(),
 	})
@@ -144,7 +144,7 @@ func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.
 func (r *Recorder) Undo(ctx context.Context) error {
 	r.AwaitStored()
 	r.Close()
-	steps := schemas.AttemptFilter(r.req.Run, r.req.UID, r.req.SampleIndex, r.token)
+	steps := schemas.AttemptFilter(r.req.Run, r.req.UID, r.req.SampleIndex, r.req.Stage, r.token)
 	if _, err := r.store.Bus.PurgeSubject(ctx, schemas.StreamSteps, steps); err != nil {
 		return fmt.Errorf("remove the steps of an attempt that begins again: %w", err)
 	}
@@ -184,7 +184,7 @@ func (r *Recorder) Finish(ctx context.Context, e engine.Episode, began Timing) (
 	if t.Steps, err = r.Stored(ctx); err != nil {
 		return nil, err
 	}
-	t.ContentDigest = schemas.StepsDigest(schemas.BLAKE3, r.content)
+	t.ContentDigest = schemas.StepsDigest(r.content)
 	t.Timings = schemas.SampleTimings{
 		Received: r.received.UnixNano(), Started: began.Started.UnixNano(), Finished: time.Now().UnixNano(),
 		EncodeNS: r.encoded.Sub(r.received).Nanoseconds(), DenoiseNS: began.Denoise.Nanoseconds(),

@@ -354,7 +354,8 @@ func checkChanges(last, next *Loaded) error {
 func (v *Versions) answerTo(ctx context.Context, p *schemas.Policy, fault error, took time.Duration) *schemas.Applied {
 	now := v.Newest()
 	a := &schemas.Applied{
-		Lane: p.Lane, Instance: v.options.Instance, PolicyVersion: p.PolicyVersion, State: schemas.AppliedApplied,
+		Tenant: schemas.TenantMain,
+		Lane:   p.Lane, Instance: v.options.Instance, PolicyVersion: p.PolicyVersion, State: schemas.AppliedApplied,
 		Serving: now.Version(), WeightsDigest: now.Policy.WeightsDigest, Canary: now.canary,
 		Backend: v.options.Networks[0].Backend(),
 		LoadNS:  took.Nanoseconds(), At: time.Now().UnixNano(),
