@@ -100,9 +100,10 @@ var layers = map[string][]string{
 
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   {"pkg/models/media"},
-	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/outcomes", "schemas"},                                                // a run as one page
-	"pkg/export":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/models/safetensors", "pkg/models/tensor", "pkg/results", "pkg/outcomes", "schemas"}, // a run as files, and played again
-	"pkg/results": {"pkg/models/media", "pkg/outcomes", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/models/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/models/tensor"},
+	"pkg/view":    {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/models/tensor", "pkg/outcomes", "pkg/sampling", "pkg/scorer", "schemas"}, // what is stored, as models
+	"pkg/report":  {"pkg/view", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/outcomes", "schemas"},                                                // a run as one page
+	"pkg/export":  {"pkg/view", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/models/safetensors", "pkg/models/tensor", "pkg/results", "pkg/outcomes", "schemas"}, // a run as files, and played again
+	"pkg/results": {"pkg/view", "pkg/models/media", "pkg/outcomes", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/models/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/models/tensor"},
 
 	// What the settings of a sample mean.
 	"pkg/sampling": {"schemas", "pkg/flow", "pkg/models/media", "pkg/models/tensor"},
@@ -165,18 +166,18 @@ var layers = map[string][]string{
 		"services/sampler/engine/texts", "services/sampler/models",
 	},
 	// Looks everything over: what runs, and what is on this machine.
-	"services/doctor": {"schemas", "pkg/auth", "pkg/bus", "pkg/models/model", "pkg/models/model/families", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/tensor/cpu", "pkg/models/tensor/devices", "services/reward", "services/sampler/models", "services/internal/boot"},
+	"services/doctor": {"pkg/outcomes", "schemas", "pkg/auth", "pkg/bus", "pkg/models/model", "pkg/models/model/families", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/tensor/cpu", "pkg/models/tensor/devices", "services/reward", "services/sampler/models", "services/internal/boot"},
 	// What prompts would take, by the rules of intake.
 	"services/estimate": {
 		"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/sampling", "pkg/scheduled", "services/intake",
 		"services/pipeline",
 	},
 	// Which stored samples a second pass of rewards is over, and what changes in it.
-	"services/rescore": {"schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
+	"services/rescore": {"pkg/view", "schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
 	// The page that shows a pipeline, by what clients read with.
 	"services/trace": {"schemas", "pkg/bus"}, // traces of what is stored
-	"services/ui":    {"schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/outcomes", "services/internal/boot"},
-	"services/command": {
+	"services/ui":    {"pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/outcomes", "services/internal/boot"},
+	"services/command": {"pkg/view", 
 		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fieldflag", "pkg/export", "pkg/report", "pkg/results", "pkg/outcomes", "pkg/models/tensor/devices",
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/teacher", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 		"pkg/models/tokenizer", "pkg/models/strictjson", "services/trace", "services/ui", // the page, and tokens as text on it

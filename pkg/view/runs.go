@@ -1,10 +1,12 @@
-package results
+package view
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -14,8 +16,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// StoredRun counts what is stored of a run.
-type StoredRun struct {
+// Run is one run in the list: what is stored of it.
+type Run struct {
 	Run schemas.Run `json:"run"`
 	// State is as in schemas.RunStatus: running, paused, or what became of it.
 	State   string `json:"state"`
@@ -32,11 +34,16 @@ type StoredRun struct {
 	Scored int `json:"scored"`
 	Failed int `json:"failed"`
 	// Refused is how many of its prompts intake has refused, as far as their dead letters are stored.
-	Refused int    `json:"refused,omitempty"`
-	Events  uint64 `json:"events"`
-	// Bytes is set by EstimateBytes.
-	Bytes  uint64    `json:"bytes"`
-	Newest time.Time `json:"newest"`
+	Refused int       `json:"refused,omitempty"`
+	Events  uint64    `json:"events"`
+	Bytes   uint64    `json:"bytes"` // set by EstimateBytes
+	Newest  time.Time `json:"newest"`
+	// Steps is how many step events are stored of it.
+	Steps uint64 `json:"steps"`
+	// Held says in a few words what a running one waits for.
+	Held string `json:"held,omitempty"`
+	// Progress has its stages, where a view reads them; nil: it does not, or not yet.
+	Progress *Progress `json:"progress,omitempty"`
 
 	// Streams is the number of events in each stream.
 	Streams map[string]uint64 `json:"-"`
@@ -45,17 +52,18 @@ type StoredRun struct {
 	batches  map[string]bool      // with a result
 	opened   []string             // those that groups of the run are in
 	control  string
+	judged   bool  // what is not scored waits for a verdict
 	unread   int64 // refused prompts without a record
 }
 
 // storedRuns are runs by name.
-type storedRuns map[schemas.Run]*StoredRun
+type storedRuns map[schemas.Run]*Run
 
 // of returns the counts of a run.
-func (s storedRuns) of(run schemas.Run) *StoredRun {
+func (s storedRuns) of(run schemas.Run) *Run {
 	r := s[run]
 	if r == nil {
-		r = &StoredRun{
+		r = &Run{
 			Run: run, Streams: map[string]uint64{}, Outcomes: outcomes.Groups{}, accepted: map[schemas.UID]bool{},
 			batches: map[string]bool{},
 		}
@@ -64,9 +72,8 @@ func (s storedRuns) of(run schemas.Run) *StoredRun {
 	return r
 }
 
-// Runs counts what is stored of a run; with "*" of every run, for 'meander runs ls'. It fails if the server cannot be
-// read.
-func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*StoredRun, error) {
+// Count counts what is stored of a run; with "*" of every run.
+func Count(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*Run, error) {
 	runs := storedRuns{}
 	for stream, filters := range schemas.RunFilters(run) {
 		for _, filter := range filters {
@@ -81,7 +88,7 @@ func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*St
 		}
 	}
 	// Questions about a run that there is not, and requests to control it, are no run.
-	maps.DeleteFunc(runs, func(_ schemas.Run, r *StoredRun) bool {
+	maps.DeleteFunc(runs, func(_ schemas.Run, r *Run) bool {
 		return r.Events == r.Streams[schemas.StreamControl]
 	})
 	if err := runs.decide(ctx, b, run); err != nil {
@@ -96,7 +103,7 @@ func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*St
 }
 
 // count counts events of a subject.
-func (r *StoredRun) count(stream string, a schemas.Address, n uint64) {
+func (r *Run) count(stream string, a schemas.Address, n uint64) {
 	r.Events += n
 	r.Streams[stream] += n
 	switch a.Kind {
@@ -114,19 +121,19 @@ func (r *StoredRun) count(stream string, a schemas.Address, n uint64) {
 
 // decide finds out what became of the runs, their groups and samples.
 func (s storedRuns) decide(ctx context.Context, b *bus.Bus, run schemas.Run) error {
-	for kind, each := range map[string]func(r *StoredRun, uid schemas.UID, outcome string){
-		schemas.KindAdvantage: func(r *StoredRun, uid schemas.UID, outcome string) {
+	for kind, each := range map[string]func(r *Run, uid schemas.UID, outcome string){
+		schemas.KindAdvantage: func(r *Run, uid schemas.UID, outcome string) {
 			r.Outcomes[outcome]++
 			if _, counted := r.accepted[uid]; counted { // a result without a record is of a group that is not
 				r.accepted[uid] = true
 			}
 		},
-		schemas.KindTrajectory: func(r *StoredRun, _ schemas.UID, outcome string) {
+		schemas.KindTrajectory: func(r *Run, _ schemas.UID, outcome string) {
 			if outcome == schemas.StopCompleted {
 				r.Samples++
 			}
 		},
-		schemas.KindReward: func(r *StoredRun, _ schemas.UID, outcome string) {
+		schemas.KindReward: func(r *Run, _ schemas.UID, outcome string) {
 			if outcome == schemas.StatusScored {
 				r.Scored++
 			} else {
@@ -174,7 +181,7 @@ func (s storedRuns) decide(ctx context.Context, b *bus.Bus, run schemas.Run) err
 }
 
 // decide says what became of the run; answered says that intake has answered all prompts.
-func (r *StoredRun) decide(answered bool) {
+func (r *Run) decide(answered bool) {
 	c := outcomes.Counts{Groups: r.Outcomes, Refused: int64(r.Refused), Control: r.control}
 	for _, closed := range r.accepted {
 		if !closed {
@@ -198,7 +205,7 @@ func (r *StoredRun) decide(answered bool) {
 	if prompts := int64(r.Streams[schemas.StreamPrompts]); !answered {
 		c.Unanswered = max(0, prompts-int64(r.Groups)-r.unread)
 	}
-	r.State = c.Run()
+	r.State, r.Steps = c.Run(), r.Streams[schemas.StreamSteps]
 }
 
 // atOnce is how many runs are looked at side by side.
@@ -206,8 +213,8 @@ const atOnce = 8
 
 // EstimateBytes sets Bytes of runs by the mean size of their own messages: those of other runs may be far larger. It
 // takes a dozen requests for each run; those that have as many events as in before, an earlier answer or nil, keep its
-// estimate. It fails if the server cannot be read.
-func EstimateBytes(ctx context.Context, b *bus.Bus, runs, before map[schemas.Run]*StoredRun) error {
+// estimate.
+func EstimateBytes(ctx context.Context, b *bus.Bus, runs, before map[schemas.Run]*Run) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(atOnce)
 	for _, r := range runs {
@@ -221,7 +228,7 @@ func EstimateBytes(ctx context.Context, b *bus.Bus, runs, before map[schemas.Run
 }
 
 // estimateBytes is EstimateBytes of one run.
-func (r *StoredRun) estimateBytes(ctx context.Context, b *bus.Bus) error {
+func (r *Run) estimateBytes(ctx context.Context, b *bus.Bus) error {
 	for stream, n := range r.Streams {
 		mean, err := b.MeanSize(ctx, stream, r.Run)
 		if err != nil {
@@ -233,7 +240,7 @@ func (r *StoredRun) estimateBytes(ctx context.Context, b *bus.Bus) error {
 }
 
 // findNewest sets Newest.
-func (r *StoredRun) findNewest(ctx context.Context, b *bus.Bus) error {
+func (r *Run) findNewest(ctx context.Context, b *bus.Bus) error {
 	for _, kind := range []struct{ stream, filter string }{
 		{schemas.StreamAdvantages, schemas.Address{Kind: schemas.KindAdvantage, Run: r.Run}.Filter()},
 		{schemas.StreamTrajectories, schemas.TrajectoryFilter(r.Run, "*")},
@@ -264,4 +271,68 @@ func LatestRun(ctx context.Context, b *bus.Bus) (schemas.Run, error) {
 		}
 	}
 	return "", bus.ErrNotFound
+}
+
+// maxRuns is how many runs a list has, the newest.
+const maxRuns = 500
+
+// readRuns reads the list of runs, the newest first.
+func (r *Reader) readRuns(ctx context.Context) ([]*Run, error) {
+	before := map[schemas.Run]*Run{}
+	if last := r.runs.peek(); last != nil {
+		for _, run := range *last {
+			before[run.Run] = run
+		}
+	}
+	stored, err := Count(ctx, r.bus, "*")
+	if err == nil {
+		err = EstimateBytes(ctx, r.bus, stored, before)
+	}
+	if err != nil {
+		return nil, err
+	}
+	runs := slices.SortedFunc(maps.Values(stored), func(a, b *Run) int {
+		return cmp.Or(b.Newest.Compare(a.Newest), cmp.Compare(a.Run, b.Run))
+	})
+	for _, run := range runs {
+		if run.State == schemas.RunRunning && run.Streams[schemas.StreamRequests] == 0 &&
+			run.Samples > run.Scored+run.Failed {
+			if run.judged, err = r.bus.WantsVerdicts(ctx, run.Run); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return runs, nil
+}
+
+// Runs is the list of runs, the newest first, and what holds up the whole pipeline.
+type Runs struct {
+	Runs  []*Run          `json:"runs"`
+	Total int             `json:"total"`
+	Waits []outcomes.Wait `json:"waits"`
+	// Dead is how many dead letters are stored.
+	Dead uint64 `json:"dead"`
+
+	system *System
+}
+
+// Runs returns the list of runs.
+func (r *Reader) Runs(ctx context.Context) (*Runs, error) {
+	runs, err := r.runs.Get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	system, err := r.system.Get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	shown := make([]*Run, min(len(runs), maxRuns))
+	for i := range shown { // the runs are shared
+		run := *runs[i]
+		if run.State == schemas.RunRunning {
+			run.Held = heldInList(&run, system).Held()
+		}
+		shown[i] = &run
+	}
+	return &Runs{shown, len(runs), system.Waits, system.Dead, system}, nil
 }
