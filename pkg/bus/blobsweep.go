@@ -159,7 +159,7 @@ func (x *BlobIndex) Sweep(ctx context.Context, dry bool) (n int, size uint64, er
 		}
 		x.unused = x.unused[1:]
 	}
-	if dry || !x.b.blobs.lookForUnfinished() {
+	if dry || !x.b.unfinished.allow(unfinishedEvery) {
 		return n, size, nil
 	}
 	return n, size, x.b.sweepChunks(ctx, x.before)
@@ -176,16 +176,6 @@ func (b *Bus) removeBlob(ctx context.Context, digest string, blob oldBlob) (gone
 	}
 	_, err = b.PurgeSubject(ctx, schemas.StreamBlobBucket, chunksOf(schemas.BlobBucket, blob.nuid))
 	return err == nil, err
-}
-
-func (s *blobSweepTimes) lookForUnfinished() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if time.Since(s.unfinished) < unfinishedEvery {
-		return false
-	}
-	s.unfinished = time.Now()
-	return true
 }
 
 type entryOfBlob struct {

@@ -212,7 +212,7 @@ func (w *consumer) handleMessage(ctx context.Context, m *Message) {
 			w.nak(m, d)
 			return
 		}
-		if w.bus.waitLog.allow() {
+		if w.bus.waitLog.allow(logEvery) {
 			log.Warn().Err(err).Msg("waiting for space")
 		}
 		if pause(w.shutdown, wait) != nil {

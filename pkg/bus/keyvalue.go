@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -104,6 +105,55 @@ func (b *Bus) getKey(ctx context.Context, bucket, key string) ([]byte, error) {
 	return m.Data, nil
 }
 
+// Entry is what a key of a bucket holds, and the revision under which it was stored; revision 0: nothing.
+type Entry struct {
+	Key      string
+	Value    []byte
+	Revision uint64
+}
+
+// Entry returns what a key of a bucket holds.
+func (b *Bus) Entry(ctx context.Context, bucket, key string) (Entry, error) {
+	all, err := b.Entries(ctx, bucket, key)
+	if err != nil || len(all) == 0 {
+		return Entry{}, err
+	}
+	return all[0], nil
+}
+
+// Entries returns what the keys of a bucket hold that a filter matches.
+func (b *Bus) Entries(ctx context.Context, bucket, filter string) (all []Entry, err error) {
+	stored, err := b.LastMany(ctx, "KV_"+bucket, []string{schemas.BucketSubject(bucket, filter)})
+	for _, m := range stored {
+		if m.Header.Get(headerKVOperation) == "" { // else a key was removed
+			all = append(all, Entry{strings.TrimPrefix(m.Subject, schemas.BucketSubject(bucket, "")), m.Data, m.Seq})
+		}
+	}
+	return all, err
+}
+
+// SwapEntry stores the value of a key if the key still has the revision (0: it has no value), and reports whether it
+// did.
+func (b *Bus) SwapEntry(
+	ctx context.Context, bucket, key string, value []byte, revision uint64,
+) (stored bool, err error) {
+	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
+		_, err := b.js.Publish(ctx, schemas.BucketSubject(bucket, key), value,
+			jetstream.WithExpectLastSequencePerSubject(revision))
+		return err
+	})
+	if isLostUpdate(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// MayWrite reports whether whoever is connected may write to a bucket, as far as its credentials say.
+func (b *Bus) MayWrite(bucket string) bool {
+	return b.user.Writes(schemas.BucketSubject(bucket, "key"))
+}
+
+// sealKey is the one key of schemas.SealBucket, sealKeyBytes the size of its value.
 const (
 	// sealKey is the only key of schemas.SealBucket; its value has sealKeyBytes bytes.
 	sealKey      = "steps"
@@ -141,7 +191,7 @@ func (b *Bus) Run(ctx context.Context, run schemas.Run) ([]byte, error) {
 	return spec, nil
 }
 
-// deleteRun removes the spec of a run, in mirrors too, and its controls; Purge ends with it.
+// deleteRun removes the spec of a run, in mirrors too, its counts and its controls; Purge ends with it.
 func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 	kv, err := b.bucket(ctx, schemas.RunBucket)
 	if err == nil {
@@ -153,6 +203,9 @@ func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 	}
 	if err == nil {
 		err = s.Purge(ctx, jetstream.WithPurgeSubject(schemas.BucketSubject(schemas.RunBucket, string(run))))
+	}
+	if err == nil {
+		err = s.Purge(ctx, jetstream.WithPurgeSubject(schemas.BucketSubject(schemas.RunBucket, "*."+string(run))))
 	}
 	if err == nil {
 		err = b.deleteControls(ctx, run)

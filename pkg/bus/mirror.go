@@ -79,7 +79,7 @@ func (b *Bus) followEntries(ctx context.Context, stream, subject string, each fu
 	for ctx.Err() == nil && !b.nc.IsClosed() {
 		for m, err := range b.Read(ctx, stream, []string{subject}, ReadOptions{Live: true, lastPerSubject: true}) {
 			if err != nil {
-				if b.waitLog.allow() {
+				if b.waitLog.allow(logEvery) {
 					b.log.Warn().Err(err).Str("subject", subject).Msg("entries not followed, trying again")
 				}
 				break
@@ -102,7 +102,7 @@ func (b *Bus) decodeEntry(m *Message, e schemas.Event, at func() []string) bool 
 			err = fmt.Errorf("an entry of %q", right[0])
 		}
 	}
-	if err != nil && b.waitLog.allow() {
+	if err != nil && b.waitLog.allow(logEvery) {
 		b.log.Warn().Err(err).Str("subject", m.Subject).Msg("entry not readable")
 	}
 	return err == nil

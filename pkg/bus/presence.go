@@ -91,7 +91,7 @@ func (a *Announcement) Run(ctx context.Context) error {
 			if a.b.nc.IsClosed() {
 				return nil
 			}
-			if ctx.Err() == nil && a.b.waitLog.allow() {
+			if ctx.Err() == nil && a.b.waitLog.allow(logEvery) {
 				a.b.log.Warn().Err(err).Str("instance", a.state().Instance).Msg("presence not renewed, trying again")
 			}
 			beat = schemas.PresenceTTL / renewalsPerTTL

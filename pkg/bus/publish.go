@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -105,9 +106,7 @@ func (b *Bus) PublishPrompt(
 		schemas.HeaderType: {schemas.TypePrompt}, schemas.HeaderContentType: {schemas.ContentType},
 		jetstream.MsgIDHeader: {"prompt." + string(run) + "." + randomToken()},
 	}
-	for name, v := range header {
-		h[name] = v
-	}
+	maps.Copy(h, header)
 	setTrace(ctx, h)
 	return b.publish(ctx, &nats.Msg{Subject: schemas.PromptSubject(run), Data: prompt, Header: h}, options(nil, opts))
 }
@@ -118,9 +117,7 @@ func (b *Bus) PublishRaw(
 	ctx context.Context, subject string, data []byte, header nats.Header, id string, opts ...PublishOption,
 ) (Ack, error) {
 	h := nats.Header{}
-	for name, v := range header {
-		h[name] = v
-	}
+	maps.Copy(h, header)
 	if id != "" {
 		h[jetstream.MsgIDHeader] = []string{id}
 	}
@@ -206,7 +203,7 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 		if ctx.Err() != nil || b.nc.IsClosed() {
 			return Ack{}, publishError(m.Subject, errors.Join(err, ctx.Err()))
 		}
-		if b.waitLog.allow() {
+		if b.waitLog.allow(logEvery) {
 			b.log.Warn().Err(err).Str("subject", m.Subject).Dur("waited", time.Since(began)).
 				Msg("publish not confirmed, trying again")
 		}

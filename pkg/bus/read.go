@@ -75,9 +75,9 @@ func (b *Bus) read(
 	ctx context.Context, stream string, filters []string, o ReadOptions, yield func(*Message, error) bool,
 ) error {
 	var s jetstream.Stream
-	err := b.retryWhileAway(ctx, func(ctx context.Context) (err error) {
-		s, err = b.js.Stream(ctx, stream)
-		return err
+	err := b.withStream(ctx, stream, func(_ context.Context, found jetstream.Stream) error {
+		s = found
+		return nil
 	})
 	if err != nil {
 		return err

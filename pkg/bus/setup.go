@@ -46,7 +46,7 @@ func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
 		if !errors.Is(err, ErrTooFewServers) || ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
-		if b.waitLog.allow() {
+		if b.waitLog.allow(logEvery) {
 			b.log.Warn().Err(err).Msg("streams cannot be set up yet, trying again")
 		}
 		if pause(ctx, rebindPause) != nil {
@@ -292,7 +292,7 @@ func (b *Bus) Ready(ctx context.Context) error {
 		if errors.Is(err, ErrPermission) || errors.Is(err, ErrNoJetStream) {
 			return fmt.Errorf("wait for set-up: %w", err)
 		}
-		if told.allow() {
+		if told.allow(logEvery) {
 			b.log.Info().Str("missing", missing).AnErr("err", err).Msg("waiting for the streams to be set up")
 		}
 		if waitErr := pause(ctx, rebindPause); waitErr != nil {

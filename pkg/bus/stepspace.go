@@ -144,7 +144,7 @@ func (r *StepSpace) Run(ctx context.Context) error {
 			return <-announced
 		}
 		waiting, err := r.grantWaiting(ctx, giveBack)
-		if err != nil && ctx.Err() == nil && r.b.waitLog.allow() {
+		if err != nil && ctx.Err() == nil && r.b.waitLog.allow(logEvery) {
 			r.b.log.Warn().Err(err).Msg("space for steps cannot be asked for, trying again")
 		}
 		if err == nil && !waiting {
@@ -162,7 +162,7 @@ func (r *StepSpace) Run(ctx context.Context) error {
 func (r *StepSpace) logWaiting() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.queue) > 0 && time.Since(r.queue[0].since) > spaceAlarm && r.log.allow() {
+	if len(r.queue) > 0 && time.Since(r.queue[0].since) > spaceAlarm && r.log.allow(logEvery) {
 		r.b.log.Warn().Int("samples", len(r.queue)).Int64("need_bytes", r.queue[0].bytes).
 			Int64("free_bytes", max(0, r.space)).Int64("max_bytes", r.limit).Bool("disk", r.onDisk).
 			Msg("samples wait for space; meander streams says for what")

@@ -2,7 +2,6 @@ package bus
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -126,37 +125,24 @@ func (s *Subscription) serverPin() string {
 	return ""
 }
 
-func (s *Subscription) info() (info jetstream.ConsumerInfo, err error) {
-	err = s.api("INFO", nil, &info)
-	return info, err
+func (s *Subscription) info() (*jetstream.ConsumerInfo, error) {
+	ctx, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	c, err := s.bus.js.Consumer(ctx, s.config.Stream, s.config.Name)
+	if err != nil {
+		return nil, err
+	}
+	return c.CachedInfo(), nil
 }
 
 func (s *Subscription) unpin() {
-	if err := s.api("UNPIN", []byte(`{"group":"`+s.config.PriorityGroup+`"}`), nil); err != nil {
-		s.bus.log.Debug().Err(err).Str("consumer", s.config.Name).Msg("not unpinned")
-	}
-}
-
-// api sends a request about the consumer to the server, and decodes the answer into a pointer; nil: it is not needed.
-// An answer that says why the server refuses is a *jetstream.APIError.
-func (s *Subscription) api(verb string, body []byte, answer any) error {
 	ctx, stop := context.WithTimeout(context.Background(), time.Second)
 	defer stop()
-	m, err := s.bus.nc.RequestWithContext(ctx, "$JS.API.CONSUMER."+verb+"."+s.config.Stream+"."+s.config.Name, body)
-	if err != nil {
-		return err
+	stream, err := s.bus.js.Stream(ctx, s.config.Stream)
+	if err == nil {
+		err = stream.UnpinConsumer(ctx, s.config.Name, s.config.PriorityGroup)
 	}
-	var refused struct {
-		Error *jetstream.APIError `json:"error"`
+	if err != nil { // PinnedTTL does the same later
+		s.bus.log.Debug().Err(err).Str("consumer", s.config.Name).Msg("not unpinned")
 	}
-	if err := json.Unmarshal(m.Data, &refused); err != nil {
-		return err
-	}
-	if refused.Error != nil {
-		return refused.Error
-	}
-	if answer == nil {
-		return nil
-	}
-	return json.Unmarshal(m.Data, answer)
 }

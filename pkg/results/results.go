@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/pkg/view"
@@ -92,7 +93,7 @@ func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	status, err := b.RunStatus(ctx, run)
+	status, err := counters.Status(ctx, b, run)
 	if err == nil {
 		r.Summary.State = status.State
 	} else if !errors.Is(err, bus.ErrNotFound) { // a pass over another run has no prompts

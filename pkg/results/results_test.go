@@ -338,7 +338,7 @@ func TestRuns_Bytes(t *testing.T) {
 		t.Helper()
 		runs, err := view.Count(t.Context(), b, "*")
 		if err == nil {
-			err = view.EstimateBytes(t.Context(), b, runs, before)
+			err = view.AddSizes(t.Context(), b, runs, before)
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/model/families"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/models"
 )
 
@@ -27,7 +28,8 @@ import (
 type Config struct {
 	Weights
 	models.Compute
-	EngineServer
+	engine.Server
+	models.TorchOptions
 	Requests
 	Batching
 	Process
@@ -35,81 +37,37 @@ type Config struct {
 
 // Weights say which weights the sampler begins with.
 type Weights struct {
-	// Model is "synthetic", a folder in the diffusers layout or of a language model, or the name of a shipped one.
-	Model string `koanf:"model" help:"synthetic, a folder in the diffusers layout or of a language model, or the name of a shipped model"`
-	// Adapter is a LoRA in PEFT's form that is added to the model, AdapterScale how much of it.
+	Model        string  `koanf:"model" help:"synthetic, a folder in the diffusers layout or of a language model, or the name of a shipped model"`
 	Adapter      string  `koanf:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
 	AdapterScale float64 `koanf:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
-	// WeightsDir is a folder that is shared with those who push weights by path; empty: such versions are refused.
-	WeightsDir string `koanf:"weights_dir" help:"folder that is shared with those who push whole transformers by path ('policy push --weights-dir'), maybe as another path there; default none: versions by path are refused"`
+	WeightsDir   string  `koanf:"weights_dir" help:"folder that is shared with those who push whole transformers by path ('policy push --weights-dir'), maybe as another path there; default none: versions by path are refused"`
 	// PolicyVersion is the lowest version that the sampler's own weights are announced with.
 	PolicyVersion int64 `koanf:"policy_version" help:"version of the weights, stamped on every event"`
 	// BaseDigest is the digest of the checkpoint that the model must be; empty: any.
 	BaseDigest string `koanf:"-"`
-	// Models are the families of image models that Model may belong to.
-	Models model.Registry `koanf:"-"`
-	// Languages are the families of language models that Model may belong to.
-	Languages lm.Registry `koanf:"-"`
-	// Loading is called while the model's weights are read; nil: nothing is called.
+	// Models are the families of image models that Model may belong to, Languages those of language models.
+	Models    model.Registry `koanf:"-"`
+	Languages lm.Registry    `koanf:"-"`
+	// Loading is told how much of the model is read; nil: nothing is told.
 	Loading model.Progress `koanf:"-"`
-}
-
-// EngineServer says which server draws the samples in place of the sampler.
-type EngineServer struct {
-	// Engine is what computes or draws the samples; empty: the sampler. torch computes the network of an image model in
-	// a worker, which torch=ADDRESS joins. Of a server that draws, Model is what it serves: of a language model the
-	// folder, which is read for the tokenizer.
-	Engine string `koanf:"engine" help:"what computes --model: torch (diffusers, in a process that is started) or torch=ADDRESS (one that runs, at unix:/PATH, HOST:PORT or tls:HOST:PORT); or the servers that draw its samples, as KIND=URL[,URL]: vllm=http://127.0.0.1:8000; default the sampler itself"`
-	// EnginePatience is how long the server may send nothing of a sample before it is asked again.
-	EnginePatience time.Duration `koanf:"engine_patience" help:"how long a server of --engine may say nothing of a sample before that is asked for again"`
-	// EngineConcurrency is the most samples of texts that a server is asked for at once. Fewer are while it is
-	// overloaded.
-	EngineConcurrency int `koanf:"engine_concurrency" help:"most texts that each server of --engine draws at once; fewer if overloaded"`
-	// EngineMix has the sampler finish groups that another engine has begun, see schemas.Policy.
-	EngineMix bool `koanf:"engine_mix" help:"also make samples of groups that another engine has begun (another kind of server, or the sampler itself); default such groups wait for it"`
-	// EngineAdapters is a folder that the server can read, too: the weights of policies are handed over in it. Empty:
-	// the server keeps the weights that it was started with.
-	EngineAdapters string `koanf:"engine_adapters" help:"folder in which the servers of --engine find the weights of pushed policies, by the same path; default none: their weights never change"`
-	// EngineKey is sent to the server as a bearer token, or is the token of a worker.
-	EngineKey string `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
-	// Compile has the workers of torch compile the network.
-	Compile bool `koanf:"compile" help:"with --engine torch: compile the network; a slow start, then faster steps"`
-	// VAETiling has the workers of torch decode and encode media in tiles.
-	VAETiling bool `koanf:"vae_tiling" help:"with --engine torch: decode in tiles, which needs less memory; pixels differ a little where tiles meet"`
-	// TextEncoderDevice is where the workers of torch encode prompts; empty: where they compute.
-	TextEncoderDevice string `koanf:"text_encoder_device" help:"with --engine torch: device of the text encoders, such as cpu or cuda:1, if one has no memory for all; default the same"`
-	// Waiting is told what a worker of torch, or a server, is waited for, and "" when the wait is over; nil: it is
-	// logged.
-	Waiting func(text string) `koanf:"-"`
-	// Spare keeps the worker of torch that PolicyOf starts, for the sampler; nil: each starts its own.
-	Spare *models.Spare `koanf:"-"`
 }
 
 // Requests say which requests the sampler serves, under which name, and how often and how long it tries.
 type Requests struct {
-	// Lane is the request queue to serve; empty: the model's name.
-	Lane schemas.Lane `koanf:"lane" help:"request queue to serve; default the model's name"`
-	// Instance names this process in events and logs.
-	Instance string `koanf:"instance" help:"name of this process in events; default random"`
-	// AckWait is how long the server waits for a heartbeat before another sampler gets the request.
-	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a request whose sampler died"`
-	// MaxDeliver is how often a request may fail before it becomes a dead letter. A killed or restarted process counts
-	// as a tenth of a failure.
-	MaxDeliver int `koanf:"max_deliver" help:"failures of a request before it becomes a dead letter; a killed or restarted process counts for a tenth of one"`
+	Lane       schemas.Lane  `koanf:"lane" help:"request queue to serve; default the model's name"`
+	Instance   string        `koanf:"instance" help:"name of this process in events; default random"`
+	AckWait    time.Duration `koanf:"ack_wait" help:"redelivery of a request whose sampler died"`
+	MaxDeliver int           `koanf:"max_deliver" help:"failures of a request before it becomes a dead letter; a killed or restarted process counts for a tenth of one"`
 	// DrainTimeout bounds the samples in flight at shutdown; what is not finished is put back.
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the samples in flight at shutdown; the rest is put back into the queue"`
 }
 
 // Batching says what is computed together, and what may wait to be stored.
 type Batching struct {
-	// Batch is the most samples in one micro-batch, Workers how many micro-batches run side by side;
-	// 0: one for each GPU, or for every two cores.
-	Batch   int `koanf:"batch" help:"samples denoised together in one micro-batch"`
-	Workers int `koanf:"workers" help:"micro-batches running side by side; 0 for one per GPU, or per two cores"`
-	// SharePrefixes computes the common beginning of the samples of a prompt once; bits do not depend on it.
-	SharePrefixes bool `koanf:"share_prefixes" help:"of texts, compute the common beginning of a prompt's samples once; results do not depend on it"`
-	// PublishWindowMiB bounds the step events that wait to be stored.
-	PublishWindowMiB int `koanf:"publish_window_mib" help:"MiB of step events that may wait to be stored"`
+	Batch            int  `koanf:"batch" help:"samples denoised together in one micro-batch"`
+	Workers          int  `koanf:"workers" help:"micro-batches running side by side; 0 for one per GPU, or per two cores"`
+	SharePrefixes    bool `koanf:"share_prefixes" help:"of texts, compute the common beginning of a prompt's samples once; results do not depend on it"`
+	PublishWindowMiB int  `koanf:"publish_window_mib" help:"MiB of step events that may wait to be stored"`
 }
 
 // Process is what the process around the sampler gives it. No flag sets it.
@@ -138,11 +96,11 @@ func Help(field string) string {
 // DefaultConfig returns settings that fit a laptop: the model signs on whatever device there is.
 func DefaultConfig() Config {
 	return Config{
-		Weights:      Weights{Model: "signs", AdapterScale: 1, Models: families.All(), Languages: languages.All()},
-		Compute:      models.Compute{Device: devices.Auto, DType: devices.Auto},
-		EngineServer: EngineServer{EnginePatience: time.Minute, EngineConcurrency: 64},
-		Requests:     Requests{AckWait: 30 * time.Second, MaxDeliver: 10, DrainTimeout: 20 * time.Second},
-		Batching:     Batching{Batch: 8, SharePrefixes: true, PublishWindowMiB: 64},
+		Weights:  Weights{Model: "signs", AdapterScale: 1, Models: families.All(), Languages: languages.All()},
+		Compute:  models.Compute{Device: devices.Auto, DType: devices.Auto},
+		Server:   engine.Server{EnginePatience: time.Minute, EngineConcurrency: 64},
+		Requests: Requests{AckWait: 30 * time.Second, MaxDeliver: 10, DrainTimeout: 20 * time.Second},
+		Batching: Batching{Batch: 8, SharePrefixes: true, PublishWindowMiB: 64},
 	}
 }
 
@@ -188,19 +146,13 @@ func (c Config) Validate() error {
 
 // torch returns the settings of workers that compute the network of an image model.
 func (c Config) torch() models.Torch {
-	return models.Torch{
-		Address: c.Engine, Compute: c.Compute, Key: c.EngineKey, Patience: c.EnginePatience, Ready: c.ready(),
-		Waiting: c.Waiting, Spare: c.Spare, Compile: c.Compile, VAETiling: c.VAETiling,
-		TextEncoderDevice: c.TextEncoderDevice,
-	}
+	return models.Torch{Server: engine.Server(c.server()), TorchOptions: c.TorchOptions, Compute: c.Compute}
 }
 
-// server returns the settings of a server that draws the tokens.
+// server returns the settings of a server that draws the samples.
 func (c Config) server() models.Server {
-	return models.Server{
-		Address: c.Engine, Patience: c.EnginePatience, Key: c.EngineKey, Concurrency: c.EngineConcurrency,
-		Adapters: c.EngineAdapters, Ready: c.ready(), Waiting: c.Waiting,
-	}
+	c.Server.Ready = c.ready()
+	return models.Server(c.Server)
 }
 
 // ready is Health, where conditions say of which lane they are.
@@ -219,18 +171,6 @@ func (c Config) ready() func(name string, check func() error) {
 	}
 }
 
-// validateAdapters returns what is wrong with the folder in which the server finds adapters.
-func (c Config) validateAdapters() error {
-	if c.EngineAdapters == "" {
-		return nil
-	}
-	if models.IsTorch(c.Engine) {
-		return errors.New("engine_adapters: set; must be absent with torch, whose workers get the weights without a " +
-			"folder")
-	}
-	return checkFolder("engine_adapters", c.EngineAdapters)
-}
-
 // checkFolder returns an error if the folder of a setting is not there.
 func checkFolder(setting, dir string) error {
 	f, err := os.Stat(dir)
@@ -243,35 +183,25 @@ func checkFolder(setting, dir string) error {
 	return nil
 }
 
-// checkConcurrency refuses a concurrency for what does not draw texts, which computes batches.
-func (c Config) checkConcurrency(texts bool) error {
-	if c.EngineConcurrency == DefaultConfig().EngineConcurrency || texts {
-		return nil
-	}
-	return fmt.Errorf("engine_concurrency: %d; must be absent but for a server of texts", c.EngineConcurrency)
-}
-
 // validateEngine joins the faults of the settings of what computes: devices, workers in Python, or a server that draws
 // the samples.
 func (c Config) validateEngine() error {
 	var errs []error
-	for _, ofTorch := range []struct {
-		name string
-		set  bool
-	}{
-		{"compile", c.Compile}, {"vae_tiling", c.VAETiling}, {"text_encoder_device", c.TextEncoderDevice != ""},
-	} {
-		if ofTorch.set && !models.IsTorch(c.Engine) {
-			errs = append(errs, fmt.Errorf("%s: set; must be absent without --engine torch", ofTorch.name))
+	usual, torch, adapters := DefaultConfig(), models.IsTorch(c.Engine), c.EngineAdapters != ""
+	// absent refuses a setting that has no effect.
+	absent := func(set bool, setting, why string) {
+		if set {
+			errs = append(errs, fmt.Errorf("%s: set; must be absent %s", setting, why))
 		}
 	}
+	if !torch {
+		absent(c.Compile, "compile", "without --engine torch")
+		absent(c.VAETiling, "vae_tiling", "without --engine torch")
+		absent(c.TextEncoderDevice != "", "text_encoder_device", "without --engine torch")
+	}
 	if c.Engine == "" {
-		if c.EngineKey != "" {
-			errs = append(errs, errors.New("engine_key: set; must be absent without engine"))
-		}
-		if c.EngineAdapters != "" {
-			errs = append(errs, errors.New("engine_adapters: set; must be absent without engine"))
-		}
+		absent(c.EngineKey != "", "engine_key", "without engine")
+		absent(adapters, "engine_adapters", "without engine")
 		return errors.Join(append(errs, c.Compute.Validate())...)
 	}
 	if c.EngineConcurrency < 1 || c.EngineConcurrency > 1024 {
@@ -280,42 +210,30 @@ func (c Config) validateEngine() error {
 	if c.EnginePatience < time.Second {
 		errs = append(errs, fmt.Errorf("engine_patience: %v; must be at least 1s", c.EnginePatience))
 	}
-	errs = append(errs, c.validateAdapters())
-	if c.WeightsDir != "" && c.EngineAdapters == "" && !models.IsTorch(c.Engine) {
-		errs = append(errs,
-			errors.New("weights_dir: set; must be absent without engine_adapters: the server keeps its weights"))
+	texts := !torch && c.server().DrawsTexts()
+	if c.EngineConcurrency != usual.EngineConcurrency && !texts {
+		errs = append(errs, fmt.Errorf("engine_concurrency: %d; must be absent but for a server of texts",
+			c.EngineConcurrency))
 	}
-	if models.IsTorch(c.Engine) {
-		return errors.Join(append(errs, c.checkConcurrency(false), c.torch().Check())...)
+	if torch {
+		absent(adapters, "engine_adapters", "with torch, whose workers get the weights without a folder")
+		return errors.Join(append(errs, c.torch().Check())...)
 	}
+	if adapters {
+		errs = append(errs, checkFolder("engine_adapters", c.EngineAdapters))
+	}
+	absent(c.WeightsDir != "" && !adapters, "weights_dir", "without engine_adapters: the server keeps its weights")
 	errs = append(errs, c.Compute.Validate())
 	if err := c.server().Check(); err != nil {
 		errs = append(errs, fmt.Errorf("engine: %w", err))
 	}
-	usual, texts := DefaultConfig(), c.server().DrawsTexts()
-	errs = append(errs, c.checkConcurrency(texts))
-	for _, of := range []struct {
-		name  string
-		given bool
-	}{{"batch", c.Batch != usual.Batch}, {"workers", c.Workers != usual.Workers}} {
-		if of.given && texts {
-			errs = append(errs, fmt.Errorf("%s: set; must be absent beside a server of texts: engine_concurrency "+
-				"is for it", of.name))
-		}
-	}
-	for _, beside := range []struct {
-		name  string
-		given bool
-	}{
-		{"adapter", c.Adapter != "" && c.EngineAdapters == ""},
-		{"device", c.Device != devices.Auto && c.Device != devices.CPU},
-		{"dtype", c.DType != devices.Auto},
-		{"deterministic", c.Deterministic},
-	} {
-		if beside.given {
-			errs = append(errs, fmt.Errorf("%s: set; must be absent beside engine: the server computes", beside.name))
-		}
-	}
+	absent(c.Batch != usual.Batch && texts, "batch", "beside a server of texts: engine_concurrency is for it")
+	absent(c.Workers != usual.Workers && texts, "workers", "beside a server of texts: engine_concurrency is for it")
+	const computes = "beside engine: the server computes"
+	absent(c.Adapter != "" && !adapters, "adapter", computes)
+	absent(c.Device != devices.Auto && c.Device != devices.CPU, "device", computes)
+	absent(c.DType != devices.Auto, "dtype", computes)
+	absent(c.Deterministic, "deterministic", computes)
 	return errors.Join(errs...)
 }
 

@@ -13,23 +13,19 @@ import (
 	"github.com/meander-rl/meander/pkg/remotehttp"
 )
 
-// Server is the servers that draw the samples of a network, one or more, and how they are asked.
+// Server is what computes or draws the samples in place of the sampler: workers, or the servers of its Engine.
 type Server struct {
-	// Address is NAME=URL[,URL ...]; NAME is their kind.
-	Address string
-	// Patience is how long a server may send nothing of a sample before it is asked again.
-	Patience time.Duration
-	// Concurrency is the most samples of texts that each server is asked for at once.
-	Concurrency int
-	// Key is sent as a bearer token.
-	Key string
-	// Adapters is the folder, of this machine and the server's, in which the server finds the adapters of policies;
-	// empty: it keeps the weights that it was started with.
-	Adapters string
-	// Waiting is told why the server is waited for, and "" when the wait is over; nil: it is logged.
-	Waiting func(text string)
+	// Of a server that draws, --model is what it serves: of a language model the tokenizer is read.
+	Engine            string        `koanf:"engine" help:"what computes --model: torch (diffusers, in a process that is started) or torch=ADDRESS (one that runs, at unix:/PATH, HOST:PORT or tls:HOST:PORT); or the servers that draw its samples, as KIND=URL[,URL]: vllm=http://127.0.0.1:8000; default the sampler itself"`
+	EnginePatience    time.Duration `koanf:"engine_patience" help:"how long a server of --engine may say nothing of a sample before that is asked for again"`
+	EngineConcurrency int           `koanf:"engine_concurrency" help:"most texts that each server of --engine draws at once; fewer if overloaded"`
+	EngineMix         bool          `koanf:"engine_mix" help:"also make samples of groups that another engine has begun (another kind of server, or the sampler itself); default such groups wait for it"`
+	EngineAdapters    string        `koanf:"engine_adapters" help:"folder in which the servers of --engine find the weights of pushed policies, by the same path; default none: their weights never change"`
+	EngineKey         string        `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
+	// Waiting is told what a worker or a server is waited for, and "" when the wait is over; nil: it is logged.
+	Waiting func(text string) `koanf:"-"`
 	// Ready adds a condition of readiness; nil: there is none.
-	Ready func(name string, check func() error)
+	Ready func(name string, check func() error) `koanf:"-"`
 }
 
 // Servers are the pool of the servers that draw the samples of a network, as pool.Pool is one.
@@ -70,7 +66,7 @@ func (s Server) Hooks(log zerolog.Logger) (h remotehttp.Hooks) {
 		log.Warn().Err(err).Str("server", server).Int("concurrency", n).
 			Msg("the engine is overloaded; it is asked for fewer samples at once")
 	}
-	if strings.Contains(s.Address, ",") { // of a single server Waiting says it
+	if strings.Contains(s.Engine, ",") { // of a single server Waiting says it
 		h.Changed = func(server string, err error) {
 			if err != nil {
 				log.Warn().Err(err).Str("server", server).Msg("a server of the engine is not used")
@@ -82,8 +78,7 @@ func (s Server) Hooks(log zerolog.Logger) (h remotehttp.Hooks) {
 	return h
 }
 
-// Reach waits until a server of a pool can be used, whose state is the condition "engine" of readiness. An error is the
-// end of ctx, or a *Refusal: waiting does not help.
+// Reach waits until a server can be used; readiness says so. An error is the end of ctx, or a *Refusal.
 func (s Server) Reach(ctx context.Context, p Servers) error {
 	if s.Ready != nil {
 		s.Ready("engine", p.Away)

@@ -23,17 +23,12 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
-// Compute is the settings of the devices that compute a model.
+// Compute is the settings of the devices that compute a model, here or in workers.
 type Compute struct {
-	// Device is auto, cpu, or GPUs as cuda:0,cuda:1; of workers any device that they have.
-	Device string `koanf:"device" help:"what computes: auto (GPUs if there are, else the CPU), cpu, cuda:0, or several GPUs as cuda:0,cuda:1; with --engine torch also mps or xpu"`
-	// DType is the element type of the factors of products on a GPU: f32, bf16, or auto; of workers that of the
-	// network.
-	DType string `koanf:"dtype" help:"products on a GPU: f32, bf16 (tensor cores), auto (bf16 for models of a billion parameters and more); with --engine torch the whole network, also f16"`
-	// Deterministic has a GPU compute products in bf16 in one order, whatever the batch.
-	Deterministic bool `koanf:"deterministic" help:"in bf16, fixed algorithms, so that bits do not depend on the batch; without it events of such a GPU say nondeterministic"`
-	// Threads is how many threads the CPU has; 0: all cores.
-	Threads int `koanf:"threads" help:"threads of the CPU; 0 for all cores; results do not depend on it"`
+	Device        string `koanf:"device" help:"what computes: auto (GPUs if there are, else the CPU), cpu, cuda:0, or several GPUs as cuda:0,cuda:1; with --engine torch also mps or xpu"`
+	DType         string `koanf:"dtype" help:"products on a GPU: f32, bf16 (tensor cores), auto (bf16 for models of a billion parameters and more); with --engine torch the whole network, also f16"`
+	Deterministic bool   `koanf:"deterministic" help:"in bf16, fixed algorithms, so that bits do not depend on the batch; without it events of such a GPU say nondeterministic"`
+	Threads       int    `koanf:"threads" help:"threads of the CPU; 0 for all cores; results do not depend on it"`
 }
 
 // Element types of Compute, besides auto.
@@ -46,8 +41,7 @@ const (
 // largeModel is the number of parameters from which on dtype auto is bf16.
 const largeModel = 1_000_000_000
 
-// Validate checks the settings of local computing. It returns all faults joined, each with its field name. A device
-// that this machine does not have is a fault.
+// Validate joins the faults of local computing; a device that this machine does not have is one.
 func (c Compute) Validate() error {
 	err := devices.Available(c.Device)
 	switch c.DType {
@@ -97,8 +91,7 @@ func (r Registry) open(name string, o model.Options) (engine.Network, error) {
 	return &texts.Network{Model: text}, nil
 }
 
-// Unknown joins the errors of a name that is neither an image model nor a language model, and suggests the nearest
-// name.
+// Unknown joins the errors of a name that neither an image nor a language model has, and suggests the nearest.
 func Unknown(images, text error) error {
 	a, isA := errors.AsType[*model.UnknownError](images)
 	b, isB := errors.AsType[*model.UnknownError](text)
@@ -112,9 +105,8 @@ func Unknown(images, text error) error {
 	return both
 }
 
-// PolicyOf returns the policy that a sampler of the model called name would announce, without loading its weights,
-// for estimates. problems say why the model could not be opened. The error says that there is no such model, or that
-// its files cannot be read.
+// PolicyOf returns the policy that a sampler of a model would announce, without loading its weights; problems say why
+// it could not be opened.
 func (r Registry) PolicyOf(name string) (p *schemas.Policy, problems []string, err error) {
 	info, err := r.Images.Inspect(name)
 	if err == nil {

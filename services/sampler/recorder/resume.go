@@ -158,9 +158,8 @@ func (r *Recorder) startSearch(ctx context.Context) (*stepSearch, error) {
 	return f, nil
 }
 
-// findStep returns the step with an index, of any attempt, whose seal continues before; nil if there is none. It tries
-// the attempt of the last find first. An error is of the server. Steps that do not fit, or whose tensors cannot be
-// read, are logged and skipped: they are made again.
+// findStep returns the step with an index whose seal continues before, of any attempt, that of the last find first;
+// nil: none. Steps that do not fit, or cannot be read, are logged and made again.
 func (f *stepSearch) findStep(ctx context.Context, index int64, before seal) (*storedStep, error) {
 	for at, attempt := range f.attempts {
 		subject := schemas.StepSubject(f.req.Run, f.req.UID, f.req.SampleIndex, attempt, index)

@@ -15,9 +15,8 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// Served is an image model whose samples servers make: all of a sample, from the text to the pixels. Of the model's
-// folder the configuration is read, not the weights. It is Network and Engine. Its noise is that of torch's generator
-// (pkg/torchrandom), and its samples say so.
+// Served is an image model whose samples servers make, from the text to the pixels; of its folder the configuration is
+// read. It is Network and Engine. Its noise is that of torch's generator, and its samples say so.
 type Served struct {
 	card    model.Card
 	pool    *remoteimage.Pool
@@ -59,14 +58,15 @@ func Dial(ctx context.Context, at engine.Server, of ServedModel, log zerolog.Log
 	}
 	s := &Served{card: card, digest: schemas.ServedBy(remoteimage.SGLangDiffusion)}
 	var err error
-	if s.weights, err = newServedWeights(at.Adapters, of.Folder); err != nil {
+	if s.weights, err = newServedWeights(at.EngineAdapters, of.Folder); err != nil {
 		return nil, engine.Refuse("%w", err)
 	}
 	if s.probe, err = s.newProbe(); err != nil {
 		return nil, err
 	}
 	s.pool, err = remoteimage.NewPool(remoteimage.Config{
-		Server: at.Address, Key: at.Key, Patience: at.Patience, Pipeline: of.Class, Probe: *s.probe, Same: sameWeights,
+		Server: at.Engine, Key: at.EngineKey, Patience: at.EnginePatience, Pipeline: of.Class, Probe: *s.probe,
+		Same:    sameWeights,
 		Changes: s.weights != nil, Hooks: at.Hooks(log),
 		Spoiled: func(err error) { log.Warn().Err(err).Msg("an image is made again") },
 	})

@@ -44,7 +44,7 @@ func (s *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.Seg
 		return nil, err
 	}
 	if req.Text != nil {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("text: given; the model %s makes images", s.card.Name))
+		return nil, engine.Invalid("text: given; the model %s makes images", s.card.Name)
 	}
 	tokens, err := s.card.Tokens(sampling.SizeOf(&req.Sampling))
 	if err == nil {
@@ -108,9 +108,8 @@ func (s *Served) generate(ctx context.Context, q *remoteimage.Request) (*remotei
 	}
 	for _, text := range []*remoteimage.Tensor{a.Prompt, a.Negative} {
 		if text != nil && text.Shape[0] > s.card.MaxPromptTokens {
-			return nil, bus.Terminal(schemas.CodeInvalid,
-				fmt.Errorf("prompt, or negative_prompt: %d tokens; must be at most %d: %w",
-					text.Shape[0], s.card.MaxPromptTokens, model.ErrPrompt))
+			return nil, engine.Invalid("prompt, or negative_prompt: %d tokens; must be at most %d: %w", text.Shape[0],
+				s.card.MaxPromptTokens, model.ErrPrompt)
 		}
 	}
 	return a, nil

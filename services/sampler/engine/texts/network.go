@@ -96,9 +96,7 @@ func (n *Network) Abilities() engine.Abilities {
 // canaryTokens is how many tokens the fixed input of canaries has.
 const canaryTokens = 4
 
-// Canary evaluates the logits after a few fixed tokens and returns their digest and length. A sampler calls it for
-// weights that it has loaded, to see whether they change anything. Values that are not finite are a *Refusal; other
-// errors are the model's.
+// Canary evaluates the logits after a few fixed tokens, see engine.Canary.
 func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 	return engine.Canary("vector of logits", func() ([]float32, error) {
 		card := n.Model.Card()

@@ -14,14 +14,13 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// Dial waits until a server that draws the tokens of a model can be reached. An error is the end of ctx, or the refusal
-// of all servers: they serve something else.
+// Dial waits until a server that draws the tokens of a model can be reached, or all refuse: they serve something else.
 func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logger) (_ engine.Network, err error) {
 	s := &Served{language: l, changed: make(chan struct{})}
 	if s.config, err = configOf(at, l); err != nil {
 		return nil, err
 	}
-	if s.adapters, err = newAdapters(at.Adapters, l); err != nil {
+	if s.adapters, err = newAdapters(at.EngineAdapters, l); err != nil {
 		return nil, err
 	}
 	s.config.Hooks = at.Hooks(log)
@@ -55,13 +54,13 @@ func configOf(at engine.Server, l lm.Language) (remotelm.Config, error) {
 		return remotelm.Config{}, fmt.Errorf("encode a message to try it with: %w", err)
 	}
 	return remotelm.Config{
-		Server: at.Address, Patience: at.Patience, Key: at.Key, Concurrency: at.Concurrency,
+		Server: at.Engine, Patience: at.EnginePatience, Key: at.EngineKey, Concurrency: at.EngineConcurrency,
 		Vocabulary: l.Card().Vocabulary, ProbeIDs: probe,
 	}, nil
 }
 
 // ServedPolicyOf returns the policy that a sampler of the servers would announce, for estimates. If none can be reached
-// now, the engine has a name only. An error says that none can ever be used.
+// now, the engine has a name only; an error says that none can ever be used.
 func ServedPolicyOf(ctx context.Context, at engine.Server, l lm.Language) (*schemas.Policy, error) {
 	config, err := configOf(at, l)
 	if err != nil {
