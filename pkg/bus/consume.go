@@ -258,7 +258,7 @@ func (w *consumer) deadLetter(ctx context.Context, m *Message, cause error) {
 			reason, err = cause.Error()+"; the stages after were not told: "+failed.Error(), nil
 		}
 		if err == nil {
-			err = w.bus.Dead(ctx, w.config.Stage, Code(cause), reason, m)
+			err = w.bus.Dead(ctx, w.config.Service, Code(cause), reason, m)
 		}
 		if err == nil && garbage {
 			err = w.bus.Delete(ctx, m.Stream, m.Seq)

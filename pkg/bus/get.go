@@ -503,7 +503,7 @@ func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.
 				delivered = *c.Delivered.Last
 			}
 			stats.Consumers = append(stats.Consumers, ConsumerStats{
-				Name: c.Name, Stage: stageOf(c.Name),
+				Name: c.Name, Stage: serviceOf(c.Name),
 				Pending: c.NumPending, AckPending: c.NumAckPending, Redelivered: c.NumRedelivered, Pulls: c.NumWaiting,
 				Filters: filtersOf(c.Config), Delivered: delivered,
 				Takes: c.Config.AckPolicy == jetstream.AckExplicitPolicy && c.Config.DeliverSubject == "",

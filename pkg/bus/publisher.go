@@ -149,7 +149,7 @@ func encodeFuture(
 func (p *Publisher) PublishStep(ctx context.Context, e schemas.StepEvent, sums *schemas.TensorSums) (*Future, error) {
 	if sums == nil {
 		var err error
-		if sums, err = e.TensorSums(schemas.BLAKE3); err != nil {
+		if sums, err = schemas.SumTensors(e); err != nil {
 			return nil, publishError(e.Subject(), err)
 		}
 	}

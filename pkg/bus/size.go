@@ -34,7 +34,7 @@ func (b *Bus) MeanSize(ctx context.Context, stream string, run schemas.Run) (uin
 func (b *Bus) meanOfSample(ctx context.Context, m *Message) (uint64, error) {
 	a, _ := schemas.ParseSubject(m.Subject)
 	sum, n := uint64(0), uint64(0)
-	filter := schemas.StepsFilter(a.Run, a.UID, a.Sample)
+	filter := schemas.StepsFilter(a.Run, a.UID, a.Sample, a.Stage)
 	for m, err := range b.Read(ctx, m.Stream, []string{filter}, ReadOptions{HeadersOnly: true}) {
 		if err != nil {
 			return 0, fmt.Errorf("size of a step: %w", err)
