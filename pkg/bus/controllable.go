@@ -15,12 +15,14 @@ const maxNamed = 12
 // Controllable returns nil when the run, group or sample that a control names exists; clients and intake ask before
 // they accept a control. Otherwise it returns an error that is ErrNotFound and lists what exists.
 func (b *Bus) Controllable(ctx context.Context, c *schemas.Control) error {
-	status, err := b.RunStatus(ctx, c.Run)
-	if errors.Is(err, ErrNotFound) {
-		return b.noSuchRun(ctx, c.Run)
-	}
-	if err != nil || c.UID == "" {
+	is, err := b.isRun(ctx, c.Run)
+	switch {
+	case err != nil:
 		return err
+	case !is:
+		return b.noSuchRun(ctx, c.Run)
+	case c.UID == "":
+		return nil
 	}
 	g, err := b.Group(ctx, c.Run, c.UID)
 	switch {
@@ -42,7 +44,24 @@ func (b *Bus) Controllable(ctx context.Context, c *schemas.Control) error {
 		a, _ := schemas.ParseSubject(subject)
 		uids = append(uids, string(a.UID))
 	}
-	return notThere("uid: %s; must be one of the %d groups of run %s: %s", c.UID, status.Groups, c.Run, listNames(uids))
+	return notThere("uid: %s; must be one of the %d groups of run %s: %s", c.UID, len(uids), c.Run, listNames(uids))
+}
+
+// isRun reports whether a prompt or a group of the run is stored, or a control of it is in force.
+func (b *Bus) isRun(ctx context.Context, run schemas.Run) (bool, error) {
+	if err := schemas.CheckToken("run", run); err != nil {
+		return false, err
+	}
+	for _, at := range [][2]string{
+		{schemas.StreamPrompts, schemas.PromptSubject(run)},
+		{schemas.StreamGroups, schemas.GroupSubject(run, "*")},
+	} {
+		if n, err := b.Stored(ctx, at[0], []string{at[1]}, 1); n > 0 || err != nil {
+			return n > 0, err
+		}
+	}
+	h, err := b.ControlsOf(ctx, run, "")
+	return h.Run != nil, err
 }
 
 // isPrompted reports whether the run has a prompt with this uid that intake has not accepted yet.

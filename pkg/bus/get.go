@@ -41,7 +41,7 @@ type directRequest struct {
 	MaxBytes  int      `json:"max_bytes,omitempty"`
 	MultiLast []string `json:"multi_last,omitempty"`
 	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
-	NextFor   string   `json:"next_by_subj,omitempty"` // only in requests to a leader
+	NextFor   string   `json:"next_by_subj,omitempty"`
 }
 
 // directSubject returns the subject of direct gets from a stream. Any server that has the stream answers them.
@@ -127,6 +127,8 @@ func (b *Bus) getMessage(ctx context.Context, stream, subject string, req direct
 	return nil, err
 }
 
+// directError returns the error in the server's answer to a direct get: ErrNotFound, no server, or another; nil for a
+// message.
 func directError(stream string, m *nats.Msg) error {
 	switch status := m.Header.Get(headerStatus); {
 	case status == "" || m.Header.Get(jetstream.StreamHeader) != "":
@@ -291,6 +293,19 @@ func (b *Bus) lastPerSubject(ctx context.Context, stream string, filters []strin
 	return slices.CompactFunc(out, func(a, b *Message) bool { return a.Seq == b.Seq }), nil
 }
 
+// Stored returns how many messages of a stream match the filters, from a sequence on. In a cluster it may be too few.
+func (b *Bus) Stored(ctx context.Context, stream string, filters []string, from uint64) (n uint64, err error) {
+	for _, filter := range filters {
+		req := directRequest{Seq: from, Batch: 1, NextFor: filter}
+		page, _, pending, err := b.readUpToDate(ctx, stream, req, 0)
+		if err != nil {
+			return 0, fmt.Errorf("count %s: %w", filter, err)
+		}
+		n += uint64(len(page)) + pending
+	}
+	return n, nil
+}
+
 // Subjects returns the stored subjects of a stream that match filter, each with its number of messages; without any
 // the map is empty.
 func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]uint64, error) {
@@ -304,41 +319,42 @@ func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]u
 	return state.Subjects, nil
 }
 
-func (b *Bus) streamState(ctx context.Context, stream, filter string) (jetstream.StreamState, error) {
-	var info *jetstream.StreamInfo
-	err := b.retryWhileAway(ctx, func(ctx context.Context) error {
-		s, err := b.js.Stream(ctx, stream)
+// streamState returns the state of a stream, with the subjects that match filter.
+func (b *Bus) streamState(ctx context.Context, stream, filter string) (state jetstream.StreamState, err error) {
+	err = b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error {
+		info, err := s.Info(ctx, jetstream.WithSubjectFilter(filter))
 		if err == nil {
-			info, err = s.Info(ctx, jetstream.WithSubjectFilter(filter))
+			state = info.State
 		}
 		return err
 	})
-	if err != nil {
-		return jetstream.StreamState{}, err
-	}
-	return info.State, nil
+	return state, err
+}
+
+// withStream calls f with a stream, and again while the server is away.
+func (b *Bus) withStream(ctx context.Context, name string, f func(context.Context, jetstream.Stream) error) error {
+	return b.retryWhileAway(ctx, func(ctx context.Context) error {
+		s, err := b.js.Stream(ctx, name)
+		if err != nil {
+			return err
+		}
+		return f(ctx, s)
+	})
 }
 
 // StreamInfo returns the state and the limits of a stream of the contract, or of one behind a bucket.
 func (b *Bus) StreamInfo(ctx context.Context, stream string) (info *jetstream.StreamInfo, err error) {
-	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
-		s, err := b.js.Stream(ctx, stream)
-		if err == nil {
-			info = s.CachedInfo()
-		}
-		return err
+	err = b.withStream(ctx, stream, func(_ context.Context, s jetstream.Stream) error {
+		info = s.CachedInfo()
+		return nil
 	})
 	return info, err
 }
 
 // Delete removes the message at a sequence. It is no error when the message is gone already.
 func (b *Bus) Delete(ctx context.Context, stream string, seq uint64) error {
-	err := b.retryWhileAway(ctx, func(ctx context.Context) error {
-		s, err := b.js.Stream(ctx, stream)
-		if err == nil {
-			err = s.DeleteMsg(ctx, seq)
-		}
-		return err
+	err := b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error {
+		return s.DeleteMsg(ctx, seq)
 	})
 	if errors.Is(err, jetstream.ErrMsgNotFound) || errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
 		// The server reports a message that is not there as a failed delete.
@@ -376,27 +392,25 @@ func (b *Bus) Purge(ctx context.Context, run schemas.Run) (uint64, error) {
 
 // PurgeSubject removes the messages whose stored subject matches filter, and returns their number.
 func (b *Bus) PurgeSubject(ctx context.Context, stream, filter string) (uint64, error) {
-	body, err := json.Marshal(map[string]string{"filter": filter})
-	if err != nil {
-		return 0, err
-	}
-	var resp *nats.Msg
-	err = b.retryWhileAway(ctx, func(ctx context.Context) (err error) {
-		resp, err = b.request(ctx, &nats.Msg{Subject: "$JS.API.STREAM.PURGE." + stream, Data: body})
-		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("purge %q of %s: %w", filter, stream, err)
-	}
 	var answer struct {
 		Error  *jetstream.APIError `json:"error"`
 		Purged uint64              `json:"purged"`
 	}
-	if err := json.Unmarshal(resp.Data, &answer); err != nil {
-		return 0, fmt.Errorf("purge %q of %s: %w", filter, stream, err)
+	body, err := json.Marshal(map[string]string{"filter": filter})
+	if err == nil {
+		err = b.retryWhileAway(ctx, func(ctx context.Context) error {
+			resp, err := b.request(ctx, &nats.Msg{Subject: "$JS.API.STREAM.PURGE." + stream, Data: body})
+			if err == nil {
+				err = json.Unmarshal(resp.Data, &answer)
+			}
+			return err
+		})
 	}
-	if answer.Error != nil {
-		return 0, fmt.Errorf("purge %q of %s: %w", filter, stream, answer.Error)
+	if err == nil && answer.Error != nil {
+		err = answer.Error
+	}
+	if err != nil {
+		return 0, fmt.Errorf("purge %q of %s: %w", filter, stream, err)
 	}
 	return answer.Purged, nil
 }
@@ -459,27 +473,23 @@ type ConsumerStats struct {
 // then of the streams behind the buckets.
 func (b *Bus) Stats(ctx context.Context) (out []StreamStats, err error) {
 	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
-		out, err = b.allStats(ctx)
-		return err
+		out = nil
+		for _, k := range allStores() {
+			stats, s, err := b.streamStats(ctx, k)
+			if err == nil {
+				err = b.addConsumers(ctx, stats, s)
+			}
+			if err != nil {
+				return err
+			}
+			out = append(out, *stats)
+		}
+		return nil
 	})
 	return out, err
 }
 
-func (b *Bus) allStats(ctx context.Context) ([]StreamStats, error) {
-	var out []StreamStats
-	for _, k := range allStores() {
-		stats, s, err := b.streamStats(ctx, k)
-		if err != nil {
-			return nil, err
-		}
-		if err := b.addConsumers(ctx, stats, s); err != nil {
-			return nil, err
-		}
-		out = append(out, *stats)
-	}
-	return out, nil
-}
-
+// addConsumers adds the durables of a stream to its stats.
 func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.Stream) error {
 	consumers, err := b.consumersOf(ctx, s)
 	if err != nil {
@@ -493,7 +503,7 @@ func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.
 				delivered = *c.Delivered.Last
 			}
 			stats.Consumers = append(stats.Consumers, ConsumerStats{
-				Name: c.Name, Stage: stageOf(c.Name),
+				Name: c.Name, Stage: serviceOf(c.Name),
 				Pending: c.NumPending, AckPending: c.NumAckPending, Redelivered: c.NumRedelivered, Pulls: c.NumWaiting,
 				Filters: filtersOf(c.Config), Delivered: delivered,
 				Takes: c.Config.AckPolicy == jetstream.AckExplicitPolicy && c.Config.DeliverSubject == "",

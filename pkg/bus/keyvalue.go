@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -19,13 +20,6 @@ func (b *Bus) bucket(ctx context.Context, name string) (jetstream.KeyValue, erro
 		return nil, fmt.Errorf("open bucket %s: %w", name, err)
 	}
 	return kv, nil
-}
-
-// isLostUpdate reports whether an entry was not created or updated because another writer was first.
-func isLostUpdate(err error) bool {
-	api, _ := errors.AsType[*jetstream.APIError](err)
-	return errors.Is(err, jetstream.ErrKeyExists) ||
-		api != nil && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence
 }
 
 // CreateRun stores the spec of a run, what it was started with, if there is none. It returns the stored spec, and
@@ -48,6 +42,7 @@ func (b *Bus) CreateRun(ctx context.Context, run schemas.Run, spec []byte) (stor
 	return stored, false, err
 }
 
+// createKey stores the value of a key of a bucket if there is none, and reports whether it did.
 func (b *Bus) createKey(ctx context.Context, bucket, key string, value []byte) (created bool, err error) {
 	err = b.updateKey(ctx, bucket, key, func(_ context.Context, old []byte) ([]byte, error) {
 		if created = old == nil; created {
@@ -64,44 +59,89 @@ func (b *Bus) updateKey(
 	ctx context.Context, bucket, key string, next func(ctx context.Context, old []byte) ([]byte, error),
 ) error {
 	for {
-		err := b.retryWhileAway(ctx, func(ctx context.Context) error {
-			kv, err := b.bucket(ctx, bucket)
-			if err != nil {
-				return err
+		var old []byte
+		revision := uint64(0)
+		m, err := b.Last(ctx, "KV_"+bucket, schemas.BucketSubject(bucket, key))
+		switch {
+		case err == nil:
+			if revision = m.Seq; !m.removesKey() {
+				old = append([]byte{}, m.Data...)
 			}
-			var old []byte
-			e, err := kv.Get(ctx, key)
-			switch {
-			case err == nil:
-				old = append([]byte{}, e.Value()...)
-			case !errors.Is(err, jetstream.ErrKeyNotFound):
-				return err
-			}
-			value, err := next(ctx, old)
-			switch {
-			case err != nil || value == nil:
-			case old == nil:
-				_, err = kv.Create(ctx, key, value)
-			default:
-				_, err = kv.Update(ctx, key, value, e.Revision())
-			}
+		case !errors.Is(err, ErrNotFound):
 			return err
-		})
-		if !isLostUpdate(err) {
+		}
+		value, err := next(ctx, old)
+		if err != nil || value == nil {
+			return err
+		}
+		if stored, err := b.SwapEntry(ctx, bucket, key, value, revision); stored || err != nil {
 			return err
 		}
 	}
 }
 
+// removesKey reports whether the message is the marker of a key that was removed from its bucket.
+func (m *Message) removesKey() bool { return m.Header.Get(headerKVOperation) != "" }
+
+// getKey returns the value of a key of a bucket, or ErrNotFound.
 func (b *Bus) getKey(ctx context.Context, bucket, key string) ([]byte, error) {
-	m, err := b.Last(ctx, "KV_"+bucket, schemas.BucketSubject(bucket, key))
-	if err == nil && m.Header.Get(headerKVOperation) != "" { // the marker of a removed key
+	e, err := b.Entry(ctx, bucket, key)
+	if err == nil && e.Revision == 0 {
 		err = ErrNotFound
 	}
-	if err != nil {
-		return nil, err
+	return e.Value, err
+}
+
+// Entry is what a key of a bucket holds, and the revision under which it was stored; revision 0: nothing.
+type Entry struct {
+	Key      string
+	Value    []byte
+	Revision uint64
+}
+
+// Entry returns what a key of a bucket holds.
+func (b *Bus) Entry(ctx context.Context, bucket, key string) (Entry, error) {
+	m, err := b.Last(ctx, "KV_"+bucket, schemas.BucketSubject(bucket, key))
+	if errors.Is(err, ErrNotFound) || err == nil && m.removesKey() {
+		return Entry{}, nil
 	}
-	return m.Data, nil
+	if err != nil {
+		return Entry{}, err
+	}
+	return Entry{key, m.Data, m.Seq}, nil
+}
+
+// Entries returns what the keys of a bucket hold that a filter matches.
+func (b *Bus) Entries(ctx context.Context, bucket, filter string) (all []Entry, err error) {
+	stored, err := b.LastMany(ctx, "KV_"+bucket, []string{schemas.BucketSubject(bucket, filter)})
+	for _, m := range stored {
+		if !m.removesKey() {
+			all = append(all, Entry{strings.TrimPrefix(m.Subject, schemas.BucketSubject(bucket, "")), m.Data, m.Seq})
+		}
+	}
+	return all, err
+}
+
+// SwapEntry stores the value of a key if the key still has the revision (0: it has no value), and reports whether it
+// did.
+func (b *Bus) SwapEntry(
+	ctx context.Context, bucket, key string, value []byte, revision uint64,
+) (stored bool, err error) {
+	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
+		_, err := b.js.Publish(ctx, schemas.BucketSubject(bucket, key), value,
+			jetstream.WithExpectLastSequencePerSubject(revision))
+		return err
+	})
+	api, _ := errors.AsType[*jetstream.APIError](err)
+	if api != nil && api.ErrorCode == codeStreamWrongLastSeq {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// MayWrite reports whether whoever is connected may write to a bucket, as far as its credentials say.
+func (b *Bus) MayWrite(bucket string) bool {
+	return b.user.Writes(schemas.BucketSubject(bucket, "key"))
 }
 
 const (
@@ -141,7 +181,7 @@ func (b *Bus) Run(ctx context.Context, run schemas.Run) ([]byte, error) {
 	return spec, nil
 }
 
-// deleteRun removes the spec of a run, in mirrors too, and its controls; Purge ends with it.
+// deleteRun removes the spec of a run, in mirrors too, its counts and its controls; Purge ends with it.
 func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 	kv, err := b.bucket(ctx, schemas.RunBucket)
 	if err == nil {
@@ -153,6 +193,9 @@ func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 	}
 	if err == nil {
 		err = s.Purge(ctx, jetstream.WithPurgeSubject(schemas.BucketSubject(schemas.RunBucket, string(run))))
+	}
+	if err == nil {
+		err = s.Purge(ctx, jetstream.WithPurgeSubject(schemas.BucketSubject(schemas.RunBucket, "*."+string(run))))
 	}
 	if err == nil {
 		err = b.deleteControls(ctx, run)

@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -30,6 +31,11 @@ const recordsAtOnce = 256
 // no pass over stored samples.
 func (g OpenGroup) AsksForSamples() bool { return g.Error == "" && g.Group.SourceRun == "" }
 
+// WantsVerdict reports whether people or batch jobs score samples of the group.
+func (g OpenGroup) WantsVerdict() bool {
+	return slices.ContainsFunc(g.Group.Reward, schemas.RewardSpec.IsVerdict)
+}
+
 // OpenGroups returns the groups of a run, or of all runs with "*", that have no result.
 func (b *Bus) OpenGroups(ctx context.Context, run schemas.Run) ([]OpenGroup, error) {
 	groups, err := b.Subjects(ctx, schemas.StreamGroups, schemas.Address{Kind: schemas.KindGroup, Run: run}.Filter())
@@ -47,8 +53,21 @@ func (b *Bus) OpenGroups(ctx context.Context, run schemas.Run) ([]OpenGroup, err
 			subjects = append(subjects, subject)
 		}
 	}
+	return b.groupsAt(ctx, subjects)
+}
+
+// GroupsOf returns groups of a run that are known to be open.
+func (b *Bus) GroupsOf(ctx context.Context, run schemas.Run, uids iter.Seq[schemas.UID]) ([]OpenGroup, error) {
+	var subjects []string
+	for uid := range uids {
+		subjects = append(subjects, schemas.GroupSubject(run, uid))
+	}
+	return b.groupsAt(ctx, subjects)
+}
+
+// groupsAt returns the groups with records at these subjects.
+func (b *Bus) groupsAt(ctx context.Context, subjects []string) (out []OpenGroup, err error) {
 	slices.Sort(subjects)
-	var out []OpenGroup
 	for part := range slices.Chunk(subjects, recordsAtOnce) {
 		stored, err := b.LastMany(ctx, schemas.StreamGroups, part)
 		if err != nil {
@@ -155,6 +174,7 @@ func (g OpenGroup) sample(index int64) schemas.Making {
 	return schemas.Making{Run: g.Run, UID: g.UID, SampleIndex: index}
 }
 
+// samplesWithout returns the samples of a group that are not among those given.
 func samplesWithout(have map[schemas.Making]bool, g OpenGroup) (out []int64) {
 	if have[g.sample(-1)] {
 		return nil

@@ -29,8 +29,8 @@ from ..data.batch import Group, Keep, Sample
 from .control import Controls, Refused
 from .cursor import PatientJetStream
 from ..data.events import (
-    ADVANTAGE, PREFIX, STEP, TOKENS, Event, EventError, Gone, checked, decode, digest_prefix, fault, fitting,
-    name_of, payload_digest, tensor, trajectory_form,
+    ADVANTAGE, PREFIX, STAGE, STEP, TOKENS, TRAJECTORY, Event, EventError, Gone, check_known, checked, decode,
+    fault, fitting, name_of, payload_digest, tensor,
 )
 from .reader import Batches, Groups, LogProbs
 from .tasks import means_away, maybe_awaited, together
@@ -205,15 +205,15 @@ class Client(Controls, Teachers):
 
     def stream_trajectories(self, run: str) -> AsyncIterator[Event]:
         """The trajectories of a run: first the stored ones, then new ones."""
-        return self._events(f"trajectory.{name_of('run', run)}.*.*", "MDR_TRAJECTORIES")
+        return self._events(f"trajectory.{name_of('run', run)}.*.*.*", "MDR_TRAJECTORIES")
 
     def steps(self, run: str) -> AsyncIterator[Event]:
         """The denoising steps of a run while they happen, of all attempts. Parts of large tensors are not included."""
-        return self._events(f"step.{name_of('run', run)}.*.*.*.*", "MDR_STEPS")
+        return self._events(f"step.{name_of('run', run)}.*.*.*.*.*", "MDR_STEPS")
 
     def tokens(self, run: str) -> AsyncIterator[Event]:
         """The tokens of a run's texts while they are made, of all attempts. Parts of large tensors are not included."""
-        return self._events(f"tokens.{name_of('run', run)}.*.*.*.*", "MDR_STEPS")
+        return self._events(f"tokens.{name_of('run', run)}.*.*.*.*.*", "MDR_STEPS")
 
     def stream_groups(
         self, run: str, name: str = "", *, after: str = "", shared: bool = False, keep: Keep | None = None,
@@ -287,6 +287,7 @@ class Client(Controls, Teachers):
         if not member["trajectory_seq"]:
             return Sample(member, None, [])
         trajectory = await self._trajectory(run, uid, member)
+        check_known(trajectory, TRAJECTORY, f"sample {uid} #{member['sample_index']}")
         if trajectory.get("text") is not None:
             completed = trajectory["stop_reason"] == "completed"
             return Sample(member, trajectory, [], text=await self.text(trajectory, logits) if completed else None)
@@ -297,9 +298,9 @@ class Client(Controls, Teachers):
         return Sample(member, trajectory, steps, {t["name"]: tensor(t["tensor"]) for t in texts})
 
     async def _trajectory(self, run: str, uid: str, member: Event) -> Event:
-        subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}"
+        subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}.{STAGE}"
         m = await self._stored("MDR_TRAJECTORIES", member["trajectory_seq"], subject)
-        return fitting(m.data or b"", trajectory_form, subject, "run", "uid", "sample_index")
+        return fitting(m.data or b"", TRAJECTORY, subject, "run", "uid", "sample_index")
 
     async def text(self, trajectory: Event, logits: bool = False) -> Text:
         """What a completed sample of text says, token by token; with logits also what is stored of those.
@@ -307,9 +308,9 @@ class Client(Controls, Teachers):
         EventError: it did not come to an end, or no logits of it are stored.
         """
         name = f"{trajectory['uid']} #{trajectory['sample_index']}"
-        if wrong := "text: absent; must be there: the sample is an image" if trajectory.get("text") is None else fault(
-            trajectory, trajectory_form(trajectory)
-        ):
+        if trajectory.get("text") is None:
+            raise EventError(f"{name}: text: absent; must be there: the sample is an image")
+        if wrong := fault(trajectory, TRAJECTORY):
             raise EventError(f"{name}: {wrong}")
         for field in ("ids", "mask", *NUMBERS):
             if trajectory["text"].get(field):
@@ -340,14 +341,16 @@ class Client(Controls, Teachers):
 
     async def _steps(self, trajectory: Event, kind: str, form: Event, logits: bool = False) -> list[Event]:
         """Returns the stored events that a trajectory names, with complete tensors; logits only if they are wanted."""
-        subject = f"{PREFIX}{kind}.{trajectory['run']}.{trajectory['uid']}.{trajectory['sample_index']}."
+        sample = f"{trajectory['run']}.{trajectory['uid']}.{trajectory['sample_index']}.{trajectory['stage']}"
+        subject = f"{PREFIX}{kind}.{sample}."
         return await together(self._step(subject, ref, form, logits) for ref in trajectory["steps"] or [])
 
     async def _step(self, subject: str, ref: Event, form: Event, logits: bool) -> Event:
         m = await self._stored("MDR_STEPS", ref["seq"], subject)
         data = m.data or b""
         step = fitting(data, form, m.subject or "")
-        if payload_digest(data, digest_prefix(ref["digest"])) != ref["digest"]:
+        check_known(step, form, m.subject or "")
+        if payload_digest(data) != ref["digest"]:
             raise EventError(f"{m.subject}: sequence {ref['seq']} is not the step that the trajectory names")
         if not logits:
             step["logits"] = None
@@ -499,9 +502,9 @@ class Client(Controls, Teachers):
         what, tokens = f"logits of answer {request['answer']}", len(request["ids"])
         parts: list[Event] = [request["logits"]] if request.get("logits") else []
         if not parts:
-            at, n = f"{request['run']}.{request['uid']}.{request['sample_index']}.{request['attempt']}", request[
-                "first_event"]
-            subjects = [f"{PREFIX}tokens.{at}.{i}" for i in range(n, n + request["event_count"])]
+            at = ".".join(str(request[name]) for name in ("run", "uid", "sample_index", "stage", "attempt"))
+            first = request["first_event"]
+            subjects = [f"{PREFIX}tokens.{at}.{i}" for i in range(first, first + request["event_count"])]
             events = await together(self._tokens(subject) for subject in subjects)
             tokens, parts = sum(len(e["ids"]) for e in events), [e["logits"] for e in events if e.get("logits")]
         return answer_logits(parts, tokens, request, what)

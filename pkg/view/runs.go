@@ -1,0 +1,250 @@
+package view
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/counters"
+	"github.com/meander-rl/meander/pkg/outcomes"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Run is one run in the list: what is stored of it.
+type Run struct {
+	Run schemas.Run `json:"run"`
+	// State is as in schemas.RunStatus: running, paused, or what became of it.
+	State   string `json:"state"`
+	Groups  int    `json:"groups"`
+	Open    int    `json:"open_groups"`
+	Samples int    `json:"samples"`
+	// Outcomes counts the groups by what became of them.
+	Outcomes outcomes.Groups `json:"outcomes"`
+	// Counted groups have advantages.
+	Counted int64 `json:"counted"`
+	// OpenBatches have groups and no result.
+	OpenBatches int64 `json:"open_batches,omitempty"`
+	// Scored samples have a reward; Failed ones have ended without what they lack.
+	Scored int `json:"scored"`
+	Failed int `json:"failed"`
+	// Refused is how many of its prompts intake has refused, as far as their dead letters are stored.
+	Refused int    `json:"refused,omitempty"`
+	Events  uint64 `json:"events"`
+	// Bytes and Steps are complete, and Events and Streams, after AddSizes.
+	Bytes  uint64    `json:"bytes"`
+	Newest time.Time `json:"newest"`
+	Steps  uint64    `json:"steps"`
+	// Held says in a few words what a running one waits for.
+	Held string `json:"held,omitempty"`
+	// Progress has its stages, where a view reads them; nil: it does not, or not yet.
+	Progress *Progress `json:"progress,omitempty"`
+
+	// Streams is the number of events in each stream.
+	Streams map[string]uint64 `json:"-"`
+
+	counted uint64               // events in records
+	open    map[schemas.UID]bool // groups
+	judged  bool                 // what is not scored waits for a verdict
+}
+
+// WantsVerdicts reports whether people or batch jobs score open groups of the run.
+func (r *Run) WantsVerdicts(ctx context.Context, b *bus.Bus) (bool, error) {
+	open, err := b.GroupsOf(ctx, r.Run, maps.Keys(r.open))
+	return slices.ContainsFunc(open, bus.OpenGroup.WantsVerdict), err
+}
+
+// Count counts what is stored of a run; with "*" of every run.
+func Count(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*Run, error) {
+	counts, err := counters.Look(ctx, b, run)
+	if err != nil {
+		return nil, err
+	}
+	actions, err := controls(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	runs, answered := map[schemas.Run]*Run{}, b.AllAnswered(ctx)
+	for name, c := range counts {
+		runs[name] = runOf(name, c, actions[name], answered)
+	}
+	for _, stream := range []string{schemas.StreamRequests, schemas.StreamParked} { // queues, which are short
+		subjects, err := b.Subjects(ctx, stream, schemas.RunFilters(run)[stream][0])
+		if err != nil {
+			return nil, err
+		}
+		for subject, n := range subjects {
+			a, _ := schemas.ParseSubject(subject)
+			if r := runs[a.Run]; r != nil {
+				r.Events, r.Streams[stream] = r.Events+n, r.Streams[stream]+n
+			}
+		}
+	}
+	return runs, nil
+}
+
+// controls returns the actions in force for whole runs.
+func controls(ctx context.Context, b *bus.Bus) (map[schemas.Run]string, error) {
+	all, err := b.RunControls(ctx)
+	actions := map[schemas.Run]string{}
+	for _, c := range all {
+		actions[c.Run] = c.Action
+	}
+	return actions, err
+}
+
+// runOf says what counts mean.
+func runOf(name schemas.Run, c *counters.Run, control string, answered bool) *Run {
+	r := &Run{
+		Run: name, State: c.Outcome(control, answered), Groups: int(c.Groups), Open: len(c.Open),
+		Samples:  int(c.Of(schemas.KindTrajectory, schemas.StopCompleted)),
+		Outcomes: c.Groupings(), OpenBatches: int64(len(c.Batches)),
+		Scored: int(c.Of(schemas.KindReward, schemas.StatusScored)), Failed: int(c.Failed()),
+		Refused: int(c.Refused()), Newest: c.Newest(), Streams: map[string]uint64{}, open: c.Open,
+	}
+	for outcome, n := range r.Outcomes {
+		if outcomes.HasAdvantages(outcome) {
+			r.Counted += n
+		}
+	}
+	for stream, m := range c.Marks {
+		if stream != schemas.StreamDead && m.Events > 0 { // letters are not of the run
+			r.Streams[stream] = m.Events
+			r.Events, r.Bytes = r.Events+m.Events, r.Bytes+m.Bytes
+		}
+	}
+	r.counted = r.Events
+	return r
+}
+
+// atOnce is how many runs are looked at side by side.
+const atOnce = 8
+
+// AddSizes counts what no record counts (steps, verdicts, controls) and adds the bytes of it, by the mean size of the
+// runs' own messages: those of other runs may be far larger. It takes a dozen requests for each run; ended ones that
+// have as many events as in before, an earlier answer or nil, keep its numbers.
+func AddSizes(ctx context.Context, b *bus.Bus, runs, before map[schemas.Run]*Run) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(atOnce)
+	for _, r := range runs {
+		if had := before[r.Run]; had != nil && had.counted == r.counted && outcomes.HasEnded(r.State) {
+			r.Events, r.Bytes, r.Streams, r.Steps = had.Events, had.Bytes, had.Streams, had.Steps
+		} else {
+			g.Go(func() error { return r.addSizes(ctx, b) })
+		}
+	}
+	return g.Wait()
+}
+
+// addSizes is AddSizes of one run.
+func (r *Run) addSizes(ctx context.Context, b *bus.Bus) error {
+	for _, stream := range []string{schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamControl} {
+		n, err := b.Stored(ctx, stream, schemas.RunFilters(r.Run)[stream], 1)
+		if err != nil && !errors.Is(err, bus.ErrPermission) {
+			return err
+		}
+		if n > 0 {
+			r.Events, r.Streams[stream] = r.Events+n, n
+		}
+	}
+	for _, stream := range []string{
+		schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamControl, schemas.StreamRequests,
+		schemas.StreamParked,
+	} {
+		if n := r.Streams[stream]; n > 0 {
+			mean, err := b.MeanSize(ctx, stream, r.Run)
+			if err != nil {
+				return err
+			}
+			r.Bytes += n * mean
+		}
+	}
+	r.Steps = r.Streams[schemas.StreamSteps]
+	return nil
+}
+
+// LatestRun returns the run of the newest trajectory, else of the newest prompt: the one that commands mean when none
+// is given. bus.ErrNotFound: neither is stored.
+func LatestRun(ctx context.Context, b *bus.Bus) (schemas.Run, error) {
+	for _, stream := range []string{schemas.StreamTrajectories, schemas.StreamPrompts} {
+		m, err := b.Newest(ctx, stream)
+		if err == nil {
+			run, _ := schemas.RunOf(m.Subject)
+			return run, nil
+		}
+		if !errors.Is(err, bus.ErrNotFound) {
+			return "", fmt.Errorf("latest run: %w", err)
+		}
+	}
+	return "", bus.ErrNotFound
+}
+
+// maxRuns is how many runs a list has, the newest.
+const maxRuns = 500
+
+// readRuns reads the list of runs, the newest first.
+func (r *Reader) readRuns(ctx context.Context) ([]*Run, error) {
+	before := map[schemas.Run]*Run{}
+	if last := r.runs.peek(); last != nil {
+		for _, run := range *last {
+			before[run.Run] = run
+		}
+	}
+	stored, err := Count(ctx, r.bus, "*")
+	if err == nil {
+		err = AddSizes(ctx, r.bus, stored, before)
+	}
+	if err != nil {
+		return nil, err
+	}
+	runs := slices.SortedFunc(maps.Values(stored), func(a, b *Run) int {
+		return cmp.Or(b.Newest.Compare(a.Newest), cmp.Compare(a.Run, b.Run))
+	})
+	for _, run := range runs {
+		if run.State == schemas.RunRunning && run.Streams[schemas.StreamRequests] == 0 &&
+			run.Samples > run.Scored+run.Failed {
+			if run.judged, err = run.WantsVerdicts(ctx, r.bus); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return runs, nil
+}
+
+// Runs is the list of runs, the newest first, and what holds up the whole pipeline.
+type Runs struct {
+	Runs  []*Run          `json:"runs"`
+	Total int             `json:"total"`
+	Waits []outcomes.Wait `json:"waits"`
+	// Dead is how many dead letters are stored.
+	Dead uint64 `json:"dead"`
+
+	system *System
+}
+
+// Runs returns the list of runs.
+func (r *Reader) Runs(ctx context.Context) (*Runs, error) {
+	runs, err := r.runs.Get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	system, err := r.system.Get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	shown := make([]*Run, min(len(runs), maxRuns))
+	for i := range shown { // the runs are shared
+		run := *runs[i]
+		if run.State == schemas.RunRunning {
+			run.Held = heldInList(&run, system).Held()
+		}
+		shown[i] = &run
+	}
+	return &Runs{shown, len(runs), system.Waits, system.Dead, system}, nil
+}
