@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
-	"reflect"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,104 +33,70 @@ type Config struct {
 
 // Weights say which weights the sampler begins with.
 type Weights struct {
-	// Model is "synthetic", a folder in the diffusers layout or of a language model, or the name of a shipped one.
-	Model string `koanf:"model" help:"synthetic, a folder in the diffusers layout or of a language model, or the name of a shipped model"`
-	// Adapter is a LoRA in PEFT's form that is added to the model, AdapterScale how much of it.
-	Adapter      string  `koanf:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
-	AdapterScale float64 `koanf:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
-	// WeightsDir is a folder that is shared with those who push weights by path; empty: such versions are refused.
-	WeightsDir string `koanf:"weights_dir" help:"folder that is shared with those who push whole transformers by path ('policy push --weights-dir'), maybe as another path there; default none: versions by path are refused"`
-	// PolicyVersion is the lowest version that the sampler's own weights are announced with.
-	PolicyVersion int64 `koanf:"policy_version" help:"version of the weights, stamped on every event"`
+	Model         string  `key:"model" help:"synthetic, a folder in the diffusers layout or of a language model, or the name of a shipped model"`
+	Adapter       string  `key:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
+	AdapterScale  float64 `key:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
+	WeightsDir    string  `key:"weights_dir" help:"folder that is shared with those who push whole transformers by path ('policy push --weights-dir'), maybe as another path there; default none: versions by path are refused"`
+	PolicyVersion int64   `key:"policy_version" range:"0.." help:"lowest version of the weights, stamped on every event"`
 	// BaseDigest is the digest of the checkpoint that the model must be; empty: any.
-	BaseDigest string `koanf:"-"`
-	// Models are the families of image models that Model may belong to.
-	Models model.Registry `koanf:"-"`
-	// Languages are the families of language models that Model may belong to.
-	Languages lm.Registry `koanf:"-"`
+	BaseDigest string `key:"-"`
+	// Models and Languages are the families of image models and of language models that Model may belong to.
+	Models    model.Registry `key:"-"`
+	Languages lm.Registry    `key:"-"`
 	// Loading is called while the model's weights are read; nil: nothing is called.
-	Loading model.Progress `koanf:"-"`
+	Loading model.Progress `key:"-"`
 }
 
-// EngineServer says which server draws the samples in place of the sampler.
+// EngineServer says which server draws the samples in place of the sampler. Of a server that draws, Model is what it
+// serves: of a language model the folder, which is read for the tokenizer.
 type EngineServer struct {
-	// Engine is what computes or draws the samples; empty: the sampler. torch computes the network of an image model in
-	// a worker, which torch=ADDRESS joins. Of a server that draws, Model is what it serves: of a language model the
-	// folder, which is read for the tokenizer.
-	Engine string `koanf:"engine" help:"what computes --model: torch (diffusers, in a process that is started) or torch=ADDRESS (one that runs, at unix:/PATH, HOST:PORT or tls:HOST:PORT); or the servers that draw its samples, as KIND=URL[,URL]: vllm=http://127.0.0.1:8000; default the sampler itself"`
-	// EnginePatience is how long the server may send nothing of a sample before it is asked again.
-	EnginePatience time.Duration `koanf:"engine_patience" help:"how long a server of --engine may say nothing of a sample before that is asked for again"`
-	// EngineConcurrency is the most samples of texts that a server is asked for at once. Fewer are while it is
-	// overloaded.
-	EngineConcurrency int `koanf:"engine_concurrency" help:"most texts that each server of --engine draws at once; fewer if overloaded"`
-	// EngineMix has the sampler finish groups that another engine has begun, see schemas.Policy.
-	EngineMix bool `koanf:"engine_mix" help:"also make samples of groups that another engine has begun (another kind of server, or the sampler itself); default such groups wait for it"`
-	// EngineAdapters is a folder that the server can read, too: the weights of policies are handed over in it. Empty:
-	// the server keeps the weights that it was started with.
-	EngineAdapters string `koanf:"engine_adapters" help:"folder in which the servers of --engine find the weights of pushed policies, by the same path; default none: their weights never change"`
-	// EngineKey is sent to the server as a bearer token, or is the token of a worker.
-	EngineKey string `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
-	// Compile has the workers of torch compile the network.
-	Compile bool `koanf:"compile" help:"with --engine torch: compile the network; a slow start, then faster steps"`
-	// VAETiling has the workers of torch decode and encode media in tiles.
-	VAETiling bool `koanf:"vae_tiling" help:"with --engine torch: decode in tiles, which needs less memory; pixels differ a little where tiles meet"`
-	// TextEncoderDevice is where the workers of torch encode prompts; empty: where they compute.
-	TextEncoderDevice string `koanf:"text_encoder_device" help:"with --engine torch: device of the text encoders, such as cpu or cuda:1, if one has no memory for all; default the same"`
+	Engine            string        `key:"engine" help:"what computes --model: torch (diffusers, in a process that is started) or torch=ADDRESS (one that runs, at unix:/PATH, HOST:PORT or tls:HOST:PORT); or the servers that draw its samples, as KIND=URL[,URL]: vllm=http://127.0.0.1:8000; default the sampler itself"`
+	EnginePatience    time.Duration `key:"engine_patience" range:"1s.." help:"how long a server of --engine may say nothing of a sample before that is asked for again"`
+	EngineConcurrency int           `key:"engine_concurrency" range:"1..1024" help:"most texts that each server of --engine draws at once; fewer if overloaded"`
+	// EngineMix: see schemas.Policy.
+	EngineMix      bool   `key:"engine_mix" help:"also make samples of groups that another engine has begun (another kind of server, or the sampler itself); default such groups wait for it"`
+	EngineAdapters string `key:"engine_adapters" help:"folder in which the servers of --engine find the weights of pushed policies, by the same path; default none: their weights never change"`
+	EngineKey      string `key:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
+	Compile        bool   `key:"compile" help:"with --engine torch: compile the network; a slow start, then faster steps"`
+	VAETiling      bool   `key:"vae_tiling" help:"with --engine torch: decode in tiles, which needs less memory; pixels differ a little where tiles meet"`
+	// TextEncoderDevice: empty, where the workers compute.
+	TextEncoderDevice string `key:"text_encoder_device" help:"with --engine torch: device of the text encoders, such as cpu or cuda:1, if one has no memory for all; default the same"`
 	// Waiting is told what a worker of torch, or a server, is waited for, and "" when the wait is over; nil: it is
 	// logged.
-	Waiting func(text string) `koanf:"-"`
+	Waiting func(text string) `key:"-"`
 	// Spare keeps the worker of torch that PolicyOf starts, for the sampler; nil: each starts its own.
-	Spare *models.Spare `koanf:"-"`
+	Spare *models.Spare `key:"-"`
 }
 
 // Requests say which requests the sampler serves, under which name, and how often and how long it tries.
 type Requests struct {
-	// Lane is the request queue to serve; empty: the model's name.
-	Lane schemas.Lane `koanf:"lane" help:"request queue to serve; default the model's name"`
-	// Instance names this process in events and logs.
-	Instance string `koanf:"instance" help:"name of this process in events; default random"`
-	// AckWait is how long the server waits for a heartbeat before another sampler gets the request.
-	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a request whose sampler died"`
-	// MaxDeliver is how often a request may fail before it becomes a dead letter. A killed or restarted process counts
-	// as a tenth of a failure.
-	MaxDeliver int `koanf:"max_deliver" help:"failures of a request before it becomes a dead letter; a killed or restarted process counts for a tenth of one"`
-	// DrainTimeout bounds the samples in flight at shutdown; what is not finished is put back.
-	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the samples in flight at shutdown; the rest is put back into the queue"`
+	Lane         schemas.Lane  `key:"lane" form:"token?" help:"request queue to serve; default the model's name"`
+	Instance     string        `key:"instance" help:"name of this process in events; default random"`
+	AckWait      time.Duration `key:"ack_wait" range:"1s.." help:"redelivery of a request whose sampler died"`
+	MaxDeliver   int           `key:"max_deliver" range:"1.." help:"failures of a request before it becomes a dead letter; a killed or restarted process counts for a tenth of one"`
+	DrainTimeout time.Duration `key:"drain_timeout" range:"(0.." help:"time for the samples in flight at shutdown; the rest is put back into the queue"`
 }
 
 // Batching says what is computed together, and what may wait to be stored.
 type Batching struct {
-	// Batch is the most samples in one micro-batch, Workers how many micro-batches run side by side;
-	// 0: one for each GPU, or for every two cores.
-	Batch   int `koanf:"batch" help:"samples denoised together in one micro-batch"`
-	Workers int `koanf:"workers" help:"micro-batches running side by side; 0 for one per GPU, or per two cores"`
-	// SharePrefixes computes the common beginning of the samples of a prompt once; bits do not depend on it.
-	SharePrefixes bool `koanf:"share_prefixes" help:"of texts, compute the common beginning of a prompt's samples once; results do not depend on it"`
-	// PublishWindowMiB bounds the step events that wait to be stored.
-	PublishWindowMiB int `koanf:"publish_window_mib" help:"MiB of step events that may wait to be stored"`
+	Batch            int  `key:"batch" range:"1..1024" help:"samples denoised together in one micro-batch"`
+	Workers          int  `key:"workers" range:"0..256" help:"micro-batches running side by side; 0 for one per GPU, or per two cores"`
+	SharePrefixes    bool `key:"share_prefixes" help:"of texts, compute the common beginning of a prompt's samples once; results do not depend on it"`
+	PublishWindowMiB int  `key:"publish_window_mib" range:"1..16384" help:"MiB of step events that may wait to be stored"`
 }
 
 // Process is what the process around the sampler gives it. No flag sets it.
 type Process struct {
 	// DiskFree returns how many bytes of the server's disk are free; nil: that is not known.
-	DiskFree func() (int64, error) `koanf:"-"`
+	DiskFree func() (int64, error) `key:"-"`
 	// Health adds a condition of readiness; nil: readiness is not served.
-	Health func(name string, check func() error) `koanf:"-"`
+	Health func(name string, check func() error) `key:"-"`
 	// Note adds lines to /readyz on work that waits on purpose; nil: readiness is not served.
-	Note func(say func() []string) `koanf:"-"`
+	Note func(say func() []string) `key:"-"`
 	// Announced is called once the model is loaded and announced; nil: nothing is called.
-	Announced func() `koanf:"-"`
+	Announced func() `key:"-"`
 	// Metrics is where the service registers its metrics; nil: nowhere.
-	Metrics prometheus.Registerer `koanf:"-"`
-}
-
-// Help returns the help text of a field of Config, for flags of other commands. It panics on an unknown name.
-func Help(field string) string {
-	f, ok := reflect.TypeFor[Config]().FieldByName(field)
-	if !ok {
-		panic("sampler: no setting " + field)
-	}
-	return f.Tag.Get("help")
+	Metrics prometheus.Registerer `key:"-"`
 }
 
 // DefaultConfig returns settings that fit a laptop: the model signs on whatever device there is.
@@ -148,42 +112,14 @@ func DefaultConfig() Config {
 
 // Validate checks the settings of a sampler. It returns all faults joined, each with its field name.
 func (c Config) Validate() error {
-	var errs []error
+	err := errors.Join(schemas.CheckFields(&c), c.validateEngine())
 	if c.Model == "" {
-		errs = append(errs, errors.New("model: empty; must be synthetic or a folder of a model"))
-	}
-	if math.IsNaN(c.AdapterScale) || math.IsInf(c.AdapterScale, 0) {
-		errs = append(errs, fmt.Errorf("adapter_scale: %v; must be finite", c.AdapterScale))
+		err = errors.Join(errors.New("model: empty; must be synthetic or a folder of a model"), err)
 	}
 	if c.WeightsDir != "" {
-		errs = append(errs, checkFolder("weights_dir", c.WeightsDir))
+		err = errors.Join(err, checkFolder("weights_dir", c.WeightsDir))
 	}
-	errs = append(errs, c.validateEngine())
-	if c.Lane != "" {
-		errs = append(errs, schemas.CheckToken("lane", c.Lane))
-	}
-	if c.Batch < 1 || c.Batch > 1024 {
-		errs = append(errs, fmt.Errorf("batch: %d; must be between 1 and 1024", c.Batch))
-	}
-	if c.Workers < 0 || c.Workers > 256 {
-		errs = append(errs, fmt.Errorf("workers: %d; must be between 0 and 256", c.Workers))
-	}
-	if c.PolicyVersion < 0 {
-		errs = append(errs, fmt.Errorf("policy_version: %d; must not be negative", c.PolicyVersion))
-	}
-	if c.PublishWindowMiB < 1 || c.PublishWindowMiB > 16384 {
-		errs = append(errs, fmt.Errorf("publish_window_mib: %d; must be between 1 and 16384", c.PublishWindowMiB))
-	}
-	if c.AckWait < time.Second {
-		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))
-	}
-	if c.MaxDeliver < 1 {
-		errs = append(errs, fmt.Errorf("max_deliver: %d; must be at least 1", c.MaxDeliver))
-	}
-	if c.DrainTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("drain_timeout: %v; must be positive", c.DrainTimeout))
-	}
-	return errors.Join(errs...)
+	return err
 }
 
 // torch returns the settings of workers that compute the network of an image model.
@@ -219,18 +155,6 @@ func (c Config) ready() func(name string, check func() error) {
 	}
 }
 
-// validateAdapters returns what is wrong with the folder in which the server finds adapters.
-func (c Config) validateAdapters() error {
-	if c.EngineAdapters == "" {
-		return nil
-	}
-	if models.IsTorch(c.Engine) {
-		return errors.New("engine_adapters: set; must be absent with torch, whose workers get the weights without a " +
-			"folder")
-	}
-	return checkFolder("engine_adapters", c.EngineAdapters)
-}
-
 // checkFolder returns an error if the folder of a setting is not there.
 func checkFolder(setting, dir string) error {
 	f, err := os.Stat(dir)
@@ -243,80 +167,55 @@ func checkFolder(setting, dir string) error {
 	return nil
 }
 
-// checkConcurrency refuses a concurrency for what does not draw texts, which computes batches.
-func (c Config) checkConcurrency(texts bool) error {
-	if c.EngineConcurrency == DefaultConfig().EngineConcurrency || texts {
-		return nil
-	}
-	return fmt.Errorf("engine_concurrency: %d; must be absent but for a server of texts", c.EngineConcurrency)
-}
-
-// validateEngine joins the faults of the settings of what computes: devices, workers in Python, or a server that draws
-// the samples.
-func (c Config) validateEngine() error {
-	var errs []error
-	for _, ofTorch := range []struct {
-		name string
-		set  bool
-	}{
-		{"compile", c.Compile}, {"vae_tiling", c.VAETiling}, {"text_encoder_device", c.TextEncoderDevice != ""},
-	} {
-		if ofTorch.set && !models.IsTorch(c.Engine) {
-			errs = append(errs, fmt.Errorf("%s: set; must be absent without --engine torch", ofTorch.name))
-		}
-	}
-	if c.Engine == "" {
-		if c.EngineKey != "" {
-			errs = append(errs, errors.New("engine_key: set; must be absent without engine"))
-		}
-		if c.EngineAdapters != "" {
-			errs = append(errs, errors.New("engine_adapters: set; must be absent without engine"))
-		}
-		return errors.Join(append(errs, c.Compute.Validate())...)
-	}
-	if c.EngineConcurrency < 1 || c.EngineConcurrency > 1024 {
-		errs = append(errs, fmt.Errorf("engine_concurrency: %d; must be between 1 and 1024", c.EngineConcurrency))
-	}
-	if c.EnginePatience < time.Second {
-		errs = append(errs, fmt.Errorf("engine_patience: %v; must be at least 1s", c.EnginePatience))
-	}
-	errs = append(errs, c.validateAdapters())
-	if c.WeightsDir != "" && c.EngineAdapters == "" && !models.IsTorch(c.Engine) {
-		errs = append(errs,
-			errors.New("weights_dir: set; must be absent without engine_adapters: the server keeps its weights"))
-	}
-	if models.IsTorch(c.Engine) {
-		return errors.Join(append(errs, c.checkConcurrency(false), c.torch().Check())...)
-	}
-	errs = append(errs, c.Compute.Validate())
-	if err := c.server().Check(); err != nil {
-		errs = append(errs, fmt.Errorf("engine: %w", err))
-	}
-	usual, texts := DefaultConfig(), c.server().DrawsTexts()
-	errs = append(errs, c.checkConcurrency(texts))
+// validateEngine joins the faults of what computes: devices, workers in Python, or a server that draws the samples.
+// What one of them cannot obey must be absent.
+func (c Config) validateEngine() (err error) {
+	torch, usual := models.IsTorch(c.Engine), DefaultConfig()
+	served := c.Engine != "" && !torch
+	texts := served && c.server().DrawsTexts()
 	for _, of := range []struct {
-		name  string
-		given bool
-	}{{"batch", c.Batch != usual.Batch}, {"workers", c.Workers != usual.Workers}} {
-		if of.given && texts {
-			errs = append(errs, fmt.Errorf("%s: set; must be absent beside a server of texts: engine_concurrency "+
-				"is for it", of.name))
-		}
-	}
-	for _, beside := range []struct {
-		name  string
-		given bool
+		name   string
+		refuse bool
+		why    string
 	}{
-		{"adapter", c.Adapter != "" && c.EngineAdapters == ""},
-		{"device", c.Device != devices.Auto && c.Device != devices.CPU},
-		{"dtype", c.DType != devices.Auto},
-		{"deterministic", c.Deterministic},
+		{"compile", c.Compile && !torch, "without --engine torch"},
+		{"vae_tiling", c.VAETiling && !torch, "without --engine torch"},
+		{"text_encoder_device", c.TextEncoderDevice != "" && !torch, "without --engine torch"},
+		{"engine_key", c.EngineKey != "" && c.Engine == "", "without engine"},
+		{"engine_adapters", c.EngineAdapters != "" && c.Engine == "", "without engine"},
+		{"engine_adapters", c.EngineAdapters != "" && torch, "with torch, whose workers need no folder"},
+		{
+			"engine_concurrency", c.EngineConcurrency != usual.EngineConcurrency && c.Engine != "" && !texts,
+			"but for a server of texts",
+		},
+		{
+			"weights_dir", c.WeightsDir != "" && served && c.EngineAdapters == "",
+			"without engine_adapters: the server keeps its weights",
+		},
+		{"batch", c.Batch != usual.Batch && texts, "beside a server of texts: engine_concurrency is for it"},
+		{"workers", c.Workers != usual.Workers && texts, "beside a server of texts: engine_concurrency is for it"},
+		{"adapter", c.Adapter != "" && served && c.EngineAdapters == "", "beside engine: the server computes"},
+		{"device", served && c.Device != devices.Auto && c.Device != devices.CPU, "beside engine: the server computes"},
+		{"dtype", served && c.DType != devices.Auto, "beside engine: the server computes"},
+		{"deterministic", served && c.Deterministic, "beside engine: the server computes"},
 	} {
-		if beside.given {
-			errs = append(errs, fmt.Errorf("%s: set; must be absent beside engine: the server computes", beside.name))
+		if of.refuse {
+			err = errors.Join(err, fmt.Errorf("%s: set; must be absent %s", of.name, of.why))
 		}
 	}
-	return errors.Join(errs...)
+	if c.EngineAdapters != "" && served {
+		err = errors.Join(err, checkFolder("engine_adapters", c.EngineAdapters))
+	}
+	if torch {
+		return errors.Join(err, c.torch().Check())
+	}
+	err = errors.Join(err, c.Compute.Validate())
+	if served {
+		if fault := c.server().Check(); fault != nil {
+			err = errors.Join(err, fmt.Errorf("engine: %w", fault))
+		}
+	}
+	return err
 }
 
 // openModel opens the model on the sampler's devices or by workers, or connects to the server that draws the samples.

@@ -144,7 +144,7 @@ func (t Torch) Check() error {
 		}
 		errs = append(errs, c.Check())
 	}
-	return errors.Join(append(errs, t.Compute.validateThreads())...)
+	return errors.Join(errs...)
 }
 
 // torchFolder returns the folder of a diffusers pipeline called name. Which class it is of, the worker says.
