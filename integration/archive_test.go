@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/schemas"
 )
 

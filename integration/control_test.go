@@ -13,8 +13,8 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
-	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
 )
@@ -326,7 +326,7 @@ func TestControl_ClosedWhilePaused(t *testing.T) {
 		return err
 	})
 	if r, err := w.client.Control(t.Context(), &schemas.Control{Run: run, Action: schemas.ControlResume}); err != nil ||
-		r.Requests != 0 || !view.HasEnded(r.Status.State) {
+		r.Requests != 0 || !outcomes.HasEnded(r.Status.State) {
 		t.Errorf("resumed: %+v, %v", r, err)
 	}
 	// What a sampler gets all the same, it lets be: here a request that comes once more.

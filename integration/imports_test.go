@@ -39,10 +39,11 @@ var layers = map[string][]string{
 	// Clients of servers that draw samples: protocols alone, and torch's generator. Their tests have servers of recorded
 	// bytes.
 	"pkg/torchrandom":                 nil,
-	"pkg/remotehttp":                  {"pkg/models/strictjson"},
-	"pkg/remotelm":                    {"pkg/remotehttp", "pkg/models/strictjson"},
+	"pkg/models/pool":                 nil, // who computes or draws, wherever it is
+	"pkg/remotehttp":                  {"pkg/models/pool", "pkg/models/strictjson"},
+	"pkg/remotelm":                    {"pkg/models/pool", "pkg/remotehttp", "pkg/models/strictjson"},
 	"pkg/remotelm/remotelmtest":       nil,
-	"pkg/remoteimage":                 {"pkg/remotehttp", "pkg/models/safetensors", "pkg/torchrandom"},
+	"pkg/remoteimage":                 {"pkg/models/pool", "pkg/remotehttp", "pkg/models/safetensors", "pkg/torchrandom"},
 	"pkg/remoteimage/remoteimagetest": nil,
 
 	// The embedded server knows nothing of what it carries.
@@ -78,7 +79,7 @@ var layers = map[string][]string{
 	"pkg/models/tokenizer":                     {"pkg/models/strictjson", "pkg/models/safetensors"},
 	"pkg/models/model/qwenimage":               {"pkg/models/strictjson", "pkg/models/media", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model", "pkg/models/model/nn", "pkg/models/tokenizer", "pkg/models/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
 	"pkg/models/model/synthetic":               {"pkg/models/media", "pkg/models/model"},
-	"pkg/models/model/remote":                  {"pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/nn", "pkg/models/model/remote/internal/wire", "pkg/models/tokenizer", "pkg/models/safetensors", "pkg/models/tensor"},
+	"pkg/models/model/remote":                  {"pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/nn", "pkg/models/model/remote/internal/wire", "pkg/models/pool", "pkg/models/tokenizer", "pkg/models/safetensors", "pkg/models/tensor"},
 	"pkg/models/model/remote/internal/wire":    nil,                                                                                                         // frames alone, for the client and the worker of tests
 	"pkg/models/model/remote/remotetest":       {"pkg/models/model/remote/internal/wire", "pkg/models/safetensors", "pkg/models/tensor"},                    // a worker for tests
 	"pkg/models/model/families":                {"pkg/models/model", "pkg/models/model/qwenimage", "pkg/models/model/remote", "pkg/models/model/synthetic"}, // the one place that names them
@@ -89,33 +90,34 @@ var layers = map[string][]string{
 	"pkg/models/lm/families":                   {"pkg/models/lm", "pkg/models/lm/qwen2"},                                                                                                                                                                                                            // the one place that names them
 	"pkg/models/model/modeltest":               {"pkg/models/media", "pkg/models/model"},
 	"pkg/auth":                                 {"schemas"}, // who may do what, as data: no connection
-	"pkg/view":                                 {"schemas"}, // what became of what is stored: reads nothing
-	"pkg/bus":                                  {"schemas", "pkg/auth", "pkg/view"},
-	"pkg/interaction":                          {"schemas", "pkg/scorer"}, // what a sum comes to
+	"pkg/outcomes":                             {"schemas"}, // what became of what is stored: reads nothing
+	"pkg/bus":                                  {"schemas", "pkg/auth", "pkg/outcomes"},
+	"pkg/counters":                             {"schemas", "pkg/bus", "pkg/outcomes"}, // what is stored of runs, counted once
+	"pkg/interaction":                          {"schemas", "pkg/scorer"},              // what a sum comes to
 	"pkg/bus/bustest":                          {"schemas", "pkg/bus", "pkg/natsd"},
 	"pkg/client/policyloss":                    nil,
 	"pkg/weightsdir":                           {"schemas", "pkg/models/safetensors"}, // files of weights that go by path
-	"pkg/client":                               {"schemas", "pkg/bus", "pkg/models/tensor", "pkg/models/lora", "pkg/weightsdir"},
+	"pkg/client":                               {"schemas", "pkg/bus", "pkg/counters", "pkg/models/tensor", "pkg/models/lora", "pkg/weightsdir"},
 
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   {"pkg/models/media"},
-	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/view", "schemas"},                                                // a run as one page
-	"pkg/export":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/models/safetensors", "pkg/models/tensor", "pkg/results", "pkg/view", "schemas"}, // a run as files, and played again
-	"pkg/results": {"pkg/models/media", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/models/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/models/tensor"},
+	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/outcomes", "schemas"},                                                // a run as one page
+	"pkg/export":  {"pkg/bus", "pkg/client", "pkg/models/media", "pkg/models/safetensors", "pkg/models/tensor", "pkg/results", "pkg/sampling", "pkg/outcomes", "schemas"}, // a run as files, and played again
+	"pkg/results": {"pkg/models/media", "pkg/outcomes", "schemas", "pkg/bus", "pkg/client", "pkg/counters", "pkg/estimator", "pkg/flow", "pkg/models/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/models/tensor"},
 
 	// What the settings of a sample mean.
 	"pkg/sampling": {"schemas", "pkg/flow", "pkg/models/media", "pkg/models/tensor"},
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake": {
-		"schemas", "pkg/bus", "pkg/flow", "pkg/models/media", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/view",
+		"schemas", "pkg/bus", "pkg/flow", "pkg/models/media", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/outcomes", "pkg/counters",
 		"pkg/scorer", "pkg/estimator", "services/internal/instrument",
 	},
 	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/models/media", "pkg/models/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},
 	"services/sampler/weights":     {"pkg/bus", "pkg/models/lora", "pkg/models/safetensors", "pkg/models/tensor", "pkg/weightsdir", "schemas", "services/sampler/engine"},
 	"services/reward":              {"pkg/models/media", "schemas", "pkg/bus", "pkg/models/tensor", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
-	"services/janitor":             {"schemas", "pkg/bus", "pkg/weightsdir", "services/internal/instrument"},
+	"services/janitor":             {"schemas", "pkg/bus", "pkg/counters", "pkg/weightsdir", "services/internal/instrument"},
 	"services/internal/boot":       {"schemas", "pkg/fields", "pkg/auth", "pkg/bus", "services/internal/instrument"},
 	"services/internal/instrument": {"schemas", "pkg/bus"},
 	"services/internal/present":    {"services/internal/boot"}, // tables and text for people; sizes, terminals
@@ -127,11 +129,11 @@ var layers = map[string][]string{
 		"services/sampler/engine/images", "services/sampler/models", "services/sampler/recorder",
 		"services/sampler/weights",
 	},
-	"services/sampler/engine":            {"pkg/bus", "pkg/models/lm", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/tensor", "schemas"},
+	"services/sampler/engine":            {"pkg/bus", "pkg/models/lm", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/pool", "pkg/models/tensor", "pkg/remotehttp", "schemas"},
 	"services/sampler/engine/enginetest": {"schemas", "services/sampler/engine"},
 	"services/sampler/engine/texts":      {"pkg/bus", "pkg/models/decoding", "pkg/models/lm", "pkg/models/lora", "pkg/remotelm", "pkg/models/tensor", "schemas", "services/sampler/engine"},
 	"services/sampler/engine/images": {
-		"pkg/bus", "pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/remotehttp", "pkg/remoteimage", "pkg/sampling",
+		"pkg/bus", "pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/pool", "pkg/remotehttp", "pkg/remoteimage", "pkg/sampling",
 		"pkg/scheduled", "pkg/models/tensor", "schemas", "services/sampler/engine",
 	},
 
@@ -174,9 +176,9 @@ var layers = map[string][]string{
 	"services/rescore": {"schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
 	// The page that shows a pipeline, by what clients read with.
 	"services/trace": {"schemas", "pkg/bus"}, // traces of what is stored
-	"services/ui":    {"schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/view", "services/internal/boot"},
+	"services/ui":    {"schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/outcomes", "services/internal/boot"},
 	"services/command": {
-		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fields", "pkg/export", "pkg/report", "pkg/results", "pkg/view", "pkg/models/tensor/devices",
+		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fields", "pkg/export", "pkg/report", "pkg/results", "pkg/outcomes", "pkg/models/tensor/devices",
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/teacher", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 		"pkg/models/tokenizer", "pkg/models/strictjson", "services/trace", "services/ui", // the page, and tokens as text on it
 	},
@@ -230,6 +232,7 @@ var testLayers = map[string][]string{
 	"services/reward":                {"pkg/bus/bustest"},
 	"services/advantage":             {"pkg/bus/bustest"},
 	"services/janitor":               {"pkg/bus/bustest"},
+	"pkg/counters":                   {"pkg/bus/bustest"},
 	"services/internal/boot":         {"pkg/bus/bustest", "schemas"},
 	"services/internal/instrument":   {"pkg/bus/bustest"},
 	"pkg/fields":                     {"schemas/document"},
@@ -270,7 +273,7 @@ var dependencies = map[string]dependency{
 	"github.com/mattn/go-runewidth":         {why: "columns of a text on a terminal, wide runes too; mpb's own", users: []string{"services/internal/present"}},
 	"github.com/nats-io/nats-server":        {why: "the embedded server; it must not reach clients or the four service binaries", users: []string{"pkg/natsd", "integration"}},
 	"github.com/nats-io/nkeys":              {why: "keys of users: made by meander auth, proved to the embedded server", users: []string{"pkg/natsd", "pkg/auth"}},
-	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/auth", "pkg/bus/...", "pkg/natsd", "pkg/client", "pkg/interaction", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/...", "integration/..."}},
+	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/auth", "pkg/bus/...", "pkg/counters", "pkg/natsd", "pkg/client", "pkg/interaction", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/...", "integration/..."}},
 	"github.com/parquet-go/parquet-go":      {why: "Parquet files of runs that are exported as datasets, and of prompts", users: []string{"pkg/export", "pkg/dataset"}, tests: true},
 	"github.com/prometheus/client_golang":   {why: "counters and gauges as Prometheus reads them", users: []string{"services/...", "integration/..."}},
 	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "services/...", "integration/..."}, tests: true},

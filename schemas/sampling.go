@@ -3,10 +3,12 @@ package schemas
 import (
 	"cmp"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -183,6 +185,37 @@ func (s *Sampling) GuidedSteps() (n int64) {
 		}
 	}
 	return n
+}
+
+// Settings are all of a Sampling, as documents for people have it.
+type Settings Sampling
+
+// MarshalJSON returns the settings by their names on the wire.
+func (s *Settings) MarshalJSON() ([]byte, error) { return json.Marshal(JSON((*Sampling)(s))) }
+
+// KeepEqual clears each setting in which another sample differs.
+func (s *Settings) KeepEqual(other *Settings) {
+	v, w := reflect.ValueOf(s).Elem(), reflect.ValueOf(other).Elem()
+	for _, f := range Fields(v.Type()) {
+		if !reflect.DeepEqual(f.In(v).Interface(), f.In(w).Interface()) {
+			f.In(v).SetZero()
+		}
+	}
+}
+
+// Extras returns "name value" of each setting that is set and that most samples do without, for people.
+func (s *Settings) Extras() (list [][2]string) {
+	v := reflect.ValueOf(s).Elem()
+	for _, f := range Fields(v.Type()) {
+		if x := f.In(v); f.Digest == "" && f.isSet(x) {
+			value := fmt.Sprint(x)
+			if x.Kind() == reflect.String {
+				value = strconv.Quote(value)
+			}
+			list = append(list, [2]string{f.Name, value})
+		}
+	}
+	return list
 }
 
 // StochasticSteps returns the steps of Segment that are not ode, ascending: those with log-probs to train on.

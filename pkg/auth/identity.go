@@ -90,6 +90,13 @@ func (id Identity) ListsConsumers(stream string) bool {
 	return !known || g.Unlimited || g.ListsConsumers || isWorkQueue(stream)
 }
 
+// Writes reports whether the user is known to have the right to publish on a subject.
+func (id Identity) Writes(subject string) bool {
+	g, known := GrantOf(id.user.Role)
+	r := g.rights(&id.user)
+	return id.file == "" || known && r.mayPublish(subject)
+}
+
 // MissingRight returns the end of an error about a publish that the server refused: it names the roles that may
 // publish on the subject.
 func (id Identity) MissingRight(subject string) string {

@@ -96,7 +96,8 @@ func serviceGrants() []Grant {
 				schemas.StreamPrompts, schemas.StreamControl, schemas.StreamRequests, schemas.StreamParked,
 				schemas.StreamDead, schemas.StreamPolicies, schemas.StreamApplied, schemas.StreamAdvisories,
 			}, resultStreams()...),
-			Writes: []string{schemas.ControlBucket, schemas.PresenceBucket, schemas.BlobBucket},
+			// its janitor keeps the counts of runs
+			Writes: []string{schemas.RunBucket, schemas.ControlBucket, schemas.PresenceBucket, schemas.BlobBucket},
 			Deletes: []string{
 				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamParked, schemas.StreamTrajectories,
 				schemas.StreamRewards,

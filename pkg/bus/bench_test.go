@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -99,7 +100,8 @@ func BenchmarkSubscription(b *testing.B) {
 			const n = 50_000
 			p := e.NewPublisher(1024, 64<<20)
 			for i := range n {
-				r := reward("u1", int64(i))
+				r := reward(uid(i/schemas.MaxGroupSize), int64(i%schemas.MaxGroupSize))
+				r.Group.Batch, r.Group.BatchGroups = "u1", 64
 				if _, err := p.Publish(context.Background(), r); err != nil {
 					b.Fatal(err)
 				}
@@ -135,6 +137,47 @@ func BenchmarkSubscription(b *testing.B) {
 			}
 			b.ReportMetric(float64(n*round)/took.Seconds(), "messages/s")
 		})
+	}
+}
+
+// BenchmarkConsume has handlers ack steps, as the services do: few slots and many, small messages and large ones.
+func BenchmarkConsume(b *testing.B) {
+	for _, transport := range transports {
+		for _, of := range []struct{ slots, kib, n int }{{1, 4, 10_000}, {16, 4, 20_000}, {256, 4, 20_000}, {16, 512, 500}} {
+			b.Run(fmt.Sprintf("transport=%s/slots=%d/size=%dKiB", transport, of.slots, of.kib), func(b *testing.B) {
+				e := benchEnv(b, transport)
+				p := e.NewPublisher(1024, 64<<20)
+				for i := range of.n {
+					s := step(uid(i), 0, "a1", 0, of.kib<<10)
+					if _, err := p.PublishStep(context.Background(), s, nil); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if err := p.Flush(context.Background()); err != nil {
+					b.Fatal(err)
+				}
+				p.Close()
+				rounds := 0
+				for b.Loop() {
+					ctx, stop := context.WithCancel(context.Background())
+					var done atomic.Int64
+					c := bus.ConsumerConfig{
+						Durable: schemas.Durable{Stream: schemas.StreamSteps, Name: fmt.Sprintf("bench-%d", rounds)},
+						Slots:   of.slots,
+					}
+					if err := e.Consume(ctx, c, func(context.Context, *bus.Message) error {
+						if done.Add(1) == int64(of.n) {
+							stop()
+						}
+						return nil
+					}); err != nil {
+						b.Fatal(err)
+					}
+					rounds++
+				}
+				b.ReportMetric(float64(of.n*rounds)/b.Elapsed().Seconds(), "messages/s")
+			})
+		}
 	}
 }
 

@@ -69,7 +69,6 @@ type BlobIndex struct {
 	unused []string
 }
 
-// oldBlob is the entry of a blob: its sequence in the store, the size of the blob, and the name of its chunks.
 type oldBlob struct {
 	seq, size uint64
 	nuid      string
@@ -160,13 +159,12 @@ func (x *BlobIndex) Sweep(ctx context.Context, dry bool) (n int, size uint64, er
 		}
 		x.unused = x.unused[1:]
 	}
-	if dry || !x.b.blobs.lookForUnfinished() {
+	if dry || !x.b.unfinished.allow(unfinishedEvery) {
 		return n, size, nil
 	}
 	return n, size, x.b.sweepChunks(ctx, x.before)
 }
 
-// removeBlob removes a blob for a sweep. It returns false when the blob was used again meanwhile, and keeps it then.
 func (b *Bus) removeBlob(ctx context.Context, digest string, blob oldBlob) (gone bool, err error) {
 	if err := b.Delete(ctx, schemas.StreamBlobBucket, blob.seq); err != nil {
 		return false, err
@@ -180,18 +178,6 @@ func (b *Bus) removeBlob(ctx context.Context, digest string, blob oldBlob) (gone
 	return err == nil, err
 }
 
-// lookForUnfinished reports whether it is time to look for unfinished blobs, and notes the time if so.
-func (s *blobSweepTimes) lookForUnfinished() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if time.Since(s.unfinished) < unfinishedEvery {
-		return false
-	}
-	s.unfinished = time.Now()
-	return true
-}
-
-// entryOfBlob is the entry of a blob in the object store, with its sequence and the time at which it was stored.
 type entryOfBlob struct {
 	jetstream.ObjectInfo
 	seq uint64
@@ -310,7 +296,6 @@ const (
 	keptShare                   = 25
 )
 
-// policyBlobs is a policy version of a lane, with the blobs that it names and the bytes of its weights.
 type policyBlobs struct {
 	number int64
 	size   int64
@@ -383,7 +368,6 @@ func digestsOf(data []byte) map[string]bool {
 	return out
 }
 
-// blobEntry returns the subject of a blob's entry in the object store.
 func blobEntry(bucket, digest string) string {
 	return "$O." + bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(digest))
 }

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,7 +86,6 @@ type ConsumerConfig struct {
 	Look time.Duration
 }
 
-// withDefaults returns the settings of a consumer with their defaults filled in, or all their faults, joined.
 func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	var errs []error
 	if c.Stream == "" {
@@ -100,43 +100,30 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	}
 	for _, f := range []struct {
 		name  string
-		value int64
+		value *time.Duration
+		def   time.Duration
 	}{
-		{"ack_wait", int64(c.AckWait)},
-		{"max_ack_pending", int64(c.MaxAckPending)},
-		{"slots", int64(c.Slots)},
-		{"pinned_ttl", int64(c.PinnedTTL)},
-		{"drain_timeout", int64(c.DrainTimeout)},
-		{"retry_delay", int64(c.RetryDelay)},
-		{"look", int64(c.Look)},
+		{"ack_wait", &c.AckWait, DefaultAckWait},
+		{"pinned_ttl", &c.PinnedTTL, DefaultPinnedTTL},
+		{"drain_timeout", &c.DrainTimeout, DefaultDrainTimeout},
+		{"retry_delay", &c.RetryDelay, DefaultRetryDelay},
+		{"look", &c.Look, DefaultLook},
 	} {
-		if f.value < 0 {
-			errs = append(errs, fmt.Errorf("%s: %d; must not be negative", f.name, f.value))
+		if *f.value < 0 {
+			errs = append(errs, fmt.Errorf("%s: %v; must not be negative", f.name, *f.value))
 		}
+		*f.value = cmp.Or(*f.value, f.def)
+	}
+	if c.MaxAckPending < 0 || c.Slots < 0 {
+		errs = append(errs, fmt.Errorf("max_ack_pending and slots: %d and %d; must not be negative", c.MaxAckPending,
+			c.Slots))
 	}
 	if len(errs) > 0 {
 		return c, fmt.Errorf("consumer config: %w", errors.Join(errs...))
 	}
-	orDefault(&c.AckWait, DefaultAckWait)
-	orDefault(&c.MaxDeliver, DefaultMaxDeliver)
-	orDefault(&c.Slots, DefaultSlots)
-	orDefault(&c.MaxAckPending, unbounded)
-	orDefault(&c.PinnedTTL, DefaultPinnedTTL)
-	orDefault(&c.DrainTimeout, DefaultDrainTimeout)
-	orDefault(&c.RetryDelay, DefaultRetryDelay)
-	orDefault(&c.Look, DefaultLook)
-	if c.Stage == "" {
-		c.Stage = stageOf(c.Name)
-	}
+	c.MaxDeliver, c.Slots = cmp.Or(c.MaxDeliver, DefaultMaxDeliver), cmp.Or(c.Slots, DefaultSlots)
+	c.MaxAckPending, c.Stage = cmp.Or(c.MaxAckPending, unbounded), cmp.Or(c.Stage, stageOf(c.Name))
 	return c, nil
-}
-
-// orDefault sets v to d when v is zero.
-func orDefault[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
 }
 
 // stageOf returns the stage that a durable belongs to: the sampler for "sampler-tiny".
@@ -145,7 +132,6 @@ func stageOf(durable string) string {
 	return stage
 }
 
-// natsConfig returns the settings of a consumer in the form of the client library.
 func (c ConsumerConfig) natsConfig() jetstream.ConsumerConfig {
 	n := jetstream.ConsumerConfig{
 		Durable: c.Name, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,
@@ -179,7 +165,7 @@ func (b *Bus) retryUntilReady(ctx context.Context, stream, lacking string, f fun
 		if b.nc.IsConnected() {
 			b.faultLog.noteFailure(stream, 0, began, err) // so that Faults reports it
 		}
-		if b.waitLog.allow() {
+		if b.waitLog.allow(logEvery) {
 			b.log.Warn().Err(err).Msg(lacking + ", trying again")
 		}
 		if pause(ctx, rebindPause) != nil {
@@ -194,7 +180,6 @@ func (c ConsumerConfig) backoff(failures int) time.Duration {
 	return time.Duration(float64(c.doubledDelay(failures)) * (0.8 + 0.4*rand.Float64()))
 }
 
-// doubledDelay is backoff without the variation.
 func (c ConsumerConfig) doubledDelay(failures int) time.Duration {
 	d := maxRetryDelay
 	if failures > 0 && failures <= 16 {

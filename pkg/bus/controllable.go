@@ -10,18 +10,19 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// maxNamed is how many runs or uids an error lists.
 const maxNamed = 12
 
 // Controllable returns nil when the run, group or sample that a control names exists; clients and intake ask before
 // they accept a control. Otherwise it returns an error that is ErrNotFound and lists what exists.
 func (b *Bus) Controllable(ctx context.Context, c *schemas.Control) error {
-	status, err := b.RunStatus(ctx, c.Run)
-	if errors.Is(err, ErrNotFound) {
-		return b.noSuchRun(ctx, c.Run)
-	}
-	if err != nil || c.UID == "" {
+	is, err := b.isRun(ctx, c.Run)
+	switch {
+	case err != nil:
 		return err
+	case !is:
+		return b.noSuchRun(ctx, c.Run)
+	case c.UID == "":
+		return nil
 	}
 	g, err := b.Group(ctx, c.Run, c.UID)
 	switch {
@@ -43,7 +44,24 @@ func (b *Bus) Controllable(ctx context.Context, c *schemas.Control) error {
 		a, _ := schemas.ParseSubject(subject)
 		uids = append(uids, string(a.UID))
 	}
-	return notThere("uid: %s; must be one of the %d groups of run %s: %s", c.UID, status.Groups, c.Run, listNames(uids))
+	return notThere("uid: %s; must be one of the %d groups of run %s: %s", c.UID, len(uids), c.Run, listNames(uids))
+}
+
+// isRun reports whether a prompt or a group of the run is stored, or a control of it is in force.
+func (b *Bus) isRun(ctx context.Context, run schemas.Run) (bool, error) {
+	if err := schemas.CheckToken("run", run); err != nil {
+		return false, err
+	}
+	for _, at := range [][2]string{
+		{schemas.StreamPrompts, schemas.PromptSubject(run)},
+		{schemas.StreamGroups, schemas.GroupSubject(run, "*")},
+	} {
+		if n, err := b.Stored(ctx, at[0], []string{at[1]}, 1); n > 0 || err != nil {
+			return n > 0, err
+		}
+	}
+	h, err := b.ControlsOf(ctx, run, "")
+	return h.Run != nil, err
 }
 
 // isPrompted reports whether the run has a prompt with this uid that intake has not accepted yet.
@@ -77,14 +95,12 @@ func (b *Bus) noSuchRun(ctx context.Context, run schemas.Run) error {
 	return notThere("run: %s; must be one of the %d there are: %s", run, len(runs), listNames(runs))
 }
 
-// notThereError is an ErrNotFound with a text of its own.
 type notThereError struct{ error }
 
 func (notThereError) Is(target error) bool { return target == ErrNotFound }
 
 func notThere(format string, args ...any) error { return notThereError{fmt.Errorf(format, args...)} }
 
-// listNames sorts names and joins them, at most maxNamed of them.
 func listNames(names []string) string {
 	slices.Sort(names)
 	if len(names) > maxNamed {

@@ -88,7 +88,6 @@ func headersOf(m *Message) []schemas.Header {
 	return out
 }
 
-// headerSize returns more bytes than the headers take in a dead letter.
 func headerSize(headers []schemas.Header) int {
 	n := 0
 	for _, h := range headers {
@@ -97,7 +96,6 @@ func headerSize(headers []schemas.Header) int {
 	return n
 }
 
-// runAndUID returns the run and the uid of an event for its dead letter, each "" when it cannot be read.
 func runAndUID(m *Message) (run schemas.Run, uid schemas.UID) {
 	a, _ := schemas.ParseSubject(m.Subject)
 	run, uid = a.Run, a.UID
@@ -110,7 +108,6 @@ func runAndUID(m *Message) (run schemas.Run, uid schemas.UID) {
 	return run, uid
 }
 
-// advisory is the server's event about a message that it has given up.
 type advisory struct {
 	Stream     string `json:"stream"`
 	Consumer   string `json:"consumer"`
@@ -127,8 +124,6 @@ func (b *Bus) WatchAdvisories(ctx context.Context) error {
 	}, b.deadLetterAdvisory)
 }
 
-// deadLetterAdvisory handles one advisory of the server, that it gave a message up after too many deliveries: it
-// writes the message's dead letter. After an error the advisory is delivered again.
 func (b *Bus) deadLetterAdvisory(ctx context.Context, m *Message) error {
 	var a advisory
 	if err := json.Unmarshal(m.Data, &a); err != nil {

@@ -40,7 +40,6 @@ type waiter struct {
 	told    func(subject string, err error)
 }
 
-// deniedError is the error of one note. It is ErrPermission.
 type deniedError struct {
 	subject, text string
 }
@@ -48,7 +47,6 @@ type deniedError struct {
 func (e *deniedError) Error() string { return e.text }
 func (e *deniedError) Unwrap() error { return ErrPermission }
 
-// notes matches the text of the server's note.
 var notes = regexp.MustCompile(`(?i)permissions violation for (publish|subscription) to "([^"]*)"`)
 
 // noteDenial gives a denial of the server to all callers that wait for an answer on its subject, and keeps it for

@@ -92,7 +92,6 @@ const (
 	codeDuplicateInFlight  = 10158
 )
 
-// errorClass is what a failed publish means.
 type errorClass int
 
 const (
@@ -173,7 +172,6 @@ func publishError(subject string, err error) error {
 	return fmt.Errorf("publish %q: %w", subject, err)
 }
 
-// closedError adds ErrClosed to the client library's errors of a closed connection.
 func closedError(err error) error {
 	if errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, jetstream.ErrConnectionClosed) ||
 		errors.Is(err, nats.ErrConnectionDraining) {

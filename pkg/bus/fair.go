@@ -2,6 +2,7 @@ package bus
 
 import (
 	"math/rand/v2"
+	"sync"
 	"time"
 )
 
@@ -12,15 +13,22 @@ const (
 	shortestTurn = 50 * time.Millisecond
 	longestTurn  = time.Minute
 	leastPace    = 5 * time.Millisecond
+	// maxFailed bounds what is kept of failures: a message that failed here may be finished by another process, and
+	// this one does not learn of it.
+	maxFailed = 10_000
 )
 
 // fairness keeps failing messages from taking the slots of the others. A family of messages (ConsumerConfig.Families)
 // is suspect from a failure on until one of its messages succeeds. Of an innermost suspect family, one message is
 // tried at a time, and all suspects together get half of the slots. The others go back to the server, which delivers
 // them again one after the other. One that has come often is let in all the same: the server stops delivering it at
-// its limit, and without a word. The lock of the consumer guards it.
+// its limit, and without a word.
 type fairness struct {
 	config ConsumerConfig
+
+	mu sync.Mutex
+	// failed counts the failures of messages in this process, by stream sequence.
+	failed map[uint64]int
 	// working are the messages that handlers work on.
 	working  map[*Message]try
 	suspects map[string]*suspect
@@ -40,10 +48,11 @@ type suspect struct {
 }
 
 func newFairness(c ConsumerConfig) *fairness {
-	return &fairness{config: c, working: map[*Message]try{}, suspects: map[string]*suspect{}, pace: leastPace}
+	return &fairness{
+		config: c, failed: map[uint64]int{}, working: map[*Message]try{}, suspects: map[string]*suspect{}, pace: leastPace,
+	}
 }
 
-// innermostSuspect returns the innermost of the families that is suspect, or "".
 func (f *fairness) innermostSuspect(families []string) string {
 	for i := len(families) - 1; i >= 0; i-- {
 		if f.suspects[families[i]] != nil {
@@ -60,6 +69,8 @@ func (f *fairness) admit(m *Message, now time.Time) (away time.Duration) {
 		return 0
 	}
 	families := f.config.Families(m)
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if name := f.innermostSuspect(families); name != "" {
 		all, same, last := 0, 0, time.Time{} // last is when the last of them began
 		for _, other := range f.working {
@@ -97,23 +108,42 @@ func (s *suspect) nextTurn(now time.Time, pace time.Duration) time.Duration {
 	return d - rand.N(d/8+1)
 }
 
-// leave forgets a message that is no longer worked on.
-func (f *fairness) leave(m *Message) { delete(f.working, m) }
+func (f *fairness) leave(m *Message) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.working, m)
+}
 
-// succeeded clears the families of a message.
+func (f *fairness) forget(m *Message) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.failed, m.Seq)
+}
+
 func (f *fairness) succeeded(m *Message) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.failed, m.Seq)
 	for _, name := range f.working[m].families {
 		delete(f.suspects, name)
 	}
 }
 
-// noteFailure makes the families of a message suspect, after a try that lasted took. hopeless means that the
-// innermost family has failed for as long as all tries of one message take. Then the first failure of each of its
-// messages is the last; otherwise a family of a thousand messages would be tried thousands of times.
-func (f *fairness) noteFailure(m *Message, took time.Duration, now time.Time) (hopeless bool) {
+// noteFailure counts one more failure of a message in this process, after a try that lasted took, and makes its
+// families suspect. An outage of the server says nothing about them. It returns how many failures there were. hopeless
+// means that the innermost family has failed for as long as all tries of one message take. Then the first failure of
+// each of its messages is the last; otherwise a family of a thousand messages would be tried thousands of times.
+func (f *fairness) noteFailure(m *Message, took time.Duration, now time.Time, outage bool) (n int, hopeless bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.failed) >= maxFailed {
+		clear(f.failed) // a few more tries are better than memory that grows without end
+	}
+	f.failed[m.Seq]++
+	n = f.failed[m.Seq]
 	families := f.working[m].families
-	if len(families) == 0 {
-		return false
+	if outage || len(families) == 0 {
+		return n, false
 	}
 	f.pace += (max(took, leastPace) - f.pace) / 8
 	if len(f.suspects) >= maxFailed {
@@ -124,5 +154,6 @@ func (f *fairness) noteFailure(m *Message, took time.Duration, now time.Time) (h
 			f.suspects[name] = &suspect{since: now}
 		}
 	}
-	return f.config.MaxDeliver > 0 && now.Sub(f.suspects[families[len(families)-1]].since) > f.config.retrySpan()
+	first := f.suspects[families[len(families)-1]].since
+	return n, f.config.MaxDeliver > 0 && now.Sub(first) > f.config.retrySpan()
 }

@@ -21,18 +21,13 @@ type ConsumerFloor struct {
 	Own bool
 }
 
-// ownStages are the stages of the pipeline's own services.
 var ownStages = []string{"intake", "sampler", "reward", "advantage"}
 
 // Floors returns how far each durable of a stream has acknowledged it, for the janitor. Those that are not Own belong
 // to trainers and other readers who want the stream to keep messages until they have read them.
 func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, err error) {
-	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
+	err = b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error {
 		out = nil
-		s, err := b.js.Stream(ctx, stream)
-		if err != nil {
-			return err
-		}
 		// Read this before the consumers: then messages that are stored later count as unread.
 		last := s.CachedInfo().State.LastSeq
 		consumers, err := b.consumersOf(ctx, s)
@@ -63,7 +58,6 @@ func (f *ConsumerFloor) Matches(filter string) bool {
 		func(own string) bool { return schemas.Overlap(own, filter) })
 }
 
-// filtersOf returns the filters of a consumer, in whichever of the two fields they are.
 func filtersOf(c jetstream.ConsumerConfig) []string {
 	if c.FilterSubject != "" {
 		return []string{c.FilterSubject}

@@ -34,7 +34,6 @@ const (
 	statusNoResponders = "503"
 )
 
-// directRequest is the body of a direct get.
 type directRequest struct {
 	Seq       uint64   `json:"seq,omitempty"`
 	LastFor   string   `json:"last_by_subj,omitempty"`
@@ -42,7 +41,7 @@ type directRequest struct {
 	MaxBytes  int      `json:"max_bytes,omitempty"`
 	MultiLast []string `json:"multi_last,omitempty"`
 	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
-	NextFor   string   `json:"next_by_subj,omitempty"` // only in requests to a leader
+	NextFor   string   `json:"next_by_subj,omitempty"`
 }
 
 // directSubject returns the subject of direct gets from a stream. Any server that has the stream answers them.
@@ -128,8 +127,6 @@ func (b *Bus) getMessage(ctx context.Context, stream, subject string, req direct
 	return nil, err
 }
 
-// directError returns the error in the server's answer to a direct get: ErrNotFound, no server, or another; nil for a
-// message.
 func directError(stream string, m *nats.Msg) error {
 	switch status := m.Header.Get(headerStatus); {
 	case status == "" || m.Header.Get(jetstream.StreamHeader) != "":
@@ -294,6 +291,19 @@ func (b *Bus) lastPerSubject(ctx context.Context, stream string, filters []strin
 	return slices.CompactFunc(out, func(a, b *Message) bool { return a.Seq == b.Seq }), nil
 }
 
+// Stored returns how many messages of a stream match the filters, from a sequence on. In a cluster it may be too few.
+func (b *Bus) Stored(ctx context.Context, stream string, filters []string, from uint64) (n uint64, err error) {
+	for _, filter := range filters {
+		req := directRequest{Seq: from, Batch: 1, NextFor: filter}
+		page, _, pending, err := b.readUpToDate(ctx, stream, req, 0)
+		if err != nil {
+			return 0, fmt.Errorf("count %s: %w", filter, err)
+		}
+		n += uint64(len(page)) + pending
+	}
+	return n, nil
+}
+
 // Subjects returns the stored subjects of a stream that match filter, each with its number of messages; without any
 // the map is empty.
 func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]uint64, error) {
@@ -307,43 +317,40 @@ func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]u
 	return state.Subjects, nil
 }
 
-// streamState returns the state of a stream, with the subjects that match filter.
-func (b *Bus) streamState(ctx context.Context, stream, filter string) (jetstream.StreamState, error) {
-	var info *jetstream.StreamInfo
-	err := b.retryWhileAway(ctx, func(ctx context.Context) error {
-		s, err := b.js.Stream(ctx, stream)
+func (b *Bus) streamState(ctx context.Context, stream, filter string) (state jetstream.StreamState, err error) {
+	err = b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error {
+		info, err := s.Info(ctx, jetstream.WithSubjectFilter(filter))
 		if err == nil {
-			info, err = s.Info(ctx, jetstream.WithSubjectFilter(filter))
+			state = info.State
 		}
 		return err
 	})
-	if err != nil {
-		return jetstream.StreamState{}, err
-	}
-	return info.State, nil
+	return state, err
+}
+
+// withStream calls f with a stream, and again while the server is away.
+func (b *Bus) withStream(ctx context.Context, name string, f func(context.Context, jetstream.Stream) error) error {
+	return b.retryWhileAway(ctx, func(ctx context.Context) error {
+		s, err := b.js.Stream(ctx, name)
+		if err != nil {
+			return err
+		}
+		return f(ctx, s)
+	})
 }
 
 // StreamInfo returns the state and the limits of a stream of the contract, or of one behind a bucket.
 func (b *Bus) StreamInfo(ctx context.Context, stream string) (info *jetstream.StreamInfo, err error) {
-	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
-		s, err := b.js.Stream(ctx, stream)
-		if err == nil {
-			info = s.CachedInfo()
-		}
-		return err
+	err = b.withStream(ctx, stream, func(_ context.Context, s jetstream.Stream) error {
+		info = s.CachedInfo()
+		return nil
 	})
 	return info, err
 }
 
 // Delete removes the message at a sequence. It is no error when the message is gone already.
 func (b *Bus) Delete(ctx context.Context, stream string, seq uint64) error {
-	err := b.retryWhileAway(ctx, func(ctx context.Context) error {
-		s, err := b.js.Stream(ctx, stream)
-		if err == nil {
-			err = s.DeleteMsg(ctx, seq)
-		}
-		return err
-	})
+	err := b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error { return s.DeleteMsg(ctx, seq) })
 	if errors.Is(err, jetstream.ErrMsgNotFound) || errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
 		// The server reports a message that is not there as a failed delete.
 		if _, getErr := b.Get(ctx, stream, seq); errors.Is(getErr, ErrNotFound) {
@@ -469,7 +476,6 @@ func (b *Bus) Stats(ctx context.Context) (out []StreamStats, err error) {
 	return out, err
 }
 
-// allStats is one try of Stats: the state of all streams with their consumers.
 func (b *Bus) allStats(ctx context.Context) ([]StreamStats, error) {
 	var out []StreamStats
 	for _, k := range allStores() {
@@ -485,7 +491,6 @@ func (b *Bus) allStats(ctx context.Context) ([]StreamStats, error) {
 	return out, nil
 }
 
-// addConsumers adds the durables of a stream to its stats.
 func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.Stream) error {
 	consumers, err := b.consumersOf(ctx, s)
 	if err != nil {

@@ -18,7 +18,6 @@ import (
 // out: the publisher of the true event displaces it. It copies the wrong message to the dead letters and deletes it
 // by its sequence, so that of two publishers at once, neither deletes what the other has stored.
 
-// maxDisplaced is how many messages in a row one publish displaces before it fails.
 const maxDisplaced = 16
 
 // Against adds a check of the event that is already stored on the subject. check returns what is wrong with it
@@ -55,10 +54,8 @@ func Fits(m *Message, e schemas.Keyed) error {
 	return nil
 }
 
-// errOther is the fault of a stored message on a subject where only one payload is right.
 var errOther = errors.New("not the bytes that its one writer has for it")
 
-// onePerSubject returns the stream of a subject, and whether that stream keeps only one message on each subject.
 func onePerSubject(subject string) (spec schemas.StreamSpec, ok bool) {
 	spec, ok = schemas.StreamOf(subject)
 	return spec, ok && (spec.Guarded || spec.WorkQueue)
@@ -131,8 +128,6 @@ func (b *Bus) StoredEvent(
 	return m, nil
 }
 
-// writerOf returns the service (stage) that writes the events of a subject, or that accepts them from outside, for dead
-// letters.
 func writerOf(subject string) string {
 	a, _ := schemas.ParseSubject(subject)
 	switch a.Kind {

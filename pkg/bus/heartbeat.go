@@ -29,7 +29,6 @@ func (h *heartbeats) add(m *Message) bool {
 	return true
 }
 
-// release forgets a message, unless another delivery of it is held by now.
 func (h *heartbeats) release(m *Message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -38,7 +37,6 @@ func (h *heartbeats) release(m *Message) {
 	}
 }
 
-// all returns the messages that get heartbeats: those that were delivered and are not acknowledged.
 func (h *heartbeats) all() []*Message {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -56,7 +54,6 @@ func (h *heartbeats) returnAll() {
 	}
 }
 
-// run sends heartbeats for all messages, every third of ackWait, until ctx ends.
 func (h *heartbeats) run(ctx context.Context, ackWait time.Duration) {
 	tick := time.NewTicker(max(ackWait/3, time.Millisecond))
 	defer tick.Stop()

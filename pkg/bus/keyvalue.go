@@ -5,16 +5,15 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/meander-rl/meander/schemas"
 )
 
-// maxRunSpec bounds the spec of a run.
 const maxRunSpec = 512 << 10
 
-// bucket opens a bucket.
 func (b *Bus) bucket(ctx context.Context, name string) (jetstream.KeyValue, error) {
 	kv, err := b.js.KeyValue(ctx, name)
 	if err != nil {
@@ -28,24 +27,6 @@ func isLostUpdate(err error) bool {
 	api, _ := errors.AsType[*jetstream.APIError](err)
 	return errors.Is(err, jetstream.ErrKeyExists) ||
 		api != nil && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence
-}
-
-// followEntries calls each with the newest entry of every key of a bucket that the subject matches, and with each
-// later entry, until ctx ends or the bus is closed. stream is the one behind the bucket. After an error it reads
-// again.
-func (b *Bus) followEntries(ctx context.Context, stream, subject string, each func(*Message)) {
-	for ctx.Err() == nil && !b.nc.IsClosed() {
-		for m, err := range b.Read(ctx, stream, []string{subject}, ReadOptions{Live: true, lastPerSubject: true}) {
-			if err != nil {
-				if b.waitLog.allow() {
-					b.log.Warn().Err(err).Str("subject", subject).Msg("entries not followed, trying again")
-				}
-				break
-			}
-			each(m)
-		}
-		_ = pause(ctx, rebindPause)
-	}
 }
 
 // CreateRun stores the spec of a run, what it was started with, if there is none. It returns the stored spec, and
@@ -68,22 +49,51 @@ func (b *Bus) CreateRun(ctx context.Context, run schemas.Run, spec []byte) (stor
 	return stored, false, err
 }
 
-// createKey stores the value of a key of a bucket if there is none, and reports whether it did.
 func (b *Bus) createKey(ctx context.Context, bucket, key string, value []byte) (created bool, err error) {
-	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
-		kv, err := b.bucket(ctx, bucket)
-		if err == nil {
-			_, err = kv.Create(ctx, key, value)
+	err = b.updateKey(ctx, bucket, key, func(_ context.Context, old []byte) ([]byte, error) {
+		if created = old == nil; created {
+			return value, nil
 		}
-		return err
+		return nil, nil
 	})
-	if errors.Is(err, jetstream.ErrKeyExists) {
-		return false, nil
-	}
-	return err == nil, err
+	return created && err == nil, err
 }
 
-// getKey returns the value of a key of a bucket, or ErrNotFound.
+// updateKey stores what next makes of the value of a key, which is nil where there is none; next returns nil to leave
+// it. When another writer is first, next is called again.
+func (b *Bus) updateKey(
+	ctx context.Context, bucket, key string, next func(ctx context.Context, old []byte) ([]byte, error),
+) error {
+	for {
+		err := b.retryWhileAway(ctx, func(ctx context.Context) error {
+			kv, err := b.bucket(ctx, bucket)
+			if err != nil {
+				return err
+			}
+			var old []byte
+			e, err := kv.Get(ctx, key)
+			switch {
+			case err == nil:
+				old = append([]byte{}, e.Value()...)
+			case !errors.Is(err, jetstream.ErrKeyNotFound):
+				return err
+			}
+			value, err := next(ctx, old)
+			switch {
+			case err != nil || value == nil:
+			case old == nil:
+				_, err = kv.Create(ctx, key, value)
+			default:
+				_, err = kv.Update(ctx, key, value, e.Revision())
+			}
+			return err
+		})
+		if !isLostUpdate(err) {
+			return err
+		}
+	}
+}
+
 func (b *Bus) getKey(ctx context.Context, bucket, key string) ([]byte, error) {
 	m, err := b.Last(ctx, "KV_"+bucket, schemas.BucketSubject(bucket, key))
 	if err == nil && m.Header.Get(headerKVOperation) != "" { // the marker of a removed key
@@ -93,6 +103,54 @@ func (b *Bus) getKey(ctx context.Context, bucket, key string) ([]byte, error) {
 		return nil, err
 	}
 	return m.Data, nil
+}
+
+// Entry is what a key of a bucket holds, and the revision under which it was stored; revision 0: nothing.
+type Entry struct {
+	Key      string
+	Value    []byte
+	Revision uint64
+}
+
+// Entry returns what a key of a bucket holds.
+func (b *Bus) Entry(ctx context.Context, bucket, key string) (Entry, error) {
+	all, err := b.Entries(ctx, bucket, key)
+	if err != nil || len(all) == 0 {
+		return Entry{}, err
+	}
+	return all[0], nil
+}
+
+// Entries returns what the keys of a bucket hold that a filter matches.
+func (b *Bus) Entries(ctx context.Context, bucket, filter string) (all []Entry, err error) {
+	stored, err := b.LastMany(ctx, "KV_"+bucket, []string{schemas.BucketSubject(bucket, filter)})
+	for _, m := range stored {
+		if m.Header.Get(headerKVOperation) == "" { // else a key was removed
+			all = append(all, Entry{strings.TrimPrefix(m.Subject, schemas.BucketSubject(bucket, "")), m.Data, m.Seq})
+		}
+	}
+	return all, err
+}
+
+// SwapEntry stores the value of a key if the key still has the revision (0: it has no value), and reports whether it
+// did.
+func (b *Bus) SwapEntry(
+	ctx context.Context, bucket, key string, value []byte, revision uint64,
+) (stored bool, err error) {
+	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
+		_, err := b.js.Publish(ctx, schemas.BucketSubject(bucket, key), value,
+			jetstream.WithExpectLastSequencePerSubject(revision))
+		return err
+	})
+	if isLostUpdate(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// MayWrite reports whether whoever is connected may write to a bucket, as far as its credentials say.
+func (b *Bus) MayWrite(bucket string) bool {
+	return b.user.Writes(schemas.BucketSubject(bucket, "key"))
 }
 
 // sealKey is the one key of schemas.SealBucket, sealKeyBytes the size of its value.
@@ -133,7 +191,7 @@ func (b *Bus) Run(ctx context.Context, run schemas.Run) ([]byte, error) {
 	return spec, nil
 }
 
-// deleteRun removes the spec of a run, in mirrors too, and its controls; Purge ends with it.
+// deleteRun removes the spec of a run, in mirrors too, its counts and its controls; Purge ends with it.
 func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 	kv, err := b.bucket(ctx, schemas.RunBucket)
 	if err == nil {
@@ -145,6 +203,9 @@ func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 	}
 	if err == nil {
 		err = s.Purge(ctx, jetstream.WithPurgeSubject(schemas.BucketSubject(schemas.RunBucket, string(run))))
+	}
+	if err == nil {
+		err = s.Purge(ctx, jetstream.WithPurgeSubject(schemas.BucketSubject(schemas.RunBucket, "*."+string(run))))
 	}
 	if err == nil {
 		err = b.deleteControls(ctx, run)

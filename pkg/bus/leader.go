@@ -22,7 +22,6 @@ var ErrNoLeader = errors.New("no leader: its servers elect one, or too few of th
 // codeNotAvailable is the server's answer while the cluster, or the one stream, has no leader.
 const codeNotAvailable = 10008
 
-// noLeader adds ErrNoLeader to the server's error when that is what it means.
 func noLeader(err error) error {
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok && api.ErrorCode == codeNotAvailable {
 		return fmt.Errorf("%w (%w)", ErrNoLeader, err)
@@ -35,7 +34,6 @@ func noLeader(err error) error {
 var ErrNoJetStream = errors.New("the server has no JetStream for this user: start it with -js; if it has that, its " +
 	"log says why, such as less disk than its accounts are promised")
 
-// noJetStream adds ErrNoJetStream to the error of a request to JetStream when that is what it means.
 func noJetStream(err error) error {
 	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrJetStreamNotEnabled) ||
 		errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
@@ -44,16 +42,12 @@ func noJetStream(err error) error {
 	return err
 }
 
-// lagPause is the pause before a server that lags is asked again.
 const lagPause = 20 * time.Millisecond
 
-// clustered reports whether the server is one of several.
 func (b *Bus) clustered() bool { return b.nc.ConnectedClusterName() != "" }
 
-// leaderSubject returns the subject on which the leader of a stream answers requests for one message.
 func leaderSubject(stream string) string { return "$JS.API.STREAM.MSG.GET." + stream }
 
-// parseLeaderGet decodes the answer of a stream's leader to a get: a message, ErrNotFound, or another error.
 func parseLeaderGet(stream string, resp *nats.Msg) (*Message, error) {
 	var a struct {
 		Error   *jetstream.APIError `json:"error"`

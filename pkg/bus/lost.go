@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -24,12 +25,16 @@ type Lost struct {
 	Samples []int64
 }
 
-// recordsAtOnce is how many records of groups are asked for at once.
 const recordsAtOnce = 256
 
 // AsksForSamples reports whether intake asks samplers for the samples of the group: its prompt was accepted, and it is
 // no pass over stored samples.
 func (g OpenGroup) AsksForSamples() bool { return g.Error == "" && g.Group.SourceRun == "" }
+
+// WantsVerdict reports whether people or batch jobs score samples of the group.
+func (g OpenGroup) WantsVerdict() bool {
+	return slices.ContainsFunc(g.Group.Reward, schemas.RewardSpec.IsVerdict)
+}
 
 // OpenGroups returns the groups of a run, or of all runs with "*", that have no result.
 func (b *Bus) OpenGroups(ctx context.Context, run schemas.Run) ([]OpenGroup, error) {
@@ -48,8 +53,21 @@ func (b *Bus) OpenGroups(ctx context.Context, run schemas.Run) ([]OpenGroup, err
 			subjects = append(subjects, subject)
 		}
 	}
+	return b.groupsAt(ctx, subjects)
+}
+
+// GroupsOf returns groups of a run that are known to be open.
+func (b *Bus) GroupsOf(ctx context.Context, run schemas.Run, uids iter.Seq[schemas.UID]) ([]OpenGroup, error) {
+	var subjects []string
+	for uid := range uids {
+		subjects = append(subjects, schemas.GroupSubject(run, uid))
+	}
+	return b.groupsAt(ctx, subjects)
+}
+
+// groupsAt returns the groups with records at these subjects.
+func (b *Bus) groupsAt(ctx context.Context, subjects []string) (out []OpenGroup, err error) {
 	slices.Sort(subjects)
-	var out []OpenGroup
 	for part := range slices.Chunk(subjects, recordsAtOnce) {
 		stored, err := b.LastMany(ctx, schemas.StreamGroups, part)
 		if err != nil {
@@ -152,12 +170,10 @@ func (b *Bus) madeOf(ctx context.Context, groups []Lost) (map[schemas.Making]boo
 	return made, nil
 }
 
-// sample names a sample of the group.
 func (g OpenGroup) sample(index int64) schemas.Making {
 	return schemas.Making{Run: g.Run, UID: g.UID, SampleIndex: index}
 }
 
-// samplesWithout returns the samples of a group that are not among those given.
 func samplesWithout(have map[schemas.Making]bool, g OpenGroup) (out []int64) {
 	if have[g.sample(-1)] {
 		return nil
@@ -170,7 +186,6 @@ func samplesWithout(have map[schemas.Making]bool, g OpenGroup) (out []int64) {
 	return out
 }
 
-// noteSamples adds the samples that subjects name.
 func noteSamples(to map[schemas.Making]bool, subjects map[string]uint64) {
 	for subject := range subjects {
 		a, _ := schemas.ParseSubject(subject)

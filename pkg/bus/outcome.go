@@ -5,14 +5,14 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
 // Outcome returns the outcome of a trajectory, reward or result of a group, as its event says it, for those who only
 // look. A message that was read without its payload is read again where no header says it. "": it is no such event.
 func (b *Bus) Outcome(ctx context.Context, m *Message) (string, error) {
-	if said := m.Header.Get(schemas.HeaderOutcome); view.IsOutcome(said) {
+	if said := m.Header.Get(schemas.HeaderOutcome); outcomes.IsOutcome(said) {
 		return said, nil
 	}
 	var e schemas.Keyed
@@ -39,7 +39,7 @@ func (b *Bus) Outcome(ctx context.Context, m *Message) (string, error) {
 	if Fits(m, e) != nil {
 		return "", nil // the true one will replace it
 	}
-	return view.Of(e), nil
+	return outcomes.Of(e), nil
 }
 
 // Outcomes yields what became of the samples and groups of a run, or of all ("*"), that the events of one kind say:

@@ -198,7 +198,6 @@ func (b *Bus) LoadTokensOf(ctx context.Context, t *schemas.Trajectory, i int) (*
 	return b.LoadTokens(ctx, m)
 }
 
-// stepOf returns the message of step i of a trajectory, after it has checked the digest.
 func (b *Bus) stepOf(ctx context.Context, t *schemas.Trajectory, i int) (*Message, error) {
 	m, err := b.Last(ctx, schemas.StreamSteps, t.StepSubject(i))
 	if err != nil {
@@ -207,7 +206,6 @@ func (b *Bus) stepOf(ctx context.Context, t *schemas.Trajectory, i int) (*Messag
 	return m, checkStepDigest(m, t.Steps[i])
 }
 
-// checkStepDigest returns ErrCorrupt when a stored step does not have the digest by which a trajectory names it.
 func checkStepDigest(m *Message, ref schemas.StepRef) error {
 	got, err := schemas.PayloadDigest(schemas.HashOf(ref.Digest), m.Data)
 	switch {

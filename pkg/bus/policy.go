@@ -34,21 +34,17 @@ func (b *Bus) SetPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	return nil
 }
 
-// setPolicy is SetPolicy for a policy that is valid, with its errors.
 func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	current, last, err := b.currentPolicy(ctx, p.Lane)
 	if err != nil {
 		return err
 	}
-	same := func(a, b *schemas.Policy) bool {
-		return a.PolicyVersion == b.PolicyVersion && a.WeightsDigest == b.WeightsDigest
-	}
 	if after != nil && p.Epoch < after.Epoch {
 		return fmt.Errorf("epoch: %d; must be at least %d: a trainer has taken the lane since", p.Epoch, after.Epoch)
 	}
 	if (current == nil) != (after == nil) ||
-		current != nil && (!same(current, after) || current.Epoch != after.Epoch ||
-			p.PolicyVersion <= current.PolicyVersion && !same(current, p) &&
+		current != nil && (!sameWeights(current, after) || current.Epoch != after.Epoch ||
+			p.PolicyVersion <= current.PolicyVersion && !sameWeights(current, p) &&
 				!(p.PolicyVersion == current.PolicyVersion && p.Continues(current))) {
 		return ErrBehind
 	}
@@ -69,6 +65,11 @@ func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
 		err = b.RaisePolicy(ctx, p.Lane)
 	}
 	return err
+}
+
+// sameWeights reports whether two policies are one version with the same weights.
+func sameWeights(a, b *schemas.Policy) bool {
+	return a.PolicyVersion == b.PolicyVersion && a.WeightsDigest == b.WeightsDigest
 }
 
 // currentPolicy returns the newest policy of a lane, nil if there is none, and the sequence of the last message in
@@ -96,22 +97,11 @@ func (b *Bus) currentPolicy(ctx context.Context, lane schemas.Lane) (p *schemas.
 	return p, last, err
 }
 
-// decodePolicy decodes a stored policy. It returns nil for a removed entry, and for one that is not a policy, which
-// it logs.
 func (b *Bus) decodePolicy(m *Message) *schemas.Policy {
-	if len(m.Data) == 0 {
-		return nil
-	}
 	p := &schemas.Policy{}
-	err := schemas.DecodeValid(m.Data, p)
-	if err == nil && p.Subject() != m.Subject &&
-		schemas.BucketSubject(schemas.PolicyBucket, string(p.Lane)) != m.Subject {
-		err = fmt.Errorf("a policy of lane %q", p.Lane)
-	}
-	if err != nil {
-		if b.waitLog.allow() {
-			b.log.Warn().Err(err).Str("subject", m.Subject).Msg("policy not readable")
-		}
+	if !b.decodeEntry(m, p, func() []string {
+		return []string{p.Subject(), schemas.BucketSubject(schemas.PolicyBucket, string(p.Lane))}
+	}) {
 		return nil
 	}
 	return p
@@ -120,40 +110,23 @@ func (b *Bus) decodePolicy(m *Message) *schemas.Policy {
 // RaisePolicy copies the newest policy of a lane's history to the bucket: its publisher may have died before it did
 // so. It returns ErrStreamFull when the server has no space.
 func (b *Bus) RaisePolicy(ctx context.Context, lane schemas.Lane) error {
-	for {
-		err := b.retryWhileAway(ctx, func(ctx context.Context) error {
-			kv, err := b.bucket(ctx, schemas.PolicyBucket)
-			if err != nil {
-				return err
-			}
-			// Read the bucket first: then the history that is read next is at least as new.
-			e, err := kv.Get(ctx, string(lane))
-			if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
-				return err
-			}
-			m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane))
-			switch {
-			case errors.Is(err, ErrNotFound):
-				return nil
-			case err != nil:
-				return err
-			case b.decodePolicy(m) == nil, e != nil && slices.Equal(e.Value(), m.Data):
-				return nil
-			case e == nil:
-				_, err = kv.Create(ctx, string(lane), m.Data)
-			default:
-				_, err = kv.Update(ctx, string(lane), m.Data, e.Revision())
-			}
-			return err
-		})
-		if isLostUpdate(err) {
-			continue // another writer was first
+	// The history is read after the bucket, and so at least as new.
+	err := b.updateKey(ctx, schemas.PolicyBucket, string(lane), func(ctx context.Context, old []byte) ([]byte, error) {
+		m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane))
+		switch {
+		case errors.Is(err, ErrNotFound):
+			return nil, nil
+		case err != nil:
+			return nil, err
+		case b.decodePolicy(m) == nil, slices.Equal(old, m.Data):
+			return nil, nil
 		}
-		if classOf(err) == classFull {
-			err = fmt.Errorf("%w: %w", ErrStreamFull, err)
-		}
-		return err
+		return m.Data, nil
+	})
+	if classOf(err) == classFull {
+		err = fmt.Errorf("%w: %w", ErrStreamFull, err)
 	}
+	return err
 }
 
 // Policy returns the current policy of a lane, or ErrNotFound.
@@ -168,25 +141,30 @@ func (b *Bus) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, e
 	return p, nil
 }
 
-// PolicyHistory returns the policies that a lane has had, oldest first. Of one that was announced again with the same
-// weights it returns the last. It leaves out entries that cannot be read, and logs them.
-func (b *Bus) PolicyHistory(ctx context.Context, lane schemas.Lane) ([]*schemas.Policy, error) {
-	var out []*schemas.Policy
+// policiesOf yields the policies that a lane has had, oldest first, each with the time at which it was stored. It
+// leaves out entries that cannot be read, and logs them. An error ends it.
+func (b *Bus) policiesOf(ctx context.Context, lane schemas.Lane, each func(p *schemas.Policy, stored time.Time)) error {
 	for m, err := range b.Read(ctx, schemas.StreamPolicies, []string{schemas.PolicySubject(lane)}, ReadOptions{}) {
 		if err != nil {
-			return nil, fmt.Errorf("policies of lane %q: %w", lane, err)
+			return fmt.Errorf("policies of lane %q: %w", lane, err)
 		}
-		p := b.decodePolicy(m)
-		if p == nil {
-			continue
+		if p := b.decodePolicy(m); p != nil {
+			each(p, m.Time)
 		}
-		if last := len(out) - 1; last >= 0 && out[last].PolicyVersion == p.PolicyVersion &&
-			out[last].WeightsDigest == p.WeightsDigest {
+	}
+	return ctx.Err()
+}
+
+// PolicyHistory returns the policies that a lane has had, oldest first. Of one that was announced again with the same
+// weights it returns the last. It leaves out entries that cannot be read, and logs them.
+func (b *Bus) PolicyHistory(ctx context.Context, lane schemas.Lane) (out []*schemas.Policy, err error) {
+	err = b.policiesOf(ctx, lane, func(p *schemas.Policy, _ time.Time) {
+		if last := len(out) - 1; last >= 0 && sameWeights(out[last], p) {
 			out = out[:last]
 		}
 		out = append(out, p)
-	}
-	return out, ctx.Err()
+	})
+	return out, err
 }
 
 // PolicyVersionAt returns the newest version that a lane had at a time of the server's clock, without those that are in
@@ -194,6 +172,11 @@ func (b *Bus) PolicyHistory(ctx context.Context, lane schemas.Lane) ([]*schemas.
 func (b *Bus) PolicyVersionAt(
 	ctx context.Context, lane schemas.Lane, at time.Time, refused map[int64]string,
 ) (version int64, err error) {
+	note := func(p *schemas.Policy, stored time.Time) {
+		if p != nil && !stored.After(at) && refused[p.PolicyVersion] == "" {
+			version = p.PolicyVersion
+		}
+	}
 	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane))
 	if errors.Is(err, ErrNotFound) {
 		return 0, nil
@@ -201,21 +184,10 @@ func (b *Bus) PolicyVersionAt(
 	if err != nil {
 		return 0, fmt.Errorf("policy of lane %q: %w", lane, err)
 	}
-	if p := b.decodePolicy(m); p != nil && !m.Time.After(at) && refused[p.PolicyVersion] == "" { // told by one request
-		return p.PolicyVersion, nil
+	if note(b.decodePolicy(m), m.Time); version == 0 { // else one request has told
+		err = b.policiesOf(ctx, lane, note)
 	}
-	for m, err := range b.Read(ctx, schemas.StreamPolicies, []string{schemas.PolicySubject(lane)}, ReadOptions{}) {
-		if err != nil {
-			return 0, fmt.Errorf("policies of lane %q: %w", lane, err)
-		}
-		if m.Time.After(at) {
-			break
-		}
-		if p := b.decodePolicy(m); p != nil && refused[p.PolicyVersion] == "" {
-			version = p.PolicyVersion
-		}
-	}
-	return version, ctx.Err()
+	return version, err
 }
 
 // FollowPolicy calls each with the current policy of a lane, and again with each later one, in order, until ctx ends.

@@ -49,7 +49,6 @@ func (b *Bus) Announcement(state func() *schemas.Presence, changed <-chan struct
 	return a
 }
 
-// age returns how long ago the entry was renewed.
 func (a *Announcement) age() time.Duration { return time.Since(time.Unix(0, a.renewed.Load())) }
 
 // lapsed returns how often others may have found no entry, up to now.
@@ -92,7 +91,7 @@ func (a *Announcement) Run(ctx context.Context) error {
 			if a.b.nc.IsClosed() {
 				return nil
 			}
-			if ctx.Err() == nil && a.b.waitLog.allow() {
+			if ctx.Err() == nil && a.b.waitLog.allow(logEvery) {
 				a.b.log.Warn().Err(err).Str("instance", a.state().Instance).Msg("presence not renewed, trying again")
 			}
 			beat = schemas.PresenceTTL / renewalsPerTTL
@@ -120,7 +119,6 @@ func (a *Announcement) Run(ctx context.Context) error {
 	return nil
 }
 
-// storeEntry stores the entry of presence with its newest state, and returns the pause until the next renewal.
 func (a *Announcement) storeEntry(ctx context.Context) (beat time.Duration, err error) {
 	ctx, stop := context.WithTimeout(ctx, apiTimeout)
 	defer stop()
@@ -187,17 +185,10 @@ func (b *Bus) PresentAt(ctx context.Context) (out []*schemas.Presence, revisions
 		return nil, nil, fmt.Errorf("services that run: %w", err)
 	}
 	for _, m := range stored {
-		if len(m.Data) == 0 {
-			continue // the marker of a removed entry
-		}
 		p := &schemas.Presence{}
-		if err := schemas.DecodeValid(m.Data, p); err != nil {
-			if b.waitLog.allow() {
-				b.log.Warn().Err(err).Str("subject", m.Subject).Msg("presence not readable")
-			}
-			continue
+		if b.decodeEntry(m, p, nil) {
+			out, revisions = append(out, p), append(revisions, m.Seq)
 		}
-		out, revisions = append(out, p), append(revisions, m.Seq)
 	}
 	return out, revisions, nil
 }

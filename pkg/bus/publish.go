@@ -9,13 +9,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -81,8 +82,6 @@ func (b *Bus) Publish(ctx context.Context, e schemas.Keyed, opts ...PublishOptio
 	return b.publish(ctx, m, o)
 }
 
-// options combines the options of a publish with the check of what is stored already for e; e is nil for a message
-// that is no event.
 func options(e schemas.Keyed, opts []PublishOption) publishOptions {
 	var o publishOptions
 	for _, opt := range opts {
@@ -107,9 +106,7 @@ func (b *Bus) PublishPrompt(
 		schemas.HeaderType: {schemas.TypePrompt}, schemas.HeaderContentType: {schemas.ContentType},
 		jetstream.MsgIDHeader: {"prompt." + string(run) + "." + randomToken()},
 	}
-	for name, v := range header {
-		h[name] = v
-	}
+	maps.Copy(h, header)
 	setTrace(ctx, h)
 	return b.publish(ctx, &nats.Msg{Subject: schemas.PromptSubject(run), Data: prompt, Header: h}, options(nil, opts))
 }
@@ -120,9 +117,7 @@ func (b *Bus) PublishRaw(
 	ctx context.Context, subject string, data []byte, header nats.Header, id string, opts ...PublishOption,
 ) (Ack, error) {
 	h := nats.Header{}
-	for name, v := range header {
-		h[name] = v
-	}
+	maps.Copy(h, header)
 	if id != "" {
 		h[jetstream.MsgIDHeader] = []string{id}
 	}
@@ -135,7 +130,6 @@ func encode(ctx context.Context, e schemas.Keyed) (*nats.Msg, error) {
 	return encodeTo(ctx, e, schemas.Encode)
 }
 
-// encodeTo is encode with another encoder (how), which may bring its own memory.
 func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]byte, error)) (*nats.Msg, error) {
 	subject := e.Subject()
 	_, one := onePerSubject(subject)
@@ -151,7 +145,7 @@ func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]b
 		return nil, Terminal(code, err)
 	}
 	h := header(ctx, subject, e.Type(), schemas.ContentType)
-	if outcome := view.Of(e); outcome != "" {
+	if outcome := outcomes.Of(e); outcome != "" {
 		h[schemas.HeaderOutcome] = []string{outcome}
 	}
 	if !one {
@@ -161,7 +155,6 @@ func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]b
 	return &nats.Msg{Subject: subject, Data: data, Header: h}, nil
 }
 
-// header returns the headers of an event: its type, the content type, the message id and the trace context.
 func header(ctx context.Context, subject, typ, content string) nats.Header {
 	values := [...]string{typ, content, schemas.MessageID(subject)} // one allocation for the three
 	h := nats.Header{
@@ -210,7 +203,7 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 		if ctx.Err() != nil || b.nc.IsClosed() {
 			return Ack{}, publishError(m.Subject, errors.Join(err, ctx.Err()))
 		}
-		if b.waitLog.allow() {
+		if b.waitLog.allow(logEvery) {
 			b.log.Warn().Err(err).Str("subject", m.Subject).Dur("waited", time.Since(began)).
 				Msg("publish not confirmed, trying again")
 		}
@@ -247,7 +240,6 @@ func (b *Bus) publishOnce(ctx context.Context, m *nats.Msg) (Ack, error) {
 	return ack, nil
 }
 
-// pubAck is the server's answer to a publish.
 type pubAck struct {
 	Error     *jetstream.APIError `json:"error"`
 	Stream    string              `json:"stream"`
@@ -299,7 +291,6 @@ func (b *Bus) resolveRefusal(ctx context.Context, m *nats.Msg, cause error) (Ack
 	return Ack{Stream: spec.Name, Seq: first.Seq, Duplicate: true, First: first}, nil
 }
 
-// fullStream returns ErrStreamFull with the name of the stream and the limit that was reached.
 func fullStream(subject string, cause error) error {
 	limit := cause.Error()
 	if api, ok := errors.AsType[*jetstream.APIError](cause); ok {
@@ -308,11 +299,9 @@ func fullStream(subject string, cause error) error {
 	return fmt.Errorf("%w: %s: %s", ErrStreamFull, cmp.Or(streamStoring(subject), subject), limit)
 }
 
-// digestOf returns the sha-256 of data in lower-case hex.
 func digestOf(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
 }
 
-// randomToken returns 16 random lower-case characters.
 func randomToken() string { return strings.ToLower(rand.Text()[:16]) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,62 +17,52 @@ import (
 const (
 	// pullExpires is how long the server keeps a pull request that it cannot fill.
 	pullExpires = 30 * time.Second
-	// pullBytes bounds one pull request, pullBytesTotal all of them: the server disconnects a client with more than
-	// 64 MiB on the way.
-	pullBytes      = 16 << 20
-	pullBytesTotal = 48 << 20
+	// pullBytes bounds what one pull request brings: the server disconnects a client with more than 64 MiB on the way.
+	pullBytes = 48 << 20
 	// rebindPause is the pause before a failed call about a consumer is tried again.
 	rebindPause = 250 * time.Millisecond
 	// returnDelay delays a returned message, so that it does not go to a replica that is about to stop.
 	returnDelay = 20 * time.Millisecond
 )
 
-// puller asks the server for messages, never for more than handlers are free (NATS ADR-37). The client library cannot
-// do that: it counts a message as handled when its callback returns, and prefetches as many again into a buffer,
-// where AckWait runs.
+// puller asks the server for messages of a durable, for Consume and Subscription, and never for more than are wanted
+// (NATS ADR-37). The client library cannot do that: it counts a message as handled when its callback returns, and
+// prefetches as many again into a buffer, where AckWait runs.
+//
+// One request is open at a time. While there are messages, the next request asks for all that became free meanwhile;
+// while there are none, one is enough to learn of the first.
 type puller struct {
-	nc      *nats.Conn
-	log     zerolog.Logger
-	subject string // of pull requests
-	inbox   string // of messages and statuses, up to the request's number
-	group   string // priority group; empty: none
-	expires time.Duration
-	beat    time.Duration
-	// rebind creates the durable again when it is gone.
-	rebind func(ctx context.Context) error
-	sub    *nats.Subscription
-	// heartbeats holds messages from their arrival on, also while they wait in the queue.
-	heartbeats *heartbeats
+	bus        *Bus
+	config     ConsumerConfig
+	log        zerolog.Logger
+	durable    *durable
+	heartbeats *heartbeats // has messages from their arrival on, also while they are in the queue
 
-	// ready has space for one token; it is there when the queue may have become non-empty.
-	ready chan struct{}
-	// fault has space for one token; it is there when something is to be repaired.
-	fault chan struct{}
+	subject       string // of pull requests
+	inbox         string // of messages and statuses, up to the request's number
+	expires, beat time.Duration
+	sub           *nats.Subscription
+	closed        chan nats.Status // receives when the connection is closed
 
-	mu        sync.Mutex
-	wanted    int // how many messages to have: requested, on the way or in the queue
-	requested int // requested and not received
-	// requestedBytes is an upper bound of the bytes that may come for the open requests; maxBytes is the bound of one
-	// request.
-	requestedBytes int
-	maxBytes       int
-	requests       map[uint64]request
-	next           uint64
-	queue          []*Message
-	pin            string
-	pinLost        bool
-	broken         bool // no pulls until it is repaired
-	stopped        bool
-	heard          time.Time // last sign of the server
+	helpers             sync.WaitGroup
+	stopPulls, stopBeat context.CancelFunc
+
+	// ready has space for one token; it is there when the queue may have become non-empty. fault has one when
+	// something is to be repaired.
+	ready, fault chan struct{}
+
+	mu      sync.Mutex
+	wanted  int    // how many messages to have: on the way or in the queue
+	left    int    // how many the open request may still bring; 0: none is open
+	request uint64 // its number
+	queue   []*Message
+	pin     string
+	pinLost bool
+	broken  bool // no pulls until it is repaired
+	stopped bool
+	heard   time.Time // last sign of the server
 }
 
-// request is an open pull request: how many messages and bytes it asked for.
-type request struct {
-	batch, bytes int
-	sent         time.Time
-}
-
-// pullRequest is the body of a pull request.
 type pullRequest struct {
 	Expires   time.Duration `json:"expires"`
 	Batch     int           `json:"batch"`
@@ -81,39 +72,50 @@ type pullRequest struct {
 	PinID     string        `json:"id,omitempty"`
 }
 
-// newPuller returns a puller, which asks the server for messages of a durable and queues them; setWanted makes it
-// ask. rebind repairs the durable. stop ends it. It fails when the connection is closed.
-func (b *Bus) newPuller(c ConsumerConfig, rebind func(context.Context) error) (*puller, error) {
-	p := &puller{
-		nc: b.nc, log: b.log.With().Str("consumer", c.Name).Logger(),
-		subject: "$JS.API.CONSUMER.MSG.NEXT." + c.Stream + "." + c.Name,
-		inbox:   b.nc.NewInbox() + ".", group: c.PriorityGroup, expires: pullExpires,
-		rebind: rebind, heartbeats: newHeartbeats(), ready: make(chan struct{}, 1), fault: make(chan struct{}, 1),
-		requests: map[uint64]request{},
-		// A request with fewer bytes than the next message has gets no message.
-		maxBytes: max(pullBytes, 2*int(b.nc.MaxPayload())),
-	}
-	if c.PriorityGroup != "" {
-		// The server unpins a client that has not asked for PinnedTTL.
-		p.expires = min(p.expires, max(c.PinnedTTL/2, 100*time.Millisecond))
-	}
-	p.beat = min(p.expires/2, 5*time.Second)
-	sub, err := b.nc.Subscribe(p.inbox+"*", p.receive)
+// newPuller creates the durable, or uses the one that is there, and returns its puller; setWanted makes it ask. stop
+// ends the requests, and end the heartbeats of messages that are still worked on.
+func (b *Bus) newPuller(ctx context.Context, c ConsumerConfig) (*puller, error) {
+	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	p.sub = sub
+	d := &durable{bus: b, config: c}
+	if err := d.createWhenReady(ctx); err != nil {
+		return nil, err
+	}
+	p := &puller{
+		bus: b, config: c, durable: d, log: b.log.With().Str("consumer", c.Name).Logger(), heartbeats: newHeartbeats(),
+		subject: "$JS.API.CONSUMER.MSG.NEXT." + c.Stream + "." + c.Name, inbox: b.nc.NewInbox() + ".",
+		expires: pullExpires, ready: make(chan struct{}, 1), fault: make(chan struct{}, 1),
+		closed: b.nc.StatusChanged(nats.CLOSED),
+	}
+	if c.PriorityGroup != "" { // the server unpins a client that has not asked for PinnedTTL
+		p.expires = min(p.expires, max(c.PinnedTTL/2, 100*time.Millisecond))
+	}
+	p.beat = min(p.expires/2, 5*time.Second)
+	if p.sub, err = b.nc.Subscribe(p.inbox+"*", p.receive); err != nil {
+		b.nc.RemoveStatusListener(p.closed)
+		return nil, fmt.Errorf("consume %q of %s: %w", c.Name, c.Stream, closedError(err))
+	}
+	beating, stopBeat := context.WithCancel(context.WithoutCancel(ctx))
+	pulling, stopPulls := context.WithCancel(beating)
+	p.stopBeat, p.stopPulls = stopBeat, stopPulls
+	p.helpers.Go(func() { p.heartbeats.run(beating, c.AckWait) })
+	p.helpers.Go(func() { p.repair(pulling) })
+	p.helpers.Go(func() { d.checkRegularly(pulling) })
 	return p, nil
 }
 
-// idle reports whether the queue is empty.
-func (p *puller) idle() bool {
+func (p *puller) errClosed() error {
+	return fmt.Errorf("consume %q of %s: %w", p.config.Name, p.config.Stream, ErrClosed)
+}
+
+func (p *puller) isIdle() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.queue) == 0
 }
 
-// setWanted sets how many messages may be requested, on the way or in the queue, and asks for those that are missing.
 func (p *puller) setWanted(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,49 +123,34 @@ func (p *puller) setWanted(n int) {
 	p.requestMore()
 }
 
-// requestMore requests the messages that are missing, once there are enough of them for a request. The caller holds
-// the lock.
+// requestMore asks for the messages that are missing, if no request is open and they are enough for one. The caller
+// holds the lock.
 func (p *puller) requestMore() {
-	need := p.wanted - p.requested - len(p.queue)
-	if p.requested == 0 {
-		p.requestedBytes = 0 // the server does not say when a request has been filled
-	} else if need < (p.wanted+1)/2 || p.requestedBytes+p.maxBytes > pullBytesTotal {
+	need := p.wanted - len(p.queue)
+	if p.left > 0 || need < max(1, (p.wanted+1)/2) || p.broken || p.stopped {
 		return
 	}
-	if need < 1 || p.broken || p.stopped {
-		return
-	}
-	p.next++
+	p.request++
 	body, err := json.Marshal(pullRequest{
-		Expires: p.expires, Batch: need, MaxBytes: p.maxBytes, Heartbeat: p.beat, Group: p.group, PinID: p.pin,
+		Expires: p.expires, Batch: need, MaxBytes: max(pullBytes, 2*int(p.bus.nc.MaxPayload())), Heartbeat: p.beat,
+		Group: p.config.PriorityGroup, PinID: p.pin,
 	})
 	if err == nil {
-		err = p.nc.PublishRequest(p.subject, p.inbox+strconv.FormatUint(p.next, 10), body)
+		err = p.bus.nc.PublishRequest(p.subject, p.inbox+strconv.FormatUint(p.request, 10), body)
 	}
 	if err != nil {
-		p.suspend() // the connection is lost; watch asks again
+		p.suspend() // the connection is lost
 		return
 	}
-	now := time.Now()
-	for id, r := range p.requests {
-		if now.Sub(r.sent) > 2*p.expires {
-			delete(p.requests, id) // filled long ago
-		}
-	}
-	p.requests[p.next] = request{batch: need, bytes: p.maxBytes, sent: now}
-	p.requested += need
-	p.requestedBytes += p.maxBytes
-	p.heard = now
+	p.left, p.heard = need, time.Now()
 }
 
 // suspend stops pulling until repair has mended the durable. The caller holds the lock.
 func (p *puller) suspend() {
-	p.broken, p.requested = true, 0
-	clear(p.requests)
+	p.broken, p.left = true, 0
 	notify(p.fault)
 }
 
-// notify puts a token into c if there is none.
 func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -173,24 +160,23 @@ func notify(c chan struct{}) {
 
 // receive handles all that comes on the subscription, messages and statuses, in order.
 func (p *puller) receive(m *nats.Msg) {
-	if strings.HasPrefix(m.Reply, "$JS.ACK.") {
-		p.queueMessage(m)
-		return
-	}
-	p.handleStatus(m)
-}
-
-// queueMessage adds a delivered message to the queue, unless another delivery of it is at work, and asks for more.
-func (p *puller) queueMessage(m *nats.Msg) {
-	out, err := parseDelivery(p.nc, m)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.heard = time.Now()
-	p.requested = max(0, p.requested-1)
-	p.requestedBytes = max(0, p.requestedBytes-m.Size())
-	if p.requested == 0 || p.requestedBytes+p.maxBytes <= pullBytesTotal {
-		defer p.requestMore() // requests that waited for free bytes
+	if strings.HasPrefix(m.Reply, "$JS.ACK.") {
+		p.queueMessage(m)
+	} else {
+		p.handleStatus(m)
 	}
+}
+
+// queueMessage adds a delivered message to the queue, unless another delivery of it is at work. The caller holds the
+// lock.
+func (p *puller) queueMessage(m *nats.Msg) {
+	if p.left > 0 {
+		p.left--
+	}
+	out, err := parseDelivery(p.bus.nc, m)
 	if err != nil {
 		p.log.Error().Err(err).Msg("message without metadata skipped")
 		return
@@ -204,39 +190,22 @@ func (p *puller) queueMessage(m *nats.Msg) {
 	if pin := m.Header.Get("Nats-Pin-Id"); pin != "" {
 		p.pin = pin
 	}
-	if !p.heartbeats.add(out) {
-		return // the handler of the first delivery goes on
+	if p.heartbeats.add(out) {
+		p.queue = append(p.queue, out)
+		notify(p.ready)
 	}
-	p.queue = append(p.queue, out)
-	notify(p.ready)
+	p.requestMore()
 }
 
-// handleStatus handles the server's status for a pull request: the request has ended, so what it still had open is
-// subtracted, and more is requested. A status that means trouble suspends the puller until repair has asked again.
+// handleStatus handles the server's status for a pull request: the request has ended, and the next one is sent. A
+// status that means trouble suspends the puller until repair has asked again. The caller holds the lock.
 func (p *puller) handleStatus(m *nats.Msg) {
 	code, description := m.Header.Get(headerStatus), m.Header.Get(headerDescription)
 	id, _ := strconv.ParseUint(strings.TrimPrefix(m.Subject, p.inbox), 10, 64)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.heard = time.Now()
-	if code == "100" {
-		return // heartbeat
+	if code == "100" || id != p.request || p.broken { // a heartbeat, or of a request that was given up
+		return
 	}
-	r, known := p.requests[id]
-	if !known {
-		return // the request was given up
-	}
-	delete(p.requests, id)
-	// Without these headers no message of the request has come.
-	left, bytes := r.batch, r.bytes
-	if n, err := strconv.Atoi(m.Header.Get("Nats-Pending-Messages")); err == nil {
-		left = n
-	}
-	if n, err := strconv.Atoi(m.Header.Get("Nats-Pending-Bytes")); err == nil {
-		bytes = n
-	}
-	p.requested = max(0, p.requested-left)
-	p.requestedBytes = max(0, p.requestedBytes-bytes)
+	p.left = 0
 	switch code {
 	case "404", "408":
 	case "423": // another client has been pinned, or none
@@ -244,25 +213,15 @@ func (p *puller) handleStatus(m *nats.Msg) {
 		p.pin = ""
 		notify(p.ready)
 	case "409":
-		if description == "Batch Completed" {
-			break
+		if description != "Batch Completed" && !strings.HasPrefix(description, "Message Size") {
+			p.log.Debug().Str("status", description).Msg("pull ended")
+			p.suspend()
 		}
-		if strings.HasPrefix(description, "Message Size") {
-			if left == r.batch && p.maxBytes < pullBytesTotal {
-				p.maxBytes *= 2 // the message was stored when the server allowed larger ones
-			}
-			break
-		}
-		p.log.Debug().Str("status", description).Msg("pull ended")
-		p.suspend()
-		return
 	case statusNoResponders: // no answer: the stream or the consumer is away
 		p.suspend()
-		return
 	default:
 		p.log.Error().Str("status", code+" "+description).Msg("pull refused")
 		p.suspend()
-		return
 	}
 	p.requestMore()
 }
@@ -270,21 +229,21 @@ func (p *puller) handleStatus(m *nats.Msg) {
 // repair repairs, in the background until ctx ends, what receiving messages cannot: a durable that is gone, a server
 // that was restarted or does not answer.
 func (p *puller) repair(ctx context.Context) {
-	connected := p.nc.StatusChanged(nats.CONNECTED)
-	defer p.nc.RemoveStatusListener(connected)
+	connected := p.bus.nc.StatusChanged(nats.CONNECTED)
+	defer p.bus.nc.RemoveStatusListener(connected)
 	tick := time.NewTicker(p.beat)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-connected: // the server has forgotten our requests
+		case <-connected: // the server has forgotten our request
 			p.mu.Lock()
 			p.suspend()
 			p.mu.Unlock()
 		case <-tick.C:
 			p.mu.Lock()
-			if p.requested > 0 && time.Since(p.heard) > 2*p.beat+time.Second {
+			if p.left > 0 && time.Since(p.heard) > 2*p.beat+time.Second {
 				p.suspend()
 			}
 			p.mu.Unlock()
@@ -292,14 +251,12 @@ func (p *puller) repair(ctx context.Context) {
 			if pause(ctx, rebindPause) != nil {
 				return
 			}
-			err := p.rebind(ctx)
+			err := p.durable.createWhenReady(ctx)
 			p.mu.Lock()
-			if err == nil {
-				p.broken = false
-				p.requestMore()
-			} else {
+			if p.broken = err != nil; p.broken {
 				notify(p.fault)
 			}
+			p.requestMore()
 			p.mu.Unlock()
 		}
 	}
@@ -319,22 +276,26 @@ func (p *puller) pop() *Message {
 		}
 		if !m.Acknowledged() {
 			p.wanted = max(0, p.wanted-1)
+			p.requestMore()
 			return m
 		}
 	}
 	return nil
 }
 
-// lostPin reports whether another client has got the pin since the last call.
-func (p *puller) lostPin() bool {
+// returnAfterLostPin returns all messages to the server when another client has got the pin since the last call, and
+// reports whether it has: the messages are for that client now.
+func (p *puller) returnAfterLostPin() bool {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	lost := p.pinLost
 	p.pinLost = false
+	p.mu.Unlock()
+	if lost {
+		p.heartbeats.returnAll()
+	}
 	return lost
 }
 
-// hasPin reports whether pin is the one of this client.
 func (p *puller) hasPin(pin string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -344,6 +305,7 @@ func (p *puller) hasPin(pin string) bool {
 // stop ends the pulls and returns the messages that no handler has got to the server. It waits up to a second for
 // messages that the server has sent already.
 func (p *puller) stop() {
+	p.stopPulls()
 	p.mu.Lock()
 	p.stopped = true
 	p.mu.Unlock()
@@ -360,4 +322,10 @@ func (p *puller) stop() {
 	for m := p.pop(); m != nil; m = p.pop() {
 		_ = m.NakWithDelay(returnDelay) // if this is lost, it comes again after AckWait
 	}
+}
+
+func (p *puller) end() {
+	p.stopBeat()
+	p.helpers.Wait()
+	p.bus.nc.RemoveStatusListener(p.closed)
 }

@@ -2,7 +2,6 @@ package bus
 
 import "regexp"
 
-// credentials matches the part of a URL before the @, and its scheme.
 var credentials = regexp.MustCompile(`([A-Za-z]+://)?[^\s,"]*@`)
 
 // RedactURL hides the credentials in the URLs of a text, for logs and people: everything before an @, since a token

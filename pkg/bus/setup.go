@@ -46,7 +46,7 @@ func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
 		if !errors.Is(err, ErrTooFewServers) || ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
-		if b.waitLog.allow() {
+		if b.waitLog.allow(logEvery) {
 			b.log.Warn().Err(err).Msg("streams cannot be set up yet, trying again")
 		}
 		if pause(ctx, rebindPause) != nil {
@@ -107,7 +107,6 @@ func (b *Bus) createMissing(
 	return b.createBuckets(ctx, scale, replicas)
 }
 
-// scaled returns the limit of a stream where the limits of all are divided by scale.
 func scaled(limit, scale int64) int64 { return max(minStreamBytes, limit/scale) }
 
 // NewLimits returns the bytes that Setup lets each stream keep on a new server with so much storage, as createMissing
@@ -128,7 +127,6 @@ func NewLimits(storage int64) map[string]int64 {
 	}
 }
 
-// createBuckets creates the buckets that are not there, with limits divided by scale.
 func (b *Bus) createBuckets(ctx context.Context, scale int64, replicas int) error {
 	for _, c := range []jetstream.KeyValueConfig{
 		{Bucket: schemas.RunBucket, History: kvHistory, MaxBytes: kvBytes},
@@ -199,7 +197,6 @@ func (b *Bus) forbidRunRollups(ctx context.Context) error {
 	return err
 }
 
-// streamConfig returns the settings of a stream of the contract in the form of the client library.
 func streamConfig(s schemas.StreamSpec, replicas int) jetstream.StreamConfig {
 	c := jetstream.StreamConfig{
 		Name: s.Name, Description: s.Purpose, Subjects: s.Subjects, Storage: jetstream.FileStorage,
@@ -222,8 +219,6 @@ func streamConfig(s schemas.StreamSpec, replicas int) jetstream.StreamConfig {
 	return c
 }
 
-// incompatibilities returns the settings of a stream that break the contract and cannot be changed; none: it can be
-// used.
 func incompatibilities(have, want jetstream.StreamConfig) (faults []string) {
 	differ := func(setting string, have, want any) {
 		if have != want {
@@ -258,7 +253,6 @@ func withContract(have, want jetstream.StreamConfig) (next jetstream.StreamConfi
 	return next, changes
 }
 
-// updateStream gives an existing stream what the contract needs, or returns ErrIncompatible.
 func (b *Bus) updateStream(ctx context.Context, have, want jetstream.StreamConfig) error {
 	if faults := incompatibilities(have, want); len(faults) > 0 {
 		return fmt.Errorf("%w: %s; remove the stream, or use another account or store", ErrIncompatible,
@@ -272,7 +266,6 @@ func (b *Bus) updateStream(ctx context.Context, have, want jetstream.StreamConfi
 	return err
 }
 
-// transformText describes the subject transform of a stream.
 func transformText(c jetstream.StreamConfig) string {
 	if c.SubjectTransform == nil {
 		return "none"
@@ -299,7 +292,7 @@ func (b *Bus) Ready(ctx context.Context) error {
 		if errors.Is(err, ErrPermission) || errors.Is(err, ErrNoJetStream) {
 			return fmt.Errorf("wait for set-up: %w", err)
 		}
-		if told.allow() {
+		if told.allow(logEvery) {
 			b.log.Info().Str("missing", missing).AnErr("err", err).Msg("waiting for the streams to be set up")
 		}
 		if waitErr := pause(ctx, rebindPause); waitErr != nil {
@@ -311,7 +304,6 @@ func (b *Bus) Ready(ctx context.Context) error {
 	}
 }
 
-// firstMissing returns the name of the first stream that does not exist; "": all exist. Buckets are streams, too.
 func (b *Bus) firstMissing(ctx context.Context) (string, error) {
 	for _, name := range schemas.StreamNames() {
 		_, err := b.js.Stream(ctx, name)

@@ -24,13 +24,12 @@ func (b *Bus) MeanSize(ctx context.Context, stream string, run schemas.Run) (uin
 		case stream == schemas.StreamSteps:
 			return b.meanOfSample(ctx, m)
 		default:
-			return storedSize(m, len(m.Data)), nil
+			return m.StoredSize(), nil
 		}
 	}
 	return 0, nil
 }
 
-// meanOfSample returns the mean size of the steps of the sample that m is a step of. It reads no payloads.
 func (b *Bus) meanOfSample(ctx context.Context, m *Message) (uint64, error) {
 	a, _ := schemas.ParseSubject(m.Subject)
 	sum, n := uint64(0), uint64(0)
@@ -39,21 +38,24 @@ func (b *Bus) meanOfSample(ctx context.Context, m *Message) (uint64, error) {
 		if err != nil {
 			return 0, fmt.Errorf("size of a step: %w", err)
 		}
-		payload, _ := strconv.Atoi(m.Header.Get(nats.MsgSize)) // the server's own
-		m.Header.Del(nats.MsgSize)
-		sum, n = sum+storedSize(m, payload), n+1
+		sum, n = sum+m.StoredSize(), n+1
 	}
 	return sum / max(1, n), nil
 }
 
-// storedSize returns what the server's file store takes for a message: a record of 22 bytes, a checksum of 8, the
-// subject, the payload, and headers in the form of the wire with their length.
-func storedSize(m *Message, payload int) uint64 {
-	n := 30 + len(m.Subject) + payload
+// StoredSize returns what the server's file store takes for the message: a record of 22 bytes, a checksum of 8, the
+// subject, the payload, and headers in the form of the wire with their length. It may have been read without payload.
+func (m *Message) StoredSize() uint64 {
+	n := 30 + len(m.Subject) + len(m.Data)
 	if len(m.Header) > 0 {
 		n += 4 + len("NATS/1.0\r\n\r\n")
 	}
 	for name, values := range m.Header {
+		if name == nats.MsgSize { // the server's own, where it left the payload out
+			size, _ := strconv.Atoi(values[0])
+			n += size
+			continue
+		}
 		for _, v := range values {
 			n += len(name) + len(": \r\n") + len(v)
 		}

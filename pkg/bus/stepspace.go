@@ -98,8 +98,6 @@ func (b *Bus) NewStepSpace(
 	return r
 }
 
-// presence returns the sampler's entry of presence with what it holds and waits for, and notes that it is being
-// stored.
 func (r *StepSpace) presence() *schemas.Presence {
 	p := r.base()
 	r.mu.Lock()
@@ -146,7 +144,7 @@ func (r *StepSpace) Run(ctx context.Context) error {
 			return <-announced
 		}
 		waiting, err := r.grantWaiting(ctx, giveBack)
-		if err != nil && ctx.Err() == nil && r.b.waitLog.allow() {
+		if err != nil && ctx.Err() == nil && r.b.waitLog.allow(logEvery) {
 			r.b.log.Warn().Err(err).Msg("space for steps cannot be asked for, trying again")
 		}
 		if err == nil && !waiting {
@@ -161,11 +159,10 @@ func (r *StepSpace) Run(ctx context.Context) error {
 	}
 }
 
-// logWaiting logs, now and then, that samples wait for space in the stream of steps.
 func (r *StepSpace) logWaiting() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.queue) > 0 && time.Since(r.queue[0].since) > spaceAlarm && r.log.allow() {
+	if len(r.queue) > 0 && time.Since(r.queue[0].since) > spaceAlarm && r.log.allow(logEvery) {
 		r.b.log.Warn().Int("samples", len(r.queue)).Int64("need_bytes", r.queue[0].bytes).
 			Int64("free_bytes", max(0, r.space)).Int64("max_bytes", r.limit).Bool("disk", r.onDisk).
 			Msg("samples wait for space; meander streams says for what")
@@ -473,7 +470,6 @@ func (r *StepSpace) takeGrantable(free int64, spare bool) (granted []*Reservatio
 	return granted
 }
 
-// putBack puts granted samples back to the front of the queue when they could not be announced.
 func (r *StepSpace) putBack(granted []*Reservation) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

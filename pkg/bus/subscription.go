@@ -2,7 +2,6 @@ package bus
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -18,14 +17,8 @@ import (
 // With a PriorityGroup one client is active (it has the pin) and the others stand by. A client that loses the pin
 // returns the messages that it holds, and Next calls OnRelease.
 type Subscription struct {
-	bus        *Bus
-	config     ConsumerConfig
-	puller     *puller
-	heartbeats *heartbeats
-	helpers    sync.WaitGroup
-	stop       context.CancelFunc
-	closed     chan nats.Status
-	once       func() error
+	*puller
+	once func() error
 }
 
 // infoLag is how old the server's numbers of a consumer may be.
@@ -34,28 +27,13 @@ const infoLag = 100 * time.Millisecond
 // Subscription creates the durable, or uses the one that is there, and returns a subscription that takes its
 // messages. Close it before the bus. It fails when the durable cannot be made.
 func (b *Bus) Subscription(ctx context.Context, c ConsumerConfig) (*Subscription, error) {
-	c, err := c.withDefaults()
+	p, err := b.newPuller(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	d := &durable{bus: b, config: c}
-	if err := d.createWhenReady(ctx); err != nil {
-		return nil, err
-	}
-	p, err := b.newPuller(c, d.createWhenReady)
-	if err != nil {
-		return nil, fmt.Errorf("subscribe to %q of %s: %w", c.Name, c.Stream, err)
-	}
-	live, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s := &Subscription{
-		bus: b, config: c, puller: p, heartbeats: p.heartbeats, stop: stop,
-		closed: b.nc.StatusChanged(nats.CLOSED),
-	}
+	s := &Subscription{puller: p}
 	s.once = sync.OnceValue(s.close)
-	s.helpers.Go(func() { s.heartbeats.run(live, c.AckWait) })
-	s.helpers.Go(func() { p.repair(live) })
-	s.helpers.Go(func() { d.checkRegularly(live) })
-	p.setWanted(c.Slots)
+	p.setWanted(p.config.Slots)
 	return s, nil
 }
 
@@ -63,23 +41,20 @@ func (b *Bus) Subscription(ctx context.Context, c ConsumerConfig) (*Subscription
 // ErrClosed. Only one goroutine may call it.
 func (s *Subscription) Next(ctx context.Context) (*Message, error) {
 	for {
-		if s.puller.lostPin() {
-			s.heartbeats.returnAll()
-			if s.config.OnRelease != nil {
-				s.config.OnRelease()
-			}
+		if s.returnAfterLostPin() && s.config.OnRelease != nil {
+			s.config.OnRelease()
 		}
-		m := s.puller.pop()
-		s.puller.setWanted(s.config.Slots) // also when all queued messages had been returned
+		m := s.pop()
+		s.setWanted(s.config.Slots) // also when all queued messages had been returned
 		if m != nil {
 			return m, nil
 		}
 		select {
-		case <-s.puller.ready:
+		case <-s.ready:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-s.closed:
-			return nil, fmt.Errorf("subscription %q of %s: %w", s.config.Name, s.config.Stream, ErrClosed)
+			return nil, s.errClosed()
 		}
 	}
 }
@@ -102,7 +77,7 @@ func (s *Subscription) CaughtUp() (time.Time, error) {
 	}
 	held := s.Held()
 	mayHold := s.config.MaxAckPending < 0 || held < s.config.MaxAckPending
-	if !s.puller.idle() || info.NumAckPending > held || info.NumPending > 0 && mayHold {
+	if !s.isIdle() || info.NumAckPending > held || info.NumPending > 0 && mayHold {
 		return time.Time{}, nil
 	}
 	return info.TimeStamp.Add(-infoLag), nil
@@ -112,13 +87,10 @@ func (s *Subscription) CaughtUp() (time.Time, error) {
 // once. Later calls do nothing.
 func (s *Subscription) Close() error { return s.once() }
 
-// close stops pulling, returns all messages to the server, and gives the pin to another client; Close calls it once.
 func (s *Subscription) close() error {
 	pin := s.serverPin() // read it before we stop listening for our pulls
-	s.puller.stop()
 	s.stop()
-	s.helpers.Wait()
-	s.bus.nc.RemoveStatusListener(s.closed)
+	s.end()
 	s.heartbeats.returnAll()
 	if s.bus.nc.IsClosed() || !s.bus.nc.IsConnected() {
 		return nil
@@ -126,7 +98,7 @@ func (s *Subscription) close() error {
 	// Let another client take over at once, not after PinnedTTL. The server notices that nothing listens for our
 	// pulls only when it is asked about the consumer. Until then it may have pinned one of them: so a new pin is
 	// ours, or, rarely, that of another client, which then gets a new one.
-	if now := s.serverPin(); now != "" && (now != pin || s.puller.hasPin(now)) {
+	if now := s.serverPin(); now != "" && (now != pin || s.hasPin(now)) {
 		s.unpin()
 	}
 	// A server that is too busy to confirm it in time gets it all the same.
@@ -153,39 +125,24 @@ func (s *Subscription) serverPin() string {
 	return ""
 }
 
-// info asks the server for the state of the consumer.
-func (s *Subscription) info() (info jetstream.ConsumerInfo, err error) {
-	err = s.api("INFO", nil, &info)
-	return info, err
-}
-
-// unpin asks the server to pin another client. A failure is only logged: PinnedTTL does the same later.
-func (s *Subscription) unpin() {
-	if err := s.api("UNPIN", []byte(`{"group":"`+s.config.PriorityGroup+`"}`), nil); err != nil {
-		s.bus.log.Debug().Err(err).Str("consumer", s.config.Name).Msg("not unpinned")
-	}
-}
-
-// api sends a request about the consumer to the server, and decodes the answer into a pointer; nil: it is not needed.
-// An answer that says why the server refuses is a *jetstream.APIError.
-func (s *Subscription) api(verb string, body []byte, answer any) error {
+func (s *Subscription) info() (*jetstream.ConsumerInfo, error) {
 	ctx, stop := context.WithTimeout(context.Background(), time.Second)
 	defer stop()
-	m, err := s.bus.nc.RequestWithContext(ctx, "$JS.API.CONSUMER."+verb+"."+s.config.Stream+"."+s.config.Name, body)
+	c, err := s.bus.js.Consumer(ctx, s.config.Stream, s.config.Name)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var refused struct {
-		Error *jetstream.APIError `json:"error"`
+	return c.CachedInfo(), nil
+}
+
+func (s *Subscription) unpin() {
+	ctx, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	stream, err := s.bus.js.Stream(ctx, s.config.Stream)
+	if err == nil {
+		err = stream.UnpinConsumer(ctx, s.config.Name, s.config.PriorityGroup)
 	}
-	if err := json.Unmarshal(m.Data, &refused); err != nil {
-		return err
+	if err != nil { // PinnedTTL does the same later
+		s.bus.log.Debug().Err(err).Str("consumer", s.config.Name).Msg("not unpinned")
 	}
-	if refused.Error != nil {
-		return refused.Error
-	}
-	if answer == nil {
-		return nil
-	}
-	return json.Unmarshal(m.Data, answer)
 }

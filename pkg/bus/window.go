@@ -50,7 +50,6 @@ func (w *window) reserve(ctx context.Context, n int64) (waited bool, err error) 
 	}
 }
 
-// release gives the space of a message in the window back, and wakes publishers that wait.
 func (w *window) release(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -62,7 +61,6 @@ func (w *window) release(n int64) {
 	}
 }
 
-// load returns how many messages and bytes are in the window.
 func (w *window) load() (msgs, bytes int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -87,5 +88,5 @@ func (c *Client) AwaitControl(ctx context.Context, seq uint64) (samplers int, er
 
 // Status returns the state of a run, from what is stored; ErrNotFound if there is no such run.
 func (c *Client) Status(ctx context.Context, run schemas.Run) (*schemas.RunStatus, error) {
-	return c.bus.RunStatus(ctx, run)
+	return counters.Status(ctx, c.bus, run)
 }

@@ -55,7 +55,6 @@ func (c *Client) Trajectories(ctx context.Context, run schemas.Run) iter.Seq2[*s
 	}
 }
 
-// positioned is an event with its position in the stream.
 type positioned[T any] struct {
 	event  T
 	cursor Cursor

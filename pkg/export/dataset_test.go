@@ -110,6 +110,16 @@ func files(t *testing.T, folder string) map[string]string {
 	return out
 }
 
+// settings returns the settings of a sample as records have them.
+func settings(t *testing.T, of *schemas.Trajectory) string {
+	t.Helper()
+	text, err := json.Marshal((*schemas.Settings)(&of.Sampling))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
 // found is sample 1 of g1 as a file has it.
 type found struct {
 	export.Record
@@ -220,7 +230,7 @@ func TestWrite_Formats(t *testing.T) {
 			r := readers[name](t, filepath.Join(folder, x.Shards[0].File))
 			if r.Prompt != "a fox, g1" || r.Reward == nil || r.Advantage == nil || len(r.Scores) != 1 ||
 				r.GroupStatus != schemas.StatusComplete || r.SampleSeed != want.SampleSeed ||
-				!slices.Equal(r.Sigmas, want.Sigmas) || r.ContentDigest != want.ContentDigest {
+				r.Settings != settings(t, want) || r.ContentDigest != want.ContentDigest {
 				t.Errorf("record %+v", r.Record)
 			}
 			if len(r.LogProbs) != 3 || r.LogProbs[0] != nil || r.LogProbs[1] == nil || *r.LogProbs[1] != *want.LogProbs[1] {

@@ -37,7 +37,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -208,7 +208,7 @@ func headersOf(subject string, data []byte) map[string][]string {
 	h := map[string][]string{schemas.HeaderContentType: {schemas.ContentType}}
 	if event, _ := decode(subject, data); event != nil {
 		h[schemas.HeaderType] = []string{event.Type()}
-		if outcome := view.Of(event); outcome != "" {
+		if outcome := outcomes.Of(event); outcome != "" {
 			h[schemas.HeaderOutcome] = []string{outcome}
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
+	"github.com/meander-rl/meander/pkg/sampling"
 )
 
 // littleEndian returns integers as I64.
@@ -191,9 +192,9 @@ const headerShare = 4
 
 // rgb returns the pixels of an image [H, W, 3], of a video [F, H, W, 3].
 func rgb(s *sample) (pixels []byte, shape []int, err error) {
-	data, size := s.image, media.ImageSize(s.Height, s.Width)
+	data, size := s.image, media.ImageSize(s.of.Height, s.of.Width)
 	if s.video != nil {
-		data, size.Frames = s.video, int(s.Frames)
+		data, size = s.video, sampling.SizeOf(s.of)
 	}
 	m, err := media.Decode(data, size)
 	if err != nil {
@@ -202,7 +203,7 @@ func rgb(s *sample) (pixels []byte, shape []int, err error) {
 	for _, frame := range m.Frames {
 		pixels = appendRGB(pixels, frame)
 	}
-	shape = []int{int(s.Height), int(s.Width), 3}
+	shape = []int{size.Height, size.Width, 3}
 	if s.video != nil {
 		shape = append([]int{len(m.Frames)}, shape...)
 	}

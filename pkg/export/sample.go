@@ -47,21 +47,11 @@ type Record struct {
 	// Path is there for leaves of a tree: whose steps led to this one, from the root, a part for each branch point.
 	Path []Part `json:"path,omitempty" parquet:"path,list"`
 
-	// Of images and videos.
-	NegativePrompt  string     `json:"negative_prompt,omitempty" parquet:"negative_prompt"`
-	Height          int64      `json:"height,omitempty" parquet:"height"`
-	Width           int64      `json:"width,omitempty" parquet:"width"`
-	Frames          int64      `json:"frames,omitempty" parquet:"frames"`
-	TrueCFGScale    float64    `json:"true_cfg_scale,omitempty" parquet:"true_cfg_scale"`
-	TrueCFGScale2   float64    `json:"true_cfg_scale_2,omitempty" parquet:"true_cfg_scale_2"`
-	BoundaryRatio   float64    `json:"boundary_ratio,omitempty" parquet:"boundary_ratio"`
-	GuidanceRescale float64    `json:"guidance_rescale,omitempty" parquet:"guidance_rescale"`
-	CFGUntil        float64    `json:"cfg_until,omitempty" parquet:"cfg_until"`
-	NoiseLevel      float64    `json:"noise_level,omitempty" parquet:"noise_level"`
-	LogProbKind     string     `json:"log_prob_kind,omitempty" parquet:"log_prob_kind"`
-	Sigmas          []float32  `json:"sigmas,omitempty" parquet:"sigmas,list"`
-	Transitions     []string   `json:"transitions,omitempty" parquet:"transitions,list"`
-	LogProbs        []*float64 `json:"log_probs,omitempty" parquet:"log_probs,list"`
+	// Of images and videos. Settings are all that decided the rollout (schemas.Sampling), JSON; CFGScales [T] are the
+	// scales of guidance that come of them, absent: 1.
+	Settings  string     `json:"settings,omitempty" parquet:"settings"`
+	CFGScales []float64  `json:"cfg_scales,omitempty" parquet:"cfg_scales,list"`
+	LogProbs  []*float64 `json:"log_probs,omitempty" parquet:"log_probs,list"`
 	// LatentIndices [K] are the indices of the stored states: i is before step i. LatentsShape is [K, S, C].
 	LatentIndices []int64 `json:"latent_indices,omitempty" parquet:"latent_indices,list"`
 	LatentsShape  []int64 `json:"latents_shape,omitempty" parquet:"latents_shape,list"`
@@ -132,6 +122,7 @@ func pathOf(a *schemas.Advantage, tree *schemas.Tree, leaf int64) []Part {
 // sample is a sample with its files.
 type sample struct {
 	Record
+	of           *schemas.Sampling
 	image, video []byte    // PNG; animated PNG of all frames, nil for images
 	latents      []float32 // [K, S, C]
 }
@@ -181,7 +172,10 @@ func newSample(
 	ctx context.Context, b *bus.Bus, a *schemas.Advantage, m *results.Member, latents bool,
 ) (*sample, error) {
 	t := m.Trajectory()
-	s := &sample{Record: Record{
+	if err := t.CheckKnown(); err != nil {
+		return nil, err
+	}
+	s := &sample{of: &t.Sampling, Record: Record{
 		Run: string(a.Run), UID: string(a.UID), SampleIndex: t.SampleIndex, Lane: string(t.Lane), Prompt: t.Prompt,
 		GroupStatus: a.Status, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage, Scores: []Score{},
 		StepAdvantages: m.StepAdvantages, Validation: a.Validation,
@@ -205,11 +199,10 @@ func newSample(
 	if t.Text != nil {
 		return s, s.setText(ctx, b, t)
 	}
-	s.NegativePrompt, s.Height, s.Width, s.Frames = t.NegativePrompt, t.Height, t.Width, max(1, t.Frames)
-	s.TrueCFGScale, s.NoiseLevel, s.LogProbKind = t.TrueCFGScale, t.NoiseLevel, t.LogProbKind
-	s.TrueCFGScale2, s.BoundaryRatio, s.GuidanceRescale = t.TrueCFGScale2, t.BoundaryRatio, t.GuidanceRescale
-	s.CFGUntil = t.CFGUntil
-	s.Sigmas, s.Transitions, s.LogProbs = t.Sigmas, t.Transitions, t.LogProbs
+	if s.Settings, err = jsonText(&t.Sampling); err != nil {
+		return nil, err
+	}
+	s.CFGScales, s.LogProbs = t.CFGScales, t.LogProbs
 	c := client.New(b)
 	if t.Image != nil {
 		if s.image, err = c.Image(ctx, t); err != nil {
@@ -284,7 +277,7 @@ func (s *sample) tensors(prefix string) (list []safetensors.Tensor, err error) {
 		}
 		floats("latents", s.latents, shape...)
 	}
-	floats("sigmas", s.Sigmas, len(s.Sigmas))
+	floats("sigmas", s.of.Sigmas, len(s.of.Sigmas))
 	floats("log_probs", numbers(s.LogProbs), len(s.LogProbs))
 	integers("ids", s.IDs)
 	integers("mask", s.Mask)

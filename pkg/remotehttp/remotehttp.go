@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/models/pool"
 	"github.com/meander-rl/meander/pkg/models/strictjson"
 )
 
@@ -25,16 +26,14 @@ const (
 	askTimeout = 10 * time.Second
 )
 
-// Errors of a server, besides those of a connection. ErrRefused is terminal: the request, or the way the server was
-// started, must change. A retry may help against ErrSilent and ErrGarbage.
+// Errors of a server, besides those of a connection, see package pool. A retry may help against ErrGarbage.
 var (
-	ErrRefused = errors.New("refused by the server")
-	ErrSilent  = errors.New("the server says nothing")
+	ErrRefused = pool.ErrRefused
+	ErrSilent  = pool.ErrSilent
 	ErrGarbage = errors.New("not an answer")
 )
 
-// StatusError is an answer with another status than 200. It wraps ErrRefused if its status says that the request is
-// wrong.
+// StatusError is an answer with another status than 200.
 type StatusError struct {
 	Status int
 	Err    error
@@ -54,26 +53,26 @@ func (e *StatusError) Error() string { return e.Err.Error() }
 // Unwrap returns Err.
 func (e *StatusError) Unwrap() error { return e.Err }
 
-// Is reports whether target is ErrRefused, and the status says that a retry gives the same answer.
-func (e *StatusError) Is(target error) bool { return target == ErrRefused && permanent(e.Status) }
-
-// permanent reports whether a status says that the request is wrong: a retry gives the same answer.
-func permanent(status int) bool {
-	return status >= 400 && status < 500 && status != http.StatusTooManyRequests &&
-		status != http.StatusRequestTimeout && status != http.StatusConflict
+// Is reports whether the status is of a class: refused if it says that a retry gives the same answer.
+func (e *StatusError) Is(class error) bool {
+	switch class {
+	case pool.ErrPaused:
+		return e.Paused
+	case pool.ErrOverloaded:
+		return !e.Paused && (e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable)
+	case pool.ErrRefused:
+		return e.Status >= 400 && e.Status < 500 && e.Status != http.StatusTooManyRequests &&
+			e.Status != http.StatusRequestTimeout && e.Status != http.StatusConflict
+	}
+	return false
 }
 
-// Paused reports whether an error says that the server is paused.
-func Paused(err error) bool {
-	r, ok := errors.AsType[*StatusError](err)
-	return ok && r.Paused
-}
-
-// Overloaded reports whether an error says that the server has more to do than it can.
-func Overloaded(err error) bool {
-	r, ok := errors.AsType[*StatusError](err)
-	return errors.Is(err, ErrSilent) && !Paused(err) ||
-		ok && !r.Paused && (r.Status == http.StatusTooManyRequests || r.Status == http.StatusServiceUnavailable)
+// Answered returns the status of an error that is an answer; 0: it is none.
+func Answered(err error) int {
+	if e, ok := errors.AsType[*StatusError](err); ok {
+		return e.Status
+	}
+	return 0
 }
 
 // Split splits NAME=URL, and checks that URL is that of a server, over HTTP. base has no slash at its end.
@@ -104,6 +103,23 @@ func SplitAll(server string) (name string, bases []string, err error) {
 		bases = append(bases, base)
 	}
 	return name, bases, nil
+}
+
+// Hooks are told what becomes of the servers of a pool, see pool.Config; nil: no call.
+type Hooks struct {
+	Changed    func(server string, err error)
+	Overloaded func(server string, most int, err error)
+	Waiting    func(why error)
+}
+
+// lookEvery is the pause between two looks at a server.
+const lookEvery = 2 * time.Second
+
+// Pooled completes the settings of a pool of servers: when they are looked at, and who is told.
+func Pooled[M pool.Member](c pool.Config[M], h Hooks) pool.Config[M] {
+	c.Every, c.Retry, c.RetryMost = lookEvery, lookEvery, lookEvery
+	c.Changed, c.Overloaded, c.Waiting = h.Changed, h.Overloaded, h.Waiting
+	return c
 }
 
 // Client sends requests to a server. It is safe for concurrent use.

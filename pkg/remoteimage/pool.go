@@ -1,18 +1,16 @@
 package remoteimage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/models/pool"
 	"github.com/meander-rl/meander/pkg/remotehttp"
 )
-
-// ErrAway says that no server of the pool makes images now.
-var ErrAway = remotehttp.ErrAway
 
 // Config says where servers are.
 type Config struct {
@@ -26,23 +24,23 @@ type Config struct {
 	// Pipeline is the class of the model in diffusers, which each server must run as its own.
 	Pipeline string
 	// Probe is a small request that each server must be able to make before it is used; Same reports whether the
-	// answers of two servers are of the same weights.
+	// answers of two servers are of the same weights, in that precision of theirs.
 	Probe Request
-	Same  func(a, b *Answer) error
+	Same  func(a, b *Answer, precision string) error
 	// Changes has the weights of the servers change, by Pool.AddWeights. A server that joins is set back to those that
 	// it was started with: another client may have changed them.
 	Changes bool
 	// Spoiled is called when the weights of a server were changed by another client, see ErrChanged; nil: no call.
 	Spoiled func(err error)
-	// Changed is that of remotehttp.PoolConfig.
-	Changed func(server string, err error)
+	remotehttp.Hooks
 }
 
-// Pool is servers of the same weights. It is safe for concurrent use.
+// Pool is servers of the same weights. One that is well again must be what the others are, and make the probe, before
+// it is used. It is safe for concurrent use.
 type Pool struct {
+	*pool.Pool[*server]
 	config Config
 	all    []*server
-	pool   *remotehttp.Pool[*server]
 
 	mu      sync.Mutex
 	weights map[string]Weights // by name
@@ -59,18 +57,15 @@ func NewPool(c Config) (*Pool, error) {
 	if name != SGLangDiffusion {
 		return nil, fmt.Errorf("%q; must be %s=URL[,URL ...]", c.Server, SGLangDiffusion)
 	}
-	if c.Patience <= 0 {
-		c.Patience = time.Minute
-	}
+	c.Patience = cmp.Or(c.Patience, time.Minute)
 	p := &Pool{config: c, weights: map[string]Weights{}}
 	for _, base := range bases {
 		p.all = append(p.all, &server{http: remotehttp.New(base, c.Key, longest)})
 	}
-	p.pool = remotehttp.NewPool(remotehttp.PoolConfig[*server]{
-		Servers: p.all, Most: 1, Patience: c.Patience, Changed: c.Changed, Join: p.join,
-		Switch: p.switchTo,
-		Health: func(ctx context.Context, s *server) error { return classify(s.http.Health(ctx)) },
-	})
+	p.Pool = pool.New(remotehttp.Pooled(pool.Config[*server]{
+		Members: p.all, Most: 1, Patience: c.Patience, Join: p.join, Switch: p.switchTo,
+		Probe: func(ctx context.Context, s *server) error { return classify(s.http.Health(ctx)) },
+	}, c.Hooks))
 	return p, nil
 }
 
@@ -81,31 +76,12 @@ func (p *Pool) Close() {
 	}
 }
 
-// String names the servers.
-func (p *Pool) String() string {
-	var bases []string
-	for _, s := range p.all {
-		bases = append(bases, s.http.Base)
-	}
-	return SGLangDiffusion + " at " + strings.Join(bases, ",")
-}
-
-// Size returns how many servers there are.
-func (p *Pool) Size() int { return len(p.all) }
-
-// Used returns how many servers can be used now.
-func (p *Pool) Used() int { return len(p.pool.Servers()) }
-
 // Facts returns what the first server that could be used says of itself.
 func (p *Pool) Facts() Facts {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.facts
 }
-
-// Check asks each server whether it is well. One that is well again must be what the others are, and make the probe,
-// before it is used. The error says why none can be used; it wraps ErrRefused if waiting does not help any of them.
-func (p *Pool) Check(ctx context.Context) error { return p.pool.Check(ctx) }
 
 // join has a server make the probe, and compares it with the first server.
 func (p *Pool) join(ctx context.Context, s *server) error {
@@ -127,39 +103,36 @@ func (p *Pool) join(ctx context.Context, s *server) error {
 		return err
 	}
 	p.mu.Lock()
-	was, first := p.facts, p.probe
-	if first == nil {
+	defer p.mu.Unlock()
+	switch was := p.facts; {
+	case p.probe == nil:
 		p.facts, p.probe = facts, probe
-	}
-	p.mu.Unlock()
-	switch {
-	case first == nil:
 		return nil
 	case facts.Version != was.Version || facts.Precision != was.Precision:
 		return fmt.Errorf("it is release %s in %s, and the first server was release %s in %s; restart it, or the "+
 			"sampler", facts.Version, facts.Precision, was.Version, was.Precision)
 	}
-	return p.config.Same(first, probe)
+	return p.config.Same(p.probe, probe, p.facts.Precision)
 }
 
-// Generate has a server make an image. If the server goes away, another one makes it. ErrAway says that none is left,
-// remotehttp.ErrWeights that none of those takes the request's weights;
-// errors that wrap ErrRefused, ErrSchedule or ErrNotFinite are terminal; against others a retry may help.
+// Generate has a server make an image. If the server goes away, another one makes it. pool.ErrAway says that none is
+// left, pool.ErrWeights that none of those takes the request's weights. ErrRefused, ErrSchedule and ErrNotFinite are
+// terminal; against other errors a retry may help.
 func (p *Pool) Generate(ctx context.Context, q *Request) (*Answer, error) {
 	weights, err := p.weightsOf(q.Weights)
 	if err != nil {
 		return nil, err
 	}
 	for {
-		l, err := p.pool.Acquire(ctx, nil, q.Weights)
+		l, err := p.Acquire(ctx, nil, q.Weights)
 		if err != nil {
 			return nil, err
 		}
-		a, err := l.Server.generate(l.Context, q)
+		a, err := l.Member.generate(l.Context, q)
 		if err == nil && p.config.Changes {
-			err = l.Server.checkWeights(l.Context, weights)
+			err = l.Member.checkWeights(l.Context, weights)
 			if errors.Is(err, ErrChanged) && p.config.Spoiled != nil {
-				p.config.Spoiled(fmt.Errorf("%s: %w", l.Server, err))
+				p.config.Spoiled(fmt.Errorf("%s: %w", l.Member, err))
 			}
 		}
 		gone := err != nil && ctx.Err() == nil && away(err)

@@ -161,16 +161,15 @@ var ErrExited = errors.New("a process of the server has ended; restart the serve
 
 // classify returns an error of the server in the classes of this package.
 func classify(err error) error {
-	status, ok := errors.AsType[*remotehttp.StatusError](err)
-	if !ok {
+	status, says := remotehttp.Answered(err), fmt.Sprint(err)
+	if status == 0 {
 		return err
 	}
-	says := err.Error()
 	if strings.Contains(says, exitedSays) {
 		return fmt.Errorf("%w: %w", ErrExited, err)
 	}
 	for _, part := range permanentSays {
-		if status.Status == http.StatusInternalServerError && strings.Contains(says, part) {
+		if status == http.StatusInternalServerError && strings.Contains(says, part) {
 			return fmt.Errorf("%w: %w", remotehttp.ErrRefused, err)
 		}
 	}
@@ -179,12 +178,11 @@ func classify(err error) error {
 
 // away reports whether an error says that the server cannot make images now, whatever the request.
 func away(err error) bool {
-	status, ok := errors.AsType[*remotehttp.StatusError](err)
-	switch {
+	switch status := remotehttp.Answered(err); {
 	case errors.Is(err, ErrExited), errors.Is(err, remotehttp.ErrSilent):
 		return true
-	case ok:
-		return status.Status == http.StatusServiceUnavailable || status.Status == http.StatusBadGateway
+	case status > 0:
+		return status == http.StatusServiceUnavailable || status == http.StatusBadGateway
 	}
 	return !errors.Is(err, remotehttp.ErrGarbage) && !errors.Is(err, ErrNotFinite) && !errors.Is(err, ErrSchedule) &&
 		!errors.Is(err, remotehttp.ErrRefused) // what is left is an error of the connection

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/models/pool"
 	"github.com/meander-rl/meander/pkg/remotehttp"
 	"github.com/meander-rl/meander/pkg/remoteimage"
 	"github.com/meander-rl/meander/pkg/remoteimage/remoteimagetest"
@@ -31,7 +32,7 @@ func request(change ...func(q *remoteimage.Request)) *remoteimage.Request {
 func config(urls ...string) remoteimage.Config {
 	return remoteimage.Config{
 		Server: remoteimage.SGLangDiffusion + "=" + strings.Join(urls, ","), Probe: *request(), Pipeline: "QwenImagePipeline",
-		Same: func(a, b *remoteimage.Answer) error {
+		Same: func(a, b *remoteimage.Answer, _ string) error {
 			if !slices.Equal(a.Latents[4], b.Latents[4]) {
 				return errors.New("other weights")
 			}
@@ -204,7 +205,7 @@ func TestGenerate_Errors(t *testing.T) {
 			if err == nil || c.class != nil && !errors.Is(err, c.class) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%v; want %q, a %v", err, c.says, c.class)
 			}
-			for _, class := range []error{remotehttp.ErrRefused, remotehttp.ErrGarbage, remoteimage.ErrAway} {
+			for _, class := range []error{remotehttp.ErrRefused, remotehttp.ErrGarbage, pool.ErrAway} {
 				if c.class == nil && errors.Is(err, class) {
 					t.Errorf("%v; must be no %v", err, class)
 				}
@@ -233,7 +234,7 @@ func TestPool_Failover(t *testing.T) {
 	}
 	b.SetAnswer(killed)
 	_, err := p.Generate(t.Context(), request())
-	if !errors.Is(err, remoteimage.ErrAway) || !strings.Contains(err.Error(), "a process of the server has ended") {
+	if !errors.Is(err, pool.ErrAway) || !strings.Contains(err.Error(), "a process of the server has ended") {
 		t.Fatalf("%v; want ErrAway, and why", err)
 	}
 	b.SetHealth(remoteimagetest.Say(http.StatusServiceUnavailable, file("health_503_broker_exited.json")))
@@ -275,7 +276,7 @@ func TestPool_Refuses(t *testing.T) {
 	}
 	said := map[string]error{}
 	c := config(a.URL, b.URL)
-	c.Same = func(*remoteimage.Answer, *remoteimage.Answer) error { return errors.New("other weights") }
+	c.Same = func(*remoteimage.Answer, *remoteimage.Answer, string) error { return errors.New("other weights") }
 	c.Changed = func(server string, err error) { said[server] = err }
 	p, err := remoteimage.NewPool(c)
 	if err != nil {

@@ -77,9 +77,8 @@ func (s *server) setBack(ctx context.Context, changes bool) error {
 		return nil
 	}
 	_, used, err := s.adapters(ctx)
-	status, answered := errors.AsType[*remotehttp.StatusError](err)
 	switch {
-	case answered && status.Status == http.StatusNotFound:
+	case remotehttp.Answered(err) == http.StatusNotFound:
 		return nil // a release that has no adapters
 	case err != nil:
 		return err

@@ -21,14 +21,12 @@ type adapterRoutes struct{ load, unload, need string }
 // error that wraps ErrRefused says that a server takes no adapters, or not this one. A server that fails otherwise is
 // not used before it has the adapter, if another one has it.
 func (p *Pool) LoadAdapter(ctx context.Context, name, folder string) error {
-	p.mu.Lock()
-	p.adapters[name] = folder
-	p.mu.Unlock()
-	servers := p.pool.Servers()
+	p.AddAdapter(name, folder)
+	servers := p.Members()
 	failed := map[*member]error{}
 	err := ErrAway
 	for _, m := range servers {
-		why := m.server().loadAdapter(ctx, name, folder)
+		why := m.now.Load().loadAdapter(ctx, name, folder)
 		if why != nil {
 			why = fmt.Errorf("%s: %w", m, why)
 			failed[m] = why
@@ -42,9 +40,16 @@ func (p *Pool) LoadAdapter(ctx context.Context, name, folder string) error {
 		return err
 	}
 	for m, why := range failed {
-		p.pool.Out(m, why)
+		p.Out(m, why)
 	}
 	return nil
+}
+
+// AddAdapter is LoadAdapter for the servers that join from now on.
+func (p *Pool) AddAdapter(name, folder string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.adapters[name] = folder
 }
 
 // UnloadAdapter makes the servers forget an adapter, as far as they answer.
@@ -69,15 +74,14 @@ func (s *Server) loadAdapter(ctx context.Context, name, folder string) error {
 	if err == nil && !slices.ContainsFunc(models, func(m servedModel) bool { return m.ID == name }) {
 		err = s.http.Ask(ctx, http.MethodPost, routes.load, map[string]any{"lora_name": name, "lora_path": folder}, nil)
 	}
-	status, answered := errors.AsType[*remotehttp.StatusError](err)
-	switch {
+	switch status := remotehttp.Answered(err); {
 	case err == nil:
 		return nil
-	case answered && (status.Status == http.StatusNotFound || status.Status == http.StatusMethodNotAllowed ||
-		strings.Contains(err.Error(), "not enabled")):
+	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed,
+		status > 0 && strings.Contains(err.Error(), "not enabled"):
 		return fmt.Errorf("%w; it takes adapters if it is started with %s, and must be able to read %s", err,
 			routes.need, folder)
-	case answered && strings.Contains(err.Error(), "add_lora"): // with status 500: what its worker says of the files
+	case status > 0 && strings.Contains(err.Error(), "add_lora"): // with status 500: what its worker says of the files
 		return fmt.Errorf("%w: %w", ErrRefused, err)
 	}
 	return fmt.Errorf("load adapter: %w", err)
@@ -86,7 +90,7 @@ func (s *Server) loadAdapter(ctx context.Context, name, folder string) error {
 // lost reports whether the error of a request says that the server does not have its adapter, such as one that was
 // started again.
 func lost(err error, r Request) bool {
-	status, ok := errors.AsType[*remotehttp.StatusError](err)
-	return ok && r.Adapter != "" &&
-		(status.Status == http.StatusNotFound || strings.Contains(err.Error(), "has never been loaded")) // SGLang's 400
+	status := remotehttp.Answered(err)
+	return r.Adapter != "" && (status == http.StatusNotFound ||
+		status > 0 && strings.Contains(err.Error(), "has never been loaded")) // SGLang's 400
 }

@@ -141,9 +141,8 @@ func precisionOf(row []float64) string {
 
 // routeClosed reports whether err says that a route does not exist or is not open.
 func routeClosed(err error) bool {
-	r, ok := errors.AsType[*remotehttp.StatusError](err)
-	return ok && (r.Status == http.StatusNotFound || r.Status == http.StatusForbidden ||
-		r.Status == http.StatusMethodNotAllowed)
+	return slices.Contains([]int{http.StatusNotFound, http.StatusForbidden, http.StatusMethodNotAllowed},
+		remotehttp.Answered(err))
 }
 
 // measure has the server draw one token after ProbeIDs, and returns the numbers that come with it: the top largest in

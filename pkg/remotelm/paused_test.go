@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/remotehttp"
 	"github.com/meander-rl/meander/pkg/remotelm"
 	"github.com/meander-rl/meander/pkg/remotelm/remotelmtest"
 )
@@ -22,13 +23,15 @@ func TestPool_Paused(t *testing.T) {
 			p, err := remotelm.Dial(t.Context(), remotelm.Config{
 				Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2}, Patience: time.Hour, Concurrency: 64,
 				Pause: time.Millisecond,
-				Changed: func(_ string, err error) {
-					select {
-					case out <- err:
-					default:
-					}
+				Hooks: remotehttp.Hooks{
+					Changed: func(_ string, err error) {
+						select {
+						case out <- err:
+						default:
+						}
+					},
+					Overloaded: func(_ string, most int, err error) { t.Errorf("%d at once, by %v", most, err) },
 				},
-				Overloaded: func(_ string, most int, err error) { t.Errorf("%d at once, by %v", most, err) },
 			})
 			if err != nil {
 				t.Fatal(err)

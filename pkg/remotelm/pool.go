@@ -11,17 +11,20 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/models/pool"
 	"github.com/meander-rl/meander/pkg/remotehttp"
 )
 
-// Pool is servers of the same model, one or more. It is safe for concurrent use.
+// Pool is servers of the same model, one or more. One that is well again must be what the others are, and load all
+// adapters, before it is used. It is safe for concurrent use.
 type Pool struct {
+	*pool.Pool[*member]
 	config Config
 	name   string
 	all    []*member
-	pool   *remotehttp.Pool[*member]
 
 	mu       sync.Mutex
 	first    *Server           // the first that could be used; nil: none yet
@@ -34,20 +37,11 @@ type Pool struct {
 type member struct {
 	kind string
 	http *remotehttp.Client
-
-	mu  sync.Mutex
-	now *Server // as it was when it last joined
+	now  atomic.Pointer[Server] // as it was when it last joined
 }
 
 // String returns the kind and the address of the server.
 func (m *member) String() string { return m.kind + " at " + m.http.Base }
-
-// server returns the server as it was when it last joined.
-func (m *member) server() *Server {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.now
-}
 
 // NewPool returns the pool of the servers in an address. It sends nothing: Check finds out which can be used. A wrong
 // address is ErrRefused.
@@ -59,27 +53,22 @@ func NewPool(c Config) (*Pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
 	}
-	if c.Patience <= 0 {
-		c.Patience = time.Minute
-	}
-	if c.Pause <= 0 {
-		c.Pause = 200 * time.Millisecond
-	}
+	c.Patience, c.Pause = cmp.Or(c.Patience, time.Minute), cmp.Or(c.Pause, 200*time.Millisecond)
 	p := &Pool{config: c, name: name, adapters: map[string]string{}}
 	for _, base := range bases {
 		p.all = append(p.all, &member{kind: name, http: remotehttp.New(base, c.Key, c.Patience)})
 	}
-	p.pool = remotehttp.NewPool(remotehttp.PoolConfig[*member]{
+	p.Pool = pool.New(remotehttp.Pooled(pool.Config[*member]{
 		// No request is given up for its server's health: a stream that falls silent ends by itself.
-		Servers: p.all, Most: max(1, c.Concurrency), Changed: c.Changed, Overloaded: c.Overloaded, Join: p.join,
-		Health: func(ctx context.Context, m *member) error {
+		Members: p.all, Most: max(1, c.Concurrency), Join: p.join,
+		Probe: func(ctx context.Context, m *member) error {
 			err := m.http.Health(ctx)
 			if routeClosed(err) {
 				err = fmt.Errorf("%w%s", err, noServer())
 			}
 			return err
 		},
-	})
+	}, c.Hooks))
 	return p, nil
 }
 
@@ -92,10 +81,6 @@ func Dial(ctx context.Context, c Config) (*Pool, error) {
 	}
 	return p, err
 }
-
-// Check asks each server whether it is well. One that is well again must be what the others are, and load all adapters,
-// before it is used. The error says why none can be used; it wraps ErrRefused if waiting does not help any of them.
-func (p *Pool) Check(ctx context.Context) error { return p.pool.Check(ctx) }
 
 // join finds out what a server is, compares it with the first, and has it load the adapters. The only server of a pool
 // may have new weights: its owner may have changed them. Of several one with others must not take over while the rest
@@ -125,26 +110,9 @@ func (p *Pool) join(ctx context.Context, m *member) error {
 			return err
 		}
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.now = s
+	m.now.Store(s)
 	return nil
 }
-
-// String names the servers.
-func (p *Pool) String() string {
-	var bases []string
-	for _, m := range p.all {
-		bases = append(bases, m.http.Base)
-	}
-	return p.name + " at " + strings.Join(bases, ",")
-}
-
-// Size returns how many servers there are.
-func (p *Pool) Size() int { return len(p.all) }
-
-// Used returns how many servers can be used now.
-func (p *Pool) Used() int { return len(p.pool.Servers()) }
 
 // Facts returns what was found out about the first server that could be used. All others are like it, but for the name
 // of the model.
@@ -175,7 +143,7 @@ const maxFailures = 4
 func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		begin, failed := len(r.IDs), 0
-		var broken *remotehttp.Lease[*member]
+		var broken *pool.Lease[*member]
 		var weights []Span
 		r.IDs = slices.Clone(r.IDs)
 		pauses := pauses{pool: p}
@@ -210,10 +178,10 @@ func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 			switch {
 			case stopped || err == nil:
 				return
-			case ctx.Err() == nil && remotehttp.Paused(err):
+			case ctx.Err() == nil && errors.Is(err, pool.ErrPaused):
 				yield(Chunk{}, fmt.Errorf("%w: paused for %v: %w", ErrAway, p.config.Patience, err))
 				return
-			case ctx.Err() != nil, errors.Is(err, ErrAway), errors.Is(err, ErrRefused) && p.uses(broken.Server):
+			case ctx.Err() != nil, errors.Is(err, ErrAway), errors.Is(err, ErrRefused) && p.Uses(broken.Member):
 				yield(Chunk{}, err)
 				return
 			}
@@ -231,7 +199,7 @@ func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 				yield(Chunk{}, fmt.Errorf("%w; given up after %d tries without a token", err, failed))
 				return
 			}
-			if p.config.Resumed != nil && p.uses(broken.Server) { // else Changed says it
+			if p.config.Resumed != nil && p.Uses(broken.Member) { // else Changed says it
 				p.config.Resumed(err)
 			}
 			select {
@@ -247,30 +215,31 @@ func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 // send sends a request to a server that is free, another than that of the broken lease if there is one, and calls each
 // with its events, see Server.generate. It returns the lease, which has ended.
 func (p *Pool) send(
-	ctx context.Context, broken *remotehttp.Lease[*member], r Request, each func(*Server, event) bool,
-) (l *remotehttp.Lease[*member], err error) {
-	if l, err = p.pool.Acquire(ctx, broken, ""); err != nil {
+	ctx context.Context, broken *pool.Lease[*member], r Request, each func(*Server, event) bool,
+) (l *pool.Lease[*member], err error) {
+	if l, err = p.Acquire(ctx, broken, ""); err != nil {
 		return nil, err
 	}
 	defer func() {
 		switch {
 		case ctx.Err() != nil:
 			l.Done(ctx.Err())
-		case remotehttp.Paused(err):
+		case errors.Is(err, pool.ErrPaused):
 			l.Out(err)
-		case lost(err, r), (disconnected(err) || shutOut(err)) && len(p.pool.Servers()) > 1:
+		case lost(err, r), (disconnected(err) || shutOut(err)) && p.Used() > 1:
 			l.Out(err)
 		default:
 			l.Done(err)
 		}
 	}()
-	s := l.Server.server()
+	s := l.Member.now.Load()
 	if err = s.generate(l.Context, r, s.topCount(), func(e event) bool { return each(s, e) }); err != nil {
-		if remotehttp.Overloaded(err) && ctx.Err() == nil && s.dialect.paused(ctx, s) {
-			paused := fmt.Errorf("it is paused: %w", err)
-			err = &remotehttp.StatusError{Status: http.StatusServiceUnavailable, Err: paused, Paused: true}
+		if errors.Is(err, pool.ErrOverloaded) && ctx.Err() == nil && s.dialect.paused(ctx, s) {
+			err = &remotehttp.StatusError{
+				Status: http.StatusServiceUnavailable, Err: fmt.Errorf("it is paused: %w", err), Paused: true,
+			}
 		}
-		err = fmt.Errorf("%s: %w", l.Server, err)
+		err = fmt.Errorf("%s: %w", l.Member, err)
 	}
 	return l, err
 }
@@ -287,7 +256,7 @@ type pauses struct {
 // the request cannot go on: after another error, at the end of ctx, or when no server has taken it for the patience.
 func (w *pauses) await(ctx context.Context, err error, ids int) bool {
 	c := &w.pool.config
-	paused := remotehttp.Paused(err)
+	paused := errors.Is(err, pool.ErrPaused)
 	if !paused && (w.since.IsZero() || !errors.Is(err, ErrAway)) {
 		w.since = time.Time{}
 		return false
@@ -321,24 +290,17 @@ func (p *Pool) recheck(ctx context.Context) {
 	}
 }
 
-// uses reports whether a server can be used.
-func (p *Pool) uses(m *member) bool { return slices.Contains(p.pool.Servers(), m) }
-
 // shutOut reports whether an error says that a server lets us in no more, or does not have the model.
 func shutOut(err error) bool {
-	status, ok := errors.AsType[*remotehttp.StatusError](err)
-	return ok && slices.Contains([]int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound},
-		status.Status)
+	return slices.Contains([]int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound},
+		remotehttp.Answered(err))
 }
 
 // disconnected reports whether an error is one of the connection.
 func disconnected(err error) bool {
-	_, answered := errors.AsType[*remotehttp.StatusError](err)
-	is := func(class error) bool { return errors.Is(err, class) }
-	return err != nil && !answered && !slices.ContainsFunc([]error{
-		ErrRefused, ErrSilent, ErrGarbage, ErrAborted,
-		errCut,
-	}, is)
+	return err != nil && remotehttp.Answered(err) == 0 && !slices.ContainsFunc(
+		[]error{ErrRefused, ErrSilent, ErrGarbage, ErrAborted, errCut},
+		func(class error) bool { return errors.Is(err, class) })
 }
 
 // seedOf returns the seed of attempt again: another one each time, so that no noise repeats, and below 2^53, which

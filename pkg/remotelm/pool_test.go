@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/remotehttp"
 	"github.com/meander-rl/meander/pkg/remotelm"
 	"github.com/meander-rl/meander/pkg/remotelm/remotelmtest"
 )
@@ -37,7 +38,7 @@ func dialBoth(t *testing.T, a, b *remotelmtest.Server, told *said) *remotelm.Poo
 	t.Helper()
 	p, err := remotelm.Dial(t.Context(), remotelm.Config{
 		Server: a.Engine() + "," + b.URL, Vocabulary: 320, ProbeIDs: []int32{1, 2}, Pause: time.Millisecond,
-		Changed: told.changed,
+		Hooks: remotehttp.Hooks{Changed: told.changed},
 	})
 	if err != nil {
 		t.Fatal(err)

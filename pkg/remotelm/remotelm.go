@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/models/pool"
 	"github.com/meander-rl/meander/pkg/remotehttp"
 )
 
@@ -44,7 +45,7 @@ var (
 	ErrRefused = remotehttp.ErrRefused
 	ErrSilent  = remotehttp.ErrSilent
 	ErrGarbage = remotehttp.ErrGarbage
-	ErrAway    = remotehttp.ErrAway
+	ErrAway    = pool.ErrAway
 	ErrAborted = errors.New("aborted by the server")
 	errCut     = errors.New("the answer breaks off")
 )
@@ -67,9 +68,7 @@ type Config struct {
 	Key string
 	// Concurrency is the most requests that each server gets at once; 0: one.
 	Concurrency int
-	// Changed and Overloaded are those of remotehttp.PoolConfig.
-	Changed    func(server string, err error)
-	Overloaded func(server string, most int, err error)
+	remotehttp.Hooks
 	// Resumed is called with the reason each time a stream that broke off is asked for again; nil: no call.
 	Resumed func(err error)
 }

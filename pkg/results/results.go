@@ -13,6 +13,7 @@ package results
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -20,8 +21,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/counters"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/sampling"
-	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -107,36 +109,40 @@ func (m *Member) Trajectory() *schemas.Trajectory { return m.trajectory }
 // Rollout is what a trainer needs, besides the latents, to recompute the log-probs of a sample, and to tell which
 // weights made it.
 type Rollout struct {
-	// Sigmas [T+1] decrease to 0.
-	Sigmas     []float32 `json:"sigmas"`
-	NoiseLevel float64   `json:"noise_level"`
+	// Settings are all that decided the rollout, in JSON beside the others.
+	Settings *schemas.Settings `json:"-"`
+	// CFGScales [T] are the scales of guidance that come of the settings; absent: 1.
+	CFGScales []float64 `json:"cfg_scales,omitempty"`
 	// StdDevT [T] is the diffusion coefficient of each step, NoiseStd [T] the standard deviation of its
 	// transition, as in the step events; 0 for ode steps.
-	StdDevT      []float64 `json:"std_dev_t"`
-	NoiseStd     []float64 `json:"noise_std"`
-	LogProbKind  string    `json:"log_prob_kind"`
-	TrueCFGScale float64   `json:"true_cfg_scale"`
-	// TrueCFGScale2 is the scale of guidance below the noise level BoundaryRatio; 0: the same.
-	TrueCFGScale2   float64 `json:"true_cfg_scale_2,omitempty"`
-	BoundaryRatio   float64 `json:"boundary_ratio,omitempty"`
-	GuidanceRescale float64 `json:"guidance_rescale,omitempty"`
-	// CFGUntil is the share of steps with guidance; 0: all.
-	CFGUntil         float64 `json:"cfg_until,omitempty"`
-	ScheduleDigest   string  `json:"schedule_digest"`
-	WeightsDigest    string  `json:"weights_digest"`
-	PolicyVersionMin int64   `json:"policy_version_min"`
-	PolicyVersionMax int64   `json:"policy_version_max"`
+	StdDevT          []float64 `json:"std_dev_t"`
+	NoiseStd         []float64 `json:"noise_std"`
+	ScheduleDigest   string    `json:"schedule_digest"`
+	WeightsDigest    string    `json:"weights_digest"`
+	PolicyVersionMin int64     `json:"policy_version_min"`
+	PolicyVersionMax int64     `json:"policy_version_max"`
+}
+
+// MarshalJSON returns the settings and the rest as one object.
+func (r *Rollout) MarshalJSON() ([]byte, error) {
+	type rest Rollout
+	settings, err := json.Marshal(r.Settings)
+	if err != nil {
+		return nil, err
+	}
+	more, err := json.Marshal((*rest)(r))
+	return append(append(settings[:len(settings)-1], ','), more[1:]...), err
 }
 
 // setRollout fills m.Rollout, what a trainer recomputes log-probs with, from the trajectory. It fails for a transition
-// that this version does not know.
+// or a setting that this version does not know.
 func (m *Member) setRollout(t *schemas.Trajectory) error {
+	if err := t.CheckKnown(); err != nil {
+		return err
+	}
 	r := &Rollout{
-		Sigmas: t.Sigmas, NoiseLevel: t.NoiseLevel, LogProbKind: t.LogProbKind, TrueCFGScale: t.TrueCFGScale,
-		TrueCFGScale2: t.TrueCFGScale2, BoundaryRatio: t.BoundaryRatio, GuidanceRescale: t.GuidanceRescale,
-		CFGUntil:       t.CFGUntil,
-		ScheduleDigest: t.ScheduleDigest,
-		WeightsDigest:  t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
+		Settings: (*schemas.Settings)(&t.Sampling), CFGScales: t.CFGScales, ScheduleDigest: t.ScheduleDigest,
+		WeightsDigest: t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
 	}
 	plan := sampling.Plan(&t.Sampling)
 	for i := range t.Transitions {
@@ -211,7 +217,7 @@ func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	status, err := b.RunStatus(ctx, run)
+	status, err := counters.Status(ctx, b, run)
 	if err == nil {
 		r.Summary.State = status.State
 	} else if !errors.Is(err, bus.ErrNotFound) { // a pass over another run has no prompts
@@ -249,7 +255,7 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 		Trajectories: len(c.trajectories), StepsStored: steps,
 	}}
 	for _, p := range o.prompts {
-		g := &Group{GroupResult: GroupResult{UID: p.UID, Prompt: p.Text, Status: view.Open}, Members: []Member{}}
+		g := &Group{GroupResult: GroupResult{UID: p.UID, Prompt: p.Text, Status: outcomes.Open}, Members: []Member{}}
 		if a := o.Advantage(p.UID); a != nil {
 			if err := c.fillGroup(g, a); err != nil {
 				return nil, err
@@ -291,7 +297,7 @@ func stateOf(ctx context.Context, b *bus.Bus, r *Run) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	c := view.Counts{Groups: view.Groups{}}
+	c := outcomes.Counts{Groups: outcomes.Groups{}}
 	for _, g := range r.Groups {
 		c.Groups[g.Status]++
 	}
@@ -400,7 +406,7 @@ func (c *collection) countEvaluations(t *schemas.Trajectory) {
 // groupResult returns the result of a group from its advantage event.
 func groupResult(a *schemas.Advantage, uid schemas.UID, prompt string) GroupResult {
 	return GroupResult{
-		UID: uid, Prompt: prompt, Status: view.Group(a), Error: a.Error, Mean: a.Mean, Std: a.Std,
+		UID: uid, Prompt: prompt, Status: outcomes.Group(a), Error: a.Error, Mean: a.Mean, Std: a.Std,
 		StdScale: a.Scale, StdBasis: a.StdBasis,
 	}
 }

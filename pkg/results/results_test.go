@@ -116,7 +116,7 @@ func TestRead_Guidance(t *testing.T) {
 		t.Errorf("%d and %d evaluations of 2 samples with guidance in 1 of 3 steps", s.Evaluations, s.FlatEvaluations)
 	}
 	for _, m := range run.Groups[0].Members {
-		if r := m.Rollout; r.TrueCFGScale != 2 || r.GuidanceRescale != 0.7 || r.TrueCFGScale2 != 0 {
+		if r := m.Rollout.Settings; r.TrueCFGScale != 2 || r.GuidanceRescale != 0.7 || r.TrueCFGScale2 != 0 {
 			t.Errorf("rollout %+v", r)
 		}
 	}
@@ -204,7 +204,7 @@ func TestRun_WriteLatents(t *testing.T) {
 		t.Errorf("tensors %q, samples %v; %v", file.Names(), data, err)
 	}
 	for _, m := range run.Groups[0].Members {
-		if r := m.Rollout; r == nil || len(r.Sigmas) != 4 || len(r.NoiseStd) != 3 || !(r.NoiseStd[1] > 0) || r.NoiseStd[0] != 0 || r.NoiseLevel != 0.7 || r.WeightsDigest == "" {
+		if r := m.Rollout; r == nil || len(r.Settings.Sigmas) != 4 || len(r.NoiseStd) != 3 || !(r.NoiseStd[1] > 0) || r.NoiseStd[0] != 0 || r.Settings.NoiseLevel != 0.7 || r.WeightsDigest == "" {
 			t.Errorf("member %d: rollout %+v", m.SampleIndex, r)
 		}
 	}
@@ -337,7 +337,7 @@ func TestRuns_Bytes(t *testing.T) {
 		t.Helper()
 		runs, err := results.Runs(t.Context(), b, "*")
 		if err == nil {
-			err = results.EstimateBytes(t.Context(), b, runs, before)
+			err = results.AddSizes(t.Context(), b, runs, before)
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/counters"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -23,7 +25,7 @@ type StoredRun struct {
 	Open    int    `json:"open_groups"`
 	Samples int    `json:"samples"`
 	// Outcomes counts the groups by what became of them.
-	Outcomes view.Groups `json:"outcomes"`
+	Outcomes outcomes.Groups `json:"outcomes"`
 	// Counted groups have advantages.
 	Counted int64 `json:"counted"`
 	// OpenBatches have groups and no result.
@@ -34,217 +36,127 @@ type StoredRun struct {
 	// Refused is how many of its prompts intake has refused, as far as their dead letters are stored.
 	Refused int    `json:"refused,omitempty"`
 	Events  uint64 `json:"events"`
-	// Bytes is set by EstimateBytes.
+	// Bytes are complete, and Events and Streams, after AddSizes.
 	Bytes  uint64    `json:"bytes"`
 	Newest time.Time `json:"newest"`
 
 	// Streams is the number of events in each stream.
 	Streams map[string]uint64 `json:"-"`
 
-	accepted map[schemas.UID]bool // groups with a record; true: with a result, too
-	batches  map[string]bool      // with a result
-	opened   []string             // those that groups of the run are in
-	control  string
-	unread   int64 // refused prompts without a record
+	counted uint64               // events in records
+	open    map[schemas.UID]bool // groups
 }
 
-// storedRuns are runs by name.
-type storedRuns map[schemas.Run]*StoredRun
-
-// of returns the counts of a run.
-func (s storedRuns) of(run schemas.Run) *StoredRun {
-	r := s[run]
-	if r == nil {
-		r = &StoredRun{
-			Run: run, Streams: map[string]uint64{}, Outcomes: view.Groups{}, accepted: map[schemas.UID]bool{},
-			batches: map[string]bool{},
-		}
-		s[run] = r
-	}
-	return r
+// WantsVerdicts reports whether people or batch jobs score open groups of the run.
+func (r *StoredRun) WantsVerdicts(ctx context.Context, b *bus.Bus) (bool, error) {
+	open, err := b.GroupsOf(ctx, r.Run, maps.Keys(r.open))
+	return slices.ContainsFunc(open, bus.OpenGroup.WantsVerdict), err
 }
 
 // Runs counts what is stored of a run; with "*" of every run, for 'meander runs ls'. It fails if the server cannot be
 // read.
 func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*StoredRun, error) {
-	runs := storedRuns{}
-	for stream, filters := range schemas.RunFilters(run) {
-		for _, filter := range filters {
-			subjects, err := b.Subjects(ctx, stream, filter)
-			if err != nil {
-				return nil, err
-			}
-			for subject, n := range subjects {
-				a, _ := schemas.ParseSubject(subject)
-				runs.of(a.Run).count(stream, a, n)
-			}
-		}
-	}
-	// Questions about a run that there is not, and requests to control it, are no run.
-	maps.DeleteFunc(runs, func(_ schemas.Run, r *StoredRun) bool {
-		return r.Events == r.Streams[schemas.StreamControl]
-	})
-	if err := runs.decide(ctx, b, run); err != nil {
+	counts, err := counters.Look(ctx, b, run)
+	if err != nil {
 		return nil, err
 	}
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(atOnce)
-	for _, r := range runs {
-		g.Go(func() error { return r.findNewest(ctx, b) })
+	actions, err := controls(ctx, b)
+	if err != nil {
+		return nil, err
 	}
-	return runs, g.Wait()
-}
-
-// count counts events of a subject.
-func (r *StoredRun) count(stream string, a schemas.Address, n uint64) {
-	r.Events += n
-	r.Streams[stream] += n
-	switch a.Kind {
-	case schemas.KindGroup:
-		r.Groups++
-		r.accepted[a.UID] = false
-	case schemas.KindOpening:
-		if a.Batch != string(a.UID) { // else the group is a batch by itself
-			r.opened = append(r.opened, a.Batch)
-		}
-	case schemas.KindBatch:
-		r.batches[a.Batch] = true
+	runs, answered := map[schemas.Run]*StoredRun{}, b.AllAnswered(ctx)
+	for name, c := range counts {
+		runs[name] = stored(name, c, actions[name], answered)
 	}
-}
-
-// decide finds out what became of the runs, their groups and samples.
-func (s storedRuns) decide(ctx context.Context, b *bus.Bus, run schemas.Run) error {
-	for kind, each := range map[string]func(r *StoredRun, uid schemas.UID, outcome string){
-		schemas.KindAdvantage: func(r *StoredRun, uid schemas.UID, outcome string) {
-			r.Outcomes[outcome]++
-			if _, counted := r.accepted[uid]; counted { // a result without a record is of a group that is not
-				r.accepted[uid] = true
-			}
-		},
-		schemas.KindTrajectory: func(r *StoredRun, _ schemas.UID, outcome string) {
-			if outcome == schemas.StopCompleted {
-				r.Samples++
-			}
-		},
-		schemas.KindReward: func(r *StoredRun, _ schemas.UID, outcome string) {
-			if outcome == schemas.StatusScored {
-				r.Scored++
-			} else {
-				r.Failed++
-			}
-		},
-	} {
-		err := b.Outcomes(ctx, kind, run, func(a schemas.Address, outcome string) {
-			if r := s[a.Run]; r != nil && outcome != "" {
-				each(r, a.UID, outcome)
-			}
-		})
+	for _, stream := range []string{schemas.StreamRequests, schemas.StreamParked} { // queues, which are short
+		subjects, err := b.Subjects(ctx, stream, schemas.RunFilters(run)[stream][0])
 		if err != nil {
-			return err
+			return nil, err
 		}
-	}
-	letters, err := b.Subjects(ctx, schemas.StreamDead,
-		schemas.Address{Kind: schemas.KindDead, Stage: schemas.ServiceIntake, Run: run}.Filter())
-	if err != nil {
-		return err
-	}
-	for subject, n := range letters {
-		a, _ := schemas.ParseSubject(subject)
-		if r := s[a.Run]; r != nil {
-			r.Refused++
-			if _, has := r.accepted[a.UID]; !has {
-				r.unread += int64(n)
+		for subject, n := range subjects {
+			a, _ := schemas.ParseSubject(subject)
+			if r := runs[a.Run]; r != nil {
+				r.Events, r.Streams[stream] = r.Events+n, r.Streams[stream]+n
 			}
 		}
 	}
-	controls, err := b.RunControls(ctx)
-	if err != nil {
-		return err
-	}
-	for _, c := range controls {
-		if r := s[c.Run]; r != nil && c.Action != schemas.ControlResume {
-			r.control = c.Action
-		}
-	}
-	answered := b.AllAnswered(ctx)
-	for _, r := range s {
-		r.decide(answered)
-	}
-	return nil
+	return runs, nil
 }
 
-// decide says what became of the run; answered says that intake has answered all prompts.
-func (r *StoredRun) decide(answered bool) {
-	c := view.Counts{Groups: r.Outcomes, Refused: int64(r.Refused), Control: r.control}
-	for _, closed := range r.accepted {
-		if !closed {
-			r.Open++
-		}
+// controls returns the actions in force for whole runs.
+func controls(ctx context.Context, b *bus.Bus) (map[schemas.Run]string, error) {
+	all, err := b.RunControls(ctx)
+	actions := map[schemas.Run]string{}
+	for _, c := range all {
+		actions[c.Run] = c.Action
 	}
-	if r.Open > 0 {
-		r.Outcomes[view.Open] = int64(r.Open)
+	return actions, err
+}
+
+// stored says what counts mean.
+func stored(name schemas.Run, c *counters.Run, control string, answered bool) *StoredRun {
+	r := &StoredRun{
+		Run: name, State: c.Outcome(control, answered), Groups: int(c.Groups), Open: len(c.Open),
+		Samples:  int(c.Of(schemas.KindTrajectory, schemas.StopCompleted)),
+		Outcomes: c.Groupings(), OpenBatches: int64(len(c.Batches)),
+		Scored: int(c.Of(schemas.KindReward, schemas.StatusScored)), Failed: int(c.Failed()),
+		Refused: int(c.Refused()), Newest: c.Newest(), Streams: map[string]uint64{}, open: c.Open,
 	}
 	for outcome, n := range r.Outcomes {
-		if view.HasAdvantages(outcome) {
+		if outcomes.HasAdvantages(outcome) {
 			r.Counted += n
 		}
 	}
-	for _, batch := range r.opened {
-		if !r.batches[batch] {
-			r.OpenBatches++
+	for stream, m := range c.Marks {
+		if stream != schemas.StreamDead && m.Events > 0 { // letters are not of the run
+			r.Streams[stream] = m.Events
+			r.Events, r.Bytes = r.Events+m.Events, r.Bytes+m.Bytes
 		}
 	}
-	c.OpenBatches = r.OpenBatches
-	if prompts := int64(r.Streams[schemas.StreamPrompts]); !answered {
-		c.Unanswered = max(0, prompts-int64(r.Groups)-r.unread)
-	}
-	r.State = c.Run()
+	r.counted = r.Events
+	return r
 }
 
 // atOnce is how many runs are looked at side by side.
 const atOnce = 8
 
-// EstimateBytes sets Bytes of runs by the mean size of their own messages: those of other runs may be far larger. It
-// takes a dozen requests for each run; those that have as many events as in before, an earlier answer or nil, keep its
-// estimate. It fails if the server cannot be read.
-func EstimateBytes(ctx context.Context, b *bus.Bus, runs, before map[schemas.Run]*StoredRun) error {
+// AddSizes counts what no record counts (steps, verdicts, controls) and adds the bytes of it, by the mean size of the
+// runs' own messages: those of other runs may be far larger. It takes a dozen requests for each run; ended ones that
+// have as many events as in before, an earlier answer or nil, keep its numbers. It fails if the server cannot be read.
+func AddSizes(ctx context.Context, b *bus.Bus, runs, before map[schemas.Run]*StoredRun) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(atOnce)
 	for _, r := range runs {
-		if had := before[r.Run]; had != nil && had.Events == r.Events {
-			r.Bytes = had.Bytes
+		if had := before[r.Run]; had != nil && had.counted == r.counted && outcomes.HasEnded(r.State) {
+			r.Events, r.Bytes, r.Streams = had.Events, had.Bytes, had.Streams
 		} else {
-			g.Go(func() error { return r.estimateBytes(ctx, b) })
+			g.Go(func() error { return r.addSizes(ctx, b) })
 		}
 	}
 	return g.Wait()
 }
 
-// estimateBytes is EstimateBytes of one run.
-func (r *StoredRun) estimateBytes(ctx context.Context, b *bus.Bus) error {
-	for stream, n := range r.Streams {
-		mean, err := b.MeanSize(ctx, stream, r.Run)
-		if err != nil {
+// addSizes is AddSizes of one run.
+func (r *StoredRun) addSizes(ctx context.Context, b *bus.Bus) error {
+	for _, stream := range []string{schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamControl} {
+		n, err := b.Stored(ctx, stream, schemas.RunFilters(r.Run)[stream], 1)
+		if err != nil && !errors.Is(err, bus.ErrPermission) {
 			return err
 		}
-		r.Bytes += n * mean
+		if n > 0 {
+			r.Events, r.Streams[stream] = r.Events+n, n
+		}
 	}
-	return nil
-}
-
-// findNewest sets Newest.
-func (r *StoredRun) findNewest(ctx context.Context, b *bus.Bus) error {
-	for _, kind := range []struct{ stream, filter string }{
-		{schemas.StreamAdvantages, schemas.Address{Kind: schemas.KindAdvantage, Run: r.Run}.Filter()},
-		{schemas.StreamTrajectories, schemas.TrajectoryFilter(r.Run, "*")},
-		{schemas.StreamPrompts, schemas.PromptSubject(r.Run)},
+	for _, stream := range []string{
+		schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamControl, schemas.StreamRequests,
+		schemas.StreamParked,
 	} {
-		m, err := b.Last(ctx, kind.stream, kind.filter)
-		if err != nil && !errors.Is(err, bus.ErrNotFound) {
-			return err
-		}
-		if err == nil && m.Time.After(r.Newest) {
-			r.Newest = m.Time
+		if n := r.Streams[stream]; n > 0 {
+			mean, err := b.MeanSize(ctx, stream, r.Run)
+			if err != nil {
+				return err
+			}
+			r.Bytes += n * mean
 		}
 	}
 	return nil

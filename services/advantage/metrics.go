@@ -12,7 +12,6 @@ import (
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
 
-// instruments are the metrics of the service; all workers of a process share them.
 type instruments struct {
 	set               instrument.Set
 	groups, batches   *prometheus.CounterVec
@@ -24,7 +23,6 @@ type instruments struct {
 	groupReward       *prometheus.GaugeVec
 }
 
-// newInstruments registers the metrics of the advantage service with r; nil: nowhere.
 func newInstruments(r prometheus.Registerer) *instruments {
 	s := instrument.New(r, "advantage")
 	return &instruments{
@@ -203,7 +201,6 @@ func sourceOf(m schemas.Metadata) string {
 	return "unknown"
 }
 
-// moments returns the mean and population standard deviation of x, which is not empty.
 func moments(x []float64) (mean, std float64) {
 	for _, v := range x {
 		mean += v

@@ -17,7 +17,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
-	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -130,7 +130,7 @@ why, how much of it is done, and what it waits for.`,
 			}
 			p, err := runProgress(c.Context(), conn.Bus, run)
 			if err != nil { // such as a user without the right to ask
-				p = &ui.Progress{Waits: []view.Wait{{Says: fmt.Sprintf("not known: %v", err)}}}
+				p = &ui.Progress{Waits: []outcomes.Wait{{Says: fmt.Sprintf("not known: %v", err)}}}
 			}
 			r := &schemas.ControlReceipt{Accepted: true, Run: run, Status: s}
 			return a.printStatus(c.OutOrStdout(), r, p)
@@ -272,13 +272,13 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *ui.Progre
 	s := r.Status
 	held := ""
 	if s.WaitsFor != "" {
-		held = ", " + view.For(s.WaitsFor).Held()
+		held = ", " + outcomes.For(s.WaitsFor).Held()
 	}
 	fmt.Fprintf(out, "run %s: %s\n", r.Run, paintStatus(out, s.State)+controlledBy(s)+held)
 	groups := fmt.Sprintf("%d of %d have their result", s.Closed, s.Groups)
 	var ended []string
 	for _, o := range s.Outcomes {
-		if o.Outcome != view.Open {
+		if o.Outcome != outcomes.Open {
 			ended = append(ended, fmt.Sprintf("%d %s", o.Groups, o.Outcome))
 		}
 	}
@@ -309,7 +309,7 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *ui.Progre
 	}
 	fmt.Fprintf(out, "  requests  %s\n", waiting)
 	label := "waits "
-	if view.HasEnded(s.State) {
+	if outcomes.HasEnded(s.State) {
 		label = "reason"
 	}
 	for _, w := range p.Waits {

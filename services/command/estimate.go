@@ -299,7 +299,7 @@ func (p *estimated) printEstimate(out io.Writer) error {
 func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	what := fmt.Sprintf("%s = %s", present.Count(p.Groups, "group"), present.Count(p.Samples, "sample"))
 	made := "image"
-	if p.Cost != nil && p.Frames > 1 {
+	if p.Cost != nil && p.Settings.Frames > 1 {
 		made = "video"
 	}
 	if p.Cost != nil && p.ImageBytes+p.ConditioningStored == 0 {
@@ -310,8 +310,8 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 			present.Count(p.Samples, made))
 	}
 	if p.Cost != nil && p.ImageSize != "" {
-		if p.Frames > 1 {
-			what += " of " + present.Count(p.Frames, "frame")
+		if p.Settings.Frames > 1 {
+			what += " of " + present.Count(p.Settings.Frames, "frame")
 		}
 		what += " of " + p.ImageSize
 	}
@@ -385,25 +385,25 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 		each = fmt.Sprintf("%d a sample, ", n)
 	}
 	guidance := ""
-	if c.TrueCFGScale > 1 {
-		scale := describeGuidance(c.TrueCFGScale, c.TrueCFGScale2, c.BoundaryRatio, c.GuidanceRescale)
+	if scale := c.Settings.TrueCFGScale; scale > 1 {
+		guidance = fmt.Sprintf(" (guidance, scale %g", scale)
 		if n := c.GuidedSteps; n > 0 && n < c.NumInferenceSteps {
-			scale += fmt.Sprintf(", in the first %d steps", n)
+			guidance += fmt.Sprintf(", in %d steps", n)
 		}
-		guidance = " (guidance, scale " + scale + ")"
+		guidance += ")"
 	}
-	if c.Guidance > 0 {
-		guidance += fmt.Sprintf(" with guidance input %g", c.Guidance)
+	for _, x := range c.Settings.Extras() {
+		guidance += fmt.Sprintf(", %s %s", x[0], x[1])
 	}
 	line("steps", "%s%s in all, %s stochastic; %s%s", each, present.Thousands(c.Steps), present.Thousands(c.Stochastic),
 		evaluations(c.Evaluations, c.FlatEvaluations), guidance)
-	if c.BytesOfSample > 0 && c.LatentsDType != "" && c.LatentsShape != nil {
+	if c.BytesOfSample > 0 && c.Settings.LatentsDType != "" && c.LatentsShape != nil {
 		checkpoints := ""
 		if c.Checkpoints > 0 {
 			checkpoints = ", and " + present.Count(c.Checkpoints, "checkpoint")
 		}
 		line("latents", "%s of %s [%d, %d] kept%s; a sample stores %s", present.Count(c.LatentsKept, "state"),
-			c.LatentsDType, c.LatentsShape[0], c.LatentsShape[1], checkpoints, present.Size(c.BytesOfSample))
+			c.Settings.LatentsDType, c.LatentsShape[0], c.LatentsShape[1], checkpoints, present.Size(c.BytesOfSample))
 		if c.ConditioningBytes > 0 {
 			line("texts",
 				"encoded, at most %s a prompt, stored once: a sample takes at most %s with its part of that, and %s "+

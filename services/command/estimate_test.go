@@ -170,13 +170,17 @@ func TestEstimate_JSON(t *testing.T) {
 	for field, want := range map[string]any{
 		"prompts": 3.0, "groups": 3.0, "refused": 0.0, "samples": 12.0, "batches": []any{3.0}, "model": "signs", "image_size": "64 x 32 pixels",
 		"num_inference_steps": 5.0, "sde_steps": 2.0, "steps": 60.0, "stochastic_steps": 24.0, "evaluations": 60.0,
-		"latents_kept": 3.0, "latents_dtype": "F32", "latents_shape": []any{8.0, 64.0},
+		"latents_kept": 3.0, "latents_shape": []any{8.0, 64.0},
 		"bytes_per_sample": steps + images, "step_bytes": 12 * steps, "image_bytes": 12 * images,
 		"reward": []any{"glyph"}, "advantage": []any{"flow_grpo, std global (sample, epsilon 0.0001)"},
 	} {
 		if !reflect.DeepEqual(line.Estimate[field], want) {
 			t.Errorf("%s is %v, want %v", field, line.Estimate[field], want)
 		}
+	}
+	settings := line.Estimate["settings"].(map[string]any)
+	if settings["latents_dtype"] != "F32" || settings["prompt"] != "" || settings["noise_level"] != 0.7 {
+		t.Errorf("what all prompts have in common: %v", settings)
 	}
 	data := line.Estimate["data"].(map[string]any)
 	if data["file"] != "demo/verl-ocr.jsonl" || data["records"] != 3.0 || data["duplicates"] != 0.0 || data["chosen"] != 3.0 {

@@ -88,7 +88,8 @@ func inspectByEngine(ctx context.Context, name, engine string, stderr io.Writer)
 	}
 	says := &loading{}
 	says.lines.Store(&stderr)
-	t := models.Torch{Address: engine, Key: engineKey(engine), Wait: joinWithin, Waiting: says.wait}
+	t := models.TorchAt(engine, engineKey(engine), models.Compute{})
+	t.Wait, t.Waiting = joinWithin, says.wait
 	return t.Inspect(ctx, name)
 }
 

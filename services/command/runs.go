@@ -51,7 +51,7 @@ Images and other blobs are not in it.`,
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			runs, err := results.Runs(c.Context(), conn.Bus, "*")
 			if err == nil {
-				err = results.EstimateBytes(c.Context(), conn.Bus, runs, nil)
+				err = results.AddSizes(c.Context(), conn.Bus, runs, nil)
 			}
 			if err != nil {
 				return err
@@ -114,7 +114,7 @@ func runsShowCommand(a *app) *cobra.Command {
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			r, err := storedRun(c.Context(), conn.Bus, given[0])
 			if err == nil {
-				err = results.EstimateBytes(c.Context(), conn.Bus, map[schemas.Run]*results.StoredRun{r.Run: r}, nil)
+				err = results.AddSizes(c.Context(), conn.Bus, map[schemas.Run]*results.StoredRun{r.Run: r}, nil)
 			}
 			if err != nil {
 				return err

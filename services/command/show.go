@@ -223,18 +223,6 @@ func attemptsLine(t *schemas.Trajectory) string {
 }
 
 // describeGuidance says with which scales classifier-free guidance is, the second below a boundary, and the share in
-// which it is rescaled; 0 stands for what there is not.
-func describeGuidance(scale, second, boundary, rescale float64) string {
-	text := fmt.Sprintf("%g", scale)
-	if second > 0 {
-		text += fmt.Sprintf(" and %g below sigma %g", second, boundary)
-	}
-	if rescale > 0 {
-		text += fmt.Sprintf(", rescaled by %g", rescale)
-	}
-	return text
-}
-
 // printGroup prints a group for people. adv is nil while the group is open; why are the reasons of failed samples.
 func printGroup(
 	out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Advantage, trajectories []*schemas.Trajectory,
@@ -248,20 +236,17 @@ func printGroup(
 	if len(trajectories) > 0 {
 		t := trajectories[0]
 		line("prompt %q", t.Prompt)
-		for i, text := range t.Texts()[1:] {
-			line("prompt_%d %q", i+2, text)
-		}
 		if t.Text != nil {
 			for _, s := range describeText(t) {
 				line("%s", s)
 			}
 		} else {
-			line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %s",
+			line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %g",
 				t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType,
-				describeGuidance(t.TrueCFGScale, t.TrueCFGScale2, t.BoundaryRatio, t.GuidanceRescale))
-			if t.Guidance > 0 {
-				line("guidance input %g", t.Guidance)
-			}
+				t.TrueCFGScale)
+		}
+		for _, x := range (*schemas.Settings)(&t.Sampling).Extras() {
+			line("%s %s", x[0], x[1])
 		}
 		if ran := segmentLine(t); ran != "" {
 			line("%s", ran)

@@ -9,9 +9,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/scorer"
-	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -139,8 +139,8 @@ func printGroups(w io.Writer, r *results.Run) {
 
 // paintStatus colours the outcome of a run, group or sample by its tone.
 func paintStatus(out io.Writer, status string) string {
-	colours := map[string]present.Colour{view.Good: present.Green, view.Info: present.Green, view.Bad: present.Red}
-	return present.Paint(out, cmp.Or(colours[view.Tone(status)], present.Yellow), status)
+	colours := map[string]present.Colour{outcomes.Good: present.Green, outcomes.Info: present.Green, outcomes.Bad: present.Red}
+	return present.Paint(out, cmp.Or(colours[outcomes.Tone(status)], present.Yellow), status)
 }
 
 // printNotes writes what is below the samples of a group: how many are not shown, and lines about them.
@@ -288,7 +288,7 @@ var lacks = map[string]string{
 	schemas.StatusStale:     "with weights that are too old",
 	schemas.StatusRefused:   "refused",
 	schemas.StatusCancelled: "cancelled",
-	view.Open:               "without a result",
+	outcomes.Open:           "without a result",
 	schemas.StatusFiltered: "left out because all rewards are equal (--zero-std) " +
 		"and no fresh group replaced them",
 }

@@ -10,8 +10,8 @@ import (
 	"unicode"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
-	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/ui"
@@ -103,8 +103,8 @@ func TestTop_Waits(t *testing.T) {
 
 // The screen has its height and its width, whatever is stored: the chosen run is in it, and prompts are only text.
 func TestTop_Screen(t *testing.T) {
-	wait := view.Wait{Grave: true, Says: strings.Repeat("long ", 40) + "end", Fix: strings.Repeat("x", 90)}
-	overview := &ui.Overview{Total: 90, System: &ui.System{Waits: []view.Wait{wait}}}
+	wait := outcomes.Wait{Grave: true, Says: strings.Repeat("long ", 40) + "end", Fix: strings.Repeat("x", 90)}
+	overview := &ui.Overview{Total: 90, System: &ui.System{Waits: []outcomes.Wait{wait}}}
 	for i := range 30 {
 		r := &ui.RunOverview{RunLine: lineOf(fmt.Sprintf("run-%d-%s", i, strings.Repeat("n", 60)))}
 		r.Progress = &ui.Progress{State: "running", Stages: []ui.Stage{

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
-	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -281,7 +281,7 @@ func (v *topView) addRuns(t *topLines, room int) {
 			mark, colour = "> ", present.Green
 		}
 		b.add(colour, mark+table[i+1])
-		if i == v.chosen || !view.HasEnded(r.State) {
+		if i == v.chosen || !outcomes.HasEnded(r.State) {
 			addBars(b, r.Progress)
 		}
 		blocks[i] = b.lines
@@ -380,7 +380,7 @@ func (v *topView) addWaits(t *topLines) {
 }
 
 // addWait adds one thing that work waits for, with its fix.
-func addWait(t *topLines, of string, w view.Wait) {
+func addWait(t *topLines, of string, w outcomes.Wait) {
 	lead, colour := "- ", present.Colour("")
 	if w.Grave {
 		lead, colour = "! ", present.Red

@@ -104,7 +104,7 @@ func checkTolerance(flag string, most float64) error {
 // checkCompute checks how verify is to compute. Without --engine it refuses only what neither this program nor a worker
 // does: the trajectories say which of them computes.
 func checkCompute(o verify.Options) error {
-	worker := models.Torch{Address: cmp.Or(o.Engine, "torch"), Compute: o.Compute, Key: o.EngineKey}.Check
+	worker := models.TorchAt(cmp.Or(o.Engine, "torch"), o.EngineKey, o.Compute).Check
 	if models.IsTorch(o.Engine) {
 		return worker()
 	}

@@ -96,7 +96,8 @@ func checkModelFiles(o *Options, say *notes, dir string, info *model.Info) (byte
 // checkWorkerModel is checkModelFolder for a model that a worker in Python computes: a worker must be there, and know
 // the model's class.
 func checkWorkerModel(ctx context.Context, o *Options, say *notes) {
-	t := models.Torch{Address: o.Engine, Key: o.EngineKey, Wait: o.Timeout / 2}
+	t := models.TorchAt(o.Engine, o.EngineKey, models.Compute{})
+	t.Wait = o.Timeout / 2
 	dir, info, err := t.Inspect(ctx, o.Model)
 	if err != nil {
 		say.add(Fault, "do what the message says, and see 'meander model info --engine "+o.Engine+" "+o.Model+"'", "%v",

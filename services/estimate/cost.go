@@ -2,6 +2,7 @@ package estimate
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -24,50 +25,36 @@ const (
 
 // Cost is what samples need. In the sum of an estimate, a value that differs between groups is 0 or empty.
 type Cost struct {
-	ImageSize string `json:"image_size"`       // width x height in pixels
-	Frames    int64  `json:"frames,omitempty"` // of a video
+	// Settings are those of the samples, with what all have in common.
+	Settings  *schemas.Settings `json:"settings"`
+	ImageSize string            `json:"image_size"` // width x height in pixels
 	// NumInferenceSteps is T. Steps StartStepIndex to StopStepIndex, exclusive, run; SDESteps of
 	// one sample are stochastic.
-	NumInferenceSteps int64   `json:"num_inference_steps"`
-	StartStepIndex    int64   `json:"start_step_index"`
-	StopStepIndex     int64   `json:"stop_step_index"`
-	SDESteps          int64   `json:"sde_steps"`
-	TrueCFGScale      float64 `json:"true_cfg_scale"`
-	// TrueCFGScale2 is the scale of guidance below the noise level BoundaryRatio; 0: the same.
-	TrueCFGScale2 float64 `json:"true_cfg_scale_2,omitempty"`
-	BoundaryRatio float64 `json:"boundary_ratio,omitempty"`
-	// GuidanceRescale is the share in which guided velocities are rescaled; 0: none.
-	GuidanceRescale float64 `json:"guidance_rescale,omitempty"`
+	NumInferenceSteps int64 `json:"num_inference_steps"`
+	StartStepIndex    int64 `json:"start_step_index"`
+	StopStepIndex     int64 `json:"stop_step_index"`
+	SDESteps          int64 `json:"sde_steps"`
 	// GuidedSteps is how many of the T steps have classifier-free guidance.
 	GuidedSteps int64 `json:"guided_steps"`
-	// Guidance is the guidance input of the network; 0: it has none.
-	Guidance float64 `json:"guidance,omitempty"`
-	// LatentsKept is how many states of one sample are stored, each of LatentsShape and
-	// LatentsDType.
+	// LatentsKept is how many states of one sample are stored, each of LatentsShape.
 	LatentsKept int64 `json:"latents_kept"`
 	// Checkpoints is how many more states are stored so that another attempt can go on from them.
 	Checkpoints   int64   `json:"checkpoints"`
-	LatentsDType  string  `json:"latents_dtype"`
 	LatentsShape  []int64 `json:"latents_shape"`
 	BytesOfSample int64   `json:"bytes_per_sample"`
 	// ConditioningBytes bounds the encoded texts of one prompt, if they are kept: once for all its samples, and
 	// the negative prompt once for all prompts. ConditioningOfSample is one sample's share.
 	ConditioningBytes    int64 `json:"conditioning_bytes"`
 	ConditioningOfSample int64 `json:"conditioning_bytes_per_sample"`
-	ConditioningStored   int64 `json:"conditioning_stored_bytes"` // over all samples
-	// The rest is over all samples. Evaluations counts evaluations of the model, two per step with
-	// guidance. ImageBytes is for uncompressed images; PNGs are smaller.
-	Steps       int64 `json:"steps"`
-	Stochastic  int64 `json:"stochastic_steps"`
-	Evaluations int64 `json:"evaluations"`
-	// FlatEvaluations is what samples without shared steps would need: more than Evaluations for trees.
-	FlatEvaluations int64 `json:"flat_evaluations"`
-	StepBytes       int64 `json:"step_bytes"`
-	TrajectoryBytes int64 `json:"trajectory_bytes"`
-	ImageBytes      int64 `json:"image_bytes"`
+	Totals
+	TextCost
 
-	// Tokens is the most that one sample generates. LogitsPerToken of each token are stored at most, as LogitsDType,
-	// in LogitsBytes. LogitsDiffer says that prompts ask for different logits.
+	text bool // of a text
+}
+
+// TextCost is what texts cost besides. Tokens is the most that one sample generates. LogitsPerToken of each token are
+// stored at most, as LogitsDType, in LogitsBytes. LogitsDiffer says that prompts ask for different logits.
+type TextCost struct {
 	Tokens         int64  `json:"tokens,omitempty"`
 	LogitsPerToken int64  `json:"logits_per_token,omitempty"`
 	LogitsDType    string `json:"logits_dtype,omitempty"`
@@ -77,9 +64,28 @@ type Cost struct {
 	// token; none: that is not known yet.
 	DrawnBy string   `json:"drawn_by,omitempty"`
 	Numbers []string `json:"numbers,omitempty"`
+}
 
-	text    bool // of a text
-	counted bool // the sum has a group already
+// Totals are over all samples. Evaluations counts evaluations of the model, two per step with guidance. ImageBytes is
+// for uncompressed images; PNGs are smaller.
+type Totals struct {
+	ConditioningStored int64 `json:"conditioning_stored_bytes"`
+	Steps              int64 `json:"steps"`
+	Stochastic         int64 `json:"stochastic_steps"`
+	Evaluations        int64 `json:"evaluations"`
+	// FlatEvaluations is what samples without shared steps would need: more than Evaluations for trees.
+	FlatEvaluations int64 `json:"flat_evaluations"`
+	StepBytes       int64 `json:"step_bytes"`
+	TrajectoryBytes int64 `json:"trajectory_bytes"`
+	ImageBytes      int64 `json:"image_bytes"`
+}
+
+// addTimes adds the totals of n samples that each cost s.
+func (t *Totals) addTimes(s Totals, n int64) {
+	v, w := reflect.ValueOf(t).Elem(), reflect.ValueOf(s)
+	for i := range v.NumField() {
+		v.Field(i).SetInt(v.Field(i).Int() + n*w.Field(i).Int())
+	}
 }
 
 // costOf returns the cost of one sample of a group, from its request as intake resolves it: evaluations of the model
@@ -101,17 +107,16 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	}
 	steps := end - begin
 	c := &Cost{
-		ImageSize: fmt.Sprintf("%d x %d pixels", r.Width, r.Height), Frames: r.Frames,
-		NumInferenceSteps: int64(len(r.Transitions)), StartStepIndex: begin, StopStepIndex: end,
-		SDESteps: sde, TrueCFGScale: r.TrueCFGScale, Guidance: r.Guidance, GuidedSteps: r.GuidedSteps(),
+		Settings:  (*schemas.Settings)(&r.Sampling),
+		ImageSize: fmt.Sprintf("%d x %d pixels", r.Width, r.Height), NumInferenceSteps: int64(len(r.Transitions)),
+		StartStepIndex: begin, StopStepIndex: end, SDESteps: sde, GuidedSteps: r.GuidedSteps(),
 		LatentsKept: int64(len(r.ReturnStepIndices)), Checkpoints: int64(len(r.CheckpointStepIndices)),
-		LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
+		LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
-	c.TrueCFGScale2, c.BoundaryRatio, c.GuidanceRescale = r.TrueCFGScale2, r.BoundaryRatio, r.GuidanceRescale
 	c.Steps, c.Stochastic = steps, c.SDESteps
 	c.Evaluations = sampling.Evaluations(&r.Sampling, begin, end)
 	if s := r.ScheduledSampling; s != nil {
-		if c.Evaluations = rolledEvaluations(s, steps); c.TrueCFGScale > 1 {
+		if c.Evaluations = rolledEvaluations(s, steps); r.TrueCFGScale > 1 {
 			c.Evaluations *= 2
 		}
 	}
@@ -121,7 +126,7 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 		c.FlatEvaluations = sampling.Evaluations(&r.Sampling, 0, end)
 	}
 	elements := c.LatentsShape[0] * c.LatentsShape[1]
-	item, _ := schemas.DTypeSize(c.LatentsDType)
+	item, _ := schemas.DTypeSize(r.LatentsDType)
 	debug := int64(0)
 	for _, name := range r.Debug {
 		if debug += tensorBytes; name != "std" { // a single number
@@ -147,7 +152,7 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 		for _, text := range r.Texts() { // the longest decides
 			c.ConditioningBytes = max(c.ConditioningBytes, conditioningBytes(text, policy))
 		}
-		if c.TrueCFGScale > 1 {
+		if r.TrueCFGScale > 1 {
 			c.ConditioningBytes += conditioningBytes(r.NegativePrompt, policy)
 		}
 		c.ConditioningOfSample = (c.ConditioningBytes + r.GroupSize - 1) / r.GroupSize
@@ -181,53 +186,28 @@ func rolledEvaluations(s *schemas.ScheduledSample, steps int64) int64 {
 	return n
 }
 
-// addSamplesOf adds n samples that each cost s, all of one group. Numbers that differ between samples are cleared,
-// totals are summed.
+// addSamplesOf adds n samples that each cost s, all of one group. Values that differ between samples are cleared, totals
+// are summed.
 func (c *Cost) addSamplesOf(s *Cost, n int64) {
-	if !c.counted {
+	if c.Settings == nil { // the first
 		*c = *s
-		c.Steps, c.Stochastic, c.Evaluations, c.FlatEvaluations, c.StepBytes, c.TrajectoryBytes, c.ImageBytes,
-			c.ConditioningStored, c.counted = 0, 0, 0, 0, 0, 0, 0, 0, true
+		c.Settings, c.Totals = new(*s.Settings), Totals{}
 	}
-	clearIfDifferent(&c.ImageSize, s.ImageSize)
-	clearIfDifferent(&c.Frames, s.Frames)
-	clearIfDifferent(&c.NumInferenceSteps, s.NumInferenceSteps)
-	clearIfDifferent(&c.StartStepIndex, s.StartStepIndex)
-	clearIfDifferent(&c.StopStepIndex, s.StopStepIndex)
-	clearIfDifferent(&c.SDESteps, s.SDESteps)
-	clearIfDifferent(&c.TrueCFGScale, s.TrueCFGScale)
-	clearIfDifferent(&c.TrueCFGScale2, s.TrueCFGScale2)
-	clearIfDifferent(&c.BoundaryRatio, s.BoundaryRatio)
-	clearIfDifferent(&c.GuidanceRescale, s.GuidanceRescale)
-	clearIfDifferent(&c.Guidance, s.Guidance)
-	clearIfDifferent(&c.GuidedSteps, s.GuidedSteps)
-	clearIfDifferent(&c.LatentsKept, s.LatentsKept)
-	clearIfDifferent(&c.Checkpoints, s.Checkpoints)
-	clearIfDifferent(&c.LatentsDType, s.LatentsDType)
-	clearIfDifferent(&c.ConditioningBytes, s.ConditioningBytes)
-	clearIfDifferent(&c.ConditioningOfSample, s.ConditioningOfSample)
+	largest := max(c.BytesOfSample, s.BytesOfSample)
+	c.addTimes(s.Totals, n)
+	c.Settings.KeepEqual(s.Settings)
+	v, w := reflect.ValueOf(c).Elem(), reflect.ValueOf(s).Elem()
+	for i := range v.NumField() {
+		switch f := v.Field(i); f.Kind() {
+		case reflect.Int64, reflect.String, reflect.Slice:
+			if !reflect.DeepEqual(f.Interface(), w.Field(i).Interface()) {
+				f.SetZero()
+			}
+		}
+	}
 	if c.text && s.text {
-		c.keepLargestText(s)
-	} else {
-		clearIfDifferent(&c.BytesOfSample, s.BytesOfSample)
-	}
-	if !slices.Equal(c.LatentsShape, s.LatentsShape) {
-		c.LatentsShape = nil
-	}
-	c.Steps += n * s.Steps
-	c.Stochastic += n * s.Stochastic
-	c.Evaluations += n * s.Evaluations
-	c.FlatEvaluations += n * s.FlatEvaluations
-	c.StepBytes += n * s.StepBytes
-	c.TrajectoryBytes += n * s.TrajectoryBytes
-	c.ImageBytes += n * s.ImageBytes
-	c.ConditioningStored += n * s.ConditioningStored
-}
-
-// clearIfDifferent sets *v to its zero value unless it equals other.
-func clearIfDifferent[T comparable](v *T, other T) {
-	if *v != other {
-		*v = *new(T)
+		c.BytesOfSample = largest
+		c.keepLargest(&s.TextCost)
 	}
 }
 

@@ -69,7 +69,7 @@ func TestEstimate_Sum(t *testing.T) {
 		t.Errorf("one group: %+v", *p.Cost)
 	}
 	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(3)), ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4)), Height: new(int64(32)), TrueCFGScale: new(2.0)}}))
-	if p.NumInferenceSteps != 0 || p.ImageSize != "" || p.LatentsShape != nil || p.TrueCFGScale != 0 {
+	if p.NumInferenceSteps != 0 || p.ImageSize != "" || p.LatentsShape != nil || p.Settings.TrueCFGScale != 0 {
 		t.Errorf("groups that differ: %+v", *p.Cost)
 	}
 	if p.Samples != 5 || p.Steps != 2*10+3*4 || p.Evaluations != 2*10+3*4*2 || p.ImageBytes != 3*(2*64*64+3*32*64) {
@@ -107,7 +107,7 @@ func TestEstimate_Guidance(t *testing.T) {
 		if c.settings.Guidance != nil {
 			want = *c.settings.Guidance
 		}
-		if p.Cost == nil || p.GuidedSteps != c.guided || p.Evaluations != c.evaluations || p.Guidance != want {
+		if p.Cost == nil || p.GuidedSteps != c.guided || p.Evaluations != c.evaluations || p.Settings.Guidance != want {
 			t.Errorf("%+v: %s %+v; want %d guided steps, %d evaluations, guidance %v", c.settings, p.Reason, p.Cost,
 				c.guided, c.evaluations, want)
 		}

@@ -14,7 +14,10 @@ const (
 func textCost(r *schemas.Request, policy *schemas.Policy) *Cost {
 	x := r.Text
 	tokens := x.Answers() * x.MaxNewTokens
-	c := &Cost{text: true, Tokens: tokens, LogitsPerToken: x.PerToken(), LogitsBytes: x.LogitsBytes()}
+	c := &Cost{
+		Settings: (*schemas.Settings)(&r.Sampling), text: true,
+		TextCost: TextCost{Tokens: tokens, LogitsPerToken: x.PerToken(), LogitsBytes: x.LogitsBytes()},
+	}
 	if by := policy.Text.Engine; by != nil {
 		c.DrawnBy = by.String()
 		if by.Values != "" {
@@ -52,11 +55,11 @@ func textCost(r *schemas.Request, policy *schemas.Policy) *Cost {
 	return c
 }
 
-// keepLargestText keeps the larger token and logits values of c and s, which are of two groups of texts.
-func (c *Cost) keepLargestText(s *Cost) {
+// keepLargest keeps the larger token and logits values of c and s, which are of two groups of texts.
+func (c *TextCost) keepLargest(s *TextCost) {
 	c.LogitsDiffer = c.LogitsDiffer || c.LogitsPerToken != s.LogitsPerToken || c.LogitsDType != s.LogitsDType
 	if s.LogitsBytes > c.LogitsBytes {
 		c.LogitsPerToken, c.LogitsDType, c.LogitsBytes = s.LogitsPerToken, s.LogitsDType, s.LogitsBytes
 	}
-	c.Tokens, c.BytesOfSample = max(c.Tokens, s.Tokens), max(c.BytesOfSample, s.BytesOfSample)
+	c.Tokens = max(c.Tokens, s.Tokens)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -65,7 +66,7 @@ func TestAsk_LostRequests(t *testing.T) {
 	until := func(run schemas.Run, want string) {
 		t.Helper()
 		bustest.Until(t, want, func() error {
-			s, err := p.RunStatus(t.Context(), run)
+			s, err := counters.Status(t.Context(), p.Bus, run)
 			if err != nil {
 				return err
 			}

@@ -11,7 +11,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	outcomes "github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/counters"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -71,7 +72,7 @@ func (s *service) handleControl(ctx context.Context, m *bus.Message) error {
 			return err
 		}
 	}
-	if r.Status, err = s.bus.RunStatus(ctx, c.Run); err != nil {
+	if r.Status, err = counters.Status(ctx, s.bus, c.Run); err != nil {
 		return err
 	}
 	if resumed {
@@ -101,7 +102,7 @@ func (s *service) refuseControl(_ context.Context, m *bus.Message, cause error) 
 // also for a control that is in force already: a process died while it handled the control, so the rest must still be
 // done.
 func (s *service) whyUnchanged(ctx context.Context, c *schemas.Control) (string, error) {
-	status, err := s.bus.RunStatus(ctx, c.Run)
+	status, err := counters.Status(ctx, s.bus, c.Run)
 	if err != nil {
 		return "", err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -182,7 +183,7 @@ func TestClosed_RequestsGo(t *testing.T) {
 	left := func(want int, run schemas.Run) {
 		t.Helper()
 		bustest.Until(t, fmt.Sprintf("%d requests of run %s", want, run), func() error {
-			s, err := p.RunStatus(t.Context(), run)
+			s, err := counters.Status(t.Context(), p.Bus, run)
 			if err == nil && s.Waiting+s.Parked != int64(want) {
 				err = fmt.Errorf("%+v", s)
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -70,7 +71,7 @@ func TestSpace_TwoBatches(t *testing.T) {
 		if asked := p.requests(t, run); len(asked) > 0 {
 			t.Errorf("%s begins beside it: %v", run, asked)
 		}
-		if s, err := p.RunStatus(t.Context(), run); err != nil || s.Lost > 0 {
+		if s, err := counters.Status(t.Context(), p.Bus, run); err != nil || s.Lost > 0 {
 			t.Errorf("%+v, %v; must wait, and not be lost", s, err)
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
@@ -93,7 +94,6 @@ const MinGrace = time.Second
 // DefaultConfig has no rule.
 func DefaultConfig() Config { return Config{Grace: 10 * time.Minute, Every: 10 * time.Second} }
 
-// blobGrace is how long a blob stays that no event names.
 func (c Config) blobGrace() time.Duration { return max(c.Grace, bus.BlobGrace) }
 
 // Rules reports whether any rule that frees groups is set.
@@ -129,14 +129,12 @@ func (r *Report) Total() (n uint64) {
 	return n
 }
 
-// metrics are the metrics of the janitor.
 type metrics struct {
 	groups, bytes, gone prometheus.Counter
 	kept, due, oldest   prometheus.Gauge
 	look                prometheus.Observer
 }
 
-// newMetrics registers the metrics of the janitor on r.
 func newMetrics(r prometheus.Registerer) *metrics {
 	set := instrument.New(r, "janitor")
 	return &metrics{
@@ -154,7 +152,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	}
 }
 
-// Run makes a pass every cfg.Every until ctx ends; a pipeline runs it beside its services. A failure is logged, and
+// Run makes a pass every cfg.Every until ctx ends; a pipeline runs it beside its services. It also keeps the counts of
+// runs up to date. A failure is logged, and
 // the next pass tries again. Run returns early, without an error, if this credential may not free anything and there
 // is no rule.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
@@ -173,6 +172,9 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
+		}
+		if err := counters.Advance(ctx, b); err != nil && ctx.Err() == nil {
+			log.Debug().Err(err).Msg("counts of runs are not up to date; looks read more")
 		}
 		began := time.Now()
 		r, err := runPass(ctx, cfg, b, false, &blobs, m)
@@ -209,8 +211,6 @@ func Pass(ctx context.Context, cfg Config, b *bus.Bus, dry bool) (*Report, error
 	return runPass(ctx, cfg, b, dry, &blobSweeps{once: true}, nil)
 }
 
-// runPass makes one pass; Run and Pass share it. metrics is nil where none are kept. The report has what was freed
-// before an error, too; an error is of the settings or of the server.
 func runPass(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *blobSweeps, m *metrics) (*Report, error) {
 	r := &Report{Messages: map[string]uint64{}, Bytes: map[string]uint64{}, Kept: map[string]int{}}
 	if err := cfg.Validate(); err != nil {
@@ -224,7 +224,6 @@ func runPass(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *blobSweep
 	return r, p.run(ctx)
 }
 
-// noun returns a noun as it is beside the number n.
 func noun(n int, one string) string {
 	if n == 1 {
 		return one

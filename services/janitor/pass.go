@@ -25,13 +25,11 @@ const (
 	atOnce = 16
 )
 
-// address names a group.
 type address struct {
 	run schemas.Run
 	uid schemas.UID
 }
 
-// pass is the state of one pass over the streams.
 type pass struct {
 	cfg     Config
 	b       *bus.Bus
@@ -60,10 +58,8 @@ type pass struct {
 	means map[[2]string]uint64
 }
 
-// groupStreams are the streams that hold events of groups.
 var groupStreams = slices.Collect(maps.Keys(schemas.GroupFilters("*", "*", "*")))
 
-// readSizes reads the sizes of the streams, and notes those that are pressing.
 func (p *pass) readSizes(ctx context.Context) error {
 	if p.dry && p.streams != nil {
 		return nil // a dry pass frees nothing, so the sizes are the same
@@ -84,7 +80,6 @@ func (p *pass) readSizes(ctx context.Context) error {
 	return nil
 }
 
-// mark is the size, in bytes, above which groups of the stream are freed.
 func (p *pass) mark(s *bus.StreamStats) uint64 { return uint64(s.MaxBytes) / 100 * uint64(p.cfg.Above) }
 
 // tooFull reports whether some stream is too full, so that an event stored at the given time should go. A stream
@@ -117,7 +112,6 @@ func (p *pass) due(at time.Time) bool {
 	return age >= p.cfg.Grace && (p.cfg.Age > 0 && age > p.cfg.Age || p.cfg.Read || p.tooFull(at))
 }
 
-// resultFilters returns two subject filters of the run: for results of groups, and for results of batches.
 func (p *pass) resultFilters() []string {
 	run := p.cfg.Run
 	if run == "" {
@@ -155,7 +149,6 @@ func (p *pass) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// countDue sets the metrics of the groups that are due: how many, and how old the oldest is.
 func (p *pass) countDue(ctx context.Context) error {
 	if p.metrics == nil {
 		return nil
@@ -254,7 +247,6 @@ func (p *pass) readFloors(ctx context.Context) error {
 	return nil
 }
 
-// countKept counts a group that stays, by the reason.
 func (p *pass) countKept(why string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -364,7 +356,6 @@ var freeOrder = []string{
 	schemas.StreamGroups, schemas.StreamAdvantages,
 }
 
-// countFreed counts n freed events of a stream, with their estimated bytes.
 func (p *pass) countFreed(stream string, n uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -390,7 +381,6 @@ func (p *pass) measureFreed(ctx context.Context, stream string, run schemas.Run,
 	return nil
 }
 
-// add counts what is freed of a stream. p.mu is held.
 func (p *pass) add(stream string, messages, bytes uint64) {
 	p.report.Messages[stream] += messages
 	p.report.Bytes[stream] += bytes
@@ -458,7 +448,6 @@ func (p *pass) freeWeights(ctx context.Context) (err error) {
 	return err
 }
 
-// freeBlobs frees the blobs that no event names any more; without an index it does nothing.
 func (p *pass) freeBlobs(ctx context.Context) error {
 	if p.blobs.index == nil {
 		return nil
@@ -503,7 +492,6 @@ func (p *pass) freeGroup(ctx context.Context, a *schemas.Advantage, m *bus.Messa
 	return nil
 }
 
-// purge removes the events that the filter matches and counts them; in a dry pass it only counts.
 func (p *pass) purge(ctx context.Context, stream, filter string) error {
 	if !p.dry {
 		n, err := p.b.PurgeSubject(ctx, stream, filter)

@@ -25,7 +25,6 @@ const (
 	keepReset = 5 * time.Minute
 )
 
-// keptSampler is a sampler that begins again when it fails.
 type keptSampler struct {
 	lane schemas.Lane
 	bus  *bus.Bus
@@ -88,7 +87,6 @@ func (k *keptSampler) hasServed() bool {
 	return k.served
 }
 
-// fault says why the lane is not served.
 func (k *keptSampler) fault() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -113,7 +111,6 @@ func (k *keptSampler) say(ctx context.Context, why error) {
 	}, nil)
 }
 
-// stopSaying ends what presence says of the lane.
 func (k *keptSampler) stopSaying() {
 	k.mu.Lock()
 	saying := k.saying
@@ -157,7 +154,6 @@ func (k *keptSampler) addNote(say func() []string) {
 	}
 }
 
-// allNotes returns the notes of the sampler that runs.
 func (k *keptSampler) allNotes() (lines []string) {
 	k.mu.Lock()
 	notes := slices.Clone(k.notes)

@@ -17,6 +17,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/model/families"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/models"
 )
 
@@ -25,7 +26,8 @@ import (
 type Config struct {
 	Weights
 	models.Compute
-	EngineServer
+	engine.Server
+	models.TorchOptions
 	Requests
 	Batching
 	Process
@@ -45,27 +47,6 @@ type Weights struct {
 	Languages lm.Registry    `key:"-"`
 	// Loading is called while the model's weights are read; nil: nothing is called.
 	Loading model.Progress `key:"-"`
-}
-
-// EngineServer says which server draws the samples in place of the sampler. Of a server that draws, Model is what it
-// serves: of a language model the folder, which is read for the tokenizer.
-type EngineServer struct {
-	Engine            string        `key:"engine" help:"what computes --model: torch (diffusers, in a process that is started) or torch=ADDRESS (one that runs, at unix:/PATH, HOST:PORT or tls:HOST:PORT); or the servers that draw its samples, as KIND=URL[,URL]: vllm=http://127.0.0.1:8000; default the sampler itself"`
-	EnginePatience    time.Duration `key:"engine_patience" range:"1s.." help:"how long a server of --engine may say nothing of a sample before that is asked for again"`
-	EngineConcurrency int           `key:"engine_concurrency" range:"1..1024" help:"most texts that each server of --engine draws at once; fewer if overloaded"`
-	// EngineMix: see schemas.Policy.
-	EngineMix      bool   `key:"engine_mix" help:"also make samples of groups that another engine has begun (another kind of server, or the sampler itself); default such groups wait for it"`
-	EngineAdapters string `key:"engine_adapters" help:"folder in which the servers of --engine find the weights of pushed policies, by the same path; default none: their weights never change"`
-	EngineKey      string `key:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
-	Compile        bool   `key:"compile" help:"with --engine torch: compile the network; a slow start, then faster steps"`
-	VAETiling      bool   `key:"vae_tiling" help:"with --engine torch: decode in tiles, which needs less memory; pixels differ a little where tiles meet"`
-	// TextEncoderDevice: empty, where the workers compute.
-	TextEncoderDevice string `key:"text_encoder_device" help:"with --engine torch: device of the text encoders, such as cpu or cuda:1, if one has no memory for all; default the same"`
-	// Waiting is told what a worker of torch, or a server, is waited for, and "" when the wait is over; nil: it is
-	// logged.
-	Waiting func(text string) `key:"-"`
-	// Spare keeps the worker of torch that PolicyOf starts, for the sampler; nil: each starts its own.
-	Spare *models.Spare `key:"-"`
 }
 
 // Requests say which requests the sampler serves, under which name, and how often and how long it tries.
@@ -102,11 +83,11 @@ type Process struct {
 // DefaultConfig returns settings that fit a laptop: the model signs on whatever device there is.
 func DefaultConfig() Config {
 	return Config{
-		Weights:      Weights{Model: "signs", AdapterScale: 1, Models: families.All(), Languages: languages.All()},
-		Compute:      models.Compute{Device: devices.Auto, DType: devices.Auto},
-		EngineServer: EngineServer{EnginePatience: time.Minute, EngineConcurrency: 64},
-		Requests:     Requests{AckWait: 30 * time.Second, MaxDeliver: 10, DrainTimeout: 20 * time.Second},
-		Batching:     Batching{Batch: 8, SharePrefixes: true, PublishWindowMiB: 64},
+		Weights:  Weights{Model: "signs", AdapterScale: 1, Models: families.All(), Languages: languages.All()},
+		Compute:  models.Compute{Device: devices.Auto, DType: devices.Auto},
+		Server:   engine.Server{EnginePatience: time.Minute, EngineConcurrency: 64},
+		Requests: Requests{AckWait: 30 * time.Second, MaxDeliver: 10, DrainTimeout: 20 * time.Second},
+		Batching: Batching{Batch: 8, SharePrefixes: true, PublishWindowMiB: 64},
 	}
 }
 
@@ -124,19 +105,13 @@ func (c Config) Validate() error {
 
 // torch returns the settings of workers that compute the network of an image model.
 func (c Config) torch() models.Torch {
-	return models.Torch{
-		Address: c.Engine, Compute: c.Compute, Key: c.EngineKey, Patience: c.EnginePatience, Ready: c.ready(),
-		Waiting: c.Waiting, Spare: c.Spare, Compile: c.Compile, VAETiling: c.VAETiling,
-		TextEncoderDevice: c.TextEncoderDevice,
-	}
+	return models.Torch{Server: engine.Server(c.server()), TorchOptions: c.TorchOptions, Compute: c.Compute}
 }
 
-// server returns the settings of a server that draws the tokens.
+// server returns the settings of a server that draws the samples.
 func (c Config) server() models.Server {
-	return models.Server{
-		Address: c.Engine, Patience: c.EnginePatience, Key: c.EngineKey, Concurrency: c.EngineConcurrency,
-		Adapters: c.EngineAdapters, Ready: c.ready(), Waiting: c.Waiting,
-	}
+	c.Server.Ready = c.ready()
+	return models.Server(c.Server)
 }
 
 // ready is Health, where conditions say of which lane they are.

@@ -34,6 +34,7 @@ func TestConfig_Validate(t *testing.T) {
 		{"", func(c *sampler.Config) { c.WeightsDir = filepath.Join(dir, "none") }, "weights_dir: stat "},
 		{"", func(c *sampler.Config) { c.Lane = "a.b" }, `lane: "a.b"`},
 		{"", func(c *sampler.Config) { c.Batch = 1025 }, "batch: 1025; must be between 1 and 1024"},
+		{"", func(c *sampler.Config) { c.Threads = -1 }, "threads: -1; must be between 0 and 1024"},
 		{"", func(c *sampler.Config) { c.Workers = -1 }, "workers: -1; must be between 0 and 256"},
 		{"", func(c *sampler.Config) { c.PolicyVersion = -1 }, "policy_version: -1; must not be negative"},
 		{"", func(c *sampler.Config) { c.PublishWindowMiB = 0 }, "publish_window_mib: 0; must be between 1 and 16384"},

@@ -18,10 +18,8 @@ import (
 // slowReply is after how long a wait for an interaction is logged.
 const slowReply = 5 * time.Second
 
-// askInteraction sends an answer of an episode, when it has ended, to the interaction of its conversation, waits for
-// the reply and gives it to the episode; denoise calls it. While it waits, the sample is in no micro-batch and its
-// slot is free for another request. A fault of the interaction is a terminal error; after another the request is
-// delivered again.
+// askInteraction sends an answer of an episode to the interaction of its conversation, and gives it the reply. While it
+// waits, its slot is free for another request. A fault of the interaction is a terminal error.
 func (s *service) askInteraction(
 	ctx context.Context, req *schemas.Request, r *recorder.Recorder, t engine.Talker,
 ) error {
@@ -45,7 +43,7 @@ func (s *service) askInteraction(
 	reply, err := interaction.Ask(ctx, s.bus.Conn(), ask, x.Timeout())
 	if fault, ok := errors.AsType[*interaction.Fault](err); ok {
 		s.metrics.replies.WithLabelValues(fault.State).Inc()
-		return bus.Terminal(schemas.CodeFailed, fmt.Errorf("interaction %s, answer %d: %w", x.Name, ask.Answer, fault))
+		return engine.Failed("interaction %s, answer %d: %w", x.Name, ask.Answer, fault)
 	}
 	if err != nil {
 		return fmt.Errorf("interaction %s, answer %d: %w", x.Name, ask.Answer, err)

@@ -14,7 +14,7 @@ import (
 	"github.com/meander-rl/meander/services/sampler/models"
 )
 
-// replied is the value of the metric's label state for an interaction that replied.
+// replied is the state of an interaction that replied.
 const replied = "replied"
 
 // instruments are the metrics of the service. The samplers of one process share them.
@@ -38,9 +38,8 @@ type instruments struct {
 	newest atomic.Pointer[schemas.Evaluation]
 }
 
-// newInstruments registers those metrics of the sampler that its code counts; those that are read at each scrape have
-// a function each below. All have the labels lane and model: a process has one of each. A run is no label, since their
-// number has no bound.
+// newInstruments registers the metrics that code counts; those that are read at each scrape have a function each below.
+// A run is no label, since their number has no bound.
 func newInstruments(r prometheus.Registerer, lane schemas.Lane, model string) *instruments {
 	if r != nil {
 		r = prometheus.WrapRegistererWith(prometheus.Labels{"lane": string(lane), "model": model}, r)
@@ -94,7 +93,6 @@ func newInstruments(r prometheus.Registerer, lane schemas.Lane, model string) *i
 	}
 }
 
-// countEvaluation counts an evaluation of the model for a number of samples, which took a time.
 func (i *instruments) countEvaluation(samples, places int, took time.Duration) {
 	i.step.Observe(took.Seconds())
 	i.fill.Observe(float64(samples) / float64(places))
@@ -120,99 +118,61 @@ func (i *instruments) countTrajectory(t *schemas.Trajectory) {
 	i.whole.Observe(whole.Seconds())
 }
 
-// registerDevices registers metrics of the devices, which are read at each scrape, until stop is called.
-func (i *instruments) registerDevices(opened *models.Devices) (stop func()) {
+// show registers metrics that are read at each scrape, until stop is called: of the devices, of the servers that draw
+// (nil: there are none), of the steps that are published and not yet stored, and of the space in MDR_STEPS.
+func (i *instruments) show(opened *models.Devices, servers engine.Servers, p *bus.Publisher, window int,
+	space *bus.StepSpace,
+) (stop func()) {
 	var stops []func()
-	for _, p := range opened.All {
-		if p.Device.Device == nil { // a server draws: there is no device here
+	gauge := func(name, help string, read func() float64, labels prometheus.Labels) {
+		stops = append(stops, i.set.GaugeOf(name, help, read, labels))
+	}
+	counter := func(name, help string, read func() float64, labels prometheus.Labels) {
+		stops = append(stops, i.set.CounterOf(name, help, read, labels))
+	}
+	for _, d := range opened.All {
+		if d.Device.Device == nil { // a server draws: there is no device here
 			continue
 		}
-		stops = append(stops, i.set.GaugeOf("device_workers", "samplers of this process that compute on the device",
-			func() float64 { return 1 }, prometheus.Labels{"device": p.ID, "name": p.Name()}))
-		m, ok := p.Device.Device.(tensor.Metered)
+		gauge("device_workers", "samplers of this process that compute on the device",
+			func() float64 { return 1 }, prometheus.Labels{"device": d.ID, "name": d.Name()})
+		m, ok := d.Device.Device.(tensor.Metered)
 		if !ok {
 			continue
 		}
-		memory := func(state string, read func(tensor.Usage) int) {
-			stops = append(stops, i.set.GaugeOf("device_memory_bytes",
-				"memory of a GPU: used by weights and passes, idle until the next pass, free, total", func() float64 {
-					return float64(read(m.Usage()))
-				}, prometheus.Labels{"device": p.ID, "state": state}))
+		for state, read := range map[string]func(tensor.Usage) int{
+			"used": func(u tensor.Usage) int { return u.Used }, "idle": func(u tensor.Usage) int { return u.Idle },
+			"free": func(u tensor.Usage) int { return u.Free }, "total": func(u tensor.Usage) int { return u.Total },
+		} {
+			gauge("device_memory_bytes", "memory of a GPU: used by weights and passes, idle until the next pass, free, total",
+				func() float64 { return float64(read(m.Usage())) }, prometheus.Labels{"device": d.ID, "state": state})
 		}
-		memory("used", func(u tensor.Usage) int { return u.Used })
-		memory("idle", func(u tensor.Usage) int { return u.Idle })
-		memory("free", func(u tensor.Usage) int { return u.Free })
-		memory("total", func(u tensor.Usage) int { return u.Total })
-		stops = append(stops,
-			i.set.GaugeOf("device_memory_blocks",
-				"pieces of a GPU's memory that are handed out; between passes those of weights", func() float64 {
-					return float64(m.Usage().Blocks)
-				}, prometheus.Labels{"device": p.ID}),
-			i.set.CounterOf("device_busy_seconds_total", "time that a GPU had a pass", func() float64 {
-				return m.Usage().Busy.Seconds()
-			}, prometheus.Labels{"device": p.ID}))
+		gauge("device_memory_blocks", "pieces of a GPU's memory that are handed out; between passes those of weights",
+			func() float64 { return float64(m.Usage().Blocks) }, prometheus.Labels{"device": d.ID})
+		counter("device_busy_seconds_total", "time that a GPU had a pass",
+			func() float64 { return m.Usage().Busy.Seconds() }, prometheus.Labels{"device": d.ID})
 	}
-	return callAll(stops)
-}
-
-// registerServers registers how many servers draw the samples of a network, by whether they can be used, until stop is
-// called. Of a network that computes here there are none.
-func (i *instruments) registerServers(n engine.Network) (stop func()) {
-	count := func() (used, all int) { return 0, 0 }
-	if e, ok := n.(engine.Served); ok {
-		count = e.Servers
+	used, away := func() float64 { return 0 }, func() float64 { return 0 }
+	if servers != nil {
+		used = func() float64 { return float64(servers.Used()) }
+		away = func() float64 { return float64(servers.Size() - servers.Used()) }
 	}
-	servers := func(state string, read func() int) func() {
-		return i.set.GaugeOf("engine_servers", "servers of the engine, by whether they can be used: used or away",
-			func() float64 { return float64(read()) }, prometheus.Labels{"state": state})
+	for state, read := range map[string]func() float64{"used": used, "away": away} {
+		gauge("engine_servers", "servers of the engine, by whether they can be used: used or away", read,
+			prometheus.Labels{"state": state})
 	}
-	return callAll([]func(){
-		servers("used", func() int { used, _ := count(); return used }),
-		servers("away", func() int { used, all := count(); return all - used }),
-	})
-}
-
-// registerPublisher registers metrics of the step events that are published and not yet stored, until stop.
-func (i *instruments) registerPublisher(p *bus.Publisher, windowBytes int) (stop func()) {
-	stops := []func(){
-		i.set.CounterOf("publish_stall_seconds_total",
-			"time that steps waited for room among those that are not yet stored", func() float64 {
-				return p.Stats().Stalled.Seconds()
-			}),
-		i.set.GaugeOf("publish_pending_bytes", "step events that are not yet stored", func() float64 {
-			return float64(p.Stats().PendingBytes)
-		}),
-		i.set.GaugeOf("publish_window_bytes", "most of step events that are not yet stored", func() float64 {
-			return float64(windowBytes)
-		}),
-	}
-	return callAll(stops)
-}
-
-// callAll returns a function that calls all of them.
-func callAll(stops []func()) func() {
-	return func() {
-		for _, stop := range stops {
-			stop()
-		}
-	}
-}
-
-// registerSpace registers metrics of the space in MDR_STEPS that this sampler's samples have and wait for, until stop
-// is called.
-func (i *instruments) registerSpace(r *bus.StepSpace) (stop func()) {
-	stops := []func(){
-		i.set.GaugeOf("room_held_bytes",
-			"space in MDR_STEPS that samples in flight have reserved: the most that their steps take", func() float64 {
-				return float64(r.Stats().Held)
-			}),
-		i.set.GaugeOf("room_waiting_samples", "samples that wait for space in MDR_STEPS", func() float64 {
-			return float64(r.Stats().Waiting)
-		}),
-		i.set.CounterOf("room_wait_seconds_total", "time that samples waited for space in MDR_STEPS", func() float64 {
-			return r.Stats().Waited.Seconds()
-		}),
-	}
+	counter("publish_stall_seconds_total", "time that steps waited for room among those that are not yet stored",
+		func() float64 { return p.Stats().Stalled.Seconds() }, nil)
+	gauge("publish_pending_bytes", "step events that are not yet stored",
+		func() float64 { return float64(p.Stats().PendingBytes) }, nil)
+	gauge("publish_window_bytes", "most of step events that are not yet stored",
+		func() float64 { return float64(window) }, nil)
+	gauge("room_held_bytes", "space in MDR_STEPS that samples in flight have reserved: the most that their steps take",
+		func() float64 { return float64(space.Stats().Held) }, nil)
+	gauge("room_waiting_samples", "samples that wait for space in MDR_STEPS",
+		func() float64 { return float64(space.Stats().Waiting) }, nil)
+	counter("room_wait_seconds_total", "time that samples waited for space in MDR_STEPS",
+		func() float64 { return space.Stats().Waited.Seconds() }, nil)
 	return func() {
 		for _, stop := range stops {
 			stop()

@@ -7,8 +7,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
 
-// rollInstruments are the metrics of scheduled sampling. They are sums: divided by the samples that rolled they give
-// the means that plans and results have as offset_mean, drift_l2 and the terms of reflexflow.
+// rollInstruments are sums: divided by the samples that rolled they give the means that plans and results have.
 type rollInstruments struct {
 	samples, terms          *prometheus.CounterVec
 	offsets, steps, forward prometheus.Counter
@@ -18,14 +17,12 @@ type rollInstruments struct {
 // outcomeRolled is the outcome of samples that the model rolled; the others have the reason why not.
 const outcomeRolled = "rolled"
 
-// The terms of reflexflow that are counted.
 const (
 	termExposure = "exposure_l1"
 	termFC       = "fc_loss"
 	termADR      = "adr_loss"
 )
 
-// newRollInstruments registers the metrics of scheduled sampling.
 func newRollInstruments(s instrument.Set) rollInstruments {
 	one := func(name, help string) prometheus.Counter { return s.Counter(name, help).WithLabelValues() }
 	return rollInstruments{

@@ -58,8 +58,9 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if err != nil {
 		return err
 	}
-	if n, ok := opened.All[0].Network.(engine.Concurrent); ok {
-		cfg.Batch, cfg.Workers = n.Concurrency(), 1 // one goroutine reads what the server sends
+	can := opened.All[0].Network.Abilities()
+	if can.Concurrency > 0 {
+		cfg.Batch, cfg.Workers = can.Concurrency, 1 // one goroutine reads what the server sends
 	}
 	if cfg.Workers == 0 {
 		cfg.Workers = opened.Workers()
@@ -67,24 +68,15 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if cfg.Workers < len(opened.All) {
 		err = fmt.Errorf("workers: %d; must be at least %d, one for each of %s", cfg.Workers, len(opened.All),
 			opened.IDs())
-	} else if err = checkNetwork(opened.All[0].Network); err != nil {
-		err = fmt.Errorf("model %q: %w", opened.All[0].Network.Name(), err)
+	} else if can.Fault != nil {
+		err = fmt.Errorf("model %q: %w", opened.All[0].Network.Name(), can.Fault)
 	} else {
 		err = serve(ctx, cfg, opened, b, log)
 	}
 	return errors.Join(err, opened.Close())
 }
 
-// checkNetwork says why no request can be made for a network; nil: requests can.
-func checkNetwork(n engine.Network) error {
-	if c, ok := n.(interface{ Check() error }); ok {
-		return c.Check()
-	}
-	return nil
-}
-
-// serve announces an open model, and serves its lane with opened's devices until ctx ends. An error is of the server,
-// of the weights, or says that no device is left; a stop is none.
+// serve announces an open model, and serves its lane until ctx ends; a stop is no error.
 func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, log zerolog.Logger) error {
 	network := opened.All[0].Network
 	if cfg.Lane == "" {
@@ -99,22 +91,17 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	defer metrics.places.Sub(float64(cfg.Batch * cfg.Workers))
 	publisher := b.NewPublisher(4096, cfg.PublishWindowMiB<<20)
 	defer publisher.Close()
-	defer metrics.registerPublisher(publisher, cfg.PublishWindowMiB<<20)()
 	s := &service{
 		cfg: cfg, bus: b, devices: opened, network: network, metrics: metrics,
 		token: strings.ToLower(rand.Text()[:8]), ended: make(chan error, 1), controls: newControls(controls),
-		loading: make(chan struct{}, 1),
+		loading: make(chan struct{}, 1), making: newMaking(),
 	}
 	s.cfg.Instance = cmp.Or(cfg.Instance, s.defaultInstance())
 	for i, p := range opened.All {
-		w := &worker{id: p.ID, index: i, queue: newQueue[*attempt]()}
-		if n, ok := p.Network.(interface{ Away() error }); ok {
-			w.away = n.Away
-		}
-		s.workers = append(s.workers, w)
+		s.workers = append(s.workers,
+			&worker{id: p.ID, index: i, can: p.Network.Abilities(), queue: newQueue[*attempt]()})
 	}
-	defer metrics.registerDevices(opened)()
-	defer metrics.registerServers(network)()
+	can := s.workers[0].can
 	logUnused(log, opened)
 	key, err := weights.RetryLate(log.WithContext(ctx), b.SealKey)
 	if err != nil {
@@ -132,7 +119,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	s.stopping = func() bool { return ctx.Err() != nil }
 	s.onStop = func(f func()) func() bool { return context.AfterFunc(ctx, f) }
 	s.space = b.NewStepSpace(s.presence, s.controls.news, cfg.DiskFree)
-	defer metrics.registerSpace(s.space)()
+	defer metrics.show(opened, can.Servers, publisher, cfg.PublishWindowMiB<<20, s.space)()
 	if err := s.versions.Begin(log.WithContext(ctx)); err != nil {
 		return unlessStopped(ctx, fmt.Errorf("announce model %q: %w", network.Name(), err))
 	}
@@ -144,17 +131,15 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		cfg.Note(s.otherBase.lines)
 		cfg.Note(s.versions.Notes)
 	}
-	if e, ok := network.(engine.Watched); ok {
+	if can.Servers != nil {
 		watching, stop := context.WithCancel(ctx)
 		var watch sync.WaitGroup
-		watch.Go(func() { e.Watch(watching, log) })
+		watch.Go(func() { can.Servers.Watch(watching) })
 		defer watch.Wait()
 		defer stop()
 	}
-	if n, ok := network.(interface{ Notes() []string }); ok {
-		for _, note := range n.Notes() {
-			log.Warn().Str("model", network.Name()).Msg(note)
-		}
+	for _, note := range can.Notes {
+		log.Warn().Str("model", network.Name()).Msg(note)
 	}
 	log.Info().Str("model", network.Name()).Str("lane", string(cfg.Lane)).Int64("policy_version",
 		s.versions.Newest().Version()).Str("device", opened.IDs()).Str("backend", network.Backend()).Int("batch",
@@ -176,7 +161,6 @@ func logUnused(log zerolog.Logger, opened *models.Devices) {
 	}
 }
 
-// weightOptions returns the options of package weights for this sampler: its own policy, its networks and its metrics.
 func (s *service) weightOptions() weights.Options {
 	cfg, m := s.cfg, s.metrics
 	o := weights.Options{
@@ -221,8 +205,7 @@ func (s *service) reclaimMemory() {
 // lastStep is how long the step in hand may go on when the time to drain is over.
 const lastStep = 5 * time.Second
 
-// runLane takes requests of the lane until ctx ends and the samples in flight are finished or put back. An error is
-// of the server, or says that no device is left.
+// runLane takes requests of the lane until ctx ends and the samples in flight are finished or put back.
 func (s *service) runLane(ctx context.Context, log zerolog.Logger) error {
 	cfg, metrics := s.cfg, s.metrics
 	// The schedulers outlive ctx: samples in flight are finished while Consume drains.

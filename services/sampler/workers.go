@@ -12,8 +12,8 @@ import (
 	"github.com/meander-rl/meander/services/sampler/weights"
 )
 
-// chooseWorker returns the worker with the fewest attempts among those whose device works, or may come back. The
-// attempt calls the function when it leaves the worker. An error says that no device is left.
+// chooseWorker returns the worker with the fewest attempts whose device works, or may come back; the attempt calls the
+// function when it leaves the worker.
 func (s *service) chooseWorker() (*worker, func(), error) {
 	var best *worker
 	bestAway := false
@@ -33,10 +33,13 @@ func (s *service) chooseWorker() (*worker, func(), error) {
 
 // why says why a worker cannot make samples now; nil: it can.
 func (c *worker) why() error {
-	if c.away == nil {
-		return nil
+	switch {
+	case c.can.Away != nil:
+		return c.can.Away()
+	case c.can.Servers != nil:
+		return engine.Away(c.can.Servers)
 	}
-	return c.away()
+	return nil
 }
 
 // engineOf returns the engine of a worker for weights. An error says that its device was lost before they were loaded.
@@ -47,8 +50,7 @@ func (c *worker) engineOf(w *weights.Loaded) (engine.Engine, error) {
 	return nil, fmt.Errorf("%s has no version %d: %w", c.id, w.Version(), tensor.ErrDeviceLost)
 }
 
-// onDeviceLost stops using a worker if err, of an attempt on it or of weights for it, says that its device is lost. The
-// service ends with the last one; the samples in flight are put back. makeWithSpace and package weights call it.
+// onDeviceLost stops using a worker if err says that its device is lost. The service ends with the last one.
 func (s *service) onDeviceLost(ctx context.Context, c *worker, err error) {
 	if !errors.Is(err, tensor.ErrDeviceLost) || c.lost.Swap(true) {
 		return

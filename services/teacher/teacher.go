@@ -85,9 +85,9 @@ func (c Config) Validate() error {
 }
 
 func (c Config) torch() models.Torch {
-	return models.Torch{
-		Address: c.Engine, Compute: c.Compute, Key: c.EngineKey, Adapter: c.Adapter, AdapterScale: c.AdapterScale,
-	}
+	t := models.TorchAt(c.Engine, c.EngineKey, c.Compute)
+	t.Adapter, t.AdapterScale = c.Adapter, c.AdapterScale
+	return t
 }
 
 // open opens the model on all devices, or by workers.

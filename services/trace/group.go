@@ -104,7 +104,7 @@ func (g *group) traceparent() string {
 		headers = append(headers, s.header)
 	}
 	for _, h := range headers {
-		if tp := bus.TraceparentOf(h); tp != "" {
+		if tp := bus.TraceOf(h).Parent; tp != "" {
 			return tp
 		}
 	}

@@ -85,7 +85,7 @@ func serve(t *testing.T, groups ...context.Context) *bus.Bus {
 // A group is one trace with all stages, whose ids are the same each time; a prompt's own trace is gone on with.
 func TestExport_Groups(t *testing.T) {
 	const own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-	b := serve(t, t.Context(), bus.WithTraceparent(t.Context(), own))
+	b := serve(t, t.Context(), bus.WithTrace(t.Context(), bus.Trace{Parent: own}))
 	spans, traces := export(t, b, "r")
 	want := map[string]int{
 		"meander-advantage:  > group": 2, "meander-intake: group > intake": 2, "meander-sampler: group > sample": 4,

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
-	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -29,7 +29,7 @@ type Finding struct {
 // answerPage answers with what the page may do. It needs no server of the pipeline.
 func (s *server) answerPage(w http.ResponseWriter, _ *http.Request) {
 	data, _ := json.Marshal(map[string]any{ // it always encodes
-		"admin": s.cfg.Admin, "doctor": s.cfg.Doctor != nil, "tones": view.Tones(), "outcomes": view.GroupOutcomes(),
+		"admin": s.cfg.Admin, "doctor": s.cfg.Doctor != nil, "tones": outcomes.Tones(), "outcomes": outcomes.GroupOutcomes(),
 	})
 	w.Header().Set("Content-Type", "application/json")
 	s.write(w, data)
@@ -69,7 +69,7 @@ func (s *server) answerVerdicts(r *http.Request) (any, error) {
 	f.mu.Lock()
 	var uids []schemas.UID
 	for _, row := range f.order {
-		if row.verdicts && row.Status == view.Open && row.Made > row.Scored {
+		if row.verdicts && row.Status == outcomes.Open && row.Made > row.Scored {
 			uids = append(uids, row.UID)
 		}
 	}

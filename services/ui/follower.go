@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -229,7 +229,7 @@ func (f *follower) rowOf(uid schemas.UID) *GroupRow {
 	r := f.rows[uid]
 	if r == nil {
 		f.opened++
-		r = &GroupRow{Number: f.opened, UID: uid, Status: view.Open}
+		r = &GroupRow{Number: f.opened, UID: uid, Status: outcomes.Open}
 		f.rows[uid], f.order = r, append(f.order, r)
 		if len(f.order) > maxRows {
 			delete(f.rows, f.order[0].UID)

@@ -3,7 +3,7 @@ package ui
 import (
 	"time"
 
-	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -64,8 +64,8 @@ type Progress struct {
 	StepsPer float64        `json:"steps_per_minute"`
 	Statuses map[string]int `json:"statuses"`
 	// Waits says in words what the run waits for.
-	Waits []view.Wait `json:"waits"`
-	Fault string      `json:"fault,omitempty"`
+	Waits []outcomes.Wait `json:"waits"`
+	Fault string          `json:"fault,omitempty"`
 	// LeftOut is how many older groups are not in the list.
 	LeftOut int `json:"left_out,omitempty"`
 	// Mean is that of the groups' mean rewards, over the last 50 that have one.
@@ -98,7 +98,7 @@ func (f *follower) tally() *Progress {
 	p := &Progress{
 		Run: f.run, Epoch: f.epoch, Revision: f.revision, Statuses: map[string]int{}, Fault: f.fault,
 		LeftOut: f.leftOut,
-		lanes:   map[schemas.Lane]int{}, Waits: []view.Wait{},
+		lanes:   map[schemas.Lane]int{}, Waits: []outcomes.Wait{},
 	}
 	perMinute := func(kind string) float64 {
 		if r := f.rates[kind]; r != nil {
@@ -127,9 +127,9 @@ func (f *follower) tally() *Progress {
 		if r.Mean != nil {
 			means = append(means, *r.Mean)
 		}
-		if r.Status != view.Open {
+		if r.Status != outcomes.Open {
 			sampler.Lost += max(0, r.Size-int64(r.Made))
-			if view.HasAdvantages(r.Status) {
+			if outcomes.HasAdvantages(r.Status) {
 				advantage.Done++
 			} else {
 				advantage.Lost++

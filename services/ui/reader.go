@@ -7,7 +7,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -82,7 +82,7 @@ func (r *Reader) Overview(ctx, within context.Context) (*Overview, error) {
 }
 
 // Waits returns what holds up the whole pipeline.
-func (r *Reader) Waits(ctx context.Context) ([]view.Wait, error) {
+func (r *Reader) Waits(ctx context.Context) ([]outcomes.Wait, error) {
 	system, err := r.s.system.get(ctx)
 	if err != nil {
 		return nil, err

@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
-	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -21,7 +21,7 @@ type GroupRow struct {
 	Prompt string      `json:"prompt"`
 	Batch  string      `json:"batch,omitempty"`
 	Size   int64       `json:"size"`
-	// Status is the outcome, as pkg/view says it.
+	// Status is the outcome, as package outcomes says it.
 	Status string `json:"status"`
 	Error  string `json:"error,omitempty"`
 	// Made samples were completed, Scored ones have a reward, Lost ones have ended without what they lack.
@@ -66,7 +66,7 @@ func (r *GroupRow) sample(index string) *sampleEvents {
 // countSamples counts the samples by what became of them. The result of a closed group says that of each; events that
 // come later say whether it was made.
 func (r *GroupRow) countSamples() {
-	open := r.Status == view.Open
+	open := r.Status == outcomes.Open
 	if r.Made, r.ended = 0, 0; open {
 		r.Scored, r.Lost = 0, 0
 	}
@@ -78,7 +78,7 @@ func (r *GroupRow) countSamples() {
 			r.Made++
 		}
 		if open {
-			r.countSample(view.Sample("", s.stop, s.reward))
+			r.countSample(outcomes.Sample("", s.stop, s.reward))
 		}
 	}
 	if !open && int64(r.Made) >= r.Size {
@@ -91,7 +91,7 @@ func (r *GroupRow) countSample(outcome string) {
 	switch outcome {
 	case schemas.StatusScored:
 		r.Scored++
-	case view.Made, view.Awaited:
+	case outcomes.Made, outcomes.Awaited:
 	default:
 		r.Lost++
 	}
@@ -138,7 +138,7 @@ func (f *follower) takeSample(m *bus.Message, rate string, set func(*sampleEvent
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r := f.rowOf(a.UID)
-	if r.Status != view.Open && r.samples == nil {
+	if r.Status != outcomes.Open && r.samples == nil {
 		return // all are made, and the result says the rest
 	}
 	set(r.sample(a.Sample))
@@ -157,7 +157,7 @@ func (f *follower) takeAdvantage(m *bus.Message) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r := f.rowOf(a.UID)
-	r.Status, r.Error, r.Mean, r.Std = view.Group(&a), cut(a.Error, 2*maxCut), a.Mean, a.Std
+	r.Status, r.Error, r.Mean, r.Std = outcomes.Group(&a), cut(a.Error, 2*maxCut), a.Mean, a.Std
 	r.Size, r.Closed, r.Validation = a.GroupSize, m.Time.UnixMilli(), a.Validation
 	r.RefilledBy = string(a.RefilledBy)
 	if r.Opened == 0 { // of a pass over another run there may be no record
@@ -165,7 +165,7 @@ func (f *follower) takeAdvantage(m *bus.Message) {
 	}
 	r.Least, r.Most, r.Scored, r.Lost = nil, nil, 0, 0
 	for i := range a.Members {
-		outcome := view.Sample(a.Members[i].Status, "", "")
+		outcome := outcomes.Sample(a.Members[i].Status, "", "")
 		if r.countSample(outcome); outcome == schemas.StatusScored {
 			r.sample(strconv.FormatInt(a.Members[i].SampleIndex, 10)).stop = schemas.StopCompleted
 		}

@@ -18,8 +18,8 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
-	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -68,7 +68,7 @@ func TestServe_Run(t *testing.T) {
 	for _, g := range want.Groups[:2] {
 		s.checkGroup(t, g)
 	}
-	if got := get[object](t, s, "runs/r1/groups/judged"); got["status"] != view.Open ||
+	if got := get[object](t, s, "runs/r1/groups/judged"); got["status"] != outcomes.Open ||
 		got["samples"].([]any)[0].(object)["status"] != "made" {
 		t.Errorf("open group %v", got)
 	}

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
-	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
@@ -42,7 +42,7 @@ func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
 	}
 	stored, err := results.Runs(ctx, s.bus, "*")
 	if err == nil {
-		err = results.EstimateBytes(ctx, s.bus, stored, before)
+		err = results.AddSizes(ctx, s.bus, stored, before)
 	}
 	if err != nil {
 		return nil, err
@@ -51,7 +51,7 @@ func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
 	for _, r := range stored {
 		line := &RunLine{StoredRun: r, Steps: r.Streams[schemas.StreamSteps]}
 		if r.State == schemas.RunRunning && r.Streams[schemas.StreamRequests] == 0 && r.Samples > r.Scored+r.Failed {
-			if line.judged, err = s.bus.WantsVerdicts(ctx, r.Run); err != nil {
+			if line.judged, err = r.WantsVerdicts(ctx, s.bus); err != nil {
 				return nil, err
 			}
 		}
@@ -65,9 +65,9 @@ func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
 
 // runList is the list of runs, as pages get it.
 type runList struct {
-	Runs  []*RunLine  `json:"runs"`
-	Total int         `json:"total"`
-	Waits []view.Wait `json:"waits"`
+	Runs  []*RunLine      `json:"runs"`
+	Total int             `json:"total"`
+	Waits []outcomes.Wait `json:"waits"`
 	// Dead is how many dead letters are stored.
 	Dead uint64 `json:"dead"`
 }
@@ -159,7 +159,7 @@ func (f *follower) describe(ctx context.Context, system *System) (*Progress, err
 
 // explain says in what state a run of this progress is, and what it waits for.
 func (f *follower) explain(p *Progress, status *schemas.RunStatus, system *System) {
-	if p.State = status.State; view.HasEnded(p.State) && p.Statuses[view.Open] > 0 && status.By == "" {
+	if p.State = status.State; outcomes.HasEnded(p.State) && p.Statuses[outcomes.Open] > 0 && status.By == "" {
 		p.State = schemas.RunRunning // a group has opened since the status was read
 	}
 	if p.State == schemas.RunRunning {
@@ -228,9 +228,9 @@ func (s *server) answerCurve(r *http.Request) (any, error) {
 }
 
 // heldBy returns what holds up an open run of this progress.
-func heldBy(p *Progress, status *schemas.RunStatus, x *System) view.For {
+func heldBy(p *Progress, status *schemas.RunStatus, x *System) outcomes.For {
 	f := x.facts
-	if p.Statuses[view.Open] == 0 {
+	if p.Statuses[outcomes.Open] == 0 {
 		f.Batches = status.OpenBatches
 	}
 	f.Unmade, f.Unscored, f.Judged = p.unmade, p.unscored, p.Judged
@@ -244,7 +244,7 @@ func heldBy(p *Progress, status *schemas.RunStatus, x *System) view.For {
 }
 
 // heldInList returns what holds up an open run, as far as its counts say.
-func heldInList(r *RunLine, x *System) view.For {
+func heldInList(r *RunLine, x *System) outcomes.For {
 	f := x.facts
 	f.Unmade, f.Unscored = int64(r.Streams[schemas.StreamRequests]), max(0, int64(r.Samples-r.Scored-r.Failed))
 	if r.Open == 0 {
@@ -260,17 +260,17 @@ func heldInList(r *RunLine, x *System) view.For {
 }
 
 // systemWaits says what holds up the whole pipeline.
-func systemWaits(x *System, faults []bus.Fault) []view.Wait {
-	waits := []view.Wait{}
+func systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
+	waits := []outcomes.Wait{}
 	for _, f := range faults {
 		if f.Full() {
 			x.facts.Full = true
 		}
 		what, fix := boot.Advise(f)
-		waits = append(waits, view.Wait{For: view.ForSpace, Grave: true, Says: what, Fix: capital(fix)})
+		waits = append(waits, outcomes.Wait{For: outcomes.ForSpace, Grave: true, Says: what, Fix: capital(fix)})
 	}
 	if len(x.Present) == 0 {
-		waits = append(waits, view.Wait{
+		waits = append(waits, outcomes.Wait{
 			Says: "No sampler and no reward service is running. This is what is stored",
 			Fix:  "Start the pipeline: 'meander up'",
 		})
@@ -281,10 +281,10 @@ func systemWaits(x *System, faults []bus.Fault) []view.Wait {
 		switch {
 		case p.Starting == "":
 		case p.Service == schemas.ServiceStarting:
-			waits = append(waits, view.Wait{Says: fmt.Sprintf("a sampler of lane %s starts, and waits: %s", p.Lane,
+			waits = append(waits, outcomes.Wait{Says: fmt.Sprintf("a sampler of lane %s starts, and waits: %s", p.Lane,
 				p.Starting)})
 		default:
-			waits = append(waits, view.Wait{Says: fmt.Sprintf("a sampler of lane %s makes no samples now: %s", p.Lane,
+			waits = append(waits, outcomes.Wait{Says: fmt.Sprintf("a sampler of lane %s makes no samples now: %s", p.Lane,
 				p.Starting)})
 		}
 	}
@@ -298,27 +298,27 @@ func systemWaits(x *System, faults []bus.Fault) []view.Wait {
 		if n := x.unanswered; n > 0 {
 			says += fmt.Sprintf(": %s waiting", plural(n, "prompt"))
 		}
-		waits = append(waits, view.Wait{For: view.ForSampler, Grave: true, Says: says, Fix: startSampler(x.Lanes)})
+		waits = append(waits, outcomes.Wait{For: outcomes.ForSampler, Grave: true, Says: says, Fix: startSampler(x.Lanes)})
 	}
 	if len(x.Present) > 0 && !runs[schemas.ServiceReward] && x.waiting[schemas.ServiceReward] == 0 { // else see below
-		waits = append(waits, view.Wait{
-			For: view.ForReward, Grave: true,
+		waits = append(waits, outcomes.Wait{
+			For: outcomes.ForReward, Grave: true,
 			Says: "No reward service is running: no sample is scored, and no group closes",
 			Fix:  "Start one: 'meander up', or 'meander-reward'",
 		})
 	}
 	for i := range x.Streams {
 		if what, fix := boot.Scarce(&x.Streams[i]); what != "" {
-			waits = append(waits, view.Wait{Says: what, Fix: capital(fix)})
+			waits = append(waits, outcomes.Wait{Says: what, Fix: capital(fix)})
 		}
 	}
-	fors := map[string]view.For{
-		schemas.ServiceIntake: view.ForIntake, schemas.ServiceReward: view.ForReward,
-		schemas.ServiceAdvantage: view.ForAdvantage,
+	fors := map[string]outcomes.For{
+		schemas.ServiceIntake: outcomes.ForIntake, schemas.ServiceReward: outcomes.ForReward,
+		schemas.ServiceAdvantage: outcomes.ForAdvantage,
 	}
 	for _, stage := range []string{schemas.ServiceIntake, schemas.ServiceReward, schemas.ServiceAdvantage} {
 		if n := x.waiting[stage]; n > 0 {
-			waits = append(waits, view.Wait{
+			waits = append(waits, outcomes.Wait{
 				For: fors[stage], Grave: true,
 				Says: fmt.Sprintf("%s for %s, and none runs", waiting(n, "message"), stage),
 				Fix:  "Start the pipeline: 'meander up', or 'meander-" + stage + "'",
@@ -327,8 +327,8 @@ func systemWaits(x *System, faults []bus.Fault) []view.Wait {
 	}
 	for _, lane := range slices.Sorted(maps.Keys(x.backlog)) {
 		if n := x.backlog[lane]; n > 0 && !x.serves(lane) {
-			waits = append(waits, view.Wait{
-				For: view.ForSampler, Grave: true,
+			waits = append(waits, outcomes.Wait{
+				For: outcomes.ForSampler, Grave: true,
 				Says: fmt.Sprintf("%s for a sampler of lane %s, and none runs", waiting(n, "sample"), lane),
 				Fix:  startSampler(x.lanesOf(lane)),
 			})
@@ -352,7 +352,7 @@ func startSampler(lanes []*lane) string {
 }
 
 // runWaits says what a run waits for, or what ended it. Lanes with a backlog and no sampler are in x.Waits already.
-func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System) []view.Wait {
+func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System) []outcomes.Wait {
 	by := ""
 	if status.By != "" {
 		by = " by " + status.By
@@ -362,21 +362,21 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	}
 	switch status.State {
 	case schemas.RunPaused:
-		return []view.Wait{{
-			For: view.ForResume, Grave: true, Says: "paused" + by,
+		return []outcomes.Wait{{
+			For: outcomes.ForResume, Grave: true, Says: "paused" + by,
 			Fix: fmt.Sprintf("continue it with: meander resume %s", run),
 		}}
 	case schemas.StatusCancelled:
-		return []view.Wait{{Says: "cancelled" + by + "; it stays so"}}
+		return []outcomes.Wait{{Says: "cancelled" + by + "; it stays so"}}
 	}
 	waits := append(refusals(run, p, status), failures(run, p)...)
-	if view.HasEnded(p.State) {
+	if outcomes.HasEnded(p.State) {
 		return waits
 	}
 	waits = append(waits, x.Waits...)
 	if p.Stages[0].Of == 0 && len(waits) == 0 {
-		waits = append(waits, view.Wait{
-			For: view.ForIntake,
+		waits = append(waits, outcomes.Wait{
+			For: outcomes.ForIntake,
 			Says: "no prompt of it is accepted yet: intake waits until a sampler has announced its model and a " +
 				"reward " + "service its reward functions, or the prompts were refused",
 			Fix: "see the dead letters of the run, and 'meander doctor'",
@@ -384,15 +384,15 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	}
 	for _, lane := range slices.Sorted(maps.Keys(p.lanes)) {
 		if p.unmade > 0 && lane != "" && !x.serves(lane) && x.backlog[lane] == 0 {
-			waits = append(waits, view.Wait{
-				For: view.ForSampler, Grave: true, Says: fmt.Sprintf("No sampler of lane %s is running", lane),
+			waits = append(waits, outcomes.Wait{
+				For: outcomes.ForSampler, Grave: true, Says: fmt.Sprintf("No sampler of lane %s is running", lane),
 				Fix: startSampler(x.lanesOf(lane)),
 			})
 		}
 	}
 	if status.Lost > 0 {
 		what, fix := boot.LostRequests(status.Lost)
-		waits = append(waits, view.Wait{For: view.ForIntake, Grave: true, Says: what, Fix: capital(fix)})
+		waits = append(waits, outcomes.Wait{For: outcomes.ForIntake, Grave: true, Says: what, Fix: capital(fix)})
 	}
 	if len(waits) > 0 {
 		return waits
@@ -403,26 +403,26 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 			is = "is"
 		}
 		says := waiting(p.unmade, "sample") + " in the queue, or " + is + " with a sampler"
-		waits = append(waits, view.Wait{Says: says})
+		waits = append(waits, outcomes.Wait{Says: says})
 	}
 	if p.Judged > 0 {
-		waits = append(waits, view.Wait{
-			For: view.ForVerdict, Says: waiting(p.Judged, "sample") + " for a verdict",
+		waits = append(waits, outcomes.Wait{
+			For: outcomes.ForVerdict, Says: waiting(p.Judged, "sample") + " for a verdict",
 			Fix: fmt.Sprintf("give it with: meander verdict --run %s", run),
 		})
 	}
 	if n := p.unscored - p.Judged; n > 0 {
-		waits = append(waits, view.Wait{For: view.ForScore, Says: waiting(n, "sample") + " for a score"})
+		waits = append(waits, outcomes.Wait{For: outcomes.ForScore, Says: waiting(n, "sample") + " for a score"})
 	}
-	if heldBy(p, status, x) == view.ForBatch {
-		waits = append(waits, view.Incomplete(run, status.OpenBatches))
+	if heldBy(p, status, x) == outcomes.ForBatch {
+		waits = append(waits, outcomes.Incomplete(run, status.OpenBatches))
 	}
 	if p.unclosed > 0 {
-		w := view.Wait{
-			For: view.ForBatch, Says: waiting(p.unclosed, "group") + " with all rewards for the others of the batch",
+		w := outcomes.Wait{
+			For: outcomes.ForBatch, Says: waiting(p.unclosed, "group") + " with all rewards for the others of the batch",
 		}
 		if status.OpenBatches == 0 {
-			w = view.Wait{For: view.ForAdvantage, Says: waiting(p.unclosed, "group") + " to be closed"}
+			w = outcomes.Wait{For: outcomes.ForAdvantage, Says: waiting(p.unclosed, "group") + " to be closed"}
 		}
 		waits = append(waits, w)
 	}
@@ -430,15 +430,15 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 }
 
 // refusals says that prompts of a run were refused.
-func refusals(run schemas.Run, p *Progress, status *schemas.RunStatus) []view.Wait {
+func refusals(run schemas.Run, p *Progress, status *schemas.RunStatus) []outcomes.Wait {
 	n := p.Statuses[schemas.StatusRefused]
-	var waits []view.Wait
+	var waits []outcomes.Wait
 	if status.Refused > 0 {
 		says := "1 prompt could not be read, and was refused"
 		if status.Refused > 1 {
 			says = fmt.Sprintf("%d prompts could not be read, and were refused", status.Refused)
 		}
-		waits = append(waits, view.Wait{
+		waits = append(waits, outcomes.Wait{
 			Grave: status.Groups == 0, Says: says, Fix: fmt.Sprintf("Read why: 'meander dead ls --run %s'", run),
 		})
 	}
@@ -453,19 +453,19 @@ func refusals(run schemas.Run, p *Progress, status *schemas.RunStatus) []view.Wa
 	if field, _, named := strings.Cut(p.refusal, ": "); named && !strings.Contains(field, " ") {
 		what = field
 	}
-	return append(waits, view.Wait{
+	return append(waits, outcomes.Wait{
 		Grave: int64(n) == p.Stages[0].Of, Says: says + p.refusal,
 		Fix: fmt.Sprintf("Correct %s, and publish the prompt again with another uid: %q is used", what, p.refusedUID),
 	})
 }
 
 // failures says that groups of a run have failed.
-func failures(run schemas.Run, p *Progress) []view.Wait {
+func failures(run schemas.Run, p *Progress) []outcomes.Wait {
 	n := p.Statuses[schemas.StatusFailed]
 	if n == 0 {
 		return nil
 	}
-	return []view.Wait{{
+	return []outcomes.Wait{{
 		Grave: int64(n) == p.Stages[0].Of,
 		Says:  fmt.Sprintf("%d of %d groups failed, the last one: %s", n, p.Stages[0].Of, p.failure),
 		Fix:   fmt.Sprintf("See its samples with: meander show --run %s %s", run, p.failedUID),

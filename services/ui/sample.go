@@ -13,8 +13,8 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
-	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -130,7 +130,7 @@ func (s *server) answerGroup(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &group{Run: run, UID: uid, Status: view.Open, Rewards: []weight{}}
+	x := &group{Run: run, UID: uid, Status: outcomes.Open, Rewards: []weight{}}
 	source := run
 	if record != nil {
 		x.fromRecord(record)
@@ -204,7 +204,7 @@ func (x *group) fromRecord(g *schemas.GroupRecord) {
 
 // fromResult fills what is known of a group when it has closed.
 func (x *group) fromResult(a *schemas.Advantage) {
-	x.Status, x.Error, x.Mean, x.Std, x.Size = view.Group(a), cmp.Or(a.Error, x.Error), a.Mean, a.Std, a.GroupSize
+	x.Status, x.Error, x.Mean, x.Std, x.Size = outcomes.Group(a), cmp.Or(a.Error, x.Error), a.Mean, a.Std, a.GroupSize
 	x.StdLabel = (&results.GroupResult{StdScale: a.Scale, StdBasis: a.StdBasis}).StdLabel()
 	x.Estimator, x.Batch, x.Closed, x.Refilled = a.Estimator, a.Batch, a.Closed/int64(time.Millisecond), a.RefilledBy
 	x.Opened = cmp.Or(x.Opened, a.Opened/int64(time.Millisecond))
@@ -247,7 +247,7 @@ func memberOf(m *schemas.Member, t *schemas.Trajectory, reward *schemas.Reward) 
 			x.Reward = reward.Reward
 		}
 	}
-	x.Status = view.Sample(x.Status, stop, rewarded)
+	x.Status = outcomes.Sample(x.Status, stop, rewarded)
 	return results.MemberOf(&x, t, reward)
 }
 
@@ -347,9 +347,9 @@ func (s *server) answerSample(r *http.Request) (any, error) {
 		Run: run, UID: uid, Prompt: t.Prompt, Member: memberOf(m, t, reward), Line: lineOf(m, t, reward),
 		Facts: factsOf(t), Timings: timingsOf(t, reward, a), Spans: spansOf(t), States: s.statesOf(t),
 	}
-	x.Group = map[string]any{"size": t.GroupSize, "status": view.Open}
+	x.Group = map[string]any{"size": t.GroupSize, "status": outcomes.Open}
 	if a != nil {
-		x.Group["status"], x.Group["mean"], x.Group["std"] = view.Group(a), a.Mean, a.Std
+		x.Group["status"], x.Group["mean"], x.Group["std"] = outcomes.Group(a), a.Mean, a.Std
 	}
 	if t.Text != nil {
 		if err := s.setTokens(ctx, x, t); err != nil {
@@ -416,11 +416,8 @@ func factsOf(t *schemas.Trajectory) (facts []fact) {
 		add("Noise level", fmt.Sprintf("%g", t.NoiseLevel), false)
 		add("Log-probs", t.LogProbKind, false)
 		add("Guidance", fmt.Sprintf("%g", t.TrueCFGScale), false)
-		if t.TrueCFGScale2 > 0 {
-			add("Guidance below", fmt.Sprintf("%g below sigma %g", t.TrueCFGScale2, t.BoundaryRatio), false)
-		}
-		if t.GuidanceRescale > 0 {
-			add("Guidance rescale", fmt.Sprintf("%g", t.GuidanceRescale), false)
+		for _, x := range (*schemas.Settings)(&t.Sampling).Extras() {
+			add(x[0], x[1], false)
 		}
 		add("Latents", fmt.Sprintf("%v %s", t.LatentsShape, t.LatentsDType), true)
 		add("Negative prompt", t.NegativePrompt, false)

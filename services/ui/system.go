@@ -11,7 +11,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
-	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -20,7 +20,7 @@ type System struct {
 	Present []*presence       `json:"present"`
 	Lanes   []*lane           `json:"lanes"`
 	Streams []bus.StreamStats `json:"streams"`
-	Waits   []view.Wait       `json:"waits"`
+	Waits   []outcomes.Wait   `json:"waits"`
 	// Dead is how many dead letters are stored.
 	Dead uint64 `json:"dead"`
 	// Mirror: the account has copies of the streams, and does not see what waits for services and samplers.
@@ -30,7 +30,7 @@ type System struct {
 	waiting map[string]uint64
 	// unanswered counts prompts that intake has not answered; facts are what holds runs up.
 	unanswered uint64
-	facts      view.Facts
+	facts      outcomes.Facts
 	backlog    map[schemas.Lane]uint64
 }
 

@@ -70,7 +70,7 @@ func (v *verifier) openOnDevices(ctx context.Context, name, backend string) (*mo
 		if _, joins := strings.CutPrefix(at, "torch="); joins || !worker {
 			t = models.Torch{Compute: c}
 		}
-		t.Address, t.Key, worker = at, v.options.EngineKey, true
+		t.Engine, t.EngineKey, worker = at, v.options.EngineKey, true
 	}
 	if worker {
 		t.Wait, t.Adapter, t.AdapterScale = joinWithin, v.options.Open.Adapter, v.options.Open.AdapterScale

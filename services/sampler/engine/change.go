@@ -14,8 +14,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Change is what a policy changes in its checkpoint: it adds adapters, or replaces the transformer by Full, which
-// Digest names.
+// Change is what a policy changes in its checkpoint: adapters, or the whole transformer, which Digest names.
 type Change struct {
 	Adapters []lora.Weighted
 	Full     *lora.Full
@@ -40,14 +39,6 @@ func Refused(err error) bool {
 	return ok
 }
 
-// Unchanged is the With of a network n whose weights a server has: it refuses all changes.
-func Unchanged(n Network, c Change) (Network, error) {
-	if !c.Empty() {
-		return nil, Refuse("adapter: given, or weights; %s has those that it was started with", n.Backend())
-	}
-	return n, nil
-}
-
 // refused makes an error of weights a *Refusal, unless it says that the device is lost, or away. nil stays nil.
 func refused(err error) error {
 	if err != nil && !errors.Is(err, tensor.ErrDeviceLost) && !errors.Is(err, model.ErrAway) {
@@ -59,28 +50,11 @@ func refused(err error) error {
 // Adaptable is a model of type M that adapters can be added to.
 type Adaptable[M any] interface {
 	BaseDigest() string
+	Modules() lora.Table
 	Adapted(adapters ...lora.Weighted) (M, error)
 }
 
-// BaseDigest returns the digest of the checkpoint of model m; where m cannot be changed it is digest, that of its
-// weights.
-func BaseDigest(m any, digest string) string {
-	if a, ok := m.(interface{ BaseDigest() string }); ok {
-		return a.BaseDigest()
-	}
-	return digest
-}
-
-// Modules lists what adapters can change in model m; nil: it accepts none.
-func Modules(m any) lora.Table {
-	if a, ok := m.(interface{ Modules() lora.Table }); ok {
-		return a.Modules()
-	}
-	return nil
-}
-
-// Adapted returns model m of network n with adapters, or m itself if it has them already. Networks call it for a
-// policy with an adapter. A *Refusal says that the model cannot have any.
+// Adapted returns model m of network n with adapters. A *Refusal says that the model cannot have any.
 func Adapted[M any](m M, n Network, adapters []lora.Weighted) (M, error) {
 	a, ok := any(m).(Adaptable[M])
 	switch {
@@ -91,6 +65,14 @@ func Adapted[M any](m M, n Network, adapters []lora.Weighted) (M, error) {
 	}
 	changed, err := a.Adapted(adapters...)
 	return changed, refused(err)
+}
+
+// Base returns the digest of the checkpoint of m, and what adapters can change in it; else that of its weights.
+func Base[M any](m M, digest string) (string, lora.Table) {
+	if a, ok := any(m).(Adaptable[M]); ok {
+		return a.BaseDigest(), a.Modules()
+	}
+	return digest, nil
 }
 
 // Replaced checks the full weights of c against the shapes of the model's tensors, then calls replace with them.
@@ -104,9 +86,8 @@ func Replaced[M any](c Change, fits lora.Shapes, replace func(*lora.Full, string
 // CanarySeed chooses the fixed input of canaries.
 const CanarySeed = 7
 
-// Canary evaluates weights at a fixed input and returns the digest and the length of the result, by which a sampler
-// sees whether new weights change anything. what names the result in errors. A panic or a value that is not finite is
-// a *Refusal.
+// Canary evaluates weights at a fixed input and returns digest and length of the result, by which a sampler sees
+// whether new weights change anything. A panic or a value that is not finite is a *Refusal.
 func Canary(what string, evaluate func() ([]float32, error)) (*schemas.Canary, error) {
 	var x []float32
 	err := Guarded(func() (err error) {

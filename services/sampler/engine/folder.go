@@ -12,23 +12,45 @@ import (
 	"github.com/meander-rl/meander/pkg/models/lora"
 )
 
-// WeightsFolder is a folder in which servers find the weights of policies, those of each policy in a folder of its own.
-// The names are this sampler's alone: another sampler with the same folder, or the same servers, has others.
+// WeightsFolder is a folder in which servers find the weights of policies, by names that are this sampler's alone:
+// another may have the same folder, or the same servers. nil: the servers keep the weights that they have.
 type WeightsFolder struct {
+	// Modules lists what adapters can change in the servers' model, Tensors what full weights replace; nil: nothing.
+	Modules lora.Table
+	Tensors lora.Shapes
+
 	folder string
 	owner  string
 	saved  atomic.Int64 // how many; each has a name of its own, also two of the same digest
 }
 
-// NewWeightsFolder returns the folder; nil where its name is empty.
-func NewWeightsFolder(folder string) *WeightsFolder {
+// NewWeightsFolder returns the folder, for a model of such modules and tensors; nil where its name is empty.
+func NewWeightsFolder(folder string, modules lora.Table, tensors lora.Shapes) *WeightsFolder {
 	if folder == "" {
 		return nil
 	}
 	if full, err := filepath.Abs(folder); err == nil { // the servers have another working folder
 		folder = full
 	}
-	return &WeightsFolder{folder: folder, owner: strings.ToLower(rand.Text()[:8])}
+	return &WeightsFolder{
+		Modules: modules, Tensors: tensors, folder: folder, owner: strings.ToLower(rand.Text()[:8]),
+	}
+}
+
+// Fit returns a change with an adapter that fits the servers of n; a *Refusal: they do not take it.
+func (f *WeightsFolder) Fit(n Network, c Change) (_ Change, err error) {
+	switch {
+	case f == nil:
+		return c, Refuse("adapter: given, or weights; %s has those that it was started with", n.Backend())
+	case c.Full != nil && f.Tensors == nil:
+		return c, Refuse("weights: given; %s takes adapters only", n.Backend())
+	case c.Full != nil:
+		return c, refused(f.Tensors.Check(c.Full))
+	case len(c.Adapters) > 1:
+		return c, Refuse("adapter: %d; %s takes one", len(c.Adapters), n.Backend())
+	}
+	c.Adapters, err = f.Modules.Fit(c.Adapters...)
+	return c, refused(err)
 }
 
 // Path returns the path of weights by their name.

@@ -14,6 +14,16 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// Invalid returns a terminal error for a request that is not valid.
+func Invalid(format string, args ...any) error {
+	return bus.Terminal(schemas.CodeInvalid, fmt.Errorf(format, args...))
+}
+
+// Failed returns a terminal error for a sample that cannot be made.
+func Failed(format string, args ...any) error {
+	return bus.Terminal(schemas.CodeFailed, fmt.Errorf(format, args...))
+}
+
 // Guarded calls f; a panic of its code is a terminal error.
 func Guarded(f func() error) (err error) {
 	defer func() {
@@ -24,8 +34,7 @@ func Guarded(f func() error) (err error) {
 	return f()
 }
 
-// evaluation computes rows in one call. faults are the errors of single rows by their index, err is one of the whole
-// call.
+// evaluation computes rows in one call; faults are errors of single rows by index, err is one of the whole call.
 type evaluation[R any] func(rows []R) (faults map[int]error, err error)
 
 // Isolate computes rows in one call and returns the faults of single rows by their index. If the call fails or panics,

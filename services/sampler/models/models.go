@@ -23,7 +23,7 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
-// Compute is the settings of the devices that compute a model.
+// Compute is the settings of the devices that compute a model, here or in workers.
 type Compute struct {
 	Device        string `key:"device" help:"what computes: auto (GPUs if there are, else the CPU), cpu, cuda:0, or several GPUs as cuda:0,cuda:1; with --engine torch also mps or xpu"`
 	DType         string `key:"dtype" help:"products on a GPU: f32, bf16 (tensor cores), auto (bf16 for models of a billion parameters and more); with --engine torch the whole network, also f16"`
@@ -85,8 +85,7 @@ func (r Registry) open(name string, o model.Options) (engine.Network, error) {
 	return &texts.Network{Model: text}, nil
 }
 
-// Unknown joins the errors of a name that is neither an image model nor a language model, and suggests the nearest
-// name.
+// Unknown joins the errors of a name that neither an image nor a language model has, and suggests the nearest.
 func Unknown(images, text error) error {
 	a, isA := errors.AsType[*model.UnknownError](images)
 	b, isB := errors.AsType[*model.UnknownError](text)
@@ -100,9 +99,8 @@ func Unknown(images, text error) error {
 	return both
 }
 
-// PolicyOf returns the policy that a sampler of the model called name would announce, without loading its weights,
-// for estimates. problems say why the model could not be opened. The error says that there is no such model, or that
-// its files cannot be read.
+// PolicyOf returns the policy that a sampler of a model would announce, without loading its weights; problems say why
+// it could not be opened.
 func (r Registry) PolicyOf(name string) (p *schemas.Policy, problems []string, err error) {
 	info, err := r.Images.Inspect(name)
 	if err == nil {

@@ -24,7 +24,6 @@ func TestCompute_Validate(t *testing.T) {
 		{models.Compute{Device: "cuda:99", DType: "auto"}, "device: cuda:99: "},
 		{models.Compute{Device: "cpu", DType: "bf16"}, `dtype: "bf16"; must be auto or f32: the CPU computes in float32`},
 		{models.Compute{Device: "auto", DType: "fp8"}, `dtype: "fp8"; must be auto, f32 or bf16`},
-		{models.Compute{Device: "auto", DType: "auto", Threads: -1}, "threads: -1"},
 	} {
 		err := tt.c.Validate()
 		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
@@ -63,11 +62,11 @@ func TestServer_Check(t *testing.T) {
 		"sglang-diffusion=http://a,http://b": "",
 		"sglang-diffusion=http://a,http://a": "twice",
 	} {
-		err := models.Server{Address: address}.Check()
+		err := models.Server{Engine: address}.Check()
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", address, err, want)
 		}
-		_, dialled := models.Server{Address: address}.Dial(t.Context(), models.Registry{}, "x", zerolog.Nop())
+		_, dialled := models.Server{Engine: address}.Dial(t.Context(), models.Registry{}, "x", zerolog.Nop())
 		if dialled == nil {
 			t.Errorf("%s: a server of no model is dialled", address)
 		}
@@ -79,13 +78,13 @@ func TestServer_Check(t *testing.T) {
 func TestTorchOf(t *testing.T) {
 	for backend, want := range map[string]models.Torch{
 		"torch-2.9.1/cuda/bf16/diffusers-0.42.1/encoders-cpu:0/nondeterministic": {
-			Compute: models.Compute{DType: "bf16"}, TextEncoderDevice: "cpu",
+			Compute: models.Compute{DType: "bf16"}, TorchOptions: models.TorchOptions{TextEncoderDevice: "cpu"},
 		},
 		"torch-2.9.1/cuda/f32/encoders-cuda:1/vae-tiling/deterministic": {
-			Compute: models.Compute{DType: "f32", Deterministic: true}, VAETiling: true,
+			Compute: models.Compute{DType: "f32", Deterministic: true}, TorchOptions: models.TorchOptions{VAETiling: true},
 		},
 	} {
-		want.Address = "torch"
+		want.Engine = "torch"
 		if got, ok := models.TorchOf(backend, models.Compute{}); !ok || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, want %+v", backend, got, want)
 		}

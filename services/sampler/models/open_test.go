@@ -101,7 +101,7 @@ func TestCompute_OpensNotAll(t *testing.T) {
 
 // Workers of several devices share the digest of the files, too.
 func TestTorch_HashesOnce(t *testing.T) {
-	configs := Torch{Address: engineTorch, Compute: Compute{Device: "cuda:0,cuda:1"}}.configs(zerolog.Nop())
+	configs := TorchAt(engineTorch, "", Compute{Device: "cuda:0,cuda:1"}).configs(zerolog.Nop())
 	if len(configs) != 2 || configs[0].Hashes == nil || configs[0].Hashes != configs[1].Hashes {
 		t.Errorf("the settings of workers are %+v", configs)
 	}

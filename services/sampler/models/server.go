@@ -36,10 +36,10 @@ var serverKinds = map[string]serverKind{
 
 // kind returns the name of the kind of servers in the address, which it checks.
 func (s Server) kind() (string, error) {
-	name, _, err := remotehttp.SplitAll(s.Address)
+	name, _, err := remotehttp.SplitAll(s.Engine)
 	if _, ok := serverKinds[name]; !ok {
 		names := strings.Join(slices.Sorted(maps.Keys(serverKinds)), ", ")
-		return "", fmt.Errorf("%q; must be torch, torch=ADDRESS, or NAME=URL[,URL ...], NAME one of %s", s.Address,
+		return "", fmt.Errorf("%q; must be torch, torch=ADDRESS, or NAME=URL[,URL ...], NAME one of %s", s.Engine,
 			names)
 	}
 	return name, err

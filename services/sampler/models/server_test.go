@@ -20,14 +20,14 @@ func TestServerKind_Image(t *testing.T) {
 	known, refusal := Registry{Images: families.All()}, errors.New("another model")
 	kind := serverKind{
 		image: func(_ context.Context, s engine.Server, of images.ServedModel, _ zerolog.Logger) (engine.Network, error) {
-			if s.Address != "http://host" || of.Class != "QwenImagePipeline" || of.Card.LatentChannels != 64 {
+			if s.Engine != "http://host" || of.Class != "QwenImagePipeline" || of.Card.LatentChannels != 64 {
 				return nil, refusal
 			}
 			return &images.Served{}, nil
 		},
 	}
 	dial := func(url, model string) (engine.Network, error) {
-		return kind.dial(t.Context(), engine.Server{Address: url}, known, model, zerolog.Nop())
+		return kind.dial(t.Context(), engine.Server{Engine: url}, known, model, zerolog.Nop())
 	}
 	const signs = "../../../deploy/models/signs"
 	without := t.TempDir()

@@ -15,6 +15,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
 )
 
@@ -28,35 +29,34 @@ func IsTorch(address string) bool {
 	return name == engineTorch
 }
 
-// Torch is the settings of workers that compute the network of an image model.
+// TorchOptions are settings of workers that are started.
+type TorchOptions struct {
+	Compile           bool   `key:"compile" help:"with --engine torch: compile the network; a slow start, then faster steps"`
+	VAETiling         bool   `key:"vae_tiling" help:"with --engine torch: decode in tiles, which needs less memory; pixels differ a little where tiles meet"`
+	TextEncoderDevice string `key:"text_encoder_device" help:"with --engine torch: device of the text encoders, such as cpu or cuda:1, if one has no memory for all; default the same"`
+	// Spare keeps the worker that Inspect starts, for Open; nil: each starts its own.
+	Spare *Spare `key:"-"`
+}
+
+// Torch is the settings of workers that compute the network of an image model. Its Engine is torch, which starts
+// workers, or torch=ADDRESS, which joins one: see remote.Config.
 type Torch struct {
-	// Address is torch, which starts workers, or torch=ADDRESS, which joins one: see remote.Config.
-	Address string
+	engine.Server
+	TorchOptions
 	// Compute is what started workers compute on. Device may name several, as cuda:0,cuda:1: each gets a worker.
 	Compute Compute
-	// Key is the token of a worker that is joined.
-	Key string
-	// Patience is the least time after which a call without an answer counts as lost.
-	Patience time.Duration
 	// Wait bounds how long a worker is waited for that is joined; 0: there is no bound.
 	Wait time.Duration
 	// Adapter is a LoRA to add to the model; AdapterScale multiplies its changes, default 1.
 	Adapter      string
 	AdapterScale float64
-	// Ready adds a condition of readiness; nil: there is none.
-	Ready func(name string, check func() error)
-	// Compile has workers compile the network.
-	Compile bool
-	// VAETiling has workers decode and encode media in tiles.
-	VAETiling bool
-	// TextEncoderDevice is where workers encode prompts; empty: where they compute.
-	TextEncoderDevice string
-	// Waiting is told what a worker is waited for, and "" when the wait is over; nil: nothing is told.
-	Waiting func(text string)
-	// Spare keeps the worker that Inspect starts, for Open; nil: each starts its own.
-	Spare *Spare
 
 	waits *atomic.Value // what was waited for last; nil: health is not asked for
+}
+
+// TorchAt returns the settings of workers by an --engine, its key, and what those compute on that it starts.
+func TorchAt(at, key string, c Compute) Torch {
+	return Torch{Server: engine.Server{Engine: at, EngineKey: key}, Compute: c}
 }
 
 // Spare keeps a worker that Inspect started, until Open takes it or it is closed.
@@ -84,21 +84,21 @@ func TorchOf(backend string, c Compute) (t Torch, ok bool) {
 			t.TextEncoderDevice = devices.CPU
 		}
 	}
-	t.Address, t.Compute = engineTorch, c
+	t.Engine, t.Compute = engineTorch, c
 	return t, true
 }
 
 // configs returns the settings of each worker, one for each device.
 func (t Torch) configs(log zerolog.Logger) (list []remote.Config) {
-	_, address, _ := strings.Cut(t.Address, "=")
+	_, address, _ := strings.Cut(t.Engine, "=")
 	hashes := &safetensors.Hashes{}
 	for device := range strings.SplitSeq(t.Compute.Device, ",") {
 		list = append(list, remote.Config{
-			Address: address, Token: t.Key, Device: device, DType: t.Compute.DType,
+			Address: address, Token: t.EngineKey, Device: device, DType: t.Compute.DType,
 			Deterministic: t.Compute.Deterministic,
 			Compile:       t.Compile, VAETiling: t.VAETiling, TextEncoderDevice: t.TextEncoderDevice,
 			Threads:  t.Compute.Threads,
-			Patience: t.Patience, Wait: t.Wait, Adapter: t.Adapter, AdapterScale: t.AdapterScale, Spare: t.Spare,
+			Patience: t.EnginePatience, Wait: t.Wait, Adapter: t.Adapter, AdapterScale: t.AdapterScale, Spare: t.Spare,
 			Hashes: hashes, Log: func(e remote.Event) { t.logEvent(log, e) },
 		})
 	}
@@ -133,9 +133,9 @@ func (t Torch) logEvent(log zerolog.Logger, e remote.Event) {
 
 // Check checks the settings of workers in Python. It returns all faults joined, each with its field name.
 func (t Torch) Check() error {
-	if t.Address != engineTorch && strings.TrimPrefix(t.Address, engineTorch) == "=" {
+	if t.Engine != engineTorch && strings.TrimPrefix(t.Engine, engineTorch) == "=" {
 		return fmt.Errorf("engine: %q; must be torch, torch=unix:/PATH, torch=HOST:PORT or torch=tls:HOST:PORT",
-			t.Address)
+			t.Engine)
 	}
 	var errs []error
 	for _, c := range t.configs(zerolog.Nop()) {

@@ -15,7 +15,6 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
 const (
@@ -117,11 +116,11 @@ type stepSearch struct {
 // startSearch lists the stored steps of the sample, for Resume; nil if there are none. An error is of the server.
 func (r *Recorder) startSearch(ctx context.Context) (*stepSearch, error) {
 	q := r.req
-	network, ok := r.store.Network.(engine.Resumable)
-	if !ok {
+	shapeOf := r.store.Network.Abilities().StateShape
+	if shapeOf == nil {
 		return nil, nil
 	}
-	shape, err := network.StateShape(q)
+	shape, err := shapeOf(q)
 	if err != nil || shape == nil {
 		return nil, err // Engine.Start reports the same fault
 	}
@@ -159,9 +158,8 @@ func (r *Recorder) startSearch(ctx context.Context) (*stepSearch, error) {
 	return f, nil
 }
 
-// findStep returns the step with an index, of any attempt, whose seal continues before; nil if there is none. It tries
-// the attempt of the last find first. An error is of the server. Steps that do not fit, or whose tensors cannot be
-// read, are logged and skipped: they are made again.
+// findStep returns the step with an index whose seal continues before, of any attempt, that of the last find first;
+// nil: none. Steps that do not fit, or cannot be read, are logged and made again.
 func (f *stepSearch) findStep(ctx context.Context, index int64, before seal) (*storedStep, error) {
 	for at, attempt := range f.attempts {
 		subject := schemas.StepSubject(f.req.Run, f.req.UID, f.req.SampleIndex, attempt, index)

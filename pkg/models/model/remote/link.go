@@ -1,37 +1,36 @@
 package remote
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/remote/internal/wire"
+	"github.com/meander-rl/meander/pkg/models/pool"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
-// link keeps one worker within reach: it starts or joins it, and does so again when it was lost.
+// link keeps one worker within reach: its pool starts or joins it, and does so again when it was lost.
 type link struct {
 	cfg Config
 	dir string // of the model
 	// early says that calls need not wait until the model is loaded.
-	early bool
-	life  context.Context // ends with close
-	end   context.CancelFunc
+	early    bool
+	life     context.Context // ends with close
+	end      context.CancelFunc
+	pool     *pool.Pool[oneWorker]
+	watching sync.WaitGroup
 
-	mu sync.Mutex
-	// peer is the worker within reach; nil: there is none. raising is closed when the search for one ends; nil: none
-	// is made.
-	peer    *peer
-	raising chan struct{}
+	mu      sync.Mutex
+	peer    *peer       // the worker that was reached last; nil: none was
 	first   *wire.Hello // of the first worker: another one must have the same model
-	losses  int         // in a row: since a call that computes was answered
-	why     error       // of the last loss
-	next    time.Time   // before which no worker is looked for
-	final   error       // why no other worker is looked for
+	failed  error       // why the last search for a worker failed
 	slowest time.Duration
 	least   time.Duration // of patience
 	hands   map[*conn]inHand
@@ -39,6 +38,13 @@ type link struct {
 	// alone is held to write by a call in which the worker was lost before, so that no other is lost with it.
 	alone sync.RWMutex
 }
+
+// oneWorker is the one member of a link's pool.
+type oneWorker string
+
+func (o oneWorker) String() string { return string(o) }
+
+const theWorker = oneWorker("the torch worker")
 
 // inHand is a call that has no answer yet.
 type inHand struct {
@@ -57,18 +63,46 @@ type peer struct {
 	gone    bool     // guarded by link.mu
 }
 
+// newLink returns a link that asks nothing yet: open does.
 func newLink(dir string, cfg Config, early bool) *link {
 	l := &link{
 		cfg: cfg, dir: dir, early: early, least: max(MinPatience, cfg.Patience), hands: map[*conn]inHand{},
 		blamed: map[string]blame{},
 	}
 	l.life, l.end = context.WithCancel(context.Background())
+	l.pool = pool.New(pool.Config[oneWorker]{
+		Members: []oneWorker{theWorker}, Most: math.MaxInt, Retry: retryFirst, RetryMost: retryMost, Join: l.raise,
+		Changed: func(_ string, err error) {
+			if err != nil && l.worker() != nil {
+				cfg.log(Event{Text: "the worker is lost", Err: err})
+			}
+		},
+		Waiting: func(why error) {
+			e := Event{Waiting: true}
+			if why != nil {
+				e.Text = why.Error()
+			}
+			cfg.log(e)
+		},
+	})
 	return l
 }
 
-// call makes a call for work, which may be nil; result is nil or receives its result. A call without an answer is
-// repeated on another worker, unless work is blamed for the loss. Errors are a *wire.Fault, the end of ctx, that no
-// worker can be reached (model.ErrAway: now), or model.ErrKills.
+// open waits for the first worker, and from then on keeps one within reach.
+func (l *link) open(ctx context.Context) (*peer, error) {
+	if l.pool.Check(ctx) != nil {
+		return nil, cmp.Or(ctx.Err(), l.failed)
+	}
+	l.watching.Go(func() { l.pool.Watch(l.life) })
+	return l.worker(), nil
+}
+
+// errNothingDone ends the lease of a call that computed nothing: it does not say that the worker is well.
+var errNothingDone = errors.New("nothing was computed")
+
+// call makes a call for work; work and result may be nil. Without an answer it is repeated on another worker, unless
+// work is blamed. Errors are a *wire.Fault, the end of ctx, that no worker can be reached (model.ErrAway: now), or
+// model.ErrKills.
 func (l *link) call(ctx context.Context, work work, call string, args any, tensors []wire.Tensor, result any,
 ) ([]wire.Tensor, error) {
 	for {
@@ -76,12 +110,21 @@ func (l *link) call(ctx context.Context, work work, call string, args any, tenso
 		if err != nil {
 			return nil, err
 		}
-		p, err := l.reach(ctx)
+		lease, err := l.pool.Acquire(ctx, nil, "")
 		if err != nil {
 			release()
+			if errors.Is(err, pool.ErrAway) {
+				err = fmt.Errorf("%w: %w", model.ErrAway, cmp.Or(l.pool.Away(), err))
+			}
 			return nil, err
 		}
+		p := l.worker()
 		answer, err := l.try(ctx, p, call, args, tensors, result)
+		if err == nil && work != nil {
+			lease.Done(nil)
+		} else {
+			lease.Done(errNothingDone)
+		}
 		release()
 		if _, lost := errors.AsType[*lostError](err); !lost {
 			if err == nil && work != nil {
@@ -145,8 +188,7 @@ func (l *link) idleConn(ctx context.Context, p *peer) (*conn, error) {
 	return c, err
 }
 
-// greet connects and says hello, which is answered within a time. Errors are the end of ctx, a *lostError, or a
-// *wire.Fault.
+// greet connects and says hello. Errors are the end of ctx, a *lostError, or a *wire.Fault.
 func (l *link) greet(ctx context.Context, p *peer, within time.Duration) (*conn, *wire.Hello, error) {
 	c, err := dial(ctx, p.network, p.address, p.secure)
 	if ctx.Err() != nil {
@@ -193,92 +235,31 @@ func (l *link) hello(ctx context.Context, c *conn, within time.Duration) (*wire.
 	return h, nil
 }
 
-// reach returns a worker that can be called, and waits for it.
-func (l *link) reach(ctx context.Context) (*peer, error) {
-	for {
-		l.mu.Lock()
-		p, final, pausing := l.peer, l.final, l.pausing()
-		l.beginRaise()
-		raising := l.raising
-		l.mu.Unlock()
-		switch {
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
-		case final != nil:
-			return nil, final
-		case p != nil:
-			return p, nil
-		case pausing != nil:
-			return nil, fmt.Errorf("%w: %w", model.ErrAway, pausing)
-		}
-		select {
-		case <-raising:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-}
-
-// beginRaise has a worker looked for, unless there is one, or the search goes on already. The caller has the lock.
-func (l *link) beginRaise() {
-	if l.peer == nil && l.final == nil && l.raising == nil && l.life.Err() == nil {
-		l.raising = make(chan struct{})
-		go l.raise(l.raising, time.Until(l.next))
-	}
-}
-
-// raise starts or joins a worker after a pause and closes done. If that fails it is tried again later, unless it was
-// the first time, or the worker is now another.
-func (l *link) raise(done chan struct{}, pause time.Duration) {
+// raise starts or joins a worker for the pool.
+func (l *link) raise(ctx context.Context, _ oneWorker) error {
 	find := l.start
 	if l.cfg.Address != "" {
 		find = l.join
 	}
-	select {
-	case <-time.After(pause):
-	case <-l.life.Done():
-	}
+	p, err := find(ctx)
 	l.mu.Lock()
-	l.next = time.Time{}
-	l.mu.Unlock()
-	p, err := find()
-	l.mu.Lock()
-	same := err
-	if err == nil {
-		same = l.checkSame(p)
+	defer l.mu.Unlock()
+	again := l.first != nil
+	if l.failed = err; err != nil {
+		return explain(err)
 	}
-	again := false
-	switch {
-	case l.life.Err() != nil:
-		l.final = errors.New("the model is closed")
-	case same == nil:
+	if l.failed = l.checkSame(p); l.failed == nil {
 		l.peer = p
-		again = l.losses > 1
 		if p.process != nil {
-			go l.watch(p, p.process)
+			go l.watch(p)
 		}
-	case l.first == nil:
-		l.final = same
-	case err == nil:
-		l.final = fmt.Errorf("%w: the worker cannot be used again: %w", tensor.ErrDeviceLost, same)
-	default:
-		l.count(explain(err))
+		return nil
 	}
-	ended := l.peer != p
-	pausing := l.pausing()
-	l.raising = nil
-	l.beginRaise()
-	l.mu.Unlock()
-	switch {
-	case again:
-		l.cfg.log(Event{Waiting: true})
-	case pausing != nil:
-		l.cfg.log(Event{Waiting: true, Text: pausing.Error()})
+	go l.discard(p)
+	if again {
+		return pool.Final(fmt.Errorf("%w: the worker cannot be used again: %w", tensor.ErrDeviceLost, l.failed))
 	}
-	if p != nil && ended {
-		l.discard(p)
-	}
-	close(done)
+	return l.failed
 }
 
 // checkSame says in what a worker differs from the first one; nil: in nothing. The caller has the lock.
@@ -302,61 +283,34 @@ func (l *link) checkSame(p *peer) error {
 	return nil
 }
 
-// lose gives a worker up after a call of it was lost, once, and returns why it was. A worker that was started is
-// killed: it may hang.
+// lose gives a worker up, once, and returns why. One that was started is killed: it may hang.
 func (l *link) lose(p *peer, err error) error {
 	err = p.process.reason(err)
 	l.mu.Lock()
-	if p.gone || l.peer != p {
-		l.mu.Unlock()
-		return err
-	}
-	l.peer = nil
-	l.count(err)
-	pausing := l.pausing()
-	l.beginRaise()
+	gone := p.gone
+	p.gone = true
 	l.mu.Unlock()
-	l.cfg.log(Event{Text: "the worker is lost", Err: err})
-	if pausing != nil {
-		l.cfg.log(Event{Waiting: true, Text: pausing.Error()})
+	if !gone {
+		l.pool.Out(theWorker, err)
+		l.discard(p)
 	}
-	l.discard(p)
 	return err
 }
 
 // watch gives a worker up that ends while nobody calls it, so that the next one is there before it is needed.
-func (l *link) watch(p *peer, process *process) {
+func (l *link) watch(p *peer) {
 	select {
-	case <-process.ended:
-		_ = l.lose(p, process.why()) // it is logged
+	case <-p.process.ended:
+		_ = l.lose(p, p.process.why()) // it is logged
 	case <-l.life.Done():
 	}
 }
 
-// count notes a loss: the first one in a row is made good at once, others after a pause that grows. The caller has the
-// lock.
-func (l *link) count(err error) {
-	l.losses++
-	l.why = err
-	if l.losses > 1 {
-		l.next = time.Now().Add(min(retryMost, retryFirst<<min(l.losses-2, 20)))
-	}
-}
-
-// worker is the worker within reach; nil: there is none.
+// worker is the worker that was reached last; nil: none was.
 func (l *link) worker() *peer {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.peer
-}
-
-// pausing says why and until when no worker is looked for; nil: one is. The caller has the lock.
-func (l *link) pausing() error {
-	if l.peer != nil || l.final != nil || !time.Now().Before(l.next) {
-		return nil
-	}
-	return fmt.Errorf("the torch worker was lost %d times in a row; the next try is at %s: %w", l.losses,
-		l.next.Format(time.RFC3339), l.why)
 }
 
 // discard ends a worker: its idle connections, and its process at once.
@@ -376,24 +330,15 @@ func (l *link) discard(p *peer) {
 
 // away returns why the worker cannot be called now; nil: it can.
 func (l *link) away() error {
+	if err := l.pool.Away(); err != nil {
+		return err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch {
-	case l.final != nil:
-		return l.final
-	case l.peer != nil:
-		return l.slowCall()
-	case l.pausing() != nil:
-		return l.pausing()
-	case l.why != nil:
-		return fmt.Errorf("the worker was lost and is started again: %w", l.why)
-	}
-	return errors.New("the worker is not reached yet")
+	return l.slowCall()
 }
 
-// slowCall returns an error that names a call which the worker has not answered for a long part of
-// its patience; nil if there is none. Health checks show it before the worker counts as lost. The
-// caller has locked the link.
+// slowCall names a call without an answer for a long part of its patience; nil: none. Lock held.
 func (l *link) slowCall() error {
 	for _, h := range l.hands {
 		if time.Since(h.since) > l.patience()/hangingShare {
@@ -407,17 +352,12 @@ func (l *link) slowCall() error {
 // close ends the worker, if it was started here, and all calls. now says that it need not finish what it does.
 func (l *link) close(now bool) {
 	l.end()
-	l.mu.Lock()
-	raising, p := l.raising, l.peer
-	l.final, l.peer = errors.New("the model is closed"), nil
-	l.mu.Unlock()
-	if raising != nil {
-		<-raising
-	}
-	if p == nil {
-		return
-	}
+	l.watching.Wait()
+	l.pool.Close(errors.New("the model is closed"))
+	p := l.worker()
 	switch {
+	case p == nil:
+		return
 	case p.process != nil && !now:
 		p.process.finish()
 	case l.early && l.cfg.Spare.put(p.process, l.dir, l.cfg):

@@ -149,16 +149,16 @@ func TestProcess_DiesOnce(t *testing.T) {
 func TestProcess_DiesAlways(t *testing.T) {
 	interpret(t, remotetest.FaultCrash)
 	var log events
-	m := opened(t, remotetest.Folder(t, class, 1), remote.Config{Log: log.add})
 	remote.SetRetry(t, time.Hour, time.Hour)
+	m := opened(t, remotetest.Folder(t, class, 1), remote.Config{Log: log.add})
 	rows := rowsOf(t, m, 1)
 	err := m.Velocity(t.Context(), rows, size)
 	if away := m.Away(); !errors.Is(err, model.ErrAway) || away == nil || !strings.Contains(away.Error(),
 		"lost 2 times in a row; the next try is at 20") || !strings.Contains(away.Error(), "exit status 9") {
 		t.Errorf("%v, away %v", err, away)
 	}
-	m = opened(t, remotetest.Folder(t, class, 1), remote.Config{Log: log.add})
 	remote.SetRetry(t, 0, 0)
+	m = opened(t, remotetest.Folder(t, class, 1), remote.Config{Log: log.add})
 	err = m.Velocity(t.Context(), rows, size)
 	if !errors.Is(err, model.ErrKills) || !strings.Contains(err.Error(), "5 times in velocity, the last by: the worker "+
 		"ended: exit status 9") || log.having("started a worker") < 2+5 {

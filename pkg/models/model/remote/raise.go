@@ -13,21 +13,20 @@ import (
 // endPatience is how long a process may take to end after its connections broke.
 const endPatience = 2 * time.Second
 
-// start starts a worker process, or takes the spare one, and waits until its model is loaded; an early link, of
-// Inspect, until it says what it is.
-func (l *link) start() (*peer, error) {
+// start starts a worker process, or takes the spare one, and waits until it has loaded, or for Inspect has answered.
+func (l *link) start(ctx context.Context) (*peer, error) {
 	process := (*process)(nil)
 	if !l.early {
 		process = l.cfg.Spare.claim(l.dir, l.cfg)
 	}
 	if process == nil {
 		var err error
-		if process, err = startProcess(l.life, l.dir, l.cfg); err != nil {
+		if process, err = startProcess(ctx, l.dir, l.cfg); err != nil {
 			return nil, err
 		}
 	}
 	p := &peer{network: "unix", address: process.socket(), process: process}
-	waiting, stop := context.WithCancelCause(l.life)
+	waiting, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	go func() {
 		select {
@@ -53,13 +52,12 @@ func (l *link) start() (*peer, error) {
 }
 
 // join connects to a worker that others started, and waits for it. An error is its refusal, or the end of the wait.
-func (l *link) join() (*peer, error) {
+func (l *link) join(ctx context.Context) (*peer, error) {
 	p := &peer{}
 	var err error
 	if p.network, p.address, p.secure, err = l.cfg.parseAddress(); err != nil {
 		return nil, &wire.Fault{Class: wire.ClassConfig, Message: err.Error()}
 	}
-	ctx := l.life
 	if l.cfg.Wait > 0 {
 		var stop func()
 		ctx, stop = context.WithTimeout(ctx, l.cfg.Wait)
@@ -92,8 +90,7 @@ func (l *link) join() (*peer, error) {
 	}
 }
 
-// await says hello to a worker until its model is loaded, or of an early link once, and keeps the connection. A
-// *wire.Fault says that it cannot be loaded.
+// await says hello until the model is loaded, and keeps the connection. A *wire.Fault: it cannot be loaded.
 func (l *link) await(ctx context.Context, p *peer) error {
 	var detail atomic.Value // of the last answer
 	detail.Store("it does not answer yet")

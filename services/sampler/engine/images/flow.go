@@ -17,8 +17,6 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// flowEngine makes images by flow matching: pkg/flow has the mathematics of a step, pkg/models/model
-// evaluates the velocity.
 type flowEngine struct {
 	model      model.Model
 	card       model.Card
@@ -34,62 +32,71 @@ func newFlowEngine(m model.Model, workers int) *flowEngine {
 	return e
 }
 
-// Card is the model's.
-func (e *flowEngine) Card() model.Card { return e.card }
-
 // Backend is the model's.
 func (e *flowEngine) Backend() string { return e.card.Backend }
 
-// EncodeMedia is the model's.
-func (e *flowEngine) EncodeMedia(ctx context.Context, m media.Media) ([]float32, error) {
-	return e.model.EncodeMedia(ctx, m)
-}
-
 // flowEpisode is the denoising of one image.
 type flowEpisode struct {
+	evaluated
+	rollout *flow.Rollout
+}
+
+// evaluated is what flowEpisode and rolledEpisode share: they evaluate the model at one point at a time.
+type evaluated struct {
 	e             *flowEngine
 	req           *schemas.Request
-	rollout       *flow.Rollout
 	cond, negCond *model.Conditioning // negCond is nil without guidance
-	velocity      []float32           // [S, C]
-	outcome
+	output        []float32           // [S, C], of the last evaluation
+	step          *schemas.Step       // that the last Step completed; nil: it needs more evaluations
+	err           error               // of the last Step
 }
 
-// outcome is the result of the last Step of an episode.
-type outcome struct {
-	step *schemas.Step // the completed step; nil: the step needs more evaluations
-	err  error
+// evaluatedEpisode is an episode with a point to evaluate next, and what follows from the output there.
+type evaluatedEpisode interface {
+	engine.Episode
+	point() Point
+	advance() (*schemas.Step, error) // nil: no step is complete yet
+	base() *evaluated
 }
 
-// setOutcome sets what Take of an episode will return: the fault of its row, or without one what advance returns. A
-// panic of advance is an error.
-func (o *outcome) setOutcome(fault error, advance func() (*schemas.Step, error)) {
-	*o = outcome{err: fault}
-	if fault == nil {
-		o.err = engine.Guarded(func() (err error) {
-			o.step, err = advance()
-			return err
-		})
-	}
-}
+func (p *evaluated) base() *evaluated { return p }
 
 // Take returns the completed step once.
-func (o *outcome) Take() ([]schemas.StepEvent, error) {
-	step := o.step
-	o.step = nil
-	if o.err != nil || step == nil {
-		return nil, o.err
+func (p *evaluated) Take() ([]schemas.StepEvent, error) {
+	step := p.step
+	p.step = nil
+	if p.err != nil || step == nil {
+		return nil, p.err
 	}
 	return []schemas.StepEvent{step}, nil
 }
 
-// Start begins an episode for a request, and encodes its prompts; from, if there is one, is the state to begin with.
-// Faults of the request are terminal errors.
+// Bucket is the size: samples of one size are rows of one call.
+func (p *evaluated) Bucket() string { return sampling.SizeOf(&p.req.Sampling).String() }
+
+// Texts are what the velocity depends on besides the state.
+func (p *evaluated) Texts() (card model.Card, cond, negative *model.Conditioning) {
+	return p.e.card, p.cond, p.negCond
+}
+
+// shape returns [S, C] of the latents.
+func (p *evaluated) shape() []int64 {
+	c := int64(p.e.card.LatentChannels)
+	return []int64{int64(len(p.output)) / c, c}
+}
+
+// finish adds to t what all episodes know.
+func (p *evaluated) finish(t *schemas.Trajectory) {
+	t.TruncatedTokens = int64(p.cond.Cut)
+	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
+}
+
+// Start begins an episode and encodes its prompts; from is the state to begin with. See engine.Engine.
 func (e *flowEngine) Start(
 	ctx context.Context, req *schemas.Request, from *schemas.SegmentStart,
 ) (engine.Episode, error) {
 	if req.Text != nil {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("text: given; the model %s makes images", e.card.Name))
+		return nil, engine.Invalid("text: given; the model %s makes images", e.card.Name)
 	}
 	tokens, err := e.card.Tokens(sampling.SizeOf(&req.Sampling))
 	if err = cmp.Or(err, req.CheckSchedule(), CheckSettings(e.card, &req.Sampling)); err != nil {
@@ -110,32 +117,28 @@ func (e *flowEngine) Start(
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
-	p := &flowEpisode{e: e, req: req, rollout: rollout, velocity: make([]float32, len(x))}
-	p.cond, p.negCond, err = e.encodePrompts(ctx, req)
+	p := &flowEpisode{rollout: rollout}
+	p.evaluated, err = e.evaluated(ctx, req, len(x))
 	return p, err
 }
 
-// encodePrompts encodes the prompt and, with guidance, the negative prompt; negative is nil without. A prompt that is
-// too long is a terminal error.
-func (e *flowEngine) encodePrompts(
-	ctx context.Context, req *schemas.Request,
-) (cond, negative *model.Conditioning, err error) {
+// evaluated encodes the prompts of a sample with n elements. One that is too long is a terminal error.
+func (e *flowEngine) evaluated(ctx context.Context, req *schemas.Request, n int) (p evaluated, err error) {
 	conds, err := Encode(ctx, e.model, &req.Sampling)
 	if errors.Is(err, model.ErrPrompt) {
-		return nil, nil, bus.Terminal(schemas.CodeInvalid,
-			fmt.Errorf("%w; shorten it, or set truncate_prompt to have it cut", err))
+		return p, engine.Invalid("%w; shorten it, or set truncate_prompt to have it cut", err)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("encode prompt: %w", err)
+		return p, fmt.Errorf("encode prompt: %w", err)
 	}
+	p = evaluated{e: e, req: req, cond: conds[0], output: make([]float32, n)}
 	if len(conds) > 1 {
-		negative = conds[1]
+		p.negCond = conds[1]
 	}
-	return conds[0], negative, nil
+	return p, nil
 }
 
-// initialState returns the state [S, C] that the episode begins with: noise drawn from the request's seed, or the
-// state of from. It fails if that state has another shape.
+// initialState returns the state [S, C] to begin with: of from, or noise of the request's seed.
 func (e *flowEngine) initialState(req *schemas.Request, from *schemas.SegmentStart, tokens int) ([]float32, error) {
 	x := make([]float32, tokens*e.card.LatentChannels)
 	if from == nil {
@@ -146,33 +149,32 @@ func (e *flowEngine) initialState(req *schemas.Request, from *schemas.SegmentSta
 	return x, StartFrom(x, from, from.Latents, req.SampleIndex, shape, req.Sigmas[from.StepIndex], req.NoiseSeed)
 }
 
-// evaluated is an episode that needs the model's velocity at one point at a time: flowEpisode and rolledEpisode.
-type evaluated interface {
-	engine.Episode
-	// row returns the next point to evaluate. advance reads the velocity from the row's Dst and returns the step that
-	// this completes; nil: none yet.
-	row() GuidedRow
-	advance() (*schemas.Step, error)
-	setOutcome(fault error, advance func() (*schemas.Step, error))
-	request() *schemas.Request
-}
-
-// Step evaluates the model once for all episodes of a micro-batch and advances each. A fault of one episode is for
-// its Take; an error ends all.
+// Step evaluates the model once for all episodes of a micro-batch and advances each. A fault of one episode, or a panic
+// of its advance, is for its Take; an error ends all.
 func (e *flowEngine) Step(ctx context.Context, episodes []engine.Episode) error {
 	v := <-e.velocities
 	defer func() { e.velocities <- v }()
 	rows := make([]GuidedRow, len(episodes))
 	for i, ep := range episodes {
-		rows[i] = ep.(evaluated).row()
+		ep := ep.(evaluatedEpisode)
+		p, at := ep.base(), ep.point()
+		at.Dst = p.output
+		rows[i] = RowOf(&p.req.Sampling, p.cond, p.negCond, at)
 	}
-	faults, err := v.Eval(ctx, rows, sampling.SizeOf(&episodes[0].(evaluated).request().Sampling))
+	size := sampling.SizeOf(&episodes[0].(evaluatedEpisode).base().req.Sampling)
+	faults, err := v.Eval(ctx, rows, size)
 	if err != nil {
 		return err
 	}
 	for i, ep := range episodes {
-		p := ep.(evaluated)
-		p.setOutcome(faults[i], p.advance)
+		ep := ep.(evaluatedEpisode)
+		p := ep.base()
+		if p.step, p.err = nil, faults[i]; p.err == nil {
+			p.err = engine.Guarded(func() (err error) {
+				p.step, err = ep.advance()
+				return bus.Terminal(schemas.CodeFailed, err)
+			})
+		}
 	}
 	return nil
 }
@@ -180,34 +182,18 @@ func (e *flowEngine) Step(ctx context.Context, episodes []engine.Episode) error 
 // Switch has another engine make the next step. The encoded prompt stays: policies change the transformer only.
 func (p *flowEpisode) Switch(to engine.Engine) { p.e = to.(*flowEngine) }
 
-func (p *flowEpisode) request() *schemas.Request { return p.req }
-
-// row returns the point where the solver needs the next velocity.
-func (p *flowEpisode) row() GuidedRow {
+func (p *flowEpisode) point() Point {
 	x, sigma := p.rollout.Point()
-	at := Point{Step: int64(p.rollout.Index()), X: x, Sigma: sigma, Dst: p.velocity}
-	return RowOf(&p.req.Sampling, p.cond, p.negCond, at)
+	return Point{Step: int64(p.rollout.Index()), X: x, Sigma: sigma}
 }
 
-// advance gives the velocity to the rollout. It returns nil where the solver needs another evaluation.
 func (p *flowEpisode) advance() (*schemas.Step, error) {
-	step, err := p.rollout.Advance(p.velocity)
+	step, err := p.rollout.Advance(p.output)
 	if err != nil || step == nil { // nil: the solver wants another evaluation
-		return nil, bus.Terminal(schemas.CodeFailed, err)
+		return nil, err
 	}
 	return p.event(step), nil
 }
-
-// Texts are what the velocity depends on besides the state.
-func (p *flowEpisode) Texts() (card model.Card, cond, negative *model.Conditioning) {
-	return p.e.card, p.cond, p.negCond
-}
-
-// Bucket is the size: samples of one size are rows of one call.
-func (p *flowEpisode) Bucket() string { return bucketOf(p.req) }
-
-// bucketOf names the size of a request's sample: rows of one size can share a call.
-func bucketOf(r *schemas.Request) string { return sampling.SizeOf(&r.Sampling).String() }
 
 func (p *flowEpisode) Done() bool { return p.rollout.Done() }
 
@@ -220,8 +206,7 @@ func (p *flowEpisode) event(step *flow.Step) *schemas.Step {
 	return e
 }
 
-// stepEvent returns the event of a step with those of its states that the request asks for; it copies them. shape is
-// [S, C]. last says that no step comes after it. What the scheduler adds is not in it: see engine.Episode.Take.
+// stepEvent returns the event of a step with copies of the states, of shape [S, C], that the request asks for.
 func stepEvent(r *schemas.Request, shape []int64, step *flow.Step, last bool) *schemas.Step {
 	index := int64(step.Index)
 	e := &schemas.Step{
@@ -257,8 +242,7 @@ func tensorOf(dtype string, shape []int64, x []float32) schemas.Tensor {
 	return schemas.Tensor{DType: dtype, Shape: shape, Data: tensor.DType(dtype).AppendFloats(nil, x)}
 }
 
-// debugTensor returns one of the optional tensors [S, C] of a step that the request asks for by name; F32 whatever the
-// latents are stored as.
+// debugTensor returns an optional tensor [S, C] of a step by its name; F32 whatever the latents are stored as.
 func debugTensor(name string, shape []int64, step *flow.Step) schemas.Tensor {
 	f32 := string(tensor.F32)
 	switch name {
@@ -276,26 +260,16 @@ func debugTensor(name string, shape []int64, step *flow.Step) schemas.Tensor {
 	}
 }
 
-// shape returns [S, C] of the latents.
-func (p *flowEpisode) shape() []int64 {
-	c := int64(p.e.card.LatentChannels)
-	return []int64{int64(len(p.velocity)) / c, c}
-}
-
-// Finish decodes the latents that the rollout ended with, if there is to be an image, and adds to t what the episode
-// knows. Latents that are not finite are a terminal error.
+// Finish decodes the latents that the rollout ended with, if there is to be an image.
 func (p *flowEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images engine.Images, err error) {
-	t.TruncatedTokens = int64(p.cond.Cut)
-	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
-	if !t.Decoded() {
+	if p.finish(t); !t.Decoded() {
 		return images, nil
 	}
 	images.End, err = p.e.decode(ctx, p.req, p.rollout.Latents())
 	return images, err
 }
 
-// decode decodes latents [S, C] into the request's image or video. Latents that are not finite are a terminal error:
-// the same request gives them again. Other errors may pass.
+// decode decodes latents [S, C]. Those that are not finite are a terminal error: the request gives them again.
 func (e *flowEngine) decode(ctx context.Context, req *schemas.Request, latents []float32) (media.Media, error) {
 	m, err := e.model.Decode(ctx, latents, sampling.SizeOf(&req.Sampling))
 	if errors.Is(err, model.ErrLatents) {

@@ -12,7 +12,6 @@ import (
 	"errors"
 
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/sampling"
@@ -24,14 +23,10 @@ import (
 // Network is an open model of images.
 type Network struct{ Model model.Model }
 
-var (
-	_ engine.Network   = (*Network)(nil)
-	_ engine.Describer = (*Network)(nil)
-	_ engine.Resumable = (*Network)(nil)
-)
+var _ engine.Network = (*Network)(nil)
 
-// PolicyOf returns the policy that a sampler of a model announces, in the lane of the model's name. What is the default
-// is left out, so that a card that names it makes the same lane as one that does not.
+// PolicyOf returns the policy that a sampler of a model announces, in the lane of its name. What is the default is left
+// out, so that a card that names it makes the same lane as one that does not.
 func PolicyOf(c model.Card) *schemas.Policy {
 	p := &schemas.Policy{
 		Grid: unless(c.Grid, model.GridLinspace), Mu: unless(c.Mu, model.MuLinear), MuConstant: c.ConstantMu,
@@ -78,15 +73,14 @@ func (n *Network) Digest() string { return n.Model.Card().WeightsDigest }
 // Policy returns PolicyOf the model, with the digest of its checkpoint.
 func (n *Network) Policy() *schemas.Policy {
 	p := PolicyOf(n.Model.Card())
-	p.BaseDigest = engine.BaseDigest(n.Model, p.WeightsDigest)
+	p.BaseDigest, _ = engine.Base(n.Model, p.WeightsDigest)
 	return p
 }
 
 // Engine returns an engine for flow-matching rollouts and those of scheduled sampling: the request says which.
 func (n *Network) Engine(o engine.Options) engine.Engine { return newFlowEngine(n.Model, o.Workers) }
 
-// With returns the network with adapters, or with another transformer, for a policy. A *Refusal says that the model
-// accepts no such change.
+// With returns the network with adapters, or with another transformer.
 func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, error) {
 	m := n.Model
 	a, ok := m.(model.Adaptable)
@@ -104,27 +98,33 @@ func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, erro
 	return &Network{m}, nil
 }
 
-// Modules lists what adapters can change; nil: the model accepts none.
-func (n *Network) Modules() lora.Table { return engine.Modules(n.Model) }
-
-// Tensors lists what full weights replace; nil: the model accepts none.
-func (n *Network) Tensors() lora.Shapes {
-	if m, ok := n.Model.(model.Adaptable); ok {
-		return m.Tensors()
+// Abilities are those of a model that is computed here, or by a worker.
+func (n *Network) Abilities() engine.Abilities {
+	a := engine.Abilities{
+		Fault: CheckSchedule(n.Model.Card()), Describe: describe(n.Model.Card()), StateShape: n.stateShape,
+		Encoder: n.Model,
 	}
-	return nil
+	if m, ok := n.Model.(model.Adaptable); ok {
+		a.Modules, a.Tensors = m.Modules(), m.Tensors()
+	}
+	if m, ok := n.Model.(interface{ Away() error }); ok {
+		a.Away = m.Away
+	}
+	return a
 }
 
-// The fixed input of canaries besides their seed: the negative prompt, which every model takes, a sigma, and an image
-// of a few tokens.
+// describe returns a function that adds to a trajectory the rule of guidance of a model.
+func describe(c model.Card) func(*schemas.Trajectory) {
+	return func(t *schemas.Trajectory) { t.CFGRule = c.CFGRule }
+}
+
+// The fixed input of canaries: the negative prompt, which every model takes, a sigma, and an image of a few tokens.
 const (
 	canarySigma = 0.75
 	canarySide  = 4 // tokens
 )
 
-// Canary evaluates the velocity at noise of a fixed seed and returns its digest and length. A sampler calls it for
-// weights that it has loaded, to see whether they change anything. Values that are not finite are a *Refusal; other
-// errors are the model's.
+// Canary evaluates the velocity at noise of a fixed seed, see engine.Canary.
 func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 	return engine.Canary("velocity", func() ([]float32, error) {
 		card := n.Model.Card()
@@ -145,22 +145,11 @@ func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 	})
 }
 
-// Away says why the model, which another process computes, cannot be reached now; nil: it can.
-func (n *Network) Away() error {
-	if m, ok := n.Model.(interface{ Away() error }); ok {
-		return m.Away()
-	}
-	return nil
-}
-
 // Close closes the model.
 func (n *Network) Close() error { return n.Model.Close() }
 
-// Describe adds the model's rule of guidance.
-func (n *Network) Describe(t *schemas.Trajectory) { t.CFGRule = n.Model.Card().CFGRule }
-
-// StateShape is [S, C]; nil of scheduled sampling, whose rollouts are short and need the steps before a state.
-func (n *Network) StateShape(r *schemas.Request) ([]int64, error) {
+// stateShape is [S, C]; nil of scheduled sampling, whose rollouts are short and need the steps before a state.
+func (n *Network) stateShape(r *schemas.Request) ([]int64, error) {
 	if r.ScheduledSampling != nil {
 		return nil, nil
 	}
@@ -169,11 +158,7 @@ func (n *Network) StateShape(r *schemas.Request) ([]int64, error) {
 	return []int64{int64(tokens), int64(card.LatentChannels)}, err
 }
 
-// Check says why no request can be made for the model; nil: requests can.
-func (n *Network) Check() error { return CheckSchedule(n.Model.Card()) }
-
-// CheckSchedule refuses a model by whose schedule no request can be made, neither a rollout nor scheduled sampling;
-// Run checks it before the model is announced.
+// CheckSchedule refuses a model by whose schedule neither a rollout nor scheduled sampling can be made.
 func CheckSchedule(c model.Card) error {
 	noise, err := scheduled.ParseNoise(c.SchedulerConfig)
 	if err == nil && noise.Prediction != string(scheduled.Flow) {

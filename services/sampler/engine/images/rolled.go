@@ -11,16 +11,15 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/scheduled"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// Rolling is one sample of scheduled sampling while it is made: the rollout from its source down to its target, then
-// the predictions of ReflexFlow if they are asked for. It never calls the model: the caller evaluates the model at
-// Point and gives the output to Advance. The sampler and verify share it.
+// Rolling is one sample of scheduled sampling: the rollout from its source down to its target, then the predictions of
+// ReflexFlow if they are asked for. The caller evaluates the model at Point and gives the output to Advance.
 type Rolling struct {
 	sample *schemas.ScheduledSample
 	dtype  tensor.DType
@@ -98,8 +97,7 @@ func (r *Rolling) keepTarget() {
 	}
 }
 
-// Point returns the latent and the sigma at which the model must be evaluated next. Both are valid until the next
-// Advance.
+// Point returns the latent and the sigma to evaluate the model at, valid until the next Advance.
 func (r *Rolling) Point() (x []float32, sigma float32) {
 	var t float64
 	switch {
@@ -117,12 +115,11 @@ func (r *Rolling) Point() (x []float32, sigma float32) {
 	return x, float32(min(level.U/level.A, math.MaxFloat32)) // without data, A is 0 and the quotient infinite
 }
 
-// asksBiased reports whether the prediction at the rolled latent comes next: only samples that roll have one of their
-// own.
+// asksBiased reports whether the prediction at the rolled latent, if there is one, comes next.
 func (r *Rolling) asksBiased() bool { return r.sample.Roll.IsRolled() && r.Biased == nil }
 
-// Advance takes the model's output at Point. It returns the step that this completes and the state before it, which
-// is valid until the next Advance; nil if no step is completed. It fails on output that is not finite.
+// Advance takes the model's output at Point, and returns the step that this completes, nil for none, with the state
+// before it, valid until the next Advance. It fails on output that is not finite.
 func (r *Rolling) Advance(output []float32) (*scheduled.Step, []float32, error) {
 	r.forwards++
 	for _, v := range output {
@@ -155,8 +152,7 @@ func (r *Rolling) Advance(output []float32) (*scheduled.Step, []float32, error) 
 	return &step, r.before, nil
 }
 
-// Result returns the result of a sample that is done, with its tensors inline. shape is [S, C]. The error is that of
-// the loss's terms.
+// Result returns the result of a sample that is done, with its tensors [S, C] inline.
 func (r *Rolling) Result(shape []int64) (*schemas.Rolled, error) {
 	t := r.sample.Roll.Timestep
 	if r.sample.Roll.IsRolled() {
@@ -195,8 +191,7 @@ func (r *Rolling) Result(shape []int64) (*schemas.Rolled, error) {
 	return out, err
 }
 
-// reflexTerms returns the terms of ReflexFlow's loss for a training step with the same weights, whose prediction is the
-// biased one.
+// reflexTerms returns the terms of ReflexFlow's loss for a step with the same weights: the biased prediction.
 func (r *Rolling) reflexTerms(c *schemas.ReflexFlow) (*schemas.ReflexTerms, error) {
 	wide := func(x []float32) []float64 {
 		out := make([]float64, len(x))
@@ -226,12 +221,8 @@ func (r *Rolling) reflexTerms(c *schemas.ReflexFlow) (*schemas.ReflexTerms, erro
 
 // rolledEpisode is a sample of scheduled sampling as an episode.
 type rolledEpisode struct {
-	e             *flowEngine
-	req           *schemas.Request
-	rolling       *Rolling
-	cond, negCond *model.Conditioning
-	output        []float32 // [S, C]
-	outcome
+	evaluated
+	rolling *Rolling
 }
 
 // startRolled is Start for a request with scheduled_sampling. Faults of the request are terminal errors.
@@ -241,7 +232,7 @@ func (e *flowEngine) startRolled(ctx context.Context, req *schemas.Request, from
 	x0 := make([]float32, tokens*e.card.LatentChannels)
 	shape := []int64{int64(tokens), int64(e.card.LatentChannels)}
 	if err := StartState(x0, from.Latents, req.SampleIndex, shape); err != nil {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.data.latents.%w", err))
+		return nil, engine.Invalid("start.data.latents.%w", err)
 	}
 	rolling, err := NewRolling(e.card.SchedulerConfig, req.ScheduledSampling, req.LatentsDType, x0, req.NoiseSeed)
 	if err == nil && !slices.Equal(rolling.Sigmas(), req.Sigmas) {
@@ -250,29 +241,25 @@ func (e *flowEngine) startRolled(ctx context.Context, req *schemas.Request, from
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
-	p := &rolledEpisode{e: e, req: req, rolling: rolling, output: make([]float32, len(x0))}
-	p.cond, p.negCond, err = e.encodePrompts(ctx, req)
+	p := &rolledEpisode{rolling: rolling}
+	p.evaluated, err = e.evaluated(ctx, req, len(x0))
 	return p, err
 }
 
-func (p *rolledEpisode) request() *schemas.Request { return p.req }
-
-func (p *rolledEpisode) row() GuidedRow {
+func (p *rolledEpisode) point() Point {
 	x, sigma := p.rolling.Point()
-	return RowOf(&p.req.Sampling, p.cond, p.negCond, Point{X: x, Sigma: sigma, Dst: p.output})
+	return Point{X: x, Sigma: sigma}
 }
 
-// advance gives the model's output to the sample. It returns nil where no step is completed.
 func (p *rolledEpisode) advance() (*schemas.Step, error) {
 	step, before, err := p.rolling.Advance(p.output)
 	if err != nil || step == nil {
-		return nil, bus.Terminal(schemas.CodeFailed, err)
+		return nil, err
 	}
 	return p.stepEvent(step, before), nil
 }
 
-// stepEvent returns the event of a step of a roll, with the states that were asked for; before is the state that the
-// step began with.
+// stepEvent returns the event of a step of a roll; before is the state that it began with.
 func (p *rolledEpisode) stepEvent(step *scheduled.Step, before []float32) *schemas.Step {
 	r, s := p.req, p.req.ScheduledSampling
 	index := int(s.RollSettings.Timesteps) - 1 - step.From
@@ -287,37 +274,26 @@ func (p *rolledEpisode) stepEvent(step *scheduled.Step, before []float32) *schem
 	return e
 }
 
-func (p *rolledEpisode) shape() []int64 {
-	c := int64(p.e.card.LatentChannels)
-	return []int64{int64(len(p.output)) / c, c}
-}
-
-func (p *rolledEpisode) Bucket() string { return bucketOf(p.req) }
-
-// Texts are what the output depends on besides the state.
-func (p *rolledEpisode) Texts() (card model.Card, cond, negative *model.Conditioning) {
-	return p.e.card, p.cond, p.negCond
-}
-
 func (p *rolledEpisode) Done() bool { return p.rolling.Done() }
 
-// Finish adds the result of the sample to t, and decodes its states if images are asked for. Latents that cannot be
-// decoded are a terminal error.
+// Finish adds the result of the sample to t, and decodes its states if images are asked for.
 func (p *rolledEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images engine.Images, err error) {
-	t.TruncatedTokens = int64(p.cond.Cut)
-	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
+	p.finish(t)
 	if t.Rolled, err = p.rolling.Result(p.shape()); err != nil {
 		return images, bus.Terminal(schemas.CodeFailed, err)
 	}
 	if !t.Decoded() {
 		return images, nil
 	}
-	if images.End, err = p.e.decode(ctx, p.req, p.rolling.Latents); err != nil {
-		return images, err
+	for _, of := range []struct {
+		to      *media.Media
+		latents []float32
+	}{
+		{&images.End, p.rolling.Latents}, {&images.Noised, p.rolling.Noised}, {&images.Teacher, p.rolling.Teacher},
+	} {
+		if *of.to, err = p.e.decode(ctx, p.req, of.latents); err != nil {
+			return images, err
+		}
 	}
-	if images.Noised, err = p.e.decode(ctx, p.req, p.rolling.Noised); err != nil {
-		return images, err
-	}
-	images.Teacher, err = p.e.decode(ctx, p.req, p.rolling.Teacher)
-	return images, err
+	return images, nil
 }

@@ -2,7 +2,6 @@ package images
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -10,32 +9,26 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/models/model"
-	"github.com/meander-rl/meander/pkg/remotehttp"
 	"github.com/meander-rl/meander/pkg/remoteimage"
 	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// Served is an image model whose samples servers make: all of a sample, from the text to the pixels. Of the model's
-// folder the configuration is read, not the weights. It is Network and Engine. Its noise is that of torch's generator
-// (pkg/torchrandom), and its samples say so.
+// Served is an image model whose samples servers make, from the text to the pixels; of its folder the configuration is
+// read. It is Network and Engine. Its noise is that of torch's generator, and its samples say so.
 type Served struct {
-	*engine.Health
 	card    model.Card
 	pool    *remoteimage.Pool
 	probe   *remoteimage.Request // the request that each server must be able to make before it is used
-	weights *servedWeights       // nil: the servers keep those that they were started with
-	changed string               // the name of the network's own weights; empty: those of the checkpoint
+	weights *engine.WeightsFolder
+	changed string // the name of the network's own weights; empty: those of the checkpoint
 	digest  string
 }
 
 var (
-	_ engine.Network    = (*Served)(nil)
-	_ engine.Watched    = (*Served)(nil)
-	_ engine.Engine     = (*Served)(nil)
-	_ engine.Describer  = (*Served)(nil)
-	_ engine.Changeable = (*Served)(nil)
+	_ engine.Network = (*Served)(nil)
+	_ engine.Engine  = (*Served)(nil)
 )
 
 // The probe that each server must make before it is used: a small sample with noise at every step.
@@ -54,8 +47,8 @@ type ServedModel struct {
 	Folder string
 }
 
-// Dial waits until a server that makes the images of a model can be reached, see engine.Health. An error is the end of
-// ctx, a refusal of all servers, or says that the model's images cannot be made so.
+// Dial waits until a server that makes the images of a model can be reached. An error is the end of ctx, a refusal of
+// all servers, or says that the model's images cannot be made so.
 func Dial(ctx context.Context, at engine.Server, of ServedModel, log zerolog.Logger) (engine.Network, error) {
 	card := of.Card
 	if len(card.Conditioning) != 1 || card.MaxFrames > 1 || card.Guidance != 0 || card.Prompts > 1 {
@@ -63,39 +56,27 @@ func Dial(ctx context.Context, at engine.Server, of ServedModel, log zerolog.Log
 			fmt.Errorf("model %s of the family %s; must be one of images of one text, without a guidance input",
 				card.Name, card.Family)
 	}
-	s := &Served{Health: &engine.Health{}, card: card, digest: schemas.ServedBy(remoteimage.SGLangDiffusion)}
+	s := &Served{card: card, digest: schemas.ServedBy(remoteimage.SGLangDiffusion)}
 	var err error
-	if s.weights, err = newServedWeights(at.Adapters, of.Folder); err != nil {
+	if s.weights, err = newServedWeights(at.EngineAdapters, of.Folder); err != nil {
 		return nil, engine.Refuse("%w", err)
 	}
 	if s.probe, err = s.newProbe(); err != nil {
 		return nil, err
 	}
-	c := remoteimage.Config{
-		Server: at.Address, Key: at.Key, Patience: at.Patience, Pipeline: of.Class, Probe: *s.probe,
-		Same:    s.sameWeights,
-		Changes: s.weights != nil, Changed: at.LogChanged(log),
+	s.pool, err = remoteimage.NewPool(remoteimage.Config{
+		Server: at.Engine, Key: at.EngineKey, Patience: at.EnginePatience, Pipeline: of.Class, Probe: *s.probe,
+		Same:    sameWeights,
+		Changes: s.weights != nil, Hooks: at.Hooks(log),
 		Spoiled: func(err error) { log.Warn().Err(err).Msg("an image is made again") },
-	}
-	if s.pool, err = remoteimage.NewPool(c); err != nil {
+	})
+	if err != nil {
 		return nil, err
 	}
-	if err = s.Reach(ctx, at, s.check, log); err != nil {
+	if err = at.Reach(ctx, s.pool); err != nil {
 		s.pool.Close()
 	}
 	return s, err
-}
-
-// Servers implements engine.Served.
-func (s *Served) Servers() (used, all int) { return s.pool.Used(), s.pool.Size() }
-
-// check asks all servers whether they are well.
-func (s *Served) check(ctx context.Context) error {
-	err := s.pool.Check(ctx)
-	if errors.Is(err, remotehttp.ErrRefused) {
-		return engine.Refuse("%w", err)
-	}
-	return err
 }
 
 // newProbe returns the request that each server must be able to make before it is used.
@@ -123,9 +104,9 @@ func (s *Served) newProbe() (*remoteimage.Request, error) {
 }
 
 // sameWeights refuses the answers of two servers to the probe that are not of the same weights.
-func (s *Served) sameWeights(a, b *remoteimage.Answer) error {
+func sameWeights(a, b *remoteimage.Answer, precision string) error {
 	most := sameRounded
-	if s.pool.Facts().Precision == schemas.PrecisionFP32 {
+	if precision == schemas.PrecisionFP32 {
 		most = sameFP32
 	}
 	x, y := a.Latents[probeSteps], b.Latents[probeSteps]
@@ -166,11 +147,14 @@ func (s *Served) Policy() *schemas.Policy {
 // Engine is the pool of servers itself.
 func (s *Served) Engine(engine.Options) engine.Engine { return s }
 
-// Check says why no request can be made for the model; nil: requests can.
-func (s *Served) Check() error { return CheckSchedule(s.card) }
-
-// Describe adds the model's rule of guidance, which is the server's, too.
-func (s *Served) Describe(t *schemas.Trajectory) { t.CFGRule = s.card.CFGRule }
+// Abilities are those of servers, which lack the ones of a model that is computed here.
+func (s *Served) Abilities() engine.Abilities {
+	a := engine.Abilities{Servers: s.pool, Fault: CheckSchedule(s.card), Describe: describe(s.card)}
+	if w := s.weights; w != nil {
+		a.Modules, a.Tensors = w.Modules, w.Tensors
+	}
+	return a
+}
 
 // ServerDraws returns what a server drew for a sample: x_T and the noise of its stochastic steps, both [S, C], for
 // verify. Both are nil where that is not known: in a network of fewer bits than float32 x_T is drawn in another way.

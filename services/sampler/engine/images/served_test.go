@@ -30,7 +30,7 @@ func dialServed(t *testing.T, s *remoteimagetest.Server, tokens int) engine.Netw
 		t.Fatal(err)
 	}
 	info.Card.MaxPromptTokens = tokens
-	n, err := images.Dial(t.Context(), engine.Server{Address: "sglang-diffusion=" + s.URL, Patience: time.Minute},
+	n, err := images.Dial(t.Context(), engine.Server{Engine: "sglang-diffusion=" + s.URL, EnginePatience: time.Minute},
 		images.ServedModel{Card: info.Card, Class: "QwenImagePipeline"}, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)

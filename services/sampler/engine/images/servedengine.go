@@ -13,6 +13,7 @@ import (
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/pool"
 	"github.com/meander-rl/meander/pkg/remotehttp"
 	"github.com/meander-rl/meander/pkg/remoteimage"
 	"github.com/meander-rl/meander/pkg/sampling"
@@ -39,11 +40,11 @@ type servedEpisode struct {
 // Start checks a request against the model and what the servers can do. A server gets it with the first Step. ErrAway
 // says that none can be reached; faults of the request are terminal errors.
 func (s *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.SegmentStart) (engine.Episode, error) {
-	if err := s.Away(); err != nil {
+	if err := engine.Away(s.pool); err != nil {
 		return nil, err
 	}
 	if req.Text != nil {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("text: given; the model %s makes images", s.card.Name))
+		return nil, engine.Invalid("text: given; the model %s makes images", s.card.Name)
 	}
 	tokens, err := s.card.Tokens(sampling.SizeOf(&req.Sampling))
 	if err == nil {
@@ -97,7 +98,7 @@ const templateTokens = 16
 func (s *Served) generate(ctx context.Context, q *remoteimage.Request) (*remoteimage.Answer, error) {
 	a, err := s.pool.Generate(ctx, q)
 	switch {
-	case errors.Is(err, remoteimage.ErrAway), errors.Is(err, remotehttp.ErrWeights): // the one that has them is away
+	case errors.Is(err, pool.ErrAway), errors.Is(err, pool.ErrWeights): // the one that has them is away
 		return nil, fmt.Errorf("%w: %w", engine.ErrAway, err)
 	case errors.Is(err, remotehttp.ErrRefused), errors.Is(err, remoteimage.ErrSchedule),
 		errors.Is(err, remoteimage.ErrNotFinite):
@@ -107,9 +108,8 @@ func (s *Served) generate(ctx context.Context, q *remoteimage.Request) (*remotei
 	}
 	for _, text := range []*remoteimage.Tensor{a.Prompt, a.Negative} {
 		if text != nil && text.Shape[0] > s.card.MaxPromptTokens {
-			return nil, bus.Terminal(schemas.CodeInvalid,
-				fmt.Errorf("prompt, or negative_prompt: %d tokens; must be at most %d: %w",
-					text.Shape[0], s.card.MaxPromptTokens, model.ErrPrompt))
+			return nil, engine.Invalid("prompt, or negative_prompt: %d tokens; must be at most %d: %w", text.Shape[0],
+				s.card.MaxPromptTokens, model.ErrPrompt)
 		}
 	}
 	return a, nil

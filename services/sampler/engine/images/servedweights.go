@@ -13,22 +13,14 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// servedWeights says where the servers of one sampler find the weights of policies, and what weights fit the model.
-type servedWeights struct {
-	*engine.WeightsFolder
-	modules lora.Table
-	tensors lora.Shapes
-}
-
 // textProjections are the projections of a text that the servers compute as one. They leave out an adapter of some of
 // them, with status 200.
 var textProjections = []string{".add_q_proj", ".add_k_proj", ".add_v_proj"}
 
 // newServedWeights returns the weights of servers that find them in folder; nil where folder is empty. The transformer
 // of the model's folder is opened for the shapes of its tensors.
-func newServedWeights(folder, dir string) (*servedWeights, error) {
-	f := engine.NewWeightsFolder(folder)
-	if f == nil {
+func newServedWeights(folder, dir string) (*engine.WeightsFolder, error) {
+	if folder == "" {
 		return nil, nil
 	}
 	base, err := lora.OpenFull(dir)
@@ -36,64 +28,38 @@ func newServedWeights(folder, dir string) (*servedWeights, error) {
 		return nil, fmt.Errorf("engine_adapters: set; the shapes of the weights are read from the model's folder: %w",
 			err)
 	}
-	w := &servedWeights{WeightsFolder: f, modules: base.Table(), tensors: base.Shapes()}
-	return w, base.Close()
+	return engine.NewWeightsFolder(folder, base.Table(), base.Shapes()), base.Close()
 }
 
 // With returns the network with other weights. A server loads them when it makes the first image with them; images of
 // both networks can be asked for at once. A *Refusal says that they do not fit the model.
 func (s *Served) With(_ context.Context, c engine.Change) (engine.Network, error) {
-	switch {
-	case c.Empty():
+	if c.Empty() {
 		return s, nil
-	case s.weights == nil:
-		return engine.Unchanged(s, c)
-	case s.Away() != nil: // before anything large is written
-		return nil, s.Away()
-	case len(c.Adapters) > 1:
-		return nil, engine.Refuse("adapter: %d; %s takes one", len(c.Adapters), s.Backend())
 	}
-	n := &Served{
-		Health: s.Health, card: s.card, pool: s.pool, weights: s.weights, probe: s.probe, digest: c.Digest,
+	c, err := s.weights.Fit(s, c)
+	if err != nil {
+		return nil, err
 	}
-	var err error
+	if err := engine.Away(s.pool); err != nil { // before anything large is written
+		return nil, err
+	}
+	n := *s
 	var w remoteimage.Weights
 	if c.Full != nil {
-		if err := s.weights.tensors.Check(c.Full); err != nil {
-			return nil, engine.Refuse("%w", err)
-		}
+		n.digest = c.Digest
 		n.changed, err = s.weights.SaveFull(c.Full, n.digest)
 		w.Full = s.weights.Path(n.changed)
 	} else {
-		if c.Adapters, err = s.weights.modules.Fit(c.Adapters...); err != nil {
-			return nil, engine.Refuse("%w", err)
-		}
 		n.digest = lora.WeightsDigest(s.Digest(), c.Adapters...)
-		n.changed, err = s.weights.SaveAdapter(
-			c.Adapters[0].Completed(s.weights.modules, textProjections...), n.digest)
+		n.changed, err = s.weights.SaveAdapter(c.Adapters[0].Completed(s.weights.Modules, textProjections...), n.digest)
 		w.Adapter = s.weights.Path(n.changed)
 	}
 	if err != nil {
 		return nil, err
 	}
 	s.pool.AddWeights(n.changed, w)
-	return n, nil
-}
-
-// Modules lists what adapters can change; nil: the servers keep their weights.
-func (s *Served) Modules() lora.Table {
-	if s.weights == nil {
-		return nil
-	}
-	return s.weights.modules
-}
-
-// Tensors lists what full weights replace; nil: the servers keep their weights.
-func (s *Served) Tensors() lora.Shapes {
-	if s.weights == nil {
-		return nil
-	}
-	return s.weights.tensors
+	return &n, nil
 }
 
 // Canary makes the image of the probe and returns the digest of its latents; nil where the servers keep their weights.

@@ -9,22 +9,16 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/models/media"
-	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/scheduled"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
 )
-
-// Encoder is a model that encodes images, or an engine of one.
-type Encoder interface {
-	Card() model.Card
-	EncodeMedia(ctx context.Context, m media.Media) ([]float32, error)
-}
 
 // LoadData returns the clean latents x0 that noise is added to: either the stored latents of the group, [n, S, C] or
 // [1, S, C], or [1, S, C] of the stored image or video of that size, which m encodes. A missing blob is
 // bus.ErrNotFound, a file that is no PNG of the size ErrImage.
-func LoadData(ctx context.Context, b *bus.Bus, m Encoder, data *schemas.SegmentData,
+func LoadData(ctx context.Context, b *bus.Bus, m engine.Encoder, data *schemas.SegmentData,
 	size media.Size,
 ) (*schemas.Tensor, error) {
 	if t := data.Latents; t != nil {

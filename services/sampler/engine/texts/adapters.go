@@ -13,98 +13,57 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// adapters says where the servers of one sampler find the adapters of policies. Servers know an adapter by the name of
-// its folder: another sampler of the same servers may unload its own at any time.
-type adapters struct {
-	*engine.WeightsFolder
-	modules lora.Table
+// newAdapters returns the folder in which servers find the adapters of policies; nil where its name is empty.
+func newAdapters(folder string, l lm.Language) (*engine.WeightsFolder, error) {
+	m, ok := l.(interface{ Modules() lora.Table })
+	if folder != "" && (!ok || len(m.Modules()) == 0) {
+		return nil, engine.Refuse("engine_adapters: set; the model %s takes no adapters", l.Card().Name)
+	}
+	if folder == "" {
+		return nil, nil
+	}
+	return engine.NewWeightsFolder(folder, m.Modules(), nil), nil
 }
 
-// newAdapters returns the adapters of servers that find them in folder; nil where folder is empty.
-func newAdapters(folder string, l lm.Language) *adapters {
-	if f := engine.NewWeightsFolder(folder); f != nil {
-		return &adapters{WeightsFolder: f, modules: engine.Modules(l)}
+// save writes an adapter to its folder and returns its name, of which version is a part and which servers know it by.
+func (e *Served) save(a lora.Weighted, version string) (string, error) {
+	if m := e.adapters.Modules; e.pool.Facts().Name == remotelm.SGLang { // which computes these as one
+		a = a.Completed(m, ".q_proj", ".k_proj", ".v_proj").Completed(m, ".gate_proj", ".up_proj")
 	}
-	return nil
-}
-
-// loadZero has the servers load an adapter of zeros, with which samples of the checkpoint are drawn, and returns its
-// name. vLLM computes requests without an adapter wrong on CPUs when it batches them with requests that have one: it
-// takes the last of its adapters for them.
-func (a *adapters) loadZero(ctx context.Context, p *remotelm.Pool) (string, error) {
-	return a.load(ctx, p, a.modules.Zero(), "base")
-}
-
-// load writes an adapter to its folder, has the servers load it, and returns its name, of which version is a part.
-func (a *adapters) load(ctx context.Context, p *remotelm.Pool, w lora.Weighted, version string) (string, error) {
-	if p.Facts().Name == remotelm.SGLang { // which computes these as one, and refuses a part of them
-		w = w.Completed(a.modules, ".q_proj", ".k_proj", ".v_proj").Completed(a.modules, ".gate_proj", ".up_proj")
-	}
-	name, err := a.SaveAdapter(w, version)
-	if err != nil {
-		return "", err
-	}
-	if err := p.LoadAdapter(ctx, name, a.Path(name)); err != nil {
-		return "", errors.Join(err, a.Remove(name))
-	}
-	return name, nil
-}
-
-// unload has the servers forget an adapter, and removes its folder.
-func (a *adapters) unload(p *remotelm.Pool, name string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), unloadPatience)
-	defer cancel()
-	p.UnloadAdapter(ctx, name)
-	return a.Remove(name)
+	return e.adapters.SaveAdapter(a, version)
 }
 
 // unloadPatience bounds how long the end of a version waits for the servers.
 const unloadPatience = 2 * time.Second
 
-// With returns the network with an adapter, which the servers load beside their model: samples of both can be drawn at
-// once. A *Refusal says that they take no such change.
+// With returns the network with an adapter, which the servers load beside their model.
 func (e *Served) With(ctx context.Context, c engine.Change) (engine.Network, error) {
-	switch {
-	case c.Empty():
+	if c.Empty() {
 		return e, nil
-	case c.Full != nil:
-		return nil, engine.Refuse("weights: given; %s takes adapters only", e.Backend())
-	case e.adapters == nil:
-		return engine.Unchanged(e, c)
-	case len(c.Adapters) > 1:
-		return nil, engine.Refuse("adapter: %d; %s takes one", len(c.Adapters), e.Backend())
 	}
-	fitting, err := e.adapters.modules.Fit(c.Adapters...)
+	c, err := e.adapters.Fit(e, c)
 	if err != nil {
-		return nil, engine.Refuse("%w", err)
-	}
-	digest := lora.WeightsDigest(e.Digest(), c.Adapters...)
-	name, err := e.adapters.load(ctx, e.pool, fitting[0], digest)
-	switch {
-	case errors.Is(err, remotelm.ErrRefused):
-		return nil, engine.Refuse("adapter: %w", err)
-	case err != nil:
 		return nil, err
 	}
+	digest := lora.WeightsDigest(e.Digest(), c.Adapters...)
+	name, err := e.save(c.Adapters[0], digest)
+	if err != nil {
+		return nil, err
+	}
+	err = e.pool.LoadAdapter(ctx, name, e.adapters.Path(name))
+	if errors.Is(err, remotelm.ErrRefused) {
+		err = engine.Refuse("adapter: %w", err)
+	}
+	if err != nil {
+		return nil, errors.Join(err, e.adapters.Remove(name))
+	}
 	return &Served{
-		Health: e.Health, language: e.language, config: e.config, adapters: e.adapters, pool: e.pool,
-		adapter: name, digest: digest, changed: make(chan struct{}),
+		language: e.language, config: e.config, adapters: e.adapters, pool: e.pool, adapter: name, digest: digest,
+		changed: make(chan struct{}),
 	}, nil
 }
 
-// Modules lists what adapters can change; nil: the servers keep their weights.
-func (e *Served) Modules() lora.Table {
-	if e.adapters == nil {
-		return nil
-	}
-	return e.adapters.modules
-}
-
-// Tensors is nil: servers take no full weights.
-func (e *Served) Tensors() lora.Shapes { return nil }
-
-// Canary draws the likeliest answer to a fixed prompt and returns the digest of its numbers; nil where the server keeps
-// its weights. A *Refusal says that the server gives no numbers with these weights.
+// Canary draws the likeliest answer to a fixed prompt, see engine.Canary; nil where servers keep their weights.
 func (e *Served) Canary(ctx context.Context) (*schemas.Canary, error) {
 	if e.adapters == nil {
 		return nil, nil
@@ -136,5 +95,8 @@ func (e *Served) Close() error {
 	if e.adapter == "" {
 		return nil
 	}
-	return e.adapters.unload(e.pool, e.adapter)
+	ctx, cancel := context.WithTimeout(context.Background(), unloadPatience)
+	defer cancel()
+	e.pool.UnloadAdapter(ctx, e.adapter)
+	return e.adapters.Remove(e.adapter)
 }

@@ -17,7 +17,6 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/decoding"
 	"github.com/meander-rl/meander/pkg/models/lm"
-	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
@@ -58,9 +57,6 @@ func shareOf(p float64) float64 {
 // Name is the model's.
 func (n *Network) Name() string { return n.Model.Card().Name }
 
-// Notes lists settings of the model's folder that are not followed, for people.
-func (n *Network) Notes() []string { return n.Model.Card().Notes }
-
 // Backend is the model's.
 func (n *Network) Backend() string { return n.Model.Card().Backend }
 
@@ -70,7 +66,7 @@ func (n *Network) Digest() string { return n.Model.Card().WeightsDigest }
 // Policy returns PolicyOf the model, with the digest of its checkpoint.
 func (n *Network) Policy() *schemas.Policy {
 	p := PolicyOf(n.Model.Card())
-	p.BaseDigest = engine.BaseDigest(n.Model, p.WeightsDigest)
+	p.BaseDigest, _ = engine.Base(n.Model, p.WeightsDigest)
 	return p
 }
 
@@ -91,18 +87,16 @@ func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, erro
 	return &Network{m}, nil
 }
 
-// Modules lists what adapters can change; nil: the model accepts none.
-func (n *Network) Modules() lora.Table { return engine.Modules(n.Model) }
-
-// Tensors is nil: language models accept no full weights.
-func (n *Network) Tensors() lora.Shapes { return nil }
+// Abilities are those of a model that is computed here.
+func (n *Network) Abilities() engine.Abilities {
+	_, modules := engine.Base(n.Model, "")
+	return engine.Abilities{Modules: modules, Notes: n.Model.Card().Notes}
+}
 
 // canaryTokens is how many tokens the fixed input of canaries has.
 const canaryTokens = 4
 
-// Canary evaluates the logits after a few fixed tokens and returns their digest and length. A sampler calls it for
-// weights that it has loaded, to see whether they change anything. Values that are not finite are a *Refusal; other
-// errors are the model's.
+// Canary evaluates the logits after a few fixed tokens, see engine.Canary.
 func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 	return engine.Canary("vector of logits", func() ([]float32, error) {
 		card := n.Model.Card()

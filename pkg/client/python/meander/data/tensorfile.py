@@ -63,7 +63,8 @@ def choose_checkpoint(files: Iterable[str]) -> str:
         if chosen := next((n for n in usual(variant) if n in names), ""):
             if variant and len(variants) > 1:
                 raise ValueError(
-                    f"several variants, none without a name: {', '.join(variants)}; must be one: move the others away"
+                    f"several variants and none without a name: {', '.join(variants)}; must be one: "
+                    "move the others away"
                 )
             return chosen
     for end in (".safetensors.index.json", ".safetensors"):

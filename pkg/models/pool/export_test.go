@@ -1,4 +1,4 @@
-package remotehttp
+package pool
 
 import "time"
 

@@ -1,11 +1,10 @@
-package remotehttp_test
+package pool_test
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -13,7 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/remotehttp"
+	"github.com/meander-rl/meander/pkg/models/pool"
 )
 
 // server is the name of a server in a test.
@@ -38,11 +37,11 @@ func (f *fleet) set(of map[server]error, s server, err error) {
 }
 
 // newPool returns the pool of a fleet, which no check has been made of.
-func (f *fleet) newPool(most int, names ...server) *remotehttp.Pool[server] {
+func (f *fleet) newPool(most int, names ...server) *pool.Pool[server] {
 	f.down, f.refused, f.joins = map[server]error{}, map[server]error{}, map[server]int{}
-	return remotehttp.NewPool(remotehttp.PoolConfig[server]{
-		Servers: names, Most: most, Patience: time.Hour,
-		Health: func(_ context.Context, s server) error {
+	return pool.New(pool.Config[server]{
+		Members: names, Most: most, Patience: time.Hour,
+		Probe: func(_ context.Context, s server) error {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			return f.down[s]
@@ -63,7 +62,7 @@ func (f *fleet) newPool(most int, names ...server) *remotehttp.Pool[server] {
 }
 
 // acquire returns a lease of a server that is free now.
-func acquire(t *testing.T, p *remotehttp.Pool[server], failed *remotehttp.Lease[server]) *remotehttp.Lease[server] {
+func acquire(t *testing.T, p *pool.Pool[server], failed *pool.Lease[server]) *pool.Lease[server] {
 	t.Helper()
 	l, err := p.Acquire(t.Context(), failed, "")
 	if err != nil {
@@ -73,7 +72,7 @@ func acquire(t *testing.T, p *remotehttp.Pool[server], failed *remotehttp.Lease[
 }
 
 // full reports whether no server is free.
-func full(p *remotehttp.Pool[server]) bool {
+func full(p *pool.Pool[server]) bool {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	l, err := p.Acquire(ctx, nil, "")
@@ -88,7 +87,7 @@ func TestPool_Shares(t *testing.T) {
 	t.Parallel()
 	f := &fleet{}
 	p := f.newPool(2, "a", "b")
-	if _, err := p.Acquire(t.Context(), nil, ""); !errors.Is(err, remotehttp.ErrAway) ||
+	if _, err := p.Acquire(t.Context(), nil, ""); !errors.Is(err, pool.ErrAway) ||
 		!strings.Contains(err.Error(), "a: not asked yet; b: not asked yet") {
 		t.Errorf("before a check: %v", err)
 	}
@@ -97,18 +96,18 @@ func TestPool_Shares(t *testing.T) {
 	}
 	one := acquire(t, p, nil)
 	two := acquire(t, p, nil)
-	if one.Server != "a" || two.Server != "b" {
-		t.Errorf("%s, then %s; want a, then b", one.Server, two.Server)
+	if one.Member != "a" || two.Member != "b" {
+		t.Errorf("%s, then %s; want a, then b", one.Member, two.Member)
 	}
 	one.Done(nil)
-	if again := acquire(t, p, one); again.Server != "b" {
-		t.Errorf("after a failure of a: %s", again.Server)
+	if again := acquire(t, p, one); again.Member != "b" {
+		t.Errorf("after a failure of a: %s", again.Member)
 	}
 	two.Out(errors.New("reset"))
-	if l := acquire(t, p, one); l.Server != "a" {
-		t.Errorf("after a failure of a, b away: %s", l.Server)
+	if l := acquire(t, p, one); l.Member != "a" {
+		t.Errorf("after a failure of a, b away: %s", l.Member)
 	}
-	if n := len(p.Servers()); n != 1 {
+	if n := len(p.Members()); n != 1 {
 		t.Errorf("%d servers can be used, want one", n)
 	}
 	if err := p.Check(t.Context()); err != nil || f.joins["b"] != 2 || f.joins["a"] != 1 {
@@ -127,9 +126,9 @@ func TestPool_Waits(t *testing.T) {
 	if err := p.Check(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for _, end := range []func(l *remotehttp.Lease[server]){
-		func(l *remotehttp.Lease[server]) { l.Done(nil) },
-		func(l *remotehttp.Lease[server]) { l.Out(errors.New("gone")) },
+	for _, end := range []func(l *pool.Lease[server]){
+		func(l *pool.Lease[server]) { l.Done(nil) },
+		func(l *pool.Lease[server]) { l.Out(errors.New("gone")) },
 	} {
 		l, got := acquire(t, p, nil), make(chan error, 1)
 		if !full(p) {
@@ -143,8 +142,8 @@ func TestPool_Waits(t *testing.T) {
 			got <- err
 		}()
 		end(l)
-		if err := <-got; (err == nil) == (len(p.Servers()) == 0) || err != nil && !errors.Is(err, remotehttp.ErrAway) {
-			t.Errorf("%v with %d servers", err, len(p.Servers()))
+		if err := <-got; (err == nil) == (len(p.Members()) == 0) || err != nil && !errors.Is(err, pool.ErrAway) {
+			t.Errorf("%v with %d servers", err, len(p.Members()))
 		}
 	}
 }
@@ -160,7 +159,7 @@ func TestPool_Overloaded(t *testing.T) {
 	}
 	// count returns how many requests the server gets at once.
 	count := func() (n int) {
-		var all []*remotehttp.Lease[server]
+		var all []*pool.Lease[server]
 		for !full(p) {
 			all = append(all, acquire(t, p, nil))
 		}
@@ -169,16 +168,16 @@ func TestPool_Overloaded(t *testing.T) {
 		}
 		return len(all)
 	}
-	var all []*remotehttp.Lease[server]
+	var all []*pool.Lease[server]
 	for range 16 {
 		all = append(all, acquire(t, p, nil))
 	}
 	if !full(p) {
 		t.Error("more than 16")
 	}
-	all[0].Done(remotehttp.ErrGarbage)
+	all[0].Done(errors.New("garbage"))
 	all[0] = acquire(t, p, nil)
-	busy := &remotehttp.StatusError{Status: http.StatusTooManyRequests, Err: errors.New("busy")}
+	busy := fmt.Errorf("%w: busy", pool.ErrOverloaded)
 	for _, l := range all {
 		l.Done(busy)
 	}
@@ -217,7 +216,7 @@ func TestPool_Patience(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-l.Context.Done()
-	if cause := context.Cause(l.Context); !errors.Is(cause, remotehttp.ErrSilent) || !strings.Contains(cause.Error(), "no answer") {
+	if cause := context.Cause(l.Context); !errors.Is(cause, pool.ErrSilent) || !strings.Contains(cause.Error(), "no answer") {
 		t.Errorf("given up for %v", cause)
 	}
 	l.Done(context.Cause(l.Context))
@@ -228,16 +227,16 @@ func TestPool_Check(t *testing.T) {
 	t.Parallel()
 	f := &fleet{}
 	p := f.newPool(1, "a", "b")
-	f.set(f.refused, "a", fmt.Errorf("%w: another model", remotehttp.ErrRefused))
+	f.set(f.refused, "a", fmt.Errorf("%w: another model", pool.ErrRefused))
 	f.set(f.down, "b", errors.New("starting"))
 	err := p.Check(t.Context())
-	if err == nil || errors.Is(err, remotehttp.ErrRefused) ||
+	if err == nil || errors.Is(err, pool.ErrRefused) ||
 		err.Error() != "a: refused by the server: another model; b: starting" {
 		t.Errorf("%v; want both faults, and to wait", err)
 	}
 	f.set(f.down, "b", nil)
-	f.set(f.refused, "b", fmt.Errorf("%w: another model", remotehttp.ErrRefused))
-	if err = p.Check(t.Context()); !errors.Is(err, remotehttp.ErrRefused) {
+	f.set(f.refused, "b", fmt.Errorf("%w: another model", pool.ErrRefused))
+	if err = p.Check(t.Context()); !errors.Is(err, pool.ErrRefused) {
 		t.Errorf("%v; want it to be final", err)
 	}
 	f.set(f.refused, "b", nil)
@@ -245,14 +244,14 @@ func TestPool_Check(t *testing.T) {
 	if err = p.Check(t.Context()); err != nil || f.joins["b"] != before["b"]+1 {
 		t.Errorf("%v, joins %v after %v", err, f.joins, before)
 	}
-	if l := acquire(t, p, nil); l.Server != "b" {
-		t.Errorf("%s is used", l.Server)
+	if l := acquire(t, p, nil); l.Member != "b" {
+		t.Errorf("%s is used", l.Member)
 	}
 }
 
 // switching is a pool of servers whose weights can be switched, with the switches so far.
 type switching struct {
-	*remotehttp.Pool[server]
+	*pool.Pool[server]
 	mu    sync.Mutex
 	did   []string
 	joins int
@@ -267,8 +266,8 @@ func newSwitching(t *testing.T, most int, names ...server) *switching {
 		s.joins++
 		return nil
 	}
-	s.Pool = remotehttp.NewPool(remotehttp.PoolConfig[server]{
-		Servers: names, Most: most, Health: well, Join: join,
+	s.Pool = pool.New(pool.Config[server]{
+		Members: names, Most: most, Probe: well, Join: join,
 		Switch: func(_ context.Context, of server, weights string) error {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -289,7 +288,7 @@ func newSwitching(t *testing.T, most int, names ...server) *switching {
 
 // acquired is what an Acquire in the background returned.
 type acquired struct {
-	lease *remotehttp.Lease[server]
+	lease *pool.Lease[server]
 	err   error
 }
 
@@ -374,38 +373,38 @@ func TestPool_SwitchFails(t *testing.T) {
 		s := newSwitching(t, 2, "a", "b")
 		held := <-s.ask(t.Context(), "")
 		w := <-s.ask(t.Context(), "w")
-		if w.lease.Server == held.lease.Server {
-			t.Fatalf("both at %s", w.lease.Server)
+		if w.lease.Member == held.lease.Member {
+			t.Fatalf("both at %s", w.lease.Member)
 		}
-		if again := <-s.ask(t.Context(), "w"); again.lease.Server != w.lease.Server || len(s.did) != 1 {
-			t.Errorf("at %s, switched %v", again.lease.Server, s.did)
+		if again := <-s.ask(t.Context(), "w"); again.lease.Member != w.lease.Member || len(s.did) != 1 {
+			t.Errorf("at %s, switched %v", again.lease.Member, s.did)
 		} else {
 			again.lease.Done(nil)
 		}
 		w.lease.Done(nil)
 		held.lease.Done(nil)
-		refused := fmt.Errorf("%w: no such weights", remotehttp.ErrRefused)
+		refused := fmt.Errorf("%w: no such weights", pool.ErrRefused)
 		s.fail = append(s.fail, refused, nil)
 		(<-s.ask(t.Context(), "half")).lease.Done(nil) // one refuses them, the other takes them
 		s.fail = append(s.fail, refused, refused)
-		if got := <-s.ask(t.Context(), "bad"); !errors.Is(got.err, remotehttp.ErrRefused) ||
-			!errors.Is(got.err, remotehttp.ErrWeights) || len(s.Servers()) != 2 {
-			t.Errorf("refused: %v, %v", got.err, s.Servers())
+		if got := <-s.ask(t.Context(), "bad"); !errors.Is(got.err, pool.ErrRefused) ||
+			!errors.Is(got.err, pool.ErrWeights) || len(s.Members()) != 2 {
+			t.Errorf("refused: %v, %v", got.err, s.Members())
 		}
 		for _, weights := range []string{"", "w"} { // the server of the refusal has neither for sure
 			(<-s.ask(t.Context(), weights)).lease.Done(nil)
 		}
 		s.fail = append(s.fail, errors.New("it went away"))
 		got := <-s.ask(t.Context(), "v")
-		if got.err != nil || len(s.Servers()) != 1 || s.Servers()[0] != got.lease.Server {
-			t.Fatalf("%+v; used %v", got, s.Servers())
+		if got.err != nil || len(s.Members()) != 1 || s.Members()[0] != got.lease.Member {
+			t.Fatalf("%+v; used %v", got, s.Members())
 		}
 		if err := s.Check(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		n := len(s.did)
-		if own := <-s.ask(t.Context(), ""); own.lease.Server == got.lease.Server || len(s.did) != n {
-			t.Errorf("at %s, switched %v", own.lease.Server, s.did[n:])
+		if own := <-s.ask(t.Context(), ""); own.lease.Member == got.lease.Member || len(s.did) != n {
+			t.Errorf("at %s, switched %v", own.lease.Member, s.did[n:])
 		}
 	})
 }

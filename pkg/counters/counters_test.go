@@ -1,0 +1,355 @@
+package counters_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/counters"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// world is a plane with events that nothing but this test makes.
+type world struct {
+	*bustest.Plane
+	t   *testing.T
+	rng *rand.Rand
+}
+
+// pick returns one of a few names.
+func (w *world) pick(name string, of int) string { return name + strconv.Itoa(w.rng.IntN(of)) }
+
+// publish stores a random event; one that is there already is refused, as for every publisher.
+func (w *world) publish() {
+	one := func(of ...string) string { return of[w.rng.IntN(len(of))] }
+	run, uid := schemas.Run(w.pick("run", 4)), schemas.UID(w.pick("u", 6))
+	a := schemas.Address{
+		Run: run, UID: uid, Sample: strconv.Itoa(w.rng.IntN(3)), Batch: one(string(uid), "b0", "b1"),
+	}
+	outcome := ""
+	switch a.Kind = one(schemas.KindPrompt, schemas.KindGroup, schemas.KindOpening, schemas.KindTrajectory,
+		schemas.KindReward, schemas.KindAdvantage, schemas.KindBatch, schemas.KindDead); a.Kind {
+	case schemas.KindTrajectory:
+		outcome = one(schemas.StopReasons...)
+	case schemas.KindReward:
+		outcome = one(schemas.RewardStatuses...)
+	case schemas.KindAdvantage:
+		outcome = one(append([]string{"not an outcome"}, schemas.GroupStatuses...)...)
+	case schemas.KindDead:
+		a.Stage = one(schemas.ServiceIntake, schemas.ServiceReward)
+	}
+	m := &nats.Msg{Subject: a.Filter(), Data: []byte("x")}
+	if a.Kind == schemas.KindReward || a.Kind == schemas.KindOpening { // the server adds the partition
+		at := strings.Split(m.Subject, ".")
+		m.Subject = strings.Join(append(at[:3], at[4:]...), ".")
+	}
+	if outcome != "" {
+		m.Header = nats.Header{schemas.HeaderOutcome: {outcome}}
+	}
+	_, _ = w.JetStream().PublishMsg(w.t.Context(), m)
+}
+
+var streams = []string{
+	schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamTrajectories, schemas.StreamRewards,
+	schemas.StreamAdvantages, schemas.StreamDead,
+}
+
+// full counts a run by reading all that is stored, and as simply as can be.
+func (w *world) full(run schemas.Run) string {
+	count, groups, closed := map[string]int{}, map[schemas.UID]bool{}, map[schemas.UID]bool{}
+	batches, ended, letters := map[string]bool{}, map[string]bool{}, map[schemas.UID]int{}
+	for _, stream := range streams {
+		for m, err := range w.Read(w.t.Context(), stream, nil, bus.ReadOptions{}) {
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			a, _ := schemas.ParseSubject(m.Subject)
+			if a.Run != run {
+				continue
+			}
+			outcome, err := w.Outcome(w.t.Context(), m)
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			count[stream]++
+			if outcome != "" {
+				count[a.Kind+" "+outcome]++
+			}
+			switch a.Kind {
+			case schemas.KindGroup:
+				groups[a.UID] = true
+			case schemas.KindAdvantage:
+				closed[a.UID] = closed[a.UID] || outcome != ""
+			case schemas.KindOpening:
+				batches[a.Batch] = batches[a.Batch] || a.Batch != string(a.UID)
+			case schemas.KindBatch:
+				ended[a.Batch] = true
+			case schemas.KindDead:
+				if a.Stage == schemas.ServiceIntake {
+					letters[a.UID]++
+				}
+			}
+		}
+	}
+	for uid := range groups {
+		if !closed[uid] {
+			count["open"]++
+		}
+	}
+	for batch, is := range batches {
+		if is && !ended[batch] {
+			count["open batches"]++
+		}
+	}
+	for uid, n := range letters {
+		if !groups[uid] {
+			count["refused"] += n
+		}
+	}
+	delete(count, schemas.StreamDead) // of no run
+	return text(count)
+}
+
+// told says the same of counts.
+func told(r *counters.Run) string {
+	count := map[string]int{}
+	if r == nil {
+		return text(count)
+	}
+	for kind, of := range r.Outcomes {
+		for outcome, n := range of {
+			count[kind+" "+outcome] = int(n)
+		}
+	}
+	for stream := range r.Marks {
+		count[stream] = int(r.Events(stream))
+	}
+	count["open"], count["open batches"], count["refused"] = len(r.Open), len(r.Batches), int(r.Refused())
+	delete(count, schemas.StreamDead)
+	return text(count)
+}
+
+func text(count map[string]int) string {
+	maps.DeleteFunc(count, func(_ string, n int) bool { return n == 0 })
+	data, _ := json.Marshal(count) // sorted by key
+	return string(data)
+}
+
+// check compares looks at each run, and at all, with full readings.
+func (w *world) check(after string) {
+	w.t.Helper()
+	all, err := counters.Look(w.t.Context(), w.Bus, "*")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for i := range 4 {
+		run := schemas.Run("run" + strconv.Itoa(i))
+		one, err := counters.Look(w.t.Context(), w.Bus, run)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		want := w.full(run)
+		if all[run] == nil && !strings.Contains(want, "MDR_") { // only letters: no run
+			continue
+		}
+		if got := told(all[run]); got != want {
+			w.t.Fatalf("after %s: a look at all says of %s\n%s, a full reading\n%s", after, run, got, want)
+		}
+		if got := told(one[run]); got != want {
+			w.t.Fatalf("after %s: a look at %s says\n%s, a full reading\n%s", after, run, got, want)
+		}
+	}
+}
+
+// remove removes random events.
+func (w *world) remove() string {
+	run := schemas.Run(w.pick("run", 4))
+	switch w.rng.IntN(4) {
+	case 0:
+		if _, err := w.Purge(w.t.Context(), run); err != nil {
+			w.t.Fatal(err)
+		}
+		return "purge of " + string(run)
+	case 1: // as the janitor does
+		uid := schemas.UID(w.pick("u", 6))
+		for stream, filter := range map[string]string{
+			schemas.StreamGroups: schemas.GroupSubject(run, uid), schemas.StreamAdvantages: schemas.AdvantageSubject(run, uid),
+			schemas.StreamTrajectories: schemas.TrajectoryFilter(run, uid),
+		} {
+			if _, err := w.PurgeSubject(w.t.Context(), stream, filter); err != nil {
+				w.t.Fatal(err)
+			}
+		}
+		return "free of " + string(run) + " " + string(uid)
+	}
+	stream := streams[w.rng.IntN(len(streams))]
+	info := w.Info(w.t, stream)
+	for range 5 {
+		_ = w.Delete(w.t.Context(), stream, info.State.FirstSeq+uint64(w.rng.IntN(1+int(info.State.LastSeq))))
+	}
+	return "deletes of " + stream
+}
+
+// Whatever is published, removed, in whatever order, and whoever advances the records, is stopped while doing so, or
+// writes what it read long ago: counts are those of a full reading.
+func TestLook_EqualsAFullReading(t *testing.T) {
+	t.Parallel()
+	const steps = 120
+	for seed := range uint64(3) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			w := &world{bustest.New(t), t, rand.New(rand.NewPCG(seed, 1))}
+			other := w.Connect(t)
+			ctx := t.Context()
+			var late []func()
+			for range steps {
+				for range w.rng.IntN(12) {
+					w.publish()
+				}
+				what := "publishes"
+				switch w.rng.IntN(10) {
+				case 0:
+					what = w.remove()
+				case 1, 2: // killed with some records written
+					write, err := counters.Begin(ctx, w.Bus, "*", w.rng.IntN(4))
+					if err != nil {
+						t.Fatal(err)
+					}
+					write()
+					what = "a kill"
+				case 3, 4: // writes later
+					write, err := counters.Begin(ctx, other, schemas.Run([]string{"*", w.pick("run", 4)}[w.rng.IntN(2)]), -1)
+					if err != nil {
+						t.Fatal(err)
+					}
+					late = append(late, write)
+					continue
+				case 5:
+					for _, write := range late {
+						write()
+					}
+					late, what = nil, "late writes"
+				case 6: // side by side
+					g, ctx := errgroup.WithContext(ctx)
+					for _, b := range []*bus.Bus{w.Bus, other, w.Bus} {
+						g.Go(func() error { return counters.Advance(ctx, b) })
+					}
+					if err := g.Wait(); err != nil {
+						t.Fatal(err)
+					}
+					what = "two who advance"
+				case 7:
+					if err := counters.Advance(ctx, w.Bus); err != nil {
+						t.Fatal(err)
+					}
+					what = "an advance"
+				case 8: // a lost or damaged record
+					key := []string{"=counts1", "=counts1." + w.pick("run", 4)}[w.rng.IntN(2)]
+					kv, err := w.JetStream().KeyValue(ctx, schemas.RunBucket)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if _, err = kv.PutString(ctx, key, "damaged"); w.rng.IntN(2) == 0 && err == nil {
+						_, err = w.PurgeSubject(ctx, schemas.StreamRunBucket, schemas.BucketSubject(schemas.RunBucket, key))
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					what = "the loss of " + key
+				}
+				w.check(what)
+			}
+		})
+	}
+}
+
+// While others publish, and after records are there, a look reads what is new and nothing else.
+func TestAdvance_ReadsOnce(t *testing.T) {
+	t.Parallel()
+	w := &world{bustest.New(t), t, rand.New(rand.NewPCG(1, 2))}
+	for range 300 {
+		w.publish()
+	}
+	if err := counters.Advance(t.Context(), w.Bus); err != nil {
+		t.Fatal(err)
+	}
+	before := w.Info(t, schemas.StreamRunBucket).State.LastSeq
+	if err := counters.Advance(t.Context(), w.Bus); err != nil {
+		t.Fatal(err)
+	}
+	w.check("an advance")
+	if after := w.Info(t, schemas.StreamRunBucket).State.LastSeq; after != before {
+		t.Errorf("%d records are written though nothing is new", after-before)
+	}
+}
+
+// BenchmarkLook compares a fresh look at 1,000 runs of 100 samples by their records with one that reads all events:
+// the processor time of client and server, and the ratio.
+func BenchmarkLook(b *testing.B) {
+	p := bustest.New(b)
+	js, err := jetstream.New(p.Conn(), jetstream.WithPublishAsyncMaxPending(4096))
+	if err != nil {
+		b.Fatal(err)
+	}
+	publish := func(a schemas.Address, outcome string) {
+		m := nats.NewMsg(a.Filter())
+		if a.Kind == schemas.KindReward {
+			m.Subject = strings.Replace(m.Subject, a.Kind+"."+strconv.Itoa(schemas.Partition(a.Batch)), a.Kind, 1)
+		}
+		if m.Data = make([]byte, 200); outcome != "" {
+			m.Header.Set(schemas.HeaderOutcome, outcome)
+		}
+		if _, err := js.PublishMsgAsync(m, jetstream.WithRetryAttempts(100)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for run := range 1000 {
+		for group := range 25 {
+			a := schemas.Address{Run: schemas.Run(fmt.Sprint("run", run)), UID: schemas.UID(fmt.Sprint("p", group))}
+			a.Batch = string(a.UID)
+			for _, a.Kind = range []string{schemas.KindPrompt, schemas.KindGroup} {
+				publish(a, "")
+			}
+			for sample := range 4 {
+				a.Sample, a.Kind = strconv.Itoa(sample), schemas.KindTrajectory
+				publish(a, schemas.StopCompleted)
+				a.Kind = schemas.KindReward
+				publish(a, schemas.StatusScored)
+			}
+			a.Kind = schemas.KindAdvantage
+			publish(a, schemas.StatusComplete)
+		}
+	}
+	<-js.PublishAsyncComplete()
+	look := func() (cpu time.Duration) {
+		var before, after syscall.Rusage
+		_ = syscall.Getrusage(syscall.RUSAGE_SELF, &before)
+		runs, err := counters.Look(b.Context(), p.Bus, "*")
+		_ = syscall.Getrusage(syscall.RUSAGE_SELF, &after)
+		if err != nil || len(runs) != 1000 {
+			b.Fatal(len(runs), err)
+		}
+		return time.Duration(after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano())
+	}
+	without := look() // its writes are in it
+	cpu := time.Duration(0)
+	for b.Loop() {
+		cpu += look()
+	}
+	with := cpu / time.Duration(b.N)
+	b.ReportMetric(with.Seconds()*1000, "cpu-ms/look")
+	b.ReportMetric(without.Seconds()*1000, "cpu-ms/full")
+	b.ReportMetric(float64(with)/float64(without), "ratio")
+}
