@@ -352,7 +352,7 @@ func TestControl_ClosedWhilePaused(t *testing.T) {
 	})
 	for stream, filter := range map[string]string{
 		schemas.StreamTrajectories: schemas.TrajectoryFilter(run, "late"),
-		schemas.StreamSteps:        schemas.StepsFilter(run, "late", "*"),
+		schemas.StreamSteps:        schemas.StepsFilter(run, "late", "*", "*"),
 	} {
 		if n, err := w.Subjects(t.Context(), stream, filter); err != nil || len(n) > 0 {
 			t.Errorf("%s: %d events of the group that has closed, %v", stream, len(n), err)

@@ -121,6 +121,8 @@ func (b *Bus) storeBlob(ctx context.Context, ref schemas.Ref, sum [32]byte, data
 		nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}, entry)
 }
 
+// checkBlobSpace returns ErrStreamFull when size bytes do not fit into the object store, before PutBlob writes any of
+// them.
 func (b *Bus) checkBlobSpace(ctx context.Context, size int) error {
 	info, err := b.StreamInfo(ctx, schemas.StreamBlobBucket)
 	if err != nil {

@@ -165,6 +165,7 @@ func (x *BlobIndex) Sweep(ctx context.Context, dry bool) (n int, size uint64, er
 	return n, size, x.b.sweepChunks(ctx, x.before)
 }
 
+// removeBlob removes a blob for a sweep. It returns false when the blob was used again meanwhile, and keeps it then.
 func (b *Bus) removeBlob(ctx context.Context, digest string, blob oldBlob) (gone bool, err error) {
 	if err := b.Delete(ctx, schemas.StreamBlobBucket, blob.seq); err != nil {
 		return false, err

@@ -199,6 +199,8 @@ func unreachable(err error) bool {
 	return errors.Is(err, nats.ErrNoServers) || ok && dial.Op == "dial"
 }
 
+// options returns the client library's options for cfg, with callbacks that note when the connection is lost, log,
+// and count.
 func (b *Bus) options(cfg Config) []nats.Option {
 	var lost limiter
 	opts := []nats.Option{

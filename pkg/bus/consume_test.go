@@ -142,7 +142,7 @@ func TestBus_Consume_redeliversWhatACrashLeft(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		publishRequests(t, e.Bus, 1)
 		c, err := e.JetStream().CreateOrUpdateConsumer(t.Context(), schemas.StreamRequests, jetstream.ConsumerConfig{
-			Durable: "sampler-tiny", FilterSubject: "mdr.v1.request.*.tiny.*.*", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 300 * time.Millisecond,
+			Durable: "sampler-tiny", FilterSubject: "mdr.v1.request.*.tiny.*.*.*", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 300 * time.Millisecond,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -227,7 +227,7 @@ func TestBus_Consume_givesUp(t *testing.T) {
 					t.Fatalf("%d dead letters, want 1", len(dead))
 				}
 				d := dead[0]
-				if d.Stage != "sampler" || d.Run != "r1" || d.UID != "u1" || d.Stream != schemas.StreamRequests || d.StreamSeq != 1 || d.At == 0 ||
+				if d.Service != "sampler" || d.Run != "r1" || d.UID != "u1" || d.Stream != schemas.StreamRequests || d.StreamSeq != 1 || d.At == 0 ||
 					d.OriginalSubject != request("r1", "u1", 5).Subject() || d.Deliveries != uint64(test.calls) {
 					t.Errorf("dead letter: %+v", d)
 				}
@@ -569,7 +569,7 @@ func TestBus_WatchAdvisories(t *testing.T) {
 		}
 		eventually(t, "removed from the queue", func() bool { return e.waiting(t) == 0 })
 		dead := bustest.Dead(t, e.Bus, 0)
-		if len(dead) != 1 || dead[0].Code != "exhausted" || dead[0].Stage != "sampler" || dead[0].UID != "u0" || len(dead[0].Data) == 0 {
+		if len(dead) != 1 || dead[0].Code != "exhausted" || dead[0].Service != "sampler" || dead[0].UID != "u0" || len(dead[0].Data) == 0 {
 			t.Errorf("dead letters: %+v", dead)
 		}
 		cancel()

@@ -70,8 +70,8 @@ type ConsumerConfig struct {
 	// RetryDelay is the pause after the first failure. It doubles with each failure and varies by a fifth; default
 	// one second, at most a minute.
 	RetryDelay time.Duration
-	// Stage is the name of the stage in dead letters; default: Durable up to its first "-".
-	Stage string
+	// Service is the name of the service in dead letters; default: Durable up to its first "-".
+	Service string
 	// OnGiveUp runs before the dead letter of a message that is given up, so that it can tell the later stages. When
 	// it fails, it runs again.
 	OnGiveUp func(ctx context.Context, m *Message, cause error) error
@@ -86,6 +86,7 @@ type ConsumerConfig struct {
 	Look time.Duration
 }
 
+// withDefaults returns the settings of a consumer with their defaults filled in, or all their faults, joined.
 func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	var errs []error
 	if c.Stream == "" {
@@ -122,16 +123,17 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 		return c, fmt.Errorf("consumer config: %w", errors.Join(errs...))
 	}
 	c.MaxDeliver, c.Slots = cmp.Or(c.MaxDeliver, DefaultMaxDeliver), cmp.Or(c.Slots, DefaultSlots)
-	c.MaxAckPending, c.Stage = cmp.Or(c.MaxAckPending, unbounded), cmp.Or(c.Stage, stageOf(c.Name))
+	c.MaxAckPending, c.Service = cmp.Or(c.MaxAckPending, unbounded), cmp.Or(c.Service, serviceOf(c.Name))
 	return c, nil
 }
 
-// stageOf returns the stage that a durable belongs to: the sampler for "sampler-tiny".
-func stageOf(durable string) string {
+// serviceOf returns the service that a durable belongs to: the sampler for "sampler-tiny".
+func serviceOf(durable string) string {
 	stage, _, _ := strings.Cut(durable, "-")
 	return stage
 }
 
+// natsConfig returns the settings of a consumer in the form of the client library.
 func (c ConsumerConfig) natsConfig() jetstream.ConsumerConfig {
 	n := jetstream.ConsumerConfig{
 		Durable: c.Name, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,

@@ -58,6 +58,7 @@ func (d *durable) createOrUpdate(ctx context.Context) error {
 	return nil
 }
 
+// tryCreateOrUpdate is one try of createOrUpdate. The caller holds the lock.
 func (d *durable) tryCreateOrUpdate(ctx context.Context) error {
 	js, want := d.bus.js, d.config.natsConfig()
 	have, err := js.Consumer(ctx, d.config.Stream, d.config.Name)
@@ -123,10 +124,12 @@ func (d *durable) reportChange(what string) {
 
 func (d *durable) key() string { return d.config.Stream + "." + d.config.Name }
 
+// checkRegularly checks the durable every Look, and repairs it, until ctx ends.
 func (d *durable) checkRegularly(ctx context.Context) {
 	defer d.bus.changed.Delete(d.key())
 	for pause(ctx, d.config.Look) == nil {
-		if err := d.bus.retryWhileAway(ctx, d.createOrUpdate); err != nil && ctx.Err() == nil && d.bus.waitLog.allow(logEvery) {
+		err := d.bus.retryWhileAway(ctx, d.createOrUpdate)
+		if err != nil && ctx.Err() == nil && d.bus.waitLog.allow(logEvery) {
 			d.bus.log.Warn().Err(err).Msg("the consumer is not as it should be, trying again")
 		}
 	}

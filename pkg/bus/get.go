@@ -127,6 +127,8 @@ func (b *Bus) getMessage(ctx context.Context, stream, subject string, req direct
 	return nil, err
 }
 
+// directError returns the error in the server's answer to a direct get: ErrNotFound, no server, or another; nil for a
+// message.
 func directError(stream string, m *nats.Msg) error {
 	switch status := m.Header.Get(headerStatus); {
 	case status == "" || m.Header.Get(jetstream.StreamHeader) != "":
@@ -317,6 +319,7 @@ func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]u
 	return state.Subjects, nil
 }
 
+// streamState returns the state of a stream, with the subjects that match filter.
 func (b *Bus) streamState(ctx context.Context, stream, filter string) (state jetstream.StreamState, err error) {
 	err = b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error {
 		info, err := s.Info(ctx, jetstream.WithSubjectFilter(filter))
@@ -350,7 +353,9 @@ func (b *Bus) StreamInfo(ctx context.Context, stream string) (info *jetstream.St
 
 // Delete removes the message at a sequence. It is no error when the message is gone already.
 func (b *Bus) Delete(ctx context.Context, stream string, seq uint64) error {
-	err := b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error { return s.DeleteMsg(ctx, seq) })
+	err := b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error {
+		return s.DeleteMsg(ctx, seq)
+	})
 	if errors.Is(err, jetstream.ErrMsgNotFound) || errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
 		// The server reports a message that is not there as a failed delete.
 		if _, getErr := b.Get(ctx, stream, seq); errors.Is(getErr, ErrNotFound) {
@@ -476,6 +481,7 @@ func (b *Bus) Stats(ctx context.Context) (out []StreamStats, err error) {
 	return out, err
 }
 
+// allStats is one try of Stats: the state of all streams with their consumers.
 func (b *Bus) allStats(ctx context.Context) ([]StreamStats, error) {
 	var out []StreamStats
 	for _, k := range allStores() {
@@ -491,6 +497,7 @@ func (b *Bus) allStats(ctx context.Context) ([]StreamStats, error) {
 	return out, nil
 }
 
+// addConsumers adds the durables of a stream to its stats.
 func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.Stream) error {
 	consumers, err := b.consumersOf(ctx, s)
 	if err != nil {
@@ -504,7 +511,7 @@ func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.
 				delivered = *c.Delivered.Last
 			}
 			stats.Consumers = append(stats.Consumers, ConsumerStats{
-				Name: c.Name, Stage: stageOf(c.Name),
+				Name: c.Name, Stage: serviceOf(c.Name),
 				Pending: c.NumPending, AckPending: c.NumAckPending, Redelivered: c.NumRedelivered, Pulls: c.NumWaiting,
 				Filters: filtersOf(c.Config), Delivered: delivered,
 				Takes: c.Config.AckPolicy == jetstream.AckExplicitPolicy && c.Config.DeliverSubject == "",

@@ -48,6 +48,7 @@ func (r *mirror[V]) Follow(ctx context.Context) error {
 	return nil
 }
 
+// apply stores or removes an entry, and wakes those who wait for a change.
 func (r *mirror[V]) apply(m *Message) {
 	key, v := m.Subject[len(r.prefix):], r.decode(m)
 	r.mu.Lock()

@@ -75,7 +75,7 @@ func TestBus_Publish_headers(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := map[string]string{
-			"Nats-Msg-Id": "trajectory.r1.u1.0", "Mdr-Type": "trajectory/1", "Content-Type": "application/msgpack", "traceparent": trace,
+			"Nats-Msg-Id": "trajectory.r1.u1.0.main", "Mdr-Type": "trajectory/1", "Content-Type": "application/msgpack", "traceparent": trace,
 			"Mdr-Outcome": "failed",
 		}
 		for name, v := range want {

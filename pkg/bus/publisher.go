@@ -149,7 +149,7 @@ func encodeFuture(
 func (p *Publisher) PublishStep(ctx context.Context, e schemas.StepEvent, sums *schemas.TensorSums) (*Future, error) {
 	if sums == nil {
 		var err error
-		if sums, err = e.TensorSums(schemas.BLAKE3); err != nil {
+		if sums, err = schemas.SumTensors(e); err != nil {
 			return nil, publishError(e.Subject(), err)
 		}
 	}
@@ -164,6 +164,7 @@ func (p *Publisher) PublishStep(ctx context.Context, e schemas.StepEvent, sums *
 	return p.start(ctx, f)
 }
 
+// encodeStepFuture is encodeFuture for a step; the future also gets the payload digest.
 func encodeStepFuture(ctx context.Context, e schemas.StepEvent, sums *schemas.TensorSums) (*Future, error) {
 	var digest string
 	f, err := encodeFuture(ctx, e, oneWriter, func(dst []byte, _ schemas.Event) (data []byte, err error) {
@@ -383,6 +384,7 @@ func (p *Publisher) resendLate() {
 	}
 }
 
+// setOutcome gives a future its outcome, and frees its memory and its space in the window.
 func (p *Publisher) setOutcome(f *Future, ack Ack, err error) {
 	f.ack, f.err = ack, err
 	if f.lent != nil && cap(*f.lent) <= maxLent {

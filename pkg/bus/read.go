@@ -272,6 +272,7 @@ func endWhenIdle(ctx context.Context, c jetstream.Consumer, end func()) {
 	end()
 }
 
+// natsConfig returns the options of a read in the form of the client library.
 func (o ReadOptions) natsConfig(filters []string) jetstream.OrderedConsumerConfig {
 	c := jetstream.OrderedConsumerConfig{
 		FilterSubjects: filters, HeadersOnly: o.HeadersOnly,

@@ -87,6 +87,7 @@ func (s *Subscription) CaughtUp() (time.Time, error) {
 // once. Later calls do nothing.
 func (s *Subscription) Close() error { return s.once() }
 
+// close stops pulling, returns all messages to the server, and gives the pin to another client; Close calls it once.
 func (s *Subscription) close() error {
 	pin := s.serverPin() // read it before we stop listening for our pulls
 	s.stop()
@@ -125,6 +126,7 @@ func (s *Subscription) serverPin() string {
 	return ""
 }
 
+// info asks the server for the state of the consumer.
 func (s *Subscription) info() (*jetstream.ConsumerInfo, error) {
 	ctx, stop := context.WithTimeout(context.Background(), time.Second)
 	defer stop()
@@ -135,6 +137,7 @@ func (s *Subscription) info() (*jetstream.ConsumerInfo, error) {
 	return c.CachedInfo(), nil
 }
 
+// unpin asks the server to pin another client. A failure is only logged: PinnedTTL does the same later.
 func (s *Subscription) unpin() {
 	ctx, stop := context.WithTimeout(context.Background(), time.Second)
 	defer stop()

@@ -162,6 +162,7 @@ func (c *Client) explainStore(ctx context.Context, err error) error {
 		err, versions, size)
 }
 
+// placeWeights puts the files of a transformer into the shared folder, those that are not in it.
 func (c *Client) placeWeights(
 	ctx context.Context, weights *lora.Full, path string,
 ) (out []schemas.WeightsFile, err error) {

@@ -38,6 +38,8 @@ type authenticator struct {
 	users map[string]*server.User // by public key
 }
 
+// newAuthenticator returns the check that the server makes of each client that connects: by the token and the users
+// of the options.
 func (o Options) newAuthenticator() authenticator {
 	auth := authenticator{token: o.Token, users: map[string]*server.User{}}
 	for _, u := range o.Users {

@@ -151,6 +151,7 @@ func NewStorage(dir string) (int64, error) {
 	return free / 4 * 3, err
 }
 
+// probeDisk writes a file to the disk and removes it. An error means that the disk still takes no writes.
 func probeDisk(dir string) error {
 	f, err := os.CreateTemp(dir, probeFile)
 	if err != nil {

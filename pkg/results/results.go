@@ -349,7 +349,7 @@ func (c *collection) fillGroup(g *Group, a *schemas.Advantage) error {
 			}
 			c.countEvaluations(t)
 			by := "sampler"
-			if d := t.DrawnBy(); d != nil {
+			if d := t.Drawn; d != nil {
 				by = d.Engine.String()
 			}
 			c.engines[by]++

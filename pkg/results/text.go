@@ -64,7 +64,7 @@ func TextOf(t *schemas.Trajectory) *Text {
 	s := t.Text.Settings
 	x := &Text{
 		Answer: t.Text.Answer(), Tokens: t.Text.Generated(), Messages: s.Messages, Turns: t.Text.Turns,
-		Conversation: t.Text.Conversation, Drawn: t.DrawnBy(),
+		Conversation: t.Text.Conversation, Drawn: t.Drawn,
 		Temperature: s.Temperature, TopK: s.TopK, TopP: s.TopP, MinP: s.MinP, Vocabulary: s.Vocabulary,
 		WeightsDigest: t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
 	}

@@ -83,9 +83,10 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	for p := range schemas.RewardPartitions {
 		g.Go(func() error {
 			w := &worker{
-				cfg: cfg, bus: b, publisher: publisher, metrics: instruments, controls: controls, controlsChanged: controls.Changed(),
-				log:    log.With().Int("partition", p).Logger(),
-				groups: map[string]*group{}, batches: map[string]*batch{}, records: map[string]*bus.Message{},
+				cfg: cfg, bus: b, publisher: publisher, metrics: instruments, controls: controls,
+				controlsChanged: controls.Changed(),
+				log:             log.With().Int("partition", p).Logger(),
+				groups:          map[string]*group{}, batches: map[string]*batch{}, records: map[string]*bus.Message{},
 			}
 			if err := w.run(ctx, p); err != nil {
 				return fmt.Errorf("partition %d: %w", p, err)
@@ -381,6 +382,7 @@ func (g *group) messages() []*bus.Message {
 	return out
 }
 
+// failedResult returns a copy of a result with the status failed, the cause and no advantages.
 func failedResult(a *schemas.Advantage, cause error) *schemas.Advantage {
 	out := *a
 	out.Status, out.Error, out.Mean, out.Std, out.BatchSamples = schemas.StatusFailed, cause.Error(), nil, nil, 0

@@ -88,6 +88,7 @@ func (g *group) deadlineSetBefore(deadline time.Time) bool {
 	return !g.deadline.IsZero() && (deadline.IsZero() || !g.due.After(deadline))
 }
 
+// removeGroup removes a group from its batch, because the group is dropped.
 func (b *batch) removeGroup(g *group) {
 	delete(b.groups, g.uid)
 	if g.decided {
@@ -280,6 +281,7 @@ func traceOf(groups []*group) (t bus.Trace) {
 	return t
 }
 
+// storeLateResult stores the result of a group that came after its batch had closed.
 func (w *worker) storeLateResult(ctx context.Context, g *group) error {
 	late := g.lateResult()
 	a, err := w.publishAndWait(bus.WithTrace(ctx, g.trace), late)
@@ -308,6 +310,8 @@ func (g *group) lateResult() *schemas.Advantage {
 	return a
 }
 
+// batchClosed reports whether the batch that a group's record names has closed, which is when its Batch event is
+// stored.
 func (w *worker) batchClosed(ctx context.Context, r *schemas.Opening) (bool, error) {
 	_, err := w.bus.StoredEvent(ctx, schemas.StreamAdvantages, schemas.BatchSubject(r.Run, r.Group.Batch),
 		&schemas.Batch{}, nil)

@@ -124,6 +124,7 @@ func (g *group) branchPoints(depth int, segments []segment) []schemas.BranchGrou
 	return points
 }
 
+// meanOf returns the mean of the rewards of those children that have one; nil if none has.
 func meanOf(children []schemas.BranchChild) *float64 {
 	sum, n := 0.0, 0
 	for _, c := range children {

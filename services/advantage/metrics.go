@@ -23,6 +23,7 @@ type instruments struct {
 	groupReward       *prometheus.GaugeVec
 }
 
+// newInstruments registers the metrics of the advantage service with r; nil: nowhere.
 func newInstruments(r prometheus.Registerer) *instruments {
 	s := instrument.New(r, "advantage")
 	return &instruments{
@@ -201,6 +202,7 @@ func sourceOf(m schemas.Metadata) string {
 	return "unknown"
 }
 
+// moments returns the mean and population standard deviation of x, which is not empty.
 func moments(x []float64) (mean, std float64) {
 	for _, v := range x {
 		mean += v

@@ -133,6 +133,7 @@ func (g *group) setStatus(a *schemas.Advantage, members []*sample, scored []floa
 	}
 }
 
+// whyFailed says how many samples failed, how many never came, and why the first one failed.
 func (g *group) whyFailed(members []*sample) string {
 	why := "no sample was scored"
 	if int64(len(members)) < g.size {
@@ -180,6 +181,9 @@ func scaleOf(c estimator.Config, text bool) scale {
 	return s
 }
 
+// estimate fills in the advantages of one group, or of all groups of a batch, which the caller has sorted by uid.
+// Groups of a batch with the same scale are normalised together. outlines[i] is the result of groups[i]; one that does
+// not count is left as it is, and one that the estimator has an error for gets the status failed.
 func estimate(groups []*group, outlines []*schemas.Advantage) {
 	var order []scale
 	alike := map[scale][]int{}

@@ -137,7 +137,7 @@ func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) erro
 			d = &schemas.Dead{Code: "unreadable", Reason: err.Error()}
 			d.Run, _ = schemas.RunOf(m.Subject)
 		}
-		t.Row(m.Seq, m.Time.Local().Format(time.DateTime), present.OrDash(d.Stage), d.Code, present.OrDash(d.Run),
+		t.Row(m.Seq, m.Time.Local().Format(time.DateTime), present.OrDash(d.Service), d.Code, present.OrDash(d.Run),
 			present.OrDash(d.UID), present.FirstLine(d.Reason))
 	}
 	switch {
@@ -177,7 +177,7 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 	}
 	fmt.Fprintf(out,
 		"dead letter %d\nstage       %s\ncode        %s\nreason      %s\nsubject     %s\nstream      %s "+
-			"%d\ndeliveries  %d\nat          %s\n", m.Seq, d.Stage, d.Code, boot.Safe(d.Reason),
+			"%d\ndeliveries  %d\nat          %s\n", m.Seq, d.Service, d.Code, boot.Safe(d.Reason),
 		boot.Safe(d.OriginalSubject), d.Stream, d.StreamSeq, d.Deliveries,
 		time.Unix(0, d.At).Local().Format(time.RFC3339))
 	for _, h := range d.Headers {

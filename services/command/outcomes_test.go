@@ -137,7 +137,7 @@ func outcomeCases() map[schemas.Run]struct {
 	}
 	refused := func(uid schemas.UID) *schemas.Dead {
 		return &schemas.Dead{
-			Stage: schemas.ServiceIntake, Code: schemas.CodeInvalid, Reason: "height: 17", UID: uid,
+			Service: schemas.ServiceIntake, Code: schemas.CodeInvalid, Reason: "height: 17", UID: uid,
 			OriginalSubject: "mdr.v1.prompt.x", Stream: schemas.StreamPrompts, StreamSeq: 1,
 		}
 	}

@@ -348,7 +348,7 @@ func (r *runner) awaitOutcomes(
 		}
 	}
 	go feed(schemas.StreamAdvantages, schemas.AdvantageSubject(r.id, "*"))
-	go feed(schemas.StreamDead, schemas.Address{Kind: schemas.KindDead, Stage: "intake", Run: r.id}.Filter())
+	go feed(schemas.StreamDead, schemas.Address{Kind: schemas.KindDead, Service: "intake", Run: r.id}.Filter())
 	for o.Left() > 0 {
 		select {
 		case <-ctx.Done():

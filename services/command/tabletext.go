@@ -182,7 +182,7 @@ func describeText(t *schemas.Trajectory) []string {
 	s := t.Text.Settings
 	lines := []string{fmt.Sprintf("at most %d tokens, temperature %g, top_k %d, top_p %g, min_p %g, vocabulary %d, "+
 		"logits %s", s.MaxNewTokens, s.Temperature, s.TopK, s.TopP, s.MinP, s.Vocabulary, logitsLine(&s))}
-	if d := t.DrawnBy(); d != nil {
+	if d := t.Drawn; d != nil {
 		lines = append(lines,
 			fmt.Sprintf("drawn by %s with its own random generator, so verify cannot draw them again; it gives %s",
 				&d.Engine, engineGives[d.Engine.Values]))

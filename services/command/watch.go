@@ -279,7 +279,7 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 	case schemas.KindDead:
 		var e schemas.Dead
 		err = schemas.Decode(m.Data, &e)
-		return fmt.Sprintf("%d at %s, %s: %s", m.Seq, e.Stage, e.Code, present.FirstLine(e.Reason)), e.UID, err
+		return fmt.Sprintf("%d at %s, %s: %s", m.Seq, e.Service, e.Code, present.FirstLine(e.Reason)), e.UID, err
 	default: // of those that only a replay has
 		return strings.TrimPrefix(m.Subject, schemas.KindPrefix(kind)), "", nil
 	}

@@ -135,6 +135,7 @@ type metrics struct {
 	look                prometheus.Observer
 }
 
+// newMetrics registers the metrics of the janitor on r.
 func newMetrics(r prometheus.Registerer) *metrics {
 	set := instrument.New(r, "janitor")
 	return &metrics{
@@ -211,6 +212,8 @@ func Pass(ctx context.Context, cfg Config, b *bus.Bus, dry bool) (*Report, error
 	return runPass(ctx, cfg, b, dry, &blobSweeps{once: true}, nil)
 }
 
+// runPass makes one pass; Run and Pass share it. metrics is nil where none are kept. The report has what was freed
+// before an error, too; an error is of the settings or of the server.
 func runPass(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *blobSweeps, m *metrics) (*Report, error) {
 	r := &Report{Messages: map[string]uint64{}, Bytes: map[string]uint64{}, Kept: map[string]int{}}
 	if err := cfg.Validate(); err != nil {

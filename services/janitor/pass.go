@@ -60,6 +60,7 @@ type pass struct {
 
 var groupStreams = slices.Collect(maps.Keys(schemas.GroupFilters("*", "*", "*")))
 
+// readSizes reads the sizes of the streams, and notes those that are pressing.
 func (p *pass) readSizes(ctx context.Context) error {
 	if p.dry && p.streams != nil {
 		return nil // a dry pass frees nothing, so the sizes are the same
@@ -112,6 +113,7 @@ func (p *pass) due(at time.Time) bool {
 	return age >= p.cfg.Grace && (p.cfg.Age > 0 && age > p.cfg.Age || p.cfg.Read || p.tooFull(at))
 }
 
+// resultFilters returns two subject filters of the run: for results of groups, and for results of batches.
 func (p *pass) resultFilters() []string {
 	run := p.cfg.Run
 	if run == "" {
@@ -149,6 +151,7 @@ func (p *pass) run(ctx context.Context) (err error) {
 	return nil
 }
 
+// countDue sets the metrics of the groups that are due: how many, and how old the oldest is.
 func (p *pass) countDue(ctx context.Context) error {
 	if p.metrics == nil {
 		return nil
@@ -448,6 +451,7 @@ func (p *pass) freeWeights(ctx context.Context) (err error) {
 	return err
 }
 
+// freeBlobs frees the blobs that no event names any more; without an index it does nothing.
 func (p *pass) freeBlobs(ctx context.Context) error {
 	if p.blobs.index == nil {
 		return nil
@@ -492,6 +496,7 @@ func (p *pass) freeGroup(ctx context.Context, a *schemas.Advantage, m *bus.Messa
 	return nil
 }
 
+// purge removes the events that the filter matches and counts them; in a dry pass it only counts.
 func (p *pass) purge(ctx context.Context, stream, filter string) error {
 	if !p.dry {
 		n, err := p.b.PurgeSubject(ctx, stream, filter)

@@ -111,6 +111,7 @@ func (k *keptSampler) say(ctx context.Context, why error) {
 	}, nil)
 }
 
+// stopSaying ends what presence says of the lane.
 func (k *keptSampler) stopSaying() {
 	k.mu.Lock()
 	saying := k.saying
@@ -154,6 +155,7 @@ func (k *keptSampler) addNote(say func() []string) {
 	}
 }
 
+// allNotes returns the notes of the sampler that runs.
 func (k *keptSampler) allNotes() (lines []string) {
 	k.mu.Lock()
 	notes := slices.Clone(k.notes)

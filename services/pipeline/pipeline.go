@@ -78,6 +78,7 @@ func (c Config) Validate() error {
 	return err
 }
 
+// share copies the settings that the services share into theirs.
 func (c *Config) share() {
 	for _, wait := range []*time.Duration{
 		&c.Intake.AckWait, &c.Sampler.AckWait, &c.Reward.AckWait,

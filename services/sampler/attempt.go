@@ -28,7 +28,7 @@ func (s *service) makeSample(ctx, work context.Context, c *worker, req *schemas.
 		if !errors.Is(err, errRestart) {
 			return t, err
 		}
-		s.metrics.restarted.Inc()
+		s.metrics.Restarted.Inc()
 	}
 }
 
@@ -110,7 +110,7 @@ func (a *attempt) denoise(work context.Context) error {
 // runSteps has a scheduler step an attempt to its end, to where it waits for its interaction, or until work ends.
 func (a *attempt) runSteps(work context.Context) error {
 	a.finished, a.done = false, make(chan struct{})
-	joining := a.service.metrics.joining
+	joining := a.service.metrics.Joining
 	joining.Inc()
 	a.worker.queue.push(a, a.priority, joining.Dec)
 	select {

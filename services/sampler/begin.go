@@ -108,8 +108,8 @@ func (s *service) loadBranch(ctx context.Context, req *schemas.Request) (*schema
 func (s *service) parentError(ctx context.Context, req *schemas.Request) error {
 	at := req.Start.Branch
 	for _, in := range []struct{ stream, subject string }{
-		{schemas.StreamRequests, schemas.RequestSubject(at.Run, req.Lane, at.UID, at.SampleIndex)},
-		{schemas.StreamParked, schemas.ParkedSubject(at.Run, req.Lane, at.UID, at.SampleIndex)},
+		{schemas.StreamRequests, schemas.RequestSubject(at.Run, req.Lane, at.UID, at.SampleIndex, req.Stage)},
+		{schemas.StreamParked, schemas.ParkedSubject(at.Run, req.Lane, at.UID, at.SampleIndex, req.Stage)},
 	} {
 		switch _, err := s.bus.Last(ctx, in.stream, in.subject); {
 		case err == nil:

@@ -27,13 +27,13 @@ func (s *service) askInteraction(
 	if _, err := r.Stored(ctx); err != nil { // the question names the stored events
 		return err
 	}
-	ask.Run, ask.UID, ask.SampleIndex, ask.Attempt = req.Run, req.UID, req.SampleIndex, r.Token()
-	ask.Events = schemas.AttemptFilter(ask.Run, ask.UID, ask.SampleIndex, ask.Attempt)
+	ask.Run, ask.UID, ask.SampleIndex, ask.Stage, ask.Attempt = req.Run, req.UID, req.SampleIndex, req.Stage, r.Token()
+	ask.Events = schemas.AttemptFilter(ask.Run, ask.UID, ask.SampleIndex, ask.Stage, ask.Attempt)
 	t.Rest()
 	back := bus.LeaveSlot(ctx)
 	defer back()
-	s.metrics.conversing.Inc()
-	defer s.metrics.conversing.Dec()
+	s.metrics.Conversing.Inc()
+	defer s.metrics.Conversing.Dec()
 	log := zerolog.Ctx(ctx).With().Str("interaction", x.Name).Str("run", string(ask.Run)).Str("uid",
 		string(ask.UID)).Int64("sample_index", ask.SampleIndex).Int64("answer", ask.Answer).Logger()
 	slow := time.AfterFunc(slowReply, func() {
@@ -42,12 +42,12 @@ func (s *service) askInteraction(
 	defer slow.Stop()
 	reply, err := interaction.Ask(ctx, s.bus.Conn(), ask, x.Timeout())
 	if fault, ok := errors.AsType[*interaction.Fault](err); ok {
-		s.metrics.replies.WithLabelValues(fault.State).Inc()
+		s.metrics.Replies.WithLabelValues(fault.State).Inc()
 		return engine.Failed("interaction %s, answer %d: %w", x.Name, ask.Answer, fault)
 	}
 	if err != nil {
 		return fmt.Errorf("interaction %s, answer %d: %w", x.Name, ask.Answer, err)
 	}
-	s.metrics.replies.WithLabelValues(replied).Inc()
+	s.metrics.Replies.WithLabelValues(replied).Inc()
 	return t.Told(ctx, reply)
 }

@@ -44,7 +44,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	var made schemas.Trajectory
 	fits := func() (fault, err error) { return s.bus.Answers(ctx, &made, &req) }
 	switch _, err := s.bus.StoredEvent(ctx, schemas.StreamTrajectories,
-		schemas.TrajectorySubject(req.Run, req.UID, req.SampleIndex), &made, fits); {
+		schemas.TrajectorySubject(req.Run, req.UID, req.SampleIndex, req.Stage), &made, fits); {
 	case err == nil:
 		return s.sweepSteps(ctx, &made) // an earlier attempt stored the trajectory, and its acknowledgement was lost
 	case !errors.Is(err, bus.ErrNotFound):
@@ -180,6 +180,6 @@ func (s *service) removeSuperseded(ctx context.Context, m *bus.Message, made, st
 // sweepSteps removes the steps of all attempts at a sample that its stored trajectory does not name.
 func (s *service) sweepSteps(ctx context.Context, stored *schemas.Trajectory) error {
 	n, err := s.bus.SweepSample(ctx, stored)
-	s.metrics.superseded.Add(float64(n))
+	s.metrics.Superseded.Add(float64(n))
 	return err
 }

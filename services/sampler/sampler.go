@@ -87,8 +87,8 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		return unlessStopped(ctx, err)
 	}
 	metrics := newInstruments(cfg.Metrics, cfg.Lane, network.Name())
-	metrics.places.Add(float64(cfg.Batch * cfg.Workers))
-	defer metrics.places.Sub(float64(cfg.Batch * cfg.Workers))
+	metrics.Places.Add(float64(cfg.Batch * cfg.Workers))
+	defer metrics.Places.Sub(float64(cfg.Batch * cfg.Workers))
 	publisher := b.NewPublisher(4096, cfg.PublishWindowMiB<<20)
 	defer publisher.Close()
 	s := &service{
@@ -110,10 +110,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	s.recorders = &recorder.Store{
 		Bus: b, Steps: b, Publisher: publisher, Sealer: recorder.NewSealer(key), Network: network,
 		Instance: s.cfg.Instance,
-		Metrics: recorder.Metrics{
-			Steps: metrics.steps, Tokens: metrics.tokens, Resumed: metrics.resumed,
-			ResumedSteps: metrics.resumedSteps,
-		},
+		Metrics:  metrics.Recorder,
 	}
 	s.versions = weights.New(s.weightOptions())
 	s.stopping = func() bool { return ctx.Err() != nil }
@@ -161,17 +158,14 @@ func logUnused(log zerolog.Logger, opened *models.Devices) {
 	}
 }
 
+// weightOptions returns the options of package weights for this sampler.
 func (s *service) weightOptions() weights.Options {
-	cfg, m := s.cfg, s.metrics
+	cfg := s.cfg
 	o := weights.Options{
 		Source: weights.Source{Bus: s.bus, Dir: cfg.WeightsDir}, Lane: cfg.Lane,
 		Engine: engine.Options{Workers: cfg.Workers, SharePrefixes: cfg.SharePrefixes}, Instance: s.instance(),
-		Own: weights.Own{
-			Model: cfg.Model, PolicyVersion: cfg.PolicyVersion, BaseDigest: cfg.BaseDigest, Adapter: cfg.Adapter,
-			Scale:     cfg.AdapterScale,
-			EngineMix: cfg.EngineMix,
-		},
-		Metrics: weights.Metrics{Version: m.version, Resident: m.resident, Updates: m.updates, Load: m.load},
+		Own: cfg.Own, EngineMix: cfg.EngineMix,
+		Metrics: s.metrics.Weights,
 		Changed: s.controls.presenceChanged, Drained: s.reclaimMemory,
 		IsLost: func(device int) bool { return s.workers[device].lost.Load() },
 		Lost: func(ctx context.Context, device int, err error) {

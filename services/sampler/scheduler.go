@@ -62,7 +62,7 @@ func (s *scheduler) admit(a *attempt) {
 		}
 	}
 	s.active = append(s.active, a)
-	s.metrics.denoising.Inc()
+	s.metrics.Denoising.Inc()
 }
 
 // pickBatch returns the attempts to step next, of one engine and bucket: those that have waited longest, then those of
@@ -132,7 +132,7 @@ func (s *scheduler) endAttempt(a *attempt, err error) {
 	}
 	a.finished, a.err = true, err
 	a.denoised += time.Since(a.joined)
-	s.metrics.denoising.Dec()
+	s.metrics.Denoising.Dec()
 }
 
 // removeEnded removes the attempts that have ended, or whose work was stopped, then wakes their handlers.

@@ -98,7 +98,7 @@ func (s *service) checkStored(ctx context.Context, claim *bus.Reservation, t *sc
 		return nil
 	}
 	stored, err := s.bus.Subjects(ctx, schemas.StreamSteps,
-		schemas.StepsFilter(t.Run, t.UID, strconv.FormatInt(t.SampleIndex, 10)))
+		schemas.StepsFilter(t.Run, t.UID, strconv.FormatInt(t.SampleIndex, 10), t.Stage))
 	if err != nil {
 		return fmt.Errorf("look up the steps of the sample: %w", err)
 	}

@@ -64,7 +64,7 @@ func readGroup(ctx context.Context, b *bus.Bus, result stored[schemas.Advantage]
 	if err != nil {
 		return nil, err
 	}
-	steps := []string{schemas.StepsFilter(made, uid, "*")}
+	steps := []string{schemas.StepsFilter(made, uid, "*", "*")}
 	for m, err := range b.Read(ctx, schemas.StreamSteps, steps, bus.ReadOptions{HeadersOnly: true}) {
 		if err != nil {
 			return nil, err

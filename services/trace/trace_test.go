@@ -160,7 +160,8 @@ func TestExport_Policies(t *testing.T) {
 	plane := bustest.New(t)
 	now := time.Now()
 	first := &schemas.Policy{
-		Lane: "x", Model: "x", SchedulerConfig: []byte("{}"), Reward: []string{}, Announced: now.UnixNano(),
+		Tenant: schemas.TenantMain,
+		Lane:   "x", Model: "x", SchedulerConfig: []byte("{}"), Reward: []string{}, Announced: now.UnixNano(),
 		LatentChannels: 1, PixelsPerToken: 8, Height: 8, Width: 8, NumInferenceSteps: 1, MaxPixels: 64,
 	}
 	if err := plane.SetPolicy(t.Context(), first, nil); err != nil {
@@ -168,7 +169,8 @@ func TestExport_Policies(t *testing.T) {
 	}
 	for instance, fault := range map[string]string{"a": "", "b": "another checkpoint"} {
 		a := &schemas.Applied{
-			Lane: "x", Instance: instance, State: schemas.AppliedApplied, LoadNS: 5e8, At: now.Add(2 * time.Second).UnixNano(),
+			Tenant: schemas.TenantMain,
+			Lane:   "x", Instance: instance, State: schemas.AppliedApplied, LoadNS: 5e8, At: now.Add(2 * time.Second).UnixNano(),
 		}
 		if fault != "" {
 			a.State, a.Error = schemas.AppliedRefused, fault

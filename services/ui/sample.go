@@ -380,7 +380,7 @@ func factsOf(t *schemas.Trajectory) (facts []fact) {
 	add("Weights", t.WeightsDigest, true)
 	add("Sampler", t.Sampler, true)
 	add("Computed on", t.Backend, true)
-	if d := t.DrawnBy(); d != nil {
+	if d := t.Drawn; d != nil {
 		add("Drawn by", d.Engine.String(), true)
 		if d.Resumed > 0 {
 			add("Answers gone on with", fmt.Sprint(d.Resumed), false)

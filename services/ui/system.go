@@ -267,7 +267,7 @@ func letterOf(m *bus.Message) (*letter, *schemas.Dead) {
 		l.Run, _ = schemas.RunOf(m.Subject)
 		return l, nil
 	}
-	l.Stage, l.Code, l.Reason, l.Run, l.UID = d.Stage, d.Code, d.Reason, d.Run, d.UID
+	l.Stage, l.Code, l.Reason, l.Run, l.UID = d.Service, d.Code, d.Reason, d.Run, d.UID
 	l.Subject, l.Stream, l.Deliveries = d.OriginalSubject, d.Stream, d.Deliveries
 	return l, d
 }

@@ -91,6 +91,8 @@ func (s Set) sum(name, help string, kind prometheus.ValueType, labels []promethe
 	})
 }
 
+// register registers c, or returns what is registered already under its name, so that several copies of a service
+// share metrics. It panics if the name has another meaning, which is a mistake in the services.
 func register[C prometheus.Collector](r prometheus.Registerer, c C) C {
 	err := r.Register(c)
 	if err == nil {

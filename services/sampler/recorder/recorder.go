@@ -32,8 +32,13 @@ type Store struct {
 	texts    texts
 }
 
-// Metrics are counters of steps and tokens, of samples that went on from a stored state, and their steps before.
-type Metrics struct{ Steps, Tokens, Resumed, ResumedSteps prometheus.Counter }
+// Metrics are the counters of recorders.
+type Metrics struct {
+	Steps        prometheus.Counter `metric:"steps_total" help:"denoising steps of samples"`
+	Tokens       prometheus.Counter `metric:"tokens_total" help:"tokens that language models generated"`
+	Resumed      prometheus.Counter `metric:"resumed_total" help:"samples that went on from a state that an earlier attempt had stored"`
+	ResumedSteps prometheus.Counter `metric:"resumed_steps_total" help:"denoising steps of earlier attempts that were not made again"`
+}
 
 // Recorder records one attempt: its steps, and the trajectory at the end. It knows nothing of the mathematics.
 type Recorder struct {
@@ -111,7 +116,7 @@ func (r *Recorder) takeOver(step *storedStep) {
 // Values that are not finite are a terminal error, of a step that of the next call (see Recording.Step).
 func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.Duration) error {
 	e.Mark(schemas.StepMark{
-		Run: r.req.Run, UID: r.req.UID, SampleIndex: r.req.SampleIndex, Attempt: r.token,
+		Run: r.req.Run, UID: r.req.UID, SampleIndex: r.req.SampleIndex, Stage: r.req.Stage, Attempt: r.token,
 		PolicyVersion: r.policy.PolicyVersion, WeightsDigest: r.policy.WeightsDigest,
 		Sampler: r.store.Instance, Backend: r.backend, DeviceNS: device.Nanoseconds(),
 	})
@@ -139,7 +144,7 @@ func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.
 func (r *Recorder) Undo(ctx context.Context) error {
 	r.AwaitStored()
 	r.Close()
-	steps := schemas.AttemptFilter(r.req.Run, r.req.UID, r.req.SampleIndex, r.token)
+	steps := schemas.AttemptFilter(r.req.Run, r.req.UID, r.req.SampleIndex, r.req.Stage, r.token)
 	if _, err := r.store.Bus.PurgeSubject(ctx, schemas.StreamSteps, steps); err != nil {
 		return fmt.Errorf("remove the steps of an attempt that begins again: %w", err)
 	}
@@ -179,7 +184,7 @@ func (r *Recorder) Finish(ctx context.Context, e engine.Episode, began Timing) (
 	if t.Steps, err = r.Stored(ctx); err != nil {
 		return nil, err
 	}
-	t.ContentDigest = schemas.StepsDigest(schemas.BLAKE3, r.content)
+	t.ContentDigest = schemas.StepsDigest(r.content)
 	t.Timings = schemas.SampleTimings{
 		Received: r.received.UnixNano(), Started: began.Started.UnixNano(), Finished: time.Now().UnixNano(),
 		EncodeNS: r.encoded.Sub(r.received).Nanoseconds(), DenoiseNS: began.Denoise.Nanoseconds(),

@@ -118,11 +118,11 @@ func (r *Recording) awaitSent(ctx context.Context) error {
 func (s *sentStep) publish(
 	ctx context.Context, sealer *Sealer, publisher *bus.Publisher, before seal, e schemas.StepEvent,
 ) error {
-	sums, err := e.TensorSums(schemas.BLAKE3)
+	sums, err := schemas.SumTensors(e)
 	if err != nil {
 		return fmt.Errorf("digest of step %d: %w", e.Place(), err)
 	}
-	s.content = e.ContentDigestOf(sums)
+	s.content = schemas.ContentDigestOf(e, sums)
 	s.seal = sealer.sealAfter(before, s.content, e, sums)
 	e.Sealed(s.seal.String())
 	if s.future, err = publisher.PublishStep(ctx, e, sums); err != nil {

@@ -29,7 +29,8 @@ var _ engine.Network = (*Network)(nil)
 // out, so that a card that names it makes the same lane as one that does not.
 func PolicyOf(c model.Card) *schemas.Policy {
 	p := &schemas.Policy{
-		Grid: unless(c.Grid, model.GridLinspace), Mu: unless(c.Mu, model.MuLinear), MuConstant: c.ConstantMu,
+		Tenant: schemas.TenantMain,
+		Grid:   unless(c.Grid, model.GridLinspace), Mu: unless(c.Mu, model.MuLinear), MuConstant: c.ConstantMu,
 		Lane: schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest,
 		SchedulerConfig: c.SchedulerConfig,
 		LatentChannels:  int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),

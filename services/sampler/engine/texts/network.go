@@ -29,7 +29,8 @@ var _ engine.Network = (*Network)(nil)
 // PolicyOf returns the policy that a sampler of a language model announces, in the lane of the model's name.
 func PolicyOf(c lm.Card) *schemas.Policy {
 	return &schemas.Policy{
-		Lane: schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, Reward: c.Reward,
+		Tenant: schemas.TenantMain,
+		Lane:   schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, Reward: c.Reward,
 		Text: &schemas.TextPolicy{
 			Vocabulary: int64(c.Vocabulary), MaxTokens: int64(c.MaxPositions), MaxNewTokens: int64(c.MaxNewTokens),
 			Temperature: temperatureOf(c.Decoding), TopK: int64(c.Decoding.TopK), TopP: shareOf(c.Decoding.TopP),
