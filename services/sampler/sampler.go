@@ -1,5 +1,5 @@
-// Package sampler turns requests into step events and trajectories. Run opens the model and serves the lane. The handler
-// (service.handle) owns a request from its delivery to its acknowledgement: it reserves space for the steps
+// Package sampler turns requests into step events and trajectories. Run opens the model and serves the lane. The
+// handler (service.handle) owns a request from its delivery to its acknowledgement: it reserves space for the steps
 // (makeWithSpace), makes the sample (makeSample, attemptOnce, denoise) and stores its trajectory.
 //
 // An attempt is one try at a sample, an episode the sample while it is made; an engine steps the episodes of a
