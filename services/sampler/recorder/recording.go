@@ -3,8 +3,8 @@
 //
 // A Recording digests, seals and publishes steps; a Recorder is that of one attempt, a Store what recorders share.
 // Seals are codes that only samplers of this event plane can make, each over the one before; Recorder.Resume takes over
-// the steps of an earlier attempt whose seals are right. Rolled, of a latent or a sample, means made by scheduled sampling:
-// the model stepped a noised latent down to the timestep of training.
+// the steps of an earlier attempt whose seals are right. Rolled, of a latent or a sample, means made by scheduled
+// sampling: the model stepped a noised latent down to the timestep of training.
 //
 // For each attempt the sampler calls New, Begin and Resume, then Record for each step, and at the end Finish, Pruned or
 // Failed; AwaitStored when the request is put back. Unless a comment says more, an error is of the server, and the
