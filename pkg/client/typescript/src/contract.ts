@@ -2240,6 +2240,48 @@ export interface Turn {
   metadata?: Record<string, unknown> | null;
 }
 
+/** Update is one update of the weights of a lane, as the trainer that made it tells it, for those who look on: curves beside the rewards of the run. Numbers that the trainer has not are absent. */
+export interface Update {
+  /** schema version of the event's type */
+  v: 1;
+  /** run is the one whose samples the trainer learned from. */
+  run: string;
+  /** what serves the sample: a model family and size class */
+  lane: string;
+  /** whose weights they are; main where the lane has one set of them */
+  tenant: string;
+  /** step is the count of the trainer's updates, from 1. */
+  step: Integer;
+  /** batches are the ids of the batches that were learned from, batch_digest is a digest of what was read of them. */
+  batches: string[] | null;
+  /** batches are the ids of the batches that were learned from, batch_digest is a digest of what was read of them. */
+  batch_digest?: string | null;
+  /** policy_version is the version that has the new weights, weights_digest names these. */
+  policy_version: Integer;
+  /** policy_version is the version that has the new weights, weights_digest names these. */
+  weights_digest: string;
+  /** loss is what the update made smaller: a mean over its samples. */
+  loss?: number | null;
+  /** ratio is the mean ratio of probabilities under new and old weights, clip_share the share of those that were clipped. */
+  ratio?: number | null;
+  /** ratio is the mean ratio of probabilities under new and old weights, clip_share the share of those that were clipped. */
+  clip_share?: number | null;
+  /** kl is the divergence from the reference, in nats. */
+  kl?: number | null;
+  /** lr is the size of the step, grad_norm the length of its gradient before it was clipped. */
+  lr?: number | null;
+  /** lr is the size of the step, grad_norm the length of its gradient before it was clipped. */
+  grad_norm?: number | null;
+  /** staleness is how many versions the samples were behind. */
+  staleness?: Integer | null;
+  /** evaluation are the numbers of an evaluation after the update, sorted by name. */
+  evaluation?: Metric[] | null;
+  /** by is the trainer, for people. */
+  by?: string | null;
+  /** at is when the update was done, Unix nanoseconds. */
+  at: Integer;
+}
+
 /** Verdict is a score from outside: from a person, or from a batch job that takes hours. That client publishes it, and the reward service adds it to the scores of the sample. */
 export interface Verdict {
   /** schema version of the event's type */
@@ -2334,6 +2376,8 @@ export interface Events {
   advantage: Advantage;
   /** all groups of a batch have closed */
   batch: Batch;
+  /** one update that a trainer made of a lane's weights */
+  update: Update;
   /** weights with their version, and what a lane that serves them takes */
   policy: Policy;
   /** a sampler's answer to a policy: applied or refused */
@@ -2368,6 +2412,7 @@ export const subjects = {
   reward: (partition: Token, run: Token, batch: Token, uid: Token, sample: Token) => `mdr.v1.reward.${partition}.${run}.${batch}.${uid}.${sample}`,
   advantage: (run: Token, uid: Token) => `mdr.v1.advantage.${run}.${uid}`,
   batch: (run: Token, batch: Token) => `mdr.v1.batch.${run}.${batch}`,
+  update: (run: Token, lane: Token, tenant: Token, step: Token) => `mdr.v1.update.${run}.${lane}.${tenant}.${step}`,
   policy: (lane: Token, tenant: Token) => `mdr.v1.policy.${lane}.${tenant}`,
   applied: (lane: Token, tenant: Token, instance: Token) => `mdr.v1.applied.${lane}.${tenant}.${instance}`,
   control: (run: Token) => `mdr.v1.control.${run}`,
@@ -2391,6 +2436,7 @@ export const filters = {
   reward: (run: Token) => `mdr.v1.reward.*.${run}.*.*.*`,
   advantage: (run: Token) => `mdr.v1.advantage.${run}.*`,
   batch: (run: Token) => `mdr.v1.batch.${run}.*`,
+  update: (run: Token) => `mdr.v1.update.${run}.*.*.*`,
   control: (run: Token) => `mdr.v1.control.${run}`,
   parked: (run: Token) => `mdr.v1.parked.${run}.*.*.*.*`,
   dead: (run: Token) => `mdr.v1.dead.*.${run}.*`,
@@ -2409,6 +2455,7 @@ export const streams = {
   reward: "MDR_REWARDS",
   advantage: "MDR_ADVANTAGES",
   batch: "MDR_ADVANTAGES",
+  update: "MDR_UPDATES",
   control: "MDR_CONTROL",
   parked: "MDR_PARKED",
   dead: "MDR_DEAD",
