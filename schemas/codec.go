@@ -111,7 +111,7 @@ var encoders = sync.Pool{New: func() any {
 	return w
 }}
 
-// Decode reads one event into e, which must be a pointer to one of the contract's
+// Decode reads one event, msgpack or JSON, into e, which must be a pointer to one of the contract's
 // structs. Whatever e held before is gone; on an error e is its zero value.
 //
 // The structure is checked first (Precheck). Then every value must have the type of
