@@ -212,6 +212,14 @@ func TestUnknownFields(t *testing.T) {
 		!strings.Contains(r.Error, "unknown_fields: \"maybe\"; must be one of refuse, warn") {
 		t.Errorf("%+v", r)
 	}
+	digest := strings.Repeat("0", 64)
+	condition := map[string]any{"name": "image", "type": "image", "digest": digest, "ref": map[string]any{
+		"bucket": schemas.BlobBucket, "digest": digest, "size": 1,
+	}}
+	if r = ask(map[string]any{"uid": "c", "prompt": "x", "conditions": []any{condition}}); r.Accepted ||
+		!strings.Contains(r.Error, "conditions: image; must be absent") {
+		t.Errorf("%+v", r)
+	}
 	encode = json.Marshal // which is taken, and refused, in the same way
 	if r = ask(map[string]any{"uid": "w", "prompt": "x", "group_size": 3}); !r.Accepted || r.Samples != 3 {
 		t.Errorf("%+v", r)

@@ -228,6 +228,18 @@ export interface Canary {
   norm: number;
 }
 
+/** Condition is something that a network is given besides texts, such as an image to edit. */
+export interface Condition {
+  /** name is the input of the network. */
+  name: string;
+  /** type is image, video, sound or tensor. */
+  type: "image" | "video" | "sound" | "tensor";
+  /** digest is that of what is given, however it is encoded; ref leads to its bytes. */
+  digest: string;
+  /** digest is that of what is given, however it is encoded; ref leads to its bytes. */
+  ref: Ref;
+}
+
 /** Control asks that a run, or a part of it, stops, waits or goes on. Operators of the pipeline publish it. Intake puts the controls that it accepts into the key-value bucket mdr-control under ControlKey, where every service sees them; from then on they are in force. */
 export interface Control {
   /** schema version of the event's type */
@@ -540,6 +552,8 @@ export interface ImageSettings {
   cfg_until?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
   guidance_rescale?: number | null;
+  /** conditions are what the network is given besides texts, sorted by name. No lane takes any yet. */
+  conditions?: Condition[] | null;
   /** guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the scale of classifier-free guidance, which is true_cfg_scale. Default: the model's. */
   guidance?: number | null;
   /** sigmas are T pre-shift sigmas, strictly decreasing in (0, 1]. Default: the model's schedule. */
@@ -1000,6 +1014,8 @@ export interface Prompt {
   cfg_until?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
   guidance_rescale?: number | null;
+  /** conditions are what the network is given besides texts, sorted by name. No lane takes any yet. */
+  conditions?: Condition[] | null;
   /** guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the scale of classifier-free guidance, which is true_cfg_scale. Default: the model's. */
   guidance?: number | null;
   /** sigmas are T pre-shift sigmas, strictly decreasing in (0, 1]. Default: the model's schedule. */
@@ -1232,6 +1248,8 @@ export interface Request {
   boundary_ratio?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
   guidance_rescale?: number | null;
+  /** conditions are what the network is given besides texts, sorted by name. */
+  conditions?: Condition[] | null;
   /** text asks for text; absent: for an image. */
   text?: TextRequest | null;
   /** return_step_indices are the latents to keep, sorted, 0..T. */
@@ -1580,6 +1598,8 @@ export interface Sampling {
   boundary_ratio?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
   guidance_rescale?: number | null;
+  /** conditions are what the network is given besides texts, sorted by name. */
+  conditions?: Condition[] | null;
 }
 
 /** ScheduledSample is the scheduled sampling of one sample. Its steps are those of the schedule of all training timesteps: step N-1-t leads from timestep t to t-1. */
@@ -2160,6 +2180,8 @@ export interface Trajectory {
   boundary_ratio?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
   guidance_rescale?: number | null;
+  /** conditions are what the network is given besides texts, sorted by name. */
+  conditions?: Condition[] | null;
   /** text is what a sample of text came to, and how it was asked for; absent: the sample is an image. */
   text?: TextResult | null;
   /** truncated_tokens is how many tokens of the prompt in its template were cut off because of truncate_prompt; absent: none. */
