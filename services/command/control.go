@@ -18,10 +18,10 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/outcomes"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
-	"github.com/meander-rl/meander/services/ui"
 )
 
 // controller is a command that changes a run: cancel, pause, resume or prune.
@@ -130,7 +130,7 @@ why, how much of it is done, and what it waits for.`,
 			}
 			p, err := runProgress(c.Context(), conn.Bus, run)
 			if err != nil { // such as a user without the right to ask
-				p = &ui.Progress{Waits: []outcomes.Wait{{Says: fmt.Sprintf("not known: %v", err)}}}
+				p = &view.Progress{Waits: []outcomes.Wait{{Says: fmt.Sprintf("not known: %v", err)}}}
 			}
 			r := &schemas.ControlReceipt{Accepted: true, Run: run, Status: s}
 			return a.printStatus(c.OutOrStdout(), r, p)
@@ -139,10 +139,10 @@ why, how much of it is done, and what it waits for.`,
 }
 
 // runProgress reads how the groups of a run ended, and what it waits for.
-func runProgress(ctx context.Context, b *bus.Bus, run schemas.Run) (*ui.Progress, error) {
+func runProgress(ctx context.Context, b *bus.Bus, run schemas.Run) (*view.Progress, error) {
 	ctx, done := context.WithTimeout(ctx, topTimeout)
 	defer done()
-	reader := ui.NewReader(ctx, b)
+	reader := newReader(ctx, b)
 	defer reader.Close()
 	return reader.Progress(ctx, run)
 }
@@ -261,7 +261,7 @@ func (k *controller) printOutcome(out io.Writer, r *schemas.ControlReceipt, samp
 }
 
 // printStatus prints the state of a run that the receipt has, and what it waits for, which p has.
-func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *ui.Progress) error {
+func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *view.Progress) error {
 	if a.json {
 		fields := schemas.JSON(r)
 		if m, ok := fields.(map[string]any); ok {

@@ -19,7 +19,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/export"
-	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -49,14 +49,14 @@ func runsLsCommand(a *app) *cobra.Command {
 Images and other blobs are not in it.`,
 		Example: "  meander runs ls\n  meander runs ls --json",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
-			runs, err := results.Runs(c.Context(), conn.Bus, "*")
+			runs, err := view.Count(c.Context(), conn.Bus, "*")
 			if err == nil {
-				err = results.AddSizes(c.Context(), conn.Bus, runs, nil)
+				err = view.AddSizes(c.Context(), conn.Bus, runs, nil)
 			}
 			if err != nil {
 				return err
 			}
-			newest := func(x, y *results.StoredRun) int { return y.Newest.Compare(x.Newest) }
+			newest := func(x, y *view.Run) int { return y.Newest.Compare(x.Newest) }
 			list := slices.SortedFunc(maps.Values(runs), newest)
 			return a.printRuns(c.OutOrStdout(), list)
 		}),
@@ -64,7 +64,7 @@ Images and other blobs are not in it.`,
 }
 
 // printRuns prints a line for each stored run.
-func (a *app) printRuns(out io.Writer, list []*results.StoredRun) error {
+func (a *app) printRuns(out io.Writer, list []*view.Run) error {
 	if a.json {
 		for _, r := range list {
 			if err := json.NewEncoder(out).Encode(r); err != nil {
@@ -86,11 +86,11 @@ func (a *app) printRuns(out io.Writer, list []*results.StoredRun) error {
 }
 
 // storedRun returns what is stored of a run; nothing is a usage error.
-func storedRun(ctx context.Context, b *bus.Bus, name string) (*results.StoredRun, error) {
+func storedRun(ctx context.Context, b *bus.Bus, name string) (*view.Run, error) {
 	if err := schemas.CheckToken("RUN", name); err != nil {
 		return nil, usage(err)
 	}
-	runs, err := results.Runs(ctx, b, schemas.Run(name))
+	runs, err := view.Count(ctx, b, schemas.Run(name))
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +114,7 @@ func runsShowCommand(a *app) *cobra.Command {
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			r, err := storedRun(c.Context(), conn.Bus, given[0])
 			if err == nil {
-				err = results.AddSizes(c.Context(), conn.Bus, map[schemas.Run]*results.StoredRun{r.Run: r}, nil)
+				err = view.AddSizes(c.Context(), conn.Bus, map[schemas.Run]*view.Run{r.Run: r}, nil)
 			}
 			if err != nil {
 				return err
@@ -123,7 +123,7 @@ func runsShowCommand(a *app) *cobra.Command {
 			if a.json {
 				return json.NewEncoder(out).Encode(map[string]any{"run": r, "streams": r.Streams})
 			}
-			if err := a.printRuns(out, []*results.StoredRun{r}); err != nil {
+			if err := a.printRuns(out, []*view.Run{r}); err != nil {
 				return err
 			}
 			fmt.Fprintln(out)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -95,7 +96,7 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 		source = adv.SourceRun
 	}
 	var trajectories []*schemas.Trajectory
-	for t, err := range results.Trajectories(ctx, b, source, uid) {
+	for t, err := range view.Trajectories(ctx, b, source, uid) {
 		if err != nil {
 			return err
 		}
@@ -162,14 +163,14 @@ func groupFailures(
 			}
 		}
 	}
-	rewards, err := results.Rewards(ctx, b, run, uid)
+	rewards, err := view.Rewards(ctx, b, run, uid)
 	if err != nil {
 		return nil, err
 	}
-	var members []results.Member
+	var members []view.Member
 	for _, m := range adv.Members {
-		r := results.Member{SampleResult: results.SampleResult{SampleIndex: m.SampleIndex, Status: m.Status}}
-		if reward := rewards[results.Sample{UID: uid, Index: m.SampleIndex}]; reward != nil {
+		r := view.Member{SampleResult: view.SampleResult{SampleIndex: m.SampleIndex, Status: m.Status}}
+		if reward := rewards[view.Key{UID: uid, Index: m.SampleIndex}]; reward != nil {
 			r.Error = reward.Error
 		}
 		for _, t := range trajectories {

@@ -138,8 +138,7 @@ func (s *service) storeFailure(ctx context.Context, m *bus.Message, cause error)
 
 // storeTrajectory publishes a trajectory and returns the one that is stored. While the stream is full it waits until a
 // control stops the sample: a second try would not fit either.
-func (s *service) storeTrajectory(
-	ctx, work context.Context, t *schemas.Trajectory, req *schemas.Request,
+func (s *service) storeTrajectory(ctx, work context.Context, t *schemas.Trajectory, req *schemas.Request,
 ) (*schemas.Trajectory, error) {
 	stored, err := s.publishTrajectory(ctx, t, req)
 	if errors.Is(err, bus.ErrStreamFull) {
@@ -180,6 +179,6 @@ func (s *service) removeSuperseded(ctx context.Context, m *bus.Message, made, st
 // sweepSteps removes the steps of all attempts at a sample that its stored trajectory does not name.
 func (s *service) sweepSteps(ctx context.Context, stored *schemas.Trajectory) error {
 	n, err := s.bus.SweepSample(ctx, stored)
-	s.metrics.superseded.Add(float64(n))
+	s.metrics.Superseded.Add(float64(n))
 	return err
 }

@@ -12,90 +12,59 @@ import (
 	"github.com/meander-rl/meander/services/internal/instrument"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/models"
+	"github.com/meander-rl/meander/services/sampler/recorder"
+	"github.com/meander-rl/meander/services/sampler/weights"
 )
 
 // replied is the state of an interaction that replied.
 const replied = "replied"
 
-// instruments are the metrics of the service. The samplers of one process share them.
+// instruments are the metrics that code counts; show has those that are read at each scrape. Samplers of one process
+// share them. A run is no label, since their number has no bound.
 type instruments struct {
-	set                                      instrument.Set
-	images                                   *prometheus.CounterVec
-	steps, resumed, resumedSteps, superseded prometheus.Counter
-	tokens                                   prometheus.Counter
-	conversing                               prometheus.Gauge
-	replies                                  *prometheus.CounterVec
-	joining, denoising, places               prometheus.Gauge
-	lost                                     prometheus.Counter
-	updates                                  *prometheus.CounterVec
-	version, resident                        prometheus.Gauge
-	restarted                                prometheus.Counter
-	load                                     prometheus.Observer
-	rolls                                    rollInstruments
-	step, fill                               prometheus.Observer
-	encode, denoise, decode, publish, whole  prometheus.Observer
+	set        instrument.Set
+	Recorder   recorder.Metrics
+	Weights    weights.Metrics
+	Rolls      rollInstruments
+	Images     *prometheus.CounterVec `metric:"images_total" labels:"stop_reason" help:"trajectories stored, by stop reason"`
+	Superseded prometheus.Counter     `metric:"superseded_messages_total" help:"steps of attempts that a stored trajectory does not name, removed"`
+	Conversing prometheus.Gauge       `metric:"conversing_samples" help:"samples that wait for their interaction"`
+	Replies    *prometheus.CounterVec `metric:"interaction_replies_total" labels:"state" help:"answers of models that went to an interaction, by what came back"`
+	Joining    prometheus.Gauge       `metric:"joining_samples" help:"samples that wait for a place in a micro-batch"`
+	Denoising  prometheus.Gauge       `metric:"denoising_samples" help:"samples in micro-batches"`
+	Places     prometheus.Gauge       `metric:"batch_places" help:"samples that micro-batches have room for: batch times workers"`
+	Lost       prometheus.Counter     `metric:"devices_lost_total" help:"devices that compute no more until the process is started again"`
+	Restarted  prometheus.Counter     `metric:"policy_restarts_total" help:"samples that began again for the sake of newer weights"`
+	Step       prometheus.Observer    `metric:"step_seconds" help:"time of one evaluation of the model, for a micro-batch"`
+	Fill       prometheus.Observer    `metric:"batch_fill_ratio" help:"share of the places of a micro-batch that an evaluation of the model had samples for"`
+	Encode     prometheus.Observer    `metric:"encode_seconds" help:"time to encode the prompts of a sample"`
+	Denoise    prometheus.Observer    `metric:"denoise_seconds" help:"time of a sample in micro-batches"`
+	Decode     prometheus.Observer    `metric:"decode_seconds" help:"time to decode the latents of a sample"`
+	Publish    prometheus.Observer    `metric:"publish_seconds" help:"time from the last step of a sample to its stored trajectory, without decoding"`
+	Whole      prometheus.Observer    `metric:"image_seconds" help:"time of a sample from its request to its stored trajectory"`
 	// newest is the newest evaluation of the model; nil: there was none yet.
 	newest atomic.Pointer[schemas.Evaluation]
 }
 
-// newInstruments registers the metrics that code counts; those that are read at each scrape have a function each below.
-// A run is no label, since their number has no bound.
+// newInstruments registers the metrics of a lane and its model with r; nil: nowhere.
 func newInstruments(r prometheus.Registerer, lane schemas.Lane, model string) *instruments {
 	if r != nil {
 		r = prometheus.WrapRegistererWith(prometheus.Labels{"lane": string(lane), "model": model}, r)
 	}
-	s := instrument.New(r, "sampler")
-	return &instruments{
-		set: s,
-		images: instrument.Zero(s.Counter("images_total", "trajectories stored, by stop reason", "stop_reason"),
-			schemas.StopReasons...),
-		steps:      s.Counter("steps_total", "denoising steps of samples").WithLabelValues(),
-		tokens:     s.Counter("tokens_total", "tokens that language models generated").WithLabelValues(),
-		conversing: s.Gauge("conversing_samples", "samples that wait for their interaction").WithLabelValues(),
-		replies: instrument.Zero(s.Counter("interaction_replies_total",
-			"answers of models that went to an interaction, by what came back", "state"), replied,
-			schemas.ConversationTimeout, schemas.ConversationAbsent, schemas.ConversationError,
-			schemas.ConversationGarbage),
-		resumed: s.Counter("resumed_total",
-			"samples that went on from a state that an earlier attempt had stored").WithLabelValues(),
-		resumedSteps: s.Counter("resumed_steps_total",
-			"denoising steps of earlier attempts that were not made again").WithLabelValues(),
-		superseded: s.Counter("superseded_messages_total",
-			"steps of attempts that a stored trajectory does not name, removed").WithLabelValues(),
-		joining:   s.Gauge("joining_samples", "samples that wait for a place in a micro-batch").WithLabelValues(),
-		denoising: s.Gauge("denoising_samples", "samples in micro-batches").WithLabelValues(),
-		places: s.Gauge("batch_places",
-			"samples that micro-batches have room for: batch times workers").WithLabelValues(),
-		lost: s.Counter("devices_lost_total",
-			"devices that compute no more until the process is started again").WithLabelValues(),
-		updates: instrument.Zero(s.Counter("policy_updates_total",
-			"versions of the weights that the lane was given, by what became of them here", "state"),
-			schemas.AppliedStates...),
-		version: s.Gauge("policy_version", "version of the weights that samples begin with").WithLabelValues(),
-		resident: s.Gauge("policy_versions_resident",
-			"versions of the weights in memory: one, and the last while samples end on it").WithLabelValues(),
-		restarted: s.Counter("policy_restarts_total",
-			"samples that began again for the sake of newer weights").WithLabelValues(),
-		load: s.Seconds("policy_load_seconds",
-			"time from the news of a version to the first sample that may begin with it").WithLabelValues(),
-		rolls: newRollInstruments(s),
-		step: s.Seconds("step_seconds",
-			"time of one evaluation of the model, for a micro-batch").WithLabelValues(),
-		fill: s.Ratio("batch_fill_ratio",
-			"share of the places of a micro-batch that an evaluation of the model had samples for").WithLabelValues(),
-		encode:  s.Seconds("encode_seconds", "time to encode the prompts of a sample").WithLabelValues(),
-		denoise: s.Seconds("denoise_seconds", "time of a sample in micro-batches").WithLabelValues(),
-		decode:  s.Seconds("decode_seconds", "time to decode the latents of a sample").WithLabelValues(),
-		publish: s.Seconds("publish_seconds",
-			"time from the last step of a sample to its stored trajectory, without decoding").WithLabelValues(),
-		whole: s.Seconds("image_seconds",
-			"time of a sample from its request to its stored trajectory").WithLabelValues(),
-	}
+	i := &instruments{set: instrument.New(r, "sampler")}
+	i.set.Fill(i)
+	instrument.Zero(i.Images, schemas.StopReasons...)
+	instrument.Zero(i.Replies, replied, schemas.ConversationTimeout, schemas.ConversationAbsent,
+		schemas.ConversationError, schemas.ConversationGarbage)
+	instrument.Zero(i.Weights.Updates, schemas.AppliedStates...)
+	instrument.Zero(i.Rolls.Samples, append([]string{outcomeRolled}, schemas.RollReasons...)...)
+	instrument.Zero(i.Rolls.Terms, termExposure, termFC, termADR)
+	return i
 }
 
 func (i *instruments) countEvaluation(samples, places int, took time.Duration) {
-	i.step.Observe(took.Seconds())
-	i.fill.Observe(float64(samples) / float64(places))
+	i.Step.Observe(took.Seconds())
+	i.Fill.Observe(float64(samples) / float64(places))
 	i.newest.Store(&schemas.Evaluation{
 		Samples: int64(samples), Places: int64(places), TookNS: took.Nanoseconds(), At: time.Now().UnixNano(),
 	})
@@ -103,19 +72,19 @@ func (i *instruments) countEvaluation(samples, places int, took time.Duration) {
 
 // countTrajectory counts a stored trajectory and its times.
 func (i *instruments) countTrajectory(t *schemas.Trajectory) {
-	i.images.WithLabelValues(t.StopReason).Inc()
+	i.Images.WithLabelValues(t.StopReason).Inc()
 	if t.StopReason != schemas.StopCompleted {
 		return
 	}
-	i.rolls.countRoll(t)
+	i.Rolls.countRoll(t)
 	whole := time.Since(time.Unix(0, t.Timings.Received))
 	began := time.Since(time.Unix(0, t.Timings.Started))
 	denoise, decode := time.Duration(t.Timings.DenoiseNS), time.Duration(t.Timings.DecodeNS)
-	i.encode.Observe(time.Duration(t.Timings.EncodeNS).Seconds())
-	i.denoise.Observe(denoise.Seconds())
-	i.decode.Observe(decode.Seconds())
-	i.publish.Observe((began - denoise - decode).Seconds())
-	i.whole.Observe(whole.Seconds())
+	i.Encode.Observe(time.Duration(t.Timings.EncodeNS).Seconds())
+	i.Denoise.Observe(denoise.Seconds())
+	i.Decode.Observe(decode.Seconds())
+	i.Publish.Observe((began - denoise - decode).Seconds())
+	i.Whole.Observe(whole.Seconds())
 }
 
 // show registers metrics that are read at each scrape, until stop is called: of the devices, of the servers that draw
@@ -144,7 +113,8 @@ func (i *instruments) show(opened *models.Devices, servers engine.Servers, p *bu
 			"used": func(u tensor.Usage) int { return u.Used }, "idle": func(u tensor.Usage) int { return u.Idle },
 			"free": func(u tensor.Usage) int { return u.Free }, "total": func(u tensor.Usage) int { return u.Total },
 		} {
-			gauge("device_memory_bytes", "memory of a GPU: used by weights and passes, idle until the next pass, free, total",
+			gauge("device_memory_bytes",
+				"memory of a GPU: used by weights and passes, idle until the next pass, free, total",
 				func() float64 { return float64(read(m.Usage())) }, prometheus.Labels{"device": d.ID, "state": state})
 		}
 		gauge("device_memory_blocks", "pieces of a GPU's memory that are handed out; between passes those of weights",

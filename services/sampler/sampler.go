@@ -87,8 +87,8 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		return unlessStopped(ctx, err)
 	}
 	metrics := newInstruments(cfg.Metrics, cfg.Lane, network.Name())
-	metrics.places.Add(float64(cfg.Batch * cfg.Workers))
-	defer metrics.places.Sub(float64(cfg.Batch * cfg.Workers))
+	metrics.Places.Add(float64(cfg.Batch * cfg.Workers))
+	defer metrics.Places.Sub(float64(cfg.Batch * cfg.Workers))
 	publisher := b.NewPublisher(4096, cfg.PublishWindowMiB<<20)
 	defer publisher.Close()
 	s := &service{
@@ -99,7 +99,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	s.cfg.Instance = cmp.Or(cfg.Instance, s.defaultInstance())
 	for i, p := range opened.All {
 		s.workers = append(s.workers,
-			&worker{id: p.ID, index: i, can: p.Network.Abilities(), queue: newQueue[*attempt]()})
+			&worker{id: p.ID, index: i, can: p.Network.Abilities(), queue: newQueue()})
 	}
 	can := s.workers[0].can
 	logUnused(log, opened)
@@ -110,10 +110,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	s.recorders = &recorder.Store{
 		Bus: b, Steps: b, Publisher: publisher, Sealer: recorder.NewSealer(key), Network: network,
 		Instance: s.cfg.Instance,
-		Metrics: recorder.Metrics{
-			Steps: metrics.steps, Tokens: metrics.tokens, Resumed: metrics.resumed,
-			ResumedSteps: metrics.resumedSteps,
-		},
+		Metrics:  metrics.Recorder,
 	}
 	s.versions = weights.New(s.weightOptions())
 	s.stopping = func() bool { return ctx.Err() != nil }
@@ -132,11 +129,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		cfg.Note(s.versions.Notes)
 	}
 	if can.Servers != nil {
-		watching, stop := context.WithCancel(ctx)
-		var watch sync.WaitGroup
-		watch.Go(func() { can.Servers.Watch(watching) })
-		defer watch.Wait()
-		defer stop()
+		defer can.Servers.Watch(ctx)()
 	}
 	for _, note := range can.Notes {
 		log.Warn().Str("model", network.Name()).Msg(note)
@@ -161,17 +154,14 @@ func logUnused(log zerolog.Logger, opened *models.Devices) {
 	}
 }
 
+// weightOptions returns the options of package weights for this sampler.
 func (s *service) weightOptions() weights.Options {
-	cfg, m := s.cfg, s.metrics
+	cfg := s.cfg
 	o := weights.Options{
 		Source: weights.Source{Bus: s.bus, Dir: cfg.WeightsDir}, Lane: cfg.Lane,
 		Engine: engine.Options{Workers: cfg.Workers, SharePrefixes: cfg.SharePrefixes}, Instance: s.instance(),
-		Own: weights.Own{
-			Model: cfg.Model, PolicyVersion: cfg.PolicyVersion, BaseDigest: cfg.BaseDigest, Adapter: cfg.Adapter,
-			Scale:     cfg.AdapterScale,
-			EngineMix: cfg.EngineMix,
-		},
-		Metrics: weights.Metrics{Version: m.version, Resident: m.resident, Updates: m.updates, Load: m.load},
+		Own: cfg.Own, EngineMix: cfg.EngineMix,
+		Metrics: s.metrics.Weights,
 		Changed: s.controls.presenceChanged, Drained: s.reclaimMemory,
 		IsLost: func(device int) bool { return s.workers[device].lost.Load() },
 		Lost: func(ctx context.Context, device int, err error) {

@@ -11,7 +11,7 @@ import (
 // it.
 type scheduler struct {
 	batch   int
-	queue   *queue[*attempt]
+	queue   *queue
 	metrics *instruments
 
 	active []*attempt
@@ -37,6 +37,7 @@ func (s *scheduler) run(ctx context.Context) {
 func (s *scheduler) admitWaiting(ctx context.Context) bool {
 	for len(s.active) < s.batch {
 		if a := s.queue.pop(); a != nil {
+			s.metrics.Joining.Dec()
 			s.admit(a)
 			continue
 		}
@@ -62,7 +63,7 @@ func (s *scheduler) admit(a *attempt) {
 		}
 	}
 	s.active = append(s.active, a)
-	s.metrics.denoising.Inc()
+	s.metrics.Denoising.Inc()
 }
 
 // pickBatch returns the attempts to step next, of one engine and bucket: those that have waited longest, then those of
@@ -132,7 +133,7 @@ func (s *scheduler) endAttempt(a *attempt, err error) {
 	}
 	a.finished, a.err = true, err
 	a.denoised += time.Since(a.joined)
-	s.metrics.denoising.Dec()
+	s.metrics.Denoising.Dec()
 }
 
 // removeEnded removes the attempts that have ended, or whose work was stopped, then wakes their handlers.

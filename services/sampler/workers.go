@@ -55,7 +55,7 @@ func (s *service) onDeviceLost(ctx context.Context, c *worker, err error) {
 	if !errors.Is(err, tensor.ErrDeviceLost) || c.lost.Swap(true) {
 		return
 	}
-	s.metrics.lost.Inc()
+	s.metrics.Lost.Inc()
 	zerolog.Ctx(ctx).Error().Err(err).Str("device", c.id).Msg("device lost; its samples go elsewhere")
 	for _, other := range s.workers {
 		if !other.lost.Load() {

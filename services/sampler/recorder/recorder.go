@@ -32,8 +32,13 @@ type Store struct {
 	texts    texts
 }
 
-// Metrics are counters of steps and tokens, of samples that went on from a stored state, and their steps before.
-type Metrics struct{ Steps, Tokens, Resumed, ResumedSteps prometheus.Counter }
+// Metrics are the counters of recorders.
+type Metrics struct {
+	Steps        prometheus.Counter `metric:"steps_total" help:"denoising steps of samples"`
+	Tokens       prometheus.Counter `metric:"tokens_total" help:"tokens that language models generated"`
+	Resumed      prometheus.Counter `metric:"resumed_total" help:"samples that went on from a state that an earlier attempt had stored"`
+	ResumedSteps prometheus.Counter `metric:"resumed_steps_total" help:"denoising steps of earlier attempts that were not made again"`
+}
 
 // Recorder records one attempt: its steps, and the trajectory at the end. It knows nothing of the mathematics.
 type Recorder struct {
@@ -231,7 +236,7 @@ func (r *Recorder) trajectory() *schemas.Trajectory {
 	} else if describe := r.store.Network.Abilities().Describe; describe != nil {
 		describe(t)
 	}
-	if q.GuidedSteps() > 0 {
+	if q.TrueCFGScale > 1 {
 		t.CFGScales = q.StepScales()
 	}
 	for _, sigma := range q.Sigmas {

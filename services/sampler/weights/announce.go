@@ -134,7 +134,7 @@ func (e *OtherCheckpointError) Error() string {
 func (v *Versions) ownPolicy(ctx context.Context) (*schemas.Policy, error) {
 	p := v.options.Networks[0].Policy()
 	p.Lane, p.PolicyVersion = v.options.Lane, v.options.Own.PolicyVersion
-	p.EngineMix = v.options.Own.EngineMix
+	p.EngineMix = v.options.EngineMix
 	if makes, _ := p.Makes(v.options.Own.BaseDigest); !makes {
 		return nil, &OtherCheckpointError{Model: v.options.Own.Model, Has: p.BaseDigest, Want: v.options.Own.BaseDigest}
 	}
@@ -171,7 +171,7 @@ func (v *Versions) ownPolicy(ctx context.Context) (*schemas.Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	with := lora.Weighted{Adapter: adapter, Weight: v.options.Own.Scale}
+	with := lora.Weighted{Adapter: adapter, Weight: v.options.Own.AdapterScale}
 	if err := modules.Check(with); err != nil {
 		return nil, err
 	}

@@ -68,6 +68,8 @@ type Options struct {
 	Lost   func(ctx context.Context, device int, err error)
 	Engine engine.Options
 	Own    Own
+	// EngineMix is that of schemas.Policy.
+	EngineMix bool
 	// Instance is the sampler's name in the schemas.Applied events that it publishes.
 	Instance string
 	Metrics  Metrics
@@ -79,24 +81,22 @@ type Options struct {
 
 // Own is what the sampler's own settings say of its weights.
 type Own struct {
-	// Model is the setting --model, for error texts.
-	Model string
-	// PolicyVersion is the lowest version that the sampler announces its own weights with.
-	PolicyVersion int64
+	Model        string  `key:"model" help:"synthetic, a folder in the diffusers layout or of a language model, or the name of a shipped model"`
+	Adapter      string  `key:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
+	AdapterScale float64 `key:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
+	WeightsDir   string  `key:"weights_dir" help:"folder that is shared with those who push whole transformers by path ('policy push --weights-dir'), maybe as another path there; default none: versions by path are refused"`
+	// PolicyVersion is the lowest version that the sampler's own weights are announced with.
+	PolicyVersion int64 `key:"policy_version" range:"0.." help:"version of the weights, stamped on every event"`
 	// BaseDigest is the digest of the checkpoint that the sampler must have; empty: any.
-	BaseDigest string
-	// EngineMix is that of schemas.Policy.
-	EngineMix bool
-	// Adapter is the path of a LoRA to add to the checkpoint; empty: none. Scale is its strength.
-	Adapter string
-	Scale   float64
+	BaseDigest string `key:"-"`
 }
 
-// Metrics are the counters and gauges of Versions. Resident counts the versions in memory.
+// Metrics are the counters and gauges of Versions.
 type Metrics struct {
-	Version, Resident prometheus.Gauge
-	Updates           *prometheus.CounterVec
-	Load              prometheus.Observer
+	Version  prometheus.Gauge       `metric:"policy_version" help:"version of the weights that samples begin with"`
+	Resident prometheus.Gauge       `metric:"policy_versions_resident" help:"versions of the weights in memory: one, and the last while samples end on it"`
+	Updates  *prometheus.CounterVec `metric:"policy_updates_total" labels:"state" help:"versions of the weights that the lane was given, by what became of them here"`
+	Load     prometheus.Observer    `metric:"policy_load_seconds" help:"time from the news of a version to the first sample that may begin with it"`
 }
 
 // Versions has the current weights of a sampler, and the retired ones that samples still use. Two are in memory at

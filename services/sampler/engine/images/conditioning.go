@@ -31,6 +31,7 @@ func Conditioning(card model.Card, cond, negative *model.Conditioning) []schemas
 	return list
 }
 
+// namedTensors returns the tensors of one encoded text, with masks of ones if the model family gives none.
 func namedTensors(card model.Card, c *model.Conditioning, negative bool) (list []schemas.NamedTensor) {
 	has := map[string]bool{}
 	for _, t := range c.Tensors {
