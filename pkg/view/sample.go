@@ -391,7 +391,8 @@ func factsOf(t *schemas.Trajectory) (facts []Fact) {
 	}
 	if x := t.Text; x != nil {
 		c := x.Settings
-		add("Temperature", fmt.Sprintf("%g, top-k %d, top-p %g, min-p %g", c.Temperature, c.TopK, c.TopP, c.MinP), false)
+		add("Temperature", fmt.Sprintf("%g, top-k %d, top-p %g, min-p %g", c.Temperature, c.TopK, c.TopP, c.MinP),
+			false)
 		add("Conversation", x.Conversation, false)
 	} else {
 		size := fmt.Sprintf("%d × %d", t.Width, t.Height)

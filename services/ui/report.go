@@ -89,8 +89,9 @@ func WriteReport(
 	defer reader.Close()
 	name, contents := run.Summary.Run, &Contents{}
 	r := &report{
-		Run: name, Made: o.Made.UnixMilli(), Facts: factsOf(run), Metrics: metricsOf(run), Notes: []string{}, Media: map[string]string{},
-		Answers: map[string]any{"page": map[string]any{"tones": outcomes.Tones(), "outcomes": outcomes.GroupOutcomes()}},
+		Run: name, Made: o.Made.UnixMilli(), Facts: factsOf(run), Metrics: metricsOf(run),
+		Notes: []string{}, Media: map[string]string{},
+		Answers: map[string]any{"page": pageMay{Tones: outcomes.Tones(), Outcomes: outcomes.GroupOutcomes()}},
 	}
 	list, err := reader.Runs(ctx)
 	if err != nil {
