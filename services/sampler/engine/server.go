@@ -31,7 +31,7 @@ type Server struct {
 // Servers are the pool of the servers that draw the samples of a network, as pool.Pool is one.
 type Servers interface {
 	Reach(ctx context.Context) error
-	Watch(ctx context.Context)
+	Watch(ctx context.Context) (stop func())
 	Away() error
 	Used() int
 	Size() int

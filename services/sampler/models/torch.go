@@ -162,8 +162,7 @@ func torchFolder(name string) (string, error) {
 // Open starts a worker in Python for each device, or joins one, and waits until the model is loaded. progress, which
 // may be nil, is told how much of the weights is read for their digest. It fails if a worker cannot be started or
 // joined, or cannot load the model; nothing is left running then.
-func (t Torch) Open(
-	ctx context.Context, name string, progress model.Progress, log zerolog.Logger,
+func (t Torch) Open(ctx context.Context, name string, progress model.Progress, log zerolog.Logger,
 ) (_ *Devices, err error) {
 	if err := t.Check(); err != nil {
 		return nil, err
