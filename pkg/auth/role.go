@@ -74,7 +74,8 @@ func Grants() []Grant {
 func resultStreams() []string {
 	return []string{
 		schemas.StreamGroups, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
-		schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamPolicyBucket, schemas.StreamPresenceBucket,
+		schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamUpdates, schemas.StreamPolicyBucket,
+		schemas.StreamPresenceBucket,
 		schemas.StreamRunBucket, schemas.StreamControlBucket, schemas.StreamBlobBucket,
 	}
 }
@@ -111,6 +112,7 @@ func serviceGrants() []Grant {
 				schemas.StreamGroups, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
 				schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamBlobBucket,
 			},
+			Answers:      []string{schemas.DrySubject("*")},
 			Discoverable: true, AnswersClients: true, ListsConsumers: true, SeesServices: true,
 		},
 		{
@@ -168,7 +170,7 @@ func clientGrants() []Grant {
 		{
 			Role:      RoleTrainer,
 			Purpose:   "trains on groups: publishes prompts, reads what became of them, pushes weights",
-			Publishes: []string{schemas.KindPrompt, schemas.KindPolicy},
+			Publishes: []string{schemas.KindPrompt, schemas.KindPolicy, schemas.KindUpdate},
 			Reads: append([]string{
 				schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamDead, schemas.StreamPolicies,
 				schemas.StreamApplied, schemas.StreamLeaseBucket,
@@ -177,7 +179,7 @@ func clientGrants() []Grant {
 				schemas.RunBucket, schemas.PolicyBucket, schemas.LeaseBucket, schemas.BlobBucket,
 			},
 			Acknowledges: []string{schemas.StreamAdvantages},
-			Asks:         []string{schemas.TeacherSubject("*")},
+			Asks:         []string{schemas.TeacherSubject("*"), schemas.DrySubject("*")},
 			SeesServices: true,
 		},
 		{

@@ -74,7 +74,7 @@ type Entry struct {
 var exportOrder = []string{
 	schemas.StreamRequests, schemas.StreamParked, schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamSteps,
 	schemas.StreamTrajectories, schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamAdvantages,
-	schemas.StreamControl,
+	schemas.StreamControl, schemas.StreamUpdates,
 }
 
 // isWorkQueue reports whether a consumer of the stream takes its messages away.
@@ -86,9 +86,8 @@ func isWorkQueue(stream string) bool {
 // storedEvents yields the events of a run in a stream. It reads the whole of a work queue and skips other runs, because
 // a reader with filters would take its messages away. Of other streams it yields what begins at a sequence. After an
 // error it yields no more.
-func storedEvents(
-	ctx context.Context, b *bus.Bus, stream string, run schemas.Run, from uint64,
-) iter.Seq2[*bus.Message, error] {
+func storedEvents(ctx context.Context, b *bus.Bus, stream string, run schemas.Run,
+	from uint64) iter.Seq2[*bus.Message, error] {
 	if !isWorkQueue(stream) {
 		return b.Read(ctx, stream, schemas.RunFilters(run)[stream], bus.ReadOptions{FromSeq: from})
 	}
@@ -158,7 +157,7 @@ func parseSubjectIn(stream, subject string) (schemas.Address, error) {
 	}
 	a, ok := schemas.ParseSubject(subject)
 	if !ok {
-		return a, errors.New("not a valid subject")
+		return a, errors.New("not a valid subject; a file that a version before v1 wrote can only be read by that version")
 	}
 	if spec, ok := schemas.StreamOf(schemas.PublishedSubject(subject)); !ok || spec.Name != stream {
 		return a, fmt.Errorf("%s has no subject %q", stream, subject)

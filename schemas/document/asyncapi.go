@@ -108,6 +108,11 @@ var channels = []channel{
 		[]string{"client"},
 	},
 	{
+		"update", schemas.Prefix + "update.{run}.{lane}.{tenant}.{step}", schemas.TypeUpdate, schemas.StreamUpdates,
+		"one update that a trainer made of a lane's weights", "client",
+		[]string{"client"},
+	},
+	{
 		"policy", schemas.Prefix + "policy.{lane}.{tenant}", schemas.TypePolicy, schemas.StreamPolicies,
 		"weights with their version, and what a lane that serves them takes", "client, sampler",
 		[]string{"sampler", "intake", "client"},
@@ -179,6 +184,11 @@ var channels = []channel{
 		"the log-probs that the teacher gives the sample, or why it gives none; on the reply subject of the NATS " +
 			"request", "teacher",
 		[]string{"client"},
+	},
+	{
+		"dry", schemas.Prefix + "dry.{run}", schemas.TypePrompt, "",
+		"a prompt of which a client asks what would become of it, queue group intake; nothing is stored", "client",
+		[]string{"intake"},
 	},
 	{
 		"receipt", "", schemas.TypeReceipt, "", "intake's answer to a client that asked for one", "intake",
@@ -468,6 +478,8 @@ func operations(c channel) []entry[operation] {
 				},
 				Channel: reference{"#/channels/control_receipt"},
 			}
+		case c.name == "dry":
+			o.Reply = &reply{Channel: reference{"#/channels/receipt"}}
 		case c.event == schemas.TypeScoreRequest:
 			o.Reply = &reply{Channel: reference{"#/channels/score_reply"}}
 		case c.event == schemas.TypeInteractRequest:

@@ -169,6 +169,7 @@ func TestChannels(t *testing.T) {
 		"score":      schemas.ScoreSubject("pickscore"),
 		"interact":   schemas.InteractSubject("tutor"),
 		"teacher":    schemas.TeacherSubject("reference"),
+		"dry":        schemas.DrySubject("r"),
 		"verdict":    schemas.VerdictSubject("r", "u", 1, "human"),
 		"reward":     schemas.StoredSubject(schemas.RewardSubject("r", "b", "u", 1)),
 		"advantage":  schemas.AdvantageSubject("r", "u"),
@@ -177,6 +178,7 @@ func TestChannels(t *testing.T) {
 		"presence":   schemas.PresenceSubject("i"),
 		"dead":       schemas.DeadSubject("intake", "r", "u"),
 		"control":    schemas.ControlSubject("r"),
+		"update":     schemas.UpdateSubject("r", "l", schemas.TenantMain, 1),
 		"applied":    schemas.AppliedSubject("l", schemas.TenantMain, "i"),
 		"parked":     schemas.ParkedSubject("r", "l", "u", 1, schemas.StageMain),
 

@@ -12,7 +12,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -29,8 +29,8 @@ from ..data.batch import Group, Keep, Sample
 from .control import Controls, Refused
 from .cursor import PatientJetStream
 from ..data.events import (
-    ADVANTAGE, PREFIX, STAGE, STEP, TOKENS, TRAJECTORY, Event, EventError, Gone, check_known, checked, decode,
-    fault, fitting, name_of, payload_digest, tensor,
+    ADVANTAGE, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, Event, EventError, Gone, check_known, checked,
+    decode, fault, fitting, name_of, payload_digest, tensor,
 )
 from .reader import Batches, Groups, LogProbs
 from .tasks import means_away, maybe_awaited, together
@@ -40,6 +40,7 @@ from ..data.text import NUMBERS, Text, add_events, answer_logits, text_of
 _log = logging.getLogger("meander")
 
 _REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
+_UPDATE = {"loss", "ratio", "clip_share", "kl", "lr", "grad_norm", "staleness", "batch_digest"}
 _GETS = 32  # requests for stored messages at once
 _CHUNK_WAIT = 5.0  # seconds without a part of a blob after which it is asked whether there are any
 _HELD_BLOBS = 64  # tensors of texts that are kept for the next samples
@@ -96,9 +97,11 @@ class Client(Controls, Teachers):
         self._gets = asyncio.Semaphore(_GETS)
         self._texts: dict[str, asyncio.Future[bytes]] = {}
 
-    async def publish(self, /, run: str, prompt: str, timeout: float = 10, **fields: Any) -> dict[str, Any]:
+    async def publish(
+        self, /, run: str, prompt: str, timeout: float = 10, dry: bool = False, **fields: Any
+    ) -> dict[str, Any]:
         """Stores a prompt and returns intake's receipt, whose warnings are logged. fields are fields of a Prompt, such
-        as group_size=8.
+        as group_size=8. dry: nothing is stored; the receipt says what would become of the prompt now.
 
         Refused: intake refuses the prompt.
         ValueError: run or uid cannot be a name.
@@ -108,6 +111,8 @@ class Client(Controls, Teachers):
         if uid := fields.get("uid"):
             name_of("uid", uid)
         body = msgpack.packb({"v": 1, "prompt": prompt, **fields})
+        if dry:
+            return self._outcome(run, decode((await self._request(f"dry.{name_of('run', run)}", body, timeout)).data))
         return await self._ask(f"prompt.{name_of('run', run)}", "prompt/1", body, timeout,
             again=bool(fields.get("uid")))
 
@@ -138,10 +143,21 @@ class Client(Controls, Teachers):
         finally:
             with contextlib.suppress(Exception):
                 await answers.unsubscribe()
-        if not receipt["accepted"]:
+        return self._outcome(subject, receipt)
+
+    async def _request(self, subject: str, body: bytes, timeout: float) -> Any:
+        try:
+            return await self.nc.request(PREFIX + subject, body, timeout)
+        except nats.errors.NoRespondersError:
+            raise TimeoutError("no intake runs: start one, or publish without dry") from None
+
+    @staticmethod
+    def _outcome(what: str, receipt: dict[str, Any]) -> dict[str, Any]:
+        """The receipt of what intake accepts or holds; its warnings are logged."""
+        if not receipt["accepted"] and not receipt.get("waiting"):
             raise Refused(receipt)
         for warning in receipt.get("warnings") or ():
-            _log.warning("%s: %s", subject, warning)
+            _log.warning("%s: %s", what, warning)
         return receipt
 
     async def _store(self, subject: str, body: bytes, headers: dict[str, str], end: float) -> None:
@@ -551,6 +567,34 @@ class Client(Controls, Teachers):
             if time.monotonic() > late:
                 raise TimeoutError(f"{subject} holds a malformed verdict, and no reward service takes it away")
             await asyncio.sleep(0.05)
+
+    async def update(
+        self, run: str, lane: str, step: int, *, batches: Sequence[str] = (), policy_version: int = 0,
+        weights_digest: str = "", by: str = "", evaluation: Mapping[str, float] | None = None, **numbers: float | str,
+    ) -> None:
+        """Tells an update of a lane's weights (update/1) to those who look on: its number from 1, and of numbers those
+        that there are: loss, ratio, clip_share, kl, lr, grad_norm, staleness, batch_digest. The first of a number
+        counts: telling it once more is no error. Numbers that are not finite are left out."""
+        event: dict[str, Any] = {
+            "v": 1, "run": name_of("run", run), "lane": name_of("lane", lane), "tenant": TENANT, "step": int(step),
+            "batches": list(batches), "policy_version": int(policy_version), "weights_digest": weights_digest,
+            "at": time.time_ns(),
+        }  # fmt: skip
+        if unknown := sorted(set(numbers) - _UPDATE):
+            raise ValueError(f"{unknown[0]}: not a number of an update; it has {', '.join(sorted(_UPDATE))}")
+        event |= {k: v for k, v in numbers.items() if isinstance(v, str) or math.isfinite(v)}
+        if by:
+            event["by"] = by
+        if evaluation:
+            event["evaluation"] = [{"name": k, "value": float(v)} for k, v in sorted(evaluation.items())]
+        try:
+            await self.js.publish(
+                f"{PREFIX}update.{run}.{lane}.{TENANT}.{step}", msgpack.packb(event),
+                headers={"Mdr-Type": "update/1", "Content-Type": "application/msgpack"}
+            )
+        except APIError as e:
+            if e.err_code != _REFUSED:
+                raise
 
     async def _verdict(self, subject: str, refusal: APIError) -> dict[str, Any] | None:
         """Returns the verdict on a subject; None if it is malformed, or gone."""
