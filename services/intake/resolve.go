@@ -374,7 +374,7 @@ func sigmasOf(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32,
 func stochasticSteps(run schemas.Run, p *schemas.Prompt, steps int) ([]int, error) {
 	r := p.Rollout
 	switch {
-	case p.Validation || r.SDEType == string(flow.ODE):
+	case p.Validation || !schemas.TransitionNamed(r.SDEType).Stochastic:
 		return nil, nil
 	case r.SDEWindow == nil:
 		return flow.StepIndices(toInts(r.SDEStepIndices), steps)
