@@ -164,8 +164,10 @@ func authAddCommand(*app) *cobra.Command {
 // authRemoveCommand makes the command 'meander auth rm', which removes a user and its credentials.
 func authRemoveCommand(*app) *cobra.Command {
 	return &cobra.Command{
-		Use: "rm DIR NAME", Short: "remove a user and its credentials",
-		Args: args(cobra.ExactArgs(2)),
+		Use:     "rm DIR NAME",
+		Example: "  meander auth rm auth trainer",
+		Short:   "remove a user and its credentials",
+		Args:    args(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, given []string) error {
 			f, err := openAuth(given[0])
 			if err != nil {
@@ -182,8 +184,10 @@ func authRemoveCommand(*app) *cobra.Command {
 // authListCommand makes the command 'meander auth ls', which lists the users of a folder.
 func authListCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "ls DIR", Short: "list the users",
-		Args: args(cobra.ExactArgs(1)),
+		Use:     "ls DIR",
+		Example: "  meander auth ls auth",
+		Short:   "list the users",
+		Args:    args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			f, err := openAuth(given[0])
 			if err != nil {
@@ -220,7 +224,9 @@ func authListCommand(a *app) *cobra.Command {
 func authUpdateCommand(*app) *cobra.Command {
 	var hosts []string
 	c := &cobra.Command{
-		Use: "update DIR", Short: "write the permissions of this release, and a new server certificate",
+		Use:     "update DIR",
+		Example: "  meander auth update auth --tls-host nats.example.org",
+		Short:   "write the permissions of this release, and a new server certificate",
 		Long: `update writes the permissions of the roles of this release. If the folder has an authority, it also
 makes a new server certificate, for the hosts of the old one and --tls-host. Credentials do not change.`,
 		Args: args(cobra.ExactArgs(1)),
@@ -245,8 +251,10 @@ makes a new server certificate, for the hosts of the old one and --tls-host. Cre
 // authShowCommand makes the command 'meander auth show', which lists roles and what they may do.
 func authShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "show [ROLE]", Short: "show what each role may do; with ROLE, every subject",
-		Args: args(cobra.MaximumNArgs(1)),
+		Use:     "show [ROLE]",
+		Example: "  meander auth show viewer",
+		Short:   "show what each role may do; with ROLE, every subject",
+		Args:    args(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			w := c.OutOrStdout()
 			if len(given) == 0 {

@@ -242,6 +242,11 @@ func (a *app) dryRun(
 	if err != nil {
 		return err
 	}
+	if conn != nil && s == nil {
+		if err := p.askIntake(ctx, conn, run, prompts); err != nil {
+			return err
+		}
+	}
 	if a.json {
 		err = json.NewEncoder(out).Encode(map[string]any{"estimate": p})
 	} else {

@@ -26,7 +26,8 @@ import (
 func modelCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "model", Short: "look at model folders", Args: args(noSuchCommand),
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+		Example: "  meander model info signs",
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	var engine string
 	info := &cobra.Command{
