@@ -29,6 +29,7 @@ var watched = []struct{ kind, stream string }{
 	{schemas.KindReward, schemas.StreamRewards},
 	{schemas.KindAdvantage, schemas.StreamAdvantages},
 	{schemas.KindBatch, schemas.StreamAdvantages},
+	{schemas.KindUpdate, schemas.StreamUpdates},
 	{schemas.KindDead, schemas.StreamDead},
 }
 
@@ -276,6 +277,12 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 		return fmt.Sprintf("%s closed: %s, %s, mean %s", e.Batch, present.Count(e.Groups, "group"),
 			present.Count(e.Samples, "sample"),
 			results.Number(e.Mean, "%.4f")), "", err
+	case schemas.KindUpdate:
+		var e schemas.Update
+		err = schemas.Decode(m.Data, &e)
+		return fmt.Sprintf("%s update %d: version %d, loss %s, ratio %s, clipped %s, kl %s", e.Lane, e.Step,
+			e.PolicyVersion, results.Number(e.Loss, "%.4g"), results.Number(e.Ratio, "%.4f"),
+			results.Number(e.ClipShare, "%.3f"), results.Number(e.KL, "%.3g")), "", err
 	case schemas.KindDead:
 		var e schemas.Dead
 		err = schemas.Decode(m.Data, &e)
