@@ -87,7 +87,8 @@ func isWorkQueue(stream string) bool {
 // a reader with filters would take its messages away. Of other streams it yields what begins at a sequence. After an
 // error it yields no more.
 func storedEvents(ctx context.Context, b *bus.Bus, stream string, run schemas.Run,
-	from uint64) iter.Seq2[*bus.Message, error] {
+	from uint64,
+) iter.Seq2[*bus.Message, error] {
 	if !isWorkQueue(stream) {
 		return b.Read(ctx, stream, schemas.RunFilters(run)[stream], bus.ReadOptions{FromSeq: from})
 	}
