@@ -23,6 +23,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/signal"
 	"strings"
@@ -223,8 +224,6 @@ with an embedded NATS server.`,
   # show the results, and check that the log-probs are right
   meander show
   meander verify`,
-		Args:    args(noSuchCommand),
-		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 		Version: versionLine(),
 
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
@@ -269,6 +268,7 @@ with an embedded NATS server.`,
 		verifyCommand(a), teacherCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a),
 		gcCommand(a), doctorCommand(a), modelCommand(a), versionCommand(a),
 	)
+	setArguments(root)
 	completeNames(root)
 	return root
 }
@@ -298,6 +298,31 @@ func (a *app) flag(name string) string {
 		return "--" + name + " (from " + variable + ")"
 	}
 	return "--" + name
+}
+
+// setArguments gives each command the check of arguments that its use line says: NAME is one, [NAME] may be left out,
+// ... stands for any number. A command of others prints its help if it does nothing itself.
+func setArguments(c *cobra.Command) {
+	names, _, _ := strings.Cut(c.Use, " --")
+	needed, optional, _ := strings.Cut(names, " [")
+	least := len(strings.Fields(strings.TrimSuffix(needed, "..."))) - 1
+	most := least + len(strings.Fields(optional))
+	if strings.Contains(names, "...") {
+		most = math.MaxInt
+	}
+	check := cobra.RangeArgs(least, most)
+	if c.HasSubCommands() {
+		check = noSuchCommand
+		if c.RunE == nil {
+			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+		}
+	}
+	if c.Args == nil {
+		c.Args = args(check)
+	}
+	for _, sub := range c.Commands() {
+		setArguments(sub)
+	}
 }
 
 // args turns the error of a wrong number of arguments into a usage error that says how the command is called.

@@ -45,7 +45,6 @@ A cancelled run stays cancelled: prompts that are published to it later are canc
 a while, use 'meander pause'.`,
 		Example: `  meander cancel demo
   meander cancel demo 0000-a-red-sign-that-says-open --reason "a typo in the prompt"`,
-		Args: args(cobra.RangeArgs(1, 2)),
 	}, schemas.ControlCancel)
 }
 
@@ -65,7 +64,6 @@ passes during the pause closes with the samples that it has.`,
 		Example: `  meander pause demo --reason "the GPU is needed elsewhere until noon"
   meander status demo
   meander resume demo`,
-		Args: args(cobra.ExactArgs(1)),
 	}, schemas.ControlPause)
 }
 
@@ -77,7 +75,6 @@ func resumeCommand(a *app) *cobra.Command {
 		Long: `resume continues a paused run: its parked requests go back into their queues. The samples have the
 same bits as without the pause.`,
 		Example: `  meander resume demo`,
-		Args:    args(cobra.ExactArgs(1)),
 	}, schemas.ControlResume)
 }
 
@@ -94,7 +91,6 @@ The advantages are computed among the other samples.
 A prompt can have a rule instead: see --prune-step of 'meander run'.`,
 		Example: `  meander prune demo p1 3
   meander prune demo p1 3 --step 6 --reason "far from the best"`,
-		Args: args(cobra.ExactArgs(3)),
 	}, schemas.ControlPrune)
 }
 
@@ -107,7 +103,6 @@ func statusCommand(a *app) *cobra.Command {
 why, how much of it is done, and what it waits for.`,
 		Example: `  meander status
   meander status demo --json`,
-		Args: args(cobra.MaximumNArgs(1)),
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			var run schemas.Run
 			if len(given) > 0 {
@@ -270,11 +265,7 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *ui.Progre
 		return json.NewEncoder(out).Encode(fields)
 	}
 	s := r.Status
-	held := ""
-	if s.WaitsFor != "" {
-		held = ", " + outcomes.For(s.WaitsFor).Held()
-	}
-	fmt.Fprintf(out, "run %s: %s\n", r.Run, paintStatus(out, s.State)+controlledBy(s)+held)
+	fmt.Fprintf(out, "run %s: %s\n", r.Run, stateText(out, s))
 	groups := fmt.Sprintf("%d of %d have their result", s.Closed, s.Groups)
 	var ended []string
 	for _, o := range s.Outcomes {
@@ -319,6 +310,19 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *ui.Progre
 		}
 	}
 	return nil
+}
+
+// stateText says how a run is doing, or what became of it, by whom, and what it waits for.
+func stateText(out io.Writer, s *schemas.RunStatus) string {
+	return paintStatus(out, s.State) + controlledBy(s) + heldText(s.WaitsFor)
+}
+
+// heldText follows the state of a run that waits.
+func heldText(waitsFor string) string {
+	if waitsFor == "" {
+		return ""
+	}
+	return ", " + outcomes.For(waitsFor).Held()
 }
 
 // controlledBy returns text to follow a run's state: who paused or cancelled the run, when and why; "" for a run that

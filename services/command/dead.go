@@ -26,8 +26,6 @@ the reason. dead lists these letters, and publishes or removes them.`,
   meander dead show 12
   meander dead replay 12     # when the cause is fixed
   meander dead drop 12`,
-		Args: args(noSuchCommand),
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(a.deadListCommand(), a.deadShowCommand(), a.deadReplayCommand(), a.deadDropCommand())
 	return c
@@ -37,7 +35,7 @@ the reason. dead lists these letters, and publishes or removes them.`,
 func (a *app) deadListCommand() *cobra.Command {
 	var run schemas.Run
 	c := &cobra.Command{
-		Use: "ls", Short: "list dead letters, oldest first", Args: args(cobra.NoArgs),
+		Use: "ls", Short: "list dead letters, oldest first",
 		Example: "  meander dead ls --run demo --json",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			return a.listDead(c, conn, run)
@@ -50,7 +48,7 @@ func (a *app) deadListCommand() *cobra.Command {
 // deadShowCommand makes the command 'meander dead show'.
 func (a *app) deadShowCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "show ID", Short: "show one dead letter with its original", Args: args(cobra.ExactArgs(1)),
+		Use: "show ID", Short: "show one dead letter with its original",
 		Example: "  meander dead show 12",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			m, err := deadLetter(c, conn, given[0])
@@ -65,7 +63,7 @@ func (a *app) deadShowCommand() *cobra.Command {
 // deadReplayCommand makes the command 'meander dead replay'.
 func (a *app) deadReplayCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "replay ID ...", Short: "publish originals again on their subjects", Args: args(cobra.MinimumNArgs(1)),
+		Use: "replay ID ...", Short: "publish originals again on their subjects",
 		Long: `replay publishes the original bytes again, with a new message id, and removes the dead letter. If a
 stream holds one event for each subject and another event has the subject now, replay fails: that event and
 the dead letter stay.`,
@@ -91,7 +89,7 @@ the dead letter stay.`,
 // deadDropCommand makes the command 'meander dead drop'.
 func (a *app) deadDropCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "drop ID ...", Short: "remove dead letters for ever", Args: args(cobra.MinimumNArgs(1)),
+		Use: "drop ID ...", Short: "remove dead letters for ever",
 		Example: "  meander dead drop 12",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			for _, id := range given {

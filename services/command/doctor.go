@@ -38,7 +38,6 @@ Exit status: 0 no fault, 1 at least one fault, 2 wrong usage.`,
 		Example: `  meander doctor
   meander doctor --nats nats://127.0.0.1:4222 --scorers scorers.yaml
   meander doctor --json | grep -v '"ok"'`,
-		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.Timeout <= 0 {
 				return usage(fmt.Errorf("--timeout: %v; must be positive", o.Timeout))

@@ -27,7 +27,7 @@ func gcFlags(f *pflag.FlagSet, c *janitor.Config) {
 func gcCommand(a *app) *cobra.Command {
 	cfg, dry, blobs, run := janitor.DefaultConfig(), false, false, ""
 	c := &cobra.Command{
-		Use: "gc", Short: "free closed groups and unused blobs, once", Args: args(cobra.NoArgs),
+		Use: "gc", Short: "free closed groups and unused blobs, once",
 		Long: `gc removes whole groups for ever, the oldest first: steps, trajectories, verdicts, rewards, the prompt
 and the result, then images and other blobs that no stored event names. It never removes open groups,
 groups of an open batch, groups that closed less than --gc-grace ago, and groups that a durable

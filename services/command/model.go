@@ -25,8 +25,7 @@ import (
 // modelCommand makes the command 'meander model', with its subcommand info.
 func modelCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "model", Short: "look at model folders", Args: args(noSuchCommand),
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+		Use: "model", Short: "look at model folders",
 	}
 	var engine string
 	info := &cobra.Command{
@@ -42,7 +41,6 @@ Exit status: 0 it can, 1 it cannot.`,
 		Example: `  meander model info deploy/models/signs
   meander model info sums                # a language model
   meander model info signs --json`,
-		Args: args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error { return a.modelInfo(c, given[0], engine) },
 	}
 	engineFlag(info.Flags(), &engine, "default this program")

@@ -41,8 +41,6 @@ sampler. Samplers then keep the version before.`,
 		Example: `  meander policy push ./adapter
   meander policy ls
   meander policy rollback 3`,
-		Args: args(noSuchCommand),
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(policyPushCommand(a), policyListCommand(a), policyShowCommand(a), policyRollbackCommand(a))
 	return c
@@ -90,7 +88,6 @@ pushed.`,
   meander policy push ./adapter --lane signs --rule switch --note "update 12"
   meander policy push --full ./checkpoint-40/transformer
   meander policy push --full --weights-dir /shared /shared/checkpoint-40/transformer`,
-		Args: args(cobra.ExactArgs(1)),
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			if full {
 				return k.pushFull(c, conn, given[0])
@@ -144,7 +141,6 @@ func policyRollbackCommand(a *app) *cobra.Command {
 up, so samples that were made in between keep their version.`,
 		Example: `  meander policy ls
   meander policy rollback 3 --note "4 reads worse"`,
-		Args: args(cobra.ExactArgs(1)),
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			version, err := versionOf(given[0])
 			if err != nil {
@@ -271,7 +267,6 @@ func policyListCommand(a *app) *cobra.Command {
 		Short: "list the versions of each lane and the version that each sampler uses",
 		Example: `  meander policy ls
   meander policy ls --lane signs --json`,
-		Args: args(cobra.NoArgs),
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			if lane != "" {
 				return a.listPolicies(c, conn, lane, "")
@@ -429,7 +424,6 @@ func policyShowCommand(a *app) *cobra.Command {
 		Short: "show one version: its weights, where they come from, the answers of samplers",
 		Example: `  meander policy show
   meander policy show 3 --json`,
-		Args: args(cobra.MaximumNArgs(1)),
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			p, err := client.New(conn.Bus).Policy(c.Context(), lane)
 			if err != nil {

@@ -39,7 +39,6 @@ func runsReplayCommand(a *app) *cobra.Command {
 	r := &replayer{app: a}
 	c := &cobra.Command{
 		Use: "replay RUN|FILE", Short: "play the events of a run again, to test what reads them",
-		Args: args(cobra.ExactArgs(1)),
 		Long: `replay gives the events of a stored run, or of the file of an archive ('meander runs export'), to a
 consumer once more: in their order, with the pauses that were between them, at any speed. It changes
 nothing that is stored, and no service takes what it plays for work.

@@ -22,7 +22,7 @@ import (
 func reportCommand(a *app) *cobra.Command {
 	out, groups, images := "", 0, boot.Bytes(report.DefaultImageBytes)
 	c := &cobra.Command{
-		Use: "report RUN", Short: "write a run as one HTML page to mail or keep", Args: args(cobra.ExactArgs(1)),
+		Use: "report RUN", Short: "write a run as one HTML page to mail or keep",
 		Long: `report writes one HTML file of a run: what made it, its rewards in numbers and as a chart, and the groups
 that closed last with their images or texts, rewards, advantages and readings. The file needs nothing
 else: no network and no scripts. What is left out or reduced to keep it small is said in the page.

@@ -44,7 +44,6 @@ Exit status: 0 all records can be published, 1 some cannot.`,
   meander prompts train.parquet --prompt-column caption
   meander prompts prompts.jsonl --model deploy/models/signs    # which are too long for the model?
   meander prompts - --prompts-format csv < prompts.csv`,
-		Args: args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			d.file = given[0]
 			return a.showPrompts(c, &d, modelName, file)

@@ -48,7 +48,6 @@ pipe, and with --once, --columns or --json, it prints what it would show, once.`
   meander top --once
   meander top --columns 200 > now.txt
   meander top --nats tls://nats.example.org:4222 --nats-creds auth/viewer.creds --nats-tls-ca auth/tls/ca.pem`,
-		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, given []string) error {
 			if columns != 0 && (columns < leastColumns || columns > mostColumns) {
 				return usage(fmt.Errorf("--columns: %d; must be from %d to %d, or 0", columns, leastColumns,

@@ -54,7 +54,6 @@ they say nothing about the samples.`,
   meander verify demo --json
   meander verify demo --model ./base --model ./critic    # of a run of two checkpoints of your own
   meander verify demo --lane signs --uid 0000-a-red-sign-that-says-open`,
-		Args: args(cobra.MaximumNArgs(1)),
 		PreRunE: func(_ *cobra.Command, given []string) error {
 			return errors.Join(runArgument(&run, given), checkTolerance("tolerance", tolerance),
 				checkTolerance("engine-tolerance", options.EngineTolerance))

@@ -14,7 +14,7 @@ import (
 // versionCommand makes the command 'meander version'.
 func versionCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "print the versions of the program and of the event contract", Args: args(cobra.NoArgs),
+		Use: "version", Short: "print the versions of the program and of the event contract",
 		Example: "  meander version --json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			out := c.OutOrStdout()

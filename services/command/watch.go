@@ -14,6 +14,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/export"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -62,7 +63,6 @@ streams, so it does not slow the pipeline down.`,
   meander watch --run demo --kinds trajectory,reward,advantage
   meander watch --run demo --uid 0000-a-red-sign-that-says-open --json
   meander watch --since 10m --count 100`,
-		Args: args(cobra.NoArgs),
 		PreRunE: func(*cobra.Command, []string) error {
 			for _, k := range w.kinds {
 				if !slices.Contains(names, k) {
@@ -119,6 +119,11 @@ func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOpti
 		told := present.Count(w.printed, "event") + " stored; waiting for new ones"
 		if w.fresh {
 			told = "waiting for new events; --all begins with the stored ones"
+		}
+		if w.run != "*" {
+			if state, err := runState(ctx, conn.Bus, w.run, stderr); err == nil && state != "" { // else events say it
+				told = state + "; " + told
+			}
 		}
 		fmt.Fprintln(stderr, told)
 		err = w.printLive(ctx, conn, sources, out)
@@ -264,7 +269,7 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 		for i, member := range e.Members {
 			cells[i] = results.Number(member.Advantage, "%+.2f")
 		}
-		return fmt.Sprintf("%s %s mean %s std %s  [%s]", e.UID, e.Status, results.Number(e.Mean, "%.4f"),
+		return fmt.Sprintf("%s %s mean %s std %s  [%s]", e.UID, outcomes.Group(&e), results.Number(e.Mean, "%.4f"),
 			results.Number(e.Std, "%.4f"), strings.Join(cells, " ")), e.UID, err
 	case "control":
 		var e schemas.Control
