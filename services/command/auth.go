@@ -1,7 +1,6 @@
 package command
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -35,7 +34,6 @@ the certificates. 'meander up --auth' uses the folder; so can any NATS server.`,
 	return c
 }
 
-// authInitCommand makes the command 'meander auth init'.
 func authInitCommand(*app) *cobra.Command {
 	var hosts []string
 	withTLS, listen := false, "127.0.0.1:4222"
@@ -184,12 +182,7 @@ func authListCommand(a *app) *cobra.Command {
 				return err
 			}
 			if a.json {
-				for _, u := range f.Users {
-					if err := json.NewEncoder(c.OutOrStdout()).Encode(u); err != nil {
-						return err
-					}
-				}
-				return nil
+				return encode(c.OutOrStdout(), f.Users...)
 			}
 			t := present.New("NAME", "ROLE", "PUBLIC KEY")
 			for _, u := range f.Users {
@@ -210,7 +203,6 @@ func authListCommand(a *app) *cobra.Command {
 	}
 }
 
-// authUpdateCommand makes the command 'meander auth update'.
 func authUpdateCommand(*app) *cobra.Command {
 	var hosts []string
 	c := &cobra.Command{
@@ -256,7 +248,7 @@ func authShowCommand(a *app) *cobra.Command {
 				return usage(err)
 			}
 			if a.json {
-				return json.NewEncoder(w).Encode(r)
+				return encode(w, r)
 			}
 			if r.Unlimited {
 				fmt.Fprintln(w, "everything")

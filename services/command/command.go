@@ -20,6 +20,7 @@ package command
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -179,7 +180,6 @@ func (o *output) failure() error {
 // setTimeFormat sets the form of times in logs, which all command lines of a process share: milliseconds matter here.
 var setTimeFormat = sync.OnceFunc(func() { zerolog.TimeFieldFormat = time.RFC3339Nano })
 
-// app is what every command shares: where the pipeline is, and how to print.
 type app struct {
 	store    string
 	natsURL  string
@@ -341,6 +341,17 @@ func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 		}
 		return usage(fmt.Errorf("%w\nSee '%s --help'", err, c.CommandPath()))
 	}
+}
+
+// encode writes values as lines of JSON.
+func encode[V any](out io.Writer, values ...V) error {
+	lines := json.NewEncoder(out)
+	for _, v := range values {
+		if err := lines.Encode(v); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // logger returns a logger to stderr: lines for people, or JSON with --json. A wrong --log-level is a usage error.

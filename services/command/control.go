@@ -3,7 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -31,7 +30,6 @@ type controller struct {
 	wait time.Duration
 }
 
-// cancelCommand makes the command 'meander cancel'.
 func cancelCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "cancel RUN [UID]",
@@ -48,7 +46,6 @@ a while, use 'meander pause'.`,
 	}, schemas.ControlCancel)
 }
 
-// pauseCommand makes the command 'meander pause'.
 func pauseCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "pause RUN",
@@ -67,7 +64,6 @@ passes during the pause closes with the samples that it has.`,
 	}, schemas.ControlPause)
 }
 
-// resumeCommand makes the command 'meander resume'.
 func resumeCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "resume RUN",
@@ -78,7 +74,6 @@ same bits as without the pause.`,
 	}, schemas.ControlResume)
 }
 
-// pruneCommand makes the command 'meander prune'.
 func pruneCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "prune RUN UID SAMPLE",
@@ -94,7 +89,6 @@ A prompt can have a rule instead: see --prune-step of 'meander run'.`,
 	}, schemas.ControlPrune)
 }
 
-// statusCommand makes the command 'meander status'.
 func statusCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status [RUN]",
@@ -177,7 +171,6 @@ func (a *app) controlCommand(c *cobra.Command, action string) *cobra.Command {
 	return c
 }
 
-// currentUser returns user@host of this process.
 func currentUser() string {
 	name, host := "", ""
 	if u, err := user.Current(); err == nil {
@@ -213,7 +206,7 @@ func (k *controller) sendControl(ctx context.Context, conn *connection, out io.W
 		samplers, late = peer.AwaitControl(answer, r.Seq)
 	}
 	if k.json {
-		err = json.NewEncoder(out).Encode(schemas.JSON(r))
+		err = encode(out, schemas.JSON(r))
 	} else {
 		err = k.printOutcome(out, r, samplers)
 	}
@@ -262,7 +255,7 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *ui.Progre
 		if m, ok := fields.(map[string]any); ok {
 			m["waits"] = p.Waits
 		}
-		return json.NewEncoder(out).Encode(fields)
+		return encode(out, fields)
 	}
 	s := r.Status
 	fmt.Fprintf(out, "run %s: %s\n", r.Run, stateText(out, s))
@@ -285,12 +278,13 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *ui.Progre
 	if s.Cancelled > 0 {
 		groups += fmt.Sprintf(", %d cancelled one by one", s.Cancelled)
 	}
-	fmt.Fprintf(out, "  groups    %s\n", groups)
+	field := func(name, text string) { present.Field(out, 12, "  "+name, text) }
+	field("groups", groups)
 	samples := fmt.Sprintf("%d made, %d with their reward", s.Trajectories, s.Rewards)
 	if s.Failed > 0 {
 		samples += fmt.Sprintf(", %d ended without one", s.Failed)
 	}
-	fmt.Fprintf(out, "  samples   %s\n", samples)
+	field("samples", samples)
 	waiting := fmt.Sprintf("%d in the queue or in flight", s.Waiting)
 	if s.Parked > 0 {
 		waiting += fmt.Sprintf(", %d parked until the run is resumed", s.Parked)
@@ -298,15 +292,15 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *ui.Progre
 	if s.Lost > 0 {
 		waiting += fmt.Sprintf(", %d lost", s.Lost)
 	}
-	fmt.Fprintf(out, "  requests  %s\n", waiting)
-	label := "waits "
+	field("requests", waiting)
+	label := "waits"
 	if outcomes.HasEnded(s.State) {
 		label = "reason"
 	}
 	for _, w := range p.Waits {
-		present.Linef(out, "  %s    %s", label, boot.Safe(w.Says))
+		field(label, boot.Safe(w.Says))
 		if w.Fix != "" {
-			present.Linef(out, "            -> %s", w.Fix)
+			field("", "-> "+w.Fix)
 		}
 	}
 	return nil

@@ -15,7 +15,6 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// deadCommand makes the command 'meander dead' with its subcommands.
 func deadCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "dead",
@@ -31,7 +30,6 @@ the reason. dead lists these letters, and publishes or removes them.`,
 	return c
 }
 
-// deadListCommand makes the command 'meander dead ls'.
 func (a *app) deadListCommand() *cobra.Command {
 	var run schemas.Run
 	c := &cobra.Command{
@@ -45,7 +43,6 @@ func (a *app) deadListCommand() *cobra.Command {
 	return c
 }
 
-// deadShowCommand makes the command 'meander dead show'.
 func (a *app) deadShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "show ID", Short: "show one dead letter with its original",
@@ -60,7 +57,6 @@ func (a *app) deadShowCommand() *cobra.Command {
 	}
 }
 
-// deadReplayCommand makes the command 'meander dead replay'.
 func (a *app) deadReplayCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "replay ID ...", Short: "publish originals again on their subjects",
@@ -86,7 +82,6 @@ the dead letter stay.`,
 	}
 }
 
-// deadDropCommand makes the command 'meander dead drop'.
 func (a *app) deadDropCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "drop ID ...", Short: "remove dead letters for ever",
@@ -126,7 +121,7 @@ func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) erro
 				v = schemas.JSON(d).(map[string]any)
 				v["id"] = m.Seq
 			}
-			if err := json.NewEncoder(c.OutOrStdout()).Encode(v); err != nil {
+			if err := encode(c.OutOrStdout(), v); err != nil {
 				return err
 			}
 			continue
@@ -166,24 +161,29 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 		if err != nil {
 			v["error"], v["original"] = err.Error(), nil
 		}
-		return json.NewEncoder(out).Encode(v)
+		return encode(out, v)
 	}
+	fmt.Fprintf(out, "dead letter %d\n", m.Seq)
+	field := func(name string, value any) { fmt.Fprintf(out, "%-12s%s\n", name, boot.Safe(fmt.Sprint(value))) }
 	if d == nil {
-		_, err = fmt.Fprintf(out, "dead letter %d\nunreadable  %s\nsubject     %s\nbytes       %x\n", m.Seq, err,
-			m.Subject, m.Data[:min(len(m.Data), 256)])
-		return err
+		field("unreadable", err)
+		field("subject", m.Subject)
+		field("bytes", fmt.Sprintf("%x", m.Data[:min(len(m.Data), 256)]))
+		return nil
 	}
-	fmt.Fprintf(out,
-		"dead letter %d\nstage       %s\ncode        %s\nreason      %s\nsubject     %s\nstream      %s "+
-			"%d\ndeliveries  %d\nat          %s\n", m.Seq, d.Stage, d.Code, boot.Safe(d.Reason),
-		boot.Safe(d.OriginalSubject), d.Stream, d.StreamSeq, d.Deliveries,
-		time.Unix(0, d.At).Local().Format(time.RFC3339))
+	field("stage", d.Stage)
+	field("code", d.Code)
+	field("reason", d.Reason)
+	field("subject", d.OriginalSubject)
+	field("stream", fmt.Sprint(d.Stream, " ", d.StreamSeq))
+	field("deliveries", d.Deliveries)
+	field("at", time.Unix(0, d.At).Local().Format(time.RFC3339))
 	for _, h := range d.Headers {
-		fmt.Fprintf(out, "header      %s\n", boot.Safe(h.Name+": "+h.Value))
+		field("header", h.Name+": "+h.Value)
 	}
 	if err != nil {
-		_, err = fmt.Fprintf(out, "original    not available: %s\n", err)
-		return err
+		field("original", fmt.Sprintf("not available: %v", err))
+		return nil
 	}
 	text, err := json.MarshalIndent(original(data), "", "  ")
 	if err != nil {
@@ -219,7 +219,6 @@ func letterNumber(id string) (uint64, error) {
 	return seq, nil
 }
 
-// readDead decodes a dead letter.
 func readDead(m *bus.Message) (*schemas.Dead, error) {
 	d := &schemas.Dead{}
 	if err := schemas.Decode(m.Data, d); err != nil {

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"encoding/json"
 	"errors"
 
 	"github.com/spf13/cobra"
@@ -13,7 +12,6 @@ import (
 	"github.com/meander-rl/meander/services/janitor"
 )
 
-// gcFlags adds the flags for the janitor's rules.
 func gcFlags(f *pflag.FlagSet, c *janitor.Config) {
 	f.IntVar(&c.Above, "gc-above", c.Above,
 		"free the oldest closed groups while a stream is fuller than this percentage of its limit; 0: never")
@@ -23,7 +21,6 @@ func gcFlags(f *pflag.FlagSet, c *janitor.Config) {
 	f.DurationVar(&c.Grace, "gc-grace", c.Grace, "keep every closed group for this long")
 }
 
-// gcCommand makes the command 'meander gc'.
 func gcCommand(a *app) *cobra.Command {
 	cfg, dry, blobs, run := janitor.DefaultConfig(), false, false, ""
 	c := &cobra.Command{
@@ -67,7 +64,7 @@ copied to that folder. Files that people put there stay.`,
 				return err
 			}
 			if a.json {
-				return json.NewEncoder(c.OutOrStdout()).Encode(report)
+				return encode(c.OutOrStdout(), report)
 			}
 			for _, line := range report.Lines(func(n uint64) string { return boot.Bytes(n).Rough() }, dry) {
 				present.Lines(c.OutOrStdout(), line)

@@ -100,7 +100,7 @@ func showInfo(c *cobra.Command, asJSON bool, problems []string, fields map[strin
 	out := c.OutOrStdout()
 	if asJSON {
 		fields["problems"], fields["loads"] = append([]string{}, problems...), len(problems) == 0
-		if err := json.NewEncoder(out).Encode(fields); err != nil {
+		if err := encode(out, fields); err != nil {
 			return err
 		}
 	} else {

@@ -11,7 +11,6 @@ import (
 	textengine "github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
-// languageInfo describes a language model.
 func languageInfo(c *cobra.Command, dir string, family lm.Family, asJSON bool) error {
 	info, err := family.Inspect(dir)
 	if err != nil {
@@ -20,7 +19,6 @@ func languageInfo(c *cobra.Command, dir string, family lm.Family, asJSON bool) e
 	return showInfo(c, asJSON, info.Problems, languageJSON(info), func() { printLanguage(c.OutOrStdout(), dir, info) })
 }
 
-// printLanguage prints the description of a language model.
 func printLanguage(out io.Writer, dir string, info *lm.Info) {
 	printParts(out, info.Name, info.Family, dir, info.Parts)
 	if info.Vocabulary == 0 {
@@ -50,7 +48,6 @@ func printLanguage(out io.Writer, dir string, info *lm.Info) {
 	}
 }
 
-// languageJSON returns the description of a language model for --json.
 func languageJSON(info *lm.Info) map[string]any {
 	p := textengine.PolicyOf(info.Card).Text
 	return map[string]any{

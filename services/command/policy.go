@@ -3,7 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -28,7 +27,6 @@ type pusher struct {
 	wait time.Duration
 }
 
-// policyCommand makes the command 'meander policy' with its subcommands.
 func policyCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "policy",
@@ -59,7 +57,6 @@ func (k *pusher) addFlags(f *pflag.FlagSet) {
 		"how long to wait for the answers of running samplers; 0: do not wait")
 }
 
-// policyPushCommand makes the command 'meander policy push'.
 func policyPushCommand(a *app) *cobra.Command {
 	k, full := &pusher{app: a}, false
 	c := &cobra.Command{
@@ -131,7 +128,6 @@ func (k *pusher) pushFull(c *cobra.Command, conn *connection, name string) error
 	return errors.Join(err, weights.Close())
 }
 
-// policyRollbackCommand makes the command 'meander policy rollback'.
 func policyRollbackCommand(a *app) *cobra.Command {
 	k := &pusher{app: a}
 	c := &cobra.Command{
@@ -203,7 +199,7 @@ func (k *pusher) push(
 		return r.Answer != nil && r.Answer.State == schemas.AppliedRefused
 	})
 	if k.json {
-		if err := json.NewEncoder(out).Encode(policyJSON(p, replicas)); err != nil {
+		if err := encode(out, policyJSON(p, replicas)); err != nil {
 			return err
 		}
 	} else if refused || news && k.wait > 0 && late == nil {
@@ -259,7 +255,6 @@ func printAnswers(out io.Writer, p *schemas.Policy, replicas []client.Replica, t
 		took.Milliseconds())
 }
 
-// policyListCommand makes the command 'meander policy ls'.
 func policyListCommand(a *app) *cobra.Command {
 	var lane schemas.Lane
 	c := &cobra.Command{
@@ -335,7 +330,7 @@ func (a *app) listPolicies(c *cobra.Command, conn *connection, lane schemas.Lane
 				fields["refused"] = why
 			}
 		}
-		if err := json.NewEncoder(out).Encode(line); err != nil {
+		if err := encode(out, line); err != nil {
 			return err
 		}
 	}
@@ -416,7 +411,6 @@ func replicaLine(newest *schemas.Policy, r client.Replica) string {
 	return fmt.Sprintf("behind version %d", newest.PolicyVersion)
 }
 
-// policyShowCommand makes the command 'meander policy show'.
 func policyShowCommand(a *app) *cobra.Command {
 	var lane schemas.Lane
 	c := &cobra.Command{
@@ -472,7 +466,7 @@ func pathOf(w schemas.WeightsFile) string {
 // printPolicy prints a version and the samplers' answers to it.
 func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.Applied) error {
 	if a.json {
-		return json.NewEncoder(out).Encode(schemas.JSON(p))
+		return encode(out, schemas.JSON(p))
 	}
 	t := &present.Table{}
 	line := func(name, format string, args ...any) { t.Row(name, fmt.Sprintf(format, args...)) }

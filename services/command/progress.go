@@ -190,7 +190,6 @@ func (p *progress) receiptHandler(known []string) nats.MsgHandler {
 	}
 }
 
-// expect adds the steps of one accepted prompt to the total.
 func (p *progress) expect(steps int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -222,7 +221,6 @@ func (p *progress) countReward(m *bus.Message) {
 	p.update()
 }
 
-// note prints a line that stays, above the bar.
 func (p *progress) note(line string) {
 	out := p.out
 	if p.bars != nil {
@@ -239,7 +237,6 @@ func (p *progress) cancelled() {
 	p.update()
 }
 
-// groups sets how many groups have an outcome, and how many refills there were.
 func (p *progress) groups(done, refills int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -288,7 +285,6 @@ func (p *progress) printRegularly() {
 	}
 }
 
-// print prints one line.
 func (p *progress) print() {
 	p.mu.Lock()
 	steps, total := p.counts()
@@ -296,7 +292,6 @@ func (p *progress) print() {
 	fmt.Fprintf(p.out, "run %s: %d/%d steps  %s\n", p.run, steps, total, *p.tail.Load()+p.model.String())
 }
 
-// close ends the bar, or prints a last line of progress.
 func (p *progress) close() {
 	p.closed.Do(func() {
 		close(p.ended)

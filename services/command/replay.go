@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,7 +22,6 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// replayer is the command 'meander runs replay'.
 type replayer struct {
 	*app
 	speed, subject, to string
@@ -34,7 +32,6 @@ type replayer struct {
 	pace export.Pace
 }
 
-// runsReplayCommand makes the command 'meander runs replay'.
 func runsReplayCommand(a *app) *cobra.Command {
 	r := &replayer{app: a}
 	c := &cobra.Command{
@@ -224,7 +221,6 @@ func (r *replayer) count(
 	return sources, total, nil
 }
 
-// print returns the function that prints an event.
 func (r *replayer) print(out io.Writer) func(m *bus.Message) error {
 	return func(m *bus.Message) error {
 		a, _ := schemas.ParseSubject(m.Subject)
@@ -233,7 +229,7 @@ func (r *replayer) print(out io.Writer) func(m *bus.Message) error {
 			if !schemas.IsPart(m.Subject) {
 				event = schemas.JSONOfBytes(m.Data)
 			}
-			return json.NewEncoder(out).Encode(map[string]any{
+			return encode(out, map[string]any{
 				"kind": a.Kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(), "event": event,
 				"data": m.Data,
 			})

@@ -3,7 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// reportCommand makes the command 'meander report'.
 func reportCommand(a *app) *cobra.Command {
 	out, groups, images := "", 0, boot.Bytes(report.DefaultImageBytes)
 	c := &cobra.Command{
@@ -82,7 +80,7 @@ func (a *app) writeReport(
 		return err
 	}
 	if a.json {
-		return json.NewEncoder(out).Encode(struct {
+		return encode(out, struct {
 			File  string `json:"file"`
 			Bytes int64  `json:"bytes"`
 			*report.Contents

@@ -25,7 +25,6 @@ import (
 	"github.com/meander-rl/meander/services/sampler/models"
 )
 
-// runCommand makes the command 'meander run'.
 func runCommand(a *app) *cobra.Command {
 	r := &runner{app: a, services: defaultServices()}
 	c := &cobra.Command{

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -25,7 +24,6 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// runsCommand makes the command 'meander runs' with its subcommands.
 func runsCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "runs", Short: "list, show, export, import, replay and remove stored runs",
@@ -40,7 +38,6 @@ func runsCommand(a *app) *cobra.Command {
 	return c
 }
 
-// runsLsCommand makes the command 'meander runs ls'.
 func runsLsCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Short: "list the stored runs, the newest first",
@@ -62,15 +59,9 @@ Images and other blobs are not in it.`,
 	}
 }
 
-// printRuns prints a line for each stored run.
 func (a *app) printRuns(out io.Writer, list []*results.StoredRun) error {
 	if a.json {
-		for _, r := range list {
-			if err := json.NewEncoder(out).Encode(r); err != nil {
-				return err
-			}
-		}
-		return nil
+		return encode(out, list...)
 	}
 	t := present.New("RUN", "STATE", "GROUPS", "OPEN", "SAMPLES", "SCORED", "SIZE", "NEWEST")
 	for _, r := range list {
@@ -99,12 +90,10 @@ func storedRun(ctx context.Context, b *bus.Bus, name string) (*results.StoredRun
 	return nil, nothingStored(name)
 }
 
-// nothingStored is the error for a run of which nothing is stored.
 func nothingStored(run string) error {
 	return fmt.Errorf("run %q: nothing is stored of it; 'meander runs ls' lists the runs that are stored", run)
 }
 
-// runsShowCommand makes the command 'meander runs show'.
 func runsShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "show RUN", Short: "show what each stream stores of a run",
@@ -120,7 +109,7 @@ func runsShowCommand(a *app) *cobra.Command {
 			}
 			out := c.OutOrStdout()
 			if a.json {
-				return json.NewEncoder(out).Encode(map[string]any{"run": r, "streams": r.Streams})
+				return encode(out, map[string]any{"run": r, "streams": r.Streams})
 			}
 			if err := a.printRuns(out, []*results.StoredRun{r}); err != nil {
 				return err
@@ -136,7 +125,6 @@ func runsShowCommand(a *app) *cobra.Command {
 	}
 }
 
-// runsRmCommand makes the command 'meander runs rm'.
 func runsRmCommand(a *app) *cobra.Command {
 	force := false
 	c := &cobra.Command{
@@ -175,7 +163,6 @@ that are older than two minutes. Dead letters stay. A run with open groups is re
 	return c
 }
 
-// exporter is the command 'meander runs export'.
 type exporter struct {
 	*app
 	out, format string
@@ -186,7 +173,6 @@ type exporter struct {
 // archiveFormat is the format that import reads; all others are of package export.
 const archiveFormat = "archive"
 
-// runsExportCommand makes the command 'meander runs export'.
 func runsExportCommand(a *app) *cobra.Command {
 	e := &exporter{app: a}
 	c := &cobra.Command{
@@ -280,7 +266,6 @@ func (e *exporter) writeToStdout(c *cobra.Command, conn *connection, run string)
 	return e.printArchive(c.ErrOrStderr(), "stdout", s)
 }
 
-// writeShards writes the samples of a run as a dataset.
 func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) error {
 	switch {
 	case !slices.Contains(export.Datasets(), e.format):
@@ -308,10 +293,9 @@ func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) e
 	return e.printShards(c.OutOrStdout(), folder, x)
 }
 
-// printShards prints what a dataset has.
 func (a *app) printShards(out io.Writer, folder string, x *export.Index) error {
 	if a.json {
-		return json.NewEncoder(out).Encode(x)
+		return encode(out, x)
 	}
 	t := x.Totals()
 	fmt.Fprintf(out, "%s: %s of %s as %s, %s in %s, %s\n", folder, present.Count(t.Groups, "group"), x.Run, x.Format,
@@ -322,7 +306,6 @@ func (a *app) printShards(out io.Writer, folder string, x *export.Index) error {
 	return nil
 }
 
-// runsReadCommand makes the command 'meander runs read'.
 func runsReadCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "read FILE|-", Short: "check an exported run and count what it has; needs no server",
@@ -356,7 +339,7 @@ no fault.`,
 				if !a.json || e.Blob != "" {
 					return nil
 				}
-				return json.NewEncoder(c.OutOrStdout()).Encode(map[string]any{
+				return encode(c.OutOrStdout(), map[string]any{
 					"stream": e.Stream, "seq": e.Seq, "subject": e.Subject, "time": e.Time.UTC(),
 					"event": schemas.JSONOfBytes(e.Data),
 				})
@@ -373,7 +356,6 @@ no fault.`,
 	}
 }
 
-// runsImportCommand makes the command 'meander runs import'.
 func runsImportCommand(a *app) *cobra.Command {
 	o := export.ImportOptions{}
 	c := &cobra.Command{
@@ -413,7 +395,6 @@ groups.`,
 	return c
 }
 
-// isFolder reports whether there is a folder of that name.
 func isFolder(name string) bool {
 	info, err := os.Stat(name)
 	return err == nil && info.IsDir()
@@ -439,7 +420,7 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker, o e
 		return withAdvice(c.Context(), conn.Bus, err)
 	}
 	if a.json {
-		return json.NewEncoder(c.OutOrStdout()).Encode(done)
+		return encode(c.OutOrStdout(), done)
 	}
 	fmt.Fprintf(c.OutOrStdout(), "run %s: %s stored, %s there already, %s\n",
 		done.Run, present.Count(done.Stored, "event"), present.Count(done.AlreadyStored, "event"),
@@ -475,7 +456,7 @@ func printWarnings(out io.Writer, s *export.Summary) {
 // printArchive prints how many events and blobs an export has; name is its file.
 func (a *app) printArchive(out io.Writer, name string, s *export.Summary) error {
 	if a.json {
-		return json.NewEncoder(out).Encode(s)
+		return encode(out, s)
 	}
 	n := 0
 	for _, k := range s.Events {

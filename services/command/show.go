@@ -3,7 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -21,7 +20,6 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// showCommand makes the command 'meander show'.
 func showCommand(a *app) *cobra.Command {
 	var run schemas.Run
 	c := &cobra.Command{
@@ -60,7 +58,7 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 		}
 		found++
 		if a.json {
-			if err := json.NewEncoder(out).Encode(schemas.JSON(&e)); err != nil {
+			if err := encode(out, schemas.JSON(&e)); err != nil {
 				return err
 			}
 			continue
@@ -139,7 +137,7 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 			list[i] = schemas.JSON(t)
 		}
 		v["trajectories"] = list
-		return json.NewEncoder(out).Encode(v)
+		return encode(out, v)
 	}
 	why, err := groupFailures(ctx, b, run, uid, adv, trajectories)
 	if err != nil {
@@ -328,7 +326,6 @@ func printLogProbs(out io.Writer, trajectories []*schemas.Trajectory) {
 	steps.Print(out)
 }
 
-// sampleHeads returns the first row of a table with a column for each sample.
 func sampleHeads(name string, trajectories []*schemas.Trajectory) []any {
 	cells := []any{name}
 	for _, t := range trajectories {

@@ -28,7 +28,6 @@ import (
 // promptsShown is how many prompts and faults 'meander prompts' prints.
 const promptsShown = 3
 
-// promptsCommand makes the command 'meander prompts'.
 func promptsCommand(a *app) *cobra.Command {
 	var d datasetFlags
 	var modelName, file string
@@ -56,7 +55,6 @@ Exit status: 0 all records can be published, 1 some cannot.`,
 	return c
 }
 
-// readPrompt is a prompt as it is read, for people and --json.
 type readPrompt struct {
 	Line        int            `json:"line"`
 	Fields      map[string]any `json:"fields"`
@@ -65,7 +63,6 @@ type readPrompt struct {
 	Tokens      int            `json:"tokens,omitempty"`
 }
 
-// promptsRead is what 'meander prompts' says.
 type promptsRead struct {
 	File    string                `json:"file"`
 	Format  dataset.Format        `json:"format"`
@@ -79,7 +76,6 @@ type promptsRead struct {
 	Tokens  *promptTokens         `json:"tokens,omitempty"`
 }
 
-// promptTokens counts the tokens of prompts for a model.
 type promptTokens struct {
 	Model   string `json:"model"`
 	Most    int    `json:"most"` // that the model takes
@@ -145,7 +141,7 @@ func (a *app) showPrompts(c *cobra.Command, d *datasetFlags, modelName, file str
 		out.Reasons = append(out.Reasons, bad.Error())
 	}
 	if a.json {
-		err = json.NewEncoder(c.OutOrStdout()).Encode(out)
+		err = encode(c.OutOrStdout(), out)
 	} else {
 		out.print(c.OutOrStdout())
 	}
@@ -155,7 +151,6 @@ func (a *app) showPrompts(c *cobra.Command, d *datasetFlags, modelName, file str
 	return err
 }
 
-// add counts a prompt, and keeps the first ones.
 func (p *promptsRead) add(r *dataset.Record) (err error) {
 	p.Prompts++
 	n := 0
@@ -175,7 +170,6 @@ func (p *promptsRead) add(r *dataset.Record) (err error) {
 	return nil
 }
 
-// asLine returns a record as an object that is read as the same record.
 func asLine(r *dataset.Record) map[string]any {
 	line := maps.Clone(r.Fields)
 	if r.Messages != nil {
@@ -199,7 +193,6 @@ func checkRecord(r *dataset.Record) error {
 	return e.Validate()
 }
 
-// tokensOf returns what counts the tokens of prompts for a model, by folder or name.
 func tokensOf(name string) (*promptTokens, error) {
 	info, err := families.All().Inspect(name)
 	if err == nil {
@@ -248,7 +241,6 @@ func conversationOf(r *dataset.Record) []lm.Message {
 	return out
 }
 
-// print writes it for people.
 func (p *promptsRead) print(out io.Writer) {
 	count := present.Count(p.Prompts, "prompt")
 	if !p.Whole {
@@ -269,7 +261,7 @@ func (p *promptsRead) print(out io.Writer) {
 	}
 	for _, r := range p.First {
 		fmt.Fprintln(out)
-		r.write(out, max(present.LineWidth(out), 3*promptLabel))
+		r.write(out)
 	}
 	if len(p.Reasons) > 0 {
 		fmt.Fprintln(out)
@@ -294,15 +286,9 @@ func (p *promptsRead) print(out io.Writer) {
 	}
 }
 
-// promptLabel is the width of the names before a prompt's values; the longest is "ground truth".
-const promptLabel = 16
-
-// write writes one prompt in lines of so many columns: its text or messages, then fields, ground truth and metadata.
-func (r *readPrompt) write(out io.Writer, columns int) {
-	line := func(name, text string) {
-		text = present.Cut(boot.Safe(text), 600)
-		fmt.Fprintf(out, "%-*s%s\n", promptLabel, name, present.Wrap(text, columns, promptLabel))
-	}
+// write writes one prompt: its text or messages, then fields, ground truth and metadata.
+func (r *readPrompt) write(out io.Writer) {
+	line := func(name, text string) { present.Field(out, 16, name, present.Cut(boot.Safe(text), 600)) }
 	messages := r.Messages
 	if given, ok := r.Fields["messages"].([]any); ok {
 		messages = given
@@ -341,7 +327,6 @@ func spaced(v any) string {
 	return strings.ReplaceAll(strings.TrimSuffix(b.String(), "\n"), "\n", "")
 }
 
-// inJSON returns a value as JSON, on one line.
 func inJSON(v any) string {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)

@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,7 +18,6 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// streamsCommand makes the command 'meander streams' with its subcommands.
 func streamsCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "streams", Short: "show how full the streams are and how far consumers are behind",
@@ -28,8 +26,7 @@ stream refuses new events. No event is lost: publishers wait until there is spac
 
 Exit status: 0 every stream accepts events, 1 one does not.`,
 		Example: `  meander streams
-  meander streams limit --max-steps-bytes 32GiB    # also while a pipeline runs
-  meander streams purge night`,
+  meander streams limit --max-steps-bytes 32GiB    # also while a pipeline runs`,
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			stats, err := conn.Stats(c.Context())
 			if err != nil {
@@ -41,13 +38,12 @@ Exit status: 0 every stream accepts events, 1 one does not.`,
 			}
 			out := c.OutOrStdout()
 			if a.json {
-				for _, s := range stats {
-					if err := json.NewEncoder(out).Encode(s); err != nil {
-						return err
-					}
-				}
+				err = encode(out, stats...)
 			} else {
 				printStreams(out, stats)
+			}
+			if err != nil {
+				return err
 			}
 			paused, err := conn.PausedRuns(c.Context())
 			if err != nil {
@@ -69,11 +65,10 @@ Exit status: 0 every stream accepts events, 1 one does not.`,
 			return nil
 		}),
 	}
-	c.AddCommand(setupCommand(a), limitCommand(a), purgeCommand(a))
+	c.AddCommand(setupCommand(a), limitCommand(a))
 	return c
 }
 
-// printStreams writes a line for each stream, and one for each durable consumer.
 func printStreams(out io.Writer, stats []bus.StreamStats) {
 	t := present.New("STREAM", "MESSAGES", "SIZE", "LIMIT", "USED", "KEPT", "SERVERS", "STATE", "NEWEST")
 	for _, s := range stats {
@@ -202,7 +197,6 @@ func withAdvice(ctx context.Context, b *bus.Bus, err error) error {
 	return err
 }
 
-// setupCommand makes the command 'meander streams setup'.
 func setupCommand(a *app) *cobra.Command {
 	var limits boot.Limits
 	c := &cobra.Command{
@@ -244,7 +238,6 @@ servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 	return c
 }
 
-// limitCommand makes the command 'meander streams limit'.
 func limitCommand(a *app) *cobra.Command {
 	var limits boot.Limits
 	c := &cobra.Command{
@@ -279,33 +272,4 @@ once.`,
 	}
 	limits.Flags(c.Flags())
 	return c
-}
-
-// purgeCommand makes the command 'meander streams purge'.
-func purgeCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use: "purge RUN ...", Short: "remove all events of runs for ever",
-		Long: `purge removes the prompts, requests, steps, trajectories, verdicts, rewards, advantages and batches of
-runs. Images stay, because other runs may use them; dead letters stay too. Do not use the id of a
-purged run again.`,
-		Example: "  meander streams purge night",
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
-			for _, run := range given {
-				if err := schemas.CheckToken("RUN", run); err != nil {
-					return usage(err)
-				}
-			}
-			for _, run := range given {
-				n, err := conn.Purge(c.Context(), schemas.Run(run))
-				if err == nil && n == 0 {
-					err = nothingStored(run)
-				}
-				if err != nil {
-					return err
-				}
-				fmt.Fprintf(c.OutOrStdout(), "run %s: %s removed\n", run, present.Count(n, "event"))
-			}
-			return nil
-		}),
-	}
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/meander-rl/meander/services/teacher"
 )
 
-// teacherCommand makes the command 'meander teacher'.
 func teacherCommand(a *app) *cobra.Command {
 	cfg, metrics := teacher.DefaultConfig(), ""
 	c := &cobra.Command{
@@ -61,7 +60,6 @@ and run in replicas at any time. With its own weights a sample gets exactly its 
 	return c
 }
 
-// addTeacherCompute adds the flags of what computes the teacher's model.
 func addTeacherCompute(f *pflag.FlagSet, cfg *teacher.Config) {
 	engineFlag(f, &cfg.Engine, "default this program")
 	f.StringVar(&cfg.Device, "device", cfg.Device, sampler.Help("Device"))

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -31,7 +30,6 @@ const (
 	leastColumns, mostColumns = 40, 1000
 )
 
-// topCommand makes the command 'meander top'.
 func topCommand(a *app) *cobra.Command {
 	var once bool
 	var columns int
@@ -73,7 +71,6 @@ pipe, and with --once, --columns or --json, it prints what it would show, once.`
 	return c
 }
 
-// printTop prints what there is now.
 func (a *app) printTop(ctx context.Context, conn *connection, out io.Writer, columns int) error {
 	ctx, done := context.WithTimeout(ctx, topTimeout)
 	defer done()
@@ -84,7 +81,7 @@ func (a *app) printTop(ctx context.Context, conn *connection, out io.Writer, col
 		return fmt.Errorf("look at %s: %w", conn.where, err)
 	}
 	if a.json {
-		return json.NewEncoder(out).Encode(overview)
+		return encode(out, overview)
 	}
 	v := topView{where: conn.where, now: time.Now(), overview: overview, chosen: -1}
 	for _, l := range v.layOut(columns, 0) {
@@ -162,7 +159,6 @@ func showLive(ctx context.Context, conn *connection, keys *os.File, out io.Write
 	return s.show(ctx, readKeys(keys))
 }
 
-// liveScreen is the terminal of showLive.
 type liveScreen struct {
 	conn   *connection
 	reader *ui.Reader
@@ -172,7 +168,6 @@ type liveScreen struct {
 	drawn  string
 }
 
-// topLook is what one look at the pipeline has found.
 type topLook struct {
 	overview *ui.Overview
 	run      schemas.Run
@@ -286,7 +281,6 @@ func (s *liveScreen) draw() error {
 	return err
 }
 
-// key is a key that has a meaning.
 type key int
 
 const (

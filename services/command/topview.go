@@ -19,10 +19,8 @@ import (
 	"github.com/meander-rl/meander/services/ui"
 )
 
-// topGroups is how many groups of a run are shown, the newest.
 const topGroups = 20
 
-// topView is what 'meander top' shows.
 type topView struct {
 	where    string
 	now      time.Time
@@ -62,7 +60,6 @@ func (v *topView) update(l topLook) {
 	}
 }
 
-// choose chooses a run by its place.
 func (v *topView) choose(at int) {
 	v.chosen, v.choice = at, ""
 	if at < len(v.overview.Runs) {
@@ -99,7 +96,6 @@ type topLines struct {
 	lines   []topLine
 }
 
-// add adds a line, cut where the screen ends.
 func (t *topLines) add(c present.Colour, text string) {
 	text = strings.TrimRight(showable(text), " ")
 	if present.Columns(text) > t.columns {
@@ -130,7 +126,6 @@ func (t *topLines) wrap(c present.Colour, lead, text string) {
 	}
 }
 
-// title adds an empty line and a title.
 func (t *topLines) title(text string) {
 	t.add("", "")
 	t.add(present.Bold, text)
@@ -184,7 +179,6 @@ func (v *topView) layOut(columns, rows int) []topLine {
 	return lines[max(0, len(lines)-rows):]
 }
 
-// addHead adds the server, the time and, while the server does not answer, what is tried.
 func (v *topView) addHead(t *topLines, live bool) {
 	clock := v.now.Format("15:04:05")
 	if !live {
@@ -204,7 +198,6 @@ func (v *topView) addHead(t *topLines, live bool) {
 	}
 }
 
-// runColumns are the titles of the columns of a run, its name aside.
 var runColumns = []string{"STATE", "GROUPS", "SAMPLES", "STEPS/MIN", "MEAN"}
 
 // runCells returns the columns of a run, its name aside. Without progress, they are of what is stored.
@@ -263,7 +256,6 @@ func fill(text string, columns int, right bool) string {
 	return present.Pad(text, columns, right)
 }
 
-// addRuns adds the runs in at most so many lines, around the chosen one; 0: in as many as they need.
 func (v *topView) addRuns(t *topLines, room int) {
 	runs := v.overview.Runs
 	if len(runs) == 0 {
@@ -319,7 +311,6 @@ func window(blocks [][]topLine, around, room int) (from, to int) {
 	}
 }
 
-// addBars adds a bar for each stage of a run: four in a line where that fits, else two.
 func addBars(t *topLines, p *ui.Progress) {
 	if p == nil {
 		return
@@ -391,7 +382,6 @@ func addWait(t *topLines, of string, w outcomes.Wait) {
 	}
 }
 
-// addServices adds lanes, what serves them, streams and dead letters.
 func (v *topView) addServices(t *topLines) {
 	x := v.overview.System
 	t.title("STREAMS AND SERVICES")
@@ -438,7 +428,6 @@ func (v *topView) addServices(t *topLines) {
 	}
 }
 
-// addStreams adds the streams that are nearly full, and how many dead letters there are.
 func addStreams(t *topLines, x *ui.System) {
 	says := "no stream is nearly full"
 	for _, s := range x.Streams {
@@ -463,7 +452,6 @@ func addStreams(t *topLines, x *ui.System) {
 	}
 }
 
-// addGroups adds the run that was opened, with its newest groups.
 func (v *topView) addGroups(t *topLines) {
 	for _, r := range v.overview.Runs {
 		if r.Run != v.opened {

@@ -25,10 +25,8 @@ import (
 	"github.com/meander-rl/meander/services/ui"
 )
 
-// pageToken is the variable with the token of the page.
 const pageToken = "MEANDER_UI_TOKEN"
 
-// uiCommand makes the command 'meander ui'.
 func uiCommand(a *app) *cobra.Command {
 	p := pageFlags{Config: ui.DefaultConfig()}
 	c := &cobra.Command{
@@ -71,7 +69,6 @@ The page does what the credentials of the command may.`,
 	return c
 }
 
-// pageFlags are the flags of a page.
 type pageFlags struct {
 	ui.Config
 	tokenizer string
@@ -84,7 +81,6 @@ type pageFlags struct {
 	wanted bool
 }
 
-// add adds the flags.
 func (p *pageFlags) add(f *pflag.FlagSet) {
 	f.StringVar(
 		&p.Listen,

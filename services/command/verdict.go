@@ -37,7 +37,6 @@ type verdictLine struct {
 	Author      string      `json:"author"`
 }
 
-// verdictCommand makes the command 'meander verdict'.
 func verdictCommand(a *app) *cobra.Command {
 	var run schemas.Run
 	var name, file, dir, author string
@@ -236,13 +235,7 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run schemas.Run, dir 
 		return err
 	}
 	if a.json {
-		lines := json.NewEncoder(out)
-		for _, w := range waiting {
-			if err := lines.Encode(w); err != nil {
-				return err
-			}
-		}
-		return nil
+		return encode(out, waiting...)
 	}
 	if len(waiting) == 0 {
 		fmt.Fprintf(stderr, "no finished sample of run %s waits for a verdict\n", run)

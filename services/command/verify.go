@@ -2,7 +2,6 @@ package command
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,7 +18,6 @@ import (
 	"github.com/meander-rl/meander/services/verify"
 )
 
-// verifyCommand makes the command 'meander verify'.
 func verifyCommand(a *app) *cobra.Command {
 	var run schemas.Run
 	var options verify.Options
@@ -149,7 +147,7 @@ func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) er
 			Verified    bool     `json:"verified"`
 			NotVerified []string `json:"not_verified,omitempty"`
 		}{r, len(faults) == 0, faults}
-		if err := json.NewEncoder(out).Encode(line); err != nil {
+		if err := encode(out, line); err != nil {
 			return err
 		}
 	} else {

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"encoding/json"
 	"fmt"
 	"runtime"
 
@@ -11,7 +10,6 @@ import (
 	"github.com/meander-rl/meander/services/internal/boot"
 )
 
-// versionCommand makes the command 'meander version'.
 func versionCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "print the versions of the program and of the event contract",
@@ -19,7 +17,7 @@ func versionCommand(a *app) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			out := c.OutOrStdout()
 			if a.json {
-				return json.NewEncoder(out).Encode(map[string]any{
+				return encode(out, map[string]any{
 					"version": boot.Version(), "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH,
 					"subjects": schemas.AllSubjects, "schema_version": schemas.Version,
 				})

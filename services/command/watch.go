@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -33,7 +32,6 @@ var watched = []struct{ kind, stream string }{
 	{schemas.KindDead, schemas.StreamDead},
 }
 
-// watcher is one watch command.
 type watcher struct {
 	*app
 	run     schemas.Run
@@ -44,7 +42,6 @@ type watcher struct {
 	fresh   bool // without the stored events
 }
 
-// watchCommand makes the command 'meander watch'.
 func watchCommand(a *app) *cobra.Command {
 	w := &watcher{app: a}
 	var since time.Duration
@@ -102,7 +99,6 @@ streams, so it does not slow the pipeline down.`,
 	return c
 }
 
-// errEnough ends a watch that has printed --count events.
 var errEnough = errors.New("enough")
 
 // watch prints the stored events, then new ones, until ctx ends or --count events are printed.
@@ -184,7 +180,7 @@ func (w *watcher) printLive(ctx context.Context, conn *connection, sources []*ex
 	}
 }
 
-// print prints an event in one line, unless it is not asked for. It returns errEnough after --count events.
+// print prints an event, unless it is not asked for. It returns errEnough after --count events.
 func (w *watcher) print(m *bus.Message, out io.Writer) error {
 	a, _ := schemas.ParseSubject(m.Subject)
 	line, owner, err := eventLine(a.Kind, m)
@@ -206,7 +202,7 @@ func (w *watcher) print(m *bus.Message, out io.Writer) error {
 // printEvent prints an event: line, with its time and kind, or as JSON.
 func (a *app) printEvent(out io.Writer, kind string, m *bus.Message, line string) (err error) {
 	if a.json {
-		return json.NewEncoder(out).Encode(map[string]any{
+		return encode(out, map[string]any{
 			"kind": kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(),
 			"event": schemas.JSONOfBytes(m.Data),
 		})
