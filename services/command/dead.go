@@ -47,13 +47,7 @@ func (a *app) deadShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "show ID", Short: "show one dead letter with its original",
 		Example: "  meander dead show 12",
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
-			m, err := deadLetter(c, conn, given[0])
-			if err != nil {
-				return err
-			}
-			return a.showDead(c, conn, m)
-		}),
+		RunE: a.withLetters(a.showDead),
 	}
 }
 
@@ -64,20 +58,13 @@ func (a *app) deadReplayCommand() *cobra.Command {
 stream holds one event for each subject and another event has the subject now, replay fails: that event and
 the dead letter stay.`,
 		Example: "  meander dead replay 12 13",
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
-			for _, id := range given {
-				m, err := deadLetter(c, conn, id)
-				if err != nil {
-					return err
-				}
-				ack, subject, err := conn.Replay(c.Context(), m.Seq)
-				if err != nil {
-					return err
-				}
-				fmt.Fprintf(c.OutOrStdout(), "replayed %s: %s, stream %s, sequence %d\n", id, subject, ack.Stream,
+		RunE: a.withLetters(func(c *cobra.Command, conn *connection, m *bus.Message) error {
+			ack, subject, err := conn.Replay(c.Context(), m.Seq)
+			if err == nil {
+				fmt.Fprintf(c.OutOrStdout(), "replayed %d: %s, stream %s, sequence %d\n", m.Seq, subject, ack.Stream,
 					ack.Seq)
 			}
-			return nil
+			return err
 		}),
 	}
 }
@@ -86,17 +73,11 @@ func (a *app) deadDropCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "drop ID ...", Short: "remove dead letters for ever",
 		Example: "  meander dead drop 12",
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
-			for _, id := range given {
-				m, err := deadLetter(c, conn, id)
-				if err != nil {
-					return err
-				}
-				if err := conn.Delete(c.Context(), schemas.StreamDead, m.Seq); err != nil {
-					return fmt.Errorf("drop %s: %w", id, err)
-				}
-				fmt.Fprintf(c.OutOrStdout(), "dropped %s\n", id)
+		RunE: a.withLetters(func(c *cobra.Command, conn *connection, m *bus.Message) error {
+			if err := conn.Delete(c.Context(), schemas.StreamDead, m.Seq); err != nil {
+				return fmt.Errorf("drop %d: %w", m.Seq, err)
 			}
+			fmt.Fprintf(c.OutOrStdout(), "dropped %d\n", m.Seq)
 			return nil
 		}),
 	}
@@ -193,30 +174,30 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 	return err
 }
 
-// deadLetter returns the message of a dead letter, which may be unreadable, by the id that 'meander dead ls' shows.
-// No such letter is a usage error.
-func deadLetter(c *cobra.Command, conn *connection, id string) (*bus.Message, error) {
-	seq, err := letterNumber(id)
-	if err != nil {
-		return nil, err
-	}
-	m, err := conn.Get(c.Context(), schemas.StreamDead, seq)
-	if errors.Is(err, bus.ErrNotFound) {
-		return nil, usage(fmt.Errorf("there is no dead letter %d; 'meander dead ls' lists them", seq))
-	}
-	if err != nil {
-		return nil, fmt.Errorf("dead letter %d: %w", seq, err)
-	}
-	return m, nil
-}
-
-// letterNumber reads the id of a dead letter: its sequence in the stream.
-func letterNumber(id string) (uint64, error) {
-	seq, err := strconv.ParseUint(id, 10, 64)
-	if err != nil || seq == 0 {
-		return 0, usage(fmt.Errorf("%q is not the number of a dead letter; 'meander dead ls' lists them", id))
-	}
-	return seq, nil
+// withLetters returns the RunE of a command that does something with each dead letter, which may be unreadable, whose id
+// ('meander dead ls' shows it) is given. No such letter is a usage error.
+func (a *app) withLetters(
+	do func(c *cobra.Command, conn *connection, m *bus.Message) error,
+) func(*cobra.Command, []string) error {
+	return a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
+		for _, id := range given {
+			seq, err := strconv.ParseUint(id, 10, 64) // in the stream
+			if err != nil || seq == 0 {
+				return usage(fmt.Errorf("%q is not the number of a dead letter; 'meander dead ls' lists them", id))
+			}
+			m, err := conn.Get(c.Context(), schemas.StreamDead, seq)
+			if errors.Is(err, bus.ErrNotFound) {
+				return usage(fmt.Errorf("there is no dead letter %d; 'meander dead ls' lists them", seq))
+			}
+			if err != nil {
+				return fmt.Errorf("dead letter %d: %w", seq, err)
+			}
+			if err := do(c, conn, m); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 func readDead(m *bus.Message) (*schemas.Dead, error) {
