@@ -334,7 +334,7 @@ func publishResults(t *testing.T, w *world, publish func(run schemas.Run, p *sch
 		}
 	}
 	// Logits of a vocabulary that is large enough for parts would take minutes.
-	w.Forge(t, schemas.PartSubject(schemas.TokensSubject("texts", "g", 0, "attempt", 0), 0), make([]byte, 64))
+	w.Forge(t, schemas.PartSubject(schemas.TokensSubject("texts", "g", 0, schemas.StageMain, "attempt", 0), 0), make([]byte, 64))
 	_, err := w.client.Publish(ctx, "images", &schemas.Prompt{
 		UID:     "refused",
 		Routing: schemas.Routing{Model: "synthetic"},

@@ -125,12 +125,12 @@ func TestRun_BadInputIsRefusedWithAReason(t *testing.T) {
 	dead := meander(t, dir, "dead", "ls", "--json").must(t, 0)
 	seen := 0
 	for s := bufio.NewScanner(strings.NewReader(dead.stdout)); s.Scan(); {
-		var d struct{ Stage, Code, Reason string }
+		var d struct{ Service, Code, Reason string }
 		if err := json.Unmarshal(s.Bytes(), &d); err != nil {
 			t.Fatalf("dead letter: %v\n%s", err, s.Text())
 		}
-		if d.Stage != "intake" || d.Code == "" || d.Reason == "" {
-			t.Errorf("dead letter %+v lacks stage, code or reason", d)
+		if d.Service != "intake" || d.Code == "" || d.Reason == "" {
+			t.Errorf("dead letter %+v lacks service, code or reason", d)
 		}
 		seen++
 	}

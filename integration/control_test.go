@@ -14,7 +14,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/outcomes"
-	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
 )
@@ -352,7 +352,7 @@ func TestControl_ClosedWhilePaused(t *testing.T) {
 	})
 	for stream, filter := range map[string]string{
 		schemas.StreamTrajectories: schemas.TrajectoryFilter(run, "late"),
-		schemas.StreamSteps:        schemas.StepsFilter(run, "late", "*"),
+		schemas.StreamSteps:        schemas.StepsFilter(run, "late", "*", "*"),
 	} {
 		if n, err := w.Subjects(t.Context(), stream, filter); err != nil || len(n) > 0 {
 			t.Errorf("%s: %d events of the group that has closed, %v", stream, len(n), err)
@@ -409,7 +409,7 @@ func TestControl_Refused(t *testing.T) {
 	}
 	bustest.Until(t, "no control of what is not there is kept", func() error {
 		n, err := w.Subjects(t.Context(), schemas.StreamControl, schemas.ControlSubject("s"))
-		runs, listed := results.Runs(t.Context(), w.Bus, "s")
+		runs, listed := view.Count(t.Context(), w.Bus, "s")
 		if len(n) > 0 || len(runs) > 0 {
 			err = fmt.Errorf("%v %v", n, runs)
 		}

@@ -104,7 +104,7 @@ func TestImageServer_VerifyRecorded(t *testing.T) {
 	c.Model, c.Engine = signs(t), "sglang-diffusion="+s.URL
 	w.sampler(t, c)
 	r := &schemas.Request{
-		Identity: schemas.Identity{Run: "r", UID: "u", GroupSize: 1, Lane: "signs"},
+		Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "u", GroupSize: 1, Lane: "signs"},
 		Sampling: schemas.Sampling{
 			Prompt: remoteimagetest.Prompt, Height: remoteimagetest.Height, Width: remoteimagetest.Width,
 			TrueCFGScale: 1, SampleSeed: remoteimagetest.Seed, NoiseSeed: remoteimagetest.Seed,

@@ -45,8 +45,8 @@ func TestPipeline_GarbageFirst(t *testing.T) {
 	t.Parallel()
 	w := start(t, nil)
 	for i := range int64(4) {
-		w.Forge(t, schemas.RequestSubject("r", "synthetic", "g", i), []byte("rubbish"))
-		w.Forge(t, schemas.TrajectorySubject("r", "g", i), []byte("rubbish"))
+		w.Forge(t, schemas.RequestSubject("r", "synthetic", "g", i, schemas.StageMain), []byte("rubbish"))
+		w.Forge(t, schemas.TrajectorySubject("r", "g", i, schemas.StageMain), []byte("rubbish"))
 		w.Forge(t, schemas.RewardSubject("r", "b", "g", i), []byte("rubbish"))
 	}
 	w.Forge(t, schemas.AdvantageSubject("r", "g"), []byte("rubbish"))
@@ -101,7 +101,7 @@ func TestPipeline_ForgedWhileSampling(t *testing.T) {
 	other.PromptSeq = 4711
 	for i, spec := range map[int64]schemas.Group{3: record.Group, 4: other} {
 		tr := &schemas.Trajectory{
-			Identity: schemas.Identity{Run: "r", UID: "g", SampleIndex: i, GroupSize: 6, Lane: "synthetic"},
+			Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "g", SampleIndex: i, GroupSize: 6, Lane: "synthetic"},
 			Provenance: schemas.Provenance{
 				Attempt: "a",
 				Sampler: "forger",
@@ -163,7 +163,7 @@ func TestPipeline_ForgedRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	forged := &schemas.Request{
-		Identity: schemas.Identity{Run: "r", UID: "g", SampleIndex: 0, GroupSize: 2, Lane: "synthetic"},
+		Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "g", SampleIndex: 0, GroupSize: 2, Lane: "synthetic"},
 		Sampling: schemas.Sampling{
 			Prompt: "a blue fox", Height: tr.Height, Width: tr.Width,
 			Sigmas: tr.Sigmas, Transitions: tr.Transitions, LogProbKind: tr.LogProbKind, Solver: tr.Solver,

@@ -48,8 +48,8 @@ func TestPipeline_HostileBytes(t *testing.T) {
 	w := start(t, func(c *config) { c.sampler.Batch = 4 })
 	subjects := map[string]string{
 		"intake":    schemas.PromptSubject("evil"),
-		"sampler":   schemas.RequestSubject("evil", "synthetic", "u%d", 0),
-		"reward":    schemas.TrajectorySubject("evil", "u%d", 0),
+		"sampler":   schemas.RequestSubject("evil", "synthetic", "u%d", 0, schemas.StageMain),
+		"reward":    schemas.TrajectorySubject("evil", "u%d", 0, schemas.StageMain),
 		"advantage": schemas.RewardSubject("evil", "u%d", "u%d", 0),
 	}
 	want := map[string]int{}
@@ -70,7 +70,7 @@ func TestPipeline_HostileBytes(t *testing.T) {
 	}
 	got := map[string]int{}
 	for _, d := range bustest.Dead(t, w.Bus, i) {
-		got[d.Stage]++
+		got[d.Service]++
 		if d.Code != schemas.CodeDecode || d.Reason == "" {
 			t.Errorf("dead letter of %s: code %q, reason %q; want %s and a reason", d.OriginalSubject, d.Code, d.Reason,
 				schemas.CodeDecode)

@@ -238,7 +238,8 @@ func oneStep(t *testing.T, b *bus.Bus, e *schemas.Trajectory) {
 	p := b.NewPublisher(1, 1<<20)
 	defer p.Close()
 	f, err := p.PublishStep(t.Context(), &schemas.Step{
-		Run: e.Run, UID: e.UID, SampleIndex: e.SampleIndex, Attempt: e.Attempt, NumInferenceSteps: 1,
+		Stage: schemas.StageMain,
+		Run:   e.Run, UID: e.UID, SampleIndex: e.SampleIndex, Attempt: e.Attempt, NumInferenceSteps: 1,
 		Transition: schemas.TransitionODE,
 		Sigma:      1, Timestep: 1000, LogProbKind: e.LogProbKind, ElementCount: 1, Latents: []schemas.IndexedTensor{},
 		Debug:          []schemas.NamedTensor{},

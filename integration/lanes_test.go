@@ -161,11 +161,11 @@ func TestLane_OtherCheckpoint(t *testing.T) {
 		if said := say(); len(said) != 1 || said[0] != want {
 			return fmt.Errorf("the notes are %q; want %q", said, want)
 		}
-		_, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", "mine", 0))
+		_, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", "mine", 0, schemas.StageMain))
 		return err
 	})
 	if _, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", "other",
-		0)); !errors.Is(err, bus.ErrNotFound) {
+		0, schemas.StageMain)); !errors.Is(err, bus.ErrNotFound) {
 		t.Errorf("a sample of another checkpoint: %v", err)
 	}
 }

@@ -48,7 +48,7 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := &schemas.Trajectory{
-			Identity:   schemas.Identity{Run: "r", UID: uid, SampleIndex: i, GroupSize: n, Lane: "l"},
+			Identity:   schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: uid, SampleIndex: i, GroupSize: n, Lane: "l"},
 			Provenance: schemas.Provenance{Attempt: "a"},
 			Outcome:    schemas.Outcome{StopReason: schemas.StopCompleted},
 			Sampling: schemas.Sampling{

@@ -214,7 +214,7 @@ func keepBusy(t *testing.T, server string) {
 	}
 	advantages(t, c, "r", 2)
 	for _, subject := range []string{
-		schemas.PromptSubject("r"), schemas.RequestSubject("r", "synthetic", "x", 0), schemas.TrajectorySubject("r", "x", 0),
+		schemas.PromptSubject("r"), schemas.RequestSubject("r", "synthetic", "x", 0, schemas.StageMain), schemas.TrajectorySubject("r", "x", 0, schemas.StageMain),
 		schemas.RewardSubject("r", "b", "x", 0),
 	} {
 		if _, err := b.JetStream().Publish(t.Context(), subject, []byte("no event")); err != nil {

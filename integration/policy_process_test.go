@@ -231,7 +231,7 @@ func sameCanaries(t *testing.T, w *world, p *schemas.Policy) {
 func verifySwapped(t *testing.T, w *world, dir string) {
 	t.Helper()
 	bustest.Until(t, "each step is there once", func() error {
-		steps := harness.Subjects(t, w.Bus, schemas.StreamSteps, schemas.StepsFilter("swap", "*", "*"))
+		steps := harness.Subjects(t, w.Bus, schemas.StreamSteps, schemas.StepsFilter("swap", "*", "*", "*"))
 		if len(steps) != swapSamples*swapSteps {
 			return fmt.Errorf("%d steps, want %d", len(steps), swapSamples*swapSteps)
 		}

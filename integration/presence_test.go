@@ -133,7 +133,7 @@ func TestLane_Ghost(t *testing.T) {
 
 	sampler("again", "ghost")
 	for m, err := range w.Read(t.Context(), schemas.StreamTrajectories,
-		[]string{schemas.TrajectorySubject("r", "held", 0)}, bus.ReadOptions{Live: true}) {
+		[]string{schemas.TrajectorySubject("r", "held", 0, schemas.StageMain)}, bus.ReadOptions{Live: true}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -162,7 +162,8 @@ func TestLane_HeldPromptIsRefused(t *testing.T) {
 	w, _ := plane(t)
 	stuck := w.intakeHealth(t)
 	if err := w.SetPolicy(t.Context(), &schemas.Policy{
-		Lane: "gone", Model: "gone", LatentChannels: 1, PixelsPerToken: 16, Height: 16, Width: 16, NumInferenceSteps: 1,
+		Tenant: schemas.TenantMain,
+		Lane:   "gone", Model: "gone", LatentChannels: 1, PixelsPerToken: 16, Height: 16, Width: 16, NumInferenceSteps: 1,
 		MaxPixels: 256,
 	}, nil); err != nil {
 		t.Fatal(err)
@@ -208,7 +209,7 @@ func TestIntake_HealthWithoutReward(t *testing.T) {
 	if err := stuck(); err != nil {
 		t.Errorf("health of an empty pipeline: %v", err)
 	}
-	if _, err := w.JetStream().Publish(t.Context(), schemas.TrajectorySubject("r", "u", 0), []byte("x")); err != nil {
+	if _, err := w.JetStream().Publish(t.Context(), schemas.TrajectorySubject("r", "u", 0, schemas.StageMain), []byte("x")); err != nil {
 		t.Fatal(err)
 	}
 	bustest.Until(t, "an alarm of intake's health", func() error {
@@ -257,8 +258,8 @@ func TestReward_UnknownIsRefusedByIntake(t *testing.T) {
 	publish(0, "accepted", "--reward", "diversity", "-n", "2", "a sign")
 	// What was held meanwhile is refused now: its service has come, and has it not.
 	for _, d := range bustest.Dead(t, w.Bus, 4) {
-		if d.Stage != "intake" || d.Code != schemas.CodeUnknownReward {
-			t.Errorf("dead letter of %s: %s: %s", d.Stage, d.Code, d.Reason)
+		if d.Service != "intake" || d.Code != schemas.CodeUnknownReward {
+			t.Errorf("dead letter of %s: %s: %s", d.Service, d.Code, d.Reason)
 		}
 	}
 	dead.End(syscall.SIGKILL)

@@ -23,13 +23,13 @@ type forger struct {
 }
 
 func (f *forger) subject(index int64) string {
-	return schemas.StepSubject("cut", f.uid, 0, f.attempt, index)
+	return schemas.StepSubject("cut", f.uid, 0, schemas.StageMain, f.attempt, index)
 }
 
 // step is a stored one of the true attempt, as it is: its tensors may be parts.
 func (f *forger) step(t *testing.T, index int64) *schemas.Step {
 	t.Helper()
-	m, err := f.Last(t.Context(), schemas.StreamSteps, schemas.StepSubject("cut", f.uid, 0, "*", index))
+	m, err := f.Last(t.Context(), schemas.StreamSteps, schemas.StepSubject("cut", f.uid, 0, schemas.StageMain, "*", index))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func TestResume_Forged(t *testing.T) {
 			var got *schemas.Trajectory
 			for k, run := range []schemas.Run{"calm", "cut"} {
 				for _, m := range bustest.Await(t, w.Bus, 1, schemas.StreamTrajectories,
-					schemas.TrajectorySubject(run, prompts[i].UID, 0)) {
+					schemas.TrajectorySubject(run, prompts[i].UID, 0, schemas.StageMain)) {
 					got = bustest.Decode[schemas.Trajectory](t, m)
 				}
 				var err error

@@ -275,7 +275,7 @@ func TestReward_External(t *testing.T) {
 	bustest.Until(t, "a dead letter of a late verdict", func() error {
 		letters := bustest.Dead(t, w.Bus, 0)
 		for _, d := range letters {
-			if d.Code == schemas.CodeLate && d.Stage == "reward" &&
+			if d.Code == schemas.CodeLate && d.Service == "reward" &&
 				d.OriginalSubject == schemas.VerdictSubject(run, "never", 0, "human") {
 				return nil
 			}

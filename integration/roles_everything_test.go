@@ -35,16 +35,16 @@ type attempt struct {
 var subjectsOf = map[string]string{
 	"PromptSubject": schemas.PromptSubject("r"), "GroupSubject": schemas.GroupSubject("r", "u"),
 	"OpeningSubject": schemas.OpeningSubject("r", "b", "u"), "PlanSubject": schemas.PlanSubject("r", "u"),
-	"RequestSubject": schemas.RequestSubject("r", "l", "u", 0), "StepSubject": schemas.StepSubject("r", "u", 0, "t", 0),
-	"TokensSubject":     schemas.TokensSubject("r", "u", 0, "t", 0),
-	"PartSubject":       schemas.PartSubject(schemas.StepSubject("r", "u", 0, "t", 0), 1),
-	"TrajectorySubject": schemas.TrajectorySubject("r", "u", 0), "RewardSubject": schemas.RewardSubject("r", "b", "u", 0),
+	"RequestSubject": schemas.RequestSubject("r", "l", "u", 0, schemas.StageMain), "StepSubject": schemas.StepSubject("r", "u", 0, schemas.StageMain, "t", 0),
+	"TokensSubject":     schemas.TokensSubject("r", "u", 0, schemas.StageMain, "t", 0),
+	"PartSubject":       schemas.PartSubject(schemas.StepSubject("r", "u", 0, schemas.StageMain, "t", 0), 1),
+	"TrajectorySubject": schemas.TrajectorySubject("r", "u", 0, schemas.StageMain), "RewardSubject": schemas.RewardSubject("r", "b", "u", 0),
 	"VerdictSubject": schemas.VerdictSubject("r", "u", 0, "n"), "ScoreSubject": schemas.ScoreSubject("n"),
 	"InteractSubject": schemas.InteractSubject("n"), "TeacherSubject": schemas.TeacherSubject("n"),
 	"AdvantageSubject": schemas.AdvantageSubject("r", "u"), "BatchSubject": schemas.BatchSubject("r", "b"),
-	"PolicySubject": schemas.PolicySubject("l"), "AppliedSubject": schemas.AppliedSubject("l", "i"),
+	"PolicySubject": schemas.PolicySubject("l", schemas.TenantMain), "AppliedSubject": schemas.AppliedSubject("l", schemas.TenantMain, "i"),
 	"DeadSubject": schemas.DeadSubject("s", "r", "u"), "ControlSubject": schemas.ControlSubject("r"),
-	"ParkedSubject":   schemas.ParkedSubject("r", "l", "u", 0),
+	"ParkedSubject":   schemas.ParkedSubject("r", "l", "u", 0, schemas.StageMain),
 	"BucketSubject":   schemas.BucketSubject(schemas.LeaseBucket, "l"), // those of all buckets are made of their streams
 	"PresenceSubject": schemas.PresenceSubject("i"),
 }

@@ -37,7 +37,7 @@ async def library():
     viewer = meander.access.options(credentials=os.environ["VIEWER"], ca=os.environ["CA"])
     nc = await nats.connect(os.environ["URL"], **viewer)
     js = nc.jetstream()
-    subject = "mdr.v1.trajectory.a.*.*"
+    subject = "mdr.v1.trajectory.a.*.*.*"
     ordered = await js.subscribe("mdr.v1.advantage.a.*", ordered_consumer=True)
     pulled = await js.pull_subscribe(subject, config=ConsumerConfig(ack_policy=AckPolicy.NONE))
     named = await js.subscribe(subject, config=ConsumerConfig(name="viewer-of-mine-7d1f", ack_policy=AckPolicy.NONE))

@@ -48,7 +48,7 @@ func TestRoom_MoreInHandThanFits(t *testing.T) {
 		}
 		moved()
 		a, _ := schemas.ParseSubject(m.Subject)
-		if _, err := w.PurgeSubject(ctx, schemas.StreamSteps, schemas.StepsFilter(a.Run, a.UID, a.Sample)); err != nil {
+		if _, err := w.PurgeSubject(ctx, schemas.StreamSteps, schemas.StepsFilter(a.Run, a.UID, a.Sample, a.Stage)); err != nil {
 			t.Fatal(err)
 		}
 		if n++; n == samples {

@@ -129,8 +129,8 @@ func (c segmentCase) equal(t *testing.T, w *world, run schemas.Run, begin, end i
 			last.Latents = last.Latents[:len(last.Latents)-1]
 		}
 		for i := range b {
-			got, err1 := b[i].ContentDigest(schemas.BLAKE3)
-			want, err2 := a[begin+int64(i)].ContentDigest(schemas.BLAKE3)
+			got, err1 := schemas.ContentDigest(b[i])
+			want, err2 := schemas.ContentDigest(a[begin+int64(i)])
 			if err1 != nil || err2 != nil || got != want {
 				t.Errorf("%s of run %s: step %d has another content than in the whole rollout (%v, %v)", c.name, run,
 					b[i].StepIndex, err1, err2)

@@ -105,7 +105,7 @@ func provenNatively(t *testing.T, w *world, run schemas.Run, samples int) {
 func stepsOnce(t *testing.T, w *world, run schemas.Run) {
 	t.Helper()
 	bustest.Until(t, "each step is there once", func() error {
-		steps := harness.Subjects(t, w.Bus, schemas.StreamSteps, schemas.StepsFilter(run, "*", "*"))
+		steps := harness.Subjects(t, w.Bus, schemas.StreamSteps, schemas.StepsFilter(run, "*", "*", "*"))
 		if len(steps) != swapSamples*swapSteps {
 			return fmt.Errorf("%d steps, want %d", len(steps), swapSamples*swapSteps)
 		}
@@ -189,7 +189,7 @@ func pushEachRule(t *testing.T, w *world, log *logbook, calm map[int64]content) 
 	for i, rule := range schemas.SwapRules {
 		run := schemas.Run("swap-" + rule)
 		swapGroup(t, w, run)
-		bustest.Await(t, w.Bus, 1, schemas.StreamSteps, schemas.StepsFilter(run, "*", "*"))
+		bustest.Await(t, w.Bus, 1, schemas.StreamSteps, schemas.StepsFilter(run, "*", "*", "*"))
 		pushed, err := w.client.PushPolicy(t.Context(), parsedLoRA(t, adapter(i+1)), client.Push{Rule: rule})
 		if err != nil {
 			t.Fatal(err)

@@ -152,11 +152,8 @@ const named = (file: string, digest: string) => {
 		}
 		name, _, _ := strings.Cut(strings.TrimSuffix(filepath.Base(file), ".msgpack"), "-")
 		fmt.Fprintf(&program, "const e%d: contract.%s = %s;\ncheck(%q, e%d);\n", i, types[name], literal(v), path, i)
-		for _, h := range []schemas.Hash{schemas.SHA256, schemas.BLAKE3} {
-			whole := strings.TrimSuffix(filepath.Base(file), ".msgpack")
-			if digest, ok := digests[string(h)+whole+" payload"]; ok {
-				fmt.Fprintf(&program, "named(%q, %q);\n", path, digest)
-			}
+		if digest, ok := digests[strings.TrimSuffix(filepath.Base(file), ".msgpack")+" payload"]; ok {
+			fmt.Fprintf(&program, "named(%q, %q);\n", path, digest)
 		}
 	}
 	fmt.Fprintf(&program, "console.log(%d);\n", len(files))
@@ -192,7 +189,8 @@ func storeLargeStep(t *testing.T, b *bus.Bus) (digest, sum string) {
 	defer p.Close()
 	data := bytes.Repeat([]byte("large "), 500_000)
 	f, err := p.PublishStep(t.Context(), &schemas.Step{
-		Run: "large", UID: "p", Attempt: "a", NumInferenceSteps: 1, Transition: schemas.TransitionODE, Sigma: 1, Timestep: 1000,
+		Stage: schemas.StageMain,
+		Run:   "large", UID: "p", Attempt: "a", NumInferenceSteps: 1, Transition: schemas.TransitionODE, Sigma: 1, Timestep: 1000,
 		LogProbKind: schemas.LogProbDensity, ElementCount: 1, Debug: []schemas.NamedTensor{}, ScheduleDigest: strings.Repeat("0", 64),
 		Latents: []schemas.IndexedTensor{{Tensor: schemas.Tensor{DType: "U8", Shape: []int64{int64(len(data)), 1}, Data: data}}},
 	}, nil)

@@ -39,11 +39,14 @@ const AllSubjects = Prefix + ">"
 // Address is a subject by its tokens. Those that its kind does not have are empty, and so
 // is the partition of a reward or an opening that was not stored yet.
 type Address struct {
-	Kind                                                                 string
-	Run                                                                  Run
-	UID                                                                  UID
-	Lane                                                                 Lane
-	Partition, Stage, Batch, Sample, Attempt, Step, Part, Name, Instance string
+	Kind                                                          string
+	Run                                                           Run
+	UID                                                           UID
+	Lane                                                          Lane
+	Tenant                                                        Tenant
+	Stage                                                         Stage
+	Partition, Batch, Sample, Attempt, Step, Part, Name, Instance string
+	Service                                                       string
 }
 
 // tokens returns pointers to the fields that follow the kind in a subject, in its order; nil for an unknown kind.
@@ -56,13 +59,15 @@ func (a *Address) tokens() []*string {
 	case KindOpening:
 		return []*string{&a.Partition, (*string)(&a.Run), &a.Batch, (*string)(&a.UID)}
 	case KindRequest, KindParked:
-		return []*string{(*string)(&a.Run), (*string)(&a.Lane), (*string)(&a.UID), &a.Sample}
+		return []*string{(*string)(&a.Run), (*string)(&a.Lane), (*string)(&a.UID), &a.Sample, (*string)(&a.Stage)}
 	case KindStep, KindTokens:
-		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, &a.Attempt, &a.Step}
+		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, (*string)(&a.Stage), &a.Attempt, &a.Step}
 	case KindPart, KindTokensPart:
-		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, &a.Attempt, &a.Step, &a.Part}
+		return []*string{
+			(*string)(&a.Run), (*string)(&a.UID), &a.Sample, (*string)(&a.Stage), &a.Attempt, &a.Step, &a.Part,
+		}
 	case KindTrajectory:
-		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample}
+		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, (*string)(&a.Stage)}
 	case KindVerdict:
 		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, &a.Name}
 	case KindReward:
@@ -70,11 +75,11 @@ func (a *Address) tokens() []*string {
 	case KindBatch:
 		return []*string{(*string)(&a.Run), &a.Batch}
 	case KindPolicy:
-		return []*string{(*string)(&a.Lane)}
+		return []*string{(*string)(&a.Lane), (*string)(&a.Tenant)}
 	case KindApplied:
-		return []*string{(*string)(&a.Lane), &a.Instance}
+		return []*string{(*string)(&a.Lane), (*string)(&a.Tenant), &a.Instance}
 	case KindDead:
-		return []*string{&a.Stage, (*string)(&a.Run), (*string)(&a.UID)}
+		return []*string{&a.Service, (*string)(&a.Run), (*string)(&a.UID)}
 	}
 	return nil
 }
@@ -176,15 +181,15 @@ func TrajectoryFilter(run Run, uid UID) string {
 	return Address{Kind: KindTrajectory, Run: run, UID: uid}.Filter()
 }
 
-// StepsFilter matches the steps of a sample, or its tokens, of all of its attempts, with their parts, in MDR_STEPS. The
-// sample may be "*", and so may the uid.
-func StepsFilter(run Run, uid UID, sample string) string {
-	return Prefix + "*." + string(run) + "." + string(uid) + "." + sample + ".>"
+// StepsFilter matches the steps of a stage of a sample, or its tokens, of all of its attempts, with their parts, in
+// MDR_STEPS. Stage, sample and uid may be "*".
+func StepsFilter(run Run, uid UID, sample string, stage Stage) string {
+	return Prefix + "*." + string(run) + "." + string(uid) + "." + sample + "." + string(stage) + ".>"
 }
 
-// AttemptFilter matches the steps of one attempt at a sample, or its tokens, with their parts, in MDR_STEPS.
-func AttemptFilter(run Run, uid UID, sample int64, attempt string) string {
-	return Prefix + "*." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + attempt + ".>"
+// AttemptFilter matches the steps of one attempt at a stage of a sample, or its tokens, with their parts, in MDR_STEPS.
+func AttemptFilter(run Run, uid UID, sample int64, stage Stage, attempt string) string {
+	return strings.TrimSuffix(StepsFilter(run, uid, itoa(sample), stage), ">") + attempt + ".>"
 }
 
 // filtersOf returns a function that makes filters of an address, one for each kind.
@@ -204,7 +209,7 @@ func GroupFilters(run Run, uid UID, batch string) map[string][]string {
 	all := filtersOf(Address{Run: run, UID: uid, Batch: batch})
 	out := map[string][]string{
 		StreamGroups:       all(KindGroup, KindPlan),
-		StreamSteps:        {StepsFilter(run, uid, "*")},
+		StreamSteps:        {StepsFilter(run, uid, "*", "*")},
 		StreamTrajectories: all(KindTrajectory),
 		StreamVerdicts:     all(KindVerdict),
 		StreamRewards:      all(KindReward, KindOpening),

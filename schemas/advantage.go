@@ -4,8 +4,8 @@ import "fmt"
 
 // Advantage is the result of one group, stored exactly once per uid.
 type Advantage struct {
-	V     int64  `msgpack:"v"`
-	Run   Run    `msgpack:"run" form:"token"`
+	V     int64  `msgpack:"v" digest:"-"`
+	Run   Run    `msgpack:"run" form:"token" digest:"-"`
 	UID   UID    `msgpack:"uid" form:"token"`
 	Batch string `msgpack:"batch" form:"token"`
 	// Status is complete: every sample was scored; partial: some failed, or had not come by the
@@ -16,7 +16,7 @@ type Advantage struct {
 	// ended it, whatever it had. Only complete and partial have advantages; Error says why a group is failed, mixed,
 	// stale, refused or cancelled, and by whom.
 	Status    string `msgpack:"status" enum:"GroupStatuses"`
-	Error     string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error     string `msgpack:"error,omitempty" size:"0..MaxText,cut" digest:"-"`
 	GroupSize int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
 	// Members are the samples 0 to GroupSize - 1 in order, those that are missing too.
 	Members []Member `msgpack:"members" size:"0..MaxGroupSize"`
@@ -38,26 +38,26 @@ type Advantage struct {
 	ScheduleDigest   string   `msgpack:"schedule_digest" form:"digest?"`
 	PolicyVersionMin int64    `msgpack:"policy_version_min" range:"0.."`
 	PolicyVersionMax int64    `msgpack:"policy_version_max" range:"0.."`
-	Metadata         Metadata `msgpack:"metadata,omitempty"`
+	Metadata         Metadata `msgpack:"metadata,omitempty" digest:"-"`
 	// Opened is when the first sample was scored, Closed when the last one was, Unix
 	// nanoseconds; where none was, the prompt was stored, and the deadline (0: none).
-	Opened int64 `msgpack:"opened" range:"0.."`
-	Closed int64 `msgpack:"closed" range:"0.."`
+	Opened int64 `msgpack:"opened" range:"0.." digest:"-"`
+	Closed int64 `msgpack:"closed" range:"0.." digest:"-"`
 	// Mode, AdvClipMax, Gamma and Singleton are the estimator's options, where it has them.
 	Mode       string   `msgpack:"mode,omitempty" form:"token"`
 	AdvClipMax *float64 `msgpack:"adv_clip_max,omitempty" range:"0..MaxAdvClip"`
 	Gamma      *float64 `msgpack:"gamma,omitempty" range:"0..1"`
 	// BatchSamples is B, how many samples were normalised together; 0: only this group's.
-	BatchSamples int64 `msgpack:"batch_samples,omitempty" range:"0..MaxBatchGroups*MaxGroupSize"`
+	BatchSamples int64 `msgpack:"batch_samples,omitempty" range:"0..MaxBatchGroups*MaxGroupSize" digest:"-"`
 	// Refill names the group that this one stands in for, RefilledBy the one that stands in
 	// for this one.
-	Refill     *Refill `msgpack:"refill,omitempty"`
+	Refill     *Refill `msgpack:"refill,omitempty" digest:"-"`
 	RefilledBy UID     `msgpack:"refilled_by,omitempty" form:"token"`
 	// Validation marks a group that was made to measure, not to train on; the prompt said so.
-	Validation bool `msgpack:"validation,omitempty"`
+	Validation bool `msgpack:"validation,omitempty" digest:"-"`
 	// SourceRun is the run that made the trajectories, where they were scored again under
 	// another run; empty: the run itself.
-	SourceRun Run    `msgpack:"source_run,omitempty" form:"token"`
+	SourceRun Run    `msgpack:"source_run,omitempty" form:"token" digest:"-"`
 	Singleton string `msgpack:"singleton,omitempty" enum:"Singletons"`
 	// BranchScope is what the children of branch points were compared with, of a group that is
 	// a tree: siblings, depth or leaves.
@@ -103,15 +103,15 @@ type Member struct {
 	// or missing: it had not come when the group closed.
 	Status string `msgpack:"status" enum:"MemberStatuses"`
 	// TrajectorySeq is the MDR_TRAJECTORIES sequence; 0 when missing.
-	TrajectorySeq uint64 `msgpack:"trajectory_seq"`
+	TrajectorySeq uint64 `msgpack:"trajectory_seq" digest:"-"`
 	// Tokens is how many tokens a text generated, over all its turns; absent of images. What was given has no
 	// advantage.
-	Tokens *int64 `msgpack:"tokens,omitempty" range:"0..MaxTokens"`
+	Tokens *int64 `msgpack:"tokens,omitempty" range:"0..MaxTokens" digest:"-"`
 	// StepAdvantages [W] are there when they differ over the trained steps, of a text [Tokens] when they differ over
 	// its tokens; Advantage is then their mean.
 	StepAdvantages []float64 `msgpack:"step_advantages,omitempty" size:"0..MaxTokens"`
 	// Error says why the sample was pruned.
-	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText" digest:"-"`
 }
 
 // Of returns an error if a stored result is not that of a group with the given size and batch, and
@@ -126,8 +126,8 @@ func (e *Advantage) Of(size int64, batch string) error {
 
 // Batch says that all groups of an explicit batch have closed.
 type Batch struct {
-	V     int64  `msgpack:"v"`
-	Run   Run    `msgpack:"run" form:"token"`
+	V     int64  `msgpack:"v" digest:"-"`
+	Run   Run    `msgpack:"run" form:"token" digest:"-"`
 	Batch string `msgpack:"batch" form:"token"`
 	// Groups is how many groups count.
 	Groups int64 `msgpack:"groups" range:"0..MaxBatchGroups"`
@@ -140,8 +140,8 @@ type Batch struct {
 	Std      *float64 `msgpack:"std"`
 	StdBasis string   `msgpack:"std_basis" enum:"StdBases"`
 	// Metrics are named as verl names them, sorted by name.
-	Metrics []Metric `msgpack:"metrics" size:"0..MaxMetrics"`
-	Closed  int64    `msgpack:"closed" range:"0.."`
+	Metrics []Metric `msgpack:"metrics" size:"0..MaxMetrics" digest:"-"`
+	Closed  int64    `msgpack:"closed" range:"0.." digest:"-"`
 	// Status is complete: every place of the batch has a group that counts; short: some have
 	// none; or partial: closed at the deadline. Absent in batches without places to fill.
 	Status string `msgpack:"status,omitempty" enum:"BatchStatuses"`
@@ -151,8 +151,8 @@ type Batch struct {
 	Refills  int64 `msgpack:"refills,omitempty" range:"0..MaxBatchGroups*MaxRefillRounds"`
 	Dropped  []UID `msgpack:"dropped,omitempty" size:"0..MaxListItems,unique" form:"token"`
 	// Step and Epoch are where the trainer was, as the prompts said.
-	Step  *int64 `msgpack:"step,omitempty" range:"0.."`
-	Epoch *int64 `msgpack:"epoch,omitempty" range:"0.."`
+	Step  *int64 `msgpack:"step,omitempty" range:"0.." digest:"-"`
+	Epoch *int64 `msgpack:"epoch,omitempty" range:"0.." digest:"-"`
 }
 
 // Metric is one number with its name.

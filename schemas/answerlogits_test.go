@@ -25,7 +25,8 @@ func TestInteractRequest_Logits(t *testing.T) {
 		{[]int64{2, 3}, []float64{1, 2, 3, 4, 5, math.Inf(1)}, "logits.values[1]: +inf"},
 	} {
 		r := &schemas.InteractRequest{
-			Name: "tutor", Params: map[string]string{}, Run: "r", UID: "u", Attempt: "a-1", MaxTurns: 3,
+			Stage: schemas.StageMain,
+			Name:  "tutor", Params: map[string]string{}, Run: "r", UID: "u", Attempt: "a-1", MaxTurns: 3,
 			Messages: []schemas.Message{{Role: "assistant", Content: "4"}}, FinishReason: "stop", IDs: []int64{1, 2},
 			LogProbs: []float32{}, ProcessedLogProbs: []float32{}, LogSumExps: []float32{}, Entropies: []float32{},
 			LogitsKind: "raw", LogitsForm: "full", Vocabulary: 3,

@@ -199,7 +199,7 @@ func (f *faults) checkText(c *Field, s string, i int) {
 		if !legalToken(s) {
 			f.checkToken(c.itemName(i), s)
 		}
-	case c.Form == FormDigest, c.Form == FormStepDigest:
+	case c.Form == FormSHA256, c.Form == FormDigest:
 		if !isDigest(s, c.Form) {
 			f.refuseDigest(c.itemName(i), s, c.Form)
 		}

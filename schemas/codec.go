@@ -37,24 +37,32 @@ func AppendEncode(dst []byte, e Event) ([]byte, error) { return appendEncode(dst
 
 // appendEncode is AppendEncode; if bins is not nil, it collects there where the byte strings of the event are.
 func appendEncode(dst []byte, e Event, bins *[]span) ([]byte, error) {
-	v, err := withVersion(e)
-	if err != nil {
-		return nil, err
+	v := reflect.ValueOf(e)
+	switch {
+	case v.Kind() != reflect.Pointer || v.Type().Elem().Kind() != reflect.Struct ||
+		v.Type().Elem().Field(0).Name != "V":
+		return nil, fmt.Errorf("encode %T: not an event of this contract", e)
+	case v.IsNil():
+		return nil, fmt.Errorf("encode %T: nil", e)
+	}
+	if n := v.Elem().Field(0).Int(); n != 0 && n != Version {
+		return nil, fmt.Errorf("encode %s: v: %d; must be %d", e.Type(), n, Version)
+	}
+	legal := any(e)
+	if c, ok := withLegalTexts(v.Elem()); ok {
+		legal = c.Addr().Interface()
 	}
 	w := encoders.Get().(*encoder)
 	defer encoders.Put(w)
 	w.to = dst
-	if _, ok := v.(keyed); ok {
-		err = encodeKeyed(w.enc, reflect.ValueOf(v).Elem())
-	} else {
-		err = w.enc.Encode(v)
-	}
+	err := w.enc.Encode(legal)
 	out := w.to
 	w.to = nil
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", e.Type(), err)
 	}
 	data := out[len(dst):]
+	setVersion(data)
 	if len(data) > MaxEventBytes {
 		return nil, fmt.Errorf("encode %s: %w: %d bytes; must be at most %d", e.Type(), ErrTooLarge, len(data),
 			MaxEventBytes)
@@ -65,37 +73,13 @@ func appendEncode(dst []byte, e Event, bins *[]span) ([]byte, error) {
 	return out, nil
 }
 
-// encodeKeyed encodes an event whose keys have an order of their own (keyed).
-func encodeKeyed(enc *msgpack.Encoder, v reflect.Value) error {
-	fields := Fields(v.Type())
-	n := 0
-	for i := range fields {
-		if !fields[i].isOmitted(v) {
-			n++
-		}
+// setVersion sets the value of the first key of an encoded event, v, of which the event in memory may have none.
+func setVersion(data []byte) {
+	at := len("\x80\xa1v")
+	if data[0] == codeMap16 {
+		at += 2
 	}
-	err := enc.EncodeMapLen(n)
-	for i := 0; i < len(fields) && err == nil; i++ {
-		if fields[i].isOmitted(v) {
-			continue
-		}
-		if err = enc.EncodeString(fields[i].Name); err == nil {
-			err = enc.EncodeValue(fields[i].In(v))
-		}
-	}
-	return err
-}
-
-// isOmitted reports whether the field of a struct is left out of its encoding: it is optional and empty.
-func (f *Field) isOmitted(v reflect.Value) bool {
-	if !f.Optional {
-		return false
-	}
-	switch v = f.In(v); v.Kind() {
-	case reflect.Slice, reflect.Map:
-		return v.Len() == 0
-	}
-	return v.IsZero()
+	data[at] = Version
 }
 
 // maxScratch is more than most events take: memory for larger ones is not kept.
@@ -126,120 +110,6 @@ var encoders = sync.Pool{New: func() any {
 	w.enc.SetSortMapKeys(true)
 	return w
 }}
-
-// withVersion returns a shallow copy of e with its version set.
-func withVersion(e Event) (any, error) {
-	var v *int64
-	var c any
-	switch e := e.(type) {
-	case *Prompt:
-		v, c = copyWithVersion(e, func(c *Prompt) *int64 { return &c.V })
-	case *Opening:
-		return withVersion((*GroupRecord)(e))
-	case *Parked:
-		return withVersion((*Request)(e))
-	case *GroupRecord:
-		v, c = copyWithVersion(e, func(c *GroupRecord) *int64 {
-			c.Error = legalText(c.Error, MaxText)
-			return &c.V
-		})
-	case *Plan:
-		v, c = copyWithVersion(e, func(c *Plan) *int64 { return &c.V })
-	case *Request:
-		v, c = copyWithVersion(e, func(c *Request) *int64 { return &c.V })
-	case *Step:
-		v, c = copyWithVersion(e, func(c *Step) *int64 { return &c.V })
-	case *Tokens:
-		v, c = copyWithVersion(e, func(c *Tokens) *int64 { return &c.V })
-	case *Trajectory:
-		v, c = copyWithVersion(e, (*Trajectory).repairTexts)
-	case *Reward:
-		v, c = copyWithVersion(e, func(c *Reward) *int64 {
-			c.repairTexts()
-			return &c.V
-		})
-	case *Verdict:
-		v, c = copyWithVersion(e, func(c *Verdict) *int64 {
-			c.Error = legalText(c.Error, MaxText)
-			return &c.V
-		})
-	case *Advantage:
-		v, c = copyWithVersion(e, func(c *Advantage) *int64 {
-			c.repairTexts()
-			return &c.V
-		})
-	case *Batch:
-		v, c = copyWithVersion(e, func(c *Batch) *int64 { return &c.V })
-	case *Policy:
-		v, c = copyWithVersion(e, func(c *Policy) *int64 { return &c.V })
-	case *Applied:
-		v, c = copyWithVersion(e, (*Applied).repairTexts)
-	case *Receipt:
-		v, c = copyWithVersion(e, func(c *Receipt) *int64 {
-			c.repairTexts()
-			return &c.V
-		})
-	case *Presence:
-		v, c = copyWithVersion(e, (*Presence).repairTexts)
-	case *Control:
-		v, c = copyWithVersion(e, (*Control).repairTexts)
-	case *ControlReceipt:
-		v, c = copyWithVersion(e, (*ControlReceipt).repairTexts)
-	case *Dead:
-		v, c = copyWithVersion(e, func(c *Dead) *int64 {
-			c.repairTexts()
-			return &c.V
-		})
-	default:
-		v, c = callWithVersion(e)
-	}
-	if c == nil {
-		return nil, fmt.Errorf("encode %T: not an event of this contract", e)
-	}
-	if v == nil {
-		return nil, fmt.Errorf("encode %T: nil", e)
-	}
-	if *v != 0 && *v != Version {
-		return nil, fmt.Errorf("encode %s: v: %d; must be %d", e.Type(), *v, Version)
-	}
-	*v = Version
-	return c, nil
-}
-
-// callWithVersion is versioned for requests to workers and their replies, which are not stored.
-func callWithVersion(e Event) (v *int64, c any) {
-	switch e := e.(type) {
-	case *ScoreRequest:
-		v, c = copyWithVersion(e, func(c *ScoreRequest) *int64 { return &c.V })
-	case *ScoreReply:
-		v, c = copyWithVersion(e, func(c *ScoreReply) *int64 { return &c.V })
-	case *InteractRequest:
-		v, c = copyWithVersion(e, func(c *InteractRequest) *int64 { return &c.V })
-	case *InteractReply:
-		v, c = copyWithVersion(e, func(c *InteractReply) *int64 {
-			c.Error = legalText(c.Error, MaxText)
-			return &c.V
-		})
-	case *TeacherRequest:
-		v, c = copyWithVersion(e, func(c *TeacherRequest) *int64 { return &c.V })
-	case *TeacherReply:
-		v, c = copyWithVersion(e, func(c *TeacherReply) *int64 {
-			c.Error = legalText(c.Error, MaxText)
-			return &c.V
-		})
-	}
-	return v, c
-}
-
-// copyWithVersion returns a shallow copy of an event, and its version field as version returns it; nil for nil. version
-// may also repair the copy.
-func copyWithVersion[T any](e *T, version func(*T) *int64) (*int64, *T) {
-	if e == nil {
-		return nil, nil
-	}
-	c := *e
-	return version(&c), &c
-}
 
 // Decode reads one event into e, which must be a pointer to one of the contract's
 // structs. Whatever e held before is gone; on an error e is its zero value.

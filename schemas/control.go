@@ -23,8 +23,8 @@ type Control struct {
 	// StepIndex is the first boundary at which the sample is pruned: the steps before it run.
 	StepIndex int64 `msgpack:"step_index,omitempty" range:"0..MaxSteps-1"`
 	// By says who asks and Reason why, for people.
-	By     string `msgpack:"by" size:"0..MaxName"`
-	Reason string `msgpack:"reason,omitempty" size:"0..MaxText"`
+	By     string `msgpack:"by" size:"0..MaxName,cut"`
+	Reason string `msgpack:"reason,omitempty" size:"0..MaxText,cut"`
 	// At is when it was asked, Unix nanoseconds.
 	At int64 `msgpack:"at" range:"0.."`
 	// Seq is its sequence in MDR_CONTROL and Stored when it was stored there, Unix nanoseconds:
@@ -45,9 +45,9 @@ type ControlReceipt struct {
 	Seq uint64 `msgpack:"seq"`
 	// Code and Error are set when refused.
 	Code  string `msgpack:"code,omitempty" enum:"DeadCodes"`
-	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText,cut"`
 	// Unchanged is why an accepted control changed nothing; absent: it changed something.
-	Unchanged string `msgpack:"unchanged,omitempty" size:"0..MaxText"`
+	Unchanged string `msgpack:"unchanged,omitempty" size:"0..MaxText,cut"`
 	// Requests is how many requests that no sampler had finished were removed, or put back
 	// into their queue.
 	Requests int64 `msgpack:"requests" range:"0.."`
@@ -110,7 +110,7 @@ func (*Parked) Type() string { return TypeRequest }
 
 // Subject returns the subject on which a request waits: its run, lane, uid and sample name it.
 func (e *Parked) Subject() string {
-	return ParkedSubject(e.Run, e.Lane, e.UID, e.SampleIndex)
+	return ParkedSubject(e.Run, e.Lane, e.UID, e.SampleIndex, e.Stage)
 }
 
 // Validate returns all faults of the request, joined.
@@ -155,8 +155,8 @@ func (e *ControlReceipt) checkRules(f *faults) {
 func ControlSubject(run Run) string { return Prefix + KindControl + "." + string(run) }
 
 // ParkedSubject returns the subject of a parked request: that of one sample of a paused run.
-func ParkedSubject(run Run, lane Lane, uid UID, sample int64) string {
-	return Prefix + KindParked + "." + string(run) + "." + string(lane) + "." + string(uid) + "." + itoa(sample)
+func ParkedSubject(run Run, lane Lane, uid UID, sample int64, stage Stage) string {
+	return Prefix + KindParked + "." + string(run) + "." + string(lane) + "." + sampleTail(uid, sample, stage)
 }
 
 // Key returns the key in ControlBucket under which the control is kept.
@@ -178,17 +178,6 @@ func ControlKey(run Run, uid UID) string {
 		return string(run)
 	}
 	return string(run) + "." + string(uid)
-}
-
-// repairTexts cuts texts that are too long, of a copy that is about to be encoded.
-func (e *Control) repairTexts() *int64 {
-	e.Reason, e.By = legalText(e.Reason, MaxText), legalText(e.By, MaxName)
-	return &e.V
-}
-
-func (e *ControlReceipt) repairTexts() *int64 {
-	e.Error, e.Unchanged = legalText(e.Error, MaxText), legalText(e.Unchanged, MaxText)
-	return &e.V
 }
 
 // Sentence returns a sentence for people: what was paused, cancelled, ..., by whom, when and why.

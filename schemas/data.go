@@ -31,11 +31,11 @@ type SegmentData struct {
 	Image *Ref `msgpack:"image,omitempty"`
 	// Latents are those of the group, [n, S, C] or [1, S, C], as a blob.
 	Latents *Tensor `msgpack:"latents,omitempty"`
-	// GroupDigest is the sha-256 over all images of the group (DataDigest); empty beside Latents.
-	GroupDigest string `msgpack:"group_digest,omitempty" form:"digest"`
+	// GroupDigest is the digest of all images of the group (DataDigest); empty beside Latents.
+	GroupDigest string `msgpack:"group_digest,omitempty" form:"digest" digest:"-"`
 }
 
-// DataDigest returns the digest of a group's images: the SHA-256, in lower-case hex, over the text
+// DataDigest returns the digest of a group's images: the BLAKE3 of the text
 // "meander data 1" and the list of their digests (text) in the order of the samples.
 func DataDigest(images []Ref) string {
 	d := newDigester("meander data 1")
@@ -43,8 +43,7 @@ func DataDigest(images []Ref) string {
 	for _, r := range images {
 		d.addText(r.Digest)
 	}
-	sum := d.finish()
-	return hex.EncodeToString(sum[:])
+	return d.text()
 }
 
 // Of returns the data of one sample. The images have been stored as blobs.
@@ -98,13 +97,4 @@ func (e *SegmentData) checkRules(f *faults, groupSize int64) {
 	default:
 		f.requireDigest("group_digest", e.GroupDigest, FormDigest)
 	}
-}
-
-// addTo covers the text "data" and the tensor or the image's digest.
-func (e *SegmentData) addTo(d *digester) error {
-	d.addText("data")
-	if e.Latents != nil {
-		return d.addTensor(e.Latents)
-	}
-	return d.addHex("start.data.image.digest", e.Image.Digest)
 }

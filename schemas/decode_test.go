@@ -305,7 +305,7 @@ func TestEncode_refuses(t *testing.T) {
 // A dead letter goes out whatever the refused message was.
 func TestEncode_deadLetterIsRepaired(t *testing.T) {
 	d := &schemas.Dead{
-		Stage: "intake", Code: "decode", Reason: strings.Repeat("é", schemas.MaxText) + "\xff", Run: "_", UID: "_",
+		Service: "intake", Code: "decode", Reason: strings.Repeat("é", schemas.MaxText) + "\xff", Run: "_", UID: "_",
 		OriginalSubject: strings.Repeat("\xfe", 2*schemas.MaxSubject), Stream: "MDR_PROMPTS",
 		Headers: append([]schemas.Header{{Name: "X\xff", Value: "a\xc3\x28b"}}, make([]schemas.Header, 200)...),
 		Data:    []byte{0xc1, 0xff},

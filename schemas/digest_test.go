@@ -1,9 +1,7 @@
 package schemas_test
 
 import (
-	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
@@ -28,25 +26,25 @@ func (l layout) f32(x float32) layout {
 	return binary.LittleEndian.AppendUint32(l, math.Float32bits(x))
 }
 
-func (l layout) hex() string {
-	sum := sha256.Sum256(l)
-	return hex.EncodeToString(sum[:])
-}
+func (l layout) digest() string { return schemas.BLAKE3.Text(schemas.BLAKE3.Sum(l)) }
 
 // scheduleVector was computed by testdata/check.py, which prints it and checks it too.
-const scheduleVector = "66f002cc3cdb67463a92766c0bc5eb4e3aea3a39664f8e7702a805bf1a7d220e"
+const scheduleVector = "blake3:400dafc8e657070d58e598576a11d827ab5a2bbf236f8e7dfe92253ae34053e5"
 
 func TestRequest_ComputeScheduleDigest(t *testing.T) {
 	r := &schemas.Request{
 		Sampling: schemas.Sampling{
-			Sigmas: []float32{1, 0.5, 0}, Transitions: []string{"sde", "ode"}, NoiseLevel: 0.7, Solver: "euler", LogProbKind: "density",
-			LatentsDType: "BF16", TrueCFGScale: 4, Height: 64, Width: 128,
+			Prompt: "of the content alone", Sigmas: []float32{1, 0.5, 0}, Transitions: []string{"sde", "ode"},
+			NoiseLevel: 0.7, Solver: "euler", LogProbKind: "density", LatentsDType: "BF16", TrueCFGScale: 4, Height: 64,
+			Width: 128,
 		},
 	}
 	want := layout{}.text("meander schedule 1").
-		int(3).f32(1).f32(0.5).f32(0).
-		int(2).text("sde").text("ode").
-		f64(0.7).text("euler").text("density").text("BF16").f64(4).int(64).int(128).int(2).hex()
+		text("sigmas").int(3).f32(1).f32(0.5).f32(0).
+		text("transitions").int(2).text("sde").text("ode").
+		text("noise_level").f64(0.7).text("solver").text("euler").text("log_prob_kind").text("density").
+		text("latents_dtype").text("BF16").text("true_cfg_scale").f64(4).text("height").int(64).
+		text("width").int(128).text("").digest()
 	if got := r.ComputeScheduleDigest(); got != want {
 		t.Errorf("digest %s, want %s", got, want)
 	}
@@ -59,7 +57,7 @@ func TestRequest_ComputeScheduleDigest(t *testing.T) {
 func TestRequest_ComputeScheduleDigest_fields(t *testing.T) {
 	inside := []string{"Text"}
 	for _, f := range schemas.Fields(reflect.TypeFor[schemas.Sampling]()) {
-		if f.Digest != "-" {
+		if f.Digest == "" {
 			inside = append(inside, f.GoName)
 		}
 	}
@@ -72,41 +70,34 @@ func TestRequest_ComputeScheduleDigest_fields(t *testing.T) {
 
 func TestContentDigest_fields(t *testing.T) {
 	content := func(e schemas.Event) (any, error) { return schemas.ContentDigest(e) }
-	outside := map[string][]string{
-		"step":       {"V", "Run", "Attempt", "Sampler", "Backend", "DeviceNS", "Checkpoint", "Seal"},
-		"trajectory": {"V", "Run", "Lane", "Attempt", "Error", "TruncatePrompt", "Steps", "Sampler", "Backend", "Group", "Timings", "CFGScales"},
-		"reward":     {"V", "Run", "Error", "TrajectorySeq", "Group", "Scored", "SampleStarted", "SampleFinished"},
-		"advantage":  {"V", "Run", "Error", "Metadata", "Opened", "Closed", "BatchSamples", "Refill", "Validation", "SourceRun"},
-		"batch":      {"V", "Run", "Metrics", "Closed", "Step", "Epoch"},
-	}
 	t.Run("step", func(t *testing.T) {
-		checkFields(t, sdeStep(), others[schemas.Step](outside["step"]), func(e *schemas.Step) (any, error) { return content(e) })
+		checkFields(t, sdeStep(), entering[schemas.Step](), func(e *schemas.Step) (any, error) { return content(e) })
 	})
 	t.Run("trajectory", func(t *testing.T) {
 		e := completedTrajectory(t)
 		e.Frames, e.Video, e.CFGScales = 5, video(e, 5), e.StepScales()
 		e.Start, e.Stop = segment(1, 3)
 		e.StepSeeds = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}
-		checkFields(t, e, others[schemas.Trajectory](outside["trajectory"]), func(e *schemas.Trajectory) (any, error) { return content(e) })
+		checkFields(t, e, entering[schemas.Trajectory](), func(e *schemas.Trajectory) (any, error) { return content(e) })
 	})
 	t.Run("reward", func(t *testing.T) {
-		checkFields(t, find[schemas.Reward](t, "reward-scored"), others[schemas.Reward](outside["reward"]), func(e *schemas.Reward) (any, error) { return content(e) })
+		checkFields(t, find[schemas.Reward](t, "reward-scored"), entering[schemas.Reward](), func(e *schemas.Reward) (any, error) { return content(e) })
 	})
 	t.Run("advantage", func(t *testing.T) {
 		e := find[schemas.Advantage](t, "advantage-steps")
 		e.BranchScope, e.Branches = "depth", find[schemas.Advantage](t, "advantage-tree").Branches
-		checkFields(t, e, others[schemas.Advantage](outside["advantage"]), func(e *schemas.Advantage) (any, error) { return content(e) })
+		checkFields(t, e, entering[schemas.Advantage](), func(e *schemas.Advantage) (any, error) { return content(e) })
 	})
 	t.Run("batch", func(t *testing.T) {
-		checkFields(t, find[schemas.Batch](t, "batch-short"), others[schemas.Batch](outside["batch"]), func(e *schemas.Batch) (any, error) { return content(e) })
+		checkFields(t, find[schemas.Batch](t, "batch-short"), entering[schemas.Batch](), func(e *schemas.Batch) (any, error) { return content(e) })
 	})
 }
 
-// others are the fields of T but for those.
-func others[T any](outside []string) []string {
+// entering are the fields of T that enter its content digest, as their tags say.
+func entering[T any]() []string {
 	var names []string
 	for _, f := range schemas.Fields(reflect.TypeFor[T]()) {
-		if !slices.Contains(outside, f.GoName) {
+		if f.Digest != schemas.DigestNone {
 			names = append(names, f.GoName)
 		}
 	}
@@ -179,58 +170,46 @@ func TestStep_ContentDigest_transport(t *testing.T) {
 	inline := sdeStep()
 	data := inline.Latents[0].Tensor.Data
 	size := int64(len(data))
-	digest := func(h schemas.Hash) string { return h.Text(h.Sum(data)) }
-	want := map[schemas.Hash][32]byte{}
-	for _, h := range []schemas.Hash{schemas.SHA256, schemas.BLAKE3} {
-		var err error
-		if want[h], err = inline.ContentDigest(h); err != nil {
-			t.Fatal(err)
-		}
-		other := sdeStep()
-		other.Latents[0].Tensor.Data[5] ^= 1
-		if got, err := other.ContentDigest(h); err != nil || got == want[h] {
-			t.Errorf("%q: one bit of a latent changes nothing (%v)", h, err)
-		}
+	want, err := schemas.ContentDigest(inline)
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, carrier := range []struct {
-		of schemas.Hash
-		schemas.Tensor
-	}{
-		{schemas.BLAKE3, schemas.Tensor{Parts: &schemas.Parts{First: 3, Count: 1, Size: size, Digest: digest(schemas.BLAKE3)}}},
-		{schemas.SHA256, schemas.Tensor{Parts: &schemas.Parts{First: 3, Count: 1, Size: size, Digest: digest(schemas.SHA256)}}},
-		{schemas.SHA256, schemas.Tensor{Ref: &schemas.Ref{Bucket: "b", Size: size, Digest: digest(schemas.SHA256)}}},
+	other := sdeStep()
+	other.Latents[0].Tensor.Data[5] ^= 1
+	if got, err := schemas.ContentDigest(other); err != nil || got == want {
+		t.Errorf("one bit of a latent changes nothing (%v)", err)
+	}
+	for h, carrier := range map[schemas.Hash]schemas.Tensor{
+		schemas.BLAKE3: {Parts: &schemas.Parts{First: 3, Count: 1, Size: size}},
+		schemas.SHA256: {Ref: &schemas.Ref{Bucket: "b", Size: size}},
 	} {
+		digest := h.Text(h.Sum(data))
+		if carrier.Ref != nil {
+			carrier.Ref.Digest = digest
+		} else {
+			carrier.Parts.Digest = digest
+		}
 		s := sdeStep()
 		carrier.DType, carrier.Shape = s.Latents[0].Tensor.DType, s.Latents[0].Tensor.Shape
-		s.Latents[0].Tensor = carrier.Tensor
-		for h, want := range want {
-			got, err := s.ContentDigest(h)
-			switch {
-			case h != carrier.of && (err == nil || !strings.Contains(err.Error(), "digest: ")):
-				t.Errorf("%+v by %q gives %v; want an error that names the digest", carrier, h, err)
-			case h == carrier.of && (err != nil || got != want):
-				t.Errorf("%+v gives %x (%v), want %x as inline", carrier, got, err, want)
-			}
+		s.Latents[0].Tensor = carrier
+		got, err := schemas.ContentDigest(s)
+		switch {
+		case h == schemas.SHA256 && (err == nil || !strings.Contains(err.Error(), "digest: ")):
+			t.Errorf("%+v gives %v; want an error that names the digest", carrier, err)
+		case h == schemas.BLAKE3 && (err != nil || got != want):
+			t.Errorf("%+v gives %x (%v), want %x as inline", carrier, got, err, want)
 		}
-	}
-	bad := sdeStep()
-	bad.Latents[0].Tensor = schemas.Tensor{Ref: &schemas.Ref{Digest: "zz"}}
-	if _, err := bad.ContentDigest(schemas.SHA256); err == nil {
-		t.Error("digest of a reference that has none")
 	}
 }
 
 func TestStepsDigest(t *testing.T) {
 	a, b := [32]byte{1}, [32]byte{2}
-	fields := append(append(layout{}.text("meander steps 1").int(2), a[:]...), b[:]...)
-	for _, h := range []schemas.Hash{schemas.SHA256, schemas.BLAKE3} {
-		want := h.Text(h.Sum(fields))
-		if got := schemas.StepsDigest(h, [][32]byte{a, b}); got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
-		if schemas.StepsDigest(h, [][32]byte{b, a}) == want {
-			t.Error("order does not matter")
-		}
+	want := append(append(layout{}.text("meander steps 1").int(2), a[:]...), b[:]...).digest()
+	if got := schemas.StepsDigest([][32]byte{a, b}); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if schemas.StepsDigest([][32]byte{b, a}) == want {
+		t.Error("order does not matter")
 	}
 }
 

@@ -45,29 +45,12 @@ type Drawn struct {
 	// Engine is the server that drew it, as the sampler found it.
 	Engine Engine `msgpack:"engine"`
 	// Resumed is how often the server's answer broke off, and was gone on with from the tokens there were.
-	Resumed int64 `msgpack:"resumed,omitempty" range:"0.."`
+	Resumed int64 `msgpack:"resumed,omitempty" range:"0.." digest:"-"`
 	// Unscored is how many of the tokens it drew it gave no log-prob of: vLLM writes -9999.0 for what it has not. Their
 	// numbers are NaN, which is null in JSON, and they are in no loss.
-	Unscored int64 `msgpack:"unscored,omitempty" range:"0..MaxTokens"`
+	Unscored int64 `msgpack:"unscored,omitempty" range:"0..MaxTokens" digest:"-"`
 	// Weights are the versions that the server named, in order. Of tokens that are in none it said nothing.
-	Weights []WeightSpan `msgpack:"weights,omitempty" size:"0..MaxTurns"`
-}
-
-func (e *Drawn) addTo(d *digester) {
-	if e != nil {
-		d.addText("drawn")
-		d.addText(e.Engine.Name)
-		d.addText(e.Engine.Values)
-	}
-}
-
-// DrawnBy returns what drew the sample if a server did, and nil if the sampler did. Older events of texts have it in
-// the text.
-func (e *Trajectory) DrawnBy() *Drawn {
-	if e.Drawn == nil && e.Text != nil {
-		return e.Text.Drawn
-	}
-	return e.Drawn
+	Weights []WeightSpan `msgpack:"weights,omitempty" size:"0..MaxTurns" digest:"-"`
 }
 
 // VerifyMode returns how exactly a sample that the server drew can be verified, see Verify.

@@ -15,12 +15,12 @@ func engineSamples(t testing.TB) []sample {
 	trajectory := textTrajectory(t)
 	x := trajectory.Text
 	x.Entropies = nil
-	x.Drawn = &schemas.Drawn{
+	trajectory.Drawn = &schemas.Drawn{
 		Engine: schemas.Engine{Name: "sglang", Version: "0.5.23", Values: "tempered"}, Resumed: 1,
 		Weights: []schemas.WeightSpan{{Version: "step-3", Begin: 1, End: 2}},
 	}
 	ordered := textTrajectory(t)
-	ordered.Text.Drawn = &schemas.Drawn{Engine: schemas.Engine{Name: "vllm", Version: "0.32.0", Values: "logits", Filters: "min_p,top_k,top_p"}}
+	ordered.Drawn = &schemas.Drawn{Engine: schemas.Engine{Name: "vllm", Version: "0.32.0", Values: "logits", Filters: "min_p,top_k,top_p"}}
 	of := schemas.Engine{Name: "vllm", Version: "0.32.0", Values: "logits"}
 	text, image := textTrajectory(t), completedTrajectory(t)
 	text.Drawn = &schemas.Drawn{Engine: of}
@@ -33,7 +33,8 @@ func engineSamples(t testing.TB) []sample {
 		{"trajectory-drawn", image},
 		{"trajectory-made", made},
 		{"policy-engine", &schemas.Policy{
-			Lane: "signs", Model: "signs", Family: "qwen-image", WeightsDigest: "served by sglang-diffusion",
+			Tenant: schemas.TenantMain,
+			Lane:   "signs", Model: "signs", Family: "qwen-image", WeightsDigest: "served by sglang-diffusion",
 			Announced:      1,
 			LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 20, TrueCFGScale: 1,
 			MaxPixels: 65536,
@@ -43,7 +44,8 @@ func engineSamples(t testing.TB) []sample {
 		{"tokens-engine", drawn},
 		{"trajectory-text-engine", trajectory},
 		{"policy-text-engine", &schemas.Policy{
-			Lane: "sums", Model: "sums", Family: "qwen2", WeightsDigest: "served by vllm", Announced: 1,
+			Tenant: schemas.TenantMain,
+			Lane:   "sums", Model: "sums", Family: "qwen2", WeightsDigest: "served by vllm", Announced: 1,
 			Text: &schemas.TextPolicy{Vocabulary: 32, MaxTokens: 64, MaxNewTokens: 16, Temperature: 1, TopP: 1, Engine: &schemas.Engine{Name: "vllm", Version: "0.32.0", Values: "raw"}},
 		}},
 	}
@@ -91,7 +93,7 @@ func TestEngine_Gives(t *testing.T) {
 	}
 }
 
-// Who drew a text has the same digest at the top level as in the text, where older events have it; not both.
+// Who drew a text is a part of what it is, and says which of its numbers there are.
 func TestTrajectory_Drawn(t *testing.T) {
 	t.Parallel()
 	digest := func(e *schemas.Trajectory) [32]byte {
@@ -101,18 +103,14 @@ func TestTrajectory_Drawn(t *testing.T) {
 		}
 		return d
 	}
-	by := &schemas.Drawn{Engine: schemas.Engine{Name: "vllm", Values: "raw"}}
-	old, now := textTrajectory(t), textTrajectory(t)
-	none := digest(now)
-	old.Text.Drawn, now.Drawn = by, by
-	if digest(old) != digest(now) || digest(now) == none || old.DrawnBy() != now.DrawnBy() {
-		t.Error("the digest depends on where drawn is, or not on drawn")
+	e := textTrajectory(t)
+	none := digest(e)
+	e.Drawn = &schemas.Drawn{Engine: schemas.Engine{Name: "vllm", Values: "raw"}}
+	if digest(e) == none {
+		t.Error("the digest does not depend on drawn")
 	}
-	if now.Text.Drawn = by; now.Validate() == nil {
-		t.Error("drawn twice is valid")
-	}
-	now.Text.Drawn, now.Drawn = nil, &schemas.Drawn{Engine: schemas.Engine{Name: "vllm"}}
-	if now.Validate() == nil {
+	e.Drawn = &schemas.Drawn{Engine: schemas.Engine{Name: "vllm"}}
+	if e.Validate() == nil {
 		t.Error("a text drawn by a server without values is valid")
 	}
 }

@@ -260,7 +260,7 @@ var (
 	UnknownPolicies = []string{UnknownRefuse, UnknownWarn}
 	SwapRules       = []string{SwapFinish, SwapSwitch, SwapRestart}
 	AppliedStates   = []string{AppliedApplied, AppliedRefused}
-	Stages          = []string{"intake", "sampler", "reward", "advantage"}
+	Services        = []string{"intake", "sampler", "reward", "advantage"}
 	PresentServices = []string{ServiceSampler, ServiceReward, ServiceStarting, ServiceIntake}
 	DeadCodes       = []string{
 		CodeDecode, CodeInvalid, CodeUnknownModel, CodeUnknownReward, CodeUIDConflict, CodeExhausted,

@@ -80,16 +80,16 @@ func (*ScoreReply) Type() string   { return TypeScoreReply }
 
 // Subject returns the subject that the event is published on: its run, lane, uid and sample name it.
 func (e *Request) Subject() string {
-	return RequestSubject(e.Run, e.Lane, e.UID, e.SampleIndex)
+	return RequestSubject(e.Run, e.Lane, e.UID, e.SampleIndex, e.Stage)
 }
 
 // Subject returns the subject that the event is published on: its run, uid, sample, attempt and step name it.
 func (e *Step) Subject() string {
-	return StepSubject(e.Run, e.UID, e.SampleIndex, e.Attempt, e.StepIndex)
+	return StepSubject(e.Run, e.UID, e.SampleIndex, e.Stage, e.Attempt, e.StepIndex)
 }
 
 // Subject returns the subject that the event is published on: its run, uid and sample name it.
-func (e *Trajectory) Subject() string { return TrajectorySubject(e.Run, e.UID, e.SampleIndex) }
+func (e *Trajectory) Subject() string { return TrajectorySubject(e.Run, e.UID, e.SampleIndex, e.Stage) }
 
 // Subject returns the subject that the event is published on: its run, batch, uid and sample name it.
 func (e *Reward) Subject() string {
@@ -106,10 +106,10 @@ func (e *Advantage) Subject() string { return AdvantageSubject(e.Run, e.UID) }
 func (e *Batch) Subject() string { return BatchSubject(e.Run, e.Batch) }
 
 // Subject returns the subject that the event is published on: its lane names it.
-func (e *Policy) Subject() string { return PolicySubject(e.Lane) }
+func (e *Policy) Subject() string { return PolicySubject(e.Lane, e.Tenant) }
 
 // Subject returns the subject that the event is published on: its lane and instance name it.
-func (e *Applied) Subject() string { return AppliedSubject(e.Lane, e.Instance) }
+func (e *Applied) Subject() string { return AppliedSubject(e.Lane, e.Tenant, e.Instance) }
 
-// Subject returns the subject that the event is published on: its stage, run and uid name it.
-func (e *Dead) Subject() string { return DeadSubject(e.Stage, e.Run, e.UID) }
+// Subject returns the subject that the event is published on: its service, run and uid name it.
+func (e *Dead) Subject() string { return DeadSubject(e.Service, e.Run, e.UID) }

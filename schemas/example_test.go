@@ -38,9 +38,9 @@ func ExamplePrompt_Validate() {
 	}
 	fmt.Println(p.Validate())
 	// Output:
-	// group_size: 0; must be between 1 and 1024
 	// rollout.sde_type: "foo"; must be one of sde, cps, dance_sde, ode
 	// rollout.sde_step_indices[1]: 2; must come at most once
+	// group_size: 0; must be between 1 and 1024
 }
 
 func ExampleMetadataFrom() {
@@ -55,10 +55,10 @@ func ExampleMetadataFrom() {
 }
 
 func ExampleStep_Subject() {
-	s := schemas.Step{Run: "run-1", UID: "p17", SampleIndex: 3, Attempt: "a1", StepIndex: 9}
+	s := schemas.Step{Stage: schemas.StageMain, Run: "run-1", UID: "p17", SampleIndex: 3, Attempt: "a1", StepIndex: 9}
 	fmt.Println(s.Subject())
 	fmt.Println(schemas.MessageID(s.Subject()))
 	// Output:
-	// mdr.v1.step.run-1.p17.3.a1.9
-	// step.run-1.p17.3.a1.9
+	// mdr.v1.step.run-1.p17.3.main.a1.9
+	// step.run-1.p17.3.main.a1.9
 }

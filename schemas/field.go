@@ -21,17 +21,16 @@ import (
 //	                          missing, and "(0..1]" leaves out an end; "..0,null": or NaN, a
 //	                          number that is not there
 //	size:"0..MaxText,unique"  bounds of the bytes of a text or of the items of a list or map;
-//	                          unique: every item comes at most once
+//	                          unique: every item comes at most once; cut: see Cut
 //	enum:"Solvers"            legal values of a text, or of each of a list; "Solvers?": or empty
-//	form:"token"              form of a text, or of each of a list: token, digest, step_digest,
-//	                          path or reward_name; "digest?": or empty
+//	form:"token"              form of a text, or of each of a list: token, digest, sha256, path or reward_name; "digest?": or empty
 //	default:"8"               value that stands in for an absent one
 //	absent:"the model's"      the same in words, where no literal says it
 //	unit:"pixels"             unit of a number
 //	wire:"needed"             it must be on the wire, if only empty
 //	for:"image"               samples of images alone have it; on a part: all of its fields
 //	of:"version"              each version of a lane's weights has its own (see Policy.SameLane)
-//	digest:"schedule"         part of the schedule digest (see Sampling)
+//	digest:"content"          not part of the schedule digest, "-" of none (see digest.go)
 //	through:"cfg_scales"      readers of the named field of the trajectory have the setting by it
 //	flag:"steps"              flag of the command that sets the field; "group-size,n": with
 //	                          a letter
@@ -48,6 +47,8 @@ type Field struct {
 	// Range and Size are nil where there is no bound.
 	Range, Size *Range
 	Unique      bool
+	// Cut says that Encode makes the text legal, or the list no longer than it may be.
+	Cut bool
 	// Enum is nil where every text is legal. Empty allows an empty text besides.
 	Enum  []string
 	Form  string
@@ -61,7 +62,7 @@ type Field struct {
 	For string
 	// Of is OfVersion where each version of the weights has its own.
 	Of string
-	// Digest is DigestSchedule, "-" or empty (see Sampling).
+	// Digest is DigestContent, DigestNone or empty: the field is in all digests of its struct (see digest.go).
 	Digest string
 	// Through is the field of a trajectory by which readers have this setting.
 	Through string
@@ -88,19 +89,20 @@ type Range struct {
 // Forms of a text.
 const (
 	FormToken      = "token"
-	FormDigest     = "digest"      // a SHA-256
-	FormStepDigest = "step_digest" // by BLAKE3, or a SHA-256
+	FormSHA256     = "sha256" // 64 hex digits, as stores of objects and of weights name files
+	FormDigest     = "digest" // with the name of its algorithm, or a SHA-256
 	FormPath       = "path"
 	FormRewardName = "reward_name"
 )
 
-var forms = []string{FormToken, FormDigest, FormStepDigest, FormPath, FormRewardName}
+var forms = []string{FormToken, FormSHA256, FormDigest, FormPath, FormRewardName}
 
 // What the tags for, of and digest say.
 const (
-	ForImage       = "image"
-	OfVersion      = "version"
-	DigestSchedule = "schedule"
+	ForImage      = "image"
+	OfVersion     = "version"
+	DigestContent = "content"
+	DigestNone    = "-"
 )
 
 // limits are the constants that tags name.
@@ -148,7 +150,7 @@ var enums = map[string][]string{
 	"RampShapes": RampShapes, "ReflexModes": ReflexModes, "RollReasons": RollReasons, "RolloutCompats": RolloutCompats,
 	"RolloutSamplers": RolloutSamplers,
 	"PresentServices": PresentServices, "RewardStatuses": RewardStatuses, "RunStates": RunStates, "SDETypes": SDETypes,
-	"ScoreImageFormats": ScoreImageFormats, "Singletons": Singletons, "Solvers": Solvers, "Stages": Stages,
+	"ScoreImageFormats": ScoreImageFormats, "Singletons": Singletons, "Solvers": Solvers, "Services": Services,
 	"StdBases":  StdBases,
 	"StdScales": StdScales, "StopReasons": StopReasons, "SwapRules": SwapRules, "UnknownPolicies": UnknownPolicies,
 	"VideoFormats": VideoFormats, "WindowStrategies": WindowStrategies,
@@ -157,11 +159,6 @@ var enums = map[string][]string{
 
 var fieldsOf sync.Map // reflect.Type -> []Field
 
-// keyed is an event whose keys have an order of their own on the wire. It is older than the parts of the struct, and
-// encodings, with the digests over them, must not depend on how a struct is cut into parts. Keys that it does not
-// list follow in the order of the struct.
-type keyed interface{ keys() string }
-
 // Fields returns the fields of a struct, with those of the parts that are embedded in it, in the order of their keys on
 // the wire. It panics if a tag is not valid: then a struct of the contract is wrong.
 func Fields(t reflect.Type) []Field {
@@ -169,16 +166,6 @@ func Fields(t reflect.Type) []Field {
 		return list.([]Field)
 	}
 	list := flatFields(t, nil, "")
-	if e, ok := reflect.New(t).Interface().(keyed); ok {
-		order := strings.Fields(e.keys())
-		place := func(f Field) int {
-			if i := slices.Index(order, f.Name); i >= 0 {
-				return i
-			}
-			return len(order)
-		}
-		slices.SortStableFunc(list, func(a, b Field) int { return cmp.Compare(place(a), place(b)) })
-	}
 	fieldsOf.Store(t, list)
 	return list
 }
@@ -223,6 +210,7 @@ func newField(s reflect.StructField) (Field, error) {
 		}
 	}
 	if tag := s.Tag.Get("size"); tag != "" {
+		tag, f.Cut = strings.CutSuffix(tag, ",cut")
 		tag, f.Unique = strings.CutSuffix(tag, ",unique")
 		if f.Size, err = parseRange(tag); err != nil {
 			return f, err

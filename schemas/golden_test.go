@@ -2,7 +2,6 @@ package schemas_test
 
 import (
 	"bytes"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -259,27 +258,6 @@ func TestJSONSchema_refuses(t *testing.T) {
 	}
 }
 
-// digestsOfStep adds the digests of a stored step, or of tokens, by h, with its name before that of the event. A step
-// with a tensor that has a digest by another algorithm alone has no content digest.
-func digestsOfStep(t *testing.T, to map[string]string, name string, h schemas.Hash, data []byte, e schemas.StepEvent) {
-	t.Helper()
-	payload, err := schemas.PayloadDigest(h, data)
-	if err != nil {
-		t.Error(err)
-	}
-	to[string(h)+name+" payload"] = payload
-	for _, x := range e.Tensors() {
-		if x.Ref != nil && h != schemas.SHA256 || x.Parts != nil && h != schemas.HashOf(x.Parts.Digest) {
-			return
-		}
-	}
-	sum, err := e.ContentDigest(h)
-	if err != nil {
-		t.Error(err)
-	}
-	to[string(h)+name] = h.Text(sum)
-}
-
 // Digests must not change either: they are compared across versions.
 func TestGoldens_digests(t *testing.T) {
 	got := map[string]string{}
@@ -287,19 +265,20 @@ func TestGoldens_digests(t *testing.T) {
 		if err := schemas.Decode(data, e); err != nil {
 			t.Fatal(err)
 		}
-		if step, ok := e.(schemas.StepEvent); ok {
-			for _, h := range []schemas.Hash{schemas.SHA256, schemas.BLAKE3} {
-				digestsOfStep(t, got, name, h, data, step)
+		if _, ok := e.(schemas.StepEvent); ok {
+			payload, err := schemas.PayloadDigest(data)
+			if err != nil {
+				t.Error(err)
 			}
-			return
+			got[name+" payload"] = payload
 		}
 		sum, err := schemas.ContentDigest(e)
 		switch {
-		case errors.Is(err, schemas.ErrNoContent):
+		case errors.Is(err, schemas.ErrNoContent), name == "step-parts-and-refs", name == "tokens-parts": // a tensor by another algorithm
 		case err != nil:
 			t.Error(err)
 		default:
-			got[name] = hex.EncodeToString(sum[:])
+			got[name] = schemas.BLAKE3.Text(sum)
 		}
 	})
 	want := map[string]string{}

@@ -1,8 +1,6 @@
 package schemas
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"reflect"
@@ -18,7 +16,7 @@ type GroupRecord struct {
 	GroupSize int64 `msgpack:"group_size" range:"1..MaxGroupSize"`
 	// Error says why the prompt was refused; empty: it was accepted. The group of a refused
 	// prompt has a result too, and keeps its uid.
-	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText,cut"`
 	// Cancelled says that a control ended the group before intake had taken it up; Error says which.
 	Cancelled bool `msgpack:"cancelled,omitempty"`
 	// PromptDigest names the resolved prompt (see Request.PromptDigest); empty when refused,
@@ -62,7 +60,7 @@ func (e *Request) Record() (*GroupRecord, error) {
 	}, err
 }
 
-// PromptDigest returns the SHA-256, in lower-case hex, of the encoded request of a group's
+// PromptDigest returns the BLAKE3 of the encoded request of a group's
 // sample 0: everything that a prompt says about what is made and how it is scored. Fields that may
 // change when a prompt is published again are zero in it: priority, group.deadline,
 // group.prompt_seq and group.created. The checkpoint is compared separately (see Differences).
@@ -73,8 +71,7 @@ func (e *Request) PromptDigest() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("digest of the prompt %s: %w", e.UID, err)
 	}
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:]), nil
+	return BLAKE3.Text(BLAKE3.Sum(data)), nil
 }
 
 // Differences returns the names of what differs between two prompts of one uid, mostly fields of a

@@ -9,15 +9,14 @@ import (
 	"github.com/zeebo/blake3"
 )
 
-// Hash is the algorithm of a digest, as the text of the digest names it before its 64 lower-case hex digits. Digests of
-// steps name theirs, so that steps stored before BLAKE3 stay readable; all other digests are SHA-256.
+// Hash is the algorithm of a digest, as the text of the digest names it before its 64 lower-case hex digits.
 type Hash string
 
 const (
-	// SHA256 has no name.
+	// SHA256 has no name: stores of objects and of weights name files so.
 	SHA256 Hash = ""
-	// BLAKE3 is what steps are published with: it takes half the time for tensors from 8 KiB on, with AVX2.
-	BLAKE3 Hash = "b3:"
+	// BLAKE3 is that of what events say: it takes half the time for tensors from 8 KiB on, with AVX2.
+	BLAKE3 Hash = "blake3:"
 )
 
 // HashOf returns the algorithm that a digest names.
@@ -65,7 +64,7 @@ func (h Hash) isDigest(s string) bool {
 // rule describes the digests of the algorithm.
 func (h Hash) rule() string {
 	if h == BLAKE3 {
-		return "b3: and a blake3 of 64 lower-case hex digits"
+		return "blake3: and 64 lower-case hex digits"
 	}
 	return "a sha-256 of 64 lower-case hex digits"
 }

@@ -12,7 +12,7 @@ type Interaction struct {
 	// MaxTurns is the most answers of the model.
 	MaxTurns *int64 `msgpack:"max_turns,omitempty" range:"1..MaxAnswers" default:"3" flag:"max-turns"`
 	// TimeoutMS is how long a worker may take for what it says to one answer. Then the sample fails.
-	TimeoutMS *int64 `msgpack:"timeout_ms,omitempty" range:"1..MaxInteractMS" default:"30000" unit:"milliseconds" flag:"interaction-timeout"`
+	TimeoutMS *int64 `msgpack:"timeout_ms,omitempty" range:"1..MaxInteractMS" default:"30000" unit:"milliseconds" flag:"interaction-timeout" digest:"-"`
 	// Params are options of the interaction by name, handed on unread; sums has none.
 	Params map[string]string `msgpack:"params,omitempty" size:"0..MaxParams" flag:"interaction-params"`
 }
@@ -43,22 +43,6 @@ func (e *Interaction) checkResolved(f *faults) {
 	}
 }
 
-// addTo covers, where there is one, the text "interaction", its name, max_turns (integer) and params (number, then
-// name and value of each, sorted by name).
-func (e *Interaction) addTo(d *digester) {
-	if e == nil {
-		return
-	}
-	d.addText("interaction")
-	d.addText(e.Name)
-	d.addInteger(*e.MaxTurns)
-	d.addInteger(int64(len(e.Params)))
-	for _, name := range sortedKeys(e.Params) {
-		d.addText(name)
-		d.addText(e.Params[name])
-	}
-}
-
 // InteractRequest asks what an interaction says to an answer: a core NATS request on InteractSubject(NAME), which the
 // queue group NAME hands to one worker. It is not stored. All that was said before is in it: a worker need not
 // remember.
@@ -71,6 +55,7 @@ type InteractRequest struct {
 	Run         Run    `msgpack:"run" form:"token"`
 	UID         UID    `msgpack:"uid" form:"token"`
 	SampleIndex int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	Stage       Stage  `msgpack:"stage" form:"token"`
 	Attempt     string `msgpack:"attempt" form:"token"`
 	// Answer is which of the model's answers it is, from 0; it has MaxTurns of them at most.
 	Answer   int64 `msgpack:"answer" range:"0..MaxAnswers-1"`
@@ -117,7 +102,7 @@ type InteractReply struct {
 	// Metadata is stored with the answer.
 	Metadata Metadata `msgpack:"metadata,omitempty"`
 	// Error says why there is no answer; with Retry it may pass, and is asked again while there is time.
-	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText,cut"`
 	Retry bool   `msgpack:"retry,omitempty"`
 }
 

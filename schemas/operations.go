@@ -4,21 +4,21 @@ package schemas
 // without one.
 type Dead struct {
 	V int64 `msgpack:"v"`
-	// Stage is the service that refused it: intake, sampler, reward or advantage.
-	Stage string `msgpack:"stage" enum:"Stages"`
+	// Service is the one that refused it: intake, sampler, reward or advantage.
+	Service string `msgpack:"service" enum:"Services"`
 	// Code is the class of the reason, one of a fixed list; Reason is for people.
 	Code   string `msgpack:"code" enum:"DeadCodes"`
-	Reason string `msgpack:"reason" size:"1..MaxText"`
+	Reason string `msgpack:"reason" size:"1..MaxText,cut"`
 	// Run and UID are the original's, where they could be read.
-	Run Run `msgpack:"run" size:"0..MaxToken"`
-	UID UID `msgpack:"uid" size:"0..MaxToken"`
+	Run Run `msgpack:"run" size:"0..MaxToken,cut"`
+	UID UID `msgpack:"uid" size:"0..MaxToken,cut"`
 	// OriginalSubject, Stream and StreamSeq say where the original was.
-	OriginalSubject string `msgpack:"subject" size:"0..MaxSubject"`
-	Stream          string `msgpack:"stream" size:"0..MaxName"`
+	OriginalSubject string `msgpack:"subject" size:"0..MaxSubject,cut"`
+	Stream          string `msgpack:"stream" size:"0..MaxName,cut"`
 	StreamSeq       uint64 `msgpack:"stream_seq"`
 	Deliveries      uint64 `msgpack:"deliveries"`
 	// Headers and Data are those of the original message, unchanged.
-	Headers []Header `msgpack:"headers" size:"0..MaxHeaders"`
+	Headers []Header `msgpack:"headers" size:"0..MaxHeaders,cut"`
 	Data    []byte   `msgpack:"data" size:"0..MaxEventBytes"`
 	// At is when the input was refused, Unix nanoseconds.
 	At int64 `msgpack:"at" range:"0.."`
@@ -27,8 +27,8 @@ type Dead struct {
 // Header is one header line of a message.
 type Header struct {
 	// Name and Value are as they were received.
-	Name  string `msgpack:"name" size:"1..MaxHeaderName"`
-	Value string `msgpack:"value" size:"0..MaxHeaderValue"`
+	Name  string `msgpack:"name" size:"1..MaxHeaderName,cut"`
+	Value string `msgpack:"value" size:"0..MaxHeaderValue,cut"`
 }
 
 // Receipt is intake's answer to a client that asked for one by the header
@@ -41,10 +41,10 @@ type Receipt struct {
 	UID      UID   `msgpack:"uid" size:"0..MaxToken"`
 	// Waiting says what the prompt waits for: it is neither accepted nor refused yet, and
 	// another receipt will say which. Only Run and UID are set beside it.
-	Waiting string `msgpack:"waiting,omitempty" size:"0..MaxText"`
+	Waiting string `msgpack:"waiting,omitempty" size:"0..MaxText,cut"`
 	// Code and Error are set when refused.
 	Code    string `msgpack:"code,omitempty" enum:"DeadCodes"`
-	Error   string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error   string `msgpack:"error,omitempty" size:"0..MaxText,cut"`
 	Samples int64  `msgpack:"samples" range:"0..MaxGroupSize"`
 	// NumInferenceSteps and SDEStepIndices are what was resolved.
 	NumInferenceSteps int64   `msgpack:"num_inference_steps" range:"0..MaxSteps"`

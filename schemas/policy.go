@@ -17,6 +17,8 @@ import (
 type Policy struct {
 	V    int64 `msgpack:"v"`
 	Lane Lane  `msgpack:"lane" form:"token"`
+	// Tenant is whose weights they are: main. Lanes serve no other tenant yet.
+	Tenant Tenant `msgpack:"tenant" form:"token"`
 	// Model and Family name the network; PolicyVersion counts weight updates.
 	Model         string `msgpack:"model" size:"1..MaxName"`
 	Family        string `msgpack:"family" size:"0..MaxName"`
@@ -202,7 +204,7 @@ type WeightsFile struct {
 	// Bucket is the object store bucket of a blob; absent: it is the file at Path.
 	Bucket string `msgpack:"bucket,omitempty" form:"token"`
 	// Digest is the sha-256 of the bytes in lower-case hex; it is also the name of a blob.
-	Digest string `msgpack:"digest" form:"digest"`
+	Digest string `msgpack:"digest" form:"sha256"`
 	// Size is the length in bytes.
 	Size int64 `msgpack:"size" range:"1..MaxWeightsFile"`
 	// Path leads to the file from the shared folder on, which each sampler may have in another place (--weights-dir):
@@ -240,8 +242,9 @@ const (
 
 // Applied is a sampler's answer to a policy.
 type Applied struct {
-	V    int64 `msgpack:"v"`
-	Lane Lane  `msgpack:"lane" form:"token"`
+	V      int64  `msgpack:"v"`
+	Lane   Lane   `msgpack:"lane" form:"token"`
+	Tenant Tenant `msgpack:"tenant" form:"token"`
 	// Instance is the sampler, as it is named in its Presence.
 	Instance string `msgpack:"instance" form:"token"`
 	// PolicyVersion is the version that was to be taken over.
@@ -249,7 +252,7 @@ type Applied struct {
 	// State is applied: samples that begin from now on are made with it; or refused: Error says why,
 	// and the sampler goes on with Serving.
 	State string `msgpack:"state" enum:"AppliedStates"`
-	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText,cut"`
 	// Serving is the version that is in use from now on, WeightsDigest names its weights.
 	Serving       int64  `msgpack:"serving" range:"0.."`
 	WeightsDigest string `msgpack:"weights_digest" size:"0..MaxName"`
@@ -266,7 +269,7 @@ type Applied struct {
 // Canary is the velocity that weights give at a fixed input: updates that change nothing are seen by it.
 type Canary struct {
 	// Digest is the sha-256 of its elements, float32 little-endian, in lower-case hex.
-	Digest string `msgpack:"digest" form:"digest"`
+	Digest string `msgpack:"digest" form:"sha256"`
 	// Norm is its Euclidean length.
 	Norm float64 `msgpack:"norm" range:"0.."`
 }
@@ -284,6 +287,9 @@ func (e *Policy) Validate() error { return CheckFields(e) }
 // checkRules checks that image settings are there exactly for a lane of images, that JSON fields are objects, and that
 // an adapter or weights name the checkpoint that they are for.
 func (e *Policy) checkRules(f *faults) {
+	if e.Tenant != "" && e.Tenant != TenantMain {
+		f.add("tenant", quote(string(e.Tenant)), "must be "+string(TenantMain)+": lanes serve no other tenant yet")
+	}
 	for _, of := range []struct {
 		field string
 		n     int64
@@ -366,9 +372,4 @@ func (e *Applied) checkRules(f *faults) {
 			f.add("serving", strconv.FormatInt(e.Serving, 10), "must be the policy_version when applied")
 		}
 	}
-}
-
-func (e *Applied) repairTexts() *int64 {
-	e.Error = legalText(e.Error, MaxText)
-	return &e.V
 }

@@ -10,7 +10,8 @@ import (
 // is another lane's.
 func TestPolicy_SameLane(t *testing.T) {
 	mine := schemas.Policy{
-		Lane: "signs", Model: "signs", BaseDigest: "b", WeightsDigest: "w", SchedulerConfig: []byte("{}"), Reward: []string{},
+		Tenant: schemas.TenantMain,
+		Lane:   "signs", Model: "signs", BaseDigest: "b", WeightsDigest: "w", SchedulerConfig: []byte("{}"), Reward: []string{},
 		Text: &schemas.TextPolicy{Vocabulary: 16, MaxTokens: 64, TopP: 1},
 	}
 	pushed := mine

@@ -24,7 +24,7 @@ type Presence struct {
 	WeightsDigest string `msgpack:"weights_digest,omitempty" size:"0..MaxName"`
 	Loading       *int64 `msgpack:"loading,omitempty" range:"0.."`
 	// Waiting is why a starting sampler does not serve its lane yet, or why one that serves it makes no samples now.
-	Waiting string `msgpack:"waiting,omitempty" size:"0..MaxText"`
+	Waiting string `msgpack:"waiting,omitempty" size:"0..MaxText,cut"`
 	// Draining says that it finishes the work in flight and begins no new work.
 	Draining bool `msgpack:"draining,omitempty"`
 	// Room is what a sampler takes of MDR_STEPS, or what prompts wait for there at an intake; absent: nothing.
@@ -61,7 +61,7 @@ type Making struct {
 type MissingReward struct {
 	Name string `msgpack:"name" form:"reward_name"`
 	// Reason says what to install or to configure.
-	Reason string `msgpack:"reason" size:"1..MaxText"`
+	Reason string `msgpack:"reason" size:"1..MaxText,cut"`
 }
 
 // Room is the part of MDR_STEPS that a sampler has claimed. The claims of all samplers
@@ -113,17 +113,4 @@ func (e *Presence) checkRules(f *faults) {
 	if e.Room != nil && e.Service != ServiceIntake {
 		f.add("room", "present", "must be absent but for a sampler or an intake")
 	}
-}
-
-// repairTexts cuts the reasons of missing functions, in a copy that is about to be encoded; see repair.go.
-func (e *Presence) repairTexts() *int64 {
-	e.Waiting = legalText(e.Waiting, MaxText)
-	missing := make([]MissingReward, len(e.Missing))
-	for i, m := range e.Missing {
-		missing[i] = MissingReward{m.Name, legalText(m.Reason, MaxText)}
-	}
-	if e.Missing != nil {
-		e.Missing = missing
-	}
-	return &e.V
 }

@@ -52,13 +52,6 @@ type Prompt struct {
 	Refill *Refill `msgpack:"refill,omitempty"`
 }
 
-func (*Prompt) keys() string {
-	return "v uid prompt messages text negative_prompt truncate_prompt model base_digest group_size seed height " +
-		"width num_inference_steps true_cfg_scale sigmas rollout initial_noise start scheduled_sampling tree " +
-		"stop prune reward advantage metadata batch deadline priority min_policy_version unknown_fields " +
-		"validation group_policy substitutes refill"
-}
-
 // Routing says which sampler makes the samples, and when.
 type Routing struct {
 	// Model is the lane that serves the prompt.

@@ -1,59 +1,68 @@
 package schemas
 
 import (
+	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 )
 
-// The error texts of an event may be too long or not UTF-8: they come from a scorer, a
-// driver, or the refused bytes themselves. Encode calls repair on a shallow copy of the
-// event. It makes the texts legal, so that the event can be published.
-
-func (e *Trajectory) repairTexts() *int64 {
-	e.Error = legalText(e.Error, MaxText)
-	return &e.V
-}
-
-func (e *Advantage) repairTexts() { e.Error = legalText(e.Error, MaxText) }
-
-func (e *Receipt) repairTexts() {
-	e.Error, e.Waiting = legalText(e.Error, MaxText), legalText(e.Waiting, MaxText)
-}
-
-// repairTexts copies Scores before it changes one.
-func (e *Reward) repairTexts() {
-	e.Error = legalText(e.Error, MaxText)
-	cloned := false
-	for i := range e.Scores {
-		text, detail := legalText(e.Scores[i].Error, MaxText), legalText(e.Scores[i].Detail, MaxDetail)
-		if text == e.Scores[i].Error && detail == e.Scores[i].Detail {
-			continue
-		}
-		if !cloned {
-			e.Scores, cloned = slices.Clone(e.Scores), true // the caller's stay as they are
-		}
-		e.Scores[i].Error, e.Scores[i].Detail = text, detail
+// withLegalTexts returns a copy of a struct in which texts and lists with the tag cut are legal; false if they are. Error
+// texts may be too long or not UTF-8, as they come from a scorer, a driver, or the refused bytes themselves, and the
+// event must go out. The original stays as it is.
+func withLegalTexts(v reflect.Value) (reflect.Value, bool) {
+	if !hasCut(v.Type()) {
+		return v, false
 	}
-}
-
-// repairTexts makes all texts legal; the original bytes in Data stay as they are.
-func (d *Dead) repairTexts() {
-	d.Reason = legalText(d.Reason, MaxText)
-	d.OriginalSubject = legalText(d.OriginalSubject, MaxSubject)
-	d.Stream = legalText(d.Stream, MaxName)
-	d.Run = Run(legalText(string(d.Run), MaxToken))
-	d.UID = UID(legalText(string(d.UID), MaxToken))
-	if d.Headers == nil {
-		return
+	changed := false
+	set := func(f *Field, to reflect.Value) {
+		if !changed {
+			own := reflect.New(v.Type()).Elem()
+			own.Set(v)
+			v, changed = own, true
+		}
+		f.In(v).Set(to)
 	}
-	headers := make([]Header, min(len(d.Headers), MaxHeaders))
-	for i := range headers {
-		headers[i] = Header{
-			Name: legalText(d.Headers[i].Name, MaxHeaderName), Value: legalText(d.Headers[i].Value, MaxHeaderValue),
+	fields := Fields(v.Type())
+	for i := range fields {
+		f := &fields[i]
+		switch x := f.In(v); {
+		case x.Kind() == reflect.String && f.Cut:
+			if s := legalText(x.String(), int(f.Size.High)); s != x.String() {
+				set(f, reflect.ValueOf(s).Convert(x.Type()))
+			}
+		case x.Kind() == reflect.Slice && x.Type().Elem().Kind() == reflect.Struct && hasCut(x.Type().Elem()):
+			if f.Cut && x.Len() > int(f.Size.High) {
+				x = x.Slice(0, int(f.Size.High))
+				set(f, x)
+			}
+			for i := range x.Len() {
+				if item, ok := withLegalTexts(x.Index(i)); ok {
+					own := reflect.MakeSlice(x.Type(), x.Len(), x.Len())
+					reflect.Copy(own, x)
+					own.Index(i).Set(item)
+					x = own
+					set(f, x)
+				}
+			}
 		}
 	}
-	d.Headers = headers
+	return v, changed
+}
+
+var cutTypes sync.Map // reflect.Type -> bool
+
+// hasCut reports whether a struct, or one in its lists, has a field with the tag cut.
+func hasCut(t reflect.Type) bool {
+	if has, ok := cutTypes.Load(t); ok {
+		return has.(bool)
+	}
+	has := slices.ContainsFunc(Fields(t), func(f Field) bool {
+		return f.Cut || f.Type.Kind() == reflect.Slice && f.Type.Elem().Kind() == reflect.Struct && hasCut(f.Type.Elem())
+	})
+	cutTypes.Store(t, has)
+	return has
 }
 
 // legalText returns s as UTF-8 of at most limit bytes, cut between characters.

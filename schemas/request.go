@@ -31,14 +31,6 @@ type Request struct {
 	Group Group `msgpack:"group"`
 }
 
-func (*Request) keys() string {
-	return "v run uid sample_index group_size lane base_digest sample_seed noise_seed step_seeds start stop " +
-		"scheduled_sampling prompt negative_prompt truncate_prompt text height width true_cfg_scale sigmas " +
-		"transitions " +
-		"noise_level log_prob_kind solver return_step_indices checkpoint_step_indices debug latents_dtype " +
-		"return_conditioning schedule_digest prune priority min_policy_version group"
-}
-
 // Outputs is what a sample of an image stores besides its image.
 type Outputs struct {
 	// ReturnStepIndices are the latents to keep, sorted, 0..T.

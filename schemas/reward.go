@@ -2,8 +2,8 @@ package schemas
 
 // Reward is the score of one sample. A failure is a state, never a number.
 type Reward struct {
-	V           int64 `msgpack:"v"`
-	Run         Run   `msgpack:"run" form:"token"`
+	V           int64 `msgpack:"v" digest:"-"`
+	Run         Run   `msgpack:"run" form:"token" digest:"-"`
 	UID         UID   `msgpack:"uid" form:"token"`
 	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
 	GroupSize   int64 `msgpack:"group_size" range:"1..MaxGroupSize"`
@@ -11,12 +11,12 @@ type Reward struct {
 	// pruned: it was ended in the middle.
 	Status string `msgpack:"status" enum:"RewardStatuses"`
 	// Error says why there is no reward, when failed or pruned.
-	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText,cut" digest:"-"`
 	// Reward is the weighted sum of the scores; null unless scored.
 	Reward *float64 `msgpack:"reward" range:"-MaxScore..MaxScore"`
 	Scores []Score  `msgpack:"scores" size:"0..MaxRewards"`
 	// TrajectorySeq is the MDR_TRAJECTORIES sequence of the sample.
-	TrajectorySeq uint64 `msgpack:"trajectory_seq"`
+	TrajectorySeq uint64 `msgpack:"trajectory_seq" digest:"-"`
 	// TrainedSteps is W, the number of stochastic steps.
 	TrainedSteps int64 `msgpack:"trained_steps" range:"0..MaxSteps"`
 	// Tokens is how many tokens a text generated, over all its turns; absent of images.
@@ -24,12 +24,12 @@ type Reward struct {
 	ScheduleDigest   string `msgpack:"schedule_digest" form:"digest?"`
 	PolicyVersionMin int64  `msgpack:"policy_version_min" range:"0.."`
 	PolicyVersionMax int64  `msgpack:"policy_version_max" range:"0.."`
-	Group            Group  `msgpack:"group"`
+	Group            Group  `msgpack:"group" digest:"-"`
 	// Scored is when the last of its scores was there, Unix nanoseconds.
-	Scored int64 `msgpack:"scored" range:"0.."`
+	Scored int64 `msgpack:"scored" range:"0.." digest:"-"`
 	// SampleStarted and SampleFinished are those of the trajectory, Unix nanoseconds.
-	SampleStarted  int64 `msgpack:"sample_started,omitempty" range:"0.."`
-	SampleFinished int64 `msgpack:"sample_finished,omitempty" range:"0.."`
+	SampleStarted  int64 `msgpack:"sample_started,omitempty" range:"0.." digest:"-"`
+	SampleFinished int64 `msgpack:"sample_finished,omitempty" range:"0.." digest:"-"`
 }
 
 // Score is the outcome of one reward function.
@@ -42,14 +42,14 @@ type Score struct {
 	Status string `msgpack:"status" enum:"RewardStatuses"`
 	// Value is the score before its weight; null when failed.
 	Value *float64 `msgpack:"value" range:"-MaxScore..MaxScore"`
-	Error string   `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error string   `msgpack:"error,omitempty" size:"0..MaxText,cut" digest:"-"`
 	// DurationNS is the wall time of the call in nanoseconds.
-	DurationNS int64 `msgpack:"duration_ns" range:"0.."`
+	DurationNS int64 `msgpack:"duration_ns" range:"0.." digest:"-"`
 	// Detail is what the function saw, for people: the text that was read.
-	Detail string `msgpack:"detail,omitempty" size:"0..MaxDetail"`
+	Detail string `msgpack:"detail,omitempty" size:"0..MaxDetail,cut" digest:"-"`
 	// Exact says of a function that recognizes the text in images whether it found the target and
 	// nothing else, white space and case aside; absent: another function, or it failed.
-	Exact *bool `msgpack:"exact,omitempty"`
+	Exact *bool `msgpack:"exact,omitempty" digest:"-"`
 }
 
 // Verdict is a score from outside: from a person, or from a batch job that takes hours.
@@ -63,7 +63,7 @@ type Verdict struct {
 	Name string `msgpack:"name" form:"token"`
 	// Value is the score; null: there will be none, and Error says why.
 	Value *float64 `msgpack:"value" range:"-MaxScore..MaxScore"`
-	Error string   `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error string   `msgpack:"error,omitempty" size:"0..MaxText,cut"`
 	// Comment and Author are for people.
 	Comment string `msgpack:"comment,omitempty" size:"0..MaxText"`
 	Author  string `msgpack:"author,omitempty" size:"0..MaxName"`

@@ -11,18 +11,21 @@ func networkSamples(t testing.TB) []sample {
 	t.Helper()
 	return []sample{
 		{"policy-guidance", &schemas.Policy{
-			Lane: "flux", Model: "flux", Family: "flux1", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64,
+			Tenant: schemas.TenantMain,
+			Lane:   "flux", Model: "flux", Family: "flux1", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64,
 			NumInferenceSteps: 8, TrueCFGScale: 1, Guidance: 3.5, MaxPixels: 1 << 20,
 		}},
 		{"policy-schedule", &schemas.Policy{
-			Lane: "flux", Model: "flux", Family: "flux2", SchedulerConfig: []byte(`{"use_dynamic_shifting": true}`), Grid: "scheduler", Mu: "constant",
+			Tenant: schemas.TenantMain,
+			Lane:   "flux", Model: "flux", Family: "flux2", SchedulerConfig: []byte(`{"use_dynamic_shifting": true}`), Grid: "scheduler", Mu: "constant",
 			MuConstant: 0.485, LatentChannels: 128, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 8, TrueCFGScale: 1, MaxPixels: 1 << 20,
 		}},
 		{"prompt-texts", &schemas.Prompt{
 			Prompt: "a fox", ImageSettings: schemas.ImageSettings{Prompt2: "a red fox in the snow", Prompt3: "a red fox, oil on canvas"},
 		}},
 		{"policy-texts", &schemas.Policy{
-			Lane: "sd35", Model: "sd35", Family: "sd3", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64,
+			Tenant: schemas.TenantMain,
+			Lane:   "sd35", Model: "sd35", Family: "sd3", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64,
 			NumInferenceSteps: 28, TrueCFGScale: 7, Grid: "scheduler", Prompts: 3, MaxPixels: 1 << 20,
 		}},
 		{"request-texts", func() *schemas.Request {
@@ -39,7 +42,8 @@ func networkSamples(t testing.TB) []sample {
 		}()},
 		{"prompt-frames", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{Frames: new(int64(33))}}},
 		{"policy-frames", &schemas.Policy{
-			Lane: "wan", Model: "wan", Family: "wan", LatentChannels: 64, PixelsPerToken: 16, Height: 480, Width: 832,
+			Tenant: schemas.TenantMain,
+			Lane:   "wan", Model: "wan", Family: "wan", LatentChannels: 64, PixelsPerToken: 16, Height: 480, Width: 832,
 			NumInferenceSteps: 20, TrueCFGScale: 5, MaxPixels: 1 << 20, Frames: 81, MaxFrames: 129, FramesPerToken: 4, FPS: 16,
 		}},
 		{"request-frames", func() *schemas.Request {
@@ -112,7 +116,8 @@ func guidanceSamples(t testing.TB) []sample {
 			return e
 		}()},
 		{"policy-two-networks", &schemas.Policy{
-			Lane: "wan", Model: "wan", Family: "wan", LatentChannels: 64, PixelsPerToken: 16, Height: 480, Width: 832,
+			Tenant: schemas.TenantMain,
+			Lane:   "wan", Model: "wan", Family: "wan", LatentChannels: 64, PixelsPerToken: 16, Height: 480, Width: 832,
 			NumInferenceSteps: 20, TrueCFGScale: 4, BoundaryRatio: 0.875, MaxPixels: 1 << 20,
 		}},
 		{"request-cfg-scale-2", func() *schemas.Request {

@@ -112,7 +112,8 @@ func rolloutSamples(t testing.TB) []sample {
 	return []sample{
 		{"step-sde", sdeStep()},
 		{"step-ode", &schemas.Step{
-			Run: "run-1", UID: "p17", SampleIndex: 0, Attempt: "a1", StepIndex: 0, NumInferenceSteps: 2,
+			Stage: schemas.StageMain,
+			Run:   "run-1", UID: "p17", SampleIndex: 0, Attempt: "a1", StepIndex: 0, NumInferenceSteps: 2,
 			Transition: "ode", Sigma: 1, SigmaNext: 0.5, Timestep: 1000, LogProbKind: "density", ElementCount: 8,
 			ScheduleDigest: digestOf("schedule"),
 		}},
@@ -142,7 +143,7 @@ func rolloutSamples(t testing.TB) []sample {
 			return e
 		}()},
 		{"trajectory-failed", &schemas.Trajectory{
-			Identity:   schemas.Identity{Run: "run-1", UID: "p17", SampleIndex: 7, GroupSize: 8, Lane: "tiny"},
+			Identity:   schemas.Identity{Stage: schemas.StageMain, Run: "run-1", UID: "p17", SampleIndex: 7, GroupSize: 8, Lane: "tiny"},
 			Provenance: schemas.Provenance{Attempt: "gpu0-3"},
 			Outcome:    schemas.Outcome{StopReason: "failed", Error: "model gave NaN at step 3"},
 			Group:      schemas.Group{Batch: "p17"},
@@ -213,7 +214,8 @@ func resultSamples(t testing.TB) []sample {
 			Status: "short", Expected: 2, Refills: 3, Dropped: []schemas.UID{"p19", "p19-r1"}, Step: new(int64(12)), Epoch: new(int64(1)),
 		}},
 		{"policy-reward", &schemas.Policy{
-			Lane: "signs", Model: "signs", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 10, MaxPixels: 1 << 20,
+			Tenant: schemas.TenantMain,
+			Lane:   "signs", Model: "signs", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 10, MaxPixels: 1 << 20,
 			Reward: []string{"glyph"},
 		}},
 	}
@@ -233,7 +235,8 @@ func policySamples(t testing.TB) []sample {
 			ScheduleDigest: digestOf("schedule"), Group: policyGroup(t),
 		}},
 		{"policy-pushed", &schemas.Policy{
-			Lane: "tiny", Model: "tiny-sign", Family: "qwen-image", PolicyVersion: 13, WeightsDigest: digestOf("adapted"), BaseDigest: digestOf("weights"),
+			Tenant: schemas.TenantMain,
+			Lane:   "tiny", Model: "tiny-sign", Family: "qwen-image", PolicyVersion: 13, WeightsDigest: digestOf("adapted"), BaseDigest: digestOf("weights"),
 			Adapter: &schemas.PolicyAdapter{
 				File:   schemas.Ref{Bucket: schemas.BlobBucket, Digest: digestOf("adapter"), Size: 1184},
 				Config: []byte(`{"peft_type": "LORA", "r": 4, "lora_alpha": 4}`), Scale: 0.5,
@@ -244,7 +247,8 @@ func policySamples(t testing.TB) []sample {
 			MaxPixels: 1 << 20, Announced: 1_763_690_301_000_000_000,
 		}},
 		{"policy-weights", &schemas.Policy{
-			Lane: "tiny", Model: "tiny-sign", Family: "qwen-image", PolicyVersion: 14, WeightsDigest: digestOf("whole"), BaseDigest: digestOf("weights"),
+			Tenant: schemas.TenantMain,
+			Lane:   "tiny", Model: "tiny-sign", Family: "qwen-image", PolicyVersion: 14, WeightsDigest: digestOf("whole"), BaseDigest: digestOf("weights"),
 			Weights: []schemas.WeightsFile{
 				{Bucket: schemas.BlobBucket, Digest: digestOf("shard 1"), Size: 4096},
 				{Path: "run-7/transformer/model-00002-of-00002.safetensors", Digest: digestOf("shard 2"), Size: 40 << 30},
@@ -254,11 +258,13 @@ func policySamples(t testing.TB) []sample {
 			MaxPixels: 1 << 20, Announced: 1_763_690_303_000_000_000,
 		}},
 		{"applied", &schemas.Applied{
-			Lane: "tiny", Instance: "sampler-k3", PolicyVersion: 13, State: "applied", Serving: 13, WeightsDigest: digestOf("adapted"),
+			Tenant: schemas.TenantMain,
+			Lane:   "tiny", Instance: "sampler-k3", PolicyVersion: 13, State: "applied", Serving: 13, WeightsDigest: digestOf("adapted"),
 			Canary: &schemas.Canary{Digest: digestOf("canary"), Norm: 12.5}, Backend: "cpu/avx512", LoadNS: 80_000_000, At: 1_763_690_301_100_000_000,
 		}},
 		{"applied-refused", &schemas.Applied{
-			Lane: "tiny", Instance: "sampler-k3", PolicyVersion: 14, State: "refused", Error: "adapter: module x: the transformer has none",
+			Tenant: schemas.TenantMain,
+			Lane:   "tiny", Instance: "sampler-k3", PolicyVersion: 14, State: "refused", Error: "adapter: module x: the transformer has none",
 			Serving: 13, WeightsDigest: digestOf("adapted"), Backend: "cpu/avx512", At: 1_763_690_302_000_000_000,
 		}},
 	}
@@ -282,21 +288,23 @@ func groupSamples(t testing.TB) []sample {
 		}},
 		{"batch-empty", &schemas.Batch{Run: "run-1", Batch: "b1", Groups: 1, UIDs: []schemas.UID{}, StdBasis: "sample", Metrics: []schemas.Metric{}}},
 		{"policy", &schemas.Policy{
-			Lane: "tiny", Model: "tiny-sign", Family: "qwen-image", PolicyVersion: 12, WeightsDigest: digestOf("weights"),
+			Tenant: schemas.TenantMain,
+			Lane:   "tiny", Model: "tiny-sign", Family: "qwen-image", PolicyVersion: 12, WeightsDigest: digestOf("weights"),
 			SchedulerConfig: []byte(`{"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 1.0}`),
 			LatentChannels:  64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 8, TrueCFGScale: 1,
 			MaxPixels: 1 << 20, Announced: 1_763_690_300_000_000_000,
 		}},
 		{"policy-negative", &schemas.Policy{
-			Lane: "tiny", Model: "tiny", Family: "other", LatentChannels: 16, PixelsPerToken: 8, Height: 64, Width: 64,
+			Tenant: schemas.TenantMain,
+			Lane:   "tiny", Model: "tiny", Family: "other", LatentChannels: 16, PixelsPerToken: 8, Height: 64, Width: 64,
 			NumInferenceSteps: 8, TrueCFGScale: 4, NegativePrompt: "blurry", MaxPixels: 1 << 20,
 		}},
 		{"dead-refused", &schemas.Dead{
-			Stage: "intake", Code: "invalid", Reason: "group_size: 0; must be between 1 and 1024", Run: "run-1", UID: "p19",
+			Service: "intake", Code: "invalid", Reason: "group_size: 0; must be between 1 and 1024", Run: "run-1", UID: "p19",
 			OriginalSubject: "mdr.v1.prompt.run-1", Stream: "MDR_PROMPTS", StreamSeq: 19, Deliveries: 1,
 			Headers: []schemas.Header{{Name: "Mdr-Type", Value: "prompt/1"}}, Data: []byte{0x80}, At: 1_763_690_401_000_000_000,
 		}},
-		{"dead-bare", &schemas.Dead{Stage: "sampler", Code: "decode", Reason: "malformed event: empty", OriginalSubject: "mdr.v1.request.a.b.c.0"}},
+		{"dead-bare", &schemas.Dead{Service: "sampler", Code: "decode", Reason: "malformed event: empty", OriginalSubject: "mdr.v1.request.a.b.c.0"}},
 		{"receipt-accepted", &schemas.Receipt{
 			Accepted: true, Run: "run-1", UID: "p17", Samples: 8, NumInferenceSteps: 10, SDEStepIndices: []int64{3, 4},
 		}},
@@ -404,7 +412,7 @@ func fullPrompt(t testing.TB) *schemas.Prompt {
 
 func fullRequest(t testing.TB) *schemas.Request {
 	r := &schemas.Request{
-		Identity: schemas.Identity{Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Lane: "tiny"},
+		Identity: schemas.Identity{Stage: schemas.StageMain, Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Lane: "tiny"},
 		Sampling: schemas.Sampling{
 			SampleSeed: math.MaxUint64, NoiseSeed: 1 << 63,
 			Prompt: "a blue sign that says \"4071\"", NegativePrompt: " ", Height: 64, Width: 128, TrueCFGScale: 4,
@@ -487,7 +495,8 @@ func segmentTrajectory(t testing.TB) *schemas.Trajectory {
 
 func sdeStep() *schemas.Step {
 	return &schemas.Step{
-		Run: "run-1", UID: "p17", SampleIndex: 3, Attempt: "gpu0-3", StepIndex: 2, NumInferenceSteps: 5, Transition: "sde",
+		Stage: schemas.StageMain,
+		Run:   "run-1", UID: "p17", SampleIndex: 3, Attempt: "gpu0-3", StepIndex: 2, NumInferenceSteps: 5, Transition: "sde",
 		NoiseLevel: 0.7, Sigma: 0.6, SigmaNext: 0.4, Timestep: 600, StdDevT: 0.8573214099741122, NoiseStd: 0.38340579025361615,
 		LogProb: new(-0.6515271871029717), LogProbKind: "density", LogProbSum: new(-5.2122174968237736), ElementCount: 8,
 		Latents:       []schemas.IndexedTensor{{Index: 2, Tensor: latents("F32", 4)}},
@@ -522,7 +531,7 @@ func partsStep() *schemas.Step {
 func completedTrajectory(t testing.TB) *schemas.Trajectory {
 	r := fullRequest(t)
 	return &schemas.Trajectory{
-		Identity: schemas.Identity{Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane},
+		Identity: schemas.Identity{Stage: schemas.StageMain, Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane},
 		Provenance: schemas.Provenance{
 			Attempt:       "gpu0-3",
 			WeightsDigest: digestOf("weights"), PolicyVersionMin: 5, PolicyVersionMax: 6,

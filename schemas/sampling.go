@@ -2,7 +2,6 @@ package schemas
 
 import (
 	"cmp"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,55 +11,55 @@ import (
 	"strings"
 )
 
-// Identity names one sample.
+// Identity names one stage of one sample.
 type Identity struct {
-	Run         Run   `msgpack:"run" form:"token"`
+	Run         Run   `msgpack:"run" form:"token" digest:"-"`
 	UID         UID   `msgpack:"uid" form:"token"`
 	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	Stage       Stage `msgpack:"stage" form:"token"`
 	GroupSize   int64 `msgpack:"group_size" range:"1..MaxGroupSize"`
-	Lane        Lane  `msgpack:"lane" form:"token"`
+	Lane        Lane  `msgpack:"lane" form:"token" digest:"-"`
 }
 
 // Sampling is every setting that decides the bits of a sample, resolved. The request has it and the trajectory repeats
 // it, so that the sampler, verify and trainers compute with the same values. A sample of text has the prompt and the
 // seeds, and in its Text how tokens are drawn.
 //
-// A field says with its tag digest whether it is part of the schedule digest: "schedule" is in every digest, in the
-// order of the struct; "-" is in none, because samples of a group may differ in it; without a tag it is in the digest
-// where it is set, and in the content digest. So digests from before a field was added stay as they are.
+// A field without a tag digest is part of the schedule digest, where it is set; one that samples of a group may differ
+// in has the tag "content" (see digest.go).
 type Sampling struct {
-	Prompt         string `msgpack:"prompt" size:"0..MaxPromptBytes" digest:"-"`
-	NegativePrompt string `msgpack:"negative_prompt" size:"0..MaxPromptBytes" for:"image" digest:"-"`
+	Prompt         string `msgpack:"prompt" size:"0..MaxPromptBytes" digest:"content"`
+	NegativePrompt string `msgpack:"negative_prompt" size:"0..MaxPromptBytes" for:"image" digest:"content"`
 	// TruncatePrompt cuts texts that are too long for the model, where others fail.
-	TruncatePrompt bool `msgpack:"truncate_prompt,omitempty" for:"image" digest:"-"`
+	TruncatePrompt bool `msgpack:"truncate_prompt,omitempty" for:"image" digest:"content"`
 	// SampleSeed keys the noise of this sample (see noise.md). It is the bits of an unsigned 64-bit number.
-	SampleSeed uint64 `msgpack:"sample_seed" digest:"-"`
+	SampleSeed uint64 `msgpack:"sample_seed" digest:"content"`
 	// NoiseSeed keys x_T alone: SampleSeed, or the group's when the initial noise is shared.
-	NoiseSeed uint64 `msgpack:"noise_seed" digest:"-"`
+	NoiseSeed uint64 `msgpack:"noise_seed" digest:"content"`
 	// StepSeeds take over from SampleSeed at some steps: of one leaf of a tree that is made alone.
-	StepSeeds []StepSeed `msgpack:"step_seeds,omitempty" size:"0..MaxBranches" for:"image" digest:"-"`
+	StepSeeds []StepSeed `msgpack:"step_seeds,omitempty" size:"0..MaxBranches" for:"image" digest:"content"`
 	// Start is where the sample begins; absent: at step 0, with drawn noise. NoiseSeed is
 	// unused where it is there.
-	Start *SegmentStart `msgpack:"start,omitempty" for:"image" digest:"-"`
+	Start *SegmentStart `msgpack:"start,omitempty" for:"image" digest:"content"`
 	// Stop is where the sample ends; absent: at T.
-	Stop *SegmentStop `msgpack:"stop,omitempty" for:"image" digest:"-"`
+	Stop *SegmentStop `msgpack:"stop,omitempty" for:"image" digest:"content"`
 	// ScheduledSampling is what the sample rolls; absent: it is an ordinary one.
-	ScheduledSampling *ScheduledSample `msgpack:"scheduled_sampling,omitempty" for:"image" digest:"-"`
+	ScheduledSampling *ScheduledSample `msgpack:"scheduled_sampling,omitempty" for:"image" digest:"content"`
 
 	// Sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule,
 	// whatever part of it runs.
-	Sigmas []float32 `msgpack:"sigmas" size:"0..MaxSteps+1" range:"0..MaxSigma" for:"image" digest:"schedule"`
+	Sigmas []float32 `msgpack:"sigmas" size:"0..MaxSteps+1" range:"0..MaxSigma" for:"image"`
 	// Transitions are what each of the T steps runs.
-	Transitions []string `msgpack:"transitions" size:"0..MaxSteps" enum:"SDETypes" for:"image" digest:"schedule"`
-	NoiseLevel  float64  `msgpack:"noise_level" range:"0..MaxNoiseLevel" for:"image" digest:"schedule"`
-	Solver      string   `msgpack:"solver" enum:"Solvers?" for:"image" digest:"schedule"`
-	LogProbKind string   `msgpack:"log_prob_kind" enum:"LogProbKinds?" for:"image" digest:"schedule"`
+	Transitions []string `msgpack:"transitions" size:"0..MaxSteps" enum:"SDETypes" for:"image"`
+	NoiseLevel  float64  `msgpack:"noise_level" range:"0..MaxNoiseLevel" for:"image"`
+	Solver      string   `msgpack:"solver" enum:"Solvers?" for:"image"`
+	LogProbKind string   `msgpack:"log_prob_kind" enum:"LogProbKinds?" for:"image"`
 	// LatentsDType is the type that states are rounded to, before they are scored and stored.
-	LatentsDType string `msgpack:"latents_dtype" enum:"LatentsDTypes?" for:"image" digest:"schedule"`
+	LatentsDType string `msgpack:"latents_dtype" enum:"LatentsDTypes?" for:"image"`
 	// TrueCFGScale > 1 means two model evaluations per point.
-	TrueCFGScale float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale" through:"cfg_scales" for:"image" digest:"schedule"`
-	Height       int64   `msgpack:"height" range:"0..MaxSide" for:"image" digest:"schedule"`
-	Width        int64   `msgpack:"width" range:"0..MaxSide" for:"image" digest:"schedule"`
+	TrueCFGScale float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale" through:"cfg_scales" for:"image"`
+	Height       int64   `msgpack:"height" range:"0..MaxSide" for:"image"`
+	Width        int64   `msgpack:"width" range:"0..MaxSide" for:"image"`
 	// Prompt2 is the text for the second text encoder; empty: the prompt.
 	Prompt2 string `msgpack:"prompt_2,omitempty" size:"0..MaxPromptBytes" for:"image"`
 	// Prompt3 is the text for the third text encoder; empty: the prompt.
@@ -233,70 +232,6 @@ func (s *Sampling) stochasticSteps(begin, end int64) []int64 {
 		}
 	}
 	return steps
-}
-
-// scheduleDigest is ComputeScheduleDigest for a sample of an image.
-func (s *Sampling) scheduleDigest() string {
-	d := newDigester("meander schedule 1")
-	v := reflect.ValueOf(s).Elem()
-	fields := Fields(v.Type())
-	for i := range fields {
-		if fields[i].Digest == DigestSchedule {
-			d.addValue(fields[i].In(v))
-		}
-	}
-	d.addInteger(int64(len(s.Transitions)))
-	d.addLaterSettings(s)
-	sum := d.finish()
-	return hex.EncodeToString(sum[:])
-}
-
-// addLaterSettings adds name and value of each setting that is in a digest only if it is set.
-func (d *digester) addLaterSettings(s *Sampling) {
-	v := reflect.ValueOf(s).Elem()
-	fields := Fields(v.Type())
-	for i := range fields {
-		if f := &fields[i]; f.Digest == "" && f.isSet(f.In(v)) {
-			d.addText(f.Name)
-			d.addValue(f.In(v))
-		}
-	}
-}
-
-// addValue adds a value by its type (see digester); a struct is its fields in order.
-func (d *digester) addValue(v reflect.Value) {
-	switch v.Kind() {
-	case reflect.Bool:
-		d.addBool(v.Bool())
-	case reflect.Int64:
-		d.addInteger(v.Int())
-	case reflect.Uint64:
-		d.addInteger(int64(v.Uint()))
-	case reflect.Float32:
-		d.addFloat32(float32(v.Float()))
-	case reflect.Float64:
-		d.addFloat(v.Float())
-	case reflect.String:
-		d.addText(v.String())
-	case reflect.Pointer:
-		d.addRaw(0)
-		if !v.IsNil() {
-			d.fields[len(d.fields)-1] = 1
-			d.addValue(v.Elem())
-		}
-	case reflect.Slice:
-		d.addInteger(int64(v.Len()))
-		for i := range v.Len() {
-			d.addValue(v.Index(i))
-		}
-	case reflect.Struct:
-		fields := Fields(v.Type())
-		for i := range fields {
-			d.addValue(fields[i].In(v))
-		}
-	default:
-		panic("schemas: no digest of " + v.Type().String()) // a struct of this package is wrong
-	}
 }
 
 // differences returns an error for each field in which got and want differ. Both are pointers to structs of one type.

@@ -1,8 +1,6 @@
 package schemas
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"strconv"
 )
@@ -105,7 +103,7 @@ func (e *Roll) IsRolled() bool { return e.Reason == "" }
 // ScheduledSample is the scheduled sampling of one sample. Its steps are those of the schedule of
 // all training timesteps: step N-1-t leads from timestep t to t-1.
 type ScheduledSample struct {
-	RollSettings RollSettings `msgpack:"settings"`
+	RollSettings RollSettings `msgpack:"settings" digest:"-"`
 	// Roll is the sample's place in the plan.
 	Roll Roll `msgpack:"roll"`
 	// PlanDigest is that of the group's plan (Plan.Digest).
@@ -149,14 +147,13 @@ func (e *Plan) checkRules(f *faults) {
 	}
 }
 
-// Digest returns the SHA-256, in lower-case hex, of the encoded plan.
+// Digest returns the BLAKE3 of the encoded plan.
 func (e *Plan) Digest() (string, error) {
 	data, err := Encode(e)
 	if err != nil {
 		return "", fmt.Errorf("digest of the plan of %s: %w", e.UID, err)
 	}
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:]), nil
+	return BLAKE3.Text(BLAKE3.Sum(data)), nil
 }
 
 // SamePlan returns an error if another plan of the group differs, by its digest; nil if not.
@@ -209,28 +206,28 @@ type Rolled struct {
 	Latents Tensor `msgpack:"latents"`
 	// TeacherDigest is the sha-256 of the bytes of the teacher-forced latent, a x0 + u noise, in
 	// latents_dtype. Where the sample does not roll the latents are the same.
-	TeacherDigest string `msgpack:"teacher_digest" form:"digest"`
+	TeacherDigest string `msgpack:"teacher_digest" form:"sha256"`
 	// Drift is |latents - teacher| / |teacher|; null where that is no number.
 	Drift *float64 `msgpack:"drift" range:"0.."`
 	// Forwards is how often the model was asked.
-	Forwards int64 `msgpack:"forwards" range:"0.."`
+	Forwards int64 `msgpack:"forwards" range:"0.." digest:"-"`
 	// Clean and Biased are the predictions of ReflexFlow, the same where the sample does not roll.
 	Clean  *Prediction `msgpack:"clean,omitempty"`
 	Biased *Prediction `msgpack:"biased,omitempty"`
 	// ReflexFlow are the terms of its loss with the biased prediction as that of the training.
-	ReflexFlow *ReflexTerms `msgpack:"reflexflow,omitempty"`
+	ReflexFlow *ReflexTerms `msgpack:"reflexflow,omitempty" digest:"-"`
 	// Noised and Teacher are images of the latent that the sample began with, and of the
 	// teacher-forced one; that of the rolled one is the trajectory's image.
-	Noised  *Image `msgpack:"noised,omitempty"`
-	Teacher *Image `msgpack:"teacher,omitempty"`
+	Noised  *Image `msgpack:"noised,omitempty" digest:"-"`
+	Teacher *Image `msgpack:"teacher,omitempty" digest:"-"`
 }
 
 // Prediction is a model's output [S, C], F32.
 type Prediction struct {
 	// Digest is the sha-256 of its bytes, in lower-case hex.
-	Digest string `msgpack:"digest" form:"digest"`
+	Digest string `msgpack:"digest" form:"sha256"`
 	// Tensor is there where the prompt asked for it.
-	Tensor *Tensor `msgpack:"tensor,omitempty"`
+	Tensor *Tensor `msgpack:"tensor,omitempty" digest:"-"`
 }
 
 // ReflexTerms are the parts of one sample's ReflexFlow loss.
@@ -318,46 +315,4 @@ func (e *Trajectory) checkScheduled(f *faults, completed bool) {
 	case e.Rolled.Clean == nil || e.Rolled.Biased == nil || e.Rolled.ReflexFlow == nil:
 		f.inStruct("rolled").add("clean", "null", "must be there, and biased and reflexflow: it is on")
 	}
-}
-
-// addTo covers, after the text "scheduled_sampling", base and source and from (integer), u, a,
-// u_next and a_next (float64), sampler (text) and order (integer).
-func (e *RolledStep) addTo(d *digester) {
-	d.addText("scheduled_sampling")
-	d.addIntegers([]int64{e.Base, e.Source, e.From})
-	for _, x := range []float64{e.U, e.A, e.UNext, e.ANext} {
-		d.addFloat(x)
-	}
-	d.addText(e.Sampler)
-	d.addInteger(e.Order)
-}
-
-// addTo covers, after the text "scheduled_sampling", plan_digest (text), timestep, base, source,
-// offset and reason of the roll.
-func (e *ScheduledSample) addTo(d *digester) {
-	d.addText("scheduled_sampling")
-	d.addText(e.PlanDigest)
-	d.addFloat(e.Roll.Timestep)
-	d.addIntegers([]int64{e.Roll.Base, e.Roll.Source, e.Roll.Offset})
-	d.addText(e.Roll.Reason)
-}
-
-// addTo covers, after the text "rolled", timestep, u and a, the latents, teacher_digest (text), drift
-// and, where they are there, the digests of the predictions (text).
-func (e *Rolled) addTo(d *digester) error {
-	d.addText("rolled")
-	for _, x := range []float64{e.Timestep, e.U, e.A} {
-		d.addFloat(x)
-	}
-	if err := d.addTensor(&e.Latents); err != nil {
-		return err
-	}
-	d.addText(e.TeacherDigest)
-	d.addOptional(e.Drift)
-	for _, p := range []*Prediction{e.Clean, e.Biased} {
-		if p != nil {
-			d.addText(p.Digest)
-		}
-	}
-	return nil
 }

@@ -43,7 +43,8 @@ func rolledTrajectory(t testing.TB) *schemas.Trajectory {
 
 func rolledStep() *schemas.Step {
 	return &schemas.Step{
-		Run: "run-1", UID: "p17", SampleIndex: 1, Attempt: "a1", StepIndex: 1, NumInferenceSteps: 4,
+		Stage: schemas.StageMain,
+		Run:   "run-1", UID: "p17", SampleIndex: 1, Attempt: "a1", StepIndex: 1, NumInferenceSteps: 4,
 		Transition: "ode", Sigma: 0.75, SigmaNext: 0.5, Timestep: 750, LogProbKind: "density", ElementCount: 8,
 		ScheduleDigest: digestOf("schedule"),
 		ScheduledSampling: &schemas.RolledStep{

@@ -38,7 +38,7 @@ type Stop struct {
 
 // Branch names a state that a sample stored: the one before a step.
 type Branch struct {
-	Run         Run   `msgpack:"run,omitempty" form:"token" absent:"that of the prompt"`
+	Run         Run   `msgpack:"run,omitempty" form:"token" absent:"that of the prompt" digest:"-"`
 	UID         UID   `msgpack:"uid" form:"token"`
 	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
 	StepIndex   int64 `msgpack:"step_index" range:"0..MaxSteps-1"`
@@ -55,24 +55,6 @@ type SegmentStart struct {
 	Branch *Branch `msgpack:"branch,omitempty"`
 	// Data is what noise is added to.
 	Data *SegmentData `msgpack:"data,omitempty"`
-}
-
-// addTo covers what contentDigest of a trajectory says about its start.
-func (e *SegmentStart) addTo(d *digester) error {
-	d.addText("start")
-	d.addInteger(e.StepIndex)
-	switch b := e.Branch; {
-	case b != nil:
-		d.addText("branch")
-		d.addText(string(b.UID))
-		d.addInteger(b.SampleIndex)
-		d.addInteger(b.StepIndex)
-	case e.Data != nil:
-		return e.Data.addTo(d)
-	case e.Latents != nil:
-		return d.addTensor(e.Latents)
-	}
-	return nil
 }
 
 // SegmentStop is a Stop before T that is resolved.

@@ -5,11 +5,12 @@ import "slices"
 // Step is one denoising step of one attempt at one sample, published as it
 // happens. Only the steps that the sample's Trajectory names count.
 type Step struct {
-	V                 int64  `msgpack:"v"`
-	Run               Run    `msgpack:"run" form:"token"`
+	V                 int64  `msgpack:"v" digest:"-"`
+	Run               Run    `msgpack:"run" form:"token" digest:"-"`
 	UID               UID    `msgpack:"uid" form:"token"`
 	SampleIndex       int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
-	Attempt           string `msgpack:"attempt" form:"token"`
+	Stage             Stage  `msgpack:"stage" form:"token"`
+	Attempt           string `msgpack:"attempt" form:"token" digest:"-"`
 	StepIndex         int64  `msgpack:"step_index" range:"0..MaxSteps-1"`
 	NumInferenceSteps int64  `msgpack:"num_inference_steps" range:"1..MaxSteps"`
 	// Transition is what ran.
@@ -34,20 +35,20 @@ type Step struct {
 	Latents []IndexedTensor `msgpack:"latents" size:"0..MaxStepLatents"`
 	// Checkpoint is the state before this step where it was not asked for and is stored so that
 	// another attempt can go on from it. Shape [S, C].
-	Checkpoint *Tensor       `msgpack:"checkpoint,omitempty"`
+	Checkpoint *Tensor       `msgpack:"checkpoint,omitempty" digest:"-"`
 	Debug      []NamedTensor `msgpack:"debug" size:"0..MaxDebug"`
 	// ScheduledSampling is there where the step is one of it.
 	ScheduledSampling *RolledStep `msgpack:"scheduled_sampling,omitempty"`
 	PolicyVersion     int64       `msgpack:"policy_version" range:"0.."`
 	WeightsDigest     string      `msgpack:"weights_digest" size:"0..MaxName"`
 	ScheduleDigest    string      `msgpack:"schedule_digest" form:"digest"`
-	Sampler           string      `msgpack:"sampler" size:"0..MaxName"`
-	Backend           string      `msgpack:"backend" size:"0..MaxName"`
+	Sampler           string      `msgpack:"sampler" size:"0..MaxName" digest:"-"`
+	Backend           string      `msgpack:"backend" size:"0..MaxName" digest:"-"`
 	// DeviceNS is this step's share of device time, nanoseconds.
-	DeviceNS int64 `msgpack:"device_ns" range:"0.."`
+	DeviceNS int64 `msgpack:"device_ns" range:"0.." digest:"-"`
 	// Seal is a message authentication code over this step and all before it, by which samplers
 	// know the steps that they can go on from. For them alone.
-	Seal string `msgpack:"seal,omitempty" form:"digest?"`
+	Seal string `msgpack:"seal,omitempty" form:"sha256?" digest:"-"`
 
 	unknown []string // see Sampling.CheckKnown
 }
@@ -101,7 +102,7 @@ func (e *Step) Place() int64 { return e.StepIndex }
 
 // Mark sets which sample the event is of, and what made it.
 func (e *Step) Mark(m StepMark) {
-	e.Run, e.UID, e.SampleIndex, e.Attempt = m.Run, m.UID, m.SampleIndex, m.Attempt
+	e.Run, e.UID, e.SampleIndex, e.Stage, e.Attempt = m.Run, m.UID, m.SampleIndex, m.Stage, m.Attempt
 	e.PolicyVersion, e.WeightsDigest, e.Sampler, e.Backend, e.DeviceNS = m.PolicyVersion, m.WeightsDigest, m.Sampler,
 		m.Backend, m.DeviceNS
 }

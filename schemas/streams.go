@@ -90,7 +90,7 @@ func Streams() []StreamSpec {
 		},
 		{
 			Name: StreamRequests, Purpose: "samples waiting for a sampler; full means backpressure on intake",
-			Subjects: []string{Prefix + "request.*.*.*.*"}, WorkQueue: true, DiscardNew: true, MaxMsgs: 10_000,
+			Subjects: []string{Prefix + "request.*.*.*.*.*"}, WorkQueue: true, DiscardNew: true, MaxMsgs: 10_000,
 			MaxBytes: gib,
 		},
 		{
@@ -100,8 +100,8 @@ func Streams() []StreamSpec {
 		},
 		{
 			Name:     StreamTrajectories,
-			Purpose:  "exactly one per sample: which attempt counts, and all needed to recompute it",
-			Subjects: []string{Prefix + "trajectory.*.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
+			Purpose:  "exactly one per stage of a sample: which attempt counts, and all needed to recompute it",
+			Subjects: []string{Prefix + "trajectory.*.*.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
 		},
 		{
 			Name: StreamVerdicts, Purpose: "rewards from outside, of people or batch jobs: one per sample and name",
@@ -122,12 +122,12 @@ func Streams() []StreamSpec {
 		},
 		{
 			Name:     StreamPolicies,
-			Purpose:  "weights with their versions per lane: what it serves, and what it has served",
-			Subjects: []string{Prefix + "policy.*"}, DiscardNew: true, MaxBytes: gib / 4,
+			Purpose:  "weights with their versions per lane and tenant: what it serves, and what it has served",
+			Subjects: []string{Prefix + "policy.*.*"}, DiscardNew: true, MaxBytes: gib / 4,
 		},
 		{
 			Name: StreamApplied, Purpose: "the samplers' answers to policies: applied or refused, with a canary",
-			Subjects: []string{Prefix + "applied.*.*"}, MaxBytes: gib / 16, MaxAge: 30 * day,
+			Subjects: []string{Prefix + "applied.*.*.*"}, MaxBytes: gib / 16, MaxAge: 30 * day,
 		},
 		{
 			Name:     StreamControl,
@@ -136,10 +136,10 @@ func Streams() []StreamSpec {
 		},
 		{
 			Name: StreamParked, Purpose: "requests of paused runs, until they are resumed",
-			Subjects: []string{Prefix + "parked.*.*.*.*"}, Guarded: true, MaxBytes: gib,
+			Subjects: []string{Prefix + "parked.*.*.*.*.*"}, Guarded: true, MaxBytes: gib,
 		},
 		{
-			Name: StreamDead, Purpose: "refused input: original bytes and headers, reason, stage, deliveries",
+			Name: StreamDead, Purpose: "refused input: original bytes and headers, reason, service, deliveries",
 			Subjects: []string{Prefix + "dead.*.*.*"}, MaxBytes: gib, MaxAge: 30 * day,
 		},
 		{

@@ -43,27 +43,32 @@ func OpeningSubject(run Run, batch string, uid UID) string {
 // PlanSubject returns the subject of the plan of one group with scheduled sampling.
 func PlanSubject(run Run, uid UID) string { return Prefix + "plan." + string(run) + "." + string(uid) }
 
-// RequestSubject returns the subject of the request of one sample.
-func RequestSubject(run Run, lane Lane, uid UID, sample int64) string {
-	return Prefix + "request." + string(run) + "." + string(lane) + "." + string(uid) + "." + itoa(sample)
+// RequestSubject returns the subject of the request of one stage of a sample.
+func RequestSubject(run Run, lane Lane, uid UID, sample int64, stage Stage) string {
+	return Prefix + "request." + string(run) + "." + string(lane) + "." + sampleTail(uid, sample, stage)
 }
 
 // StepSubject returns the subject of one step of one attempt.
-func StepSubject(run Run, uid UID, sample int64, attempt string, step int64) string {
-	return Prefix + "step." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + attempt + "." + itoa(step)
+func StepSubject(run Run, uid UID, sample int64, stage Stage, attempt string, step int64) string {
+	return Prefix + "step." + string(run) + "." + sampleTail(uid, sample, stage) + "." + attempt + "." + itoa(step)
 }
 
 // TokensSubject returns the subject of event n of the tokens of one attempt.
-func TokensSubject(run Run, uid UID, sample int64, attempt string, n int64) string {
-	return Prefix + "tokens." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + attempt + "." + itoa(n)
+func TokensSubject(run Run, uid UID, sample int64, stage Stage, attempt string, n int64) string {
+	return Prefix + "tokens." + string(run) + "." + sampleTail(uid, sample, stage) + "." + attempt + "." + itoa(n)
+}
+
+// sampleTail returns the tokens that name a stage of a sample of a run.
+func sampleTail(uid UID, sample int64, stage Stage) string {
+	return string(uid) + "." + itoa(sample) + "." + string(stage)
 }
 
 // PartSubject returns the subject of one part of a step's large tensors; step is the subject of the step.
 func PartSubject(step string, part int64) string { return step + "." + itoa(part) }
 
-// TrajectorySubject returns the subject of the trajectory of one sample.
-func TrajectorySubject(run Run, uid UID, sample int64) string {
-	return Prefix + "trajectory." + string(run) + "." + string(uid) + "." + itoa(sample)
+// TrajectorySubject returns the subject of the trajectory of one stage of a sample.
+func TrajectorySubject(run Run, uid UID, sample int64, stage Stage) string {
+	return Prefix + "trajectory." + string(run) + "." + sampleTail(uid, sample, stage)
 }
 
 // RewardSubject returns the subject of the reward of one sample. The stream stores it with a
@@ -98,17 +103,22 @@ func BatchSubject(run Run, batch string) string {
 	return Prefix + "batch." + string(run) + "." + batch
 }
 
-// PolicySubject returns the subject of the weights that are announced for a lane.
-func PolicySubject(lane Lane) string { return Prefix + "policy." + string(lane) }
+// PolicySubject returns the subject of the weights that are announced for a tenant of a lane.
+func PolicySubject(lane Lane, tenant Tenant) string {
+	return Prefix + "policy." + PolicyKey(lane, tenant)
+}
 
-// AppliedSubject returns the subject of a sampler's answers to the policies of its lane.
-func AppliedSubject(lane Lane, instance string) string {
-	return Prefix + "applied." + string(lane) + "." + instance
+// PolicyKey returns the key of a tenant of a lane in PolicyBucket and in LeaseBucket.
+func PolicyKey(lane Lane, tenant Tenant) string { return string(lane) + "." + string(tenant) }
+
+// AppliedSubject returns the subject of a sampler's answers to the policies of a tenant of its lane.
+func AppliedSubject(lane Lane, tenant Tenant, instance string) string {
+	return Prefix + "applied." + PolicyKey(lane, tenant) + "." + instance
 }
 
 // DeadSubject returns the subject of a dead letter. A value that is not a legal token becomes "_".
-func DeadSubject(stage string, run Run, uid UID) string {
-	return Prefix + "dead." + safeToken(stage) + "." + safeToken(string(run)) + "." + safeToken(string(uid))
+func DeadSubject(service string, run Run, uid UID) string {
+	return Prefix + "dead." + safeToken(service) + "." + safeToken(string(run)) + "." + safeToken(string(uid))
 }
 
 // BucketSubject returns the subject under which a key-value bucket keeps a key.
@@ -126,7 +136,7 @@ func RunOf(subject string) (run Run, ok bool) {
 // IsPart reports whether the subject is that of a part of the tensors of a step or of tokens, not of the event.
 func IsPart(subject string) bool {
 	return (strings.HasPrefix(subject, Prefix+KindStep+".") || strings.HasPrefix(subject, Prefix+KindTokens+".")) &&
-		strings.Count(subject, ".") == 8
+		strings.Count(subject, ".") == 9
 }
 
 // IsOpening reports whether the subject is that of a group's record among its rewards.
@@ -144,6 +154,17 @@ type (
 	UID string
 	// Lane is the id of a queue of requests, and of what the samplers serve that take from it.
 	Lane string
+	// Tenant is one of those who have weights of their own on a lane.
+	Tenant string
+	// Stage is a part of a sample that is made on one lane: each stage has a request, events and a trajectory.
+	Stage string
+)
+
+const (
+	// StageMain is the stage of samples whose prompt names none.
+	StageMain Stage = "main"
+	// TenantMain is the tenant of a lane that has one.
+	TenantMain Tenant = "main"
 )
 
 // CheckToken returns an error unless s may become a token of a subject: 1 to MaxToken characters of

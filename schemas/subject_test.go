@@ -34,29 +34,30 @@ func TestParseSubject(t *testing.T) {
 		n := rapid.Int64Range(0, schemas.MaxGroupSize-1)
 		run, uid, lane := schemas.Run(token.Draw(t, "run")), schemas.UID(token.Draw(t, "uid")), schemas.Lane(token.Draw(t, "lane"))
 		batch := token.Draw(t, "batch")
+		stage, tenant := schemas.Stage(token.Draw(t, "stage")), schemas.Tenant(token.Draw(t, "tenant"))
 		attempt, name := token.Draw(t, "attempt"), token.Draw(t, "name")
 		sample, step, part := n.Draw(t, "sample"), n.Draw(t, "step"), n.Draw(t, "part")
 		s, k, q := strconv.FormatInt(sample, 10), strconv.FormatInt(step, 10), strconv.FormatInt(part, 10)
 		p := strconv.Itoa(schemas.Partition(batch))
-		stepSubject := schemas.StepSubject(run, uid, sample, attempt, step)
+		stepSubject := schemas.StepSubject(run, uid, sample, stage, attempt, step)
 		for subject, want := range map[string]schemas.Address{
-			schemas.PromptSubject(run):                     {Kind: schemas.KindPrompt, Run: run},
-			schemas.GroupSubject(run, uid):                 {Kind: schemas.KindGroup, Run: run, UID: uid},
-			schemas.ControlSubject(run):                    {Kind: schemas.KindControl, Run: run},
-			schemas.ParkedSubject(run, lane, uid, sample):  {Kind: schemas.KindParked, Run: run, Lane: lane, UID: uid, Sample: s},
-			schemas.PlanSubject(run, uid):                  {Kind: schemas.KindPlan, Run: run, UID: uid},
-			schemas.OpeningSubject(run, batch, uid):        {Kind: schemas.KindOpening, Run: run, Batch: batch, UID: uid},
-			schemas.RequestSubject(run, lane, uid, sample): {Kind: schemas.KindRequest, Run: run, Lane: lane, UID: uid, Sample: s},
-			stepSubject:                                    {Kind: schemas.KindStep, Run: run, UID: uid, Sample: s, Attempt: attempt, Step: k},
-			schemas.PartSubject(stepSubject, part):         {Kind: schemas.KindPart, Run: run, UID: uid, Sample: s, Attempt: attempt, Step: k, Part: q},
-			schemas.TrajectorySubject(run, uid, sample):    {Kind: schemas.KindTrajectory, Run: run, UID: uid, Sample: s},
-			schemas.VerdictSubject(run, uid, sample, name): {Kind: schemas.KindVerdict, Run: run, UID: uid, Sample: s, Name: name},
-			schemas.RewardSubject(run, batch, uid, sample): {Kind: schemas.KindReward, Run: run, Batch: batch, UID: uid, Sample: s},
-			schemas.AdvantageSubject(run, uid):             {Kind: schemas.KindAdvantage, Run: run, UID: uid},
-			schemas.BatchSubject(run, batch):               {Kind: schemas.KindBatch, Run: run, Batch: batch},
-			schemas.PolicySubject(lane):                    {Kind: schemas.KindPolicy, Lane: lane},
-			schemas.AppliedSubject(lane, name):             {Kind: schemas.KindApplied, Lane: lane, Instance: name},
-			schemas.DeadSubject("intake", run, uid):        {Kind: schemas.KindDead, Stage: "intake", Run: run, UID: uid},
+			schemas.PromptSubject(run):                            {Kind: schemas.KindPrompt, Run: run},
+			schemas.GroupSubject(run, uid):                        {Kind: schemas.KindGroup, Run: run, UID: uid},
+			schemas.ControlSubject(run):                           {Kind: schemas.KindControl, Run: run},
+			schemas.ParkedSubject(run, lane, uid, sample, stage):  {Kind: schemas.KindParked, Run: run, Lane: lane, UID: uid, Sample: s, Stage: stage},
+			schemas.PlanSubject(run, uid):                         {Kind: schemas.KindPlan, Run: run, UID: uid},
+			schemas.OpeningSubject(run, batch, uid):               {Kind: schemas.KindOpening, Run: run, Batch: batch, UID: uid},
+			schemas.RequestSubject(run, lane, uid, sample, stage): {Kind: schemas.KindRequest, Run: run, Lane: lane, UID: uid, Sample: s, Stage: stage},
+			stepSubject:                                        {Kind: schemas.KindStep, Run: run, UID: uid, Sample: s, Stage: stage, Attempt: attempt, Step: k},
+			schemas.PartSubject(stepSubject, part):             {Kind: schemas.KindPart, Run: run, UID: uid, Sample: s, Stage: stage, Attempt: attempt, Step: k, Part: q},
+			schemas.TrajectorySubject(run, uid, sample, stage): {Kind: schemas.KindTrajectory, Run: run, UID: uid, Sample: s, Stage: stage},
+			schemas.VerdictSubject(run, uid, sample, name):     {Kind: schemas.KindVerdict, Run: run, UID: uid, Sample: s, Name: name},
+			schemas.RewardSubject(run, batch, uid, sample):     {Kind: schemas.KindReward, Run: run, Batch: batch, UID: uid, Sample: s},
+			schemas.AdvantageSubject(run, uid):                 {Kind: schemas.KindAdvantage, Run: run, UID: uid},
+			schemas.BatchSubject(run, batch):                   {Kind: schemas.KindBatch, Run: run, Batch: batch},
+			schemas.PolicySubject(lane, tenant):                {Kind: schemas.KindPolicy, Lane: lane, Tenant: tenant},
+			schemas.AppliedSubject(lane, tenant, name):         {Kind: schemas.KindApplied, Lane: lane, Tenant: tenant, Instance: name},
+			schemas.DeadSubject("intake", run, uid):            {Kind: schemas.KindDead, Service: "intake", Run: run, UID: uid},
 		} {
 			got, ok := schemas.ParseSubject(subject)
 			if !ok || got != want {
@@ -79,7 +80,7 @@ func TestParseSubject(t *testing.T) {
 		}
 	})
 	for _, subject := range []string{
-		"", "mdr.v1.", "mdr.v1.step", "mdr.v1.step.r.u", "mdr.v1.step.r.u.1.a.2.3.4", "mdr.v1.reward.r.b.u", "mdr.v1.reward.1.2.r.b.u.0",
+		"", "mdr.v1.", "mdr.v1.step", "mdr.v1.step.r.u", "mdr.v1.step.r.u.1.main.a.2.3.4", "mdr.v1.reward.r.b.u", "mdr.v1.reward.1.2.r.b.u.0",
 		"mdr.v1.prompt.", "mdr.v1.prompt.a.b", "mdr.v1.group.r.", "mdr.v1.unknown.r", "mdr.v2.prompt.r", "prompt.r",
 	} {
 		if a, ok := schemas.ParseSubject(subject); ok || a != (schemas.Address{}) {
@@ -90,16 +91,16 @@ func TestParseSubject(t *testing.T) {
 
 func TestAddress_Filter(t *testing.T) {
 	for want, got := range map[string]string{
-		"mdr.v1.reward.*.r.*.u.*":    schemas.RewardFilter("r", "*", "u"),
-		"mdr.v1.reward.5.r.b.*.*":    schemas.RewardFilter("r", "b", "*"),
-		"mdr.v1.request.*.l.*.*":     schemas.Address{Kind: schemas.KindRequest, Lane: "l"}.Filter(),
-		"mdr.v1.step.r.*.*.*.*.*":    schemas.Address{Kind: schemas.KindPart, Run: "r"}.Filter(),
-		"mdr.v1.trajectory.r.u.*":    schemas.TrajectoryFilter("r", "u"),
-		"mdr.v1.dead.intake.*.*":     schemas.Address{Kind: schemas.KindDead, Stage: "intake"}.Filter(),
-		"mdr.v1.*.3.>":               schemas.PartitionFilter(3),
-		"$KV.mdr-presence.sampler-1": schemas.PresenceSubject("sampler-1"),
-		"mdr.v1.control.r1":          schemas.ControlSubject("r1"),
-		"mdr.v1.parked.r1.l.u.3":     schemas.ParkedSubject("r1", "l", "u", 3),
+		"mdr.v1.reward.*.r.*.u.*":     schemas.RewardFilter("r", "*", "u"),
+		"mdr.v1.reward.5.r.b.*.*":     schemas.RewardFilter("r", "b", "*"),
+		"mdr.v1.request.*.l.*.*.*":    schemas.Address{Kind: schemas.KindRequest, Lane: "l"}.Filter(),
+		"mdr.v1.step.r.*.*.*.*.*.*":   schemas.Address{Kind: schemas.KindPart, Run: "r"}.Filter(),
+		"mdr.v1.trajectory.r.u.*.*":   schemas.TrajectoryFilter("r", "u"),
+		"mdr.v1.dead.intake.*.*":      schemas.Address{Kind: schemas.KindDead, Service: "intake"}.Filter(),
+		"mdr.v1.*.3.>":                schemas.PartitionFilter(3),
+		"$KV.mdr-presence.sampler-1":  schemas.PresenceSubject("sampler-1"),
+		"mdr.v1.control.r1":           schemas.ControlSubject("r1"),
+		"mdr.v1.parked.r1.l.u.3.main": schemas.ParkedSubject("r1", "l", "u", 3, schemas.StageMain),
 	} {
 		if got != want {
 			t.Errorf("filter %q, want %q", got, want)
@@ -113,7 +114,7 @@ func TestDeadSubject_hostile(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		s := schemas.DeadSubject(rapid.String().Draw(t, "stage"), schemas.Run(rapid.String().Draw(t, "run")), schemas.UID(rapid.String().Draw(t, "uid")))
+		s := schemas.DeadSubject(rapid.String().Draw(t, "service"), schemas.Run(rapid.String().Draw(t, "run")), schemas.UID(rapid.String().Draw(t, "uid")))
 		tokens := strings.Split(strings.TrimPrefix(s, schemas.Prefix), ".")
 		if len(tokens) != 4 || tokens[0] != "dead" {
 			t.Fatalf("subject %q", s)
@@ -141,7 +142,9 @@ func TestSubjects_areKeys(t *testing.T) {
 			rapid.Int64Range(0, 30).Draw(t, "sample"), rapid.Int64Range(0, 30).Draw(t, "step"),
 		}
 	})
-	subject := func(i id) string { return schemas.StepSubject(i.run, i.uid, i.sample, i.attempt, i.step) }
+	subject := func(i id) string {
+		return schemas.StepSubject(i.run, i.uid, i.sample, schemas.StageMain, i.attempt, i.step)
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := draw.Draw(t, "a"), draw.Draw(t, "b")
 		if (a == b) != (subject(a) == subject(b)) {
@@ -217,16 +220,16 @@ func TestRunOf(t *testing.T) {
 		run     schemas.Run
 	}{
 		{schemas.PromptSubject("r"), "r"},
-		{schemas.RequestSubject("r", "lane", "u", 1), "r"},
-		{schemas.StepSubject("r", "u", 1, "a", 2), "r"},
-		{schemas.PartSubject(schemas.StepSubject("r", "u", 1, "a", 2), 0), "r"},
-		{schemas.TrajectorySubject("r", "u", 1), "r"},
+		{schemas.RequestSubject("r", "lane", "u", 1, schemas.StageMain), "r"},
+		{schemas.StepSubject("r", "u", 1, schemas.StageMain, "a", 2), "r"},
+		{schemas.PartSubject(schemas.StepSubject("r", "u", 1, schemas.StageMain, "a", 2), 0), "r"},
+		{schemas.TrajectorySubject("r", "u", 1, schemas.StageMain), "r"},
 		{schemas.RewardSubject("r", "b", "u", 1), "r"},
 		{schemas.Prefix + "reward.11.r.b.u.1", "r"}, // as stored, with its partition
 		{schemas.AdvantageSubject("r", "u"), "r"},
 		{schemas.BatchSubject("r", "b"), "r"},
 		{schemas.DeadSubject("intake", "r", "u"), "r"},
-		{schemas.PolicySubject("lane"), ""},
+		{schemas.PolicySubject("lane", schemas.TenantMain), ""},
 		{"mdr.v2.prompt.r", ""},
 		{schemas.Prefix, ""},
 		{"", ""},
@@ -239,9 +242,9 @@ func TestRunOf(t *testing.T) {
 }
 
 func TestIsPart(t *testing.T) {
-	step := schemas.StepSubject("r", "u", 1, "a", 2)
+	step := schemas.StepSubject("r", "u", 1, schemas.StageMain, "a", 2)
 	for subject, want := range map[string]bool{
-		step: false, schemas.PartSubject(step, 0): true, schemas.RequestSubject("r", "l", "u", 0): false, "": false,
+		step: false, schemas.PartSubject(step, 0): true, schemas.RequestSubject("r", "l", "u", 0, schemas.StageMain): false, "": false,
 	} {
 		if got := schemas.IsPart(subject); got != want {
 			t.Errorf("IsPart(%q) = %v, want %v", subject, got, want)

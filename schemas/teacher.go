@@ -9,10 +9,11 @@ type TeacherRequest struct {
 	V int64 `msgpack:"v"`
 	// Name is what the teacher was started with, and the end of its subject.
 	Name string `msgpack:"name" form:"token"`
-	// Run, UID and SampleIndex name a completed trajectory.
+	// Run, UID, SampleIndex and Stage name a completed trajectory.
 	Run         Run   `msgpack:"run" form:"token"`
 	UID         UID   `msgpack:"uid" form:"token"`
 	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	Stage       Stage `msgpack:"stage" form:"token"`
 	// TopK asks for the K likeliest tokens at each token that was generated; absent: for none. Images have none.
 	TopK int64 `msgpack:"top_k,omitempty" range:"0..MaxTopLogits"`
 }
@@ -23,7 +24,7 @@ type TeacherRequest struct {
 type TeacherReply struct {
 	V int64 `msgpack:"v"`
 	// Error says why there is nothing, Code its class; with Retry it may pass, and is asked again.
-	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText,cut"`
 	Code  string `msgpack:"code,omitempty" enum:"TeacherCodes?"`
 	Retry bool   `msgpack:"retry,omitempty"`
 	// Model, WeightsDigest and Backend name what computed, as in trajectories.

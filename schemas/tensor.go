@@ -18,11 +18,11 @@ type Tensor struct {
 // Ref names a content-addressed blob in the object store.
 type Ref struct {
 	// Bucket is the object store bucket, normally BlobBucket.
-	Bucket string `msgpack:"bucket" form:"token"`
+	Bucket string `msgpack:"bucket" form:"token" digest:"-"`
 	// Digest is the sha-256 of the bytes in lower-case hex; it is also the object's name.
-	Digest string `msgpack:"digest" form:"digest"`
+	Digest string `msgpack:"digest" form:"sha256"`
 	// Size is the length in bytes.
-	Size int64 `msgpack:"size" range:"1..MaxBlobBytes"`
+	Size int64 `msgpack:"size" range:"1..MaxBlobBytes" digest:"-"`
 }
 
 // Parts describes elements that were too large for one message: Count messages
@@ -33,8 +33,8 @@ type Parts struct {
 	Count int64 `msgpack:"count" range:"1..MaxParts"`
 	// Size is the length of the joined bytes.
 	Size int64 `msgpack:"size" range:"1..MaxTensorBytes"`
-	// Digest is b3: and the blake3 of the joined bytes in lower-case hex; in older events it is their sha-256.
-	Digest string `msgpack:"digest" form:"step_digest"`
+	// Digest is blake3: and the blake3 of the joined bytes in lower-case hex; in older events it is their sha-256.
+	Digest string `msgpack:"digest" form:"digest"`
 }
 
 // IndexedTensor is latents at one place of a trajectory: Index i is the state

@@ -1,9 +1,7 @@
 package schemas
 
 import (
-	"encoding/hex"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -65,7 +63,7 @@ type Logits struct {
 // TextRequest is the Text of a prompt, resolved.
 type TextRequest struct {
 	// Messages is the conversation to answer.
-	Messages []Message `msgpack:"messages" size:"1..MaxMessages"`
+	Messages []Message `msgpack:"messages" size:"1..MaxMessages" digest:"content"`
 	// MaxNewTokens bounds the tokens of an answer. So does the context of the model.
 	MaxNewTokens int64   `msgpack:"max_new_tokens" range:"0..MaxTokens-1"`
 	Temperature  float64 `msgpack:"temperature" range:"0..MaxTemperature"`
@@ -76,10 +74,10 @@ type TextRequest struct {
 	Stop         []string `msgpack:"stop" size:"0..MaxStops,unique"`
 	StopTokenIDs []int64  `msgpack:"stop_token_ids" size:"0..MaxStops,unique" range:"0..MaxVocabulary-1"`
 	// Logits are what is stored of them; absent: none.
-	Logits *Logits `msgpack:"logits,omitempty"`
+	Logits *Logits `msgpack:"logits,omitempty" digest:"-"`
 	// Interaction is what replies to the model; absent: nothing does, and it answers once.
 	Interaction    *Interaction `msgpack:"interaction,omitempty"`
-	TokensPerEvent int64        `msgpack:"tokens_per_event" range:"1..MaxTokensPerEvent"`
+	TokensPerEvent int64        `msgpack:"tokens_per_event" range:"1..MaxTokensPerEvent" digest:"-"`
 	// ChatTemplateKwargs are the variables of the chat template that the prompt gives; and strftime_now, the day, where
 	// the template asks for it.
 	ChatTemplateKwargs map[string]string `msgpack:"chat_template_kwargs,omitempty" size:"0..MaxParams"`
@@ -139,8 +137,6 @@ type TextResult struct {
 	Entropies *Tensor `msgpack:"entropies,omitempty"`
 	// TopLogProbs [n], F32, are those of the likeliest tokens, by the distributions of LogProbs.
 	TopLogProbs *Tensor `msgpack:"top_log_probs,omitempty"`
-	// Drawn is where older events have the trajectory's drawn.
-	Drawn *Drawn `msgpack:"drawn,omitempty"`
 	// Turns are the parts of the sequence, in order.
 	Turns []Turn `msgpack:"turns,omitempty" size:"0..MaxTurns"`
 	// Conversation is how that with the interaction ended: terminated, max_turns or context; of a sample that failed
@@ -280,83 +276,6 @@ func (e *TextRequest) PromptTokens() int64 {
 		n += int64(len(m.Content)) + template
 	}
 	return min(n, MaxTokens)
-}
-
-// scheduleDigest covers what must be equal in a group for its advantages to mean anything: the text
-// "meander text schedule 1", max_new_tokens (integer), temperature (float64), top_k (integer), top_p,
-// min_p (float64), stop (list of text), stop_token_ids (list of integer) and vocabulary (integer), and what Interaction
-// says.
-func (e *TextRequest) scheduleDigest() string {
-	d := newDigester("meander text schedule 1")
-	e.addSampling(d)
-	sum := d.finish()
-	return hex.EncodeToString(sum[:])
-}
-
-// addSampling covers the fields that scheduleDigest names; content digests have them too.
-func (e *TextRequest) addSampling(d *digester) {
-	d.addInteger(e.MaxNewTokens)
-	d.addFloat(e.Temperature)
-	d.addInteger(e.TopK)
-	d.addFloat(e.TopP)
-	d.addFloat(e.MinP)
-	addTexts(d, e.Stop)
-	d.addIntegers(e.StopTokenIDs)
-	d.addInteger(e.Vocabulary)
-	e.Interaction.addTo(d)
-	if len(e.ChatTemplateKwargs) > 0 {
-		d.addText("chat_template_kwargs")
-		for _, name := range slices.Sorted(maps.Keys(e.ChatTemplateKwargs)) {
-			d.addText(name)
-			d.addText(e.ChatTemplateKwargs[name])
-		}
-	}
-}
-
-// addTo covers, after the text "text", the messages (list of role and content), the sampling as the
-// schedule digest has it, and the tensors (list of name and tensor), where a server drew the tokens the text "drawn",
-// its name and values, and the turns (list of begin, end, generated
-// as 1 or 0, finish_reason, matched and text). With an interaction there follow conversation, and of each turn whether
-// it has a score (1 or 0), the score (float64; 0 without), reply and metadata (bytes).
-func (e *TextResult) addTo(d *digester, drawn *Drawn) error {
-	d.addText("text")
-	d.addInteger(int64(len(e.Settings.Messages)))
-	for _, m := range e.Settings.Messages {
-		d.addText(m.Role)
-		d.addText(m.Content)
-	}
-	e.Settings.addSampling(d)
-	tensors := e.Tensors()
-	d.addInteger(int64(len(tensors)))
-	for i := range tensors {
-		d.addText(tensors[i].Name)
-		if err := d.addTensor(&tensors[i].Tensor); err != nil {
-			return err
-		}
-	}
-	drawn.addTo(d)
-	d.addInteger(int64(len(e.Turns)))
-	for _, t := range e.Turns {
-		d.addIntegers([]int64{t.Begin, t.End})
-		d.addBool(t.Generated)
-		d.addText(t.FinishReason)
-		d.addText(t.Matched)
-		d.addText(t.Text)
-	}
-	if e.Settings.Interaction != nil {
-		d.addText(e.Conversation)
-		for _, t := range e.Turns {
-			d.addBool(t.Score != nil)
-			score := 0.0
-			if t.Score != nil {
-				score = *t.Score
-			}
-			d.addFloat(score)
-			d.addText(t.Reply)
-			d.addText(string(t.Metadata))
-		}
-	}
-	return nil
 }
 
 // checkText checks what a prompt says of text, and that what is an image's alone is absent beside it.

@@ -21,7 +21,7 @@ func textSettings() schemas.TextRequest {
 func textRequest(t testing.TB) *schemas.Request {
 	s := textSettings()
 	r := &schemas.Request{
-		Identity: schemas.Identity{Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Lane: "sums"},
+		Identity: schemas.Identity{Stage: schemas.StageMain, Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Lane: "sums"},
 		Sampling: schemas.Sampling{
 			SampleSeed: math.MaxUint64, NoiseSeed: math.MaxUint64,
 			Prompt: "347+58=?",
@@ -54,7 +54,7 @@ func textTrajectory(t testing.TB) *schemas.Trajectory {
 	r := textRequest(t)
 	n := []int64{3}
 	return &schemas.Trajectory{
-		Identity: schemas.Identity{Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane},
+		Identity: schemas.Identity{Stage: schemas.StageMain, Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane},
 		Provenance: schemas.Provenance{
 			Attempt:       "cpu0-3",
 			WeightsDigest: "w",
@@ -92,7 +92,8 @@ func conversation(t testing.TB) *schemas.Trajectory {
 
 func tokensEvent() *schemas.Tokens {
 	return &schemas.Tokens{
-		Run: "run-1", UID: "p17", SampleIndex: 3, Attempt: "cpu0-3", N: 1, Turn: 1, Position: 1, Generated: true, IDs: []int64{7, 2},
+		Stage: schemas.StageMain,
+		Run:   "run-1", UID: "p17", SampleIndex: 3, Attempt: "cpu0-3", N: 1, Turn: 1, Position: 1, Generated: true, IDs: []int64{7, 2},
 		LogProbs: []float32{-0.5, -0.25}, ProcessedLogProbs: []float32{-0.375, 0}, LogSumExps: []float32{2.5, 3}, Entropies: []float32{1.5, 0.5}, TopLogProbs: []float32{-0.5, -0.25},
 		LogitsKind: "raw", Vocabulary: 32, Temperature: 0.7, TopK: 20, TopP: 0.9, MinP: 0.05, FinishReason: "stop", PolicyVersion: 3, WeightsDigest: "w",
 		ScheduleDigest: digestOf("schedule"), Sampler: "s", Backend: "cpu", DeviceNS: 17,
@@ -113,7 +114,7 @@ func textSamples(t testing.TB) []sample {
 		}},
 		{"prompt-messages", &schemas.Prompt{Messages: []schemas.Message{{Role: "user", Content: "1+1=?"}, {Role: "assistant", Content: "3"}, {Role: "user", Content: "too high"}}}},
 		{"request-text", textRequest(t)},
-		{"tokens-given", &schemas.Tokens{Run: "run-1", UID: "p17", Attempt: "a1", IDs: []int64{5}, LogitsKind: "raw", Vocabulary: 32, TopP: 1, ScheduleDigest: digestOf("schedule")}},
+		{"tokens-given", &schemas.Tokens{Stage: schemas.StageMain, Run: "run-1", UID: "p17", Attempt: "a1", IDs: []int64{5}, LogitsKind: "raw", Vocabulary: 32, TopP: 1, ScheduleDigest: digestOf("schedule")}},
 		{"tokens-topk", tokensEvent()},
 		{"tokens-parts", func() *schemas.Tokens {
 			e := tokensEvent()
@@ -151,16 +152,17 @@ func textSamples(t testing.TB) []sample {
 		}()},
 		{"trajectory-interaction", conversation(t)},
 		{"interact_request", &schemas.InteractRequest{
-			Name: "tutor", Params: map[string]string{"level": "2"}, Run: "run-1", UID: "p17", SampleIndex: 3, Attempt: "cpu0-3", Answer: 1, MaxTurns: 4,
+			Stage: schemas.StageMain,
+			Name:  "tutor", Params: map[string]string{"level": "2"}, Run: "run-1", UID: "p17", SampleIndex: 3, Attempt: "cpu0-3", Answer: 1, MaxTurns: 4,
 			Messages: []schemas.Message{{Role: "user", Content: "347+58=?"}, {Role: "assistant", Content: "4"}}, FinishReason: "stop", GroundTruth: "405", Metadata: metadata(t),
 			IDs: []int64{7}, LogProbs: []float32{-0.5}, ProcessedLogProbs: []float32{-0.375}, LogSumExps: []float32{2.5}, Entropies: []float32{1.5}, LogitsKind: "raw",
 			Logits: &schemas.TokenLogits{Form: "topk", IDs: vector("U32", []int64{1, 2}, 7, 9), Values: *vector("F32", []int64{1, 2}, 2, 1.5)},
-			Events: "mdr.v1.tokens.run-1.p17.3.cpu0-3.*", FirstEvent: 3, EventCount: 1,
+			Events: "mdr.v1.tokens.run-1.p17.3.main.cpu0-3.*", FirstEvent: 3, EventCount: 1,
 		}},
 		{"interact_reply", &schemas.InteractReply{Content: "too low", Score: new(0.5), Metadata: metadata(t)}},
 		{"interact_reply-end", &schemas.InteractReply{Terminate: true, Score: new(1.0)}},
 		{"interact_reply-error", &schemas.InteractReply{Error: "out of memory", Retry: true}},
-		{"teacher_request", &schemas.TeacherRequest{Name: "big", Run: "run-1", UID: "p17", SampleIndex: 3, TopK: 2}},
+		{"teacher_request", &schemas.TeacherRequest{Stage: schemas.StageMain, Name: "big", Run: "run-1", UID: "p17", SampleIndex: 3, TopK: 2}},
 		{"teacher_reply-text", &schemas.TeacherReply{
 			Model: "sums", WeightsDigest: digestOf("teacher"), Backend: "cpu/avx512",
 			LogProbs: vector("F32", []int64{2}, 0, -0.5), ProcessedLogProbs: vector("F32", []int64{2}, 0, -0.375),
@@ -173,7 +175,8 @@ func textSamples(t testing.TB) []sample {
 		}},
 		{"teacher_reply-error", &schemas.TeacherReply{Error: "sample 3 of group p17 of run run-1: no trajectory is stored", Code: "unknown_sample"}},
 		{"policy-text", &schemas.Policy{
-			Lane: "sums", Model: "sums", Family: "qwen2", WeightsDigest: "w", Announced: 1,
+			Tenant: schemas.TenantMain,
+			Lane:   "sums", Model: "sums", Family: "qwen2", WeightsDigest: "w", Announced: 1,
 			Text: &schemas.TextPolicy{Vocabulary: 32, MaxTokens: 64, MaxNewTokens: 16, Temperature: 1, TopP: 1},
 		}},
 	}
@@ -318,6 +321,6 @@ func TestTextRequest_LogitsBytes(t *testing.T) {
 }
 
 func TestTokens_ContentDigest_fields(t *testing.T) {
-	checkFields(t, tokensEvent(), others[schemas.Tokens]([]string{"V", "Run", "Attempt", "Temperature", "TopK", "TopP", "MinP", "Sampler", "Backend", "DeviceNS", "Seal"}),
+	checkFields(t, tokensEvent(), entering[schemas.Tokens](),
 		func(e *schemas.Tokens) (any, error) { return schemas.ContentDigest(e) })
 }

@@ -12,11 +12,12 @@ import (
 // Tokens is a range of tokens of one turn of a text, published as they are made, or given. Only those that the
 // sample's Trajectory names count.
 type Tokens struct {
-	V           int64  `msgpack:"v"`
-	Run         Run    `msgpack:"run" form:"token"`
+	V           int64  `msgpack:"v" digest:"-"`
+	Run         Run    `msgpack:"run" form:"token" digest:"-"`
 	UID         UID    `msgpack:"uid" form:"token"`
 	SampleIndex int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
-	Attempt     string `msgpack:"attempt" form:"token"`
+	Stage       Stage  `msgpack:"stage" form:"token"`
+	Attempt     string `msgpack:"attempt" form:"token" digest:"-"`
 	// N is the place of the event among those of the sample, from 0.
 	N int64 `msgpack:"n" range:"0..MaxTokenEvents-1"`
 	// Turn is the turn that the tokens are of, from 0; TurnPosition the place of the first of them in the turn,
@@ -46,21 +47,21 @@ type Tokens struct {
 	Logits     *TokenLogits `msgpack:"logits,omitempty"`
 	// Vocabulary is V, the number of logits of a token.
 	Vocabulary  int64   `msgpack:"vocabulary" range:"1..MaxVocabulary"`
-	Temperature float64 `msgpack:"temperature" range:"0..MaxTemperature"`
-	TopK        int64   `msgpack:"top_k" range:"0..MaxVocabulary"`
-	TopP        float64 `msgpack:"top_p" range:"(0..1]"`
-	MinP        float64 `msgpack:"min_p" range:"0..1"`
+	Temperature float64 `msgpack:"temperature" range:"0..MaxTemperature" digest:"-"`
+	TopK        int64   `msgpack:"top_k" range:"0..MaxVocabulary" digest:"-"`
+	TopP        float64 `msgpack:"top_p" range:"(0..1]" digest:"-"`
+	MinP        float64 `msgpack:"min_p" range:"0..1" digest:"-"`
 	// FinishReason is there on the last event of a turn that was generated: stop or length.
 	FinishReason   string `msgpack:"finish_reason,omitempty" enum:"FinishReasons?"`
 	PolicyVersion  int64  `msgpack:"policy_version" range:"0.."`
 	WeightsDigest  string `msgpack:"weights_digest" size:"0..MaxName"`
 	ScheduleDigest string `msgpack:"schedule_digest" form:"digest"`
-	Sampler        string `msgpack:"sampler" size:"0..MaxName"`
-	Backend        string `msgpack:"backend" size:"0..MaxName"`
+	Sampler        string `msgpack:"sampler" size:"0..MaxName" digest:"-"`
+	Backend        string `msgpack:"backend" size:"0..MaxName" digest:"-"`
 	// DeviceNS is the tokens' share of device time, nanoseconds.
-	DeviceNS int64 `msgpack:"device_ns" range:"0.."`
+	DeviceNS int64 `msgpack:"device_ns" range:"0.." digest:"-"`
 	// Seal is a message authentication code over this event and all before it, as of a Step.
-	Seal string `msgpack:"seal,omitempty" form:"digest?"`
+	Seal string `msgpack:"seal,omitempty" form:"sha256?" digest:"-"`
 }
 
 // TokenLogits are the logits that are stored of some tokens.
@@ -117,16 +118,9 @@ func (e *TokenLogits) Check(tokens, vocabulary int64, kind string) error {
 // StepEvent is what a sampler publishes while it makes a sample, a Step of an image or Tokens of a text.
 type StepEvent interface {
 	Keyed
-	// ContentDigest is the part of the sample's content that the event has, ContentDigestOf the same of an event whose
-	// tensors have been digested.
-	ContentDigest(h Hash) ([32]byte, error)
-	ContentDigestOf(sums *TensorSums) [32]byte
 	// Tensors are all that the event has, in the order in which they are encoded: what is assigned to them is assigned
 	// to the event.
 	Tensors() []*Tensor
-	// TensorSums digests the tensors by h. A digest in the place of one that is not legal, or by another algorithm, is
-	// an error: such a tensor must be loaded first.
-	TensorSums(h Hash) (*TensorSums, error)
 	// Detached is a copy of the event whose tensors can be replaced without a change of the original.
 	Detached() StepEvent
 	// Place is the event's among those of its sample, from 0.
@@ -143,6 +137,7 @@ type StepMark struct {
 	Run              Run
 	UID              UID
 	SampleIndex      int64
+	Stage            Stage
 	Attempt          string
 	PolicyVersion    int64
 	WeightsDigest    string
@@ -159,7 +154,9 @@ var (
 func (*Tokens) Type() string { return TypeTokens }
 
 // Subject returns the subject that the event is published on: its run, uid, sample, attempt and place name it.
-func (e *Tokens) Subject() string { return TokensSubject(e.Run, e.UID, e.SampleIndex, e.Attempt, e.N) }
+func (e *Tokens) Subject() string {
+	return TokensSubject(e.Run, e.UID, e.SampleIndex, e.Stage, e.Attempt, e.N)
+}
 
 // Tensors returns the tensors of the logits.
 func (e *Tokens) Tensors() []*Tensor {
@@ -171,9 +168,6 @@ func (e *Tokens) Tensors() []*Tensor {
 	}
 	return []*Tensor{e.Logits.IDs, &e.Logits.Values}
 }
-
-// TensorSums digests the tensors, as StepEvent says.
-func (e *Tokens) TensorSums(h Hash) (*TensorSums, error) { return sumTensors(h, e.Tensors()) }
 
 // Detached returns a copy whose tensors can be replaced.
 func (e *Tokens) Detached() StepEvent {
@@ -192,7 +186,7 @@ func (e *Tokens) Place() int64 { return e.N }
 
 // Mark sets which sample the event is of, and what made it.
 func (e *Tokens) Mark(m StepMark) {
-	e.Run, e.UID, e.SampleIndex, e.Attempt = m.Run, m.UID, m.SampleIndex, m.Attempt
+	e.Run, e.UID, e.SampleIndex, e.Stage, e.Attempt = m.Run, m.UID, m.SampleIndex, m.Stage, m.Attempt
 	e.PolicyVersion, e.WeightsDigest, e.Sampler, e.Backend, e.DeviceNS = m.PolicyVersion, m.WeightsDigest, m.Sampler,
 		m.Backend, m.DeviceNS
 }
@@ -202,52 +196,6 @@ func (e *Tokens) SealedBy() string { return e.Seal }
 
 // Sealed sets the seal.
 func (e *Tokens) Sealed(code string) { e.Seal = code }
-
-// ContentDigest covers, after the text "meander tokens 1": uid, sample_index, n, turn, position and turn_position
-// (integer), generated (1 or 0), ids (list of integer), log_probs, processed_log_probs, log_sum_exps, entropies and
-// top_log_probs (lists of float32), where a server drew them the text "engine" and engine, logits_kind, then where
-// there are logits the text "logits", form, ids where they are there, values and masked (integer); vocabulary,
-// finish_reason, policy_version, weights_digest and schedule_digest.
-func (e *Tokens) ContentDigest(h Hash) ([32]byte, error) {
-	sums, err := e.TensorSums(h)
-	if err != nil {
-		return [32]byte{}, fmt.Errorf("logits: %w", err)
-	}
-	return e.ContentDigestOf(sums), nil
-}
-
-// ContentDigestOf is ContentDigest of an event whose tensors have been digested.
-func (e *Tokens) ContentDigestOf(sums *TensorSums) [32]byte {
-	d := newStepDigester("meander tokens 1", sums)
-	d.addText(string(e.UID))
-	for _, n := range []int64{e.SampleIndex, e.N, e.Turn, e.Position, e.TurnPosition} {
-		d.addInteger(n)
-	}
-	d.addBool(e.Generated)
-	d.addIntegers(e.IDs)
-	for _, list := range [][]float32{e.LogProbs, e.ProcessedLogProbs, e.LogSumExps, e.Entropies, e.TopLogProbs} {
-		d.addFloats32(list)
-	}
-	if e.Engine != "" {
-		d.addText("engine")
-		d.addText(e.Engine)
-	}
-	d.addText(e.LogitsKind)
-	if l := e.Logits; l != nil {
-		d.addText("logits")
-		d.addText(l.Form)
-		for i, t := range e.Tensors() {
-			d.addTensorSum(t, sums.list[i])
-		}
-		d.addInteger(l.Masked)
-	}
-	d.addInteger(e.Vocabulary)
-	d.addText(e.FinishReason)
-	d.addInteger(e.PolicyVersion)
-	d.addText(e.WeightsDigest)
-	d.addText(e.ScheduleDigest)
-	return d.finish()
-}
 
 // Validate returns all faults of the event, joined. Logits that travel beside it are checked once they are joined.
 func (e *Tokens) Validate() error { return CheckFields(e) }

@@ -5,7 +5,7 @@ import "slices"
 // Trajectory is the authority on one sample: which attempt counts, which steps it
 // has, and all a trainer needs to recompute each log-prob.
 type Trajectory struct {
-	V int64 `msgpack:"v"`
+	V int64 `msgpack:"v" digest:"-"`
 	Identity
 	Outcome
 	// Sampling is that of the request.
@@ -15,10 +15,10 @@ type Trajectory struct {
 	Denoised
 	// Steps are the stored step events that count, in step order, of the steps that ran: those of
 	// Attempt, and before them those of earlier attempts that it went on from. Of a text they are its events of tokens.
-	Steps []StepRef `msgpack:"steps" size:"0..MaxTokenEvents"`
-	// ContentDigest is b3: and the blake3 over the content of the steps in order, in lower-case hex, or of older steps
+	Steps []StepRef `msgpack:"steps" size:"0..MaxTokenEvents" digest:"-"`
+	// ContentDigest is blake3: and the blake3 over the content of the steps in order, in lower-case hex, or of older steps
 	// the sha-256: equal for equal rollouts, whichever process sampled them and when. Empty unless completed.
-	ContentDigest string `msgpack:"content_digest" form:"step_digest?"`
+	ContentDigest string `msgpack:"content_digest" form:"digest?"`
 	// Image is the decoded image, of a video the frame at the index frames / 2; absent unless completed, and where the
 	// sample stops with noise in it unless Stop asks for one.
 	Image *Image `msgpack:"image,omitempty" for:"image"`
@@ -26,16 +26,7 @@ type Trajectory struct {
 	Video          *Video `msgpack:"video,omitempty" for:"image"`
 	ScheduleDigest string `msgpack:"schedule_digest" form:"digest?"`
 	Provenance
-	Group Group `msgpack:"group"`
-}
-
-func (*Trajectory) keys() string {
-	return "v run uid sample_index group_size lane attempt stop_reason error prompt text negative_prompt " +
-		"truncate_prompt " +
-		"truncated_tokens height width true_cfg_scale cfg_rule sample_seed noise_seed step_seeds start stop " +
-		"scheduled_sampling rolled drawn sigmas timesteps transitions log_probs log_prob_kind noise_level solver " +
-		"latent_step_indices latents_shape latents_dtype steps content_digest image conditioning schedule_digest " +
-		"weights_digest policy_version_min policy_version_max sampler backend group timings"
+	Group Group `msgpack:"group" digest:"-"`
 }
 
 // Outcome is how a sample ended.
@@ -44,7 +35,7 @@ type Outcome struct {
 	// boundary, by the prompt's rule or by a control. Steps are those that had been taken.
 	StopReason string `msgpack:"stop_reason" enum:"StopReasons"`
 	// Error says why there is no image, unless completed.
-	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText,cut" digest:"-"`
 }
 
 // Denoised is what the denoising of an image came to, apart from its steps and the image.
@@ -73,28 +64,28 @@ type Denoised struct {
 
 // Provenance is what made a sample: the attempt that counts, its weights, its process and its times.
 type Provenance struct {
-	Attempt       string `msgpack:"attempt" form:"token"`
+	Attempt       string `msgpack:"attempt" form:"token" digest:"-"`
 	WeightsDigest string `msgpack:"weights_digest" size:"0..MaxName"`
 	// PolicyVersionMin and PolicyVersionMax are the oldest and newest weights the attempts used.
 	PolicyVersionMin int64  `msgpack:"policy_version_min" range:"0.."`
 	PolicyVersionMax int64  `msgpack:"policy_version_max" range:"0.."`
-	Sampler          string `msgpack:"sampler" size:"0..MaxName"`
-	Backend          string `msgpack:"backend" size:"0..MaxName"`
+	Sampler          string `msgpack:"sampler" size:"0..MaxName" digest:"-"`
+	Backend          string `msgpack:"backend" size:"0..MaxName" digest:"-"`
 	// Drawn says which server drew the sample; absent: the sampler did, and drawing again gives the same. With it, of
 	// the numbers of tokens those are absent that the server does not give; one of log_probs and processed_log_probs is
 	// there.
 	Drawn *Drawn `msgpack:"drawn,omitempty"`
 	// Timings say when Attempt was received and what its parts took.
-	Timings SampleTimings `msgpack:"timings"`
+	Timings SampleTimings `msgpack:"timings" digest:"-"`
 }
 
 // StepRef points to one stored step event.
 type StepRef struct {
 	// Seq is its sequence in MDR_STEPS.
 	Seq uint64 `msgpack:"seq" range:"1.."`
-	// Digest is the payload digest of the stored event: b3: and the blake3, in lower-case hex, over its bytes
-	// with each byte string's own blake3 in the place of its content; without b3: both are sha-256.
-	Digest string `msgpack:"digest" form:"step_digest"`
+	// Digest is the payload digest of the stored event: blake3: and the blake3, in lower-case hex, over its bytes
+	// with each byte string's own blake3 in the place of its content; without blake3: both are sha-256.
+	Digest string `msgpack:"digest" form:"digest"`
 	// Attempt made the step, where it is another than that of the trajectory.
 	Attempt string `msgpack:"attempt,omitempty" form:"token" absent:"that of the trajectory"`
 }
@@ -110,10 +101,10 @@ func (e *Trajectory) StepAttempt(i int) string {
 // StepSubject returns the subject of Steps[i]. Only the steps in Steps count, of all that attempts have stored.
 func (e *Trajectory) StepSubject(i int) string {
 	if e.Text != nil {
-		return TokensSubject(e.Run, e.UID, e.SampleIndex, e.StepAttempt(i), int64(i))
+		return TokensSubject(e.Run, e.UID, e.SampleIndex, e.Stage, e.StepAttempt(i), int64(i))
 	}
 	begin, _ := e.Segment()
-	return StepSubject(e.Run, e.UID, e.SampleIndex, e.StepAttempt(i), begin+int64(i))
+	return StepSubject(e.Run, e.UID, e.SampleIndex, e.Stage, e.StepAttempt(i), begin+int64(i))
 }
 
 // Attempts returns the attempts that made the Steps, in the order of their steps.
@@ -134,9 +125,9 @@ type Image struct {
 	Width  int64  `msgpack:"width" range:"1..MaxSide"`
 	Height int64  `msgpack:"height" range:"1..MaxSide"`
 	// Digest is the sha-256 of the pixels: RGB, 8 bits, row-major, in lower-case hex.
-	Digest string `msgpack:"digest" form:"digest"`
-	Data   []byte `msgpack:"data,omitempty" size:"1..MaxInlineImage"`
-	Ref    *Ref   `msgpack:"ref,omitempty"`
+	Digest string `msgpack:"digest" form:"sha256"`
+	Data   []byte `msgpack:"data,omitempty" size:"1..MaxInlineImage" digest:"-"`
+	Ref    *Ref   `msgpack:"ref,omitempty" digest:"-"`
 }
 
 // Video is an encoded video, in the object store: it is too large for an event.
@@ -150,8 +141,8 @@ type Video struct {
 	// FPS is how many frames are shown in a second.
 	FPS float64 `msgpack:"fps" range:"(0..MaxFPS]"`
 	// Digest is the sha-256 of the pixels: frame by frame, RGB, 8 bits, row-major, in lower-case hex.
-	Digest string `msgpack:"digest" form:"digest"`
-	Ref    Ref    `msgpack:"ref"`
+	Digest string `msgpack:"digest" form:"sha256"`
+	Ref    Ref    `msgpack:"ref" digest:"-"`
 }
 
 // SampleTimings are wall-clock moments, Unix nanoseconds, and durations in nanoseconds.

@@ -153,13 +153,13 @@ func (f *faults) requireOneOf(field, s string, values []string) {
 
 // isDigest reports whether a text is a SHA-256 or, where form allows it, a digest by another algorithm.
 func isDigest(s, form string) bool {
-	return SHA256.isDigest(s) || form == FormStepDigest && BLAKE3.isDigest(s)
+	return SHA256.isDigest(s) || form == FormDigest && BLAKE3.isDigest(s)
 }
 
 // refuseDigest adds the fault of a text that is not a digest of the form.
 func (f *faults) refuseDigest(field, s, form string) {
 	rule := SHA256.rule()
-	if form == FormStepDigest {
+	if form == FormDigest {
 		rule = BLAKE3.rule() + ", or " + rule
 	}
 	f.add(field, quote(s), "must be "+rule)

@@ -199,16 +199,13 @@ func (e *Trajectory) checkRules(f *faults) {
 // checkText checks a sample of text.
 func (e *Trajectory) checkText(f *faults, completed bool) {
 	f.refuseImageFields(e)
-	if e.Drawn != nil && e.Text.Drawn != nil {
-		f.add("text.drawn", "present", "must be absent beside drawn")
-	}
-	if by := e.DrawnBy(); by != nil {
+	if by := e.Drawn; by != nil {
 		f.requireOneOf("drawn.engine.values", by.Engine.Values, EngineValues)
 	}
 	if completed {
-		e.Text.checkCompleted(f.inStruct("text"), e.DrawnBy())
+		e.Text.checkCompleted(f.inStruct("text"), e.Drawn)
 		f.checkLength("steps", len(e.Steps), 1, max(len(e.Steps), 2))
-		f.requireDigest("content_digest", e.ContentDigest, FormStepDigest)
+		f.requireDigest("content_digest", e.ContentDigest, FormDigest)
 		f.requireDigest("schedule_digest", e.ScheduleDigest, FormDigest)
 	} else {
 		f.requireText("error", e.Error)
@@ -255,7 +252,7 @@ func (e *Trajectory) checkCompleted(f *faults, begin, end int64) {
 			"must be the shape of a tensor, [S, C]")
 	}
 	f.requireLength("steps", len(e.Steps), int(end-begin), "one per step that runs")
-	f.requireDigest("content_digest", e.ContentDigest, FormStepDigest)
+	f.requireDigest("content_digest", e.ContentDigest, FormDigest)
 	f.requireDigest("schedule_digest", e.ScheduleDigest, FormDigest)
 	switch {
 	case e.Image != nil && !e.Decoded():

@@ -252,8 +252,8 @@ func TestRequest_Validate(t *testing.T) {
 		{"return range", func(r *R) { r.ReturnStepIndices = []int64{5} }, "return_step_indices[0]: 5; must be between 0 and 4"},
 		{"debug", func(r *R) { r.Debug = []string{"x"} }, `debug[0]: "x"; must be one of noise, mean, std, model_output`},
 		{"dtype", func(r *R) { r.LatentsDType = "" }, `latents_dtype: ""; must be one of F32, F16, BF16`},
-		{"digest by another algorithm", func(r *R) { r.ScheduleDigest = "b3:" + strings.Repeat("0", 64) }, `schedule_digest: "b3:` + strings.Repeat("0", 61) + `"...; must be a sha-256 of 64 lower-case hex digits`},
-		{"digest", func(r *R) { r.ScheduleDigest = strings.ToUpper(r.ScheduleDigest) }, `schedule_digest: "` + strings.ToUpper(fullRequest(t).ScheduleDigest) + `"; must be a sha-256 of 64 lower-case hex digits`},
+		{"digest by another algorithm", func(r *R) { r.ScheduleDigest = "md5:" + strings.Repeat("0", 32) }, `schedule_digest: "md5:` + strings.Repeat("0", 32) + `"; must be blake3: and 64 lower-case hex digits, or a sha-256 of 64 lower-case hex digits`},
+		{"digest", func(r *R) { r.ScheduleDigest = strings.ToUpper(r.ScheduleDigest) }, `schedule_digest: "` + strings.ToUpper(fullRequest(t).ScheduleDigest)[:64] + `"...; must be blake3: and 64 lower-case hex digits, or a sha-256 of 64 lower-case hex digits`},
 		{"group batch", func(r *R) { r.Group.Batch = "" }, `group.batch: ""; ` + tokenRule},
 		{"own batch with another name", func(r *R) { r.Group.BatchGroups, r.Group.Advantage.Std = 0, "" }, `group.batch: "b0"; must be the uid "p17": the group has no batch`},
 		{"global without batch", func(r *R) { r.Group.BatchGroups, r.Group.Batch = 0, "p17" }, `group.advantage.std: "global"; must be group or none without a batch: there is nothing beyond the group`},
@@ -346,8 +346,8 @@ func TestTrajectory_Validate(t *testing.T) {
 		{"latent shape", func(e *T) { e.LatentsShape = nil }, "latents_shape: []; must be the shape of a tensor, [S, C]"},
 		{"missing steps", func(e *T) { e.Steps = e.Steps[:3] }, "steps: 3 items; must be 4, one per step that runs"},
 		{"step sequence", func(e *T) { e.Steps[2].Seq = 0 }, "steps[2].seq: 0; must be positive"},
-		{"step digest", func(e *T) { e.Steps[2].Digest = "" }, `steps[2].digest: ""; must be b3: and a blake3 of 64 lower-case hex digits, or a sha-256 of 64 lower-case hex digits`},
-		{"content digest", func(e *T) { e.ContentDigest = "" }, `content_digest: ""; must be b3: and a blake3 of 64 lower-case hex digits, or a sha-256 of 64 lower-case hex digits`},
+		{"step digest", func(e *T) { e.Steps[2].Digest = "" }, `steps[2].digest: ""; must be blake3: and 64 lower-case hex digits, or a sha-256 of 64 lower-case hex digits`},
+		{"content digest", func(e *T) { e.ContentDigest = "" }, `content_digest: ""; must be blake3: and 64 lower-case hex digits, or a sha-256 of 64 lower-case hex digits`},
 		{"one frame", func(e *T) { e.Frames = 1 }, `frames: 1; must be absent for an image, or more than 1`},
 		{
 			"frames without a video", func(e *T) { e.Frames = 5 },
@@ -460,7 +460,7 @@ func TestPolicy_Validate(t *testing.T) {
 func TestDead_Validate(t *testing.T) {
 	type D = schemas.Dead
 	faults(t, func() *D { return find[D](t, "dead-refused") }, []fault[D]{
-		{"stage", func(d *D) { d.Stage = "x" }, `stage: "x"; must be one of intake, sampler, reward, advantage`},
+		{"service", func(d *D) { d.Service = "x" }, `service: "x"; must be one of intake, sampler, reward, advantage`},
 		{"code", func(d *D) { d.Code = "x" }, `code: "x"; must be one of decode, invalid, unknown_model, unknown_reward, uid_conflict, exhausted, late, failed, too_large, displaced, cancelled, panic`},
 		{"reason", func(d *D) { d.Reason = "" }, `reason: ""; must not be empty`},
 		{"headers", func(d *D) { d.Headers[0].Name = "" }, `headers[0].name: ""; must not be empty`},

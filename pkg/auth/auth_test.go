@@ -180,7 +180,7 @@ func TestRights(t *testing.T) {
 	}
 	trainer := rights(auth.User{Role: auth.RoleTrainer})
 	for subject, want := range map[string]bool{
-		schemas.PromptSubject("a"): true, schemas.PolicySubject("lane"): true, "$O.mdr-blobs.M.x": true,
+		schemas.PromptSubject("a"): true, schemas.PolicySubject("lane", schemas.TenantMain): true, "$O.mdr-blobs.M.x": true,
 		"$JS.API.CONSUMER.MSG.NEXT.MDR_TRAJECTORIES.reward": false, "$JS.API.STREAM.PURGE.MDR_STEPS": false,
 	} {
 		if may(trainer, subject) != want {

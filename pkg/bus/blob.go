@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -30,12 +29,6 @@ const (
 	// blobAtOnce bounds the memory that is allocated before any byte has come: the size in a reference may be false.
 	blobAtOnce = 4 << 20
 )
-
-type blobSweepTimes struct {
-	mu sync.Mutex
-	// unfinished is when this process last looked for chunks of blobs that were never finished.
-	unfinished time.Time
-}
 
 // PutBlob stores data under its sha-256 and returns the reference. It does not write data again that is stored
 // already. When the store is full it returns ErrStreamFull; for large data it finds that out before it writes
@@ -128,6 +121,8 @@ func (b *Bus) storeBlob(ctx context.Context, ref schemas.Ref, sum [32]byte, data
 		nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}, entry)
 }
 
+// checkBlobSpace returns ErrStreamFull when size bytes do not fit into the object store, before PutBlob writes any of
+// them.
 func (b *Bus) checkBlobSpace(ctx context.Context, size int) error {
 	info, err := b.StreamInfo(ctx, schemas.StreamBlobBucket)
 	if err != nil {
@@ -159,11 +154,7 @@ func (b *Bus) touchBlob(ctx context.Context, info *jetstream.ObjectInfo, ref sch
 func (b *Bus) removeChunks(ctx context.Context, bucket, nuid string) {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
 	defer stop()
-	s, err := b.js.Stream(ctx, "OBJ_"+bucket)
-	if err == nil {
-		err = s.Purge(ctx, jetstream.WithPurgeSubject(chunksOf(bucket, nuid)))
-	}
-	if err != nil {
+	if _, err := b.PurgeSubject(ctx, "OBJ_"+bucket, chunksOf(bucket, nuid)); err != nil { // a later sweep removes them
 		b.log.Debug().Err(err).Str("nuid", nuid).Msg("chunks of no object were not removed")
 	}
 }
@@ -183,14 +174,21 @@ func (b *Bus) HasBlob(ctx context.Context, ref schemas.Ref) error {
 		return fmt.Errorf("look up blob: %w", err)
 	}
 	info, err := b.objectInfo(ctx, ref)
-	switch {
-	case err == nil && int64(info.Size) != ref.Size:
-		err = fmt.Errorf("%w: %d bytes stored, %d named", ErrCorrupt, info.Size, ref.Size)
-	case err == nil && info.Digest != objectDigest(sum):
+	if err == nil {
+		err = checkSize(info, ref)
+	}
+	if err == nil && info.Digest != objectDigest(sum) {
 		err = ErrCorrupt
 	}
 	if err != nil {
 		return fmt.Errorf("look up blob %s: %w", ref.Digest, err)
+	}
+	return nil
+}
+
+func checkSize(info *jetstream.ObjectInfo, ref schemas.Ref) error {
+	if int64(info.Size) != ref.Size {
+		return fmt.Errorf("%w: %d bytes stored, %d named", ErrCorrupt, info.Size, ref.Size)
 	}
 	return nil
 }
@@ -253,11 +251,11 @@ func (b *Bus) CopyBlob(ctx context.Context, ref schemas.Ref, w io.Writer) error 
 // the library's reader, which always stops after 5 s, and does not stop earlier when ctx ends.
 func (b *Bus) copyChunks(ctx context.Context, ref schemas.Ref, w io.Writer) error {
 	info, err := b.objectInfo(ctx, ref)
+	if err == nil {
+		err = checkSize(info, ref)
+	}
 	if err != nil {
 		return err
-	}
-	if int64(info.Size) != ref.Size {
-		return fmt.Errorf("%w: %d bytes stored, %d named", ErrCorrupt, info.Size, ref.Size)
 	}
 	chunks, size, sum := chunksOf(ref.Bucket, info.NUID), int64(0), sha256.New()
 	write := func(m *Message) error {
@@ -268,21 +266,18 @@ func (b *Bus) copyChunks(ctx context.Context, ref schemas.Ref, w io.Writer) erro
 		_, err := w.Write(m.Data)
 		return err
 	}
-	switch {
-	case ref.Size == 0:
-	case info.Chunks == 1: // most images: no consumer for one message
-		m, err := b.Last(ctx, "OBJ_"+ref.Bucket, chunks)
-		if errors.Is(err, ErrNotFound) {
-			return fmt.Errorf("%w: no bytes stored", ErrCorrupt)
+	stored := b.Read(ctx, "OBJ_"+ref.Bucket, []string{chunks}, ReadOptions{})
+	if info.Chunks == 1 { // most images: no consumer for one message
+		stored = func(yield func(*Message, error) bool) {
+			m, err := b.Last(ctx, "OBJ_"+ref.Bucket, chunks)
+			if errors.Is(err, ErrNotFound) {
+				err = fmt.Errorf("%w: no bytes stored", ErrCorrupt)
+			}
+			yield(m, err)
 		}
-		if err == nil {
-			err = write(m)
-		}
-		if err != nil {
-			return err
-		}
-	default:
-		for m, err := range b.Read(ctx, "OBJ_"+ref.Bucket, []string{chunks}, ReadOptions{}) {
+	}
+	if ref.Size > 0 {
+		for m, err := range stored {
 			if err == nil {
 				err = write(m)
 			}

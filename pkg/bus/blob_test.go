@@ -320,8 +320,8 @@ func TestBus_Dead_names(t *testing.T) {
 	}{
 		{schemas.PromptSubject("r1"), prompt, "r1", "u9", "mdr.v1.dead.reward.r1.u9"},
 		{schemas.PromptSubject("r1"), []byte("junk"), "r1", "", "mdr.v1.dead.reward.r1._"},
-		{schemas.RequestSubject("r1", "lane", "u1", 2), nil, "r1", "u1", "mdr.v1.dead.reward.r1.u1"},
-		{schemas.TrajectorySubject("r1", "u1", 2), nil, "r1", "u1", "mdr.v1.dead.reward.r1.u1"},
+		{schemas.RequestSubject("r1", "lane", "u1", 2, schemas.StageMain), nil, "r1", "u1", "mdr.v1.dead.reward.r1.u1"},
+		{schemas.TrajectorySubject("r1", "u1", 2, schemas.StageMain), nil, "r1", "u1", "mdr.v1.dead.reward.r1.u1"},
 		{"mdr.v1.reward.5.r1.b1.u1.2", nil, "r1", "u1", "mdr.v1.dead.reward.r1.u1"},
 		{schemas.AdvantageSubject("r1", "u1"), nil, "r1", "u1", "mdr.v1.dead.reward.r1.u1"},
 		{"elsewhere", []byte{0xff}, "", "", "mdr.v1.dead.reward._._"},

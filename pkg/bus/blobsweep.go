@@ -159,12 +159,13 @@ func (x *BlobIndex) Sweep(ctx context.Context, dry bool) (n int, size uint64, er
 		}
 		x.unused = x.unused[1:]
 	}
-	if dry || !x.b.blobs.lookForUnfinished() {
+	if dry || !x.b.unfinished.allow(unfinishedEvery) {
 		return n, size, nil
 	}
 	return n, size, x.b.sweepChunks(ctx, x.before)
 }
 
+// removeBlob removes a blob for a sweep. It returns false when the blob was used again meanwhile, and keeps it then.
 func (b *Bus) removeBlob(ctx context.Context, digest string, blob oldBlob) (gone bool, err error) {
 	if err := b.Delete(ctx, schemas.StreamBlobBucket, blob.seq); err != nil {
 		return false, err
@@ -176,16 +177,6 @@ func (b *Bus) removeBlob(ctx context.Context, digest string, blob oldBlob) (gone
 	}
 	_, err = b.PurgeSubject(ctx, schemas.StreamBlobBucket, chunksOf(schemas.BlobBucket, blob.nuid))
 	return err == nil, err
-}
-
-func (s *blobSweepTimes) lookForUnfinished() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if time.Since(s.unfinished) < unfinishedEvery {
-		return false
-	}
-	s.unfinished = time.Now()
-	return true
 }
 
 type entryOfBlob struct {

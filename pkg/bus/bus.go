@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -95,9 +96,9 @@ type Bus struct {
 	slow       atomic.Uint64
 	reconnects atomic.Uint64
 	waitLog    limiter
-	blobs      blobSweepTimes
+	unfinished limiter // of the looks for chunks of blobs that were never finished
 	faultLog   faultLog
-	changed    changedDurables
+	changed    sync.Map // the durables that others have changed, by key: what was changed (error)
 }
 
 // link is the life of one connection to the server. Its context ends when the connection is lost, and so ends all
@@ -159,7 +160,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 		if denied && cfg.TokenHandler == nil || !retryable(err) || cfg.NoWait && unreachable(err) {
 			return nil, fmt.Errorf("connect to %s: %w%s", where, err, connectHint(cfg, err))
 		}
-		if waiting.allow() {
+		if waiting.allow(logEvery) {
 			log.Info().Str("url", where).Err(err).Msg("waiting for the server")
 		}
 		if pause(ctx, 100*time.Millisecond) != nil {
@@ -198,6 +199,8 @@ func unreachable(err error) bool {
 	return errors.Is(err, nats.ErrNoServers) || ok && dial.Op == "dial"
 }
 
+// options returns the client library's options for cfg, with callbacks that note when the connection is lost, log,
+// and count.
 func (b *Bus) options(cfg Config) []nats.Option {
 	var lost limiter
 	opts := []nats.Option{
@@ -209,7 +212,7 @@ func (b *Bus) options(cfg Config) []nats.Option {
 		nats.DrainTimeout(closeTimeout), nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(pingsLost),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			b.link.Swap(newLink()).end()
-			if lost.allow() && err != nil {
+			if lost.allow(logEvery) && err != nil {
 				b.log.Warn().Err(err).Msg("connection lost, reconnecting")
 			}
 		}),
@@ -355,7 +358,7 @@ func (b *Bus) retryWhileAway(ctx context.Context, f func(ctx context.Context) er
 			time.Now().After(end) {
 			return err
 		}
-		if b.waitLog.allow() {
+		if b.waitLog.allow(logEvery) {
 			b.log.Warn().Err(err).Msg("no answer, asking again")
 		}
 		if pause(ctx, wait) != nil {
@@ -397,10 +400,13 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// limiter lets one log line through every 10 s: an outage must not fill the log.
+// limiter lets one caller through every now and then.
 type limiter struct{ last atomic.Int64 }
 
-func (l *limiter) allow() bool {
+func (l *limiter) allow(every time.Duration) bool {
 	now, last := time.Now().UnixNano(), l.last.Load()
-	return now-last > int64(10*time.Second) && l.last.CompareAndSwap(last, now)
+	return now-last > int64(every) && l.last.CompareAndSwap(last, now)
 }
+
+// logEvery is the pause between log lines of one kind: an outage must not fill the log.
+const logEvery = 10 * time.Second

@@ -94,7 +94,7 @@ func group(uid schemas.UID) schemas.Group {
 
 func request(run schemas.Run, uid schemas.UID, sample int64) *schemas.Request {
 	return &schemas.Request{
-		Identity: schemas.Identity{Run: run, UID: uid, SampleIndex: sample, GroupSize: schemas.MaxGroupSize, Lane: "tiny"},
+		Identity: schemas.Identity{Stage: schemas.StageMain, Run: run, UID: uid, SampleIndex: sample, GroupSize: schemas.MaxGroupSize, Lane: "tiny"},
 		Sampling: schemas.Sampling{
 			Prompt: "a red fox", Height: 16, Width: 16,
 			Sigmas: []float32{1, 0}, Transitions: []string{"ode"}, LogProbKind: "density", Solver: "euler", LatentsDType: "F32",
@@ -105,7 +105,7 @@ func request(run schemas.Run, uid schemas.UID, sample int64) *schemas.Request {
 
 func trajectory(uid schemas.UID, sample int64) *schemas.Trajectory {
 	return &schemas.Trajectory{
-		Identity:   schemas.Identity{Run: "r1", UID: uid, SampleIndex: sample, GroupSize: schemas.MaxGroupSize, Lane: "tiny"},
+		Identity:   schemas.Identity{Stage: schemas.StageMain, Run: "r1", UID: uid, SampleIndex: sample, GroupSize: schemas.MaxGroupSize, Lane: "tiny"},
 		Provenance: schemas.Provenance{Attempt: "a1"},
 		Outcome:    schemas.Outcome{StopReason: "failed", Error: "out of paint"},
 		Group:      group(uid),
@@ -126,7 +126,8 @@ func step(uid schemas.UID, sample int64, attempt string, index int64, n int) *sc
 		data[i] = byte(i*7 + i>>8 + int(index))
 	}
 	return &schemas.Step{
-		Run: "r1", UID: uid, SampleIndex: sample, Attempt: attempt, StepIndex: index, NumInferenceSteps: 1000,
+		Stage: schemas.StageMain,
+		Run:   "r1", UID: uid, SampleIndex: sample, Attempt: attempt, StepIndex: index, NumInferenceSteps: 1000,
 		Transition: "ode", Sigma: 0.5, SigmaNext: 0.4, Timestep: 500, LogProbKind: "density", ElementCount: int64(n),
 		Latents: []schemas.IndexedTensor{{Index: index, Tensor: schemas.Tensor{DType: "U8", Shape: []int64{int64(n), 1}, Data: data}}},
 		Debug:   []schemas.NamedTensor{}, ScheduleDigest: strings.Repeat("0", 64), WeightsDigest: strings.Repeat("1", 64), Sampler: "s1", Backend: "cpu",

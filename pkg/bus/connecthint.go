@@ -9,6 +9,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
+// connectHint returns the end of the error of Connect when the server refuses the connection: it says what to do. It
+// returns "" when there is no advice.
 func connectHint(cfg Config, err error) string {
 	text := strings.ToLower(err.Error()) // the client library and TLS alerts of the server have no values to compare
 	invalid, isInvalid := errors.AsType[x509.CertificateInvalidError](err)

@@ -57,6 +57,8 @@ type consumer struct {
 	busy, outOfSlot int
 }
 
+// run starts handlers until shutdown ends or the connection is closed. Then it stops pulling and waits for the
+// handlers, whose context it ends after DrainTimeout. It returns ErrClosed when the connection was closed, else nil.
 func (w *consumer) run() error {
 	// Handlers and their heartbeats outlive shutdown while they drain.
 	work, stopWork := context.WithCancel(context.WithoutCancel(w.shutdown))
@@ -105,6 +107,7 @@ func (w *consumer) startHandlers(work context.Context, handlers *sync.WaitGroup)
 	}
 }
 
+// takeMessage takes the next message from the queue and a slot for its handler; nil: there is none of either.
 func (w *consumer) takeMessage() *Message {
 	w.slots.Lock()
 	defer w.slots.Unlock()
@@ -212,7 +215,7 @@ func (w *consumer) handleMessage(ctx context.Context, m *Message) {
 			w.nak(m, d)
 			return
 		}
-		if w.bus.waitLog.allow() {
+		if w.bus.waitLog.allow(logEvery) {
 			log.Warn().Err(err).Msg("waiting for space")
 		}
 		if pause(w.shutdown, wait) != nil {
@@ -222,6 +225,7 @@ func (w *consumer) handleMessage(ctx context.Context, m *Message) {
 	}
 }
 
+// call runs the handler, unless the message was delivered too often; a panic becomes a terminal error.
 func (w *consumer) call(ctx context.Context, m *Message) (err error) {
 	if w.config.spent(m) {
 		return Terminal(schemas.CodeExhausted, errExhausted)
@@ -254,7 +258,7 @@ func (w *consumer) deadLetter(ctx context.Context, m *Message, cause error) {
 			reason, err = cause.Error()+"; the stages after were not told: "+failed.Error(), nil
 		}
 		if err == nil {
-			err = w.bus.Dead(ctx, w.config.Stage, Code(cause), reason, m)
+			err = w.bus.Dead(ctx, w.config.Service, Code(cause), reason, m)
 		}
 		if err == nil && garbage {
 			err = w.bus.Delete(ctx, m.Stream, m.Seq)
@@ -292,6 +296,8 @@ func (w *consumer) callGiveUpHook(ctx context.Context, m *Message, cause error) 
 	return nil
 }
 
+// ack acknowledges a message and waits for the confirmation, in at most three tries. When all fail, the message comes
+// again, which an idempotent handler tolerates.
 func (w *consumer) ack(ctx context.Context, m *Message) {
 	ctx = context.WithoutCancel(ctx)
 	var err error

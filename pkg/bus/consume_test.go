@@ -142,7 +142,7 @@ func TestBus_Consume_redeliversWhatACrashLeft(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		publishRequests(t, e.Bus, 1)
 		c, err := e.JetStream().CreateOrUpdateConsumer(t.Context(), schemas.StreamRequests, jetstream.ConsumerConfig{
-			Durable: "sampler-tiny", FilterSubject: "mdr.v1.request.*.tiny.*.*", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 300 * time.Millisecond,
+			Durable: "sampler-tiny", FilterSubject: "mdr.v1.request.*.tiny.*.*.*", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 300 * time.Millisecond,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -196,7 +196,7 @@ func TestBus_Consume_givesUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			eachTransport(t, func(t *testing.T, e *env) {
 				const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-				if _, err := e.Publish(bus.WithTraceparent(t.Context(), trace), request("r1", "u1", 5)); err != nil {
+				if _, err := e.Publish(bus.WithTrace(t.Context(), bus.Trace{Parent: trace}), request("r1", "u1", 5)); err != nil {
 					t.Fatal(err)
 				}
 				c := sampler()
@@ -206,8 +206,8 @@ func TestBus_Consume_givesUp(t *testing.T) {
 					if len(bustest.Dead(t, e.Bus, 0)) != 0 || e.waiting(t) != 1 {
 						t.Error("the hook ran after the dead letter or the term")
 					}
-					if !strings.Contains(cause.Error(), "bad seed") || bus.Code(cause) != test.code || bus.Traceparent(ctx) != trace {
-						t.Errorf("hook got %v, code %s, trace %q", cause, bus.Code(cause), bus.Traceparent(ctx))
+					if !strings.Contains(cause.Error(), "bad seed") || bus.Code(cause) != test.code || bus.TraceIn(ctx).Parent != trace {
+						t.Errorf("hook got %v, code %s, trace %q", cause, bus.Code(cause), bus.TraceIn(ctx).Parent)
 					}
 					if hooks.Add(1) == 1 {
 						return errors.New("hook fails once") // and is tried again
@@ -227,7 +227,7 @@ func TestBus_Consume_givesUp(t *testing.T) {
 					t.Fatalf("%d dead letters, want 1", len(dead))
 				}
 				d := dead[0]
-				if d.Stage != "sampler" || d.Run != "r1" || d.UID != "u1" || d.Stream != schemas.StreamRequests || d.StreamSeq != 1 || d.At == 0 ||
+				if d.Service != "sampler" || d.Run != "r1" || d.UID != "u1" || d.Stream != schemas.StreamRequests || d.StreamSeq != 1 || d.At == 0 ||
 					d.OriginalSubject != request("r1", "u1", 5).Subject() || d.Deliveries != uint64(test.calls) {
 					t.Errorf("dead letter: %+v", d)
 				}
@@ -515,13 +515,14 @@ func TestBus_Consume_refuses(t *testing.T) {
 	}
 }
 
-// All faults of a configuration are named, in the order of its fields.
+// All faults of a configuration are named, always in one order.
 func TestBus_Consume_faultsInOrder(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, "in-process")
 	c := bus.ConsumerConfig{Durable: schemas.RequestsDurable("x"), AckWait: -1, Slots: -1, DrainTimeout: -1, RetryDelay: -1, Look: -1}
-	const want = "ack_wait: -1; must not be negative\nslots: -1; must not be negative\ndrain_timeout: -1; must not be negative\n" +
-		"retry_delay: -1; must not be negative\nlook: -1; must not be negative"
+	const want = "ack_wait: -1ns; must not be negative\ndrain_timeout: -1ns; must not be negative\n" +
+		"retry_delay: -1ns; must not be negative\nlook: -1ns; must not be negative\n" +
+		"max_ack_pending and slots: 0 and -1; must not be negative"
 	for range 20 {
 		if err := e.Consume(t.Context(), c, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Fatalf("got %v; want %s", err, want)
@@ -568,7 +569,7 @@ func TestBus_WatchAdvisories(t *testing.T) {
 		}
 		eventually(t, "removed from the queue", func() bool { return e.waiting(t) == 0 })
 		dead := bustest.Dead(t, e.Bus, 0)
-		if len(dead) != 1 || dead[0].Code != "exhausted" || dead[0].Stage != "sampler" || dead[0].UID != "u0" || len(dead[0].Data) == 0 {
+		if len(dead) != 1 || dead[0].Code != "exhausted" || dead[0].Service != "sampler" || dead[0].UID != "u0" || len(dead[0].Data) == 0 {
 			t.Errorf("dead letters: %+v", dead)
 		}
 		cancel()

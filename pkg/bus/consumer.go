@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -69,8 +70,8 @@ type ConsumerConfig struct {
 	// RetryDelay is the pause after the first failure. It doubles with each failure and varies by a fifth; default
 	// one second, at most a minute.
 	RetryDelay time.Duration
-	// Stage is the name of the stage in dead letters; default: Durable up to its first "-".
-	Stage string
+	// Service is the name of the service in dead letters; default: Durable up to its first "-".
+	Service string
 	// OnGiveUp runs before the dead letter of a message that is given up, so that it can tell the later stages. When
 	// it fails, it runs again.
 	OnGiveUp func(ctx context.Context, m *Message, cause error) error
@@ -85,6 +86,7 @@ type ConsumerConfig struct {
 	Look time.Duration
 }
 
+// withDefaults returns the settings of a consumer with their defaults filled in, or all their faults, joined.
 func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	var errs []error
 	if c.Stream == "" {
@@ -99,50 +101,39 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	}
 	for _, f := range []struct {
 		name  string
-		value int64
+		value *time.Duration
+		def   time.Duration
 	}{
-		{"ack_wait", int64(c.AckWait)},
-		{"max_ack_pending", int64(c.MaxAckPending)},
-		{"slots", int64(c.Slots)},
-		{"pinned_ttl", int64(c.PinnedTTL)},
-		{"drain_timeout", int64(c.DrainTimeout)},
-		{"retry_delay", int64(c.RetryDelay)},
-		{"look", int64(c.Look)},
+		{"ack_wait", &c.AckWait, DefaultAckWait},
+		{"pinned_ttl", &c.PinnedTTL, DefaultPinnedTTL},
+		{"drain_timeout", &c.DrainTimeout, DefaultDrainTimeout},
+		{"retry_delay", &c.RetryDelay, DefaultRetryDelay},
+		{"look", &c.Look, DefaultLook},
 	} {
-		if f.value < 0 {
-			errs = append(errs, fmt.Errorf("%s: %d; must not be negative", f.name, f.value))
+		if *f.value < 0 {
+			errs = append(errs, fmt.Errorf("%s: %v; must not be negative", f.name, *f.value))
 		}
+		*f.value = cmp.Or(*f.value, f.def)
+	}
+	if c.MaxAckPending < 0 || c.Slots < 0 {
+		errs = append(errs, fmt.Errorf("max_ack_pending and slots: %d and %d; must not be negative", c.MaxAckPending,
+			c.Slots))
 	}
 	if len(errs) > 0 {
 		return c, fmt.Errorf("consumer config: %w", errors.Join(errs...))
 	}
-	orDefault(&c.AckWait, DefaultAckWait)
-	orDefault(&c.MaxDeliver, DefaultMaxDeliver)
-	orDefault(&c.Slots, DefaultSlots)
-	orDefault(&c.MaxAckPending, unbounded)
-	orDefault(&c.PinnedTTL, DefaultPinnedTTL)
-	orDefault(&c.DrainTimeout, DefaultDrainTimeout)
-	orDefault(&c.RetryDelay, DefaultRetryDelay)
-	orDefault(&c.Look, DefaultLook)
-	if c.Stage == "" {
-		c.Stage = stageOf(c.Name)
-	}
+	c.MaxDeliver, c.Slots = cmp.Or(c.MaxDeliver, DefaultMaxDeliver), cmp.Or(c.Slots, DefaultSlots)
+	c.MaxAckPending, c.Service = cmp.Or(c.MaxAckPending, unbounded), cmp.Or(c.Service, serviceOf(c.Name))
 	return c, nil
 }
 
-func orDefault[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
-}
-
-// stageOf returns the stage that a durable belongs to: the sampler for "sampler-tiny".
-func stageOf(durable string) string {
+// serviceOf returns the service that a durable belongs to: the sampler for "sampler-tiny".
+func serviceOf(durable string) string {
 	stage, _, _ := strings.Cut(durable, "-")
 	return stage
 }
 
+// natsConfig returns the settings of a consumer in the form of the client library.
 func (c ConsumerConfig) natsConfig() jetstream.ConsumerConfig {
 	n := jetstream.ConsumerConfig{
 		Durable: c.Name, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,
@@ -176,7 +167,7 @@ func (b *Bus) retryUntilReady(ctx context.Context, stream, lacking string, f fun
 		if b.nc.IsConnected() {
 			b.faultLog.noteFailure(stream, 0, began, err) // so that Faults reports it
 		}
-		if b.waitLog.allow() {
+		if b.waitLog.allow(logEvery) {
 			b.log.Warn().Err(err).Msg(lacking + ", trying again")
 		}
 		if pause(ctx, rebindPause) != nil {

@@ -79,7 +79,8 @@ func (b *Bus) RunControls(ctx context.Context) ([]*schemas.Control, error) {
 
 func (b *Bus) decodeControl(m *Message) *schemas.Control {
 	c := &schemas.Control{}
-	if !b.decodeEntry(m, c, func() []string { return []string{schemas.BucketSubject(schemas.ControlBucket, c.Key())} }) {
+	at := func() []string { return []string{schemas.BucketSubject(schemas.ControlBucket, c.Key())} }
+	if !b.decodeEntry(m, c, at) {
 		return nil
 	}
 	return c
@@ -108,6 +109,7 @@ func (b *Bus) PutControl(ctx context.Context, c *schemas.Control) (holds *schema
 	return holds, holds == c || holds.Seq == c.Seq, nil
 }
 
+// deleteControls removes all controls of a run, of its groups and of its samples, when the run is purged.
 func (b *Bus) deleteControls(ctx context.Context, run schemas.Run) error {
 	for _, filter := range []string{schemas.ControlKey(run, ""), string(run) + ".>"} {
 		if _, err := b.PurgeSubject(ctx, schemas.StreamControlBucket,

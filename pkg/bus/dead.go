@@ -27,10 +27,10 @@ const HeaderRef = "Mdr-Ref"
 //
 // Run and uid are read from the subject, and the uid of a prompt from the prompt.
 // An original too large to be inside goes to the object store (HeaderRef).
-func (b *Bus) Dead(ctx context.Context, stage, code, reason string, m *Message) error {
+func (b *Bus) Dead(ctx context.Context, service, code, reason string, m *Message) error {
 	run, uid := runAndUID(m)
 	d := &schemas.Dead{
-		Stage: stage, Code: code, Reason: reason, Run: run, UID: uid,
+		Service: service, Code: code, Reason: reason, Run: run, UID: uid,
 		OriginalSubject: m.Subject, Stream: m.Stream, StreamSeq: m.Seq, Deliveries: m.Delivered,
 		Headers: headersOf(m), Data: m.Data, At: time.Now().UnixNano(),
 	}
@@ -52,7 +52,7 @@ func (b *Bus) Dead(ctx context.Context, stage, code, reason string, m *Message) 
 	if err != nil {
 		return fmt.Errorf("dead letter of %s %d: %w", m.Stream, m.Seq, err)
 	}
-	msg.Header[jetstream.MsgIDHeader] = []string{fmt.Sprintf("dead.%s.%s.%d", d.Stage, m.Stream, m.Seq)}
+	msg.Header[jetstream.MsgIDHeader] = []string{fmt.Sprintf("dead.%s.%s.%d", d.Service, m.Stream, m.Seq)}
 	if _, err := b.publish(ctx, msg, publishOptions{}); err != nil {
 		return fmt.Errorf("dead letter of %s %d: %w", m.Stream, m.Seq, err)
 	}
@@ -96,6 +96,7 @@ func headerSize(headers []schemas.Header) int {
 	return n
 }
 
+// runAndUID returns the run and the uid of an event for its dead letter, each "" when it cannot be read.
 func runAndUID(m *Message) (run schemas.Run, uid schemas.UID) {
 	a, _ := schemas.ParseSubject(m.Subject)
 	run, uid = a.Run, a.UID
@@ -124,6 +125,8 @@ func (b *Bus) WatchAdvisories(ctx context.Context) error {
 	}, b.deadLetterAdvisory)
 }
 
+// deadLetterAdvisory handles one advisory of the server, that it gave a message up after too many deliveries: it
+// writes the message's dead letter. After an error the advisory is delivered again.
 func (b *Bus) deadLetterAdvisory(ctx context.Context, m *Message) error {
 	var a advisory
 	if err := json.Unmarshal(m.Data, &a); err != nil {
@@ -142,7 +145,7 @@ func (b *Bus) deadLetterAdvisory(ctx context.Context, m *Message) error {
 	}
 	original.Delivered = a.Deliveries
 	reason := fmt.Sprintf("consumer %s got it %d times and never acknowledged it", a.Consumer, a.Deliveries)
-	if err := b.Dead(ctx, stageOf(a.Consumer), schemas.CodeExhausted, reason, original); err != nil {
+	if err := b.Dead(ctx, serviceOf(a.Consumer), schemas.CodeExhausted, reason, original); err != nil {
 		return err
 	}
 	if spec.WorkQueue {

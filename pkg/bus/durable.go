@@ -58,6 +58,7 @@ func (d *durable) createOrUpdate(ctx context.Context) error {
 	return nil
 }
 
+// tryCreateOrUpdate is one try of createOrUpdate. The caller holds the lock.
 func (d *durable) tryCreateOrUpdate(ctx context.Context) error {
 	js, want := d.bus.js, d.config.natsConfig()
 	have, err := js.Consumer(ctx, d.config.Stream, d.config.Name)
@@ -87,7 +88,7 @@ func (d *durable) tryCreateOrUpdate(ctx context.Context) error {
 		return d.noteCreated(js.UpdateConsumer(ctx, d.config.Stream, want))
 	}
 	d.made, d.floor = info.Created, info.AckFloor.Stream
-	d.bus.changed.setChanged(d.key(), nil)
+	d.bus.changed.Delete(d.key())
 	return nil
 }
 
@@ -116,17 +117,19 @@ func (d *durable) noteCreated(c jetstream.Consumer, err error) error {
 func (d *durable) reportChange(what string) {
 	const way = "it is created again, and what it passed over comes again"
 	name, stream := d.config.Name, d.config.Stream
-	d.bus.changed.setChanged(d.key(), fmt.Errorf("consumer %q of %s was changed: %s; %s", name, stream, what, way))
+	d.bus.changed.Store(d.key(), fmt.Errorf("consumer %q of %s was changed: %s; %s", name, stream, what, way))
 	d.bus.log.Error().Str("consumer", name).Str("stream", stream).Str("changed", what).
 		Msg("a consumer was changed; " + way)
 }
 
 func (d *durable) key() string { return d.config.Stream + "." + d.config.Name }
 
+// checkRegularly checks the durable every Look, and repairs it, until ctx ends.
 func (d *durable) checkRegularly(ctx context.Context) {
-	defer d.bus.changed.setChanged(d.key(), nil)
+	defer d.bus.changed.Delete(d.key())
 	for pause(ctx, d.config.Look) == nil {
-		if err := d.bus.retryWhileAway(ctx, d.createOrUpdate); err != nil && ctx.Err() == nil && d.bus.waitLog.allow() {
+		err := d.bus.retryWhileAway(ctx, d.createOrUpdate)
+		if err != nil && ctx.Err() == nil && d.bus.waitLog.allow(logEvery) {
 			d.bus.log.Warn().Err(err).Msg("the consumer is not as it should be, trying again")
 		}
 	}
@@ -177,31 +180,18 @@ func configFields(c jetstream.ConsumerConfig) map[string]string {
 	return out
 }
 
-type changedDurables struct {
-	mu sync.Mutex
-	by map[string]error
-}
-
-func (c *changedDurables) setChanged(key string, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.by == nil {
-		c.by = map[string]error{}
-	}
-	if c.by[key] = err; err == nil {
-		delete(c.by, key)
-	}
-}
-
 // Changed returns an error for each durable of this bus that others have changed or removed, nil if there is none. The
 // services show it in their health. Each consumer checks its durable every few seconds, and clears the error when the
 // durable is as it should be.
 func (b *Bus) Changed() error {
-	b.changed.mu.Lock()
-	defer b.changed.mu.Unlock()
+	faults := map[string]error{}
+	b.changed.Range(func(key, fault any) bool {
+		faults[key.(string)] = fault.(error)
+		return true
+	})
 	var errs []error
-	for _, key := range slices.Sorted(maps.Keys(b.changed.by)) {
-		errs = append(errs, b.changed.by[key])
+	for _, key := range slices.Sorted(maps.Keys(faults)) {
+		errs = append(errs, faults[key])
 	}
 	return errors.Join(errs...)
 }

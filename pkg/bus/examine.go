@@ -69,6 +69,7 @@ func (b *Bus) Examine(ctx context.Context, withConsumers bool) (out []Examined, 
 	return out, nil
 }
 
+// examine is Examine of one stream. A stream that does not exist is no error.
 func (b *Bus) examine(ctx context.Context, k storedIn, withConsumers bool) (e Examined, err error) {
 	stats, s, err := b.streamStats(ctx, k)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {

@@ -29,7 +29,7 @@ func Example() {
 
 	group := schemas.Group{Batch: "fox", Reward: []schemas.RewardSpec{{Name: "ocr"}}, Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo"}}
 	request := &schemas.Request{
-		Identity: schemas.Identity{Run: "demo", Lane: "tiny", UID: "fox", SampleIndex: 0, GroupSize: 1},
+		Identity: schemas.Identity{Stage: schemas.StageMain, Run: "demo", Lane: "tiny", UID: "fox", SampleIndex: 0, GroupSize: 1},
 		Sampling: schemas.Sampling{
 			Prompt: "a fox", Height: 256, Width: 256,
 			Sigmas: []float32{1, 0}, Transitions: []string{"ode"}, LogProbKind: "density", Solver: "euler", LatentsDType: "F32",

@@ -49,7 +49,8 @@ type suspect struct {
 
 func newFairness(c ConsumerConfig) *fairness {
 	return &fairness{
-		config: c, failed: map[uint64]int{}, working: map[*Message]try{}, suspects: map[string]*suspect{}, pace: leastPace,
+		config: c, failed: map[uint64]int{}, working: map[*Message]try{}, suspects: map[string]*suspect{},
+		pace: leastPace,
 	}
 }
 

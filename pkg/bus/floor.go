@@ -21,17 +21,11 @@ type ConsumerFloor struct {
 	Own bool
 }
 
-var ownStages = []string{"intake", "sampler", "reward", "advantage"}
-
 // Floors returns how far each durable of a stream has acknowledged it, for the janitor. Those that are not Own belong
 // to trainers and other readers who want the stream to keep messages until they have read them.
 func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, err error) {
-	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
+	err = b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error {
 		out = nil
-		s, err := b.js.Stream(ctx, stream)
-		if err != nil {
-			return err
-		}
 		// Read this before the consumers: then messages that are stored later count as unread.
 		last := s.CachedInfo().State.LastSeq
 		consumers, err := b.consumersOf(ctx, s)
@@ -41,7 +35,7 @@ func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, e
 			}
 			f := ConsumerFloor{
 				Name: c.Name, Filters: filtersOf(c.Config), Seq: c.AckFloor.Stream,
-				Own: slices.Contains(ownStages, stageOf(c.Name)),
+				Own: slices.Contains(schemas.Services, serviceOf(c.Name)),
 			}
 			if c.NumPending == 0 && c.NumAckPending == 0 { // it has read all; the last message it reads may be far back
 				f.Seq = max(f.Seq, last)

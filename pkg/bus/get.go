@@ -127,6 +127,8 @@ func (b *Bus) getMessage(ctx context.Context, stream, subject string, req direct
 	return nil, err
 }
 
+// directError returns the error in the server's answer to a direct get: ErrNotFound, no server, or another; nil for a
+// message.
 func directError(stream string, m *nats.Msg) error {
 	switch status := m.Header.Get(headerStatus); {
 	case status == "" || m.Header.Get(jetstream.StreamHeader) != "":
@@ -317,41 +319,42 @@ func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]u
 	return state.Subjects, nil
 }
 
-func (b *Bus) streamState(ctx context.Context, stream, filter string) (jetstream.StreamState, error) {
-	var info *jetstream.StreamInfo
-	err := b.retryWhileAway(ctx, func(ctx context.Context) error {
-		s, err := b.js.Stream(ctx, stream)
+// streamState returns the state of a stream, with the subjects that match filter.
+func (b *Bus) streamState(ctx context.Context, stream, filter string) (state jetstream.StreamState, err error) {
+	err = b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error {
+		info, err := s.Info(ctx, jetstream.WithSubjectFilter(filter))
 		if err == nil {
-			info, err = s.Info(ctx, jetstream.WithSubjectFilter(filter))
+			state = info.State
 		}
 		return err
 	})
-	if err != nil {
-		return jetstream.StreamState{}, err
-	}
-	return info.State, nil
+	return state, err
+}
+
+// withStream calls f with a stream, and again while the server is away.
+func (b *Bus) withStream(ctx context.Context, name string, f func(context.Context, jetstream.Stream) error) error {
+	return b.retryWhileAway(ctx, func(ctx context.Context) error {
+		s, err := b.js.Stream(ctx, name)
+		if err != nil {
+			return err
+		}
+		return f(ctx, s)
+	})
 }
 
 // StreamInfo returns the state and the limits of a stream of the contract, or of one behind a bucket.
 func (b *Bus) StreamInfo(ctx context.Context, stream string) (info *jetstream.StreamInfo, err error) {
-	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
-		s, err := b.js.Stream(ctx, stream)
-		if err == nil {
-			info = s.CachedInfo()
-		}
-		return err
+	err = b.withStream(ctx, stream, func(_ context.Context, s jetstream.Stream) error {
+		info = s.CachedInfo()
+		return nil
 	})
 	return info, err
 }
 
 // Delete removes the message at a sequence. It is no error when the message is gone already.
 func (b *Bus) Delete(ctx context.Context, stream string, seq uint64) error {
-	err := b.retryWhileAway(ctx, func(ctx context.Context) error {
-		s, err := b.js.Stream(ctx, stream)
-		if err == nil {
-			err = s.DeleteMsg(ctx, seq)
-		}
-		return err
+	err := b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error {
+		return s.DeleteMsg(ctx, seq)
 	})
 	if errors.Is(err, jetstream.ErrMsgNotFound) || errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
 		// The server reports a message that is not there as a failed delete.
@@ -478,6 +481,7 @@ func (b *Bus) Stats(ctx context.Context) (out []StreamStats, err error) {
 	return out, err
 }
 
+// allStats is one try of Stats: the state of all streams with their consumers.
 func (b *Bus) allStats(ctx context.Context) ([]StreamStats, error) {
 	var out []StreamStats
 	for _, k := range allStores() {
@@ -493,6 +497,7 @@ func (b *Bus) allStats(ctx context.Context) ([]StreamStats, error) {
 	return out, nil
 }
 
+// addConsumers adds the durables of a stream to its stats.
 func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.Stream) error {
 	consumers, err := b.consumersOf(ctx, s)
 	if err != nil {
@@ -506,7 +511,7 @@ func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.
 				delivered = *c.Delivered.Last
 			}
 			stats.Consumers = append(stats.Consumers, ConsumerStats{
-				Name: c.Name, Stage: stageOf(c.Name),
+				Name: c.Name, Stage: serviceOf(c.Name),
 				Pending: c.NumPending, AckPending: c.NumAckPending, Redelivered: c.NumRedelivered, Pulls: c.NumWaiting,
 				Filters: filtersOf(c.Config), Delivered: delivered,
 				Takes: c.Config.AckPolicy == jetstream.AckExplicitPolicy && c.Config.DeliverSubject == "",

@@ -69,10 +69,8 @@ func (b *Bus) resolveDuplicate(
 	ctx context.Context, m *nats.Msg, first *Message, check func(*Message) (fault, err error),
 ) (*Message, error) {
 	if first == nil {
-		spec, _ := schemas.StreamOf(m.Subject)
 		var err error
-		first, err = b.Last(ctx, spec.Name, schemas.StoredSubject(m.Subject))
-		if err != nil && !errors.Is(err, ErrNotFound) {
+		if first, err = b.storedOn(ctx, m.Subject); err != nil {
 			return nil, err
 		}
 	}
@@ -93,6 +91,16 @@ func (b *Bus) resolveDuplicate(
 	}
 	m.Header.Del(jetstream.MsgIDHeader)
 	return nil, nil
+}
+
+// storedOn returns the message on a subject that keeps one, as published; nil: there is none.
+func (b *Bus) storedOn(ctx context.Context, subject string) (*Message, error) {
+	spec, _ := schemas.StreamOf(subject)
+	m, err := b.Last(ctx, spec.Name, schemas.StoredSubject(subject))
+	if errors.Is(err, ErrNotFound) {
+		return nil, nil
+	}
+	return m, err
 }
 
 // Displace removes a stored message that is not the event its subject is for: it writes a dead letter with the whole
@@ -128,6 +136,8 @@ func (b *Bus) StoredEvent(
 	return m, nil
 }
 
+// writerOf returns the service (stage) that writes the events of a subject, or that accepts them from outside, for dead
+// letters.
 func writerOf(subject string) string {
 	a, _ := schemas.ParseSubject(subject)
 	switch a.Kind {

@@ -242,7 +242,7 @@ func TestBus_Consume_freesTheSubjectOfGarbage(t *testing.T) {
 		if err := bustest.Receive(t, "the end of the consumer", done); err != nil {
 			t.Error(err)
 		}
-		if d := bustest.Dead(t, e.Bus, 0); len(d) != 1 || d[0].Code != schemas.CodeDecode || d[0].Stage != "reward" || string(d[0].Data) != "rubbish" {
+		if d := bustest.Dead(t, e.Bus, 0); len(d) != 1 || d[0].Code != schemas.CodeDecode || d[0].Service != "reward" || string(d[0].Data) != "rubbish" {
 			t.Errorf("letters: %+v; want what was deleted", d)
 		}
 	})

@@ -37,6 +37,7 @@ func (h *heartbeats) release(m *Message) {
 	}
 }
 
+// all returns the messages that get heartbeats: those that were delivered and are not acknowledged.
 func (h *heartbeats) all() []*Message {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -54,6 +55,7 @@ func (h *heartbeats) returnAll() {
 	}
 }
 
+// run sends heartbeats for all messages, every third of ackWait, until ctx ends.
 func (h *heartbeats) run(ctx context.Context, ackWait time.Duration) {
 	tick := time.NewTicker(max(ackWait/3, time.Millisecond))
 	defer tick.Stop()

@@ -49,6 +49,7 @@ func (b *Bus) CreateRun(ctx context.Context, run schemas.Run, spec []byte) (stor
 	return stored, false, err
 }
 
+// createKey stores the value of a key of a bucket if there is none, and reports whether it did.
 func (b *Bus) createKey(ctx context.Context, bucket, key string, value []byte) (created bool, err error) {
 	err = b.updateKey(ctx, bucket, key, func(_ context.Context, old []byte) ([]byte, error) {
 		if created = old == nil; created {
@@ -94,6 +95,7 @@ func (b *Bus) updateKey(
 	}
 }
 
+// getKey returns the value of a key of a bucket, or ErrNotFound.
 func (b *Bus) getKey(ctx context.Context, bucket, key string) ([]byte, error) {
 	m, err := b.Last(ctx, "KV_"+bucket, schemas.BucketSubject(bucket, key))
 	if err == nil && m.Header.Get(headerKVOperation) != "" { // the marker of a removed key

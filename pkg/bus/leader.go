@@ -48,6 +48,7 @@ func (b *Bus) clustered() bool { return b.nc.ConnectedClusterName() != "" }
 
 func leaderSubject(stream string) string { return "$JS.API.STREAM.MSG.GET." + stream }
 
+// parseLeaderGet decodes the answer of a stream's leader to a get: a message, ErrNotFound, or another error.
 func parseLeaderGet(stream string, resp *nats.Msg) (*Message, error) {
 	var a struct {
 		Error   *jetstream.APIError `json:"error"`

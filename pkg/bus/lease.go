@@ -11,7 +11,7 @@ import (
 
 // Trainer returns who has the lease of a lane, the trainer that has it to itself; empty: none.
 func (b *Bus) Trainer(ctx context.Context, lane schemas.Lane) (holder string, err error) {
-	entry, err := b.getKey(ctx, schemas.LeaseBucket, string(lane))
+	entry, err := b.getKey(ctx, schemas.LeaseBucket, schemas.PolicyKey(lane, schemas.TenantMain))
 	if errors.Is(err, ErrNotFound) {
 		return "", nil
 	}

@@ -174,6 +174,7 @@ func (g OpenGroup) sample(index int64) schemas.Making {
 	return schemas.Making{Run: g.Run, UID: g.UID, SampleIndex: index}
 }
 
+// samplesWithout returns the samples of a group that are not among those given.
 func samplesWithout(have map[schemas.Making]bool, g OpenGroup) (out []int64) {
 	if have[g.sample(-1)] {
 		return nil

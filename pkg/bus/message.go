@@ -102,6 +102,8 @@ func (m *Message) InProgress() error {
 // Acknowledged reports whether this process has acked, nakked or terminated the message.
 func (m *Message) Acknowledged() bool { return m.acknowledged.Load() }
 
+// sendAck publishes an acknowledgement of a consumed message without waiting; verb names it in errors. It fails with
+// ErrAcknowledged when there was one before.
 func (m *Message) sendAck(verb, payload string) error {
 	if err := m.markAcknowledged(); err != nil {
 		return err
@@ -165,6 +167,7 @@ func parseDelivery(nc *nats.Conn, m *nats.Msg) (*Message, error) {
 	}, nil
 }
 
+// parseDirectGet makes a Message of the server's answer to a direct get. It fails when the answer lacks a header.
 func parseDirectGet(m *nats.Msg) (*Message, error) {
 	seq, err := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
 	if err != nil {

@@ -48,6 +48,7 @@ func (r *mirror[V]) Follow(ctx context.Context) error {
 	return nil
 }
 
+// apply stores or removes an entry, and wakes those who wait for a change.
 func (r *mirror[V]) apply(m *Message) {
 	key, v := m.Subject[len(r.prefix):], r.decode(m)
 	r.mu.Lock()
@@ -79,7 +80,7 @@ func (b *Bus) followEntries(ctx context.Context, stream, subject string, each fu
 	for ctx.Err() == nil && !b.nc.IsClosed() {
 		for m, err := range b.Read(ctx, stream, []string{subject}, ReadOptions{Live: true, lastPerSubject: true}) {
 			if err != nil {
-				if b.waitLog.allow() {
+				if b.waitLog.allow(logEvery) {
 					b.log.Warn().Err(err).Str("subject", subject).Msg("entries not followed, trying again")
 				}
 				break
@@ -102,7 +103,7 @@ func (b *Bus) decodeEntry(m *Message, e schemas.Event, at func() []string) bool 
 			err = fmt.Errorf("an entry of %q", right[0])
 		}
 	}
-	if err != nil && b.waitLog.allow() {
+	if err != nil && b.waitLog.allow(logEvery) {
 		b.log.Warn().Err(err).Str("subject", m.Subject).Msg("entry not readable")
 	}
 	return err == nil

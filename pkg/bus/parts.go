@@ -206,8 +206,9 @@ func (b *Bus) stepOf(ctx context.Context, t *schemas.Trajectory, i int) (*Messag
 	return m, checkStepDigest(m, t.Steps[i])
 }
 
+// checkStepDigest returns ErrCorrupt when a stored step does not have the digest by which a trajectory names it.
 func checkStepDigest(m *Message, ref schemas.StepRef) error {
-	got, err := schemas.PayloadDigest(schemas.HashOf(ref.Digest), m.Data)
+	got, err := schemas.PayloadDigest(m.Data)
 	switch {
 	case err != nil:
 		return fmt.Errorf("load step %q: %w: %w", m.Subject, ErrCorrupt, err)

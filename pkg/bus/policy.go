@@ -34,6 +34,7 @@ func (b *Bus) SetPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	return nil
 }
 
+// setPolicy is SetPolicy for a policy that is valid, with its errors.
 func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	current, last, err := b.currentPolicy(ctx, p.Lane)
 	if err != nil {
@@ -76,7 +77,7 @@ func sameWeights(a, b *schemas.Policy) bool {
 // its history, which the next publisher expects to find. It asks the history first: a publisher may have died before it
 // wrote to the bucket of current policies.
 func (b *Bus) currentPolicy(ctx context.Context, lane schemas.Lane) (p *schemas.Policy, last uint64, err error) {
-	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane))
+	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane, schemas.TenantMain))
 	switch {
 	case err == nil:
 		last = m.Seq
@@ -87,7 +88,7 @@ func (b *Bus) currentPolicy(ctx context.Context, lane schemas.Lane) (p *schemas.
 		return nil, 0, err
 	}
 	// The history was removed, or its last event is not a policy.
-	m, err = b.Last(ctx, schemas.StreamPolicyBucket, schemas.BucketSubject(schemas.PolicyBucket, string(lane)))
+	m, err = b.Last(ctx, schemas.StreamPolicyBucket, schemas.BucketSubject(schemas.PolicyBucket, schemas.PolicyKey(lane, schemas.TenantMain)))
 	if errors.Is(err, ErrNotFound) {
 		return nil, last, nil
 	}
@@ -97,10 +98,12 @@ func (b *Bus) currentPolicy(ctx context.Context, lane schemas.Lane) (p *schemas.
 	return p, last, err
 }
 
+// decodePolicy decodes a stored policy. It returns nil for a removed entry, and for one that is not a policy, which
+// it logs.
 func (b *Bus) decodePolicy(m *Message) *schemas.Policy {
 	p := &schemas.Policy{}
 	if !b.decodeEntry(m, p, func() []string {
-		return []string{p.Subject(), schemas.BucketSubject(schemas.PolicyBucket, string(p.Lane))}
+		return []string{p.Subject(), schemas.BucketSubject(schemas.PolicyBucket, schemas.PolicyKey(p.Lane, p.Tenant))}
 	}) {
 		return nil
 	}
@@ -111,8 +114,9 @@ func (b *Bus) decodePolicy(m *Message) *schemas.Policy {
 // so. It returns ErrStreamFull when the server has no space.
 func (b *Bus) RaisePolicy(ctx context.Context, lane schemas.Lane) error {
 	// The history is read after the bucket, and so at least as new.
-	err := b.updateKey(ctx, schemas.PolicyBucket, string(lane), func(ctx context.Context, old []byte) ([]byte, error) {
-		m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane))
+	key := schemas.PolicyKey(lane, schemas.TenantMain)
+	err := b.updateKey(ctx, schemas.PolicyBucket, key, func(ctx context.Context, old []byte) ([]byte, error) {
+		m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane, schemas.TenantMain))
 		switch {
 		case errors.Is(err, ErrNotFound):
 			return nil, nil
@@ -144,7 +148,7 @@ func (b *Bus) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, e
 // policiesOf yields the policies that a lane has had, oldest first, each with the time at which it was stored. It
 // leaves out entries that cannot be read, and logs them. An error ends it.
 func (b *Bus) policiesOf(ctx context.Context, lane schemas.Lane, each func(p *schemas.Policy, stored time.Time)) error {
-	for m, err := range b.Read(ctx, schemas.StreamPolicies, []string{schemas.PolicySubject(lane)}, ReadOptions{}) {
+	for m, err := range b.Read(ctx, schemas.StreamPolicies, []string{schemas.PolicySubject(lane, schemas.TenantMain)}, ReadOptions{}) {
 		if err != nil {
 			return fmt.Errorf("policies of lane %q: %w", lane, err)
 		}
@@ -177,7 +181,7 @@ func (b *Bus) PolicyVersionAt(
 			version = p.PolicyVersion
 		}
 	}
-	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane))
+	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane, schemas.TenantMain))
 	if errors.Is(err, ErrNotFound) {
 		return 0, nil
 	}
@@ -194,7 +198,7 @@ func (b *Bus) PolicyVersionAt(
 // When several come at once, it may skip all but the last. An entry that was removed or cannot be read is replaced by
 // the newest policy of the history. It returns nil.
 func (b *Bus) FollowPolicy(ctx context.Context, lane schemas.Lane, each func(*schemas.Policy)) error {
-	subject := schemas.BucketSubject(schemas.PolicyBucket, string(lane))
+	subject := schemas.BucketSubject(schemas.PolicyBucket, schemas.PolicyKey(lane, schemas.TenantMain))
 	b.followEntries(ctx, schemas.StreamPolicyBucket, subject, func(m *Message) {
 		if p := b.decodePolicy(m); p != nil {
 			each(p)
@@ -211,7 +215,7 @@ func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
 	current := map[schemas.Lane]*schemas.Policy{}
 	for _, of := range [][2]string{
 		{schemas.StreamPolicyBucket, schemas.BucketSubject(schemas.PolicyBucket, ">")},
-		{schemas.StreamPolicies, schemas.PolicySubject("*")},
+		{schemas.StreamPolicies, schemas.PolicySubject("*", schemas.TenantMain)},
 	} {
 		stored, err := b.LastMany(ctx, of[0], of[1:])
 		if err != nil {
@@ -320,7 +324,7 @@ func (b *Bus) PolicyRefusals(ctx context.Context, lane schemas.Lane) (map[int64]
 // Applied returns the samplers' answers to the policies of a lane (applied or refused), oldest first.
 func (b *Bus) Applied(ctx context.Context, lane schemas.Lane) ([]*schemas.Applied, error) {
 	var out []*schemas.Applied
-	for m, err := range b.Read(ctx, schemas.StreamApplied, []string{schemas.AppliedSubject(lane, "*")}, ReadOptions{}) {
+	for m, err := range b.Read(ctx, schemas.StreamApplied, []string{schemas.AppliedSubject(lane, schemas.TenantMain, "*")}, ReadOptions{}) {
 		if err != nil {
 			return nil, fmt.Errorf("answers to policies of lane %q: %w", lane, err)
 		}

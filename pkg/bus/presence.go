@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/meander-rl/meander/schemas"
@@ -32,10 +33,8 @@ type Announcement struct {
 	stored func(revision uint64)
 	// mu is held from reading the state until its entry is stored, so that no entry is replaced by an older one.
 	mu sync.Mutex
-	// kv is the bucket, opened the last time at opened; an entry stays for ttl.
-	kv     jetstream.KeyValue
-	ttl    time.Duration
-	opened time.Time
+	// ttl is how long the bucket keeps an entry; 0: not known.
+	ttl time.Duration
 	// renewed is when the entry was last stored; lapses counts how often it had expired by then.
 	renewed atomic.Int64
 	lapses  atomic.Int64
@@ -91,7 +90,7 @@ func (a *Announcement) Run(ctx context.Context) error {
 			if a.b.nc.IsClosed() {
 				return nil
 			}
-			if ctx.Err() == nil && a.b.waitLog.allow() {
+			if ctx.Err() == nil && a.b.waitLog.allow(logEvery) {
 				a.b.log.Warn().Err(err).Str("instance", a.state().Instance).Msg("presence not renewed, trying again")
 			}
 			beat = schemas.PresenceTTL / renewalsPerTTL
@@ -119,13 +118,18 @@ func (a *Announcement) Run(ctx context.Context) error {
 	return nil
 }
 
+// storeEntry stores the entry of presence with its newest state, and returns the pause until the next renewal.
 func (a *Announcement) storeEntry(ctx context.Context) (beat time.Duration, err error) {
 	ctx, stop := context.WithTimeout(ctx, apiTimeout)
 	defer stop()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err := a.openBucket(ctx); err != nil {
-		return 0, err
+	if a.ttl == 0 {
+		info, err := a.b.StreamInfo(ctx, schemas.StreamPresenceBucket)
+		if err != nil {
+			return 0, err
+		}
+		a.ttl = info.Config.MaxAge
 	}
 	p := a.state()
 	if err := p.Validate(); err != nil {
@@ -136,13 +140,13 @@ func (a *Announcement) storeEntry(ctx context.Context) (beat time.Duration, err 
 	if err != nil {
 		return 0, err
 	}
-	revision, err := a.kv.Put(ctx, p.Instance, data)
+	ack, err := a.b.publishOnce(ctx, &nats.Msg{Subject: schemas.PresenceSubject(p.Instance), Data: data})
 	if err != nil {
-		a.opened = time.Time{} // look again
+		a.ttl = 0 // look again
 		return 0, err
 	}
 	if a.stored != nil {
-		a.stored(revision)
+		a.stored(ack.Seq)
 	}
 	a.lapses.Store(a.lapsed())
 	a.renewed.Store(time.Now().UnixNano())
@@ -151,24 +155,6 @@ func (a *Announcement) storeEntry(ctx context.Context) (beat time.Duration, err 
 			p.Instance, ErrIncompatible, schemas.PresenceBucket, schemas.PresenceTTL)
 	}
 	return a.ttl / renewalsPerTTL, nil
-}
-
-// openBucket opens the bucket of presence, but not at each renewal: samplers renew their entry for every other
-// sample.
-func (a *Announcement) openBucket(ctx context.Context) error {
-	if time.Since(a.opened) < schemas.PresenceTTL/renewalsPerTTL/2 {
-		return nil
-	}
-	kv, err := a.b.bucket(ctx, schemas.PresenceBucket)
-	if err != nil {
-		return err
-	}
-	status, err := kv.Status(ctx)
-	if err != nil {
-		return err
-	}
-	a.kv, a.ttl, a.opened = kv, status.TTL(), time.Now()
-	return nil
 }
 
 // Present returns the services that run. It leaves out entries that cannot be read, and logs them.

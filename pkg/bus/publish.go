@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -81,6 +82,8 @@ func (b *Bus) Publish(ctx context.Context, e schemas.Keyed, opts ...PublishOptio
 	return b.publish(ctx, m, o)
 }
 
+// options combines the options of a publish with the check of what is stored already for e; e is nil for a message
+// that is no event.
 func options(e schemas.Keyed, opts []PublishOption) publishOptions {
 	var o publishOptions
 	for _, opt := range opts {
@@ -105,9 +108,7 @@ func (b *Bus) PublishPrompt(
 		schemas.HeaderType: {schemas.TypePrompt}, schemas.HeaderContentType: {schemas.ContentType},
 		jetstream.MsgIDHeader: {"prompt." + string(run) + "." + randomToken()},
 	}
-	for name, v := range header {
-		h[name] = v
-	}
+	maps.Copy(h, header)
 	setTrace(ctx, h)
 	return b.publish(ctx, &nats.Msg{Subject: schemas.PromptSubject(run), Data: prompt, Header: h}, options(nil, opts))
 }
@@ -118,9 +119,7 @@ func (b *Bus) PublishRaw(
 	ctx context.Context, subject string, data []byte, header nats.Header, id string, opts ...PublishOption,
 ) (Ack, error) {
 	h := nats.Header{}
-	for name, v := range header {
-		h[name] = v
-	}
+	maps.Copy(h, header)
 	if id != "" {
 		h[jetstream.MsgIDHeader] = []string{id}
 	}
@@ -133,6 +132,7 @@ func encode(ctx context.Context, e schemas.Keyed) (*nats.Msg, error) {
 	return encodeTo(ctx, e, schemas.Encode)
 }
 
+// encodeTo is encode with another encoder (how), which may bring its own memory.
 func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]byte, error)) (*nats.Msg, error) {
 	subject := e.Subject()
 	_, one := onePerSubject(subject)
@@ -158,6 +158,7 @@ func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]b
 	return &nats.Msg{Subject: subject, Data: data, Header: h}, nil
 }
 
+// header returns the headers of an event: its type, the content type, the message id and the trace context.
 func header(ctx context.Context, subject, typ, content string) nats.Header {
 	values := [...]string{typ, content, schemas.MessageID(subject)} // one allocation for the three
 	h := nats.Header{
@@ -206,7 +207,7 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 		if ctx.Err() != nil || b.nc.IsClosed() {
 			return Ack{}, publishError(m.Subject, errors.Join(err, ctx.Err()))
 		}
-		if b.waitLog.allow() {
+		if b.waitLog.allow(logEvery) {
 			b.log.Warn().Err(err).Str("subject", m.Subject).Dur("waited", time.Since(began)).
 				Msg("publish not confirmed, trying again")
 		}
@@ -280,18 +281,17 @@ func (b *Bus) resolveRefusal(ctx context.Context, m *nats.Msg, cause error) (Ack
 	if v != classRefused {
 		return Ack{}, cause
 	}
-	spec, one := onePerSubject(m.Subject)
-	if !one {
+	if _, one := onePerSubject(m.Subject); !one {
 		return Ack{}, fullStream(m.Subject, cause)
 	}
-	first, err := b.Last(ctx, spec.Name, schemas.StoredSubject(m.Subject))
-	switch {
-	case errors.Is(err, ErrNotFound):
-		return Ack{}, fullStream(m.Subject, cause)
-	case err != nil:
+	first, err := b.storedOn(ctx, m.Subject)
+	if err == nil && first == nil {
+		err = fullStream(m.Subject, cause)
+	}
+	if err != nil {
 		return Ack{}, err
 	}
-	return Ack{Stream: spec.Name, Seq: first.Seq, Duplicate: true, First: first}, nil
+	return Ack{Stream: first.Stream, Seq: first.Seq, Duplicate: true, First: first}, nil
 }
 
 func fullStream(subject string, cause error) error {

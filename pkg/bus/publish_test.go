@@ -66,7 +66,7 @@ func TestBus_Publish_guardIsPermanent(t *testing.T) {
 func TestBus_Publish_headers(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-		ack, err := e.Publish(bus.WithTraceparent(t.Context(), trace), trajectory("u1", 0))
+		ack, err := e.Publish(bus.WithTrace(t.Context(), bus.Trace{Parent: trace}), trajectory("u1", 0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -75,7 +75,7 @@ func TestBus_Publish_headers(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := map[string]string{
-			"Nats-Msg-Id": "trajectory.r1.u1.0", "Mdr-Type": "trajectory/1", "Content-Type": "application/msgpack", "traceparent": trace,
+			"Nats-Msg-Id": "trajectory.r1.u1.0.main", "Mdr-Type": "trajectory/1", "Content-Type": "application/msgpack", "traceparent": trace,
 			"Mdr-Outcome": "failed",
 		}
 		for name, v := range want {

@@ -3,6 +3,7 @@ package bus
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -34,9 +35,9 @@ type Publisher struct {
 	window *window
 	inbox  string // of acks, up to the token
 	sub    *nats.Subscription
-	cancel context.CancelFunc // ends the retries, at Close
-	ended  <-chan struct{}
-	retry  chan *Future
+	ctx    context.Context // of the retries: messages outlive the calls that publish them
+	cancel context.CancelFunc
+	retry  chan struct{} // holds a token for each retry at work
 	work   sync.WaitGroup
 	closed atomic.Bool
 	next   atomic.Uint64
@@ -65,18 +66,14 @@ type PublisherStats struct {
 // and bytes (at least one of each). Close it before its bus.
 func (b *Bus) NewPublisher(window, bytes int) *Publisher {
 	p := &Publisher{
-		b: b, window: newWindow(window, bytes), inbox: b.nc.NewInbox() + ".", retry: make(chan *Future, max(1, window)),
+		b: b, window: newWindow(window, bytes), inbox: b.nc.NewInbox() + ".", retry: make(chan struct{}, retriers),
 		waiting: map[uint64]*Future{},
 	}
-	ctx, cancel := context.WithCancel(context.Background()) // messages outlive the calls that publish them
-	p.cancel, p.ended = cancel, ctx.Done()
+	p.ctx, p.cancel = context.WithCancel(context.Background())
 	// If this fails, sub stays nil, and every message takes the confirmed path, which reports the failure.
 	if sub, err := b.nc.Subscribe(p.inbox+"*", p.handleAck); err == nil {
 		_ = sub.SetPendingLimits(-1, -1) // the window bounds the acks
 		p.sub = sub
-	}
-	for range retriers {
-		p.work.Go(func() { p.runRetries(ctx) })
 	}
 	p.work.Go(p.resendLate)
 	return p
@@ -152,7 +149,7 @@ func encodeFuture(
 func (p *Publisher) PublishStep(ctx context.Context, e schemas.StepEvent, sums *schemas.TensorSums) (*Future, error) {
 	if sums == nil {
 		var err error
-		if sums, err = e.TensorSums(schemas.BLAKE3); err != nil {
+		if sums, err = schemas.SumTensors(e); err != nil {
 			return nil, publishError(e.Subject(), err)
 		}
 	}
@@ -167,6 +164,7 @@ func (p *Publisher) PublishStep(ctx context.Context, e schemas.StepEvent, sums *
 	return p.start(ctx, f)
 }
 
+// encodeStepFuture is encodeFuture for a step; the future also gets the payload digest.
 func encodeStepFuture(ctx context.Context, e schemas.StepEvent, sums *schemas.TensorSums) (*Future, error) {
 	var digest string
 	f, err := encodeFuture(ctx, e, oneWriter, func(dst []byte, _ schemas.Event) (data []byte, err error) {
@@ -211,7 +209,7 @@ func (p *Publisher) publishParts(
 		for i, part := range futures {
 			select {
 			case <-part.done:
-			case <-p.ended:
+			case <-p.ctx.Done():
 				p.setOutcome(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
 				return
 			}
@@ -326,45 +324,33 @@ func parsePlainAck(data []byte) (Ack, bool) {
 	return Ack{Stream: stream, Seq: seq}, ok1 && ok2 && ok3 && ok4 && err == nil && stream != ""
 }
 
-// retryConfirmed has a message sent again on the confirmed path, Bus.publish, which finds out what became of it. The
-// channel is as long as the window, so this does not block.
+// retryConfirmed has a message sent again on the confirmed path, Bus.publish, which finds out what became of it. It
+// does not wait for that.
 func (p *Publisher) retryConfirmed(f *Future) {
 	p.retried.Add(1)
 	p.mu.Lock()
-	open := p.waiting != nil
-	if open {
-		p.retry <- f
-	}
-	p.mu.Unlock()
-	if !open {
+	defer p.mu.Unlock()
+	if p.waiting == nil {
 		p.setOutcome(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
+		return
 	}
-}
-
-func (p *Publisher) runRetries(ctx context.Context) {
-	for {
-		select {
-		case f := <-p.retry:
-			ack, err := p.publishConfirmed(ctx, f)
-			p.setOutcome(f, ack, err)
-		case <-ctx.Done():
-			return
+	p.work.Go(func() {
+		p.retry <- struct{}{}
+		defer func() { <-p.retry }()
+		ack, err := p.b.publish(p.ctx, f.msg, f.o)
+		switch {
+		case err != nil && p.ctx.Err() != nil:
+			err = publishError(f.msg.Subject, errors.Join(ErrClosed, err))
+		case err == nil && ack.Duplicate:
+			p.duplicates.Add(1)
+			if bytes.Equal(ack.First.Data, f.msg.Data) {
+				ack.Digest = f.digest
+			}
+		case err == nil:
+			ack.Digest = f.digest
 		}
-	}
-}
-
-func (p *Publisher) publishConfirmed(ctx context.Context, f *Future) (Ack, error) {
-	ack, err := p.b.publish(ctx, f.msg, f.o)
-	if err != nil {
-		return Ack{}, err
-	}
-	if ack.Duplicate {
-		p.duplicates.Add(1)
-	}
-	if !ack.Duplicate || bytes.Equal(ack.First.Data, f.msg.Data) {
-		ack.Digest = f.digest
-	}
-	return ack, nil
+		p.setOutcome(f, ack, err)
+	})
 }
 
 // resendLate sends messages again that the server has not answered, in the background: after ackTimeout, or at once
@@ -380,7 +366,7 @@ func (p *Publisher) resendLate() {
 		case <-tick.C:
 		case <-lost:
 			limit = time.Now() // a new connection: every answer of the old one is lost
-		case <-p.ended:
+		case <-p.ctx.Done():
 			return
 		}
 		var late []*Future
@@ -398,6 +384,7 @@ func (p *Publisher) resendLate() {
 	}
 }
 
+// setOutcome gives a future its outcome, and frees its memory and its space in the window.
 func (p *Publisher) setOutcome(f *Future, ack Ack, err error) {
 	f.ack, f.err = ack, err
 	if f.lent != nil && cap(*f.lent) <= maxLent {
@@ -439,7 +426,6 @@ func (p *Publisher) Close() {
 	if p.sub != nil {
 		_ = p.sub.Unsubscribe() // fails only on a closed connection
 	}
-	p.work.Wait()
 	p.mu.Lock()
 	rest := p.waiting
 	p.waiting = nil
@@ -447,12 +433,5 @@ func (p *Publisher) Close() {
 	for _, f := range rest {
 		p.setOutcome(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
 	}
-	for {
-		select {
-		case f := <-p.retry:
-			p.setOutcome(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
-		default:
-			return
-		}
-	}
+	p.work.Wait()
 }

@@ -75,9 +75,9 @@ func (b *Bus) read(
 	ctx context.Context, stream string, filters []string, o ReadOptions, yield func(*Message, error) bool,
 ) error {
 	var s jetstream.Stream
-	err := b.retryWhileAway(ctx, func(ctx context.Context) (err error) {
-		s, err = b.js.Stream(ctx, stream)
-		return err
+	err := b.withStream(ctx, stream, func(_ context.Context, found jetstream.Stream) error {
+		s = found
+		return nil
 	})
 	if err != nil {
 		return err
@@ -272,6 +272,7 @@ func endWhenIdle(ctx context.Context, c jetstream.Consumer, end func()) {
 	end()
 }
 
+// natsConfig returns the options of a read in the form of the client library.
 func (o ReadOptions) natsConfig(filters []string) jetstream.OrderedConsumerConfig {
 	c := jetstream.OrderedConsumerConfig{
 		FilterSubjects: filters, HeadersOnly: o.HeadersOnly,

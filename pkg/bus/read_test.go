@@ -66,14 +66,14 @@ func TestBus_Read(t *testing.T) {
 			want    int
 			first   uint64
 		}{
-			{"one group", []string{"mdr.v1.trajectory.r1.u7.*"}, bus.ReadOptions{}, samples, 7*samples + 1},
-			{"two groups", []string{"mdr.v1.trajectory.r1.u3.*", "mdr.v1.trajectory.r1.u7.*"}, bus.ReadOptions{}, 2 * samples, 3*samples + 1},
-			{"nothing", []string{"mdr.v1.trajectory.other.*.*"}, bus.ReadOptions{}, 0, 0},
+			{"one group", []string{"mdr.v1.trajectory.r1.u7.*.*"}, bus.ReadOptions{}, samples, 7*samples + 1},
+			{"two groups", []string{"mdr.v1.trajectory.r1.u3.*.*", "mdr.v1.trajectory.r1.u7.*.*"}, bus.ReadOptions{}, 2 * samples, 3*samples + 1},
+			{"nothing", []string{"mdr.v1.trajectory.other.*.*.*"}, bus.ReadOptions{}, 0, 0},
 			{"from a sequence", nil, bus.ReadOptions{FromSeq: 101}, groups*samples - 100, 101},
 			{"from beyond", nil, bus.ReadOptions{FromSeq: groups*samples + 1}, 0, 0},
 			{"from a time", nil, bus.ReadOptions{FromTime: middle}, groups * samples / 2, groups*samples/2 + 1},
 			{"from the future", nil, bus.ReadOptions{FromTime: time.Now().Add(time.Hour)}, 0, 0},
-			{"group from a sequence", []string{"mdr.v1.trajectory.r1.u7.*"}, bus.ReadOptions{FromSeq: 7*samples + 3}, samples - 2, 7*samples + 3},
+			{"group from a sequence", []string{"mdr.v1.trajectory.r1.u7.*.*"}, bus.ReadOptions{FromSeq: 7*samples + 3}, samples - 2, 7*samples + 3},
 		} {
 			got := collect(t, e.Bus, schemas.StreamTrajectories, test.filters, test.options)
 			if len(got) != test.want || len(got) > 0 && got[0].Seq != test.first {

@@ -3,7 +3,6 @@ package bus
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -55,7 +54,7 @@ func (b *Bus) storeOriginal(
 ) (Ack, error) {
 	unique := spec.Guarded || spec.WorkQueue
 	if unique {
-		there, err := b.storedOn(ctx, spec, subject, data)
+		there, err := b.sameOn(ctx, subject, data)
 		switch {
 		case err != nil:
 			return Ack{}, err
@@ -77,7 +76,7 @@ func (b *Bus) storeOriginal(
 	ack, err := b.PublishRaw(ctx, subject, data, header, id)
 	if err == nil && ack.Duplicate && unique {
 		// It was stored by an earlier replay, or by another client just now.
-		there, err := b.storedOn(ctx, spec, subject, data)
+		there, err := b.sameOn(ctx, subject, data)
 		if err != nil {
 			return Ack{}, err
 		}
@@ -88,18 +87,13 @@ func (b *Bus) storeOriginal(
 	return ack, err
 }
 
-// storedOn returns the message on a subject that keeps one; nil when there is none, and an error when its bytes are
-// not data.
-func (b *Bus) storedOn(ctx context.Context, spec schemas.StreamSpec, subject string, data []byte) (*Message, error) {
-	m, err := b.Last(ctx, spec.Name, schemas.StoredSubject(subject))
-	switch {
-	case errors.Is(err, ErrNotFound):
-		return nil, nil
-	case err != nil:
-		return nil, err
-	case !bytes.Equal(m.Data, data):
+// sameOn returns the message on a subject that keeps one; nil when there is none, and an error when its bytes are not
+// data.
+func (b *Bus) sameOn(ctx context.Context, subject string, data []byte) (*Message, error) {
+	m, err := b.storedOn(ctx, subject)
+	if m != nil && !bytes.Equal(m.Data, data) {
 		return nil, fmt.Errorf("%q holds another event by now, sequence %d of %s; only one can be there", subject,
-			m.Seq, spec.Name)
+			m.Seq, m.Stream)
 	}
-	return m, nil
+	return m, err
 }

@@ -31,6 +31,7 @@ func (b *Bus) SetReplicas(ctx context.Context, n int) error {
 	return b.retryWhileAway(ctx, func(ctx context.Context) error { return b.setReplicas(ctx, n) })
 }
 
+// setReplicas is one try of SetReplicas: it gives all streams n replicas; 0 leaves them as they are.
 func (b *Bus) setReplicas(ctx context.Context, n int) error {
 	if n == 0 {
 		return nil
@@ -60,6 +61,7 @@ const (
 	codeNoCluster = 10074
 )
 
+// replicasError adds to an error of changing to n replicas what an operator can do.
 func replicasError(n int, err error) error {
 	api, ok := errors.AsType[*jetstream.APIError](err)
 	if !ok || n < 2 {

@@ -46,7 +46,7 @@ func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
 		if !errors.Is(err, ErrTooFewServers) || ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
-		if b.waitLog.allow() {
+		if b.waitLog.allow(logEvery) {
 			b.log.Warn().Err(err).Msg("streams cannot be set up yet, trying again")
 		}
 		if pause(ctx, rebindPause) != nil {
@@ -127,6 +127,7 @@ func NewLimits(storage int64) map[string]int64 {
 	}
 }
 
+// createBuckets creates the buckets that are not there, with limits divided by scale.
 func (b *Bus) createBuckets(ctx context.Context, scale int64, replicas int) error {
 	for _, c := range []jetstream.KeyValueConfig{
 		{Bucket: schemas.RunBucket, History: kvHistory, MaxBytes: kvBytes},
@@ -197,6 +198,7 @@ func (b *Bus) forbidRunRollups(ctx context.Context) error {
 	return err
 }
 
+// streamConfig returns the settings of a stream of the contract in the form of the client library.
 func streamConfig(s schemas.StreamSpec, replicas int) jetstream.StreamConfig {
 	c := jetstream.StreamConfig{
 		Name: s.Name, Description: s.Purpose, Subjects: s.Subjects, Storage: jetstream.FileStorage,
@@ -219,6 +221,8 @@ func streamConfig(s schemas.StreamSpec, replicas int) jetstream.StreamConfig {
 	return c
 }
 
+// incompatibilities returns the settings of a stream that break the contract and cannot be changed; none: it can be
+// used.
 func incompatibilities(have, want jetstream.StreamConfig) (faults []string) {
 	differ := func(setting string, have, want any) {
 		if have != want {
@@ -253,6 +257,7 @@ func withContract(have, want jetstream.StreamConfig) (next jetstream.StreamConfi
 	return next, changes
 }
 
+// updateStream gives an existing stream what the contract needs, or returns ErrIncompatible.
 func (b *Bus) updateStream(ctx context.Context, have, want jetstream.StreamConfig) error {
 	if faults := incompatibilities(have, want); len(faults) > 0 {
 		return fmt.Errorf("%w: %s; remove the stream, or use another account or store", ErrIncompatible,
@@ -292,7 +297,7 @@ func (b *Bus) Ready(ctx context.Context) error {
 		if errors.Is(err, ErrPermission) || errors.Is(err, ErrNoJetStream) {
 			return fmt.Errorf("wait for set-up: %w", err)
 		}
-		if told.allow() {
+		if told.allow(logEvery) {
 			b.log.Info().Str("missing", missing).AnErr("err", err).Msg("waiting for the streams to be set up")
 		}
 		if waitErr := pause(ctx, rebindPause); waitErr != nil {
@@ -304,6 +309,7 @@ func (b *Bus) Ready(ctx context.Context) error {
 	}
 }
 
+// firstMissing returns the name of the first stream that does not exist; "": all exist. Buckets are streams, too.
 func (b *Bus) firstMissing(ctx context.Context) (string, error) {
 	for _, name := range schemas.StreamNames() {
 		_, err := b.js.Stream(ctx, name)

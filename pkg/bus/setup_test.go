@@ -139,7 +139,8 @@ func TestBus_policies(t *testing.T) {
 		ctx := t.Context()
 		policy := func(lane schemas.Lane, version int64) *schemas.Policy {
 			return &schemas.Policy{
-				Lane: lane, Model: "tiny", Family: "qwen-image", PolicyVersion: version, WeightsDigest: strings.Repeat("0", 64),
+				Tenant: schemas.TenantMain,
+				Lane:   lane, Model: "tiny", Family: "qwen-image", PolicyVersion: version, WeightsDigest: strings.Repeat("0", 64),
 				LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 10, TrueCFGScale: 4, MaxPixels: 1 << 20, Announced: 1,
 			}
 		}
@@ -207,8 +208,8 @@ func testLostPolicies(t *testing.T, e *env) {
 		t.Fatal(err)
 	}
 	for name, spoil := range map[string]func() error{
-		"removed": func() error { return kv.Delete(ctx, "tiny") },
-		"garbage": func() error { _, err := kv.Put(ctx, "tiny", []byte("garbage")); return err },
+		"removed": func() error { return kv.Delete(ctx, "tiny.main") },
+		"garbage": func() error { _, err := kv.Put(ctx, "tiny.main", []byte("garbage")); return err },
 	} {
 		if err := spoil(); err != nil {
 			t.Fatal(name, err)

@@ -30,10 +30,11 @@ func (b *Bus) MeanSize(ctx context.Context, stream string, run schemas.Run) (uin
 	return 0, nil
 }
 
+// meanOfSample returns the mean size of the steps of the sample that m is a step of. It reads no payloads.
 func (b *Bus) meanOfSample(ctx context.Context, m *Message) (uint64, error) {
 	a, _ := schemas.ParseSubject(m.Subject)
 	sum, n := uint64(0), uint64(0)
-	filter := schemas.StepsFilter(a.Run, a.UID, a.Sample)
+	filter := schemas.StepsFilter(a.Run, a.UID, a.Sample, a.Stage)
 	for m, err := range b.Read(ctx, m.Stream, []string{filter}, ReadOptions{HeadersOnly: true}) {
 		if err != nil {
 			return 0, fmt.Errorf("size of a step: %w", err)

@@ -13,7 +13,8 @@ import (
 // when there is none, and ErrFailed when the sample failed.
 func (b *Bus) BranchTrajectory(ctx context.Context, at schemas.Branch) (*schemas.Trajectory, error) {
 	t := &schemas.Trajectory{}
-	m, err := b.Last(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(at.Run, at.UID, at.SampleIndex))
+	m, err := b.Last(ctx, schemas.StreamTrajectories,
+		schemas.TrajectorySubject(at.Run, at.UID, at.SampleIndex, schemas.StageMain))
 	switch {
 	case errors.Is(err, ErrNotFound):
 		err = ErrNotFound // the text below says what was not found

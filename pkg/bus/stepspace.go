@@ -12,23 +12,18 @@ import (
 
 // StepSpace reserves space in MDR_STEPS for the samples of one sampler. A sample begins when all of its steps fit
 // beside what is stored, and beside what the samples in flight of all samplers may still store. Otherwise samples
-// that have begun would fill the stream, and none of them could end.
+// that have begun would fill the stream, and none of them could end. Each sampler has an entry in
+// schemas.PresenceBucket that says how many bytes its samples hold and how many it waits for.
 //
-// Each sampler has an entry in schemas.PresenceBucket that says how many bytes its samples hold and how many it
-// waits for.
-//
-// With ample space, a sampler reserves a small part of its even share without asking, and announces it. All such
-// reservations together are less than what others leave free. So no sampler has to read the entries of all others.
-//
-// Otherwise a sampler asks: it announces what it wants, then reads what others want, and lets those go first that
-// announced earlier, by the revisions of the bucket. Of two that announce at once, one sees the other. So at each
-// grant the stored bytes and all held bytes fit in the limit, and no sampler overtakes another. The bytes of a
-// sample count as held until it ends, even if a part of them is stored already; so a little less begins at once than
-// could.
+// With ample space, a sampler reserves a small part of its even share without asking, and announces it: all such
+// reservations together are less than what others leave free. Otherwise a sampler announces what it wants, then reads
+// what others want, and lets those go first that announced earlier, by the revisions of the bucket. Of two that
+// announce at once, one sees the other. So at each grant the stored bytes and all held bytes fit in the limit, and no
+// sampler overtakes another. The bytes of a sample count as held until it ends, even if a part is stored already.
 //
 // When no sampler holds anything, the first one in turn gets its space once it fits beside what is stored. What dead
 // attempts stored is removed when it is in the way (SweepDead). So one sample can always end, unless its steps alone
-// exceed the limit, or finished samples fill the stream. Then all wait for space, and Faults reports it.
+// exceed the limit, or finished samples fill the stream. Then all wait, and Faults reports it.
 type StepSpace struct {
 	b     *Bus
 	entry *Announcement
@@ -98,6 +93,8 @@ func (b *Bus) NewStepSpace(
 	return r
 }
 
+// presence returns the sampler's entry of presence with what it holds and waits for, and notes that it is being
+// stored.
 func (r *StepSpace) presence() *schemas.Presence {
 	p := r.base()
 	r.mu.Lock()
@@ -144,7 +141,7 @@ func (r *StepSpace) Run(ctx context.Context) error {
 			return <-announced
 		}
 		waiting, err := r.grantWaiting(ctx, giveBack)
-		if err != nil && ctx.Err() == nil && r.b.waitLog.allow() {
+		if err != nil && ctx.Err() == nil && r.b.waitLog.allow(logEvery) {
 			r.b.log.Warn().Err(err).Msg("space for steps cannot be asked for, trying again")
 		}
 		if err == nil && !waiting {
@@ -159,10 +156,11 @@ func (r *StepSpace) Run(ctx context.Context) error {
 	}
 }
 
+// logWaiting logs, now and then, that samples wait for space in the stream of steps.
 func (r *StepSpace) logWaiting() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.queue) > 0 && time.Since(r.queue[0].since) > spaceAlarm && r.log.allow() {
+	if len(r.queue) > 0 && time.Since(r.queue[0].since) > spaceAlarm && r.log.allow(logEvery) {
 		r.b.log.Warn().Int("samples", len(r.queue)).Int64("need_bytes", r.queue[0].bytes).
 			Int64("free_bytes", max(0, r.space)).Int64("max_bytes", r.limit).Bool("disk", r.onDisk).
 			Msg("samples wait for space; meander streams says for what")
@@ -470,6 +468,7 @@ func (r *StepSpace) takeGrantable(free int64, spare bool) (granted []*Reservatio
 	return granted
 }
 
+// putBack puts granted samples back to the front of the queue when they could not be announced.
 func (r *StepSpace) putBack(granted []*Reservation) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

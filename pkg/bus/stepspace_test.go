@@ -72,14 +72,14 @@ func TestRoom_NeverOvercommits(t *testing.T) {
 					}
 					group := schemas.UID(fmt.Sprintf("u%d-%d-%d", i, k, n))
 					for step := range steps {
-						if _, err := p.PublishRaw(ctx, schemas.StepSubject("r1", group, 0, "a", int64(step)), make([]byte, size), nil, ""); err != nil {
+						if _, err := p.PublishRaw(ctx, schemas.StepSubject("r1", group, 0, schemas.StageMain, "a", int64(step)), make([]byte, size), nil, ""); err != nil {
 							t.Errorf("a step that has room: %v", err)
 						}
 					}
 					held.Add(-plan)
 					claim.Release()
 					// A reader frees it, at some time.
-					if _, err := p.PurgeSubject(ctx, schemas.StreamSteps, schemas.StepsFilter("r1", group, "0")); err != nil {
+					if _, err := p.PurgeSubject(ctx, schemas.StreamSteps, schemas.StepsFilter("r1", group, "0", "*")); err != nil {
 						t.Error(err)
 					}
 					moved()
@@ -248,7 +248,7 @@ func TestSweep(t *testing.T) {
 	p := bustest.New(t)
 	store := func(uid schemas.UID, attempt string, parts bool, steps ...int64) {
 		for _, step := range steps {
-			subject := schemas.StepSubject("r1", uid, 0, attempt, step)
+			subject := schemas.StepSubject("r1", uid, 0, schemas.StageMain, attempt, step)
 			subjects := []string{subject}
 			if parts {
 				subjects = append(subjects, schemas.PartSubject(subject, 0))

@@ -47,6 +47,8 @@ func (b *Bus) SetLimits(ctx context.Context, limits ...StreamLimit) error {
 	return b.retryWhileAway(ctx, func(ctx context.Context) error { return b.setLimits(ctx, limits) })
 }
 
+// setLimits is one try of SetLimits: it changes the limits of streams that are given. The error names the limit and
+// what it must be.
 func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 	ages := map[string]time.Duration{}
 	for _, name := range []string{schemas.StreamSteps, schemas.StreamTrajectories} {
@@ -200,6 +202,7 @@ func allStores() []storedIn {
 		}, storedIn{schemas.StreamControlBucket, true, false})
 }
 
+// streamStoring returns the stream that stores a subject; "" if it is none of the contract.
 func streamStoring(subject string) string {
 	if s, ok := schemas.StreamOf(subject); ok {
 		return s.Name
@@ -254,6 +257,8 @@ func (t *faultLog) noteFailure(stream string, size int, since time.Time, err err
 	t.n.Store(int64(len(t.by)))
 }
 
+// noteStored notes, for Faults, that a stream has stored a message of that size, which ends its fault unless a larger
+// one was refused.
 func (t *faultLog) noteStored(stream string, size int) {
 	if t.n.Load() == 0 {
 		return

@@ -2,7 +2,6 @@ package bus
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -88,6 +87,7 @@ func (s *Subscription) CaughtUp() (time.Time, error) {
 // once. Later calls do nothing.
 func (s *Subscription) Close() error { return s.once() }
 
+// close stops pulling, returns all messages to the server, and gives the pin to another client; Close calls it once.
 func (s *Subscription) close() error {
 	pin := s.serverPin() // read it before we stop listening for our pulls
 	s.stop()
@@ -126,37 +126,26 @@ func (s *Subscription) serverPin() string {
 	return ""
 }
 
-func (s *Subscription) info() (info jetstream.ConsumerInfo, err error) {
-	err = s.api("INFO", nil, &info)
-	return info, err
-}
-
-func (s *Subscription) unpin() {
-	if err := s.api("UNPIN", []byte(`{"group":"`+s.config.PriorityGroup+`"}`), nil); err != nil {
-		s.bus.log.Debug().Err(err).Str("consumer", s.config.Name).Msg("not unpinned")
-	}
-}
-
-// api sends a request about the consumer to the server, and decodes the answer into a pointer; nil: it is not needed.
-// An answer that says why the server refuses is a *jetstream.APIError.
-func (s *Subscription) api(verb string, body []byte, answer any) error {
+// info asks the server for the state of the consumer.
+func (s *Subscription) info() (*jetstream.ConsumerInfo, error) {
 	ctx, stop := context.WithTimeout(context.Background(), time.Second)
 	defer stop()
-	m, err := s.bus.nc.RequestWithContext(ctx, "$JS.API.CONSUMER."+verb+"."+s.config.Stream+"."+s.config.Name, body)
+	c, err := s.bus.js.Consumer(ctx, s.config.Stream, s.config.Name)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var refused struct {
-		Error *jetstream.APIError `json:"error"`
+	return c.CachedInfo(), nil
+}
+
+// unpin asks the server to pin another client. A failure is only logged: PinnedTTL does the same later.
+func (s *Subscription) unpin() {
+	ctx, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	stream, err := s.bus.js.Stream(ctx, s.config.Stream)
+	if err == nil {
+		err = stream.UnpinConsumer(ctx, s.config.Name, s.config.PriorityGroup)
 	}
-	if err := json.Unmarshal(m.Data, &refused); err != nil {
-		return err
+	if err != nil { // PinnedTTL does the same later
+		s.bus.log.Debug().Err(err).Str("consumer", s.config.Name).Msg("not unpinned")
 	}
-	if refused.Error != nil {
-		return refused.Error
-	}
-	if answer == nil {
-		return nil
-	}
-	return json.Unmarshal(m.Data, answer)
 }

@@ -14,7 +14,7 @@ import (
 // It returns the number of messages removed, also beside an error.
 func (b *Bus) SweepSample(ctx context.Context, t *schemas.Trajectory) (uint64, error) {
 	subjects, err := b.Subjects(ctx, schemas.StreamSteps,
-		schemas.StepsFilter(t.Run, t.UID, strconv.FormatInt(t.SampleIndex, 10)))
+		schemas.StepsFilter(t.Run, t.UID, strconv.FormatInt(t.SampleIndex, 10), t.Stage))
 	if err != nil {
 		return 0, fmt.Errorf("sweep sample: %w", err)
 	}
@@ -60,7 +60,7 @@ func (b *Bus) SweepSample(ctx context.Context, t *schemas.Trajectory) (uint64, e
 // SweepDead removes the steps of attempts that no trajectory names, to make space. Call it only when no sampler works
 // on any sample: a sample without a trajectory is then made again from its first step.
 func (b *Bus) SweepDead(ctx context.Context) error {
-	subjects, err := b.Subjects(ctx, schemas.StreamSteps, schemas.StepsFilter("*", "*", "*"))
+	subjects, err := b.Subjects(ctx, schemas.StreamSteps, schemas.StepsFilter("*", "*", "*", "*"))
 	if err != nil {
 		return fmt.Errorf("sweep dead attempts: %w", err)
 	}
@@ -69,7 +69,7 @@ func (b *Bus) SweepDead(ctx context.Context) error {
 		if a, ok := schemas.ParseSubject(subject); ok {
 			samples[schemas.Address{
 				Kind: schemas.KindTrajectory, Run: a.Run, UID: a.UID,
-				Sample: a.Sample,
+				Sample: a.Sample, Stage: a.Stage,
 			}.Filter()] = a
 		}
 	}
@@ -98,5 +98,5 @@ func (b *Bus) sweepDeadSample(ctx context.Context, trajectory string, a schemas.
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		return 0, err
 	}
-	return b.PurgeSubject(ctx, schemas.StreamSteps, schemas.StepsFilter(a.Run, a.UID, a.Sample))
+	return b.PurgeSubject(ctx, schemas.StreamSteps, schemas.StepsFilter(a.Run, a.UID, a.Sample, a.Stage))
 }

@@ -23,22 +23,11 @@ func WithTrace(ctx context.Context, t Trace) context.Context {
 	return context.WithValue(ctx, traceKey{}, t)
 }
 
-// WithTraceparent is WithTrace for a traceparent alone; an empty one changes nothing.
-func WithTraceparent(ctx context.Context, traceparent string) context.Context {
-	if traceparent == "" {
-		return ctx
-	}
-	return WithTrace(ctx, Trace{Parent: traceparent})
-}
-
 // TraceIn returns the trace context of ctx.
 func TraceIn(ctx context.Context) Trace {
 	t, _ := ctx.Value(traceKey{}).(Trace)
 	return t
 }
-
-// Traceparent returns the traceparent of ctx; empty: none.
-func Traceparent(ctx context.Context) string { return TraceIn(ctx).Parent }
 
 // maxTraceState and maxBaggage are the bytes that the standard has everybody hand through. Members of a list beyond
 // them are left out, the last ones first: each event of a group carries what is left.
@@ -72,9 +61,6 @@ func within(values []string, most int) string {
 	}
 	return list
 }
-
-// TraceparentOf returns the traceparent of a message.
-func TraceparentOf(h nats.Header) string { return TraceOf(h).Parent }
 
 // setTrace adds the trace context of ctx to a header: what it lacks. The state belongs to its traceparent.
 func setTrace(ctx context.Context, h nats.Header) {

@@ -50,6 +50,7 @@ func (w *window) reserve(ctx context.Context, n int64) (waited bool, err error) 
 	}
 }
 
+// release gives the space of a message in the window back, and wakes publishers that wait.
 func (w *window) release(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -18,7 +18,7 @@ func (c *Client) AnswerLogits(ctx context.Context, r *schemas.InteractRequest) (
 	if logits == nil {
 		logits, tokens = &schemas.TokenLogits{}, 0
 		for n := r.FirstEvent; n < r.FirstEvent+r.EventCount; n++ {
-			subject := schemas.TokensSubject(r.Run, r.UID, r.SampleIndex, r.Attempt, n)
+			subject := schemas.TokensSubject(r.Run, r.UID, r.SampleIndex, r.Stage, r.Attempt, n)
 			m, err := c.bus.Last(ctx, schemas.StreamSteps, subject)
 			if err != nil {
 				return nil, fmt.Errorf("logits of answer %d: %w", r.Answer, err)

@@ -20,7 +20,8 @@ func TestPolicy_OfOneLane(t *testing.T) {
 	announce := func(lane schemas.Lane) {
 		t.Helper()
 		err := p.SetPolicy(t.Context(), &schemas.Policy{
-			Lane: lane, Model: string(lane), Family: "synthetic", WeightsDigest: strings.Repeat("a", 64), Height: 64, Width: 64, NumInferenceSteps: 1,
+			Tenant: schemas.TenantMain,
+			Lane:   lane, Model: string(lane), Family: "synthetic", WeightsDigest: strings.Repeat("a", 64), Height: 64, Width: 64, NumInferenceSteps: 1,
 			TrueCFGScale: 1, LatentChannels: 64, PixelsPerToken: 16, MaxPixels: 1 << 20,
 		}, nil)
 		if err != nil {
@@ -63,7 +64,8 @@ func TestPolicy_Lease(t *testing.T) {
 	p := bustest.New(t)
 	c := client.New(p.Bus)
 	base := &schemas.Policy{
-		Lane: "one", Model: "one", Family: "synthetic", WeightsDigest: "base", BaseDigest: "base", Height: 64, Width: 64,
+		Tenant: schemas.TenantMain,
+		Lane:   "one", Model: "one", Family: "synthetic", WeightsDigest: "base", BaseDigest: "base", Height: 64, Width: 64,
 		NumInferenceSteps: 1, TrueCFGScale: 1, LatentChannels: 64, PixelsPerToken: 16, MaxPixels: 1 << 20,
 	}
 	adapted := *base
@@ -89,7 +91,7 @@ func TestPolicy_Lease(t *testing.T) {
 	if history, err := p.PolicyHistory(t.Context(), "one"); err != nil || len(history) != 2 || history[1].Epoch != 1 {
 		t.Errorf("history %v, %v; want each version once", history, err)
 	}
-	lease := schemas.BucketSubject(schemas.LeaseBucket, "one")
+	lease := schemas.BucketSubject(schemas.LeaseBucket, schemas.PolicyKey("one", schemas.TenantMain))
 	p.Forge(t, lease, []byte(`{"holder": "a of run x", "since": 1, "mark": "m"}`))
 	back, err := c.PushPolicy(t.Context(), nil, client.Push{})
 	if refused, ok := errors.AsType[*client.RefusedError](err); !ok || !strings.Contains(refused.Error(), `lane "one": a of run x trains it`) {

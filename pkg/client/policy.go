@@ -184,7 +184,6 @@ func (c *Client) placeWeights(
 	return dir.Place(ctx, store, files...)
 }
 
-// checkBase refuses a push for another checkpoint than the lane's.
 func (p Push) checkBase(current *schemas.Policy) error {
 	if p.Base != "" && p.Base != current.BaseDigest {
 		return refusedPolicy("base: %.16s; must be of the checkpoint that lane %q serves, %.16s", p.Base, current.Lane,
@@ -249,7 +248,6 @@ func Versions(history []*schemas.Policy) string {
 	return strings.Join(names, ", ")
 }
 
-// refusedPolicy is the error for a push that no sampler could use.
 func refusedPolicy(format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	return &RefusedError{Code: schemas.CodeInvalid, Reason: err.Error(), What: "policy"}
@@ -375,7 +373,6 @@ func (c *Client) resolveLane(ctx context.Context, lane schemas.Lane) (schemas.La
 	return served[0], nil
 }
 
-// lanesOf returns the lanes of the policies.
 func lanesOf(all []*schemas.Policy) (names []string) {
 	for _, p := range all {
 		names = append(names, string(p.Lane))
@@ -423,7 +420,6 @@ func (c *Client) Replicas(ctx context.Context, p *schemas.Policy) ([]Replica, er
 	return out, nil
 }
 
-// pollEvery is how often clients check for answers.
 const pollEvery = 20 * time.Millisecond
 
 // AwaitPolicy waits until every running sampler of the lane has answered a pushed policy, or serves a later one, and

@@ -67,7 +67,6 @@ func (c *Client) PublishEncoded(ctx context.Context, run schemas.Run, prompt []b
 	}
 }
 
-// subscribeInbox subscribes to a new inbox, for the answers to one published message.
 func (c *Client) subscribeInbox() (*nats.Subscription, error) {
 	s, err := c.bus.Conn().SubscribeSync(c.bus.Conn().NewInbox())
 	if err != nil {

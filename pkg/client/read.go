@@ -55,7 +55,6 @@ func (c *Client) Trajectories(ctx context.Context, run schemas.Run) iter.Seq2[*s
 	}
 }
 
-// positioned is an event with its position in the stream.
 type positioned[T any] struct {
 	event  T
 	cursor Cursor
@@ -93,7 +92,8 @@ func readLive[T any, E interface {
 func (c *Client) Trajectory(
 	ctx context.Context, run schemas.Run, uid schemas.UID, sample int64,
 ) (*schemas.Trajectory, error) {
-	m, err := c.bus.Last(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(run, uid, sample))
+	m, err := c.bus.Last(ctx, schemas.StreamTrajectories,
+		schemas.TrajectorySubject(run, uid, sample, schemas.StageMain))
 	if err != nil {
 		return nil, fmt.Errorf("trajectory %s %d of run %s: %w", uid, sample, run, err)
 	}

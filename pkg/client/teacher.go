@@ -14,13 +14,11 @@ import (
 // ErrNoTeacher means that no teacher of that name answers.
 var ErrNoTeacher = errors.New("no such teacher runs; 'meander teacher' starts one")
 
-// teacherPause is how long TeacherReply waits before it asks a busy teacher again.
 const teacherPause = 200 * time.Millisecond
 
 // teacherPatience is how long TeacherReply waits before it asks for the same a second time; later twice as long.
 const teacherPatience = 30 * time.Second
 
-// askTeacher makes one request.
 func (c *Client) askTeacher(
 	ctx context.Context, teacher string, data []byte, patience time.Duration,
 ) (*nats.Msg, error) {
@@ -35,7 +33,7 @@ func (c *Client) askTeacher(
 func (c *Client) TeacherReply(
 	ctx context.Context, teacher string, run schemas.Run, uid schemas.UID, sample, topK int64,
 ) (*schemas.TeacherReply, error) {
-	r := &schemas.TeacherRequest{Name: teacher, Run: run, UID: uid, SampleIndex: sample, TopK: topK}
+	r := &schemas.TeacherRequest{Name: teacher, Run: run, UID: uid, SampleIndex: sample, Stage: schemas.StageMain, TopK: topK}
 	data, err := schemas.Encode(r)
 	if err == nil {
 		err = schemas.DecodeValid(data, &schemas.TeacherRequest{})

@@ -186,7 +186,7 @@ func (r *Run) count(m *bus.Message, a schemas.Address, outcome string) {
 			put(&r.openings, a.Batch, true)
 		}
 	case schemas.KindDead:
-		if a.Stage == schemas.ServiceIntake {
+		if a.Service == schemas.ServiceIntake {
 			r.letters = addTo(r.letters, a.UID, 1)
 		}
 	}

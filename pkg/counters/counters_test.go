@@ -36,7 +36,7 @@ func (w *world) publish() {
 	one := func(of ...string) string { return of[w.rng.IntN(len(of))] }
 	run, uid := schemas.Run(w.pick("run", 4)), schemas.UID(w.pick("u", 6))
 	a := schemas.Address{
-		Run: run, UID: uid, Sample: strconv.Itoa(w.rng.IntN(3)), Batch: one(string(uid), "b0", "b1"),
+		Run: run, UID: uid, Sample: strconv.Itoa(w.rng.IntN(3)), Stage: schemas.StageMain, Batch: one(string(uid), "b0", "b1"),
 	}
 	outcome := ""
 	switch a.Kind = one(schemas.KindPrompt, schemas.KindGroup, schemas.KindOpening, schemas.KindTrajectory,
@@ -48,7 +48,7 @@ func (w *world) publish() {
 	case schemas.KindAdvantage:
 		outcome = one(append([]string{"not an outcome"}, schemas.GroupStatuses...)...)
 	case schemas.KindDead:
-		a.Stage = one(schemas.ServiceIntake, schemas.ServiceReward)
+		a.Service = one(schemas.ServiceIntake, schemas.ServiceReward)
 	}
 	m := &nats.Msg{Subject: a.Filter(), Data: []byte("x")}
 	if a.Kind == schemas.KindReward || a.Kind == schemas.KindOpening { // the server adds the partition
@@ -97,7 +97,7 @@ func (w *world) full(run schemas.Run) string {
 			case schemas.KindBatch:
 				ended[a.Batch] = true
 			case schemas.KindDead:
-				if a.Stage == schemas.ServiceIntake {
+				if a.Service == schemas.ServiceIntake {
 					letters[a.UID]++
 				}
 			}
@@ -317,7 +317,9 @@ func BenchmarkLook(b *testing.B) {
 	}
 	for run := range 1000 {
 		for group := range 25 {
-			a := schemas.Address{Run: schemas.Run(fmt.Sprint("run", run)), UID: schemas.UID(fmt.Sprint("p", group))}
+			a := schemas.Address{
+				Run: schemas.Run(fmt.Sprint("run", run)), UID: schemas.UID(fmt.Sprint("p", group)), Stage: schemas.StageMain,
+			}
 			a.Batch = string(a.UID)
 			for _, a.Kind = range []string{schemas.KindPrompt, schemas.KindGroup} {
 				publish(a, "")

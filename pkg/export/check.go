@@ -29,9 +29,9 @@ type check struct {
 }
 
 type step struct {
-	file           string
-	seq            uint64
-	blake3, sha256 string // payload digests: which one the trajectory names comes later
+	file   string
+	seq    uint64
+	digest string // payload digest
 }
 
 func newCheck() *check {
@@ -121,15 +121,11 @@ func (c *check) checkEvent(file string, e *Entry) error {
 	e.Invalid = err
 	switch event := e.event.(type) {
 	case schemas.StepEvent:
-		blake3, err := schemas.PayloadDigest(schemas.BLAKE3, e.Data)
+		digest, err := schemas.PayloadDigest(e.Data)
 		if err != nil {
 			return err
 		}
-		sha256, err := schemas.PayloadDigest(schemas.SHA256, e.Data)
-		if err != nil {
-			return err
-		}
-		c.steps[e.Subject] = step{file, e.Seq, blake3, sha256}
+		c.steps[e.Subject] = step{file, e.Seq, digest}
 		return c.checkParts(e.Subject, event)
 	case *schemas.Trajectory:
 		return c.checkTrajectory(event)
@@ -197,10 +193,7 @@ func (c *check) checkTrajectory(t *schemas.Trajectory) error {
 	}
 	for i := range t.Steps {
 		s, ok := c.steps[t.StepSubject(i)]
-		named, has := t.Steps[i].Digest, s.blake3
-		if schemas.HashOf(named) == schemas.SHA256 {
-			has = s.sha256
-		}
+		named, has := t.Steps[i].Digest, s.digest
 		switch {
 		case !ok:
 			return fmt.Errorf("steps[%d]: %q is not in the export", i, t.StepSubject(i))

@@ -80,7 +80,7 @@ func TestCheck_invalid(t *testing.T) {
 // A step that has another number than its trajectory names it by is refused: the import would find none.
 func TestCheck_stepNumber(t *testing.T) {
 	t.Parallel()
-	step, parts, trajectory := sample(t, schemas.BLAKE3)
+	step, parts, trajectory := sample(t)
 	step.name = strings.Replace(step.name, "0000000001-", "0000000009-", 1)
 	if _, err := read(pack(t, []file{step, parts[0], parts[1], trajectory}, true)); err == nil || !strings.Contains(err.Error(), "steps[0]: names sequence 1 of MDR_STEPS") {
 		t.Error(err)
@@ -90,7 +90,7 @@ func TestCheck_stepNumber(t *testing.T) {
 // The list of digests names each file once; behind the end there are no bytes but the zeros of tar programs.
 func TestCheck_ends(t *testing.T) {
 	t.Parallel()
-	step, parts, trajectory := sample(t, schemas.BLAKE3)
+	step, parts, trajectory := sample(t)
 	whole := []file{step, parts[0], parts[1], trajectory}
 	good := pack(t, whole, true)
 	if _, err := read(append(bytes.Clone(good), make([]byte, 10_240)...)); err != nil {
@@ -115,7 +115,7 @@ func TestCheck_ends(t *testing.T) {
 // What is no archive is told as what it is.
 func TestRead_noArchive(t *testing.T) {
 	t.Parallel()
-	step, parts, trajectory := sample(t, schemas.BLAKE3)
+	step, parts, trajectory := sample(t)
 	whole := pack(t, []file{step, parts[0], parts[1], trajectory}, true)
 	damaged := bytes.Clone(whole)
 	copy(damaged[bytes.Index(damaged, []byte(parts[0].name)):], "damage")
@@ -177,7 +177,7 @@ func TestWrite_LeavesOut(t *testing.T) {
 	t.Parallel()
 	p := bustest.New(t)
 	publish(t, p.Bus, group("r", "", 1))
-	p.Forge(t, schemas.TrajectorySubject("r", "u", 3), []byte("garbage"))
+	p.Forge(t, schemas.TrajectorySubject("r", "u", 3, schemas.StageMain), []byte("garbage"))
 	step := stepOf("r", "u", 0, 0, make([]byte, 32))
 	publish(t, p.Bus, withImage(completed("r", "u", 0, refTo(t, step, publish(t, p.Bus, step))), nil))
 	var out bytes.Buffer

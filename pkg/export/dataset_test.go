@@ -82,7 +82,7 @@ func write(t *testing.T, b *bus.Bus, o export.DatasetOptions) *export.Index {
 func trajectory(t *testing.T, b *bus.Bus, uid schemas.UID, index int64) *schemas.Trajectory {
 	t.Helper()
 	var e schemas.Trajectory
-	m, err := b.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", uid, index))
+	m, err := b.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", uid, index, schemas.StageMain))
 	if err == nil {
 		err = schemas.Decode(m.Data, &e)
 	}

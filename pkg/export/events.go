@@ -3,7 +3,7 @@
 // An archive is one tar file with each stored event of a run, msgpack as it is stored, and the blobs that the events
 // name. This package reads it without a server; so can tar and any msgpack library.
 //
-//	MDR_TRAJECTORIES/0000000017-mdr.v1.trajectory.night.p1.0.msgpack
+//	MDR_TRAJECTORIES/0000000017-mdr.v1.trajectory.night.p1.0.main.msgpack
 //	blobs/<sha-256>
 //	SHA256SUMS
 //

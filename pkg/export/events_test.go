@@ -14,7 +14,8 @@ var digest = strings.Repeat("a", 64)
 // stepOf is step index of a sample; latents are the bytes of its state, whole numbers of 4.
 func stepOf(run schemas.Run, uid schemas.UID, sample, index int64, latents []byte) *schemas.Step {
 	return &schemas.Step{
-		Run: run, UID: uid, SampleIndex: sample, Attempt: "a", StepIndex: index, NumInferenceSteps: 4,
+		Stage: schemas.StageMain,
+		Run:   run, UID: uid, SampleIndex: sample, Attempt: "a", StepIndex: index, NumInferenceSteps: 4,
 		Transition: schemas.TransitionODE, Sigma: 1 - float32(index)/4, SigmaNext: 0.75 - float32(index)/4,
 		Timestep: 1000 - 250*float32(index), ElementCount: 8, LogProbKind: "density", Latents: []schemas.IndexedTensor{{
 			Index: index, Tensor: schemas.Tensor{DType: "F32", Shape: []int64{int64(len(latents) / 4), 1}, Data: latents},
@@ -25,7 +26,7 @@ func stepOf(run schemas.Run, uid schemas.UID, sample, index int64, latents []byt
 
 // completed is a sample that has ended, without image, and with these steps.
 func completed(run schemas.Run, uid schemas.UID, sample int64, steps ...schemas.StepRef) *schemas.Trajectory {
-	e := &schemas.Trajectory{Steps: steps, ContentDigest: digest, ScheduleDigest: digest}
+	e := &schemas.Trajectory{Identity: schemas.Identity{Stage: schemas.StageMain}, Steps: steps, ContentDigest: digest, ScheduleDigest: digest}
 	e.Run, e.UID, e.SampleIndex, e.GroupSize, e.Lane = run, uid, sample, 16, "lane"
 	e.Attempt, e.WeightsDigest, e.Sampler, e.Backend = "a", digest, "s", "cpu"
 	e.StopReason, e.Prompt, e.Height, e.Width, e.TrueCFGScale = schemas.StopCompleted, "a red fox", 64, 64, 1
@@ -71,7 +72,7 @@ func publish(t *testing.T, b *bus.Bus, e schemas.Keyed) uint64 {
 // refTo is the reference of a trajectory to a stored step.
 func refTo(t *testing.T, step *schemas.Step, seq uint64) schemas.StepRef {
 	t.Helper()
-	digest, err := schemas.PayloadDigest(schemas.BLAKE3, bustest.Encode(t, step))
+	digest, err := schemas.PayloadDigest(bustest.Encode(t, step))
 	if err != nil {
 		t.Fatal(err)
 	}

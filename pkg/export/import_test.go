@@ -134,8 +134,8 @@ func TestImport_Other(t *testing.T) {
 	file := exported(t)
 	const notThere, differs = "is not in the export", "has other content in the export"
 	for name, c := range map[string]struct{ subject, says string }{
-		"another event":     {schemas.TrajectorySubject("r1", "elsewhere", 0), notThere},
-		"otherwise":         {schemas.TrajectorySubject("r1", "p3", 0), differs},
+		"another event":     {schemas.TrajectorySubject("r1", "elsewhere", 0, schemas.StageMain), notThere},
+		"otherwise":         {schemas.TrajectorySubject("r1", "p3", 0, schemas.StageMain), differs},
 		"a prompt too many": {schemas.PromptSubject("r1"), notThere},
 	} {
 		p := bustest.New(t)

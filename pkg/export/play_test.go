@@ -27,9 +27,9 @@ func recorded(t *testing.T) *bustest.Plane {
 	put(schemas.PromptSubject("r"), &schemas.Prompt{Prompt: "a red fox", UID: "u"})
 	put(schemas.PromptSubject("other"), &schemas.Prompt{Prompt: "a red fox"})
 	for i := range int64(3) {
-		step := &schemas.Step{Run: "r", UID: "u", SampleIndex: i, Attempt: "a"}
+		step := &schemas.Step{Stage: schemas.StageMain, Run: "r", UID: "u", SampleIndex: i, Attempt: "a"}
 		put(step.Subject(), step)
-		made := &schemas.Trajectory{Identity: schemas.Identity{Run: "r", UID: "u", SampleIndex: i}}
+		made := &schemas.Trajectory{Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "u", SampleIndex: i}}
 		put(made.Subject(), made)
 		put(schemas.RewardSubject("r", "u", "u", i), &schemas.Reward{Run: "r", UID: "u", SampleIndex: i})
 	}
@@ -129,7 +129,7 @@ func TestSleepUntil(t *testing.T) {
 func TestPlayMessage(t *testing.T) {
 	t.Parallel()
 	stored := &bus.Message{
-		Subject: "mdr.v1.trajectory.r.u.0", Stream: schemas.StreamTrajectories, Seq: 7,
+		Subject: "mdr.v1.trajectory.r.u.0.main", Stream: schemas.StreamTrajectories, Seq: 7,
 		Time:   time.Date(2026, 5, 4, 3, 2, 1, 9, time.UTC),
 		Header: map[string][]string{schemas.HeaderType: {"trajectory/1"}, "Nats-Msg-Id": {"x"}, "Nats-Expected-Last-Sequence": {"6"}, schemas.HeaderReply: {"inbox"}},
 	}
@@ -143,10 +143,10 @@ func TestPlayMessage(t *testing.T) {
 	}
 	slices.Sort(headers)
 	if got, want := strings.Join(headers, " "), "Mdr-Type[trajectory/1] Nats-Sequence[7] Nats-Stream[MDR_TRAJECTORIES] "+
-		"Nats-Subject[mdr.v1.trajectory.r.u.0] Nats-Time-Stamp[2026-05-04T03:02:01.000000009Z]"; got != want {
+		"Nats-Subject[mdr.v1.trajectory.r.u.0.main] Nats-Time-Stamp[2026-05-04T03:02:01.000000009Z]"; got != want {
 		t.Errorf("headers %s, want %s", got, want)
 	}
-	if subject != "replay.night.trajectory.r.u.0" {
+	if subject != "replay.night.trajectory.r.u.0.main" {
 		t.Errorf("on %s", subject)
 	}
 	for _, prefix := range []string{"", "mdr", "mdr.v1", "replays", "replay.", "replay.*", "replay.>", "$JS.replay", "replay.a b"} {

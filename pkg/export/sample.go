@@ -12,7 +12,7 @@ import (
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
-	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -59,15 +59,15 @@ type Record struct {
 	// Of texts. Messages and Turns, what was said in answer to what, are JSON. IDs [n] are the whole sequence, Mask is
 	// 1 for generated tokens; TokenLogProbs are before temperature and filters, ProcessedLogProbs after them, both 0
 	// for given tokens.
-	Messages          string          `json:"messages,omitempty" parquet:"messages"`
-	Turns             string          `json:"turns,omitempty" parquet:"turns"`
-	Answer            string          `json:"answer,omitempty" parquet:"answer"`
-	FinishReason      string          `json:"finish_reason,omitempty" parquet:"finish_reason"`
-	Temperature       float64         `json:"temperature,omitempty" parquet:"temperature"`
-	IDs               []int32         `json:"ids,omitempty" parquet:"ids,list"`
-	Mask              []int32         `json:"mask,omitempty" parquet:"mask,list"`
-	TokenLogProbs     results.Numbers `json:"token_log_probs,omitempty" parquet:"token_log_probs,list"`
-	ProcessedLogProbs results.Numbers `json:"processed_log_probs,omitempty" parquet:"processed_log_probs,list"`
+	Messages          string       `json:"messages,omitempty" parquet:"messages"`
+	Turns             string       `json:"turns,omitempty" parquet:"turns"`
+	Answer            string       `json:"answer,omitempty" parquet:"answer"`
+	FinishReason      string       `json:"finish_reason,omitempty" parquet:"finish_reason"`
+	Temperature       float64      `json:"temperature,omitempty" parquet:"temperature"`
+	IDs               []int32      `json:"ids,omitempty" parquet:"ids,list"`
+	Mask              []int32      `json:"mask,omitempty" parquet:"mask,list"`
+	TokenLogProbs     view.Numbers `json:"token_log_probs,omitempty" parquet:"token_log_probs,list"`
+	ProcessedLogProbs view.Numbers `json:"processed_log_probs,omitempty" parquet:"processed_log_probs,list"`
 }
 
 // Score is what one reward function gave.
@@ -136,13 +136,13 @@ func eachSample(
 	ctx context.Context, b *bus.Bus, a *schemas.Advantage, latents bool, do func(*sample) error,
 ) (leftOut int, err error) {
 	trajectories := map[int64]*schemas.Trajectory{}
-	for t, err := range results.Trajectories(ctx, b, cmp.Or(a.SourceRun, a.Run), a.UID) {
+	for t, err := range view.Trajectories(ctx, b, cmp.Or(a.SourceRun, a.Run), a.UID) {
 		if err != nil {
 			return 0, err
 		}
 		trajectories[t.SampleIndex] = t.Trajectory
 	}
-	rewards, err := results.Rewards(ctx, b, a.Run, a.UID)
+	rewards, err := view.Rewards(ctx, b, a.Run, a.UID)
 	if err != nil {
 		return 0, err
 	}
@@ -152,7 +152,7 @@ func eachSample(
 			leftOut++
 			continue
 		}
-		member := results.MemberOf(&m, t, rewards[results.Sample{UID: a.UID, Index: m.SampleIndex}])
+		member := view.MemberOf(&m, t, rewards[view.Key{UID: a.UID, Index: m.SampleIndex}])
 		s, err := newSample(ctx, b, a, &member, latents)
 		if err == nil {
 			err = do(s)
@@ -169,7 +169,7 @@ func eachSample(
 
 // newSample reads what belongs to a sample. ErrNotFound: some of it is no longer stored.
 func newSample(
-	ctx context.Context, b *bus.Bus, a *schemas.Advantage, m *results.Member, latents bool,
+	ctx context.Context, b *bus.Bus, a *schemas.Advantage, m *view.Member, latents bool,
 ) (*sample, error) {
 	t := m.Trajectory()
 	if err := t.CheckKnown(); err != nil {
@@ -234,7 +234,7 @@ func newSample(
 
 // setText sets what is of texts.
 func (s *sample) setText(ctx context.Context, b *bus.Bus, t *schemas.Trajectory) error {
-	x, err := results.LoadText(ctx, b, t)
+	x, err := view.LoadText(ctx, b, t)
 	if err != nil {
 		return err
 	}

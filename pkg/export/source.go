@@ -7,7 +7,7 @@ import (
 	"fmt"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -134,7 +134,7 @@ func (m *importer) readSource(
 	ctx context.Context, run schemas.Run,
 ) (samples map[sampleID]*storedSample, prompts map[schemas.UID]uint64, err error) {
 	samples, prompts = map[sampleID]*storedSample{}, map[schemas.UID]uint64{}
-	for t, err := range results.Trajectories(ctx, m.b, run, "*") {
+	for t, err := range view.Trajectories(ctx, m.b, run, "*") {
 		if err != nil {
 			return nil, nil, err
 		}

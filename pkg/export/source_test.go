@@ -50,7 +50,7 @@ func group(run, source schemas.Run, prompt uint64) *schemas.GroupRecord {
 
 // madeAt is the one sample of group u of a run, which ended at a time.
 func madeAt(run schemas.Run, finished int64, prompt uint64) *schemas.Trajectory {
-	made := &schemas.Trajectory{}
+	made := &schemas.Trajectory{Identity: schemas.Identity{Stage: schemas.StageMain}}
 	made.Run, made.UID, made.GroupSize, made.Lane, made.Attempt = run, "u", 1, "lane", "a"
 	made.StopReason, made.Error, made.Timings.Finished = schemas.StopFailed, "no", finished
 	made.Group.Batch, made.Group.PromptSeq = "u", prompt
@@ -100,7 +100,7 @@ func TestImport_Pass(t *testing.T) {
 			t.Fatalf("%+v, %v; want %d events stored", done, err, stored)
 		}
 	}
-	m, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("made", "u", 0))
+	m, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("made", "u", 0, schemas.StageMain))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -109,7 +109,6 @@ func Ask(
 	}
 }
 
-// faultOf returns f as an error; nil stays nil.
 func faultOf(f *Fault) error {
 	if f == nil {
 		return nil

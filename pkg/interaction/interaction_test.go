@@ -28,7 +28,8 @@ func TestSums(t *testing.T) {
 		{"347+58=?", "7", "7", "stop", "", 1},
 	} {
 		r := &schemas.InteractRequest{
-			Name: interaction.Sums, GroundTruth: schemas.Truth(c.truth), FinishReason: c.finish,
+			Stage: schemas.StageMain,
+			Name:  interaction.Sums, GroundTruth: schemas.Truth(c.truth), FinishReason: c.finish,
 			Messages: []schemas.Message{{Role: "user", Content: c.prompt}, {Role: "assistant", Content: "1"}, {Role: "user", Content: "too low"}, {Role: "assistant", Content: c.answer}},
 		}
 		reply, err := interaction.Ask(t.Context(), nil, r, 0)
@@ -36,7 +37,7 @@ func TestSums(t *testing.T) {
 			t.Errorf("%s %q: %+v, %v; want %q", c.prompt, c.answer, reply, err, c.says)
 		}
 	}
-	r := &schemas.InteractRequest{Name: interaction.Sums, Messages: []schemas.Message{{Role: "user", Content: "what is it?"}, {Role: "assistant", Content: "1"}}}
+	r := &schemas.InteractRequest{Stage: schemas.StageMain, Name: interaction.Sums, Messages: []schemas.Message{{Role: "user", Content: "what is it?"}, {Role: "assistant", Content: "1"}}}
 	_, err := interaction.Ask(t.Context(), nil, r, 0)
 	if f, ok := errors.AsType[*interaction.Fault](err); !ok || f.State != schemas.ConversationError || !strings.Contains(err.Error(), "no sum such as") {
 		t.Errorf("no sum: %v", err)

@@ -49,7 +49,6 @@ func sumsReply(r *schemas.InteractRequest) (*schemas.InteractReply, error) {
 	return compareSum(r.Messages[last].Content, r.FinishReason, want), nil
 }
 
-// expectedSum returns the right number: the ground truth, or the result of the sum that the user asks.
 func expectedSum(messages []schemas.Message, groundTruth string) (float64, error) {
 	list := make([]scorer.Message, len(messages))
 	for i, m := range messages {
@@ -58,7 +57,6 @@ func expectedSum(messages []schemas.Message, groundTruth string) (float64, error
 	return scorer.NumericTarget(scorer.UserTexts(list), groundTruth)
 }
 
-// canonical matches whole numbers in their usual form, without leading zeros or a plus.
 var canonical = regexp.MustCompile(`^(0|-?[1-9][0-9]*)$`)
 
 // compareSum returns the reply of Sums to an answer: text is the answer, finish how it ended

@@ -82,7 +82,6 @@ func sameToken(given, want string) bool {
 	return subtle.ConstantTimeCompare(a[:], b[:]) == 1
 }
 
-// signed reports whether the client signed the server's nonce of this connection with the key.
 func signed(key, signature string, nonce []byte) bool {
 	sig, err := base64.RawURLEncoding.DecodeString(signature)
 	if err != nil {
@@ -126,7 +125,6 @@ func (b *logBridge) Fatalf(format string, v ...any) {
 	b.cause = errors.Join(b.cause, fmt.Errorf(format, v...))
 }
 
-// fatal returns the fatal errors of the server so far, or nil.
 func (b *logBridge) fatal() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

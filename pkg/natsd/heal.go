@@ -43,14 +43,12 @@ func (s *Server) InProcessConn() (net.Conn, error) {
 	return ns.InProcessConn()
 }
 
-// runningServer returns the server; nil while it is restarted.
 func (s *Server) runningServer() *server.Server {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ns
 }
 
-// setState sets the server (nil: it is being restarted) and its fault (nil: none).
 func (s *Server) setState(ns *server.Server, fault error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +101,6 @@ func (s *Server) restartAfterFullDisk(ctx context.Context) {
 	}
 }
 
-// restart starts a new server on the same store and address.
 func (s *Server) restart(ctx context.Context) (*server.Server, error) {
 	native, err := s.opts.serverOptions()
 	if err != nil {

@@ -56,7 +56,6 @@ type Member struct {
 	warned   int           // process about whose settings a warning was logged
 }
 
-// tenure is a period in which this process has the server.
 type tenure struct {
 	server *Server
 	// ending is closed before the server is given up. calls are those of Serve that must return first.
@@ -217,7 +216,6 @@ func (m *Member) warnIfDifferent(by Info) {
 	}
 }
 
-// setFailed stores the first error of the member and closes failed; nil changes nothing.
 func (m *Member) setFailed(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -227,7 +225,6 @@ func (m *Member) setFailed(err error) {
 	}
 }
 
-// setTenure sets the tenure (nil: another process has the server) and wakes those who wait for a change.
 func (m *Member) setTenure(t *tenure) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -252,7 +249,6 @@ func (m *Member) giveServerUp() error {
 	return t.server.Close()
 }
 
-// releaseAll gives up the server and the pipeline.
 func (m *Member) releaseAll() error {
 	err := m.giveServerUp()
 	if m.pipeline != nil {
@@ -378,7 +374,6 @@ func (m *Member) InProcessConn() (net.Conn, error) {
 	return conn, nil
 }
 
-// dial connects to the process that has the server.
 func dial(holder Info) (net.Conn, error) {
 	u, err := url.Parse(holder.URL)
 	if err != nil {
@@ -453,7 +448,6 @@ func (m *Member) Fault() error {
 // Pipeline returns which process serves the store's pipeline, or is about to; false: none does.
 func Pipeline(storeDir string) (Info, bool) { return readClaim(storeDir, pipelineClaim) }
 
-// pause waits for d and returns nil. When ctx ends first, it returns the error of ctx.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):

@@ -240,7 +240,6 @@ func restartWithPromisedSpace(
 	return startAndWait(ctx, larger, opts.Log)
 }
 
-// stopServer stops a server and waits until its store is written.
 func stopServer(ns *server.Server) {
 	ns.Shutdown()
 	ns.WaitForShutdown()
@@ -293,7 +292,6 @@ func (s *Server) SlowConsumers() int64 {
 // returned. Close the clients before.
 func (s *Server) Close() error { return s.close() }
 
-// shutdown is the first Close.
 func (s *Server) shutdown() error {
 	s.cancel()
 	s.healer.Wait()

@@ -95,7 +95,6 @@ func readClaim(dir, claim string) (Info, bool) {
 	return info, true
 }
 
-// heldClaim is a claim that this process holds.
 type heldClaim struct {
 	dir, claim string
 	lock       *os.File

@@ -21,7 +21,6 @@ const maxGreeting = 64 << 10
 // TLS names the PEM files of the server's certificate and its key.
 type TLS struct{ Cert, Key string }
 
-// config loads the certificate.
 func (t *TLS) config() (*tls.Config, error) {
 	cert, err := tls.LoadX509KeyPair(t.Cert, t.Key)
 	if err != nil {

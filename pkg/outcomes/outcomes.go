@@ -237,6 +237,19 @@ func Incomplete(run schemas.Run, batches int64) Wait {
 	return w
 }
 
+// Lost says that samples are neither made nor asked for, and what to do.
+func Lost(samples int64) Wait {
+	w := Wait{
+		For: ForIntake, Grave: true, Says: "1 sample is neither made nor asked for: its request was lost",
+		Fix: "Intake asks again within seconds, if it runs; find out who purged " + schemas.StreamRequests +
+			", or see the server's log",
+	}
+	if samples != 1 {
+		w.Says = fmt.Sprintf("%d samples are neither made nor asked for: their requests were lost", samples)
+	}
+	return w
+}
+
 // HeldBy returns what holds up an open run; "": nothing, it goes on.
 func (f *Facts) HeldBy() For {
 	switch {

@@ -12,10 +12,6 @@ import (
 	"github.com/meander-rl/meander/pkg/remotehttp"
 )
 
-// adapterRoutes are the paths by which servers of a kind take adapters while they run, and what they need for it. Both
-// are asked with the name of the adapter in lora_name, the first with its folder in lora_path.
-type adapterRoutes struct{ load, unload, need string }
-
 // LoadAdapter makes the servers load a LoRA from a folder in PEFT's form, which they must be able to read, and call it
 // name: those that can be used now, and each that is back later. It is no error that a server has one of that name. An
 // error that wraps ErrRefused says that a server takes no adapters, or not this one. A server that fails otherwise is
@@ -60,8 +56,7 @@ func (p *Pool) UnloadAdapter(ctx context.Context, name string) {
 	var wait sync.WaitGroup
 	for _, m := range p.all {
 		wait.Go(func() {
-			path := dialectOf(m.kind, p.config).adapterRoutes().unload
-			_ = m.http.Ask(ctx, http.MethodPost, path, map[string]any{"lora_name": name}, nil)
+			_ = m.http.Ask(ctx, http.MethodPost, dialects[m.kind].unload, map[string]any{"lora_name": name}, nil)
 		})
 	}
 	wait.Wait()
@@ -69,10 +64,10 @@ func (p *Pool) UnloadAdapter(ctx context.Context, name string) {
 
 // loadAdapter is Pool.LoadAdapter for one server.
 func (s *Server) loadAdapter(ctx context.Context, name, folder string) error {
-	routes := s.dialect.adapterRoutes()
 	models, err := s.models(ctx)
 	if err == nil && !slices.ContainsFunc(models, func(m servedModel) bool { return m.ID == name }) {
-		err = s.http.Ask(ctx, http.MethodPost, routes.load, map[string]any{"lora_name": name, "lora_path": folder}, nil)
+		err = s.http.Ask(ctx, http.MethodPost, s.dialect.load, map[string]any{"lora_name": name, "lora_path": folder},
+			nil)
 	}
 	switch status := remotehttp.Answered(err); {
 	case err == nil:
@@ -80,7 +75,7 @@ func (s *Server) loadAdapter(ctx context.Context, name, folder string) error {
 	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed,
 		status > 0 && strings.Contains(err.Error(), "not enabled"):
 		return fmt.Errorf("%w; it takes adapters if it is started with %s, and must be able to read %s", err,
-			routes.need, folder)
+			s.dialect.need, folder)
 	case status > 0 && strings.Contains(err.Error(), "add_lora"): // with status 500: what its worker says of the files
 		return fmt.Errorf("%w: %w", ErrRefused, err)
 	}

@@ -29,7 +29,7 @@ const (
 func (s *Server) fingerprint(ctx context.Context) error {
 	var plain []float64
 	var err error
-	for _, s.facts.Route = range s.dialect.routes() {
+	for _, s.facts.Route = range s.dialect.routes {
 		if plain, err = s.measure(ctx, 1, fewTop); !routeClosed(err) {
 			break
 		}
@@ -59,7 +59,7 @@ func (s *Server) fingerprint(ctx context.Context) error {
 	case before:
 		s.facts.Values = Raw
 	default:
-		s.facts.Values = s.dialect.processedKind()
+		s.facts.Values = s.dialect.processedKind
 	}
 	return nil
 }

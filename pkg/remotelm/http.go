@@ -36,7 +36,7 @@ func (s *Server) generate(ctx context.Context, r Request, top int, each func(eve
 	defer watch.Stop()
 	ended := false
 	defer func() {
-		if !ended {
+		if !ended && s.dialect.release != nil {
 			s.dialect.release(s, r.ID)
 		}
 	}()
@@ -47,7 +47,8 @@ func (s *Server) generate(ctx context.Context, r Request, top int, each func(eve
 	}()
 	asked := s.facts
 	asked.Model = cmp.Or(r.Adapter, asked.Model)
-	resp, err := s.http.Do(ctx, http.MethodPost, asked.Route, s.dialect.requestBody(asked, &r, top))
+	body := s.dialect.requestBody(asked, s.config.Vocabulary, &r, top)
+	resp, err := s.http.Do(ctx, http.MethodPost, asked.Route, body)
 	if err != nil {
 		return err
 	}

@@ -234,7 +234,8 @@ func (p *Pool) send(
 	}()
 	s := l.Member.now.Load()
 	if err = s.generate(l.Context, r, s.topCount(), func(e event) bool { return each(s, e) }); err != nil {
-		if errors.Is(err, pool.ErrOverloaded) && ctx.Err() == nil && s.dialect.paused(ctx, s) {
+		if errors.Is(err, pool.ErrOverloaded) && ctx.Err() == nil && s.dialect.paused != nil &&
+			s.dialect.paused(ctx, s) {
 			err = &remotehttp.StatusError{
 				Status: http.StatusServiceUnavailable, Err: fmt.Errorf("it is paused: %w", err), Paused: true,
 			}

@@ -144,32 +144,33 @@ type Span struct {
 // Server is one server of a Pool, as it was found when it joined.
 type Server struct {
 	config  Config
-	dialect dialect
+	dialect *dialect
 	facts   Facts
 	numbers []float64 // those of the tokens that follow ProbeIDs: of all by id, or the largest
 	http    *remotehttp.Client
 }
 
 // dialect is what differs between the kinds of server.
-type dialect interface {
+type dialect struct {
 	// discover sets all facts but Values and Route.
-	discover(ctx context.Context, s *Server, f *Facts) error
-	// routes returns the paths of requests for tokens, the best first.
-	routes() []string
-	// requestBody returns the body of a request for tokens. top is how many numbers of other tokens to ask for with
-	// each token; -1: all.
-	requestBody(f Facts, r *Request, top int) map[string]any
-	// processedKind returns what its numbers are if they depend on the temperature: Tempered or Processed.
-	processedKind() string
+	discover func(ctx context.Context, s *Server, f *Facts) error
+	// routes are the paths of requests for tokens, the best first.
+	routes []string
+	// requestBody returns the body of a request for tokens, with top numbers of other tokens for each; -1: all.
+	requestBody func(f Facts, vocabulary int, r *Request, top int) map[string]any
+	// processedKind is what its numbers are if they depend on the temperature: Tempered or Processed.
+	processedKind string
 	// parseEvent returns the tokens of an event that follow the tokens of before.
-	parseEvent(f Facts, data []byte, before []int32) (event, error)
-	// adapterRoutes says how the server takes adapters.
-	adapterRoutes() adapterRoutes
-	// paused reports whether the server says that it is paused.
-	paused(ctx context.Context, s *Server) bool
-	// release makes the server drop a request whose stream is closed before its end.
-	release(s *Server, id string)
+	parseEvent func(f Facts, data []byte, before []int32) (event, error)
+	// load and unload are the paths by which the server takes adapters while it runs, need what it must have for it.
+	load, unload, need string
+	// paused reports whether the server says that it is paused; nil: it has no route that says so.
+	paused func(ctx context.Context, s *Server) bool
+	// release makes the server drop a request whose stream is closed before its end; nil: it does so itself.
+	release func(s *Server, id string)
 }
+
+var dialects = map[string]*dialect{VLLM: &vllm, SGLang: &sglang}
 
 // event is one message of a stream.
 type event struct {
@@ -189,7 +190,7 @@ type scored struct {
 // newServer finds out the Facts of a server. An error that wraps ErrRefused says that the server cannot be used; after
 // any other error it may not have started yet, and a retry may help.
 func newServer(ctx context.Context, c Config, name string, http *remotehttp.Client) (*Server, error) {
-	s := &Server{config: c, facts: Facts{Name: name}, http: http, dialect: dialectOf(name, c)}
+	s := &Server{config: c, facts: Facts{Name: name}, http: http, dialect: dialects[name]}
 	if err := s.dialect.discover(ctx, s, &s.facts); err != nil {
 		if routeClosed(err) {
 			err = fmt.Errorf("%w%s", err, s.otherKind(ctx))
@@ -197,14 +198,6 @@ func newServer(ctx context.Context, c Config, name string, http *remotehttp.Clie
 		return nil, err
 	}
 	return s, s.fingerprint(ctx)
-}
-
-// dialectOf returns the dialect of a kind of server.
-func dialectOf(name string, c Config) dialect {
-	if name == SGLang {
-		return sglang{vocabulary: c.Vocabulary}
-	}
-	return vllm{}
 }
 
 // sameFacts returns an error if the server is not what the first server of its pool was, when it joined.
@@ -243,7 +236,7 @@ var numberTolerance = map[string]float64{"fp32": 1e-3, "fp16": 0.02, "bf16": 0.2
 
 // otherKind says which other kind of server answers in the place of the one that is asked for.
 func (s *Server) otherKind(ctx context.Context) string {
-	for name, d := range map[string]dialect{VLLM: vllm{}, SGLang: sglang{}} {
+	for name, d := range dialects {
 		if name != s.facts.Name && d.discover(ctx, s, &Facts{}) == nil {
 			return fmt.Sprintf("; it is a server of %s: name it %s=%s", name, name, s.http.Base)
 		}

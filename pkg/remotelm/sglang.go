@@ -15,22 +15,15 @@ import (
 // sglang is the dialect of SGLang 0.4 and newer: /generate. An event has all tokens so far or, if the server was
 // started so, only the new ones; the number of ids tells which. It gives log-probs after temperature and before
 // filters or, if its environment says so, before both; never logits.
-type sglang struct{ vocabulary int }
-
-const sglangGenerate = "/generate"
-
-func (sglang) routes() []string { return []string{sglangGenerate} }
-
-func (sglang) adapterRoutes() adapterRoutes {
-	return adapterRoutes{
-		"/load_lora_adapter", "/unload_lora_adapter", "--enable-lora, --max-lora-rank and --lora-target-modules",
-	}
+var sglang = dialect{
+	discover: discoverSGLang, routes: []string{"/generate"}, requestBody: sglangBody, parseEvent: parseSGLang,
+	processedKind: Tempered, load: "/load_lora_adapter", unload: "/unload_lora_adapter",
+	need:    "--enable-lora, --max-lora-rank and --lora-target-modules",
+	release: abortSGLang,
 }
 
-func (sglang) processedKind() string { return Tempered }
-
-// release aborts a request: when only its connection closes, it may stay in the queue of the server.
-func (sglang) release(s *Server, id string) {
+// abortSGLang aborts a request: when only its connection closes, it may stay in the queue of the server.
+func abortSGLang(s *Server, id string) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
@@ -38,11 +31,8 @@ func (sglang) release(s *Server, id string) {
 	}()
 }
 
-// paused implements dialect: a paused server keeps requests, and has no route that says so.
-func (sglang) paused(context.Context, *Server) bool { return false }
-
-// discover asks for the release, the length limit and the model.
-func (sglang) discover(ctx context.Context, s *Server, f *Facts) error {
+// discoverSGLang asks for the release, the length limit and the model.
+func discoverSGLang(ctx context.Context, s *Server, f *Facts) error {
 	var server struct {
 		Version string `json:"version"`
 		Context *int   `json:"context_length"`
@@ -72,10 +62,10 @@ func (s *Server) askEither(ctx context.Context, v any, now, before string) error
 	return err
 }
 
-// requestBody implements dialect. SGLang writes "no limit" for top_k as -1 and takes seeds of 31 bits.
-func (d sglang) requestBody(_ Facts, r *Request, top int) map[string]any {
+// sglangBody writes "no limit" for top_k as -1, and seeds of 31 bits.
+func sglangBody(_ Facts, vocabulary int, r *Request, top int) map[string]any {
 	if top < 0 {
-		top = d.vocabulary
+		top = vocabulary
 	}
 	k := r.TopK
 	if k == 0 {
@@ -140,8 +130,8 @@ func (n *sglangNumber) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// parseEvent implements dialect. done are the tokens so far: an event may repeat them, then they must be the same.
-func (sglang) parseEvent(_ Facts, data []byte, done []int32) (e event, err error) {
+// parseSGLang is a dialect's parseEvent. An event may repeat the tokens so far, done: they must be the same.
+func parseSGLang(_ Facts, data []byte, done []int32) (e event, err error) {
 	var in sglangEvent
 	if err := json.Unmarshal(data, &in); err != nil {
 		return e, fmt.Errorf("%w: %w", ErrGarbage, err)

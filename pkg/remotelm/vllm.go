@@ -13,36 +13,25 @@ import (
 // vllm is the dialect of vLLM 0.11 and newer. It uses the token route if that is open (--enable-scale-out), which
 // tells the versions of weights; else the completions route, with ids instead of texts. An event has the new
 // tokens: mostly one, several if the reader is slow. The server drops a request whose connection closes.
-type vllm struct{}
-
-const (
-	vllmTokens      = "/inference/v1/generate"
-	vllmCompletions = "/v1/completions"
-)
-
-func (vllm) routes() []string { return []string{vllmTokens, vllmCompletions} }
-
-func (vllm) adapterRoutes() adapterRoutes {
-	return adapterRoutes{
-		"/v1/load_lora_adapter", "/v1/unload_lora_adapter",
-		"--enable-lora and with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment",
-	}
+var vllm = dialect{
+	discover: discoverVLLM, routes: []string{vllmTokens, "/v1/completions"}, requestBody: vllmBody,
+	parseEvent: parseVLLM, processedKind: Processed, load: "/v1/load_lora_adapter", unload: "/v1/unload_lora_adapter",
+	need:   "--enable-lora and with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment",
+	paused: pausedVLLM,
 }
 
-func (vllm) processedKind() string { return Processed }
+const vllmTokens = "/inference/v1/generate"
 
-func (vllm) release(*Server, string) {}
-
-// paused asks a server in development mode; others do not have the route.
-func (vllm) paused(ctx context.Context, s *Server) bool {
+// pausedVLLM asks a server in development mode; others do not have the route.
+func pausedVLLM(ctx context.Context, s *Server) bool {
 	var is struct {
 		Paused bool `json:"is_paused"`
 	}
 	return s.http.Ask(ctx, http.MethodGet, "/is_paused", nil, &is) == nil && is.Paused
 }
 
-// discover asks for the release, and for the first model that is not an adapter.
-func (vllm) discover(ctx context.Context, s *Server, f *Facts) error {
+// discoverVLLM asks for the release, and for the first model that is not an adapter.
+func discoverVLLM(ctx context.Context, s *Server, f *Facts) error {
 	var version struct {
 		Version string `json:"version"`
 	}
@@ -78,8 +67,8 @@ func (s *Server) models(ctx context.Context) ([]servedModel, error) {
 	return list.Data, err
 }
 
-// requestBody implements dialect: the two routes name their fields differently.
-func (vllm) requestBody(f Facts, r *Request, top int) map[string]any {
+// vllmBody is a dialect's requestBody: the two routes name their fields differently.
+func vllmBody(f Facts, _ int, r *Request, top int) map[string]any {
 	sampling := map[string]any{
 		"max_tokens": r.MaxTokens, "temperature": r.Temperature, "top_p": r.TopP, "top_k": r.TopK, "min_p": r.MinP,
 		"seed":     r.Seed,
@@ -140,8 +129,8 @@ type vllmEvent struct {
 	} `json:"choices"`
 }
 
-// parseEvent implements dialect: every event has only new tokens, in the form of its route.
-func (vllm) parseEvent(f Facts, data []byte, _ []int32) (e event, err error) {
+// parseVLLM is a dialect's parseEvent: every event has only new tokens, in the form of its route.
+func parseVLLM(f Facts, data []byte, _ []int32) (e event, err error) {
 	var in vllmEvent
 	if err := json.Unmarshal(data, &in); err != nil {
 		return e, fmt.Errorf("%w: %w", ErrGarbage, err)

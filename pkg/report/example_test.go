@@ -9,12 +9,13 @@ import (
 
 	"github.com/meander-rl/meander/pkg/report"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
 // A run of which nothing but a refusal is known; results.Read gives one of what is stored.
 func ExampleWrite() {
-	refused := results.GroupResult{UID: "p", Prompt: "a <red> fox", Status: schemas.StatusRefused, Error: "no such model"}
+	refused := view.GroupResult{UID: "p", Prompt: "a <red> fox", Status: schemas.StatusRefused, Error: "no such model"}
 	run := &results.Run{Summary: results.Summary{Run: "night"}, Groups: []*results.Group{{GroupResult: refused}}}
 	var page bytes.Buffer
 	contents, err := report.Write(context.Background(), &page, nil, run, report.Options{Made: time.Now()})

@@ -21,6 +21,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -217,7 +218,7 @@ func newGroup(g *results.Group) group {
 }
 
 // sample returns what the page says of a sample, its image included. An error is of the server.
-func (f *fitter) sample(ctx context.Context, g *results.Group, m *results.Member) (sample, error) {
+func (f *fitter) sample(ctx context.Context, g *results.Group, m *view.Member) (sample, error) {
 	s := sample{
 		Index: m.SampleIndex, Reward: results.Number(m.Reward, "%.4f"), Advantage: results.Number(m.Advantage, "%+.4f"),
 		Says: turnsOf(m), Scores: scoresOf(m), Reason: cut(m.Error, maxReason),
@@ -252,7 +253,7 @@ func (f *fitter) sample(ctx context.Context, g *results.Group, m *results.Member
 }
 
 // altText says in words what image a sample has.
-func altText(g *results.Group, m *results.Member) string {
+func altText(g *results.Group, m *view.Member) string {
 	what := "image"
 	if m.Trajectory().Video != nil {
 		what = "frame in the middle of the video"
@@ -262,7 +263,7 @@ func altText(g *results.Group, m *results.Member) string {
 }
 
 // scoresOf says what each reward function gave a sample, and what it read.
-func scoresOf(m *results.Member) (lines []string) {
+func scoresOf(m *view.Member) (lines []string) {
 	for _, s := range m.Scores {
 		line := s.Name + " " + results.Number(s.Value, "%.4f")
 		switch {
@@ -282,7 +283,7 @@ func scoresOf(m *results.Member) (lines []string) {
 
 // turnsOf returns what was said in a sample that is a text: the answer, or all turns of a conversation. Together they
 // have maxAnswer characters at most.
-func turnsOf(m *results.Member) (turns []said) {
+func turnsOf(m *view.Member) (turns []said) {
 	if m.Text == nil {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/report"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -16,14 +17,14 @@ import (
 func runOf(groups, samples, size int) *results.Run {
 	run := &results.Run{Summary: results.Summary{Run: "r", Groups: groups, Samples: groups * samples}}
 	for i := range groups {
-		g := &results.Group{Closed: time.Unix(int64(i), 0), GroupResult: results.GroupResult{
+		g := &results.Group{Closed: time.Unix(int64(i), 0), GroupResult: view.GroupResult{
 			UID: schemas.UID(fmt.Sprintf("p%04d", i)), Prompt: "a fox", Status: schemas.StatusComplete, Mean: new(float64(i)),
 		}}
 		for k := range samples {
 			turn := schemas.Turn{Generated: true, Text: strings.Repeat("<", size)}
-			g.Members = append(g.Members, results.Member{
-				SampleResult: results.SampleResult{SampleIndex: int64(k), Status: schemas.StatusScored, Reward: new(float64(k))},
-				Text:         &results.Text{Answer: turn.Text, Turns: []schemas.Turn{turn}},
+			g.Members = append(g.Members, view.Member{
+				SampleResult: view.SampleResult{SampleIndex: int64(k), Status: schemas.StatusScored, Reward: new(float64(k))},
+				Text:         &view.Text{Answer: turn.Text, Turns: []schemas.Turn{turn}},
 			})
 		}
 		run.Groups = append(run.Groups, g)

@@ -2,6 +2,7 @@ package results
 
 import (
 	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -42,7 +43,7 @@ func (x *metricSums) addSample(a *schemas.Advantage, m *schemas.Member, r *schem
 }
 
 // addValidation adds a validation group to the sums of the run's validation metrics; groups to train on do nothing.
-func (x *metricSums) addValidation(a *schemas.Advantage, rewards map[Sample]*schemas.Reward) {
+func (x *metricSums) addValidation(a *schemas.Advantage, rewards map[view.Key]*schemas.Reward) {
 	if !a.Validation {
 		return
 	}
@@ -54,7 +55,7 @@ func (x *metricSums) addValidation(a *schemas.Advantage, rewards map[Sample]*sch
 	}
 	reader := "" // the reward function whose readings are the answers of the vote
 	for i := range a.Members {
-		r := rewards[Sample{a.UID, a.Members[i].SampleIndex}]
+		r := rewards[view.Key{UID: a.UID, Index: a.Members[i].SampleIndex}]
 		if r == nil || r.Reward == nil {
 			continue
 		}

@@ -5,6 +5,7 @@ import (
 	"io"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -17,7 +18,7 @@ type Pass struct {
 
 // PassGroup is a group of a pass.
 type PassGroup struct {
-	GroupResult
+	view.GroupResult
 	// SourceMean and SourceStd are the run's; null where the run has no result.
 	SourceMean *float64     `json:"source_mean"`
 	SourceStd  *float64     `json:"source_std"`
@@ -26,11 +27,11 @@ type PassGroup struct {
 
 // PassMember is one sample of a PassGroup.
 type PassMember struct {
-	SampleResult
-	Scores          []Score  `json:"scores"`
-	SourceStatus    string   `json:"source_status"`
-	SourceReward    *float64 `json:"source_reward"`
-	SourceAdvantage *float64 `json:"source_advantage"`
+	view.SampleResult
+	Scores          []view.Score `json:"scores"`
+	SourceStatus    string       `json:"source_status"`
+	SourceReward    *float64     `json:"source_reward"`
+	SourceAdvantage *float64     `json:"source_advantage"`
 }
 
 // PassSummary counts the results of a pass.
@@ -57,7 +58,7 @@ type ScoredAgain struct {
 // CollectPass reads the rewards that a pass stored for the groups of a run, and joins them with the results of the
 // groups before and after the pass. It fails if the server cannot be read.
 func CollectPass(ctx context.Context, b *bus.Bus, pass, run schemas.Run, groups []ScoredAgain) (*Pass, error) {
-	rewards, err := Rewards(ctx, b, pass, "*")
+	rewards, err := view.Rewards(ctx, b, pass, "*")
 	if err != nil {
 		return nil, err
 	}
@@ -84,9 +85,9 @@ func CollectPass(ctx context.Context, b *bus.Bus, pass, run schemas.Run, groups 
 }
 
 // compare joins the results of a group before and after the pass, sample by sample. rewards are those of the pass.
-func (s *ScoredAgain) compare(rewards map[Sample]*schemas.Reward) *PassGroup {
+func (s *ScoredAgain) compare(rewards map[view.Key]*schemas.Reward) *PassGroup {
 	a := s.After
-	g := &PassGroup{GroupResult: groupResult(a, s.UID, s.Prompt), Members: []PassMember{}}
+	g := &PassGroup{GroupResult: view.GroupResultOf(a, s.UID, s.Prompt), Members: []PassMember{}}
 	before := map[int64]schemas.Member{}
 	if s.Before != nil {
 		g.SourceMean, g.SourceStd = s.Before.Mean, s.Before.Std
@@ -96,14 +97,11 @@ func (s *ScoredAgain) compare(rewards map[Sample]*schemas.Reward) *PassGroup {
 	}
 	for _, m := range a.Members {
 		old := before[m.SampleIndex]
-		x := PassMember{
-			SampleResult: sampleResult(&m), SourceStatus: old.Status, SourceReward: old.Reward,
-			SourceAdvantage: old.Advantage,
-		}
-		if r := rewards[Sample{s.UID, m.SampleIndex}]; r != nil {
-			x.Error, x.Scores = r.Error, scoresOf(r)
-		}
-		g.Members = append(g.Members, x)
+		now := view.MemberOf(&m, nil, rewards[view.Key{UID: s.UID, Index: m.SampleIndex}])
+		g.Members = append(g.Members, PassMember{
+			SampleResult: now.SampleResult, Scores: now.Scores,
+			SourceStatus: old.Status, SourceReward: old.Reward, SourceAdvantage: old.Advantage,
+		})
 	}
 	return g
 }

@@ -13,17 +13,16 @@ package results
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
-	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/sampling"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -35,137 +34,14 @@ type Run struct {
 
 // Group is the outcome of a prompt.
 type Group struct {
-	GroupResult
+	view.GroupResult
 	// Group is the uid of the group that replaced the prompt's own; empty if none did.
-	Group   schemas.UID `json:"group,omitempty"`
-	Members []Member    `json:"members"`
+	Group   schemas.UID   `json:"group,omitempty"`
+	Members []view.Member `json:"members"`
 	// Closed is when its last sample was scored, as the advantage event says; zero without a result.
 	Closed time.Time `json:"-"`
 	// Source is the run that has the samples, where this one is a pass over it; else empty.
 	Source schemas.Run `json:"-"`
-}
-
-// GroupResult is the result of a group.
-type GroupResult struct {
-	UID    schemas.UID `json:"uid"`
-	Prompt string      `json:"prompt"`
-	// Status is the status of the advantage event, or refused, or open while there is no result.
-	Status string `json:"status"`
-	Error  string `json:"error,omitempty"`
-	// Mean and Std are of the rewards; null without any. StdScale says what Std covers: the group, its whole batch
-	// (global), or the group but unused by the estimator (none). StdBasis says by what the squares are divided: n-1
-	// (sample), n (population), or as the estimator counts.
-	Mean     *float64 `json:"mean"`
-	Std      *float64 `json:"std"`
-	StdScale string   `json:"std_scale,omitempty"`
-	StdBasis string   `json:"std_basis,omitempty"`
-}
-
-// StdLabel says in words which standard deviation Std is.
-func (g *GroupResult) StdLabel() string {
-	if g.StdScale == schemas.StdGlobal {
-		return g.StdBasis + ", batch"
-	}
-	return g.StdBasis
-}
-
-// SampleResult is the result of a sample.
-type SampleResult struct {
-	SampleIndex int64    `json:"sample_index"`
-	Status      string   `json:"status"`
-	Error       string   `json:"error,omitempty"`
-	Reward      *float64 `json:"reward"`
-	Advantage   *float64 `json:"advantage"`
-	// StepAdvantages are set if they differ over the trained steps.
-	StepAdvantages []float64 `json:"step_advantages,omitempty"`
-}
-
-// Member is one sample of a group.
-type Member struct {
-	SampleResult
-	Scores []Score `json:"scores,omitempty"`
-	// LogProbs are in nats, one for each step; null for an ode step. Transitions are the kinds of
-	// the steps, Latents the indices of the kept states.
-	LogProbs    []*float64 `json:"log_probs"`
-	Transitions []string   `json:"transitions"`
-	Latents     []int64    `json:"latent_step_indices"`
-	Seed        uint64     `json:"sample_seed,string"`
-	Digest      string     `json:"content_digest"`
-	// Rollout is what a log-prob is recomputed with; nil without a trajectory.
-	Rollout *Rollout `json:"rollout,omitempty"`
-	// Image is the file that Write made, of a video the frame in the middle; Video is that with all frames.
-	Image string `json:"image,omitempty"`
-	Video string `json:"video,omitempty"`
-	// Text is set if the sample is a text.
-	Text *Text `json:"text,omitempty"`
-	// Roll is set if the sample is one of scheduled sampling.
-	Roll       *Roll `json:"scheduled_sampling,omitempty"`
-	trajectory *schemas.Trajectory
-}
-
-// Trajectory returns the stored trajectory of the sample, which its caller must not change; nil if there is none.
-func (m *Member) Trajectory() *schemas.Trajectory { return m.trajectory }
-
-// Rollout is what a trainer needs, besides the latents, to recompute the log-probs of a sample, and to tell which
-// weights made it.
-type Rollout struct {
-	// Settings are all that decided the rollout, in JSON beside the others.
-	Settings *schemas.Settings `json:"-"`
-	// CFGScales [T] are the scales of guidance that come of the settings; absent: 1.
-	CFGScales []float64 `json:"cfg_scales,omitempty"`
-	// StdDevT [T] is the diffusion coefficient of each step, NoiseStd [T] the standard deviation of its
-	// transition, as in the step events; 0 for ode steps.
-	StdDevT          []float64 `json:"std_dev_t"`
-	NoiseStd         []float64 `json:"noise_std"`
-	ScheduleDigest   string    `json:"schedule_digest"`
-	WeightsDigest    string    `json:"weights_digest"`
-	PolicyVersionMin int64     `json:"policy_version_min"`
-	PolicyVersionMax int64     `json:"policy_version_max"`
-}
-
-// MarshalJSON returns the settings and the rest as one object.
-func (r *Rollout) MarshalJSON() ([]byte, error) {
-	type rest Rollout
-	settings, err := json.Marshal(r.Settings)
-	if err != nil {
-		return nil, err
-	}
-	more, err := json.Marshal((*rest)(r))
-	return append(append(settings[:len(settings)-1], ','), more[1:]...), err
-}
-
-// setRollout fills m.Rollout, what a trainer recomputes log-probs with, from the trajectory. It fails for a transition
-// or a setting that this version does not know.
-func (m *Member) setRollout(t *schemas.Trajectory) error {
-	if err := t.CheckKnown(); err != nil {
-		return err
-	}
-	r := &Rollout{
-		Settings: (*schemas.Settings)(&t.Sampling), CFGScales: t.CFGScales, ScheduleDigest: t.ScheduleDigest,
-		WeightsDigest: t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
-	}
-	plan := sampling.Plan(&t.Sampling)
-	for i := range t.Transitions {
-		k, err := plan.StepTransition(i)
-		if err != nil {
-			return fmt.Errorf("step %d: %w", i, err)
-		}
-		r.StdDevT, r.NoiseStd = append(r.StdDevT, k.StdDevT), append(r.NoiseStd, k.NoiseStd)
-	}
-	m.Rollout = r
-	return nil
-}
-
-// Score is the outcome of one reward function.
-type Score struct {
-	Name    string   `json:"name"`
-	Version string   `json:"version,omitempty"`
-	Status  string   `json:"status"`
-	Value   *float64 `json:"value"`
-	Error   string   `json:"error,omitempty"`
-	Detail  string   `json:"detail,omitempty"`
-	Exact   *bool    `json:"exact,omitempty"`
-	Seconds float64  `json:"seconds"`
 }
 
 // Summary counts the results of a run.
@@ -230,12 +106,12 @@ func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Run, error) {
 // content of all trajectories and advantages in key order: equal seeds and prompts give an equal digest, however the
 // work was packed, timed or repeated. It fails if the server cannot be read.
 func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Run, error) {
-	c := &collection{trajectories: map[Sample]*schemas.Trajectory{}, engines: map[string]int{}}
-	for t, err := range Trajectories(ctx, b, run, "*") {
+	c := &collection{trajectories: map[view.Key]*schemas.Trajectory{}, engines: map[string]int{}}
+	for t, err := range view.Trajectories(ctx, b, run, "*") {
 		if err != nil {
 			return nil, err
 		}
-		c.trajectories[Sample{t.UID, t.SampleIndex}] = t.Trajectory
+		c.trajectories[view.Key{UID: t.UID, Index: t.SampleIndex}] = t.Trajectory
 	}
 	// Count step events of all attempts, without their parts.
 	steps := 0
@@ -247,7 +123,7 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 		steps += len(stored)
 	}
 	var err error
-	if c.rewards, err = Rewards(ctx, b, run, "*"); err != nil {
+	if c.rewards, err = view.Rewards(ctx, b, run, "*"); err != nil {
 		return nil, err
 	}
 	r := &Run{Summary: Summary{
@@ -255,7 +131,7 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 		Trajectories: len(c.trajectories), StepsStored: steps,
 	}}
 	for _, p := range o.prompts {
-		g := &Group{GroupResult: GroupResult{UID: p.UID, Prompt: p.Text, Status: outcomes.Open}, Members: []Member{}}
+		g := &Group{GroupResult: view.GroupResult{UID: p.UID, Prompt: p.Text, Status: outcomes.Open}, Members: []view.Member{}}
 		if a := o.Advantage(p.UID); a != nil {
 			if err := c.fillGroup(g, a); err != nil {
 				return nil, err
@@ -309,8 +185,8 @@ func stateOf(ctx context.Context, b *bus.Bus, r *Run) (string, error) {
 
 // collection is what a run stored, and what was gathered from it.
 type collection struct {
-	trajectories map[Sample]*schemas.Trajectory
-	rewards      map[Sample]*schemas.Reward
+	trajectories map[view.Key]*schemas.Trajectory
+	rewards      map[view.Key]*schemas.Reward
 	metricSums   metricSums
 	rolls        rollSums
 	digest       digest
@@ -326,7 +202,7 @@ func (c *collection) fillGroup(g *Group, a *schemas.Advantage) error {
 	if err := c.digest.add("advantage."+string(a.UID), a); err != nil {
 		return err
 	}
-	g.GroupResult, g.Source = groupResult(a, g.UID, g.Prompt), a.SourceRun
+	g.GroupResult, g.Source = view.GroupResultOf(a, g.UID, g.Prompt), a.SourceRun
 	if a.Closed > 0 {
 		g.Closed = time.Unix(0, a.Closed).UTC()
 	}
@@ -334,7 +210,7 @@ func (c *collection) fillGroup(g *Group, a *schemas.Advantage) error {
 		g.Group = a.UID
 	}
 	for _, m := range a.Members {
-		sample := Sample{a.UID, m.SampleIndex}
+		sample := view.Key{UID: a.UID, Index: m.SampleIndex}
 		t, reward := c.trajectories[sample], c.rewards[sample]
 		if t != nil && g.Group != "" {
 			g.Prompt = t.Prompt // a substitute has another prompt
@@ -342,14 +218,14 @@ func (c *collection) fillGroup(g *Group, a *schemas.Advantage) error {
 		if reward != nil {
 			c.metricSums.addSample(a, &m, reward)
 		}
-		member := MemberOf(&m, t, reward)
+		member := view.MemberOf(&m, t, reward)
 		if t != nil {
 			if err := c.digest.add("trajectory."+sample.String(), t); err != nil {
 				return err
 			}
 			c.countEvaluations(t)
 			by := "sampler"
-			if d := t.DrawnBy(); d != nil {
+			if d := t.Drawn; d != nil {
 				by = d.Engine.String()
 			}
 			c.engines[by]++
@@ -359,28 +235,6 @@ func (c *collection) fillGroup(g *Group, a *schemas.Advantage) error {
 	}
 	c.metricSums.addValidation(a, c.rewards)
 	return nil
-}
-
-// MemberOf joins what is stored of one sample: its part of the advantage event, its trajectory and its reward, of which
-// the last two may be nil. A trajectory that cannot be read as a rollout gives the member an error.
-func MemberOf(m *schemas.Member, t *schemas.Trajectory, reward *schemas.Reward) Member {
-	member := Member{SampleResult: sampleResult(m)}
-	if reward != nil {
-		member.Error, member.Scores = reward.Error, scoresOf(reward)
-	}
-	if t == nil {
-		return member
-	}
-	member.trajectory, member.LogProbs, member.Seed = t, t.LogProbs, t.SampleSeed
-	member.Error = cmp.Or(t.Error, member.Error)
-	if t.Text != nil {
-		member.Text = TextOf(t)
-	} else if err := member.setRollout(t); err != nil {
-		member.Error = cmp.Or(member.Error, err.Error())
-	}
-	member.Roll = rollOf(t)
-	member.Transitions, member.Latents, member.Digest = t.Transitions, t.LatentStepIndices, t.ContentDigest
-	return member
 }
 
 // countEvaluations adds a completed sample to the two counts of model evaluations: those that it took, and those that
@@ -403,84 +257,11 @@ func (c *collection) countEvaluations(t *schemas.Trajectory) {
 	}
 }
 
-// groupResult returns the result of a group from its advantage event.
-func groupResult(a *schemas.Advantage, uid schemas.UID, prompt string) GroupResult {
-	return GroupResult{
-		UID: uid, Prompt: prompt, Status: outcomes.Group(a), Error: a.Error, Mean: a.Mean, Std: a.Std,
-		StdScale: a.Scale, StdBasis: a.StdBasis,
-	}
-}
-
-// sampleResult returns the result of a sample from its part of the advantage event.
-func sampleResult(m *schemas.Member) SampleResult {
-	return SampleResult{
-		SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage,
-		StepAdvantages: m.StepAdvantages,
-	}
-}
-
 // Best returns the members by falling reward; members without a reward come last.
-func (g *Group) Best() []Member {
+func (g *Group) Best() []view.Member {
 	members := slices.Clone(g.Members)
-	slices.SortStableFunc(members, func(a, b Member) int {
-		return cmp.Or(compareDescending(a.Reward, b.Reward), cmp.Compare(a.SampleIndex, b.SampleIndex))
+	slices.SortStableFunc(members, func(a, b view.Member) int {
+		return cmp.Or(view.CompareRewards(a.Reward, b.Reward), cmp.Compare(a.SampleIndex, b.SampleIndex))
 	})
 	return members
-}
-
-// compareDescending orders rewards for Best: larger values first, missing ones last.
-func compareDescending(a, b *float64) int {
-	switch {
-	case a == nil && b == nil:
-		return 0
-	case a == nil:
-		return 1
-	case b == nil:
-		return -1
-	}
-	return cmp.Compare(*b, *a)
-}
-
-// maxReading is how many characters of a reading fit into a column or a caption.
-const maxReading = 14
-
-// Read returns what a reward function read in the image, quoted and cut to a caption's length; "" if none read
-// anything.
-func (m *Member) Read() string { return shortReading(m.Scores) }
-
-// ReadBy returns what the reward function of that name read, in the form of Read.
-func (m *Member) ReadBy(name string) string {
-	for i, s := range m.Scores {
-		if s.Name == name {
-			return shortReading(m.Scores[i : i+1])
-		}
-	}
-	return ""
-}
-
-// shortReading returns the first reading among the scores, quoted and cut to the width of a caption; "" if there is
-// none.
-func shortReading(scores []Score) string {
-	for _, s := range scores {
-		if s.Detail != "" {
-			text := s.Detail
-			if utf8.RuneCountInString(text) > maxReading {
-				text = string([]rune(text)[:maxReading-1]) + "…"
-			}
-			return fmt.Sprintf("%q", text)
-		}
-	}
-	return ""
-}
-
-// scoresOf returns the outcomes of the reward functions of a sample, in the order of the reward event.
-func scoresOf(r *schemas.Reward) (scores []Score) {
-	for _, s := range r.Scores {
-		scores = append(scores, Score{
-			Name: s.Name, Version: s.Version, Status: s.Status, Value: s.Value, Error: s.Error, Detail: s.Detail,
-			Exact:   s.Exact,
-			Seconds: float64(s.DurationNS) / 1e9,
-		})
-	}
-	return scores
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/pipeline"
 )
@@ -296,12 +297,12 @@ func TestCollectPass(t *testing.T) {
 func TestLatestRun(t *testing.T) {
 	t.Parallel()
 	b := bustest.New(t).Bus
-	if _, err := results.LatestRun(t.Context(), b); !errors.Is(err, bus.ErrNotFound) {
+	if _, err := view.LatestRun(t.Context(), b); !errors.Is(err, bus.ErrNotFound) {
 		t.Errorf("an empty store: %v", err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if _, err := results.LatestRun(ctx, b); !errors.Is(err, context.Canceled) || errors.Is(err, bus.ErrNotFound) {
+	if _, err := view.LatestRun(ctx, b); !errors.Is(err, context.Canceled) || errors.Is(err, bus.ErrNotFound) {
 		t.Errorf("a read that is stopped: %v; want its end", err)
 	}
 }
@@ -323,7 +324,7 @@ func TestRuns_Open(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	runs, err := results.Runs(t.Context(), p.Bus, "r")
+	runs, err := view.Count(t.Context(), p.Bus, "r")
 	if err != nil || runs["r"].Groups != 2 || runs["r"].Open != 1 {
 		t.Errorf("%+v, %v; want 2 groups, 1 of them open", runs["r"], err)
 	}
@@ -333,11 +334,11 @@ func TestRuns_Open(t *testing.T) {
 func TestRuns_Bytes(t *testing.T) {
 	t.Parallel()
 	b := serve(t, 4)
-	bytes := func(before map[schemas.Run]*results.StoredRun) map[schemas.Run]*results.StoredRun {
+	bytes := func(before map[schemas.Run]*view.Run) map[schemas.Run]*view.Run {
 		t.Helper()
-		runs, err := results.Runs(t.Context(), b, "*")
+		runs, err := view.Count(t.Context(), b, "*")
 		if err == nil {
-			err = results.AddSizes(t.Context(), b, runs, before)
+			err = view.AddSizes(t.Context(), b, runs, before)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -368,7 +369,7 @@ func TestRuns_Bytes(t *testing.T) {
 		t.Errorf("beside a large run: %d bytes, before %d; the large one has %d", both["small"].Bytes, small.Bytes, both["large"].Bytes)
 	}
 	small.Bytes = 7
-	if again := bytes(map[schemas.Run]*results.StoredRun{"small": small}); again["small"].Bytes != 7 {
+	if again := bytes(map[schemas.Run]*view.Run{"small": small}); again["small"].Bytes != 7 {
 		t.Errorf("a run without new events was measured again: %d bytes", again["small"].Bytes)
 	}
 }

@@ -8,42 +8,9 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/sheet"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
-
-// Roll is what scheduled sampling did to a sample: the model stepped a noised latent down to the timestep that is
-// trained.
-type Roll struct {
-	// Timestep is the one that the sample is trained at, Source the one where it began.
-	Timestep float64 `json:"timestep"`
-	Source   int64   `json:"source"`
-	Offset   int64   `json:"offset"`
-	// Reason is why it did not roll; empty if it did.
-	Reason string `json:"reason,omitempty"`
-	// U is the share of noise in the latents.
-	U float64 `json:"u"`
-	// Drift is |latents - teacher-forced| / |teacher-forced|; null where that is not finite.
-	Drift    *float64              `json:"drift"`
-	Forwards int64                 `json:"forwards"`
-	Terms    *schemas.ReflexTerms  `json:"reflexflow,omitempty"`
-	settings *schemas.RollSettings // of the group
-}
-
-// Steps returns how many steps the sample took.
-func (r *Roll) Steps() int64 { return max(0, r.Source-int64(r.Timestep)) }
-
-// rollOf returns the roll of a sample; nil for an ordinary sample, and for one that did not complete.
-func rollOf(t *schemas.Trajectory) *Roll {
-	if t.Rolled == nil || t.ScheduledSampling == nil {
-		return nil
-	}
-	x, r := &t.ScheduledSampling.Roll, t.Rolled
-	return &Roll{
-		Timestep: r.Timestep, Source: x.Source, Offset: x.Offset, Reason: x.Reason, U: r.U, Drift: r.Drift,
-		Forwards: r.Forwards, Terms: r.ReflexFlow,
-		settings: &t.ScheduledSampling.RollSettings,
-	}
-}
 
 // rollSums gathers the metrics of scheduled sampling over a run.
 type rollSums struct {
@@ -54,7 +21,7 @@ type rollSums struct {
 }
 
 // add adds a sample's roll to the sums of the run; nil, for a sample that is not of scheduled sampling, adds nothing.
-func (x *rollSums) add(r *Roll) {
+func (x *rollSums) add(r *view.Roll) {
 	if r == nil {
 		return
 	}
@@ -128,11 +95,11 @@ func (g *Group) drawRolledSheet(ctx context.Context, b *bus.Bus) ([]byte, error)
 	var strips []sheet.Strip
 	var pairs [][2]media.Media
 	for _, m := range g.Members {
-		t := m.trajectory
+		t := m.Trajectory()
 		if m.Roll == nil || t.Image == nil {
 			continue
 		}
-		strip := sheet.Strip{Lines: m.Roll.sheetLines(m.SampleIndex), Media: make([]media.Media, 5)}
+		strip := sheet.Strip{Lines: sheetLines(m.Roll, m.SampleIndex), Media: make([]media.Media, 5)}
 		original := (*schemas.Image)(nil)
 		if t.Start != nil && t.Start.Data != nil && t.Start.Data.Image != nil {
 			original = &schemas.Image{Ref: t.Start.Data.Image}
@@ -156,14 +123,14 @@ func (g *Group) drawRolledSheet(ctx context.Context, b *bus.Bus) ([]byte, error)
 	for i := range strips {
 		strips[i].Media[4] = off[i]
 	}
-	s := g.Members[0].Roll.settings
+	s := &g.Members[0].Trajectory().ScheduledSampling.RollSettings
 	title := fmt.Sprintf("%s  (%s, order %d, %d timesteps)", g.Prompt, s.Sampler, s.Order, s.Timesteps)
 	return sheet.DrawStrips(title,
 		[]string{"original", "noised", "rolled", "teacher-forced", fmt.Sprintf("difference x %d", gain)}, strips)
 }
 
 // sheetLines returns the lines of text that drawRolledSheet writes beside a sample.
-func (r *Roll) sheetLines(index int64) []string {
+func sheetLines(r *view.Roll, index int64) []string {
 	if r.Reason != "" {
 		return []string{fmt.Sprintf("#%d  timestep %g", index, r.Timestep), "did not roll: " + r.Reason}
 	}

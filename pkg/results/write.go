@@ -16,6 +16,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/sheet"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -97,7 +98,7 @@ func (g *Group) drawSheet(ctx context.Context, b *bus.Bus, images map[int64]medi
 			return g.drawRolledSheet(ctx, b)
 		}
 		if sample, ok := images[m.SampleIndex]; ok {
-			tiles = append(tiles, m.tile(sample))
+			tiles = append(tiles, tileOf(&m, sample))
 		}
 	}
 	if len(tiles) == 0 {
@@ -106,8 +107,8 @@ func (g *Group) drawSheet(ctx context.Context, b *bus.Bus, images map[int64]medi
 	return sheet.Draw(g.Prompt, tiles)
 }
 
-// tile returns the sample with its reward, reading and advantage as a tile of a contact sheet.
-func (m *Member) tile(sample media.Media) sheet.Tile {
+// tileOf returns the sample with its reward, reading and advantage as a tile of a contact sheet.
+func tileOf(m *view.Member, sample media.Media) sheet.Tile {
 	t := sheet.Tile{
 		Media:   sample,
 		Caption: fmt.Sprintf("#%d  r %s  %s", m.SampleIndex, Number(m.Reward, "%.3f"), m.Read()),
@@ -136,7 +137,7 @@ func (g *Group) writeImages(ctx context.Context, b *bus.Bus, dir string) (map[in
 	shown := map[int64]media.Media{}
 	for i := range g.Members {
 		m := &g.Members[i]
-		t := m.trajectory
+		t := m.Trajectory()
 		if t == nil || t.Image == nil {
 			continue
 		}
@@ -163,6 +164,25 @@ func (g *Group) writeImages(ctx context.Context, b *bus.Bus, dir string) (map[in
 		shown[m.SampleIndex] = sample.Spaced(sheet.StripFrames)
 	}
 	return shown, nil
+}
+
+// Load fetches those tensors of the run's texts that are in the object store; Collect leaves them there because they
+// are large. It fails if one cannot be fetched, for example because it was removed.
+func (r *Run) Load(ctx context.Context, b *bus.Bus) error {
+	for _, g := range r.Groups {
+		for i := range g.Members {
+			m := &g.Members[i]
+			if m.Text == nil || m.Trajectory().Text.IDs == nil || m.Text.IDs != nil {
+				continue
+			}
+			x, err := view.LoadText(ctx, b, m.Trajectory())
+			if err != nil {
+				return err
+			}
+			m.Text = x
+		}
+	}
+	return nil
 }
 
 // WriteLatents writes every kept state of the run to a safetensors file. For each group and step there is an F32
@@ -194,7 +214,7 @@ func groupLatents(ctx context.Context, b *bus.Bus, g *Group) (out []safetensors.
 	var samples []byte
 	n := 0
 	for i := range g.Members {
-		t := g.Members[i].trajectory
+		t := g.Members[i].Trajectory()
 		if t == nil || t.StopReason != schemas.StopCompleted {
 			leftOut++
 			continue

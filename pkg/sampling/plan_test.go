@@ -24,7 +24,7 @@ func TestSchedule_TakesWhatPoliciesSay(t *testing.T) {
 	seen := map[string]string{}
 	for _, grid := range append([]string{""}, schemas.Grids...) {
 		for _, mu := range append([]string{""}, schemas.MuRules...) {
-			p := &schemas.Policy{SchedulerConfig: []byte(dynamic), Grid: grid, Mu: mu}
+			p := &schemas.Policy{Tenant: schemas.TenantMain, SchedulerConfig: []byte(dynamic), Grid: grid, Mu: mu}
 			if grid == schemas.GridUniFlow {
 				p.SchedulerConfig = []byte(unipc)
 			}
@@ -47,7 +47,7 @@ func TestSchedule_TakesWhatPoliciesSay(t *testing.T) {
 	if len(seen) != 13 {
 		t.Errorf("%d different schedules; want 13: %v", len(seen), seen)
 	}
-	if _, err := sampling.Schedule(&schemas.Policy{SchedulerConfig: []byte(dynamic), Mu: "none"}); err == nil {
+	if _, err := sampling.Schedule(&schemas.Policy{Tenant: schemas.TenantMain, SchedulerConfig: []byte(dynamic), Mu: "none"}); err == nil {
 		t.Error("dynamic shifting without a rule for mu is accepted")
 	}
 }

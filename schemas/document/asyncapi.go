@@ -52,32 +52,32 @@ var channels = []channel{
 		[]string{"advantage", "client"},
 	},
 	{
-		"request", schemas.Prefix + "request.{run}.{lane}.{uid}.{sample}", schemas.TypeRequest, schemas.StreamRequests,
+		"request", schemas.Prefix + "request.{run}.{lane}.{uid}.{sample}.{stage}", schemas.TypeRequest, schemas.StreamRequests,
 		"one sample to be made, fully resolved", "intake",
 		[]string{"sampler"},
 	},
 	{
-		"step", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}", schemas.TypeStep, schemas.StreamSteps,
+		"step", schemas.Prefix + "step.{run}.{uid}.{sample}.{stage}.{attempt}.{step}", schemas.TypeStep, schemas.StreamSteps,
 		"one denoising step as it happens", "sampler",
 		[]string{"client"},
 	},
 	{
-		"part", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}.{part}", "", schemas.StreamSteps,
+		"part", schemas.Prefix + "step.{run}.{uid}.{sample}.{stage}.{attempt}.{step}.{part}", "", schemas.StreamSteps,
 		"a part of a step's tensors that were too large for one message", "sampler",
 		[]string{"client"},
 	},
 	{
-		"tokens", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{attempt}.{n}", schemas.TypeTokens, schemas.StreamSteps,
+		"tokens", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{stage}.{attempt}.{n}", schemas.TypeTokens, schemas.StreamSteps,
 		"tokens of a text as they are made, or given", "sampler",
 		[]string{"client"},
 	},
 	{
-		"tokens_part", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{attempt}.{n}.{part}", "", schemas.StreamSteps,
+		"tokens_part", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{stage}.{attempt}.{n}.{part}", "", schemas.StreamSteps,
 		"a part of logits that were too large for one message", "sampler",
 		[]string{"client"},
 	},
 	{
-		"trajectory", schemas.Prefix + "trajectory.{run}.{uid}.{sample}", schemas.TypeTrajectory,
+		"trajectory", schemas.Prefix + "trajectory.{run}.{uid}.{sample}.{stage}", schemas.TypeTrajectory,
 		schemas.StreamTrajectories, "the authority on one sample", "sampler",
 		[]string{"reward", "client"},
 	},
@@ -108,12 +108,12 @@ var channels = []channel{
 		[]string{"client"},
 	},
 	{
-		"policy", schemas.Prefix + "policy.{lane}", schemas.TypePolicy, schemas.StreamPolicies,
+		"policy", schemas.Prefix + "policy.{lane}.{tenant}", schemas.TypePolicy, schemas.StreamPolicies,
 		"weights with their version, and what a lane that serves them takes", "client, sampler",
 		[]string{"sampler", "intake", "client"},
 	},
 	{
-		"applied", schemas.Prefix + "applied.{lane}.{instance}", schemas.TypeApplied, schemas.StreamApplied,
+		"applied", schemas.Prefix + "applied.{lane}.{tenant}.{instance}", schemas.TypeApplied, schemas.StreamApplied,
 		"a sampler's answer to a policy: applied or refused", "sampler",
 		[]string{"client"},
 	},
@@ -139,12 +139,12 @@ var channels = []channel{
 		[]string{"sampler", "reward", "advantage", "client"},
 	},
 	{
-		"parked", schemas.Prefix + "parked.{run}.{lane}.{uid}.{sample}", schemas.TypeRequest, schemas.StreamParked,
+		"parked", schemas.Prefix + "parked.{run}.{lane}.{uid}.{sample}.{stage}", schemas.TypeRequest, schemas.StreamParked,
 		"a request of a paused run, out of its queue until the run is resumed", "sampler, intake",
 		[]string{"intake"},
 	},
 	{
-		"dead", schemas.Prefix + "dead.{stage}.{run}.{uid}", schemas.TypeDead, schemas.StreamDead,
+		"dead", schemas.Prefix + "dead.{service}.{run}.{uid}", schemas.TypeDead, schemas.StreamDead,
 		"input that was refused, and why", "any service",
 		[]string{"client"},
 	},
@@ -207,8 +207,10 @@ var parameters = map[string]string{
 
 	"partition": fmt.Sprintf("0 to %d, a hash of the batch that the stream puts in; * for all",
 		schemas.RewardPartitions-1),
-	"name":  "instance of the reward function external:NAME or nats:NAME, or external",
-	"stage": "service that refused the input",
+	"name":    "instance of the reward function external:NAME or nats:NAME, or external",
+	"stage":   "stage of the sample; main where the prompt names none",
+	"tenant":  "whose weights they are; main where the lane has one set of them",
+	"service": "the one that refused the input",
 
 	"instance": "a process among others",
 }

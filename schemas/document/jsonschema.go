@@ -125,6 +125,12 @@ func refine(s *jsonschema.Schema, t reflect.Type, c *Comments) error {
 			return err
 		}
 		s.Properties.Set(f.Name, p)
+		if f.Digest != "" {
+			if p.Extras == nil {
+				p.Extras = map[string]any{}
+			}
+			p.Extras["x-digest"] = f.Digest
+		}
 		if required(t.Name(), f.Name, f.Optional) {
 			s.Required = append(s.Required, f.Name)
 		}
@@ -184,10 +190,10 @@ func setForm(p *jsonschema.Schema, f *schemas.Field) {
 	switch f.Form {
 	case schemas.FormToken:
 		p.Pattern = fmt.Sprintf("^[A-Za-z0-9_-]{%d,%d}$", least, schemas.MaxToken)
-	case schemas.FormDigest, schemas.FormStepDigest:
+	case schemas.FormDigest, schemas.FormSHA256:
 		digest := "[0-9a-f]{64}"
-		if f.Form == schemas.FormStepDigest {
-			digest = "(b3:)?" + digest
+		if f.Form == schemas.FormDigest {
+			digest = "(blake3:)?" + digest
 		}
 		if f.Empty {
 			digest = "(" + digest + ")?"

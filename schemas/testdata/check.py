@@ -7,7 +7,6 @@ those of its fields. Standard library only. Run from anywhere; exits 1 on a faul
 """
 
 import base64
-import hashlib
 import json
 import pathlib
 import struct
@@ -104,10 +103,6 @@ def same(value, twin):
     return not isinstance(twin, (bool, str)) and value == twin
 
 
-def sha256(data):
-    return hashlib.sha256(data).digest()
-
-
 IV = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)
 ORDER = (2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8)
 CHUNK_START, CHUNK_END, PARENT, ROOT = 1, 2, 4, 8
@@ -158,227 +153,128 @@ def blake3(data):
     return struct.pack("<8I", *node(data, 0, ROOT))
 
 
-HASHES = {"": sha256, "b3:": blake3}
-"""The algorithm of a digest, by the text before its hex digits."""
+SCHEMAS = HERE.parent / "jsonschema"
+
+
+def named(digest):
+    return "blake3:" + digest.hex()
 
 
 class Digest:
-    """A digest over fields, laid out as digest.go documents."""
+    """A digest over fields, laid out as digest.go documents. Which fields enter is x-digest in the JSON Schema."""
 
-    def __init__(self, domain, name=""):
-        self.name, self.fields = name, b""
+    def __init__(self, domain, schema, schedule=False):
+        self.schema, self.schedule, self.fields = schema, schedule, b""
         self.text(domain)
 
-    def add(self, data):
-        self.fields += data
-
     def integer(self, n):
-        self.add(struct.pack("<Q", n % 2**64))
-
-    def double(self, x):
-        self.add(struct.pack("<d", x))
-
-    def single(self, x):
-        self.add(struct.pack("<f", x))
+        self.fields += struct.pack("<Q", n % 2**64)
 
     def text(self, s):
         self.integer(len(s.encode()))
-        self.add(s.encode())
+        self.fields += s.encode()
 
-    def optional(self, x):
-        self.add(b"\0" if x is None else b"\1" + struct.pack("<d", x))
+    def resolved(self, of):
+        for choice in of.get("anyOf", []) + of.get("allOf", []):
+            if choice.get("type") != "null":
+                of = choice
+        return self.schema["$defs"][of["$ref"].rpartition("/")[2]] if "$ref" in of else of
 
-    def list(self, items, put):
-        self.integer(len(items or []))
-        for item in items or []:
-            put(item)
+    def struct(self, value, of):
+        of = self.resolved(of)
+        for name, field in of["properties"].items():
+            tag = field.get("x-digest")
+            if name not in value or name == "v" or tag == "-" or self.schedule and tag == "content":
+                continue
+            if self.is_set(value[name], field, name in of.get("required", [])):
+                self.text(name)
+                self.value(value[name], field)
+        self.text("")
 
-    def tensor(self, t):
-        self.text(t["dtype"])
-        self.list(t["shape"], self.integer)
-        travels = t.get("ref") or t.get("parts")
-        self.add(bytes.fromhex(travels["digest"].removeprefix(self.name)) if travels else HASHES[self.name](t["data"]))
+    @staticmethod
+    def is_set(x, of, required):
+        if isinstance(x, list):
+            return bool(x)
+        if x is None or isinstance(x, dict) or not required or "anyOf" in of or isinstance(of.get("type"), list):
+            return x is not None
+        return bool(x) or isinstance(x, float) and struct.pack("<d", x) != bytes(8)
 
-    def hex(self):
-        return self.name + HASHES[self.name](self.fields).hex()
+    def value(self, x, of):
+        of = self.resolved(of)
+        if isinstance(x, bool):
+            self.integer(int(x))
+        elif isinstance(x, F32):
+            self.fields += struct.pack("<f", x)
+        elif isinstance(x, float):
+            self.fields += struct.pack("<d", x)
+        elif isinstance(x, int):
+            self.integer(x)
+        elif isinstance(x, str):
+            self.text(x)
+        elif isinstance(x, list):
+            self.integer(len(x))
+            items = of["items"]
+            for item in x:
+                if "anyOf" in items or isinstance(items.get("type"), list):
+                    self.fields += bytes([item is not None])
+                if item is not None:
+                    self.value(item, items)
+        elif "dtype" in x and "shape" in x:
+            self.text(x["dtype"])
+            self.value(x["shape"], {"items": {}})
+            travels = x.get("ref") or x.get("parts")
+            self.text(travels["digest"] if travels else named(blake3(x["data"])))
+        elif "properties" in of:
+            self.struct(x, of)
+        else:
+            self.integer(len(x))
+            for name in sorted(x):
+                self.text(name)
+                self.text(x[name])
+
+    def named(self):
+        return named(blake3(self.fields))
 
 
-def text_schedule_digest(t):
-    d = Digest("meander text schedule 1")
-    d.integer(t["max_new_tokens"])
-    d.double(t["temperature"])
-    d.integer(t["top_k"])
-    d.double(t["top_p"])
-    d.double(t["min_p"])
-    d.list(t["stop"], d.text)
-    d.list(t["stop_token_ids"], d.integer)
-    d.integer(t["vocabulary"])
-    if "interaction" in t:
-        i = t["interaction"]
-        d.text("interaction")
-        d.text(i["name"])
-        d.integer(i["max_turns"])
-        d.list(sorted(i.get("params", {}).items()), lambda p: (d.text(p[0]), d.text(p[1])))
-    return d.hex()
+def schema_of(kind):
+    return json.loads((SCHEMAS / f"{kind}.v1.json").read_text())
 
 
 def schedule_digest(e):
+    schema = schema_of("request")
     if "text" in e:
-        return text_schedule_digest(e["text"])
-    d = Digest("meander schedule 1")
-    d.list(e["sigmas"], d.single)
-    d.list(e["transitions"], d.text)
-    d.double(e["noise_level"])
-    for field in ("solver", "log_prob_kind", "latents_dtype"):
-        d.text(e[field])
-    d.double(e["true_cfg_scale"])
-    for n in (e["height"], e["width"], len(e["transitions"])):
-        d.integer(n)
-    for field in ("prompt_2", "prompt_3"):
-        if field in e:
-            d.text(field)
-            d.text(e[field])
-    for field, put in (("guidance", d.double), ("frames", d.integer), ("cfg_from", d.double), ("cfg_until", d.double),
-                       ("true_cfg_scale_2", d.double), ("boundary_ratio", d.double),
-                       ("guidance_rescale", d.double)):
-        if field in e:
-            d.text(field)
-            put(e[field])
-    return d.hex()
+        d = Digest("meander text schedule 1", schema, schedule=True)
+        d.struct(e["text"], schema["properties"]["text"])
+        return d.named()
+    d = Digest("meander schedule 1", schema, schedule=True)
+    sampling = {n: p for n, p in schema["properties"].items() if n not in NO_SAMPLING}
+    d.struct(e, {"properties": sampling, "required": schema["required"]})
+    return d.named()
 
 
-def step_digest(e, name=""):
-    d = Digest("meander step 1", name)
-    d.text(e["uid"])
-    for field in ("sample_index", "step_index", "num_inference_steps"):
-        d.integer(e[field])
-    d.text(e["transition"])
-    d.double(e["noise_level"])
-    for field in ("sigma", "sigma_next", "timestep"):
-        d.single(e[field])
-    d.double(e["std_dev_t"])
-    d.double(e["noise_std"])
-    d.optional(e["log_prob"])
-    d.text(e["log_prob_kind"])
-    d.optional(e["log_prob_sum"])
-    d.integer(e["element_count"])
-    d.list(e["latents"], lambda t: (d.integer(t["index"]), d.tensor(t["tensor"])))
-    d.list(e["debug"], lambda t: (d.text(t["name"]), d.tensor(t["tensor"])))
-    d.integer(e["policy_version"])
-    d.text(e["weights_digest"])
-    d.text(e["schedule_digest"])
-    if "scheduled_sampling" in e:
-        r = e["scheduled_sampling"]
-        d.text("scheduled_sampling")
-        d.list([r["base"], r["source"], r["from"]], d.integer)
-        for field in ("u", "a", "u_next", "a_next"):
-            d.double(r[field])
-        d.text(r["sampler"])
-        d.integer(r["order"])
-    return d.hex()
+NO_SAMPLING = {
+    "v", "run", "uid", "sample_index", "stage", "group_size", "lane", "base_digest", "text", "return_step_indices",
+    "checkpoint_step_indices", "debug", "return_conditioning", "schedule_digest", "prune", "priority",
+    "min_policy_version", "group",
+}
+"""The fields of a request that are not of its part Sampling."""
 
 
-def tokens_digest(e, name=""):
-    d = Digest("meander tokens 1", name)
-    d.text(e["uid"])
-    for field in ("sample_index", "n", "turn", "position", "turn_position"):
-        d.integer(e[field])
-    d.integer(int(e["generated"]))
-    d.list(e["ids"], d.integer)
-    for field in ("log_probs", "processed_log_probs", "log_sum_exps", "entropies", "top_log_probs"):
-        d.list(e[field], d.single)
-    if "engine" in e:
-        d.text("engine")
-        d.text(e["engine"])
-    d.text(e["logits_kind"])
-    if "logits" in e:
-        logits = e["logits"]
-        d.text("logits")
-        d.text(logits["form"])
-        if "ids" in logits:
-            d.tensor(logits["ids"])
-        d.tensor(logits["values"])
-        d.integer(logits["masked"])
-    d.integer(e["vocabulary"])
-    d.text(e.get("finish_reason", ""))
-    d.integer(e["policy_version"])
-    d.text(e["weights_digest"])
-    d.text(e["schedule_digest"])
-    return d.hex()
+def content_digest(kind, e):
+    schema = schema_of(kind)
+    d = Digest(f"meander {kind}/1", schema)
+    d.struct(e, schema)
+    return d.named()
 
 
-def advantage_digest(e):
-    d = Digest("meander advantage 1")
-    for field in ("uid", "batch", "status"):
-        d.text(e[field])
-    d.integer(e["group_size"])
-    d.list(e["members"], lambda m: (d.integer(m["sample_index"]), d.optional(m["reward"]), d.optional(m["advantage"]), d.text(m["status"])))
-    d.optional(e["mean"])
-    d.optional(e["std"])
-    for field in ("scale", "std_basis", "estimator"):
-        d.text(e[field])
-    d.double(e["epsilon"])
-    d.integer(e["trained_steps"])
-    d.text(e["schedule_digest"])
-    d.integer(e["policy_version_min"])
-    d.integer(e["policy_version_max"])
-    if "mode" in e:
-        d.text(e["mode"])
-    for field in ("adv_clip_max", "gamma"):
-        if field in e:
-            d.optional(e[field])
-    if "singleton" in e:
-        d.text(e["singleton"])
-    for member in e["members"]:
-        for a in member.get("step_advantages", []):
-            d.double(a)
-    if "refilled_by" in e:
-        d.text(e["refilled_by"])
-    if "branch_scope" in e:
-        d.text(e["branch_scope"])
-        d.integer(len(e.get("branches", [])))
-        for b in e.get("branches", []):
-            d.integer(b["step_index"])
-            d.optional(b["mean"])
-            d.optional(b["std"])
-            d.integer(len(b["children"]))
-            for c in b["children"]:
-                d.integer(c["sample_index"])
-                d.integer(c["leaves"])
-                d.optional(c["reward"])
-                d.optional(c["advantage"])
-    return d.hex()
-
-
-def payload_digest(data, name):
+def payload_digest(data):
     """Over an event's bytes, each byte string's own digest in the place of its content."""
-    bins, hashed = [], HASHES[name]
+    bins = []
     read(data, 0, bins)
     folded, at = b"", 0
     for start, end in bins:
-        folded, at = folded + data[at:start] + hashed(data[start:end]), end
-    return name + hashed(folded + data[at:]).hex()
-
-
-def step_faults(data, event, stem, compute, digests):
-    """What differs of the digests of a step, or of tokens, by each algorithm. With a tensor elsewhere that has its digest
-    by one of them, the content digest is by that one alone."""
-    elsewhere = {t[:3] if t[:3] in HASHES else "" for t in travelling(event)}
-    for name in HASHES:
-        if payload_digest(data, name) != digests[f"{name}{stem} payload"]:
-            yield f"{stem}: payload digest {name} differs"
-        if elsewhere <= {name} and compute(event, name) != digests[name + stem]:
-            yield f"{stem}: content digest {name} differs"
-
-
-def travelling(value):
-    """The digests of the tensors in a value that are not inside it."""
-    if isinstance(value, dict):
-        for key, v in value.items():
-            yield from [v["digest"]] if key in ("ref", "parts") else travelling(v)
-    elif isinstance(value, list):
-        for v in value:
-            yield from travelling(v)
+        folded, at = folded + data[at:start] + blake3(data[start:end]), end
+    return named(blake3(folded + data[at:]))
 
 
 def main():
@@ -396,17 +292,17 @@ def main():
             kind = name.split("-")[0]
             if kind == "request" and schedule_digest(event) != event["schedule_digest"]:
                 faults.append(f"{name}: schedule_digest differs")
-            if kind == "advantage" and advantage_digest(event) != digests[name]:
+            if kind in ("advantage", "step", "tokens") and name in digests and content_digest(kind, event) != digests[name]:
                 faults.append(f"{name}: content digest differs")
-            if compute := {"step": step_digest, "tokens": tokens_digest}.get(kind):
-                faults += step_faults(file.read_bytes(), event, name, compute, digests)
+            if kind in ("step", "tokens") and payload_digest(file.read_bytes()) != digests[f"{name} payload"]:
+                faults.append(f"{name}: payload digest differs")
         except (ValueError, KeyError, IndexError, UnicodeDecodeError, struct.error) as e:
             faults.append(f"{name}: {type(e).__name__}: {e}")
     if len(files) < 20:
         faults.append(f"only {len(files)} goldens in {HERE / 'golden'}")
     vector = {
-        "sigmas": [1, 0.5, 0], "transitions": ["sde", "ode"], "noise_level": 0.7, "solver": "euler", "log_prob_kind": "density",
-        "latents_dtype": "BF16", "true_cfg_scale": 4, "height": 64, "width": 128,
+        "sigmas": [F32(1), F32(0.5), F32(0)], "transitions": ["sde", "ode"], "noise_level": 0.7, "solver": "euler",
+        "log_prob_kind": "density", "latents_dtype": "BF16", "true_cfg_scale": 4.0, "height": 64, "width": 128,
     }
     print("schedule vector:", schedule_digest(vector))
     print("\n".join(faults) if faults else f"{len(files)} goldens agree")

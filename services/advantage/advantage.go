@@ -102,9 +102,10 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	for p := range schemas.RewardPartitions {
 		g.Go(func() error {
 			w := &worker{
-				cfg: cfg, bus: b, publisher: publisher, metrics: instruments, controls: controls, controlsChanged: controls.Changed(),
-				log:    log.With().Int("partition", p).Logger(),
-				groups: map[string]*group{}, batches: map[string]*batch{}, records: map[string]*bus.Message{},
+				cfg: cfg, bus: b, publisher: publisher, metrics: instruments, controls: controls,
+				controlsChanged: controls.Changed(),
+				log:             log.With().Int("partition", p).Logger(),
+				groups:          map[string]*group{}, batches: map[string]*batch{}, records: map[string]*bus.Message{},
 			}
 			if err := w.run(ctx, p); err != nil {
 				return fmt.Errorf("partition %d: %w", p, err)
@@ -147,7 +148,6 @@ type worker struct {
 	retryClosing bool                    // closing a group or batch failed, or a control ended one
 }
 
-// publishing is the result of a group that the server has not confirmed yet.
 type publishing struct {
 	group  *group
 	future *bus.Future
@@ -213,7 +213,6 @@ func (w *worker) run(ctx context.Context, partition int) error {
 	}
 }
 
-// noWait is a context that has ended, for calls that must not wait.
 var noWait = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -242,7 +241,6 @@ func (w *worker) nextMessage(ctx context.Context, until time.Time) (*bus.Message
 	return m, err
 }
 
-// consumer returns the settings of the durable consumer of one partition, which delivers to one worker at a time.
 func (c Config) consumer(partition int) bus.ConsumerConfig {
 	return bus.ConsumerConfig{
 		Durable: schemas.RewardsDurable(partition),
@@ -265,7 +263,6 @@ func (w *worker) dropAll() {
 	w.publishing = nil // the server stores them anyway, and the next worker finds them
 }
 
-// removeGroup forgets an open group, without acknowledging its messages.
 func (w *worker) removeGroup(g *group) {
 	if w.groups[g.key()] == g {
 		delete(w.groups, g.key())
@@ -288,17 +285,12 @@ func (w *worker) deadLetter(ctx context.Context, m *bus.Message, code, reason st
 	return nil
 }
 
-// isMember reports whether a stored result counts the sample of an index.
 func isMember(a *schemas.Advantage, index int64) bool {
-	for i := range a.Members {
-		if a.Members[i].SampleIndex == index {
-			return a.Members[i].Status != schemas.StatusMissing
-		}
-	}
-	return false
+	return slices.ContainsFunc(a.Members, func(m schemas.Member) bool {
+		return m.SampleIndex == index && m.Status != schemas.StatusMissing
+	})
 }
 
-// deadLetterLate writes a dead letter for the reward of a sample that came after its group had closed.
 func (w *worker) deadLetterLate(ctx context.Context, m *bus.Message) error {
 	w.deliveries.Dead(schemas.CodeLate)
 	return w.bus.Dead(ctx, "advantage", schemas.CodeLate, "the group closed without this sample", m)
@@ -324,9 +316,7 @@ func (w *worker) closeGroup(ctx context.Context, g *group) error {
 		return err
 	}
 	a := g.outline()
-	if counts(a) {
-		w.estimate([]*group{g}, []*schemas.Advantage{a})
-	}
+	w.estimate([]*group{g}, []*schemas.Advantage{a}) // which may fail
 	if counts(a) {
 		return w.publishResult(ctx, g, a)
 	}
@@ -337,8 +327,10 @@ func (w *worker) closeGroup(ctx context.Context, g *group) error {
 // too late.
 func (g *group) overdue() bool { return g.spec.Deadline > 0 && time.Now().UnixNano() > g.spec.Deadline }
 
-// estimate calls estimate and measures its time.
 func (w *worker) estimate(groups []*group, outlines []*schemas.Advantage) {
+	if !slices.ContainsFunc(outlines, counts) {
+		return
+	}
 	began := time.Now()
 	estimate(groups, outlines)
 	w.metrics.estimate.Observe(time.Since(began).Seconds())
@@ -376,14 +368,7 @@ func permanent(err error) bool {
 // After an error, of the server, the caller tries again.
 func (w *worker) deadLetterGroup(ctx context.Context, g *group, a *schemas.Advantage, cause error) error {
 	reason := "the group's result cannot be stored: " + cause.Error()
-	held := make([]*bus.Message, 0, len(g.samples)+1)
-	for i := range g.samples {
-		held = append(held, g.samples[i].message)
-	}
-	if g.opening != nil {
-		held = append(held, g.opening)
-	}
-	for _, m := range held {
+	for _, m := range g.messages() {
 		if m.Acknowledged() { // by an earlier try
 			continue
 		}
@@ -404,6 +389,18 @@ func (w *worker) deadLetterGroup(ctx context.Context, g *group, a *schemas.Advan
 	return nil
 }
 
+// messages returns the messages that wait for the group's result.
+func (g *group) messages() []*bus.Message {
+	out := make([]*bus.Message, 0, len(g.samples)+1)
+	for i := range g.samples {
+		out = append(out, g.samples[i].message)
+	}
+	if g.opening != nil {
+		out = append(out, g.opening)
+	}
+	return out
+}
+
 // failedResult returns a copy of a result with the status failed, the cause and no advantages.
 func failedResult(a *schemas.Advantage, cause error) *schemas.Advantage {
 	out := *a
@@ -421,17 +418,13 @@ func failedResult(a *schemas.Advantage, cause error) *schemas.Advantage {
 // failed are tried again.
 func (w *worker) collectResults(ctx, wait context.Context) {
 	for len(w.publishing) > 0 && !w.bus.Conn().IsClosed() {
-		g := w.publishing[0].group
+		g, future := w.publishing[0].group, w.publishing[0].future
+		ack, err := future.Wait(wait)
 		select {
-		case <-w.publishing[0].future.Done():
+		case <-future.Done():
 		default:
-			select {
-			case <-w.publishing[0].future.Done():
-			case <-wait.Done():
-				return
-			}
+			return
 		}
-		ack, err := w.publishing[0].future.Wait(wait)
 		w.publishing[0] = publishing{}
 		w.publishing = w.publishing[1:]
 		g.sent = false
@@ -541,7 +534,6 @@ func oldestFirst[K comparable](groups map[K]*group) []*group {
 	})
 }
 
-// closeReady closes a group that is ready to close, or decides it if it is in an explicit batch.
 func (w *worker) closeReady(ctx context.Context, g *group) error {
 	if b := w.batchOf(g); b != nil {
 		return w.decideOutcome(ctx, b, g, false)
@@ -549,7 +541,6 @@ func (w *worker) closeReady(ctx context.Context, g *group) error {
 	return w.closeGroup(ctx, g)
 }
 
-// retryOnError makes the next sweep close what failed to close now; err nil: nothing failed.
 func (w *worker) retryOnError(name string, err error) {
 	if err != nil {
 		w.retryClosing = true
@@ -587,7 +578,6 @@ func (w *worker) retry(m *bus.Message, err error) {
 	w.logAck(m.NakWithDelay(min(time.Duration(m.Delivered)*time.Second, 30*time.Second)))
 }
 
-// logAck logs an acknowledgement that failed. The server delivers the message again, which is harmless.
 func (w *worker) logAck(err error) {
 	if err != nil {
 		w.log.Warn().Err(err).Msg("ack")

@@ -13,13 +13,11 @@ import (
 // copy may be false; only the record in MDR_GROUPS is surely intake's. To confirm a group means to compare it with that
 // record. Most groups need no confirmation: all of their rewards came, and each describes the same group as the copy.
 
-// unconfirmed is an open group that was not confirmed yet, and since when it is open here.
 type unconfirmed struct {
 	group *group
 	since time.Time
 }
 
-// confirmAfter is how long a group stays open unconfirmed.
 const confirmAfter = 2 * time.Second
 
 var errForeign = errors.New("group: not that of the group's record")
@@ -40,7 +38,6 @@ func (w *worker) loadRecords(ctx context.Context, subjects []string) {
 	}
 }
 
-// record returns intake's record of a group, or bus.ErrNotFound.
 func (w *worker) record(ctx context.Context, run schemas.Run, uid schemas.UID) (*schemas.GroupRecord, error) {
 	record := &schemas.GroupRecord{}
 	if m := w.records[schemas.GroupSubject(run, uid)]; m != nil && bus.Fits(m, record) == nil {

@@ -51,7 +51,6 @@ type group struct {
 	sent, decided bool
 }
 
-// maxReason bounds what is kept of why a sample has no score, in bytes.
 const maxReason = 200
 
 // sample is what the result needs of one reward, and the message to acknowledge. A worker may hold a hundred thousand
@@ -103,7 +102,6 @@ func (g *group) needsConfirmation() bool {
 		(g.contradicted || g.cancelled != nil || g.refused != "" || int64(len(g.samples)) < g.size)
 }
 
-// checkReward returns an error if a reward has the group's uid but another size or batch; nil if it fits.
 func (g *group) checkReward(r *schemas.Reward) error {
 	if r.GroupSize != g.size || r.Group.Batch != g.spec.Batch {
 		return fmt.Errorf("group_size and batch: %d and %s; the group has %d and %s", r.GroupSize, r.Group.Batch,
@@ -241,12 +239,9 @@ func (g *group) representative() *sample {
 	return members[0]
 }
 
-// find returns the sample of an index, nil without one.
 func (g *group) find(index int64) *sample {
-	for i := range g.samples {
-		if g.samples[i].index == index {
-			return &g.samples[i]
-		}
+	if i := slices.IndexFunc(g.samples, func(s sample) bool { return s.index == index }); i >= 0 {
+		return &g.samples[i]
 	}
 	return nil
 }

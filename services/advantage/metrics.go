@@ -12,7 +12,6 @@ import (
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
 
-// instruments are the metrics of the service; all workers of a process share them.
 type instruments struct {
 	set               instrument.Set
 	groups, batches   *prometheus.CounterVec

@@ -123,7 +123,6 @@ func (w *worker) handleOpening(ctx context.Context, m *bus.Message) error {
 	return w.closeIfComplete(ctx, g)
 }
 
-// matches reports whether a record describes this group.
 func (g *group) matches(r *schemas.Opening) bool {
 	return g.refused == r.Error && g.size == r.GroupSize && g.spec.Same(&r.Group)
 }
@@ -220,12 +219,10 @@ func (w *worker) closeIfComplete(ctx context.Context, g *group) error {
 	return w.closeBatchIfReady(ctx, b, time.Time{})
 }
 
-// key returns the key of the group in worker.groups.
 func (g *group) key() string { return key(g.run, g.uid) }
 
 func key(run schemas.Run, uid schemas.UID) string { return string(run) + "." + string(uid) }
 
-// held counts the messages that wait for the group's result.
 func (g *group) held() int {
 	if g.opening != nil {
 		return len(g.samples) + 1

@@ -27,28 +27,25 @@ func (w *worker) planRefill(ctx context.Context, g *group, a *schemas.Advantage,
 	if !wanted || g.spec.SourceRun != "" {
 		return nil
 	}
-	if tooLate {
-		w.metrics.gaveUp("deadline")
-		w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).Str("status", a.Status).
-			Msg("there is no time left to refill the group")
-		return nil
-	}
 	round := int64(0)
 	if g.spec.Refill != nil {
 		round = g.spec.Refill.Round
 	}
-	if round >= *policy.RefillRounds {
-		w.metrics.gaveUp("rounds")
+	giveUp := func(reason, why string) error {
+		w.metrics.gaveUp(reason)
 		w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).Int64("rounds", round).
-			Str("status", a.Status).Msg("no rounds are left to refill the group")
+			Str("status", a.Status).Msg(why)
 		return nil
+	}
+	if tooLate {
+		return giveUp("deadline", "there is no time left to refill the group")
+	}
+	if round >= *policy.RefillRounds {
+		return giveUp("rounds", "no rounds are left to refill the group")
 	}
 	switch _, err := w.bus.Get(ctx, schemas.StreamPrompts, g.spec.PromptSeq); {
 	case errors.Is(err, bus.ErrNotFound):
-		w.metrics.gaveUp("prompt")
-		w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).
-			Msg("the prompt is no longer stored, the group cannot be refilled")
-		return nil
+		return giveUp("prompt", "the prompt is no longer stored, the group cannot be refilled")
 	case err != nil:
 		return fmt.Errorf("look up the prompt of %s: %w", g.uid, err)
 	}

@@ -9,7 +9,6 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// missing stands for a score that a sample does not have.
 var missing = math.NaN()
 
 // config returns the settings of the group's estimator. Its Columns is T, the number of trained steps. Where the
@@ -32,7 +31,6 @@ func (g *group) config() estimator.Config {
 	return c
 }
 
-// or returns *p, or def if p is nil.
 func or[T any](p *T, def T) T {
 	if p == nil {
 		return def
@@ -40,7 +38,6 @@ func or[T any](p *T, def T) T {
 	return *p
 }
 
-// batchWide reports whether the advantages of the group depend on the other groups of its batch.
 func (g *group) batchWide() bool { return g.spec.BatchGroups > 0 && g.config().NeedsBatch() }
 
 // outline returns the Advantage event of a group without the numbers of the estimator: its status, and the status and
@@ -150,7 +147,6 @@ func (g *group) whyFailed(members []*sample) string {
 	return why
 }
 
-// policyOf returns the rules of a group with their defaults.
 func policyOf(spec *schemas.Group) schemas.GroupPolicy {
 	var p schemas.GroupPolicy
 	if spec.GroupPolicy != nil {
@@ -160,12 +156,10 @@ func policyOf(spec *schemas.Group) schemas.GroupPolicy {
 	return p
 }
 
-// counts reports whether a group has advantages to train on.
 func counts(a *schemas.Advantage) bool {
 	return a.Status == schemas.StatusComplete || a.Status == schemas.StatusPartial
 }
 
-// scale holds the options that groups must have in common to be normalised together.
 type scale struct {
 	name, std, basis, mode, singleton string
 	epsilon, clip, gamma              float64
@@ -191,12 +185,6 @@ func scaleOf(c estimator.Config, text bool) scale {
 // Groups of a batch with the same scale are normalised together. outlines[i] is the result of groups[i]; one that does
 // not count is left as it is, and one that the estimator has an error for gets the status failed.
 func estimate(groups []*group, outlines []*schemas.Advantage) {
-	if len(groups) == 1 {
-		if counts(outlines[0]) {
-			estimateAlike(groups, outlines, []int{0})
-		}
-		return
-	}
 	var order []scale
 	alike := map[scale][]int{}
 	for i, g := range groups {
@@ -217,6 +205,11 @@ func estimate(groups []*group, outlines []*schemas.Advantage) {
 // an error, the groups that cause it get the status failed, and the others are estimated without them. If no single
 // group causes it, all fail: another try with the same rewards would fail too.
 func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
+	fail := func(at []int, err error) {
+		for _, i := range at {
+			outlines[i].Status, outlines[i].Error = schemas.StatusFailed, err.Error()
+		}
+	}
 	rewards := make([]estimator.Rewards, len(at))
 	samples := 0
 	for k, i := range at {
@@ -230,7 +223,7 @@ func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 		for k, i := range at { // each group alone, but twice, as some estimators need more than one reward
 			if _, alone := estimator.Estimate(cfg, []estimator.Rewards{rewards[k], rewards[k]}); alone != nil &&
 				len(at) > 1 {
-				outlines[i].Status, outlines[i].Error = schemas.StatusFailed, alone.Error()
+				fail([]int{i}, alone)
 				rest = slices.DeleteFunc(rest, func(j int) bool { return j == i })
 			}
 		}
@@ -238,16 +231,12 @@ func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 			estimateAlike(groups, outlines, rest)
 			return
 		}
-		for _, i := range rest {
-			outlines[i].Status, outlines[i].Error = schemas.StatusFailed, err.Error()
-		}
+		fail(rest, err)
 		return
 	}
 	branches, err := estimateBranches(cfg, groups, at, rewards, results)
 	if err != nil {
-		for _, i := range at {
-			outlines[i].Status, outlines[i].Error = schemas.StatusFailed, err.Error()
-		}
+		fail(at, err)
 		return
 	}
 	for k, r := range results {

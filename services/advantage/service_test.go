@@ -216,7 +216,8 @@ func counted(t testing.TB, r *prometheus.Registry, name, label string) float64 {
 func (p *plane) version(t *testing.T, version int64, after *schemas.Policy) *schemas.Policy {
 	t.Helper()
 	next := &schemas.Policy{
-		Lane: "synthetic", Model: "synthetic", PolicyVersion: version, WeightsDigest: fmt.Sprint(version), Announced: 1,
+		Tenant: schemas.TenantMain,
+		Lane:   "synthetic", Model: "synthetic", PolicyVersion: version, WeightsDigest: fmt.Sprint(version), Announced: 1,
 		LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 4, TrueCFGScale: 1,
 		MaxPixels: 1 << 20,
 	}
@@ -264,7 +265,8 @@ func TestService_RefusedIsNotServed(t *testing.T) {
 	for v := int64(5); v <= 7; v++ {
 		now = p.version(t, v, now)
 		answer := &schemas.Applied{
-			Lane: "synthetic", Instance: "s", PolicyVersion: v, State: schemas.AppliedRefused, Error: "does not fit", Serving: 4,
+			Tenant: schemas.TenantMain,
+			Lane:   "synthetic", Instance: "s", PolicyVersion: v, State: schemas.AppliedRefused, Error: "does not fit", Serving: 4,
 		}
 		if v == 6 {
 			answer.State, answer.Error, answer.Serving = schemas.AppliedApplied, "", v

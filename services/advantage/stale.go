@@ -45,7 +45,6 @@ func (g *group) lag(version int64) int64 {
 	return n
 }
 
-// whyStale says how far the oldest policy version of the samples is behind.
 func (g *group) whyStale(oldest, lag int64) string {
 	return fmt.Sprintf("policy version %d is %d behind version %d, which lane %q served by then; max_policy_lag is %d",
 		oldest, g.lag(oldest), g.served, g.lane, lag)

@@ -34,6 +34,7 @@ the certificates. 'meander up --auth' uses the folder; so can any NATS server.`,
 	return c
 }
 
+// authInitCommand makes the command 'meander auth init'.
 func authInitCommand(*app) *cobra.Command {
 	var hosts []string
 	withTLS, listen := false, "127.0.0.1:4222"
@@ -203,6 +204,7 @@ func authListCommand(a *app) *cobra.Command {
 	}
 }
 
+// authUpdateCommand makes the command 'meander auth update'.
 func authUpdateCommand(*app) *cobra.Command {
 	var hosts []string
 	c := &cobra.Command{

@@ -17,10 +17,10 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/outcomes"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
-	"github.com/meander-rl/meander/services/ui"
 )
 
 // controller is a command that changes a run: cancel, pause, resume or prune.
@@ -30,6 +30,7 @@ type controller struct {
 	wait time.Duration
 }
 
+// cancelCommand makes the command 'meander cancel'.
 func cancelCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "cancel RUN [UID]",
@@ -46,6 +47,7 @@ a while, use 'meander pause'.`,
 	}, schemas.ControlCancel)
 }
 
+// pauseCommand makes the command 'meander pause'.
 func pauseCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "pause RUN",
@@ -64,6 +66,7 @@ passes during the pause closes with the samples that it has.`,
 	}, schemas.ControlPause)
 }
 
+// resumeCommand makes the command 'meander resume'.
 func resumeCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "resume RUN",
@@ -74,6 +77,7 @@ same bits as without the pause.`,
 	}, schemas.ControlResume)
 }
 
+// pruneCommand makes the command 'meander prune'.
 func pruneCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "prune RUN UID SAMPLE",
@@ -89,6 +93,7 @@ A prompt can have a rule instead: see --prune-step of 'meander run'.`,
 	}, schemas.ControlPrune)
 }
 
+// statusCommand makes the command 'meander status'.
 func statusCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status [RUN]",
@@ -119,7 +124,7 @@ why, how much of it is done, and what it waits for.`,
 			}
 			p, err := runProgress(c.Context(), conn.Bus, run)
 			if err != nil { // such as a user without the right to ask
-				p = &ui.Progress{Waits: []outcomes.Wait{{Says: fmt.Sprintf("not known: %v", err)}}}
+				p = &view.Progress{Waits: []outcomes.Wait{{Says: fmt.Sprintf("not known: %v", err)}}}
 			}
 			r := &schemas.ControlReceipt{Accepted: true, Run: run, Status: s}
 			return a.printStatus(c.OutOrStdout(), r, p)
@@ -128,10 +133,10 @@ why, how much of it is done, and what it waits for.`,
 }
 
 // runProgress reads how the groups of a run ended, and what it waits for.
-func runProgress(ctx context.Context, b *bus.Bus, run schemas.Run) (*ui.Progress, error) {
+func runProgress(ctx context.Context, b *bus.Bus, run schemas.Run) (*view.Progress, error) {
 	ctx, done := context.WithTimeout(ctx, topTimeout)
 	defer done()
-	reader := ui.NewReader(ctx, b)
+	reader := newReader(ctx, b)
 	defer reader.Close()
 	return reader.Progress(ctx, run)
 }
@@ -249,7 +254,7 @@ func (k *controller) printOutcome(out io.Writer, r *schemas.ControlReceipt, samp
 }
 
 // printStatus prints the state of a run that the receipt has, and what it waits for, which p has.
-func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *ui.Progress) error {
+func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *view.Progress) error {
 	if a.json {
 		fields := schemas.JSON(r)
 		if m, ok := fields.(map[string]any); ok {

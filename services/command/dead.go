@@ -15,6 +15,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
+// deadCommand makes the command 'meander dead' with its subcommands.
 func deadCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "dead",
@@ -30,6 +31,7 @@ the reason. dead lists these letters, and publishes or removes them.`,
 	return c
 }
 
+// deadListCommand makes the command 'meander dead ls'.
 func (a *app) deadListCommand() *cobra.Command {
 	var run schemas.Run
 	c := &cobra.Command{
@@ -47,10 +49,11 @@ func (a *app) deadShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "show ID", Short: "show one dead letter with its original",
 		Example: "  meander dead show 12",
-		RunE: a.withLetters(a.showDead),
+		RunE:    a.withLetters(a.showDead),
 	}
 }
 
+// deadReplayCommand makes the command 'meander dead replay'.
 func (a *app) deadReplayCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "replay ID ...", Short: "publish originals again on their subjects",
@@ -69,6 +72,7 @@ the dead letter stay.`,
 	}
 }
 
+// deadDropCommand makes the command 'meander dead drop'.
 func (a *app) deadDropCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "drop ID ...", Short: "remove dead letters for ever",
@@ -111,7 +115,7 @@ func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) erro
 			d = &schemas.Dead{Code: "unreadable", Reason: err.Error()}
 			d.Run, _ = schemas.RunOf(m.Subject)
 		}
-		t.Row(m.Seq, m.Time.Local().Format(time.DateTime), present.OrDash(d.Stage), d.Code, present.OrDash(d.Run),
+		t.Row(m.Seq, m.Time.Local().Format(time.DateTime), present.OrDash(d.Service), d.Code, present.OrDash(d.Run),
 			present.OrDash(d.UID), present.FirstLine(d.Reason))
 	}
 	switch {
@@ -145,14 +149,16 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 		return encode(out, v)
 	}
 	fmt.Fprintf(out, "dead letter %d\n", m.Seq)
-	field := func(name string, value any) { fmt.Fprintf(out, "%-12s%s\n", name, boot.Safe(fmt.Sprint(value))) }
+	field := func(name string, value any) {
+		fmt.Fprintf(out, "%-12s%s\n", name, boot.Safe(fmt.Sprint(value)))
+	}
 	if d == nil {
 		field("unreadable", err)
 		field("subject", m.Subject)
 		field("bytes", fmt.Sprintf("%x", m.Data[:min(len(m.Data), 256)]))
 		return nil
 	}
-	field("stage", d.Stage)
+	field("stage", d.Service)
 	field("code", d.Code)
 	field("reason", d.Reason)
 	field("subject", d.OriginalSubject)

@@ -21,7 +21,7 @@ func TestDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := &schemas.Dead{
-		Stage: "intake", Code: "decode", Reason: "no event\nat all", Run: "r1", UID: "x", OriginalSubject: "mdr.v1.prompt.r1",
+		Service: "intake", Code: "decode", Reason: "no event\nat all", Run: "r1", UID: "x", OriginalSubject: "mdr.v1.prompt.r1",
 		Stream: schemas.StreamPrompts, StreamSeq: 7, Deliveries: 1, At: time.Now().UnixNano(), Data: []byte("why"),
 	}
 	data, err := schemas.Encode(d)

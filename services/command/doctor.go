@@ -19,6 +19,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
+// doctorCommand makes the command 'meander doctor'.
 func doctorCommand(a *app) *cobra.Command {
 	o := doctor.Options{}
 	c := &cobra.Command{

@@ -145,6 +145,7 @@ func (d *datasetFlags) addPrompts(prompts []prompt, f *estimate.Facts) (*estimat
 	return p, nil
 }
 
+// metadataOf returns the names of the prompts' metadata, sorted, for the estimate.
 func metadataOf(prompts []prompt) []string {
 	names := map[string]bool{}
 	for _, p := range prompts {
@@ -283,6 +284,7 @@ func (p *estimated) printEstimate(out io.Writer) {
 	}
 }
 
+// printPrompts writes with line how many samples are made, and from which prompts.
 func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	what := fmt.Sprintf("%s = %s", present.Count(p.Groups, "group"), present.Count(p.Samples, "sample"))
 	made := "image"
@@ -360,6 +362,7 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	}
 }
 
+// printCost writes with line what images cost: steps and latents.
 func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	each := ""
 	switch n := c.StopStepIndex - c.StartStepIndex; {
@@ -400,6 +403,7 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	}
 }
 
+// printTextCost writes with line what texts cost: tokens and logits.
 func printTextCost(p *estimate.Estimate, line func(name, format string, args ...any)) {
 	c := p.Cost
 	line("tokens", "at most %s generated a sample, %s in all", present.Thousands(c.Tokens),

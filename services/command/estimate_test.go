@@ -345,7 +345,8 @@ func TestAddUp_GroundTruth(t *testing.T) {
 		t.Errorf("without a model: %v", err)
 	}
 	policy := &schemas.Policy{
-		Lane: "m", Model: "m", Height: 64, Width: 64, PixelsPerToken: 16, LatentChannels: 64, NumInferenceSteps: 10, TrueCFGScale: 1,
+		Tenant: schemas.TenantMain,
+		Lane:   "m", Model: "m", Height: 64, Width: 64, PixelsPerToken: 16, LatentChannels: 64, NumInferenceSteps: 10, TrueCFGScale: 1,
 		Reward: []string{"glyph", "diversity"},
 	}
 	if _, err := p.addPrompts(prompts, &estimate.Facts{Policies: []*schemas.Policy{policy}}); err != nil {

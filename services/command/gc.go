@@ -21,6 +21,7 @@ func gcFlags(f *pflag.FlagSet, c *janitor.Config) {
 	f.DurationVar(&c.Grace, "gc-grace", c.Grace, "keep every closed group for this long")
 }
 
+// gcCommand makes the command 'meander gc'.
 func gcCommand(a *app) *cobra.Command {
 	cfg, dry, blobs, run := janitor.DefaultConfig(), false, false, ""
 	c := &cobra.Command{

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -24,11 +24,11 @@ func TestSpoken(t *testing.T) {
 }
 
 func TestFailures(t *testing.T) {
-	got := failureLines([]results.Member{
-		{SampleResult: results.SampleResult{SampleIndex: 0, Status: "scored"}},
-		{SampleResult: results.SampleResult{SampleIndex: 1, Status: "failed", Error: "no tesseract\nsecond line"}},
-		{SampleResult: results.SampleResult{SampleIndex: 2, Status: "missing"}},
-		{SampleResult: results.SampleResult{SampleIndex: 3, Status: "failed", Error: "no tesseract\nsecond line"}},
+	got := failureLines([]view.Member{
+		{SampleResult: view.SampleResult{SampleIndex: 0, Status: "scored"}},
+		{SampleResult: view.SampleResult{SampleIndex: 1, Status: "failed", Error: "no tesseract\nsecond line"}},
+		{SampleResult: view.SampleResult{SampleIndex: 2, Status: "missing"}},
+		{SampleResult: view.SampleResult{SampleIndex: 3, Status: "failed", Error: "no tesseract\nsecond line"}},
 	})
 	want := "#1 #3 failed: no tesseract ...|#2 missing"
 	if s := strings.Join(got, "|"); s != want {

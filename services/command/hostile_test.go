@@ -29,7 +29,7 @@ func TestCommands_Hostile(t *testing.T) {
 	g.closeAs(schemas.StatusFailed, schemas.StatusFailed)
 	g.result.Error = unseen
 	g.letter = &schemas.Dead{
-		Stage: schemas.ServiceIntake, Code: schemas.CodeInvalid, Reason: unseen, OriginalSubject: unseen, Stream: unseen,
+		Service: schemas.ServiceIntake, Code: schemas.CodeInvalid, Reason: unseen, OriginalSubject: unseen, Stream: unseen,
 		StreamSeq: 1, Headers: []schemas.Header{{Name: unseen, Value: unseen}}, Data: []byte(unseen + "\x9b"),
 	}
 	g.control = &schemas.Control{Action: schemas.ControlPause, By: unseen, Reason: unseen}

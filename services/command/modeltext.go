@@ -19,6 +19,7 @@ func languageInfo(c *cobra.Command, dir string, family lm.Family, asJSON bool) e
 	return showInfo(c, asJSON, info.Problems, languageJSON(info), func() { printLanguage(c.OutOrStdout(), dir, info) })
 }
 
+// printLanguage prints the description of a language model.
 func printLanguage(out io.Writer, dir string, info *lm.Info) {
 	printParts(out, info.Name, info.Family, dir, info.Parts)
 	if info.Vocabulary == 0 {
@@ -48,6 +49,7 @@ func printLanguage(out io.Writer, dir string, info *lm.Info) {
 	}
 }
 
+// languageJSON returns the description of a language model for --json.
 func languageJSON(info *lm.Info) map[string]any {
 	p := textengine.PolicyOf(info.Card).Text
 	return map[string]any{

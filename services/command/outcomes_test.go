@@ -10,8 +10,8 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/ui"
 )
 
 // oneGroup is all that is stored of a run with one group of two samples.
@@ -137,7 +137,7 @@ func outcomeCases() map[schemas.Run]struct {
 	}
 	refused := func(uid schemas.UID) *schemas.Dead {
 		return &schemas.Dead{
-			Stage: schemas.ServiceIntake, Code: schemas.CodeInvalid, Reason: "height: 17", UID: uid,
+			Service: schemas.ServiceIntake, Code: schemas.CodeInvalid, Reason: "height: 17", UID: uid,
 			OriginalSubject: "mdr.v1.prompt.x", Stream: schemas.StreamPrompts, StreamSeq: 1,
 		}
 	}
@@ -248,9 +248,9 @@ func TestOutcomes(t *testing.T) {
 	for _, line := range linesOf(t, expect(t, exitOK, "", "runs", "ls", "--json")) {
 		list[line["run"].(string)] = line
 	}
-	reader := ui.NewReader(t.Context(), b.Bus)
+	reader := newReader(t.Context(), b.Bus)
 	defer reader.Close()
-	var overview ui.Overview
+	var overview view.Overview
 	if err := json.Unmarshal([]byte(expect(t, exitOK, "", "top", "--once", "--json")), &overview); err != nil {
 		t.Fatal(err)
 	}

@@ -27,6 +27,7 @@ type pusher struct {
 	wait time.Duration
 }
 
+// policyCommand makes the command 'meander policy' with its subcommands.
 func policyCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "policy",
@@ -57,6 +58,7 @@ func (k *pusher) addFlags(f *pflag.FlagSet) {
 		"how long to wait for the answers of running samplers; 0: do not wait")
 }
 
+// policyPushCommand makes the command 'meander policy push'.
 func policyPushCommand(a *app) *cobra.Command {
 	k, full := &pusher{app: a}, false
 	c := &cobra.Command{
@@ -128,6 +130,7 @@ func (k *pusher) pushFull(c *cobra.Command, conn *connection, name string) error
 	return errors.Join(err, weights.Close())
 }
 
+// policyRollbackCommand makes the command 'meander policy rollback'.
 func policyRollbackCommand(a *app) *cobra.Command {
 	k := &pusher{app: a}
 	c := &cobra.Command{
@@ -255,6 +258,7 @@ func printAnswers(out io.Writer, p *schemas.Policy, replicas []client.Replica, t
 		took.Milliseconds())
 }
 
+// policyListCommand makes the command 'meander policy ls'.
 func policyListCommand(a *app) *cobra.Command {
 	var lane schemas.Lane
 	c := &cobra.Command{
@@ -411,6 +415,7 @@ func replicaLine(newest *schemas.Policy, r client.Replica) string {
 	return fmt.Sprintf("behind version %d", newest.PolicyVersion)
 }
 
+// policyShowCommand makes the command 'meander policy show'.
 func policyShowCommand(a *app) *cobra.Command {
 	var lane schemas.Lane
 	c := &cobra.Command{

@@ -17,7 +17,8 @@ func TestPolicy_Refused(t *testing.T) {
 		t.Fatal(err)
 	}
 	base := &schemas.Policy{
-		Lane: "one", Model: "one", Family: "synthetic", WeightsDigest: "base", BaseDigest: "base", Height: 64, Width: 64,
+		Tenant: schemas.TenantMain,
+		Lane:   "one", Model: "one", Family: "synthetic", WeightsDigest: "base", BaseDigest: "base", Height: 64, Width: 64,
 		NumInferenceSteps: 1, TrueCFGScale: 1,
 		LatentChannels: 64, PixelsPerToken: 16, MaxPixels: 1 << 20,
 	}
@@ -34,7 +35,8 @@ func TestPolicy_Refused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := conn.Publish(t.Context(), &schemas.Applied{
-		Lane: "one", Instance: "sampler-1", PolicyVersion: 1, State: schemas.AppliedRefused, Error: "canary: the same",
+		Tenant: schemas.TenantMain,
+		Lane:   "one", Instance: "sampler-1", PolicyVersion: 1, State: schemas.AppliedRefused, Error: "canary: the same",
 		WeightsDigest: "base",
 	}); err != nil {
 		t.Fatal(err)

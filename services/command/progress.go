@@ -20,7 +20,6 @@ import (
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
-	"github.com/meander-rl/meander/services/ui"
 )
 
 // progress shows how far a run is: a bar on a terminal, else a line every few seconds. It counts steps by their
@@ -122,7 +121,7 @@ const explainAfter = 15 * time.Second
 // explainWaits says what holds up the pipeline when nothing of an accepted run has moved for a while, each reason once,
 // in the background until ctx ends. A user who may not ask gets no reason.
 func (p *progress) explainWaits(ctx context.Context, b *bus.Bus, after time.Duration) {
-	reader := ui.NewReader(ctx, b)
+	reader := newReader(ctx, b)
 	defer reader.Close()
 	tick := time.NewTicker(after)
 	defer tick.Stop()
@@ -143,11 +142,11 @@ func (p *progress) explainWaits(ctx context.Context, b *bus.Bus, after time.Dura
 			before = now
 			continue
 		}
-		waits, err := reader.Waits(ctx)
+		system, err := reader.System(ctx)
 		if err != nil {
 			continue
 		}
-		for _, w := range waits {
+		for _, w := range system.Waits {
 			reason := strings.Map(withoutDigit, w.Says) // with another count it is the same
 			if !told[reason] {
 				told[reason] = true
@@ -292,6 +291,7 @@ func (p *progress) print() {
 	fmt.Fprintf(p.out, "run %s: %d/%d steps  %s\n", p.run, steps, total, *p.tail.Load()+p.model.String())
 }
 
+// close ends the bar, or prints a last line of progress.
 func (p *progress) close() {
 	p.closed.Do(func() {
 		close(p.ended)

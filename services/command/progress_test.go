@@ -14,7 +14,7 @@ func TestProgress_Cancelled(t *testing.T) {
 		var out text
 		p := newProgress(&out, false, "r", prompts, results.NewOutcomes(prompts), &loading{})
 		p.expect(6)
-		p.countStep("mdr.v1.step.r.p.0.a1.0")
+		p.countStep("mdr.v1.step.r.p.0.main.a1.0")
 		want := "run r: 6/6 steps  0 rewards  1/1 groups\n" // the last steps are counted after their group's end is known
 		if cancelled {
 			p.cancelled()

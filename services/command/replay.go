@@ -32,6 +32,7 @@ type replayer struct {
 	pace export.Pace
 }
 
+// runsReplayCommand makes the command 'meander runs replay'.
 func runsReplayCommand(a *app) *cobra.Command {
 	r := &replayer{app: a}
 	c := &cobra.Command{
@@ -221,6 +222,7 @@ func (r *replayer) count(
 	return sources, total, nil
 }
 
+// print returns the function that prints an event.
 func (r *replayer) print(out io.Writer) func(m *bus.Message) error {
 	return func(m *bus.Message) error {
 		a, _ := schemas.ParseSubject(m.Subject)

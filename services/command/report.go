@@ -17,6 +17,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
+// reportCommand makes the command 'meander report'.
 func reportCommand(a *app) *cobra.Command {
 	out, groups, images := "", 0, boot.Bytes(report.DefaultImageBytes)
 	c := &cobra.Command{

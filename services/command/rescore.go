@@ -21,6 +21,7 @@ import (
 	"github.com/meander-rl/meander/services/reward"
 )
 
+// rescoreCommand makes the command 'meander rescore'.
 func rescoreCommand(a *app) *cobra.Command {
 	r := &rescorer{app: a, services: defaultServices()}
 	c := &cobra.Command{

@@ -8,6 +8,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -48,10 +49,10 @@ func printPass(w io.Writer, p *results.Pass) {
 }
 
 // readText returns what the first reward function that reads images has read; "" if there is none.
-func readText(scores []results.Score) string {
+func readText(scores []view.Score) string {
 	for _, s := range scores {
 		if scorer.Reads(s.Name) {
-			return (&results.Member{Scores: scores}).ReadBy(s.Name)
+			return (&view.Member{Scores: scores}).ReadBy(s.Name)
 		}
 	}
 	return ""

@@ -25,6 +25,7 @@ import (
 	"github.com/meander-rl/meander/services/sampler/models"
 )
 
+// runCommand makes the command 'meander run'.
 func runCommand(a *app) *cobra.Command {
 	r := &runner{app: a, services: defaultServices()}
 	c := &cobra.Command{
@@ -347,7 +348,7 @@ func (r *runner) awaitOutcomes(
 		}
 	}
 	go feed(schemas.StreamAdvantages, schemas.AdvantageSubject(r.id, "*"))
-	go feed(schemas.StreamDead, schemas.Address{Kind: schemas.KindDead, Stage: "intake", Run: r.id}.Filter())
+	go feed(schemas.StreamDead, schemas.Address{Kind: schemas.KindDead, Service: "intake", Run: r.id}.Filter())
 	for o.Left() > 0 {
 		select {
 		case <-ctx.Done():

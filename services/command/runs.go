@@ -18,12 +18,13 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/export"
-	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
+// runsCommand makes the command 'meander runs' with its subcommands.
 func runsCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "runs", Short: "list, show, export, import, replay and remove stored runs",
@@ -38,6 +39,7 @@ func runsCommand(a *app) *cobra.Command {
 	return c
 }
 
+// runsLsCommand makes the command 'meander runs ls'.
 func runsLsCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Short: "list the stored runs, the newest first",
@@ -45,21 +47,22 @@ func runsLsCommand(a *app) *cobra.Command {
 Images and other blobs are not in it.`,
 		Example: "  meander runs ls\n  meander runs ls --json",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
-			runs, err := results.Runs(c.Context(), conn.Bus, "*")
+			runs, err := view.Count(c.Context(), conn.Bus, "*")
 			if err == nil {
-				err = results.AddSizes(c.Context(), conn.Bus, runs, nil)
+				err = view.AddSizes(c.Context(), conn.Bus, runs, nil)
 			}
 			if err != nil {
 				return err
 			}
-			newest := func(x, y *results.StoredRun) int { return y.Newest.Compare(x.Newest) }
+			newest := func(x, y *view.Run) int { return y.Newest.Compare(x.Newest) }
 			list := slices.SortedFunc(maps.Values(runs), newest)
 			return a.printRuns(c.OutOrStdout(), list)
 		}),
 	}
 }
 
-func (a *app) printRuns(out io.Writer, list []*results.StoredRun) error {
+// printRuns prints a line for each stored run.
+func (a *app) printRuns(out io.Writer, list []*view.Run) error {
 	if a.json {
 		return encode(out, list...)
 	}
@@ -76,11 +79,11 @@ func (a *app) printRuns(out io.Writer, list []*results.StoredRun) error {
 }
 
 // storedRun returns what is stored of a run; nothing is a usage error.
-func storedRun(ctx context.Context, b *bus.Bus, name string) (*results.StoredRun, error) {
+func storedRun(ctx context.Context, b *bus.Bus, name string) (*view.Run, error) {
 	if err := schemas.CheckToken("RUN", name); err != nil {
 		return nil, usage(err)
 	}
-	runs, err := results.Runs(ctx, b, schemas.Run(name))
+	runs, err := view.Count(ctx, b, schemas.Run(name))
 	if err != nil {
 		return nil, err
 	}
@@ -94,6 +97,7 @@ func nothingStored(run string) error {
 	return fmt.Errorf("run %q: nothing is stored of it; 'meander runs ls' lists the runs that are stored", run)
 }
 
+// runsShowCommand makes the command 'meander runs show'.
 func runsShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "show RUN", Short: "show what each stream stores of a run",
@@ -102,7 +106,7 @@ func runsShowCommand(a *app) *cobra.Command {
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			r, err := storedRun(c.Context(), conn.Bus, given[0])
 			if err == nil {
-				err = results.AddSizes(c.Context(), conn.Bus, map[schemas.Run]*results.StoredRun{r.Run: r}, nil)
+				err = view.AddSizes(c.Context(), conn.Bus, map[schemas.Run]*view.Run{r.Run: r}, nil)
 			}
 			if err != nil {
 				return err
@@ -111,7 +115,7 @@ func runsShowCommand(a *app) *cobra.Command {
 			if a.json {
 				return encode(out, map[string]any{"run": r, "streams": r.Streams})
 			}
-			if err := a.printRuns(out, []*results.StoredRun{r}); err != nil {
+			if err := a.printRuns(out, []*view.Run{r}); err != nil {
 				return err
 			}
 			fmt.Fprintln(out)
@@ -125,6 +129,7 @@ func runsShowCommand(a *app) *cobra.Command {
 	}
 }
 
+// runsRmCommand makes the command 'meander runs rm'.
 func runsRmCommand(a *app) *cobra.Command {
 	force := false
 	c := &cobra.Command{
@@ -173,6 +178,7 @@ type exporter struct {
 // archiveFormat is the format that import reads; all others are of package export.
 const archiveFormat = "archive"
 
+// runsExportCommand makes the command 'meander runs export'.
 func runsExportCommand(a *app) *cobra.Command {
 	e := &exporter{app: a}
 	c := &cobra.Command{
@@ -266,6 +272,7 @@ func (e *exporter) writeToStdout(c *cobra.Command, conn *connection, run string)
 	return e.printArchive(c.ErrOrStderr(), "stdout", s)
 }
 
+// writeShards writes the samples of a run as a dataset.
 func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) error {
 	switch {
 	case !slices.Contains(export.Datasets(), e.format):
@@ -293,6 +300,7 @@ func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) e
 	return e.printShards(c.OutOrStdout(), folder, x)
 }
 
+// printShards prints what a dataset has.
 func (a *app) printShards(out io.Writer, folder string, x *export.Index) error {
 	if a.json {
 		return encode(out, x)
@@ -306,6 +314,7 @@ func (a *app) printShards(out io.Writer, folder string, x *export.Index) error {
 	return nil
 }
 
+// runsReadCommand makes the command 'meander runs read'.
 func runsReadCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "read FILE|-", Short: "check an exported run and count what it has; needs no server",
@@ -356,6 +365,7 @@ no fault.`,
 	}
 }
 
+// runsImportCommand makes the command 'meander runs import'.
 func runsImportCommand(a *app) *cobra.Command {
 	o := export.ImportOptions{}
 	c := &cobra.Command{

@@ -16,10 +16,12 @@ import (
 	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
+// showCommand makes the command 'meander show'.
 func showCommand(a *app) *cobra.Command {
 	var run schemas.Run
 	c := &cobra.Command{
@@ -116,7 +118,7 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 		source = adv.SourceRun
 	}
 	var trajectories []*schemas.Trajectory
-	for t, err := range results.Trajectories(ctx, b, source, uid) {
+	for t, err := range view.Trajectories(ctx, b, source, uid) {
 		if err != nil {
 			return err
 		}
@@ -169,14 +171,14 @@ func groupFailures(
 			}
 		}
 	}
-	rewards, err := results.Rewards(ctx, b, run, uid)
+	rewards, err := view.Rewards(ctx, b, run, uid)
 	if err != nil {
 		return nil, err
 	}
-	var members []results.Member
+	var members []view.Member
 	for _, m := range adv.Members {
-		r := results.Member{SampleResult: results.SampleResult{SampleIndex: m.SampleIndex, Status: m.Status}}
-		if reward := rewards[results.Sample{UID: uid, Index: m.SampleIndex}]; reward != nil {
+		r := view.Member{SampleResult: view.SampleResult{SampleIndex: m.SampleIndex, Status: m.Status}}
+		if reward := rewards[view.Key{UID: uid, Index: m.SampleIndex}]; reward != nil {
 			r.Error = reward.Error
 		}
 		for _, t := range trajectories {

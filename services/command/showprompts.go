@@ -28,6 +28,7 @@ import (
 // promptsShown is how many prompts and faults 'meander prompts' prints.
 const promptsShown = 3
 
+// promptsCommand makes the command 'meander prompts'.
 func promptsCommand(a *app) *cobra.Command {
 	var d datasetFlags
 	var modelName, file string
@@ -151,6 +152,7 @@ func (a *app) showPrompts(c *cobra.Command, d *datasetFlags, modelName, file str
 	return err
 }
 
+// add counts a prompt, and keeps the first ones.
 func (p *promptsRead) add(r *dataset.Record) (err error) {
 	p.Prompts++
 	n := 0
@@ -170,6 +172,7 @@ func (p *promptsRead) add(r *dataset.Record) (err error) {
 	return nil
 }
 
+// asLine returns a record as an object that is read as the same record.
 func asLine(r *dataset.Record) map[string]any {
 	line := maps.Clone(r.Fields)
 	if r.Messages != nil {
@@ -193,6 +196,7 @@ func checkRecord(r *dataset.Record) error {
 	return e.Validate()
 }
 
+// tokensOf returns what counts the tokens of prompts for a model, by folder or name.
 func tokensOf(name string) (*promptTokens, error) {
 	info, err := families.All().Inspect(name)
 	if err == nil {
@@ -241,6 +245,7 @@ func conversationOf(r *dataset.Record) []lm.Message {
 	return out
 }
 
+// print writes it for people.
 func (p *promptsRead) print(out io.Writer) {
 	count := present.Count(p.Prompts, "prompt")
 	if !p.Whole {
@@ -327,6 +332,7 @@ func spaced(v any) string {
 	return strings.ReplaceAll(strings.TrimSuffix(b.String(), "\n"), "\n", "")
 }
 
+// inJSON returns a value as JSON, on one line.
 func inJSON(v any) string {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)

@@ -18,6 +18,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
+// streamsCommand makes the command 'meander streams' with its subcommands.
 func streamsCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "streams", Short: "show how full the streams are and how far consumers are behind",
@@ -69,6 +70,7 @@ Exit status: 0 every stream accepts events, 1 one does not.`,
 	return c
 }
 
+// printStreams writes a line for each stream, and one for each durable consumer.
 func printStreams(out io.Writer, stats []bus.StreamStats) {
 	t := present.New("STREAM", "MESSAGES", "SIZE", "LIMIT", "USED", "KEPT", "SERVERS", "STATE", "NEWEST")
 	for _, s := range stats {
@@ -197,6 +199,7 @@ func withAdvice(ctx context.Context, b *bus.Bus, err error) error {
 	return err
 }
 
+// setupCommand makes the command 'meander streams setup'.
 func setupCommand(a *app) *cobra.Command {
 	var limits boot.Limits
 	c := &cobra.Command{
@@ -238,6 +241,7 @@ servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 	return c
 }
 
+// limitCommand makes the command 'meander streams limit'.
 func limitCommand(a *app) *cobra.Command {
 	var limits boot.Limits
 	c := &cobra.Command{

@@ -12,6 +12,7 @@ import (
 	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -95,7 +96,7 @@ func printGroups(w io.Writer, r *results.Run) {
 		}
 		members, gap, more := bestAndWorst(g, fewSamples)
 		table := present.Samples()
-		row := func(name string, cell func(m *results.Member) string) {
+		row := func(name string, cell func(m *view.Member) string) {
 			cells, filled := []any{name}, false
 			for k := range members {
 				if gap > 0 && k == gap { // between the best and the worst
@@ -108,7 +109,7 @@ func printGroups(w io.Writer, r *results.Run) {
 				table.Row(cells...)
 			}
 		}
-		row("sample", func(m *results.Member) string { return fmt.Sprintf("#%d", m.SampleIndex) })
+		row("sample", func(m *view.Member) string { return fmt.Sprintf("#%d", m.SampleIndex) })
 		names := scoreNames(members)
 		for _, name := range names {
 			if !scorer.Reads(name) {
@@ -118,27 +119,29 @@ func printGroups(w io.Writer, r *results.Run) {
 			if len(names) > 1 { // say which function read it
 				label = name + " read"
 			}
-			row(label, func(m *results.Member) string { return m.ReadBy(name) })
+			row(label, func(m *view.Member) string { return m.ReadBy(name) })
 		}
 		if len(names) > 1 {
 			for _, name := range names {
-				row(name, func(m *results.Member) string { return scoreCell(m, name) })
+				row(name, func(m *view.Member) string { return scoreCell(m, name) })
 			}
 		}
-		row("reward", func(m *results.Member) string {
+		row("reward", func(m *view.Member) string {
 			if m.Status != schemas.StatusScored {
 				return m.Status
 			}
 			return results.Number(m.Reward, "%.3f")
 		})
-		row("advantage", func(m *results.Member) string { return results.Number(m.Advantage, "%+.3f") })
+		row("advantage", func(m *view.Member) string { return results.Number(m.Advantage, "%+.3f") })
 		table.Print(w)
 		printNotes(w, more, append(detailLines(members), failureLines(g.Members)...))
 	}
 }
 
 func paintStatus(out io.Writer, status string) string {
-	colours := map[string]present.Colour{outcomes.Good: present.Green, outcomes.Info: present.Green, outcomes.Bad: present.Red}
+	colours := map[string]present.Colour{
+		outcomes.Good: present.Green, outcomes.Info: present.Green, outcomes.Bad: present.Red,
+	}
 	return present.Paint(out, cmp.Or(colours[outcomes.Tone(status)], present.Yellow), status)
 }
 
@@ -155,13 +158,13 @@ func printNotes(w io.Writer, more int, lines []string) {
 // bestAndWorst returns at most that many members of a group, the best first. Of a larger group it returns the best
 // and the worst that have a reward. gap is the index of the first of the worst, 0 if none are left out before it;
 // more is how many are left out.
-func bestAndWorst(g *results.Group, most int) (members []results.Member, gap, more int) {
+func bestAndWorst(g *results.Group, most int) (members []view.Member, gap, more int) {
 	members = g.Best()
 	all := len(members)
 	if all <= most {
 		return members, 0, 0
 	}
-	members = slices.DeleteFunc(members, func(m results.Member) bool { return m.Reward == nil })
+	members = slices.DeleteFunc(members, func(m view.Member) bool { return m.Reward == nil })
 	if n := len(members); n > most {
 		gap = (most + 1) / 2
 		members = slices.Delete(members, gap, gap+n-most)
@@ -170,7 +173,7 @@ func bestAndWorst(g *results.Group, most int) (members []results.Member, gap, mo
 }
 
 // detailLines returns what reward functions said about samples, except texts that they read.
-func detailLines(members []results.Member) []string {
+func detailLines(members []view.Member) []string {
 	var lines []string
 	for i := range members {
 		for _, s := range members[i].Scores {
@@ -185,7 +188,7 @@ func detailLines(members []results.Member) []string {
 
 // failures returns why a sample has no reward, and why scores failed that its error does not name: those of optional
 // functions.
-func failures(m *results.Member) (reasons []string) {
+func failures(m *view.Member) (reasons []string) {
 	var said string
 	if m.Status != schemas.StatusScored {
 		reason := m.Status
@@ -204,7 +207,7 @@ func failures(m *results.Member) (reasons []string) {
 }
 
 // failureLines says why samples have no reward and why scores failed, each reason once with its samples.
-func failureLines(members []results.Member) []string {
+func failureLines(members []view.Member) []string {
 	var reasons []string
 	samples := map[string][]string{}
 	for i := range members {
@@ -254,7 +257,7 @@ func printLines(w io.Writer, r *results.Run) {
 		t.Row(slices.Insert(cells, 0, any(uid))...)
 	}
 	row("GROUP", "REPLACED BY", "STATUS", "MEAN", std, "REWARD (ADVANTAGE)")
-	var all []results.Member
+	var all []view.Member
 	for _, g := range r.Groups {
 		std := results.Number(g.Std, "%.3f")
 		if len(kinds) > 1 && g.Std != nil {
@@ -339,7 +342,7 @@ func membersCell(g *results.Group, most int) string {
 }
 
 // scoreNames returns the reward functions of a group's samples, in their order.
-func scoreNames(members []results.Member) []string {
+func scoreNames(members []view.Member) []string {
 	for _, m := range members {
 		if len(m.Scores) > 0 {
 			names := make([]string, len(m.Scores))
@@ -353,7 +356,7 @@ func scoreNames(members []results.Member) []string {
 }
 
 // scoreCell returns a sample's score of one reward function for a table; "-" if there is none.
-func scoreCell(m *results.Member, name string) string {
+func scoreCell(m *view.Member, name string) string {
 	for _, s := range m.Scores {
 		if s.Name == name {
 			if s.Value == nil {

@@ -7,16 +7,17 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
 // groupOf is a group of scored samples, and of failed ones behind them.
 func groupOf(scored, failed int) *results.Group {
-	g := &results.Group{GroupResult: results.GroupResult{UID: "p", Prompt: "a fox", Status: schemas.StatusPartial}}
+	g := &results.Group{GroupResult: view.GroupResult{UID: "p", Prompt: "a fox", Status: schemas.StatusPartial}}
 	for i := range scored + failed {
-		m := results.Member{SampleResult: results.SampleResult{SampleIndex: int64(i), Status: schemas.StatusFailed, Error: "no image"}}
+		m := view.Member{SampleResult: view.SampleResult{SampleIndex: int64(i), Status: schemas.StatusFailed, Error: "no image"}}
 		if i < scored {
-			m.SampleResult = results.SampleResult{SampleIndex: int64(i), Status: schemas.StatusScored, Reward: new(float64(100 - i)), Advantage: new(0.0)}
+			m.SampleResult = view.SampleResult{SampleIndex: int64(i), Status: schemas.StatusScored, Reward: new(float64(100 - i)), Advantage: new(0.0)}
 		}
 		g.Members = append(g.Members, m)
 	}
@@ -52,7 +53,7 @@ func TestBestAndWorst(t *testing.T) {
 // A table of many samples is bounded, has its worst, and says what was read and what was said by the names of each.
 func TestPrintRun_Details(t *testing.T) {
 	g := groupOf(16, 0)
-	g.Members[0].Scores = []results.Score{{Name: "glyph", Detail: "EXIT"}, {Name: "external", Detail: strings.Repeat("crooked letters ", 10)}}
+	g.Members[0].Scores = []view.Score{{Name: "glyph", Detail: "EXIT"}, {Name: "external", Detail: strings.Repeat("crooked letters ", 10)}}
 	var out strings.Builder
 	printRun(&out, &results.Run{Groups: []*results.Group{g}})
 	for _, want := range []string{"sample       #0", "#12", "#15\n", "…", "glyph read   \"EXIT\"", "and 8 more samples\n", "#0 external says "} {
@@ -85,16 +86,16 @@ func TestPrintRun_StoodIn(t *testing.T) {
 
 // A score of an optional function that failed is in no reward and no error of its sample: below the table stands why.
 func TestPrintRun_FailedScores(t *testing.T) {
-	failed := func(name, why string) results.Score {
-		return results.Score{Name: name, Status: schemas.StatusFailed, Error: why}
+	failed := func(name, why string) view.Score {
+		return view.Score{Name: name, Status: schemas.StatusFailed, Error: why}
 	}
 	away := failed("http:a", "http:a: away")
 	g := func(uid string) *results.Group {
 		g := groupOf(2, 2)
 		g.UID = schemas.UID(uid)
-		g.Members[0].Scores, g.Members[1].Scores = []results.Score{away}, []results.Score{away}
-		g.Members[2].Error, g.Members[2].Scores = "no score succeeded", []results.Score{away, failed("ocr", "no text")}
-		g.Members[3].Error, g.Members[3].Scores = "required score ocr: no text", []results.Score{failed("ocr", "no text")}
+		g.Members[0].Scores, g.Members[1].Scores = []view.Score{away}, []view.Score{away}
+		g.Members[2].Error, g.Members[2].Scores = "no score succeeded", []view.Score{away, failed("ocr", "no text")}
+		g.Members[3].Error, g.Members[3].Scores = "required score ocr: no text", []view.Score{failed("ocr", "no text")}
 		return g
 	}
 	var out strings.Builder
@@ -140,7 +141,7 @@ func TestNotComplete(t *testing.T) {
 func TestTable_SaysWhichStandardDeviation(t *testing.T) {
 	t.Parallel()
 	group := func(uid schemas.UID, scale, basis string) *results.Group {
-		return &results.Group{GroupResult: results.GroupResult{
+		return &results.Group{GroupResult: view.GroupResult{
 			UID: uid, Status: schemas.StatusComplete, Mean: new(.75), Std: new(.5), StdScale: scale, StdBasis: basis,
 		}}
 	}

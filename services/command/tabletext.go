@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -20,7 +21,7 @@ const mostStrip = 32
 // of each token, the reward with its single scores, and the advantage. It returns false, and prints nothing, for
 // another group.
 func printTexts(w io.Writer, g *results.Group) bool {
-	if !slices.ContainsFunc(g.Members, func(m results.Member) bool { return m.Text != nil }) {
+	if !slices.ContainsFunc(g.Members, func(m view.Member) bool { return m.Text != nil }) {
 		return false
 	}
 	members, gap, more := bestAndWorst(g, fewSamples)
@@ -39,7 +40,7 @@ func printTexts(w io.Writer, g *results.Group) bool {
 
 // textTable returns a table with a row for each sample, and the scores of the named reward functions. If gap is not
 // 0, samples are left out before that index.
-func textTable(w io.Writer, members []results.Member, gap int, names []string) *present.Table {
+func textTable(w io.Writer, members []view.Member, gap int, names []string) *present.Table {
 	strip := "confidence"
 	if slices.Contains(names, strip) {
 		strip = "by token"
@@ -180,7 +181,7 @@ func describeText(t *schemas.Trajectory) []string {
 	s := t.Text.Settings
 	lines := []string{fmt.Sprintf("at most %d tokens, temperature %g, top_k %d, top_p %g, min_p %g, vocabulary %d, "+
 		"logits %s", s.MaxNewTokens, s.Temperature, s.TopK, s.TopP, s.MinP, s.Vocabulary, logitsLine(&s))}
-	if d := t.DrawnBy(); d != nil {
+	if d := t.Drawn; d != nil {
 		lines = append(lines,
 			fmt.Sprintf("drawn by %s with its own random generator, so verify cannot draw them again; it gives %s",
 				&d.Engine, engineGives[d.Engine.Values]))
@@ -220,9 +221,9 @@ func logitsLine(s *schemas.TextRequest) string {
 func printTokens(out io.Writer, trajectories []*schemas.Trajectory) {
 	fmt.Fprintln(out, "\nanswers")
 	longest := 0
-	texts := make([]*results.Text, len(trajectories))
+	texts := make([]*view.Text, len(trajectories))
 	for i, t := range trajectories {
-		if texts[i] = results.TextOf(t); texts[i].Tokens == 0 && t.StopReason != schemas.StopCompleted {
+		if texts[i] = view.TextOf(t); texts[i].Tokens == 0 && t.StopReason != schemas.StopCompleted {
 			fmt.Fprintf(out, "  #%d  %s\n", t.SampleIndex, t.StopReason)
 			continue
 		}
@@ -264,6 +265,7 @@ func printTokens(out io.Writer, trajectories []*schemas.Trajectory) {
 	}
 }
 
+// printConversation shows what a model and its interaction said to each other, with the score of each answer.
 func printConversation(out io.Writer, x *schemas.TextResult) {
 	with := x.Settings.Interaction
 	if with == nil {
@@ -293,7 +295,7 @@ func printConversation(out io.Writer, x *schemas.TextResult) {
 const mostTokens = 64
 
 // nthGenerated returns the position of the n-th generated token in a text; -1 if there is none.
-func nthGenerated(x *results.Text, n int) int {
+func nthGenerated(x *view.Text, n int) int {
 	for i, one := range x.Mask {
 		if one == 1 {
 			if n == 0 {

@@ -16,6 +16,7 @@ import (
 	"github.com/meander-rl/meander/services/teacher"
 )
 
+// teacherCommand makes the command 'meander teacher'.
 func teacherCommand(a *app) *cobra.Command {
 	cfg, metrics := teacher.DefaultConfig(), ""
 	c := &cobra.Command{

@@ -15,10 +15,11 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
-	"github.com/meander-rl/meander/services/ui"
 )
 
 const (
@@ -30,6 +31,7 @@ const (
 	leastColumns, mostColumns = 40, 1000
 )
 
+// topCommand makes the command 'meander top'.
 func topCommand(a *app) *cobra.Command {
 	var once bool
 	var columns int
@@ -71,10 +73,16 @@ pipe, and with --once, --columns or --json, it prints what it would show, once.`
 	return c
 }
 
+// newReader returns a reader of the models that commands show.
+func newReader(ctx context.Context, b *bus.Bus) *view.Reader {
+	return view.NewReader(ctx, b, view.Options{Advise: boot.Advise, Scarce: boot.Scarce})
+}
+
+// printTop prints what there is now.
 func (a *app) printTop(ctx context.Context, conn *connection, out io.Writer, columns int) error {
 	ctx, done := context.WithTimeout(ctx, topTimeout)
 	defer done()
-	reader := ui.NewReader(ctx, conn.Bus)
+	reader := newReader(ctx, conn.Bus)
 	defer reader.Close()
 	overview, err := reader.Overview(ctx, ctx)
 	if err != nil {
@@ -152,7 +160,7 @@ func showLive(ctx context.Context, conn *connection, keys *os.File, out io.Write
 	}
 	ctx, end := context.WithCancel(ctx)
 	defer end()
-	reader := ui.NewReader(ctx, conn.Bus)
+	reader := newReader(ctx, conn.Bus)
 	defer reader.Close()
 	s := &liveScreen{conn: conn, reader: reader, out: out, looks: make(chan topLook, 1)}
 	s.view.where = conn.where
@@ -161,7 +169,7 @@ func showLive(ctx context.Context, conn *connection, keys *os.File, out io.Write
 
 type liveScreen struct {
 	conn   *connection
-	reader *ui.Reader
+	reader *view.Reader
 	out    io.Writer
 	view   topView
 	looks  chan topLook
@@ -169,10 +177,9 @@ type liveScreen struct {
 }
 
 type topLook struct {
-	overview *ui.Overview
+	overview *view.Overview
 	run      schemas.Run
-	groups   []ui.GroupRow
-	total    int
+	groups   *view.Groups
 	err      error
 }
 
@@ -246,7 +253,7 @@ func (s *liveScreen) look(ctx context.Context, run schemas.Run) topLook {
 	defer soon()
 	l := topLook{run: run}
 	if l.overview, l.err = s.reader.Overview(ctx, within); l.err == nil && run != "" {
-		l.groups, l.total, l.err = s.reader.Groups(ctx, run, topGroups)
+		l.groups, l.err = s.reader.Groups(ctx, run, view.List{Order: "newest", Limit: topGroups})
 	}
 	return l
 }

@@ -11,10 +11,9 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/outcomes"
-	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
-	"github.com/meander-rl/meander/services/ui"
 )
 
 // hostile is a prompt that would clear a terminal, rename its window, and turn a line around.
@@ -104,10 +103,10 @@ func TestTop_Waits(t *testing.T) {
 // The screen has its height and its width, whatever is stored: the chosen run is in it, and prompts are only text.
 func TestTop_Screen(t *testing.T) {
 	wait := outcomes.Wait{Grave: true, Says: strings.Repeat("long ", 40) + "end", Fix: strings.Repeat("x", 90)}
-	overview := &ui.Overview{Total: 90, System: &ui.System{Waits: []outcomes.Wait{wait}}}
+	overview := &view.Overview{Total: 90, System: &view.System{Waits: []outcomes.Wait{wait}}}
 	for i := range 30 {
-		r := &ui.RunOverview{RunLine: lineOf(fmt.Sprintf("run-%d-%s", i, strings.Repeat("n", 60)))}
-		r.Progress = &ui.Progress{State: "running", Stages: []ui.Stage{
+		r := lineOf(fmt.Sprintf("run-%d-%s", i, strings.Repeat("n", 60)))
+		r.Progress = &view.Progress{State: "running", Stages: []view.Stage{
 			{Name: "intake", Done: 4, Of: 4},
 			{Name: "sampler", Done: 3, Of: 16},
 			{Name: "reward", Done: 0, Of: 16},
@@ -147,10 +146,10 @@ func TestTop_Screen(t *testing.T) {
 		t.Fatalf("chosen %d, opened %q", v.chosen, v.opened)
 	}
 	checkScreen(t, &v)
-	v.update(topLook{overview: overview, run: v.opened, total: 25, groups: []ui.GroupRow{
+	v.update(topLook{overview: overview, run: v.opened, groups: &view.Groups{Total: 25, Rows: []view.GroupRow{
 		{UID: "u1", Status: "open", Prompt: hostile},
 		{UID: "u2", Status: "complete", Mean: new(0.5), Prompt: strings.Repeat("狐", 200)},
-	}})
+	}}})
 	for _, size := range checkScreen(t, &v) {
 		for _, want := range []string{"the newest 2 of 25", "0.5000", "u1", "a fox"} {
 			if !strings.Contains(size, want) {
@@ -204,6 +203,6 @@ func quoteJSON(t *testing.T, text string) []byte {
 }
 
 // lineOf is a run in the list.
-func lineOf(run string) *ui.RunLine {
-	return &ui.RunLine{StoredRun: &results.StoredRun{Run: schemas.Run(run), State: schemas.RunRunning}}
+func lineOf(run string) *view.Run {
+	return &view.Run{Run: schemas.Run(run), State: schemas.RunRunning}
 }

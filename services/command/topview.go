@@ -13,10 +13,10 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
-	"github.com/meander-rl/meander/services/ui"
 )
 
 const topGroups = 20
@@ -24,7 +24,7 @@ const topGroups = 20
 type topView struct {
 	where    string
 	now      time.Time
-	overview *ui.Overview // nil: nothing has been read yet
+	overview *view.Overview // nil: nothing has been read yet
 	// away says that there is no connection to the server; fault why the last look failed.
 	away  bool
 	fault string
@@ -34,8 +34,7 @@ type topView struct {
 	choice schemas.Run
 	// opened is the run whose groups are shown; groups is nil until they are read.
 	opened schemas.Run
-	groups []ui.GroupRow
-	total  int
+	groups *view.Groups
 }
 
 // update shows what a look has found. After a failure, what was found before stays.
@@ -49,14 +48,14 @@ func (v *topView) update(l topLook) {
 	if l.overview != nil {
 		v.overview = l.overview
 		runs := v.overview.Runs
-		at := slices.IndexFunc(runs, func(r *ui.RunOverview) bool { return r.Run == v.choice })
+		at := slices.IndexFunc(runs, func(r *view.Run) bool { return r.Run == v.choice })
 		if at < 0 || v.choice == "" {
 			at = max(0, min(v.chosen, len(runs)-1))
 		}
 		v.choose(at)
 	}
 	if l.err == nil && l.run == v.opened && l.run != "" {
-		v.groups, v.total = l.groups, l.total
+		v.groups = l.groups
 	}
 }
 
@@ -179,6 +178,7 @@ func (v *topView) layOut(columns, rows int) []topLine {
 	return lines[max(0, len(lines)-rows):]
 }
 
+// addHead adds the server, the time and, while the server does not answer, what is tried.
 func (v *topView) addHead(t *topLines, live bool) {
 	clock := v.now.Format("15:04:05")
 	if !live {
@@ -201,7 +201,7 @@ func (v *topView) addHead(t *topLines, live bool) {
 var runColumns = []string{"STATE", "GROUPS", "SAMPLES", "STEPS/MIN", "MEAN"}
 
 // runCells returns the columns of a run, its name aside. Without progress, they are of what is stored.
-func runCells(r *ui.RunOverview) []string {
+func runCells(r *view.Run) []string {
 	p := r.Progress
 	if p == nil {
 		return []string{
@@ -225,7 +225,7 @@ func done(n, lost, of int64) string {
 }
 
 // stateOf returns the state of a run, or what holds it up.
-func stateOf(r *ui.RunOverview) string {
+func stateOf(r *view.Run) string {
 	state, held := r.State, r.Held
 	if r.Progress != nil && r.Progress.State != "" {
 		state, held = r.Progress.State, r.Progress.Held
@@ -234,7 +234,7 @@ func stateOf(r *ui.RunOverview) string {
 }
 
 // runTable lays out lines of runs, with the titles first.
-func runTable(runs []*ui.RunOverview, columns int) []string {
+func runTable(runs []*view.Run, columns int) []string {
 	t := present.New(append([]string{"RUN"}, runColumns...)...)
 	t.Numbers = []bool{false, false, true, true, true, true}
 	for _, r := range runs {
@@ -256,6 +256,7 @@ func fill(text string, columns int, right bool) string {
 	return present.Pad(text, columns, right)
 }
 
+// addRuns adds the runs in at most so many lines, around the chosen one; 0: in as many as they need.
 func (v *topView) addRuns(t *topLines, room int) {
 	runs := v.overview.Runs
 	if len(runs) == 0 {
@@ -311,7 +312,8 @@ func window(blocks [][]topLine, around, room int) (from, to int) {
 	}
 }
 
-func addBars(t *topLines, p *ui.Progress) {
+// addBars adds a bar for each stage of a run: four in a line where that fits, else two.
+func addBars(t *topLines, p *view.Progress) {
 	if p == nil {
 		return
 	}
@@ -382,6 +384,7 @@ func addWait(t *topLines, of string, w outcomes.Wait) {
 	}
 }
 
+// addServices adds lanes, what serves them, streams and dead letters.
 func (v *topView) addServices(t *topLines) {
 	x := v.overview.System
 	t.title("STREAMS AND SERVICES")
@@ -428,7 +431,8 @@ func (v *topView) addServices(t *topLines) {
 	}
 }
 
-func addStreams(t *topLines, x *ui.System) {
+// addStreams adds the streams that are nearly full, and how many dead letters there are.
+func addStreams(t *topLines, x *view.System) {
 	says := "no stream is nearly full"
 	for _, s := range x.Streams {
 		if s.State != bus.StateNearlyFull && s.State != bus.StateFull {
@@ -452,13 +456,14 @@ func addStreams(t *topLines, x *ui.System) {
 	}
 }
 
+// addGroups adds the run that was opened, with its newest groups.
 func (v *topView) addGroups(t *topLines) {
 	for _, r := range v.overview.Runs {
 		if r.Run != v.opened {
 			continue
 		}
 		t.add("", "")
-		for i, line := range runTable([]*ui.RunOverview{r}, t.columns) {
+		for i, line := range runTable([]*view.Run{r}, t.columns) {
 			t.add([]present.Colour{present.Bold, ""}[i], line)
 		}
 		addBars(t, r.Progress)
@@ -473,16 +478,16 @@ func (v *topView) addGroups(t *topLines) {
 		t.add("", "reading the groups of "+string(v.opened)+" ...")
 		return
 	}
-	t.title(fmt.Sprintf("GROUPS, the newest %d of %d", len(v.groups), v.total))
+	t.title(fmt.Sprintf("GROUPS, the newest %d of %d", len(v.groups.Rows), v.groups.Total))
 	table := present.New("UID", "STATUS", "MEAN", "PROMPT")
 	table.Numbers, table.Fit = []bool{false, false, true}, present.Cut
-	for _, g := range v.groups {
+	for _, g := range v.groups.Rows {
 		table.Row(present.Cut(showable(string(g.UID)), t.columns/3), showable(g.Status), results.Number(g.Mean, "%.4f"),
 			showable(strings.Join(strings.Fields(g.Prompt), " ")))
 	}
 	for i, line := range table.Rows(t.columns) {
 		c := present.Colour("")
-		if i > 0 && v.groups[i-1].Error != "" {
+		if i > 0 && v.groups.Rows[i-1].Error != "" {
 			c = present.Yellow
 		}
 		t.add(c, line)

@@ -15,6 +15,7 @@ import (
 	"github.com/meander-rl/meander/services/trace"
 )
 
+// traceCommand makes the command 'meander trace'.
 func traceCommand(a *app) *cobra.Command {
 	once, since := false, time.Duration(0)
 	c := &cobra.Command{

@@ -27,6 +27,7 @@ import (
 
 const pageToken = "MEANDER_UI_TOKEN"
 
+// uiCommand makes the command 'meander ui'.
 func uiCommand(a *app) *cobra.Command {
 	p := pageFlags{Config: ui.DefaultConfig()}
 	c := &cobra.Command{
@@ -81,6 +82,7 @@ type pageFlags struct {
 	wanted bool
 }
 
+// add adds the flags.
 func (p *pageFlags) add(f *pflag.FlagSet) {
 	f.StringVar(
 		&p.Listen,

@@ -19,6 +19,7 @@ import (
 	"github.com/meander-rl/meander/services/ui"
 )
 
+// upCommand makes the command 'meander up'.
 func upCommand(a *app) *cobra.Command {
 	s := defaultServices()
 	listen, credentials := "127.0.0.1:4222", ""

@@ -21,7 +21,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/models/strictjson"
-	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -37,6 +37,7 @@ type verdictLine struct {
 	Author      string      `json:"author"`
 }
 
+// verdictCommand makes the command 'meander verdict'.
 func verdictCommand(a *app) *cobra.Command {
 	var run schemas.Run
 	var name, file, dir, author string
@@ -110,7 +111,7 @@ func publishVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, list []ve
 
 // checkOpen refuses a verdict of a group that is closed already, which would count for nothing.
 func checkOpen(ctx context.Context, b *bus.Bus, v *schemas.Verdict) error {
-	status, err := results.ClosedAs(ctx, b, v)
+	status, err := view.ClosedAs(ctx, b, v)
 	if status != "" {
 		return fmt.Errorf("too late: its group has its result, %s", status)
 	}
@@ -205,7 +206,7 @@ func (j verdictLine) toEvent(ctx context.Context, b *bus.Bus, run schemas.Run) (
 	if err != nil {
 		return nil, err
 	}
-	names := results.VerdictNames(&t.Group)
+	names := view.VerdictNames(&t.Group)
 	switch {
 	case len(names) == 0:
 		return nil, errors.New("it has no external reward function")
@@ -227,7 +228,7 @@ func (j verdictLine) toEvent(ctx context.Context, b *bus.Bus, run schemas.Run) (
 
 // showWaiting lists the samples of a run that wait for a verdict; with dir it also writes their images there.
 func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run schemas.Run, dir string, out, stderr io.Writer) error {
-	waiting, err := results.WaitingForVerdicts(ctx, b, run, "*")
+	waiting, err := view.WaitingForVerdicts(ctx, b, run, "*")
 	if err == nil && dir != "" {
 		err = writeWaiting(ctx, b, waiting, dir)
 	}
@@ -255,7 +256,7 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run schemas.Run, dir 
 }
 
 // writeWaiting writes the images of samples that wait for a verdict into a folder, and notes their paths in the list.
-func writeWaiting(ctx context.Context, b *bus.Bus, waiting []results.Waiting, dir string) error {
+func writeWaiting(ctx context.Context, b *bus.Bus, waiting []view.Waiting, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return usage(fmt.Errorf("--out: %w", err))
 	}

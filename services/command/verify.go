@@ -18,6 +18,7 @@ import (
 	"github.com/meander-rl/meander/services/verify"
 )
 
+// verifyCommand makes the command 'meander verify'.
 func verifyCommand(a *app) *cobra.Command {
 	var run schemas.Run
 	var options verify.Options

@@ -10,6 +10,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/boot"
 )
 
+// versionCommand makes the command 'meander version'.
 func versionCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "print the versions of the program and of the event contract",

@@ -48,6 +48,7 @@ type watcher struct {
 	fresh   bool // without the stored events
 }
 
+// watchCommand makes the command 'meander watch'.
 func watchCommand(a *app) *cobra.Command {
 	w := &watcher{app: a}
 	var since time.Duration
@@ -270,7 +271,7 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 		line = fmt.Sprintf("%s closed: %s, %s, mean %s", e.Batch, present.Count(e.Groups, "group"),
 			present.Count(e.Samples, "sample"), results.Number(e.Mean, "%.4f"))
 	case *schemas.Dead:
-		line = fmt.Sprintf("%d at %s, %s: %s", m.Seq, e.Stage, e.Code, present.FirstLine(e.Reason))
+		line = fmt.Sprintf("%d at %s, %s: %s", m.Seq, e.Service, e.Code, present.FirstLine(e.Reason))
 	}
 	return strings.TrimSpace(line), uid, err
 }

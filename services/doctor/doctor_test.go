@@ -199,7 +199,7 @@ func TestRun_Streams(t *testing.T) {
 			must(err)
 		}
 	}
-	fill("mdr.v1.parked.r.lane.u%d.0", 850<<10)
+	fill("mdr.v1.parked.r.lane.u%d.0.main", 850<<10)
 	fill("mdr.v1.dead.intake.r.u%d", 2<<20)
 	found := look(t, doctor.Options{Bus: p.Bus})
 	has(t, found, "streams", doctor.Fault, "2 streams not there: MDR_VERDICTS, KV_mdr-seal -> start 'meander up'")
@@ -212,7 +212,7 @@ func TestRun_Streams(t *testing.T) {
 			t.Errorf("a stream that rolls: %+v", f)
 		}
 	}
-	fill("mdr.v1.parked.s.lane.u%d.0", 200<<10)
+	fill("mdr.v1.parked.s.lane.u%d.0.main", 200<<10)
 	has(t, look(t, doctor.Options{Bus: p.Bus}), "streams", doctor.Fault, "MDR_PARKED is full")
 }
 
@@ -302,7 +302,8 @@ func TestRun_Policies(t *testing.T) {
 	has(t, look(t, doctor.Options{Bus: p.Bus}), "policies", doctor.Unchecked, "there are none yet")
 	digest := strings.Repeat("a", 64)
 	policy := schemas.Policy{
-		Lane: "signs", Model: "signs", Family: "qwen-image", WeightsDigest: digest, Height: 64, Width: 64, NumInferenceSteps: 1,
+		Tenant: schemas.TenantMain,
+		Lane:   "signs", Model: "signs", Family: "qwen-image", WeightsDigest: digest, Height: 64, Width: 64, NumInferenceSteps: 1,
 		TrueCFGScale: 1, LatentChannels: 64, PixelsPerToken: 16, MaxPixels: 1 << 20,
 	}
 	if err := p.SetPolicy(t.Context(), &policy, nil); err != nil {
@@ -321,12 +322,13 @@ func TestRun_Policies(t *testing.T) {
 	}
 	for i, state := range []string{schemas.AppliedRefused, schemas.AppliedApplied} {
 		a := &schemas.Applied{
-			Lane: "signs", Instance: "refuses", PolicyVersion: int64(1 - i), State: state, WeightsDigest: digest, Backend: "cpu", At: 1,
+			Tenant: schemas.TenantMain,
+			Lane:   "signs", Instance: "refuses", PolicyVersion: int64(1 - i), State: state, WeightsDigest: digest, Backend: "cpu", At: 1,
 		}
 		if state == schemas.AppliedRefused {
 			a.Error = "lora_A of another rank\nand more"
 		}
-		_, err := p.JetStream().Publish(t.Context(), schemas.AppliedSubject("signs", "refuses"), bustest.Encode(t, a))
+		_, err := p.JetStream().Publish(t.Context(), schemas.AppliedSubject("signs", schemas.TenantMain, "refuses"), bustest.Encode(t, a))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -406,7 +408,8 @@ func TestRun_Model(t *testing.T) {
 
 	p := bustest.New(t)
 	if err := p.SetPolicy(t.Context(), &schemas.Policy{
-		Lane: "signs", Model: "signs", Family: "qwen-image", WeightsDigest: strings.Repeat("a", 64), Height: 64, Width: 64, NumInferenceSteps: 1, TrueCFGScale: 1, LatentChannels: 64, PixelsPerToken: 16, MaxPixels: 1 << 20,
+		Tenant: schemas.TenantMain,
+		Lane:   "signs", Model: "signs", Family: "qwen-image", WeightsDigest: strings.Repeat("a", 64), Height: 64, Width: 64, NumInferenceSteps: 1, TrueCFGScale: 1, LatentChannels: 64, PixelsPerToken: 16, MaxPixels: 1 << 20,
 	}, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 const (
@@ -108,8 +108,8 @@ func reportLost(ctx context.Context, o *Options, say *notes) {
 		samples += int64(len(l.Samples))
 	}
 	if samples > 0 {
-		what, fix := boot.LostRequests(samples)
-		say.add(Fault, fix, "%s, of %s", what, plural(len(runs), "run"))
+		lost := outcomes.Lost(samples)
+		say.add(Fault, lost.Fix, "%s, of %s", lost.Says, plural(len(runs), "run"))
 	}
 }
 

@@ -69,7 +69,7 @@ func checkPermissions(ctx context.Context, o *Options, say *notes) {
 		{"publish prompts", schemas.PromptSubject("doctor")},
 		{"control runs", schemas.ControlSubject("doctor")},
 		{"give verdicts", schemas.VerdictSubject("doctor", "doctor", 0, "external")},
-		{"store trajectories", schemas.TrajectorySubject("doctor", "doctor", 0)},
+		{"store trajectories", schemas.TrajectorySubject("doctor", "doctor", 0, schemas.StageMain)},
 		{"store rewards", schemas.RewardSubject("doctor", "doctor", "doctor", 0)},
 		{"store results", schemas.AdvantageSubject("doctor", "doctor")},
 		{"set streams up", "$JS.API.STREAM.CREATE." + schemas.StreamSteps},

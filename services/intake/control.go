@@ -175,7 +175,7 @@ func (s *service) whyNotPrunable(ctx context.Context, c *schemas.Control, h bus.
 	}
 	t := &schemas.Trajectory{}
 	_, err := s.bus.StoredEvent(ctx, schemas.StreamTrajectories,
-		schemas.TrajectorySubject(c.Run, c.UID, *c.SampleIndex),
+		schemas.TrajectorySubject(c.Run, c.UID, *c.SampleIndex, schemas.StageMain),
 		t, nil)
 	switch {
 	case errors.Is(err, bus.ErrNotFound):

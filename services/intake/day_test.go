@@ -14,7 +14,8 @@ func TestResolve_Day(t *testing.T) {
 	t.Parallel()
 	policy := func(dated bool) *schemas.Policy {
 		return &schemas.Policy{
-			Lane: "l", Model: "l", Family: "qwen2", WeightsDigest: "w", Announced: 1, Reward: []string{"entropy_mean"},
+			Tenant: schemas.TenantMain,
+			Lane:   "l", Model: "l", Family: "qwen2", WeightsDigest: "w", Announced: 1, Reward: []string{"entropy_mean"},
 			Text: &schemas.TextPolicy{Vocabulary: 32, MaxTokens: 64, MaxNewTokens: 16, Temperature: 1, TopP: 1, Dated: dated},
 		}
 	}

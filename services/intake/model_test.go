@@ -190,7 +190,8 @@ func TestModel_RefusedVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := p.Publish(t.Context(), &schemas.Applied{
-		Lane: "q", Instance: "sampler-1", PolicyVersion: 1, State: schemas.AppliedRefused, Error: "adapter: of zeros",
+		Tenant: schemas.TenantMain,
+		Lane:   "q", Instance: "sampler-1", PolicyVersion: 1, State: schemas.AppliedRefused, Error: "adapter: of zeros",
 		WeightsDigest: oneBase,
 	}); err != nil {
 		t.Fatal(err)

@@ -163,7 +163,7 @@ func TestRefuse_NotALostPolicy(t *testing.T) {
 	p := newPlane(t)
 	kv, err := p.JetStream().KeyValue(t.Context(), schemas.PolicyBucket)
 	if err == nil {
-		err = kv.Purge(t.Context(), string(qwen().Lane))
+		err = kv.Purge(t.Context(), schemas.PolicyKey(qwen().Lane, schemas.TenantMain))
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -76,7 +76,7 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 // newRequest returns a request with the fields that requests for images and texts have in common. p has its defaults.
 func newRequest(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, group *schemas.Group) schemas.Request {
 	return schemas.Request{
-		Identity:   schemas.Identity{Run: run, UID: p.UID, GroupSize: *p.GroupSize, Lane: policy.Lane},
+		Identity:   schemas.Identity{Run: run, UID: p.UID, Stage: schemas.StageMain, GroupSize: *p.GroupSize, Lane: policy.Lane},
 		BaseDigest: cmp.Or(p.BaseDigest, policy.Checkpoint()),
 		Sampling:   schemas.Sampling{Prompt: p.Prompt},
 		Priority:   *p.Priority, MinPolicyVersion: *p.MinPolicyVersion, Group: *group,

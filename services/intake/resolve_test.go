@@ -15,7 +15,8 @@ import (
 // qwen is a lane with Qwen-Image's scheduler.
 func qwen() *schemas.Policy {
 	return &schemas.Policy{
-		Lane: "q", Model: "q", Family: "qwen-image", PolicyVersion: 3, LatentChannels: 64, PixelsPerToken: 16,
+		Tenant: schemas.TenantMain,
+		Lane:   "q", Model: "q", Family: "qwen-image", PolicyVersion: 3, LatentChannels: 64, PixelsPerToken: 16,
 		SchedulerConfig: []byte(`{"num_train_timesteps": 1000, "shift": 1.0, "use_dynamic_shifting": true, "base_shift": 0.5, "max_shift": 0.9,
 			"base_image_seq_len": 256, "max_image_seq_len": 8192, "shift_terminal": 0.02, "time_shift_type": "exponential"}`),
 		Height: 512, Width: 512, NumInferenceSteps: 10, TrueCFGScale: 4, NegativePrompt: " ", MaxPixels: 1 << 20,

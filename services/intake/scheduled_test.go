@@ -20,7 +20,8 @@ func policyFor(t *testing.T, f model.Family) *schemas.Policy {
 	}
 	c := info.Card
 	return &schemas.Policy{
-		Lane: schemas.Lane(c.Name), Model: c.Name, SchedulerConfig: c.SchedulerConfig,
+		Tenant: schemas.TenantMain,
+		Lane:   schemas.Lane(c.Name), Model: c.Name, SchedulerConfig: c.SchedulerConfig,
 		LatentChannels: int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
 		Height: 32, Width: 32, NumInferenceSteps: 10, TrueCFGScale: 4, MaxPixels: int64(c.MaxPixels),
 		Reward: []string{"synthetic"},

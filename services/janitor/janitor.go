@@ -100,7 +100,6 @@ const MinGrace = time.Second
 // DefaultConfig has no rule.
 func DefaultConfig() Config { return Config{Grace: 10 * time.Minute, Every: 10 * time.Second} }
 
-// blobGrace is how long a blob stays that no event names.
 func (c Config) blobGrace() time.Duration { return max(c.Grace, bus.BlobGrace) }
 
 // Rules reports whether any rule that frees groups is set.
@@ -151,7 +150,6 @@ func (r *Report) Total() (n uint64) {
 	return n
 }
 
-// metrics are the metrics of the janitor.
 type metrics struct {
 	groups, bytes, gone prometheus.Counter
 	kept, due, oldest   prometheus.Gauge
@@ -250,7 +248,6 @@ func runPass(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *blobSweep
 	return r, p.run(ctx)
 }
 
-// noun returns a noun as it is beside the number n.
 func noun(n int, one string) string {
 	if n == 1 {
 		return one

@@ -27,7 +27,7 @@ import (
 func store(t *testing.T, p *bustest.Plane, uid schemas.UID, batch string) {
 	t.Helper()
 	for _, subject := range []string{
-		schemas.StepSubject("r1", uid, 0, "a", 0), schemas.TrajectorySubject("r1", uid, 0), schemas.RewardSubject("r1", batch, uid, 0),
+		schemas.StepSubject("r1", uid, 0, schemas.StageMain, "a", 0), schemas.TrajectorySubject("r1", uid, 0, schemas.StageMain), schemas.RewardSubject("r1", batch, uid, 0),
 	} {
 		if _, err := p.PublishRaw(t.Context(), subject, make([]byte, 1000), nil, ""); err != nil {
 			t.Fatal(err)
@@ -82,7 +82,7 @@ func TestPass_DryBytes(t *testing.T) {
 	t.Parallel()
 	p := bustest.New(t)
 	store(t, p, "u1", "u1")
-	p.Forge(t, schemas.StepSubject("r2", "u1", 0, "a", 0), make([]byte, 500_000))
+	p.Forge(t, schemas.StepSubject("r2", "u1", 0, schemas.StageMain, "a", 0), make([]byte, 500_000))
 	overGrace(t, p, 1)
 	r, err := janitor.Pass(t.Context(), rule(), p.Bus, true)
 	if n := r.Bytes[schemas.StreamSteps]; err != nil || n < 1000 || n > 1200 {
@@ -100,7 +100,7 @@ func TestPass_Closed(t *testing.T) {
 	p := bustest.New(t)
 	store(t, p, "u1", "u1")
 	store(t, p, "u2", "b1") // its batch is open
-	if _, err := p.PublishRaw(t.Context(), schemas.StepSubject("r1", "u3", 0, "a", 0), []byte("x"), nil, ""); err != nil {
+	if _, err := p.PublishRaw(t.Context(), schemas.StepSubject("r1", "u3", 0, schemas.StageMain, "a", 0), []byte("x"), nil, ""); err != nil {
 		t.Fatal(err) // an open group
 	}
 	if r, err := janitor.Pass(t.Context(), rule(), p.Bus, false); err != nil || r.Groups != 0 {
@@ -418,7 +418,7 @@ func TestBlobIndex_Forget(t *testing.T) {
 		refs = append(refs, ref)
 	}
 	for uid, names := range map[schemas.UID]string{"u1": refs[0].Digest + " " + refs[1].Digest, "u2": refs[1].Digest} {
-		if _, err := p.PublishRaw(t.Context(), schemas.TrajectorySubject("r1", uid, 0), []byte(names), nil, ""); err != nil {
+		if _, err := p.PublishRaw(t.Context(), schemas.TrajectorySubject("r1", uid, 0, schemas.StageMain), []byte(names), nil, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -431,7 +431,7 @@ func TestBlobIndex_Forget(t *testing.T) {
 		freed int
 	}{{"", 0}, {"u1", 1}, {"u2", 1}} {
 		if step.uid != "" {
-			m, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r1", step.uid, 0))
+			m, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r1", step.uid, 0, schemas.StageMain))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -455,10 +455,10 @@ func TestPass_Blobs(t *testing.T) {
 		}
 		refs = append(refs, ref)
 	}
-	if _, err := p.PublishRaw(ctx, schemas.TrajectorySubject("r1", "u1", 0), []byte("\xd9\x40"+refs[0].Digest+"."), nil, ""); err != nil {
+	if _, err := p.PublishRaw(ctx, schemas.TrajectorySubject("r1", "u1", 0, schemas.StageMain), []byte("\xd9\x40"+refs[0].Digest+"."), nil, ""); err != nil {
 		t.Fatal(err)
 	}
-	request := schemas.RequestSubject("r1", "signs", "u2", 0) // in a work queue
+	request := schemas.RequestSubject("r1", "signs", "u2", 0, schemas.StageMain) // in a work queue
 	if _, err := p.PublishRaw(ctx, request, []byte("\xd9\x40"+refs[2].Digest+"."), nil, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -504,7 +504,8 @@ func push(t *testing.T, p *bustest.Plane, v int64, last *schemas.Policy, adapter
 // bare is a version of the lane signs.
 func bare(v int64) *schemas.Policy {
 	return &schemas.Policy{
-		Lane: "signs", Model: "signs", PolicyVersion: v, WeightsDigest: digest(v), BaseDigest: "base",
+		Tenant: schemas.TenantMain,
+		Lane:   "signs", Model: "signs", PolicyVersion: v, WeightsDigest: digest(v), BaseDigest: "base",
 		LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 4, TrueCFGScale: 1, MaxPixels: 1 << 20, Announced: 1,
 	}
 }
@@ -557,7 +558,7 @@ func TestPass_Adapters(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := p.PublishRaw(t.Context(), schemas.TrajectorySubject("r1", uid, 0), data, nil, ""); err != nil {
+		if _, err := p.PublishRaw(t.Context(), schemas.TrajectorySubject("r1", uid, 0, schemas.StageMain), data, nil, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -577,7 +578,7 @@ func TestPass_Adapters(t *testing.T) {
 		}
 	}
 	left(2, 5, 6, 7, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19)
-	if _, err := p.PurgeSubject(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r1", "several", 0)); err != nil {
+	if _, err := p.PurgeSubject(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r1", "several", 0, schemas.StageMain)); err != nil {
 		t.Fatal(err)
 	}
 	left(2, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19)

@@ -25,13 +25,11 @@ const (
 	atOnce = 16
 )
 
-// address names a group.
 type address struct {
 	run schemas.Run
 	uid schemas.UID
 }
 
-// pass is the state of one pass over the streams.
 type pass struct {
 	cfg     Config
 	b       *bus.Bus
@@ -60,7 +58,6 @@ type pass struct {
 	means map[[2]string]uint64
 }
 
-// groupStreams are the streams that hold events of groups.
 var groupStreams = slices.Collect(maps.Keys(schemas.GroupFilters("*", "*", "*")))
 
 // readSizes reads the sizes of the streams, and notes those that are pressing.
@@ -84,7 +81,6 @@ func (p *pass) readSizes(ctx context.Context) error {
 	return nil
 }
 
-// mark is the size, in bytes, above which groups of the stream are freed.
 func (p *pass) mark(s *bus.StreamStats) uint64 { return uint64(s.MaxBytes) / 100 * uint64(p.cfg.Above) }
 
 // tooFull reports whether some stream is too full, so that an event stored at the given time should go. A stream
@@ -254,7 +250,6 @@ func (p *pass) readFloors(ctx context.Context) error {
 	return nil
 }
 
-// countKept counts a group that stays, by the reason.
 func (p *pass) countKept(why string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -364,7 +359,6 @@ var freeOrder = []string{
 	schemas.StreamGroups, schemas.StreamAdvantages,
 }
 
-// countFreed counts n freed events of a stream, with their estimated bytes.
 func (p *pass) countFreed(stream string, n uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -390,7 +384,6 @@ func (p *pass) measureFreed(ctx context.Context, stream string, run schemas.Run,
 	return nil
 }
 
-// add counts what is freed of a stream. p.mu is held.
 func (p *pass) add(stream string, messages, bytes uint64) {
 	p.report.Messages[stream] += messages
 	p.report.Bytes[stream] += bytes

@@ -57,13 +57,13 @@ func TestPass_WeightsByPath(t *testing.T) {
 		last = next
 	}
 	data, err := schemas.Encode(&schemas.Trajectory{
-		Identity:   schemas.Identity{Run: "r1", UID: "u", Lane: "signs"},
+		Identity:   schemas.Identity{Stage: schemas.StageMain, Run: "r1", UID: "u", Lane: "signs"},
 		Provenance: schemas.Provenance{WeightsDigest: digest(1), PolicyVersionMin: 1, PolicyVersionMax: 1},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.PublishRaw(t.Context(), schemas.TrajectorySubject("r1", "u", 0), data, nil, ""); err != nil {
+	if _, err := p.PublishRaw(t.Context(), schemas.TrajectorySubject("r1", "u", 0, schemas.StageMain), data, nil, ""); err != nil {
 		t.Fatal(err)
 	}
 	c := rule()

@@ -25,7 +25,6 @@ const (
 	keepReset = 5 * time.Minute
 )
 
-// keptSampler is a sampler that begins again when it fails.
 type keptSampler struct {
 	lane schemas.Lane
 	bus  *bus.Bus
@@ -88,7 +87,6 @@ func (k *keptSampler) hasServed() bool {
 	return k.served
 }
 
-// fault says why the lane is not served.
 func (k *keptSampler) fault() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

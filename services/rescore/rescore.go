@@ -23,6 +23,7 @@ import (
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/reward"
@@ -79,7 +80,7 @@ func questionOf(t *schemas.Trajectory) string {
 // come, and if the run is itself a pass or has no samples.
 func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Source, error) {
 	s := &Source{run: run, groups: map[schemas.UID]*group{}}
-	for t, err := range results.Trajectories(ctx, b, run, "*") {
+	for t, err := range view.Trajectories(ctx, b, run, "*") {
 		if err != nil {
 			return nil, err
 		}

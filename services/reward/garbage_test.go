@@ -36,23 +36,23 @@ func TestService_GarbageTrajectories(t *testing.T) {
 		3: bustest.Encode(t, sample(0)),
 	}
 	for i, data := range forged {
-		p.Forge(t, schemas.TrajectorySubject("r", "u", i), data)
+		p.Forge(t, schemas.TrajectorySubject("r", "u", i, schemas.StageMain), data)
 	}
 	for i := range forged {
-		bustest.Free(t, p.Bus, schemas.StreamTrajectories, schemas.TrajectorySubject("r", "u", i))
+		bustest.Free(t, p.Bus, schemas.StreamTrajectories, schemas.TrajectorySubject("r", "u", i, schemas.StageMain))
 	}
 	for i := range forged {
 		p.put(t, sample(i))
 	}
 	for name, r := range p.rewards(t, "r", 4) {
-		m, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", "u", r.SampleIndex))
+		m, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", "u", r.SampleIndex, schemas.StageMain))
 		if err != nil || r.TrajectorySeq != m.Seq || r.Status != schemas.StatusScored {
 			t.Errorf("%s: %+v, %v; want the reward of the true trajectory", name, r, err)
 		}
 	}
 	letters := p.letters(t)
 	for i := range forged {
-		if letters[schemas.TrajectorySubject("r", "u", i)] != 1 {
+		if letters[schemas.TrajectorySubject("r", "u", i, schemas.StageMain)] != 1 {
 			t.Errorf("sample %d: dead letters %v", i, letters)
 		}
 	}

@@ -70,7 +70,7 @@ func trajectory(
 	digest := strings.Repeat("0123456789abcdef", 4)
 	now := time.Now().UnixNano()
 	tr := &schemas.Trajectory{
-		Identity: schemas.Identity{Run: run, UID: uid, SampleIndex: i, GroupSize: n, Lane: "lane"},
+		Identity: schemas.Identity{Stage: schemas.StageMain, Run: run, UID: uid, SampleIndex: i, GroupSize: n, Lane: "lane"},
 		Provenance: schemas.Provenance{
 			Attempt:       "a",
 			WeightsDigest: digest, Sampler: "s", Backend: "cpu",
@@ -127,7 +127,8 @@ func (p *plane) put(t testing.TB, events ...schemas.Keyed) {
 func (p *plane) putStep(t testing.TB, tr *schemas.Trajectory) {
 	t.Helper()
 	step := &schemas.Step{
-		Run: tr.Run, UID: tr.UID, SampleIndex: tr.SampleIndex, Attempt: tr.Attempt, NumInferenceSteps: 1,
+		Stage: schemas.StageMain,
+		Run:   tr.Run, UID: tr.UID, SampleIndex: tr.SampleIndex, Attempt: tr.Attempt, NumInferenceSteps: 1,
 		Transition: "sde",
 		Sigma:      1, Timestep: 1000, LogProbKind: tr.LogProbKind, LogProb: tr.LogProbs[0], LogProbSum: tr.LogProbs[0],
 		ElementCount: 128,

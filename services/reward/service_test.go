@@ -260,7 +260,7 @@ func TestService_Diversity(t *testing.T) {
 		t.Errorf("%v before the group is there", early)
 	}
 	failed := &schemas.Trajectory{
-		Identity:   schemas.Identity{Run: "r", UID: "all", SampleIndex: 3, GroupSize: 4, Lane: "lane"},
+		Identity:   schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "all", SampleIndex: 3, GroupSize: 4, Lane: "lane"},
 		Provenance: schemas.Provenance{Attempt: "a"},
 		Outcome:    schemas.Outcome{StopReason: schemas.StopFailed, Error: "NaN"},
 		Group:      trajectory(t, "r", "all", 0, 4, 0, "diversity").Group,

@@ -68,7 +68,7 @@ func (s *service) trajectoryOf(ctx context.Context, v *schemas.Verdict) (*schema
 		}
 		return t, m.Seq, nil
 	}
-	own := schemas.TrajectorySubject(v.Run, v.UID, v.SampleIndex)
+	own := schemas.TrajectorySubject(v.Run, v.UID, v.SampleIndex, schemas.StageMain)
 	t, seq, err := read(own)
 	if err != nil {
 		return nil, 0, err

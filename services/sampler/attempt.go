@@ -20,22 +20,19 @@ const maxRestarts = 3
 // errRestart ends an attempt that begins again with newer weights.
 var errRestart = errors.New("begins again with newer weights")
 
-// makeSample makes one sample with a worker and waits until its steps are stored. When work ends, which is derived
-// from ctx, it stops at the next step boundary. It begins again when newer weights are to be used for whole samples
-// (the policy's rule), at most maxRestarts times. The error says why there is no sample: work ended, or the attempt
-// failed.
+// makeSample makes one sample with a worker and waits until its steps are stored. When work ends, it stops at the next
+// step boundary. It begins again for newer weights where the policy's rule says so, at most maxRestarts times.
 func (s *service) makeSample(ctx, work context.Context, c *worker, req *schemas.Request) (*schemas.Trajectory, error) {
 	for restarts := 0; ; restarts++ {
 		t, err := s.attemptOnce(ctx, work, c, req, restarts < maxRestarts)
 		if !errors.Is(err, errRestart) {
 			return t, err
 		}
-		s.metrics.restarted.Inc()
+		s.metrics.Restarted.Inc()
 	}
 }
 
-// attemptOnce makes one attempt at a sample and returns its trajectory, which may be one of a pruned sample. It
-// returns errRestart only if restarts is true: the sample is to begin again with newer weights.
+// attemptOnce makes one attempt at a sample, which may end pruned. With restarts it may return errRestart.
 func (s *service) attemptOnce(
 	ctx, work context.Context, c *worker, req *schemas.Request, restarts bool,
 ) (*schemas.Trajectory, error) {
@@ -90,8 +87,8 @@ func (s *service) attemptOnce(
 	return nil, err
 }
 
-// denoise has a scheduler step an attempt until its episode is done. Some episodes have no step to make; those of
-// conversations wait for their interaction in between. The error is that of a step, or of work.
+// denoise has a scheduler step an attempt until its episode is done; a conversation waits for its interaction in
+// between.
 func (a *attempt) denoise(work context.Context) error {
 	if a.episode.Done() {
 		a.started = time.Now()
@@ -110,11 +107,10 @@ func (a *attempt) denoise(work context.Context) error {
 	}
 }
 
-// runSteps queues an attempt, and waits until a scheduler has stepped it to its end or to where it waits for its
-// interaction. When work ends it returns at the next step boundary, with the error of work.
+// runSteps has a scheduler step an attempt to its end, to where it waits for its interaction, or until work ends.
 func (a *attempt) runSteps(work context.Context) error {
 	a.finished, a.done = false, make(chan struct{})
-	joining := a.service.metrics.joining
+	joining := a.service.metrics.Joining
 	joining.Inc()
 	a.worker.queue.push(a, a.priority, joining.Dec)
 	select {
@@ -129,14 +125,12 @@ func (a *attempt) runSteps(work context.Context) error {
 	return a.err
 }
 
-// newRecorder begins the record of an attempt, with a new token.
 func (s *service) newRecorder(req *schemas.Request, backend string, p *schemas.Policy) *recorder.Recorder {
 	return s.recorders.New(req, fmt.Sprintf("%s-%d", s.token, s.count.Add(1)), backend, p)
 }
 
-// catchUp switches an attempt to the sampler's newest weights between two steps, if the rule of their policy says so.
-// With restarts it may return errRestart instead: the attempt begins again. The last step is recorded already, under
-// the weights that made it.
+// catchUp switches an attempt to the newest weights between two steps, if the rule of their policy says so, or returns
+// errRestart.
 func (a *attempt) catchUp(restarts bool) error {
 	next := a.service.versions.Newest()
 	if next != a.weights && next.Policy.Rule == schemas.SwapRestart && restarts {
@@ -148,8 +142,7 @@ func (a *attempt) catchUp(restarts bool) error {
 	return nil
 }
 
-// beginWithNewest switches an attempt that was just admitted, and has no steps yet, to the newest weights: they may
-// have changed while it waited in the queue.
+// beginWithNewest gives an attempt that was just admitted the weights that came while it waited in the queue.
 func (a *attempt) beginWithNewest() {
 	if !a.recorder.Fresh() {
 		return // it took over steps, which the weights that it has have made
@@ -159,8 +152,7 @@ func (a *attempt) beginWithNewest() {
 	}
 }
 
-// switchTo switches an attempt to the newest weights, if may allows them, its device has them, and the episode can
-// switch. It reports whether it did.
+// switchTo switches an attempt to the newest weights, if may allows them and it can; it reports whether it did.
 func (a *attempt) switchTo(may func(to *weights.Loaded) bool) bool {
 	episode, can := a.episode.(engine.Switcher)
 	if !can {
@@ -183,8 +175,7 @@ type prunedError struct{ why string }
 
 func (e *prunedError) Error() string { return e.why }
 
-// checkPruned returns a *prunedError if the sample must not make its next step: the prompt's rule for pruning says so,
-// or a control of an operator.
+// checkPruned returns a *prunedError if the prompt's rule, or an operator, ends the sample before its next step.
 func (a *attempt) checkPruned() error {
 	next := a.recorder.Next()
 	if _, end := a.req.Segment(); next >= end && a.req.Text == nil {

@@ -13,9 +13,8 @@ import (
 	"github.com/meander-rl/meander/services/sampler/recorder"
 )
 
-// startEpisode starts the episode of an attempt: from a state that an earlier attempt stored, or as the request says
-// (from noise, from given states or data, or from a parent's state). errParentPending says that the parent is not
-// made yet; terminal errors are faults of the request.
+// startEpisode starts an episode from a state that an earlier attempt stored, or as the request says: from noise, from
+// given states or data, or from a parent's state, which may be errParentPending.
 func (s *service) startEpisode(
 	ctx context.Context, c *worker, e engine.Engine, req *schemas.Request, r *recorder.Recorder,
 ) (engine.Episode, error) {
@@ -40,60 +39,49 @@ func (s *service) startEpisode(
 		return e.Start(ctx, req, &schemas.SegmentStart{StepIndex: begin, Latents: parent})
 	}
 	// The states of a prompt are for its whole group and may be large: one request at a time loads them.
-	if err := s.lockStates(ctx); err != nil {
-		return nil, err
+	select {
+	case s.loading <- struct{}{}:
+		defer func() { <-s.loading }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
-	defer s.unlockStates()
-	var states *schemas.Tensor
-	if data := req.Start.Data; data != nil {
-		states, err = s.loadData(ctx, c.can.Encoder, req)
-	} else {
-		states, err = s.loadStates(ctx, req)
-	}
+	states, err := s.loadStates(ctx, c.can.Encoder, req)
 	if err != nil {
 		return nil, err
 	}
 	return e.Start(ctx, req, &schemas.SegmentStart{
-		StepIndex: req.Start.StepIndex, Latents: states,
-		Data: req.Start.Data,
+		StepIndex: req.Start.StepIndex, Latents: states, Data: req.Start.Data,
 	})
 }
 
-// lockStates waits until no other request has the states of a group in memory; unlockStates ends that. An error is
-// that of ctx.
-func (s *service) lockStates(ctx context.Context) error {
-	select {
-	case s.loading <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+// loadStates returns the states that the prompt gives, or the latents or the image that noise is added to, as
+// [n, S, C] or [1, S, C].
+func (s *service) loadStates(ctx context.Context, m engine.Encoder, req *schemas.Request) (*schemas.Tensor, error) {
+	start := req.Start
+	if start.Data != nil && m == nil {
+		return nil, engine.Invalid("start.data: given; the model encodes no images")
 	}
-}
-
-func (s *service) unlockStates() { <-s.loading }
-
-// loadStates returns the states that the prompt gives, [n, S, C] or [1, S, C]. Missing or corrupt ones are a terminal
-// error.
-func (s *service) loadStates(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
-	states := req.Start.Latents
-	if states.Ref == nil {
-		return states, nil
+	data, field := start.Data, "start.data"
+	if data == nil {
+		data, field = &schemas.SegmentData{Latents: start.Latents}, "start.latents.ref"
 	}
-	data, err := s.bus.GetBlob(ctx, *states.Ref)
+	states, err := images.LoadData(ctx, s.bus, m, data, sampling.SizeOf(&req.Sampling))
 	switch {
+	case err == nil:
+		return states, nil
+	case errors.Is(err, images.ErrImage):
+		return nil, engine.Invalid("%w", err)
 	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
-		return nil, engine.Invalid("start.latents.ref: %w", err)
-	case err != nil:
-		return nil, fmt.Errorf("load the states to start with: %w", err)
+		return nil, engine.Invalid("%s: %w", field, err)
 	}
-	return &schemas.Tensor{DType: states.DType, Shape: states.Shape, Data: data}, nil
+	return nil, fmt.Errorf("load the states to start with: %w", err)
 }
 
 // errParentPending says that the parent of a sample has no trajectory yet. The request is put back.
 var errParentPending = errors.New("the sample to branch from is not made yet")
 
-// loadBranch loads the state that a request's parent stored, from which the sample branches off. A parent of the same
-// group, as in trees, may not be made yet: errParentPending. A parent that is missing or failed is a terminal error.
+// loadBranch loads the state that a request's parent stored. A parent of the same group, as in trees, may not be made
+// yet: errParentPending.
 func (s *service) loadBranch(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
 	at := *req.Start.Branch
 	t, err := s.bus.BranchTrajectory(ctx, at)
@@ -116,13 +104,12 @@ func (s *service) loadBranch(ctx context.Context, req *schemas.Request) (*schema
 	return state, nil
 }
 
-// parentError returns errParentPending if the request of the parent is in the queue or parked. Else the parent is
-// probably never made, and the error counts as a failed try.
+// parentError returns errParentPending if the parent is in the queue or parked; else it is probably never made.
 func (s *service) parentError(ctx context.Context, req *schemas.Request) error {
 	at := req.Start.Branch
 	for _, in := range []struct{ stream, subject string }{
-		{schemas.StreamRequests, schemas.RequestSubject(at.Run, req.Lane, at.UID, at.SampleIndex)},
-		{schemas.StreamParked, schemas.ParkedSubject(at.Run, req.Lane, at.UID, at.SampleIndex)},
+		{schemas.StreamRequests, schemas.RequestSubject(at.Run, req.Lane, at.UID, at.SampleIndex, req.Stage)},
+		{schemas.StreamParked, schemas.ParkedSubject(at.Run, req.Lane, at.UID, at.SampleIndex, req.Stage)},
 	} {
 		switch _, err := s.bus.Last(ctx, in.stream, in.subject); {
 		case err == nil:
@@ -133,22 +120,4 @@ func (s *service) parentError(ctx context.Context, req *schemas.Request) error {
 	}
 	// The request may be between queue and parked just now, so this error is tried again.
 	return fmt.Errorf("start.branch: sample %d of the group is neither made nor asked for", at.SampleIndex)
-}
-
-// loadData loads the latents or image that a request adds noise to, as states [n, S, C] or [1, S, C]. Faults of the
-// request, such as a missing blob or an image of another size, are terminal errors.
-func (s *service) loadData(ctx context.Context, m engine.Encoder, req *schemas.Request) (*schemas.Tensor, error) {
-	if m == nil {
-		return nil, bus.Terminal(schemas.CodeInvalid, errors.New("start.data: given; the model encodes no images"))
-	}
-	states, err := images.LoadData(ctx, s.bus, m, req.Start.Data, sampling.SizeOf(&req.Sampling))
-	switch {
-	case err == nil:
-		return states, nil
-	case errors.Is(err, images.ErrImage):
-		return nil, bus.Terminal(schemas.CodeInvalid, err)
-	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
-		return nil, engine.Invalid("start.data: %w", err)
-	}
-	return nil, fmt.Errorf("load the data to start with: %w", err)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/models"
+	"github.com/meander-rl/meander/services/sampler/weights"
 )
 
 // Config is the settings of the sampler service. Its parts are embedded: a flag, a variable and a key of the file are
@@ -37,14 +38,7 @@ type Config struct {
 
 // Weights say which weights the sampler begins with.
 type Weights struct {
-	Model        string  `koanf:"model" help:"synthetic, a folder in the diffusers layout or of a language model, or the name of a shipped model"`
-	Adapter      string  `koanf:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
-	AdapterScale float64 `koanf:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
-	WeightsDir   string  `koanf:"weights_dir" help:"folder that is shared with those who push whole transformers by path ('policy push --weights-dir'), maybe as another path there; default none: versions by path are refused"`
-	// PolicyVersion is the lowest version that the sampler's own weights are announced with.
-	PolicyVersion int64 `koanf:"policy_version" help:"version of the weights, stamped on every event"`
-	// BaseDigest is the digest of the checkpoint that the model must be; empty: any.
-	BaseDigest string `koanf:"-"`
+	weights.Own
 	// Models are the families of image models that Model may belong to, Languages those of language models.
 	Models    model.Registry `koanf:"-"`
 	Languages lm.Registry    `koanf:"-"`
@@ -96,7 +90,9 @@ func Help(field string) string {
 // DefaultConfig returns settings that fit a laptop: the model signs on whatever device there is.
 func DefaultConfig() Config {
 	return Config{
-		Weights:  Weights{Model: "signs", AdapterScale: 1, Models: families.All(), Languages: languages.All()},
+		Weights: Weights{
+			Own: weights.Own{Model: "signs", AdapterScale: 1}, Models: families.All(), Languages: languages.All(),
+		},
 		Compute:  models.Compute{Device: devices.Auto, DType: devices.Auto},
 		Server:   engine.Server{EnginePatience: time.Minute, EngineConcurrency: 64},
 		Requests: Requests{AckWait: 30 * time.Second, MaxDeliver: 10, DrainTimeout: 20 * time.Second},

@@ -22,8 +22,7 @@ func stoppedBy(work context.Context) *schemas.Control {
 	return nil
 }
 
-// controls stop the samples of this process that operators pause or cancel. Such a sample's context ends, and the
-// scheduler removes it at the next step boundary.
+// controls stop the samples that operators pause or cancel: their contexts end.
 type controls struct {
 	inForce *bus.Controls
 	// news signals that the presence has changed; buffered, 1.
@@ -31,12 +30,10 @@ type controls struct {
 
 	mu       sync.Mutex
 	inFlight map[*inFlight]struct{}
-	// seen is the newest control that applyControls has applied. done is the newest for which all samples that it or an
-	// earlier one stopped have ended.
+	// seen is the newest control that is applied; done, the newest of which no stopped sample is in flight any more.
 	seen, done uint64
 }
 
-// inFlight is the work on one sample.
 type inFlight struct {
 	run     schemas.Run
 	uid     schemas.UID
@@ -51,8 +48,7 @@ func newControls(c *bus.Controls) *controls {
 	}
 }
 
-// track returns a context for the work on a sample, which a cancel or a pause ends; its cause is then *stopped. The
-// caller calls release when the work has ended.
+// track returns a context for the work on a sample, until release; a cancel or a pause ends it with a *stopped.
 func (c *controls) track(ctx context.Context, req *schemas.Request) (work context.Context, release func()) {
 	work, stop := context.WithCancelCause(ctx)
 	h := &inFlight{run: req.Run, uid: req.UID, stop: stop}
@@ -82,8 +78,7 @@ func (c *controls) stopIfControlled(h *inFlight) {
 	}
 }
 
-// noteObeyed notes that all controls so far are obeyed, once no stopped sample is left; others then see that in the
-// presence. The caller holds the lock.
+// noteObeyed tells presence that all controls so far are obeyed, once no stopped sample is left. Lock held.
 func (c *controls) noteObeyed() {
 	for h := range c.inFlight {
 		if h.stopped {
@@ -97,7 +92,6 @@ func (c *controls) noteObeyed() {
 	c.presenceChanged()
 }
 
-// presenceChanged signals that the presence must be published again.
 func (c *controls) presenceChanged() {
 	select {
 	case c.news <- struct{}{}:

@@ -18,10 +18,8 @@ import (
 // slowReply is after how long a wait for an interaction is logged.
 const slowReply = 5 * time.Second
 
-// askInteraction sends an answer of an episode, when it has ended, to the interaction of its conversation, waits for
-// the reply and gives it to the episode; denoise calls it. While it waits, the sample is in no micro-batch and its
-// slot is free for another request. A fault of the interaction is a terminal error; after another the request is
-// delivered again.
+// askInteraction sends an answer of an episode to the interaction of its conversation, and gives it the reply. While it
+// waits, its slot is free for another request. A fault of the interaction is a terminal error.
 func (s *service) askInteraction(
 	ctx context.Context, req *schemas.Request, r *recorder.Recorder, t engine.Talker,
 ) error {
@@ -29,13 +27,13 @@ func (s *service) askInteraction(
 	if _, err := r.Stored(ctx); err != nil { // the question names the stored events
 		return err
 	}
-	ask.Run, ask.UID, ask.SampleIndex, ask.Attempt = req.Run, req.UID, req.SampleIndex, r.Token()
-	ask.Events = schemas.AttemptFilter(ask.Run, ask.UID, ask.SampleIndex, ask.Attempt)
+	ask.Run, ask.UID, ask.SampleIndex, ask.Stage, ask.Attempt = req.Run, req.UID, req.SampleIndex, req.Stage, r.Token()
+	ask.Events = schemas.AttemptFilter(ask.Run, ask.UID, ask.SampleIndex, ask.Stage, ask.Attempt)
 	t.Rest()
 	back := bus.LeaveSlot(ctx)
 	defer back()
-	s.metrics.conversing.Inc()
-	defer s.metrics.conversing.Dec()
+	s.metrics.Conversing.Inc()
+	defer s.metrics.Conversing.Dec()
 	log := zerolog.Ctx(ctx).With().Str("interaction", x.Name).Str("run", string(ask.Run)).Str("uid",
 		string(ask.UID)).Int64("sample_index", ask.SampleIndex).Int64("answer", ask.Answer).Logger()
 	slow := time.AfterFunc(slowReply, func() {
@@ -44,12 +42,12 @@ func (s *service) askInteraction(
 	defer slow.Stop()
 	reply, err := interaction.Ask(ctx, s.bus.Conn(), ask, x.Timeout())
 	if fault, ok := errors.AsType[*interaction.Fault](err); ok {
-		s.metrics.replies.WithLabelValues(fault.State).Inc()
+		s.metrics.Replies.WithLabelValues(fault.State).Inc()
 		return engine.Failed("interaction %s, answer %d: %w", x.Name, ask.Answer, fault)
 	}
 	if err != nil {
 		return fmt.Errorf("interaction %s, answer %d: %w", x.Name, ask.Answer, err)
 	}
-	s.metrics.replies.WithLabelValues(replied).Inc()
+	s.metrics.Replies.WithLabelValues(replied).Inc()
 	return t.Told(ctx, reply)
 }

@@ -16,19 +16,19 @@ import (
 	"github.com/meander-rl/meander/services/sampler/weights"
 )
 
-// waits are the errors of requests that are put back because they wait for something: a parent, weights, the server
-// or the worker that makes samples, or another sampler.
+// waits are the errors of requests that are put back because they wait for something.
 var waits = []error{errParentPending, errStopping, weights.ErrPolicyPending, engine.ErrAway, model.ErrAway}
 
-// handle makes the sample of one request and stores its trajectory. A request that waits for something is put back;
-// one that is not valid is a dead letter. After other errors it is not acknowledged and comes again; the steps so far
-// belong to an attempt that no trajectory names.
+// handle makes the sample of one request and stores its trajectory. A request that waits is put back, one that is not
+// valid is a dead letter; after other errors it comes again.
 func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	var req schemas.Request
 	if err := bus.Fits(m, &req); err != nil {
 		return bus.Garbage(schemas.CodeDecode, err)
 	}
 	defer s.making.add(&req)()
+	log := zerolog.Ctx(ctx).With().Str("run", string(req.Run)).Str("uid", string(req.UID)).
+		Int64("sample_index", req.SampleIndex).Logger()
 	switch record, err := s.bus.Group(ctx, req.Run, req.UID); {
 	case errors.Is(err, bus.ErrNotFound): // no prompt to compare it with
 	case err != nil:
@@ -44,7 +44,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	var made schemas.Trajectory
 	fits := func() (fault, err error) { return s.bus.Answers(ctx, &made, &req) }
 	switch _, err := s.bus.StoredEvent(ctx, schemas.StreamTrajectories,
-		schemas.TrajectorySubject(req.Run, req.UID, req.SampleIndex), &made, fits); {
+		schemas.TrajectorySubject(req.Run, req.UID, req.SampleIndex, req.Stage), &made, fits); {
 	case err == nil:
 		return s.sweepSteps(ctx, &made) // an earlier attempt stored the trajectory, and its acknowledgement was lost
 	case !errors.Is(err, bus.ErrNotFound):
@@ -52,9 +52,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	}
 	switch closed, err := s.bus.Result(ctx, req.Run, req.UID, req.GroupSize, req.Group.Batch); {
 	case err == nil: // the group closed without it, at its deadline for instance
-		zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).
-			Int64("sample_index", req.SampleIndex).
-			Str("status", closed.Status).Msg("let go: its group has its result")
+		log.Info().Str("status", closed.Status).Msg("let go: its group has its result")
 		return nil
 	case !errors.Is(err, bus.ErrNotFound):
 		return err
@@ -68,7 +66,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		stored, err = s.storeTrajectory(ctx, work, t, &req)
 	}
 	if c := stoppedBy(work); c != nil && err != nil {
-		return s.endByControl(ctx, m, &req, c)
+		return s.endByControl(ctx, m, &req, c, log)
 	}
 	if slices.ContainsFunc(waits, func(w error) bool { return errors.Is(err, w) }) {
 		return putBack(ctx, m, err)
@@ -82,25 +80,21 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := s.removeSuperseded(ctx, m, t, stored); err != nil {
 		return err
 	}
-	zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).
-		Int64("sample_index", req.SampleIndex).
-		Dur("dur_ms", time.Duration(t.Timings.Finished-t.Timings.Started)).Msg("trajectory stored")
+	log.Info().Dur("dur_ms", time.Duration(t.Timings.Finished-t.Timings.Started)).Msg("trajectory stored")
 	return nil
 }
 
-// endByControl ends the request of a sample that a control stopped. A request of a cancelled group is acknowledged. A
-// request of a paused run is parked: stored in its own stream until the run is resumed, and then taken off the queue.
-// After an error it comes again.
-func (s *service) endByControl(ctx context.Context, m *bus.Message, req *schemas.Request, c *schemas.Control) error {
-	log := zerolog.Ctx(ctx).With().Str("run", string(req.Run)).Str("uid", string(req.UID)).
-		Int64("sample_index", req.SampleIndex).Logger()
+// endByControl ends the request of a sample that a control stopped: of a cancelled group it is acknowledged; of a
+// paused run it is parked in a stream of its own until the run is resumed.
+func (s *service) endByControl(ctx context.Context, m *bus.Message, req *schemas.Request, c *schemas.Control,
+	log zerolog.Logger,
+) error {
 	if c.Action == schemas.ControlCancel {
 		log.Info().Msg("let go: " + c.Sentence())
 		return m.AckAsync() // the cancel may have removed it already: no confirmation would come
 	}
 	same := bus.Against(func(p *schemas.Parked) (fault, err error) {
-		return req.SameSample((*schemas.Request)(p)),
-			nil
+		return req.SameSample((*schemas.Request)(p)), nil
 	})
 	_, err := s.bus.Publish(ctx, (*schemas.Parked)(req), same)
 	if errors.Is(err, bus.ErrStreamFull) {
@@ -128,8 +122,7 @@ func checkAgainstGroup(record *schemas.GroupRecord, r *schemas.Request) error {
 	return nil
 }
 
-// storeFailure publishes a failed trajectory for a request that the bus gives up, so that the group can still close.
-// A request that cannot be read gets none. cause is the reason.
+// storeFailure publishes a failed trajectory for a request that the bus gives up, so that the group can close.
 func (s *service) storeFailure(ctx context.Context, m *bus.Message, cause error) error {
 	var req schemas.Request
 	if schemas.DecodeValid(m.Data, &req) != nil {
@@ -143,8 +136,8 @@ func (s *service) storeFailure(ctx context.Context, m *bus.Message, cause error)
 	return s.sweepSteps(ctx, stored)
 }
 
-// storeTrajectory publishes the trajectory of a sample and returns the one that is stored. While the stream is full
-// it waits until a control stops the sample: a second try would not fit either.
+// storeTrajectory publishes a trajectory and returns the one that is stored. While the stream is full it waits until a
+// control stops the sample: a second try would not fit either.
 func (s *service) storeTrajectory(
 	ctx, work context.Context, t *schemas.Trajectory, req *schemas.Request,
 ) (*schemas.Trajectory, error) {
@@ -158,8 +151,7 @@ func (s *service) storeTrajectory(
 	return stored, nil
 }
 
-// publishTrajectory stores a trajectory and returns the one that is stored: that of another attempt if it was stored
-// first. An error is of the server.
+// publishTrajectory stores a trajectory and returns the one that is stored: that of another attempt if it was first.
 func (s *service) publishTrajectory(
 	ctx context.Context, t *schemas.Trajectory, req *schemas.Request, opts ...bus.PublishOption,
 ) (*schemas.Trajectory, error) {
@@ -176,8 +168,7 @@ func (s *service) publishTrajectory(
 	return first, bus.Fits(ack.First, first)
 }
 
-// removeSuperseded removes the steps of other attempts at a sample whose trajectory is stored. Other attempts exist
-// only if the request came before, or went to another sampler while this one worked.
+// removeSuperseded removes the steps of other attempts: there are some if the request came before, or went elsewhere.
 func (s *service) removeSuperseded(ctx context.Context, m *bus.Message, made, stored *schemas.Trajectory) error {
 	// (the delivery count of a request that was parked starts again)
 	if m.Delivered < 2 && len(stored.Attempts()) < 2 && stored.Attempt == made.Attempt {
@@ -189,6 +180,6 @@ func (s *service) removeSuperseded(ctx context.Context, m *bus.Message, made, st
 // sweepSteps removes the steps of all attempts at a sample that its stored trajectory does not name.
 func (s *service) sweepSteps(ctx context.Context, stored *schemas.Trajectory) error {
 	n, err := s.bus.SweepSample(ctx, stored)
-	s.metrics.superseded.Add(float64(n))
+	s.metrics.Superseded.Add(float64(n))
 	return err
 }

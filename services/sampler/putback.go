@@ -14,8 +14,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// putBack puts a request that waits, for its parent for instance, back into the queue. The delay is an eighth of the
-// time that it has waited so far: then the waits of a day are fewer than the deliveries that a request may have.
+// putBack puts a request that waits back into the queue, for an eighth of the time that it has waited so far: then the
+// waits of a day are fewer than the deliveries that a request may have.
 func putBack(ctx context.Context, m *bus.Message, why error) error {
 	d := putBackDelay(m)
 	zerolog.Ctx(ctx).Debug().Dur("delay", d).Msg("put back: " + why.Error())
@@ -34,8 +34,8 @@ func putBackDelay(m *bus.Message) time.Duration {
 	return d
 }
 
-// takes reports whether the sampler makes the sample of a request, as far as the checkpoint decides it. A request of a
-// group that another engine has begun is made if it is so set, and the engine gives what the request asks for.
+// takes reports whether the sampler makes the sample of a request, as far as the checkpoint decides it: also of a group
+// that another engine has begun, if it is so set and the engine gives what the request asks for.
 func (s *service) takes(ctx context.Context, p *schemas.Policy, req *schemas.Request) bool {
 	makes, mixed := p.Makes(req.BaseDigest)
 	if !mixed {
@@ -57,13 +57,11 @@ func (s *service) takes(ctx context.Context, p *schemas.Policy, req *schemas.Req
 // otherBase notes which other checkpoints requests wait for: for the log and /readyz.
 type otherBase struct {
 	mu sync.Mutex
-	// until has the notes, each with the time when it is out of date: its requests have come again by then, or are
-	// done.
+	// until has the notes, each with the time when its requests have come again, or are done.
 	until map[string]time.Time
 }
 
-// putBack puts a request back that is for samplers of another checkpoint; have is the one of this sampler. It logs each
-// kind of wait once.
+// putBack puts a request for another checkpoint than have back, and logs each kind of wait once.
 func (o *otherBase) putBack(ctx context.Context, m *bus.Message, req *schemas.Request, have string) error {
 	why := fmt.Sprintf("requests of lane %q wait for a sampler of the checkpoint %.16s; this one has %.16s", req.Lane,
 		req.BaseDigest, have)

@@ -4,44 +4,26 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/internal/instrument"
 )
 
-// rollInstruments are the metrics of scheduled sampling. They are sums: divided by the samples that rolled they give
-// the means that plans and results have as offset_mean, drift_l2 and the terms of reflexflow.
+// rollInstruments are sums: divided by the samples that rolled they give the means that plans and results have.
 type rollInstruments struct {
-	samples, terms          *prometheus.CounterVec
-	offsets, steps, forward prometheus.Counter
-	drift                   prometheus.Counter
+	Samples *prometheus.CounterVec `metric:"scheduled_samples_total" labels:"outcome" help:"samples of scheduled sampling stored: rolled, or why they did not roll"`
+	Terms   *prometheus.CounterVec `metric:"reflexflow_terms_total" labels:"term" help:"sums of the terms of reflexflow over samples"`
+	Offsets prometheus.Counter     `metric:"scheduled_offsets_total" help:"sum of the offsets that samples of scheduled sampling drew, in timesteps"`
+	Steps   prometheus.Counter     `metric:"scheduled_steps_total" help:"timesteps that samples of scheduled sampling were rolled down"`
+	Forward prometheus.Counter     `metric:"scheduled_forwards_total" help:"evaluations of the model for samples of scheduled sampling"`
+	Drift   prometheus.Counter     `metric:"scheduled_drift_total" help:"sum of the distances of rolled latents from the teacher-forced ones, in their lengths"`
 }
 
 // outcomeRolled is the outcome of samples that the model rolled; the others have the reason why not.
 const outcomeRolled = "rolled"
 
-// The terms of reflexflow that are counted.
 const (
 	termExposure = "exposure_l1"
 	termFC       = "fc_loss"
 	termADR      = "adr_loss"
 )
-
-// newRollInstruments registers the metrics of scheduled sampling.
-func newRollInstruments(s instrument.Set) rollInstruments {
-	one := func(name, help string) prometheus.Counter { return s.Counter(name, help).WithLabelValues() }
-	return rollInstruments{
-		samples: instrument.Zero(s.Counter("scheduled_samples_total",
-			"samples of scheduled sampling stored: rolled, or why they did not roll", "outcome"),
-			append([]string{outcomeRolled}, schemas.RollReasons...)...),
-		terms: instrument.Zero(s.Counter("reflexflow_terms_total", "sums of the terms of reflexflow over samples",
-			"term"), termExposure, termFC, termADR),
-		offsets: one("scheduled_offsets_total",
-			"sum of the offsets that samples of scheduled sampling drew, in timesteps"),
-		steps:   one("scheduled_steps_total", "timesteps that samples of scheduled sampling were rolled down"),
-		forward: one("scheduled_forwards_total", "evaluations of the model for samples of scheduled sampling"),
-		drift: one("scheduled_drift_total",
-			"sum of the distances of rolled latents from the teacher-forced ones, in their lengths"),
-	}
-}
 
 // countRoll counts the roll of a completed trajectory; one without scheduled sampling counts nothing.
 func (i *rollInstruments) countRoll(t *schemas.Trajectory) {
@@ -49,20 +31,20 @@ func (i *rollInstruments) countRoll(t *schemas.Trajectory) {
 	if r == nil || x == nil {
 		return
 	}
-	i.offsets.Add(float64(x.Roll.Offset))
-	i.forward.Add(float64(r.Forwards))
+	i.Offsets.Add(float64(x.Roll.Offset))
+	i.Forward.Add(float64(r.Forwards))
 	if f := r.ReflexFlow; f != nil {
-		i.terms.WithLabelValues(termExposure).Add(f.ExposureL1)
-		i.terms.WithLabelValues(termFC).Add(max(0, f.FCLoss)) // negative weights can make it so
-		i.terms.WithLabelValues(termADR).Add(f.ADRLoss)
+		i.Terms.WithLabelValues(termExposure).Add(f.ExposureL1)
+		i.Terms.WithLabelValues(termFC).Add(max(0, f.FCLoss)) // negative weights can make it so
+		i.Terms.WithLabelValues(termADR).Add(f.ADRLoss)
 	}
 	if !x.Roll.IsRolled() {
-		i.samples.WithLabelValues(x.Roll.Reason).Inc()
+		i.Samples.WithLabelValues(x.Roll.Reason).Inc()
 		return
 	}
-	i.samples.WithLabelValues(outcomeRolled).Inc()
-	i.steps.Add(float64(x.Roll.Source - x.Roll.Base))
+	i.Samples.WithLabelValues(outcomeRolled).Inc()
+	i.Steps.Add(float64(x.Roll.Source - x.Roll.Base))
 	if r.Drift != nil {
-		i.drift.Add(*r.Drift)
+		i.Drift.Add(*r.Drift)
 	}
 }

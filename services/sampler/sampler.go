@@ -76,8 +76,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	return errors.Join(err, opened.Close())
 }
 
-// serve announces an open model, and serves its lane with opened's devices until ctx ends. An error is of the server,
-// of the weights, or says that no device is left; a stop is none.
+// serve announces an open model, and serves its lane until ctx ends; a stop is no error.
 func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, log zerolog.Logger) error {
 	network := opened.All[0].Network
 	if cfg.Lane == "" {
@@ -88,15 +87,14 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		return unlessStopped(ctx, err)
 	}
 	metrics := newInstruments(cfg.Metrics, cfg.Lane, network.Name())
-	metrics.places.Add(float64(cfg.Batch * cfg.Workers))
-	defer metrics.places.Sub(float64(cfg.Batch * cfg.Workers))
+	metrics.Places.Add(float64(cfg.Batch * cfg.Workers))
+	defer metrics.Places.Sub(float64(cfg.Batch * cfg.Workers))
 	publisher := b.NewPublisher(4096, cfg.PublishWindowMiB<<20)
 	defer publisher.Close()
-	defer metrics.registerPublisher(publisher, cfg.PublishWindowMiB<<20)()
 	s := &service{
 		cfg: cfg, bus: b, devices: opened, network: network, metrics: metrics,
 		token: strings.ToLower(rand.Text()[:8]), ended: make(chan error, 1), controls: newControls(controls),
-		loading: make(chan struct{}, 1),
+		loading: make(chan struct{}, 1), making: newMaking(),
 	}
 	s.cfg.Instance = cmp.Or(cfg.Instance, s.defaultInstance())
 	for i, p := range opened.All {
@@ -104,8 +102,6 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 			&worker{id: p.ID, index: i, can: p.Network.Abilities(), queue: newQueue[*attempt]()})
 	}
 	can := s.workers[0].can
-	defer metrics.registerDevices(opened)()
-	defer metrics.registerServers(can.Servers)()
 	logUnused(log, opened)
 	key, err := weights.RetryLate(log.WithContext(ctx), b.SealKey)
 	if err != nil {
@@ -114,16 +110,13 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	s.recorders = &recorder.Store{
 		Bus: b, Steps: b, Publisher: publisher, Sealer: recorder.NewSealer(key), Network: network,
 		Instance: s.cfg.Instance,
-		Metrics: recorder.Metrics{
-			Steps: metrics.steps, Tokens: metrics.tokens, Resumed: metrics.resumed,
-			ResumedSteps: metrics.resumedSteps,
-		},
+		Metrics:  metrics.Recorder,
 	}
 	s.versions = weights.New(s.weightOptions())
 	s.stopping = func() bool { return ctx.Err() != nil }
 	s.onStop = func(f func()) func() bool { return context.AfterFunc(ctx, f) }
 	s.space = b.NewStepSpace(s.presence, s.controls.news, cfg.DiskFree)
-	defer metrics.registerSpace(s.space)()
+	defer metrics.show(opened, can.Servers, publisher, cfg.PublishWindowMiB<<20, s.space)()
 	if err := s.versions.Begin(log.WithContext(ctx)); err != nil {
 		return unlessStopped(ctx, fmt.Errorf("announce model %q: %w", network.Name(), err))
 	}
@@ -165,18 +158,14 @@ func logUnused(log zerolog.Logger, opened *models.Devices) {
 	}
 }
 
-// weightOptions returns the options of package weights for this sampler: its own policy, its networks and its metrics.
+// weightOptions returns the options of package weights for this sampler.
 func (s *service) weightOptions() weights.Options {
-	cfg, m := s.cfg, s.metrics
+	cfg := s.cfg
 	o := weights.Options{
 		Source: weights.Source{Bus: s.bus, Dir: cfg.WeightsDir}, Lane: cfg.Lane,
 		Engine: engine.Options{Workers: cfg.Workers, SharePrefixes: cfg.SharePrefixes}, Instance: s.instance(),
-		Own: weights.Own{
-			Model: cfg.Model, PolicyVersion: cfg.PolicyVersion, BaseDigest: cfg.BaseDigest, Adapter: cfg.Adapter,
-			Scale:     cfg.AdapterScale,
-			EngineMix: cfg.EngineMix,
-		},
-		Metrics: weights.Metrics{Version: m.version, Resident: m.resident, Updates: m.updates, Load: m.load},
+		Own: cfg.Own, EngineMix: cfg.EngineMix,
+		Metrics: s.metrics.Weights,
 		Changed: s.controls.presenceChanged, Drained: s.reclaimMemory,
 		IsLost: func(device int) bool { return s.workers[device].lost.Load() },
 		Lost: func(ctx context.Context, device int, err error) {
@@ -210,8 +199,7 @@ func (s *service) reclaimMemory() {
 // lastStep is how long the step in hand may go on when the time to drain is over.
 const lastStep = 5 * time.Second
 
-// runLane takes requests of the lane until ctx ends and the samples in flight are finished or put back. An error is
-// of the server, or says that no device is left.
+// runLane takes requests of the lane until ctx ends and the samples in flight are finished or put back.
 func (s *service) runLane(ctx context.Context, log zerolog.Logger) error {
 	cfg, metrics := s.cfg, s.metrics
 	// The schedulers outlive ctx: samples in flight are finished while Consume drains.

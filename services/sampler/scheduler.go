@@ -7,8 +7,8 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// scheduler steps attempts in micro-batches of at most batch samples. Attempts join and leave at step boundaries. One
-// goroutine runs it. It knows neither the mathematics nor where events go.
+// scheduler steps attempts in micro-batches. It knows neither the mathematics nor where events go. One goroutine runs
+// it.
 type scheduler struct {
 	batch   int
 	queue   *queue[*attempt]
@@ -18,8 +18,7 @@ type scheduler struct {
 	ticks  uint64
 }
 
-// run steps attempts until ctx ends, and then ends those that are active. It waits only while no attempt is active.
-// Each worker of a device has one.
+// run steps attempts until ctx ends, and waits only while none is active.
 func (s *scheduler) run(ctx context.Context) {
 	for {
 		if !s.admitWaiting(ctx) {
@@ -34,8 +33,7 @@ func (s *scheduler) run(ctx context.Context) {
 	}
 }
 
-// admitWaiting moves waiting attempts into the micro-batch, up to its size, and waits if there are none at all; false:
-// ctx has ended.
+// admitWaiting moves waiting attempts into the micro-batch, and waits if there are none at all; false: ctx has ended.
 func (s *scheduler) admitWaiting(ctx context.Context) bool {
 	for len(s.active) < s.batch {
 		if a := s.queue.pop(); a != nil {
@@ -64,11 +62,11 @@ func (s *scheduler) admit(a *attempt) {
 		}
 	}
 	s.active = append(s.active, a)
-	s.metrics.denoising.Inc()
+	s.metrics.Denoising.Inc()
 }
 
-// pickBatch returns the attempts to step next, all of one engine and bucket (what can be computed in one call): those
-// that have waited longest; if they have waited equally long, those of the highest priority.
+// pickBatch returns the attempts to step next, of one engine and bucket: those that have waited longest, then those of
+// the highest priority.
 func (s *scheduler) pickBatch() []*attempt {
 	first := s.active[0]
 	for _, a := range s.active[1:] {
@@ -87,8 +85,8 @@ func (s *scheduler) pickBatch() []*attempt {
 	return batch
 }
 
-// stepBatch steps a batch by one boundary and records the events. The engine reports the faults of single episodes in
-// their Take; an error or panic of the whole call ends all attempts of the batch, not the process.
+// stepBatch steps a batch by one boundary and records the events. Faults of single episodes come by their Take; an
+// error or panic of the whole call ends all attempts of the batch, not the process.
 func (s *scheduler) stepBatch(ctx context.Context, batch []*attempt) {
 	episodes := make([]engine.Episode, len(batch))
 	for i, a := range batch {
@@ -111,8 +109,7 @@ func (s *scheduler) stepBatch(ctx context.Context, batch []*attempt) {
 	}
 }
 
-// recordEvents records the events that an episode has completed. Each gets an equal share of the device's time. An
-// error ends the attempt.
+// recordEvents records the events that an episode has completed, each with an equal share of the device's time.
 func (s *scheduler) recordEvents(a *attempt) error {
 	steps, err := a.episode.Take()
 	for i, step := range steps {
@@ -135,11 +132,10 @@ func (s *scheduler) endAttempt(a *attempt, err error) {
 	}
 	a.finished, a.err = true, err
 	a.denoised += time.Since(a.joined)
-	s.metrics.denoising.Dec()
+	s.metrics.Denoising.Dec()
 }
 
-// removeEnded removes the attempts that have ended, or whose work was stopped, from the micro-batch, then wakes their
-// handlers. One that waits for an interaction may come back at once.
+// removeEnded removes the attempts that have ended, or whose work was stopped, then wakes their handlers.
 func (s *scheduler) removeEnded() {
 	kept := s.active[:0]
 	var gone []*attempt

@@ -13,7 +13,6 @@ import (
 	"github.com/meander-rl/meander/services/sampler/weights"
 )
 
-// service is a sampler that serves a lane.
 type service struct {
 	cfg     Config
 	bus     *bus.Bus
@@ -26,19 +25,17 @@ type service struct {
 	metrics   *instruments
 	ended     chan error // gets the error of the last device that was lost
 	controls  *controls
-	// space is this sampler's part of the space for steps.
-	space  *bus.StepSpace
-	making making
+	space     *bus.StepSpace
+	making    *making
 	// stopping reports whether the process is to end; onStop calls f when it is.
 	stopping func() bool
 	onStop   func(f func()) (cancel func() bool)
-	// loading is a lock (lockStates): held while the states that a group starts with are in memory.
+	// loading is a lock: held while the states that a group starts with are in memory.
 	loading chan struct{}
 	// otherBase notes the requests that wait for a sampler of another checkpoint.
 	otherBase otherBase
 	mixing    sync.Once // until it is logged that the sampler finishes what another engine has begun
-	// token and count make the attempt token: unique per process and delivery, so
-	// that events of two attempts never share a subject.
+	// token and count name attempts: events of two never share a subject.
 	token string
 	count atomic.Uint64
 }
@@ -53,8 +50,7 @@ type worker struct {
 	lost  atomic.Bool  // its device computes no more
 }
 
-// attempt is one try at one sample. The handler makes and finishes it; while it is queued or active the scheduler owns
-// it.
+// attempt is one try at one sample. While it is queued or active the scheduler owns it, else the handler.
 type attempt struct {
 	service  *service
 	worker   *worker
@@ -63,8 +59,7 @@ type attempt struct {
 	// weights are those that make the next step.
 	weights *weights.Loaded
 	// expired returns an error once the handler has given the request up: the attempt ends at the next boundary.
-	expired func() error
-	// engine makes the episode.
+	expired  func() error
 	engine   engine.Engine
 	episode  engine.Episode
 	priority int64
@@ -72,8 +67,7 @@ type attempt struct {
 	onAdmitted func()
 	// recordStep gets each event as it is completed; device is this attempt's share of the device's time for it.
 	recordStep func(step schemas.StepEvent, device time.Duration) error
-	// betweenSteps is called after the events of a Step are recorded, unless the episode is done; nil: nothing is
-	// called.
+	// betweenSteps is called between two Steps, after the events are recorded; nil: nothing is called.
 	betweenSteps func() error
 
 	tick     uint64        // of the last batch that it was in

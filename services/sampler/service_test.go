@@ -150,7 +150,7 @@ func TestService_Requests(t *testing.T) {
 			t.Errorf("%+v", made)
 		}
 	}
-	subject := schemas.RequestSubject("r", "synthetic", "twice", 0)
+	subject := schemas.RequestSubject("r", "synthetic", "twice", 0, schemas.StageMain)
 	bustest.Free(t, x.Bus, schemas.StreamRequests, subject)
 	calls := x.model.calls.Load()
 	for i, leaf := range x.made("tree", 2) {
@@ -230,12 +230,12 @@ func TestService_Controls(t *testing.T) {
 	hold(&schemas.Control{Action: schemas.ControlCancel, UID: "gone"}, 1)
 	x.obeyed(1)
 	x.ask("gone", schemas.Prompt{}, nil)
-	bustest.Free(t, x.Bus, schemas.StreamRequests, schemas.RequestSubject("r", "synthetic", "gone", 0))
+	bustest.Free(t, x.Bus, schemas.StreamRequests, schemas.RequestSubject("r", "synthetic", "gone", 0, schemas.StageMain))
 	x.none("gone", "of a cancelled group")
 	hold(&schemas.Control{Action: schemas.ControlPause}, 2)
 	x.obeyed(2)
 	x.ask("parked", schemas.Prompt{}, nil)
-	bustest.Await(t, x.Bus, 1, schemas.StreamParked, schemas.ParkedSubject("r", "synthetic", "parked", 0))
+	bustest.Await(t, x.Bus, 1, schemas.StreamParked, schemas.ParkedSubject("r", "synthetic", "parked", 0, schemas.StageMain))
 	x.none("parked", "of a paused run")
 }
 

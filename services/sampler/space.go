@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -11,8 +13,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// A sample begins when all steps that it will store fit in MDR_STEPS (bus.StepSpace). Otherwise begun samples could
-// fill the stream so that none can end.
+// A sample begins when all its steps fit in MDR_STEPS: else begun samples could fill the stream so that none can end.
 
 // errStopping ends the wait of a request that has not begun when the process is to end. The request is put back.
 var errStopping = errors.New("the sampler stops")
@@ -42,8 +43,7 @@ func (s *service) waiting() string {
 	return why.Error()
 }
 
-// instance returns the sampler's unique name: a configured name gets the token behind it, so that two samplers with
-// one setting differ.
+// instance returns the sampler's unique name: two samplers may have one setting.
 func (s *service) instance() string {
 	if name := s.cfg.Instance + "-" + s.token; schemas.CheckToken("instance", name) == nil &&
 		s.cfg.Instance != s.defaultInstance() {
@@ -55,8 +55,8 @@ func (s *service) instance() string {
 // defaultInstance returns the sampler's name where none is configured.
 func (s *service) defaultInstance() string { return "sampler-" + s.token }
 
-// makeWithSpace makes one sample once there is space for its steps. The caller calls release when the trajectory is
-// stored, or on an error: until then the space stays reserved. work is ctx until a control stops the sample.
+// makeWithSpace makes one sample once there is space for its steps, which stays reserved until release: the trajectory
+// is stored then. work is ctx until a control stops the sample.
 func (s *service) makeWithSpace(
 	ctx, work context.Context, req *schemas.Request,
 ) (t *schemas.Trajectory, release func(), err error) {
@@ -79,8 +79,7 @@ func (s *service) makeWithSpace(
 	return t, claim.Release, err
 }
 
-// reserveSpace waits until the steps of a request fit into their stream. It returns errStopping if the process is to
-// end before, or the error of ctx.
+// reserveSpace waits until the steps of a request fit into their stream; errStopping: the process ends before.
 func (s *service) reserveSpace(ctx context.Context, req *schemas.Request) (*bus.Reservation, error) {
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
@@ -92,15 +91,14 @@ func (s *service) reserveSpace(ctx context.Context, req *schemas.Request) (*bus.
 	return claim, err
 }
 
-// checkStored returns an error if a step of a trajectory is missing in the stream; the request comes again then.
-// Steps can be missing only if other samplers held this attempt, or an earlier one, for dead and removed them to get
-// the space.
+// checkStored returns an error if a step of a trajectory is missing: other samplers may have held this attempt, or an
+// earlier one, for dead and removed its steps to get the space.
 func (s *service) checkStored(ctx context.Context, claim *bus.Reservation, t *schemas.Trajectory) error {
 	if !claim.Lapsed() && len(t.Attempts()) < 2 {
 		return nil
 	}
 	stored, err := s.bus.Subjects(ctx, schemas.StreamSteps,
-		schemas.StepsFilter(t.Run, t.UID, strconv.FormatInt(t.SampleIndex, 10)))
+		schemas.StepsFilter(t.Run, t.UID, strconv.FormatInt(t.SampleIndex, 10), t.Stage))
 	if err != nil {
 		return fmt.Errorf("look up the steps of the sample: %w", err)
 	}
@@ -112,22 +110,21 @@ func (s *service) checkStored(ctx context.Context, claim *bus.Reservation, t *sc
 	return nil
 }
 
-// making is the samples whose requests this sampler has in hand, and how many requests of each. Intake asks for no
-// sample that is being made, even if its request was lost meanwhile.
+// making is the samples whose requests this sampler has in hand, and how many requests of each: intake asks for none of
+// them again.
 type making struct {
 	mu sync.Mutex
 	of map[schemas.Making]int
 }
 
-// add notes a request; the caller calls done when it lets go of it.
+func newMaking() *making { return &making{of: map[schemas.Making]int{}} }
+
+// add notes a request, until done is called.
 func (m *making) add(req *schemas.Request) (done func()) {
 	of := schemas.Making{Run: req.Run, UID: req.UID, SampleIndex: req.SampleIndex}
 	change := func(by int) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if m.of == nil {
-			m.of = map[schemas.Making]int{}
-		}
 		if m.of[of] += by; m.of[of] == 0 {
 			delete(m.of, of)
 		}
@@ -137,13 +134,9 @@ func (m *making) add(req *schemas.Request) (done func()) {
 }
 
 // list returns the samples in hand, for the sampler's entry of presence; nil for none.
-func (m *making) list() (out []schemas.Making) {
+func (m *making) list() []schemas.Making {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for of := range m.of {
-		if len(out) < schemas.MaxMaking {
-			out = append(out, of)
-		}
-	}
-	return out
+	all := slices.Collect(maps.Keys(m.of))
+	return all[:min(len(all), schemas.MaxMaking)]
 }

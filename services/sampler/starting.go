@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/rs/zerolog"
 
@@ -15,15 +14,23 @@ import (
 	"github.com/meander-rl/meander/services/sampler/models"
 )
 
-// openAnnounced is openModel. While a sampler waits for the server that draws its samples, its presence says so, so
-// that intake can tell those who ask for its lane what is missing.
+// openAnnounced is openModel; while a server is waited for, presence says so, for those who ask for its lane.
 func (c Config) openAnnounced(ctx context.Context, b *bus.Bus, log zerolog.Logger) (*models.Devices, error) {
 	if c.Engine == "" || models.IsTorch(c.Engine) {
 		return c.openModel(ctx, log)
 	}
-	var why atomic.Pointer[string]
-	changed, first, told := make(chan struct{}, 1), make(chan struct{}), c.Waiting
-	begin := sync.OnceFunc(func() { close(first) })
+	if c.Lane == "" {
+		c.Lane = schemas.Lane(model.NameOf(c.Model))
+	}
+	var mu sync.Mutex
+	var end func() error // of the announcement; nil: there is none
+	why, over := "", false
+	changed, told, instance := make(chan struct{}, 1), c.Waiting, "starting-"+strings.ToLower(rand.Text()[:8])
+	presence := func() *schemas.Presence {
+		mu.Lock()
+		defer mu.Unlock()
+		return &schemas.Presence{Service: schemas.ServiceStarting, Instance: instance, Lane: c.Lane, Waiting: why}
+	}
 	c.Waiting = func(text string) {
 		switch {
 		case told != nil:
@@ -31,38 +38,30 @@ func (c Config) openAnnounced(ctx context.Context, b *bus.Bus, log zerolog.Logge
 		case text != "":
 			log.Warn().Msg(text)
 		}
-		if why.Store(&text); text == "" {
+		mu.Lock()
+		defer mu.Unlock()
+		if over || text == "" {
 			return
 		}
-		begin()
+		if why = text; end == nil {
+			end = b.Announcing(ctx, presence, changed)
+			return
+		}
 		select {
 		case changed <- struct{}{}:
 		default:
 		}
 	}
-	if c.Lane == "" {
-		c.Lane = schemas.Lane(model.NameOf(c.Model))
-	}
-	instance := "starting-" + strings.ToLower(rand.Text()[:8])
-	waiting, stop := context.WithCancel(ctx)
-	var announcing sync.WaitGroup
-	announcing.Go(func() {
-		select {
-		case <-first:
-		case <-waiting.Done():
+	defer func() {
+		mu.Lock()
+		over = true
+		mu.Unlock()
+		if end == nil {
 			return
 		}
-		err := b.Announce(waiting, func() *schemas.Presence {
-			return &schemas.Presence{
-				Service: schemas.ServiceStarting, Instance: instance, Lane: c.Lane,
-				Waiting: *why.Load(),
-			}
-		}, changed)
-		if err != nil {
+		if err := end(); err != nil {
 			log.Error().Err(err).Msg("what the sampler waits for is not announced")
 		}
-	})
-	defer announcing.Wait()
-	defer stop()
+	}()
 	return c.openModel(ctx, log)
 }

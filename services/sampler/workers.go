@@ -12,8 +12,8 @@ import (
 	"github.com/meander-rl/meander/services/sampler/weights"
 )
 
-// chooseWorker returns the worker with the fewest attempts among those whose device works, or may come back. The
-// attempt calls the function when it leaves the worker. An error says that no device is left.
+// chooseWorker returns the worker with the fewest attempts whose device works, or may come back; the attempt calls the
+// function when it leaves the worker.
 func (s *service) chooseWorker() (*worker, func(), error) {
 	var best *worker
 	bestAway := false
@@ -50,13 +50,12 @@ func (c *worker) engineOf(w *weights.Loaded) (engine.Engine, error) {
 	return nil, fmt.Errorf("%s has no version %d: %w", c.id, w.Version(), tensor.ErrDeviceLost)
 }
 
-// onDeviceLost stops using a worker if err, of an attempt on it or of weights for it, says that its device is lost. The
-// service ends with the last one; the samples in flight are put back. makeWithSpace and package weights call it.
+// onDeviceLost stops using a worker if err says that its device is lost. The service ends with the last one.
 func (s *service) onDeviceLost(ctx context.Context, c *worker, err error) {
 	if !errors.Is(err, tensor.ErrDeviceLost) || c.lost.Swap(true) {
 		return
 	}
-	s.metrics.lost.Inc()
+	s.metrics.Lost.Inc()
 	zerolog.Ctx(ctx).Error().Err(err).Str("device", c.id).Msg("device lost; its samples go elsewhere")
 	for _, other := range s.workers {
 		if !other.lost.Load() {

@@ -81,7 +81,7 @@ func (s *service) scoreText(m lm.Model, t *schemas.Trajectory, topK int) (*schem
 	defer given.Close()
 	var d decoding.Distribution
 	var by *schemas.Engine // that drew the tokens
-	if drawn := t.DrawnBy(); drawn != nil {
+	if drawn := t.Drawn; drawn != nil {
 		by = &drawn.Engine
 	}
 	params := texts.ParamsOf(settings, by)

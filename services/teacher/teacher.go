@@ -277,7 +277,8 @@ func (s *service) respond(m *nats.Msg, reply *schemas.TeacherReply) {
 // score loads the sample that a request names, and computes its log-probs. An error is a refusal, or may pass.
 func (s *service) score(network engine.Network, r *schemas.TeacherRequest) (*schemas.TeacherReply, error) {
 	what := fmt.Sprintf("sample %d of group %s of run %s", r.SampleIndex, r.UID, r.Run)
-	m, err := s.bus.Last(s.ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(r.Run, r.UID, r.SampleIndex))
+	m, err := s.bus.Last(s.ctx, schemas.StreamTrajectories,
+		schemas.TrajectorySubject(r.Run, r.UID, r.SampleIndex, r.Stage))
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil, refuse(schemas.CodeUnknownSample, "%s: no trajectory is stored; it is not made yet, or was removed",
 			what)

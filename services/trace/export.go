@@ -82,7 +82,7 @@ func exportPolicies(
 	send func(ctx context.Context, name string, r *recorder) error,
 ) error {
 	r, history := newRecorder(), map[schemas.Lane][]*schemas.Policy{}
-	for m, err := range b.Read(ctx, schemas.StreamApplied, []string{schemas.AppliedSubject("*", "*")}, read) {
+	for m, err := range b.Read(ctx, schemas.StreamApplied, []string{schemas.AppliedSubject("*", "*", "*")}, read) {
 		if err != nil {
 			return err
 		}

@@ -64,7 +64,7 @@ func readGroup(ctx context.Context, b *bus.Bus, result stored[schemas.Advantage]
 	if err != nil {
 		return nil, err
 	}
-	steps := []string{schemas.StepsFilter(made, uid, "*")}
+	steps := []string{schemas.StepsFilter(made, uid, "*", "*")}
 	for m, err := range b.Read(ctx, schemas.StreamSteps, steps, bus.ReadOptions{HeadersOnly: true}) {
 		if err != nil {
 			return nil, err
@@ -104,7 +104,7 @@ func (g *group) traceparent() string {
 		headers = append(headers, s.header)
 	}
 	for _, h := range headers {
-		if tp := bus.TraceparentOf(h); tp != "" {
+		if tp := bus.TraceOf(h).Parent; tp != "" {
 			return tp
 		}
 	}

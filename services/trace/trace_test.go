@@ -85,7 +85,7 @@ func serve(t *testing.T, groups ...context.Context) *bus.Bus {
 // A group is one trace with all stages, whose ids are the same each time; a prompt's own trace is gone on with.
 func TestExport_Groups(t *testing.T) {
 	const own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-	b := serve(t, t.Context(), bus.WithTraceparent(t.Context(), own))
+	b := serve(t, t.Context(), bus.WithTrace(t.Context(), bus.Trace{Parent: own}))
 	spans, traces := export(t, b, "r")
 	want := map[string]int{
 		"meander-advantage:  > group": 2, "meander-intake: group > intake": 2, "meander-sampler: group > sample": 4,
@@ -160,7 +160,8 @@ func TestExport_Policies(t *testing.T) {
 	plane := bustest.New(t)
 	now := time.Now()
 	first := &schemas.Policy{
-		Lane: "x", Model: "x", SchedulerConfig: []byte("{}"), Reward: []string{}, Announced: now.UnixNano(),
+		Tenant: schemas.TenantMain,
+		Lane:   "x", Model: "x", SchedulerConfig: []byte("{}"), Reward: []string{}, Announced: now.UnixNano(),
 		LatentChannels: 1, PixelsPerToken: 8, Height: 8, Width: 8, NumInferenceSteps: 1, MaxPixels: 64,
 	}
 	if err := plane.SetPolicy(t.Context(), first, nil); err != nil {
@@ -168,7 +169,8 @@ func TestExport_Policies(t *testing.T) {
 	}
 	for instance, fault := range map[string]string{"a": "", "b": "another checkpoint"} {
 		a := &schemas.Applied{
-			Lane: "x", Instance: instance, State: schemas.AppliedApplied, LoadNS: 5e8, At: now.Add(2 * time.Second).UnixNano(),
+			Tenant: schemas.TenantMain,
+			Lane:   "x", Instance: instance, State: schemas.AppliedApplied, LoadNS: 5e8, At: now.Add(2 * time.Second).UnixNano(),
 		}
 		if fault != "" {
 			a.State, a.Error = schemas.AppliedRefused, fault

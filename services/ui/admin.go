@@ -14,7 +14,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/outcomes"
-	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -40,7 +40,7 @@ func (s *server) answerDoctor(r *http.Request) (any, error) {
 	if s.cfg.Doctor == nil {
 		return nil, &requestError{http.StatusNotFound, "this page makes no checks; run 'meander doctor'"}
 	}
-	return s.findings.get(r.Context())
+	return s.findings.Get(r.Context())
 }
 
 // checked are the findings of all checks, and when they were made, Unix milliseconds.
@@ -49,50 +49,17 @@ type checked struct {
 	At       int64     `json:"at"`
 }
 
-// judged is a sample that waits for a verdict, with what a person judges.
-type judged struct {
-	results.Waiting
-	Line  *sampleLine   `json:"line"`
-	Text  *results.Text `json:"text,omitempty"` // the whole conversation
-	Truth string        `json:"ground_truth,omitempty"`
-}
-
 // maxJudged is how many samples that wait for a verdict a page gets at once.
 const maxJudged = 50
 
-// answerVerdicts answers with the samples of a run that wait for a verdict, those of the oldest groups first.
+// answerVerdicts answers with the samples of a run that wait for a verdict.
 func (s *server) answerVerdicts(r *http.Request) (any, error) {
-	f, err := s.followed(r)
+	run, err := token[schemas.Run](r, "run")
 	if err != nil {
 		return nil, err
 	}
-	f.mu.Lock()
-	var uids []schemas.UID
-	for _, row := range f.order {
-		if row.verdicts && row.Status == outcomes.Open && row.Made > row.Scored {
-			uids = append(uids, row.UID)
-		}
-	}
-	f.mu.Unlock()
-	list := []judged{}
-	for _, uid := range uids {
-		waiting, err := results.WaitingForVerdicts(r.Context(), s.bus, f.run, uid)
-		if err != nil {
-			return nil, err
-		}
-		for _, w := range waiting {
-			t := w.Trajectory
-			x := judged{Waiting: w, Line: lineOf(nil, t, nil), Truth: t.Group.GroundTruth().Text()}
-			if t.Text != nil {
-				x.Text = dropTensors(results.TextOf(t))
-			}
-			list = append(list, x)
-		}
-		if len(list) >= maxJudged {
-			break
-		}
-	}
-	return map[string]any{"waiting": list[:min(len(list), maxJudged)]}, nil
+	waiting, err := s.view.Unjudged(r.Context(), run, maxJudged)
+	return map[string]any{"waiting": waiting}, err
 }
 
 // verdict is what a person gives a sample on the page.
@@ -103,7 +70,7 @@ type verdict struct {
 
 // giveVerdict stores the verdict of a person. The first one of a sample and a name counts.
 func (s *server) giveVerdict(r *http.Request) (any, error) {
-	t, err := s.sampleOf(r)
+	t, err := s.trajectoryOf(r)
 	if err != nil {
 		return nil, err
 	}
@@ -114,13 +81,13 @@ func (s *server) giveVerdict(r *http.Request) (any, error) {
 	if err := json.NewDecoder(r.Body).Decode(&v); err != nil || v.Value == nil {
 		return nil, &requestError{http.StatusBadRequest, "must be a name and a value"}
 	}
-	if !slices.Contains(results.VerdictNames(&t.Group), v.Name) {
+	if !slices.Contains(view.VerdictNames(&t.Group), v.Name) {
 		return nil, &requestError{http.StatusBadRequest, fmt.Sprintf("the sample waits for no verdict %q", v.Name)}
 	}
 	event := &schemas.Verdict{
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, Name: v.Name, Value: v.Value, At: time.Now().UnixNano(),
 	}
-	status, err := results.ClosedAs(r.Context(), s.bus, event)
+	status, err := view.ClosedAs(r.Context(), s.bus, event)
 	if err != nil {
 		return nil, err
 	}

@@ -6,20 +6,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/meander-rl/meander/schemas"
 )
 
-const (
-	// everyEvents is the least time between two bundles of events to a page, everySystem between two looks at what is
-	// not followed.
-	everyEvents, everySystem = 300 * time.Millisecond, 2 * time.Second
-	// maxBundle is how many changed groups one event has.
-	maxBundle = 200
-)
+// everyEvents is the least time between two bundles of events to a page, everySystem between two looks at what is not
+// followed.
+const everyEvents, everySystem = 300 * time.Millisecond, 2 * time.Second
 
 // follow answers with server-sent events, until the page goes or the server ends. With run they are those of a run,
 // from the revision since (or Last-Event-ID) on: its id is EPOCH-REVISION, and a reset says that another epoch has
@@ -106,8 +100,8 @@ func (p *stream) sendHealth(err error) error {
 		says = err.Error()
 	}
 	x := map[string]any{"fault": says, "where": p.cfg.Where}
-	if system := p.system.peek(); system != nil {
-		x["dead"] = (*system).Dead
+	if dead, known := p.view.Dead(); known {
+		x["dead"] = dead
 	}
 	return p.send("health", "", x)
 }
@@ -159,9 +153,9 @@ func (p *stream) sendListOnce(ctx context.Context, topic string) error {
 		name := "runs"
 		if topic == "system" {
 			name = topic
-			v, err = p.system.get(ctx)
+			v, err = p.view.System(ctx)
 		} else {
-			v, err = p.listRuns(ctx)
+			v, err = p.view.Runs(ctx)
 		}
 		if err == nil {
 			_ = p.send(name, "", v)
@@ -172,103 +166,30 @@ func (p *stream) sendListOnce(ctx context.Context, topic string) error {
 
 // sendRun sends the changed groups of a run, and how far it is, until ctx ends or the browser has gone.
 func (p *stream) sendRun(ctx context.Context, run schemas.Run, since string) {
-	last, wake := time.Now(), make(<-chan struct{})
-	var f *follower
-	var revision uint64
+	last, following := time.Now(), p.view.Follow(run, since)
 	for ctx.Err() == nil {
-		now, err := p.runFollower(ctx, run, f)
-		if err == nil && now != f { // the first one, or a fresh one
-			f = now
-			var reset bool
-			if revision, reset = f.resume(since); reset {
-				if p.send("reset", "", map[string]string{"epoch": f.epoch}) != nil {
-					return
-				}
-			}
-			since = "another"
-		}
-		if f != nil {
-			f.mu.Lock()
-			wake = f.changed
-			f.mu.Unlock()
-			var status *schemas.RunStatus
-			var system *System
-			if err == nil {
-				err = p.ask(ctx, func(ctx context.Context) (err error) {
-					if system, err = p.system.get(ctx); err == nil {
-						status, err = f.status.get(ctx)
-					}
-					return err
-				})
-			}
+		changes, err := following.Next(ctx)
+		for _, c := range changes {
 			var gone error
-			if revision, gone = p.sendGroups(f, revision, status, system); gone != nil {
+			switch {
+			case c.Reset != "":
+				gone = p.send("reset", "", map[string]string{"epoch": c.Reset})
+			case c.Progress != nil:
+				gone = p.send("run", "", c.Progress)
+			default:
+				gone = p.send("groups", c.ID, map[string]any{"rows": c.Rows})
+			}
+			if gone != nil {
 				return
 			}
 		}
-		if ctx.Err() != nil || p.sendHealth(err) != nil || p.beat(&last) != nil || !waitFor(ctx, everyEvents) {
+		if ctx.Err() != nil || p.sendHealth(err) != nil || p.beat(&last) != nil {
 			return
 		}
 		select {
 		case <-ctx.Done():
-		case <-wake:
-		case <-time.After(everySystem):
+		case <-time.After(everyEvents):
+			following.Wait(ctx, everySystem)
 		}
-	}
-}
-
-// runFollower returns the follower of a run: f while the server is away.
-func (p *stream) runFollower(ctx context.Context, run schemas.Run, f *follower) (*follower, error) {
-	if f != nil && !p.bus.Conn().IsConnected() {
-		return f, nil
-	}
-	ctx, done := context.WithTimeout(ctx, readTimeout)
-	defer done()
-	return p.followerOf(ctx, run)
-}
-
-// resume returns the revision after which a page goes on that has seen since, EPOCH-REVISION or empty. reset: it has
-// seen another epoch, and must read all again.
-func (f *follower) resume(since string) (revision uint64, reset bool) {
-	epoch, text, _ := strings.Cut(since, "-")
-	if n, err := strconv.ParseUint(text, 10, 64); err == nil && epoch == f.epoch {
-		return n, false
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.revision, since != ""
-}
-
-// sendGroups sends the groups that have changed after a revision, and returns the one that they lead to. Right after
-// them come the counts of the same moment, so that a page that is left alone has none that are older than its list;
-// without a status, which the server could not tell, come none. It fails if the browser has gone.
-func (p *stream) sendGroups(
-	f *follower, revision uint64, status *schemas.RunStatus, system *System,
-) (uint64, error) {
-	for {
-		rows, to, counts := f.since(revision, maxBundle)
-		if len(rows) > 0 {
-			if err := p.send("groups", fmt.Sprintf("%s-%d", f.epoch, to), map[string]any{"rows": rows}); err != nil {
-				return revision, err
-			}
-		}
-		switch revision = to; {
-		case to < counts.Revision: // one bundle was not enough
-		case status == nil:
-			return revision, nil
-		default:
-			f.explain(counts, status, system)
-			return revision, p.send("run", "", counts)
-		}
-	}
-}
-
-// waitFor waits for a time; false: ctx has ended.
-func waitFor(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
 	}
 }

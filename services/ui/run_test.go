@@ -347,7 +347,7 @@ func TestServe_Hostile(t *testing.T) {
 	s.startPipeline(t)
 	const evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \u2028 ' \" & {{x}} ${x}"
 	s.publish(t, "r1", "a", evil, nil)
-	m := bustest.Await(t, s.Bus, 2, schemas.StreamTrajectories)[schemas.TrajectorySubject("r1", "a", 0)]
+	m := bustest.Await(t, s.Bus, 2, schemas.StreamTrajectories)[schemas.TrajectorySubject("r1", "a", 0, schemas.StageMain)]
 	bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)
 	for _, path := range []string{"/api/runs/r1/groups", "/api/runs/r1/groups/a", "/api/runs/r1/groups/a/0"} {
 		_, header, body := s.ask(t, "GET", path, nil)
@@ -362,7 +362,7 @@ func TestServe_Hostile(t *testing.T) {
 	tr.UID, tr.Image.Ref, tr.Image.Data = "forged", nil, []byte(
 		"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>",
 	)
-	s.Forge(t, schemas.TrajectorySubject("r1", "forged", 0), bustest.Encode(t, tr))
+	s.Forge(t, schemas.TrajectorySubject("r1", "forged", 0, schemas.StageMain), bustest.Encode(t, tr))
 	s.Forge(t, schemas.GroupSubject("r1", "garbage"), []byte("<script>"))
 	s.Forge(t, schemas.AdvantageSubject("r1", "garbage"), []byte{0xc1})
 	status, header, body := s.ask(t, "GET", "/media/r1/forged/0/image", nil)

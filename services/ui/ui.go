@@ -1,10 +1,7 @@
 // Package ui serves 'meander ui': one page that shows what a pipeline does, while it does it. The page is embedded:
 // HTML, CSS and JavaScript modules in the folder page, without a build step. It gets its data from a small JSON API and
-// from server-sent events, which this package makes of what pkg/client, pkg/results and pkg/bus read. It writes
-// nothing, unless Config.Admin lets it store verdicts and replay dead letters.
-//
-// A follower keeps one row for each group of a run that some page shows, and counts what is stored of it. A snapshot
-// is an answer that several readers share for a moment. Both have bounds, so a long run costs no more than a short one.
+// from server-sent events: the models of package view. It writes nothing, unless Config.Admin lets it store verdicts
+// and replay dead letters.
 //
 // What comes from the stream is text for the page: it is sent as JSON, and the page never reads it as HTML. Images have
 // their content type, and browsers are told to execute nothing (a content security policy, nosniff). Only requests with
@@ -25,14 +22,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 //go:embed page
@@ -97,33 +94,11 @@ type server struct {
 	bus     *bus.Bus
 	client  *client.Client
 	log     zerolog.Logger
-	ctx     context.Context
+	view    *view.Reader
 	reads   chan struct{}
 	streams chan struct{}
 
-	runs     snapshot[[]*RunLine]
-	system   snapshot[*System]
-	findings snapshot[*checked]
-
-	mu        sync.Mutex
-	followers map[string]*follower
-}
-
-// newServer returns a page that is not served yet. end ends what it reads, and waits for that.
-func newServer(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) (s *server, end func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	s = &server{
-		cfg: c, bus: b, client: client.New(b), log: log, ctx: ctx, reads: make(chan struct{}, maxReads),
-		streams: make(chan struct{}, maxStreams), followers: map[string]*follower{},
-	}
-	s.runs.read, s.system.read, s.findings.read = s.readRuns, s.readSystem, s.readFindings
-	var looking sync.WaitGroup
-	looking.Go(func() { s.endWhenIdle(ctx) })
-	return s, func() {
-		cancel()
-		looking.Wait()
-		s.endFollowers()
-	}
+	findings view.Shared[*checked]
 }
 
 // Serve serves the page on b until ctx ends. listening is called with the page's address once it answers. It fails if
@@ -136,9 +111,15 @@ func Serve(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger, listen
 	if err != nil {
 		return fmt.Errorf("listen: %w; must be an address of this machine that no process has", err)
 	}
-	s, end := newServer(ctx, b, c, log)
-	defer end()
-	ctx = s.ctx
+	s := &server{
+		cfg: c, bus: b, client: client.New(b), log: log, reads: make(chan struct{}, maxReads),
+		streams: make(chan struct{}, maxStreams),
+		view: view.NewReader(ctx, b, view.Options{
+			Advise: boot.Advise, Scarce: boot.Scarce, Piece: c.Piece, Log: log,
+		}),
+	}
+	defer s.view.Close()
+	s.findings.Read = s.readFindings
 	h := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 32 << 10,
 		BaseContext: func(net.Listener) context.Context { return ctx },
@@ -338,43 +319,4 @@ func writeError(w http.ResponseWriter, status int, says string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_, _ = w.Write(data) // the browser has gone
-}
-
-// snapshot is an answer that readers share for a moment: at least refresh, and longer if it takes long to make.
-type snapshot[T any] struct {
-	read func(context.Context) (T, error)
-	last atomic.Pointer[T] // peek reads it while another answer is made
-	mu   sync.Mutex
-	at   time.Time
-	took time.Duration
-}
-
-const (
-	// refresh is the least age of a snapshot before it is made anew. Making it takes at most a fifth of the time.
-	refresh = time.Second
-	share   = 4
-)
-
-// peek returns the last answer, however old; nil: there was none. It does not wait.
-func (s *snapshot[T]) peek() *T { return s.last.Load() }
-
-// get returns the answer, which is made anew if it is old. Others wait meanwhile.
-func (s *snapshot[T]) get(ctx context.Context) (T, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := ctx.Err(); err != nil {
-		var none T
-		return none, err
-	}
-	if !s.at.IsZero() && time.Since(s.at) < max(refresh, share*s.took) {
-		return *s.last.Load(), nil
-	}
-	began := time.Now()
-	v, err := s.read(ctx)
-	if err != nil {
-		return v, err
-	}
-	s.last.Store(&v)
-	s.at, s.took = time.Now(), time.Since(began)
-	return v, nil
 }

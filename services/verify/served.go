@@ -60,7 +60,7 @@ func magnitude(d float64) Difference {
 
 // drawnBy returns the server that drew the tokens; nil if the sampler drew them itself.
 func (s *sample) drawnBy() *schemas.Engine {
-	if by := s.t.DrawnBy(); by != nil {
+	if by := s.t.Drawn; by != nil {
 		return &by.Engine
 	}
 	return nil

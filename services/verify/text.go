@@ -64,7 +64,7 @@ func (s *sample) checkText(ctx context.Context) error {
 			whole, at = false, x.nextAfterGone(i, at)
 			continue
 		}
-		digest, err := e.ContentDigest(schemas.HashOf(s.t.ContentDigest))
+		digest, err := schemas.ContentDigest(e)
 		if err != nil {
 			s.fault(int64(i), "%v", err)
 		}
@@ -73,7 +73,7 @@ func (s *sample) checkText(ctx context.Context) error {
 			return err
 		}
 	}
-	if got := schemas.StepsDigest(schemas.HashOf(s.t.ContentDigest), content); whole && got != s.t.ContentDigest {
+	if got := schemas.StepsDigest(content); whole && got != s.t.ContentDigest {
 		s.fault(-1, "content_digest: stored %.16s, the events give %.16s", s.t.ContentDigest, got)
 	}
 	x.checkConversation(ctx)

@@ -414,7 +414,7 @@ func (s *sample) loadSteps(ctx context.Context) ([]*schemas.Step, error) {
 			continue
 		}
 		s.checkStep(at, step, ref)
-		digest, err := step.ContentDigest(schemas.HashOf(t.ContentDigest))
+		digest, err := schemas.ContentDigest(step)
 		if err != nil {
 			s.fault(at, "%v", err)
 			continue
@@ -423,7 +423,7 @@ func (s *sample) loadSteps(ctx context.Context) ([]*schemas.Step, error) {
 		steps[i] = step
 	}
 	if len(content) == len(steps) {
-		if got := schemas.StepsDigest(schemas.HashOf(t.ContentDigest), content); got != t.ContentDigest {
+		if got := schemas.StepsDigest(content); got != t.ContentDigest {
 			s.fault(-1, "content_digest: stored %.16s, the steps give %.16s", t.ContentDigest, got)
 		}
 	}
@@ -443,7 +443,7 @@ func (s *sample) storedMessage(ctx context.Context, at int64, ref schemas.StepRe
 	case err != nil: // the server does not answer
 		return nil, fmt.Errorf("step %d, sequence %d: %w", at, ref.Seq, err)
 	}
-	payload, err := schemas.PayloadDigest(schemas.HashOf(ref.Digest), m.Data)
+	payload, err := schemas.PayloadDigest(m.Data)
 	switch {
 	case err != nil:
 		s.fault(at, "%v", err)

@@ -196,7 +196,7 @@ func TestRun_NothingChecked(t *testing.T) {
 		}
 	}
 	sample(t, plane, "kept", prompt())
-	plane.Forge(t, schemas.TrajectorySubject("kept", "zz", 0), []byte("junk"))
+	plane.Forge(t, schemas.TrajectorySubject("kept", "zz", 0, schemas.StageMain), []byte("junk"))
 	report, err := verify.Run(t.Context(), plane.Bus, "kept", verify.Options{})
 	if err != nil || report.Trajectories != samples+1 || report.Steps != samples*stochastic ||
 		len(report.Mismatches) != 1 {
@@ -367,13 +367,9 @@ func TestReport_OK(t *testing.T) {
 }
 
 // serveAgain stores a sample once more, with its events, in a run of its own, as one that a server drew with weights
-// that it does not name. Exact ones have digests by SHA-256, as those that were stored before BLAKE3.
+// that it does not name.
 func serveAgain(t *testing.T, b *bus.Bus, run schemas.Run, sample *schemas.Trajectory, by schemas.Engine) {
 	t.Helper()
-	h := schemas.BLAKE3
-	if by.Verify == schemas.VerifyExact {
-		h = schemas.SHA256
-	}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -402,15 +398,15 @@ func serveAgain(t *testing.T, b *bus.Bus, run schemas.Run, sample *schemas.Traje
 			}
 			data, err := schemas.Encode(event)
 			must(err)
-			payload, err := schemas.PayloadDigest(h, data)
+			payload, err := schemas.PayloadDigest(data)
 			must(err)
-			digest, err := event.ContentDigest(h)
+			digest, err := schemas.ContentDigest(event)
 			must(err)
 			ack, err := b.Publish(t.Context(), event)
 			must(err)
 			e.Steps[i], content = schemas.StepRef{Seq: ack.Seq, Digest: payload}, append(content, digest)
 		}
-		e.ContentDigest = schemas.StepsDigest(h, content)
+		e.ContentDigest = schemas.StepsDigest(content)
 	})
 }
 

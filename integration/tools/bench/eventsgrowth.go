@@ -98,7 +98,7 @@ func (b *eventsBench) lookups(
 			return nil, nil, err
 		}
 		bySubject = append(bySubject, time.Since(began).Seconds()*1e3)
-		filter := schemas.StepsFilter(e.Run, e.UID, strconv.FormatInt(e.SampleIndex, 10))
+		filter := schemas.StepsFilter(e.Run, e.UID, strconv.FormatInt(e.SampleIndex, 10), e.Stage)
 		began = time.Now()
 		subjects, err := b.bus.Subjects(ctx, schemas.StreamSteps, filter)
 		if err == nil && len(subjects) != growSteps {

@@ -197,7 +197,7 @@ func (b *swarmBench) samples(ctx context.Context) error {
 		case err == nil:
 			letter := &schemas.Dead{}
 			return false, errors.Join(errors.New("a dead letter"), schemas.Decode(m.Data, letter),
-				fmt.Errorf("%s: %s", letter.Stage, letter.Reason))
+				fmt.Errorf("%s: %s", letter.Service, letter.Reason))
 		case !errors.Is(err, bus.ErrNotFound):
 			return false, err
 		}

@@ -138,7 +138,8 @@ func (r *tokenRecorder) record(
 	e := r.open[answer]
 	if e == nil {
 		e = &schemas.Tokens{
-			N: int64(step) / r.text.TokensPerEvent, Turn: 1, Position: int64(step), TurnPosition: int64(step),
+			Stage: schemas.StageMain,
+			N:     int64(step) / r.text.TokensPerEvent, Turn: 1, Position: int64(step), TurnPosition: int64(step),
 			Generated: true, LogitsKind: r.text.LogitsKind(),
 			Vocabulary: r.text.Vocabulary, Temperature: r.text.Temperature, TopP: r.text.TopP,
 			ScheduleDigest: strings.Repeat("0", 64),

@@ -205,7 +205,8 @@ func (b *weightsBench) announce(ctx context.Context, base string) error {
 		return err
 	}
 	return b.bus.SetPolicy(ctx, &schemas.Policy{
-		Lane: "bench", Model: "bench", Family: "bench", WeightsDigest: "base", BaseDigest: "base", Tensors: &ref,
+		Tenant: schemas.TenantMain,
+		Lane:   "bench", Model: "bench", Family: "bench", WeightsDigest: "base", BaseDigest: "base", Tensors: &ref,
 		LatentChannels: 64, PixelsPerToken: 16,
 		Height: 64, Width: 64, NumInferenceSteps: 4, TrueCFGScale: 1, MaxPixels: 1 << 20,
 		Announced: time.Now().UnixNano(),

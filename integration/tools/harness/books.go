@@ -60,7 +60,7 @@ func ReadBooks(t testing.TB, b *bus.Bus, run schemas.Run) *Books {
 		note("batch "+e.Batch, e)
 		k.Batches[e.Batch] = e
 	})
-	for _, n := range Subjects(t, b, schemas.StreamSteps, schemas.StepsFilter(run, "*", "*")) {
+	for _, n := range Subjects(t, b, schemas.StreamSteps, schemas.StepsFilter(run, "*", "*", "*")) {
 		k.Steps += n
 	}
 	return k
@@ -101,7 +101,7 @@ func Subjects(t testing.TB, b *bus.Bus, stream, filter string) map[string]int {
 func NoDead(t testing.TB, b *bus.Bus) {
 	t.Helper()
 	for _, d := range bustest.Dead(t, b, 0) {
-		t.Errorf("dead letter: stage %s, code %s, %s after %d deliveries: %s", d.Stage, d.Code, d.OriginalSubject,
+		t.Errorf("dead letter: stage %s, code %s, %s after %d deliveries: %s", d.Service, d.Code, d.OriginalSubject,
 			d.Deliveries, d.Reason)
 	}
 }

@@ -165,7 +165,7 @@ func ReadSteps(t testing.TB, b *bus.Bus, run schemas.Run) map[uint64]Stored {
 		if err != nil {
 			t.Fatal(err)
 		}
-		digest, _ := schemas.PayloadDigest(schemas.BLAKE3, m.Data) // none of what is no event
+		digest, _ := schemas.PayloadDigest(m.Data) // none of what is no event
 		steps[m.Seq] = Stored{m.Subject, digest}
 	}
 	return steps

@@ -25,7 +25,7 @@ func flawless() (*harness.Books, map[uint64]harness.Stored) {
 		for i := range int64(2) {
 			key := fmt.Sprintf("%s/%d", uid, i)
 			tr := &schemas.Trajectory{
-				Identity:   schemas.Identity{Run: "r", UID: uid, SampleIndex: i},
+				Identity:   schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: uid, SampleIndex: i},
 				Outcome:    schemas.Outcome{StopReason: schemas.StopCompleted},
 				Provenance: schemas.Provenance{Attempt: "x"},
 			}
@@ -55,7 +55,9 @@ func TestBooks_FindsEveryFault(t *testing.T) {
 		{"nothing", "", func(*world) {}},
 		{
 			"a superseded step is none", "",
-			func(w *world) { w.stored[99] = harness.Stored{Subject: schemas.StepSubject("r", "a", 0, "y", 0)} },
+			func(w *world) {
+				w.stored[99] = harness.Stored{Subject: schemas.StepSubject("r", "a", 0, schemas.StageMain, "y", 0)}
+			},
 		},
 		{"no advantage", "b: lost: no advantage", func(w *world) { delete(w.Advantages, "b") }},
 		{

@@ -23,7 +23,7 @@ type variants struct {
 	} `json:"variants"`
 }
 
-const variantBase = "../../../../deploy/models/sums"
+const variantBase = "../../../deploy/models/sums"
 
 // Whatever is changed in a tokenizer's files, the ids are those of transformers, or the folder is refused by the name
 // of the setting. With MEANDER_PYTHON it asks transformers again.

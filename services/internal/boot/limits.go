@@ -279,13 +279,3 @@ func Advise(f bus.Fault) (what, fix string) {
 	}
 	return what + whenFull(f.Name), moreSpace(&f.StreamStats, f.Refused+f.Need) + fix
 }
-
-// LostRequests says that samples are neither made nor asked for, and what to do.
-func LostRequests(samples int64) (what, fix string) {
-	what = fmt.Sprintf("%d samples are neither made nor asked for: their requests were lost", samples)
-	if samples == 1 {
-		what = "1 sample is neither made nor asked for: its request was lost"
-	}
-	return what, "intake asks again within seconds, if it runs; find out who purged " + schemas.StreamRequests +
-		", or see the server's log"
-}

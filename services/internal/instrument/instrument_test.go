@@ -144,3 +144,28 @@ func TestPlane(t *testing.T) {
 		t.Errorf("%d metrics after the end, want the service's own", len(families))
 	}
 }
+
+// A struct says by its tags which instruments it has.
+func TestFill(t *testing.T) {
+	t.Parallel()
+	var of struct {
+		Made prometheus.Counter `metric:"made_total" help:"made"`
+		In   struct {
+			Open  prometheus.Gauge       `metric:"open" help:"open"`
+			Ended *prometheus.CounterVec `metric:"ended_total" labels:"state" help:"ended, by state"`
+		}
+		Took prometheus.Observer `metric:"took_seconds" help:"took"`
+		Fill prometheus.Observer `metric:"fill_ratio" help:"fill"`
+	}
+	r := prometheus.NewRegistry()
+	instrument.New(r, "s").Fill(&of)
+	of.Made.Inc()
+	of.In.Open.Set(2)
+	of.In.Ended.WithLabelValues("well").Inc()
+	of.Took.Observe(0.5)
+	of.Fill.Observe(0.5)
+	want := []string{"meander_s_ended_total{well} 1", "meander_s_made_total{} 1", "meander_s_open{} 2"}
+	if got := values(t, r); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

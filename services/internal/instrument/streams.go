@@ -9,7 +9,6 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 )
 
-// planeTimeout bounds what one scrape asks of the server.
 const planeTimeout = 3 * time.Second
 
 // ShowStreams registers metrics of the streams and of the queue of every durable consumer, until stop is called. They
@@ -44,7 +43,6 @@ func ShowStreams(r prometheus.Registerer, b *bus.Bus) (stop func()) {
 	return func() { r.Unregister(p) }
 }
 
-// streamCollector makes the metrics of ShowStreams.
 type streamCollector struct {
 	bus                        *bus.Bus
 	up, messages, bytes, limit *prometheus.Desc

@@ -14,8 +14,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Change is what a policy changes in its checkpoint: it adds adapters, or replaces the transformer by Full, which
-// Digest names.
+// Change is what a policy changes in its checkpoint: adapters, or the whole transformer, which Digest names.
 type Change struct {
 	Adapters []lora.Weighted
 	Full     *lora.Full
@@ -55,8 +54,7 @@ type Adaptable[M any] interface {
 	Adapted(adapters ...lora.Weighted) (M, error)
 }
 
-// Adapted returns model m of network n with adapters, or m itself if it has them already. Networks call it for a
-// policy with an adapter. A *Refusal says that the model cannot have any.
+// Adapted returns model m of network n with adapters. A *Refusal says that the model cannot have any.
 func Adapted[M any](m M, n Network, adapters []lora.Weighted) (M, error) {
 	a, ok := any(m).(Adaptable[M])
 	switch {
@@ -69,8 +67,7 @@ func Adapted[M any](m M, n Network, adapters []lora.Weighted) (M, error) {
 	return changed, refused(err)
 }
 
-// Base returns the digest of the checkpoint of model m, and what adapters can change in it; where m cannot be changed
-// the digest is that of its weights.
+// Base returns the digest of the checkpoint of m, and what adapters can change in it; else that of its weights.
 func Base[M any](m M, digest string) (string, lora.Table) {
 	if a, ok := any(m).(Adaptable[M]); ok {
 		return a.BaseDigest(), a.Modules()
@@ -89,9 +86,8 @@ func Replaced[M any](c Change, fits lora.Shapes, replace func(*lora.Full, string
 // CanarySeed chooses the fixed input of canaries.
 const CanarySeed = 7
 
-// Canary evaluates weights at a fixed input and returns the digest and the length of the result, by which a sampler
-// sees whether new weights change anything. what names the result in errors. A panic or a value that is not finite is
-// a *Refusal.
+// Canary evaluates weights at a fixed input and returns digest and length of the result, by which a sampler sees
+// whether new weights change anything. A panic or a value that is not finite is a *Refusal.
 func Canary(what string, evaluate func() ([]float32, error)) (*schemas.Canary, error) {
 	var x []float32
 	err := Guarded(func() (err error) {

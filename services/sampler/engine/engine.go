@@ -26,8 +26,8 @@ type Network interface {
 	Policy() *schemas.Policy
 	// Engine makes samples. Workers call it at once.
 	Engine(o Options) Engine
-	// With returns the network with a change, or itself where nothing changes. An error that stays is a *Refusal. The
-	// caller closes both. ctx bounds what is asked of a server, not the network that is returned.
+	// With returns the network with a change, or itself; the caller closes both. An error that stays is a *Refusal. ctx
+	// bounds what is asked of a server, not the network that is returned.
 	With(ctx context.Context, c Change) (Network, error)
 	// Canary returns what the weights give for a fixed input; nil where a server has weights that never change.
 	Canary(ctx context.Context) (*schemas.Canary, error)
@@ -62,8 +62,7 @@ type Abilities struct {
 	Fault error
 	// Describe adds to a trajectory what is known of it before any step ran.
 	Describe func(t *schemas.Trajectory)
-	// StateShape is [S, C] of the states of a request's samples, which may go on from a stored one; nil where they
-	// cannot.
+	// StateShape is [S, C] of the states that a request's samples may go on from; nil where they cannot.
 	StateShape func(r *schemas.Request) ([]int64, error)
 	// Encoder encodes the images that samples begin with.
 	Encoder Encoder
@@ -78,24 +77,19 @@ type Encoder interface {
 // ErrAway says that the server that draws the samples cannot be reached. The request is put back.
 var ErrAway = errors.New("the engine takes no requests")
 
-// Engine makes rollouts: it knows a model and the mathematics of its samples, and nothing
-// of where requests come from, where events go, or whose turn it is.
-//
-// The bits of an episode depend on its request, the weights and the build, never on the
+// Engine makes rollouts: it knows a model and the mathematics of its samples, not where requests come from, where
+// events go, or whose turn it is. The bits of an episode depend on its request, the weights and the build, never on the
 // episodes that are stepped beside it.
 type Engine interface {
 	// Backend names what computes, for the record of events.
 	Backend() string
-	// Start makes an episode of a valid request: it checks what only the model can, encodes
-	// the prompt and draws what the rollout begins with. from is where it begins instead: at the
-	// request's start, or at a later step that an earlier attempt came to, with its states,
-	// [n, S, C] or [1, S, C], to which noise is added where it has Data; nil where x_T is to be
-	// drawn. A fault of the request is a bus.TerminalError. It may be called concurrently, also
-	// with Step.
+	// Start makes an episode of a valid request: it checks what only the model can, and encodes the prompt. The rollout
+	// begins with x_T, or with from: at the request's start, or a later step of an earlier attempt, with states [n, S,
+	// C] or [1, S, C], to which noise is added where from has Data. A fault of the request is a bus.TerminalError. It
+	// may be called concurrently, also with Step.
 	Start(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart) (Episode, error)
-	// Step advances each episode by one boundary; all must be of one bucket. An error is one of the whole call. The
-	// fault of a single episode is returned by its Take: the engine has then tried the episode alone. One goroutine
-	// at a time calls Step for an episode.
+	// Step advances each episode, all of one bucket, by one boundary. An error is one of the whole call; the fault of a
+	// single episode, which was then tried alone, is for its Take. One goroutine at a time calls it for an episode.
 	Step(ctx context.Context, episodes []Episode) error
 }
 
@@ -103,14 +97,12 @@ type Engine interface {
 type Episode interface {
 	// Bucket tells which episodes can be stepped together: those of equal buckets.
 	Bucket() string
-	// Take returns what the last Step completed, in order, none while a step needs more evaluations, as
-	// events without the names of run, sample, attempt and process. An error ends the
-	// episode.
+	// Take returns what the last Step completed, in order, as events without the names of run, sample, attempt and
+	// process; none while a step needs more evaluations. An error ends the episode.
 	Take() ([]schemas.StepEvent, error)
 	// Done reports whether all steps are made and their events taken.
 	Done() bool
-	// Finish adds what only the engine knows to the trajectory of an episode that is done,
-	// and returns its images, if any.
+	// Finish adds what only the engine knows to the trajectory, and returns its images, if any.
 	Finish(ctx context.Context, t *schemas.Trajectory) (Images, error)
 }
 
@@ -120,8 +112,7 @@ type Switcher interface{ Switch(to Engine) }
 // Talker is an episode of a conversation. At the end of each answer it cannot be stepped until the interaction, a
 // worker outside of the sampler, has replied. The sampler calls Asks, Rest and then Told.
 type Talker interface {
-	// Asks returns the question for the interaction, without the names of run, sample and attempt; nil while the
-	// episode can be stepped.
+	// Asks returns the question for the interaction, without names; nil while the episode can be stepped.
 	Asks() *schemas.InteractRequest
 	// Rest lets the engine free the episode's memory until Told.
 	Rest()
@@ -139,8 +130,7 @@ func Asks(e Episode) *schemas.InteractRequest {
 
 // Texter is an episode whose encoded texts can be stored.
 type Texter interface {
-	// Texts returns the card of the model, the encoded prompt and the encoded negative prompt; the latter is nil
-	// without guidance.
+	// Texts returns the card of the model and the encoded texts; negative is nil without guidance.
 	Texts() (card model.Card, cond, negative *model.Conditioning)
 }
 

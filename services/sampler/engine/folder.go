@@ -12,9 +12,8 @@ import (
 	"github.com/meander-rl/meander/pkg/models/lora"
 )
 
-// WeightsFolder is a folder in which servers find the weights of policies, those of each policy in a folder of its own.
-// The names are this sampler's alone: another sampler with the same folder, or the same servers, has others. nil: the
-// servers keep the weights that they were started with.
+// WeightsFolder is a folder in which servers find the weights of policies, by names that are this sampler's alone:
+// another may have the same folder, or the same servers. nil: the servers keep the weights that they have.
 type WeightsFolder struct {
 	// Modules lists what adapters can change in the servers' model, Tensors what full weights replace; nil: nothing.
 	Modules lora.Table
@@ -38,8 +37,7 @@ func NewWeightsFolder(folder string, modules lora.Table, tensors lora.Shapes) *W
 	}
 }
 
-// Fit checks a change for the servers of network n, and returns it with an adapter that fits. A *Refusal says that they
-// do not take it.
+// Fit returns a change with an adapter that fits the servers of n; a *Refusal: they do not take it.
 func (f *WeightsFolder) Fit(n Network, c Change) (_ Change, err error) {
 	switch {
 	case f == nil:

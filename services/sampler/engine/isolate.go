@@ -34,8 +34,7 @@ func Guarded(f func() error) (err error) {
 	return f()
 }
 
-// evaluation computes rows in one call. faults are the errors of single rows by their index, err is one of the whole
-// call.
+// evaluation computes rows in one call; faults are errors of single rows by index, err is one of the whole call.
 type evaluation[R any] func(rows []R) (faults map[int]error, err error)
 
 // Isolate computes rows in one call and returns the faults of single rows by their index. If the call fails or panics,

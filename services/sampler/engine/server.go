@@ -15,8 +15,7 @@ import (
 
 // Server is what computes or draws the samples in place of the sampler: workers, or the servers of its Engine.
 type Server struct {
-	// Of a server that draws, --model is what it serves: of a language model the folder, which is read for the
-	// tokenizer.
+	// Of a server that draws, --model is what it serves: of a language model the tokenizer is read.
 	Engine            string        `koanf:"engine" help:"what computes --model: torch (diffusers, in a process that is started) or torch=ADDRESS (one that runs, at unix:/PATH, HOST:PORT or tls:HOST:PORT); or the servers that draw its samples, as KIND=URL[,URL]: vllm=http://127.0.0.1:8000; default the sampler itself"`
 	EnginePatience    time.Duration `koanf:"engine_patience" help:"how long a server of --engine may say nothing of a sample before that is asked for again"`
 	EngineConcurrency int           `koanf:"engine_concurrency" help:"most texts that each server of --engine draws at once; fewer if overloaded"`
@@ -79,8 +78,7 @@ func (s Server) Hooks(log zerolog.Logger) (h remotehttp.Hooks) {
 	return h
 }
 
-// Reach waits until a server of a pool can be used, whose state is the condition "engine" of readiness. An error is the
-// end of ctx, or a *Refusal: waiting does not help.
+// Reach waits until a server can be used; readiness says so. An error is the end of ctx, or a *Refusal.
 func (s Server) Reach(ctx context.Context, p Servers) error {
 	if s.Ready != nil {
 		s.Ready("engine", p.Away)

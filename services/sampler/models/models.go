@@ -41,8 +41,7 @@ const (
 // largeModel is the number of parameters from which on dtype auto is bf16.
 const largeModel = 1_000_000_000
 
-// Validate checks the settings of local computing. It returns all faults joined, each with its field name. A device
-// that this machine does not have is a fault.
+// Validate joins the faults of local computing; a device that this machine does not have is one.
 func (c Compute) Validate() error {
 	err := devices.Available(c.Device)
 	switch c.DType {
@@ -92,8 +91,7 @@ func (r Registry) open(name string, o model.Options) (engine.Network, error) {
 	return &texts.Network{Model: text}, nil
 }
 
-// Unknown joins the errors of a name that is neither an image model nor a language model, and suggests the nearest
-// name.
+// Unknown joins the errors of a name that neither an image nor a language model has, and suggests the nearest.
 func Unknown(images, text error) error {
 	a, isA := errors.AsType[*model.UnknownError](images)
 	b, isB := errors.AsType[*model.UnknownError](text)
@@ -107,9 +105,8 @@ func Unknown(images, text error) error {
 	return both
 }
 
-// PolicyOf returns the policy that a sampler of the model called name would announce, without loading its weights,
-// for estimates. problems say why the model could not be opened. The error says that there is no such model, or that
-// its files cannot be read.
+// PolicyOf returns the policy that a sampler of a model would announce, without loading its weights; problems say why
+// it could not be opened.
 func (r Registry) PolicyOf(name string) (p *schemas.Policy, problems []string, err error) {
 	info, err := r.Images.Inspect(name)
 	if err == nil {

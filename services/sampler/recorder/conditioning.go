@@ -2,7 +2,6 @@ package recorder
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"sync"
 	"sync/atomic"
@@ -21,8 +20,7 @@ type texts struct {
 	stored map[textPair]*storedTexts
 }
 
-// textPair is the key of encoded texts: what they were made of. Weights are no part of it, because policies do not
-// change the text encoder.
+// textPair is the key of encoded texts. Weights are no part of it: policies do not change the text encoder.
 type textPair struct {
 	prompt, negative string
 	further          [2]string // texts for further text encoders
@@ -46,14 +44,12 @@ type storedTexts struct {
 	at   atomic.Int64 // when, in Unix nanoseconds; 0: not stored yet
 }
 
-// textsFresh is how long stored texts are used again without a look at the store: the janitor keeps unnamed blobs
-// longer.
+// textsFresh is how long stored texts are used without a look: the janitor keeps unnamed blobs longer.
 const textsFresh = bus.BlobGrace / 4
 
 func (s *storedTexts) fresh() bool { return time.Since(time.Unix(0, s.at.Load())) < textsFresh }
 
-// entryOf returns the cache's entry of a pair of encoded texts, and makes one if there is none. It first removes
-// entries that are no longer fresh.
+// entryOf returns the entry of a pair of texts, which it may make; it forgets those that are no longer fresh.
 func (x *texts) entryOf(pair textPair) *storedTexts {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -69,9 +65,8 @@ func (x *texts) entryOf(pair textPair) *storedTexts {
 	return s
 }
 
-// storeTexts puts the encoded texts of an episode into the object store, if the request asks for that, and returns
-// their tensors; nil otherwise. The samples of a prompt that end within textsFresh store them once. An error is of
-// the server.
+// storeTexts stores the encoded texts of an episode, once for the samples of a prompt that end within textsFresh; nil:
+// the request does not ask for them.
 func (r *Recorder) storeTexts(ctx context.Context, e engine.Episode) ([]schemas.NamedTensor, error) {
 	t, ok := e.(engine.Texter)
 	if !ok || !r.req.ReturnConditioning {
@@ -86,12 +81,9 @@ func (r *Recorder) storeTexts(ctx context.Context, e engine.Episode) ([]schemas.
 	}
 	list, began := images.Conditioning(card, cond, negative), time.Now()
 	for i := range list {
-		x := &list[i].Tensor
-		ref, err := r.store.Bus.PutBlob(ctx, x.Data)
-		if err != nil {
-			return nil, fmt.Errorf("store %s: %w", list[i].Name, err)
+		if err := r.storeTensors(ctx, 0, field{list[i].Name, &list[i].Tensor}); err != nil {
+			return nil, err
 		}
-		x.Ref, x.Data = &ref, nil
 	}
 	s.list = list
 	s.at.Store(began.UnixNano())

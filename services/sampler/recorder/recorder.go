@@ -32,9 +32,13 @@ type Store struct {
 	texts    texts
 }
 
-// Metrics are the counters of recorders: steps and tokens that were published, samples that went on from a stored
-// state, and the steps that those took over.
-type Metrics struct{ Steps, Tokens, Resumed, ResumedSteps prometheus.Counter }
+// Metrics are the counters of recorders.
+type Metrics struct {
+	Steps        prometheus.Counter `metric:"steps_total" help:"denoising steps of samples"`
+	Tokens       prometheus.Counter `metric:"tokens_total" help:"tokens that language models generated"`
+	Resumed      prometheus.Counter `metric:"resumed_total" help:"samples that went on from a state that an earlier attempt had stored"`
+	ResumedSteps prometheus.Counter `metric:"resumed_steps_total" help:"denoising steps of earlier attempts that were not made again"`
+}
 
 // Recorder records one attempt: its steps, and the trajectory at the end. It knows nothing of the mathematics.
 type Recorder struct {
@@ -53,8 +57,7 @@ type Recorder struct {
 	logProbs []*float64 // by the index of the step; nil where no step ran
 }
 
-// New begins the record of an attempt at a request. The token names the attempt: no two attempts at a sample have the
-// same. p is the policy whose weights it begins with.
+// New begins the record of an attempt, which the token alone names, with the weights of policy p.
 func (s *Store) New(req *schemas.Request, token, backend string, p *schemas.Policy) *Recorder {
 	now := time.Now()
 	r := &Recorder{
@@ -109,12 +112,11 @@ func (r *Recorder) takeOver(step *storedStep) {
 	r.seal = step.seal
 }
 
-// Record names one step, or some tokens, and has it published without waiting until it is stored. device is the time
-// that the device took for it. Values that are not finite are a terminal error, for a step that of the next call or of
-// Finish (see Recording.Step); other errors are of the server.
+// Record names one step, or some tokens, and has it published without waiting; device is the device's time for it.
+// Values that are not finite are a terminal error, of a step that of the next call (see Recording.Step).
 func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.Duration) error {
 	e.Mark(schemas.StepMark{
-		Run: r.req.Run, UID: r.req.UID, SampleIndex: r.req.SampleIndex, Attempt: r.token,
+		Run: r.req.Run, UID: r.req.UID, SampleIndex: r.req.SampleIndex, Stage: r.req.Stage, Attempt: r.token,
 		PolicyVersion: r.policy.PolicyVersion, WeightsDigest: r.policy.WeightsDigest,
 		Sampler: r.store.Instance, Backend: r.backend, DeviceNS: device.Nanoseconds(),
 	})
@@ -138,12 +140,11 @@ func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.
 	return nil
 }
 
-// Undo waits a short while until the steps in flight are published, then removes all steps of the attempt, which begins
-// again with the first step.
+// Undo removes all steps of the attempt, which begins again, once those in flight are published.
 func (r *Recorder) Undo(ctx context.Context) error {
 	r.AwaitStored()
 	r.Close()
-	steps := schemas.AttemptFilter(r.req.Run, r.req.UID, r.req.SampleIndex, r.token)
+	steps := schemas.AttemptFilter(r.req.Run, r.req.UID, r.req.SampleIndex, r.req.Stage, r.token)
 	if _, err := r.store.Bus.PurgeSubject(ctx, schemas.StreamSteps, steps); err != nil {
 		return fmt.Errorf("remove the steps of an attempt that begins again: %w", err)
 	}
@@ -183,7 +184,7 @@ func (r *Recorder) Finish(ctx context.Context, e engine.Episode, began Timing) (
 	if t.Steps, err = r.Stored(ctx); err != nil {
 		return nil, err
 	}
-	t.ContentDigest = schemas.StepsDigest(schemas.BLAKE3, r.content)
+	t.ContentDigest = schemas.StepsDigest(r.content)
 	t.Timings = schemas.SampleTimings{
 		Received: r.received.UnixNano(), Started: began.Started.UnixNano(), Finished: time.Now().UnixNano(),
 		EncodeNS: r.encoded.Sub(r.received).Nanoseconds(), DenoiseNS: began.Denoise.Nanoseconds(),
@@ -244,10 +245,8 @@ func (r *Recorder) trajectory() *schemas.Trajectory {
 	return t
 }
 
-// storeRolled uploads what scheduled sampling made of a sample: the latents to train on, the predictions that the
-// prompt asked for, and the images of the latents. In x it sets the images, of which an absent one stays nil, and
-// replaces the data of each tensor by a reference. It does nothing if x is nil: the sample is of another kind. An
-// error is of the server.
+// storeRolled uploads what scheduled sampling made of a sample: the images of the latents, of which an absent one stays
+// nil, the latents to train on, and the predictions that the prompt asked for. nil: the sample is of another kind.
 func (r *Recorder) storeRolled(ctx context.Context, x *schemas.Rolled, images engine.Images) (err error) {
 	if x == nil {
 		return nil
@@ -258,30 +257,31 @@ func (r *Recorder) storeRolled(ctx context.Context, x *schemas.Rolled, images en
 	if x.Teacher, err = r.storeImage(ctx, images.Teacher); err != nil {
 		return err
 	}
-	if err := r.storeTensor(ctx, "rolled.latents", &x.Latents); err != nil {
-		return err
+	tensors := []field{{"rolled.latents", &x.Latents}}
+	if x.Clean != nil && x.Biased != nil {
+		tensors = append(tensors, field{"rolled.clean", x.Clean.Tensor}, field{"rolled.biased", x.Biased.Tensor})
 	}
-	for _, field := range []struct {
-		name string
-		of   *schemas.Prediction
-	}{{"rolled.clean", x.Clean}, {"rolled.biased", x.Biased}} {
-		if field.of == nil || field.of.Tensor == nil {
-			continue
-		}
-		if err := r.storeTensor(ctx, field.name, field.of.Tensor); err != nil {
-			return err
-		}
-	}
-	return nil
+	return r.storeTensors(ctx, 0, tensors...)
 }
 
-// storeTensor uploads the data of a tensor and replaces it by a reference. name is its field, for errors.
-func (r *Recorder) storeTensor(ctx context.Context, name string, t *schemas.Tensor) error {
-	ref, err := r.store.Bus.PutBlob(ctx, t.Data)
-	if err != nil {
-		return fmt.Errorf("store %s: %w", name, err)
+// field is a tensor of an event, with its name for errors; the tensor may be nil.
+type field struct {
+	name string
+	of   *schemas.Tensor
+}
+
+// storeTensors uploads the data of tensors of at least some bytes and replaces it by references.
+func (r *Recorder) storeTensors(ctx context.Context, least int, fields ...field) error {
+	for _, f := range fields {
+		if f.of == nil || len(f.of.Data) < least {
+			continue
+		}
+		ref, err := r.store.Bus.PutBlob(ctx, f.of.Data)
+		if err != nil {
+			return fmt.Errorf("store %s: %w", f.name, err)
+		}
+		f.of.Ref, f.of.Data = &ref, nil
 	}
-	t.Ref, t.Data = &ref, nil
 	return nil
 }
 
@@ -332,31 +332,14 @@ func (r *Recorder) storeVideo(ctx context.Context, m media.Media) (*schemas.Vide
 // inlineText is the size in bytes from which on a tensor of a text goes to the object store.
 const inlineText = 16 << 10
 
-// storeText uploads the large tensors of a text, and in x replaces their data by references; small ones stay in the
-// trajectory. It does nothing if x is nil: the sample is of another kind.
+// storeText uploads the large tensors of a text; nil: the sample is of another kind.
 func (r *Recorder) storeText(ctx context.Context, x *schemas.TextResult) error {
 	if x == nil {
 		return nil
 	}
-	for _, field := range []struct {
-		name string
-		of   *schemas.Tensor
-	}{
-		{"text.ids", x.IDs},
-		{"text.mask", x.Mask},
-		{"text.log_probs", x.LogProbs},
-		{"text.processed_log_probs", x.ProcessedLogProbs},
-		{"text.entropies", x.Entropies},
-		{"text.top_log_probs", x.TopLogProbs},
-	} {
-		if field.of == nil || len(field.of.Data) < inlineText {
-			continue
-		}
-		if err := r.storeTensor(ctx, field.name, field.of); err != nil {
-			return err
-		}
-	}
-	return nil
+	return r.storeTensors(ctx, inlineText, field{"text.ids", x.IDs}, field{"text.mask", x.Mask},
+		field{"text.log_probs", x.LogProbs}, field{"text.processed_log_probs", x.ProcessedLogProbs},
+		field{"text.entropies", x.Entropies}, field{"text.top_log_probs", x.TopLogProbs})
 }
 
 // Timing is when the scheduler first admitted an attempt, zero for never, and how long the attempt was in

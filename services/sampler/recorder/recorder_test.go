@@ -142,13 +142,13 @@ func TestRecorder_Finish(t *testing.T) {
 			if step.StepIndex != int64(i) || step.Attempt != "t-"+string(uid) || step.Sampler != "s" || step.DeviceNS != 1e6 || step.Seal == "" {
 				t.Errorf("step %d: %+v", i, step)
 			}
-			digest, err := step.ContentDigest(schemas.BLAKE3)
+			digest, err := schemas.ContentDigest(step)
 			if err != nil {
 				t.Fatal(err)
 			}
 			content = append(content, digest)
 		}
-		if want := schemas.StepsDigest(schemas.BLAKE3, content); made.ContentDigest != want {
+		if want := schemas.StepsDigest(content); made.ContentDigest != want {
 			t.Errorf("content digest %s, of the stored steps %s", made.ContentDigest, want)
 		}
 		if file, err := x.Bus.GetBlob(t.Context(), *made.Image.Ref); err != nil || !strings.HasPrefix(string(file), "\x89PNG") {
@@ -357,7 +357,7 @@ func TestRecorder_Undo(t *testing.T) {
 	if err := record.Undo(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	left, err := x.Bus.Subjects(t.Context(), schemas.StreamSteps, schemas.AttemptFilter("r", "u", 0, "old"))
+	left, err := x.Bus.Subjects(t.Context(), schemas.StreamSteps, schemas.AttemptFilter("r", "u", 0, schemas.StageMain, "old"))
 	if err != nil || len(left) != 0 {
 		t.Errorf("%v left, %v", left, err)
 	}
@@ -406,7 +406,7 @@ func (e *text) Finish(_ context.Context, t *schemas.Trajectory) (engine.Images, 
 func TestRecorder_Text(t *testing.T) {
 	t.Parallel()
 	x := newStudio(t)
-	r := &schemas.Request{Identity: schemas.Identity{Run: "r", UID: "text", GroupSize: 1}}
+	r := &schemas.Request{Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "text", GroupSize: 1}}
 	r.Text = &schemas.TextRequest{}
 	record := x.store.New(r, "t", "cpu", x.policy)
 	made := x.finish(record, &text{ids: make([]byte, 1<<16)})

@@ -21,8 +21,8 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// Recording is the steps of one attempt at a sample. Each step is digested, sealed after the one before it, and
-// published without waiting until it is stored. One goroutine uses it.
+// Recording is the steps of one attempt: each is digested, sealed after the one before, and published. One goroutine
+// uses it.
 type Recording struct {
 	sealer    *Sealer
 	publisher *bus.Publisher
@@ -38,8 +38,7 @@ type recorded struct {
 	sent *sentStep       // nil for a step that was taken over
 }
 
-// sentStep is what becomes of a step that is digested, sealed and published, at once or beside the loop that makes
-// steps.
+// sentStep is what becomes of a step, at once or beside the loop that makes steps.
 type sentStep struct {
 	giveUp  context.CancelFunc // ends the wait for space in the window; nil for one that is sent at once, as done is
 	done    chan struct{}      // closed once the fields below are set
@@ -95,8 +94,8 @@ func (r *Recording) unsent() *sentStep {
 	return r.steps[len(r.steps)-1].sent
 }
 
-// awaitSent waits until the last step is published, which is not until it is stored, and takes its digest and its seal.
-// When ctx has ended, a step that waits for space in the window is given up.
+// awaitSent waits until the last step is published and takes its digest and seal; one that waits for space in the
+// window is given up with ctx.
 func (r *Recording) awaitSent(ctx context.Context) error {
 	s := r.unsent()
 	if s == nil {
@@ -119,11 +118,11 @@ func (r *Recording) awaitSent(ctx context.Context) error {
 func (s *sentStep) publish(
 	ctx context.Context, sealer *Sealer, publisher *bus.Publisher, before seal, e schemas.StepEvent,
 ) error {
-	sums, err := e.TensorSums(schemas.BLAKE3)
+	sums, err := schemas.SumTensors(e)
 	if err != nil {
 		return fmt.Errorf("digest of step %d: %w", e.Place(), err)
 	}
-	s.content = e.ContentDigestOf(sums)
+	s.content = schemas.ContentDigestOf(e, sums)
 	s.seal = sealer.sealAfter(before, s.content, e, sums)
 	e.Sealed(s.seal.String())
 	if s.future, err = publisher.PublishStep(ctx, e, sums); err != nil {
@@ -140,8 +139,7 @@ func (r *Recording) Close() {
 	}
 }
 
-// Stored waits until every step is stored, and returns where each is. An error means that one could not be
-// stored: the sample must be made again.
+// Stored waits until every step is stored, and returns where; an error: the sample must be made again.
 func (r *Recording) Stored(ctx context.Context) ([]schemas.StepRef, error) {
 	if err := r.awaitSent(ctx); err != nil {
 		return nil, err

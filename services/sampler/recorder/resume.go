@@ -158,12 +158,11 @@ func (r *Recorder) startSearch(ctx context.Context) (*stepSearch, error) {
 	return f, nil
 }
 
-// findStep returns the step with an index, of any attempt, whose seal continues before; nil if there is none. It tries
-// the attempt of the last find first. An error is of the server. Steps that do not fit, or whose tensors cannot be
-// read, are logged and skipped: they are made again.
+// findStep returns the step with an index whose seal continues before, of any attempt, that of the last find first;
+// nil: none. Steps that do not fit, or cannot be read, are logged and made again.
 func (f *stepSearch) findStep(ctx context.Context, index int64, before seal) (*storedStep, error) {
 	for at, attempt := range f.attempts {
-		subject := schemas.StepSubject(f.req.Run, f.req.UID, f.req.SampleIndex, attempt, index)
+		subject := schemas.StepSubject(f.req.Run, f.req.UID, f.req.SampleIndex, f.req.Stage, attempt, index)
 		if !f.subjects[subject] {
 			continue
 		}
@@ -224,17 +223,17 @@ func (f *stepSearch) checkStep(ctx context.Context, m *bus.Message, before seal)
 			return nil, fmt.Errorf("%s: %.64q; must be %.64q", of.field, fmt.Sprint(of.has), fmt.Sprint(of.want))
 		}
 	}
-	sums, err := event.TensorSums(schemas.BLAKE3)
+	sums, err := schemas.SumTensors(event)
 	if err != nil {
 		return nil, err
 	}
-	content := event.ContentDigestOf(sums)
+	content := schemas.ContentDigestOf(event, sums)
 	step := &storedStep{content: content, seal: f.sealer.sealAfter(before, content, event, sums)}
 	if !hmac.Equal([]byte(event.Seal), []byte(step.seal.String())) {
 		return nil, errors.New("seal: not that of a sampler of this program for this request and the steps before")
 	}
 	step.ref = schemas.StepRef{Seq: m.Seq, Attempt: event.Attempt}
-	if step.ref.Digest, err = schemas.PayloadDigest(schemas.BLAKE3, m.Data); err != nil {
+	if step.ref.Digest, err = schemas.PayloadDigest(m.Data); err != nil {
 		return nil, err
 	}
 	if step.event, err = f.stored.LoadStep(ctx, m); err != nil {

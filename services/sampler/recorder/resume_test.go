@@ -45,7 +45,7 @@ func TestResume_SideBySide(t *testing.T) {
 		Metrics: Metrics{count, count, count, count},
 	}
 	req := &schemas.Request{
-		Identity: schemas.Identity{Run: "r", UID: "u", GroupSize: 1},
+		Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "u", GroupSize: 1},
 		Sampling: schemas.Sampling{
 			Height: 64, Width: 64, Sigmas: []float32{1, 0.5, 0}, Transitions: []string{"sde", "ode"}, Solver: "euler",
 			LogProbKind: "density", LatentsDType: "F32",

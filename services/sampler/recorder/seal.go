@@ -66,9 +66,8 @@ func backendClass(backend string) string {
 	return backend
 }
 
-// firstSeal returns the start of the chain of seals, which the seal of the first step is made over: a code of the
-// request, of the parent's state that the sample begins with (nil for none), and of the program and the device. The
-// error is of encoding the request.
+// firstSeal returns the start of the chain: a code of the request, of the parent's state that the sample begins with
+// (nil for none), and of the program and the device.
 func (s *Sealer) firstSeal(r *schemas.Request, parent *schemas.Tensor, backend string) (seal, error) {
 	q := *r
 	q.Priority = 0 // the same request may come again with another priority
@@ -83,8 +82,7 @@ func (s *Sealer) firstSeal(r *schemas.Request, parent *schemas.Tensor, backend s
 	return s.mac([]byte("meander seal 1"), request[:], state[:], []byte(s.build+" "+backendClass(backend))), nil
 }
 
-// sealAfter returns the seal of a step, or of tokens: content is its content digest, sums the digests of its tensors,
-// before the seal of the step before it.
+// sealAfter returns the seal of a step by its content digest, the digests of its tensors, and the seal before.
 func (s *Sealer) sealAfter(before seal, content [sha256.Size]byte, e schemas.StepEvent, sums *schemas.TensorSums) seal {
 	state := ""
 	if step, ok := e.(*schemas.Step); ok && step.Checkpoint != nil {

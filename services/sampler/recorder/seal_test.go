@@ -22,11 +22,11 @@ func (s sealed) last(t *testing.T) seal {
 		t.Fatal(err)
 	}
 	for i, content := range s.contents {
-		step := &schemas.Step{StepIndex: int64(i)}
+		step := &schemas.Step{Stage: schemas.StageMain, StepIndex: int64(i)}
 		if i == 1 {
 			step.Checkpoint = s.checkpoint
 		}
-		sums, err := step.TensorSums(schemas.BLAKE3)
+		sums, err := schemas.SumTensors(step)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,7 +40,7 @@ func TestSeal(t *testing.T) {
 	data := []byte{1, 2, 3, 4}
 	digest := schemas.BLAKE3.Text(schemas.BLAKE3.Sum(data))
 	base := sealed{
-		key: "key", build: "build", backend: "cpu/avx2", request: schemas.Request{Identity: schemas.Identity{Run: "r", UID: "u"}, Sampling: schemas.Sampling{SampleSeed: 3}},
+		key: "key", build: "build", backend: "cpu/avx2", request: schemas.Request{Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "u"}, Sampling: schemas.Sampling{SampleSeed: 3}},
 		checkpoint: &schemas.Tensor{DType: "F32", Shape: []int64{1, 1}, Data: data}, contents: [3]byte{1, 2, 3},
 	}
 	want := base.last(t)

@@ -15,9 +15,7 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// Begin loads the weights that the sampler begins with: the lane's current policy, or else the sampler's own, which
-// it announces. It waits while the stream of the server has no space. An error is of the settings, the weights or the
-// server.
+// Begin loads the lane's current policy, or else the sampler's own, which it announces, once the stream has space.
 func (v *Versions) Begin(ctx context.Context) error {
 	for warned := false; ; warned = true {
 		_, err := RetryLate(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, v.beginOnce(ctx) })
@@ -38,8 +36,7 @@ func (v *Versions) Begin(ctx context.Context) error {
 // startPatience bounds how long a starting sampler waits for a slow server: a thousand samplers may start at once.
 const startPatience = time.Minute
 
-// RetryLate calls ask, and again each time it ends at its own deadline, for up to startPatience; it is for questions
-// to a server that has just started. The error is that of the last call.
+// RetryLate asks again each time that ask ends at its own deadline, for startPatience: servers may just have started.
 func RetryLate[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
 	for began := time.Now(); ; {
 		answer, err := ask(ctx)
@@ -125,21 +122,19 @@ func (v *Versions) base() string {
 	return v.options.Networks[0].Policy().BaseDigest
 }
 
-// OtherCheckpointError says that the sampler's model is not the checkpoint that its settings ask for. Begin returns
-// it.
+// OtherCheckpointError says that the sampler's model is not the checkpoint that its settings ask for.
 type OtherCheckpointError struct{ Model, Has, Want string }
 
 func (e *OtherCheckpointError) Error() string {
 	return fmt.Sprintf("model: %q is the checkpoint %.16s; must be %.16s", e.Model, e.Has, e.Want)
 }
 
-// ownPolicy returns the policy of the sampler's own settings: its model, with its adapter if there is one. It stores
-// the adapter, and the lists of what adapters and full weights can change, as blobs that the policy refers to. It
-// fails if the model is of another checkpoint than the settings say, or takes no such adapter.
+// ownPolicy returns the policy of the sampler's own settings. It stores the adapter, and the lists of what adapters and
+// full weights can change, as blobs that the policy refers to.
 func (v *Versions) ownPolicy(ctx context.Context) (*schemas.Policy, error) {
 	p := v.options.Networks[0].Policy()
 	p.Lane, p.PolicyVersion = v.options.Lane, v.options.Own.PolicyVersion
-	p.EngineMix = v.options.Own.EngineMix
+	p.EngineMix = v.options.EngineMix
 	if makes, _ := p.Makes(v.options.Own.BaseDigest); !makes {
 		return nil, &OtherCheckpointError{Model: v.options.Own.Model, Has: p.BaseDigest, Want: v.options.Own.BaseDigest}
 	}
@@ -176,7 +171,7 @@ func (v *Versions) ownPolicy(ctx context.Context) (*schemas.Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	with := lora.Weighted{Adapter: adapter, Weight: v.options.Own.Scale}
+	with := lora.Weighted{Adapter: adapter, Weight: v.options.Own.AdapterScale}
 	if err := modules.Check(with); err != nil {
 		return nil, err
 	}
@@ -189,9 +184,8 @@ func (v *Versions) ownPolicy(ctx context.Context) (*schemas.Policy, error) {
 	return p, nil
 }
 
-// announceOwn returns the policy that the lane serves from now on: the current one, or else mine with the next
-// version, which it announces. The error is bus.ErrBehind if another sampler has announced one meanwhile: read it and
-// try again.
+// announceOwn returns the policy that the lane serves from now on: the current one, or else mine with the next version,
+// which it announces. bus.ErrBehind: another sampler has announced one meanwhile.
 func (v *Versions) announceOwn(ctx context.Context, mine *schemas.Policy) (*schemas.Policy, error) {
 	current, err := v.options.Bus.Policy(ctx, v.options.Lane)
 	if errors.Is(err, bus.ErrNotFound) {

@@ -22,9 +22,8 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// loadPolicy loads the weights of a policy beside those in use, on each device that is not lost, and checks them: their
-// digest, and that the canary of an adapter, its output at a fixed input, differs from the checkpoint's. An error is a
-// *engine.Refusal, unless it may pass, or says that no device is left.
+// loadPolicy loads the weights of a policy on each device that is not lost, and checks their digest and canary. An
+// error is a *engine.Refusal, unless it may pass, or says that no device is left.
 func (v *Versions) loadPolicy(ctx context.Context, p *schemas.Policy) (_ *Loaded, err error) {
 	w := &Loaded{Policy: p, Engines: make([]engine.Engine, len(v.options.Networks))}
 	defer func() {
@@ -65,8 +64,7 @@ func (v *Versions) loadPolicy(ctx context.Context, p *schemas.Policy) (_ *Loaded
 	return w, nil
 }
 
-// loadOn loads the weights of w on one device, and adds its engine to w. The first device that is not lost computes the
-// canary.
+// loadOn loads the weights of w on one device. The first device that is not lost computes the canary.
 func (v *Versions) loadOn(ctx context.Context, device int, made *fetchedChange, w *Loaded, isFirst bool) error {
 	p, of := w.Policy, v.options.Networks[device]
 	m, err := made.apply(ctx, of)
@@ -137,8 +135,7 @@ func (c *fetchedChange) apply(ctx context.Context, n engine.Network) (m engine.N
 	return m, err
 }
 
-// catchCutOff calls load, which reads mapped files. If one is cut off meanwhile, what is missing of it cannot be read:
-// that is a *engine.Refusal, and would end the process otherwise.
+// catchCutOff makes it a *engine.Refusal that a mapped file which load reads is cut off; else the process ends.
 func catchCutOff(load func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -170,9 +167,8 @@ func (c *fetchedChange) close() (err error) {
 // mappedFrom is the size in bytes from which on a blob is mapped from a file, not held in memory.
 const mappedFrom = 4 << 20
 
-// readBlob reads a blob of weights. A large one is copied to a temporary file and mapped, so that the system can take
-// the memory back; the file is removed at once and lives as long as its mapping. unmap is nil where the data is in
-// memory: for small blobs, and where no temporary file can be made.
+// readBlob reads a blob of weights. A large one is mapped from a temporary file, removed at once, so that the system
+// can take the memory back; unmap is nil where the data is in memory.
 func readBlob(ctx context.Context, b *bus.Bus, ref schemas.Ref) (data []byte, unmap func() error, err error) {
 	if ref.Size < mappedFrom {
 		data, err = b.GetBlob(ctx, ref)
@@ -196,9 +192,8 @@ func isFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG)
 }
 
-// fetchChange reads the adapter or the full weights of a policy. Files that are missing, not those that were pushed,
-// cannot be parsed or do not fit into the folder for temporary files are a *engine.Refusal; other errors may pass. The
-// caller closes made, with an error, too.
+// fetchChange reads what a policy changes. Files that are missing, wrong, or do not fit into the temporary folder are a
+// *engine.Refusal. The caller closes made, with an error, too.
 func fetchChange(ctx context.Context, from Source, p *schemas.Policy) (made fetchedChange, err error) {
 	if p.Adapter != nil {
 		file, err := made.blob(ctx, from, "adapter.file", p.Adapter.File)
@@ -294,8 +289,7 @@ func (c *fetchedChange) sharedFile(
 	return file.Contents, nil
 }
 
-// Apply returns m with the change of policy p, for meander verify. It returns m itself where p changes nothing; else
-// the caller closes the network that is returned. Files that are missing or do not fit are an error.
+// Apply returns m with the change of policy p, for meander verify; m itself where p changes nothing.
 func Apply(ctx context.Context, from Source, m engine.Network, p *schemas.Policy) (_ engine.Network, err error) {
 	made, err := fetchChange(ctx, from, p)
 	defer func() { err = errors.Join(err, made.close()) }()

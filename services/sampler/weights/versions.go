@@ -32,8 +32,7 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// Loaded has the weights of one policy in memory, with one engine for each device; nil where the device was lost before
-// they were loaded.
+// Loaded has the weights of one policy, with an engine for each device; nil where it was lost before.
 type Loaded struct {
 	Policy  *schemas.Policy
 	Engines []engine.Engine
@@ -63,12 +62,14 @@ type Options struct {
 	Lane schemas.Lane
 	// Networks are the open checkpoint, one network for each device.
 	Networks []engine.Network
-	// IsLost reports whether the device of a network computes no more: nothing is loaded on it. Lost is told that a
-	// device was found lost while weights were loaded on it. nil: no device is known to be, and none is reported.
+	// IsLost reports whether a device computes no more. Lost is told that weights were not loaded for that. Both may be
+	// nil.
 	IsLost func(device int) bool
 	Lost   func(ctx context.Context, device int, err error)
 	Engine engine.Options
 	Own    Own
+	// EngineMix is that of schemas.Policy.
+	EngineMix bool
 	// Instance is the sampler's name in the schemas.Applied events that it publishes.
 	Instance string
 	Metrics  Metrics
@@ -80,24 +81,22 @@ type Options struct {
 
 // Own is what the sampler's own settings say of its weights.
 type Own struct {
-	// Model is the setting --model, for error texts.
-	Model string
-	// PolicyVersion is the lowest version that the sampler announces its own weights with.
-	PolicyVersion int64
+	Model        string  `koanf:"model" help:"synthetic, a folder in the diffusers layout or of a language model, or the name of a shipped model"`
+	Adapter      string  `koanf:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
+	AdapterScale float64 `koanf:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
+	WeightsDir   string  `koanf:"weights_dir" help:"folder that is shared with those who push whole transformers by path ('policy push --weights-dir'), maybe as another path there; default none: versions by path are refused"`
+	// PolicyVersion is the lowest version that the sampler's own weights are announced with.
+	PolicyVersion int64 `koanf:"policy_version" help:"version of the weights, stamped on every event"`
 	// BaseDigest is the digest of the checkpoint that the sampler must have; empty: any.
-	BaseDigest string
-	// EngineMix is that of schemas.Policy.
-	EngineMix bool
-	// Adapter is the path of a LoRA to add to the checkpoint; empty: none. Scale is its strength.
-	Adapter string
-	Scale   float64
+	BaseDigest string `koanf:"-"`
 }
 
-// Metrics are the counters and gauges of Versions. Resident counts the versions in memory.
+// Metrics are the counters and gauges of Versions.
 type Metrics struct {
-	Version, Resident prometheus.Gauge
-	Updates           *prometheus.CounterVec
-	Load              prometheus.Observer
+	Version  prometheus.Gauge       `metric:"policy_version" help:"version of the weights that samples begin with"`
+	Resident prometheus.Gauge       `metric:"policy_versions_resident" help:"versions of the weights in memory: one, and the last while samples end on it"`
+	Updates  *prometheus.CounterVec `metric:"policy_updates_total" labels:"state" help:"versions of the weights that the lane was given, by what became of them here"`
+	Load     prometheus.Observer    `metric:"policy_load_seconds" help:"time from the news of a version to the first sample that may begin with it"`
 }
 
 // Versions has the current weights of a sampler, and the retired ones that samples still use. Two are in memory at
@@ -127,8 +126,7 @@ func New(o Options) *Versions {
 // ErrPolicyPending says that a request needs a newer version than the sampler has. The request is put back.
 var ErrPolicyPending = errors.New("the sampler does not have the version yet")
 
-// Pin returns the current weights for a sample that begins, and keeps them in memory until Release. It fails with
-// ErrPolicyPending if the current version is below least.
+// Pin returns the current weights for a sample, until Release. ErrPolicyPending: the version is below least.
 func (v *Versions) Pin(least int64) (*Loaded, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -147,8 +145,7 @@ func (v *Versions) Release(w *Loaded) {
 	v.closeUnused(w)
 }
 
-// closeUnused closes w if it is retired and no sample uses it; otherwise it does nothing. It runs whenever a sample
-// has released weights, and when others become current. The caller holds the lock.
+// closeUnused closes w if it is retired and no sample uses it. Lock held.
 func (v *Versions) closeUnused(w *Loaded) {
 	if !w.retired || w.users > 0 {
 		return
@@ -186,8 +183,7 @@ func (v *Versions) Close() {
 	}
 }
 
-// Move lets a sample go on with the current weights, if may allows them: it pins those and releases from. It returns
-// the weights that the sample goes on with, which are from if nothing changes.
+// Move lets a sample go on with the current weights, if may allows them, and returns those that it goes on with.
 func (v *Versions) Move(from *Loaded, may func(to *Loaded) bool) *Loaded {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -223,9 +219,8 @@ func (v *Versions) Want(p *schemas.Policy) {
 	signal(v.news)
 }
 
-// chooseNext returns the policy to load next, nil for none, and marks it as loading for Serving. ready is false while
-// retired weights are still in memory: p must wait for drained. A policy that is current, older, or was refused last
-// is not loaded.
+// chooseNext returns the policy to load next, nil for none: not one that is current, older, or was refused last. ready
+// is false while retired weights are in memory.
 func (v *Versions) chooseNext() (p *schemas.Policy, ready bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -251,8 +246,7 @@ func (v *Versions) Serving() (p *schemas.Policy, loading *int64) {
 // loadPause is the wait before a version is tried again after an error that may pass.
 const loadPause = time.Second
 
-// Follow loads the policies of Want one after the other until ctx ends; then it returns nil. A refused policy is
-// dropped, any other error is logged and the policy is tried again after loadPause.
+// Follow loads the policies of Want one after the other until ctx ends. What may pass is tried again after loadPause.
 func (v *Versions) Follow(ctx context.Context) error {
 	for {
 		var wait <-chan time.Time
@@ -305,9 +299,8 @@ func (v *Versions) noteHandled(p *schemas.Policy, refusal error) {
 	}
 }
 
-// takeOver loads a policy, makes it current and publishes that, or that it was refused. An error may pass: nothing is
-// published, and the caller tries again. An answer that cannot be stored is logged: the presence has the version,
-// too.
+// takeOver loads a policy, makes it current and publishes that, or that it was refused. After an error, which may pass,
+// the caller tries again.
 func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 	began := time.Now()
 	w, err := v.loadOfEpoch(ctx, p)
@@ -333,8 +326,7 @@ func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 	return nil
 }
 
-// loadOfEpoch loads a policy, unless a trainer has taken the lane since it was made: clients refuse to publish one, so
-// whoever did that has passed the guard by.
+// loadOfEpoch refuses a policy that passed the guard by: a trainer has taken the lane since it was made.
 func (v *Versions) loadOfEpoch(ctx context.Context, p *schemas.Policy) (*Loaded, error) {
 	v.mu.Lock()
 	epoch := v.epoch
@@ -345,8 +337,7 @@ func (v *Versions) loadOfEpoch(ctx context.Context, p *schemas.Policy) (*Loaded,
 	return v.loadPolicy(ctx, p)
 }
 
-// checkChanges refuses an update that changes nothing: its canary, the output at a fixed input, is that of the
-// weights before it, though its digest is another. A rollback may go back to the same weights.
+// checkChanges refuses an update whose canary is that of the weights before it. A rollback may go back to them.
 func checkChanges(last, next *Loaded) error {
 	if next.Policy.IsCheckpoint() || next.Policy.Rollback != nil {
 		return nil // going back is on purpose
@@ -359,12 +350,12 @@ func checkChanges(last, next *Loaded) error {
 		"update changes nothing, such as an adapter whose lora_B is zero", last.Version())
 }
 
-// answerTo returns the sampler's answer to policy p: taken over, or refused for fault. It also logs and counts that;
-// the caller publishes it.
+// answerTo returns the answer to policy p, taken over or refused for fault, and logs and counts it.
 func (v *Versions) answerTo(ctx context.Context, p *schemas.Policy, fault error, took time.Duration) *schemas.Applied {
 	now := v.Newest()
 	a := &schemas.Applied{
-		Lane: p.Lane, Instance: v.options.Instance, PolicyVersion: p.PolicyVersion, State: schemas.AppliedApplied,
+		Tenant: schemas.TenantMain,
+		Lane:   p.Lane, Instance: v.options.Instance, PolicyVersion: p.PolicyVersion, State: schemas.AppliedApplied,
 		Serving: now.Version(), WeightsDigest: now.Policy.WeightsDigest, Canary: now.canary,
 		Backend: v.options.Networks[0].Backend(),
 		LoadNS:  took.Nanoseconds(), At: time.Now().UnixNano(),

@@ -102,6 +102,8 @@ export interface Applied {
   v: 1;
   /** what serves the sample: a model family and size class */
   lane: string;
+  /** whose weights they are; main where the lane has one set of them */
+  tenant: string;
   /** instance is the sampler, as it is named in its Presence. */
   instance: string;
   /** policy_version is the version that was to be taken over. */
@@ -296,8 +298,8 @@ export interface DataImage {
 export interface Dead {
   /** schema version of the event's type */
   v: 1;
-  /** stage is the service that refused it: intake, sampler, reward or advantage. */
-  stage: "intake" | "sampler" | "reward" | "advantage";
+  /** service is the one that refused it: intake, sampler, reward or advantage. */
+  service: "intake" | "sampler" | "reward" | "advantage";
   /** code is the class of the reason, one of a fixed list; reason is for people. */
   code: "decode" | "invalid" | "unknown_model" | "unknown_reward" | "uid_conflict" | "exhausted" | "late" | "failed" | "too_large" | "displaced" | "cancelled" | "panic";
   /** code is the class of the reason, one of a fixed list; reason is for people. */
@@ -478,7 +480,7 @@ export interface Header {
   value: string;
 }
 
-/** Identity names one sample. */
+/** Identity names one stage of one sample. */
 export interface Identity {
   /** name of the run that the event belongs to */
   run: string;
@@ -486,6 +488,8 @@ export interface Identity {
   uid: string;
   /** place of the sample in its group, from 0 */
   sample_index: number;
+  /** stage of the sample: what one lane makes of it; main where the prompt names none */
+  stage: string;
   /** number of samples of the group */
   group_size: number;
   /** what serves the sample: a model family and size class */
@@ -596,6 +600,8 @@ export interface InteractRequest {
   uid: string;
   /** place of the sample in its group, from 0 */
   sample_index: number;
+  /** stage of the sample: what one lane makes of it; main where the prompt names none */
+  stage: string;
   /** token of one attempt at the sample */
   attempt: string;
   /** answer is which of the model's answers it is, from 0; it has max_turns of them at most. */
@@ -762,7 +768,7 @@ export interface Parts {
   count: number;
   /** size is the length of the joined bytes. */
   size: number;
-  /** digest is b3: and the blake3 of the joined bytes in lower-case hex; in older events it is their sha-256. */
+  /** digest is blake3: and the blake3 of the joined bytes in lower-case hex; in older events it is their sha-256. */
   digest: string;
 }
 
@@ -800,6 +806,8 @@ export interface Policy {
   v: 1;
   /** what serves the sample: a model family and size class */
   lane: string;
+  /** tenant is whose weights they are: main. Lanes serve no other tenant yet. */
+  tenant: string;
   /** model and family name the network; policy_version counts weight updates. */
   model: string;
   /** model and family name the network; policy_version counts weight updates. */
@@ -968,70 +976,22 @@ export interface Prompt {
   text?: Text | null;
   /** negative_prompt is what guidance leads away from, where true_cfg_scale > 1. Default: the model's own, which its policy says. */
   negative_prompt?: string | null;
-  /** truncate_prompt cuts prompt and negative prompt at the most tokens that the model takes, as diffusers does, instead of refusing what is too long. */
-  truncate_prompt?: boolean | null;
-  /** model is the lane that serves the prompt. Default: the only lane there is. */
-  model?: string | null;
-  /** base_digest names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another one is refused. Of a server that draws the samples it is its kind, "served by vllm". Default: any. */
-  base_digest?: string | null;
-  /** group_size is n, the number of samples of the prompt. */
-  group_size?: number | null;
-  /** seed is the seed of all noise, which it makes independent of the run id. Default: the run id seeds. */
-  seed?: Integer | null;
-  /** height is the height of the image, a multiple of the pixels_per_token of the lane. Diffusers rounds others down. Default: the model's. */
-  height?: number | null;
-  /** width is the width of the image, a multiple of the pixels_per_token of the lane. Default: the model's. */
-  width?: number | null;
-  /** num_inference_steps is T, the number of denoising steps. Default: the model's. */
-  num_inference_steps?: number | null;
-  /** true_cfg_scale is the classifier-free guidance scale, active above 1. Default: the model's. */
-  true_cfg_scale?: number | null;
-  /** sigmas are T pre-shift sigmas, strictly decreasing in (0, 1]. Default: the model's schedule. */
-  sigmas?: number[] | null;
-  /** rollout chooses the transition of each step, its noise and the latents that are kept. Default: all steps are sde, and all latents kept. */
-  rollout?: Rollout;
-  /** initial_noise says whether each sample has an x_T of its own, or the whole group one. */
-  initial_noise?: "per_sample" | "shared" | null;
-  /** start begins the samples with given states, at any step. Default: at step 0, with drawn noise. */
-  start?: Start | null;
-  /** scheduled_sampling makes latents to train on instead of images. Default: ordinary rollouts. */
-  scheduled_sampling?: ScheduledSampling | null;
-  /** tree makes the samples the leaves of one tree, which share their steps up to its branch points. group_size is the number of its leaves. Default: samples share no steps. */
-  tree?: Tree | null;
-  /** stop ends the samples before their last step. Default: all steps run. */
-  stop?: Stop | null;
-  /** prune ends samples in the middle whose log-probs are out of bounds. Default: none is. */
-  prune?: Prune | null;
-  /** reward lists the reward functions whose weighted sum is the reward. Default: the model's, else the service's. */
-  reward?: RewardSpec[] | null;
-  /** advantage names the estimator and its options. */
-  advantage?: AdvantageSpec;
-  /** metadata is a map of the caller. Every event of the group carries it, unread. */
-  metadata?: Record<string, unknown> | null;
-  /** batch joins groups that are normalised together. Default: the group is alone. */
-  batch?: BatchSpec | null;
-  /** deadline is when the group closes with the rewards that it has, even with none. Default: the service's, counted from the group's first reward. */
-  deadline?: Integer | null;
-  /** priority orders waiting requests of a lane inside one sampler, higher first. */
-  priority?: number | null;
-  /** min_policy_version holds the prompt until a sampler of the lane serves these weights, or newer ones. */
-  min_policy_version?: Integer | null;
-  /** unknown_fields says what happens if the prompt, or a map in it, has fields that are not known: the prompt is refused, or the receipt has warnings. */
-  unknown_fields?: "refuse" | "warn" | null;
-  /** validation asks for samples to measure, not to train on: every step is ode, whatever rollout says, so there are no log-probs. The group counts even if all its rewards are equal. The metrics of its batch are those that verl has for validation, val-core/... and val-aux/..., apart from those of training. */
-  validation?: boolean | null;
-  /** group_policy says which groups count, and what becomes of the others. */
-  group_policy?: GroupPolicy | null;
-  /** substitutes are other prompts for the fresh groups that group_policy asks for: round k has the k-th. Default: the same prompt again. */
-  substitutes?: Substitute[] | null;
-  /** refill is set on prompts that the advantage service publishes in place of a group that did not count. */
-  refill?: Refill | null;
   /** prompt_2 is the text for the second text encoder of a network that has several; others are refused with it. Default: the prompt. */
   prompt_2?: string | null;
   /** prompt_3 is the text for the third text encoder. Default: the prompt. */
   prompt_3?: string | null;
+  /** truncate_prompt cuts prompt and negative prompt at the most tokens that the model takes, as diffusers does, instead of refusing what is too long. */
+  truncate_prompt?: boolean | null;
+  /** height is the height of the image, a multiple of the pixels_per_token of the lane. Diffusers rounds others down. Default: the model's. */
+  height?: number | null;
+  /** width is the width of the image, a multiple of the pixels_per_token of the lane. Default: the model's. */
+  width?: number | null;
   /** frames is the number of frames of a video, 1 for an image: 1 more than a multiple of the frames_per_token of the lane, and at most its max_frames. Default: the model's. */
   frames?: number | null;
+  /** num_inference_steps is T, the number of denoising steps. Default: the model's. */
+  num_inference_steps?: number | null;
+  /** true_cfg_scale is the classifier-free guidance scale, active above 1. Default: the model's. */
+  true_cfg_scale?: number | null;
   /** true_cfg_scale_2 is the scale at the noise levels below the boundary_ratio of a model with two networks, which the second one computes: guidance_scale_2 of diffusers. 1 is without guidance there. Default: true_cfg_scale. */
   true_cfg_scale_2?: number | null;
   /** cfg_from is the share of steps before classifier-free guidance begins: step i has it where i/T >= cfg_from, and (i+1)/T <= cfg_until. In the noisiest steps it takes variety: arXiv 2404.07724. Default: guidance begins with the first step. */
@@ -1042,6 +1002,54 @@ export interface Prompt {
   guidance_rescale?: number | null;
   /** guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the scale of classifier-free guidance, which is true_cfg_scale. Default: the model's. */
   guidance?: number | null;
+  /** sigmas are T pre-shift sigmas, strictly decreasing in (0, 1]. Default: the model's schedule. */
+  sigmas?: number[] | null;
+  /** rollout chooses the transition of each step, its noise and the latents that are kept. Default: all steps are sde, and all latents kept. */
+  rollout?: Rollout;
+  /** initial_noise says whether each sample has an x_T of its own, or the whole group one. */
+  initial_noise?: "per_sample" | "shared" | null;
+  /** start begins the samples with given states, at any step. Default: at step 0, with drawn noise. */
+  start?: Start | null;
+  /** stop ends the samples before their last step. Default: all steps run. */
+  stop?: Stop | null;
+  /** scheduled_sampling makes latents to train on instead of images. Default: ordinary rollouts. */
+  scheduled_sampling?: ScheduledSampling | null;
+  /** tree makes the samples the leaves of one tree, which share their steps up to its branch points. group_size is the number of its leaves. Default: samples share no steps. */
+  tree?: Tree | null;
+  /** prune ends samples in the middle whose log-probs are out of bounds. Default: none is. */
+  prune?: Prune | null;
+  /** model is the lane that serves the prompt. Default: the only lane there is. */
+  model?: string | null;
+  /** base_digest names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another one is refused. Of a server that draws the samples it is its kind, "served by vllm". Default: any. */
+  base_digest?: string | null;
+  /** min_policy_version holds the prompt until a sampler of the lane serves these weights, or newer ones. */
+  min_policy_version?: Integer | null;
+  /** priority orders waiting requests of a lane inside one sampler, higher first. */
+  priority?: number | null;
+  /** group_size is n, the number of samples of the prompt. */
+  group_size?: number | null;
+  /** seed is the seed of all noise, which it makes independent of the run id. Default: the run id seeds. */
+  seed?: Integer | null;
+  /** reward lists the reward functions whose weighted sum is the reward. Default: the model's, else the service's. */
+  reward?: RewardSpec[] | null;
+  /** advantage names the estimator and its options. */
+  advantage?: AdvantageSpec;
+  /** metadata is a map of the caller. Every event of the group carries it, unread. */
+  metadata?: Record<string, unknown> | null;
+  /** batch joins groups that are normalised together. Default: the group is alone. */
+  batch?: BatchSpec | null;
+  /** deadline is when the group closes with the rewards that it has, even with none. Default: the service's, counted from the group's first reward. */
+  deadline?: Integer | null;
+  /** unknown_fields says what happens if the prompt, or a map in it, has fields that are not known: the prompt is refused, or the receipt has warnings. */
+  unknown_fields?: "refuse" | "warn" | null;
+  /** validation asks for samples to measure, not to train on: every step is ode, whatever rollout says, so there are no log-probs. The group counts even if all its rewards are equal. The metrics of its batch are those that verl has for validation, val-core/... and val-aux/..., apart from those of training. */
+  validation?: boolean | null;
+  /** group_policy says which groups count, and what becomes of the others. */
+  group_policy?: GroupPolicy | null;
+  /** substitutes are other prompts for the fresh groups that group_policy asks for: round k has the k-th. Default: the same prompt again. */
+  substitutes?: Substitute[] | null;
+  /** refill is set on prompts that the advantage service publishes in place of a group that did not count. */
+  refill?: Refill | null;
 }
 
 /** Provenance is what made a sample: the attempt that counts, its weights, its process and its times. */
@@ -1162,12 +1170,20 @@ export interface Request {
   uid: string;
   /** place of the sample in its group, from 0 */
   sample_index: number;
+  /** stage of the sample: what one lane makes of it; main where the prompt names none */
+  stage: string;
   /** number of samples of the group */
   group_size: number;
   /** what serves the sample: a model family and size class */
   lane: string;
   /** base_digest names the checkpoint of the lane when the prompt was accepted: samplers of another one put the request back. Empty: any. */
   base_digest?: string | null;
+  /** text to paint; may be empty */
+  prompt: string;
+  /** text of the negative prompt; used when true_cfg_scale is above 1 */
+  negative_prompt: string;
+  /** truncate_prompt cuts texts that are too long for the model, where others fail. */
+  truncate_prompt?: boolean | null;
   /** sample_seed keys the noise of this sample (see noise.md). It is the bits of an unsigned 64-bit number. */
   sample_seed: Integer;
   /** noise_seed keys x_T alone: sample_seed, or the group's when the initial noise is shared. */
@@ -1180,50 +1196,24 @@ export interface Request {
   stop?: SegmentStop | null;
   /** scheduled_sampling is what the sample rolls; absent: it is an ordinary one. */
   scheduled_sampling?: ScheduledSample | null;
-  /** text to paint; may be empty */
-  prompt: string;
-  /** text of the negative prompt; used when true_cfg_scale is above 1 */
-  negative_prompt: string;
-  /** truncate_prompt cuts texts that are too long for the model, where others fail. */
-  truncate_prompt?: boolean | null;
-  /** text asks for text; absent: for an image. */
-  text?: TextRequest | null;
-  /** how many rows of pixels */
-  height: number;
-  /** how many columns of pixels */
-  width: number;
-  /** true_cfg_scale > 1 means two model evaluations per point. */
-  true_cfg_scale: number;
   /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
   /** transitions are what each of the T steps runs. */
   transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
-  /** density (full Gaussian), scaled (without the logarithms) or squared (a score) */
-  log_prob_kind: "density" | "scaled" | "squared" | "";
   /** what integrates ode steps */
   solver: "euler" | "heun" | "unipc" | "dpm" | "rk4" | "";
-  /** return_step_indices are the latents to keep, sorted, 0..T. */
-  return_step_indices: number[] | null;
-  /** checkpoint_step_indices are states to store besides, sorted, that another attempt can go on from. */
-  checkpoint_step_indices?: number[] | null;
-  /** tensors added to the step because the prompt named them */
-  debug: ("noise" | "mean" | "std" | "model_output")[] | null;
+  /** density (full Gaussian), scaled (without the logarithms) or squared (a score) */
+  log_prob_kind: "density" | "scaled" | "squared" | "";
   /** latents_dtype is the type that states are rounded to, before they are scored and stored. */
   latents_dtype: "F32" | "F16" | "BF16" | "";
-  /** return_conditioning stores the encoded texts as well. */
-  return_conditioning?: boolean | null;
-  /** schedule_digest is the SHA-256 over what must be equal in a group: sigmas, transitions, noise level, solver, kind of log-prob, dtype of latents, guidance scale and size; of text how its tokens are drawn. */
-  schedule_digest: string;
-  /** prune ends the sample in the middle where its log-probs are out of bounds. */
-  prune?: Prune | null;
-  /** waiting requests with a higher one go first */
-  priority: number;
-  /** a sampler with older weights leaves the request to others */
-  min_policy_version: Integer;
-  /** group is the part of the prompt that the reward and advantage services work by. */
-  group: Group;
+  /** true_cfg_scale > 1 means two model evaluations per point. */
+  true_cfg_scale: number;
+  /** how many rows of pixels */
+  height: number;
+  /** how many columns of pixels */
+  width: number;
   /** prompt_2 is the text for the second text encoder; empty: the prompt. */
   prompt_2?: string | null;
   /** prompt_3 is the text for the third text encoder; empty: the prompt. */
@@ -1242,6 +1232,26 @@ export interface Request {
   boundary_ratio?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
   guidance_rescale?: number | null;
+  /** text asks for text; absent: for an image. */
+  text?: TextRequest | null;
+  /** return_step_indices are the latents to keep, sorted, 0..T. */
+  return_step_indices: number[] | null;
+  /** checkpoint_step_indices are states to store besides, sorted, that another attempt can go on from. */
+  checkpoint_step_indices?: number[] | null;
+  /** tensors added to the step because the prompt named them */
+  debug: ("noise" | "mean" | "std" | "model_output")[] | null;
+  /** return_conditioning stores the encoded texts as well. */
+  return_conditioning?: boolean | null;
+  /** schedule_digest is the SHA-256 over what must be equal in a group: sigmas, transitions, noise level, solver, kind of log-prob, dtype of latents, guidance scale and size; of text how its tokens are drawn. */
+  schedule_digest: string;
+  /** prune ends the sample in the middle where its log-probs are out of bounds. */
+  prune?: Prune | null;
+  /** waiting requests with a higher one go first */
+  priority: number;
+  /** a sampler with older weights leaves the request to others */
+  min_policy_version: Integer;
+  /** group is the part of the prompt that the reward and advantage services work by. */
+  group: Group;
 }
 
 /** Reward is the score of one sample. A failure is a state, never a number. */
@@ -1514,7 +1524,7 @@ export interface SampleTimings {
   decode_ns: Integer;
 }
 
-/** Sampling is every setting that decides the bits of a sample, resolved. The request has it and the trajectory repeats it, so that the sampler, verify and trainers compute with the same values. A sample of text has the prompt and the seeds, and in its Text how tokens are drawn. A field says with its tag digest whether it is part of the schedule digest: "schedule" is in every digest, in the order of the struct; "-" is in none, because samples of a group may differ in it; without a tag it is in the digest where it is set, and in the content digest. So digests from before a field was added stay as they are. */
+/** Sampling is every setting that decides the bits of a sample, resolved. The request has it and the trajectory repeats it, so that the sampler, verify and trainers compute with the same values. A sample of text has the prompt and the seeds, and in its Text how tokens are drawn. A field without a tag digest is part of the schedule digest, where it is set; one that samples of a group may differ in has the tag "content" (see digest.go). */
 export interface Sampling {
   /** text to paint; may be empty */
   prompt: string;
@@ -1682,7 +1692,7 @@ export interface SegmentData {
   image?: Ref | null;
   /** latents are those of the group, [n, S, C] or [1, S, C], as a blob. */
   latents?: Tensor | null;
-  /** group_digest is the sha-256 over all images of the group (DataDigest); empty beside latents. */
+  /** group_digest is the digest of all images of the group (DataDigest); empty beside latents. */
   group_digest?: string | null;
 }
 
@@ -1730,6 +1740,8 @@ export interface Step {
   uid: string;
   /** place of the sample in its group, from 0 */
   sample_index: number;
+  /** stage of the sample: what one lane makes of it; main where the prompt names none */
+  stage: string;
   /** token of one attempt at the sample */
   attempt: string;
   /** place of the step, from 0, the noisiest */
@@ -1786,7 +1798,7 @@ export interface Step {
 export interface StepRef {
   /** seq is its sequence in MDR_STEPS. */
   seq: Integer;
-  /** digest is the payload digest of the stored event: b3: and the blake3, in lower-case hex, over its bytes with each byte string's own blake3 in the place of its content; without b3: both are sha-256. */
+  /** digest is the payload digest of the stored event: blake3: and the blake3, in lower-case hex, over its bytes with each byte string's own blake3 in the place of its content; without blake3: both are sha-256. */
   digest: string;
   /** attempt made the step, where it is another than that of the trajectory. Default: that of the trajectory. */
   attempt?: string | null;
@@ -1866,12 +1878,14 @@ export interface TeacherRequest {
   v: 1;
   /** name is what the teacher was started with, and the end of its subject. */
   name: string;
-  /** run, uid and sample_index name a completed trajectory. */
+  /** run, uid, sample_index and stage name a completed trajectory. */
   run: string;
-  /** run, uid and sample_index name a completed trajectory. */
+  /** run, uid, sample_index and stage name a completed trajectory. */
   uid: string;
-  /** run, uid and sample_index name a completed trajectory. */
+  /** run, uid, sample_index and stage name a completed trajectory. */
   sample_index: number;
+  /** run, uid, sample_index and stage name a completed trajectory. */
+  stage: string;
   /** top_k asks for the K likeliest tokens at each token that was generated; absent: for none. Images have none. */
   top_k?: number | null;
 }
@@ -1984,8 +1998,6 @@ export interface TextResult {
   entropies?: Tensor | null;
   /** top_log_probs [n], F32, are those of the likeliest tokens, by the distributions of log_probs. */
   top_log_probs?: Tensor | null;
-  /** drawn is where older events have the trajectory's drawn. */
-  drawn?: Drawn | null;
   /** turns are the parts of the sequence, in order. */
   turns?: Turn[] | null;
   /** conversation is how that with the interaction ended: terminated, max_turns or context; of a sample that failed for it timeout, absent, error or garbage. Without an interaction it is absent. */
@@ -2014,6 +2026,8 @@ export interface Tokens {
   uid: string;
   /** place of the sample in its group, from 0 */
   sample_index: number;
+  /** stage of the sample: what one lane makes of it; main where the prompt names none */
+  stage: string;
   /** token of one attempt at the sample */
   attempt: string;
   /** n is the place of the event among those of the sample, from 0. */
@@ -2082,34 +2096,22 @@ export interface Trajectory {
   uid: string;
   /** place of the sample in its group, from 0 */
   sample_index: number;
+  /** stage of the sample: what one lane makes of it; main where the prompt names none */
+  stage: string;
   /** number of samples of the group */
   group_size: number;
   /** what serves the sample: a model family and size class */
   lane: string;
-  /** token of one attempt at the sample */
-  attempt: string;
   /** stop_reason is completed; failed: the sample cannot be made; or pruned: it was ended at a step boundary, by the prompt's rule or by a control. steps are those that had been taken. */
   stop_reason: "completed" | "failed" | "pruned";
   /** error says why there is no image, unless completed. */
   error?: string | null;
   /** text to paint; may be empty */
   prompt: string;
-  /** text is what a sample of text came to, and how it was asked for; absent: the sample is an image. */
-  text?: TextResult | null;
   /** text of the negative prompt; used when true_cfg_scale is above 1 */
   negative_prompt: string;
   /** truncate_prompt cuts texts that are too long for the model, where others fail. */
   truncate_prompt?: boolean | null;
-  /** truncated_tokens is how many tokens of the prompt in its template were cut off because of truncate_prompt; absent: none. */
-  truncated_tokens?: Integer | null;
-  /** how many rows of pixels */
-  height: number;
-  /** how many columns of pixels */
-  width: number;
-  /** true_cfg_scale > 1 means two model evaluations per point. */
-  true_cfg_scale: number;
-  /** cfg_rule (rescaled, plain or plain_clamped) says how v was combined with true_cfg_scale. */
-  cfg_rule: "rescaled" | "plain" | "plain_clamped" | "";
   /** sample_seed keys the noise of this sample (see noise.md). It is the bits of an unsigned 64-bit number. */
   sample_seed: Integer;
   /** noise_seed keys x_T alone: sample_seed, or the group's when the initial noise is shared. */
@@ -2122,54 +2124,24 @@ export interface Trajectory {
   stop?: SegmentStop | null;
   /** scheduled_sampling is what the sample rolls; absent: it is an ordinary one. */
   scheduled_sampling?: ScheduledSample | null;
-  /** rolled is what came of scheduled_sampling; absent: the sample is an ordinary one. */
-  rolled?: Rolled | null;
-  /** drawn says which server drew the sample; absent: the sampler did, and drawing again gives the same. With it, of the numbers of tokens those are absent that the server does not give; one of log_probs and processed_log_probs is there. */
-  drawn?: Drawn | null;
   /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
-  /** timesteps [T+1] = 1000 * sigma in float32, as diffusers has them: the whole schedule, whatever part of it ran. */
-  timesteps: number[] | null;
   /** transitions are what each of the T steps runs. */
   transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
-  /** log_probs [T] are null on ode steps and on those that did not run. */
-  log_probs: (number | null)[] | null;
-  /** density (full Gaussian), scaled (without the logarithms) or squared (a score) */
-  log_prob_kind: "density" | "scaled" | "squared" | "";
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
   /** what integrates ode steps */
   solver: "euler" | "heun" | "unipc" | "dpm" | "rk4" | "";
-  /** latent_step_indices are the latents stored, ascending; latents_shape is [S, C]. */
-  latent_step_indices: number[] | null;
-  /** latent_step_indices are the latents stored, ascending; latents_shape is [S, C]. */
-  latents_shape: Integer[] | null;
+  /** density (full Gaussian), scaled (without the logarithms) or squared (a score) */
+  log_prob_kind: "density" | "scaled" | "squared" | "";
   /** latents_dtype is the type that states are rounded to, before they are scored and stored. */
   latents_dtype: "F32" | "F16" | "BF16" | "";
-  /** steps are the stored step events that count, in step order, of the steps that ran: those of attempt, and before them those of earlier attempts that it went on from. Of a text they are its events of tokens. */
-  steps: StepRef[] | null;
-  /** content_digest is b3: and the blake3 over the content of the steps in order, in lower-case hex, or of older steps the sha-256: equal for equal rollouts, whichever process sampled them and when. Empty unless completed. */
-  content_digest: string;
-  /** image is the decoded image, of a video the frame at the index frames / 2; absent unless completed, and where the sample stops with noise in it unless stop asks for one. */
-  image?: Image | null;
-  /** conditioning are the encoded texts that a prompt asked to keep: prompt_embeds and prompt_embeds_mask, under guidance negative_prompt_embeds and its mask, or what else the model's family has. They are blobs, so that all samples of a prompt, and all prompts with one negative prompt, name the same ones. */
-  conditioning: NamedTensor[] | null;
-  /** SHA-256 over what must be equal in a group */
-  schedule_digest: string;
-  /** SHA-256 that names the weights and all else that decides what the model makes */
-  weights_digest: string;
-  /** policy_version_min and policy_version_max are the oldest and newest weights the attempts used. */
-  policy_version_min: Integer;
-  /** policy_version_min and policy_version_max are the oldest and newest weights the attempts used. */
-  policy_version_max: Integer;
-  /** name of the process that made it */
-  sampler: string;
-  /** what the networks were computed on: cpu or cuda */
-  backend: string;
-  /** the part of the prompt that the reward and advantage services work by */
-  group: Group;
-  /** timings say when attempt was received and what its parts took. */
-  timings: SampleTimings;
+  /** true_cfg_scale > 1 means two model evaluations per point. */
+  true_cfg_scale: number;
+  /** how many rows of pixels */
+  height: number;
+  /** how many columns of pixels */
+  width: number;
   /** prompt_2 is the text for the second text encoder; empty: the prompt. */
   prompt_2?: string | null;
   /** prompt_3 is the text for the third text encoder; empty: the prompt. */
@@ -2188,10 +2160,54 @@ export interface Trajectory {
   boundary_ratio?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
   guidance_rescale?: number | null;
+  /** text is what a sample of text came to, and how it was asked for; absent: the sample is an image. */
+  text?: TextResult | null;
+  /** truncated_tokens is how many tokens of the prompt in its template were cut off because of truncate_prompt; absent: none. */
+  truncated_tokens?: Integer | null;
+  /** cfg_rule (rescaled, plain or plain_clamped) says how v was combined with true_cfg_scale. */
+  cfg_rule: "rescaled" | "plain" | "plain_clamped" | "";
   /** cfg_scales [T] are the scales of classifier-free guidance of the steps, as the settings say; 1: without. */
   cfg_scales?: number[] | null;
+  /** timesteps [T+1] = 1000 * sigma in float32, as diffusers has them: the whole schedule, whatever part of it ran. */
+  timesteps: number[] | null;
+  /** log_probs [T] are null on ode steps and on those that did not run. */
+  log_probs: (number | null)[] | null;
+  /** latent_step_indices are the latents stored, ascending; latents_shape is [S, C]. */
+  latent_step_indices: number[] | null;
+  /** latent_step_indices are the latents stored, ascending; latents_shape is [S, C]. */
+  latents_shape: Integer[] | null;
+  /** conditioning are the encoded texts that a prompt asked to keep: prompt_embeds and prompt_embeds_mask, under guidance negative_prompt_embeds and its mask, or what else the model's family has. They are blobs, so that all samples of a prompt, and all prompts with one negative prompt, name the same ones. */
+  conditioning: NamedTensor[] | null;
+  /** rolled is what came of scheduled_sampling; absent: the sample is an ordinary one. */
+  rolled?: Rolled | null;
+  /** steps are the stored step events that count, in step order, of the steps that ran: those of attempt, and before them those of earlier attempts that it went on from. Of a text they are its events of tokens. */
+  steps: StepRef[] | null;
+  /** content_digest is blake3: and the blake3 over the content of the steps in order, in lower-case hex, or of older steps the sha-256: equal for equal rollouts, whichever process sampled them and when. Empty unless completed. */
+  content_digest: string;
+  /** image is the decoded image, of a video the frame at the index frames / 2; absent unless completed, and where the sample stops with noise in it unless stop asks for one. */
+  image?: Image | null;
   /** video is the decoded video, where frames are more than 1; absent where image is. */
   video?: Video | null;
+  /** SHA-256 over what must be equal in a group */
+  schedule_digest: string;
+  /** token of one attempt at the sample */
+  attempt: string;
+  /** SHA-256 that names the weights and all else that decides what the model makes */
+  weights_digest: string;
+  /** policy_version_min and policy_version_max are the oldest and newest weights the attempts used. */
+  policy_version_min: Integer;
+  /** policy_version_min and policy_version_max are the oldest and newest weights the attempts used. */
+  policy_version_max: Integer;
+  /** name of the process that made it */
+  sampler: string;
+  /** what the networks were computed on: cpu or cuda */
+  backend: string;
+  /** drawn says which server drew the sample; absent: the sampler did, and drawing again gives the same. With it, of the numbers of tokens those are absent that the server does not give; one of log_probs and processed_log_probs is there. */
+  drawn?: Drawn | null;
+  /** timings say when attempt was received and what its parts took. */
+  timings: SampleTimings;
+  /** the part of the prompt that the reward and advantage services work by */
+  group: Group;
 }
 
 /** Tree makes the samples of a prompt the leaves of one tree: all share the steps before the first branch point, the children of that one share the steps before the second, and so on. Leaf i is sample i. Its index has one digit for each branch point, the first one's first: the number of the child on its path. The first child of a branch point, digit 0, is the sample that came there, the parent; each other one is a sample that begins there, with the state that the parent stored. So every step of the tree runs once, in the lowest leaf behind it, with its noise. */
@@ -2343,20 +2359,20 @@ export const subjects = {
   plan: (run: Token, uid: Token) => `mdr.v1.plan.${run}.${uid}`,
   opening_published: (run: Token, batch: Token, uid: Token) => `mdr.v1.opening.${run}.${batch}.${uid}`,
   opening: (partition: Token, run: Token, batch: Token, uid: Token) => `mdr.v1.opening.${partition}.${run}.${batch}.${uid}`,
-  request: (run: Token, lane: Token, uid: Token, sample: Token) => `mdr.v1.request.${run}.${lane}.${uid}.${sample}`,
-  step: (run: Token, uid: Token, sample: Token, attempt: Token, step: Token) => `mdr.v1.step.${run}.${uid}.${sample}.${attempt}.${step}`,
-  tokens: (run: Token, uid: Token, sample: Token, attempt: Token, n: Token) => `mdr.v1.tokens.${run}.${uid}.${sample}.${attempt}.${n}`,
-  trajectory: (run: Token, uid: Token, sample: Token) => `mdr.v1.trajectory.${run}.${uid}.${sample}`,
+  request: (run: Token, lane: Token, uid: Token, sample: Token, stage: Token) => `mdr.v1.request.${run}.${lane}.${uid}.${sample}.${stage}`,
+  step: (run: Token, uid: Token, sample: Token, stage: Token, attempt: Token, step: Token) => `mdr.v1.step.${run}.${uid}.${sample}.${stage}.${attempt}.${step}`,
+  tokens: (run: Token, uid: Token, sample: Token, stage: Token, attempt: Token, n: Token) => `mdr.v1.tokens.${run}.${uid}.${sample}.${stage}.${attempt}.${n}`,
+  trajectory: (run: Token, uid: Token, sample: Token, stage: Token) => `mdr.v1.trajectory.${run}.${uid}.${sample}.${stage}`,
   verdict: (run: Token, uid: Token, sample: Token, name: Token) => `mdr.v1.verdict.${run}.${uid}.${sample}.${name}`,
   reward_published: (run: Token, batch: Token, uid: Token, sample: Token) => `mdr.v1.reward.${run}.${batch}.${uid}.${sample}`,
   reward: (partition: Token, run: Token, batch: Token, uid: Token, sample: Token) => `mdr.v1.reward.${partition}.${run}.${batch}.${uid}.${sample}`,
   advantage: (run: Token, uid: Token) => `mdr.v1.advantage.${run}.${uid}`,
   batch: (run: Token, batch: Token) => `mdr.v1.batch.${run}.${batch}`,
-  policy: (lane: Token) => `mdr.v1.policy.${lane}`,
-  applied: (lane: Token, instance: Token) => `mdr.v1.applied.${lane}.${instance}`,
+  policy: (lane: Token, tenant: Token) => `mdr.v1.policy.${lane}.${tenant}`,
+  applied: (lane: Token, tenant: Token, instance: Token) => `mdr.v1.applied.${lane}.${tenant}.${instance}`,
   control: (run: Token) => `mdr.v1.control.${run}`,
-  parked: (run: Token, lane: Token, uid: Token, sample: Token) => `mdr.v1.parked.${run}.${lane}.${uid}.${sample}`,
-  dead: (stage: Token, run: Token, uid: Token) => `mdr.v1.dead.${stage}.${run}.${uid}`,
+  parked: (run: Token, lane: Token, uid: Token, sample: Token, stage: Token) => `mdr.v1.parked.${run}.${lane}.${uid}.${sample}.${stage}`,
+  dead: (service: Token, run: Token, uid: Token) => `mdr.v1.dead.${service}.${run}.${uid}`,
   score: (name: Token) => `mdr.v1.score.${name}`,
   interact: (name: Token) => `mdr.v1.interact.${name}`,
   teacher: (name: Token) => `mdr.v1.teacher.${name}`,
@@ -2368,15 +2384,15 @@ export const filters = {
   group: (run: Token) => `mdr.v1.group.${run}.*`,
   plan: (run: Token) => `mdr.v1.plan.${run}.*`,
   opening: (run: Token) => `mdr.v1.opening.*.${run}.*.*`,
-  step: (run: Token) => `mdr.v1.step.${run}.*.*.*.*`,
-  tokens: (run: Token) => `mdr.v1.tokens.${run}.*.*.*.*`,
-  trajectory: (run: Token) => `mdr.v1.trajectory.${run}.*.*`,
+  step: (run: Token) => `mdr.v1.step.${run}.*.*.*.*.*`,
+  tokens: (run: Token) => `mdr.v1.tokens.${run}.*.*.*.*.*`,
+  trajectory: (run: Token) => `mdr.v1.trajectory.${run}.*.*.*`,
   verdict: (run: Token) => `mdr.v1.verdict.${run}.*.*.*`,
   reward: (run: Token) => `mdr.v1.reward.*.${run}.*.*.*`,
   advantage: (run: Token) => `mdr.v1.advantage.${run}.*`,
   batch: (run: Token) => `mdr.v1.batch.${run}.*`,
   control: (run: Token) => `mdr.v1.control.${run}`,
-  parked: (run: Token) => `mdr.v1.parked.${run}.*.*.*`,
+  parked: (run: Token) => `mdr.v1.parked.${run}.*.*.*.*`,
   dead: (run: Token) => `mdr.v1.dead.*.${run}.*`,
 } as const;
 

@@ -1,9 +1,9 @@
-// Digests of step events: BLAKE3 where their text begins with b3:, else SHA-256.
+// Digests of step events: BLAKE3 where their text begins with blake3:, else SHA-256.
 
 import { createHash } from "node:crypto";
 import { blake3 } from "@noble/hashes/blake3.js";
 
-const named = "b3:";
+const named = "blake3:";
 
 function sum(data: Uint8Array, name: string): Uint8Array {
   return name === named ? blake3(data) : createHash("sha256").update(data).digest();

@@ -57,9 +57,8 @@ type blame struct {
 	at    time.Time
 }
 
-// A call in which the worker was lost maxKills times in a row is not made again; one for a prompt of which another was
-// given up, maxSiblingKills times. Of several samples, each is computed alone after maxTogether. All is forgotten after
-// a time, and when it is too much.
+// A call is not made again after it has lost the worker maxKills times in a row, or maxSiblingKills times for a prompt
+// of which another was given up. After maxTogether losses samples are computed alone. All is forgotten in time.
 const (
 	maxKills        = 5
 	maxSiblingKills = 2
@@ -71,8 +70,7 @@ const (
 // errTogether says that the worker was lost while it computed several samples: each is to be computed alone.
 var errTogether = errors.New("the worker was lost while it computed several samples at once")
 
-// admit lets a call begin once others have ended that it must not be beside, until release. model.ErrKills says that
-// the worker is not asked again, errTogether that one of several samples must be alone.
+// admit lets a call begin beside those that it may be beside, until release: model.ErrKills, or errTogether.
 func (l *link) admit(work work, call string) (release func(), err error) {
 	if work == nil {
 		return func() {}, nil
@@ -94,8 +92,7 @@ func (l *link) admit(work work, call string) (release func(), err error) {
 	return l.alone.RUnlock, nil
 }
 
-// verdict says whether the worker was lost in a call before. It is model.ErrKills for one that is not made again, and
-// errTogether for one whose samples are to be computed alone. The caller has the lock.
+// verdict says whether the worker was lost in a call before; see admit for its errors. Lock held.
 func (l *link) verdict(parts []part, call string) (suspect bool, err error) {
 	for _, p := range parts {
 		b, most := l.blamed[p.call], maxKills
@@ -117,8 +114,7 @@ func (l *link) verdict(parts []part, call string) (suspect bool, err error) {
 	return suspect, nil
 }
 
-// blame notes that the worker was lost in a call of work, for a reason. It returns an error if the call is not to be
-// repeated as it is: model.ErrKills, or errTogether.
+// blame notes that the worker was lost in a call of work. An error: it is not to be repeated as it is, see admit.
 func (l *link) blame(work work, call string, why error) error {
 	if work == nil {
 		return nil

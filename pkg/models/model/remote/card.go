@@ -36,8 +36,7 @@ func classOf(dir string) (string, error) {
 	return index.Class, err
 }
 
-// cardOf translates what a worker says of its model into a card, without digest and backend. Defaults in the
-// meander.json of the folder come first.
+// cardOf makes a card, without digest and backend; defaults in the folder's meander.json come first.
 func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Card, err error) {
 	d := nn.Defaults{
 		Frames: c.Size.Frames, Height: c.Size.Height, Width: c.Size.Width, NumInferenceSteps: c.Steps,
@@ -86,8 +85,7 @@ func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Car
 	return card, nil
 }
 
-// setPrecision sets the fields of a card that depend on what computes. While the worker is loading, an element type
-// that it chooses itself is not known, and the tolerance is the largest.
+// setPrecision sets what depends on what computes. A worker that loads may choose its element type yet.
 func setPrecision(card *model.Card, backend, dtype string, loading bool) error {
 	card.Backend = backend
 	card.IndependentRows = strings.HasSuffix(backend, deterministic) || strings.Contains(backend, deterministic+"/")
@@ -106,8 +104,7 @@ func setPrecision(card *model.Card, backend, dtype string, loading bool) error {
 	return nil
 }
 
-// parts are the networks in a folder of diffusers, tokenizers the folders of its tokenizers. Those that a class does
-// not have are left out.
+// parts are the networks in a folder of diffusers, tokenizers the folders of its tokenizers, as far as there.
 var (
 	parts      = []string{"text_encoder", "text_encoder_2", "text_encoder_3", "transformer", "transformer_2", "vae"}
 	tokenizers = []string{"tokenizer", "tokenizer_2", "tokenizer_3"}
@@ -118,8 +115,7 @@ var (
 	}
 )
 
-// partsOf returns the networks that are in a folder. One that model_index.json goes without is not loaded, though its
-// files may be there.
+// partsOf returns the networks of a folder that model_index.json does not go without.
 func partsOf(folder *safetensors.Folder) (in []string, err error) {
 	var index map[string]json.RawMessage
 	if err := nn.ReadOptionalJSON(folder, model.IndexFile, nn.Elsewhere, &index); err != nil {
@@ -190,9 +186,8 @@ func digestOf(folder *safetensors.Folder, hashes *safetensors.Hashes, progress m
 	return d.Hex(), nil
 }
 
-// addIndex adds what the networks compute by, and what is in none of their files, to a digest: of model_index.json the
-// sigma below which a second one computes, and the layers of a text encoder that are read; and of meander.json the
-// frames of a second, which LTX-Video takes.
+// addIndex adds what the networks compute by, and is in none of their files: from where a second network takes over,
+// the layers of a text encoder that are read, and the frames of a second, which LTX-Video takes.
 func addIndex(d *safetensors.Digest, folder *safetensors.Folder) error {
 	var index struct {
 		Class         string   `json:"_class_name"`

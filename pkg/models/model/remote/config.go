@@ -96,8 +96,7 @@ var (
 	retryMost  = 8 * time.Second
 )
 
-// Check joins what is wrong with the settings; each error begins with the name of the setting on the command line, such
-// as engine or dtype.
+// Check joins what is wrong with the settings, by their names on the command line.
 func (c Config) Check() error {
 	var errs []error
 	if c.Address != "" {
@@ -145,8 +144,7 @@ func isDevice(name string) bool {
 	return !strings.HasPrefix(name, "-") && !strings.ContainsAny(name, " ,\x00")
 }
 
-// parseAddress splits Address into what to dial: a network of package net, its address, and whether TLS is spoken. It
-// refuses any other form, and a relative path.
+// parseAddress splits Address into network and address, as of package net, and whether TLS is spoken.
 func (c Config) parseAddress() (network, address string, tls bool, err error) {
 	if path, ok := strings.CutPrefix(c.Address, "unix:"); ok {
 		if !filepath.IsAbs(path) {

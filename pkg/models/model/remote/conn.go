@@ -48,8 +48,7 @@ func dial(ctx context.Context, network, address string, secure bool) (*conn, err
 	return &conn{Conn: c, r: bufio.NewReaderSize(c, 64<<10), bodies: wire.FirstBody}, nil
 }
 
-// explainTLS says why no TLS connection could be made, and what to do. A certificate that is not valid is a *wire.Fault
-// of class config: to wait does not help.
+// explainTLS says what to do about TLS. A certificate that is not valid is of class config: waiting does not help.
 func explainTLS(address string, err error) error {
 	invalid, isInvalid := errors.AsType[*tls.CertificateVerificationError](err)
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {

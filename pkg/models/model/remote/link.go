@@ -100,9 +100,9 @@ func (l *link) open(ctx context.Context) (*peer, error) {
 // errNothingDone ends the lease of a call that computed nothing: it does not say that the worker is well.
 var errNothingDone = errors.New("nothing was computed")
 
-// call makes a call for work, which may be nil; result is nil or receives its result. A call without an answer is
-// repeated on another worker, unless work is blamed for the loss. Errors are a *wire.Fault, the end of ctx, that no
-// worker can be reached (model.ErrAway: now), or model.ErrKills.
+// call makes a call for work; work and result may be nil. Without an answer it is repeated on another worker, unless
+// work is blamed. Errors are a *wire.Fault, the end of ctx, that no worker can be reached (model.ErrAway: now), or
+// model.ErrKills.
 func (l *link) call(ctx context.Context, work work, call string, args any, tensors []wire.Tensor, result any,
 ) ([]wire.Tensor, error) {
 	for {
@@ -188,8 +188,7 @@ func (l *link) idleConn(ctx context.Context, p *peer) (*conn, error) {
 	return c, err
 }
 
-// greet connects and says hello, which is answered within a time. Errors are the end of ctx, a *lostError, or a
-// *wire.Fault.
+// greet connects and says hello. Errors are the end of ctx, a *lostError, or a *wire.Fault.
 func (l *link) greet(ctx context.Context, p *peer, within time.Duration) (*conn, *wire.Hello, error) {
 	c, err := dial(ctx, p.network, p.address, p.secure)
 	if ctx.Err() != nil {
@@ -284,8 +283,7 @@ func (l *link) checkSame(p *peer) error {
 	return nil
 }
 
-// lose gives a worker up after a call of it was lost, once, and returns why it was. A worker that was started is
-// killed: it may hang.
+// lose gives a worker up, once, and returns why. One that was started is killed: it may hang.
 func (l *link) lose(p *peer, err error) error {
 	err = p.process.reason(err)
 	l.mu.Lock()
@@ -340,9 +338,7 @@ func (l *link) away() error {
 	return l.slowCall()
 }
 
-// slowCall returns an error that names a call which the worker has not answered for a long part of
-// its patience; nil if there is none. Health checks show it before the worker counts as lost. The
-// caller has locked the link.
+// slowCall names a call without an answer for a long part of its patience; nil: none. Lock held.
 func (l *link) slowCall() error {
 	for _, h := range l.hands {
 		if time.Since(h.since) > l.patience()/hangingShare {

@@ -60,9 +60,8 @@ var (
 // defaultPromptCache is Config.PromptCacheBytes where that is 0.
 const defaultPromptCache = 256 << 20
 
-// Open starts or joins a worker for the model in a folder, in the layout of diffusers, and waits until it is ready.
-// The folder is read here for its schedule and for the digest of its weights; progress, which may be nil, is told how
-// much of that is done. ctx bounds the opening, not the model.
+// Open starts or joins a worker for the model in a folder of diffusers, which is read here for its schedule and for the
+// digest of its weights; progress, which may be nil, is told. ctx bounds the opening, not the model.
 func Open(ctx context.Context, dir string, cfg Config, progress model.Progress) (_ *Model, err error) {
 	folder, err := open(dir, cfg)
 	if err != nil {
@@ -296,8 +295,7 @@ func single(prompts []string) []model.Texts {
 	return texts
 }
 
-// keyOf returns the key of a prompt. A last text that is the first says nothing: the worker gives the first to encoders
-// without one.
+// keyOf returns the key of a prompt. The worker gives the first text to encoders without one of their own.
 func keyOf(texts model.Texts) (key promptKey, shortest model.Texts) {
 	for len(texts) > 1 && texts[len(texts)-1] == texts[0] {
 		texts = texts[:len(texts)-1]
@@ -381,8 +379,7 @@ func (m *Model) encodeOne(ctx context.Context, key promptKey, args wire.EncodeAr
 	return c, nil
 }
 
-// handleOf returns the digest of a conditioning's tensors, which the worker knows it by. It is computed once for each
-// conditioning, as long as that is in use.
+// handleOf returns what the worker knows a conditioning by: the digest of its tensors, computed once.
 func (s *shared) handleOf(c *model.Conditioning) string {
 	key := weak.Make(c)
 	if h, ok := s.handles.Load(key); ok {
@@ -410,8 +407,7 @@ func floatsOf(b []byte) []float32 {
 	return x
 }
 
-// MemoryBytes returns what the worker says of its memory: weights, and what its device reserves besides. Both are 0
-// while the worker is busy or lost.
+// MemoryBytes returns weights, and what the device reserves besides; both are 0 while the worker is busy or lost.
 func (m *Model) MemoryBytes() (weights, working int) {
 	ctx, stop := context.WithTimeout(m.link.life, time.Second)
 	defer stop()

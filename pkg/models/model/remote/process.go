@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -58,28 +59,8 @@ func startProcess(ctx context.Context, model string, cfg Config) (_ *process, er
 		return nil, err
 	}
 	p := &process{dir: dir, ready: make(chan struct{}), ended: make(chan struct{}), log: cfg.log}
-	args := []string{
-		"-m", "meander.torch", "--model", model, "--socket", p.socket(), "--exit-with-stdin",
-	}
-	for flag, value := range map[string]string{
-		"--device": cfg.Device, "--dtype": cfg.DType, "--text-encoder-device": cfg.TextEncoderDevice,
-	} {
-		if value != "" && value != "auto" { // the worker chooses
-			args = append(args, flag, value)
-		}
-	}
-	if cfg.Deterministic {
-		args = append(args, "--deterministic")
-	}
-	if cfg.Compile {
-		args = append(args, "--compile")
-	}
-	if cfg.VAETiling {
-		args = append(args, "--vae-tiling")
-	}
-	if cfg.Threads > 0 {
-		args = append(args, "--threads", strconv.Itoa(cfg.Threads))
-	}
+	args := append([]string{"-m", "meander.torch", "--model", model, "--socket", p.socket(), "--exit-with-stdin"},
+		cfg.flags()...)
 	p.cmd = exec.Command(python, args...)
 	p.cmd.Env = append(os.Environ(), "PYTHONUNBUFFERED=1")
 	p.cmd.Stdout = &lines{each: p.takeReady}
@@ -114,6 +95,26 @@ func startProcess(ctx context.Context, model string, cfg Config) (_ *process, er
 			p.lastLine(),
 			python)
 	}
+}
+
+// flags returns the settings of a worker that is started, as it takes them; what is auto or not set it chooses.
+func (c Config) flags() (args []string) {
+	for _, f := range [][2]string{
+		{"--device", c.Device},
+		{"--dtype", c.DType},
+		{"--text-encoder-device", c.TextEncoderDevice},
+		{"--threads", strconv.Itoa(c.Threads)},
+	} {
+		if f[1] != "" && f[1] != "auto" && f[1] != "0" {
+			args = append(args, f[:]...)
+		}
+	}
+	for i, set := range []bool{c.Deterministic, c.Compile, c.VAETiling} {
+		if set {
+			args = append(args, []string{"--deterministic", "--compile", "--vae-tiling"}[i])
+		}
+	}
+	return args
 }
 
 // logged logs an event of the process.
@@ -223,8 +224,7 @@ func (p *process) lastWords() string {
 	return p.tail[len(p.tail)-1]
 }
 
-// why returns why the process ended, and waits for its end. A *wire.Fault of class config says that a restart does not
-// help.
+// why waits for the end of the process and returns its reason; one of class config: a restart does not help.
 func (p *process) why() error {
 	<-p.ended
 	said := strings.TrimPrefix(p.lastWords(), "error: ")
@@ -247,8 +247,7 @@ func (p *process) why() error {
 	return &lostError{fmt.Errorf("the worker ended: %v: %s", p.cmd.ProcessState, said)}
 }
 
-// reason returns why a call of the process was lost: how the process ended says more than a connection that broke. The
-// process may be nil.
+// reason returns why a call was lost: how the process, if there is one, ended says more than a broken connection.
 func (p *process) reason(err error) error {
 	if p == nil {
 		return err
@@ -295,10 +294,8 @@ func (s *Spare) claim(dir string, cfg Config) *process {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p, of := s.process, s.of
-	if p == nil || dir != s.dir || cfg.Device != of.Device || cfg.DType != of.DType ||
-		cfg.Deterministic != of.Deterministic || cfg.Compile != of.Compile || cfg.Threads != of.Threads ||
-		cfg.TextEncoderDevice != of.TextEncoderDevice || cfg.VAETiling != of.VAETiling {
+	p := s.process
+	if p == nil || dir != s.dir || !slices.Equal(cfg.flags(), s.of.flags()) {
 		return nil
 	}
 	s.process = nil
@@ -352,9 +349,7 @@ type lines struct {
 	rest []byte
 }
 
-// Write implements io.Writer for the output of a worker: it calls each with every complete line.
-// Bytes beyond lineBytes of a line are dropped, what is not UTF-8 is replaced, and of a progress
-// bar only the last state is kept. It never fails.
+// Write calls each with every complete line, in valid UTF-8 and cut at lineBytes; of a progress bar the last state.
 func (l *lines) Write(b []byte) (int, error) {
 	n := len(b)
 	for {
@@ -378,8 +373,7 @@ type limiter struct {
 	lines  int
 }
 
-// line logs one line of the worker's output, unless there were too many in this second; the next
-// second says how many are missing.
+// line logs one line of output, unless there were too many in this second; then their number follows.
 func (l *limiter) line(text string) {
 	if now := time.Now().Unix(); now != l.second {
 		if left := l.lines - linesPerSecond; left > 0 {

@@ -13,8 +13,7 @@ import (
 // endPatience is how long a process may take to end after its connections broke.
 const endPatience = 2 * time.Second
 
-// start starts a worker process, or takes the spare one, and waits until its model is loaded; an early link, of
-// Inspect, until it says what it is.
+// start starts a worker process, or takes the spare one, and waits until it has loaded, or for Inspect has answered.
 func (l *link) start(ctx context.Context) (*peer, error) {
 	process := (*process)(nil)
 	if !l.early {
@@ -91,8 +90,7 @@ func (l *link) join(ctx context.Context) (*peer, error) {
 	}
 }
 
-// await says hello to a worker until its model is loaded, or of an early link once, and keeps the connection. A
-// *wire.Fault says that it cannot be loaded.
+// await says hello until the model is loaded, and keeps the connection. A *wire.Fault: it cannot be loaded.
 func (l *link) await(ctx context.Context, p *peer) error {
 	var detail atomic.Value // of the last answer
 	detail.Store("it does not answer yet")

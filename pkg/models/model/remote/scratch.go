@@ -8,8 +8,7 @@ import (
 	"syscall"
 )
 
-// scratch is a temporary folder of this process. It is locked while it is in use: a lock ends with its process, so the
-// next one knows which folders were left behind.
+// scratch is a temporary folder, locked while it is in use: a lock ends with its process, so others can clean up.
 type scratch struct {
 	path string
 	lock *os.File

@@ -13,8 +13,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
-// Velocity has the worker evaluate the network. Rows for which its memory is too small are sent in halves, from then
-// on.
+// Velocity has the worker evaluate rows, from then on in halves where its memory is too small.
 func (m *Model) Velocity(ctx context.Context, rows []model.Row, size model.Size) error {
 	tokens, err := m.card.CheckRows(rows, size)
 	if err != nil {
@@ -70,8 +69,7 @@ func (s *shared) rowsWithin(size model.Size) int {
 // maxReloads is how often weights are loaded again for one call.
 const maxReloads = 4
 
-// evaluate makes one call for rows and returns the bytes of the result [n, S, C], for wire.Recycle. What the worker
-// says that it lacks is sent, and the call repeated.
+// evaluate makes one call and returns the bytes of [n, S, C], for wire.Recycle. What the worker lacks is sent.
 func (m *Model) evaluate(ctx context.Context, rows []model.Row, size model.Size, tokens int) ([]byte, error) {
 	args := wire.VelocityArgs{Frames: size.Frames, Height: size.Height, Width: size.Width}
 	if m.change != nil {

@@ -15,8 +15,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
-// change is what a worker loads beside the checkpoint. It is kept as long as its model is open: another worker gets it
-// again.
+// change is what a worker loads beside the checkpoint. It is kept for another worker until its model is closed.
 type change struct {
 	args    wire.LoadArgs
 	tensors []wire.Tensor
@@ -43,9 +42,7 @@ func (m *Model) Adapted(adapters ...lora.Weighted) (model.Model, error) {
 	return n, nil
 }
 
-// adapted sends the factors of adapters to the worker and returns a model with them; without
-// adapters the checkpoint itself. A module that the model does not have, and a worker that refuses
-// or does not answer, are errors.
+// adapted has the worker load adapters, and returns a model with them; without any the checkpoint itself.
 func (m *Model) adapted(adapters ...lora.Weighted) (*Model, error) {
 	if len(adapters) == 0 {
 		return m.derive(nil, m.base), nil
@@ -77,8 +74,7 @@ func floats(name string, x []float32, shape ...int) wire.Tensor {
 	return wire.Tensor{Name: name, DType: wire.F32, Shape: shape, Data: tensor.F32.AppendFloats(nil, x)}
 }
 
-// Replaced returns a model of the checkpoint whose trained network is replaced. A worker on this machine reads it from
-// files that are kept in a temporary folder until the model is closed.
+// Replaced returns a model whose trained network is replaced. A worker on this machine reads it from temporary files.
 func (m *Model) Replaced(weights *lora.Full, digest string) (_ model.Model, err error) {
 	if err := m.tensors.Check(weights); err != nil {
 		return nil, err
@@ -156,8 +152,7 @@ func (s *shared) use(c *change) bool {
 // errClosed says that weights are not loaded again, as they would never be freed.
 var errClosed = fmt.Errorf("%w: their model is closed", model.ErrWeights)
 
-// reload sends a change again that the worker has lost. The caller uses it. An error wraps model.ErrWeights, unless it
-// is of ctx or says that the worker is lost.
+// reload sends a change again that the worker has lost. model.ErrWeights: it does not take it any more.
 func (s *shared) reload(ctx context.Context, c *change) error {
 	s.link.cfg.log(Event{Text: fmt.Sprintf("the worker has no longer the weights %.12s: they are loaded again",
 		c.args.Weights)})

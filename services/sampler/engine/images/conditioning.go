@@ -31,8 +31,7 @@ func Conditioning(card model.Card, cond, negative *model.Conditioning) []schemas
 	return list
 }
 
-// namedTensors returns the tensors of one encoded text with the names that events have, with masks of ones if the model
-// family gives none.
+// namedTensors returns the tensors of one encoded text, with masks of ones if the model family gives none.
 func namedTensors(card model.Card, c *model.Conditioning, negative bool) (list []schemas.NamedTensor) {
 	has := map[string]bool{}
 	for _, t := range c.Tensors {
@@ -54,8 +53,7 @@ func namedTensors(card model.Card, c *model.Conditioning, negative bool) (list [
 	return list
 }
 
-// Encode makes the conditioning of a sample's prompt and, with guidance, of its negative prompt. The sampler and verify
-// share it.
+// Encode makes the conditioning of a sample's prompt and, with guidance, of its negative prompt.
 func Encode(ctx context.Context, m model.Model, s *schemas.Sampling) ([]*model.Conditioning, error) {
 	prompts := []model.Texts{s.Texts()}
 	if s.TrueCFGScale > 1 {

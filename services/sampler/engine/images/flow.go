@@ -17,8 +17,6 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// flowEngine makes images by flow matching: pkg/flow has the mathematics of a step, pkg/models/model
-// evaluates the velocity.
 type flowEngine struct {
 	model      model.Model
 	card       model.Card
@@ -43,8 +41,7 @@ type flowEpisode struct {
 	rollout *flow.Rollout
 }
 
-// evaluated is what episodes have in common that evaluate the model at one point at a time: flowEpisode and
-// rolledEpisode.
+// evaluated is what flowEpisode and rolledEpisode share: they evaluate the model at one point at a time.
 type evaluated struct {
 	e             *flowEngine
 	req           *schemas.Request
@@ -94,8 +91,7 @@ func (p *evaluated) finish(t *schemas.Trajectory) {
 	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
 }
 
-// Start begins an episode for a request, and encodes its prompts; from, if there is one, is the state to begin with.
-// Faults of the request are terminal errors.
+// Start begins an episode and encodes its prompts; from is the state to begin with. See engine.Engine.
 func (e *flowEngine) Start(
 	ctx context.Context, req *schemas.Request, from *schemas.SegmentStart,
 ) (engine.Episode, error) {
@@ -126,8 +122,7 @@ func (e *flowEngine) Start(
 	return p, err
 }
 
-// evaluated encodes the prompt and, with guidance, the negative prompt of a sample with n elements. A prompt that is too
-// long is a terminal error.
+// evaluated encodes the prompts of a sample with n elements. One that is too long is a terminal error.
 func (e *flowEngine) evaluated(ctx context.Context, req *schemas.Request, n int) (p evaluated, err error) {
 	conds, err := Encode(ctx, e.model, &req.Sampling)
 	if errors.Is(err, model.ErrPrompt) {
@@ -143,8 +138,7 @@ func (e *flowEngine) evaluated(ctx context.Context, req *schemas.Request, n int)
 	return p, nil
 }
 
-// initialState returns the state [S, C] that the episode begins with: noise drawn from the request's seed, or the
-// state of from. It fails if that state has another shape.
+// initialState returns the state [S, C] to begin with: of from, or noise of the request's seed.
 func (e *flowEngine) initialState(req *schemas.Request, from *schemas.SegmentStart, tokens int) ([]float32, error) {
 	x := make([]float32, tokens*e.card.LatentChannels)
 	if from == nil {
@@ -212,8 +206,7 @@ func (p *flowEpisode) event(step *flow.Step) *schemas.Step {
 	return e
 }
 
-// stepEvent returns the event of a step with those of its states that the request asks for; it copies them. shape is
-// [S, C]. last says that no step comes after it. What the scheduler adds is not in it: see engine.Episode.Take.
+// stepEvent returns the event of a step with copies of the states, of shape [S, C], that the request asks for.
 func stepEvent(r *schemas.Request, shape []int64, step *flow.Step, last bool) *schemas.Step {
 	index := int64(step.Index)
 	e := &schemas.Step{
@@ -249,8 +242,7 @@ func tensorOf(dtype string, shape []int64, x []float32) schemas.Tensor {
 	return schemas.Tensor{DType: dtype, Shape: shape, Data: tensor.DType(dtype).AppendFloats(nil, x)}
 }
 
-// debugTensor returns one of the optional tensors [S, C] of a step that the request asks for by name; F32 whatever the
-// latents are stored as.
+// debugTensor returns an optional tensor [S, C] of a step by its name; F32 whatever the latents are stored as.
 func debugTensor(name string, shape []int64, step *flow.Step) schemas.Tensor {
 	f32 := string(tensor.F32)
 	switch name {
@@ -268,8 +260,7 @@ func debugTensor(name string, shape []int64, step *flow.Step) schemas.Tensor {
 	}
 }
 
-// Finish decodes the latents that the rollout ended with, if there is to be an image, and adds to t what the episode
-// knows. Latents that are not finite are a terminal error.
+// Finish decodes the latents that the rollout ended with, if there is to be an image.
 func (p *flowEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images engine.Images, err error) {
 	if p.finish(t); !t.Decoded() {
 		return images, nil
@@ -278,8 +269,7 @@ func (p *flowEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images
 	return images, err
 }
 
-// decode decodes latents [S, C] into the request's image or video. Latents that are not finite are a terminal error:
-// the same request gives them again. Other errors may pass.
+// decode decodes latents [S, C]. Those that are not finite are a terminal error: the request gives them again.
 func (e *flowEngine) decode(ctx context.Context, req *schemas.Request, latents []float32) (media.Media, error) {
 	m, err := e.model.Decode(ctx, latents, sampling.SizeOf(&req.Sampling))
 	if errors.Is(err, model.ErrLatents) {

@@ -35,7 +35,7 @@ func (m poisoned) Velocity(ctx context.Context, rows []model.Row, size model.Siz
 
 func paint(prompt string, seed uint64, scale float64) *schemas.Request {
 	r := &schemas.Request{
-		Identity: schemas.Identity{Run: "r", UID: "u"},
+		Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "u"},
 		Sampling: schemas.Sampling{
 			Prompt: prompt, Height: 64, Width: 64, TrueCFGScale: scale, SampleSeed: seed, NoiseSeed: seed,
 			Sigmas: []float32{1, 0.75, 0.5, 0.25, 0}, Transitions: []string{"sde", "ode", "sde", "ode"}, NoiseLevel: 0.7,

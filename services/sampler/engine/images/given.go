@@ -10,8 +10,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Given evaluates a model at the stored states of a sample. verify and teachers use it. One goroutine at a time may use
-// it.
+// Given evaluates a model at the stored states of a sample. One goroutine at a time may use it.
 type Given struct {
 	Velocities *Velocities
 	Sampling   *schemas.Sampling

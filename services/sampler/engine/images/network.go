@@ -25,11 +25,12 @@ type Network struct{ Model model.Model }
 
 var _ engine.Network = (*Network)(nil)
 
-// PolicyOf returns the policy that a sampler of a model announces, in the lane of the model's name. What is the default
-// is left out, so that a card that names it makes the same lane as one that does not.
+// PolicyOf returns the policy that a sampler of a model announces, in the lane of its name. What is the default is left
+// out, so that a card that names it makes the same lane as one that does not.
 func PolicyOf(c model.Card) *schemas.Policy {
 	p := &schemas.Policy{
-		Grid: unless(c.Grid, model.GridLinspace), Mu: unless(c.Mu, model.MuLinear), MuConstant: c.ConstantMu,
+		Tenant: schemas.TenantMain,
+		Grid:   unless(c.Grid, model.GridLinspace), Mu: unless(c.Mu, model.MuLinear), MuConstant: c.ConstantMu,
 		Lane: schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest,
 		SchedulerConfig: c.SchedulerConfig,
 		LatentChannels:  int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
@@ -80,8 +81,7 @@ func (n *Network) Policy() *schemas.Policy {
 // Engine returns an engine for flow-matching rollouts and those of scheduled sampling: the request says which.
 func (n *Network) Engine(o engine.Options) engine.Engine { return newFlowEngine(n.Model, o.Workers) }
 
-// With returns the network with adapters, or with another transformer, for a policy. A *Refusal says that the model
-// accepts no such change.
+// With returns the network with adapters, or with another transformer.
 func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, error) {
 	m := n.Model
 	a, ok := m.(model.Adaptable)
@@ -119,16 +119,13 @@ func describe(c model.Card) func(*schemas.Trajectory) {
 	return func(t *schemas.Trajectory) { t.CFGRule = c.CFGRule }
 }
 
-// The fixed input of canaries besides their seed: the negative prompt, which every model takes, a sigma, and an image
-// of a few tokens.
+// The fixed input of canaries: the negative prompt, which every model takes, a sigma, and an image of a few tokens.
 const (
 	canarySigma = 0.75
 	canarySide  = 4 // tokens
 )
 
-// Canary evaluates the velocity at noise of a fixed seed and returns its digest and length. A sampler calls it for
-// weights that it has loaded, to see whether they change anything. Values that are not finite are a *Refusal; other
-// errors are the model's.
+// Canary evaluates the velocity at noise of a fixed seed, see engine.Canary.
 func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 	return engine.Canary("velocity", func() ([]float32, error) {
 		card := n.Model.Card()
@@ -162,8 +159,7 @@ func (n *Network) stateShape(r *schemas.Request) ([]int64, error) {
 	return []int64{int64(tokens), int64(card.LatentChannels)}, err
 }
 
-// CheckSchedule refuses a model by whose schedule no request can be made, neither a rollout nor scheduled sampling;
-// Run checks it before the model is announced.
+// CheckSchedule refuses a model by whose schedule neither a rollout nor scheduled sampling can be made.
 func CheckSchedule(c model.Card) error {
 	noise, err := scheduled.ParseNoise(c.SchedulerConfig)
 	if err == nil && noise.Prediction != string(scheduled.Flow) {

@@ -18,9 +18,8 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// Rolling is one sample of scheduled sampling while it is made: the rollout from its source down to its target, then
-// the predictions of ReflexFlow if they are asked for. It never calls the model: the caller evaluates the model at
-// Point and gives the output to Advance. The sampler and verify share it.
+// Rolling is one sample of scheduled sampling: the rollout from its source down to its target, then the predictions of
+// ReflexFlow if they are asked for. The caller evaluates the model at Point and gives the output to Advance.
 type Rolling struct {
 	sample *schemas.ScheduledSample
 	dtype  tensor.DType
@@ -98,8 +97,7 @@ func (r *Rolling) keepTarget() {
 	}
 }
 
-// Point returns the latent and the sigma at which the model must be evaluated next. Both are valid until the next
-// Advance.
+// Point returns the latent and the sigma to evaluate the model at, valid until the next Advance.
 func (r *Rolling) Point() (x []float32, sigma float32) {
 	var t float64
 	switch {
@@ -117,12 +115,11 @@ func (r *Rolling) Point() (x []float32, sigma float32) {
 	return x, float32(min(level.U/level.A, math.MaxFloat32)) // without data, A is 0 and the quotient infinite
 }
 
-// asksBiased reports whether the prediction at the rolled latent comes next: only samples that roll have one of their
-// own.
+// asksBiased reports whether the prediction at the rolled latent, if there is one, comes next.
 func (r *Rolling) asksBiased() bool { return r.sample.Roll.IsRolled() && r.Biased == nil }
 
-// Advance takes the model's output at Point. It returns the step that this completes and the state before it, which
-// is valid until the next Advance; nil if no step is completed. It fails on output that is not finite.
+// Advance takes the model's output at Point, and returns the step that this completes, nil for none, with the state
+// before it, valid until the next Advance. It fails on output that is not finite.
 func (r *Rolling) Advance(output []float32) (*scheduled.Step, []float32, error) {
 	r.forwards++
 	for _, v := range output {
@@ -155,8 +152,7 @@ func (r *Rolling) Advance(output []float32) (*scheduled.Step, []float32, error) 
 	return &step, r.before, nil
 }
 
-// Result returns the result of a sample that is done, with its tensors inline. shape is [S, C]. The error is that of
-// the loss's terms.
+// Result returns the result of a sample that is done, with its tensors [S, C] inline.
 func (r *Rolling) Result(shape []int64) (*schemas.Rolled, error) {
 	t := r.sample.Roll.Timestep
 	if r.sample.Roll.IsRolled() {
@@ -195,8 +191,7 @@ func (r *Rolling) Result(shape []int64) (*schemas.Rolled, error) {
 	return out, err
 }
 
-// reflexTerms returns the terms of ReflexFlow's loss for a training step with the same weights, whose prediction is the
-// biased one.
+// reflexTerms returns the terms of ReflexFlow's loss for a step with the same weights: the biased prediction.
 func (r *Rolling) reflexTerms(c *schemas.ReflexFlow) (*schemas.ReflexTerms, error) {
 	wide := func(x []float32) []float64 {
 		out := make([]float64, len(x))
@@ -264,8 +259,7 @@ func (p *rolledEpisode) advance() (*schemas.Step, error) {
 	return p.stepEvent(step, before), nil
 }
 
-// stepEvent returns the event of a step of a roll, with the states that were asked for; before is the state that the
-// step began with.
+// stepEvent returns the event of a step of a roll; before is the state that it began with.
 func (p *rolledEpisode) stepEvent(step *scheduled.Step, before []float32) *schemas.Step {
 	r, s := p.req, p.req.ScheduledSampling
 	index := int(s.RollSettings.Timesteps) - 1 - step.From
@@ -282,8 +276,7 @@ func (p *rolledEpisode) stepEvent(step *scheduled.Step, before []float32) *schem
 
 func (p *rolledEpisode) Done() bool { return p.rolling.Done() }
 
-// Finish adds the result of the sample to t, and decodes its states if images are asked for. Latents that cannot be
-// decoded are a terminal error.
+// Finish adds the result of the sample to t, and decodes its states if images are asked for.
 func (p *rolledEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images engine.Images, err error) {
 	p.finish(t)
 	if t.Rolled, err = p.rolling.Result(p.shape()); err != nil {

@@ -15,9 +15,8 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// Served is an image model whose samples servers make: all of a sample, from the text to the pixels. Of the model's
-// folder the configuration is read, not the weights. It is Network and Engine. Its noise is that of torch's generator
-// (pkg/torchrandom), and its samples say so.
+// Served is an image model whose samples servers make, from the text to the pixels; of its folder the configuration is
+// read. It is Network and Engine. Its noise is that of torch's generator, and its samples say so.
 type Served struct {
 	card    model.Card
 	pool    *remoteimage.Pool

@@ -46,7 +46,7 @@ func dialServed(t *testing.T, s *remoteimagetest.Server, tokens int) engine.Netw
 // recordedRequest asks for what sde_all.msgpack has.
 func recordedRequest(change func(r *schemas.Request)) *schemas.Request {
 	r := &schemas.Request{
-		Identity: schemas.Identity{Run: "r", UID: "u"},
+		Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "u"},
 		Sampling: schemas.Sampling{
 			Prompt: remoteimagetest.Prompt, Height: remoteimagetest.Height, Width: remoteimagetest.Width,
 			TrueCFGScale: 1, SampleSeed: remoteimagetest.Seed, NoiseSeed: remoteimagetest.Seed,

@@ -32,8 +32,7 @@ type Point struct {
 	Dst   []float32
 }
 
-// RowOf returns the row that evaluates a sample at a point, with its encoded prompt and, under guidance, its encoded
-// negative prompt, else nil. The sampler and verify share it.
+// RowOf returns the row that evaluates a sample at a point; negative is nil without guidance.
 func RowOf(s *schemas.Sampling, cond, negative *model.Conditioning, at Point) GuidedRow {
 	r := GuidedRow{
 		Row:   model.Row{X: at.X, Sigma: at.Sigma, Conditioning: cond, Guidance: float32(s.Guidance), Dst: at.Dst},
@@ -69,8 +68,7 @@ func CheckSettings(c model.Card, s *schemas.Sampling) error {
 	return nil
 }
 
-// Velocities evaluates a model with classifier-free guidance. The sampler, verify and the benches all use it. It
-// reuses its memory, so one goroutine at a time may use it.
+// Velocities evaluates a model with classifier-free guidance. One goroutine at a time may use it.
 type Velocities struct {
 	model model.Model
 	card  model.Card
@@ -82,14 +80,12 @@ type Velocities struct {
 // NewVelocities returns Velocities of model m.
 func NewVelocities(m model.Model) *Velocities { return &Velocities{model: m, card: m.Card()} }
 
-// Eval evaluates the rows of samples of one size and sets each row's Dst. faults are the errors of single rows by
-// their index, each found with the row alone.
+// Eval sets the Dst of rows of samples of one size; faults are errors of single rows, each found with the row alone.
 func (v *Velocities) Eval(ctx context.Context, rows []GuidedRow, size model.Size) (faults map[int]error, err error) {
 	return engine.Isolate(ctx, rows, func(rows []GuidedRow) (map[int]error, error) { return v.eval(ctx, rows, size) })
 }
 
-// eval evaluates all rows, and the negative prompts of those with guidance, in one call of the model. A velocity that
-// is not finite is a fault of its row; an error is of the whole call.
+// eval evaluates all rows, and the negative prompts of those with guidance, in one call of the model.
 func (v *Velocities) eval(ctx context.Context, rows []GuidedRow, size model.Size) (map[int]error, error) {
 	v.rows = v.rows[:0]
 	guided := 0
@@ -136,8 +132,7 @@ func (v *Velocities) scratch(i, n int) []float32 {
 	return v.negative[i]
 }
 
-// guide combines a row's velocity, its Dst, with that of its negative prompt, by the rule of the model's card, and then
-// rescales it as the row asks. It fails if the model has no rule.
+// guide combines a row's velocity, its Dst, with that of its negative prompt, by the rule of the model's card.
 func (v *Velocities) guide(r *GuidedRow, negative []float32) (err error) {
 	own := 0.0
 	if r.Rescale > 0 {

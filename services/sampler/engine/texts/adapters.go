@@ -25,8 +25,7 @@ func newAdapters(folder string, l lm.Language) (*engine.WeightsFolder, error) {
 	return engine.NewWeightsFolder(folder, m.Modules(), nil), nil
 }
 
-// save writes an adapter to its folder and returns its name, of which version is a part. Servers know it by that name:
-// another sampler of the same servers may unload its own at any time.
+// save writes an adapter to its folder and returns its name, of which version is a part and which servers know it by.
 func (e *Served) save(a lora.Weighted, version string) (string, error) {
 	if m := e.adapters.Modules; e.pool.Facts().Name == remotelm.SGLang { // which computes these as one
 		a = a.Completed(m, ".q_proj", ".k_proj", ".v_proj").Completed(m, ".gate_proj", ".up_proj")
@@ -37,8 +36,7 @@ func (e *Served) save(a lora.Weighted, version string) (string, error) {
 // unloadPatience bounds how long the end of a version waits for the servers.
 const unloadPatience = 2 * time.Second
 
-// With returns the network with an adapter, which the servers load beside their model: samples of both can be drawn at
-// once. A *Refusal says that they take no such change.
+// With returns the network with an adapter, which the servers load beside their model.
 func (e *Served) With(ctx context.Context, c engine.Change) (engine.Network, error) {
 	if c.Empty() {
 		return e, nil
@@ -65,8 +63,7 @@ func (e *Served) With(ctx context.Context, c engine.Change) (engine.Network, err
 	}, nil
 }
 
-// Canary draws the likeliest answer to a fixed prompt and returns the digest of its numbers; nil where the server keeps
-// its weights. A *Refusal says that the server gives no numbers with these weights.
+// Canary draws the likeliest answer to a fixed prompt, see engine.Canary; nil where servers keep their weights.
 func (e *Served) Canary(ctx context.Context) (*schemas.Canary, error) {
 	if e.adapters == nil {
 		return nil, nil

@@ -9,8 +9,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Given evaluates a model at the tokens of a stored sample. verify and teachers use it. It evaluates many tokens in one
-// call: their logits have the bits of those that are evaluated one by one. One goroutine at a time may use it.
+// Given evaluates a model at the tokens of a stored sample, many in one call: their logits have the bits of those that
+// are evaluated one by one. One goroutine at a time may use it.
 type Given struct {
 	model    lm.Model
 	ids      []int32
@@ -20,8 +20,7 @@ type Given struct {
 	from, n int
 }
 
-// NewGiven returns the evaluation of a sequence of tokens, which are below the model's vocabulary. The caller closes
-// it.
+// NewGiven returns the evaluation of tokens, which are below the model's vocabulary, until Close.
 func NewGiven(m lm.Model, ids []int32) *Given {
 	return &Given{model: m, ids: ids, sequence: m.NewSequence()}
 }
@@ -32,8 +31,8 @@ const (
 	givenBytes  = 32 << 20
 )
 
-// Logits returns the logits [V] that token at of the sequence is drawn from: any but the first. It is fast where at
-// rises from call to call. The result is the caller's until the next call. An error is the model's, or of ctx.
+// Logits returns the logits [V] that any token but the first is drawn from, until the next call. It is fast where at
+// rises from call to call.
 func (g *Given) Logits(ctx context.Context, at int) ([]float32, error) {
 	v := g.model.Card().Vocabulary
 	if at < 1 || at >= len(g.ids) {

@@ -29,7 +29,8 @@ var _ engine.Network = (*Network)(nil)
 // PolicyOf returns the policy that a sampler of a language model announces, in the lane of the model's name.
 func PolicyOf(c lm.Card) *schemas.Policy {
 	return &schemas.Policy{
-		Lane: schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, Reward: c.Reward,
+		Tenant: schemas.TenantMain,
+		Lane:   schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, Reward: c.Reward,
 		Text: &schemas.TextPolicy{
 			Vocabulary: int64(c.Vocabulary), MaxTokens: int64(c.MaxPositions), MaxNewTokens: int64(c.MaxNewTokens),
 			Temperature: temperatureOf(c.Decoding), TopK: int64(c.Decoding.TopK), TopP: shareOf(c.Decoding.TopP),
@@ -96,9 +97,7 @@ func (n *Network) Abilities() engine.Abilities {
 // canaryTokens is how many tokens the fixed input of canaries has.
 const canaryTokens = 4
 
-// Canary evaluates the logits after a few fixed tokens and returns their digest and length. A sampler calls it for
-// weights that it has loaded, to see whether they change anything. Values that are not finite are a *Refusal; other
-// errors are the model's.
+// Canary evaluates the logits after a few fixed tokens, see engine.Canary.
 func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 	return engine.Canary("vector of logits", func() ([]float32, error) {
 		card := n.Model.Card()

@@ -13,8 +13,7 @@ import (
 // keptPrefixes is how many prompts stay in the cache of a model for later samples.
 const keptPrefixes = 4
 
-// prefixes are the prompts that a model has evaluated last; they stay in its cache. The episodes of a group share one,
-// which is evaluated once. Bits do not depend on it.
+// prefixes are the last prompts in a model's cache, which the samples of a group share. Bits do not depend on it.
 type prefixes struct {
 	model lm.Model
 	// freeCache frees memory of the model's cache, and reports whether there was any to free.
@@ -36,10 +35,8 @@ type prefix struct {
 	dropped  bool // not kept any more: the last user closes it
 }
 
-// forkSequence returns a new sequence of the model that begins with ids, and copies the logits [V] after them to
-// logits. The first episode that asks for ids evaluates them; others wait for it and copy its part of the cache. It
-// fails with the error of ctx, with that of the evaluation, and with lm.ErrFull when the cache is full and nothing in
-// it can be freed.
+// forkSequence returns a new sequence that begins with ids, and copies the logits [V] after them. The first episode
+// that asks for ids evaluates them; others wait and copy its part of the cache. lm.ErrFull: nothing in it can be freed.
 func (x *prefixes) forkSequence(ctx context.Context, ids []int32, logits []float32) (lm.Sequence, error) {
 	for {
 		p, own := x.findOrCreate(ids)
@@ -72,8 +69,7 @@ func (x *prefixes) forkSequence(ctx context.Context, ids []int32, logits []float
 	}
 }
 
-// findOrCreate returns the prefix of ids, which the caller releases or discards. own says that it is new: the caller
-// evaluates it.
+// findOrCreate returns the prefix of ids, to release or discard; own: it is new, and the caller evaluates it.
 func (x *prefixes) findOrCreate(ids []int32) (p *prefix, own bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -108,8 +104,7 @@ func (x *prefixes) discard(p *prefix) {
 	x.forget(p)
 }
 
-// forgetAll stops keeping prefixes, to free cache, and reports whether there were any. Episodes that use one keep it
-// until they are done.
+// forgetAll frees the prefixes that no episode uses any more, and reports whether any were kept.
 func (x *prefixes) forgetAll() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -14,8 +14,7 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// Dial waits until a server that draws the tokens of a model can be reached. An error is the end of ctx, or the refusal
-// of all servers: they serve something else.
+// Dial waits until a server that draws the tokens of a model can be reached, or all refuse: they serve something else.
 func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logger) (_ engine.Network, err error) {
 	s := &Served{language: l, changed: make(chan struct{})}
 	if s.config, err = configOf(at, l); err != nil {
@@ -61,7 +60,7 @@ func configOf(at engine.Server, l lm.Language) (remotelm.Config, error) {
 }
 
 // ServedPolicyOf returns the policy that a sampler of the servers would announce, for estimates. If none can be reached
-// now, the engine has a name only. An error says that none can ever be used.
+// now, the engine has a name only; an error says that none can ever be used.
 func ServedPolicyOf(ctx context.Context, at engine.Server, l lm.Language) (*schemas.Policy, error) {
 	config, err := configOf(at, l)
 	if err != nil {

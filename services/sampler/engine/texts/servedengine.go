@@ -18,8 +18,8 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// Served is a language model whose tokens servers draw. The model's folder gives the tokenizer and the chat template.
-// It is Network and Engine. Its draws do not follow schemas/noise.md, and its samples say so.
+// Served is a language model whose tokens servers draw; its folder gives tokenizer and chat template. It is Network and
+// Engine. Its draws do not follow schemas/noise.md, and its samples say so.
 type Served struct {
 	language lm.Language
 	pool     *remotelm.Pool // which networks with adapters share
@@ -108,8 +108,7 @@ type drawn struct {
 	err error
 }
 
-// Start checks the request against the model and the server. The server gets its request with the first Step. ErrAway
-// says that the server cannot be reached; faults of the request are terminal errors.
+// Start checks the request against the model and the server, which gets it with the first Step.
 func (e *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.SegmentStart) (engine.Episode, error) {
 	if err := engine.Away(e.pool); err != nil {
 		return nil, err
@@ -149,8 +148,7 @@ func (e *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.Seg
 // stepWait bounds how long a Step waits for tokens, so that episodes can join and leave.
 const stepWait = 20 * time.Millisecond
 
-// Step takes what the server has drawn for the episodes; if that is nothing yet, it waits for up to stepWait. A fault
-// of one episode is for its Take.
+// Step takes what the server has drawn for the episodes; if that is nothing yet, it waits for up to stepWait.
 func (e *Served) Step(ctx context.Context, episodes []engine.Episode) error {
 	patience := time.NewTimer(stepWait)
 	defer patience.Stop()
@@ -190,8 +188,7 @@ func (e *Served) notify() {
 	e.changed = make(chan struct{})
 }
 
-// poll takes the next part of the answer without waiting, and asks the server for the answer if it has not yet. It
-// reports whether Take has something new, or the episode needs no more of the server now.
+// poll takes the next part of the answer without waiting; true: there is something for Take, or nothing to wait for.
 func (p *servedEpisode) poll() bool {
 	if p.idle() || p.err != nil {
 		return true
@@ -218,12 +215,10 @@ func (p *servedEpisode) openEvent() {
 	p.open.Engine = p.e.Backend()
 }
 
-// answerSeed times the number of the answer is added to the seed: each answer has its own, and none is a seed with
-// which remotelm asks for an answer again.
+// answerSeed times the number of the answer is added to the seed: remotelm asks again with none of these.
 const answerSeed = 0xbf58476d1ce4e5b9
 
-// requestAnswer asks the server for an answer to the sequence so far. It is read no faster than events are stored: one
-// part waits at most.
+// requestAnswer asks for an answer to the sequence so far, which is read no faster than events are stored.
 func (p *servedEpisode) requestAnswer() {
 	x, card := p.req.Text, p.language.Card()
 	stop := append([]int32{}, card.EOS...)
@@ -241,8 +236,7 @@ func (p *servedEpisode) requestAnswer() {
 	p.chunks, p.cancel = p.draw(r)
 }
 
-// addChunk adds the tokens of one part of the answer to the sequence. An error of the server may pass, unless it
-// refused the request, which is a terminal error.
+// addChunk adds the tokens of one part of the answer. An error of the server may pass, unless it refused the request.
 func (p *servedEpisode) addChunk(c drawn) error {
 	if c.err != nil {
 		switch err := fmt.Errorf("draw tokens: %w", c.err); {
@@ -269,8 +263,7 @@ func (p *servedEpisode) addChunk(c drawn) error {
 	return nil
 }
 
-// addToken adds one token with the values that the server gave: its logits, or its log-prob alone. Values that cannot
-// be are terminal errors.
+// addToken adds one token with the values that the server gave: its logits, or its log-prob alone.
 func (p *servedEpisode) addToken(t *remotelm.Token) error {
 	e, x := p.open, p.req.Text
 	if t.Logits != nil { // all other values follow from the logits
@@ -291,17 +284,10 @@ func (p *servedEpisode) addToken(t *remotelm.Token) error {
 		c.Processed = 0
 	}
 	e.IDs = append(e.IDs, int64(t.ID))
-	for _, list := range []struct {
-		given bool
-		to    *[]float32
-		value float32
-	}{
-		{p.numbers.LogProbs, &e.LogProbs, c.LogProb},
-		{p.numbers.ProcessedLogProbs, &e.ProcessedLogProbs, c.Processed},
-		{p.numbers.TopLogProbs, &e.TopLogProbs, t.Top},
-	} {
-		if list.given {
-			*list.to = append(*list.to, list.value)
+	given := p.given()
+	for i, to := range []*[]float32{&e.LogProbs, &e.ProcessedLogProbs, nil, &e.TopLogProbs} {
+		if to != nil && given[i] {
+			*to = append(*to, [...]float32{c.LogProb, c.Processed, 0, t.Top}[i])
 		}
 	}
 	return p.appendToken(t.ID, c, t.Top)
@@ -330,8 +316,7 @@ func (p *servedEpisode) Told(ctx context.Context, reply *schemas.InteractReply) 
 	return p.transcript.Told(ctx, reply)
 }
 
-// noteAnswer keeps what the server said of the last answer as a whole, when the answer is over: how often it was
-// resumed, and which weights drew it.
+// noteAnswer keeps how often an answer that is over was resumed, and which weights drew it.
 func (p *servedEpisode) noteAnswer() {
 	p.resumed += int64(p.answer.Resumed)
 	turn := p.turns[len(p.turns)-1]
@@ -348,24 +333,10 @@ func (p *servedEpisode) noteAnswer() {
 // Finish adds the sequence, the values that the server gives, and which server drew it, to the trajectory.
 func (p *servedEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (engine.Images, error) {
 	images, err := p.transcript.Finish(ctx, t)
-	x := t.Text
-	for _, list := range []struct {
-		given bool
-		of    **schemas.Tensor
-	}{
-		{p.numbers.LogProbs, &x.LogProbs},
-		{p.numbers.ProcessedLogProbs, &x.ProcessedLogProbs},
-		{p.numbers.Entropies, &x.Entropies},
-		{p.numbers.TopLogProbs, &x.TopLogProbs},
-	} {
-		if !list.given {
-			*list.of = nil
-		}
-	}
 	p.noteAnswer()
 	t.Drawn = &schemas.Drawn{Engine: *p.e.facts(), Resumed: p.resumed, Weights: p.weights}
-	for i := range p.logProbs {
-		if math.IsNaN(float64(p.logProbs[i])) || math.IsNaN(float64(p.processed[i])) {
+	for i := range p.ids {
+		if math.IsNaN(float64(p.values[0][i])) || math.IsNaN(float64(p.values[1][i])) {
 			t.Drawn.Unscored++
 		}
 	}

@@ -52,17 +52,16 @@ type tokenEpisode struct {
 	err    error
 }
 
-// transcript is the text of a sample so far: its tokens with the values that are kept of each, its turns and its
-// events. The episode that draws the tokens adds them.
+// transcript is the text of a sample so far: its tokens with what is kept of each, its turns and its events.
 type transcript struct {
 	req       *schemas.Request
 	language  lm.Language
 	maxTokens int                  // tokens of the sequence
 	numbers   schemas.TokenNumbers // that there are of each
 
-	ids                               []int32
-	mask                              []byte
-	logProbs, processed, entropy, top []float32
+	ids    []int32
+	mask   []byte
+	values [4][]float32 // of each token, in the order of given
 
 	turns      []schemas.Turn
 	decoder    lm.Decoder
@@ -74,8 +73,7 @@ type transcript struct {
 	conversing
 }
 
-// Start checks the request against the model, and has the model evaluate the prompt, which the samples of a prompt
-// share. Faults of the request are terminal errors.
+// Start checks the request against the model, which evaluates the prompt once for the samples of a prompt.
 func (e *tokenEngine) Start(
 	ctx context.Context, req *schemas.Request, _ *schemas.SegmentStart,
 ) (engine.Episode, error) {
@@ -137,8 +135,7 @@ var allNumbers = schemas.TokenNumbers{
 	TopLogProbs: true,
 }
 
-// newTranscript returns a transcript that has the prompt. The whole sequence has maxTokens at most; numbers says which
-// values there are of each token.
+// newTranscript returns a transcript of the prompt; numbers says which values there are of each token.
 func newTranscript(
 	req *schemas.Request, of lm.Language, ids []int32, maxTokens int, numbers schemas.TokenNumbers,
 ) transcript {
@@ -170,12 +167,11 @@ func ParamsOf(x *schemas.TextRequest, by *schemas.Engine) decoding.Params {
 	}
 }
 
-// appendGiven adds mask, values and events for the last n of ids, which were given, not generated: their values are
-// 0.
+// appendGiven adds mask, values and events for the last n of ids, which were given: their values are 0.
 func (p *transcript) appendGiven(n int) {
 	p.mask = append(p.mask, make([]byte, n)...)
-	for _, list := range []*[]float32{&p.logProbs, &p.processed, &p.entropy, &p.top} {
-		*list = append(*list, make([]float32, n)...)
+	for i := range p.values {
+		p.values[i] = append(p.values[i], make([]float32, n)...)
 	}
 	for at := len(p.ids) - n; at < len(p.ids); at += schemas.MaxTokensPerEvent {
 		ids := p.ids[at:min(at+schemas.MaxTokensPerEvent, len(p.ids))]
@@ -218,15 +214,15 @@ func (p *transcript) idle() bool { return p.ended || p.ask != nil }
 // appendToken adds a generated token, which is in the open event already, and ends the turn if it is the last.
 func (p *transcript) appendToken(id int32, c decoding.Choice, best float32) error {
 	p.ids, p.mask = append(p.ids, id), append(p.mask, 1)
-	p.logProbs, p.processed = append(p.logProbs, c.LogProb), append(p.processed, c.Processed)
-	p.entropy, p.top = append(p.entropy, c.Entropy), append(p.top, best)
+	for i, v := range [...]float32{c.LogProb, c.Processed, c.Entropy, best} {
+		p.values[i] = append(p.values[i], v)
+	}
 	turn := &p.turns[len(p.turns)-1]
 	turn.End++
 	return p.addText(id, turn)
 }
 
-// queueEvent adds a complete event to those that Take returns, and what it says of tokens to the question for the
-// interaction.
+// queueEvent adds a complete event to those of Take, and its tokens to the question for the interaction.
 func (p *transcript) queueEvent(e *schemas.Tokens) {
 	e.N = p.eventCount
 	p.eventCount++
@@ -237,12 +233,10 @@ func (p *transcript) queueEvent(e *schemas.Tokens) {
 	p.events = append(p.events, e)
 }
 
-// Bucket is one for all: sequences of any length are rows of one call.
 func (p *transcript) Bucket() string { return "" }
 
 // Step has the model evaluate the tokens that each sequence got last, and draws the next token of each. Without free
-// cache the youngest episodes get an error and begin again. Other faults of one episode are for its Take, too; an
-// error ends all.
+// cache the youngest episodes get an error and begin again.
 func (e *tokenEngine) Step(ctx context.Context, episodes []engine.Episode) error {
 	var of []*tokenEpisode
 	for _, ep := range episodes {
@@ -284,9 +278,8 @@ func (e *tokenEngine) Step(ctx context.Context, episodes []engine.Episode) error
 	return nil
 }
 
-// evaluate has the model evaluate the unseen tokens of some sequences in one call, and returns the faults of single
-// ones by index. A sequence that is computed again begins anew: what a call that failed left in the cache does not
-// count.
+// evaluate has the model evaluate the unseen tokens of some sequences in one call. One that is computed again begins
+// anew: what a call that failed left in the cache does not count.
 func (e *tokenEngine) evaluate(ctx context.Context, of []*tokenEpisode) (map[int]error, error) {
 	tried := map[*tokenEpisode]bool{}
 	return engine.Isolate(ctx, of, func(of []*tokenEpisode) (map[int]error, error) {
@@ -311,8 +304,7 @@ func (e *tokenEngine) evaluate(ctx context.Context, of []*tokenEpisode) (map[int
 	})
 }
 
-// draw draws one token from the logits of the last evaluation, unless the turn is full, which ends it. Logits that
-// cannot be drawn from or stored are terminal errors.
+// draw draws one token from the logits of the last evaluation, unless the turn is full, which ends it.
 func (p *tokenEpisode) draw(d *decoding.Distribution) error {
 	x, at := p.req.Text, len(p.ids)
 	if p.openEvent(); p.turnFull() {
@@ -334,10 +326,9 @@ func (p *tokenEpisode) draw(d *decoding.Distribution) error {
 	return nil
 }
 
-// RecordToken appends token id, and the numbers that d gives for it, to the lists of e, and returns these numbers; best
-// is the log-prob of the likeliest token. d is the distribution of logits [V]. Where the request asks for processed
-// logits, it overwrites logits with those after temperature and filters, for KeepLogits to store. It publishes nothing.
-// It is called for each token that is drawn, by the sampler and again by verify.
+// RecordToken appends token id and the numbers that d, the distribution of logits [V], gives for it to the lists of e,
+// and returns them; best is the log-prob of the likeliest token. Where the request asks for processed logits, it
+// overwrites logits with those after temperature and filters, for KeepLogits.
 func RecordToken(
 	e *schemas.Tokens, x *schemas.TextRequest, d *decoding.Distribution, id int32, logits []float32,
 ) (c decoding.Choice, best float32) {
@@ -356,8 +347,7 @@ func RecordToken(
 	return c, best
 }
 
-// addText adds the text of the last token to the answer, and ends the turn if that is a stop text, a stop token or
-// the last token that fits. An answer of too many bytes is a terminal error.
+// addText adds the text of the last token to the answer, and ends the turn at a stop text, a stop token or its end.
 func (p *transcript) addText(id int32, turn *schemas.Turn) error {
 	x, card := p.req.Text, p.language.Card()
 	before := p.text.Len()
@@ -395,8 +385,7 @@ func FindStop(answer string, fresh int, stops []string) (matched string, end int
 	return matched, end
 }
 
-// endTurn ends the answer for a reason (stop or length). Without an interaction the text has ended; otherwise the
-// interaction is asked next.
+// endTurn ends the answer for a reason; then the interaction, if there is one, is asked.
 func (p *transcript) endTurn(reason string) {
 	turn := &p.turns[len(p.turns)-1]
 	turn.FinishReason = reason
@@ -412,8 +401,8 @@ func (p *transcript) endTurn(reason string) {
 	}
 }
 
-// KeepLogits adds to an event what the request stores of the logits [V] of its last token; the sampler and verify
-// share it. A value that the dtype cannot hold is an error.
+// KeepLogits adds to an event what the request stores of the logits [V] of its last token. A value that the dtype
+// cannot hold is an error.
 func KeepLogits(e *schemas.Tokens, x *schemas.TextRequest, logits []float32) error {
 	n := int(x.PerToken())
 	if !x.StoresLogits(answerOf(e.Turn)) {
@@ -508,8 +497,7 @@ func (p *tokenEpisode) restart() {
 	p.sequence, p.unseen = p.e.model.NewSequence(), slices.Clone(p.ids)
 }
 
-// Close frees the episode's part of the cache. It is called when the attempt at the sample ends, and before the episode
-// begins anew.
+// Close frees the episode's part of the cache: at its end, and before it begins anew.
 func (p *tokenEpisode) Close() error {
 	p.e.resting.remove(p)
 	if p.sequence != nil {
@@ -518,17 +506,25 @@ func (p *tokenEpisode) Close() error {
 	return nil
 }
 
+// given says which of the values there are: log-probs, processed ones, entropies, log-probs of the likeliest.
+func (p *transcript) given() [4]bool {
+	n := p.numbers
+	return [4]bool{n.LogProbs, n.ProcessedLogProbs, n.Entropies, n.TopLogProbs}
+}
+
 // Finish adds the sequence with its values to the trajectory t. It has no images and does not fail.
 func (p *transcript) Finish(_ context.Context, t *schemas.Trajectory) (engine.Images, error) {
-	n := []int64{int64(len(p.ids))}
-	floats := func(x []float32) *schemas.Tensor {
-		return &schemas.Tensor{DType: string(tensor.F32), Shape: n, Data: tensor.F32.AppendFloats(nil, x)}
-	}
-	x := t.Text
+	n, x := []int64{int64(len(p.ids))}, t.Text
 	x.IDs = &schemas.Tensor{DType: string(tensor.I32), Shape: n, Data: appendIDs(nil, p.ids)}
 	x.Mask = &schemas.Tensor{DType: string(tensor.U8), Shape: n, Data: p.mask}
-	x.LogProbs, x.ProcessedLogProbs, x.Entropies, x.TopLogProbs = floats(p.logProbs), floats(p.processed),
-		floats(p.entropy), floats(p.top)
+	given := p.given()
+	for i, to := range []**schemas.Tensor{&x.LogProbs, &x.ProcessedLogProbs, &x.Entropies, &x.TopLogProbs} {
+		if given[i] {
+			*to = &schemas.Tensor{
+				DType: string(tensor.F32), Shape: n, Data: tensor.F32.AppendFloats(nil, p.values[i]),
+			}
+		}
+	}
 	x.Turns, x.Conversation = p.turns, p.conversation
 	return engine.Images{}, nil
 }

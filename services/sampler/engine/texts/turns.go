@@ -34,8 +34,7 @@ func (x *resting) remove(p *tokenEpisode) {
 	x.list = slices.DeleteFunc(x.list, func(o *tokenEpisode) bool { return o == p })
 }
 
-// dropCaches frees the cache that resting episodes hold, when the model's cache is full, and reports whether any held
-// some. Each computes it again when its reply comes.
+// dropCaches frees the cache of resting episodes, who compute it again when their replies come; false: there was none.
 func (x *resting) dropCaches() (dropped bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -48,8 +47,7 @@ func (x *resting) dropCaches() (dropped bool) {
 	return dropped
 }
 
-// freeCache frees cache that can be computed again: that of kept prefixes, or if there is none that of resting
-// episodes. It reports whether there was any. It is called when the model's cache is full (lm.ErrFull).
+// freeCache frees what can be computed again: kept prefixes, or else resting episodes; false: there was nothing.
 func (e *tokenEngine) freeCache() bool { return e.prefixes.forgetAll() || e.resting.dropCaches() }
 
 // conversing is the part of a transcript that belongs to the answer being generated, for its interaction.
@@ -61,8 +59,7 @@ type conversing struct {
 	conversation string // how the conversation ended
 }
 
-// newQuestion returns the question for the interaction at the end of an answer. It has no token values for an answer
-// of too many tokens.
+// newQuestion returns the question at the end of an answer; of too many tokens without their values.
 func (p *transcript) newQuestion() *schemas.InteractRequest {
 	x, turn := p.req.Text, p.turns[len(p.turns)-1]
 	t := &schemas.TextResult{Settings: *x, Turns: p.turns}
@@ -90,17 +87,10 @@ func (p *transcript) newQuestion() *schemas.InteractRequest {
 	for _, id := range p.ids[turn.Begin:turn.End] {
 		r.IDs = append(r.IDs, int64(id))
 	}
-	for _, list := range []struct {
-		given bool
-		to    *[]float32
-		of    []float32
-	}{
-		{p.numbers.LogProbs, &r.LogProbs, p.logProbs},
-		{p.numbers.ProcessedLogProbs, &r.ProcessedLogProbs, p.processed},
-		{p.numbers.Entropies, &r.Entropies, p.entropy},
-	} {
-		if list.given {
-			*list.to = append(*list.to, list.of[turn.Begin:turn.End]...)
+	given := p.given()
+	for i, to := range []*[]float32{&r.LogProbs, &r.ProcessedLogProbs, &r.Entropies} {
+		if given[i] {
+			*to = append(*to, p.values[i][turn.Begin:turn.End]...)
 		}
 	}
 	r.LogSumExps = append(r.LogSumExps, p.lse...)
@@ -116,8 +106,7 @@ type answerLogits struct {
 	tooMany bool
 }
 
-// addLogits adds the logits of an event to those of the answer, which the interaction gets; nil adds nothing. Beyond a
-// size it keeps none: the interaction reads them from the events.
+// addLogits adds the logits of an event. Beyond a size it keeps none: the interaction reads them from the events.
 func (h *answerLogits) addLogits(l *schemas.TokenLogits) {
 	if l == nil || h.tooMany {
 		return
@@ -138,8 +127,8 @@ func (p *transcript) Asks() *schemas.InteractRequest { return p.ask }
 // Rest does nothing: a transcript has no memory to free.
 func (p *transcript) Rest() {}
 
-// Told adds the interaction's reply to the last answer, and begins the next one, unless the conversation ends: by the
-// interaction, after its last answer, or where the context is full.
+// Told adds the interaction's reply and begins the next answer, unless the conversation ends: by the interaction, after
+// its last answer, or where the context is full.
 func (p *transcript) Told(_ context.Context, reply *schemas.InteractReply) error {
 	x, last, answer := p.req.Text, &p.turns[len(p.turns)-1], p.ask.Answer
 	p.conversing = conversing{}
@@ -189,8 +178,7 @@ func (p *tokenEpisode) Told(ctx context.Context, reply *schemas.InteractReply) e
 	return p.prefill(ctx)
 }
 
-// ReplyIDs returns the tokens between the last answer of a text and the next one: the reply in the model's template.
-// ids is the sequence up to that answer.
+// ReplyIDs returns the tokens of the reply to the last answer, in the model's template; ids end with that answer.
 func ReplyIDs(m lm.Language, t *schemas.TextResult, ids []int32) ([]int32, error) {
 	answer := t.Turns[len(t.Turns)-1]
 	ended := slices.Contains(m.Card().EOS, ids[len(ids)-1])
@@ -198,8 +186,7 @@ func ReplyIDs(m lm.Language, t *schemas.TextResult, ids []int32) ([]int32, error
 		[]lm.Message{{Role: schemas.RoleUser, Content: answer.Reply}})
 }
 
-// prefill has the model evaluate the ids that it has not seen, at the start and after a reply. Without free cache it
-// does nothing: the next Step tries again. Other errors are the model's.
+// prefill has the model evaluate the ids that it has not seen. Without free cache the next Step tries again.
 func (p *tokenEpisode) prefill(ctx context.Context) error {
 	if p.sequence == nil {
 		p.sequence = p.e.model.NewSequence()

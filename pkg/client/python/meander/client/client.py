@@ -29,7 +29,7 @@ from ..data.batch import Group, Keep, Sample
 from .control import Controls, Refused
 from .cursor import PatientJetStream
 from ..data.events import (
-    ADVANTAGE, PREFIX, STEP, TOKENS, Event, EventError, Gone, checked, decode, digest_prefix, fault, fitting,
+    ADVANTAGE, PREFIX, STAGE, STEP, TOKENS, Event, EventError, Gone, checked, decode, fault, fitting,
     name_of, payload_digest, tensor, trajectory_form,
 )
 from .reader import Batches, Groups, LogProbs
@@ -190,15 +190,15 @@ class Client(Controls, Teachers):
 
     def stream_trajectories(self, run: str) -> AsyncIterator[Event]:
         """The trajectories of a run: first the stored ones, then new ones."""
-        return self._events(f"trajectory.{name_of('run', run)}.*.*", "MDR_TRAJECTORIES")
+        return self._events(f"trajectory.{name_of('run', run)}.*.*.*", "MDR_TRAJECTORIES")
 
     def steps(self, run: str) -> AsyncIterator[Event]:
         """The denoising steps of a run while they happen, of all attempts. Parts of large tensors are not included."""
-        return self._events(f"step.{name_of('run', run)}.*.*.*.*", "MDR_STEPS")
+        return self._events(f"step.{name_of('run', run)}.*.*.*.*.*", "MDR_STEPS")
 
     def tokens(self, run: str) -> AsyncIterator[Event]:
         """The tokens of a run's texts while they are made, of all attempts. Parts of large tensors are not included."""
-        return self._events(f"tokens.{name_of('run', run)}.*.*.*.*", "MDR_STEPS")
+        return self._events(f"tokens.{name_of('run', run)}.*.*.*.*.*", "MDR_STEPS")
 
     def stream_groups(
         self, run: str, name: str = "", *, after: str = "", shared: bool = False, keep: Keep | None = None,
@@ -282,7 +282,7 @@ class Client(Controls, Teachers):
         return Sample(member, trajectory, steps, {t["name"]: tensor(t["tensor"]) for t in texts})
 
     async def _trajectory(self, run: str, uid: str, member: Event) -> Event:
-        subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}"
+        subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}.{STAGE}"
         m = await self._stored("MDR_TRAJECTORIES", member["trajectory_seq"], subject)
         return fitting(m.data or b"", trajectory_form, subject, "run", "uid", "sample_index")
 
@@ -325,14 +325,15 @@ class Client(Controls, Teachers):
 
     async def _steps(self, trajectory: Event, kind: str, form: Event, logits: bool = False) -> list[Event]:
         """Returns the stored events that a trajectory names, with complete tensors; logits only if they are wanted."""
-        subject = f"{PREFIX}{kind}.{trajectory['run']}.{trajectory['uid']}.{trajectory['sample_index']}."
+        sample = f"{trajectory['run']}.{trajectory['uid']}.{trajectory['sample_index']}.{trajectory['stage']}"
+        subject = f"{PREFIX}{kind}.{sample}."
         return await together(self._step(subject, ref, form, logits) for ref in trajectory["steps"] or [])
 
     async def _step(self, subject: str, ref: Event, form: Event, logits: bool) -> Event:
         m = await self._stored("MDR_STEPS", ref["seq"], subject)
         data = m.data or b""
         step = fitting(data, form, m.subject or "")
-        if payload_digest(data, digest_prefix(ref["digest"])) != ref["digest"]:
+        if payload_digest(data) != ref["digest"]:
             raise EventError(f"{m.subject}: sequence {ref['seq']} is not the step that the trajectory names")
         if not logits:
             step["logits"] = None
@@ -484,9 +485,9 @@ class Client(Controls, Teachers):
         what, tokens = f"logits of answer {request['answer']}", len(request["ids"])
         parts: list[Event] = [request["logits"]] if request.get("logits") else []
         if not parts:
-            at, n = f"{request['run']}.{request['uid']}.{request['sample_index']}.{request['attempt']}", request[
-                "first_event"]
-            subjects = [f"{PREFIX}tokens.{at}.{i}" for i in range(n, n + request["event_count"])]
+            at = ".".join(str(request[name]) for name in ("run", "uid", "sample_index", "stage", "attempt"))
+            first = request["first_event"]
+            subjects = [f"{PREFIX}tokens.{at}.{i}" for i in range(first, first + request["event_count"])]
             events = await together(self._tokens(subject) for subject in subjects)
             tokens, parts = sum(len(e["ids"]) for e in events), [e["logits"] for e in events if e.get("logits")]
         return answer_logits(parts, tokens, request, what)

@@ -19,7 +19,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from . import versions
 from .cursor import PATIENCE, Taken
-from ..data.events import Event
+from ..data.events import TENANT, Event
 from .tasks import retry_while_away
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Held(ValueError):
 async def holder(client: Client, lane: str) -> tuple[dict[str, Any] | None, int]:
     """Who has the lease of a lane: holder, since and mark; None: no trainer has it. And the revision of that entry."""
     try:
-        m = await client.js.get_last_msg(f"KV_{_BUCKET}", f"$KV.{_BUCKET}.{lane}")
+        m = await client.js.get_last_msg(f"KV_{_BUCKET}", f"$KV.{_BUCKET}.{lane}.{TENANT}")
     except NotFoundError:
         return None, 0
     if not m.data:  # the mark of one that was given back
@@ -95,7 +95,7 @@ class Lease:
             body = json.dumps({"holder": self.holder, "since": int(self.since), "mark": self.mark}).encode()
         headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)} | ({} if body else {"KV-Operation": "DEL"})
         try:
-            await self.client.js.publish(f"$KV.{_BUCKET}.{self.lane}", body, headers=headers)
+            await self.client.js.publish(f"$KV.{_BUCKET}.{self.lane}.{TENANT}", body, headers=headers)
         except APIError as err:
             if err.err_code == versions.BEHIND:
                 return False

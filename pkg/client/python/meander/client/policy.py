@@ -26,7 +26,7 @@ from . import versions
 from ..data import lora, tensorfile, weightsdir
 from .control import keys
 from .cursor import api
-from ..data.events import PREFIX, Event, Gone, checked, decode, fault, name_of
+from ..data.events import PREFIX, TENANT, Event, Gone, checked, decode, fault, name_of
 from .tasks import retry_while_away
 from .versions import NoPolicy as NoPolicy
 
@@ -61,7 +61,7 @@ async def policy(client: Client, lane: str = "") -> Event:
     refused = await _refusals(client, newest["lane"])
     if newest["policy_version"] not in refused:
         return newest
-    for p in reversed(await _stored(client, "MDR_POLICIES", f"{PREFIX}policy.{newest['lane']}")):
+    for p in reversed(await _stored(client, "MDR_POLICIES", f"{PREFIX}policy.{newest['lane']}.{TENANT}")):
         if p["policy_version"] not in refused or _bare(p) and p.get("base_digest") == newest.get("base_digest"):
             return p
     return newest
@@ -76,7 +76,7 @@ async def _newest(client: Client, lane: str) -> Event:
     """The policy that was pushed last to a lane, whether samplers have taken it over, refused it, or not answered."""
     if not lane:
         try:
-            lanes = await keys(client.js, "mdr-policy")
+            lanes = [key.partition(".")[0] for key in await keys(client.js, "mdr-policy")]
         except NotFoundError:  # no service has been up
             lanes = []
         if not lanes:
@@ -277,7 +277,7 @@ async def rollback_policy(
 
 async def _refusals(client: Client, lane: str) -> dict[int, str]:
     """The versions that samplers have refused and none has taken over, each with the last reason."""
-    answers = await _stored(client, "MDR_APPLIED", f"{PREFIX}applied.{lane}.*")
+    answers = await _stored(client, "MDR_APPLIED", f"{PREFIX}applied.{lane}.{TENANT}.*")
     applied = {a["policy_version"] for a in answers if a["state"] == "applied"}
     return {a["policy_version"]: a.get("error", "") for a in answers if a["policy_version"] not in applied}
 
@@ -287,7 +287,7 @@ async def policy_history(client: Client, lane: str = "") -> list[Event]:
 
     NoPolicy, ValueError: as policy.
     """
-    stored = await _stored(client, "MDR_POLICIES", f"{PREFIX}policy.{(await _newest(client, lane))['lane']}")
+    stored = await _stored(client, "MDR_POLICIES", f"{PREFIX}policy.{(await _newest(client, lane))['lane']}.{TENANT}")
     # one that was announced again, by a trainer that took the lane or a sampler that starts, has its last form
     return [
         p for p, then in zip(stored, [*stored[1:], {}])
@@ -390,7 +390,7 @@ async def _answered(client: Client, pushed: Event, timeout: float) -> list[Event
 async def _answer(client: Client, pushed: Event, name: str) -> Event | None:
     """What a sampler said last, where that is about the policy."""
     try:
-        m = await client.js.get_last_msg("MDR_APPLIED", f"{PREFIX}applied.{pushed['lane']}.{name}")
+        m = await client.js.get_last_msg("MDR_APPLIED", f"{PREFIX}applied.{pushed['lane']}.{TENANT}.{name}")
     except NotFoundError:
         return None
     answer = decode(m.data or b"")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nats.aio.client import Client as NATS
 
 from ..data.batch import Batch, Sample
-from ..data.events import NUMBER, PREFIX, TENSOR, Event, EventError, Maybe, decode, fault, tensor
+from ..data.events import NUMBER, PREFIX, STAGE, TENSOR, Event, EventError, Maybe, decode, fault, tensor
 from .tasks import together
 from ..data.textbatch import KINDS, TextBatch
 
@@ -88,7 +88,10 @@ class Teachers:
         """
         subject, end = f"{PREFIX}teacher.{teacher}", time.monotonic() + timeout
         body = msgpack.packb(
-            {"v": 1, "name": teacher, "run": run, "uid": uid, "sample_index": int(sample_index), "top_k": top_k}
+            {
+                "v": 1, "name": teacher, "run": run, "uid": uid, "sample_index": int(sample_index), "stage": STAGE,
+                "top_k": top_k,
+            }
         )
         patience = _PATIENCE / 2
         while True:

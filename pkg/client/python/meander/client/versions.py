@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgpack
 from nats.js.errors import APIError, KeyNotFoundError, NotFoundError
 
-from ..data.events import PREFIX, Event, decode
+from ..data.events import PREFIX, TENANT, Event, decode
 
 if TYPE_CHECKING:
     from .client import Client
@@ -23,7 +23,7 @@ class NoPolicy(ValueError):
 async def last(client: Client, lane: str) -> tuple[Event, int]:
     """The newest policy of a lane, and the sequence of its message in the history."""
     try:
-        m = await client.js.get_last_msg("MDR_POLICIES", f"{PREFIX}policy.{lane}")
+        m = await client.js.get_last_msg("MDR_POLICIES", f"{PREFIX}policy.{lane}.{TENANT}")
     except NotFoundError:
         raise NoPolicy(f"lane: {lane!r}; no sampler has announced a model on it") from None
     return decode(m.data or b""), m.seq or 0
@@ -41,7 +41,7 @@ async def store(client: Client, push: Event, after: Event) -> bool:
         "Nats-Expected-Last-Subject-Sequence": str(sequence),
     }  # fmt: skip
     try:
-        await client.js.publish(f"{PREFIX}policy.{lane}", body, headers=headers)
+        await client.js.publish(f"{PREFIX}policy.{lane}.{TENANT}", body, headers=headers)
     except APIError as err:
         if err.err_code == BEHIND:
             return False
@@ -55,15 +55,15 @@ async def update_bucket(client: Client, lane: str) -> None:
     kv = await client.js.key_value("mdr-policy")
     while True:
         try:
-            entry = await kv.get(lane)
+            entry = await kv.get(f"{lane}.{TENANT}")
             revision, value = entry.revision, entry.value
         except KeyNotFoundError:
             revision, value = 0, None
-        newest = (await client.js.get_last_msg("MDR_POLICIES", f"{PREFIX}policy.{lane}")).data or b""
+        newest = (await client.js.get_last_msg("MDR_POLICIES", f"{PREFIX}policy.{lane}.{TENANT}")).data or b""
         if newest == value:
             return
         try:
-            await kv.update(lane, newest, last=revision or 0)
+            await kv.update(f"{lane}.{TENANT}", newest, last=revision or 0)
         except APIError as err:
             if err.err_code != BEHIND:
                 raise

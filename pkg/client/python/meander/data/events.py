@@ -14,6 +14,8 @@ from blake3 import blake3
 
 PREFIX = "mdr.v1."
 """What all subjects of the contract begin with."""
+STAGE, TENANT = "main", "main"
+"""The stage of samples whose prompt names none, and the tenant of a lane that has one."""
 MAX_EVENT = 8 << 20
 """Bytes of an event at most."""
 TOKEN = re.compile("[A-Za-z0-9_-]{1,64}")
@@ -63,31 +65,22 @@ def decode(data: bytes) -> Event:
     return event
 
 
-_BLAKE3 = "b3:"
-
-
-def digest_prefix(digest: str) -> str:
-    """The name of the algorithm before the hex digits of a digest: b3: for BLAKE3, nothing for SHA-256."""
-    return _BLAKE3 if digest.startswith(_BLAKE3) else ""
-
-
-def _hasher(prefix: str, data: bytes = b"") -> Any:
-    return blake3(data) if prefix == _BLAKE3 else hashlib.sha256(data)
+_BLAKE3 = "blake3:"
 
 
 def has_digest(data: bytes, digest: str) -> bool:
     """Says whether bytes have a digest, by the algorithm that it names."""
-    prefix = digest_prefix(digest)
-    return bool(prefix + _hasher(prefix, data).hexdigest() == digest)
+    if digest.startswith(_BLAKE3):
+        return bool(_BLAKE3 + blake3(data).hexdigest() == digest)
+    return hashlib.sha256(data).hexdigest() == digest
 
 
-def payload_digest(data: bytes, prefix: str) -> str:
+def payload_digest(data: bytes) -> str:
     """Returns the digest by which trajectories name their steps. It is taken over an event's bytes, in which the
-    content of each byte string (msgpack's bin) is replaced by its own digest, both by the algorithm of a prefix (see
-    digest_prefix). data must have been decoded before."""
+    content of each byte string (msgpack's bin) is replaced by its own BLAKE3. data must have been decoded before."""
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
-    folded, at = _hasher(prefix), 0
+    folded, at = blake3(), 0
     left = 1  # values that are not stepped over yet
     while left:
         code = data[unpacker.tell()]
@@ -98,12 +91,12 @@ def payload_digest(data: bytes, prefix: str) -> str:
             left += unpacker.read_array_header()
         elif code in (0xC4, 0xC5, 0xC6):
             content = unpacker.unpack()
-            folded.update(data[at : unpacker.tell() - len(content)] + _hasher(prefix, content).digest())
+            folded.update(data[at : unpacker.tell() - len(content)] + blake3(content).digest())
             at = unpacker.tell()
         else:
             unpacker.skip()
     folded.update(data[at:])
-    return f"{prefix}{folded.hexdigest()}"
+    return _BLAKE3 + str(folded.hexdigest())
 
 
 _UNSCORED = ("log_probs", "processed_log_probs", "top_log_probs")  # of tokens: NaN where a server gave none
@@ -155,8 +148,8 @@ BATCH: Event = {
 }
 """What is read of the result of a batch."""
 _SAMPLE: Event = {
-    "run": str, "uid": str, "sample_index": int, "attempt": str, "stop_reason": str, "prompt": str, "sample_seed": int,
-    "noise_seed": int,
+    "run": str, "uid": str, "sample_index": int, "stage": str, "attempt": str, "stop_reason": str,
+    "prompt": str, "sample_seed": int, "noise_seed": int,
     "steps": Maybe([{"seq": int, "digest": str}]), "content_digest": str, "conditioning": Maybe([{"name": str,
         "tensor": TENSOR}]), "weights_digest": str,
     "policy_version_min": int, "policy_version_max": int,
@@ -194,15 +187,15 @@ _TEXT: Event = _SAMPLE | {
     },
 }
 TOKENS: Event = {
-    "uid": str, "sample_index": int, "n": int, "turn": int, "position": int, "turn_position": int, "generated": bool,
-    "ids": [int],
+    "uid": str, "sample_index": int, "stage": str, "n": int, "turn": int, "position": int,
+    "turn_position": int, "generated": bool, "ids": [int],
     "log_sum_exps": Maybe([NUMBER]), "logits_kind": str, "policy_version": int,
     "logits": Maybe({"form": str, "ids": Maybe(TENSOR), "values": TENSOR, "masked": int}),
 }
 """What is read of the tokens of a text."""
 STEP: Event = {
-    "uid": str, "sample_index": int, "step_index": int, "transition": str, "sigma": NUMBER, "sigma_next": NUMBER,
-    "timestep": NUMBER,
+    "uid": str, "sample_index": int, "stage": str, "step_index": int, "transition": str,
+    "sigma": NUMBER, "sigma_next": NUMBER, "timestep": NUMBER,
     "noise_std": NUMBER, "std_dev_t": NUMBER, "log_prob": Maybe(NUMBER),
     "latents": Maybe([{"index": int, "tensor": TENSOR}]),
     "debug": Maybe([{"name": str, "tensor": TENSOR}]), "checkpoint": Maybe(TENSOR), "policy_version": int,

@@ -192,7 +192,7 @@ def _spaced(items: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
 
 async def _shown(client: Client, run: str, reward: dict[str, Any]) -> Shown:
     m = await client.js.get_last_msg(
-        "MDR_TRAJECTORIES", f"mdr.v1.trajectory.{run}.{reward['uid']}.{reward['sample_index']}"
+        "MDR_TRAJECTORIES", f"mdr.v1.trajectory.{run}.{reward['uid']}.{reward['sample_index']}.main"
     )
     trajectory = decode(m.data or b"")
     score = reward["scores"][-1]

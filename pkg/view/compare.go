@@ -1,9 +1,9 @@
-package ui
+package view
 
 import (
 	"cmp"
+	"context"
 	"math"
-	"net/http"
 	"slices"
 
 	"github.com/meander-rl/meander/schemas"
@@ -18,8 +18,8 @@ type pair struct {
 	Change *float64 `json:"change"`
 }
 
-// comparison is what two runs have in common.
-type comparison struct {
+// Comparison is what two runs have in common.
+type Comparison struct {
 	// Pairs is a page of them, the largest changes first; Total counts all.
 	Pairs []pair `json:"pairs"`
 	Total int    `json:"total"`
@@ -35,26 +35,19 @@ type comparison struct {
 // pairsPage is how many pairs a page has.
 const pairsPage = 50
 
-// answerCompare answers with the groups of the runs a and b that have the same uid, or else the same prompt.
-func (s *server) answerCompare(r *http.Request) (any, error) {
-	offset, err := number(r, "offset", 0, 0, maxRows)
+// Compare returns the groups of two runs that have the same uid, or else the same prompt: a page of them.
+func (r *Reader) Compare(ctx context.Context, a, b schemas.Run, offset int) (*Comparison, error) {
+	all := List{Order: "oldest", Limit: MaxRows}
+	rowsA, err := r.Groups(ctx, a, all)
 	if err != nil {
 		return nil, err
 	}
-	var rows [2][]GroupRow
-	for i, name := range []string{"a", "b"} {
-		run := schemas.Run(r.FormValue(name))
-		if err := schemas.CheckToken(name, run); err != nil {
-			return nil, &requestError{http.StatusBadRequest, err.Error()}
-		}
-		f, err := s.followerOf(r.Context(), run)
-		if err != nil {
-			return nil, err
-		}
-		rows[i], _ = f.rowsOf(list{order: "oldest", limit: maxRows})
+	rowsB, err := r.Groups(ctx, b, all)
+	if err != nil {
+		return nil, err
 	}
-	pairs := pairsOf(rows[0], rows[1])
-	x := &comparison{Total: len(pairs)}
+	pairs := pairsOf(rowsA.Rows, rowsB.Rows)
+	x := &Comparison{Total: len(pairs)}
 	x.count(pairs)
 	slices.SortStableFunc(pairs, func(a, b pair) int { return cmp.Compare(size(b.Change), size(a.Change)) })
 	x.Pairs = pairs[min(offset, x.Total):min(offset+pairsPage, x.Total)]
@@ -102,7 +95,7 @@ func pairsOf(a, b []GroupRow) []pair {
 }
 
 // count fills the numbers over all pairs.
-func (x *comparison) count(pairs []pair) {
+func (x *Comparison) count(pairs []pair) {
 	n, a, b := 0.0, 0.0, 0.0
 	for i := range pairs {
 		p := &pairs[i]

@@ -1,12 +1,10 @@
-package ui
+package view
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strconv"
 	"time"
@@ -14,12 +12,11 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/outcomes"
-	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// group is a group with its samples, best reward first.
-type group struct {
+// Group is a group with its samples, best reward first.
+type Group struct {
 	Run       schemas.Run  `json:"run"`
 	UID       schemas.UID  `json:"uid"`
 	Prompt    string       `json:"prompt"`
@@ -38,10 +35,13 @@ type group struct {
 	Deadline  int64        `json:"deadline,omitempty"`
 	Refilled  schemas.UID  `json:"refilled_by,omitempty"`
 	// Rewards are the functions with their weights.
-	Rewards []weight      `json:"rewards"`
-	Truth   string        `json:"ground_truth,omitempty"`
-	Samples []*sampleLine `json:"samples"`
-	Total   int           `json:"total"`
+	Rewards []weight `json:"rewards"`
+	Truth   string   `json:"ground_truth,omitempty"`
+	Samples []*Line  `json:"samples"`
+	Total   int      `json:"total"`
+
+	members map[int64]*stored
+	result  *schemas.Advantage
 }
 
 // weight is a reward function of a prompt.
@@ -50,10 +50,10 @@ type weight struct {
 	Weight float64 `json:"weight"`
 }
 
-// sampleLine is one sample of a group.
-type sampleLine struct {
-	results.SampleResult
-	Scores []results.Score `json:"scores"`
+// Line is one sample of a group.
+type Line struct {
+	SampleResult
+	Scores []Score `json:"scores"`
 	// Stored says that its trajectory is there; Image and Video that it has pixels, of Width and Height.
 	Stored bool   `json:"stored"`
 	Image  bool   `json:"image"`
@@ -72,31 +72,16 @@ type sampleLine struct {
 // maxAnswer is how many bytes of an answer are in a list.
 const maxAnswer = 2000
 
-// uidOf returns the run and the group that a request is about.
-func uidOf(r *http.Request) (schemas.Run, schemas.UID, error) {
-	run, err := runOf(r)
-	if err != nil {
-		return "", "", err
-	}
-	uid := schemas.UID(r.PathValue("uid"))
-	if err := schemas.CheckToken("uid", uid); err != nil {
-		return "", "", &requestError{http.StatusBadRequest, err.Error()}
-	}
-	return run, uid, nil
-}
-
 // record returns the record of a group and its result, which is nil while there is none. A pass has results alone.
-func (s *server) record(
-	ctx context.Context,
-	run schemas.Run,
-	uid schemas.UID,
+func (r *Reader) record(
+	ctx context.Context, run schemas.Run, uid schemas.UID,
 ) (*schemas.GroupRecord, *schemas.Advantage, error) {
-	g, err := s.bus.Group(ctx, run, uid)
+	g, err := r.bus.Group(ctx, run, uid)
 	if err != nil && !errors.Is(err, bus.ErrNotFound) {
 		return nil, nil, err
 	}
 	var a *schemas.Advantage
-	m, lastErr := s.bus.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid))
+	m, lastErr := r.bus.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid))
 	if lastErr != nil && !errors.Is(lastErr, bus.ErrNotFound) {
 		return nil, nil, lastErr
 	}
@@ -111,88 +96,132 @@ func (s *server) record(
 	return g, a, nil
 }
 
-// answerGroup answers with a group and a page of its samples.
-func (s *server) answerGroup(r *http.Request) (any, error) {
-	run, uid, err := uidOf(r)
+// stored is what is stored of one sample; each is nil while there is none.
+type stored struct {
+	member     *schemas.Member
+	trajectory *schemas.Trajectory
+	reward     *schemas.Reward
+}
+
+// readGroup reads a group; of its samples only what is stored, not yet a line.
+func (r *Reader) readGroup(ctx context.Context, run schemas.Run, uid schemas.UID) (*Group, error) {
+	record, a, err := r.record(ctx, run, uid)
 	if err != nil {
 		return nil, err
 	}
-	offset, err := number(r, "offset", 0, 0, schemas.MaxGroupSize)
-	if err != nil {
-		return nil, err
+	x := &Group{
+		Run: run, UID: uid, Status: outcomes.Open, Rewards: []weight{}, members: map[int64]*stored{}, result: a,
+		Samples: []*Line{},
 	}
-	limit, err := number(r, "limit", 64, 1, maxPage)
-	if err != nil {
-		return nil, err
-	}
-	ctx := r.Context()
-	record, a, err := s.record(ctx, run, uid)
-	if err != nil {
-		return nil, err
-	}
-	x := &group{Run: run, UID: uid, Status: outcomes.Open, Rewards: []weight{}}
 	source := run
 	if record != nil {
 		x.fromRecord(record)
 		source = cmp.Or(record.Group.SourceRun, run)
 	}
-	members := map[int64]*schemas.Member{}
 	if a != nil {
 		x.fromResult(a)
 		source = cmp.Or(a.SourceRun, source)
 		for i := range a.Members {
-			members[a.Members[i].SampleIndex] = &a.Members[i]
+			x.of(a.Members[i].SampleIndex).member = &a.Members[i]
 		}
 	}
-	rewards, err := results.Rewards(ctx, s.bus, run, uid)
+	rewards, err := Rewards(ctx, r.bus, run, uid)
 	if err != nil {
 		return nil, err
 	}
-	lines := map[int64]*sampleLine{}
-	for t, err := range results.Trajectories(ctx, s.bus, source, uid) {
+	for key, reward := range rewards {
+		x.of(key.Index).reward = reward
+	}
+	for t, err := range Trajectories(ctx, r.bus, source, uid) {
 		if err != nil {
 			return nil, err
 		}
 		x.Prompt = cmp.Or(x.Prompt, t.Prompt)
-		lines[t.SampleIndex] = lineOf(
-			members[t.SampleIndex],
-			t.Trajectory,
-			rewards[results.Sample{UID: uid, Index: t.SampleIndex}],
-		)
+		x.of(t.SampleIndex).trajectory = t.Trajectory
 	}
 	for i := range x.Size {
-		if lines[i] == nil {
-			lines[i] = lineOf(
-				cmp.Or(members[i], &schemas.Member{SampleIndex: i}),
-				nil,
-				rewards[results.Sample{UID: uid, Index: i}],
-			)
-		}
+		x.of(i)
 	}
-	for _, l := range lines {
-		x.Samples = append(x.Samples, l)
+	return x, nil
+}
+
+// of returns what is stored of a sample, to be filled.
+func (x *Group) of(index int64) *stored {
+	if x.members[index] == nil {
+		x.members[index] = &stored{}
 	}
-	slices.SortFunc(x.Samples, compareSamples)
+	return x.members[index]
+}
+
+// Group returns a group, and so many of its samples from an offset on.
+func (r *Reader) Group(ctx context.Context, run schemas.Run, uid schemas.UID, offset, limit int) (*Group, error) {
+	x, err := r.readGroup(ctx, run, uid)
+	if err != nil {
+		return nil, err
+	}
+	for i, s := range x.members {
+		x.Samples = append(x.Samples, s.line(i))
+	}
+	slices.SortFunc(x.Samples, func(a, b *Line) int {
+		return cmp.Or(CompareRewards(a.Reward, b.Reward), cmp.Compare(a.SampleIndex, b.SampleIndex))
+	})
 	x.Total = len(x.Samples)
 	x.Samples = slices.Clone(x.Samples[min(offset, x.Total):min(offset+limit, x.Total)])
 	return x, nil
 }
 
-// compareSamples orders samples by falling reward; those without one come last.
-func compareSamples(a, b *sampleLine) int {
-	switch {
-	case a.Reward == nil && b.Reward == nil:
-		return cmp.Compare(a.SampleIndex, b.SampleIndex)
-	case a.Reward == nil:
-		return 1
-	case b.Reward == nil:
-		return -1
+// Sample returns all that is stored of a sample.
+func (r *Reader) Sample(ctx context.Context, run schemas.Run, uid schemas.UID, index int64) (*Sample, error) {
+	g, err := r.readGroup(ctx, run, uid)
+	if err != nil {
+		return nil, err
 	}
-	return cmp.Or(cmp.Compare(*b.Reward, *a.Reward), cmp.Compare(a.SampleIndex, b.SampleIndex))
+	s := g.members[index]
+	if s == nil || s.trajectory == nil {
+		return nil, bus.ErrNotFound
+	}
+	return r.sample(ctx, g, s)
+}
+
+// sample returns a sample of a group.
+func (r *Reader) sample(ctx context.Context, g *Group, s *stored) (*Sample, error) {
+	t := s.trajectory
+	x := &Sample{
+		Run: g.Run, UID: g.UID, Prompt: t.Prompt, Member: s.join(t.SampleIndex), Line: s.line(t.SampleIndex),
+		Facts: factsOf(t), Timings: timingsOf(t, s.reward, g.result), Spans: spansOf(t), States: StatesOf(t),
+		Group: GroupOf{Size: t.GroupSize, Status: g.Status, Mean: g.Mean, Std: g.Std},
+	}
+	if t.Text != nil {
+		if err := r.setTokens(ctx, x, t); err != nil {
+			return nil, err
+		}
+	}
+	x.Text = dropTensors(x.Text)
+	return x, nil
+}
+
+// Trajectory returns the trajectory of a sample; of a pass, that of the run which it scored again.
+func (r *Reader) Trajectory(
+	ctx context.Context, run schemas.Run, uid schemas.UID, index int64,
+) (*schemas.Trajectory, error) {
+	t, err := r.client.Trajectory(ctx, run, uid, index)
+	if !errors.Is(err, client.ErrNotFound) {
+		return t, err
+	}
+	g, a, recordErr := r.record(ctx, run, uid)
+	switch {
+	case recordErr != nil:
+		return nil, recordErr
+	case a != nil && a.SourceRun != "":
+		return r.client.Trajectory(ctx, a.SourceRun, uid, index)
+	case g != nil && g.Group.SourceRun != "":
+		return r.client.Trajectory(ctx, g.Group.SourceRun, uid, index)
+	}
+	return nil, err
 }
 
 // fromRecord fills what is known of a group when it opens.
-func (x *group) fromRecord(g *schemas.GroupRecord) {
+func (x *Group) fromRecord(g *schemas.GroupRecord) {
 	x.Prompt, x.Negative, x.Lane, x.Size, x.Error = g.Prompt, g.NegativePrompt, g.Lane, g.GroupSize, g.Error
 	x.Batch, x.Opened = g.Group.Batch, g.Group.Created/int64(time.Millisecond)
 	x.Deadline, x.Truth = g.Group.Deadline/int64(time.Millisecond), g.Group.GroundTruth().Text()
@@ -203,19 +232,19 @@ func (x *group) fromRecord(g *schemas.GroupRecord) {
 }
 
 // fromResult fills what is known of a group when it has closed.
-func (x *group) fromResult(a *schemas.Advantage) {
+func (x *Group) fromResult(a *schemas.Advantage) {
 	x.Status, x.Error, x.Mean, x.Std, x.Size = outcomes.Group(a), cmp.Or(a.Error, x.Error), a.Mean, a.Std, a.GroupSize
-	x.StdLabel = (&results.GroupResult{StdScale: a.Scale, StdBasis: a.StdBasis}).StdLabel()
+	x.StdLabel = (&GroupResult{StdScale: a.Scale, StdBasis: a.StdBasis}).StdLabel()
 	x.Estimator, x.Batch, x.Closed, x.Refilled = a.Estimator, a.Batch, a.Closed/int64(time.Millisecond), a.RefilledBy
 	x.Opened = cmp.Or(x.Opened, a.Opened/int64(time.Millisecond))
 }
 
-// lineOf returns what is stored of a sample: its result, trajectory and reward, each nil while there is none.
-func lineOf(m *schemas.Member, t *schemas.Trajectory, reward *schemas.Reward) *sampleLine {
-	member := memberOf(m, t, reward)
-	l := &sampleLine{SampleResult: member.SampleResult, Scores: member.Scores}
+// line returns a sample in short.
+func (s *stored) line(index int64) *Line {
+	member, t := s.join(index), s.trajectory
+	l := &Line{SampleResult: member.SampleResult, Scores: member.Scores}
 	if l.Scores == nil {
-		l.Scores = []results.Score{}
+		l.Scores = []Score{}
 	}
 	if t == nil {
 		return l
@@ -231,47 +260,55 @@ func lineOf(m *schemas.Member, t *schemas.Trajectory, reward *schemas.Reward) *s
 	return l
 }
 
-// memberOf is results.MemberOf for a sample whose group may be open: its reward is the result so far.
-func memberOf(m *schemas.Member, t *schemas.Trajectory, reward *schemas.Reward) results.Member {
-	x := schemas.Member{}
-	if m != nil {
-		x = *m
+// join is MemberOf for a sample whose group may be open: its reward is the result so far.
+func (s *stored) join(index int64) Member {
+	x := schemas.Member{SampleIndex: index}
+	if s.member != nil {
+		x = *s.member
 	}
 	stop, rewarded := "", ""
-	if t != nil {
-		stop, x.SampleIndex = t.StopReason, t.SampleIndex
+	if s.trajectory != nil {
+		stop = s.trajectory.StopReason
 	}
-	if reward != nil {
-		rewarded = reward.Status
+	if s.reward != nil {
+		rewarded = s.reward.Status
 		if x.Status == "" {
-			x.Reward = reward.Reward
+			x.Reward = s.reward.Reward
 		}
 	}
 	x.Status = outcomes.Sample(x.Status, stop, rewarded)
-	return results.MemberOf(&x, t, reward)
+	return MemberOf(&x, s.trajectory, s.reward)
 }
 
-// sample is one sample, with all that its page shows.
-type sample struct {
+// Sample is one sample, with all that is stored of it.
+type Sample struct {
 	Run    schemas.Run `json:"run"`
 	UID    schemas.UID `json:"uid"`
 	Prompt string      `json:"prompt"`
-	results.Member
-	Line *sampleLine `json:"line"`
+	Member
+	Line *Line `json:"line"`
 	// Facts are for people: what it is called, and what it is.
-	Facts   []fact         `json:"facts"`
-	Timings []phase        `json:"timings"`
-	Spans   []attempt      `json:"attempts"`
-	Tokens  []token        `json:"tokens,omitempty"`
-	More    int            `json:"more_tokens,omitempty"`
-	States  []int64        `json:"states"`
-	Group   map[string]any `json:"group"`
+	Facts   []Fact    `json:"facts"`
+	Timings []phase   `json:"timings"`
+	Spans   []attempt `json:"attempts"`
+	Tokens  []token   `json:"tokens,omitempty"`
+	More    int       `json:"more_tokens,omitempty"`
+	States  []int64   `json:"states"`
+	Group   GroupOf   `json:"group"`
 	// LogProbsOf says which log-probs the tokens have.
 	LogProbsOf string `json:"log_probs_of,omitempty"`
 }
 
-// fact is one line of the table of facts.
-type fact struct {
+// GroupOf is what a sample says of its group.
+type GroupOf struct {
+	Size   int64    `json:"size"`
+	Status string   `json:"status"`
+	Mean   *float64 `json:"mean"`
+	Std    *float64 `json:"std"`
+}
+
+// Fact is one line of a table of facts.
+type Fact struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
 	// Mono says that the value is a name or a digest.
@@ -292,79 +329,11 @@ type attempt struct {
 	Last    int    `json:"last"`
 }
 
-// sampleOf returns the trajectory that a request is about.
-func (s *server) sampleOf(r *http.Request) (*schemas.Trajectory, error) {
-	run, uid, err := uidOf(r)
-	if err != nil {
-		return nil, err
-	}
-	index, err := strconv.ParseInt(r.PathValue("sample"), 10, 64)
-	if err != nil || index < 0 || index >= schemas.MaxGroupSize {
-		return nil, &requestError{http.StatusBadRequest, "that is not the index of a sample"}
-	}
-	t, err := s.client.Trajectory(r.Context(), run, uid, index)
-	if !errors.Is(err, client.ErrNotFound) {
-		return t, err
-	}
-	g, a, recordErr := s.record(r.Context(), run, uid) // a pass: its samples are another run's
-	switch {
-	case recordErr != nil:
-		return nil, recordErr
-	case a != nil && a.SourceRun != "":
-		return s.client.Trajectory(r.Context(), a.SourceRun, uid, index)
-	case g != nil && g.Group.SourceRun != "":
-		return s.client.Trajectory(r.Context(), g.Group.SourceRun, uid, index)
-	}
-	return nil, err
-}
-
-// answerSample answers with all that is stored of a sample.
-func (s *server) answerSample(r *http.Request) (any, error) {
-	t, err := s.sampleOf(r)
-	if err != nil {
-		return nil, err
-	}
-	ctx := r.Context()
-	run, uid, _ := uidOf(r) // sampleOf has read them
-	_, a, err := s.record(ctx, run, uid)
-	if err != nil {
-		return nil, err
-	}
-	rewards, err := results.Rewards(ctx, s.bus, run, uid)
-	if err != nil {
-		return nil, err
-	}
-	var m *schemas.Member
-	if a != nil {
-		for i := range a.Members {
-			if a.Members[i].SampleIndex == t.SampleIndex {
-				m = &a.Members[i]
-			}
-		}
-	}
-	reward := rewards[results.Sample{UID: uid, Index: t.SampleIndex}]
-	x := &sample{
-		Run: run, UID: uid, Prompt: t.Prompt, Member: memberOf(m, t, reward), Line: lineOf(m, t, reward),
-		Facts: factsOf(t), Timings: timingsOf(t, reward, a), Spans: spansOf(t), States: s.statesOf(t),
-	}
-	x.Group = map[string]any{"size": t.GroupSize, "status": outcomes.Open}
-	if a != nil {
-		x.Group["status"], x.Group["mean"], x.Group["std"] = outcomes.Group(a), a.Mean, a.Std
-	}
-	if t.Text != nil {
-		if err := s.setTokens(ctx, x, t); err != nil {
-			return nil, err
-		}
-	}
-	x.Text = dropTensors(x.Text)
-	return x, nil
-}
-
 // factsOf returns the facts of a sample.
-func factsOf(t *schemas.Trajectory) (facts []fact) {
+func factsOf(t *schemas.Trajectory) (facts []Fact) {
 	add := func(name, value string, mono bool) {
 		if value != "" {
-			facts = append(facts, fact{name, value, mono})
+			facts = append(facts, Fact{name, value, mono})
 		}
 	}
 	add("Stopped", t.StopReason, false)
@@ -380,7 +349,7 @@ func factsOf(t *schemas.Trajectory) (facts []fact) {
 	add("Weights", t.WeightsDigest, true)
 	add("Sampler", t.Sampler, true)
 	add("Computed on", t.Backend, true)
-	if d := t.DrawnBy(); d != nil {
+	if d := t.Drawn; d != nil {
 		add("Drawn by", d.Engine.String(), true)
 		if d.Resumed > 0 {
 			add("Answers gone on with", fmt.Sprint(d.Resumed), false)
@@ -468,8 +437,8 @@ func spansOf(t *schemas.Trajectory) (spans []attempt) {
 	return spans
 }
 
-// statesOf returns the indices of the stored states of an image that can be shown.
-func (s *server) statesOf(t *schemas.Trajectory) []int64 {
+// StatesOf returns the indices of the stored states of an image that can be shown.
+func StatesOf(t *schemas.Trajectory) []int64 {
 	if t.Text != nil || t.Video != nil || t.StopReason != schemas.StopCompleted {
 		return []int64{}
 	}
@@ -477,71 +446,4 @@ func (s *server) statesOf(t *schemas.Trajectory) []int64 {
 		return []int64{}
 	}
 	return slices.Concat([]int64{}, t.LatentStepIndices)
-}
-
-// pngMagic is how a PNG file begins.
-var pngMagic = []byte("\x89PNG\r\n\x1a\n")
-
-// media answers with the image or the video of a sample, or with one of its states.
-func (s *server) media(w http.ResponseWriter, r *http.Request) {
-	ctx, done := context.WithTimeout(r.Context(), readTimeout)
-	defer done()
-	release, err := s.admit(ctx)
-	if err != nil {
-		s.fail(w, r, err)
-		return
-	}
-	defer release()
-	r = r.WithContext(ctx)
-	t, err := s.sampleOf(r)
-	if err != nil {
-		s.fail(w, r, err)
-		return
-	}
-	kind := r.PathValue("kind")
-	tag := strconv.Quote(cmp.Or(t.ContentDigest, "none") + "-" + kind)
-	w.Header().Set("ETag", tag)
-	w.Header().Set("Cache-Control", "private, max-age=300")
-	w.Header().Set("Content-Security-Policy", "default-src 'none'; sandbox")
-	if r.Header.Get("If-None-Match") == tag {
-		w.WriteHeader(http.StatusNotModified)
-		return
-	}
-	data, contentType, err := s.pixels(ctx, t, kind)
-	if err != nil {
-		if errors.Is(err, client.ErrNoImage) {
-			err = &requestError{http.StatusNotFound, err.Error()}
-		}
-		w.Header().Del("ETag")
-		w.Header().Set("Cache-Control", "no-cache")
-		s.fail(w, r, err)
-		return
-	}
-	w.Header().Set("Content-Type", contentType)
-	s.write(w, data)
-}
-
-// pixels returns the file of an image, a video or a state, and its content type.
-func (s *server) pixels(
-	ctx context.Context,
-	t *schemas.Trajectory,
-	kind string,
-) (data []byte, contentType string, err error) {
-	switch contentType = "image/png"; kind {
-	case "image":
-		data, err = s.client.Image(ctx, t)
-	case "video":
-		data, err = s.client.Video(ctx, t)
-		contentType = "image/apng"
-	default:
-		index, numberErr := strconv.ParseInt(kind, 10, 64)
-		if numberErr != nil || !slices.Contains(s.statesOf(t), index) {
-			return nil, "", &requestError{http.StatusNotFound, "this state is not stored"}
-		}
-		data, err = s.latentImage(ctx, t, index)
-	}
-	if err == nil && !bytes.HasPrefix(data, pngMagic) {
-		err = &requestError{http.StatusBadGateway, "what is stored as the image is no PNG"}
-	}
-	return data, contentType, err
 }

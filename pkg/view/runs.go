@@ -1,6 +1,7 @@
-package results
+package view
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,8 +17,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// StoredRun counts what is stored of a run.
-type StoredRun struct {
+// Run is one run in the list: what is stored of it.
+type Run struct {
 	Run schemas.Run `json:"run"`
 	// State is as in schemas.RunStatus: running, paused, or what became of it.
 	State string `json:"state"`
@@ -38,26 +39,31 @@ type StoredRun struct {
 	// Refused is how many of its prompts intake has refused, as far as their dead letters are stored.
 	Refused int    `json:"refused,omitempty"`
 	Events  uint64 `json:"events"`
-	// Bytes are complete, and Events and Streams, after AddSizes.
+	// Bytes and Steps are complete, and Events and Streams, after AddSizes.
 	Bytes  uint64    `json:"bytes"`
 	Newest time.Time `json:"newest"`
+	Steps  uint64    `json:"steps"`
+	// Held says in a few words what a running one waits for.
+	Held string `json:"held,omitempty"`
+	// Progress has its stages, where a view reads them; nil: it does not, or not yet.
+	Progress *Progress `json:"progress,omitempty"`
 
 	// Streams is the number of events in each stream.
 	Streams map[string]uint64 `json:"-"`
 
 	counted uint64               // events in records
 	open    map[schemas.UID]bool // groups
+	judged  bool                 // what is not scored waits for a verdict
 }
 
 // WantsVerdicts reports whether people or batch jobs score open groups of the run.
-func (r *StoredRun) WantsVerdicts(ctx context.Context, b *bus.Bus) (bool, error) {
+func (r *Run) WantsVerdicts(ctx context.Context, b *bus.Bus) (bool, error) {
 	open, err := b.GroupsOf(ctx, r.Run, maps.Keys(r.open))
 	return slices.ContainsFunc(open, bus.OpenGroup.WantsVerdict), err
 }
 
-// Runs counts what is stored of a run; with "*" of every run, for 'meander runs ls'. It fails if the server cannot be
-// read.
-func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*StoredRun, error) {
+// Count counts what is stored of a run; with "*" of every run.
+func Count(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*Run, error) {
 	counts, err := counters.Look(ctx, b, run)
 	if err != nil {
 		return nil, err
@@ -66,9 +72,9 @@ func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*St
 	if err != nil {
 		return nil, err
 	}
-	runs, answered := map[schemas.Run]*StoredRun{}, b.AllAnswered(ctx)
+	runs, answered := map[schemas.Run]*Run{}, b.AllAnswered(ctx)
 	for name, c := range counts {
-		runs[name] = stored(name, c, actions[name], answered)
+		runs[name] = runOf(name, c, actions[name], answered)
 	}
 	lanes := map[schemas.Run]map[schemas.Lane]bool{}
 	for _, stream := range []string{schemas.StreamRequests, schemas.StreamParked} { // queues, which are short
@@ -122,9 +128,9 @@ func controls(ctx context.Context, b *bus.Bus) (map[schemas.Run]string, error) {
 	return actions, err
 }
 
-// stored says what counts mean.
-func stored(name schemas.Run, c *counters.Run, control string, answered bool) *StoredRun {
-	r := &StoredRun{
+// runOf says what counts mean.
+func runOf(name schemas.Run, c *counters.Run, control string, answered bool) *Run {
+	r := &Run{
 		Run: name, State: c.Outcome(control, answered), Groups: int(c.Groups), Open: len(c.Open),
 		Samples:  int(c.Of(schemas.KindTrajectory, schemas.StopCompleted)),
 		Outcomes: c.Groupings(), OpenBatches: int64(len(c.Batches)),
@@ -151,13 +157,13 @@ const atOnce = 8
 
 // AddSizes counts what no record counts (steps, verdicts, controls) and adds the bytes of it, by the mean size of the
 // runs' own messages: those of other runs may be far larger. It takes a dozen requests for each run; ended ones that
-// have as many events as in before, an earlier answer or nil, keep its numbers. It fails if the server cannot be read.
-func AddSizes(ctx context.Context, b *bus.Bus, runs, before map[schemas.Run]*StoredRun) error {
+// have as many events as in before, an earlier answer or nil, keep its numbers.
+func AddSizes(ctx context.Context, b *bus.Bus, runs, before map[schemas.Run]*Run) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(atOnce)
 	for _, r := range runs {
 		if had := before[r.Run]; had != nil && had.counted == r.counted && outcomes.HasEnded(r.State) {
-			r.Events, r.Bytes, r.Streams = had.Events, had.Bytes, had.Streams
+			r.Events, r.Bytes, r.Streams, r.Steps = had.Events, had.Bytes, had.Streams, had.Steps
 		} else {
 			g.Go(func() error { return r.addSizes(ctx, b) })
 		}
@@ -166,7 +172,7 @@ func AddSizes(ctx context.Context, b *bus.Bus, runs, before map[schemas.Run]*Sto
 }
 
 // addSizes is AddSizes of one run.
-func (r *StoredRun) addSizes(ctx context.Context, b *bus.Bus) error {
+func (r *Run) addSizes(ctx context.Context, b *bus.Bus) error {
 	for _, stream := range []string{schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamControl} {
 		n, err := b.Stored(ctx, stream, schemas.RunFilters(r.Run)[stream], 1)
 		if err != nil && !errors.Is(err, bus.ErrPermission) {
@@ -188,6 +194,7 @@ func (r *StoredRun) addSizes(ctx context.Context, b *bus.Bus) error {
 			r.Bytes += n * mean
 		}
 	}
+	r.Steps = r.Streams[schemas.StreamSteps]
 	return nil
 }
 
@@ -205,4 +212,68 @@ func LatestRun(ctx context.Context, b *bus.Bus) (schemas.Run, error) {
 		}
 	}
 	return "", bus.ErrNotFound
+}
+
+// maxRuns is how many runs a list has, the newest.
+const maxRuns = 500
+
+// readRuns reads the list of runs, the newest first.
+func (r *Reader) readRuns(ctx context.Context) ([]*Run, error) {
+	before := map[schemas.Run]*Run{}
+	if last := r.runs.peek(); last != nil {
+		for _, run := range *last {
+			before[run.Run] = run
+		}
+	}
+	stored, err := Count(ctx, r.bus, "*")
+	if err == nil {
+		err = AddSizes(ctx, r.bus, stored, before)
+	}
+	if err != nil {
+		return nil, err
+	}
+	runs := slices.SortedFunc(maps.Values(stored), func(a, b *Run) int {
+		return cmp.Or(b.Newest.Compare(a.Newest), cmp.Compare(a.Run, b.Run))
+	})
+	for _, run := range runs {
+		if run.State == schemas.RunRunning && run.Streams[schemas.StreamRequests] == 0 &&
+			run.Samples > run.Scored+run.Failed {
+			if run.judged, err = run.WantsVerdicts(ctx, r.bus); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return runs, nil
+}
+
+// Runs is the list of runs, the newest first, and what holds up the whole pipeline.
+type Runs struct {
+	Runs  []*Run          `json:"runs"`
+	Total int             `json:"total"`
+	Waits []outcomes.Wait `json:"waits"`
+	// Dead is how many dead letters are stored.
+	Dead uint64 `json:"dead"`
+
+	system *System
+}
+
+// Runs returns the list of runs.
+func (r *Reader) Runs(ctx context.Context) (*Runs, error) {
+	runs, err := r.runs.Get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	system, err := r.system.Get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	shown := make([]*Run, min(len(runs), maxRuns))
+	for i := range shown { // the runs are shared
+		run := *runs[i]
+		if run.State == schemas.RunRunning {
+			run.Held = heldInList(&run, system).Held()
+		}
+		shown[i] = &run
+	}
+	return &Runs{shown, len(runs), system.Waits, system.Dead, system}, nil
 }

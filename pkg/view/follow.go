@@ -1,10 +1,13 @@
-package ui
+package view
 
 import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,8 +18,8 @@ import (
 )
 
 const (
-	// maxFollowers is how many runs are followed at once, maxRows how many groups of each are kept: the newest.
-	maxFollowers, maxRows = 8, 20000
+	// maxFollowers is how many runs are followed at once, MaxRows how many groups of each are kept: the newest.
+	maxFollowers, MaxRows = 8, 20000
 	// idle is how long a run is followed that no page shows.
 	idle = time.Minute
 	// maxCut is how many bytes of a prompt are in a list.
@@ -32,7 +35,7 @@ type follower struct {
 	ended sync.WaitGroup
 	// ready is closed when all that was stored at the start is read.
 	ready  chan struct{}
-	status snapshot[*schemas.RunStatus]
+	status Shared[*schemas.RunStatus]
 	used   atomic.Int64 // Unix nanoseconds
 
 	mu       sync.Mutex
@@ -54,16 +57,16 @@ type source struct {
 	outcome func(m *bus.Message, outcome string)
 }
 
-// followerOf returns the follower of a run, which it starts if there is none, once it has read what is stored.
-func (s *server) followerOf(ctx context.Context, run schemas.Run) (*follower, error) {
-	s.mu.Lock()
-	f := s.followers[string(run)]
-	s.mu.Unlock()
+// follow returns the follower of a run, which it starts if there is none, once it has read what is stored.
+func (r *Reader) follow(ctx context.Context, run schemas.Run) (*follower, error) {
+	r.mu.Lock()
+	f := r.followers[run]
+	r.mu.Unlock()
 	if f == nil {
-		if _, err := s.client.Status(ctx, run); err != nil { // so that no name costs anything that is not a run's
+		if _, err := r.client.Status(ctx, run); err != nil { // so that no name costs anything that is not a run's
 			return nil, err
 		}
-		f = s.startFollower(run)
+		f = r.startFollower(run)
 	}
 	f.used.Store(time.Now().UnixNano())
 	select {
@@ -75,55 +78,55 @@ func (s *server) followerOf(ctx context.Context, run schemas.Run) (*follower, er
 }
 
 // startFollower starts to follow a run, and ends the followers that are idle, or one too many.
-func (s *server) startFollower(run schemas.Run) *follower {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if f := s.followers[string(run)]; f != nil {
+func (r *Reader) startFollower(run schemas.Run) *follower {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if f := r.followers[run]; f != nil {
 		return f
 	}
-	s.endIdle(maxFollowers - 1)
-	ctx, end := context.WithCancel(s.ctx)
+	r.endIdle(maxFollowers - 1)
+	ctx, end := context.WithCancel(r.ctx)
 	f := &follower{
 		run: run, epoch: rand.Text()[:8], end: end, ready: make(chan struct{}), rows: map[schemas.UID]*GroupRow{},
 		changed: make(chan struct{}), rates: map[string]*rate{},
 	}
-	f.status.read = func(ctx context.Context) (*schemas.RunStatus, error) { return s.client.Status(ctx, run) }
+	f.status.Read = func(ctx context.Context) (*schemas.RunStatus, error) { return r.client.Status(ctx, run) }
 	f.used.Store(time.Now().UnixNano())
-	s.followers[string(run)] = f
-	f.ended.Go(func() { f.read(ctx, s.bus) })
+	r.followers[run] = f
+	f.ended.Go(func() { f.read(ctx, r.bus) })
 	return f
 }
 
-// endIdle ends followers that no page showed for a while, and the longest unused ones above most. s.mu is held.
-func (s *server) endIdle(most int) {
+// endIdle ends followers that no page showed for a while, and the longest unused ones above most. r.mu is held.
+func (r *Reader) endIdle(most int) {
 	var all []*follower
-	for _, f := range s.followers {
+	for _, f := range r.followers {
 		all = append(all, f)
 	}
 	slices.SortFunc(all, func(a, b *follower) int { return cmp.Compare(b.used.Load(), a.used.Load()) })
 	for i, f := range all {
 		if i >= most || time.Since(time.Unix(0, f.used.Load())) > idle {
 			f.end()
-			delete(s.followers, string(f.run))
+			delete(r.followers, f.run)
 		}
 	}
 }
 
 // endWhenIdle ends idle followers from time to time, until ctx ends.
-func (s *server) endWhenIdle(ctx context.Context) {
+func (r *Reader) endWhenIdle(ctx context.Context) {
 	for waitFor(ctx, idle/2) {
-		s.mu.Lock()
-		s.endIdle(maxFollowers)
-		s.mu.Unlock()
+		r.mu.Lock()
+		r.endIdle(maxFollowers)
+		r.mu.Unlock()
 	}
 }
 
 // endFollowers ends all followers, and waits for them.
-func (s *server) endFollowers() {
-	s.mu.Lock()
-	all := s.followers
-	s.followers = map[string]*follower{}
-	s.mu.Unlock()
+func (r *Reader) endFollowers() {
+	r.mu.Lock()
+	all := r.followers
+	r.followers = map[schemas.Run]*follower{}
+	r.mu.Unlock()
 	for _, f := range all {
 		f.end()
 		f.ended.Wait()
@@ -231,7 +234,7 @@ func (f *follower) rowOf(uid schemas.UID) *GroupRow {
 		f.opened++
 		r = &GroupRow{Number: f.opened, UID: uid, Status: outcomes.Open}
 		f.rows[uid], f.order = r, append(f.order, r)
-		if len(f.order) > maxRows {
+		if len(f.order) > MaxRows {
 			delete(f.rows, f.order[0].UID)
 			f.order, f.leftOut = f.order[1:], f.leftOut+1
 		}
@@ -278,4 +281,110 @@ func (f *follower) since(revision uint64, most int) ([]GroupRow, uint64, *Progre
 		out[i] = *r
 	}
 	return out, to, counts
+}
+
+// Change is what is new of a run: one of its fields is set.
+type Change struct {
+	// Reset is the epoch that has begun: all that was read before is to be read again.
+	Reset string
+	// Rows have changed. ID is EPOCH-REVISION, from where another Following goes on.
+	Rows []GroupRow
+	ID   string
+	// Progress is the counts after all rows, so that whoever has both has none older than its rows.
+	Progress *Progress
+}
+
+// Following is how far somebody has read the changes of a run.
+type Following struct {
+	r        *Reader
+	run      schemas.Run
+	f        *follower
+	revision uint64
+	since    string
+	wake     <-chan struct{}
+}
+
+// Follow returns the changes of a run after since, which is the ID of a Change; empty: after now.
+func (r *Reader) Follow(run schemas.Run, since string) *Following {
+	return &Following{r: r, run: run, since: since}
+}
+
+const (
+	// maxBundle is how many changed groups one Change has.
+	maxBundle = 200
+	// startTimeout bounds how long Next waits until what is stored is read, askTimeout the questions after it.
+	startTimeout, askTimeout = 30 * time.Second, 5 * time.Second
+)
+
+// Next returns what has changed since the last call. While the server is away it fails, and returns rows that came
+// before.
+func (x *Following) Next(ctx context.Context) (changes []Change, err error) {
+	if x.f == nil || x.r.bus.Conn().IsConnected() {
+		var f *follower
+		if f, err = x.start(ctx); err == nil && f != x.f { // the first one, or a fresh one
+			x.f = f
+			var reset bool
+			if x.revision, reset = f.resume(x.since); reset {
+				changes = append(changes, Change{Reset: f.epoch})
+			}
+			x.since = "another"
+		}
+	}
+	if x.f == nil {
+		return nil, err
+	}
+	x.f.mu.Lock()
+	x.wake = x.f.changed
+	x.f.mu.Unlock()
+	var status *schemas.RunStatus
+	var system *System
+	if err == nil {
+		ctx, done := context.WithTimeout(ctx, askTimeout)
+		defer done()
+		if system, err = x.r.system.Get(ctx); err == nil {
+			status, err = x.f.status.Get(ctx)
+		}
+	}
+	for {
+		rows, to, counts := x.f.since(x.revision, maxBundle)
+		if x.revision = to; len(rows) > 0 {
+			changes = append(changes, Change{Rows: rows, ID: fmt.Sprintf("%s-%d", x.f.epoch, to)})
+		}
+		switch {
+		case to < counts.Revision: // one bundle was not enough
+		case err != nil:
+			return changes, err
+		default:
+			x.f.explain(counts, status, system)
+			return append(changes, Change{Progress: counts}), nil
+		}
+	}
+}
+
+// start returns the follower of the run once it has read what is stored.
+func (x *Following) start(ctx context.Context) (*follower, error) {
+	ctx, done := context.WithTimeout(ctx, startTimeout)
+	defer done()
+	return x.r.follow(ctx, x.run)
+}
+
+// Wait waits until the run has changed since Next, at most so long, or until ctx ends.
+func (x *Following) Wait(ctx context.Context, most time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-x.wake:
+	case <-time.After(most):
+	}
+}
+
+// resume returns the revision after which a reader goes on that has seen since, EPOCH-REVISION or empty. reset: it has
+// seen another epoch, and must read all again.
+func (f *follower) resume(since string) (revision uint64, reset bool) {
+	epoch, text, _ := strings.Cut(since, "-")
+	if n, err := strconv.ParseUint(text, 10, 64); err == nil && epoch == f.epoch {
+		return n, false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.revision, since != ""
 }

@@ -1,4 +1,4 @@
-package ui
+package view
 
 import (
 	"context"
@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/client"
-	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -33,7 +32,7 @@ type choice struct {
 const maxTokens, maxTop = 4000, 8
 
 // dropTensors returns a text without the lists that the tokens have.
-func dropTensors(x *results.Text) *results.Text {
+func dropTensors(x *Text) *Text {
 	if x != nil {
 		x.IDs, x.Mask, x.LogProbs, x.ProcessedLogProbs, x.Entropies = nil, nil, nil, nil, nil
 	}
@@ -41,11 +40,11 @@ func dropTensors(x *results.Text) *results.Text {
 }
 
 // setTokens fills the tokens of a text, which may be in the object store.
-func (s *server) setTokens(ctx context.Context, x *sample, t *schemas.Trajectory) error {
+func (r *Reader) setTokens(ctx context.Context, x *Sample, t *schemas.Trajectory) error {
 	if t.Text.IDs == nil {
 		return nil // it did not complete
 	}
-	text, err := results.LoadText(ctx, s.bus, t)
+	text, err := LoadText(ctx, r.bus, t)
 	if err != nil {
 		return err
 	}
@@ -60,8 +59,8 @@ func (s *server) setTokens(ctx context.Context, x *sample, t *schemas.Trajectory
 			break
 		}
 		k := token{ID: id, Generated: i < len(text.Mask) && text.Mask[i] == 1}
-		if s.cfg.Piece != nil {
-			k.Text = s.cfg.Piece(id)
+		if r.Piece != nil {
+			k.Text = r.Piece(id)
 		}
 		if k.Generated && i < len(logProbs) && !math.IsNaN(float64(logProbs[i])) {
 			k.LogProb = new(float64(logProbs[i]))
@@ -73,8 +72,8 @@ func (s *server) setTokens(ctx context.Context, x *sample, t *schemas.Trajectory
 	}
 	within, done := context.WithTimeout(ctx, topTimeout)
 	defer done()
-	if err := s.setTop(within, x, t); err != nil && ctx.Err() == nil {
-		s.log.Warn().Err(err).Str("uid", string(t.UID)).Msg("the page shows tokens without the likeliest others")
+	if err := r.setTop(within, x, t); err != nil && ctx.Err() == nil {
+		r.Log.Warn().Err(err).Str("uid", string(t.UID)).Msg("tokens are shown without the likeliest others")
 	}
 	return nil
 }
@@ -84,11 +83,11 @@ const topTimeout = 4 * time.Second
 
 // setTop fills the likeliest tokens beside those that were drawn, if the events of the tokens have them. Events that
 // are no longer stored are left out. When it fails, the tokens before have theirs.
-func (s *server) setTop(ctx context.Context, x *sample, t *schemas.Trajectory) error {
+func (r *Reader) setTop(ctx context.Context, x *Sample, t *schemas.Trajectory) error {
 	if l := t.Text.Settings.Logits; l == nil || l.Form != schemas.LogitsTopK {
 		return nil
 	}
-	for e, err := range s.client.Tokens(ctx, t) {
+	for e, err := range r.client.Tokens(ctx, t) {
 		if errors.Is(err, client.ErrNotFound) || err == nil && e.Position >= int64(len(x.Tokens)) {
 			return nil
 		}
@@ -106,8 +105,8 @@ func (s *server) setTop(ctx context.Context, x *sample, t *schemas.Trajectory) e
 			if at := int(e.Position) + i; at < len(x.Tokens) {
 				for _, c := range list {
 					k := choice{ID: c.ID, LogProb: c.LogProb}
-					if s.cfg.Piece != nil {
-						k.Text = s.cfg.Piece(c.ID)
+					if r.Piece != nil {
+						k.Text = r.Piece(c.ID)
 					}
 					x.Tokens[at].Top = append(x.Tokens[at].Top, k)
 				}

@@ -1,4 +1,4 @@
-package results
+package view
 
 import (
 	"context"
@@ -64,7 +64,7 @@ func TextOf(t *schemas.Trajectory) *Text {
 	s := t.Text.Settings
 	x := &Text{
 		Answer: t.Text.Answer(), Tokens: t.Text.Generated(), Messages: s.Messages, Turns: t.Text.Turns,
-		Conversation: t.Text.Conversation, Drawn: t.DrawnBy(),
+		Conversation: t.Text.Conversation, Drawn: t.Drawn,
 		Temperature: s.Temperature, TopK: s.TopK, TopP: s.TopP, MinP: s.MinP, Vocabulary: s.Vocabulary,
 		WeightsDigest: t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
 	}
@@ -77,25 +77,6 @@ func TextOf(t *schemas.Trajectory) *Text {
 	}
 	x.setTensors(t.Text)
 	return x
-}
-
-// Load fetches those tensors of the run's texts that are in the object store; Collect leaves them there because they
-// are large. It fails if one cannot be fetched, for example because it was removed.
-func (r *Run) Load(ctx context.Context, b *bus.Bus) error {
-	for _, g := range r.Groups {
-		for i := range g.Members {
-			m := &g.Members[i]
-			if m.Text == nil || m.trajectory.Text.IDs == nil || m.Text.IDs != nil {
-				continue
-			}
-			x, err := LoadText(ctx, b, m.trajectory)
-			if err != nil {
-				return err
-			}
-			m.Text = x
-		}
-	}
-	return nil
 }
 
 // Numbers are those of the tokens of a text, NaN where the server that drew them gave none: null in JSON.

@@ -1,16 +1,11 @@
-package ui
+package view
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -139,27 +134,27 @@ func (x *System) countConsumers(st *bus.StreamStats, requests map[string]bus.Con
 }
 
 // readSystem reads what runs and how full the streams are.
-func (s *server) readSystem(ctx context.Context) (*System, error) {
+func (r *Reader) readSystem(ctx context.Context) (*System, error) {
 	x := &System{
 		Present: []*presence{}, Lanes: []*lane{}, Streams: []bus.StreamStats{},
 		backlog: map[schemas.Lane]uint64{},
 	}
-	running, err := s.bus.Present(ctx)
+	running, err := r.bus.Present(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, p := range running {
 		x.Present = append(x.Present, presenceOf(p))
 	}
-	policies, err := s.bus.Policies(ctx)
+	policies, err := r.bus.Policies(ctx)
 	if err != nil {
 		return nil, err
 	}
-	stats, err := s.bus.Stats(ctx)
+	stats, err := r.bus.Stats(ctx)
 	if err != nil {
 		return nil, err
 	}
-	faults, err := s.bus.Faults(ctx)
+	faults, err := r.bus.Faults(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +187,7 @@ func (s *server) readSystem(ctx context.Context) (*System, error) {
 		x.backlog[p.Lane] = l.Backlog
 		x.Lanes = append(x.Lanes, l)
 	}
-	x.Waits = systemWaits(x, faults)
+	x.Waits = r.systemWaits(x, faults)
 	return x, nil
 }
 
@@ -216,149 +211,27 @@ func presenceOf(p *schemas.Presence) *presence {
 	return out
 }
 
-func (s *server) answerSystem(r *http.Request) (any, error) { return s.system.get(r.Context()) }
+// Lane is the history of a lane's weights, the newest versions first.
+type Lane struct {
+	Versions []*policyLine `json:"versions"`
+	Total    int           `json:"total"`
+}
 
-// answerLane answers with the versions of a lane, the newest first.
-func (s *server) answerLane(r *http.Request) (any, error) {
-	name := schemas.Lane(r.PathValue("lane"))
-	if err := schemas.CheckToken("lane", name); err != nil {
-		return nil, &requestError{http.StatusBadRequest, err.Error()}
-	}
-	history, err := s.client.PolicyHistory(r.Context(), name)
+// Lane returns the versions of the weights of a lane, at most most.
+func (r *Reader) Lane(ctx context.Context, name schemas.Lane, most int) (*Lane, error) {
+	history, err := r.client.PolicyHistory(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	refused, err := s.client.PolicyRefusals(r.Context(), name)
+	refused, err := r.client.PolicyRefusals(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	lines := []*policyLine{}
-	for _, p := range slices.Backward(history[max(0, len(history)-maxPage):]) {
+	out := &Lane{Versions: []*policyLine{}, Total: len(history)}
+	for _, p := range slices.Backward(history[max(0, len(history)-most):]) {
 		line := policyLineOf(p)
 		line.Refused = refused[p.PolicyVersion]
-		lines = append(lines, line)
-	}
-	return map[string]any{"versions": lines, "total": len(history)}, nil
-}
-
-// letter is a dead letter.
-type letter struct {
-	ID         uint64      `json:"id"`
-	At         int64       `json:"at"` // Unix milliseconds
-	Stage      string      `json:"stage"`
-	Code       string      `json:"code"`
-	Reason     string      `json:"reason"`
-	Run        schemas.Run `json:"run,omitempty"`
-	UID        schemas.UID `json:"uid,omitempty"`
-	Subject    string      `json:"subject,omitempty"`
-	Stream     string      `json:"stream,omitempty"`
-	Deliveries uint64      `json:"deliveries,omitempty"`
-	// Original is what was refused, as far as it can be read.
-	Original json.RawMessage `json:"original,omitempty"`
-	Bytes    int             `json:"bytes,omitempty"`
-}
-
-// letterOf returns a dead letter; one that cannot be read says so.
-func letterOf(m *bus.Message) (*letter, *schemas.Dead) {
-	l := &letter{ID: m.Seq, At: milliseconds(m.Time)}
-	d := &schemas.Dead{}
-	if err := schemas.Decode(m.Data, d); err != nil { // others may write there
-		l.Code, l.Reason = "unreadable", err.Error()
-		l.Run, _ = schemas.RunOf(m.Subject)
-		return l, nil
-	}
-	l.Stage, l.Code, l.Reason, l.Run, l.UID = d.Stage, d.Code, d.Reason, d.Run, d.UID
-	l.Subject, l.Stream, l.Deliveries = d.OriginalSubject, d.Stream, d.Deliveries
-	return l, d
-}
-
-const (
-	// lettersPage is how many dead letters a page has; deadWindow how many sequences one read looks at, of maxWindows.
-	lettersPage            = 50
-	deadWindow, maxWindows = 500, 20
-)
-
-// answerDead answers with dead letters, the newest first, before the sequence before.
-func (s *server) answerDead(r *http.Request) (any, error) {
-	run := schemas.Run(r.FormValue("run"))
-	if run == "" {
-		run = "*"
-	} else if err := schemas.CheckToken("run", run); err != nil {
-		return nil, &requestError{http.StatusBadRequest, err.Error()}
-	}
-	info, err := s.bus.StreamInfo(r.Context(), schemas.StreamDead)
-	if err != nil {
-		return nil, err
-	}
-	before := info.State.LastSeq + 1
-	if text := r.FormValue("before"); text != "" {
-		n, err := strconv.ParseUint(text, 10, 64)
-		if err != nil || n == 0 {
-			return nil, &requestError{http.StatusBadRequest, "before: must be the number of a dead letter"}
-		}
-		before = min(n, before)
-	}
-	filter := schemas.Address{Kind: schemas.KindDead, Run: run}.Filter()
-	letters := []*letter{}
-	first := max(1, info.State.FirstSeq)
-	for range maxWindows {
-		if before <= first || len(letters) >= lettersPage {
-			break
-		}
-		from := max(first, before-min(before-1, deadWindow))
-		var part []*letter
-		o := bus.ReadOptions{FromSeq: from}
-		for m, err := range s.bus.Read(r.Context(), schemas.StreamDead, []string{filter}, o) {
-			if err != nil {
-				return nil, err
-			}
-			if m.Seq >= before {
-				break
-			}
-			l, _ := letterOf(m)
-			if part = append(part, l); len(part) > deadWindow {
-				break
-			}
-		}
-		slices.Reverse(part)
-		letters, before = append(letters, part...), from
-	}
-	if len(letters) > lettersPage {
-		letters = letters[:lettersPage]
-		before = letters[lettersPage-1].ID
-	}
-	out := map[string]any{"letters": letters, "total": info.State.Msgs}
-	if before > first {
-		out["before"] = before
+		out.Versions = append(out.Versions, line)
 	}
 	return out, nil
-}
-
-// maxOriginal is how many bytes of JSON of a refused message are shown.
-const maxOriginal = 64 << 10
-
-// answerLetter answers with one dead letter and its original.
-func (s *server) answerLetter(r *http.Request) (any, error) {
-	id, err := letterID(r)
-	if err != nil {
-		return nil, err
-	}
-	m, err := s.bus.Get(r.Context(), schemas.StreamDead, id)
-	if err != nil {
-		return nil, err
-	}
-	l, d := letterOf(m)
-	if d == nil {
-		return l, nil
-	}
-	data, err := s.bus.DeadData(r.Context(), d)
-	if err != nil && !errors.Is(err, client.ErrNotFound) {
-		return nil, err
-	}
-	if l.Bytes = len(data); schemas.Precheck(data) == nil {
-		if text, err := json.Marshal(schemas.JSONOfBytes(data)); err == nil && len(text) <= maxOriginal {
-			l.Original = text
-		}
-	}
-	return l, nil
 }

@@ -1,26 +1,22 @@
-package results
+package view
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"iter"
-	"maps"
-	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Sample names one sample of a run.
-type Sample struct {
+// Key names one sample of a run.
+type Key struct {
 	UID   schemas.UID
 	Index int64
 }
 
 // String returns a text that sorts by uid, then by index.
-func (s Sample) String() string { return fmt.Sprintf("%s.%06d", s.UID, s.Index) }
+func (s Key) String() string { return fmt.Sprintf("%s.%06d", s.UID, s.Index) }
 
 // Trajectory is a stored trajectory with its sequence in the stream.
 type Trajectory struct {
@@ -51,9 +47,9 @@ func Trajectories(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.
 
 // Rewards returns the stored rewards of a run, or of one group of it (uid "*": all). It fails if the server cannot be
 // read.
-func Rewards(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) (map[Sample]*schemas.Reward, error) {
-	out := map[Sample]*schemas.Reward{}
-	err := eachReward(ctx, b, run, uid, func(r *schemas.Reward) { out[Sample{r.UID, r.SampleIndex}] = r })
+func Rewards(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) (map[Key]*schemas.Reward, error) {
+	out := map[Key]*schemas.Reward{}
+	err := eachReward(ctx, b, run, uid, func(r *schemas.Reward) { out[Key{r.UID, r.SampleIndex}] = r })
 	return out, err
 }
 
@@ -70,30 +66,4 @@ func eachReward(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UI
 		}
 	}
 	return nil
-}
-
-// digest covers the content of events, in the order of their keys.
-type digest struct{ contents map[string][32]byte }
-
-// add adds an event's content to the digest of a run, under a key that gives it its place. It fails if the event has
-// no digest.
-func (d *digest) add(key string, e schemas.Event) (err error) {
-	if d.contents == nil {
-		d.contents = map[string][32]byte{}
-	}
-	if d.contents[key], err = schemas.ContentDigest(e); err != nil {
-		return fmt.Errorf("%s: %w", key, err)
-	}
-	return nil
-}
-
-// String returns the SHA-256 of all added contents in key order, in hex.
-func (d *digest) String() string {
-	h := sha256.New()
-	for _, key := range slices.Sorted(maps.Keys(d.contents)) {
-		content := d.contents[key]
-		fmt.Fprintf(h, "%s\x00", key)
-		h.Write(content[:])
-	}
-	return hex.EncodeToString(h.Sum(nil))
 }

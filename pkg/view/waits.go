@@ -1,158 +1,35 @@
-package ui
+package view
 
 import (
 	"cmp"
 	"context"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/outcomes"
-	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/internal/boot"
 )
 
-// maxRuns is how many runs a list has, the newest; maxPage how many groups, samples or letters a page has.
-const maxRuns, maxPage = 500, 200
-
-// RunLine is one run in the list.
-type RunLine struct {
-	*results.StoredRun
-	// Held says in a few words what a running one waits for.
-	Held string `json:"held,omitempty"`
-	// Steps is how many step events are stored of it.
-	Steps uint64 `json:"steps"`
-
-	judged bool // what is not scored waits for a verdict
-}
-
-// readRuns reads the list of runs, the newest first.
-func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
-	before := map[schemas.Run]*results.StoredRun{}
-	if last := s.runs.peek(); last != nil {
-		for _, line := range *last {
-			before[line.Run] = line.StoredRun
-		}
-	}
-	stored, err := results.Runs(ctx, s.bus, "*")
-	if err == nil {
-		err = results.AddSizes(ctx, s.bus, stored, before)
-	}
+// Progress returns how far a run is, and what it waits for, or what ended it.
+func (r *Reader) Progress(ctx context.Context, run schemas.Run) (*Progress, error) {
+	system, err := r.system.Get(ctx)
 	if err != nil {
 		return nil, err
 	}
-	lines := []*RunLine{}
-	for _, r := range stored {
-		line := &RunLine{StoredRun: r, Steps: r.Streams[schemas.StreamSteps]}
-		if r.State == schemas.RunRunning && r.Streams[schemas.StreamRequests] == 0 && r.Samples > r.Scored+r.Failed {
-			if line.judged, err = r.WantsVerdicts(ctx, s.bus); err != nil {
-				return nil, err
-			}
-		}
-		lines = append(lines, line)
-	}
-	slices.SortFunc(lines, func(a, b *RunLine) int {
-		return cmp.Or(b.Newest.Compare(a.Newest), cmp.Compare(a.Run, b.Run))
-	})
-	return lines, nil
-}
-
-// runList is the list of runs, as pages get it.
-type runList struct {
-	Runs  []*RunLine      `json:"runs"`
-	Total int             `json:"total"`
-	Waits []outcomes.Wait `json:"waits"`
-	// Dead is how many dead letters are stored.
-	Dead uint64 `json:"dead"`
-}
-
-// listRuns returns the list of runs, and what holds up the whole pipeline.
-func (s *server) listRuns(ctx context.Context) (*runList, error) {
-	lines, err := s.runs.get(ctx)
+	f, err := r.follow(ctx, run)
 	if err != nil {
 		return nil, err
 	}
-	system, err := s.system.get(ctx)
+	status, err := f.status.Get(ctx)
 	if err != nil {
 		return nil, err
 	}
-	shown := make([]*RunLine, min(len(lines), maxRuns))
-	for i := range shown { // the lines are shared
-		line := *lines[i]
-		if line.State == schemas.RunRunning {
-			line.Held = heldInList(&line, system).Held()
-		}
-		shown[i] = &line
-	}
-	return &runList{shown, len(lines), system.Waits, system.Dead}, nil
-}
-
-func (s *server) answerRuns(r *http.Request) (any, error) { return s.listRuns(r.Context()) }
-
-// runOf returns the run that a request is about.
-func runOf(r *http.Request) (schemas.Run, error) {
-	run := schemas.Run(r.PathValue("run"))
-	if err := schemas.CheckToken("run", run); err != nil {
-		return "", &requestError{http.StatusBadRequest, err.Error()}
-	}
-	return run, nil
-}
-
-// followed returns the follower of the run that a request is about.
-func (s *server) followed(r *http.Request) (*follower, error) {
-	run, err := runOf(r)
-	if err != nil {
-		return nil, err
-	}
-	return s.followerOf(r.Context(), run)
-}
-
-// number reads a number of a request's query that lies between least and most; absent: def.
-func number(r *http.Request, name string, def, least, most int) (int, error) {
-	text := r.FormValue(name)
-	if text == "" {
-		return def, nil
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < least || n > most {
-		return 0, &requestError{
-			http.StatusBadRequest,
-			fmt.Sprintf("%s: %q; must be a number from %d to %d", name, text, least, most),
-		}
-	}
-	return n, nil
-}
-
-func (s *server) answerRun(r *http.Request) (any, error) {
-	f, err := s.followed(r)
-	if err != nil {
-		return nil, err
-	}
-	return s.describe(r.Context(), f)
-}
-
-// describe returns the progress of a run, and what it waits for.
-func (s *server) describe(ctx context.Context, f *follower) (*Progress, error) {
-	system, err := s.system.get(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return f.describe(ctx, system)
-}
-
-// describe returns the progress of the run, and what it waits for in a pipeline of this state.
-func (f *follower) describe(ctx context.Context, system *System) (*Progress, error) {
-	status, err := f.status.get(ctx)
-	if err != nil {
-		return nil, err
-	}
-	p := f.progress()
+	f.mu.Lock()
+	p := f.tally()
+	f.mu.Unlock()
 	f.explain(p, status, system)
 	return p, nil
 }
@@ -166,65 +43,6 @@ func (f *follower) explain(p *Progress, status *schemas.RunStatus, system *Syste
 		p.Held = heldBy(p, status, system).Held()
 	}
 	p.Waits = append(p.Waits, runWaits(f.run, p, status, system)...)
-}
-
-// groupList is a page of the groups of a run.
-type groupList struct {
-	Rows  []GroupRow `json:"rows"`
-	Total int        `json:"total"`
-	// All is how many groups the run has, whatever was asked for.
-	All      int    `json:"all"`
-	Epoch    string `json:"epoch"`
-	Revision uint64 `json:"revision"`
-	LeftOut  int    `json:"left_out,omitempty"`
-}
-
-// answerGroups answers with a page of the groups of a run: offset, limit, order, status and text say which.
-func (s *server) answerGroups(r *http.Request) (any, error) {
-	offset, err := number(r, "offset", 0, 0, maxRows)
-	if err != nil {
-		return nil, err
-	}
-	limit, err := number(r, "limit", 50, 1, maxPage)
-	if err != nil {
-		return nil, err
-	}
-	order := cmp.Or(r.FormValue("order"), "newest")
-	if orders := []string{"newest", "oldest", "best", "worst", "spread"}; !slices.Contains(orders, order) {
-		return nil, &requestError{http.StatusBadRequest, fmt.Sprintf("order: %q; must be one of %v", order, orders)}
-	}
-	f, err := s.followed(r)
-	if err != nil {
-		return nil, err
-	}
-	rows, total := f.rowsOf(
-		list{order: order, status: r.FormValue("status"), text: r.FormValue("text"), offset: offset, limit: limit},
-	)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return &groupList{
-		Rows:     rows,
-		Total:    total,
-		All:      len(f.order),
-		Epoch:    f.epoch,
-		Revision: f.revision,
-		LeftOut:  f.leftOut,
-	}, nil
-}
-
-// answerCurve answers with the rewards of a run over time, of one data source or of all, and with the names of the
-// data sources.
-func (s *server) answerCurve(r *http.Request) (any, error) {
-	most, err := number(r, "points", 400, 1, 2000)
-	if err != nil {
-		return nil, err
-	}
-	f, err := s.followed(r)
-	if err != nil {
-		return nil, err
-	}
-	points, sources := f.curve(r.FormValue("data_source"), most)
-	return map[string]any{"points": points, "data_sources": sources}, nil
 }
 
 // heldBy returns what holds up an open run of this progress.
@@ -244,7 +62,7 @@ func heldBy(p *Progress, status *schemas.RunStatus, x *System) outcomes.For {
 }
 
 // heldInList returns what holds up an open run, as far as its counts say.
-func heldInList(r *RunLine, x *System) outcomes.For {
+func heldInList(r *Run, x *System) outcomes.For {
 	f := x.facts
 	f.Unmade, f.Unscored = int64(r.Streams[schemas.StreamRequests]), max(0, int64(r.Samples-r.Scored-r.Failed))
 	if r.Open == 0 {
@@ -260,13 +78,13 @@ func heldInList(r *RunLine, x *System) outcomes.For {
 }
 
 // systemWaits says what holds up the whole pipeline.
-func systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
+func (r *Reader) systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
 	waits := []outcomes.Wait{}
 	for _, f := range faults {
 		if f.Full() {
 			x.facts.Full = true
 		}
-		what, fix := boot.Advise(f)
+		what, fix := r.Advise(f)
 		waits = append(waits, outcomes.Wait{For: outcomes.ForSpace, Grave: true, Says: what, Fix: capital(fix)})
 	}
 	if len(x.Present) == 0 {
@@ -308,7 +126,7 @@ func systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
 		})
 	}
 	for i := range x.Streams {
-		if what, fix := boot.Scarce(&x.Streams[i]); what != "" {
+		if what, fix := r.Scarce(&x.Streams[i]); what != "" {
 			waits = append(waits, outcomes.Wait{Says: what, Fix: capital(fix)})
 		}
 	}
@@ -391,8 +209,7 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 		}
 	}
 	if status.Lost > 0 {
-		what, fix := boot.LostRequests(status.Lost)
-		waits = append(waits, outcomes.Wait{For: outcomes.ForIntake, Grave: true, Says: what, Fix: capital(fix)})
+		waits = append(waits, outcomes.Lost(status.Lost))
 	}
 	if len(waits) > 0 {
 		return waits
@@ -489,12 +306,4 @@ func plural(n uint64, thing string) string {
 		return "1 " + thing + " is"
 	}
 	return fmt.Sprintf("%d %ss are", n, thing)
-}
-
-// milliseconds returns a moment for the page; 0 for none.
-func milliseconds(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.UnixMilli()
 }

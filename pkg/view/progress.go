@@ -1,4 +1,4 @@
-package ui
+package view
 
 import (
 	"time"
@@ -85,14 +85,7 @@ type Progress struct {
 	unmade, unscored, unclosed int64
 }
 
-// progress counts what is stored of the run.
-func (f *follower) progress() *Progress {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.tally()
-}
-
-// tally is progress; f.mu is held.
+// tally counts what is stored of the run; f.mu is held.
 func (f *follower) tally() *Progress {
 	now := time.Now()
 	p := &Progress{

@@ -1,7 +1,8 @@
-package ui
+package view
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"strconv"
 	"strings"
@@ -9,7 +10,6 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/outcomes"
-	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -109,7 +109,7 @@ func (f *follower) takeRecord(m *bus.Message) {
 	defer f.mu.Unlock()
 	r := f.rowOf(g.UID)
 	r.Prompt, r.Size, r.Opened, r.lane = cut(g.Prompt, maxCut), g.GroupSize, m.Time.UnixMilli(), g.Lane
-	r.Validation, r.verdicts = g.Group.Validation, len(results.VerdictNames(&g.Group)) > 0
+	r.Validation, r.verdicts = g.Group.Validation, len(VerdictNames(&g.Group)) > 0
 	if g.Group.Batch != string(g.UID) {
 		r.Batch = g.Group.Batch
 	}
@@ -184,20 +184,44 @@ func (f *follower) takeAdvantage(m *bus.Message) {
 	f.touch(r)
 }
 
-// list says which rows a page wants.
-type list struct {
-	order, status, text string
-	offset, limit       int
+// Orders are the orders of the groups of a run.
+var Orders = []string{"newest", "oldest", "best", "worst", "spread"}
+
+// List says which groups of a run are wanted: one of Orders, those of an outcome, those with a text in prompt or uid.
+type List struct {
+	Order, Status, Text string
+	Offset, Limit       int
 }
 
-// rowsOf returns copies of the rows that a page wants, and how many there are in all.
-func (f *follower) rowsOf(l list) (rows []GroupRow, total int) {
+// Groups is a page of the groups of a run.
+type Groups struct {
+	Rows  []GroupRow `json:"rows"`
+	Total int        `json:"total"`
+	// All is how many groups the run has, whatever was asked for.
+	All      int    `json:"all"`
+	Epoch    string `json:"epoch"`
+	Revision uint64 `json:"revision"`
+	LeftOut  int    `json:"left_out,omitempty"`
+}
+
+// Groups returns groups of a run.
+func (r *Reader) Groups(ctx context.Context, run schemas.Run, l List) (*Groups, error) {
+	f, err := r.follow(ctx, run)
+	if err != nil {
+		return nil, err
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	text := strings.ToLower(l.text)
+	rows, total := f.rowsOf(l)
+	return &Groups{rows, total, len(f.order), f.epoch, f.revision, f.leftOut}, nil
+}
+
+// rowsOf returns copies of the rows that are wanted, and how many there are in all; f.mu is held.
+func (f *follower) rowsOf(l List) (rows []GroupRow, total int) {
+	text := strings.ToLower(l.Text)
 	var match []*GroupRow
 	for _, r := range slices.Backward(f.order) {
-		if l.status != "" && r.Status != l.status {
+		if l.Status != "" && r.Status != l.Status {
 			continue
 		}
 		if text != "" && !strings.Contains(strings.ToLower(r.Prompt), text) &&
@@ -206,7 +230,7 @@ func (f *follower) rowsOf(l list) (rows []GroupRow, total int) {
 		}
 		match = append(match, r)
 	}
-	switch l.order {
+	switch l.Order {
 	case "oldest":
 		slices.Reverse(match)
 	case "best":
@@ -218,7 +242,7 @@ func (f *follower) rowsOf(l list) (rows []GroupRow, total int) {
 	}
 	total = len(match)
 	rows = []GroupRow{}
-	for _, r := range match[min(l.offset, total):min(l.offset+l.limit, total)] {
+	for _, r := range match[min(l.Offset, total):min(l.Offset+l.Limit, total)] {
 		rows = append(rows, *r)
 	}
 	return rows, total
@@ -240,6 +264,12 @@ func sortFalling(rows []*GroupRow, sign float64, value func(*GroupRow) *float64)
 	})
 }
 
+// Curve is the rewards of a run over time.
+type Curve struct {
+	Points  []point  `json:"points"`
+	Sources []string `json:"data_sources"`
+}
+
 // point is one place of a curve: groups that closed one after the other.
 type point struct {
 	At     int64   `json:"at"` // Unix milliseconds, of the last group
@@ -256,10 +286,16 @@ type point struct {
 // maxSources is how many data sources a curve lists.
 const maxSources = 100
 
-// curve returns the rewards of the run's groups in the order in which they closed, in at most most points.
-func (f *follower) curve(source string, most int) (points []point, sources []string) {
+// Curve returns the rewards of a run's groups in the order in which they closed, in at most most points: of one data
+// source, or of all. It names the data sources.
+func (r *Reader) Curve(ctx context.Context, run schemas.Run, source string, most int) (*Curve, error) {
+	f, err := r.follow(ctx, run)
+	if err != nil {
+		return nil, err
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	c := &Curve{Points: []point{}}
 	var closed []*GroupRow
 	seen := map[string]bool{}
 	for _, r := range f.order {
@@ -268,15 +304,14 @@ func (f *follower) curve(source string, most int) (points []point, sources []str
 		}
 		if r.Source != "" && !seen[r.Source] && len(seen) < maxSources {
 			seen[r.Source] = true
-			sources = append(sources, r.Source)
+			c.Sources = append(c.Sources, r.Source)
 		}
 		if source == "" || r.Source == source {
 			closed = append(closed, r)
 		}
 	}
 	slices.SortStableFunc(closed, func(a, b *GroupRow) int { return cmp.Compare(a.Closed, b.Closed) })
-	slices.Sort(sources)
-	points = []point{}
+	slices.Sort(c.Sources)
 	each := max(1, (len(closed)+most-1)/most)
 	for i := 0; i < len(closed); i += each {
 		part := closed[i:min(i+each, len(closed))]
@@ -300,9 +335,9 @@ func (f *follower) curve(source string, most int) (points []point, sources []str
 				p.Most = max(p.Most, *r.Most)
 			}
 		}
-		points = append(points, p)
+		c.Points = append(c.Points, p)
 	}
-	return points, sources
+	return c, nil
 }
 
 // meansBySource returns the mean reward of those of named data sources that rows have; nil: they have none.

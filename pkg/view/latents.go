@@ -1,4 +1,4 @@
-package ui
+package view
 
 import (
 	"context"
@@ -20,15 +20,15 @@ func latentGrid(t *schemas.Trajectory) (rows, columns int, ok bool) {
 	return rows, columns, rows > 0 && columns > 0 && int64(rows*columns) == t.LatentsShape[0]
 }
 
-// latentImage draws a stored state in false colours: red, green and blue are its projections on the three principal
-// components of the sample's last stored state, one pixel for each token. It needs no decoder, and shows where
-// structure appears.
-func (s *server) latentImage(ctx context.Context, t *schemas.Trajectory, index int64) ([]byte, error) {
-	states, err := s.client.Latents(ctx, t)
+// StateImage draws a stored state of StatesOf in false colours: red, green and blue are its projections on the three
+// principal components of the sample's last stored state, one pixel for each token. It needs no decoder, and shows
+// where structure appears.
+func (r *Reader) StateImage(ctx context.Context, t *schemas.Trajectory, index int64) ([]byte, error) {
+	states, err := r.client.Latents(ctx, t)
 	if err != nil {
 		return nil, err
 	}
-	rows, columns, _ := latentGrid(t) // statesOf has checked it
+	rows, columns, _ := latentGrid(t) // StatesOf has checked it
 	last := t.LatentStepIndices[0]
 	for _, i := range t.LatentStepIndices {
 		last = max(last, i)

@@ -1,16 +1,16 @@
-package results_test
+package view_test
 
 import (
 	"encoding/json"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
 // Messages, turns and who drew a text have the names of the contract.
 func TestText_MarshalJSON(t *testing.T) {
-	got, err := json.Marshal(&results.Text{
+	got, err := json.Marshal(&view.Text{
 		Answer: "405", Messages: []schemas.Message{{Role: "user", Content: "347+58=?"}}, Turns: []schemas.Turn{{End: 3, Generated: true, Score: new(1.0)}},
 		Drawn: &schemas.Drawn{Weights: []schemas.WeightSpan{{Version: "a", End: 3}}},
 	})

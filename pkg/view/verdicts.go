@@ -1,4 +1,4 @@
-package results
+package view
 
 import (
 	"cmp"
@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -97,7 +98,7 @@ func WaitingForVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 		if err != nil {
 			return nil, err
 		}
-		if rewards[Sample{UID: t.UID, Index: t.SampleIndex}] != nil || t.StopReason != schemas.StopCompleted ||
+		if rewards[Key{UID: t.UID, Index: t.SampleIndex}] != nil || t.StopReason != schemas.StopCompleted ||
 			closed[t.UID] != "" {
 			continue
 		}
@@ -119,4 +120,47 @@ func WaitingForVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 		return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.SampleIndex, b.SampleIndex), cmp.Compare(a.Name, b.Name))
 	})
 	return waiting, nil
+}
+
+// Judged is a sample that waits for a verdict, with what a person judges.
+type Judged struct {
+	Waiting
+	Line  *Line  `json:"line"`
+	Text  *Text  `json:"text,omitempty"` // the whole conversation
+	Truth string `json:"ground_truth,omitempty"`
+}
+
+// Unjudged returns samples of a run that wait for a verdict, those of the oldest groups first, at most most.
+func (r *Reader) Unjudged(ctx context.Context, run schemas.Run, most int) ([]Judged, error) {
+	f, err := r.follow(ctx, run)
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	var uids []schemas.UID
+	for _, row := range f.order {
+		if row.verdicts && row.Status == outcomes.Open && row.Made > row.Scored {
+			uids = append(uids, row.UID)
+		}
+	}
+	f.mu.Unlock()
+	list := []Judged{}
+	for _, uid := range uids {
+		waiting, err := WaitingForVerdicts(ctx, r.bus, run, uid)
+		if err != nil {
+			return nil, err
+		}
+		for _, w := range waiting {
+			t := w.Trajectory
+			x := Judged{Waiting: w, Line: (&stored{trajectory: t}).line(t.SampleIndex), Truth: t.Group.GroundTruth().Text()}
+			if t.Text != nil {
+				x.Text = dropTensors(TextOf(t))
+			}
+			list = append(list, x)
+		}
+		if len(list) >= most {
+			break
+		}
+	}
+	return list[:min(len(list), most)], nil
 }
