@@ -180,8 +180,8 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 	return err
 }
 
-// withLetters returns the RunE of a command that does something with each dead letter, which may be unreadable, whose id
-// ('meander dead ls' shows it) is given. No such letter is a usage error.
+// withLetters returns the RunE of a command that does something with each dead letter of which the id is given, as
+// 'meander dead ls' shows it. A letter may be unreadable; one that there is not is a usage error.
 func (a *app) withLetters(
 	do func(c *cobra.Command, conn *connection, m *bus.Message) error,
 ) func(*cobra.Command, []string) error {

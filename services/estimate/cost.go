@@ -186,8 +186,8 @@ func rolledEvaluations(s *schemas.ScheduledSample, steps int64) int64 {
 	return n
 }
 
-// addSamplesOf adds n samples that each cost s, all of one group. Values that differ between samples are cleared, totals
-// are summed.
+// addSamplesOf adds n samples that each cost s, all of one group. Values that differ between samples are cleared,
+// totals are summed.
 func (c *Cost) addSamplesOf(s *Cost, n int64) {
 	if c.Settings == nil { // the first
 		*c = *s
