@@ -56,7 +56,7 @@ var layers = map[string][]string{
 
 	"schemas/document":                         {"schemas"}, // what the sources say, for the generator and for tests
 	"schemas/gen":                              {"schemas/document"},
-	"pkg/fieldflag":                            {"schemas"},
+	"pkg/fields":                               {"schemas"},
 	"pkg/models/safetensors":                   {"pkg/models/tensor"},
 	"pkg/models/lora":                          {"pkg/models/safetensors", "pkg/models/tensor"}, // files and what they fit: for networks, and for clients that push them
 	"pkg/models/tensor/cpu":                    {"pkg/models/tensor"},
@@ -119,7 +119,7 @@ var layers = map[string][]string{
 	"services/reward":              {"pkg/models/media", "schemas", "pkg/bus", "pkg/models/tensor", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
 	"services/janitor":             {"schemas", "pkg/bus", "pkg/counters", "pkg/weightsdir", "services/internal/instrument"},
-	"services/internal/boot":       {"schemas", "pkg/auth", "pkg/bus", "services/internal/instrument"},
+	"services/internal/boot":       {"schemas", "pkg/fields", "pkg/auth", "pkg/bus", "services/internal/instrument"},
 	"services/internal/instrument": {"schemas", "pkg/bus"},
 	"services/internal/present":    {"services/internal/boot"}, // tables and text for people; sizes, terminals
 
@@ -180,7 +180,7 @@ var layers = map[string][]string{
 	"services/ui":    {"pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/outcomes", "services/internal/boot"},
 	"services/command": {
 		"pkg/view",
-		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/counters", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fieldflag", "pkg/export", "pkg/report", "pkg/results", "pkg/outcomes", "pkg/models/tensor/devices",
+		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/counters", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fields", "pkg/export", "pkg/report", "pkg/results", "pkg/outcomes", "pkg/models/tensor/devices",
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/teacher", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 		"pkg/models/tokenizer", "pkg/models/strictjson", "services/trace", "services/ui", // the page, and tokens as text on it
 	},
@@ -237,7 +237,7 @@ var testLayers = map[string][]string{
 	"pkg/counters":                   {"pkg/bus/bustest"},
 	"services/internal/boot":         {"pkg/bus/bustest", "schemas"},
 	"services/internal/instrument":   {"pkg/bus/bustest"},
-	"pkg/fieldflag":                  {"schemas/document"},
+	"pkg/fields":                     {"schemas/document"},
 	"services/command":               {"pkg/bus/bustest", "pkg/models/lm/qwen2", "pkg/models/model/qwenimage/checkpoint"},
 	"pkg/results":                    {"pkg/bus/bustest", "services/pipeline"},
 	"pkg/export":                     {"pkg/bus/bustest", "services/pipeline"},
@@ -272,7 +272,6 @@ type dependency struct {
 // reason here; one no one imports any more must go.
 var dependencies = map[string]dependency{
 	"github.com/invopop/jsonschema":         {why: "JSON Schema from the event structs", users: []string{"schemas/document"}},
-	"github.com/knadh/koanf":                {why: "layers of settings: file, environment, flags", users: []string{"services/internal/boot"}},
 	"github.com/mattn/go-runewidth":         {why: "columns of a text on a terminal, wide runes too; mpb's own", users: []string{"services/internal/present"}},
 	"github.com/nats-io/nats-server":        {why: "the embedded server; it must not reach clients or the four service binaries", users: []string{"pkg/natsd", "integration"}},
 	"github.com/nats-io/nkeys":              {why: "keys of users: made by meander auth, proved to the embedded server", users: []string{"pkg/natsd", "pkg/auth"}},
@@ -282,7 +281,7 @@ var dependencies = map[string]dependency{
 	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "pkg/view", "services/...", "integration/..."}, tests: true},
 	"github.com/santhosh-tekuri/jsonschema": {why: "checks the golden events against the generated schemas", tests: true},
 	"github.com/spf13/cobra":                {why: "subcommands of the command line", users: []string{"services/command", "integration/tools/bench"}},
-	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"pkg/fieldflag", "services/command", "services/internal/boot"}},
+	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"pkg/fields", "services/command", "services/internal/boot"}},
 	"github.com/vbauerster/mpb":             {why: "progress bars of meander run", users: []string{"services/command"}},
 	"github.com/vmihailenco/msgpack":        {why: "the encoding of events, and of calls to workers", users: []string{"schemas/...", "services/command", "pkg/scorer/...", "pkg/models/model/remote/..."}, tests: true},
 	"github.com/zeebo/blake3":               {why: "BLAKE3 with AVX2: digests of large tensors in half the time of SHA-256", users: []string{"schemas"}},
@@ -290,7 +289,7 @@ var dependencies = map[string]dependency{
 	"go.opentelemetry.io/proto/otlp":        {why: "reads in a test what comes to a collector", tests: true},
 	"google.golang.org/protobuf":            {why: "reads in a test what comes to a collector", tests: true},
 	"go.uber.org/goleak":                    {why: "no goroutine outlives its owner", tests: true},
-	"go.yaml.in/yaml":                       {why: "YAML with order and comments: --print-config, AsyncAPI", users: []string{"services/internal/boot", "schemas/document", "pkg/scorer/scorerfile"}, tests: true},
+	"go.yaml.in/yaml":                       {why: "YAML with order and comments: settings of programs, AsyncAPI", users: []string{"pkg/fields", "schemas/document", "pkg/scorer/scorerfile"}, tests: true},
 	"gorgonia.org/cu":                       {why: "the calls of the CUDA driver, with the tag cuda only", users: []string{"pkg/models/tensor/cuda/internal/gpu", "pkg/models/tensor/cuda/internal/cuext"}},
 	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract and reduced for reports", users: []string{"pkg/report", "pkg/sheet", "pkg/scorer"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration/..."}},

@@ -5,81 +5,67 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// settingEdits add a setting of a sample, noise_scale, as CONTRIBUTING.md says: each puts text before a place of a file.
-var settingEdits = []struct{ file, before, text string }{
-	{
-		"schemas/prompt.go", "\t// SDEStepIndices are the steps that run SDEType",
-		"\t// NoiseScale is a factor of NoiseLevel.\n\tNoiseScale *float64 `msgpack:\"noise_scale,omitempty\" range:\"0..1\" absent:\"1\" flag:\"noise-scale\"`\n",
-	},
-	{
-		"schemas/sampling.go", "}\n\n// Segment returns the steps",
-		"\tNoiseScale float64 `msgpack:\"noise_scale,omitempty\" range:\"0..1\" for:\"image\"`\n",
-	},
-	{
-		"pkg/sampling/plan.go", "\tfor _, t := range s.Transitions {",
-		"\tif s.NoiseScale > 0 {\n\t\tp.NoiseLevel *= s.NoiseScale\n\t}\n",
-	},
-}
-
-// A new setting that decides bits goes from the prompt to the sampler and verify, whose tests run here over sources that
-// have one, and a language model refuses it by its name.
-func TestExtend_SettingIsVerified(t *testing.T) {
+// A setting that decides bits goes from its flag to the trainer: it is in the digest, verify recomputes with it, views and
+// datasets have it, and a trainer's batch has its effect, so that the first ratio is 1 with it and not without. The files
+// that name it by hand are a row of extensions.
+func TestExtend_SettingReachesTheTrainer(t *testing.T) {
 	skipShort(t)
 	t.Parallel()
-	if len(settingEdits) > 4 {
-		t.Errorf("a setting touches %d files; must be at most 4", len(settingEdits))
-	}
-	dir := filepath.Join(root, "build", "test", "setting") // one place: the test is cached
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	replace := map[string]string{}
-	overlay := func(file, text string) {
-		name := filepath.Join(dir, strings.ReplaceAll(file, "/", "_")+".txt") // ./... must not find it
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
+	dir := t.TempDir()
+	info := serve(t, dir)
+	uid := ""
+	read := func(run string, flags ...string) (digest string, rollout map[string]any) {
+		t.Helper()
+		out := meander(t, dir, slices.Concat([]string{
+			"run", "--json", "--run", run, "-n", "2", "--steps", "4", "--true-cfg-scale", "3", "--sde-steps", "0,1,2", "--seed", "7",
+			"--reward", "synthetic", "--debug", "model_output", "--return-conditioning",
+		}, flags, []string{`a red sign that says "FOX"`})...)
+		var group struct {
+			UID     string
+			Members []struct {
+				Digest  string         `json:"content_digest"`
+				Rollout map[string]any `json:"rollout"`
+			}
 		}
-		path, err := filepath.Abs(filepath.Join(root, file))
-		if err != nil {
-			t.Fatal(err)
+		for text := range strings.Lines(out.stdout) {
+			if err := json.Unmarshal([]byte(text), &group); err == nil && len(group.Members) > 0 {
+				uid = group.UID
+				return group.Members[0].Digest, group.Members[0].Rollout
+			}
 		}
-		replace[path] = name
+		t.Fatalf("run %s: no group in %s%s", run, out.stdout, out.stderr)
+		return "", nil
 	}
-	for _, e := range settingEdits {
-		data, err := os.ReadFile(filepath.Join(root, e.file))
-		if err != nil {
-			t.Fatal(err)
-		}
-		head, tail, ok := strings.Cut(string(data), e.before)
-		if !ok {
-			t.Fatalf("%s has no %q", e.file, e.before)
-		}
-		overlay(e.file, head+e.text+e.before+tail)
+	plain, without := read("plain")
+	same, zero := read("zero", "--cfg-from", "0")
+	part, with := read("part", "--cfg-from", "0.25", "--cfg-until", "0.75")
+	if same != plain || zero["schedule_digest"] != without["schedule_digest"] || zero["cfg_from"] != nil {
+		t.Errorf("--cfg-from 0 is not what an absent one is: %v", zero)
 	}
-	scenario, err := os.ReadFile("testdata/setting_test.go.txt")
-	if err != nil {
-		t.Fatal(err)
+	if part == plain || with["schedule_digest"] == without["schedule_digest"] || with["cfg_from"] != 0.25 ||
+		!slices.Equal(with["cfg_scales"].([]any), []any{1.0, 3.0, 3.0, 1.0}) {
+		t.Errorf("--cfg-from 0.25 changes no digest, or is not in the results: %v", with)
 	}
-	overlay("services/verify/setting_test.go", string(scenario))
-	list, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		t.Fatal(err)
+	if out := meander(t, dir, "show", "--run", "part", uid); !strings.Contains(out.stdout, "cfg_from 0.25\n") {
+		t.Errorf("show: %s", out.stdout)
 	}
-	file := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(file, list, 0o600); err != nil {
-		t.Fatal(err)
+	if out := meander(t, dir, "verify", "--run", "part"); out.code != 0 {
+		t.Errorf("verify: %s%s", out.stdout, out.stderr)
 	}
-	cmd := exec.CommandContext(t.Context(), "go", "test", "-trimpath", "-vet=off", "-overlay", file, "-run", "^TestSetting_", "./services/verify")
-	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+	meander(t, dir, "runs", "export", "part", "--format", "webdataset", "--out", filepath.Join(dir, "tars"))
+	tar, err := os.ReadFile(filepath.Join(dir, "tars", "00000.tar"))
+	if err != nil || !strings.Contains(string(tar), `\"cfg_from\":0.25`) {
+		t.Errorf("a dataset without the setting: %v", err)
+	}
+	python := pythonWith(t, "nats, msgpack, blake3, numpy")
+	trainer := exec.CommandContext(t.Context(), python, "testdata/setting.py", info.URL, "part")
+	trainer.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"), "PYTHONDONTWRITEBYTECODE=1")
+	if out, err := trainer.CombinedOutput(); err != nil {
+		t.Errorf("trainer: %v\n%s", err, out)
 	}
 }

@@ -215,6 +215,7 @@ type readSample struct {
 		Data  []byte
 	}
 	Other string // the error of reading step 1 by another's digest
+	Later string // that of a sample with a setting of a later version
 }
 
 // compare checks it against what is stored of sample i.
@@ -236,8 +237,9 @@ func (s *readSample) compare(t *testing.T, b *bus.Bus, i int64, member *schemas.
 	}
 	step, err := b.LoadStepOf(t.Context(), stored, 1)
 	if err != nil || len(s.States) != 1 || len(step.Latents) != 1 || s.States[0].Index != 1 ||
-		!bytes.Equal(s.States[0].Data, step.Latents[0].Tensor.Data) || !strings.Contains(s.Other, "is not the event") {
-		t.Errorf("sample %d: states %+v, another digest gives %q, %v", i, s.States, s.Other, err)
+		!bytes.Equal(s.States[0].Data, step.Latents[0].Tensor.Data) || !strings.Contains(s.Other, "is not the event") ||
+		!strings.Contains(s.Later, "setting cfg_phase=0.2 is not known to this version") {
+		t.Errorf("sample %d: states %+v, another digest gives %q, a later setting %q, %v", i, s.States, s.Other, s.Later, err)
 	}
 }
 

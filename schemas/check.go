@@ -1,6 +1,7 @@
 package schemas
 
 import (
+	"fmt"
 	"math"
 	"reflect"
 	"slices"
@@ -77,7 +78,7 @@ func (f *faults) checkValue(c *Field, v reflect.Value, i int) {
 			return
 		}
 		f.checkText(c, v.String(), i)
-	case reflect.Int64:
+	case reflect.Int, reflect.Int64:
 		if c.Name == "v" {
 			f.checkVersion(v.Int())
 		}
@@ -175,8 +176,8 @@ func (f *faults) checkNumber(c *Field, v reflect.Value, x float64, i int) {
 // formatLiteral formats a number or a text for an error.
 func formatLiteral(v reflect.Value) string {
 	switch v.Kind() {
-	case reflect.Int64:
-		return strconv.FormatInt(v.Int(), 10)
+	case reflect.Int, reflect.Int64:
+		return fmt.Sprint(v.Interface()) // a duration with its unit
 	case reflect.Uint64:
 		return strconv.FormatUint(v.Uint(), 10)
 	case reflect.Float32:

@@ -10,20 +10,26 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
-// Field describes one field of a struct of the contract, as its tags say. The tags are the
-// only place with its name, limits and default: validation, JSON Schema, flags, defaults
-// and the tables of the documents all come from them.
+// Field describes one field of a struct of the contract, or of the settings of a program, as its tags say. The tags are
+// the only place with its name, limits and default: validation, JSON Schema, flags, variables, files, defaults and the
+// tables of the documents all come from them.
 //
 //	msgpack:"name,omitempty"  name on the wire; omitempty: absent when empty
-//	range:"1..MaxSteps"       bounds of a number, or of each number of a list; either may be
+//	key:"nats.url"            name of a setting in a file, and --nats-url; "-": no setting
+//	help:"..."                what a setting is, env:"MEANDER_NATS_URL" its variable where that is not by the program
+//	secret:"true"             its value is not printed; "url": the credentials in it are not
+//	range:"1..MaxSteps"       bounds of a number, of each number of a list, or of a duration ("1s.."); either may be
 //	                          missing, and "(0..1]" leaves out an end; "..0,null": or NaN, a
 //	                          number that is not there
 //	size:"0..MaxText,unique"  bounds of the bytes of a text or of the items of a list or map;
 //	                          unique: every item comes at most once; cut: see Cut
-//	enum:"Solvers"            legal values of a text, or of each of a list; "Solvers?": or empty
-//	form:"token"              form of a text, or of each of a list: token, digest, sha256, path or reward_name; "digest?": or empty
+//	enum:"Solvers"            legal values of a text, or of each of a list; "Solvers?": or empty; or the values
+//	                          themselves: "json,console"
+//	form:"token"              form of a text, or of each of a list: token, digest, sha256, path or reward_name;
+//	                          "digest?": or empty
 //	default:"8"               value that stands in for an absent one
 //	absent:"the model's"      the same in words, where no literal says it
 //	unit:"pixels"             unit of a number
@@ -66,6 +72,9 @@ type Field struct {
 	Digest string
 	// Through is the field of a trajectory by which readers have this setting.
 	Through string
+	// Help and Env are of settings. Secret is "true" where the value is secret, SecretURL where it is a URL that may
+	// have one in it.
+	Help, Env, Secret string
 
 	index []int // from the struct to the field, through the parts
 }
@@ -84,6 +93,8 @@ type Range struct {
 	OpenLow, OpenHigh bool
 	// Null says that NaN may stand in the place of a number that is not there.
 	Null bool
+	// Durations are in nanoseconds, and printed with their unit.
+	Durations bool
 }
 
 // Forms of a text.
@@ -103,6 +114,7 @@ const (
 	OfVersion     = "version"
 	DigestContent = "content"
 	DigestNone    = "-"
+	SecretURL     = "url"
 )
 
 // limits are the constants that tags name.
@@ -179,7 +191,11 @@ func flatFields(t reflect.Type, index []int, kind string) (list []Field) {
 			continue
 		}
 		kind := cmp.Or(s.Tag.Get("for"), kind)
-		if s.Anonymous {
+		key := s.Tag.Get("key")
+		if key == "-" {
+			continue
+		}
+		if s.Anonymous || s.Type.Kind() == reflect.Struct && key == "" && s.Tag.Get("msgpack") == "" {
 			list = append(list, flatFields(s.Type, at, kind)...)
 			continue
 		}
@@ -193,26 +209,31 @@ func flatFields(t reflect.Type, index []int, kind string) (list []Field) {
 	return list
 }
 
+// dashes makes the name of a flag of a key.
+var dashes = strings.NewReplacer("_", "-", ".", "-")
+
 // newField parses the tags of a field. An error is a fault in the tags.
 func newField(s reflect.StructField) (Field, error) {
 	name, option, _ := strings.Cut(s.Tag.Get("msgpack"), ",")
+	key := s.Tag.Get("key")
 	f := Field{
-		Name: name, GoName: s.Name, Type: s.Type, Optional: option == "omitempty",
+		Name: cmp.Or(name, key), GoName: s.Name, Type: s.Type, Optional: option == "omitempty",
 		Needed:  s.Tag.Get("wire") == "needed",
 		Default: s.Tag.Get("default"), Absent: s.Tag.Get("absent"), Unit: s.Tag.Get("unit"), Of: s.Tag.Get("of"),
 		Digest: s.Tag.Get("digest"), Through: s.Tag.Get("through"),
+		Help: s.Tag.Get("help"), Env: s.Tag.Get("env"), Secret: s.Tag.Get("secret"),
 	}
-	f.Flag, f.Letter, _ = strings.Cut(s.Tag.Get("flag"), ",")
+	f.Flag, f.Letter, _ = strings.Cut(cmp.Or(s.Tag.Get("flag"), dashes.Replace(key)), ",")
 	var err error
 	if tag := s.Tag.Get("range"); tag != "" {
-		if f.Range, err = parseRange(tag); err != nil {
+		if f.Range, err = parseRange(tag, s.Type == reflect.TypeFor[time.Duration]()); err != nil {
 			return f, err
 		}
 	}
 	if tag := s.Tag.Get("size"); tag != "" {
 		tag, f.Cut = strings.CutSuffix(tag, ",cut")
 		tag, f.Unique = strings.CutSuffix(tag, ",unique")
-		if f.Size, err = parseRange(tag); err != nil {
+		if f.Size, err = parseRange(tag, false); err != nil {
 			return f, err
 		}
 	}
@@ -225,7 +246,9 @@ func newField(s reflect.StructField) (Field, error) {
 		tag, may = strings.CutSuffix(tag, "?")
 		f.Empty = f.Empty || may
 		var ok bool
-		if f.Enum, ok = enums[tag]; !ok {
+		if f.Enum, ok = enums[tag]; !ok && strings.Contains(tag, ",") {
+			f.Enum = strings.Split(tag, ",")
+		} else if !ok {
 			return f, fmt.Errorf("enum: %q; must be a list of legal values that fields know", tag)
 		}
 	}
@@ -276,11 +299,11 @@ func (f *Field) DefaultValue() (any, error) {
 }
 
 // parseRange parses LOW..HIGH. A parenthesis leaves out that end; brackets change nothing.
-func parseRange(s string) (*Range, error) {
+func parseRange(s string, durations bool) (*Range, error) {
 	s, null := strings.CutSuffix(s, ",null")
 	r := &Range{
-		Null: null,
-		Low:  math.Inf(-1), High: math.Inf(1), OpenLow: strings.HasPrefix(s, "("),
+		Null: null, Durations: durations,
+		Low: math.Inf(-1), High: math.Inf(1), OpenLow: strings.HasPrefix(s, "("),
 		OpenHigh: strings.HasSuffix(s, ")"),
 	}
 	low, high, ok := strings.Cut(strings.Trim(s, "()[]"), "..")
@@ -294,8 +317,11 @@ func parseRange(s string) (*Range, error) {
 		if end.text == "" {
 			continue
 		}
-		var err error
-		if *end.to, err = evaluateBound(end.text); err != nil {
+		d, err := time.ParseDuration(end.text)
+		if *end.to = float64(d); !durations {
+			*end.to, err = evaluateBound(end.text)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("range: %q; %w", s, err)
 		}
 	}
@@ -341,17 +367,28 @@ func (r *Range) Contains(x float64) bool {
 
 // Rule returns the rule for error messages, such as "must be between 1 and 8".
 func (r *Range) Rule() string {
-	switch {
-	case math.IsInf(r.High, 1) && r.Low == 0 && !r.OpenLow:
-		return "must not be negative"
-	case math.IsInf(r.High, 1) && r.Low == 1 && !r.OpenLow:
-		return "must be positive"
-	case r.OpenLow && !r.OpenHigh:
-		return "must be above " + formatBound(r.Low) + " and at most " + formatBound(r.High)
-	case !r.OpenLow && r.OpenHigh:
-		return "must be at least " + formatBound(r.Low) + " and below " + formatBound(r.High)
+	format := formatBound
+	if r.Durations {
+		format = func(x float64) string { return time.Duration(x).String() }
 	}
-	return "must be between " + formatBound(r.Low) + " and " + formatBound(r.High)
+	low, high := format(r.Low), ""
+	endless := math.IsInf(r.High, 1)
+	if !endless {
+		high = format(r.High)
+	}
+	switch {
+	case endless && r.Low == 0 && !r.OpenLow:
+		return "must not be negative"
+	case endless && (r.Low == 1 || r.Low == 0):
+		return "must be positive"
+	case endless:
+		return "must be at least " + low
+	case r.OpenLow && !r.OpenHigh:
+		return "must be above " + low + " and at most " + high
+	case !r.OpenLow && r.OpenHigh:
+		return "must be at least " + low + " and below " + high
+	}
+	return "must be between " + low + " and " + high
 }
 
 // formatBound formats an end of a range: integers in full, others with six digits. The limit of a

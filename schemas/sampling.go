@@ -100,8 +100,8 @@ func (s *Sampling) CheckUses(uses []string) error {
 	v := reflect.ValueOf(s).Elem()
 	for _, f := range Fields(v.Type()) {
 		if f.isSet(f.In(v)) && !slices.Contains(uses, cmp.Or(f.Through, f.Name)) {
-			errs = append(errs, fmt.Errorf("setting %s=%v is not used here; take a reader that computes with it", f.Name,
-				f.In(v)))
+			errs = append(errs, fmt.Errorf("setting %s=%v is not used here; take a reader that computes with it",
+				f.Name, f.In(v)))
 		}
 	}
 	return errors.Join(errs...)

@@ -392,27 +392,25 @@ func (b *Bus) Purge(ctx context.Context, run schemas.Run) (uint64, error) {
 
 // PurgeSubject removes the messages whose stored subject matches filter, and returns their number.
 func (b *Bus) PurgeSubject(ctx context.Context, stream, filter string) (uint64, error) {
-	body, err := json.Marshal(map[string]string{"filter": filter})
-	if err != nil {
-		return 0, err
-	}
-	var resp *nats.Msg
-	err = b.retryWhileAway(ctx, func(ctx context.Context) (err error) {
-		resp, err = b.request(ctx, &nats.Msg{Subject: "$JS.API.STREAM.PURGE." + stream, Data: body})
-		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("purge %q of %s: %w", filter, stream, err)
-	}
 	var answer struct {
 		Error  *jetstream.APIError `json:"error"`
 		Purged uint64              `json:"purged"`
 	}
-	if err := json.Unmarshal(resp.Data, &answer); err != nil {
-		return 0, fmt.Errorf("purge %q of %s: %w", filter, stream, err)
+	body, err := json.Marshal(map[string]string{"filter": filter})
+	if err == nil {
+		err = b.retryWhileAway(ctx, func(ctx context.Context) error {
+			resp, err := b.request(ctx, &nats.Msg{Subject: "$JS.API.STREAM.PURGE." + stream, Data: body})
+			if err == nil {
+				err = json.Unmarshal(resp.Data, &answer)
+			}
+			return err
+		})
 	}
-	if answer.Error != nil {
-		return 0, fmt.Errorf("purge %q of %s: %w", filter, stream, answer.Error)
+	if err == nil && answer.Error != nil {
+		err = answer.Error
+	}
+	if err != nil {
+		return 0, fmt.Errorf("purge %q of %s: %w", filter, stream, err)
 	}
 	return answer.Purged, nil
 }
@@ -475,26 +473,20 @@ type ConsumerStats struct {
 // then of the streams behind the buckets.
 func (b *Bus) Stats(ctx context.Context) (out []StreamStats, err error) {
 	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
-		out, err = b.allStats(ctx)
-		return err
+		out = nil
+		for _, k := range allStores() {
+			stats, s, err := b.streamStats(ctx, k)
+			if err == nil {
+				err = b.addConsumers(ctx, stats, s)
+			}
+			if err != nil {
+				return err
+			}
+			out = append(out, *stats)
+		}
+		return nil
 	})
 	return out, err
-}
-
-// allStats is one try of Stats: the state of all streams with their consumers.
-func (b *Bus) allStats(ctx context.Context) ([]StreamStats, error) {
-	var out []StreamStats
-	for _, k := range allStores() {
-		stats, s, err := b.streamStats(ctx, k)
-		if err != nil {
-			return nil, err
-		}
-		if err := b.addConsumers(ctx, stats, s); err != nil {
-			return nil, err
-		}
-		out = append(out, *stats)
-	}
-	return out, nil
 }
 
 // addConsumers adds the durables of a stream to its stats.

@@ -22,13 +22,6 @@ func (b *Bus) bucket(ctx context.Context, name string) (jetstream.KeyValue, erro
 	return kv, nil
 }
 
-// isLostUpdate reports whether an entry was not created or updated because another writer was first.
-func isLostUpdate(err error) bool {
-	api, _ := errors.AsType[*jetstream.APIError](err)
-	return errors.Is(err, jetstream.ErrKeyExists) ||
-		api != nil && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence
-}
-
 // CreateRun stores the spec of a run, what it was started with, if there is none. It returns the stored spec, and
 // whether this call stored it.
 func (b *Bus) CreateRun(ctx context.Context, run schemas.Run, spec []byte) (stored []byte, created bool, err error) {
@@ -66,45 +59,37 @@ func (b *Bus) updateKey(
 	ctx context.Context, bucket, key string, next func(ctx context.Context, old []byte) ([]byte, error),
 ) error {
 	for {
-		err := b.retryWhileAway(ctx, func(ctx context.Context) error {
-			kv, err := b.bucket(ctx, bucket)
-			if err != nil {
-				return err
+		var old []byte
+		revision := uint64(0)
+		m, err := b.Last(ctx, "KV_"+bucket, schemas.BucketSubject(bucket, key))
+		switch {
+		case err == nil:
+			if revision = m.Seq; !m.removesKey() {
+				old = append([]byte{}, m.Data...)
 			}
-			var old []byte
-			e, err := kv.Get(ctx, key)
-			switch {
-			case err == nil:
-				old = append([]byte{}, e.Value()...)
-			case !errors.Is(err, jetstream.ErrKeyNotFound):
-				return err
-			}
-			value, err := next(ctx, old)
-			switch {
-			case err != nil || value == nil:
-			case old == nil:
-				_, err = kv.Create(ctx, key, value)
-			default:
-				_, err = kv.Update(ctx, key, value, e.Revision())
-			}
+		case !errors.Is(err, ErrNotFound):
 			return err
-		})
-		if !isLostUpdate(err) {
+		}
+		value, err := next(ctx, old)
+		if err != nil || value == nil {
+			return err
+		}
+		if stored, err := b.SwapEntry(ctx, bucket, key, value, revision); stored || err != nil {
 			return err
 		}
 	}
 }
 
+// removesKey reports whether the message is the marker of a key that was removed from its bucket.
+func (m *Message) removesKey() bool { return m.Header.Get(headerKVOperation) != "" }
+
 // getKey returns the value of a key of a bucket, or ErrNotFound.
 func (b *Bus) getKey(ctx context.Context, bucket, key string) ([]byte, error) {
-	m, err := b.Last(ctx, "KV_"+bucket, schemas.BucketSubject(bucket, key))
-	if err == nil && m.Header.Get(headerKVOperation) != "" { // the marker of a removed key
+	e, err := b.Entry(ctx, bucket, key)
+	if err == nil && e.Revision == 0 {
 		err = ErrNotFound
 	}
-	if err != nil {
-		return nil, err
-	}
-	return m.Data, nil
+	return e.Value, err
 }
 
 // Entry is what a key of a bucket holds, and the revision under which it was stored; revision 0: nothing.
@@ -116,18 +101,21 @@ type Entry struct {
 
 // Entry returns what a key of a bucket holds.
 func (b *Bus) Entry(ctx context.Context, bucket, key string) (Entry, error) {
-	all, err := b.Entries(ctx, bucket, key)
-	if err != nil || len(all) == 0 {
+	m, err := b.Last(ctx, "KV_"+bucket, schemas.BucketSubject(bucket, key))
+	if errors.Is(err, ErrNotFound) || err == nil && m.removesKey() {
+		return Entry{}, nil
+	}
+	if err != nil {
 		return Entry{}, err
 	}
-	return all[0], nil
+	return Entry{key, m.Data, m.Seq}, nil
 }
 
 // Entries returns what the keys of a bucket hold that a filter matches.
 func (b *Bus) Entries(ctx context.Context, bucket, filter string) (all []Entry, err error) {
 	stored, err := b.LastMany(ctx, "KV_"+bucket, []string{schemas.BucketSubject(bucket, filter)})
 	for _, m := range stored {
-		if m.Header.Get(headerKVOperation) == "" { // else a key was removed
+		if !m.removesKey() {
 			all = append(all, Entry{strings.TrimPrefix(m.Subject, schemas.BucketSubject(bucket, "")), m.Data, m.Seq})
 		}
 	}
@@ -144,7 +132,8 @@ func (b *Bus) SwapEntry(
 			jetstream.WithExpectLastSequencePerSubject(revision))
 		return err
 	})
-	if isLostUpdate(err) {
+	api, _ := errors.AsType[*jetstream.APIError](err)
+	if api != nil && api.ErrorCode == codeStreamWrongLastSeq {
 		return false, nil
 	}
 	return err == nil, err
@@ -155,7 +144,6 @@ func (b *Bus) MayWrite(bucket string) bool {
 	return b.user.Writes(schemas.BucketSubject(bucket, "key"))
 }
 
-// sealKey is the one key of schemas.SealBucket, sealKeyBytes the size of its value.
 const (
 	// sealKey is the only key of schemas.SealBucket; its value has sealKeyBytes bytes.
 	sealKey      = "steps"

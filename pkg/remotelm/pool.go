@@ -214,8 +214,7 @@ func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 
 // send sends a request to a server that is free, another than that of the broken lease if there is one, and calls each
 // with its events, see Server.generate. It returns the lease, which has ended.
-func (p *Pool) send(
-	ctx context.Context, broken *pool.Lease[*member], r Request, each func(*Server, event) bool,
+func (p *Pool) send(ctx context.Context, broken *pool.Lease[*member], r Request, each func(*Server, event) bool,
 ) (l *pool.Lease[*member], err error) {
 	if l, err = p.Acquire(ctx, broken, ""); err != nil {
 		return nil, err

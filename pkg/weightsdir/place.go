@@ -190,8 +190,7 @@ func (p *placing) copy(ctx context.Context, s Source, w schemas.WeightsFile) (er
 // Sweep removes the files that pushes to a store have copied, if they were copied or said to be needed before a time
 // and are not needed, by their digest. It returns their number and bytes; with dry it only counts them. All other files
 // stay.
-func (d *Dir) Sweep(
-	store string, before time.Time, needed func(digest string) bool, dry bool,
+func (d *Dir) Sweep(store string, before time.Time, needed func(digest string) bool, dry bool,
 ) (n int, size uint64, err error) {
 	folder := folderOf(store)
 	names, err := d.names(folder)

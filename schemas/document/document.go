@@ -31,6 +31,9 @@ func Files(dir string) (map[string][]byte, error) {
 	if files[typeScriptFile], err = typeScript(c); err != nil {
 		return nil, err
 	}
+	if files[pythonFile], err = contractForms(); err != nil {
+		return nil, err
+	}
 	if files["EVENTS.md"], err = eventsPage(c); err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package document
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -71,6 +72,17 @@ export type Token = string | number;
 	fmt.Fprintf(&s,
 		"\n/** The stream that keeps the events of these channels. */\nexport const streams = {\n%s} as const;\n",
 		stored)
+	s.WriteString("\n/** The fields of each struct, with their forms: FORM? may be absent, [FORM] is a list. */\n" +
+		"export const structs: Record<string, Record<string, string>> = {\n")
+	all := formsOfEvents().Structs
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		fields, err := json.Marshal(all[name])
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(&s, "  %s: %s,\n", name, fields)
+	}
+	s.WriteString("};\n")
 	fmt.Fprintf(&s, "\nexport const blobBucket = %q;\nexport const replyHeader = %q;\n", schemas.BlobBucket,
 		schemas.HeaderReply)
 	return []byte(s.String()), nil

@@ -43,18 +43,15 @@ import (
 // Summary is what the service does, for help and service discovery.
 const Summary = "closes groups of rewards and computes their advantages"
 
-// Config of the advantage service.
+// Config of the advantage service. The help of its fields says what they are.
 type Config struct {
-	// GroupTimeout closes groups and batches without a deadline of their own, counted from their first reward.
-	GroupTimeout time.Duration `koanf:"group_timeout" help:"a group or batch without a deadline closes this long after its first reward"`
-	// MaxHeld bounds the rewards and records of open groups that one partition holds; deploy/bench/advantage.md says
-	// how much memory they take. When it is reached, the partition receives no more until a group closes, by its
-	// deadline at the latest.
-	MaxHeld int `koanf:"max_held" help:"rewards and records of open groups that one of the 16 partitions may hold, about 0.7 KiB each"`
-	// AckWait is how long the server waits for a heartbeat before a standby takes over.
-	AckWait time.Duration `koanf:"ack_wait" help:"takeover of a partition whose worker died"`
+	GroupTimeout time.Duration `key:"group_timeout" range:"1s.." help:"a group or batch without a deadline closes this long after its first reward"`
+	// MaxHeld bounds memory, see deploy/bench/advantage.md. When it is reached, the partition receives no more until a
+	// group closes, by its deadline at the latest. With less than a whole group, that could never be complete.
+	MaxHeld int           `key:"max_held" range:"MaxGroupSize+1.." help:"rewards and records of open groups that one of the 16 partitions may hold, about 0.7 KiB each; at least a whole group and its record"`
+	AckWait time.Duration `key:"ack_wait" range:"1s.." help:"takeover of a partition whose worker died"`
 	// Metrics is where the service counts; nil: nowhere.
-	Metrics prometheus.Registerer `koanf:"-"`
+	Metrics prometheus.Registerer `key:"-"`
 }
 
 // DefaultConfig returns settings with which a group waits an hour for its last rewards.
@@ -62,24 +59,8 @@ func DefaultConfig() Config {
 	return Config{GroupTimeout: time.Hour, MaxHeld: 100_000, AckWait: 30 * time.Second}
 }
 
-// minHeld is the number of messages of the largest group and its record: with less, that group could never be complete.
-const minHeld = schemas.MaxGroupSize + 1
-
 // Validate checks the settings of the service. It returns all faults joined, each with its field name.
-func (c Config) Validate() error {
-	var errs []error
-	if c.GroupTimeout < time.Second {
-		errs = append(errs, fmt.Errorf("group_timeout: %v; must be at least 1s", c.GroupTimeout))
-	}
-	if c.MaxHeld < minHeld {
-		errs = append(errs, fmt.Errorf("max_held: %d; must be at least %d, one whole group and its record", c.MaxHeld,
-			minHeld))
-	}
-	if c.AckWait < time.Second {
-		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))
-	}
-	return errors.Join(errs...)
-}
+func (c Config) Validate() error { return schemas.CheckFields(&c) }
 
 // Run closes groups until ctx ends, with one worker for each partition. It leaves open groups to the next worker:
 // their rewards are not acknowledged. It fails if the settings are not valid or the server cannot be used.

@@ -16,10 +16,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/estimate"
-	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 const examples = "../../pkg/dataset/testdata/"
@@ -30,7 +30,7 @@ func loadPrompts(args ...string) ([]prompt, *promptFlags, error) {
 	f := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	p.addFlags(f)
 	if err := f.Parse(args); err != nil {
-		return nil, p, usage(boot.FlagError(err, f, flagNames))
+		return nil, p, usage(fields.FlagError(err, f, flagNames))
 	}
 	prompts, err := p.load(f.Args(), strings.NewReader("from stdin\n"), true)
 	return prompts, p, err

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/estimator"
-	"github.com/meander-rl/meander/pkg/fieldflag"
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
@@ -173,11 +173,11 @@ func checkAnswers(specs []any, text string, truth any) error {
 }
 
 // advantageFlags select an estimator.
-type advantageFlags struct{ advantage *fieldflag.Set }
+type advantageFlags struct{ advantage *fields.Set }
 
 // addFlags adds the flags to f.
 func (a *advantageFlags) addFlags(f *pflag.FlagSet) {
-	a.advantage = fieldsOf[schemas.AdvantageSpec](map[string]fieldflag.Codec{
+	a.advantage = fieldsOf[schemas.AdvantageSpec](map[string]fields.Codec{
 		"estimator": {Hint: "one of " + strings.Join(estimator.Names(), ", ")},
 		"mode":      {Hint: estimatorModes()},
 	})

@@ -12,7 +12,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/dataset"
 	"github.com/meander-rl/meander/pkg/estimator"
-	"github.com/meander-rl/meander/pkg/fieldflag"
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -174,7 +174,7 @@ var completions = map[string][]string{
 // completeNames lets the shell complete the values of flags, for c and all commands below it.
 func completeNames(c *cobra.Command) {
 	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
-		names := fieldflag.Choices(f)
+		names := fields.Choices(f)
 		if names == nil {
 			names = completions[f.Name]
 		}

@@ -4,22 +4,16 @@ import (
 	"errors"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/janitor"
 )
 
-func gcFlags(f *pflag.FlagSet, c *janitor.Config) {
-	f.IntVar(&c.Above, "gc-above", c.Above,
-		"free the oldest closed groups while a stream is fuller than this percentage of its limit; 0: never")
-	f.DurationVar(&c.Age, "gc-age", c.Age, "free groups that closed this long ago, e.g. 48h; 0: never")
-	f.BoolVar(&c.Read, "gc-read", c.Read,
-		"free groups that every durable consumer of advantages has acknowledged; without such a consumer, none")
-	f.DurationVar(&c.Grace, "gc-grace", c.Grace, "keep every closed group for this long")
-}
+// gcRules are the settings that are rules of the janitor.
+var gcRules = []string{"gc_above", "gc_age", "gc_read", "gc_grace"}
 
 // gcCommand makes the command 'meander gc'.
 func gcCommand(a *app) *cobra.Command {
@@ -73,11 +67,11 @@ copied to that folder. Files that people put there stay.`,
 			return nil
 		}),
 	}
-	gcFlags(c.Flags(), &cfg)
+	settings := fields.Bind("", &cfg)
+	settings.Register(c.Flags(), gcRules...)
 	c.Flags().BoolVar(&blobs, "blobs", false,
 		"free unused images and weights; no groups unless another rule is given")
-	c.Flags().StringVar(&cfg.WeightsDir, "weights-dir", "",
-		"shared folder of weights that are pushed by path: also free the copies there that nothing needs")
+	settings.As(c.Flags(), "gc_weights_dir", "weights-dir")
 	c.Flags().BoolVar(&dry, "dry-run", false, "print what gc would free, and free nothing")
 	c.Flags().StringVar(&run, "run", "", "only groups of this run; default all runs")
 	return c

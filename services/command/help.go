@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
@@ -117,10 +117,10 @@ func setHelp(root *cobra.Command) {
 	root.SetHelpTemplate("{{reflow (or .Long .Short)}}\n\n{{.UsageString}}")
 	root.SetUsageTemplate(usageTemplate)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		said := boot.FlagError(err, c.Flags(), flagNames)
+		said := fields.FlagError(err, c.Flags(), flagNames)
 		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 			name := unknown.GetSpecifiedName()
-			said = fmt.Errorf("%w%s", err, explainFlag(c, name, boot.NearFlag(name, c.Flags(), flagNames)))
+			said = fmt.Errorf("%w%s", err, explainFlag(c, name, fields.NearFlag(name, c.Flags(), flagNames)))
 		}
 		return usage(fmt.Errorf("%w\nSee '%s --help'", said, c.CommandPath()))
 	})

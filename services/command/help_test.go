@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/meander-rl/meander/pkg/fieldflag"
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -166,7 +166,7 @@ func TestFlags_AreThoseOfTheFields(t *testing.T) {
 				if f.Flag == "" {
 					continue
 				}
-				if flag := c.Flags().Lookup(f.Flag); flag == nil || !fieldflag.Is(flag) {
+				if flag := c.Flags().Lookup(f.Flag); flag == nil || !fields.Is(flag) {
 					t.Errorf("meander %s has no --%s for %s.%s", name, f.Flag, of.Name(), f.Name)
 				}
 			}

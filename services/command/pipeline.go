@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/auth"
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
@@ -54,6 +55,9 @@ func defaultServices() services {
 		announced: sync.OnceFunc(func() { close(ready) }),
 	}
 }
+
+// bind returns the settings of the services as flags. One that several services share is set in all.
+func (s *services) bind() *fields.Set { return fields.Bind("", &s.Config) }
 
 // ofProcess are flags of one process; a process that takes over uses its own.
 var ofProcess = []string{"metrics-addr"}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/meander-rl/meander/pkg/fieldflag"
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -21,12 +21,12 @@ type promptFlags struct {
 	rewardFlags
 	advantageFlags
 	// of Prompt, Rollout, Start, Stop, Tree, Prune, GroupPolicy and BatchSpec
-	top, rollout, start, stop, tree, prune, policy, place *fieldflag.Set
+	top, rollout, start, stop, tree, prune, policy, place *fields.Set
 	batch                                                 string
 	refillFresh                                           bool
 
 	// ScheduledSampling, its ramp and ReflexFlow, Data, Text and its Interaction.
-	scheduled, ramp, reflexflow, data, text, interaction *fieldflag.Set
+	scheduled, ramp, reflexflow, data, text, interaction *fields.Set
 	// messages is the file of a conversation; empty: none.
 	messages string
 
@@ -41,19 +41,19 @@ type promptFlags struct {
 // addFlags adds all flags of prompts to f, under their headings. Most are made of the fields of the prompt's types.
 func (p *promptFlags) addFlags(f *pflag.FlagSet) {
 	p.set = f.Changed
-	p.top = fieldsOf[schemas.Prompt](map[string]fieldflag.Codec{
+	p.top = fieldsOf[schemas.Prompt](map[string]fields.Codec{
 		"deadline": {Kind: "duration", Hint: "as a time from now, e.g. 10m", Parse: deadline},
 	})
-	p.rollout = fieldsOf[schemas.Rollout](map[string]fieldflag.Codec{
+	p.rollout = fieldsOf[schemas.Rollout](map[string]fields.Codec{
 		"sde_window": {Kind: "window", Hint: "SIZE[:LOW-HIGH[:STRATEGY[:SEED]]], HIGH exclusive, STRATEGY " +
 			strings.Join(schemas.WindowStrategies, ", ") +
 			"; the same for all groups of a batch, SEED default --seed or the run", Parse: parseWindow},
 	})
-	p.start = fieldsOf[schemas.Start](map[string]fieldflag.Codec{
+	p.start = fieldsOf[schemas.Start](map[string]fields.Codec{
 		"latents": {Kind: "file", Hint: "a safetensors file (--save-latents), or one packed tensor", Parse: verbatim},
 		"branch":  {Kind: "state", Hint: "[RUN/]UID/SAMPLE@STEP; 'meander show' shows them", Parse: parseBranch},
 	})
-	p.data = fieldsOf[schemas.Data](map[string]fieldflag.Codec{
+	p.data = fieldsOf[schemas.Data](map[string]fields.Codec{
 		"images": {
 			Kind: "path",
 			Hint: "a PNG for all samples, or a folder: one PNG for each sample of the prompt, or for each of several " +
@@ -63,7 +63,7 @@ func (p *promptFlags) addFlags(f *pflag.FlagSet) {
 	p.scheduled, p.ramp, p.reflexflow = fieldsOf[schemas.ScheduledSampling](nil),
 		fieldsOf[schemas.ProbabilityRamp](nil), fieldsOf[schemas.ReflexFlow](nil)
 	p.stop = fieldsOf[schemas.Stop](nil)
-	p.text = fieldsOf[schemas.Text](map[string]fieldflag.Codec{
+	p.text = fieldsOf[schemas.Text](map[string]fields.Codec{
 		"logits": {
 			Kind: "logits",
 			Hint: "topk[:K], ids:ID,ID... or full, then [:F32|F16|BF16], [:raw|processed] and [:answers=0,2], e.g. " +
@@ -71,11 +71,11 @@ func (p *promptFlags) addFlags(f *pflag.FlagSet) {
 		},
 		"stop_token_ids": {Kind: "ids", Hint: "e.g. 2,7"},
 	})
-	p.interaction = fieldsOf[schemas.Interaction](map[string]fieldflag.Codec{
+	p.interaction = fieldsOf[schemas.Interaction](map[string]fields.Codec{
 		"timeout_ms": {Kind: "duration", Hint: "e.g. 30s", Parse: milliseconds},
 		"params":     {Kind: "params", Hint: "NAME=VALUE,NAME=VALUE,...", Parse: parseParams},
 	})
-	p.tree = fieldsOf[schemas.Tree](map[string]fieldflag.Codec{
+	p.tree = fieldsOf[schemas.Tree](map[string]fields.Codec{
 		"branches": {
 			Kind: "branches", Hint: "WIDTH@STEP,..., e.g. 2@2,2@5: two paths from step 2, four from step 5",
 			Parse: parseBranches,
@@ -83,7 +83,7 @@ func (p *promptFlags) addFlags(f *pflag.FlagSet) {
 	})
 	p.prune = fieldsOf[schemas.Prune](nil)
 	p.policy = fieldsOf[schemas.GroupPolicy](nil)
-	p.place = fieldsOf[schemas.BatchSpec](map[string]fieldflag.Codec{
+	p.place = fieldsOf[schemas.BatchSpec](map[string]fields.Codec{
 		"step": {Hint: "of the first batch; each further batch has one more"},
 	})
 	addSection(f, promptSection, p.datasetFlags.addFlags)
@@ -136,9 +136,9 @@ func (p *promptFlags) registerGroups(f *pflag.FlagSet) {
 }
 
 // fieldsOf returns the flags of a struct that is part of a Prompt.
-func fieldsOf[T any](codecs map[string]fieldflag.Codec) *fieldflag.Set {
+func fieldsOf[T any](codecs map[string]fields.Codec) *fields.Set {
 	schema, _ := schemas.JSONSchema(schemas.TypePrompt)
-	return fieldflag.New(reflect.TypeFor[T](), schema, codecs)
+	return fields.New(reflect.TypeFor[T](), schema, codecs)
 }
 
 // verbatim keeps the text of a flag as it is.
@@ -196,7 +196,7 @@ func (p *promptFlags) fieldsOfFlags() (map[string]any, error) {
 	p.names = fieldFlags{set: p.top.GivenFlags(""), all: p.top.All("")}
 	for _, part := range []struct {
 		name string
-		*fieldflag.Set
+		*fields.Set
 	}{
 		{"rollout", p.rollout},
 		{"start", p.start},

@@ -53,10 +53,7 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage.`,
 	f.StringVar((*string)(&r.pass), "pass", "", "run for the new rewards; default <run>--<rewards>")
 	addSection(f, rewardSection, r.rewards.addFlags)
 	addSection(f, advantageSection, r.advantage.addFlags)
-	f.StringVar(&r.services.Reward.Scorers, "scorers", "",
-		"YAML file that configures http:NAME and nats:NAME reward functions")
-	f.DurationVar(&r.services.Reward.ScorePatience, "score-patience", r.services.Reward.ScorePatience,
-		"how long to retry a sample while a reward function is not available")
+	r.services.bind().Register(f, "scorers", "score_patience")
 	f.StringVar(&r.out, "out", "", "folder for results.jsonl; default meander-out/<pass>; - for none")
 	return c
 }

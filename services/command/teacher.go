@@ -6,13 +6,12 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
-	"github.com/meander-rl/meander/services/sampler"
 	"github.com/meander-rl/meander/services/teacher"
 )
 
@@ -52,22 +51,11 @@ and run in replicas at any time. With its own weights a sample gets exactly its 
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&cfg.Model, "model", "", "folder of a model, or the name of a shipped one")
-	f.StringVar(&cfg.Adapter, "adapter", "", "LoRA in PEFT's form to add to the model, a file or a folder")
-	f.Float64Var(&cfg.AdapterScale, "adapter-scale", cfg.AdapterScale, "scale of the adapter")
 	nameFlag(f, &cfg.Name, "name", "", "name that requests have for the teacher; default the model's")
-	addTeacherCompute(f, &cfg)
+	fields.Bind("", &cfg).Register(f, "model", "adapter", "adapter_scale", "engine", "device", "dtype",
+		"deterministic", "threads", "workers")
 	f.StringVar(&metrics, "metrics-addr", "", "host:port for /metrics (Prometheus), /healthz and /readyz; default none")
 	return c
-}
-
-func addTeacherCompute(f *pflag.FlagSet, cfg *teacher.Config) {
-	engineFlag(f, &cfg.Engine, "default this program")
-	f.StringVar(&cfg.Device, "device", cfg.Device, sampler.Help("Device"))
-	f.StringVar(&cfg.DType, "dtype", cfg.DType, sampler.Help("DType"))
-	f.BoolVar(&cfg.Deterministic, "deterministic", false, sampler.Help("Deterministic"))
-	f.IntVar(&cfg.Threads, "threads", 0, sampler.Help("Threads"))
-	f.IntVar(&cfg.Workers, "workers", 0, "samples that are scored at once; 0 for one per GPU, or per two cores")
 }
 
 // serveTeacher answers requests until the command is interrupted. An unknown model or device is a usage error.

@@ -15,7 +15,6 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/services/internal/present"
-	"github.com/meander-rl/meander/services/sampler"
 	"github.com/meander-rl/meander/services/ui"
 )
 
@@ -92,8 +91,7 @@ process at once. Stored events are there at the next start.`,
 	})
 	addSection(c.Flags(), limitSection, s.limits.Flags)
 	addSection(c.Flags(), gcSection, func(f *pflag.FlagSet) {
-		gcFlags(f, &s.Janitor)
-		f.DurationVar(&s.Janitor.Every, "gc-every", s.Janitor.Every, "how often the janitor checks")
+		s.bind().Register(f, append(gcRules, "gc_every")...)
 	})
 	return c
 }
@@ -176,42 +174,14 @@ func addUsers(o *natsd.Options, f *auth.Folder) error {
 
 // pipelineFlags adds the flags of the services that run in this process, and keeps them in s.flags.
 func pipelineFlags(to *pflag.FlagSet, s *services) {
-	f := pflag.NewFlagSet("services", pflag.ContinueOnError)
-	f.SortFlags = false
-	f.StringVar(&s.Sampler.Model, "model", s.Sampler.Model, "synthetic, a model folder, or the name of a shipped model")
-	f.StringVar(&s.Sampler.Engine, "engine", "", sampler.Help("Engine"))
-	f.DurationVar(&s.Sampler.EnginePatience, "engine-patience", s.Sampler.EnginePatience,
-		sampler.Help("EnginePatience"))
-	f.IntVar(&s.Sampler.EngineConcurrency, "engine-concurrency", s.Sampler.EngineConcurrency,
-		sampler.Help("EngineConcurrency"))
-	f.StringVar(&s.Sampler.EngineAdapters, "engine-adapters", "", sampler.Help("EngineAdapters"))
-	f.BoolVar(&s.Sampler.EngineMix, "engine-mix", false, sampler.Help("EngineMix"))
-	f.StringVar(&s.Sampler.Adapter, "adapter", "", "LoRA in PEFT's form to add to the model, a file or a folder")
-	f.Float64Var(&s.Sampler.AdapterScale, "adapter-scale", s.Sampler.AdapterScale,
-		"scale of the adapter; 1 is the scale of its training")
-	f.StringVar(&s.Sampler.WeightsDir, "weights-dir", "", sampler.Help("WeightsDir"))
-	f.StringVar(&s.Sampler.Device, "device", s.Sampler.Device, sampler.Help("Device"))
-	f.StringVar(&s.Sampler.DType, "dtype", s.Sampler.DType, sampler.Help("DType"))
-	f.BoolVar(&s.Sampler.Deterministic, "deterministic", false, sampler.Help("Deterministic"))
-	f.BoolVar(&s.Sampler.Compile, "compile", false, sampler.Help("Compile"))
-	f.BoolVar(&s.Sampler.VAETiling, "vae-tiling", false, sampler.Help("VAETiling"))
-	f.StringVar(&s.Sampler.TextEncoderDevice, "text-encoder-device", "", sampler.Help("TextEncoderDevice"))
-	f.IntVar(&s.Sampler.Threads, "threads", 0, sampler.Help("Threads"))
-	f.IntVar(&s.Sampler.Batch, "batch", s.Sampler.Batch, "samples denoised together in one micro-batch")
-	f.IntVar(&s.Sampler.Workers, "workers", s.Sampler.Workers, sampler.Help("Workers"))
-	f.BoolVar(&s.Sampler.SharePrefixes, "share-prefixes", s.Sampler.SharePrefixes, sampler.Help("SharePrefixes"))
-	f.IntVar(&s.Replicas, "replicas", s.Replicas, "copies of each service in this process")
-	f.DurationVar(&s.Advantage.GroupTimeout, "group-timeout", s.Advantage.GroupTimeout,
-		"close a group without a deadline this long after its first reward")
-	f.StringVar(&s.Reward.Scorers, "scorers", "",
-		"YAML file that configures http:NAME and nats:NAME reward functions")
-	f.DurationVar(&s.Reward.ScorePatience, "score-patience", s.Reward.ScorePatience,
-		"how long to retry a sample while a reward function is not available")
-	f.DurationVar(&s.Intake.ExternalWait, "external-wait", s.Intake.ExternalWait,
-		"how long groups without a deadline wait for external rewards")
-	f.StringVar(&s.metricsAddr, "metrics-addr", "",
+	s.flags = pflag.NewFlagSet("services", pflag.ContinueOnError)
+	s.flags.SortFlags = false
+	s.bind().Register(s.flags,
+		"model", "engine", "engine_patience", "engine_concurrency", "engine_adapters", "engine_mix", "adapter",
+		"adapter_scale", "weights_dir", "device", "dtype", "deterministic", "compile", "vae_tiling",
+		"text_encoder_device", "threads", "batch", "workers", "share_prefixes", "replicas", "group_timeout", "scorers",
+		"score_patience", "external_wait", "ack_wait")
+	s.flags.StringVar(&s.metricsAddr, "metrics-addr", "",
 		"host:port for /metrics (Prometheus), /healthz and /readyz, e.g. 127.0.0.1:9090; default none")
-	f.DurationVar(&s.AckWait, "ack-wait", s.AckWait, "deliver the work of a crashed process again after this long")
-	s.flags = f
-	to.AddFlagSet(f)
+	to.AddFlagSet(s.flags)
 }

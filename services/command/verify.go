@@ -10,10 +10,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
-	"github.com/meander-rl/meander/services/sampler"
 	"github.com/meander-rl/meander/services/sampler/models"
 	"github.com/meander-rl/meander/services/verify"
 )
@@ -106,7 +106,7 @@ func checkCompute(o verify.Options) error {
 	if models.IsTorch(o.Engine) {
 		return worker()
 	}
-	err := o.Compute.Validate()
+	err := errors.Join(schemas.CheckFields(&o.Compute), o.Compute.Validate())
 	if o.Engine == "" && err != nil && worker() == nil {
 		return nil
 	}
@@ -126,11 +126,8 @@ func addVerifyFlags(f *pflag.FlagSet, run *schemas.Run, o *verify.Options, toler
 	f.Float64Var(&o.Open.AdapterScale, "adapter-scale", 1, "scale of the adapter")
 	f.StringVar(&o.WeightsDir, "weights-dir", "", "shared folder with the transformers that were pushed by path")
 	engineFlag(f, &o.Engine, "none: this program does; default what the backend of the samples names")
-	f.StringVar(&o.Compute.Device, "device", devices.Auto,
-		"device: auto (a GPU if there is one, else the CPU), cpu or cuda:0")
-	f.StringVar(&o.Compute.DType, "dtype", devices.Auto, sampler.Help("DType"))
-	f.BoolVar(&o.Compute.Deterministic, "deterministic", false, sampler.Help("Deterministic"))
-	f.IntVar(&o.Compute.Threads, "threads", 0, sampler.Help("Threads"))
+	o.Compute = models.Compute{Device: devices.Auto, DType: devices.Auto}
+	fields.Bind("", &o.Compute).Register(f)
 	f.Float64Var(tolerance, "tolerance", 0,
 		"largest |ratio-1|, distance of a rolled state, or difference of a token's numbers that passes; use more "+
 			"than 0 only to compare builds or backends")

@@ -34,42 +34,32 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
 
 // Summary is what the service does, for help and service discovery.
 const Summary = "turns prompts into one request per sample"
 
-// Config of the intake service.
+// Config of the intake service. The help of its fields says what they are.
 type Config struct {
-	// Slots is how many prompts are resolved at once.
-	Slots int `koanf:"slots" help:"prompts resolved at once"`
-	// Models are lanes a prompt may name before their sampler has announced itself; the first
-	// serves prompts that name none.
-	Models []schemas.Lane `koanf:"models" help:"models whose samplers may start later: prompts for them wait instead of being refused; the first serves prompts that name none"`
+	Slots int `key:"slots" range:"1..256" help:"prompts resolved at once"`
+	// Models are lanes; the first serves prompts that name none.
+	Models []schemas.Lane `key:"models" form:"token" help:"models whose samplers may start later: prompts for them wait instead of being refused; the first serves prompts that name none"`
 	// Own is the run that a pipeline serves. Prompts of other runs that do not name the first of Models, or name
 	// another checkpoint of it, are left to other pipelines. Empty: it serves all runs.
-	Own schemas.Run `koanf:"-"`
-	// Reward is what prompts without a reward list are scored with, unless their model names some.
-	Reward []string `koanf:"reward" help:"reward functions of prompts that name none, when their model names none either"`
-	// Hold is how long a prompt waits for a sampler of its model, or for a reward service that
-	// has its functions.
-	Hold time.Duration `koanf:"hold" help:"how long a prompt is held while no sampler serves its model or no service has its reward functions; then it is refused"`
-	// ExternalWait is the deadline of groups that wait for rewards from outside.
-	ExternalWait time.Duration `koanf:"external_wait" help:"how long groups wait for rewards from outside (external) when their prompt has no deadline"`
-	// AckWait is how long the server waits for a heartbeat before it redelivers a prompt.
-	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a prompt whose intake died"`
-	// DrainTimeout bounds how long a shutdown waits for work in flight.
-	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in flight at shutdown"`
+	Own          schemas.Run   `key:"-"`
+	Reward       []string      `key:"reward" size:"1..MaxRewards" form:"reward_name" help:"reward functions of prompts that name none, when their model names none either"`
+	Hold         time.Duration `key:"hold" range:"1s.." help:"how long a prompt is held while no sampler serves its model or no service has its reward functions; then it is refused"`
+	ExternalWait time.Duration `key:"external_wait" range:"1s.." help:"how long groups wait for rewards from outside (external) when their prompt has no deadline"`
+	AckWait      time.Duration `key:"ack_wait" range:"1s.." help:"redelivery of a prompt whose intake died"`
+	DrainTimeout time.Duration `key:"drain_timeout" range:"(0.." help:"time for the work in flight at shutdown"`
 	// DiskFree returns how many bytes of the server's disk are free; nil: not known.
-	DiskFree func() (int64, error) `koanf:"-"`
+	DiskFree func() (int64, error) `key:"-"`
 	// Metrics is where the service counts; nil: nowhere.
-	Metrics prometheus.Registerer `koanf:"-"`
-	// Health adds a condition of readiness; it may be nil.
-	Health func(name string, check func() error) `koanf:"-"`
-	// Note adds what /readyz says about work that waits on purpose; it may be nil.
-	Note func(say func() []string) `koanf:"-"`
+	Metrics prometheus.Registerer `key:"-"`
+	// Health adds a condition of readiness, Note what /readyz says about work that waits on purpose; they may be nil.
+	Health func(name string, check func() error) `key:"-"`
+	Note   func(say func() []string)             `key:"-"`
 }
 
 // DefaultConfig returns settings that work for a laptop and for a cluster.
@@ -81,38 +71,7 @@ func DefaultConfig() Config {
 }
 
 // Validate checks the settings of intake. It returns all faults joined, each with its field name.
-func (c Config) Validate() error {
-	var errs []error
-	if c.Slots < 1 || c.Slots > 256 {
-		errs = append(errs, fmt.Errorf("slots: %d; must be between 1 and 256", c.Slots))
-	}
-	for _, m := range c.Models {
-		if err := schemas.CheckToken("models", m); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	if len(c.Reward) == 0 {
-		errs = append(errs, errors.New("reward: empty; name at least one reward function"))
-	}
-	for _, r := range c.Reward {
-		if _, _, err := scorer.SplitName(r); err != nil {
-			errs = append(errs, fmt.Errorf("reward: %w", err))
-		}
-	}
-	if c.Hold < time.Second {
-		errs = append(errs, fmt.Errorf("hold: %v; must be at least 1s", c.Hold))
-	}
-	if c.ExternalWait < time.Second {
-		errs = append(errs, fmt.Errorf("external_wait: %v; must be at least 1s", c.ExternalWait))
-	}
-	if c.AckWait < time.Second {
-		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))
-	}
-	if c.DrainTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("drain_timeout: %v; must be positive", c.DrainTimeout))
-	}
-	return errors.Join(errs...)
-}
+func (c Config) Validate() error { return schemas.CheckFields(&c) }
 
 // Run serves prompts and controls until ctx ends and the work in flight is finished. It fails if the settings are not
 // valid or the server cannot be used.

@@ -183,9 +183,9 @@ func resolveGuidance(s *schemas.Sampling, policy *schemas.Policy) error {
 		return fmt.Errorf("cfg_from: %g; must be below cfg_until, %g", s.CFGFrom, s.CFGUntil)
 	}
 	if (s.CFGFrom > 0 || s.CFGUntil > 0) && s.GuidedSteps() == 0 {
-		return fmt.Errorf("cfg_from, cfg_until: %g, %g; must have a whole one of the %d steps between them, %g of all; "+
-			"true_cfg_scale 1 is without guidance", s.CFGFrom, cmp.Or(s.CFGUntil, 1), len(s.Transitions),
-			1/float64(len(s.Transitions)))
+		steps := len(s.Transitions)
+		return fmt.Errorf("cfg_from, cfg_until: %g, %g; must have a whole one of the %d steps between them, %g of "+
+			"all; true_cfg_scale 1 is without guidance", s.CFGFrom, cmp.Or(s.CFGUntil, 1), steps, 1/float64(steps))
 	}
 	return nil
 }

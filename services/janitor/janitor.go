@@ -30,27 +30,21 @@ import (
 )
 
 // Config of the janitor. Without a rule it frees no group, and blobs that nothing names once the object store is half
-// full.
+// full. The help of its fields says what they are.
 type Config struct {
-	// Above, in percent of a stream's limit: a fuller stream loses its oldest groups until it is down to four
-	// fifths of that; 0: never.
-	Above int `koanf:"gc_above" help:"free the oldest closed groups while a stream is fuller than this share of its limit, in percent; 0 for never"`
-	// Age frees groups that closed longer ago than this; 0: never.
-	Age time.Duration `koanf:"gc_age" help:"free groups that closed so long ago; 0 for never"`
-	// Read frees groups that every durable consumer of their results has acknowledged. Without such a consumer it
-	// frees none.
-	Read bool `koanf:"gc_read" help:"free groups once every durable consumer of advantages has acknowledged them; without such a consumer, none"`
-	// Grace is how long a closed group stays, whatever the rules say. Blobs that no event names stay as long.
-	Grace time.Duration `koanf:"gc_grace" help:"how long a closed group stays whatever the rules say"`
-	// Every is the pause between two passes.
-	Every time.Duration `koanf:"gc_every" help:"pause between two looks of the janitor"`
-	// WeightsDir is the folder to which pushes of weights by path have copied files, which go once no event needs them;
-	// empty: there is none.
-	WeightsDir string `koanf:"gc_weights_dir" help:"shared folder of weights that are pushed by path; the copies that pushes made there are freed when nothing needs them"`
+	// Above: a fuller stream is brought down to four fifths of that.
+	Above int           `key:"gc_above" range:"0..95" help:"free the oldest closed groups while a stream is fuller than this share of its limit, in percent; 0 for never"`
+	Age   time.Duration `key:"gc_age" range:"0s.." help:"free groups that closed so long ago, such as 48h; 0 for never"`
+	Read  bool          `key:"gc_read" help:"free groups once every durable consumer of advantages has acknowledged them; without such a consumer, none"`
+	// Grace is also how long blobs that no event names stay.
+	Grace time.Duration `key:"gc_grace" range:"1s.." help:"how long a closed group stays whatever the rules say"`
+	Every time.Duration `key:"gc_every" range:"100ms.." help:"pause between two looks of the janitor"`
+	// WeightsDir is the folder of weights that are pushed by path; empty: there is none.
+	WeightsDir string `key:"gc_weights_dir" help:"shared folder of weights that are pushed by path; the copies that pushes made there are freed when nothing needs them"`
 	// Run limits the janitor to one run; empty: all.
-	Run schemas.Run `koanf:"-"`
+	Run schemas.Run `key:"-"`
 	// Metrics is where the counters are registered; nil: they are not shown.
-	Metrics prometheus.Registerer `koanf:"-"`
+	Metrics prometheus.Registerer `key:"-"`
 }
 
 // sweepEvery is how long an index of the named blobs is used before a new one is made. Making one reads all stored
@@ -106,22 +100,7 @@ func (c Config) blobGrace() time.Duration { return max(c.Grace, bus.BlobGrace) }
 func (c Config) Rules() bool { return c.Above > 0 || c.Age > 0 || c.Read }
 
 // Validate checks the rules. It returns all faults, joined, each with the name of its field.
-func (c Config) Validate() error {
-	var errs []error
-	if c.Above < 0 || c.Above > 95 {
-		errs = append(errs, fmt.Errorf("gc_above: %d; must be 0 (never) to 95 percent", c.Above))
-	}
-	if c.Age < 0 {
-		errs = append(errs, fmt.Errorf("gc_age: %v; must not be negative", c.Age))
-	}
-	if c.Grace < MinGrace {
-		errs = append(errs, fmt.Errorf("gc_grace: %v; must be at least %v", c.Grace, MinGrace))
-	}
-	if c.Every < 100*time.Millisecond {
-		errs = append(errs, fmt.Errorf("gc_every: %v; must be at least 100ms", c.Every))
-	}
-	return errors.Join(errs...)
-}
+func (c Config) Validate() error { return schemas.CheckFields(&c) }
 
 // Report says what a pass freed, or what a dry pass would free.
 type Report struct {

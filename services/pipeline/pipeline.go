@@ -26,28 +26,26 @@ import (
 	"github.com/meander-rl/meander/services/sampler"
 )
 
-// Config holds the settings of all services. A setting that they share, such as AckWait, is here once and replaces
-// theirs.
+// Config holds the settings of all services. A setting that they share, such as AckWait, is here once, before theirs,
+// and replaces theirs.
 type Config struct {
+	Replicas  int           `key:"replicas" range:"1..64" help:"copies of each service in this process"`
+	AckWait   time.Duration `key:"ack_wait" range:"1s.." help:"deliver the work of a crashed process again after this long"`
 	Intake    intake.Config
 	Sampler   sampler.Config
 	Reward    reward.Config
 	Advantage advantage.Config
 	// Janitor says what is freed; without a rule nothing is.
 	Janitor janitor.Config
-	// Replicas is how many copies of each service run, 1 to 64.
-	Replicas int
-	// AckWait is how long the server waits for a heartbeat before it delivers work again.
-	AckWait time.Duration
 	// Keep has a sampler that has served, and fails, begin again after a pause that grows: its lane waits, and all
 	// else goes on. Without it, as in a command that ends, the failure ends all services.
-	Keep bool
+	Keep bool `key:"-"`
 	// DiskFree returns how many bytes of the server's disk are free; nil: not known.
-	DiskFree func() (int64, error)
+	DiskFree func() (int64, error) `key:"-"`
 	// Health adds a condition of readiness; it may be nil.
-	Health func(name string, check func() error)
+	Health func(name string, check func() error) `key:"-"`
 	// Note adds what readiness says about work that waits on purpose; it may be nil.
-	Note func(say func() []string)
+	Note func(say func() []string) `key:"-"`
 }
 
 // Lane returns the lane of the sampler: the configured one, or the name of its model.

@@ -33,42 +33,28 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
 
 // Summary is what the service does, for help and service discovery.
 const Summary = "scores the images of trajectories"
 
-// Config of the reward service.
+// Config of the reward service. The help of its fields says what they are.
 type Config struct {
-	// Workers is how many samples are scored in this process at once.
-	Workers int `koanf:"workers" help:"samples scored at once by functions that compute in this process"`
-	// OCRWorkers is how many tesseract processes run at once.
-	OCRWorkers int `koanf:"ocr_workers" help:"tesseract processes at once; 0: half the processors"`
-	// Scorers is the file of functions that run elsewhere.
-	Scorers string `koanf:"scorers" help:"YAML file of the reward functions http:NAME and nats:NAME"`
-	// Require are functions without which the service does not start.
-	Require []string `koanf:"require" help:"reward functions that must be there for the service to start, e.g. ocr"`
-	// Linger is how long a sample waits for others to be scored with it in one call.
-	Linger time.Duration `koanf:"linger" help:"time a sample waits for others, for functions that take several in one call"`
-	// ScoreTimeout bounds one call of a reward function.
-	ScoreTimeout time.Duration `koanf:"score_timeout" help:"time one call of a reward function may take"`
-	// ScorePatience is how long a sample is tried again while a function does not answer.
-	ScorePatience time.Duration `koanf:"score_patience" help:"time a sample is tried again while a reward function does not answer; then its score has failed"`
-	// GroupWait is how long functions that rate a group as a whole wait for all of it.
-	GroupWait time.Duration `koanf:"group_wait" help:"time that functions which rate a whole group wait for it, when its prompt has no deadline"`
-	// MaxWaiting bounds the samples that wait, over all replicas.
-	MaxWaiting int `koanf:"max_waiting" help:"samples that may wait for functions, groups and verdicts, over all replicas; with more, no trajectory is read"`
-	// ImageMiB bounds the memory of all images in use, at 16 bytes a pixel. An image that is larger by itself is not
-	// scored.
-	ImageMiB int `koanf:"image_mib" help:"MiB of images in memory at once, at 16 bytes a pixel; an image that is larger by itself is not scored"`
-	// AckWait is how long the server waits for a heartbeat before it redelivers a trajectory.
-	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a trajectory whose scorer died"`
-	// DrainTimeout bounds how long a shutdown waits for work in flight.
-	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in flight at shutdown"`
+	Workers       int           `key:"workers" range:"1..1024" help:"samples scored at once by functions that compute in this process"`
+	OCRWorkers    int           `key:"ocr_workers" range:"0..1024" help:"tesseract processes at once; 0: half the processors"`
+	Scorers       string        `key:"scorers" help:"YAML file of the reward functions http:NAME and nats:NAME"`
+	Require       []string      `key:"require" form:"reward_name" help:"reward functions that must be there for the service to start, such as ocr"`
+	Linger        time.Duration `key:"linger" range:"0s..1s" help:"time a sample waits for others, for functions that take several in one call"`
+	ScoreTimeout  time.Duration `key:"score_timeout" range:"(0.." help:"time one call of a reward function may take"`
+	ScorePatience time.Duration `key:"score_patience" range:"(0.." help:"time a sample is tried again while a reward function does not answer; then its score has failed"`
+	GroupWait     time.Duration `key:"group_wait" range:"(0.." help:"time that functions which rate a whole group wait for it, when its prompt has no deadline"`
+	MaxWaiting    int           `key:"max_waiting" range:"1000..10000000" help:"samples that may wait for functions, groups and verdicts, over all replicas; with more, no trajectory is read"`
+	ImageMiB      int           `key:"image_mib" range:"16..1048576" help:"MiB of images in memory at once, at 16 bytes a pixel; an image that is larger by itself is not scored"`
+	AckWait       time.Duration `key:"ack_wait" range:"1s.." help:"redelivery of a trajectory whose scorer died"`
+	DrainTimeout  time.Duration `key:"drain_timeout" range:"(0.." help:"time for the work in flight at shutdown"`
 	// Metrics is where the service counts; nil: nowhere.
-	Metrics prometheus.Registerer `koanf:"-"`
+	Metrics prometheus.Registerer `key:"-"`
 }
 
 // DefaultConfig returns settings for a laptop.
@@ -92,39 +78,7 @@ func ocrWorkers(c Config) int {
 }
 
 // Validate checks the settings of the service. It returns all faults joined, each with its field name.
-func (c Config) Validate() error {
-	var errs []error
-	count := func(field string, n, least, most int) {
-		if n < least || n > most {
-			errs = append(errs, fmt.Errorf("%s: %d; must be between %d and %d", field, n, least, most))
-		}
-	}
-	positive := func(field string, d time.Duration) {
-		if d <= 0 {
-			errs = append(errs, fmt.Errorf("%s: %v; must be positive", field, d))
-		}
-	}
-	count("workers", c.Workers, 1, 1024)
-	count("ocr_workers", c.OCRWorkers, 0, 1024)
-	for _, name := range c.Require {
-		if _, _, err := scorer.SplitName(name); err != nil {
-			errs = append(errs, fmt.Errorf("require: %w", err))
-		}
-	}
-	if c.Linger < 0 || c.Linger > time.Second {
-		errs = append(errs, fmt.Errorf("linger: %v; must be between 0s and 1s", c.Linger))
-	}
-	positive("score_timeout", c.ScoreTimeout)
-	positive("score_patience", c.ScorePatience)
-	positive("group_wait", c.GroupWait)
-	count("max_waiting", c.MaxWaiting, 1000, 10_000_000)
-	count("image_mib", c.ImageMiB, 16, 1<<20)
-	if c.AckWait < time.Second {
-		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))
-	}
-	positive("drain_timeout", c.DrainTimeout)
-	return errors.Join(errs...)
-}
+func (c Config) Validate() error { return schemas.CheckFields(&c) }
 
 // Run scores trajectories, and handles verdicts, until ctx ends and the work in flight is finished. It fails if the
 // settings or the scorers file are not valid, a required function is missing, or the server cannot be used.

@@ -33,8 +33,7 @@ func (s *service) makeSample(ctx, work context.Context, c *worker, req *schemas.
 }
 
 // attemptOnce makes one attempt at a sample, which may end pruned. With restarts it may return errRestart.
-func (s *service) attemptOnce(
-	ctx, work context.Context, c *worker, req *schemas.Request, restarts bool,
+func (s *service) attemptOnce(ctx, work context.Context, c *worker, req *schemas.Request, restarts bool,
 ) (*schemas.Trajectory, error) {
 	with, err := s.versions.Pin(req.MinPolicyVersion)
 	if err != nil {
@@ -110,15 +109,16 @@ func (a *attempt) denoise(work context.Context) error {
 // runSteps has a scheduler step an attempt to its end, to where it waits for its interaction, or until work ends.
 func (a *attempt) runSteps(work context.Context) error {
 	a.finished, a.done = false, make(chan struct{})
-	joining := a.service.metrics.Joining
+	joining := a.service.metrics.Joining // until the scheduler has it
 	joining.Inc()
-	a.worker.queue.push(a, a.priority, joining.Dec)
+	a.worker.queue.push(a)
 	select {
 	case <-a.done:
 		return a.err
 	case <-work.Done():
 	}
 	if a.worker.queue.remove(a) {
+		joining.Dec()
 		return work.Err()
 	}
 	<-a.done // the scheduler has it, and removes it at the next boundary

@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
-	"reflect"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -40,51 +38,41 @@ type Config struct {
 type Weights struct {
 	weights.Own
 	// Models are the families of image models that Model may belong to, Languages those of language models.
-	Models    model.Registry `koanf:"-"`
-	Languages lm.Registry    `koanf:"-"`
+	Models    model.Registry `key:"-"`
+	Languages lm.Registry    `key:"-"`
 	// Loading is told how much of the model is read; nil: nothing is told.
-	Loading model.Progress `koanf:"-"`
+	Loading model.Progress `key:"-"`
 }
 
 // Requests say which requests the sampler serves, under which name, and how often and how long it tries.
 type Requests struct {
-	Lane       schemas.Lane  `koanf:"lane" help:"request queue to serve; default the model's name"`
-	Instance   string        `koanf:"instance" help:"name of this process in events; default random"`
-	AckWait    time.Duration `koanf:"ack_wait" help:"redelivery of a request whose sampler died"`
-	MaxDeliver int           `koanf:"max_deliver" help:"failures of a request before it becomes a dead letter; a killed or restarted process counts for a tenth of one"`
-	// DrainTimeout bounds the samples in flight at shutdown; what is not finished is put back.
-	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the samples in flight at shutdown; the rest is put back into the queue"`
+	Lane         schemas.Lane  `key:"lane" form:"token?" help:"request queue to serve; default the model's name"`
+	Instance     string        `key:"instance" help:"name of this process in events; default random"`
+	AckWait      time.Duration `key:"ack_wait" range:"1s.." help:"redelivery of a request whose sampler died"`
+	MaxDeliver   int           `key:"max_deliver" range:"1.." help:"failures of a request before it becomes a dead letter; a killed or restarted process counts for a tenth of one"`
+	DrainTimeout time.Duration `key:"drain_timeout" range:"(0.." help:"time for the samples in flight at shutdown; the rest is put back into the queue"`
 }
 
 // Batching says what is computed together, and what may wait to be stored.
 type Batching struct {
-	Batch            int  `koanf:"batch" help:"samples denoised together in one micro-batch"`
-	Workers          int  `koanf:"workers" help:"micro-batches running side by side; 0 for one per GPU, or per two cores"`
-	SharePrefixes    bool `koanf:"share_prefixes" help:"of texts, compute the common beginning of a prompt's samples once; results do not depend on it"`
-	PublishWindowMiB int  `koanf:"publish_window_mib" help:"MiB of step events that may wait to be stored"`
+	Batch            int  `key:"batch" range:"1..1024" help:"samples denoised together in one micro-batch"`
+	Workers          int  `key:"workers" range:"0..256" help:"micro-batches running side by side; 0 for one per GPU, or per two cores"`
+	SharePrefixes    bool `key:"share_prefixes" help:"of texts, compute the common beginning of a prompt's samples once; results do not depend on it"`
+	PublishWindowMiB int  `key:"publish_window_mib" range:"1..16384" help:"MiB of step events that may wait to be stored"`
 }
 
 // Process is what the process around the sampler gives it. No flag sets it.
 type Process struct {
 	// DiskFree returns how many bytes of the server's disk are free; nil: that is not known.
-	DiskFree func() (int64, error) `koanf:"-"`
+	DiskFree func() (int64, error) `key:"-"`
 	// Health adds a condition of readiness; nil: readiness is not served.
-	Health func(name string, check func() error) `koanf:"-"`
+	Health func(name string, check func() error) `key:"-"`
 	// Note adds lines to /readyz on work that waits on purpose; nil: readiness is not served.
-	Note func(say func() []string) `koanf:"-"`
+	Note func(say func() []string) `key:"-"`
 	// Announced is called once the model is loaded and announced; nil: nothing is called.
-	Announced func() `koanf:"-"`
+	Announced func() `key:"-"`
 	// Metrics is where the service registers its metrics; nil: nowhere.
-	Metrics prometheus.Registerer `koanf:"-"`
-}
-
-// Help returns the help text of a field of Config, for flags of other commands. It panics on an unknown name.
-func Help(field string) string {
-	f, ok := reflect.TypeFor[Config]().FieldByName(field)
-	if !ok {
-		panic("sampler: no setting " + field)
-	}
-	return f.Tag.Get("help")
+	Metrics prometheus.Registerer `key:"-"`
 }
 
 // DefaultConfig returns settings that fit a laptop: the model signs on whatever device there is.
@@ -102,42 +90,14 @@ func DefaultConfig() Config {
 
 // Validate checks the settings of a sampler. It returns all faults joined, each with its field name.
 func (c Config) Validate() error {
-	var errs []error
+	err := errors.Join(schemas.CheckFields(&c), c.validateEngine())
 	if c.Model == "" {
-		errs = append(errs, errors.New("model: empty; must be synthetic or a folder of a model"))
-	}
-	if math.IsNaN(c.AdapterScale) || math.IsInf(c.AdapterScale, 0) {
-		errs = append(errs, fmt.Errorf("adapter_scale: %v; must be finite", c.AdapterScale))
+		err = errors.Join(errors.New("model: empty; must be synthetic or a folder of a model"), err)
 	}
 	if c.WeightsDir != "" {
-		errs = append(errs, checkFolder("weights_dir", c.WeightsDir))
+		err = errors.Join(err, checkFolder("weights_dir", c.WeightsDir))
 	}
-	errs = append(errs, c.validateEngine())
-	if c.Lane != "" {
-		errs = append(errs, schemas.CheckToken("lane", c.Lane))
-	}
-	if c.Batch < 1 || c.Batch > 1024 {
-		errs = append(errs, fmt.Errorf("batch: %d; must be between 1 and 1024", c.Batch))
-	}
-	if c.Workers < 0 || c.Workers > 256 {
-		errs = append(errs, fmt.Errorf("workers: %d; must be between 0 and 256", c.Workers))
-	}
-	if c.PolicyVersion < 0 {
-		errs = append(errs, fmt.Errorf("policy_version: %d; must not be negative", c.PolicyVersion))
-	}
-	if c.PublishWindowMiB < 1 || c.PublishWindowMiB > 16384 {
-		errs = append(errs, fmt.Errorf("publish_window_mib: %d; must be between 1 and 16384", c.PublishWindowMiB))
-	}
-	if c.AckWait < time.Second {
-		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))
-	}
-	if c.MaxDeliver < 1 {
-		errs = append(errs, fmt.Errorf("max_deliver: %d; must be at least 1", c.MaxDeliver))
-	}
-	if c.DrainTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("drain_timeout: %v; must be positive", c.DrainTimeout))
-	}
-	return errors.Join(errs...)
+	return err
 }
 
 // torch returns the settings of workers that compute the network of an image model.
@@ -179,58 +139,55 @@ func checkFolder(setting, dir string) error {
 	return nil
 }
 
-// validateEngine joins the faults of the settings of what computes: devices, workers in Python, or a server that draws
-// the samples.
-func (c Config) validateEngine() error {
-	var errs []error
-	usual, torch, adapters := DefaultConfig(), models.IsTorch(c.Engine), c.EngineAdapters != ""
-	// absent refuses a setting that has no effect.
-	absent := func(set bool, setting, why string) {
-		if set {
-			errs = append(errs, fmt.Errorf("%s: set; must be absent %s", setting, why))
+// validateEngine joins the faults of what computes: devices, workers in Python, or a server that draws the samples.
+// What one of them cannot obey must be absent.
+func (c Config) validateEngine() (err error) {
+	torch, usual := models.IsTorch(c.Engine), DefaultConfig()
+	served := c.Engine != "" && !torch
+	texts := served && c.server().DrawsTexts()
+	for _, of := range []struct {
+		name   string
+		refuse bool
+		why    string
+	}{
+		{"compile", c.Compile && !torch, "without --engine torch"},
+		{"vae_tiling", c.VAETiling && !torch, "without --engine torch"},
+		{"text_encoder_device", c.TextEncoderDevice != "" && !torch, "without --engine torch"},
+		{"engine_key", c.EngineKey != "" && c.Engine == "", "without engine"},
+		{"engine_adapters", c.EngineAdapters != "" && c.Engine == "", "without engine"},
+		{"engine_adapters", c.EngineAdapters != "" && torch, "with torch, whose workers need no folder"},
+		{
+			"engine_concurrency", c.EngineConcurrency != usual.EngineConcurrency && c.Engine != "" && !texts,
+			"but for a server of texts",
+		},
+		{
+			"weights_dir", c.WeightsDir != "" && served && c.EngineAdapters == "",
+			"without engine_adapters: the server keeps its weights",
+		},
+		{"batch", c.Batch != usual.Batch && texts, "beside a server of texts: engine_concurrency is for it"},
+		{"workers", c.Workers != usual.Workers && texts, "beside a server of texts: engine_concurrency is for it"},
+		{"adapter", c.Adapter != "" && served && c.EngineAdapters == "", "beside engine: the server computes"},
+		{"device", served && c.Device != devices.Auto && c.Device != devices.CPU, "beside engine: the server computes"},
+		{"dtype", served && c.DType != devices.Auto, "beside engine: the server computes"},
+		{"deterministic", served && c.Deterministic, "beside engine: the server computes"},
+	} {
+		if of.refuse {
+			err = errors.Join(err, fmt.Errorf("%s: set; must be absent %s", of.name, of.why))
 		}
 	}
-	if !torch {
-		absent(c.Compile, "compile", "without --engine torch")
-		absent(c.VAETiling, "vae_tiling", "without --engine torch")
-		absent(c.TextEncoderDevice != "", "text_encoder_device", "without --engine torch")
-	}
-	if c.Engine == "" {
-		absent(c.EngineKey != "", "engine_key", "without engine")
-		absent(adapters, "engine_adapters", "without engine")
-		return errors.Join(append(errs, c.Compute.Validate())...)
-	}
-	if c.EngineConcurrency < 1 || c.EngineConcurrency > 1024 {
-		errs = append(errs, fmt.Errorf("engine_concurrency: %d; must be between 1 and 1024", c.EngineConcurrency))
-	}
-	if c.EnginePatience < time.Second {
-		errs = append(errs, fmt.Errorf("engine_patience: %v; must be at least 1s", c.EnginePatience))
-	}
-	texts := !torch && c.server().DrawsTexts()
-	if c.EngineConcurrency != usual.EngineConcurrency && !texts {
-		errs = append(errs, fmt.Errorf("engine_concurrency: %d; must be absent but for a server of texts",
-			c.EngineConcurrency))
+	if c.EngineAdapters != "" && served {
+		err = errors.Join(err, checkFolder("engine_adapters", c.EngineAdapters))
 	}
 	if torch {
-		absent(adapters, "engine_adapters", "with torch, whose workers get the weights without a folder")
-		return errors.Join(append(errs, c.torch().Check())...)
+		return errors.Join(err, c.torch().Check())
 	}
-	if adapters {
-		errs = append(errs, checkFolder("engine_adapters", c.EngineAdapters))
+	err = errors.Join(err, c.Compute.Validate())
+	if served {
+		if fault := c.server().Check(); fault != nil {
+			err = errors.Join(err, fmt.Errorf("engine: %w", fault))
+		}
 	}
-	absent(c.WeightsDir != "" && !adapters, "weights_dir", "without engine_adapters: the server keeps its weights")
-	errs = append(errs, c.Compute.Validate())
-	if err := c.server().Check(); err != nil {
-		errs = append(errs, fmt.Errorf("engine: %w", err))
-	}
-	absent(c.Batch != usual.Batch && texts, "batch", "beside a server of texts: engine_concurrency is for it")
-	absent(c.Workers != usual.Workers && texts, "workers", "beside a server of texts: engine_concurrency is for it")
-	const computes = "beside engine: the server computes"
-	absent(c.Adapter != "" && !adapters, "adapter", computes)
-	absent(c.Device != devices.Auto && c.Device != devices.CPU, "device", computes)
-	absent(c.DType != devices.Auto, "dtype", computes)
-	absent(c.Deterministic, "deterministic", computes)
-	return errors.Join(errs...)
+	return err
 }
 
 // openModel opens the model on the sampler's devices or by workers, or connects to the server that draws the samples.

@@ -20,8 +20,7 @@ const slowReply = 5 * time.Second
 
 // askInteraction sends an answer of an episode to the interaction of its conversation, and gives it the reply. While it
 // waits, its slot is free for another request. A fault of the interaction is a terminal error.
-func (s *service) askInteraction(
-	ctx context.Context, req *schemas.Request, r *recorder.Recorder, t engine.Talker,
+func (s *service) askInteraction(ctx context.Context, req *schemas.Request, r *recorder.Recorder, t engine.Talker,
 ) error {
 	ask, x := t.Asks(), req.Text.Interaction
 	if _, err := r.Stored(ctx); err != nil { // the question names the stored events

@@ -138,8 +138,7 @@ func (s *service) storeFailure(ctx context.Context, m *bus.Message, cause error)
 
 // storeTrajectory publishes a trajectory and returns the one that is stored. While the stream is full it waits until a
 // control stops the sample: a second try would not fit either.
-func (s *service) storeTrajectory(
-	ctx, work context.Context, t *schemas.Trajectory, req *schemas.Request,
+func (s *service) storeTrajectory(ctx, work context.Context, t *schemas.Trajectory, req *schemas.Request,
 ) (*schemas.Trajectory, error) {
 	stored, err := s.publishTrajectory(ctx, t, req)
 	if errors.Is(err, bus.ErrStreamFull) {

@@ -5,64 +5,51 @@ import (
 	"sync"
 )
 
-// queue has what waits for a scheduler: the highest priority first; of equal ones, the first that came.
-type queue[T comparable] struct {
+// queue has the attempts that wait for a scheduler: the highest priority first; of equal ones, the first that came.
+type queue struct {
 	mu      sync.Mutex
-	waiting []queued[T]
+	waiting []*attempt
 	ready   chan struct{} // has a signal while something waits; buffered, 1
 }
 
-type queued[T comparable] struct {
-	item     T
-	priority int64
-	left     func() // called when it leaves the queue
-}
+func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
 
-func newQueue[T comparable]() *queue[T] { return &queue[T]{ready: make(chan struct{}, 1)} }
-
-// push adds an item to the queue, behind those of its priority and above; left is called when it leaves the queue.
-func (q *queue[T]) push(item T, priority int64, left func()) {
+func (q *queue) push(a *attempt) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	at := slices.IndexFunc(q.waiting, func(w queued[T]) bool { return w.priority < priority })
+	at := slices.IndexFunc(q.waiting, func(w *attempt) bool { return w.priority < a.priority })
 	if at < 0 {
 		at = len(q.waiting)
 	}
-	q.waiting = slices.Insert(q.waiting, at, queued[T]{item, priority, left})
+	q.waiting = slices.Insert(q.waiting, at, a)
 	q.signal()
 }
 
-// pop removes and returns the first item; the zero value if none waits.
-func (q *queue[T]) pop() (first T) {
+// pop removes and returns the first attempt; nil if none waits.
+func (q *queue) pop() *attempt {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.waiting) > 0 {
-		first = q.waiting[0].item
-		q.delete(0)
+	if len(q.waiting) == 0 {
+		return nil
 	}
+	first := q.waiting[0]
+	q.waiting = slices.Delete(q.waiting, 0, 1)
+	q.signal()
 	return first
 }
 
-// remove removes an item whose work has ended; false: it does not wait any more.
-func (q *queue[T]) remove(item T) bool {
+// remove removes an attempt whose work has ended; false: it does not wait any more.
+func (q *queue) remove(a *attempt) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	at := slices.IndexFunc(q.waiting, func(w queued[T]) bool { return w.item == item })
-	if at >= 0 {
-		q.delete(at)
-	}
-	return at >= 0
-}
-
-// delete removes the item at an index and calls its left. Lock held.
-func (q *queue[T]) delete(at int) {
-	q.waiting[at].left()
-	q.waiting = slices.Delete(q.waiting, at, at+1)
+	before := len(q.waiting)
+	q.waiting = slices.DeleteFunc(q.waiting, func(w *attempt) bool { return w == a })
 	q.signal()
+	return len(q.waiting) < before
 }
 
 // signal makes ready readable while something waits: several schedulers read it. The caller holds the lock.
-func (q *queue[T]) signal() {
+func (q *queue) signal() {
 	if len(q.waiting) == 0 {
 		return
 	}

@@ -99,7 +99,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	s.cfg.Instance = cmp.Or(cfg.Instance, s.defaultInstance())
 	for i, p := range opened.All {
 		s.workers = append(s.workers,
-			&worker{id: p.ID, index: i, can: p.Network.Abilities(), queue: newQueue[*attempt]()})
+			&worker{id: p.ID, index: i, can: p.Network.Abilities(), queue: newQueue()})
 	}
 	can := s.workers[0].can
 	logUnused(log, opened)
@@ -129,11 +129,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		cfg.Note(s.versions.Notes)
 	}
 	if can.Servers != nil {
-		watching, stop := context.WithCancel(ctx)
-		var watch sync.WaitGroup
-		watch.Go(func() { can.Servers.Watch(watching) })
-		defer watch.Wait()
-		defer stop()
+		defer can.Servers.Watch(ctx)()
 	}
 	for _, note := range can.Notes {
 		log.Warn().Str("model", network.Name()).Msg(note)

@@ -11,7 +11,7 @@ import (
 // it.
 type scheduler struct {
 	batch   int
-	queue   *queue[*attempt]
+	queue   *queue
 	metrics *instruments
 
 	active []*attempt
@@ -37,6 +37,7 @@ func (s *scheduler) run(ctx context.Context) {
 func (s *scheduler) admitWaiting(ctx context.Context) bool {
 	for len(s.active) < s.batch {
 		if a := s.queue.pop(); a != nil {
+			s.metrics.Joining.Dec()
 			s.admit(a)
 			continue
 		}

@@ -98,7 +98,7 @@ func (a *actor) Finish(context.Context, *schemas.Trajectory) (engine.Images, err
 // stage runs a scheduler inside a test's own time.
 type stage struct {
 	t     *testing.T
-	queue *queue[*attempt]
+	queue *queue
 	stop  context.CancelFunc
 	ended chan struct{}
 	// engine makes all attempts.
@@ -107,7 +107,7 @@ type stage struct {
 
 func newStage(t *testing.T, e engine.Engine, batch int) *stage {
 	ctx, stop := context.WithCancel(t.Context())
-	s := &stage{t: t, queue: newQueue[*attempt](), stop: stop, ended: make(chan struct{}), engine: e}
+	s := &stage{t: t, queue: newQueue(), stop: stop, ended: make(chan struct{}), engine: e}
 	go func() {
 		defer close(s.ended)
 		(&scheduler{batch: batch, queue: s.queue, metrics: newInstruments(nil, "", "")}).run(ctx)
@@ -145,7 +145,7 @@ func cast(name, bucket string, steps int) (*attempt, *[]string) {
 func (s *stage) enter(attempts ...*attempt) {
 	for _, a := range attempts {
 		a.engine = s.engine
-		s.queue.push(a, a.priority, func() {})
+		s.queue.push(a)
 		synctest.Wait()
 	}
 }
@@ -176,7 +176,7 @@ func TestAttempt_LeavesTheQueue(t *testing.T) {
 	t.Parallel()
 	ctx, stop := context.WithCancel(t.Context())
 	a, _ := cast("a", "a", 1)
-	a.service, a.worker = &service{metrics: newInstruments(nil, "", "")}, &worker{queue: newQueue[*attempt]()}
+	a.service, a.worker = &service{metrics: newInstruments(nil, "", "")}, &worker{queue: newQueue()}
 	stop()
 	if err := a.runSteps(ctx); !errors.Is(err, context.Canceled) || a.worker.queue.pop() != nil {
 		t.Errorf("%v; want the end of the context, and an empty queue", err)

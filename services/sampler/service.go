@@ -45,7 +45,7 @@ type worker struct {
 	id    string
 	index int              // of the device: in weights.Loaded.Engines
 	can   engine.Abilities // of the checkpoint on it
-	queue *queue[*attempt]
+	queue *queue
 	load  atomic.Int64 // attempts that were given to it
 	lost  atomic.Bool  // its device computes no more
 }

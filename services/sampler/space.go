@@ -57,8 +57,7 @@ func (s *service) defaultInstance() string { return "sampler-" + s.token }
 
 // makeWithSpace makes one sample once there is space for its steps, which stays reserved until release: the trajectory
 // is stored then. work is ctx until a control stops the sample.
-func (s *service) makeWithSpace(
-	ctx, work context.Context, req *schemas.Request,
+func (s *service) makeWithSpace(ctx, work context.Context, req *schemas.Request,
 ) (t *schemas.Trajectory, release func(), err error) {
 	claim, err := s.reserveSpace(work, req)
 	if err != nil {

@@ -15,7 +15,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -41,25 +40,23 @@ const Summary = "gives the log-probs of stored samples under the weights of anot
 
 // Config of a teacher.
 type Config struct {
-	// Model is a folder or the name of a shipped model, Adapter a LoRA to add to it.
-	Model        string
-	Adapter      string
-	AdapterScale float64
-	// Name is what requests name the teacher by; empty: the model's name.
-	Name string
-	models.Compute
+	Model        string  `key:"model" help:"folder of a model, or the name of a shipped one"`
+	Adapter      string  `key:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
+	AdapterScale float64 `key:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
+	Name         string  `key:"name" form:"token?"` // that requests have for the teacher; empty: the model's
 	// Engine is torch or torch=ADDRESS where a worker computes the network of an image model, with EngineKey as its
 	// token; empty: this program does.
-	Engine, EngineKey string
-	// Workers is how many samples are computed at once; 0: one for each GPU, or for every two cores.
-	Workers int
+	Engine    string `key:"engine" help:"torch or torch=ADDRESS where a worker computes the model; default this program"`
+	EngineKey string `key:"-"`
+	models.Compute
+	Workers int `key:"workers" range:"0..256" help:"samples that are scored at once; 0 for one per GPU, or per two cores"`
 	// DrainTimeout bounds the requests in flight at shutdown; those that are left are told to ask again.
-	DrainTimeout time.Duration
+	DrainTimeout time.Duration `key:"drain_timeout" range:"(0.."`
 	// Models and Languages are the known families of models.
-	Models    model.Registry
-	Languages lm.Registry
+	Models    model.Registry `key:"-"`
+	Languages lm.Registry    `key:"-"`
 	// Listening is called once the teacher takes requests; nil: nothing is called.
-	Listening func(name string)
+	Listening func(name string) `key:"-"`
 }
 
 // DefaultConfig returns settings that fit a laptop; Model is to be set.
@@ -73,32 +70,18 @@ func DefaultConfig() Config {
 
 // Validate checks the settings. It returns all faults joined, each with its field name.
 func (c Config) Validate() error {
-	var errs []error
+	err := schemas.CheckFields(&c)
 	if c.Model == "" {
-		errs = append(errs, errors.New("model: empty; must be a folder of a model, or the name of a shipped one"))
-	}
-	if c.Name != "" {
-		errs = append(errs, schemas.CheckToken("name", c.Name))
-	}
-	if math.IsNaN(c.AdapterScale) || math.IsInf(c.AdapterScale, 0) {
-		errs = append(errs, fmt.Errorf("adapter_scale: %v; must be finite", c.AdapterScale))
-	}
-	if c.Workers < 0 || c.Workers > 256 {
-		errs = append(errs, fmt.Errorf("workers: %d; must be between 0 and 256", c.Workers))
-	}
-	if c.DrainTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("drain_timeout: %v; must be positive", c.DrainTimeout))
+		err = errors.Join(errors.New("model: empty; must be a folder of a model, or the name of a shipped one"), err)
 	}
 	switch {
 	case c.Engine == "":
-		errs = append(errs, c.Compute.Validate())
+		return errors.Join(err, c.Compute.Validate())
 	case models.IsTorch(c.Engine):
-		errs = append(errs, c.torch().Check())
-	default:
-		errs = append(errs, fmt.Errorf("engine: %q; must be torch or torch=ADDRESS: other servers draw samples of "+
-			"their own, and score none that are given", c.Engine))
+		return errors.Join(err, c.torch().Check())
 	}
-	return errors.Join(errs...)
+	return errors.Join(err, fmt.Errorf("engine: %q; must be torch or torch=ADDRESS: other servers draw samples of "+
+		"their own, and score none that are given", c.Engine))
 }
 
 func (c Config) torch() models.Torch {

@@ -40,7 +40,9 @@ for (const member of group.members ?? []) {
   const states = await client.step(t, 1).then((e) => ("latents" in e ? e.latents : null) ?? []);
   const other = structuredClone(t);
   other.steps![1]!.digest = t.steps![0]!.digest;
+  const later = { ...t, cfg_phase: 0.2 };
   samples.push({
+    later: await client.step(later, 1).then(() => "", (e: Error) => e.message),
     states: states.map(({ index, tensor }) => ({ index, data: Buffer.from(tensor.data!).toString("base64") })),
     other: await client.step(other, 1).then(() => "", (e: Error) => e.message),
     reward: member.reward, advantage: member.advantage, seed: String(t.sample_seed), log_probs: t.log_probs, digest: t.content_digest,

@@ -17,10 +17,9 @@ import (
 	"time"
 )
 
-// Classes of errors. ErrAway says that no member can be used now; ErrWeights, that those that can be have all refused
-// the weights of a call: the reasons come with it. Of what members answer: ErrRefused is terminal, the call, or the way
-// the member was started, must change; ErrSilent and ErrOverloaded have it get fewer calls at once; ErrPaused says that
-// it takes none until its owner lets it go on.
+// Classes of errors. ErrAway: no member can be used now; ErrWeights: those that can be refuse the weights of a call,
+// for the reasons with it. Of members: ErrRefused is terminal; after ErrSilent and ErrOverloaded a member gets fewer
+// calls at once; ErrPaused: it takes none until its owner lets it go on.
 var (
 	ErrAway       = errors.New("no server can be used")
 	ErrWeights    = errors.New("no server that can be used takes the weights")
@@ -61,14 +60,13 @@ type Config[M Member] struct {
 	Every, Retry, RetryMost time.Duration
 	// Probe returns nil if a member accepts calls; nil: until it is Out.
 	Probe func(ctx context.Context, m M) error
-	// Join brings a member into use that was not: it must be what the others are. It is called for one member after the
-	// other while none is used, else for several at once.
+	// Join brings a member into use, which must be what the others are: one after the other while none is used.
 	Join func(ctx context.Context, m M) error
-	// Switch has a member that works on nothing use other weights, those of a name. The empty name is that of the
-	// weights that it has after Join. ErrRefused: it can never use them. nil: all calls are for the empty name.
+	// Switch has a member that works on nothing use the weights of a name; the empty one is that after Join.
+	// ErrRefused: it never can. nil: all calls are for the empty name.
 	Switch func(ctx context.Context, m M, weights string) error
-	// Changed is called when a member cannot be used, at first or any more, with the reason, and when it can be again,
-	// with nil. Overloaded is called when a member gets fewer calls at once from now on. Neither may call the pool.
+	// Changed is called when a member cannot be used, with the reason, and when it can be again; Overloaded, when it
+	// gets fewer calls at once. Neither may call the pool.
 	Changed    func(member string, err error)
 	Overloaded func(member string, most int, err error)
 	// Waiting is told, at times, why no member can be used, and nil once one can.
@@ -94,6 +92,7 @@ type member[M Member] struct {
 	out      error     // why it cannot be used; nil: it can
 	outSince time.Time // when its probe first failed
 	losses   int       // in a row: since a call ended well
+	joins    int       // how often it has joined
 	due      time.Time // when Watch looks at it
 	asked    bool      // a look at it goes on
 	leases   map[*Lease[M]]context.CancelCauseFunc
@@ -120,7 +119,8 @@ type Lease[M Member] struct {
 	Context context.Context
 	member  *member[M]
 	pool    *Pool[M]
-	lowered int // that of the member when it began
+	lowered int // those of the member when it began
+	joins   int
 }
 
 var errUnknown = errors.New("not asked yet")
@@ -214,17 +214,16 @@ func (f faults) Unwrap() []error {
 	return nil
 }
 
-// Acquire waits for a member that can be used and has few enough calls, and takes the one with the fewest. It takes
-// that of a lease that has failed only if no other is free; nil: no lease has. The member has the weights of a name:
-// one that has others is switched when it works on nothing. The error is ErrAway, which is ErrPaused if a member is,
-// ErrWeights, or that of ctx.
+// Acquire waits for a member with few enough calls, and takes the one with the fewest; that of a lease that has failed
+// (nil: none) only if no other is free. One with other weights is switched when it works on nothing. The error is
+// ErrAway, with ErrPaused if a member is, ErrWeights, or that of ctx.
 func (p *Pool[M]) Acquire(ctx context.Context, failed *Lease[M], weights string) (*Lease[M], error) {
 	for {
 		p.mu.Lock()
 		m := p.choose(failed, weights)
 		if m != nil {
 			asking, giveUp := context.WithCancelCause(ctx)
-			l := &Lease[M]{Member: m.of, Context: asking, member: m, pool: p, lowered: m.lowered}
+			l := &Lease[M]{Member: m.of, Context: asking, member: m, pool: p, lowered: m.lowered, joins: m.joins}
 			m.leases[l] = giveUp
 			switches := m.weights != weights
 			m.switches, m.next = switches, weights
@@ -255,8 +254,7 @@ func (p *Pool[M]) Acquire(ctx context.Context, failed *Lease[M], weights string)
 	}
 }
 
-// hopeless returns why a call for weights need not wait for a member; nil: it may be worth it. One that is looked for
-// at the moment is waited for. p.mu is held.
+// hopeless returns why a call need not wait; nil: it may be worth it, as a member is looked for now. p.mu is held.
 func (p *Pool[M]) hopeless(weights string) error {
 	var refusals []error
 	var outs faults
@@ -288,8 +286,8 @@ func (p *Pool[M]) hopeless(weights string) error {
 	return err
 }
 
-// switchTo has the member of a new lease use weights: it has others. If it does not, the lease has ended; unless that
-// was ctx or a refusal, the member is out.
+// switchTo has the member of a new lease use weights. If it does not, the lease has ended; unless that was ctx or a
+// refusal, the member is out.
 func (l *Lease[M]) switchTo(weights string) bool {
 	m, p := l.member, l.pool
 	err := p.config.Switch(l.Context, m.of, weights)
@@ -315,8 +313,8 @@ func (l *Lease[M]) switchTo(weights string) bool {
 	return false
 }
 
-// drain has the member with the fewest calls work off what it has, and then get weights, unless there is one with them,
-// or that gets them. p.mu is held.
+// drain has the member with the fewest calls work off what it has, unless there is one with the weights, or that gets
+// them. p.mu is held.
 func (p *Pool[M]) drain(weights string) {
 	var least *member[M]
 	for _, m := range p.members {
@@ -333,8 +331,8 @@ func (p *Pool[M]) drain(weights string) {
 	}
 }
 
-// endDrain has members that would get weights take calls again: the call that waited for that has a member, or has
-// given up. Another one that waits for these weights drains one again. p.mu is held.
+// endDrain has members that would get weights take calls again: the call that waited has a member, or has given up.
+// p.mu is held.
 func (p *Pool[M]) endDrain(weights string) {
 	for _, m := range p.members {
 		if m.drains && m.next == weights {
@@ -344,8 +342,7 @@ func (p *Pool[M]) endDrain(weights string) {
 	}
 }
 
-// choose returns the member for a call; nil: none is free. One that has its weights comes before one that must be
-// switched. p.mu is held.
+// choose returns the member for a call, those with its weights first; nil: none is free. p.mu is held.
 func (p *Pool[M]) choose(failed *Lease[M], weights string) (best *member[M]) {
 	var again *member[M]
 	for _, m := range p.members {
@@ -366,7 +363,7 @@ func (p *Pool[M]) choose(failed *Lease[M], weights string) (best *member[M]) {
 	return best
 }
 
-// Done ends a lease. err is why the call failed; nil: it did not. A member that is overloaded gets half as many calls
+// Done ends a lease; err is why the call failed, nil: it did not. A member that is overloaded gets half as many calls
 // at once, and one more each time that as many have ended well.
 func (l *Lease[M]) Done(err error) {
 	l.pool.mu.Lock()
@@ -374,11 +371,11 @@ func (l *Lease[M]) Done(err error) {
 	l.end(err)
 }
 
-// Out ends a lease and says that its member cannot be used, until it has joined again.
+// Out ends a lease and says that its member cannot be used until it has joined again, unless it has since.
 func (l *Lease[M]) Out(err error) {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
-	if l.end(err); l.member.out == nil {
+	if l.end(err); l.member.out == nil && l.member.joins == l.joins {
 		l.pool.set(l.member, err)
 	}
 }

@@ -16,8 +16,7 @@ const (
 	toldEvery   = 10 * time.Second
 )
 
-// Check looks at each member: one that is well again must join before it is used. The error says why none can be used,
-// see Away. A member that joins slowly keeps no other from being looked at.
+// Check looks at each member now: one that is well again must join. A slow one keeps no other waiting. See Away.
 func (p *Pool[M]) Check(ctx context.Context) error { return p.look(ctx, true) }
 
 // Reach waits until a member can be used. An error is the end of ctx, or ErrRefused: waiting does not help any of them.
@@ -42,22 +41,28 @@ func (p *Pool[M]) Reach(ctx context.Context) error {
 	}
 }
 
-// Watch looks at the members when they are due, until ctx ends. One Watch or Reach runs at a time.
-func (p *Pool[M]) Watch(ctx context.Context) {
+// Watch looks at the members when they are due, until ctx ends or stop is called. It comes after Reach or Check.
+func (p *Pool[M]) Watch(ctx context.Context) (stop func()) {
+	ctx, end := context.WithCancel(ctx)
 	p.setWatched(true)
-	defer p.setWatched(false)
-	for {
-		select {
-		case <-time.After(p.untilDue()):
-		case <-p.news:
-		case <-ctx.Done():
-			return
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		defer p.setWatched(false)
+		for {
+			select {
+			case <-time.After(p.untilDue()):
+			case <-p.news:
+			case <-ctx.Done():
+				return
+			}
+			if err := p.look(ctx, false); ctx.Err() == nil {
+				p.tell(err)
+			}
 		}
-		err := p.look(ctx, false)
-		if ctx.Err() != nil {
-			return
-		}
-		p.tell(err)
+	})
+	return func() {
+		end()
+		watching.Wait()
 	}
 }
 
@@ -152,12 +157,14 @@ func (p *Pool[M]) checkMember(ctx context.Context, m *member[M]) {
 	defer p.mu.Unlock()
 	m.asked = false
 	leftMeanwhile := out == nil && m.out != nil // it has to join
-	if ctx.Err() == nil && !errors.Is(m.out, errFinal) && (err != nil || !leftMeanwhile) {
-		if out != nil && err == nil {
-			m.weights, m.drains, m.refused = "", false, nil
-		}
-		p.set(m, err)
+	if ctx.Err() != nil || leftMeanwhile || errors.Is(m.out, errFinal) {
+		return
 	}
+	if out != nil && err == nil {
+		m.weights, m.drains, m.refused = "", false, nil
+		m.joins++
+	}
+	p.set(m, err)
 }
 
 // set says that a member cannot be used, for a reason, or that it can. p.mu is held.

@@ -17,8 +17,8 @@ import (
 
 // config is the settings of intake and of the janitor: the program that sets the streams up also frees them.
 type config struct {
-	Intake  intake.Config  `koanf:",squash"`
-	Janitor janitor.Config `koanf:",squash"`
+	Intake  intake.Config
+	Janitor janitor.Config
 }
 
 // Validate joins the faults of both.

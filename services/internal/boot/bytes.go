@@ -65,6 +65,9 @@ func (b Bytes) Rough() string {
 // MarshalText returns String.
 func (b Bytes) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
+// Type is the word for a size in the help of a flag.
+func (b Bytes) Type() string { return "size" }
+
 // UnmarshalText reads a non-negative number and a unit. A number without a unit is
 // refused unless it is 0: bytes, kilobytes and MiB are too easily taken for each other.
 func (b *Bytes) UnmarshalText(text []byte) error {

@@ -2,7 +2,6 @@ package boot
 
 import (
 	"context"
-	"encoding"
 	"errors"
 	"fmt"
 	"reflect"
@@ -14,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -46,6 +46,9 @@ func (a Age) String() string {
 
 // MarshalText returns String.
 func (a Age) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
+
+// Type is the word for an age in the help of a flag.
+func (a Age) Type() string { return "age" }
 
 // UnmarshalText reads a duration, a number of days ("14d"), "forever", or 0; the error says so.
 func (a *Age) UnmarshalText(text []byte) error {
@@ -91,26 +94,26 @@ func (r Replicas) MarshalText() ([]byte, error) { return []byte(strconv.Itoa(int
 // Limits are the limits of the streams and of the object store, and on how many servers they are kept. A field that
 // is not set changes nothing; a new stream then has the limit of the contract. The tag names the stream.
 type Limits struct {
-	MaxPromptsBytes      Bytes `koanf:"max_prompts_bytes" stream:"MDR_PROMPTS" help:"size of MDR_PROMPTS"`
-	MaxGroupsBytes       Bytes `koanf:"max_groups_bytes" stream:"MDR_GROUPS" help:"size of MDR_GROUPS"`
-	MaxRequestsBytes     Bytes `koanf:"max_requests_bytes" stream:"MDR_REQUESTS" help:"size of MDR_REQUESTS, the queue of samples"`
-	MaxStepsBytes        Bytes `koanf:"max_steps_bytes" stream:"MDR_STEPS" help:"size of MDR_STEPS, the large one"`
-	MaxTrajectoriesBytes Bytes `koanf:"max_trajectories_bytes" stream:"MDR_TRAJECTORIES" help:"size of MDR_TRAJECTORIES"`
-	MaxVerdictsBytes     Bytes `koanf:"max_verdicts_bytes" stream:"MDR_VERDICTS" help:"size of MDR_VERDICTS"`
-	MaxRewardsBytes      Bytes `koanf:"max_rewards_bytes" stream:"MDR_REWARDS" help:"size of MDR_REWARDS"`
-	MaxAdvantagesBytes   Bytes `koanf:"max_advantages_bytes" stream:"MDR_ADVANTAGES" help:"size of MDR_ADVANTAGES"`
-	MaxParkedBytes       Bytes `koanf:"max_parked_bytes" stream:"MDR_PARKED" help:"size of MDR_PARKED, the requests of paused runs"`
-	MaxDeadBytes         Bytes `koanf:"max_dead_bytes" stream:"MDR_DEAD" help:"size of MDR_DEAD, which drops its oldest letters"`
-	MaxBlobsBytes        Bytes `koanf:"max_blobs_bytes" stream:"OBJ_mdr-blobs" help:"size of the object store: images, embeddings, weights"`
-	MaxPromptsAge        Age   `koanf:"max_prompts_age" stream:"MDR_PROMPTS" help:"how long prompts are kept, e.g. 14d or forever"`
-	MaxStepsAge          Age   `koanf:"max_steps_age" stream:"MDR_STEPS" help:"how long steps are kept; not below the trajectories'"`
-	MaxTrajectoriesAge   Age   `koanf:"max_trajectories_age" stream:"MDR_TRAJECTORIES" help:"how long trajectories are kept"`
-	MaxVerdictsAge       Age   `koanf:"max_verdicts_age" stream:"MDR_VERDICTS" help:"how long verdicts are kept"`
-	MaxRewardsAge        Age   `koanf:"max_rewards_age" stream:"MDR_REWARDS" help:"how long rewards are kept"`
-	MaxAdvantagesAge     Age   `koanf:"max_advantages_age" stream:"MDR_ADVANTAGES" help:"how long advantages are kept"`
-	MaxDeadAge           Age   `koanf:"max_dead_age" stream:"MDR_DEAD" help:"how long dead letters are kept"`
+	MaxPromptsBytes      Bytes `key:"max_prompts_bytes" stream:"MDR_PROMPTS" help:"size of MDR_PROMPTS"`
+	MaxGroupsBytes       Bytes `key:"max_groups_bytes" stream:"MDR_GROUPS" help:"size of MDR_GROUPS"`
+	MaxRequestsBytes     Bytes `key:"max_requests_bytes" stream:"MDR_REQUESTS" help:"size of MDR_REQUESTS, the queue of samples"`
+	MaxStepsBytes        Bytes `key:"max_steps_bytes" stream:"MDR_STEPS" help:"size of MDR_STEPS, the large one"`
+	MaxTrajectoriesBytes Bytes `key:"max_trajectories_bytes" stream:"MDR_TRAJECTORIES" help:"size of MDR_TRAJECTORIES"`
+	MaxVerdictsBytes     Bytes `key:"max_verdicts_bytes" stream:"MDR_VERDICTS" help:"size of MDR_VERDICTS"`
+	MaxRewardsBytes      Bytes `key:"max_rewards_bytes" stream:"MDR_REWARDS" help:"size of MDR_REWARDS"`
+	MaxAdvantagesBytes   Bytes `key:"max_advantages_bytes" stream:"MDR_ADVANTAGES" help:"size of MDR_ADVANTAGES"`
+	MaxParkedBytes       Bytes `key:"max_parked_bytes" stream:"MDR_PARKED" help:"size of MDR_PARKED, the requests of paused runs"`
+	MaxDeadBytes         Bytes `key:"max_dead_bytes" stream:"MDR_DEAD" help:"size of MDR_DEAD, which drops its oldest letters"`
+	MaxBlobsBytes        Bytes `key:"max_blobs_bytes" stream:"OBJ_mdr-blobs" help:"size of the object store: images, embeddings, weights"`
+	MaxPromptsAge        Age   `key:"max_prompts_age" stream:"MDR_PROMPTS" help:"how long prompts are kept, e.g. 14d or forever"`
+	MaxStepsAge          Age   `key:"max_steps_age" stream:"MDR_STEPS" help:"how long steps are kept; not below the trajectories'"`
+	MaxTrajectoriesAge   Age   `key:"max_trajectories_age" stream:"MDR_TRAJECTORIES" help:"how long trajectories are kept"`
+	MaxVerdictsAge       Age   `key:"max_verdicts_age" stream:"MDR_VERDICTS" help:"how long verdicts are kept"`
+	MaxRewardsAge        Age   `key:"max_rewards_age" stream:"MDR_REWARDS" help:"how long rewards are kept"`
+	MaxAdvantagesAge     Age   `key:"max_advantages_age" stream:"MDR_ADVANTAGES" help:"how long advantages are kept"`
+	MaxDeadAge           Age   `key:"max_dead_age" stream:"MDR_DEAD" help:"how long dead letters are kept"`
 
-	StreamReplicas Replicas `koanf:"stream_replicas" help:"how many servers of a cluster keep each stream: 3 survive the loss of one; new streams are on one"`
+	StreamReplicas Replicas `key:"stream_replicas" help:"how many servers of a cluster keep each stream: 3 survive the loss of one; new streams are on one"`
 }
 
 // Apply changes the limits that are set, of streams that exist.
@@ -124,45 +127,16 @@ func (l Limits) Apply(ctx context.Context, b *bus.Bus) error {
 // Any reports whether any limit is set.
 func (l Limits) Any() bool { return l != Limits{} }
 
-// each calls f for every setting.
-func (l *Limits) each(f func(key, stream, help string, value reflect.Value)) {
-	v := reflect.ValueOf(l).Elem()
-	for i := range v.NumField() {
-		tag := v.Type().Field(i).Tag
-		f(tag.Get("koanf"), tag.Get("stream"), tag.Get("help"), v.Field(i))
-	}
-}
-
 // Flags adds a flag for each limit, --max-steps-bytes and so on.
-func (l *Limits) Flags(fs *pflag.FlagSet) {
-	l.each(func(key, _, help string, v reflect.Value) {
-		fs.Var(limitFlag{v}, flagOf(key), help)
-	})
-}
-
-// limitFlag is a limit as a command-line flag.
-type limitFlag struct{ value reflect.Value }
-
-// String shows no default: a limit that is not set is left as it is.
-func (f limitFlag) String() string {
-	if f.value.IsZero() {
-		return ""
-	}
-	return fmt.Sprint(f.value.Interface())
-}
-
-func (f limitFlag) Set(text string) error {
-	return f.value.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(text))
-}
-
-func (f limitFlag) Type() string { return typeName(f.value.Type()) }
+func (l *Limits) Flags(fs *pflag.FlagSet) { fields.Bind("", l).Register(fs) }
 
 // Streams returns the limits that are set, by stream, in the form that the bus applies.
 func (l Limits) Streams() []bus.StreamLimit {
 	var out []bus.StreamLimit
-	l.each(func(_, stream, _ string, v reflect.Value) {
+	for field, v := range reflect.ValueOf(l).Fields() {
+		stream := field.Tag.Get("stream")
 		if v.IsZero() || stream == "" {
-			return
+			continue
 		}
 		i := slices.IndexFunc(out, func(l bus.StreamLimit) bool { return l.Stream == stream })
 		if i < 0 {
@@ -174,29 +148,30 @@ func (l Limits) Streams() []bus.StreamLimit {
 		case Age:
 			out[i].MaxAge = time.Duration(x)
 		}
-	})
+	}
 	return out
 }
 
 // Validate checks the limits of streams. It returns all faults, joined, each with the name of its field.
 func (l Limits) Validate() error {
 	var errs []error
-	l.each(func(key, _, _ string, v reflect.Value) {
+	for field, v := range reflect.ValueOf(l).Fields() {
 		if n, ok := v.Interface().(Bytes); ok && n != 0 && n < minLimit {
-			errs = append(errs, fmt.Errorf("%s: %v; must be at least %v", key, n, minLimit))
+			errs = append(errs, fmt.Errorf("%s: %v; must be at least %v", field.Tag.Get("key"), n, minLimit))
 		}
-	})
+	}
 	return errors.Join(errs...)
 }
 
 // SizeFlag returns the flag of a stream's size, "max-steps-bytes"; empty for a stream without one.
 func SizeFlag(stream string) (flag string) {
-	(&Limits{}).each(func(key, s, _ string, v reflect.Value) {
-		if _, ok := v.Interface().(Bytes); ok && s == stream {
-			flag = flagOf(key)
+	for _, f := range schemas.Fields(reflect.TypeFor[Limits]()) {
+		if s, _ := reflect.TypeFor[Limits]().FieldByName(f.GoName); f.Type == reflect.TypeFor[Bytes]() &&
+			s.Tag.Get("stream") == stream {
+			return f.Flag
 		}
-	})
-	return flag
+	}
+	return ""
 }
 
 // Scarce says that a stream has less than a fifth of its limits left, and what to do, for warnings of commands. Both

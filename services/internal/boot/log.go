@@ -1,12 +1,8 @@
 package boot
 
 import (
-	"errors"
-	"fmt"
 	"io"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -15,28 +11,12 @@ import (
 
 // Log is the settings of a program's logs. They go to standard error.
 type Log struct {
-	Level  string `koanf:"level" help:"least severe lines to log: trace, debug, info, warn, error"`
-	Format string `koanf:"format" help:"json, console, or auto: console on a terminal"`
+	Level  string `key:"log.level" env:"MEANDER_LOG_LEVEL" enum:"trace,debug,info,warn,error" help:"least severe lines to log"`
+	Format string `key:"log.format" env:"MEANDER_LOG_FORMAT" enum:"auto,json,console" help:"form of the lines; auto is console on a terminal, else json"`
 }
 
 // DefaultLog has level info; its format is console on a terminal and JSON elsewhere.
 func DefaultLog() Log { return Log{Level: "info", Format: "auto"} }
-
-// Validate returns all faults, joined, each with the name of its field.
-func (l Log) Validate() error {
-	return errors.Join(
-		oneOf("log.level", l.Level, "trace", "debug", "info", "warn", "error"),
-		oneOf("log.format", l.Format, "auto", "json", "console"),
-	)
-}
-
-// oneOf returns an error that lists the allowed values, unless value is one of them.
-func oneOf(field, value string, allowed ...string) error {
-	if slices.Contains(allowed, value) {
-		return nil
-	}
-	return fmt.Errorf("%s: %q; must be one of %s", field, value, strings.Join(allowed, ", "))
-}
 
 // Logger returns a logger that writes to w, as lines for people on a terminal, as JSON with the fields service,
 // version and instance otherwise. l must be valid.

@@ -6,20 +6,20 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
 )
 
-// NATS is the settings for the connection to the NATS server. The variables are shared by all programs: use it as a
-// field with the tags koanf:"nats" env:"MEANDER_NATS_".
+// NATS is the settings for the connection to the NATS server. The variables are shared by all programs.
 type NATS struct {
-	URL       string `koanf:"url" help:"NATS server, or several separated by commas"`
-	Token     string `koanf:"token" secret:"true" help:"authentication token; the environment keeps it out of the process list"`
-	CredsFile string `koanf:"creds" help:"file of credentials: a key, or a JWT and its key"`
-	TLSCA     string `koanf:"tls_ca" help:"PEM file of the authority that signed the server's certificate"`
-	TLSCert   string `koanf:"tls_cert" help:"PEM file of the client's certificate"`
-	TLSKey    string `koanf:"tls_key" help:"PEM file of the client's key"`
+	URL       string `key:"nats.url" env:"MEANDER_NATS_URL" secret:"url" help:"NATS server, or several separated by commas"`
+	Token     string `key:"nats.token" env:"MEANDER_NATS_TOKEN" secret:"true" help:"authentication token; the environment keeps it out of the process list"`
+	CredsFile string `key:"nats.creds" env:"MEANDER_NATS_CREDS" help:"file of credentials: a key, or a JWT and its key"`
+	TLSCA     string `key:"nats.tls_ca" env:"MEANDER_NATS_TLS_CA" help:"PEM file of the authority that signed the server's certificate"`
+	TLSCert   string `key:"nats.tls_cert" env:"MEANDER_NATS_TLS_CERT" help:"PEM file of the client's certificate"`
+	TLSKey    string `key:"nats.tls_key" env:"MEANDER_NATS_TLS_KEY" help:"PEM file of the client's key"`
 }
 
 // DefaultNATS is a server on this machine.
@@ -42,7 +42,7 @@ func (n NATS) Validate() error {
 		switch {
 		case err != nil:
 			errs = append(errs, errors.New("nats.url: not a URL; must look like nats://127.0.0.1:4222"))
-		case u.Host == "" || oneOf("", u.Scheme, "nats", "tls", "ws", "wss") != nil:
+		case u.Host == "" || !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme):
 			errs = append(errs, fmt.Errorf("nats.url: %q; must be nats://, tls://, ws:// or wss:// and a host",
 				bus.RedactURL(s)))
 		}

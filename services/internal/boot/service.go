@@ -19,6 +19,8 @@ import (
 
 	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/fields"
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
 
@@ -46,36 +48,40 @@ type Service[T any] struct {
 
 // common is the settings that every service program has.
 type common struct {
-	Instance     string        `koanf:"instance" help:"name of this process in logs, events and service discovery; default host, process id and a random end"`
-	HealthAddr   string        `koanf:"health_addr" help:"host:port of /healthz, /readyz and /metrics; empty for none"`
-	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in flight at shutdown"`
-	Setup        bool          `koanf:"setup" help:"create or update the streams at start; one program of a pipeline has to"`
-	NATS         NATS          `koanf:"nats" env:"MEANDER_NATS_"`
-	Log          Log           `koanf:"log" env:"MEANDER_LOG_"`
-	Limits       Limits        `koanf:",squash"`
+	Instance     string        `key:"instance" help:"name of this process in logs, events and service discovery; default host, process id and a random end"`
+	HealthAddr   string        `key:"health_addr" help:"host:port of /healthz, /readyz and /metrics; empty for none"`
+	DrainTimeout time.Duration `key:"drain_timeout" range:"(0.." help:"time for the work in flight at shutdown"`
+	Setup        bool          `key:"setup" help:"create or update the streams at start; one program of a pipeline has to"`
+	NATS
+	Log
+	Limits
 }
 
-// settings puts the service's own settings beside the common ones.
+// settings puts the service's own settings before the common ones: its defaults and help count.
 type settings[T any] struct {
-	Service T      `koanf:",squash"` // first: its defaults and help count
-	Common  common `koanf:",squash"`
+	Service T
+	Common  common
 }
 
 // Validate checks the settings of a service program, its own and those that all share. It returns the faults of all
 // parts, joined.
 func (s settings[T]) Validate() error {
-	var errs []error
+	err := schemas.CheckFields(&s.Common)
 	if c, ok := any(s.Service).(interface{ Validate() error }); ok {
-		errs = append(errs, c.Validate())
+		err = errors.Join(c.Validate(), err)
 	}
-	if s.Common.DrainTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("drain_timeout: %v; must be positive", s.Common.DrainTimeout))
-	}
-	if !s.Common.Setup && s.Common.Limits.Any() {
-		errs = append(errs,
+	if !s.Common.Setup && s.Common.Any() {
+		err = errors.Join(err,
 			errors.New("setup: false; limits and replicas of streams are for the program that sets them up"))
 	}
-	return errors.Join(append(errs, s.Common.NATS.Validate(), s.Common.Log.Validate(), s.Common.Limits.Validate())...)
+	return errors.Join(err, s.Common.NATS.Validate(), s.Common.Limits.Validate())
+}
+
+// EnvPrefix is the start of the environment variables of a program: "meander-intake"
+// and "intake" both give "MEANDER_INTAKE_".
+func EnvPrefix(name string) string {
+	name = strings.TrimPrefix(name, "meander-")
+	return "MEANDER_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_")) + "_"
 }
 
 // grace is how long a program may run after its drain timeout before it is ended.
@@ -103,7 +109,7 @@ func (s Service[T]) Execute(ctx context.Context, args, environ []string, stdout,
 // execute runs one command line: it prints the help, the version or the settings, or asks a running program for its
 // health; otherwise it serves until ctx ends. An error about the command line is a usage error.
 func (s Service[T]) execute(ctx context.Context, args, environ []string, stdout, stderr io.Writer) error {
-	def := settings[T]{Service: s.Default, Common: common{
+	cfg := settings[T]{Service: s.Default, Common: common{
 		HealthAddr: s.HealthAddr, DrainTimeout: 20 * time.Second, Setup: s.Setup, NATS: DefaultNATS(),
 		Log: DefaultLog(),
 	}}
@@ -114,11 +120,12 @@ func (s Service[T]) execute(ctx context.Context, args, environ []string, stdout,
 	version := fs.Bool("version", false, "print the version and exit")
 	healthcheck := fs.Bool("healthcheck", false,
 		"ask the running program at --health-addr whether it is ready, and exit 0 or 1")
-	if err := AddFlags(fs, s.Name, def); err != nil {
-		return err
-	}
+	file := fs.String("config", "", "YAML `file` with settings; the environment and flags override it")
+	printConfig := fs.Bool("print-config", false, "print the settings in effect as YAML and exit")
+	set := fields.Bind(EnvPrefix(s.Name), &cfg)
+	set.Register(fs)
 	if err := fs.Parse(args); err != nil {
-		return Usage(FlagError(err, fs, nil))
+		return Usage(fields.FlagError(err, fs, nil))
 	}
 	switch {
 	case *help:
@@ -130,32 +137,32 @@ func (s Service[T]) execute(ctx context.Context, args, environ []string, stdout,
 	case fs.NArg() > 0:
 		return Usage(fmt.Errorf("%q is not a flag, and meander-%s takes no arguments", fs.Arg(0), s.Name))
 	}
-	cfg, err := Load(s.Name, def, fs, environ)
+	err := set.Load(*file, environ)
+	if err == nil {
+		err = cfg.Validate()
+	}
 	switch {
 	case err != nil:
-		return err
-	case PrintWanted(fs):
-		return Print(stdout, cfg)
+		return Usage(err)
+	case *printConfig:
+		return set.Print(stdout)
 	case *healthcheck:
 		return askHealth(ctx, cfg.Common.HealthAddr)
 	}
 	if cfg.Common.Instance == "" {
-		if err := setByPath(&cfg, "instance", NewInstance()); err != nil {
+		if err := set.Give("instance", NewInstance()); err != nil {
 			return err
 		}
 	}
 	// Of an address that nobody has chosen any port will do.
-	other := def
-	other.Common.HealthAddr = ""
-	unchosen, err := Load(s.Name, other, fs, environ)
-	return s.serve(ctx, cfg, err == nil && unchosen.Common.HealthAddr == "" && cfg.Common.HealthAddr != "", stderr)
+	return s.serve(ctx, cfg, !set.Given("health_addr") && cfg.Common.HealthAddr != "", stderr)
 }
 
 // serve connects to the server, runs the service, and drains once ctx ends or a signal comes. A stop by signal is no
 // error. With anyPort health has another port where its own is taken.
 func (s Service[T]) serve(ctx context.Context, cfg settings[T], anyPort bool, stderr io.Writer) error {
 	c := cfg.Common
-	log := c.Log.Logger(stderr, s.Name, c.Instance)
+	log := c.Logger(stderr, s.Name, c.Instance)
 	ctx, stop := Signals(ctx, log)
 	defer stop()
 	health := NewHealth(s.Name, c.Instance)
@@ -169,8 +176,8 @@ func (s Service[T]) serve(ctx context.Context, cfg settings[T], anyPort bool, st
 		return err
 	}
 	defer stopHealth()
-	connected := health.Until("nats", "no server at "+bus.RedactURL(c.NATS.URL)+" yet; tries again")
-	b, err := bus.Connect(ctx, c.NATS.Bus("meander-"+s.Name+" "+c.Instance), log)
+	connected := health.Until("nats", "no server at "+bus.RedactURL(c.URL)+" yet; tries again")
+	b, err := bus.Connect(ctx, c.Bus("meander-"+s.Name+" "+c.Instance), log)
 	if err != nil {
 		return ignoreStop(ctx, err)
 	}
@@ -190,14 +197,14 @@ func (s Service[T]) consume(
 	prepare, waits := b.Ready, "not all there yet: meander-intake or 'meander streams setup' creates them"
 	if cfg.Common.Setup {
 		waits = "being set up"
-		prepare = func(ctx context.Context) error { return setUp(ctx, b, int(cfg.Common.Limits.StreamReplicas), log) }
+		prepare = func(ctx context.Context) error { return setUp(ctx, b, int(cfg.Common.StreamReplicas), log) }
 	}
 	prepared := health.Until("streams", waits)
 	if err := prepare(ctx); err != nil {
 		return err
 	}
 	prepared()
-	if err := cfg.Common.Limits.Apply(ctx, b); err != nil {
+	if err := cfg.Common.Apply(ctx, b); err != nil {
 		return err
 	}
 	leave, err := Announce(b, s.Name, s.Summary, cfg.Common.Instance, log)

@@ -25,9 +25,9 @@ import (
 
 // stage is the configuration of a small service. It shares two keys with the common settings.
 type stage struct {
-	Slots        int           `koanf:"slots" help:"work at once"`
-	Instance     string        `koanf:"instance" help:"own name"`
-	DrainTimeout time.Duration `koanf:"drain_timeout" help:"patience"`
+	Slots        int           `key:"slots" help:"work at once"`
+	Instance     string        `key:"instance" help:"own name"`
+	DrainTimeout time.Duration `key:"drain_timeout" help:"patience"`
 }
 
 func (c stage) Validate() error {
@@ -89,7 +89,7 @@ func TestExecute_CommandLine(t *testing.T) {
 		{name: "print config", args: []string{"--print-config", "--slots=9"}, stdout: "slots: 9\n"},
 		{name: "print config hides the token", args: []string{"--print-config"}, env: []string{"MEANDER_NATS_TOKEN=hunter2"}, stdout: `token: "***"`},
 		{name: "unknown flag", args: []string{"--slotz"}, want: 2, stderr: "unknown flag: --slotz; did you mean --slots?"},
-		{name: "bad flag", args: []string{"--drain-timeout=5"}, want: 2, stderr: `--drain-timeout: "5"; must be a duration with its unit, such as "30s"`},
+		{name: "bad flag", args: []string{"--drain-timeout=5"}, want: 2, stderr: `--drain-timeout: "5"; must be a duration with its unit, such as 5s or 5m`},
 		{name: "argument", args: []string{"now"}, want: 2, stderr: `"now" is not a flag`},
 		{name: "bad setting", args: []string{"--slots=0"}, want: 2, stderr: "slots: 0; must be at least 1"},
 		{name: "bad common setting", args: []string{"--log-level=loud", "--drain-timeout=0s"}, want: 2, stderr: "drain_timeout: 0s; must be positive"},

@@ -16,22 +16,22 @@ import (
 // Server is what computes or draws the samples in place of the sampler: workers, or the servers of its Engine.
 type Server struct {
 	// Of a server that draws, --model is what it serves: of a language model the tokenizer is read.
-	Engine            string        `koanf:"engine" help:"what computes --model: torch (diffusers, in a process that is started) or torch=ADDRESS (one that runs, at unix:/PATH, HOST:PORT or tls:HOST:PORT); or the servers that draw its samples, as KIND=URL[,URL]: vllm=http://127.0.0.1:8000; default the sampler itself"`
-	EnginePatience    time.Duration `koanf:"engine_patience" help:"how long a server of --engine may say nothing of a sample before that is asked for again"`
-	EngineConcurrency int           `koanf:"engine_concurrency" help:"most texts that each server of --engine draws at once; fewer if overloaded"`
-	EngineMix         bool          `koanf:"engine_mix" help:"also make samples of groups that another engine has begun (another kind of server, or the sampler itself); default such groups wait for it"`
-	EngineAdapters    string        `koanf:"engine_adapters" help:"folder in which the servers of --engine find the weights of pushed policies, by the same path; default none: their weights never change"`
-	EngineKey         string        `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
+	Engine            string        `key:"engine" help:"what computes --model: torch (diffusers, in a process that is started) or torch=ADDRESS (one that runs, at unix:/PATH, HOST:PORT or tls:HOST:PORT); or the servers that draw its samples, as KIND=URL[,URL]: vllm=http://127.0.0.1:8000; default the sampler itself"`
+	EnginePatience    time.Duration `key:"engine_patience" range:"1s.." help:"how long a server of --engine may say nothing of a sample before that is asked for again"`
+	EngineConcurrency int           `key:"engine_concurrency" range:"1..1024" help:"most texts that each server of --engine draws at once; fewer if overloaded"`
+	EngineMix         bool          `key:"engine_mix" help:"also make samples of groups that another engine has begun (another kind of server, or the sampler itself); default such groups wait for it"`
+	EngineAdapters    string        `key:"engine_adapters" help:"folder in which the servers of --engine find the weights of pushed policies, by the same path; default none: their weights never change"`
+	EngineKey         string        `key:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
 	// Waiting is told what a worker or a server is waited for, and "" when the wait is over; nil: it is logged.
-	Waiting func(text string) `koanf:"-"`
+	Waiting func(text string) `key:"-"`
 	// Ready adds a condition of readiness; nil: there is none.
-	Ready func(name string, check func() error) `koanf:"-"`
+	Ready func(name string, check func() error) `key:"-"`
 }
 
 // Servers are the pool of the servers that draw the samples of a network, as pool.Pool is one.
 type Servers interface {
 	Reach(ctx context.Context) error
-	Watch(ctx context.Context)
+	Watch(ctx context.Context) (stop func())
 	Away() error
 	Used() int
 	Size() int

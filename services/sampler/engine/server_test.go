@@ -52,7 +52,8 @@ func TestServer(t *testing.T) {
 			if err := at.Reach(ctx, p); err != nil {
 				t.Error(err)
 			}
-			p.Watch(ctx)
+			defer p.Watch(ctx)()
+			<-ctx.Done()
 		}()
 		for _, why := range []string{"connection refused", "", "out of memory", "", "serves another model", ""} {
 			down.Store(why)

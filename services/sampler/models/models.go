@@ -25,10 +25,10 @@ import (
 
 // Compute is the settings of the devices that compute a model, here or in workers.
 type Compute struct {
-	Device        string `koanf:"device" help:"what computes: auto (GPUs if there are, else the CPU), cpu, cuda:0, or several GPUs as cuda:0,cuda:1; with --engine torch also mps or xpu"`
-	DType         string `koanf:"dtype" help:"products on a GPU: f32, bf16 (tensor cores), auto (bf16 for models of a billion parameters and more); with --engine torch the whole network, also f16"`
-	Deterministic bool   `koanf:"deterministic" help:"in bf16, fixed algorithms, so that bits do not depend on the batch; without it events of such a GPU say nondeterministic"`
-	Threads       int    `koanf:"threads" help:"threads of the CPU; 0 for all cores; results do not depend on it"`
+	Device        string `key:"device" help:"what computes: auto (GPUs if there are, else the CPU), cpu, cuda:0, or several GPUs as cuda:0,cuda:1; with --engine torch also mps or xpu"`
+	DType         string `key:"dtype" help:"products on a GPU: f32, bf16 (tensor cores), auto (bf16 for models of a billion parameters and more); with --engine torch the whole network, also f16"`
+	Deterministic bool   `key:"deterministic" help:"in bf16, fixed algorithms, so that bits do not depend on the batch; without it events of such a GPU say nondeterministic"`
+	Threads       int    `key:"threads" range:"0..1024" help:"threads of the CPU; 0 for all cores; results do not depend on it"`
 }
 
 // Element types of Compute, besides auto.
@@ -41,7 +41,8 @@ const (
 // largeModel is the number of parameters from which on dtype auto is bf16.
 const largeModel = 1_000_000_000
 
-// Validate joins the faults of local computing; a device that this machine does not have is one.
+// Validate checks what no tag of the settings of local computing says. It returns all faults joined, each with its
+// field name. A device that this machine does not have is a fault.
 func (c Compute) Validate() error {
 	err := devices.Available(c.Device)
 	switch c.DType {
@@ -53,14 +54,7 @@ func (c Compute) Validate() error {
 	default:
 		err = errors.Join(err, fmt.Errorf("dtype: %q; must be auto, f32 or bf16", c.DType))
 	}
-	return errors.Join(err, c.validateThreads())
-}
-
-func (c Compute) validateThreads() error {
-	if c.Threads < 0 || c.Threads > 1024 {
-		return fmt.Errorf("threads: %d; must be between 0 and 1024", c.Threads)
-	}
-	return nil
+	return err
 }
 
 // Registry lists the model families that a program knows: of images, and of text.

@@ -24,7 +24,6 @@ func TestCompute_Validate(t *testing.T) {
 		{models.Compute{Device: "cuda:99", DType: "auto"}, "device: cuda:99: "},
 		{models.Compute{Device: "cpu", DType: "bf16"}, `dtype: "bf16"; must be auto or f32: the CPU computes in float32`},
 		{models.Compute{Device: "auto", DType: "fp8"}, `dtype: "fp8"; must be auto, f32 or bf16`},
-		{models.Compute{Device: "auto", DType: "auto", Threads: -1}, "threads: -1"},
 	} {
 		err := tt.c.Validate()
 		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {

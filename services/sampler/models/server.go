@@ -114,8 +114,7 @@ func (r Registry) language(name string) (lm.Language, error) {
 }
 
 // dial opens what is needed of the model, and waits until the server can be reached.
-func (k serverKind) dial(
-	ctx context.Context, s engine.Server, r Registry, name string, log zerolog.Logger,
+func (k serverKind) dial(ctx context.Context, s engine.Server, r Registry, name string, log zerolog.Logger,
 ) (engine.Network, error) {
 	if k.image == nil {
 		l, err := r.language(name)

@@ -31,11 +31,11 @@ func IsTorch(address string) bool {
 
 // TorchOptions are settings of workers that are started.
 type TorchOptions struct {
-	Compile           bool   `koanf:"compile" help:"with --engine torch: compile the network; a slow start, then faster steps"`
-	VAETiling         bool   `koanf:"vae_tiling" help:"with --engine torch: decode in tiles, which needs less memory; pixels differ a little where tiles meet"`
-	TextEncoderDevice string `koanf:"text_encoder_device" help:"with --engine torch: device of the text encoders, such as cpu or cuda:1, if one has no memory for all; default the same"`
+	Compile           bool   `key:"compile" help:"with --engine torch: compile the network; a slow start, then faster steps"`
+	VAETiling         bool   `key:"vae_tiling" help:"with --engine torch: decode in tiles, which needs less memory; pixels differ a little where tiles meet"`
+	TextEncoderDevice string `key:"text_encoder_device" help:"with --engine torch: device of the text encoders, such as cpu or cuda:1, if one has no memory for all; default the same"`
 	// Spare keeps the worker that Inspect starts, for Open; nil: each starts its own.
-	Spare *Spare `koanf:"-"`
+	Spare *Spare `key:"-"`
 }
 
 // Torch is the settings of workers that compute the network of an image model. Its Engine is torch, which starts
@@ -144,7 +144,7 @@ func (t Torch) Check() error {
 		}
 		errs = append(errs, c.Check())
 	}
-	return errors.Join(append(errs, t.Compute.validateThreads())...)
+	return errors.Join(errs...)
 }
 
 // torchFolder returns the folder of a diffusers pipeline called name. Which class it is of, the worker says.
@@ -162,8 +162,7 @@ func torchFolder(name string) (string, error) {
 // Open starts a worker in Python for each device, or joins one, and waits until the model is loaded. progress, which
 // may be nil, is told how much of the weights is read for their digest. It fails if a worker cannot be started or
 // joined, or cannot load the model; nothing is left running then.
-func (t Torch) Open(
-	ctx context.Context, name string, progress model.Progress, log zerolog.Logger,
+func (t Torch) Open(ctx context.Context, name string, progress model.Progress, log zerolog.Logger,
 ) (_ *Devices, err error) {
 	if err := t.Check(); err != nil {
 		return nil, err

@@ -236,7 +236,7 @@ func (r *Recorder) trajectory() *schemas.Trajectory {
 	} else if describe := r.store.Network.Abilities().Describe; describe != nil {
 		describe(t)
 	}
-	if q.GuidedSteps() > 0 {
+	if q.TrueCFGScale > 1 {
 		t.CFGScales = q.StepScales()
 	}
 	for _, sigma := range q.Sigmas {

@@ -241,8 +241,7 @@ func fetchChange(ctx context.Context, from Source, p *schemas.Policy) (made fetc
 }
 
 // blob reads a blob of the policy's field of that name.
-func (c *fetchedChange) blob(
-	ctx context.Context, from Source, field string, ref schemas.Ref,
+func (c *fetchedChange) blob(ctx context.Context, from Source, field string, ref schemas.Ref,
 ) (f safetensors.Contents, err error) {
 	f.Name = "blob " + ref.Digest
 	data, unmap, err := readBlob(ctx, from.Bus, ref)
@@ -263,8 +262,7 @@ func (c *fetchedChange) blob(
 }
 
 // sharedFile opens and checks a file of the shared folder.
-func (c *fetchedChange) sharedFile(
-	ctx context.Context, from Source, field string, w schemas.WeightsFile,
+func (c *fetchedChange) sharedFile(ctx context.Context, from Source, field string, w schemas.WeightsFile,
 ) (f safetensors.Contents, err error) {
 	if from.Dir == "" {
 		return f, engine.Refuse("%s: %q lies in a shared folder, and none is given here: start with --weights-dir",

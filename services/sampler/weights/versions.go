@@ -81,14 +81,14 @@ type Options struct {
 
 // Own is what the sampler's own settings say of its weights.
 type Own struct {
-	Model        string  `koanf:"model" help:"synthetic, a folder in the diffusers layout or of a language model, or the name of a shipped model"`
-	Adapter      string  `koanf:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
-	AdapterScale float64 `koanf:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
-	WeightsDir   string  `koanf:"weights_dir" help:"folder that is shared with those who push whole transformers by path ('policy push --weights-dir'), maybe as another path there; default none: versions by path are refused"`
+	Model        string  `key:"model" help:"synthetic, a folder in the diffusers layout or of a language model, or the name of a shipped model"`
+	Adapter      string  `key:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
+	AdapterScale float64 `key:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
+	WeightsDir   string  `key:"weights_dir" help:"folder that is shared with those who push whole transformers by path ('policy push --weights-dir'), maybe as another path there; default none: versions by path are refused"`
 	// PolicyVersion is the lowest version that the sampler's own weights are announced with.
-	PolicyVersion int64 `koanf:"policy_version" help:"version of the weights, stamped on every event"`
+	PolicyVersion int64 `key:"policy_version" range:"0.." help:"version of the weights, stamped on every event"`
 	// BaseDigest is the digest of the checkpoint that the sampler must have; empty: any.
-	BaseDigest string `koanf:"-"`
+	BaseDigest string `key:"-"`
 }
 
 // Metrics are the counters and gauges of Versions.

@@ -19,7 +19,7 @@ from nats.js.errors import NotFoundError
 import meander
 from conftest import first
 from meander import cursor, policy
-from meander.data.events import checked, decode, fault, payload_digest, trajectory_form
+from meander.data.events import _CONTRACT, TRAJECTORY, check_known, check_uses, checked, decode, fault, payload_digest
 
 
 def test_payload_digest():
@@ -50,8 +50,47 @@ def test_every_trajectory_can_be_read():
     folder = pathlib.Path(__file__).parents[4] / "schemas/testdata/golden"
     files = sorted(folder.glob("trajectory-*.msgpack"))
     assert len(files) > 10
-    assert {f.stem: fault(e,
-        trajectory_form(e)) for f in files if (e := decode(f.read_bytes())) is not None} == {f.stem: "" for f in files}
+    events = {f.stem: decode(f.read_bytes()) for f in files}
+    assert {name: fault(e, TRAJECTORY) for name, e in events.items()} == {name: "" for name in events}
+    for name, event in events.items():
+        check_known(event, TRAJECTORY, name)
+
+
+@pytest.mark.parametrize("path", [(), ("start",), ("start", "branch"), ("text", "settings"), ("steps", 0)])
+def test_a_setting_of_a_later_version_is_refused_by_name(path):
+    folder = pathlib.Path(__file__).parents[4] / "schemas/testdata/golden"
+    for file in sorted(folder.glob("trajectory-*.msgpack")):
+        event = at = decode(file.read_bytes())
+        try:
+            for key in path:
+                at = at[key]
+        except (KeyError, IndexError, TypeError):
+            continue
+        if at is None:
+            continue
+        at["cfg_phase"] = 0.2
+        assert fault(event, TRAJECTORY) == ""
+        named = ".".join([*(k for k in path if isinstance(k, str)), "cfg_phase"])
+        with pytest.raises(meander.EventError, match=f"u #1: setting {named}=0.2 is not known to this version; upgrade"):
+            check_known(event, TRAJECTORY, "u #1")
+        return
+    raise AssertionError(f"no golden has {path}")
+
+
+def test_what_decides_no_rollout_may_be_new():
+    event = decode((pathlib.Path(__file__).parents[4] / "schemas/testdata/golden/trajectory-cfg-from.msgpack").read_bytes())
+    event["timings"]["queue_ns"] = event["group"]["later"] = 1
+    check_known(event, TRAJECTORY, "")
+
+
+def test_a_setting_that_a_reader_does_not_use_is_refused_by_name():
+    event = decode((pathlib.Path(__file__).parents[4] / "schemas/testdata/golden/trajectory-cfg-from.msgpack").read_bytes())
+    uses = set(_CONTRACT["settings"].values())
+    check_uses(event, uses, "this trainer")
+    with pytest.raises(meander.EventError, match="setting cfg_from=0.25 is not used by this trainer|true_cfg_scale=4"):
+        check_uses(event, uses - {"cfg_scales"}, "this trainer")
+    with pytest.raises(meander.EventError, match="setting guidance_rescale=0.7 is not used by this trainer"):
+        check_uses(event | {"guidance_rescale": 0.7}, uses - {"guidance_rescale"}, "this trainer")
 
 
 def test_blobs_are_read_whole_or_not_at_all(run):
@@ -150,7 +189,7 @@ def test_group_of_scheduled_sampling(run):
         group = await client.group(name, (await first(client.advantages(name)))["uid"])
         rolled, still = group.samples
         assert len(rolled.steps) == len(rolled.trajectory["steps"]) > 0
-        assert still.trajectory["steps"] is None and still.steps == still.trained == []
+        assert still.trajectory["steps"] == still.steps == still.trained == []
         assert still.lacks == "no stochastic step"
         assert meander.Batch([group]).size == 0
 

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 import meander
+
+from meander.data.events import NUMBER, form
 from conftest import ENVIRONMENT, Up, first, free_port, listens, publish
 from meander import cursor
 
@@ -302,26 +304,32 @@ def test_strangers(run):
         async def store(subject, data):
             await client.js.publish(f"mdr.v1.{subject}", data)
 
+        def event(kind, **fields):
+            """An event whose other fields are 0, empty or absent."""
+            zero = {int: 0, NUMBER: 0.0, str: "", bool: False}
+            plain = {k: zero[of] for k, of in form(kind).items() if isinstance(of, (type, tuple))}
+            return msgpack.packb(plain | fields)
+
         await store(f"batch.{name}.bytes", b"\xc1")
         await store(f"batch.{name}.deep", b"\x91" * 100_000)
         await store(
             f"batch.{name}.other",
-            msgpack.packb({"run": name, "batch": "another", "groups": 1, "uids": ["u"], "samples": 1, "closed": 1})
+            event("Batch", run=name, batch="another", groups=1, uids=["u"], samples=1, closed=1),
         )
         await store(
             f"batch.{name}.types",
-            msgpack.packb({"run": name, "batch": "types", "groups": "1", "uids": [3], "samples": None})
+            event("Batch", run=name, batch="types", groups="1", uids=[3], samples=None),
         )
         # Well formed, of groups that do not exist; and a group of which nothing is what it says.
         await store(
             f"batch.{name}.empty",
-            msgpack.packb({"run": name, "batch": "empty", "groups": 1, "uids": ["nobody"], "samples": 1, "closed": 1})
+            event("Batch", run=name, batch="empty", groups=1, uids=["nobody"], samples=1, closed=1),
         )
         member = {"sample_index": 0, "reward": 1.0, "advantage": 1.0, "status": "scored", "trajectory_seq": 1 << 40}
-        forged = {"run": name, "uid": "forged", "batch": "forged", "status": "complete", "group_size": 1,
-            "members": [member],
-                  "policy_version_min": 0, "policy_version_max": 0, "closed": 1}
-        await store(f"advantage.{name}.forged", msgpack.packb(forged))
+        forged = event(
+            "Advantage", run=name, uid="forged", batch="forged", status="complete", group_size=1, members=[member], closed=1
+        )
+        await store(f"advantage.{name}.forged", forged)
         await publish(client, name, "u", "b")
         reader = client.batches(name, faults="skip", timeout=30)
         async for batch in reader:

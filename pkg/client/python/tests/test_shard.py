@@ -40,7 +40,7 @@ def batches(where, guided=False, groups=3, **_):
     for seed in (0, 1):
         whole = cleaned(rolled(test_train.network(where, seed=3), groups=groups, seed=seed))
         for sample in whole.batch.samples if guided else ():
-            sample.trajectory |= {"true_cfg_scale": 2.0, "cfg_until": 0.4}
+            sample.trajectory |= {"true_cfg_scale": 2.0, "cfg_scales": [2.0, 1.0, 1.0]}
             sample.conditioning |= {f"negative_{name}": value for name, value in sample.conditioning.items()}
         out.append(whole.batch.groups)
     return out

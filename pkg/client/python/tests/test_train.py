@@ -185,7 +185,7 @@ def test_batches_hand_the_share_of_rescaling_to_the_network(folder):
     for share in (0.0, 0.7):
         for group in whole.batch.groups:
             for sample in group.samples:
-                sample.trajectory |= {"true_cfg_scale": 2.0, "guidance_rescale": share}
+                sample.trajectory |= {"true_cfg_scale": 2.0, "cfg_scales": [2.0] * 3, "guidance_rescale": share}
                 sample.conditioning |= {
                     f"negative_{n}": v if n.endswith("mask") else v[::-1].copy()
                     for n, v in sample.conditioning.items() if n.startswith("prompt")
@@ -199,43 +199,35 @@ def test_batches_hand_the_share_of_rescaling_to_the_network(folder):
         Rollouts(batch)
 
 
-def test_each_step_has_the_scale_of_its_network(folder):
-    whole = rolled(network(folder))
-    assert set(Rollouts(whole.batch).scales) == {1.0}
-
-    def scales(**facts):
-        for group in whole.batch.groups:
-            for sample in group.samples:
-                sample.trajectory |= {"true_cfg_scale": 4.0, "true_cfg_scale_2": 2.0, "boundary_ratio": 0.5} | facts
-                sample.conditioning |= {f"negative_{n}": v for n, v in sample.conditioning.items() if n[0] == "p"}
-        return Rollouts(Batch(whole.batch.groups, "b", "7@1"))
-
-    schedule = whole.schedule
-    assert schedule[0] > 0.5 > schedule[-1]
-    assert scales().scales == [4.0 if s >= 0.5 else 2.0 for s in schedule]
-    assert scales(boundary_ratio=schedule[0]).scales == [4.0] + [2.0] * (len(schedule) - 1)
-    assert scales(cfg_until=1 / len(schedule)).scales == [4.0] + [1.0] * (len(schedule) - 1)
-    batch = scales(cfg_until=1)
-    _, _, _, texts = batch.step(np.arange(batch.size), 0, torch.device("cpu"))
-    assert texts.scale == 4.0 and len(texts.negative) == batch.size
-    del batch.batch.samples[0].trajectory["true_cfg_scale_2"]
-    with pytest.raises(EventError, match="differ in true_cfg_scale_2"):
-        Rollouts(batch.batch)
-
-
-def test_steps_behind_cfg_until_have_no_negative_prompt(folder):
+def test_each_step_has_the_scale_that_the_trajectory_says(folder):
     net = network(folder)
     whole = rolled(net)
+    assert set(Rollouts(whole.batch).scales) == {1.0} and (whole.batch["cfg_scales"] == 1).all()
     for group in whole.batch.groups:
         for sample in group.samples:
-            sample.trajectory |= {"true_cfg_scale": 2.0, "cfg_until": 0.4}
+            sample.trajectory |= {"true_cfg_scale": 4.0, "cfg_from": 0.3, "cfg_scales": [1.0, 4.0, 4.0]}
             sample.conditioning |= {f"negative_{name}": value for name, value in sample.conditioning.items()}
     batch = Rollouts(Batch(whole.batch.groups, "b", "7@1"))
-    guided = [batch.step(np.arange(batch.size), j, net.device)[3].negative != [] for j in range(2)]
-    assert guided == [True, False]
+    assert batch.batch["cfg_scales"].tolist() == [[1.0, 4.0]] * batch.size
+    assert set(batch.batch["cfg_from"]) == {0.3} and set(batch.batch["cfg_until"]) == {0.0}
+    texts = [batch.step(np.arange(batch.size), j, net.device)[3] for j in range(2)]
+    assert [(t.scale, len(t.negative)) for t in texts] == [(1.0, 0), (4.0, batch.size)]
+    batch.batch.samples[0].trajectory["cfg_scales"] = [4.0] * 3
+    with pytest.raises(EventError, match="differ in cfg_scales"):
+        Rollouts(batch.batch)
+    del batch.batch.samples[0].trajectory["cfg_scales"]
+    with pytest.raises(EventError, match="cfg_scales: 0; must be those of the 3 steps"):
+        Rollouts(Batch(whole.batch.groups, "b", "7@1"))
 
 
-@pytest.mark.parametrize("field, value", [("true_cfg_scale", 2.0), ("height", 64)])
+def test_samples_with_settings_that_the_trainer_does_not_use_are_refused(folder):
+    batch = rolled(network(folder)).batch
+    batch.samples[-1].trajectory["scheduled_sampling"] = {"probability": 1}
+    with pytest.raises(EventError, match="setting scheduled_sampling=.* is not used by this trainer"):
+        Rollouts(batch)
+
+
+@pytest.mark.parametrize("field, value", [("cfg_scales", [2.0, 1.0, 1.0]), ("height", 64)])
 def test_samples_of_several_sizes_or_scales_are_refused(folder, field, value):
     batch = rolled(network(folder)).batch
     batch.samples[-1].trajectory[field] = value

@@ -32,8 +32,8 @@ def off(got, want):
     return float(np.linalg.norm((got - want).astype(np.float64)) / np.linalg.norm(want.astype(np.float64)))
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
-def test_velocities_agree(run, signs, tmp_path, scale):
+@pytest.mark.parametrize("scale, shares", [(1.0, {}), (4.0, {}), (4.0, {"cfg_from": 0.25, "cfg_until": 0.5})])
+def test_velocities_agree(run, signs, tmp_path, scale, shares):
     net, before = drawn(8, 16, seed=int(scale)), Network(SIGNS, rank=1)
     net.save(tmp_path)
 
@@ -43,7 +43,7 @@ def test_velocities_agree(run, signs, tmp_path, scale):
             assert sampler["answer"]["state"] == "applied", sampler
         await client.publish(
             name, 'a red sign that says "FOX"', uid="u", group_size=2, num_inference_steps=4, true_cfg_scale=scale,
-            negative_prompt="blurred", seed=7,
+            negative_prompt="blurred", seed=7, **shares,
             min_policy_version=pushed["policy_version"], reward=[{"name": "synthetic"}],
             rollout={"sde_step_indices": [0, 1, 2], "debug": ["model_output"], "return_conditioning": True})
         async for group in client.stream_groups(name):
@@ -61,6 +61,7 @@ def test_velocities_agree(run, signs, tmp_path, scale):
                 step = sample.trained[j]
                 got = tensor(next(d["tensor"] for d in step["debug"] if d["name"] == "model_output"))
                 worst, elsewhere = max(worst, off(got, velocities[i, j])), min(elsewhere, off(got, base[i]))
+        assert batch.scales == ([1.0, scale, 1.0, 1.0] if shares else [scale] * 4)
         ratio = batch.batch.check(batch.batch.recompute_log_prob(velocities))
         print(
             f"\nguidance {scale:g}: velocities differ by {worst:.2g} (relative L2), without the adapter by "

@@ -4,7 +4,7 @@
 import { decode as unpack, encode as pack } from "@msgpack/msgpack";
 import { connect, createInbox, headers } from "nats";
 import type { ConnectionOptions, ConsumerMessages, NatsConnection } from "nats";
-import { filters, replyHeader, streams, subjects } from "./contract.js";
+import { filters, replyHeader, streams, structs, subjects } from "./contract.js";
 import type { Advantage, Events, Prompt, Receipt, Ref, Step, Tensor, Token, Tokens, Trajectory } from "./contract.js";
 import { hasDigest, hasPayloadDigest } from "./digest.js";
 
@@ -32,6 +32,26 @@ function wide(v: unknown): unknown {
   if (Array.isArray(v)) return v.map(wide);
   if (!v || typeof v !== "object" || ArrayBuffer.isView(v)) return v;
   return Object.fromEntries(Object.entries(v).map(([k, x]) => [k, wide(x)]));
+}
+
+/** Throws where an event has a field that this version does not know: what is computed without it may be of another sample. What decides no rollout is left out: the rules of the group, and times. */
+export function checkKnown(event: Trajectory | Step | Tokens, struct: "Trajectory" | "Step" | "Tokens"): void {
+  const found = unknown(event, struct, "");
+  if (found) throw new Error(`sample ${event.uid} #${event.sample_index}: setting ${found} is not known to this version; upgrade the client`);
+}
+
+/** The first field that a struct does not have, with its value. */
+function unknown(value: unknown, form: string, path: string): string | undefined {
+  const fields = structs[form.replace(/[[\]?]/g, "")];
+  if (!fields || !value || typeof value !== "object") return undefined;
+  if (Array.isArray(value)) return value.map((v) => unknown(v, form, path)).find(Boolean);
+  for (const [key, v] of Object.entries(value)) {
+    const of = fields[key];
+    if (!of) return `${path}${key}=${String(v).slice(0, 40)}`;
+    const found = key === "group" || key === "timings" ? undefined : unknown(v, of, `${path}${key}.`);
+    if (found) return found;
+  }
+  return undefined;
 }
 
 /** Intake has refused the prompt. */
@@ -158,6 +178,7 @@ export class Client {
 
   /** Step event i of an image's trajectory, from 0, or event i of tokens of a text's, compared with the digest that names it. Tensors that travelled beside it are put in. */
   async step(t: Trajectory, i: number): Promise<Step | Tokens> {
+    checkKnown(t, "Trajectory");
     const ref = t.steps?.[i];
     if (!ref) throw new RangeError(`step ${i}: the trajectory has ${t.steps?.length ?? 0}`);
     const of = [t.run, t.uid, t.sample_index, ref.attempt ?? t.attempt] as const;
@@ -165,6 +186,7 @@ export class Client {
     const data = await this.last(streams.step, subject);
     if (!hasPayloadDigest(data, ref.digest)) throw new Error(`${subject} is not the event that the trajectory names`);
     const event = decode<Step & Tokens>(data);
+    checkKnown(event, t.text ? "Tokens" : "Step");
     for (const x of [...(event.latents ?? []), ...(event.debug ?? [])].map(({ tensor }) => tensor)) await this.load(x, subject);
     for (const x of [event.checkpoint, event.logits?.ids, event.logits?.values]) if (x) await this.load(x, subject);
     return event;

@@ -21,11 +21,11 @@ type link struct {
 	cfg Config
 	dir string // of the model
 	// early says that calls need not wait until the model is loaded.
-	early    bool
-	life     context.Context // ends with close
-	end      context.CancelFunc
-	pool     *pool.Pool[oneWorker]
-	watching sync.WaitGroup
+	early bool
+	life  context.Context // ends with close
+	end   context.CancelFunc
+	pool  *pool.Pool[oneWorker]
+	stop  func() // ends the search for other workers
 
 	mu      sync.Mutex
 	peer    *peer       // the worker that was reached last; nil: none was
@@ -67,11 +67,12 @@ type peer struct {
 func newLink(dir string, cfg Config, early bool) *link {
 	l := &link{
 		cfg: cfg, dir: dir, early: early, least: max(MinPatience, cfg.Patience), hands: map[*conn]inHand{},
-		blamed: map[string]blame{},
+		blamed: map[string]blame{}, stop: func() {},
 	}
 	l.life, l.end = context.WithCancel(context.Background())
 	l.pool = pool.New(pool.Config[oneWorker]{
-		Members: []oneWorker{theWorker}, Most: math.MaxInt, Retry: retryFirst, RetryMost: retryMost, Join: l.raise,
+		Members: []oneWorker{theWorker}, Most: math.MaxInt, Retry: retryFirst, RetryMost: retryMost,
+		Every: probeEvery, Probe: l.probe, Join: l.raise,
 		Changed: func(_ string, err error) {
 			if err != nil && l.worker() != nil {
 				cfg.log(Event{Text: "the worker is lost", Err: err})
@@ -93,7 +94,7 @@ func (l *link) open(ctx context.Context) (*peer, error) {
 	if l.pool.Check(ctx) != nil {
 		return nil, cmp.Or(ctx.Err(), l.failed)
 	}
-	l.watching.Go(func() { l.pool.Watch(l.life) })
+	l.stop = l.pool.Watch(l.life)
 	return l.worker(), nil
 }
 
@@ -120,19 +121,22 @@ func (l *link) call(ctx context.Context, work work, call string, args any, tenso
 		}
 		p := l.worker()
 		answer, err := l.try(ctx, p, call, args, tensors, result)
-		if err == nil && work != nil {
-			lease.Done(nil)
-		} else {
-			lease.Done(errNothingDone)
-		}
 		release()
-		if _, lost := errors.AsType[*lostError](err); !lost {
-			if err == nil && work != nil {
-				l.answered(work)
-			}
+		_, lost := errors.AsType[*lostError](err)
+		switch {
+		case lost: // one that was started is killed: it may hang
+			err = p.process.reason(err)
+			lease.Out(err)
+			l.discard(p)
+		case err == nil && work != nil:
+			lease.Done(nil)
+			l.answered(work)
+			return answer, nil
+		default:
+			lease.Done(errNothingDone)
 			return answer, err
 		}
-		if err = l.blame(work, call, l.lose(p, err)); err != nil {
+		if err = l.blame(work, call, err); err != nil {
 			return nil, err
 		}
 	}
@@ -250,9 +254,6 @@ func (l *link) raise(ctx context.Context, _ oneWorker) error {
 	}
 	if l.failed = l.checkSame(p); l.failed == nil {
 		l.peer = p
-		if p.process != nil {
-			go l.watch(p)
-		}
 		return nil
 	}
 	go l.discard(p)
@@ -283,26 +284,24 @@ func (l *link) checkSame(p *peer) error {
 	return nil
 }
 
-// lose gives a worker up, once, and returns why. One that was started is killed: it may hang.
-func (l *link) lose(p *peer, err error) error {
-	err = p.process.reason(err)
-	l.mu.Lock()
-	gone := p.gone
-	p.gone = true
-	l.mu.Unlock()
-	if !gone {
-		l.pool.Out(theWorker, err)
-		l.discard(p)
-	}
-	return err
-}
+// probeEvery is the pause between two looks at a worker that was started.
+const probeEvery = 500 * time.Millisecond
 
-// watch gives a worker up that ends while nobody calls it, so that the next one is there before it is needed.
-func (l *link) watch(p *peer) {
+// probe gives a worker up that has ended while nobody calls it, so that the next one is there before it is needed.
+func (l *link) probe(context.Context, oneWorker) error {
+	l.mu.Lock()
+	p := l.peer
+	none := p == nil || p.process == nil || p.gone
+	l.mu.Unlock()
+	if none {
+		return nil
+	}
 	select {
 	case <-p.process.ended:
-		_ = l.lose(p, p.process.why()) // it is logged
-	case <-l.life.Done():
+		l.discard(p)
+		return p.process.why()
+	default:
+		return nil
 	}
 }
 
@@ -352,7 +351,7 @@ func (l *link) slowCall() error {
 // close ends the worker, if it was started here, and all calls. now says that it need not finish what it does.
 func (l *link) close(now bool) {
 	l.end()
-	l.watching.Wait()
+	l.stop()
 	l.pool.Close(errors.New("the model is closed"))
 	p := l.worker()
 	switch {

@@ -92,8 +92,7 @@ func (p *evaluated) finish(t *schemas.Trajectory) {
 }
 
 // Start begins an episode and encodes its prompts; from is the state to begin with. See engine.Engine.
-func (e *flowEngine) Start(
-	ctx context.Context, req *schemas.Request, from *schemas.SegmentStart,
+func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart,
 ) (engine.Episode, error) {
 	if req.Text != nil {
 		return nil, engine.Invalid("text: given; the model %s makes images", e.card.Name)

@@ -74,8 +74,7 @@ type transcript struct {
 }
 
 // Start checks the request against the model, which evaluates the prompt once for the samples of a prompt.
-func (e *tokenEngine) Start(
-	ctx context.Context, req *schemas.Request, _ *schemas.SegmentStart,
+func (e *tokenEngine) Start(ctx context.Context, req *schemas.Request, _ *schemas.SegmentStart,
 ) (engine.Episode, error) {
 	ids, err := promptIDs(req, e.model)
 	if err != nil {
@@ -136,8 +135,7 @@ var allNumbers = schemas.TokenNumbers{
 }
 
 // newTranscript returns a transcript of the prompt; numbers says which values there are of each token.
-func newTranscript(
-	req *schemas.Request, of lm.Language, ids []int32, maxTokens int, numbers schemas.TokenNumbers,
+func newTranscript(req *schemas.Request, of lm.Language, ids []int32, maxTokens int, numbers schemas.TokenNumbers,
 ) transcript {
 	p := transcript{
 		req: req, language: of, ids: slices.Clone(ids), maxTokens: maxTokens, numbers: numbers,
@@ -329,8 +327,7 @@ func (p *tokenEpisode) draw(d *decoding.Distribution) error {
 // RecordToken appends token id and the numbers that d, the distribution of logits [V], gives for it to the lists of e,
 // and returns them; best is the log-prob of the likeliest token. Where the request asks for processed logits, it
 // overwrites logits with those after temperature and filters, for KeepLogits.
-func RecordToken(
-	e *schemas.Tokens, x *schemas.TextRequest, d *decoding.Distribution, id int32, logits []float32,
+func RecordToken(e *schemas.Tokens, x *schemas.TextRequest, d *decoding.Distribution, id int32, logits []float32,
 ) (c decoding.Choice, best float32) {
 	c, best = d.At(id), d.At(decoding.Top(logits, 1)[0]).LogProb
 	lse := c.LSE

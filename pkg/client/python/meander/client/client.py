@@ -29,8 +29,8 @@ from ..data.batch import Group, Keep, Sample
 from .control import Controls, Refused
 from .cursor import PatientJetStream
 from ..data.events import (
-    ADVANTAGE, PREFIX, STAGE, STEP, TOKENS, Event, EventError, Gone, checked, decode, fault, fitting,
-    name_of, payload_digest, tensor, trajectory_form,
+    ADVANTAGE, PREFIX, STAGE, STEP, TOKENS, TRAJECTORY, Event, EventError, Gone, check_known, checked, decode,
+    fault, fitting, name_of, payload_digest, tensor,
 )
 from .reader import Batches, Groups, LogProbs
 from .tasks import means_away, maybe_awaited, together
@@ -272,6 +272,7 @@ class Client(Controls, Teachers):
         if not member["trajectory_seq"]:
             return Sample(member, None, [])
         trajectory = await self._trajectory(run, uid, member)
+        check_known(trajectory, TRAJECTORY, f"sample {uid} #{member['sample_index']}")
         if trajectory.get("text") is not None:
             completed = trajectory["stop_reason"] == "completed"
             return Sample(member, trajectory, [], text=await self.text(trajectory, logits) if completed else None)
@@ -284,7 +285,7 @@ class Client(Controls, Teachers):
     async def _trajectory(self, run: str, uid: str, member: Event) -> Event:
         subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}.{STAGE}"
         m = await self._stored("MDR_TRAJECTORIES", member["trajectory_seq"], subject)
-        return fitting(m.data or b"", trajectory_form, subject, "run", "uid", "sample_index")
+        return fitting(m.data or b"", TRAJECTORY, subject, "run", "uid", "sample_index")
 
     async def text(self, trajectory: Event, logits: bool = False) -> Text:
         """What a completed sample of text says, token by token; with logits also what is stored of those.
@@ -292,9 +293,9 @@ class Client(Controls, Teachers):
         EventError: it did not come to an end, or no logits of it are stored.
         """
         name = f"{trajectory['uid']} #{trajectory['sample_index']}"
-        if wrong := "text: absent; must be there: the sample is an image" if trajectory.get("text") is None else fault(
-            trajectory, trajectory_form(trajectory)
-        ):
+        if trajectory.get("text") is None:
+            raise EventError(f"{name}: text: absent; must be there: the sample is an image")
+        if wrong := fault(trajectory, TRAJECTORY):
             raise EventError(f"{name}: {wrong}")
         for field in ("ids", "mask", *NUMBERS):
             if trajectory["text"].get(field):
@@ -333,6 +334,7 @@ class Client(Controls, Teachers):
         m = await self._stored("MDR_STEPS", ref["seq"], subject)
         data = m.data or b""
         step = fitting(data, form, m.subject or "")
+        check_known(step, form, m.subject or "")
         if payload_digest(data) != ref["digest"]:
             raise EventError(f"{m.subject}: sequence {ref['seq']} is not the step that the trajectory names")
         if not logits:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .events import Event, EventError, tensor
+from .events import SETTINGS, Event, EventError, check_uses, tensor
 from .text import Text
 from ..maths.transition import Kernel, step_kernel
 
@@ -151,16 +151,11 @@ class Batch(Mapping[str, Any]):
     | noise_std, std_dev_t, x_coefficient, v_coefficient | [B, W] float64 | see Kernel |
     | mask | [B, W] bool | False where a sample has fewer trained steps than W |
     | advantages | [B, W] float64 | |
-    | rewards, true_cfg_scale | [B] float64 | |
-    | true_cfg_scale_2, boundary_ratio | [B] float64 | the scale where timesteps < 1000 boundary_ratio, or 0 |
-    | guidance_rescale | [B] float64 | share of a guided velocity with the deviation of the prompt's own; 0: none |
-    | cfg_until | [B] float64 | the share of steps with true_cfg_scale: step i has it where (i + 1) / T <= cfg_until |
-    | frames | [B] int64 | of a video; 1 for an image |
-    | guidance | [B] float64 | the guidance input of the network; 0 where it has none |
-    | uid, prompt, negative_prompt, cfg_rule, weights_digest | [B] str | |
-    | prompt_2, prompt_3 | [B] str | the texts of further text encoders: the prompt, where it has no other |
+    | cfg_scales | [B, W] float64 | the scale of classifier-free guidance in each step; 1: without |
+    | rewards | [B] float64 | |
+    | uid, weights_digest, cfg_rule | [B] str | |
     | sample_index, policy_version, group_index | [B] int64 | group_index counts the groups of the batch |
-    | sample_seed, noise_seed | [B] uint64 | |
+    | each setting that is one value | [B] | by its name in schemas/README.md, such as prompt, noise_seed (uint64), height, guidance; 0 or empty where a sample has none, but prompt_2 and prompt_3 are the prompt there, and frames are 1 |
     | prompt_embeds, negative_prompt_embeds | [B, L, D] float32 | where kept (return_conditioning), zero padded |
     | prompt_embeds_mask, negative_prompt_embeds_mask | [B, L] int64 | |
 
@@ -318,6 +313,7 @@ class Batch(Mapping[str, Any]):
             raise ValueError(f"{text}: a text; a batch of images must have images alone: take TextBatch")
         shape = tuple(rows[0][2]["latents_shape"])
         for g, s, t in rows:
+            check_uses(t, USES, "a batch")
             if tuple(t["latents_shape"]) != shape:
                 raise ValueError(
                     f"{g.uid}: latents {t['latents_shape']}, of other groups {list(shape)}; the samples of a batch "
@@ -328,11 +324,13 @@ class Batch(Mapping[str, Any]):
             **_states(rows, w, shape),
             **{name: np.zeros((b, w), dtype) for name, (_, dtype) in _STEP.items()},
             "x_coefficient": np.zeros((b, w)), "v_coefficient": np.zeros((b, w)), "mask": np.zeros((b, w), bool),
-            "advantages": np.zeros((b, w)),
+            "advantages": np.zeros((b, w)), "cfg_scales": np.ones((b, w)),
         }
-        for i, (_, s, _) in enumerate(rows):
+        for i, (_, s, t) in enumerate(rows):
+            scales = scales_of(t)
             for k, step in enumerate(s.trained):
                 at = step["step_index"]
+                out["cfg_scales"][i, k] = scales[at]
                 out["mask"][i, k] = True
                 transition = s.kernel(at)
                 out["x_coefficient"][i, k], out["v_coefficient"][i,
@@ -350,18 +348,8 @@ class Batch(Mapping[str, Any]):
         ]
         out: dict[str, Array] = {}
         for name, (field, dtype) in (_SAMPLE | ({} if rows[0][2].text else _IMAGE)).items():
-            out[name] = np.array([t[field] for _, _, _, t in rows], dtype)
-        if not rows[0][2].text:
-            for name in ("prompt_2", "prompt_3"):
-                out[name] = np.array([t.get(name) or t["prompt"] for _, _, _, t in rows])
-            out["guidance"] = np.array([t.get("guidance") or 0 for _, _, _, t in rows], np.float64)
-            out["true_cfg_scale_2"] = np.array(
-                [t.get("true_cfg_scale_2") or t["true_cfg_scale"] for _, _, _, t in rows], np.float64
-            )
-            for name in ("boundary_ratio", "guidance_rescale"):
-                out[name] = np.array([t.get(name) or 0 for _, _, _, t in rows], np.float64)
-            out["frames"] = np.array([t.get("frames") or 1 for _, _, _, t in rows], np.int64)
-            out["cfg_until"] = np.array([t.get("cfg_until") or 1 for _, _, _, t in rows], np.float64)
+            absent = _ABSENT.get(name, lambda _, zero=np.zeros((), dtype).item(): zero)
+            out[name] = np.array([t.get(field) or absent(t) for _, _, _, t in rows], dtype)
         out["uid"] = np.array([g.uid for _, g, _, _ in rows])
         out["rewards"] = np.array([s.member["reward"] for _, _, s, _ in rows], np.float64)
         out["sample_index"] = np.array([s.member["sample_index"] for _, _, s, _ in rows], np.int64)
@@ -394,14 +382,29 @@ _STEP: dict[str, tuple[str, Any]] = {
 }
 _SAMPLE: dict[str, tuple[str, Any]] = {
     "prompt": ("prompt", np.str_), "weights_digest": ("weights_digest", np.str_),
-    "policy_version": ("policy_version_max", np.int64),
-    "sample_seed": ("sample_seed", np.uint64),
+    "policy_version": ("policy_version_max", np.int64), "sample_seed": ("sample_seed", np.uint64),
 }
+_DTYPES: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, str: np.str_}
 _IMAGE: dict[str, tuple[str, Any]] = {
-    "true_cfg_scale": ("true_cfg_scale", np.float64), "negative_prompt": ("negative_prompt", np.str_),
     "cfg_rule": ("cfg_rule", np.str_),
-    "noise_seed": ("noise_seed", np.uint64),
+    **{name: (name, np.uint64 if name.endswith("_seed") else _DTYPES[of]) for name, of in SETTINGS.items()},
 }
+_ABSENT: dict[str, Callable[[Event], Any]] = {
+    "prompt_2": lambda t: t["prompt"], "prompt_3": lambda t: t["prompt"], "frames": lambda _: 1,
+}
+"""What a setting is where a sample does not have it, if not 0 or empty."""
+USES = {
+    *SETTINGS, "cfg_scales", "sigmas", "transitions", "start", "stop", "step_seeds", "scheduled_sampling",
+}  # fmt: skip
+"""The settings that a batch has, as arrays or in its steps: a sample with another is refused."""
+
+
+def scales_of(trajectory: Event) -> list[float]:
+    """The scale of classifier-free guidance of each step of the schedule, 1 without. EventError: they are not there."""
+    steps, scales = len(trajectory["transitions"]), trajectory.get("cfg_scales") or []
+    if len(scales) != steps and (scales or trajectory["true_cfg_scale"] > 1):
+        raise EventError(f"{trajectory['uid']}: cfg_scales: {len(scales)}; must be those of the {steps} steps")
+    return scales or [1.0] * steps
 
 
 def _conditioning(groups: Sequence[Group]) -> dict[str, Array]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -126,88 +129,78 @@ class Maybe:
 
 NUMBER = (int, float)
 """The types of a number in a form."""
-_REF: Event = {"bucket": str, "digest": str, "size": int}
-TENSOR: Event = {
-    "dtype": str, "shape": [int], "data": Maybe(bytes), "ref": Maybe(_REF),
-    "parts": Maybe({"first": int, "count": int, "size": int, "digest": str}),
-}
+
+
+class Form(dict[str, Any]):
+    """The fields of a struct of the contract, with the form of each. A list that is null is an empty one."""
+
+
+@functools.cache
+def form(name: str) -> Any:
+    """The form of a struct of the contract by its name, or of a field as contract.json writes it."""
+    types = {"int": int, "number": NUMBER, "str": str, "bool": bool, "bytes": bytes, "map": dict, "any": object}
+    if name.endswith("?"):
+        return Maybe(form(name[:-1]))
+    if name.startswith("["):
+        return [form(name[1:-1])]
+    return types.get(name) or Form((field, form(f)) for field, f in _CONTRACT["structs"][name].items())
+
+
+_CONTRACT: Event = json.loads(Path(__file__).with_name("contract.json").read_text("utf-8"))
+TENSOR: Event = form("Tensor")
 """The form of a tensor: its bytes, or where they are."""
-_MEMBER: Event = {
-    "sample_index": int, "reward": Maybe(NUMBER), "advantage": Maybe(NUMBER), "status": str, "trajectory_seq": int,
-    "step_advantages": Maybe([NUMBER]),
-}
-# What this package reads of each kind. The services check all of it, and take what is faulty off the streams.
-ADVANTAGE: Event = {
-    "run": str, "uid": str, "batch": str, "status": str, "group_size": int, "members": [_MEMBER],
-    "source_run": Maybe(str),
-    "policy_version_min": int, "policy_version_max": int, "closed": int, "error": Maybe(str), "estimator": Maybe(str),
-}
-"""What is read of the result of a group."""
-BATCH: Event = {
-    "run": str, "batch": str, "groups": int, "uids": [str], "dropped": Maybe([str]), "samples": int, "closed": int,
-}
-"""What is read of the result of a batch."""
-_SAMPLE: Event = {
-    "run": str, "uid": str, "sample_index": int, "stage": str, "attempt": str, "stop_reason": str,
-    "prompt": str, "sample_seed": int, "noise_seed": int,
-    "steps": Maybe([{"seq": int, "digest": str}]), "content_digest": str, "conditioning": Maybe([{"name": str,
-        "tensor": TENSOR}]), "weights_digest": str,
-    "policy_version_min": int, "policy_version_max": int,
-}
-_IMAGE: Event = _SAMPLE | {
-    "prompt_2": Maybe(str), "prompt_3": Maybe(str), "negative_prompt": str, "height": int, "width": int,
-    "true_cfg_scale": NUMBER, "true_cfg_scale_2": Maybe(NUMBER), "boundary_ratio": Maybe(NUMBER),
-    "guidance_rescale": Maybe(NUMBER), "guidance": Maybe(NUMBER), "cfg_until": Maybe(NUMBER), "cfg_rule": str,
-    "sigmas": [NUMBER], "timesteps": [NUMBER],
-    "transitions": [str], "log_probs": [Maybe(NUMBER)], "log_prob_kind": str, "noise_level": NUMBER,
-    "latent_step_indices": [int], "latents_shape": [int],
-    "image": Maybe({"format": str, "width": int, "height": int, "digest": str, "ref": Maybe(_REF)}),
-    "frames": Maybe(int),
-    "video": Maybe({
-        "format": str, "frames": int, "width": int, "height": int, "fps": NUMBER, "digest": str, "ref": _REF,
-    }),
-}
-_TEXT: Event = _SAMPLE | {
-    "text": {
-        "settings": {
-            "messages": [
-                {"role": str, "content": str}
-            ], "temperature": NUMBER, "top_k": int, "top_p": NUMBER, "min_p": NUMBER, "vocabulary": int,
-            "logits": Maybe({"form": str, "dtype": str, "kind": str}),
-        },
-        **{
-            name: Maybe(TENSOR)
-            for name in ("ids", "mask", "log_probs", "processed_log_probs", "entropies", "top_log_probs")
-        },
-        "turns": Maybe([{
-            "begin": int, "end": int, "generated": bool, "finish_reason": Maybe(str), "text": Maybe(str),
-            "reply": Maybe(str), "score": Maybe(NUMBER),
-        }]),
-        "conversation": Maybe(str),
-    },
-}
-TOKENS: Event = {
-    "uid": str, "sample_index": int, "stage": str, "n": int, "turn": int, "position": int,
-    "turn_position": int, "generated": bool, "ids": [int],
-    "log_sum_exps": Maybe([NUMBER]), "logits_kind": str, "policy_version": int,
-    "logits": Maybe({"form": str, "ids": Maybe(TENSOR), "values": TENSOR, "masked": int}),
-}
-"""What is read of the tokens of a text."""
-STEP: Event = {
-    "uid": str, "sample_index": int, "stage": str, "step_index": int, "transition": str,
-    "sigma": NUMBER, "sigma_next": NUMBER, "timestep": NUMBER,
-    "noise_std": NUMBER, "std_dev_t": NUMBER, "log_prob": Maybe(NUMBER),
-    "latents": Maybe([{"index": int, "tensor": TENSOR}]),
-    "debug": Maybe([{"name": str, "tensor": TENSOR}]), "checkpoint": Maybe(TENSOR), "policy_version": int,
-}
-"""What is read of a denoising step."""
+# The services check more than forms, and take what is faulty off the streams.
+ADVANTAGE: Event = form("Advantage")
+"""The result of a group."""
+BATCH: Event = form("Batch")
+"""The result of a batch."""
+TRAJECTORY: Event = form("Trajectory")
+"""A sample."""
+TOKENS: Event = form("Tokens")
+"""Tokens of a text."""
+STEP: Event = form("Step")
+"""A denoising step."""
+_INFORMS = ("group", "timings")  # what is in them decides no rollout
 
 
-def trajectory_form(event: Event) -> Event:
-    """What this package reads of a trajectory, of an image or of a text; of a sample that failed there is neither."""
-    if event.get("stop_reason") == "failed":
-        return _SAMPLE
-    return _TEXT if event.get("text") is not None else _IMAGE
+def check_known(event: Event, spec: Event, what: str) -> None:
+    """EventError: the event has a field that its form does not have. Without it, a number that is computed from the
+    event may be that of another sample."""
+    if unknown := next(_unknown(event, spec), ""):
+        raise EventError(f"{what}: setting {unknown} is not known to this version; upgrade meander-client")
+
+
+def _unknown(value: Any, spec: Any, path: str = "") -> Iterator[str]:
+    spec = spec.of if isinstance(spec, Maybe) else spec
+    if isinstance(spec, Form) and isinstance(value, dict):
+        for key, v in value.items():
+            if key not in spec:
+                yield f"{path}{key}={v!r:.40}"
+            elif key not in _INFORMS:
+                yield from _unknown(v, spec[key], f"{path}{key}.")
+    elif isinstance(spec, list) and isinstance(spec[0], Form):
+        for v in value or ():
+            yield from _unknown(v, spec[0], path)
+
+
+def check_uses(trajectory: Event, uses: Collection[str], reader: str) -> None:
+    """EventError: a setting of the sample is set that the reader does not use. uses are those that it does; settings
+    that come through another field of the trajectory, as cfg_from through cfg_scales, are used by who uses that."""
+    for name, through in _CONTRACT["settings"].items():
+        if trajectory.get(name) and through not in uses:
+            raise EventError(
+                f"{trajectory.get('uid')} #{trajectory.get('sample_index')}: setting {name}={trajectory[name]!r:.40} is "
+                f"not used by {reader}; leave it out of the prompt, or train with what computes it"
+            )
+
+
+SETTINGS: dict[str, type] = {
+    name: t for name in _CONTRACT["settings"]
+    if (t := {"int": int, "number": float, "str": str, "bool": bool}.get(
+        _CONTRACT["structs"]["Trajectory"][name].rstrip("?")
+    ))
+}  # fmt: skip
+"""The settings of a sample that are one value, with its type."""
 
 
 def fault(value: object, spec: Any, field: str = "") -> str:
@@ -217,24 +210,29 @@ def fault(value: object, spec: Any, field: str = "") -> str:
     if isinstance(spec, dict):
         if not isinstance(value, dict):
             return f"{field or 'event'}: {type(value).__name__}; must be a map"
-        return next(filter(None, (fault(value.get(k), s, f"{field}.{k}" if field else k) for k, s in spec.items())), "")
+        for k, s in spec.items():
+            if isinstance(spec, Form) and isinstance(s, list) and value.get(k) is None:
+                value[k] = []
+            elif wrong := fault(value.get(k), s, f"{field}.{k}" if field else k):
+                return wrong
+        return ""
     if isinstance(spec, list):
         if not isinstance(value, list):
             return f"{field}: {type(value).__name__}; must be a list"
         return next(filter(None, (fault(v, spec[0], f"{field}[{i}]") for i, v in enumerate(value))), "")
-    if not isinstance(value, spec) or isinstance(value, bool) and spec is not bool:
+    if not isinstance(value, spec) or isinstance(value, bool) and spec not in (bool, object):
         names = spec if isinstance(spec, tuple) else (spec,)
         return f"{field}: {value!r:.60}; must be {' or '.join(t.__name__ for t in names)}"
     return ""
 
 
-def fitting(data: bytes, spec: Event | Callable[[Event], Event], subject: str, *named: str) -> Event:
+def fitting(data: bytes, spec: Event, subject: str, *named: str) -> Event:
     """A decoded event of that form, whose named fields are the last tokens of its subject, in that order."""
     try:
         event = decode(data)
     except EventError as e:
         raise EventError(f"{subject}: {e}") from None
-    if wrong := fault(event, spec(event) if callable(spec) else spec):
+    if wrong := fault(event, spec):
         raise EventError(f"{subject}: {wrong}")
     tokens = subject.split(".")[3:]
     if named and [str(event[f]) for f in named] != tokens[: len(named)]:

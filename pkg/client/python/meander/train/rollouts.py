@@ -10,12 +10,23 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..data.batch import Batch
-from ..data.events import EventError
+from ..data.batch import Batch, scales_of
+from ..data.events import EventError, check_uses
 from ..data.textbatch import TextBatch
 from ..torch.family import Size
 from .model import Row, Texts
 from .objective import Kernel
+
+
+_ALIKE = ("frames", "height", "width", "cfg_scales", "guidance_rescale")
+"""The settings that this trainer computes a velocity with, and that all samples of a micro-batch share."""
+USES = {
+    *_ALIKE, "prompt", "prompt_2", "prompt_3", "negative_prompt", "truncate_prompt",  # by the encoded texts
+    "guidance", "sigmas", "transitions", "noise_level", "log_prob_kind",
+    # What made the stored states, which are read as they are.
+    "solver", "latents_dtype", "sample_seed", "noise_seed", "step_seeds", "start", "stop",
+}  # fmt: skip
+"""The settings that this trainer uses: a sample with another is refused."""
 
 
 class Rollouts:
@@ -39,16 +50,16 @@ class Rollouts:
             batch["noise_std"] != batch["noise_std"][0]
         ).any():
             raise EventError(f"batch {batch.name}: its samples ran different schedules; a micro-batch has one")
-        alike = (
-            "frames", "height", "width", "true_cfg_scale", "true_cfg_scale_2", "cfg_rule", "cfg_until",
-            "guidance_rescale",
-        )  # fmt: skip
         trajectories = [s.trajectory or {} for s in batch.samples]
-        if several := {name for name in alike for t in trajectories if t.get(name) != first.get(name)}:
+        for t in trajectories:
+            check_uses(t, USES, "this trainer")
+        if several := {name for name in (*_ALIKE, "cfg_rule") for t in trajectories if t.get(name) != first.get(name)}:
             raise EventError(f"batch {batch.name}: its samples differ in {', '.join(sorted(several))}; must be equal")
         self.rule = first["cfg_rule"]
         self.rescale = first.get("guidance_rescale", 0.0)
-        prefixes = ("", "negative_") if first["true_cfg_scale"] > 1 else ("",)
+        self.schedule = first["sigmas"][:-1]
+        self.scales = scales_of(first)
+        prefixes = ("", "negative_") if max(self.scales) > 1 else ("",)
         if missing := [p + n for p in prefixes for n in conditioning if p + n not in batch.conditioning]:
             raise EventError(
                 f"batch {batch.name}: no {missing[0]} are stored; "
@@ -59,8 +70,6 @@ class Rollouts:
         self.kernels = [Kernel.of(batch, j, first["log_prob_kind"]) for j in range(self.log_probs.shape[1])]
         self.conditioning, self.prompts = tuple(conditioning), dict[tuple[int, str, torch.device], Row]()
         self.frame = Size(first.get("frames", 1), first["height"], first["width"])
-        self.schedule = first["sigmas"][:-1]
-        self.scales = _scales(batch, self.schedule)
 
     @classmethod
     def without_samples(cls, name: str, steps: int) -> "Rollouts":
@@ -166,16 +175,6 @@ class Rollouts:
         for x in self.by_group(self.batch["next_latents"][:, -1].astype(np.float64)):
             out += [float(np.sqrt(((x[i + 1 :] - x[i]) ** 2).mean(axis=(1, 2))).mean()) for i in range(len(x) - 1)]
         return float(np.mean(out)) if out else math.nan
-
-
-def _scales(batch: Batch, schedule: list[float]) -> list[float]:
-    """The scale of guidance at each step of a schedule; 1: none. The boundary is that of timesteps, as in diffusers."""
-    first, second, boundary, until = (
-        float(batch[name][0]) for name in ("true_cfg_scale", "true_cfg_scale_2", "boundary_ratio", "cfg_until")
-    )
-    below = [float(np.float32(1000) * np.float32(sigma)) < 1000 * boundary for sigma in schedule]
-    guided = [first > 1 and (i + 1) / len(schedule) <= until for i in range(len(schedule))]
-    return [(second if b else first) if g else 1.0 for b, g in zip(below, guided, strict=True)]
 
 
 def _generator(*of: object) -> torch.Generator:

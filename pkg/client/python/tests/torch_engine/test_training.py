@@ -50,15 +50,14 @@ def combine(rule, scale, v, away):
 
 
 class Rollout:
-    """Two groups of two samples with two sde steps, each velocity of them from a worker; the later one unguided, or
+    """Two groups of two samples with two sde steps, each velocity of them from a worker; the first one unguided, or the later one
     under the scale of the second network, where there is one."""
 
     def __init__(self, client):
         self.client, self.card, self.rng = client, client.ready()["card"], np.random.default_rng(3)
-        self.second = {"true_cfg_scale_2": SECOND_SCALE, "boundary_ratio": self.card["boundary_ratio"]}
-        if not self.card["boundary_ratio"]:
-            self.second = {"cfg_until": 0.4}
-        else:
+        self.scales = [1.0, SCALE, SCALE]  # as with cfg_from
+        if self.card["boundary_ratio"]:
+            self.scales = [SCALE, SECOND_SCALE, SECOND_SCALE]
             assert SIGMAS[0] > self.card["boundary_ratio"] > SIGMAS[1]  # each network has a step
         self.groups = [self.group(g, prompt) for g, prompt in enumerate(PROMPTS)]
 
@@ -73,7 +72,7 @@ class Rollout:
         facts = {
             "uid": f"g{n // 2}", "height": HEIGHT, "width": WIDTH, "latents_shape": list(x.shape), "sigmas": SIGMAS,
             **({"frames": self.client.frames} if self.client.frames > 1 else {}),
-            "guidance": guidance, "true_cfg_scale": SCALE, "cfg_rule": self.card["cfg_rule"], **self.second,
+            "guidance": guidance, "true_cfg_scale": SCALE, "cfg_rule": self.card["cfg_rule"], "cfg_scales": self.scales,
             "log_prob_kind": "density", "transitions": ["sde", "sde", "ode"], "noise_level": 0.8, "prompt": "p",
             "negative_prompt": "", "policy_version_min": 0, "policy_version_max": 0, "weights_digest": "w",
             "sample_seed": 1, "noise_seed": 1, "content_digest": f"{n}",
@@ -84,7 +83,7 @@ class Rollout:
         for k in range(2):
             kernel, sigma = transition.kernel("sde", 0.8, SIGMAS, k), SIGMAS[k]
             v = self.client.velocity(np.stack([x, x]), [sigma] * 2, [there, away], HEIGHT, WIDTH, [guidance] * 2)
-            scale = SCALE if k == 0 else self.second.get("true_cfg_scale_2", 1)
+            scale = self.scales[k]
             v = combine(self.card["cfg_rule"], scale, v[0], v[1]) if scale > 1 else v[0]
             noise = self.rng.standard_normal(x.shape)
             after = (kernel.mean(x, v) + kernel.noise_std * noise).astype(np.float32)

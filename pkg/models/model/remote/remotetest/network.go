@@ -119,8 +119,8 @@ func (w *Worker) answer(m *wire.Message, greeted bool) *wire.Message {
 		return bad
 	case wire.CallMemory:
 		return result(wire.MemoryResult{Weights: 1000, Reserved: 1500, Peak: 2000})
-	case wire.CallHealth:
-		return result(wire.HealthResult{State: wire.Ready, PID: os.Getpid()})
+	case "health":
+		return result(map[string]any{"state": wire.Ready, "call": "", "since_s": 0.0, "pid": os.Getpid()})
 	}
 	return fault(wire.ClassProtocol, "%s: no such call", m.Call)
 }

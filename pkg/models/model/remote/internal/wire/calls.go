@@ -19,7 +19,6 @@ const (
 	CallLoad     = "load"
 	CallUnload   = "unload"
 	CallMemory   = "memory"
-	CallHealth   = "health"
 )
 
 // States of a worker.
@@ -187,14 +186,6 @@ type MemoryResult struct {
 	Weights  int `msgpack:"weights_bytes"`
 	Reserved int `msgpack:"reserved_bytes"`
 	Peak     int `msgpack:"peak_bytes"`
-}
-
-// HealthResult is the result of CallHealth.
-type HealthResult struct {
-	State string  `msgpack:"state"`
-	Call  string  `msgpack:"call"`
-	Since float64 `msgpack:"since_s"`
-	PID   int     `msgpack:"pid"`
 }
 
 // Handle returns the name of an encoded prompt: the SHA-256 in hex over its tensors, F32, in the order of the card.

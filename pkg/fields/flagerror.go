@@ -1,10 +1,9 @@
-package boot
+package fields
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -19,11 +18,12 @@ func FlagError(err error, fs *pflag.FlagSet, other map[string]string) error {
 	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		f := invalid.GetFlag()
 		fault := invalid.Unwrap().Error()
-		if v, ok := f.Value.(*flagValue); ok {
-			fault = strings.TrimPrefix(fault, v.field.path+": ")
-		}
 		if !strings.Contains(fault, "; ") { // the library's own, which does not say what the flag takes
-			fault = fmt.Sprintf("%q; must be %s", invalid.GetValue(), allowedValues(f.Value.Type(), invalid.GetValue()))
+			fault = fmt.Sprintf("%q; must be %s", invalid.GetValue(), allowedValues(f.Value.Type()))
+			if f.Value.Type() == "duration" {
+				_, err := parseDuration(invalid.GetValue())
+				fault = err.Error()
+			}
 		}
 		return fmt.Errorf("--%s: %s", f.Name, fault)
 	}
@@ -57,15 +57,9 @@ func NearFlag(name string, fs *pflag.FlagSet, other map[string]string) string {
 	return near
 }
 
-// allowedValues says which values a flag of the library's type kind allows; given is the text that it refused.
-func allowedValues(kind, given string) string {
+// allowedValues says which values a flag of the library's type kind allows.
+func allowedValues(kind string) string {
 	switch {
-	case kind == "duration":
-		number := "30"
-		if _, err := strconv.ParseUint(given, 10, 32); err == nil {
-			number = given
-		}
-		return fmt.Sprintf("a duration with its unit, such as %ss or %sm", number, number)
 	case strings.HasPrefix(kind, "int"):
 		return "an integer"
 	case strings.HasPrefix(kind, "uint"):

@@ -1,4 +1,4 @@
-package fieldflag_test
+package fields_test
 
 import (
 	"encoding/json"
@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/meander-rl/meander/pkg/fieldflag"
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/schemas/document"
 )
@@ -29,7 +29,7 @@ type lamp struct {
 
 func documents(t *testing.T) (schema []byte, table string) {
 	t.Helper()
-	comments, err := document.ReadComments("fieldflag_test.go")
+	comments, err := document.ReadComments("fields_test.go")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,10 +42,10 @@ func documents(t *testing.T) (schema []byte, table string) {
 	return schema, table
 }
 
-func flags(t *testing.T) (*fieldflag.Set, *pflag.FlagSet) {
+func flags(t *testing.T) (*fields.Set, *pflag.FlagSet) {
 	t.Helper()
 	schema, _ := documents(t)
-	set := fieldflag.New(reflect.TypeFor[lamp](), schema, nil)
+	set := fields.New(reflect.TypeFor[lamp](), schema, nil)
 	f := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	set.Register(f)
 	return set, f
@@ -128,7 +128,7 @@ func testFlags(t *testing.T, l lamp) {
 	if got := f.Lookup("warmth").DefValue; got != "0.5" {
 		t.Errorf("--warmth has the default %q", got)
 	}
-	if got := fieldflag.Choices(f.Lookup("place")); !reflect.DeepEqual(got, schemas.LatentsDTypes) {
+	if got := fields.Choices(f.Lookup("place")); !reflect.DeepEqual(got, schemas.LatentsDTypes) {
 		t.Errorf("--place completes %q", got)
 	}
 	if err := f.Parse([]string{"-w", "2.5", "--lit", "1-2"}); err != nil {
@@ -192,16 +192,16 @@ func TestNew_NoCodec(t *testing.T) {
 	type odd struct {
 		Odd map[string]int `msgpack:"odd" flag:"odd"`
 	}
-	for name, codecs := range map[string]map[string]fieldflag.Codec{
+	for name, codecs := range map[string]map[string]fields.Codec{
 		"no codec": nil, "a codec without Parse": {"odd": {Kind: "pairs"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
-				if said, _ := recover().(string); !strings.Contains(said, "odd.Odd: map[string]int; must have a codec") {
+				if said, _ := recover().(string); !strings.Contains(said, "odd.Odd: map[string]int; must have a name, and a codec") {
 					t.Errorf("panics with %q", said)
 				}
 			}()
-			fieldflag.New(reflect.TypeFor[odd](), []byte("{}"), codecs)
+			fields.New(reflect.TypeFor[odd](), []byte("{}"), codecs)
 		})
 	}
 }
