@@ -30,7 +30,7 @@ type extension struct {
 var extensions = []extension{
 	{"scorer", "jpeg_compressibility", regexp.MustCompile(`\bJPEGCompressibility\b`), []string{"pkg/scorer/jpeg.go", "pkg/scorer/name.go", "pkg/scorer/scorer.go"}, 3},
 	{"estimator", "gpg", regexp.MustCompile(`\b(?i:gpg)\b`), []string{"pkg/estimator/estimator.go", "pkg/estimator/flowgrpo.go"}, 2},
-	{"transition", "cps", regexp.MustCompile(`\b(?i:cps)\b|CPS\b|\bcps[A-Z]`), []string{"pkg/flow/transition.go", "schemas/enums.go", "schemas/validate_prompt.go"}, 4},
+	{"transition", "cps", regexp.MustCompile(`\b(?i:cps)\b|CPS\b|\bcps[A-Z]`), []string{"pkg/flow/transition.go", "schemas/enums.go"}, 2},
 	{"solver", "heun", regexp.MustCompile(`(?i)\bheun`), []string{"pkg/flow/solver.go", "pkg/flow/solver_heun.go", "schemas/enums.go"}, 3},
 	{"setting, from flag to trainer", "cfg_from", regexp.MustCompile(`CFGFrom|cfg_from`), []string{"schemas/prompt.go", "schemas/sampling.go", "services/intake/resolve.go"}, 5},
 	{"engine", "flow", regexp.MustCompile(`(?i)flowEngine`), []string{"services/sampler/"}, 1},

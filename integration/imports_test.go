@@ -102,7 +102,6 @@ var layers = map[string][]string{
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   {"pkg/models/media"},
 	"pkg/view":    {"pkg/counters", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/models/tensor", "pkg/outcomes", "pkg/sampling", "pkg/scorer", "schemas"},                        // what is stored, as models
-	"pkg/report":  {"pkg/view", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/results", "pkg/outcomes", "schemas"},                                                                // a run as one page
 	"pkg/export":  {"pkg/view", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/models/safetensors", "pkg/models/tensor", "pkg/results", "pkg/sampling", "pkg/outcomes", "schemas"}, // a run as files, and played again
 	"pkg/results": {"pkg/counters", "pkg/view", "pkg/models/media", "pkg/outcomes", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/models/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/models/tensor"},
 
@@ -177,10 +176,10 @@ var layers = map[string][]string{
 	"services/rescore": {"pkg/view", "schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
 	// The page that shows a pipeline, by what clients read with.
 	"services/trace": {"schemas", "pkg/bus"}, // traces of what is stored
-	"services/ui":    {"pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/outcomes", "services/internal/boot"},
+	"services/ui":    {"pkg/results", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/outcomes", "services/internal/boot"},
 	"services/command": {
 		"pkg/view",
-		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/counters", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fields", "pkg/export", "pkg/report", "pkg/results", "pkg/outcomes", "pkg/models/tensor/devices",
+		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/counters", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fields", "pkg/export", "pkg/results", "pkg/outcomes", "pkg/models/tensor/devices",
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/teacher", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 		"pkg/models/tokenizer", "pkg/models/strictjson", "services/trace", "services/ui", // the page, and tokens as text on it
 	},
@@ -291,7 +290,7 @@ var dependencies = map[string]dependency{
 	"go.uber.org/goleak":                    {why: "no goroutine outlives its owner", tests: true},
 	"go.yaml.in/yaml":                       {why: "YAML with order and comments: settings of programs, AsyncAPI", users: []string{"pkg/fields", "schemas/document", "pkg/scorer/scorerfile"}, tests: true},
 	"gorgonia.org/cu":                       {why: "the calls of the CUDA driver, with the tag cuda only", users: []string{"pkg/models/tensor/cuda/internal/gpu", "pkg/models/tensor/cuda/internal/cuext"}},
-	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract and reduced for reports", users: []string{"pkg/report", "pkg/sheet", "pkg/scorer"}},
+	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract and reduced for reports", users: []string{"services/ui", "pkg/sheet", "pkg/scorer"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration/..."}},
 	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/models/safetensors", "pkg/models/tensor/cpu", "pkg/natsd", "integration/..."}},
 	"golang.org/x/term":                     {why: "is this a terminal, how wide, and its keys", users: []string{"services/internal/boot", "services/internal/present", "services/command", "integration/tools/bench"}},

@@ -175,13 +175,14 @@ func (e *Engine) Makes(r *Request) error {
 	refuse(r.LatentsDType != "F32", "rollout.latents_dtype", r.LatentsDType, "F32")
 	var kinds []string
 	for _, t := range r.Transitions {
-		if t != TransitionODE && !slices.Contains(kinds, t) {
+		if TransitionNamed(t).Stochastic && !slices.Contains(kinds, t) {
 			kinds = append(kinds, t)
 		}
 	}
 	refuse(len(kinds) > 1, "transitions", strings.Join(kinds, ", "), "ode and one other")
 	for _, t := range kinds {
-		refuse(!slices.Contains(servedTransitions, t), "rollout.sde_type", t, strings.Join(servedTransitions, ", "))
+		refuse(!TransitionNamed(t).Served, "rollout.sde_type", t,
+			strings.Join(namesOfTransitions(func(t Transition) bool { return t.Served }), ", "))
 	}
 	return errors.Join(errs...)
 }

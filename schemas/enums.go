@@ -1,12 +1,53 @@
 package schemas
 
-// Transitions, as in Rollout.SDEType, Request.Transitions and Step.Transition.
+import "slices"
+
+// Transition is what is true of a transition (Rollout.SDEType, Sampling.Transitions, Step.Transition). Its formulas are
+// in pkg/flow.
+type Transition struct {
+	Name string `json:"name"`
+	// Stochastic transitions draw noise, and have log-probs.
+	Stochastic bool `json:"stochastic,omitempty"`
+	// LevelIsShare says that the noise level is a share: at most 1.
+	LevelIsShare bool `json:"level_is_share,omitempty"`
+	// EndsWithoutNoise says that there is no noise, and no density, in the last step, whose next sigma is 0.
+	EndsWithoutNoise bool `json:"ends_without_noise,omitempty"`
+	// Served says that servers of images have it.
+	Served bool `json:"served,omitempty"`
+}
+
+// Transitions are all there are, in the order in which messages name them. Not to be modified.
+var Transitions = []Transition{
+	{Name: TransitionSDE, Stochastic: true, Served: true},                                     // of Flow-GRPO
+	{Name: "cps", Stochastic: true, LevelIsShare: true, EndsWithoutNoise: true, Served: true}, // keeps coefficients
+	{Name: "dance_sde", Stochastic: true},                                                     // of DanceGRPO
+	{Name: TransitionODE, Served: true},
+}
+
+// The transitions of steps that nobody asked to be others.
 const (
-	TransitionSDE      = "sde"       // Flow-GRPO's stochastic Euler step
-	TransitionCPS      = "cps"       // coefficients-preserving sampling
-	TransitionDanceSDE = "dance_sde" // DanceGRPO's constant-noise step
-	TransitionODE      = "ode"       // deterministic; no log-prob
+	TransitionSDE = "sde"
+	TransitionODE = "ode"
 )
+
+// TransitionNamed returns what is true of the transition of a name; one that is not known counts as stochastic.
+func TransitionNamed(name string) Transition {
+	i := slices.IndexFunc(Transitions, func(t Transition) bool { return t.Name == name })
+	if i < 0 {
+		return Transition{Name: name, Stochastic: true}
+	}
+	return Transitions[i]
+}
+
+// namesOfTransitions returns the names of those that have a property; nil: of all.
+func namesOfTransitions(has func(Transition) bool) (names []string) {
+	for _, t := range Transitions {
+		if has == nil || has(t) {
+			names = append(names, t.Name)
+		}
+	}
+	return names
+}
 
 // Actions of a control, and the states of a run.
 const (
@@ -194,14 +235,11 @@ const (
 	CodeDisplaced     = "displaced"      // not the event that its subject is for, which took its place
 )
 
-// servedTransitions are those that a server of images has.
-var servedTransitions = []string{TransitionSDE, TransitionCPS, TransitionODE}
-
 // The legal values of the contract's enumerations, in the order messages list
 // them. Not to be modified. Names of reward functions and estimators are not among
 // them: the services know those.
 var (
-	SDETypes         = []string{TransitionSDE, TransitionCPS, TransitionDanceSDE, TransitionODE}
+	SDETypes         = namesOfTransitions(nil)
 	LogProbKinds     = []string{LogProbDensity, LogProbScaled, LogProbSquared}
 	Solvers          = []string{"euler", "heun", "unipc", "dpm", "rk4"}
 	DebugTensors     = []string{"noise", "mean", "std", "model_output"}

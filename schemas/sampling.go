@@ -227,7 +227,7 @@ func (s *Sampling) StochasticSteps() []int64 {
 func (s *Sampling) stochasticSteps(begin, end int64) []int64 {
 	steps := []int64{}
 	for i := begin; i < end; i++ {
-		if s.Transitions[i] != TransitionODE {
+		if TransitionNamed(s.Transitions[i]).Stochastic {
 			steps = append(steps, i)
 		}
 	}

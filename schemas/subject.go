@@ -93,6 +93,10 @@ func InteractSubject(name string) string { return Prefix + "interact." + name }
 // TeacherSubject returns the subject on which the replicas of a teacher answer requests (core NATS, queue group name).
 func TeacherSubject(name string) string { return Prefix + "teacher." + name }
 
+// DrySubject returns the subject on which intake says what would become of a prompt of the run (core NATS, queue group
+// intake). It stores nothing.
+func DrySubject(run Run) string { return Prefix + "dry." + string(run) }
+
 // AdvantageSubject returns the subject of the result of one group.
 func AdvantageSubject(run Run, uid UID) string {
 	return Prefix + "advantage." + string(run) + "." + string(uid)

@@ -101,7 +101,7 @@ func (r *Rollout) ValidateSteps(numInferenceSteps int64) error {
 // checkRulesAcross checks the rules across the fields; steps is T, 0: not known. In a validation
 // (evaluation) every step is ode, so rules about log-probs do not apply.
 func (r *Rollout) checkRulesAcross(f *faults, steps int64, evaluation bool) {
-	if a := r.NoiseLevel; r.SDEType == TransitionCPS && a != nil && *a > 1 && *a <= MaxNoiseLevel {
+	if a := r.NoiseLevel; TransitionNamed(r.SDEType).LevelIsShare && a != nil && *a > 1 && *a <= MaxNoiseLevel {
 		f.add("noise_level", formatFloat(*a), "must be between 0 and 1") // beyond, sin(a pi/2) folds back
 	}
 	if steps > 0 {
@@ -120,10 +120,10 @@ func (r *Rollout) checkRulesAcross(f *faults, steps int64, evaluation bool) {
 }
 
 // checkDensity refuses log-probs of transitions without noise, as they have no density. That is the
-// case at noise level 0, and in the last step of cps, where sigma_next is 0.
+// case at noise level 0, and of some in the last step, where sigma_next is 0.
 func (r *Rollout) checkDensity(f *faults, steps int64) {
 	none := r.SDEStepIndices != nil && len(r.SDEStepIndices) == 0
-	if r.SDEType == TransitionODE || none || r.LogProbKind == LogProbSquared {
+	if !TransitionNamed(r.SDEType).Stochastic || none || r.LogProbKind == LogProbSquared {
 		return
 	}
 	kind := r.LogProbKind
@@ -133,11 +133,11 @@ func (r *Rollout) checkDensity(f *faults, steps int64) {
 	if r.NoiseLevel != nil && *r.NoiseLevel == 0 {
 		f.add("noise_level", "0", "must be above 0 for log_prob_kind "+kind+": without noise there is no density")
 	}
-	if r.SDEType != TransitionCPS {
+	if !TransitionNamed(r.SDEType).EndsWithoutNoise {
 		return
 	}
 	rule := "must leave out the last step for log_prob_kind " + kind +
-		": the last cps step has no noise (use squared, or choose the steps)"
+		": the last " + r.SDEType + " step has no noise (use squared, or choose the steps)"
 	switch {
 	case r.SDEWindow != nil: // draws below T-1 unless its range says otherwise
 		if steps > 0 && len(r.SDEWindow.Range) == 2 && r.SDEWindow.Range[1] == steps {

@@ -110,10 +110,10 @@ func (e *Step) checkLogProb(f *faults) {
 		field string
 		value *float64
 	}{{"log_prob", e.LogProb}, {"log_prob_sum", e.LogProbSum}} {
-		switch {
-		case p.value == nil && e.Transition != TransitionODE:
+		switch stochastic := TransitionNamed(e.Transition).Stochastic; {
+		case p.value == nil && stochastic:
 			f.add(p.field, "null", "must be a number unless the transition is ode")
-		case p.value != nil && e.Transition == TransitionODE:
+		case p.value != nil && !stochastic:
 			f.add(p.field, formatFloat(*p.value), "must be null on an ode step")
 		}
 	}
@@ -235,7 +235,7 @@ func (e *Trajectory) checkCompleted(f *faults, begin, end int64) {
 			switch ran := begin <= int64(i) && int64(i) < end; {
 			case !ran && p != nil:
 				f.add("log_probs["+strconv.Itoa(i)+"]", nullOr(p), "must be null on a step that did not run")
-			case ran && (p == nil) != (e.Transitions[i] == TransitionODE):
+			case ran && (p == nil) == TransitionNamed(e.Transitions[i]).Stochastic:
 				f.add("log_probs["+strconv.Itoa(i)+"]", nullOr(p), "must be null exactly on ode steps; this one is "+
 					quote(e.Transitions[i]))
 			}

@@ -111,6 +111,7 @@ func serviceGrants() []Grant {
 				schemas.StreamGroups, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
 				schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamBlobBucket,
 			},
+			Answers:      []string{schemas.DrySubject("*")},
 			Discoverable: true, AnswersClients: true, ListsConsumers: true, SeesServices: true,
 		},
 		{
@@ -177,7 +178,7 @@ func clientGrants() []Grant {
 				schemas.RunBucket, schemas.PolicyBucket, schemas.LeaseBucket, schemas.BlobBucket,
 			},
 			Acknowledges: []string{schemas.StreamAdvantages},
-			Asks:         []string{schemas.TeacherSubject("*")},
+			Asks:         []string{schemas.TeacherSubject("*"), schemas.DrySubject("*")},
 			SeesServices: true,
 		},
 		{

@@ -14,15 +14,9 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Defaults of a ConsumerConfig.
 const (
-	DefaultAckWait      = 30 * time.Second
-	DefaultMaxDeliver   = 5
-	DefaultSlots        = 1
-	DefaultDrainTimeout = 10 * time.Second
-	DefaultPinnedTTL    = 10 * time.Second
-	DefaultRetryDelay   = time.Second
-	DefaultLook         = 10 * time.Second
+	// DefaultPinnedTTL is the default of ConsumerConfig.PinnedTTL.
+	DefaultPinnedTTL = 10 * time.Second
 	// maxRetryDelay bounds the doubling of RetryDelay.
 	maxRetryDelay = time.Minute
 	// maxWaiting is how many pull requests may wait at a durable: each replica has at least one. With the server's
@@ -104,11 +98,11 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 		value *time.Duration
 		def   time.Duration
 	}{
-		{"ack_wait", &c.AckWait, DefaultAckWait},
+		{"ack_wait", &c.AckWait, 30 * time.Second},
 		{"pinned_ttl", &c.PinnedTTL, DefaultPinnedTTL},
-		{"drain_timeout", &c.DrainTimeout, DefaultDrainTimeout},
-		{"retry_delay", &c.RetryDelay, DefaultRetryDelay},
-		{"look", &c.Look, DefaultLook},
+		{"drain_timeout", &c.DrainTimeout, 10 * time.Second},
+		{"retry_delay", &c.RetryDelay, time.Second},
+		{"look", &c.Look, 10 * time.Second},
 	} {
 		if *f.value < 0 {
 			errs = append(errs, fmt.Errorf("%s: %v; must not be negative", f.name, *f.value))
@@ -122,7 +116,7 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	if len(errs) > 0 {
 		return c, fmt.Errorf("consumer config: %w", errors.Join(errs...))
 	}
-	c.MaxDeliver, c.Slots = cmp.Or(c.MaxDeliver, DefaultMaxDeliver), cmp.Or(c.Slots, DefaultSlots)
+	c.MaxDeliver, c.Slots = cmp.Or(c.MaxDeliver, 5), cmp.Or(c.Slots, 1)
 	c.MaxAckPending, c.Service = cmp.Or(c.MaxAckPending, unbounded), cmp.Or(c.Service, serviceOf(c.Name))
 	return c, nil
 }

@@ -88,7 +88,8 @@ func (b *Bus) currentPolicy(ctx context.Context, lane schemas.Lane) (p *schemas.
 		return nil, 0, err
 	}
 	// The history was removed, or its last event is not a policy.
-	m, err = b.Last(ctx, schemas.StreamPolicyBucket, schemas.BucketSubject(schemas.PolicyBucket, schemas.PolicyKey(lane, schemas.TenantMain)))
+	m, err = b.Last(ctx, schemas.StreamPolicyBucket,
+		schemas.BucketSubject(schemas.PolicyBucket, schemas.PolicyKey(lane, schemas.TenantMain)))
 	if errors.Is(err, ErrNotFound) {
 		return nil, last, nil
 	}
@@ -148,7 +149,8 @@ func (b *Bus) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, e
 // policiesOf yields the policies that a lane has had, oldest first, each with the time at which it was stored. It
 // leaves out entries that cannot be read, and logs them. An error ends it.
 func (b *Bus) policiesOf(ctx context.Context, lane schemas.Lane, each func(p *schemas.Policy, stored time.Time)) error {
-	for m, err := range b.Read(ctx, schemas.StreamPolicies, []string{schemas.PolicySubject(lane, schemas.TenantMain)}, ReadOptions{}) {
+	filters := []string{schemas.PolicySubject(lane, schemas.TenantMain)}
+	for m, err := range b.Read(ctx, schemas.StreamPolicies, filters, ReadOptions{}) {
 		if err != nil {
 			return fmt.Errorf("policies of lane %q: %w", lane, err)
 		}
@@ -324,7 +326,8 @@ func (b *Bus) PolicyRefusals(ctx context.Context, lane schemas.Lane) (map[int64]
 // Applied returns the samplers' answers to the policies of a lane (applied or refused), oldest first.
 func (b *Bus) Applied(ctx context.Context, lane schemas.Lane) ([]*schemas.Applied, error) {
 	var out []*schemas.Applied
-	for m, err := range b.Read(ctx, schemas.StreamApplied, []string{schemas.AppliedSubject(lane, schemas.TenantMain, "*")}, ReadOptions{}) {
+	filters := []string{schemas.AppliedSubject(lane, schemas.TenantMain, "*")}
+	for m, err := range b.Read(ctx, schemas.StreamApplied, filters, ReadOptions{}) {
 		if err != nil {
 			return nil, fmt.Errorf("answers to policies of lane %q: %w", lane, err)
 		}

@@ -51,9 +51,6 @@ func WithCertificate(certFile, keyFile string) Option {
 	return func(c *bus.Config) { c.CertFile, c.KeyFile = certFile, keyFile }
 }
 
-// WithName sets the client's name in the server's lists and logs; default "meander-client".
-func WithName(name string) Option { return func(c *bus.Config) { c.Name = name } }
-
 // WithConnectTimeout bounds how long Connect waits for the server; default 10 s, negative: until its context ends.
 func WithConnectTimeout(d time.Duration) Option {
 	return func(c *bus.Config) { c.ConnectTimeout = d }

@@ -276,6 +276,13 @@ func TestClient_Errors(t *testing.T) {
 		if !ok || refused.Code == "" || !strings.Contains(refused.Reason, "beauty") {
 			t.Errorf("%v; want a refusal that names beauty", err)
 		}
+		_, dry := c.Try(ctx, "r", prompt("no", func(p *schemas.Prompt) { p.Reward[0].Name = "beauty" }))
+		if dry == nil || dry.Error() != err.Error() {
+			t.Errorf("tried %v, published %v", dry, err)
+		}
+		if r, err := c.Try(ctx, "r", prompt("tried")); err != nil || !r.Accepted {
+			t.Errorf("tried: %+v, %v", r, err)
+		}
 	})
 	t.Run("no answer", func(t *testing.T) {
 		b := newStreams(t)
@@ -294,6 +301,9 @@ func TestClient_Errors(t *testing.T) {
 		stop()
 		if err := <-answer; !errors.Is(err, client.ErrNoAnswer) || !errors.Is(err, context.Canceled) {
 			t.Errorf("%v; want ErrNoAnswer, and why it did not wait longer", err)
+		}
+		if _, err := client.New(b.Bus).Try(t.Context(), "r", prompt("quiet")); !errors.Is(err, client.ErrNoAnswer) {
+			t.Errorf("tried: %v; want ErrNoAnswer", err)
 		}
 	})
 	t.Run("not found", func(t *testing.T) {

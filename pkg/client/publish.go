@@ -47,7 +47,7 @@ func (c *Client) PublishEncoded(ctx context.Context, run schemas.Run, prompt []b
 	for {
 		m, err := answers.NextMsgWithContext(ctx)
 		if err != nil && held != nil {
-			return held, &HeldError{Reason: held.Waiting}
+			return held, outcome(held)
 		}
 		if err != nil {
 			return nil, errors.Join(ErrNoAnswer, err)
@@ -56,17 +56,51 @@ func (c *Client) PublishEncoded(ctx context.Context, run schemas.Run, prompt []b
 		if err := schemas.Decode(m.Data, r); err != nil {
 			return nil, fmt.Errorf("read receipt: %w", err)
 		}
-		switch {
-		case r.Waiting != "":
-			held = r // a later receipt says whether it is accepted
-		case !r.Accepted:
-			return r, &RefusedError{Code: r.Code, Reason: r.Error, What: "prompt"}
-		default:
-			return r, nil
+		if r.Waiting == "" {
+			return r, outcome(r)
 		}
+		held = r // a later receipt says whether it is accepted
 	}
 }
 
+// Try returns the receipt that intake would give a prompt now, and does nothing else: nothing is stored, no uid is
+// taken. A refusal is a *RefusedError; a prompt that would wait is a *HeldError. ErrNoAnswer: no intake runs.
+func (c *Client) Try(ctx context.Context, run schemas.Run, p *schemas.Prompt) (*schemas.Receipt, error) {
+	data, err := schemas.Encode(p)
+	if err != nil {
+		return nil, fmt.Errorf("encode prompt: %w", err)
+	}
+	return c.TryEncoded(ctx, run, data)
+}
+
+// TryEncoded is Try for a prompt that is msgpack already.
+func (c *Client) TryEncoded(ctx context.Context, run schemas.Run, prompt []byte) (*schemas.Receipt, error) {
+	if err := schemas.CheckToken("run", run); err != nil {
+		return nil, err
+	}
+	m, err := c.bus.Conn().RequestWithContext(ctx, schemas.DrySubject(run), prompt)
+	if err != nil {
+		return nil, errors.Join(ErrNoAnswer, err)
+	}
+	r := &schemas.Receipt{}
+	if err := schemas.Decode(m.Data, r); err != nil {
+		return nil, fmt.Errorf("read receipt: %w", err)
+	}
+	return r, outcome(r)
+}
+
+// outcome returns the error that a receipt is: *HeldError, *RefusedError, or nil.
+func outcome(r *schemas.Receipt) error {
+	switch {
+	case r.Waiting != "":
+		return &HeldError{Reason: r.Waiting}
+	case !r.Accepted:
+		return &RefusedError{Code: r.Code, Reason: r.Error, What: "prompt"}
+	}
+	return nil
+}
+
+// subscribeInbox subscribes to a new inbox, for the answers to one published message.
 func (c *Client) subscribeInbox() (*nats.Subscription, error) {
 	s, err := c.bus.Conn().SubscribeSync(c.bus.Conn().NewInbox())
 	if err != nil {

@@ -33,7 +33,9 @@ func (c *Client) askTeacher(
 func (c *Client) TeacherReply(
 	ctx context.Context, teacher string, run schemas.Run, uid schemas.UID, sample, topK int64,
 ) (*schemas.TeacherReply, error) {
-	r := &schemas.TeacherRequest{Name: teacher, Run: run, UID: uid, SampleIndex: sample, Stage: schemas.StageMain, TopK: topK}
+	r := &schemas.TeacherRequest{
+		Name: teacher, Run: run, UID: uid, SampleIndex: sample, Stage: schemas.StageMain, TopK: topK,
+	}
 	data, err := schemas.Encode(r)
 	if err == nil {
 		err = schemas.DecodeValid(data, &schemas.TeacherRequest{})

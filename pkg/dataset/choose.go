@@ -35,8 +35,7 @@ type Choice struct {
 	Shard, Shards int
 }
 
-// Validate joins all faults of a choice; each names its option and the rule. Choose calls it before
-// it reads a record.
+// Validate joins all faults of a choice; each names its option and the rule. Choose calls it before it reads a record.
 func (c Choice) Validate() error {
 	var faults []error
 	checkLeast := func(field string, n, low int) {

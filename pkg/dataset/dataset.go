@@ -1,7 +1,6 @@
-// Package dataset reads files of prompts as other projects write them, and chooses
-// from them. It is pure: bytes in, records out. Open returns a Reader, whose Records come one by
-// one; Choose applies a Choice (filters, order, batches, shards) to them, and a Template rewrites
-// their prompts.
+// Package dataset reads files of prompts as other projects write them, and chooses from them. It is pure: bytes in,
+// records out. Open returns a Reader, whose Records come one by one; Choose applies a Choice (filters, order, batches,
+// shards) to them, and a Template rewrites their prompts.
 //
 // It reads:
 //
@@ -11,10 +10,9 @@
 //     this project, records with metadata beside the prompt (Flow-GRPO's geneval files), and records
 //     in which the prompt is a list of messages (verl's OCR set). Each record may be of another kind.
 //
-// Every name in a record is a field of a prompt, metadata, without effect for a reason that Columns
-// says, or a fault. The Index of a record is always its position in the file, so that what is derived from
-// it does not depend on filters, order or shards. A fault is a RecordError: the field, the
-// value that was found and the rule.
+// Every name in a record is a field of a prompt, metadata, without effect for a reason that Columns says, or a fault.
+// The Index of a record is always its position in the file, so that what is derived from it does not depend on filters,
+// order or shards. A fault is a RecordError: the field, the value that was found and the rule.
 package dataset
 
 import (
@@ -99,8 +97,7 @@ type RecordError struct {
 	Value, Rule string
 }
 
-// Error returns "FILE line N: FIELD: VALUE; RULE", without the parts that are empty, for the author
-// of the file.
+// Error returns "FILE line N: FIELD: VALUE; RULE", without the parts that are empty, for the author of the file.
 func (e *RecordError) Error() string {
 	var b strings.Builder
 	if e.Line > 0 {
@@ -125,8 +122,7 @@ func fault(field string, value any, rule string) *RecordError {
 	return &RecordError{Field: field, Value: display(value), Rule: rule}
 }
 
-// display formats a value that breaks a rule for an error: short, on one line. A value that is
-// missing is "".
+// display formats a value that breaks a rule for an error: short, on one line. A value that is missing is "".
 func display(v any) string {
 	const most = 60
 	var s string

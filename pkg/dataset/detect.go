@@ -187,8 +187,7 @@ func shapeOf(line []byte) shape {
 	}
 }
 
-// looksTable reports whether a line is probably the header of a table: one of several cells is the name
-// of the prompt.
+// looksTable reports whether a line is probably the header of a table: one of several cells is the name of the prompt.
 func looksTable(line []byte, prompt string) bool {
 	for _, comma := range ",;\t" {
 		cells := strings.Split(string(line), string(comma))

@@ -229,8 +229,7 @@ func (p *lineCounter) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// at returns the line of an offset, for errors. Offsets must not go back: line ends before the last
-// one are forgotten.
+// at returns the line of an offset, for errors. Offsets must not go back: line ends before the last one are forgotten.
 func (p *lineCounter) at(offset int64) int {
 	i := 0
 	for i < len(p.ends) && p.ends[i] < offset {

@@ -50,9 +50,8 @@ func (l *lines) next() (int, any, error, error) {
 // errLong is the error for a line that is too long and was skipped.
 var errLong = errors.New("line too long")
 
-// nextLine returns the next line without its end; it is valid until the next call. A line of more
-// than MaxRecordBytes is skipped: errLong, and the next call goes on behind it. io.EOF ends the
-// file.
+// nextLine returns the next line without its end; it is valid until the next call. A line of more than MaxRecordBytes
+// is skipped: errLong, and the next call goes on behind it. io.EOF ends the file.
 func nextLine(in *bufio.Reader) ([]byte, error) {
 	line, err := in.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {

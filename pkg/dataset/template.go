@@ -14,9 +14,8 @@ type Template struct {
 // part is a literal text, followed by the value of a field unless field is empty.
 type part struct{ text, field string }
 
-// ParseTemplate reads the template by which prompts of a file are rewritten: {name} is a field, {{
-// and }} are braces. At least one field is required, or all prompts would be the same. A lone brace
-// is an error.
+// ParseTemplate reads the template by which prompts of a file are rewritten: {name} is a field, {{ and }} are braces.
+// At least one field is required, or all prompts would be the same. A lone brace is an error.
 func ParseTemplate(s string) (*Template, error) {
 	bad := func(rule string) (*Template, error) { return nil, fault("template", s, rule) }
 	t := &Template{}
@@ -51,10 +50,9 @@ func ParseTemplate(s string) (*Template, error) {
 	return t, nil
 }
 
-// Apply replaces the prompt of r by the template's text with the fields of r. Names of fields are
-// prompt, negative_prompt, ground_truth, uid, seed, index and those of the metadata. A field that r
-// does not have, one whose value is a list or an object, and a prompt that becomes too long are
-// errors; r is then unchanged.
+// Apply replaces the prompt of r by the template's text with the fields of r. Names of fields are prompt,
+// negative_prompt, ground_truth, uid, seed, index and those of the metadata. A field that r does not have, one whose
+// value is a list or an object, and a prompt that becomes too long are errors; r is then unchanged.
 func (t *Template) Apply(r *Record) error {
 	var b strings.Builder
 	for _, p := range t.parts {
@@ -75,8 +73,7 @@ func (t *Template) Apply(r *Record) error {
 	return nil
 }
 
-// field returns the value of a name in a template as text. A name without a value, and a list or an
-// object, are errors.
+// field returns the value of a name in a template as text. A name without a value, and a list or an object, are errors.
 func (r *Record) field(name string) (string, error) {
 	var v any = missing{}
 	switch name {

@@ -86,9 +86,8 @@ func isWorkQueue(stream string) bool {
 // storedEvents yields the events of a run in a stream. It reads the whole of a work queue and skips other runs, because
 // a reader with filters would take its messages away. Of other streams it yields what begins at a sequence. After an
 // error it yields no more.
-func storedEvents(
-	ctx context.Context, b *bus.Bus, stream string, run schemas.Run, from uint64,
-) iter.Seq2[*bus.Message, error] {
+func storedEvents(ctx context.Context, b *bus.Bus, stream string, run schemas.Run,
+	from uint64) iter.Seq2[*bus.Message, error] {
 	if !isWorkQueue(stream) {
 		return b.Read(ctx, stream, schemas.RunFilters(run)[stream], bus.ReadOptions{FromSeq: from})
 	}

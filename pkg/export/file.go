@@ -39,8 +39,9 @@ type state struct {
 }
 
 // WriteArchiveFile writes an archive, as WriteArchive does, to a new file. The file is NAME.part until it is whole. If
-// that was stopped, or its process killed, another call goes on behind what is on the disk, and comes to the same bytes:
-// it adds the events up to the moment of the first call. The summary is nil if the file cannot be opened, or is in use.
+// that was stopped, or its process killed, another call goes on behind what is on the disk, and comes to the same
+// bytes: it adds the events up to the moment of the first call. The summary is nil if the file cannot be opened, or is
+// in use.
 func WriteArchiveFile(ctx context.Context, b *bus.Bus, run schemas.Run, name string) (*Summary, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err

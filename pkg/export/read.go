@@ -18,9 +18,9 @@ import (
 )
 
 // ReadArchive yields the entries of an archive in order. An archive that is not as it was written ends with an error
-// that names the file: a file with other bytes, an event that is not valid or of another run, a step that is not the one its
-// trajectory names, a file that is neither event nor blob, or an archive that ends too early or goes on behind its
-// end. A prompt or a control that is not valid is yielded with its Invalid.
+// that names the file: a file with other bytes, an event that is not valid or of another run, a step that is not the
+// one its trajectory names, a file that is neither event nor blob, or an archive that ends too early or goes on behind
+// its end. A prompt or a control that is not valid is yielded with its Invalid.
 func ReadArchive(r io.Reader) iter.Seq2[*Entry, error] { return readFiles(r, newCheck().addFile) }
 
 // readFiles yields the entries of an archive, once check has accepted their files.

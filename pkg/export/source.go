@@ -130,9 +130,8 @@ type storedSample struct {
 
 // readSource reads the samples of the run that a pass scored, and the sequences of their prompts by group. It returns
 // ErrNoSource if nothing of the run is stored.
-func (m *importer) readSource(
-	ctx context.Context, run schemas.Run,
-) (samples map[sampleID]*storedSample, prompts map[schemas.UID]uint64, err error) {
+func (m *importer) readSource(ctx context.Context,
+	run schemas.Run) (samples map[sampleID]*storedSample, prompts map[schemas.UID]uint64, err error) {
 	samples, prompts = map[sampleID]*storedSample{}, map[schemas.UID]uint64{}
 	for t, err := range view.Trajectories(ctx, m.b, run, "*") {
 		if err != nil {
@@ -151,8 +150,7 @@ func (m *importer) readSource(
 	if errors.Is(err, bus.ErrNotFound) {
 		err = nil
 		if !m.options.WithoutSource {
-			err = fmt.Errorf("%w: it is a pass over run %s; import an export of run %s first", ErrNoSource,
-				run, run)
+			err = fmt.Errorf("%w: it is a pass over run %s; import an export of run %s first", ErrNoSource, run, run)
 		}
 	}
 	return samples, prompts, err

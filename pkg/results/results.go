@@ -131,7 +131,8 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 		Trajectories: len(c.trajectories), StepsStored: steps,
 	}}
 	for _, p := range o.prompts {
-		g := &Group{GroupResult: view.GroupResult{UID: p.UID, Prompt: p.Text, Status: outcomes.Open}, Members: []view.Member{}}
+		open := view.GroupResult{UID: p.UID, Prompt: p.Text, Status: outcomes.Open}
+		g := &Group{GroupResult: open, Members: []view.Member{}}
 		if a := o.Advantage(p.UID); a != nil {
 			if err := c.fillGroup(g, a); err != nil {
 				return nil, err

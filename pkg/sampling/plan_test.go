@@ -2,10 +2,7 @@ package sampling_test
 
 import (
 	"fmt"
-	"os"
-	"regexp"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
@@ -52,28 +49,32 @@ func TestSchedule_TakesWhatPoliciesSay(t *testing.T) {
 	}
 }
 
-// The contract, the mathematics and the Python client know the same transitions.
-func TestTransitions_AreTheSameEverywhere(t *testing.T) {
-	var names []string
-	for _, transition := range flow.AllTransitions {
-		names = append(names, string(transition))
+// What the contract says of a transition is what its formulas do, and neither has one that the other lacks.
+func TestTransitions_AreThoseOfTheFormulas(t *testing.T) {
+	var names []flow.Transition
+	sigmas := []float32{1, 0.5, 0}
+	for _, x := range schemas.Transitions {
+		name := flow.Transition(x.Name)
+		names = append(names, name)
+		if name.Stochastic() != x.Stochastic {
+			t.Errorf("%s: stochastic %v", x.Name, name.Stochastic())
+		}
+		if _, err := flow.NewStepTransition(name, 1.5, sigmas, 0); (err != nil) != x.LevelIsShare {
+			t.Errorf("%s: at a noise level of 1.5: %v", x.Name, err)
+		}
+		for i := range 2 {
+			k, err := flow.NewStepTransition(name, 0.5, sigmas, i)
+			if noise := x.Stochastic && (i == 0 || !x.EndsWithoutNoise); err != nil || (k.NoiseStd > 0) != noise {
+				t.Errorf("%s: step %d has a standard deviation of %v, %v", x.Name, i, k.NoiseStd, err)
+			}
+		}
 	}
-	if !slices.Equal(names, schemas.SDETypes) {
-		t.Errorf("pkg/flow has %v, schemas %v", names, schemas.SDETypes)
+	if !slices.Equal(names, flow.AllTransitions) {
+		t.Errorf("%v have formulas, %v are in the contract", flow.AllTransitions, names)
 	}
-	const file = "../client/python/meander/maths/transition.py"
-	source, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	list := regexp.MustCompile(`(?m)^TRANSITIONS = \(([^)]*)\)`).FindSubmatch(source)
-	if list == nil {
-		t.Fatalf("%s: no TRANSITIONS", file)
-	}
-	python := strings.Split(strings.ReplaceAll(string(list[1]), `"`, ""), ", ")
-	slices.Sort(python)
-	slices.Sort(names)
-	if !slices.Equal(python, names) {
-		t.Errorf("Python has %v, pkg/flow %v", python, names)
+	for _, s := range schemas.Solvers {
+		if !flow.Solver(s).Valid() {
+			t.Errorf("solver %s has no formula", s)
+		}
 	}
 }

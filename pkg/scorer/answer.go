@@ -327,8 +327,7 @@ func maxProbMean(_ context.Context, in Input, _ textOptions) (r Result) {
 // turnsOf are the values of the param of of Turns.
 var turnsOf = []string{"last", "sum", "mean"}
 
-// turnScores implements Turns. It is an error if no answer has a score, or if the last has none and params.of is
-// last.
+// turnScores implements Turns. It is an error if no answer has a score, or if the last has none and params.of is last.
 func turnScores(_ context.Context, in Input, o textOptions) (r Result) {
 	var scored []float64
 	for _, score := range in.Text.TurnScores {

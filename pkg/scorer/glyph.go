@@ -35,16 +35,14 @@ var signOffsets = [...]int{-8, 0, 8}
 const signJitter = 1
 
 const (
-	// minContrast is the least difference of ink and sign in luma, of 255: the palest ink on
-	// the palest sign has 95.
+	// minContrast is the least difference of ink and sign in luma, of 255: the palest ink on the palest sign has 95.
 	minContrast = 40
 	// maxResidual bounds the squared difference of a glyph from its template, as a share of the squares of the
 	// template. Beyond it the glyph is "?".
 	maxResidual = 0.5
 )
 
-// glyphSheet is an image with a row per font and size and a cell per character. The trainer's
-// glyphs.py makes it.
+// glyphSheet is an image with a row per font and size and a cell per character. The trainer's glyphs.py makes it.
 //
 //go:embed glyphs.png
 var glyphSheet []byte

@@ -14,9 +14,8 @@ import (
 //	divisor  a number above 0 that the size is divided by; default 1. Flow-GRPO and
 //	         verl-omni divide by 500 in jpeg_compressibility, and not in the other.
 //
-// The encoder is Go's. Pillow's, libjpeg-turbo, which the references use, writes about
-// 0.03 kB more for 128x64 pixels (0.02 to 0.06 for images of signs) and about 0.3 % less
-// for contact sheets of 1106x434.
+// The encoder is Go's. Pillow's, libjpeg-turbo, which the references use, writes about 0.03 kB more for 128x64 pixels
+// (0.02 to 0.06 for images of signs) and about 0.3 % less for contact sheets of 1106x434.
 const (
 	JPEGIncompressibility = "jpeg_incompressibility"
 	JPEGCompressibility   = "jpeg_compressibility"

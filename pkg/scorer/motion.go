@@ -14,9 +14,8 @@ import (
 //	score = 2 mean( min(|a|, |b|) where a and b have the same sign, else 0 )
 //
 // over all pixels of all frames t but the first and the last. It counts change that goes on, so neither a still nor
-// flicker scores: both have 0, grey noise 1/12, an image that fades from black to white over F frames
-// 2/(F-1). It lies in [0, 1]. Videos of fewer than three frames are errors. It is computed in float64, and needs no
-// model.
+// flicker scores: both have 0, grey noise 1/12, an image that fades from black to white over F frames 2/(F-1). It lies
+// in [0, 1]. Videos of fewer than three frames are errors. It is computed in float64, and needs no model.
 const Motion = "motion"
 
 type motion struct{}

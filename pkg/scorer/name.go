@@ -132,6 +132,9 @@ func CheckMedium(name string, medium Medium) error {
 	return nil
 }
 
+// Known reports whether there is a kind of functions of that name.
+func Known(name string) bool { return slices.ContainsFunc(kinds, func(k kind) bool { return k.name == name }) }
+
 // SplitName splits KIND:INSTANCE. An unknown kind, a missing instance, and an instance that the kind does not have
 // are errors; the first lists Kinds.
 func SplitName(name string) (kind, instance string, err error) {
@@ -256,8 +259,7 @@ func (k kind) checkParams(params map[string]string) error {
 	return err
 }
 
-// WantsTruth reports whether a reward function may use a ground truth: all but the built-in ones that do not need
-// it.
+// WantsTruth reports whether a reward function may use a ground truth: all but the built-in ones that do not need it.
 func WantsTruth(name string) bool {
 	return !slices.Contains(Names(), name) || Check(name, "", "", nil) != nil
 }

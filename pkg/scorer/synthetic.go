@@ -10,10 +10,9 @@ import (
 //
 //	score = mean(Y) - var(Y)
 //
-// a polynomial of the pixels, hence smooth. It lies in [0, 1], since
-// var(Y) <= mean(Y)*(1-mean(Y)) for any Y within [0, 1]: a white image scores 1,
-// a black one 0, uniform noise about 0.46. It is cheap and needs no model, for load
-// tests and first runs.
+// a polynomial of the pixels, hence smooth. It lies in [0, 1], since var(Y) <= mean(Y)*(1-mean(Y)) for any Y within [0,
+// 1]: a white image scores 1, a black one 0, uniform noise about 0.46. It is cheap and needs no model, for load tests
+// and first runs.
 const Synthetic = "synthetic"
 
 type synthetic struct{}

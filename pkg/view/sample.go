@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -159,6 +160,15 @@ func (r *Reader) Group(ctx context.Context, run schemas.Run, uid schemas.UID, of
 	if err != nil {
 		return nil, err
 	}
+	x.list(offset, limit)
+	return x, nil
+}
+
+// Trajectory returns the trajectory of a sample that a Reader found; nil: there was none.
+func (x *Group) Trajectory(index int64) *schemas.Trajectory { return x.of(index).trajectory }
+
+// list lists samples of a group.
+func (x *Group) list(offset, limit int) {
 	for i, s := range x.members {
 		x.Samples = append(x.Samples, s.line(i))
 	}
@@ -167,7 +177,26 @@ func (r *Reader) Group(ctx context.Context, run schemas.Run, uid schemas.UID, of
 	})
 	x.Total = len(x.Samples)
 	x.Samples = slices.Clone(x.Samples[min(offset, x.Total):min(offset+limit, x.Total)])
-	return x, nil
+}
+
+// Whole returns a group, its best samples, at most most, and all that is stored of each that has a trajectory.
+func (r *Reader) Whole(
+	ctx context.Context, run schemas.Run, uid schemas.UID, most int,
+) (x *Group, samples []*Sample, err error) {
+	if x, err = r.readGroup(ctx, run, uid); err != nil {
+		return nil, nil, err
+	}
+	x.list(0, most)
+	for _, l := range x.Samples {
+		if s := x.members[l.SampleIndex]; s.trajectory != nil {
+			full, err := r.sample(ctx, x, s)
+			if err != nil {
+				return nil, nil, err
+			}
+			samples = append(samples, full)
+		}
+	}
+	return x, samples, nil
 }
 
 // Sample returns all that is stored of a sample.
@@ -329,6 +358,9 @@ type attempt struct {
 	Last    int    `json:"last"`
 }
 
+// shownElsewhere are the settings that curves, tables and other facts show.
+var shownElsewhere = []string{"sigmas", "transitions", "height", "width", "latents_dtype"}
+
 // factsOf returns the facts of a sample.
 func factsOf(t *schemas.Trajectory) (facts []Fact) {
 	add := func(name, value string, mono bool) {
@@ -359,11 +391,8 @@ func factsOf(t *schemas.Trajectory) (facts []Fact) {
 	}
 	if x := t.Text; x != nil {
 		c := x.Settings
-		add(
-			"Temperature",
-			fmt.Sprintf("%g, top-k %d, top-p %g, min-p %g", c.Temperature, c.TopK, c.TopP, c.MinP),
-			false,
-		)
+		add("Temperature", fmt.Sprintf("%g, top-k %d, top-p %g, min-p %g", c.Temperature, c.TopK, c.TopP, c.MinP),
+			false)
 		add("Conversation", x.Conversation, false)
 	} else {
 		size := fmt.Sprintf("%d × %d", t.Width, t.Height)
@@ -381,12 +410,10 @@ func factsOf(t *schemas.Trajectory) (facts []Fact) {
 		if t.Start != nil && t.Start.Branch != nil {
 			add("Parent", fmt.Sprintf("sample %d, at step %d", t.Start.Branch.SampleIndex, t.Start.StepIndex), false)
 		}
-		add("Solver", t.Solver, false)
-		add("Noise level", fmt.Sprintf("%g", t.NoiseLevel), false)
-		add("Log-probs", t.LogProbKind, false)
-		add("Guidance", fmt.Sprintf("%g", t.TrueCFGScale), false)
 		for _, x := range (*schemas.Settings)(&t.Sampling).Extras() {
-			add(x[0], x[1], false)
+			if !slices.Contains(shownElsewhere, x[0]) {
+				add(capital(strings.ReplaceAll(x[0], "_", " ")), strings.Trim(x[1], `"`), false)
+			}
 		}
 		add("Latents", fmt.Sprintf("%v %s", t.LatentsShape, t.LatentsDType), true)
 		add("Negative prompt", t.NegativePrompt, false)

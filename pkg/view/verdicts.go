@@ -152,7 +152,8 @@ func (r *Reader) Unjudged(ctx context.Context, run schemas.Run, most int) ([]Jud
 		}
 		for _, w := range waiting {
 			t := w.Trajectory
-			x := Judged{Waiting: w, Line: (&stored{trajectory: t}).line(t.SampleIndex), Truth: t.Group.GroundTruth().Text()}
+			line := (&stored{trajectory: t}).line(t.SampleIndex)
+			x := Judged{Waiting: w, Line: line, Truth: t.Group.GroundTruth().Text()}
 			if t.Text != nil {
 				x.Text = dropTensors(TextOf(t))
 			}

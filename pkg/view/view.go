@@ -3,8 +3,9 @@
 // models as text. Nothing else reads streams to show them. What became of something is said by package outcomes.
 //
 // A [Reader] makes the models. It follows a run that is looked at, and keeps one row for each of its groups; answers
-// that several ask for are shared for a moment. Both have bounds, so a long run costs no more than a short one. Messages
-// that are not valid events are skipped: services remove them. Unless a comment says more, an error is of the server.
+// that several ask for are shared for a moment. Both have bounds, so a long run costs no more than a short one.
+// Messages that are not valid events are skipped: services remove them. Unless a comment says more, an error is of the
+// server.
 package view
 
 import (

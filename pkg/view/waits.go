@@ -96,14 +96,13 @@ func (r *Reader) systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
 	runs := map[string]bool{}
 	for _, p := range x.Present {
 		runs[p.Service] = true
-		switch {
-		case p.Starting == "":
-		case p.Service == schemas.ServiceStarting:
-			waits = append(waits, outcomes.Wait{Says: fmt.Sprintf("a sampler of lane %s starts, and waits: %s", p.Lane,
-				p.Starting)})
-		default:
-			waits = append(waits, outcomes.Wait{Says: fmt.Sprintf("a sampler of lane %s makes no samples now: %s", p.Lane,
-				p.Starting)})
+		if p.Starting != "" {
+			does := "makes no samples now"
+			if p.Service == schemas.ServiceStarting {
+				does = "starts, and waits"
+			}
+			says := fmt.Sprintf("a sampler of lane %s %s: %s", p.Lane, does, p.Starting)
+			waits = append(waits, outcomes.Wait{Says: says})
 		}
 	}
 	x.facts.Sampler = runs[schemas.ServiceSampler] || runs[schemas.ServiceStarting]
@@ -116,7 +115,9 @@ func (r *Reader) systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
 		if n := x.unanswered; n > 0 {
 			says += fmt.Sprintf(": %s waiting", plural(n, "prompt"))
 		}
-		waits = append(waits, outcomes.Wait{For: outcomes.ForSampler, Grave: true, Says: says, Fix: startSampler(x.Lanes)})
+		waits = append(waits, outcomes.Wait{
+			For: outcomes.ForSampler, Grave: true, Says: says, Fix: startSampler(x.Lanes),
+		})
 	}
 	if len(x.Present) > 0 && !runs[schemas.ServiceReward] && x.waiting[schemas.ServiceReward] == 0 { // else see below
 		waits = append(waits, outcomes.Wait{
@@ -236,7 +237,8 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	}
 	if p.unclosed > 0 {
 		w := outcomes.Wait{
-			For: outcomes.ForBatch, Says: waiting(p.unclosed, "group") + " with all rewards for the others of the batch",
+			For:  outcomes.ForBatch,
+			Says: waiting(p.unclosed, "group") + " with all rewards for the others of the batch",
 		}
 		if status.OpenBatches == 0 {
 			w = outcomes.Wait{For: outcomes.ForAdvantage, Says: waiting(p.unclosed, "group") + " to be closed"}

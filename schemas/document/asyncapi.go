@@ -181,6 +181,11 @@ var channels = []channel{
 		[]string{"client"},
 	},
 	{
+		"dry", schemas.Prefix + "dry.{run}", schemas.TypePrompt, "",
+		"a prompt of which a client asks what would become of it, queue group intake; nothing is stored", "client",
+		[]string{"intake"},
+	},
+	{
 		"receipt", "", schemas.TypeReceipt, "", "intake's answer to a client that asked for one", "intake",
 		[]string{"client"},
 	},
@@ -468,6 +473,8 @@ func operations(c channel) []entry[operation] {
 				},
 				Channel: reference{"#/channels/control_receipt"},
 			}
+		case c.name == "dry":
+			o.Reply = &reply{Channel: reference{"#/channels/receipt"}}
 		case c.event == schemas.TypeScoreRequest:
 			o.Reply = &reply{Channel: reference{"#/channels/score_reply"}}
 		case c.event == schemas.TypeInteractRequest:

@@ -169,6 +169,7 @@ func TestChannels(t *testing.T) {
 		"score":      schemas.ScoreSubject("pickscore"),
 		"interact":   schemas.InteractSubject("tutor"),
 		"teacher":    schemas.TeacherSubject("reference"),
+		"dry":        schemas.DrySubject("r"),
 		"verdict":    schemas.VerdictSubject("r", "u", 1, "human"),
 		"reward":     schemas.StoredSubject(schemas.RewardSubject("r", "b", "u", 1)),
 		"advantage":  schemas.AdvantageSubject("r", "u"),

@@ -16,7 +16,8 @@ type forms struct {
 	Events  map[string]string            `json:"events"`  // the struct of each event
 	Structs map[string]map[string]string `json:"structs"` // the form of each field
 	// Settings are those of a sample, with the field by which readers have each (see schemas.Field.Through).
-	Settings map[string]string `json:"settings"`
+	Settings    map[string]string    `json:"settings"`
+	Transitions []schemas.Transition `json:"transitions"`
 }
 
 // contractForms returns the forms of all events as JSON.
@@ -26,7 +27,7 @@ func contractForms() ([]byte, error) {
 }
 
 func formsOfEvents() forms {
-	x := forms{map[string]string{}, map[string]map[string]string{}, map[string]string{}}
+	x := forms{map[string]string{}, map[string]map[string]string{}, map[string]string{}, schemas.Transitions}
 	types := map[string]reflect.Type{}
 	for _, e := range schemas.Events() {
 		t := reflect.TypeOf(e).Elem()

@@ -159,7 +159,9 @@ func authAddCommand(*app) *cobra.Command {
 // authRemoveCommand makes the command 'meander auth rm', which removes a user and its credentials.
 func authRemoveCommand(*app) *cobra.Command {
 	return &cobra.Command{
-		Use: "rm DIR NAME", Short: "remove a user and its credentials",
+		Use:     "rm DIR NAME",
+		Example: "  meander auth rm auth trainer",
+		Short:   "remove a user and its credentials",
 		RunE: func(c *cobra.Command, given []string) error {
 			f, err := openAuth(given[0])
 			if err != nil {
@@ -176,7 +178,9 @@ func authRemoveCommand(*app) *cobra.Command {
 // authListCommand makes the command 'meander auth ls', which lists the users of a folder.
 func authListCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "ls DIR", Short: "list the users",
+		Use:     "ls DIR",
+		Example: "  meander auth ls auth",
+		Short:   "list the users",
 		RunE: func(c *cobra.Command, given []string) error {
 			f, err := openAuth(given[0])
 			if err != nil {
@@ -208,7 +212,9 @@ func authListCommand(a *app) *cobra.Command {
 func authUpdateCommand(*app) *cobra.Command {
 	var hosts []string
 	c := &cobra.Command{
-		Use: "update DIR", Short: "write the permissions of this release, and a new server certificate",
+		Use:     "update DIR",
+		Example: "  meander auth update auth --tls-host nats.example.org",
+		Short:   "write the permissions of this release, and a new server certificate",
 		Long: `update writes the permissions of the roles of this release. If the folder has an authority, it also
 makes a new server certificate, for the hosts of the old one and --tls-host. Credentials do not change.`,
 		RunE: func(c *cobra.Command, given []string) error {
@@ -232,7 +238,9 @@ makes a new server certificate, for the hosts of the old one and --tls-host. Cre
 // authShowCommand makes the command 'meander auth show', which lists roles and what they may do.
 func authShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "show [ROLE]", Short: "show what each role may do; with ROLE, every subject",
+		Use:     "show [ROLE]",
+		Example: "  meander auth show viewer",
+		Short:   "show what each role may do; with ROLE, every subject",
 		RunE: func(c *cobra.Command, given []string) error {
 			w := c.OutOrStdout()
 			if len(given) == 0 {

@@ -97,6 +97,7 @@ func untilSignal(limit time.Duration, overdue func()) context.Context {
 func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	setTimeFormat()
 	root := newRoot()
+	args = wantAll(root, args)
 	root.SetArgs(args)
 	out := &output{Writer: stdout}
 	root.SetIn(stdin)

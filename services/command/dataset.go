@@ -21,6 +21,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/dataset"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
@@ -110,8 +111,37 @@ func (p *promptFlags) load(texts []string, stdin io.Reader, named bool) ([]promp
 
 // checkAllFlags joins what is wrong with the flags, whose fields are given.
 func (p *promptFlags) checkAllFlags(rewards []any, fields map[string]any) error {
-	return errors.Join(p.checkFlags(fields), p.checkTruthUsed(rewards, fields), p.checkRewardBy(),
-		p.checkScheduledFlags())
+	alone := maps.Clone(fields)
+	alone["prompt"] = "-"
+	delete(alone, "reward") // what they need depends on the prompt
+	names := p.names
+	names.alone = true
+	_, err := checkPrompt(alone, names)
+	return errors.Join(err, p.checkTruthUsed(rewards, fields), p.checkRewardBy(), p.checkScheduledFlags())
+}
+
+// checkPrompt refuses what intake would refuse of a prompt whatever serves it, in the words of the flags. It returns
+// the prompt.
+func checkPrompt(body map[string]any, names fieldFlags) (*schemas.Prompt, error) {
+	body = maps.Clone(body)
+	if body["uid"] == nil {
+		delete(body, "uid") // one is made later
+	}
+	if body["batch"] == nil {
+		body["batch"] = map[string]any{"id": "-", "groups": int64(1)} // it is joined later, where one is needed
+	}
+	data, err := prompt{body: body}.encode()
+	if err != nil {
+		return nil, err
+	}
+	e, _, err := intake.Read(data)
+	if err == nil {
+		err = intake.Check(e, intake.Origin{})
+	}
+	if err != nil {
+		return nil, errors.New(names.nameFlags(strings.TrimPrefix(err.Error(), "decode "+schemas.TypePrompt+": ")))
+	}
+	return e, nil
 }
 
 // loadPrompts makes the prompts that the flags and arguments ask for, with everything that the flags set; load calls
@@ -125,7 +155,7 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 	if err != nil {
 		return nil, err
 	}
-	conversation, texts, err := p.conversation(texts)
+	p.conversation, texts, err = p.messagesOf(texts)
 	if err != nil {
 		return nil, err
 	}
@@ -135,14 +165,14 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 	}
 	defer p.states.close()
 	specs, _ := defaults["reward"].([]any)
-	adv, err := p.estimatorConfig(specs)
-	if err != nil {
-		return nil, err
-	}
 	if err := p.checkAllFlags(specs, defaults); err != nil {
 		return nil, err
 	}
-	batches, err := p.selectRecords(texts, stdin, specs, choice)
+	adv, err := p.estimatorConfig()
+	if err != nil {
+		return nil, err
+	}
+	batches, err := p.selectRecords(texts, stdin, specs, defaults, choice)
 	if err != nil {
 		return nil, err
 	}
@@ -151,17 +181,8 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 	for _, batch := range batches {
 		begin := len(out)
 		for _, r := range batch.Records {
-			q := prompt{body: r.Fields, truth: p.truthOf(&r), messages: r.Messages}
-			if err := checkStart(q.body); err != nil {
-				return nil, fmt.Errorf("prompt %d: %w", r.Index+1, err)
-			}
-			own := startOf(q.body)["latents"] != nil || startOf(q.body)["data"] != nil
-			mergeMissing(q.body, defaults)
-			q.text, _ = r.Prompt()
-			if conversation != nil {
-				q.body["messages"], q.body["prompt"] = conversation, ""
-			}
-			q.setTextOfMessages()
+			own := startOf(r.Fields)["latents"] != nil || startOf(r.Fields)["data"] != nil
+			q := p.promptOf(&r, defaults)
 			if q.body["uid"] == nil && (named || r.Index >= len(texts)) {
 				q.body["uid"] = fmt.Sprintf("%04d-%s", r.Index, slug(q.text))
 			}
@@ -179,10 +200,6 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 				p.images.setStart(q, own, r.Index, p.loaded.Records)); err != nil {
 				return nil, err
 			}
-			if q.body["reward"] != nil {
-				q.setGroundTruth(q.truth)
-				q.truth = nil
-			}
 			if err := p.setSubstitutes(&q, &r); err != nil {
 				return nil, err
 			}
@@ -193,6 +210,21 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 		}
 	}
 	return out, nil
+}
+
+// promptOf returns the prompt of a record, with what the flags say of all.
+func (p *promptFlags) promptOf(r *dataset.Record, defaults map[string]any) prompt {
+	q := prompt{body: merged(r.Fields, defaults), truth: p.truthOf(r), messages: r.Messages}
+	q.text, _ = r.Prompt()
+	if p.conversation != nil {
+		q.body["messages"], q.body["prompt"] = p.conversation, ""
+	}
+	q.setTextOfMessages()
+	if q.body["reward"] != nil {
+		q.setGroundTruth(q.truth)
+		q.truth = nil
+	}
+	return q
 }
 
 // wordsOf converts a list to strings.
@@ -207,10 +239,10 @@ func wordsOf[S ~string](list []S) []string {
 // selectRecords reads the records of prompts and selects those that the flags choose, in batches. It counts the others
 // in p.loaded. No prompt at all is an error.
 func (p *promptFlags) selectRecords(
-	texts []string, stdin io.Reader, specs []any, choice dataset.Choice,
+	texts []string, stdin io.Reader, specs []any, defaults map[string]any, choice dataset.Choice,
 ) ([]dataset.Batch, error) {
 	p.anyName = p.top.GivenValues()["unknown_fields"] == schemas.UnknownWarn
-	prepare, err := p.prepare(specs)
+	prepare, err := p.prepare(specs, defaults)
 	if err != nil {
 		return nil, err
 	}
@@ -297,9 +329,9 @@ func (p *promptFlags) choiceOf() (dataset.Choice, error) {
 	return c, nil
 }
 
-// prepare returns what is done with each record: the template is applied, and it is checked against the rewards of the
-// flags.
-func (p *promptFlags) prepare(specs []any) (func(*dataset.Record) error, error) {
+// prepare returns what is done with each record: the template is applied, and the prompt that it becomes with the flags
+// is checked.
+func (p *promptFlags) prepare(specs []any, defaults map[string]any) (func(*dataset.Record) error, error) {
 	var template *dataset.Template
 	if p.template != "" {
 		var err error
@@ -308,9 +340,6 @@ func (p *promptFlags) prepare(specs []any) (func(*dataset.Record) error, error) 
 		}
 	}
 	return func(r *dataset.Record) error {
-		if err := checkTypes(r); err != nil {
-			return err
-		}
 		if template != nil {
 			if err := template.Apply(r); err != nil {
 				return err
@@ -320,16 +349,11 @@ func (p *promptFlags) prepare(specs []any) (func(*dataset.Record) error, error) 
 		if err != nil {
 			return err
 		}
-		if r.Fields["reward"] != nil {
-			return nil
-		}
-		if p.by.field != "" {
+		if r.Fields["reward"] == nil && p.by.field != "" {
 			r.Fields["reward"] = specs
 		}
-		if text, ok := r.Prompt(); ok && specs != nil {
-			return checkAnswers(specs, text, p.truthOf(r))
-		}
-		return nil
+		_, err = checkPrompt(p.promptOf(r, defaults).body, p.names)
+		return err
 	}, nil
 }
 
@@ -343,7 +367,7 @@ func (p *promptFlags) givenRecords(texts []string, prepare func(*dataset.Record)
 		}
 		r := dataset.Record{Index: i, Fields: map[string]any{"prompt": text}}
 		if err := prepare(&r); err != nil {
-			return nil, fmt.Errorf("prompt %d, %q: %w", i+1, text, err)
+			return nil, fmt.Errorf("prompt %d, %q: %w", i+1, present.Cut(text, 60), err)
 		}
 		out = append(out, r)
 	}
@@ -408,37 +432,6 @@ func fieldKinds() map[string]dataset.Kind {
 		}
 	}
 	return kinds
-}
-
-// checkTypes refuses a record that could not be read as a prompt: a field has a value of another kind.
-func checkTypes(r *dataset.Record) error {
-	_, _, err := decodeRecord(r)
-	return err
-}
-
-// decodeRecord returns a record as the event that it becomes, without a uid of its own, and its bytes. The error names
-// the field with a value of another kind.
-func decodeRecord(r *dataset.Record) (*schemas.Prompt, []byte, error) {
-	q := prompt{body: maps.Clone(r.Fields)}
-	if err := checkStart(q.body); err != nil {
-		return nil, nil, err
-	}
-	q.setTextOfMessages()
-	if q.body["uid"] == nil {
-		delete(q.body, "uid") // loadPrompts makes one
-	}
-	if q.body["v"] == nil {
-		q.body["v"] = int64(schemas.Version)
-	}
-	data, err := q.encode()
-	if err != nil {
-		return nil, nil, err
-	}
-	var e schemas.Prompt
-	if err := schemas.Decode(data, &e); err != nil {
-		return nil, nil, errors.Unwrap(err) // it names the field
-	}
-	return &e, data, nil
 }
 
 // openInput opens an input file; done closes it. Opening a pipe that no program writes to would wait for ever: it is
@@ -523,7 +516,9 @@ func (p *promptFlags) joinToBatch(prompts []prompt, batch dataset.Batch, report 
 		spec["epoch"] = first + int64(batch.Records[0].Epoch)
 	}
 	for _, q := range prompts {
-		mergeMissing(q.body, map[string]any{"batch": spec})
+		if q.body["batch"] == nil {
+			q.body["batch"] = spec
+		}
 	}
 	p.loaded.batches = append(p.loaded.batches, len(prompts))
 	return nil

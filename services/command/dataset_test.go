@@ -216,7 +216,7 @@ func TestLoad_UIDsStayInPlace(t *testing.T) {
 	for record, fault := range map[string]string{
 		`{"prompt": 3}`:                                         `prompt: 3; must be a text, or a list of messages {role, content}`,
 		`{"prompt": "b", "group_size": "four"}`:                 `group_size: "four"; must be an integer`,
-		`{"prompt": "b", "start": 7}`:                           `start: 7; must be an object`,
+		`{"prompt": "b", "start": 7}`:                           `start: 7; must be a map`,
 		`{"prompt": "b", "rollout": {"sde_step_indices": "1"}}`: `rollout.sde_step_indices: "1"; must be a list`,
 	} {
 		lines := "{\"prompt\": \"a\", \"uid\": null}\n" + record + "\n{\"messages\": [{\"role\": \"user\", \"content\": \"c\"}]}\n"
@@ -360,8 +360,8 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{"--prompts", plain, "--prompts-format", "xml"}, `--prompts-format: "xml"; must be one of auto, text, csv, tsv, parquet, json, meander, metadata, verl`},
 		{[]string{"--prompts", file("x.parquet", "PAR1")}, "no Parquet file: it does not begin with PAR1; "},
 		{[]string{"--prompts", twins}, `prompts 1 and 2 have the same uid "u"`},
-		{[]string{"--prompts", plain, "--reward", "ocr"}, plain + ` line 3: ground_truth: empty, and the prompt has no text in double quotes; ocr needs one`},
-		{[]string{"--reward", "ocr", "a sign"}, `prompt 1, "a sign": ground_truth: empty`},
+		{[]string{"--prompts", plain, "--reward", "ocr"}, plain + ` line 3: --reward: ground_truth: empty, and the prompt has no text in double quotes; ocr needs one`},
+		{[]string{"--reward", "ocr", "a sign"}, `prompt 1, "a sign": --reward: ground_truth: empty`},
 		{[]string{"--prompts", plain, "--min-prompt-chars", "100"}, "no prompts left of 2: 2 too short"},
 		{[]string{"--prompts", plain, "--template", "{colour} {prompt}"}, plain + " line 1: colour: must have a value, since the template has {colour}"},
 		{[]string{"--template", "sign", "a"}, `--template: "sign"; must have at least one field, such as {prompt}`},
@@ -379,7 +379,7 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{"--probability", "0.5", "a"}, "--start-image: not given; must be the images to roll, or use 'meander scheduled'"},
 		{[]string{"--step", "1", "a"}, "--step, --epoch: are for batches; join the prompts with --batch-size or --batch-id"},
 		{[]string{"--reward", "beauty", "a"}, `--reward: "beauty"; must be one of ` + strings.Join(scorer.Kinds(), ", ")},
-		{[]string{"--optional-reward", "http", "a"}, `--optional-reward: name: "http"; must be http:NAME`},
+		{[]string{"--optional-reward", "http", "a"}, `--optional-reward: "http"; must be http:NAME`},
 		{[]string{"--reward", "jpeg_compressibility=much", "a"}, `--reward: "jpeg_compressibility=much"; the weight must be a number`},
 		{[]string{"--reward-param", "ocr.psm=7", `a "b"`}, `--reward-param: "ocr.psm=7"; "ocr" must be named by --reward or --optional-reward`},
 		{[]string{"--reward", "ocr", "--reward-param", "ocr.psm", `a "b"`}, `--reward-param: "ocr.psm"; must be NAME.KEY=VALUE`},
@@ -393,7 +393,7 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{"--sde-window", "2:9-3", "a"}, "--sde-window: [9 3]; must be a part of"},
 		{[]string{"--sde-window", "2:0-5:random:-7", "a"}, `--sde-window: "2:0-5:random:-7"; must be SIZE[:LOW-HIGH[:STRATEGY[:SEED]]]`},
 		{[]string{"--zero-std", "forget", "a"}, `--zero-std: "forget"; must be one of keep, drop, refill`},
-		{[]string{"--std", "globl", "a"}, `--std: "globl"; must be group or global or none with estimator flow_grpo`},
+		{[]string{"--std", "globl", "a"}, `--std: "globl"; must be one of group, global, none`},
 	} {
 		_, _, err := loadPrompts(tt.args...)
 		var exit *exitError

@@ -61,18 +61,8 @@ func (r *rewardFlags) rewardSpecs() ([]any, error) {
 			if optional {
 				spec["required"] = false
 			}
-			kind, _, _ := strings.Cut(name, ":")
-			if !slices.ContainsFunc(scorer.Kinds(), func(k string) bool {
-				return k == kind || strings.HasPrefix(k, kind+":")
-			}) {
-				err := oneOf(flag, name, scorer.Kinds())
-				if hint := scorer.Hint(kind); hint != "" {
-					err = fmt.Errorf("--%s: %q; %smust be one of %s", flag, name, hint,
-						strings.Join(scorer.Kinds(), ", "))
-				}
-				errs = append(errs, err)
-			} else if _, _, err := scorer.SplitName(name); err != nil {
-				errs = append(errs, fmt.Errorf("--%s: %w", flag, err))
+			if err := intake.CheckRewardName(name); err != nil {
+				errs = append(errs, fmt.Errorf("--%s: %s", flag, strings.TrimPrefix(err.Error(), "name: ")))
 			}
 			byName[name] = append(byName[name], spec)
 			if value == "" {
@@ -156,22 +146,6 @@ func (p *promptFlags) checkTruthUsed(specs []any, defaults map[string]any) error
 		strings.Join(names, ", "))
 }
 
-// checkAnswers returns what the reward functions of the flags refuse about one prompt, such as a missing ground truth.
-func checkAnswers(specs []any, text string, truth any) error {
-	var errs []error
-	for _, v := range specs {
-		spec := v.(map[string]any) // as rewardSpecs makes them
-		name, params := spec["name"].(string), map[string]string{}
-		if given, ok := spec["params"].(map[string]any); ok {
-			for k, v := range given {
-				params[k] = v.(string)
-			}
-		}
-		errs = append(errs, scorer.Check(name, text, truth, params))
-	}
-	return errors.Join(errs...)
-}
-
 // advantageFlags select an estimator.
 type advantageFlags struct{ advantage *fields.Set }
 
@@ -195,32 +169,11 @@ func estimatorModes() string {
 	return strings.Join(parts, "; ")
 }
 
-// estimatorConfig returns the settings of the estimator that the flags select. A misspelt name, or an option that the
-// estimator does not have, is refused before anything starts. rewards are those of the flags.
-func (a *advantageFlags) estimatorConfig(rewards []any) (estimator.Config, error) {
+// estimatorConfig returns the settings of the estimator that the flags select.
+func (a *advantageFlags) estimatorConfig() (estimator.Config, error) {
 	var spec schemas.AdvantageSpec
 	a.advantage.Fill(&spec)
-	c, err := intake.Estimator(&spec)
-	switch {
-	case err == nil:
-	case schemas.Nearest(spec.Estimator, estimator.Names()) != "":
-		return c, oneOf("estimator", spec.Estimator, estimator.Names())
-	default: // the error says what is wrong
-		return c, fmt.Errorf("--%w", err)
-	}
-	if c.Name == estimator.GDPO {
-		c.Weights = []float64{1}
-		for i, v := range rewards {
-			c.Weights = append(c.Weights[:i], 1)
-			if w, ok := v.(map[string]any)["weight"].(float64); ok {
-				c.Weights[i] = w
-			}
-		}
-	}
-	if err := c.Validate(); err != nil {
-		return c, errors.New(fieldFlags{set: a.advantage.GivenFlags("")}.nameFlags(err.Error()))
-	}
-	return c, nil
+	return intake.Estimator(&spec)
 }
 
 // rewardNames returns the reward functions that prompts name, sorted, to check them before a run. It leaves out

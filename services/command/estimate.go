@@ -238,6 +238,11 @@ func (a *app) dryRun(
 	if err != nil {
 		return err
 	}
+	if conn != nil && s == nil {
+		if err := p.askIntake(ctx, conn, run, prompts); err != nil {
+			return err
+		}
+	}
 	if a.json {
 		err = encode(out, map[string]any{"estimate": p})
 	} else {

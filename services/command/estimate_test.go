@@ -88,13 +88,14 @@ advantage  diffusion_nft, std global (sample, epsilon 0.0001), mode continuous, 
 `},
 		{"prompts that differ, and some that are refused", []string{"--prompts", "mixed.jsonl", "--skip-bad"}, `
 estimate   2 groups = 5 samples, by signs
-prompts    5 prompts in mixed.jsonl (json), 1 bad left out, 1 duplicate kept, 4 chosen
+prompts    5 prompts in mixed.jsonl (json), 3 bad left out, 1 duplicate kept, 2 chosen
+           mixed.jsonl line 3: reward[0]: ground_truth: empty, and the prompt has no text in double quotes; glyph needs one
+           mixed.jsonl line 4: group_size: 0; must be between 1 and 1024
            mixed.jsonl line 5: prompt: must be a text; the record has tag; name the one with the prompt with --prompt-column
 steps      32 in all, 32 stochastic; 32 model evaluations
 storage    220.6 KiB of steps (of 8.0 GiB); 57.0 KiB of images at most
 reward     glyph (default); or ocr x 2
 advantage  flow_grpo, std group (sample, epsilon 0.0001)
-refused    2 prompts, e.g. "no target": reward[0]: ground_truth: empty, and the prompt has no text in double quotes; glyph needs one
 `},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -132,9 +133,10 @@ func TestEstimate_UnknownFields(t *testing.T) {
 		ok   bool
 	}{
 		{[]string{"run", "--dry-run", "-f", "top.jsonl"}, []string{top}, false},
-		{[]string{"run", "--dry-run", "-f", "top.jsonl", "--prompts-format", "meander"}, []string{"refused    1 prompt", "gruop_size: unknown", "did you mean group_size?"}, false},
+		{[]string{"run", "--dry-run", "-f", "top.jsonl", "--prompts-format", "meander"}, []string{"top.jsonl line 1: gruop_size: unknown", "did you mean group_size?"}, false},
 		{[]string{"run", "--dry-run", "-f", "top.jsonl", "--unknown-fields", "warn"}, []string{"metadata   gruop_size, tag"}, true},
-		{[]string{"run", "--dry-run", "-f", "nested.jsonl"}, []string{"refused    1 prompt", nested, "metadata   tag"}, true},
+		{[]string{"run", "--dry-run", "-f", "nested.jsonl"}, []string{"nested.jsonl line 1: " + nested}, false},
+		{[]string{"run", "--dry-run", "-f", "nested.jsonl", "--skip-bad"}, []string{"1 bad left out", nested}, true},
 		{[]string{"run", "--dry-run", "-f", "nested.jsonl", "--unknown-fields", "warn"}, []string{"estimate   2 groups", "warning    " + nested}, true},
 	} {
 		stdout, stderr, err := command(t.Context(), append(c.args, "--model", "synthetic")...)

@@ -3,7 +3,6 @@ package command
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -16,28 +15,6 @@ import (
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
-
-// checkFlags refuses flags that no model could obey, in the words of the flags, before anything starts. fields is
-// what the flags set.
-func (p *promptFlags) checkFlags(fields map[string]any) error {
-	body := maps.Clone(fields)
-	body["prompt"] = "-"
-	body["batch"] = map[string]any{"id": "-", "groups": int64(1)} // joined later, where one is needed
-	data, err := prompt{body: body}.encode()
-	if err != nil {
-		return err
-	}
-	var e schemas.Prompt
-	if err = schemas.Decode(data, &e); err == nil {
-		err = e.Validate()
-	}
-	if err == nil {
-		return nil
-	}
-	names := p.names
-	names.alone = true
-	return errors.New(names.nameFlags(err.Error()))
-}
 
 // fieldFlags are the flags of a prompt's fields, by the path of the field: those that were given, and all.
 type fieldFlags struct {

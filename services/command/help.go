@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -49,10 +48,40 @@ func addSection(f *pflag.FlagSet, title string, register func(*pflag.FlagSet)) {
 	f.SortFlags = false
 }
 
-// flagHelp lists a command's own flags under their headings, in that many columns, for --help.
+// manyFlags is the number of flags of a command from which on --help shows the common ones, and names the others.
+const manyFlags = 40
+
+// commonFlags are those that most command lines have, in the help of commands with many.
+var commonFlags = strings.Fields(`run out prompts template dry-run group-size seed steps height width true-cfg-scale
+	sde-steps sde-window max-new-tokens temperature reward estimator batch-size listen auth ui model device gc-above
+	gc-age store nats json`)
+
+// helpAll asks for all flags of a command.
+const helpAll = "help-all"
+
+// isShort reports whether the help of a command leaves flags out.
+func isShort(c *cobra.Command) bool {
+	n := 0
+	c.LocalFlags().VisitAll(func(*pflag.Flag) { n++ })
+	return n >= manyFlags && c.Root().Annotations[helpAll] == ""
+}
+
+// briefly returns a flag, in short help with the first clause of what it does.
+func briefly(flag *pflag.Flag, short bool) *pflag.Flag {
+	brief := *flag
+	if short {
+		brief.Usage, _, _ = strings.Cut(flag.Usage, "; ")
+	}
+	return &brief
+}
+
+// flagHelp lists a command's own flags under their headings, in that many columns, for --help. Short help has the
+// common ones, and the names of the others.
 func flagHelp(c *cobra.Command, columns int) string {
-	sections := map[string]*pflag.FlagSet{}
+	const common = "Common flags"
+	sections, others := map[string]*pflag.FlagSet{}, map[string][]string{}
 	var titles []string
+	short := isShort(c)
 	c.LocalFlags().VisitAll(func(flag *pflag.Flag) {
 		if flag.Hidden {
 			return
@@ -61,16 +90,36 @@ func flagHelp(c *cobra.Command, columns int) string {
 		if names := flag.Annotations[sectionKey]; len(names) > 0 {
 			title = names[0]
 		}
+		isCommon := slices.Contains(commonFlags, flag.Name)
+		if short && isCommon {
+			title = common
+		}
 		if sections[title] == nil {
 			sections[title] = pflag.NewFlagSet(title, pflag.ContinueOnError)
 			sections[title].SortFlags = c.Flags().SortFlags
 			titles = append(titles, title)
 		}
-		sections[title].AddFlag(flag)
+		if short && !isCommon {
+			others[title] = append(others[title], flag.Name)
+			return
+		}
+		sections[title].AddFlag(briefly(flag, short))
 	})
 	var s strings.Builder
 	for _, title := range titles {
-		fmt.Fprintf(&s, "\n%s:\n%s", present.Paint(os.Stdout, present.Bold, title), flagLines(sections[title], columns))
+		if sections[title].HasFlags() {
+			fmt.Fprintf(&s, "\n%s:\n%s", present.Paint(os.Stdout, present.Bold, title),
+				sections[title].FlagUsagesWrapped(columns))
+		}
+	}
+	if short {
+		said := fmt.Sprintf("'%s --%s' says what all flags do. The others are:", c.CommandPath(), helpAll)
+		fmt.Fprintf(&s, "\n%s\n", present.Wrap(said, columns, 0))
+		for _, title := range titles {
+			if len(others[title]) > 0 && title != "Flags" {
+				fmt.Fprintln(&s, "  "+present.Wrap(title+": "+strings.Join(others[title], ", "), columns-2, 4))
+			}
+		}
 	}
 	return s.String()
 }
@@ -94,7 +143,14 @@ See '{{.CommandPath}} COMMAND --help' for a command.
 var addHelpFuncs = sync.OnceFunc(func() {
 	cobra.AddTemplateFunc("flagHelp", func(c *cobra.Command) string { return flagHelp(c, present.Width(os.Stdout)) })
 	cobra.AddTemplateFunc("globalHelp", func(c *cobra.Command) string {
-		return flagLines(c.InheritedFlags(), present.Width(os.Stdout))
+		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+		short := isShort(c)
+		c.InheritedFlags().VisitAll(func(f *pflag.Flag) {
+			if !short || slices.Contains(commonFlags, f.Name) {
+				flags.AddFlag(briefly(f, short))
+			}
+		})
+		return flags.FlagUsagesWrapped(present.Width(os.Stdout))
 	})
 	cobra.AddTemplateFunc("commandHelp", func(c *cobra.Command) string {
 		var list [][2]string
@@ -215,6 +271,18 @@ func noSuchCommand(c *cobra.Command, given []string) error {
 	return fmt.Errorf("%s has no command %q%s", c.CommandPath(), given[0], hint)
 }
 
+// wantAll takes --help-all for --help, and notes that the help is to have all flags.
+func wantAll(root *cobra.Command, given []string) []string {
+	at := slices.Index(given, "--"+helpAll)
+	if at < 0 || slices.Contains(given[:at], "--") {
+		return given
+	}
+	root.Annotations = map[string]string{helpAll: "yes"}
+	given = slices.Clone(given)
+	given[at] = "--help"
+	return given
+}
+
 // checkHelp refuses help for a command that there is not: cobra would print that of the command above it.
 func checkHelp(root *cobra.Command, given []string) error {
 	if len(given) > 0 && given[0] == "help" {
@@ -227,30 +295,4 @@ func checkHelp(root *cobra.Command, given []string) error {
 		return nil // cobra says what is wrong, if anything is
 	}
 	return args(noSuchCommand)(c, rest)
-}
-
-// flagLines lists flags as pflag does for --help, but breaks lines between words.
-func flagLines(f *pflag.FlagSet, columns int) string {
-	var list [][2]string
-	f.VisitAll(func(flag *pflag.Flag) {
-		name, usage := pflag.UnquoteUsage(flag)
-		term := "    --" + flag.Name
-		if flag.Shorthand != "" {
-			term = "-" + flag.Shorthand + ", --" + flag.Name
-		}
-		if name != "" {
-			term += " " + name
-		}
-		switch flag.DefValue {
-		case "", "0", "false", "[]", "0s":
-		default:
-			def := flag.DefValue
-			if flag.Value.Type() == "string" {
-				def = strconv.Quote(def)
-			}
-			usage += " (default " + def + ")"
-		}
-		list = append(list, [2]string{term, usage})
-	})
-	return present.Terms(list, columns)
 }

@@ -27,7 +27,11 @@ func commandsBelow(c *cobra.Command) []*cobra.Command {
 }
 
 func TestHelp_FlagsOfRunHaveHeadings(t *testing.T) {
-	run, _, err := newRoot().Find([]string{"run"})
+	root := newRoot()
+	if got := wantAll(root, []string{"run", "--help-all"}); !slices.Equal(got, []string{"run", "--help"}) {
+		t.Errorf("--help-all is %q", got)
+	}
+	run, _, err := root.Find([]string{"run"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,6 +51,39 @@ func TestHelp_FlagsOfRunHaveHeadings(t *testing.T) {
 	})
 }
 
+// The help of the command with most flags fits on two screens, names all of them, and leads to the whole help.
+func TestHelp_OfRunIsShort(t *testing.T) {
+	var out, all bytes.Buffer
+	for args, to := range map[string]*bytes.Buffer{"--help": &out, "--help-all": &all} {
+		if status := Execute(context.Background(), []string{"run", args}, strings.NewReader(""), to, to); status != exitOK {
+			t.Fatalf("run %s: exit status %d", args, status)
+		}
+	}
+	if n := strings.Count(out.String(), "\n"); n > 2*48 {
+		t.Errorf("run --help has %d lines, of %d in all; must be at most two screens of 48", n, strings.Count(all.String(), "\n"))
+	}
+	run, _, err := newRoot().Find([]string{"run"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+		if !strings.Contains(out.String(), f.Name) {
+			t.Errorf("run --help does not name --%s", f.Name)
+		}
+		if !strings.Contains(all.String(), "--"+f.Name) {
+			t.Errorf("run --help-all does not have --%s", f.Name)
+		}
+	})
+	for _, name := range commonFlags {
+		if !strings.Contains(all.String(), "--"+name) && !slices.Contains([]string{"listen", "auth", "ui", "gc-above", "gc-age"}, name) {
+			t.Errorf("--%s is common, and no flag of run or up", name)
+		}
+	}
+	if !strings.Contains(out.String(), "meander run --help-all") {
+		t.Error("run --help does not lead to --help-all")
+	}
+}
+
 // Help for a command that there is not is refused, and names the command.
 func TestHelp_NoSuchCommand(t *testing.T) {
 	for _, given := range []string{"help nosuch", "nosuch --help", "nosuch -h"} {
@@ -64,6 +101,9 @@ func TestHelp_NoSuchCommand(t *testing.T) {
 func TestHelp_Fits(t *testing.T) {
 	for _, columns := range []int{60, 80, 200} {
 		for _, c := range commandsBelow(newRoot()) {
+			if c.Example == "" {
+				t.Errorf("%s has no example", c.CommandPath())
+			}
 			for _, line := range strings.Split(flagHelp(c, columns)+"\n"+present.Reflow(c.Long, columns), "\n") {
 				word := 0
 				for _, w := range strings.Fields(line) {

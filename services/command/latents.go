@@ -107,18 +107,6 @@ func startOf(body map[string]any) map[string]any {
 	return start
 }
 
-// checkStart removes the start of a prompt if it is null, and fails if it is not an object.
-func checkStart(body map[string]any) error {
-	switch start := body["start"].(type) {
-	case nil:
-		delete(body, "start")
-	case map[string]any:
-	default:
-		return fmt.Errorf("start: %.40s; must be an object", fmt.Sprint(start))
-	}
-	return nil
-}
-
 // setStart gives a prompt its latents of the file, unless the prompt has a start of its own. It fails if the file has
 // none for it.
 func (s *states) setStart(p prompt, own bool) error {

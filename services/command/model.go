@@ -26,6 +26,7 @@ import (
 func modelCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "model", Short: "look at model folders",
+		Example: "  meander model info signs",
 	}
 	var engine string
 	info := &cobra.Command{

@@ -233,6 +233,12 @@ func statusOf(t *testing.T, run string) (state, says string) {
 	return s.State, fmt.Sprintf("%s %v %d scored %d failed", says, groups, s.Rewards, s.Failed)
 }
 
+// statusesOf are the outcomes of groups as the page, and the report, have them.
+func statusesOf(p *view.Progress) []byte {
+	data, _ := json.Marshal(p.Statuses) // counts always encode
+	return data
+}
+
 // Every view of a run says the same, whatever became of it: status, top, the list, the report, the page and intake's
 // answer to clients in other languages.
 func TestOutcomes(t *testing.T) {
@@ -297,7 +303,8 @@ func TestOutcomes(t *testing.T) {
 			if run == "unreadable" { // there is nothing to report
 				return
 			}
-			must(t, reportOf(t, string(run)+".html", string(run)), "<dt>outcome</dt><dd>"+state+"</dd>")
+			must(t, reportOf(t, string(run)+".html", string(run)), `"name":"Outcome","value":"`+state+`"`,
+				`"`+string(run)+`","epoch":`, fmt.Sprintf(`"statuses":%s,`, statusesOf(p)))
 		})
 	}
 }

@@ -27,8 +27,9 @@ type promptFlags struct {
 
 	// ScheduledSampling, its ramp and ReflexFlow, Data, Text and its Interaction.
 	scheduled, ramp, reflexflow, data, text, interaction *fields.Set
-	// messages is the file of a conversation; empty: none.
-	messages string
+	// messages is the file of a conversation; empty: none. conversation is what it has.
+	messages     string
+	conversation []any
 
 	// states are those of --start-latents; nil: none.
 	states *states
@@ -250,7 +251,7 @@ func (p *promptFlags) fieldsOfFlags() (map[string]any, error) {
 	specs, err := p.rewardSpecs()
 	errs = append(errs, err)
 	if specs != nil {
-		d["reward"] = specs
+		d["reward"], p.names.set["reward"] = specs, "reward"
 	}
 	return d, errors.Join(errs...)
 }
@@ -268,20 +269,21 @@ func (p *promptFlags) findImages(path string) error {
 	return nil
 }
 
-// mergeMissing sets the fields that body does not have from defaults, and does the same in maps that both have.
-func mergeMissing(body, defaults map[string]any) {
+// merged returns body with the fields that it lacks from defaults, also in maps that both have. It changes neither.
+func merged(body, defaults map[string]any) map[string]any {
+	out := maps.Clone(body)
 	for k, v := range defaults {
-		have, ok := body[k]
-		if !ok {
-			body[k] = v
-			continue
-		}
+		have, there := out[k]
 		inner, a := have.(map[string]any)
 		more, b := v.(map[string]any)
-		if a && b {
-			mergeMissing(inner, more)
+		switch {
+		case !there || k == "start" && have == nil:
+			out[k] = v
+		case a && b:
+			out[k] = merged(inner, more)
 		}
 	}
+	return out
 }
 
 // parseWindow reads the value of --sde-window, SIZE[:LOW-HIGH[:STRATEGY[:SEED]]]; parts in the middle may be empty.

@@ -92,9 +92,9 @@ func parseParams(s string) (any, error) {
 	return out, nil
 }
 
-// conversation returns the messages of --messages (nil without the flag), and the texts of the prompts: with a
+// messagesOf returns the messages of --messages (nil without the flag), and the texts of the prompts: with a
 // conversation its last message. Prompts beside --messages are an error.
-func (p *promptFlags) conversation(texts []string) ([]any, []string, error) {
+func (p *promptFlags) messagesOf(texts []string) ([]any, []string, error) {
 	if p.messages == "" {
 		return nil, texts, nil
 	}

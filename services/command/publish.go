@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/estimate"
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
@@ -157,4 +159,35 @@ func publishOne(
 		return nil, fmt.Errorf("prompt %s: %w", name, err)
 	}
 	return r, nil
+}
+
+// mostAsked is how many prompts of a dry run intake is asked about.
+const mostAsked = 8
+
+// askIntake asks the intake of the pipeline what would become of the first prompts, and adds what it says to the
+// warnings: it alone knows which uids are taken, and what waits. Without an answer nothing is added.
+func (p *estimated) askIntake(ctx context.Context, conn *connection, run schemas.Run, prompts []prompt) error {
+	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
+	defer stop()
+	known := func(text string) bool {
+		said := func(r estimate.Refusal) bool { return r.Reason == text }
+		return slices.Contains(p.Warnings, text) || slices.ContainsFunc(p.Refusals, said)
+	}
+	for _, q := range prompts[:min(len(prompts), mostAsked)] {
+		data, err := q.encode()
+		if err != nil {
+			return err
+		}
+		if len(data) > conn.MaxInline() {
+			continue // what it starts with goes to the object store first
+		}
+		r, _ := client.New(conn.Bus).TryEncoded(ctx, run, data)
+		if r == nil {
+			return nil
+		}
+		if text := r.Error + r.Waiting; text != "" && !known(text) {
+			p.Warnings = append(p.Warnings, text)
+		}
+	}
+	return nil
 }

@@ -18,6 +18,7 @@ func TestPublish(t *testing.T) {
 	if len(lines) != 1 || lines[0]["uid"] != "p1" || lines[0]["accepted"] == true || lines[0]["error"] == "" {
 		t.Errorf("another prompt of the uid: %v", lines)
 	}
+	expect(t, exitOK, `warning    uid: "p1" is already used in run "default" by another prompt`, "publish", "--dry-run", "--prompts", "again.jsonl")
 	expect(t, exitFailed, `refused   "a fox"  model: "elsewhere" is not served here`, "publish", "--prompts", unservedPrompt(t))
 	expect(t, exitUsage, "--run: ", "publish", "--run", "a b", "a red fox")
 }

@@ -10,28 +10,29 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/report"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
+	"github.com/meander-rl/meander/services/ui"
 )
 
 // reportCommand makes the command 'meander report'.
 func reportCommand(a *app) *cobra.Command {
-	out, groups, images := "", 0, boot.Bytes(report.DefaultImageBytes)
+	out, groups, images := "", 0, boot.Bytes(ui.DefaultImageBytes)
 	c := &cobra.Command{
 		Use: "report RUN", Short: "write a run as one HTML page to mail or keep",
-		Long: `report writes one HTML file of a run: what made it, its rewards in numbers and as a chart, and the groups
-that closed last with their images or texts, rewards, advantages and readings. The file needs nothing
-else: no network and no scripts. What is left out or reduced to keep it small is said in the page.
+		Long: `report writes one HTML file of a run: the page of 'meander ui' with its data inside, what made the run, its
+rewards in numbers, and the groups that closed last with their images or texts, rewards, advantages and
+readings. The file needs nothing else: no server and no network. What is left out or reduced to keep it
+small is said in it; states of denoising and videos are never there.
 
-An open group has no samples in the page; 'meander ui' shows them. A file of that name is replaced.`,
+A file of that name is replaced.`,
 		Example: `  meander report night
   meander report night --out results/night.html --groups 20`,
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
-			if groups < 1 || groups > report.MaxGroups {
-				return usage(fmt.Errorf("--groups: %d; must be between 1 and %d", groups, report.MaxGroups))
+			if groups < 1 || groups > ui.MaxGroups {
+				return usage(fmt.Errorf("--groups: %d; must be between 1 and %d", groups, ui.MaxGroups))
 			}
 			if images < 1 || images > 1<<30 {
 				return usage(fmt.Errorf("--image-bytes: %v; must be between 1B and 1GiB", images))
@@ -39,7 +40,7 @@ An open group has no samples in the page; 'meander ui' shows them. A file of tha
 			if _, err := storedRun(c.Context(), conn.Bus, given[0]); err != nil {
 				return err
 			}
-			o := report.Options{Groups: groups, ImageBytes: int(images), Made: time.Now()}
+			o := ui.ReportOptions{Groups: groups, ImageBytes: int(images), Made: time.Now()}
 			run := schemas.Run(given[0])
 			if out == "-" {
 				put := toWriter(asIs(c.OutOrStdout()))
@@ -53,8 +54,8 @@ An open group has no samples in the page; 'meander ui' shows them. A file of tha
 		}),
 	}
 	c.Flags().StringVar(&out, "out", "", "file to write, - for stdout; default RUN.html")
-	c.Flags().IntVar(&groups, "groups", report.DefaultGroups,
-		fmt.Sprintf("how many groups to show, those that closed last; at most %d", report.MaxGroups))
+	c.Flags().IntVar(&groups, "groups", ui.DefaultGroups,
+		fmt.Sprintf("how many groups to show, those that closed last; at most %d", ui.MaxGroups))
 	c.Flags().TextVar(&images, "image-bytes", images,
 		"size limit of all images together; larger ones are reduced to JPEG")
 	return c
@@ -63,7 +64,7 @@ An open group has no samples in the page; 'meander ui' shows them. A file of tha
 // writeReport writes the page of a run by put, to a place of that name, and prints on out what it wrote. A run without
 // groups is an error.
 func (a *app) writeReport(
-	ctx context.Context, b *bus.Bus, run schemas.Run, name string, o report.Options, out io.Writer, put putter,
+	ctx context.Context, b *bus.Bus, run schemas.Run, name string, o ui.ReportOptions, out io.Writer, put putter,
 ) error {
 	read, err := results.Read(ctx, b, run)
 	if err != nil {
@@ -72,9 +73,9 @@ func (a *app) writeReport(
 	if len(read.Groups) == 0 {
 		return fmt.Errorf("run %q has no groups to report; 'meander runs show %s' says what it has", run, run)
 	}
-	var contents *report.Contents
+	var contents *ui.Contents
 	size, err := put(func(w io.Writer) (err error) {
-		contents, err = report.Write(ctx, w, b, read, o)
+		contents, err = ui.WriteReport(ctx, w, b, read, o)
 		return err
 	})
 	if err != nil {
@@ -84,7 +85,7 @@ func (a *app) writeReport(
 		return encode(out, struct {
 			File  string `json:"file"`
 			Bytes int64  `json:"bytes"`
-			*report.Contents
+			*ui.Contents
 		}{name, size, contents})
 	}
 	present.Linef(out, "%s: %s, %s, %s, %s", name, present.Size(size), present.Count(contents.Groups, "group"),
@@ -96,6 +97,7 @@ func (a *app) writeReport(
 	}{
 		{contents.GroupsLeftOut, "group", "left out: see --groups"},
 		{contents.SamplesLeftOut, "sample", "left out"},
+		{contents.DetailsLeftOut, "sample", "without a page of its own"},
 		{contents.Reduced, "image", "reduced: see --image-bytes"},
 		{contents.ImagesLeftOut, "image", "left out: see --image-bytes"},
 		{contents.ImagesGone, "image", "no longer stored, or unreadable"},

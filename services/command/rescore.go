@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -128,15 +129,31 @@ func (r *rescorer) changeOf() (rescore.Change, error) {
 	if err != nil {
 		return c, err
 	}
-	if c.Rewards, err = resolvedSpecs(specs); err != nil {
+	body := map[string]any{"v": int64(schemas.Version), "prompt": `"-" 1`} // each group has its own
+	names := fieldFlags{set: r.advantage.advantage.GivenFlags("advantage.")}
+	if given := r.advantage.advantage.GivenValues(); len(given) > 0 {
+		body["advantage"] = given
+	}
+	if specs != nil {
+		body["reward"], names.set["reward"] = specs, "reward"
+	}
+	q := prompt{body: body}
+	q.setGroundTruth(cmp.Or(r.rewards.groundTruth, "1"))
+	p, err := checkPrompt(q.body, names)
+	if err != nil {
 		return c, err
 	}
-	if given := r.advantage.advantage.GivenValues(); len(given) > 0 {
-		config, err := r.advantage.estimatorConfig(specs)
+	for _, spec := range p.Reward {
+		spec.GroundTruth = ""
+		schemas.SetDefaults(&spec)
+		c.Rewards = append(c.Rewards, spec)
+	}
+	if body["advantage"] != nil {
+		config, err := r.advantage.estimatorConfig()
 		if err != nil {
 			return c, err
 		}
-		c.Advantage, c.BasisGiven = &config, given["std_basis"] != nil
+		c.Advantage, c.BasisGiven = &config, p.Advantage.StdBasis != ""
 	}
 	if len(c.Rewards) == 0 && c.Advantage == nil {
 		return c, errors.New("--reward: name the reward functions, or another estimator with --estimator")
@@ -259,36 +276,4 @@ func asUsage(err error) error {
 		return usage(refused)
 	}
 	return err
-}
-
-// resolvedSpecs converts the reward functions of the flags into specs with all defaults set. Too many rewards, or
-// weights that sum up to 0, are an error.
-func resolvedSpecs(list []any) ([]schemas.RewardSpec, error) {
-	var out []schemas.RewardSpec
-	for _, v := range list {
-		spec := v.(map[string]any) // as rewardSpecs makes them
-		s := schemas.RewardSpec{Name: spec["name"].(string), Weight: new(1.0), Required: new(true)}
-		if w, ok := spec["weight"].(float64); ok {
-			s.Weight = &w
-		}
-		if required, ok := spec["required"].(bool); ok {
-			s.Required = &required
-		}
-		if params, ok := spec["params"].(map[string]any); ok {
-			s.Params = map[string]string{}
-			for k, v := range params {
-				s.Params[k] = v.(string)
-			}
-		}
-		out = append(out, s)
-	}
-	total := 0.0
-	for _, s := range out {
-		total += *s.Weight
-	}
-	if len(out) > schemas.MaxRewards || len(out) > 0 && !(total > 0) {
-		return nil, fmt.Errorf("--reward: %d functions, weights %v in all; at most %d, and more than 0 in all",
-			len(out), total, schemas.MaxRewards)
-	}
-	return out, nil
 }

@@ -40,10 +40,10 @@ func TestRun_Refused(t *testing.T) {
 	}
 	for _, args := range [][]string{append([]string{"run"}, small...), append([]string{"run", "--json"}, small...)} {
 		var out, errs text
-		const want = "meander: 1 prompt refused: reward[0]: ground_truth: empty, "
+		const want = "meander: --prompts: p.jsonl line 1: reward[0]: ground_truth: empty, "
 		status := Execute(t.Context(), args, strings.NewReader(""), &out, &errs)
 		if said := errs.String(); status != exitUsage || out.String() != "" || !strings.HasPrefix(said, want) ||
-			strings.Count(said, "refused") != 1 {
+			strings.Count(said, "ground_truth") != 1 {
 			t.Errorf("%q: exit status %d, and it said:\n%s%s", args, status, &out, said)
 		}
 	}

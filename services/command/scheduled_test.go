@@ -73,7 +73,7 @@ func TestLoad_StartImage(t *testing.T) {
 		{[]string{"--start-image", folderOf(t, 48, map[string]string{"a.png": "", "b.png": string(video)}), "--start-step", "3", "x"}, "b.png: frames 2; must be 1"},
 		{[]string{"--start-image", folderOf(t, 48, map[string]string{"a.png": string(video), "b.png": ""}), "--start-step", "3", "x"}, "b.png: frames 1; must be 2"},
 		{[]string{"--start-image", three, "--probability", "2", "x"}, "--probability: 2; must be between 0 and 1"},
-		{[]string{"--start-image", three, "--start-step", "3", "--prompts", text}, text + " line 1: start: a.png; must be an object"},
+		{[]string{"--start-image", three, "--start-step", "3", "--prompts", text}, text + ` line 1: start: "a.png"; must be a map`},
 	} {
 		if _, _, err := loadPrompts(tt.args...); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%q: error\n %v\nwant\n %s", tt.args, err, tt.want)

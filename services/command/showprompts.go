@@ -186,14 +186,8 @@ func asLine(r *dataset.Record) map[string]any {
 
 // checkRecord refuses a record that intake would refuse whatever the model is.
 func checkRecord(r *dataset.Record) error {
-	e, data, err := decodeRecord(r)
-	if err != nil {
-		return err
-	}
-	if unknown := schemas.UnknownFields(data, e); len(unknown) > 0 && e.UnknownFields != schemas.UnknownWarn {
-		return errors.New(unknown[0])
-	}
-	return e.Validate()
+	_, err := checkPrompt((&promptFlags{}).promptOf(r, map[string]any{"v": int64(schemas.Version)}).body, fieldFlags{})
+	return err
 }
 
 // tokensOf returns what counts the tokens of prompts for a model, by folder or name.

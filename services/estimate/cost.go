@@ -99,12 +99,7 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 		return nil, err
 	}
 	begin, end := r.Segment()
-	sde := int64(0)
-	for _, t := range r.Transitions[begin:end] {
-		if t != schemas.TransitionODE {
-			sde++
-		}
-	}
+	sde := int64(len(r.StochasticSteps()))
 	steps := end - begin
 	c := &Cost{
 		Settings:  (*schemas.Settings)(&r.Sampling),

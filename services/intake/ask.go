@@ -172,7 +172,7 @@ func (s *service) askByPrompt(ctx context.Context, g bus.OpenGroup, samples []in
 		}
 		return 0, err
 	}
-	requests, err := s.resolve(ctx, m, g.Run, p, policy)
+	requests, err := s.resolve(ctx, m, g.Run, p, policy, s.bus.PutBlob)
 	if err != nil {
 		return 0, err
 	}

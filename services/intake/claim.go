@@ -15,8 +15,8 @@ import (
 // yet. It stores the group's record on a subject that keeps one message only, so the first prompt of a uid wins,
 // however many intakes run. Another prompt with the same uid is refused with the differences (a terminal error). The
 // same prompt, delivered again, goes on where the first delivery stopped, with the group as it was recorded.
-func (s *service) claim(
-	ctx context.Context, requests []*schemas.Request, policy *schemas.Policy,
+func (s *service) claim(ctx context.Context, requests []*schemas.Request,
+	policy *schemas.Policy,
 ) ([]*schemas.Request, error) {
 	record, err := requests[0].Record()
 	if err != nil {

@@ -311,8 +311,8 @@ func (s *service) storeCancelled(ctx context.Context, m *bus.Message, p *schemas
 
 // publishRequests publishes the requests of a group to their queue, or parks them if the run is paused. Then it looks
 // at the controls again: one that came meanwhile did not find these requests.
-func (s *service) publishRequests(
-	ctx context.Context, run schemas.Run, uid schemas.UID, requests []*schemas.Request,
+func (s *service) publishRequests(ctx context.Context, run schemas.Run, uid schemas.UID,
+	requests []*schemas.Request,
 ) error {
 	h, err := s.bus.ControlsOf(ctx, run, uid)
 	if err != nil {

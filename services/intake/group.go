@@ -14,12 +14,48 @@ import (
 // Check returns all faults of a prompt that can be found before its lane is known: names and params of its reward
 // functions, and its estimator. The prompt has passed Validate.
 func Check(p *schemas.Prompt, o Origin) error {
-	_, rewards := resolveRewards(p, &schemas.Policy{}, o)
-	_, estimator := Estimator(&p.Advantage)
-	if estimator != nil {
-		estimator = advantageError(estimator)
+	specs, rewards := resolveRewards(p, &schemas.Policy{}, o)
+	c, err := Estimator(&p.Advantage)
+	if err == nil {
+		err = checkEstimator(&c, specs)
 	}
-	return errors.Join(rewards, estimator)
+	if err != nil {
+		err = advantageError(err)
+	}
+	return errors.Join(rewards, err)
+}
+
+// checkEstimator checks whether the options of an estimator fit together, and the reward functions, which GDPO weighs
+// one by one.
+func checkEstimator(c *estimator.Config, rewards []schemas.RewardSpec) error {
+	if c.Name == estimator.GDPO {
+		for _, r := range rewards {
+			c.Weights = append(c.Weights, *r.Weight)
+		}
+		if c.Weights == nil {
+			c.Weights = []float64{1} // that of the model's own
+		}
+	}
+	return c.Validate()
+}
+
+// CheckRewardName refuses a name that is none of a reward function, and says what may be meant.
+func CheckRewardName(name string) error {
+	kind, _, _ := strings.Cut(name, ":")
+	if scorer.Hint(kind) == "" && !scorer.Known(kind) {
+		return oneOf("name", name, scorer.Kinds())
+	}
+	_, _, err := scorer.SplitName(name)
+	return err
+}
+
+// oneOf returns what a name must be, with the nearest one.
+func oneOf(field, name string, names []string) error {
+	hint := ""
+	if near := schemas.Nearest(name, names); near != "" {
+		hint = "did you mean " + near + "? "
+	}
+	return fmt.Errorf("%s: %q; %smust be one of %s", field, name, hint, strings.Join(names, ", "))
 }
 
 // resolveGroup returns what the stages after the sampler need of a prompt, with all defaults filled in: reward
@@ -78,7 +114,11 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 			errs = append(errs, fmt.Errorf("reward[%d]%s: %w", i, whose, err))
 			continue
 		}
-		if err := scorer.Check(r.Name, Asked(p.Prompt, p.Messages), r.GroundTruth.Value(), r.Params); err != nil {
+		err := CheckRewardName(r.Name)
+		if err == nil {
+			err = scorer.Check(r.Name, Asked(p.Prompt, p.Messages), r.GroundTruth.Value(), r.Params)
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("reward[%d]%s: %w", i, whose, err))
 		}
 	}
@@ -120,6 +160,9 @@ func isVerdict(r schemas.RewardSpec) bool {
 func Estimator(a *schemas.AdvantageSpec) (estimator.Config, error) {
 	spec := *a
 	schemas.SetDefaults(&spec)
+	if !slices.Contains(estimator.Names(), spec.Estimator) {
+		return estimator.Config{}, oneOf("estimator", spec.Estimator, estimator.Names())
+	}
 	c, err := estimator.Default(spec.Estimator)
 	if err != nil {
 		return c, err
@@ -147,15 +190,12 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 		c.StdBasis = c.BasisWithoutSteps()
 	}
 	c.Columns = max(trained, 1)
-	if c.Name == estimator.GDPO {
-		for i, r := range rewards {
-			c.Weights = append(c.Weights, *r.Weight)
-			if !*r.Required {
-				return a, fmt.Errorf("reward[%d].required: false; must be true: gdpo normalises each reward", i)
-			}
+	for i, r := range rewards {
+		if c.Name == estimator.GDPO && !*r.Required {
+			return a, fmt.Errorf("reward[%d].required: false; must be true: gdpo normalises each reward", i)
 		}
 	}
-	if err := c.Validate(); err != nil {
+	if err := checkEstimator(&c, rewards); err != nil {
 		return a, advantageError(err)
 	}
 	switch {

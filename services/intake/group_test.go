@@ -125,7 +125,7 @@ func TestResolveGroup_Refuses(t *testing.T) {
 		{
 			"unknown estimator",
 			schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "ppo"}},
-			`advantage.estimator: "ppo"; must be one of dance_grpo`,
+			`advantage.estimator: "ppo"; did you mean opo? must be one of dance_grpo`,
 		},
 		{"option of another", schemas.Prompt{
 			Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "rloo", Gamma: new(0.5)},

@@ -97,8 +97,8 @@ const otherPipelineWait = "left for another pipeline: "
 // whyOtherPipeline returns why a prompt must be left to another pipeline, or "" if this one can serve it. It is for a
 // pipeline that serves one run (cfg.Own) with one model. policy is that of the prompt's lane, nil if no sampler serves
 // the lane. A prompt of the own run for another known model is not left: that is a terminal error.
-func (s *service) whyOtherPipeline(
-	v *laneView, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy,
+func (s *service) whyOtherPipeline(v *laneView, run schemas.Run, p *schemas.Prompt,
+	policy *schemas.Policy,
 ) (string, error) {
 	mine := s.cfg.Models[0]
 	switch known := v.policies[p.Model] != nil; {
@@ -123,14 +123,13 @@ func otherCheckpoint(p *schemas.Prompt, policy *schemas.Policy) error {
 		return nil
 	}
 	return fmt.Errorf("base_digest: %.16s; must be the checkpoint that lane %q serves, %.16s", p.BaseDigest,
-		policy.Lane,
-		policy.Checkpoint())
+		policy.Lane, policy.Checkpoint())
 }
 
 // awaitPolicy waits until a sampler serves the prompt's lane and its rewards can be scored, then returns the lane's
 // policy. Errors are those of await.
-func (s *service) awaitPolicy(
-	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
+func (s *service) awaitPolicy(ctx context.Context, m *bus.Message, run schemas.Run,
+	p *schemas.Prompt,
 ) (policy *schemas.Policy, err error) {
 	return s.await(ctx, m, run, p, func(fresh bool) (*schemas.Policy, string, error) {
 		return s.findPolicy(ctx, run, p, fresh)
@@ -140,8 +139,7 @@ func (s *service) awaitPolicy(
 // await waits until find says that a prompt waits for nothing, then returns the policy that it found. If too many
 // prompts wait in this process, or intake shuts down, the prompt is put back (errPutBack). errCancelled: a control
 // cancelled it. After cfg.Hold, or at its deadline, the error is terminal.
-func (s *service) await(
-	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
+func (s *service) await(ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
 	find func(fresh bool) (policy *schemas.Policy, waiting string, err error),
 ) (policy *schemas.Policy, err error) {
 	policy, waiting, err := find(false)
@@ -256,8 +254,8 @@ func (s *service) putBack(m *bus.Message, why string) error {
 // findPolicy returns the policy of the prompt's lane, and in waiting what the prompt waits for before it can be
 // served under that policy; "": nothing. awaitPolicy calls it again and again. Terminal errors refuse the prompt;
 // others are of the server. fresh asks for a new view of what runs.
-func (s *service) findPolicy(
-	ctx context.Context, run schemas.Run, p *schemas.Prompt, fresh bool,
+func (s *service) findPolicy(ctx context.Context, run schemas.Run, p *schemas.Prompt,
+	fresh bool,
 ) (policy *schemas.Policy, waiting string, err error) {
 	v, err := s.lanes.view(ctx, fresh)
 	if err != nil {

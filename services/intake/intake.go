@@ -12,10 +12,9 @@
 // Intake also decides about controls, which operators publish to pause, resume or cancel a run (control.go).
 //
 // A record is what is stored of a group when a prompt claims its uid; its opening is a copy in the stream of rewards,
-// from which the advantage service knows the group. A prompt is held while it waits in this process, and put back
-// when the server is to deliver it again later. A view is what runs at a moment: lanes, policies, reward services. A
-// roll, under scheduled sampling, has the model step a noised latent down to the timestep that the sample is trained
-// at.
+// from which the advantage service knows the group. A prompt is held while it waits in this process, and put back when
+// the server is to deliver it again later. A view is what runs at a moment: lanes, policies, reward services. A roll,
+// under scheduled sampling, has the model step a noised latent down to the timestep that the sample is trained at.
 //
 // In all handlers an error marked terminal (bus.Terminal) refuses the message, which becomes a dead letter; after any
 // other error the server delivers the message again.
@@ -108,6 +107,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	g.Go(func() error { return s.followOpen(ctx) })
 	g.Go(func() error { return s.askAgainRegularly(ctx) })
 	g.Go(func() error { return s.announceSpace(ctx) })
+	g.Go(func() error { return s.answerDry(ctx) })
 	return g.Wait()
 }
 
@@ -120,8 +120,7 @@ type service struct {
 	held    heldPrompts
 	open    openGroups
 	space   stepSpace
-	// stopping ends the waiting at shutdown; resolving holds a token for each prompt that is
-	// being resolved.
+	// stopping ends the waiting at shutdown; resolving holds a token for each prompt that is being resolved.
 	stopping  <-chan struct{}
 	resolving chan struct{}
 	// began is when this process started.
@@ -136,22 +135,18 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return bus.Terminal(schemas.CodeInvalid, err)
 	}
-	var p schemas.Prompt
-	if err := schemas.Decode(m.Data, &p); err != nil {
-		return bus.Terminal(schemas.CodeDecode, err)
-	}
-	warnings, err := p.CheckUnknown(m.Data)
-	if err := errors.Join(err, p.Validate()); err != nil {
-		return bus.Terminal(schemas.CodeInvalid, err)
+	p, warnings, err := Read(m.Data)
+	if err != nil {
+		return err
 	}
 	p.UID = p.GroupUID(m.Seq)
 	switch h, err := s.bus.ControlsOf(ctx, run, p.UID); {
 	case err != nil:
 		return err
 	case h.Cancelled() != nil:
-		return s.storeCancelled(ctx, m, &p, h.Cancelled())
+		return s.storeCancelled(ctx, m, p, h.Cancelled())
 	}
-	requests, policy, done, err := s.prepare(ctx, m, run, &p)
+	requests, policy, done, err := s.prepare(ctx, m, run, p)
 	defer func() { done() }()
 	if errors.Is(err, errPutBack) {
 		return nil // it is delivered again
@@ -167,10 +162,10 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return err
 	}
-	if err := s.storePlan(ctx, run, &p, policy); err != nil {
+	if err := s.storePlan(ctx, run, p, policy); err != nil {
 		return err
 	}
-	accepted := receiptOf(requests, slices.Concat(warnings, Warnings(&p, policy), Unscored(requests[0])))
+	accepted := receiptOf(requests, slices.Concat(warnings, Warnings(p, policy), Unscored(requests[0])))
 	waiting, err := s.beginBatch(ctx, m.Seq, todo, policy)
 	if err != nil {
 		return err
@@ -182,7 +177,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		}
 		m.Header.Del(schemas.HeaderReply)
 		done() // the groups of the batches that it waits for come here, too
-		done, err = s.awaitSpace(ctx, m, run, &p, todo, policy)
+		done, err = s.awaitSpace(ctx, m, run, p, todo, policy)
 		if errors.Is(err, errPutBack) {
 			return nil
 		}
@@ -205,8 +200,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 
 // prepare waits until a prompt can be served, and returns its requests. The caller calls done when they are published.
 // Errors are those of await.
-func (s *service) prepare(
-	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
+func (s *service) prepare(ctx context.Context, m *bus.Message, run schemas.Run,
+	p *schemas.Prompt,
 ) (requests []*schemas.Request, policy *schemas.Policy, done func(), err error) {
 	policy, err = s.awaitPolicy(ctx, m, run, p)
 	if err != nil {
@@ -214,7 +209,7 @@ func (s *service) prepare(
 	}
 	done, err = s.startResolving(ctx)
 	if err == nil {
-		requests, err = s.resolve(ctx, m, run, p, policy)
+		requests, err = s.resolve(ctx, m, run, p, policy, s.bus.PutBlob)
 	}
 	if err == nil {
 		err = s.checkLimits(ctx, run, requests, policy)
@@ -236,14 +231,14 @@ func (s *service) startResolving(ctx context.Context) (done func(), err error) {
 	}, nil
 }
 
-// resolve returns the requests of a prompt, one for each sample of its group. It stores what the samples start with.
+// resolve returns the requests of a prompt, one for each sample of its group. put stores what the samples start with.
 func (s *service) resolve(
-	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy,
+	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, put putBlob,
 ) ([]*schemas.Request, error) {
 	if err := s.keepCheckpoint(ctx, run, p, policy); err != nil {
 		return nil, err
 	}
-	if err := s.storeStart(ctx, p); err != nil {
+	if err := s.storeStart(ctx, p, put); err != nil {
 		return nil, err
 	}
 	requests, err := Resolve(run, p, policy,
@@ -259,8 +254,8 @@ func (s *service) resolve(
 
 // keepCheckpoint has a prompt that is delivered again name the checkpoint that its group was claimed with, where the
 // lane has gone over to another engine since and finishes such groups.
-func (s *service) keepCheckpoint(
-	ctx context.Context, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy,
+func (s *service) keepCheckpoint(ctx context.Context, run schemas.Run, p *schemas.Prompt,
+	policy *schemas.Policy,
 ) error {
 	if !policy.EngineMix || p.BaseDigest != "" {
 		return nil

@@ -94,8 +94,8 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*laneView, error) {
 // pickPolicy returns the policy of the named lane. Without a name it chooses the first expected lane, or the only lane
 // that is served. If no sampler serves the lane, p is nil and waiting says what to wait for. The error is terminal: the
 // name is unknown while other lanes are served, or no name is given and several lanes are served.
-func (v *laneView) pickPolicy(
-	name schemas.Lane, expected []schemas.Lane,
+func (v *laneView) pickPolicy(name schemas.Lane,
+	expected []schemas.Lane,
 ) (p *schemas.Policy, waiting string, err error) {
 	if name == "" && len(expected) > 0 {
 		name = expected[0]
@@ -111,8 +111,7 @@ func (v *laneView) pickPolicy(
 			return nil, "model: no sampler runs; start one" + formerLanes(slices.Sorted(maps.Keys(v.policies))), nil
 		}
 		return nil, "", bus.Terminal(schemas.CodeUnknownModel,
-			fmt.Errorf("model: empty, and several lanes are served; must be one of %s (--lane)",
-				joinLanes(v.live)))
+			fmt.Errorf("model: empty, and several lanes are served; must be one of %s (--lane)", joinLanes(v.live)))
 	}
 	p = v.policies[name]
 	switch {
@@ -147,8 +146,8 @@ func (v *laneView) whyNotUp(lane schemas.Lane) string {
 
 // servedPolicy returns the policy that the samplers of p's lane use now; p is the newest that was pushed to the lane.
 // It reads it from the server when their version has changed. The caller holds the lock.
-func (l *lanes) servedPolicy(
-	ctx context.Context, p *schemas.Policy, present []*schemas.Presence,
+func (l *lanes) servedPolicy(ctx context.Context, p *schemas.Policy,
+	present []*schemas.Presence,
 ) (*schemas.Policy, error) {
 	version := bus.ServedVersion(p, present)
 	if last := l.served[p.Lane]; last != nil && last.PolicyVersion == version {

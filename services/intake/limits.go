@@ -20,10 +20,9 @@ const (
 
 // checkLimits refuses a group that exceeds the limit of a stream by itself, or with the others of its batch, each as
 // large as it: it could never end. It also refuses a group of a paused run if its requests cannot be parked: waiting
-// for that would keep out the prompts of other runs.
-// Refusals are terminal errors with the setting to change.
-func (s *service) checkLimits(
-	ctx context.Context, run schemas.Run, requests []*schemas.Request, policy *schemas.Policy,
+// for that would keep out the prompts of other runs. Refusals are terminal errors with the setting to change.
+func (s *service) checkLimits(ctx context.Context, run schemas.Run, requests []*schemas.Request,
+	policy *schemas.Policy,
 ) error {
 	first := requests[0]
 	data, err := schemas.Encode(first)

@@ -15,18 +15,18 @@ import (
 // storeStart stores the tensor or images that a group starts with as blobs, and replaces them in p by references that
 // all requests share. It refuses (a terminal error) a reference to a missing blob and an image that is no PNG of the
 // right size: every sample would fail.
-func (s *service) storeStart(ctx context.Context, p *schemas.Prompt) error {
+func (s *service) storeStart(ctx context.Context, p *schemas.Prompt, put putBlob) error {
 	switch {
 	case p.Start == nil || p.Start.Branch != nil:
 		return nil
 	case p.Start.Data == nil:
-		return s.storeTensor(ctx, "start.latents", p.Start.Latents)
+		return s.storeTensor(ctx, "start.latents", p.Start.Latents, put)
 	case p.Start.Data.Latents != nil:
-		return s.storeTensor(ctx, "start.data.latents", p.Start.Data.Latents)
+		return s.storeTensor(ctx, "start.data.latents", p.Start.Data.Latents, put)
 	}
 	for i := range p.Start.Data.Images {
 		field := fmt.Sprintf("start.data.images[%d]", i)
-		if err := s.storeImage(ctx, field, &p.Start.Data.Images[i], p); err != nil {
+		if err := s.storeImage(ctx, field, &p.Start.Data.Images[i], p, put); err != nil {
 			return err
 		}
 	}
@@ -35,9 +35,9 @@ func (s *service) storeStart(ctx context.Context, p *schemas.Prompt) error {
 
 // storeTensor stores the data of a tensor as a blob and makes the tensor refer to it. If it refers to a blob already,
 // that must be stored. field is for the error.
-func (s *service) storeTensor(ctx context.Context, field string, t *schemas.Tensor) error {
+func (s *service) storeTensor(ctx context.Context, field string, t *schemas.Tensor, put putBlob) error {
 	if t.Ref == nil {
-		ref, err := s.bus.PutBlob(ctx, t.Data)
+		ref, err := put(ctx, t.Data)
 		if err != nil {
 			return fmt.Errorf("store %s: %w", field, err)
 		}
@@ -112,7 +112,9 @@ const maxImage = 32 << 20
 // storeImage checks the format and size of an image, or of a video in an animated PNG, that samples start with, and
 // stores it as a blob, if it is not one. A prompt without frames, width or height gets those of its first image. field
 // names the image in a refusal, which is a terminal error.
-func (s *service) storeImage(ctx context.Context, field string, im *schemas.DataImage, p *schemas.Prompt) error {
+func (s *service) storeImage(
+	ctx context.Context, field string, im *schemas.DataImage, p *schemas.Prompt, put putBlob,
+) error {
 	refuse := func(format string, args ...any) error {
 		return bus.Terminal(schemas.CodeInvalid, fmt.Errorf(field+format, args...))
 	}
@@ -149,7 +151,7 @@ func (s *service) storeImage(ctx context.Context, field string, im *schemas.Data
 	if im.Ref != nil {
 		return nil
 	}
-	ref, err := s.bus.PutBlob(ctx, data)
+	ref, err := put(ctx, data)
 	if err != nil {
 		return fmt.Errorf("store %s: %w", field, err)
 	}

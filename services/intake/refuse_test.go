@@ -14,6 +14,57 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// dry asks what would become of a prompt.
+func (p *plane) dry(t testing.TB, run schemas.Run, asked *schemas.Prompt) *schemas.Receipt {
+	t.Helper()
+	r := &schemas.Receipt{}
+	bustest.Until(t, "an answer", func() error {
+		m, err := p.Conn().RequestWithContext(t.Context(), schemas.DrySubject(run), bustest.Encode(t, asked))
+		if err == nil {
+			err = schemas.Decode(m.Data, r)
+		}
+		return err
+	})
+	return r
+}
+
+// sameWords compares two errors but for their numbers: a deadline, or the place of a prompt in its stream.
+func sameWords(a, b string) bool {
+	words := func(s string) string {
+		return strings.Trim(strings.Map(func(r rune) rune {
+			if r >= '0' && r <= '9' {
+				return -1
+			}
+			return r
+		}, s), " ")
+	}
+	return words(a) == words(b)
+}
+
+// Asked dry, a prompt is accepted with what its receipt would say, and nothing is stored of it: not even its images.
+func TestDry_StoresNothing(t *testing.T) {
+	p := newPlane(t)
+	p.serve(t)
+	asked := prompt("u", "a red fox", func(p *schemas.Prompt) {
+		p.Start = &schemas.Start{StepIndex: new(int64(1)), Latents: &schemas.Tensor{
+			DType: "F32", Shape: []int64{1, 16, 64}, Data: make([]byte, 4*16*64),
+		}}
+		p.Height, p.Width = new(int64(64)), new(int64(64))
+	})
+	dry := p.dry(t, "r", asked)
+	if !dry.Accepted || dry.UID != "u" || dry.Samples != 4 {
+		t.Fatalf("%+v", dry)
+	}
+	for _, s := range schemas.StreamNames() {
+		if n := p.Info(t, s).State.Msgs; n > 0 && s != schemas.StreamPolicies && (strings.HasPrefix(s, "MDR_") || s == schemas.StreamBlobBucket) {
+			t.Errorf("%s has %d messages", s, n)
+		}
+	}
+	if r := receipt(t, p.publish(t, "r", asked)); !reflect.DeepEqual(r, dry) {
+		t.Errorf("published it is %+v, asked dry %+v", r, dry)
+	}
+}
+
 // record is the stored record of a group, which must be open where its rewards come.
 func (p *plane) record(t testing.TB, run schemas.Run, uid schemas.UID) *schemas.GroupRecord {
 	t.Helper()
@@ -32,7 +83,8 @@ func (p *plane) record(t testing.TB, run schemas.Run, uid schemas.UID) *schemas.
 	return g
 }
 
-// A refused prompt has a group, which says so, with a batch and without; its uid is used.
+// A refused prompt has a group, which says so, with a batch and without; its uid is used. A dry request gets the same
+// answer before, and stores nothing.
 func TestRefuse_Record(t *testing.T) {
 	p := newPlane(t)
 	p.serve(t)
@@ -74,7 +126,13 @@ func TestRefuse_Record(t *testing.T) {
 		},
 	} {
 		ask := func(change func(*schemas.Prompt)) *schemas.Receipt {
-			return receipt(t, p.publish(t, "r", prompt(c.uid, `a sign that says "fox"`, change)))
+			asked := prompt(c.uid, `a sign that says "fox"`, change)
+			dry := p.dry(t, "r", asked)
+			r := receipt(t, p.publish(t, "r", asked))
+			if dry.Accepted != r.Accepted || dry.Code != r.Code || !sameWords(dry.Error, r.Error) || dry.UID != r.UID {
+				t.Errorf("%s: asked dry it is %+v, published %+v", c.uid, dry, r)
+			}
+			return r
 		}
 		r := ask(c.change)
 		if r.Accepted || r.Code != c.code || !strings.Contains(r.Error, c.reason) || r.UID != c.uid {

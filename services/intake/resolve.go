@@ -209,8 +209,8 @@ func resolveTexts(s *schemas.Sampling, policy *schemas.Policy) error {
 // scheduleDenoising decides the schedule, the transition of each step, the segment that the samples run, and which
 // states they keep. tokens is the number of latent tokens of an image. The error names a field of the prompt that
 // does not fit the schedule.
-func (x *imageSettings) scheduleDenoising(
-	run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, tokens int,
+func (x *imageSettings) scheduleDenoising(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy,
+	tokens int,
 ) (err error) {
 	s := &x.sampling
 	if s.Sigmas, err = sigmasOf(p, policy, tokens); err != nil {
@@ -265,9 +265,8 @@ func checkPrune(rule *schemas.Prune, x *imageSettings) error {
 	return nil
 }
 
-// setSampleStarts sets what differs between the requests of a group: the data that a sample starts with, and its
-// place in a tree or in the plan of scheduled sampling. base is the start of all seeds. The error is that of the
-// plan.
+// setSampleStarts sets what differs between the requests of a group: the data that a sample starts with, and its place
+// in a tree or in the plan of scheduled sampling. base is the start of all seeds. The error is that of the plan.
 func setSampleStarts(requests []*schemas.Request, base string, p *schemas.Prompt, policy *schemas.Policy) error {
 	if p.Start != nil && p.Start.Data != nil {
 		for i, r := range requests {
@@ -340,8 +339,7 @@ func Tokens(size media.Size, policy *schemas.Policy) (int, error) {
 	elements := policy.StateElements(frames, height, width)
 	if elements > schemas.MaxTensorBytes/4 {
 		return 0, fmt.Errorf("frames x height x width: %d x %d x %d; a state of %d MiB must be at most %d", frames,
-			height, width,
-			elements>>18, schemas.MaxTensorBytes>>20)
+			height, width, elements>>18, schemas.MaxTensorBytes>>20)
 	}
 	return int(elements / max(1, policy.LatentChannels)), nil
 }
@@ -374,7 +372,7 @@ func sigmasOf(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32,
 func stochasticSteps(run schemas.Run, p *schemas.Prompt, steps int) ([]int, error) {
 	r := p.Rollout
 	switch {
-	case p.Validation || r.SDEType == string(flow.ODE):
+	case p.Validation || !schemas.TransitionNamed(r.SDEType).Stochastic:
 		return nil, nil
 	case r.SDEWindow == nil:
 		return flow.StepIndices(toInts(r.SDEStepIndices), steps)

@@ -97,8 +97,8 @@ func stepAt(field string, index *int64, sigma *float64, sigmas []float32, def in
 // chooseSteps returns two ascending lists: the stochastic steps of the whole schedule, and the indices of the latents
 // that are stored of samples that run [begin, end) of it. The run seeds a random window without a seed of its own.
 // The error names a field of the prompt.
-func chooseSteps(
-	run schemas.Run, p *schemas.Prompt, steps, begin, end int,
+func chooseSteps(run schemas.Run, p *schemas.Prompt,
+	steps, begin, end int,
 ) (stochastic []int, returned []int64, err error) {
 	if stochastic, err = stochasticSteps(run, p, steps); err != nil {
 		return nil, nil, err

@@ -80,8 +80,8 @@ func stepBytes(requests []*schemas.Request, policy *schemas.Policy) (bytes int64
 
 // beginBatch returns what the group of a prompt waits for before it may begin, and "" if it may. seq is the sequence of
 // the prompt. An error is of the server.
-func (s *service) beginBatch(
-	ctx context.Context, seq uint64, requests []*schemas.Request, policy *schemas.Policy,
+func (s *service) beginBatch(ctx context.Context, seq uint64, requests []*schemas.Request,
+	policy *schemas.Policy,
 ) (waiting string, err error) {
 	if len(requests) == 0 {
 		return "", nil
@@ -200,9 +200,8 @@ func (x *stepSpace) groups() (out []schemas.Making) {
 }
 
 // awaitSpace waits until the batch of a claimed group may begin. Errors are those of await.
-func (s *service) awaitSpace(
-	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt, todo []*schemas.Request,
-	policy *schemas.Policy,
+func (s *service) awaitSpace(ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
+	todo []*schemas.Request, policy *schemas.Policy,
 ) (done func(), err error) {
 	_, err = s.await(ctx, m, run, p, func(bool) (*schemas.Policy, string, error) {
 		waiting, err := s.beginBatch(ctx, m.Seq, todo, policy)

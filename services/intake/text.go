@@ -21,8 +21,8 @@ const (
 
 // resolveText is Resolve for a lane that serves a language model. It also refuses reward functions and logits that
 // need more than the lane's engine, the program that draws the tokens, gives.
-func resolveText(
-	run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o Origin,
+func resolveText(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy,
+	o Origin,
 ) ([]*schemas.Request, error) {
 	p := new(*prompt)
 	if p.Text == nil {

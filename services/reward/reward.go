@@ -250,8 +250,7 @@ func putBack(ctx context.Context, m *bus.Message, p delay) error {
 	return nil
 }
 
-// fail publishes a failed reward, so that the group can close, before the
-// trajectory goes to the dead letters.
+// fail publishes a failed reward, so that the group can close, before the trajectory goes to the dead letters.
 func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 	var t schemas.Trajectory
 	if schemas.DecodeValid(m.Data, &t) != nil {

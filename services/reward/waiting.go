@@ -72,9 +72,8 @@ func (s *service) waitForOthers(due time.Time) delay {
 // useVerdicts adds the stored verdicts of a sample to its scores in m, before functions are called, and reports
 // whether the sample waits for more. From due on, and in a pass, verdicts that did not come are failed scores. An
 // error is of the server.
-func (s *service) useVerdicts(
-	ctx context.Context, t *schemas.Trajectory, m *memo, due time.Time,
-) (waits bool, err error) {
+func (s *service) useVerdicts(ctx context.Context, t *schemas.Trajectory, m *memo,
+	due time.Time) (waits bool, err error) {
 	names := map[string][]int{}
 	for i, spec := range t.Group.Reward {
 		if name := scorer.VerdictName(spec.Name); name != "" && m.scores[i] == nil {
@@ -211,9 +210,8 @@ func (s *service) members(ctx context.Context, t *schemas.Trajectory) ([]member,
 	return out, nil
 }
 
-// validMembers returns the members of a group without those that their own handlers will reject: they do not belong
-// to this group, or name steps that are not stored. advance calls it before the group is rated. An error is of the
-// server.
+// validMembers returns the members of a group without those that their own handlers will reject: they do not belong to
+// this group, or name steps that are not stored. advance calls it before the group is rated. An error is of the server.
 func (s *service) validMembers(ctx context.Context, t *schemas.Trajectory, members []member) ([]member, error) {
 	var out []member
 	for _, x := range members {
@@ -231,9 +229,8 @@ func (s *service) validMembers(ctx context.Context, t *schemas.Trajectory, membe
 // rateGroup calls the functions that rate a group as a whole. It returns the scores of the samples that have an image,
 // by sample index and index in Group.Reward. One group is rated at a time. An error means that an image cannot be
 // loaded now: the caller tries again.
-func (s *service) rateGroup(
-	ctx context.Context, t *schemas.Trajectory, members []member,
-) (map[int64]map[int]scored, error) {
+func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory,
+	members []member) (map[int64]map[int]scored, error) {
 	select {
 	case s.ratingGroup <- struct{}{}:
 		defer func() { <-s.ratingGroup }()
@@ -286,9 +283,8 @@ func (s *service) rateGroup(
 // completeOthers completes all samples of a group except the last, in parallel, once the group is rated as a whole.
 // It returns the longest delay that one of them needs before another try. Samples that wait for a verdict are left to
 // the verdict's handler.
-func (s *service) completeOthers(
-	ctx context.Context, last *schemas.Trajectory, members []member, scores map[int64]map[int]scored,
-) (delay, error) {
+func (s *service) completeOthers(ctx context.Context, last *schemas.Trajectory, members []member,
+	scores map[int64]map[int]scored) (delay, error) {
 	have, err := s.bus.LastMany(ctx, schemas.StreamRewards,
 		[]string{schemas.RewardFilter(last.Run, last.Group.Batch, last.UID)})
 	if err != nil {

@@ -14,6 +14,7 @@ type queue struct {
 
 func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
 
+// push adds an attempt behind those of its priority and above.
 func (q *queue) push(a *attempt) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -1,24 +1,15 @@
-// Package sampler turns requests into step events and trajectories. For each request it encodes the prompt, steps the
-// sample in micro-batches, publishes one event per step as it happens, decodes the image and publishes the trajectory
-// once all steps are stored.
+// Package sampler turns requests into step events and trajectories. Run opens the model and serves the lane. The
+// handler (service.handle) owns a request from its delivery to its acknowledgement: it reserves space for the steps
+// (makeWithSpace), makes the sample (makeSample, attemptOnce, denoise) and stores its trajectory.
 //
-// The handler (service.handle) owns a request from its delivery to its acknowledgement. An attempt is one try at its
-// sample. Before it begins, its steps get space in the stream MDR_STEPS (space.go) and it gets a worker, which is a
-// device with a queue (workers.go). A scheduler takes attempts from the queue and steps them together; samples join
-// and leave a micro-batch at step boundaries. Controls stop samples whose run is paused or cancelled. A request that
-// waits for something else, its parent or newer weights, is put back: the server delivers it again later.
+// An attempt is one try at a sample, an episode the sample while it is made; an engine steps the episodes of a
+// micro-batch together. Each worker is a device with a queue; its schedulers admit attempts, step a batch, record the
+// events and remove what has ended, so samples join and leave at step boundaries. Controls stop samples whose run is
+// paused or cancelled. A request that waits for something else, one of waits, is put back: it comes again later. A
+// terminal error fails its sample; after any other it is delivered again.
 //
-// The mathematics is in pkg/flow and pkg/scheduled, the networks in pkg/models/model and pkg/models/lm; package engine
-// joins them. Package models opens the model, weights loads policies, recorder makes and publishes the events.
-//
-// An episode is one sample while it is made; an engine steps the episodes of a micro-batch together. A wait is an
-// error that puts the request back. Seals and resumed attempts are package recorder's.
-//
-// Run opens the model and serves the lane; the bus calls handle for each request, which reserves space
-// (makeWithSpace), makes the sample (makeSample, attemptOnce, denoise) and stores its trajectory. Beside that, each
-// device's scheduler admits attempts, steps a batch, records the events and removes what has ended, again and again.
-// An error marked terminal refuses the request, whose sample fails; one of waits puts it back; after any other the
-// server delivers the request again.
+// Package models opens the model, weights loads policies, engine joins networks and mathematics, recorder makes and
+// publishes the events, and takes over those of earlier attempts.
 package sampler
 
 import (

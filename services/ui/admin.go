@@ -26,11 +26,17 @@ type Finding struct {
 	Fix   string `json:"fix,omitempty"`
 }
 
+// pageMay is what a page may do, and what outcomes there are.
+type pageMay struct {
+	Admin    bool              `json:"admin"`
+	Doctor   bool              `json:"doctor"`
+	Tones    map[string]string `json:"tones"`
+	Outcomes []string          `json:"outcomes"`
+}
+
 // answerPage answers with what the page may do. It needs no server of the pipeline.
 func (s *server) answerPage(w http.ResponseWriter, _ *http.Request) {
-	data, _ := json.Marshal(map[string]any{ // it always encodes
-		"admin": s.cfg.Admin, "doctor": s.cfg.Doctor != nil, "tones": outcomes.Tones(), "outcomes": outcomes.GroupOutcomes(),
-	})
+	data, _ := json.Marshal(pageMay{s.cfg.Admin, s.cfg.Doctor != nil, outcomes.Tones(), outcomes.GroupOutcomes()})
 	w.Header().Set("Content-Type", "application/json")
 	s.write(w, data)
 }

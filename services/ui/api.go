@@ -63,7 +63,9 @@ func (s *server) answerGroups(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := view.List{Order: cmp.Or(r.FormValue("order"), "newest"), Status: r.FormValue("status"), Text: r.FormValue("text")}
+	l := view.List{
+		Order: cmp.Or(r.FormValue("order"), "newest"), Status: r.FormValue("status"), Text: r.FormValue("text"),
+	}
 	if l.Offset, err = number(r, "offset", 0, 0, view.MaxRows); err != nil {
 		return nil, err
 	}

@@ -197,7 +197,11 @@ func (b *browser) open(t *testing.T, base string) *tab {
 	p.do("Page.enable", nil)
 	p.do("Page.addScriptToEvaluateOnNewDocument", object{"source": watcher})
 	p.size(1440, 900)
-	p.do("Page.navigate", object{"url": p.base + "/"})
+	url := p.base + "/"
+	if strings.HasSuffix(p.base, ".html") { // a file
+		url = p.base
+	}
+	p.do("Page.navigate", object{"url": url})
 	p.until(`document.readyState === "complete" && window.seen`)
 	t.Cleanup(func() {
 		if faults := eval[[]string](p, "window.seen.errors"); len(faults) > 0 {

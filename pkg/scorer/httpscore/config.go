@@ -20,8 +20,7 @@ import (
 type Config struct {
 	// URL is the address of the requests: http or https, with the path. Required.
 	URL string `yaml:"url"`
-	// Format of requests and replies: json or msgpack. Msgpack saves the third that
-	// base64 adds to images.
+	// Format of requests and replies: json or msgpack. Msgpack saves the third that base64 adds to images.
 	Format string `yaml:"format"`
 	// Image is the format of images in requests: png, or jpeg of quality 95.
 	Image string `yaml:"image"`
@@ -33,8 +32,7 @@ type Config struct {
 	Headers map[string]string `yaml:"headers"`
 	// Timeout bounds one attempt, from the connection to the last byte of the reply.
 	Timeout time.Duration `yaml:"timeout"`
-	// Concurrency is how many requests run at once. Rate is how many start in a second,
-	// retries included; 0: no limit.
+	// Concurrency is how many requests run at once. Rate is how many start in a second, retries included; 0: no limit.
 	Concurrency int     `yaml:"concurrency"`
 	Rate        float64 `yaml:"rate"`
 	// Retries is how often a request is repeated if the server cannot be reached, is too

@@ -12,15 +12,13 @@
 //
 //	{"scores": [0.27, null], "errors": [null, "no face"], "details": ["a fox", null]}
 //
-// errors and details are optional, so the replies of Flow-GRPO's reward servers,
-// {"scores": [...]}, are accepted; further fields are ignored. A null, a text, NaN or an
-// infinity instead of a score fails that sample. {"error": "..."}, another number of
-// scores, or anything else fails the request.
+// errors and details are optional, so the replies of Flow-GRPO's reward servers, {"scores": [...]}, are accepted;
+// further fields are ignored. A null, a text, NaN or an infinity instead of a score fails that sample. {"error":
+// "..."}, another number of scores, or anything else fails the request.
 //
-// A request is repeated if there is no connection, no whole reply in time, or a status of
-// 408, 429 or 5xx. If the last retry fails, the error wraps scorer.ErrUnavailable; every
-// other failure is final. Redirects are not followed: they would send the headers to
-// another server.
+// A request is repeated if there is no connection, no whole reply in time, or a status of 408, 429 or 5xx. If the last
+// retry fails, the error wraps scorer.ErrUnavailable; every other failure is final. Redirects are not followed: they
+// would send the headers to another server.
 package httpscore
 
 import (
@@ -258,8 +256,7 @@ type temporaryError struct {
 func (p *temporaryError) Error() string { return p.err.Error() }
 func (p *temporaryError) Unwrap() error { return p.err }
 
-// post makes one attempt and returns the reply of status 200. A *temporaryError may be retried, other errors are
-// final.
+// post makes one attempt and returns the reply of status 200. A *temporaryError may be retried, other errors are final.
 func (s *Scorer) post(ctx context.Context, body []byte) ([]byte, error) {
 	select {
 	case s.slots <- struct{}{}:

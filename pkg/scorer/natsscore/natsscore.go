@@ -6,10 +6,9 @@
 // and answers each request, the msgpack map schemas.ScoreRequest, with the msgpack map
 // schemas.ScoreReply: {v: 1, score: 0.27}, or {v: 1, error: "out of memory", retry: true}.
 //
-// This is core NATS: the server passes a request to one worker of the group and does not
-// store it, so workers may start and stop at any time. If there is no worker, no answer in
-// time, or a worker says retry, the error wraps scorer.ErrUnavailable; every other failure,
-// such as NaN or a malformed reply, is final.
+// This is core NATS: the server passes a request to one worker of the group and does not store it, so workers may start
+// and stop at any time. If there is no worker, no answer in time, or a worker says retry, the error wraps
+// scorer.ErrUnavailable; every other failure, such as NaN or a malformed reply, is final.
 package natsscore
 
 import (

@@ -1,5 +1,4 @@
-// Package scorerfile reads the YAML file with the settings of reward functions that run
-// outside this process:
+// Package scorerfile reads the YAML file with the settings of reward functions that run outside this process:
 //
 //	http:
 //	  clip: {url: "http://127.0.0.1:8900/score", headers: {Authorization: "Bearer ${CLIP_TOKEN}"}, max_batch: 8}

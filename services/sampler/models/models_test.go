@@ -93,3 +93,31 @@ func TestTorchOf(t *testing.T) {
 		t.Error("a worker of torch for what the sampler computed")
 	}
 }
+
+// What a model announces is known without its weights; a name that nobody has is refused with those that there are.
+func TestRegistry_PolicyOf(t *testing.T) {
+	t.Parallel()
+	r := models.Registry{Images: families.All()}
+	p, problems, err := r.PolicyOf("synthetic")
+	if err != nil || len(problems) > 0 || p.Lane != "synthetic" {
+		t.Errorf("%+v, %v, %v", p, problems, err)
+	}
+	if _, _, err := r.PolicyOf("sythetic"); err == nil || !strings.Contains(err.Error(), "must be one of synthetic, synthetic-epsilon") {
+		t.Errorf("%v", err)
+	}
+}
+
+// Settings of workers that have no effect, or cannot be, are refused by name.
+func TestTorch_Check(t *testing.T) {
+	t.Parallel()
+	for says, torch := range map[string]models.Torch{
+		"":                            models.TorchAt("torch", "", models.Compute{}),
+		"must be torch, torch=unix:":  models.TorchAt("torch=", "", models.Compute{}),
+		"engine_key: set":             models.TorchAt("torch", "key", models.Compute{}),
+		"device: set; must be absent": models.TorchAt("torch=a:1", "", models.Compute{Device: "cuda:0"}),
+	} {
+		if err := torch.Check(); (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("%v; want %q", err, says)
+		}
+	}
+}

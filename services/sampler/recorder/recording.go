@@ -1,14 +1,13 @@
 // Package recorder turns what one attempt at a sample makes into events: it names, seals and publishes each step,
 // makes the trajectory at the end, and finds the steps that earlier attempts have stored.
 //
-// A Recording digests, seals and publishes steps. A Recorder is the Recording of one attempt; the Store makes
-// recorders and has what they share. A Sealer makes seals: codes that only samplers of this event plane can make,
-// each over the seal of the step before. Recorder.Resume takes over the steps of an earlier attempt whose seals are
-// right (resume.go). Rolled, of a latent or a sample, means made by scheduled sampling: the model stepped a noised
-// latent down to the timestep of training.
+// A Recording digests, seals and publishes steps; a Recorder is that of one attempt, a Store what recorders share.
+// Seals are codes that only samplers of this event plane can make, each over the one before; Recorder.Resume takes over
+// the steps of an earlier attempt whose seals are right. Rolled, of a latent or a sample, means made by scheduled
+// sampling: the model stepped a noised latent down to the timestep of training.
 //
-// For each attempt the sampler calls New, Begin and Resume, then Record for each step, and at the end Finish, Pruned
-// or Failed; AwaitStored when the request is put back. Unless a comment says more, an error is of the server, and the
+// For each attempt the sampler calls New, Begin and Resume, then Record for each step, and at the end Finish, Pruned or
+// Failed; AwaitStored when the request is put back. Unless a comment says more, an error is of the server, and the
 // sample is made again.
 package recorder
 

@@ -1,20 +1,13 @@
-// Package weights loads the weights that a sampler makes samples with: first the policy of the lane or the one that
-// the sampler's settings name (Versions.Begin), then each policy that is announced while the sampler runs
-// (Versions.Follow).
+// Package weights loads the weights that a sampler makes samples with: first the policy of the lane or its own
+// (Versions.Begin), then each policy that is announced while it runs (Versions.Follow, told by Want).
 //
-// A policy is a version of the weights of a lane; its change to the checkpoint (adapters or full weights) is stored as
-// blobs, or lies in a shared folder (Source). A Loaded has the weights of one policy in memory. Samples pin it
-// (Versions.Pin) and release it. When another policy becomes current, the one before is retired: no sample begins with
-// it, and it is closed when the last sample has released it. So at most two are in memory (resident), and the next one
-// loads only after the retired one is closed.
+// A policy is a version of the weights of a lane; its change to the checkpoint is stored as blobs, or lies in a shared
+// folder (Source). Samples pin a Loaded, the weights of one policy in memory, and release it. When another becomes
+// current, the one before is retired, and closed when the last sample has released it: the next one loads only then, so
+// two at most are in memory. A device that is lost is left out.
 //
-// A device that is lost is left out: the others take the policy without it.
-//
-// A policy that can never be loaded here is refused (engine.Refusal) and not tried again. All other errors are
-// retried. The sampler publishes a schemas.Applied for each policy that it took over or refused.
-//
-// The sampler calls Begin once, then Follow runs beside it, and FollowPolicy of the bus calls Want; each sample calls
-// Pin and Release.
+// A policy that can never be loaded here is refused (engine.Refusal) and not tried again; all other errors are retried.
+// The sampler publishes a schemas.Applied for each policy that it took over or refused.
 package weights
 
 import (

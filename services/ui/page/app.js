@@ -1,6 +1,6 @@
 // The page: an address after # names what is shown, and one stream of events keeps it fresh.
 import { h, only, fault, tones, words } from "./dom.js";
-import { ask, may, setBanner, setLink } from "./server.js";
+import { ask, api, may, setBanner, setLink, stored } from "./server.js";
 import { runsView, runView } from "./runs.js";
 import { groupView, sampleView } from "./samples.js";
 import { compareView } from "./compare.js";
@@ -195,4 +195,9 @@ try {
 }
 document.getElementById("doctor").hidden = !may.doctor;
 document.getElementById("rights").textContent = may.admin ? "People may judge and replay here." : "Read-only.";
+if (stored) {
+  setLink("", "");
+  for (const a of document.querySelectorAll("#nav a:not([data-section=runs])")) a.hidden = true;
+  if (!location.hash) history.replaceState(history.state, "", "#/" + api("runs", stored.run));
+}
 show();

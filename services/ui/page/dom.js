@@ -99,6 +99,15 @@ export const waits = (list) =>
         ),
       );
 
+// factList is a table of facts, as models have them.
+export const factList = (facts, ...more) =>
+  h(
+    "dl",
+    { class: "facts" },
+    facts.map((f) => [h("dt", {}, f.name), h("dd", { class: f.mono ? "mono" : "" }, f.value)]),
+    more,
+  );
+
 export const crumbs = (...parts) =>
   h(
     "nav",

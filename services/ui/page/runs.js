@@ -1,6 +1,6 @@
 // The list of runs, and one run: its stages, what it waits for, its rewards and its groups.
-import { h, link, fixed, whole, plural, bytes, ago, rate, badge, tones, meter, waits, crumbs, empty, only } from "./dom.js";
-import { ask, api, listen, may } from "./server.js";
+import { h, link, fixed, whole, plural, bytes, ago, rate, badge, tones, meter, waits, crumbs, empty, factList, only } from "./dom.js";
+import { ask, api, listen, may, stored } from "./server.js";
 import { chart } from "./chart.js";
 
 // lineTones tell the lines of a chart apart, with their dashes.
@@ -133,6 +133,19 @@ export async function runsView() {
   };
 }
 
+// about is what a file says of its run, and of what it leaves out.
+const about = () =>
+  h(
+    "div",
+    { class: "card" },
+    h("h2", {}, "About this file"),
+    [`Report of meander, made ${new Date(stored.made).toUTCString()}. It needs no server.`, ...stored.notes].map((n) =>
+      h("p", { class: "small muted" }, n),
+    ),
+    factList(stored.facts),
+    h("details", {}, h("summary", {}, "Metrics, by the names of verl"), factList(stored.metrics)),
+  );
+
 const pageSize = 50;
 const orders = [
   ["newest", "newest first"],
@@ -227,6 +240,7 @@ export async function runView(run, query) {
   const drawCurve = (c, source) => {
     for (const old of rewards.querySelectorAll(".chart")) old.stop();
     const select =
+      !stored &&
       c.data_sources &&
       c.data_sources.length > 1 &&
       h(
@@ -527,9 +541,10 @@ export async function runView(run, query) {
       ),
       state,
       stages,
+      stored && about(),
       rewards,
       groups,
-    ],
+    ].filter(Boolean),
     start: () => {
       const stop = listen(
         { run, since: `${page.epoch}-${page.revision}` },

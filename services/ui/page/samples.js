@@ -1,10 +1,9 @@
 // A group with its samples, and one sample.
-import { h, link, fixed, signed, plural, seconds, ago, when, badge, crumbs, empty, only, whole, words } from "./dom.js";
-import { ask, api, listen } from "./server.js";
+import { h, link, fixed, signed, plural, seconds, ago, when, badge, crumbs, empty, factList, only, whole, words } from "./dom.js";
+import { ask, api, listen, media, stored } from "./server.js";
 import { chart } from "./chart.js";
 
 const pageSize = 64;
-const media = (run, uid, sample, kind) => "/media/" + api(run, uid, sample, kind);
 
 // scores lists what each function said; the value of the only one is not said again if it is the reward.
 const scores = (list, reward) =>
@@ -48,9 +47,10 @@ const advantage = (v) =>
 
 function card(run, g, s) {
   const text = s.answer !== undefined || s.finish_reason;
-  const picture = s.image
+  const src = s.image && media(run, g.uid, s.sample_index, "image");
+  const picture = src
     ? h("img", {
-        src: media(run, g.uid, s.sample_index, "image"),
+        src,
         alt: `sample ${s.sample_index}`,
         loading: "lazy",
         decoding: "async",
@@ -58,7 +58,7 @@ function card(run, g, s) {
         height: s.height,
       })
     : s.stored
-      ? "no image"
+      ? `no image${s.image ? " in this file" : ""}`
       : s.status === "awaited"
         ? "not made yet"
         : "";
@@ -512,17 +512,17 @@ export async function sampleView(run, uid, index) {
   const go = (to) => {
     if (to >= 0 && to < size) location.hash = link("runs", run, uid, to);
   };
-  const kind = l.video ? "video" : "image";
+  const src = l.image && media(run, uid, index, l.video && !stored ? "video" : "image");
   const picture = h(
     "div",
     { class: "pic" },
-    l.image
+    src
       ? h("img", {
-          src: media(run, uid, index, kind),
+          src,
           alt: `sample ${index}: ${x.prompt.slice(0, 120)}`,
           class: Math.max(l.width, l.height) < 256 ? "smallpic" : "",
         })
-      : h("p", {}, x.error || "no image"),
+      : h("p", {}, x.error || `no image${l.image ? " in this file" : ""}`),
   );
   const score = h(
     "div",
@@ -543,10 +543,8 @@ export async function sampleView(run, uid, index) {
     "div",
     { class: "card" },
     h("h2", {}, "Facts"),
-    h(
-      "dl",
-      { class: "facts" },
-      x.facts.flatMap((f) => [h("dt", {}, f.name), h("dd", { class: f.mono ? "mono" : "" }, f.value)]),
+    factList(
+      x.facts,
       x.attempts &&
         x.attempts.length > 0 && [
           h("dt", {}, "Attempts"),

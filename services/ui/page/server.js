@@ -4,15 +4,41 @@ import { h, only, words } from "./dom.js";
 // may is what this page may do: admin changes something, doctor makes checks. outcomes are those of groups.
 export const may = { admin: false, doctor: false, outcomes: [] };
 
+// stored is what a file of 'meander report' has instead of a server: answers and images by their paths.
+const data = document.getElementById("data");
+export const stored = data && JSON.parse(data.textContent);
+
 // ask gets an answer of the API; an error has the server's words.
-export const ask = (path, query) =>
-  call(
-    "GET",
-    path +
-      (query
-        ? "?" + new URLSearchParams(Object.entries(query).filter(([, v]) => v !== "" && v !== null && v !== undefined))
-        : ""),
-  );
+export const ask = async (path, query) =>
+  stored
+    ? fromFile(path, query || {})
+    : call(
+        "GET",
+        path +
+          (query
+            ? "?" +
+              new URLSearchParams(Object.entries(query).filter(([, v]) => v !== "" && v !== null && v !== undefined))
+            : ""),
+      );
+
+// by are the orders of groups; those without a value come last.
+const falling = (value) => (a, b) => (value(b) ?? -Infinity) - (value(a) ?? -Infinity);
+const by = {
+  newest: falling((r) => r.number),
+  oldest: falling((r) => -r.number),
+  best: falling((r) => r.mean),
+  worst: falling((r) => (r.mean === null ? null : -r.mean)),
+  spread: falling((r) => r.std),
+};
+
+function fromFile(path, { order, status, text = "", offset = 0, limit }) {
+  const x = stored.answers[path];
+  if (!x) throw Object.assign(new Error("This is not in the file. 'meander ui' shows it."), { status: 404 });
+  if (!order) return { ...x, samples: x.samples && limit ? x.samples.slice(offset, offset + limit) : x.samples };
+  const has = (t) => t.toLowerCase().includes(text.toLowerCase());
+  const rows = x.rows.filter((r) => (!status || r.status === status) && (has(r.prompt) || has(r.uid))).sort(by[order]);
+  return { ...x, rows: rows.slice(offset, offset + limit), total: rows.length };
+}
 
 // change asks the API to change something.
 export const change = (path, what = {}) => call("POST", path, JSON.stringify(what));
@@ -40,6 +66,9 @@ async function call(method, path, body) {
 
 // api makes a path of the API of names that may have any characters.
 export const api = (...parts) => parts.map((p) => encodeURIComponent(p)).join("/");
+
+// media is the address of an image, a video or a state of a sample; a file may lack it.
+export const media = (...parts) => (stored ? stored.media[api(...parts)] : "/media/" + api(...parts));
 
 export function setLink(state, says) {
   const link = document.getElementById("link");
@@ -90,6 +119,7 @@ for (const name of ["pointerup", "pointercancel", "contextmenu", "blur", "change
 
 // listen follows events until stop. It follows nothing while the page is hidden, and then catches up by its last id.
 export function listen(query, handlers) {
+  if (stored) return () => {};
   let source = null,
     last = query.since || "",
     retry = 0;

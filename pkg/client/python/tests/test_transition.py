@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from meander.maths.transition import TRANSITIONS, kernel, step_kernel
+from meander.data.events import TRANSITIONS
+from meander.maths.transition import kernel, step_kernel
 
 SIGMAS = [1.0, 0.93, 0.71, 0.4, 0.12, 0.0]
 

@@ -2350,6 +2350,8 @@ export interface Events {
   interact: InteractRequest;
   /** a stored sample whose log-probs a teacher is asked for, queue group NAME */
   teacher: TeacherRequest;
+  /** a prompt of which a client asks what would become of it, queue group intake; nothing is stored */
+  dry: Prompt;
 }
 
 /** The subject of each channel */
@@ -2376,6 +2378,7 @@ export const subjects = {
   score: (name: Token) => `mdr.v1.score.${name}`,
   interact: (name: Token) => `mdr.v1.interact.${name}`,
   teacher: (name: Token) => `mdr.v1.teacher.${name}`,
+  dry: (run: Token) => `mdr.v1.dry.${run}`,
 } as const;
 
 /** The filter of all events of a run on each channel that a stream keeps. */

@@ -107,11 +107,7 @@ func connect(ctx context.Context, l *link, folder *safetensors.Folder, dir strin
 		return nil, explain(err)
 	}
 	h := &p.hello
-	class, err := classOf(dir)
-	if err == nil && class != h.Class {
-		err = fmt.Errorf("the worker computes %.80q; must be %s: give it the same folder", h.Class, class)
-	}
-	if err != nil {
+	if err := checkClass(dir, h.Class); err != nil {
 		return nil, err
 	}
 	card, err := cardOf(folder, dir, h.Card)
@@ -150,6 +146,15 @@ func connect(ctx context.Context, l *link, folder *safetensors.Folder, dir strin
 	}
 	s.users.Store(1)
 	return &Model{shared: s, card: card}, nil
+}
+
+// checkClass fails where a worker computes another class than that of the folder.
+func checkClass(dir, theirs string) error {
+	class, err := classOf(dir)
+	if err == nil && class != theirs {
+		err = fmt.Errorf("the worker computes %.80q; must be %s: give it the same folder", theirs, class)
+	}
+	return err
 }
 
 // checkWeights fails where a worker reads other weights than those in the folder.
@@ -195,12 +200,8 @@ func Inspect(ctx context.Context, dir string, cfg Config) (_ *model.Info, err er
 	}
 	c := of.Card
 	info := &model.Info{}
-	class, err := classOf(dir)
-	if err != nil {
+	if err := checkClass(dir, c.Class); err != nil {
 		return nil, err
-	}
-	if class != c.Class {
-		return nil, fmt.Errorf("the worker computes %.80q; must be %s: give it the same folder", c.Class, class)
 	}
 	if info.Card, err = cardOf(folder, dir, c); err != nil {
 		info.Problem(err)

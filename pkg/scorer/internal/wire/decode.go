@@ -83,8 +83,7 @@ func checkNesting(body []byte) error {
 	return nil
 }
 
-// quoteWords puts the words NaN, Infinity and -Infinity outside of texts in quotes, and reports whether there were
-// any.
+// quoteWords puts the words NaN, Infinity and -Infinity outside of texts in quotes, and reports whether there were any.
 func quoteWords(body []byte) ([]byte, bool) {
 	words := [][]byte{[]byte("NaN"), []byte("-Infinity"), []byte("Infinity")}
 	var out []byte

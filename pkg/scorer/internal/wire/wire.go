@@ -1,7 +1,6 @@
-// Package wire is shared by the scorers that run outside this process, httpscore and
-// natsscore. NewSample encodes a sample for a request; Decode, Number, Text and List read
-// a reply strictly. A reply comes from a foreign program: every length in it is checked
-// before memory is allocated, and a score that is not a finite number is an error that
+// Package wire is shared by the scorers that run outside this process, httpscore and natsscore. NewSample encodes a
+// sample for a request; Decode, Number, Text and List read a reply strictly. A reply comes from a foreign program:
+// every length in it is checked before memory is allocated, and a score that is not a finite number is an error that
 // shows it.
 package wire
 

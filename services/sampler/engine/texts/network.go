@@ -1,15 +1,11 @@
 // Package texts makes samples of language models. Either the sampler draws the tokens (Network, tokens.go), or a
 // server does (Served, served.go and servedengine.go). An episode is one sample while it is made (engine.Episode).
 //
-// A transcript is a sample's text so far: prompt and answers as one sequence of tokens, divided into turns. A turn is
-// given (the prompt, a reply of the interaction) or generated (an answer of the model). Both kinds of episodes have
-// one. In a conversation an interaction, a worker outside of the sampler, replies to each answer (turns.go); an
-// episode that waits for the reply is resting. The model's cache has the keys and values of the tokens that it has
-// evaluated. Prefixes are prompts whose part of the cache the episodes of a group share (prefixes.go).
-//
-// An attempt at a sample calls Start, and Finish and Close at the end; in between the scheduler calls Step and Take.
-// When the model's cache is full, freeCache frees what can be computed again: prefixes and the caches of resting
-// episodes. Errors marked terminal fail the sample; any other lets its request come again.
+// A transcript is a sample's text so far: prompt and answers as one sequence of tokens, in turns that are given (the
+// prompt, a reply) or generated (an answer). In a conversation an interaction, a worker outside of the sampler, replies
+// to each answer (turns.go); an episode that waits for the reply is resting. Prefixes are prompts whose part of the
+// model's cache the episodes of a group share (prefixes.go). When the cache is full, freeCache frees what can be
+// computed again: prefixes and the caches of resting episodes.
 package texts
 
 import (

@@ -96,9 +96,11 @@ class Client(Controls, Teachers):
         self._gets = asyncio.Semaphore(_GETS)
         self._texts: dict[str, asyncio.Future[bytes]] = {}
 
-    async def publish(self, /, run: str, prompt: str, timeout: float = 10, **fields: Any) -> dict[str, Any]:
+    async def publish(
+        self, /, run: str, prompt: str, timeout: float = 10, dry: bool = False, **fields: Any
+    ) -> dict[str, Any]:
         """Stores a prompt and returns intake's receipt, whose warnings are logged. fields are fields of a Prompt, such
-        as group_size=8.
+        as group_size=8. dry: nothing is stored; the receipt says what would become of the prompt now.
 
         Refused: intake refuses the prompt.
         ValueError: run or uid cannot be a name.
@@ -108,6 +110,8 @@ class Client(Controls, Teachers):
         if uid := fields.get("uid"):
             name_of("uid", uid)
         body = msgpack.packb({"v": 1, "prompt": prompt, **fields})
+        if dry:
+            return self._outcome(run, decode((await self._request(f"dry.{name_of('run', run)}", body, timeout)).data))
         return await self._ask(f"prompt.{name_of('run', run)}", "prompt/1", body, timeout,
             again=bool(fields.get("uid")))
 
@@ -138,10 +142,21 @@ class Client(Controls, Teachers):
         finally:
             with contextlib.suppress(Exception):
                 await answers.unsubscribe()
-        if not receipt["accepted"]:
+        return self._outcome(subject, receipt)
+
+    async def _request(self, subject: str, body: bytes, timeout: float) -> Any:
+        try:
+            return await self.nc.request(PREFIX + subject, body, timeout)
+        except nats.errors.NoRespondersError:
+            raise TimeoutError("no intake runs: start one, or publish without dry") from None
+
+    @staticmethod
+    def _outcome(what: str, receipt: dict[str, Any]) -> dict[str, Any]:
+        """The receipt of what intake accepts or holds; its warnings are logged."""
+        if not receipt["accepted"] and not receipt.get("waiting"):
             raise Refused(receipt)
         for warning in receipt.get("warnings") or ():
-            _log.warning("%s: %s", subject, warning)
+            _log.warning("%s: %s", what, warning)
         return receipt
 
     async def _store(self, subject: str, body: bytes, headers: dict[str, str], end: float) -> None:

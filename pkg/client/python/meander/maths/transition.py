@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-TRANSITIONS = ("sde", "dance_sde", "cps", "ode")
-"""The transitions that there are."""
+from ..data.events import TRANSITIONS
+
 LOG_PROB_KINDS = ("density", "scaled", "squared")
 """What a log-prob is of: see Kernel.log_prob."""
 _NEAR_ONE = 1e-5
@@ -64,7 +64,7 @@ class Kernel:
         """
         if kind not in LOG_PROB_KINDS:
             raise ValueError(f"kind: {kind!r}; must be one of {', '.join(LOG_PROB_KINDS)}")
-        if self.noise_std == 0 and kind != "squared" or self.transition == "ode":
+        if self.noise_std == 0 and kind != "squared" or not TRANSITIONS[self.transition].get("stochastic"):
             raise ValueError(f"transition: {self.transition} draws no noise here; it has no log-prob")
         mean = self.mean(latents, velocity).astype(np.float32).astype(np.float64)
         value = -float(np.square(np.asarray(next_latents, np.float64) - mean).mean())
@@ -79,7 +79,7 @@ def kernel(transition: str, noise_level: float, sigmas: Sequence[float], step_in
         raise ValueError(f"transition: {transition!r}; must be one of {', '.join(TRANSITIONS)}")
     if not 0 <= step_index < len(sigmas) - 1:
         raise ValueError(f"step_index: {step_index}; must be 0 to {len(sigmas) - 2}")
-    if not 0 <= noise_level < math.inf or transition == "cps" and noise_level > 1:
+    if not 0 <= noise_level < math.inf or TRANSITIONS[transition].get("level_is_share") and noise_level > 1:
         raise ValueError(f"noise_level: {noise_level}; must be a finite number of at least 0, of cps at most 1")
     s, p = (float(np.float32(sigmas[i])) for i in (step_index, step_index + 1))
     g, n, keep = 0.0, 0.0, 0.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plugs.track import Sink, sink
-from ..maths.transition import TRANSITIONS
+from ..data.events import TRANSITIONS
 
 
 def _setting(default: Any, help: str, section: str) -> Any:
@@ -203,7 +203,7 @@ class Config:
             )
         for name, of in (
             ("lr_schedule", ("constant", "linear", "cosine")), ("sde_window_order", ("random", "progressive")),
-            ("sde_type", tuple(t for t in TRANSITIONS if t != "ode")), ("initial_noise", ("shared", "per_sample")),
+            ("sde_type", tuple(name for name, of in TRANSITIONS.items() if of.get("stochastic"))), ("initial_noise", ("shared", "per_sample")),
         ):  # fmt: skip
             if getattr(self, name) not in of:
                 raise ValueError(

@@ -1,0 +1,124 @@
+package intake
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// dryTimeout bounds the work on one dry request.
+const dryTimeout = 10 * time.Second
+
+// Read decodes a prompt as a client publishes it, and returns it with warnings about its fields. It refuses what no
+// lane could serve. Errors are terminal.
+func Read(data []byte) (*schemas.Prompt, []string, error) {
+	p := &schemas.Prompt{}
+	if err := schemas.Decode(data, p); err != nil {
+		return p, nil, bus.Terminal(schemas.CodeDecode, err)
+	}
+	warnings, err := p.CheckUnknown(data)
+	if err := errors.Join(err, p.Validate()); err != nil {
+		return p, nil, bus.Terminal(schemas.CodeInvalid, err)
+	}
+	return p, warnings, nil
+}
+
+// answerDry answers dry requests until ctx ends: it says what would become of a prompt, and does nothing else.
+func (s *service) answerDry(ctx context.Context) error {
+	answer := func(m *nats.Msg) {
+		ctx, stop := context.WithTimeout(ctx, dryTimeout)
+		defer stop()
+		run := schemas.Run(strings.TrimPrefix(m.Subject, schemas.DrySubject("")))
+		data, err := schemas.Encode(s.judge(ctx, run, m.Data))
+		if err == nil {
+			err = m.Respond(data)
+		}
+		if err != nil && ctx.Err() == nil {
+			zerolog.Ctx(ctx).Debug().Err(err).Msg("dry request not answered")
+		}
+	}
+	asked, err := s.bus.Conn().QueueSubscribe(schemas.DrySubject("*"), schemas.ServiceIntake, answer)
+	if err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return asked.Drain()
+}
+
+// judge returns the receipt that a prompt would get now. It stores nothing and claims no uid.
+func (s *service) judge(ctx context.Context, run schemas.Run, data []byte) *schemas.Receipt {
+	p, warnings, err := Read(data)
+	r := &schemas.Receipt{Run: run, UID: p.UID}
+	var requests []*schemas.Request
+	var policy *schemas.Policy
+	if err == nil {
+		p.UID = cmp.Or(p.UID, "-") // intake names it by the place of its message
+		policy, r.Waiting, err = s.findPolicy(ctx, run, p, true)
+	}
+	if err == nil && r.Waiting != "" {
+		return r
+	}
+	if err == nil {
+		requests, err = s.resolve(ctx, &bus.Message{Time: time.Now()}, run, p, policy, refOf)
+	}
+	if err == nil {
+		err = s.checkLimits(ctx, run, requests, policy)
+	}
+	if err == nil {
+		err = s.checkUID(ctx, requests, policy)
+	}
+	if err != nil {
+		return &schemas.Receipt{Run: run, UID: r.UID, Code: bus.Code(err), Error: err.Error()}
+	}
+	accepted := receiptOf(requests, slices.Concat(warnings, Warnings(p, policy), Unscored(requests[0])))
+	accepted.UID = r.UID
+	return accepted
+}
+
+// checkUID refuses a group whose uid another prompt has, whose deadline has passed, or that was cancelled.
+func (s *service) checkUID(ctx context.Context, requests []*schemas.Request, policy *schemas.Policy) error {
+	mine, err := requests[0].Record()
+	if err != nil {
+		return bus.Terminal(schemas.CodeTooLarge, err)
+	}
+	mine.StepBytes = stepBytes(requests, policy)
+	h, err := s.bus.ControlsOf(ctx, mine.Run, mine.UID)
+	if err != nil {
+		return err
+	}
+	if c := h.Cancelled(); c != nil {
+		return bus.Terminal(schemas.CodeCancelled, errors.New(c.Sentence()))
+	}
+	first, err := s.bus.Group(ctx, mine.Run, mine.UID)
+	switch {
+	case errors.Is(err, bus.ErrNotFound) && deadlinePassed(mine):
+		return tooLate(mine.Group.Deadline, "the prompt was taken up later")
+	case errors.Is(err, bus.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	}
+	return checkSameGroup(first, mine)
+}
+
+// putBlob stores bytes, and returns their reference.
+type putBlob func(ctx context.Context, data []byte) (schemas.Ref, error)
+
+// refOf is a putBlob that stores nothing.
+func refOf(_ context.Context, data []byte) (schemas.Ref, error) {
+	sum := sha256.Sum256(data)
+	return schemas.Ref{
+		Bucket: schemas.BlobBucket, Digest: hex.EncodeToString(sum[:]), Size: int64(len(data)),
+	}, nil
+}

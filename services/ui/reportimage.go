@@ -1,0 +1,112 @@
+package ui
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"image"
+	"image/color"
+	"image/jpeg"
+	"math"
+
+	"golang.org/x/image/draw"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/view"
+)
+
+// sides are the longer sides to which an image that is too large is reduced, in pixels.
+var sides = []int{1024, 768, 512, 384, 256, 192, 128, 96, 64}
+
+const (
+	// leastImage is what every image may take, in bytes, as long as there is room.
+	leastImage = 2 << 10
+	quality    = 85
+	// leastPerPixel is less than the bytes that a pixel of a JPEG of this quality takes, but for flat images.
+	leastPerPixel = 0.08
+)
+
+// addImages adds the images of samples: they share the room of left bytes evenly, and what one does not need is for
+// those after it. An error is of the server.
+func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Contents) error {
+	type place struct {
+		group *view.Group
+		index int64
+	}
+	var places []place
+	rows := r.Answers["runs/"+string(r.Run)+"/groups"].(*view.Groups).Rows
+	for _, row := range rows {
+		g := r.Answers["runs/"+string(r.Run)+"/groups/"+string(row.UID)].(*view.Group)
+		for _, l := range g.Samples {
+			if l.Image {
+				places = append(places, place{g, l.SampleIndex})
+			}
+		}
+	}
+	for i, at := range places {
+		allowed := min(left, max(left/(len(places)-i), leastImage))
+		t := at.group.Trajectory(at.index)
+		data, err := client.New(b).Image(ctx, t)
+		if errors.Is(err, client.ErrNotFound) {
+			c.ImagesGone++
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("image of %s sample %d: %w", at.group.UID, at.index, err)
+		}
+		uri := address("png", data)
+		if len(uri) > allowed || !bytes.HasPrefix(data, pngMagic) {
+			stored, err := media.Decode(data, media.ImageSize(t.Image.Height, t.Image.Width))
+			if err != nil || stored.Empty() {
+				c.ImagesGone++
+				continue
+			}
+			if uri = reduce(stored.Frames[0], allowed); uri == "" {
+				c.ImagesLeftOut++
+				continue
+			}
+			c.Reduced++
+		}
+		c.Images++
+		left -= len(uri)
+		r.Media[fmt.Sprintf("%s/%s/%d/image", r.Run, at.group.UID, at.index)] = uri
+	}
+	return nil
+}
+
+// address returns the bytes of an image as its address.
+func address(kind string, data []byte) string {
+	return "data:image/" + kind + ";base64," + base64.StdEncoding.EncodeToString(data)
+}
+
+// reduce returns the largest JPEG of an image that takes at most that many bytes of the file; "" if none does.
+func reduce(src *image.NRGBA, allowed int) string {
+	flat := image.NewRGBA(image.Rectangle{Max: src.Rect.Size()}) // JPEG knows no transparency
+	draw.Draw(flat, flat.Rect, image.NewUniform(color.White), image.Point{}, draw.Src)
+	draw.Draw(flat, flat.Rect, src, src.Rect.Min, draw.Over)
+	size := flat.Rect.Size()
+	longer := max(size.X, size.Y)
+	hopeless := math.Sqrt(float64(allowed)*3/4/leastPerPixel) * math.Sqrt(float64(longer)/float64(min(size.X, size.Y)))
+	for _, side := range append([]int{longer}, sides...) {
+		if side > longer || side > sides[len(sides)-1] && float64(side) > hopeless {
+			continue
+		}
+		small := flat
+		if side < longer {
+			small = image.NewRGBA(image.Rect(0, 0, max(1, size.X*side/longer), max(1, size.Y*side/longer)))
+			draw.BiLinear.Scale(small, small.Rect, flat, flat.Rect, draw.Src, nil)
+		}
+		var buf bytes.Buffer
+		if err := jpeg.Encode(&buf, small, &jpeg.Options{Quality: quality}); err != nil {
+			return "" // too wide for the format
+		}
+		if uri := address("jpeg", buf.Bytes()); len(uri) <= allowed {
+			return uri
+		}
+	}
+	return ""
+}
