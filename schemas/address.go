@@ -28,6 +28,7 @@ const (
 	KindDead       = "dead"
 	KindControl    = "control"
 	KindParked     = "parked"
+	KindUpdate     = "update"
 )
 
 // partKinds are the kinds of the parts of events that have some.
@@ -78,6 +79,8 @@ func (a *Address) tokens() []*string {
 		return []*string{(*string)(&a.Lane), (*string)(&a.Tenant)}
 	case KindApplied:
 		return []*string{(*string)(&a.Lane), (*string)(&a.Tenant), &a.Instance}
+	case KindUpdate:
+		return []*string{(*string)(&a.Run), (*string)(&a.Lane), (*string)(&a.Tenant), &a.Step}
 	case KindDead:
 		return []*string{&a.Service, (*string)(&a.Run), (*string)(&a.UID)}
 	}
@@ -235,6 +238,7 @@ func RunFilters(run Run) map[string][]string {
 		StreamAdvantages:   all(KindAdvantage, KindBatch),
 		StreamControl:      all(KindControl),
 		StreamParked:       all(KindParked),
+		StreamUpdates:      all(KindUpdate),
 	}
 }
 

@@ -111,7 +111,7 @@ var encoders = sync.Pool{New: func() any {
 	return w
 }}
 
-// Decode reads one event into e, which must be a pointer to one of the contract's
+// Decode reads one event, msgpack or JSON, into e, which must be a pointer to one of the contract's
 // structs. Whatever e held before is gone; on an error e is its zero value.
 //
 // The structure is checked first (Precheck). Then every value must have the type of
@@ -155,7 +155,7 @@ func New(typeName string) (Event, bool) {
 func Events() []Event {
 	return []Event{
 		&Prompt{}, &GroupRecord{}, &Plan{}, &Request{}, &Step{}, &Tokens{}, &Trajectory{}, &Reward{}, &Verdict{},
-		&Advantage{}, &Batch{}, &Policy{}, &Applied{}, &Presence{}, &Dead{}, &Receipt{},
+		&Advantage{}, &Batch{}, &Update{}, &Policy{}, &Applied{}, &Presence{}, &Dead{}, &Receipt{},
 		&Control{}, &ControlReceipt{}, &ScoreRequest{}, &ScoreReply{}, &InteractRequest{}, &InteractReply{},
 		&TeacherRequest{}, &TeacherReply{},
 	}

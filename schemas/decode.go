@@ -45,6 +45,12 @@ func decode(data []byte, e Event) error {
 	}
 	v = v.Elem()
 	v.SetZero()
+	if isJSON(data) {
+		var err error
+		if data, err = fromJSON(data, v.Type()); err != nil {
+			return err
+		}
+	}
 	return (&reader{data: data}).readEvent(v)
 }
 

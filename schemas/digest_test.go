@@ -64,7 +64,7 @@ func TestRequest_ComputeScheduleDigest_fields(t *testing.T) {
 	r := fullRequest(t)
 	r.Start, r.Stop = segment(1, 3)
 	r.CheckpointStepIndices = []int64{2}
-	r.StepSeeds = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}
+	r.StepSeeds, r.Conditions = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, conditions()
 	checkFields(t, r, inside, func(r *schemas.Request) (any, error) { return r.ComputeScheduleDigest(), nil })
 }
 
@@ -77,7 +77,7 @@ func TestContentDigest_fields(t *testing.T) {
 		e := completedTrajectory(t)
 		e.Frames, e.Video, e.CFGScales = 5, video(e, 5), e.StepScales()
 		e.Start, e.Stop = segment(1, 3)
-		e.StepSeeds = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}
+		e.StepSeeds, e.Conditions = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, conditions()
 		checkFields(t, e, entering[schemas.Trajectory](), func(e *schemas.Trajectory) (any, error) { return content(e) })
 	})
 	t.Run("reward", func(t *testing.T) {
@@ -154,6 +154,7 @@ func TestRequest_AnsweredBy_fields(t *testing.T) {
 	e := completedTrajectory(t)
 	e.Start, e.Stop = segment(1, 3)
 	e.StepSeeds, e.CFGScales = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, e.StepScales()
+	e.Conditions = conditions()
 	request := &schemas.Request{Identity: e.Identity, Sampling: e.Sampling, ScheduleDigest: e.ScheduleDigest, Group: e.Group}
 	var repeated []string
 	for _, part := range []reflect.Type{reflect.TypeFor[schemas.Identity](), reflect.TypeFor[schemas.Sampling]()} {
@@ -218,5 +219,24 @@ func TestContentDigest_none(t *testing.T) {
 		if _, err := schemas.ContentDigest(e); !errors.Is(err, schemas.ErrNoContent) {
 			t.Errorf("%s: %v, want ErrNoContent", e.Type(), err)
 		}
+	}
+}
+
+func conditions() []schemas.Condition {
+	digest := digestOf("image")
+	return []schemas.Condition{{Name: "image", Type: "image", Digest: digest, Ref: schemas.Ref{Bucket: schemas.BlobBucket, Digest: digest, Size: 9}}}
+}
+
+// Conditions decide samples, wherever their bytes are.
+func TestRequest_Conditions(t *testing.T) {
+	a, b, c := fullRequest(t), fullRequest(t), fullRequest(t)
+	a.Conditions, b.Conditions = conditions(), conditions()
+	b.Conditions[0].Ref.Bucket = "elsewhere"
+	if a.ComputeScheduleDigest() != b.ComputeScheduleDigest() || a.ComputeScheduleDigest() == c.ComputeScheduleDigest() {
+		t.Error("the digest of the schedule is not that of its conditions")
+	}
+	a.Conditions = append(a.Conditions, a.Conditions[0])
+	if err := a.Validate(); err == nil || !strings.Contains(err.Error(), `conditions[1].name: "image"; must be above the one before it`) {
+		t.Errorf("%v", err)
 	}
 }

@@ -296,6 +296,7 @@ var (
 		StatusRefused, StatusCancelled,
 	}
 	UnknownPolicies = []string{UnknownRefuse, UnknownWarn}
+	ConditionTypes  = []string{"image", "video", "sound", "tensor"}
 	SwapRules       = []string{SwapFinish, SwapSwitch, SwapRestart}
 	AppliedStates   = []string{AppliedApplied, AppliedRefused}
 	Services        = []string{"intake", "sampler", "reward", "advantage"}

@@ -33,6 +33,7 @@ const (
 	TypeBatch      = "batch/1"
 	TypePolicy     = "policy/1"
 	TypeDead       = "dead/1"
+	TypeUpdate     = "update/1"
 	TypeReceipt    = "receipt/1"
 	TypeApplied    = "applied/1"
 	TypePresence   = "presence/1"

@@ -150,7 +150,7 @@ var limits = map[string]float64{
 // enums are the lists of legal values that tags name.
 var enums = map[string][]string{
 	"AppliedStates": AppliedStates, "BatchStatuses": BatchStatuses, "BranchScopes": BranchScopes, "CFGRules": CFGRules,
-	"ConversationStates": ConversationStates, "TeacherCodes": TeacherCodes, "ControlActions": ControlActions,
+	"ConditionTypes": ConditionTypes, "ConversationStates": ConversationStates, "TeacherCodes": TeacherCodes, "ControlActions": ControlActions,
 	"DTypes":    DTypes,
 	"DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
 	"FailedPolicies": FailedPolicies, "FinishReasons": FinishReasons, "LogitsForms": LogitsForms,

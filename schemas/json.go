@@ -3,6 +3,7 @@ package schemas
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"math"
 
@@ -23,6 +24,9 @@ func JSON(v any) any {
 // JSONOfBytes is JSON for an encoded event that was checked before.
 func JSONOfBytes(data []byte) any {
 	var v any
+	if isJSON(data) {
+		return json.RawMessage(data)
+	}
 	if err := msgpack.Unmarshal(data, &v); err != nil {
 		return map[string]any{"error": err.Error()}
 	}

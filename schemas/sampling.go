@@ -21,6 +21,26 @@ type Identity struct {
 	Lane        Lane  `msgpack:"lane" form:"token" digest:"-"`
 }
 
+// Condition is something that a network is given besides texts, such as an image to edit.
+type Condition struct {
+	// Name is the input of the network.
+	Name string `msgpack:"name" form:"token"`
+	// Type is image, video, sound or tensor.
+	Type string `msgpack:"type" enum:"ConditionTypes"`
+	// Digest is that of what is given, however it is encoded; Ref leads to its bytes.
+	Digest string `msgpack:"digest" form:"digest"`
+	Ref    Ref    `msgpack:"ref" digest:"-"`
+}
+
+// checkConditions checks that conditions are sorted by name, each name once.
+func (f *faults) checkConditions(list []Condition) {
+	for i := 1; i < len(list); i++ {
+		if name := list[i].Name; name <= list[i-1].Name {
+			f.inItem("conditions", i).add("name", quote(name), "must be above the one before it")
+		}
+	}
+}
+
 // Sampling is every setting that decides the bits of a sample, resolved. The request has it and the trajectory repeats
 // it, so that the sampler, verify and trainers compute with the same values. A sample of text has the prompt and the
 // seeds, and in its Text how tokens are drawn.
@@ -79,6 +99,8 @@ type Sampling struct {
 	// GuidanceRescale is the share in which a velocity under classifier-free guidance is brought to the standard
 	// deviation of the prompt's own; 0: it stays as it is.
 	GuidanceRescale float64 `msgpack:"guidance_rescale,omitempty" range:"0..1" for:"image"`
+	// Conditions are what the network is given besides texts, sorted by name.
+	Conditions []Condition `msgpack:"conditions,omitempty" size:"0..MaxConditioning" for:"image"`
 
 	unknown []string // what Decode found and does not know, as in "cfg_from=0.2"
 }

@@ -16,6 +16,7 @@ const (
 	StreamApplied      = "MDR_APPLIED"
 	StreamControl      = "MDR_CONTROL"
 	StreamParked       = "MDR_PARKED"
+	StreamUpdates      = "MDR_UPDATES"
 	StreamDead         = "MDR_DEAD"
 	StreamAdvisories   = "MDR_ADVISORIES"
 )
@@ -137,6 +138,10 @@ func Streams() []StreamSpec {
 		{
 			Name: StreamParked, Purpose: "requests of paused runs, until they are resumed",
 			Subjects: []string{Prefix + "parked.*.*.*.*.*"}, Guarded: true, MaxBytes: gib,
+		},
+		{
+			Name: StreamUpdates, Purpose: "updates that trainers made: loss, ratio, divergence; for curves",
+			Subjects: []string{Prefix + "update.*.*.*.*"}, Guarded: true, MaxBytes: gib / 16, MaxAge: 30 * day,
 		},
 		{
 			Name: StreamDead, Purpose: "refused input: original bytes and headers, reason, service, deliveries",

@@ -57,6 +57,7 @@ func TestParseSubject(t *testing.T) {
 			schemas.BatchSubject(run, batch):                   {Kind: schemas.KindBatch, Run: run, Batch: batch},
 			schemas.PolicySubject(lane, tenant):                {Kind: schemas.KindPolicy, Lane: lane, Tenant: tenant},
 			schemas.AppliedSubject(lane, tenant, name):         {Kind: schemas.KindApplied, Lane: lane, Tenant: tenant, Instance: name},
+			schemas.UpdateSubject(run, lane, tenant, step):     {Kind: schemas.KindUpdate, Run: run, Lane: lane, Tenant: tenant, Step: k},
 			schemas.DeadSubject("intake", run, uid):            {Kind: schemas.KindDead, Service: "intake", Run: run, UID: uid},
 		} {
 			got, ok := schemas.ParseSubject(subject)

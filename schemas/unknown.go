@@ -13,10 +13,13 @@ import (
 // noise_level?". Decode skips such fields, as they may be of a later version. For data that
 // Decode refuses the result is nil.
 func UnknownFields(data []byte, e Event) []string {
+	root := reflect.TypeOf(e).Elem()
+	if isJSON(data) {
+		data, _ = fromJSON(data, root) // nil is refused below
+	}
 	if Precheck(data) != nil {
 		return nil
 	}
-	root := reflect.TypeOf(e).Elem()
 	u := &unknownFields{reader: reader{data: data}, root: root}
 	u.walkValue(root, "")
 	return u.found

@@ -20,6 +20,7 @@ func (p *Prompt) checkRules(f *faults) {
 	p.checkText(f)
 	p.checkSigmas(f)
 	p.Rollout.checkRulesAcross(f.inStruct("rollout"), p.steps(), p.Validation)
+	f.checkConditions(p.Conditions)
 	p.checkSegment(f)
 	p.checkScheduled(f)
 	p.checkTree(f)

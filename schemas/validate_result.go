@@ -119,9 +119,13 @@ func (e *Batch) Validate() error { return CheckFields(e) }
 func (e *Batch) checkRules(f *faults) {
 	f.checkSorted("uids", e.UIDs)
 	f.checkSorted("dropped", e.Dropped)
-	for i := 1; i < len(e.Metrics); i++ {
-		if name := e.Metrics[i].Name; name <= e.Metrics[i-1].Name {
-			f.inItem("metrics", i).add("name", quote(name), "must be above the one before it")
+	f.checkMetricOrder("metrics", e.Metrics)
+}
+
+func (f *faults) checkMetricOrder(field string, list []Metric) {
+	for i := 1; i < len(list); i++ {
+		if name := list[i].Name; name <= list[i-1].Name {
+			f.inItem(field, i).add("name", quote(name), "must be above the one before it")
 		}
 	}
 }

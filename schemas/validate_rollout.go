@@ -23,6 +23,7 @@ func (e *Request) checkRules(f *faults) {
 	f.requirePositive("width", e.Width)
 	f.checkFrames(e.Frames)
 	f.checkBoundary(&e.Sampling)
+	f.checkConditions(e.Conditions)
 	f.requireOneOf("log_prob_kind", e.LogProbKind, LogProbKinds)
 	f.requireOneOf("solver", e.Solver, Solvers)
 	f.requireOneOf("latents_dtype", e.LatentsDType, LatentsDTypes)
@@ -263,6 +264,7 @@ func (e *Trajectory) checkCompleted(f *faults, begin, end int64) {
 	}
 	f.checkFrames(e.Frames)
 	f.checkBoundary(&e.Sampling)
+	f.checkConditions(e.Conditions)
 	e.checkVideo(f)
 }
 

@@ -74,7 +74,8 @@ func Grants() []Grant {
 func resultStreams() []string {
 	return []string{
 		schemas.StreamGroups, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
-		schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamPolicyBucket, schemas.StreamPresenceBucket,
+		schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamUpdates, schemas.StreamPolicyBucket,
+		schemas.StreamPresenceBucket,
 		schemas.StreamRunBucket, schemas.StreamControlBucket, schemas.StreamBlobBucket,
 	}
 }
@@ -169,7 +170,7 @@ func clientGrants() []Grant {
 		{
 			Role:      RoleTrainer,
 			Purpose:   "trains on groups: publishes prompts, reads what became of them, pushes weights",
-			Publishes: []string{schemas.KindPrompt, schemas.KindPolicy},
+			Publishes: []string{schemas.KindPrompt, schemas.KindPolicy, schemas.KindUpdate},
 			Reads: append([]string{
 				schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamDead, schemas.StreamPolicies,
 				schemas.StreamApplied, schemas.StreamLeaseBucket,

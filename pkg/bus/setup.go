@@ -235,6 +235,16 @@ func incompatibilities(have, want jetstream.StreamConfig) (faults []string) {
 	differ("max_msgs_per_subject", max(0, have.MaxMsgsPerSubject), want.MaxMsgsPerSubject)
 	differ("discard_new_per_subject", have.DiscardNewPerSubject, want.DiscardNewPerSubject)
 	differ("subject_transform", transformText(have), transformText(want))
+	for _, subject := range have.Subjects {
+		same := func(other string) bool { return schemas.Matches(subject, strings.ReplaceAll(other, "*", "x")) }
+		if tail, ours := schemas.SubjectTail(subject); ours && !slices.Contains(want.Subjects, subject) &&
+			!slices.ContainsFunc(want.Subjects, same) && slices.ContainsFunc(want.Subjects, func(other string) bool {
+			return strings.HasPrefix(other, schemas.KindPrefix(strings.SplitN(tail, ".", 2)[0]))
+		}) {
+			faults = append(faults, "subject "+subject+": this store was written by a version before v1, which alone "+
+				"can read its runs")
+		}
+	}
 	return faults
 }
 

@@ -74,7 +74,7 @@ type Entry struct {
 var exportOrder = []string{
 	schemas.StreamRequests, schemas.StreamParked, schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamSteps,
 	schemas.StreamTrajectories, schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamAdvantages,
-	schemas.StreamControl,
+	schemas.StreamControl, schemas.StreamUpdates,
 }
 
 // isWorkQueue reports whether a consumer of the stream takes its messages away.
@@ -157,7 +157,7 @@ func parseSubjectIn(stream, subject string) (schemas.Address, error) {
 	}
 	a, ok := schemas.ParseSubject(subject)
 	if !ok {
-		return a, errors.New("not a valid subject")
+		return a, errors.New("not a valid subject; a file that a version before v1 wrote can only be read by that version")
 	}
 	if spec, ok := schemas.StreamOf(schemas.PublishedSubject(subject)); !ok || spec.Name != stream {
 		return a, fmt.Errorf("%s has no subject %q", stream, subject)

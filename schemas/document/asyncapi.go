@@ -108,6 +108,11 @@ var channels = []channel{
 		[]string{"client"},
 	},
 	{
+		"update", schemas.Prefix + "update.{run}.{lane}.{tenant}.{step}", schemas.TypeUpdate, schemas.StreamUpdates,
+		"one update that a trainer made of a lane's weights", "client",
+		[]string{"client"},
+	},
+	{
 		"policy", schemas.Prefix + "policy.{lane}.{tenant}", schemas.TypePolicy, schemas.StreamPolicies,
 		"weights with their version, and what a lane that serves them takes", "client, sampler",
 		[]string{"sampler", "intake", "client"},

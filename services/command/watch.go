@@ -35,6 +35,7 @@ var watched = []watchedKind{
 	{schemas.KindReward, schemas.StreamRewards, func() schemas.Event { return &schemas.Reward{} }},
 	{schemas.KindAdvantage, schemas.StreamAdvantages, func() schemas.Event { return &schemas.Advantage{} }},
 	{schemas.KindBatch, schemas.StreamAdvantages, func() schemas.Event { return &schemas.Batch{} }},
+	{schemas.KindUpdate, schemas.StreamUpdates, func() schemas.Event { return &schemas.Update{} }},
 	{schemas.KindDead, schemas.StreamDead, func() schemas.Event { return &schemas.Dead{} }},
 }
 
@@ -270,6 +271,10 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 	case *schemas.Batch:
 		line = fmt.Sprintf("%s closed: %s, %s, mean %s", e.Batch, present.Count(e.Groups, "group"),
 			present.Count(e.Samples, "sample"), results.Number(e.Mean, "%.4f"))
+	case *schemas.Update:
+		line = fmt.Sprintf("%s update %d: version %d, loss %s, ratio %s, clipped %s, kl %s", e.Lane, e.Step,
+			e.PolicyVersion, results.Number(e.Loss, "%.4g"), results.Number(e.Ratio, "%.4f"),
+			results.Number(e.ClipShare, "%.3f"), results.Number(e.KL, "%.3g"))
 	case *schemas.Dead:
 		line = fmt.Sprintf("%d at %s, %s: %s", m.Seq, e.Service, e.Code, present.FirstLine(e.Reason))
 	}

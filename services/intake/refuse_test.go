@@ -1,6 +1,7 @@
 package intake
 
 import (
+	"encoding/json"
 	"reflect"
 	"slices"
 	"strings"
@@ -237,13 +238,14 @@ func TestRefuse_NotALostPolicy(t *testing.T) {
 func TestUnknownFields(t *testing.T) {
 	p := newPlane(t)
 	p.serve(t)
+	encode := msgpack.Marshal
 	ask := func(prompt map[string]any) *schemas.Receipt {
 		inbox := p.Conn().NewInbox()
 		answers, err := p.Conn().SubscribeSync(inbox)
 		if err != nil {
 			t.Fatal(err)
 		}
-		data, err := msgpack.Marshal(prompt)
+		data, err := encode(prompt)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -266,6 +268,22 @@ func TestUnknownFields(t *testing.T) {
 	}
 	if r = ask(map[string]any{"prompt": "x", "unknown_fields": "maybe"}); r.Accepted ||
 		!strings.Contains(r.Error, "unknown_fields: \"maybe\"; must be one of refuse, warn") {
+		t.Errorf("%+v", r)
+	}
+	digest := strings.Repeat("0", 64)
+	condition := map[string]any{"name": "image", "type": "image", "digest": digest, "ref": map[string]any{
+		"bucket": schemas.BlobBucket, "digest": digest, "size": 1,
+	}}
+	if r = ask(map[string]any{"uid": "c", "prompt": "x", "conditions": []any{condition}}); r.Accepted ||
+		!strings.Contains(r.Error, "conditions: image; must be absent") {
+		t.Errorf("%+v", r)
+	}
+	encode = json.Marshal // which is taken, and refused, in the same way
+	if r = ask(map[string]any{"uid": "w", "prompt": "x", "group_size": 3}); !r.Accepted || r.Samples != 3 {
+		t.Errorf("%+v", r)
+	}
+	if r = ask(map[string]any{"uid": "z", "prompt": "x", "gruop_size": 4}); r.Code != schemas.CodeInvalid ||
+		!strings.Contains(r.Error, "gruop_size: unknown field; did you mean group_size?") {
 		t.Errorf("%+v", r)
 	}
 }

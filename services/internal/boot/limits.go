@@ -100,6 +100,7 @@ type Limits struct {
 	MaxStepsBytes        Bytes `key:"max_steps_bytes" stream:"MDR_STEPS" help:"size of MDR_STEPS, the large one"`
 	MaxTrajectoriesBytes Bytes `key:"max_trajectories_bytes" stream:"MDR_TRAJECTORIES" help:"size of MDR_TRAJECTORIES"`
 	MaxVerdictsBytes     Bytes `key:"max_verdicts_bytes" stream:"MDR_VERDICTS" help:"size of MDR_VERDICTS"`
+	MaxUpdatesBytes      Bytes `key:"max_updates_bytes" stream:"MDR_UPDATES" help:"size of MDR_UPDATES"`
 	MaxRewardsBytes      Bytes `key:"max_rewards_bytes" stream:"MDR_REWARDS" help:"size of MDR_REWARDS"`
 	MaxAdvantagesBytes   Bytes `key:"max_advantages_bytes" stream:"MDR_ADVANTAGES" help:"size of MDR_ADVANTAGES"`
 	MaxParkedBytes       Bytes `key:"max_parked_bytes" stream:"MDR_PARKED" help:"size of MDR_PARKED, the requests of paused runs"`
@@ -109,6 +110,7 @@ type Limits struct {
 	MaxStepsAge          Age   `key:"max_steps_age" stream:"MDR_STEPS" help:"how long steps are kept; not below the trajectories'"`
 	MaxTrajectoriesAge   Age   `key:"max_trajectories_age" stream:"MDR_TRAJECTORIES" help:"how long trajectories are kept"`
 	MaxVerdictsAge       Age   `key:"max_verdicts_age" stream:"MDR_VERDICTS" help:"how long verdicts are kept"`
+	MaxUpdatesAge        Age   `key:"max_updates_age" stream:"MDR_UPDATES" help:"how long updates of trainers are kept"`
 	MaxRewardsAge        Age   `key:"max_rewards_age" stream:"MDR_REWARDS" help:"how long rewards are kept"`
 	MaxAdvantagesAge     Age   `key:"max_advantages_age" stream:"MDR_ADVANTAGES" help:"how long advantages are kept"`
 	MaxDeadAge           Age   `key:"max_dead_age" stream:"MDR_DEAD" help:"how long dead letters are kept"`

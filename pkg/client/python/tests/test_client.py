@@ -317,3 +317,18 @@ def test_hostile_events():
     ):
         with pytest.raises((ValueError, msgpack.exceptions.UnpackException)):
             decode(data)
+
+
+def test_an_update_is_told_once(run):
+    async def test(client, name):
+        for loss in (0.5, 0.25):  # the first one counts
+            await client.update(
+                name, "synthetic", 1, batches=["step-0"], loss=loss, kl=float("nan"), evaluation={"exact": 1.0}
+            )
+        m = await client.js.get_last_msg("MDR_UPDATES", f"mdr.v1.update.{name}.synthetic.main.1")
+        event = decode(m.data)
+        assert (event["loss"], event["evaluation"], "kl" in event) == (0.5, [{"name": "exact", "value": 1.0}], False)
+        with pytest.raises(ValueError, match="los: not a number of an update"):
+            await client.update(name, "synthetic", 2, los=1.0)
+
+    run(test)

@@ -228,6 +228,18 @@ export interface Canary {
   norm: number;
 }
 
+/** Condition is something that a network is given besides texts, such as an image to edit. */
+export interface Condition {
+  /** name is the input of the network. */
+  name: string;
+  /** type is image, video, sound or tensor. */
+  type: "image" | "video" | "sound" | "tensor";
+  /** digest is that of what is given, however it is encoded; ref leads to its bytes. */
+  digest: string;
+  /** digest is that of what is given, however it is encoded; ref leads to its bytes. */
+  ref: Ref;
+}
+
 /** Control asks that a run, or a part of it, stops, waits or goes on. Operators of the pipeline publish it. Intake puts the controls that it accepts into the key-value bucket mdr-control under ControlKey, where every service sees them; from then on they are in force. */
 export interface Control {
   /** schema version of the event's type */
@@ -540,6 +552,8 @@ export interface ImageSettings {
   cfg_until?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
   guidance_rescale?: number | null;
+  /** conditions are what the network is given besides texts, sorted by name. No lane takes any yet. */
+  conditions?: Condition[] | null;
   /** guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the scale of classifier-free guidance, which is true_cfg_scale. Default: the model's. */
   guidance?: number | null;
   /** sigmas are T pre-shift sigmas, strictly decreasing in (0, 1]. Default: the model's schedule. */
@@ -1000,6 +1014,8 @@ export interface Prompt {
   cfg_until?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
   guidance_rescale?: number | null;
+  /** conditions are what the network is given besides texts, sorted by name. No lane takes any yet. */
+  conditions?: Condition[] | null;
   /** guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the scale of classifier-free guidance, which is true_cfg_scale. Default: the model's. */
   guidance?: number | null;
   /** sigmas are T pre-shift sigmas, strictly decreasing in (0, 1]. Default: the model's schedule. */
@@ -1232,6 +1248,8 @@ export interface Request {
   boundary_ratio?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
   guidance_rescale?: number | null;
+  /** conditions are what the network is given besides texts, sorted by name. */
+  conditions?: Condition[] | null;
   /** text asks for text; absent: for an image. */
   text?: TextRequest | null;
   /** return_step_indices are the latents to keep, sorted, 0..T. */
@@ -1580,6 +1598,8 @@ export interface Sampling {
   boundary_ratio?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
   guidance_rescale?: number | null;
+  /** conditions are what the network is given besides texts, sorted by name. */
+  conditions?: Condition[] | null;
 }
 
 /** ScheduledSample is the scheduled sampling of one sample. Its steps are those of the schedule of all training timesteps: step N-1-t leads from timestep t to t-1. */
@@ -2160,6 +2180,8 @@ export interface Trajectory {
   boundary_ratio?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
   guidance_rescale?: number | null;
+  /** conditions are what the network is given besides texts, sorted by name. */
+  conditions?: Condition[] | null;
   /** text is what a sample of text came to, and how it was asked for; absent: the sample is an image. */
   text?: TextResult | null;
   /** truncated_tokens is how many tokens of the prompt in its template were cut off because of truncate_prompt; absent: none. */
@@ -2238,6 +2260,48 @@ export interface Turn {
   reply?: string | null;
   /** score is what the interaction gives a turn that was generated, reply what it says to it, and metadata what it tells of it. A reply to the last turn was not said to the model any more. */
   metadata?: Record<string, unknown> | null;
+}
+
+/** Update is one update of the weights of a lane, as the trainer that made it tells it, for those who look on: curves beside the rewards of the run. Numbers that the trainer has not are absent. */
+export interface Update {
+  /** schema version of the event's type */
+  v: 1;
+  /** run is the one whose samples the trainer learned from. */
+  run: string;
+  /** what serves the sample: a model family and size class */
+  lane: string;
+  /** whose weights they are; main where the lane has one set of them */
+  tenant: string;
+  /** step is the count of the trainer's updates, from 1. */
+  step: Integer;
+  /** batches are the ids of the batches that were learned from, batch_digest is a digest of what was read of them. */
+  batches: string[] | null;
+  /** batches are the ids of the batches that were learned from, batch_digest is a digest of what was read of them. */
+  batch_digest?: string | null;
+  /** policy_version is the version that has the new weights, weights_digest names these. */
+  policy_version: Integer;
+  /** policy_version is the version that has the new weights, weights_digest names these. */
+  weights_digest: string;
+  /** loss is what the update made smaller: a mean over its samples. */
+  loss?: number | null;
+  /** ratio is the mean ratio of probabilities under new and old weights, clip_share the share of those that were clipped. */
+  ratio?: number | null;
+  /** ratio is the mean ratio of probabilities under new and old weights, clip_share the share of those that were clipped. */
+  clip_share?: number | null;
+  /** kl is the divergence from the reference, in nats. */
+  kl?: number | null;
+  /** lr is the size of the step, grad_norm the length of its gradient before it was clipped. */
+  lr?: number | null;
+  /** lr is the size of the step, grad_norm the length of its gradient before it was clipped. */
+  grad_norm?: number | null;
+  /** staleness is how many versions the samples were behind. */
+  staleness?: Integer | null;
+  /** evaluation are the numbers of an evaluation after the update, sorted by name. */
+  evaluation?: Metric[] | null;
+  /** by is the trainer, for people. */
+  by?: string | null;
+  /** at is when the update was done, Unix nanoseconds. */
+  at: Integer;
 }
 
 /** Verdict is a score from outside: from a person, or from a batch job that takes hours. That client publishes it, and the reward service adds it to the scores of the sample. */
@@ -2334,6 +2398,8 @@ export interface Events {
   advantage: Advantage;
   /** all groups of a batch have closed */
   batch: Batch;
+  /** one update that a trainer made of a lane's weights */
+  update: Update;
   /** weights with their version, and what a lane that serves them takes */
   policy: Policy;
   /** a sampler's answer to a policy: applied or refused */
@@ -2370,6 +2436,7 @@ export const subjects = {
   reward: (partition: Token, run: Token, batch: Token, uid: Token, sample: Token) => `mdr.v1.reward.${partition}.${run}.${batch}.${uid}.${sample}`,
   advantage: (run: Token, uid: Token) => `mdr.v1.advantage.${run}.${uid}`,
   batch: (run: Token, batch: Token) => `mdr.v1.batch.${run}.${batch}`,
+  update: (run: Token, lane: Token, tenant: Token, step: Token) => `mdr.v1.update.${run}.${lane}.${tenant}.${step}`,
   policy: (lane: Token, tenant: Token) => `mdr.v1.policy.${lane}.${tenant}`,
   applied: (lane: Token, tenant: Token, instance: Token) => `mdr.v1.applied.${lane}.${tenant}.${instance}`,
   control: (run: Token) => `mdr.v1.control.${run}`,
@@ -2394,6 +2461,7 @@ export const filters = {
   reward: (run: Token) => `mdr.v1.reward.*.${run}.*.*.*`,
   advantage: (run: Token) => `mdr.v1.advantage.${run}.*`,
   batch: (run: Token) => `mdr.v1.batch.${run}.*`,
+  update: (run: Token) => `mdr.v1.update.${run}.*.*.*`,
   control: (run: Token) => `mdr.v1.control.${run}`,
   parked: (run: Token) => `mdr.v1.parked.${run}.*.*.*.*`,
   dead: (run: Token) => `mdr.v1.dead.*.${run}.*`,
@@ -2412,6 +2480,7 @@ export const streams = {
   reward: "MDR_REWARDS",
   advantage: "MDR_ADVANTAGES",
   batch: "MDR_ADVANTAGES",
+  update: "MDR_UPDATES",
   control: "MDR_CONTROL",
   parked: "MDR_PARKED",
   dead: "MDR_DEAD",
@@ -2429,6 +2498,7 @@ export const structs: Record<string, Record<string, string>> = {
   BranchGroup: {"children":"[BranchChild]","mean":"number?","std":"number?","step_index":"int"},
   BranchPoint: {"step_index":"int","width":"int"},
   Canary: {"digest":"str","norm":"number"},
+  Condition: {"digest":"str","name":"str","ref":"Ref","type":"str"},
   Control: {"action":"str","at":"int","by":"str","reason":"str?","run":"str","sample_index":"int?","seq":"int?","step_index":"int?","stored":"int?","uid":"str?","v":"int"},
   ControlReceipt: {"accepted":"bool","code":"str?","error":"str?","requests":"int","run":"str","seq":"int","status":"RunStatus?","uid":"str?","unchanged":"str?","v":"int"},
   Data: {"images":"[DataImage]?","latents":"Tensor?"},
@@ -2444,7 +2514,7 @@ export const structs: Record<string, Record<string, string>> = {
   Header: {"name":"str","value":"str"},
   Identity: {"group_size":"int","lane":"str","run":"str","sample_index":"int","stage":"str","uid":"str"},
   Image: {"data":"bytes?","digest":"str","format":"str","height":"int","ref":"Ref?","width":"int"},
-  ImageSettings: {"cfg_from":"number?","cfg_until":"number?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","negative_prompt":"str?","num_inference_steps":"int?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
+  ImageSettings: {"cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","negative_prompt":"str?","num_inference_steps":"int?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
   IndexedTensor: {"index":"int","tensor":"Tensor"},
   InteractReply: {"content":"str?","error":"str?","metadata":"map?","retry":"bool?","score":"number?","terminate":"bool?","v":"int"},
   InteractRequest: {"answer":"int","attempt":"str","entropies":"[number]","event_count":"int","events":"str","finish_reason":"str","first_event":"int","ground_truth":"any?","ids":"[int]","log_probs":"[number]","log_sum_exps":"[number]","logits":"TokenLogits?","logits_form":"str?","logits_kind":"str","max_turns":"int","messages":"[Message]","metadata":"map?","name":"str","params":"map","processed_log_probs":"[number]","run":"str","sample_index":"int","stage":"str","uid":"str","v":"int","vocabulary":"int?"},
@@ -2466,7 +2536,7 @@ export const structs: Record<string, Record<string, string>> = {
   Prediction: {"digest":"str","tensor":"Tensor?"},
   Presence: {"at":"int","backend":"str?","controls":"int?","draining":"bool?","evaluation":"Evaluation?","instance":"str","lane":"str?","loading":"int?","making":"[Making]?","missing":"[MissingReward]?","policy_version":"int?","reward":"[str]?","room":"Room?","service":"str","v":"int","waiting":"str?","weights_digest":"str?"},
   ProbabilityRamp: {"prob_end":"number?","prob_start":"number?","ramp_steps":"int?","shape":"str?","start_step":"int?"},
-  Prompt: {"advantage":"AdvantageSpec","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","deadline":"int?","frames":"int?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
+  Prompt: {"advantage":"AdvantageSpec","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","deadline":"int?","frames":"int?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
   Provenance: {"attempt":"str","backend":"str","drawn":"Drawn?","policy_version_max":"int","policy_version_min":"int","sampler":"str","timings":"SampleTimings","weights_digest":"str"},
   Prune: {"log_prob_above":"number?","log_prob_below":"number?","step_index":"int"},
   Receipt: {"accepted":"bool","code":"str?","error":"str?","num_inference_steps":"int","run":"str","samples":"int","sde_step_indices":"[int]","start_step_index":"int?","stop_step_index":"int?","total_steps":"int?","uid":"str","v":"int","waiting":"str?","warnings":"[str]?"},
@@ -2474,7 +2544,7 @@ export const structs: Record<string, Record<string, string>> = {
   Refill: {"root":"str","round":"int"},
   ReflexFlow: {"alpha":"number?","beta1":"number?","beta2":"number?","keep":"str?","mode":"str?"},
   ReflexTerms: {"adr_loss":"number","exposure_l1":"number","fc_loss":"number","weight_max":"number","weight_min":"number"},
-  Request: {"base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","noise_level":"number","noise_seed":"int","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
+  Request: {"base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","noise_level":"number","noise_seed":"int","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
   Reward: {"error":"str?","group":"Group","group_size":"int","policy_version_max":"int","policy_version_min":"int","reward":"number?","run":"str","sample_finished":"int?","sample_index":"int","sample_started":"int?","schedule_digest":"str","scored":"int","scores":"[Score]","status":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int","uid":"str","v":"int"},
   RewardSpec: {"ground_truth":"any??","name":"str","params":"map?","required":"bool?","weight":"number?"},
   Roll: {"base":"int","offset":"int","reason":"str?","source":"int","timestep":"number"},
@@ -2487,7 +2557,7 @@ export const structs: Record<string, Record<string, string>> = {
   RunStatus: {"by":"str?","cancelled":"int","closed":"int","failed":"int?","groups":"int","lost":"int?","open_batches":"int","outcomes":"[OutcomeCount]?","parked":"int","reason":"str?","refused":"int?","rewards":"int","since":"int?","state":"str","trajectories":"int","waiting":"int","waits_for":"str?"},
   SDEWindow: {"iteration":"int?","iters_per_group":"int?","range":"[int]","seed":"int?","size":"int","strategy":"str?"},
   SampleTimings: {"decode_ns":"int","denoise_ns":"int","encode_ns":"int","finished":"int","received":"int","started":"int"},
-  Sampling: {"boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int","latents_dtype":"str","log_prob_kind":"str","negative_prompt":"str","noise_level":"number","noise_seed":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","sample_seed":"int","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int"},
+  Sampling: {"boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int","latents_dtype":"str","log_prob_kind":"str","negative_prompt":"str","noise_level":"number","noise_seed":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","sample_seed":"int","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int"},
   ScheduledSample: {"plan_digest":"str","roll":"Roll","settings":"RollSettings"},
   ScheduledSampling: {"base_timesteps":"[number]","compat":"str?","decode":"bool?","max_step_offset":"int?","order":"int?","probability":"number?","ramp":"ProbabilityRamp?","reflexflow":"ReflexFlow?","sampler":"str?","seed":"int?","strategy":"str?","timesteps":"int?","train_step":"int?"},
   Score: {"detail":"str?","duration_ns":"int","error":"str?","exact":"bool?","name":"str","status":"str","value":"number?","version":"str","weight":"number"},
@@ -2511,9 +2581,10 @@ export const structs: Record<string, Record<string, string>> = {
   TextResult: {"conversation":"str?","entropies":"Tensor?","ids":"Tensor?","log_probs":"Tensor?","mask":"Tensor?","processed_log_probs":"Tensor?","settings":"TextRequest","top_log_probs":"Tensor?","turns":"[Turn]?"},
   TokenLogits: {"form":"str","ids":"Tensor?","masked":"int","values":"Tensor"},
   Tokens: {"attempt":"str","backend":"str","device_ns":"int","engine":"str?","entropies":"[number]","finish_reason":"str?","generated":"bool","ids":"[int]","log_probs":"[number]","log_sum_exps":"[number]","logits":"TokenLogits?","logits_kind":"str","min_p":"number","n":"int","policy_version":"int","position":"int","processed_log_probs":"[number]","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","seal":"str?","stage":"str","temperature":"number","top_k":"int","top_log_probs":"[number]","top_p":"number","turn":"int","turn_position":"int","uid":"str","v":"int","vocabulary":"int","weights_digest":"str"},
-  Trajectory: {"attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","image":"Image?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","negative_prompt":"str","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","video":"Video?","weights_digest":"str","width":"int"},
+  Trajectory: {"attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","image":"Image?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","negative_prompt":"str","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","video":"Video?","weights_digest":"str","width":"int"},
   Tree: {"branches":"[BranchPoint]","leaf":"int?"},
   Turn: {"begin":"int","end":"int","finish_reason":"str?","generated":"bool","matched":"str?","metadata":"map?","reply":"str?","score":"number?","text":"str?"},
+  Update: {"at":"int","batch_digest":"str?","batches":"[str]","by":"str?","clip_share":"number?","evaluation":"[Metric]?","grad_norm":"number?","kl":"number?","lane":"str","loss":"number?","lr":"number?","policy_version":"int","ratio":"number?","run":"str","staleness":"int?","step":"int","tenant":"str","v":"int","weights_digest":"str"},
   Verdict: {"at":"int","author":"str?","comment":"str?","error":"str?","name":"str","run":"str","sample_index":"int","uid":"str","v":"int","value":"number?"},
   Video: {"digest":"str","format":"str","fps":"number","frames":"int","height":"int","ref":"Ref","width":"int"},
   WeightSpan: {"begin":"int","end":"int","version":"str"},

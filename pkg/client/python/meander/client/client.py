@@ -12,7 +12,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -29,8 +29,8 @@ from ..data.batch import Group, Keep, Sample
 from .control import Controls, Refused
 from .cursor import PatientJetStream
 from ..data.events import (
-    ADVANTAGE, PREFIX, STAGE, STEP, TOKENS, TRAJECTORY, Event, EventError, Gone, check_known, checked, decode,
-    fault, fitting, name_of, payload_digest, tensor,
+    ADVANTAGE, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, Event, EventError, Gone, check_known, checked,
+    decode, fault, fitting, name_of, payload_digest, tensor,
 )
 from .reader import Batches, Groups, LogProbs
 from .tasks import means_away, maybe_awaited, together
@@ -40,6 +40,7 @@ from ..data.text import NUMBERS, Text, add_events, answer_logits, text_of
 _log = logging.getLogger("meander")
 
 _REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
+_UPDATE = {"loss", "ratio", "clip_share", "kl", "lr", "grad_norm", "staleness", "batch_digest"}
 _GETS = 32  # requests for stored messages at once
 _CHUNK_WAIT = 5.0  # seconds without a part of a blob after which it is asked whether there are any
 _HELD_BLOBS = 64  # tensors of texts that are kept for the next samples
@@ -566,6 +567,34 @@ class Client(Controls, Teachers):
             if time.monotonic() > late:
                 raise TimeoutError(f"{subject} holds a malformed verdict, and no reward service takes it away")
             await asyncio.sleep(0.05)
+
+    async def update(
+        self, run: str, lane: str, step: int, *, batches: Sequence[str] = (), policy_version: int = 0,
+        weights_digest: str = "", by: str = "", evaluation: Mapping[str, float] | None = None, **numbers: float | str,
+    ) -> None:
+        """Tells an update of a lane's weights (update/1) to those who look on: its number from 1, and of numbers those
+        that there are: loss, ratio, clip_share, kl, lr, grad_norm, staleness, batch_digest. The first of a number
+        counts: telling it once more is no error. Numbers that are not finite are left out."""
+        event: dict[str, Any] = {
+            "v": 1, "run": name_of("run", run), "lane": name_of("lane", lane), "tenant": TENANT, "step": int(step),
+            "batches": list(batches), "policy_version": int(policy_version), "weights_digest": weights_digest,
+            "at": time.time_ns(),
+        }  # fmt: skip
+        if unknown := sorted(set(numbers) - _UPDATE):
+            raise ValueError(f"{unknown[0]}: not a number of an update; it has {', '.join(sorted(_UPDATE))}")
+        event |= {k: v for k, v in numbers.items() if isinstance(v, str) or math.isfinite(v)}
+        if by:
+            event["by"] = by
+        if evaluation:
+            event["evaluation"] = [{"name": k, "value": float(v)} for k, v in sorted(evaluation.items())]
+        try:
+            await self.js.publish(
+                f"{PREFIX}update.{run}.{lane}.{TENANT}.{step}", msgpack.packb(event),
+                headers={"Mdr-Type": "update/1", "Content-Type": "application/msgpack"}
+            )
+        except APIError as e:
+            if e.err_code != _REFUSED:
+                raise
 
     async def _verdict(self, subject: str, refusal: APIError) -> dict[str, Any] | None:
         """Returns the verdict on a subject; None if it is malformed, or gone."""

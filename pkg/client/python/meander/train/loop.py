@@ -203,6 +203,11 @@ class Trainer:
                 self.updated % self.config.eval_every == 0 or self.updated == self.config.updates
             ):
                 found += await self._evaluate()
+            if not self.config.follow:
+                evaluated = self.records.of("evaluation")[-1:]
+                await self.stream.tell(record, {
+                    k: v for e in evaluated if e["update"] == self.updated for k, v in e.items() if isinstance(v, float)
+                })
             why = self.stopped = self._raise(found)
         why = await self._share(why)
         if self.updated % self.config.checkpoint_every == 0 or why or self.updated == self.config.updates:

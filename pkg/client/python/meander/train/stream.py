@@ -55,8 +55,9 @@ class Stream:
     def __init__(self, client: Client, config: Config):
         self.client, self.config = client, config
         self.asked = -1  # the newest batch that was published
-        # Of the policy that was pushed last: its version, the digest of its weights, that of the adapter's file.
-        self.version, self.weights, self.digest = 0, "", ""
+        # Of the policy that was pushed last: its version, the digest of its weights, that of the adapter's file,
+        # and its lane.
+        self.version, self.weights, self.digest, self.lane = 0, "", "", ""
         self.lease: Lease | None = None
         self.unchanged = ""  # why the samplers kept the version before at the last push
 
@@ -120,6 +121,17 @@ class Stream:
         """Makes the samplers serve the checkpoint without an adapter, unless they do, and returns its version."""
         return await self._serve(None, "a new training run")
 
+    async def tell(self, record: dict[str, Any], evaluation: dict[str, float]) -> None:
+        """Publishes an update of the weights that were pushed last, for those who look on."""
+        digests = {} if "+" in record["batch_digest"] else {"batch_digest": record["batch_digest"]}
+        numbers = {"clip_share": record["clipped"]} if "clipped" in record else {}
+        await self.patiently(
+            self.client.update, self.config.run, self.lane, record["update"], batches=record["batch"].split("+"),
+            policy_version=self.version, weights_digest=self.weights, by=self.config.trainer, evaluation=evaluation,
+            loss=record["loss"], kl=max(record["kl"]), lr=record["lr"], grad_norm=record["grad_norm"],
+            staleness=record["behind"], **numbers, **digests,
+        )
+
     async def push(self, network: Network, state: dict[str, Any], note: str) -> int:
         """Pushes an adapter, waits until the samplers make samples with it, and returns their version: that before,
         where the adapter changes nothing that they can see. One that is zero is the base, which they always take."""
@@ -137,6 +149,7 @@ class Stream:
             note=note,
             lease=self.lease,
         )
+        self.lane = pushed["lane"]
         samplers = await policy.taken(self.client, pushed, self.config.patience, refused="give")
         answers = [s["answer"] for s in samplers if s["answer"]]
         refused = [a for a in answers if a["state"] == "refused"]
