@@ -46,6 +46,7 @@ func (b *Bus) Consume(ctx context.Context, c ConsumerConfig, h Handler) error {
 	return w.run()
 }
 
+// consumer is the state of one call of Consume. shutdown ends when it is to stop.
 type consumer struct {
 	*puller
 	handler  Handler

@@ -40,6 +40,7 @@ type waiter struct {
 	told    func(subject string, err error)
 }
 
+// deniedError is the error of one note. It is ErrPermission.
 type deniedError struct {
 	subject, text string
 }

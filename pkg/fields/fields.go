@@ -54,16 +54,18 @@ func New(t reflect.Type, schema []byte, codecs map[string]Codec) *Set {
 }
 
 // Bind makes the flags of the settings of a program in a struct, given by its pointer. What is given is written to the
-// struct, whose values are the defaults. Of several fields with one key the first one's help and default count, and all
-// get the value. prefix begins the variables, such as MEANDER_INTAKE_; empty: there are none. Bind panics if the struct
-// is wrong.
+// struct, whose values are the defaults. Of several fields with one key the first one's help and default count, and
+// all of its range get the value; one with another range is another setting, and keeps what it has. prefix begins the
+// variables, such as MEANDER_INTAKE_; empty: there are none. Bind panics if the struct is wrong.
 func Bind(prefix string, settings any) *Set {
 	s := &Set{prefix: prefix}
 	in := reflect.ValueOf(settings).Elem()
 	for _, f := range schemas.Fields(in.Type()) {
 		value := f.In(in)
 		if v := s.named(f.Name); v != nil {
-			v.to = append(v.to, value)
+			if r := v.field.Range; r == nil || f.Range == nil || *r == *f.Range {
+				v.to = append(v.to, value)
+			}
 			continue
 		}
 		v := newFlag(in.Type(), f, Codec{})

@@ -56,6 +56,7 @@ type Member struct {
 	warned   int           // process about whose settings a warning was logged
 }
 
+// tenure is a period in which this process has the server.
 type tenure struct {
 	server *Server
 	// ending is closed before the server is given up. calls are those of Serve that must return first.

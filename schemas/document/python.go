@@ -26,6 +26,8 @@ func contractForms() ([]byte, error) {
 	return append(data, '\n'), err
 }
 
+// formsOfEvents returns the forms as the fields of the structs and their tags say. What Python reads in contract.json,
+// TypeScript has as the constant structs.
 func formsOfEvents() forms {
 	x := forms{map[string]string{}, map[string]map[string]string{}, map[string]string{}, schemas.Transitions}
 	types := map[string]reflect.Type{}

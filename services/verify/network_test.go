@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/rs/zerolog"
+	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
@@ -196,6 +197,40 @@ func TestCFGShares(t *testing.T) {
 		if err != nil || report.OK(0) {
 			t.Errorf("other %s than the sample was made with: %+v, %v", name, report, err)
 		}
+	}
+}
+
+// A sample with a setting of a later version is at fault for verify, and refused by the client, by the setting's name.
+func TestUnknownSetting(t *testing.T) {
+	plane := bustest.New(t)
+	sample(t, plane, "r1", prompt())
+	made, err := client.New(plane.Bus).Trajectory(t.Context(), "r1", "p1", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	later := *made
+	later.Run = "later"
+	var fields map[string]any
+	if err := msgpack.Unmarshal(bustest.Encode(t, &later), &fields); err != nil {
+		t.Fatal(err)
+	}
+	fields["cfg_phase"] = 0.2
+	data, err := msgpack.Marshal(fields)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plane.Forge(t, later.Subject(), data)
+	const want = "setting cfg_phase=0.2 is not known to this version"
+	report, err := verify.Run(t.Context(), plane.Bus, "later", verify.Options{})
+	if err != nil || report.OK(0) || len(report.Mismatches) != 1 || !strings.Contains(report.Mismatches[0].What, want) {
+		t.Errorf("%+v, %v; want %q", report, err, want)
+	}
+	stored, err := client.New(plane.Bus).Trajectory(t.Context(), "later", "p1", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.New(plane.Bus).Latents(t.Context(), stored); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v; want %q", err, want)
 	}
 }
 

@@ -120,7 +120,8 @@ func newTokenRecorder(p *plane, key []byte, m lm.Model, batch, perEvent int) *to
 			},
 		},
 		mark: schemas.StepMark{
-			Run: p.nextRun(), UID: "p0000000", Attempt: "k3v9x2pq-17", WeightsDigest: strings.Repeat("1", 64),
+			Run: p.nextRun(), UID: "p0000000", Stage: schemas.StageMain, Attempt: "k3v9x2pq-17",
+				WeightsDigest: strings.Repeat("1", 64),
 			Sampler: "sampler-k3v9x2pq", Backend: card.Backend,
 		},
 	}
