@@ -87,7 +87,8 @@ func isWorkQueue(stream string) bool {
 // a reader with filters would take its messages away. Of other streams it yields what begins at a sequence. After an
 // error it yields no more.
 func storedEvents(ctx context.Context, b *bus.Bus, stream string, run schemas.Run,
-	from uint64) iter.Seq2[*bus.Message, error] {
+	from uint64,
+) iter.Seq2[*bus.Message, error] {
 	if !isWorkQueue(stream) {
 		return b.Read(ctx, stream, schemas.RunFilters(run)[stream], bus.ReadOptions{FromSeq: from})
 	}
@@ -157,7 +158,8 @@ func parseSubjectIn(stream, subject string) (schemas.Address, error) {
 	}
 	a, ok := schemas.ParseSubject(subject)
 	if !ok {
-		return a, errors.New("not a valid subject; a file that a version before v1 wrote can only be read by that version")
+		return a, errors.New("not a valid subject; a file that a version before v1 wrote can only be read by that " +
+			"version")
 	}
 	if spec, ok := schemas.StreamOf(schemas.PublishedSubject(subject)); !ok || spec.Name != stream {
 		return a, fmt.Errorf("%s has no subject %q", stream, subject)

@@ -214,7 +214,8 @@ func (m *importer) storeEvent(ctx context.Context, e *Entry) (uint64, error) {
 // prompt without a uid gets the uid that it had by its old sequence. Events that name no others, and bytes that do
 // not decode, are returned as they are.
 func (m *importer) renumberEvent(subject string, seq uint64, data []byte,
-	newSeq func(stream string, old uint64) uint64) ([]byte, error) {
+	newSeq func(stream string, old uint64) uint64,
+) ([]byte, error) {
 	a, _ := schemas.ParseSubject(subject)
 	switch a.Kind {
 	case schemas.KindStep, schemas.KindTokens, schemas.KindVerdict, schemas.KindControl:

@@ -133,7 +133,8 @@ func (s *sample) key() string { return fmt.Sprintf("%s_%06d", s.UID, s.SampleInd
 // eachSample calls do with the samples of a closed group, one after the other. leftOut are those that did not complete,
 // and those of which something is no longer stored or not what it should be.
 func eachSample(ctx context.Context, b *bus.Bus, a *schemas.Advantage, latents bool,
-	do func(*sample) error) (leftOut int, err error) {
+	do func(*sample) error,
+) (leftOut int, err error) {
 	trajectories := map[int64]*schemas.Trajectory{}
 	for t, err := range view.Trajectories(ctx, b, cmp.Or(a.SourceRun, a.Run), a.UID) {
 		if err != nil {

@@ -131,7 +131,8 @@ type storedSample struct {
 // readSource reads the samples of the run that a pass scored, and the sequences of their prompts by group. It returns
 // ErrNoSource if nothing of the run is stored.
 func (m *importer) readSource(ctx context.Context,
-	run schemas.Run) (samples map[sampleID]*storedSample, prompts map[schemas.UID]uint64, err error) {
+	run schemas.Run,
+) (samples map[sampleID]*storedSample, prompts map[schemas.UID]uint64, err error) {
 	samples, prompts = map[sampleID]*storedSample{}, map[schemas.UID]uint64{}
 	for t, err := range view.Trajectories(ctx, m.b, run, "*") {
 		if err != nil {

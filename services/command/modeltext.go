@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/models/lm"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/services/internal/present"
 	textengine "github.com/meander-rl/meander/services/sampler/engine/texts"
 )
@@ -53,7 +54,7 @@ func printLanguage(out io.Writer, dir string, info *lm.Info) {
 func languageJSON(info *lm.Info) map[string]any {
 	p := textengine.PolicyOf(info.Card).Text
 	return map[string]any{
-		"name": info.Name, "family": info.Family, "parts": partsJSON(info.Parts), "vocabulary": info.Vocabulary,
+		"name": info.Name, "family": info.Family, "parts": append([]model.PartInfo{}, info.Parts...), "vocabulary": info.Vocabulary,
 		"tokens": info.Tokens, "max_tokens": info.MaxPositions,
 		"template": info.Template, "eos_token_ids": append([]int32{},
 			info.EOS...), "max_new_tokens": p.MaxNewTokens, "temperature": p.Temperature, "top_k": p.TopK,

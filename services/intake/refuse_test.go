@@ -2,6 +2,7 @@ package intake
 
 import (
 	"encoding/json"
+	"errors"
 	"reflect"
 	"slices"
 	"strings"
@@ -22,7 +23,11 @@ func (p *plane) dry(t testing.TB, run schemas.Run, asked *schemas.Prompt) *schem
 	bustest.Until(t, "an answer", func() error {
 		m, err := p.Conn().RequestWithContext(t.Context(), schemas.DrySubject(run), bustest.Encode(t, asked))
 		if err == nil {
+			*r = schemas.Receipt{}
 			err = schemas.Decode(m.Data, r)
+		}
+		if err == nil && r.Waiting != "" { // the sampler is not seen yet
+			err = errors.New(r.Waiting)
 		}
 		return err
 	})

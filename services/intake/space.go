@@ -141,7 +141,8 @@ func (s *service) beginBatch(ctx context.Context, seq uint64, requests []*schema
 
 // sentence says what a batch waits for, in the words of status.
 func (n *spaceNeed) sentence(room stepRoom, others int64) string {
-	w := outcomes.Wait{For: outcomes.ForSpace, Says: fmt.Sprintf("%s is full: batch %s takes up to %s, and %s are stored",
+	w := outcomes.Wait{For: outcomes.ForSpace, Says: fmt.Sprintf(
+		"%s is full: batch %s takes up to %s, and %s are stored",
 		schemas.StreamSteps, n.of.batch, mib(n.bytes), mib(room.stored))}
 	if others > 0 {
 		w.Says += fmt.Sprintf(", up to %s to be stored by batches that are begun", mib(others))
