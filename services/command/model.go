@@ -25,9 +25,8 @@ import (
 // modelCommand makes the command 'meander model', with its subcommand info.
 func modelCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "model", Short: "look at model folders", Args: args(noSuchCommand),
+		Use: "model", Short: "look at model folders",
 		Example: "  meander model info signs",
-		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	var engine string
 	info := &cobra.Command{
@@ -43,7 +42,6 @@ Exit status: 0 it can, 1 it cannot.`,
 		Example: `  meander model info deploy/models/signs
   meander model info sums                # a language model
   meander model info signs --json`,
-		Args: args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error { return a.modelInfo(c, given[0], engine) },
 	}
 	engineFlag(info.Flags(), &engine, "default this program")
@@ -103,7 +101,7 @@ func showInfo(c *cobra.Command, asJSON bool, problems []string, fields map[strin
 	out := c.OutOrStdout()
 	if asJSON {
 		fields["problems"], fields["loads"] = append([]string{}, problems...), len(problems) == 0
-		if err := json.NewEncoder(out).Encode(fields); err != nil {
+		if err := encode(out, fields); err != nil {
 			return err
 		}
 	} else {

@@ -12,7 +12,6 @@ import (
 	textengine "github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
-// languageInfo describes a language model.
 func languageInfo(c *cobra.Command, dir string, family lm.Family, asJSON bool) error {
 	info, err := family.Inspect(dir)
 	if err != nil {
