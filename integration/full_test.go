@@ -103,7 +103,7 @@ func TestFull_StepsAndBack(t *testing.T) {
 		t.Errorf("verified %+v", v)
 	}
 	meander(t, dir, "streams").must(t, 0)
-	if out := meander(t, dir, "streams", "purge", "r1").must(t, 0); !strings.Contains(out.stdout, "run r1: ") {
+	if out := meander(t, dir, "runs", "rm", "r1").must(t, 0); !strings.Contains(out.stdout, "run r1: ") {
 		t.Errorf("purge says %q", out.stdout)
 	}
 	meander(t, dir, "verify", "--run", "r1").must(t, 1)

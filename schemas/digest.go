@@ -10,12 +10,12 @@ import (
 	"slices"
 )
 
-// A digest of fields is the BLAKE3 of a text that names what is digested, and of a struct. Which fields enter is said by
-// their tag digest: none, and the field is in every digest of its struct; "content", in the content digest, and not in
-// the schedule digest, because samples of one group may differ in it; "-", in none. The bytes of a struct are, of each
-// field that is set and enters, in the order of the keys on the wire, its name (text) and its value; then an empty text.
-// A number 0, an empty text and an empty list are not set, unless null or absence would mean something else; a struct is.
-// So a field that comes later changes no digest of events that lack it. The bytes of a value:
+// A digest of fields is the BLAKE3 of a text that names what is digested, and of a struct. Which fields enter is said
+// by their tag digest: none, and the field is in every digest of its struct; "content", in the content digest, and not
+// in the schedule digest, because samples of one group may differ in it; "-", in none. The bytes of a struct are, of
+// each field that is set and enters, in the order of the keys on the wire, its name (text) and its value; then an empty
+// text. A number 0, an empty text and an empty list are not set, unless null or absence would mean something else; a
+// struct is. So a field that comes later changes no digest of events that lack it. The bytes of a value:
 //
 //	integer     8 bytes, two's complement, little-endian; a bool is 1 or 0
 //	float64     8 bytes, its IEEE 754 bits, little-endian

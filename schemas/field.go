@@ -150,9 +150,10 @@ var limits = map[string]float64{
 // enums are the lists of legal values that tags name.
 var enums = map[string][]string{
 	"AppliedStates": AppliedStates, "BatchStatuses": BatchStatuses, "BranchScopes": BranchScopes, "CFGRules": CFGRules,
-	"ConditionTypes": ConditionTypes, "ConversationStates": ConversationStates, "TeacherCodes": TeacherCodes, "ControlActions": ControlActions,
-	"DTypes":    DTypes,
-	"DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
+	"ConditionTypes": ConditionTypes, "ConversationStates": ConversationStates, "TeacherCodes": TeacherCodes,
+	"ControlActions": ControlActions,
+	"DTypes":         DTypes,
+	"DeadCodes":      DeadCodes, "DebugTensors": DebugTensors,
 	"FailedPolicies": FailedPolicies, "FinishReasons": FinishReasons, "LogitsForms": LogitsForms,
 	"LogitsKinds": LogitsKinds, "Engines": Engines, "EngineValues": EngineValues, "FilterOrders": FilterOrders,
 	"VerifyModes": VerifyModes, "Roles": Roles, "GroupStatuses": GroupStatuses, "ImageFormats": ImageFormats,

@@ -12,7 +12,8 @@ func PayloadDigest(data []byte) (string, error) {
 	return payloadDigest(data, bins, func(i int) [32]byte { return BLAKE3.Sum(data[bins[i].start:bins[i].end]) }), nil
 }
 
-// AppendStep is AppendEncode of a step, or of tokens, and the payload digest of what it is encoded to. sums are its TensorSums.
+// AppendStep is AppendEncode of a step, or of tokens, and the payload digest of what it is encoded to. sums are its
+// TensorSums.
 func AppendStep(dst []byte, e StepEvent, sums *TensorSums) (data []byte, digest string, err error) {
 	bins := make([]span, 0, len(sums.list))
 	if data, err = appendEncode(dst, e, &bins); err != nil {

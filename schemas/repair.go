@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// withLegalTexts returns a copy of a struct in which texts and lists with the tag cut are legal; false if they are. Error
-// texts may be too long or not UTF-8, as they come from a scorer, a driver, or the refused bytes themselves, and the
+// withLegalTexts returns a copy of a struct in which texts and lists with the tag cut are legal; false if they are.
+// Error texts may be too long or not UTF-8, as they come from a scorer, a driver, or the refused bytes themselves, and the
 // event must go out. The original stays as it is.
 func withLegalTexts(v reflect.Value) (reflect.Value, bool) {
 	if !hasCut(v.Type()) {
@@ -59,7 +59,8 @@ func hasCut(t reflect.Type) bool {
 		return has.(bool)
 	}
 	has := slices.ContainsFunc(Fields(t), func(f Field) bool {
-		return f.Cut || f.Type.Kind() == reflect.Slice && f.Type.Elem().Kind() == reflect.Struct && hasCut(f.Type.Elem())
+		return f.Cut || f.Type.Kind() == reflect.Slice && f.Type.Elem().Kind() == reflect.Struct &&
+			hasCut(f.Type.Elem())
 	})
 	cutTypes.Store(t, has)
 	return has

@@ -228,7 +228,7 @@ func (s *Settings) KeepEqual(other *Settings) {
 func (s *Settings) Extras() (list [][2]string) {
 	v := reflect.ValueOf(s).Elem()
 	for _, f := range Fields(v.Type()) {
-		if x := f.In(v); f.Digest == "" && f.isSet(x) {
+		if x := f.In(v); f.Optional && f.Digest == "" && f.isSet(x) {
 			value := fmt.Sprint(x)
 			if x.Kind() == reflect.String {
 				value = strconv.Quote(value)

@@ -16,8 +16,8 @@ type Trajectory struct {
 	// Steps are the stored step events that count, in step order, of the steps that ran: those of
 	// Attempt, and before them those of earlier attempts that it went on from. Of a text they are its events of tokens.
 	Steps []StepRef `msgpack:"steps" size:"0..MaxTokenEvents" digest:"-"`
-	// ContentDigest is blake3: and the blake3 over the content of the steps in order, in lower-case hex, or of older steps
-	// the sha-256: equal for equal rollouts, whichever process sampled them and when. Empty unless completed.
+	// ContentDigest is the digest of the content of the steps in order: equal for equal rollouts, whichever process
+	// sampled them and when. Empty unless completed.
 	ContentDigest string `msgpack:"content_digest" form:"digest?"`
 	// Image is the decoded image, of a video the frame at the index frames / 2; absent unless completed, and where the
 	// sample stops with noise in it unless Stop asks for one.

@@ -18,7 +18,8 @@ type Update struct {
 	WeightsDigest string `msgpack:"weights_digest" size:"0..MaxName"`
 	// Loss is what the update made smaller: a mean over its samples.
 	Loss *float64 `msgpack:"loss,omitempty"`
-	// Ratio is the mean ratio of probabilities under new and old weights, ClipShare the share of those that were clipped.
+	// Ratio is the mean ratio of probabilities under new and old weights, ClipShare the share of ratios that were
+	// clipped.
 	Ratio     *float64 `msgpack:"ratio,omitempty" range:"0.."`
 	ClipShare *float64 `msgpack:"clip_share,omitempty" range:"0..1"`
 	// KL is the divergence from the reference, in nats.

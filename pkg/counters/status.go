@@ -57,6 +57,16 @@ func (r *Run) Outcome(control string, answered bool) string {
 	return c.Run()
 }
 
+// Facts returns what decides what holds up the run, as far as its counts say; waiting requests are in a queue or in a
+// sampler's hands.
+func (r *Run) Facts(answered bool, waiting int64) *outcomes.Facts {
+	f := &outcomes.Facts{Unanswered: r.Unanswered(answered), Unmade: waiting, Unscored: r.Unscored()}
+	if len(r.Open) == 0 {
+		f.Batches = int64(len(r.Batches))
+	}
+	return f
+}
+
 // Status counts what is stored of a run and says how it is doing, or what became of it. It returns bus.ErrNotFound
 // when there is no such run.
 func Status(ctx context.Context, b *bus.Bus, run schemas.Run) (*schemas.RunStatus, error) {
@@ -134,14 +144,11 @@ func (r *Run) status(
 	if s.Lost, err = countLost(ctx, b, open); err != nil || s.State != schemas.RunRunning {
 		return s, err
 	}
-	f := &outcomes.Facts{Unanswered: r.Unanswered(answered), Unmade: s.Waiting, Unscored: r.Unscored()}
-	if len(r.Open) == 0 {
-		f.Batches = s.OpenBatches
-	}
+	f := r.Facts(answered, s.Waiting)
 	if f.Unmade == 0 && slices.ContainsFunc(open, bus.OpenGroup.WantsVerdict) {
 		f.Judged = f.Unscored // as far as counts of the whole run say
 	}
-	s.WaitsFor = heldBy(ctx, b, lanes, f)
+	s.WaitsFor = LookAround(ctx, b).HeldBy(lanes, f)
 	return s, nil
 }
 
@@ -157,23 +164,37 @@ func countLost(ctx context.Context, b *bus.Bus, open []bus.OpenGroup) (n int64, 
 	return n, err
 }
 
-// heldBy returns what holds up an open run, whose requests are in these lanes; "": it goes on, or whoever asks may not
-// see it.
-func heldBy(ctx context.Context, b *bus.Bus, lanes map[schemas.Lane]bool, f *outcomes.Facts) string {
+// Around is what decides for all runs what holds them up: which services run, and whether something is full.
+type Around struct {
+	present []*schemas.Presence
+	full    bool
+	known   bool // else whoever asks may not see it
+}
+
+// LookAround returns what holds for all runs.
+func LookAround(ctx context.Context, b *bus.Bus) *Around {
 	present, err := b.Present(ctx)
 	if err != nil {
-		return ""
+		return &Around{}
 	}
 	faults, err := b.Faults(ctx)
-	if err != nil {
+	return &Around{present, slices.ContainsFunc(faults, bus.Fault.Full), err == nil}
+}
+
+// HeldBy returns what holds up an open run, whose requests are in these lanes; "": it goes on, or that is not known.
+func (a *Around) HeldBy(lanes map[schemas.Lane]bool, f *outcomes.Facts) string {
+	if !a.known {
 		return ""
 	}
-	f.Full = slices.ContainsFunc(faults, bus.Fault.Full)
-	for _, p := range present {
+	served := map[schemas.Lane]bool{}
+	for _, p := range a.present {
 		f.Sampler = f.Sampler || p.Service == schemas.ServiceSampler || p.Service == schemas.ServiceStarting
 		f.Reward = f.Reward || p.Service == schemas.ServiceReward
-		delete(lanes, p.Lane)
+		served[p.Lane] = true
 	}
-	f.Unserved = len(lanes) > 0
+	f.Full = a.full
+	for lane := range lanes {
+		f.Unserved = f.Unserved || !served[lane]
+	}
 	return string(f.HeldBy())
 }

@@ -158,7 +158,8 @@ func parseSubjectIn(stream, subject string) (schemas.Address, error) {
 	}
 	a, ok := schemas.ParseSubject(subject)
 	if !ok {
-		return a, errors.New("not a valid subject; a file that a version before v1 wrote can only be read by that version")
+		return a, errors.New("not a valid subject; a file that a version before v1 wrote can only be read by that " +
+			"version")
 	}
 	if spec, ok := schemas.StreamOf(schemas.PublishedSubject(subject)); !ok || spec.Name != stream {
 		return a, fmt.Errorf("%s has no subject %q", stream, subject)

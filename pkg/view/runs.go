@@ -21,10 +21,12 @@ import (
 type Run struct {
 	Run schemas.Run `json:"run"`
 	// State is as in schemas.RunStatus: running, paused, or what became of it.
-	State   string `json:"state"`
-	Groups  int    `json:"groups"`
-	Open    int    `json:"open_groups"`
-	Samples int    `json:"samples"`
+	State string `json:"state"`
+	// WaitsFor is what a running one waits for, as in schemas.RunStatus.
+	WaitsFor string `json:"waits_for,omitempty"`
+	Groups   int    `json:"groups"`
+	Open     int    `json:"open_groups"`
+	Samples  int    `json:"samples"`
 	// Outcomes counts the groups by what became of them.
 	Outcomes outcomes.Groups `json:"outcomes"`
 	// Counted groups have advantages.
@@ -74,6 +76,7 @@ func Count(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*R
 	for name, c := range counts {
 		runs[name] = runOf(name, c, actions[name], answered)
 	}
+	lanes := map[schemas.Run]map[schemas.Lane]bool{}
 	for _, stream := range []string{schemas.StreamRequests, schemas.StreamParked} { // queues, which are short
 		subjects, err := b.Subjects(ctx, stream, schemas.RunFilters(run)[stream][0])
 		if err != nil {
@@ -84,7 +87,33 @@ func Count(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*R
 			if r := runs[a.Run]; r != nil {
 				r.Events, r.Streams[stream] = r.Events+n, r.Streams[stream]+n
 			}
+			if a.Kind == schemas.KindRequest {
+				if lanes[a.Run] == nil {
+					lanes[a.Run] = map[schemas.Lane]bool{}
+				}
+				lanes[a.Run][a.Lane] = true
+			}
 		}
+	}
+	var around *counters.Around
+	for name, r := range runs {
+		if r.State != schemas.RunRunning {
+			continue
+		}
+		if around == nil {
+			around = counters.LookAround(ctx, b)
+		}
+		f := counts[name].Facts(answered, int64(r.Streams[schemas.StreamRequests]))
+		if f.Unmade == 0 && f.Unscored > 0 {
+			judged, err := r.WantsVerdicts(ctx, b)
+			if err != nil {
+				return nil, err
+			}
+			if judged {
+				f.Judged = f.Unscored
+			}
+		}
+		r.WaitsFor = around.HeldBy(lanes[name], f)
 	}
 	return runs, nil
 }

@@ -52,13 +52,13 @@ var channels = []channel{
 		[]string{"advantage", "client"},
 	},
 	{
-		"request", schemas.Prefix + "request.{run}.{lane}.{uid}.{sample}.{stage}", schemas.TypeRequest, schemas.StreamRequests,
-		"one sample to be made, fully resolved", "intake",
+		"request", schemas.Prefix + "request.{run}.{lane}.{uid}.{sample}.{stage}", schemas.TypeRequest,
+		schemas.StreamRequests, "one sample to be made, fully resolved", "intake",
 		[]string{"sampler"},
 	},
 	{
-		"step", schemas.Prefix + "step.{run}.{uid}.{sample}.{stage}.{attempt}.{step}", schemas.TypeStep, schemas.StreamSteps,
-		"one denoising step as it happens", "sampler",
+		"step", schemas.Prefix + "step.{run}.{uid}.{sample}.{stage}.{attempt}.{step}", schemas.TypeStep,
+		schemas.StreamSteps, "one denoising step as it happens", "sampler",
 		[]string{"client"},
 	},
 	{
@@ -67,13 +67,13 @@ var channels = []channel{
 		[]string{"client"},
 	},
 	{
-		"tokens", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{stage}.{attempt}.{n}", schemas.TypeTokens, schemas.StreamSteps,
-		"tokens of a text as they are made, or given", "sampler",
+		"tokens", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{stage}.{attempt}.{n}", schemas.TypeTokens,
+		schemas.StreamSteps, "tokens of a text as they are made, or given", "sampler",
 		[]string{"client"},
 	},
 	{
-		"tokens_part", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{stage}.{attempt}.{n}.{part}", "", schemas.StreamSteps,
-		"a part of logits that were too large for one message", "sampler",
+		"tokens_part", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{stage}.{attempt}.{n}.{part}", "",
+		schemas.StreamSteps, "a part of logits that were too large for one message", "sampler",
 		[]string{"client"},
 	},
 	{
@@ -144,8 +144,8 @@ var channels = []channel{
 		[]string{"sampler", "reward", "advantage", "client"},
 	},
 	{
-		"parked", schemas.Prefix + "parked.{run}.{lane}.{uid}.{sample}.{stage}", schemas.TypeRequest, schemas.StreamParked,
-		"a request of a paused run, out of its queue until the run is resumed", "sampler, intake",
+		"parked", schemas.Prefix + "parked.{run}.{lane}.{uid}.{sample}.{stage}", schemas.TypeRequest,
+		schemas.StreamParked, "a request of a paused run, out of its queue until the run is resumed", "sampler, intake",
 		[]string{"intake"},
 	},
 	{

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -29,8 +28,6 @@ the certificates. 'meander up --auth' uses the folder; so can any NATS server.`,
   meander up --auth auth
   meander auth add auth alice --role viewer --run demo
   meander auth show               # what each role may do`,
-		Args: args(noSuchCommand),
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(authInitCommand(a), authAddCommand(a), authRemoveCommand(a), authListCommand(a), authShowCommand(a),
 		authUpdateCommand(a))
@@ -48,7 +45,6 @@ with --tls an authority and a server certificate. It prints what to do next. The
 files *.creds and tls/*-key.pem and nowhere else; only their owner can read them.`,
 		Example: `  meander auth init auth
   meander auth init auth --tls --tls-host nats.example.org,10.0.0.7 --listen 0.0.0.0:4222`,
-		Args: args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			_, port, err := net.SplitHostPort(listen)
 			if _, number := strconv.ParseUint(port, 10, 16); err != nil || number != nil {
@@ -144,7 +140,6 @@ func authAddCommand(*app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "add DIR NAME", Short: "add a user, with credentials of its own",
 		Example: `  meander auth add auth alice --role viewer`,
-		Args:    args(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, given []string) error {
 			f, err := openAuth(given[0])
 			if err != nil {
@@ -167,7 +162,6 @@ func authRemoveCommand(*app) *cobra.Command {
 		Use:     "rm DIR NAME",
 		Example: "  meander auth rm auth trainer",
 		Short:   "remove a user and its credentials",
-		Args:    args(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, given []string) error {
 			f, err := openAuth(given[0])
 			if err != nil {
@@ -187,19 +181,13 @@ func authListCommand(a *app) *cobra.Command {
 		Use:     "ls DIR",
 		Example: "  meander auth ls auth",
 		Short:   "list the users",
-		Args:    args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			f, err := openAuth(given[0])
 			if err != nil {
 				return err
 			}
 			if a.json {
-				for _, u := range f.Users {
-					if err := json.NewEncoder(c.OutOrStdout()).Encode(u); err != nil {
-						return err
-					}
-				}
-				return nil
+				return encode(c.OutOrStdout(), f.Users...)
 			}
 			t := present.New("NAME", "ROLE", "PUBLIC KEY")
 			for _, u := range f.Users {
@@ -229,7 +217,6 @@ func authUpdateCommand(*app) *cobra.Command {
 		Short:   "write the permissions of this release, and a new server certificate",
 		Long: `update writes the permissions of the roles of this release. If the folder has an authority, it also
 makes a new server certificate, for the hosts of the old one and --tls-host. Credentials do not change.`,
-		Args: args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			if err := refuseEmpty(c.Flags(), "tls-host", hosts); err != nil {
 				return err
@@ -254,7 +241,6 @@ func authShowCommand(a *app) *cobra.Command {
 		Use:     "show [ROLE]",
 		Example: "  meander auth show viewer",
 		Short:   "show what each role may do; with ROLE, every subject",
-		Args:    args(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			w := c.OutOrStdout()
 			if len(given) == 0 {
@@ -272,7 +258,7 @@ func authShowCommand(a *app) *cobra.Command {
 				return usage(err)
 			}
 			if a.json {
-				return json.NewEncoder(w).Encode(r)
+				return encode(w, r)
 			}
 			if r.Unlimited {
 				fmt.Fprintln(w, "everything")

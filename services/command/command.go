@@ -20,9 +20,11 @@ package command
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/signal"
 	"strings"
@@ -179,7 +181,6 @@ func (o *output) failure() error {
 // setTimeFormat sets the form of times in logs, which all command lines of a process share: milliseconds matter here.
 var setTimeFormat = sync.OnceFunc(func() { zerolog.TimeFieldFormat = time.RFC3339Nano })
 
-// app is what every command shares: where the pipeline is, and how to print.
 type app struct {
 	store    string
 	natsURL  string
@@ -224,8 +225,6 @@ with an embedded NATS server.`,
   # show the results, and check that the log-probs are right
   meander show
   meander verify`,
-		Args:    args(noSuchCommand),
-		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 		Version: versionLine(),
 
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
@@ -270,6 +269,7 @@ with an embedded NATS server.`,
 		verifyCommand(a), teacherCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a),
 		gcCommand(a), doctorCommand(a), modelCommand(a), versionCommand(a),
 	)
+	setArguments(root)
 	completeNames(root)
 	return root
 }
@@ -301,6 +301,31 @@ func (a *app) flag(name string) string {
 	return "--" + name
 }
 
+// setArguments gives each command the check of arguments that its use line says: NAME is one, [NAME] may be left out,
+// ... stands for any number. A command of others prints its help if it does nothing itself.
+func setArguments(c *cobra.Command) {
+	names, _, _ := strings.Cut(c.Use, " --")
+	needed, optional, _ := strings.Cut(names, " [")
+	least := len(strings.Fields(strings.TrimSuffix(needed, "..."))) - 1
+	most := least + len(strings.Fields(optional))
+	if strings.Contains(names, "...") {
+		most = math.MaxInt
+	}
+	check := cobra.RangeArgs(least, most)
+	if c.HasSubCommands() {
+		check = noSuchCommand
+		if c.RunE == nil {
+			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+		}
+	}
+	if c.Args == nil {
+		c.Args = args(check)
+	}
+	for _, sub := range c.Commands() {
+		setArguments(sub)
+	}
+}
+
 // args turns the error of a wrong number of arguments into a usage error that says how the command is called.
 func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, given []string) error {
@@ -317,6 +342,17 @@ func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 		}
 		return usage(fmt.Errorf("%w\nSee '%s --help'", err, c.CommandPath()))
 	}
+}
+
+// encode writes values as lines of JSON.
+func encode[V any](out io.Writer, values ...V) error {
+	lines := json.NewEncoder(out)
+	for _, v := range values {
+		if err := lines.Encode(v); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // logger returns a logger to stderr: lines for people, or JSON with --json. A wrong --log-level is a usage error.

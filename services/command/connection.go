@@ -85,7 +85,6 @@ func (a *app) adoptFrom(s *services, running natsd.Info) error {
 	return s.adoptSettings(running.Settings, fmt.Sprintf("the pipeline on store %q (process %d)", a.store, running.PID))
 }
 
-// server returns the connection settings for the server of --nats.
 func (a *app) server() bus.Config {
 	return bus.Config{
 		Name: "meander", URL: a.natsURL, Token: a.token, CredsFile: a.creds, CAFile: a.tlsCA,
@@ -316,7 +315,6 @@ func (a *app) openExisting(ctx context.Context, log zerolog.Logger) (*connection
 	return a.connect(ctx, log)
 }
 
-// storeExists reports whether the store has streams.
 func (a *app) storeExists() bool {
 	_, err := os.Stat(filepath.Join(a.store, "jetstream"))
 	return !errors.Is(err, os.ErrNotExist)

@@ -3,7 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -45,7 +44,6 @@ A cancelled run stays cancelled: prompts that are published to it later are canc
 a while, use 'meander pause'.`,
 		Example: `  meander cancel demo
   meander cancel demo 0000-a-red-sign-that-says-open --reason "a typo in the prompt"`,
-		Args: args(cobra.RangeArgs(1, 2)),
 	}, schemas.ControlCancel)
 }
 
@@ -65,7 +63,6 @@ passes during the pause closes with the samples that it has.`,
 		Example: `  meander pause demo --reason "the GPU is needed elsewhere until noon"
   meander status demo
   meander resume demo`,
-		Args: args(cobra.ExactArgs(1)),
 	}, schemas.ControlPause)
 }
 
@@ -77,7 +74,6 @@ func resumeCommand(a *app) *cobra.Command {
 		Long: `resume continues a paused run: its parked requests go back into their queues. The samples have the
 same bits as without the pause.`,
 		Example: `  meander resume demo`,
-		Args:    args(cobra.ExactArgs(1)),
 	}, schemas.ControlResume)
 }
 
@@ -94,7 +90,6 @@ The advantages are computed among the other samples.
 A prompt can have a rule instead: see --prune-step of 'meander run'.`,
 		Example: `  meander prune demo p1 3
   meander prune demo p1 3 --step 6 --reason "far from the best"`,
-		Args: args(cobra.ExactArgs(3)),
 	}, schemas.ControlPrune)
 }
 
@@ -107,7 +102,6 @@ func statusCommand(a *app) *cobra.Command {
 why, how much of it is done, and what it waits for.`,
 		Example: `  meander status
   meander status demo --json`,
-		Args: args(cobra.MaximumNArgs(1)),
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			var run schemas.Run
 			if len(given) > 0 {
@@ -182,7 +176,6 @@ func (a *app) controlCommand(c *cobra.Command, action string) *cobra.Command {
 	return c
 }
 
-// currentUser returns user@host of this process.
 func currentUser() string {
 	name, host := "", ""
 	if u, err := user.Current(); err == nil {
@@ -218,7 +211,7 @@ func (k *controller) sendControl(ctx context.Context, conn *connection, out io.W
 		samplers, late = peer.AwaitControl(answer, r.Seq)
 	}
 	if k.json {
-		err = json.NewEncoder(out).Encode(schemas.JSON(r))
+		err = encode(out, schemas.JSON(r))
 	} else {
 		err = k.printOutcome(out, r, samplers)
 	}
@@ -267,14 +260,10 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *view.Prog
 		if m, ok := fields.(map[string]any); ok {
 			m["waits"] = p.Waits
 		}
-		return json.NewEncoder(out).Encode(fields)
+		return encode(out, fields)
 	}
 	s := r.Status
-	held := ""
-	if s.WaitsFor != "" {
-		held = ", " + outcomes.For(s.WaitsFor).Held()
-	}
-	fmt.Fprintf(out, "run %s: %s\n", r.Run, paintStatus(out, s.State)+controlledBy(s)+held)
+	fmt.Fprintf(out, "run %s: %s\n", r.Run, stateText(out, s))
 	groups := fmt.Sprintf("%d of %d have their result", s.Closed, s.Groups)
 	var ended []string
 	for _, o := range s.Outcomes {
@@ -294,12 +283,13 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *view.Prog
 	if s.Cancelled > 0 {
 		groups += fmt.Sprintf(", %d cancelled one by one", s.Cancelled)
 	}
-	fmt.Fprintf(out, "  groups    %s\n", groups)
+	field := func(name, text string) { present.Field(out, 12, "  "+name, text) }
+	field("groups", groups)
 	samples := fmt.Sprintf("%d made, %d with their reward", s.Trajectories, s.Rewards)
 	if s.Failed > 0 {
 		samples += fmt.Sprintf(", %d ended without one", s.Failed)
 	}
-	fmt.Fprintf(out, "  samples   %s\n", samples)
+	field("samples", samples)
 	waiting := fmt.Sprintf("%d in the queue or in flight", s.Waiting)
 	if s.Parked > 0 {
 		waiting += fmt.Sprintf(", %d parked until the run is resumed", s.Parked)
@@ -307,18 +297,31 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *view.Prog
 	if s.Lost > 0 {
 		waiting += fmt.Sprintf(", %d lost", s.Lost)
 	}
-	fmt.Fprintf(out, "  requests  %s\n", waiting)
-	label := "waits "
+	field("requests", waiting)
+	label := "waits"
 	if outcomes.HasEnded(s.State) {
 		label = "reason"
 	}
 	for _, w := range p.Waits {
-		present.Linef(out, "  %s    %s", label, boot.Safe(w.Says))
+		field(label, boot.Safe(w.Says))
 		if w.Fix != "" {
-			present.Linef(out, "            -> %s", w.Fix)
+			field("", "-> "+w.Fix)
 		}
 	}
 	return nil
+}
+
+// stateText says how a run is doing, or what became of it, by whom, and what it waits for.
+func stateText(out io.Writer, s *schemas.RunStatus) string {
+	return paintStatus(out, s.State) + controlledBy(s) + heldText(s.WaitsFor)
+}
+
+// heldText follows the state of a run that waits.
+func heldText(waitsFor string) string {
+	if waitsFor == "" {
+		return ""
+	}
+	return ", " + outcomes.For(waitsFor).Held()
 }
 
 // controlledBy returns text to follow a run's state: who paused or cancelled the run, when and why; "" for a run that

@@ -52,7 +52,6 @@ func (p *counted) count() {
 
 func (p *counted) print() { fmt.Fprintf(p.out, "%s%d/%d %s\n", p.name, p.done, p.total, p.unit) }
 
-// close leaves the bar on the screen, or prints a last line.
 func (p *counted) close() {
 	if p.bar == nil {
 		p.print()

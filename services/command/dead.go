@@ -26,8 +26,6 @@ the reason. dead lists these letters, and publishes or removes them.`,
   meander dead show 12
   meander dead replay 12     # when the cause is fixed
   meander dead drop 12`,
-		Args: args(noSuchCommand),
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(a.deadListCommand(), a.deadShowCommand(), a.deadReplayCommand(), a.deadDropCommand())
 	return c
@@ -37,7 +35,7 @@ the reason. dead lists these letters, and publishes or removes them.`,
 func (a *app) deadListCommand() *cobra.Command {
 	var run schemas.Run
 	c := &cobra.Command{
-		Use: "ls", Short: "list dead letters, oldest first", Args: args(cobra.NoArgs),
+		Use: "ls", Short: "list dead letters, oldest first",
 		Example: "  meander dead ls --run demo --json",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			return a.listDead(c, conn, run)
@@ -47,43 +45,29 @@ func (a *app) deadListCommand() *cobra.Command {
 	return c
 }
 
-// deadShowCommand makes the command 'meander dead show'.
 func (a *app) deadShowCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "show ID", Short: "show one dead letter with its original", Args: args(cobra.ExactArgs(1)),
+		Use: "show ID", Short: "show one dead letter with its original",
 		Example: "  meander dead show 12",
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
-			m, err := deadLetter(c, conn, given[0])
-			if err != nil {
-				return err
-			}
-			return a.showDead(c, conn, m)
-		}),
+		RunE:    a.withLetters(a.showDead),
 	}
 }
 
 // deadReplayCommand makes the command 'meander dead replay'.
 func (a *app) deadReplayCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "replay ID ...", Short: "publish originals again on their subjects", Args: args(cobra.MinimumNArgs(1)),
+		Use: "replay ID ...", Short: "publish originals again on their subjects",
 		Long: `replay publishes the original bytes again, with a new message id, and removes the dead letter. If a
 stream holds one event for each subject and another event has the subject now, replay fails: that event and
 the dead letter stay.`,
 		Example: "  meander dead replay 12 13",
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
-			for _, id := range given {
-				m, err := deadLetter(c, conn, id)
-				if err != nil {
-					return err
-				}
-				ack, subject, err := conn.Replay(c.Context(), m.Seq)
-				if err != nil {
-					return err
-				}
-				fmt.Fprintf(c.OutOrStdout(), "replayed %s: %s, stream %s, sequence %d\n", id, subject, ack.Stream,
+		RunE: a.withLetters(func(c *cobra.Command, conn *connection, m *bus.Message) error {
+			ack, subject, err := conn.Replay(c.Context(), m.Seq)
+			if err == nil {
+				fmt.Fprintf(c.OutOrStdout(), "replayed %d: %s, stream %s, sequence %d\n", m.Seq, subject, ack.Stream,
 					ack.Seq)
 			}
-			return nil
+			return err
 		}),
 	}
 }
@@ -91,19 +75,13 @@ the dead letter stay.`,
 // deadDropCommand makes the command 'meander dead drop'.
 func (a *app) deadDropCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "drop ID ...", Short: "remove dead letters for ever", Args: args(cobra.MinimumNArgs(1)),
+		Use: "drop ID ...", Short: "remove dead letters for ever",
 		Example: "  meander dead drop 12",
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
-			for _, id := range given {
-				m, err := deadLetter(c, conn, id)
-				if err != nil {
-					return err
-				}
-				if err := conn.Delete(c.Context(), schemas.StreamDead, m.Seq); err != nil {
-					return fmt.Errorf("drop %s: %w", id, err)
-				}
-				fmt.Fprintf(c.OutOrStdout(), "dropped %s\n", id)
+		RunE: a.withLetters(func(c *cobra.Command, conn *connection, m *bus.Message) error {
+			if err := conn.Delete(c.Context(), schemas.StreamDead, m.Seq); err != nil {
+				return fmt.Errorf("drop %d: %w", m.Seq, err)
 			}
+			fmt.Fprintf(c.OutOrStdout(), "dropped %d\n", m.Seq)
 			return nil
 		}),
 	}
@@ -128,7 +106,7 @@ func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) erro
 				v = schemas.JSON(d).(map[string]any)
 				v["id"] = m.Seq
 			}
-			if err := json.NewEncoder(c.OutOrStdout()).Encode(v); err != nil {
+			if err := encode(c.OutOrStdout(), v); err != nil {
 				return err
 			}
 			continue
@@ -168,24 +146,31 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 		if err != nil {
 			v["error"], v["original"] = err.Error(), nil
 		}
-		return json.NewEncoder(out).Encode(v)
+		return encode(out, v)
+	}
+	fmt.Fprintf(out, "dead letter %d\n", m.Seq)
+	field := func(name string, value any) {
+		fmt.Fprintf(out, "%-12s%s\n", name, boot.Safe(fmt.Sprint(value)))
 	}
 	if d == nil {
-		_, err = fmt.Fprintf(out, "dead letter %d\nunreadable  %s\nsubject     %s\nbytes       %x\n", m.Seq, err,
-			m.Subject, m.Data[:min(len(m.Data), 256)])
-		return err
+		field("unreadable", err)
+		field("subject", m.Subject)
+		field("bytes", fmt.Sprintf("%x", m.Data[:min(len(m.Data), 256)]))
+		return nil
 	}
-	fmt.Fprintf(out,
-		"dead letter %d\nstage       %s\ncode        %s\nreason      %s\nsubject     %s\nstream      %s "+
-			"%d\ndeliveries  %d\nat          %s\n", m.Seq, d.Service, d.Code, boot.Safe(d.Reason),
-		boot.Safe(d.OriginalSubject), d.Stream, d.StreamSeq, d.Deliveries,
-		time.Unix(0, d.At).Local().Format(time.RFC3339))
+	field("stage", d.Service)
+	field("code", d.Code)
+	field("reason", d.Reason)
+	field("subject", d.OriginalSubject)
+	field("stream", fmt.Sprint(d.Stream, " ", d.StreamSeq))
+	field("deliveries", d.Deliveries)
+	field("at", time.Unix(0, d.At).Local().Format(time.RFC3339))
 	for _, h := range d.Headers {
-		fmt.Fprintf(out, "header      %s\n", boot.Safe(h.Name+": "+h.Value))
+		field("header", h.Name+": "+h.Value)
 	}
 	if err != nil {
-		_, err = fmt.Fprintf(out, "original    not available: %s\n", err)
-		return err
+		field("original", fmt.Sprintf("not available: %v", err))
+		return nil
 	}
 	text, err := json.MarshalIndent(original(data), "", "  ")
 	if err != nil {
@@ -195,33 +180,32 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 	return err
 }
 
-// deadLetter returns the message of a dead letter, which may be unreadable, by the id that 'meander dead ls' shows.
-// No such letter is a usage error.
-func deadLetter(c *cobra.Command, conn *connection, id string) (*bus.Message, error) {
-	seq, err := letterNumber(id)
-	if err != nil {
-		return nil, err
-	}
-	m, err := conn.Get(c.Context(), schemas.StreamDead, seq)
-	if errors.Is(err, bus.ErrNotFound) {
-		return nil, usage(fmt.Errorf("there is no dead letter %d; 'meander dead ls' lists them", seq))
-	}
-	if err != nil {
-		return nil, fmt.Errorf("dead letter %d: %w", seq, err)
-	}
-	return m, nil
+// withLetters returns the RunE of a command that does something with each dead letter of which the id is given, as
+// 'meander dead ls' shows it. A letter may be unreadable; one that there is not is a usage error.
+func (a *app) withLetters(
+	do func(c *cobra.Command, conn *connection, m *bus.Message) error,
+) func(*cobra.Command, []string) error {
+	return a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
+		for _, id := range given {
+			seq, err := strconv.ParseUint(id, 10, 64) // in the stream
+			if err != nil || seq == 0 {
+				return usage(fmt.Errorf("%q is not the number of a dead letter; 'meander dead ls' lists them", id))
+			}
+			m, err := conn.Get(c.Context(), schemas.StreamDead, seq)
+			if errors.Is(err, bus.ErrNotFound) {
+				return usage(fmt.Errorf("there is no dead letter %d; 'meander dead ls' lists them", seq))
+			}
+			if err != nil {
+				return fmt.Errorf("dead letter %d: %w", seq, err)
+			}
+			if err := do(c, conn, m); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
-// letterNumber reads the id of a dead letter: its sequence in the stream.
-func letterNumber(id string) (uint64, error) {
-	seq, err := strconv.ParseUint(id, 10, 64)
-	if err != nil || seq == 0 {
-		return 0, usage(fmt.Errorf("%q is not the number of a dead letter; 'meander dead ls' lists them", id))
-	}
-	return seq, nil
-}
-
-// readDead decodes a dead letter.
 func readDead(m *bus.Message) (*schemas.Dead, error) {
 	d := &schemas.Dead{}
 	if err := schemas.Decode(m.Data, d); err != nil {

@@ -3,7 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -38,7 +37,6 @@ Exit status: 0 no fault, 1 at least one fault, 2 wrong usage.`,
 		Example: `  meander doctor
   meander doctor --nats nats://127.0.0.1:4222 --scorers scorers.yaml
   meander doctor --json | grep -v '"ok"'`,
-		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.Timeout <= 0 {
 				return usage(fmt.Errorf("--timeout: %v; must be positive", o.Timeout))
@@ -122,17 +120,11 @@ type findingPrinter struct {
 	counts map[doctor.State]int
 }
 
-// The columns before the text of a finding: the widest state, with two blanks on either side.
-var (
-	findingIndent = "  "
-	findingGap    = strings.Repeat(" ", len(findingIndent)+len(doctor.Unchecked)+2)
-)
-
 // printFinding prints one finding of the doctor, with its fix, and counts it.
 func (p *findingPrinter) printFinding(f doctor.Finding) {
 	p.counts[f.State]++
 	if p.json {
-		_ = json.NewEncoder(p.out).Encode(f) // output keeps the error
+		_ = encode(p.out, f) // output keeps the error
 		return
 	}
 	if f.Area != p.area {
@@ -143,13 +135,10 @@ func (p *findingPrinter) printFinding(f doctor.Finding) {
 		doctor.OK: present.Green, doctor.Warning: present.Yellow,
 		doctor.Fault: present.Red,
 	}[f.State]
-	state := string(f.State)
-	blanks := strings.Repeat(" ", len(findingGap)-len(findingIndent)-len(state))
-	state = present.Paint(p.out, colour, state)
-	columns := present.LineWidth(p.out)
-	fmt.Fprintf(p.out, "%s%s%s%s\n", findingIndent, state, blanks, present.Wrap(f.Says, columns, len(findingGap)))
+	const columns = 2 + len(doctor.Unchecked) + 2 // the widest state, with two blanks on either side
+	present.Field(p.out, columns, "  "+present.Paint(p.out, colour, string(f.State)), f.Says)
 	if f.Fix != "" {
-		fmt.Fprintf(p.out, "%s%s\n", findingGap, present.Wrap("-> "+f.Fix, columns, len(findingGap)))
+		present.Field(p.out, columns, "", "-> "+f.Fix)
 	}
 }
 

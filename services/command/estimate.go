@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,7 +16,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// estimated is the estimate for prompts from files and flags. It is the value of "estimate" in --json.
+// estimated is the value of "estimate" in --json.
 type estimated struct {
 	Prompts int `json:"prompts"`
 	// Batches are the sizes, in groups, of the batches that are normalised together; empty: every group is alone.
@@ -39,7 +38,6 @@ func (p *estimated) refusalError(names fieldFlags) error {
 	return usage(errors.Join(errs...))
 }
 
-// recordCounts counts what happened to the records.
 type recordCounts struct {
 	File    string `json:"file,omitempty"`
 	Format  string `json:"format,omitempty"`
@@ -182,9 +180,7 @@ func (d *datasetFlags) counts() *recordCounts {
 func (p *estimated) printAndCheck(
 	ctx context.Context, conn *connection, run schemas.Run, overfill bool, out io.Writer,
 ) error {
-	if err := p.printEstimate(out); err != nil {
-		return err
-	}
+	p.printEstimate(out)
 	return p.mustFit(ctx, conn, run, overfill)
 }
 
@@ -248,9 +244,9 @@ func (a *app) dryRun(
 		}
 	}
 	if a.json {
-		err = json.NewEncoder(out).Encode(map[string]any{"estimate": p})
+		err = encode(out, map[string]any{"estimate": p})
 	} else {
-		err = p.printEstimate(out)
+		p.printEstimate(out)
 	}
 	if p.Groups == 0 {
 		return errors.Join(err, &exitError{status: exitUsage, err: errors.New("every prompt would be refused")})
@@ -259,15 +255,9 @@ func (a *app) dryRun(
 }
 
 // printEstimate writes the estimate for people, with a line for each subject that has something to say.
-func (p *estimated) printEstimate(out io.Writer) error {
-	const label = 11 // the longest is advantage
-	columns := max(present.LineWidth(out), 3*label)
-	var err error
+func (p *estimated) printEstimate(out io.Writer) {
 	line := func(name, format string, args ...any) {
-		text := present.Wrap(fmt.Sprintf(format, args...), columns, label)
-		if _, e := fmt.Fprintf(out, "%-*s%s\n", label, name, text); err == nil {
-			err = e // the first error is enough
-		}
+		present.Field(out, 11, name, fmt.Sprintf(format, args...)) // the longest name is advantage
 	}
 	p.printPrompts(line)
 	if p.Texts() {
@@ -297,7 +287,6 @@ func (p *estimated) printEstimate(out io.Writer) error {
 	if p.Refused > 0 {
 		line("refused", "%s, e.g. %s", present.Count(p.Refused, "prompt"), p.Reason)
 	}
-	return err
 }
 
 // printPrompts writes with line how many samples are made, and from which prompts.

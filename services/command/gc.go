@@ -1,7 +1,6 @@
 package command
 
 import (
-	"encoding/json"
 	"errors"
 
 	"github.com/spf13/cobra"
@@ -20,7 +19,7 @@ var gcRules = []string{"gc_above", "gc_age", "gc_read", "gc_grace"}
 func gcCommand(a *app) *cobra.Command {
 	cfg, dry, blobs, run := janitor.DefaultConfig(), false, false, ""
 	c := &cobra.Command{
-		Use: "gc", Short: "free closed groups and unused blobs, once", Args: args(cobra.NoArgs),
+		Use: "gc", Short: "free closed groups and unused blobs, once",
 		Long: `gc removes whole groups for ever, the oldest first: steps, trajectories, verdicts, rewards, the prompt
 and the result, then images and other blobs that no stored event names. It never removes open groups,
 groups of an open batch, groups that closed less than --gc-grace ago, and groups that a durable
@@ -60,7 +59,7 @@ copied to that folder. Files that people put there stay.`,
 				return err
 			}
 			if a.json {
-				return json.NewEncoder(c.OutOrStdout()).Encode(report)
+				return encode(c.OutOrStdout(), report)
 			}
 			for _, line := range report.Lines(func(n uint64) string { return boot.Bytes(n).Rough() }, dry) {
 				present.Lines(c.OutOrStdout(), line)

@@ -34,7 +34,6 @@ func (p *promptFlags) openStates(path string) error {
 	return nil
 }
 
-// close closes the file; nil has none.
 func (s *states) close() {
 	if s != nil {
 		_ = s.archive.Close() // mapped for reading

@@ -25,9 +25,8 @@ import (
 // modelCommand makes the command 'meander model', with its subcommand info.
 func modelCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "model", Short: "look at model folders", Args: args(noSuchCommand),
+		Use: "model", Short: "look at model folders",
 		Example: "  meander model info signs",
-		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	var engine string
 	info := &cobra.Command{
@@ -43,7 +42,6 @@ Exit status: 0 it can, 1 it cannot.`,
 		Example: `  meander model info deploy/models/signs
   meander model info sums                # a language model
   meander model info signs --json`,
-		Args: args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error { return a.modelInfo(c, given[0], engine) },
 	}
 	engineFlag(info.Flags(), &engine, "default this program")
@@ -103,7 +101,7 @@ func showInfo(c *cobra.Command, asJSON bool, problems []string, fields map[strin
 	out := c.OutOrStdout()
 	if asJSON {
 		fields["problems"], fields["loads"] = append([]string{}, problems...), len(problems) == 0
-		if err := json.NewEncoder(out).Encode(fields); err != nil {
+		if err := encode(out, fields); err != nil {
 			return err
 		}
 	} else {
@@ -256,46 +254,25 @@ func leastGPU(bytes int) string {
 	return "no usual GPU has as much"
 }
 
-// partsJSON returns a model's parts for --json.
-func partsJSON(list []model.PartInfo) []map[string]any {
-	parts := make([]map[string]any, len(list))
-	for i, p := range list {
-		parts[i] = map[string]any{
-			"name": p.Name, "class": p.Class, "parameters": p.Parameters, "dtypes": p.DTypes,
-			"files": p.Files, "file_bytes": p.FileBytes, "memory_bytes": p.MemoryBytes,
-			"memory_bytes_bf16": p.FactorBytes,
-		}
-	}
-	return parts
-}
-
-// schedulerOf returns a model's scheduler_config.json; nil where it is none.
-func schedulerOf(info *model.Info) json.RawMessage {
-	if !json.Valid(info.SchedulerConfig) {
-		return nil
-	}
-	return info.SchedulerConfig
-}
-
-// infoJSON returns the description of an image model for --json.
+// infoJSON returns the description of an image model for --json: its card, with the values that empty fields stand for.
 func infoJSON(info *model.Info) map[string]any {
-	return map[string]any{
-		"name": info.Name, "family": info.Family, "parts": partsJSON(info.Parts), "vocabulary": info.Vocabulary,
-		"latent_channels": info.LatentChannels, "pixels_per_token": info.PixelsPerToken, "height": info.Height,
-		"width":               info.Width,
-		"num_inference_steps": info.NumInferenceSteps, "true_cfg_scale": info.TrueCFGScale,
-		"negative_prompt": info.NegativePrompt,
-		"cfg_rule":        info.CFGRule, "conditioning": info.Conditioning,
-		"grid":           cmp.Or(info.Grid, model.GridLinspace),
-		"boundary_ratio": info.BoundaryRatio,
-		"prompts":        max(info.Prompts, 1), "guidance": info.Guidance, "mu": cmp.Or(info.Mu, model.MuLinear),
-		"mu_constant": info.ConstantMu,
-		"frames":      info.Frames, "max_frames": max(info.MaxFrames, 1),
-		"frames_per_token": max(info.FramesPerToken, 1),
-		"fps":              info.FPS, "max_pixels": info.MaxPixels, "max_prompt_tokens": info.MaxPromptTokens,
-		"masks":              info.Masks,
-		"conditioning_bytes": info.ConditioningBytes, "conditioning_token_bytes": info.ConditioningTokenBytes,
-		"prediction": info.Prediction, "backend": info.Backend, "independent_rows": info.IndependentRows,
-		"tolerance": info.Tolerance, "reward": info.Reward, "scheduler_config": schedulerOf(info),
+	card := info.Card
+	card.Grid, card.Mu = cmp.Or(card.Grid, model.GridLinspace), cmp.Or(card.Mu, model.MuLinear)
+	card.Prompts, card.MaxFrames = max(card.Prompts, 1), max(card.MaxFrames, 1)
+	card.FramesPerToken = max(card.FramesPerToken, 1)
+	var scheduler json.RawMessage
+	if json.Valid(info.SchedulerConfig) {
+		scheduler = info.SchedulerConfig
 	}
+	fields := map[string]any{}
+	data, err := json.Marshal(card)
+	if err == nil {
+		err = json.Unmarshal(data, &fields)
+	}
+	if err != nil {
+		fields["card"] = err.Error() // a number that JSON does not have
+	}
+	fields["parts"], fields["vocabulary"] = append([]model.PartInfo{}, info.Parts...), info.Vocabulary
+	fields["scheduler_config"] = scheduler
+	return fields
 }

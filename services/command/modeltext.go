@@ -7,11 +7,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/models/lm"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/services/internal/present"
 	textengine "github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
-// languageInfo describes a language model.
 func languageInfo(c *cobra.Command, dir string, family lm.Family, asJSON bool) error {
 	info, err := family.Inspect(dir)
 	if err != nil {
@@ -54,7 +54,8 @@ func printLanguage(out io.Writer, dir string, info *lm.Info) {
 func languageJSON(info *lm.Info) map[string]any {
 	p := textengine.PolicyOf(info.Card).Text
 	return map[string]any{
-		"name": info.Name, "family": info.Family, "parts": partsJSON(info.Parts), "vocabulary": info.Vocabulary,
+		"name": info.Name, "family": info.Family,
+		"parts": append([]model.PartInfo{}, info.Parts...), "vocabulary": info.Vocabulary,
 		"tokens": info.Tokens, "max_tokens": info.MaxPositions,
 		"template": info.Template, "eos_token_ids": append([]int32{},
 			info.EOS...), "max_new_tokens": p.MaxNewTokens, "temperature": p.Temperature, "top_k": p.TopK,

@@ -3,7 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -41,8 +40,6 @@ sampler. Samplers then keep the version before.`,
 		Example: `  meander policy push ./adapter
   meander policy ls
   meander policy rollback 3`,
-		Args: args(noSuchCommand),
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(policyPushCommand(a), policyListCommand(a), policyShowCommand(a), policyRollbackCommand(a))
 	return c
@@ -90,7 +87,6 @@ pushed.`,
   meander policy push ./adapter --lane signs --rule switch --note "update 12"
   meander policy push --full ./checkpoint-40/transformer
   meander policy push --full --weights-dir /shared /shared/checkpoint-40/transformer`,
-		Args: args(cobra.ExactArgs(1)),
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			if full {
 				return k.pushFull(c, conn, given[0])
@@ -144,7 +140,6 @@ func policyRollbackCommand(a *app) *cobra.Command {
 up, so samples that were made in between keep their version.`,
 		Example: `  meander policy ls
   meander policy rollback 3 --note "4 reads worse"`,
-		Args: args(cobra.ExactArgs(1)),
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			version, err := versionOf(given[0])
 			if err != nil {
@@ -207,7 +202,7 @@ func (k *pusher) push(
 		return r.Answer != nil && r.Answer.State == schemas.AppliedRefused
 	})
 	if k.json {
-		if err := json.NewEncoder(out).Encode(policyJSON(p, replicas)); err != nil {
+		if err := encode(out, policyJSON(p, replicas)); err != nil {
 			return err
 		}
 	} else if refused || news && k.wait > 0 && late == nil {
@@ -271,7 +266,6 @@ func policyListCommand(a *app) *cobra.Command {
 		Short: "list the versions of each lane and the version that each sampler uses",
 		Example: `  meander policy ls
   meander policy ls --lane signs --json`,
-		Args: args(cobra.NoArgs),
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			if lane != "" {
 				return a.listPolicies(c, conn, lane, "")
@@ -340,7 +334,7 @@ func (a *app) listPolicies(c *cobra.Command, conn *connection, lane schemas.Lane
 				fields["refused"] = why
 			}
 		}
-		if err := json.NewEncoder(out).Encode(line); err != nil {
+		if err := encode(out, line); err != nil {
 			return err
 		}
 	}
@@ -429,7 +423,6 @@ func policyShowCommand(a *app) *cobra.Command {
 		Short: "show one version: its weights, where they come from, the answers of samplers",
 		Example: `  meander policy show
   meander policy show 3 --json`,
-		Args: args(cobra.MaximumNArgs(1)),
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			p, err := client.New(conn.Bus).Policy(c.Context(), lane)
 			if err != nil {
@@ -478,7 +471,7 @@ func pathOf(w schemas.WeightsFile) string {
 // printPolicy prints a version and the samplers' answers to it.
 func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.Applied) error {
 	if a.json {
-		return json.NewEncoder(out).Encode(schemas.JSON(p))
+		return encode(out, schemas.JSON(p))
 	}
 	t := &present.Table{}
 	line := func(name, format string, args ...any) { t.Row(name, fmt.Sprintf(format, args...)) }

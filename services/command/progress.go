@@ -189,7 +189,6 @@ func (p *progress) receiptHandler(known []string) nats.MsgHandler {
 	}
 }
 
-// expect adds the steps of one accepted prompt to the total.
 func (p *progress) expect(steps int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -221,7 +220,6 @@ func (p *progress) countReward(m *bus.Message) {
 	p.update()
 }
 
-// note prints a line that stays, above the bar.
 func (p *progress) note(line string) {
 	out := p.out
 	if p.bars != nil {
@@ -238,7 +236,6 @@ func (p *progress) cancelled() {
 	p.update()
 }
 
-// groups sets how many groups have an outcome, and how many refills there were.
 func (p *progress) groups(done, refills int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -287,7 +284,6 @@ func (p *progress) printRegularly() {
 	}
 }
 
-// print prints one line.
 func (p *progress) print() {
 	p.mu.Lock()
 	steps, total := p.counts()

@@ -3,7 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -90,7 +89,7 @@ func (a *app) publishAll(
 			return withAdvice(c.Context(), conn.Bus, err)
 		}
 		if a.json {
-			if err := json.NewEncoder(c.OutOrStdout()).Encode(schemas.JSON(receipt)); err != nil {
+			if err := encode(c.OutOrStdout(), schemas.JSON(receipt)); err != nil {
 				return err
 			}
 		} else if receipt.Accepted {

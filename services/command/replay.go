@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,7 +22,6 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// replayer is the command 'meander runs replay'.
 type replayer struct {
 	*app
 	speed, subject, to string
@@ -39,7 +37,6 @@ func runsReplayCommand(a *app) *cobra.Command {
 	r := &replayer{app: a}
 	c := &cobra.Command{
 		Use: "replay RUN|FILE", Short: "play the events of a run again, to test what reads them",
-		Args: args(cobra.ExactArgs(1)),
 		Long: `replay gives the events of a stored run, or of the file of an archive ('meander runs export'), to a
 consumer once more: in their order, with the pauses that were between them, at any speed. It changes
 nothing that is stored, and no service takes what it plays for work.
@@ -234,7 +231,7 @@ func (r *replayer) print(out io.Writer) func(m *bus.Message) error {
 			if !schemas.IsPart(m.Subject) {
 				event = schemas.JSONOfBytes(m.Data)
 			}
-			return json.NewEncoder(out).Encode(map[string]any{
+			return encode(out, map[string]any{
 				"kind": a.Kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(), "event": event,
 				"data": m.Data,
 			})

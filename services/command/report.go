@@ -3,7 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"time"
@@ -22,7 +21,7 @@ import (
 func reportCommand(a *app) *cobra.Command {
 	out, groups, images := "", 0, boot.Bytes(ui.DefaultImageBytes)
 	c := &cobra.Command{
-		Use: "report RUN", Short: "write a run as one HTML page to mail or keep", Args: args(cobra.ExactArgs(1)),
+		Use: "report RUN", Short: "write a run as one HTML page to mail or keep",
 		Long: `report writes one HTML file of a run: the page of 'meander ui' with its data inside, what made the run, its
 rewards in numbers, and the groups that closed last with their images or texts, rewards, advantages and
 readings. The file needs nothing else: no server and no network. What is left out or reduced to keep it
@@ -83,7 +82,7 @@ func (a *app) writeReport(
 		return err
 	}
 	if a.json {
-		return json.NewEncoder(out).Encode(struct {
+		return encode(out, struct {
 			File  string `json:"file"`
 			Bytes int64  `json:"bytes"`
 			*ui.Contents

@@ -44,7 +44,6 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage.`,
   meander rescore --run demo --reward http:clip --scorers scorers.yaml --json
   meander rescore --run demo --estimator rloo
   meander show --run demo--ocr 0000-a-sign`,
-		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			r.set = c.Flags().Changed
 			return r.rescore(c.Context(), c.OutOrStdout(), c.ErrOrStderr())

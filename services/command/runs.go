@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -28,13 +27,12 @@ import (
 // runsCommand makes the command 'meander runs' with its subcommands.
 func runsCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "runs", Short: "list, show, export, import, replay and remove stored runs", Args: args(noSuchCommand),
+		Use: "runs", Short: "list, show, export, import, replay and remove stored runs",
 		Example: `  meander runs ls
   meander runs export night --out night.tar
   meander runs import night.tar
   meander runs replay night --speed 10
   meander runs rm night`,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(runsLsCommand(a), runsShowCommand(a), runsRmCommand(a))
 	c.AddCommand(runsExportCommand(a), runsReadCommand(a), runsImportCommand(a), runsReplayCommand(a))
@@ -44,7 +42,7 @@ func runsCommand(a *app) *cobra.Command {
 // runsLsCommand makes the command 'meander runs ls'.
 func runsLsCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "ls", Short: "list the stored runs, the newest first", Args: args(cobra.NoArgs),
+		Use: "ls", Short: "list the stored runs, the newest first",
 		Long: `ls lists the stored runs. SIZE is an estimate: the number of events, times the size of a few of them.
 Images and other blobs are not in it.`,
 		Example: "  meander runs ls\n  meander runs ls --json",
@@ -66,12 +64,7 @@ Images and other blobs are not in it.`,
 // printRuns prints a line for each stored run.
 func (a *app) printRuns(out io.Writer, list []*view.Run) error {
 	if a.json {
-		for _, r := range list {
-			if err := json.NewEncoder(out).Encode(r); err != nil {
-				return err
-			}
-		}
-		return nil
+		return encode(out, list...)
 	}
 	t := present.New("RUN", "STATE", "GROUPS", "OPEN", "SAMPLES", "SCORED", "SIZE", "NEWEST")
 	for _, r := range list {
@@ -79,7 +72,7 @@ func (a *app) printRuns(out io.Writer, list []*view.Run) error {
 		if !r.Newest.IsZero() {
 			newest = time.Since(r.Newest).Round(time.Second).String() + " ago"
 		}
-		t.Row(r.Run, r.State, r.Groups, r.Open, r.Samples, r.Scored, present.Size(r.Bytes), newest)
+		t.Row(r.Run, r.State+heldText(r.WaitsFor), r.Groups, r.Open, r.Samples, r.Scored, present.Size(r.Bytes), newest)
 	}
 	t.Print(out)
 	return nil
@@ -100,7 +93,6 @@ func storedRun(ctx context.Context, b *bus.Bus, name string) (*view.Run, error) 
 	return nil, nothingStored(name)
 }
 
-// nothingStored is the error for a run of which nothing is stored.
 func nothingStored(run string) error {
 	return fmt.Errorf("run %q: nothing is stored of it; 'meander runs ls' lists the runs that are stored", run)
 }
@@ -108,7 +100,7 @@ func nothingStored(run string) error {
 // runsShowCommand makes the command 'meander runs show'.
 func runsShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "show RUN", Short: "show what each stream stores of a run", Args: args(cobra.ExactArgs(1)),
+		Use: "show RUN", Short: "show what each stream stores of a run",
 		Long:    `show counts the events of a run in each stream. SIZE is an estimate, as in 'meander runs ls'.`,
 		Example: "  meander runs show night",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
@@ -121,7 +113,7 @@ func runsShowCommand(a *app) *cobra.Command {
 			}
 			out := c.OutOrStdout()
 			if a.json {
-				return json.NewEncoder(out).Encode(map[string]any{"run": r, "streams": r.Streams})
+				return encode(out, map[string]any{"run": r, "streams": r.Streams})
 			}
 			if err := a.printRuns(out, []*view.Run{r}); err != nil {
 				return err
@@ -142,7 +134,6 @@ func runsRmCommand(a *app) *cobra.Command {
 	force := false
 	c := &cobra.Command{
 		Use: "rm RUN ...", Short: "remove runs for ever, with images that no other run uses",
-		Args: args(cobra.MinimumNArgs(1)),
 		Long: `rm removes all events of runs. Then it removes images and other blobs that no stored event names and
 that are older than two minutes. Dead letters stay. A run with open groups is refused: cancel it first
 (meander cancel), or use --force. Do not use the id of a removed run again.`,
@@ -177,7 +168,6 @@ that are older than two minutes. Dead letters stay. A run with open groups is re
 	return c
 }
 
-// exporter is the command 'meander runs export'.
 type exporter struct {
 	*app
 	out, format string
@@ -192,7 +182,7 @@ const archiveFormat = "archive"
 func runsExportCommand(a *app) *cobra.Command {
 	e := &exporter{app: a}
 	c := &cobra.Command{
-		Use: "export RUN", Short: "write a run to files that need no server", Args: args(cobra.ExactArgs(1)),
+		Use: "export RUN", Short: "write a run to files that need no server",
 		Long: `export writes a run to files. 'meander runs read' checks them.
 
 archive (default) is one tar file with all events of the run, and the blobs that they name: each event
@@ -313,7 +303,7 @@ func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) e
 // printShards prints what a dataset has.
 func (a *app) printShards(out io.Writer, folder string, x *export.Index) error {
 	if a.json {
-		return json.NewEncoder(out).Encode(x)
+		return encode(out, x)
 	}
 	t := x.Totals()
 	fmt.Fprintf(out, "%s: %s of %s as %s, %s in %s, %s\n", folder, present.Count(t.Groups, "group"), x.Run, x.Format,
@@ -328,7 +318,6 @@ func (a *app) printShards(out io.Writer, folder string, x *export.Index) error {
 func runsReadCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "read FILE|-", Short: "check an exported run and count what it has; needs no server",
-		Args: args(cobra.ExactArgs(1)),
 		Long: `read compares every file of an export with its digest in SHA256SUMS, events with their schemas, steps
 with the digests in their trajectories, and tensors with the digests of their parts. Of the folder of a
 dataset it compares the files with their digests in index.json. If a file has changed or is not valid,
@@ -359,7 +348,7 @@ no fault.`,
 				if !a.json || e.Blob != "" {
 					return nil
 				}
-				return json.NewEncoder(c.OutOrStdout()).Encode(map[string]any{
+				return encode(c.OutOrStdout(), map[string]any{
 					"stream": e.Stream, "seq": e.Seq, "subject": e.Subject, "time": e.Time.UTC(),
 					"event": schemas.JSONOfBytes(e.Data),
 				})
@@ -380,7 +369,7 @@ no fault.`,
 func runsImportCommand(a *app) *cobra.Command {
 	o := export.ImportOptions{}
 	c := &cobra.Command{
-		Use: "import FILE", Short: "store an exported run again", Args: args(cobra.ExactArgs(1)),
+		Use: "import FILE", Short: "store an exported run again",
 		Long: `import checks an export like 'meander runs read', then stores its events and blobs. All digests stay
 the same; events get new sequence numbers and the time of the import. A second import changes nothing,
 and an import that was stopped continues. If the store has events of the run that the export does not
@@ -416,7 +405,6 @@ groups.`,
 	return c
 }
 
-// isFolder reports whether there is a folder of that name.
 func isFolder(name string) bool {
 	info, err := os.Stat(name)
 	return err == nil && info.IsDir()
@@ -442,7 +430,7 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker, o e
 		return withAdvice(c.Context(), conn.Bus, err)
 	}
 	if a.json {
-		return json.NewEncoder(c.OutOrStdout()).Encode(done)
+		return encode(c.OutOrStdout(), done)
 	}
 	fmt.Fprintf(c.OutOrStdout(), "run %s: %s stored, %s there already, %s\n",
 		done.Run, present.Count(done.Stored, "event"), present.Count(done.AlreadyStored, "event"),
@@ -478,7 +466,7 @@ func printWarnings(out io.Writer, s *export.Summary) {
 // printArchive prints how many events and blobs an export has; name is its file.
 func (a *app) printArchive(out io.Writer, name string, s *export.Summary) error {
 	if a.json {
-		return json.NewEncoder(out).Encode(s)
+		return encode(out, s)
 	}
 	n := 0
 	for _, k := range s.Events {

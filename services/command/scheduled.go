@@ -41,7 +41,6 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
   meander scheduled images --probability 0.5 --max-step-offset 20 --offset-strategy biased_early
   meander scheduled images --ramp-steps 1000 --prob-start 0 --prob-end 0.5 --train-step 250 --json
   meander scheduled images --compat simpletuner      # like the trainer SimpleTuner`,
-		Args: args(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			if err := r.check(); err != nil {
 				return err

@@ -3,16 +3,18 @@ package command
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/counters"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
@@ -28,7 +30,6 @@ func showCommand(a *app) *cobra.Command {
 		Example: `  meander show
   meander show 0000-a-red-sign-that-says-open
   meander show --run demo --json 0000-a-red-sign-that-says-open`,
-		Args: args(cobra.MaximumNArgs(1)),
 		RunE: a.withRun(&run, func(c *cobra.Command, conn *connection, given []string) error {
 			if len(given) == 0 {
 				return a.showRun(c.Context(), conn.Bus, run, c.OutOrStdout())
@@ -43,12 +44,9 @@ func showCommand(a *app) *cobra.Command {
 	return c
 }
 
-// showRun prints a line for each group of a run that has a result. A run without any is an error.
+// showRun prints the state of a run, and a line for each of its groups, the open ones last. A run without any is an
+// error.
 func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Writer) error {
-	state, err := pausedOrCancelled(ctx, b, run)
-	if err != nil {
-		return err
-	}
 	t := present.New("UID", "STATUS", "MEMBERS", "MEAN", "STD")
 	found := 0
 	for m, err := range b.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, "*")},
@@ -62,21 +60,45 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 		}
 		found++
 		if a.json {
-			if err := json.NewEncoder(out).Encode(schemas.JSON(&e)); err != nil {
+			if err := encode(out, schemas.JSON(&e)); err != nil {
 				return err
 			}
 			continue
 		}
-		t.Row(e.UID, e.Status, len(e.Members), results.Number(e.Mean, "%.4f"), results.Number(e.Std, "%.4f"))
+		t.Row(e.UID, outcomes.Group(&e), len(e.Members), results.Number(e.Mean, "%.4f"),
+			results.Number(e.Std, "%.4f"))
 	}
-	if found == 0 && state == "" {
-		return fmt.Errorf("run %q has no closed group; 'meander watch --run %s' shows what it has", run, run)
+	runs, err := counters.Look(ctx, b, run)
+	if err != nil {
+		return err
 	}
-	if !a.json {
-		fmt.Fprintf(out, "run %s%s\n", run, state)
+	if r := runs[run]; r != nil {
+		for _, uid := range slices.Sorted(maps.Keys(r.Open)) {
+			t.Row(uid, outcomes.Open, "-", "-", "-")
+		}
+	}
+	switch state, err := runState(ctx, b, run, out); {
+	case err != nil:
+		return err
+	case state == "" && found == 0:
+		return fmt.Errorf("run %q has no group; 'meander watch --run %s' shows what it has", run, run)
+	case !a.json:
+		fmt.Fprintln(out, state)
 		t.Print(out)
 	}
 	return nil
+}
+
+// runState says in a line how a run is doing, in the words of 'meander status'; "" for a run that there is not.
+func runState(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Writer) (string, error) {
+	s, err := counters.Status(ctx, b, run)
+	if errors.Is(err, bus.ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("run %s: %s", run, stateText(out, s)), nil
 }
 
 // showGroup prints a group: its result and its trajectories. Either may be missing; without both it is an error.
@@ -117,7 +139,7 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 			list[i] = schemas.JSON(t)
 		}
 		v["trajectories"] = list
-		return json.NewEncoder(out).Encode(v)
+		return encode(out, v)
 	}
 	why, err := groupFailures(ctx, b, run, uid, adv, trajectories)
 	if err != nil {
@@ -127,25 +149,11 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 	if adv != nil {
 		return nil
 	}
-	state, err := pausedOrCancelled(ctx, b, run)
+	state, err := runState(ctx, b, run, out)
 	if state != "" {
-		fmt.Fprintf(out, "\nrun %s%s\n", run, state)
+		fmt.Fprintf(out, "\n%s\n", state)
 	}
 	return err
-}
-
-// pausedOrCancelled returns text to follow a run's name: that the run is paused or cancelled, and by whom; "" for
-// other runs. An error is of the server.
-func pausedOrCancelled(ctx context.Context, b *bus.Bus, run schemas.Run) (string, error) {
-	h, err := b.ControlsOf(ctx, run, "")
-	if err != nil || h.Paused() == nil && h.Cancelled() == nil {
-		return "", err
-	}
-	verb := schemas.RunPaused
-	if h.Cancelled() != nil {
-		verb = schemas.StatusCancelled
-	}
-	return ": " + verb + controlledBy(&schemas.RunStatus{By: h.Run.By, Reason: h.Run.Reason, Since: h.Run.Stored}), nil
 }
 
 // groupFailures says why samples of a group have no reward, each reason once with its samples. adv is nil while the
@@ -262,7 +270,7 @@ func printGroup(
 	if adv == nil {
 		line("the group is still open")
 	} else {
-		line("%s: %s, std %s (%s, %d trained steps), mean %s, std %s %s", adv.Status, adv.Estimator, adv.Scale,
+		line("%s: %s, std %s (%s, %d trained steps), mean %s, std %s %s", outcomes.Group(adv), adv.Estimator, adv.Scale,
 			adv.StdBasis, adv.TrainedSteps, results.Number(adv.Mean, "%.6f"), results.Number(adv.Std, "%.6f"),
 			adv.Error)
 	}
@@ -320,7 +328,6 @@ func printLogProbs(out io.Writer, trajectories []*schemas.Trajectory) {
 	steps.Print(out)
 }
 
-// sampleHeads returns the first row of a table with a column for each sample.
 func sampleHeads(name string, trajectories []*schemas.Trajectory) []any {
 	cells := []any{name}
 	for _, t := range trajectories {

@@ -7,7 +7,7 @@ import (
 
 func TestShow(t *testing.T) {
 	inStore(t)
-	if got := expect(t, exitOK, "run r1\n", "show"); !strings.Contains(got, "p    complete  2") {
+	if got := expect(t, exitOK, "run r1: complete\n", "show"); !strings.Contains(got, "p    complete  2") {
 		t.Errorf("groups\n%s", got)
 	}
 	got := expect(t, exitOK, "group p of run r1\n", "show", "p")

@@ -44,7 +44,6 @@ Exit status: 0 all records can be published, 1 some cannot.`,
   meander prompts train.parquet --prompt-column caption
   meander prompts prompts.jsonl --model deploy/models/signs    # which are too long for the model?
   meander prompts - --prompts-format csv < prompts.csv`,
-		Args: args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			d.file = given[0]
 			return a.showPrompts(c, &d, modelName, file)
@@ -57,7 +56,6 @@ Exit status: 0 all records can be published, 1 some cannot.`,
 	return c
 }
 
-// readPrompt is a prompt as it is read, for people and --json.
 type readPrompt struct {
 	Line        int            `json:"line"`
 	Fields      map[string]any `json:"fields"`
@@ -66,7 +64,6 @@ type readPrompt struct {
 	Tokens      int            `json:"tokens,omitempty"`
 }
 
-// promptsRead is what 'meander prompts' says.
 type promptsRead struct {
 	File    string                `json:"file"`
 	Format  dataset.Format        `json:"format"`
@@ -80,7 +77,6 @@ type promptsRead struct {
 	Tokens  *promptTokens         `json:"tokens,omitempty"`
 }
 
-// promptTokens counts the tokens of prompts for a model.
 type promptTokens struct {
 	Model   string `json:"model"`
 	Most    int    `json:"most"` // that the model takes
@@ -146,7 +142,7 @@ func (a *app) showPrompts(c *cobra.Command, d *datasetFlags, modelName, file str
 		out.Reasons = append(out.Reasons, bad.Error())
 	}
 	if a.json {
-		err = json.NewEncoder(c.OutOrStdout()).Encode(out)
+		err = encode(c.OutOrStdout(), out)
 	} else {
 		out.print(c.OutOrStdout())
 	}
@@ -264,7 +260,7 @@ func (p *promptsRead) print(out io.Writer) {
 	}
 	for _, r := range p.First {
 		fmt.Fprintln(out)
-		r.write(out, max(present.LineWidth(out), 3*promptLabel))
+		r.write(out)
 	}
 	if len(p.Reasons) > 0 {
 		fmt.Fprintln(out)
@@ -289,15 +285,9 @@ func (p *promptsRead) print(out io.Writer) {
 	}
 }
 
-// promptLabel is the width of the names before a prompt's values; the longest is "ground truth".
-const promptLabel = 16
-
-// write writes one prompt in lines of so many columns: its text or messages, then fields, ground truth and metadata.
-func (r *readPrompt) write(out io.Writer, columns int) {
-	line := func(name, text string) {
-		text = present.Cut(boot.Safe(text), 600)
-		fmt.Fprintf(out, "%-*s%s\n", promptLabel, name, present.Wrap(text, columns, promptLabel))
-	}
+// write writes one prompt: its text or messages, then fields, ground truth and metadata.
+func (r *readPrompt) write(out io.Writer) {
+	line := func(name, text string) { present.Field(out, 16, name, present.Cut(boot.Safe(text), 600)) }
 	messages := r.Messages
 	if given, ok := r.Fields["messages"].([]any); ok {
 		messages = given

@@ -6,8 +6,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-
-	"github.com/meander-rl/meander/services/internal/present"
 )
 
 const reports = examples + "reports/"
@@ -84,21 +82,5 @@ func TestPrompts_Out(t *testing.T) {
 			t.Errorf("%s: %+v\nwant %+v", name, got, want)
 		}
 		expect(t, exitUsage, "--out: open "+file+": file exists", "prompts", examples+name, "--out", file)
-	}
-}
-
-// Lines fit the terminal, however narrow.
-func TestPrompts_Fits(t *testing.T) {
-	r := readPrompt{Line: 1, Fields: map[string]any{"prompt": strings.Repeat("a photo of a red sign ", 20), "metadata": map[string]any{
-		"include": []any{map[string]any{"class": "tie", "position": []any{"right of", 0}}, map[string]any{"class": "dog", "count": 1}},
-	}}}
-	for _, columns := range []int{60, 200} {
-		var out strings.Builder
-		r.write(&out, columns)
-		for line := range strings.Lines(out.String()) {
-			if present.Columns(strings.TrimSuffix(line, "\n")) > columns {
-				t.Errorf("at %d columns: %s", columns, line)
-			}
-		}
 	}
 }

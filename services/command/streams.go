@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -28,9 +27,7 @@ stream refuses new events. No event is lost: publishers wait until there is spac
 
 Exit status: 0 every stream accepts events, 1 one does not.`,
 		Example: `  meander streams
-  meander streams limit --max-steps-bytes 32GiB    # also while a pipeline runs
-  meander streams purge night`,
-		Args: args(noSuchCommand),
+  meander streams limit --max-steps-bytes 32GiB    # also while a pipeline runs`,
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			stats, err := conn.Stats(c.Context())
 			if err != nil {
@@ -42,13 +39,12 @@ Exit status: 0 every stream accepts events, 1 one does not.`,
 			}
 			out := c.OutOrStdout()
 			if a.json {
-				for _, s := range stats {
-					if err := json.NewEncoder(out).Encode(s); err != nil {
-						return err
-					}
-				}
+				err = encode(out, stats...)
 			} else {
 				printStreams(out, stats)
+			}
+			if err != nil {
+				return err
 			}
 			paused, err := conn.PausedRuns(c.Context())
 			if err != nil {
@@ -70,7 +66,7 @@ Exit status: 0 every stream accepts events, 1 one does not.`,
 			return nil
 		}),
 	}
-	c.AddCommand(setupCommand(a), limitCommand(a), purgeCommand(a))
+	c.AddCommand(setupCommand(a), limitCommand(a))
 	return c
 }
 
@@ -213,7 +209,6 @@ stay, and so do limits without a flag here. On a server with roles it needs the 
 servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 		Example: `  meander streams setup --nats tls://nats.example.org:4222 --nats-creds auth/admin.creds --nats-tls-ca auth/tls/ca.pem
   meander streams setup --nats nats://a:4222,nats://b:4222,nats://c:4222 --stream-replicas 3`,
-		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			log, err := a.logger()
 			if err != nil {
@@ -250,7 +245,7 @@ servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 func limitCommand(a *app) *cobra.Command {
 	var limits boot.Limits
 	c := &cobra.Command{
-		Use: "limit", Short: "change the limits of streams; they may be in use", Args: args(cobra.NoArgs),
+		Use: "limit", Short: "change the limits of streams; they may be in use",
 		Long: `limit changes the limits that you give, and no others. Publishers that wait for space continue by
 themselves. A size below the current size of a stream is refused. A shorter age removes older events at
 once.`,
@@ -281,33 +276,4 @@ once.`,
 	}
 	limits.Flags(c.Flags())
 	return c
-}
-
-// purgeCommand makes the command 'meander streams purge'.
-func purgeCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use: "purge RUN ...", Short: "remove all events of runs for ever", Args: args(cobra.MinimumNArgs(1)),
-		Long: `purge removes the prompts, requests, steps, trajectories, verdicts, rewards, advantages and batches of
-runs. Images stay, because other runs may use them; dead letters stay too. Do not use the id of a
-purged run again.`,
-		Example: "  meander streams purge night",
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
-			for _, run := range given {
-				if err := schemas.CheckToken("RUN", run); err != nil {
-					return usage(err)
-				}
-			}
-			for _, run := range given {
-				n, err := conn.Purge(c.Context(), schemas.Run(run))
-				if err == nil && n == 0 {
-					err = nothingStored(run)
-				}
-				if err != nil {
-					return err
-				}
-				fmt.Fprintf(c.OutOrStdout(), "run %s: %s removed\n", run, present.Count(n, "event"))
-			}
-			return nil
-		}),
-	}
 }

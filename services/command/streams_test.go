@@ -24,8 +24,8 @@ func TestStreams(t *testing.T) {
 		"streams", "limit", "--max-steps-bytes", fmt.Sprintf("%dB", int64(101*steps)))
 	expect(t, exitOK, "", "streams", "limit", "--max-steps-bytes", "123MiB")
 	expect(t, exitOK, "123.0 MiB", "streams")
-	expect(t, exitOK, "run r1: ", "streams", "purge", "r1")
-	expect(t, exitFailed, `run "r1": nothing is stored of it`, "streams", "purge", "r1")
+	expect(t, exitOK, "run r1: ", "runs", "rm", "r1")
+	expect(t, exitFailed, `run "r1": nothing is stored of it`, "runs", "rm", "r1")
 	for _, s := range linesOf(t, expect(t, exitOK, "", "streams", "--json")) {
 		if s["name"] == "MDR_STEPS" && s["messages"] != 0.0 {
 			t.Errorf("after the purge: %v", s)

@@ -138,9 +138,10 @@ func printGroups(w io.Writer, r *results.Run) {
 	}
 }
 
-// paintStatus colours the outcome of a run, group or sample by its tone.
 func paintStatus(out io.Writer, status string) string {
-	colours := map[string]present.Colour{outcomes.Good: present.Green, outcomes.Info: present.Green, outcomes.Bad: present.Red}
+	colours := map[string]present.Colour{
+		outcomes.Good: present.Green, outcomes.Info: present.Green, outcomes.Bad: present.Red,
+	}
 	return present.Paint(out, cmp.Or(colours[outcomes.Tone(status)], present.Yellow), status)
 }
 

@@ -15,7 +15,6 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// mostStrip is the most tokens that a strip of confidences shows.
 const mostStrip = 32
 
 // printTexts shows the samples of a group of texts, the best first, one per line: the answer, how sure the model was
@@ -123,7 +122,6 @@ func cutConversation(line string, columns int) string {
 	return present.Cut(line, columns)
 }
 
-// bars stand for confidences from 0 to 1.
 var bars = []rune("▁▂▃▄▅▆▇█")
 
 // confidenceStrip returns a bar for each token, from red to green where there are colours. If there are more tokens
@@ -200,7 +198,6 @@ func describeText(t *schemas.Trajectory) []string {
 	return lines
 }
 
-// engineGives says what the log-probs of an engine are.
 var engineGives = map[string]string{
 	schemas.EngineRaw:       "log-probs before temperature and filters",
 	schemas.EngineTempered:  "log-probs after temperature, before filters",
@@ -295,7 +292,6 @@ func printConversation(out io.Writer, x *schemas.TextResult) {
 	fmt.Fprintf(out, "      ended: %s\n", x.Conversation)
 }
 
-// mostTokens is how many tokens of an answer show lists.
 const mostTokens = 64
 
 // nthGenerated returns the position of the n-th generated token in a text; -1 if there is none.

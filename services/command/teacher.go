@@ -35,7 +35,6 @@ and run in replicas at any time. With its own weights a sample gets exactly its 
 		Example: `  meander teacher --model sums
   meander teacher --model sums --adapter meander-out/learn-sums/seed-0/adapter --name better
   meander teacher --model ./base --name reference --nats nats://gpu-1:4222 --device cuda:0`,
-		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, given []string) error {
 			cfg.EngineKey = engineKey(cfg.Engine)
 			if err := cfg.Validate(); errors.Is(err, devices.ErrUnavailable) {

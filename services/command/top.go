@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -49,7 +48,6 @@ pipe, and with --once, --columns or --json, it prints what it would show, once.`
   meander top --once
   meander top --columns 200 > now.txt
   meander top --nats tls://nats.example.org:4222 --nats-creds auth/viewer.creds --nats-tls-ca auth/tls/ca.pem`,
-		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, given []string) error {
 			if columns != 0 && (columns < leastColumns || columns > mostColumns) {
 				return usage(fmt.Errorf("--columns: %d; must be from %d to %d, or 0", columns, leastColumns,
@@ -91,7 +89,7 @@ func (a *app) printTop(ctx context.Context, conn *connection, out io.Writer, col
 		return fmt.Errorf("look at %s: %w", conn.where, err)
 	}
 	if a.json {
-		return json.NewEncoder(out).Encode(overview)
+		return encode(out, overview)
 	}
 	v := topView{where: conn.where, now: time.Now(), overview: overview, chosen: -1}
 	for _, l := range v.layOut(columns, 0) {
@@ -169,7 +167,6 @@ func showLive(ctx context.Context, conn *connection, keys *os.File, out io.Write
 	return s.show(ctx, readKeys(keys))
 }
 
-// liveScreen is the terminal of showLive.
 type liveScreen struct {
 	conn   *connection
 	reader *view.Reader
@@ -179,7 +176,6 @@ type liveScreen struct {
 	drawn  string
 }
 
-// topLook is what one look at the pipeline has found.
 type topLook struct {
 	overview *view.Overview
 	run      schemas.Run
@@ -292,7 +288,6 @@ func (s *liveScreen) draw() error {
 	return err
 }
 
-// key is a key that has a meaning.
 type key int
 
 const (

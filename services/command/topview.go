@@ -19,10 +19,8 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// topGroups is how many groups of a run are shown, the newest.
 const topGroups = 20
 
-// topView is what 'meander top' shows.
 type topView struct {
 	where    string
 	now      time.Time
@@ -61,7 +59,6 @@ func (v *topView) update(l topLook) {
 	}
 }
 
-// choose chooses a run by its place.
 func (v *topView) choose(at int) {
 	v.chosen, v.choice = at, ""
 	if at < len(v.overview.Runs) {
@@ -98,7 +95,6 @@ type topLines struct {
 	lines   []topLine
 }
 
-// add adds a line, cut where the screen ends.
 func (t *topLines) add(c present.Colour, text string) {
 	text = strings.TrimRight(showable(text), " ")
 	if present.Columns(text) > t.columns {
@@ -129,7 +125,6 @@ func (t *topLines) wrap(c present.Colour, lead, text string) {
 	}
 }
 
-// title adds an empty line and a title.
 func (t *topLines) title(text string) {
 	t.add("", "")
 	t.add(present.Bold, text)
@@ -203,7 +198,6 @@ func (v *topView) addHead(t *topLines, live bool) {
 	}
 }
 
-// runColumns are the titles of the columns of a run, its name aside.
 var runColumns = []string{"STATE", "GROUPS", "SAMPLES", "STEPS/MIN", "MEAN"}
 
 // runCells returns the columns of a run, its name aside. Without progress, they are of what is stored.

@@ -19,7 +19,7 @@ import (
 func traceCommand(a *app) *cobra.Command {
 	once, since := false, time.Duration(0)
 	c := &cobra.Command{
-		Use: "trace [RUN]", Short: "send a trace of each group to OpenTelemetry", Args: args(cobra.MaximumNArgs(1)),
+		Use: "trace [RUN]", Short: "send a trace of each group to OpenTelemetry",
 		Long: `trace sends a trace for each group that closes, from its prompt to its advantages: intake, and for each
 sample the wait for a sampler, encoding, denoising with its steps, decoding and each reward function.
 Without RUN it takes all runs, and pushed policies with the samplers that took them over. A prompt with

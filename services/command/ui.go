@@ -25,7 +25,6 @@ import (
 	"github.com/meander-rl/meander/services/ui"
 )
 
-// pageToken is the variable with the token of the page.
 const pageToken = "MEANDER_UI_TOKEN"
 
 // uiCommand makes the command 'meander ui'.
@@ -49,7 +48,6 @@ The page does what the credentials of the command may.`,
   meander ui --nats tls://nats.example.org:4222 --nats-creds auth/viewer.creds --nats-tls-ca auth/tls/ca.pem
   meander ui --tokenizer deploy/models/sums    # shows the tokens of that model as text
   MEANDER_UI_TOKEN=secret meander ui --listen 0.0.0.0:4280 --host rollouts.example.org`,
-		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, given []string) error {
 			running, _ := natsd.Pipeline(a.store)
 			if a.natsURL != "" {
@@ -72,7 +70,6 @@ The page does what the credentials of the command may.`,
 	return c
 }
 
-// pageFlags are the flags of a page.
 type pageFlags struct {
 	ui.Config
 	tokenizer string

@@ -35,7 +35,6 @@ process at once. Stored events are there at the next start.`,
   meander up --nats nats://a:4222,nats://b:4222,nats://c:4222 --stream-replicas 3    # uses a cluster, starts no server
   meander up --model synthetic --batch 16 --workers 2 --listen 127.0.0.1:4333
   meander publish --run demo 'a red sign that says "OPEN"'    # in another terminal`,
-		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !c.Flags().Changed("log-level") {
 				a.logLevel = envOr("MEANDER_LOG_LEVEL", "info")

@@ -236,13 +236,7 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run schemas.Run, dir 
 		return err
 	}
 	if a.json {
-		lines := json.NewEncoder(out)
-		for _, w := range waiting {
-			if err := lines.Encode(w); err != nil {
-				return err
-			}
-		}
-		return nil
+		return encode(out, waiting...)
 	}
 	if len(waiting) == 0 {
 		fmt.Fprintf(stderr, "no finished sample of run %s waits for a verdict\n", run)

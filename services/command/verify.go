@@ -2,7 +2,6 @@ package command
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -54,7 +53,6 @@ they say nothing about the samples.`,
   meander verify demo --json
   meander verify demo --model ./base --model ./critic    # of a run of two checkpoints of your own
   meander verify demo --lane signs --uid 0000-a-red-sign-that-says-open`,
-		Args: args(cobra.MaximumNArgs(1)),
 		PreRunE: func(_ *cobra.Command, given []string) error {
 			return errors.Join(runArgument(&run, given), checkTolerance("tolerance", tolerance),
 				checkTolerance("engine-tolerance", options.EngineTolerance))
@@ -147,7 +145,7 @@ func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) er
 			Verified    bool     `json:"verified"`
 			NotVerified []string `json:"not_verified,omitempty"`
 		}{r, len(faults) == 0, faults}
-		if err := json.NewEncoder(out).Encode(line); err != nil {
+		if err := encode(out, line); err != nil {
 			return err
 		}
 	} else {

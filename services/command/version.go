@@ -1,7 +1,6 @@
 package command
 
 import (
-	"encoding/json"
 	"fmt"
 	"runtime"
 
@@ -14,12 +13,12 @@ import (
 // versionCommand makes the command 'meander version'.
 func versionCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "print the versions of the program and of the event contract", Args: args(cobra.NoArgs),
+		Use: "version", Short: "print the versions of the program and of the event contract",
 		Example: "  meander version --json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			out := c.OutOrStdout()
 			if a.json {
-				return json.NewEncoder(out).Encode(map[string]any{
+				return encode(out, map[string]any{
 					"version": boot.Version(), "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH,
 					"subjects": schemas.AllSubjects, "schema_version": schemas.Version,
 				})

@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,26 +13,32 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/export"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// watched are the kinds of events, in the order in which data flow.
-var watched = []struct{ kind, stream string }{
-	{schemas.KindPrompt, schemas.StreamPrompts},
-	{schemas.KindControl, schemas.StreamControl},
-	{schemas.KindStep, schemas.StreamSteps},
-	{schemas.KindTokens, schemas.StreamSteps},
-	{schemas.KindTrajectory, schemas.StreamTrajectories},
-	{schemas.KindReward, schemas.StreamRewards},
-	{schemas.KindAdvantage, schemas.StreamAdvantages},
-	{schemas.KindBatch, schemas.StreamAdvantages},
-	{schemas.KindUpdate, schemas.StreamUpdates},
-	{schemas.KindDead, schemas.StreamDead},
+// watchedKind is a kind of events that watch prints.
+type watchedKind struct {
+	kind, stream string
+	event        func() schemas.Event
 }
 
-// watcher is one watch command.
+// watched are the kinds of events, in the order in which data flow.
+var watched = []watchedKind{
+	{schemas.KindPrompt, schemas.StreamPrompts, func() schemas.Event { return &schemas.Prompt{} }},
+	{schemas.KindControl, schemas.StreamControl, func() schemas.Event { return &schemas.Control{} }},
+	{schemas.KindStep, schemas.StreamSteps, func() schemas.Event { return &schemas.Step{} }},
+	{schemas.KindTokens, schemas.StreamSteps, func() schemas.Event { return &schemas.Tokens{} }},
+	{schemas.KindTrajectory, schemas.StreamTrajectories, func() schemas.Event { return &schemas.Trajectory{} }},
+	{schemas.KindReward, schemas.StreamRewards, func() schemas.Event { return &schemas.Reward{} }},
+	{schemas.KindAdvantage, schemas.StreamAdvantages, func() schemas.Event { return &schemas.Advantage{} }},
+	{schemas.KindBatch, schemas.StreamAdvantages, func() schemas.Event { return &schemas.Batch{} }},
+	{schemas.KindUpdate, schemas.StreamUpdates, func() schemas.Event { return &schemas.Update{} }},
+	{schemas.KindDead, schemas.StreamDead, func() schemas.Event { return &schemas.Dead{} }},
+}
+
 type watcher struct {
 	*app
 	run     schemas.Run
@@ -63,7 +68,6 @@ streams, so it does not slow the pipeline down.`,
   meander watch --run demo --kinds trajectory,reward,advantage
   meander watch --run demo --uid 0000-a-red-sign-that-says-open --json
   meander watch --since 10m --count 100`,
-		Args: args(cobra.NoArgs),
 		PreRunE: func(*cobra.Command, []string) error {
 			for _, k := range w.kinds {
 				if !slices.Contains(names, k) {
@@ -103,7 +107,6 @@ streams, so it does not slow the pipeline down.`,
 	return c
 }
 
-// errEnough ends a watch that has printed --count events.
 var errEnough = errors.New("enough")
 
 // watch prints the stored events, then new ones, until ctx ends or --count events are printed.
@@ -120,6 +123,11 @@ func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOpti
 		told := present.Count(w.printed, "event") + " stored; waiting for new ones"
 		if w.fresh {
 			told = "waiting for new events; --all begins with the stored ones"
+		}
+		if w.run != "*" {
+			if state, err := runState(ctx, conn.Bus, w.run, stderr); err == nil && state != "" { // else events say it
+				told = state + "; " + told
+			}
 		}
 		fmt.Fprintln(stderr, told)
 		err = w.printLive(ctx, conn, sources, out)
@@ -180,7 +188,7 @@ func (w *watcher) printLive(ctx context.Context, conn *connection, sources []*ex
 	}
 }
 
-// print prints an event in one line, unless it is not asked for. It returns errEnough after --count events.
+// print prints an event, unless it is not asked for. It returns errEnough after --count events.
 func (w *watcher) print(m *bus.Message, out io.Writer) error {
 	a, _ := schemas.ParseSubject(m.Subject)
 	line, owner, err := eventLine(a.Kind, m)
@@ -202,7 +210,7 @@ func (w *watcher) print(m *bus.Message, out io.Writer) error {
 // printEvent prints an event: line, with its time and kind, or as JSON.
 func (a *app) printEvent(out io.Writer, kind string, m *bus.Message, line string) (err error) {
 	if a.json {
-		return json.NewEncoder(out).Encode(map[string]any{
+		return encode(out, map[string]any{
 			"kind": kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(),
 			"event": schemas.JSONOfBytes(m.Data),
 		})
@@ -214,21 +222,27 @@ func (a *app) printEvent(out io.Writer, kind string, m *bus.Message, line string
 // eventLine returns an event as one line, with the uid that it belongs to. Parts of a step have no line. An error means
 // that the bytes do not decode.
 func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err error) {
-	switch kind {
-	case "prompt":
-		var e schemas.Prompt
-		err = schemas.Decode(m.Data, &e)
+	i := slices.IndexFunc(watched, func(w watchedKind) bool { return w.kind == kind })
+	switch {
+	case i < 0: // of those that only a replay has
+		return strings.TrimPrefix(m.Subject, schemas.KindPrefix(kind)), "", nil
+	case schemas.IsPart(m.Subject):
+		return "", "", nil
+	}
+	a, _ := schemas.ParseSubject(m.Subject)
+	uid = a.UID
+	decoded := watched[i].event()
+	err = schemas.Decode(m.Data, decoded)
+	switch e := decoded.(type) {
+	case *schemas.Prompt:
 		text := e.Prompt
 		if n := len(e.Messages); n > 0 {
 			text = e.Messages[n-1].Content
 		}
-		return fmt.Sprintf("%s %q", e.UID, text), e.UID, err
-	case "step":
-		if schemas.IsPart(m.Subject) {
-			return "", "", nil
-		}
-		var e schemas.Step
-		err = schemas.Decode(m.Data, &e)
+		line, uid = fmt.Sprintf("%s %q", e.UID, text), e.UID
+	case *schemas.Control:
+		line, uid = describeControl(e), e.UID
+	case *schemas.Step:
 		var kept []string
 		for _, l := range e.Latents {
 			kept = append(kept, fmt.Sprint(l.Index))
@@ -241,55 +255,30 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 		if e.Checkpoint != nil {
 			line += "  checkpoint"
 		}
-		return line, e.UID, err
-	case schemas.KindTokens:
-		if schemas.IsPart(m.Subject) {
-			return "", "", nil
-		}
-		var e schemas.Tokens
-		err = schemas.Decode(m.Data, &e)
-		return tokensLine(&e), e.UID, err
-	case "trajectory":
-		var e schemas.Trajectory
-		err = schemas.Decode(m.Data, &e)
-		return trajectoryLine(&e), e.UID, err
-	case "reward":
-		var e schemas.Reward
-		err = schemas.Decode(m.Data, &e)
-		return strings.TrimSpace(fmt.Sprintf("%s #%d %s %s %s", e.UID, e.SampleIndex, e.Status,
-			results.Number(e.Reward, "%.4f"), e.Error)), e.UID, err
-	case "advantage":
-		var e schemas.Advantage
-		err = schemas.Decode(m.Data, &e)
+	case *schemas.Tokens:
+		line = tokensLine(e)
+	case *schemas.Trajectory:
+		line = trajectoryLine(e)
+	case *schemas.Reward:
+		line = fmt.Sprintf("%s #%d %s %s %s", e.UID, e.SampleIndex, e.Status, results.Number(e.Reward, "%.4f"), e.Error)
+	case *schemas.Advantage:
 		cells := make([]string, len(e.Members))
 		for i, member := range e.Members {
 			cells[i] = results.Number(member.Advantage, "%+.2f")
 		}
-		return fmt.Sprintf("%s %s mean %s std %s  [%s]", e.UID, e.Status, results.Number(e.Mean, "%.4f"),
-			results.Number(e.Std, "%.4f"), strings.Join(cells, " ")), e.UID, err
-	case "control":
-		var e schemas.Control
-		err = schemas.Decode(m.Data, &e)
-		return describeControl(&e), e.UID, err
-	case "batch":
-		var e schemas.Batch
-		err = schemas.Decode(m.Data, &e)
-		return fmt.Sprintf("%s closed: %s, %s, mean %s", e.Batch, present.Count(e.Groups, "group"),
-			present.Count(e.Samples, "sample"),
-			results.Number(e.Mean, "%.4f")), "", err
-	case schemas.KindUpdate:
-		var e schemas.Update
-		err = schemas.Decode(m.Data, &e)
-		return fmt.Sprintf("%s update %d: version %d, loss %s, ratio %s, clipped %s, kl %s", e.Lane, e.Step,
+		line = fmt.Sprintf("%s %s mean %s std %s  [%s]", e.UID, outcomes.Group(e), results.Number(e.Mean, "%.4f"),
+			results.Number(e.Std, "%.4f"), strings.Join(cells, " "))
+	case *schemas.Batch:
+		line = fmt.Sprintf("%s closed: %s, %s, mean %s", e.Batch, present.Count(e.Groups, "group"),
+			present.Count(e.Samples, "sample"), results.Number(e.Mean, "%.4f"))
+	case *schemas.Update:
+		line = fmt.Sprintf("%s update %d: version %d, loss %s, ratio %s, clipped %s, kl %s", e.Lane, e.Step,
 			e.PolicyVersion, results.Number(e.Loss, "%.4g"), results.Number(e.Ratio, "%.4f"),
-			results.Number(e.ClipShare, "%.3f"), results.Number(e.KL, "%.3g")), "", err
-	case schemas.KindDead:
-		var e schemas.Dead
-		err = schemas.Decode(m.Data, &e)
-		return fmt.Sprintf("%d at %s, %s: %s", m.Seq, e.Service, e.Code, present.FirstLine(e.Reason)), e.UID, err
-	default: // of those that only a replay has
-		return strings.TrimPrefix(m.Subject, schemas.KindPrefix(kind)), "", nil
+			results.Number(e.ClipShare, "%.3f"), results.Number(e.KL, "%.3g"))
+	case *schemas.Dead:
+		line = fmt.Sprintf("%d at %s, %s: %s", m.Seq, e.Service, e.Code, present.FirstLine(e.Reason))
 	}
+	return strings.TrimSpace(line), uid, err
 }
 
 // trajectoryLine is eventLine for a sample that has ended.

@@ -76,7 +76,9 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 // newRequest returns a request with the fields that requests for images and texts have in common. p has its defaults.
 func newRequest(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, group *schemas.Group) schemas.Request {
 	return schemas.Request{
-		Identity:   schemas.Identity{Run: run, UID: p.UID, Stage: schemas.StageMain, GroupSize: *p.GroupSize, Lane: policy.Lane},
+		Identity: schemas.Identity{
+			Run: run, UID: p.UID, Stage: schemas.StageMain, GroupSize: *p.GroupSize, Lane: policy.Lane,
+		},
 		BaseDigest: cmp.Or(p.BaseDigest, policy.Checkpoint()),
 		Sampling:   schemas.Sampling{Prompt: p.Prompt},
 		Priority:   *p.Priority, MinPolicyVersion: *p.MinPolicyVersion, Group: *group,
@@ -121,8 +123,8 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 	schemas.Fill(s, &p.Rollout, p, policy)
 	schemas.Fill(&x.outputs, &p.Rollout, p)
 	if len(s.Conditions) > 0 {
-		return nil, fmt.Errorf("conditions: %s; must be absent, the network of model %q takes none", s.Conditions[0].Name,
-			policy.Model)
+		return nil, fmt.Errorf("conditions: %s; must be absent, the network of model %q takes none",
+			s.Conditions[0].Name, policy.Model)
 	}
 	if err := resolveTexts(s, policy); err != nil {
 		return nil, err

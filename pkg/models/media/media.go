@@ -14,7 +14,11 @@ import (
 )
 
 // Size is the size of a sample: Frames of Height x Width pixels. An image has one frame.
-type Size struct{ Frames, Height, Width int }
+type Size struct {
+	Frames int `json:"frames"`
+	Height int `json:"height"`
+	Width  int `json:"width"`
+}
 
 // String says what a size is, for errors: "64x48 pixels", or "9 frames of 64x48 pixels"; width comes first.
 func (s Size) String() string {

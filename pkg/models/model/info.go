@@ -25,15 +25,18 @@ type Info struct {
 
 // PartInfo describes the checkpoint of one network.
 type PartInfo struct {
-	Name, Class string
+	Name  string `json:"name"`
+	Class string `json:"class"`
 	// Parameters is the number of elements of all tensors in the files, used or not.
-	Parameters int
+	Parameters int `json:"parameters"`
 	// DTypes are the element types in the files, sorted.
-	DTypes []string
+	DTypes []string `json:"dtypes"`
 	// Files is the number of files and FileBytes their size.
-	Files, FileBytes int
+	Files     int `json:"files"`
+	FileBytes int `json:"file_bytes"`
 	// MemoryBytes is the memory of the loaded weights in float32, FactorBytes that with factors and tables in bf16.
-	MemoryBytes, FactorBytes int
+	MemoryBytes int `json:"memory_bytes"`
+	FactorBytes int `json:"memory_bytes_bf16"`
 }
 
 // Problem adds an error to Problems, joined errors one by one. It ignores nil.

@@ -36,70 +36,73 @@ type (
 // Card is what the rest of the pipeline must know about a model.
 type Card struct {
 	// Name is the name of the model in events, Family its architecture.
-	Name, Family string
+	Name   string `json:"name"`
+	Family string `json:"family"`
 	// WeightsDigest is the SHA-256 of the weights in hex. Equal digests give equal velocities
 	// with the same build.
-	WeightsDigest string
+	WeightsDigest string `json:"-"`
 	// SchedulerConfig is the model's scheduler_config.json, as diffusers writes it.
-	SchedulerConfig []byte
+	SchedulerConfig []byte `json:"-"`
 	// Grid names the sigmas before the scheduler shifts them: GridLinspace (also empty), GridTorch, GridScheduler or
 	// GridUniFlow.
-	Grid string
+	Grid string `json:"grid"`
 	// Mu says how the shift of a scheduler with use_dynamic_shifting is found: MuLinear (also empty), MuNone, MuFlux2,
 	// or MuConstant with ConstantMu.
-	Mu         string
-	ConstantMu float64
+	Mu         string  `json:"mu"`
+	ConstantMu float64 `json:"mu_constant"`
 	// LatentChannels is C, the number of channels of a packed token, such as 64.
-	LatentChannels int
+	LatentChannels int `json:"latent_channels"`
 	// PixelsPerToken is the edge of the square that a token covers, such as 16.
-	PixelsPerToken int
+	PixelsPerToken int `json:"pixels_per_token"`
 	// FramesPerToken is how many frames of a video a token covers, such as 4; the first token of a square covers one.
 	// MaxFrames bounds the frames; 0 or 1: the model makes images. FPS is how many are shown in a second.
-	FramesPerToken, MaxFrames int
-	FPS                       float64
+	FramesPerToken int     `json:"frames_per_token"`
+	MaxFrames      int     `json:"max_frames"`
+	FPS            float64 `json:"fps"`
 	// Size and NumInferenceSteps are defaults for prompts that name none.
 	Size
-	NumInferenceSteps int
+	NumInferenceSteps int `json:"num_inference_steps"`
 	// TrueCFGScale is the default guidance scale; guidance is active above 1.
-	TrueCFGScale float64
+	TrueCFGScale float64 `json:"true_cfg_scale"`
 	// BoundaryRatio is the sigma below which a second network of the model computes; 0: it has one network.
-	BoundaryRatio float64
+	BoundaryRatio float64 `json:"boundary_ratio"`
 	// Reward names the reward functions of prompts that name none; empty: no preference.
-	Reward []string
+	Reward []string `json:"reward"`
 	// Guidance is the default of Row.Guidance for a guidance-distilled network; 0: the network has no such input.
-	Guidance float32
+	Guidance float32 `json:"guidance"`
 	// IndependentRows says that the bits of a row of Velocity do not depend on the rows beside it.
-	IndependentRows bool
+	IndependentRows bool `json:"independent_rows"`
 	// Tolerance is how far a sample that is computed again may differ from the stored one: |ratio-1| of a
 	// log-prob, relative distance of latents. 0: the same build, model and backend give the same bits.
-	Tolerance float64
+	Tolerance float64 `json:"tolerance"`
 	// MaxPixels bounds height*width, of each frame.
-	MaxPixels int
+	MaxPixels int `json:"max_pixels"`
 	// MaxPromptTokens bounds the tokens of a prompt, as the family counts them.
-	MaxPromptTokens int
+	MaxPromptTokens int `json:"max_prompt_tokens"`
 	// Prompts is how many texts a prompt may have, for as many text encoders: 1 (also 0) to MaxTexts.
-	Prompts int
+	Prompts int `json:"prompts"`
 	// NegativePrompt is the default negative prompt: guidance leads away from it.
-	NegativePrompt string
+	NegativePrompt string `json:"negative_prompt"`
 	// CFGRule says how the velocities of a prompt and of its negative prompt are combined: CFGRescaled, CFGPlain or
 	// CFGPlainClamped.
-	CFGRule string
+	CFGRule string `json:"cfg_rule"`
 	// Conditioning names the tensors of an encoded prompt, in order, as diffusers names
 	// them.
-	Conditioning []string
+	Conditioning []string `json:"conditioning"`
 	// Masks names the mask of each tensor of Conditioning, by the tensor's name; a tensor that it leaves out has none.
 	// Events get a mask of ones where a named one is no tensor itself. nil: the mask of X_embeds [L, D] is
 	// X_embeds_mask.
-	Masks map[string]string
+	Masks map[string]string `json:"masks"`
 	// ConditioningBytes bounds the size of these tensors for one prompt, at four bytes per element;
 	// ConditioningTokenBytes is the size for one token.
-	ConditioningBytes, ConditioningTokenBytes int64
+	ConditioningBytes      int64 `json:"conditioning_bytes"`
+	ConditioningTokenBytes int64 `json:"conditioning_token_bytes"`
 	// Prediction is what Velocity returns: empty for the velocity of a flow model, else epsilon or
 	// v_prediction, as in diffusers' prediction_type. A model with one is variance-preserving,
 	// x = (x0 + sigma*eps)/sqrt(1+sigma^2), for sigma of any size from 0.
-	Prediction string
+	Prediction string `json:"prediction"`
 	// Backend names what computes, e.g. cpu/avx512.
-	Backend string
+	Backend string `json:"backend"`
 }
 
 // Values of Card.CFGRule. CFGRescaled keeps the norm of the prompt's own velocity, token by

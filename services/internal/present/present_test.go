@@ -128,6 +128,21 @@ func TestWrap(t *testing.T) {
 	}
 }
 
+// A field fits the terminal, however narrow, and its text stands in one column.
+func TestField(t *testing.T) {
+	t.Parallel()
+	for _, columns := range []int{60, 200} {
+		for i, line := range strings.Split(field("  prompt", strings.Repeat("a photo of a red sign ", 20), 16, columns), "\n") {
+			if Columns(line) > columns || i > 0 && !strings.HasPrefix(line, blanks(16)+"a") && line[16] == ' ' {
+				t.Errorf("at %d columns: %q", columns, line)
+			}
+		}
+	}
+	if got := field("  ok", "", 16, 60); got != "  ok" {
+		t.Errorf("%q", got)
+	}
+}
+
 func TestCut(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ got, want string }{

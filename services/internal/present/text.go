@@ -85,6 +85,16 @@ func Lines(out io.Writer, text string) {
 // Linef is Lines for a formatted text.
 func Linef(out io.Writer, format string, args ...any) { Lines(out, fmt.Sprintf(format, args...)) }
 
+// Field writes a name, in as many columns, and a text beside it, which is broken between words where it is wider than
+// the terminal.
+func Field(out io.Writer, columns int, name, text string) {
+	fmt.Fprintln(out, field(name, text, columns, LineWidth(out)))
+}
+
+func field(name, text string, columns, width int) string {
+	return strings.TrimRight(Pad(name, columns, false)+Wrap(text, max(width, 3*columns), columns), " ")
+}
+
 // Terms lays out terms, each with its text beside it, or below it where the term is long.
 func Terms(list [][2]string, columns int) string {
 	widest := 0

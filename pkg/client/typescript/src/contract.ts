@@ -2204,7 +2204,7 @@ export interface Trajectory {
   rolled?: Rolled | null;
   /** steps are the stored step events that count, in step order, of the steps that ran: those of attempt, and before them those of earlier attempts that it went on from. Of a text they are its events of tokens. */
   steps: StepRef[] | null;
-  /** content_digest is blake3: and the blake3 over the content of the steps in order, in lower-case hex, or of older steps the sha-256: equal for equal rollouts, whichever process sampled them and when. Empty unless completed. */
+  /** content_digest is the digest of the content of the steps in order: equal for equal rollouts, whichever process sampled them and when. Empty unless completed. */
   content_digest: string;
   /** image is the decoded image, of a video the frame at the index frames / 2; absent unless completed, and where the sample stops with noise in it unless stop asks for one. */
   image?: Image | null;
@@ -2284,9 +2284,9 @@ export interface Update {
   weights_digest: string;
   /** loss is what the update made smaller: a mean over its samples. */
   loss?: number | null;
-  /** ratio is the mean ratio of probabilities under new and old weights, clip_share the share of those that were clipped. */
+  /** ratio is the mean ratio of probabilities under new and old weights, clip_share the share of ratios that were clipped. */
   ratio?: number | null;
-  /** ratio is the mean ratio of probabilities under new and old weights, clip_share the share of those that were clipped. */
+  /** ratio is the mean ratio of probabilities under new and old weights, clip_share the share of ratios that were clipped. */
   clip_share?: number | null;
   /** kl is the divergence from the reference, in nats. */
   kl?: number | null;
