@@ -16,10 +16,8 @@ import (
 
 // FieldError is a value that its field cannot hold.
 type FieldError struct {
-	// Path is the field in wire names, e.g. "latents[0].tensor.shape".
-	Path string
-	// Fault is what came and what the field holds.
-	Fault string
+	Path  string // the field in wire names, e.g. "latents[0].tensor.shape"
+	Fault string // what came and what the field holds
 }
 
 func (e *FieldError) Error() string { return e.Path + ": " + e.Fault }
@@ -45,13 +43,14 @@ func decode(data []byte, e Event) error {
 	}
 	v = v.Elem()
 	v.SetZero()
-	if isJSON(data) {
-		var err error
-		if data, err = fromJSON(data, v.Type()); err != nil {
-			return err
-		}
+	if !isJSON(data) {
+		return (&reader{data: data}).readEvent(v)
 	}
-	return (&reader{data: data}).readEvent(v)
+	packed, err := fromJSON(data, v.Type())
+	if err != nil {
+		return err
+	}
+	return (&reader{data: packed}).readEvent(v)
 }
 
 // readEvent checks the structure of the bytes and decodes them into v. After an error v is zero.

@@ -120,6 +120,7 @@ func (d *digester) addValue(v reflect.Value) {
 	}
 }
 
+// addList adds the length of a list and each of its items; of pointers whether they are set.
 func (d *digester) addList(v reflect.Value) {
 	elem := v.Type().Elem().Kind()
 	d.addInteger(int64(v.Len()))
@@ -140,6 +141,7 @@ func (d *digester) addList(v reflect.Value) {
 	}
 }
 
+// addTensor adds dtype, shape and the digest of the bytes: the sum that is known already, or one that it computes.
 func (d *digester) addTensor(t *Tensor) {
 	digest := ""
 	if i := slices.Index(d.tensors, t); i >= 0 {

@@ -156,8 +156,8 @@ func (w *fromJSONWriter) writeNumber(s string, kind reflect.Kind) error {
 	return w.enc.EncodeFloat64(x)
 }
 
-// writeText writes a text, or what it stands for in a field of type t: bytes, or a number that is not finite. What cannot
-// be one is an error.
+// writeText writes a text, or what it stands for in a field of type t: bytes, or a number that is not finite. What
+// cannot be one is an error.
 func (w *fromJSONWriter) writeText(s string, t reflect.Type) error {
 	switch {
 	case !w.replaced && strings.ContainsRune(s, utf8.RuneError):

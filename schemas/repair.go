@@ -9,8 +9,8 @@ import (
 )
 
 // withLegalTexts returns a copy of a struct in which texts and lists with the tag cut are legal; false if they are.
-// Error texts may be too long or not UTF-8, as they come from a scorer, a driver, or the refused bytes themselves, and the
-// event must go out. The original stays as it is.
+// Error texts may be too long or not UTF-8, as they come from a scorer, a driver, or the refused bytes themselves, and
+// the event must go out. The original stays as it is.
 func withLegalTexts(v reflect.Value) (reflect.Value, bool) {
 	if !hasCut(v.Type()) {
 		return v, false

@@ -21,7 +21,8 @@ type sample struct {
 // samples are legal events of every type, from nearly empty to every field set.
 func samples(t testing.TB) []sample {
 	t.Helper()
-	return slices.Concat(requestSamples(t), networkSamples(t), guidanceSamples(t), rolloutSamples(t), resultSamples(t), groupSamples(t), policySamples(t),
+	return slices.Concat(requestSamples(t), networkSamples(t), guidanceSamples(t), rolloutSamples(t), resultSamples(t),
+		groupSamples(t), presenceSamples(), policySamples(t),
 		controlSamples(), scheduledSamples(t), treeSamples(t), textSamples(t), engineSamples(t),
 		hashSamples(t))
 }
@@ -323,38 +324,6 @@ func groupSamples(t testing.TB) []sample {
 		}},
 		{"score_reply", &schemas.ScoreReply{Score: new(0.27), Detail: "a fox, mostly red"}},
 		{"score_reply-error", &schemas.ScoreReply{Error: "out of memory", Retry: true}},
-		{"receipt-waiting", &schemas.Receipt{Run: "run-1", UID: "p17", Waiting: "model: no sampler serves \"flux\" now"}},
-		{"presence-starting", &schemas.Presence{
-			Service: schemas.ServiceStarting, Instance: "starting-a", Lane: "sums",
-			Waiting: "waiting for the engine", At: 9,
-		}},
-		{"presence-sampler", &schemas.Presence{Service: "sampler", Instance: "sampler-k3", Lane: "tiny", At: 1_763_690_400_000_000_000}},
-		{"presence-loads", &schemas.Presence{
-			Service: "sampler", Instance: "sampler-k3", Lane: "tiny", PolicyVersion: new(int64(12)), WeightsDigest: digestOf("weights"),
-			Loading: new(int64(13)), At: 1_763_690_400_000_000_000,
-		}},
-		{"presence-room", &schemas.Presence{
-			Service: "sampler", Instance: "sampler-k3", Lane: "tiny", Draining: true,
-			Room: &schemas.Room{Held: 31_000_000, Wants: 62_000_000, Turn: 812, Waiting: 4, Need: 15_500_000, Since: 1_763_690_398_000_000_000, Disk: true},
-			At:   1_763_690_400_000_000_000,
-		}},
-		{"presence-evaluation", &schemas.Presence{
-			Service: "sampler", Instance: "sampler-k3", Lane: "tiny", At: 1_763_690_400_000_000_000,
-			Backend: "cpu/avx2", Evaluation: &schemas.Evaluation{Samples: 6, Places: 8, TookNS: 31_000_000, At: 1_763_690_399_000_000_000},
-		}},
-		{"presence-reward", &schemas.Presence{
-			Service: "reward", Instance: "reward-k4", Reward: []string{"jpeg_compressibility", "http:clip"},
-			Missing: []schemas.MissingReward{{Name: "ocr", Reason: "tesseract is not installed"}}, At: 1_763_690_400_000_000_000,
-		}},
-		{"receipt-warnings", &schemas.Receipt{
-			Accepted: true, Run: "run-1", UID: "p17", Samples: 8, NumInferenceSteps: 10, SDEStepIndices: []int64{2},
-			Warnings: []string{"gruop_size: unknown field; did you mean group_size?"},
-		}},
-		{"prompt-unknown-fields", &schemas.Prompt{Prompt: "x", UnknownFields: "warn"}},
-		{"receipt-segment", &schemas.Receipt{
-			Accepted: true, Run: "run-1", UID: "p17", Samples: 8, NumInferenceSteps: 10, SDEStepIndices: []int64{5}, StartStepIndex: 4, StopStepIndex: 7,
-		}},
-		{"receipt-refused", &schemas.Receipt{Run: "run-1", Code: "unknown_model", Error: "no sampler serves \"flux\""}},
 	}
 }
 

@@ -74,6 +74,9 @@ type StreamSpec struct {
 	TransformDest   string
 }
 
+// advisoryPrefix begins the subjects of the server's notes on deliveries.
+const advisoryPrefix = "$JS.EVENT.ADVISORY.CONSUMER."
+
 // Streams returns every stream, in the order in which data flows.
 func Streams() []StreamSpec {
 	const gib = 1 << 30
@@ -148,12 +151,10 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "dead.*.*.*"}, MaxBytes: gib, MaxAge: 30 * day,
 		},
 		{
-			Name:    StreamAdvisories,
-			Purpose: "the server's own notes on messages given up: the net behind the explicit path",
-			Subjects: []string{
-				"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>",
-				"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>",
-			}, MaxBytes: gib / 16, MaxAge: 7 * day,
+			Name:     StreamAdvisories,
+			Purpose:  "the server's own notes on messages given up: the net behind the explicit path",
+			Subjects: []string{advisoryPrefix + "MAX_DELIVERIES.>", advisoryPrefix + "MSG_TERMINATED.>"},
+			MaxBytes: gib / 16, MaxAge: 7 * day,
 		},
 	}
 }

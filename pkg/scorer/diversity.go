@@ -34,7 +34,8 @@ func (diversity) Frames() int { return DiversityFrames }
 // ScoreGroup implements GroupScorer. A sample that cannot be fetched gets its own error; one that is not an image,
 // or of another size, fails the whole group.
 func (diversity) ScoreGroup(ctx context.Context, n int,
-	sample func(i int) (in Input, release func(), err error)) []Result {
+	sample func(i int) (in Input, release func(), err error),
+) []Result {
 	out := make([]Result, n)
 	small := make([][]float64, n) // nil: none
 	var size media.Size

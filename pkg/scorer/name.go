@@ -133,7 +133,9 @@ func CheckMedium(name string, medium Medium) error {
 }
 
 // Known reports whether there is a kind of functions of that name.
-func Known(name string) bool { return slices.ContainsFunc(kinds, func(k kind) bool { return k.name == name }) }
+func Known(name string) bool {
+	return slices.ContainsFunc(kinds, func(k kind) bool { return k.name == name })
+}
 
 // SplitName splits KIND:INSTANCE. An unknown kind, a missing instance, and an instance that the kind does not have
 // are errors; the first lists Kinds.

@@ -43,7 +43,8 @@ const maxPools = 256
 // openCatalog opens the functions that need no configuration and those of the scorers file. It fails if the file is not
 // valid or a required function is missing. nc is for workers on NATS; it may be nil if no function will be called.
 func openCatalog(cfg Config, nc *nats.Conn, metrics *instruments, stopping <-chan struct{},
-	log zerolog.Logger) (*catalog, error) {
+	log zerolog.Logger,
+) (*catalog, error) {
 	c := &catalog{
 		cfg: cfg, nc: nc, metrics: metrics, stopping: stopping, entries: map[string]entry{},
 		missing: map[string]error{},

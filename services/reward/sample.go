@@ -17,7 +17,8 @@ import (
 // try again. whole are the scores of functions that rated its group, by index in Group.Reward. seq is the sequence of
 // the sample's trajectory.
 func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint64,
-	whole map[int]scored) (delay, error) {
+	whole map[int]scored,
+) (delay, error) {
 	m := s.cache.sample(t, seq)
 	if err := m.lock(ctx); err != nil {
 		return delay{}, err
@@ -130,7 +131,8 @@ func combined(t *schemas.Trajectory, seq uint64, scores []*scored) *schemas.Rewa
 // after says when to try again those that are busy or away. From due on they count as failed. The error is an
 // imageError, about the sample's image or text, or that of ctx.
 func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *memo,
-	due time.Time) (after time.Duration, err error) {
+	due time.Time,
+) (after time.Duration, err error) {
 	expired := !time.Now().Before(due)
 	limited := ctx
 	if !expired {
@@ -212,7 +214,8 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 // deadline, or before ScorePatience is over, counts as failed; then it adds that reason to r. i is the function's
 // index.
 func (s *service) retryAfter(m *memo, i int, name string, r *scored, due time.Time,
-	expired bool) (again time.Duration) {
+	expired bool,
+) (again time.Duration) {
 	now := time.Now()
 	expired = expired || !now.Before(due)
 	busy, full := errors.AsType[*busyError](r.Err)

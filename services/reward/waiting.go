@@ -73,7 +73,8 @@ func (s *service) waitForOthers(due time.Time) delay {
 // whether the sample waits for more. From due on, and in a pass, verdicts that did not come are failed scores. An
 // error is of the server.
 func (s *service) useVerdicts(ctx context.Context, t *schemas.Trajectory, m *memo,
-	due time.Time) (waits bool, err error) {
+	due time.Time,
+) (waits bool, err error) {
 	names := map[string][]int{}
 	for i, spec := range t.Group.Reward {
 		if name := scorer.VerdictName(spec.Name); name != "" && m.scores[i] == nil {
@@ -230,7 +231,8 @@ func (s *service) validMembers(ctx context.Context, t *schemas.Trajectory, membe
 // by sample index and index in Group.Reward. One group is rated at a time. An error means that an image cannot be
 // loaded now: the caller tries again.
 func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory,
-	members []member) (map[int64]map[int]scored, error) {
+	members []member,
+) (map[int64]map[int]scored, error) {
 	select {
 	case s.ratingGroup <- struct{}{}:
 		defer func() { <-s.ratingGroup }()
@@ -284,7 +286,8 @@ func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory,
 // It returns the longest delay that one of them needs before another try. Samples that wait for a verdict are left to
 // the verdict's handler.
 func (s *service) completeOthers(ctx context.Context, last *schemas.Trajectory, members []member,
-	scores map[int64]map[int]scored) (delay, error) {
+	scores map[int64]map[int]scored,
+) (delay, error) {
 	have, err := s.bus.LastMany(ctx, schemas.StreamRewards,
 		[]string{schemas.RewardFilter(last.Run, last.Group.Batch, last.UID)})
 	if err != nil {

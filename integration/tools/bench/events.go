@@ -200,8 +200,8 @@ func newStepMaker(run schemas.Run, kib int) *stepMaker {
 func (m *stepMaker) step(sample, index int) *schemas.Step {
 	mean, sum := -1.21, -1.21*float64(m.shape[0]*m.shape[1])
 	return &schemas.Step{
-		Stage: schemas.StageMain,
-		Run:   m.run, UID: schemas.UID(fmt.Sprintf("p%07d", sample/benchBatch)), SampleIndex: int64(sample % benchBatch),
+		Run: m.run, UID: schemas.UID(fmt.Sprintf("p%07d", sample/benchBatch)),
+		SampleIndex: int64(sample % benchBatch), Stage: schemas.StageMain,
 		Attempt:   "k3v9x2pq-17",
 		StepIndex: int64(index), NumInferenceSteps: benchSteps, Transition: "sde", NoiseLevel: 0.7, Sigma: 0.5,
 		SigmaNext: 0.4, Timestep: 500,

@@ -121,8 +121,8 @@ func newTokenRecorder(p *plane, key []byte, m lm.Model, batch, perEvent int) *to
 		},
 		mark: schemas.StepMark{
 			Run: p.nextRun(), UID: "p0000000", Stage: schemas.StageMain, Attempt: "k3v9x2pq-17",
-				WeightsDigest: strings.Repeat("1", 64),
-			Sampler: "sampler-k3v9x2pq", Backend: card.Backend,
+			WeightsDigest: strings.Repeat("1", 64),
+			Sampler:       "sampler-k3v9x2pq", Backend: card.Backend,
 		},
 	}
 	for i := range r.answers {
