@@ -92,7 +92,7 @@ func TestLane_MissingLatents(t *testing.T) {
 func TestLane_LongPrompt(t *testing.T) {
 	t.Parallel()
 	w := start(t, func(c *config) {
-		c.sampler.Model = filepath.Join("..", "pkg", "model", "qwenimage", "testdata", "golden", "full")
+		c.sampler.Model = filepath.Join("..", "pkg", "models", "model", "qwenimage", "testdata", "golden", "full")
 	})
 	prompt := &schemas.Prompt{
 		UID: "long", Prompt: strings.Repeat("a red fox, ", 200), GroupSize: new(int64(2)),
