@@ -476,6 +476,10 @@ func TestDocs_CommandLinesExist(t *testing.T) {
 			key := m[1] + " " + strings.Join(command, " ")
 			if help[key] == "" {
 				out, err := exec.Command(program(t, m[1]), command...).CombinedOutput()
+				if strings.Contains(string(out), "--help-all") {
+					command[len(command)-1] = "--help-all"
+					out, err = exec.Command(program(t, m[1]), command...).CombinedOutput()
+				}
 				if err != nil {
 					t.Errorf("%s: %s: %v\n%s", name, key, err, out)
 				}

@@ -26,19 +26,19 @@ func hostile() map[string][]byte {
 		binary.BigEndian.AppendUint32(nil, 100_000_000)...)
 	table := append([]byte{0xdf}, binary.BigEndian.AppendUint32(nil, 15_700_000)...)
 	return map[string][]byte{
-		"nothing":             {},
-		"text":                []byte("a red fox"),
-		"json":                []byte(`{"prompt": "a red fox"}`),
-		"cut off":             good[:len(good)-3],
-		"trailing bytes":      append(slices.Clone(good), 0),
-		"4 GiB in 13 bytes":   bin,
-		"100 M list items":    list,
-		"15 M map keys":       table,
-		"deep nesting":        bytes.Repeat([]byte{0x91}, 900_000),
-		"deep nested maps":    bytes.Repeat([]byte{0x81, 0xa1, 'a'}, 250_000),
-		"extension type":      {0x81, 0xa6, 'p', 'r', 'o', 'm', 'p', 't', 0xd4, 0x01, 0x00},
-		"key of another type": {0x81, 0x01, 0x02},
-		"nil":                 {0xc0},
+		"nothing":              {},
+		"text":                 []byte("a red fox"),
+		"json that breaks off": []byte(`{"prompt": "a red fox"`),
+		"cut off":              good[:len(good)-3],
+		"trailing bytes":       append(slices.Clone(good), 0),
+		"4 GiB in 13 bytes":    bin,
+		"100 M list items":     list,
+		"15 M map keys":        table,
+		"deep nesting":         bytes.Repeat([]byte{0x91}, 900_000),
+		"deep nested maps":     bytes.Repeat([]byte{0x81, 0xa1, 'a'}, 250_000),
+		"extension type":       {0x81, 0xa6, 'p', 'r', 'o', 'm', 'p', 't', 0xd4, 0x01, 0x00},
+		"key of another type":  {0x81, 0x01, 0x02},
+		"nil":                  {0xc0},
 	}
 }
 

@@ -46,7 +46,8 @@ var subjectsOf = map[string]string{
 	"DeadSubject": schemas.DeadSubject("s", "r", "u"), "ControlSubject": schemas.ControlSubject("r"),
 	"ParkedSubject":   schemas.ParkedSubject("r", "l", "u", 0, schemas.StageMain),
 	"BucketSubject":   schemas.BucketSubject(schemas.LeaseBucket, "l"), // those of all buckets are made of their streams
-	"PresenceSubject": schemas.PresenceSubject("i"),
+	"PresenceSubject": schemas.PresenceSubject("i"), "DrySubject": schemas.DrySubject("r"),
+	"UpdateSubject": schemas.UpdateSubject("r", "l", schemas.TenantMain, 1),
 }
 
 // durablesOf has a durable of each function of package schemas that describes one.

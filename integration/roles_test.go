@@ -207,6 +207,7 @@ var matrix = append([]right{
 	{"publish a control", sends("mdr.v1.control.a", "x"), nil},
 	{"rule on a run", sends("$KV.mdr-control.a", "x"), []string{"intake"}},
 	{"change the spec of another run", sends("$KV.mdr-runs.b", "x"), []string{"trainer"}},
+	{"count for a run", sends("$KV.mdr-counts.counts1.b", "x"), []string{"intake"}},
 	{"change the secret of seals", sends("$KV.mdr-seal.steps", "x"), []string{"sampler"}},
 	{"read the secret of seals", sends("$JS.API.DIRECT.GET.KV_mdr-seal.$KV.mdr-seal.steps", ""), []string{"sampler"}},
 	{"write a blob", sends("$O.mdr-blobs.M.x", "x"), []string{"intake", "sampler", "reward", "advantage", "trainer", "teacher"}},

@@ -5,6 +5,7 @@ import "fmt"
 // Streams behind the buckets, as the server names them.
 const (
 	StreamRunBucket      = "KV_" + RunBucket
+	StreamCountBucket    = "KV_" + CountBucket
 	StreamPolicyBucket   = "KV_" + PolicyBucket
 	StreamPresenceBucket = "KV_" + PresenceBucket
 	StreamSealBucket     = "KV_" + SealBucket

@@ -30,8 +30,8 @@ func findStream(is func(StreamSpec) bool) (StreamSpec, bool) {
 // StreamNames returns the names of all streams of a server, those behind buckets first.
 func StreamNames() []string {
 	names := []string{
-		StreamRunBucket, StreamPolicyBucket, StreamSealBucket, StreamPresenceBucket, StreamControlBucket,
-		StreamLeaseBucket, StreamBlobBucket,
+		StreamRunBucket, StreamCountBucket, StreamPolicyBucket, StreamSealBucket, StreamPresenceBucket,
+		StreamControlBucket, StreamLeaseBucket, StreamBlobBucket,
 	}
 	for _, spec := range specs() {
 		names = append(names, spec.Name)

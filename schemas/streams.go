@@ -23,7 +23,9 @@ const (
 
 // Buckets.
 const (
-	RunBucket    = "mdr-runs"
+	RunBucket = "mdr-runs"
+	// CountBucket has the counts of each run: see package counters. Only intake's janitor and the admin write it.
+	CountBucket  = "mdr-counts"
 	PolicyBucket = "mdr-policy"
 	// PresenceBucket has an entry for each service that runs, for PresenceTTL after it was renewed.
 	PresenceBucket = "mdr-presence"

@@ -76,7 +76,7 @@ func resultStreams() []string {
 		schemas.StreamGroups, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
 		schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamUpdates, schemas.StreamPolicyBucket,
 		schemas.StreamPresenceBucket,
-		schemas.StreamRunBucket, schemas.StreamControlBucket, schemas.StreamBlobBucket,
+		schemas.StreamRunBucket, schemas.StreamCountBucket, schemas.StreamControlBucket, schemas.StreamBlobBucket,
 	}
 }
 
@@ -98,7 +98,7 @@ func serviceGrants() []Grant {
 				schemas.StreamDead, schemas.StreamPolicies, schemas.StreamApplied, schemas.StreamAdvisories,
 			}, resultStreams()...),
 			// its janitor keeps the counts of runs
-			Writes: []string{schemas.RunBucket, schemas.ControlBucket, schemas.PresenceBucket, schemas.BlobBucket},
+			Writes: []string{schemas.CountBucket, schemas.ControlBucket, schemas.PresenceBucket, schemas.BlobBucket},
 			Deletes: []string{
 				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamParked, schemas.StreamTrajectories,
 				schemas.StreamRewards,

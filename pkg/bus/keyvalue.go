@@ -195,7 +195,10 @@ func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 		err = s.Purge(ctx, jetstream.WithPurgeSubject(schemas.BucketSubject(schemas.RunBucket, string(run))))
 	}
 	if err == nil {
-		err = s.Purge(ctx, jetstream.WithPurgeSubject(schemas.BucketSubject(schemas.RunBucket, "*."+string(run))))
+		s, err = b.js.Stream(ctx, schemas.StreamCountBucket)
+	}
+	if err == nil {
+		err = s.Purge(ctx, jetstream.WithPurgeSubject(schemas.BucketSubject(schemas.CountBucket, "*."+string(run))))
 	}
 	if err == nil {
 		err = b.deleteControls(ctx, run)

@@ -114,7 +114,7 @@ func scaled(limit, scale int64) int64 { return max(minStreamBytes, limit/scale) 
 func NewLimits(storage int64) map[string]int64 {
 	for scale := int64(1); ; scale *= 2 {
 		limits := map[string]int64{}
-		sum := 3*kvBytes + presenceBytes + 2*minStreamBytes + scaled(leastBlobBytes, scale)
+		sum := 4*kvBytes + presenceBytes + 2*minStreamBytes + scaled(leastBlobBytes, scale)
 		for _, spec := range schemas.Streams() {
 			if spec.MaxBytes > 0 {
 				limits[spec.Name] = scaled(spec.MaxBytes, scale)
@@ -131,6 +131,7 @@ func NewLimits(storage int64) map[string]int64 {
 func (b *Bus) createBuckets(ctx context.Context, scale int64, replicas int) error {
 	for _, c := range []jetstream.KeyValueConfig{
 		{Bucket: schemas.RunBucket, History: kvHistory, MaxBytes: kvBytes},
+		{Bucket: schemas.CountBucket, History: 1, MaxBytes: kvBytes},
 		{Bucket: schemas.PolicyBucket, History: kvHistory, MaxBytes: kvBytes},
 		{Bucket: schemas.SealBucket, History: 1, MaxBytes: minStreamBytes},
 		{Bucket: schemas.ControlBucket, History: 1, MaxBytes: kvBytes},

@@ -196,10 +196,8 @@ func allStores() []storedIn {
 		out = append(out, storedIn{s.Name, s.DiscardNew || s.Guarded, s.WorkQueue})
 	}
 	return append(out, storedIn{schemas.StreamBlobBucket, true, false},
-		storedIn{"KV_" + schemas.RunBucket, true, false}, storedIn{
-			"KV_" + schemas.PolicyBucket, true,
-			false,
-		}, storedIn{schemas.StreamControlBucket, true, false})
+		storedIn{schemas.StreamRunBucket, true, false}, storedIn{schemas.StreamCountBucket, true, false},
+		storedIn{schemas.StreamPolicyBucket, true, false}, storedIn{schemas.StreamControlBucket, true, false})
 }
 
 // streamStoring returns the stream that stores a subject; "" if it is none of the contract.

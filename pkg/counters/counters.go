@@ -1,4 +1,4 @@
-// Package counters counts what is stored of runs. A record of each run, in the bucket of runs, holds its counts and
+// Package counters counts what is stored of runs. A record of each run, in a bucket, holds its counts and
 // how far they go in each stream; who looks reads the streams on from there. So a look costs as much as there is new,
 // however much is stored.
 //
@@ -40,8 +40,8 @@ func filters(stream string, run schemas.Run) []string {
 }
 
 const (
-	// prefix begins the keys of records; no run has such a name. Another number: records of another form.
-	prefix  = "=counts1"
+	// prefix begins the keys of records. Another number: records of another form.
+	prefix  = "counts1"
 	headKey = prefix
 	// atOnce is how many runs are asked about, or written, side by side.
 	atOnce = 16
@@ -219,7 +219,7 @@ func Look(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*Ru
 // Advance brings all records up to date; a service that is always there calls it now and then, so that looks find
 // little new. Without the right to write it does nothing.
 func Advance(ctx context.Context, b *bus.Bus) error {
-	if !b.MayWrite(schemas.RunBucket) {
+	if !b.MayWrite(schemas.CountBucket) {
 		return nil
 	}
 	k := &book{b: b, run: "*"}
@@ -287,7 +287,7 @@ func look(ctx context.Context, b *bus.Bus, run schemas.Run) (*book, error) {
 
 // readHead reads the states of the streams, and the head. A head of other streams counts for nothing.
 func (k *book) readHead(ctx context.Context) error {
-	e, err := k.b.Entry(ctx, schemas.RunBucket, headKey)
+	e, err := k.b.Entry(ctx, schemas.CountBucket, headKey)
 	if err != nil {
 		return err
 	}
@@ -322,7 +322,7 @@ func (k *book) readHead(ctx context.Context) error {
 // readRecords reads the records. Runs without one, or with one that cannot be read, are counted from the head, or in
 // full.
 func (k *book) readRecords(ctx context.Context) error {
-	entries, err := k.b.Entries(ctx, schemas.RunBucket, key(k.run))
+	entries, err := k.b.Entries(ctx, schemas.CountBucket, key(k.run))
 	if err != nil {
 		return err
 	}
@@ -553,7 +553,7 @@ func (k *book) recount(ctx context.Context, run schemas.Run) error {
 // write stores what has changed, and moves the head if all of it is stored. Another writer may be first: the next look
 // goes on from there.
 func (k *book) write(ctx context.Context) {
-	if !k.b.MayWrite(schemas.RunBucket) {
+	if !k.b.MayWrite(schemas.CountBucket) {
 		return
 	}
 	g, inner := errgroup.WithContext(ctx)
@@ -588,7 +588,7 @@ func (k *book) swap(ctx context.Context, key string, value any, revision uint64)
 	if err != nil {
 		return err
 	}
-	stored, err := k.b.SwapEntry(ctx, schemas.RunBucket, key, data, revision)
+	stored, err := k.b.SwapEntry(ctx, schemas.CountBucket, key, data, revision)
 	if err == nil && !stored {
 		return errFirst
 	}

@@ -256,13 +256,13 @@ func TestLook_EqualsAFullReading(t *testing.T) {
 					}
 					what = "an advance"
 				case 8: // a lost or damaged record
-					key := []string{"=counts1", "=counts1." + w.pick("run", 4)}[w.rng.IntN(2)]
-					kv, err := w.JetStream().KeyValue(ctx, schemas.RunBucket)
+					key := []string{"counts1", "counts1." + w.pick("run", 4)}[w.rng.IntN(2)]
+					kv, err := w.JetStream().KeyValue(ctx, schemas.CountBucket)
 					if err != nil {
 						t.Fatal(err)
 					}
 					if _, err = kv.PutString(ctx, key, "damaged"); w.rng.IntN(2) == 0 && err == nil {
-						_, err = w.PurgeSubject(ctx, schemas.StreamRunBucket, schemas.BucketSubject(schemas.RunBucket, key))
+						_, err = w.PurgeSubject(ctx, schemas.StreamCountBucket, schemas.BucketSubject(schemas.CountBucket, key))
 					}
 					if err != nil {
 						t.Fatal(err)
@@ -285,12 +285,12 @@ func TestAdvance_ReadsOnce(t *testing.T) {
 	if err := counters.Advance(t.Context(), w.Bus); err != nil {
 		t.Fatal(err)
 	}
-	before := w.Info(t, schemas.StreamRunBucket).State.LastSeq
+	before := w.Info(t, schemas.StreamCountBucket).State.LastSeq
 	if err := counters.Advance(t.Context(), w.Bus); err != nil {
 		t.Fatal(err)
 	}
 	w.check("an advance")
-	if after := w.Info(t, schemas.StreamRunBucket).State.LastSeq; after != before {
+	if after := w.Info(t, schemas.StreamCountBucket).State.LastSeq; after != before {
 		t.Errorf("%d records are written though nothing is new", after-before)
 	}
 }
