@@ -129,7 +129,7 @@ func TestBus_Stats(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := stats[slices.IndexFunc(stats, func(s bus.StreamStats) bool { return s.Name == schemas.StreamRequests })]
-		return len(stats) == len(schemas.Streams())+4 && s.Messages == 3 && s.Bytes > 0 && !s.Newest.IsZero() &&
+		return len(stats) == len(schemas.Streams())+5 && s.Messages == 3 && s.Bytes > 0 && !s.Newest.IsZero() &&
 			stats[0].Newest.IsZero() && len(s.Consumers) == 1 && s.Consumers[0].Name == "sampler-tiny" && s.Consumers[0].AckPending == 3
 	})
 }
