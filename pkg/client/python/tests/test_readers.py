@@ -327,7 +327,8 @@ def test_strangers(run):
         )
         member = {"sample_index": 0, "reward": 1.0, "advantage": 1.0, "status": "scored", "trajectory_seq": 1 << 40}
         forged = event(
-            "Advantage", run=name, uid="forged", batch="forged", status="complete", group_size=1, members=[member], closed=1
+            "Advantage", run=name, uid="forged", batch="forged", status="complete", group_size=1, members=[member],
+            closed=1
         )
         await store(f"advantage.{name}.forged", forged)
         await publish(client, name, "u", "b")

@@ -569,7 +569,7 @@ class Client(Controls, Teachers):
             await asyncio.sleep(0.05)
 
     async def update(
-        self, run: str, lane: str, step: int, *, batches: Sequence[str] = (), policy_version: int = 0,
+        self, /, run: str, lane: str, step: int, *, batches: Sequence[str] = (), policy_version: int = 0,
         weights_digest: str = "", by: str = "", evaluation: Mapping[str, float] | None = None, **numbers: float | str,
     ) -> None:
         """Tells an update of a lane's weights (update/1) to those who look on: its number from 1, and of numbers those

@@ -155,10 +155,11 @@ class Batch(Mapping[str, Any]):
     | rewards | [B] float64 | |
     | uid, weights_digest, cfg_rule | [B] str | |
     | sample_index, policy_version, group_index | [B] int64 | group_index counts the groups of the batch |
-    | each setting that is one value | [B] | by its name in schemas/README.md, such as prompt, noise_seed (uint64), height, guidance; 0 or empty where a sample has none, but prompt_2 and prompt_3 are the prompt there, and frames are 1 |
+    | each setting that is one value | [B] | by its name in schemas/README.md, such as noise_seed (uint64) |
     | prompt_embeds, negative_prompt_embeds | [B, L, D] float32 | where kept (return_conditioning), zero padded |
     | prompt_embeds_mask, negative_prompt_embeds_mask | [B, L] int64 | |
 
+    A setting is 0 or empty where a sample has none; but prompt_2 and prompt_3 are the prompt there, and frames are 1.
     The states behind a step and before the next one are held once, where trained steps follow one another: writing to
     one writes to both. Encoded texts are held once per group; asking for them by name repeats them. `conditioning` has
     them by group, [G, L, D]. Samples are sorted by uid and sample_index, so that equal groups give equal batches, in

@@ -191,8 +191,8 @@ def check_uses(trajectory: Event, uses: Collection[str], reader: str) -> None:
     for name, through in _CONTRACT["settings"].items():
         if trajectory.get(name) and through not in uses:
             raise EventError(
-                f"{trajectory.get('uid')} #{trajectory.get('sample_index')}: setting {name}={trajectory[name]!r:.40} is "
-                f"not used by {reader}; leave it out of the prompt, or train with what computes it"
+                f"{trajectory.get('uid')} #{trajectory.get('sample_index')}: setting {name}={trajectory[name]!r:.40} "
+                f"is not used by {reader}; leave it out of the prompt, or train with what computes it"
             )
 
 

@@ -203,7 +203,8 @@ class Config:
             )
         for name, of in (
             ("lr_schedule", ("constant", "linear", "cosine")), ("sde_window_order", ("random", "progressive")),
-            ("sde_type", tuple(name for name, of in TRANSITIONS.items() if of.get("stochastic"))), ("initial_noise", ("shared", "per_sample")),
+            ("sde_type", tuple(name for name, of in TRANSITIONS.items() if of.get("stochastic"))),
+        ("initial_noise", ("shared", "per_sample")),
         ):  # fmt: skip
             if getattr(self, name) not in of:
                 raise ValueError(

@@ -50,8 +50,8 @@ def combine(rule, scale, v, away):
 
 
 class Rollout:
-    """Two groups of two samples with two sde steps, each velocity of them from a worker; the first one unguided, or the later one
-    under the scale of the second network, where there is one."""
+    """Two groups of two samples with two sde steps, each velocity of them from a worker; the first one unguided, or the
+    later one under the scale of the second network, where there is one."""
 
     def __init__(self, client):
         self.client, self.card, self.rng = client, client.ready()["card"], np.random.default_rng(3)

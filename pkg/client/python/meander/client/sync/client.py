@@ -148,6 +148,7 @@ class Client:
     publish = waiting(aio.Client.publish)
     verdict = waiting(aio.Client.verdict)
     interact = waiting(aio.Client.interact)
+    update = waiting(aio.Client.update)
 
     advantages = _streaming(aio.Client.advantages)
     batch_events = _streaming(aio.Client.batch_events)
