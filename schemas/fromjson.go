@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"reflect"
 	"strconv"
@@ -39,7 +40,7 @@ func fromJSON(data []byte, t reflect.Type) ([]byte, error) {
 	w.replaced = bytes.Contains(data, []byte("\uFFFD")) || bytes.Contains(bytes.ToLower(data), []byte(`\ufffd`))
 	err := w.writeValue(t, nil, MaxDepth)
 	if err == nil {
-		if _, more := w.dec.Token(); more == nil {
+		if _, end := w.dec.Token(); !errors.Is(end, io.EOF) {
 			err = errors.New("something follows the object")
 		}
 	}
