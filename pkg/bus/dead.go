@@ -25,7 +25,7 @@ const HeaderRef = "Mdr-Ref"
 // caller's to terminate, afterwards. Writing the same letter again within
 // schemas.DedupWindow stores one.
 //
-// Run and uid are read from the subject, and the uid of a prompt from the prompt.
+// Run and uid are read from the subject, and the uid of a prompt is that of its group.
 // An original too large to be inside goes to the object store (HeaderRef).
 func (b *Bus) Dead(ctx context.Context, service, code, reason string, m *Message) error {
 	run, uid := runAndUID(m)
@@ -103,7 +103,7 @@ func runAndUID(m *Message) (run schemas.Run, uid schemas.UID) {
 	if a.Kind == schemas.KindPrompt {
 		var p schemas.Prompt
 		if schemas.Decode(m.Data, &p) == nil {
-			uid = p.UID
+			uid = p.GroupUID(m.Seq)
 		}
 	}
 	return run, uid

@@ -89,7 +89,7 @@ func (a *app) deadDropCommand() *cobra.Command {
 
 // listDead prints a line for each dead letter of a run ("*": of all runs). Letters that cannot be read are listed, too.
 func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) error {
-	t := present.New("ID", "WHEN", "STAGE", "CODE", "RUN", "UID", "REASON")
+	t := present.New("ID", "WHEN", "SERVICE", "CODE", "RUN", "UID", "REASON")
 	n := 0
 	for m, err := range conn.Read(c.Context(), schemas.StreamDead,
 		[]string{schemas.Address{Kind: schemas.KindDead, Run: run}.Filter()}, bus.ReadOptions{}) {

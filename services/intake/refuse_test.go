@@ -13,6 +13,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -163,6 +164,19 @@ func TestRefuse_Record(t *testing.T) {
 	}
 	if n := len(p.requests(t, "r")); n != 0 {
 		t.Errorf("%d groups have requests", n)
+	}
+}
+
+// A refused prompt without a uid has that of its group in its dead letter, so that each is counted once.
+func TestRefuse_Unnamed(t *testing.T) {
+	p := newPlane(t)
+	p.serve(t)
+	r := receipt(t, p.publish(t, "r", prompt("", "a fox", func(p *schemas.Prompt) { p.Height = new(int64(17)) })))
+	if d := bustest.Dead(t, p.Bus, 1)[0]; d.UID == "" || d.UID != r.UID || p.record(t, "r", d.UID).Error != r.Error {
+		t.Errorf("dead letter of uid %q; want that of the receipt, %q", d.UID, r.UID)
+	}
+	if of, err := counters.Look(t.Context(), p.Bus, "r"); err != nil || of["r"].Refused() != 0 {
+		t.Errorf("%+v, %v; want no letter without a group", of["r"], err)
 	}
 }
 
