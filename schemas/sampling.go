@@ -108,7 +108,7 @@ type Sampling struct {
 func (s *Sampling) noteUnknown(keys []string) { s.unknown = keys }
 
 // CheckKnown returns an error that names what a sample has and this version does not know, in its settings or in what
-// they came to. Whoever computes with a sample calls it: without a setting, the numbers would be those of another one.
+// they came to. Readers that compute with a sample call it: without a setting they would get the numbers of another.
 // What decides no rollout is left out: the rules of the group, and times.
 func (s *Sampling) CheckKnown() error { return checkKnown(s.unknown) }
 

@@ -83,7 +83,7 @@ func forged(t *testing.T, e schemas.Event, path, key string, value any) []byte {
 	return data
 }
 
-// A setting of a later version decodes, and whoever computes refuses it by its name and value, at each level.
+// A setting of a later version decodes, and readers that compute refuse it by its name and value, at each level.
 func TestSampling_CheckKnown(t *testing.T) {
 	request, made := fullRequest(t), completedTrajectory(t)
 	for _, c := range []struct {

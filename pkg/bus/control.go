@@ -150,7 +150,7 @@ func (c *Controls) Newest() (seq uint64) {
 	return seq
 }
 
-// AllAnswered reports whether intake has answered all prompts of all runs, as far as whoever asks may see it.
+// AllAnswered reports whether intake has answered all prompts of all runs, as far as the caller may see it.
 func (b *Bus) AllAnswered(ctx context.Context) bool {
 	c, err := b.js.Consumer(ctx, schemas.StreamPrompts, schemas.PromptsDurable().Name)
 	return err == nil && c.CachedInfo().NumPending == 0 && c.CachedInfo().NumAckPending == 0

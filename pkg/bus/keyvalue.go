@@ -139,7 +139,7 @@ func (b *Bus) SwapEntry(
 	return err == nil, err
 }
 
-// MayWrite reports whether whoever is connected may write to a bucket, as far as its credentials say.
+// MayWrite reports whether this connection may write to a bucket, as far as its credentials say.
 func (b *Bus) MayWrite(bucket string) bool {
 	return b.user.Writes(schemas.BucketSubject(bucket, "key"))
 }

@@ -202,7 +202,7 @@ func (w *world) remove() string {
 	return "deletes of " + stream
 }
 
-// Whatever is published, removed, in whatever order, and whoever advances the records, is stopped while doing so, or
+// Whatever is published, removed, in whatever order, and whichever process advances the records, is stopped, or
 // writes what it read long ago: counts are those of a full reading.
 func TestLook_EqualsAFullReading(t *testing.T) {
 	t.Parallel()

@@ -168,7 +168,7 @@ func countLost(ctx context.Context, b *bus.Bus, open []bus.OpenGroup) (n int64, 
 type Around struct {
 	present []*schemas.Presence
 	full    bool
-	known   bool // else whoever asks may not see it
+	known   bool // else the caller may not see it
 }
 
 // LookAround returns what holds for all runs.

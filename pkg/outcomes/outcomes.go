@@ -1,7 +1,7 @@
 // Package outcomes says what became of what is stored. It alone decides the outcome of a sample, a group and a run, and
 // has the words for what waits; commands, the page, reports, intake's answers and clients show what it says.
 //
-// It reads nothing: whoever calls it has counted.
+// It reads nothing: its callers have counted.
 package outcomes
 
 import (

@@ -290,11 +290,11 @@ type Change struct {
 	// Rows have changed. ID is EPOCH-REVISION, from where another Following goes on.
 	Rows []GroupRow
 	ID   string
-	// Progress is the counts after all rows, so that whoever has both has none older than its rows.
+	// Progress is the counts after all rows, so that a reader of both has none older than its rows.
 	Progress *Progress
 }
 
-// Following is how far somebody has read the changes of a run.
+// Following is how far a reader has read the changes of a run.
 type Following struct {
 	r        *Reader
 	run      schemas.Run

@@ -18,7 +18,7 @@ import (
 // maxPage is how many groups, samples or versions a page has.
 const maxPage = 200
 
-// badRequest returns an error of whoever asks.
+// badRequest returns an error that the client made.
 func badRequest(format string, args ...any) error {
 	return &requestError{http.StatusBadRequest, fmt.Sprintf(format, args...)}
 }

@@ -94,7 +94,7 @@ func TestTorchOf(t *testing.T) {
 	}
 }
 
-// What a model announces is known without its weights; a name that nobody has is refused with those that there are.
+// What a model announces is known without its weights; an unknown name is refused with those that there are.
 func TestRegistry_PolicyOf(t *testing.T) {
 	t.Parallel()
 	r := models.Registry{Images: families.All()}

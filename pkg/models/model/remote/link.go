@@ -287,7 +287,7 @@ func (l *link) checkSame(p *peer) error {
 // probeEvery is the pause between two looks at a worker that was started.
 const probeEvery = 500 * time.Millisecond
 
-// probe gives a worker up that has ended while nobody calls it, so that the next one is there before it is needed.
+// probe gives up a worker that ended between calls, so that the next one is there before it is needed.
 func (l *link) probe(context.Context, oneWorker) error {
 	l.mu.Lock()
 	p := l.peer
