@@ -142,9 +142,12 @@ func TestRoom_PausedRunsKeepNoOtherOut(t *testing.T) {
 		t.Fatal(mine, err)
 	}
 	var answers []*nats.Subscription
+	side := int64(64)
 	for i := range maxHeld + 40 { // more than intake has in hand
 		answers = append(answers, p.publish(t, "paused",
-			&schemas.Prompt{Prompt: "a fox", UID: schemas.UID(fmt.Sprintf("u%d", i)), GroupSize: new(int64(32))}))
+			prompt(schemas.UID(fmt.Sprintf("u%d", i)), "a fox", func(p *schemas.Prompt) {
+				p.GroupSize, p.Height, p.Width = new(int64(32)), &side, &side // steps that do not fill their stream
+			})))
 	}
 	if r := receipt(t, p.publish(t, "other", &schemas.Prompt{Prompt: "a fox"})); !r.Accepted {
 		t.Errorf("the other run: %+v", r)

@@ -112,11 +112,6 @@ func (s *service) beginBatch(ctx context.Context, seq uint64, requests []*schema
 		x.wait(seq, nil)
 		return "", nil
 	}
-	for id, b := range x.begun {
-		if x.toStore[id] == 0 {
-			others += b.bytes
-		}
-	}
 	// Alone it begins with what it takes at least, as a group does that is not refused (checkLimits).
 	if least = need; others == 0 {
 		least = need / boundOver * boundUnder
@@ -264,15 +259,13 @@ func (s *service) stepRoom(ctx context.Context) (stepRoom, error) {
 }
 
 // openBytes returns how much the batches that are begun might still store. If all open batches might take no more than
-// free bytes it is 0, for short: there is space for any of them. Else it reads what they have stored, and uses that for
-// spaceAge. The caller holds the lock of s.space.
+// free bytes, those count as 0 of which requests are stored: there is space for any of them. Else it reads what they
+// have stored, and uses that for spaceAge. The caller holds the lock of s.space.
 func (s *service) openBytes(ctx context.Context, free int64) (sum int64, err error) {
 	x := &s.space
 	if s.open.mayStore() <= free {
 		x.read, x.toStore = time.Time{}, nil
-		return 0, nil
-	}
-	if time.Since(x.read) > spaceAge {
+	} else if time.Since(x.read) > spaceAge {
 		open, err := s.open.list(ctx)
 		if err != nil {
 			return 0, err
@@ -292,6 +285,11 @@ func (s *service) openBytes(ctx context.Context, free int64) (sum int64, err err
 	}
 	for _, bytes := range x.toStore {
 		sum += bytes
+	}
+	for id, b := range x.begun {
+		if x.toStore[id] == 0 {
+			sum += b.bytes
+		}
 	}
 	return sum, nil
 }

@@ -61,7 +61,7 @@ func TestSpace_TwoBatches(t *testing.T) {
 			return err
 		}
 		for _, f := range faults {
-			if fault = f; f.Name == schemas.StreamSteps && f.Waiting == 6 && f.Enough > 22<<20 {
+			if fault = f; f.Name == schemas.StreamSteps && f.Waiting == 6 && f.Enough > 33<<20 {
 				return nil
 			}
 		}
