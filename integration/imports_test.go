@@ -80,9 +80,9 @@ var layers = map[string][]string{
 	"pkg/models/model/qwenimage":               {"pkg/models/strictjson", "pkg/models/media", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model", "pkg/models/model/nn", "pkg/models/tokenizer", "pkg/models/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
 	"pkg/models/model/synthetic":               {"pkg/models/media", "pkg/models/model"},
 	"pkg/models/model/remote":                  {"pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/nn", "pkg/models/model/remote/internal/wire", "pkg/models/pool", "pkg/models/tokenizer", "pkg/models/safetensors", "pkg/models/tensor"},
-	"pkg/models/model/remote/internal/wire":    nil,                                                                                                         // frames alone, for the client and the worker of tests
-	"pkg/models/model/remote/remotetest":       {"pkg/models/model/remote/internal/wire", "pkg/models/safetensors", "pkg/models/tensor"},                    // a worker for tests
-	"pkg/models/model/families":                {"pkg/models/model", "pkg/models/model/qwenimage", "pkg/models/model/remote", "pkg/models/model/synthetic"}, // the one place that names them
+	"pkg/models/model/remote/internal/wire":    {"pkg/models/model"},                                                                                                             // frames alone, for the client and the worker of tests
+	"pkg/models/model/remote/remotetest":       {"pkg/models/media", "pkg/models/model", "pkg/models/model/remote/internal/wire", "pkg/models/safetensors", "pkg/models/tensor"}, // a worker for tests
+	"pkg/models/model/families":                {"pkg/models/model", "pkg/models/model/qwenimage", "pkg/models/model/remote", "pkg/models/model/synthetic"},                      // the one place that names them
 	"pkg/models/model/qwenimage/checkpoint":    {"pkg/models/tensor", "pkg/models/safetensors", "pkg/models/model"},
 	"pkg/models/decoding":                      {"pkg/models/portable"},
 	"pkg/models/lm":                            {"pkg/models/decoding", "pkg/models/lora", "pkg/models/model", "pkg/models/safetensors", "pkg/models/tensor"},                                                                                                                                       // where folders of models are looked for

@@ -83,8 +83,8 @@ type Card struct {
 	Prompts int `json:"prompts"`
 	// NegativePrompt is the default negative prompt: guidance leads away from it.
 	NegativePrompt string `json:"negative_prompt"`
-	// CFGRule says how the velocities of a prompt and of its negative prompt are combined: CFGRescaled, CFGPlain or
-	// CFGPlainClamped.
+	// CFGRule says how the velocities of a prompt and of its negative prompt are combined: CFGRescaled, CFGPlain,
+	// CFGPlainClamped, or CFGInside with a Pipeline.
 	CFGRule string `json:"cfg_rule"`
 	// Conditioning names the tensors of an encoded prompt, in order, as diffusers names
 	// them.
@@ -103,6 +103,8 @@ type Card struct {
 	Prediction string `json:"prediction"`
 	// Backend names what computes, e.g. cpu/avx512.
 	Backend string `json:"backend"`
+	// Pipeline is what there is to say of a model that computes with a whole pipeline; nil: with its network alone.
+	Pipeline *Pipeline `json:"pipeline,omitempty"`
 }
 
 // Values of Card.CFGRule. CFGRescaled keeps the norm of the prompt's own velocity, token by
@@ -171,8 +173,10 @@ func (c Card) Validate() error {
 	check(c.BoundaryRatio >= 0 && c.BoundaryRatio < 1,
 		"boundary_ratio: %g; must be between 0 and 1, or 0 for one network", c.BoundaryRatio)
 	check(c.MaxPromptTokens > 0, "max_prompt_tokens: %d; must be more than 0", c.MaxPromptTokens)
-	check(oneOf(c.CFGRule, CFGRescaled, CFGPlain, CFGPlainClamped), "cfg_rule: %q; must be %s, %s or %s", c.CFGRule,
-		CFGRescaled, CFGPlain, CFGPlainClamped)
+	check(c.CFGRule == CFGInside && c.Pipeline != nil ||
+		c.Pipeline == nil && oneOf(c.CFGRule, CFGRescaled, CFGPlain, CFGPlainClamped),
+		"cfg_rule: %q; must be %s, %s or %s, or %s with a pipeline", c.CFGRule, CFGRescaled, CFGPlain, CFGPlainClamped,
+		CFGInside)
 	check(oneOf(c.Grid, "", GridLinspace, GridTorch, GridScheduler, GridUniFlow), "grid: %q; must be %s, %s, %s or %s",
 		c.Grid, GridLinspace, GridTorch, GridScheduler, GridUniFlow)
 	check(oneOf(c.Mu, "", MuLinear, MuNone, MuFlux2, MuConstant), "mu: %q; must be %s, %s, %s or %s", c.Mu, MuLinear,
@@ -191,9 +195,15 @@ func (c Card) Validate() error {
 			"masks: %q: %q; must be a tensor of %s and its mask", name, c.Masks[name],
 			strings.Join(c.Conditioning, ", "))
 	}
-	check(len(c.Conditioning) > 0, "conditioning: none; must name the tensors of an encoded prompt")
-	check(c.ConditioningTokenBytes > 0, "conditioning_token_bytes: %d; must be more than 0", c.ConditioningTokenBytes)
-	check(c.ConditioningBytes > 0, "conditioning_bytes: %d; must be more than 0", c.ConditioningBytes)
+	if c.Pipeline != nil {
+		errs = append(errs, c.Pipeline.validate())
+		check(len(c.Conditioning) == 0, "conditioning: %d tensors; must be none of a pipeline", len(c.Conditioning))
+	} else {
+		check(len(c.Conditioning) > 0, "conditioning: none; must name the tensors of an encoded prompt")
+		check(c.ConditioningTokenBytes > 0, "conditioning_token_bytes: %d; must be more than 0",
+			c.ConditioningTokenBytes)
+		check(c.ConditioningBytes > 0, "conditioning_bytes: %d; must be more than 0", c.ConditioningBytes)
+	}
 	if _, err := c.Tokens(c.Size); err != nil {
 		errs = append(errs, fmt.Errorf("default %w", err))
 	}
@@ -264,6 +274,8 @@ type Conditioning struct {
 	Tensors []Tensor
 	// Cut is the number of tokens of the prompt that EncodeTruncated dropped.
 	Cut int
+	// Recipe is what a Pipeline was conditioned on, in place of tensors.
+	Recipe *Recipe
 }
 
 // Tensor is a named part of a conditioning, row-major. Masks are 0 and 1.

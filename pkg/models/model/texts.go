@@ -22,6 +22,9 @@ type TextsEncoder interface {
 // Encode encodes prompts with a model, as EncodeTruncated if truncate is set, else as Encode. A prompt of more texts
 // than the model takes is an ErrPrompt.
 func Encode(ctx context.Context, m Model, prompts []Texts, truncate bool) ([]*Conditioning, error) {
+	if m.Card().Pipeline != nil {
+		return nil, fmt.Errorf("%w: texts alone; the model %s takes a recipe", ErrPrompt, m.Card().Name)
+	}
 	single := make([]string, len(prompts))
 	several := false
 	for i, p := range prompts {

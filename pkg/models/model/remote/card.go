@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/models/media"
@@ -74,7 +75,7 @@ func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Car
 		Reward: d.Reward, Guidance: float32(c.Guidance), MaxPixels: max(c.MaxPixels, d.Height*d.Width),
 		MaxPromptTokens: c.MaxPromptTokens, NegativePrompt: c.NegativePrompt, CFGRule: c.CFGRule,
 		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes, Prompts: c.Prompts,
-		Masks: map[string]string{},
+		Masks: map[string]string{}, Pipeline: c.Pipeline,
 	}
 	for _, t := range c.Conditioning {
 		card.Conditioning = append(card.Conditioning, t.Name)
@@ -121,7 +122,10 @@ func partsOf(folder *safetensors.Folder) (in []string, err error) {
 	if err := nn.ReadOptionalJSON(folder, model.IndexFile, nn.Elsewhere, &index); err != nil {
 		return nil, err
 	}
-	for _, part := range parts {
+	for _, part := range append(slices.Clone(parts), others(index)...) {
+		if strings.HasPrefix(part, "tokenizer") {
+			continue
+		}
 		var names []*string
 		if json.Unmarshal(index[part], &names) == nil && len(names) == 2 && names[1] == nil {
 			continue
@@ -157,6 +161,17 @@ func digestOf(folder *safetensors.Folder, hashes *safetensors.Hashes, progress m
 	for _, t := range tokenizers {
 		for _, file := range tokenizerFiles {
 			names = append(names, t+"/"+file)
+		}
+	}
+	var index map[string]json.RawMessage
+	if err := nn.ReadOptionalJSON(folder, model.IndexFile, nn.Elsewhere, &index); err != nil {
+		return "", err
+	}
+	for _, other := range others(index) {
+		if !slices.Contains(in, other) { // a processor, or one more tokenizer
+			for _, file := range append([]string{"preprocessor_config.json"}, tokenizerFiles...) {
+				names = append(names, other+"/"+file)
+			}
 		}
 	}
 	if err := d.Files(folder, tokenizer.MaxFile, names...); err != nil {

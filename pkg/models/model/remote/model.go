@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -387,8 +386,7 @@ func (s *shared) handleOf(c *model.Conditioning) string {
 		return h.(string)
 	}
 	h := wire.Handle(tensorsOf(c))
-	s.handles.Store(key, h)
-	runtime.AddCleanup(c, func(key weak.Pointer[model.Conditioning]) { s.handles.Delete(key) }, key)
+	s.remember(c, h)
 	return h
 }
 

@@ -139,12 +139,8 @@ func (m *Model) putAll(ctx context.Context, rows []model.Row) error {
 			continue
 		}
 		put[handle] = true
-		var of wire.PutResult
-		if _, err := m.call(ctx, nil, wire.CallPut, struct{}{}, tensorsOf(r.Conditioning), &of); err != nil {
+		if err := m.put(ctx, r.Conditioning); err != nil {
 			return err
-		}
-		if of.Handle != handle {
-			return fmt.Errorf("put: handle %.16s of the worker; must be %.16s", of.Handle, handle)
 		}
 	}
 	return nil
@@ -157,6 +153,12 @@ func sizeArgs(size model.Size) wire.SizeArgs {
 
 // Decode has the worker turn latents [S, C] into an image or a video.
 func (m *Model) Decode(ctx context.Context, latents []float32, size model.Size) (model.Media, error) {
+	return m.decode(ctx, latents, size, nil)
+}
+
+// decode is Decode; of is the conditioning of a pipeline, else nil.
+func (m *Model) decode(ctx context.Context, latents []float32, size model.Size, of *model.Conditioning,
+) (model.Media, error) {
 	tokens, err := m.card.Tokens(size)
 	if err != nil {
 		return model.Media{}, err
@@ -169,8 +171,17 @@ func (m *Model) Decode(ctx context.Context, latents []float32, size model.Size) 
 		Name: "x", DType: wire.F32, Shape: []int{tokens, m.card.LatentChannels},
 		Data: tensor.F32.AppendFloats(nil, latents),
 	}
-	answer, err := m.call(ctx, oneWork(x.Data, wire.CallDecode, size), wire.CallDecode, sizeArgs(size),
-		[]wire.Tensor{x}, nil)
+	args := wire.DecodeArgs{SizeArgs: sizeArgs(size)}
+	if of != nil {
+		args.Handle = m.handleOf(of)
+	}
+	work := oneWork(x.Data, wire.CallDecode, size, args.Handle)
+	answer, err := m.call(ctx, work, wire.CallDecode, args, []wire.Tensor{x}, nil)
+	if faultOf(err) == wire.ClassHandle && of != nil {
+		if err = m.put(ctx, of); err == nil {
+			answer, err = m.call(ctx, work, wire.CallDecode, args, []wire.Tensor{x}, nil)
+		}
+	}
 	if faultOf(err) == wire.ClassMemory && !strings.Contains(m.card.Backend, "/vae-tiling/") {
 		return model.Media{}, fmt.Errorf("decode: %w; with --vae-tiling a worker decodes in tiles, which needs less",
 			explain(err))

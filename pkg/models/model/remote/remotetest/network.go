@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/remote/internal/wire"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
@@ -24,7 +25,11 @@ const (
 // families are the classes that the worker knows.
 var families = map[string]string{
 	"FluxPipeline": "flux1", "StableDiffusion3Pipeline": "sd3", "ZImagePipeline": "z-image", "WanPipeline": "wan",
+	EditClass: "pipeline",
 }
+
+// EditClass is a whole pipeline, which takes an image to edit.
+const EditClass = "QwenImageEditPipeline"
 
 // readIndex returns the class of the pipeline in the folder of a model. A folder without
 // model_index.json, and a class that the worker does not know, are errors.
@@ -58,6 +63,26 @@ func cardOf(class string) (c wire.Card) {
 	c.MaxPromptTokens, c.Prompts, c.MaxPixels = MaxTokens, 2, 512*512
 	c.ConditioningTokenBytes, c.ConditioningBytes = 4, 4*(MaxTokens+Channels)
 	c.Grid, c.Mu, c.FramesRule = "linspace", "none", c.Latent.Temporal
+	if class == EditClass {
+		c.CFGRule, c.Conditioning, c.ConditioningTokenBytes, c.ConditioningBytes = model.CFGInside, nil, 0, 0
+		c.Pipeline = &model.Pipeline{
+			Class: class, Prediction: "flow", RandomAccess: model.AccessExact, Guidance: "true_cfg_scale",
+			Conditions: []model.Input{
+				{Name: "image", Type: model.InputImage, Required: true},
+				{Name: "mask_image", Type: model.InputMask},
+				{Name: "references", Type: model.InputImages},
+				{Name: "caption", Type: model.InputText},
+			},
+			Arguments: []model.Input{
+				{Name: "true_cfg_scale", Type: model.InputNumber, Default: 1.5},
+				{Name: "negative_prompt", Type: model.InputText},
+				{Name: "strength", Type: model.InputNumber},
+				{Name: "max_sequence_length", Type: model.InputInteger},
+				{Name: "clean", Type: model.InputBoolean},
+			},
+			Tracks: []model.Track{{Name: "latents", Elements: 16 * Channels, Shape: []int{1, 16, Channels}}},
+		}
+	}
 	return c
 }
 
@@ -91,7 +116,12 @@ func (w *Worker) answer(m *wire.Message, greeted bool) *wire.Message {
 		return result(wire.InspectResult{Card: w.card})
 	case wire.CallEncode:
 		return w.encode(m)
+	case wire.CallCond:
+		return w.condition(m)
 	case wire.CallPut:
+		if args, bad := decode[wire.PutArgs](m); bad != nil || args.Recipe != nil {
+			return w.putRecipe(args.Recipe, bad)
+		}
 		handle := wire.Handle(m.Tensors)
 		w.keep(handle, m.Tensors)
 		return result(wire.PutResult{Handle: handle})
@@ -178,6 +208,14 @@ func (w *Worker) keep(handle string, tensors []wire.Tensor) {
 // encode gives a prompt its bytes as embeddings [L, 1], and values of the digest of its second text, or else of the
 // first, as the pooled one [Channels].
 func (w *Worker) encode(m *wire.Message) *wire.Message {
+	if w.card.Pipeline != nil {
+		args, bad := decode[wire.RecipeArgs](m)
+		handle, bad := w.begin(&args, bad)
+		if bad != nil {
+			return bad
+		}
+		return result(wire.EncodeResult{Items: []wire.Encoded{{Handle: handle, Tensors: []int{}}}})
+	}
 	args, bad := decode[wire.EncodeArgs](m)
 	if bad != nil {
 		return bad
@@ -308,9 +346,15 @@ func (w *Worker) tokenOf(size wire.SizeArgs, frame, y, x int) int {
 
 // decodeMedia paints each token in one colour, its first three channels, a little brighter in each further frame.
 func (w *Worker) decodeMedia(m *wire.Message) *wire.Message {
-	args, bad := decode[wire.SizeArgs](m)
+	args, bad := decode[wire.DecodeArgs](m)
 	if bad != nil {
 		return bad
+	}
+	w.mu.Lock()
+	_, begun := w.handles[args.Handle]
+	w.mu.Unlock()
+	if w.card.Pipeline != nil && !begun {
+		return fault(wire.ClassHandle, "%.16s: not known", args.Handle)
 	}
 	x := values(m.Tensors[0])
 	for _, v := range x {
@@ -321,7 +365,7 @@ func (w *Worker) decodeMedia(m *wire.Message) *wire.Message {
 	pixels := make([]byte, 3*args.Frames*args.Height*args.Width)
 	for i := range args.Frames * args.Height * args.Width {
 		frame, at := i/(args.Height*args.Width), i%(args.Height*args.Width)
-		token := w.tokenOf(args, frame, at/args.Width, at%args.Width)
+		token := w.tokenOf(args.SizeArgs, frame, at/args.Width, at%args.Width)
 		for c := range 3 {
 			pixels[3*i+c] = uint8(max(0, min(1, x[token*Channels+c]/2+0.5+float32(frame)/64))*255 + 0.5)
 		}

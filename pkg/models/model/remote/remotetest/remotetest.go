@@ -68,6 +68,7 @@ type Worker struct {
 	counts  map[string]int
 	handles map[string][]wire.Tensor
 	loaded  map[string]*weights
+	given   map[string][]byte // conditions by their digests
 	done    chan struct{}
 	serving sync.WaitGroup
 	compute sync.Mutex // one call at a time
@@ -105,6 +106,7 @@ func New(o Options) (*Worker, error) {
 	return &Worker{
 		o: o, base: base, card: card, open: map[net.Conn]bool{}, plays: map[string][]Play{},
 		counts: map[string]int{}, handles: map[string][]wire.Tensor{}, loaded: map[string]*weights{},
+		given: map[string][]byte{},
 	}, nil
 }
 
@@ -180,12 +182,13 @@ func (w *Worker) Stop() {
 	w.Forget()
 }
 
-// Forget drops encoded prompts and weights.
+// Forget drops encoded prompts, conditions and weights.
 func (w *Worker) Forget() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	clear(w.handles)
 	clear(w.loaded)
+	clear(w.given)
 }
 
 // Play has the next calls of that name answered by plays, in order.

@@ -4,6 +4,9 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
+
+	"github.com/meander-rl/meander/pkg/models/model"
 )
 
 // Calls of a worker.
@@ -11,6 +14,7 @@ const (
 	CallHello    = "hello"
 	CallInspect  = "inspect"
 	CallEncode   = "encode"
+	CallCond     = "condition"
 	CallPut      = "put"
 	CallVelocity = "velocity"
 	CallDecode   = "decode"
@@ -63,6 +67,8 @@ type Card struct {
 	FramesRule int     `msgpack:"frames_rule"`
 	MaxFrames  int     `msgpack:"max_frames"`
 	FPS        float64 `msgpack:"fps"` // 0 for a model of images
+	// Pipeline is of a worker that computes with a whole pipeline; nil: with a network whose inputs are known here.
+	Pipeline *model.Pipeline `msgpack:"pipeline"`
 }
 
 // Named is a tensor of an encoded prompt, with the name of its mask; empty: it has none.
@@ -122,6 +128,42 @@ type Encoded struct {
 // EncodeResult is the result of CallEncode.
 type EncodeResult struct {
 	Items []Encoded `msgpack:"items"`
+}
+
+// RecipeArgs are the arguments of CallEncode for a pipeline, and of CallPut the argument recipe: the texts of one
+// prompt, digests of conditions by name, scalars by name.
+type RecipeArgs struct {
+	EncodeArgs
+	SizeArgs
+	Conditions map[string][]string `msgpack:"conditions"`
+	Arguments  map[string]any      `msgpack:"arguments"`
+	Guidance   float64             `msgpack:"guidance"`
+}
+
+// PutArgs are the arguments of CallPut: a recipe, or tensors without one.
+type PutArgs struct {
+	Recipe *RecipeArgs `msgpack:"recipe,omitempty"`
+}
+
+// CondArgs are the arguments of CallCond, whose one tensor is u8 [frames, height, width, channels].
+type CondArgs struct {
+	Digest string `msgpack:"digest"`
+	Type   string `msgpack:"type"`
+	SizeArgs
+}
+
+// DecodeArgs are the arguments of CallDecode; Handle is of a pipeline.
+type DecodeArgs struct {
+	SizeArgs
+	Handle string `msgpack:"handle,omitempty"`
+}
+
+// CondDigest returns the name of a condition: the SHA-256 in hex over its type and size, and its data.
+func CondDigest(c *model.Condition) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s %d %d %d 0\n", c.Type, c.Frames, c.Height, c.Width) // 0 is the rate, of sound
+	h.Write(c.Data)
+	return hex.EncodeToString(h.Sum(nil))
 }
 
 // PutResult is the result of CallPut.

@@ -73,20 +73,23 @@ type Message struct {
 type Fault struct {
 	Class   string `msgpack:"class"`
 	Message string `msgpack:"message"`
+	// Conditions are the digests of those that the worker lacks, of class ClassCond.
+	Conditions []string `msgpack:"conditions,omitempty"`
 }
 
 func (f *Fault) Error() string { return f.Class + ": " + f.Message }
 
 // Classes of faults.
 const (
-	ClassPrompt   = "prompt"   // a text that the model cannot take
-	ClassLatents  = "latents"  // latents that are no image
-	ClassHandle   = "handle"   // the worker does not have the encoded prompt (any more)
-	ClassWeights  = "weights"  // weights that are not loaded, or do not fit
-	ClassMemory   = "memory"   // the device has too little memory for the call
-	ClassConfig   = "config"   // a setting: trying again does not help
-	ClassWorker   = "worker"   // a fault of the worker itself
-	ClassProtocol = "protocol" // an unknown call or argument
+	ClassPrompt   = "prompt"    // a text that the model cannot take
+	ClassLatents  = "latents"   // latents that are no image
+	ClassCond     = "condition" // the worker does not have a condition (any more)
+	ClassHandle   = "handle"    // the worker does not have the encoded prompt (any more)
+	ClassWeights  = "weights"   // weights that are not loaded, or do not fit
+	ClassMemory   = "memory"    // the device has too little memory for the call
+	ClassConfig   = "config"    // a setting: trying again does not help
+	ClassWorker   = "worker"    // a fault of the worker itself
+	ClassProtocol = "protocol"  // an unknown call or argument
 )
 
 // place says where a tensor lies in a body.
