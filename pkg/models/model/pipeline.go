@@ -1,6 +1,7 @@
 package model
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -245,6 +246,36 @@ type Condition struct {
 	Type string
 	media.Size
 	Data []byte
+}
+
+// Probe adds an input that stands for any: a grey image of the recipe's size, all of a mask, an empty text, or 0.
+func (r *Recipe) Probe(in Input) {
+	n := r.Size.Frames * r.Size.Height * r.Size.Width
+	switch in.Type {
+	case InputText:
+		r.Arguments[in.Name] = ""
+	case InputNumber:
+		r.Arguments[in.Name] = 0.0
+	case InputMask:
+		size := media.ImageSize(r.Size.Height, r.Size.Width)
+		data := bytes.Repeat([]byte{255}, size.Height*size.Width)
+		r.Conditions = append(r.Conditions, Condition{Name: in.Name, Type: InputMask, Size: size, Data: data})
+	case InputVideo:
+		c := Condition{Name: in.Name, Type: InputVideo, Size: r.Size, Data: bytes.Repeat([]byte{127}, 3*n)}
+		r.Conditions = append(r.Conditions, c)
+	default:
+		size := media.ImageSize(r.Size.Height, r.Size.Width)
+		data := bytes.Repeat([]byte{127}, 3*size.Height*size.Width)
+		r.Conditions = append(r.Conditions, Condition{Name: in.Name, Type: ItemType(in.Type), Size: size, Data: data})
+	}
+}
+
+// ItemType returns the type of one file of a condition.
+func ItemType(kind string) string {
+	if kind == InputImages {
+		return InputImage
+	}
+	return kind
 }
 
 // RecipeModel is a model whose card has a Pipeline.
