@@ -27,7 +27,8 @@ func (p *Prompt) checkRules(f *faults) {
 	}
 	f.checkParams("arguments", p.Arguments)
 	if len(p.Substitutes) > 0 && len(p.Conditions) > 0 {
-		f.add("substitutes", strconv.Itoa(len(p.Substitutes)), "must be absent beside conditions, which are of one prompt")
+		f.add("substitutes", strconv.Itoa(len(p.Substitutes)),
+			"must be absent beside conditions, which are of one prompt")
 	}
 	p.checkSegment(f)
 	p.checkScheduled(f)

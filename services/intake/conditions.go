@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -198,15 +199,22 @@ func resolveArguments(s *schemas.Sampling, pipeline *model.Pipeline, p *schemas.
 // checkBeside refuses settings of a prompt that are not for a model which guides inside.
 func checkBeside(x *imageSettings, pipeline *model.Pipeline, p *schemas.Prompt, name string) error {
 	var errs []error
+	refuse := func(field, why string) {
+		errs = append(errs, fmt.Errorf("%s: given; must be absent, model %q is the pipeline %s: %s", field, name,
+			pipeline.Class, why))
+	}
+	v := reflect.ValueOf(&x.sampling).Elem()
+	for _, f := range schemas.Fields(v.Type()) {
+		guides := f.Through == "cfg_scales" || f.Name == "guidance_rescale"
+		if guides && f.Name != "true_cfg_scale" && !f.In(v).IsZero() {
+			refuse(f.Name, "it guides inside; give an argument of it")
+		}
+	}
 	for _, f := range []struct {
 		field string
 		given bool
 		why   string
 	}{
-		{"cfg_from", p.CFGFrom != nil, "it guides inside"},
-		{"cfg_until", p.CFGUntil != nil, "it guides inside"},
-		{"true_cfg_scale_2", p.TrueCFGScale2 != nil, "it guides inside; give the pipeline's argument"},
-		{"guidance_rescale", p.GuidanceRescale != nil, "it guides inside; give the pipeline's argument"},
 		{"true_cfg_scale", p.TrueCFGScale != nil && pipeline.Guidance == "", "no argument of it is one"},
 		{
 			"negative_prompt", p.NegativePrompt != nil && *p.NegativePrompt != "" &&
@@ -222,8 +230,7 @@ func checkBeside(x *imageSettings, pipeline *model.Pipeline, p *schemas.Prompt, 
 		},
 	} {
 		if f.given {
-			errs = append(errs, fmt.Errorf("%s: given; must be absent, model %q is the pipeline %s: %s", f.field, name,
-				pipeline.Class, f.why))
+			refuse(f.field, f.why)
 		}
 	}
 	return errors.Join(errs...)

@@ -20,8 +20,8 @@ func ReadInput(file []byte) (Size, error) {
 		size.Frames*size.Height*size.Width > MaxInputPixels {
 		return Size{}, fmt.Errorf("%v; must be at most %d pixels", size, MaxInputPixels)
 	}
-	errDone, palette := errors.New("done"), false
-	err = eachChunk(file, func(kind string, data []byte) error {
+	palette := false
+	err = eachBefore(file, func(kind string, data []byte) error {
 		switch {
 		case kind == "IHDR" && data[8] > 8:
 			return fmt.Errorf("%d bits for each colour; must be 8: save it so", data[8])
@@ -31,15 +31,10 @@ func ReadInput(file []byte) (Size, error) {
 			return errors.New("a palette with transparency; must be without: save it as RGB")
 		case kind == "tRNS":
 			return errors.New("a transparent colour; must be without: save it as RGB")
-		case kind == "IDAT":
-			return errDone
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, errDone) {
-		return Size{}, err
-	}
-	return size, nil
+	return size, err
 }
 
 // RGB returns the pixels of media without alpha, [frames, height, width, 3].

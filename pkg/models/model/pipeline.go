@@ -185,7 +185,8 @@ func (p *Pipeline) CheckConditions(given map[string]int) error {
 		n := given[c.Name]
 		switch {
 		case !isMedia(c.Type) && n > 0:
-			errs = append(errs, fmt.Errorf("conditions: %s: a file; must be a %s, given as an argument", c.Name, c.Type))
+			errs = append(errs, fmt.Errorf("conditions: %s: a file; must be a %s, given as an argument", c.Name,
+				c.Type))
 		case !isMedia(c.Type):
 		case n == 0 && c.Required:
 			errs = append(errs, fmt.Errorf("conditions: %s: absent; must be given, %s needs %s", c.Name, p.Class,
@@ -204,6 +205,7 @@ func (p *Pipeline) CheckConditions(given map[string]int) error {
 	return errors.Join(errs...)
 }
 
+// article returns a type of conditions with its article, for errors.
 func article(kind string) string {
 	switch kind {
 	case InputImage, InputAudio:
@@ -214,6 +216,7 @@ func article(kind string) string {
 	return "a " + kind
 }
 
+// namesOf returns the names of inputs as a list for errors; "none" of none.
 func namesOf(inputs []Input) string {
 	var names []string
 	for _, in := range inputs {
