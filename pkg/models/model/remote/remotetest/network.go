@@ -29,7 +29,7 @@ var families = map[string]string{
 }
 
 // EditClass is a whole pipeline, which takes an image to edit.
-const EditClass = "QwenImageEditPipeline"
+const EditClass = "FluxKontextPipeline"
 
 // readIndex returns the class of the pipeline in the folder of a model. A folder without
 // model_index.json, and a class that the worker does not know, are errors.
