@@ -290,7 +290,7 @@ func TestUnknownFields(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	digest := strings.Repeat("0", 64)
-	condition := map[string]any{"name": "image", "type": "image", "digest": digest, "ref": map[string]any{
+	condition := map[string]any{"name": "image", "type": "image", "ref": map[string]any{
 		"bucket": schemas.BlobBucket, "digest": digest, "size": 1,
 	}}
 	if r = ask(map[string]any{"uid": "c", "prompt": "x", "conditions": []any{condition}}); r.Accepted ||
