@@ -37,7 +37,7 @@ func PolicyOf(c model.Card) *schemas.Policy {
 		LatentChannels:  int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
 		Height: int64(c.Height), Width: int64(c.Width), NumInferenceSteps: int64(c.NumInferenceSteps),
 		TrueCFGScale: c.TrueCFGScale, NegativePrompt: c.NegativePrompt, MaxPixels: int64(c.MaxPixels), Reward: c.Reward,
-		Guidance: float64(c.Guidance), Prompts: severalTexts(c.Prompts), BoundaryRatio: c.BoundaryRatio,
+		Guidance: c.Guidance, Prompts: severalTexts(c.Prompts), BoundaryRatio: c.BoundaryRatio,
 		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes,
 	}
 	if c.MaxFrames > 1 {
@@ -151,7 +151,7 @@ func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 		}
 		x, v := make([]float32, tokens*card.LatentChannels), make([]float32, tokens*card.LatentChannels)
 		flow.InitialNoise(x, engine.CanarySeed)
-		row := model.Row{X: x, Sigma: canarySigma, Conditioning: cond, Guidance: card.Guidance, Dst: v}
+		row := model.Row{X: x, Sigma: canarySigma, Conditioning: cond, Guidance: float32(card.Guidance), Dst: v}
 		return v, n.Model.Velocity(ctx, []model.Row{row}, size)
 	})
 }

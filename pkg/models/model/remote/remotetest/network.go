@@ -52,7 +52,7 @@ func cardOf(class string) (c wire.Card) {
 	c.Class, c.Family = class, families[class]
 	c.Latent.Channels, c.Latent.Patch, c.Latent.Scale, c.Latent.Temporal = 4, [3]int{1, 2, 2}, 8, 1
 	c.Size.Frames, c.Size.Height, c.Size.Width = 1, 64, 64
-	c.Steps, c.TrueCFGScale, c.CFGRule, c.NegativePrompt = 6, 1.5, "plain", " "
+	c.NumInferenceSteps, c.TrueCFGScale, c.CFGRule, c.NegativePrompt = 6, 1.5, "plain", " "
 	if class == "FluxPipeline" {
 		c.Guidance, c.TrueCFGScale = 3.5, 1
 	}
