@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -36,6 +37,8 @@ type prompt struct {
 	messages []any
 	// truth is a ground truth for the model's reward functions, which are not known yet; nil: none.
 	truth any
+	// files are those of conditions, which are stored before the prompt is sent; nil: there are none.
+	files *conditionFiles
 }
 
 // datasetFlags are the flags that select prompts.
@@ -214,7 +217,7 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 
 // promptOf returns the prompt of a record, with what the flags say of all.
 func (p *promptFlags) promptOf(r *dataset.Record, defaults map[string]any) prompt {
-	q := prompt{body: merged(r.Fields, defaults), truth: p.truthOf(r), messages: r.Messages}
+	q := prompt{body: merged(r.Fields, defaults), truth: p.truthOf(r), messages: r.Messages, files: &p.read}
 	q.text, _ = r.Prompt()
 	if p.conversation != nil {
 		q.body["messages"], q.body["prompt"] = p.conversation, ""
@@ -339,7 +342,14 @@ func (p *promptFlags) prepare(specs []any, defaults map[string]any) (func(*datas
 			return nil, fmt.Errorf("--%w", err)
 		}
 	}
+	dir := ""
+	if p.file != "-" {
+		dir = filepath.Dir(p.file)
+	}
 	return func(r *dataset.Record) error {
+		if err := p.read.prepare(r, dir); err != nil {
+			return err
+		}
 		if template != nil {
 			if err := template.Apply(r); err != nil {
 				return err

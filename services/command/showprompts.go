@@ -186,6 +186,12 @@ func asLine(r *dataset.Record) map[string]any {
 
 // checkRecord refuses a record that intake would refuse whatever the model is.
 func checkRecord(r *dataset.Record) error {
+	if _, ok := r.Fields["conditions"].(map[string]any); ok {
+		c := *r
+		c.Fields = maps.Clone(r.Fields)
+		delete(c.Fields, "conditions") // the files are not read
+		r = &c
+	}
 	_, err := checkPrompt((&promptFlags{}).promptOf(r, map[string]any{"v": int64(schemas.Version)}).body, fieldFlags{})
 	return err
 }

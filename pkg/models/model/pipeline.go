@@ -237,8 +237,10 @@ type Recipe struct {
 	Conditions []Condition
 	// Arguments are of the types of Pipeline.Values.
 	Arguments map[string]any
-	// Size is that of the samples, Guidance the value of the argument that the card's Guidance names.
+	// Size is that of the samples, Steps their number of inference steps; 0: the card's. Guidance is the value of the
+	// argument that the card's Guidance names.
 	Size     Size
+	Steps    int
 	Guidance float64
 }
 

@@ -91,6 +91,9 @@ func recipeOf(ctx context.Context, p *model.Pipeline, s *schemas.Sampling, blobs
 	r := &model.Recipe{
 		Texts: s.Texts(), Truncate: s.TruncatePrompt, Arguments: values, Size: sampling.SizeOf(s),
 	}
+	if s.ScheduledSampling == nil {
+		r.Steps = len(s.Transitions)
+	}
 	if p.Guidance != "" {
 		r.Guidance = s.TrueCFGScale
 	}

@@ -115,6 +115,7 @@ type RecipeArgs struct {
 	Conditions map[string][]string `msgpack:"conditions"`
 	Arguments  map[string]any      `msgpack:"arguments"`
 	Guidance   float64             `msgpack:"guidance"`
+	Steps      int                 `msgpack:"steps,omitempty"`
 }
 
 // PutArgs are the arguments of CallPut: a recipe, or tensors without one.
