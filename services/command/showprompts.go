@@ -284,8 +284,8 @@ func (p *promptsRead) print(out io.Writer) {
 		text := fmt.Sprintf("%s takes %s tokens; the longest prompt has %s", t.Model, present.Thousands(t.Most),
 			present.Thousands(t.Longest))
 		if t.TooLong > 0 {
-			text += fmt.Sprintf("; too long: %s, the first at line %s; shorten them, or leave them out with "+
-				"--max-prompt-chars", present.Count(t.TooLong, "prompt"), strings.Trim(fmt.Sprint(t.Lines), "[]"))
+			text += fmt.Sprintf("; too long: %s, the first at line %s; shorten them, or leave them out",
+				present.Count(t.TooLong, "prompt"), strings.Trim(fmt.Sprint(t.Lines), "[]"))
 		}
 		present.Linef(out, "%s", text)
 	}
