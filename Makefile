@@ -29,7 +29,7 @@ PACKAGES ?= ./services/command ./integration ./...
 # Go ends the tests of a package after this long; its own 10 minutes are few on a busy machine.
 TEST_LIMIT ?= -timeout 30m
 # Packages, and tests of each, side by side: most wait for processes and servers, and leave the cores to others.
-TEST_WIDTH ?= -p 4 -parallel 6
+TEST_WIDTH ?= -p 6 -parallel 10
 # Where tests have their temporary files: in memory, where this machine has room there; TEST_TMP= leaves them on the disk.
 TEST_TMP ?= $(shell .ci/scratch)
 test_tmp  = $(if $(TEST_TMP),GOTMPDIR=$${GOTMPDIR-$${TMPDIR:-/tmp}} TMPDIR=$(TEST_TMP))
@@ -67,7 +67,7 @@ fmt: $(gofumpt) ## format all Go files
 	$(gofumpt) -w .
 
 lint: $(golangci_lint) ## golangci-lint, which has staticcheck with all of its checks
-	$(golangci_lint) run ./...
+	GOGC=400 $(golangci_lint) run ./...
 
 # `make vet` has more checks than go test would run.
 # GOGC: compilers and tests use more memory, and a fifth less time.
@@ -78,7 +78,7 @@ test-busy: ## make test five times, cold first, beside four busy loops: no test 
 	.ci/test-busy $(MAKE) --no-print-directory test
 
 race: ## all tests under the race detector (needs a C compiler)
-	$(test_tmp) CGO_ENABLED=1 go test -race $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
+	$(test_tmp) CGO_ENABLED=1 GOGC=400 go test -race $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
 
 fuzz: ## every fuzz target for FUZZTIME each (default 30s)
 	.ci/fuzz $(FUZZTIME)

@@ -110,7 +110,7 @@ var layers = map[string][]string{
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake": {
-		"schemas", "pkg/bus", "pkg/flow", "pkg/models/media", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/outcomes", "pkg/counters",
+		"schemas", "pkg/bus", "pkg/flow", "pkg/models/media", "pkg/models/model", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/outcomes", "pkg/counters",
 		"pkg/scorer", "pkg/estimator", "services/internal/instrument",
 	},
 	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/models/media", "pkg/models/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},

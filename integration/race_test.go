@@ -1,12 +1,13 @@
 package integration_test
 
-import "testing"
+import (
+	"testing"
 
-// sequential skips a test under the race detector: it reads files, or does one thing after
-// the other, and runs without the detector.
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+)
+
+// sequential skips a test under the race detector: it reads files, or does one thing after the other.
 func sequential(t *testing.T) {
 	t.Helper()
-	if raceEnabled {
-		t.Skip("nothing here is concurrent; it runs without the race detector")
-	}
+	bustest.Sequential(t, "nothing here is concurrent")
 }

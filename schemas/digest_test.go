@@ -66,6 +66,7 @@ func TestRequest_ComputeScheduleDigest_fields(t *testing.T) {
 	r.CheckpointStepIndices = []int64{2}
 	r.StepSeeds, r.Conditions = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, conditions()
 	r.NetworkTimesteps = []float32{999, 749, 499, 249}
+	r.Arguments = map[string]string{"strength": "0.5"}
 	checkFields(t, r, inside, func(r *schemas.Request) (any, error) { return r.ComputeScheduleDigest(), nil })
 }
 
@@ -80,6 +81,7 @@ func TestContentDigest_fields(t *testing.T) {
 		e.Start, e.Stop = segment(1, 3)
 		e.StepSeeds, e.Conditions = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, conditions()
 		e.NetworkTimesteps = []float32{999, 749, 499, 249}
+		e.Arguments = map[string]string{"strength": "0.5"}
 		checkFields(t, e, entering[schemas.Trajectory](), func(e *schemas.Trajectory) (any, error) { return content(e) })
 	})
 	t.Run("reward", func(t *testing.T) {
@@ -156,7 +158,8 @@ func TestRequest_AnsweredBy_fields(t *testing.T) {
 	e := completedTrajectory(t)
 	e.Start, e.Stop = segment(1, 3)
 	e.StepSeeds, e.CFGScales = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, e.StepScales()
-	e.Conditions, e.NetworkTimesteps = conditions(), []float32{999, 749, 499, 249}
+	e.Conditions, e.Arguments = conditions(), map[string]string{"strength": "0.5"}
+	e.NetworkTimesteps = []float32{999, 749, 499, 249}
 	request := &schemas.Request{Identity: e.Identity, Sampling: e.Sampling, ScheduleDigest: e.ScheduleDigest, Group: e.Group}
 	var repeated []string
 	for _, part := range []reflect.Type{reflect.TypeFor[schemas.Identity](), reflect.TypeFor[schemas.Sampling]()} {
@@ -226,7 +229,8 @@ func TestContentDigest_none(t *testing.T) {
 
 func conditions() []schemas.Condition {
 	digest := digestOf("image")
-	return []schemas.Condition{{Name: "image", Type: "image", Digest: digest, Ref: schemas.Ref{Bucket: schemas.BlobBucket, Digest: digest, Size: 9}}}
+	ref := &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.TrimPrefix(digest, "sha256:"), Size: 9}
+	return []schemas.Condition{{Name: "image", Type: "image", DataImage: schemas.DataImage{Ref: ref}}}
 }
 
 // Conditions decide samples, wherever their bytes are.
@@ -237,8 +241,20 @@ func TestRequest_Conditions(t *testing.T) {
 	if a.ComputeScheduleDigest() != b.ComputeScheduleDigest() || a.ComputeScheduleDigest() == c.ComputeScheduleDigest() {
 		t.Error("the digest of the schedule is not that of its conditions")
 	}
+	b.Arguments = map[string]string{"strength": "0.5"}
+	if a.ComputeScheduleDigest() == b.ComputeScheduleDigest() {
+		t.Error("the digest of the schedule is not that of its arguments")
+	}
 	a.Conditions = append(a.Conditions, a.Conditions[0])
-	if err := a.Validate(); err == nil || !strings.Contains(err.Error(), `conditions[1].name: "image"; must be above the one before it`) {
+	if err := a.Validate(); err != nil {
+		t.Errorf("two files of one name: %v", err)
+	}
+	a.Conditions[0].Name = "mask"
+	if err := a.Validate(); err == nil || !strings.Contains(err.Error(), `conditions[1].name: "image"; must not be below the one before it`) {
 		t.Errorf("%v", err)
+	}
+	a.Conditions = []schemas.Condition{{Name: "image", DataImage: schemas.DataImage{Data: []byte{1}}}}
+	if err := a.Validate(); err == nil || !strings.Contains(err.Error(), "conditions[0].ref") || !strings.Contains(err.Error(), "conditions[0].type") {
+		t.Errorf("a file that is not stored: %v", err)
 	}
 }

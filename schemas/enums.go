@@ -140,6 +140,7 @@ const (
 	CFGRescaled     = "rescaled" // rescaled to the norm of the positive one, per token
 	CFGPlain        = "plain"
 	CFGPlainClamped = "plain_clamped" // shortened to the norm of the positive one, of the whole sample
+	CFGInside       = "inside"        // by the network's own pipeline, which answers with the guided velocity
 )
 
 // The sigmas of a policy's schedule before they are shifted, and how the shift of a dynamic one is found.
@@ -273,7 +274,7 @@ var (
 		ConversationError, ConversationGarbage,
 	}
 	StopReasons  = []string{StopCompleted, StopFailed, StopPruned}
-	CFGRules     = []string{CFGRescaled, CFGPlain, CFGPlainClamped}
+	CFGRules     = []string{CFGRescaled, CFGPlain, CFGPlainClamped, CFGInside}
 	Grids        = []string{GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion}
 	MuRules      = []string{MuLinear, MuNone, MuFlux2, MuConstant}
 	ImageFormats = []string{ImagePNG}
@@ -297,7 +298,7 @@ var (
 		StatusRefused, StatusCancelled,
 	}
 	UnknownPolicies = []string{UnknownRefuse, UnknownWarn}
-	ConditionTypes  = []string{"image", "video", "sound", "tensor"}
+	ConditionTypes  = []string{"image", "mask", "video", "audio"}
 	SwapRules       = []string{SwapFinish, SwapSwitch, SwapRestart}
 	AppliedStates   = []string{AppliedApplied, AppliedRefused}
 	Services        = []string{"intake", "sampler", "reward", "advantage"}

@@ -61,6 +61,9 @@ type Policy struct {
 	EngineMix bool `msgpack:"engine_mix,omitempty"`
 	// SchedulerConfig is the model's scheduler_config.json, as in the diffusers layout.
 	SchedulerConfig []byte `msgpack:"scheduler_config" size:"0..MaxSchedulerConfig"`
+	// Pipeline says what a pipeline takes that computes as a whole, with guidance inside, as JSON: its class, its
+	// conditions and arguments by name and type. Empty: the model takes texts alone.
+	Pipeline []byte `msgpack:"pipeline,omitempty" size:"0..MaxSchedulerConfig"`
 	// Grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), linspace_torch (the
 	// same as torch computes them in float32), scheduler (those that FlowMatchEulerDiscreteScheduler chooses where the
 	// pipeline gives it none), uni_flow (those of UniPCMultistepScheduler with use_flow_sigmas) or diffusion (of models

@@ -101,8 +101,10 @@ type ImageSettings struct {
 	// GuidanceRescale is the share in which a velocity under classifier-free guidance is brought to the standard
 	// deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4.
 	GuidanceRescale *float64 `msgpack:"guidance_rescale,omitempty" range:"0..1" absent:"no rescaling" flag:"guidance-rescale"`
-	// Conditions are what the network is given besides texts, sorted by name. No lane takes any yet.
+	// Conditions are the files that the network is given besides texts, by the names of its card.
 	Conditions []Condition `msgpack:"conditions,omitempty" size:"0..MaxConditioning"`
+	// Arguments are what else the network's pipeline is called with, by the names of its card.
+	Arguments map[string]string `msgpack:"arguments,omitempty" size:"0..MaxParams" absent:"the pipeline's defaults"`
 	// Guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not
 	// the scale of classifier-free guidance, which is TrueCFGScale.
 	Guidance *float64 `msgpack:"guidance,omitempty" range:"(0..MaxCFGScale]" absent:"the model's" flag:"guidance"`

@@ -21,22 +21,26 @@ type Identity struct {
 	Lane        Lane  `msgpack:"lane" form:"token" digest:"-"`
 }
 
-// Condition is something that a network is given besides texts, such as an image to edit.
+// Condition is a file that a network is given besides texts, such as an image to edit: inline or as a blob in a prompt,
+// as a blob in what intake makes of it.
 type Condition struct {
-	// Name is the input of the network.
+	// Name is the input of the network. Several files of one name are in the order in which the network takes them.
 	Name string `msgpack:"name" form:"token"`
-	// Type is image, video, sound or tensor.
-	Type string `msgpack:"type" enum:"ConditionTypes"`
-	// Digest is that of what is given, however it is encoded; Ref leads to its bytes.
-	Digest string `msgpack:"digest" form:"digest"`
-	Ref    Ref    `msgpack:"ref" digest:"-"`
+	// Type is image, mask, video or audio; intake knows it by the name.
+	Type string `msgpack:"type,omitempty" enum:"ConditionTypes?"`
+	DataImage
 }
 
-// checkConditions checks that conditions are sorted by name, each name once.
+// checkConditions checks the conditions of a request or a trajectory: each has a type and is a blob, sorted by name.
 func (f *faults) checkConditions(list []Condition) {
-	for i := 1; i < len(list); i++ {
-		if name := list[i].Name; name <= list[i-1].Name {
-			f.inItem("conditions", i).add("name", quote(name), "must be above the one before it")
+	for i, c := range list {
+		item := f.inItem("conditions", i)
+		if i > 0 && c.Name < list[i-1].Name {
+			item.add("name", quote(c.Name), "must not be below the one before it")
+		}
+		item.requireOneOf("type", c.Type, ConditionTypes)
+		if c.Ref == nil || c.Data != nil {
+			item.add("ref", "null, or beside data", "must be the only one of the two")
 		}
 	}
 }
@@ -103,8 +107,11 @@ type Sampling struct {
 	NetworkTimesteps []float32 `msgpack:"network_timesteps,omitempty" size:"0..MaxSteps" range:"0..1000*MaxSigma" for:"image"`
 	// InitialStd is the standard deviation of the initial noise, there with NetworkTimesteps only; else it is 1.
 	InitialStd float64 `msgpack:"initial_std,omitempty" range:"0..1" for:"image"`
-	// Conditions are what the network is given besides texts, sorted by name.
+	// Conditions are the files that the network is given besides texts, sorted by name.
 	Conditions []Condition `msgpack:"conditions,omitempty" size:"0..MaxConditioning" for:"image"`
+	// Arguments are what else the network's pipeline is called with, by name; values as texts, numbers in the shortest
+	// form. What is not here is the pipeline's default.
+	Arguments map[string]string `msgpack:"arguments,omitempty" size:"0..MaxParams" for:"image"`
 
 	unknown []string // what Decode found and does not know, as in "cfg_from=0.2"
 }

@@ -43,7 +43,7 @@ type Denoised struct {
 	// TruncatedTokens is how many tokens of the prompt in its template were cut off because of truncate_prompt; absent:
 	// none.
 	TruncatedTokens int64 `msgpack:"truncated_tokens,omitempty" range:"0.." for:"image"`
-	// CFGRule (rescaled, plain or plain_clamped) says how v was combined with TrueCFGScale.
+	// CFGRule (rescaled, plain, plain_clamped or inside) says how v was combined with TrueCFGScale.
 	CFGRule string `msgpack:"cfg_rule" enum:"CFGRules?" for:"image"`
 	// CFGScales [T] are the scales of classifier-free guidance of the steps, as the settings say; 1: without.
 	CFGScales []float64 `msgpack:"cfg_scales,omitempty" size:"0..MaxSteps" range:"1..MaxCFGScale" for:"image" digest:"-"`

@@ -20,7 +20,16 @@ func (p *Prompt) checkRules(f *faults) {
 	p.checkText(f)
 	p.checkSigmas(f)
 	p.Rollout.checkRulesAcross(f.inStruct("rollout"), p.steps(), p.Validation)
-	f.checkConditions(p.Conditions)
+	for i, c := range p.Conditions {
+		if (c.Data == nil) == (c.Ref == nil) {
+			f.inItem("conditions", i).add("data", "beside ref or without it", "must be the only one of the two")
+		}
+	}
+	f.checkParams("arguments", p.Arguments)
+	if len(p.Substitutes) > 0 && len(p.Conditions) > 0 {
+		f.add("substitutes", strconv.Itoa(len(p.Substitutes)),
+			"must be absent beside conditions, which are of one prompt")
+	}
 	p.checkSegment(f)
 	p.checkScheduled(f)
 	p.checkTree(f)
@@ -198,12 +207,12 @@ func checkRewards(f *faults, list []RewardSpec) {
 	}
 }
 
-func (r *RewardSpec) checkRules(f *faults) { f.checkParams(r.Params) }
+func (r *RewardSpec) checkRules(f *faults) { f.checkParams("params", r.Params) }
 
-func (e *Interaction) checkRules(f *faults) { f.checkParams(e.Params) }
+func (e *Interaction) checkRules(f *faults) { f.checkParams("params", e.Params) }
 
-// checkParams checks names and values of options.
-func (f *faults) checkParams(params map[string]string) {
+// checkParams checks names and values of the options of a field.
+func (f *faults) checkParams(field string, params map[string]string) {
 	if len(params) > MaxParams {
 		return
 	}
@@ -211,11 +220,11 @@ func (f *faults) checkParams(params map[string]string) {
 		value := params[name]
 		switch {
 		case len(name) == 0 || len(name) > MaxParamName:
-			f.add("params", quote(name), fmt.Sprintf("must be a name of 1 to %d bytes", MaxParamName))
+			f.add(field, quote(name), fmt.Sprintf("must be a name of 1 to %d bytes", MaxParamName))
 		case len(value) > MaxParamBytes:
-			f.add("params."+name, strconv.Itoa(len(value))+" bytes", fmt.Sprintf("must be at most %d", MaxParamBytes))
+			f.add(field+"."+name, strconv.Itoa(len(value))+" bytes", fmt.Sprintf("must be at most %d", MaxParamBytes))
 		case !utf8.ValidString(value):
-			f.add("params."+name, quote(value), "must be UTF-8")
+			f.add(field+"."+name, quote(value), "must be UTF-8")
 		}
 	}
 }

@@ -24,6 +24,7 @@ func (e *Request) checkRules(f *faults) {
 	f.checkFrames(e.Frames)
 	f.checkBoundary(&e.Sampling)
 	f.checkConditions(e.Conditions)
+	f.checkParams("arguments", e.Arguments)
 	f.requireOneOf("log_prob_kind", e.LogProbKind, LogProbKinds)
 	f.requireOneOf("solver", e.Solver, Solvers)
 	f.requireOneOf("latents_dtype", e.LatentsDType, LatentsDTypes)

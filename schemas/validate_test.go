@@ -335,7 +335,7 @@ func TestTrajectory_Validate(t *testing.T) {
 		{"failed without an error", func(e *T) { e.StopReason, e.Image = "failed", nil }, `error: ""; must not be empty`},
 		{"failed with an image", func(e *T) { e.StopReason, e.Error = "failed", "x" }, "image: present; must be absent unless completed"},
 		{"completed without an image", func(e *T) { e.Image = nil }, "image: null; must be present when completed"},
-		{"guidance rule", func(e *T) { e.CFGRule = "" }, `cfg_rule: ""; must be one of rescaled, plain, plain_clamped`},
+		{"guidance rule", func(e *T) { e.CFGRule = "" }, `cfg_rule: ""; must be one of rescaled, plain, plain_clamped, inside`},
 		{"few timesteps", func(e *T) { e.Timesteps = e.Timesteps[:4] }, "timesteps: 4 items; must be 5, one per sigma"},
 		{"timestep", func(e *T) { e.Timesteps[1] = 751 }, "timesteps[1]: 751; must be 750, 1000 * sigma"},
 		{"few log-probs", func(e *T) { e.LogProbs = e.LogProbs[:3] }, "log_probs: 3 items; must be 4, one per step"},

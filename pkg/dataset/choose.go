@@ -9,15 +9,10 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"unicode/utf8"
 )
 
 // Choice says which records are used. Its rules are applied in the order of the fields.
 type Choice struct {
-	// MinChars and MaxChars bound the characters of a prompt; 0: no bound.
-	MinChars, MaxChars int
-	// Dedup drops a record if an earlier one has the same prompt, negative prompt and ground truth.
-	Dedup bool
 	// Shuffle orders records by a hash of this seed and their index; nil keeps the order of the file. The order of
 	// two records does not depend on other settings.
 	Shuffle *int64
@@ -43,8 +38,6 @@ func (c Choice) Validate() error {
 			faults = append(faults, fault(field, n, fmt.Sprintf("must be at least %d", low)))
 		}
 	}
-	checkLeast("min chars", c.MinChars, 0)
-	checkLeast("max chars", c.MaxChars, 0)
 	checkLeast("offset", c.Offset, 0)
 	checkLeast("limit", c.Limit, 0)
 	checkLeast("batch size", c.BatchSize, 0)
@@ -56,10 +49,6 @@ func (c Choice) Validate() error {
 	if c.Batches > 0 && c.BatchSize > MaxRecords/c.Batches {
 		faults = append(faults, fault("batches", c.Batches, fmt.Sprintf("must be at most %d records in all",
 			MaxRecords)))
-	}
-	if c.MaxChars > 0 && c.MinChars > c.MaxChars {
-		faults = append(faults, fault("min chars", c.MinChars,
-			fmt.Sprintf("must be at most max chars, %d", c.MaxChars)))
 	}
 	if c.Shards < 0 || c.Shard < 0 || c.Shard >= max(c.Shards, 1) {
 		faults = append(faults, fault("shard", bare(fmt.Sprintf("%d/%d", c.Shard, c.Shards)),
@@ -77,13 +66,11 @@ type Batch struct {
 
 // Report counts what a Choice did, in order.
 type Report struct {
-	// Records is how many came in: with Partial not all, since the others could not be chosen. Short and Long were
-	// dropped for their length.
-	Records, Short, Long int
-	// Duplicates counts records with an equal earlier one; Dropped says whether they were dropped.
+	// Records is how many came in: with Partial not all, since the others could not be chosen.
+	Records int
+	Partial bool
+	// Duplicates counts records with an equal earlier one.
 	Duplicates int
-	Dropped    bool
-	Partial    bool
 	// Chosen is how many are left after offset and limit, repeated to fill a given number of batches, in Batches; both
 	// are before sharding.
 	Chosen, Batches int
@@ -94,11 +81,11 @@ type Report struct {
 // may be chosen, and reads no further than it must. Without records there are no batches. An
 // invalid choice, spares for a single record, and errors of the records are errors.
 func Choose(records iter.Seq2[Record, error], c Choice) ([]Batch, Report, error) {
-	report := Report{Dropped: c.Dedup}
+	report := Report{}
 	if err := c.Validate(); err != nil {
 		return nil, report, err
 	}
-	kept, err := c.keep(c.filter(records, &report), &report)
+	kept, err := c.keep(count(records, &report), &report)
 	if err != nil {
 		return nil, report, err
 	}
@@ -111,9 +98,9 @@ func Choose(records iter.Seq2[Record, error], c Choice) ([]Batch, Report, error)
 	return batches, report, nil
 }
 
-// filter yields the records that no filter drops, and counts the others. Duplicates are known by 8 bytes of a hash: of
-// a million records two have the same by chance once in 10^7 files, and the memory of all stays small.
-func (c Choice) filter(records iter.Seq2[Record, error], report *Report) iter.Seq2[Record, error] {
+// count yields the records, and counts them and duplicates. These are known by 8 bytes of a hash: of a million records
+// two have the same by chance once in 10^7 files, and the memory of all stays small.
+func count(records iter.Seq2[Record, error], report *Report) iter.Seq2[Record, error] {
 	type start [8]byte
 	return func(yield func(Record, error) bool) {
 		seen := map[start]struct{}{}
@@ -123,21 +110,11 @@ func (c Choice) filter(records iter.Seq2[Record, error], report *Report) iter.Se
 				return
 			}
 			report.Records++
-			prompt, ok := r.Prompt()
-			if n := utf8.RuneCountInString(prompt); ok && n < c.MinChars {
-				report.Short++
-				continue
-			} else if c.MaxChars > 0 && n > c.MaxChars {
-				report.Long++
-				continue
-			}
-			if ok {
+			if prompt, ok := r.Prompt(); ok {
 				whole := r.identity(prompt)
 				id := start(whole[:])
 				if _, twice := seen[id]; twice {
-					if report.Duplicates++; c.Dedup {
-						continue
-					}
+					report.Duplicates++
 				}
 				seen[id] = struct{}{}
 			}
@@ -296,7 +273,7 @@ func shuffle(records []Record, seed int64) {
 }
 
 // identity returns a hash of what makes two records duplicates: prompt, negative prompt, ground
-// truths and messages. Choose counts or drops records with equal ones.
+// truths and messages. Choose counts records with equal ones.
 func (r *Record) identity(prompt string) [sha256.Size]byte {
 	h := sha256.New()
 	write := func(there bool, s string) {

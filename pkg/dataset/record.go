@@ -31,7 +31,7 @@ var unsupported = map[string]string{
 
 // Reasons of unsupported.
 const (
-	noMedia = "no model here takes images, videos or audio with a prompt"
+	noMedia = "give a pipeline's files by its names for them, in an object conditions"
 	noTools = "no model here is told of tools"
 	noAgent = "--interaction names what answers a model"
 )
@@ -140,6 +140,9 @@ func shortNames(names []string) []string {
 
 // add takes the value of one name beside the prompt: as a field of a prompt, ground truth or metadata.
 func (b *builder) add(name string, v any) error {
+	if (name == "images" || name == "image" || name == "input_image") && !isEmpty(v) {
+		return b.addImages(name, v)
+	}
 	if err := checkSupported("", name, v); err != nil {
 		return err
 	}
@@ -188,6 +191,16 @@ func (b *builder) add(name string, v any) error {
 		}
 	}
 	return b.addMetadata("", name, v)
+}
+
+// addImages takes images beside a prompt as the condition image of a pipeline: a lane that takes none refuses it.
+func (b *builder) addImages(name string, v any) error {
+	if b.record.Fields["conditions"] != nil {
+		return fault(name, v, "must be absent beside conditions, or other images")
+	}
+	b.record.Fields["conditions"] = map[string]any{"image": v}
+	b.take(name, UseField, "as conditions.image")
+	return nil
 }
 
 // whole returns a number with a fraction of 0 as an integer where a field needs one: tables write 7.0 for 7 in columns

@@ -33,6 +33,7 @@ func treeOf(scope string, width int64, change func(a *schemas.AdvantageSpec), va
 
 // The advantages of segments are those of the formulas, worked out by hand.
 func TestBranches(t *testing.T) {
+	t.Parallel()
 	root2 := math.Sqrt2
 	eps := 1e-4
 	nan := math.NaN()
@@ -123,6 +124,7 @@ func number(p *float64) float64 {
 // Every estimator compares segments, and a group that is no tree has none, with the same
 // advantages.
 func TestBranches_Estimators(t *testing.T) {
+	t.Parallel()
 	for _, name := range estimator.Names() {
 		change := func(a *schemas.AdvantageSpec) {
 			c, err := estimator.Default(name)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -36,6 +37,8 @@ type prompt struct {
 	messages []any
 	// truth is a ground truth for the model's reward functions, which are not known yet; nil: none.
 	truth any
+	// files are those of conditions, which are stored before the prompt is sent; nil: there are none.
+	files *conditionFiles
 }
 
 // datasetFlags are the flags that select prompts.
@@ -75,11 +78,8 @@ func (d *datasetFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&d.template, "template", "",
 		`text of each prompt, made from its record, e.g. 'a red sign that says "{prompt}"'; {prompt}, {ground_truth}, {negative_prompt}, {uid}, {seed}, {index} and metadata`)
 	f.BoolVar(&d.skipBad, "skip-bad", false, "skip and list bad records; without it the first one is an error")
-	f.IntVar(&d.choice.MinChars, "min-prompt-chars", 0, "skip shorter prompts")
-	f.IntVar(&d.choice.MaxChars, "max-prompt-chars", 0, "skip longer prompts; 0: no limit")
-	f.BoolVar(&d.choice.Dedup, "dedup", false, "skip duplicates: same prompt, negative prompt and ground truth")
 	f.Int64Var(&d.shuffle, "shuffle", 0, "shuffle with this seed; default the order of the file")
-	f.IntVar(&d.choice.Offset, "offset", 0, "skip this many prompts, after filters and shuffling")
+	f.IntVar(&d.choice.Offset, "offset", 0, "skip this many prompts, after shuffling")
 	f.IntVar(&d.choice.Limit, "limit", 0, "use at most this many prompts; 0: all")
 	f.StringVar(&d.shard, "shard", "",
 		"I/N: use part I (from 0) of N: every N-th prompt, or batch. Uids do not depend on the part, seeds neither "+
@@ -214,7 +214,7 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 
 // promptOf returns the prompt of a record, with what the flags say of all.
 func (p *promptFlags) promptOf(r *dataset.Record, defaults map[string]any) prompt {
-	q := prompt{body: merged(r.Fields, defaults), truth: p.truthOf(r), messages: r.Messages}
+	q := prompt{body: merged(r.Fields, defaults), truth: p.truthOf(r), messages: r.Messages, files: &p.read}
 	q.text, _ = r.Prompt()
 	if p.conversation != nil {
 		q.body["messages"], q.body["prompt"] = p.conversation, ""
@@ -294,19 +294,17 @@ func (p *promptFlags) selectRecords(
 		return nil, errors.New("no prompts; give them as arguments, or a file with --prompts")
 	}
 	if len(batches) == 0 {
-		return nil, fmt.Errorf("no prompts left of %d: %d too short, %d too long, %d duplicates, %d after --offset "+
-			"and --limit", report.Records, report.Short, report.Long, report.Duplicates, report.Chosen)
+		return nil, fmt.Errorf("no prompts left of %d: %d after --offset and --limit", report.Records, report.Chosen)
 	}
 	return batches, nil
 }
 
 // choiceFlags are the flags of a dataset.Choice, by the words of its errors.
 var choiceFlags = fieldFlags{set: map[string]string{
-	"min chars": "min-prompt-chars", "max chars": "max-prompt-chars", "offset": "offset", "limit": "limit",
-	"batch size": "batch-size", "batches": "batches", "shard": "shard", "spares": "refill-rounds",
+	"offset": "offset", "limit": "limit", "batch size": "batch-size", "batches": "batches", "shard": "shard", "spares": "refill-rounds",
 }}
 
-// choiceOf returns which records the flags choose: filters, order, part and batches. An error names the flag.
+// choiceOf returns which records the flags choose: order, part and batches. An error names the flag.
 func (p *promptFlags) choiceOf() (dataset.Choice, error) {
 	c := p.choice
 	if p.set("shuffle") {
@@ -339,7 +337,14 @@ func (p *promptFlags) prepare(specs []any, defaults map[string]any) (func(*datas
 			return nil, fmt.Errorf("--%w", err)
 		}
 	}
+	dir := ""
+	if p.file != "-" {
+		dir = filepath.Dir(p.file)
+	}
 	return func(r *dataset.Record) error {
+		if err := p.read.prepare(r, dir); err != nil {
+			return err
+		}
 		if template != nil {
 			if err := template.Apply(r); err != nil {
 				return err

@@ -150,7 +150,7 @@ func TestLoad_ShardsAreTheWhole(t *testing.T) {
 			nil,
 			{"--shuffle", "7", "--seed", "3"},
 			{"--batch-size", "2", "--epoch", "1", "--step", "10", "--std", "global"},
-			{"--min-prompt-chars", "12", "--dedup", "--offset", "1", "--template", "{prompt}, {index}"},
+			{"--offset", "1", "--template", "{prompt}, {index}"},
 		} {
 			args = append([]string{"-n", "3", "--prompts", examples + file}, args...)
 			whole := map[string]string{}
@@ -197,9 +197,7 @@ func TestLoad_UIDsStayInPlace(t *testing.T) {
 	}{
 		{[]string{"--offset", "2"}, all[2:]},
 		{[]string{"--limit", "2"}, all[:2]},
-		{[]string{"--dedup"}, all[:3]},
-		{[]string{"--max-prompt-chars", "45"}, all[2:3]},
-		{[]string{"--dedup", "--shuffle", "1", "--limit", "9"}, []string{all[2], all[0], all[1]}},
+		{[]string{"--offset", "1", "--limit", "1"}, all[1:2]},
 	} {
 		if got := uidsOf(mustLoad(t, append(tt.args, "--prompts", file)...)); !slices.Equal(got, tt.want) {
 			t.Errorf("%q: %q, want %q", tt.args, got, tt.want)
@@ -362,14 +360,13 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{"--prompts", twins}, `prompts 1 and 2 have the same uid "u"`},
 		{[]string{"--prompts", plain, "--reward", "ocr"}, plain + ` line 3: --reward: ground_truth: empty, and the prompt has no text in double quotes; ocr needs one`},
 		{[]string{"--reward", "ocr", "a sign"}, `prompt 1, "a sign": --reward: ground_truth: empty`},
-		{[]string{"--prompts", plain, "--min-prompt-chars", "100"}, "no prompts left of 2: 2 too short"},
+		{[]string{"--prompts", plain, "--offset", "100"}, "no prompts left of 2: 0 after --offset and --limit"},
 		{[]string{"--prompts", plain, "--template", "{colour} {prompt}"}, plain + " line 1: colour: must have a value, since the template has {colour}"},
 		{[]string{"--template", "sign", "a"}, `--template: "sign"; must have at least one field, such as {prompt}`},
 		{[]string{"--shard", "2/2", "a"}, `--shard: "2/2"; must be I/N with I from 0 to N-1, e.g. 0/4`},
 		{[]string{"--shard", "1", "a"}, `--shard: "1"; must be I/N`},
 		{[]string{"--shard", "0/2", "--std", "global", "a", "b"}, "--shard: a batch must not be split; give the size of batches with --batch-size"},
 		{[]string{"--offset", "-1", "a"}, "--offset: -1; must be at least 0"},
-		{[]string{"--min-prompt-chars", "-1", "a"}, "--min-prompt-chars: -1; must be at least 0"},
 		{[]string{"--prompts", file("empty.txt", "")}, "must have at least one, a line or a record each"},
 		{[]string{"--start-step", "5", "a"}, "--start-latents: not given; must be there, or --branch-from, or --start-image"},
 		{[]string{"--prune-step", "5", "a"}, "--prune-log-prob-below: not given; must be there, or --prune-log-prob-above"},

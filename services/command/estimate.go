@@ -47,10 +47,7 @@ type recordCounts struct {
 	// Bad lists the first of BadCount bad records.
 	Bad        []string `json:"bad"`
 	BadCount   int      `json:"bad_count"`
-	TooShort   int      `json:"too_short"`
-	TooLong    int      `json:"too_long"`
 	Duplicates int      `json:"duplicates"`
-	Dropped    bool     `json:"duplicates_dropped"`
 	Chosen     int      `json:"chosen"`
 	Shard      string   `json:"shard,omitempty"`
 	// Metadata are the names in records that are not fields of a prompt, sorted.
@@ -161,9 +158,8 @@ func metadataOf(prompts []prompt) []string {
 func (d *datasetFlags) counts() *recordCounts {
 	l := d.loaded
 	out := &recordCounts{
-		File: d.file, Records: l.Records, Partial: l.Partial, Bad: []string{}, TooShort: l.Short,
-		TooLong:    l.Long,
-		Duplicates: l.Duplicates, Dropped: l.Dropped, Chosen: l.Chosen, Shard: d.shard,
+		File: d.file, Records: l.Records, Partial: l.Partial, Bad: []string{}, Duplicates: l.Duplicates,
+		Chosen: l.Chosen, Shard: d.shard,
 	}
 	if r := l.reader; r != nil {
 		out.Format, out.BadCount = string(r.Format), r.Skipped
@@ -321,22 +317,10 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	if d.Partial {
 		parts[0] = fmt.Sprintf("the first %s of %s (%s)", present.Count(d.Records, "prompt"), d.File, d.Format)
 	}
-	some := func(n int, format string) {
-		if n > 0 {
-			parts = append(parts, fmt.Sprintf(format, n))
-		}
+	if d.BadCount > 0 {
+		parts = append(parts, fmt.Sprintf("%d bad left out", d.BadCount))
 	}
-	some(d.BadCount, "%d bad left out")
-	some(d.TooShort, "%d too short")
-	some(d.TooLong, "%d too long")
-	kept := ""
-	if d.Duplicates > 0 {
-		kept = " kept"
-		if d.Dropped {
-			kept = " left out"
-		}
-	}
-	parts = append(parts, present.Count(d.Duplicates, "duplicate")+kept)
+	parts = append(parts, present.Count(d.Duplicates, "duplicate"))
 	if d.Chosen != p.Prompts || d.Chosen != d.Records {
 		parts = append(parts, fmt.Sprintf("%d chosen", d.Chosen))
 	}

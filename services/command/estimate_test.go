@@ -73,11 +73,11 @@ advantage  flow_grpo, std group (sample, epsilon 0.0001)
 warning    reward: jpeg_compressibility will fail: it looks at images, and a sample that stops at step 5 of 10 has none; stop.decode makes one
 `},
 		{"a table", []string{
-			"--prompts", "demo/words.csv", "--template", `a {colour} sign that says "{prompt}"`, "--batch-size", "2", "--shard", "0/2", "--dedup",
+			"--prompts", "demo/words.csv", "--template", `a {colour} sign that says "{prompt}"`, "--batch-size", "2", "--shard", "0/2", "--offset", "1",
 			"--sde-window", "2:0-5", "--latents-dtype", "F16", "--true-cfg-scale", "4", "--solver", "heun", "--estimator", "diffusion_nft", "--std", "global", "--zero-std", "refill",
 		}, `
 estimate   3 groups x 8 samples = 24 images of 128 x 64 pixels, by signs
-prompts    6 prompts in demo/words.csv (csv), 1 duplicate left out, 5 chosen, shard 0/2 has 3
+prompts    6 prompts in demo/words.csv (csv), 1 duplicate, 5 chosen, shard 0/2 has 3
 metadata   colour
 batches    2 batches of 2 groups, the last of 1
 steps      10 a sample, 240 in all, 48 stochastic; 864 model evaluations (guidance, scale 4)
@@ -88,7 +88,7 @@ advantage  diffusion_nft, std global (sample, epsilon 0.0001), mode continuous, 
 `},
 		{"prompts that differ, and some that are refused", []string{"--prompts", "mixed.jsonl", "--skip-bad"}, `
 estimate   2 groups = 5 samples, by signs
-prompts    5 prompts in mixed.jsonl (json), 3 bad left out, 1 duplicate kept, 2 chosen
+prompts    5 prompts in mixed.jsonl (json), 3 bad left out, 1 duplicate, 2 chosen
            mixed.jsonl line 3: reward[0]: ground_truth: empty, and the prompt has no text in double quotes; glyph needs one
            mixed.jsonl line 4: group_size: 0; must be between 1 and 1024
            mixed.jsonl line 5: prompt: must be a text; the record has tag; name the one with the prompt with --prompt-column
@@ -193,6 +193,7 @@ func TestEstimate_JSON(t *testing.T) {
 // A run says what it will do, then does that: the numbers of its estimate are those of what it
 // stored. Shards on different machines paint what the whole paints.
 func TestEstimate_IsWhatRuns(t *testing.T) {
+	bustest.Sequential(t, others)
 	inEmptyDir(t)
 	digests := func(name string, args ...string) map[string]string {
 		stdout, stderr, err := command(t.Context(), append([]string{
@@ -275,6 +276,7 @@ func TestEstimate_IsWhatRuns(t *testing.T) {
 // A dry run has the limits that the run has: those of the store, or those that a new store gets. What cannot fit is
 // refused by both.
 func TestEstimate_Limits(t *testing.T) {
+	bustest.Sequential(t, others)
 	inEmptyDir(t)
 	limit := func() (limit float64) {
 		dry := linesOf(t, expect(t, exitOK, "", "run", "--dry-run", "--json", "--model", "synthetic", "a red fox"))[0]

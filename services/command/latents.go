@@ -129,9 +129,15 @@ func (s *states) setStart(p prompt, own bool) error {
 // maxInlineLatents is the most bytes of states or images that a prompt carries itself.
 const maxInlineLatents = 64 << 10
 
-// moveToObjectStore moves large latents or images that a prompt starts with to the object store, because a message is
+// moveToObjectStore moves large latents or images that a prompt starts with, and files of its conditions, to the object
+// store, because a message is
 // limited in size. An error is of the server.
 func (p prompt) moveToObjectStore(ctx context.Context, b *bus.Bus) error {
+	if p.files != nil {
+		if err := p.files.store(ctx, b, p.body); err != nil {
+			return err
+		}
+	}
 	if images, size := inlineImages(p.body); size > maxInlineLatents {
 		for _, m := range images {
 			if err := moveToBlob(ctx, b, m, "images"); err != nil {

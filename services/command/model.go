@@ -97,10 +97,9 @@ const joinWithin = 10 * time.Second
 
 // showInfo prints a model's description, with print or as the JSON fields, and its problems. A model with problems
 // does not load: exit status 1.
-func showInfo(c *cobra.Command, asJSON bool, problems []string, fields map[string]any, print func()) error {
+func showInfo(c *cobra.Command, asJSON bool, problems []string, fields any, print func()) error {
 	out := c.OutOrStdout()
 	if asJSON {
-		fields["problems"], fields["loads"] = append([]string{}, problems...), len(problems) == 0
 		if err := encode(out, fields); err != nil {
 			return err
 		}
@@ -182,7 +181,27 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 			info.Frames,
 			info.MaxFrames, max(info.FramesPerToken, 1), info.FPS)
 	}
+	if p := info.Pipeline; p != nil {
+		fmt.Fprintf(out, "pipeline %s, steps in order %s; conditions %s; arguments %s\n", p.Class, p.RandomAccess,
+			inputs(p.Conditions), inputs(p.Arguments))
+	}
 	printReward(out, info.Reward)
+}
+
+// inputs lists the inputs of a pipeline: those that must be given have an asterisk.
+func inputs(of []model.Input) string {
+	var list []string
+	for _, in := range of {
+		text := in.Name + " " + in.Type
+		if in.Required {
+			text += " *"
+		}
+		if in.Default != nil {
+			text += fmt.Sprintf(" = %v", in.Default)
+		}
+		list = append(list, text)
+	}
+	return cmp.Or(strings.Join(list, ", "), "none")
 }
 
 // conditioningOf returns the names of a conditioning's tensors, each with that of its mask if the card names one.
@@ -254,25 +273,22 @@ func leastGPU(bytes int) string {
 	return "no usual GPU has as much"
 }
 
-// infoJSON returns the description of an image model for --json: its card, with the values that empty fields stand for.
-func infoJSON(info *model.Info) map[string]any {
-	card := info.Card
-	card.Grid, card.Mu = cmp.Or(card.Grid, model.GridLinspace), cmp.Or(card.Mu, model.MuLinear)
-	card.Prompts, card.MaxFrames = max(card.Prompts, 1), max(card.MaxFrames, 1)
-	card.FramesPerToken = max(card.FramesPerToken, 1)
-	var scheduler json.RawMessage
-	if json.Valid(info.SchedulerConfig) {
-		scheduler = info.SchedulerConfig
+// infoJSON returns the description of an image model for --json: with the values that empty fields stand for.
+func infoJSON(of *model.Info) any {
+	info := *of
+	if _, err := json.Marshal(info.Card); err != nil { // a number that JSON does not have, or a scheduler that is none
+		info.Card = model.Card{Name: info.Name, Family: info.Family}
+		info.Problems = append(list(info.Problems), "card: "+err.Error())
 	}
-	fields := map[string]any{}
-	data, err := json.Marshal(card)
-	if err == nil {
-		err = json.Unmarshal(data, &fields)
-	}
-	if err != nil {
-		fields["card"] = err.Error() // a number that JSON does not have
-	}
-	fields["parts"], fields["vocabulary"] = append([]model.PartInfo{}, info.Parts...), info.Vocabulary
-	fields["scheduler_config"] = scheduler
-	return fields
+	info.Grid, info.Mu = cmp.Or(info.Grid, model.GridLinspace), cmp.Or(info.Mu, model.MuLinear)
+	info.Prompts, info.MaxFrames = max(info.Prompts, 1), max(info.MaxFrames, 1)
+	info.FramesPerToken = max(info.FramesPerToken, 1)
+	info.Parts, info.Problems = list(info.Parts), list(info.Problems)
+	return struct {
+		model.Info
+		Loads bool `json:"loads"`
+	}{info, len(of.Problems) == 0}
 }
+
+// list returns a list that JSON has as one, also an empty one.
+func list[E any](of []E) []E { return append([]E{}, of...) }

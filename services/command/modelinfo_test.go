@@ -2,6 +2,7 @@ package command
 
 import (
 	"encoding/json"
+	"math"
 	"reflect"
 	"strings"
 	"testing"
@@ -51,8 +52,10 @@ func TestModelInfo_ShowsTheWholeCard(t *testing.T) {
 			*x = !*x
 		case *[]string:
 			*x = append(*x, "more")
-		case *[]byte:
+		case *json.RawMessage:
 			*x = []byte(`{"shift": 4}`)
+		case **model.Pipeline:
+			*x = &model.Pipeline{Class: "EditPipeline", Conditions: []model.Input{{Name: "image", Type: "image", Required: true}}}
 		case *map[string]string:
 			*x = map[string]string{"prompt_embeds": "b"}
 		default:
@@ -67,6 +70,16 @@ func TestModelInfo_ShowsTheWholeCard(t *testing.T) {
 		}
 		if asText == text && f.Name != "SchedulerConfig" { // it is long
 			t.Errorf("%s is not printed", f.Name)
+		}
+	}
+}
+
+// A card that JSON cannot have is still an answer, which says why.
+func TestModelInfo_WhatJSONHasNot(t *testing.T) {
+	for _, card := range []model.Card{{Name: "m", FPS: math.Inf(1)}, {Name: "m", SchedulerConfig: []byte("{")}} {
+		data, err := json.Marshal(infoJSON(&model.Info{Card: card}))
+		if err != nil || !strings.Contains(string(data), `"name":"m"`) || !strings.Contains(string(data), `["card: json: `) {
+			t.Errorf("%s %v; want the name, and a problem of the card", data, err)
 		}
 	}
 }

@@ -7,17 +7,23 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/models/lm"
-	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/services/internal/present"
 	textengine "github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
+// languageInfo prints the description of a language model.
 func languageInfo(c *cobra.Command, dir string, family lm.Family, asJSON bool) error {
 	info, err := family.Inspect(dir)
 	if err != nil {
 		return usage(err)
 	}
-	return showInfo(c, asJSON, info.Problems, languageJSON(info), func() { printLanguage(c.OutOrStdout(), dir, info) })
+	info.Parts, info.EOS, info.Problems = list(info.Parts), list(info.EOS), list(info.Problems)
+	info.Reward, info.Notes = list(info.Reward), list(info.Notes)
+	fields := struct {
+		*lm.Info
+		Loads bool `json:"loads"`
+	}{info, len(info.Problems) == 0}
+	return showInfo(c, asJSON, info.Problems, fields, func() { printLanguage(c.OutOrStdout(), dir, info) })
 }
 
 // printLanguage prints the description of a language model.
@@ -47,20 +53,5 @@ func printLanguage(out io.Writer, dir string, info *lm.Info) {
 	printReward(out, info.Reward)
 	for _, note := range info.Notes {
 		line("note: %s", note)
-	}
-}
-
-// languageJSON returns the description of a language model for --json.
-func languageJSON(info *lm.Info) map[string]any {
-	p := textengine.PolicyOf(info.Card).Text
-	return map[string]any{
-		"name": info.Name, "family": info.Family,
-		"parts": append([]model.PartInfo{}, info.Parts...), "vocabulary": info.Vocabulary,
-		"tokens": info.Tokens, "max_tokens": info.MaxPositions,
-		"template": info.Template, "eos_token_ids": append([]int32{},
-			info.EOS...), "max_new_tokens": p.MaxNewTokens, "temperature": p.Temperature, "top_k": p.TopK,
-		"top_p": p.TopP, "min_p": p.MinP,
-		"cache_token_bytes": info.CacheTokenBytes, "cache_bytes": info.CacheBytes, "cache_tokens": info.CacheTokens,
-		"reward": append([]string{}, info.Reward...), "notes": append([]string{}, info.Notes...),
 	}
 }

@@ -20,6 +20,7 @@ type promptFlags struct {
 	datasetFlags
 	rewardFlags
 	advantageFlags
+	conditionFlags
 	// of Prompt, Rollout, Start, Stop, Tree, Prune, GroupPolicy and BatchSpec
 	top, rollout, start, stop, tree, prune, policy, place *fields.Set
 	batch                                                 string
@@ -93,12 +94,10 @@ func (p *promptFlags) addFlags(f *pflag.FlagSet) {
 	addSection(f, samplingSection, func(f *pflag.FlagSet) {
 		p.top.Register(f, "group_size", "seed", "num_inference_steps")
 		p.top.Register(f)
-		p.rollout.Register(f)
-		p.start.Register(f)
-		p.data.Register(f)
-		p.stop.Register(f)
-		p.tree.Register(f)
-		p.prune.Register(f)
+		for _, s := range []*fields.Set{p.rollout, p.start, p.data, p.stop, p.tree, p.prune} {
+			s.Register(f)
+		}
+		p.conditionFlags.addFlags(f)
 	})
 	addSection(f, textSection, func(f *pflag.FlagSet) {
 		f.StringVar(&p.messages, "messages", "",
@@ -248,6 +247,7 @@ func (p *promptFlags) fieldsOfFlags() (map[string]any, error) {
 		}
 		startOf(d)["data"] = noImages
 	}
+	errs = append(errs, p.conditionFlags.setFields(d, p.names.set))
 	specs, err := p.rewardSpecs()
 	errs = append(errs, err)
 	if specs != nil {

@@ -178,8 +178,8 @@ func (p *estimated) askIntake(ctx context.Context, conn *connection, run schemas
 		if err != nil {
 			return err
 		}
-		if len(data) > conn.MaxInline() {
-			continue // what it starts with goes to the object store first
+		if list, _ := q.body["conditions"].([]any); len(data) > conn.MaxInline() || len(list) > 0 {
+			continue // what it is made from goes to the object store first
 		}
 		r, _ := client.New(conn.Bus).TryEncoded(ctx, run, data)
 		if r == nil {

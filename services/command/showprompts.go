@@ -186,6 +186,12 @@ func asLine(r *dataset.Record) map[string]any {
 
 // checkRecord refuses a record that intake would refuse whatever the model is.
 func checkRecord(r *dataset.Record) error {
+	if _, ok := r.Fields["conditions"].(map[string]any); ok {
+		c := *r
+		c.Fields = maps.Clone(r.Fields)
+		delete(c.Fields, "conditions") // the files are not read
+		r = &c
+	}
 	_, err := checkPrompt((&promptFlags{}).promptOf(r, map[string]any{"v": int64(schemas.Version)}).body, fieldFlags{})
 	return err
 }
@@ -278,8 +284,8 @@ func (p *promptsRead) print(out io.Writer) {
 		text := fmt.Sprintf("%s takes %s tokens; the longest prompt has %s", t.Model, present.Thousands(t.Most),
 			present.Thousands(t.Longest))
 		if t.TooLong > 0 {
-			text += fmt.Sprintf("; too long: %s, the first at line %s; shorten them, or leave them out with "+
-				"--max-prompt-chars", present.Count(t.TooLong, "prompt"), strings.Trim(fmt.Sprint(t.Lines), "[]"))
+			text += fmt.Sprintf("; too long: %s, the first at line %s; shorten them, or leave them out",
+				present.Count(t.TooLong, "prompt"), strings.Trim(fmt.Sprint(t.Lines), "[]"))
 		}
 		present.Linef(out, "%s", text)
 	}

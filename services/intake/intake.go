@@ -241,6 +241,9 @@ func (s *service) resolve(
 	if err := s.storeStart(ctx, p, put); err != nil {
 		return nil, err
 	}
+	if err := s.storeConditions(ctx, p, policy, put); err != nil {
+		return nil, err
+	}
 	requests, err := Resolve(run, p, policy,
 		Origin{Seq: m.Seq, Created: m.Time, Reward: s.cfg.Reward, ExternalWait: s.cfg.ExternalWait})
 	if err == nil {

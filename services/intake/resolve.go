@@ -122,9 +122,8 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 	}
 	schemas.Fill(s, &p.Rollout, p, policy)
 	schemas.Fill(&x.outputs, &p.Rollout, p)
-	if len(s.Conditions) > 0 {
-		return nil, fmt.Errorf("conditions: %s; must be absent, the network of model %q takes none",
-			s.Conditions[0].Name, policy.Model)
+	if err := resolvePipeline(x, p, policy); err != nil {
+		return nil, err
 	}
 	if err := resolveTexts(s, policy); err != nil {
 		return nil, err

@@ -150,8 +150,10 @@ func (s *service) weightOptions() weights.Options {
 	cfg := s.cfg
 	o := weights.Options{
 		Source: weights.Source{Bus: s.bus, Dir: cfg.WeightsDir}, Lane: cfg.Lane,
-		Engine: engine.Options{Workers: cfg.Workers, SharePrefixes: cfg.SharePrefixes}, Instance: s.instance(),
-		Own: cfg.Own, EngineMix: cfg.EngineMix,
+		Engine: engine.Options{
+			Workers: cfg.Workers, Blobs: s.bus.GetBlob, SharePrefixes: cfg.SharePrefixes,
+		},
+		Instance: s.instance(), Own: cfg.Own, EngineMix: cfg.EngineMix,
 		Metrics: s.metrics.Weights,
 		Changed: s.controls.presenceChanged, Drained: s.reclaimMemory,
 		IsLost: func(device int) bool { return s.workers[device].lost.Load() },

@@ -243,7 +243,7 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 		s.fault(-1, "%v", err)
 		return nil
 	}
-	if s.conds, err = images.Encode(ctx, s.image, &t.Sampling); err != nil {
+	if s.conds, err = images.Encode(ctx, s.image, &t.Sampling, s.bus.GetBlob); err != nil {
 		if end := s.endsRun(ctx, with, err); end != nil {
 			return end
 		}

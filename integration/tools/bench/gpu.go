@@ -420,7 +420,8 @@ func evaluation(
 		n := tokens * card.LatentChannels
 		rows[i] = images.GuidedRow{
 			Row: model.Row{
-				X: numbers(n), Sigma: 0.5, Conditioning: conds[0], Guidance: card.Guidance, Dst: make([]float32, n),
+				X: numbers(n), Sigma: 0.5, Conditioning: conds[0], Guidance: float32(card.Guidance),
+				Dst: make([]float32, n),
 			},
 			Negative: conds[1], Scale: 4,
 		}

@@ -130,7 +130,7 @@ func (p *painter) denoise(ctx context.Context, n int, cond, negative *model.Cond
 			return nil, err
 		}
 		rows[i] = images.GuidedRow{
-			Row:      model.Row{Conditioning: cond, Guidance: card.Guidance, Dst: make([]float32, size)},
+			Row:      model.Row{Conditioning: cond, Guidance: float32(card.Guidance), Dst: make([]float32, size)},
 			Negative: negative, Scale: p.scale,
 		}
 	}

@@ -46,7 +46,7 @@ func productsOf(ctx context.Context, dir string, batch int, prompt, negative str
 	rows, n := make([]model.Row, 2*batch), tokens*card.LatentChannels
 	for i := range rows {
 		rows[i] = model.Row{
-			X: make([]float32, n), Sigma: 0.5, Conditioning: conds[i%2], Guidance: card.Guidance,
+			X: make([]float32, n), Sigma: 0.5, Conditioning: conds[i%2], Guidance: float32(card.Guidance),
 			Dst: make([]float32, n),
 		}
 	}

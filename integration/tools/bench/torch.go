@@ -276,7 +276,8 @@ func velocityCall(ctx context.Context, m model.Model, prompt string, size model.
 	list, n := make([]model.Row, rows), tokens*card.LatentChannels
 	for i := range list {
 		list[i] = model.Row{
-			X: make([]float32, n), Dst: make([]float32, n), Sigma: 0.5, Conditioning: conds[0], Guidance: card.Guidance,
+			X: make([]float32, n), Dst: make([]float32, n), Sigma: 0.5, Conditioning: conds[0],
+			Guidance: float32(card.Guidance),
 		}
 		for k := range list[i].X {
 			list[i].X[k] = float32((k+i)%17-8) / 8

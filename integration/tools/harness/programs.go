@@ -21,6 +21,9 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// Race says whether the race detector is built in, into the programs too.
+const Race = bustest.Race
+
 const serverModule = "github.com/nats-io/nats-server/v2"
 
 // built has the programs, as a user would build them. They stay: what has not changed since is not

@@ -23,6 +23,9 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// storage is what the streams of a plane may take, whatever is free on the disk of this machine: all of their limits.
+const storage = 256 << 30
+
 // Plane is a server on a store of its own, and a bus that is connected to it.
 type Plane struct {
 	*bus.Bus
@@ -45,7 +48,7 @@ func New(t testing.TB, change ...func(*natsd.Options)) *Plane {
 // Bare starts a server without streams, and a bus to it, for the test; change sets options of the server. See [New].
 func Bare(t testing.TB, change ...func(*natsd.Options)) *Plane {
 	t.Helper()
-	p := &Plane{Options: natsd.Options{StoreDir: t.TempDir(), Log: zerolog.Nop()}}
+	p := &Plane{Options: natsd.Options{StoreDir: t.TempDir(), MaxFileStore: storage, Log: zerolog.Nop()}}
 	for _, f := range change {
 		f(&p.Options)
 	}

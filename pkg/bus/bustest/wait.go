@@ -236,3 +236,12 @@ func Redelivers(t testing.TB, b *bus.Bus, d time.Duration) {
 		t.Fatal(err)
 	}
 }
+
+// Sequential skips a test under the race detector, which finds nothing where goroutines share nothing. why says what
+// the test does instead, or which other tests run the same code side by side.
+func Sequential(t testing.TB, why string) {
+	t.Helper()
+	if Race {
+		t.Skip("it runs without the race detector: ", why)
+	}
+}

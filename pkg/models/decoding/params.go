@@ -17,18 +17,18 @@ import (
 // Params say how a token is drawn. The zero value is greedy: it chooses the likeliest token.
 type Params struct {
 	// Temperature divides the logits; 0 chooses the likeliest token.
-	Temperature float64
+	Temperature float64 `json:"temperature"`
 	// TopK keeps the k likeliest tokens; 0 keeps all.
-	TopK int
+	TopK int `json:"top_k"`
 	// TopP keeps the smallest set of likeliest tokens with at least this probability together;
 	// 1 and 0 keep all.
-	TopP float64
+	TopP float64 `json:"top_p"`
 	// MinP keeps the tokens with at least this share of the probability of the likeliest one.
-	MinP float64
+	MinP float64 `json:"min_p"`
 	// MinPFirst uses the order of vLLM: MinP before TopK and TopP, so that TopP is a share of the tokens that both
 	// keep, and all tokens with the logit of the last of the k are kept. Otherwise the order is TopK, TopP, MinP,
 	// and of equal logits the lower id comes first, as noise.md specifies.
-	MinPFirst bool
+	MinPFirst bool `json:"-"`
 }
 
 // MaxTemperature bounds temperatures: beyond it all tokens are as likely, to a rounding.

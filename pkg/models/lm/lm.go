@@ -21,29 +21,30 @@ import (
 // Card is what the rest of the pipeline must know about a model.
 type Card struct {
 	// Name is the name of the model in events, Family its architecture.
-	Name, Family string
+	Name   string `json:"name"`
+	Family string `json:"family"`
 	// WeightsDigest is the SHA-256 of the folder's files in hex. Equal digests give equal logits with
 	// the same build.
-	WeightsDigest string
+	WeightsDigest string `json:"-"`
 	// Backend names what computes, e.g. cpu/avx512.
-	Backend string
+	Backend string `json:"-"`
 	// Vocabulary is V, the number of logits of a token. A tokenizer may have fewer ids.
-	Vocabulary int
+	Vocabulary int `json:"vocabulary"`
 	// MaxPositions bounds a sequence, prompts and answers together, in tokens.
-	MaxPositions int
+	MaxPositions int `json:"max_tokens"`
 	// EOS are the ids that end an answer.
-	EOS []int32
-	// Decoding says how tokens are drawn, MaxNewTokens how many at most, if a prompt does not.
-	Decoding     decoding.Params
-	MaxNewTokens int
+	EOS []int32 `json:"eos_token_ids"`
+	// Params say how tokens are drawn, MaxNewTokens how many at most, if a prompt does not.
+	decoding.Params
+	MaxNewTokens int `json:"max_new_tokens"`
 	// Dated says that the chat template asks for the day.
-	Dated bool
+	Dated bool `json:"dated"`
 	// Reward names the reward functions of prompts that name none; empty: no preference.
-	Reward []string
+	Reward []string `json:"reward"`
 	// Notes lists settings of the folder that are ignored, for people.
-	Notes []string
+	Notes []string `json:"notes"`
 	// CacheTokens is the most tokens in the cache, over all sequences.
-	CacheTokens int
+	CacheTokens int `json:"cache_tokens"`
 }
 
 // Message is a turn of a conversation. Roles are system, user and assistant.

@@ -96,24 +96,35 @@ func ReadSize(file []byte) (Size, error) {
 		return Size{}, err
 	}
 	size := ImageSize(c.Height, c.Width)
-	errDone := errors.New("done")
-	err = eachChunk(file, func(kind string, data []byte) error {
-		switch {
-		case kind == "acTL" && len(data) == 8:
+	err = eachBefore(file, func(kind string, data []byte) error {
+		if kind == "acTL" && len(data) == 8 {
 			n := binary.BigEndian.Uint32(data)
 			if n < 1 || n > math.MaxInt32 {
 				return fmt.Errorf("acTL: %d frames; must be 1 to %d", n, math.MaxInt32)
 			}
 			size.Frames = int(n)
-		case kind == "IDAT":
-			return errDone
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, errDone) {
+	if err != nil {
 		return Size{}, err
 	}
 	return size, nil
+}
+
+// eachBefore is eachChunk up to the first pixels.
+func eachBefore(file []byte, visit func(kind string, data []byte) error) error {
+	errDone := errors.New("done")
+	err := eachChunk(file, func(kind string, data []byte) error {
+		if kind == "IDAT" {
+			return errDone
+		}
+		return visit(kind, data)
+	})
+	if errors.Is(err, errDone) {
+		return nil
+	}
+	return err
 }
 
 // decodeFrames reads an animated PNG of that size, frame by frame: each is made a PNG of its own, which image/png

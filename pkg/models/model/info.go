@@ -6,21 +6,21 @@ type Info struct {
 	// backend. Fields whose configuration cannot be read are zero.
 	Card
 	// Parts are the networks that could be read.
-	Parts []PartInfo
+	Parts []PartInfo `json:"parts"`
 	// CountTokens counts the tokens of a prompt as MaxPromptTokens does; nil where it cannot without the weights.
-	CountTokens func(prompt string) (int, error)
+	CountTokens func(prompt string) (int, error) `json:"-"`
 	// Vocabulary is the number of token ids of the tokenizer, 0 where it cannot be read.
-	Vocabulary int
+	Vocabulary int `json:"vocabulary"`
 	// Problems lists why the model would not open: files, tensors and fields that are
 	// missing, mis-shaped, unexpected or not supported. Without problems it opens.
-	Problems []string
+	Problems []string `json:"problems"`
 	// Pass returns the most memory in bytes that a device needs besides the weights for a call
 	// of Velocity with so many rows (two per image with guidance) or of Decode for one image.
 	// factorBytes is 4 or 2, the size of a factor of matrix products on the device. nil if the
 	// configurations cannot be read.
-	Pass func(size Size, rows, factorBytes int) int
+	Pass func(size Size, rows, factorBytes int) int `json:"-"`
 	// LoRA returns the memory in bytes that a LoRA of that rank on all projections takes on a GPU; nil as Pass is.
-	LoRA func(rank, factorBytes int) int
+	LoRA func(rank, factorBytes int) int `json:"-"`
 }
 
 // PartInfo describes the checkpoint of one network.

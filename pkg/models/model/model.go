@@ -17,6 +17,7 @@ package model
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -33,78 +34,79 @@ type (
 	Media = media.Media
 )
 
-// Card is what the rest of the pipeline must know about a model.
+// Card is what the rest of the pipeline must know about a model. The names of msgpack are those of the protocol of
+// workers, which say what has one.
 type Card struct {
 	// Name is the name of the model in events, Family its architecture.
-	Name   string `json:"name"`
-	Family string `json:"family"`
+	Name   string `json:"name" msgpack:"-"`
+	Family string `json:"family" msgpack:"family"`
 	// WeightsDigest is the SHA-256 of the weights in hex. Equal digests give equal velocities
 	// with the same build.
-	WeightsDigest string `json:"-"`
+	WeightsDigest string `json:"-" msgpack:"-"`
 	// SchedulerConfig is the model's scheduler_config.json, as diffusers writes it.
-	SchedulerConfig []byte `json:"-"`
+	SchedulerConfig json.RawMessage `json:"scheduler_config" msgpack:"-"`
 	// Grid names the sigmas before the scheduler shifts them: GridLinspace (also empty), GridTorch, GridScheduler or
 	// GridUniFlow.
-	Grid string `json:"grid"`
+	Grid string `json:"grid" msgpack:"grid"`
 	// Mu says how the shift of a scheduler with use_dynamic_shifting is found: MuLinear (also empty), MuNone, MuFlux2,
 	// or MuConstant with ConstantMu.
-	Mu         string  `json:"mu"`
-	ConstantMu float64 `json:"mu_constant"`
+	Mu         string  `json:"mu" msgpack:"mu"`
+	ConstantMu float64 `json:"mu_constant" msgpack:"mu_constant"`
 	// LatentChannels is C, the number of channels of a packed token, such as 64.
-	LatentChannels int `json:"latent_channels"`
+	LatentChannels int `json:"latent_channels" msgpack:"-"`
 	// PixelsPerToken is the edge of the square that a token covers, such as 16.
-	PixelsPerToken int `json:"pixels_per_token"`
+	PixelsPerToken int `json:"pixels_per_token" msgpack:"-"`
 	// FramesPerToken is how many frames of a video a token covers, such as 4; the first token of a square covers one.
 	// MaxFrames bounds the frames; 0 or 1: the model makes images. FPS is how many are shown in a second.
-	FramesPerToken int     `json:"frames_per_token"`
-	MaxFrames      int     `json:"max_frames"`
-	FPS            float64 `json:"fps"`
+	FramesPerToken int     `json:"frames_per_token" msgpack:"-"`
+	MaxFrames      int     `json:"max_frames" msgpack:"max_frames"`
+	FPS            float64 `json:"fps" msgpack:"fps"`
 	// Size and NumInferenceSteps are defaults for prompts that name none.
-	Size
-	NumInferenceSteps int `json:"num_inference_steps"`
+	Size              `msgpack:"-"`
+	NumInferenceSteps int `json:"num_inference_steps" msgpack:"steps"`
 	// TrueCFGScale is the default guidance scale; guidance is active above 1.
-	TrueCFGScale float64 `json:"true_cfg_scale"`
+	TrueCFGScale float64 `json:"true_cfg_scale" msgpack:"true_cfg_scale"`
 	// BoundaryRatio is the sigma below which a second network of the model computes; 0: it has one network.
-	BoundaryRatio float64 `json:"boundary_ratio"`
+	BoundaryRatio float64 `json:"boundary_ratio" msgpack:"boundary_ratio"`
 	// Reward names the reward functions of prompts that name none; empty: no preference.
-	Reward []string `json:"reward"`
+	Reward []string `json:"reward" msgpack:"-"`
 	// Guidance is the default of Row.Guidance for a guidance-distilled network; 0: the network has no such input.
-	Guidance float32 `json:"guidance"`
+	Guidance float64 `json:"guidance" msgpack:"guidance"`
 	// IndependentRows says that the bits of a row of Velocity do not depend on the rows beside it.
-	IndependentRows bool `json:"independent_rows"`
+	IndependentRows bool `json:"independent_rows" msgpack:"-"`
 	// Tolerance is how far a sample that is computed again may differ from the stored one: |ratio-1| of a
 	// log-prob, relative distance of latents. 0: the same build, model and backend give the same bits.
-	Tolerance float64 `json:"tolerance"`
+	Tolerance float64 `json:"tolerance" msgpack:"-"`
 	// MaxPixels bounds height*width, of each frame.
-	MaxPixels int `json:"max_pixels"`
+	MaxPixels int `json:"max_pixels" msgpack:"max_pixels"`
 	// MaxPromptTokens bounds the tokens of a prompt, as the family counts them.
-	MaxPromptTokens int `json:"max_prompt_tokens"`
+	MaxPromptTokens int `json:"max_prompt_tokens" msgpack:"max_prompt_tokens"`
 	// Prompts is how many texts a prompt may have, for as many text encoders: 1 (also 0) to MaxTexts.
-	Prompts int `json:"prompts"`
+	Prompts int `json:"prompts" msgpack:"prompts"`
 	// NegativePrompt is the default negative prompt: guidance leads away from it.
-	NegativePrompt string `json:"negative_prompt"`
+	NegativePrompt string `json:"negative_prompt" msgpack:"negative_prompt"`
 	// CFGRule says how the velocities of a prompt and of its negative prompt are combined: CFGRescaled, CFGPlain,
 	// CFGPlainClamped, or CFGInside with a Pipeline.
-	CFGRule string `json:"cfg_rule"`
+	CFGRule string `json:"cfg_rule" msgpack:"cfg_rule"`
 	// Conditioning names the tensors of an encoded prompt, in order, as diffusers names
 	// them.
-	Conditioning []string `json:"conditioning"`
+	Conditioning []string `json:"conditioning" msgpack:"-"`
 	// Masks names the mask of each tensor of Conditioning, by the tensor's name; a tensor that it leaves out has none.
 	// Events get a mask of ones where a named one is no tensor itself. nil: the mask of X_embeds [L, D] is
 	// X_embeds_mask.
-	Masks map[string]string `json:"masks"`
+	Masks map[string]string `json:"masks" msgpack:"-"`
 	// ConditioningBytes bounds the size of these tensors for one prompt, at four bytes per element;
 	// ConditioningTokenBytes is the size for one token.
-	ConditioningBytes      int64 `json:"conditioning_bytes"`
-	ConditioningTokenBytes int64 `json:"conditioning_token_bytes"`
+	ConditioningBytes      int64 `json:"conditioning_bytes" msgpack:"conditioning_bytes"`
+	ConditioningTokenBytes int64 `json:"conditioning_token_bytes" msgpack:"conditioning_token_bytes"`
 	// Prediction is what Velocity returns: empty for the velocity of a flow model, else epsilon or
 	// v_prediction, as in diffusers' prediction_type. A model with one is variance-preserving,
 	// x = (x0 + sigma*eps)/sqrt(1+sigma^2), for sigma of any size from 0.
-	Prediction string `json:"prediction"`
+	Prediction string `json:"prediction" msgpack:"-"`
 	// Backend names what computes, e.g. cpu/avx512.
-	Backend string `json:"backend"`
+	Backend string `json:"backend" msgpack:"-"`
 	// Pipeline is what there is to say of a model that computes with a whole pipeline; nil: with its network alone.
-	Pipeline *Pipeline `json:"pipeline,omitempty"`
+	Pipeline *Pipeline `json:"pipeline,omitempty" msgpack:"pipeline"`
 }
 
 // Values of Card.CFGRule. CFGRescaled keeps the norm of the prompt's own velocity, token by

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -184,7 +185,8 @@ func (p *Pipeline) CheckConditions(given map[string]int) error {
 		n := given[c.Name]
 		switch {
 		case !isMedia(c.Type) && n > 0:
-			errs = append(errs, fmt.Errorf("conditions: %s: a file; must be a %s, given as an argument", c.Name, c.Type))
+			errs = append(errs, fmt.Errorf("conditions: %s: a file; must be a %s, given as an argument", c.Name,
+				c.Type))
 		case !isMedia(c.Type):
 		case n == 0 && c.Required:
 			errs = append(errs, fmt.Errorf("conditions: %s: absent; must be given, %s needs %s", c.Name, p.Class,
@@ -203,6 +205,7 @@ func (p *Pipeline) CheckConditions(given map[string]int) error {
 	return errors.Join(errs...)
 }
 
+// article returns a type of conditions with its article, for errors.
 func article(kind string) string {
 	switch kind {
 	case InputImage, InputAudio:
@@ -213,6 +216,7 @@ func article(kind string) string {
 	return "a " + kind
 }
 
+// namesOf returns the names of inputs as a list for errors; "none" of none.
 func namesOf(inputs []Input) string {
 	var names []string
 	for _, in := range inputs {
@@ -233,8 +237,10 @@ type Recipe struct {
 	Conditions []Condition
 	// Arguments are of the types of Pipeline.Values.
 	Arguments map[string]any
-	// Size is that of the samples, Guidance the value of the argument that the card's Guidance names.
+	// Size is that of the samples, Steps their number of inference steps; 0: the card's. Guidance is the value of the
+	// argument that the card's Guidance names.
 	Size     Size
+	Steps    int
 	Guidance float64
 }
 
@@ -245,6 +251,36 @@ type Condition struct {
 	Type string
 	media.Size
 	Data []byte
+}
+
+// Probe adds an input that stands for any: a grey image of the recipe's size, all of a mask, an empty text, or 0.
+func (r *Recipe) Probe(in Input) {
+	n := r.Size.Frames * r.Size.Height * r.Size.Width
+	switch in.Type {
+	case InputText:
+		r.Arguments[in.Name] = ""
+	case InputNumber:
+		r.Arguments[in.Name] = 0.0
+	case InputMask:
+		size := media.ImageSize(r.Size.Height, r.Size.Width)
+		data := bytes.Repeat([]byte{255}, size.Height*size.Width)
+		r.Conditions = append(r.Conditions, Condition{Name: in.Name, Type: InputMask, Size: size, Data: data})
+	case InputVideo:
+		c := Condition{Name: in.Name, Type: InputVideo, Size: r.Size, Data: bytes.Repeat([]byte{127}, 3*n)}
+		r.Conditions = append(r.Conditions, c)
+	default:
+		size := media.ImageSize(r.Size.Height, r.Size.Width)
+		data := bytes.Repeat([]byte{127}, 3*size.Height*size.Width)
+		r.Conditions = append(r.Conditions, Condition{Name: in.Name, Type: ItemType(in.Type), Size: size, Data: data})
+	}
+}
+
+// ItemType returns the type of one file of a condition.
+func ItemType(kind string) string {
+	if kind == InputImages {
+		return InputImage
+	}
+	return kind
 }
 
 // RecipeModel is a model whose card has a Pipeline.

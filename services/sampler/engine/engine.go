@@ -41,6 +41,8 @@ type Network interface {
 type Options struct {
 	// Workers is how many goroutines call Step at once.
 	Workers int
+	// Blobs loads the files that a request names; nil: such a request is refused.
+	Blobs func(ctx context.Context, ref schemas.Ref) ([]byte, error)
 	// SharePrefixes has samples of one prompt share the evaluation of the prompt. Bits do not depend on it.
 	SharePrefixes bool
 }

@@ -228,16 +228,16 @@ export interface Canary {
   norm: number;
 }
 
-/** Condition is something that a network is given besides texts, such as an image to edit. */
+/** Condition is a file that a network is given besides texts, such as an image to edit: inline or as a blob in a prompt, as a blob in what intake makes of it. */
 export interface Condition {
-  /** name is the input of the network. */
+  /** name is the input of the network. Several files of one name are in the order in which the network takes them. */
   name: string;
-  /** type is image, video, sound or tensor. */
-  type: "image" | "video" | "sound" | "tensor";
-  /** digest is that of what is given, however it is encoded; ref leads to its bytes. */
-  digest: string;
-  /** digest is that of what is given, however it is encoded; ref leads to its bytes. */
-  ref: Ref;
+  /** type is image, mask, video or audio; intake knows it by the name. */
+  type?: "image" | "mask" | "video" | "audio" | "" | null;
+  /** data is the bytes of the file, where they are carried in the event. */
+  data?: Uint8Array | null;
+  /** the bytes' place in the object store */
+  ref?: Ref | null;
 }
 
 /** Control asks that a run, or a part of it, stops, waits or goes on. Operators of the pipeline publish it. Intake puts the controls that it accepts into the key-value bucket mdr-control under ControlKey, where every service sees them; from then on they are in force. */
@@ -340,8 +340,8 @@ export interface Dead {
 export interface Denoised {
   /** truncated_tokens is how many tokens of the prompt in its template were cut off because of truncate_prompt; absent: none. */
   truncated_tokens?: Integer | null;
-  /** cfg_rule (rescaled, plain or plain_clamped) says how v was combined with TrueCFGScale. */
-  cfg_rule: "rescaled" | "plain" | "plain_clamped" | "";
+  /** cfg_rule (rescaled, plain, plain_clamped or inside) says how v was combined with TrueCFGScale. */
+  cfg_rule: "rescaled" | "plain" | "plain_clamped" | "inside" | "";
   /** cfg_scales [T] are the scales of classifier-free guidance of the steps, as the settings say; 1: without. */
   cfg_scales?: number[] | null;
   /** timesteps [T+1] are those of Sampling: the whole schedule, whatever part of it ran. */
@@ -552,8 +552,10 @@ export interface ImageSettings {
   cfg_until?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
   guidance_rescale?: number | null;
-  /** conditions are what the network is given besides texts, sorted by name. No lane takes any yet. */
+  /** conditions are the files that the network is given besides texts, by the names of its card. */
   conditions?: Condition[] | null;
+  /** arguments are what else the network's pipeline is called with, by the names of its card. Default: the pipeline's defaults. */
+  arguments?: Record<string, string> | null;
   /** guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the scale of classifier-free guidance, which is true_cfg_scale. Default: the model's. */
   guidance?: number | null;
   /** sigmas are T pre-shift sigmas, strictly decreasing in (0, 1]. Default: the model's schedule. */
@@ -860,6 +862,8 @@ export interface Policy {
   engine_mix?: boolean | null;
   /** scheduler_config is the model's scheduler_config.json, as in the diffusers layout. */
   scheduler_config: Uint8Array | null;
+  /** pipeline says what a pipeline takes that computes as a whole, with guidance inside, as JSON: its class, its conditions and arguments by name and type. Empty: the model takes texts alone. */
+  pipeline?: Uint8Array | null;
   /** grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), linspace_torch (the same as torch computes them in float32), scheduler (those that FlowMatchEulerDiscreteScheduler chooses where the pipeline gives it none), uni_flow (those of UniPCMultistepScheduler with use_flow_sigmas) or diffusion (of models that predict epsilon, v or the sample: b/(a+b) of the scheduler's own timesteps, where states are (a x0 + b eps) / (a+b)). Empty: linspace. */
   grid?: "linspace" | "linspace_torch" | "scheduler" | "uni_flow" | "diffusion" | "" | null;
   /** mu says how the shift of a scheduler with use_dynamic_shifting is found: linear in the number of latent tokens, none (such a scheduler is refused), flux2 (from tokens and steps) or constant (mu_constant). Empty: linear. */
@@ -1014,8 +1018,10 @@ export interface Prompt {
   cfg_until?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
   guidance_rescale?: number | null;
-  /** conditions are what the network is given besides texts, sorted by name. No lane takes any yet. */
+  /** conditions are the files that the network is given besides texts, by the names of its card. */
   conditions?: Condition[] | null;
+  /** arguments are what else the network's pipeline is called with, by the names of its card. Default: the pipeline's defaults. */
+  arguments?: Record<string, string> | null;
   /** guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the scale of classifier-free guidance, which is true_cfg_scale. Default: the model's. */
   guidance?: number | null;
   /** sigmas are T pre-shift sigmas, strictly decreasing in (0, 1]. Default: the model's schedule. */
@@ -1252,8 +1258,10 @@ export interface Request {
   network_timesteps?: number[] | null;
   /** initial_std is the standard deviation of the initial noise, there with network_timesteps only; else it is 1. */
   initial_std?: number | null;
-  /** conditions are what the network is given besides texts, sorted by name. */
+  /** conditions are the files that the network is given besides texts, sorted by name. */
   conditions?: Condition[] | null;
+  /** arguments are what else the network's pipeline is called with, by name; values as texts, numbers in the shortest form. What is not here is the pipeline's default. */
+  arguments?: Record<string, string> | null;
   /** text asks for text; absent: for an image. */
   text?: TextRequest | null;
   /** return_step_indices are the latents to keep, sorted, 0..T. */
@@ -1606,8 +1614,10 @@ export interface Sampling {
   network_timesteps?: number[] | null;
   /** initial_std is the standard deviation of the initial noise, there with network_timesteps only; else it is 1. */
   initial_std?: number | null;
-  /** conditions are what the network is given besides texts, sorted by name. */
+  /** conditions are the files that the network is given besides texts, sorted by name. */
   conditions?: Condition[] | null;
+  /** arguments are what else the network's pipeline is called with, by name; values as texts, numbers in the shortest form. What is not here is the pipeline's default. */
+  arguments?: Record<string, string> | null;
 }
 
 /** ScheduledSample is the scheduled sampling of one sample. Its steps are those of the schedule of all training timesteps: step N-1-t leads from timestep t to t-1. */
@@ -2194,14 +2204,16 @@ export interface Trajectory {
   network_timesteps?: number[] | null;
   /** initial_std is the standard deviation of the initial noise, there with network_timesteps only; else it is 1. */
   initial_std?: number | null;
-  /** conditions are what the network is given besides texts, sorted by name. */
+  /** conditions are the files that the network is given besides texts, sorted by name. */
   conditions?: Condition[] | null;
+  /** arguments are what else the network's pipeline is called with, by name; values as texts, numbers in the shortest form. What is not here is the pipeline's default. */
+  arguments?: Record<string, string> | null;
   /** text is what a sample of text came to, and how it was asked for; absent: the sample is an image. */
   text?: TextResult | null;
   /** truncated_tokens is how many tokens of the prompt in its template were cut off because of truncate_prompt; absent: none. */
   truncated_tokens?: Integer | null;
-  /** cfg_rule (rescaled, plain or plain_clamped) says how v was combined with true_cfg_scale. */
-  cfg_rule: "rescaled" | "plain" | "plain_clamped" | "";
+  /** cfg_rule (rescaled, plain, plain_clamped or inside) says how v was combined with true_cfg_scale. */
+  cfg_rule: "rescaled" | "plain" | "plain_clamped" | "inside" | "";
   /** cfg_scales [T] are the scales of classifier-free guidance of the steps, as the settings say; 1: without. */
   cfg_scales?: number[] | null;
   /** timesteps [T+1] are those of Sampling: the whole schedule, whatever part of it ran. */
@@ -2512,7 +2524,7 @@ export const structs: Record<string, Record<string, string>> = {
   BranchGroup: {"children":"[BranchChild]","mean":"number?","std":"number?","step_index":"int"},
   BranchPoint: {"step_index":"int","width":"int"},
   Canary: {"digest":"str","norm":"number"},
-  Condition: {"digest":"str","name":"str","ref":"Ref","type":"str"},
+  Condition: {"data":"bytes?","name":"str","ref":"Ref?","type":"str?"},
   Control: {"action":"str","at":"int","by":"str","reason":"str?","run":"str","sample_index":"int?","seq":"int?","step_index":"int?","stored":"int?","uid":"str?","v":"int"},
   ControlReceipt: {"accepted":"bool","code":"str?","error":"str?","requests":"int","run":"str","seq":"int","status":"RunStatus?","uid":"str?","unchanged":"str?","v":"int"},
   Data: {"images":"[DataImage]?","latents":"Tensor?"},
@@ -2528,7 +2540,7 @@ export const structs: Record<string, Record<string, string>> = {
   Header: {"name":"str","value":"str"},
   Identity: {"group_size":"int","lane":"str","run":"str","sample_index":"int","stage":"str","uid":"str"},
   Image: {"data":"bytes?","digest":"str","format":"str","height":"int","ref":"Ref?","width":"int"},
-  ImageSettings: {"cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","negative_prompt":"str?","num_inference_steps":"int?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
+  ImageSettings: {"arguments":"map?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","negative_prompt":"str?","num_inference_steps":"int?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
   IndexedTensor: {"index":"int","tensor":"Tensor"},
   InteractReply: {"content":"str?","error":"str?","metadata":"map?","retry":"bool?","score":"number?","terminate":"bool?","v":"int"},
   InteractRequest: {"answer":"int","attempt":"str","entropies":"[number]","event_count":"int","events":"str","finish_reason":"str","first_event":"int","ground_truth":"any?","ids":"[int]","log_probs":"[number]","log_sum_exps":"[number]","logits":"TokenLogits?","logits_form":"str?","logits_kind":"str","max_turns":"int","messages":"[Message]","metadata":"map?","name":"str","params":"map","processed_log_probs":"[number]","run":"str","sample_index":"int","stage":"str","uid":"str","v":"int","vocabulary":"int?"},
@@ -2545,12 +2557,12 @@ export const structs: Record<string, Record<string, string>> = {
   Outputs: {"checkpoint_step_indices":"[int]?","debug":"[str]","return_conditioning":"bool?","return_step_indices":"[int]"},
   Parts: {"count":"int","digest":"str","first":"int","size":"int"},
   Plan: {"lane":"str","max_step_offset":"int","metrics":"[Metric]","probability":"number","run":"str","samples":"[Roll]","seed":"int","settings":"RollSettings","strategy":"str","train_step":"int","uid":"str","v":"int"},
-  Policy: {"adapter":"PolicyAdapter?","announced":"int","base_digest":"str?","boundary_ratio":"number?","by":"str?","conditioning_bytes":"int?","conditioning_token_bytes":"int?","engine":"Engine?","engine_mix":"bool?","epoch":"int?","family":"str","fps":"number?","frames":"int?","frames_per_token":"int?","grid":"str?","guidance":"number?","height":"int","lane":"str","latent_channels":"int","max_frames":"int?","max_pixels":"int","model":"str","modules":"Ref?","mu":"str?","mu_constant":"number?","negative_prompt":"str?","note":"str?","num_inference_steps":"int","parent":"int?","pixels_per_token":"int","policy_version":"int","prompts":"int?","reward":"[str]?","rollback":"int?","rule":"str?","scheduler_config":"bytes","tenant":"str","tensors":"Ref?","text":"TextPolicy?","true_cfg_scale":"number","v":"int","weights":"[WeightsFile]?","weights_digest":"str","width":"int"},
+  Policy: {"adapter":"PolicyAdapter?","announced":"int","base_digest":"str?","boundary_ratio":"number?","by":"str?","conditioning_bytes":"int?","conditioning_token_bytes":"int?","engine":"Engine?","engine_mix":"bool?","epoch":"int?","family":"str","fps":"number?","frames":"int?","frames_per_token":"int?","grid":"str?","guidance":"number?","height":"int","lane":"str","latent_channels":"int","max_frames":"int?","max_pixels":"int","model":"str","modules":"Ref?","mu":"str?","mu_constant":"number?","negative_prompt":"str?","note":"str?","num_inference_steps":"int","parent":"int?","pipeline":"bytes?","pixels_per_token":"int","policy_version":"int","prompts":"int?","reward":"[str]?","rollback":"int?","rule":"str?","scheduler_config":"bytes","tenant":"str","tensors":"Ref?","text":"TextPolicy?","true_cfg_scale":"number","v":"int","weights":"[WeightsFile]?","weights_digest":"str","width":"int"},
   PolicyAdapter: {"config":"bytes","file":"Ref","scale":"number"},
   Prediction: {"digest":"str","tensor":"Tensor?"},
   Presence: {"at":"int","backend":"str?","controls":"int?","draining":"bool?","evaluation":"Evaluation?","instance":"str","lane":"str?","loading":"int?","making":"[Making]?","missing":"[MissingReward]?","policy_version":"int?","reward":"[str]?","room":"Room?","service":"str","v":"int","waiting":"str?","weights_digest":"str?"},
   ProbabilityRamp: {"prob_end":"number?","prob_start":"number?","ramp_steps":"int?","shape":"str?","start_step":"int?"},
-  Prompt: {"advantage":"AdvantageSpec","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","deadline":"int?","frames":"int?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
+  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","deadline":"int?","frames":"int?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
   Provenance: {"attempt":"str","backend":"str","drawn":"Drawn?","policy_version_max":"int","policy_version_min":"int","sampler":"str","timings":"SampleTimings","weights_digest":"str"},
   Prune: {"log_prob_above":"number?","log_prob_below":"number?","step_index":"int"},
   Receipt: {"accepted":"bool","code":"str?","error":"str?","num_inference_steps":"int","run":"str","samples":"int","sde_step_indices":"[int]","start_step_index":"int?","stop_step_index":"int?","total_steps":"int?","uid":"str","v":"int","waiting":"str?","warnings":"[str]?"},
@@ -2558,7 +2570,7 @@ export const structs: Record<string, Record<string, string>> = {
   Refill: {"root":"str","round":"int"},
   ReflexFlow: {"alpha":"number?","beta1":"number?","beta2":"number?","keep":"str?","mode":"str?"},
   ReflexTerms: {"adr_loss":"number","exposure_l1":"number","fc_loss":"number","weight_max":"number","weight_min":"number"},
-  Request: {"base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
+  Request: {"arguments":"map?","base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
   Reward: {"error":"str?","group":"Group","group_size":"int","policy_version_max":"int","policy_version_min":"int","reward":"number?","run":"str","sample_finished":"int?","sample_index":"int","sample_started":"int?","schedule_digest":"str","scored":"int","scores":"[Score]","status":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int","uid":"str","v":"int"},
   RewardSpec: {"ground_truth":"any??","name":"str","params":"map?","required":"bool?","weight":"number?"},
   Roll: {"base":"int","offset":"int","reason":"str?","source":"int","timestep":"number"},
@@ -2571,7 +2583,7 @@ export const structs: Record<string, Record<string, string>> = {
   RunStatus: {"by":"str?","cancelled":"int","closed":"int","failed":"int?","groups":"int","lost":"int?","open_batches":"int","outcomes":"[OutcomeCount]?","parked":"int","reason":"str?","refused":"int?","rewards":"int","since":"int?","state":"str","trajectories":"int","waiting":"int","waits_for":"str?"},
   SDEWindow: {"iteration":"int?","iters_per_group":"int?","range":"[int]","seed":"int?","size":"int","strategy":"str?"},
   SampleTimings: {"decode_ns":"int","denoise_ns":"int","encode_ns":"int","finished":"int","received":"int","started":"int"},
-  Sampling: {"boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","latents_dtype":"str","log_prob_kind":"str","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","sample_seed":"int","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int"},
+  Sampling: {"arguments":"map?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","latents_dtype":"str","log_prob_kind":"str","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","sample_seed":"int","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int"},
   ScheduledSample: {"plan_digest":"str","roll":"Roll","settings":"RollSettings"},
   ScheduledSampling: {"base_timesteps":"[number]","compat":"str?","decode":"bool?","max_step_offset":"int?","order":"int?","probability":"number?","ramp":"ProbabilityRamp?","reflexflow":"ReflexFlow?","sampler":"str?","seed":"int?","strategy":"str?","timesteps":"int?","train_step":"int?"},
   Score: {"detail":"str?","duration_ns":"int","error":"str?","exact":"bool?","name":"str","status":"str","value":"number?","version":"str","weight":"number"},
@@ -2595,7 +2607,7 @@ export const structs: Record<string, Record<string, string>> = {
   TextResult: {"conversation":"str?","entropies":"Tensor?","ids":"Tensor?","log_probs":"Tensor?","mask":"Tensor?","processed_log_probs":"Tensor?","settings":"TextRequest","top_log_probs":"Tensor?","turns":"[Turn]?"},
   TokenLogits: {"form":"str","ids":"Tensor?","masked":"int","values":"Tensor"},
   Tokens: {"attempt":"str","backend":"str","device_ns":"int","engine":"str?","entropies":"[number]","finish_reason":"str?","generated":"bool","ids":"[int]","log_probs":"[number]","log_sum_exps":"[number]","logits":"TokenLogits?","logits_kind":"str","min_p":"number","n":"int","policy_version":"int","position":"int","processed_log_probs":"[number]","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","seal":"str?","stage":"str","temperature":"number","top_k":"int","top_log_probs":"[number]","top_p":"number","turn":"int","turn_position":"int","uid":"str","v":"int","vocabulary":"int","weights_digest":"str"},
-  Trajectory: {"attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","image":"Image?","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","video":"Video?","weights_digest":"str","width":"int"},
+  Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","image":"Image?","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","video":"Video?","weights_digest":"str","width":"int"},
   Tree: {"branches":"[BranchPoint]","leaf":"int?"},
   Turn: {"begin":"int","end":"int","finish_reason":"str?","generated":"bool","matched":"str?","metadata":"map?","reply":"str?","score":"number?","text":"str?"},
   Update: {"at":"int","batch_digest":"str?","batches":"[str]","by":"str?","clip_share":"number?","evaluation":"[Metric]?","grad_norm":"number?","kl":"number?","lane":"str","loss":"number?","lr":"number?","policy_version":"int","ratio":"number?","run":"str","staleness":"int?","step":"int","tenant":"str","v":"int","weights_digest":"str"},

@@ -127,7 +127,7 @@ func (g *generationConfig) params() decoding.Params {
 		p.TopK = *g.TopK
 	}
 	if !g.Sample {
-		return decoding.Params{}
+		return decoding.Params{TopP: 1}
 	}
 	return p
 }
@@ -212,7 +212,7 @@ func (c *configs) card(dir string, positions, cacheTokens int) lm.Card {
 	}
 	return lm.Card{
 		Name: model.NameOf(dir), Family: familyName, Vocabulary: c.decoder.Vocabulary,
-		MaxPositions: positions, EOS: c.generation.EOS, Decoding: c.generation.params(), MaxNewTokens: newTokens,
+		MaxPositions: positions, EOS: c.generation.EOS, Params: c.generation.params(), MaxNewTokens: newTokens,
 		Reward: c.reward, Notes: c.notes, CacheTokens: cacheTokens,
 	}
 }

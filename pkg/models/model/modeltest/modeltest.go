@@ -6,9 +6,9 @@ import (
 	"context"
 	"errors"
 	"image"
-	"maps"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -104,15 +104,7 @@ func (s Suite) card(t *testing.T, c model.Card) {
 	}
 	i := info.Card
 	i.WeightsDigest, i.Backend = c.WeightsDigest, c.Backend
-	if !slices.Equal(i.Conditioning, c.Conditioning) || !slices.Equal(i.Reward, c.Reward) ||
-		!slices.Equal(i.SchedulerConfig, c.SchedulerConfig) ||
-		i.Name != c.Name || i.Size != c.Size || i.PixelsPerToken != c.PixelsPerToken ||
-		i.LatentChannels != c.LatentChannels ||
-		i.ConditioningBytes != c.ConditioningBytes || i.NegativePrompt != c.NegativePrompt ||
-		i.IndependentRows != c.IndependentRows || i.Tolerance != c.Tolerance || i.Guidance != c.Guidance ||
-		i.Grid != c.Grid || i.Mu != c.Mu || i.Prompts != c.Prompts || (i.Masks == nil) != (c.Masks == nil) ||
-		!maps.Equal(i.Masks, c.Masks) || i.ConstantMu != c.ConstantMu ||
-		i.CFGRule != c.CFGRule || i.TrueCFGScale != c.TrueCFGScale || i.BoundaryRatio != c.BoundaryRatio || i.MaxPixels != c.MaxPixels {
+	if !reflect.DeepEqual(i, c) {
 		t.Errorf("the card before it is opened is\n%+v, after\n%+v", i, c)
 	}
 }
@@ -201,7 +193,7 @@ func (s Suite) batch(t *testing.T, m model.Model) *batch {
 		}
 		b.rows = append(b.rows, model.Row{
 			X: x, Sigma: sigma, Conditioning: conds[i%len(conds)],
-			Guidance: card.Guidance,
+			Guidance: float32(card.Guidance),
 		})
 	}
 	return b

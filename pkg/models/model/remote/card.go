@@ -40,7 +40,7 @@ func classOf(dir string) (string, error) {
 // cardOf makes a card, without digest and backend; defaults in the folder's meander.json come first.
 func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Card, err error) {
 	d := nn.Defaults{
-		Frames: c.Size.Frames, Height: c.Size.Height, Width: c.Size.Width, NumInferenceSteps: c.Steps,
+		Frames: c.Size.Frames, Height: c.Size.Height, Width: c.Size.Width, NumInferenceSteps: c.NumInferenceSteps,
 		TrueCFGScale: c.TrueCFGScale,
 	}
 	if err := d.Read(folder); err != nil {
@@ -65,18 +65,13 @@ func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Car
 	if err := f.Of("card of the worker"); err != nil {
 		return card, err
 	}
-	card = model.Card{
-		Name: model.NameOf(dir), Family: c.Family, SchedulerConfig: scheduler, Grid: c.Grid, Mu: c.Mu,
-		ConstantMu:     c.ConstantMu,
-		LatentChannels: c.Latent.Channels * p[1] * p[2], PixelsPerToken: c.Latent.Scale * p[1],
-		FramesPerToken: c.Latent.Temporal, MaxFrames: max(c.MaxFrames, d.Frames), FPS: c.FPS,
-		Size: media.Size{Frames: d.Frames, Height: d.Height, Width: d.Width}, NumInferenceSteps: d.NumInferenceSteps,
-		TrueCFGScale: d.TrueCFGScale, BoundaryRatio: c.BoundaryRatio,
-		Reward: d.Reward, Guidance: float32(c.Guidance), MaxPixels: max(c.MaxPixels, d.Height*d.Width),
-		MaxPromptTokens: c.MaxPromptTokens, NegativePrompt: c.NegativePrompt, CFGRule: c.CFGRule,
-		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes, Prompts: c.Prompts,
-		Masks: map[string]string{}, Pipeline: c.Pipeline,
-	}
+	card = c.Card
+	card.Name, card.SchedulerConfig, card.Reward = model.NameOf(dir), scheduler, d.Reward
+	card.LatentChannels, card.PixelsPerToken = c.Latent.Channels*p[1]*p[2], c.Latent.Scale*p[1]
+	card.FramesPerToken, card.MaxFrames = c.Latent.Temporal, max(c.MaxFrames, d.Frames)
+	card.Size = media.Size{Frames: d.Frames, Height: d.Height, Width: d.Width}
+	card.NumInferenceSteps, card.TrueCFGScale = d.NumInferenceSteps, d.TrueCFGScale
+	card.MaxPixels, card.Masks = max(c.MaxPixels, d.Height*d.Width), map[string]string{}
 	for _, t := range c.Conditioning {
 		card.Conditioning = append(card.Conditioning, t.Name)
 		if t.Mask != "" {

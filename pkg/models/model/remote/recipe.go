@@ -24,6 +24,7 @@ func recipeArgs(r *model.Recipe) (*wire.RecipeArgs, map[string]*model.Condition)
 	args := &wire.RecipeArgs{
 		EncodeArgs: wire.EncodeArgs{Prompts: [][]string{r.Texts}, Truncate: r.Truncate}, SizeArgs: sizeArgs(r.Size),
 		Conditions: map[string][]string{}, Arguments: r.Arguments, Guidance: r.Guidance,
+		Steps: r.Steps,
 	}
 	by := map[string]*model.Condition{}
 	for i := range r.Conditions {

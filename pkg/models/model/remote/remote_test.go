@@ -76,7 +76,7 @@ func rowsOf(t *testing.T, m model.Model, n int) []model.Row {
 			x[j] = float32((i+1)*(j%7)) / 8
 		}
 		rows[i] = model.Row{
-			X: x, Sigma: 0.5, Conditioning: conds[i%2], Guidance: m.Card().Guidance, Dst: make([]float32, len(x)),
+			X: x, Sigma: 0.5, Conditioning: conds[i%2], Guidance: float32(m.Card().Guidance), Dst: make([]float32, len(x)),
 		}
 	}
 	return rows

@@ -3,9 +3,14 @@ package images
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/tensor"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -53,11 +58,90 @@ func namedTensors(card model.Card, c *model.Conditioning, negative bool) (list [
 	return list
 }
 
-// Encode makes the conditioning of a sample's prompt and, with guidance, of its negative prompt.
-func Encode(ctx context.Context, m model.Model, s *schemas.Sampling) ([]*model.Conditioning, error) {
+// Blobs loads a stored file.
+type Blobs = func(ctx context.Context, ref schemas.Ref) ([]byte, error)
+
+// ErrCondition says that a condition of a sample is gone, or no file that its pipeline takes.
+var ErrCondition = errors.New("a condition that cannot be used")
+
+// Encode makes the conditioning of a sample's prompt and, with guidance, of its negative prompt; of a pipeline that of
+// its recipe alone, whose files blobs loads.
+func Encode(ctx context.Context, m model.Model, s *schemas.Sampling, blobs Blobs) ([]*model.Conditioning, error) {
+	if m.Card().Pipeline != nil {
+		r, err := recipeOf(ctx, m.Card().Pipeline, s, blobs)
+		if err != nil {
+			return nil, err
+		}
+		c, err := model.EncodeRecipe(ctx, m, r)
+		return []*model.Conditioning{c}, err
+	}
 	prompts := []model.Texts{s.Texts()}
 	if s.TrueCFGScale > 1 {
 		prompts = append(prompts, model.Texts{s.NegativePrompt})
 	}
 	return model.Encode(ctx, m, prompts, s.TruncatePrompt)
+}
+
+// recipeOf returns what a sample conditions a pipeline on, with its files read.
+func recipeOf(ctx context.Context, p *model.Pipeline, s *schemas.Sampling, blobs Blobs) (*model.Recipe, error) {
+	values, err := p.Values(s.Arguments)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrCondition, err)
+	}
+	r := &model.Recipe{
+		Texts: s.Texts(), Truncate: s.TruncatePrompt, Arguments: values, Size: sampling.SizeOf(s),
+	}
+	if s.ScheduledSampling == nil {
+		r.Steps = len(s.Transitions)
+	}
+	if p.Guidance != "" {
+		r.Guidance = s.TrueCFGScale
+	}
+	if s.TrueCFGScale > 1 && p.HasArgument(model.NegativePrompt) {
+		values[model.NegativePrompt] = s.NegativePrompt
+	}
+	given := map[string]int{}
+	for _, c := range s.Conditions {
+		given[c.Name]++
+	}
+	if err := p.CheckConditions(given); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrCondition, err)
+	}
+	for _, c := range s.Conditions {
+		if blobs == nil {
+			return nil, fmt.Errorf("%w: %s: no store of files here", ErrCondition, c.Name)
+		}
+		file, err := blobs(ctx, *c.Ref)
+		if errors.Is(err, bus.ErrNotFound) || errors.Is(err, bus.ErrCorrupt) {
+			err = fmt.Errorf("%w: %w", ErrCondition, err)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("conditions: %s: %w", c.Name, err)
+		}
+		read, err := readCondition(c.Name, c.Type, file)
+		if err != nil {
+			return nil, fmt.Errorf("conditions: %s: %w: %w", c.Name, ErrCondition, err)
+		}
+		r.Conditions = append(r.Conditions, *read)
+	}
+	return r, nil
+}
+
+// readCondition reads a file of a type.
+func readCondition(name, kind string, file []byte) (*model.Condition, error) {
+	size, err := media.ReadInput(file)
+	if err != nil {
+		return nil, err
+	}
+	m, err := media.Decode(file, size)
+	if err != nil {
+		return nil, err
+	}
+	c := &model.Condition{Name: name, Type: kind, Size: size}
+	if kind == model.InputMask {
+		c.Data = m.Luma()
+	} else {
+		c.Data = m.RGB()
+	}
+	return c, nil
 }

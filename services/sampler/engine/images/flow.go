@@ -21,12 +21,13 @@ type flowEngine struct {
 	model      model.Model
 	card       model.Card
 	velocities chan *Velocities // one for each Step that runs
+	blobs      Blobs
 }
 
-// newFlowEngine returns an engine whose Step up to workers goroutines may call at once.
-func newFlowEngine(m model.Model, workers int) *flowEngine {
-	e := &flowEngine{model: m, card: m.Card(), velocities: make(chan *Velocities, workers)}
-	for range workers {
+// newFlowEngine returns an engine whose Step up to o.Workers goroutines may call at once.
+func newFlowEngine(m model.Model, o engine.Options) *flowEngine {
+	e := &flowEngine{model: m, card: m.Card(), velocities: make(chan *Velocities, o.Workers), blobs: o.Blobs}
+	for range o.Workers {
 		e.velocities <- NewVelocities(m)
 	}
 	return e
@@ -123,9 +124,12 @@ func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *sche
 
 // evaluated encodes the prompts of a sample with n elements. One that is too long is a terminal error.
 func (e *flowEngine) evaluated(ctx context.Context, req *schemas.Request, n int) (p evaluated, err error) {
-	conds, err := Encode(ctx, e.model, &req.Sampling)
+	conds, err := Encode(ctx, e.model, &req.Sampling, e.blobs)
 	if errors.Is(err, model.ErrPrompt) {
 		return p, engine.Invalid("%w; shorten it, or set truncate_prompt to have it cut", err)
+	}
+	if errors.Is(err, ErrCondition) {
+		return p, bus.Terminal(schemas.CodeInvalid, err)
 	}
 	if err != nil {
 		return p, fmt.Errorf("encode prompt: %w", err)
@@ -265,13 +269,13 @@ func (p *flowEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images
 	if p.finish(t); !t.Decoded() {
 		return images, nil
 	}
-	images.End, err = p.e.decode(ctx, p.req, p.rollout.Latents())
+	images.End, err = p.decode(ctx, p.rollout.Latents())
 	return images, err
 }
 
 // decode decodes latents [S, C]. Those that are not finite are a terminal error: the request gives them again.
-func (e *flowEngine) decode(ctx context.Context, req *schemas.Request, latents []float32) (media.Media, error) {
-	m, err := e.model.Decode(ctx, latents, sampling.SizeOf(&req.Sampling))
+func (p *evaluated) decode(ctx context.Context, latents []float32) (media.Media, error) {
+	m, err := model.Decode(ctx, p.e.model, latents, sampling.SizeOf(&p.req.Sampling), p.cond)
 	if errors.Is(err, model.ErrLatents) {
 		return m, bus.Terminal(schemas.CodeFailed, err)
 	}

@@ -87,7 +87,7 @@ func TestFlowEngine_PoisonFailsAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := newFlowEngine(poisoned{m}, 1)
+	e := newFlowEngine(poisoned{m}, engine.Options{Workers: 1})
 	run := func(bad ...string) ([]string, []error) {
 		var episodes []engine.Episode
 		start := func(req *schemas.Request, from *schemas.SegmentStart) {

@@ -9,6 +9,7 @@ package images
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 
 	"github.com/meander-rl/meander/pkg/flow"
@@ -36,12 +37,15 @@ func PolicyOf(c model.Card) *schemas.Policy {
 		LatentChannels:  int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
 		Height: int64(c.Height), Width: int64(c.Width), NumInferenceSteps: int64(c.NumInferenceSteps),
 		TrueCFGScale: c.TrueCFGScale, NegativePrompt: c.NegativePrompt, MaxPixels: int64(c.MaxPixels), Reward: c.Reward,
-		Guidance: float64(c.Guidance), Prompts: severalTexts(c.Prompts), BoundaryRatio: c.BoundaryRatio,
+		Guidance: c.Guidance, Prompts: severalTexts(c.Prompts), BoundaryRatio: c.BoundaryRatio,
 		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes,
 	}
 	if c.MaxFrames > 1 {
 		p.Frames, p.MaxFrames, p.FramesPerToken, p.FPS = int64(c.Frames), int64(c.MaxFrames), int64(c.FramesPerToken),
 			c.FPS
+	}
+	if c.Pipeline != nil {
+		p.Pipeline, _ = json.Marshal(c.Pipeline) // its defaults are scalars
 	}
 	return p
 }
@@ -79,7 +83,7 @@ func (n *Network) Policy() *schemas.Policy {
 }
 
 // Engine returns an engine for flow-matching rollouts and those of scheduled sampling: the request says which.
-func (n *Network) Engine(o engine.Options) engine.Engine { return newFlowEngine(n.Model, o.Workers) }
+func (n *Network) Engine(o engine.Options) engine.Engine { return newFlowEngine(n.Model, o) }
 
 // With returns the network with adapters, or with another transformer.
 func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, error) {
@@ -135,15 +139,43 @@ func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 		if err != nil {
 			return nil, err
 		}
+		cond, err := n.probe(ctx, card)
+		if err != nil {
+			return nil, err
+		}
+		if card.Pipeline != nil {
+			size = card.Size
+			if tokens, err = card.Tokens(size); err != nil {
+				return nil, err
+			}
+		}
+		x, v := make([]float32, tokens*card.LatentChannels), make([]float32, tokens*card.LatentChannels)
+		flow.InitialNoise(x, engine.CanarySeed)
+		row := model.Row{X: x, Sigma: canarySigma, Conditioning: cond, Guidance: float32(card.Guidance), Dst: v}
+		return v, n.Model.Velocity(ctx, []model.Row{row}, size)
+	})
+}
+
+// probe encodes the negative prompt; for a pipeline also a grey image, at the default size, for each file and something
+// for each argument that it needs.
+func (n *Network) probe(ctx context.Context, card model.Card) (*model.Conditioning, error) {
+	if card.Pipeline == nil {
 		conds, err := n.Model.Encode(ctx, []string{card.NegativePrompt})
 		if err != nil {
 			return nil, err
 		}
-		x, v := make([]float32, tokens*card.LatentChannels), make([]float32, tokens*card.LatentChannels)
-		flow.InitialNoise(x, engine.CanarySeed)
-		row := model.Row{X: x, Sigma: canarySigma, Conditioning: conds[0], Guidance: card.Guidance, Dst: v}
-		return v, n.Model.Velocity(ctx, []model.Row{row}, size)
-	})
+		return conds[0], nil
+	}
+	r := &model.Recipe{
+		Texts: model.Texts{card.NegativePrompt}, Size: card.Size, Arguments: map[string]any{},
+		Guidance: card.TrueCFGScale,
+	}
+	for _, in := range card.Pipeline.Conditions {
+		if in.Required {
+			r.Probe(in)
+		}
+	}
+	return model.EncodeRecipe(ctx, n.Model, r)
 }
 
 // Close closes the model.

@@ -291,7 +291,7 @@ func (p *rolledEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (imag
 	}{
 		{&images.End, p.rolling.Latents}, {&images.Noised, p.rolling.Noised}, {&images.Teacher, p.rolling.Teacher},
 	} {
-		if *of.to, err = p.e.decode(ctx, p.req, of.latents); err != nil {
+		if *of.to, err = p.decode(ctx, of.latents); err != nil {
 			return images, err
 		}
 	}

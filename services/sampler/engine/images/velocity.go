@@ -56,6 +56,10 @@ var uses = []string{
 // CheckSettings refuses a sample with a setting that is not computed with, and one whose guidance does not fit the
 // network: the card says whether the network has a guidance input, and where a second network takes over.
 func CheckSettings(c model.Card, s *schemas.Sampling) error {
+	uses := uses
+	if c.Pipeline != nil {
+		uses = slices.Concat(uses, []string{"conditions", "arguments"})
+	}
 	switch err := s.CheckUses(uses); {
 	case err != nil:
 		return err

@@ -11,7 +11,6 @@ package texts
 import (
 	"context"
 
-	"github.com/meander-rl/meander/pkg/models/decoding"
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
@@ -29,18 +28,10 @@ func PolicyOf(c lm.Card) *schemas.Policy {
 		Lane:   schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, Reward: c.Reward,
 		Text: &schemas.TextPolicy{
 			Vocabulary: int64(c.Vocabulary), MaxTokens: int64(c.MaxPositions), MaxNewTokens: int64(c.MaxNewTokens),
-			Temperature: temperatureOf(c.Decoding), TopK: int64(c.Decoding.TopK), TopP: shareOf(c.Decoding.TopP),
-			MinP: c.Decoding.MinP, Dated: c.Dated,
+			Temperature: c.Temperature, TopK: int64(c.TopK), TopP: shareOf(c.TopP),
+			MinP: c.MinP, Dated: c.Dated,
 		},
 	}
-}
-
-// temperatureOf returns the temperature, 0 for greedy.
-func temperatureOf(p decoding.Params) float64 {
-	if p.Greedy() {
-		return 0
-	}
-	return p.Temperature
 }
 
 // shareOf returns top_p; 1 where it leaves nothing out.

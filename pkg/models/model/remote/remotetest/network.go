@@ -29,7 +29,7 @@ var families = map[string]string{
 }
 
 // EditClass is a whole pipeline, which takes an image to edit.
-const EditClass = "QwenImageEditPipeline"
+const EditClass = "FluxKontextPipeline"
 
 // readIndex returns the class of the pipeline in the folder of a model. A folder without
 // model_index.json, and a class that the worker does not know, are errors.
@@ -52,7 +52,7 @@ func cardOf(class string) (c wire.Card) {
 	c.Class, c.Family = class, families[class]
 	c.Latent.Channels, c.Latent.Patch, c.Latent.Scale, c.Latent.Temporal = 4, [3]int{1, 2, 2}, 8, 1
 	c.Size.Frames, c.Size.Height, c.Size.Width = 1, 64, 64
-	c.Steps, c.TrueCFGScale, c.CFGRule, c.NegativePrompt = 6, 1.5, "plain", " "
+	c.NumInferenceSteps, c.TrueCFGScale, c.CFGRule, c.NegativePrompt = 6, 1.5, "plain", " "
 	if class == "FluxPipeline" {
 		c.Guidance, c.TrueCFGScale = 3.5, 1
 	}

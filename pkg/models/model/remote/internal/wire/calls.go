@@ -32,43 +32,20 @@ const (
 	Failed  = "failed"
 )
 
-// Card is what a worker says of its model.
+// Card is what a worker says of its model: the fields of a card that it knows, and what others are made of.
 type Card struct {
+	model.Card
 	Class  string `msgpack:"class"`
-	Family string `msgpack:"family"`
 	Latent struct {
 		Channels int    `msgpack:"channels"`
 		Patch    [3]int `msgpack:"patch"`    // frames, rows, columns of latents in a token
 		Scale    int    `msgpack:"scale"`    // edge in pixels of a latent
 		Temporal int    `msgpack:"temporal"` // frames of a latent after the first, which is of one
 	} `msgpack:"latent"`
-	Size struct {
-		Frames int `msgpack:"frames"`
-		Height int `msgpack:"height"`
-		Width  int `msgpack:"width"`
-	} `msgpack:"size"`
-	Steps          int     `msgpack:"steps"`
-	TrueCFGScale   float64 `msgpack:"true_cfg_scale"`
-	Guidance       float64 `msgpack:"guidance"`
-	CFGRule        string  `msgpack:"cfg_rule"`
-	BoundaryRatio  float64 `msgpack:"boundary_ratio"` // 0: one network computes all sigmas
-	NegativePrompt string  `msgpack:"negative_prompt"`
-	Conditioning   []Named `msgpack:"conditioning"`
-
-	MaxPromptTokens        int     `msgpack:"max_prompt_tokens"`
-	Prompts                int     `msgpack:"prompts"`
-	MaxPixels              int     `msgpack:"max_pixels"`
-	ConditioningBytes      int64   `msgpack:"conditioning_bytes"`
-	ConditioningTokenBytes int64   `msgpack:"conditioning_token_bytes"`
-	Grid                   string  `msgpack:"grid"`
-	Mu                     string  `msgpack:"mu"`
-	ConstantMu             float64 `msgpack:"mu_constant"`
+	Size         SizeArgs `msgpack:"size"`
+	Conditioning []Named  `msgpack:"conditioning"`
 	// FramesRule is Latent.Temporal again: frames are 1 more than a multiple of it.
-	FramesRule int     `msgpack:"frames_rule"`
-	MaxFrames  int     `msgpack:"max_frames"`
-	FPS        float64 `msgpack:"fps"` // 0 for a model of images
-	// Pipeline is of a worker that computes with a whole pipeline; nil: with a network whose inputs are known here.
-	Pipeline *model.Pipeline `msgpack:"pipeline"`
+	FramesRule int `msgpack:"frames_rule"`
 }
 
 // Named is a tensor of an encoded prompt, with the name of its mask; empty: it has none.
@@ -138,6 +115,7 @@ type RecipeArgs struct {
 	Conditions map[string][]string `msgpack:"conditions"`
 	Arguments  map[string]any      `msgpack:"arguments"`
 	Guidance   float64             `msgpack:"guidance"`
+	Steps      int                 `msgpack:"steps,omitempty"`
 }
 
 // PutArgs are the arguments of CallPut: a recipe, or tensors without one.

@@ -1,0 +1,99 @@
+package integration_test
+
+import (
+	"encoding/json"
+	"image"
+	"image/color"
+	"image/jpeg"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/model/remote/remotetest"
+)
+
+// colourFile writes an image of one colour.
+func colourFile(t *testing.T, path string, c color.Color) {
+	t.Helper()
+	img := image.NewNRGBA(image.Rect(0, 0, 24, 16))
+	for i := range 24 * 16 {
+		img.Set(i%24, i/24, c)
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	if strings.HasSuffix(path, ".jpg") {
+		err = jpeg.Encode(f, img, nil)
+	} else {
+		var b []byte
+		if b, err = media.EncodePNG(img); err == nil {
+			_, err = f.Write(b)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An image goes from the command line, or from a file of prompts, through a whole pipeline: it decides the samples, is
+// verified with them, and what the pipeline does not take is refused before anything runs.
+func TestConditions(t *testing.T) {
+	t.Parallel()
+	folder, dir := remotetest.Folder(t, remotetest.EditClass, 1), t.TempDir()
+	colourFile(t, filepath.Join(dir, "red.png"), color.NRGBA{R: 200, A: 255})
+	colourFile(t, filepath.Join(dir, "blue.jpg"), color.NRGBA{B: 200, A: 255})
+	engine := []string{"--engine", "torch", "--model", folder, "--deterministic"}
+	digests := map[string]bool{}
+	for _, c := range []struct{ run, image, strength string }{
+		{"a", "red.png", "0.5"}, {"b", "blue.jpg", "0.5"}, {"c", "red.png", "0.7"},
+	} {
+		args := append([]string{
+			"run", "--json", "--seed", "5", "-n", "2", "--run", c.run, "--sde-steps", "1", "--condition",
+			"image=" + c.image, "--set", "strength=" + c.strength, "--set", "true_cfg_scale=2", "make it red",
+		}, engine...)
+		var of struct{ Summary struct{ Digest string } }
+		lines := strings.Split(strings.TrimSpace(byWorker(t, dir, nil, args...).must(t, 0).stdout), "\n")
+		if err := json.Unmarshal([]byte(lines[len(lines)-1]), &of); err != nil || of.Summary.Digest == "" {
+			t.Fatalf("%v: %s", err, lines)
+		}
+		digests[of.Summary.Digest] = true
+		r := provenRun(t, byWorker(t, dir, nil, append([]string{"verify", "--json", c.run}, engine...)...))
+		if r.Trajectories != 2 || len(r.Mismatches) > 0 || r.MaxRatio != 0 {
+			t.Errorf("run %s: %+v", c.run, r)
+		}
+	}
+	if len(digests) != 3 {
+		t.Errorf("%d digests of three runs that differ", len(digests))
+	}
+	file := filepath.Join(dir, "prompts.jsonl")
+	lines := `{"prompt": "make it red", "conditions": {"image": "red.png", "references": ["red.png", "blue.jpg"]}}` + "\n" +
+		`{"prompt": "make it blue", "images": [{"path": "blue.jpg"}], "arguments": {"strength": 0.5, "clean": true}}` + "\n"
+	if err := os.WriteFile(file, []byte(lines), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	byWorker(t, dir, nil, append([]string{"run", "-n", "2", "--run", "d", "--prompts", file}, engine...)...).must(t, 0)
+	for want, more := range map[string][]string{
+		"conditions: image: absent":                 nil,
+		"mask.png: no such file":                    {"--condition", "mask_image=mask.png"},
+		"depth; must be one that":                   {"--condition", "image=red.png", "--condition", "depth=red.png"},
+		"callback; must be one that":                {"--condition", "image=red.png", "--set", "callback=f"},
+		`strength: "much"; must be of type`:         {"--condition", "image=red.png", "--set", "strength=much"},
+		"prompts.jsonl: png: invalid format":        {"--condition", "image=prompts.jsonl"},
+		`--set: "strength"; must be NAME=VALUE`:     {"--condition", "image=red.png", "--set", "strength"},
+		`--condition: "red.png"; must be NAME=`:     {"--condition", "red.png"},
+		"--guidance-rescale: given; must be absent": {"--condition", "image=red.png", "--guidance-rescale", "0.5"},
+	} {
+		out := byWorker(t, dir, nil, append(append([]string{"run", "--run", "e", "x"}, more...), engine...)...)
+		if out.code == 0 || !strings.Contains(strings.ReplaceAll(out.stderr, "\n", " "), want) {
+			t.Errorf("%v: exit %d, %s; must say %q", more, out.code, out.stderr, want)
+		}
+	}
+	out := byWorker(t, dir, nil, "run", "--run", "f", "--model", "synthetic", "--condition", "image=red.png", "x")
+	if out.code == 0 || !strings.Contains(out.stderr, "image; must be absent") {
+		t.Errorf("a model of texts alone: exit %d, %s", out.code, out.stderr)
+	}
+}

@@ -1,0 +1,64 @@
+package media
+
+import (
+	"errors"
+	"fmt"
+)
+
+// MaxInputPixels bounds the pixels of a file that a model is given, over all frames: 4 bytes each while it is read.
+const MaxInputPixels = 1 << 26
+
+// ReadInput returns the size of a PNG file that a model is to be given, without reading pixels. It refuses what cannot
+// be made 8 bits of red, green and blue as other libraries do: 16 bits, and palettes with transparency. Other alpha is
+// dropped.
+func ReadInput(file []byte) (Size, error) {
+	size, err := ReadSize(file)
+	if err != nil {
+		return Size{}, err
+	}
+	if size.Frames > MaxInputPixels || size.Frames*size.Height > MaxInputPixels ||
+		size.Frames*size.Height*size.Width > MaxInputPixels {
+		return Size{}, fmt.Errorf("%v; must be at most %d pixels", size, MaxInputPixels)
+	}
+	palette := false
+	err = eachBefore(file, func(kind string, data []byte) error {
+		switch {
+		case kind == "IHDR" && data[8] > 8:
+			return fmt.Errorf("%d bits for each colour; must be 8: save it so", data[8])
+		case kind == "IHDR":
+			palette = data[9] == 3
+		case kind == "tRNS" && palette:
+			return errors.New("a palette with transparency; must be without: save it as RGB")
+		case kind == "tRNS":
+			return errors.New("a transparent colour; must be without: save it as RGB")
+		}
+		return nil
+	})
+	return size, err
+}
+
+// RGB returns the pixels of media without alpha, [frames, height, width, 3].
+func (m Media) RGB() []byte {
+	size := m.Size()
+	out := make([]byte, 0, 3*size.Frames*size.Height*size.Width)
+	for _, f := range m.Frames {
+		for y := range size.Height {
+			row := f.Pix[y*f.Stride:]
+			for x := range size.Width {
+				out = append(out, row[4*x:4*x+3]...)
+			}
+		}
+	}
+	return out
+}
+
+// Luma returns the brightness of the pixels, [frames, height, width]: ITU-R 601 in integers, as Pillow's mode L has it.
+func (m Media) Luma() []byte {
+	rgb := m.RGB()
+	out := make([]byte, len(rgb)/3)
+	for i := range out {
+		r, g, b := uint32(rgb[3*i]), uint32(rgb[3*i+1]), uint32(rgb[3*i+2])
+		out[i] = byte((19595*r + 38470*g + 7471*b + 1<<15) >> 16)
+	}
+	return out
+}

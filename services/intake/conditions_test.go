@@ -1,0 +1,183 @@
+package intake
+
+import (
+	"bytes"
+	"encoding/json"
+	pixels "image"
+	"image/color"
+	"image/png"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// editor is a lane of a pipeline that edits an image.
+func editor(t *testing.T, access string) *schemas.Policy {
+	t.Helper()
+	p := qwen()
+	var err error
+	p.Pipeline, err = json.Marshal(&model.Pipeline{
+		Class: "EditPipeline", RandomAccess: access, Guidance: "scale",
+		Conditions: []model.Input{
+			{Name: "image", Type: model.InputImage, Required: true},
+			{Name: "mask", Type: model.InputMask},
+			{Name: "clip", Type: model.InputVideo},
+			{Name: "song", Type: model.InputAudio},
+			{Name: "more", Type: model.InputImages},
+		},
+		Arguments: []model.Input{{Name: "scale", Type: model.InputNumber}, {Name: "strength", Type: model.InputNumber}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// pngOf is a grey PNG.
+func pngOf(t *testing.T, width, height int) []byte {
+	t.Helper()
+	file, err := media.EncodePNG(pixels.NewNRGBA(pixels.Rect(0, 0, width, height)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// given is a condition whose file is inline.
+func given(name string, file []byte) schemas.Condition {
+	return schemas.Condition{Name: name, DataImage: schemas.DataImage{Data: file}}
+}
+
+// Conditions get their type and are sorted; arguments are written in one form, and that of guidance is its scale.
+func TestResolve_Conditions(t *testing.T) {
+	file := pngOf(t, 8, 8)
+	resolve := func(p schemas.Prompt) *schemas.Request {
+		t.Helper()
+		p.UID, p.Prompt = "u", "make it red"
+		rs, err := Resolve("run", &p, editor(t, model.AccessExact), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rs[0]
+	}
+	var p schemas.Prompt
+	p.Conditions = []schemas.Condition{given("mask", file), given("image", file)}
+	p.Arguments = map[string]string{"strength": "0.50", "scale": "2.5"}
+	r := resolve(p)
+	if r.Conditions[0].Name != "image" || r.Conditions[0].Type != "image" || r.Conditions[1].Type != "mask" ||
+		r.Conditions[0].Ref == nil || r.Arguments["strength"] != "0.5" || len(r.Arguments) != 1 || r.TrueCFGScale != 2.5 {
+		t.Errorf("%+v %v %g", r.Conditions, r.Arguments, r.TrueCFGScale)
+	}
+	p.Conditions = []schemas.Condition{given("image", file), given("mask", file)}
+	p.Arguments = map[string]string{"strength": "5e-1", "scale": "2.5"}
+	if again := resolve(p); again.ScheduleDigest != r.ScheduleDigest {
+		t.Error("the order of conditions, or the form of a number, changes the digest")
+	}
+	p.Conditions = []schemas.Condition{given("image", pngOf(t, 8, 16))}
+	if other := resolve(p); other.ScheduleDigest == r.ScheduleDigest {
+		t.Error("another image has the same digest")
+	}
+}
+
+// What a pipeline does not take is refused by name.
+func TestResolve_ConditionsRefused(t *testing.T) {
+	file := pngOf(t, 8, 8)
+	deep := pixels.NewNRGBA64(pixels.Rect(0, 0, 8, 8))
+	deep.Set(0, 0, color.NRGBA64{R: 1, A: 65535})
+	var wide bytes.Buffer
+	if err := png.Encode(&wide, deep); err != nil {
+		t.Fatal(err)
+	}
+	bomb := append([]byte{}, pngOf(t, 8, 8)...)
+	copy(bomb[16:], []byte{0, 1, 0, 0, 0, 1, 0, 0})
+	type P = schemas.Prompt
+	with := func(c ...schemas.Condition) func(*P) { return func(p *P) { p.Conditions = c } }
+	arguments := func(name, value string) func(*P) {
+		return func(p *P) {
+			p.Conditions, p.Arguments = []schemas.Condition{given("image", file)}, map[string]string{name: value}
+		}
+	}
+	also := func(set func(*P)) func(*P) {
+		return func(p *P) {
+			p.Conditions = []schemas.Condition{given("image", file)}
+			set(p)
+		}
+	}
+	for _, c := range []struct {
+		name, access string
+		set          func(*P)
+		want         string
+	}{
+		{"missing", "", with(), "conditions: image: absent; must be given"},
+		{"unknown", "", with(given("image", file), given("depth", file)), "conditions: depth; must be one that EditPipeline takes: image"},
+		{"two", "", with(given("image", file), given("image", file)), "conditions: image: 2 files; must be one image"},
+		{"kind", "", with(schemas.Condition{Name: "image", Type: "video", DataImage: schemas.DataImage{Data: file}}), "conditions: image: type: video; must be image"},
+		{"no png", "", with(given("image", []byte("GIF89a"))), "conditions: image: "},
+		{"16 bits", "", with(given("image", wide.Bytes())), "16 bits for each colour; must be 8"},
+		{"bomb", "", with(given("image", bomb)), "conditions: image: "},
+		{"mask of another size", "", with(given("image", file), given("mask", pngOf(t, 16, 8))), "conditions: mask: the mask has 16x8 pixels; must have those of the image, 8x8 pixels"},
+		{"image as a video", "", with(given("image", file), given("clip", file)), "conditions: clip: one image; must be a video"},
+		{"sound", "", with(given("image", file), given("song", file)), "conditions: song: sound; must be absent"},
+		{"unknown argument", "", arguments("callback", "f"), "arguments: callback; must be one that EditPipeline takes: scale, strength"},
+		{"type of an argument", "", arguments("strength", "much"), `arguments: strength: "much"; must be of type number`},
+		{"negative prompt", "", arguments("negative_prompt", "x"), "arguments: negative_prompt; must be absent"},
+		{"two scales", "", also(func(p *P) { p.TrueCFGScale, p.Arguments = new(3.), map[string]string{"scale": "2"} }), "arguments: scale: 2; must be absent beside true_cfg_scale 3"},
+		{"cfg_until", "", also(func(p *P) { p.CFGUntil = new(0.5) }), "cfg_until: given; must be absent"},
+		{"negative", "", also(func(p *P) { p.NegativePrompt = new("blur") }), "negative_prompt: given; must be absent"},
+		{"conditioning", "", also(func(p *P) { p.Rollout.ReturnConditioning = true }), "rollout.return_conditioning: given; must be absent"},
+		{"scheduled sampling", model.AccessAfterPrevious, also(func(p *P) { p.ScheduledSampling = &schemas.ScheduledSampling{} }), "scheduled_sampling: given; must be absent"},
+		{"start", model.AccessInOrder, also(func(p *P) { p.Start = &schemas.Start{} }), "start: given; must be absent"},
+		{"tree", model.AccessInOrder, also(func(p *P) { p.Tree = &schemas.Tree{} }), "tree: given; must be absent"},
+	} {
+		p := &P{UID: "u", Prompt: "make it red"}
+		if c.access == "" {
+			c.access = model.AccessExact
+		}
+		c.set(p)
+		_, err := Resolve("run", p, editor(t, c.access), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v; must be %q", c.name, err, c.want)
+		}
+	}
+	p := &P{UID: "u", Prompt: "a"}
+	p.Arguments = map[string]string{"strength": "1"}
+	if _, err := Resolve("run", p, qwen(), Origin{Reward: []string{"synthetic"}}); err == nil ||
+		!strings.Contains(err.Error(), "arguments: strength; must be absent") {
+		t.Errorf("a network alone: %v", err)
+	}
+}
+
+// Intake stores the files of a group as blobs, and refuses those that no sample could read.
+func TestConditions_Stored(t *testing.T) {
+	p := &plane{bustest.New(t)}
+	if err := p.SetPolicy(t.Context(), editor(t, model.AccessExact), nil); err != nil {
+		t.Fatal(err)
+	}
+	p.sampler(t, qwen().Lane)
+	p.serve(t)
+	file := pngOf(t, 8, 8)
+	r := receipt(t, p.publish(t, "r", prompt("u", "make it red", func(p *schemas.Prompt) { p.Conditions = []schemas.Condition{given("image", file)} })))
+	if !r.Accepted {
+		t.Fatalf("%+v", r)
+	}
+	ref, err := refOf(t.Context(), file)
+	if err == nil {
+		err = p.HasBlob(t.Context(), ref)
+	}
+	if err != nil {
+		t.Errorf("the image is not stored: %v", err)
+	}
+	missing := ref
+	missing.Digest = strings.Repeat("0", 64)
+	r = receipt(t, p.publish(t, "r", prompt("v", "make it red", func(p *schemas.Prompt) {
+		p.Conditions = []schemas.Condition{{Name: "image", DataImage: schemas.DataImage{Ref: &missing}}}
+	})))
+	if r.Accepted || !strings.Contains(r.Error, "conditions: image.ref") {
+		t.Errorf("a blob that is not stored: %+v", r)
+	}
+}
