@@ -118,6 +118,9 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 		if err == nil {
 			err = scorer.Check(r.Name, Asked(p.Prompt, p.Messages), r.GroundTruth.Value(), r.Params)
 		}
+		if err == nil && policy.Lane != "" {
+			err = scorer.CheckConditions(r.Name, conditionTypes(p, policy))
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("reward[%d]%s: %w", i, whose, err))
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -146,6 +147,43 @@ func (p *sharedImage) release() {
 		p.decoded = media.Media{}
 		p.memory.free.Release(p.cost)
 	}
+}
+
+// sampleFiles are what the functions of a sample look at.
+type sampleFiles struct {
+	image, video *sharedImage
+	conditions   func() ([]scorer.Condition, error)
+}
+
+// load adds to in what a function sees; wait, release and error are those of a loader.
+func (f *sampleFiles) load(ctx context.Context, wait bool, s scorer.Scorer, in *scorer.Input,
+) (release func(), err error) {
+	if scorer.SeesConditions(s) {
+		if in.Conditions, err = f.conditions(); err != nil {
+			return nil, err
+		}
+	}
+	shared, frames := f.image, scorer.FramesOf(s)
+	if frames > 1 {
+		shared = f.video
+	}
+	m, err := shared.hold(ctx, wait)
+	in.Media = m.Spaced(frames)
+	return shared.release, err
+}
+
+// loadConditions reads the files of conditions.
+func loadConditions(ctx context.Context, b *bus.Bus, list []schemas.Condition) (out []scorer.Condition, err error) {
+	ctx, stop := context.WithTimeout(ctx, fetchTimeout)
+	defer stop()
+	for _, c := range list {
+		file, err := b.GetBlob(ctx, *c.Ref)
+		if err != nil {
+			return nil, fmt.Errorf("load the condition %s: %w", c.Name, err)
+		}
+		out = append(out, scorer.Condition{Name: c.Name, Type: c.Type, File: file})
+	}
+	return out, nil
 }
 
 // loadFile reads an image or a video from the store and decodes it. The error is terminal if the bytes are not a PNG of
