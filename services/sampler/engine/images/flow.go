@@ -217,7 +217,7 @@ func stepEvent(r *schemas.Request, shape []int64, step *flow.Step, last bool) *s
 		Transition: string(step.Transition), NoiseLevel: r.NoiseLevel,
 		Sigma: step.Sigma, SigmaNext: step.SigmaNext, Timestep: r.Timestep(index),
 		OwnTimestep: len(r.NetworkTimesteps) > 0,
-		StdDevT: step.StdDevT, NoiseStd: step.NoiseStd, LogProbKind: r.LogProbKind,
+		StdDevT:     step.StdDevT, NoiseStd: step.NoiseStd, LogProbKind: r.LogProbKind,
 		ElementCount: int64(len(step.X)), ScheduleDigest: r.ScheduleDigest,
 	}
 	if step.LogProb != nil {
