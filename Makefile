@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help help-all build build-cuda check fmt lint test test-busy race fuzz integration bench lines generate learn up down demo demo-tokens ci clean tools
+.PHONY: help help-all build check lint test race fuzz integration bench generate learn up down demo ci clean
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
 # (DWARF), which take a fifth of the compiler's time, are in nothing that make builds.
@@ -12,16 +12,6 @@ export GOFLAGS := $(strip $(filter-out $(flags),$(shell go env GOFLAGS 2>/dev/nu
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
-
-# Linters are pinned and built here with the Go that builds the project: one built by
-# an older Go refuses newer code.
-GOFUMPT       := v0.12.0
-GOLANGCI_LINT := v2.15.0
-TOOLS         := $(CURDIR)/.tools
-gofumpt       := $(TOOLS)/gofumpt-$(GOFUMPT)
-golangci_lint := $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)
-
-BENCHSTAT     := v0.0.0-20260908200009-22c9c6c9d4da
 
 # What a caller may set: make race PACKAGES=./pkg/bus
 # The longest first: the others are compiled and tested beside them.
@@ -58,13 +48,7 @@ build: ## build all binaries into bin/: static, no cgo
 	@[ -x bin/meander ] || echo "compiling the programs: the first time this takes some minutes"
 	CGO_ENABLED=0 go build -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
 
-build-cuda: ## the same for NVIDIA GPUs; they start without NVIDIA software too (needs a C compiler, no CUDA toolkit)
-	CGO_ENABLED=1 .ci/cuda go build -tags cuda -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
-
 check: fmt-check vet lint test ## what to run before a commit
-
-fmt: $(gofumpt) ## format all Go files
-	$(gofumpt) -w .
 
 lint: $(golangci_lint) ## golangci-lint, which has staticcheck with all of its checks
 	GOGC=400 $(golangci_lint) run ./...
@@ -73,9 +57,6 @@ lint: $(golangci_lint) ## golangci-lint, which has staticcheck with all of its c
 # GOGC: compilers and tests use more memory, and a fifth less time.
 test: ## tests of every package; no network or special hardware
 	$(test_tmp) CGO_ENABLED=0 GOGC=400 go test -short -vet=off $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
-
-test-busy: ## make test five times, cold first, beside four busy loops: no test may depend on how busy the machine is
-	.ci/test-busy $(MAKE) --no-print-directory test
 
 race: ## all tests under the race detector (needs a C compiler)
 	$(test_tmp) CGO_ENABLED=1 GOGC=400 go test -race $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
@@ -89,9 +70,6 @@ integration: ## tests that take longer: whole pipelines, kills and faults, the c
 
 bench: ## benchmarks matching BENCH (default all), in benchstat's format
 	go test -run '^$$' -bench '$(BENCH)' -benchmem $(PACKAGES)
-
-lines: ## lines of the product by folder: hand-written Go that programs and clients link
-	@.ci/lines
 
 generate: ## write the generated files
 	go generate ./...
@@ -115,19 +93,8 @@ down: compose-plugin build/compose.env ## stop the containers of every profile; 
 demo: build ## build, then 4 prompts x 8 samples: a table of rewards and advantages, and contact sheets
 	bin/meander run --group-size 8 --seed 5 --reward glyph --prompts deploy/demo/prompts.txt --out meander-out/demo
 
-demo-tokens: build ## build, then 4 sums x 8 answers of a language model: a table of rewards and advantages
-	bin/meander run --model sums --group-size 8 --seed 5 --logits topk:20:F16 --prompts deploy/demo/sums.txt --out meander-out/demo-tokens
-
 ci: ## everything CI runs
 	.ci/all
 
 clean: ## remove what the other targets made, except the tools
 	rm -rf bin build meander-out/demo meander-out/demo-tokens
-
-tools: $(gofumpt) $(golangci_lint) ## build the pinned linters into .tools/
-
-$(gofumpt):
-	.ci/tool mvdan.cc/gofumpt $(GOFUMPT)
-
-$(golangci_lint):
-	.ci/tool github.com/golangci/golangci-lint/v2/cmd/golangci-lint $(GOLANGCI_LINT)

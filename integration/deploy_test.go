@@ -281,7 +281,7 @@ func TestDeploy_Make(t *testing.T) {
 // leaves root. Compose names programs and stages that exist.
 func TestDeploy_Dockerfile(t *testing.T) {
 	sequential(t)
-	text, makefile := read(t, "deploy/Dockerfile"), read(t, "Makefile")
+	text, makefile := read(t, "deploy/Dockerfile"), read(t, "Makefile")+read(t, "integration/Makefile")
 	if !regexp.MustCompile(`(?m)^flags +:= .*-trimpath`).MatchString(makefile) ||
 		!regexp.MustCompile(`(?m)^export GOFLAGS := .*\$\(flags\)`).MatchString(makefile) {
 		t.Error("the Makefile builds without -trimpath")

@@ -65,6 +65,7 @@ func TestRequest_ComputeScheduleDigest_fields(t *testing.T) {
 	r.Start, r.Stop = segment(1, 3)
 	r.CheckpointStepIndices = []int64{2}
 	r.StepSeeds, r.Conditions = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, conditions()
+	r.NetworkTimesteps = []float32{999, 749, 499, 249}
 	r.Arguments = map[string]string{"strength": "0.5"}
 	checkFields(t, r, inside, func(r *schemas.Request) (any, error) { return r.ComputeScheduleDigest(), nil })
 }
@@ -79,6 +80,7 @@ func TestContentDigest_fields(t *testing.T) {
 		e.Frames, e.Video, e.CFGScales = 5, video(e, 5), e.StepScales()
 		e.Start, e.Stop = segment(1, 3)
 		e.StepSeeds, e.Conditions = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, conditions()
+		e.NetworkTimesteps = []float32{999, 749, 499, 249}
 		e.Arguments = map[string]string{"strength": "0.5"}
 		checkFields(t, e, entering[schemas.Trajectory](), func(e *schemas.Trajectory) (any, error) { return content(e) })
 	})
@@ -158,6 +160,7 @@ func TestRequest_AnsweredBy_fields(t *testing.T) {
 	e.Start, e.Stop = segment(1, 3)
 	e.StepSeeds, e.CFGScales = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, e.StepScales()
 	e.Conditions, e.Arguments = conditions(), map[string]string{"strength": "0.5"}
+	e.NetworkTimesteps = []float32{999, 749, 499, 249}
 	request := &schemas.Request{Identity: e.Identity, Sampling: e.Sampling, ScheduleDigest: e.ScheduleDigest, Group: e.Group}
 	var repeated []string
 	for _, part := range []reflect.Type{reflect.TypeFor[schemas.Identity](), reflect.TypeFor[schemas.Sampling]()} {

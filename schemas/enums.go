@@ -149,6 +149,7 @@ const (
 	GridTorch     = "linspace_torch"
 	GridScheduler = "scheduler"
 	GridUniFlow   = "uni_flow"
+	GridDiffusion = "diffusion"
 
 	MuLinear   = "linear"
 	MuNone     = "none"
@@ -274,7 +275,7 @@ var (
 	}
 	StopReasons  = []string{StopCompleted, StopFailed, StopPruned}
 	CFGRules     = []string{CFGRescaled, CFGPlain, CFGPlainClamped, CFGInside}
-	Grids        = []string{GridLinspace, GridTorch, GridScheduler, GridUniFlow}
+	Grids        = []string{GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion}
 	MuRules      = []string{MuLinear, MuNone, MuFlux2, MuConstant}
 	ImageFormats = []string{ImagePNG}
 	VideoFormats = []string{VideoAPNG}

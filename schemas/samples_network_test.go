@@ -1,6 +1,7 @@
 package schemas_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/meander-rl/meander/schemas"
@@ -59,6 +60,35 @@ func networkSamples(t testing.TB) []sample {
 				Format: schemas.VideoAPNG, Frames: 33, Height: e.Height, Width: e.Width, FPS: 16, Digest: digestOf("frames"),
 				Ref: schemas.Ref{Bucket: schemas.BlobBucket, Digest: digestOf("file"), Size: 4096},
 			}
+			e.ScheduleDigest = e.ComputeScheduleDigest()
+			return e
+		}()},
+	}
+}
+
+// diffusionSamples are of a network that knows its own timesteps.
+func diffusionSamples(t testing.TB) []sample {
+	t.Helper()
+	return []sample{
+		{"request-diffusion", func() *schemas.Request {
+			r := fullRequest(t)
+			own := []float32{999, 749, 499, 249, 124}
+			r.NetworkTimesteps, r.InitialStd = own[:len(r.Transitions)], 0.95
+			r.ScheduleDigest = r.ComputeScheduleDigest()
+			return r
+		}()},
+		{"step-diffusion", func() *schemas.Step {
+			e := sdeStep()
+			e.Timestep, e.OwnTimestep = 641, true
+			return e
+		}()},
+		{"trajectory-diffusion", func() *schemas.Trajectory {
+			e := completedTrajectory(t)
+			n := len(e.Transitions)
+			e.Sigmas, e.InitialStd = slices.Clone(e.Sigmas), 0.95
+			e.Sigmas[n] = 0.01
+			e.NetworkTimesteps = []float32{999, 749, 499, 249, 124}[:n]
+			e.Timesteps = append(slices.Clone(e.NetworkTimesteps), 0)
 			e.ScheduleDigest = e.ComputeScheduleDigest()
 			return e
 		}()},

@@ -31,6 +31,14 @@ type Condition struct {
 	DataImage
 }
 
+// String says what is given, for people: image 3f2a91c04d5e.
+func (c Condition) String() string {
+	if c.Ref == nil {
+		return c.Name
+	}
+	return fmt.Sprintf("%s %.12s", c.Name, c.Ref.Digest)
+}
+
 // checkConditions checks the conditions of a request or a trajectory: each has a type and is a blob, sorted by name.
 func (f *faults) checkConditions(list []Condition) {
 	for i, c := range list {
@@ -70,8 +78,8 @@ type Sampling struct {
 	// ScheduledSampling is what the sample rolls; absent: it is an ordinary one.
 	ScheduledSampling *ScheduledSample `msgpack:"scheduled_sampling,omitempty" for:"image" digest:"content"`
 
-	// Sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule,
-	// whatever part of it runs.
+	// Sigmas are post-shift, length T+1, strictly decreasing, the last is 0, or above it beside NetworkTimesteps: the
+	// whole schedule, whatever part of it runs.
 	Sigmas []float32 `msgpack:"sigmas" size:"0..MaxSteps+1" range:"0..MaxSigma" for:"image"`
 	// Transitions are what each of the T steps runs.
 	Transitions []string `msgpack:"transitions" size:"0..MaxSteps" enum:"SDETypes" for:"image"`
@@ -103,6 +111,10 @@ type Sampling struct {
 	// GuidanceRescale is the share in which a velocity under classifier-free guidance is brought to the standard
 	// deviation of the prompt's own; 0: it stays as it is.
 	GuidanceRescale float64 `msgpack:"guidance_rescale,omitempty" range:"0..1" for:"image"`
+	// NetworkTimesteps [T] are what a network that predicts no velocity knows the steps by; absent: 1000 * sigma.
+	NetworkTimesteps []float32 `msgpack:"network_timesteps,omitempty" size:"0..MaxSteps" range:"0..1000*MaxSigma" for:"image"`
+	// InitialStd is the standard deviation of the initial noise, there with NetworkTimesteps only; else it is 1.
+	InitialStd float64 `msgpack:"initial_std,omitempty" range:"0..1" for:"image"`
 	// Conditions are the files that the network is given besides texts, sorted by name.
 	Conditions []Condition `msgpack:"conditions,omitempty" size:"0..MaxConditioning" for:"image"`
 	// Arguments are what else the network's pipeline is called with, by name; values as texts, numbers in the shortest
@@ -203,6 +215,18 @@ func (s *Sampling) StepScales() []float64 {
 		scales[i] = max(1, s.CFGScale(int64(i), s.Sigmas[i]))
 	}
 	return scales
+}
+
+// Timestep returns what the network knows the state before step i by, in 0 to T: 1000 * sigma in float32, as
+// diffusers has it for a flow, or the network's own, which is 0 after the last step.
+func (s *Sampling) Timestep(i int64) float32 {
+	switch {
+	case len(s.NetworkTimesteps) == 0:
+		return 1000 * s.Sigmas[i]
+	case i < int64(len(s.NetworkTimesteps)):
+		return s.NetworkTimesteps[i]
+	}
+	return 0
 }
 
 // GuidedSteps returns how many of the T steps have classifier-free guidance.

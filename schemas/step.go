@@ -18,9 +18,10 @@ type Step struct {
 	NoiseLevel float64 `msgpack:"noise_level" range:"0..MaxNoiseLevel"`
 	Sigma      float32 `msgpack:"sigma" range:"(0..MaxSigma]"`
 	SigmaNext  float32 `msgpack:"sigma_next" range:"[0..1)"`
-	// Timestep is the float32 product 1000 * Sigma: to the bit what diffusers' scheduler
-	// has, so that its index_for_timestep finds it.
-	Timestep float32 `msgpack:"timestep" range:"0..1000*MaxSigma"`
+	// Timestep is the float32 product 1000 * Sigma: to the bit what diffusers' scheduler has, so that its
+	// index_for_timestep finds it. With OwnTimestep it is the network's own, of a model that predicts no velocity.
+	Timestep    float32 `msgpack:"timestep" range:"0..1000*MaxSigma"`
+	OwnTimestep bool    `msgpack:"own_timestep,omitempty"`
 	// StdDevT is the diffusion coefficient g; NoiseStd is the standard deviation of the transition.
 	StdDevT  float64 `msgpack:"std_dev_t" range:"0.."`
 	NoiseStd float64 `msgpack:"noise_std" range:"0.."`

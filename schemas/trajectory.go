@@ -47,7 +47,7 @@ type Denoised struct {
 	CFGRule string `msgpack:"cfg_rule" enum:"CFGRules?" for:"image"`
 	// CFGScales [T] are the scales of classifier-free guidance of the steps, as the settings say; 1: without.
 	CFGScales []float64 `msgpack:"cfg_scales,omitempty" size:"0..MaxSteps" range:"1..MaxCFGScale" for:"image" digest:"-"`
-	// Timesteps [T+1] = 1000 * sigma in float32, as diffusers has them: the whole schedule, whatever part of it ran.
+	// Timesteps [T+1] are those of Sampling: the whole schedule, whatever part of it ran.
 	Timesteps []float32 `msgpack:"timesteps" size:"0..MaxSteps+1" range:"0..1000*MaxSigma" for:"image"`
 	// LogProbs [T] are null on ode steps and on those that did not run.
 	LogProbs []*float64 `msgpack:"log_probs" size:"0..MaxSteps" for:"image"`

@@ -222,8 +222,8 @@ func (f *faults) checkAscending(field string, list []int64) {
 	}
 }
 
-// checkSigmas checks that a post-shift schedule [T+1] of legal sigmas falls, to 0.
-func (f *faults) checkSigmas(list []float32) {
+// checkSigmas checks that a post-shift schedule [T+1] of legal sigmas falls, to 0 unless its end is open.
+func (f *faults) checkSigmas(list []float32, open bool) {
 	if len(list) < 2 || len(list) > MaxSteps+1 {
 		return // their tag says so
 	}
@@ -233,7 +233,7 @@ func (f *faults) checkSigmas(list []float32) {
 		switch {
 		case !(s >= 0 && s <= MaxSigma):
 			return // its tag says so
-		case last && s != 0:
+		case last && s != 0 && !open:
 			f.add(field, formatFloat32(s), "must be 0, the end of the schedule")
 		case !last && s == 0:
 			f.add(field, "0", "must be above 0 and at most 1")

@@ -29,7 +29,7 @@ func (e *Request) checkRules(f *faults) {
 	f.requireOneOf("solver", e.Solver, Solvers)
 	f.requireOneOf("latents_dtype", e.LatentsDType, LatentsDTypes)
 	if f.checkLength("sigmas", len(e.Sigmas), 2, max(len(e.Sigmas), 3)) {
-		f.checkSigmas(e.Sigmas)
+		e.checkSchedule(f)
 	}
 	f.checkLength("transitions", len(e.Transitions), 1, max(len(e.Transitions), 2))
 	f.requireLength("transitions", len(e.Transitions), len(e.Sigmas)-1, "one less than the sigmas")
@@ -93,17 +93,33 @@ func (e *Step) checkRules(f *faults) {
 	if s := e.SigmaNext; s < 1 && s >= e.Sigma && e.Sigma > 0 {
 		f.add("sigma_next", formatFloat32(s), "must be at least 0 and below sigma")
 	}
-	f.checkTimestep("timestep", e.Timestep, e.Sigma)
+	if !e.OwnTimestep {
+		f.checkTimestep("timestep", e.Timestep, 1000*e.Sigma, "1000 * sigma")
+	}
 	e.checkLogProb(f)
 	e.checkTracks(f)
 	e.checkTensors(f)
 }
 
-// checkTimestep checks that t is the float32 nearest to 1000 * sigma, as in diffusers: trainers look
-// up a step by it.
-func (f *faults) checkTimestep(field string, t, sigma float32) {
-	if want := float32(1000 * sigma); t != want && t >= 0 && t <= 1000*MaxSigma {
-		f.add(field, formatFloat32(t), "must be "+formatFloat32(want)+", 1000 * sigma")
+// checkTimestep checks that t is what the network knows a state by: trainers look up a step by it.
+func (f *faults) checkTimestep(field string, t, want float32, of string) {
+	if t != want && t >= 0 && t <= 1000*MaxSigma {
+		f.add(field, formatFloat32(t), "must be "+formatFloat32(want)+", "+of)
+	}
+}
+
+// checkSchedule checks the sigmas of a schedule, and what the network knows them by.
+func (s *Sampling) checkSchedule(f *faults) {
+	n := len(s.NetworkTimesteps)
+	f.checkSigmas(s.Sigmas, n > 0)
+	if n > 0 {
+		f.requireLength("network_timesteps", n, len(s.Sigmas)-1, "one per step")
+	}
+	if (n > 0) != (s.InitialStd > 0) {
+		f.add("initial_std", formatFloat(s.InitialStd), "must be above 0 with network_timesteps, else absent")
+	}
+	if n > 0 && s.ScheduledSampling != nil {
+		f.add("network_timesteps", "given", "must be absent with scheduled_sampling")
 	}
 }
 
@@ -189,7 +205,7 @@ func (e *Trajectory) checkRules(f *faults) {
 		e.checkCompleted(f, begin, end)
 	} else {
 		f.requireText("error", e.Error)
-		f.checkSigmas(e.Sigmas)
+		e.checkSchedule(f)
 		if e.Image != nil {
 			f.add("image", "present", "must be absent unless completed")
 		}
@@ -226,12 +242,16 @@ func (e *Trajectory) checkCompleted(f *faults, begin, end int64) {
 	f.requirePositive("width", e.Width)
 	f.requireOneOf("cfg_rule", e.CFGRule, CFGRules)
 	if f.checkLength("sigmas", len(e.Sigmas), 2, max(len(e.Sigmas), 2)) {
-		f.checkSigmas(e.Sigmas)
+		e.checkSchedule(f)
 	}
 	steps := len(e.Sigmas) - 1
 	if f.requireLength("timesteps", len(e.Timesteps), len(e.Sigmas), "one per sigma") {
+		of := "1000 * sigma"
+		if len(e.NetworkTimesteps) > 0 {
+			of = "of network_timesteps"
+		}
 		for i, t := range e.Timesteps {
-			f.checkTimestep("timesteps["+strconv.Itoa(i)+"]", t, e.Sigmas[i])
+			f.checkTimestep("timesteps["+strconv.Itoa(i)+"]", t, e.Timestep(int64(i)), of)
 		}
 	}
 	f.requireLength("transitions", len(e.Transitions), steps, "one per step")

@@ -3,6 +3,7 @@ package flow
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/meander-rl/meander/pkg/models/portable"
 )
@@ -24,10 +25,12 @@ const (
 	// GridUniFlow is that of UniPCMultistepScheduler with use_flow_sigmas: the first T of T+1 points from 1 to 1/1000.
 	// diffusers then lowers a first sigma of 1 by 1e-6 for its logarithms; here it stays 1.
 	GridUniFlow Grid = "uni_flow"
+	// GridDiffusion is that of a Schedule with a Diffusion.
+	GridDiffusion Grid = "diffusion"
 )
 
 func (g Grid) valid() bool {
-	return g == "" || g == GridLinspace || g == GridTorch || g == GridScheduler || g == GridUniFlow
+	return slices.Contains([]Grid{"", GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion}, g)
 }
 
 // MuRule names how dynamic shifting finds mu: the logarithm of the shift, or the shift itself if time_shift_type is

@@ -10,8 +10,9 @@ import (
 // Plan is all that a rollout needs besides the model. Two rollouts with the same plan, initial state and velocities
 // have the same bits.
 type Plan struct {
-	// Sigmas [T+1] are strictly decreasing from at most 1; the last is 0.
-	Sigmas []float32
+	// Sigmas [T+1] are strictly decreasing from at most 1; the last is 0, or above it with OpenEnd.
+	Sigmas  []float32
+	OpenEnd bool
 	// Transitions [T] say how each step moves to the next state.
 	Transitions []Transition
 	// NoiseLevel is a in the formulas of the transitions: at least 0, and at most 1 with cps.
@@ -108,7 +109,7 @@ func (p Plan) Validate() error {
 			faults = append(faults, err)
 		}
 	}
-	sigmas := checkSigmas(p.Sigmas)
+	sigmas := checkSigmas(p.Sigmas, p.OpenEnd)
 	add(sigmas)
 	if len(p.Transitions) != len(p.Sigmas)-1 {
 		add(fmt.Errorf("transitions: %d values; must be one less than the %d sigmas", len(p.Transitions),

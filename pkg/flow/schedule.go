@@ -1,10 +1,12 @@
 package flow
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/meander-rl/meander/pkg/models/strictjson"
 )
@@ -50,6 +52,10 @@ type Schedule struct {
 	UseExponentialSigmas bool `json:"use_exponential_sigmas"`
 	UseBetaSigmas        bool `json:"use_beta_sigmas"`
 	StochasticSampling   bool `json:"stochastic_sampling"`
+
+	// Diffusion is that of a model that predicts something else than a velocity, in place of all above but Grid; nil:
+	// it is a flow model.
+	Diffusion *Diffusion `json:"-"`
 
 	// wide: the shift is computed in float64, as the solvers of diffusers do, instead of float32.
 	float64Shift bool
@@ -112,6 +118,18 @@ func ParseSchedule(config []byte) (Schedule, error) {
 		return Schedule{}, fmt.Errorf("parse scheduler config: %d bytes; must be at most %d", len(config),
 			maxConfigBytes)
 	}
+	var kind solverConfig
+	if json.Unmarshal(config, &kind) == nil && slices.Contains(diffusionClasses, kind.Class) {
+		d, err := parseDiffusion(config, kind.Class)
+		if err != nil {
+			return Schedule{}, fmt.Errorf("parse scheduler config: %w", err)
+		}
+		s = Schedule{Diffusion: d, Grid: GridDiffusion}
+		if err := s.Validate(); err != nil {
+			return Schedule{}, fmt.Errorf("scheduler config: %w", err)
+		}
+		return s, nil
+	}
 	if err := strictjson.Unmarshal(config, scheduleUnused, &s, &c); err != nil {
 		return Schedule{}, fmt.Errorf("parse scheduler config: %w", err)
 	}
@@ -144,7 +162,8 @@ func (c solverConfig) applyTo(s *Schedule) error {
 		check(c.Class == classUniPC || s.terminal() == 0, "shift_terminal", s.terminal(), "null for "+c.Class)
 		check(s.TimeShiftType != "linear" || c.Class == classUniPC, "time_shift_type", s.TimeShiftType, "exponential")
 	default:
-		check(false, "_class_name", c.Class, classEuler+", or "+classUniPC+" or "+classDPM+" with use_flow_sigmas")
+		check(false, "_class_name", c.Class, classEuler+", "+strings.Join(diffusionClasses, ", ")+", or "+classUniPC+
+			" or "+classDPM+" with use_flow_sigmas")
 	}
 	return errors.Join(faults...)
 }
@@ -161,8 +180,14 @@ func (s Schedule) Validate() error {
 			faults = append(faults, fmt.Errorf("%s: %v; must be %s", key, value, rule))
 		}
 	}
+	check((s.Diffusion != nil) == (s.Grid == GridDiffusion), "grid", fmt.Sprintf("%q", string(s.Grid)),
+		"diffusion with "+strings.Join(diffusionClasses, ", ")+", and with no other")
+	if s.Diffusion != nil {
+		return errors.Join(append(faults, s.Diffusion.validate())...)
+	}
 	check(s.NumTrainTimesteps == trainTimesteps, "num_train_timesteps", s.NumTrainTimesteps, "1000")
-	check(s.Grid.valid(), "grid", fmt.Sprintf("%q", string(s.Grid)), "linspace, linspace_torch, scheduler or uni_flow")
+	check(s.Grid.valid(), "grid", fmt.Sprintf("%q", string(s.Grid)),
+		"linspace, linspace_torch, scheduler, uni_flow or diffusion")
 	check(s.Grid != GridUniFlow || s.float64Shift, "grid", GridUniFlow,
 		"linspace or scheduler with "+classEuler)
 	check(s.Grid != GridScheduler || !s.float64Shift, "grid", GridScheduler,
@@ -213,7 +238,28 @@ func (s Schedule) Sigmas(numInferenceSteps, imageSeqLen int) ([]float32, error) 
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
+	if s.Diffusion != nil {
+		sigmas, _, err := s.Diffusion.grid(numInferenceSteps)
+		return sigmas, err
+	}
 	return s.finishGrid(s.grid(numInferenceSteps), imageSeqLen)
+}
+
+// Timesteps returns the timesteps [T] that the network of a Diffusion knows the states of a rollout by, and the
+// standard deviation of its first state, which is drawn; nil and 1 of a flow model, whose timesteps are 1000*sigma.
+// Errors are those of Sigmas.
+func (s Schedule) Timesteps(numInferenceSteps int) (timesteps []float32, initialStd float64, err error) {
+	if s.Diffusion == nil {
+		return nil, 1, nil
+	}
+	if err := errors.Join(checkSteps(numInferenceSteps), s.Validate()); err != nil {
+		return nil, 0, err
+	}
+	sigmas, timesteps, err := s.Diffusion.grid(numInferenceSteps)
+	if err != nil {
+		return nil, 0, err
+	}
+	return timesteps, s.Diffusion.initialStd(sigmas[0]), nil
 }
 
 // Shifted applies the schedule to a caller's own T sigmas, strictly decreasing in (0, 1], and
@@ -231,6 +277,10 @@ func (s Schedule) Shifted(sigmas []float64, imageSeqLen int) ([]float32, error) 
 		if i > 0 && sigma >= sigmas[i-1] {
 			return nil, fmt.Errorf("sigmas[%d]: %v; must be below the one before it, %v", i, sigma, sigmas[i-1])
 		}
+	}
+	if s.Diffusion != nil {
+		return nil, fmt.Errorf("sigmas: given; must be absent: the network knows the timesteps of %s alone",
+			s.Diffusion.Class)
 	}
 	s.Grid = GridLinspace // the caller's stand in for those of the grid
 	if err := s.Validate(); err != nil {
@@ -313,7 +363,7 @@ func float32s(grid []float64) []float32 {
 // no step leads from a sigma to the same sigma.
 func terminate(sigmas []float32) ([]float32, error) {
 	sigmas = append(sigmas, 0)
-	return sigmas, checkSigmas(sigmas)
+	return sigmas, checkSigmas(sigmas, false)
 }
 
 // MaxSigma is the largest sigma of a rollout: 1 plus the rounding errors of a schedule. Packages schemas and model
@@ -321,8 +371,8 @@ func terminate(sigmas []float32) ([]float32, error) {
 const MaxSigma = 1 + 1.0/(1<<19)
 
 // checkSigmas returns an error unless these can be the sigmas of a rollout: 2 to MaxSteps+1 values,
-// strictly decreasing, at most MaxSigma, the last 0. It names the first that breaks a rule.
-func checkSigmas(sigmas []float32) error {
+// strictly decreasing, at most MaxSigma, the last 0 unless the end is open. It names the first that breaks a rule.
+func checkSigmas(sigmas []float32, open bool) error {
 	n := len(sigmas)
 	if n < 2 || n > MaxSteps+1 {
 		return fmt.Errorf("sigmas: %d values; must be 2 to %d", n, MaxSteps+1)
@@ -335,7 +385,7 @@ func checkSigmas(sigmas []float32) error {
 			return fmt.Errorf("sigmas[%d]: %v; must be below the one before it, %v", i, sigma, sigmas[i-1])
 		}
 	}
-	if sigmas[n-1] != 0 {
+	if sigmas[n-1] != 0 && !open {
 		return fmt.Errorf("sigmas[%d]: %v; must be 0 at the end", n-1, sigmas[n-1])
 	}
 	return nil

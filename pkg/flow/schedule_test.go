@@ -199,7 +199,7 @@ func TestSchedule_RefusesGridAndMu(t *testing.T) {
 		s    flow.Schedule
 		want string
 	}{
-		{withGrid(qwenImage(), "cosine"), `grid: "cosine"; must be linspace, linspace_torch, scheduler or uni_flow`},
+		{withGrid(qwenImage(), "cosine"), `grid: "cosine"; must be linspace, linspace_torch, scheduler, uni_flow or diffusion`},
 		{withGrid(staticShift(3), flow.GridUniFlow), "grid: uni_flow; must be linspace or scheduler with FlowMatchEuler"},
 		{withGrid(uniFlow(t, 3), flow.GridScheduler), "grid: scheduler; must be linspace or uni_flow with UniPC"},
 		{none, "mu: none; must be linear, flux2 or constant with use_dynamic_shifting"},
@@ -326,8 +326,8 @@ func TestParseSchedule_Refuses(t *testing.T) {
 		{`{"use_dynamic_shifting": true, "max_image_seq_len": 256}`, "max_image_seq_len: 256"},
 		{`{"shift": "3"}`, "shift"},
 		{
-			`{"_class_name": "DDIMScheduler"}`,
-			`_class_name: "DDIMScheduler"; must be FlowMatchEulerDiscreteScheduler, or UniPC`,
+			`{"_class_name": "LMSDiscreteScheduler"}`,
+			`_class_name: "LMSDiscreteScheduler"; must be FlowMatchEulerDiscreteScheduler, DDIMScheduler`,
 		},
 		{`{"_class_name": "FlowMatchHeunDiscreteScheduler"}`, `_class_name: "FlowMatchHeunDiscreteScheduler"`},
 		{`{"_class_name": "DEISMultistepScheduler", "use_flow_sigmas": true, "flow_shift": 3}`, `_class_name: "DEIS`},

@@ -83,7 +83,7 @@ func (k StepTransition) Step(index int, x, next []float32) *Step {
 // noise is that of sigmas[1], because the formula divides by 1 - sigma. Errors name the field, its
 // value and the rule.
 func NewStepTransition(t Transition, noiseLevel float64, sigmas []float32, index int) (StepTransition, error) {
-	if err := checkSigmas(sigmas); err != nil {
+	if err := checkSigmas(sigmas, false); err != nil {
 		return StepTransition{}, err
 	}
 	if index < 0 || index >= len(sigmas)-1 {

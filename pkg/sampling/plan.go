@@ -20,7 +20,8 @@ func SizeOf(s *schemas.Sampling) media.Size {
 // faulty: flow.Plan.Validate says in what; intake calls it, so stored settings are valid.
 func Plan(s *schemas.Sampling) flow.Plan {
 	p := flow.Plan{
-		Sigmas: s.Sigmas, NoiseLevel: s.NoiseLevel, LogProb: flow.LogProbKind(s.LogProbKind),
+		Sigmas: s.Sigmas, OpenEnd: len(s.NetworkTimesteps) > 0, NoiseLevel: s.NoiseLevel,
+		LogProb: flow.LogProbKind(s.LogProbKind),
 		Solver:  flow.Solver(s.Solver),
 		Storage: tensor.DType(s.LatentsDType), Seed: s.SampleSeed,
 	}
@@ -33,6 +34,16 @@ func Plan(s *schemas.Sampling) flow.Plan {
 	begin, end := s.Segment()
 	p.Begin, p.End = int(begin), int(end)
 	return p
+}
+
+// InitialNoise fills x [S*C] with the state that a sample without a start begins with.
+func InitialNoise(x []float32, s *schemas.Sampling) {
+	flow.InitialNoise(x, s.NoiseSeed)
+	if std := float32(s.InitialStd); std > 0 {
+		for i := range x {
+			x[i] *= std
+		}
+	}
 }
 
 // Evaluations returns how many evaluations of the network the steps [begin, end) of a sample take; those with guidance

@@ -22,10 +22,13 @@ func TestSchedule_TakesWhatPoliciesSay(t *testing.T) {
 	for _, grid := range append([]string{""}, schemas.Grids...) {
 		for _, mu := range append([]string{""}, schemas.MuRules...) {
 			p := &schemas.Policy{Tenant: schemas.TenantMain, SchedulerConfig: []byte(dynamic), Grid: grid, Mu: mu}
+			if grid == schemas.GridDiffusion {
+				p.SchedulerConfig = []byte(`{"_class_name": "EulerDiscreteScheduler"}`)
+			}
 			if grid == schemas.GridUniFlow {
 				p.SchedulerConfig = []byte(unipc)
 			}
-			if mu == schemas.MuNone && grid != schemas.GridUniFlow {
+			if mu == schemas.MuNone && grid != schemas.GridUniFlow && grid != schemas.GridDiffusion {
 				p.SchedulerConfig = []byte(`{"shift": 3}`)
 			}
 			s, err := sampling.Schedule(p)
@@ -40,9 +43,9 @@ func TestSchedule_TakesWhatPoliciesSay(t *testing.T) {
 			seen[fmt.Sprint(sigmas)] += fmt.Sprintf("%s/%s ", grid, mu)
 		}
 	}
-	// linspace, linspace_torch and scheduler have four rules each, and nothing shifts uni_flow here
-	if len(seen) != 13 {
-		t.Errorf("%d different schedules; want 13: %v", len(seen), seen)
+	// linspace, linspace_torch and scheduler have four rules each, and nothing shifts uni_flow and diffusion here
+	if len(seen) != 14 {
+		t.Errorf("%d different schedules; want 14: %v", len(seen), seen)
 	}
 	if _, err := sampling.Schedule(&schemas.Policy{Tenant: schemas.TenantMain, SchedulerConfig: []byte(dynamic), Mu: "none"}); err == nil {
 		t.Error("dynamic shifting without a rule for mu is accepted")

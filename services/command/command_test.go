@@ -48,6 +48,9 @@ func command(ctx context.Context, args ...string) (stdout, stderr string, err er
 	return out.String(), errs.String(), err
 }
 
+// others is why some tests run without the race detector.
+const others = "they give the same commands as other tests, one after the other, and look at what is said"
+
 // expect runs a command line and checks its exit status, and that it says what it has to.
 func expect(t *testing.T, status int, say string, args ...string) (stdout string) {
 	t.Helper()
@@ -85,6 +88,17 @@ func inStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, exitOK, "1 of 1 groups complete", append([]string{"run", "--run", "r1"}, small...)...)
+	b := joined(t)
+	bustest.Until(t, "no service is said to run", func() error { // those that could not say that they end expire
+		present, err := b.Present(t.Context())
+		if err == nil && len(present) > 0 {
+			err = fmt.Errorf("%d are", len(present))
+		}
+		return err
+	})
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
 	stored = inMemory(t, "p.jsonl", "meander-data")
 }
 
@@ -184,6 +198,7 @@ func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 
 // Results that cannot be written are a failure, whatever writes them.
 func TestExecute_FullOutput(t *testing.T) {
+	bustest.Sequential(t, others)
 	file, err := filepath.Abs(reports + "07-geneval/metadata.jsonl")
 	if err != nil {
 		t.Fatal(err)
@@ -224,6 +239,7 @@ func TestExecute_FullOutput(t *testing.T) {
 
 // A folder or file of results that cannot be written is refused before anything is sampled.
 func TestRun_OutIsTried(t *testing.T) {
+	bustest.Sequential(t, others)
 	inStore(t)
 	if err := os.WriteFile("file", nil, 0o600); err != nil {
 		t.Fatal(err)

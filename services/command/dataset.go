@@ -301,7 +301,8 @@ func (p *promptFlags) selectRecords(
 
 // choiceFlags are the flags of a dataset.Choice, by the words of its errors.
 var choiceFlags = fieldFlags{set: map[string]string{
-	"offset": "offset", "limit": "limit", "batch size": "batch-size", "batches": "batches", "shard": "shard", "spares": "refill-rounds",
+	"offset": "offset", "limit": "limit", "batch size": "batch-size", "batches": "batches", "shard": "shard",
+	"spares": "refill-rounds",
 }}
 
 // choiceOf returns which records the flags choose: order, part and batches. An error names the flag.

@@ -193,6 +193,7 @@ func TestEstimate_JSON(t *testing.T) {
 // A run says what it will do, then does that: the numbers of its estimate are those of what it
 // stored. Shards on different machines paint what the whole paints.
 func TestEstimate_IsWhatRuns(t *testing.T) {
+	bustest.Sequential(t, others)
 	inEmptyDir(t)
 	digests := func(name string, args ...string) map[string]string {
 		stdout, stderr, err := command(t.Context(), append([]string{
@@ -275,6 +276,7 @@ func TestEstimate_IsWhatRuns(t *testing.T) {
 // A dry run has the limits that the run has: those of the store, or those that a new store gets. What cannot fit is
 // refused by both.
 func TestEstimate_Limits(t *testing.T) {
+	bustest.Sequential(t, others)
 	inEmptyDir(t)
 	limit := func() (limit float64) {
 		dry := linesOf(t, expect(t, exitOK, "", "run", "--dry-run", "--json", "--model", "synthetic", "a red fox"))[0]

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -13,6 +14,7 @@ const unseen = "evil\a\b\x1b[2J\x1b]0;x\x07\u009b31m\u0085\u202e\u2066\u200b\u20
 
 // No command passes what strangers wrote to the terminal as it is, neither as text nor as JSON.
 func TestCommands_Hostile(t *testing.T) {
+	bustest.Sequential(t, others)
 	inStore(t)
 	b := connected(t)
 	g := groupOfRun(t, b.Bus, "r1")

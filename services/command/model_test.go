@@ -7,11 +7,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
 )
 
 // A folder whose scheduler no rollout can follow does not load, and info says why.
 func TestModelInfo_Scheduler(t *testing.T) {
+	bustest.Sequential(t, others)
 	for _, tt := range []struct{ config, want string }{
 		{`{}`, "loads: yes"},
 		{`{"shift": 3, "use_dynamic_shifting": false}`, "loads: yes"},

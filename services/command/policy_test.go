@@ -6,6 +6,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -61,6 +62,7 @@ func TestPolicy_Refused(t *testing.T) {
 
 // A version or a lane that is not there is answered with those that are.
 func TestPolicy_NotThere(t *testing.T) {
+	bustest.Sequential(t, others)
 	inStore(t)
 	expect(t, exitUsage, `version 99 of lane "synthetic": not found; must be one of 0`, "policy", "rollback", "99")
 	expect(t, exitUsage, "VERSION: 99; must be one of lane synthetic: 0", "policy", "show", "99")

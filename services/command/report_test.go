@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
 // reportOf is the page that the command line writes, without the bytes of its images.
@@ -84,6 +86,7 @@ func TestReport(t *testing.T) {
 
 // Samples without a reward have their reason, and a run of which nothing has closed has a page.
 func TestReport_Failures(t *testing.T) {
+	bustest.Sequential(t, others)
 	inEmptyDir(t)
 	prompt := `{"prompt": "a fox", "uid": "p", "reward": [{"name": "http:fails"}]}`
 	if err := os.WriteFile("p.jsonl", []byte(prompt), 0o600); err != nil {
@@ -114,6 +117,7 @@ func TestReport_Texts(t *testing.T) {
 
 // What cannot be reported, or not be written, is refused, and a file that is there stays as it is.
 func TestReport_Refused(t *testing.T) {
+	bustest.Sequential(t, others)
 	inStore(t)
 	expect(t, exitFailed, `run "nowhere": nothing is stored of it`, "report", "nowhere")
 	expect(t, exitUsage, "RUN: ", "report", "a b")

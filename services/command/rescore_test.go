@@ -3,6 +3,8 @@ package command
 import (
 	"maps"
 	"testing"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
 // A pass shows the rewards before and after, is there to stay, and leaves the run alone.
@@ -32,6 +34,7 @@ func TestRescore(t *testing.T) {
 
 // A pass is a file, too: with the run that it scored it goes into another store, and comes to the same file there.
 func TestRescore_Export(t *testing.T) {
+	bustest.Sequential(t, others)
 	inStore(t)
 	expect(t, exitOK, "", "rescore", "--run", "r1", "--pass", "p1", "--reward", "jpeg_compressibility", "--out", "-")
 	expect(t, exitOK, "", "runs", "export", "r1", "--out", "r1.tar")

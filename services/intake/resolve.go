@@ -128,6 +128,10 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 	if err := resolveTexts(s, policy); err != nil {
 		return nil, err
 	}
+	if p.ScheduledSampling != nil && policy.Grid == schemas.GridDiffusion {
+		return nil, fmt.Errorf("scheduled_sampling: given; must be absent: model %q is a whole pipeline, which rolls "+
+			"no training timesteps", policy.Model)
+	}
 	if p.ScheduledSampling != nil && (s.CFGFrom > 0 || s.CFGUntil > 0) {
 		return nil, fmt.Errorf("cfg_from, cfg_until: %g, %g; must be absent with scheduled_sampling, whose steps are "+
 			"single timesteps", s.CFGFrom, s.CFGUntil)
@@ -218,7 +222,7 @@ func (x *imageSettings) scheduleDenoising(run schemas.Run, p *schemas.Prompt, po
 	tokens int,
 ) (err error) {
 	s := &x.sampling
-	if s.Sigmas, err = sigmasOf(p, policy, tokens); err != nil {
+	if err := x.setSigmas(p, policy, tokens); err != nil {
 		return err
 	}
 	steps := len(s.Sigmas) - 1
@@ -349,26 +353,37 @@ func Tokens(size media.Size, policy *schemas.Policy) (int, error) {
 	return int(elements / max(1, policy.LatentChannels)), nil
 }
 
-// sigmasOf returns the sigmas [T+1] of a prompt: the model's schedule, or the prompt's own sigmas, to which the
+// setSigmas sets the sigmas [T+1] of a prompt: the model's schedule, or the prompt's own sigmas, to which the
 // model's shift is applied. It fails if the model has no such schedule, or the numbers of steps differ.
-func sigmasOf(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32, error) {
+func (x *imageSettings) setSigmas(p *schemas.Prompt, policy *schemas.Policy, tokens int) error {
 	noise, err := scheduled.ParseNoise(policy.SchedulerConfig)
-	if err == nil && noise.Prediction != string(scheduled.Flow) {
-		return nil, fmt.Errorf("scheduled_sampling: null; must be there for model %q, which predicts %s: only flow "+
+	if err == nil && noise.Prediction != string(scheduled.Flow) && policy.Grid != schemas.GridDiffusion {
+		return fmt.Errorf("scheduled_sampling: null; must be there for model %q, which predicts %s: only flow "+
 			"models make images", policy.Model, noise.Prediction)
 	}
 	schedule, err := sampling.Schedule(policy)
 	if err != nil {
-		return nil, fmt.Errorf("schedule of model %q: %w", policy.Model, err)
+		return fmt.Errorf("schedule of model %q: %w", policy.Model, err)
 	}
+	s := &x.sampling
 	if p.Sigmas != nil {
 		if t := valueOr(p.NumInferenceSteps, int64(len(p.Sigmas))); t != int64(len(p.Sigmas)) {
-			return nil, fmt.Errorf("sigmas: %d values; num_inference_steps is %d, one value per step is needed",
+			return fmt.Errorf("sigmas: %d values; num_inference_steps is %d, one value per step is needed",
 				len(p.Sigmas), t)
 		}
-		return schedule.Shifted(p.Sigmas, tokens)
+		s.Sigmas, err = schedule.Shifted(p.Sigmas, tokens)
+		return err
 	}
-	return schedule.Sigmas(int(valueOr(p.NumInferenceSteps, policy.NumInferenceSteps)), tokens)
+	steps := int(valueOr(p.NumInferenceSteps, policy.NumInferenceSteps))
+	if s.Sigmas, err = schedule.Sigmas(steps, tokens); err != nil || schedule.Diffusion == nil {
+		return err
+	}
+	if n := flow.Solver(s.Solver).Evaluations(); n > 1 {
+		return fmt.Errorf("solver: %s; must be one of an evaluation for each step: the network of model %q knows its "+
+			"own timesteps alone", s.Solver, policy.Model)
+	}
+	s.NetworkTimesteps, s.InitialStd, err = schedule.Timesteps(steps)
+	return err
 }
 
 // stochasticSteps returns the steps of a schedule that add noise, ascending: those that the prompt names, all of

@@ -459,3 +459,40 @@ func TestResolve_LeavesThePromptAlone(t *testing.T) {
 		t.Errorf("group %+v with %+v, want the defaults", g, g.GroupPolicy)
 	}
 }
+
+// The lane of a model that predicts epsilon has the timesteps of its network; what would ask it elsewhere is refused.
+func TestResolve_Diffusion(t *testing.T) {
+	policy := qwen()
+	policy.Grid = schemas.GridDiffusion
+	policy.SchedulerConfig = []byte(`{"_class_name": "PNDMScheduler", "beta_start": 0.00085, "beta_end": 0.012,
+		"beta_schedule": "scaled_linear", "set_alpha_to_one": false, "skip_prk_steps": true, "steps_offset": 1}`)
+	resolve := func(change func(*schemas.Prompt)) ([]*schemas.Request, error) {
+		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4))}}
+		change(p)
+		return Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+	}
+	rs, err := resolve(func(*schemas.Prompt) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rs[0]
+	if want := []float32{751, 501, 251, 1}; !slices.Equal(r.NetworkTimesteps, want) {
+		t.Errorf("timesteps %v; want %v", r.NetworkTimesteps, want)
+	}
+	if last := r.Sigmas[4]; last < 0.028 || last > 0.029 || r.InitialStd < 0.7 || r.InitialStd > 1 {
+		t.Errorf("it ends at %v and begins with a deviation of %v", last, r.InitialStd)
+	}
+	for want, change := range map[string]func(*schemas.Prompt){
+		"sigmas: given; must be absent":            func(p *schemas.Prompt) { p.Sigmas = []float64{1, 0.7, 0.5, 0.2} },
+		"solver: heun; must be one of":             func(p *schemas.Prompt) { p.Rollout.Solver = "heun" },
+		"num_inference_steps: 1000; must be fewer": func(p *schemas.Prompt) { p.NumInferenceSteps = new(int64(1000)) },
+	} {
+		if _, err := resolve(change); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %q", err, want)
+		}
+	}
+	policy.Grid = ""
+	if _, err := resolve(func(*schemas.Prompt) {}); err == nil || !strings.Contains(err.Error(), "scheduled_sampling: null") {
+		t.Errorf("without the grid of a whole pipeline: %v", err)
+	}
+}

@@ -10,6 +10,7 @@ import (
 
 // States that are stored for samplers to go on from prove steps as those that are kept do.
 func TestRun_Checkpoints(t *testing.T) {
+	t.Parallel()
 	plane := sampledPlane(t)
 	p := prompt()
 	p.Rollout.ReturnStepIndices, p.Rollout.CheckpointEvery = []int64{3}, new(int64(1))

@@ -14,6 +14,7 @@ import (
 // What the model makes of the texts is stored once for all samples, stays while a trajectory names it,
 // and is what verify goes by.
 func TestRun_Conditioning(t *testing.T) {
+	t.Parallel()
 	plane := sampledPlane(t) // r1 keeps none
 	b := plane.Bus
 	p := prompt()

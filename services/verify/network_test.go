@@ -127,6 +127,7 @@ func exact(t *testing.T, b *bus.Bus, run schemas.Run) {
 // A guidance input is the model's default or the prompt's own. It decides bits, so it is in both digests, and verify
 // computes with it.
 func TestGuidance(t *testing.T) {
+	t.Parallel()
 	plane := bustest.New(t)
 	publish, stop := serveDistilled(t, plane)
 	byDefault := publish("default", prompt())
@@ -202,6 +203,7 @@ func TestCFGShares(t *testing.T) {
 
 // A sample with a setting of a later version is at fault for verify, and refused by the client, by the setting's name.
 func TestUnknownSetting(t *testing.T) {
+	t.Parallel()
 	plane := bustest.New(t)
 	sample(t, plane, "r1", prompt())
 	made, err := client.New(plane.Bus).Trajectory(t.Context(), "r1", "p1", 0)
@@ -294,6 +296,7 @@ func TestTrueCFGScale2(t *testing.T) {
 
 // A velocity under guidance is rescaled as the sample says: it is in both digests, and verify does as the sampler did.
 func TestGuidanceRescale(t *testing.T) {
+	t.Parallel()
 	plane := bustest.New(t)
 	publish, stop := serveDistilled(t, plane)
 	plain := publish("plain", prompt())
@@ -316,6 +319,7 @@ func TestGuidanceRescale(t *testing.T) {
 // Further texts reach the text encoders of the network; they are in both digests, and what is stored of the encoded
 // texts is that of all of them.
 func TestTexts(t *testing.T) {
+	t.Parallel()
 	plane := bustest.New(t)
 	publish, stop := serveDistilled(t, plane)
 	keep := func(second, third string) *schemas.Prompt {

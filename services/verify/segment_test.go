@@ -51,6 +51,7 @@ func tail(t *testing.T) (*bus.Bus, *schemas.Trajectory) {
 // What a sample started with stands in for a state that was not kept: each stochastic step is
 // recomputed, the first from the given states.
 func TestRun_Segment(t *testing.T) {
+	t.Parallel()
 	b, trajectory := tail(t)
 	report, err := verify.Run(t.Context(), b, "tail", verify.Options{})
 	if err != nil {
@@ -93,6 +94,7 @@ func TestRun_Segment(t *testing.T) {
 
 // A drawn start is drawn again: a seed that it does not come from is found.
 func TestRun_DrawnStart(t *testing.T) {
+	t.Parallel()
 	plane := sampledPlane(t)
 	b := plane.Bus
 	p := prompt()
@@ -115,6 +117,7 @@ func TestRun_DrawnStart(t *testing.T) {
 
 // States that are stored no more prove nothing.
 func TestRun_StartGone(t *testing.T) {
+	t.Parallel()
 	b, trajectory := tail(t)
 	blobs, err := b.JetStream().ObjectStore(t.Context(), schemas.BlobBucket)
 	if err != nil {

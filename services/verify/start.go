@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
@@ -32,7 +31,7 @@ func (s *sample) checkStart(ctx context.Context) error {
 		return nil
 	}
 	if t.Start == nil {
-		flow.InitialNoise(x, t.NoiseSeed)
+		sampling.InitialNoise(x, &t.Sampling)
 	} else {
 		states, err := s.loadStart(ctx, t.Start)
 		switch {

@@ -109,6 +109,7 @@ func store(t *testing.T, b *bus.Bus, run schemas.Run, trajectory *schemas.Trajec
 }
 
 func TestRun(t *testing.T) {
+	t.Parallel()
 	b := sampled(t)
 	var seen []int
 	report, err := verify.Run(t.Context(), b, "r1", verify.Options{Progress: func(n int) { seen = append(seen, n) }})
@@ -152,6 +153,7 @@ func TestRun(t *testing.T) {
 
 // What is gone is counted, and keeps the run from being verified.
 func TestRun_Unproven(t *testing.T) {
+	t.Parallel()
 	b := sampled(t)
 	trajectory, err := client.New(b).Trajectory(t.Context(), "r1", "p1", 1)
 	if err != nil {
@@ -179,6 +181,7 @@ func TestRun_Unproven(t *testing.T) {
 
 // A check of nothing is no proof, and says what a run must keep; garbage among trajectories is one mismatch.
 func TestRun_NothingChecked(t *testing.T) {
+	t.Parallel()
 	plane := bustest.New(t)
 	for run, c := range map[schemas.Run]struct {
 		rollout schemas.Rollout
@@ -206,6 +209,7 @@ func TestRun_NothingChecked(t *testing.T) {
 
 // Every log-prob is recomputed exactly, whatever latents are stored as and whichever way a rollout takes.
 func TestRun_RatioIsOne(t *testing.T) {
+	t.Parallel()
 	plane := bustest.New(t)
 	for i, rollout := range []schemas.Rollout{
 		{LatentsDType: "F32"},
@@ -229,6 +233,7 @@ func TestRun_RatioIsOne(t *testing.T) {
 
 // A sample that a server drew, and that no model here can compute again, is held to its digests alone.
 func TestRun_NotComputed(t *testing.T) {
+	t.Parallel()
 	b := sampled(t)
 	by := &schemas.Drawn{Engine: schemas.Engine{Name: schemas.EngineVLLM, Verify: schemas.VerifyNone}}
 	forge(t, b, "served", func(t *schemas.Trajectory) {
@@ -332,6 +337,7 @@ func TestRun_Lanes(t *testing.T) {
 }
 
 func TestRun_Errors(t *testing.T) {
+	t.Parallel()
 	b := sampled(t)
 	if _, err := verify.Run(t.Context(), b, "r1", verify.Options{Model: []string{"/does/not/exist"}}); err == nil {
 		t.Error("a model that is not there: no error")
@@ -345,6 +351,7 @@ func TestRun_Errors(t *testing.T) {
 }
 
 func TestReport_OK(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name      string
 		report    verify.Report
@@ -412,6 +419,7 @@ func serveAgain(t *testing.T, b *bus.Bus, run schemas.Run, sample *schemas.Traje
 
 // Tokens of a server that gives the same bits are drawn again, those of another are not.
 func TestRun_DrawnTokens(t *testing.T) {
+	t.Parallel()
 	plane := bustest.New(t)
 	const sums = "../../deploy/models/sums"
 	sampleWith(t, plane, sums, "r1", &schemas.Prompt{UID: "p1", Prompt: "2+2=?", GroupSize: new(int64(1))})
@@ -437,6 +445,7 @@ func TestRun_DrawnTokens(t *testing.T) {
 // What a server says of a step is held to a tolerance of its own, with the weights of the model here, unless the server
 // gives the same bits.
 func TestRun_DrawnSteps(t *testing.T) {
+	t.Parallel()
 	b := sampled(t)
 	forge(t, b, "served", func(t *schemas.Trajectory) { t.Prompt = "a blue fox" }) // its log-probs are others
 	served, err := client.New(b).Trajectory(t.Context(), "served", "p1", 0)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/integration/tools/harness"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
 	"github.com/meander-rl/meander/pkg/models/model"
@@ -24,6 +25,9 @@ import (
 	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/pkg/models/model/remote/remotetest"
 )
+
+// measures is why these run without the race detector.
+const measures = "networks compute one sample after the other, and are measured"
 
 // tinyBench measures next to nothing, with a model of the given name.
 func tinyBench(dir string) samplerBench {
@@ -34,6 +38,7 @@ func tinyBench(dir string) samplerBench {
 }
 
 func TestBenchTokens(t *testing.T) {
+	bustest.Sequential(t, measures)
 	t.Setenv("MEANDER_TEST_PEER", "tokens")
 	dir := filepath.Join(t.TempDir(), "random")
 	if err := (qwen2.Random{}).Write(dir); err != nil {
@@ -66,6 +71,7 @@ func TestBenchTokens(t *testing.T) {
 }
 
 func TestBenchSampler(t *testing.T) {
+	bustest.Sequential(t, measures)
 	t.Setenv("MEANDER_TEST_PEER", "twice")
 	b := tinyBench(checkpoint.Dir(t, checkpoint.Config{}))
 	b.peer = os.Args[0] + " -test.run=^TestPeerProcess$"
@@ -136,6 +142,7 @@ func TestPeerProcess(t *testing.T) {
 }
 
 func TestBenchSamplerPeerFails(t *testing.T) {
+	bustest.Sequential(t, measures)
 	dir := checkpoint.Dir(t, checkpoint.Config{})
 	self := os.Args[0] + " -test.run=^TestPeerProcess$"
 	for _, c := range []struct{ mode, peer, want string }{
@@ -175,6 +182,7 @@ func TestBenchEvents(t *testing.T) {
 
 // The worker of tests stands for those of Python.
 func TestBenchTorch(t *testing.T) {
+	bustest.Sequential(t, measures)
 	b := torchBench{
 		model: remotetest.Folder(t, "FluxPipeline", 1), python: harness.WorkerProgram(t), echo: "-m meander.torch",
 		device: "cpu", dtype: "f32", prompt: "a", batches: []int{1, 3}, runs: 2, steps: 2, rounds: 2, calls: 3,
@@ -213,6 +221,7 @@ func TestBenchTorch(t *testing.T) {
 
 // Ratios are those to the first engine, scaling that to the first size of the same.
 func TestBenchTorch_beside(t *testing.T) {
+	bustest.Sequential(t, measures)
 	m, err := families.All().Open(checkpoint.Dir(t, checkpoint.Config{}), model.Options{Threads: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -424,6 +433,7 @@ func TestFolder_isThatOfThePublishedModel(t *testing.T) {
 
 // What a GPU is measured by can be tried on the CPU; another engine that is missing is said.
 func TestBenchGPU(t *testing.T) {
+	bustest.Sequential(t, measures)
 	var out, stderr bytes.Buffer
 	g := gpuBench{
 		device: "cpu", dtype: "f32", layers: 1, of: 60, small: true, round: time.Millisecond, peer: "false", out: &out,

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/models/tensor/cuda"
 	"github.com/meander-rl/meander/pkg/models/tensor/cuda/driver"
@@ -37,6 +38,7 @@ func (w *wholeGPU) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) 
 // The model of costs has the launches that a session makes, no more and no fewer. One block of each stands for all:
 // these do together what it says, less what would be beyond the edges of matrices.
 func TestCountingGPU(t *testing.T) {
+	bustest.Sequential(t, measures)
 	t.Chdir("../../..")
 	w, launched := &wholeGPU{countingGPU: newCountingGPU(false), sums: map[string]launch{}}, map[string]float64{}
 	note := func(kernel string, _ time.Duration) { launched[kernel]++ }
@@ -78,6 +80,7 @@ func TestCountingGPU(t *testing.T) {
 // The table says that it is a model, and has each kernel with its share on each GPU. What would be measured by it is
 // refused beside it.
 func TestBenchGPU_Roofline(t *testing.T) {
+	bustest.Sequential(t, measures)
 	t.Chdir("../../..")
 	var out bytes.Buffer
 	g := gpuBench{small: true, of: 60, out: &out}

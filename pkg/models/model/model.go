@@ -124,6 +124,7 @@ const (
 	GridTorch     = "linspace_torch"
 	GridScheduler = "scheduler"
 	GridUniFlow   = "uni_flow"
+	GridDiffusion = "diffusion"
 
 	MuLinear   = "linear"
 	MuNone     = "none"
@@ -179,8 +180,9 @@ func (c Card) Validate() error {
 		c.Pipeline == nil && oneOf(c.CFGRule, CFGRescaled, CFGPlain, CFGPlainClamped),
 		"cfg_rule: %q; must be %s, %s or %s, or %s with a pipeline", c.CFGRule, CFGRescaled, CFGPlain, CFGPlainClamped,
 		CFGInside)
-	check(oneOf(c.Grid, "", GridLinspace, GridTorch, GridScheduler, GridUniFlow), "grid: %q; must be %s, %s, %s or %s",
-		c.Grid, GridLinspace, GridTorch, GridScheduler, GridUniFlow)
+	check(oneOf(c.Grid, "", GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion),
+		"grid: %q; must be %s, %s, %s, %s or %s", c.Grid, GridLinspace, GridTorch, GridScheduler, GridUniFlow,
+		GridDiffusion)
 	check(oneOf(c.Mu, "", MuLinear, MuNone, MuFlux2, MuConstant), "mu: %q; must be %s, %s, %s or %s", c.Mu, MuLinear,
 		MuNone, MuFlux2, MuConstant)
 	check(c.ConstantMu == 0 || c.Mu == MuConstant && c.ConstantMu-c.ConstantMu == 0,

@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/interaction"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/schemas"
@@ -239,8 +238,8 @@ func (r *Recorder) trajectory() *schemas.Trajectory {
 	if q.TrueCFGScale > 1 {
 		t.CFGScales = q.StepScales()
 	}
-	for _, sigma := range q.Sigmas {
-		t.Timesteps = append(t.Timesteps, flow.Timestep(sigma))
+	for i := range q.Sigmas {
+		t.Timesteps = append(t.Timesteps, q.Timestep(int64(i)))
 	}
 	return t
 }

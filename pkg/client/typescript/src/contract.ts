@@ -358,7 +358,7 @@ export interface Denoised {
   cfg_rule: "rescaled" | "plain" | "plain_clamped" | "inside" | "";
   /** cfg_scales [T] are the scales of classifier-free guidance of the steps, as the settings say; 1: without. */
   cfg_scales?: number[] | null;
-  /** timesteps [T+1] = 1000 * sigma in float32, as diffusers has them: the whole schedule, whatever part of it ran. */
+  /** timesteps [T+1] are those of Sampling: the whole schedule, whatever part of it ran. */
   timesteps: number[] | null;
   /** log_probs [T] are null on ode steps and on those that did not run. */
   log_probs: (number | null)[] | null;
@@ -880,8 +880,8 @@ export interface Policy {
   scheduler_config: Uint8Array | null;
   /** pipeline says what a pipeline takes that computes as a whole, with guidance inside, as JSON: its class, its conditions and arguments by name and type. Empty: the model takes texts alone. */
   pipeline?: Uint8Array | null;
-  /** grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), linspace_torch (the same as torch computes them in float32), scheduler (those that FlowMatchEulerDiscreteScheduler chooses where the pipeline gives it none) or uni_flow (those of UniPCMultistepScheduler with use_flow_sigmas). Empty: linspace. */
-  grid?: "linspace" | "linspace_torch" | "scheduler" | "uni_flow" | "" | null;
+  /** grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), linspace_torch (the same as torch computes them in float32), scheduler (those that FlowMatchEulerDiscreteScheduler chooses where the pipeline gives it none), uni_flow (those of UniPCMultistepScheduler with use_flow_sigmas) or diffusion (of models that predict epsilon, v or the sample: b/(a+b) of the scheduler's own timesteps, where states are (a x0 + b eps) / (a+b)). Empty: linspace. */
+  grid?: "linspace" | "linspace_torch" | "scheduler" | "uni_flow" | "diffusion" | "" | null;
   /** mu says how the shift of a scheduler with use_dynamic_shifting is found: linear in the number of latent tokens, none (such a scheduler is refused), flux2 (from tokens and steps) or constant (mu_constant). Empty: linear. */
   mu?: "linear" | "none" | "flux2" | "constant" | "" | null;
   /** mu_constant is the logarithm of the shift where mu is constant, whatever the size of the image. */
@@ -1234,7 +1234,7 @@ export interface Request {
   stop?: SegmentStop | null;
   /** scheduled_sampling is what the sample rolls; absent: it is an ordinary one. */
   scheduled_sampling?: ScheduledSample | null;
-  /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule, whatever part of it runs. */
+  /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0, or above it beside network_timesteps: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
   /** transitions are what each of the T steps runs. */
   transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
@@ -1270,6 +1270,10 @@ export interface Request {
   boundary_ratio?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
   guidance_rescale?: number | null;
+  /** network_timesteps [T] are what a network that predicts no velocity knows the steps by; absent: 1000 * sigma. */
+  network_timesteps?: number[] | null;
+  /** initial_std is the standard deviation of the initial noise, there with network_timesteps only; else it is 1. */
+  initial_std?: number | null;
   /** conditions are the files that the network is given besides texts, sorted by name. */
   conditions?: Condition[] | null;
   /** arguments are what else the network's pipeline is called with, by name; values as texts, numbers in the shortest form. What is not here is the pipeline's default. */
@@ -1586,7 +1590,7 @@ export interface Sampling {
   stop?: SegmentStop | null;
   /** scheduled_sampling is what the sample rolls; absent: it is an ordinary one. */
   scheduled_sampling?: ScheduledSample | null;
-  /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule, whatever part of it runs. */
+  /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0, or above it beside network_timesteps: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
   /** transitions are what each of the T steps runs. */
   transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
@@ -1622,6 +1626,10 @@ export interface Sampling {
   boundary_ratio?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
   guidance_rescale?: number | null;
+  /** network_timesteps [T] are what a network that predicts no velocity knows the steps by; absent: 1000 * sigma. */
+  network_timesteps?: number[] | null;
+  /** initial_std is the standard deviation of the initial noise, there with network_timesteps only; else it is 1. */
+  initial_std?: number | null;
   /** conditions are the files that the network is given besides texts, sorted by name. */
   conditions?: Condition[] | null;
   /** arguments are what else the network's pipeline is called with, by name; values as texts, numbers in the shortest form. What is not here is the pipeline's default. */
@@ -1802,8 +1810,10 @@ export interface Step {
   sigma: number;
   /** noise scale after the step, in [0, 1) */
   sigma_next: number;
-  /** timestep is the float32 product 1000 * sigma: to the bit what diffusers' scheduler has, so that its index_for_timestep finds it. */
+  /** timestep is the float32 product 1000 * sigma: to the bit what diffusers' scheduler has, so that its index_for_timestep finds it. With own_timestep it is the network's own, of a model that predicts no velocity. */
   timestep: number;
+  /** timestep is the float32 product 1000 * sigma: to the bit what diffusers' scheduler has, so that its index_for_timestep finds it. With own_timestep it is the network's own, of a model that predicts no velocity. */
+  own_timestep?: boolean | null;
   /** std_dev_t is the diffusion coefficient g; noise_std is the standard deviation of the transition. */
   std_dev_t: number;
   /** std_dev_t is the diffusion coefficient g; noise_std is the standard deviation of the transition. */
@@ -2196,7 +2206,7 @@ export interface Trajectory {
   stop?: SegmentStop | null;
   /** scheduled_sampling is what the sample rolls; absent: it is an ordinary one. */
   scheduled_sampling?: ScheduledSample | null;
-  /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule, whatever part of it runs. */
+  /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0, or above it beside network_timesteps: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
   /** transitions are what each of the T steps runs. */
   transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
@@ -2232,6 +2242,10 @@ export interface Trajectory {
   boundary_ratio?: number | null;
   /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
   guidance_rescale?: number | null;
+  /** network_timesteps [T] are what a network that predicts no velocity knows the steps by; absent: 1000 * sigma. */
+  network_timesteps?: number[] | null;
+  /** initial_std is the standard deviation of the initial noise, there with network_timesteps only; else it is 1. */
+  initial_std?: number | null;
   /** conditions are the files that the network is given besides texts, sorted by name. */
   conditions?: Condition[] | null;
   /** arguments are what else the network's pipeline is called with, by name; values as texts, numbers in the shortest form. What is not here is the pipeline's default. */
@@ -2244,7 +2258,7 @@ export interface Trajectory {
   cfg_rule: "rescaled" | "plain" | "plain_clamped" | "inside" | "";
   /** cfg_scales [T] are the scales of classifier-free guidance of the steps, as the settings say; 1: without. */
   cfg_scales?: number[] | null;
-  /** timesteps [T+1] = 1000 * sigma in float32, as diffusers has them: the whole schedule, whatever part of it ran. */
+  /** timesteps [T+1] are those of Sampling: the whole schedule, whatever part of it ran. */
   timesteps: number[] | null;
   /** log_probs [T] are null on ode steps and on those that did not run. */
   log_probs: (number | null)[] | null;
@@ -2601,7 +2615,7 @@ export const structs: Record<string, Record<string, string>> = {
   Refill: {"root":"str","round":"int"},
   ReflexFlow: {"alpha":"number?","beta1":"number?","beta2":"number?","keep":"str?","mode":"str?"},
   ReflexTerms: {"adr_loss":"number","exposure_l1":"number","fc_loss":"number","weight_max":"number","weight_min":"number"},
-  Request: {"arguments":"map?","base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","noise_level":"number","noise_seed":"int","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
+  Request: {"arguments":"map?","base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
   Reward: {"error":"str?","group":"Group","group_size":"int","policy_version_max":"int","policy_version_min":"int","reward":"number?","run":"str","sample_finished":"int?","sample_index":"int","sample_started":"int?","schedule_digest":"str","scored":"int","scores":"[Score]","status":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int","uid":"str","v":"int"},
   RewardSpec: {"ground_truth":"any??","name":"str","params":"map?","required":"bool?","weight":"number?"},
   Roll: {"base":"int","offset":"int","reason":"str?","source":"int","timestep":"number"},
@@ -2614,7 +2628,7 @@ export const structs: Record<string, Record<string, string>> = {
   RunStatus: {"by":"str?","cancelled":"int","closed":"int","failed":"int?","groups":"int","lost":"int?","open_batches":"int","outcomes":"[OutcomeCount]?","parked":"int","reason":"str?","refused":"int?","rewards":"int","since":"int?","state":"str","trajectories":"int","waiting":"int","waits_for":"str?"},
   SDEWindow: {"iteration":"int?","iters_per_group":"int?","range":"[int]","seed":"int?","size":"int","strategy":"str?"},
   SampleTimings: {"decode_ns":"int","denoise_ns":"int","encode_ns":"int","finished":"int","received":"int","started":"int"},
-  Sampling: {"arguments":"map?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int","latents_dtype":"str","log_prob_kind":"str","negative_prompt":"str","noise_level":"number","noise_seed":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","sample_seed":"int","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int"},
+  Sampling: {"arguments":"map?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","latents_dtype":"str","log_prob_kind":"str","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","sample_seed":"int","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int"},
   ScheduledSample: {"plan_digest":"str","roll":"Roll","settings":"RollSettings"},
   ScheduledSampling: {"base_timesteps":"[number]","compat":"str?","decode":"bool?","max_step_offset":"int?","order":"int?","probability":"number?","ramp":"ProbabilityRamp?","reflexflow":"ReflexFlow?","sampler":"str?","seed":"int?","strategy":"str?","timesteps":"int?","train_step":"int?"},
   Score: {"detail":"str?","duration_ns":"int","error":"str?","exact":"bool?","name":"str","status":"str","value":"number?","version":"str","weight":"number"},
@@ -2624,7 +2638,7 @@ export const structs: Record<string, Record<string, string>> = {
   SegmentStart: {"branch":"Branch?","data":"SegmentData?","latents":"Tensor?","step_index":"int"},
   SegmentStop: {"decode":"bool?","step_index":"int"},
   Start: {"branch":"Branch?","data":"Data?","latents":"Tensor?","sigma":"number?","step_index":"int?"},
-  Step: {"attempt":"str","backend":"str","checkpoint":"Tensor?","debug":"[NamedTensor]","device_ns":"int","element_count":"int","latents":"[IndexedTensor]","log_prob":"number?","log_prob_kind":"str","log_prob_sum":"number?","noise_level":"number","noise_std":"number","num_inference_steps":"int","policy_version":"int","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"RolledStep?","seal":"str?","sigma":"number","sigma_next":"number","stage":"str","std_dev_t":"number","step_index":"int","timestep":"number","tracks":"[StepTrack]?","transition":"str","uid":"str","v":"int","weights_digest":"str"},
+  Step: {"attempt":"str","backend":"str","checkpoint":"Tensor?","debug":"[NamedTensor]","device_ns":"int","element_count":"int","latents":"[IndexedTensor]","log_prob":"number?","log_prob_kind":"str","log_prob_sum":"number?","noise_level":"number","noise_std":"number","num_inference_steps":"int","own_timestep":"bool?","policy_version":"int","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"RolledStep?","seal":"str?","sigma":"number","sigma_next":"number","stage":"str","std_dev_t":"number","step_index":"int","timestep":"number","tracks":"[StepTrack]?","transition":"str","uid":"str","v":"int","weights_digest":"str"},
   StepRef: {"attempt":"str?","digest":"str","seq":"int"},
   StepSeed: {"seed":"int","step_index":"int"},
   StepTrack: {"elements":"int","log_prob":"number?","log_prob_sum":"number?","name":"str","shape":"[int]"},
@@ -2640,7 +2654,7 @@ export const structs: Record<string, Record<string, string>> = {
   TokenLogits: {"form":"str","ids":"Tensor?","masked":"int","values":"Tensor"},
   Tokens: {"attempt":"str","backend":"str","device_ns":"int","engine":"str?","entropies":"[number]","finish_reason":"str?","generated":"bool","ids":"[int]","log_probs":"[number]","log_sum_exps":"[number]","logits":"TokenLogits?","logits_kind":"str","min_p":"number","n":"int","policy_version":"int","position":"int","processed_log_probs":"[number]","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","seal":"str?","stage":"str","temperature":"number","top_k":"int","top_log_probs":"[number]","top_p":"number","turn":"int","turn_position":"int","uid":"str","v":"int","vocabulary":"int","weights_digest":"str"},
   Track: {"elements":"int","name":"str","shape":"[int]"},
-  Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","image":"Image?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","negative_prompt":"str","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","tracks":"[Track]?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","video":"Video?","weights_digest":"str","width":"int"},
+  Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","image":"Image?","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","tracks":"[Track]?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","video":"Video?","weights_digest":"str","width":"int"},
   Tree: {"branches":"[BranchPoint]","leaf":"int?"},
   Turn: {"begin":"int","end":"int","finish_reason":"str?","generated":"bool","matched":"str?","metadata":"map?","reply":"str?","score":"number?","text":"str?"},
   Update: {"at":"int","batch_digest":"str?","batches":"[str]","by":"str?","clip_share":"number?","evaluation":"[Metric]?","grad_norm":"number?","kl":"number?","lane":"str","loss":"number?","lr":"number?","policy_version":"int","ratio":"number?","run":"str","staleness":"int?","step":"int","tenant":"str","v":"int","weights_digest":"str"},

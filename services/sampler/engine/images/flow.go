@@ -153,7 +153,7 @@ func (e *flowEngine) evaluated(ctx context.Context, req *schemas.Request, n int)
 func (e *flowEngine) initialState(req *schemas.Request, from *schemas.SegmentStart, tokens int) ([]float32, error) {
 	x := make([]float32, tokens*e.card.LatentChannels)
 	if from == nil {
-		flow.InitialNoise(x, req.NoiseSeed)
+		sampling.InitialNoise(x, &req.Sampling)
 		return x, nil
 	}
 	shape := []int64{int64(tokens), int64(e.card.LatentChannels)}
@@ -230,7 +230,8 @@ func stepEvent(r *schemas.Request, shape []int64, step *flow.Step, last bool) *s
 	e := &schemas.Step{
 		StepIndex: index, NumInferenceSteps: int64(len(r.Transitions)),
 		Transition: string(step.Transition), NoiseLevel: r.NoiseLevel,
-		Sigma: step.Sigma, SigmaNext: step.SigmaNext, Timestep: step.Timestep,
+		Sigma: step.Sigma, SigmaNext: step.SigmaNext, Timestep: r.Timestep(index),
+		OwnTimestep: len(r.NetworkTimesteps) > 0,
 		StdDevT: step.StdDevT, NoiseStd: step.NoiseStd, LogProbKind: r.LogProbKind,
 		ElementCount: int64(len(step.X)), ScheduleDigest: r.ScheduleDigest,
 	}

@@ -194,7 +194,7 @@ func (n *Network) stateShape(r *schemas.Request) ([]int64, error) {
 // CheckSchedule refuses a model by whose schedule neither a rollout nor scheduled sampling can be made.
 func CheckSchedule(c model.Card) error {
 	noise, err := scheduled.ParseNoise(c.SchedulerConfig)
-	if err == nil && noise.Prediction != string(scheduled.Flow) {
+	if err == nil && noise.Prediction != string(scheduled.Flow) && c.Grid != model.GridDiffusion {
 		return nil // such a model serves scheduled sampling only
 	}
 	_, fault := sampling.Schedule(PolicyOf(c))

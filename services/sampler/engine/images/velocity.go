@@ -49,7 +49,8 @@ func RowOf(s *schemas.Sampling, cond, negative *model.Conditioning, at Point) Gu
 var uses = []string{
 	"prompt", "prompt_2", "prompt_3", "negative_prompt", "truncate_prompt", "sample_seed", "noise_seed", "step_seeds",
 	"start", "stop", "scheduled_sampling", "sigmas", "transitions", "noise_level", "solver", "log_prob_kind",
-	"latents_dtype", "height", "width", "frames", "guidance", "guidance_rescale", "cfg_scales",
+	"latents_dtype", "height", "width", "frames", "guidance", "guidance_rescale", "cfg_scales", "network_timesteps",
+	"initial_std",
 }
 
 // CheckSettings refuses a sample with a setting that is not computed with, and one whose guidance does not fit the

@@ -24,7 +24,7 @@ from nats.aio.msg import Msg
 from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
-from . import access
+from . import access, conditions as files
 from ..data.batch import Group, Keep, Sample
 from .control import Controls, Refused
 from .cursor import PatientJetStream
@@ -98,18 +98,26 @@ class Client(Controls, Teachers):
         self._texts: dict[str, asyncio.Future[bytes]] = {}
 
     async def publish(
-        self, /, run: str, prompt: str, timeout: float = 10, dry: bool = False, **fields: Any
+        self, /, run: str, prompt: str, timeout: float = 10, dry: bool = False,
+        conditions: Mapping[str, Any] | None = None, arguments: Mapping[str, Any] | None = None, **fields: Any
     ) -> dict[str, Any]:
         """Stores a prompt and returns intake's receipt, whose warnings are logged. fields are fields of a Prompt, such
-        as group_size=8. dry: nothing is stored; the receipt says what would become of the prompt now.
+        as group_size=8. dry: nothing is stored but conditions; the receipt says what would become of the prompt now.
+
+        conditions are files that a pipeline is given, by name: paths, bytes, images of Pillow, arrays (uint8, or floats
+        0 to 1), or lists of them. arguments are what else it is called with, such as {"true_cfg_scale": 4}.
 
         Refused: intake refuses the prompt.
-        ValueError: run or uid cannot be a name.
+        ValueError: run or uid cannot be a name, or a condition is no image.
         TimeoutError: no answer in time. The prompt is stored anyway, unless the message says that the server was away;
         it says what intake waits for, such as a sampler for the model.
         """
         if uid := fields.get("uid"):
             name_of("uid", uid)
+        if conditions:
+            fields["conditions"] = await files.stored(self, conditions)
+        if arguments:
+            fields["arguments"] = files.texts(arguments)
         body = msgpack.packb({"v": 1, "prompt": prompt, **fields})
         if dry:
             return self._outcome(run, decode((await self._request(f"dry.{name_of('run', run)}", body, timeout)).data))

@@ -105,6 +105,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument(
         "--exit-with-stdin", action="store_true", help="exit when stdin closes, so that no worker outlives its sampler"
     )
+    p.add_argument(
+        "--generic", action="store_true", help="compute the pipeline as a whole, also where its network is known"
+    )
+    p.add_argument(
+        "--trust-class", action="store_true", help="try a class of diffusers that is not among those that are tested"
+    )
     a = p.parse_args(argv)
     if (a.socket is None) == (a.listen is None):
         p.error("--socket or --listen: one of them is needed")
@@ -129,7 +135,7 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
         raise Fault("config", f"packages: no {', '.join(missing)}; pip install 'meander-client[torch]'")
     from .server import Server, Worker
 
-    family = families.find(Folder(a.model))
+    family = families.find(Folder(a.model), a.generic, a.trust_class)
     family.check()
     family.folder.fingerprint  # noqa: B018 # it is read before hello, which answers at once
     token = _read_token(a.token_file) if a.listen is not None else ""
@@ -161,9 +167,9 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
 
     def load() -> None:
         def make(say):  # type: ignore[no-untyped-def]
-            from .engine import Engine, Settings
+            from .engine import Settings, make_engine
 
-            return Engine(
+            return make_engine(
                 family,
                 Settings(
                     a.device, a.dtype, a.text_encoder_device, a.deterministic, a.threads, a.max_rows, a.compile,

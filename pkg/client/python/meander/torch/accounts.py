@@ -14,6 +14,7 @@ from .faults import Fault
 
 if TYPE_CHECKING:
     from .family import Family
+    from .pipeline import Pipeline
 
 WITHOUT_EFFECT: dict[str, str] = {
     **dict.fromkeys(
@@ -104,6 +105,18 @@ def check(family: Family) -> None:
             _refuse_unknown(where, config, {*_parameters(cls), *OF_NETWORKS})
         else:
             _check_encoder(where, config, cls.config_class)
+
+
+def check_pipeline(family: Pipeline) -> None:
+    """The same of a folder that is computed as diffusers loads it: what the pipeline's class does not take."""
+    takes = inspect.signature(family.cls.__init__).parameters
+    _refuse_unknown("meander.json", family.settings, OF_SETTINGS)
+    for key, value in family.folder.index.items():
+        if key not in takes and not key.startswith("_") and value not in (None, [None, None]):
+            raise Fault(
+                "config",
+                f"model_index.json: {key}: {value!r:.80}; must be absent: {family.cls.__name__} has no such part",
+            )
 
 
 def _check_index(family: Family, pipeline: type) -> None:

@@ -87,6 +87,9 @@ class Engine:
     of the answer, which hold no memory of the model.
     """
 
+    takes_recipes = False
+    """Whether encode and put take recipes, with conditions and arguments."""
+
     def __init__(self, family: Family, settings: Settings, say: Callable[[str], None] = lambda detail: None):
         """Loads the folder of a family and says what it does. Fault of class config: the device is not there."""
         self.family, self.settings = family, settings
@@ -186,6 +189,23 @@ class Engine:
         """Returns v = eps - x0, f32 [n, S, C], at n sigmas under the conditionings of n handles and a version of the
         weights. states says which of the states x f32 [k, S, C] each row has; empty: each its own. Fault: handle,
         weights, latents, protocol."""
+        n, x = len(sigmas), self.rows(states, sigmas, handles, guidance, size, tensors)
+        rows = [self.handles.get(h) for h in handles]
+        self.weights.select(weights)
+        t = torch.tensor(sigmas, dtype=torch.float32, device=self.device) * 1000  # float32, as the schedulers make it
+        g = torch.tensor(guidance, dtype=torch.float32, device=self.device)
+        step = 1 if self.settings.deterministic else n
+        v = [
+            self.family.velocity(x[i : i + step], t[i : i + step], rows[i : i + step], size, g[i : i + step]).float()
+            for i in range(0, n, step)
+        ]
+        return {}, [("v", _array(torch.cat(v)))]
+
+    def rows(
+        self, states: list[Any], sigmas: list[Any], handles: list[Any], guidance: list[Any], size: Size,
+        tensors: Tensors,
+    ) -> torch.Tensor:  # fmt: skip
+        """Returns the state x f32 [n, S, C] of each row of a velocity call. Fault: latents, protocol."""
         n = len(sigmas)
         if not 1 <= n <= self.settings.max_rows or len(handles) != n or len(guidance) != n:
             raise Fault(
@@ -202,17 +222,7 @@ class Engine:
         if any(type(k) is not int for k in states) or len(states) != n or set(states) != set(own[: len(set(states))]):
             raise Fault("protocol", f"states: {states[:4]}; must be a number for each of {n} rows, from 0 without gaps")
         x = self._latents(tensors, (len(set(states)), *self.family.latent_shape(size)))
-        x = x if states == own else x[states]
-        rows = [self.handles.get(h) for h in handles]
-        self.weights.select(weights)
-        t = torch.tensor(sigmas, dtype=torch.float32, device=self.device) * 1000  # float32, as the schedulers make it
-        g = torch.tensor(guidance, dtype=torch.float32, device=self.device)
-        step = 1 if self.settings.deterministic else n
-        v = [
-            self.family.velocity(x[i : i + step], t[i : i + step], rows[i : i + step], size, g[i : i + step]).float()
-            for i in range(0, n, step)
-        ]
-        return {}, [("v", _array(torch.cat(v)))]
+        return x if states == own else x[states]
 
     def decode(self, size: Size, tensors: Tensors) -> Answer:
         """Returns media u8 [F, H, W, 3] of latents x f32 [S, C]. Fault of class latents: a size that cannot be, or
@@ -293,6 +303,15 @@ class Engine:
         if a.dtype != np.float32 or a.shape != shape:
             raise Fault("latents", f"{name}: {a.dtype} {list(a.shape)}; must be f32 {list(shape)}")
         return torch.from_numpy(a).to(self.device)
+
+
+def make_engine(family: Family, settings: Settings, say: Callable[[str], None] = lambda detail: None) -> Engine:
+    """Loads the engine of a family."""
+    if family.slug != "pipeline":
+        return Engine(family, settings, say)
+    from .sessions import PipelineEngine
+
+    return PipelineEngine(family, settings, say)  # type: ignore[arg-type]
 
 
 def handle_of(arrays: list[tuple[str, np.ndarray]]) -> str:

@@ -405,16 +405,18 @@ FAMILIES: dict[str, type[Family]] = {
 }
 
 
-def find(folder: Folder) -> Family:
-    """Returns the family of a folder. Fault of class config: its class is none of FAMILIES, or its configuration files
-    have values of another kind."""
+def find(folder: Folder, generic: bool = False, trust: bool = False) -> Family:
+    """Returns the family of a folder: one of FAMILIES, or the generic one, which generic asks for and trust lets take
+    classes that are not tested. Fault of class config: a class that is not computed, or configuration files that have
+    values of another kind."""
     family = FAMILIES.get(folder.class_name)
-    if family is None:
-        raise Fault(
-            "config", f"model_index.json: _class_name: {folder.class_name!r}; must be one of {', '.join(FAMILIES)}"
-        )
     try:
-        out = family(folder)
+        if generic or family is None:
+            from .pipeline import Pipeline
+
+            out: Family = Pipeline(folder, trust)
+        else:
+            out = family(folder)
         out.card()
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as e:
         raise Fault("config", f"model: {folder.path}: a value of its config.json or meander.json: {e}") from e

@@ -15,6 +15,7 @@ from ..data import tensorfile
 from .faults import Fault
 
 _PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "transformer", "transformer_2", "vae")
+_NO_WEIGHTS = ("scheduler", "safety_checker")  # of the pipeline's other parts: or none that are loaded
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _TOKENIZER = ("tokenizer.json", "vocab.json", "spiece.model", "tokenizer.model")
 _MOST_HEADER = 100_000_000  # bytes, of the format
@@ -111,7 +112,8 @@ class Folder:
         """Tells whether host and worker have the same weights, without reading all of them: the SHA-256 in hex of names
         and sizes of the files of all parts that are used, and of bytes at 256 places of each."""
         h = hashlib.sha256()
-        for part in _PARTS:
+        others = [n for n in sorted(self.index) if n not in _PARTS and self.named_class(n) and n not in _NO_WEIGHTS]
+        for part in (*_PARTS, *(n for n in others if not n.startswith("tokenizer"))):
             if not (self.path / part / "config.json").is_file() or self.index.get(part) == [None, None]:
                 continue
             for name in self._checkpoint(part)[1]:

@@ -32,11 +32,21 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meander.torch")
 
+_OF_RECIPES: dict[str, type] = {
+    "conditions": dict,
+    "arguments": dict,
+    "frames": int,
+    "height": int,
+    "width": int,
+    "guidance": float,
+    "steps": int,
+}
 CALLS: dict[str, dict[str, type]] = {
     "hello": {"protocol": int, "token": str},
     "inspect": {},
-    "encode": {"prompts": list, "truncate": bool},
-    "put": {},
+    "encode": {"prompts": list, "truncate": bool, **_OF_RECIPES},
+    "condition": {"digest": str, "type": str, "frames": int, "height": int, "width": int, "rate": int},
+    "put": {"recipe": dict},
     "velocity": {
         "states": list,
         "sigmas": list,
@@ -47,7 +57,7 @@ CALLS: dict[str, dict[str, type]] = {
         "width": int,
         "weights": str,
     },
-    "decode": {"frames": int, "height": int, "width": int},
+    "decode": {"frames": int, "height": int, "width": int, "handle": str},
     "encode_media": {"frames": int, "height": int, "width": int},
     "modules": {},
     "load": {"weights": str, "kind": str, "modules": list, "files": list},
@@ -56,7 +66,10 @@ CALLS: dict[str, dict[str, type]] = {
     "health": {},
 }
 """The arguments of each call and their types; _OPTIONAL are those that may be left out."""
-_OPTIONAL = {("velocity", "states"), ("load", "modules"), ("load", "files"), ("hello", "token"), ("encode", "truncate")}
+_OPTIONAL = {
+    ("velocity", "states"), ("load", "modules"), ("load", "files"), ("hello", "token"), ("encode", "truncate"),
+    ("condition", "rate"), ("put", "recipe"), ("decode", "handle"), *(("encode", name) for name in _OF_RECIPES),
+}  # fmt: skip
 _ALWAYS = ("hello", "inspect", "health")
 _PACKAGES = ("torch", "diffusers", "transformers", "peft", "ftfy")
 _CONNECTIONS = 64  # after login
@@ -151,7 +164,7 @@ class Worker:
                 reply = {"id": header["id"], "result": result}
             except Exception as e:
                 fault = e if isinstance(e, Fault) else self._fault_of(e)
-                reply, tensors = {"id": header["id"], "error": {"class": fault.kind, "message": str(fault)}}, []
+                reply, tensors = {"id": header["id"], "error": fault.answer()}, []
             send(reply, tensors)
         finally:
             with self._busy:
@@ -209,10 +222,17 @@ class Worker:
     def _in_engine(
         self, engine: Engine, call: str, args: dict[str, Any], tensors: dict[str, np.ndarray]
     ) -> tuple[dict[str, Any], list[tuple[str, np.ndarray]]]:
+        if not engine.takes_recipes:
+            args = self._without_recipe(call, args)
+        elif call == "encode":
+            if tensors:
+                raise Fault("protocol", "encode: takes no tensors")
+            return engine.encode(**args)
         size = Size(args.pop("frames", 1), args.pop("height", 0), args.pop("width", 0))
         takes: dict[str, dict[str, Any]] = {
             "velocity": {"size": size, "tensors": tensors},
             "decode": {"size": size, "tensors": tensors},
+            "condition": {"size": size, "tensors": tensors},
             "encode_media": {"size": size, "tensors": tensors},
             "put": {"tensors": tensors},
             "load": {"tensors": tensors},
@@ -220,6 +240,14 @@ class Worker:
         if tensors and call not in takes:
             raise Fault("protocol", f"{call}: takes no tensors")
         return getattr(engine, call)(**args, **takes.get(call, {}))
+
+    def _without_recipe(self, call: str, args: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call to a family that takes texts alone. Fault of class protocol: there are others."""
+        own = {"encode": _OF_RECIPES.keys(), "put": {"recipe"}, "decode": {"handle"}}.get(call, set())
+        if call == "condition" or (given := [n for n in own if args[n]]):
+            what = call if call == "condition" else f"{call}: {given[0]}"
+            raise Fault("protocol", f"{what}: must be absent: {self.family.folder.class_name} takes texts alone")
+        return {n: v for n, v in args.items() if n not in own}
 
     def _hello(self, args: dict[str, Any]) -> dict[str, Any]:
         if args["protocol"] != PROTOCOL:
@@ -242,7 +270,7 @@ class Worker:
             "load_s": self.load_s,
             "detail": self.detail,
         }
-        return {**out, "error": {"class": self.error.kind, "message": str(self.error)}} if self.error else out
+        return {**out, "error": self.error.answer()} if self.error else out
 
     def _inspect(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"card": self.family.card()}

@@ -1,0 +1,214 @@
+"""The test that a pipeline passes before it is served: that it is a function of states and timesteps.
+
+It makes about twenty turns at the default size. Whoever fails is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from .canonical import Grid
+from .faults import Fault
+from .pipeline import digest_of
+from .seam import Session
+
+if TYPE_CHECKING:
+    from .sessions import Loaded, Recipe, Run
+
+_STEPS = 4
+_EULERS = {"FlowMatchEulerDiscreteScheduler", "DDIMScheduler", "EulerDiscreteScheduler", "CogVideoXDDIMScheduler"}
+"""Schedulers whose own steps are Euler's in canonical coordinates."""
+_CLOSE = {torch.float32: 1e-5}
+_CLOSE_16 = 5e-2
+_SCALARS: dict[str, Any] = {"number": 1.0, "integer": 1, "boolean": False, "text": "a"}
+
+
+def admit(loaded: Loaded, say: Callable[[str], None]) -> None:
+    """Tests a pipeline, and notes in its family what hosts must know. Fault: why it is refused."""
+    family = loaded.family
+    say("testing the pipeline")
+    recipe = _recipe(loaded)
+    with _session(loaded, recipe) as run:
+        grid = run.grids[0]
+        family.label([torch.empty(s) for s, _ in run.shapes], recipe.size)
+        family.tracks = [
+            {"name": name, "elements": s.numel(), "shape": list(s)}
+            for (s, _), name in zip(run.shapes, ("latents", "audio", "third"), strict=False)
+        ]
+        _find_grid(family, grid)
+        _check_start(loaded, recipe, run)
+    n = sum(t["elements"] for t in family.tracks)
+    y = torch.randn(1, n, generator=torch.Generator().manual_seed(7)).to(family.device)
+    _check_access(loaded, recipe, y, grid.sigmas)
+    _check_rows(loaded, recipe, y, grid.sigmas[1])
+    _check_euler(loaded, recipe)
+
+
+class _session:
+    """A session that is given up at the end."""
+
+    def __init__(self, loaded: Loaded, recipe: Recipe, n: int = 1):
+        self.run = loaded.session(recipe, n)
+
+    def __enter__(self) -> Run:
+        return self.run
+
+    def __exit__(self, *_: object) -> None:
+        self.run.session.cancel()
+
+
+def _recipe(loaded: Loaded) -> Recipe:
+    """One of the default size, with what the pipeline needs."""
+    family, given = loaded.family, dict[str, list[str]]()
+    size = family.size()
+    for c in family.conditions:
+        if not c["required"]:
+            continue
+        kind = c["type"].replace("images", "image")
+        frames = size.frames if kind == "video" else 1
+        shape = (frames, size.height, size.width, 1 if kind == "mask" else 3)
+        ramp = np.linspace(0, 255, int(np.prod(shape))).astype(np.uint8).reshape(shape)
+        a = ramp if kind != "mask" else np.where(ramp > 127, 255, 0).astype(np.uint8)
+        a = a if kind != "audio" else np.sin(np.arange(44100) / 20)[:, None].astype(np.float32)
+        digest = digest_of(kind, a.shape[:3] if kind != "audio" else (len(a), 0, 0), a)
+        loaded.conditions.put(digest, kind, a)
+        given[c["name"]] = [digest]
+    card = family.card()
+    return loaded.recipe(
+        {
+            "prompts": [["a photo"]],
+            "truncate": True,
+            "conditions": given,
+            "arguments": {a["name"]: _SCALARS[a["type"]] for a in family.arguments if a["required"]},
+            "guidance": card["true_cfg_scale"] if card["pipeline"]["guidance"] else 0,
+            "steps": _STEPS,
+        }
+    )
+
+
+def _find_grid(family: Any, grid: Grid) -> None:
+    """Which sigmas the pipeline gives its scheduler, and by which rule it shifts them."""
+    if grid.kind != "flow" or not hasattr(grid.scheduler, "config"):
+        return
+    base, config = type(grid.scheduler).base, grid.scheduler.config
+    if "FlowMatch" not in base.__name__:
+        family.grid_name = "uni_flow"
+        return
+    tokens = family.latent_shape(family.size())[0]
+    low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+    slope = (config.get("max_shift", 1.15) - config.get("base_shift", 0.5)) / (high - low)
+    dynamic = (
+        {"mu": config.get("base_shift", 0.5) + slope * (tokens - low)} if config.get("use_dynamic_shifting") else {}
+    )
+    n = len(grid.timesteps)
+    for name, sigmas in {"linspace": {"sigmas": np.linspace(1.0, 1 / n, n)}, "scheduler": {}}.items():
+        try:
+            s = base.from_config(config)
+            s.set_timesteps(n, **sigmas, **dynamic)
+        except (TypeError, ValueError):
+            continue
+        if len(s.sigmas) == n + 1 and np.allclose(s.sigmas.numpy()[:n], [p for p in grid.sigmas[:n]], atol=1e-5):
+            family.grid_name = name
+            return
+    family.notes.append("its sigmas are by none of the rules that hosts know")
+
+
+def _check_start(loaded: Loaded, recipe: Recipe, run: Run) -> None:
+    """Fault: the pipeline begins with more than noise."""
+    first = run.session.first_states()[0].double().cpu()
+    call = loaded.call_of(recipe)
+    if "generator" not in call:
+        return
+    call["generator"] = torch.Generator("cpu").manual_seed(1)
+    other = Session(loaded.family.pipe, call, shapes=loaded.shapes, memo=loaded.memo)
+    other.begin()
+    second = other.first_states()[0].double().cpu()
+    other.cancel()
+    p = run.grids[0].find(run.grids[0].sigmas[0])
+    want = run.grids[0].init() * (p.a + p.b)
+    if not 0.7 < float((first - second).std()) / 2**0.5 / want < 1.4:
+        raise Fault("config", "its first state is not noise alone, but mixed with a condition; must be of strength 1")
+
+
+def _check_access(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigmas: list[float]) -> None:
+    """Finds in which order steps may be evaluated. Fault: noise in the loop, or steps that depend on those before."""
+    family, steps = loaded.family, list(range(1, min(_STEPS, len(sigmas) - 1)))
+
+    def velocities(order: list[int]) -> list[torch.Tensor]:
+        with _session(loaded, recipe) as run:
+            return [run.velocity(y, sigmas[k]) for k in order]
+
+    loaded.first, family.access = True, "exact"
+    one, again = velocities([steps[0], steps[0]])
+    once_more = velocities([steps[0]])[0]
+    if not (torch.equal(one, again) or torch.equal(one, once_more)):
+        raise Fault("config", "noise in its loop: one turn twice has two outputs")
+    for access in ("exact", "after_previous"):
+        family.access = access
+        ahead = dict(zip(steps, velocities(steps), strict=True))
+        order = [*steps[::-1], *steps]
+        if all(torch.equal(v, ahead[k]) for k, v in zip(order, velocities(order), strict=True)) and (
+            torch.equal(velocities(steps[-1:])[0], ahead[steps[-1]])
+        ):
+            break
+    else:
+        raise Fault("config", "its steps depend on those before (momentum, a cache, or a time for each frame)")
+    if access == "exact":
+        with _session(loaded, recipe) as run:
+            start = run.velocity(y, sigmas[0])
+        if not torch.equal(velocities([steps[0], 0])[1], start):
+            family.access = "after_previous"
+    loaded.first = False
+    if not torch.equal(velocities(steps[:1])[0], ahead[steps[0]]):
+        loaded.first = True
+
+
+def _check_rows(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: float) -> None:
+    """Finds whether rows of one prompt may be computed together."""
+    ys = torch.cat([y, -y])
+    try:
+        with _session(loaded, recipe, 2) as run:
+            both = run.velocity(ys, sigma)
+    except (Fault, ValueError, RuntimeError):
+        return
+    with _session(loaded, recipe) as run:
+        alone = torch.cat([run.velocity(ys[i : i + 1], sigma) for i in (0, 1)])
+    close = 1e-3 if loaded.family.dtype == torch.float32 else _CLOSE_16
+    loaded.family.rows_alike = bool((both - alone).abs().max() <= close * alone.abs().max())
+
+
+def _check_euler(loaded: Loaded, recipe: Recipe) -> None:
+    """Fault: Euler's steps of a host end elsewhere than the pipeline itself."""
+    family = loaded.family
+    with _session(loaded, recipe) as run:
+        bases = [type(s).base for s in run.session.schedulers]
+        points = [[g.find(s) for s in g.sigmas[:-1]] for g in run.grids]
+        first = run.session.first_states()
+        y = torch.cat(
+            [g.canonical(x, p[0]).reshape(1, -1) for g, x, p in zip(run.grids, first, points, strict=True)], 1
+        )
+        own = [run.grids[0].sigmas[k : k + 2] for k in range(len(run.loop))]
+        for s, s2 in own:
+            y = (y.double() + (s2 - s) * run.velocity(y, s).double()).float()
+        media = run.end(y)
+        last = torch.cat([x.reshape(1, -1) for x in run.split(y)], 1)
+        end = run.grids[0].last()
+    from .sessions import media_of
+
+    media_of(media, family.pipe)
+    if any(b.__name__ not in _EULERS for b in bases):
+        family.notes.append(f"the steps of {bases[0].__name__} are not Euler's: not compared")
+        return
+    with _session(loaded, recipe) as run:
+        states = run.session.states_by_own_steps()
+        theirs = torch.cat([g.canonical(x, g.last()).reshape(1, -1) for g, x in zip(run.grids, states, strict=True)], 1)
+    off = float((last - theirs).abs().max() / theirs.abs().max())
+    close = _CLOSE.get(family.dtype, _CLOSE_16)
+    if not off <= close:
+        raise Fault(
+            "config", f"Euler's steps end {off:.1e} from the pipeline's own; must be within {close:g} (at {end.k})"
+        )

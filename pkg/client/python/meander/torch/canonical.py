@@ -1,0 +1,159 @@
+"""Any schedule of diffusers as one of a flow, and any prediction as a velocity.
+
+A state x = a x0 + b eps is y = x / (a + b) = (1 - s) x0 + s eps at s = b / (a + b), and its velocity is eps - x0. DDIM
+without noise is then Euler's step in y, exactly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .faults import Fault
+
+_ON_GRID = 2e-6
+"""How far a sigma may be from one of the grid: hosts send them as float32."""
+
+
+def kind_of(scheduler: Any) -> str:
+    """flow; vp, of alphas_cumprod; ve, of sigmas; edm, of preconditioned networks; empty: none of these."""
+    name, config = type(scheduler).__name__, scheduler.config
+    if (
+        "FlowMatch" in name
+        or config.get("use_flow_sigmas")
+        or config.get("prediction_type") in ("flow_prediction", "flow")
+    ):
+        return "flow"
+    if name.startswith(("EDM", "CosineDPM")):
+        return "edm"
+    if name.startswith(("Euler", "Heun", "LMS", "KDPM2")):
+        return "ve"
+    return "vp" if hasattr(scheduler, "alphas_cumprod") else ""
+
+
+def prediction_of(scheduler: Any) -> str:
+    """flow, epsilon, v_prediction or sample."""
+    return "flow" if kind_of(scheduler) == "flow" else str(scheduler.config.get("prediction_type") or "epsilon")
+
+
+def suited(scheduler: Any) -> Any:
+    """The scheduler itself, or one of equal noise levels with a table of one timestep for each step."""
+    kind, name = kind_of(scheduler), type(scheduler).__name__
+    diffusers = importlib.import_module("diffusers")
+    if kind == "vp" and name != "CogVideoXDDIMScheduler":
+        return diffusers.DDIMScheduler.from_config(scheduler.config, clip_sample=False, thresholding=False)
+    if kind == "ve":
+        return diffusers.EulerDiscreteScheduler.from_config(scheduler.config)
+    return scheduler
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place on a schedule: timestep, coefficients of x0 and noise, and the index of its step."""
+
+    t: torch.Tensor
+    """As the pipeline has it."""
+    a: float
+    b: float
+    k: int
+    """Of the last step of the grid at or before it."""
+    on_grid: bool
+
+
+class Grid:
+    """The steps of a scheduler in canonical coordinates, for the timesteps of a loop."""
+
+    def __init__(self, scheduler: Any, timesteps: torch.Tensor):
+        """Fault of class config: a scheduler whose noise levels are not known."""
+        self.scheduler, self.kind, self.timesteps = scheduler, kind_of(scheduler), timesteps
+        self.prediction = prediction_of(scheduler)
+        if not self.kind:
+            raise Fault("config", f"scheduler: {type(scheduler).__name__}: its levels of noise are not known")
+        table = scheduler.timesteps.as_subclass(torch.Tensor).cpu().double()
+        at = [int((table - t).abs().argmin()) for t in timesteps.cpu().double()]
+        self.inverted = bool(scheduler.config.get("invert_sigmas"))
+        if self.kind == "vp":
+            abar = scheduler.alphas_cumprod.double()
+            last = float(getattr(scheduler, "final_alpha_cumprod", 1.0))
+            levels = [float(abar[int(t)]) for t in timesteps] + [last]
+            self.ab = [(v**0.5, (1 - v) ** 0.5) for v in levels]
+        else:
+            sigmas = scheduler.sigmas.double().cpu()
+            self.ab = [self._of(float(sigmas[i])) for i in (*at, at[-1] + 1)]
+        self.sigmas = [b / (a + b) for a, b in self.ab]
+        """T + 1 of them, the last where the last step ends."""
+
+    def _of(self, sigma: float) -> tuple[float, float]:
+        if self.kind != "flow":
+            return 1.0, sigma
+        s = 1 - sigma if self.inverted else sigma
+        return 1 - s, s
+
+    def init(self) -> float:
+        """What noise of deviation 1 is multiplied by for the first state, in canonical coordinates."""
+        a, b = self.ab[0]
+        return float(getattr(self.scheduler, "init_noise_sigma", 1.0)) / (a + b) if self.kind != "flow" else 1.0
+
+    def find(self, sigma: float) -> Point:
+        """The point of a canonical sigma, on the grid or between its steps. Fault of class latents: none."""
+        grid = np.array(self.sigmas[:-1])
+        near = int(np.abs(grid - sigma).argmin())
+        if abs(grid[near] - sigma) <= _ON_GRID:
+            return Point(self.timesteps[near], *self.ab[near], near, True)
+        if not 0 < sigma <= 1 or (sigma == 1 and self.kind != "flow"):
+            raise Fault("latents", f"sigma: {sigma:g}; must be above 0 and below 1")
+        k = max(int((grid >= sigma).sum()) - 1, 0)
+        if self.kind == "flow":
+            a, b, own = 1 - sigma, sigma, 1 - sigma if self.inverted else sigma
+            t = own * float(self.scheduler.config.get("num_train_timesteps", 1000))
+        elif self.kind == "edm":
+            a, b = 1.0, sigma / (1 - sigma)
+            t = float(self.scheduler.precondition_noise(torch.tensor(b)))
+        else:
+            ratio = sigma / (1 - sigma)
+            abar = self.scheduler.alphas_cumprod.double().cpu().numpy()
+            levels = 0.5 * np.log((1 - abar) / abar)
+            t = float(np.interp(np.log(ratio), levels, np.arange(len(levels))))
+            a, b = (1.0, ratio) if self.kind == "ve" else ((1 + ratio**2) ** -0.5, ratio * (1 + ratio**2) ** -0.5)
+        return Point(torch.tensor(t, dtype=torch.float32, device=self.timesteps.device), a, b, k, False)
+
+    def last(self) -> Point:
+        """The point at which the last step ends."""
+        n = len(self.timesteps) - 1
+        return Point(self.timesteps[n], *self.ab[-1], n, True)
+
+    def own_sigma(self, p: Point) -> float | None:
+        """The sigma that the scheduler scales the input of the network by; None: by none."""
+        return p.b if self.kind in ("ve", "edm") else None
+
+    def state(self, y: torch.Tensor, p: Point) -> torch.Tensor:
+        """The state of the pipeline, float32, of a canonical one."""
+        return y if self.kind == "flow" else (y.double() * (p.a + p.b)).float()
+
+    def canonical(self, x: torch.Tensor, p: Point) -> torch.Tensor:
+        """The inverse of state."""
+        return x.float() if self.kind == "flow" else (x.double() / (p.a + p.b)).float()
+
+    def velocity(self, out: torch.Tensor, x: torch.Tensor, p: Point) -> torch.Tensor:
+        """eps - x0, float32, of what a network gave for a state of the pipeline."""
+        if out.ndim > 1 and out.ndim == x.ndim and out.shape[1] == 2 * x.shape[1]:
+            out = out[:, : x.shape[1]]  # the rest is a learned variance
+        if self.kind == "flow":
+            return -out.float() if self.inverted else out.float()
+        out, x, (a, b) = out.double(), x.double(), (p.a, p.b)
+        if self.kind == "edm":
+            sd = float(self.scheduler.config.sigma_data)
+            c_out = b * sd / (b**2 + sd**2) ** 0.5 * (-1 if self.prediction == "v_prediction" else 1)
+            x0 = sd**2 / (b**2 + sd**2) * x + c_out * out
+        elif self.prediction == "epsilon":
+            x0 = (x - b * out) / a
+        elif self.prediction == "v_prediction":
+            x0 = x / (b * b + 1) - out * b / (b * b + 1) ** 0.5 if self.kind == "ve" else a * x - b * out
+        else:
+            x0 = out
+        eps = out if self.prediction == "epsilon" and self.kind != "edm" else (x - a * x0) / b
+        return (eps - x0).float()

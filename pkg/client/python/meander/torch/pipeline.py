@@ -1,0 +1,355 @@
+"""The generic family: any pipeline of diffusers whose loop steps a scheduler, with conditions and guidance inside.
+
+A recipe is all that a call of the pipeline is conditioned on: texts, conditions by their digests, arguments, size and
+steps. Its digest is the handle by which velocity and decode name it; sessions are begun again from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import inspect
+import json
+import logging
+import math
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import accounts
+from .family import MAX_FRAMES, Family, Size
+from .faults import Fault, first_sentence
+from .folder import Folder
+
+_CLASSES = Path(__file__).with_name("classes.json")
+_COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
+_FRAMES = ("num_frames", "video_length")
+_TEXTS = ("prompt", "prompt_2", "prompt_3")
+_OF_THE_HOST = {
+    *_COUNTS, *_FRAMES, *_TEXTS, "prompt_4", "height", "width", "num_inference_steps", "timesteps", "sigmas", "eta",
+    "generator", "latents", "output_type", "return_dict", "callback", "callback_steps", "callback_on_step_end",
+    "max_area", "batch_size",
+    "callback_on_step_end_tensor_inputs", "denoising_end", "denoising_start", "decode_timestep", "decode_noise_scale",
+}  # fmt: skip
+"""Arguments of pipelines that a recipe does not have: the host gives them otherwise, or they change the loop."""
+_MEDIA = re.compile(r"(^|_)(images?|mask|video|audio)(s|_image|_video|$)")
+_TYPES = (("bool", "boolean"), ("int", "integer"), ("float", "number"), ("str", "text"))
+_SEVERAL = {"QwenImageEditPlusPipeline"}
+_NEEDS_ITS_IMAGES = re.compile(
+    r"Edit|ImageToVideo|Image2Video|I2V|Img2Img|Inpaint|Pix2Pix|ControlNet|Control|Fill|Variation"
+)
+_EXTRA = re.compile(r"last_image|_2$|reference")
+_NO_INPUT = re.compile(r"embed|ip_adapter|latents")  # adapters of images as prompts are not parts of a folder
+
+
+class Pipeline(Family):
+    """A folder of any class of diffusers that is known to work so, or of any other by trust."""
+
+    slug, cfg_rule, conditioning, frames_of_size = "pipeline", "inside", (), 1
+
+    def __init__(self, folder: Folder, trust: bool = False):
+        """Fault of class config: no class of diffusers, or one that is not known to work."""
+        self.folder, self.settings = folder, folder.read_optional("meander.json")
+        self.scheduler_config = folder.read_optional("scheduler", "scheduler_config.json")
+        self.config = folder.read_optional("transformer", "config.json") or folder.read_optional("unet", "config.json")
+        self.vae_config = folder.read_optional("vae", "config.json") or folder.read_optional("vqvae", "config.json")
+        self.cls = _class_of(folder, trust)
+        self.call = dict(list(inspect.signature(inspect.unwrap(self.cls.__call__)).parameters.items())[1:])
+        self.scale, self.patch = self._scale(), (1, 1, 1)
+        self.temporal = self._temporal()
+        self.channels = int(self.vae_config.get("latent_channels") or self.vae_config.get("z_dim") or 4)
+        self.access, self.tracks, self.rows_alike, self.notes = "in_order", list[dict[str, Any]](), False, list[str]()
+        self.grid_name, self.mu_name = "scheduler", "linear"
+        self.parts = dict(self._parts())
+        self.conditions, self.arguments = self._inputs()
+
+    # What files and the signature say.
+
+    def _default(self, name: str, otherwise: Any) -> Any:
+        value = self.call[name].default if name in self.call else None
+        return otherwise if value is None or value is inspect.Parameter.empty else value
+
+    def _scale(self) -> int:
+        c = self.vae_config
+        if ratio := c.get("spatial_compression_ratio") or c.get("scale_factor_spatial"):
+            return int(ratio)
+        if steps := c.get("temperal_downsample"):
+            return int(2 ** len(steps))
+        return int(2 ** (len(c.get("block_out_channels") or c.get("down_block_types") or [0] * 4) - 1)) if c else 1
+
+    def _temporal(self) -> int:
+        c = self.vae_config
+        if not any(n in self.call for n in _FRAMES):
+            return 1
+        steps = c.get("temperal_downsample")
+        guess = 2 ** sum(map(bool, steps)) if steps else 1
+        return int(c.get("temporal_compression_ratio") or c.get("scale_factor_temporal") or guess)
+
+    def default_size(self) -> tuple[int, int]:
+        sample = self.config.get("sample_size") or 512 // self.scale
+        edges = sample if isinstance(sample, list) else [sample, sample]
+        return int(self._default("height", edges[-2] * self.scale)), int(self._default("width", edges[-1] * self.scale))
+
+    def size(self) -> Size:
+        """The default size, of meander.json or the pipeline."""
+        frames = next((int(self._default(n, 1)) for n in _FRAMES if n in self.call), 1)
+        s, (height, width) = self.settings, self.default_size()
+        return Size(int(s.get("frames", frames)), int(s.get("height", height)), int(s.get("width", width)))
+
+    def _guidance(self) -> str:
+        if float(self._default("true_cfg_scale", 0.0)) > 1 or "guidance_scale" not in self.call:
+            return "true_cfg_scale" if "true_cfg_scale" in self.call else ""
+        return "guidance_scale"
+
+    def _inputs(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Conditions and arguments by the signature."""
+        conditions, arguments, before = [], [], True
+        for name, p in self.call.items():
+            before = before and name != "prompt"
+            annotation = "" if p.annotation is p.empty else str(p.annotation)
+            default = None if p.default is p.empty else p.default
+            if name in _OF_THE_HOST or name.startswith("_") or _NO_INPUT.search(name):
+                continue
+            media = _MEDIA.search(name)
+            scalar = next((t for n, t in _TYPES if type(default).__name__ == n), "")
+            if not scalar and default is None:
+                scalar = next((t for n, t in reversed(_TYPES) if re.match(rf"(<class ')?{n}\b", annotation)), "")
+            if media and not scalar:
+                kind = next((k for k in ("mask", "video", "audio") if k in name), "image")
+                if kind == "image" and (
+                    self.cls.__name__ in _SEVERAL or name == "images" or annotation.startswith("list")
+                ):
+                    kind = "images"
+                needs = p.default is p.empty or (
+                    not _EXTRA.search(name) and bool(_NEEDS_ITS_IMAGES.search(self.cls.__name__))
+                )
+                conditions.append({"name": name, "type": kind, "required": needs})
+            elif scalar:
+                if isinstance(default, float) and not math.isfinite(default):
+                    default = None
+                arguments.append({"name": name, "type": scalar, "default": default, "required": p.default is p.empty})
+        return conditions, arguments
+
+    def _parts(self) -> Iterator[tuple[str, tuple[str, str]]]:
+        """The networks: library and class. Fault of class config: code that is neither diffusers' nor transformers'."""
+        pipelines = importlib.import_module("diffusers.pipelines")
+        for name, entry in self.folder.index.items():
+            if name.startswith("_") or not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], str)):
+                continue
+            library, cls = str(entry[0]), entry[1]
+            if library not in ("diffusers", "transformers"):
+                if (
+                    not library.isidentifier()
+                    or not hasattr(pipelines, library)
+                    or (self.folder.path / name / f"{library}.py").exists()
+                ):
+                    raise Fault(
+                        "config",
+                        f"model_index.json: {name}: {library:.80}; must be diffusers or transformers: a folder's code is not run",
+                    )
+                library = f"diffusers.pipelines.{library}"
+            if name != "safety_checker" and (self.folder.path / name / "config.json").is_file():
+                yield name, (library, cls)
+
+    def card(self) -> dict[str, Any]:
+        s, size = self.settings, self.size()
+        guidance = self._guidance()
+        scale = float(self._default(guidance, 1.0)) if guidance else 1.0
+        video = any(n in self.call for n in _FRAMES)
+        return {
+            "class": self.folder.class_name, "family": self.slug,
+            "latent": {
+                "channels": self.channels, "patch": list(self.patch), "scale": self.scale, "temporal": self.temporal,
+            },
+            "size": vars(size).copy(),
+            "fps": float(s.get("fps", self._default("frame_rate", self._default("fps", 16.0)) if video else 0.0)),
+            "steps": int(s.get("num_inference_steps", self._default("num_inference_steps", 50))),
+            "true_cfg_scale": float(s.get("true_cfg_scale", s.get("guidance_scale", scale))), "guidance": 0.0,
+            "cfg_rule": self.cfg_rule, "boundary_ratio": 0.0, "negative_prompt": "", "conditioning": [],
+            "max_prompt_tokens": 512, "prompts": max(1, sum(n in self.call for n in _TEXTS)),
+            "max_pixels": self.max_pixels(), "conditioning_bytes": 0, "conditioning_token_bytes": 0,
+            "grid": self.grid_name, "mu": self.mu_name if self.scheduler_config.get("use_dynamic_shifting") else "none",
+            "mu_constant": 0.0, "frames_rule": self.temporal, "max_frames": MAX_FRAMES if video else 1,
+            "pipeline": {
+                "class": self.cls.__name__, "prediction": self.prediction(), "scheduler": self.scheduler_config,
+                "random_access": self.access, "conditions": self.conditions, "arguments": self.arguments,
+                "guidance": guidance, "tracks": self.tracks,
+            },
+        }  # fmt: skip
+
+    def prediction(self) -> str:
+        """What the network gives, by the configuration of the scheduler."""
+        c = self.scheduler_config
+        flow = "FlowMatch" in str(c.get("_class_name")) or c.get("use_flow_sigmas")
+        return "flow" if flow else str(c.get("prediction_type") or "epsilon").replace("flow_prediction", "flow")
+
+    def check(self) -> dict[str, int]:
+        accounts.check_pipeline(self)
+        return {part: self.check_part(part) for part in self.parts}
+
+    def check_part(self, part: str) -> int:
+        library, name = self.parts[part]
+        base = importlib.import_module("diffusers").ModelMixin
+        cls = getattr(importlib.import_module(library), name, None)
+        if not isinstance(cls, type):
+            raise Fault("config", f"model_index.json: {part}: {name}; no class of {library}: try the newest")
+        if not hasattr(cls, "forward"):  # a processor
+            return 0
+        if self.folder.read(part, "config.json").get("quantization_config"):
+            raise Fault(
+                "config", f"{part}/config.json: quantization_config: set; must be absent: take the folder in bf16"
+            )
+        return self.folder.check_weights(part, "diffusers" if issubclass(cls, base) else "transformers")
+
+    # What the loaded pipeline computes.
+
+    def load(self, dtype: Any, device: Any, say: Any) -> Any:
+        """Returns the pipeline on a device. Fault of class config: a part that cannot be read."""
+        canonical = importlib.import_module("meander.torch.canonical")
+        sizes, done, parts = self.check(), 0, dict[str, Any]()
+        for part, size in sizes.items():
+            if size:
+                say(f"loading {part}: {done / 1e9:.1f} of {sum(sizes.values()) / 1e9:.1f} GB")
+                parts[part] = self.load_part(part, dtype)
+                done += size
+        without = {"safety_checker": None, "requires_safety_checker": False}
+        takes = inspect.signature(self.cls.__init__).parameters  # type: ignore[misc]
+        try:
+            pipe = self.cls.from_pretrained(
+                str(self.folder.path), local_files_only=True, use_safetensors=True, dtype=dtype,
+                **parts, **{k: v for k, v in without.items() if k in takes},
+            )  # fmt: skip
+        except Exception as e:  # of any kind, by what is wrong with which file
+            raise Fault("config", f"model: {self.folder.path}: {type(e).__name__}: {first_sentence(e)}") from e
+        pipe.to(device)
+        for name, part in pipe.components.items():
+            if hasattr(part, "set_timesteps") and hasattr(part, "step"):
+                setattr(pipe, name, canonical.suited(part))
+        if scheduler := getattr(pipe, "scheduler", None):
+            self.scheduler_config = json.loads(scheduler.to_json_string())
+        return pipe
+
+    def attach(self, pipe: Any, encoders: Any) -> None:
+        self.pipe, self.encoders = pipe, encoders
+        names = [n for n in ("transformer", "unet", "prior", "dit") if getattr(pipe, n, None) is not None]
+        if not names:
+            raise Fault("config", f"{self.cls.__name__}: no transformer and no unet; nothing computes its steps")
+        second = ["transformer_2"] if getattr(pipe, "transformer_2", None) is not None else []
+        self.networks = {"": getattr(pipe, names[0])} | {f"{n}.": getattr(pipe, n) for n in second}
+        network = self.networks[""]
+        self.device, self.dtype = next(network.parameters()).device, network.dtype
+
+    def latent_shape(self, size: Size) -> tuple[int, int]:
+        f, h, w = self.latent_grid(size)
+        y = self.patch[1]
+        return f * (h // y) * (w // y), self.channels * y * y
+
+    def label(self, states: list[Any], size: Size) -> None:
+        """Chooses tokens and channels such that they are the elements of states at a size, and at others, too, where
+        the pipeline's states grow as sizes do."""
+        elements = sum(s.numel() for s in states)
+        patch = self.config.get("patch_size") or 1
+        edge = self.scale * int(patch[-1] if isinstance(patch, list) else patch)
+        deep = (size.frames - 1) // self.temporal + 1
+        if len(states) == 1 and states[0].ndim == 3:
+            exact = (size.height * size.width * deep / states[0].shape[1]) ** 0.5
+            edge = int(exact) if exact == int(exact) else edge
+        for e in range(edge, max(size.height, size.width) + 1):
+            if size.height % e or size.width % e or elements % (deep * (size.height // e) * (size.width // e)):
+                continue
+            channels = elements // (deep * (size.height // e) * (size.width // e))
+            for p in range(1, 65):
+                if e % p == 0 and channels % (p * p) == 0 and channels // (p * p) <= 4096:
+                    self.scale, self.patch, self.channels = e // p, (1, p, p), channels // (p * p)
+                    return
+        raise Fault("config", f"{self.cls.__name__}: a state of {elements} elements at {size}; no tokens of equal size")
+
+
+def _class_of(folder: Folder, trust: bool) -> Any:
+    """The class of a folder."""
+    diffusers, name = importlib.import_module("diffusers"), folder.class_name
+    cls = getattr(diffusers, name, None) if name.isidentifier() else None
+    if (
+        not isinstance(cls, type)
+        or not issubclass(cls, diffusers.DiffusionPipeline)
+        or cls is diffusers.DiffusionPipeline
+    ):
+        raise Fault(
+            "config",
+            f"model_index.json: _class_name: {name!r:.80}; must be a pipeline of diffusers {diffusers.__version__}",
+        )
+    known = json.loads(_CLASSES.read_text("utf-8")) if _CLASSES.is_file() else {}
+    if name not in known and not trust:
+        raise Fault(
+            "config", f"model_index.json: _class_name: {name}; not among the {len(known)} classes that are tested: "
+            "--trust-class tries it, with the same checks at the start"
+        )  # fmt: skip
+    return cls
+
+
+class Conditions:
+    """Media of recipes by their digests; what was used longest ago goes first."""
+
+    def __init__(self, size: int = 1 << 30):
+        self._size, self._held, self._kept = size, 0, OrderedDict[str, tuple[str, Any, int]]()
+
+    def put(self, digest: str, kind: str, a: np.ndarray, rate: int = 0) -> None:
+        """Keeps a condition: u8 [frames, height, width, channels], f32 [samples, channels] of sound. Fault of class
+        protocol: what its type cannot be, or another digest."""
+        from PIL import Image
+
+        shape = (*a.shape, 0, 0, 0)[:3] if kind != "audio" else (a.shape[0], 0, 0)
+        if kind not in ("image", "mask", "video", "audio"):
+            raise Fault("protocol", f"type: {kind:.40}; must be image, mask, video or audio")
+        right = (np.float32, 2) if kind == "audio" else (np.uint8, 4)
+        if (a.dtype, a.ndim) != right or 0 in a.shape or kind in ("image", "mask") and a.shape[0] != 1:
+            raise Fault("protocol", f"condition: {a.dtype} {list(a.shape)}; must be an {kind}")
+        if a.ndim == 4 and a.shape[3] != (1 if kind == "mask" else 3):
+            raise Fault(
+                "protocol", f"condition: {a.shape[3]} channels; must be {1 if kind == 'mask' else 3}, of a {kind}"
+            )
+        if digest != digest_of(kind, shape, a, rate):
+            raise Fault("protocol", f"digest: {digest:.16}; must be that of the condition")
+        frames = [Image.fromarray(f[..., 0] if kind == "mask" else f) for f in a] if kind != "audio" else []
+        value = a.copy() if kind == "audio" else frames if kind == "video" else frames[0]
+        if digest not in self._kept:
+            self._held += a.nbytes
+        self._kept[digest] = (kind, value, a.nbytes)
+        while len(self._kept) > 1 and self._held > self._size:
+            self._held -= self._kept.popitem(last=False)[1][2]
+
+    def get(self, digest: str) -> tuple[str, Any] | None:
+        """The type and the value of a condition, None: it is not kept."""
+        if digest not in self._kept:
+            return None
+        self._kept.move_to_end(digest)
+        return self._kept[digest][:2]
+
+
+def digest_of(kind: str, shape: tuple[int, ...], a: np.ndarray, rate: int = 0) -> str:
+    """The name of a condition: the SHA-256 in hex over its type and size, and its data."""
+    head = f"{kind} {shape[0]} {shape[1]} {shape[2]} {rate}\n"
+    return hashlib.sha256(head.encode() + np.ascontiguousarray(a).tobytes()).hexdigest()
+
+
+@contextlib.contextmanager
+def truncations() -> Iterator[list[str]]:
+    """What pipelines log of prompts that they cut."""
+    said: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "truncated" in record.getMessage():
+                said.append(" ".join(record.getMessage().split()))
+
+    handler, logger = Handler(logging.WARNING), logging.getLogger("diffusers")
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)

@@ -1,0 +1,510 @@
+"""The scheduler as a seam: a pipeline of diffusers as a function (states, timestep) -> outputs of its loop's steps.
+
+A session is one call of a pipeline that is parked within its loop. Its scheduler is of a subclass of its own class, so
+it has all that a pipeline may ask for; only step is ours, which hands the output to the host. Its timesteps are a
+tensor whose iterator is endless: the loop gets each timestep that the host asks for, in any order. What a step gives
+is after guidance, rescaling and signs: they stay inside the pipeline.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import queue
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+_SESSION: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
+"""The session whose pipeline runs here: threads and greenlets have contexts of their own."""
+
+
+class Cancelled(BaseException):
+    """Raised within a parked pipeline that is given up."""
+
+
+class _Thread:
+    """A function in a thread of its own, which runs only while its host waits in resume."""
+
+    def __init__(self, run: Callable[[], Any]):
+        self._run = run
+        self._in: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._started, self.ended = False, False
+
+    def resume(self, value: Any) -> tuple[str, Any]:
+        """Goes on with a value until the function parks, ("parked", what), or ends: ("ended", result)."""
+        if self._started:
+            self._in.put(value)
+        else:
+            self._started = True
+            threading.Thread(target=self._main, daemon=True).start()
+        kind, what = self._out.get()
+        self.ended = kind != "parked"
+        if kind == "raised":
+            raise what
+        return kind, what
+
+    def park(self, what: Any) -> Any:
+        """Within the function: hands over what, and returns the next value of resume."""
+        self._out.put(("parked", what))
+        value = self._in.get()
+        if value is Cancelled:
+            raise Cancelled
+        return value
+
+    def cancel(self) -> None:
+        """Ends the function at the line where it is parked."""
+        if self._started and not self.ended:
+            self._in.put(Cancelled)
+            self._out.get()
+        self.ended = True
+
+    def _main(self) -> None:
+        try:
+            self._out.put(("ended", self._run()))
+        except BaseException as e:
+            self._out.put(("ended", None) if isinstance(e, Cancelled) else ("raised", e))
+
+
+class _Greenlet:
+    """The same in a greenlet, which costs a tenth of a thread's switches."""
+
+    def __init__(self, run: Callable[[], Any]):
+        self._g = importlib.import_module("greenlet")
+        self._run, self._let, self.ended = run, None, False
+
+    def resume(self, value: Any) -> tuple[str, Any]:
+        here = self._g.getcurrent()
+        if self._let is None:
+            self._let, value = self._g.greenlet(lambda _: ("ended", self._run())), None
+        self._let.parent = here
+        try:
+            out: tuple[str, Any] = self._let.switch(value)
+        except BaseException:
+            self.ended = True
+            raise
+        self.ended = out[0] == "ended"
+        return out
+
+    def park(self, what: Any) -> Any:
+        return self._g.getcurrent().parent.switch(("parked", what))
+
+    def cancel(self) -> None:
+        if self._let is not None and not self.ended:
+            self._let.parent = self._g.getcurrent()
+            try:
+                self._let.throw(Cancelled)
+            except Cancelled:
+                pass
+        self.ended = True
+
+
+class Turns(torch.Tensor):
+    """Timesteps of a session, whose loop gets from their iterator what the host says; elsewhere a tensor."""
+
+    def __deepcopy__(self, memo: Any) -> Turns:
+        return self.as_subclass(torch.Tensor).clone().as_subclass(Turns)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        plain, session = self.as_subclass(torch.Tensor), _SESSION.get()
+        if session is None or not _is_loop(sys._getframe(1)):
+            return iter(plain)
+        return session._turns(plain)
+
+
+def _is_loop(frame: Any) -> bool:
+    """Whether a caller that iterates over timesteps is the loop of a pipeline, or its progress bar."""
+    code = frame.f_code
+    file = code.co_filename.replace("\\", "/")
+    return "/tqdm/" in file or (
+        "/schedulers/" not in file and "/diffusers/" in file and not code.co_name.startswith("<")
+    )
+
+
+def _enumerate(things: Any, start: int = 0) -> Any:
+    """enumerate of a pipeline's module: in its loop the index is that of the host's step, not the count of turns."""
+    session, within = _SESSION.get(), getattr(things, "iterable", things)  # of a progress bar
+    if session is None or not isinstance(within, Turns) or not _is_loop(sys._getframe(1)):
+        return enumerate(things, start)
+    return ((session.index + start, t) for t in session._turns(within.as_subclass(torch.Tensor)))
+
+
+@functools.cache
+def _seam_of(base: Any) -> Any:
+    """The subclass of a class of schedulers whose steps are those of the host, in a session."""
+    signature = inspect.signature(base.step)
+
+    @functools.wraps(base.set_timesteps)
+    def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
+        base.set_timesteps(self, *args, **kwargs)
+        if (session := _SESSION.get()) is not None:
+            session._planned(self)
+
+    @functools.wraps(base.step)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = _SESSION.get()
+        if session is None:
+            return base.step(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        x = session._step(self, bound.arguments["model_output"], bound.arguments["sample"])
+        return output(prev_sample=x) if bound.arguments.get("return_dict", True) else (x, x)
+
+    module = vars(importlib.import_module(base.__module__))
+    output = next(v for n, v in module.items() if n.endswith("SchedulerOutput"))
+    more = {} if hasattr(base, "scale_model_input") else {"scale_model_input": lambda self, sample, *_, **__: sample}
+    return type(base.__name__, (base,), {"set_timesteps": set_timesteps, "step": step, "base": base, **more})
+
+
+class Ghost:
+    """A network as its pipeline sees it. In turns whose output nobody reads it answers with zeros of the shapes that it
+    gave for such inputs before."""
+
+    def __init__(self, network: Any, session: Session, shapes: dict[Any, Any]):
+        vars(self).update(_network=network, _session=session, _shapes=shapes)
+
+    __class__ = property(lambda self: type(self._network))  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._network, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key = (id(self._network), _shape(args), _shape(kwargs))
+        if self._session.unread and key in self._shapes:
+            return _each(self._shapes[key], _Like, lambda v: torch.zeros(v.shape, dtype=v.dtype, device=v.device))
+        out = self._network(*args, **kwargs)
+        if key not in self._shapes:
+            self._shapes[key] = _each(out, torch.Tensor, _Like)
+        return out
+
+
+class _Like:
+    """Where a tensor was: its shape, dtype and device."""
+
+    def __init__(self, t: torch.Tensor):
+        self.shape, self.dtype, self.device = t.shape, t.dtype, t.device
+
+
+def _shape(v: Any) -> Any:
+    if isinstance(v, torch.Tensor):
+        return (tuple(v.shape), v.dtype, v.device)
+    if isinstance(v, dict):
+        return tuple((k, _shape(x)) for k, x in v.items())
+    if isinstance(v, list | tuple):
+        return tuple(_shape(x) for x in v)
+    return v if isinstance(v, int | str | None) else type(v)
+
+
+def _each(v: Any, kind: type, f: Callable[[Any], Any]) -> Any:
+    """v with f of each value of a kind in it."""
+    if isinstance(v, kind):
+        return f(v)
+    if isinstance(v, dict):
+        return type(v)(**{k: _each(x, kind, f) for k, x in v.items()})
+    if isinstance(v, list | tuple):
+        return type(v)(_each(x, kind, f) for x in v)
+    return v
+
+
+class Memo:
+    """What the encoders of a pipeline gave, by their arguments: prompts are encoded once for many sessions."""
+
+    def __init__(self, count: int = 64):
+        self._count = count
+        self._kept: OrderedDict[str, Any] = OrderedDict()
+
+    def of(self, pipe: Any, name: str) -> Callable[..., Any]:
+        """The method of a pipeline, which remembers."""
+        method = getattr(pipe, name)
+
+        @functools.wraps(method)
+        def remembered(*args: Any, **kwargs: Any) -> Any:
+            own = {k: v for k, v in vars(pipe).items() if isinstance(v, int | float | str | None)}
+            key = digest([name, args, kwargs, own])
+            generators = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Generator)]
+            if key not in self._kept:
+                with torch.no_grad():
+                    out = method(*args, **kwargs)
+                self._kept[key] = out, [g.get_state() for g in generators]
+                if len(self._kept) > self._count:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+            kept, after = self._kept[key]
+            for g, state in zip(generators, after, strict=True):
+                g.set_state(state)
+            return _each(kept, torch.Tensor, torch.Tensor.clone)
+
+        return remembered
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._kept.clear()
+
+
+def digest(v: Any) -> str:
+    """The SHA-256 in hex of a value of maps, lists, scalars, tensors, arrays and images; maps have no order."""
+    h = hashlib.sha256()
+
+    def add(v: Any) -> None:
+        if isinstance(v, dict):
+            h.update(b"{%d" % len(v))
+            for k in sorted(v):
+                add(k)
+                add(v[k])
+        elif isinstance(v, list | tuple):
+            h.update(b"[%d" % len(v))
+            for x in v:
+                add(x)
+        elif isinstance(v, torch.Generator):
+            add(v.get_state())
+        elif isinstance(v, torch.Tensor | np.ndarray) or hasattr(v, "tobytes"):
+            a = (
+                v.detach().cpu().contiguous().view(torch.uint8).numpy()
+                if isinstance(v, torch.Tensor) and v.ndim
+                else np.asarray(v)
+            )
+            add([str(getattr(v, "dtype", getattr(v, "mode", ""))), list(getattr(v, "shape", getattr(v, "size", ())))])
+            h.update(np.ascontiguousarray(a).tobytes())
+        else:
+            text = repr(float(v) if isinstance(v, float) else v).encode()
+            h.update(b"%d:" % len(text) + text)
+
+    add(v)
+    return h.hexdigest()
+
+
+_IN_THE_LOOP = ("transformer", "unet", "controlnet", "prior", "dit", "decoder", "adapter", "guidance")
+_ENCODERS = (
+    "encode_prompt",
+    "_encode_prompt",
+    "encode_image",
+    "_encode_image",
+    "_encode_vae_image",
+    "encode_vae_image",
+)
+
+
+class Session:
+    """One call of a pipeline, parked between the steps of its loop, on an object and schedulers of its own: the
+    networks are shared, what a call sets is not.
+
+    begin runs what comes before the loop. evaluate is one turn of it at any states. end leaves it. grad: outputs have
+    the gradients of what the networks compute in a turn, and nothing before it has. shapes, of ghosts, and memo are
+    those of all sessions of a pipeline. first: the first turn is computed even where nobody reads it, for pipelines
+    that keep something of it.
+    """
+
+    def __init__(
+        self, pipe: Any, call: dict[str, Any], grad: bool = False, shapes: dict[Any, Any] | None = None,
+        memo: Memo | None = None, first: bool = True,
+    ):  # fmt: skip
+        self.pipe, self._call, self._grad, self._first = copy.copy(pipe), call, grad, first
+        self.unread, self.at, self.index, self.turns = False, "new", 0, 0
+        """Whether nobody reads this turn; new, turn, step, done or failed; the index of the turn, and their count."""
+        self.states: list[torch.Tensor] = []
+        """The states that the pipeline had in its last turn, one for each track."""
+        self.schedulers: list[Any] = []
+        """The schedulers that stepped them."""
+        self.loop = torch.empty(0)
+        """The timesteps of the loop."""
+        self._planned_: dict[int, Any] = {}
+        self._at: dict[int, int] = {}
+        own = vars(self.pipe)
+        for name, part in pipe.components.items():
+            if hasattr(part, "set_timesteps") and hasattr(part, "step"):
+                own[name] = copy.deepcopy(part)
+                own[name].__class__ = _seam_of(type(part))
+            elif isinstance(part, torch.nn.Module) and name.startswith(_IN_THE_LOOP):
+                own[name] = Ghost(part, self, {} if shapes is None else shapes)
+            elif "guider" in name:
+                own[name] = copy.deepcopy(part)
+        for name in _ENCODERS if memo is not None else ():
+            if hasattr(self.pipe, name):
+                own[name] = memo.of(self.pipe, name)
+        own["_progress_bar_config"] = {"disable": True}
+        self._body = inspect.unwrap(type(pipe).__call__)
+        self._body.__globals__["enumerate"] = _enumerate
+        self._parked = (_Greenlet if importlib.util.find_spec("greenlet") else _Thread)(self._main)
+
+    # The host's side.
+
+    def begin(self) -> torch.Tensor:
+        """Runs the pipeline to its loop, and returns the timesteps of that."""
+        self._resume(None)
+        if self.at != "turn":
+            raise ValueError(f"{type(self.pipe).__name__}: ends without a loop over timesteps")
+        return self.loop
+
+    def evaluate(
+        self, states: list[torch.Tensor], t: torch.Tensor, k: int, after: torch.Tensor | None = None,
+        sigma: float | None = None,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """Returns the outputs of a turn at states, one for each track, a timestep and an index. after: the turn before
+        must be of that timestep, for pipelines that compute on the state between two turns. sigma: the scheduler scales
+        the input of the network by this one, and not by that of its table."""
+        self.place(states, after)
+        self._ask(t, k, sigma)
+        outputs = [self._asked[1]]
+        while len(outputs) < len(self.states_of(states)):
+            self._resume(self._asked[2])
+            if self.at != "step":
+                raise ValueError(f"{type(self.pipe).__name__}: a turn with {len(outputs)} steps, then one with more")
+            self._see(len(outputs))
+            outputs.append(self._asked[1])
+        return outputs
+
+    def place(self, states: list[torch.Tensor], after: torch.Tensor | None = None) -> None:
+        """Has the pipeline hold states at the beginning of a turn."""
+        if self.at == "step" and len(states) == 1 and (after is None or self._same(after)):
+            self._resume(states[0])
+            return
+        self._finish()
+        if not self.turns:
+            self._turn(self.loop[0], 0, states, unread=not self._first)
+            if after is None or self._same(after):
+                return
+        at = self.loop[0] if after is None else after
+        self._turn(at, self._index_of(at), states, unread=True)
+
+    def end(self, states: list[torch.Tensor]) -> Any:
+        """Ends the loop with states, and returns what the pipeline makes of them."""
+        self.place(states, self.loop[-1])
+        self._resume(None)
+        if self.at != "done":
+            raise ValueError(f"{type(self.pipe).__name__}: another loop follows the first; must be one")
+        return self.result
+
+    def cancel(self) -> None:
+        """Gives the session up."""
+        self._parked.cancel()
+        self.at = "done"
+
+    def states_of(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The states that a turn has; before the first those given."""
+        return self.states or given
+
+    def _turn(self, t: torch.Tensor, k: int, states: list[torch.Tensor] | None, unread: bool) -> None:
+        """One whole turn; its states become those given, None: stay."""
+        self.unread = unread
+        try:
+            self._ask(t, k)
+            part = 0
+            while self.at == "step":
+                self._see(part)
+                if states is not None and part >= len(states):
+                    raise ValueError(f"{type(self.pipe).__name__}: more than {len(states)} steps in a turn")
+                self._resume(self._asked[2] if states is None else states[part])
+                part += 1
+        finally:
+            self.unread = False
+
+    def first_states(self) -> list[torch.Tensor]:
+        """The states that the pipeline itself begins with."""
+        if not self.turns:
+            self._turn(self.loop[0], 0, None, unread=not self._first)
+        return self.states
+
+    def states_by_own_steps(self) -> list[torch.Tensor]:
+        """Runs the loop with the steps of the pipeline's own schedulers, and returns the last states."""
+        self._finish()
+        out: list[torch.Tensor] = []
+        for k, t in enumerate(self.loop):
+            self._ask(t, k)
+            out = []
+            while self.at == "step":
+                self._see(len(out))
+                scheduler, output, x = self._asked
+                out.append(type(scheduler).base.step(scheduler, output, t, x, return_dict=False)[0])
+                self._resume(out[-1])
+        return out
+
+    def _finish(self) -> None:
+        while self.at == "step":
+            self._resume(self._asked[2])
+
+    def _see(self, part: int) -> None:
+        """Notes the state and the scheduler of a step."""
+        del self.states[part:], self.schedulers[part:]
+        self.schedulers.append(self._asked[0])
+        self.states.append(self._asked[2])
+
+    def _ask(self, t: torch.Tensor, k: int, sigma: float | None = None) -> None:
+        self.turns, self.index, self._t = self.turns + 1, k, t
+        for scheduler in self._planned_.values():
+            self._locate(scheduler, t)
+            if sigma is not None:
+                scheduler.sigmas = scheduler.sigmas.clone()
+                scheduler.sigmas[self._at[id(scheduler)]] = sigma
+        self._resume(t)
+        if self.at != "step":
+            raise ValueError(f"{type(self.pipe).__name__}: a turn without a step of a scheduler")
+        self._see(0)
+
+    def _locate(self, scheduler: Any, t: torch.Tensor) -> None:
+        """Schedulers that scale the input of the network look their index up once, and then count."""
+        table = scheduler.timesteps.as_subclass(torch.Tensor).double().cpu()
+        at = int((table - t.double().cpu().flatten()[0]).abs().argmin())
+        self._at[id(scheduler)] = at
+        if hasattr(scheduler, "_step_index"):
+            scheduler._step_index = at
+
+    def _index_of(self, t: torch.Tensor) -> int:
+        return int((self.loop.double() - t.double().flatten()[0]).abs().argmin())
+
+    def _same(self, t: torch.Tensor) -> bool:
+        return bool(self._t.flatten()[0] == t.flatten()[0])
+
+    def _resume(self, value: Any) -> None:
+        grad = torch.is_grad_enabled()  # the mode of a thread, which greenlets share
+        try:
+            kind, what = self._parked.resume(value)
+        except BaseException:
+            self.at = "failed"
+            raise
+        finally:
+            torch.set_grad_enabled(grad)
+        if kind == "ended":
+            self.at, self.result = "done", what
+        else:
+            self.at, *self._asked = what
+
+    # The pipeline's side.
+
+    def _main(self) -> Any:
+        _SESSION.set(self)
+        torch.set_grad_enabled(False)
+        return self._body(self.pipe, **self._call)
+
+    def _park(self, *what: Any) -> Any:
+        answer = self._parked.park(what)
+        torch.set_grad_enabled(self._grad and what[0] == "turn" and not self.unread)
+        return answer
+
+    def _planned(self, scheduler: Any) -> None:
+        scheduler.timesteps = scheduler.timesteps.as_subclass(Turns)
+        self._planned_[id(scheduler)] = scheduler
+
+    def _turns(self, timesteps: torch.Tensor) -> Iterator[torch.Tensor]:
+        self.loop = timesteps
+        while (t := self._park("turn")) is not None:
+            yield t
+
+    def _step(self, scheduler: Any, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        x = self._park("step", scheduler, output, x)
+        if getattr(scheduler, "_step_index", None) is not None:  # inpainting adds noise by it
+            scheduler._step_index = self._at.get(id(scheduler), self.index) + 1
+        return x

@@ -1,0 +1,356 @@
+"""What a loaded pipeline computes: sessions by recipes, for a worker's calls and for trainers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .canonical import Grid
+from .engine import DTYPES, Answer, Engine, Settings, Tensors, _array, _prepare, find_device
+from .family import Size
+from .faults import Fault
+from .pipeline import _COUNTS, _FRAMES, _TEXTS, Conditions, Pipeline, truncations
+from .seam import Memo, Session, digest
+from .weights import Weights
+
+_KEYS = {"prompts", "truncate", "conditions", "arguments", "frames", "height", "width", "guidance", "steps"}
+_SESSIONS = 64
+_RECIPES = 4096
+_BATCHES = (8, 4, 2, 1)
+_SCALARS: dict[str, Any] = {"number": (int, float), "integer": int, "boolean": bool, "text": str}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a call of a pipeline is conditioned on, checked."""
+
+    texts: tuple[str, ...]
+    truncate: bool
+    conditions: dict[str, list[str]]
+    arguments: dict[str, Any]
+    size: Size
+    guidance: float
+    steps: int
+
+    @property
+    def handle(self) -> str:
+        """Its digest."""
+        return digest(vars(self) | {"size": vars(self.size)})
+
+
+class Loaded:
+    """A pipeline that is loaded, with its conditions and sessions."""
+
+    def __init__(self, family: Pipeline):
+        self.family, self.conditions, self.memo = family, Conditions(), Memo()
+        self.shapes: dict[Any, Any] = {}
+        self.first = True
+        """Whether the first turn of a session is computed even where nobody reads it."""
+
+    def recipe(self, given: dict[str, Any]) -> Recipe:
+        """Checks a recipe. Fault of class protocol, prompt or condition: what is wrong with it."""
+        f, card = self.family, self.family.card()
+        if unknown := sorted(given.keys() - _KEYS):
+            raise Fault("protocol", f"recipe: {unknown[0]:.80}: unknown; must be of {', '.join(sorted(_KEYS))}")
+        prompts = given.get("prompts") or [[""]]
+        if len(prompts) != 1 or not isinstance(prompts[0], list) or not 1 <= len(prompts[0]) <= card["prompts"]:
+            raise Fault("protocol", f"prompts: must be one, a list of 1 to {card['prompts']} texts")
+        if not all(isinstance(t, str) for t in prompts[0]):
+            raise Fault("protocol", "prompts: must be texts")
+        default, steps = f.size(), given.get("steps") or card["steps"]
+        size = Size(*(given.get(n) or getattr(default, n) for n in ("frames", "height", "width")))
+        if not 1 <= steps <= 1000:
+            raise Fault("protocol", f"steps: {steps}; must be 1 to 1000")
+        guidance = given.get("guidance") or 0
+        if guidance and not card["pipeline"]["guidance"]:
+            raise Fault("prompt", f"guidance: {guidance}; must be 0: {f.cls.__name__} has no such argument")
+        return Recipe(
+            tuple(prompts[0]), bool(given.get("truncate")), self._conditions(given.get("conditions") or {}),
+            self._arguments(given.get("arguments") or {}), size, float(guidance), int(steps),
+        )  # fmt: skip
+
+    def _conditions(self, given: dict[str, Any]) -> dict[str, list[str]]:
+        known = {c["name"]: c for c in self.family.conditions}
+        if unknown := sorted(given.keys() - known.keys()):
+            raise Fault("prompt", f"conditions: {unknown[0]:.80}; must be of {', '.join(known) or 'none'}")
+        absent, out = [], {}
+        for name, digests in given.items():
+            if not isinstance(digests, list) or not digests or not all(isinstance(d, str) for d in digests):
+                raise Fault("protocol", f"conditions: {name}: must be a list of digests")
+            want = known[name]["type"]
+            if len(digests) > 1 and want != "images":
+                raise Fault("prompt", f"conditions: {name}: {len(digests)}; must be one {want}")
+            for d in digests:
+                got = self.conditions.get(d)
+                absent += [] if got else [d]
+                if got and got[0] != want.replace("images", "image"):
+                    raise Fault("prompt", f"conditions: {name}: {got[0]}; must be {want}")
+            out[name] = digests
+        if lacks := [n for n, c in known.items() if c["required"] and n not in given]:
+            raise Fault("prompt", f"conditions: {lacks[0]}: missing; {self.family.cls.__name__} needs it")
+        if absent:
+            raise Fault("condition", f"conditions: {len(absent)} are not here; send them and repeat the call", absent)
+        return out
+
+    def _arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        known = {a["name"]: a for a in self.family.arguments}
+        out = {}
+        for name, value in given.items():
+            if name not in known:
+                why = "the host gives it otherwise, or it changes the loop" if name in self.family.call else "unknown"
+                raise Fault("prompt", f"arguments: {name:.80}: {why}; must be of {', '.join(known) or 'none'}")
+            kind = known[name]["type"]
+            right = isinstance(value, _SCALARS[kind]) and (kind == "boolean") == isinstance(value, bool)
+            if not right or kind == "number" and value - value != 0:
+                raise Fault("prompt", f"arguments: {name}: {value!r:.80}; must be of type {kind}")
+            out[name] = float(value) if kind == "number" else value
+        if lacks := [n for n, a in known.items() if a["required"] and n not in given]:
+            raise Fault("prompt", f"arguments: {lacks[0]}: missing; {self.family.cls.__name__} needs it")
+        return out
+
+    def call_of(self, r: Recipe, n: int = 1) -> dict[str, Any]:
+        """The arguments of the pipeline's call for n samples of a recipe. Fault of class condition: one is not kept."""
+        takes, out = self.family.call, dict(r.arguments)
+        texts = [name for name in _TEXTS if name in takes]
+        out |= dict(zip(texts, r.texts, strict=False))
+        sizes = {"height": r.size.height, "width": r.size.width, "max_area": r.size.height * r.size.width}
+        sizes |= dict.fromkeys(_FRAMES, r.size.frames) | {"num_inference_steps": r.steps, "output_type": "np"}
+        sizes |= dict.fromkeys(_COUNTS, n) | {"generator": torch.Generator("cpu").manual_seed(0)}
+        out |= {name: value for name, value in sizes.items() if name in takes}
+        if guidance := self.family.card()["pipeline"]["guidance"]:
+            out[guidance] = r.guidance
+        for name, digests in r.conditions.items():
+            values = [self.conditions.get(d) for d in digests]
+            if absent := [d for d, v in zip(digests, values, strict=True) if v is None]:
+                raise Fault("condition", f"conditions: {name}: not here; send it and repeat the call", absent)
+            several = next(c["type"] for c in self.family.conditions if c["name"] == name) == "images"
+            out[name] = [v[1] for v in values if v] if several else values[0][1]  # type: ignore[index]
+            if isinstance(out[name], np.ndarray):
+                out[name] = torch.from_numpy(out[name].T.copy())[None]
+        return out
+
+    def session(self, r: Recipe, n: int = 1, grad: bool = False) -> Run:
+        """Begins a session of n samples of a recipe. Fault of class prompt or latents: the pipeline refuses it."""
+        clip = all(
+            "CLIP" in type(t).__name__ for k, t in self.family.pipe.components.items() if k.startswith("tokenizer")
+        )
+        with truncations() as said:
+            try:
+                run = Run(self, r, n, grad)
+            except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as e:
+                raise Fault("prompt", f"{self.family.cls.__name__}: {type(e).__name__}: {e}"[:2000]) from e
+        cut = [
+            s for s in said if clip or not s.startswith("The following part of your input was truncated because CLIP")
+        ]
+        if cut and not r.truncate:
+            run.session.cancel()
+            self.memo.clear()
+            raise Fault("prompt", f"prompt: {cut[0]:.300}; must be shorter, or ask for truncation")
+        return run
+
+
+class Run:
+    """A session of n samples in canonical coordinates."""
+
+    def __init__(self, of: Loaded, r: Recipe, n: int = 1, grad: bool = False):
+        self.of, self.recipe, self.n = of, r, n
+        if n > 1 and not any(c in of.family.call for c in _COUNTS):
+            raise Fault("protocol", f"rows: {n}; must be 1: {of.family.cls.__name__} makes one sample of a prompt")
+        self.session = Session(of.family.pipe, of.call_of(r, n), grad, of.shapes, of.memo, of.first)
+        self.loop = self.session.begin()
+        self.shapes = [(s.shape, s.dtype) for s in self.session.first_states()]
+        self.grids = [Grid(s, self.loop) for s in self.session.schedulers]
+
+    def velocity(self, y: torch.Tensor, sigma: float) -> torch.Tensor:
+        """eps - x0 float32 of canonical states y float32 [n, ...] at a sigma."""
+        points = [g.find(float(sigma)) for g in self.grids]
+        p = points[0]
+        xs = [
+            g.state(x, p).to(d) for g, x, p, (_, d) in zip(self.grids, self.split(y), points, self.shapes, strict=True)
+        ]
+        after = self.loop[p.k - 1] if self.of.family.access != "exact" and p.k > 0 else None
+        own = None if p.on_grid else self.grids[0].own_sigma(p)
+        outs = self.session.evaluate(xs, p.t, p.k, after, own)
+        if len(outs) != len(xs):
+            raise Fault("worker", f"{self.of.family.cls.__name__}: {len(outs)} steps in a turn; must be {len(xs)}")
+        vs = [g.velocity(o, x, p) for g, o, x, p in zip(self.grids, outs, xs, points, strict=True)]
+        return torch.cat([v.reshape(self.n, -1) for v in vs], 1).reshape(y.shape)
+
+    def split(self, y: torch.Tensor) -> list[torch.Tensor]:
+        """Canonical states [n, ...] in the shapes of the pipeline's, one for each track."""
+        sizes = [shape.numel() // self.n for shape, _ in self.shapes]
+        flat = y.reshape(self.n, -1)
+        if flat.shape[1] != sum(sizes):
+            raise Fault(
+                "latents", f"x: {flat.shape[1]} elements a row; must be {sum(sizes)}, those of the pipeline's state at "
+                f"{self.recipe.size}"
+            )  # fmt: skip
+        parts = flat.split(sizes, 1)
+        return [x.reshape(shape) for x, (shape, _) in zip(parts, self.shapes, strict=True)]
+
+    def end(self, y: torch.Tensor) -> Any:
+        """What the pipeline makes of the last canonical states [n, ...]."""
+        last = [g.last() for g in self.grids]
+        xs = [g.state(x, p).to(d) for g, x, p, (_, d) in zip(self.grids, self.split(y), last, self.shapes, strict=True)]
+        return self.session.end(xs)
+
+
+class PipelineEngine(Engine):
+    """The engine of the generic family: encode and put take recipes, and no tensors."""
+
+    takes_recipes = True
+
+    def __init__(self, family: Pipeline, settings: Settings, say: Callable[[str], None] = lambda detail: None):
+        """Loads the folder. Fault of class config: a setting that whole pipelines do not have."""
+        self.family, self.settings = family, settings
+        device = find_device(settings.device)
+        if settings.compile or settings.encoders:
+            what = "--compile" if settings.compile else "--text-encoder-device"
+            raise Fault("config", f"{what}: set; must be absent: {family.cls.__name__} is computed as a whole")
+        self.dtype = settings.dtype if settings.dtype != "auto" else "f32" if device.type == "cpu" else "bf16"
+        _prepare(settings, self.dtype)
+        family.attach(family.load(DTYPES[self.dtype], device, say), device)
+        if settings.vae_tiling:
+            family.pipe.vae.enable_tiling()
+        self.device, self.weights = device, Weights(family.networks)
+        self.loaded = Loaded(family)
+        self.recipes: OrderedDict[str, Recipe] = OrderedDict()
+        self.runs: OrderedDict[tuple[str, int], Run] = OrderedDict()
+        self.say, self.version = say, ""
+
+    def check_decoder(self) -> None:
+        """Tests whether the pipeline is a function of states and timesteps. Fault of class config: it is not."""
+        from .admission import admit
+
+        try:
+            admit(self.loaded, self.say)
+        except Fault as e:
+            raise Fault("config", f"{self.family.cls.__name__}: not admitted: {e}") from e
+
+    def condition(self, digest: str, type: str, size: Size, rate: int, tensors: Tensors) -> Answer:
+        """Keeps a condition by its digest."""
+        if set(tensors) != {"condition"}:
+            raise Fault("protocol", f"tensors: {', '.join(tensors) or 'none'}; must be condition")
+        a = tensors["condition"]
+        if type != "audio" and a.shape[:3] != (size.frames, size.height, size.width):
+            raise Fault("protocol", f"condition: {list(a.shape)}; must be of {size}")
+        self.loaded.conditions.put(digest, type, a, rate)
+        return {}, []
+
+    def encode(self, prompts: list[Any], truncate: bool, **recipe: Any) -> Answer:  # type: ignore[override]
+        """Begins a session of a recipe, and returns its handle."""
+        return {
+            "items": [
+                {"handle": self._keep({"prompts": prompts, "truncate": truncate, **recipe}), "cut": 0, "tensors": []}
+            ]
+        }, []
+
+    def put(self, tensors: Tensors, recipe: dict[str, Any] | None = None) -> Answer:
+        """The same for a recipe as a map."""
+        if tensors or not recipe:
+            raise Fault("protocol", "put: must be a recipe, without tensors")
+        return {"handle": self._keep(recipe)}, []
+
+    def velocity(
+        self, states: list[Any], sigmas: list[Any], handles: list[Any], guidance: list[Any], size: Size, weights: str,
+        tensors: Tensors,
+    ) -> Answer:  # fmt: skip
+        x = self.rows(states, sigmas, handles, guidance, size, tensors)
+        recipes = [self._recipe(h) for h in handles]
+        if wrong := [r for r in recipes if r.size != size]:
+            raise Fault("latents", f"size: {size}; must be {wrong[0].size}, that of the recipe")
+        if weights != self.version:
+            self._clear()
+        self.weights.select(weights)
+        self.version = weights
+        groups: dict[tuple[str, float], list[int]] = {}
+        for i, (handle, sigma) in enumerate(zip(handles, sigmas, strict=True)):
+            groups.setdefault((handle, sigma), []).append(i)
+        out = torch.empty_like(x)
+        most = 1 if self.settings.deterministic or not self.family.rows_alike else max(_BATCHES)
+        for (handle, sigma), rows in groups.items():
+            while rows:
+                n = next(b for b in _BATCHES if b <= min(len(rows), most))
+                take, rows = rows[:n], rows[n:]
+                out[take] = self._run(handle, n, lambda run, t=take, s=sigma: run.velocity(x[t], s))
+        return {}, [("v", _array(out))]
+
+    def decode(self, size: Size, tensors: Tensors, handle: str = "") -> Answer:  # type: ignore[override]
+        """Returns media u8 [F, H, W, 3] of latents x f32 [S, C], and sound f32 [samples, channels] where there is."""
+        x = self._latents(tensors, self.family.latent_shape(size))
+        run = self.loaded.session(self._recipe(handle))
+        try:
+            return media_of(run.end(x[None]), self.family.pipe)
+        finally:
+            run.session.cancel()
+
+    def encode_media(self, size: Size, tensors: Tensors) -> Answer:
+        raise Fault(
+            "protocol", f"encode_media: {self.family.cls.__name__}: latents of media are not made by a whole pipeline"
+        )
+
+    def _keep(self, given: dict[str, Any]) -> str:
+        r = self.loaded.recipe(given)
+        if r.handle not in self.recipes:
+            self.family.latent_grid(r.size)
+            run = self.loaded.session(r)
+            self.runs[r.handle, 1] = run
+            run.split(torch.empty(1, int(np.prod(self.family.latent_shape(r.size)))))  # its fault tells the size
+            self._evict()
+        self.recipes[r.handle] = r
+        while len(self.recipes) > _RECIPES:
+            self.recipes.popitem(last=False)
+        return r.handle
+
+    def _recipe(self, handle: Any) -> Recipe:
+        if handle not in self.recipes:
+            raise Fault("handle", f"handles: {handle!s:.80}: unknown; put its recipe and repeat the call")
+        self.recipes.move_to_end(handle)
+        return self.recipes[handle]
+
+    def _run(self, handle: str, n: int, ask: Callable[[Run], torch.Tensor]) -> torch.Tensor:
+        key = (handle, n)
+        run = self.runs.pop(key, None) or self.loaded.session(self._recipe(handle), n)
+        try:
+            out = ask(run)
+        except BaseException:
+            run.session.cancel()
+            raise
+        self.runs[key] = run
+        self._evict()
+        return out
+
+    def _evict(self) -> None:
+        while len(self.runs) > _SESSIONS:
+            self.runs.popitem(last=False)[1].session.cancel()
+
+    def _clear(self) -> None:
+        """Gives up all sessions: they may hold what other weights gave."""
+        while self.runs:
+            self.runs.popitem()[1].session.cancel()
+
+
+def media_of(result: Any, pipe: Any) -> Answer:
+    """The media of a pipeline's output: u8 frames, and f32 sound. Fault of class latents: no finite numbers."""
+    out: list[tuple[str, np.ndarray]] = []
+    fields: dict[str, Any] = {}
+    found = {k: v for k, v in result.items() if v is not None} if isinstance(result, dict) else dict(enumerate(result))
+    for name, value in found.items():
+        a = value.float().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value, np.float32)
+        if not np.isfinite(a).all():
+            raise Fault("latents", "x: decodes to media that are not finite numbers; must be the latents of a sample")
+        if str(name).startswith(("audio", "waveform")) or a.ndim < 4:
+            out.append(("sound", a[0].T.copy() if a[0].ndim > 1 else a[0][:, None]))
+            source = getattr(pipe, "vocoder", None) or pipe.vae
+            rate = getattr(source.config, "output_sampling_rate", 0) or getattr(source.config, "sampling_rate", 0)
+            fields["rate"] = int(rate or 48000)
+        else:
+            a = a[0] if a.ndim == 5 else a[:1]
+            a = np.repeat(a, 3, -1) if a.shape[-1] == 1 else a[..., :3]
+            out.append(("media", (a.clip(0, 1) * 255).round().astype(np.uint8)))
+    return fields, out
