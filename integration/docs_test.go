@@ -41,16 +41,6 @@ func read(t *testing.T, name string) string {
 // fences are the code blocks of a document: their content is not prose.
 var fences = regexp.MustCompile("(?ms)^ *```.*?^ *```$")
 
-func TestDocs_AreThere(t *testing.T) {
-	sequential(t)
-	docs := documents(t)
-	for _, name := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"} {
-		if docs[name] == "" {
-			t.Errorf("%s is missing", name)
-		}
-	}
-}
-
 // What people read is short: pages by their length, lines of text by 120 columns. Rows of tables and images are one
 // line each, and the appendix is tables. The guide lists each of its pages.
 func TestDocs_AreShort(t *testing.T) {
@@ -203,29 +193,6 @@ func TestDocs_MakeTargetsExist(t *testing.T) {
 				t.Errorf("%s: target %s has no help comment", name, m[1])
 			}
 		}
-	}
-}
-
-// A worker does not end: what a reader pastes after it would never run. Blocks that other tests run are looked at, too.
-func TestDocs_WorkersRunInTheBackground(t *testing.T) {
-	sequential(t)
-	workers := 0
-	for name, text := range documents(t) {
-		for _, b := range blocksOf(t, name, text) {
-			for line := range strings.Lines(b.text) {
-				line = strings.TrimSpace(line)
-				if b.kind != "sh" || !strings.HasPrefix(line, "python deploy/scorers/worker.py") &&
-					!strings.HasPrefix(line, "python deploy/scorers/http_server.py") {
-					continue
-				}
-				if workers++; !inBackground.MatchString(line) {
-					t.Errorf("%s:%d: %s: has no &", name, b.line, line)
-				}
-			}
-		}
-	}
-	if workers == 0 {
-		t.Error("found no worker; the prefixes are broken")
 	}
 }
 

@@ -229,30 +229,6 @@ func TestImageServer_Killed(t *testing.T) {
 	w.checkGroup(t, w.advantages(t, "r", 2)["b"], 2)
 }
 
-// Of two servers, one that dies leaves its image to the other; each makes one image at a time.
-func TestImageServer_Pool(t *testing.T) {
-	t.Parallel()
-	a, b := imageserver.New(t, signs(t), model.Options{}), imageserver.New(t, signs(t), model.Options{})
-	w := newImageWorld(t, a, b)
-	w.says(t, "")
-	a.Hang()
-	b.Hang()
-	w.publishGroup(t, "a", 6)
-	<-a.Hung()
-	<-b.Hung()
-	a.Kill()
-	b.Release()
-	w.checkGroup(t, w.advantages(t, "r", 1)["a"], 6)
-	if n, m := samplesAsked(t, a), samplesAsked(t, b); n != 1 || m != 6 {
-		t.Errorf("asked for %d and %d images; want one of the first, and all six of the second", n, m)
-	}
-	w.says(t, "") // one is enough
-	report, err := verify.Run(t.Context(), w.Bus, "r", verify.Options{Model: []string{signs(t)}})
-	if err != nil || !report.OK(0) || report.Trajectories != 6 {
-		t.Errorf("%+v, %v", report, err)
-	}
-}
-
 // groupSteps is how many steps the images of publishGroup have; the probe has others.
 const groupSteps = 3
 

@@ -2,10 +2,7 @@ package integration_test
 
 import (
 	"fmt"
-	"strings"
 	"testing"
-
-	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
@@ -185,29 +182,4 @@ func TestPipeline_ForgedRequest(t *testing.T) {
 		t.Errorf("%+v, %v; want the true trajectory untouched", after, err)
 	}
 	bustest.Free(t, w.Bus, schemas.StreamRequests, forged.Subject())
-}
-
-// The command line reads over what is stored for a run and is none of its events.
-func TestShow_ReadsOverGarbage(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	info := serve(t, dir)
-	b, err := bus.Connect(t.Context(), bus.Config{URL: info.URL, Name: "test"}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = b.Close() })
-	for _, subject := range []string{
-		schemas.AdvantageSubject("demo", "nobody"),
-		schemas.AdvantageSubject("demo", "0000-a-red-fox"), schemas.BatchSubject("demo", "b"),
-	} {
-		if _, err := b.PublishRaw(t.Context(), subject, []byte("rubbish"), nil, ""); err != nil {
-			t.Fatal(err)
-		}
-	}
-	meander(t, dir, "run", "--run", "demo", "-n", "2", "--steps", "2", "--reward", "synthetic", "a red fox").must(t, 0)
-	if out := meander(t, dir, "show", "--run", "demo").must(t, 0); !strings.Contains(out.stdout, "complete") ||
-		strings.Contains(out.stdout, "nobody") {
-		t.Errorf("%s", out.stdout)
-	}
 }

@@ -3,7 +3,6 @@ package integration_test
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
-	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -93,31 +91,6 @@ func TestPipeline_HostileBytes(t *testing.T) {
 	}
 }
 
-// A client that asks hears why its prompt was refused.
-func TestPipeline_RefusalReachesTheClient(t *testing.T) {
-	t.Parallel()
-	w := start(t, nil)
-	_, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{Prompt: "a", GroupSize: new(int64(0))})
-	var refused *client.RefusedError
-	if !errors.As(err, &refused) || refused.Code != schemas.CodeInvalid {
-		t.Fatalf("group_size 0: %v, want a refusal", err)
-	}
-	if _, err := w.client.PublishEncoded(t.Context(), "r", []byte{0xc1}); !errors.As(err, &refused) ||
-		refused.Code != schemas.CodeDecode {
-		t.Errorf("bytes that are no msgpack: %v, want a refusal", err)
-	}
-	first := &schemas.Prompt{UID: "g", Prompt: "a red fox", GroupSize: new(int64(1))}
-	if _, err := w.client.Publish(t.Context(), "r", first); err != nil {
-		t.Fatal(err)
-	}
-	w.advantages(t, "r", 1)
-	second := &schemas.Prompt{UID: "g", Prompt: "something else", GroupSize: new(int64(1))}
-	if _, err := w.client.Publish(t.Context(), "r", second); !errors.As(err, &refused) ||
-		refused.Code != schemas.CodeUIDConflict {
-		t.Errorf("a uid used twice: %v, want %s", err, schemas.CodeUIDConflict)
-	}
-}
-
 // digest stands for a schedule.
 const digest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
@@ -187,4 +160,15 @@ func TestPipeline_DeadlineWithoutSampler(t *testing.T) {
 	if a := closed["stopped"]; a.Status != stopped.Status || a.Status == schemas.StatusComplete {
 		t.Errorf("stopped: %s, and %s afterwards", stopped.Status, a.Status)
 	}
+}
+
+// batch waits for the result of a batch.
+func (c *crew) batch(t *testing.T, run schemas.Run, id string) *schemas.Batch {
+	t.Helper()
+	subject := schemas.BatchSubject(run, id)
+	bustest.Until(t, "batch "+id, func() error {
+		_, err := c.Last(t.Context(), schemas.StreamAdvantages, subject)
+		return err
+	})
+	return harness.ReadBooks(t, c.Bus, run).Batches[id]
 }

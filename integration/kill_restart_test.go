@@ -63,66 +63,6 @@ func slowPrompt(uid schemas.UID, n, steps int64) *schemas.Prompt {
 	}
 }
 
-// Each service in turn is stopped in the middle of the groups, with hardly any time to
-// finish what it has in hand, and started again.
-func TestPipeline_RestartInMidGroup(t *testing.T) {
-	t.Parallel()
-	const size, steps = 8, 40
-	// run ends when the groups have closed: so many, and more where a machine has closed them all before the last service
-	// is stopped.
-	run := func(t *testing.T, groups int, restarted ...string) (*harness.Books, int) {
-		c := assemble(t)
-		c.config.intake.DrainTimeout, c.config.sampler.DrainTimeout, c.config.reward.DrainTimeout = time.Millisecond,
-			time.Millisecond, time.Millisecond
-		c.config.sampler.Batch, c.config.sampler.Workers = 2, 1
-		c.up(t, stages...)
-		asked := map[schemas.UID]int64{}
-		more := func() {
-			p := slowPrompt(schemas.UID(fmt.Sprintf("g%d", len(asked))), size, steps)
-			asked[p.UID] = size
-			c.publish(t, "r", p)
-		}
-		for range groups {
-			more()
-		}
-		for i, name := range restarted {
-			begun := 2 + 4*i
-			for len(harness.Subjects(t, c.Bus, schemas.StreamAdvantages, schemas.Prefix+"advantage.>")) == len(asked) {
-				begun = len(asked)*size + 2
-				more()
-			}
-			bustest.Until(t, "some trajectories", func() error {
-				if n := c.messages(t, schemas.StreamTrajectories); n < uint64(begun) {
-					return fmt.Errorf("%d", n)
-				}
-				return nil
-			})
-			c.serving[name].Stop()
-			c.up(t, name)
-		}
-		c.advantages(t, "r", len(asked))
-		harness.AwaitIdle(t, c.Bus)
-		k := harness.ReadBooks(t, c.Bus, "r")
-		k.Check(t, asked, steps)
-		harness.NoDead(t, c.Bus)
-		return k, len(asked)
-	}
-	const groups = 4
-	calm := map[int]*harness.Books{}
-	for name, restarted := range map[string][]string{
-		"intake": {"intake"}, "sampler": {"sampler"}, "reward": {"reward"},
-		"advantage": {"advantage"}, "all": stages,
-	} {
-		t.Run(name, func(t *testing.T) {
-			hurt, n := run(t, groups, restarted...)
-			if calm[n] == nil {
-				calm[n], _ = run(t, n)
-			}
-			hurt.Same(t, calm[n])
-		})
-	}
-}
-
 // A prompt that is published again, and everything delivered again from the start,
 // change nothing.
 func TestPipeline_EverythingDeliveredAgain(t *testing.T) {

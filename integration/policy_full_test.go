@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -207,32 +205,6 @@ func TestPolicy_FullWeightsRefused(t *testing.T) {
 		}
 		if a := f.taken(t, &forged); a.State != schemas.AppliedRefused || !strings.Contains(a.Error, c.want) {
 			t.Errorf("%s: the sampler says %+v; want %q in it", name, a, c.want)
-		}
-	}
-}
-
-// Files and folders that hold a transformer, and one that is cut off.
-func TestPolicy_FullWeightsOpened(t *testing.T) {
-	sequential(t)
-	whole := func(list []safetensors.Tensor) []safetensors.Tensor { return list }
-	file := filepath.Join(t.TempDir(), "cut.safetensors")
-	if err := os.WriteFile(file, transformer(t, 1, whole)[0][:9000], 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := lora.OpenFull(file); err == nil || !strings.Contains(err.Error(), "truncated") {
-		t.Errorf("truncated: %v", err)
-	}
-	for _, folder := range []string{
-		signsFolder, signsFolder + "/transformer",
-		signsFolder + "/transformer/diffusion_pytorch_model.safetensors",
-	} {
-		full, err := lora.OpenFull(folder)
-		if err != nil || len(full.Files()) != 1 {
-			t.Errorf("%s: %v", folder, err)
-			continue
-		}
-		if err := full.Close(); err != nil {
-			t.Error(err)
 		}
 	}
 }

@@ -246,34 +246,6 @@ func TestPolicy_ByPathRefused(t *testing.T) {
 	}
 }
 
-// A sampler that is killed while it takes weights over by path loses no sample and makes none twice; started again, it
-// begins on them.
-func TestPolicy_ByPathKilled(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the networks take minutes under the race detector")
-	}
-	t.Parallel()
-	w := newWorld(t, bustest.TCP)
-	w.Serve(t, defaults().run("intake"))
-	dir, mount := sharedFolder(t)
-	sampler := signsProcess(t, w, "a", "--weights-dir", mount)
-	served(t, w, 1, 0)
-	swapGroup(t, w, "swap")
-	bustest.Await(t, w.Bus, 1, schemas.StreamTrajectories, schemas.TrajectoryFilter("swap", "u"))
-	pushed := pushByPath(t, w.client, dir, weightsIn(t, transformer(t, 1, set(t, weight, 0.5))[0], dir, "model.safetensors"))
-	killWhenLoading(t, w, sampler, pushed)()
-	served(t, w, 1, pushed.PolicyVersion)
-	made := map[int64]int{}
-	for _, s := range swapped(t, w, "swap") {
-		if s.min != s.max {
-			t.Errorf("a sample has steps of the versions %d and %d", s.min, s.max)
-		}
-		made[s.max]++
-	}
-	t.Logf("samples by version: %v", made)
-	verifySwapped(t, w, dir)
-}
-
 // The commands of the guide, on programs: the folder is /shared for who pushes, and another path for the pipeline.
 func TestPolicy_ByPathCommands(t *testing.T) {
 	sequential(t)

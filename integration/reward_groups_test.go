@@ -8,11 +8,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -282,80 +280,6 @@ func TestReward_External(t *testing.T) {
 		}
 		return fmt.Errorf("%+v", letters)
 	})
-}
-
-// Two reward services, one of them killed in the middle and started again: every group
-// closes complete.
-func TestReward_KilledInTheMiddle(t *testing.T) {
-	t.Parallel()
-	dir, url := t.TempDir(), natsServer(t)
-	var calls atomic.Int64
-	file := scorersFile(t, fmt.Sprintf("http:\n  slow: {url: %q, concurrency: 2, max_batch: 4}\n",
-		scoreServer(t, func(w http.ResponseWriter, _ *http.Request, n int) {
-			calls.Add(int64(n))
-			time.Sleep(30 * time.Millisecond)
-			sendScores(w, "0.5", n)
-		})))
-	for _, service := range []string{"advantage", "sampler", "intake"} {
-		args := []string{"--nats-url", url, "--health-addr", ""}
-		if service == "sampler" {
-			args = append(args, "--model", "synthetic", "--batch", "4")
-		}
-		launch(t, dir, program(t, "meander-"+service), args...)
-	}
-	rewardArgs := []string{"--nats-url", url, "--health-addr", "", "--scorers", file, "--ack-wait", "1s"}
-	launch(t, dir, program(t, "meander-reward"), rewardArgs...)
-	ended := make(chan int)
-	stop := make(chan struct{})
-	go func() { // the other one lives until it has stored some rewards, again and again
-		kills := 0
-		defer func() { ended <- kills }()
-		for {
-			log := &logbook{}
-			cmd := exec.Command(program(t, "meander-reward"), rewardArgs...)
-			cmd.Stderr = log
-			if err := cmd.Start(); err != nil {
-				t.Error(err)
-				return
-			}
-			over := false
-			for !over && strings.Count(log.String(), "reward stored") < 4 {
-				select {
-				case <-stop:
-					over = true
-				case <-time.After(5 * time.Millisecond):
-				}
-			}
-			_ = cmd.Process.Signal(syscall.SIGKILL)
-			_ = cmd.Wait()
-			if over {
-				return
-			}
-			kills++
-		}
-	}()
-	args := []string{
-		"run", "--nats", url, "--json", "--run", "k", "--out", "-", "-n", "8", "--steps", "2", "--reward",
-		"http:slow", "--reward", "diversity",
-	}
-	for i := range 24 {
-		args = append(args, fmt.Sprint("fox ", i))
-	}
-	groups, sum := meander(t, dir, args...).must(t, 0).parse(t)
-	close(stop)
-	kills := <-ended
-	t.Logf("%d kills, %d samples asked of the server for %d", kills, calls.Load(), sum.Samples)
-	if sum.Complete != 24 || sum.Samples != 192 || kills == 0 {
-		t.Errorf("%d complete groups of %d samples after %d kills, want 24 of 192 after some", sum.Complete, sum.Samples,
-			kills)
-	}
-	for _, g := range groups {
-		for _, m := range g.Members {
-			if m.Status != "scored" || m.Reward == nil || *m.Reward <= 0.5 {
-				t.Errorf("%s: %+v", g.UID, m)
-			}
-		}
-	}
 }
 
 // The worker in Python that comes with the project, if Python has what it needs.

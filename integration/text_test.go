@@ -238,30 +238,3 @@ func TestText_LargeVocabulary(t *testing.T) {
 		}
 	}
 }
-
-// A run of texts that was killed goes on where it stopped, and ends as if nothing had happened.
-func TestText_KilledAndResumed(t *testing.T) {
-	t.Parallel()
-	model := babble(t, qwen2.Random{Width: 128, Layers: 4, MaxPositions: 1024})
-	args := func(run string) []string {
-		return []string{
-			"run", "--model", model, "--json", "--seed", "5", "--run", run, "--out", "-", "-n", "4", "--batch", "2", "--workers",
-			"1", "--ack-wait", "1s",
-			"--max-new-tokens", "300", "--reward", "confidence", "one", "two", "three",
-		}
-	}
-	_, calm := meander(t, t.TempDir(), args("calm")...).must(t, 0).parse(t)
-	dir := t.TempDir()
-	for kills := range 2 {
-		x := background(t, dir, args("killed")...)
-		if made(t, dir, "killed", 2*kills+1, x) == 0 {
-			t.Fatal("the run ended before it could be killed; make it longer")
-		}
-		x.signal(t, os.Kill)
-		<-x.ended
-	}
-	groups, sum := meander(t, dir, args("killed")...).must(t, 0).parse(t)
-	if sum.Digest != calm.Digest || len(groups) != 3 || sum.Trajectories != 12 {
-		t.Errorf("digest %s, %+v; without kills %s", sum.Digest, sum, calm.Digest)
-	}
-}

@@ -237,3 +237,23 @@ func killWorkerWhenLoading(t *testing.T, w *world, log *logbook, p *schemas.Poli
 		return errors.Join(err, errors.New("not yet"))
 	})
 }
+
+// halfWay waits for a step of the run cut, and returns it.
+func halfWay(t *testing.T, w *world, index int64) *schemas.Step {
+	t.Helper()
+	ctx, moved := bustest.WhileItMoves(t)
+	for m, err := range w.Read(ctx, schemas.StreamSteps, []string{schemas.Address{
+		Kind: schemas.KindStep,
+		Run:  "cut",
+	}.Filter()}, bus.ReadOptions{Live: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		moved()
+		if s := bustest.Decode[schemas.Step](t, m); s.StepIndex >= index {
+			return s
+		}
+	}
+	t.Fatal("no step came so far")
+	return nil
+}

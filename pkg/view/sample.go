@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -166,6 +167,17 @@ func (r *Reader) Group(ctx context.Context, run schemas.Run, uid schemas.UID, of
 
 // Trajectory returns the trajectory of a sample that a Reader found; nil: there was none.
 func (x *Group) Trajectory(index int64) *schemas.Trajectory { return x.of(index).trajectory }
+
+// Result returns the result of the group; nil: it is open.
+func (x *Group) Result() *schemas.Advantage { return x.result }
+
+// Members returns what is stored of each sample of the group, by index.
+func (x *Group) Members() (members []Member) {
+	for _, i := range slices.Sorted(maps.Keys(x.members)) {
+		members = append(members, x.members[i].join(i))
+	}
+	return members
+}
 
 // list lists samples of a group.
 func (x *Group) list(offset, limit int) {

@@ -61,22 +61,6 @@ func heldBy(p *Progress, status *schemas.RunStatus, x *System) outcomes.For {
 	return f.HeldBy()
 }
 
-// heldInList returns what holds up an open run, as far as its counts say.
-func heldInList(r *Run, x *System) outcomes.For {
-	f := x.facts
-	f.Unmade, f.Unscored = int64(r.Streams[schemas.StreamRequests]), max(0, int64(r.Samples-r.Scored-r.Failed))
-	if r.Open == 0 {
-		f.Batches = r.OpenBatches
-	}
-	if r.Groups > 0 {
-		f.Unanswered = 0
-	}
-	if r.judged {
-		f.Judged = f.Unscored
-	}
-	return f.HeldBy()
-}
-
 // systemWaits says what holds up the whole pipeline.
 func (r *Reader) systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
 	waits := []outcomes.Wait{}
@@ -96,12 +80,12 @@ func (r *Reader) systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
 	runs := map[string]bool{}
 	for _, p := range x.Present {
 		runs[p.Service] = true
-		if p.Starting != "" {
+		if p.Waiting != "" {
 			does := "makes no samples now"
 			if p.Service == schemas.ServiceStarting {
 				does = "starts, and waits"
 			}
-			says := fmt.Sprintf("a sampler of lane %s %s: %s", p.Lane, does, p.Starting)
+			says := fmt.Sprintf("a sampler of lane %s %s: %s", p.Lane, does, p.Waiting)
 			waits = append(waits, outcomes.Wait{Says: says})
 		}
 	}

@@ -33,7 +33,6 @@ func treeOf(scope string, width int64, change func(a *schemas.AdvantageSpec), va
 
 // The advantages of segments are those of the formulas, worked out by hand.
 func TestBranches(t *testing.T) {
-	t.Parallel()
 	root2 := math.Sqrt2
 	eps := 1e-4
 	nan := math.NaN()

@@ -103,7 +103,7 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	root.SetIn(stdin)
 	root.SetOut(out)
 	root.SetErr(&output{Writer: stderr})
-	describeCompletion(root)
+	addCompletion(root)
 	err := checkHelp(root, args)
 	if err == nil {
 		err = root.ExecuteContext(withArgs(ctx, args))

@@ -130,8 +130,8 @@ const usageTemplate = `Usage:{{if .Runnable}}
   {{.CommandPath}} COMMAND{{end}}{{if .HasExample}}
 
 Examples:
-{{.Example}}
-{{end}}{{if .HasAvailableSubCommands}}
+{{.Example}}{{end}}
+{{if .HasAvailableSubCommands}}
 Commands:
 {{commandHelp .}}{{end}}{{flagHelp .}}{{if .HasAvailableInheritedFlags}}
 Everywhere:
@@ -182,31 +182,12 @@ func setHelp(root *cobra.Command) {
 	})
 }
 
-// describeCompletion adds the command 'meander completion' of cobra, which otherwise comes too late for its own help,
-// and describes it as the other commands are. It writes where root does by now.
-func describeCompletion(root *cobra.Command) {
+// addCompletion adds the command 'meander completion' of cobra, which otherwise comes too late for its own help. It
+// writes where root does by now, and refuses unknown shells.
+func addCompletion(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	c, _, _ := root.Find([]string{"completion"})
-	c.Short = "print a script that completes commands and flags in your shell"
-	c.Long = "completion prints a script for a shell. The help of each shell says where it goes."
-	c.Example = "  source <(meander completion bash)    # for this shell; a line of ~/.bashrc for all"
 	c.Args, c.RunE = args(noSuchCommand), func(c *cobra.Command, _ []string) error { return c.Help() }
-	for _, shell := range c.Commands() {
-		shell.Short = "print the script for " + shell.Name()
-		shell.Long = ""
-		shell.Example = completionExamples[shell.Name()]
-	}
-}
-
-// completionExamples say for each shell how it gets the script, now and each time that it starts.
-var completionExamples = map[string]string{
-	"bash": `  source <(meander completion bash)    # needs the package bash-completion
-  meander completion bash > ~/.local/share/bash-completion/completions/meander`,
-	"zsh": `  source <(meander completion zsh)    # after: autoload -U compinit; compinit
-  meander completion zsh > "${fpath[1]}/_meander"`,
-	"fish": `  meander completion fish | source
-  meander completion fish > ~/.config/fish/completions/meander.fish`,
-	"powershell": `  meander completion powershell | Out-String | Invoke-Expression    # or a line of your profile`,
 }
 
 // commandsWithFlag names, for an error about an unknown flag, the commands that have it; "" if none has it.

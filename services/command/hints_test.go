@@ -45,8 +45,8 @@ func TestHints(t *testing.T) {
 	} {
 		expect(t, exitUsage, says, strings.Fields(line)...)
 	}
-	expect(t, exitOK, "source <(meander completion bash)", "completion", "--help")
-	expect(t, exitOK, "print the script for zsh", "completion", "zsh", "--help")
+	expect(t, exitOK, "zsh          Generate", "completion", "--help")
+	expect(t, exitOK, "source <(meander completion zsh)", "completion", "zsh", "--help")
 }
 
 // The functions that a hint names are those of meander-scorer.

@@ -3,6 +3,8 @@ package command
 import (
 	"strings"
 	"testing"
+
+	"github.com/meander-rl/meander/schemas"
 )
 
 func TestShow(t *testing.T) {
@@ -23,4 +25,17 @@ func TestShow(t *testing.T) {
 	expect(t, exitFailed, `run "r1" has no group "q"`, "show", "q")
 	expect(t, exitUsage, "uid: ", "show", "a b")
 	expect(t, exitUsage, "--run: ", "show", "--run", "*")
+}
+
+// A sample that was continued says which attempt made which of its steps.
+func TestShow_Attempts(t *testing.T) {
+	sample := &schemas.Trajectory{
+		Identity: schemas.Identity{SampleIndex: 3}, Provenance: schemas.Provenance{Attempt: "b"},
+		Steps: []schemas.StepRef{{Attempt: "a"}, {Attempt: "a"}, {}},
+	}
+	sample.Sigmas = []float32{1, .7, .3, 0}
+	const want = "sample 3 was continued: steps 0 to 1 by attempt a, 2 to 2 by attempt b"
+	if got := attemptsLine(sample); got != want {
+		t.Errorf("%q; want %q", got, want)
+	}
 }

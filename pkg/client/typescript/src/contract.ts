@@ -1221,7 +1221,7 @@ export interface Request {
   /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0, or above it beside network_timesteps: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
   /** transitions are what each of the T steps runs. */
-  transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
+  transitions: ("sde" | "cps" | "dance_sde" | "ddim" | "ode")[] | null;
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
   /** what integrates ode steps */
@@ -1429,7 +1429,7 @@ export interface RolledStep {
 /** Rollout is the sampling part of a Prompt. */
 export interface Rollout {
   /** sde_type is the transition of stochastic steps; ode for none. */
-  sde_type?: "sde" | "cps" | "dance_sde" | "ode" | null;
+  sde_type?: "sde" | "cps" | "dance_sde" | "ddim" | "ode" | null;
   /** noise_level is a in the formulas of the transitions, the strength of their noise. For cps it is at most 1. */
   noise_level?: number | null;
   /** sde_step_indices are the steps that run sde_type; of an empty list none does. Every other step is ode. Default: all steps. */
@@ -1577,7 +1577,7 @@ export interface Sampling {
   /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0, or above it beside network_timesteps: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
   /** transitions are what each of the T steps runs. */
-  transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
+  transitions: ("sde" | "cps" | "dance_sde" | "ddim" | "ode")[] | null;
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
   /** what integrates ode steps */
@@ -1787,7 +1787,7 @@ export interface Step {
   /** T, the number of denoising steps */
   num_inference_steps: number;
   /** transition is what ran. */
-  transition: "sde" | "cps" | "dance_sde" | "ode";
+  transition: "sde" | "cps" | "dance_sde" | "ddim" | "ode";
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
   /** noise scale before the step, in (0, 1] */
@@ -2167,7 +2167,7 @@ export interface Trajectory {
   /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0, or above it beside network_timesteps: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
   /** transitions are what each of the T steps runs. */
-  transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
+  transitions: ("sde" | "cps" | "dance_sde" | "ddim" | "ode")[] | null;
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
   /** what integrates ode steps */

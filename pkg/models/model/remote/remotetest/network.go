@@ -176,8 +176,12 @@ func (w *Worker) hello(m *wire.Message) *wire.Message {
 	if w.o.Compiled {
 		h.Backend = "torch-0.0.0/" + w.o.Device + "/" + w.o.DType + "/compiled/nondeterministic"
 	}
-	if w.o.VAETiling {
-		h.Backend = strings.Replace(h.Backend, "/"+w.o.DType+"/", "/"+w.o.DType+"/vae-tiling/", 1)
+	for part, said := range map[string]bool{
+		"vae-tiling": w.o.VAETiling, "generic": w.o.Generic, "trust-class": w.o.TrustClass,
+	} {
+		if said {
+			h.Backend = strings.Replace(h.Backend, "/"+w.o.DType+"/", "/"+w.o.DType+"/"+part+"/", 1)
+		}
 	}
 	if at := w.o.TextEncoderDevice; at != "" {
 		h.Backend = strings.Replace(h.Backend, "/"+w.o.DType+"/", "/"+w.o.DType+"/encoders-"+at+"/", 1)
