@@ -82,7 +82,8 @@ class _Greenlet:
 
     def __init__(self, run: Callable[[], Any]):
         self._g = importlib.import_module("greenlet")
-        self._run, self._let, self.ended = run, None, False
+        self._run, self.ended = run, False
+        self._let: Any = None
 
     def resume(self, value: Any) -> tuple[str, Any]:
         here = self._g.getcurrent()
@@ -174,7 +175,7 @@ class Ghost:
     def __init__(self, network: Any, session: Session, shapes: dict[Any, Any]):
         vars(self).update(_network=network, _session=session, _shapes=shapes)
 
-    __class__ = property(lambda self: type(self._network))  # type: ignore[assignment]
+    __class__ = property(lambda self: type(self._network))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
@@ -327,13 +328,14 @@ class Session:
         for name, part in pipe.components.items():
             if hasattr(part, "set_timesteps") and hasattr(part, "step"):
                 own[name] = copy.deepcopy(part)
-                own[name].__class__ = _seam_of(type(part))
+                base: Any = type(part)
+                own[name].__class__ = _seam_of(base)
             elif isinstance(part, torch.nn.Module) and name.startswith(_IN_THE_LOOP):
                 own[name] = Ghost(part, self, {} if shapes is None else shapes)
             elif "guider" in name:
                 own[name] = copy.deepcopy(part)
-        for name in _ENCODERS if memo is not None else ():
-            if hasattr(self.pipe, name):
+        for name in _ENCODERS:
+            if memo is not None and hasattr(self.pipe, name):
                 own[name] = memo.of(self.pipe, name)
         own["_progress_bar_config"] = {"disable": True}
         self._body = inspect.unwrap(type(pipe).__call__)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,11 @@ class Loaded:
         takes, out = self.family.call, dict(r.arguments)
         texts = [name for name in _TEXTS if name in takes]
         out |= dict(zip(texts, r.texts, strict=False))
-        sizes = {"height": r.size.height, "width": r.size.width, "max_area": r.size.height * r.size.width}
+        sizes: dict[str, Any] = {
+            "height": r.size.height,
+            "width": r.size.width,
+            "max_area": r.size.height * r.size.width,
+        }
         sizes |= dict.fromkeys(_FRAMES, r.size.frames) | {"num_inference_steps": r.steps, "output_type": "np"}
         sizes |= dict.fromkeys(_COUNTS, n) | {"generator": torch.Generator("cpu").manual_seed(0)}
         out |= {name: value for name, value in sizes.items() if name in takes}
@@ -260,10 +265,15 @@ class Run:
         return self.session.end(xs)
 
 
+def _velocity(y: torch.Tensor, sigma: float, run: Run) -> torch.Tensor:
+    return run.velocity(y, sigma)
+
+
 class PipelineEngine(Engine):
     """The engine of the generic family: encode and put take recipes, and no tensors."""
 
     takes_recipes = True
+    family: Pipeline
 
     def __init__(self, family: Pipeline, settings: Settings, say: Callable[[str], None] = lambda detail: None):
         """Loads the folder. Fault of class config: a setting that whole pipelines do not have."""
@@ -307,11 +317,11 @@ class PipelineEngine(Engine):
         self.loaded.conditions.put(digest, type, a, rate)
         return {}, []
 
-    def encode(self, prompts: list[Any], truncate: bool, **recipe: Any) -> Answer:  # type: ignore[override]
+    def encode(self, prompts: list[Any], truncate: bool, **recipe: Any) -> Answer:
         """Begins a session of a recipe, and returns its handle."""
         return {
             "items": [
-                {"handle": self._keep({"prompts": prompts, "truncate": truncate, **recipe}), "cut": 0, "tensors": []}
+                {"handle": self._begin({"prompts": prompts, "truncate": truncate, **recipe}), "cut": 0, "tensors": []}
             ]
         }, []
 
@@ -319,7 +329,7 @@ class PipelineEngine(Engine):
         """The same for a recipe as a map."""
         if tensors or not recipe:
             raise Fault("protocol", "put: must be a recipe, without tensors")
-        return {"handle": self._keep(recipe)}, []
+        return {"handle": self._begin(recipe)}, []
 
     def velocity(
         self, states: list[Any], sigmas: list[Any], handles: list[Any], guidance: list[Any], size: Size, weights: str,
@@ -342,10 +352,10 @@ class PipelineEngine(Engine):
             while rows:
                 n = next(b for b in _BATCHES if b <= min(len(rows), most))
                 take, rows = rows[:n], rows[n:]
-                out[take] = self._run(handle, n, lambda run, t=take, s=sigma: run.velocity(x[t], s))
+                out[take] = self._run(handle, n, partial(_velocity, x[take], sigma))
         return {}, [("v", _array(out))]
 
-    def decode(self, size: Size, tensors: Tensors, handle: str = "") -> Answer:  # type: ignore[override]
+    def decode(self, size: Size, tensors: Tensors, handle: str = "") -> Answer:
         """Returns media u8 [F, H, W, 3] of latents x f32 [S, C], and sound f32 [samples, channels] where there is."""
         x = self._latents(tensors, self.family.latent_shape(size))
         run = self.loaded.session(self._recipe(handle))
@@ -359,7 +369,7 @@ class PipelineEngine(Engine):
             "protocol", f"encode_media: {self.family.cls.__name__}: latents of media are not made by a whole pipeline"
         )
 
-    def _keep(self, given: dict[str, Any]) -> str:
+    def _begin(self, given: dict[str, Any]) -> str:
         r = self.loaded.recipe(given)
         if r.handle not in self.recipes:
             self.family.latent_grid(r.size)

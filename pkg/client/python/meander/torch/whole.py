@@ -222,7 +222,7 @@ class Pipeline(Family):
                 parts[part] = self.load_part(part, dtype)
                 done += size
         without = {"safety_checker": None, "requires_safety_checker": False}
-        takes = inspect.signature(self.cls.__init__).parameters  # type: ignore[misc]
+        takes = inspect.signature(self.cls.__init__).parameters
         try:
             pipe = self.cls.from_pretrained(
                 str(self.folder.path), local_files_only=True, use_safetensors=True, dtype=dtype,
@@ -315,8 +315,13 @@ class Conditions:
         shape = (*a.shape, 0, 0, 0)[:3] if kind != "audio" else (a.shape[0], 0, 0)
         if kind not in ("image", "mask", "video", "audio"):
             raise Fault("protocol", f"type: {kind:.40}; must be image, mask, video or audio")
-        right = (np.float32, 2) if kind == "audio" else (np.uint8, 4)
-        if (a.dtype, a.ndim) != right or 0 in a.shape or kind in ("image", "mask") and a.shape[0] != 1:
+        if (
+            a.dtype != (np.float32 if kind == "audio" else np.uint8)
+            or a.ndim != (2 if kind == "audio" else 4)
+            or 0 in a.shape
+            or kind in ("image", "mask")
+            and a.shape[0] != 1
+        ):
             raise Fault("protocol", f"condition: {a.dtype} {list(a.shape)}; must be an {kind}")
         if a.ndim == 4 and a.shape[3] != (1 if kind == "mask" else 3):
             raise Fault(
