@@ -54,6 +54,8 @@ type Denoised struct {
 	// LatentStepIndices are the latents stored, ascending; LatentsShape is [S, C].
 	LatentStepIndices []int64 `msgpack:"latent_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps" for:"image"`
 	LatentsShape      []int64 `msgpack:"latents_shape" size:"0..MaxTensorDims" for:"image"`
+	// Tracks are the parts of each state in order, where it has several: a state is their elements one after another.
+	Tracks []Track `msgpack:"tracks,omitempty" size:"2..MaxTracks" for:"image"`
 	// Conditioning are the encoded texts that a prompt asked to keep: prompt_embeds and prompt_embeds_mask, under
 	// guidance negative_prompt_embeds and its mask, or what else the model's family has. They are blobs, so that all
 	// samples of a prompt, and all prompts with one negative prompt, name the same ones.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -267,7 +268,7 @@ func TestScore_Reproduces(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got != s.logProb {
+			if !reflect.DeepEqual(got, s.logProb) {
 				t.Fatalf("step %d: scored %+v, sampled %+v", s.Index, got, s.logProb)
 			}
 		}

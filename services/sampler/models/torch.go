@@ -105,8 +105,8 @@ func (t Torch) configs(log zerolog.Logger) (list []remote.Config) {
 			Compile:       t.Compile, VAETiling: t.VAETiling, Generic: t.Generic, TrustClass: t.TrustClass,
 			TextEncoderDevice: t.TextEncoderDevice,
 			Threads:           t.Compute.Threads,
-			Patience:          t.EnginePatience, Wait: t.Wait, Adapter: t.Adapter, AdapterScale: t.AdapterScale, Spare: t.Spare,
-			Hashes: hashes, Log: func(e remote.Event) { t.logEvent(log, e) },
+			Patience:          t.EnginePatience, Wait: t.Wait, Adapter: t.Adapter, AdapterScale: t.AdapterScale,
+			Spare: t.Spare, Hashes: hashes, Log: func(e remote.Event) { t.logEvent(log, e) },
 		})
 	}
 	return list

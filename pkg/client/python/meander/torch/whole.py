@@ -129,7 +129,11 @@ class Pipeline(Family):
                     not _EXTRA.search(name) and bool(_NEEDS_ITS_IMAGES.search(self.cls.__name__))
                 )
                 conditions.append({"name": name, "type": kind, "required": needs})
+            elif not scalar and p.default is p.empty and p.kind is not p.VAR_KEYWORD:
+                raise Fault("config", f"{self.cls.__name__}: {name}: needed, and nothing that a recipe can have")
             elif scalar:
+                if name == "strength":
+                    default = 1.0  # the host begins with noise alone
                 if isinstance(default, float) and not math.isfinite(default):
                     default = None
                 arguments.append({"name": name, "type": scalar, "default": default, "required": p.default is p.empty})
@@ -173,7 +177,7 @@ class Pipeline(Family):
             "cfg_rule": self.cfg_rule, "boundary_ratio": 0.0, "negative_prompt": "", "conditioning": [],
             "max_prompt_tokens": 512, "prompts": max(1, sum(n in self.call for n in _TEXTS)),
             "max_pixels": self.max_pixels(), "conditioning_bytes": 0, "conditioning_token_bytes": 0,
-            "grid": self.grid_name, "mu": self.mu_name if self.scheduler_config.get("use_dynamic_shifting") else "none",
+            "grid": self.grid_name if self.prediction() == "flow" else "diffusion", "mu": self.mu_name if self.scheduler_config.get("use_dynamic_shifting") else "none",
             "mu_constant": 0.0, "frames_rule": self.temporal, "max_frames": MAX_FRAMES if video else 1,
             "pipeline": {
                 "class": self.cls.__name__, "prediction": self.prediction(), "scheduler": self.scheduler_config,
@@ -218,7 +222,7 @@ class Pipeline(Family):
                 parts[part] = self.load_part(part, dtype)
                 done += size
         without = {"safety_checker": None, "requires_safety_checker": False}
-        takes = inspect.signature(self.cls.__init__).parameters  # type: ignore[misc]
+        takes = inspect.signature(self.cls.__init__).parameters
         try:
             pipe = self.cls.from_pretrained(
                 str(self.folder.path), local_files_only=True, use_safetensors=True, dtype=dtype,
@@ -236,6 +240,11 @@ class Pipeline(Family):
 
     def attach(self, pipe: Any, encoders: Any) -> None:
         self.pipe, self.encoders = pipe, encoders
+        for name in ("vae_spatial_compression_ratio", "vae_scale_factor_spatial", "vae_spatial_scale_factor"):
+            self.scale = int(getattr(pipe, name, 0) or 0) or self.scale
+        for name in ("vae_temporal_compression_ratio", "vae_scale_factor_temporal", "vae_temporal_scale_factor"):
+            if any(n in self.call for n in _FRAMES):
+                self.temporal = int(getattr(pipe, name, 0) or 0) or self.temporal
         names = [n for n in ("transformer", "unet", "prior", "dit") if getattr(pipe, n, None) is not None]
         if not names:
             raise Fault("config", f"{self.cls.__name__}: no transformer and no unet; nothing computes its steps")
@@ -306,8 +315,13 @@ class Conditions:
         shape = (*a.shape, 0, 0, 0)[:3] if kind != "audio" else (a.shape[0], 0, 0)
         if kind not in ("image", "mask", "video", "audio"):
             raise Fault("protocol", f"type: {kind:.40}; must be image, mask, video or audio")
-        right = (np.float32, 2) if kind == "audio" else (np.uint8, 4)
-        if (a.dtype, a.ndim) != right or 0 in a.shape or kind in ("image", "mask") and a.shape[0] != 1:
+        if (
+            a.dtype != (np.float32 if kind == "audio" else np.uint8)
+            or a.ndim != (2 if kind == "audio" else 4)
+            or 0 in a.shape
+            or kind in ("image", "mask")
+            and a.shape[0] != 1
+        ):
             raise Fault("protocol", f"condition: {a.dtype} {list(a.shape)}; must be an {kind}")
         if a.ndim == 4 and a.shape[3] != (1 if kind == "mask" else 3):
             raise Fault(
