@@ -24,9 +24,8 @@ type System struct {
 
 	// waiting counts by service the messages that no process asks for, backlog by lane the requests.
 	waiting map[string]uint64
-	// unanswered counts prompts that intake has not answered; facts are what holds runs up.
+	// unanswered counts prompts that intake has not answered.
 	unanswered uint64
-	facts      outcomes.Facts
 	backlog    map[schemas.Lane]uint64
 }
 
