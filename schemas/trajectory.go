@@ -1,6 +1,9 @@
 package schemas
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+)
 
 // Trajectory is the authority on one sample: which attempt counts, which steps it
 // has, and all a trainer needs to recompute each log-prob.
@@ -90,6 +93,19 @@ type StepRef struct {
 	Digest string `msgpack:"digest" form:"digest"`
 	// Attempt made the step, where it is another than that of the trajectory.
 	Attempt string `msgpack:"attempt,omitempty" form:"token" absent:"that of the trajectory"`
+}
+
+// CheckKnown is Sampling.CheckKnown, and also refuses a sample with guidance whose steps do not have their scales: who
+// computes with it would leave out the guidance.
+func (e *Trajectory) CheckKnown() error {
+	if err := e.Sampling.CheckKnown(); err != nil {
+		return err
+	}
+	scales, steps := len(e.CFGScales), len(e.Transitions)
+	if scales != steps && (scales > 0 || e.TrueCFGScale > 1 && len(e.Steps) > 0) {
+		return fmt.Errorf("cfg_scales: %d; must be those of the %d steps", scales, steps)
+	}
+	return nil
 }
 
 // StepAttempt returns the attempt that made Steps[i].

@@ -355,13 +355,16 @@ class Session:
         self, states: list[torch.Tensor], t: torch.Tensor, k: int, after: int | None = None,
         sigma: float | None = None,
     ) -> list[torch.Tensor]:  # fmt: skip
-        """Returns the outputs of a turn at states, one for each track, a timestep and an index. after: the turn before
-        must have that index, -1 before the first, for pipelines that compute on the state between two turns. sigma: the scheduler scales
-        the input of the network by this one, and not by that of its table."""
+        """Returns the outputs of a turn at states, one for each track, a timestep and an index.
+
+        after: the turn before must have that index, -1 before the first, for pipelines that compute on the state
+        between two turns. sigma: the scheduler scales the input of the network by this one, and not by that of its
+        table.
+        """
         self.place(states, after)
         self._ask(t, k, sigma)
         outputs = [self._asked[1]]
-        while len(outputs) < len(self.states_of(states)):
+        while len(outputs) < len(states):
             self._resume(self._asked[2])
             if self.at != "step":
                 raise ValueError(f"{type(self.pipe).__name__}: a turn with {len(outputs)} steps, then one with more")
@@ -399,10 +402,6 @@ class Session:
         """Gives the session up."""
         self._parked.cancel()
         self.at = "done"
-
-    def states_of(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The states that a turn has; before the first those given."""
-        return self.states or given
 
     def _turn(self, t: torch.Tensor, k: int, states: list[torch.Tensor] | None, unread: bool) -> None:
         """One whole turn; its states become those given, None: stay."""

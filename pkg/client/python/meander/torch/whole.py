@@ -26,6 +26,7 @@ from .family import MAX_FRAMES, Family, Size
 from .faults import Fault, first_sentence
 from .folder import Folder
 
+_MOST_TEMPORAL, _MOST_CHANNELS = 64, 4096  # of a card
 _CLASSES = Path(__file__).with_name("classes.json")
 _COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 _FRAMES = ("num_frames", "video_length")
@@ -63,7 +64,7 @@ class Pipeline(Family):
         self.scale, self.patch = self._scale(), (1, 1, 1)
         self.temporal = self._temporal()
         self.channels = int(self.vae_config.get("latent_channels") or self.vae_config.get("z_dim") or 4)
-        self.access, self.tracks, self.rows_alike, self.notes = "in_order", list[dict[str, Any]](), False, list[str]()
+        self.access, self.tracks, self.rows_alike, self.notes = "", list[dict[str, Any]](), False, list[str]()
         self.grid_name, self.mu_name = "scheduler", "linear"
         self.parts = dict(self._parts())
         self.conditions, self.arguments = self._inputs()
@@ -154,7 +155,8 @@ class Pipeline(Family):
                 ):
                     raise Fault(
                         "config",
-                        f"model_index.json: {name}: {library:.80}; must be diffusers or transformers: a folder's code is not run",
+                        f"model_index.json: {name}: {library:.80}; must be diffusers or transformers: a folder's "
+                        "code is not run",
                     )
                 library = f"diffusers.pipelines.{library}"
             if name != "safety_checker" and (self.folder.path / name / "config.json").is_file():
@@ -177,7 +179,8 @@ class Pipeline(Family):
             "cfg_rule": self.cfg_rule, "boundary_ratio": 0.0, "negative_prompt": "", "conditioning": [],
             "max_prompt_tokens": 512, "prompts": max(1, sum(n in self.call for n in _TEXTS)),
             "max_pixels": self.max_pixels(), "conditioning_bytes": 0, "conditioning_token_bytes": 0,
-            "grid": self.grid_name if self.prediction() == "flow" else "diffusion", "mu": self.mu_name if self.scheduler_config.get("use_dynamic_shifting") else "none",
+            "grid": self.grid_name if self.prediction() == "flow" else "diffusion",
+            "mu": self.mu_name if self.scheduler_config.get("use_dynamic_shifting") else "none",
             "mu_constant": 0.0, "frames_rule": self.temporal, "max_frames": MAX_FRAMES if video else 1,
             "pipeline": {
                 "class": self.cls.__name__, "prediction": self.prediction(), "scheduler": self.scheduler_config,
@@ -268,14 +271,19 @@ class Pipeline(Family):
         if len(states) == 1 and states[0].ndim == 3:
             exact = (size.height * size.width * deep / states[0].shape[1]) ** 0.5
             edge = int(exact) if exact == int(exact) else edge
-        for e in range(edge, max(size.height, size.width) + 1):
-            if size.height % e or size.width % e or elements % (deep * (size.height // e) * (size.width // e)):
-                continue
-            channels = elements // (deep * (size.height // e) * (size.width // e))
-            for p in range(1, 65):
-                if e % p == 0 and channels % (p * p) == 0 and channels // (p * p) <= 4096:
-                    self.scale, self.patch, self.channels = e // p, (1, p, p), channels // (p * p)
-                    return
+        frames = size.frames
+        others = [t for t in range(min(frames - 1, _MOST_TEMPORAL), 0, -1) if (frames - 1) % t == 0]
+        for temporal in (self.temporal, *others):  # others: for the default size alone
+            deep = (frames - 1) // temporal + 1
+            for e in range(edge, max(size.height, size.width) + 1):
+                if size.height % e or size.width % e or elements % (deep * (size.height // e) * (size.width // e)):
+                    continue
+                channels = elements // (deep * (size.height // e) * (size.width // e))
+                for p in range(1, 65):
+                    if e % p == 0 and channels % (p * p) == 0 and channels // (p * p) <= _MOST_CHANNELS:
+                        self.scale, self.patch, self.channels = e // p, (1, p, p), channels // (p * p)
+                        self.temporal = temporal
+                        return
         raise Fault("config", f"{self.cls.__name__}: a state of {elements} elements at {size}; no tokens of equal size")
 
 

@@ -279,3 +279,17 @@ def test_inpainting_has_gradients_with_its_masks_and_guidance(trained):
     assert torch.allclose(weight.grad, gradient, 1e-4, 1e-6)
     network.eval().disable_gradient_checkpointing()
     weight.requires_grad_(False)
+
+
+def test_adapters_change_a_whole_pipeline_and_leave_its_base(client):
+    client, card = client("sd15")
+    handle = begin(client, recipe_of(client, card))
+    name, (rows, columns) = next((n, s) for n, s in client("modules")[0]["linear"].items() if n.endswith("to_q"))
+    generator = np.random.default_rng(0)
+    tensors = {f"{name}.A": (2, columns), f"{name}.B": (rows, 2)}
+    tensors = {n: generator.standard_normal(s).astype(np.float32) for n, s in tensors.items()}
+    module = {"name": name, "scale": 1.0, "rank": 2}
+    client("load", {"weights": "v1", "kind": "adapter", "modules": [module]}, tensors)
+    x = generator.standard_normal((1, 64, 4)).astype(np.float32)
+    base, adapted, again = (client.velocity(x, [0.5], [handle], 16, 16, weights=w) for w in ("", "v1", ""))
+    assert (base == again).all() and np.abs(base - adapted).max() > 1e-3 * np.abs(base).max()

@@ -23,8 +23,14 @@ import diffusers
 import tiny
 import torch
 import transformers
+from diffusers.pipelines.ace_step.modeling_ace_step import (
+    AceStepAudioTokenDetokenizer,
+    AceStepAudioTokenizer,
+    AceStepConditionEncoder,
+)
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
+from diffusers.pipelines.stable_audio_3 import StableAudio3DurationEmbedder
 from tiny import WORDS, clip, t5, tokenizer, umt5, wide
 from tiny_whole import BETAS, PIPELINES, small_vae
 
@@ -160,6 +166,41 @@ def glm():
             )
         )
     )
+
+
+def t5_gemma():
+    """As Stable Audio 3 has it: the encoder alone, by its own class."""
+    side = {
+        "vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 512,
+        "sliding_window": 512, "layer_types": ["full_attention"] * 2, "query_pre_attn_scalar": 16, "dropout_rate": 0.0,
+    }  # fmt: skip
+    config = transformers.T5GemmaConfig(encoder=dict(side), decoder=dict(side), is_encoder_decoder=False)
+    return wide(transformers.T5GemmaEncoderModel(config))
+
+
+def smol():
+    """Its words reach to the one that Bria's pipeline has for an empty prompt."""
+    return wide(
+        transformers.SmolLM3ForCausalLM(
+            transformers.SmolLM3Config(
+                vocab_size=128001, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+                num_key_value_heads=1, pad_token_id=0, bos_token_id=1, eos_token_id=1,
+            )
+        )
+    )  # fmt: skip
+
+
+def qwen_text():
+    rope = {"mrope_section": [2, 3, 3], "rope_type": "default", "rope_theta": 1e6}
+    return wide(
+        transformers.Qwen2_5_VLTextModel(
+            transformers.Qwen2_5_VLTextConfig(
+                vocab_size=WORDS, hidden_size=32, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
+                num_key_value_heads=2, rope_parameters=rope,
+            )
+        )
+    )  # fmt: skip
 
 
 def unet(**config):
@@ -363,6 +404,11 @@ LTX2 = {
         )
     ),
 }
+ACE = {
+    "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "rope_theta": 1e4, "sliding_window": 16,
+}  # fmt: skip
+ACE_POOL = {**ACE, "audio_acoustic_hidden_dim": 8, "pool_window_size": 2, "num_attention_pooler_hidden_layers": 1}
 
 SD = of(PIPELINES["sd15"][0])
 SDXL = of(PIPELINES["sdxl"][0])
@@ -950,6 +996,18 @@ KINDS = [
     ),
     (r"^LTX2(Pipeline|ImageToVideo)", LTX2, 32),
     (
+        r"^SkyReelsV2ImageToVideo",
+        {
+            **UMT5,
+            **FLOW,
+            "vae": lambda: tiny.wan().vae,
+            "image_encoder": clip_vision(),
+            "image_processor": clip_images,
+            "transformer": network("SkyReelsV2Transformer3DModel", **WAN | {"in_channels": 36}, image_dim=32),
+        },
+        16,
+    ),
+    (
         r"^SkyReelsV2(Pipeline|ImageToVideo)",
         {
             **UMT5,
@@ -985,6 +1043,170 @@ KINDS = [
             ),
         },
         1024,
+    ),
+    (
+        r"^LDMText",
+        {
+            **DDIM,
+            "bert": lambda: clip(transformers.CLIPTextModel, 32),
+            "tokenizer": SD["tokenizer"],
+            "vqvae": small_vae,
+            "unet": SD["unet"],
+        },
+        64,
+    ),
+    (
+        r"^AceStep",
+        {
+            "text_encoder": lambda: wide(transformers.Qwen3Model(tiny.qwen3(2, 32))),
+            "tokenizer": lambda: tokenizer("qwen", 2048),
+            "scheduler": lambda: diffusers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=1, shift=1.0),
+            "transformer": network(
+                "AceStepTransformer1DModel",
+                **ACE,
+                num_hidden_layers=2,
+                in_channels=24,
+                audio_acoustic_hidden_dim=8,
+                patch_size=2,
+                is_turbo=True,
+            ),
+            "condition_encoder": lambda: wide(
+                AceStepConditionEncoder(
+                    **ACE,
+                    text_hidden_dim=32,
+                    timbre_hidden_dim=8,
+                    num_lyric_encoder_hidden_layers=2,
+                    num_timbre_encoder_hidden_layers=2,
+                )
+            ),
+            "audio_tokenizer": lambda: wide(
+                AceStepAudioTokenizer(**ACE_POOL, fsq_dim=32, fsq_input_levels=[4, 4, 4], fsq_input_num_quantizers=1)
+            ),
+            "audio_token_detokenizer": lambda: wide(AceStepAudioTokenDetokenizer(**ACE_POOL)),
+            "vae": network(
+                "AutoencoderOobleck",
+                encoder_hidden_size=6,
+                downsampling_ratios=[1, 2],
+                decoder_channels=3,
+                decoder_input_channels=8,
+                audio_channels=2,
+                channel_multiples=[2, 4],
+                sampling_rate=4,
+            ),
+        },
+        16,
+    ),
+    (
+        r"^StableAudio3Pipeline",
+        {
+            "text_encoder": t5_gemma,
+            "tokenizer": lambda: tokenizer("gemma", 64),
+            "scheduler": lambda: diffusers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=1, shift=1.0),
+            "duration_embedder": lambda: wide(StableAudio3DurationEmbedder(output_dim=32, fourier_dim=16)),
+            "vae": network(
+                "AutoencoderSAME",
+                audio_channels=2,
+                patch_size=2,
+                encoder_channels=8,
+                encoder_c_mults=(2,),
+                encoder_strides=(2,),
+                encoder_transformer_depths=(1,),
+                latent_dim=8,
+                use_differential_attention=False,
+                dim_heads=4,
+                ff_mult=2,
+                sampling_rate=16,
+            ),
+            "transformer": network(
+                "StableAudio3DiTModel",
+                io_channels=8,
+                patch_size=1,
+                embed_dim=32,
+                depth=2,
+                num_heads=4,
+                cond_token_dim=32,
+                global_cond_dim=32,
+                local_add_cond_dim=5,
+                timestep_features_dim=16,
+                ff_mult=2,
+                num_memory_tokens=3,
+                use_differential_attention=False,
+            ),
+        },
+        16,
+    ),
+    (
+        r"^LucyEdit",
+        {
+            **of(tiny.wan),
+            **FLOW,
+            "transformer": network("WanTransformer3DModel", **WAN | {"in_channels": 32}),
+            "transformer_2": None,
+        },
+        16,
+    ),
+    (
+        r"^HunyuanVideo15Pipeline",
+        {
+            **FLOW,
+            "text_encoder": qwen_text,
+            "tokenizer": lambda: tokenizer("qwen", 1108),
+            "text_encoder_2": t5,
+            "tokenizer_2": transformers.ByT5Tokenizer,
+            "guider": lambda: diffusers.ClassifierFreeGuidance(guidance_scale=2.0),
+            "vae": network(
+                "AutoencoderKLHunyuanVideo15",
+                latent_channels=4,
+                block_out_channels=(16, 16),
+                layers_per_block=1,
+                spatial_compression_ratio=4,
+                temporal_compression_ratio=2,
+                downsample_match_channel=False,
+                upsample_match_channel=False,
+            ),
+            "transformer": network(
+                "HunyuanVideo15Transformer3DModel",
+                in_channels=9,
+                out_channels=4,
+                num_attention_heads=2,
+                attention_head_dim=8,
+                num_layers=1,
+                num_refiner_layers=1,
+                mlp_ratio=2.0,
+                patch_size=1,
+                patch_size_t=1,
+                text_embed_dim=32,
+                text_embed_2_dim=64,
+                image_embed_dim=12,
+                rope_axes_dim=(2, 2, 4),
+                target_size=16,
+                task_type="t2v",
+            ),
+        },
+        16,
+    ),
+    (
+        r"^BriaFiboPipeline",
+        {
+            **FLOW,
+            "text_encoder": smol,
+            "tokenizer": lambda: tokenizer("t5", 512),
+            "vae": lambda: tiny.wan().vae,
+            "transformer": network(
+                "BriaFiboTransformer2DModel",
+                patch_size=1,
+                in_channels=16,
+                num_layers=1,
+                num_single_layers=1,
+                attention_head_dim=8,
+                num_attention_heads=2,
+                joint_attention_dim=64,
+                text_encoder_dim=32,
+                pooled_projection_dim=None,
+                axes_dims_rope=[0, 4, 4],
+            ),
+        },
+        32,
     ),
 ]
 LIST = Path(__file__).parents[2] / "meander/torch/classes.json"
