@@ -19,7 +19,7 @@ PACKAGES ?= ./services/command ./integration ./...
 # Go ends the tests of a package after this long; its own 10 minutes are few on a busy machine.
 TEST_LIMIT ?= -timeout 30m
 # Packages, and tests of each, side by side: most wait for processes and servers, and leave the cores to others.
-TEST_WIDTH ?= -p 6 -parallel 10
+TEST_WIDTH ?= -p 4 -parallel 6
 # Where tests have their temporary files: in memory, where this machine has room there; TEST_TMP= leaves them on the disk.
 TEST_TMP ?= $(shell .ci/scratch)
 test_tmp  = $(if $(TEST_TMP),GOTMPDIR=$${GOTMPDIR-$${TMPDIR:-/tmp}} TMPDIR=$(TEST_TMP))

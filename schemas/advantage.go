@@ -66,6 +66,17 @@ type Advantage struct {
 	// for the steps from there to the next ones. The steps before the first are in none: there
 	// is nothing to compare them with.
 	Branches []BranchGroup `msgpack:"branches,omitempty" size:"0..MaxGroupSize"`
+	// Credits are advantages by stage and track, where a rule gives several; absent: each holds for the whole sample.
+	Credits []Credit `msgpack:"credits,omitempty" size:"2..MaxCredits"`
+}
+
+// Credit is the advantages of one stage of the samples, or of one track of it.
+type Credit struct {
+	Stage Stage `msgpack:"stage" form:"token"`
+	// Track is that of the stage's states; absent: all of them.
+	Track string `msgpack:"track,omitempty" form:"token" absent:"all tracks"`
+	// Values are those of Members in order; null where a member has no advantage.
+	Values []*float64 `msgpack:"values" size:"0..MaxGroupSize"`
 }
 
 // BranchGroup is the children of one branch point of a tree.

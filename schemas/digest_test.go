@@ -73,10 +73,10 @@ func TestRequest_ComputeScheduleDigest_fields(t *testing.T) {
 func TestContentDigest_fields(t *testing.T) {
 	content := func(e schemas.Event) (any, error) { return schemas.ContentDigest(e) }
 	t.Run("step", func(t *testing.T) {
-		checkFields(t, sdeStep(), entering[schemas.Step](), func(e *schemas.Step) (any, error) { return content(e) })
+		checkFields(t, tracksStep(), entering[schemas.Step](), func(e *schemas.Step) (any, error) { return content(e) })
 	})
 	t.Run("trajectory", func(t *testing.T) {
-		e := completedTrajectory(t)
+		e := tracksTrajectory(t)
 		e.Frames, e.Video, e.CFGScales = 5, video(e, 5), e.StepScales()
 		e.Start, e.Stop = segment(1, 3)
 		e.StepSeeds, e.Conditions = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, conditions()
@@ -90,6 +90,7 @@ func TestContentDigest_fields(t *testing.T) {
 	t.Run("advantage", func(t *testing.T) {
 		e := find[schemas.Advantage](t, "advantage-steps")
 		e.BranchScope, e.Branches = "depth", find[schemas.Advantage](t, "advantage-tree").Branches
+		e.Credits = creditsAdvantage(t).Credits
 		checkFields(t, e, entering[schemas.Advantage](), func(e *schemas.Advantage) (any, error) { return content(e) })
 	})
 	t.Run("batch", func(t *testing.T) {
@@ -155,7 +156,7 @@ func checkFields[T any](t *testing.T, e *T, inside []string, digest func(*T) (an
 
 // A trajectory repeats every setting of its request: AnsweredBy names each one that differs.
 func TestRequest_AnsweredBy_fields(t *testing.T) {
-	e := completedTrajectory(t)
+	e := tracksTrajectory(t)
 	e.Start, e.Stop = segment(1, 3)
 	e.StepSeeds, e.CFGScales = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, e.StepScales()
 	e.Conditions, e.Arguments = conditions(), map[string]string{"strength": "0.5"}

@@ -21,6 +21,7 @@ var Transitions = []Transition{
 	{Name: TransitionSDE, Stochastic: true, Served: true},                                     // of Flow-GRPO
 	{Name: "cps", Stochastic: true, LevelIsShare: true, EndsWithoutNoise: true, Served: true}, // keeps coefficients
 	{Name: "dance_sde", Stochastic: true},                                                     // of DanceGRPO
+	{Name: "ddim", Stochastic: true, LevelIsShare: true, EndsWithoutNoise: true},              // of DDPO
 	{Name: TransitionODE, Served: true},
 }
 

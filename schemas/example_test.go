@@ -38,7 +38,7 @@ func ExamplePrompt_Validate() {
 	}
 	fmt.Println(p.Validate())
 	// Output:
-	// rollout.sde_type: "foo"; must be one of sde, cps, dance_sde, ode
+	// rollout.sde_type: "foo"; must be one of sde, cps, dance_sde, ddim, ode
 	// rollout.sde_step_indices[1]: 2; must come at most once
 	// group_size: 0; must be between 1 and 1024
 }

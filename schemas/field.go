@@ -127,6 +127,8 @@ var limits = map[string]float64{
 	"MaxAdapterConfig": MaxAdapterConfig, "MaxAdapterScale": MaxAdapterScale, "MaxAdvClip": MaxAdvClip,
 	"MaxBatchGroups": MaxBatchGroups, "MaxBranches": MaxBranches, "MaxBlobBytes": MaxBlobBytes,
 	"MaxCFGScale":     MaxCFGScale,
+	"MaxCredits":      MaxCredits,
+	"MaxTracks":       MaxTracks,
 	"MaxConditioning": MaxConditioning, "MaxDebug": MaxDebug, "MaxDetail": MaxDetail, "MaxEpsilon": MaxEpsilon,
 	"MaxEventBytes": MaxEventBytes, "MaxFPS": MaxFPS, "MaxFrames": MaxFrames, "MaxGroupSize": MaxGroupSize,
 	"MaxHeaderName":  MaxHeaderName,

@@ -75,6 +75,10 @@ const (
 	MaxDetail = 256
 	// MaxDebug is the number of debug tensors of a step: one of each name.
 	MaxDebug = 4
+	// MaxTracks is the number of tracks of a state.
+	MaxTracks = 8
+	// MaxCredits is the number of lists of values by stage and track in an advantage.
+	MaxCredits = 64
 	// MaxStepLatents is the number of latents one step carries: before it, and after the last.
 	MaxStepLatents = 2
 	// MaxConditioning is the number of conditioning tensors of a trajectory.

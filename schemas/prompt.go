@@ -240,6 +240,9 @@ type AdvantageSpec struct {
 	// same depth, as in BranchGRPO. With leaves a child gets the mean of the advantages of its
 	// leaves, as in TreeGRPO.
 	BranchScope string `msgpack:"branch_scope,omitempty" enum:"BranchScopes" absent:"siblings, of a tree" flag:"branch-scope"`
+	// Credit is the rule by which stages and tracks have advantages of their own. No rule is known yet: it must be
+	// absent.
+	Credit string `msgpack:"credit,omitempty" size:"0..MaxName" absent:"each holds for the whole sample"`
 }
 
 // GroupPolicy says which groups count. A group that does not count has a result with

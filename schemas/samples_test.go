@@ -131,6 +131,10 @@ func rolloutSamples(t testing.TB) []sample {
 			e.Latents, e.Checkpoint, e.Seal = nil, new(latents("F32", 4)), digestOf("seal")
 			return e
 		}()},
+		{"step-tracks", tracksStep()},
+		{"step-tracks-ode", odeTracksStep()},
+		{"trajectory-tracks", tracksTrajectory(t)},
+		{"advantage-credits", creditsAdvantage(t)},
 		{"trajectory-completed", completedTrajectory(t)},
 		{"trajectory-inline-image", inlineTrajectory(t)},
 		{"trajectory-segment", segmentTrajectory(t)},

@@ -31,6 +31,14 @@ type Condition struct {
 	DataImage
 }
 
+// String says what is given, for people: image 3f2a91c04d5e.
+func (c Condition) String() string {
+	if c.Ref == nil {
+		return c.Name
+	}
+	return fmt.Sprintf("%s %.12s", c.Name, c.Ref.Digest)
+}
+
 // checkConditions checks the conditions of a request or a trajectory: each has a type and is a blob, sorted by name.
 func (f *faults) checkConditions(list []Condition) {
 	for i, c := range list {

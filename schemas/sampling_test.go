@@ -86,6 +86,7 @@ func forged(t *testing.T, e schemas.Event, path, key string, value any) []byte {
 // A setting of a later version decodes, and readers that compute refuse it by its name and value, at each level.
 func TestSampling_CheckKnown(t *testing.T) {
 	request, made := fullRequest(t), completedTrajectory(t)
+	made.CFGScales = made.StepScales()
 	for _, c := range []struct {
 		e         schemas.Event
 		path, key string
@@ -145,5 +146,24 @@ func TestSampling_CheckUses(t *testing.T) {
 		if f.Through != "" && !slices.Contains(names, f.Through) {
 			t.Errorf("%s is there through %q, which a trajectory does not have", f.Name, f.Through)
 		}
+	}
+}
+
+// A reader that computes takes the scales of guidance from the trajectory: without them it would leave guidance out.
+func TestTrajectory_CheckKnown_scales(t *testing.T) {
+	e := completedTrajectory(t)
+	e.TrueCFGScale, e.CFGScales = 4, nil
+	if err := e.CheckKnown(); err == nil || !strings.Contains(err.Error(), "cfg_scales: 0; must be those of the 4 steps") {
+		t.Errorf("a guided trajectory without scales: %v", err)
+	}
+	if e.CFGScales = e.StepScales(); e.CheckKnown() != nil {
+		t.Errorf("with its scales: %v", e.CheckKnown())
+	}
+	if e.CFGScales = e.CFGScales[:3]; e.CheckKnown() == nil {
+		t.Error("a scale too few is accepted")
+	}
+	e.TrueCFGScale, e.CFGScales = 1, nil
+	if err := e.CheckKnown(); err != nil {
+		t.Errorf("without guidance: %v", err)
 	}
 }

@@ -31,6 +31,8 @@ type Step struct {
 	// LogProbSum is the sum of which LogProb is the mean; null on an ode step.
 	LogProbSum   *float64 `msgpack:"log_prob_sum"`
 	ElementCount int64    `msgpack:"element_count" range:"1..MaxTensorBytes"`
+	// Tracks are the parts of the state in order, where it has several. LogProbSum is the sum of theirs.
+	Tracks []StepTrack `msgpack:"tracks,omitempty" size:"2..MaxTracks"`
 	// Latents holds the state before this step when its index was asked for, and on the last
 	// step that the sample runs also the one after it. Shape [S, C], packed tokens.
 	Latents []IndexedTensor `msgpack:"latents" size:"0..MaxStepLatents"`

@@ -1,6 +1,9 @@
 package schemas
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+)
 
 // Trajectory is the authority on one sample: which attempt counts, which steps it
 // has, and all a trainer needs to recompute each log-prob.
@@ -54,6 +57,8 @@ type Denoised struct {
 	// LatentStepIndices are the latents stored, ascending; LatentsShape is [S, C].
 	LatentStepIndices []int64 `msgpack:"latent_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps" for:"image"`
 	LatentsShape      []int64 `msgpack:"latents_shape" size:"0..MaxTensorDims" for:"image"`
+	// Tracks are the parts of each state in order, where it has several: a state is their elements one after another.
+	Tracks []Track `msgpack:"tracks,omitempty" size:"2..MaxTracks" for:"image"`
 	// Conditioning are the encoded texts that a prompt asked to keep: prompt_embeds and prompt_embeds_mask, under
 	// guidance negative_prompt_embeds and its mask, or what else the model's family has. They are blobs, so that all
 	// samples of a prompt, and all prompts with one negative prompt, name the same ones.
@@ -88,6 +93,19 @@ type StepRef struct {
 	Digest string `msgpack:"digest" form:"digest"`
 	// Attempt made the step, where it is another than that of the trajectory.
 	Attempt string `msgpack:"attempt,omitempty" form:"token" absent:"that of the trajectory"`
+}
+
+// CheckKnown is Sampling.CheckKnown, and also refuses a sample with guidance whose steps do not have their scales: who
+// computes with it would leave out the guidance.
+func (e *Trajectory) CheckKnown() error {
+	if err := e.Sampling.CheckKnown(); err != nil {
+		return err
+	}
+	scales, steps := len(e.CFGScales), len(e.Transitions)
+	if scales != steps && (scales > 0 || e.TrueCFGScale > 1 && len(e.Steps) > 0) {
+		return fmt.Errorf("cfg_scales: %d; must be those of the %d steps", scales, steps)
+	}
+	return nil
 }
 
 // StepAttempt returns the attempt that made Steps[i].

@@ -236,9 +236,14 @@ func sortedKeys(m map[string]string) []string {
 	return slices.Sorted(maps.Keys(m))
 }
 
+// checkRulesAcross refuses a scale that needs a batch where there is none, and every rule of credit by name.
 func (a *AdvantageSpec) checkRulesAcross(f *faults, batch bool) {
 	if a.Std == StdGlobal && !batch {
 		f.add("std", quote(a.Std), "must be group or none without a batch: there is nothing beyond the group")
+	}
+	if a.Credit != "" {
+		f.add("credit", quote(a.Credit), "must be absent: no rule is known that gives stages and tracks advantages of "+
+			"their own; each holds for the whole sample")
 	}
 }
 

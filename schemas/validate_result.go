@@ -73,7 +73,36 @@ func (e *Advantage) checkRules(f *faults) {
 			}
 		}
 	}
+	e.checkCredits(f)
 	f.checkPolicySpan(e.PolicyVersionMin, e.PolicyVersionMax)
+}
+
+// checkCredits checks that each stage and track comes once, with a value for each member that has an advantage.
+func (e *Advantage) checkCredits(f *faults) {
+	if len(e.Credits) > MaxCredits || len(e.Members) > MaxGroupSize {
+		return
+	}
+	for i := range e.Credits {
+		c, g := &e.Credits[i], f.inItem("credits", i)
+		for _, o := range e.Credits[:i] {
+			switch {
+			case o.Stage != c.Stage:
+			case o.Track == c.Track:
+				g.add("track", quote(c.Track), "must come at most once in a stage")
+			case o.Track == "" || c.Track == "":
+				g.add("track", quote(c.Track), "must be a track in each credit of a stage that has several")
+			}
+		}
+		if !g.requireLength("values", len(c.Values), len(e.Members), "one per member") {
+			continue
+		}
+		for k, v := range c.Values {
+			if (v == nil) != (e.Members[k].Advantage == nil) {
+				g.add("values["+strconv.Itoa(k)+"]", nullOr(v),
+					"must be a number exactly where the member has an advantage")
+			}
+		}
+	}
 }
 
 // checkMember checks member i: its order, and that reward and advantages are there exactly if its status says so.

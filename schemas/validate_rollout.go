@@ -97,6 +97,7 @@ func (e *Step) checkRules(f *faults) {
 		f.checkTimestep("timestep", e.Timestep, 1000*e.Sigma, "1000 * sigma")
 	}
 	e.checkLogProb(f)
+	e.checkTracks(f)
 	e.checkTensors(f)
 }
 
@@ -124,16 +125,18 @@ func (s *Sampling) checkSchedule(f *faults) {
 
 // checkLogProb checks that a stochastic step has its log-prob and an ode step has none.
 func (e *Step) checkLogProb(f *faults) {
-	for _, p := range []struct {
-		field string
-		value *float64
-	}{{"log_prob", e.LogProb}, {"log_prob_sum", e.LogProbSum}} {
-		switch stochastic := TransitionNamed(e.Transition).Stochastic; {
-		case p.value == nil && stochastic:
-			f.add(p.field, "null", "must be a number unless the transition is ode")
-		case p.value != nil && !stochastic:
-			f.add(p.field, formatFloat(*p.value), "must be null on an ode step")
-		}
+	stochastic := TransitionNamed(e.Transition).Stochastic
+	f.checkPresence("log_prob", e.LogProb, stochastic)
+	f.checkPresence("log_prob_sum", e.LogProbSum, stochastic)
+}
+
+// checkPresence checks that a log-prob is there exactly on a stochastic step.
+func (f *faults) checkPresence(field string, value *float64, stochastic bool) {
+	switch {
+	case value == nil && stochastic:
+		f.add(field, "null", "must be a number unless the transition is ode")
+	case value != nil && !stochastic:
+		f.add(field, formatFloat(*value), "must be null on an ode step")
 	}
 }
 
@@ -273,6 +276,8 @@ func (e *Trajectory) checkCompleted(f *faults, begin, end int64) {
 		f.add("latents_shape", fmt.Sprint(e.LatentsShape[:min(len(e.LatentsShape), MaxTensorDims+1)]),
 			"must be the shape of a tensor, [S, C]")
 	}
+	elements, _ := latents.ElementCount()
+	f.checkTracks(len(e.Tracks), func(i int) *Track { return &e.Tracks[i] }, elements)
 	f.requireLength("steps", len(e.Steps), int(end-begin), "one per step that runs")
 	f.requireDigest("content_digest", e.ContentDigest, FormDigest)
 	f.requireDigest("schedule_digest", e.ScheduleDigest, FormDigest)

@@ -128,3 +128,73 @@ func TestDiffusion_Refuses(t *testing.T) {
 		t.Error("sigmas of a prompt are accepted")
 	}
 }
+
+// ddim is the step of DDPO, DDIM with eta, in other coordinates: the same mean, the same deviation, and a log-prob that
+// differs by the constant ln(a'+b'), so that ratios are equal. The reference is its formula in float64 over the alphas of
+// Stable Diffusion 1.5; states, coefficients and sigmas here are float32.
+func TestDDIM_IsTheStepOfDDPO(t *testing.T) {
+	s, err := flow.ParseSchedule([]byte(`{"_class_name": "DDIMScheduler", "beta_start": 0.00085, "beta_end": 0.012,
+		"beta_schedule": "scaled_linear", "clip_sample": false, "set_alpha_to_one": false, "steps_offset": 1}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const steps, n = 50, 512
+	sigmas, err := s.Sigmas(steps, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var alphas [1000]float64
+	for i, product := 0, 1.0; i < len(alphas); i++ {
+		root := math.Sqrt(0.00085) + (math.Sqrt(0.012)-math.Sqrt(0.00085))*float64(i)/999
+		product *= 1 - root*root
+		alphas[i] = product
+	}
+	drawn := noise(3*n, 7)
+	x, out, eps := drawn[:n], drawn[n:2*n], drawn[2*n:]
+	for _, eta := range []float64{0.1, 1} {
+		p := flow.Plan{
+			Sigmas: sigmas, OpenEnd: true, Transitions: slices.Repeat([]flow.Transition{flow.DDIM}, steps), NoiseLevel: eta,
+			LogProb: flow.Density, Solver: flow.Euler, Storage: "F32",
+		}
+		for i := range steps {
+			now, before := alphas[981-20*i], alphas[0]
+			if at := 981 - 20*i - 20; at >= 0 {
+				before = alphas[at]
+			}
+			std := eta * math.Sqrt((1-before)/(1-now)*(1-now/before))
+			scale, scaleNext := math.Sqrt(now)+math.Sqrt(1-now), math.Sqrt(before)+math.Sqrt(1-before)
+			y, v, next := make([]float32, n), make([]float32, n), make([]float32, n)
+			means, mean := make([]float64, n), 0.0
+			for k := range n {
+				x0 := (float64(x[k]) - math.Sqrt(1-now)*float64(out[k])) / math.Sqrt(now)
+				means[k] = math.Sqrt(before)*x0 + math.Sqrt(1-before-std*std)*float64(out[k])
+				y[k], v[k] = float32(float64(x[k])/scale), float32(float64(out[k])-x0)
+			}
+			k, err := p.StepTransition(i)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if off := math.Abs(k.NoiseStd*scaleNext/std - 1); off > 5e-6 {
+				t.Errorf("eta %v, step %d: deviation %v; want %v", eta, i, k.NoiseStd*scaleNext, std)
+			}
+			got := make([]float32, n)
+			if err := k.Draw(next, got, y, v, eps, p.Storage); err != nil {
+				t.Fatal(err)
+			}
+			for k := range n {
+				if off := math.Abs(float64(got[k])*scaleNext - means[k]); off > 5e-6 {
+					t.Fatalf("eta %v, step %d: mean %v; want %v", eta, i, float64(got[k])*scaleNext, means[k])
+				}
+				d := (float64(next[k])*scaleNext - means[k]) / std
+				mean += (-d*d/2 - math.Log(std) - math.Log(2*math.Pi)/2) / n
+			}
+			lp, err := flow.Score(p, i, y, v, next)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if off := math.Abs(lp.Mean - math.Log(scaleNext) - mean); off > 1e-5 {
+				t.Errorf("eta %v, step %d: log-prob %v; want %v", eta, i, lp.Mean-math.Log(scaleNext), mean)
+			}
+		}
+	}
+}

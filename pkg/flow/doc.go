@@ -7,6 +7,7 @@
 //	sde        Flow-GRPO's stochastic step         has a log-prob
 //	cps        coefficients-preserving sampling    has a log-prob
 //	dance_sde  DanceGRPO's stochastic step         has a log-prob
+//	ddim       DDPO's stochastic step              has a log-prob
 //	ode        deterministic, by a Solver          has none
 //
 // The main types:

@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -33,6 +34,8 @@ type LogProb struct {
 	Sum   float64 // over all elements
 	Count int     // elements, so that shards merge exactly
 	Mean  float64 // Sum / Count: what trainers use
+	// Tracks are those of the parts of the state, whose sum Sum is; nil: it has one part (see Plan.Tracks).
+	Tracks []LogProb
 }
 
 var errNonFinite = errors.New("log_prob is not finite: the latents or the velocity hold NaN, Inf or huge values")
@@ -60,6 +63,48 @@ func (k StepTransition) LogProb(kind LogProbKind, x, v, next []float32) (LogProb
 		return LogProb{}, errNonFinite
 	}
 	return LogProb{Sum: sum, Count: count, Mean: sum / float64(count)}, nil
+}
+
+// logProb scores a step of transition k as StepTransition.LogProb does; its errors are those, and tracks that do not
+// make up the state. Of a state with several tracks it scores each in its own slice, and adds the sums in order: so
+// each track has the bits of a state of its own.
+func (p Plan) logProb(k StepTransition, x, v, next []float32) (LogProb, error) {
+	if p.Tracks == nil {
+		return k.LogProb(p.LogProb, x, v, next)
+	}
+	if err := cmp.Or(sameLength(x, v, next), p.checkTracks(len(x))); err != nil {
+		return LogProb{}, err
+	}
+	whole, at := LogProb{Count: len(x)}, 0
+	for i, n := range p.Tracks {
+		lp, err := k.LogProb(p.LogProb, x[at:at+n], v[at:at+n], next[at:at+n])
+		if err != nil {
+			return LogProb{}, fmt.Errorf("track %d: %w", i, err)
+		}
+		whole.Sum += lp.Sum
+		whole.Tracks = append(whole.Tracks, lp)
+		at += n
+	}
+	if !finite(whole.Sum) {
+		return LogProb{}, errNonFinite
+	}
+	whole.Mean = whole.Sum / float64(whole.Count)
+	return whole, nil
+}
+
+// checkTracks returns an error unless the tracks are together a state of n elements.
+func (p Plan) checkTracks(n int) error {
+	sum := 0
+	for _, t := range p.Tracks {
+		if t < 1 || t > n-sum {
+			return fmt.Errorf("tracks: %v elements; must be at least 1 each, and %d in all", p.Tracks, n)
+		}
+		sum += t
+	}
+	if p.Tracks != nil && sum != n {
+		return fmt.Errorf("tracks: %v elements; must be %d in all", p.Tracks, n)
+	}
+	return nil
 }
 
 // squaredResidual is sum_i (next[i] - mean[i])^2 with the transition's mean = A*x + B*v: the

@@ -33,6 +33,9 @@ type Plan struct {
 	// state before step End. Schedule, noise and bits are those of the whole rollout (see CheckStart). End 0 stands for
 	// T.
 	Begin, End int
+	// Tracks are how many elements of the state each of its parts has, in order, where each is scored for itself; nil:
+	// it has one part.
+	Tracks []int
 }
 
 // StepSeed is the seed of the noise of step Step and of the steps after it.
@@ -193,7 +196,7 @@ func Score(p Plan, index int, x, v, next []float32) (LogProb, error) {
 	if err != nil {
 		return LogProb{}, err
 	}
-	lp, err := k.LogProb(p.LogProb, x, v, next)
+	lp, err := p.logProb(k, x, v, next)
 	if err != nil {
 		return LogProb{}, fmt.Errorf("score step %d: %w", index, err)
 	}

@@ -72,6 +72,9 @@ func NewRollout(p Plan, x []float32) (*Rollout, error) {
 	if n == 0 || n > MaxElements {
 		return nil, fmt.Errorf("initial latents: %d elements; must be 1 to %d", n, MaxElements)
 	}
+	if err := p.checkTracks(n); err != nil {
+		return nil, err
+	}
 	begin, end := p.Segment()
 	r := &Rollout{
 		plan: p, index: begin, end: end, x: slices.Clone(x), next: make([]float32, n),
@@ -157,7 +160,7 @@ func (r *Rollout) advance(v []float32) (*Step, error) {
 			string(r.plan.Storage))
 	}
 	if k.Transition.Stochastic() {
-		lp, err := k.LogProb(r.plan.LogProb, r.x, v, r.next)
+		lp, err := r.plan.logProb(k, r.x, v, r.next)
 		if err != nil {
 			return nil, err
 		}

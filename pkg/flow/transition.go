@@ -19,20 +19,26 @@ type Transition string
 //	sde        Flow-GRPO (Liu et al. 2025): g = a*sqrt(sigma/(1-sigma)), n = g*sqrt(-d)
 //	dance_sde  DanceGRPO (Xue et al. 2025): g = a, n = a*sqrt(-d)
 //	cps        coefficients-preserving sampling (Wang and Yu 2025): n = g = sigma'*sin(a*pi/2)
+//	ddim       DDIM with eta = a (Song et al. 2021, equation 16), the step of DDPO (Black et al. 2023):
+//	           n = g = a*sigma'*sqrt(1 - r^2), r = sigma'*(1-sigma) / (sigma*(1-sigma'))
 //	ode        no noise
+//
+// ddim is the published step in canonical states y = x/(a'+b'), of x = a' x0 + b' eps: with r the ratio of the two
+// b'/a'. Its log-prob is that of x plus ln(a'+b') of the next state, a constant.
 //
 // With small steps sde, dance_sde and ode all sample the model's distribution. cps does
 // not: it replaces a fixed share of the noise at every step, however small, which
-// narrows the distribution.
+// narrows the distribution; ddim at a = 1 is the ancestral step of DDPM.
 const (
 	SDE      Transition = "sde"
 	CPS      Transition = "cps"
 	DanceSDE Transition = "dance_sde"
+	DDIM     Transition = "ddim"
 	ODE      Transition = "ode"
 )
 
 // AllTransitions lists the transitions, in the order in which messages name them. Not to be modified.
-var AllTransitions = []Transition{SDE, CPS, DanceSDE, ODE}
+var AllTransitions = []Transition{SDE, CPS, DanceSDE, DDIM, ODE}
 
 // Valid reports whether t is one of the transitions.
 func (t Transition) Valid() bool { return slices.Contains(AllTransitions, t) }
@@ -63,7 +69,7 @@ type StepTransition struct {
 	Sigma, SigmaNext float32
 	A, B             float32
 	// StdDevT is g: the diffusion coefficient of sde and dance_sde (without the square
-	// root of the step), the full standard deviation of cps, 0 for ode.
+	// root of the step), the full standard deviation of cps and ddim, 0 for ode.
 	StdDevT float64
 	// NoiseStd is n, the standard deviation of the transition; 0 for ode.
 	NoiseStd float64
@@ -95,16 +101,19 @@ func NewStepTransition(t Transition, noiseLevel float64, sigmas []float32, index
 	return newStepTransition(t, noiseLevel, sigmas, index)
 }
 
+// levelIsShare reports whether the noise level is a share of the noise: at most 1.
+func (t Transition) levelIsShare() bool { return t == CPS || t == DDIM }
+
 // checkNoise returns an error if t is not a transition, or if its noise level a is negative, not
-// finite, or above 1 for cps, where it is a share of the noise.
+// finite, or above 1 where it is a share of the noise.
 func checkNoise(t Transition, a float64) error {
 	switch {
 	case !t.Valid():
 		return fmt.Errorf("transition: %q; must be one of %s", string(t), transitionNames())
 	case !(a >= 0) || math.IsInf(a, 1):
 		return fmt.Errorf("noise_level: %v; must be a finite number of at least 0", a)
-	case t == CPS && a > 1:
-		return fmt.Errorf("noise_level: %v; must be at most 1 for cps", a)
+	case t.levelIsShare() && a > 1:
+		return fmt.Errorf("noise_level: %v; must be at most 1 for %s", a, string(t))
 	}
 	return nil
 }
@@ -137,8 +146,16 @@ func newStepTransition(t Transition, a float64, sigmas []float32, index int) (St
 		c := float64(k.StdDevT*k.StdDevT) / float64(2*s)
 		k.A = float32(1 + float64(c*d))
 		k.B = float32(d * (1 + float64(c*(1-s))))
-	case CPS:
+	case CPS, DDIM:
 		sin, cos := portable.SincosQuarter(a)
+		if t == DDIM {
+			r := 0.0 // at sigma 1, where nothing of the data is left
+			if s < 1 {
+				r = float64(p*(1-s)) / float64(s*(1-p))
+			}
+			sin = float64(a * math.Sqrt(1-float64(r*r)))
+			cos = math.Sqrt(1 - float64(sin*sin))
+		}
 		k.StdDevT = float64(p * sin)
 		k.NoiseStd = k.StdDevT
 		// (1-sigma')*data estimate + k*noise estimate, k = sqrt(sigma'^2 - n^2).

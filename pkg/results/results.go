@@ -6,8 +6,7 @@
 // [Pass]. A roll is what scheduled sampling did to a sample. A reading is the text that a reward function saw in an
 // image. Messages that are not valid events are skipped: services remove them.
 //
-// Collect calls fillGroup for each group; Write draws sheets of what Collect has made. Unless a comment says more, an
-// error is of the server.
+// Unless a comment says more, an error is of the server.
 package results
 
 import (
@@ -197,7 +196,7 @@ type collection struct {
 }
 
 // fillGroup sets the result of a group and its members from the group's advantage event, and adds them to digest and
-// metrics; Collect calls it for each group that has one. A member whose trajectory cannot be read as a rollout has an
+// metrics. A member whose trajectory cannot be read as a rollout has an
 // error; fillGroup itself fails only if a content has no digest.
 func (c *collection) fillGroup(g *Group, a *schemas.Advantage) error {
 	if err := c.digest.add("advantage."+string(a.UID), a); err != nil {

@@ -56,7 +56,7 @@ func makeFolder(dir string) error {
 }
 
 // Write makes the folder dir with the images as PNG, the videos as animated PNG, a contact sheet for each group with
-// images, and results.jsonl; 'meander run --out' calls it. It notes their paths in r. It fails if an image cannot be
+// images, and results.jsonl. It notes their paths in r. It fails if an image cannot be
 // read or a file not be written; files that are written by then stay.
 func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 	if err := makeFolder(dir); err != nil {

@@ -53,11 +53,10 @@ type Run struct {
 
 	counted uint64               // events in records
 	open    map[schemas.UID]bool // groups
-	judged  bool                 // what is not scored waits for a verdict
 }
 
-// WantsVerdicts reports whether people or batch jobs score open groups of the run.
-func (r *Run) WantsVerdicts(ctx context.Context, b *bus.Bus) (bool, error) {
+// wantsVerdicts reports whether people or batch jobs score open groups of the run.
+func (r *Run) wantsVerdicts(ctx context.Context, b *bus.Bus) (bool, error) {
 	open, err := b.GroupsOf(ctx, r.Run, maps.Keys(r.open))
 	return slices.ContainsFunc(open, bus.OpenGroup.WantsVerdict), err
 }
@@ -105,7 +104,7 @@ func Count(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*R
 		}
 		f := counts[name].Facts(answered, int64(r.Streams[schemas.StreamRequests]))
 		if f.Unmade == 0 && f.Unscored > 0 {
-			judged, err := r.WantsVerdicts(ctx, b)
+			judged, err := r.wantsVerdicts(ctx, b)
 			if err != nil {
 				return nil, err
 			}
@@ -235,14 +234,6 @@ func (r *Reader) readRuns(ctx context.Context) ([]*Run, error) {
 	runs := slices.SortedFunc(maps.Values(stored), func(a, b *Run) int {
 		return cmp.Or(b.Newest.Compare(a.Newest), cmp.Compare(a.Run, b.Run))
 	})
-	for _, run := range runs {
-		if run.State == schemas.RunRunning && run.Streams[schemas.StreamRequests] == 0 &&
-			run.Samples > run.Scored+run.Failed {
-			if run.judged, err = run.WantsVerdicts(ctx, r.bus); err != nil {
-				return nil, err
-			}
-		}
-	}
 	return runs, nil
 }
 
@@ -270,9 +261,7 @@ func (r *Reader) Runs(ctx context.Context) (*Runs, error) {
 	shown := make([]*Run, min(len(runs), maxRuns))
 	for i := range shown { // the runs are shared
 		run := *runs[i]
-		if run.State == schemas.RunRunning {
-			run.Held = heldInList(&run, system).Held()
-		}
+		run.Held = outcomes.For(run.WaitsFor).Held()
 		shown[i] = &run
 	}
 	return &Runs{shown, len(runs), system.Waits, system.Dead, system}, nil

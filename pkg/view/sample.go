@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,17 +19,12 @@ import (
 
 // Group is a group with its samples, best reward first.
 type Group struct {
+	GroupResult
 	Run       schemas.Run  `json:"run"`
-	UID       schemas.UID  `json:"uid"`
-	Prompt    string       `json:"prompt"`
 	Negative  string       `json:"negative_prompt,omitempty"`
 	Lane      schemas.Lane `json:"lane,omitempty"`
 	Batch     string       `json:"batch,omitempty"`
 	Size      int64        `json:"size"`
-	Status    string       `json:"status"`
-	Error     string       `json:"error,omitempty"`
-	Mean      *float64     `json:"mean"`
-	Std       *float64     `json:"std"`
 	StdLabel  string       `json:"std_label,omitempty"`
 	Estimator string       `json:"estimator"`
 	Opened    int64        `json:"opened"`
@@ -111,8 +107,8 @@ func (r *Reader) readGroup(ctx context.Context, run schemas.Run, uid schemas.UID
 		return nil, err
 	}
 	x := &Group{
-		Run: run, UID: uid, Status: outcomes.Open, Rewards: []weight{}, members: map[int64]*stored{}, result: a,
-		Samples: []*Line{},
+		GroupResult: GroupResult{UID: uid, Status: outcomes.Open}, Run: run, Rewards: []weight{},
+		members: map[int64]*stored{}, result: a, Samples: []*Line{},
 	}
 	source := run
 	if record != nil {
@@ -166,6 +162,17 @@ func (r *Reader) Group(ctx context.Context, run schemas.Run, uid schemas.UID, of
 
 // Trajectory returns the trajectory of a sample that a Reader found; nil: there was none.
 func (x *Group) Trajectory(index int64) *schemas.Trajectory { return x.of(index).trajectory }
+
+// Result returns the result of the group; nil: it is open.
+func (x *Group) Result() *schemas.Advantage { return x.result }
+
+// Members returns what is stored of each sample of the group, by index.
+func (x *Group) Members() (members []Member) {
+	for _, i := range slices.Sorted(maps.Keys(x.members)) {
+		members = append(members, x.members[i].join(i))
+	}
+	return members
+}
 
 // list lists samples of a group.
 func (x *Group) list(offset, limit int) {
@@ -262,8 +269,9 @@ func (x *Group) fromRecord(g *schemas.GroupRecord) {
 
 // fromResult fills what is known of a group when it has closed.
 func (x *Group) fromResult(a *schemas.Advantage) {
-	x.Status, x.Error, x.Mean, x.Std, x.Size = outcomes.Group(a), cmp.Or(a.Error, x.Error), a.Mean, a.Std, a.GroupSize
-	x.StdLabel = (&GroupResult{StdScale: a.Scale, StdBasis: a.StdBasis}).StdLabel()
+	before := x.Error
+	x.GroupResult, x.Size = GroupResultOf(a, x.UID, x.Prompt), a.GroupSize
+	x.Error, x.StdLabel = cmp.Or(x.Error, before), x.GroupResult.StdLabel()
 	x.Estimator, x.Batch, x.Closed, x.Refilled = a.Estimator, a.Batch, a.Closed/int64(time.Millisecond), a.RefilledBy
 	x.Opened = cmp.Or(x.Opened, a.Opened/int64(time.Millisecond))
 }

@@ -2,6 +2,7 @@ package view
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"time"
 
@@ -12,7 +13,7 @@ import (
 
 // System is what runs, with which weights, and how full the streams are.
 type System struct {
-	Present []*presence       `json:"present"`
+	Present []presence        `json:"present"`
 	Lanes   []*lane           `json:"lanes"`
 	Streams []bus.StreamStats `json:"streams"`
 	Waits   []outcomes.Wait   `json:"waits"`
@@ -23,43 +24,19 @@ type System struct {
 
 	// waiting counts by service the messages that no process asks for, backlog by lane the requests.
 	waiting map[string]uint64
-	// unanswered counts prompts that intake has not answered; facts are what holds runs up.
+	// unanswered counts prompts that intake has not answered.
 	unanswered uint64
-	facts      outcomes.Facts
 	backlog    map[schemas.Lane]uint64
 }
 
-// presence is a sampler or a reward service that runs.
-type presence struct {
-	Service  string       `json:"service"`
-	Instance string       `json:"instance"`
-	Lane     schemas.Lane `json:"lane,omitempty"`
-	Reward   []string     `json:"reward,omitempty"`
-	Missing  []missing    `json:"missing,omitempty"`
-	Version  *int64       `json:"policy_version,omitempty"`
-	Weights  string       `json:"weights_digest,omitempty"`
-	Loading  *int64       `json:"loading,omitempty"`
-	Draining bool         `json:"draining,omitempty"`
-	// Starting is why a sampler that has started serves its lane not yet.
-	Starting string `json:"starting,omitempty"`
-	// Waiting samples need space in MDR_STEPS, or on the disk; Held bytes are reserved.
-	Waiting int64 `json:"waiting,omitempty"`
-	Held    int64 `json:"held_bytes,omitempty"`
-	Disk    bool  `json:"disk,omitempty"`
-	At      int64 `json:"at"` // Unix milliseconds
-	// Samples were in the newest micro-batch, of Places; it took StepMS and ended EvaluatedAt, Unix milliseconds.
-	Samples     int64   `json:"batch_samples,omitempty"`
-	Places      int64   `json:"batch_places,omitempty"`
-	StepMS      float64 `json:"step_ms,omitempty"`
-	EvaluatedAt int64   `json:"evaluated_at,omitempty"`
-	// Backend is what it computes on.
-	Backend string `json:"backend,omitempty"`
-}
+// presence is a service that runs. Its JSON has the keys of the contract, without the samples in hand.
+type presence struct{ *schemas.Presence }
 
-// missing is a reward function that cannot be had, and why.
-type missing struct {
-	Name   string `json:"name"`
-	Reason string `json:"reason"`
+// MarshalJSON implements json.Marshaler.
+func (p presence) MarshalJSON() ([]byte, error) {
+	short := *p.Presence
+	short.Making = nil
+	return json.Marshal(schemas.JSON(&short))
 }
 
 // lane is a queue of requests, and its weights.
@@ -107,7 +84,7 @@ func policyLineOf(p *schemas.Policy) *policyLine {
 func (x *System) serves(name schemas.Lane) bool {
 	return slices.ContainsFunc(
 		x.Present,
-		func(p *presence) bool { return p.Service == schemas.ServiceSampler && p.Lane == name },
+		func(p presence) bool { return p.Service == schemas.ServiceSampler && p.Lane == name },
 	)
 }
 
@@ -136,7 +113,7 @@ func (x *System) countConsumers(st *bus.StreamStats, requests map[string]bus.Con
 // readSystem reads what runs and how full the streams are.
 func (r *Reader) readSystem(ctx context.Context) (*System, error) {
 	x := &System{
-		Present: []*presence{}, Lanes: []*lane{}, Streams: []bus.StreamStats{},
+		Present: []presence{}, Lanes: []*lane{}, Streams: []bus.StreamStats{},
 		backlog: map[schemas.Lane]uint64{},
 	}
 	running, err := r.bus.Present(ctx)
@@ -144,7 +121,7 @@ func (r *Reader) readSystem(ctx context.Context) (*System, error) {
 		return nil, err
 	}
 	for _, p := range running {
-		x.Present = append(x.Present, presenceOf(p))
+		x.Present = append(x.Present, presence{p})
 	}
 	policies, err := r.bus.Policies(ctx)
 	if err != nil {
@@ -189,26 +166,6 @@ func (r *Reader) readSystem(ctx context.Context) (*System, error) {
 	}
 	x.Waits = r.systemWaits(x, faults)
 	return x, nil
-}
-
-// presenceOf returns a service that runs as pages get it.
-func presenceOf(p *schemas.Presence) *presence {
-	out := &presence{
-		Service: p.Service, Instance: p.Instance, Lane: p.Lane, Reward: p.Reward, Version: p.PolicyVersion,
-		Weights: p.WeightsDigest, Loading: p.Loading, Draining: p.Draining, Starting: p.Waiting, Backend: p.Backend,
-		At: p.At / int64(time.Millisecond),
-	}
-	for _, m := range p.Missing {
-		out.Missing = append(out.Missing, missing{m.Name, m.Reason})
-	}
-	if e := p.Evaluation; e != nil {
-		out.Samples, out.Places, out.StepMS = e.Samples, e.Places, float64(e.TookNS)/float64(time.Millisecond)
-		out.EvaluatedAt = e.At / int64(time.Millisecond)
-	}
-	if p.Room != nil {
-		out.Waiting, out.Held, out.Disk = p.Room.Waiting, p.Room.Held, p.Room.Disk
-	}
-	return out
 }
 
 // Lane is the history of a lane's weights, the newest versions first.

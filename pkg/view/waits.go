@@ -39,51 +39,14 @@ func (f *follower) explain(p *Progress, status *schemas.RunStatus, system *Syste
 	if p.State = status.State; outcomes.HasEnded(p.State) && p.Statuses[outcomes.Open] > 0 && status.By == "" {
 		p.State = schemas.RunRunning // a group has opened since the status was read
 	}
-	if p.State == schemas.RunRunning {
-		p.Held = heldBy(p, status, system).Held()
-	}
+	p.Held = outcomes.For(status.WaitsFor).Held()
 	p.Waits = append(p.Waits, runWaits(f.run, p, status, system)...)
-}
-
-// heldBy returns what holds up an open run of this progress.
-func heldBy(p *Progress, status *schemas.RunStatus, x *System) outcomes.For {
-	f := x.facts
-	if p.Statuses[outcomes.Open] == 0 {
-		f.Batches = status.OpenBatches
-	}
-	f.Unmade, f.Unscored, f.Judged = p.unmade, p.unscored, p.Judged
-	if p.Stages[0].Of > 0 {
-		f.Unanswered = 0 // those of other runs
-	}
-	for lane := range p.lanes {
-		f.Unserved = f.Unserved || p.unmade > 0 && lane != "" && f.Sampler && !x.serves(lane)
-	}
-	return f.HeldBy()
-}
-
-// heldInList returns what holds up an open run, as far as its counts say.
-func heldInList(r *Run, x *System) outcomes.For {
-	f := x.facts
-	f.Unmade, f.Unscored = int64(r.Streams[schemas.StreamRequests]), max(0, int64(r.Samples-r.Scored-r.Failed))
-	if r.Open == 0 {
-		f.Batches = r.OpenBatches
-	}
-	if r.Groups > 0 {
-		f.Unanswered = 0
-	}
-	if r.judged {
-		f.Judged = f.Unscored
-	}
-	return f.HeldBy()
 }
 
 // systemWaits says what holds up the whole pipeline.
 func (r *Reader) systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
 	waits := []outcomes.Wait{}
 	for _, f := range faults {
-		if f.Full() {
-			x.facts.Full = true
-		}
 		what, fix := r.Advise(f)
 		waits = append(waits, outcomes.Wait{For: outcomes.ForSpace, Grave: true, Says: what, Fix: capital(fix)})
 	}
@@ -96,21 +59,16 @@ func (r *Reader) systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
 	runs := map[string]bool{}
 	for _, p := range x.Present {
 		runs[p.Service] = true
-		if p.Starting != "" {
+		if p.Waiting != "" {
 			does := "makes no samples now"
 			if p.Service == schemas.ServiceStarting {
 				does = "starts, and waits"
 			}
-			says := fmt.Sprintf("a sampler of lane %s %s: %s", p.Lane, does, p.Starting)
+			says := fmt.Sprintf("a sampler of lane %s %s: %s", p.Lane, does, p.Waiting)
 			waits = append(waits, outcomes.Wait{Says: says})
 		}
 	}
-	x.facts.Sampler = runs[schemas.ServiceSampler] || runs[schemas.ServiceStarting]
-	x.facts.Reward, x.facts.Unanswered = runs[schemas.ServiceReward], int64(x.unanswered)
-	for _, n := range x.backlog {
-		x.facts.Unmade += int64(n)
-	}
-	if len(x.Present) > 0 && !x.facts.Sampler {
+	if len(x.Present) > 0 && !runs[schemas.ServiceSampler] && !runs[schemas.ServiceStarting] {
 		says := "No sampler is running"
 		if n := x.unanswered; n > 0 {
 			says += fmt.Sprintf(": %s waiting", plural(n, "prompt"))
@@ -232,7 +190,7 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	if n := p.unscored - p.Judged; n > 0 {
 		waits = append(waits, outcomes.Wait{For: outcomes.ForScore, Says: waiting(n, "sample") + " for a score"})
 	}
-	if heldBy(p, status, x) == outcomes.ForBatch {
+	if status.WaitsFor == string(outcomes.ForBatch) {
 		waits = append(waits, outcomes.Incomplete(run, status.OpenBatches))
 	}
 	if p.unclosed > 0 {

@@ -123,7 +123,6 @@ func number(p *float64) float64 {
 // Every estimator compares segments, and a group that is no tree has none, with the same
 // advantages.
 func TestBranches_Estimators(t *testing.T) {
-	t.Parallel()
 	for _, name := range estimator.Names() {
 		change := func(a *schemas.AdvantageSpec) {
 			c, err := estimator.Default(name)

@@ -21,7 +21,6 @@ func (p *plane) hold(t *testing.T, run schemas.Run, uid schemas.UID, action stri
 // The time of a group without a deadline stands still while its run is paused, and counts anew
 // from when it is resumed.
 func TestControl_PausedGroupsWait(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	cfg := testConfig()
 	cfg.GroupTimeout = time.Second
@@ -55,7 +54,6 @@ func TestControl_PausedGroupsWait(t *testing.T) {
 // A cancelled group closes with the rewards that have been taken in; others of its batch count, and it is not
 // refilled.
 func TestControl_Cancelled(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	batch := func(g *schemas.Group) {

@@ -59,7 +59,6 @@ func closeGroup(t interface{ Fatal(...any) }, rewards []*schemas.Reward) *schema
 // The bytes of an advantage depend on the rewards alone, not on their order or on
 // how often each was delivered.
 func TestGroup_OrderAndRedeliveryDoNotMatter(t *testing.T) {
-	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.Int64Range(1, 12).Draw(t, "n")
 		rewards := make([]*schemas.Reward, n)
@@ -87,7 +86,6 @@ func TestGroup_OrderAndRedeliveryDoNotMatter(t *testing.T) {
 }
 
 func TestGroup_Status(t *testing.T) {
-	t.Parallel()
 	other := rewardOf(1, 2, new(2.0))
 	other.ScheduleDigest = "f" + schedule[1:]
 	for _, c := range []struct {
@@ -146,7 +144,6 @@ func TestGroup_Status(t *testing.T) {
 
 // Rewards 1 and 3: mean 2, sample std sqrt(2), advantages -+1/(sqrt(2)+1e-4) (spec example A, group, T=1).
 func TestGroup_Numbers(t *testing.T) {
-	t.Parallel()
 	a := closeGroup(t, []*schemas.Reward{rewardOf(0, 2, new(1.0)), rewardOf(1, 2, new(3.0))})
 	const x = 0.707056785
 	if d := *a.Members[1].Advantage - x; d > 1e-9 || d < -1e-9 || *a.Members[0].Advantage != -*a.Members[1].Advantage {
@@ -160,7 +157,6 @@ func TestGroup_Numbers(t *testing.T) {
 // A group whose rewards no estimator can take fails alone: the others of its batch have the advantages that they have
 // without it.
 func TestEstimate_PoisonFailsAlone(t *testing.T) {
-	t.Parallel()
 	batch := func(lists ...[]float64) (out []*schemas.Advantage) {
 		var groups []*group
 		for _, values := range lists {
@@ -199,7 +195,6 @@ func TestEstimate_PoisonFailsAlone(t *testing.T) {
 
 // Groups close, and what fails is logged, in the order in which they opened, however their map iterates.
 func TestOldestFirst(t *testing.T) {
-	t.Parallel()
 	groups := map[schemas.UID]*group{}
 	for i := range int64(50) {
 		uid := schemas.UID(fmt.Sprintf("u%02d", i))

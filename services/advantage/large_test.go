@@ -13,7 +13,6 @@ import (
 // A group whose result is beyond what an event takes gets one that says so, once, and
 // holds up nothing: neither the stream nor the groups after it.
 func TestService_ResultTooLarge(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	const n, steps = 1024, 100
@@ -48,7 +47,6 @@ func TestService_ResultTooLarge(t *testing.T) {
 
 // A result that can be stored in no form moves the rewards to the dead letters.
 func TestService_ResultNeverStored(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.Change(t, schemas.StreamAdvantages, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 100 })
 	p.serve(t, testConfig())

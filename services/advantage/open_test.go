@@ -29,7 +29,6 @@ func opening(uid schemas.UID, change func(g *schemas.Group)) *schemas.Opening {
 // A deadline holds for a group that no reward came of, wherever it is and whichever worker has it
 // then; what comes later changes nothing.
 func TestOpening_Deadline(t *testing.T) {
-	t.Parallel()
 	var p *plane
 	var end time.Time
 	due := func(g *schemas.Group) { g.Deadline = end.UnixNano() }
@@ -93,7 +92,6 @@ func TestOpening_Deadline(t *testing.T) {
 // also with a group that is known and has nothing yet. A worker that takes over after that
 // makes the same of it, whatever has come since.
 func TestOpening_BatchTimeout(t *testing.T) {
-	t.Parallel()
 	for _, std := range []string{schemas.StdGroup, schemas.StdGlobal} {
 		t.Run(std, func(t *testing.T) {
 			in := func(g *schemas.Group) { g.Batch, g.BatchGroups, g.Advantage.Std = "b", 2, std }
@@ -132,7 +130,6 @@ func TestOpening_BatchTimeout(t *testing.T) {
 // A group without a deadline that nothing came of yet waits for its samplers, however long
 // the timeout for stragglers is over.
 func TestOpening_Waits(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	cfg := testConfig()
 	cfg.GroupTimeout = time.Second
@@ -154,7 +151,6 @@ func TestOpening_Waits(t *testing.T) {
 
 // The record of a refused prompt is a refused group at once, alone and in a batch.
 func TestOpening_Refused(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	refused := func(uid schemas.UID, change func(g *schemas.Group)) *schemas.Opening {
@@ -181,7 +177,6 @@ func TestOpening_Refused(t *testing.T) {
 
 // What a group is, is in its record: a reward that says otherwise is refused, or not heard.
 func TestOpening_Facts(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	p.open(t, opening("u", nil))
@@ -207,7 +202,6 @@ func TestOpening_Facts(t *testing.T) {
 
 // The largest group fits into the least that a partition may hold.
 func TestOpening_LeastHeld(t *testing.T) {
-	t.Parallel()
 	cfg := testConfig()
 	cfg.MaxHeld = schemas.MaxGroupSize
 	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "max_held: 1024; must be at least 1025") {

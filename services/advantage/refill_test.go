@@ -104,7 +104,6 @@ func (p *plane) delivered(t *testing.T, batch string) {
 // Groups that do not count are replaced until the batch is full, at most twice each, and
 // all is counted; with one scale for all and with one each.
 func TestRefill(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	for _, std := range []string{"group", "global"} {
@@ -150,7 +149,6 @@ func TestRefill(t *testing.T) {
 // A group that is a batch of its own is replaced, too; one whose prompt is no longer
 // stored is not.
 func TestRefill_Alone(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	p.ask(t, "r", []schemas.UID{"b"}, "group")
@@ -199,7 +197,6 @@ func TestRefill_Alone(t *testing.T) {
 // A batch waits for the groups that were replaced, too, when they come after those in
 // their place, as they do when the worker that had them in hand is killed.
 func TestRefill_ReplacedComeLast(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	for _, std := range []string{"group", "global"} {
@@ -235,7 +232,6 @@ func TestRefill_ReplacedComeLast(t *testing.T) {
 // The worker is killed again and again, wherever it is, while batches with replacements
 // close: what is stored is what an undisturbed worker stores, each once.
 func TestRefill_Killed(t *testing.T) {
-	t.Parallel()
 	const batches = 12
 	run := func(i int) schemas.Run { return schemas.Run(fmt.Sprintf("r%02d", i)) }
 	uids := []schemas.UID{"a", "b", "c", "d"}
@@ -287,7 +283,6 @@ func TestRefill_Killed(t *testing.T) {
 // over while it closes counts no more than the first: results that are stored already
 // and rewards that came after the deadline change nothing.
 func TestBatch_TakeoverAtTheDeadline(t *testing.T) {
-	t.Parallel()
 	const size = 2
 	var p *plane
 	var end time.Time

@@ -120,7 +120,6 @@ func made(run schemas.Run, uid schemas.UID, i, n int64, value float64, change fu
 // Whatever the order in which rewards are stored, and with three in ten of them
 // delivered twice, the stored advantages of 1000 groups have the same bytes.
 func TestService_OrderAndRedelivery(t *testing.T) {
-	t.Parallel()
 	const size, groups = 4, 1_000
 	rng := rand.New(rand.NewPCG(3, 4))
 	var rewards []*schemas.Reward
@@ -231,7 +230,6 @@ func (p *plane) version(t *testing.T, version int64, after *schemas.Policy) *sch
 // What counts of a lane is the version that it had when the last sample was scored, by the server's clock: not one that
 // came since, whenever the group is closed.
 func TestService_StaleByThen(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	lag := func(g *schemas.Group) {
 		g.GroupPolicy = &schemas.GroupPolicy{
@@ -262,7 +260,6 @@ func TestService_StaleByThen(t *testing.T) {
 
 // Versions that samplers refused were never served, and do not make a group stale.
 func TestService_RefusedIsNotServed(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	now := p.version(t, 4, nil)
 	for v := int64(5); v <= 7; v++ {
@@ -314,7 +311,6 @@ func gdpo(g *schemas.Group) {
 }
 
 func TestService_States(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	p.version(t, 6, nil)
@@ -396,7 +392,6 @@ func TestService_States(t *testing.T) {
 
 // Every estimator closes a batch, with its own numbers.
 func TestService_Estimators(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	values := [][]float64{{1, 3}, {0, 2}}
@@ -469,7 +464,6 @@ func TestService_Estimators(t *testing.T) {
 }
 
 func TestService_BatchMetrics(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	registry := prometheus.NewRegistry()
 	cfg := testConfig()
@@ -534,7 +528,6 @@ func TestService_BatchMetrics(t *testing.T) {
 }
 
 func TestRefillUID(t *testing.T) {
-	t.Parallel()
 	long := schemas.UID(strings.Repeat("u", schemas.MaxToken))
 	for root, want := range map[schemas.UID]schemas.UID{"p7": "p7-r2", long[:61]: long[:61] + "-r2"} {
 		if got := refillUID(root, 2); got != want {

@@ -88,6 +88,17 @@ func inStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, exitOK, "1 of 1 groups complete", append([]string{"run", "--run", "r1"}, small...)...)
+	b := joined(t)
+	bustest.Until(t, "no service is said to run", func() error { // those that could not say that they end expire
+		present, err := b.Present(t.Context())
+		if err == nil && len(present) > 0 {
+			err = fmt.Errorf("%d are", len(present))
+		}
+		return err
+	})
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
 	stored = inMemory(t, "p.jsonl", "meander-data")
 }
 

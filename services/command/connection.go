@@ -105,8 +105,7 @@ func (a *app) checkServer() error {
 	return nil
 }
 
-// checkStoreSettings refuses settings that only a server of --nats has, and a store that is no folder. openConnection
-// calls it without --nats.
+// checkStoreSettings refuses settings that only a server of --nats has, and a store that is no folder.
 func (a *app) checkStoreSettings() error {
 	var errs []error
 	for _, of := range []struct{ flag, value string }{

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/meander-rl/meander/pkg/fields"
 	languages "github.com/meander-rl/meander/pkg/models/lm/families"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
@@ -29,6 +30,7 @@ func modelCommand(a *app) *cobra.Command {
 		Example: "  meander model info signs",
 	}
 	var engine string
+	var options models.TorchOptions
 	info := &cobra.Command{
 		Use:   "info DIR",
 		Short: "show family, parameters, dtypes and memory of a model, and what meander cannot run",
@@ -42,19 +44,20 @@ Exit status: 0 it can, 1 it cannot.`,
 		Example: `  meander model info deploy/models/signs
   meander model info sums                # a language model
   meander model info signs --json`,
-		RunE: func(c *cobra.Command, given []string) error { return a.modelInfo(c, given[0], engine) },
+		RunE: func(c *cobra.Command, given []string) error { return a.modelInfo(c, given[0], engine, options) },
 	}
 	engineFlag(info.Flags(), &engine, "default this program")
+	fields.Bind("", &options).Register(info.Flags(), "generic", "trust_class")
 	c.AddCommand(info)
 	return c
 }
 
 // modelInfo prints the description of a model by folder or name, as this program or a worker sees it. An unknown
 // model is a usage error; one that cannot be run gives exit status 1.
-func (a *app) modelInfo(c *cobra.Command, name, engine string) error {
+func (a *app) modelInfo(c *cobra.Command, name, engine string, options models.TorchOptions) error {
 	dir, info, err := "", (*model.Info)(nil), error(nil)
 	if engine != "" {
-		dir, info, err = inspectByEngine(c.Context(), name, engine, c.ErrOrStderr())
+		dir, info, err = inspectByEngine(c.Context(), name, engine, options, c.ErrOrStderr())
 	} else {
 		var family model.Family
 		dir, family, err = families.All().Find(name)
@@ -81,14 +84,15 @@ func (a *app) modelInfo(c *cobra.Command, name, engine string) error {
 }
 
 // inspectByEngine asks a worker what it says of a model, and writes what it is waited for to stderr.
-func inspectByEngine(ctx context.Context, name, engine string, stderr io.Writer) (string, *model.Info, error) {
+func inspectByEngine(ctx context.Context, name, engine string, options models.TorchOptions, stderr io.Writer,
+) (string, *model.Info, error) {
 	if !models.IsTorch(engine) {
 		return "", nil, fmt.Errorf("--engine: %q; must be torch or torch=ADDRESS", engine)
 	}
 	says := &loading{}
 	says.lines.Store(&stderr)
 	t := models.TorchAt(engine, engineKey(engine), models.Compute{})
-	t.Wait, t.Waiting = joinWithin, says.wait
+	t.TorchOptions, t.Wait, t.Waiting = options, joinWithin, says.wait
 	return t.Inspect(ctx, name)
 }
 

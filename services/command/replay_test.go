@@ -21,11 +21,18 @@ import (
 // connected is a connection to the store of this folder.
 func connected(t *testing.T) *connection {
 	t.Helper()
+	conn := joined(t)
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// joined is a connection to the store of this folder, which the caller closes.
+func joined(t *testing.T) *connection {
+	t.Helper()
 	conn, err := (&app{store: "meander-data", logLevel: "error"}).connect(t.Context(), zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
 

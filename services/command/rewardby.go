@@ -41,7 +41,7 @@ func (b *rewardBy) cut(text string) (value, function string) {
 	return "", text
 }
 
-// checkRewardBy returns an error if there is nothing to choose from or by. loadPrompts calls it, through checkAllFlags.
+// checkRewardBy returns an error if there is nothing to choose from or by.
 func (p *promptFlags) checkRewardBy() error {
 	switch by := &p.by; {
 	case by.field == "":

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -101,33 +100,27 @@ func runState(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Writer) (
 	return fmt.Sprintf("run %s: %s", run, stateText(out, s)), nil
 }
 
-// showGroup prints a group: its result and its trajectories. Either may be missing; without both it is an error.
+// showGroup prints a group: its result and its trajectories. Either may be missing.
 func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, out io.Writer) error {
-	var adv *schemas.Advantage
-	m, err := b.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid))
-	switch {
-	case err == nil:
-		if a := (&schemas.Advantage{}); bus.Fits(m, a) == nil {
-			adv = a
-		}
-	case !errors.Is(err, bus.ErrNotFound):
+	reader := newReader(ctx, b)
+	defer reader.Close()
+	g, err := reader.Group(ctx, run, uid, 0, 0)
+	if errors.Is(err, bus.ErrNotFound) {
+		return fmt.Errorf("run %q has no group %q; 'meander show --run %s' lists the groups", run, uid, run)
+	}
+	if err != nil {
 		return err
 	}
-	source := run
-	if adv != nil && adv.SourceRun != "" { // a pass has no trajectories of its own
-		source = adv.SourceRun
-	}
+	adv := g.Result()
 	var trajectories []*schemas.Trajectory
-	for t, err := range view.Trajectories(ctx, b, source, uid) {
-		if err != nil {
-			return err
+	var failed []view.Member
+	for _, m := range g.Members() {
+		if t := m.Trajectory(); t != nil {
+			trajectories = append(trajectories, t)
 		}
-		trajectories = append(trajectories, t.Trajectory)
-	}
-	slices.SortFunc(trajectories,
-		func(a, b *schemas.Trajectory) int { return cmp.Compare(a.SampleIndex, b.SampleIndex) })
-	if adv == nil && len(trajectories) == 0 {
-		return fmt.Errorf("run %q has no group %q; 'meander show --run %s' lists the groups", run, uid, run)
+		if adv != nil || m.Error != "" {
+			failed = append(failed, m)
+		}
 	}
 	if a.json {
 		v := map[string]any{"run": run, "uid": uid, "advantage": nil}
@@ -141,11 +134,7 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 		v["trajectories"] = list
 		return encode(out, v)
 	}
-	why, err := groupFailures(ctx, b, run, uid, adv, trajectories)
-	if err != nil {
-		return err
-	}
-	printGroup(out, run, uid, adv, trajectories, why)
+	printGroup(out, g, trajectories, failureLines(failed))
 	if adv != nil {
 		return nil
 	}
@@ -154,41 +143,6 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 		fmt.Fprintf(out, "\n%s\n", state)
 	}
 	return err
-}
-
-// groupFailures says why samples of a group have no reward, each reason once with its samples. adv is nil while the
-// group is open. An error is of the server.
-func groupFailures(
-	ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, adv *schemas.Advantage,
-	trajectories []*schemas.Trajectory,
-) ([]string, error) {
-	if adv == nil {
-		adv = &schemas.Advantage{}
-		for _, t := range trajectories {
-			if t.Error != "" {
-				adv.Members = append(adv.Members,
-					schemas.Member{SampleIndex: t.SampleIndex, Status: schemas.StatusFailed})
-			}
-		}
-	}
-	rewards, err := view.Rewards(ctx, b, run, uid)
-	if err != nil {
-		return nil, err
-	}
-	var members []view.Member
-	for _, m := range adv.Members {
-		r := view.Member{SampleResult: view.SampleResult{SampleIndex: m.SampleIndex, Status: m.Status}}
-		if reward := rewards[view.Key{UID: uid, Index: m.SampleIndex}]; reward != nil {
-			r.Error = reward.Error
-		}
-		for _, t := range trajectories {
-			if t.SampleIndex == m.SampleIndex && t.Error != "" {
-				r.Error = t.Error
-			}
-		}
-		members = append(members, r)
-	}
-	return failureLines(members), nil
 }
 
 // segmentLine says which part of the schedule a sample ran; "" if it ran all.
@@ -231,20 +185,19 @@ func attemptsLine(t *schemas.Trajectory) string {
 	return fmt.Sprintf("sample %d was continued: steps %s", t.SampleIndex, strings.Join(parts, ", "))
 }
 
-// describeGuidance says with which scales classifier-free guidance is, the second below a boundary, and the share in
-// printGroup prints a group for people. adv is nil while the group is open; why are the reasons of failed samples.
-func printGroup(
-	out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Advantage, trajectories []*schemas.Trajectory,
-	why []string,
-) {
+// printGroup prints a group for people; why are the reasons of failed samples.
+func printGroup(out io.Writer, g *view.Group, trajectories []*schemas.Trajectory, why []string) {
+	adv := g.Result()
 	line := func(format string, args ...any) { present.Linef(out, format, args...) }
-	line("group %s of run %s", uid, run)
+	line("group %s of run %s", g.UID, g.Run)
 	if adv != nil && adv.SourceRun != "" {
 		line("a pass over run %s, which made the samples", adv.SourceRun)
 	}
+	if g.Prompt != "" {
+		line("prompt %q", g.Prompt)
+	}
 	if len(trajectories) > 0 {
 		t := trajectories[0]
-		line("prompt %q", t.Prompt)
 		if t.Text != nil {
 			for _, s := range describeText(t) {
 				line("%s", s)

@@ -418,8 +418,8 @@ func (v *topView) addServices(t *topLines) {
 		if p.Draining {
 			line += ", ends"
 		}
-		if p.Waiting > 0 {
-			line += ", " + present.Count(p.Waiting, "sample") + " without room"
+		if p.Room != nil && p.Room.Waiting > 0 {
+			line += ", " + present.Count(p.Room.Waiting, "sample") + " without room"
 		}
 		if len(p.Reward) > 0 {
 			line += ": " + strings.Join(p.Reward, " ")

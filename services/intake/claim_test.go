@@ -136,7 +136,6 @@ func prompt(uid schemas.UID, text string, change func(*schemas.Prompt)) *schemas
 // Two prompts of one uid, back to back, at several intakes: one of them has the group, the
 // other is told by name.
 func TestClaim_TwoPrompts(t *testing.T) {
-	t.Parallel()
 	const uids = 60
 	p := newPlane(t)
 	answers := map[schemas.UID][]*nats.Subscription{}
@@ -177,7 +176,6 @@ func TestClaim_TwoPrompts(t *testing.T) {
 // Intakes that are killed anywhere between the claim and the last request leave no group
 // mixed and none unfinished.
 func TestClaim_Kills(t *testing.T) {
-	t.Parallel()
 	const uids = 40
 	p := newPlane(t)
 	for i := range uids {
@@ -244,7 +242,6 @@ func TestClaim_Kills(t *testing.T) {
 // The same prompt once more is no fault; one that differs in anything that is made, or in
 // how it is judged, is told in what.
 func TestClaim_Again(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t)
 	text := `a blue sign that says "4071"`

@@ -248,7 +248,7 @@ func checkBeside(x *imageSettings, pipeline *model.Pipeline, p *schemas.Prompt, 
 
 // checkAccess refuses what evaluates steps in another order than the pipeline can.
 func checkAccess(pipeline *model.Pipeline, p *schemas.Prompt) error {
-	if p.ScheduledSampling != nil && pipeline.RandomAccess != model.AccessExact {
+	if p.ScheduledSampling != nil && pipeline.RandomAccess != model.AccessExact && pipeline.RandomAccess != "" {
 		return fmt.Errorf("scheduled_sampling: given; must be absent, the steps of %s can be evaluated %s only",
 			pipeline.Class, pipeline.RandomAccess)
 	}

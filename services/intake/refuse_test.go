@@ -50,7 +50,6 @@ func sameWords(a, b string) bool {
 
 // Asked dry, a prompt is accepted with what its receipt would say, and nothing is stored of it: not even its images.
 func TestDry_StoresNothing(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t)
 	asked := prompt("u", "a red fox", func(p *schemas.Prompt) {
@@ -94,7 +93,6 @@ func (p *plane) record(t testing.TB, run schemas.Run, uid schemas.UID) *schemas.
 // A refused prompt has a group, which says so, with a batch and without; its uid is used. A dry request gets the same
 // answer before, and stores nothing.
 func TestRefuse_Record(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t)
 	for _, c := range []struct {
@@ -171,7 +169,6 @@ func TestRefuse_Record(t *testing.T) {
 
 // A refused prompt without a uid has that of its group in its dead letter, so that each is counted once.
 func TestRefuse_Unnamed(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t)
 	r := receipt(t, p.publish(t, "r", prompt("", "a fox", func(p *schemas.Prompt) { p.Height = new(int64(17)) })))
@@ -185,7 +182,6 @@ func TestRefuse_Unnamed(t *testing.T) {
 
 // A prompt of a uid that is another's leaves that one's group alone.
 func TestRefuse_OtherUID(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t)
 	if r := receipt(t, p.publish(t, "r", prompt("u", "a red fox", nil))); !r.Accepted {
@@ -204,7 +200,6 @@ func TestRefuse_OtherUID(t *testing.T) {
 // A prompt that was accepted and cannot go on gives its samples up: here the defaults have
 // changed since an intake claimed the uid and died.
 func TestRefuse_Abandoned(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.publish(t, "r", prompt("u", "a red fox", nil))
 	m, err := p.Newest(t.Context(), schemas.StreamPrompts)
@@ -243,7 +238,6 @@ func TestRefuse_NoSampler(t *testing.T) {
 
 // A lane whose entry in the bucket of policies is lost is served all the same: the history has its policy.
 func TestRefuse_NotALostPolicy(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	kv, err := p.JetStream().KeyValue(t.Context(), schemas.PolicyBucket)
 	if err == nil {
@@ -261,7 +255,6 @@ func TestRefuse_NotALostPolicy(t *testing.T) {
 // A field that no prompt has is refused with what was probably meant, or, where the prompt
 // says so, taken with a warning.
 func TestUnknownFields(t *testing.T) {
-	t.Parallel()
 	p := newPlane(t)
 	p.serve(t)
 	encode := msgpack.Marshal

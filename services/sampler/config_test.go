@@ -46,6 +46,7 @@ func TestConfig_Validate(t *testing.T) {
 		{"", func(c *sampler.Config) { c.Compile = true }, "compile: set; must be absent without --engine torch"},
 		{"", func(c *sampler.Config) { c.VAETiling = true }, "vae_tiling: set; must be absent without --engine torch"},
 		{"torch", func(c *sampler.Config) { c.VAETiling = true }, ""},
+		{"", func(c *sampler.Config) { c.TrustClass = true }, "trust_class: set; must be absent without --engine torch"},
 		{"torch", func(c *sampler.Config) { c.EngineAdapters = dir }, "engine_adapters: set; must be absent with torch"},
 		{"torch", func(c *sampler.Config) { c.WeightsDir, c.Compile = dir, true }, ""},
 		{

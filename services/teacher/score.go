@@ -179,6 +179,7 @@ func (s *service) scoreImage(m model.Model, t *schemas.Trajectory) (*schemas.Tea
 	}
 	given := images.Given{Velocities: images.NewVelocities(m), Sampling: &t.Sampling, Conditionings: conds}
 	plan, reply := sampling.Plan(&t.Sampling), &schemas.TeacherReply{LogProbKind: t.LogProbKind}
+	plan.Tracks = schemas.TrackElements(t.Tracks)
 	states := map[int][]float32{} // the last ones
 	for i := plan.Begin; i < plan.End; i++ {
 		if t.LogProbs[i] == nil {

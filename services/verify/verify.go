@@ -263,6 +263,7 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 		s.fault(-1, "cfg_scales: stored %v, the settings give %v", scales, t.Sampling.StepScales())
 	}
 	plan := sampling.Plan(&t.Sampling)
+	plan.Tracks = schemas.TrackElements(t.Tracks)
 	for i := plan.Begin; i < plan.End; i++ {
 		if err := s.checkLogProb(ctx, plan, i); err != nil {
 			return err
@@ -365,6 +366,11 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 		return nil
 	}
 	s.report.MaxRatio = max(s.report.MaxRatio, magnitude(math.Exp(got.Mean-*stored)-1))
+	for k, track := range s.steps[index-begin].Tracks[:min(len(got.Tracks), len(s.steps[index-begin].Tracks))] {
+		if track.LogProb != nil {
+			s.report.MaxRatio = max(s.report.MaxRatio, magnitude(math.Exp(got.Tracks[k].Mean-*track.LogProb)-1))
+		}
+	}
 	return nil
 }
 
@@ -487,6 +493,9 @@ func (s *sample) checkStep(i int64, step *schemas.Step, ref schemas.StepRef) {
 	}
 	if step.ScheduleDigest != t.ScheduleDigest {
 		s.fault(i, "schedule_digest: %.16s, the trajectory has %.16s", step.ScheduleDigest, t.ScheduleDigest)
+	}
+	if !slices.EqualFunc(step.Tracks, t.Tracks, func(a schemas.StepTrack, b schemas.Track) bool { return a.Same(&b) }) {
+		s.fault(i, "tracks: those of the event are not the trajectory's, %v", t.Tracks)
 	}
 	if int(i) < len(t.LogProbs) && !sameNumber(step.LogProb, t.LogProbs[i]) {
 		s.fault(i, "log_prob: the event has %s, the trajectory %s", number(step.LogProb), number(t.LogProbs[i]))

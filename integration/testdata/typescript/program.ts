@@ -1,6 +1,6 @@
 // Publishes a prompt, follows its run, and prints what came of it, for TestTypeScript to compare with what is stored.
 import { createHash } from "node:crypto";
-import { Client, numbers, RefusedError } from "./client.js";
+import { Client, numbers, RefusedError, track } from "./client.js";
 import type { Prompt, Stamped, Step, Trajectory } from "./client.js";
 
 const client = await Client.connect({ servers: process.argv[2]! });
@@ -60,11 +60,12 @@ setTimeout(() => late.abort(new Error("enough")));
 const ended = await Promise.all(waits.map(why));
 
 // A step whose tensor travelled in parts beside it, which the test has stored.
-const large = { run: "large", uid: "p", sample_index: 0, attempt: "a", steps: [{ seq: 1, digest: process.argv[3]! }] } as Trajectory;
+const large = { run: "large", uid: "p", sample_index: 0, stage: "main", attempt: "a", steps: [{ seq: 1, digest: process.argv[3]! }] } as Trajectory;
 const [state] = ((await client.step(large, 0)) as Step).latents ?? [];
 const parts = createHash("sha256").update(state!.tensor.data!).digest("hex");
 
-const halves = numbers({ dtype: "BF16", shape: [2], data: Uint8Array.of(0x80, 0x3f, 0x20, 0xc0) });
+const tracks = [{ name: "video", elements: 1 }, { name: "sound", elements: 2 }];
+const halves = track(numbers({ dtype: "BF16", shape: [3], data: Uint8Array.of(0, 0, 0x80, 0x3f, 0x20, 0xc0) }), tracks, "sound");
 const bits = [...numbers({ dtype: "F16", shape: [1], data: Uint8Array.of(0x00, 0x3c) })];
 const open = client.watch("ts", ["advantage"]);
 await open.next();

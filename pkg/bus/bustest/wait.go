@@ -18,13 +18,13 @@ import (
 const Patience = 2 * time.Minute
 
 // Until waits until check returns nil. It fails the test when the text of check's error has not changed for
-// [Patience], or has been changing for five times as long. It calls check often while the text changes, then less
-// often, and for at most half of the time.
+// [Patience] and 300 looks, which take longer where the machine has no time for the test, or after five times as long.
+// It calls check often while the text changes, then less often, and for at most half of the time.
 func Until(t testing.TB, what string, check func() error) {
 	t.Helper()
-	const often, seldom = 5 * time.Millisecond, 50 * time.Millisecond
+	const often, seldom, looks = 5 * time.Millisecond, 50 * time.Millisecond, 300
 	last, idle, end, pause := "", time.Time{}, time.Now().Add(5*Patience), often
-	for {
+	for same := 0; ; same++ {
 		began := time.Now()
 		err := check()
 		if err == nil {
@@ -33,9 +33,9 @@ func Until(t testing.TB, what string, check func() error) {
 		now := time.Now()
 		pause = min(pause*5/4, seldom)
 		if err.Error() != last {
-			last, idle, pause = err.Error(), now.Add(Patience), often
+			last, idle, pause, same = err.Error(), now.Add(Patience), often, 0
 		}
-		if now.After(idle) || now.After(end) {
+		if now.After(idle) && same > looks || now.After(end) {
 			t.Fatalf("%s: nothing new for %v, or no end: %v", what, Patience, err)
 		}
 		time.Sleep(max(pause, now.Sub(began)))

@@ -22,7 +22,8 @@ type Pipeline struct {
 	// Class is that of the pipeline, Prediction what its network gives: flow, epsilon, v_prediction or sample.
 	Class      string `json:"class" msgpack:"class"`
 	Prediction string `json:"prediction" msgpack:"prediction"`
-	// RandomAccess says in which order steps may be evaluated: exact (any), after_previous or in_order.
+	// RandomAccess says in which order steps may be evaluated: exact (any), after_previous or in_order; empty: that is
+	// not known before the weights are read.
 	RandomAccess string `json:"random_access" msgpack:"random_access"`
 	// Conditions are what it takes besides texts, Arguments what else it is called with.
 	Conditions []Input `json:"conditions,omitempty" msgpack:"conditions"`
@@ -80,7 +81,7 @@ func isMedia(kind string) bool {
 // validate joins what is wrong with a pipeline.
 func (p *Pipeline) validate() error {
 	var errs []error
-	if !oneOf(p.RandomAccess, AccessExact, AccessAfterPrevious, AccessInOrder) {
+	if !oneOf(p.RandomAccess, "", AccessExact, AccessAfterPrevious, AccessInOrder) {
 		errs = append(errs, fmt.Errorf("pipeline: random_access: %q; must be %s, %s or %s", p.RandomAccess, AccessExact,
 			AccessAfterPrevious, AccessInOrder))
 	}

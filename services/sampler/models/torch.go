@@ -33,6 +33,8 @@ func IsTorch(address string) bool {
 type TorchOptions struct {
 	Compile           bool   `key:"compile" help:"with --engine torch: compile the network; a slow start, then faster steps"`
 	VAETiling         bool   `key:"vae_tiling" help:"with --engine torch: decode in tiles, which needs less memory; pixels differ a little where tiles meet"`
+	Generic           bool   `key:"generic" help:"with --engine torch: compute the model's pipeline of diffusers as a whole, also where its network is known"`
+	TrustClass        bool   `key:"trust_class" help:"with --engine torch: try a class of diffusers that is not among those that are tested"`
 	TextEncoderDevice string `key:"text_encoder_device" help:"with --engine torch: device of the text encoders, such as cpu or cuda:1, if one has no memory for all; default the same"`
 	// Spare keeps the worker that Inspect starts, for Open; nil: each starts its own.
 	Spare *Spare `key:"-"`
@@ -79,6 +81,10 @@ func TorchOf(backend string, c Compute) (t Torch, ok bool) {
 			c.Deterministic = true
 		case "vae-tiling":
 			t.VAETiling = true
+		case "generic":
+			t.Generic = true
+		case "trust-class":
+			t.TrustClass = true
 		}
 		if strings.HasPrefix(part, "encoders-cpu") { // which GPU it was makes no difference
 			t.TextEncoderDevice = devices.CPU
@@ -96,10 +102,11 @@ func (t Torch) configs(log zerolog.Logger) (list []remote.Config) {
 		list = append(list, remote.Config{
 			Address: address, Token: t.EngineKey, Device: device, DType: t.Compute.DType,
 			Deterministic: t.Compute.Deterministic,
-			Compile:       t.Compile, VAETiling: t.VAETiling, TextEncoderDevice: t.TextEncoderDevice,
-			Threads:  t.Compute.Threads,
-			Patience: t.EnginePatience, Wait: t.Wait, Adapter: t.Adapter, AdapterScale: t.AdapterScale, Spare: t.Spare,
-			Hashes: hashes, Log: func(e remote.Event) { t.logEvent(log, e) },
+			Compile:       t.Compile, VAETiling: t.VAETiling, Generic: t.Generic, TrustClass: t.TrustClass,
+			TextEncoderDevice: t.TextEncoderDevice,
+			Threads:           t.Compute.Threads,
+			Patience:          t.EnginePatience, Wait: t.Wait, Adapter: t.Adapter, AdapterScale: t.AdapterScale,
+			Spare: t.Spare, Hashes: hashes, Log: func(e remote.Event) { t.logEvent(log, e) },
 		})
 	}
 	return list

@@ -83,32 +83,32 @@ export async function systemView() {
                 h(
                   "td",
                   { class: "batch" },
-                  p.batch_places
+                  p.evaluation
                     ? [
                         h(
                           "div",
                           { class: "small num" },
-                          `${p.batch_samples} of ${p.batch_places} places, ${seconds(p.step_ms / 1000)}`,
+                          `${p.evaluation.samples} of ${p.evaluation.places} places, ${seconds(p.evaluation.took_ns / 1e9)}`,
                         ),
-                        meter(p.batch_samples, 0, p.batch_places, "places of the newest batch"),
-                        h("div", { class: "small muted" }, ago(p.evaluated_at)),
+                        meter(p.evaluation.samples, 0, p.evaluation.places, "places of the newest batch"),
+                        h("div", { class: "small muted" }, ago(p.evaluation.at / 1e6)),
                       ]
                     : "–",
                 ),
                 h(
                   "td",
                   {},
-                  p.starting
+                  p.waiting
                     ? [
                         badge(p.service === "starting" ? "starting" : "away", "warn"),
-                        h("div", { class: "small" }, p.starting),
+                        h("div", { class: "small" }, p.waiting),
                       ]
                     : p.draining
                       ? badge("drains", "warn")
                       : p.loading !== undefined
                         ? badge(`loads version ${p.loading}`, "info")
-                        : p.waiting
-                          ? badge(`${p.waiting} wait for ${p.disk ? "disk" : "space"}`, "warn")
+                        : p.room && p.room.waiting
+                          ? badge(`${p.room.waiting} wait for ${p.room.disk ? "disk" : "space"}`, "warn")
                           : badge("at work", "good"),
                 ),
                 h(
@@ -117,7 +117,7 @@ export async function systemView() {
                   (p.reward || []).join(", "),
                   (p.missing || []).map((m) => h("div", {}, badge(m.name, "bad"), " ", m.reason)),
                 ),
-                h("td", { class: "n hide-s" }, ago(p.at)),
+                h("td", { class: "n hide-s" }, ago(p.at / 1e6)),
               ),
             ),
           ),

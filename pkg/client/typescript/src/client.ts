@@ -5,7 +5,7 @@ import { decode as unpack, encode as pack } from "@msgpack/msgpack";
 import { connect, createInbox, headers } from "nats";
 import type { ConnectionOptions, ConsumerMessages, NatsConnection } from "nats";
 import { filters, replyHeader, streams, structs, subjects } from "./contract.js";
-import type { Advantage, Events, Prompt, Receipt, Ref, Step, Tensor, Token, Tokens, Trajectory } from "./contract.js";
+import type { Advantage, Events, Prompt, Receipt, Ref, Step, Tensor, Token, Tokens, Track, Trajectory } from "./contract.js";
 import { hasDigest, hasPayloadDigest } from "./digest.js";
 
 export * from "./contract.js";
@@ -166,8 +166,8 @@ export class Client {
   }
 
   /** The trajectory of a sample that has ended. */
-  async trajectory(run: string, uid: string, sample: number): Promise<Trajectory> {
-    return decode<Trajectory>(await this.last(streams.trajectory, subjects.trajectory(run, uid, sample)));
+  async trajectory(run: string, uid: string, sample: number, stage = "main"): Promise<Trajectory> {
+    return decode<Trajectory>(await this.last(streams.trajectory, subjects.trajectory(run, uid, sample, stage)));
   }
 
   /** The bytes of the last message on a subject. */
@@ -181,7 +181,7 @@ export class Client {
     checkKnown(t, "Trajectory");
     const ref = t.steps?.[i];
     if (!ref) throw new RangeError(`step ${i}: the trajectory has ${t.steps?.length ?? 0}`);
-    const of = [t.run, t.uid, t.sample_index, ref.attempt ?? t.attempt] as const;
+    const of = [t.run, t.uid, t.sample_index, t.stage, ref.attempt ?? t.attempt] as const;
     const subject = t.text ? subjects.tokens(...of, i) : subjects.step(...of, Number(t.start?.step_index ?? 0) + i);
     const data = await this.last(streams.step, subject);
     if (!hasPayloadDigest(data, ref.digest)) throw new Error(`${subject} is not the event that the trajectory names`);
@@ -217,6 +217,16 @@ export class Client {
   async image(t: Trajectory): Promise<Uint8Array | undefined> {
     return t.image?.data ?? (t.image?.ref ? this.blob(t.image.ref) : undefined);
   }
+}
+
+/** One track of a state, such as its sound: a view of the state's numbers. tracks are those of a step or of a trajectory. */
+export function track<T extends ReturnType<typeof numbers>>(state: T, tracks: Pick<Track, "name" | "elements">[] | null | undefined, name: string): T {
+  let at = 0;
+  for (const t of tracks ?? []) {
+    if (t.name === name) return state.subarray(at, at + t.elements) as T;
+    at += t.elements;
+  }
+  throw new Error(`track ${name}: the state has ${(tracks ?? []).map((t) => t.name).join(", ") || "one part"}`);
 }
 
 /** The numbers of a tensor that has its bytes in the event: F32, F16 as stored bits, BF16 widened to float32, I32, I64, U8. */

@@ -72,6 +72,8 @@ export interface Advantage {
   branch_scope?: "siblings" | "depth" | "leaves" | null;
   /** branches are the branch points of the tree, by step and then by sample, with an advantage for the steps from there to the next ones. The steps before the first are in none: there is nothing to compare them with. */
   branches?: BranchGroup[] | null;
+  /** credits are advantages by stage and track, where a rule gives several; absent: each holds for the whole sample. */
+  credits?: Credit[] | null;
 }
 
 /** AdvantageSpec names the estimator and its options. */
@@ -94,6 +96,8 @@ export interface AdvantageSpec {
   singleton?: "reward" | "zero" | null;
   /** branch_scope is what the children of a tree's branch points are compared with for the advantages of their steps: siblings, the children of the same branch point; or depth, all children at the same depth, as in BranchGRPO. With leaves a child gets the mean of the advantages of its leaves, as in TreeGRPO. Default: siblings, of a tree. */
   branch_scope?: "siblings" | "depth" | "leaves" | null;
+  /** credit is the rule by which stages and tracks have advantages of their own. No rule is known yet: it must be absent. Default: each holds for the whole sample. */
+  credit?: string | null;
 }
 
 /** Applied is a sampler's answer to a policy. */
@@ -290,6 +294,16 @@ export interface ControlReceipt {
   status?: RunStatus | null;
 }
 
+/** Credit is the advantages of one stage of the samples, or of one track of it. */
+export interface Credit {
+  /** stage of the sample: what one lane makes of it; main where the prompt names none */
+  stage: string;
+  /** track is that of the stage's states; absent: all of them. Default: all tracks. */
+  track?: string | null;
+  /** values are those of Members in order; null where a member has no advantage. */
+  values: (number | null)[] | null;
+}
+
 /** Data is what the samples of a prompt are made of before noise is added to it: images, which the model's autoencoder encodes, or latents; exactly one of them. */
 export interface Data {
   /** images are PNGs, one per sample or one for all; animated ones for videos. Their size is that of the samples, also where the prompt names none. */
@@ -352,6 +366,8 @@ export interface Denoised {
   latent_step_indices: number[] | null;
   /** latent_step_indices are the latents stored, ascending; latents_shape is [S, C]. */
   latents_shape: Integer[] | null;
+  /** tracks are the parts of each state in order, where it has several: a state is their elements one after another. */
+  tracks?: Track[] | null;
   /** conditioning are the encoded texts that a prompt asked to keep: prompt_embeds and prompt_embeds_mask, under guidance negative_prompt_embeds and its mask, or what else the model's family has. They are blobs, so that all samples of a prompt, and all prompts with one negative prompt, name the same ones. */
   conditioning: NamedTensor[] | null;
   /** rolled is what came of ScheduledSampling; absent: the sample is an ordinary one. */
@@ -1221,7 +1237,7 @@ export interface Request {
   /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0, or above it beside network_timesteps: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
   /** transitions are what each of the T steps runs. */
-  transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
+  transitions: ("sde" | "cps" | "dance_sde" | "ddim" | "ode")[] | null;
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
   /** what integrates ode steps */
@@ -1429,7 +1445,7 @@ export interface RolledStep {
 /** Rollout is the sampling part of a Prompt. */
 export interface Rollout {
   /** sde_type is the transition of stochastic steps; ode for none. */
-  sde_type?: "sde" | "cps" | "dance_sde" | "ode" | null;
+  sde_type?: "sde" | "cps" | "dance_sde" | "ddim" | "ode" | null;
   /** noise_level is a in the formulas of the transitions, the strength of their noise. For cps it is at most 1. */
   noise_level?: number | null;
   /** sde_step_indices are the steps that run sde_type; of an empty list none does. Every other step is ode. Default: all steps. */
@@ -1577,7 +1593,7 @@ export interface Sampling {
   /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0, or above it beside network_timesteps: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
   /** transitions are what each of the T steps runs. */
-  transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
+  transitions: ("sde" | "cps" | "dance_sde" | "ddim" | "ode")[] | null;
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
   /** what integrates ode steps */
@@ -1799,7 +1815,7 @@ export interface Step {
   /** T, the number of denoising steps */
   num_inference_steps: number;
   /** transition is what ran. */
-  transition: "sde" | "cps" | "dance_sde" | "ode";
+  transition: "sde" | "cps" | "dance_sde" | "ddim" | "ode";
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
   /** noise scale before the step, in (0, 1] */
@@ -1822,6 +1838,8 @@ export interface Step {
   log_prob_sum: number | null;
   /** number of latent elements of the sample */
   element_count: number;
+  /** tracks are the parts of the state in order, where it has several. log_prob_sum is the sum of theirs. */
+  tracks?: StepTrack[] | null;
   /** latents holds the state before this step when its index was asked for, and on the last step that the sample runs also the one after it. Shape [S, C], packed tokens. */
   latents: IndexedTensor[] | null;
   /** checkpoint is the state before this step where it was not asked for and is stored so that another attempt can go on from it. Shape [S, C]. */
@@ -1862,6 +1880,20 @@ export interface StepSeed {
   step_index: number;
   /** seed is the sample_seed of the sample that takes these steps in the whole tree. */
   seed: Integer;
+}
+
+/** StepTrack is a track with its share of a step's log-prob. */
+export interface StepTrack {
+  /** what it is called */
+  name: string;
+  /** shape is that of the track alone. */
+  shape: number[] | null;
+  /** elements is the product of shape: how many of the state's elements are of the track. */
+  elements: number;
+  /** log_prob is log_prob_sum / elements; both are null on an ode step. */
+  log_prob: number | null;
+  /** log_prob is log_prob_sum / elements; both are null on an ode step. */
+  log_prob_sum: number | null;
 }
 
 /** Stop is where the samples of a prompt end: with the state before a step of their schedule. */
@@ -2138,6 +2170,16 @@ export interface Tokens {
   seal?: string | null;
 }
 
+/** Track is one part of a state that has several, such as the video and the sound of a sample. A state stays one flat list of elements: its tracks follow one another in it, in the order in which they are listed. */
+export interface Track {
+  /** what it is called */
+  name: string;
+  /** shape is that of the track alone. */
+  shape: number[] | null;
+  /** elements is the product of shape: how many of the state's elements are of the track. */
+  elements: number;
+}
+
 /** Trajectory is the authority on one sample: which attempt counts, which steps it has, and all a trainer needs to recompute each log-prob. */
 export interface Trajectory {
   /** schema version of the event's type */
@@ -2179,7 +2221,7 @@ export interface Trajectory {
   /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0, or above it beside network_timesteps: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
   /** transitions are what each of the T steps runs. */
-  transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
+  transitions: ("sde" | "cps" | "dance_sde" | "ddim" | "ode")[] | null;
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
   /** what integrates ode steps */
@@ -2236,6 +2278,8 @@ export interface Trajectory {
   latent_step_indices: number[] | null;
   /** latent_step_indices are the latents stored, ascending; latents_shape is [S, C]. */
   latents_shape: Integer[] | null;
+  /** tracks are the parts of each state in order, where it has several: a state is their elements one after another. */
+  tracks?: Track[] | null;
   /** conditioning are the encoded texts that a prompt asked to keep: prompt_embeds and prompt_embeds_mask, under guidance negative_prompt_embeds and its mask, or what else the model's family has. They are blobs, so that all samples of a prompt, and all prompts with one negative prompt, name the same ones. */
   conditioning: NamedTensor[] | null;
   /** rolled is what came of scheduled_sampling; absent: the sample is an ordinary one. */
@@ -2526,8 +2570,8 @@ export const streams = {
 
 /** The fields of each struct, with their forms: FORM? may be absent, [FORM] is a list. */
 export const structs: Record<string, Record<string, string>> = {
-  Advantage: {"adv_clip_max":"number?","batch":"str","batch_samples":"int?","branch_scope":"str?","branches":"[BranchGroup]?","closed":"int","epsilon":"number","error":"str?","estimator":"str","gamma":"number?","group_size":"int","mean":"number?","members":"[Member]","metadata":"map?","mode":"str?","opened":"int","policy_version_max":"int","policy_version_min":"int","refill":"Refill?","refilled_by":"str?","run":"str","scale":"str","schedule_digest":"str","singleton":"str?","source_run":"str?","status":"str","std":"number?","std_basis":"str","trained_steps":"int","uid":"str","v":"int","validation":"bool?"},
-  AdvantageSpec: {"adv_clip_max":"number?","branch_scope":"str?","epsilon":"number?","estimator":"str?","gamma":"number?","mode":"str?","singleton":"str?","std":"str?","std_basis":"str?"},
+  Advantage: {"adv_clip_max":"number?","batch":"str","batch_samples":"int?","branch_scope":"str?","branches":"[BranchGroup]?","closed":"int","credits":"[Credit]?","epsilon":"number","error":"str?","estimator":"str","gamma":"number?","group_size":"int","mean":"number?","members":"[Member]","metadata":"map?","mode":"str?","opened":"int","policy_version_max":"int","policy_version_min":"int","refill":"Refill?","refilled_by":"str?","run":"str","scale":"str","schedule_digest":"str","singleton":"str?","source_run":"str?","status":"str","std":"number?","std_basis":"str","trained_steps":"int","uid":"str","v":"int","validation":"bool?"},
+  AdvantageSpec: {"adv_clip_max":"number?","branch_scope":"str?","credit":"str?","epsilon":"number?","estimator":"str?","gamma":"number?","mode":"str?","singleton":"str?","std":"str?","std_basis":"str?"},
   Applied: {"at":"int","backend":"str","canary":"Canary?","error":"str?","instance":"str","lane":"str","load_ns":"int","policy_version":"int","serving":"int","state":"str","tenant":"str","v":"int","weights_digest":"str"},
   Batch: {"batch":"str","closed":"int","dropped":"[str]?","epoch":"int?","expected":"int?","groups":"int","mean":"number?","metrics":"[Metric]","refills":"int?","run":"str","samples":"int","status":"str?","std":"number?","std_basis":"str","step":"int?","uids":"[str]","v":"int"},
   BatchSpec: {"epoch":"int?","groups":"int","id":"str","step":"int?"},
@@ -2539,10 +2583,11 @@ export const structs: Record<string, Record<string, string>> = {
   Condition: {"data":"bytes?","name":"str","ref":"Ref?","type":"str?"},
   Control: {"action":"str","at":"int","by":"str","reason":"str?","run":"str","sample_index":"int?","seq":"int?","step_index":"int?","stored":"int?","uid":"str?","v":"int"},
   ControlReceipt: {"accepted":"bool","code":"str?","error":"str?","requests":"int","run":"str","seq":"int","status":"RunStatus?","uid":"str?","unchanged":"str?","v":"int"},
+  Credit: {"stage":"str","track":"str?","values":"[number?]"},
   Data: {"images":"[DataImage]?","latents":"Tensor?"},
   DataImage: {"data":"bytes?","ref":"Ref?"},
   Dead: {"at":"int","code":"str","data":"bytes","deliveries":"int","headers":"[Header]","reason":"str","run":"str","service":"str","stream":"str","stream_seq":"int","subject":"str","uid":"str","v":"int"},
-  Denoised: {"cfg_rule":"str","cfg_scales":"[number]?","conditioning":"[NamedTensor]","latent_step_indices":"[int]","latents_shape":"[int]","log_probs":"[number?]","rolled":"Rolled?","timesteps":"[number]","truncated_tokens":"int?"},
+  Denoised: {"cfg_rule":"str","cfg_scales":"[number]?","conditioning":"[NamedTensor]","latent_step_indices":"[int]","latents_shape":"[int]","log_probs":"[number?]","rolled":"Rolled?","timesteps":"[number]","tracks":"[Track]?","truncated_tokens":"int?"},
   Drawn: {"engine":"Engine","resumed":"int?","unscored":"int?","weights":"[WeightSpan]?"},
   Engine: {"filters":"str?","name":"str","precision":"str?","values":"str","verify":"str?","version":"str"},
   Evaluation: {"at":"int","places":"int","samples":"int","took_ns":"int"},
@@ -2606,9 +2651,10 @@ export const structs: Record<string, Record<string, string>> = {
   SegmentStart: {"branch":"Branch?","data":"SegmentData?","latents":"Tensor?","step_index":"int"},
   SegmentStop: {"decode":"bool?","step_index":"int"},
   Start: {"branch":"Branch?","data":"Data?","latents":"Tensor?","sigma":"number?","step_index":"int?"},
-  Step: {"attempt":"str","backend":"str","checkpoint":"Tensor?","debug":"[NamedTensor]","device_ns":"int","element_count":"int","latents":"[IndexedTensor]","log_prob":"number?","log_prob_kind":"str","log_prob_sum":"number?","noise_level":"number","noise_std":"number","num_inference_steps":"int","own_timestep":"bool?","policy_version":"int","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"RolledStep?","seal":"str?","sigma":"number","sigma_next":"number","stage":"str","std_dev_t":"number","step_index":"int","timestep":"number","transition":"str","uid":"str","v":"int","weights_digest":"str"},
+  Step: {"attempt":"str","backend":"str","checkpoint":"Tensor?","debug":"[NamedTensor]","device_ns":"int","element_count":"int","latents":"[IndexedTensor]","log_prob":"number?","log_prob_kind":"str","log_prob_sum":"number?","noise_level":"number","noise_std":"number","num_inference_steps":"int","own_timestep":"bool?","policy_version":"int","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"RolledStep?","seal":"str?","sigma":"number","sigma_next":"number","stage":"str","std_dev_t":"number","step_index":"int","timestep":"number","tracks":"[StepTrack]?","transition":"str","uid":"str","v":"int","weights_digest":"str"},
   StepRef: {"attempt":"str?","digest":"str","seq":"int"},
   StepSeed: {"seed":"int","step_index":"int"},
+  StepTrack: {"elements":"int","log_prob":"number?","log_prob_sum":"number?","name":"str","shape":"[int]"},
   Stop: {"decode":"bool?","sigma":"number?","step_index":"int?"},
   Substitute: {"ground_truth":"any??","metadata":"map?","negative_prompt":"str?","prompt":"str"},
   TeacherReply: {"backend":"str","code":"str?","entropies":"Tensor?","error":"str?","log_prob_kind":"str?","log_probs":"Tensor?","log_sum_exps":"Tensor?","model":"str","processed_log_probs":"Tensor?","retry":"bool?","step_indices":"[int]?","step_log_probs":"[number]?","steps_left_out":"[int]?","top_ids":"Tensor?","top_logits":"Tensor?","v":"int","weights_digest":"str"},
@@ -2620,7 +2666,8 @@ export const structs: Record<string, Record<string, string>> = {
   TextResult: {"conversation":"str?","entropies":"Tensor?","ids":"Tensor?","log_probs":"Tensor?","mask":"Tensor?","processed_log_probs":"Tensor?","settings":"TextRequest","top_log_probs":"Tensor?","turns":"[Turn]?"},
   TokenLogits: {"form":"str","ids":"Tensor?","masked":"int","values":"Tensor"},
   Tokens: {"attempt":"str","backend":"str","device_ns":"int","engine":"str?","entropies":"[number]","finish_reason":"str?","generated":"bool","ids":"[int]","log_probs":"[number]","log_sum_exps":"[number]","logits":"TokenLogits?","logits_kind":"str","min_p":"number","n":"int","policy_version":"int","position":"int","processed_log_probs":"[number]","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","seal":"str?","stage":"str","temperature":"number","top_k":"int","top_log_probs":"[number]","top_p":"number","turn":"int","turn_position":"int","uid":"str","v":"int","vocabulary":"int","weights_digest":"str"},
-  Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","image":"Image?","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","video":"Video?","weights_digest":"str","width":"int"},
+  Track: {"elements":"int","name":"str","shape":"[int]"},
+  Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","image":"Image?","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","tracks":"[Track]?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","video":"Video?","weights_digest":"str","width":"int"},
   Tree: {"branches":"[BranchPoint]","leaf":"int?"},
   Turn: {"begin":"int","end":"int","finish_reason":"str?","generated":"bool","matched":"str?","metadata":"map?","reply":"str?","score":"number?","text":"str?"},
   Update: {"at":"int","batch_digest":"str?","batches":"[str]","by":"str?","clip_share":"number?","evaluation":"[Metric]?","grad_norm":"number?","kl":"number?","lane":"str","loss":"number?","lr":"number?","policy_version":"int","ratio":"number?","run":"str","staleness":"int?","step":"int","tenant":"str","v":"int","weights_digest":"str"},

@@ -35,6 +35,9 @@ type Config struct {
 	Compile bool
 	// VAETiling has a started worker decode and encode media in tiles.
 	VAETiling bool
+	// Generic has a started worker compute the pipeline as a whole, also where its network is known; TrustClass tries
+	// a class that is not among those that are tested.
+	Generic, TrustClass bool
 	// TextEncoderDevice is where a started worker encodes prompts, as Device; empty: on Device.
 	TextEncoderDevice string
 	// Threads is how many threads of the CPU a started worker uses; 0: it chooses.
@@ -112,6 +115,8 @@ func (c Config) Check() error {
 			{"threads", c.Threads != 0},
 			{"compile", c.Compile},
 			{"vae_tiling", c.VAETiling},
+			{"generic", c.Generic},
+			{"trust_class", c.TrustClass},
 			{"text_encoder_device", c.TextEncoderDevice != ""},
 		} {
 			if beside.given {

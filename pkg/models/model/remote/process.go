@@ -109,9 +109,11 @@ func (c Config) flags() (args []string) {
 			args = append(args, f[:]...)
 		}
 	}
-	for i, set := range []bool{c.Deterministic, c.Compile, c.VAETiling} {
+	for i, set := range []bool{c.Deterministic, c.Compile, c.VAETiling, c.Generic, c.TrustClass} {
 		if set {
-			args = append(args, []string{"--deterministic", "--compile", "--vae-tiling"}[i])
+			args = append(args, []string{
+				"--deterministic", "--compile", "--vae-tiling", "--generic", "--trust-class",
+			}[i])
 		}
 	}
 	return args

@@ -75,7 +75,7 @@ func TestProcess_SaysItsSettings(t *testing.T) {
 	interpret(t, "")
 	for says, cfg := range map[string]remote.Config{
 		"/compiled/nondeterministic": {Compile: true}, "/encoders-cuda:7/": {TextEncoderDevice: "cuda:7"},
-		"/vae-tiling/": {VAETiling: true},
+		"/vae-tiling/": {VAETiling: true}, "/generic/": {Generic: true}, "/trust-class/": {TrustClass: true},
 	} {
 		dir, spare := remotetest.Folder(t, class, 1), &remote.Spare{}
 		if _, err := remote.Inspect(t.Context(), dir, remote.Config{Spare: spare}); err != nil {

@@ -104,6 +104,13 @@ func stepLaw(kind flow.Transition, sigmas []float32, i int, s, v float64) float6
 			g *= math.Sqrt(sigma / (1 - min(sigma, float64(sigmas[1]))))
 		}
 		m, n = 1+delta*c+delta*g*g/(2*sigma)*(1+a*c), g*math.Sqrt(-delta)
+	case flow.DDIM:
+		r := 0.0
+		if sigma < 1 {
+			r = next * (1 - sigma) / (sigma * (1 - next))
+		}
+		n = noiseLevel * next * math.Sqrt(1-r*r)
+		m = (1-next)*(1-sigma*c) + math.Sqrt(next*next-n*n)*(1+a*c)
 	case flow.CPS:
 		sin, cos := math.Sincos(noiseLevel * math.Pi / 2)
 		m, n = (1-next)*(1-sigma*c)+next*cos*(1+a*c), next*sin
@@ -119,7 +126,7 @@ func TestSampler_GaussianChain(t *testing.T) {
 	const steps, samples, std = 20, 1500, 0.5
 	velocity, mix := oneField(t, synthetic.Config{Components: 1, MinStd: std, MaxStd: std, Contrast: 1}, "a green hill")
 	sigmas := even(steps)
-	for _, kind := range []flow.Transition{flow.ODE, flow.SDE, flow.CPS, flow.DanceSDE} {
+	for _, kind := range flow.AllTransitions {
 		t.Run(string(kind), func(t *testing.T) {
 			var sum, squares [steps][dims]float64 // of the distance from (1-sigma)*mu
 			for n := range samples {
@@ -173,6 +180,7 @@ func TestSampler_MixtureMarginals(t *testing.T) {
 		{flow.ODE, 40, 0.01},
 		{flow.SDE, 120, 0.03},
 		{flow.DanceSDE, 120, 0.03},
+		{flow.DDIM, 50, -1},
 		{flow.CPS, 50, -1},
 		{flow.SDE, 10, -1},
 	}

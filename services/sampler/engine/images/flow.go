@@ -47,6 +47,7 @@ type evaluated struct {
 	e             *flowEngine
 	req           *schemas.Request
 	cond, negCond *model.Conditioning // negCond is nil without guidance
+	tracks        []schemas.Track     // nil: the state has one
 	output        []float32           // [S, C], of the last evaluation
 	step          *schemas.Step       // that the last Step completed; nil: it needs more evaluations
 	err           error               // of the last Step
@@ -90,6 +91,7 @@ func (p *evaluated) shape() []int64 {
 func (p *evaluated) finish(t *schemas.Trajectory) {
 	t.TruncatedTokens = int64(p.cond.Cut)
 	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
+	t.Tracks = p.tracks
 }
 
 // Start begins an episode and encodes its prompts; from is the state to begin with. See engine.Engine.
@@ -105,7 +107,12 @@ func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *sche
 	if req.ScheduledSampling != nil {
 		return e.startRolled(ctx, req, from, tokens)
 	}
+	tracks, err := Tracks(&e.card, tokens)
+	if err != nil {
+		return nil, bus.Terminal(schemas.CodeInvalid, err)
+	}
 	plan := sampling.Plan(&req.Sampling)
+	plan.Tracks = schemas.TrackElements(tracks)
 	if from != nil {
 		plan.Begin = int(from.StepIndex)
 	}
@@ -119,6 +126,7 @@ func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *sche
 	}
 	p := &flowEpisode{rollout: rollout}
 	p.evaluated, err = e.evaluated(ctx, req, len(x))
+	p.tracks = tracks
 	return p, err
 }
 
@@ -203,6 +211,13 @@ func (p *flowEpisode) Done() bool { return p.rollout.Done() }
 // event returns the event of a step. It copies the step's buffers, which the next step reuses.
 func (p *flowEpisode) event(step *flow.Step) *schemas.Step {
 	e := stepEvent(p.req, p.shape(), step, p.rollout.Done())
+	for i, t := range p.tracks {
+		of := schemas.StepTrack{Track: t}
+		if step.LogProb != nil {
+			of.LogProb, of.LogProbSum = &step.LogProb.Tracks[i].Mean, &step.LogProb.Tracks[i].Sum
+		}
+		e.Tracks = append(e.Tracks, of)
+	}
 	for _, name := range p.req.Debug {
 		e.Debug = append(e.Debug, schemas.NamedTensor{Name: name, Tensor: debugTensor(name, p.shape(), step)})
 	}
@@ -217,7 +232,7 @@ func stepEvent(r *schemas.Request, shape []int64, step *flow.Step, last bool) *s
 		Transition: string(step.Transition), NoiseLevel: r.NoiseLevel,
 		Sigma: step.Sigma, SigmaNext: step.SigmaNext, Timestep: r.Timestep(index),
 		OwnTimestep: len(r.NetworkTimesteps) > 0,
-		StdDevT: step.StdDevT, NoiseStd: step.NoiseStd, LogProbKind: r.LogProbKind,
+		StdDevT:     step.StdDevT, NoiseStd: step.NoiseStd, LogProbKind: r.LogProbKind,
 		ElementCount: int64(len(step.X)), ScheduleDigest: r.ScheduleDigest,
 	}
 	if step.LogProb != nil {

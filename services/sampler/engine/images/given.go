@@ -42,5 +42,36 @@ func CheckLatents(c model.Card, t *schemas.Trajectory) error {
 	if want := []int64{int64(tokens), int64(c.LatentChannels)}; !slices.Equal(t.LatentsShape, want) {
 		return fmt.Errorf("latents_shape: %v; the model has %v", t.LatentsShape, want)
 	}
-	return nil
+	tracks, err := Tracks(&c, tokens)
+	same := func(a, b schemas.Track) bool { return a.Same(&b) }
+	if err == nil && !slices.EqualFunc(t.Tracks, tracks, same) {
+		return fmt.Errorf("tracks: %v; the model has %v", t.Tracks, tracks)
+	}
+	return err
+}
+
+// Tracks returns the parts of a state of some tokens; nil: it has one. The model's card has them for one size: a state
+// of another size is an error.
+func Tracks(c *model.Card, tokens int) ([]schemas.Track, error) {
+	if c.Pipeline == nil || len(c.Pipeline.Tracks) < 2 {
+		return nil, nil
+	}
+	var tracks []schemas.Track
+	sum := 0
+	for _, t := range c.Pipeline.Tracks {
+		track := schemas.Track{Name: t.Name, Elements: int64(t.Elements)}
+		for _, d := range t.Shape {
+			track.Shape = append(track.Shape, int64(d))
+		}
+		if err := schemas.CheckFields(&track); err != nil {
+			return nil, fmt.Errorf("pipeline.tracks: %w", err)
+		}
+		tracks = append(tracks, track)
+		sum += t.Elements
+	}
+	if n := tokens * c.LatentChannels; sum != n {
+		return nil, fmt.Errorf("height, width and frames: a state of %d elements; must be the default size of %s, "+
+			"whose tracks have %d in all", n, c.Pipeline.Class, sum)
+	}
+	return tracks, nil
 }

@@ -229,6 +229,10 @@ type rolledEpisode struct {
 func (e *flowEngine) startRolled(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart,
 	tokens int,
 ) (engine.Episode, error) {
+	if e.card.Pipeline != nil && len(e.card.Pipeline.Tracks) > 1 {
+		return nil, engine.Invalid("scheduled_sampling: given; must be absent: the states of %s have several tracks",
+			e.card.Pipeline.Class)
+	}
 	x0 := make([]float32, tokens*e.card.LatentChannels)
 	shape := []int64{int64(tokens), int64(e.card.LatentChannels)}
 	if err := StartState(x0, from.Latents, req.SampleIndex, shape); err != nil {

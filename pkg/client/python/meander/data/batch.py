@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,12 @@ class Sample:
             f"{t.get('uid')} #{self.member['sample_index']}: latents {index} were not kept; ask for them with "
             f"return_step_indices"
         )
+
+    def track(self, index: int, name: str) -> Array:
+        """Returns one track of the state before step index, or after the last step, in the track's own shape: a view of
+        latents."""
+        begin, shape = _place((self.trajectory or {}).get("tracks") or [], name)
+        return self.latents(index).reshape(-1)[begin : begin + math.prod(shape)].reshape(shape)
 
     def share(self, index: int, state: Array) -> None:
         """Lets an array that has the state of that index (latents) stand for its bytes, which are freed."""
@@ -205,6 +212,58 @@ class Batch(Mapping[str, Any]):
         """B, the samples."""
         return len(self.samples)
 
+    @property
+    def tracks(self) -> list[str]:
+        """The names of the tracks of a state, such as video and sound, in order; empty: it has one part."""
+        return [t["name"] for t in _tracks(self.samples[0])] if self.samples else []
+
+    def track(self, name: str) -> dict[str, Array]:
+        """Returns one track of the states: latents and next_latents [B, W, ...] in the track's own shape, views of
+        those of the batch, and its share of log_probs [B, W], of which log_prob_sums add up to the step's. KeyError: no
+        such track."""
+        at, names = _tracks(self.samples[0]) if self.samples else [], self.tracks
+        begin, shape = _place(at, name)
+        out = {
+            key: _flat(self[key])[..., begin : begin + math.prod(shape)].reshape(*self.mask.shape, *shape)
+            for key in ("latents", "next_latents")
+        }
+        for key, field in (("log_probs", "log_prob"), ("log_prob_sums", "log_prob_sum")):
+            out[key] = np.zeros(self.mask.shape)
+            for b, s in enumerate(self.samples):
+                for w, step in enumerate(s.trained):
+                    out[key][b, w] = step["tracks"][names.index(name)][field]
+        return out
+
+    @property
+    def credits(self) -> list[tuple[str, str]]:
+        """The stages and tracks ("": all of the stage) that have advantages of their own; empty: each advantage is of
+        the whole sample."""
+        return list(dict.fromkeys(
+            (c["stage"], c.get("track") or "") for g in self.groups for c in g.advantage.get("credits") or ()
+        ))  # fmt: skip
+
+    def credit(self, stage: str, track: str = "") -> npt.NDArray[np.float64]:
+        """Returns the advantages [B] of one stage and track. KeyError: a group of the batch has none."""
+        out = []
+        for g in self.groups:
+            found = [
+                c["values"] for c in g.advantage.get("credits") or ()
+                if (c["stage"], c.get("track") or "") == (stage, track)
+            ]  # fmt: skip
+            if g.trained and not found:
+                raise KeyError(f"{g.uid}: no credit of stage {stage!r}, track {track!r}")
+            place = {m["sample_index"]: i for i, m in enumerate(g.advantage["members"])} if found else {}
+            out += [found[0][place[s.member["sample_index"]]] for s in g.trained]
+        return np.array(out, np.float64)
+
+    def check_whole(self, reader: str) -> None:
+        """EventError: stages or tracks have advantages of their own, and a reader takes one for the whole sample."""
+        if of := ", ".join(f"{stage} {track}".strip() for stage, track in self.credits):
+            raise EventError(
+                f"batch {self.name}: credits: {of} have advantages of their own, which {reader} does not use; ask for "
+                f"no credit rule, or train with what computes them"
+            )
+
     def digest(self) -> str:
         """Returns a SHA-256 over the content: rollouts, rewards and advantages, and the statuses of the other samples.
         Equal batches have equal digests, even if the same weights have another version: times, names of processes and
@@ -278,6 +337,7 @@ class Batch(Mapping[str, Any]):
 
         all_latents is [B, W+1, S, C]: the trained steps must follow one another, as in a window.
         """
+        self.check_whole("verl's diffusion trainer")
         steps = self["step_indices"]
         if not self["mask"].all() or (np.diff(steps, axis=1) != 1).any():
             raise ValueError(
@@ -320,6 +380,8 @@ class Batch(Mapping[str, Any]):
                     f"{g.uid}: latents {t['latents_shape']}, of other groups {list(shape)}; the samples of a batch "
                     f"must be of one size"
                 )
+            if _tracks(s) != _tracks(rows[0][1]):
+                raise ValueError(f"{g.uid}: tracks {_tracks(s)}; must be those of the other groups, {_tracks(rows[0][1])}")
         b, w = len(rows), max(len(s.trained) for _, s, _ in rows)
         out: dict[str, Array] = {
             **_states(rows, w, shape),
@@ -356,6 +418,26 @@ class Batch(Mapping[str, Any]):
         out["sample_index"] = np.array([s.member["sample_index"] for _, _, s, _ in rows], np.int64)
         out["group_index"] = np.array([i for i, _, _, _ in rows], np.int64)
         return out
+
+
+def _tracks(s: Sample) -> list[Event]:
+    """The tracks of the states of a sample, in order; empty: they have one part."""
+    return (s.trajectory or {}).get("tracks") or []
+
+
+def _place(tracks: Sequence[Event], name: str) -> tuple[int, tuple[int, ...]]:
+    """Where a track begins in a state, and its shape. KeyError: there is none of that name."""
+    begin = 0
+    for t in tracks:
+        if t["name"] == name:
+            return begin, tuple(t["shape"])
+        begin += t["elements"]
+    raise KeyError(f"track {name!r}; must be one of {', '.join(t['name'] for t in tracks) or 'none: a state has one part'}")
+
+
+def _flat(states: Array) -> Array:
+    """A view of states [B, W, S, C] as [B, W, S x C]."""
+    return states.reshape(*states.shape[:2], -1)
 
 
 def _states(rows: Sequence[tuple[Group, Sample, Event]], w: int, shape: tuple[int, ...]) -> dict[str, Array]:

@@ -4,13 +4,15 @@ A step goes from sigma to sigma_next by next = mean + noise_std * eps with mean 
 where x are the latents, v the guided velocity at (x, sigma) and eps standard normal. With a the noise level and d =
 sigma_next - sigma:
 
-    sde g = a sqrt(sigma / (1 - sigma)), noise_std = g sqrt(-d); at sigma 1 the denominator has the schedule's second
-sigma
+    sde        g = a sqrt(sigma / (1 - sigma)), noise_std = g sqrt(-d); at sigma 1 the denominator has the schedule's
+               second sigma
     dance_sde  g = a, noise_std = a sqrt(-d)
     cps        g = noise_std = sigma_next sin(a pi/2)
+    ddim       g = noise_std = a sigma_next sqrt(1 - r^2), r = sigma_next (1 - sigma) / (sigma (1 - sigma_next))
     ode        no noise, and no log-prob
 
-Sources: Flow-GRPO (Liu et al. 2025), DanceGRPO (Xue et al. 2025), coefficients-preserving sampling (Wang and Yu 2025).
+Sources: Flow-GRPO (Liu et al. 2025), DanceGRPO (Xue et al. 2025), coefficients-preserving sampling (Wang and Yu 2025),
+DDIM with eta = a (Song et al. 2021) as in DDPO (Black et al. 2023).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from ..data.events import TRANSITIONS
 
 LOG_PROB_KINDS = ("density", "scaled", "squared")
 """What a log-prob is of: see Kernel.log_prob."""
+_KEEPING = ("cps", "ddim")  # they keep the share of the data, and replace some of the noise
 _NEAR_ONE = 1e-5
 _HALF_LN_2_PI = 0.5 * math.log(2 * math.pi)
 
@@ -80,7 +83,9 @@ def kernel(transition: str, noise_level: float, sigmas: Sequence[float], step_in
     if not 0 <= step_index < len(sigmas) - 1:
         raise ValueError(f"step_index: {step_index}; must be 0 to {len(sigmas) - 2}")
     if not 0 <= noise_level < math.inf or TRANSITIONS[transition].get("level_is_share") and noise_level > 1:
-        raise ValueError(f"noise_level: {noise_level}; must be a finite number of at least 0, of cps at most 1")
+        raise ValueError(
+            f"noise_level: {noise_level}; must be a finite number of at least 0, of {transition} at most 1"
+        )
     s, p = (float(np.float32(sigmas[i])) for i in (step_index, step_index + 1))
     g, n, keep = 0.0, 0.0, 0.0
     if transition in ("sde", "dance_sde"):
@@ -94,6 +99,11 @@ def kernel(transition: str, noise_level: float, sigmas: Sequence[float], step_in
     elif transition == "cps":
         g = n = p * math.sin(noise_level * math.pi / 2)
         keep = p * math.cos(noise_level * math.pi / 2)
+    elif transition == "ddim":
+        ratio = p * (1 - s) / (s * (1 - p)) if s < 1 else 0.0
+        share = noise_level * math.sqrt(1 - ratio * ratio)
+        g = n = p * share
+        keep = p * math.sqrt(1 - share * share)
     return _kernel(transition, s, p, g, n, keep)
 
 
@@ -103,17 +113,17 @@ def step_kernel(step: Mapping[str, Any]) -> Kernel:
     s, p = (float(np.float32(step[k])) for k in ("sigma", "sigma_next"))
     if transition not in TRANSITIONS:
         raise ValueError(f"transition: {transition!r}; must be one of {', '.join(TRANSITIONS)}")
-    keep = math.sqrt(max(0.0, (p - n) * (p + n))) if transition == "cps" else 0.0
+    keep = math.sqrt(max(0.0, (p - n) * (p + n))) if transition in _KEEPING else 0.0
     return _kernel(transition, s, p, step["std_dev_t"], n, keep)
 
 
 def _kernel(transition: str, s: float, p: float, g: float, n: float, keep: float) -> Kernel:
-    """keep is the factor of the noise that cps keeps, sqrt(sigma_next^2 - n^2)."""
+    """keep is the factor of the noise that _KEEPING keep, sqrt(sigma_next^2 - n^2)."""
     d = p - s
     x, v = 1.0, d
     if transition in ("sde", "dance_sde"):
         c = g * g / (2 * s)
         x, v = 1 + c * d, d * (1 + c * (1 - s))
-    elif transition == "cps":
+    elif transition in _KEEPING:
         x, v = (1 - p) + keep, keep * (1 - s) - s * (1 - p)
     return Kernel(transition, s, p, float(np.float32(x)), float(np.float32(v)), g, n)

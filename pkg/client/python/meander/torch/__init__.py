@@ -11,5 +11,22 @@ x = (1 - sigma) x0 + sigma eps, and a velocity is eps - x0, for every family, wh
 Importing this package imports neither torch nor the NATS client.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .sessions import Loaded
+
 PROTOCOL = 2
 """Version of the protocol; hello refuses another."""
+
+
+def pipeline(folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False) -> Loaded:
+    """Loads a whole pipeline for a trainer: .session(recipe, grad=True).velocity(x, sigma) has gradients, with the
+    pipeline's guidance, for whatever adapters its networks have."""
+    from .sessions import load
+
+    return load(folder, device, dtype, trust_class)

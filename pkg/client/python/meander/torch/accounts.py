@@ -14,7 +14,7 @@ from .faults import Fault
 
 if TYPE_CHECKING:
     from .family import Family
-    from .pipeline import Pipeline
+    from .whole import Pipeline
 
 WITHOUT_EFFECT: dict[str, str] = {
     **dict.fromkeys(

@@ -105,6 +105,10 @@ class Engine:
         if settings.compile:
             self._compile(say)
 
+    def within(self, compute: Callable[[], Any]) -> Any:
+        """Computes in the thread that the engine wants."""
+        return compute()
+
     def check_decoder(self) -> None:
         """Decodes a small latent, so that a VAE that cannot is found before samples are made. Fault of class config."""
         size = _small(self.family)

@@ -412,9 +412,10 @@ def find(folder: Folder, generic: bool = False, trust: bool = False) -> Family:
     family = FAMILIES.get(folder.class_name)
     try:
         if generic or family is None:
-            from .pipeline import Pipeline
+            from .whole import Pipeline
 
             out: Family = Pipeline(folder, trust)
+            out.flags = ("generic",) * generic + ("trust-class",) * trust
         else:
             out = family(folder)
         out.card()

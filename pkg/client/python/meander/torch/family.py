@@ -150,6 +150,9 @@ class Family:
     lora_targets: tuple[str, ...] = ()
     """Linear layers that a trainer adapts: ends of their names."""
 
+    flags: tuple[str, ...] = ()
+    """What backends say of how it was chosen: generic, trust-class."""
+
     def __init__(self, folder: Folder):
         self.folder = folder
         self.config = folder.read("transformer", "config.json")

@@ -211,7 +211,7 @@ def _checked(file: Path) -> tuple[list[str], int]:
         raise Fault("config", f"model: {file} is no safetensors file; copy it again")
     if size != whole:
         raise _incomplete(f"{file} has {size} bytes of {whole}")
-    if quantized := [d for d in dtypes if d.startswith(("F8", "F6", "F4", "I8", "U8"))]:
+    if quantized := [d for d in dtypes if d != "F64" and d.startswith(("F8", "F6", "F4", "I8", "U8"))]:
         raise Fault(
             "config",
             f"model: {file}: {dtypes[quantized[0]]}: {quantized[0]}; must be F16, BF16, F32 or F64: quantized weights "

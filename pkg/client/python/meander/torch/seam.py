@@ -82,7 +82,8 @@ class _Greenlet:
 
     def __init__(self, run: Callable[[], Any]):
         self._g = importlib.import_module("greenlet")
-        self._run, self._let, self.ended = run, None, False
+        self._run, self.ended = run, False
+        self._let: Any = None
 
     def resume(self, value: Any) -> tuple[str, Any]:
         here = self._g.getcurrent()
@@ -174,7 +175,7 @@ class Ghost:
     def __init__(self, network: Any, session: Session, shapes: dict[Any, Any]):
         vars(self).update(_network=network, _session=session, _shapes=shapes)
 
-    __class__ = property(lambda self: type(self._network))  # type: ignore[assignment]
+    __class__ = property(lambda self: type(self._network))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
@@ -327,13 +328,14 @@ class Session:
         for name, part in pipe.components.items():
             if hasattr(part, "set_timesteps") and hasattr(part, "step"):
                 own[name] = copy.deepcopy(part)
-                own[name].__class__ = _seam_of(type(part))
+                base: Any = type(part)
+                own[name].__class__ = _seam_of(base)
             elif isinstance(part, torch.nn.Module) and name.startswith(_IN_THE_LOOP):
                 own[name] = Ghost(part, self, {} if shapes is None else shapes)
             elif "guider" in name:
                 own[name] = copy.deepcopy(part)
-        for name in _ENCODERS if memo is not None else ():
-            if hasattr(self.pipe, name):
+        for name in _ENCODERS:
+            if memo is not None and hasattr(self.pipe, name):
                 own[name] = memo.of(self.pipe, name)
         own["_progress_bar_config"] = {"disable": True}
         self._body = inspect.unwrap(type(pipe).__call__)
@@ -350,16 +352,19 @@ class Session:
         return self.loop
 
     def evaluate(
-        self, states: list[torch.Tensor], t: torch.Tensor, k: int, after: torch.Tensor | None = None,
+        self, states: list[torch.Tensor], t: torch.Tensor, k: int, after: int | None = None,
         sigma: float | None = None,
     ) -> list[torch.Tensor]:  # fmt: skip
-        """Returns the outputs of a turn at states, one for each track, a timestep and an index. after: the turn before
-        must be of that timestep, for pipelines that compute on the state between two turns. sigma: the scheduler scales
-        the input of the network by this one, and not by that of its table."""
+        """Returns the outputs of a turn at states, one for each track, a timestep and an index.
+
+        after: the turn before must have that index, -1 before the first, for pipelines that compute on the state
+        between two turns. sigma: the scheduler scales the input of the network by this one, and not by that of its
+        table.
+        """
         self.place(states, after)
         self._ask(t, k, sigma)
         outputs = [self._asked[1]]
-        while len(outputs) < len(self.states_of(states)):
+        while len(outputs) < len(states):
             self._resume(self._asked[2])
             if self.at != "step":
                 raise ValueError(f"{type(self.pipe).__name__}: a turn with {len(outputs)} steps, then one with more")
@@ -367,22 +372,27 @@ class Session:
             outputs.append(self._asked[1])
         return outputs
 
-    def place(self, states: list[torch.Tensor], after: torch.Tensor | None = None) -> None:
+    def evaluate_first(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the output of the first turn at the state that the pipeline itself begins with, and that."""
+        self._ask(self.loop[0], 0)
+        return self._asked[1], self._asked[2]
+
+    def place(self, states: list[torch.Tensor], after: int | None = None) -> None:
         """Has the pipeline hold states at the beginning of a turn."""
-        if self.at == "step" and len(states) == 1 and (after is None or self._same(after)):
+        if self.at == "step" and len(states) == 1 and after in (None, self.index):
             self._resume(states[0])
             return
         self._finish()
         if not self.turns:
             self._turn(self.loop[0], 0, states, unread=not self._first)
-            if after is None or self._same(after):
+            if after in (None, 0):
                 return
-        at = self.loop[0] if after is None else after
-        self._turn(at, self._index_of(at), states, unread=True)
+        at = 0 if after is None else after
+        self._turn(self.loop[max(at, 0)], at, states, unread=True)
 
     def end(self, states: list[torch.Tensor]) -> Any:
         """Ends the loop with states, and returns what the pipeline makes of them."""
-        self.place(states, self.loop[-1])
+        self.place(states, len(self.loop) - 1)
         self._resume(None)
         if self.at != "done":
             raise ValueError(f"{type(self.pipe).__name__}: another loop follows the first; must be one")
@@ -392,10 +402,6 @@ class Session:
         """Gives the session up."""
         self._parked.cancel()
         self.at = "done"
-
-    def states_of(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The states that a turn has; before the first those given."""
-        return self.states or given
 
     def _turn(self, t: torch.Tensor, k: int, states: list[torch.Tensor] | None, unread: bool) -> None:
         """One whole turn; its states become those given, None: stay."""
@@ -443,7 +449,7 @@ class Session:
         self.states.append(self._asked[2])
 
     def _ask(self, t: torch.Tensor, k: int, sigma: float | None = None) -> None:
-        self.turns, self.index, self._t = self.turns + 1, k, t
+        self.turns, self.index = self.turns + 1, k
         for scheduler in self._planned_.values():
             self._locate(scheduler, t)
             if sigma is not None:
@@ -457,16 +463,10 @@ class Session:
     def _locate(self, scheduler: Any, t: torch.Tensor) -> None:
         """Schedulers that scale the input of the network look their index up once, and then count."""
         table = scheduler.timesteps.as_subclass(torch.Tensor).double().cpu()
-        at = int((table - t.double().cpu().flatten()[0]).abs().argmin())
+        at = int((table - t.double().cpu().flatten()[0]).abs().argmin()) if self.index >= 0 else -1
         self._at[id(scheduler)] = at
         if hasattr(scheduler, "_step_index"):
             scheduler._step_index = at
-
-    def _index_of(self, t: torch.Tensor) -> int:
-        return int((self.loop.double() - t.double().flatten()[0]).abs().argmin())
-
-    def _same(self, t: torch.Tensor) -> bool:
-        return bool(self._t.flatten()[0] == t.flatten()[0])
 
     def _resume(self, value: Any) -> None:
         grad = torch.is_grad_enabled()  # the mode of a thread, which greenlets share
@@ -486,6 +486,8 @@ class Session:
 
     def _main(self) -> Any:
         _SESSION.set(self)
+        if (device := self.pipe.device).type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # a thread begins with the first
         torch.set_grad_enabled(False)
         return self._body(self.pipe, **self._call)
 

@@ -129,7 +129,7 @@ class Worker:
             self.import_s = time.monotonic() - began
             with torch.no_grad():
                 engine = make(self._say)
-                engine.check_decoder()
+                engine.within(engine.check_decoder)
             self.load_s = time.monotonic() - began - self.import_s
             if engine.device.type == "cuda":
                 self._gpu = "/" + torch.cuda.get_device_name(engine.device).replace(" ", "-").replace("/", "-")
@@ -190,6 +190,7 @@ class Worker:
         return (
             f"torch-{v['torch'].partition('+')[0]}/{self.device.partition(':')[0]}{self._gpu}/{self.dtype}"
             f"/diffusers-{v['diffusers']}/transformers-{v['transformers']}{'/ftfy' if v['ftfy'] else ''}{encoders}"
+            f"{''.join(f'/{flag}' for flag in self.family.flags)}"
             f"{'/vae-tiling' if self.vae_tiling else ''}{'/compiled' if self.compile else ''}"
             f"/{'' if self.deterministic else 'non'}deterministic"
         )
@@ -215,7 +216,7 @@ class Worker:
         with self._compute, torch.no_grad():  # the mode is one of the thread
             self._call, self._since = call, time.monotonic()
             try:
-                return self._in_engine(engine, call, args, tensors)
+                return engine.within(lambda: self._in_engine(engine, call, args, tensors))
             finally:
                 self._call, self._since = "", time.monotonic()
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from .canonical import Grid
+from .canonical import Grid, Point
 from .engine import DTYPES, Answer, Engine, Settings, Tensors, _array, _prepare, find_device
 from .family import Size
 from .faults import Fault
-from .pipeline import _COUNTS, _FRAMES, _TEXTS, Conditions, Pipeline, truncations
+from .folder import Folder
 from .seam import Memo, Session, digest
 from .weights import Weights
+from .whole import _COUNTS, _FRAMES, _TEXTS, Conditions, Pipeline, digest_of, truncations
 
 _KEYS = {"prompts", "truncate", "conditions", "arguments", "frames", "height", "width", "guidance", "steps"}
 _SESSIONS = 64
@@ -109,6 +113,8 @@ class Loaded:
             if not right or kind == "number" and value - value != 0:
                 raise Fault("prompt", f"arguments: {name}: {value!r:.80}; must be of type {kind}")
             out[name] = float(value) if kind == "number" else value
+        if out.get("strength", 1.0) != 1:
+            raise Fault("prompt", f"arguments: strength: {out['strength']}; must be 1: samples begin with noise alone")
         if lacks := [n for n, a in known.items() if a["required"] and n not in given]:
             raise Fault("prompt", f"arguments: {lacks[0]}: missing; {self.family.cls.__name__} needs it")
         return out
@@ -118,10 +124,16 @@ class Loaded:
         takes, out = self.family.call, dict(r.arguments)
         texts = [name for name in _TEXTS if name in takes]
         out |= dict(zip(texts, r.texts, strict=False))
-        sizes = {"height": r.size.height, "width": r.size.width, "max_area": r.size.height * r.size.width}
+        sizes: dict[str, Any] = {
+            "height": r.size.height,
+            "width": r.size.width,
+            "max_area": r.size.height * r.size.width,
+        }
         sizes |= dict.fromkeys(_FRAMES, r.size.frames) | {"num_inference_steps": r.steps, "output_type": "np"}
         sizes |= dict.fromkeys(_COUNTS, n) | {"generator": torch.Generator("cpu").manual_seed(0)}
         out |= {name: value for name, value in sizes.items() if name in takes}
+        if "strength" in takes:
+            out["strength"] = 1.0
         if guidance := self.family.card()["pipeline"]["guidance"]:
             out[guidance] = r.guidance
         for name, digests in r.conditions.items():
@@ -134,11 +146,33 @@ class Loaded:
                 out[name] = torch.from_numpy(out[name].T.copy())[None]
         return out
 
-    def session(self, r: Recipe, n: int = 1, grad: bool = False) -> Run:
-        """Begins a session of n samples of a recipe. Fault of class prompt or latents: the pipeline refuses it."""
-        clip = all(
-            "CLIP" in type(t).__name__ for k, t in self.family.pipe.components.items() if k.startswith("tokenizer")
-        )
+    def condition(self, value: Any) -> str:
+        """Keeps an image, of PIL or a file, or frames of a video, and returns the digest that recipes name it by.
+
+        Images are turned as their EXIF says and converted to RGB, as diffusers does. ValueError: one of 16 bits, or
+        with several frames.
+        """
+        from diffusers.utils import load_image
+        from PIL import Image
+
+        frames = value if isinstance(value, list) else [value]
+        images = [Image.open(v) if isinstance(v, str | Path) else v for v in frames]
+        for image in images:
+            if getattr(image, "n_frames", 1) > 1 or image.mode.startswith(("I", "F")):
+                raise ValueError(f"condition: {image.mode}; must be one image of 8 bits a channel")
+        a = np.stack([np.asarray(image if image.mode == "L" else load_image(image)) for image in images])
+        kind = "video" if isinstance(value, list) else "mask" if a.ndim == 3 else "image"
+        a = a[..., None] if a.ndim == 3 else a
+        digest = digest_of(kind, a.shape[:3], a)
+        self.conditions.put(digest, kind, a)
+        return digest
+
+    def session(self, r: Recipe | dict[str, Any], n: int = 1, grad: bool = False) -> Run:
+        """Begins a session of n samples of a recipe, or of the map that one is on the wire. Fault of class prompt or
+        latents: the pipeline refuses it."""
+        r = r if isinstance(r, Recipe) else self.recipe(r)
+        encoders = [type(c).__name__ for k, c in self.family.pipe.components.items() if k.startswith("text_encoder")]
+        clip = all(n.startswith("CLIP") for n in encoders if n != "NoneType")  # else another reads what CLIP does not
         with truncations() as said:
             try:
                 run = Run(self, r, n, grad)
@@ -154,11 +188,23 @@ class Loaded:
         return run
 
 
+def load(folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False) -> Loaded:
+    """Loads and tests a pipeline for trainers. family.networks are what it steps with: what is done to them, such as
+    adapters and checkpointing, the sessions have. Fault of class config: it is not computed."""
+    from .admission import admit
+
+    family = Pipeline(Folder(folder), trust_class)
+    engine = PipelineEngine(family, Settings(device, dtype))
+    with torch.no_grad():
+        admit(engine.loaded, lambda detail: None)
+    return engine.loaded
+
+
 class Run:
     """A session of n samples in canonical coordinates."""
 
     def __init__(self, of: Loaded, r: Recipe, n: int = 1, grad: bool = False):
-        self.of, self.recipe, self.n = of, r, n
+        self.of, self.recipe, self.n, self.grad = of, r, n, grad
         if n > 1 and not any(c in of.family.call for c in _COUNTS):
             raise Fault("protocol", f"rows: {n}; must be 1: {of.family.cls.__name__} makes one sample of a prompt")
         self.session = Session(of.family.pipe, of.call_of(r, n), grad, of.shapes, of.memo, of.first)
@@ -173,13 +219,32 @@ class Run:
         xs = [
             g.state(x, p).to(d) for g, x, p, (_, d) in zip(self.grids, self.split(y), points, self.shapes, strict=True)
         ]
-        after = self.loop[p.k - 1] if self.of.family.access != "exact" and p.k > 0 else None
+        exact = self.of.family.access == "exact"
+        if not exact and p.k == 0 and self.grids[0].kind != "flow":
+            return self._first(xs[0], p).reshape(y.shape)
+        after = None if exact else p.k - 1
         own = None if p.on_grid else self.grids[0].own_sigma(p)
         outs = self.session.evaluate(xs, p.t, p.k, after, own)
         if len(outs) != len(xs):
             raise Fault("worker", f"{self.of.family.cls.__name__}: {len(outs)} steps in a turn; must be {len(xs)}")
         vs = [g.velocity(o, x, p) for g, o, x, p in zip(self.grids, outs, xs, points, strict=True)]
         return torch.cat([v.reshape(self.n, -1) for v in vs], 1).reshape(y.shape)
+
+    def _first(self, x: torch.Tensor, p: Point) -> torch.Tensor:
+        """The velocity of the first step of a pipeline that computes on its state after each, where its first state is
+        none that could follow a step: in a session that begins with the state."""
+        grid, family = self.grids[0], self.of.family
+        scale = float(getattr(grid.scheduler, "init_noise_sigma", 1.0))
+        call = {**self.of.call_of(self.recipe, self.n), "latents": x / scale}
+        session = Session(family.pipe, call, self.grad, self.of.shapes, self.of.memo)
+        try:
+            session.begin()
+            out, state = session.evaluate_first()
+            if state.shape != x.shape or not torch.allclose(state, x, 1e-4, 1e-4):
+                raise Fault("latents", f"{family.cls.__name__}: does not begin with the state that it is given")
+            return grid.velocity(out, x, p)
+        finally:
+            session.cancel()
 
     def split(self, y: torch.Tensor) -> list[torch.Tensor]:
         """Canonical states [n, ...] in the shapes of the pipeline's, one for each track."""
@@ -200,10 +265,15 @@ class Run:
         return self.session.end(xs)
 
 
+def _velocity(y: torch.Tensor, sigma: float, run: Run) -> torch.Tensor:
+    return run.velocity(y, sigma)
+
+
 class PipelineEngine(Engine):
     """The engine of the generic family: encode and put take recipes, and no tensors."""
 
     takes_recipes = True
+    family: Pipeline
 
     def __init__(self, family: Pipeline, settings: Settings, say: Callable[[str], None] = lambda detail: None):
         """Loads the folder. Fault of class config: a setting that whole pipelines do not have."""
@@ -222,6 +292,11 @@ class PipelineEngine(Engine):
         self.recipes: OrderedDict[str, Recipe] = OrderedDict()
         self.runs: OrderedDict[tuple[str, int], Run] = OrderedDict()
         self.say, self.version = say, ""
+        self._thread = ThreadPoolExecutor(1, "pipeline")
+
+    def within(self, compute: Callable[[], Any]) -> Any:
+        """Computes in a thread of its own: greenlets cannot leave theirs, and connections have each another."""
+        return self._thread.submit(torch.no_grad()(compute)).result()
 
     def check_decoder(self) -> None:
         """Tests whether the pipeline is a function of states and timesteps. Fault of class config: it is not."""
@@ -242,11 +317,11 @@ class PipelineEngine(Engine):
         self.loaded.conditions.put(digest, type, a, rate)
         return {}, []
 
-    def encode(self, prompts: list[Any], truncate: bool, **recipe: Any) -> Answer:  # type: ignore[override]
+    def encode(self, prompts: list[Any], truncate: bool, **recipe: Any) -> Answer:
         """Begins a session of a recipe, and returns its handle."""
         return {
             "items": [
-                {"handle": self._keep({"prompts": prompts, "truncate": truncate, **recipe}), "cut": 0, "tensors": []}
+                {"handle": self._begin({"prompts": prompts, "truncate": truncate, **recipe}), "cut": 0, "tensors": []}
             ]
         }, []
 
@@ -254,7 +329,7 @@ class PipelineEngine(Engine):
         """The same for a recipe as a map."""
         if tensors or not recipe:
             raise Fault("protocol", "put: must be a recipe, without tensors")
-        return {"handle": self._keep(recipe)}, []
+        return {"handle": self._begin(recipe)}, []
 
     def velocity(
         self, states: list[Any], sigmas: list[Any], handles: list[Any], guidance: list[Any], size: Size, weights: str,
@@ -277,10 +352,10 @@ class PipelineEngine(Engine):
             while rows:
                 n = next(b for b in _BATCHES if b <= min(len(rows), most))
                 take, rows = rows[:n], rows[n:]
-                out[take] = self._run(handle, n, lambda run, t=take, s=sigma: run.velocity(x[t], s))
+                out[take] = self._run(handle, n, partial(_velocity, x[take], sigma))
         return {}, [("v", _array(out))]
 
-    def decode(self, size: Size, tensors: Tensors, handle: str = "") -> Answer:  # type: ignore[override]
+    def decode(self, size: Size, tensors: Tensors, handle: str = "") -> Answer:
         """Returns media u8 [F, H, W, 3] of latents x f32 [S, C], and sound f32 [samples, channels] where there is."""
         x = self._latents(tensors, self.family.latent_shape(size))
         run = self.loaded.session(self._recipe(handle))
@@ -294,7 +369,7 @@ class PipelineEngine(Engine):
             "protocol", f"encode_media: {self.family.cls.__name__}: latents of media are not made by a whole pipeline"
         )
 
-    def _keep(self, given: dict[str, Any]) -> str:
+    def _begin(self, given: dict[str, Any]) -> str:
         r = self.loaded.recipe(given)
         if r.handle not in self.recipes:
             self.family.latent_grid(r.size)

@@ -60,7 +60,7 @@ class Config:
         "where the window is: random, or progressive, from the first to the last of --sde-steps, where it stays", _ROLL
     )
     sde_shift: int = _setting(1, "updates after which a progressive window moves on, by its length", _ROLL)
-    sde_type: str = _setting("sde", "their transition: sde, cps or dance_sde", _ROLL)
+    sde_type: str = _setting("sde", "their transition: sde, cps, dance_sde or ddim", _ROLL)
     noise_level: float = _setting(0.9, "their noise", _ROLL)
     initial_noise: str = _setting("shared", "shared by the samples of a prompt, or per_sample", _ROLL)
     guidance: float = _setting(

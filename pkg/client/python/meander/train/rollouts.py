@@ -45,6 +45,7 @@ class Rollouts:
                 f"batch {batch.name}: it is of texts; this trainer's must be of images (for texts see "
                 f"examples/grpo_sums.py)"
             )
+        batch.check_whole("this trainer")
         first = batch.samples[0].trajectory or {}
         if not batch["mask"].all() or (batch["sigmas"] != batch["sigmas"][0]).any() or (
             batch["noise_std"] != batch["noise_std"][0]

@@ -22,8 +22,8 @@ def served(tmp_path_factory):
 
     from meander.torch.engine import Settings, make_engine
     from meander.torch.folder import Folder
-    from meander.torch.pipeline import Pipeline
     from meander.torch.server import Worker
+    from meander.torch.whole import Pipeline
 
     torch.set_num_threads(1)
     kept = {}
@@ -130,3 +130,166 @@ def test_whole_pipeline_ends_where_diffusers_does(client, served, name):
     s, c = worker.family.latent_shape(engine.recipes[handle].size)
     media = client("decode", {**size, "handle": handle}, {"x": ys[-1].reshape(s, c)})[1]["media"]
     assert np.abs(media[0].astype(int) - (own[0][0] * 255).round()).max() <= 1
+
+
+def test_sessions_with_other_guidance_do_not_touch_each_other(client, served):
+    client, card = client("sd15")
+    worker, size = served("sd15"), card["size"]
+    recipes = [recipe_of(client, card, guidance=g, steps=n) for g, n in ((1.0, 4), (7.0, 3))]
+    noise = noise_of(card)
+    alone = [rollout(client, worker, card, r, noise, stop=3)[0][-1] for r in recipes]
+    worker.engine.within(worker.engine._clear)
+    ys, handles = [None, None], [begin(client, r) for r in recipes]
+    assert handles[0] != handles[1]
+    for k in range(3):
+        for i, r in enumerate(recipes):
+            ys[i] = rollout(client, worker, card, r, noise, k, k + 1, ys[i])[0][-1]
+    assert all((a == b).all() for a, b in zip(alone, ys, strict=True))
+    assert size["height"] == 16
+
+
+def test_rollout_goes_on_in_a_new_session_from_its_recipe(client, served):
+    client, card = client("kontext")
+    worker, noise = served("kontext"), noise_of(card)
+    recipe = recipe_of(client, card)
+    ys, _, handle = rollout(client, worker, card, recipe, noise)
+    worker.engine.within(worker.engine._clear)
+    worker.engine.recipes.clear()
+    worker.engine.loaded.memo.clear()
+    with pytest.raises(Exception, match="unknown; put its recipe"):
+        client.velocity(ys[2].reshape(1, -1, 64), [0.5], [handle], 64, 64)
+    shuffled = dict(reversed([*recipe.items()]))
+    assert client("put", {"recipe": shuffled})[0] == {"handle": handle}
+    again = rollout(client, worker, card, recipe, noise, start=2, y=ys[2])[0]
+    assert (again[-1] == ys[-1]).all()
+
+
+def test_rows_of_one_call_are_computed_by_prompt_and_sigma(client, served):
+    client, card = client("sdxl")
+    handles = [begin(client, recipe_of(client, card, prompt=p)) for p in ("a cat", "a dog")]
+    x = np.random.default_rng(0).standard_normal((5, 64, 4), np.float32)
+    rows, sigmas = [handles[i] for i in (0, 1, 0, 0, 1)], [0.5, 0.5, 0.5, 0.25, 0.5]
+    together = client.velocity(x, sigmas, rows, 16, 16)
+    alone = np.concatenate(
+        [client.velocity(x[i : i + 1], sigmas[i : i + 1], rows[i : i + 1], 16, 16) for i in range(5)]
+    )
+    assert np.abs(together - alone).max() <= 1e-5 * np.abs(alone).max()
+
+
+def test_condition_that_is_not_there_is_asked_for(client):
+    client, card = client("kontext")
+    recipe = recipe_of(client, card) | {"conditions": {"image": ["0" * 64]}}
+    client.id += 1
+    client.send({"id": client.id, "call": "encode", "args": recipe}, {})
+    error = client.receive()[0]["error"]
+    assert (error["class"], error["conditions"]) == ("condition", ["0" * 64])
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"arguments": {"callback_on_step_end": "f"}}, "arguments: callback_on_step_end: .* changes the loop"),
+        ({"arguments": {"generator": 1}}, "arguments: generator"),
+        ({"arguments": {"output_type": "latent"}}, "arguments: output_type"),
+        ({"arguments": {"latents": 1}}, "arguments: latents"),
+        ({"arguments": {"num_inference_steps": 3}}, "arguments: num_inference_steps"),
+        ({"arguments": {"colour": 3}}, "arguments: colour: unknown; must be of .*guidance_rescale"),
+        ({"arguments": {"guidance_rescale": "much"}}, "guidance_rescale: 'much'; must be of type number"),
+        ({"conditions": {"image": ["0" * 64]}}, "conditions: image; must be of none"),
+        ({"prompts": [["a"], ["b"]]}, "prompts: must be one"),
+        ({"prompts": [["a b c d " * 50]]}, "prompt: .*truncated.*; must be shorter"),
+        ({"height": 18, "width": 17}, "height x width: 18 x 17; must be positive multiples of 2"),
+        ({"colour": 1}, "encode: args: colour: unknown"),
+    ],
+)
+def test_recipe_is_refused_by_the_name_of_what_is_wrong(client, change, why):
+    client, card = client("sd15")
+    with pytest.raises(Exception, match=why):
+        client("encode", {**recipe_of(client, card), **change})
+
+
+def test_class_that_is_not_tested_needs_trust(tmp_path):
+    import tiny_whole
+
+    from meander.torch import families
+    from meander.torch.faults import Fault
+    from meander.torch.folder import Folder
+
+    folder = tiny_whole.write(tmp_path, "sd15")["sd15"]
+    index = folder / "model_index.json"
+    text = index.read_text()
+    index.write_text(text.replace("StableDiffusionPipeline", "StableDiffusionDiffEditPipeline"))
+    with pytest.raises(Fault, match="StableDiffusionDiffEditPipeline; not among .* --trust-class"):
+        families.find(Folder(folder))
+    index.write_text(text.replace('"transformers"', '"os"', 1))
+    with pytest.raises(Fault, match="os; must be diffusers or transformers"):
+        families.find(Folder(folder), trust=True)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A pipeline for trainers, and a recipe."""
+    import tiny_whole
+
+    import meander.torch
+
+    folder = tiny_whole.write(tmp_path_factory.mktemp("trained"), "inpaint")["inpaint"]
+    return meander.torch.pipeline(folder, "cpu", "f32", trust_class=True)
+
+
+def test_inpainting_has_gradients_with_its_masks_and_guidance(trained):
+    from PIL import Image
+
+    image = trained.condition(Image.fromarray(IMAGE[0]).resize((16, 16)))
+    mask = trained.condition(Image.fromarray(np.eye(16, dtype=np.uint8) * 255))
+    recipe = {
+        "prompts": [["a cat"]],
+        "steps": 4,
+        "guidance": 3.0,
+        "arguments": {"negative_prompt": "blue"},
+        "conditions": {"image": [image], "mask_image": [mask]},
+    }
+    assert trained.family.access == "after_previous"
+    network = trained.family.networks[""]
+    weight = network.conv_in.weight.requires_grad_(True)
+    run = trained.session(recipe, grad=True)
+    sigma = run.grids[0].sigmas[2]
+    x = torch.randn(1, 64, 4, generator=torch.Generator().manual_seed(1))
+    w = torch.linspace(-1, 1, x.numel()).reshape(x.shape).double()
+
+    def loss():
+        return (run.velocity(x, sigma).double() * w).sum()
+
+    value = loss()
+    value.backward()
+    gradient = weight.grad.clone()
+    with torch.no_grad():
+        assert trained.session(recipe).velocity(x, sigma).double().mul(w).sum() == value
+        step = gradient / gradient.norm() * 1e-3 * weight.norm()
+        before = weight.clone()
+        ends = [loss() for w2 in (before + step, before - step) if weight.copy_(w2) is not None]
+        weight.copy_(before)
+    slope = (ends[0] - ends[1]) / (2 * step.norm())
+    assert abs(slope / gradient.norm() - 1) < 1e-2
+
+    weight.grad = None
+    network.enable_gradient_checkpointing()
+    network.train()
+    loss().backward()
+    assert torch.allclose(weight.grad, gradient, 1e-4, 1e-6)
+    network.eval().disable_gradient_checkpointing()
+    weight.requires_grad_(False)
+
+
+def test_adapters_change_a_whole_pipeline_and_leave_its_base(client):
+    client, card = client("sd15")
+    handle = begin(client, recipe_of(client, card))
+    name, (rows, columns) = next((n, s) for n, s in client("modules")[0]["linear"].items() if n.endswith("to_q"))
+    generator = np.random.default_rng(0)
+    tensors = {f"{name}.A": (2, columns), f"{name}.B": (rows, 2)}
+    tensors = {n: generator.standard_normal(s).astype(np.float32) for n, s in tensors.items()}
+    module = {"name": name, "scale": 1.0, "rank": 2}
+    client("load", {"weights": "v1", "kind": "adapter", "modules": [module]}, tensors)
+    x = generator.standard_normal((1, 64, 4)).astype(np.float32)
+    base, adapted, again = (client.velocity(x, [0.5], [handle], 16, 16, weights=w) for w in ("", "v1", ""))
+    assert (base == again).all() and np.abs(base - adapted).max() > 1e-3 * np.abs(base).max()

@@ -10,6 +10,7 @@ from diffusers import (
     PNDMScheduler,
     QwenImageEditPipeline,
     QwenImageTransformer2DModel,
+    StableDiffusionInpaintPipeline,
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
@@ -69,6 +70,10 @@ def sd15() -> StableDiffusionPipeline:
         feature_extractor=None,
         requires_safety_checker=False,
     )
+
+
+def inpaint() -> StableDiffusionInpaintPipeline:
+    return StableDiffusionInpaintPipeline(**sd15().components, requires_safety_checker=False)
 
 
 def sdxl() -> StableDiffusionXLPipeline:
@@ -179,7 +184,13 @@ def kontext() -> FluxKontextPipeline:
     )
 
 
-PIPELINES = {"sd15": (sd15, 16), "sdxl": (sdxl, 16), "qwen-edit": (qwen_edit, 64), "kontext": (kontext, 64)}
+PIPELINES = {
+    "sd15": (sd15, 16),
+    "inpaint": (inpaint, 16),
+    "sdxl": (sdxl, 16),
+    "qwen-edit": (qwen_edit, 64),
+    "kontext": (kontext, 64),
+}
 
 
 def write(folder, *names):

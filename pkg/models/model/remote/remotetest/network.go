@@ -25,11 +25,14 @@ const (
 // families are the classes that the worker knows.
 var families = map[string]string{
 	"FluxPipeline": "flux1", "StableDiffusion3Pipeline": "sd3", "ZImagePipeline": "z-image", "WanPipeline": "wan",
-	EditClass: "pipeline",
+	EditClass: "pipeline", TracksClass: "pipeline",
 }
 
 // EditClass is a whole pipeline, which takes an image to edit.
 const EditClass = "FluxKontextPipeline"
+
+// TracksClass is a whole pipeline whose states have two tracks.
+const TracksClass = "LTX2Pipeline"
 
 // readIndex returns the class of the pipeline in the folder of a model. A folder without
 // model_index.json, and a class that the worker does not know, are errors.
@@ -81,6 +84,17 @@ func cardOf(class string) (c wire.Card) {
 				{Name: "clean", Type: model.InputBoolean},
 			},
 			Tracks: []model.Track{{Name: "latents", Elements: 16 * Channels, Shape: []int{1, 16, Channels}}},
+		}
+	}
+	if class == TracksClass {
+		c.CFGRule, c.Conditioning, c.ConditioningTokenBytes, c.ConditioningBytes = model.CFGInside, nil, 0, 0
+		c.Pipeline = &model.Pipeline{
+			Class: class, Prediction: "flow", RandomAccess: model.AccessExact, Guidance: "true_cfg_scale",
+			Arguments: []model.Input{{Name: "true_cfg_scale", Type: model.InputNumber, Default: 1.5}},
+			Tracks: []model.Track{
+				{Name: "video", Elements: 12 * Channels, Shape: []int{3, 4, Channels}},
+				{Name: "sound", Elements: 4 * Channels, Shape: []int{4 * Channels}},
+			},
 		}
 	}
 	return c
@@ -176,8 +190,12 @@ func (w *Worker) hello(m *wire.Message) *wire.Message {
 	if w.o.Compiled {
 		h.Backend = "torch-0.0.0/" + w.o.Device + "/" + w.o.DType + "/compiled/nondeterministic"
 	}
-	if w.o.VAETiling {
-		h.Backend = strings.Replace(h.Backend, "/"+w.o.DType+"/", "/"+w.o.DType+"/vae-tiling/", 1)
+	for part, said := range map[string]bool{
+		"vae-tiling": w.o.VAETiling, "generic": w.o.Generic, "trust-class": w.o.TrustClass,
+	} {
+		if said {
+			h.Backend = strings.Replace(h.Backend, "/"+w.o.DType+"/", "/"+w.o.DType+"/"+part+"/", 1)
+		}
 	}
 	if at := w.o.TextEncoderDevice; at != "" {
 		h.Backend = strings.Replace(h.Backend, "/"+w.o.DType+"/", "/"+w.o.DType+"/encoders-"+at+"/", 1)

@@ -46,6 +46,8 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	f.BoolVar(&o.Deterministic, "deterministic", false, "row by row")
 	f.BoolVar(&o.Compiled, "compile", false, "compiled")
 	f.BoolVar(&o.VAETiling, "vae-tiling", false, "decodes in tiles")
+	f.BoolVar(&o.Generic, "generic", false, "the pipeline as a whole")
+	f.BoolVar(&o.TrustClass, "trust-class", false, "any class")
 	f.StringVar(&o.TextEncoderDevice, "text-encoder-device", "", "device of the text encoders")
 	f.Int("threads", 0, "threads")
 	exit := f.Bool("exit-with-stdin", false, "end with stdin")

@@ -36,8 +36,8 @@ type Options struct {
 	Deterministic bool
 	// Compiled says that the backend is.
 	Compiled bool
-	// VAETiling is in the backend, too.
-	VAETiling bool
+	// VAETiling is in the backend, too, and so are Generic and TrustClass.
+	VAETiling, Generic, TrustClass bool
 	// TextEncoderDevice is in the backend, too; "" is none.
 	TextEncoderDevice string
 	Limits            wire.Limits

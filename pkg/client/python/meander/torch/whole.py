@@ -26,6 +26,7 @@ from .family import MAX_FRAMES, Family, Size
 from .faults import Fault, first_sentence
 from .folder import Folder
 
+_MOST_TEMPORAL, _MOST_CHANNELS = 64, 4096  # of a card
 _CLASSES = Path(__file__).with_name("classes.json")
 _COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 _FRAMES = ("num_frames", "video_length")
@@ -63,7 +64,7 @@ class Pipeline(Family):
         self.scale, self.patch = self._scale(), (1, 1, 1)
         self.temporal = self._temporal()
         self.channels = int(self.vae_config.get("latent_channels") or self.vae_config.get("z_dim") or 4)
-        self.access, self.tracks, self.rows_alike, self.notes = "in_order", list[dict[str, Any]](), False, list[str]()
+        self.access, self.tracks, self.rows_alike, self.notes = "", list[dict[str, Any]](), False, list[str]()
         self.grid_name, self.mu_name = "scheduler", "linear"
         self.parts = dict(self._parts())
         self.conditions, self.arguments = self._inputs()
@@ -129,7 +130,11 @@ class Pipeline(Family):
                     not _EXTRA.search(name) and bool(_NEEDS_ITS_IMAGES.search(self.cls.__name__))
                 )
                 conditions.append({"name": name, "type": kind, "required": needs})
+            elif not scalar and p.default is p.empty and p.kind is not p.VAR_KEYWORD:
+                raise Fault("config", f"{self.cls.__name__}: {name}: needed, and nothing that a recipe can have")
             elif scalar:
+                if name == "strength":
+                    default = 1.0  # the host begins with noise alone
                 if isinstance(default, float) and not math.isfinite(default):
                     default = None
                 arguments.append({"name": name, "type": scalar, "default": default, "required": p.default is p.empty})
@@ -150,7 +155,8 @@ class Pipeline(Family):
                 ):
                     raise Fault(
                         "config",
-                        f"model_index.json: {name}: {library:.80}; must be diffusers or transformers: a folder's code is not run",
+                        f"model_index.json: {name}: {library:.80}; must be diffusers or transformers: a folder's "
+                        "code is not run",
                     )
                 library = f"diffusers.pipelines.{library}"
             if name != "safety_checker" and (self.folder.path / name / "config.json").is_file():
@@ -173,7 +179,8 @@ class Pipeline(Family):
             "cfg_rule": self.cfg_rule, "boundary_ratio": 0.0, "negative_prompt": "", "conditioning": [],
             "max_prompt_tokens": 512, "prompts": max(1, sum(n in self.call for n in _TEXTS)),
             "max_pixels": self.max_pixels(), "conditioning_bytes": 0, "conditioning_token_bytes": 0,
-            "grid": self.grid_name, "mu": self.mu_name if self.scheduler_config.get("use_dynamic_shifting") else "none",
+            "grid": self.grid_name if self.prediction() == "flow" else "diffusion",
+            "mu": self.mu_name if self.scheduler_config.get("use_dynamic_shifting") else "none",
             "mu_constant": 0.0, "frames_rule": self.temporal, "max_frames": MAX_FRAMES if video else 1,
             "pipeline": {
                 "class": self.cls.__name__, "prediction": self.prediction(), "scheduler": self.scheduler_config,
@@ -218,7 +225,7 @@ class Pipeline(Family):
                 parts[part] = self.load_part(part, dtype)
                 done += size
         without = {"safety_checker": None, "requires_safety_checker": False}
-        takes = inspect.signature(self.cls.__init__).parameters  # type: ignore[misc]
+        takes = inspect.signature(self.cls.__init__).parameters
         try:
             pipe = self.cls.from_pretrained(
                 str(self.folder.path), local_files_only=True, use_safetensors=True, dtype=dtype,
@@ -236,6 +243,11 @@ class Pipeline(Family):
 
     def attach(self, pipe: Any, encoders: Any) -> None:
         self.pipe, self.encoders = pipe, encoders
+        for name in ("vae_spatial_compression_ratio", "vae_scale_factor_spatial", "vae_spatial_scale_factor"):
+            self.scale = int(getattr(pipe, name, 0) or 0) or self.scale
+        for name in ("vae_temporal_compression_ratio", "vae_scale_factor_temporal", "vae_temporal_scale_factor"):
+            if any(n in self.call for n in _FRAMES):
+                self.temporal = int(getattr(pipe, name, 0) or 0) or self.temporal
         names = [n for n in ("transformer", "unet", "prior", "dit") if getattr(pipe, n, None) is not None]
         if not names:
             raise Fault("config", f"{self.cls.__name__}: no transformer and no unet; nothing computes its steps")
@@ -259,14 +271,19 @@ class Pipeline(Family):
         if len(states) == 1 and states[0].ndim == 3:
             exact = (size.height * size.width * deep / states[0].shape[1]) ** 0.5
             edge = int(exact) if exact == int(exact) else edge
-        for e in range(edge, max(size.height, size.width) + 1):
-            if size.height % e or size.width % e or elements % (deep * (size.height // e) * (size.width // e)):
-                continue
-            channels = elements // (deep * (size.height // e) * (size.width // e))
-            for p in range(1, 65):
-                if e % p == 0 and channels % (p * p) == 0 and channels // (p * p) <= 4096:
-                    self.scale, self.patch, self.channels = e // p, (1, p, p), channels // (p * p)
-                    return
+        frames = size.frames
+        others = [t for t in range(min(frames - 1, _MOST_TEMPORAL), 0, -1) if (frames - 1) % t == 0]
+        for temporal in (self.temporal, *others):  # others: for the default size alone
+            deep = (frames - 1) // temporal + 1
+            for e in range(edge, max(size.height, size.width) + 1):
+                if size.height % e or size.width % e or elements % (deep * (size.height // e) * (size.width // e)):
+                    continue
+                channels = elements // (deep * (size.height // e) * (size.width // e))
+                for p in range(1, 65):
+                    if e % p == 0 and channels % (p * p) == 0 and channels // (p * p) <= _MOST_CHANNELS:
+                        self.scale, self.patch, self.channels = e // p, (1, p, p), channels // (p * p)
+                        self.temporal = temporal
+                        return
         raise Fault("config", f"{self.cls.__name__}: a state of {elements} elements at {size}; no tokens of equal size")
 
 
@@ -306,8 +323,13 @@ class Conditions:
         shape = (*a.shape, 0, 0, 0)[:3] if kind != "audio" else (a.shape[0], 0, 0)
         if kind not in ("image", "mask", "video", "audio"):
             raise Fault("protocol", f"type: {kind:.40}; must be image, mask, video or audio")
-        right = (np.float32, 2) if kind == "audio" else (np.uint8, 4)
-        if (a.dtype, a.ndim) != right or 0 in a.shape or kind in ("image", "mask") and a.shape[0] != 1:
+        if (
+            a.dtype != (np.float32 if kind == "audio" else np.uint8)
+            or a.ndim != (2 if kind == "audio" else 4)
+            or 0 in a.shape
+            or kind in ("image", "mask")
+            and a.shape[0] != 1
+        ):
             raise Fault("protocol", f"condition: {a.dtype} {list(a.shape)}; must be an {kind}")
         if a.ndim == 4 and a.shape[3] != (1 if kind == "mask" else 3):
             raise Fault(
