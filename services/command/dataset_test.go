@@ -386,7 +386,7 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{"--std", "none", "--epsilon", "1", "a"}, "--epsilon: 1; std none divides by no standard deviation, leave it out"},
 		{[]string{"--estimator", "reinforce_plus_plus", "--batch-id", "all", "--gamma", "0", "a"}, "--gamma: 0; must be above 0 and at most 1"},
 		{[]string{"--reward", "glph", "a"}, `--reward: "glph"; did you mean glyph?`},
-		{[]string{"--sde-type", "sd", "--steps", "0", "a", "b"}, "--steps: 0; must be between 1 and 1000\n--sde-type: \"sd\"; must be one of sde, cps, dance_sde, ode"},
+		{[]string{"--sde-type", "sd", "--steps", "0", "a", "b"}, "--steps: 0; must be between 1 and 1000\n--sde-type: \"sd\"; must be one of sde, cps, dance_sde, ddim, ode"},
 		{[]string{"--sde-window", "2:9-3", "a"}, "--sde-window: [9 3]; must be a part of"},
 		{[]string{"--sde-window", "2:0-5:random:-7", "a"}, `--sde-window: "2:0-5:random:-7"; must be SIZE[:LOW-HIGH[:STRATEGY[:SEED]]]`},
 		{[]string{"--zero-std", "forget", "a"}, `--zero-std: "forget"; must be one of keep, drop, refill`},

@@ -88,7 +88,7 @@ func TestConfig_DefaultsOfTransformers(t *testing.T) {
 	if p := c.generation.params(); p != (decoding.Params{Temperature: g.Temperature, TopK: g.TopK}) || g.TopP != 1 {
 		t.Errorf("tokens are drawn with %+v, want %+v", p, g)
 	}
-	if c = configsOf(t, least+`}`, `{}`); c.generation.params() != (decoding.Params{}) || g.DoSample {
+	if c = configsOf(t, least+`}`, `{}`); c.generation.params() != (decoding.Params{TopP: 1}) || g.DoSample {
 		t.Errorf("tokens are drawn with %+v, want greedily", c.generation.params())
 	}
 }
@@ -117,7 +117,7 @@ func TestConfig_AllThatTransformersWrites(t *testing.T) {
 		"assistant_confidence_threshold": 0.4, "compile_config": null, "disable_compile": false, "use_mtp": null,
 		"speculation_type": null, "max_cache_len": null}`
 	c := configsOf(t, config, generation)
-	if len(c.notes) > 0 || c.generation.params() != (decoding.Params{}) {
+	if len(c.notes) > 0 || c.generation.params() != (decoding.Params{TopP: 1}) {
 		t.Errorf("%q, tokens are drawn with %+v; want no notes, and greedily", c.notes, c.generation.params())
 	}
 	c = configsOf(t, least+`, "do_sample": true, "temperature": 0.5, "top_k": 7, "repetition_penalty": 1.3}`, "")

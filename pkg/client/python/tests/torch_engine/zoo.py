@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 
 import diffusers
-import tiny
 import torch
 import transformers
 from diffusers.pipelines.ace_step.modeling_ace_step import (
@@ -31,6 +30,8 @@ from diffusers.pipelines.ace_step.modeling_ace_step import (
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 from diffusers.pipelines.stable_audio_3 import StableAudio3DurationEmbedder
+
+import tiny
 from tiny import WORDS, clip, t5, tokenizer, umt5, wide
 from tiny_whole import BETAS, PIPELINES, small_vae
 
@@ -209,8 +210,10 @@ def unet(**config):
 
 
 def controlnet_of(name):
-    """The ControlNet of the pipeline's own network."""
-    return lambda parts: wide(getattr(diffusers, name).from_unet(parts["unet"]))
+    """The ControlNet of the pipeline's own network; its image shrinks by 2, as the VAE's."""
+    return lambda parts: wide(
+        getattr(diffusers, name).from_unet(parts["unet"], conditioning_embedding_out_channels=(8, 16))
+    )
 
 
 GEMMA2 = {"text_encoder": gemma2, "tokenizer": lambda: tokenizer("gemma", 300)}
@@ -422,8 +425,8 @@ KINDS = [
         {
             **of(tiny.sd3),
             "controlnet": lambda parts: wide(
-                diffusers.SD3ControlNetModel.from_transformer(
-                    parts["transformer"], num_layers=1, load_weights_from_transformer=False
+                diffusers.SD3ControlNetModel.from_config(
+                    {**parts["transformer"].config, "num_layers": 1, "extra_conditioning_channels": 0}
                 )
             ),
         },
@@ -441,7 +444,7 @@ KINDS = [
     ),
     (
         r"^StableDiffusionXLControlNetUnion",
-        {**SDXL, "controlnet": lambda parts: wide(diffusers.ControlNetUnionModel.from_unet(parts["unet"]))},
+        {**SDXL, "controlnet": controlnet_of("ControlNetUnionModel")},
         16,
     ),
     (r"^StableDiffusionXL", {**SDXL, "controlnet": controlnet_of("ControlNetModel")}, 16),
@@ -469,11 +472,7 @@ KINDS = [
         r"^QwenImage(?!21|Layered)",
         {
             **QWEN_EDIT,
-            "controlnet": lambda parts: wide(
-                diffusers.QwenImageControlNetModel.from_transformer(
-                    parts["transformer"], num_layers=1, load_weights_from_transformer=False
-                )
-            ),
+            "controlnet": network("QwenImageControlNetModel", **QWEN_NETWORK | {"num_layers": 1}),
         },
         64,
     ),
@@ -506,11 +505,7 @@ KINDS = [
         r"^Flux(?!2|Prior)",
         {
             **KONTEXT,
-            "controlnet": lambda parts: wide(
-                diffusers.FluxControlNetModel.from_transformer(
-                    parts["transformer"], num_layers=1, num_single_layers=1, load_weights_from_transformer=False
-                )
-            ),
+            "controlnet": network("FluxControlNetModel", **FLUX_NETWORK),
         },
         64,
     ),
@@ -1255,7 +1250,8 @@ def write(folder, name):
     pipe.save_pretrained(folder)
     takes = inspect.signature(inspect.unwrap(cls.__call__)).parameters
     settings = {"height": edge, "width": edge, "num_inference_steps": 4}
-    settings |= {"frames": FRAMES_OF.get(name, v) for n, v in FRAMES.items() if n in takes}
+    frames = [v for n, v in FRAMES.items() if n in takes]
+    settings |= {"frames": FRAMES_OF.get(name, frames[0])} if frames else {}
     (Path(folder) / "meander.json").write_text(json.dumps(settings))
 
 
@@ -1264,8 +1260,8 @@ def look(name, folder):
     sys.path.insert(0, os.environ.get("ZOO") or str(Path(__file__).parents[2]))
     from meander.torch.engine import Settings
     from meander.torch.folder import Folder
-    from meander.torch.whole import Pipeline
     from meander.torch.sessions import PipelineEngine
+    from meander.torch.whole import Pipeline
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -1290,18 +1286,17 @@ def look(name, folder):
     return row
 
 
-def _work(name, pipe):
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            pipe.send(look(name, folder))
-        except LookupError as e:
-            pipe.send({"class": name, "not_built": str(e)})
-        except BaseException as e:
-            at = e.__traceback__
-            while at.tb_next:
-                at = at.tb_next
-            where = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
-            pipe.send({"class": name, "fault": f"{type(e).__name__}: {e}"[:300], "at": where})
+def _work(name, folder, pipe):
+    try:
+        pipe.send(look(name, folder))
+    except LookupError as e:
+        pipe.send({"class": name, "not_built": str(e)})
+    except Exception as e:
+        at = e.__traceback__
+        while at.tb_next:
+            at = at.tb_next
+        where = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
+        pipe.send({"class": name, "fault": f"{type(e).__name__}: {e}"[:300], "at": where})
 
 
 def table(rows):
@@ -1338,10 +1333,17 @@ def main():
     rows = []
     for name in args.classes.split(",") if args.classes else classes():
         here, there = multiprocessing.Pipe()
-        worker = multiprocessing.Process(target=_work, args=(name, there), daemon=True)
-        worker.start()
-        row = here.recv() if here.poll(args.limit) else {"class": name, "fault": f"takes over {args.limit:.0f} s"}
-        worker.kill()
+        with tempfile.TemporaryDirectory() as folder:
+            worker = multiprocessing.Process(target=_work, args=(name, folder, there), daemon=True)
+            worker.start()
+            there.close()
+            try:
+                row = here.recv() if here.poll(args.limit) else {"fault": f"takes over {args.limit:.0f} s"}
+            except EOFError:
+                row = {"fault": "its process ended without a word"}
+            row["class"] = name
+            worker.kill()
+            worker.join()
         rows.append(row)
         print(json.dumps(row), flush=True)
     served = [r for r in rows if "access" in r]
@@ -1352,7 +1354,10 @@ def main():
     if args.table:
         args.table.write_text(table(rows))
     if args.list:
-        keep = {r["class"]: {"access": r["access"], "diffusers": diffusers.__version__} for r in served}
+        keep = {
+            r["class"]: {"access": r["access"], "prediction": r["prediction"], "diffusers": diffusers.__version__}
+            for r in served
+        }
         args.list.write_text(json.dumps(keep, indent=0) + "\n")
     known = args.classes.split(",") if args.classes else json.loads(LIST.read_text()) if LIST.exists() else []
     if lost := sorted(set(known) - {r["class"] for r in served}):
