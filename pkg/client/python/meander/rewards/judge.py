@@ -172,8 +172,8 @@ class EditJudge(Judge):
     """A vision language model as the judge of edits, over an OpenAI-compatible URL.
 
     It is shown the condition images of the sample, then the sample, and asked with yes or no whether the sample is the
-    image before it, changed as the prompt says and otherwise left alone. The score is that of judge, with its settings. A
-    sample without a condition image is an error.
+    image before it, changed as the prompt says and otherwise left alone. The score is that of judge, with its
+    settings. A sample without a condition image is an error.
 
         meander-scorer edit-judge --url http://127.0.0.1:8000/v1
     """
