@@ -1,6 +1,6 @@
 """The test that a pipeline passes before it is served: that it is a function of states and timesteps.
 
-It makes about twenty turns at the default size. Whoever fails is refused with the reason.
+It makes about twenty turns at the default size. A pipeline that fails is refused with the reason.
 """
 
 from __future__ import annotations

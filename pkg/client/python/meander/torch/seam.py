@@ -169,7 +169,7 @@ def _seam_of(base: Any) -> Any:
 
 
 class Ghost:
-    """A network as its pipeline sees it. In turns whose output nobody reads it answers with zeros of the shapes that it
+    """A network as its pipeline sees it. In turns whose output is not read it answers with zeros of the shapes that it
     gave for such inputs before."""
 
     def __init__(self, network: Any, session: Session, shapes: dict[Any, Any]):
@@ -305,7 +305,7 @@ class Session:
 
     begin runs what comes before the loop. evaluate is one turn of it at any states. end leaves it. grad: outputs have
     the gradients of what the networks compute in a turn, and nothing before it has. shapes, of ghosts, and memo are
-    those of all sessions of a pipeline. first: the first turn is computed even where nobody reads it, for pipelines
+    those of all sessions of a pipeline. first: the first turn is computed even where it is not read, for pipelines
     that keep something of it.
     """
 
@@ -315,7 +315,7 @@ class Session:
     ):  # fmt: skip
         self.pipe, self._call, self._grad, self._first = copy.copy(pipe), call, grad, first
         self.unread, self.at, self.index, self.turns = False, "new", 0, 0
-        """Whether nobody reads this turn; new, turn, step, done or failed; the index of the turn, and their count."""
+        """Whether this turn is not read; new, turn, step, done or failed; the index of the turn, and their count."""
         self.states: list[torch.Tensor] = []
         """The states that the pipeline had in its last turn, one for each track."""
         self.schedulers: list[Any] = []

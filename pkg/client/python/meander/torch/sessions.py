@@ -54,7 +54,7 @@ class Loaded:
         self.family, self.conditions, self.memo = family, Conditions(), Memo()
         self.shapes: dict[Any, Any] = {}
         self.first = True
-        """Whether the first turn of a session is computed even where nobody reads it."""
+        """Whether the first turn of a session is computed even where it is not read."""
 
     def recipe(self, given: dict[str, Any]) -> Recipe:
         """Checks a recipe. Fault of class protocol, prompt or condition: what is wrong with it."""

@@ -45,7 +45,8 @@ _NEEDS_ITS_IMAGES = re.compile(
     r"Edit|ImageToVideo|Image2Video|I2V|Img2Img|Inpaint|Pix2Pix|ControlNet|Control|Fill|Variation"
 )
 _EXTRA = re.compile(r"last_image|_2$|reference")
-_NO_INPUT = re.compile(r"embed|ip_adapter|latents|attention_mask")  # adapters of images as prompts are not parts of a folder
+_NO_INPUT = re.compile(r"embed|ip_adapter|latents|attention_mask")
+"""Of what encoders give, or of adapters of images as prompts, which are not parts of a folder."""
 
 
 class Pipeline(Family):

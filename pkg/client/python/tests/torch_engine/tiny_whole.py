@@ -58,6 +58,28 @@ def small_vae() -> torch.nn.Module:
 
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
 
+QWEN_NETWORK = {
+    "patch_size": 2,
+    "in_channels": 64,
+    "out_channels": 16,
+    "num_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 32,
+    "axes_dims_rope": (4, 6, 6),
+}
+# Of FLUX, and of what is made after it.
+FLUX_LIKE = {
+    "in_channels": 64,
+    "num_layers": 1,
+    "num_single_layers": 1,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 64,
+    "axes_dims_rope": (4, 6, 6),
+}
+FLUX_NETWORK = {**FLUX_LIKE, "pooled_projection_dim": 32, "guidance_embeds": True}
+
 
 def sd15() -> StableDiffusionPipeline:
     return StableDiffusionPipeline(
@@ -130,18 +152,7 @@ def qwen_edit() -> QwenImageEditPipeline:
     images = Qwen2VLImageProcessor(min_pixels=28 * 28, max_pixels=56 * 56)
     processor = Qwen2VLProcessor(images, words, Qwen2VLVideoProcessor(), chat_template=words.chat_template)
     return QwenImageEditPipeline(
-        transformer=wide(
-            QwenImageTransformer2DModel(
-                patch_size=2,
-                in_channels=64,
-                out_channels=16,
-                num_layers=2,
-                attention_head_dim=16,
-                num_attention_heads=2,
-                joint_attention_dim=32,
-                axes_dims_rope=(4, 6, 6),
-            )
-        ),
+        transformer=wide(QwenImageTransformer2DModel(**QWEN_NETWORK)),
         vae=wide(
             AutoencoderKLQwenImage(
                 base_dim=8,
@@ -162,19 +173,7 @@ def qwen_edit() -> QwenImageEditPipeline:
 
 def kontext() -> FluxKontextPipeline:
     return FluxKontextPipeline(
-        transformer=wide(
-            FluxTransformer2DModel(
-                in_channels=64,
-                num_layers=1,
-                num_single_layers=1,
-                attention_head_dim=16,
-                num_attention_heads=2,
-                joint_attention_dim=64,
-                pooled_projection_dim=32,
-                axes_dims_rope=(4, 6, 6),
-                guidance_embeds=True,
-            )
-        ),
+        transformer=wide(FluxTransformer2DModel(**FLUX_NETWORK)),
         vae=vae(),
         text_encoder=clip(CLIPTextModel, 32),
         text_encoder_2=t5(),

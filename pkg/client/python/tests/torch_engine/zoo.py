@@ -33,7 +33,7 @@ from diffusers.pipelines.stable_audio_3 import StableAudio3DurationEmbedder
 
 import tiny
 from tiny import WORDS, clip, t5, tokenizer, umt5, wide
-from tiny_whole import BETAS, PIPELINES, small_vae
+from tiny_whole import BETAS, FLUX_LIKE, FLUX_NETWORK, PIPELINES, QWEN_NETWORK, small_vae
 
 FLOW = {"scheduler": lambda: diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)}
 DDIM = {"scheduler": lambda: diffusers.DDIMScheduler(**BETAS, set_alpha_to_one=False, clip_sample=False)}
@@ -253,27 +253,6 @@ SANA = {
     "cross_attention_dim": 8,
     "caption_channels": 32,
     "sample_size": 16,
-}
-QWEN_NETWORK = {
-    "patch_size": 2,
-    "in_channels": 64,
-    "out_channels": 16,
-    "num_layers": 2,
-    "attention_head_dim": 16,
-    "num_attention_heads": 2,
-    "joint_attention_dim": 32,
-    "axes_dims_rope": (4, 6, 6),
-}
-FLUX_NETWORK = {
-    "in_channels": 64,
-    "num_layers": 1,
-    "num_single_layers": 1,
-    "attention_head_dim": 16,
-    "num_attention_heads": 2,
-    "joint_attention_dim": 64,
-    "pooled_projection_dim": 32,
-    "axes_dims_rope": (4, 6, 6),
-    "guidance_embeds": True,
 }
 DC = {
     "in_channels": 3,
@@ -565,14 +544,8 @@ KINDS = [
             "vae": tiny.vae,
             "transformer": network(
                 "ChromaTransformer2DModel",
+                **FLUX_LIKE,
                 patch_size=1,
-                in_channels=64,
-                num_layers=1,
-                num_single_layers=1,
-                attention_head_dim=16,
-                num_attention_heads=2,
-                joint_attention_dim=64,
-                axes_dims_rope=[4, 6, 6],
                 approximator_hidden_dim=32,
                 approximator_layers=1,
                 approximator_num_channels=16,
@@ -855,15 +828,9 @@ KINDS = [
             "vae": tiny.vae,
             "transformer": network(
                 "OvisImageTransformer2DModel",
+                **FLUX_LIKE | {"joint_attention_dim": 48},
                 patch_size=1,
-                in_channels=64,
                 out_channels=64,
-                num_layers=1,
-                num_single_layers=1,
-                attention_head_dim=16,
-                num_attention_heads=2,
-                joint_attention_dim=48,
-                axes_dims_rope=(4, 6, 6),
             ),
         },
         64,
@@ -876,15 +843,9 @@ KINDS = [
             "vae": tiny.vae,
             "transformer": network(
                 "BriaTransformer2DModel",
+                **FLUX_LIKE | {"axes_dims_rope": [0, 4, 12]},
                 patch_size=1,
-                in_channels=64,
-                num_layers=1,
-                num_single_layers=1,
-                attention_head_dim=16,
-                num_attention_heads=2,
-                joint_attention_dim=64,
                 pooled_projection_dim=None,
-                axes_dims_rope=[0, 4, 12],
             ),
         },
         64,
