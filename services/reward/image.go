@@ -172,6 +172,20 @@ type sampleFiles struct {
 	image, video *sharedImage
 }
 
+// filesOf returns the files of a sample: the conditions are among them if one of its functions sees them.
+func (s *service) filesOf(t *schemas.Trajectory) sampleFiles {
+	var seen []schemas.Condition
+	for _, spec := range t.Group.Reward {
+		if e, err := s.catalog.find(spec.Name); err == nil && scorer.SeesConditions(e.scorer) {
+			seen = t.Conditions
+		}
+	}
+	return sampleFiles{
+		&sharedImage{bus: s.bus, memory: s.images, stored: imageFile(t.Image), conditions: seen},
+		&sharedImage{bus: s.bus, memory: s.images, stored: videoFile(t), conditions: seen},
+	}
+}
+
 // load adds to in what a function sees; wait, release and error are those of a loader.
 func (f *sampleFiles) load(ctx context.Context, wait bool, s scorer.Scorer, in *scorer.Input,
 ) (release func(), err error) {

@@ -140,16 +140,7 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 		limited, cancel = context.WithDeadline(ctx, due)
 		defer cancel()
 	}
-	var conditions []schemas.Condition
-	for _, spec := range t.Group.Reward {
-		if e, err := s.catalog.find(spec.Name); err == nil && scorer.SeesConditions(e.scorer) {
-			conditions = t.Conditions
-		}
-	}
-	files := sampleFiles{
-		&sharedImage{bus: s.bus, memory: s.images, stored: imageFile(t.Image), conditions: conditions},
-		&sharedImage{bus: s.bus, memory: s.images, stored: videoFile(t), conditions: conditions},
-	}
+	files := s.filesOf(t)
 	text := &sharedText{bus: s.bus, t: t}
 	metadata, err := t.Group.Metadata.Map()
 	if err != nil {
