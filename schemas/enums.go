@@ -151,6 +151,7 @@ const (
 	GridScheduler = "scheduler"
 	GridUniFlow   = "uni_flow"
 	GridDiffusion = "diffusion"
+	GridPipeline  = "pipeline"
 
 	MuLinear   = "linear"
 	MuNone     = "none"
@@ -276,7 +277,7 @@ var (
 	}
 	StopReasons  = []string{StopCompleted, StopFailed, StopPruned}
 	CFGRules     = []string{CFGRescaled, CFGPlain, CFGPlainClamped, CFGInside}
-	Grids        = []string{GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion}
+	Grids        = []string{GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion, GridPipeline}
 	MuRules      = []string{MuLinear, MuNone, MuFlux2, MuConstant}
 	ImageFormats = []string{ImagePNG}
 	VideoFormats = []string{VideoAPNG}

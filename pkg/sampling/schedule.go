@@ -1,14 +1,24 @@
 package sampling
 
 import (
+	"encoding/json"
+	"fmt"
+
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Schedule returns the schedule of a lane of images: its scheduler_config.json with its grid and its rule for mu.
-// Intake makes a prompt's sigmas by it; a sampler tries it when its model is open. An error names what is not
-// supported.
+// Schedule returns the schedule of a lane of images: its scheduler_config.json with its grid and its rule for mu, or
+// the sigmas that its pipeline lists. Intake makes a prompt's sigmas by it; a sampler tries it when its model is open.
+// An error names what is not supported.
 func Schedule(p *schemas.Policy) (flow.Schedule, error) {
+	if p.Grid == schemas.GridPipeline {
+		s := flow.Schedule{Grid: flow.GridPipeline, Own: &flow.Own{}}
+		if err := json.Unmarshal(p.Pipeline, s.Own); err != nil {
+			return flow.Schedule{}, fmt.Errorf("pipeline: %w", err)
+		}
+		return s, s.Validate()
+	}
 	s, err := flow.ParseSchedule(p.SchedulerConfig)
 	if err != nil {
 		return s, err

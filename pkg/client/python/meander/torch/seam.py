@@ -296,6 +296,7 @@ _ENCODERS = (
     "_encode_image",
     "_encode_vae_image",
     "encode_vae_image",
+    "rewire_prompt",
 )
 
 
@@ -345,8 +346,12 @@ class Session:
     # The host's side.
 
     def begin(self) -> torch.Tensor:
-        """Runs the pipeline to its loop, and returns the timesteps of that."""
-        self._resume(None)
+        """Runs the pipeline to its loop, and returns the timesteps of that. Some encode conditions with noise of
+        torch's default generator: it is the same for all sessions."""
+        device = self.pipe.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type=device.type):
+            torch.manual_seed(0)
+            self._resume(None)
         if self.at != "turn":
             raise ValueError(f"{type(self.pipe).__name__}: ends without a loop over timesteps")
         return self.loop
