@@ -133,7 +133,7 @@ var layers = map[string][]string{
 	"services/sampler/engine/enginetest": {"schemas", "services/sampler/engine"},
 	"services/sampler/engine/texts":      {"pkg/bus", "pkg/models/decoding", "pkg/models/lm", "pkg/models/lora", "pkg/remotelm", "pkg/models/tensor", "schemas", "services/sampler/engine"},
 	"services/sampler/engine/images": {
-		"pkg/bus", "pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/pool", "pkg/remotehttp", "pkg/remoteimage", "pkg/sampling",
+		"pkg/bus", "pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/nn", "pkg/models/pool", "pkg/remotehttp", "pkg/remoteimage", "pkg/sampling",
 		"pkg/scheduled", "pkg/models/tensor", "schemas", "services/sampler/engine",
 	},
 

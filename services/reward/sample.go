@@ -140,11 +140,7 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 		limited, cancel = context.WithDeadline(ctx, due)
 		defer cancel()
 	}
-	files := sampleFiles{
-		&sharedImage{bus: s.bus, memory: s.images, stored: imageFile(t.Image)},
-		&sharedImage{bus: s.bus, memory: s.images, stored: videoFile(t)},
-		sync.OnceValues(func() ([]scorer.Condition, error) { return loadConditions(ctx, s.bus, t.Conditions) }),
-	}
+	files := s.filesOf(t)
 	text := &sharedText{bus: s.bus, t: t}
 	metadata, err := t.Group.Metadata.Map()
 	if err != nil {
