@@ -29,7 +29,7 @@ var layers = map[string][]string{
 	"schemas":           nil,
 	"pkg/models/tensor": nil,
 	"pkg/scorer":        {"pkg/models/media"},
-	"pkg/estimator":     nil,
+	"pkg/estimator":     {"schemas"},
 	"pkg/dataset":       {"pkg/models/strictjson"},
 	"pkg/models/jinja":  nil,
 
@@ -54,7 +54,7 @@ var layers = map[string][]string{
 	"pkg/scorer/natsscore":     {"pkg/scorer", "pkg/scorer/internal/wire", "schemas"},
 	"pkg/scorer/scorerfile":    {"pkg/scorer", "pkg/scorer/internal/wire", "pkg/scorer/httpscore", "pkg/scorer/natsscore"},
 
-	"schemas/document":                         {"schemas"}, // what the sources say, for the generator and for tests
+	"schemas/document":                         {"schemas", "pkg/estimator"}, // what the sources say, for the generator and for tests
 	"schemas/gen":                              {"schemas/document"},
 	"pkg/fields":                               {"schemas"},
 	"pkg/models/safetensors":                   {"pkg/models/tensor"},
@@ -133,7 +133,7 @@ var layers = map[string][]string{
 	"services/sampler/engine/enginetest": {"schemas", "services/sampler/engine"},
 	"services/sampler/engine/texts":      {"pkg/bus", "pkg/models/decoding", "pkg/models/lm", "pkg/models/lora", "pkg/remotelm", "pkg/models/tensor", "schemas", "services/sampler/engine"},
 	"services/sampler/engine/images": {
-		"pkg/bus", "pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/pool", "pkg/remotehttp", "pkg/remoteimage", "pkg/sampling",
+		"pkg/bus", "pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/nn", "pkg/models/pool", "pkg/remotehttp", "pkg/remoteimage", "pkg/sampling",
 		"pkg/scheduled", "pkg/models/tensor", "schemas", "services/sampler/engine",
 	},
 

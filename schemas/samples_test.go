@@ -327,6 +327,12 @@ func groupSamples(t testing.TB) []sample {
 		{"score_request-metadata", &schemas.ScoreRequest{
 			Name: "geneval", Prompt: "a fox", Params: map[string]string{}, Metadata: metadata(t), Image: []byte{0x89, 'P', 'N', 'G'}, ImageFormat: "png",
 		}},
+		{"score_request-conditions", &schemas.ScoreRequest{
+			Name: "edit", Prompt: "make it red", Params: map[string]string{}, Image: []byte("\x89PNG"), ImageFormat: "png",
+			Conditions: []schemas.ScoreCondition{
+				{Name: "image", Type: "image", File: []byte("\x89PNG 1")}, {Name: "mask_image", Type: "mask", File: []byte("\x89PNG 2")},
+			},
+		}},
 		{"score_reply", &schemas.ScoreReply{Score: new(0.27), Detail: "a fox, mostly red"}},
 		{"score_reply-error", &schemas.ScoreReply{Error: "out of memory", Retry: true}},
 	}

@@ -20,11 +20,23 @@ type ScoreRequest struct {
 	// Frames are files of ImageFormat, in order: those of a video that the function's settings ask for, where they are
 	// several. Image is the one in the middle.
 	Frames [][]byte `msgpack:"frames,omitempty" size:"0..MaxFrames"`
+	// Conditions are the files that the network was given besides the prompt, as they are stored, sorted by name.
+	Conditions []ScoreCondition `msgpack:"conditions,omitempty" size:"0..MaxConditioning"`
 	// Text is an answer of a language model, Messages the conversation that it is to. Of an image both are absent.
 	Text     *string   `msgpack:"text,omitempty" size:"0..MaxAnswerBytes"`
 	Messages []Message `msgpack:"messages,omitempty" size:"0..MaxMessages"`
 	// Trajectory is the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits.
 	Trajectory string `msgpack:"trajectory,omitempty" size:"0..MaxSubject"`
+}
+
+// ScoreCondition is a Condition of a sample, such as the image that it edits, with its file.
+type ScoreCondition struct {
+	// Name is the input of the network.
+	Name string `msgpack:"name" form:"token"`
+	// Type is that of the input.
+	Type string `msgpack:"type" enum:"ConditionTypes"`
+	// File is a PNG, of a video an animated one.
+	File []byte `msgpack:"file"`
 }
 
 // ScoreReply is a worker's answer, at most MaxScoreReply bytes.

@@ -28,6 +28,7 @@ type kind struct {
 	text     bool     // it rates texts
 	any      bool     // it rates images and texts
 	video    bool     // it rates videos alone
+	sees     []string // conditions that it needs
 }
 
 var kinds = []kind{
@@ -48,6 +49,7 @@ var kinds = []kind{
 	{name: Synthetic, builtin: true},
 	{name: TopKMass, builtin: true, text: true, params: topKParams},
 	{name: Turns, builtin: true, text: true, params: turnsParams},
+	{name: Unchanged, builtin: true, sees: []string{conditionImage, conditionMask}},
 }
 
 // Names lists the reward functions that this package runs by itself, sorted.
@@ -132,6 +134,18 @@ func CheckMedium(name string, medium Medium) error {
 	return nil
 }
 
+// CheckConditions refuses a function that sees conditions of types that a prompt has not.
+func CheckConditions(name string, types []string) error {
+	k, _, _ := findKind(name)
+	for _, kind := range k.sees {
+		if !slices.Contains(types, kind) {
+			return fmt.Errorf("name: %q; sees the conditions %s: the prompt must have a condition of type %s", name,
+				strings.Join(k.sees, " and "), kind)
+		}
+	}
+	return nil
+}
+
 // Known reports whether there is a kind of functions of that name.
 func Known(name string) bool {
 	return slices.ContainsFunc(kinds, func(k kind) bool { return k.name == name })
@@ -161,7 +175,7 @@ var readyWorkers = map[string]string{
 	"pickscore": "pickscore", "pick": "pickscore", "hpsv2": "hpsv2", "hps": "hpsv2", "hpsv21": "hpsv2",
 	"hpsv3": "hpsv3", "imagereward": "imagereward", "aesthetic": "aesthetic", "aestheticscore": "aesthetic",
 	"clipscore": "clipscore", "clip": "clipscore", "geneval": "geneval", "judge": "judge",
-	"vlm": "judge", "vqa": "judge",
+	"editjudge": "edit-judge", "vlm": "judge", "vqa": "judge",
 }
 
 // Hint says what may be meant by an unknown kind, before what it must be: a function that a worker computes, or those

@@ -36,6 +36,23 @@ type Input struct {
 	Metadata map[string]any
 	// Params are options of the scorer; an unknown one is an error.
 	Params map[string]string
+	// Conditions are what the network was given besides the prompt, such as an image to edit; for scorers that see them
+	// (SeesConditions).
+	Conditions []Condition
+}
+
+// Condition is a file that a network was given: a PNG, of several frames an animated one.
+type Condition struct {
+	Name string `json:"name" msgpack:"name"`
+	// Type is image, mask, video or audio.
+	Type string `json:"type" msgpack:"type"`
+	File []byte `json:"file" msgpack:"file"`
+}
+
+// SeesConditions reports whether a Scorer sees the conditions of samples: it has a method SeesConditions.
+func SeesConditions(s Scorer) bool {
+	_, sees := s.(interface{ SeesConditions() })
+	return sees
 }
 
 // Result is the score of one sample.
@@ -139,6 +156,8 @@ func New(name string) (Scorer, error) {
 		return NewOCR(OCRConfig{})
 	case Synthetic:
 		return synthetic{}, nil
+	case Unchanged:
+		return unchanged{}, nil
 	}
 	if s := newTextScorer(name); s != nil {
 		return s, nil

@@ -166,6 +166,15 @@ func TestScorers_ArePure(t *testing.T) {
 		if scorer.FramesOf(s) <= 1 {
 			in.Media = in.Media.Middle()
 		}
+		if scorer.SeesConditions(s) {
+			for kind, img := range map[string]*image.NRGBA{"image": gradient(128, 64), "mask": flat(128, 64, color.Black)} {
+				file, err := media.EncodePNG(img)
+				if err != nil {
+					t.Fatal(err)
+				}
+				in.Conditions = append(in.Conditions, scorer.Condition{Name: kind, Type: kind, File: file})
+			}
+		}
 		a, err1 := s.Score(t.Context(), in)
 		b, err2 := s.Score(t.Context(), in)
 		if err := errors.Join(err1, err2); err != nil || a != b {

@@ -90,6 +90,16 @@ func checkConditions(pipeline *model.Pipeline, list []schemas.Condition) error {
 	return nil
 }
 
+// conditionTypes lists the types of a prompt's conditions by the pipeline of its lane.
+func conditionTypes(p *schemas.Prompt, policy *schemas.Policy) (types []string) {
+	if pipeline, err := pipelineOf(policy); err == nil && pipeline != nil {
+		for _, c := range p.Conditions {
+			types = append(types, model.ItemType(pipeline.TypeOf(c.Name)))
+		}
+	}
+	return types
+}
+
 // conditionSizes checks files of conditions, one after the other: a mask must have the size of the images before or
 // after it.
 type conditionSizes struct{ image, mask media.Size }

@@ -129,6 +129,7 @@ func TestResolve_ConditionsRefused(t *testing.T) {
 		{"two scales", "", also(func(p *P) { p.TrueCFGScale, p.Arguments = new(3.), map[string]string{"scale": "2"} }), "arguments: scale: 2; must be absent beside true_cfg_scale 3"},
 		{"cfg_until", "", also(func(p *P) { p.CFGUntil = new(0.5) }), "cfg_until: given; must be absent"},
 		{"negative", "", also(func(p *P) { p.NegativePrompt = new("blur") }), "negative_prompt: given; must be absent"},
+		{"a reward that sees a mask", "", also(func(p *P) { p.Reward = []schemas.RewardSpec{{Name: "unchanged"}} }), `reward[0]: name: "unchanged"; sees the conditions image and mask: the prompt must have a condition of type mask`},
 		{"conditioning", "", also(func(p *P) { p.Rollout.ReturnConditioning = true }), "rollout.return_conditioning: given; must be absent"},
 		{"scheduled sampling", model.AccessAfterPrevious, also(func(p *P) { p.ScheduledSampling = &schemas.ScheduledSampling{} }), "scheduled_sampling: given; must be absent"},
 		{"start", model.AccessInOrder, also(func(p *P) { p.Start = &schemas.Start{} }), "start: given; must be absent"},

@@ -2,6 +2,7 @@ package reward
 
 import (
 	"context"
+	"errors"
 	"image"
 	"maps"
 	"slices"
@@ -40,7 +41,18 @@ func Probe(ctx, local context.Context, cfg Config, nc *nats.Conn) ([]Probed, err
 	for i := range grey.Pix {
 		grey.Pix[i] = 128 | uint8(i%4/3*127) // opaque
 	}
-	in := scorer.Input{Media: media.Of(grey), Prompt: `a grey sign that says "A"`, GroundTruth: "A"}
+	file, err := media.EncodePNG(grey)
+	black, err2 := media.EncodePNG(image.NewNRGBA(grey.Rect))
+	if err := errors.Join(err, err2); err != nil {
+		return nil, err
+	}
+	in := scorer.Input{
+		Media: media.Of(grey), Prompt: `a grey sign that says "A"`, GroundTruth: "A",
+		Conditions: []scorer.Condition{
+			{Name: "image", Type: "image", File: file},
+			{Name: "mask", Type: "mask", File: black},
+		},
+	}
 	names := slices.Sorted(maps.Keys(c.entries))
 	out := make([]Probed, len(names))
 	var all sync.WaitGroup

@@ -140,8 +140,7 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 		limited, cancel = context.WithDeadline(ctx, due)
 		defer cancel()
 	}
-	image := &sharedImage{bus: s.bus, memory: s.images, stored: imageFile(t.Image)}
-	video := &sharedImage{bus: s.bus, memory: s.images, stored: videoFile(t)}
+	files := s.filesOf(t)
 	text := &sharedText{bus: s.bus, t: t}
 	metadata, err := t.Group.Metadata.Map()
 	if err != nil {
@@ -178,13 +177,8 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 					in.Text, err = text.load(ctx)
 					return in, func() {}, err
 				}
-				shared, frames := image, scorer.FramesOf(e.scorer)
-				if frames > 1 {
-					shared = video
-				}
-				m, err := shared.hold(ctx, wait)
-				in.Media = m.Spaced(frames)
-				return in, shared.release, err
+				release, err := files.load(ctx, wait, e.scorer, &in)
+				return in, release, err
 			})
 			results[i] = &r
 		})

@@ -1,12 +1,15 @@
 package reward
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"image"
 	"math"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +22,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -124,6 +128,54 @@ func TestService_MetadataReachesFunctions(t *testing.T) {
 	}
 	if text := <-got; text != record {
 		t.Errorf("metadata %s, want %s", text, record)
+	}
+}
+
+// Functions see what the network was given: workers the files, unchanged their pixels. What is gone fails the sample.
+func TestService_ConditionsReachFunctions(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	got := make(chan []schemas.ScoreCondition, 1)
+	s, err := p.Conn().QueueSubscribe(schemas.ScoreSubject("edit"), "edit", func(m *nats.Msg) {
+		var request schemas.ScoreRequest
+		if err := schemas.DecodeValid(m.Data, &request); err != nil {
+			t.Error(err)
+		}
+		got <- request.Conditions
+		_ = m.Respond([]byte("\x82\xa1v\x01\xa5score\x01"))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Unsubscribe() //nolint:errcheck // the connection ends with the test
+	p.serve(t, testConfig())
+	tr, gone := trajectory(t, "edits", "a", 0, 1, 9, "nats:edit", "unchanged"), trajectory(t, "edits", "b", 0, 1, 9, "unchanged")
+	mask, err := media.EncodePNG(image.NewNRGBA(image.Rect(0, 0, 32, 16)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kind, file := range map[string][]byte{"image": tr.Image.Data, "mask": mask} {
+		ref, err := p.PutBlob(t.Context(), file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := schemas.Condition{Name: kind, Type: kind, DataImage: schemas.DataImage{Ref: &ref}}
+		tr.Conditions = append(tr.Conditions, c)
+	}
+	slices.SortFunc(tr.Conditions, func(a, b schemas.Condition) int { return strings.Compare(a.Name, b.Name) })
+	lost := *tr.Conditions[0].Ref
+	lost.Digest = strings.Repeat("7", 64)
+	gone.Conditions = []schemas.Condition{{Name: "image", Type: "image", DataImage: schemas.DataImage{Ref: &lost}}}
+	p.put(t, tr, gone)
+	rewards := p.rewards(t, "edits", 2)
+	if r := rewards["a.0"]; r.Status != schemas.StatusScored || *r.Reward != 2 { // nothing has changed
+		t.Errorf("%s: %s %v", r.Status, r.Error, r.Reward)
+	}
+	if c := <-got; len(c) != 2 || c[0].Type != "image" || !bytes.Equal(c[0].File, tr.Image.Data) || !bytes.Equal(c[1].File, mask) {
+		t.Errorf("%d conditions; want both files", len(c))
+	}
+	if r := rewards["b.0"]; r.Status != schemas.StatusFailed || !strings.Contains(r.Error, "no longer stored: load the condition image") {
+		t.Errorf("a condition that is gone: %s: %s", r.Status, r.Error)
 	}
 }
 

@@ -110,6 +110,9 @@ func (s *Scorer) Version() string {
 	return version
 }
 
+// SeesConditions says that servers see the conditions of samples.
+func (s *Scorer) SeesConditions() {}
+
 // Frames returns Config.Frames.
 func (s *Scorer) Frames() int { return s.cfg.Frames }
 

@@ -92,6 +92,9 @@ func (s *Scorer) Version() string {
 	return version
 }
 
+// SeesConditions says that workers see the conditions of samples.
+func (s *Scorer) SeesConditions() {}
+
 // Frames returns Config.Frames.
 func (s *Scorer) Frames() int { return s.cfg.Frames }
 
@@ -136,6 +139,9 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 		Image: sample.Image, ImageFormat: sample.ImageFormat, Frames: sample.Frames,
 		Text: sample.Text, Trajectory: sample.Trajectory,
 	}
+	for _, c := range sample.Conditions {
+		e.Conditions = append(e.Conditions, schemas.ScoreCondition(c))
+	}
 	for _, m := range sample.Messages {
 		e.Messages = append(e.Messages, schemas.Message(m))
 	}
@@ -157,10 +163,9 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 			return nil, fmt.Errorf("request of %d bytes with a conversation: the NATS server takes %d; raise its "+
 				"max_payload, or use an http scorer", len(data), limit)
 		}
-		return nil, fmt.Errorf("request of %d bytes with an image of %d and %d frames, as %s: the NATS server takes "+
-			"%d; raise its max_payload, set image: jpeg or fewer frames, or use an http scorer", len(data),
-			len(sample.Image),
-			len(sample.Frames), s.cfg.Image, limit)
+		return nil, fmt.Errorf("request of %d bytes with an image of %d, %d frames and %d conditions, as %s: the NATS "+
+			"server takes %d; raise its max_payload, set image: jpeg or fewer frames, or use an http scorer", len(data),
+			len(sample.Image), len(sample.Frames), len(sample.Conditions), s.cfg.Image, limit)
 	}
 	patience := wire.Patience(ctx, s.cfg.Timeout)
 	asked, cancel := context.WithTimeout(ctx, patience)

@@ -447,8 +447,18 @@ func TestScore_Video(t *testing.T) {
 	if _, err := s.Score(t.Context(), scorer.Input{Media: video.Middle()}); err != nil {
 		t.Fatal(err)
 	}
-	if e := <-requests; e.Frames != nil || e.Image == nil {
-		t.Errorf("an image: %d frames", len(e.Frames))
+	if e := <-requests; e.Frames != nil || e.Image == nil || e.Conditions != nil {
+		t.Errorf("an image: %d frames, conditions %v", len(e.Frames), e.Conditions)
+	}
+	edit := scorer.Input{
+		Media:      video.Middle(),
+		Conditions: []scorer.Condition{{Name: "image", Type: "image", File: []byte("PNG")}},
+	}
+	if _, err := s.Score(t.Context(), edit); err != nil {
+		t.Fatal(err)
+	}
+	if c := (<-requests).Conditions; len(c) != 1 || c[0].Name != "image" || c[0].Type != "image" || string(c[0].File) != "PNG" {
+		t.Errorf("conditions %v; want those of the sample", c)
 	}
 	cfg.Frames = 1025
 	if _, err := natsscore.New(asks, "x", cfg); err == nil {

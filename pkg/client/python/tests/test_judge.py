@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from meander.rewards import Busy, Fault, Input
-from meander.rewards.judge import Judge
+from meander.rewards.judge import EditJudge, Judge
 from test_rewards import Image, image
 
 
@@ -19,17 +19,21 @@ class Server(http.server.BaseHTTPRequestHandler):
 
     said: dict = {}
     seen: list = []
+    shown: list = []
 
     def do_GET(self):
         self.answer(200, {}, {"data": [{"id": "tiny-vlm"}]})
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        shown, question = body["messages"][0]["content"]
+        *images, question = body["messages"][0]["content"]
         Server.seen.append((self.headers, body, question["text"]))
-        assert shown["image_url"]["url"].startswith("data:image/png;base64,")
-        pixels = Image.open(io.BytesIO(base64.b64decode(shown["image_url"]["url"].partition(",")[2])))
-        assert pixels.size == (40, 40)
+        Server.shown.append([])
+        for shown in images:
+            assert shown["image_url"]["url"].startswith("data:image/png;base64,")
+            pixels = Image.open(io.BytesIO(base64.b64decode(shown["image_url"]["url"].partition(",")[2])))
+            assert pixels.size == (40, 40)
+            Server.shown[-1].append(pixels.tobytes())
         turns = next(v for k, v in Server.said.items() if k in question["text"])
         self.answer(*(turns.pop(0) if len(turns) > 1 else turns[0]))
 
@@ -49,6 +53,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 def server(monkeypatch):
     monkeypatch.setattr(Server, "said", {})
     monkeypatch.setattr(Server, "seen", [])
+    monkeypatch.setattr(Server, "shown", [])
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as s:
         threading.Thread(target=s.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{s.server_port}/v1"
@@ -112,6 +117,19 @@ def test_judge_asks_again_and_gives_up(server):
     assert isinstance(c, ValueError) and "--no-logprobs" in str(c)
     assert isinstance(d, ValueError) and "302" in str(d)
     assert isinstance(e, Busy) and "after 1 tries" in str(e)  # a minute is more than a sample has
+
+
+def test_edit_judge_sees_both_images(server):
+    Server.said = {"make it red": [says("Yes", Yes=0.6, No=0.2)], "make it blue": [says("6")]}
+    before, after = image(1), image(0)
+    edit = Input(after, "make it red", conditions={"image": [before], "mask": [image(2)]})
+    (score, bare) = EditJudge(server).score([edit, Input(after, "make it red")])
+    assert score.value == pytest.approx(0.75) and "no condition of type image" in str(bare)
+    assert Server.shown == [[before.tobytes(), after.tobytes()]]
+    assert 'changed as in "make it red"' in Server.seen[0][2]
+    (number,) = EditJudge(server, range="1:11").score([Input(after, "make it blue", conditions={"image": [before]})])
+    assert number.value == 0.5 and "from 1 to 11" in Server.seen[1][2]
+    assert EditJudge(server).version != Judge(server).version
 
 
 def test_judge_needs_a_server_and_a_range():

@@ -24,7 +24,7 @@ import meander
 from meander.rewards import REWARDS, Busy, Fault, Reward, Input, Score
 from meander.rewards.__main__ import main
 from meander.rewards.geneval import check, relations
-from meander.rewards.worker import Worker, answers
+from meander.rewards.worker import Worker, answers, read
 
 Image = pytest.importorskip(
     "PIL.Image", reason="rewards score images: pip install 'meander-client[images]' brings Pillow"
@@ -637,6 +637,20 @@ def test_a_worker_answers_what_came_before_it_was_stopped(run):
         assert reward.batches == [1, 4, 1]
 
     run(test)
+
+
+def test_conditions_reach_a_reward():
+    red, mask = (Image.new("RGB", (8, 8), c) for c in ("red", "white"))
+    film = io.BytesIO()
+    red.save(film, "PNG", save_all=True, append_images=[mask, red])
+    given = [("image", file(red)), ("image", file(mask)), ("mask", file(mask)), ("video", film.getvalue()), ("audio", b"")]
+    (sample,) = read(request(conditions=[{"name": "x", "type": t, "file": f} for t, f in given]))
+    seen = {t: [np.asarray(i)[0, 0].tolist() for i in images] for t, images in sample.conditions.items()}
+    r, w = [255, 0, 0], [255, 255, 255]
+    assert seen == {"image": [r, w], "mask": [w], "video": [w]}  # of a video the frame in the middle
+    with pytest.raises(ValueError, match="condition of type mask: .*identify"):
+        read(request(conditions=[{"name": "x", "type": "mask", "file": b"no"}]))
+    assert read(request())[0].conditions == {}
 
 
 def test_a_request_that_nobody_waits_for_is_not_computed(run):

@@ -1698,6 +1698,16 @@ export interface Score {
   exact?: boolean | null;
 }
 
+/** ScoreCondition is a Condition of a sample, such as the image that it edits, with its file. */
+export interface ScoreCondition {
+  /** name is the input of the network. */
+  name: string;
+  /** type is that of the input. */
+  type: "image" | "mask" | "video" | "audio";
+  /** file is a PNG, of a video an animated one. */
+  file: Uint8Array | null;
+}
+
 /** ScoreReply is a worker's answer, at most MaxScoreReply bytes. */
 export interface ScoreReply {
   /** schema version of the event's type */
@@ -1732,6 +1742,8 @@ export interface ScoreRequest {
   image_format: "png" | "jpeg" | "";
   /** frames are files of image_format, in order: those of a video that the function's settings ask for, where they are several. image is the one in the middle. */
   frames?: Uint8Array[] | null;
+  /** conditions are the files that the network was given besides the prompt, as they are stored, sorted by name. */
+  conditions?: ScoreCondition[] | null;
   /** text is an answer of a language model, messages the conversation that it is to. Of an image both are absent. */
   text?: string | null;
   /** text is an answer of a language model, messages the conversation that it is to. Of an image both are absent. */
@@ -2632,8 +2644,9 @@ export const structs: Record<string, Record<string, string>> = {
   ScheduledSample: {"plan_digest":"str","roll":"Roll","settings":"RollSettings"},
   ScheduledSampling: {"base_timesteps":"[number]","compat":"str?","decode":"bool?","max_step_offset":"int?","order":"int?","probability":"number?","ramp":"ProbabilityRamp?","reflexflow":"ReflexFlow?","sampler":"str?","seed":"int?","strategy":"str?","timesteps":"int?","train_step":"int?"},
   Score: {"detail":"str?","duration_ns":"int","error":"str?","exact":"bool?","name":"str","status":"str","value":"number?","version":"str","weight":"number"},
+  ScoreCondition: {"file":"bytes","name":"str","type":"str"},
   ScoreReply: {"detail":"str?","error":"str?","retry":"bool?","score":"number?","v":"int"},
-  ScoreRequest: {"frames":"[bytes]?","ground_truth":"any?","image":"bytes","image_format":"str","messages":"[Message]?","metadata":"map?","name":"str","params":"map","prompt":"str","text":"str?","trajectory":"str?","v":"int"},
+  ScoreRequest: {"conditions":"[ScoreCondition]?","frames":"[bytes]?","ground_truth":"any?","image":"bytes","image_format":"str","messages":"[Message]?","metadata":"map?","name":"str","params":"map","prompt":"str","text":"str?","trajectory":"str?","v":"int"},
   SegmentData: {"group_digest":"str?","image":"Ref?","latents":"Tensor?"},
   SegmentStart: {"branch":"Branch?","data":"SegmentData?","latents":"Tensor?","step_index":"int"},
   SegmentStop: {"decode":"bool?","step_index":"int"},

@@ -48,6 +48,8 @@ type Sample struct {
 	ImageFormat string `json:"image_format,omitempty" msgpack:"image_format,omitempty"`
 	// Frames are files of ImageFormat, in order: those of a video that the scorer sees, where they are several.
 	Frames [][]byte `json:"frames,omitempty" msgpack:"frames,omitempty"`
+	// Conditions are what the network was given besides the prompt; a file is base64 in JSON.
+	Conditions []scorer.Condition `json:"conditions,omitempty" msgpack:"conditions,omitempty"`
 	// Text is an answer of a language model, Messages the conversation before it, and Trajectory the subject
 	// of the stored sample, with its log-probs and logits. All are absent for an image.
 	Text       *string          `json:"text,omitempty" msgpack:"text,omitempty"`
@@ -72,6 +74,7 @@ func NewSample(in scorer.Input, format string) (Sample, error) {
 		s.Text, s.Messages, s.Trajectory = &x.Answer, x.Messages, x.Trajectory
 		return s, nil
 	}
+	s.Conditions = in.Conditions
 	middle, err := in.Media.Middle().Image()
 	if err != nil {
 		return Sample{}, err

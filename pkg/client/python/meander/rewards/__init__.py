@@ -19,12 +19,12 @@ from .geneval import GenEval
 from .hpsv2 import HPSv2
 from .hpsv3 import HPSv3
 from .imagereward import ImageReward
-from .judge import Judge
+from .judge import EditJudge, Judge
 from .pickscore import PickScore
 from .reward import Busy, Fault, Reward, Input, Score, Scored
 
 REWARDS: dict[str, type[Reward]] = {
-    c.name: c for c in (PickScore, HPSv2, HPSv3, ImageReward, Aesthetic, ClipScore, GenEval, Judge)
+    c.name: c for c in (PickScore, HPSv2, HPSv3, ImageReward, Aesthetic, ClipScore, GenEval, Judge, EditJudge)
 }
 """The classes by the names that meander-scorer knows."""
 

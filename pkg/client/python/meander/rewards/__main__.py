@@ -36,6 +36,7 @@ def _flags(sub: argparse.ArgumentParser, cls: type[Reward]) -> None:
     add = worker.add_argument
     add("--try", nargs=2, dest="sample", metavar=("IMAGE", "PROMPT"), help="print the score of an image file, and end")
     add("--ground-truth", default="", metavar="TEXT", help="of --try")
+    add("--before", metavar="IMAGE", help="of --try: the condition image, which was edited")
     add("--name", default=cls.name, help="prompts ask for nats:NAME (%(default)s); one for each version")
     add("--batch", type=int, default=8, metavar="N", help="samples that are scored together at most (%(default)s)")
     add("--patience", type=float, default=30.0, metavar="S",
@@ -81,7 +82,8 @@ def _try(reward: Reward, a: argparse.Namespace) -> int:
     from PIL import Image
 
     file, prompt = a.sample
-    sample = Input(Image.open(file).convert("RGB"), prompt, a.ground_truth)
+    before = {"image": [Image.open(a.before).convert("RGB")]} if a.before else {}
+    sample = Input(Image.open(file).convert("RGB"), prompt, a.ground_truth, conditions=before)
     (score,) = asyncio.run(maybe_awaited(reward.score([sample])))
     if isinstance(score, Exception):
         raise ValueError(str(score))

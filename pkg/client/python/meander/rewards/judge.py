@@ -15,13 +15,24 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .reward import Busy, Fault, Reward, Input, Score, Scored
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _LONGEST = 1 << 20  # bytes of an answer that are read
 _AT_ONCE = 16  # questions in flight
 _YES_OR_NO = 'Does this image show "{prompt}"? Answer with yes or no only.'
+_EDIT = (
+    'The last image was made from the one before it, which was to be changed as in "{prompt}". Is it changed so, and '
+    "everything else left as it was? Answer with yes or no only."
+)
+_EDIT_NUMBER = (
+    'The last image was made from the one before it, which was to be changed as in "{prompt}". How well is it changed '
+    "so, with everything else left as it was? Answer with a number from {low} to {high} only, higher is better."
+)
 _NUMBER = 'How well does this image show "{prompt}"? Answer with a number from {low} to {high} only, higher is better.'
 
 
@@ -38,6 +49,7 @@ class Judge(Reward):
     """
 
     name = "judge"
+    questions = (_YES_OR_NO, _NUMBER)
     extra = "images"
     flags = {
         "--url": {"required": True, "help": "of the server, up to and with /v1"},
@@ -68,7 +80,7 @@ class Judge(Reward):
         if range and (bounds is None or float(bounds[1]) >= float(bounds[2])):
             raise Fault(f"--range {range}: must be LOW:HIGH, two numbers that rise, such as 0:10")
         self.bounds, self.logprobs = bounds and (bounds[1], bounds[2]), logprobs and not bounds
-        self.question = question or (_NUMBER if bounds else _YES_OR_NO)
+        self.question = question or self.questions[bounds is not None]
         self.open = urllib.request.build_opener(_Stay).open
         try:
             self.model = model or str(self._ask("/models", None, time.monotonic() + timeout)["data"][0]["id"])
@@ -95,15 +107,16 @@ class Judge(Reward):
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(one, samples))
 
+    def _before(self, sample: Input) -> Sequence[Image.Image]:
+        """The images that the judge sees before the sample."""
+        return ()
+
     def _judge(self, sample: Input) -> Score:
-        file = io.BytesIO()
-        sample.image.save(file, "PNG")
         low, high = self.bounds or ("", "")
         truth = sample.ground_truth if isinstance(sample.ground_truth, str) else json.dumps(sample.ground_truth)
         words = {"prompt": sample.prompt, "ground_truth": truth, "low": low, "high": high}
         question = re.sub(r"\{(prompt|ground_truth|low|high)\}", lambda m: words[m[1]], self.question)
-        url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
+        content = [*map(_part, [*self._before(sample), sample.image]), {"type": "text", "text": question}]
         body: dict[str, Any] = {
             "model": self.model, "messages": [{"role": "user", "content": content}], "temperature": 0,
             "max_tokens": self.tokens,
@@ -153,6 +166,33 @@ class Judge(Reward):
                 break
             time.sleep(pause)
         raise Busy(f"the judge does not answer after {attempt + 1} tries: {why}")
+
+
+class EditJudge(Judge):
+    """A vision language model as the judge of edits, over an OpenAI-compatible URL.
+
+    It is shown the condition images of the sample, then the sample, and asked with yes or no whether the sample is the
+    image before it, changed as the prompt says and otherwise left alone. The score is that of judge, with its
+    settings. A sample without a condition image is an error.
+
+        meander-scorer edit-judge --url http://127.0.0.1:8000/v1
+    """
+
+    name = "edit-judge"
+    questions = (_EDIT, _EDIT_NUMBER)
+
+    def _before(self, sample: Input) -> Sequence[Image.Image]:
+        if not (images := sample.conditions.get("image")):
+            raise ValueError("the sample has no condition of type image; edit-judge compares with it")
+        return images
+
+
+def _part(image: Image.Image) -> dict[str, Any]:
+    """An image as a part of a message."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _read(reply: Any, end: float) -> bytes:

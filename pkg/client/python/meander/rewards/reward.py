@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(frozen=True)
 class Input:
     """What is scored: image is a Pillow image in RGB; prompt, ground_truth (a text, or any other value of JSON),
-    params and
-    metadata are those of the prompt event. metadata is the record that the prompt came with, as a data set has it."""
+    params and metadata are those of the prompt event. metadata is the record that the prompt came with, as a data set
+    has it. conditions are the Pillow images in RGB that the network was given, by their types (image, mask), in order;
+    of a video the frame in the middle."""
 
     image: Image.Image
     prompt: str
     ground_truth: Any = ""
     params: Mapping[str, str] = dataclasses.field(default_factory=dict)
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    conditions: Mapping[str, Sequence[Image.Image]] = dataclasses.field(default_factory=dict)
 
 
 class Score(NamedTuple):

@@ -30,6 +30,7 @@ _LOST = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "HIP error")  # of a GPU
 _REQUEST: Event = {
     "v": int, "prompt": str, "params": Maybe({}), "image": Maybe(bytes),
     "metadata": Maybe({}), "frames": Maybe([bytes]), "text": Maybe(str),
+    "conditions": Maybe([{"type": str, "file": bytes}]),
 }  # fmt: skip
 
 
@@ -48,19 +49,28 @@ def read(data: bytes) -> list[Input]:
         raise ValueError(f"v: {request['v']}; must be 1: this worker is of another version of meander")
     if request.get("text") is not None or not request.get("image"):
         raise ValueError("the sample is a text; this function scores images")
-    out: list[Input] = []
-    for file in request.get("frames") or [request["image"]]:
+    def opened(what: str, file: bytes) -> Image.Image:
         try:
-            image: Image.Image = Image.open(io.BytesIO(file), formats=["PNG", "JPEG"])
+            image = Image.open(io.BytesIO(file), formats=["PNG", "JPEG"])
             if max(image.size) > _SIDE:
                 raise ValueError(f"{image.width}x{image.height}; must be at most {_SIDE} a side")
-            image = image.convert("RGB")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
-            raise ValueError(f"image: {e}") from None
+            image.seek(getattr(image, "n_frames", 1) // 2)
+            return image.convert("RGB")
+        except (OSError, EOFError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
+            raise ValueError(f"{what}: {e}") from None
+
+    conditions: dict[str, list[Image.Image]] = {}
+    for c in request.get("conditions") or []:
+        if c["type"] != "audio":
+            conditions.setdefault(c["type"], []).append(opened(f"condition of type {c['type']}", c["file"]))
+    out: list[Input] = []
+    for file in request.get("frames") or [request["image"]]:
+        image = opened("image", file)
         params = {str(k): str(v) for k, v in (request.get("params") or {}).items()}
         truth = request.get("ground_truth")  # any value of JSON
         metadata = request.get("metadata") or {}
-        out.append(Input(image, request["prompt"], "" if truth is None else truth, params, metadata))
+        truth = "" if truth is None else truth
+        out.append(Input(image, request["prompt"], truth, params, metadata, conditions))
     return out
 
 
