@@ -161,7 +161,7 @@ func estimatorModes() string {
 func estimatorConfig(flags *fields.Set) (estimator.Config, error) {
 	var spec schemas.AdvantageSpec
 	flags.Fill(&spec)
-	return intake.Estimator(&spec)
+	return estimator.Of(spec)
 }
 
 // rewardNames returns the reward functions that prompts name, sorted, to check them before a run. It leaves out
