@@ -5,6 +5,7 @@ package sheet
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"image"
@@ -25,7 +26,9 @@ import (
 // Tile is one image of a contact sheet with two lines of text below it. Lines are cut to the width of the image.
 type Tile struct {
 	// Media is the image or the video.
-	Media   media.Media
+	Media media.Media
+	// Given says that samples were made from it: it may have another size, and is drawn within that of the samples.
+	Given   bool
 	Caption string
 	// Note is the second line: green where Tone is above 0, red where it is below.
 	Note string
@@ -55,23 +58,28 @@ var (
 	bad   = color.NRGBA{0xb8, 0x32, 0x2a, 0xff}
 )
 
-// Draw returns the contact sheet of one group as a PNG: at least one tile, in order, below the title. All images
+// Draw returns the contact sheet of one group as a PNG: at least one tile, in order, below the title. All samples
 // have the size of the first; small ones are enlarged by a whole factor. A video is a filmstrip: some of its frames in
-// a row, reduced where they are large.
+// a row, reduced where they are large. What samples were made from, a Given one, keeps its form within their size.
 func Draw(title string, tiles []Tile) ([]byte, error) {
 	if len(tiles) == 0 {
 		return nil, errors.New("contact sheet: no images; needs one at least")
 	}
+	var first media.Size // of the samples
 	side := 0
 	for i, t := range tiles {
 		size := t.Media.Size()
 		if size == (media.Size{}) {
 			return nil, fmt.Errorf("contact sheet: image %d: no pixels", i)
 		}
-		side = max(side, size.Width, size.Height)
+		if !t.Given {
+			first, side = cmp.Or(first, size), max(side, size.Width, size.Height)
+		}
+	}
+	if side == 0 {
+		return nil, errors.New("contact sheet: no sample; needs one at least")
 	}
 	scale := max(1, math.Ceil(float64(leastSide)/float64(side)))
-	first := tiles[0].Media.Size()
 	frames := min(first.Frames, StripFrames)
 	if frames > 1 {
 		scale = min(scale, mostFrameSide/float64(side))
@@ -89,11 +97,18 @@ func Draw(title string, tiles []Tile) ([]byte, error) {
 		x, y := margin+i%columns*cell.X, margin+titleHeight+i/columns*cell.Y
 		for k, img := range t.Media.Spaced(frames).Frames {
 			left := x + k*(wide+frameGap)
+			to := image.Rect(left, y, left+wide, y+h)
+			factor := scale
+			if t.Given {
+				of := img.Rect.Size()
+				factor = min(float64(wide)/float64(of.X), float64(h)/float64(of.Y))
+				to.Max = to.Min.Add(image.Pt(int(float64(of.X)*factor), int(float64(of.Y)*factor)))
+			}
 			var how draw.Scaler = draw.NearestNeighbor
-			if scale < 1 {
+			if factor < 1 {
 				how = draw.CatmullRom
 			}
-			how.Scale(sheet, image.Rect(left, y, left+wide, y+h), img, img.Rect, draw.Src, nil)
+			how.Scale(sheet, to, img, img.Rect, draw.Src, nil)
 		}
 		drawText(sheet, regular, quiet, x, y+h+17, fitText(regular, t.Caption, w))
 		drawText(sheet, regular, toneColour(t.Tone), x, y+h+34, fitText(regular, t.Note, w))
