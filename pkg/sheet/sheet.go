@@ -45,9 +45,10 @@ const (
 	titleHeight   = 44
 	captionHeight = 40
 	leastSide     = 160 // least length of a tile's longer side: small images are enlarged by whole factors
+	mostSide      = 384 // most length of it: a sheet of large images is for a look, the images lie beside it
 	mostColumns   = 8
 	frameGap      = 3   // between the frames of a filmstrip
-	mostFrameSide = 256 // of a filmstrip
+	mostFrameSide = 256 // most length of a frame's longer side
 )
 
 var (
@@ -59,8 +60,8 @@ var (
 )
 
 // Draw returns the contact sheet of one group as a PNG: at least one tile, in order, below the title. All samples
-// have the size of the first; small ones are enlarged by a whole factor. A video is a filmstrip: some of its frames in
-// a row, reduced where they are large. What samples were made from, a Given one, keeps its form within their size.
+// have the size of the first; small ones are enlarged by a whole factor, large ones reduced. A video is a filmstrip: some
+// of its frames in a row. What samples were made from, a Given one, keeps its form within their size.
 func Draw(title string, tiles []Tile) ([]byte, error) {
 	if len(tiles) == 0 {
 		return nil, errors.New("contact sheet: no images; needs one at least")
@@ -79,11 +80,11 @@ func Draw(title string, tiles []Tile) ([]byte, error) {
 	if side == 0 {
 		return nil, errors.New("contact sheet: no sample; needs one at least")
 	}
-	scale := max(1, math.Ceil(float64(leastSide)/float64(side)))
-	frames := min(first.Frames, StripFrames)
+	frames, most := min(first.Frames, StripFrames), mostSide
 	if frames > 1 {
-		scale = min(scale, mostFrameSide/float64(side))
+		most = mostFrameSide
 	}
+	scale := tileScale(side, most)
 	wide, h := int(float64(first.Width)*scale), int(float64(first.Height)*scale)
 	w := frames*(wide+frameGap) - frameGap
 	columns, rows := layout(len(tiles), w, 3-min(frames, 2)) // videos may be alone in a row, images are not
@@ -98,22 +99,32 @@ func Draw(title string, tiles []Tile) ([]byte, error) {
 		for k, img := range t.Media.Spaced(frames).Frames {
 			left := x + k*(wide+frameGap)
 			to := image.Rect(left, y, left+wide, y+h)
-			factor := scale
 			if t.Given {
 				of := img.Rect.Size()
-				factor = min(float64(wide)/float64(of.X), float64(h)/float64(of.Y))
+				factor := min(float64(wide)/float64(of.X), float64(h)/float64(of.Y))
 				to.Max = to.Min.Add(image.Pt(int(float64(of.X)*factor), int(float64(of.Y)*factor)))
 			}
-			var how draw.Scaler = draw.NearestNeighbor
-			if factor < 1 {
-				how = draw.CatmullRom
-			}
-			how.Scale(sheet, to, img, img.Rect, draw.Src, nil)
+			paste(sheet, to, img)
 		}
 		drawText(sheet, regular, quiet, x, y+h+17, fitText(regular, t.Caption, w))
 		drawText(sheet, regular, toneColour(t.Tone), x, y+h+34, fitText(regular, t.Note, w))
 	}
 	return encodePNG(sheet)
+}
+
+// tileScale returns the factor for images whose longer side has that length: a whole one that enlarges small images to
+// leastSide, or one below 1 that reduces large ones to most.
+func tileScale(side, most int) float64 {
+	return min(max(1, math.Ceil(float64(leastSide)/float64(side))), float64(most)/float64(side))
+}
+
+// paste draws an image into a place of the sheet: enlarged pixels stay squares, reduced ones are averaged.
+func paste(sheet draw.Image, place image.Rectangle, img *image.NRGBA) {
+	var how draw.Scaler = draw.NearestNeighbor
+	if place.Dx() < img.Rect.Dx() {
+		how = draw.CatmullRom
+	}
+	how.Scale(sheet, place, img, img.Rect, draw.Src, nil)
 }
 
 // newSheet returns an empty sheet of that size with its title, and the font for further text.

@@ -160,3 +160,27 @@ func TestDraw_Filmstrip(t *testing.T) {
 		}
 	}
 }
+
+// Large images are reduced: a sheet of eight of 1024 x 1024 pixels stays one that a screen shows.
+func TestDraw_ReducesLargeImages(t *testing.T) {
+	t.Parallel()
+	tiles := make([]sheet.Tile, 8)
+	strip := sheet.Strip{}
+	for i := range tiles {
+		tiles[i].Media = square(1024, color.White)
+		strip.Media = append(strip.Media, tiles[i].Media)
+	}
+	for name, draw := range map[string]func() ([]byte, error){
+		"tiles":  func() ([]byte, error) { return sheet.Draw("title", tiles) },
+		"strips": func() ([]byte, error) { return sheet.DrawStrips("title", make([]string, 8), []sheet.Strip{strip}) },
+	} {
+		data, err := draw()
+		if err != nil {
+			t.Fatal(err)
+		}
+		im, err := png.DecodeConfig(bytes.NewReader(data))
+		if err != nil || im.Width > 8*400+240 || im.Height > 2*450+100 {
+			t.Errorf("%s: %d x %d pixels: %v", name, im.Width, im.Height, err)
+		}
+	}
+}

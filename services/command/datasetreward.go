@@ -173,7 +173,7 @@ func estimatorModes() string {
 func (a *advantageFlags) estimatorConfig() (estimator.Config, error) {
 	var spec schemas.AdvantageSpec
 	a.advantage.Fill(&spec)
-	return intake.Estimator(&spec)
+	return estimator.Of(spec)
 }
 
 // rewardNames returns the reward functions that prompts name, sorted, to check them before a run. It leaves out
