@@ -60,8 +60,8 @@ var (
 )
 
 // Draw returns the contact sheet of one group as a PNG: at least one tile, in order, below the title. All samples
-// have the size of the first; small ones are enlarged by a whole factor, large ones reduced. A video is a filmstrip: some
-// of its frames in a row. What samples were made from, a Given one, keeps its form within their size.
+// have the size of the first; small ones are enlarged by a whole factor, large ones reduced. A video is a filmstrip:
+// some of its frames in a row. What samples were made from, a Given one, keeps its form within their size.
 func Draw(title string, tiles []Tile) ([]byte, error) {
 	if len(tiles) == 0 {
 		return nil, errors.New("contact sheet: no images; needs one at least")

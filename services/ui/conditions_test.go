@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rs/zerolog"
 
@@ -40,7 +41,8 @@ func disc(t *testing.T, width, height int, on, off color.NRGBA) []byte {
 	return data
 }
 
-// startEdits serves a page of a pipeline that edits images, with a run of one group, and returns what was given.
+// startEdits serves a page of a pipeline that edits images, with a run of one group, and one that waits for a verdict;
+// it returns what was given.
 func startEdits(t *testing.T) (s *served, given []byte) {
 	t.Helper()
 	dir := remotetest.Folder(t, remotetest.EditClass, 1)
@@ -52,15 +54,21 @@ func startEdits(t *testing.T) (s *served, given []byte) {
 	bustest.Await(t, s.Bus, 1, schemas.StreamPolicies)
 	given = disc(t, 96, 64, color.NRGBA{200, 40, 40, 255}, color.NRGBA{240, 230, 200, 255})
 	mask := disc(t, 96, 64, color.NRGBA{255, 255, 255, 255}, color.NRGBA{A: 255})
-	s.publish(t, "edits", "a", "make it red", func(p *schemas.Prompt) {
+	edit := func(p *schemas.Prompt) {
 		p.Model, p.GroupSize = "edits", new(int64(3))
 		p.Conditions = []schemas.Condition{
 			{Name: "mask_image", DataImage: schemas.DataImage{Data: mask}},
 			{Name: "image", DataImage: schemas.DataImage{Data: given}},
 		}
 		p.Reward = []schemas.RewardSpec{{Name: "jpeg_compressibility"}}
+	}
+	s.publish(t, "edits", "a", "make it red", edit)
+	s.publish(t, "judged", "a", "make it red", func(p *schemas.Prompt) {
+		edit(p)
+		p.Reward, p.Deadline = []schemas.RewardSpec{{Name: "external"}}, new(time.Now().Add(time.Hour).UnixNano())
 	})
 	bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)
+	bustest.Await(t, s.Bus, 6, schemas.StreamTrajectories)
 	return s, given
 }
 
@@ -122,14 +130,19 @@ func TestPage_Conditions(t *testing.T) {
 		p.until(shown)
 		p.save(where + "-sample")
 	}
-	see(b.open(t, s.url), "edits")
+	p := b.open(t, s.url)
+	see(p, "edits")
+	p.to("#/judge/judged")
+	p.shows("condition image", "waits for the verdict")
+	p.until(shown)
+	p.save("edits-judge")
 	file, _ := s.report(t, "edits", ui.ReportOptions{})
 	s.stop()
 	name := filepath.Join(t.TempDir(), "edits.html")
 	if err := os.WriteFile(name, []byte(file), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := b.open(t, "file://"+name)
+	p = b.open(t, "file://"+name)
 	p.awaitShown()
 	see(p, "edits-report")
 }

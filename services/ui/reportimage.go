@@ -66,7 +66,7 @@ func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Content
 			data, err = client.New(b).Image(ctx, at.t)
 			size = media.ImageSize(at.t.Image.Height, at.t.Image.Width)
 		} else if data, err = client.New(b).Condition(ctx, at.t.Conditions[at.given]); err == nil {
-			size, _ = media.ReadInput(data) // what is none does not decode
+			size, _ = media.ReadInput(data) // it is no image: Decode says so
 		}
 		if errors.Is(err, client.ErrNotFound) {
 			c.ImagesGone++

@@ -99,7 +99,7 @@ function card(run, g, s) {
 }
 
 // given shows the files that the network was given beside the prompt of a sample.
-export const given = (run, uid, s) =>
+export const givenFiles = (run, uid, s) =>
   ((s && s.conditions) || []).map((name, i) => {
     const src = condition(run, uid, s.sample_index, i);
     return h(
@@ -176,7 +176,7 @@ export async function groupView(run, uid, query) {
         : h(
             "div",
             { class: "samples" + (texts ? " texts" : "") },
-            given(run, uid, g.samples.find((s) => s.conditions)),
+            givenFiles(run, uid, g.samples.find((s) => s.conditions)),
             g.samples.map((s) => card(run, g, s)),
           ),
     );
@@ -537,7 +537,7 @@ export async function sampleView(run, uid, index) {
         })
       : h("p", {}, x.error || `no image${l.image ? " in this file" : ""}`),
   );
-  const conditions = l.conditions && h("div", { class: "samples" }, given(run, uid, l));
+  const conditions = l.conditions && h("div", { class: "samples" }, givenFiles(run, uid, l));
   const score = h(
     "div",
     { class: "card" },
