@@ -379,7 +379,7 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 // what is stored. A step whose noise is not known is left out.
 func (s *sample) compareNext(by *schemas.Engine, plan flow.Plan, i int, x, velocity, stored []float32) error {
 	k, err := plan.StepTransition(i)
-	if err != nil || plan.Solver != flow.Euler || k.Transition.Stochastic() && s.noise[i] == nil {
+	if err != nil || !plan.Solver.ByTransition() || k.Transition.Stochastic() && s.noise[i] == nil {
 		return err
 	}
 	next := make([]float32, len(x))
