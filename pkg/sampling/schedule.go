@@ -13,10 +13,17 @@ import (
 // An error names what is not supported.
 func Schedule(p *schemas.Policy) (flow.Schedule, error) {
 	if p.Grid == schemas.GridPipeline {
-		s := flow.Schedule{Grid: flow.GridPipeline, Own: &flow.Own{}}
-		if err := json.Unmarshal(p.Pipeline, s.Own); err != nil {
+		var says struct {
+			flow.Own
+			Order string `json:"random_access"`
+		}
+		if err := json.Unmarshal(p.Pipeline, &says); err != nil {
 			return flow.Schedule{}, fmt.Errorf("pipeline: %w", err)
 		}
+		if says.Order == "" { // an estimate, before the pipeline is loaded
+			return flow.ParseSchedule([]byte("{}"))
+		}
+		s := flow.Schedule{Grid: flow.GridPipeline, Own: &says.Own}
 		return s, s.Validate()
 	}
 	s, err := flow.ParseSchedule(p.SchedulerConfig)

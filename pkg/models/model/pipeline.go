@@ -38,7 +38,7 @@ type Pipeline struct {
 	Admitted Size `json:"admitted,omitzero" msgpack:"admitted"`
 	// Sigmas are those of rollouts [T+1], for some numbers of steps T, where the card's grid is GridPipeline;
 	// SigmasTokens is the only number of latent tokens that they are for, 0: any.
-	Sigmas       [][]float32 `json:"sigmas,omitempty" msgpack:"sigmas"`
+	Sigmas       [][]float64 `json:"sigmas,omitempty" msgpack:"sigmas"`
 	SigmasTokens int         `json:"sigmas_tokens,omitempty" msgpack:"sigmas_tokens"`
 }
 

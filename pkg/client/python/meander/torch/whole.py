@@ -67,7 +67,7 @@ class Pipeline(Family):
         self.temporal = self._temporal()
         self.channels = int(self.vae_config.get("latent_channels") or self.vae_config.get("z_dim") or 4)
         self.access, self.tracks, self.rows_alike, self.notes = "", list[dict[str, Any]](), False, list[str]()
-        self.grid_name, self.mu_name = "scheduler", "linear"
+        self.grid_name, self.mu_name = "pipeline", "linear"
         self.sigmas, self.sigmas_tokens, self.admitted = list[list[float]](), 0, dict[str, int]()
         self.parts = dict(self._parts())
         self.conditions, self.arguments = self._inputs()

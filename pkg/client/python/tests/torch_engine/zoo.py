@@ -3,6 +3,7 @@
 A class names its parts and their types; PARTS has the parts by the kind of pipeline, a row each, and a class takes
 those of its kind that it names. So a new class of a known kind needs no line here.
 
+    python zoo.py --classes A,B --write FOLDER                              writes tiny folders
     python zoo.py [--classes A,B] [--table zoo.md] [--list classes.json]    builds each, loads it as a worker does, proves
                                                                             it, and prints what came of it
 """
@@ -1501,11 +1502,16 @@ def main():
     a.add_argument("--table", type=Path, help="a Markdown file to write")
     a.add_argument("--list", type=Path, help="a file for the classes that are served, as workers read it")
     a.add_argument("--limit", type=float, default=300, help="seconds of a class at most")
+    a.add_argument("--write", type=Path, help="a folder for those of --classes, by their names, and nothing else")
     a.add_argument("--jobs", type=int, default=2, help="classes at a time")
     a.add_argument("--admit", action="store_true", help="admission alone: no ratio, kill and gradient")
     args = a.parse_args()
     torch.set_num_threads(1)  # before any that computes: workers are forked
     names = args.classes.split(",") if args.classes else classes()
+    if args.write:
+        for name in names:
+            write(args.write / name, name)
+        return
     with ThreadPoolExecutor(args.jobs) as pool:
         rows = list(pool.map(lambda name: _row(name, args), names))
     served = [r for r in rows if "access" in r]
