@@ -143,7 +143,7 @@ def _find_grid(loaded: Loaded, recipe: Recipe, small: Recipe) -> None:
         else:
             steps, found = sorted({*_USUAL, family.card()["steps"]}), []
             for n in steps:
-                with contextlib.suppress(Fault):
+                with contextlib.suppress(Fault, ArithmeticError):  # such as too few steps
                     found.append((n, grid_of(recipe.size, n).sigmas))
             family.grid_name = "pipeline"
             family.sigmas = [s for n, s in found if len(s) == n + 1 and all(np.diff(s) < 0)]

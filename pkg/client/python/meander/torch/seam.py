@@ -159,6 +159,8 @@ def _seam_of(base: Any) -> Any:
             return base.step(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
+        if bound.arguments.get("per_token_timesteps") is not None:
+            raise ValueError("its steps have a time for each token; must have one for all")
         x = session._step(self, bound.arguments["model_output"], bound.arguments["sample"])
         return output(prev_sample=x) if bound.arguments.get("return_dict", True) else (x, x)
 
