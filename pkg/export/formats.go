@@ -14,10 +14,10 @@ import (
 
 	"github.com/parquet-go/parquet-go"
 
-	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/sampling"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // littleEndian returns integers as I64.
@@ -54,7 +54,7 @@ func newTar(path string) (writer, error) {
 	return &tarFile{f, tar.NewWriter(f)}, nil
 }
 
-// add writes the files of a sample: its record, its image or video, and its arrays.
+// add writes the files of a sample: its record, its media, and its arrays.
 func (w *tarFile) add(s *sample) (int64, error) {
 	record, err := json.Marshal(s.Record)
 	if err != nil {
@@ -72,7 +72,13 @@ func (w *tarFile) add(s *sample) (int64, error) {
 	for _, part := range []struct {
 		end  string
 		data []byte
-	}{{"json", record}, {"png", s.image}, {"apng", s.video}, {"safetensors", arrays.Bytes()}} {
+	}{
+		{"json", record},
+		{schemas.ImagePNG, s.media[schemas.KindImage]},
+		{schemas.VideoAPNG, s.media[schemas.KindVideo]},
+		{schemas.AudioWAV, s.media[schemas.KindAudio]},
+		{"safetensors", arrays.Bytes()},
+	} {
 		if len(part.data) == 0 {
 			continue
 		}
@@ -94,15 +100,17 @@ func (w *tarFile) Close() error { return errors.Join(w.tar.Close(), w.file.Close
 type row struct {
 	Record
 	// Image is in the form of datasets.Image.
-	Image *imageFile `parquet:"image,optional"`
+	Image *mediaFile `parquet:"image,optional"`
 	// Video is an animated PNG with all frames.
 	Video []byte `parquet:"video,optional"`
+	// Audio is in the form of datasets.Audio.
+	Audio *mediaFile `parquet:"audio,optional"`
 	// Latents are float32, little-endian, of LatentsShape.
 	Latents []byte `parquet:"latents,optional"`
 }
 
-// imageFile is a struct of datasets.Image.
-type imageFile struct {
+// mediaFile is a struct of datasets.Image and of datasets.Audio.
+type mediaFile struct {
 	Bytes []byte `parquet:"bytes"`
 	Path  string `parquet:"path"`
 }
@@ -124,7 +132,7 @@ func newParquet(path string) (writer, error) {
 		return nil, err
 	}
 	options := []parquet.WriterOption{parquet.Compression(&parquet.Zstd)}
-	for _, path := range [][]string{{"image", "bytes"}, {"video"}, {"latents"}} {
+	for _, path := range [][]string{{"image", "bytes"}, {"video"}, {"audio", "bytes"}, {"latents"}} {
 		// Statistics of a page have its largest value a second time.
 		options = append(options, parquet.SkipPageBounds(path...), parquet.SkipPageStatistics(path...))
 	}
@@ -133,14 +141,20 @@ func newParquet(path string) (writer, error) {
 
 // add writes the row of a sample.
 func (w *parquetFile) add(s *sample) (int64, error) {
-	r := row{Record: s.Record, Video: s.video}
-	if s.image != nil {
-		r.Image = &imageFile{s.image, s.key() + ".png"}
+	r := row{Record: s.Record, Video: s.media[schemas.KindVideo]}
+	if file := s.media[schemas.KindImage]; file != nil {
+		r.Image = &mediaFile{file, s.key() + ".png"}
+	}
+	if file := s.media[schemas.KindAudio]; file != nil {
+		r.Audio = &mediaFile{file, s.key() + ".wav"}
 	}
 	if len(s.latents) > 0 {
 		r.Latents = tensor.F32.AppendFloats(nil, s.latents)
 	}
-	n := int64(500 + len(s.image) + len(s.video) + len(r.Latents) + 16*len(s.IDs) + len(s.Messages) + len(s.Turns))
+	n := int64(500 + len(r.Latents) + 16*len(s.IDs) + len(s.Messages) + len(s.Turns))
+	for _, file := range s.media {
+		n += int64(len(file))
+	}
 	_, err := w.rows.Write([]row{r})
 	if w.held += n; err == nil && w.held >= rowGroupBytes {
 		w.held, err = 0, w.rows.Flush()
@@ -167,15 +181,20 @@ func (w *tensorFile) add(s *sample) (n int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if s.image != nil {
-		pixels, shape, err := rgb(s)
-		if err != nil {
-			return 0, fmt.Errorf("%w: image: %w", errUnreadable, err)
+	for i := range s.of.Media {
+		of, shown := &s.of.Media[i], s.of.Shown()
+		if of.Kind == schemas.KindImage && of != shown {
+			continue // it is in the video
 		}
-		tensors = append(tensors, safetensors.Tensor{
-			Name: prefix + "image", DType: tensor.U8, Shape: shape,
-			Data: pixels,
-		})
+		t, err := tensorOf(of, s.media[of.Kind])
+		if err != nil {
+			return 0, fmt.Errorf("%w: %s: %w", errUnreadable, of.Kind, err)
+		}
+		if of == shown {
+			t.Name = schemas.KindImage
+		}
+		t.Name = prefix + t.Name
+		tensors = append(tensors, t)
 	}
 	short := s.Record
 	short.IDs, short.Mask, short.TokenLogProbs, short.ProcessedLogProbs = nil, nil, nil, nil
@@ -190,24 +209,22 @@ func (w *tensorFile) add(s *sample) (n int64, err error) {
 // headerShare is how much more a byte of the header counts than one of a tensor: a header may have 100 MB.
 const headerShare = 4
 
-// rgb returns the pixels of an image [H, W, 3], of a video [F, H, W, 3].
-func rgb(s *sample) (pixels []byte, shape []int, err error) {
-	data, size := s.image, media.ImageSize(s.of.Height, s.of.Width)
-	if s.video != nil {
-		data, size = s.video, sampling.SizeOf(s.of)
-	}
-	m, err := media.Decode(data, size)
-	if err != nil {
-		return nil, nil, err
+// tensorOf returns what a file has: the pixels of an image [H, W, 3], of a video [F, H, W, 3], or the float32 of a sound
+// [samples, channels].
+func tensorOf(of *schemas.Medium, file []byte) (t safetensors.Tensor, err error) {
+	m, err := sampling.DecodeMedium(of, file)
+	t = safetensors.Tensor{Name: of.Kind, DType: tensor.U8, Shape: []int{int(of.Height), int(of.Width), 3}}
+	switch of.Kind {
+	case schemas.KindAudio:
+		t.DType, t.Shape = tensor.F32, []int{int(of.Samples), int(of.Channels)}
+		t.Data = tensor.F32.AppendFloats(nil, m.Sound.Values)
+	case schemas.KindVideo:
+		t.Shape = append([]int{int(of.Frames)}, t.Shape...)
 	}
 	for _, frame := range m.Frames {
-		pixels = appendRGB(pixels, frame)
+		t.Data = appendRGB(t.Data, frame)
 	}
-	shape = []int{size.Height, size.Width, 3}
-	if s.video != nil {
-		shape = append([]int{len(m.Frames)}, shape...)
-	}
-	return pixels, shape, nil
+	return t, err
 }
 
 // appendRGB appends the pixels of a frame without its alpha.

@@ -10,13 +10,15 @@ import (
 	"image/color"
 	"image/jpeg"
 	"math"
+	"slices"
 
 	"golang.org/x/image/draw"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
-	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // sides are the longer sides to which an image that is too large is reduced, in pixels.
@@ -42,7 +44,7 @@ func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Content
 	for _, row := range rows {
 		g := r.Answers["runs/"+string(r.Run)+"/groups/"+string(row.UID)].(*view.Group)
 		for _, l := range g.Samples {
-			if l.Image {
+			if slices.Contains(l.Media, schemas.KindImage) {
 				places = append(places, place{g, l.SampleIndex})
 			}
 		}
@@ -50,7 +52,7 @@ func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Content
 	for i, at := range places {
 		allowed := min(left, max(left/(len(places)-i), leastImage))
 		t := at.group.Trajectory(at.index)
-		data, err := client.New(b).Image(ctx, t)
+		data, err := client.New(b).Medium(ctx, t, schemas.KindImage)
 		if errors.Is(err, client.ErrNotFound) {
 			c.ImagesGone++
 			continue
@@ -60,7 +62,7 @@ func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Content
 		}
 		uri := address("png", data)
 		if len(uri) > allowed || !bytes.HasPrefix(data, pngMagic) {
-			stored, err := media.Decode(data, media.ImageSize(t.Image.Height, t.Image.Width))
+			stored, err := sampling.DecodeMedium(t.Medium(schemas.KindImage), data)
 			if err != nil || stored.Empty() {
 				c.ImagesGone++
 				continue

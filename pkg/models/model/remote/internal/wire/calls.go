@@ -136,6 +136,11 @@ type DecodeArgs struct {
 	Handle string `msgpack:"handle,omitempty"`
 }
 
+// Sound is what the answer of CallDecode says of a sound: how many samples there are in a second; 0: it has none.
+type Sound struct {
+	Rate int `msgpack:"rate"`
+}
+
 // CondDigest returns the name of a condition: the SHA-256 in hex over its type and size, and its data.
 func CondDigest(c *model.Condition) string {
 	h := sha256.New()
