@@ -115,7 +115,7 @@ var layers = map[string][]string{
 	},
 	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/models/media", "pkg/models/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},
 	"services/sampler/weights":     {"pkg/bus", "pkg/models/lora", "pkg/models/safetensors", "pkg/models/tensor", "pkg/weightsdir", "schemas", "services/sampler/engine"},
-	"services/reward":              {"pkg/models/media", "schemas", "pkg/bus", "pkg/models/tensor", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
+	"services/reward":              {"pkg/models/media", "schemas", "pkg/bus", "pkg/models/tensor", "pkg/sampling", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
 	"services/janitor":             {"schemas", "pkg/bus", "pkg/counters", "pkg/weightsdir", "services/internal/instrument"},
 	"services/internal/boot":       {"schemas", "pkg/fields", "pkg/auth", "pkg/bus", "services/internal/instrument"},
@@ -176,7 +176,7 @@ var layers = map[string][]string{
 	"services/rescore": {"pkg/view", "schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
 	// The page that shows a pipeline, by what clients read with.
 	"services/trace": {"schemas", "pkg/bus"}, // traces of what is stored
-	"services/ui":    {"pkg/results", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/outcomes", "services/internal/boot"},
+	"services/ui":    {"pkg/results", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/outcomes", "pkg/sampling", "services/internal/boot"},
 	"services/command": {
 		"pkg/view",
 		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/counters", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fields", "pkg/export", "pkg/results", "pkg/outcomes", "pkg/models/tensor/devices",
@@ -243,7 +243,7 @@ var testLayers = map[string][]string{
 	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":              {"pkg/bus/bustest"},
 	"services/doctor":                {"pkg/bus/bustest"},
-	"services/ui":                    {"pkg/results", "pkg/bus/bustest", "pkg/models/lora", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
+	"services/ui":                    {"pkg/results", "pkg/models/media", "pkg/bus/bustest", "pkg/models/lora", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
 	"services/trace":                 {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"services/verify": {
 		"pkg/bus/bustest", "pkg/client", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/safetensors", "services/pipeline",

@@ -23,8 +23,8 @@ type Medium struct {
 	Samples  int64 `msgpack:"samples,omitempty" range:"0..MaxAudio"`
 	Channels int64 `msgpack:"channels,omitempty" range:"0..MaxAudio"`
 	Rate     int64 `msgpack:"rate,omitempty" range:"0..MaxAudioRate" unit:"Hz"`
-	// Digest is the sha-256, in lower-case hex, of the pixels: frame by frame, RGB, 8 bits, row-major; or of the samples:
-	// little-endian float32, all channels of a moment together.
+	// Digest is the sha-256, in lower-case hex, of the pixels: frame by frame, RGB, 8 bits, row-major; or of a sound:
+	// little-endian float32, the channels of each sample together.
 	Digest string `msgpack:"digest" form:"sha256"`
 	Data   []byte `msgpack:"data,omitempty" size:"1..MaxInlineImage" digest:"-"`
 	Ref    *Ref   `msgpack:"ref,omitempty" digest:"-"`

@@ -195,8 +195,8 @@ func (c *Client) Latents(ctx context.Context, t *schemas.Trajectory) (map[int64]
 }
 
 // Medium returns a file of a sample, by its kind or its track: of an image a PNG; of a video an animated PNG, whose
-// middle frame is the image; of an audio a WAV (media.Decode and media.DecodeWAV read them). ErrNoMedium: the sample has
-// no such file, did not complete, or ends with noise in it. ErrNotFound: it is no longer stored.
+// middle frame is the image; of an audio a WAV (media.Decode and media.DecodeWAV read them). ErrNoMedium: the sample
+// has no such file, did not complete, or ends with noise in it. ErrNotFound: it is no longer stored.
 func (c *Client) Medium(ctx context.Context, t *schemas.Trajectory, name string) ([]byte, error) {
 	m := t.Medium(name)
 	switch {

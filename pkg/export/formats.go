@@ -209,8 +209,8 @@ func (w *tensorFile) add(s *sample) (n int64, err error) {
 // headerShare is how much more a byte of the header counts than one of a tensor: a header may have 100 MB.
 const headerShare = 4
 
-// tensorOf returns what a file has: the pixels of an image [H, W, 3], of a video [F, H, W, 3], or the float32 of a sound
-// [samples, channels].
+// tensorOf returns what a file has: the pixels of an image [H, W, 3], of a video [F, H, W, 3], or the float32 of a
+// sound [samples, channels].
 func tensorOf(of *schemas.Medium, file []byte) (t safetensors.Tensor, err error) {
 	m, err := sampling.DecodeMedium(of, file)
 	t = safetensors.Tensor{Name: of.Kind, DType: tensor.U8, Shape: []int{int(of.Height), int(of.Width), 3}}

@@ -146,7 +146,8 @@ func (g *Group) writeMedia(ctx context.Context, b *bus.Bus, dir string) (map[int
 		if err != nil {
 			return nil, err
 		}
-		m.Image, m.Video, m.Audio = files[schemas.KindImage].Path, files[schemas.KindVideo].Path, files[schemas.KindAudio].Path
+		m.Image, m.Video = files[schemas.KindImage].Path, files[schemas.KindVideo].Path
+		m.Audio = files[schemas.KindAudio].Path
 		of := t.Shown()
 		if of == nil {
 			continue

@@ -21,8 +21,8 @@ import (
 
 // Input is a sample with all that a scorer may use.
 type Input struct {
-	// Media is the decoded sample, of a video the frames that the scorer asks for (FrameScorer), or its sound; empty for
-	// a text.
+	// Media is the decoded sample, of a video the frames that the scorer asks for (FrameScorer), or its sound; empty
+	// for a text.
 	// Transparent pixels count as blended over black.
 	Media media.Media
 	// Text is the sample of a language model; nil for media.

@@ -51,7 +51,7 @@ type weight struct {
 type Line struct {
 	SampleResult
 	Scores []Score `json:"scores"`
-	// Stored says that its trajectory is there, Media which kinds of files it has: pixels of Width and Height, or sound.
+	// Stored says that its trajectory is there, Media which kinds of files it has: pixels of Width and Height, sound.
 	Stored bool     `json:"stored"`
 	Media  []string `json:"media"`
 	Width  int64    `json:"width,omitempty"`
@@ -408,8 +408,8 @@ func factsOf(t *schemas.Trajectory) (facts []Fact) {
 		}
 		add("Size", size, false)
 		if s := t.Medium(schemas.KindAudio); s != nil {
-			add("Sound", fmt.Sprintf("%.3g s, %d channels at %d Hz", float64(s.Samples)/float64(s.Rate), s.Channels, s.Rate),
-				false)
+			length := float64(s.Samples) / float64(s.Rate)
+			add("Sound", fmt.Sprintf("%.3g s, %d channels at %d Hz", length, s.Channels, s.Rate), false)
 		}
 		add("Steps", fmt.Sprint(len(t.Transitions)), false)
 		if begin, end := t.Segment(); t.Timings.DenoiseNS > 0 && end > begin {

@@ -47,9 +47,9 @@ func newImageMemory(mib int) *imageMemory {
 	return &imageMemory{semaphore.NewWeighted(int64(mib) << 20), mib}
 }
 
-// judged returns the file of a sample that a function sees: the one that the prompt names by its track or kind, else the
-// pixels, else the sound. Of a video it is the image in the middle, unless the function sees several frames. nil: the
-// sample has none.
+// judged returns the file of a sample that a function sees: the one that the prompt names by its track or kind, else
+// the pixels, else the sound. Of a video it is the image in the middle, unless the function sees several frames. nil:
+// the sample has none.
 func judged(t *schemas.Trajectory, track string, of interface{ Name() string }) *schemas.Medium {
 	m := t.Shown()
 	switch {
@@ -67,7 +67,8 @@ func judged(t *schemas.Trajectory, track string, of interface{ Name() string }) 
 // noMedium returns the error of a function whose file a completed sample does not have.
 func noMedium(t *schemas.Trajectory, track string) error {
 	if len(t.Media) > 0 {
-		return fmt.Errorf("track: %q; the sample has %s", cmp.Or(track, schemas.KindAudio), strings.Join(t.MediaKinds(), ", "))
+		return fmt.Errorf("track: %q; the sample has %s", cmp.Or(track, schemas.KindAudio),
+			strings.Join(t.MediaKinds(), ", "))
 	}
 	_, end := t.Segment()
 	return fmt.Errorf("there is no image: the sample stops at step %d of %d with noise in it; stop.decode makes one",
@@ -83,7 +84,8 @@ func (r *imageMemory) cost(m *schemas.Medium) (int64, error) {
 	}
 	if most := frames*(filePixelBytes*pixels+fileBytes) + soundBytes*values; bytes > most {
 		return 0, bus.Terminal(schemas.CodeDecode,
-			fmt.Errorf("%s: %d bytes; a %s of %s has at most %d", m.Kind, bytes, m.Format, sampling.MediumSize(m), most))
+			fmt.Errorf("%s: %d bytes; a %s of %s has at most %d", m.Kind, bytes, m.Format, sampling.MediumSize(m),
+				most))
 	}
 	cost := pixelBytes*pixels + (frames-1)*framePixelBytes*pixels + soundBytes*values + bytes
 	if most := int64(r.mib) << 20; cost > most {
@@ -94,8 +96,8 @@ func (r *imageMemory) cost(m *schemas.Medium) (int64, error) {
 	return cost, nil
 }
 
-// sharedImage is the image, the video or the sound of a sample for all its functions. It is decoded only while a function uses
-// it, so samples that wait take no memory.
+// sharedImage is the image, the video or the sound of a sample for all its functions. It is decoded only while a
+// function uses it, so samples that wait take no memory.
 type sharedImage struct {
 	bus    *bus.Bus
 	memory *imageMemory
@@ -155,6 +157,15 @@ func (p *sharedImage) release() {
 type sampleFiles struct {
 	media      map[*schemas.Medium]*sharedImage
 	conditions func() ([]scorer.Condition, error)
+}
+
+// shared returns the files of a sample for all its functions.
+func (s *service) shared(t *schemas.Trajectory) map[*schemas.Medium]*sharedImage {
+	files := map[*schemas.Medium]*sharedImage{}
+	for i := range t.Media {
+		files[&t.Media[i]] = &sharedImage{bus: s.bus, memory: s.images, stored: &t.Media[i]}
+	}
+	return files
 }
 
 // load adds to in what a function sees of a file; wait, release and error are those of a loader.

@@ -134,11 +134,8 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 		defer cancel()
 	}
 	files := sampleFiles{
-		map[*schemas.Medium]*sharedImage{},
+		s.shared(t),
 		sync.OnceValues(func() ([]scorer.Condition, error) { return loadConditions(ctx, s.bus, t.Conditions) }),
-	}
-	for i := range t.Media {
-		files.media[&t.Media[i]] = &sharedImage{bus: s.bus, memory: s.images, stored: &t.Media[i]}
 	}
 	text := &sharedText{bus: s.bus, t: t}
 	metadata, err := t.Group.Metadata.Map()

@@ -10,7 +10,6 @@ import (
 	"image/color"
 	"image/jpeg"
 	"math"
-	"slices"
 
 	"golang.org/x/image/draw"
 
@@ -32,37 +31,44 @@ const (
 	leastPerPixel = 0.08
 )
 
-// addImages adds the images of samples: they share the room of left bytes evenly, and what one does not need is for
-// those after it. An error is of the server.
+// addImages adds the images and sounds of samples: they share the room of left bytes evenly, and what one does not need
+// is for those after it. An error is of the server.
 func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Contents) error {
 	type place struct {
 		group *view.Group
 		index int64
+		kind  string
 	}
 	var places []place
 	rows := r.Answers["runs/"+string(r.Run)+"/groups"].(*view.Groups).Rows
 	for _, row := range rows {
 		g := r.Answers["runs/"+string(r.Run)+"/groups/"+string(row.UID)].(*view.Group)
 		for _, l := range g.Samples {
-			if slices.Contains(l.Media, schemas.KindImage) {
-				places = append(places, place{g, l.SampleIndex})
+			for _, kind := range l.Media {
+				if kind != schemas.KindVideo { // its image stands for it
+					places = append(places, place{g, l.SampleIndex, kind})
+				}
 			}
 		}
 	}
 	for i, at := range places {
 		allowed := min(left, max(left/(len(places)-i), leastImage))
 		t := at.group.Trajectory(at.index)
-		data, err := client.New(b).Medium(ctx, t, schemas.KindImage)
+		data, err := client.New(b).Medium(ctx, t, at.kind)
 		if errors.Is(err, client.ErrNotFound) {
 			c.ImagesGone++
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("image of %s sample %d: %w", at.group.UID, at.index, err)
+			return fmt.Errorf("%s of %s sample %d: %w", at.kind, at.group.UID, at.index, err)
 		}
-		uri := address("png", data)
-		if len(uri) > allowed || !bytes.HasPrefix(data, pngMagic) {
-			stored, err := sampling.DecodeMedium(t.Medium(schemas.KindImage), data)
+		uri := address(contentTypes[at.kind], data)
+		if at.kind == schemas.KindAudio && len(uri) > allowed {
+			c.ImagesLeftOut++
+			continue
+		}
+		if at.kind == schemas.KindImage && (len(uri) > allowed || !bytes.HasPrefix(data, pngMagic)) {
+			stored, err := sampling.DecodeMedium(t.Medium(at.kind), data)
 			if err != nil || stored.Empty() {
 				c.ImagesGone++
 				continue
@@ -75,14 +81,14 @@ func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Content
 		}
 		c.Images++
 		left -= len(uri)
-		r.Media[fmt.Sprintf("%s/%s/%d/image", r.Run, at.group.UID, at.index)] = uri
+		r.Media[fmt.Sprintf("%s/%s/%d/%s", r.Run, at.group.UID, at.index, at.kind)] = uri
 	}
 	return nil
 }
 
-// address returns the bytes of an image as its address.
-func address(kind string, data []byte) string {
-	return "data:image/" + kind + ";base64," + base64.StdEncoding.EncodeToString(data)
+// address returns the bytes of a file as its address.
+func address(contentType string, data []byte) string {
+	return "data:" + contentType + ";base64," + base64.StdEncoding.EncodeToString(data)
 }
 
 // reduce returns the largest JPEG of an image that takes at most that many bytes of the file; "" if none does.
@@ -106,7 +112,7 @@ func reduce(src *image.NRGBA, allowed int) string {
 		if err := jpeg.Encode(&buf, small, &jpeg.Options{Quality: quality}); err != nil {
 			return "" // too wide for the format
 		}
-		if uri := address("jpeg", buf.Bytes()); len(uri) <= allowed {
+		if uri := address("image/jpeg", buf.Bytes()); len(uri) <= allowed {
 			return uri
 		}
 	}

@@ -1,6 +1,6 @@
 // Package media holds what models of images, videos and sound make. Media are frames of pixels with their Size and a
-// digest, and a Sound. EncodePNG and EncodeVideo write the file of an image and of a video, an animated PNG; Decode reads
-// both. EncodeWAV and DecodeWAV do the same with a sound.
+// digest, and a Sound. EncodePNG and EncodeVideo write the file of an image and of a video, an animated PNG; Decode
+// reads both. EncodeWAV and DecodeWAV do the same with a sound.
 package media
 
 import (

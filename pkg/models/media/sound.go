@@ -88,8 +88,8 @@ func DecodeWAV(file []byte, want SoundSize) (Sound, error) {
 		case name == "fmt " && n >= 16:
 			kind, bits := binary.LittleEndian.Uint16(data), binary.LittleEndian.Uint16(data[14:])
 			if kind != floatValues || bits != 8*valueBytes {
-				return Sound{}, fmt.Errorf("decode wav: values of type %d with %d bits; must be of %d with %d, floats", kind,
-					bits, floatValues, 8*valueBytes)
+				return Sound{}, fmt.Errorf("decode wav: values of type %d with %d bits; must be of %d with %d, floats",
+					kind, bits, floatValues, 8*valueBytes)
 			}
 			s.Channels, s.Rate = int(binary.LittleEndian.Uint16(data[2:])), int(binary.LittleEndian.Uint32(data[4:]))
 		case name == "data":

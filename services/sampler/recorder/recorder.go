@@ -305,8 +305,8 @@ func (r *Recorder) storeMedia(ctx context.Context, t *schemas.Trajectory, m medi
 		size := m.Sound.Size()
 		file, err := media.EncodeWAV(m.Sound)
 		sound := schemas.Medium{
-			Kind: schemas.KindAudio, Format: schemas.AudioWAV, Samples: int64(size.Samples), Channels: int64(size.Channels),
-			Rate: int64(size.Rate), Digest: m.Sound.Digest(),
+			Kind: schemas.KindAudio, Format: schemas.AudioWAV, Samples: int64(size.Samples),
+			Channels: int64(size.Channels), Rate: int64(size.Rate), Digest: m.Sound.Digest(),
 		}
 		if err := r.storeMedium(ctx, &sound, file, err); err != nil {
 			return err
