@@ -30,14 +30,22 @@ type Medium struct {
 	Ref    *Ref   `msgpack:"ref,omitempty" digest:"-"`
 }
 
-// Medium returns the file of a kind, or else of a track: its video before its image; nil: the sample has none.
-func (e *Trajectory) Medium(name string) (of *Medium) {
+// Medium returns the file of a kind; nil: the sample has none.
+func (e *Trajectory) Medium(kind string) *Medium {
 	for i := range e.Media {
-		switch m := &e.Media[i]; name {
-		case m.Kind:
-			return m
-		case m.Track:
-			of = m
+		if e.Media[i].Kind == kind {
+			return &e.Media[i]
+		}
+	}
+	return nil
+}
+
+// MediumOf returns the file of a kind, or else of a track: its video before its image; nil: the sample has none.
+func (e *Trajectory) MediumOf(name string) *Medium {
+	of := e.Medium(name)
+	for i := len(e.Media) - 1; i >= 0 && of == nil; i-- {
+		if e.Media[i].Track == name {
+			of = &e.Media[i]
 		}
 	}
 	return of
@@ -59,18 +67,18 @@ func (e *Trajectory) Shown() *Medium {
 	return e.Medium(KindImage)
 }
 
-// NameTracks notes of which track each file is, where the state has several: of the one that has the name of its kind,
-// else of the first.
+// NameTracks notes of which track each file is, where the state has several: sound of the last one, pixels of the
+// first.
 func (e *Trajectory) NameTracks() {
 	if len(e.Tracks) == 0 {
 		return
 	}
 	for i := range e.Media {
-		m := &e.Media[i]
-		m.Track = e.Tracks[0].Name
-		if slices.ContainsFunc(e.Tracks, func(t Track) bool { return t.Name == m.Kind }) {
-			m.Track = m.Kind
+		of := e.Tracks[0]
+		if e.Media[i].Kind == KindAudio {
+			of = e.Tracks[len(e.Tracks)-1]
 		}
+		e.Media[i].Track = of.Name
 	}
 }
 

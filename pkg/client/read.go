@@ -194,11 +194,11 @@ func (c *Client) Latents(ctx context.Context, t *schemas.Trajectory) (map[int64]
 	return out, nil
 }
 
-// Medium returns a file of a sample, by its kind or its track: of an image a PNG; of a video an animated PNG, whose
+// Medium returns a file of a sample by its kind: of an image a PNG; of a video an animated PNG, whose
 // middle frame is the image; of an audio a WAV (media.Decode and media.DecodeWAV read them). ErrNoMedium: the sample
 // has no such file, did not complete, or ends with noise in it. ErrNotFound: it is no longer stored.
-func (c *Client) Medium(ctx context.Context, t *schemas.Trajectory, name string) ([]byte, error) {
-	m := t.Medium(name)
+func (c *Client) Medium(ctx context.Context, t *schemas.Trajectory, kind string) ([]byte, error) {
+	m := t.Medium(kind)
 	switch {
 	case m == nil:
 		why := "it " + t.StopReason
@@ -207,7 +207,7 @@ func (c *Client) Medium(ctx context.Context, t *schemas.Trajectory, name string)
 		} else if !t.Decoded() {
 			why = "it stops with noise in it"
 		}
-		return nil, fmt.Errorf("trajectory %s %d: %s: %w: %s", t.UID, t.SampleIndex, name, ErrNoMedium, why)
+		return nil, fmt.Errorf("trajectory %s %d: %s: %w: %s", t.UID, t.SampleIndex, kind, ErrNoMedium, why)
 	case m.Ref == nil:
 		return m.Data, nil
 	}

@@ -28,7 +28,7 @@ func reportOf(t *testing.T, name string, args ...string) string {
 	if n := strings.Count(page, "<script"); n != 3 { // data, import map and what starts
 		t.Errorf("%s has %d scripts", name, n)
 	}
-	const policy = `content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src data: 'sha256-`
+	const policy = `content="default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; script-src data: 'sha256-`
 	if !strings.Contains(page, policy) {
 		t.Errorf("%s has no policy against resources of others", name)
 	}

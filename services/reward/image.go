@@ -54,7 +54,7 @@ func judged(t *schemas.Trajectory, track string, of interface{ Name() string }) 
 	m := t.Shown()
 	switch {
 	case track != "":
-		m = t.Medium(track)
+		m = t.MediumOf(track)
 	case m == nil || scorer.Hears(of.Name()):
 		m = t.Medium(schemas.KindAudio)
 	}

@@ -718,7 +718,7 @@ export interface Medium {
   channels?: number | null;
   /** samples is how many a sound has in each of its channels, rate how many of them are played in a second. */
   rate?: number | null;
-  /** digest is the sha-256, in lower-case hex, of the pixels: frame by frame, RGB, 8 bits, row-major; or of the samples: little-endian float32, all channels of a moment together. */
+  /** digest is the sha-256, in lower-case hex, of the pixels: frame by frame, RGB, 8 bits, row-major; or of a sound: little-endian float32, the channels of each sample together. */
   digest: string;
   /** the bytes, where they are carried in the event */
   data?: Uint8Array | null;

@@ -430,14 +430,14 @@ class Client(Controls, Teachers):
                 await sub.unsubscribe()
         return out.getvalue()
 
-    async def medium(self, trajectory: Event, name: str = "image") -> bytes:
-        """Returns a file of a sample, by its kind or its track: its image, a PNG; its video, an animated PNG whose middle
+    async def medium(self, trajectory: Event, kind: str = "image") -> bytes:
+        """Returns a file of a sample by its kind: its image, a PNG; its video, an animated PNG whose middle
         frame is the image; its audio, a WAV (see pixels, frames, sound)."""
-        if stored := medium(trajectory, name):
+        if stored := medium(trajectory, kind):
             return stored["data"] if stored.get("data") else await self.blob(stored["ref"])
         has = ", ".join(m["kind"] for m in trajectory.get("media") or ())
         why = f"it has {has}" if has else f"it {trajectory['stop_reason']}"
-        raise EventError(f"sample {trajectory['sample_index']} has no {name}: {why}")
+        raise EventError(f"sample {trajectory['sample_index']} has no {kind}: {why}")
 
     async def pixels(self, trajectory: Event) -> npt.NDArray[np.uint8]:
         """Returns the image of a sample, [height, width, 3] uint8, checked against its digest; of a video the frame in

@@ -165,13 +165,9 @@ STEP: Event = form("Step")
 _INFORMS = ("group", "timings")  # what is in them decides no rollout
 
 
-def medium(trajectory: Event, name: str) -> Event | None:
-    """A file of a sample, by its kind, image, video or audio, or by its track, of which it is the largest; None: it has
-    none."""
-    media = trajectory.get("media") or []
-    return next((m for m in media if m["kind"] == name), None) or next(
-        (m for m in reversed(media) if m.get("track") == name), None
-    )
+def medium(trajectory: Event, kind: str) -> Event | None:
+    """A file of a sample by its kind, image, video or audio; None: it has none."""
+    return next((m for m in trajectory.get("media") or () if m["kind"] == kind), None)
 
 
 def check_known(event: Event, spec: Event, what: str) -> None:
