@@ -132,7 +132,8 @@ class Loaded:
             "max_area": r.size.height * r.size.width,
         }
         sizes |= dict.fromkeys(_FRAMES, r.size.frames) | {"num_inference_steps": r.steps, "output_type": "np"}
-        sizes |= dict.fromkeys(_COUNTS, n) | {"generator": torch.Generator("cpu").manual_seed(0)}
+        alike = [torch.Generator("cpu").manual_seed(0) for _ in range(n)]  # what encoders draw is equal in all rows
+        sizes |= dict.fromkeys(_COUNTS, n) | {"generator": alike if n > 1 else alike[0]}
         out |= {name: value for name, value in sizes.items() if name in takes}
         if "strength" in takes:
             out["strength"] = 1.0
