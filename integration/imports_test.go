@@ -29,7 +29,7 @@ var layers = map[string][]string{
 	"schemas":           nil,
 	"pkg/models/tensor": nil,
 	"pkg/scorer":        {"pkg/models/media"},
-	"pkg/estimator":     nil,
+	"pkg/estimator":     {"schemas"},
 	"pkg/dataset":       {"pkg/models/strictjson"},
 	"pkg/models/jinja":  nil,
 
@@ -54,7 +54,7 @@ var layers = map[string][]string{
 	"pkg/scorer/natsscore":     {"pkg/scorer", "pkg/scorer/internal/wire", "schemas"},
 	"pkg/scorer/scorerfile":    {"pkg/scorer", "pkg/scorer/internal/wire", "pkg/scorer/httpscore", "pkg/scorer/natsscore"},
 
-	"schemas/document":                         {"schemas"}, // what the sources say, for the generator and for tests
+	"schemas/document":                         {"schemas", "pkg/estimator"}, // what the sources say, for the generator and for tests
 	"schemas/gen":                              {"schemas/document"},
 	"pkg/fields":                               {"schemas"},
 	"pkg/models/safetensors":                   {"pkg/models/tensor"},
@@ -133,7 +133,7 @@ var layers = map[string][]string{
 	"services/sampler/engine/enginetest": {"schemas", "services/sampler/engine"},
 	"services/sampler/engine/texts":      {"pkg/bus", "pkg/models/decoding", "pkg/models/lm", "pkg/models/lora", "pkg/remotelm", "pkg/models/tensor", "schemas", "services/sampler/engine"},
 	"services/sampler/engine/images": {
-		"pkg/bus", "pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/pool", "pkg/remotehttp", "pkg/remoteimage", "pkg/sampling",
+		"pkg/bus", "pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/nn", "pkg/models/pool", "pkg/remotehttp", "pkg/remoteimage", "pkg/sampling",
 		"pkg/scheduled", "pkg/models/tensor", "schemas", "services/sampler/engine",
 	},
 
@@ -176,7 +176,7 @@ var layers = map[string][]string{
 	"services/rescore": {"pkg/view", "schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
 	// The page that shows a pipeline, by what clients read with.
 	"services/trace": {"schemas", "pkg/bus"}, // traces of what is stored
-	"services/ui":    {"pkg/results", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/outcomes", "pkg/sampling", "services/internal/boot"},
+	"services/ui":    {"pkg/results", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/outcomes", "services/internal/boot"},
 	"services/command": {
 		"pkg/view",
 		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/counters", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fields", "pkg/export", "pkg/results", "pkg/outcomes", "pkg/models/tensor/devices",
@@ -243,7 +243,7 @@ var testLayers = map[string][]string{
 	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":              {"pkg/bus/bustest"},
 	"services/doctor":                {"pkg/bus/bustest"},
-	"services/ui":                    {"pkg/results", "pkg/models/media", "pkg/bus/bustest", "pkg/models/lora", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
+	"services/ui":                    {"pkg/results", "pkg/bus/bustest", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
 	"services/trace":                 {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"services/verify": {
 		"pkg/bus/bustest", "pkg/client", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/safetensors", "services/pipeline",

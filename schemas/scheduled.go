@@ -284,7 +284,8 @@ func (p *Prompt) checkScheduled(f *faults) {
 	absent("stop", p.Stop != nil, "given")
 	absent("num_inference_steps", p.NumInferenceSteps != nil, "given")
 	absent("sigmas", p.Sigmas != nil, "given")
-	absent("rollout.sde_type", p.Rollout.SDEType != "" && p.Rollout.SDEType != TransitionODE, quote(p.Rollout.SDEType))
+	kind := p.Rollout.SDEType
+	absent("rollout.sde_type", kind != "" && TransitionNamed(kind).Stochastic, quote(kind))
 	absent("rollout.sde_step_indices", p.Rollout.SDEStepIndices != nil, "given")
 	absent("rollout.sde_window", p.Rollout.SDEWindow != nil, "given")
 	absent("rollout.checkpoint_every", p.Rollout.CheckpointEvery != nil, "given")

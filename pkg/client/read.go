@@ -194,9 +194,15 @@ func (c *Client) Latents(ctx context.Context, t *schemas.Trajectory) (map[int64]
 	return out, nil
 }
 
-// Medium returns a file of a sample by its kind: of an image a PNG; of a video an animated PNG, whose
-// middle frame is the image; of an audio a WAV (media.Decode and media.DecodeWAV read them). ErrNoMedium: the sample
-// has no such file, did not complete, or ends with noise in it. ErrNotFound: it is no longer stored.
+// Condition returns a file that a trajectory was conditioned on, one of its Conditions: a PNG. ErrNotFound: it is no
+// longer stored.
+func (c *Client) Condition(ctx context.Context, of schemas.Condition) ([]byte, error) {
+	return c.bus.GetBlob(ctx, *of.Ref)
+}
+
+// Medium returns a file of a sample by its kind: of an image a PNG; of a video an animated PNG, whose middle frame is
+// the image; of an audio a WAV (media.Decode and media.DecodeWAV read them). ErrNoMedium: the sample has no such file,
+// did not complete, or ends with noise in it. ErrNotFound: it is no longer stored.
 func (c *Client) Medium(ctx context.Context, t *schemas.Trajectory, kind string) ([]byte, error) {
 	m := t.Medium(kind)
 	switch {

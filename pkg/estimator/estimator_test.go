@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/schemas"
 )
 
 func config(std, basis string, columns int) estimator.Config {
@@ -29,8 +30,8 @@ const tolerance = 2e-9 // relative
 
 func TestEstimate_Examples(t *testing.T) {
 	const (
-		group, global, none          = estimator.StdGroup, estimator.StdGlobal, estimator.StdNone
-		sample, expanded, population = estimator.BasisSample, estimator.BasisExpanded, estimator.BasisPopulation
+		group, global, none          = schemas.StdGroup, schemas.StdGlobal, schemas.StdNone
+		sample, expanded, population = schemas.BasisSample, schemas.BasisExpanded, schemas.BasisPopulation
 	)
 	pair := func(x float64) []float64 { return []float64{-x, x} }
 	both := func(x float64) [][]float64 { return [][]float64{pair(x), pair(x)} }
@@ -110,7 +111,7 @@ func TestEstimate_Examples(t *testing.T) {
 
 func TestEstimate_Means(t *testing.T) {
 	want := []float64{0.5, 1, 0.5}
-	for g, e := range estimate(t, config(estimator.StdGlobal, estimator.BasisSample, 1), exampleB) {
+	for g, e := range estimate(t, config(schemas.StdGlobal, schemas.BasisSample, 1), exampleB) {
 		if !near(e.Mean, want[g], 1e-15) {
 			t.Errorf("group %d: mean %v, want %v", g, e.Mean, want[g])
 		}
@@ -138,7 +139,7 @@ func TestEstimate_BasisRatios(t *testing.T) {
 		{1152, 10, 0.999609265, 0.039089, 0.043431},
 	}
 	for _, tt := range tests {
-		for _, std := range []string{estimator.StdGroup, estimator.StdGlobal} {
+		for _, std := range []string{schemas.StdGroup, schemas.StdGlobal} {
 			t.Run(fmt.Sprintf("%d values, %d columns, %s", tt.values, tt.columns, std), func(t *testing.T) {
 				rewards := make([]float64, tt.values)
 				for i := range rewards {
@@ -149,8 +150,8 @@ func TestEstimate_BasisRatios(t *testing.T) {
 					cfg.Epsilon = 1e-30
 					return estimate(t, cfg, [][]float64{rewards})[0]
 				}
-				sample, expanded := run(estimator.BasisSample, 1), run(estimator.BasisExpanded, tt.columns)
-				population := run(estimator.BasisPopulation, 1)
+				sample, expanded := run(schemas.BasisSample, 1), run(schemas.BasisExpanded, tt.columns)
+				population := run(schemas.BasisPopulation, 1)
 				if got := expanded.Std / sample.Std; !near(got, tt.ratio, tolerance) {
 					t.Errorf("ratio %.9f, want %.9f", got, tt.ratio)
 				}
@@ -169,12 +170,12 @@ func TestEstimate_BasisRatios(t *testing.T) {
 // Groups whose rewards are equal: a naive standard deviation of these is about 1e-17
 // and the mean an ulp off, so advantages must be 0 by comparison, not by arithmetic.
 func TestEstimate_ConstantGroups(t *testing.T) {
-	for _, std := range []string{estimator.StdGroup, estimator.StdGlobal, estimator.StdNone} {
-		for _, basis := range []string{estimator.BasisSample, estimator.BasisExpanded, estimator.BasisPopulation} {
+	for _, std := range []string{schemas.StdGroup, schemas.StdGlobal, schemas.StdNone} {
+		for _, basis := range []string{schemas.BasisSample, schemas.BasisExpanded, schemas.BasisPopulation} {
 			for _, rewards := range [][]float64{{.1, .1, .1}, {.7, .7, .7}, {.7}, {1e300, 1e300}, {math.MaxFloat64, math.MaxFloat64, math.MaxFloat64}} {
 				cfg := config(std, basis, 3)
 				cfg.Epsilon = 1e-300
-				if std == estimator.StdGlobal && len(rewards) == 1 && basis == estimator.BasisSample {
+				if std == schemas.StdGlobal && len(rewards) == 1 && basis == schemas.BasisSample {
 					continue // refused
 				}
 				e := estimate(t, cfg, [][]float64{rewards})[0]
@@ -211,10 +212,10 @@ func TestEstimate_Refuses(t *testing.T) {
 		{"infinite", estimator.DefaultConfig(), [][]float64{{math.Inf(-1), 2}}, "group 0: reward 0 is -Inf"},
 		{"empty group", estimator.DefaultConfig(), [][]float64{{1}, {}}, "group 1: no rewards"},
 		{"squares beyond float64", estimator.DefaultConfig(), [][]float64{{1e200, -1e200}}, "too large"},
-		{"sum beyond float64", config(estimator.StdNone, estimator.BasisSample, 1), [][]float64{{1.7e308, 1.6e308}}, "too large"},
-		{"one value", config(estimator.StdGlobal, estimator.BasisSample, 3), [][]float64{{1}}, "one reward in all"},
-		{"one value, one step", config(estimator.StdGlobal, estimator.BasisExpanded, 1), [][]float64{{1}}, "one reward in all"},
-		{"no columns", config(estimator.StdGroup, estimator.BasisExpanded, 0), exampleA, "columns: 0"},
+		{"sum beyond float64", config(schemas.StdNone, schemas.BasisSample, 1), [][]float64{{1.7e308, 1.6e308}}, "too large"},
+		{"one value", config(schemas.StdGlobal, schemas.BasisSample, 3), [][]float64{{1}}, "one reward in all"},
+		{"one value, one step", config(schemas.StdGlobal, schemas.BasisExpanded, 1), [][]float64{{1}}, "one reward in all"},
+		{"no columns", config(schemas.StdGroup, schemas.BasisExpanded, 0), exampleA, "columns: 0"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -233,7 +234,7 @@ func TestConfig_Validate(t *testing.T) {
 		change func(c *estimator.Config)
 		faults []string // none: it is legal
 	}{
-		{"unknown", "flow_grpo", func(c *estimator.Config) { c.Name = "ppo" }, []string{`estimator: "ppo"; must be one of ` + strings.Join(estimator.Names(), ", ")}},
+		{"unknown", "flow_grpo", func(c *estimator.Config) { c.Name = "ppo" }, []string{`estimator: "ppo"; did you mean opo? must be one of ` + strings.Join(estimator.Names(), ", ")}},
 		{"known elsewhere", "flow_grpo", func(c *estimator.Config) { c.Name = "remax" }, []string{`estimator: "remax"; not available: it needs`, "rloo"}},
 		{"all at once", "flow_grpo", func(c *estimator.Config) {
 			c.Std, c.StdBasis, c.Epsilon, c.Columns, c.Mode, c.AdvClipMax, c.Gamma, c.Weights = "batch", "", math.NaN(), -1, "sft", -1, 0, []float64{1}

@@ -8,15 +8,16 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/schemas"
 )
 
 func drawConfig(t *rapid.T) estimator.Config {
 	return estimator.Config{
 		Name: estimator.FlowGRPO, Gamma: 1,
-		Std: rapid.SampledFrom([]string{estimator.StdGroup, estimator.StdGlobal, estimator.StdNone}).
+		Std: rapid.SampledFrom([]string{schemas.StdGroup, schemas.StdGlobal, schemas.StdNone}).
 			Draw(t, "std"),
 		StdBasis: rapid.SampledFrom([]string{
-			estimator.BasisSample, estimator.BasisExpanded, estimator.BasisPopulation,
+			schemas.BasisSample, schemas.BasisExpanded, schemas.BasisPopulation,
 		}).Draw(t, "std_basis"),
 		Epsilon: rapid.SampledFrom([]float64{1e-8, 1e-4, 1}).Draw(t, "epsilon"),
 		Columns: rapid.IntRange(1, 50).Draw(t, "columns"),
@@ -31,7 +32,7 @@ func drawRewards(t *rapid.T) [][]float64 {
 }
 
 func mustEstimate(t *rapid.T, cfg estimator.Config, rewards [][]float64) []estimator.Group {
-	if cfg.Std == estimator.StdGlobal && len(rewards) == 1 && len(rewards[0]) == 1 {
+	if cfg.Std == schemas.StdGlobal && len(rewards) == 1 && len(rewards[0]) == 1 {
 		t.Skip("one value in all is refused")
 	}
 	got, err := estimator.Estimate(cfg, plain(rewards))
@@ -73,7 +74,7 @@ func TestLaw_ShiftInvariance(t *testing.T) {
 		shifted := make([][]float64, len(rewards))
 		for g := range rewards {
 			shift := common
-			if cfg.Std != estimator.StdGlobal {
+			if cfg.Std != schemas.StdGlobal {
 				shift *= float64(g + 1)
 			}
 			for _, r := range rewards[g] {
@@ -106,7 +107,7 @@ func TestLaw_Scale(t *testing.T) {
 		cfg.Epsilon *= factor
 		for g, after := range mustEstimate(t, cfg, scaled) {
 			want := slices.Clone(before[g].Advantages)
-			if cfg.Std == estimator.StdNone {
+			if cfg.Std == schemas.StdNone {
 				for i := range want {
 					want[i] *= factor
 				}
@@ -156,7 +157,7 @@ func TestLaw_BasisOrder(t *testing.T) {
 			cfg.StdBasis = basis
 			return mustEstimate(t, cfg, rewards)
 		}
-		population, expanded, sample := std(estimator.BasisPopulation), std(estimator.BasisExpanded), std(estimator.BasisSample)
+		population, expanded, sample := std(schemas.BasisPopulation), std(schemas.BasisExpanded), std(schemas.BasisSample)
 		for g := range rewards {
 			if population[g].Std > expanded[g].Std || expanded[g].Std > sample[g].Std*(1+1e-15) {
 				t.Fatalf("group %d: population %v, expanded %v, sample %v", g, population[g].Std, expanded[g].Std,

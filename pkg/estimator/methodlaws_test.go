@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // checkMethods checks a law for each estimator, with rewards that are drawn.
@@ -37,7 +38,7 @@ func drawMethod(t *rapid.T, name string) estimator.Config {
 		cfg.Weights = []float64{1, 0.5}
 	}
 	if cfg.Singleton != "" {
-		cfg.Singleton = estimator.SingletonZero
+		cfg.Singleton = schemas.SingletonZero
 	}
 	return cfg
 }
@@ -194,8 +195,8 @@ func TestLaw_MethodDuplication(t *testing.T) {
 	checkMethods(t, func(t *rapid.T, cfg estimator.Config, rewards [][]float64) {
 		switch cfg.Name {
 		case estimator.FlowGRPO, estimator.DanceGRPO, estimator.DiffusionNFT:
-			cfg.StdBasis = estimator.BasisPopulation
-			cfg.Std = rapid.SampledFrom([]string{estimator.StdGroup, estimator.StdGlobal, estimator.StdNone}).
+			cfg.StdBasis = schemas.BasisPopulation
+			cfg.Std = rapid.SampledFrom([]string{schemas.StdGroup, schemas.StdGlobal, schemas.StdNone}).
 				Draw(t, "std")
 		case estimator.GRPO, estimator.RLOO, estimator.ReinforcePlusPlus, estimator.ReinforcePlusPlusBaseline,
 			estimator.GRPOPassK, estimator.GDPO:
@@ -227,7 +228,7 @@ func TestLaw_MethodDuplication(t *testing.T) {
 func TestLaw_MethodScale(t *testing.T) {
 	checkMethods(t, func(t *rapid.T, cfg estimator.Config, rewards [][]float64) {
 		if cfg.Name == estimator.GRPOPassK && rapid.Bool().Draw(t, "no scale") {
-			cfg.Std = estimator.StdNone
+			cfg.Std = schemas.StdNone
 		}
 		factor := math.Ldexp(1, rapid.IntRange(-8, 8).Draw(t, "exponent"))
 		scaled := make([][]float64, len(rewards))
@@ -238,7 +239,7 @@ func TestLaw_MethodScale(t *testing.T) {
 		}
 		before := run(t, cfg, rewards)
 		want := 1.0
-		if cfg.Std == estimator.StdNone || cfg.Mode == estimator.ModeRWR {
+		if cfg.Std == schemas.StdNone || cfg.Mode == estimator.ModeRWR {
 			want = factor
 		}
 		switch cfg.Name {
@@ -267,7 +268,7 @@ func TestLaw_Singleton(t *testing.T) {
 			return // no choice
 		}
 		zero := run(t, cfg, rewards)
-		cfg.Singleton = estimator.SingletonReward
+		cfg.Singleton = schemas.SingletonReward
 		own := run(t, cfg, rewards)
 		whitened := cfg.Name == estimator.ReinforcePlusPlusBaseline || cfg.Name == estimator.GDPO
 		singles := slices.ContainsFunc(rewards, func(g []float64) bool { return len(g) == 1 })

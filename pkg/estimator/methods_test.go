@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // of is an estimator with its defaults, changed.
@@ -25,10 +26,10 @@ func of(t testing.TB, name string, change func(c *estimator.Config)) estimator.C
 func TestEstimate_Methods(t *testing.T) {
 	type change = func(c *estimator.Config)
 	mode := func(m string) change { return func(c *estimator.Config) { c.Mode = m } }
-	none := func(c *estimator.Config) { c.Std = estimator.StdNone }
-	global := func(c *estimator.Config) { c.Std = estimator.StdGlobal }
+	none := func(c *estimator.Config) { c.Std = schemas.StdNone }
+	global := func(c *estimator.Config) { c.Std = schemas.StdGlobal }
 	expanded := func(columns int) change {
-		return func(c *estimator.Config) { c.StdBasis, c.Columns = estimator.BasisExpanded, columns }
+		return func(c *estimator.Config) { c.StdBasis, c.Columns = schemas.BasisExpanded, columns }
 	}
 	tests := []struct {
 		name      string
@@ -82,7 +83,7 @@ func TestEstimate_Methods(t *testing.T) {
 // Rewards at the last of three steps: 1 and .2, discounted by .9.
 func TestEstimate_Discounted(t *testing.T) {
 	cfg := of(t, "reinforce_plus_plus", func(c *estimator.Config) {
-		c.StdBasis, c.Columns, c.Gamma = estimator.BasisExpanded, 3, .9
+		c.StdBasis, c.Columns, c.Gamma = schemas.BasisExpanded, 3, .9
 	})
 	got := estimate(t, cfg, [][]float64{{1}, {.2}})
 	want := [][]float64{{.669097307, .893794163, 1.14345734}, {-.948720062, -.90378069, -.853848055}}
@@ -142,7 +143,7 @@ func TestEstimate_DiffusionNFT(t *testing.T) {
 		estimator.ModeBinary:       {.4, .4, .4, .5, .6, .6, .6, .6},
 	}
 	for mode, want := range tests {
-		cfg := of(t, "diffusion_nft", func(c *estimator.Config) { c.Std, c.Mode = estimator.StdNone, mode })
+		cfg := of(t, "diffusion_nft", func(c *estimator.Config) { c.Std, c.Mode = schemas.StdNone, mode })
 		got := estimate(t, cfg, rewards)[0].Advantages
 		for i := range want {
 			if math.Abs(got[i]-want[i]) > 1e-15 {
@@ -162,7 +163,7 @@ func TestEstimate_Clip(t *testing.T) {
 
 // A row that is there twice biases the advantages: groups are made of distinct samples.
 func TestEstimate_Padding(t *testing.T) {
-	cfg := config(estimator.StdGlobal, estimator.BasisSample, 1)
+	cfg := config(schemas.StdGlobal, schemas.BasisSample, 1)
 	for _, tt := range []struct {
 		rewards [][]float64
 		want    [][]float64

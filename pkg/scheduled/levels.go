@@ -1,7 +1,6 @@
 package scheduled
 
 import (
-	"errors"
 	"fmt"
 	"math"
 
@@ -82,9 +81,9 @@ func LinearAlphasCumprod(n int, first, last float64) []float64 {
 // CheckSampler returns an error for a sampler that cannot begin at a level without data: rk4, whose clock
 // U/A is infinite there.
 func (l *Levels) CheckSampler(s Sampler) error {
-	if s == RK4 && l.prediction != Flow && l.levels[len(l.levels)-1].A == 0 {
-		return errors.New("sampler: rk4; must be euler, dpm, unipc or unip with rescale_betas_zero_snr: " +
-			"the last timestep has no data")
+	if methods[s].fixed && l.prediction != Flow && l.levels[len(l.levels)-1].A == 0 {
+		return fmt.Errorf("sampler: %s; must be euler, dpm, unipc or unip with rescale_betas_zero_snr: "+
+			"the last timestep has no data", s)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ package sheet
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"image"
@@ -25,7 +26,9 @@ import (
 // Tile is one image of a contact sheet with two lines of text below it. Lines are cut to the width of the image.
 type Tile struct {
 	// Media is the image or the video.
-	Media   media.Media
+	Media media.Media
+	// Given says that samples were made from it: it may have another size, and is drawn within that of the samples.
+	Given   bool
 	Caption string
 	// Note is the second line: green where Tone is above 0, red where it is below.
 	Note string
@@ -42,9 +45,10 @@ const (
 	titleHeight   = 44
 	captionHeight = 40
 	leastSide     = 160 // least length of a tile's longer side: small images are enlarged by whole factors
+	mostSide      = 384 // most length of it: a sheet of large images is for a look, the images lie beside it
 	mostColumns   = 8
 	frameGap      = 3   // between the frames of a filmstrip
-	mostFrameSide = 256 // of a filmstrip
+	mostFrameSide = 256 // most length of a frame's longer side
 )
 
 var (
@@ -55,27 +59,32 @@ var (
 	bad   = color.NRGBA{0xb8, 0x32, 0x2a, 0xff}
 )
 
-// Draw returns the contact sheet of one group as a PNG: at least one tile, in order, below the title. All images
-// have the size of the first; small ones are enlarged by a whole factor. A video is a filmstrip: some of its frames in
-// a row, reduced where they are large.
+// Draw returns the contact sheet of one group as a PNG: at least one tile, in order, below the title. All samples
+// have the size of the first; small ones are enlarged by a whole factor, large ones reduced. A video is a filmstrip:
+// some of its frames in a row. What samples were made from, a Given one, keeps its form within their size.
 func Draw(title string, tiles []Tile) ([]byte, error) {
 	if len(tiles) == 0 {
 		return nil, errors.New("contact sheet: no images; needs one at least")
 	}
+	var first media.Size // of the samples
 	side := 0
 	for i, t := range tiles {
 		size := t.Media.Size()
 		if size == (media.Size{}) {
 			return nil, fmt.Errorf("contact sheet: image %d: no pixels", i)
 		}
-		side = max(side, size.Width, size.Height)
+		if !t.Given {
+			first, side = cmp.Or(first, size), max(side, size.Width, size.Height)
+		}
 	}
-	scale := max(1, math.Ceil(float64(leastSide)/float64(side)))
-	first := tiles[0].Media.Size()
-	frames := min(first.Frames, StripFrames)
+	if side == 0 {
+		return nil, errors.New("contact sheet: no sample; needs one at least")
+	}
+	frames, most := min(first.Frames, StripFrames), mostSide
 	if frames > 1 {
-		scale = min(scale, mostFrameSide/float64(side))
+		most = mostFrameSide
 	}
+	scale := tileScale(side, most)
 	wide, h := int(float64(first.Width)*scale), int(float64(first.Height)*scale)
 	w := frames*(wide+frameGap) - frameGap
 	columns, rows := layout(len(tiles), w, 3-min(frames, 2)) // videos may be alone in a row, images are not
@@ -89,16 +98,33 @@ func Draw(title string, tiles []Tile) ([]byte, error) {
 		x, y := margin+i%columns*cell.X, margin+titleHeight+i/columns*cell.Y
 		for k, img := range t.Media.Spaced(frames).Frames {
 			left := x + k*(wide+frameGap)
-			var how draw.Scaler = draw.NearestNeighbor
-			if scale < 1 {
-				how = draw.CatmullRom
+			to := image.Rect(left, y, left+wide, y+h)
+			if t.Given {
+				of := img.Rect.Size()
+				factor := min(float64(wide)/float64(of.X), float64(h)/float64(of.Y))
+				to.Max = to.Min.Add(image.Pt(int(float64(of.X)*factor), int(float64(of.Y)*factor)))
 			}
-			how.Scale(sheet, image.Rect(left, y, left+wide, y+h), img, img.Rect, draw.Src, nil)
+			paste(sheet, to, img)
 		}
 		drawText(sheet, regular, quiet, x, y+h+17, fitText(regular, t.Caption, w))
 		drawText(sheet, regular, toneColour(t.Tone), x, y+h+34, fitText(regular, t.Note, w))
 	}
 	return encodePNG(sheet)
+}
+
+// tileScale returns the factor for images whose longer side has that length: a whole one that enlarges small images to
+// leastSide, or one below 1 that reduces large ones to most.
+func tileScale(side, most int) float64 {
+	return min(max(1, math.Ceil(float64(leastSide)/float64(side))), float64(most)/float64(side))
+}
+
+// paste draws an image into a place of the sheet: enlarged pixels stay squares, reduced ones are averaged.
+func paste(sheet draw.Image, place image.Rectangle, img *image.NRGBA) {
+	var how draw.Scaler = draw.NearestNeighbor
+	if place.Dx() < img.Rect.Dx() {
+		how = draw.CatmullRom
+	}
+	how.Scale(sheet, place, img, img.Rect, draw.Src, nil)
 }
 
 // newSheet returns an empty sheet of that size with its title, and the font for further text.

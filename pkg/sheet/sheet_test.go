@@ -100,6 +100,41 @@ func TestDraw_Errors(t *testing.T) {
 	}
 }
 
+// What samples were made from keeps its form, within their size, and is no sample.
+func TestDraw_Given(t *testing.T) {
+	wide := media.Of(image.NewNRGBA(image.Rect(0, 0, 64, 16)))
+	for i := range wide.Frames[0].Pix {
+		wide.Frames[0].Pix[i] = []byte{200, 0, 0, 255}[i%4]
+	}
+	data, err := sheet.Draw("title", []sheet.Tile{
+		{Media: wide, Given: true}, {Media: square(32, color.NRGBA{0, 0, 200, 255})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	im, err := png.Decode(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	red, blue := 0, 0
+	for y := range im.Bounds().Dy() {
+		for x := range im.Bounds().Dx() {
+			switch color.NRGBAModel.Convert(im.At(x, y)).(color.NRGBA) {
+			case color.NRGBA{200, 0, 0, 255}:
+				red++
+			case color.NRGBA{0, 0, 200, 255}:
+				blue++
+			}
+		}
+	}
+	if red != 160*40 || blue != 160*160 {
+		t.Errorf("%d red and %d blue pixels; want %d and %d", red, blue, 160*40, 160*160)
+	}
+	if _, err := sheet.Draw("title", []sheet.Tile{{Media: wide, Given: true}}); err == nil {
+		t.Error("a sheet of no samples")
+	}
+}
+
 // A video is a row of its frames at even distances, the first and the last among them; large ones are reduced.
 func TestDraw_Filmstrip(t *testing.T) {
 	for side, shown := range map[int]int{32: 160, 512: 256} {
@@ -122,6 +157,30 @@ func TestDraw_Filmstrip(t *testing.T) {
 					t.Errorf("side %d, row %d, frame %d: red %d, want %d", side, row, k, r>>8, 40*k)
 				}
 			}
+		}
+	}
+}
+
+// Large images are reduced: a sheet of eight of 1024 x 1024 pixels stays one that a screen shows.
+func TestDraw_ReducesLargeImages(t *testing.T) {
+	t.Parallel()
+	tiles := make([]sheet.Tile, 8)
+	strip := sheet.Strip{}
+	for i := range tiles {
+		tiles[i].Media = square(1024, color.White)
+		strip.Media = append(strip.Media, tiles[i].Media)
+	}
+	for name, draw := range map[string]func() ([]byte, error){
+		"tiles":  func() ([]byte, error) { return sheet.Draw("title", tiles) },
+		"strips": func() ([]byte, error) { return sheet.DrawStrips("title", make([]string, 8), []sheet.Strip{strip}) },
+	} {
+		data, err := draw()
+		if err != nil {
+			t.Fatal(err)
+		}
+		im, err := png.DecodeConfig(bytes.NewReader(data))
+		if err != nil || im.Width > 8*400+240 || im.Height > 2*450+100 {
+			t.Errorf("%s: %d x %d pixels: %v", name, im.Width, im.Height, err)
 		}
 	}
 }

@@ -4,9 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"image"
-	"math"
-
-	"golang.org/x/image/draw"
 
 	"github.com/meander-rl/meander/pkg/models/media"
 )
@@ -25,7 +22,7 @@ const (
 )
 
 // DrawStrips returns a sheet of strips, one below the other, as a PNG. It needs at least one image: the first one
-// sets the size of all. Small images are enlarged by a whole factor.
+// sets the size of all. Small images are enlarged by a whole factor, large ones reduced.
 func DrawStrips(title string, columns []string, strips []Strip) ([]byte, error) {
 	var size media.Size
 	for _, s := range strips {
@@ -41,8 +38,8 @@ func DrawStrips(title string, columns []string, strips []Strip) ([]byte, error) 
 	if size == (media.Size{}) {
 		return nil, errors.New("sheet of strips: no images; needs one at least")
 	}
-	scale := max(1, int(math.Ceil(float64(leastSide)/float64(max(size.Width, size.Height)))))
-	w, h := size.Width*scale, size.Height*scale
+	scale := tileScale(max(size.Width, size.Height), mostSide)
+	w, h := int(float64(size.Width)*scale), int(float64(size.Height)*scale)
 	high := max(h, 3*lineHeight)
 	sheet, regular, err := newSheet(title, 2*margin+labelWidth+len(columns)*(w+gap)-gap,
 		margin+titleHeight+lineHeight+len(strips)*(high+gap)+margin)
@@ -60,8 +57,7 @@ func DrawStrips(title string, columns []string, strips []Strip) ([]byte, error) 
 		}
 		for k, m := range s.Media {
 			if !m.Empty() {
-				draw.NearestNeighbor.Scale(sheet, image.Rect(left(k), y, left(k)+w, y+h), m.Frames[0], m.Frames[0].Rect,
-					draw.Src, nil)
+				paste(sheet, image.Rect(left(k), y, left(k)+w, y+h), m.Frames[0])
 			}
 		}
 	}

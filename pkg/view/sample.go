@@ -56,9 +56,12 @@ type Line struct {
 	Media  []string `json:"media"`
 	Width  int64    `json:"width,omitempty"`
 	Height int64    `json:"height,omitempty"`
-	Answer string   `json:"answer,omitempty"`
-	Tokens int64    `json:"tokens,omitempty"`
-	Finish string   `json:"finish_reason,omitempty"`
+	// Conditions are the names of the files that the network was given, in the order of the trajectory.
+	Conditions []string `json:"conditions,omitempty"`
+
+	Answer string `json:"answer,omitempty"`
+	Tokens int64  `json:"tokens,omitempty"`
+	Finish string `json:"finish_reason,omitempty"`
 	// Parent is the sample whose state this one begins with, at ParentStep, of Steps in all.
 	Parent     *int64 `json:"parent,omitempty"`
 	Steps      int    `json:"steps,omitempty"`
@@ -286,6 +289,9 @@ func (s *stored) line(index int64) *Line {
 		return l
 	}
 	l.Stored, l.Media, l.Width, l.Height = true, append(l.Media, t.MediaKinds()...), t.Width, t.Height
+	for _, c := range t.Conditions {
+		l.Conditions = append(l.Conditions, c.Name)
+	}
 	if member.Text != nil {
 		l.Answer, l.Tokens, l.Finish = cut(member.Text.Answer, maxAnswer), member.Text.Tokens, member.Text.FinishReason
 	}

@@ -14,20 +14,12 @@ var missing = math.NaN()
 // config returns the settings of the group's estimator. Its Columns is T, the number of trained steps. Where the
 // estimator does not read it, and in validation groups, which are not trained on, it is at least 1.
 func (g *group) config() estimator.Config {
-	a := g.spec.Advantage
-	c := estimator.Config{
-		Name: a.Estimator, Std: a.Std, StdBasis: a.StdBasis, Epsilon: or(a.Epsilon, 0),
-		Columns: int(max(g.representative().trainedSteps, 1)),
-		Mode:    a.Mode, AdvClipMax: or(a.AdvClipMax, 0), Gamma: or(a.Gamma, 1), Singleton: a.Singleton,
-	}
-	if !g.spec.Validation && (c.StdBasis == estimator.BasisExpanded || c.Gamma != 1) {
+	c, _ := estimator.Of(g.spec.Advantage) // of an unknown one the estimator returns an error
+	c.Columns = int(max(g.representative().trainedSteps, 1))
+	if !g.spec.Validation && c.CountsSteps() {
 		c.Columns = int(g.representative().trainedSteps) // with 0 the estimator returns an error
 	}
-	if c.Name == estimator.GDPO {
-		for _, r := range g.spec.Reward {
-			c.Weights = append(c.Weights, or(r.Weight, 1))
-		}
-	}
+	c.Weigh(g.spec.Reward)
 	return c
 }
 
@@ -175,7 +167,7 @@ func scaleOf(c estimator.Config, text bool) scale {
 		c.Name, c.Std, c.StdBasis, c.Mode, c.Singleton, c.Epsilon, c.AdvClipMax, c.Gamma, 0, text,
 		fmt.Sprint(c.Weights),
 	}
-	if c.StdBasis == estimator.BasisExpanded || c.Gamma != 1 {
+	if c.CountsSteps() {
 		s.columns = c.Columns
 	}
 	return s
@@ -271,10 +263,11 @@ func (g *group) rewards() estimator.Rewards {
 			r.Lengths = append(r.Lengths, s.steps())
 		}
 	}
-	if g.spec.Advantage.Estimator != estimator.GDPO {
+	needs := estimator.PropertiesOf(g.spec.Advantage.Estimator)
+	if !needs.Scores {
 		r.Scores = nil
 	}
-	if g.spec.Advantage.Estimator != estimator.OPO && g.representative().tokens == nil {
+	if !needs.Lengths && g.representative().tokens == nil {
 		r.Lengths = nil
 	}
 	return r

@@ -236,12 +236,12 @@ func rewardLine(e *schemas.Prompt, defaults []string, policy *schemas.Policy) st
 
 // advantageLine describes the estimator of a group with its options, and the group rules, in one line.
 func advantageLine(a *schemas.AdvantageSpec, g *schemas.GroupPolicy) string {
-	c, err := intake.Estimator(a)
+	c, err := estimator.Of(*a)
 	if err != nil {
 		return a.Estimator // refused before
 	}
 	s := fmt.Sprintf("%s, std %s", c.Name, c.Std)
-	if c.Std != estimator.StdNone {
+	if c.Std != schemas.StdNone {
 		s += fmt.Sprintf(" (%s, epsilon %g)", c.StdBasis, c.Epsilon)
 	}
 	if c.Mode != "" {

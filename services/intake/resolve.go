@@ -449,11 +449,3 @@ func valueOr[T any](p *T, def T) T {
 	}
 	return *p
 }
-
-// textOr returns s, or def if s is empty.
-func textOr(s, def string) string {
-	if s == "" {
-		return def
-	}
-	return s
-}

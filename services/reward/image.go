@@ -26,6 +26,9 @@ const (
 	framePixelBytes = 4
 	// soundBytes is that of a value of a sound: 4 bytes decoded, 8 for what functions make of it.
 	soundBytes = 12
+	// conditionPixelBytes is that of a pixel of the sample for each file that it was conditioned on: functions decode
+	// files of its size alone.
+	conditionPixelBytes = 8
 	// An image file has at most filePixelBytes for each pixel, and fileBytes: no PNG needs more, and no WAV.
 	filePixelBytes = 8
 	fileBytes      = 64 << 10
@@ -75,9 +78,9 @@ func noMedium(t *schemas.Trajectory, track string) error {
 		end, len(t.Transitions))
 }
 
-// cost returns the memory in bytes that a file needs, by the size that its trajectory names. One that could never fit,
-// or that is too large for its pixels, is a terminal error.
-func (r *imageMemory) cost(m *schemas.Medium) (int64, error) {
+// cost returns the memory in bytes that a file needs, by the size that its trajectory names, and conditions beside it.
+// One that could never fit, or that is too large for its pixels, is a terminal error.
+func (r *imageMemory) cost(m *schemas.Medium, conditions []schemas.Condition) (int64, error) {
 	frames, pixels, values, bytes := max(1, m.Frames), m.Width*m.Height, m.Samples*m.Channels, int64(len(m.Data))
 	if m.Ref != nil {
 		bytes = m.Ref.Size
@@ -88,59 +91,73 @@ func (r *imageMemory) cost(m *schemas.Medium) (int64, error) {
 				most))
 	}
 	cost := pixelBytes*pixels + (frames-1)*framePixelBytes*pixels + soundBytes*values + bytes
+	what := m.Kind
+	for _, c := range conditions {
+		cost += c.Ref.Size + conditionPixelBytes*pixels
+		what = m.Kind + " and conditions"
+	}
 	if most := int64(r.mib) << 20; cost > most {
 		return 0, bus.Terminal(schemas.CodeTooLarge,
-			fmt.Errorf("%s: %s count for %d MiB; must be at most image_mib, %d", m.Kind, sampling.MediumSize(m),
+			fmt.Errorf("%s: %s count for %d MiB; must be at most image_mib, %d", what, sampling.MediumSize(m),
 				(cost+1<<20-1)>>20, r.mib))
 	}
 	return cost, nil
 }
 
-// sharedImage is the image, the video or the sound of a sample for all its functions. It is decoded only while a
-// function uses it, so samples that wait take no memory.
+// sharedImage is the image, the video or the sound of a sample for all its functions, and what it was conditioned on.
+// It is decoded only while a function uses it, so samples that wait take no memory.
 type sharedImage struct {
-	bus    *bus.Bus
-	memory *imageMemory
-	stored *schemas.Medium
+	bus        *bus.Bus
+	memory     *imageMemory
+	stored     *schemas.Medium
+	conditions []schemas.Condition // none where no function sees them
 
-	mu      sync.Mutex
-	users   int
-	cost    int64
-	decoded media.Media
+	mu    sync.Mutex
+	users int
+	cost  int64
+	held  heldImage
+}
+
+// heldImage is an image in memory, with the files that it was conditioned on.
+type heldImage struct {
+	media.Media
+	conditions []scorer.Condition
 }
 
 // hold returns the decoded image, which it loads if no other function of the sample uses it. Each success needs a
 // release. If wait, it waits for memory; only a call that holds no image may do that. Otherwise it returns
 // errNoMemory when there is none. Other errors are about the image or of ctx.
-func (p *sharedImage) hold(ctx context.Context, wait bool) (media.Media, error) {
+func (p *sharedImage) hold(ctx context.Context, wait bool) (heldImage, error) {
 	if wait {
 		p.mu.Lock()
 	} else if !p.mu.TryLock() {
-		return media.Media{}, errNoMemory
+		return heldImage{}, errNoMemory
 	}
 	defer p.mu.Unlock()
 	if p.users == 0 {
-		cost, err := p.memory.cost(p.stored)
+		cost, err := p.memory.cost(p.stored, p.conditions)
 		switch {
 		case err != nil:
-			return media.Media{}, err
+			return heldImage{}, err
 		case wait:
 			if err := p.memory.free.Acquire(ctx, cost); err != nil {
-				return media.Media{}, err
+				return heldImage{}, err
 			}
 		case !p.memory.free.TryAcquire(cost):
-			return media.Media{}, errNoMemory
+			return heldImage{}, errNoMemory
 		}
 		fetch, stop := context.WithTimeout(ctx, fetchTimeout)
 		defer stop()
-		if p.decoded, err = loadFile(fetch, p.bus, p.stored); err != nil {
+		m, err := loadFile(fetch, p.bus, p.stored)
+		conditions, err2 := loadConditions(fetch, p.bus, p.conditions)
+		if err := cmp.Or(err, err2); err != nil {
 			p.memory.free.Release(cost)
-			return media.Media{}, err
+			return heldImage{}, err
 		}
-		p.cost = cost
+		p.cost, p.held = cost, heldImage{m, conditions}
 	}
 	p.users++
-	return p.decoded, nil
+	return p.held, nil
 }
 
 // release ends one use of the image. The last one frees its memory.
@@ -148,22 +165,28 @@ func (p *sharedImage) release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.users--; p.users == 0 {
-		p.decoded = media.Media{}
+		p.held = heldImage{}
 		p.memory.free.Release(p.cost)
 	}
 }
 
 // sampleFiles are what the functions of a sample look at.
 type sampleFiles struct {
-	media      map[*schemas.Medium]*sharedImage
-	conditions func() ([]scorer.Condition, error)
+	media map[*schemas.Medium]*sharedImage
 }
 
-// shared returns the files of a sample for all its functions.
-func (s *service) shared(t *schemas.Trajectory) map[*schemas.Medium]*sharedImage {
-	files := map[*schemas.Medium]*sharedImage{}
+// filesOf returns the files of a sample: the conditions are among them if one of its functions sees them.
+func (s *service) filesOf(t *schemas.Trajectory) sampleFiles {
+	var seen []schemas.Condition
+	for _, spec := range t.Group.Reward {
+		if e, err := s.catalog.find(spec.Name); err == nil && scorer.SeesConditions(e.scorer) {
+			seen = t.Conditions
+		}
+	}
+	files := sampleFiles{map[*schemas.Medium]*sharedImage{}}
 	for i := range t.Media {
-		files[&t.Media[i]] = &sharedImage{bus: s.bus, memory: s.images, stored: &t.Media[i]}
+		m := &t.Media[i]
+		files.media[m] = &sharedImage{bus: s.bus, memory: s.images, stored: m, conditions: seen}
 	}
 	return files
 }
@@ -171,21 +194,17 @@ func (s *service) shared(t *schemas.Trajectory) map[*schemas.Medium]*sharedImage
 // load adds to in what a function sees of a file; wait, release and error are those of a loader.
 func (f *sampleFiles) load(ctx context.Context, wait bool, s scorer.Scorer, of *schemas.Medium, in *scorer.Input,
 ) (release func(), err error) {
-	if scorer.SeesConditions(s) {
-		if in.Conditions, err = f.conditions(); err != nil {
-			return nil, err
-		}
-	}
 	shared := f.media[of]
 	m, err := shared.hold(ctx, wait)
 	in.Media = m.Spaced(scorer.FramesOf(s))
+	if scorer.SeesConditions(s) {
+		in.Conditions = m.conditions
+	}
 	return shared.release, err
 }
 
 // loadConditions reads the files of conditions.
 func loadConditions(ctx context.Context, b *bus.Bus, list []schemas.Condition) (out []scorer.Condition, err error) {
-	ctx, stop := context.WithTimeout(ctx, fetchTimeout)
-	defer stop()
 	for _, c := range list {
 		file, err := b.GetBlob(ctx, *c.Ref)
 		if err != nil {

@@ -246,6 +246,29 @@ func TestService_ImageIsGone(t *testing.T) {
 	}
 }
 
+// Files that a sample was conditioned on count for image_mib where a function sees them, before they are read.
+func TestService_ConditionsCount(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	cfg := testConfig()
+	cfg.ImageMiB = 16
+	p.serve(t, cfg)
+	large := []schemas.Condition{{Name: "image", Type: "image", DataImage: schemas.DataImage{Ref: &schemas.Ref{
+		Bucket: schemas.BlobBucket, Digest: strings.Repeat("ab", 32), Size: 17 << 20,
+	}}}}
+	for uid, function := range map[schemas.UID]string{"sees": "unchanged", "blind": "jpeg_compressibility"} {
+		tr := trajectory(t, "r", uid, 0, 1, 9, function)
+		tr.Conditions = large
+		p.put(t, tr)
+	}
+	if d := bustest.Dead(t, p.Bus, 1)[0]; d.UID != "sees" || !strings.Contains(d.Reason, "image and conditions: 32x16 pixels count for 18 MiB") {
+		t.Errorf("%s: %s", d.UID, d.Reason)
+	}
+	if r := p.rewards(t, "r", 1)["blind.0"]; r.Status != schemas.StatusScored {
+		t.Errorf("%+v", r)
+	}
+}
+
 // What waits at a shutdown is handed back at once, though the function hangs.
 func TestService_StopsBesideAHangingScorer(t *testing.T) {
 	t.Parallel()

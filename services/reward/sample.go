@@ -133,10 +133,7 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 		limited, cancel = context.WithDeadline(ctx, due)
 		defer cancel()
 	}
-	files := sampleFiles{
-		s.shared(t),
-		sync.OnceValues(func() ([]scorer.Condition, error) { return loadConditions(ctx, s.bus, t.Conditions) }),
-	}
+	files := s.filesOf(t)
 	text := &sharedText{bus: s.bus, t: t}
 	metadata, err := t.Group.Metadata.Map()
 	if err != nil {

@@ -170,7 +170,7 @@ func (s *service) scoreImage(m model.Model, t *schemas.Trajectory) (*schemas.Tea
 	if err := cmp.Or(images.CheckLatents(card, t), images.CheckSettings(card, &t.Sampling)); err != nil {
 		return nil, refuse(schemas.CodeUnfit, "the teacher's model %s: %w", card.Name, err)
 	}
-	conds, err := images.Encode(s.ctx, m, &t.Sampling, s.bus.GetBlob)
+	conds, err := images.Encode(s.ctx, m, &t.Sampling, s.files)
 	if errors.Is(err, model.ErrPrompt) {
 		return nil, refuse(schemas.CodeUnfit, "encode the prompt: %w", err)
 	}

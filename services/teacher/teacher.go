@@ -32,6 +32,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
+	"github.com/meander-rl/meander/services/sampler/engine/images"
 	"github.com/meander-rl/meander/services/sampler/models"
 )
 
@@ -124,6 +125,7 @@ type service struct {
 	bus     *bus.Bus
 	log     zerolog.Logger
 	name    string
+	files   *images.Files       // that samples are conditioned on
 	idle    chan engine.Network // one for each sample that is computed at once
 	waiting atomic.Int64        // requests that are not answered yet
 	work    sync.WaitGroup
@@ -137,7 +139,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	network, workers := opened.All[0].Network, cmp.Or(cfg.Workers, opened.Workers())
 	s := &service{
 		bus: b, log: log, name: cmp.Or(cfg.Name, network.Name()), idle: make(chan engine.Network, workers),
-		lost: make(chan error, 1),
+		lost: make(chan error, 1), files: images.NewFiles(b.GetBlob),
 	}
 	s.left.Store(int64(workers))
 	for i := range workers {

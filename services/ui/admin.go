@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/client"
@@ -42,11 +41,11 @@ func (s *server) answerPage(w http.ResponseWriter, _ *http.Request) {
 }
 
 // answerDoctor answers with the findings of all checks, which pages share for a moment.
-func (s *server) answerDoctor(r *http.Request) (any, error) {
+func (s *server) answerDoctor(q *query) (any, error) {
 	if s.cfg.Doctor == nil {
 		return nil, &requestError{http.StatusNotFound, "this page makes no checks; run 'meander doctor'"}
 	}
-	return s.findings.Get(r.Context())
+	return s.findings.Get(q.Context())
 }
 
 // checked are the findings of all checks, and when they were made, Unix milliseconds.
@@ -59,13 +58,12 @@ type checked struct {
 const maxJudged = 50
 
 // answerVerdicts answers with the samples of a run that wait for a verdict.
-func (s *server) answerVerdicts(r *http.Request) (any, error) {
-	run, err := token[schemas.Run](r, "run")
-	if err != nil {
-		return nil, err
-	}
-	waiting, err := s.view.Unjudged(r.Context(), run, maxJudged)
-	return map[string]any{"waiting": waiting}, err
+func (s *server) answerVerdicts(q *query) (any, error) {
+	run := q.run()
+	return ask(q, func(ctx context.Context) (any, error) {
+		waiting, err := s.view.Unjudged(ctx, run, maxJudged)
+		return map[string]any{"waiting": waiting}, err
+	})
 }
 
 // verdict is what a person gives a sample on the page.
@@ -75,67 +73,56 @@ type verdict struct {
 }
 
 // giveVerdict stores the verdict of a person. The first one of a sample and a name counts.
-func (s *server) giveVerdict(r *http.Request) (any, error) {
-	t, err := s.trajectoryOf(r)
+func (s *server) giveVerdict(q *query) (any, error) {
+	t, err := s.trajectoryOf(q)
 	if err != nil {
 		return nil, err
 	}
-	if t.Run != schemas.Run(r.PathValue("run")) {
-		return nil, &requestError{http.StatusBadRequest, "the sample is of another run, " + string(t.Run)}
+	if t.Run != schemas.Run(q.PathValue("run")) {
+		return nil, badRequest("the sample is of another run, %s", t.Run)
 	}
 	var v verdict
-	if err := json.NewDecoder(r.Body).Decode(&v); err != nil || v.Value == nil {
-		return nil, &requestError{http.StatusBadRequest, "must be a name and a value"}
+	if err := json.NewDecoder(q.Body).Decode(&v); err != nil || v.Value == nil {
+		return nil, badRequest("must be a name and a value")
 	}
 	if !slices.Contains(view.VerdictNames(&t.Group), v.Name) {
-		return nil, &requestError{http.StatusBadRequest, fmt.Sprintf("the sample waits for no verdict %q", v.Name)}
+		return nil, badRequest("the sample waits for no verdict %q", v.Name)
 	}
 	event := &schemas.Verdict{
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, Name: v.Name, Value: v.Value, At: time.Now().UnixNano(),
 	}
-	status, err := view.ClosedAs(r.Context(), s.bus, event)
+	status, err := view.ClosedAs(q.Context(), s.bus, event)
 	if err != nil {
 		return nil, err
 	}
 	if status != "" {
 		return nil, &requestError{http.StatusConflict, "too late: the group has its result, " + status}
 	}
-	err = s.client.Verdict(r.Context(), event)
+	err = s.client.Verdict(q.Context(), event)
 	if errors.Is(err, client.ErrJudged) {
 		return nil, &requestError{http.StatusConflict, err.Error()}
 	}
 	return v, err
 }
 
-// letterID returns the number of the dead letter that a request is about.
-func letterID(r *http.Request) (uint64, error) {
-	id, err := strconv.ParseUint(r.PathValue("id"), 10, 64)
-	if err != nil || id == 0 {
-		return 0, &requestError{http.StatusBadRequest, "that is not the number of a dead letter"}
-	}
-	return id, nil
-}
-
 // replayLetter publishes the original of a dead letter again, and removes the letter.
-func (s *server) replayLetter(r *http.Request) (any, error) {
-	id, err := letterID(r)
-	if err != nil {
-		return nil, err
-	}
-	ack, subject, err := s.bus.Replay(r.Context(), id)
-	return map[string]any{"subject": subject, "stream": ack.Stream, "sequence": ack.Seq}, err
+func (s *server) replayLetter(q *query) (any, error) {
+	id := q.letter()
+	return ask(q, func(ctx context.Context) (any, error) {
+		ack, subject, err := s.bus.Replay(ctx, id)
+		return map[string]any{"subject": subject, "stream": ack.Stream, "sequence": ack.Seq}, err
+	})
 }
 
 // dropLetter removes a dead letter.
-func (s *server) dropLetter(r *http.Request) (any, error) {
-	id, err := letterID(r)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := s.bus.Get(r.Context(), schemas.StreamDead, id); err != nil {
-		return nil, err
-	}
-	return map[string]any{"dropped": id}, s.bus.Delete(r.Context(), schemas.StreamDead, id)
+func (s *server) dropLetter(q *query) (any, error) {
+	id := q.letter()
+	return ask(q, func(ctx context.Context) (any, error) {
+		if _, err := s.bus.Get(ctx, schemas.StreamDead, id); err != nil {
+			return nil, err
+		}
+		return map[string]any{"dropped": id}, s.bus.Delete(ctx, schemas.StreamDead, id)
+	})
 }
 
 // readFindings makes the checks.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/view"
@@ -23,183 +24,158 @@ func badRequest(format string, args ...any) error {
 	return &requestError{http.StatusBadRequest, fmt.Sprintf(format, args...)}
 }
 
-// token reads a name of a request: of its path, or else of its query.
-func token[T ~string](r *http.Request, name string) (T, error) {
-	v := T(cmp.Or(r.PathValue(name), r.FormValue(name)))
-	if err := schemas.CheckToken(name, v); err != nil {
-		return "", badRequest("%v", err)
-	}
-	return v, nil
+// query is a request with the names and numbers in it. Its first fault is kept, and is the answer.
+type query struct {
+	*http.Request
+	err error
 }
 
+// fault keeps the first thing that is wrong with the request.
+func (q *query) fault(format string, args ...any) {
+	if q.err == nil {
+		q.err = badRequest(format, args...)
+	}
+}
+
+// token reads a name of a request: of its path, or else of its query.
+func token[T ~string](q *query, name string) T {
+	v := T(cmp.Or(q.PathValue(name), q.FormValue(name)))
+	if err := schemas.CheckToken(name, v); err != nil {
+		q.fault("%v", err)
+	}
+	return v
+}
+
+func (q *query) run() schemas.Run { return token[schemas.Run](q, "run") }
+
+func (q *query) uid() schemas.UID { return token[schemas.UID](q, "uid") }
+
 // number reads a number of a request's query that lies between least and most; absent: def.
-func number(r *http.Request, name string, def, least, most int) (int, error) {
-	text := r.FormValue(name)
+func (q *query) number(name string, def, least, most int) int {
+	text := q.FormValue(name)
 	if text == "" {
-		return def, nil
+		return def
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < least || n > most {
-		return 0, badRequest("%s: %q; must be a number from %d to %d", name, text, least, most)
+		q.fault("%s: %q; must be a number from %d to %d", name, text, least, most)
 	}
-	return n, nil
+	return n
 }
 
-func (s *server) answerRuns(r *http.Request) (any, error) { return s.view.Runs(r.Context()) }
-
-func (s *server) answerSystem(r *http.Request) (any, error) { return s.view.System(r.Context()) }
-
-func (s *server) answerRun(r *http.Request) (any, error) {
-	run, err := token[schemas.Run](r, "run")
-	if err != nil {
-		return nil, err
+// sample reads the index of a sample.
+func (q *query) sample() int64 {
+	index, err := strconv.ParseInt(q.PathValue("sample"), 10, 64)
+	if err != nil || index < 0 || index >= schemas.MaxGroupSize {
+		q.fault("that is not the index of a sample")
 	}
-	return s.view.Progress(r.Context(), run)
+	return index
+}
+
+// letter reads the number of a dead letter.
+func (q *query) letter() uint64 {
+	id, err := strconv.ParseUint(q.PathValue("id"), 10, 64)
+	if err != nil || id == 0 {
+		q.fault("that is not the number of a dead letter")
+	}
+	return id
+}
+
+// ask answers with what read returns, if nothing is wrong with the request.
+func ask[V any](q *query, read func(ctx context.Context) (V, error)) (any, error) {
+	if q.err != nil {
+		return nil, q.err
+	}
+	return read(q.Context())
+}
+
+func (s *server) answerRuns(q *query) (any, error) { return s.view.Runs(q.Context()) }
+
+func (s *server) answerSystem(q *query) (any, error) { return s.view.System(q.Context()) }
+
+func (s *server) answerRun(q *query) (any, error) {
+	run := q.run()
+	return ask(q, func(ctx context.Context) (*view.Progress, error) { return s.view.Progress(ctx, run) })
 }
 
 // answerGroups answers with a page of the groups of a run: offset, limit, order, status and text say which.
-func (s *server) answerGroups(r *http.Request) (any, error) {
-	run, err := token[schemas.Run](r, "run")
-	if err != nil {
-		return nil, err
-	}
-	l := view.List{
-		Order: cmp.Or(r.FormValue("order"), "newest"), Status: r.FormValue("status"), Text: r.FormValue("text"),
-	}
-	if l.Offset, err = number(r, "offset", 0, 0, view.MaxRows); err != nil {
-		return nil, err
-	}
-	if l.Limit, err = number(r, "limit", 50, 1, maxPage); err != nil {
-		return nil, err
+func (s *server) answerGroups(q *query) (any, error) {
+	run, l := q.run(), view.List{
+		Order: cmp.Or(q.FormValue("order"), "newest"), Status: q.FormValue("status"), Text: q.FormValue("text"),
+		Offset: q.number("offset", 0, 0, view.MaxRows), Limit: q.number("limit", 50, 1, maxPage),
 	}
 	if !slices.Contains(view.Orders, l.Order) {
-		return nil, badRequest("order: %q; must be one of %v", l.Order, view.Orders)
+		q.fault("order: %q; must be one of %v", l.Order, view.Orders)
 	}
-	return s.view.Groups(r.Context(), run, l)
+	return ask(q, func(ctx context.Context) (*view.Groups, error) { return s.view.Groups(ctx, run, l) })
 }
 
 // answerCurve answers with the rewards of a run over time, of one data source or of all.
-func (s *server) answerCurve(r *http.Request) (any, error) {
-	run, err := token[schemas.Run](r, "run")
-	if err != nil {
-		return nil, err
-	}
-	most, err := number(r, "points", 400, 1, 2000)
-	if err != nil {
-		return nil, err
-	}
-	return s.view.Curve(r.Context(), run, r.FormValue("data_source"), most)
+func (s *server) answerCurve(q *query) (any, error) {
+	run, most := q.run(), q.number("points", 400, 1, 2000)
+	return ask(q, func(ctx context.Context) (*view.Curve, error) {
+		return s.view.Curve(ctx, run, q.FormValue("data_source"), most)
+	})
 }
 
 // answerGroup answers with a group and a page of its samples.
-func (s *server) answerGroup(r *http.Request) (any, error) {
-	run, uid, err := uidOf(r)
-	if err != nil {
-		return nil, err
-	}
-	offset, err := number(r, "offset", 0, 0, schemas.MaxGroupSize)
-	if err != nil {
-		return nil, err
-	}
-	limit, err := number(r, "limit", 64, 1, maxPage)
-	if err != nil {
-		return nil, err
-	}
-	return s.view.Group(r.Context(), run, uid, offset, limit)
+func (s *server) answerGroup(q *query) (any, error) {
+	run, uid, offset := q.run(), q.uid(), q.number("offset", 0, 0, schemas.MaxGroupSize)
+	limit := q.number("limit", 64, 1, maxPage)
+	return ask(q, func(ctx context.Context) (*view.Group, error) { return s.view.Group(ctx, run, uid, offset, limit) })
 }
 
-// uidOf returns the run and the group that a request is about.
-func uidOf(r *http.Request) (run schemas.Run, uid schemas.UID, err error) {
-	if run, err = token[schemas.Run](r, "run"); err == nil {
-		uid, err = token[schemas.UID](r, "uid")
-	}
-	return run, uid, err
-}
-
-// sampleOf returns the sample that a request is about.
-func sampleOf(r *http.Request) (run schemas.Run, uid schemas.UID, index int64, err error) {
-	if run, uid, err = uidOf(r); err != nil {
-		return "", "", 0, err
-	}
-	index, err = strconv.ParseInt(r.PathValue("sample"), 10, 64)
-	if err != nil || index < 0 || index >= schemas.MaxGroupSize {
-		return "", "", 0, badRequest("that is not the index of a sample")
-	}
-	return run, uid, index, nil
-}
-
-func (s *server) answerSample(r *http.Request) (any, error) {
-	run, uid, index, err := sampleOf(r)
-	if err != nil {
-		return nil, err
-	}
-	return s.view.Sample(r.Context(), run, uid, index)
+func (s *server) answerSample(q *query) (any, error) {
+	run, uid, index := q.run(), q.uid(), q.sample()
+	return ask(q, func(ctx context.Context) (*view.Sample, error) { return s.view.Sample(ctx, run, uid, index) })
 }
 
 // trajectoryOf returns the trajectory that a request is about.
-func (s *server) trajectoryOf(r *http.Request) (*schemas.Trajectory, error) {
-	run, uid, index, err := sampleOf(r)
-	if err != nil {
-		return nil, err
+func (s *server) trajectoryOf(q *query) (*schemas.Trajectory, error) {
+	run, uid, index := q.run(), q.uid(), q.sample()
+	if q.err != nil {
+		return nil, q.err
 	}
-	return s.view.Trajectory(r.Context(), run, uid, index)
+	return s.view.Trajectory(q.Context(), run, uid, index)
 }
 
 // answerCompare answers with the groups that the runs a and b have in common.
-func (s *server) answerCompare(r *http.Request) (any, error) {
-	offset, err := number(r, "offset", 0, 0, view.MaxRows)
-	if err != nil {
-		return nil, err
-	}
-	a, err := token[schemas.Run](r, "a")
-	if err != nil {
-		return nil, err
-	}
-	b, err := token[schemas.Run](r, "b")
-	if err != nil {
-		return nil, err
-	}
-	return s.view.Compare(r.Context(), a, b, offset)
+func (s *server) answerCompare(q *query) (any, error) {
+	offset := q.number("offset", 0, 0, view.MaxRows)
+	a, b := token[schemas.Run](q, "a"), token[schemas.Run](q, "b")
+	return ask(q, func(ctx context.Context) (*view.Comparison, error) { return s.view.Compare(ctx, a, b, offset) })
 }
 
-func (s *server) answerLane(r *http.Request) (any, error) {
-	lane, err := token[schemas.Lane](r, "lane")
-	if err != nil {
-		return nil, err
-	}
-	return s.view.Lane(r.Context(), lane, maxPage)
+func (s *server) answerLane(q *query) (any, error) {
+	lane := token[schemas.Lane](q, "lane")
+	return ask(q, func(ctx context.Context) (*view.Lane, error) { return s.view.Lane(ctx, lane, maxPage) })
 }
 
 // answerDead answers with dead letters of one run or of all, before the sequence before.
-func (s *server) answerDead(r *http.Request) (any, error) {
+func (s *server) answerDead(q *query) (any, error) {
 	run, before := schemas.Run("*"), uint64(0)
-	var err error
-	if r.FormValue("run") != "" {
-		if run, err = token[schemas.Run](r, "run"); err != nil {
-			return nil, err
-		}
+	if q.FormValue("run") != "" {
+		run = q.run()
 	}
-	if text := r.FormValue("before"); text != "" {
+	if text := q.FormValue("before"); text != "" {
+		var err error
 		if before, err = strconv.ParseUint(text, 10, 64); err != nil || before == 0 {
-			return nil, badRequest("before: must be the number of a dead letter")
+			q.fault("before: must be the number of a dead letter")
 		}
 	}
-	return s.view.Letters(r.Context(), run, before)
+	return ask(q, func(ctx context.Context) (*view.Letters, error) { return s.view.Letters(ctx, run, before) })
 }
 
 // answerLetter answers with one dead letter and its original.
-func (s *server) answerLetter(r *http.Request) (any, error) {
-	id, err := letterID(r)
-	if err != nil {
-		return nil, err
-	}
-	return s.view.Letter(r.Context(), id)
+func (s *server) answerLetter(q *query) (any, error) {
+	id := q.letter()
+	return ask(q, func(ctx context.Context) (*view.Letter, error) { return s.view.Letter(ctx, id) })
 }
 
 // pngMagic is how a PNG file begins.
 var pngMagic = []byte("\x89PNG\r\n\x1a\n")
 
-// media answers with a file of a sample, or with one of its states.
+// media answers with a file of a sample, or with one of its conditions or states.
 func (s *server) media(w http.ResponseWriter, r *http.Request) {
 	ctx, done := context.WithTimeout(r.Context(), readTimeout)
 	defer done()
@@ -209,7 +185,7 @@ func (s *server) media(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer release()
-	t, err := s.trajectoryOf(r.WithContext(ctx))
+	t, err := s.trajectoryOf(&query{Request: r.WithContext(ctx)})
 	if err != nil {
 		s.fail(w, r, err)
 		return
@@ -242,7 +218,7 @@ var contentTypes = map[string]string{
 	schemas.KindImage: "image/png", schemas.KindVideo: "image/apng", schemas.KindAudio: "audio/wav",
 }
 
-// file returns a file of a sample, or an image of a state, and its content type.
+// file returns a file of a sample, a condition or an image of a state, and its content type.
 func (s *server) file(ctx context.Context, t *schemas.Trajectory, kind string) (data []byte, as string, err error) {
 	magic := pngMagic
 	switch as = contentTypes[kind]; {
@@ -252,6 +228,14 @@ func (s *server) file(ctx context.Context, t *schemas.Trajectory, kind string) (
 		}
 	default:
 		as = contentTypes[schemas.KindImage]
+		if text, ok := strings.CutPrefix(kind, "condition-"); ok {
+			i, numberErr := strconv.Atoi(text)
+			if numberErr != nil || i < 0 || i >= len(t.Conditions) {
+				return nil, "", &requestError{http.StatusNotFound, "the sample has no such condition"}
+			}
+			data, err = s.client.Condition(ctx, t.Conditions[i])
+			break
+		}
 		index, numberErr := strconv.ParseInt(kind, 10, 64)
 		if numberErr != nil || !slices.Contains(view.StatesOf(t), index) {
 			return nil, "", &requestError{http.StatusNotFound, "this state is not stored"}

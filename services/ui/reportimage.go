@@ -15,7 +15,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
-	"github.com/meander-rl/meander/pkg/sampling"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -35,40 +35,61 @@ const (
 // is for those after it. An error is of the server.
 func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Contents) error {
 	type place struct {
-		group *view.Group
-		index int64
-		kind  string
+		key string
+		t   *schemas.Trajectory
+		of  *schemas.Medium // nil: a condition of it
+		at  int             // which condition
 	}
 	var places []place
 	rows := r.Answers["runs/"+string(r.Run)+"/groups"].(*view.Groups).Rows
 	for _, row := range rows {
 		g := r.Answers["runs/"+string(r.Run)+"/groups/"+string(row.UID)].(*view.Group)
+		seen := false // a group has conditions once: they are of its prompt
 		for _, l := range g.Samples {
+			t := g.Trajectory(l.SampleIndex)
+			for i := range l.Conditions {
+				if !seen {
+					places = append(places, place{fmt.Sprintf("%s/%s/condition-%d", r.Run, g.UID, i), t, nil, i})
+				}
+			}
+			seen = seen || len(l.Conditions) > 0
 			for _, kind := range l.Media {
 				if kind != schemas.KindVideo { // its image stands for it
-					places = append(places, place{g, l.SampleIndex, kind})
+					key := fmt.Sprintf("%s/%s/%d/%s", r.Run, g.UID, l.SampleIndex, kind)
+					places = append(places, place{key, t, t.Medium(kind), 0})
 				}
 			}
 		}
 	}
 	for i, at := range places {
 		allowed := min(left, max(left/(len(places)-i), leastImage))
-		t := at.group.Trajectory(at.index)
-		data, err := client.New(b).Medium(ctx, t, at.kind)
+		var data []byte
+		var err error
+		size := media.Size{}
+		if at.of != nil {
+			data, err = client.New(b).Medium(ctx, at.t, at.of.Kind)
+			size = media.ImageSize(at.of.Height, at.of.Width)
+		} else if data, err = client.New(b).Condition(ctx, at.t.Conditions[at.at]); err == nil {
+			size, _ = media.ReadInput(data) // it is no image: Decode says so
+		}
 		if errors.Is(err, client.ErrNotFound) {
 			c.ImagesGone++
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("%s of %s sample %d: %w", at.kind, at.group.UID, at.index, err)
+			return fmt.Errorf("file %s: %w", at.key, err)
 		}
-		uri := address(contentTypes[at.kind], data)
-		if at.kind == schemas.KindAudio && len(uri) > allowed {
+		sound := at.of != nil && at.of.Kind == schemas.KindAudio
+		uri := address(contentTypes[schemas.KindImage], data)
+		if sound {
+			uri = address(contentTypes[schemas.KindAudio], data)
+		}
+		if sound && len(uri) > allowed {
 			c.ImagesLeftOut++
 			continue
 		}
-		if at.kind == schemas.KindImage && (len(uri) > allowed || !bytes.HasPrefix(data, pngMagic)) {
-			stored, err := sampling.DecodeMedium(t.Medium(at.kind), data)
+		if !sound && (len(uri) > allowed || !bytes.HasPrefix(data, pngMagic)) {
+			stored, err := media.Decode(data, size)
 			if err != nil || stored.Empty() {
 				c.ImagesGone++
 				continue
@@ -81,7 +102,7 @@ func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Content
 		}
 		c.Images++
 		left -= len(uri)
-		r.Media[fmt.Sprintf("%s/%s/%d/%s", r.Run, at.group.UID, at.index, at.kind)] = uri
+		r.Media[at.key] = uri
 	}
 	return nil
 }

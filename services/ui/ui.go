@@ -155,7 +155,7 @@ func (s *server) handler() http.Handler {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /", http.FileServerFS(files))
-	for path, answer := range map[string]func(*http.Request) (any, error){
+	for path, answer := range map[string]func(*query) (any, error){
 		"runs":                             s.answerRuns,
 		"runs/{run}":                       s.answerRun,
 		"runs/{run}/groups":                s.answerGroups,
@@ -172,7 +172,7 @@ func (s *server) handler() http.Handler {
 	} {
 		mux.HandleFunc("GET /api/"+path, s.answer(answer))
 	}
-	for path, change := range map[string]func(*http.Request) (any, error){
+	for path, change := range map[string]func(*query) (any, error){
 		"runs/{run}/groups/{uid}/{sample}/verdict": s.giveVerdict,
 		"dead/{id}/replay":                         s.replayLetter,
 		"dead/{id}/drop":                           s.dropLetter,
@@ -239,14 +239,14 @@ type requestError struct {
 func (e *requestError) Error() string { return e.says }
 
 // answer returns the handler of a question whose answer is JSON. Questions are bounded in number and time.
-func (s *server) answer(read func(r *http.Request) (any, error)) http.HandlerFunc {
+func (s *server) answer(read func(q *query) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, done := context.WithTimeout(r.Context(), readTimeout)
 		defer done()
 		release, err := s.admit(ctx)
 		var v any
 		if err == nil {
-			v, err = read(r.WithContext(ctx))
+			v, err = read(&query{Request: r.WithContext(ctx)})
 			release()
 		}
 		if err != nil {

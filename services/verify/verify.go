@@ -100,7 +100,7 @@ func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, 
 		o.Languages = languages.All()
 	}
 	v := &verifier{
-		bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}},
+		bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}}, files: images.NewFiles(b.GetBlob),
 		encoded: map[string][]byte{}, policies: map[schemas.Lane][]*schemas.Policy{},
 	}
 	defer v.close()
@@ -124,6 +124,7 @@ type verifier struct {
 	states   *schemas.Tensor // the start latents of the last group, with their ref and data
 	// encoded caches stored tensors of encoded prompts, by digest.
 	encoded map[string][]byte
+	files   *images.Files // that samples are conditioned on
 }
 
 func (v *verifier) close() {
@@ -243,7 +244,7 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 		s.fault(-1, "%v", err)
 		return nil
 	}
-	if s.conds, err = images.Encode(ctx, s.image, &t.Sampling, s.bus.GetBlob); err != nil {
+	if s.conds, err = images.Encode(ctx, s.image, &t.Sampling, s.files); err != nil {
 		if end := s.endsRun(ctx, with, err); end != nil {
 			return end
 		}
@@ -378,7 +379,7 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 // what is stored. A step whose noise is not known is left out.
 func (s *sample) compareNext(by *schemas.Engine, plan flow.Plan, i int, x, velocity, stored []float32) error {
 	k, err := plan.StepTransition(i)
-	if err != nil || plan.Solver != flow.Euler || k.Transition.Stochastic() && s.noise[i] == nil {
+	if err != nil || !plan.Solver.ByTransition() || k.Transition.Stochastic() && s.noise[i] == nil {
 		return err
 	}
 	next := make([]float32, len(x))

@@ -3,6 +3,8 @@ package model
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -254,28 +256,37 @@ type Condition struct {
 	Type string
 	media.Size
 	Data []byte
+	// Digest is the SHA-256 in hex over type, size and data: the name that workers know it by.
+	Digest string
+}
+
+// NewCondition returns a decoded file without the name that a recipe gives it.
+func NewCondition(kind string, size media.Size, data []byte) Condition {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s %d %d %d 0\n", kind, size.Frames, size.Height, size.Width) // 0 is the rate, of sound
+	h.Write(data)
+	return Condition{Type: kind, Size: size, Data: data, Digest: hex.EncodeToString(h.Sum(nil))}
 }
 
 // Probe adds an input that stands for any: a grey image of the recipe's size, all of a mask, an empty text, or 0.
 func (r *Recipe) Probe(in Input) {
-	n := r.Size.Frames * r.Size.Height * r.Size.Width
+	size, value, channels := media.ImageSize(r.Size.Height, r.Size.Width), byte(127), 3
 	switch in.Type {
 	case InputText:
 		r.Arguments[in.Name] = ""
+		return
 	case InputNumber:
 		r.Arguments[in.Name] = 0.0
+		return
 	case InputMask:
-		size := media.ImageSize(r.Size.Height, r.Size.Width)
-		data := bytes.Repeat([]byte{255}, size.Height*size.Width)
-		r.Conditions = append(r.Conditions, Condition{Name: in.Name, Type: InputMask, Size: size, Data: data})
+		value, channels = 255, 1
 	case InputVideo:
-		c := Condition{Name: in.Name, Type: InputVideo, Size: r.Size, Data: bytes.Repeat([]byte{127}, 3*n)}
-		r.Conditions = append(r.Conditions, c)
-	default:
-		size := media.ImageSize(r.Size.Height, r.Size.Width)
-		data := bytes.Repeat([]byte{127}, 3*size.Height*size.Width)
-		r.Conditions = append(r.Conditions, Condition{Name: in.Name, Type: ItemType(in.Type), Size: size, Data: data})
+		size = r.Size
 	}
+	data := bytes.Repeat([]byte{value}, channels*size.Frames*size.Height*size.Width)
+	c := NewCondition(ItemType(in.Type), size, data)
+	c.Name = in.Name
+	r.Conditions = append(r.Conditions, c)
 }
 
 // ItemType returns the type of one file of a condition.

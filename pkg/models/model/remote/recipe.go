@@ -29,9 +29,8 @@ func recipeArgs(r *model.Recipe) (*wire.RecipeArgs, map[string]*model.Condition)
 	by := map[string]*model.Condition{}
 	for i := range r.Conditions {
 		c := &r.Conditions[i]
-		digest := wire.CondDigest(c)
-		by[digest] = c
-		args.Conditions[c.Name] = append(args.Conditions[c.Name], digest)
+		by[c.Digest] = c
+		args.Conditions[c.Name] = append(args.Conditions[c.Name], c.Digest)
 	}
 	return args, by
 }

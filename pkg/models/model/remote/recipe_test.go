@@ -17,12 +17,11 @@ var editSize = media.ImageSize(32, 48)
 
 // editRecipe is a recipe with an image of one value.
 func editRecipe(text string, value byte) *model.Recipe {
+	c := model.NewCondition(model.InputImage, media.ImageSize(8, 8), bytes.Repeat([]byte{value}, 3*64))
+	c.Name = "image"
 	return &model.Recipe{
 		Texts: model.Texts{text}, Size: editSize, Guidance: 4, Arguments: map[string]any{"strength": 0.5},
-		Conditions: []model.Condition{{
-			Name: "image", Type: model.InputImage, Size: media.ImageSize(8, 8),
-			Data: bytes.Repeat([]byte{value}, 3*64),
-		}},
+		Conditions: []model.Condition{c},
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/nn"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
@@ -64,11 +65,62 @@ type Blobs = func(ctx context.Context, ref schemas.Ref) ([]byte, error)
 // ErrCondition says that a condition of a sample is gone, or no file that its pipeline takes.
 var ErrCondition = errors.New("a condition that cannot be used")
 
+// heldFiles bounds the decoded bytes of files that are kept for the next samples.
+const heldFiles = 256 << 20
+
+// Files reads the files that samples are conditioned on, and keeps the last ones decoded: samples of one prompt have
+// the same. It is safe for concurrent use.
+type Files struct {
+	blobs   Blobs
+	reading chan struct{} // a lock: samples that come together read a file once
+	decoded nn.LRU[fileKey, model.Condition]
+}
+
+// fileKey is a file as a condition of a type.
+type fileKey struct{ digest, kind string }
+
+// NewFiles returns Files that blobs loads; nil: a sample with files is refused.
+func NewFiles(blobs Blobs) *Files {
+	f := &Files{blobs: blobs, reading: make(chan struct{}, 1)}
+	f.decoded.Limit = heldFiles
+	return f
+}
+
+// read returns the file of a condition, decoded.
+func (f *Files) read(ctx context.Context, c *schemas.Condition) (model.Condition, error) {
+	select {
+	case f.reading <- struct{}{}:
+		defer func() { <-f.reading }()
+	case <-ctx.Done():
+		return model.Condition{}, ctx.Err()
+	}
+	key := fileKey{c.Ref.Digest, c.Type}
+	read, held := f.decoded.Get(key)
+	if !held {
+		if f.blobs == nil {
+			return read, fmt.Errorf("%w: no store of files here", ErrCondition)
+		}
+		file, err := f.blobs(ctx, *c.Ref)
+		if errors.Is(err, bus.ErrNotFound) || errors.Is(err, bus.ErrCorrupt) {
+			err = fmt.Errorf("%w: %w", ErrCondition, err)
+		}
+		if err != nil {
+			return read, err
+		}
+		if read, err = readCondition(c.Type, file); err != nil {
+			return read, fmt.Errorf("%w: %w", ErrCondition, err)
+		}
+		f.decoded.Put(key, read, len(read.Data))
+	}
+	read.Name = c.Name
+	return read, nil
+}
+
 // Encode makes the conditioning of a sample's prompt and, with guidance, of its negative prompt; of a pipeline that of
-// its recipe alone, whose files blobs loads.
-func Encode(ctx context.Context, m model.Model, s *schemas.Sampling, blobs Blobs) ([]*model.Conditioning, error) {
+// its recipe alone, with its files.
+func Encode(ctx context.Context, m model.Model, s *schemas.Sampling, files *Files) ([]*model.Conditioning, error) {
 	if m.Card().Pipeline != nil {
-		r, err := recipeOf(ctx, m.Card().Pipeline, s, blobs)
+		r, err := recipeOf(ctx, m.Card().Pipeline, s, files)
 		if err != nil {
 			return nil, err
 		}
@@ -83,7 +135,7 @@ func Encode(ctx context.Context, m model.Model, s *schemas.Sampling, blobs Blobs
 }
 
 // recipeOf returns what a sample conditions a pipeline on, with its files read.
-func recipeOf(ctx context.Context, p *model.Pipeline, s *schemas.Sampling, blobs Blobs) (*model.Recipe, error) {
+func recipeOf(ctx context.Context, p *model.Pipeline, s *schemas.Sampling, files *Files) (*model.Recipe, error) {
 	values, err := p.Values(s.Arguments)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrCondition, err)
@@ -108,40 +160,24 @@ func recipeOf(ctx context.Context, p *model.Pipeline, s *schemas.Sampling, blobs
 		return nil, fmt.Errorf("%w: %w", ErrCondition, err)
 	}
 	for _, c := range s.Conditions {
-		if blobs == nil {
-			return nil, fmt.Errorf("%w: %s: no store of files here", ErrCondition, c.Name)
-		}
-		file, err := blobs(ctx, *c.Ref)
-		if errors.Is(err, bus.ErrNotFound) || errors.Is(err, bus.ErrCorrupt) {
-			err = fmt.Errorf("%w: %w", ErrCondition, err)
-		}
+		read, err := files.read(ctx, &c)
 		if err != nil {
 			return nil, fmt.Errorf("conditions: %s: %w", c.Name, err)
 		}
-		read, err := readCondition(c.Name, c.Type, file)
-		if err != nil {
-			return nil, fmt.Errorf("conditions: %s: %w: %w", c.Name, ErrCondition, err)
-		}
-		r.Conditions = append(r.Conditions, *read)
+		r.Conditions = append(r.Conditions, read)
 	}
 	return r, nil
 }
 
 // readCondition reads a file of a type.
-func readCondition(name, kind string, file []byte) (*model.Condition, error) {
-	size, err := media.ReadInput(file)
+func readCondition(kind string, file []byte) (model.Condition, error) {
+	m, err := media.DecodeInput(file)
 	if err != nil {
-		return nil, err
+		return model.Condition{}, err
 	}
-	m, err := media.Decode(file, size)
-	if err != nil {
-		return nil, err
-	}
-	c := &model.Condition{Name: name, Type: kind, Size: size}
+	data := m.RGB()
 	if kind == model.InputMask {
-		c.Data = m.Luma()
-	} else {
-		c.Data = m.RGB()
+		data = m.Luma()
 	}
-	return c, nil
+	return model.NewCondition(kind, m.Size(), data), nil
 }

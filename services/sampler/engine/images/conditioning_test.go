@@ -1,12 +1,88 @@
 package images_test
 
 import (
+	"context"
+	"errors"
+	"image"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
 )
+
+// editor is a pipeline that keeps nothing of what it is conditioned on.
+type editor struct{ model.Model }
+
+func (editor) Card() model.Card {
+	return model.Card{Pipeline: &model.Pipeline{Conditions: []model.Input{
+		{Name: "image", Type: model.InputImages}, {Name: "mask", Type: model.InputMask},
+	}}}
+}
+
+func (editor) EncodeRecipe(_ context.Context, r *model.Recipe) (*model.Conditioning, error) {
+	return &model.Conditioning{Recipe: r}, nil
+}
+
+func (editor) DecodeRecipe(context.Context, []float32, model.Size, *model.Conditioning) (media.Media, error) {
+	return media.Media{}, nil
+}
+
+// A file is loaded, decoded and named once for all samples, and again for another type of condition.
+func TestEncode_FilesAreReadOnce(t *testing.T) {
+	img := image.NewNRGBA(image.Rect(0, 0, 3, 2))
+	img.Pix[0], img.Pix[3] = 200, 255
+	file, err := media.EncodePNG(img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var loads atomic.Int64
+	files := images.NewFiles(func(_ context.Context, ref schemas.Ref) ([]byte, error) {
+		if loads.Add(1); ref.Digest == "gone" {
+			return nil, bus.ErrNotFound
+		}
+		return file, nil
+	})
+	given := func(name, kind, digest string) schemas.Condition {
+		return schemas.Condition{Name: name, Type: kind, DataImage: schemas.DataImage{Ref: &schemas.Ref{Digest: digest}}}
+	}
+	s := &schemas.Sampling{Conditions: []schemas.Condition{
+		given("image", "image", "a"), given("image", "image", "a"), given("mask", "mask", "a"),
+	}}
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			of, err := images.Encode(t.Context(), editor{}, s, files)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			c := of[0].Recipe.Conditions
+			if len(c) != 3 || c[0].Name != "image" || len(c[0].Data) != 18 || c[0].Data[0] != 200 || &c[0].Data[0] != &c[1].Data[0] {
+				t.Errorf("images: %v", c)
+			}
+			if c[2].Name != "mask" || len(c[2].Data) != 6 || c[2].Data[0] != 60 || c[2].Digest == c[0].Digest {
+				t.Errorf("a mask: %v", c[2])
+			}
+		})
+	}
+	all.Wait()
+	if n := loads.Load(); n != 2 {
+		t.Errorf("%d loads of one file with two types", n)
+	}
+	s.Conditions = []schemas.Condition{given("image", "image", "gone")}
+	if _, err := images.Encode(t.Context(), editor{}, s, files); !errors.Is(err, images.ErrCondition) {
+		t.Errorf("a file that is gone: %v", err)
+	}
+	if _, err := images.Encode(t.Context(), editor{}, s, images.NewFiles(nil)); !errors.Is(err, images.ErrCondition) {
+		t.Errorf("no store of files: %v", err)
+	}
+}
 
 // Events have the masks that the card names: those of the family, ones where it has none of that name, and none where
 // the card says so.

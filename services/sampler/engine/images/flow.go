@@ -21,12 +21,12 @@ type flowEngine struct {
 	model      model.Model
 	card       model.Card
 	velocities chan *Velocities // one for each Step that runs
-	blobs      Blobs
+	files      *Files
 }
 
 // newFlowEngine returns an engine whose Step up to o.Workers goroutines may call at once.
 func newFlowEngine(m model.Model, o engine.Options) *flowEngine {
-	e := &flowEngine{model: m, card: m.Card(), velocities: make(chan *Velocities, o.Workers), blobs: o.Blobs}
+	e := &flowEngine{model: m, card: m.Card(), velocities: make(chan *Velocities, o.Workers), files: NewFiles(o.Blobs)}
 	for range o.Workers {
 		e.velocities <- NewVelocities(m)
 	}
@@ -132,7 +132,7 @@ func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *sche
 
 // evaluated encodes the prompts of a sample with n elements. One that is too long is a terminal error.
 func (e *flowEngine) evaluated(ctx context.Context, req *schemas.Request, n int) (p evaluated, err error) {
-	conds, err := Encode(ctx, e.model, &req.Sampling, e.blobs)
+	conds, err := Encode(ctx, e.model, &req.Sampling, e.files)
 	if errors.Is(err, model.ErrPrompt) {
 		return p, engine.Invalid("%w; shorten it, or set truncate_prompt to have it cut", err)
 	}

@@ -15,10 +15,10 @@ func (w *Worker) condition(m *wire.Message) *wire.Message {
 	if bad != nil {
 		return bad
 	}
-	c := model.Condition{Type: args.Type, Data: m.Tensors[0].Data}
-	c.Size = media.Size{Frames: args.Frames, Height: args.Height, Width: args.Width}
-	if digest := wire.CondDigest(&c); digest != args.Digest {
-		return fault(wire.ClassProtocol, "condition %.16s; must be %.16s", args.Digest, digest)
+	c := model.NewCondition(args.Type, media.Size{Frames: args.Frames, Height: args.Height, Width: args.Width},
+		m.Tensors[0].Data)
+	if c.Digest != args.Digest {
+		return fault(wire.ClassProtocol, "condition %.16s; must be %.16s", args.Digest, c.Digest)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

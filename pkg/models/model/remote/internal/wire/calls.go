@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"fmt"
 
 	"github.com/meander-rl/meander/pkg/models/model"
 )
@@ -139,14 +138,6 @@ type DecodeArgs struct {
 // Sound is what the answer of CallDecode says of a sound: how many samples there are in a second; 0: it has none.
 type Sound struct {
 	Rate int `msgpack:"rate"`
-}
-
-// CondDigest returns the name of a condition: the SHA-256 in hex over its type and size, and its data.
-func CondDigest(c *model.Condition) string {
-	h := sha256.New()
-	fmt.Fprintf(h, "%s %d %d %d 0\n", c.Type, c.Frames, c.Height, c.Width) // 0 is the rate, of sound
-	h.Write(c.Data)
-	return hex.EncodeToString(h.Sum(nil))
 }
 
 // PutResult is the result of CallPut.
