@@ -243,7 +243,7 @@ var testLayers = map[string][]string{
 	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":              {"pkg/bus/bustest"},
 	"services/doctor":                {"pkg/bus/bustest"},
-	"services/ui":                    {"pkg/results", "pkg/bus/bustest", "pkg/models/lora", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
+	"services/ui":                    {"pkg/results", "pkg/bus/bustest", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
 	"services/trace":                 {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"services/verify": {
 		"pkg/bus/bustest", "pkg/client", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/safetensors", "services/pipeline",

@@ -206,6 +206,12 @@ func (c *Client) Video(ctx context.Context, t *schemas.Trajectory) ([]byte, erro
 	return c.bus.GetBlob(ctx, t.Video.Ref)
 }
 
+// Condition returns a file that a trajectory was conditioned on, one of its Conditions: a PNG. ErrNotFound: it is no
+// longer stored.
+func (c *Client) Condition(ctx context.Context, of schemas.Condition) ([]byte, error) {
+	return c.bus.GetBlob(ctx, *of.Ref)
+}
+
 // Image returns the PNG bytes of a trajectory's image, of a video those of the frame in the middle. ErrNoImage: the
 // sample did not complete, or ends with noise in it. ErrNotFound: the image is no longer stored.
 func (c *Client) Image(ctx context.Context, t *schemas.Trajectory) ([]byte, error) {

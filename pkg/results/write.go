@@ -104,7 +104,36 @@ func (g *Group) drawSheet(ctx context.Context, b *bus.Bus, images map[int64]medi
 	if len(tiles) == 0 {
 		return nil, nil
 	}
-	return sheet.Draw(g.Prompt, tiles)
+	given, err := g.givenTiles(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	return sheet.Draw(g.Prompt, append(given, tiles...))
+}
+
+// givenTiles returns what the network was given beside the prompt, as the first tiles of a contact sheet.
+func (g *Group) givenTiles(ctx context.Context, b *bus.Bus) (tiles []sheet.Tile, err error) {
+	for i := range g.Members {
+		t := g.Members[i].Trajectory()
+		if t == nil || len(t.Conditions) == 0 {
+			continue
+		}
+		for _, c := range t.Conditions {
+			var m media.Media
+			file, err := client.New(b).Condition(ctx, c)
+			if err == nil {
+				m, err = media.DecodeInput(file)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("condition %s of %s: %w", c.Name, g.UID, err)
+			}
+			tiles = append(tiles, sheet.Tile{
+				Media: m.Spaced(sheet.StripFrames), Given: true, Caption: "condition " + c.Name,
+			})
+		}
+		return tiles, nil // they are those of the prompt, the same for all
+	}
+	return nil, nil
 }
 
 // tileOf returns the sample with its reward, reading and advantage as a tile of a contact sheet.

@@ -52,11 +52,14 @@ type Line struct {
 	SampleResult
 	Scores []Score `json:"scores"`
 	// Stored says that its trajectory is there; Image and Video that it has pixels, of Width and Height.
-	Stored bool   `json:"stored"`
-	Image  bool   `json:"image"`
-	Video  bool   `json:"video,omitempty"`
-	Width  int64  `json:"width,omitempty"`
-	Height int64  `json:"height,omitempty"`
+	Stored bool  `json:"stored"`
+	Image  bool  `json:"image"`
+	Video  bool  `json:"video,omitempty"`
+	Width  int64 `json:"width,omitempty"`
+	Height int64 `json:"height,omitempty"`
+	// Conditions are the names of the files that the network was given, in the order of the trajectory.
+	Conditions []string `json:"conditions,omitempty"`
+
 	Answer string `json:"answer,omitempty"`
 	Tokens int64  `json:"tokens,omitempty"`
 	Finish string `json:"finish_reason,omitempty"`
@@ -287,6 +290,9 @@ func (s *stored) line(index int64) *Line {
 		return l
 	}
 	l.Stored, l.Image, l.Video, l.Width, l.Height = true, t.Image != nil, t.Video != nil, t.Width, t.Height
+	for _, c := range t.Conditions {
+		l.Conditions = append(l.Conditions, c.Name)
+	}
 	if member.Text != nil {
 		l.Answer, l.Tokens, l.Finish = cut(member.Text.Answer, maxAnswer), member.Text.Tokens, member.Text.FinishReason
 	}

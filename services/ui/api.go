@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/view"
@@ -174,7 +175,7 @@ func (s *server) answerLetter(q *query) (any, error) {
 // pngMagic is how a PNG file begins.
 var pngMagic = []byte("\x89PNG\r\n\x1a\n")
 
-// media answers with the image or the video of a sample, or with one of its states.
+// media answers with the image or the video of a sample, or with one of its conditions or states.
 func (s *server) media(w http.ResponseWriter, r *http.Request) {
 	ctx, done := context.WithTimeout(r.Context(), readTimeout)
 	defer done()
@@ -212,7 +213,7 @@ func (s *server) media(w http.ResponseWriter, r *http.Request) {
 	s.write(w, data)
 }
 
-// pixels returns the file of an image, a video or a state, and its content type.
+// pixels returns the file of an image, a video, a condition or a state, and its content type.
 func (s *server) pixels(ctx context.Context, t *schemas.Trajectory, kind string) (data []byte, as string, err error) {
 	switch as = "image/png"; kind {
 	case "image":
@@ -221,6 +222,14 @@ func (s *server) pixels(ctx context.Context, t *schemas.Trajectory, kind string)
 		data, err = s.client.Video(ctx, t)
 		as = "image/apng"
 	default:
+		if text, ok := strings.CutPrefix(kind, "condition-"); ok {
+			i, numberErr := strconv.Atoi(text)
+			if numberErr != nil || i < 0 || i >= len(t.Conditions) {
+				return nil, "", &requestError{http.StatusNotFound, "the sample has no such condition"}
+			}
+			data, err = s.client.Condition(ctx, t.Conditions[i])
+			break
+		}
 		index, numberErr := strconv.ParseInt(kind, 10, 64)
 		if numberErr != nil || !slices.Contains(view.StatesOf(t), index) {
 			return nil, "", &requestError{http.StatusNotFound, "this state is not stored"}

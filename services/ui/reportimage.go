@@ -17,6 +17,7 @@ import (
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // sides are the longer sides to which an image that is too large is reduced, in pixels.
@@ -34,33 +35,49 @@ const (
 // those after it. An error is of the server.
 func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Contents) error {
 	type place struct {
-		group *view.Group
-		index int64
+		key   string
+		t     *schemas.Trajectory
+		given int // a condition of it; -1: its image
 	}
 	var places []place
 	rows := r.Answers["runs/"+string(r.Run)+"/groups"].(*view.Groups).Rows
 	for _, row := range rows {
 		g := r.Answers["runs/"+string(r.Run)+"/groups/"+string(row.UID)].(*view.Group)
+		seen := false // a group has conditions once: they are of its prompt
 		for _, l := range g.Samples {
+			t := g.Trajectory(l.SampleIndex)
+			for i := range l.Conditions {
+				if !seen {
+					places = append(places, place{fmt.Sprintf("%s/%s/condition-%d", r.Run, g.UID, i), t, i})
+				}
+			}
+			seen = seen || len(l.Conditions) > 0
 			if l.Image {
-				places = append(places, place{g, l.SampleIndex})
+				places = append(places, place{fmt.Sprintf("%s/%s/%d/image", r.Run, g.UID, l.SampleIndex), t, -1})
 			}
 		}
 	}
 	for i, at := range places {
 		allowed := min(left, max(left/(len(places)-i), leastImage))
-		t := at.group.Trajectory(at.index)
-		data, err := client.New(b).Image(ctx, t)
+		var data []byte
+		var err error
+		size := media.Size{}
+		if at.given < 0 {
+			data, err = client.New(b).Image(ctx, at.t)
+			size = media.ImageSize(at.t.Image.Height, at.t.Image.Width)
+		} else if data, err = client.New(b).Condition(ctx, at.t.Conditions[at.given]); err == nil {
+			size, _ = media.ReadInput(data) // it is no image: Decode says so
+		}
 		if errors.Is(err, client.ErrNotFound) {
 			c.ImagesGone++
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("image of %s sample %d: %w", at.group.UID, at.index, err)
+			return fmt.Errorf("image %s: %w", at.key, err)
 		}
 		uri := address("png", data)
 		if len(uri) > allowed || !bytes.HasPrefix(data, pngMagic) {
-			stored, err := media.Decode(data, media.ImageSize(t.Image.Height, t.Image.Width))
+			stored, err := media.Decode(data, size)
 			if err != nil || stored.Empty() {
 				c.ImagesGone++
 				continue
@@ -73,7 +90,7 @@ func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Content
 		}
 		c.Images++
 		left -= len(uri)
-		r.Media[fmt.Sprintf("%s/%s/%d/image", r.Run, at.group.UID, at.index)] = uri
+		r.Media[at.key] = uri
 	}
 	return nil
 }

@@ -37,6 +37,15 @@ func ReadInput(file []byte) (Size, error) {
 	return size, err
 }
 
+// DecodeInput decodes a file that ReadInput takes.
+func DecodeInput(file []byte) (Media, error) {
+	size, err := ReadInput(file)
+	if err != nil {
+		return Media{}, err
+	}
+	return Decode(file, size)
+}
+
 // RGB returns the pixels of media without alpha, [frames, height, width, 3].
 func (m Media) RGB() []byte {
 	size := m.Size()

@@ -1,6 +1,6 @@
 // A group with its samples, and one sample.
 import { h, link, fixed, signed, plural, seconds, ago, when, badge, crumbs, empty, factList, only, whole, words } from "./dom.js";
-import { ask, api, listen, media, stored } from "./server.js";
+import { ask, api, condition, listen, media, stored } from "./server.js";
 import { chart } from "./chart.js";
 
 const pageSize = 64;
@@ -98,6 +98,18 @@ function card(run, g, s) {
   );
 }
 
+// given shows the files that the network was given beside the prompt of a sample.
+export const givenFiles = (run, uid, s) =>
+  ((s && s.conditions) || []).map((name, i) => {
+    const src = condition(run, uid, s.sample_index, i);
+    return h(
+      "figure",
+      { class: "sample given" },
+      h("div", { class: "pic" }, src ? h("img", { src, alt: `condition ${name}`, loading: "lazy" }) : "not in this file"),
+      h("figcaption", { class: "body small muted" }, `condition ${name}`),
+    );
+  });
+
 export async function groupView(run, uid, query) {
   let offset = Number(query.get("offset")) || 0;
   const load = () => ask(api("runs", run, "groups", uid), { offset, limit: pageSize });
@@ -164,6 +176,7 @@ export async function groupView(run, uid, query) {
         : h(
             "div",
             { class: "samples" + (texts ? " texts" : "") },
+            givenFiles(run, uid, g.samples.find((s) => s.conditions)),
             g.samples.map((s) => card(run, g, s)),
           ),
     );
@@ -524,6 +537,7 @@ export async function sampleView(run, uid, index) {
         })
       : h("p", {}, x.error || `no image${l.image ? " in this file" : ""}`),
   );
+  const conditions = l.conditions && h("div", { class: "samples" }, givenFiles(run, uid, l));
   const score = h(
     "div",
     { class: "card" },
@@ -619,7 +633,7 @@ export async function sampleView(run, uid, index) {
       h(
         "div",
         { class: "shot" },
-        h("div", { class: "stack" }, x.text ? [conversation(x), tokens(x)] : [picture, strip]),
+        h("div", { class: "stack" }, x.text ? [conversation(x), tokens(x)] : [picture, conditions, strip]),
         h("div", { class: "stack" }, score, facts),
       ),
       x.text ? waterfall(x.timings) : curves(x),

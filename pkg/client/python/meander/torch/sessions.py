@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from .family import Size
 from .faults import Fault
 from .folder import Folder
 from .seam import Memo, Session, digest
+from .together import Together, Turn
 from .weights import Weights
 from .whole import _COUNTS, _FRAMES, _TEXTS, Conditions, Pipeline, digest_of, truncations
 
@@ -53,6 +53,8 @@ class Loaded:
     def __init__(self, family: Pipeline):
         self.family, self.conditions, self.memo = family, Conditions(), Memo()
         self.shapes: dict[Any, Any] = {}
+        self.together, self.joint = Together(), False
+        """Turns of several sessions, and whether they may be computed so."""
         self.first = True
         """Whether the first turn of a session is computed even where it is not read."""
 
@@ -214,6 +216,10 @@ class Run:
 
     def velocity(self, y: torch.Tensor, sigma: float) -> torch.Tensor:
         """eps - x0 float32 of canonical states y float32 [n, ...] at a sigma."""
+        return self.of.together.run([(self.n, self.turn(y, sigma, joint=False))])[0]
+
+    def turn(self, y: torch.Tensor, sigma: float, joint: bool = True) -> Turn:
+        """velocity as a turn among others."""
         points = [g.find(float(sigma)) for g in self.grids]
         p = points[0]
         xs = [
@@ -224,7 +230,7 @@ class Run:
             return self._first(xs[0], p).reshape(y.shape)
         after = None if exact else p.k - 1
         own = None if p.on_grid else self.grids[0].own_sigma(p)
-        outs = self.session.evaluate(xs, p.t, p.k, after, own)
+        outs = yield from self.session.evaluate(xs, p.t, p.k, after, own, joint)
         if len(outs) != len(xs):
             raise Fault("worker", f"{self.of.family.cls.__name__}: {len(outs)} steps in a turn; must be {len(xs)}")
         vs = [g.velocity(o, x, p) for g, o, x, p in zip(self.grids, outs, xs, points, strict=True)]
@@ -263,10 +269,6 @@ class Run:
         last = [g.last() for g in self.grids]
         xs = [g.state(x, p).to(d) for g, x, p, (_, d) in zip(self.grids, self.split(y), last, self.shapes, strict=True)]
         return self.session.end(xs)
-
-
-def _velocity(y: torch.Tensor, sigma: float, run: Run) -> torch.Tensor:
-    return run.velocity(y, sigma)
 
 
 class PipelineEngine(Engine):
@@ -346,13 +348,32 @@ class PipelineEngine(Engine):
         groups: dict[tuple[str, float], list[int]] = {}
         for i, (handle, sigma) in enumerate(zip(handles, sigmas, strict=True)):
             groups.setdefault((handle, sigma), []).append(i)
-        out = torch.empty_like(x)
         most = 1 if self.settings.deterministic or not self.family.rows_alike else max(_BATCHES)
+        waves: list[dict[tuple[str, int], tuple[list[int], float]]] = []  # of which each has a session once
+        joint = self.loaded.joint and not self.settings.deterministic
         for (handle, sigma), rows in groups.items():
             while rows:
                 n = next(b for b in _BATCHES if b <= min(len(rows), most))
                 take, rows = rows[:n], rows[n:]
-                out[take] = self._run(handle, n, partial(_velocity, x[take], sigma))
+                if (wave := next((w for w in waves if joint and (handle, n) not in w), None)) is None:
+                    waves.append(wave := {})
+                wave[handle, n] = take, sigma
+        out = torch.empty_like(x)
+        for wave in waves:
+            runs: dict[tuple[str, int], Run] = {}
+            try:
+                for handle, n in wave:
+                    kept = self.runs.pop((handle, n), None)
+                    runs[handle, n] = kept or self.loaded.session(self._recipe(handle), n)
+                turns = [(n, runs[handle, n].turn(x[t], s, joint)) for (handle, n), (t, s) in wave.items()]
+                for (take, _), v in zip(wave.values(), self.loaded.together.run(turns), strict=True):
+                    out[take] = v
+            except BaseException:
+                for run in runs.values():
+                    run.session.cancel()
+                raise
+            self.runs |= runs
+            self._evict()
         return {}, [("v", _array(out))]
 
     def decode(self, size: Size, tensors: Tensors, handle: str = "") -> Answer:
@@ -387,18 +408,6 @@ class PipelineEngine(Engine):
             raise Fault("handle", f"handles: {handle!s:.80}: unknown; put its recipe and repeat the call")
         self.recipes.move_to_end(handle)
         return self.recipes[handle]
-
-    def _run(self, handle: str, n: int, ask: Callable[[Run], torch.Tensor]) -> torch.Tensor:
-        key = (handle, n)
-        run = self.runs.pop(key, None) or self.loaded.session(self._recipe(handle), n)
-        try:
-            out = ask(run)
-        except BaseException:
-            run.session.cancel()
-            raise
-        self.runs[key] = run
-        self._evict()
-        return out
 
     def _evict(self) -> None:
         while len(self.runs) > _SESSIONS:
