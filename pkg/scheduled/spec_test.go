@@ -172,22 +172,6 @@ func TestLevels_At(t *testing.T) {
 	near(t, "U^2 + A^2", mid.U*mid.U+mid.A*mid.A, 1, 1e-15)
 }
 
-// Flow tables descend: the public trainer hands on the level of the mirrored timestep.
-func TestLevels_Sigma(t *testing.T) {
-	levels, err := scheduled.FlowLevels(1000)
-	if err != nil {
-		t.Fatal(err)
-	}
-	mirrored := make([]float64, 1000)
-	for i := range mirrored {
-		mirrored[i] = 1 - float64(i)/1000
-	}
-	near(t, "exact", levels.Sigma(600, mirrored, scheduled.Exact), 600.0/999, 1e-15)
-	near(t, "the latent's level", levels.At(600).U, 600.0/999, 1e-15)
-	near(t, "simpletuner", levels.Sigma(600, mirrored, scheduled.SimpleTuner), 0.4, 1e-15)
-	near(t, "simpletuner, a short table", levels.Sigma(600, mirrored[:600], scheduled.SimpleTuner), 600.0/999, 1e-15)
-}
-
 func TestLevels_Refuse(t *testing.T) {
 	for _, abar := range [][]float64{nil, {0.9}, {1, 0.5}, {0.9, 0.9}, {0.5, 0.9}, {0.9, 0}, {0.9, math.NaN()}} {
 		if _, err := scheduled.VarianceLevels(scheduled.Epsilon, abar); err == nil {
