@@ -146,18 +146,6 @@ func (p *promptFlags) checkTruthUsed(specs []any, defaults map[string]any) error
 		strings.Join(names, ", "))
 }
 
-// advantageFlags select an estimator.
-type advantageFlags struct{ advantage *fields.Set }
-
-// addFlags adds the flags to f.
-func (a *advantageFlags) addFlags(f *pflag.FlagSet) {
-	a.advantage = fieldsOf[schemas.AdvantageSpec](map[string]fields.Codec{
-		"estimator": {Hint: "one of " + strings.Join(estimator.Names(), ", ")},
-		"mode":      {Hint: estimatorModes()},
-	})
-	a.advantage.Register(f)
-}
-
 // estimatorModes lists the modes of the estimators that have some, for the help of a flag.
 func estimatorModes() string {
 	var parts []string
@@ -169,10 +157,10 @@ func estimatorModes() string {
 	return strings.Join(parts, "; ")
 }
 
-// estimatorConfig returns the settings of the estimator that the flags select.
-func (a *advantageFlags) estimatorConfig() (estimator.Config, error) {
+// estimatorConfig returns the settings of the estimator that the flags of an AdvantageSpec select.
+func estimatorConfig(flags *fields.Set) (estimator.Config, error) {
 	var spec schemas.AdvantageSpec
-	a.advantage.Fill(&spec)
+	flags.Fill(&spec)
 	return estimator.Of(spec)
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -135,26 +134,7 @@ func flagsLike(f *pflag.FlagSet, name string) (names []string) {
 }
 
 // flagsOfPaths has the flags of a prompt's fields by the path of the field.
-var flagsOfPaths = sync.OnceValue(func() map[string]string {
-	flags := map[string]string{}
-	var add func(t reflect.Type, path string)
-	add = func(t reflect.Type, path string) {
-		for _, f := range schemas.Fields(t) {
-			if f.Flag != "" {
-				flags[path+f.Name] = f.Flag
-			}
-			of := f.Type
-			if of.Kind() == reflect.Pointer {
-				of = of.Elem()
-			}
-			if of.Kind() == reflect.Struct {
-				add(of, path+f.Name+".")
-			}
-		}
-	}
-	add(reflect.TypeFor[schemas.Prompt](), "")
-	return flags
-})
+var flagsOfPaths = sync.OnceValue(func() map[string]string { return fieldsOfPrompt().Flags(true) })
 
 // otherCommands are names that other tools have for what a command here does.
 var otherCommands = map[string]string{

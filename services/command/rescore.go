@@ -13,8 +13,10 @@ import (
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/advantage"
@@ -24,7 +26,7 @@ import (
 
 // rescoreCommand makes the command 'meander rescore'.
 func rescoreCommand(a *app) *cobra.Command {
-	r := &rescorer{app: a, services: defaultServices()}
+	r := &rescorer{app: a, services: defaultServices(), advantage: fieldsOfPrompt().Part("advantage")}
 	c := &cobra.Command{
 		Use:   "rescore --reward NAME[=WEIGHT]",
 		Short: "score the stored images of a run again, with other rewards or another estimator",
@@ -53,7 +55,7 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage.`,
 	f.StringVar((*string)(&r.run), "run", "", "run whose images are scored; default the latest")
 	f.StringVar((*string)(&r.pass), "pass", "", "run for the new rewards; default <run>--<rewards>")
 	addSection(f, rewardSection, r.rewards.addFlags)
-	addSection(f, advantageSection, r.advantage.addFlags)
+	addSection(f, advantageSection, func(f *pflag.FlagSet) { r.advantage.Register(f) })
 	r.services.bind().Register(f, "scorers", "score_patience")
 	f.StringVar(&r.out, "out", "", "folder for results.jsonl; default meander-out/<pass>; - for none")
 	return c
@@ -64,7 +66,7 @@ type rescorer struct {
 	*app
 	run, pass schemas.Run
 	rewards   rewardFlags
-	advantage advantageFlags
+	advantage *fields.Set
 	services  services
 	out       string
 	set       func(flag string) bool
@@ -130,8 +132,8 @@ func (r *rescorer) changeOf() (rescore.Change, error) {
 		return c, err
 	}
 	body := map[string]any{"v": int64(schemas.Version), "prompt": `"-" 1`} // each group has its own
-	names := fieldFlags{set: r.advantage.advantage.GivenFlags("advantage.")}
-	if given := r.advantage.advantage.GivenValues(); len(given) > 0 {
+	names := fieldFlags{set: r.advantage.Flags(false)}
+	if given := r.advantage.GivenValues(); len(given) > 0 {
 		body["advantage"] = given
 	}
 	if specs != nil {
@@ -149,7 +151,7 @@ func (r *rescorer) changeOf() (rescore.Change, error) {
 		c.Rewards = append(c.Rewards, spec)
 	}
 	if body["advantage"] != nil {
-		config, err := r.advantage.estimatorConfig()
+		config, err := estimatorConfig(r.advantage)
 		if err != nil {
 			return c, err
 		}

@@ -55,6 +55,8 @@ class Loaded:
         self.shapes: dict[Any, Any] = {}
         self.together, self.joint = Together(), False
         """Turns of several sessions, and whether they may be computed so."""
+        self.seeded = True
+        """Whether each row has a generator of its own: what encoders draw is then equal in all rows."""
         self.first = True
         """Whether the first turn of a session is computed even where it is not read."""
 
@@ -132,7 +134,8 @@ class Loaded:
             "max_area": r.size.height * r.size.width,
         }
         sizes |= dict.fromkeys(_FRAMES, r.size.frames) | {"num_inference_steps": r.steps, "output_type": "np"}
-        sizes |= dict.fromkeys(_COUNTS, n) | {"generator": torch.Generator("cpu").manual_seed(0)}
+        seeded = [torch.Generator("cpu").manual_seed(0) for _ in range(n)]
+        sizes |= dict.fromkeys(_COUNTS, n) | {"generator": seeded if self.seeded and n > 1 else seeded[0]}
         out |= {name: value for name, value in sizes.items() if name in takes}
         if "strength" in takes:
             out["strength"] = 1.0
