@@ -7,13 +7,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"image"
 	"math"
 	"os"
 	"strings"
 
 	"github.com/parquet-go/parquet-go"
 
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/sampling"
@@ -68,17 +68,22 @@ func (w *tarFile) add(s *sample) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	n := 0
-	for _, part := range []struct {
+	type part struct {
 		end  string
 		data []byte
-	}{
+	}
+	parts := []part{
 		{"json", record},
 		{schemas.ImagePNG, s.media[schemas.KindImage]},
 		{schemas.VideoAPNG, s.media[schemas.KindVideo]},
 		{schemas.AudioWAV, s.media[schemas.KindAudio]},
 		{"safetensors", arrays.Bytes()},
-	} {
+	}
+	for _, c := range s.conditions {
+		parts = append(parts, part{"condition." + c.Name + ".png", c.Bytes})
+	}
+	n := 0
+	for _, part := range parts {
 		if len(part.data) == 0 {
 			continue
 		}
@@ -104,7 +109,8 @@ type row struct {
 	// Video is an animated PNG with all frames.
 	Video []byte `parquet:"video,optional"`
 	// Audio is in the form of datasets.Audio.
-	Audio *mediaFile `parquet:"audio,optional"`
+	Audio      *mediaFile      `parquet:"audio,optional"`
+	Conditions []conditionFile `parquet:"conditions,list"`
 	// Latents are float32, little-endian, of LatentsShape.
 	Latents []byte `parquet:"latents,optional"`
 }
@@ -132,7 +138,13 @@ func newParquet(path string) (writer, error) {
 		return nil, err
 	}
 	options := []parquet.WriterOption{parquet.Compression(&parquet.Zstd)}
-	for _, path := range [][]string{{"image", "bytes"}, {"video"}, {"audio", "bytes"}, {"latents"}} {
+	for _, path := range [][]string{
+		{"image", "bytes"},
+		{"video"},
+		{"audio", "bytes"},
+		{"latents"},
+		{"conditions", "list", "element", "bytes"},
+	} {
 		// Statistics of a page have its largest value a second time.
 		options = append(options, parquet.SkipPageBounds(path...), parquet.SkipPageStatistics(path...))
 	}
@@ -141,7 +153,7 @@ func newParquet(path string) (writer, error) {
 
 // add writes the row of a sample.
 func (w *parquetFile) add(s *sample) (int64, error) {
-	r := row{Record: s.Record, Video: s.media[schemas.KindVideo]}
+	r := row{Record: s.Record, Video: s.media[schemas.KindVideo], Conditions: s.conditions}
 	if file := s.media[schemas.KindImage]; file != nil {
 		r.Image = &mediaFile{file, s.key() + ".png"}
 	}
@@ -154,6 +166,9 @@ func (w *parquetFile) add(s *sample) (int64, error) {
 	n := int64(500 + len(r.Latents) + 16*len(s.IDs) + len(s.Messages) + len(s.Turns))
 	for _, file := range s.media {
 		n += int64(len(file))
+	}
+	for _, c := range s.conditions {
+		n += int64(len(c.Bytes))
 	}
 	_, err := w.rows.Write([]row{r})
 	if w.held += n; err == nil && w.held >= rowGroupBytes {
@@ -186,15 +201,25 @@ func (w *tensorFile) add(s *sample) (n int64, err error) {
 		if of.Kind == schemas.KindImage && of != shown {
 			continue // it is in the video
 		}
-		t, err := tensorOf(of, s.media[of.Kind])
+		m, err := sampling.DecodeMedium(of, s.media[of.Kind])
 		if err != nil {
 			return 0, fmt.Errorf("%w: %s: %w", errUnreadable, of.Kind, err)
 		}
 		if of == shown {
-			t.Name = schemas.KindImage
+			tensors = append(tensors, pixelsOf(prefix+"image", m, of.Kind == schemas.KindVideo))
+			continue
 		}
-		t.Name = prefix + t.Name
-		tensors = append(tensors, t)
+		tensors = append(tensors, safetensors.Tensor{
+			Name: prefix + "audio", DType: tensor.F32, Shape: []int{int(of.Samples), int(of.Channels)},
+			Data: tensor.F32.AppendFloats(nil, m.Sound.Values),
+		})
+	}
+	for _, c := range s.conditions {
+		m, err := media.DecodeInput(c.Bytes)
+		if err != nil {
+			return 0, fmt.Errorf("%w: condition %s: %w", errUnreadable, c.Name, err)
+		}
+		tensors = append(tensors, pixelsOf(prefix+"condition."+c.Name, m, m.Size().Frames > 1))
 	}
 	short := s.Record
 	short.IDs, short.Mask, short.TokenLogProbs, short.ProcessedLogProbs = nil, nil, nil, nil
@@ -209,30 +234,14 @@ func (w *tensorFile) add(s *sample) (n int64, err error) {
 // headerShare is how much more a byte of the header counts than one of a tensor: a header may have 100 MB.
 const headerShare = 4
 
-// tensorOf returns what a file has: the pixels of an image [H, W, 3], of a video [F, H, W, 3], or the float32 of a
-// sound [samples, channels].
-func tensorOf(of *schemas.Medium, file []byte) (t safetensors.Tensor, err error) {
-	m, err := sampling.DecodeMedium(of, file)
-	t = safetensors.Tensor{Name: of.Kind, DType: tensor.U8, Shape: []int{int(of.Height), int(of.Width), 3}}
-	switch of.Kind {
-	case schemas.KindAudio:
-		t.DType, t.Shape = tensor.F32, []int{int(of.Samples), int(of.Channels)}
-		t.Data = tensor.F32.AppendFloats(nil, m.Sound.Values)
-	case schemas.KindVideo:
-		t.Shape = append([]int{int(of.Frames)}, t.Shape...)
+// pixelsOf returns the pixels of an image [H, W, 3], of a video [F, H, W, 3].
+func pixelsOf(name string, m media.Media, video bool) safetensors.Tensor {
+	size := m.Size()
+	shape := []int{size.Height, size.Width, 3}
+	if video {
+		shape = append([]int{size.Frames}, shape...)
 	}
-	for _, frame := range m.Frames {
-		t.Data = appendRGB(t.Data, frame)
-	}
-	return t, err
-}
-
-// appendRGB appends the pixels of a frame without its alpha.
-func appendRGB(b []byte, frame *image.NRGBA) []byte {
-	for i := 0; i < len(frame.Pix); i += 4 {
-		b = append(b, frame.Pix[i:i+3]...)
-	}
-	return b
+	return safetensors.Tensor{Name: name, DType: tensor.U8, Shape: shape, Data: m.RGB()}
 }
 
 // Close writes the file.
