@@ -84,6 +84,38 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 	case !a.json:
 		fmt.Fprintln(out, state)
 		t.Print(out)
+		return printUpdates(ctx, b, run, out)
+	}
+	return nil
+}
+
+// mostUpdates is how many updates of the weights 'meander show' lists, the newest.
+const mostUpdates = 8
+
+// printUpdates lists what a trainer made of the run: the newest updates of the weights, as 'meander watch' shows them.
+func printUpdates(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Writer) error {
+	var lines []string
+	for m, err := range b.Read(ctx, schemas.StreamUpdates, schemas.RunFilters(run)[schemas.StreamUpdates],
+		bus.ReadOptions{}) {
+		if errors.Is(err, bus.ErrPermission) {
+			return nil // of a role that sees the groups alone
+		}
+		if err != nil {
+			return fmt.Errorf("read updates: %w", err)
+		}
+		if line, _, err := eventLine(schemas.KindUpdate, m); err == nil {
+			lines = append(lines, line)
+		}
+	}
+	if more := len(lines) - mostUpdates; more > 0 {
+		lines = append([]string{present.Count(more, "update") + " before: meander watch --kinds update --run " + string(run)},
+			lines[more:]...)
+	}
+	for i, line := range lines {
+		if i == 0 {
+			fmt.Fprintln(out)
+		}
+		present.Linef(out, "%s", line)
 	}
 	return nil
 }

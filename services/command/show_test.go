@@ -27,6 +27,22 @@ func TestShow(t *testing.T) {
 	expect(t, exitUsage, "--run: ", "show", "--run", "*")
 }
 
+// Below the groups of a run are the updates of the weights that a trainer made of them, the newest.
+func TestShow_Updates(t *testing.T) {
+	inStore(t)
+	b := connected(t)
+	for i := range int64(mostUpdates + 2) {
+		e := &schemas.Update{Run: "r1", Lane: "m", Tenant: schemas.TenantMain, Step: i + 1, PolicyVersion: i, Loss: new(0.25)}
+		if _, err := b.Publish(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := expect(t, exitOK, "\n2 updates before: meander watch --kinds update --run r1\nm update 3: version 2, loss 0.25, ", "show")
+	if strings.Count(got, "m update ") != mostUpdates {
+		t.Errorf("updates\n%s", got)
+	}
+}
+
 // A sample that was continued says which attempt made which of its steps.
 func TestShow_Attempts(t *testing.T) {
 	sample := &schemas.Trajectory{
