@@ -66,6 +66,14 @@ func TestConditions(t *testing.T) {
 			t.Errorf("run %s: %+v", c.run, r)
 		}
 	}
+	// An archive has the files, so that another store verifies the run, and the prompt can be given there again.
+	byWorker(t, dir, nil, "runs", "export", "a", "--out", "a.tar").must(t, 0)
+	other := t.TempDir()
+	byWorker(t, other, nil, "runs", "import", filepath.Join(dir, "a.tar")).must(t, 0)
+	r := provenRun(t, byWorker(t, other, nil, append([]string{"verify", "--json", "a"}, engine...)...))
+	if r.Trajectories != 2 || len(r.Mismatches) > 0 || r.MaxRatio != 0 {
+		t.Errorf("the run on another server: %+v", r)
+	}
 	if len(digests) != 3 {
 		t.Errorf("%d digests of three runs that differ", len(digests))
 	}

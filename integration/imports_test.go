@@ -239,7 +239,7 @@ var testLayers = map[string][]string{
 	"pkg/fields":                     {"schemas/document"},
 	"services/command":               {"pkg/bus/bustest", "pkg/models/lm/qwen2", "pkg/models/model/qwenimage/checkpoint"},
 	"pkg/results":                    {"pkg/bus/bustest", "services/pipeline"},
-	"pkg/export":                     {"pkg/bus/bustest", "services/pipeline"},
+	"pkg/export":                     {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "services/pipeline"},
 	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":              {"pkg/bus/bustest"},
 	"services/doctor":                {"pkg/bus/bustest"},

@@ -138,9 +138,6 @@ type Plan struct {
 	Metrics []Metric `msgpack:"metrics" size:"0..MaxMetrics"`
 }
 
-// Validate returns all faults of the plan, joined.
-func (e *Plan) Validate() error { return CheckFields(e) }
-
 func (e *Plan) checkRules(f *faults) {
 	for i := range e.Samples {
 		e.Samples[i].checkWithin(f.inItem("samples", i), e.RollSettings.Timesteps)

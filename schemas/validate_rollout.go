@@ -82,9 +82,6 @@ func (g *Group) checkRulesAcross(f *faults, uid UID, groupSize int64) {
 	g.Advantage.checkRulesAcross(f.inStruct("advantage"), g.BatchGroups > 0)
 }
 
-// Validate returns all faults of the step, joined.
-func (e *Step) Validate() error { return CheckFields(e) }
-
 // checkRules checks index, sigmas, timestep, log-prob and tensors of a step.
 func (e *Step) checkRules(f *faults) {
 	if n := e.NumInferenceSteps; n >= 1 && e.StepIndex >= n && e.StepIndex < MaxSteps {

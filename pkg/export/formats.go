@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"image"
 	"math"
 	"os"
 	"strings"
@@ -68,11 +67,16 @@ func (w *tarFile) add(s *sample) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	n := 0
-	for _, part := range []struct {
+	type part struct {
 		end  string
 		data []byte
-	}{{"json", record}, {"png", s.image}, {"apng", s.video}, {"safetensors", arrays.Bytes()}} {
+	}
+	parts := []part{{"json", record}, {"png", s.image}, {"apng", s.video}, {"safetensors", arrays.Bytes()}}
+	for _, c := range s.conditions {
+		parts = append(parts, part{"condition." + c.Name + ".png", c.Bytes})
+	}
+	n := 0
+	for _, part := range parts {
 		if len(part.data) == 0 {
 			continue
 		}
@@ -96,7 +100,8 @@ type row struct {
 	// Image is in the form of datasets.Image.
 	Image *imageFile `parquet:"image,optional"`
 	// Video is an animated PNG with all frames.
-	Video []byte `parquet:"video,optional"`
+	Video      []byte          `parquet:"video,optional"`
+	Conditions []conditionFile `parquet:"conditions,list"`
 	// Latents are float32, little-endian, of LatentsShape.
 	Latents []byte `parquet:"latents,optional"`
 }
@@ -124,7 +129,7 @@ func newParquet(path string) (writer, error) {
 		return nil, err
 	}
 	options := []parquet.WriterOption{parquet.Compression(&parquet.Zstd)}
-	for _, path := range [][]string{{"image", "bytes"}, {"video"}, {"latents"}} {
+	for _, path := range [][]string{{"image", "bytes"}, {"video"}, {"latents"}, {"conditions", "list", "element", "bytes"}} {
 		// Statistics of a page have its largest value a second time.
 		options = append(options, parquet.SkipPageBounds(path...), parquet.SkipPageStatistics(path...))
 	}
@@ -133,7 +138,7 @@ func newParquet(path string) (writer, error) {
 
 // add writes the row of a sample.
 func (w *parquetFile) add(s *sample) (int64, error) {
-	r := row{Record: s.Record, Video: s.video}
+	r := row{Record: s.Record, Video: s.video, Conditions: s.conditions}
 	if s.image != nil {
 		r.Image = &imageFile{s.image, s.key() + ".png"}
 	}
@@ -141,6 +146,9 @@ func (w *parquetFile) add(s *sample) (int64, error) {
 		r.Latents = tensor.F32.AppendFloats(nil, s.latents)
 	}
 	n := int64(500 + len(s.image) + len(s.video) + len(r.Latents) + 16*len(s.IDs) + len(s.Messages) + len(s.Turns))
+	for _, c := range s.conditions {
+		n += int64(len(c.Bytes))
+	}
 	_, err := w.rows.Write([]row{r})
 	if w.held += n; err == nil && w.held >= rowGroupBytes {
 		w.held, err = 0, w.rows.Flush()
@@ -168,14 +176,22 @@ func (w *tensorFile) add(s *sample) (n int64, err error) {
 		return 0, err
 	}
 	if s.image != nil {
-		pixels, shape, err := rgb(s)
+		data, size := s.image, media.ImageSize(s.of.Height, s.of.Width)
+		if s.video != nil {
+			data, size = s.video, sampling.SizeOf(s.of)
+		}
+		m, err := media.Decode(data, size)
 		if err != nil {
 			return 0, fmt.Errorf("%w: image: %w", errUnreadable, err)
 		}
-		tensors = append(tensors, safetensors.Tensor{
-			Name: prefix + "image", DType: tensor.U8, Shape: shape,
-			Data: pixels,
-		})
+		tensors = append(tensors, pixelsOf(prefix+"image", m, s.video != nil))
+	}
+	for _, c := range s.conditions {
+		m, err := media.DecodeInput(c.Bytes)
+		if err != nil {
+			return 0, fmt.Errorf("%w: condition %s: %w", errUnreadable, c.Name, err)
+		}
+		tensors = append(tensors, pixelsOf(prefix+"condition."+c.Name, m, m.Size().Frames > 1))
 	}
 	short := s.Record
 	short.IDs, short.Mask, short.TokenLogProbs, short.ProcessedLogProbs = nil, nil, nil, nil
@@ -190,32 +206,14 @@ func (w *tensorFile) add(s *sample) (n int64, err error) {
 // headerShare is how much more a byte of the header counts than one of a tensor: a header may have 100 MB.
 const headerShare = 4
 
-// rgb returns the pixels of an image [H, W, 3], of a video [F, H, W, 3].
-func rgb(s *sample) (pixels []byte, shape []int, err error) {
-	data, size := s.image, media.ImageSize(s.of.Height, s.of.Width)
-	if s.video != nil {
-		data, size = s.video, sampling.SizeOf(s.of)
+// pixelsOf returns the pixels of an image [H, W, 3], of a video [F, H, W, 3].
+func pixelsOf(name string, m media.Media, video bool) safetensors.Tensor {
+	size := m.Size()
+	shape := []int{size.Height, size.Width, 3}
+	if video {
+		shape = append([]int{size.Frames}, shape...)
 	}
-	m, err := media.Decode(data, size)
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, frame := range m.Frames {
-		pixels = appendRGB(pixels, frame)
-	}
-	shape = []int{size.Height, size.Width, 3}
-	if s.video != nil {
-		shape = append([]int{len(m.Frames)}, shape...)
-	}
-	return pixels, shape, nil
-}
-
-// appendRGB appends the pixels of a frame without its alpha.
-func appendRGB(b []byte, frame *image.NRGBA) []byte {
-	for i := 0; i < len(frame.Pix); i += 4 {
-		b = append(b, frame.Pix[i:i+3]...)
-	}
-	return b
+	return safetensors.Tensor{Name: name, DType: tensor.U8, Shape: shape, Data: m.RGB()}
 }
 
 // Close writes the file.

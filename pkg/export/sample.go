@@ -125,6 +125,33 @@ type sample struct {
 	of           *schemas.Sampling
 	image, video []byte    // PNG; animated PNG of all frames, nil for images
 	latents      []float32 // [K, S, C]
+	conditions   []conditionFile
+}
+
+// conditionFile is what the network was given beside the prompt, a PNG. Several of one name are numbered: NAME.1 is the
+// second one.
+type conditionFile struct {
+	Name  string `parquet:"name"`
+	Type  string `parquet:"type"`
+	Bytes []byte `parquet:"bytes"`
+}
+
+// readConditions reads the files of a sample's conditions.
+func readConditions(ctx context.Context, c *client.Client, list []schemas.Condition) (files []conditionFile, err error) {
+	seen := map[string]int{}
+	for _, of := range list {
+		data, err := c.Condition(ctx, of)
+		if err != nil {
+			return nil, fmt.Errorf("condition %s: %w", of.Name, err)
+		}
+		name := of.Name
+		if n := seen[of.Name]; n > 0 {
+			name = fmt.Sprintf("%s.%d", name, n)
+		}
+		seen[of.Name]++
+		files = append(files, conditionFile{name, of.Type, data})
+	}
+	return files, nil
 }
 
 // key names the sample in a file. A uid has no "/" and no ".".
@@ -213,6 +240,9 @@ func newSample(
 		if s.video, err = c.Video(ctx, t); err != nil {
 			return nil, err
 		}
+	}
+	if s.conditions, err = readConditions(ctx, c, t.Conditions); err != nil {
+		return nil, err
 	}
 	if !latents || len(t.LatentStepIndices) == 0 {
 		return s, nil

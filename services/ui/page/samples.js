@@ -99,7 +99,7 @@ function card(run, g, s) {
 }
 
 // given shows the files that the network was given beside the prompt of a sample.
-export const givenFiles = (run, uid, s) =>
+const givenFiles = (run, uid, s) =>
   ((s && s.conditions) || []).map((name, i) => {
     const src = condition(run, uid, s.sample_index, i);
     return h(
@@ -109,6 +109,8 @@ export const givenFiles = (run, uid, s) =>
       h("figcaption", { class: "body small muted" }, `condition ${name}`),
     );
   });
+
+export const conditions = (run, uid, s) => s.conditions && h("div", { class: "samples" }, givenFiles(run, uid, s));
 
 export async function groupView(run, uid, query) {
   let offset = Number(query.get("offset")) || 0;
@@ -537,7 +539,6 @@ export async function sampleView(run, uid, index) {
         })
       : h("p", {}, x.error || `no image${l.image ? " in this file" : ""}`),
   );
-  const conditions = l.conditions && h("div", { class: "samples" }, givenFiles(run, uid, l));
   const score = h(
     "div",
     { class: "card" },
@@ -633,7 +634,7 @@ export async function sampleView(run, uid, index) {
       h(
         "div",
         { class: "shot" },
-        h("div", { class: "stack" }, x.text ? [conversation(x), tokens(x)] : [picture, conditions, strip]),
+        h("div", { class: "stack" }, x.text ? [conversation(x), tokens(x)] : [picture, conditions(run, uid, l), strip]),
         h("div", { class: "stack" }, score, facts),
       ),
       x.text ? waterfall(x.timings) : curves(x),
