@@ -27,16 +27,8 @@ type suspects map[schemas.Making]uint64
 // askAgainRegularly asks again for lost samples every lookEvery until ctx ends.
 func (s *service) askAgainRegularly(ctx context.Context) error {
 	seen := suspects{}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(lookEvery):
-		}
-		if err := s.askAgain(ctx, &seen); err != nil && ctx.Err() == nil {
-			zerolog.Ctx(ctx).Warn().Err(err).Msg("lost requests not asked for again, trying again")
-		}
-	}
+	return regularly(ctx, lookEvery, zerolog.WarnLevel, "lost requests not asked for again, trying again",
+		func(ctx context.Context) error { return s.askAgain(ctx, &seen) })
 }
 
 // askAgain asks for the samples that were lost at the last look and are still; all that are lost now are suspects of

@@ -336,3 +336,16 @@ func runOf(subject string) schemas.Run {
 	run, _ := schemas.RunOf(subject)
 	return run
 }
+
+// regularly calls f until ctx ends, with a pause after each call, and logs that it failed.
+func regularly(ctx context.Context, every time.Duration, at zerolog.Level, failed string,
+	f func(context.Context) error,
+) error {
+	for ctx.Err() == nil {
+		if err := f(ctx); err != nil && ctx.Err() == nil {
+			zerolog.Ctx(ctx).WithLevel(at).Err(err).Msg(failed)
+		}
+		_ = bus.Pause(ctx, every)
+	}
+	return nil
+}

@@ -419,10 +419,7 @@ func (s *service) announceSpace(ctx context.Context) error {
 			default:
 			}
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(spaceAge):
-		}
+		_ = bus.Pause(ctx, spaceAge)
 	}
 	return stop()
 }
