@@ -139,11 +139,7 @@ func newParquet(path string) (writer, error) {
 	}
 	options := []parquet.WriterOption{parquet.Compression(&parquet.Zstd)}
 	for _, path := range [][]string{
-		{"image", "bytes"},
-		{"video"},
-		{"audio", "bytes"},
-		{"latents"},
-		{"conditions", "list", "element", "bytes"},
+		{"image", "bytes"}, {"video"}, {"audio", "bytes"}, {"latents"}, {"conditions", "list", "element", "bytes"},
 	} {
 		// Statistics of a page have its largest value a second time.
 		options = append(options, parquet.SkipPageBounds(path...), parquet.SkipPageStatistics(path...))
