@@ -27,6 +27,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -35,6 +36,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -375,4 +377,28 @@ func envOr(name, def string) string {
 		return v
 	}
 	return def
+}
+
+// versionCommand makes the command 'meander version'.
+func versionCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "print the versions of the program and of the event contract",
+		Example: "  meander version --json",
+		RunE: func(c *cobra.Command, _ []string) error {
+			out := c.OutOrStdout()
+			if a.json {
+				return encode(out, map[string]any{
+					"version": boot.Version(), "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH,
+					"subjects": schemas.AllSubjects, "schema_version": schemas.Version,
+				})
+			}
+			_, err := fmt.Fprintln(out, versionLine())
+			return err
+		},
+	}
+}
+
+func versionLine() string {
+	return fmt.Sprintf("meander %s (%s, %s/%s), subjects %s, event schemas %d",
+		boot.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH, schemas.AllSubjects, schemas.Version)
 }
