@@ -246,9 +246,9 @@ var testLayers = map[string][]string{
 	"services/ui":                    {"pkg/results", "pkg/bus/bustest", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
 	"services/trace":                 {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"services/verify": {
-		"pkg/bus/bustest", "pkg/client", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/safetensors", "services/pipeline",
+		"pkg/bus/bustest", "pkg/client", "pkg/models/lora", "pkg/models/media", "pkg/models/model/remote/remotetest", "pkg/models/safetensors", "services/pipeline",
 	},
-	"services/teacher":        {"pkg/bus/bustest", "pkg/client", "pkg/models/lm/qwen2", "pkg/models/model/qwenimage/checkpoint", "services/pipeline"},
+	"services/teacher":        {"pkg/bus/bustest", "pkg/client", "pkg/models/lm/qwen2", "pkg/models/media", "pkg/models/model/qwenimage/checkpoint", "pkg/models/model/remote/remotetest", "services/pipeline"},
 	"integration/tools/chaos": {"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
 
 	"services/sampler": {"pkg/bus/bustest", "pkg/flow", "pkg/models/model/qwenimage/checkpoint", "services/intake"},

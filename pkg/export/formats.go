@@ -129,7 +129,9 @@ func newParquet(path string) (writer, error) {
 		return nil, err
 	}
 	options := []parquet.WriterOption{parquet.Compression(&parquet.Zstd)}
-	for _, path := range [][]string{{"image", "bytes"}, {"video"}, {"latents"}, {"conditions", "list", "element", "bytes"}} {
+	for _, path := range [][]string{
+		{"image", "bytes"}, {"video"}, {"latents"}, {"conditions", "list", "element", "bytes"},
+	} {
 		// Statistics of a page have its largest value a second time.
 		options = append(options, parquet.SkipPageBounds(path...), parquet.SkipPageStatistics(path...))
 	}

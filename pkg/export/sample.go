@@ -137,7 +137,9 @@ type conditionFile struct {
 }
 
 // readConditions reads the files of a sample's conditions.
-func readConditions(ctx context.Context, c *client.Client, list []schemas.Condition) (files []conditionFile, err error) {
+func readConditions(
+	ctx context.Context, c *client.Client, list []schemas.Condition,
+) (files []conditionFile, err error) {
 	seen := map[string]int{}
 	for _, of := range list {
 		data, err := c.Condition(ctx, of)
