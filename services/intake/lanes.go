@@ -213,7 +213,8 @@ func (v *laneView) whyNotScorable(rewards []schemas.RewardSpec, medium scorer.Me
 			continue // Resolve checks names
 		}
 		if len(v.scorers) == 0 {
-			return forReward.waits("reward[%d]: no reward service runs to say whether it has %q; start one", i, r.Name), nil
+			return forReward.waits("reward[%d]: no reward service runs to say whether it has %q; start one", i,
+				r.Name), nil
 		}
 		var lack []*schemas.Presence
 		for _, s := range v.scorers {
