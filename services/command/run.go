@@ -113,10 +113,7 @@ func (r *runner) check() error {
 // run publishes the prompts, waits for their groups, and prints the results. It serves the pipeline itself if none
 // runs. A run that is interrupted can be continued by the same command, which the error says.
 func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Writer) error {
-	log, err := r.logger()
-	if err != nil {
-		return err
-	}
+	log := r.logger()
 	r.services.Sampler.Spare = &models.Spare{}
 	defer r.services.Sampler.Spare.Close()
 	plan, err := r.estimateOwn(ctx, prompts)
