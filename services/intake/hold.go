@@ -283,7 +283,7 @@ func (s *service) findPolicy(ctx context.Context, run schemas.Run, p *schemas.Pr
 	if err != nil {
 		return nil, "", bus.Terminal(schemas.CodeInvalid, err)
 	}
-	if waiting, err = v.whyNotScorable(rewards, mediumOf(p, policy)); waiting == "" && err == nil {
+	if waiting, err = v.whyNotScorable(rewards, mediaOf(p, policy)); waiting == "" && err == nil {
 		waiting = v.whyStepsFull(time.Now().Add(-min(alarmAfter, s.cfg.Hold/10)))
 	}
 	return policy, waiting, err

@@ -204,8 +204,8 @@ func formerLanes(names []schemas.Lane) string {
 
 // whyNotScorable returns what a prompt waits for before its rewards can be scored; "": nothing. Each running reward
 // service must have all functions, as any of them may get the trajectory. If none has a function, the error is
-// terminal. While no service runs, functions that every service has count as there. medium is what they rate.
-func (v *laneView) whyNotScorable(rewards []schemas.RewardSpec, medium scorer.Medium) (waiting string, err error) {
+// terminal. While no service runs, functions that every service has count as there. media are what they rate.
+func (v *laneView) whyNotScorable(rewards []schemas.RewardSpec, media []scorer.Medium) (waiting string, err error) {
 	for i, r := range rewards {
 		kind, _, err := scorer.SplitName(r.Name)
 		if err != nil || kind == scorer.External || len(v.scorers) == 0 && scorer.Everywhere(r.Name) {
@@ -224,7 +224,7 @@ func (v *laneView) whyNotScorable(rewards []schemas.RewardSpec, medium scorer.Me
 		case 0:
 		case len(v.scorers):
 			fit := slices.DeleteFunc(slices.Clone(v.scorers[0].Reward),
-				func(name string) bool { return scorer.CheckMedium(name, medium) != nil })
+				func(name string) bool { return scorer.CheckMedium(name, media...) != nil })
 			return "", bus.Terminal(schemas.CodeUnknownReward,
 				fmt.Errorf("reward[%d]: %s; must be one of %s, nats:NAME or external:NAME",
 					i, whyMissing(lack, r.Name), strings.Join(fit, ", ")))
