@@ -117,16 +117,6 @@ func (l *Levels) At(t float64) Level {
 	return Level{U: clock / length, A: 1 / length}
 }
 
-// Sigma is the noise level that a trainer is given with a flow latent rolled down to t. It is
-// the true one, t/(N-1); in the public trainer's way the t-th entry of the schedule's table,
-// where that is long enough. Such tables descend, so that entry is the mirrored level.
-func (l *Levels) Sigma(t int, table []float64, c Compat) float64 {
-	if c == SimpleTuner && t < len(table) {
-		return table[t]
-	}
-	return l.levels[t].U
-}
-
 // Noised sets dst = A*x0 + U*noise: the teacher-forced latent of a level. All have the same
 // length; dst may be x0 or noise.
 func Noised[T Float](dst, x0, noise []T, l Level) {

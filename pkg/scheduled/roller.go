@@ -20,17 +20,6 @@ type Rollout struct {
 	Source, Target int
 }
 
-// Rollout is that of a sample of a plan, over the levels of the model: N timesteps of the
-// prediction that the settings name.
-func (s Settings) Rollout(l *Levels, x Sample) (Rollout, error) {
-	if l.Timesteps() != s.Timesteps || l.prediction != s.Prediction {
-		return Rollout{}, fmt.Errorf("levels: %d timesteps of %s; must be %d of %s, as in the settings", l.Timesteps(),
-			l.prediction, s.Timesteps, s.Prediction)
-	}
-	return Rollout{Levels: l, Sampler: s.Sampler, Order: s.Order, Compat: s.Compat, Source: x.Source, Target: x.Base},
-		nil
-}
-
 // Step is one step of a rollout.
 type Step struct {
 	From, To int // timesteps: To = From - 1

@@ -82,8 +82,6 @@ const (
 	//   - a table that ends without data (zero SNR) ends at U/A = 1e6;
 	//   - of unipc and unip the higher orders, whose coefficients that library computes
 	//     without their digits, are refused;
-	//   - the noise level given with a rolled flow latent is the mirrored table entry
-	//     (Levels.Sigma);
 	//   - orders beyond the sampler's are brought down to it; there is no rk4.
 	SimpleTuner Compat = "simpletuner"
 )

@@ -152,33 +152,21 @@ func counts(a *schemas.Advantage) bool {
 	return a.Status == schemas.StatusComplete || a.Status == schemas.StatusPartial
 }
 
-type scale struct {
-	name, std, basis, mode, singleton string
-	epsilon, clip, gamma              float64
-	columns                           int // 0 if the estimator does not use them
-	text                              bool
-	weights                           string
-}
-
-// scaleOf returns the settings of an estimator that groups must have in common to be normalised together; text: the
-// samples are texts.
-func scaleOf(c estimator.Config, text bool) scale {
-	s := scale{
-		c.Name, c.Std, c.StdBasis, c.Mode, c.Singleton, c.Epsilon, c.AdvClipMax, c.Gamma, 0, text,
-		fmt.Sprint(c.Weights),
+// scaleOf returns what groups must have in common to be normalised together: the settings of their estimator, and
+// whether the samples are texts.
+func scaleOf(c estimator.Config, text bool) string {
+	if !c.CountsSteps() {
+		c.Columns = 0
 	}
-	if c.CountsSteps() {
-		s.columns = c.Columns
-	}
-	return s
+	return fmt.Sprintf("%+v %t", c, text)
 }
 
 // estimate fills in the advantages of one group, or of all groups of a batch, which the caller has sorted by uid.
 // Groups of a batch with the same scale are normalised together. outlines[i] is the result of groups[i]; one that does
 // not count is left as it is, and one that the estimator has an error for gets the status failed.
 func estimate(groups []*group, outlines []*schemas.Advantage) {
-	var order []scale
-	alike := map[scale][]int{}
+	var order []string
+	alike := map[string][]int{}
 	for i, g := range groups {
 		if counts(outlines[i]) {
 			s := scaleOf(g.config(), g.representative().tokens != nil)

@@ -40,6 +40,8 @@ type Pipeline struct {
 	// SigmasTokens is the only number of latent tokens that they are for, 0: any.
 	Sigmas       [][]float64 `json:"sigmas,omitempty" msgpack:"sigmas"`
 	SigmasTokens int         `json:"sigmas_tokens,omitempty" msgpack:"sigmas_tokens"`
+	// Media are the kinds of files that it makes: image (of several frames a video), audio; empty: images.
+	Media []string `json:"media,omitempty" msgpack:"media"`
 }
 
 // Input is a condition or an argument of a pipeline.

@@ -231,14 +231,13 @@ def _check_rows(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: float, s
     def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
         return bool((a - b).abs().max() <= close * b.abs().max())
 
-    try:
-        with _session(loaded, recipe, 2) as two:
-            both = two.velocity(ys, sigma)
-    except (Fault, ValueError, RuntimeError):
-        return
     with _session(loaded, recipe) as one:
         alone = torch.cat([one.velocity(ys[i : i + 1], sigma) for i in (0, 1)])
-    if not alike(both, alone):
+    for loaded.seeded in (True, False):  # some take one generator alone
+        with contextlib.suppress(Fault, ValueError, RuntimeError), _session(loaded, recipe, 2) as two:
+            if alike(two.velocity(ys, sigma), alone):
+                break
+    else:
         return
     family.rows_alike = True
     other = replace(recipe, texts=tuple(f"{t} of a red cat on a mat" for t in recipe.texts))

@@ -197,6 +197,19 @@ def test_rows_of_several_prompts_are_computed_together(client, served, name, cal
     assert np.abs(together - alone).max() <= 1e-5 * np.abs(alone).max()
 
 
+def test_rows_have_the_same_condition_where_its_encoder_draws(client, served):
+    """FLUX Control draws the code of its image from the VAE's distribution."""
+    client, card = client("FluxControlPipeline")
+    engine, handle = served("FluxControlPipeline").engine, begin(client, recipe_of(client, card))
+    assert engine.family.rows_alike
+    x = np.random.default_rng(0).standard_normal((4, *served("FluxControlPipeline").family.latent_shape(
+        engine.recipes[handle].size))).astype(np.float32)  # fmt: skip
+    size = {n: card["size"][n] for n in ("height", "width")}
+    together = client.velocity(x, [0.5] * 4, [handle] * 4, **size)
+    alone = np.concatenate([client.velocity(x[i : i + 1], [0.5], [handle], **size) for i in range(4)])
+    assert np.abs(together - alone).max() <= 1e-5 * np.abs(alone).max()
+
+
 def test_condition_that_is_not_there_is_asked_for(client):
     client, card = client("kontext")
     recipe = recipe_of(client, card) | {"conditions": {"image": ["0" * 64]}}
