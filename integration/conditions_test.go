@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"image"
 	"image/color"
@@ -77,13 +78,30 @@ func TestConditions(t *testing.T) {
 	if len(digests) != 3 {
 		t.Errorf("%d digests of three runs that differ", len(digests))
 	}
-	file := filepath.Join(dir, "prompts.jsonl")
+	red, err := os.ReadFile(filepath.Join(dir, "red.png"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, inline := filepath.Join(dir, "prompts.jsonl"), base64.StdEncoding.EncodeToString(red)
 	lines := `{"prompt": "make it red", "conditions": {"image": "red.png", "references": ["red.png", "blue.jpg"]}}` + "\n" +
-		`{"prompt": "make it blue", "images": [{"path": "blue.jpg"}], "arguments": {"strength": 0.5, "clean": true}}` + "\n"
+		`{"prompt": "make it blue", "images": [{"path": "blue.jpg"}], "arguments": {"strength": 0.5, "clean": true}}` + "\n" +
+		`{"prompt": [{"role": "user", "content": "<image>\nmake it green"}], "images": [{"bytes": "` + inline + `"}]}` + "\n" +
+		`{"prompt": "make it white", "input_image": {"bytes": "` + inline + `"}}` + "\n"
 	if err := os.WriteFile(file, []byte(lines), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	byWorker(t, dir, nil, append([]string{"run", "-n", "2", "--run", "d", "--prompts", file}, engine...)...).must(t, 0)
+	tagged := filepath.Join(dir, "tagged.jsonl")
+	line := `{"prompt": [{"role": "user", "content": "<image>Find x."}], "images": [{"bytes": "` + inline + `"}]}`
+	if err := os.WriteFile(tagged, []byte(line), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, model := range []string{"synthetic", sums(t)} {
+		out := byWorker(t, dir, nil, "run", "--run", "g", "--model", model, "--prompts", tagged)
+		if out.code == 0 || !strings.Contains(out.stderr, "must be absent") {
+			t.Errorf("an image for %s: exit %d, %s", model, out.code, out.stderr)
+		}
+	}
 	for want, more := range map[string][]string{
 		"conditions: image: absent":                 nil,
 		"mask.png: no such file":                    {"--condition", "mask_image=mask.png"},

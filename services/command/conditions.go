@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -141,6 +142,13 @@ func (x *conditionFiles) refOf(file any, dir string) (map[string]any, error) {
 		return x.add(conditionFile{data: data}, data), nil
 	case map[string]any:
 		for _, key := range []string{"bytes", "path", "image"} {
+			if text, ok := v[key].(string); ok && key == "bytes" && text != "" { // JSON has no bytes
+				data, err := base64.StdEncoding.DecodeString(text)
+				if err != nil {
+					return nil, fmt.Errorf("bytes: %w; must be base64", err)
+				}
+				return x.refOf(data, dir)
+			}
 			if v[key] != nil && v[key] != "" {
 				return x.refOf(v[key], dir)
 			}
@@ -206,6 +214,9 @@ func (x *conditionFiles) store(ctx context.Context, b *bus.Bus, body map[string]
 		}
 		if put.Digest != digest {
 			return fmt.Errorf("conditions: %v: %s has changed since it was read", m["name"], f.path)
+		}
+		if f.path == "" {
+			delete(x.by, digest) // it is stored: other prompts with it find it there
 		}
 	}
 	return nil
