@@ -91,17 +91,6 @@ func TestConditions(t *testing.T) {
 		t.Fatal(err)
 	}
 	byWorker(t, dir, nil, append([]string{"run", "-n", "2", "--run", "d", "--prompts", file}, engine...)...).must(t, 0)
-	tagged := filepath.Join(dir, "tagged.jsonl")
-	line := `{"prompt": [{"role": "user", "content": "<image>Find x."}], "images": [{"bytes": "` + inline + `"}]}`
-	if err := os.WriteFile(tagged, []byte(line), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, model := range []string{"synthetic", sums(t)} {
-		out := byWorker(t, dir, nil, "run", "--run", "g", "--model", model, "--prompts", tagged)
-		if out.code == 0 || !strings.Contains(out.stderr, "must be absent") {
-			t.Errorf("an image for %s: exit %d, %s", model, out.code, out.stderr)
-		}
-	}
 	for want, more := range map[string][]string{
 		"conditions: image: absent":                 nil,
 		"mask.png: no such file":                    {"--condition", "mask_image=mask.png"},
@@ -117,10 +106,6 @@ func TestConditions(t *testing.T) {
 		if out.code == 0 || !strings.Contains(strings.ReplaceAll(out.stderr, "\n", " "), want) {
 			t.Errorf("%v: exit %d, %s; must say %q", more, out.code, out.stderr, want)
 		}
-	}
-	out := byWorker(t, dir, nil, "run", "--run", "f", "--model", "synthetic", "--condition", "image=red.png", "x")
-	if out.code == 0 || !strings.Contains(out.stderr, "image; must be absent") {
-		t.Errorf("a model of texts alone: exit %d, %s", out.code, out.stderr)
 	}
 }
 
@@ -162,5 +147,24 @@ func TestConditions_Parts(t *testing.T) {
 	out = byWorker(t, dir, nil, append([]string{"run", "--run", "dry", "--dry-run", "x"}, engine...)...)
 	if out.code == 0 || !strings.Contains(out.stdout, "conditions: image: absent") {
 		t.Errorf("an estimate without the image: exit %d, %s%s", out.code, out.stdout, out.stderr)
+	}
+}
+
+// Models of texts alone refuse images, given by a flag or in the records of verl, whose text says where they belong.
+func TestConditions_OfTextsAlone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	colourFile(t, filepath.Join(dir, "red.png"), color.NRGBA{R: 200, A: 255})
+	line := `{"prompt": [{"role": "user", "content": "<image>Find x."}], "images": ["red.png"]}`
+	if err := os.WriteFile(filepath.Join(dir, "tagged.jsonl"), []byte(line), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, model := range []string{"synthetic", sums(t)} {
+		for _, given := range [][]string{{"--condition", "image=red.png", "x"}, {"--prompts", "tagged.jsonl"}} {
+			out := byWorker(t, dir, nil, append([]string{"run", "--run", "f", "--model", model}, given...)...)
+			if out.code == 0 || !strings.Contains(out.stderr, "must be absent") {
+				t.Errorf("%v for %s: exit %d, %s", given, model, out.code, out.stderr)
+			}
+		}
 	}
 }

@@ -128,8 +128,8 @@ func withoutImages(field string, v any, n int) (any, error) {
 		messages[i], v = message, messages
 	}
 	if found > 0 && found != n {
-		return nil, fault(field, bare(fmt.Sprintf("%d places of images", found)), fmt.Sprintf("must be %d, one for each "+
-			"image of the record, or none", n))
+		return nil, fault(field, bare(fmt.Sprintf("%d places of images", found)),
+			fmt.Sprintf("must be %d, one for each image of the record, or none", n))
 	}
 	return v, nil
 }

@@ -24,7 +24,8 @@ const System = "system_"
 // unsupported are names whose values change what is asked for, in ways that no model here can follow: a record that has
 // one is refused.
 var unsupported = map[string]string{
-	"images": noMedia, "image": noMedia, "input_image": noMedia, "input_images": noMedia, "videos": noMedia, "video": noMedia, "audios": noMedia,
+	"images": noMedia, "image": noMedia, "input_image": noMedia, "input_images": noMedia,
+	"videos": noMedia, "video": noMedia, "audios": noMedia,
 	"audio": noMedia, "multi_modal_data": noMedia, "tools": noTools, "tools_kwargs": noTools,
 	"need_tools_kwargs": noTools, "agent_name": noAgent, "interaction_kwargs": noAgent,
 }

@@ -30,7 +30,7 @@ from nats.js.errors import NotFoundError
 
 from ..client import access
 from ..client.client import Client, connect
-from ..data.events import ADVANTAGE, PREFIX, Event, EventError, Gone, decode, fitting
+from ..data.events import ADVANTAGE, PREFIX, Event, EventError, Gone, decode, fitting, medium
 from ..client.tasks import together
 
 _log = logging.getLogger(__name__)
@@ -221,7 +221,7 @@ async def samples(client: Client, run: str, group: Event) -> list[Event]:
 
 async def _row(client: Client, run: str, uid: str, member: Event) -> Event:
     t = await client._trajectory(run, uid, member)
-    image: npt.NDArray[np.uint8] | None = await client.pixels(t) if t.get("image") else None
+    image: npt.NDArray[np.uint8] | None = await client.pixels(t) if medium(t, "image") else None
     of_text = t.get("text")
     messages = (of_text or {}).get("messages") or []
     return {
