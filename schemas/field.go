@@ -127,7 +127,8 @@ var limits = map[string]float64{
 	"MaxGroupSize": MaxGroupSize, "MaxHeaderName": MaxHeaderName, "MaxHeaderValue": MaxHeaderValue,
 	"MaxHeaders": MaxHeaders, "MaxInlineImage": MaxInlineImage, "MaxInteractMS": MaxInteractMS,
 	"MaxInteractTokens": MaxInteractTokens, "MaxLatentChannels": MaxLatentChannels, "MaxListItems": MaxListItems,
-	"MaxMaking": MaxMaking, "MaxMessages": MaxMessages, "MaxMetrics": MaxMetrics, "MaxMu": MaxMu, "MaxName": MaxName,
+	"MaxAudio": MaxAudio, "MaxAudioRate": MaxAudioRate, "MaxMaking": MaxMaking, "MaxMedia": MaxMedia,
+	"MaxMessages": MaxMessages, "MaxMetrics": MaxMetrics, "MaxMu": MaxMu, "MaxName": MaxName,
 	"MaxNoiseLevel": MaxNoiseLevel, "MaxOutcomes": MaxOutcomes, "MaxParams": MaxParams, "MaxParts": MaxParts,
 	"MaxPixelsPerToken": MaxPixelsPerToken, "MaxPolicyFiles": MaxPolicyFiles, "MaxPolicySpan": MaxPolicySpan,
 	"MaxPresentRewards": MaxPresentRewards, "MaxPriority": MaxPriority, "MaxPromptBytes": MaxPromptBytes,
@@ -147,7 +148,8 @@ var enums = map[string][]string{
 	"CFGRules": CFGRules, "ConditionTypes": ConditionTypes, "ControlActions": ControlActions,
 	"ConversationStates": ConversationStates, "DTypes": DTypes, "DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
 	"EngineValues": EngineValues, "Engines": Engines, "FailedPolicies": FailedPolicies, "FilterOrders": FilterOrders,
-	"FinishReasons": FinishReasons, "Grids": Grids, "GroupStatuses": GroupStatuses, "ImageFormats": ImageFormats,
+	"FinishReasons": FinishReasons, "Grids": Grids, "GroupStatuses": GroupStatuses,
+	"MediaFormats": MediaFormats, "MediaKinds": MediaKinds,
 	"InitialNoises": InitialNoises, "LatentsDTypes": LatentsDTypes, "LogProbKinds": LogProbKinds,
 	"LogitsForms": LogitsForms, "LogitsKinds": LogitsKinds, "MemberStatuses": MemberStatuses, "MuRules": MuRules,
 	"OffsetStrategies": OffsetStrategies, "PredictionKeeps": PredictionKeeps, "Predictions": Predictions,
@@ -157,7 +159,7 @@ var enums = map[string][]string{
 	"ScoreImageFormats": ScoreImageFormats, "Services": Services, "Singletons": Singletons, "Solvers": Solvers,
 	"StdBases": StdBases, "StdScales": StdScales, "StopReasons": StopReasons, "SwapRules": SwapRules,
 	"TeacherCodes": TeacherCodes, "UnknownPolicies": UnknownPolicies, "VerifyModes": VerifyModes,
-	"VideoFormats": VideoFormats, "WindowStrategies": WindowStrategies, "ZeroStdPolicies": ZeroStdPolicies,
+	"WindowStrategies": WindowStrategies, "ZeroStdPolicies": ZeroStdPolicies,
 }
 
 var fieldsOf sync.Map // reflect.Type -> []Field

@@ -215,8 +215,8 @@ type Rolled struct {
 	ReflexFlow *ReflexTerms `msgpack:"reflexflow,omitempty" digest:"-"`
 	// Noised and Teacher are images of the latent that the sample began with, and of the
 	// teacher-forced one; that of the rolled one is the trajectory's image.
-	Noised  *Image `msgpack:"noised,omitempty" digest:"-"`
-	Teacher *Image `msgpack:"teacher,omitempty" digest:"-"`
+	Noised  *Medium `msgpack:"noised,omitempty" digest:"-"`
+	Teacher *Medium `msgpack:"teacher,omitempty" digest:"-"`
 }
 
 // Prediction is a model's output [S, C], F32.

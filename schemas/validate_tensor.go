@@ -79,14 +79,3 @@ func (p *Parts) checkRules(f *faults) {
 		f.checkWithin("size", p.Size, p.Count, p.Count*MaxPartBytes)
 	}
 }
-
-// checkRules checks that exactly one of data and ref is given.
-func (im *Image) checkRules(f *faults) {
-	if (im.Data == nil) == (im.Ref == nil) {
-		came := "both"
-		if im.Data == nil {
-			came = "none"
-		}
-		f.add("data", came, "must be exactly one of data and ref")
-	}
-}

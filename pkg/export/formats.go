@@ -17,6 +17,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/sampling"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // littleEndian returns integers as I64.
@@ -53,7 +54,7 @@ func newTar(path string) (writer, error) {
 	return &tarFile{f, tar.NewWriter(f)}, nil
 }
 
-// add writes the files of a sample: its record, its image or video, and its arrays.
+// add writes the files of a sample: its record, its media, and its arrays.
 func (w *tarFile) add(s *sample) (int64, error) {
 	record, err := json.Marshal(s.Record)
 	if err != nil {
@@ -71,7 +72,13 @@ func (w *tarFile) add(s *sample) (int64, error) {
 		end  string
 		data []byte
 	}
-	parts := []part{{"json", record}, {"png", s.image}, {"apng", s.video}, {"safetensors", arrays.Bytes()}}
+	parts := []part{
+		{"json", record},
+		{schemas.ImagePNG, s.media[schemas.KindImage]},
+		{schemas.VideoAPNG, s.media[schemas.KindVideo]},
+		{schemas.AudioWAV, s.media[schemas.KindAudio]},
+		{"safetensors", arrays.Bytes()},
+	}
 	for _, c := range s.conditions {
 		parts = append(parts, part{"condition." + c.Name + ".png", c.Bytes})
 	}
@@ -98,16 +105,18 @@ func (w *tarFile) Close() error { return errors.Join(w.tar.Close(), w.file.Close
 type row struct {
 	Record
 	// Image is in the form of datasets.Image.
-	Image *imageFile `parquet:"image,optional"`
+	Image *mediaFile `parquet:"image,optional"`
 	// Video is an animated PNG with all frames.
-	Video      []byte          `parquet:"video,optional"`
+	Video []byte `parquet:"video,optional"`
+	// Audio is in the form of datasets.Audio.
+	Audio      *mediaFile      `parquet:"audio,optional"`
 	Conditions []conditionFile `parquet:"conditions,list"`
 	// Latents are float32, little-endian, of LatentsShape.
 	Latents []byte `parquet:"latents,optional"`
 }
 
-// imageFile is a struct of datasets.Image.
-type imageFile struct {
+// mediaFile is a struct of datasets.Image and of datasets.Audio.
+type mediaFile struct {
 	Bytes []byte `parquet:"bytes"`
 	Path  string `parquet:"path"`
 }
@@ -129,7 +138,9 @@ func newParquet(path string) (writer, error) {
 		return nil, err
 	}
 	options := []parquet.WriterOption{parquet.Compression(&parquet.Zstd)}
-	for _, path := range [][]string{{"image", "bytes"}, {"video"}, {"latents"}, {"conditions", "list", "element", "bytes"}} {
+	for _, path := range [][]string{
+		{"image", "bytes"}, {"video"}, {"audio", "bytes"}, {"latents"}, {"conditions", "list", "element", "bytes"},
+	} {
 		// Statistics of a page have its largest value a second time.
 		options = append(options, parquet.SkipPageBounds(path...), parquet.SkipPageStatistics(path...))
 	}
@@ -138,14 +149,20 @@ func newParquet(path string) (writer, error) {
 
 // add writes the row of a sample.
 func (w *parquetFile) add(s *sample) (int64, error) {
-	r := row{Record: s.Record, Video: s.video, Conditions: s.conditions}
-	if s.image != nil {
-		r.Image = &imageFile{s.image, s.key() + ".png"}
+	r := row{Record: s.Record, Video: s.media[schemas.KindVideo], Conditions: s.conditions}
+	if file := s.media[schemas.KindImage]; file != nil {
+		r.Image = &mediaFile{file, s.key() + ".png"}
+	}
+	if file := s.media[schemas.KindAudio]; file != nil {
+		r.Audio = &mediaFile{file, s.key() + ".wav"}
 	}
 	if len(s.latents) > 0 {
 		r.Latents = tensor.F32.AppendFloats(nil, s.latents)
 	}
-	n := int64(500 + len(s.image) + len(s.video) + len(r.Latents) + 16*len(s.IDs) + len(s.Messages) + len(s.Turns))
+	n := int64(500 + len(r.Latents) + 16*len(s.IDs) + len(s.Messages) + len(s.Turns))
+	for _, file := range s.media {
+		n += int64(len(file))
+	}
 	for _, c := range s.conditions {
 		n += int64(len(c.Bytes))
 	}
@@ -175,16 +192,23 @@ func (w *tensorFile) add(s *sample) (n int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if s.image != nil {
-		data, size := s.image, media.ImageSize(s.of.Height, s.of.Width)
-		if s.video != nil {
-			data, size = s.video, sampling.SizeOf(s.of)
+	for i := range s.of.Media {
+		of, shown := &s.of.Media[i], s.of.Shown()
+		if of.Kind == schemas.KindImage && of != shown {
+			continue // it is in the video
 		}
-		m, err := media.Decode(data, size)
+		m, err := sampling.DecodeMedium(of, s.media[of.Kind])
 		if err != nil {
-			return 0, fmt.Errorf("%w: image: %w", errUnreadable, err)
+			return 0, fmt.Errorf("%w: %s: %w", errUnreadable, of.Kind, err)
 		}
-		tensors = append(tensors, pixelsOf(prefix+"image", m, s.video != nil))
+		if of == shown {
+			tensors = append(tensors, pixelsOf(prefix+"image", m, of.Kind == schemas.KindVideo))
+			continue
+		}
+		tensors = append(tensors, safetensors.Tensor{
+			Name: prefix + "audio", DType: tensor.F32, Shape: []int{int(of.Samples), int(of.Channels)},
+			Data: tensor.F32.AppendFloats(nil, m.Sound.Values),
+		})
 	}
 	for _, c := range s.conditions {
 		m, err := media.DecodeInput(c.Bytes)

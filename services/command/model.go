@@ -47,7 +47,7 @@ Exit status: 0 it can, 1 it cannot.`,
 		RunE: func(c *cobra.Command, given []string) error { return a.modelInfo(c, given[0], engine, options) },
 	}
 	engineFlag(info.Flags(), &engine, "default this program")
-	fields.Bind("", &options).Register(info.Flags(), "generic", "trust_class")
+	fields.Bind("", &options).Register(info.Flags(), "generic", "trust_class", "family")
 	c.AddCommand(info)
 	return c
 }
@@ -188,6 +188,9 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 	if p := info.Pipeline; p != nil {
 		fmt.Fprintf(out, "pipeline %s, steps in order %s; conditions %s; arguments %s\n", p.Class, p.RandomAccess,
 			inputs(p.Conditions), inputs(p.Arguments))
+		if p.RandomAccess != "" {
+			fmt.Fprintf(out, "tested at %d x %d, %d frames\n", p.Admitted.Height, p.Admitted.Width, p.Admitted.Frames)
+		}
 	}
 	printReward(out, info.Reward)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
 const (
@@ -39,9 +40,7 @@ func checkConsumersTwice(ctx context.Context, o *Options, say *notes) {
 	if !slices.ContainsFunc(say.found, func(f Finding) bool { return f.State == Warning || f.State == Fault }) {
 		return
 	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(min(lagPatience, o.Timeout/2)):
+	if bus.Pause(ctx, min(lagPatience, o.Timeout/2)) == nil {
 		say.found = nil
 		checkConsumers(ctx, o, say)
 	}
@@ -70,7 +69,7 @@ func checkConsumers(ctx context.Context, o *Options, say *notes) {
 	case n == 0:
 		say.add(Unchecked, "", "there are none yet: services make them when they start")
 	default:
-		say.ok("%s, none of them behind without a worker", plural(n, "consumer"))
+		say.ok("%s, none of them behind without a worker", present.Count(n, "consumer"))
 	}
 }
 
@@ -109,7 +108,7 @@ func reportLost(ctx context.Context, o *Options, say *notes) {
 	}
 	if samples > 0 {
 		lost := outcomes.Lost(samples)
-		say.add(Fault, lost.Fix, "%s, of %s", lost.Says, plural(len(runs), "run"))
+		say.add(Fault, lost.Fix, "%s, of %s", lost.Says, present.Count(len(runs), "run"))
 	}
 }
 

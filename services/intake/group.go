@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -98,9 +99,15 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 	for i := range list {
 		r := &list[i]
 		schemas.SetDefaults(r)
-		if err := scorer.CheckMedium(r.Name, mediumOf(p, policy)); err != nil && policy.Lane != "" {
-			errs = append(errs, fmt.Errorf("reward[%d]%s: %w", i, whose, err))
-			continue
+		if policy.Lane != "" {
+			media, err := judged(mediaOf(p, policy), r.Track, policy)
+			if err == nil {
+				err = scorer.CheckMedium(r.Name, media...)
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("reward[%d]%s: %w", i, whose, err))
+				continue
+			}
 		}
 		err := CheckRewardName(r.Name)
 		if err == nil {
@@ -116,15 +123,56 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 	return list, errors.Join(errs...)
 }
 
-// mediumOf returns what the samples of a prompt are.
-func mediumOf(p *schemas.Prompt, policy *schemas.Policy) scorer.Medium {
+// mediaOf returns what the samples of a prompt are.
+func mediaOf(p *schemas.Prompt, policy *schemas.Policy) (media []scorer.Medium) {
+	pipeline, err := pipelineOf(policy)
+	kinds := []string{schemas.KindImage}
+	if err == nil && pipeline != nil && len(pipeline.Media) > 0 {
+		kinds = pipeline.Media
+	}
+	seen := slices.Contains(kinds, schemas.KindImage)
 	switch {
 	case policy.Text != nil:
-		return scorer.MediumText
-	case valueOr(p.Frames, policy.Frames) > 1:
-		return scorer.MediumVideo
+		return []scorer.Medium{scorer.MediumText}
+	case seen && valueOr(p.Frames, policy.Frames) > 1:
+		media = append(media, scorer.MediumVideo)
+	case seen:
+		media = append(media, scorer.MediumImage)
 	}
-	return scorer.MediumImage
+	if slices.Contains(kinds, schemas.KindAudio) {
+		media = append(media, scorer.MediumSound)
+	}
+	return media
+}
+
+// judged returns those media of samples that a reward function is given that names a track; an error: they have none.
+func judged(media []scorer.Medium, track string, policy *schemas.Policy) ([]scorer.Medium, error) {
+	if track == "" {
+		return media, nil
+	}
+	names := map[string]scorer.Medium{}
+	for _, m := range media {
+		switch m {
+		case scorer.MediumSound:
+			names[schemas.KindAudio] = m
+		case scorer.MediumVideo:
+			names[schemas.KindVideo], names[schemas.KindImage] = m, scorer.MediumImage
+		case scorer.MediumImage:
+			names[schemas.KindImage] = m
+		}
+	}
+	if pipeline, err := pipelineOf(policy); err == nil && pipeline != nil && len(pipeline.Tracks) > 1 {
+		if name := pipeline.Tracks[0].Name; names[name] == "" {
+			names[name] = media[0]
+		}
+	}
+	if m, ok := names[track]; ok {
+		return []scorer.Medium{m}, nil
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("track: %q; must be absent, the samples are texts", track)
+	}
+	return nil, fmt.Errorf("track: %q; must be one of %s", track, strings.Join(slices.Sorted(maps.Keys(names)), ", "))
 }
 
 // DefaultRewards returns the reward functions of a prompt that names none: those of the model if it has any, otherwise

@@ -31,13 +31,14 @@ const (
 	leastPerPixel = 0.08
 )
 
-// addImages adds the images of samples: they share the room of left bytes evenly, and what one does not need is for
-// those after it. An error is of the server.
+// addImages adds the images and sounds of samples: they share the room of left bytes evenly, and what one does not need
+// is for those after it. An error is of the server.
 func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Contents) error {
 	type place struct {
-		key   string
-		t     *schemas.Trajectory
-		given int // a condition of it; -1: its image
+		key string
+		t   *schemas.Trajectory
+		of  *schemas.Medium // nil: a condition of it
+		at  int             // which condition
 	}
 	var places []place
 	rows := r.Answers["runs/"+string(r.Run)+"/groups"].(*view.Groups).Rows
@@ -48,12 +49,15 @@ func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Content
 			t := g.Trajectory(l.SampleIndex)
 			for i := range l.Conditions {
 				if !seen {
-					places = append(places, place{fmt.Sprintf("%s/%s/condition-%d", r.Run, g.UID, i), t, i})
+					places = append(places, place{fmt.Sprintf("%s/%s/condition-%d", r.Run, g.UID, i), t, nil, i})
 				}
 			}
 			seen = seen || len(l.Conditions) > 0
-			if l.Image {
-				places = append(places, place{fmt.Sprintf("%s/%s/%d/image", r.Run, g.UID, l.SampleIndex), t, -1})
+			for _, kind := range l.Media {
+				if kind != schemas.KindVideo { // its image stands for it
+					key := fmt.Sprintf("%s/%s/%d/%s", r.Run, g.UID, l.SampleIndex, kind)
+					places = append(places, place{key, t, t.Medium(kind), 0})
+				}
 			}
 		}
 	}
@@ -62,10 +66,10 @@ func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Content
 		var data []byte
 		var err error
 		size := media.Size{}
-		if at.given < 0 {
-			data, err = client.New(b).Image(ctx, at.t)
-			size = media.ImageSize(at.t.Image.Height, at.t.Image.Width)
-		} else if data, err = client.New(b).Condition(ctx, at.t.Conditions[at.given]); err == nil {
+		if at.of != nil {
+			data, err = client.New(b).Medium(ctx, at.t, at.of.Kind)
+			size = media.ImageSize(at.of.Height, at.of.Width)
+		} else if data, err = client.New(b).Condition(ctx, at.t.Conditions[at.at]); err == nil {
 			size, _ = media.ReadInput(data) // it is no image: Decode says so
 		}
 		if errors.Is(err, client.ErrNotFound) {
@@ -73,10 +77,18 @@ func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Content
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("image %s: %w", at.key, err)
+			return fmt.Errorf("file %s: %w", at.key, err)
 		}
-		uri := address("png", data)
-		if len(uri) > allowed || !bytes.HasPrefix(data, pngMagic) {
+		sound := at.of != nil && at.of.Kind == schemas.KindAudio
+		uri := address(contentTypes[schemas.KindImage], data)
+		if sound {
+			uri = address(contentTypes[schemas.KindAudio], data)
+		}
+		if sound && len(uri) > allowed {
+			c.ImagesLeftOut++
+			continue
+		}
+		if !sound && (len(uri) > allowed || !bytes.HasPrefix(data, pngMagic)) {
 			stored, err := media.Decode(data, size)
 			if err != nil || stored.Empty() {
 				c.ImagesGone++
@@ -95,9 +107,9 @@ func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Content
 	return nil
 }
 
-// address returns the bytes of an image as its address.
-func address(kind string, data []byte) string {
-	return "data:image/" + kind + ";base64," + base64.StdEncoding.EncodeToString(data)
+// address returns the bytes of a file as its address.
+func address(contentType string, data []byte) string {
+	return "data:" + contentType + ";base64," + base64.StdEncoding.EncodeToString(data)
 }
 
 // reduce returns the largest JPEG of an image that takes at most that many bytes of the file; "" if none does.
@@ -121,7 +133,7 @@ func reduce(src *image.NRGBA, allowed int) string {
 		if err := jpeg.Encode(&buf, small, &jpeg.Options{Quality: quality}); err != nil {
 			return "" // too wide for the format
 		}
-		if uri := address("jpeg", buf.Bytes()); len(uri) <= allowed {
+		if uri := address("image/jpeg", buf.Bytes()); len(uri) <= allowed {
 			return uri
 		}
 	}

@@ -1,6 +1,7 @@
 // A group with its samples, and one sample.
 import { h, link, fixed, signed, plural, seconds, ago, when, badge, crumbs, empty, factList, only, whole, words } from "./dom.js";
 import { ask, api, condition, listen, media, stored } from "./server.js";
+import { player } from "./sound.js";
 import { chart } from "./chart.js";
 
 const pageSize = 64;
@@ -47,7 +48,8 @@ const advantage = (v) =>
 
 function card(run, g, s) {
   const text = s.answer !== undefined || s.finish_reason;
-  const src = s.image && media(run, g.uid, s.sample_index, "image");
+  const src = s.media.includes("image") && media(run, g.uid, s.sample_index, "image"),
+    sound = s.media.includes("audio") && media(run, g.uid, s.sample_index, "audio");
   const picture = src
     ? h("img", {
         src,
@@ -58,14 +60,14 @@ function card(run, g, s) {
         height: s.height,
       })
     : s.stored
-      ? `no image${s.image ? " in this file" : ""}`
+      ? !sound && `no image${s.media.length > 0 ? " in this file" : ""}`
       : s.status === "awaited"
         ? "not made yet"
         : "";
-  return h(
+  const shown = h(
     "a",
     { class: "sample", href: link("runs", run, g.uid, s.sample_index), "data-item": true },
-    !text && h("div", { class: "pic" }, picture),
+    !text && picture && h("div", { class: "pic" }, picture),
     h(
       "div",
       { class: "body" },
@@ -96,6 +98,7 @@ function card(run, g, s) {
       ),
     ),
   );
+  return sound ? h("div", {}, shown, player(sound, `sample ${s.sample_index}`)) : shown;
 }
 
 // given shows the files that the network was given beside the prompt of a sample.
@@ -527,7 +530,9 @@ export async function sampleView(run, uid, index) {
   const go = (to) => {
     if (to >= 0 && to < size) location.hash = link("runs", run, uid, to);
   };
-  const src = l.image && media(run, uid, index, l.video && !stored ? "video" : "image");
+  const has = (kind) => l.media.includes(kind);
+  const src = has("image") && media(run, uid, index, has("video") && !stored ? "video" : "image"),
+    sound = has("audio") && media(run, uid, index, "audio");
   const picture = h(
     "div",
     { class: "pic" },
@@ -537,7 +542,8 @@ export async function sampleView(run, uid, index) {
           alt: `sample ${index}: ${x.prompt.slice(0, 120)}`,
           class: Math.max(l.width, l.height) < 256 ? "smallpic" : "",
         })
-      : h("p", {}, x.error || `no image${l.image ? " in this file" : ""}`),
+      : !sound && h("p", {}, x.error || `no image${l.media.length > 0 ? " in this file" : ""}`),
+    sound && player(sound, `sample ${index}`),
   );
   const score = h(
     "div",
@@ -597,7 +603,7 @@ export async function sampleView(run, uid, index) {
             h("figcaption", {}, `${k}`, x.rollout && ` · σ ${fixed(x.rollout.sigmas[k], 2)}`),
           ),
         ),
-        l.image &&
+        has("image") &&
           h(
             "figure",
             {},

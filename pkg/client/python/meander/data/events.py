@@ -167,6 +167,11 @@ STEP: Event = form("Step")
 _INFORMS = ("group", "timings")  # what is in them decides no rollout
 
 
+def medium(trajectory: Event, kind: str) -> Event | None:
+    """A file of a sample by its kind, image, video or audio; None: it has none."""
+    return next((m for m in trajectory.get("media") or () if m["kind"] == kind), None)
+
+
 def check_known(event: Event, spec: Event, what: str) -> None:
     """EventError: the event has a field that its form does not have. Without it, a number that is computed from the
     event may be that of another sample."""

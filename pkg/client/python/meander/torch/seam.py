@@ -119,24 +119,15 @@ class Turns(torch.Tensor):
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         plain, session = self.as_subclass(torch.Tensor), _SESSION.get()
-        if session is None or not _is_loop(sys._getframe(1)):
+        if session is None or not session._is_loop(sys._getframe(1)):
             return iter(plain)
         return session._turns(plain)
-
-
-def _is_loop(frame: Any) -> bool:
-    """Whether a caller that iterates over timesteps is the loop of a pipeline, or its progress bar."""
-    code = frame.f_code
-    file = code.co_filename.replace("\\", "/")
-    return "/tqdm/" in file or (
-        "/schedulers/" not in file and "/diffusers/" in file and not code.co_name.startswith("<")
-    )
 
 
 def _enumerate(things: Any, start: int = 0) -> Any:
     """enumerate of a pipeline's module: in its loop the index is that of the host's step, not the count of turns."""
     session, within = _SESSION.get(), getattr(things, "iterable", things)  # of a progress bar
-    if session is None or not isinstance(within, Turns) or not _is_loop(sys._getframe(1)):
+    if session is None or not isinstance(within, Turns) or not session._is_loop(sys._getframe(1)):
         return enumerate(things, start)
     return ((session.index + start, t) for t in session._turns(within.as_subclass(torch.Tensor)))
 
@@ -159,6 +150,8 @@ def _seam_of(base: Any) -> Any:
             return base.step(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
+        if bound.arguments.get("per_token_timesteps") is not None:
+            raise ValueError("its steps have a time for each token; must have one for all")
         x = session._step(self, bound.arguments["model_output"], bound.arguments["sample"])
         return output(prev_sample=x) if bound.arguments.get("return_dict", True) else (x, x)
 
@@ -297,6 +290,7 @@ _ENCODERS = (
     "_encode_image",
     "_encode_vae_image",
     "encode_vae_image",
+    "rewire_prompt",
 )
 
 
@@ -349,8 +343,12 @@ class Session:
     # The host's side.
 
     def begin(self) -> torch.Tensor:
-        """Runs the pipeline to its loop, and returns the timesteps of that."""
-        self._resume(None)
+        """Runs the pipeline to its loop, and returns the timesteps of that. Some encode conditions with noise of
+        torch's default generator: it is the same for all sessions."""
+        device = self.pipe.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type=device.type):
+            torch.manual_seed(0)
+            self._resume(None)
         if self.at != "turn":
             raise ValueError(f"{type(self.pipe).__name__}: ends without a loop over timesteps")
         return self.loop
@@ -499,6 +497,13 @@ class Session:
             self.at, *self._asked = what
 
     # The pipeline's side.
+
+    def _is_loop(self, frame: Any) -> bool:
+        """Whether a caller that iterates over timesteps is the loop of a pipeline, or its progress bar."""
+        code = frame.f_code
+        file = code.co_filename.replace("\\", "/")
+        of_pipeline = "/schedulers/" not in file and "/diffusers/" in file or file == self._body.__code__.co_filename
+        return "/tqdm/" in file or of_pipeline and not code.co_name.startswith("<")
 
     def _main(self) -> Any:
         _SESSION.set(self)
