@@ -139,8 +139,8 @@ func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOpti
 	return err
 }
 
-// printAll prints events: the stored ones in the order in which they were stored, or new ones as they come. The error is
-// errEnough, or of the server.
+// printAll prints events: the stored ones in the order in which they were stored, or new ones as they come. The error
+// is errEnough, or of the server.
 func (w *watcher) printAll(events iter.Seq2[*bus.Message, error], out io.Writer) error {
 	for m, err := range events {
 		if err == nil {
