@@ -66,7 +66,10 @@ class Pipeline(Family):
         self.temporal = self._temporal()
         self.channels = int(self.vae_config.get("latent_channels") or self.vae_config.get("z_dim") or 4)
         self.access, self.tracks, self.rows_alike, self.notes = "", list[dict[str, Any]](), False, list[str]()
-        self.grid_name, self.mu_name = "scheduler", "linear"
+        self.media = list[str]()
+        """The kinds of what it makes, image and audio; empty: not known before it is tested."""
+        self.grid_name = "linspace" if self.scheduler_config.get("num_train_timesteps") == 1 else "scheduler"
+        self.mu_name = "linear"
         self.parts = dict(self._parts())
         self.conditions, self.arguments = self._inputs()
 
@@ -186,7 +189,7 @@ class Pipeline(Family):
             "pipeline": {
                 "class": self.cls.__name__, "prediction": self.prediction(), "scheduler": self.scheduler_config,
                 "random_access": self.access, "conditions": self.conditions, "arguments": self.arguments,
-                "guidance": guidance, "tracks": self.tracks,
+                "guidance": guidance, "tracks": self.tracks, "media": self.media,
             },
         }  # fmt: skip
 
