@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"image"
 	"image/color"
@@ -77,9 +78,15 @@ func TestConditions(t *testing.T) {
 	if len(digests) != 3 {
 		t.Errorf("%d digests of three runs that differ", len(digests))
 	}
-	file := filepath.Join(dir, "prompts.jsonl")
+	red, err := os.ReadFile(filepath.Join(dir, "red.png"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, inline := filepath.Join(dir, "prompts.jsonl"), base64.StdEncoding.EncodeToString(red)
 	lines := `{"prompt": "make it red", "conditions": {"image": "red.png", "references": ["red.png", "blue.jpg"]}}` + "\n" +
-		`{"prompt": "make it blue", "images": [{"path": "blue.jpg"}], "arguments": {"strength": 0.5, "clean": true}}` + "\n"
+		`{"prompt": "make it blue", "images": [{"path": "blue.jpg"}], "arguments": {"strength": 0.5, "clean": true}}` + "\n" +
+		`{"prompt": [{"role": "user", "content": "<image>\nmake it green"}], "images": [{"bytes": "` + inline + `"}]}` + "\n" +
+		`{"prompt": "make it white", "input_image": {"bytes": "` + inline + `"}}` + "\n"
 	if err := os.WriteFile(file, []byte(lines), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -99,10 +106,6 @@ func TestConditions(t *testing.T) {
 		if out.code == 0 || !strings.Contains(strings.ReplaceAll(out.stderr, "\n", " "), want) {
 			t.Errorf("%v: exit %d, %s; must say %q", more, out.code, out.stderr, want)
 		}
-	}
-	out := byWorker(t, dir, nil, "run", "--run", "f", "--model", "synthetic", "--condition", "image=red.png", "x")
-	if out.code == 0 || !strings.Contains(out.stderr, "image; must be absent") {
-		t.Errorf("a model of texts alone: exit %d, %s", out.code, out.stderr)
 	}
 }
 
@@ -144,5 +147,24 @@ func TestConditions_Parts(t *testing.T) {
 	out = byWorker(t, dir, nil, append([]string{"run", "--run", "dry", "--dry-run", "x"}, engine...)...)
 	if out.code == 0 || !strings.Contains(out.stdout, "conditions: image: absent") {
 		t.Errorf("an estimate without the image: exit %d, %s%s", out.code, out.stdout, out.stderr)
+	}
+}
+
+// Models of texts alone refuse images, given by a flag or in the records of verl, whose text says where they belong.
+func TestConditions_OfTextsAlone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	colourFile(t, filepath.Join(dir, "red.png"), color.NRGBA{R: 200, A: 255})
+	line := `{"prompt": [{"role": "user", "content": "<image>Find x."}], "images": ["red.png"]}`
+	if err := os.WriteFile(filepath.Join(dir, "tagged.jsonl"), []byte(line), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, model := range []string{"synthetic", sums(t)} {
+		for _, given := range [][]string{{"--condition", "image=red.png", "x"}, {"--prompts", "tagged.jsonl"}} {
+			out := byWorker(t, dir, nil, append([]string{"run", "--run", "f", "--model", model}, given...)...)
+			if out.code == 0 || !strings.Contains(out.stderr, "must be absent") {
+				t.Errorf("%v for %s: exit %d, %s", given, model, out.code, out.stderr)
+			}
+		}
 	}
 }

@@ -8,6 +8,7 @@ samples with guidance. Processor time on a CPU, time elsewhere: medians, and med
 """
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -157,6 +158,8 @@ def main():
             pipe, network = CLASSES[name][0](a.width)
             pipe.register_modules(transformer=tiny.wide(network))
             pipe.save_pretrained(folder)
+            settings = {**vars(CLASSES[name][1]), "num_inference_steps": STEPS}
+            Path(folder, "meander.json").write_text(json.dumps(settings))
             turns = Turns(name, folder, a.device)
         turns.pipe.set_progress_bar_config(disable=True)
         for rows, prompts in CASES:

@@ -194,7 +194,7 @@ var readyWorkers = map[string]string{
 	"pickscore": "pickscore", "pick": "pickscore", "hpsv2": "hpsv2", "hps": "hpsv2", "hpsv21": "hpsv2",
 	"hpsv3": "hpsv3", "imagereward": "imagereward", "aesthetic": "aesthetic", "aestheticscore": "aesthetic",
 	"clipscore": "clipscore", "clip": "clipscore", "geneval": "geneval", "judge": "judge",
-	"editjudge": "edit-judge", "vlm": "judge", "vqa": "judge",
+	"editjudge": "edit-judge", "clipdirection": "clip-direction", "editl2": "edit-l2", "vlm": "judge", "vqa": "judge",
 }
 
 // Hint says what may be meant by an unknown kind, before what it must be: a function that a worker computes, or those

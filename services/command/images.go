@@ -290,8 +290,7 @@ func (s *states) setStart(p prompt, own bool) error {
 const maxInlineLatents = 64 << 10
 
 // moveToObjectStore moves large latents or images that a prompt starts with, and files of its conditions, to the object
-// store, because a message is
-// limited in size. An error is of the server.
+// store, because a message is limited in size. An error is of the server.
 func (p prompt) moveToObjectStore(ctx context.Context, b *bus.Bus) error {
 	if p.files != nil {
 		if err := p.files.store(ctx, b, p.body); err != nil {

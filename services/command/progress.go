@@ -16,6 +16,7 @@ import (
 	"github.com/vbauerster/mpb/v8/decor"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
@@ -100,19 +101,25 @@ func endBar(bars *mpb.Progress, bar *mpb.Bar, complete bool) {
 
 // countEvents counts stored and new steps and rewards of the run, in the background until ctx ends.
 func (p *progress) countEvents(ctx context.Context, b *bus.Bus) {
-	follow := func(stream, filter string, count func(m *bus.Message)) {
-		o := bus.ReadOptions{Live: true, HeadersOnly: stream == schemas.StreamSteps}
-		for m, err := range b.Read(ctx, stream, []string{filter}, o) {
-			if err != nil {
-				return // awaitOutcomes reads too, and reports the error
-			}
-			count(m)
-		}
+	steps := &export.Source{Stream: schemas.StreamSteps, From: bus.ReadOptions{HeadersOnly: true}}
+	for _, kind := range []string{schemas.KindStep, schemas.KindTokens} {
+		steps.Filters = append(steps.Filters, schemas.Address{Kind: kind, Run: p.run}.Filter())
 	}
-	countStep := func(m *bus.Message) { p.countStep(m.Subject) }
-	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: p.run}.Filter(), countStep)
-	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindTokens, Run: p.run}.Filter(), countStep)
-	go follow(schemas.StreamRewards, schemas.RewardFilter(p.run, "*", "*"), p.countReward)
+	rewards := &export.Source{
+		Stream: schemas.StreamRewards, Filters: []string{schemas.RewardFilter(p.run, "*", "*")},
+	}
+	go func() {
+		for m, err := range live(ctx, b, steps, rewards) {
+			switch {
+			case err != nil:
+				return // awaitOutcomes reads too, and reports the error
+			case m.Stream == schemas.StreamRewards:
+				p.countReward(m)
+			default:
+				p.countStep(m.Subject)
+			}
+		}
+	}()
 }
 
 // explainAfter is how long nothing of a run moves before its progress says what the pipeline waits for.

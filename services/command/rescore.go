@@ -79,10 +79,7 @@ type rescorer struct {
 // rescore makes the pass: it checks the request, scores the samples, waits for the advantages and prints the results.
 // The same command continues a pass that was interrupted.
 func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error {
-	log, err := r.logger()
-	if err != nil {
-		return err
-	}
+	log := r.logger()
 	change, err := r.changeOf()
 	if err != nil {
 		return usage(err)

@@ -158,7 +158,7 @@ func (s *service) askByPrompt(ctx context.Context, g bus.OpenGroup, samples []in
 	}
 	p.UID = g.UID
 	policy, waiting, err := s.findPolicy(ctx, g.Run, p, true)
-	if err != nil || waiting != "" {
+	if err != nil || waiting.says != "" {
 		if _, terminal := errors.AsType[*bus.TerminalError](err); terminal {
 			return 0, nil // another model is served now: it goes on with the first one
 		}
@@ -179,7 +179,7 @@ func (s *service) askByPrompt(ctx context.Context, g bus.OpenGroup, samples []in
 	if err := s.storePlan(ctx, g.Run, p, policy); err != nil {
 		return 0, err
 	}
-	if waiting, err := s.beginBatch(ctx, m.Seq, todo, policy); err != nil || waiting != "" {
+	if waiting, err := s.beginBatch(ctx, m.Seq, todo, policy); err != nil || waiting.says != "" {
 		return 0, err
 	}
 	return len(todo), s.publishRequests(ctx, g.Run, g.UID, todo)

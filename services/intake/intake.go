@@ -170,8 +170,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return err
 	}
-	if waiting != "" { // its client need not wait
-		accepted.Warnings = append(accepted.Warnings, waiting)
+	if waiting.says != "" { // its client need not wait
+		accepted.Warnings = append(accepted.Warnings, waiting.says)
 		if err := s.sendReceipt(m, accepted); err != nil {
 			return err
 		}

@@ -61,6 +61,8 @@ type Options struct {
 	// Engine is torch or torch=ADDRESS where a worker computes, with EngineKey as the token; EngineNone: this program
 	// does; empty: what the backend of the first sample names.
 	Engine, EngineKey string
+	// Family is FILE.py:NAME for workers that are started, where the samples were made by a family of one's own.
+	Family string
 	// Log is told what happens to a worker.
 	Log zerolog.Logger
 	// Models are the known families of image models; empty: those of this project.

@@ -439,6 +439,16 @@ class Client(Controls, Teachers):
         why = f"it has {has}" if has else f"it {trajectory['stop_reason']}"
         raise EventError(f"sample {trajectory['sample_index']} has no {kind}: {why}")
 
+    async def conditions(self, trajectory: Event) -> list[tuple[str, npt.NDArray[np.uint8]]]:
+        """Returns what a sample was conditioned on: names and pixels, [height, width, 3] uint8, of a video those of
+        its first frame. Of several of one name the second is NAME.1. Needs Pillow: meander-client[images]."""
+        out: list[tuple[str, npt.NDArray[np.uint8]]] = []
+        seen: dict[str, int] = {}
+        for c in trajectory.get("conditions") or ():
+            n = seen[c["name"]] = seen.get(c["name"], -1) + 1
+            out.append((f"{c['name']}.{n}" if n else c["name"], _rgb(await self.blob(c["ref"]))))
+        return out
+
     async def pixels(self, trajectory: Event) -> npt.NDArray[np.uint8]:
         """Returns the image of a sample, [height, width, 3] uint8, checked against its digest; of a video the frame in
         the middle. Needs Pillow: meander-client[images]."""
@@ -619,6 +629,16 @@ class Client(Controls, Teachers):
             return None
         named = [str(first.get(field)) for field in ("run", "uid", "sample_index", "name")]
         return None if verdict_fault(first) or subject != f"{PREFIX}verdict." + ".".join(named) else first
+
+
+def _rgb(data: bytes) -> npt.NDArray[np.uint8]:
+    """The first frame in a PNG file."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError("to decode images, install Pillow: pip install 'meander-client[images]'") from None
+    with Image.open(io.BytesIO(data), formats=["PNG"]) as file:
+        return np.asarray(file.convert("RGB"))
 
 
 def _decoded(data: bytes, trajectory: Event, stored: Event) -> npt.NDArray[np.uint8]:

@@ -119,24 +119,15 @@ class Turns(torch.Tensor):
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         plain, session = self.as_subclass(torch.Tensor), _SESSION.get()
-        if session is None or not _is_loop(sys._getframe(1)):
+        if session is None or not session._is_loop(sys._getframe(1)):
             return iter(plain)
         return session._turns(plain)
-
-
-def _is_loop(frame: Any) -> bool:
-    """Whether a caller that iterates over timesteps is the loop of a pipeline, or its progress bar."""
-    code = frame.f_code
-    file = code.co_filename.replace("\\", "/")
-    return "/tqdm/" in file or (
-        "/schedulers/" not in file and "/diffusers/" in file and not code.co_name.startswith("<")
-    )
 
 
 def _enumerate(things: Any, start: int = 0) -> Any:
     """enumerate of a pipeline's module: in its loop the index is that of the host's step, not the count of turns."""
     session, within = _SESSION.get(), getattr(things, "iterable", things)  # of a progress bar
-    if session is None or not isinstance(within, Turns) or not _is_loop(sys._getframe(1)):
+    if session is None or not isinstance(within, Turns) or not session._is_loop(sys._getframe(1)):
         return enumerate(things, start)
     return ((session.index + start, t) for t in session._turns(within.as_subclass(torch.Tensor)))
 
@@ -499,6 +490,13 @@ class Session:
             self.at, *self._asked = what
 
     # The pipeline's side.
+
+    def _is_loop(self, frame: Any) -> bool:
+        """Whether a caller that iterates over timesteps is the loop of a pipeline, or its progress bar."""
+        code = frame.f_code
+        file = code.co_filename.replace("\\", "/")
+        of_pipeline = "/schedulers/" not in file and "/diffusers/" in file or file == self._body.__code__.co_filename
+        return "/tqdm/" in file or of_pipeline and not code.co_name.startswith("<")
 
     def _main(self) -> Any:
         _SESSION.set(self)

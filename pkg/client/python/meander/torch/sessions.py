@@ -31,7 +31,11 @@ _SCALARS: dict[str, Any] = {"number": (int, float), "integer": int, "boolean": b
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that a call of a pipeline is conditioned on, checked."""
+    """All that a call of a pipeline is conditioned on, checked.
+
+    texts, of one prompt, are cut where truncate says so; conditions are digests by name, arguments values by name;
+    size is that of samples, guidance the value of the argument that scales it, steps how many the own grid has.
+    """
 
     texts: tuple[str, ...]
     truncate: bool
@@ -193,13 +197,18 @@ class Loaded:
         return run
 
 
-def load(folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False) -> Loaded:
+def load(
+    folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False, family: str = ""
+) -> Loaded:
     """Loads and tests a pipeline for trainers. family.networks are what it steps with: what is done to them, such as
     adapters and checkpointing, the sessions have. Fault of class config: it is not computed."""
+    from . import families
     from .admission import admit
 
-    family = Pipeline(Folder(folder), trust_class)
-    engine = PipelineEngine(family, Settings(device, dtype))
+    found = families.find(Folder(folder), not family, trust_class, family)
+    if not isinstance(found, Pipeline):
+        raise Fault("config", f"family: {family}; must be a pipeline, a subclass of diffusers.DiffusionPipeline")
+    engine = PipelineEngine(found, Settings(device, dtype))
     with torch.no_grad():
         admit(engine.loaded, lambda detail: None)
     return engine.loaded
