@@ -119,7 +119,7 @@ func (p Plan) Validate() error {
 		add(fmt.Errorf("log_prob_kind: %q; must be density, scaled or squared", string(p.LogProb)))
 	}
 	if !p.Solver.Valid() {
-		add(solverFault(p.Solver))
+		add(fmt.Errorf("solver: %q; must be euler, heun, rk4, dpm or unipc", string(p.Solver)))
 	}
 	add(checkStorage(p.Storage))
 	add(p.checkTransitions())

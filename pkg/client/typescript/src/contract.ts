@@ -894,8 +894,8 @@ export interface Policy {
   scheduler_config: Uint8Array | null;
   /** pipeline says what a pipeline takes that computes as a whole, with guidance inside, as JSON: its class, its conditions and arguments by name and type. Empty: the model takes texts alone. */
   pipeline?: Uint8Array | null;
-  /** grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), linspace_torch (the same as torch computes them in float32), scheduler (those that FlowMatchEulerDiscreteScheduler chooses where the pipeline gives it none), uni_flow (those of UniPCMultistepScheduler with use_flow_sigmas) or diffusion (of models that predict epsilon, v or the sample: b/(a+b) of the scheduler's own timesteps, where states are (a x0 + b eps) / (a+b)). Empty: linspace. */
-  grid?: "linspace" | "linspace_torch" | "scheduler" | "uni_flow" | "diffusion" | "" | null;
+  /** grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), linspace_torch (the same as torch computes them in float32), scheduler (those that FlowMatchEulerDiscreteScheduler chooses where the pipeline gives it none), uni_flow (those of UniPCMultistepScheduler with use_flow_sigmas), diffusion (of models that predict epsilon, v or the sample: b/(a+b) of the scheduler's own timesteps, where states are (a x0 + b eps) / (a+b)) or pipeline (pipeline lists them, shifted). Empty: linspace. */
+  grid?: "linspace" | "linspace_torch" | "scheduler" | "uni_flow" | "diffusion" | "pipeline" | "" | null;
   /** mu says how the shift of a scheduler with use_dynamic_shifting is found: linear in the number of latent tokens, none (such a scheduler is refused), flux2 (from tokens and steps) or constant (mu_constant). Empty: linear. */
   mu?: "linear" | "none" | "flux2" | "constant" | "" | null;
   /** mu_constant is the logarithm of the shift where mu is constant, whatever the size of the image. */
