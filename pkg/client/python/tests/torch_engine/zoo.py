@@ -1501,7 +1501,7 @@ def main():
     a.add_argument("--classes", default="", help="these alone, with commas between")
     a.add_argument("--table", type=Path, help="a Markdown file to write")
     a.add_argument("--list", type=Path, help="a file for the classes that are served, as workers read it")
-    a.add_argument("--limit", type=float, default=300, help="seconds of a class at most")
+    a.add_argument("--limit", type=float, default=1200, help="seconds of a class at most")
     a.add_argument("--write", type=Path, help="a folder for those of --classes, by their names, and nothing else")
     a.add_argument("--jobs", type=int, default=2, help="classes at a time")
     a.add_argument("--admit", action="store_true", help="admission alone: no ratio, kill and gradient")
