@@ -31,7 +31,9 @@ const (
 )
 
 func (g Grid) valid() bool {
-	return slices.Contains([]Grid{"", GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion, GridPipeline}, g)
+	return slices.Contains([]Grid{
+		"", GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion, GridPipeline,
+	}, g)
 }
 
 // MuRule names how dynamic shifting finds mu: the logarithm of the shift, or the shift itself if time_shift_type is

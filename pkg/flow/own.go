@@ -38,8 +38,8 @@ func (o *Own) validate() error {
 // sigmas returns the list of a number of steps. Errors: there is none for these steps, or for as many tokens.
 func (o *Own) sigmas(steps, tokens int) ([]float32, error) {
 	if o.Tokens != 0 && tokens != o.Tokens {
-		return nil, fmt.Errorf("height x width: %d latent tokens; must be the %d of the default size: the pipeline has "+
-			"other sigmas at each size", tokens, o.Tokens)
+		return nil, fmt.Errorf("height x width: %d latent tokens; must be the %d of the default size: the pipeline "+
+			"has other sigmas at each size", tokens, o.Tokens)
 	}
 	var known []string
 	for _, list := range o.Sigmas {
