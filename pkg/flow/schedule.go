@@ -193,7 +193,9 @@ func (s Schedule) Validate() error {
 	if s.Diffusion != nil {
 		return errors.Join(append(faults, s.Diffusion.validate())...)
 	}
-	check(s.NumTrainTimesteps == trainTimesteps, "num_train_timesteps", s.NumTrainTimesteps, "1000")
+	linear := s.Grid == "" || s.Grid == GridLinspace || s.Grid == GridTorch // its sigmas do not depend on the number
+	check(s.NumTrainTimesteps == trainTimesteps || s.NumTrainTimesteps == 1 && linear, "num_train_timesteps",
+		s.NumTrainTimesteps, "1000, or 1 with grid linspace")
 	check(s.Grid.valid(), "grid", fmt.Sprintf("%q", string(s.Grid)),
 		"linspace, linspace_torch, scheduler, uni_flow, diffusion or pipeline")
 	check(s.Grid != GridUniFlow || s.float64Shift, "grid", GridUniFlow,

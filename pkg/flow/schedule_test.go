@@ -294,7 +294,7 @@ func TestParseSchedule_Refuses(t *testing.T) {
 		_, err := flow.ParseSchedule([]byte(c.config))
 		wantError(t, err, c.want)
 	}
-	_, err := flow.ParseSchedule([]byte(`{"shift": -1, "invert_sigmas": true, "num_train_timesteps": 1}`))
+	_, err := flow.ParseSchedule([]byte(`{"shift": -1, "invert_sigmas": true, "num_train_timesteps": 2}`))
 	wantError(t, err, "shift: -1", "invert_sigmas", "num_train_timesteps") // all faults at once
 }
 

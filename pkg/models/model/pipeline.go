@@ -40,7 +40,8 @@ type Pipeline struct {
 	// SigmasTokens is the only number of latent tokens that they are for, 0: any.
 	Sigmas       [][]float64 `json:"sigmas,omitempty" msgpack:"sigmas"`
 	SigmasTokens int         `json:"sigmas_tokens,omitempty" msgpack:"sigmas_tokens"`
-	// Media are the kinds of files that it makes: image (of several frames a video), audio; empty: images.
+	// Media are the kinds of files that it makes: image (of several frames a video), audio; empty: that is not known
+	// before the weights are read.
 	Media []string `json:"media,omitempty" msgpack:"media"`
 }
 

@@ -1760,6 +1760,8 @@ export interface ScoreRequest {
   frames?: Uint8Array[] | null;
   /** conditions are the files that the network was given besides the prompt, as they are stored, sorted by name. */
   conditions?: ScoreCondition[] | null;
+  /** audio is a WAV file of 32-bit floats, where the function judges a sound: image is empty then. */
+  audio?: Uint8Array | null;
   /** text is an answer of a language model, messages the conversation that it is to. Of an image both are absent. */
   text?: string | null;
   /** text is an answer of a language model, messages the conversation that it is to. Of an image both are absent. */
@@ -2642,7 +2644,7 @@ export const structs: Record<string, Record<string, string>> = {
   Score: {"detail":"str?","duration_ns":"int","error":"str?","exact":"bool?","name":"str","status":"str","value":"number?","version":"str","weight":"number"},
   ScoreCondition: {"file":"bytes","name":"str","type":"str"},
   ScoreReply: {"detail":"str?","error":"str?","retry":"bool?","score":"number?","v":"int"},
-  ScoreRequest: {"conditions":"[ScoreCondition]?","frames":"[bytes]?","ground_truth":"any?","image":"bytes","image_format":"str","messages":"[Message]?","metadata":"map?","name":"str","params":"map","prompt":"str","text":"str?","trajectory":"str?","v":"int"},
+  ScoreRequest: {"audio":"bytes?","conditions":"[ScoreCondition]?","frames":"[bytes]?","ground_truth":"any?","image":"bytes","image_format":"str","messages":"[Message]?","metadata":"map?","name":"str","params":"map","prompt":"str","text":"str?","trajectory":"str?","v":"int"},
   SegmentData: {"group_digest":"str?","image":"Ref?","latents":"Tensor?"},
   SegmentStart: {"branch":"Branch?","data":"SegmentData?","latents":"Tensor?","step_index":"int"},
   SegmentStop: {"decode":"bool?","step_index":"int"},

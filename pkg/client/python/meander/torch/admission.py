@@ -265,6 +265,7 @@ def check_euler(loaded: Loaded, recipe: Recipe) -> float | None:
         for s, s2 in zip(sigmas, sigmas[1:], strict=False):
             y = (y.double() + (s2 - s) * run.velocity(y, s).double()).float()
         ours = media_of(run.end(y), family.pipe)[1]
+        family.media = ["audio" if name == "sound" else "image" for name, _ in ours]
     if any(b.__name__ not in _EULERS for b in bases):
         family.notes.append(f"the steps of {bases[0].__name__} are not Euler's: not compared")
         return None
