@@ -41,15 +41,15 @@ func TestTorch_PythonPipelines(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		picture := image.NewNRGBA(image.Rect(0, 0, 16, 16))
+		photo := image.NewNRGBA(image.Rect(0, 0, 16, 16))
 		for i := range 256 {
 			grey := uint8(i)
 			if name == "mask_image" {
 				grey = uint8(255 * (i / 128)) // one half
 			}
-			picture.SetNRGBA(i%16, i/16, color.NRGBA{grey, grey, grey, 255})
+			photo.SetNRGBA(i%16, i/16, color.NRGBA{grey, grey, grey, 255})
 		}
-		if err := png.Encode(file, picture); err != nil {
+		if err := png.Encode(file, photo); err != nil {
 			t.Fatal(err)
 		}
 		if err := file.Close(); err != nil {

@@ -31,9 +31,8 @@ const (
 )
 
 func (g Grid) valid() bool {
-	return slices.Contains([]Grid{
-		"", GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion, GridPipeline,
-	}, g)
+	known := []Grid{"", GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion, GridPipeline}
+	return slices.Contains(known, g)
 }
 
 // MuRule names how dynamic shifting finds mu: the logarithm of the shift, or the shift itself if time_shift_type is

@@ -29,7 +29,8 @@ func TestSchedule_TakesWhatPoliciesSay(t *testing.T) {
 				p.SchedulerConfig = []byte(unipc)
 			}
 			if grid == schemas.GridPipeline {
-				p.Pipeline = []byte(`{"random_access": "exact", "sigmas": [[1, 0.95, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0]]}`)
+				p.Pipeline = []byte(`{"random_access": "exact",
+					"sigmas": [[1, 0.95, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0]]}`)
 			}
 			if mu == schemas.MuNone && grid != schemas.GridUniFlow && grid != schemas.GridDiffusion {
 				p.SchedulerConfig = []byte(`{"shift": 3}`)

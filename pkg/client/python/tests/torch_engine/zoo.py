@@ -1480,7 +1480,7 @@ def table(rows):
 def _row(name, args):
     """The row of a class, by a process of its own."""
     here, there = multiprocessing.Pipe()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=args.folder, ignore_cleanup_errors=True) as folder:
         worker = multiprocessing.Process(target=_work, args=(name, folder, there, not args.admit), daemon=True)
         worker.start()
         there.close()
@@ -1512,7 +1512,8 @@ def main():
         for name in names:
             write(args.write / name, name)
         return
-    with ThreadPoolExecutor(args.jobs) as pool:
+    # The folder of all outlives workers that are about to end.
+    with tempfile.TemporaryDirectory() as args.folder, ThreadPoolExecutor(args.jobs) as pool:
         rows = list(pool.map(lambda name: _row(name, args), names))
     served = [r for r in rows if "access" in r]
     short = {r["class"]: faults for r in served if (faults := faults_of(r))}
