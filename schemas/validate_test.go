@@ -472,7 +472,7 @@ func TestPolicy_Validate(t *testing.T) {
 		{"no config", func(p *P) { p.SchedulerConfig = nil }, ""},
 		{"channels", func(p *P) { p.LatentChannels = 0 }, "latent_channels: 0; must be between 1 and 65536"},
 		{"pixels per token", func(p *P) { p.PixelsPerToken = 0 }, "pixels_per_token: 0; must be between 1 and 1024"},
-		{"grid", func(p *P) { p.Grid = "cosine" }, `grid: "cosine"; must be one of linspace, linspace_torch, scheduler, uni_flow, diffusion`},
+		{"grid", func(p *P) { p.Grid = "cosine" }, `grid: "cosine"; must be one of linspace, linspace_torch, scheduler, uni_flow, diffusion, pipeline`},
 		{"mu", func(p *P) { p.Mu = "cubic" }, `mu: "cubic"; must be one of linear, none, flux2, constant`},
 		{"mu without its rule", func(p *P) { p.MuConstant = 0.5 }, "mu_constant: 0.5; must be 0 unless mu is constant"},
 		{"mu too large", func(p *P) { p.Mu, p.MuConstant = "constant", 51 }, "mu_constant: 51; must be between -50 and 50"},

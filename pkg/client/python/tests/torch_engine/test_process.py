@@ -233,7 +233,7 @@ def test_folders_that_are_none(folders, tmp_path):
     assert "hf download" in fails(tmp_path, *at)
     sd3 = folders["sd3"]
     index = "model_index.json"
-    bad = damaged(sd3, tmp_path, lambda f: rewrite(f / index, _class_name="StableDiffusionXLPipeline"))
+    bad = damaged(sd3, tmp_path, lambda f: rewrite(f / index, _class_name="OtherPipeline"))
     assert "must be one of QwenImagePipeline" in fails(bad, *at)
     bad = damaged(sd3, tmp_path, lambda f: rewrite(f / index, transformer=["diffusers", "UNet2DConditionModel"]))
     assert "must be SD3Transformer2DModel" in fails(bad, *at)
