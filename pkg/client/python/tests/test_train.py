@@ -303,7 +303,7 @@ def test_a_loss_of_trajectories_has_the_gradient_of_all_steps_at_once(folder):
     batch = rolled(other)
     # nothing is clipped
     learner, rows = Learner(net, GSPO(0.5, 0.5), micro_batch=3, max_grad_norm=1e9), np.arange(batch.size)
-    log_probs = torch.stack([k.log_prob(*learner._mean(batch, rows, j)) for j, k in enumerate(batch.kernels)], dim=1)
+    log_probs = torch.stack([k.log_prob(*learner._mean(batch, rows, j)[:2]) for j, k in enumerate(batch.kernels)], dim=1)
     ratio = (log_probs - torch.tensor(batch.log_probs)).mean(dim=1).exp()
     loss = -(ratio * torch.tensor(batch.advantages[:, 0])).mean()
     want = torch.autograd.grad(loss, net.parameters(), allow_unused=True, materialize_grads=True)
@@ -401,7 +401,7 @@ def test_wrong_adapters_are_refused_by_name(folder):
         ({"alpha": 0}, "--alpha: 0; must be above 0"),
         ({"threads": 0}, "--threads: 0; must be above 0"),
         ({"beta": -1.0}, "--beta: -1.0; must be at least 0"),
-        ({"ratio_limit": float("nan")}, "--ratio-limit: nan; must be a number"),
+        ({"ratio_factor": float("nan")}, "--ratio-factor: nan; must be a number"),
         ({"kl_limit": float("nan")}, "--kl-limit: nan; must be a number"),
         ({"adam_beta2": 1.5}, "--adam-beta2: 1.5; must be at least 0 and below 1"),
         ({"noise_level": 0.0}, "--noise-level: 0.0; must be above 0"),
@@ -524,7 +524,7 @@ def test_a_file_of_tensors_is_that_of_safetensors():
 def test_alarms():
     def update(**changed):
         return {
-            "ratio_off": [1e-8, math.nan], "behind": 0, "steps": [0], "kl": [1e-4], "reader": 0.8, "zero_std": 0.1
+            "ratio_off": [1e-8, math.nan], "ratio_bound": [1e-7, 1e-6], "behind": 0, "steps": [0], "kl": [1e-4], "reader": 0.8, "zero_std": 0.1
         } | changed
 
     alarms = Alarms(Config(prompts="p"))
@@ -534,7 +534,7 @@ def test_alarms():
     assert window.update(update(steps=[1], kl=[1e-2])) == []
     assert [k for k, _ in window.update(update(kl=[1e-2]))] == [HACKING]
     assert [k for k, _ in alarms.update(update(ratio_off=[1e-8, 1e-5]))] == [RATIO]
-    assert alarms.update(update(ratio_off=[1e-5], behind=1)) == []  # older weights are elsewhere by right
+    assert alarms.update(update(ratio_off=[1e-5, math.nan], behind=1)) == []  # older weights are elsewhere by right
     for _ in range(8):
         found = alarms.update(update(reader=0.5))
         if found:
@@ -586,13 +586,13 @@ def test_settings_are_checked():
 
 def test_several_batches_of_an_update_are_one_line():
     one = {
-        "batch": "u0", "batch_digest": "a", "reward": 0.25, "samples": 4, "ratio_off": [1e-8, math.nan],
+        "batch": "u0", "batch_digest": "a", "reward": 0.25, "samples": 4, "ratio_off": [1e-8, math.nan], "ratio_bound": [1e-7, 1e-6],
         "kl": [1.0, math.nan], "made_by": ["w"], "behind": 0, "steps": [0, 1]
     }
-    two = one | {"batch": "u1", "batch_digest": "b", "reward": 0.75, "ratio_off": [2e-8, 1e-9], "kl": [3.0, 5.0]}
+    two = one | {"batch": "u1", "batch_digest": "b", "reward": 0.75, "ratio_off": [2e-8, 1e-9], "ratio_bound": [1e-7, 2e-6], "kl": [3.0, 5.0]}
     assert _merged([one]) == one
     want = {
-        "batch": "u0+u1", "batch_digest": "a+b", "reward": 0.5, "samples": 8, "ratio_off": [2e-8, 1e-9],
+        "batch": "u0+u1", "batch_digest": "a+b", "reward": 0.5, "samples": 8, "ratio_off": [2e-8, 1e-9], "ratio_bound": [1e-7, 2e-6],
         "kl": [2.0, 5.0], "made_by": ["w"], "behind": 0, "steps": [0, 1]
     }
     assert _merged([one, two]) == want

@@ -478,8 +478,10 @@ _ABSENT: dict[str, Callable[[Event], Any]] = {
 """What a setting is where a sample does not have it, if not 0 or empty."""
 USES = {
     *SETTINGS, "cfg_scales", "sigmas", "transitions", "start", "stop", "step_seeds", "scheduled_sampling",
+    "conditions", "arguments", "network_timesteps",
 }  # fmt: skip
-"""The settings that a batch has, as arrays or in its steps: a sample with another is refused."""
+"""The settings that a batch has, as arrays, in its steps or in the trajectories of its samples: a sample with another
+is refused."""
 
 
 def scales_of(trajectory: Event) -> list[float]:
