@@ -51,7 +51,7 @@ func TestBranch(t *testing.T) {
 			!reflect.DeepEqual(branched.Start, &schemas.SegmentStart{StepIndex: 2, Branch: &at}) {
 			t.Errorf("sample %d: steps %d to %d, from %+v", sample, begin, end, branched.Start)
 		}
-		if same := whole.Image.Digest == branched.Image.Digest &&
+		if same := whole.Medium(schemas.KindImage).Digest == branched.Medium(schemas.KindImage).Digest &&
 			reflect.DeepEqual(whole.LogProbs[2:], branched.LogProbs[2:]); same != (sample == 1) {
 			t.Errorf("sample %d: the same image and log-probs as the sample of its noise: %t", sample, same)
 		}

@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"image"
 	"image/color"
@@ -66,12 +67,26 @@ func TestConditions(t *testing.T) {
 			t.Errorf("run %s: %+v", c.run, r)
 		}
 	}
+	// An archive has the files, so that another store verifies the run, and the prompt can be given there again.
+	byWorker(t, dir, nil, "runs", "export", "a", "--out", "a.tar").must(t, 0)
+	other := t.TempDir()
+	byWorker(t, other, nil, "runs", "import", filepath.Join(dir, "a.tar")).must(t, 0)
+	r := provenRun(t, byWorker(t, other, nil, append([]string{"verify", "--json", "a"}, engine...)...))
+	if r.Trajectories != 2 || len(r.Mismatches) > 0 || r.MaxRatio != 0 {
+		t.Errorf("the run on another server: %+v", r)
+	}
 	if len(digests) != 3 {
 		t.Errorf("%d digests of three runs that differ", len(digests))
 	}
-	file := filepath.Join(dir, "prompts.jsonl")
+	red, err := os.ReadFile(filepath.Join(dir, "red.png"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, inline := filepath.Join(dir, "prompts.jsonl"), base64.StdEncoding.EncodeToString(red)
 	lines := `{"prompt": "make it red", "conditions": {"image": "red.png", "references": ["red.png", "blue.jpg"]}}` + "\n" +
-		`{"prompt": "make it blue", "images": [{"path": "blue.jpg"}], "arguments": {"strength": 0.5, "clean": true}}` + "\n"
+		`{"prompt": "make it blue", "images": [{"path": "blue.jpg"}], "arguments": {"strength": 0.5, "clean": true}}` + "\n" +
+		`{"prompt": [{"role": "user", "content": "<image>\nmake it green"}], "images": [{"bytes": "` + inline + `"}]}` + "\n" +
+		`{"prompt": "make it white", "input_image": {"bytes": "` + inline + `"}}` + "\n"
 	if err := os.WriteFile(file, []byte(lines), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -92,8 +107,64 @@ func TestConditions(t *testing.T) {
 			t.Errorf("%v: exit %d, %s; must say %q", more, out.code, out.stderr, want)
 		}
 	}
-	out := byWorker(t, dir, nil, "run", "--run", "f", "--model", "synthetic", "--condition", "image=red.png", "x")
-	if out.code == 0 || !strings.Contains(out.stderr, "image; must be absent") {
-		t.Errorf("a model of texts alone: exit %d, %s", out.code, out.stderr)
+}
+
+// What else can be asked of a rollout works beside conditions, and is verified with them: parts of it, a branch, a tree.
+// Images to roll are refused. An estimate reads the files, and refuses what a run would.
+func TestConditions_Parts(t *testing.T) {
+	t.Parallel()
+	folder, dir := remotetest.Folder(t, remotetest.EditClass, 1), t.TempDir()
+	colourFile(t, filepath.Join(dir, "red.png"), color.NRGBA{R: 200, A: 255})
+	engine := []string{"--engine", "torch", "--model", folder, "--deterministic"}
+	run := func(name string, more ...string) output {
+		t.Helper()
+		args := []string{"run", "--json", "--seed", "5", "--run", name, "--steps", "4", "--condition", "image=red.png", "make it red"}
+		return byWorker(t, dir, nil, append(append(args, more...), engine...)...)
+	}
+	samples := map[string]int{"whole": 2, "tail": 2, "head": 2, "branch": 2, "tree": 4}
+	whole := run("whole", "-n", "2", "--sde-steps", "1,2", "--save-latents", "whole.safetensors").must(t, 0)
+	run("tail", "-n", "2", "--sde-steps", "2", "--start-step", "2", "--start-latents", "whole.safetensors").must(t, 0)
+	run("head", "-n", "2", "--sde-steps", "1", "--stop-step", "2", "--stop-decode").must(t, 0)
+	run("tree", "--tree", "2@1,2@2").must(t, 0)
+	var group struct{ UID string }
+	if err := json.Unmarshal([]byte(strings.SplitN(whole.stdout, "\n", 2)[0]), &group); err != nil {
+		t.Fatal(err)
+	}
+	run("branch", "-n", "2", "--sde-steps", "2", "--branch-from", "whole/"+group.UID+"/0@2").must(t, 0)
+	for name, n := range samples {
+		r := provenRun(t, byWorker(t, dir, nil, append([]string{"verify", "--json", name}, engine...)...))
+		if r.Trajectories != n || len(r.Mismatches) > 0 || r.MaxRatio != 0 {
+			t.Errorf("run %s: %+v", name, r)
+		}
+	}
+	run("dry", "-n", "2", "--dry-run").must(t, 0)
+	out := byWorker(t, dir, nil, append([]string{
+		"run", "--run", "rolled", "--probability", "1", "--start-image", "red.png", "--condition", "image=red.png", "x",
+	}, engine...)...)
+	if out.code == 0 || !strings.Contains(out.stderr, "it encodes none; give start.data.latents") {
+		t.Errorf("images to roll: exit %d, %s", out.code, out.stderr)
+	}
+	out = byWorker(t, dir, nil, append([]string{"run", "--run", "dry", "--dry-run", "x"}, engine...)...)
+	if out.code == 0 || !strings.Contains(out.stdout, "conditions: image: absent") {
+		t.Errorf("an estimate without the image: exit %d, %s%s", out.code, out.stdout, out.stderr)
+	}
+}
+
+// Models of texts alone refuse images, given by a flag or in the records of verl, whose text says where they belong.
+func TestConditions_OfTextsAlone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	colourFile(t, filepath.Join(dir, "red.png"), color.NRGBA{R: 200, A: 255})
+	line := `{"prompt": [{"role": "user", "content": "<image>Find x."}], "images": ["red.png"]}`
+	if err := os.WriteFile(filepath.Join(dir, "tagged.jsonl"), []byte(line), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, model := range []string{"synthetic", sums(t)} {
+		for _, given := range [][]string{{"--condition", "image=red.png", "x"}, {"--prompts", "tagged.jsonl"}} {
+			out := byWorker(t, dir, nil, append([]string{"run", "--run", "f", "--model", model}, given...)...)
+			if out.code == 0 || !strings.Contains(out.stderr, "must be absent") {
+				t.Errorf("%v for %s: exit %d, %s", given, model, out.code, out.stderr)
+			}
+		}
 	}
 }

@@ -482,7 +482,7 @@ func TestPrune_Rule(t *testing.T) {
 			sum += *m.Advantage
 			continue
 		}
-		if e.StopReason != schemas.StopPruned || len(e.Steps) != k || e.Image != nil || m.Status != schemas.StatusPruned ||
+		if e.StopReason != schemas.StopPruned || len(e.Steps) != k || len(e.Media) > 0 || m.Status != schemas.StatusPruned ||
 			m.Advantage != nil || m.Error != e.Error ||
 			!strings.Contains(e.Error, "step 4: mean log-prob ") {
 			t.Errorf("sample %d: %s after %d steps, %s; member %+v", i, e.StopReason, len(e.Steps), e.Error, m)

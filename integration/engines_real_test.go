@@ -253,7 +253,7 @@ func (l *realLane) samePixels(t *testing.T, m model.Model, run schemas.Run) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stored, err := l.client.Image(t.Context(), tr)
+	stored, err := l.client.Medium(t.Context(), tr, schemas.KindImage)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -175,7 +175,7 @@ func TestFamilies_ASecondOne(t *testing.T) {
 		!slices.Equal(tr.LatentsShape, []int64{6, 48}) || tr.Lane != "paint" || tr.Backend != "paper" {
 		t.Errorf("trajectory %+v: want what the card says", tr)
 	}
-	data, err := w.client.Image(t.Context(), tr)
+	data, err := w.client.Medium(t.Context(), tr, schemas.KindImage)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,7 +52,7 @@ func TestFamily_OtherShape(t *testing.T) {
 		t.Errorf("prompt %q, timesteps %v, latents %v; want none, %v and [15 64]", tr.Prompt, tr.Timesteps, tr.LatentsShape,
 			want)
 	}
-	data, err := w.client.Image(t.Context(), tr)
+	data, err := w.client.Medium(t.Context(), tr, schemas.KindImage)
 	if err != nil {
 		t.Fatal(err)
 	}

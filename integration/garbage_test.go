@@ -116,10 +116,10 @@ func TestPipeline_ForgedWhileSampling(t *testing.T) {
 				Conditioning: []schemas.NamedTensor{},
 			},
 			Steps: []schemas.StepRef{{Seq: 1, Digest: digest}}, ContentDigest: digest,
-			Image: &schemas.Image{
-				Format: schemas.ImagePNG, Width: 64, Height: 64, Digest: digest,
+			Media: []schemas.Medium{{
+				Kind: schemas.KindImage, Format: schemas.ImagePNG, Width: 64, Height: 64, Digest: digest,
 				Data: []byte("rubbish"),
-			},
+			}},
 			ScheduleDigest: record.ScheduleDigest, Group: spec,
 		}
 		if err := tr.Validate(); err != nil {

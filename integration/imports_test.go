@@ -29,7 +29,7 @@ var layers = map[string][]string{
 	"schemas":           nil,
 	"pkg/models/tensor": nil,
 	"pkg/scorer":        {"pkg/models/media"},
-	"pkg/estimator":     nil,
+	"pkg/estimator":     {"schemas"},
 	"pkg/dataset":       {"pkg/models/strictjson"},
 	"pkg/models/jinja":  nil,
 
@@ -54,7 +54,7 @@ var layers = map[string][]string{
 	"pkg/scorer/natsscore":     {"pkg/scorer", "pkg/scorer/internal/wire", "schemas"},
 	"pkg/scorer/scorerfile":    {"pkg/scorer", "pkg/scorer/internal/wire", "pkg/scorer/httpscore", "pkg/scorer/natsscore"},
 
-	"schemas/document":                         {"schemas"}, // what the sources say, for the generator and for tests
+	"schemas/document":                         {"schemas", "pkg/estimator"}, // what the sources say, for the generator and for tests
 	"schemas/gen":                              {"schemas/document"},
 	"pkg/fields":                               {"schemas"},
 	"pkg/models/safetensors":                   {"pkg/models/tensor"},
@@ -115,7 +115,7 @@ var layers = map[string][]string{
 	},
 	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/models/media", "pkg/models/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},
 	"services/sampler/weights":     {"pkg/bus", "pkg/models/lora", "pkg/models/safetensors", "pkg/models/tensor", "pkg/weightsdir", "schemas", "services/sampler/engine"},
-	"services/reward":              {"pkg/models/media", "schemas", "pkg/bus", "pkg/models/tensor", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
+	"services/reward":              {"pkg/models/media", "schemas", "pkg/bus", "pkg/models/tensor", "pkg/sampling", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
 	"services/janitor":             {"schemas", "pkg/bus", "pkg/counters", "pkg/weightsdir", "services/internal/instrument"},
 	"services/internal/boot":       {"schemas", "pkg/fields", "pkg/auth", "pkg/bus", "services/internal/instrument"},
@@ -239,16 +239,16 @@ var testLayers = map[string][]string{
 	"pkg/fields":                     {"schemas/document"},
 	"services/command":               {"pkg/bus/bustest", "pkg/models/lm/qwen2", "pkg/models/model/qwenimage/checkpoint"},
 	"pkg/results":                    {"pkg/bus/bustest", "services/pipeline"},
-	"pkg/export":                     {"pkg/bus/bustest", "services/pipeline"},
+	"pkg/export":                     {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "services/pipeline"},
 	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":              {"pkg/bus/bustest"},
 	"services/doctor":                {"pkg/bus/bustest"},
-	"services/ui":                    {"pkg/results", "pkg/bus/bustest", "pkg/models/lora", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
+	"services/ui":                    {"pkg/results", "pkg/bus/bustest", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
 	"services/trace":                 {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"services/verify": {
-		"pkg/bus/bustest", "pkg/client", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/safetensors", "services/pipeline",
+		"pkg/bus/bustest", "pkg/client", "pkg/models/lora", "pkg/models/media", "pkg/models/model/remote/remotetest", "pkg/models/safetensors", "services/pipeline",
 	},
-	"services/teacher":        {"pkg/bus/bustest", "pkg/client", "pkg/models/lm/qwen2", "pkg/models/model/qwenimage/checkpoint", "services/pipeline"},
+	"services/teacher":        {"pkg/bus/bustest", "pkg/client", "pkg/models/lm/qwen2", "pkg/models/media", "pkg/models/model/qwenimage/checkpoint", "pkg/models/model/remote/remotetest", "services/pipeline"},
 	"integration/tools/chaos": {"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
 
 	"services/sampler": {"pkg/bus/bustest", "pkg/flow", "pkg/models/model/qwenimage/checkpoint", "services/intake"},

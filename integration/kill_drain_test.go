@@ -174,7 +174,7 @@ func (d *drainTest) publishImages(t *testing.T, one *schemas.Trajectory, ref sch
 	for i := range d.images {
 		e := *one
 		e.Run, e.SampleIndex, e.GroupSize = run, i, d.images
-		e.Image = &schemas.Image{Format: schemas.ImagePNG, Width: d.side, Height: d.side, Digest: digest, Ref: &ref}
+		e.Media = []schemas.Medium{{Kind: schemas.KindImage, Format: schemas.ImagePNG, Width: d.side, Height: d.side, Digest: digest, Ref: &ref}}
 		oneStep(t, d.Bus, &e)
 		if _, err := d.Bus.Publish(t.Context(), &e); err != nil {
 			t.Fatal(err)

@@ -57,7 +57,7 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 			},
 			Denoised:      schemas.Denoised{CFGRule: schemas.CFGPlain, LatentsShape: []int64{2, 64}, Conditioning: []schemas.NamedTensor{}},
 			ContentDigest: digest, ScheduleDigest: digest,
-			Image: &schemas.Image{Format: schemas.ImagePNG, Width: int64(width), Height: int64(height), Digest: digest, Ref: &ref}, Group: spec,
+			Media: []schemas.Medium{{Kind: schemas.KindImage, Format: schemas.ImagePNG, Width: int64(width), Height: int64(height), Digest: digest, Ref: &ref}}, Group: spec,
 		}
 		e.Group.Batch = string(uid)
 		oneStep(t, b, e)

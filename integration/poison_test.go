@@ -110,7 +110,7 @@ func TestPoison(t *testing.T) {
 			t.Fatal(err)
 		}
 		if mixed.StopReason != schemas.StopCompleted || mixed.ContentDigest != calm.ContentDigest ||
-			mixed.Image.Digest != calm.Image.Digest {
+			mixed.Medium(schemas.KindImage).Digest != calm.Medium(schemas.KindImage).Digest {
 			t.Errorf("sample %d: %s %s; its digests are not those of the run without poison", i, mixed.StopReason, mixed.Error)
 		}
 		for _, uid := range []schemas.UID{"a-poison-to-denoise", "a-poison-to-encode", "a-poison-to-decode"} {

@@ -73,7 +73,7 @@ func (f *fullPlane) content(t *testing.T, run schemas.Run, p *schemas.Policy) st
 	if err != nil || tr.WeightsDigest != p.WeightsDigest {
 		t.Fatalf("%s: weights %.12s, %v; want %.12s", run, tr.WeightsDigest, err, p.WeightsDigest)
 	}
-	return tr.Image.Digest
+	return tr.Medium(schemas.KindImage).Digest
 }
 
 // verified checks the samples of some runs, with the shared folder.

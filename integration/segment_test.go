@@ -143,9 +143,9 @@ func (c segmentCase) equal(t *testing.T, w *world, run schemas.Run, begin, end i
 			}
 		}
 		switch {
-		case end < segmentSteps && part.Image != nil:
+		case end < segmentSteps && len(part.Media) > 0:
 			t.Errorf("%s of run %s: an image of noise", c.name, run)
-		case end == segmentSteps && (part.Image == nil || part.Image.Digest != whole.Image.Digest):
+		case end == segmentSteps && (len(part.Media) == 0 || part.Medium(schemas.KindImage).Digest != whole.Medium(schemas.KindImage).Digest):
 			t.Errorf("%s of run %s: another image than the whole rollout's", c.name, run)
 		}
 	}

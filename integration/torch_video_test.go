@@ -85,29 +85,29 @@ func TestTorch_Video(t *testing.T) {
 // an image alone.
 func sameVideo(t *testing.T, w *world, tr *schemas.Trajectory, frames int64) {
 	t.Helper()
-	image, err := w.client.Image(t.Context(), tr)
+	image, err := w.client.Medium(t.Context(), tr, schemas.KindImage)
 	if err != nil {
 		t.Fatal(err)
 	}
 	middle, err := media.Decode(image, media.ImageSize(tr.Height, tr.Width))
-	if err != nil || middle.Digest() != tr.Image.Digest {
+	if err != nil || middle.Digest() != tr.Medium(schemas.KindImage).Digest {
 		t.Fatalf("image: %v", err)
 	}
 	if frames == 1 {
-		if tr.Frames != 0 || tr.Video != nil {
-			t.Errorf("an image has %d frames, video %+v", tr.Frames, tr.Video)
+		if tr.Frames != 0 || tr.Medium(schemas.KindVideo) != nil {
+			t.Errorf("an image has %d frames, video %+v", tr.Frames, tr.Media)
 		}
 		return
 	}
-	file, err := w.client.Video(t.Context(), tr)
+	file, err := w.client.Medium(t.Context(), tr, schemas.KindVideo)
 	if err != nil {
 		t.Fatal(err)
 	}
 	video, err := media.Decode(file, media.Size{Frames: int(frames), Height: int(tr.Height), Width: int(tr.Width)})
-	if err != nil || tr.Frames != frames || tr.Video.FPS != 8 {
-		t.Fatalf("video of %d frames: %+v, %v", frames, tr.Video, err)
+	if err != nil || tr.Frames != frames || tr.Medium(schemas.KindVideo).FPS != 8 {
+		t.Fatalf("video of %d frames: %+v, %v", frames, tr.Media, err)
 	}
-	if video.Digest() != tr.Video.Digest || video.Middle().Digest() != tr.Image.Digest ||
+	if video.Digest() != tr.Medium(schemas.KindVideo).Digest || video.Middle().Digest() != tr.Medium(schemas.KindImage).Digest ||
 		video.Digest() == middle.Digest() {
 		t.Errorf("%d frames: other pixels than the trajectory says", frames)
 	}
@@ -123,11 +123,11 @@ func diverseVideos(t *testing.T, w *world, tr *schemas.Trajectory) {
 			if err != nil {
 				return in, nil, err
 			}
-			file, err := w.client.Image(t.Context(), one)
+			file, err := w.client.Medium(t.Context(), one, schemas.KindImage)
 			size := media.ImageSize(tr.Height, tr.Width)
-			if one.Video != nil {
-				size.Frames = int(one.Video.Frames)
-				file, err = w.client.Video(t.Context(), one)
+			if one.Medium(schemas.KindVideo) != nil {
+				size.Frames = int(one.Medium(schemas.KindVideo).Frames)
+				file, err = w.client.Medium(t.Context(), one, schemas.KindVideo)
 			}
 			if err == nil {
 				in.Media, err = media.Decode(file, size)
@@ -153,7 +153,7 @@ func diverseVideos(t *testing.T, w *world, tr *schemas.Trajectory) {
 	if score.Name != scorer.Diversity || score.Value == nil || *score.Value != seen {
 		t.Errorf("%v: %+v; want a diversity of %v", tr.UID, score, seen)
 	}
-	if video := tr.Video != nil; video != (seen != middle) {
+	if video := tr.Medium(schemas.KindVideo) != nil; video != (seen != middle) {
 		t.Errorf("%v: diversity %v, of the frames in the middle %v", tr.UID, seen, middle)
 	}
 }

@@ -70,7 +70,8 @@ func TestTree(t *testing.T) {
 				paths[leaf] = pathOf(t, w, made)
 				byItself := pathOf(t, w, trajectoryOf(t, w, alone(leaf), 0))
 				samePath(t, leaf, paths[leaf], byItself)
-				if img := trajectoryOf(t, w, alone(leaf), 0).Image; made.Image.Digest != img.Digest {
+				alone := trajectoryOf(t, w, alone(leaf), 0).Medium(schemas.KindImage)
+				if made.Medium(schemas.KindImage).Digest != alone.Digest {
 					t.Errorf("leaf %d: another image than alone", leaf)
 				}
 			}
@@ -154,7 +155,7 @@ func TestTree_Kill(t *testing.T) {
 	}
 	for leaf := range int64(treeLeaves) {
 		a, b := trajectoryOf(t, w, "calm", leaf), trajectoryOf(t, w, "killed", leaf)
-		if a.ContentDigest != b.ContentDigest || a.Image.Digest != b.Image.Digest {
+		if a.ContentDigest != b.ContentDigest || a.Medium(schemas.KindImage).Digest != b.Medium(schemas.KindImage).Digest {
 			t.Errorf("leaf %d: other bits than undisturbed", leaf)
 		}
 		samePath(t, leaf, pathOf(t, w, a), pathOf(t, w, b))

@@ -226,7 +226,7 @@ func (s *readSample) compare(t *testing.T, b *bus.Bus, i int64, member *schemas.
 	if err != nil {
 		t.Fatal(err)
 	}
-	image, err := c.Image(t.Context(), stored)
+	image, err := c.Medium(t.Context(), stored, schemas.KindImage)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -116,11 +116,7 @@ func (e *Parked) Subject() string {
 // Validate returns all faults of the request, joined.
 func (e *Parked) Validate() error { return (*Request)(e).Validate() }
 
-// Subject returns the subject that the event is published on: its run names it.
 func (e *Control) Subject() string { return ControlSubject(e.Run) }
-
-// Validate returns all faults of the control, joined.
-func (e *Control) Validate() error { return CheckFields(e) }
 
 // checkRules checks that each action has the uid and sample that it needs, and no others.
 func (e *Control) checkRules(f *faults) {
@@ -136,9 +132,6 @@ func (e *Control) checkRules(f *faults) {
 		f.add("uid", quote(string(e.UID)), "must be absent: only cancel and prune are for a part of a run")
 	}
 }
-
-// Validate returns all faults of the answer, joined.
-func (e *ControlReceipt) Validate() error { return CheckFields(e) }
 
 // checkRules checks that code and error are there exactly if the control was refused.
 func (e *ControlReceipt) checkRules(f *faults) {

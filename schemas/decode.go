@@ -10,8 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-
-	"github.com/vmihailenco/msgpack/v5"
 )
 
 // FieldError is a value that its field cannot hold.
@@ -41,16 +39,22 @@ func decode(data []byte, e Event) error {
 	if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {
 		return errors.New("must be a pointer to an event")
 	}
-	v = v.Elem()
-	v.SetZero()
-	if !isJSON(data) {
-		return (&reader{data: data}).readEvent(v)
+	v.Elem().SetZero()
+	_, err := decodeInto(data, v.Elem())
+	return err
+}
+
+// decodeInto decodes an event in either encoding into the zero struct v, and returns the keys that it does not have.
+func decodeInto(data []byte, v reflect.Value) ([]unknownKey, error) {
+	if isJSON(data) {
+		var err error
+		if data, err = fromJSON(data, v.Type()); err != nil {
+			return nil, err
+		}
 	}
-	packed, err := fromJSON(data, v.Type())
-	if err != nil {
-		return err
-	}
-	return (&reader{data: packed}).readEvent(v)
+	r := &reader{data: data}
+	err := r.readEvent(v)
+	return r.unknown, err
 }
 
 // readEvent checks the structure of the bytes and decodes them into v. After an error v is zero.
@@ -63,7 +67,7 @@ func (r *reader) readEvent(v reflect.Value) error {
 		return err
 	}
 	if e, ok := v.Addr().Interface().(interface{ noteUnknown(keys []string) }); ok {
-		e.noteUnknown(r.unknown)
+		e.noteUnknown(unknownTexts(r.unknown))
 	}
 	return nil
 }
@@ -131,6 +135,7 @@ func newPlan(t reflect.Type) plan {
 
 // structPlan decodes a map into the fields of a struct.
 type structPlan struct {
+	of     reflect.Type
 	fields []fieldPlan
 	byName map[string]int
 	needed uint64 // a bit for each field that must be there
@@ -143,7 +148,7 @@ type fieldPlan struct {
 
 // newStructPlan makes the plan of a struct from its fields. The field v must not be 0 (versionPlan).
 func newStructPlan(t reflect.Type) *structPlan {
-	s := &structPlan{byName: map[string]int{}}
+	s := &structPlan{of: t, byName: map[string]int{}}
 	for i, f := range Fields(t) {
 		s.byName[f.Name] = i
 		p := planOf(f.Type)
@@ -172,7 +177,7 @@ func (s *structPlan) decode(r *reader, v reflect.Value) error {
 		if i >= len(s.fields) || s.fields[i].Name != string(key) {
 			var known bool
 			if i, known = s.byName[string(key)]; !known {
-				r.skipUnknown(string(key))
+				r.skipUnknown(string(key), s.of)
 				continue
 			}
 		}
@@ -183,11 +188,9 @@ func (s *structPlan) decode(r *reader, v reflect.Value) error {
 			continue
 		}
 		noted := len(r.unknown)
-		if err := f.plan.decode(r, f.In(v)); err != nil {
+		err := f.plan.decode(r, f.In(v))
+		if r.prefixUnknown(noted, f.Name); err != nil {
 			return prefixPath(f.Name, err)
-		}
-		for j := range r.unknown[noted:] {
-			r.unknown[noted+j] = f.Name + "." + r.unknown[noted+j]
 		}
 	}
 	if missing != 0 {
@@ -330,8 +333,14 @@ func (p slicePlan) decode(r *reader, v reflect.Value) error {
 	}
 	v.Set(reflect.MakeSlice(v.Type(), n, n))
 	for i := range n {
-		if err := p.elem.decode(r, v.Index(i)); err != nil {
-			return prefixPath("["+strconv.Itoa(i)+"]", err)
+		noted := len(r.unknown)
+		err := p.elem.decode(r, v.Index(i))
+		if err == nil && len(r.unknown) == noted {
+			continue
+		}
+		level := "[" + strconv.Itoa(i) + "]"
+		if r.prefixUnknown(noted, level); err != nil {
+			return prefixPath(level, err)
 		}
 	}
 	return nil
@@ -401,35 +410,11 @@ func (metadataPlan) decode(r *reader, v reflect.Value) error {
 // reader reads values from bytes that Precheck accepted, so it need not check lengths again. Its methods report false,
 // and read nothing, if the next value has another type.
 type reader struct {
-	data []byte
-	pos  int
-	seen *seen // nil: nothing is shared
-	// unknown are the keys that were skipped, with their values, as in "start.phase=0.2".
-	unknown []string
+	data    []byte
+	pos     int
+	seen    *seen        // nil: nothing is shared
+	unknown []unknownKey // the keys that were skipped, at most maxFaults
 }
-
-// maxUnknown bounds the unknown keys that are kept of an event.
-const maxUnknown = 8
-
-// skipUnknown steps over the value of a key that the struct does not have, and notes both.
-func (r *reader) skipUnknown(key string) {
-	begin := r.pos
-	r.skipValue()
-	if len(r.unknown) == maxUnknown {
-		return
-	}
-	var value any
-	text := "..."
-	if msgpack.Unmarshal(r.data[begin:r.pos], &value) == nil {
-		if s := fmt.Sprint(value); len(s) <= maxUnknownValue {
-			text = s
-		}
-	}
-	r.unknown = append(r.unknown, quoteOdd(key)+"="+text)
-}
-
-// maxUnknownValue bounds the text of a value that messages repeat.
-const maxUnknownValue = 40
 
 func (r *reader) peekCode() byte { return r.data[r.pos] }
 

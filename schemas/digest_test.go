@@ -77,7 +77,8 @@ func TestContentDigest_fields(t *testing.T) {
 	})
 	t.Run("trajectory", func(t *testing.T) {
 		e := tracksTrajectory(t)
-		e.Frames, e.Video, e.CFGScales = 5, video(e, 5), e.StepScales()
+		e.Frames, e.Media, e.CFGScales = 5, append(video(e, 5), sound()), e.StepScales()
+		e.NameTracks()
 		e.Start, e.Stop = segment(1, 3)
 		e.StepSeeds, e.Conditions = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, conditions()
 		e.NetworkTimesteps = []float32{999, 749, 499, 249}

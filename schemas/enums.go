@@ -216,10 +216,15 @@ const (
 	ConversationGarbage    = "garbage"    // its answer is none
 )
 
-// Formats of images and videos.
+// Kinds of media, and the format of each.
 const (
+	KindImage = "image"
+	KindVideo = "video"
+	KindAudio = "audio"
+
 	ImagePNG  = "png"
 	VideoAPNG = "apng" // animated PNG
+	AudioWAV  = "wav"  // 32-bit floats
 )
 
 // Classes of reasons in a dead letter or a refused receipt.
@@ -278,8 +283,8 @@ var (
 	CFGRules     = []string{CFGRescaled, CFGPlain, CFGPlainClamped, CFGInside}
 	Grids        = []string{GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion}
 	MuRules      = []string{MuLinear, MuNone, MuFlux2, MuConstant}
-	ImageFormats = []string{ImagePNG}
-	VideoFormats = []string{VideoAPNG}
+	MediaKinds   = []string{KindImage, KindVideo, KindAudio}
+	MediaFormats = []string{ImagePNG, VideoAPNG, AudioWAV} // of MediaKinds
 	// ScoreImageFormats are how images travel to reward functions.
 	ScoreImageFormats = []string{ImagePNG, "jpeg"}
 	RewardStatuses    = []string{StatusScored, StatusFailed, StatusPruned}

@@ -7,7 +7,8 @@ const Version = 1
 type Event interface {
 	// Type is the versioned type name in the header Mdr-Type, e.g. "step/1".
 	Type() string
-	// Validate joins every fault of the event, each named by its field.
+	// Validate joins every fault of the event, each named by its field: those of the tags, and of the rules across
+	// fields.
 	Validate() error
 }
 
@@ -15,6 +16,7 @@ type Event interface {
 // named by the subject alone.
 type Keyed interface {
 	Event
+	// Subject is the one that the event is published on: its ids name it.
 	Subject() string
 }
 
@@ -73,44 +75,55 @@ func (*ControlReceipt) Type() string { return TypeControlReceipt }
 // Subject returns the subject of the record, which is the claim of the uid: its run and uid name it.
 func (e *GroupRecord) Subject() string { return GroupSubject(e.Run, e.UID) }
 
-// Subject returns the subject that the event is published on: its run and uid name it.
 func (e *Plan) Subject() string { return PlanSubject(e.Run, e.UID) }
 
 func (*ScoreRequest) Type() string { return TypeScoreRequest }
 func (*ScoreReply) Type() string   { return TypeScoreReply }
 
-// Subject returns the subject that the event is published on: its run, lane, uid and sample name it.
 func (e *Request) Subject() string {
 	return RequestSubject(e.Run, e.Lane, e.UID, e.SampleIndex, e.Stage)
 }
 
-// Subject returns the subject that the event is published on: its run, uid, sample, attempt and step name it.
 func (e *Step) Subject() string {
 	return StepSubject(e.Run, e.UID, e.SampleIndex, e.Stage, e.Attempt, e.StepIndex)
 }
 
-// Subject returns the subject that the event is published on: its run, uid and sample name it.
 func (e *Trajectory) Subject() string { return TrajectorySubject(e.Run, e.UID, e.SampleIndex, e.Stage) }
 
-// Subject returns the subject that the event is published on: its run, batch, uid and sample name it.
 func (e *Reward) Subject() string {
 	return RewardSubject(e.Run, e.Group.Batch, e.UID, e.SampleIndex)
 }
 
-// Subject returns the subject that the event is published on: its run, uid, sample and name name it.
 func (e *Verdict) Subject() string { return VerdictSubject(e.Run, e.UID, e.SampleIndex, e.Name) }
 
-// Subject returns the subject that the event is published on: its run and uid name it.
 func (e *Advantage) Subject() string { return AdvantageSubject(e.Run, e.UID) }
 
-// Subject returns the subject that the event is published on: its run and batch id name it.
 func (e *Batch) Subject() string { return BatchSubject(e.Run, e.Batch) }
 
-// Subject returns the subject that the event is published on: its lane names it.
 func (e *Policy) Subject() string { return PolicySubject(e.Lane, e.Tenant) }
 
-// Subject returns the subject that the event is published on: its lane and instance name it.
 func (e *Applied) Subject() string { return AppliedSubject(e.Lane, e.Tenant, e.Instance) }
 
-// Subject returns the subject that the event is published on: its service, run and uid name it.
 func (e *Dead) Subject() string { return DeadSubject(e.Service, e.Run, e.UID) }
+
+func (e *Control) Validate() error         { return CheckFields(e) }
+func (e *ControlReceipt) Validate() error  { return CheckFields(e) }
+func (e *GroupRecord) Validate() error     { return CheckFields(e) }
+func (e *InteractRequest) Validate() error { return CheckFields(e) }
+func (e *InteractReply) Validate() error   { return CheckFields(e) }
+func (e *Applied) Validate() error         { return CheckFields(e) }
+func (e *Presence) Validate() error        { return CheckFields(e) }
+func (e *Plan) Validate() error            { return CheckFields(e) }
+func (e *ScoreRequest) Validate() error    { return CheckFields(e) }
+func (e *ScoreReply) Validate() error      { return CheckFields(e) }
+func (e *TeacherRequest) Validate() error  { return CheckFields(e) }
+func (e *TeacherReply) Validate() error    { return CheckFields(e) }
+func (e *Update) Validate() error          { return CheckFields(e) }
+func (e *Receipt) Validate() error         { return CheckFields(e) }
+func (e *Reward) Validate() error          { return CheckFields(e) }
+func (e *Verdict) Validate() error         { return CheckFields(e) }
+func (e *Advantage) Validate() error       { return CheckFields(e) }
+func (e *Batch) Validate() error           { return CheckFields(e) }
+func (e *Step) Validate() error            { return CheckFields(e) }
+func (e *Tensor) Validate() error          { return CheckFields(e) }
+func (e *Ref) Validate() error             { return CheckFields(e) }

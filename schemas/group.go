@@ -121,9 +121,6 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 	return names
 }
 
-// Validate returns all faults of the record, joined.
-func (e *GroupRecord) Validate() error { return CheckFields(e) }
-
 // checkRules checks that an accepted prompt has its digests and its lane.
 func (e *GroupRecord) checkRules(f *faults) {
 	if e.Error == "" && e.Group.SourceRun == "" {

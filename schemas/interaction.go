@@ -112,9 +112,6 @@ func (*InteractRequest) Type() string { return TypeInteractRequest }
 // Type returns the type name of the event.
 func (*InteractReply) Type() string { return TypeInteractReply }
 
-// Validate returns all faults of the request, joined.
-func (e *InteractRequest) Validate() error { return CheckFields(e) }
-
 // checkRules checks that logits beside the question are those of the answer's tokens.
 func (e *InteractRequest) checkRules(f *faults) {
 	switch {
@@ -125,9 +122,6 @@ func (e *InteractRequest) checkRules(f *faults) {
 		e.Logits.checkValues(f.inStruct("logits"), int64(len(e.IDs)), e.Vocabulary, e.LogitsKind)
 	}
 }
-
-// Validate returns all faults of the reply, joined.
-func (e *InteractReply) Validate() error { return CheckFields(e) }
 
 func (e *InteractReply) checkRules(f *faults) {
 	if e.Error == "" && !e.Terminate {

@@ -40,6 +40,11 @@ const (
 	MaxFrames      = 1024
 	MaxFPS         = 240
 	MaxVideoPixels = 1 << 30
+	// MaxMedia is the number of files of a sample, MaxAudio the number of samples of a sound in all its channels,
+	// MaxAudioRate how many are played in a second.
+	MaxMedia     = 3
+	MaxAudio     = 1 << 28
+	MaxAudioRate = 384_000
 	// MaxCFGScale bounds true_cfg_scale, MaxNoiseLevel noise_level, MaxEpsilon epsilon.
 	MaxCFGScale   = 100
 	MaxNoiseLevel = 10

@@ -361,9 +361,6 @@ func (e *Policy) checkRules(f *faults) {
 	}
 }
 
-// Validate returns all faults of the answer, joined.
-func (e *Applied) Validate() error { return CheckFields(e) }
-
 // checkRules checks error and serving against the state.
 func (e *Applied) checkRules(f *faults) {
 	switch e.State {

@@ -96,9 +96,6 @@ const (
 // PresenceSubject returns the subject under which PresenceBucket keeps the entry of an instance.
 func PresenceSubject(instance string) string { return BucketSubject(PresenceBucket, instance) }
 
-// Validate returns all faults of the presence, joined.
-func (e *Presence) Validate() error { return CheckFields(e) }
-
 // checkRules checks that a sampler has a lane, that no other service has one, and that a reward service has no room.
 func (e *Presence) checkRules(f *faults) {
 	if e.Service == ServiceSampler || e.Service == ServiceStarting {

@@ -202,6 +202,9 @@ type RewardSpec struct {
 	// Required fails the sample when this scorer fails. An optional score that failed is left out
 	// of the sum, and the event says so.
 	Required *bool `msgpack:"required,omitempty" default:"true"`
+	// Track is which file of the sample it judges: image, video or audio, or a track of the state; absent: that which
+	// the function is for, of one for any the pixels, else the sound.
+	Track string `msgpack:"track,omitempty" form:"token" absent:"what the function is for"`
 	// GroundTruth is what the sample is compared with, where the scorer compares: a text, or any value of JSON.
 	GroundTruth Truth `msgpack:"ground_truth,omitempty" size:"0..MaxPromptBytes"`
 	// Params are options of the function by name, such as psm of ocr; one that it does not have

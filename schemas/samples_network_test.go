@@ -56,10 +56,10 @@ func networkSamples(t testing.TB) []sample {
 		{"trajectory-video", func() *schemas.Trajectory {
 			e := completedTrajectory(t)
 			e.Frames = 33
-			e.Video = &schemas.Video{
-				Format: schemas.VideoAPNG, Frames: 33, Height: e.Height, Width: e.Width, FPS: 16, Digest: digestOf("frames"),
-				Ref: schemas.Ref{Bucket: schemas.BlobBucket, Digest: digestOf("file"), Size: 4096},
-			}
+			e.Media = append(e.Media, schemas.Medium{
+				Kind: schemas.KindVideo, Format: schemas.VideoAPNG, Frames: 33, Height: e.Height, Width: e.Width, FPS: 16,
+				Digest: digestOf("frames"), Ref: &schemas.Ref{Bucket: schemas.BlobBucket, Digest: digestOf("file"), Size: 4096},
+			}, sound())
 			e.ScheduleDigest = e.ComputeScheduleDigest()
 			return e
 		}()},

@@ -145,7 +145,7 @@ func rolloutSamples(t testing.TB) []sample {
 		}()},
 		{"trajectory-segment-decoded", func() *schemas.Trajectory {
 			e := segmentTrajectory(t)
-			e.Stop.Decode, e.Image = true, inlineTrajectory(t).Image
+			e.Stop.Decode, e.Media = true, inlineTrajectory(t).Media
 			return e
 		}()},
 		{"trajectory-failed", &schemas.Trajectory{
@@ -476,7 +476,7 @@ func segmentTrajectory(t testing.TB) *schemas.Trajectory {
 	e.GroupSize, e.SampleIndex = 2, 1
 	e.Start, e.Stop = segment(1, 3)
 	e.LogProbs[0], e.LogProbs[3] = nil, nil
-	e.LatentStepIndices, e.Steps, e.Image = []int64{1, 3}, e.Steps[1:3], nil
+	e.LatentStepIndices, e.Steps, e.Media = []int64{1, 3}, e.Steps[1:3], nil
 	return e
 }
 
@@ -549,10 +549,10 @@ func completedTrajectory(t testing.TB) *schemas.Trajectory {
 			{Seq: 1, Digest: digestOf("0")}, {Seq: 200, Digest: digestOf("1")}, {Seq: 70_000, Digest: digestOf("2")}, {Seq: 1 << 40, Digest: digestOf("3")},
 		},
 		ContentDigest: digestOf("content"),
-		Image: &schemas.Image{
-			Format: "png", Width: 128, Height: 64, Digest: digestOf("pixels"),
+		Media: []schemas.Medium{{
+			Kind: "image", Format: "png", Width: 128, Height: 64, Digest: digestOf("pixels"),
 			Ref: &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("png"), Size: 5_432},
-		},
+		}},
 		ScheduleDigest: r.ScheduleDigest,
 		Group:          r.Group,
 	}
@@ -560,7 +560,7 @@ func completedTrajectory(t testing.TB) *schemas.Trajectory {
 
 func inlineTrajectory(t testing.TB) *schemas.Trajectory {
 	e := completedTrajectory(t)
-	e.Image.Ref, e.Image.Data = nil, []byte("\x89PNG\r\n\x1a\n")
+	e.Media[0].Ref, e.Media[0].Data = nil, []byte("\x89PNG\r\n\x1a\n")
 	e.Conditioning = []schemas.NamedTensor{}
 	e.Group.Metadata = nil
 	return e

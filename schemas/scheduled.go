@@ -138,9 +138,6 @@ type Plan struct {
 	Metrics []Metric `msgpack:"metrics" size:"0..MaxMetrics"`
 }
 
-// Validate returns all faults of the plan, joined.
-func (e *Plan) Validate() error { return CheckFields(e) }
-
 func (e *Plan) checkRules(f *faults) {
 	for i := range e.Samples {
 		e.Samples[i].checkWithin(f.inItem("samples", i), e.RollSettings.Timesteps)
@@ -218,8 +215,8 @@ type Rolled struct {
 	ReflexFlow *ReflexTerms `msgpack:"reflexflow,omitempty" digest:"-"`
 	// Noised and Teacher are images of the latent that the sample began with, and of the
 	// teacher-forced one; that of the rolled one is the trajectory's image.
-	Noised  *Image `msgpack:"noised,omitempty" digest:"-"`
-	Teacher *Image `msgpack:"teacher,omitempty" digest:"-"`
+	Noised  *Medium `msgpack:"noised,omitempty" digest:"-"`
+	Teacher *Medium `msgpack:"teacher,omitempty" digest:"-"`
 }
 
 // Prediction is a model's output [S, C], F32.
@@ -284,7 +281,8 @@ func (p *Prompt) checkScheduled(f *faults) {
 	absent("stop", p.Stop != nil, "given")
 	absent("num_inference_steps", p.NumInferenceSteps != nil, "given")
 	absent("sigmas", p.Sigmas != nil, "given")
-	absent("rollout.sde_type", p.Rollout.SDEType != "" && p.Rollout.SDEType != TransitionODE, quote(p.Rollout.SDEType))
+	kind := p.Rollout.SDEType
+	absent("rollout.sde_type", kind != "" && TransitionNamed(kind).Stochastic, quote(kind))
 	absent("rollout.sde_step_indices", p.Rollout.SDEStepIndices != nil, "given")
 	absent("rollout.sde_window", p.Rollout.SDEWindow != nil, "given")
 	absent("rollout.checkpoint_every", p.Rollout.CheckpointEvery != nil, "given")

@@ -27,7 +27,7 @@ func dataStart(step int64) *schemas.SegmentStart {
 // rolledTrajectory is a sample that rolled two steps of a schedule of four.
 func rolledTrajectory(t testing.TB) *schemas.Trajectory {
 	e := segmentTrajectory(t)
-	e.Start, e.Stop, e.ScheduledSampling, e.Image = dataStart(1), nil, scheduledSample(), inlineTrajectory(t).Image
+	e.Start, e.Stop, e.ScheduledSampling, e.Media = dataStart(1), nil, scheduledSample(), inlineTrajectory(t).Media
 	e.Sigmas, e.Timesteps = []float32{1, 0.75, 0.5, 0.25, 0}, []float32{1000, 750, 500, 250, 0}
 	e.Transitions, e.LogProbs = slices.Repeat([]string{"ode"}, 4), make([]*float64, 4)
 	x := latents("F32", 4)
@@ -36,7 +36,7 @@ func rolledTrajectory(t testing.TB) *schemas.Trajectory {
 		Timestep: 1, U: 0.25, A: 0.75, Latents: x, TeacherDigest: digestOf("teacher"), Drift: new(0.125), Forwards: 4,
 		Clean: prediction, Biased: prediction,
 		ReflexFlow: &schemas.ReflexTerms{ExposureL1: 0.5, WeightMin: 0.5, WeightMax: 1.5, FCLoss: 0.25, ADRLoss: 0.0625},
-		Noised:     e.Image, Teacher: e.Image,
+		Noised:     &e.Media[0], Teacher: &e.Media[0],
 	}
 	return e
 }
@@ -86,7 +86,7 @@ func scheduledSamples(t testing.TB) []sample {
 	still := rolledTrajectory(t)
 	still.ScheduledSampling.Roll = schemas.Roll{Timestep: 0, Reason: "masked"}
 	still.ScheduledSampling.RollSettings.ReflexFlow, still.ScheduledSampling.RollSettings.Decode = nil, false
-	still.Start, still.Steps, still.LatentStepIndices, still.Image = dataStart(4), []schemas.StepRef{}, []int64{}, nil
+	still.Start, still.Steps, still.LatentStepIndices, still.Media = dataStart(4), []schemas.StepRef{}, []int64{}, nil
 	still.Rolled = &schemas.Rolled{A: 1, Latents: latents("F32", 4), TeacherDigest: digestOf("teacher")}
 	return []sample{
 		{"prompt-data-latents", &schemas.Prompt{

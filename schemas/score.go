@@ -52,17 +52,11 @@ type ScoreReply struct {
 	Retry bool   `msgpack:"retry,omitempty"`
 }
 
-// Validate returns all faults of the request, joined.
-func (e *ScoreRequest) Validate() error { return CheckFields(e) }
-
 func (e *ScoreRequest) checkRules(f *faults) {
 	if e.Text == nil {
 		f.requireOneOf("image_format", e.ImageFormat, ScoreImageFormats)
 	}
 }
-
-// Validate returns all faults of the reply, joined.
-func (e *ScoreReply) Validate() error { return CheckFields(e) }
 
 func (e *ScoreReply) checkRules(f *faults) {
 	if e.Score == nil {

@@ -78,9 +78,9 @@ func TestRequest_Validate_segment(t *testing.T) {
 func TestTrajectory_Validate_segment(t *testing.T) {
 	type T = schemas.Trajectory
 	faults(t, func() *T { return segmentTrajectory(t) }, []fault[T]{
-		{"with its image", func(e *T) { e.Stop.Decode, e.Image = true, inlineTrajectory(t).Image }, ""},
-		{"an image of noise", func(e *T) { e.Image = inlineTrajectory(t).Image }, "image: present; must be absent: the sample stops at step 3 with noise in it, and stop.decode is false"},
-		{"an image that is missing", func(e *T) { e.Stop.Decode = true }, "image: null; must be present when completed"},
+		{"with its image", func(e *T) { e.Stop.Decode, e.Media = true, inlineTrajectory(t).Media }, ""},
+		{"an image of noise", func(e *T) { e.Media = inlineTrajectory(t).Media }, "media: present; must be absent: the sample stops at step 3 with noise in it, and stop.decode is false"},
+		{"an image that is missing", func(e *T) { e.Stop.Decode = true }, "media: none; must be present when completed"},
 		{"a step too many", func(e *T) { e.Steps = append(e.Steps, e.Steps[0]) }, "steps: 3 items; must be 2, one per step that runs"},
 		{"a log-prob before", func(e *T) { e.LogProbs[0] = new(0.5) }, "log_probs[0]: 0.5; must be null on a step that did not run"},
 		{"a log-prob after", func(e *T) { e.LogProbs[3] = new(0.5) }, "log_probs[3]: 0.5; must be null on a step that did not run"},

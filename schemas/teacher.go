@@ -65,12 +65,6 @@ func (*TeacherRequest) Type() string { return TypeTeacherRequest }
 // Type returns the type name of the event.
 func (*TeacherReply) Type() string { return TypeTeacherReply }
 
-// Validate returns all faults of the request, joined.
-func (e *TeacherRequest) Validate() error { return CheckFields(e) }
-
-// Validate returns all faults of the reply, joined.
-func (e *TeacherReply) Validate() error { return CheckFields(e) }
-
 // Tensors returns the tensors that the reply has, with their wire names.
 func (e *TeacherReply) Tensors() (list []NamedTensor) {
 	for _, t := range e.tensors() {

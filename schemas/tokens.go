@@ -153,7 +153,6 @@ var (
 // Type returns the type name of the event.
 func (*Tokens) Type() string { return TypeTokens }
 
-// Subject returns the subject that the event is published on: its run, uid, sample, attempt and place name it.
 func (e *Tokens) Subject() string {
 	return TokensSubject(e.Run, e.UID, e.SampleIndex, e.Stage, e.Attempt, e.N)
 }

@@ -22,12 +22,11 @@ type Trajectory struct {
 	// ContentDigest is the digest of the content of the steps in order: equal for equal rollouts, whichever process
 	// sampled them and when. Empty unless completed.
 	ContentDigest string `msgpack:"content_digest" form:"digest?"`
-	// Image is the decoded image, of a video the frame at the index frames / 2; absent unless completed, and where the
-	// sample stops with noise in it unless Stop asks for one.
-	Image *Image `msgpack:"image,omitempty" for:"image"`
-	// Video is the decoded video, where Frames are more than 1; absent where Image is.
-	Video          *Video `msgpack:"video,omitempty" for:"image"`
-	ScheduleDigest string `msgpack:"schedule_digest" form:"digest?"`
+	// Media are the decoded files of the sample, at most one of each kind, in the order of the kinds; none unless
+	// completed, and where the sample stops with noise in it unless Stop asks for them. A video has its middle frame
+	// beside it, as the image.
+	Media          []Medium `msgpack:"media,omitempty" size:"0..MaxMedia" for:"image"`
+	ScheduleDigest string   `msgpack:"schedule_digest" form:"digest?"`
 	Provenance
 	Group Group `msgpack:"group" digest:"-"`
 }
@@ -37,11 +36,11 @@ type Outcome struct {
 	// StopReason is completed; failed: the sample cannot be made; or pruned: it was ended at a step
 	// boundary, by the prompt's rule or by a control. Steps are those that had been taken.
 	StopReason string `msgpack:"stop_reason" enum:"StopReasons"`
-	// Error says why there is no image, unless completed.
+	// Error says why there are no media, unless completed.
 	Error string `msgpack:"error,omitempty" size:"0..MaxText,cut" digest:"-"`
 }
 
-// Denoised is what the denoising of an image came to, apart from its steps and the image.
+// Denoised is what the denoising of an image came to, apart from its steps and media.
 type Denoised struct {
 	// TruncatedTokens is how many tokens of the prompt in its template were cut off because of truncate_prompt; absent:
 	// none.
@@ -134,33 +133,6 @@ func (e *Trajectory) Attempts() []string {
 		}
 	}
 	return list
-}
-
-// Image is an encoded image. Exactly one of Data and Ref carries the bytes.
-type Image struct {
-	// Format of the bytes: always png.
-	Format string `msgpack:"format" enum:"ImageFormats"`
-	Width  int64  `msgpack:"width" range:"1..MaxSide"`
-	Height int64  `msgpack:"height" range:"1..MaxSide"`
-	// Digest is the sha-256 of the pixels: RGB, 8 bits, row-major, in lower-case hex.
-	Digest string `msgpack:"digest" form:"sha256"`
-	Data   []byte `msgpack:"data,omitempty" size:"1..MaxInlineImage" digest:"-"`
-	Ref    *Ref   `msgpack:"ref,omitempty" digest:"-"`
-}
-
-// Video is an encoded video, in the object store: it is too large for an event.
-type Video struct {
-	// Format of the bytes: always apng, an animated PNG, whose frames lose nothing.
-	Format string `msgpack:"format" enum:"VideoFormats"`
-	// Frames, Height and Width are those of the sample.
-	Frames int64 `msgpack:"frames" range:"2..MaxFrames"`
-	Height int64 `msgpack:"height" range:"1..MaxSide" unit:"pixels"`
-	Width  int64 `msgpack:"width" range:"1..MaxSide" unit:"pixels"`
-	// FPS is how many frames are shown in a second.
-	FPS float64 `msgpack:"fps" range:"(0..MaxFPS]"`
-	// Digest is the sha-256 of the pixels: frame by frame, RGB, 8 bits, row-major, in lower-case hex.
-	Digest string `msgpack:"digest" form:"sha256"`
-	Ref    Ref    `msgpack:"ref" digest:"-"`
 }
 
 // SampleTimings are wall-clock moments, Unix nanoseconds, and durations in nanoseconds.

@@ -33,7 +33,7 @@ func treeSamples(t testing.TB) []sample {
 	request.SampleIndex, request.Start, request.Group, request.ReturnStepIndices = 6, start, treeGroup(t), []int64{2, 3}
 	leaf.SampleIndex, leaf.GroupSize, leaf.StepSeeds = 0, 1, []schemas.StepSeed{{StepIndex: 1, Seed: 7}, {StepIndex: 3, Seed: 1 << 63}}
 	trajectory.SampleIndex, trajectory.GroupSize, trajectory.Group, trajectory.Stop = 6, 8, treeGroup(t), nil
-	trajectory.Start, trajectory.Image, trajectory.LatentStepIndices = start, completedTrajectory(t).Image, []int64{2, 3}
+	trajectory.Start, trajectory.Media, trajectory.LatentStepIndices = start, completedTrajectory(t).Media, []int64{2, 3}
 	trajectory.LogProbs = []*float64{nil, nil, new(0.5), new(1.5)}
 	return []sample{
 		{"prompt-tree", &schemas.Prompt{

@@ -4,88 +4,75 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
+
+	"github.com/vmihailenco/msgpack/v5"
 )
+
+// unknownKey is a key that a struct of an event does not have.
+type unknownKey struct {
+	path, name string
+	of         reflect.Type
+	value      string
+}
+
+// maxUnknownValue bounds the text of a value that messages repeat.
+const maxUnknownValue = 40
+
+// skipUnknown steps over the value of a key that the struct of a type does not have, and notes both.
+func (r *reader) skipUnknown(name string, of reflect.Type) {
+	begin := r.pos
+	r.skipValue()
+	if len(r.unknown) == maxFaults {
+		return
+	}
+	var value any
+	text := "..."
+	if msgpack.Unmarshal(r.data[begin:r.pos], &value) == nil {
+		if s := fmt.Sprint(value); len(s) <= maxUnknownValue {
+			text = s
+		}
+	}
+	r.unknown = append(r.unknown, unknownKey{quoteOdd(name), name, of, text})
+}
+
+// prefixUnknown puts the field or the index in which they are in front of the keys that were noted since.
+func (r *reader) prefixUnknown(since int, level string) {
+	for i := range r.unknown[since:] {
+		k := &r.unknown[since+i]
+		if k.path = within(level, k.path); strings.HasPrefix(k.path, level+".[") {
+			k.path = level + k.path[len(level)+1:]
+		}
+	}
+}
+
+// unknownTexts returns unknown keys with their values, as in "start.phase=0.2".
+func unknownTexts(keys []unknownKey) (list []string) {
+	for _, k := range keys {
+		list = append(list, k.path+"="+k.value)
+	}
+	return list
+}
 
 // UnknownFields returns a message for each field of an encoded event that its type does not
 // have, in the order of the bytes, such as "rollout.noise_lvel: unknown field; did you mean
 // noise_level?". Decode skips such fields, as they may be of a later version. For data that
-// Decode refuses the result is nil.
-func UnknownFields(data []byte, e Event) []string {
+// Decode refuses it has those before the fault.
+func UnknownFields(data []byte, e Event) (found []string) {
 	root := reflect.TypeOf(e).Elem()
-	if isJSON(data) {
-		data, _ = fromJSON(data, root) // nil is refused below
-	}
-	if Precheck(data) != nil {
-		return nil
-	}
-	u := &unknownFields{reader: reader{data: data}, root: root}
-	u.walkValue(root, "")
-	return u.found
-}
-
-// unknownFields walks an encoded event beside its type and collects messages, at most maxFaults.
-type unknownFields struct {
-	reader
-	root  reflect.Type
-	found []string
-}
-
-// walkValue steps over one value of a type.
-func (u *unknownFields) walkValue(t reflect.Type, path string) {
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	switch {
-	case t.Kind() == reflect.Struct:
-		u.walkFields(t, path)
-	case t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Struct:
-		n, ok := u.readListLen()
-		if !ok {
-			u.skipValue()
-			return
+	unknown, _ := decodeInto(data, reflect.New(root).Elem())
+	for _, k := range unknown {
+		text := k.path + ": unknown field"
+		meant := NearestWithin(min(3, len(k.name)/3), k.name, wireNames(k.of))
+		if meant == "" { // of a field elsewhere in the event
+			meant = pathOf(root, k.name, "")
 		}
-		for i := range n {
-			u.walkValue(t.Elem(), path+"["+strconv.Itoa(i)+"]")
-		}
-	default:
-		u.skipValue()
-	}
-}
-
-// walkFields walks a map beside the struct t; path is where the map is in the event.
-func (u *unknownFields) walkFields(t reflect.Type, path string) {
-	n, ok := u.readMapLen()
-	if !ok {
-		u.skipValue()
-		return
-	}
-	for range n {
-		name := string(u.readText())
-		if f, known := fieldNamed(t, name); known {
-			u.walkValue(f.Type, within(path, name))
-			continue
-		}
-		u.skipValue()
-		if len(u.found) == maxFaults {
-			continue
-		}
-		text := within(path, quoteOdd(name)) + ": unknown field"
-		if meant := u.suggestField(t, name); meant != "" {
+		if meant != "" {
 			text += "; did you mean " + meant + "?"
 		}
-		u.found = append(u.found, text)
+		found = append(found, text)
 	}
-}
-
-// suggestField returns the field of t whose name is similar to an unknown one; otherwise the path of a
-// field with that name elsewhere in the event; otherwise "".
-func (u *unknownFields) suggestField(t reflect.Type, name string) string {
-	if near := NearestWithin(min(3, len(name)/3), name, wireNames(t)); near != "" {
-		return near
-	}
-	return pathOf(u.root, name, "")
+	return found
 }
 
 // pathOf returns the path of the first field with a name in a struct or the structs in it; "" if there is none.

@@ -40,15 +40,11 @@ type Update struct {
 // Type returns the type name of the event.
 func (*Update) Type() string { return TypeUpdate }
 
-// Subject returns the subject that the event is published on: its run, lane, tenant and step name it.
 func (e *Update) Subject() string { return UpdateSubject(e.Run, e.Lane, e.Tenant, e.Step) }
 
 // UpdateSubject returns the subject of an update of a lane's weights.
 func UpdateSubject(run Run, lane Lane, tenant Tenant, step int64) string {
 	return Prefix + KindUpdate + "." + string(run) + "." + PolicyKey(lane, tenant) + "." + itoa(step)
 }
-
-// Validate returns all faults of the update, joined.
-func (e *Update) Validate() error { return CheckFields(e) }
 
 func (e *Update) checkRules(f *faults) { f.checkMetricOrder("evaluation", e.Evaluation) }

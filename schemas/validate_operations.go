@@ -6,9 +6,6 @@ import "strconv"
 // only what it cannot know is a fault.
 func (e *Dead) Validate() error { return CheckFields(e) }
 
-// Validate returns all faults of the receipt, joined.
-func (e *Receipt) Validate() error { return CheckFields(e) }
-
 // checkRules checks the receipt by its kind: the prompt waits, was accepted, or was refused.
 func (e *Receipt) checkRules(f *faults) {
 	for i, w := range e.Warnings {

@@ -5,9 +5,6 @@ import (
 	"strconv"
 )
 
-// Validate returns all faults of the reward, joined.
-func (e *Reward) Validate() error { return CheckFields(e) }
-
 func (e *Reward) checkRules(f *faults) {
 	f.checkSampleIndex(e.SampleIndex, e.GroupSize)
 	checkOutcome(f, e.Status, e.Error, "reward", e.Reward)
@@ -16,9 +13,6 @@ func (e *Reward) checkRules(f *faults) {
 }
 
 func (s *Score) checkRules(f *faults) { checkOutcome(f, s.Status, s.Error, "value", s.Value) }
-
-// Validate returns all faults of the verdict, joined.
-func (e *Verdict) Validate() error { return CheckFields(e) }
 
 func (e *Verdict) checkRules(f *faults) {
 	switch {
@@ -46,9 +40,6 @@ func checkOutcome(f *faults, status, message, field string, value *float64) {
 		f.requireText("error", message)
 	}
 }
-
-// Validate returns all faults of the advantage, joined.
-func (e *Advantage) Validate() error { return CheckFields(e) }
 
 // checkRules checks the members, and that children of branch points have rewards exactly if they have scored leaves.
 func (e *Advantage) checkRules(f *faults) {
@@ -140,9 +131,6 @@ func (f *faults) checkSorted(field string, list []UID) {
 		}
 	}
 }
-
-// Validate returns all faults of the batch, joined.
-func (e *Batch) Validate() error { return CheckFields(e) }
 
 // checkRules checks that uids and metrics are sorted.
 func (e *Batch) checkRules(f *faults) {

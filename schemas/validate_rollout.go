@@ -82,9 +82,6 @@ func (g *Group) checkRulesAcross(f *faults, uid UID, groupSize int64) {
 	g.Advantage.checkRulesAcross(f.inStruct("advantage"), g.BatchGroups > 0)
 }
 
-// Validate returns all faults of the step, joined.
-func (e *Step) Validate() error { return CheckFields(e) }
-
 // checkRules checks index, sigmas, timestep, log-prob and tensors of a step.
 func (e *Step) checkRules(f *faults) {
 	if n := e.NumInferenceSteps; n >= 1 && e.StepIndex >= n && e.StepIndex < MaxSteps {
@@ -177,7 +174,7 @@ func (e *Step) checkTensors(f *faults) {
 func (e *Trajectory) Validate() error { return CheckFields(e) }
 
 // checkRules checks a trajectory. If it is completed, it must have everything to recompute it; otherwise it must have
-// an error, no image and no video. That of a text has rules of its own (checkText).
+// an error and no media. That of a text has rules of its own (checkText).
 func (e *Trajectory) checkRules(f *faults) {
 	f.checkSampleIndex(e.SampleIndex, e.GroupSize)
 	completed := e.StopReason == StopCompleted
@@ -206,11 +203,8 @@ func (e *Trajectory) checkRules(f *faults) {
 	} else {
 		f.requireText("error", e.Error)
 		e.checkSchedule(f)
-		if e.Image != nil {
-			f.add("image", "present", "must be absent unless completed")
-		}
-		if e.Video != nil {
-			f.add("video", "present", "must be absent unless completed")
+		if len(e.Media) > 0 {
+			f.add("media", "present", "must be absent unless completed")
 		}
 	}
 	f.checkPolicySpan(e.PolicyVersionMin, e.PolicyVersionMax)
@@ -281,30 +275,10 @@ func (e *Trajectory) checkCompleted(f *faults, begin, end int64) {
 	f.requireLength("steps", len(e.Steps), int(end-begin), "one per step that runs")
 	f.requireDigest("content_digest", e.ContentDigest, FormDigest)
 	f.requireDigest("schedule_digest", e.ScheduleDigest, FormDigest)
-	switch {
-	case e.Image != nil && !e.Decoded():
-		f.add("image", "present",
-			fmt.Sprintf("must be absent: the sample stops at step %d with noise in it, and stop.decode is false", end))
-	case e.Image == nil && e.Decoded():
-		f.add("image", "null", "must be present when completed")
-	}
 	f.checkFrames(e.Frames)
 	f.checkBoundary(&e.Sampling)
 	f.checkConditions(e.Conditions)
-	e.checkVideo(f)
-}
-
-// checkVideo checks that there is a video of the sample's size exactly where the sample has several frames and is
-// decoded.
-func (e *Trajectory) checkVideo(f *faults) {
-	if asked := e.Frames > 1 && e.Decoded(); asked != (e.Video != nil) {
-		f.add("video", map[bool]string{true: "null", false: "present"}[asked],
-			"must be there for a sample of several frames that is decoded, and absent else")
-	}
-	if v := e.Video; v != nil && e.Frames > 1 && (v.Frames != e.Frames || v.Height != e.Height || v.Width != e.Width) {
-		f.add("video.frames", fmt.Sprintf("%d of %d x %d pixels", v.Frames, v.Height, v.Width),
-			fmt.Sprintf("must be %d of %d x %d, the sample's", e.Frames, e.Height, e.Width))
-	}
+	e.checkMedia(f, end)
 }
 
 // checkFrames refuses 1 frame, which says the same as no frames at all, and would give another digest.

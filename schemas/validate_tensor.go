@@ -33,9 +33,6 @@ func (t *Tensor) ByteSize() (int64, bool) {
 	return n * size, true
 }
 
-// Validate returns all faults of the tensor, joined.
-func (t *Tensor) Validate() error { return CheckFields(t) }
-
 // checkRules checks that exactly one of data, ref and parts is given, with the size that dtype and shape require.
 func (t *Tensor) checkRules(f *faults) {
 	if _, ok := t.ElementCount(); !ok && len(t.Shape) <= MaxTensorDims &&
@@ -76,23 +73,9 @@ func (t *Tensor) checkRules(f *faults) {
 	}
 }
 
-// Validate returns all faults of the reference, joined.
-func (r *Ref) Validate() error { return CheckFields(r) }
-
 func (p *Parts) checkRules(f *faults) {
 	// Every part has at least one byte and at most MaxPartBytes.
 	if p.Count >= 1 && p.Count <= MaxParts && p.Size >= 1 && p.Size <= MaxTensorBytes {
 		f.checkWithin("size", p.Size, p.Count, p.Count*MaxPartBytes)
-	}
-}
-
-// checkRules checks that exactly one of data and ref is given.
-func (im *Image) checkRules(f *faults) {
-	if (im.Data == nil) == (im.Ref == nil) {
-		came := "both"
-		if im.Data == nil {
-			came = "none"
-		}
-		f.add("data", came, "must be exactly one of data and ref")
 	}
 }

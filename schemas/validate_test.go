@@ -331,11 +331,11 @@ func TestTensor_Validate(t *testing.T) {
 func TestTrajectory_Validate(t *testing.T) {
 	type T = schemas.Trajectory
 	faults(t, func() *T { return completedTrajectory(t) }, []fault[T]{
-		{"stop reason", func(e *T) { e.StopReason, e.Image, e.Error = "done", nil, "x" }, `stop_reason: "done"; must be one of completed, failed, pruned`},
+		{"stop reason", func(e *T) { e.StopReason, e.Media, e.Error = "done", nil, "x" }, `stop_reason: "done"; must be one of completed, failed, pruned`},
 		{"completed with an error", func(e *T) { e.Error = "x" }, `error: "x"; must be empty when completed`},
-		{"failed without an error", func(e *T) { e.StopReason, e.Image = "failed", nil }, `error: ""; must not be empty`},
-		{"failed with an image", func(e *T) { e.StopReason, e.Error = "failed", "x" }, "image: present; must be absent unless completed"},
-		{"completed without an image", func(e *T) { e.Image = nil }, "image: null; must be present when completed"},
+		{"failed without an error", func(e *T) { e.StopReason, e.Media = "failed", nil }, `error: ""; must not be empty`},
+		{"failed with an image", func(e *T) { e.StopReason, e.Error = "failed", "x" }, "media: present; must be absent unless completed"},
+		{"completed without an image", func(e *T) { e.Media = nil }, "media: none; must be present when completed"},
 		{"guidance rule", func(e *T) { e.CFGRule = "" }, `cfg_rule: ""; must be one of rescaled, plain, plain_clamped, inside`},
 		{"few timesteps", func(e *T) { e.Timesteps = e.Timesteps[:4] }, "timesteps: 4 items; must be 5, one per sigma"},
 		{"timestep", func(e *T) { e.Timesteps[1] = 751 }, "timesteps[1]: 751; must be 750, 1000 * sigma"},
@@ -352,28 +352,50 @@ func TestTrajectory_Validate(t *testing.T) {
 		{"one frame", func(e *T) { e.Frames = 1 }, `frames: 1; must be absent for an image, or more than 1`},
 		{
 			"frames without a video", func(e *T) { e.Frames = 5 },
-			`video: null; must be there for a sample of several frames that is decoded, and absent else`,
+			`media: no video; must have one beside the image of a sample of several frames, and none else`,
 		},
 		{
-			"a video of an image", func(e *T) { e.Video = video(e, 5) },
-			`video: present; must be there for a sample of several frames that is decoded, and absent else`,
+			"a video of an image", func(e *T) { e.Media = video(e, 5) },
+			`media: a video; must have one beside the image of a sample of several frames, and none else`,
 		},
 		{
-			"another video", func(e *T) { e.Frames, e.Video = 9, video(e, 5) },
-			`video.frames: 5 of 64 x 128 pixels; must be 9 of 64 x 128, the sample's`,
+			"another video", func(e *T) { e.Frames, e.Media = 9, video(e, 5) },
+			`media: a video of 5 of 64 x 128 pixels; must be of 9 of 64 x 128, the sample's`,
 		},
 		{
-			"video format", func(e *T) { e.Frames, e.Video = 5, video(e, 5); e.Video.Format = "gif" },
-			`video.format: "gif"; must be one of apng`,
+			"video format", func(e *T) { e.Frames, e.Media = 5, video(e, 5); e.Media[1].Format = "gif" },
+			`media[1].format: "gif"; must be one of png, apng, wav`,
 		},
 		{
-			"a still video", func(e *T) { e.Frames, e.Video = 5, video(e, 5); e.Video.FPS = 0 },
-			`video.fps: 0; must be above 0 and at most 240`,
+			"a video as an image file", func(e *T) { e.Frames, e.Media = 5, video(e, 5); e.Media[1].Format = "png" },
+			`media[1].format: "png"; must be apng, that of video`,
 		},
-		{"image format", func(e *T) { e.Image.Format = "jpeg" }, `image.format: "jpeg"; must be one of png`},
-		{"image in two places", func(e *T) { e.Image.Data = []byte{1} }, "image.data: both; must be exactly one of data and ref"},
-		{"image nowhere", func(e *T) { e.Image.Ref = nil }, "image.data: none; must be exactly one of data and ref"},
-		{"empty image", func(e *T) { e.Image.Ref.Size = 0 }, "image.ref.size: 0; must be between 1 and 68719476736"},
+		{
+			"a still video", func(e *T) { e.Frames, e.Media = 5, video(e, 5); e.Media[1].FPS = 0 },
+			`media[1].fps: 0; must be positive: it is of video`,
+		},
+		{"an image that sounds", func(e *T) { e.Media[0].Rate = 5 }, `media[0].rate: 5; must be absent: it is not of image`},
+		{
+			"a sound without a rate", func(e *T) { e.Media = []schemas.Medium{sound()}; e.Media[0].Rate = 0 },
+			`media[0].rate: 0; must be positive: it is of audio`,
+		},
+		{
+			"much sound", func(e *T) { e.Media = []schemas.Medium{sound()}; e.Media[0].Samples = schemas.MaxAudio },
+			`media[0].samples: 268435456 of 2 channels; must be at most 268435456 in all`,
+		},
+		{
+			"two images", func(e *T) { e.Media = append(e.Media, e.Media[0]) },
+			`media[1].kind: "image"; must come at most once, in the order image, video, audio`,
+		},
+		{
+			"sound before an image", func(e *T) { e.Media = append([]schemas.Medium{sound()}, e.Media...) },
+			`media[1].kind: "image"; must come at most once, in the order image, video, audio`,
+		},
+		{"another track", func(e *T) { e.Media[0].Track = "audio" }, `media[0].track: "audio"; must be a track of the state`},
+		{"image format", func(e *T) { e.Media[0].Format = "jpeg" }, `media[0].format: "jpeg"; must be one of png, apng, wav`},
+		{"image in two places", func(e *T) { e.Media[0].Data = []byte{1} }, "media[0].data: both; must be exactly one of data and ref"},
+		{"image nowhere", func(e *T) { e.Media[0].Ref = nil }, "media[0].data: none; must be exactly one of data and ref"},
+		{"empty image", func(e *T) { e.Media[0].Ref.Size = 0 }, "media[0].ref.size: 0; must be between 1 and 68719476736"},
 		{"conditioning", func(e *T) { e.Conditioning[0].Name = "" }, `conditioning[0].name: ""; must not be empty`},
 		{"policy span", func(e *T) { e.PolicyVersionMax = 4 }, "policy_version_max: 4; must not be below policy_version_min, 5"},
 		{"timings", func(e *T) { e.Timings.DenoiseNS = -1 }, "timings.denoise_ns: -1; must not be negative"},
@@ -550,10 +572,17 @@ func TestVerdict_Validate(t *testing.T) {
 	})
 }
 
-// video returns a video of that many frames, in the size of a trajectory.
-func video(e *schemas.Trajectory, frames int64) *schemas.Video {
-	return &schemas.Video{
-		Format: schemas.VideoAPNG, Frames: frames, Height: e.Height, Width: e.Width, FPS: 8, Digest: e.Image.Digest,
-		Ref: schemas.Ref{Bucket: schemas.BlobBucket, Digest: e.Image.Digest, Size: 9},
+// video returns the image and a video of that many frames, in the size of a trajectory.
+func video(e *schemas.Trajectory, frames int64) []schemas.Medium {
+	m := e.Media[0]
+	m.Kind, m.Format, m.Frames, m.FPS = schemas.KindVideo, schemas.VideoAPNG, frames, 8
+	return []schemas.Medium{e.Media[0], m}
+}
+
+// sound returns two seconds of sound.
+func sound() schemas.Medium {
+	return schemas.Medium{
+		Kind: schemas.KindAudio, Format: schemas.AudioWAV, Samples: 96_000, Channels: 2, Rate: 48_000, Digest: digestOf("samples"),
+		Ref: &schemas.Ref{Bucket: schemas.BlobBucket, Digest: digestOf("wav"), Size: 768_058},
 	}
 }

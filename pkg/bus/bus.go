@@ -163,7 +163,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 		if waiting.allow(logEvery) {
 			log.Info().Str("url", where).Err(err).Msg("waiting for the server")
 		}
-		if pause(ctx, 100*time.Millisecond) != nil {
+		if Pause(ctx, 100*time.Millisecond) != nil {
 			return nil, fmt.Errorf("connect to %s: %w", where, err)
 		}
 	}
@@ -361,7 +361,7 @@ func (b *Bus) retryWhileAway(ctx context.Context, f func(ctx context.Context) er
 		if b.waitLog.allow(logEvery) {
 			b.log.Warn().Err(err).Msg("no answer, asking again")
 		}
-		if pause(ctx, wait) != nil {
+		if Pause(ctx, wait) != nil {
 			return err
 		}
 		wait = min(2*wait, retryMax)
@@ -391,7 +391,8 @@ func (b *Bus) mayAnswerLater(err error) bool {
 	return false
 }
 
-func pause(ctx context.Context, d time.Duration) error {
+// Pause waits for d; an error is that of ctx, which ended before.
+func Pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
 		return nil

@@ -141,12 +141,12 @@ type consumerKey struct{}
 func pauseForSpace(ctx context.Context, d time.Duration) error {
 	w, ok := ctx.Value(consumerKey{}).(*consumer)
 	if !ok {
-		return pause(ctx, d)
+		return Pause(ctx, d)
 	}
 	until, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(w.shutdown, stop)()
-	return pause(until, d)
+	return Pause(until, d)
 }
 
 // asidePerSlot bounds the handlers that have left their slots, since what they hold is in memory.
@@ -219,7 +219,7 @@ func (w *consumer) handleMessage(ctx context.Context, m *Message) {
 		if w.bus.waitLog.allow(logEvery) {
 			log.Warn().Err(err).Msg("waiting for space")
 		}
-		if pause(w.shutdown, wait) != nil {
+		if Pause(w.shutdown, wait) != nil {
 			w.nak(m, returnDelay)
 			return
 		}
@@ -268,7 +268,7 @@ func (w *consumer) deadLetter(ctx context.Context, m *Message, cause error) {
 			break
 		}
 		log.Warn().Err(err).Msg("dead letter not written, trying again")
-		if ctx.Err() != nil || pause(w.shutdown, w.config.backoff(try)) != nil {
+		if ctx.Err() != nil || Pause(w.shutdown, w.config.backoff(try)) != nil {
 			w.nak(m, returnDelay)
 			return
 		}
@@ -306,7 +306,7 @@ func (w *consumer) ack(ctx context.Context, m *Message) {
 		if err = m.Ack(ctx); err == nil || errors.Is(err, ErrAcknowledged) {
 			return
 		}
-		_ = pause(ctx, retryMin)
+		_ = Pause(ctx, retryMin)
 	}
 	zerolog.Ctx(ctx).Warn().Err(err).Msg("ack not confirmed, may come again")
 }

@@ -164,7 +164,7 @@ func (b *Bus) retryUntilReady(ctx context.Context, stream, lacking string, f fun
 		if b.waitLog.allow(logEvery) {
 			b.log.Warn().Err(err).Msg(lacking + ", trying again")
 		}
-		if pause(ctx, rebindPause) != nil {
+		if Pause(ctx, rebindPause) != nil {
 			return err
 		}
 	}

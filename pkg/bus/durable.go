@@ -127,7 +127,7 @@ func (d *durable) key() string { return d.config.Stream + "." + d.config.Name }
 // checkRegularly checks the durable every Look, and repairs it, until ctx ends.
 func (d *durable) checkRegularly(ctx context.Context) {
 	defer d.bus.changed.Delete(d.key())
-	for pause(ctx, d.config.Look) == nil {
+	for Pause(ctx, d.config.Look) == nil {
 		err := d.bus.retryWhileAway(ctx, d.createOrUpdate)
 		if err != nil && ctx.Err() == nil && d.bus.waitLog.allow(logEvery) {
 			d.bus.log.Warn().Err(err).Msg("the consumer is not as it should be, trying again")

@@ -119,7 +119,7 @@ func (b *Bus) getMessage(ctx context.Context, stream, subject string, req direct
 		if answered || classOf(err) == classFatal {
 			return m, err
 		}
-		if pauseErr := pause(ctx, wait); pauseErr != nil {
+		if pauseErr := Pause(ctx, wait); pauseErr != nil {
 			return nil, errors.Join(err, pauseErr)
 		}
 		wait = min(2*wait, retryMax)
@@ -214,7 +214,7 @@ func (b *Bus) Queued(ctx context.Context, stream string) iter.Seq2[*Message, err
 				return
 			}
 			if err == nil {
-				err = pause(ctx, lagPause)
+				err = Pause(ctx, lagPause)
 			}
 		}
 	}

@@ -187,18 +187,12 @@ func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 	if err == nil {
 		err = kv.Delete(ctx, string(run)) // a marker, which reaches mirrors
 	}
-	var s jetstream.Stream
 	if err == nil {
-		s, err = b.js.Stream(ctx, schemas.StreamRunBucket)
+		_, err = b.PurgeSubject(ctx, schemas.StreamRunBucket, schemas.BucketSubject(schemas.RunBucket, string(run)))
 	}
 	if err == nil {
-		err = s.Purge(ctx, jetstream.WithPurgeSubject(schemas.BucketSubject(schemas.RunBucket, string(run))))
-	}
-	if err == nil {
-		s, err = b.js.Stream(ctx, schemas.StreamCountBucket)
-	}
-	if err == nil {
-		err = s.Purge(ctx, jetstream.WithPurgeSubject(schemas.BucketSubject(schemas.CountBucket, "*."+string(run))))
+		_, err = b.PurgeSubject(ctx, schemas.StreamCountBucket,
+			schemas.BucketSubject(schemas.CountBucket, "*."+string(run)))
 	}
 	if err == nil {
 		err = b.deleteControls(ctx, run)

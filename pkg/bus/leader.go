@@ -141,7 +141,7 @@ func (b *Bus) readUpToDate(
 				return nil, 0, 0, err
 			}
 		}
-		if err := pause(ctx, lagPause); err != nil {
+		if err := Pause(ctx, lagPause); err != nil {
 			return nil, 0, 0, err
 		}
 	}

@@ -87,7 +87,7 @@ func (b *Bus) followEntries(ctx context.Context, stream, subject string, each fu
 			}
 			each(m)
 		}
-		_ = pause(ctx, rebindPause)
+		_ = Pause(ctx, rebindPause)
 	}
 }
 

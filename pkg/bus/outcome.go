@@ -3,7 +3,6 @@ package bus
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
@@ -40,28 +39,4 @@ func (b *Bus) Outcome(ctx context.Context, m *Message) (string, error) {
 		return "", nil // the true one will replace it
 	}
 	return outcomes.Of(e), nil
-}
-
-// Outcomes yields what became of the samples and groups of a run, or of all ("*"), that the events of one kind say:
-// trajectory, reward or advantage.
-func (b *Bus) Outcomes(
-	ctx context.Context, kind string, run schemas.Run, each func(a schemas.Address, outcome string),
-) error {
-	stream := map[string]string{
-		schemas.KindTrajectory: schemas.StreamTrajectories, schemas.KindReward: schemas.StreamRewards,
-		schemas.KindAdvantage: schemas.StreamAdvantages,
-	}[kind]
-	filters := []string{schemas.Address{Kind: kind, Run: run}.Filter()}
-	for m, err := range b.Read(ctx, stream, filters, ReadOptions{HeadersOnly: true}) {
-		var outcome string
-		if err == nil {
-			outcome, err = b.Outcome(ctx, m)
-		}
-		if err != nil {
-			return fmt.Errorf("outcomes of run %s: %w", run, err)
-		}
-		a, _ := schemas.ParseSubject(m.Subject)
-		each(a, outcome)
-	}
-	return ctx.Err()
 }

@@ -194,7 +194,7 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 		if err == nil {
 			return ack, nil
 		}
-		rest := pause
+		rest := Pause
 		switch {
 		case errors.Is(err, ErrStreamFull):
 			if !o.wait {

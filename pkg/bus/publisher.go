@@ -401,7 +401,7 @@ func (p *Publisher) Flush(ctx context.Context) error {
 		if msgs, _ := p.window.load(); msgs == 0 {
 			return nil
 		}
-		if err := pause(ctx, time.Millisecond); err != nil {
+		if err := Pause(ctx, time.Millisecond); err != nil {
 			return err
 		}
 	}

@@ -248,7 +248,7 @@ func (p *puller) repair(ctx context.Context) {
 			}
 			p.mu.Unlock()
 		case <-p.fault:
-			if pause(ctx, rebindPause) != nil {
+			if Pause(ctx, rebindPause) != nil {
 				return
 			}
 			err := p.durable.createWhenReady(ctx)

@@ -197,7 +197,7 @@ func (r *reader) readWithConsumer(ctx context.Context, o ReadOptions, yield func
 // a while. A cluster may put a reader on a server that goes away, and does not say so; the library asks for the same
 // server until that is back.
 func (r *reader) detectStall(ctx context.Context, end func()) {
-	for before, misses := uint64(0), 0; pause(ctx, readLook) == nil; {
+	for before, misses := uint64(0), 0; Pause(ctx, readLook) == nil; {
 		next := r.next.Load()
 		if next != before || !r.waits.Load() {
 			before, misses = next, 0
@@ -260,7 +260,7 @@ func (b *Bus) nextMessage(
 // apart: after the first, messages may still be on their way.
 func endWhenIdle(ctx context.Context, c jetstream.Consumer, end func()) {
 	for nothing := 0; nothing < 2; {
-		if pause(ctx, readIdle) != nil {
+		if Pause(ctx, readIdle) != nil {
 			return
 		}
 		if info, err := c.Info(ctx); err == nil && info.NumPending == 0 {

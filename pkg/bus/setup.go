@@ -49,7 +49,7 @@ func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
 		if b.waitLog.allow(logEvery) {
 			b.log.Warn().Err(err).Msg("streams cannot be set up yet, trying again")
 		}
-		if pause(ctx, rebindPause) != nil {
+		if Pause(ctx, rebindPause) != nil {
 			return err
 		}
 	}
@@ -311,7 +311,7 @@ func (b *Bus) Ready(ctx context.Context) error {
 		if told.allow(logEvery) {
 			b.log.Info().Str("missing", missing).AnErr("err", err).Msg("waiting for the streams to be set up")
 		}
-		if waitErr := pause(ctx, rebindPause); waitErr != nil {
+		if waitErr := Pause(ctx, rebindPause); waitErr != nil {
 			if missing != "" {
 				return fmt.Errorf("wait for set-up: %s is missing: %w", missing, waitErr)
 			}

@@ -310,12 +310,12 @@ func TestClient_Errors(t *testing.T) {
 		if _, err := c.Trajectory(ctx, "r", "nobody", 0); !errors.Is(err, client.ErrNotFound) {
 			t.Errorf("%v; want ErrNotFound", err)
 		}
-		absent := &schemas.Trajectory{Image: &schemas.Image{Ref: &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("0", 64), Size: 1}}}
-		if _, err := c.Image(ctx, absent); !errors.Is(err, client.ErrNotFound) {
+		absent := &schemas.Trajectory{Media: []schemas.Medium{{Kind: schemas.KindImage, Ref: &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("0", 64), Size: 1}}}}
+		if _, err := c.Medium(ctx, absent, schemas.KindImage); !errors.Is(err, client.ErrNotFound) {
 			t.Errorf("image: %v; want ErrNotFound", err)
 		}
-		if _, err := c.Image(ctx, &schemas.Trajectory{Outcome: schemas.Outcome{StopReason: schemas.StopFailed}}); !errors.Is(err, client.ErrNoImage) {
-			t.Errorf("image: %v; want ErrNoImage", err)
+		if _, err := c.Medium(ctx, &schemas.Trajectory{Outcome: schemas.Outcome{StopReason: schemas.StopFailed}}, schemas.KindImage); !errors.Is(err, client.ErrNoMedium) {
+			t.Errorf("image: %v; want ErrNoMedium", err)
 		}
 	})
 	t.Run("closed", func(t *testing.T) {
@@ -357,7 +357,7 @@ func TestClient_WhatIsStored(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		data, err := c.Image(ctx, tr)
+		data, err := c.Medium(ctx, tr, schemas.KindImage)
 		if err != nil || !strings.HasPrefix(string(data), "\x89PNG") {
 			t.Errorf("image of %d bytes, %v; want a PNG", len(data), err)
 		}

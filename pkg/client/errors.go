@@ -26,8 +26,8 @@ var (
 	ErrNoAnswer = errors.New("no intake answered in time; what was published is stored")
 	// ErrJudged means that the sample already has another verdict of that name: the first counts.
 	ErrJudged = errors.New("the sample has a verdict already")
-	// ErrNoImage means that a sample has no image: it failed, or it stops with noise in it.
-	ErrNoImage = errors.New("no image")
+	// ErrNoMedium means that a sample has no file of a kind: it failed, it stops with noise in it, or it is of another.
+	ErrNoMedium = errors.New("no such file")
 	// ErrNotFound means that no event or object of that name is stored, or no longer.
 	ErrNotFound = bus.ErrNotFound
 	// ErrCorrupt means that stored bytes do not have the digest that the trajectory names.

@@ -439,10 +439,8 @@ func (c *Client) AwaitPolicy(ctx context.Context, p *schemas.Policy) ([]Replica,
 		if !late {
 			return replicas, nil
 		}
-		select {
-		case <-ctx.Done():
-			return replicas, ctx.Err()
-		case <-time.After(pollEvery):
+		if err := bus.Pause(ctx, pollEvery); err != nil {
+			return replicas, err
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/models/tensor"
@@ -193,31 +194,28 @@ func (c *Client) Latents(ctx context.Context, t *schemas.Trajectory) (map[int64]
 	return out, nil
 }
 
-// Video returns the file of a trajectory's video, an animated PNG (media.Decode reads it), or ErrNoImage: the sample
-// has one frame, which Image returns, or none.
-func (c *Client) Video(ctx context.Context, t *schemas.Trajectory) ([]byte, error) {
-	if t.Video == nil {
-		why := "has one frame"
-		if t.Image == nil {
-			why = "has no frames"
-		}
-		return nil, fmt.Errorf("trajectory %s %d: no video: %w: it %s", t.UID, t.SampleIndex, ErrNoImage, why)
-	}
-	return c.bus.GetBlob(ctx, t.Video.Ref)
+// Condition returns a file that a trajectory was conditioned on, one of its Conditions: a PNG. ErrNotFound: it is no
+// longer stored.
+func (c *Client) Condition(ctx context.Context, of schemas.Condition) ([]byte, error) {
+	return c.bus.GetBlob(ctx, *of.Ref)
 }
 
-// Image returns the PNG bytes of a trajectory's image, of a video those of the frame in the middle. ErrNoImage: the
-// sample did not complete, or ends with noise in it. ErrNotFound: the image is no longer stored.
-func (c *Client) Image(ctx context.Context, t *schemas.Trajectory) ([]byte, error) {
+// Medium returns a file of a sample by its kind: of an image a PNG; of a video an animated PNG, whose middle frame is
+// the image; of an audio a WAV (media.Decode and media.DecodeWAV read them). ErrNoMedium: the sample has no such file,
+// did not complete, or ends with noise in it. ErrNotFound: it is no longer stored.
+func (c *Client) Medium(ctx context.Context, t *schemas.Trajectory, kind string) ([]byte, error) {
+	m := t.Medium(kind)
 	switch {
-	case t.Image == nil:
-		why := t.StopReason
-		if !t.Decoded() {
-			why = "stops with noise in it"
+	case m == nil:
+		why := "it " + t.StopReason
+		if len(t.Media) > 0 {
+			why = "it has " + strings.Join(t.MediaKinds(), ", ")
+		} else if !t.Decoded() {
+			why = "it stops with noise in it"
 		}
-		return nil, fmt.Errorf("trajectory %s %d: %w: it %s", t.UID, t.SampleIndex, ErrNoImage, why)
-	case t.Image.Ref == nil:
-		return t.Image.Data, nil
+		return nil, fmt.Errorf("trajectory %s %d: %s: %w: %s", t.UID, t.SampleIndex, kind, ErrNoMedium, why)
+	case m.Ref == nil:
+		return m.Data, nil
 	}
-	return c.bus.GetBlob(ctx, *t.Image.Ref)
+	return c.bus.GetBlob(ctx, *m.Ref)
 }

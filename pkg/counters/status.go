@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/outcomes"
@@ -44,27 +45,16 @@ func (r *Run) Unanswered(answered bool) int64 {
 	return max(0, int64(r.Events(schemas.StreamPrompts))-r.Groups-r.Refused())
 }
 
-// Outcome says what became of the run; control is the action in force for it, answered says that intake has answered
-// all prompts.
-func (r *Run) Outcome(control string, answered bool) string {
-	if control == schemas.ControlResume {
-		control = ""
-	}
-	c := outcomes.Counts{
-		Groups: r.Groupings(), OpenBatches: int64(len(r.Batches)), Unanswered: r.Unanswered(answered),
-		Refused: r.Refused(), Control: control,
-	}
-	return c.Run()
-}
+// Counted are the counts of a run, and what they say.
+type Counted struct {
+	*Run
+	// Status is without Cancelled and Lost, which only Status looks for.
+	Status *schemas.RunStatus
+	// Queued are the messages of the run in the queues, by stream.
+	Queued map[string]uint64
 
-// Facts returns what decides what holds up the run, as far as its counts say; waiting requests are in a queue or in a
-// sampler's hands.
-func (r *Run) Facts(answered bool, waiting int64) *outcomes.Facts {
-	f := &outcomes.Facts{Unanswered: r.Unanswered(answered), Unmade: waiting, Unscored: r.Unscored()}
-	if len(r.Open) == 0 {
-		f.Batches = int64(len(r.Batches))
-	}
-	return f
+	control *schemas.Control      // in force for all of the run; nil: none is
+	lanes   map[schemas.Lane]bool // that have requests
 }
 
 // Status counts what is stored of a run and says how it is doing, or what became of it. It returns bus.ErrNotFound
@@ -73,89 +63,141 @@ func Status(ctx context.Context, b *bus.Bus, run schemas.Run) (*schemas.RunStatu
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
 	}
+	all, err := Statuses(ctx, b, run)
+	if err != nil {
+		return nil, err
+	}
+	c := all[run]
+	if c.Events(schemas.StreamPrompts) == 0 && c.Groups == 0 && c.control == nil {
+		return nil, fmt.Errorf("run %q: %w", run, bus.ErrNotFound)
+	}
+	keys, err := b.Subjects(ctx, schemas.StreamControlBucket,
+		schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, "*")))
+	if err == nil {
+		c.Status.Cancelled = int64(len(keys))
+		c.Status.Lost, err = c.countLost(ctx, b, run)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("status of run %s: %w", run, err)
+	}
+	return c.Status, nil
+}
+
+// Statuses counts what is stored of a run, also where that is nothing, or with "*" of all runs of which something is,
+// and says how each is doing, or what became of it.
+func Statuses(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*Counted, error) {
 	runs, err := Look(ctx, b, run)
 	if err != nil {
 		return nil, err
 	}
-	h, err := b.ControlsOf(ctx, run, "")
+	if run != "*" && runs[run] == nil {
+		runs[run] = &Run{}
+	}
+	controls, err := controlsOf(ctx, b, run)
 	if err != nil {
 		return nil, err
 	}
-	r := runs[run]
-	if (r == nil || r.Events(schemas.StreamPrompts) == 0 && r.Groups == 0) && h.Run == nil {
-		return nil, fmt.Errorf("run %q: %w", run, bus.ErrNotFound)
+	all, answered := map[schemas.Run]*Counted{}, b.AllAnswered(ctx)
+	for name, r := range runs {
+		all[name] = &Counted{
+			Run: r, Status: r.status(controls[name], answered), Queued: map[string]uint64{}, control: controls[name],
+			lanes: map[schemas.Lane]bool{},
+		}
 	}
-	if r == nil {
-		r = &Run{}
+	for _, stream := range []string{schemas.StreamRequests, schemas.StreamParked} { // queues, which are short
+		subjects, err := b.Subjects(ctx, stream, schemas.RunFilters(run)[stream][0])
+		if err != nil {
+			return nil, err
+		}
+		for subject, n := range subjects {
+			a, _ := schemas.ParseSubject(subject)
+			c := all[a.Run]
+			if c == nil {
+				continue
+			}
+			if c.Queued[stream] += n; stream == schemas.StreamRequests {
+				c.lanes[a.Lane] = true
+			}
+		}
 	}
-	s, err := r.status(ctx, b, run, h.Run)
-	if err != nil {
-		return nil, fmt.Errorf("status of run %s: %w", run, err)
+	look := sync.OnceValue(func() *around { return lookAround(ctx, b) })
+	for name, c := range all {
+		s := c.Status
+		s.Waiting, s.Parked = int64(c.Queued[schemas.StreamRequests]), int64(c.Queued[schemas.StreamParked])
+		if s.State != schemas.RunRunning {
+			continue
+		}
+		f := c.facts(answered, s.Waiting)
+		if f.Unmade == 0 && f.Unscored > 0 {
+			open, err := b.GroupsOf(ctx, name, maps.Keys(c.Open))
+			if err != nil {
+				return nil, err
+			}
+			if slices.ContainsFunc(open, bus.OpenGroup.WantsVerdict) {
+				f.Judged = f.Unscored // as far as counts of the whole run say
+			}
+		}
+		s.WaitsFor = look().heldBy(c.lanes, f)
 	}
-	return s, nil
+	return all, nil
 }
 
-// status is Status of a run with these counts and control.
-func (r *Run) status(
-	ctx context.Context, b *bus.Bus, run schemas.Run, control *schemas.Control,
-) (*schemas.RunStatus, error) {
+// controlsOf returns the controls in force for a whole run, or with "*" for each.
+func controlsOf(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*schemas.Control, error) {
+	if run != "*" {
+		h, err := b.ControlsOf(ctx, run, "")
+		return map[schemas.Run]*schemas.Control{run: h.Run}, err
+	}
+	all, err := b.RunControls(ctx)
+	controls := map[schemas.Run]*schemas.Control{}
+	for _, c := range all {
+		controls[c.Run] = c
+	}
+	return controls, err
+}
+
+// status says what the counts of a run mean; control is the one in force for it, answered says that intake has answered
+// all prompts.
+func (r *Run) status(control *schemas.Control, answered bool) *schemas.RunStatus {
 	s := &schemas.RunStatus{
 		Groups: r.Groups, OpenBatches: int64(len(r.Batches)), Refused: r.Refused(),
 		Trajectories: r.Of(schemas.KindTrajectory, schemas.StopCompleted),
 		Rewards:      r.Of(schemas.KindReward, schemas.StatusScored), Failed: r.Failed(),
 	}
-	for _, n := range r.Outcomes[schemas.KindAdvantage] {
-		s.Closed += n
+	c := outcomes.Counts{
+		Groups: r.Groupings(), OpenBatches: s.OpenBatches, Unanswered: r.Unanswered(answered), Refused: s.Refused,
 	}
-	groups := r.Groupings()
-	for _, outcome := range slices.Sorted(maps.Keys(groups)) {
-		s.Outcomes = append(s.Outcomes, schemas.OutcomeCount{Outcome: outcome, Groups: groups[outcome]})
+	if control != nil && control.Action != schemas.ControlResume {
+		c.Control, s.By, s.Reason, s.Since = control.Action, control.By, control.Reason, control.Stored
 	}
-	answered, action := b.AllAnswered(ctx), ""
-	if c := control; c != nil && c.Action != schemas.ControlResume {
-		action, s.By, s.Reason, s.Since = c.Action, c.By, c.Reason, c.Stored
-	}
-	s.State = r.Outcome(action, answered)
-	lanes := map[schemas.Lane]bool{}
-	for stream, n := range map[string]*int64{
-		schemas.StreamRequests: &s.Waiting, schemas.StreamParked: &s.Parked,
-	} {
-		subjects, err := b.Subjects(ctx, stream, schemas.RunFilters(run)[stream][0])
-		if err != nil {
-			return nil, err
-		}
-		for subject := range subjects {
-			*n++
-			if a, _ := schemas.ParseSubject(subject); a.Kind == schemas.KindRequest {
-				lanes[a.Lane] = true
-			}
+	for _, outcome := range slices.Sorted(maps.Keys(c.Groups)) {
+		s.Outcomes = append(s.Outcomes, schemas.OutcomeCount{Outcome: outcome, Groups: c.Groups[outcome]})
+		if outcome != outcomes.Open {
+			s.Closed += c.Groups[outcome]
 		}
 	}
-	keys, err := b.Subjects(ctx, schemas.StreamControlBucket,
-		schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, "*")))
-	if err != nil {
-		return nil, err
-	}
-	s.Cancelled = int64(len(keys))
-	open, err := b.GroupsOf(ctx, run, maps.Keys(r.Open))
-	if err != nil {
-		return nil, err
-	}
-	if s.Lost, err = countLost(ctx, b, open); err != nil || s.State != schemas.RunRunning {
-		return s, err
-	}
-	f := r.Facts(answered, s.Waiting)
-	if f.Unmade == 0 && slices.ContainsFunc(open, bus.OpenGroup.WantsVerdict) {
-		f.Judged = f.Unscored // as far as counts of the whole run say
-	}
-	s.WaitsFor = LookAround(ctx, b).HeldBy(lanes, f)
-	return s, nil
+	s.State = c.Run()
+	return s
 }
 
-// countLost returns how many samples of open groups are lost.
-func countLost(ctx context.Context, b *bus.Bus, open []bus.OpenGroup) (n int64, err error) {
+// facts returns what decides what holds up the run, as far as its counts say; waiting requests are in a queue or in a
+// sampler's hands.
+func (r *Run) facts(answered bool, waiting int64) *outcomes.Facts {
+	f := &outcomes.Facts{Unanswered: r.Unanswered(answered), Unmade: waiting, Unscored: r.Unscored()}
+	if len(r.Open) == 0 {
+		f.Batches = int64(len(r.Batches))
+	}
+	return f
+}
+
+// countLost returns how many samples of open groups of the run are lost.
+func (r *Run) countLost(ctx context.Context, b *bus.Bus, run schemas.Run) (n int64, err error) {
 	if info, err := b.StreamInfo(ctx, schemas.StreamTrajectories); err != nil || info.Config.Mirror != nil {
 		return 0, err // an account of mirrors does not see the queue
+	}
+	open, err := b.GroupsOf(ctx, run, maps.Keys(r.Open))
+	if err != nil {
+		return 0, err
 	}
 	lost, err := b.LostSamples(ctx, open)
 	for _, l := range lost {
@@ -164,25 +206,25 @@ func countLost(ctx context.Context, b *bus.Bus, open []bus.OpenGroup) (n int64, 
 	return n, err
 }
 
-// Around is what decides for all runs what holds them up: which services run, and whether something is full.
-type Around struct {
+// around is what decides for all runs what holds them up: which services run, and whether something is full.
+type around struct {
 	present []*schemas.Presence
 	full    bool
 	known   bool // else the caller may not see it
 }
 
-// LookAround returns what holds for all runs.
-func LookAround(ctx context.Context, b *bus.Bus) *Around {
+// lookAround returns what holds for all runs.
+func lookAround(ctx context.Context, b *bus.Bus) *around {
 	present, err := b.Present(ctx)
 	if err != nil {
-		return &Around{}
+		return &around{}
 	}
 	faults, err := b.Faults(ctx)
-	return &Around{present, slices.ContainsFunc(faults, bus.Fault.Full), err == nil}
+	return &around{present, slices.ContainsFunc(faults, bus.Fault.Full), err == nil}
 }
 
-// HeldBy returns what holds up an open run, whose requests are in these lanes; "": it goes on, or that is not known.
-func (a *Around) HeldBy(lanes map[schemas.Lane]bool, f *outcomes.Facts) string {
+// heldBy returns what holds up an open run, whose requests are in these lanes; "": it goes on, or that is not known.
+func (a *around) heldBy(lanes map[schemas.Lane]bool, f *outcomes.Facts) string {
 	if !a.known {
 		return ""
 	}

@@ -52,7 +52,8 @@ func Formats() []Format {
 const (
 	MaxFileBytes   = 16 << 30 // of a file
 	MaxRecords     = 1 << 20  // of a file
-	MaxRecordBytes = 1 << 20  // of a record, as in the file
+	MaxRecordBytes = 1 << 20  // of a record, as in the file; images of Parquet do not count
+	MaxImageBytes  = 32 << 20 // of an image in Parquet
 	MaxFields      = 128      // of a record, and of every object in it
 	MaxItems       = 8192     // of a list in a record
 	MaxDepth       = 8        // of lists and objects in a record

@@ -2,6 +2,7 @@ package dataset
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -74,6 +75,63 @@ func readMessages(field string, list []any, roles []string) ([]any, error) {
 		out[i] = map[string]any{"role": role, "content": content}
 	}
 	return out, nil
+}
+
+// imagePlace is what verl replaces by the next of a record's images.
+const imagePlace = "<image>"
+
+// withoutImages returns a prompt without the places of its record's n images, tags or parts, as many as there are or
+// none. A pipeline gets images beside the text, so places within a text, whose sense would be lost, are an error.
+func withoutImages(field string, v any, n int) (any, error) {
+	found := 0
+	strip := func(at, text string) (string, error) {
+		for {
+			if rest, ok := strings.CutPrefix(strings.TrimSpace(text), imagePlace); ok {
+				text, found = strings.TrimSpace(rest), found+1
+			} else if rest, ok := strings.CutSuffix(strings.TrimSpace(text), imagePlace); ok {
+				text, found = strings.TrimSpace(rest), found+1
+			} else if strings.Contains(text, imagePlace) {
+				return "", fault(at, text, "must have "+imagePlace+" before or after the text: a pipeline gets images "+
+					"beside it, so name them in words")
+			} else {
+				return text, nil
+			}
+		}
+	}
+	var err error
+	if text, ok := v.(string); ok {
+		if v, err = strip(field, text); err != nil {
+			return nil, err
+		}
+	}
+	messages, _ := v.([]any)
+	messages = slices.Clone(messages)
+	for i, item := range messages {
+		message, _ := item.(map[string]any)
+		at := fmt.Sprintf("%s[%d].content", field, i)
+		message = maps.Clone(message)
+		switch content := message["content"].(type) {
+		case string:
+			if message["content"], err = strip(at, content); err != nil {
+				return nil, err
+			}
+		case []any:
+			parts := slices.DeleteFunc(slices.Clone(content), func(item any) bool {
+				part, _ := item.(map[string]any)
+				return part["type"] == "image"
+			})
+			found += len(content) - len(parts)
+			message["content"] = parts
+		default:
+			continue // its reader refuses it
+		}
+		messages[i], v = message, messages
+	}
+	if found > 0 && found != n {
+		return nil, fault(field, bare(fmt.Sprintf("%d places of images", found)),
+			fmt.Sprintf("must be %d, one for each image of the record, or none", n))
+	}
+	return v, nil
 }
 
 // MessageText returns the text of a message at a place: its content, or the texts of its parts, joined. A message with

@@ -209,6 +209,12 @@ func fromParquet(path string, v any, depth int, size *int) (_ any, err error) {
 	case string:
 		return fromParquet(path, []byte(v), depth, size)
 	case []byte:
+		if strings.HasSuffix(path, ".bytes") && !utf8.Valid(v) { // of an image, as datasets.Image has it
+			if len(v) > MaxImageBytes {
+				return nil, fault(path, v, fmt.Sprintf("must be an image of at most %d bytes", MaxImageBytes))
+			}
+			return v, nil
+		}
 		if *size += len(v); *size > MaxRecordBytes {
 			return nil, fault(path, v, fmt.Sprintf("must be a record of at most %d bytes; leave out columns that no "+
 				"reward function needs", MaxRecordBytes))

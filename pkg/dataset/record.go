@@ -24,7 +24,8 @@ const System = "system_"
 // unsupported are names whose values change what is asked for, in ways that no model here can follow: a record that has
 // one is refused.
 var unsupported = map[string]string{
-	"images": noMedia, "image": noMedia, "input_image": noMedia, "videos": noMedia, "video": noMedia, "audios": noMedia,
+	"images": noMedia, "image": noMedia, "input_image": noMedia, "input_images": noMedia,
+	"videos": noMedia, "video": noMedia, "audios": noMedia,
 	"audio": noMedia, "multi_modal_data": noMedia, "tools": noTools, "tools_kwargs": noTools,
 	"need_tools_kwargs": noTools, "agent_name": noAgent, "interaction_kwargs": noAgent,
 }
@@ -94,7 +95,14 @@ func (d *Reader) newRecord(value any) (*Record, error) {
 		return b.record, nil
 	}
 	if prompt != "" {
-		if err := b.addPrompt(prompt, object[prompt]); err != nil {
+		text := object[prompt]
+		if n := imagesOf(object); n > 0 {
+			var err error
+			if text, err = withoutImages(prompt, text, n); err != nil {
+				return nil, err
+			}
+		}
+		if err := b.addPrompt(prompt, text); err != nil {
 			return nil, err
 		}
 	}
@@ -140,8 +148,12 @@ func shortNames(names []string) []string {
 
 // add takes the value of one name beside the prompt: as a field of a prompt, ground truth or metadata.
 func (b *builder) add(name string, v any) error {
-	if (name == "images" || name == "image" || name == "input_image") && !isEmpty(v) {
+	if slices.Contains(imageFields, name) && !isEmpty(v) {
 		return b.addImages(name, v)
+	}
+	if file, ok := v.(map[string]any); ok && isBytes(file["bytes"]) { // an image of a table
+		b.take(name, UseNone, "an image that is no condition")
+		return nil
 	}
 	if err := checkSupported("", name, v); err != nil {
 		return err
@@ -191,6 +203,26 @@ func (b *builder) add(name string, v any) error {
 		}
 	}
 	return b.addMetadata("", name, v)
+}
+
+// imageFields are the names that data sets of edits have for the images to edit.
+var imageFields = []string{"images", "image", "input_image", "input_images"}
+
+// imagesOf counts the images that a record is given beside its prompt.
+func imagesOf(object map[string]any) (n int) {
+	for _, name := range imageFields {
+		if list, ok := object[name].([]any); ok {
+			n += len(list)
+		} else if !isEmpty(object[name]) {
+			n++
+		}
+	}
+	return n
+}
+
+func isBytes(v any) bool {
+	_, ok := v.([]byte)
+	return ok
 }
 
 // addImages takes images beside a prompt as the condition image of a pipeline: a lane that takes none refuses it.

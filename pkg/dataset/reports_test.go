@@ -35,6 +35,8 @@ func TestRead_Reports(t *testing.T) {
 	}
 	asked := func(text string, metadata object) object { return object{"prompt": text, "metadata": metadata} }
 	rule := object{"style": "rule"}
+	find := asked("Find x.", object{"data_source": "hiyouga/geometry3k", "ability": "math", "index": int64(0), "reward_model": rule})
+	find["conditions"] = object{"image": []any{object{"bytes": "iVBORw0KGgo="}}}
 	for _, tt := range []struct {
 		file, column string
 		first        object
@@ -51,9 +53,9 @@ func TestRead_Reports(t *testing.T) {
 		{file: "05-verl-groundtruth/bool.jsonl", records: 1, truth: true, first: asked("is 3 prime?", object{"data_source": "x", "index": int64(0), "reward_model": rule})},
 		{file: "05-verl-groundtruth/float.jsonl", records: 1, truth: 42.0, first: asked("12+30=?", object{"data_source": "openai/gsm8k", "ability": "math", "index": int64(0), "split": "train", "reward_model": rule})},
 		{file: "05-verl-groundtruth/list.jsonl", records: 1, truth: object{"target": []any{"Rembrandt", "Rembrandt van Rijn"}}, first: asked("who painted it?", object{"data_source": "searchR1_nq", "ability": "fact-reasoning", "index": int64(0), "reward_model": rule})},
+		{file: "06-verl-parts/imagetag.jsonl", records: 1, truth: "3", first: find},
+		{file: "06-verl-parts/parts.jsonl", records: 1, truth: "3", first: find},
 		{file: "06-verl-parts/textparts.jsonl", records: 1, truth: "42", first: asked("12+30=?", object{"data_source": "x", "index": int64(0), "reward_model": rule})},
-		{file: "06-verl-parts/parts.jsonl", want: `line 1: prompt[0].content[0].type: "image"; must be text: no model here takes other parts`},
-		{file: "06-verl-parts/imagetag.jsonl", want: `line 1: prompt[0].content: "<image>Find x."; must be without <image>: no model here takes media with a prompt`},
 		{file: "07-geneval/metadata.jsonl", records: 4, first: asked("a photo of a bench and a cat", object{"tag": "two_object", "include": []any{object{"class": "bench", "count": int64(1)}, object{"class": "cat", "count": int64(1)}}})},
 		{file: "17-csv-fields/fields.csv", records: 1, first: settings},
 		{file: "17-csv-fields/fields.jsonl", records: 1, first: settings},
@@ -107,6 +109,10 @@ func TestRead_Refused(t *testing.T) {
 		{"p.jsonl", `{"prompt": "a", "videos": ["x.mp4"]}`, "p.jsonl line 1: videos: a list of 1; must be absent: give a pipeline's files by its names for them, in an object conditions"},
 		{"p.jsonl", `{"prompt": "a", "extra_info": {"image": "x.png"}}`, `p.jsonl line 1: extra_info.image: "x.png"; must be absent: give a pipeline's files`},
 		{"p.jsonl", `{"prompt": "a", "images": ["x.png"], "image": "y.png"}`, "p.jsonl line 1: images: a list of 1; must be absent beside conditions, or other images"},
+		{"p.jsonl", `{"prompt": [{"role": "user", "content": "<image>Find x."}]}`, `line 1: prompt[0].content: "<image>Find x."; must be without <image>: no model here takes media with a prompt`},
+		{"p.jsonl", `{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}`, `prompt[0].content[0].type: "image"; must be text`},
+		{"p.jsonl", `{"prompt": "put <image> there", "images": ["x.png"]}`, `line 1: prompt: "put <image> there"; must have <image> before or after the text`},
+		{"p.jsonl", `{"prompt": "<image>red", "images": ["x.png", "y.png"]}`, `line 1: prompt: 1 places of images; must be 2, one for each image of the record, or none`},
 		{"p.jsonl", `{"prompt": "x", "agent_name": "tool_agent"}`, `agent_name: "tool_agent"; must be absent: --interaction names what answers a model`},
 		{"p.jsonl", `{"prompt": "x", "extra_info": {"interaction_kwargs": {"name": "gsm8k"}}}`, "extra_info.interaction_kwargs: an object of name; must be absent: --interaction names what answers a model"},
 		{"p.jsonl", `{"prompt": [{"role": "user", "content": "x"}], "tools": [{}]}`, "tools: a list of 1; must be absent: no model here is told of tools"},

@@ -30,12 +30,15 @@
 package estimator
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/meander-rl/meander/schemas"
 )
 
 // Names of the estimators.
@@ -70,28 +73,6 @@ const (
 	DiffusionNFT = "diffusion_nft"
 )
 
-// Values of Config.Std: what the distance of a reward from the mean of its group is divided by.
-const (
-	StdGroup  = "group"  // the standard deviation of its own group
-	StdGlobal = "global" // the standard deviation of all groups together
-	StdNone   = "none"   // nothing (Dr.GRPO)
-)
-
-// Values of Config.StdBasis: the formula of the standard deviation of B values, with S the
-// sum of their squared distances from the mean. Trainers disagree: verl first copies each
-// reward to its T trained steps, Flow-GRPO's own code divides by the count.
-const (
-	BasisSample     = "sample"     // sqrt(S / (B-1))
-	BasisExpanded   = "expanded"   // sqrt(T*S / (B*T-1)), with T = Config.Columns
-	BasisPopulation = "population" // sqrt(S / B)
-)
-
-// Values of Config.Singleton: the advantage of a group of one sample, which has no other sample to compare with.
-const (
-	SingletonReward = "reward" // its reward, as if the mean of its group were 0 and the spread 1
-	SingletonZero   = "zero"   // 0
-)
-
 // Modes of PerPrompt. All but ModeGRPO follow Flow-GRPO's code, also for groups of one
 // sample and of equal rewards.
 const (
@@ -110,14 +91,14 @@ const (
 	ModeBinary       = "binary"        // the sign of A
 )
 
-// Config selects an estimator and its options. An option that the estimator does not have must keep the value of
-// Default.
+// Config selects an estimator and its options, as schemas.AdvantageSpec names them (see Of). An option that the
+// estimator does not have must keep the value of Default.
 type Config struct {
 	// Name of the estimator, one of Names.
 	Name string
-	// Std is StdGroup, StdGlobal or StdNone.
+	// Std is one of schemas.StdScales.
 	Std string
-	// StdBasis is BasisSample, BasisExpanded or BasisPopulation.
+	// StdBasis is one of schemas.StdBases.
 	StdBasis string
 	// Singleton is SingletonReward or SingletonZero, for the estimators that have this option.
 	Singleton string
@@ -177,13 +158,25 @@ type Group struct {
 	Scale, StdBasis string
 }
 
-// method is one estimator: its defaults, which options it has, and the function that computes it.
+// Properties are what is true of an estimator for those who use it.
+type Properties struct {
+	Name string `json:"name"`
+	// Scores: it normalises each score of a sample by itself, so it needs all of them, and their weights.
+	Scores bool `json:"scores,omitempty"`
+	// Lengths: it weighs samples by their trained steps, whatever the basis.
+	Lengths bool `json:"lengths,omitempty"`
+	// Probabilities: its advantages are probabilities, with AdvClipMax at 0 and 1.
+	Probabilities bool `json:"probabilities,omitempty"`
+	// Returns: its rewards become returns of the trained steps, which Gamma discounts.
+	Returns bool `json:"returns,omitempty"`
+}
+
+// method is one estimator: which options it has, with the defaults, and the function that computes it.
 type method struct {
-	def                Config
-	stds, bases, modes []string
-	singletons         []string // the first is the default
-	epsilon            bool     // has the option
-	gamma              bool
+	Properties
+	stds, bases, modes, singletons []string // the first is the default
+	epsilon                        float64  // default; 0: it has none
+	clip                           float64  // default of AdvClipMax, which it then needs
 	// batch: the advantages of a group depend on the other groups, whatever Std is.
 	batch bool
 	// whitens: the result is divided by the spread over all samples.
@@ -192,63 +185,49 @@ type method struct {
 }
 
 var (
-	allStds  = []string{StdGroup, StdGlobal, StdNone}
-	allBases = []string{BasisSample, BasisExpanded, BasisPopulation}
-	noStd    = []string{StdNone}
-	whitened = []string{StdGlobal}
-	unbiased = []string{BasisSample}
+	allStds     = []string{schemas.StdGroup, schemas.StdGlobal, schemas.StdNone}
+	groupOrNone = []string{schemas.StdGroup, schemas.StdNone}
+	noStd       = []string{schemas.StdNone}
+	whitened    = []string{schemas.StdGlobal}
+	allBases    = []string{schemas.BasisSample, schemas.BasisExpanded, schemas.BasisPopulation}
+	unbiased    = []string{schemas.BasisSample}
 	// verl whitens a tensor of samples and steps.
-	whitenedBases = []string{BasisSample, BasisExpanded}
-	eitherSingle  = []string{SingletonReward, SingletonZero}
+	whitenedBases = []string{schemas.BasisExpanded, schemas.BasisSample}
+	eitherSingle  = []string{schemas.SingletonReward, schemas.SingletonZero}
 )
 
 // whitenEpsilon is what verl's whitening adds to the variance.
 const whitenEpsilon = 1e-8
 
 var methods = map[string]method{
-	FlowGRPO: {
-		def: Config{Std: StdGroup, Epsilon: 1e-4}, stds: allStds, bases: allBases, epsilon: true, estimate: flowGRPO,
-	},
-	DanceGRPO: {
-		def: Config{Std: StdGroup, Epsilon: 1e-4}, stds: allStds, bases: allBases, epsilon: true, estimate: flowGRPO,
-	},
-	DrGRPO: {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, estimate: flowGRPO},
-	GRPO: {
-		def:  Config{Std: StdGroup, Epsilon: 1e-6},
-		stds: []string{StdGroup, StdNone}, bases: unbiased, singletons: eitherSingle, epsilon: true, estimate: flowGRPO,
-	},
+	FlowGRPO:  {stds: allStds, bases: allBases, epsilon: 1e-4, estimate: flowGRPO},
+	DanceGRPO: {stds: allStds, bases: allBases, epsilon: 1e-4, estimate: flowGRPO},
+	DrGRPO:    {stds: noStd, bases: unbiased, estimate: flowGRPO},
+	GRPO:      {stds: groupOrNone, bases: unbiased, singletons: eitherSingle, epsilon: 1e-6, estimate: flowGRPO},
 	PerPrompt: {
-		def:  Config{Std: StdGroup, StdBasis: BasisPopulation, Epsilon: 1e-4, Mode: ModeGRPO},
-		stds: []string{StdGroup, StdGlobal}, bases: []string{BasisPopulation}, epsilon: true,
+		stds: allStds[:2], bases: []string{schemas.BasisPopulation}, epsilon: 1e-4,
 		modes: []string{ModeGRPO, ModeRWR, ModeSFT, ModeDPO}, estimate: perPrompt,
 	},
-	RLOO: {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, singletons: eitherSingle, estimate: rloo},
+	RLOO: {stds: noStd, bases: unbiased, singletons: eitherSingle, estimate: rloo},
 	ReinforcePlusPlus: {
-		def:  Config{Std: StdGlobal, StdBasis: BasisExpanded, Epsilon: whitenEpsilon},
-		stds: whitened, bases: whitenedBases, epsilon: true, gamma: true, batch: true, whitens: true,
-		estimate: reinforcePlusPlus,
+		Properties: Properties{Returns: true}, stds: whitened, bases: whitenedBases, epsilon: whitenEpsilon,
+		batch: true, whitens: true, estimate: reinforcePlusPlus,
 	},
 	ReinforcePlusPlusBaseline: {
-		def:  Config{Std: StdGlobal, StdBasis: BasisExpanded, Epsilon: whitenEpsilon},
-		stds: whitened, bases: whitenedBases, singletons: eitherSingle, epsilon: true, batch: true, whitens: true,
-		estimate: reinforceBaseline,
+		stds: whitened, bases: whitenedBases, singletons: eitherSingle, epsilon: whitenEpsilon,
+		batch: true, whitens: true, estimate: reinforceBaseline,
 	},
-	OPO: {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, singletons: eitherSingle, estimate: opo},
-	GPG: {
-		def: Config{Std: StdNone}, stds: noStd, bases: unbiased, singletons: eitherSingle, batch: true, estimate: gpg,
+	OPO: {
+		Properties: Properties{Lengths: true}, stds: noStd, bases: unbiased, singletons: eitherSingle, estimate: opo,
 	},
-	GRPOPassK: {
-		def: Config{Std: StdGroup, Epsilon: 1e-6}, stds: []string{StdGroup, StdNone}, bases: unbiased, epsilon: true,
-		estimate: grpoPassK,
-	},
+	GPG:       {stds: noStd, bases: unbiased, singletons: eitherSingle, batch: true, estimate: gpg},
+	GRPOPassK: {stds: groupOrNone, bases: unbiased, epsilon: 1e-6, estimate: grpoPassK},
 	GDPO: {
-		def:  Config{Std: StdGroup, StdBasis: BasisExpanded, Epsilon: 1e-6},
-		stds: []string{StdGroup, StdNone}, bases: whitenedBases, singletons: eitherSingle, epsilon: true, batch: true,
-		whitens: true, estimate: gdpo,
+		Properties: Properties{Scores: true}, stds: groupOrNone, bases: whitenedBases, singletons: eitherSingle,
+		epsilon: 1e-6, batch: true, whitens: true, estimate: gdpo,
 	},
 	DiffusionNFT: {
-		def:  Config{Std: StdGroup, Epsilon: 1e-4, Mode: ModeContinuous, AdvClipMax: 5},
-		stds: allStds, bases: allBases, epsilon: true,
+		Properties: Properties{Probabilities: true}, stds: allStds, bases: allBases, epsilon: 1e-4, clip: 5,
 		modes:    []string{ModeContinuous, ModePositiveOnly, ModeNegativeOnly, ModeOneOnly, ModeBinary},
 		estimate: diffusionNFT,
 	},
@@ -264,6 +243,70 @@ var foreign = map[string]string{
 // Names lists the estimators, sorted.
 func Names() []string { return slices.Sorted(maps.Keys(methods)) }
 
+// PropertiesOf returns what is true of an estimator; of one that is unknown, nothing.
+func PropertiesOf(name string) Properties {
+	p := methods[name].Properties
+	p.Name = name
+	return p
+}
+
+// Of returns the config that a spec asks for: its options, and the defaults of the estimator for those that it leaves
+// out. The error is an unknown name, or an epsilon that std none does not use; Validate checks whether the options fit
+// together.
+func Of(a schemas.AdvantageSpec) (Config, error) {
+	schemas.SetDefaults(&a)
+	c, err := Default(a.Estimator)
+	if err != nil {
+		return Config{Name: a.Estimator}, err
+	}
+	own := c.Epsilon
+	c.Std, c.StdBasis, c.Mode = cmp.Or(a.Std, c.Std), cmp.Or(a.StdBasis, c.StdBasis), cmp.Or(a.Mode, c.Mode)
+	c.Singleton, c.Gamma = cmp.Or(a.Singleton, c.Singleton), *a.Gamma
+	if a.Epsilon != nil {
+		c.Epsilon = *a.Epsilon
+	}
+	if a.AdvClipMax != nil {
+		c.AdvClipMax = *a.AdvClipMax
+	}
+	// A resolved spec has the default here: only another value was asked for.
+	if c.Std == schemas.StdNone && own > 0 && c.Epsilon != own {
+		return c, fmt.Errorf("epsilon: %v; std none divides by no standard deviation, leave it out", c.Epsilon)
+	}
+	return c, nil
+}
+
+// Resolve sets the options of a spec to those of c.
+func (c Config) Resolve(a *schemas.AdvantageSpec) {
+	a.Estimator, a.Std, a.StdBasis, a.Epsilon = c.Name, c.Std, c.StdBasis, &c.Epsilon
+	a.Mode, a.Singleton, a.AdvClipMax, a.Gamma = c.Mode, c.Singleton, nil, nil
+	if c.AdvClipMax > 0 {
+		a.AdvClipMax = &c.AdvClipMax
+	}
+	if c.Gamma != 1 {
+		a.Gamma = &c.Gamma
+	}
+}
+
+// Weigh sets Weights to those of the reward functions, if the estimator has them; of no function to that of the model's
+// own.
+func (c *Config) Weigh(rewards []schemas.RewardSpec) {
+	if !PropertiesOf(c.Name).Scores {
+		return
+	}
+	if c.Weights = nil; len(rewards) == 0 {
+		c.Weights = []float64{1}
+	}
+	for _, r := range rewards {
+		if r.Weight == nil {
+			schemas.SetDefaults(&r)
+		}
+		c.Weights = append(c.Weights, *r.Weight)
+	}
+}
+
+// CountsSteps reports whether the result depends on the number of trained steps.
+func (c Config) CountsSteps() bool { return c.StdBasis == schemas.BasisExpanded || c.Gamma != 1 }
+
 // Modes returns the modes of an estimator; nil if it has none or is unknown.
 func Modes(name string) []string { return slices.Clone(methods[name].modes) }
 
@@ -274,10 +317,10 @@ func Default(name string) (Config, error) {
 	if !ok {
 		return Config{}, unknownName(name)
 	}
-	c := m.def
-	c.Name, c.Columns, c.Gamma = name, 1, 1
-	if c.StdBasis == "" {
-		c.StdBasis = BasisSample
+	c := Config{Name: name, Std: m.stds[0], StdBasis: m.bases[0], Epsilon: m.epsilon, AdvClipMax: m.clip}
+	c.Columns, c.Gamma = 1, 1
+	if len(m.modes) > 0 {
+		c.Mode = m.modes[0]
 	}
 	if len(m.singletons) > 0 {
 		c.Singleton = m.singletons[0]
@@ -288,18 +331,22 @@ func Default(name string) (Config, error) {
 // BasisWithoutSteps returns the basis for rewards without trained steps, such as those of a validation: StdBasis,
 // but BasisSample instead of BasisExpanded, which equals it for one step.
 func (c Config) BasisWithoutSteps() string {
-	if c.StdBasis == BasisExpanded {
-		return BasisSample
+	if c.StdBasis == schemas.BasisExpanded {
+		return schemas.BasisSample
 	}
 	return c.StdBasis
 }
 
 // unknownName returns the error for a name that is not in the table.
 func unknownName(name string) error {
-	if why, known := foreign[name]; known {
-		return fmt.Errorf("estimator: %q; not available: %s; must be one of %s", name, why, strings.Join(Names(), ", "))
+	hint := ""
+	if near := schemas.Nearest(name, Names()); near != "" {
+		hint = "did you mean " + near + "? "
 	}
-	return fmt.Errorf("estimator: %q; must be one of %s", name, strings.Join(Names(), ", "))
+	if why, known := foreign[name]; known {
+		hint = "not available: " + why + "; "
+	}
+	return fmt.Errorf("estimator: %q; %smust be one of %s", name, hint, strings.Join(Names(), ", "))
 }
 
 // DefaultConfig returns flow_grpo over each group alone, with the unbiased standard deviation and Flow-GRPO's
@@ -320,10 +367,6 @@ func (c Config) Validate() error {
 	if !ok {
 		return unknownName(c.Name)
 	}
-	def, err := Default(c.Name)
-	if err != nil {
-		return err
-	}
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	oneOf := func(field, value string, names []string) {
@@ -334,9 +377,9 @@ func (c Config) Validate() error {
 	oneOf("std", c.Std, m.stds)
 	oneOf("std_basis", c.StdBasis, m.bases)
 	switch {
-	case !m.epsilon && c.Epsilon != 0:
+	case m.epsilon == 0 && c.Epsilon != 0:
 		fault("epsilon: %v; estimator %s divides by no standard deviation, leave it out", c.Epsilon, c.Name)
-	case m.epsilon && (!(c.Epsilon > 0) || math.IsInf(c.Epsilon, 1)):
+	case m.epsilon > 0 && (!(c.Epsilon > 0) || math.IsInf(c.Epsilon, 1)):
 		fault("epsilon: %v; must be a finite number above 0", c.Epsilon)
 	}
 	if c.Columns < 1 {
@@ -357,26 +400,27 @@ func (c Config) Validate() error {
 	switch {
 	case !(c.AdvClipMax >= 0) || math.IsInf(c.AdvClipMax, 1):
 		fault("adv_clip_max: %v; must be a finite number, 0 for no clamp", c.AdvClipMax)
-	case c.AdvClipMax == 0 && def.AdvClipMax > 0:
+	case c.AdvClipMax == 0 && m.clip > 0:
 		fault("adv_clip_max: 0; must be above 0 with estimator %s", c.Name)
 	}
 	switch {
-	case !m.gamma && c.Gamma != 1:
+	case !m.Returns && c.Gamma != 1:
 		fault("gamma: %v; estimator %s does not discount, leave it out", c.Gamma, c.Name)
 	case !(c.Gamma > 0 && c.Gamma <= 1):
 		fault("gamma: %v; must be above 0 and at most 1", c.Gamma)
-	case c.Gamma != 1 && c.StdBasis != BasisExpanded:
+	case c.Gamma != 1 && c.StdBasis != schemas.BasisExpanded:
 		fault("gamma: %v; needs std_basis expanded: it makes the returns of the trained steps differ", c.Gamma)
 	}
 	return errors.Join(append(faults, c.checkWeights())...)
 }
 
-// checkWeights returns an error unless the weights of GDPO are finite numbers with a total above 0.
-// Other estimators must have none.
+// checkWeights returns an error unless the weights are finite numbers with a total above 0, of an estimator that has
+// them. Others must have none.
 func (c Config) checkWeights() error {
-	if c.Name != GDPO {
+	if !methods[c.Name].Scores {
 		if len(c.Weights) > 0 {
-			return fmt.Errorf("weights: %v; only estimator gdpo has them", c.Weights)
+			have := slices.DeleteFunc(Names(), func(name string) bool { return !methods[name].Scores })
+			return fmt.Errorf("weights: %v; only estimator %s has them", c.Weights, strings.Join(have, ", "))
 		}
 		return nil
 	}
@@ -395,13 +439,13 @@ func (c Config) checkWeights() error {
 
 // NeedsBatch reports whether the advantages of a group depend on other groups. Then they can be computed only when
 // the whole batch is there.
-func (c Config) NeedsBatch() bool { return c.Std == StdGlobal || methods[c.Name].batch }
+func (c Config) NeedsBatch() bool { return c.Std == schemas.StdGlobal || methods[c.Name].batch }
 
 // NeedsTwo reports whether Estimate refuses a batch of one reward, because an unbiased standard deviation needs
 // two.
 func (c Config) NeedsTwo() bool {
-	return (c.Std == StdGlobal || methods[c.Name].whitens) &&
-		(c.StdBasis == BasisSample || c.StdBasis == BasisExpanded && c.Columns == 1)
+	return (c.Std == schemas.StdGlobal || methods[c.Name].whitens) &&
+		(c.StdBasis == schemas.BasisSample || c.StdBasis == schemas.BasisExpanded && c.Columns == 1)
 }
 
 // Estimate computes the advantages of groups of rewards. It returns one Group per group, in order. Errors: an
@@ -446,7 +490,7 @@ func Estimate(cfg Config, groups []Rewards) ([]Group, error) {
 }
 
 // validate returns an error that names the sample unless the rewards of one group are fit for cfg:
-// finite values, one list of scores per sample for GDPO, and positive lengths. Estimate calls it
+// finite values, one list of scores per sample where they are normalised each, and positive lengths. Estimate calls it
 // for each group.
 func (r Rewards) validate(cfg Config) error {
 	if len(r.Values) == 0 {
@@ -457,7 +501,7 @@ func (r Rewards) validate(cfg Config) error {
 			return fmt.Errorf("reward %d is %v", i, v)
 		}
 	}
-	if cfg.Name == GDPO {
+	if methods[cfg.Name].Scores {
 		if len(r.Scores) != len(r.Values) {
 			return fmt.Errorf("scores of %d samples; must be those of all %d", len(r.Scores), len(r.Values))
 		}
@@ -488,7 +532,7 @@ func (r Rewards) validate(cfg Config) error {
 }
 
 // clamp limits the advantages of a group that an estimator computed to +-AdvClipMax, if there is
-// one; DiffusionNFT has done so. With step advantages the advantage of a sample becomes their mean.
+// one; for probabilities it is done. With step advantages the advantage of a sample becomes their mean.
 // A number that is NaN or infinite is an error: the rewards were too large.
 func (g *Group) clamp(cfg Config) error {
 	if !finite(g.Mean) || !finite(g.Std) {
@@ -503,7 +547,7 @@ func (g *Group) clamp(cfg Config) error {
 			if !finite(a) {
 				return fmt.Errorf("advantage %d is %v", i, a)
 			}
-			if c := cfg.AdvClipMax; c > 0 && cfg.Name != DiffusionNFT {
+			if c := cfg.AdvClipMax; c > 0 && !methods[cfg.Name].Probabilities {
 				rows[t] = min(max(a, -c), c)
 			}
 		}

@@ -1,5 +1,7 @@
 package estimator
 
+import "github.com/meander-rl/meander/schemas"
+
 // flowGRPO is the estimator flow_grpo, and grpo, dance_grpo and dr_grpo with other options: it sets
 // A[g][i] = (r[g][i] - mean_g) / (std + epsilon), with std by cfg.Std. Estimate calls it with
 // checked arguments; it never fails.
@@ -9,14 +11,14 @@ package estimator
 // see cfg.Singleton, which of these only grpo has.
 func flowGRPO(cfg Config, groups []Rewards) ([]Group, error) {
 	var global float64
-	if cfg.Std == StdGlobal {
+	if cfg.Std == schemas.StdGlobal {
 		global = cfg.moments(values(groups), groups).std(cfg)
 	}
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
 		m := groupMoments(cfg, rewards.Values)
 		std := global
-		if cfg.Std != StdGlobal {
+		if cfg.Std != schemas.StdGlobal {
 			counted := cfg.moments([][]float64{rewards.Values}, groups[g:g+1])
 			counted.keepsReward = m.keepsReward
 			std = counted.std(cfg)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // What verl's estimators make of texts with 2, 4, 1 and 3 tokens in two groups: computed in float64 by its formulas on
@@ -55,12 +56,12 @@ func TestEstimate_Lengths(t *testing.T) {
 		},
 		{
 			"spread of all tokens", estimator.FlowGRPO,
-			func(c *estimator.Config) { c.Std, c.StdBasis = estimator.StdGlobal, estimator.BasisExpanded }, rewards,
+			func(c *estimator.Config) { c.Std, c.StdBasis = schemas.StdGlobal, schemas.BasisExpanded }, rewards,
 			[][]float64{{1.164654435319}, {-1.164654435319}, {-0.727909022074}, {0.727909022074}},
 		},
 		// The lengths are nothing to an estimator that neither discounts nor counts steps.
 		{
-			"sample", estimator.ReinforcePlusPlus, func(c *estimator.Config) { c.StdBasis = estimator.BasisSample },
+			"sample", estimator.ReinforcePlusPlus, func(c *estimator.Config) { c.StdBasis = schemas.BasisSample },
 			rewards,
 			[][]float64{{1.32204283759}, {-0.517321110363}, {-0.977162097352}, {0.172440370121}},
 		},
@@ -102,7 +103,7 @@ func TestEstimate_EqualLengths(t *testing.T) {
 		counted[g].Lengths = slices.Repeat([]int{T}, len(counted[g].Values))
 	}
 	for _, name := range estimator.Names() {
-		for _, basis := range []string{estimator.BasisSample, estimator.BasisExpanded} {
+		for _, basis := range []string{schemas.BasisSample, schemas.BasisExpanded} {
 			for _, gamma := range []float64{1, 0.8} {
 				cfg := of(t, name, func(c *estimator.Config) { c.StdBasis, c.Gamma, c.Columns = basis, gamma, T })
 				if name == estimator.GDPO {

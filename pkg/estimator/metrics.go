@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+
+	"github.com/meander-rl/meander/schemas"
 )
 
 // Metric is one number with its name in verl.
@@ -75,7 +77,7 @@ func Metrics(b BatchStats) []Metric {
 	zero, std := 0, 0.0
 	for _, uid := range slices.Sorted(maps.Keys(c.groups)) {
 		group := momentsOf(c.groups[uid])
-		std += group.std(Config{StdBasis: BasisPopulation})
+		std += group.std(Config{StdBasis: schemas.BasisPopulation})
 		if group.constant {
 			zero++
 		}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/schemas"
 )
 
 func byName(t testing.TB, list []estimator.Metric) map[string]float64 {
@@ -33,7 +34,7 @@ func wantMetrics(t testing.TB, got map[string]float64, want map[string]float64) 
 
 // The numbers of three groups of 4, advantages by the standard deviation of all.
 func TestMetrics(t *testing.T) {
-	cfg := config(estimator.StdGlobal, estimator.BasisSample, 1)
+	cfg := config(schemas.StdGlobal, schemas.BasisSample, 1)
 	var b estimator.BatchStats
 	for g, result := range estimate(t, cfg, exampleB) {
 		for i, r := range exampleB[g] {

@@ -1,6 +1,10 @@
 package estimator
 
-import "math"
+import (
+	"math"
+
+	"github.com/meander-rl/meander/schemas"
+)
 
 // moments are the statistics of a set of values.
 type moments struct {
@@ -15,7 +19,7 @@ type moments struct {
 // groupMoments returns the moments of the rewards of one group.
 func groupMoments(cfg Config, rewards []float64) moments {
 	m := momentsOf(rewards)
-	m.keepsReward = m.count == 1 && cfg.Singleton == SingletonReward
+	m.keepsReward = m.count == 1 && cfg.Singleton == schemas.SingletonReward
 	return m
 }
 
@@ -59,7 +63,7 @@ func momentsOf(groups ...[]float64) moments {
 // if samples differ in them.
 func (cfg Config) moments(rows [][]float64, groups []Rewards) moments {
 	m := momentsOf(rows...)
-	if cfg.StdBasis != BasisExpanded || groups[0].Lengths == nil {
+	if cfg.StdBasis != schemas.BasisExpanded || groups[0].Lengths == nil {
 		return m
 	}
 	sum := 0.0
@@ -95,10 +99,10 @@ func (m moments) variance(cfg Config) float64 {
 		return m.squares / (m.elements - 1)
 	}
 	switch cfg.StdBasis {
-	case BasisExpanded:
+	case schemas.BasisExpanded:
 		t := float64(cfg.Columns)
 		return t * m.squares / (float64(n*t) - 1)
-	case BasisPopulation:
+	case schemas.BasisPopulation:
 		return m.squares / n
 	default:
 		return m.squares / (n - 1)
@@ -108,7 +112,7 @@ func (m moments) variance(cfg Config) float64 {
 // std returns the standard deviation in the basis of cfg; 1 for a group of one with SingletonReward that is divided
 // by its own.
 func (m moments) std(cfg Config) float64 {
-	if m.keepsReward && cfg.Std == StdGroup {
+	if m.keepsReward && cfg.Std == schemas.StdGroup {
 		return 1
 	}
 	return math.Sqrt(m.variance(cfg))
@@ -116,7 +120,7 @@ func (m moments) std(cfg Config) float64 {
 
 // scale returns the divisor of the advantages for a spread of std: 1 with StdNone.
 func (cfg Config) scale(std float64) float64 {
-	if cfg.Std == StdNone {
+	if cfg.Std == schemas.StdNone {
 		return 1
 	}
 	return std + cfg.Epsilon

@@ -1,5 +1,7 @@
 package estimator
 
+import "github.com/meander-rl/meander/schemas"
+
 // perPrompt is the estimator per_prompt: the PerPromptStatTracker of DDPO's and Flow-GRPO's code
 // for one epoch (it is cleared after each), in one of its modes. In the modes grpo and dpo a group
 // of one has advantage 0. But if every group has one sample and the scale is global, mode grpo uses
@@ -7,7 +9,7 @@ package estimator
 // fails.
 func perPrompt(cfg Config, groups []Rewards) ([]Group, error) {
 	if cfg.Mode == ModeGRPO {
-		singles := len(groups) > 1 && cfg.Std == StdGlobal
+		singles := len(groups) > 1 && cfg.Std == schemas.StdGlobal
 		for _, rewards := range groups {
 			singles = singles && len(rewards.Values) == 1
 		}

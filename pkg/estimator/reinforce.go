@@ -1,6 +1,10 @@
 package estimator
 
-import "math"
+import (
+	"math"
+
+	"github.com/meander-rl/meander/schemas"
+)
 
 // whiten sets x = (x - mean) / sqrt(variance + epsilon) over all rows in place, with the variance
 // in the basis of cfg; each row belongs to one of groups. It returns the standard deviation. The
@@ -17,13 +21,18 @@ func whiten(cfg Config, rows [][]float64, groups []Rewards) float64 {
 	return math.Sqrt(variance)
 }
 
-// Returns returns the returns of one sample at its trained steps for ReinforcePlusPlus; nil for
-// other estimators, whose returns are the advantages. The advantage service reports them in
+// Returns returns the returns of one sample at its trained steps; nil for estimators whose
+// returns are the advantages. The advantage service reports them in
 // metrics. The reward comes with the last step: step t of T has gamma^(T-1-t) * reward.
 func (c Config) Returns(reward float64, steps int) []float64 {
-	if c.Name != ReinforcePlusPlus {
+	if !methods[c.Name].Returns {
 		return nil
 	}
+	return c.returns(reward, steps)
+}
+
+// returns is Returns of an estimator that has them.
+func (c Config) returns(reward float64, steps int) []float64 {
 	row := make([]float64, steps)
 	for t := steps - 1; t >= 0; t-- {
 		row[t] = reward
@@ -56,11 +65,11 @@ func reinforceDiscounted(cfg Config, groups []Rewards) ([]Group, error) {
 	var rows [][]float64
 	for _, rewards := range groups {
 		for i, r := range rewards.Values {
-			rows = append(rows, cfg.Returns(r, rewards.steps(cfg, i)))
+			rows = append(rows, cfg.returns(r, rewards.steps(cfg, i)))
 		}
 	}
 	flat := cfg
-	flat.StdBasis = BasisSample // the columns are all there
+	flat.StdBasis = schemas.BasisSample // the columns are all there
 	std := whiten(flat, rows, groups)
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
@@ -96,7 +105,7 @@ func gdpo(cfg Config, groups []Rewards) ([]Group, error) {
 	equal := make([]bool, len(groups))
 	keepsReward := false
 	single := cfg
-	single.StdBasis = BasisSample // the other basis is that of the whitening
+	single.StdBasis = schemas.BasisSample // the other basis is that of the whitening
 	for g, rewards := range groups {
 		sums[g], equal[g] = make([]float64, len(rewards.Values)), true
 		for k, weight := range cfg.Weights {
@@ -124,7 +133,7 @@ func gdpo(cfg Config, groups []Rewards) ([]Group, error) {
 // or samples count as often as they have steps.
 func whitenGroups(cfg Config, groups []Rewards, rows [][]float64, equal []bool, keepsReward bool) []Group {
 	std := whiten(cfg, rows, groups)
-	moved := keepsReward || cfg.StdBasis == BasisExpanded && groups[0].Lengths != nil
+	moved := keepsReward || cfg.StdBasis == schemas.BasisExpanded && groups[0].Lengths != nil
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
 		if equal[g] && !moved {

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+
+	"github.com/meander-rl/meander/schemas"
 )
 
 // The bootstrap (repeated random draws) of best@n, worst@n and maj@n, as in verl: how many draws, and their seed.
@@ -77,7 +79,7 @@ func Validation(groups []ValidationGroup) []Metric {
 			if n == 1 {
 				continue
 			}
-			put(fmt.Sprintf("std@%d", n), all.std(Config{StdBasis: BasisPopulation}))
+			put(fmt.Sprintf("std@%d", n), all.std(Config{StdBasis: schemas.BasisPopulation}))
 			answers := g.Answers
 			if len(answers) != n {
 				answers = nil
@@ -85,7 +87,7 @@ func Validation(groups []ValidationGroup) []Metric {
 			for _, k := range subsets(n) {
 				for name, m := range bootstrap(v.Values, answers, k) {
 					put(fmt.Sprintf("%s@%d/mean", name, k), m.mean)
-					put(fmt.Sprintf("%s@%d/std", name, k), m.std(Config{StdBasis: BasisPopulation}))
+					put(fmt.Sprintf("%s@%d/std", name, k), m.std(Config{StdBasis: schemas.BasisPopulation}))
 				}
 			}
 		}

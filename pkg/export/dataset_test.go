@@ -204,7 +204,7 @@ func floats(t *testing.T, file []byte, name string) []float32 {
 func TestWrite_Formats(t *testing.T) {
 	b := serve(t, 2)
 	want := trajectory(t, b, "g1", 1)
-	png, err := client.New(b).Image(t.Context(), want)
+	png, err := client.New(b).Medium(t.Context(), want, schemas.KindImage)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,16 +48,16 @@ func completed(run schemas.Run, uid schemas.UID, sample int64, steps ...schemas.
 
 // withImage is the sample with an image whose bytes are a blob; nil: one that is gone.
 func withImage(e *schemas.Trajectory, ref *schemas.Ref) *schemas.Trajectory {
-	e.Stop.Decode, e.Image = true, imageOf(ref)
+	e.Stop.Decode, e.Media = true, imageOf(ref)
 	return e
 }
 
 // imageOf is an image whose bytes are a blob.
-func imageOf(ref *schemas.Ref) *schemas.Image {
+func imageOf(ref *schemas.Ref) []schemas.Medium {
 	if ref == nil {
 		ref = &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("0", 64), Size: 1} // gone
 	}
-	return &schemas.Image{Format: "png", Width: 64, Height: 64, Digest: digest, Ref: ref}
+	return []schemas.Medium{{Kind: schemas.KindImage, Format: "png", Width: 64, Height: 64, Digest: digest, Ref: ref}}
 }
 
 // publish stores a valid event.

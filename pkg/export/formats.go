@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"image"
 	"math"
 	"os"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/sampling"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // littleEndian returns integers as I64.
@@ -54,7 +54,7 @@ func newTar(path string) (writer, error) {
 	return &tarFile{f, tar.NewWriter(f)}, nil
 }
 
-// add writes the files of a sample: its record, its image or video, and its arrays.
+// add writes the files of a sample: its record, its media, and its arrays.
 func (w *tarFile) add(s *sample) (int64, error) {
 	record, err := json.Marshal(s.Record)
 	if err != nil {
@@ -68,11 +68,22 @@ func (w *tarFile) add(s *sample) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	n := 0
-	for _, part := range []struct {
+	type part struct {
 		end  string
 		data []byte
-	}{{"json", record}, {"png", s.image}, {"apng", s.video}, {"safetensors", arrays.Bytes()}} {
+	}
+	parts := []part{
+		{"json", record},
+		{schemas.ImagePNG, s.media[schemas.KindImage]},
+		{schemas.VideoAPNG, s.media[schemas.KindVideo]},
+		{schemas.AudioWAV, s.media[schemas.KindAudio]},
+		{"safetensors", arrays.Bytes()},
+	}
+	for _, c := range s.conditions {
+		parts = append(parts, part{"condition." + c.Name + ".png", c.Bytes})
+	}
+	n := 0
+	for _, part := range parts {
 		if len(part.data) == 0 {
 			continue
 		}
@@ -94,15 +105,18 @@ func (w *tarFile) Close() error { return errors.Join(w.tar.Close(), w.file.Close
 type row struct {
 	Record
 	// Image is in the form of datasets.Image.
-	Image *imageFile `parquet:"image,optional"`
+	Image *mediaFile `parquet:"image,optional"`
 	// Video is an animated PNG with all frames.
 	Video []byte `parquet:"video,optional"`
+	// Audio is in the form of datasets.Audio.
+	Audio      *mediaFile      `parquet:"audio,optional"`
+	Conditions []conditionFile `parquet:"conditions,list"`
 	// Latents are float32, little-endian, of LatentsShape.
 	Latents []byte `parquet:"latents,optional"`
 }
 
-// imageFile is a struct of datasets.Image.
-type imageFile struct {
+// mediaFile is a struct of datasets.Image and of datasets.Audio.
+type mediaFile struct {
 	Bytes []byte `parquet:"bytes"`
 	Path  string `parquet:"path"`
 }
@@ -124,7 +138,9 @@ func newParquet(path string) (writer, error) {
 		return nil, err
 	}
 	options := []parquet.WriterOption{parquet.Compression(&parquet.Zstd)}
-	for _, path := range [][]string{{"image", "bytes"}, {"video"}, {"latents"}} {
+	for _, path := range [][]string{
+		{"image", "bytes"}, {"video"}, {"audio", "bytes"}, {"latents"}, {"conditions", "list", "element", "bytes"},
+	} {
 		// Statistics of a page have its largest value a second time.
 		options = append(options, parquet.SkipPageBounds(path...), parquet.SkipPageStatistics(path...))
 	}
@@ -133,14 +149,23 @@ func newParquet(path string) (writer, error) {
 
 // add writes the row of a sample.
 func (w *parquetFile) add(s *sample) (int64, error) {
-	r := row{Record: s.Record, Video: s.video}
-	if s.image != nil {
-		r.Image = &imageFile{s.image, s.key() + ".png"}
+	r := row{Record: s.Record, Video: s.media[schemas.KindVideo], Conditions: s.conditions}
+	if file := s.media[schemas.KindImage]; file != nil {
+		r.Image = &mediaFile{file, s.key() + ".png"}
+	}
+	if file := s.media[schemas.KindAudio]; file != nil {
+		r.Audio = &mediaFile{file, s.key() + ".wav"}
 	}
 	if len(s.latents) > 0 {
 		r.Latents = tensor.F32.AppendFloats(nil, s.latents)
 	}
-	n := int64(500 + len(s.image) + len(s.video) + len(r.Latents) + 16*len(s.IDs) + len(s.Messages) + len(s.Turns))
+	n := int64(500 + len(r.Latents) + 16*len(s.IDs) + len(s.Messages) + len(s.Turns))
+	for _, file := range s.media {
+		n += int64(len(file))
+	}
+	for _, c := range s.conditions {
+		n += int64(len(c.Bytes))
+	}
 	_, err := w.rows.Write([]row{r})
 	if w.held += n; err == nil && w.held >= rowGroupBytes {
 		w.held, err = 0, w.rows.Flush()
@@ -167,15 +192,30 @@ func (w *tensorFile) add(s *sample) (n int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if s.image != nil {
-		pixels, shape, err := rgb(s)
+	for i := range s.of.Media {
+		of, shown := &s.of.Media[i], s.of.Shown()
+		if of.Kind == schemas.KindImage && of != shown {
+			continue // it is in the video
+		}
+		m, err := sampling.DecodeMedium(of, s.media[of.Kind])
 		if err != nil {
-			return 0, fmt.Errorf("%w: image: %w", errUnreadable, err)
+			return 0, fmt.Errorf("%w: %s: %w", errUnreadable, of.Kind, err)
+		}
+		if of == shown {
+			tensors = append(tensors, pixelsOf(prefix+"image", m, of.Kind == schemas.KindVideo))
+			continue
 		}
 		tensors = append(tensors, safetensors.Tensor{
-			Name: prefix + "image", DType: tensor.U8, Shape: shape,
-			Data: pixels,
+			Name: prefix + "audio", DType: tensor.F32, Shape: []int{int(of.Samples), int(of.Channels)},
+			Data: tensor.F32.AppendFloats(nil, m.Sound.Values),
 		})
+	}
+	for _, c := range s.conditions {
+		m, err := media.DecodeInput(c.Bytes)
+		if err != nil {
+			return 0, fmt.Errorf("%w: condition %s: %w", errUnreadable, c.Name, err)
+		}
+		tensors = append(tensors, pixelsOf(prefix+"condition."+c.Name, m, m.Size().Frames > 1))
 	}
 	short := s.Record
 	short.IDs, short.Mask, short.TokenLogProbs, short.ProcessedLogProbs = nil, nil, nil, nil
@@ -190,32 +230,14 @@ func (w *tensorFile) add(s *sample) (n int64, err error) {
 // headerShare is how much more a byte of the header counts than one of a tensor: a header may have 100 MB.
 const headerShare = 4
 
-// rgb returns the pixels of an image [H, W, 3], of a video [F, H, W, 3].
-func rgb(s *sample) (pixels []byte, shape []int, err error) {
-	data, size := s.image, media.ImageSize(s.of.Height, s.of.Width)
-	if s.video != nil {
-		data, size = s.video, sampling.SizeOf(s.of)
+// pixelsOf returns the pixels of an image [H, W, 3], of a video [F, H, W, 3].
+func pixelsOf(name string, m media.Media, video bool) safetensors.Tensor {
+	size := m.Size()
+	shape := []int{size.Height, size.Width, 3}
+	if video {
+		shape = append([]int{size.Frames}, shape...)
 	}
-	m, err := media.Decode(data, size)
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, frame := range m.Frames {
-		pixels = appendRGB(pixels, frame)
-	}
-	shape = []int{size.Height, size.Width, 3}
-	if s.video != nil {
-		shape = append([]int{len(m.Frames)}, shape...)
-	}
-	return pixels, shape, nil
-}
-
-// appendRGB appends the pixels of a frame without its alpha.
-func appendRGB(b []byte, frame *image.NRGBA) []byte {
-	for i := 0; i < len(frame.Pix); i += 4 {
-		b = append(b, frame.Pix[i:i+3]...)
-	}
-	return b
+	return safetensors.Tensor{Name: name, DType: tensor.U8, Shape: shape, Data: m.RGB()}
 }
 
 // Close writes the file.

@@ -156,7 +156,7 @@ func TestWrite_Blobs(t *testing.T) {
 	t.Parallel()
 	p := bustest.New(t)
 	for i := range int64(13) {
-		ref := *imageOf(nil).Ref
+		ref := *imageOf(nil)[0].Ref
 		if i < 12 {
 			var err error
 			if ref, err = p.PutBlob(t.Context(), fmt.Appendf(nil, "image %d", i/2)); err != nil {

@@ -122,9 +122,38 @@ func pathOf(a *schemas.Advantage, tree *schemas.Tree, leaf int64) []Part {
 // sample is a sample with its files.
 type sample struct {
 	Record
-	of           *schemas.Sampling
-	image, video []byte    // PNG; animated PNG of all frames, nil for images
-	latents      []float32 // [K, S, C]
+	of         *schemas.Trajectory
+	media      map[string][]byte // the files by their kind
+	latents    []float32         // [K, S, C]
+	conditions []conditionFile
+}
+
+// conditionFile is what the network was given beside the prompt, a PNG. Several of one name are numbered: NAME.1 is the
+// second one.
+type conditionFile struct {
+	Name  string `parquet:"name"`
+	Type  string `parquet:"type"`
+	Bytes []byte `parquet:"bytes"`
+}
+
+// readConditions reads the files of a sample's conditions.
+func readConditions(
+	ctx context.Context, c *client.Client, list []schemas.Condition,
+) (files []conditionFile, err error) {
+	seen := map[string]int{}
+	for _, of := range list {
+		data, err := c.Condition(ctx, of)
+		if err != nil {
+			return nil, fmt.Errorf("condition %s: %w", of.Name, err)
+		}
+		name := of.Name
+		if n := seen[of.Name]; n > 0 {
+			name = fmt.Sprintf("%s.%d", name, n)
+		}
+		seen[of.Name]++
+		files = append(files, conditionFile{name, of.Type, data})
+	}
+	return files, nil
 }
 
 // key names the sample in a file. A uid has no "/" and no ".".
@@ -175,7 +204,7 @@ func newSample(
 	if err := t.CheckKnown(); err != nil {
 		return nil, err
 	}
-	s := &sample{of: &t.Sampling, Record: Record{
+	s := &sample{of: t, media: map[string][]byte{}, Record: Record{
 		Run: string(a.Run), UID: string(a.UID), SampleIndex: t.SampleIndex, Lane: string(t.Lane), Prompt: t.Prompt,
 		GroupStatus: a.Status, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage, Scores: []Score{},
 		StepAdvantages: m.StepAdvantages, Validation: a.Validation,
@@ -204,15 +233,13 @@ func newSample(
 	}
 	s.CFGScales, s.LogProbs = t.CFGScales, t.LogProbs
 	c := client.New(b)
-	if t.Image != nil {
-		if s.image, err = c.Image(ctx, t); err != nil {
+	for _, kind := range t.MediaKinds() {
+		if s.media[kind], err = c.Medium(ctx, t, kind); err != nil {
 			return nil, err
 		}
 	}
-	if t.Video != nil {
-		if s.video, err = c.Video(ctx, t); err != nil {
-			return nil, err
-		}
+	if s.conditions, err = readConditions(ctx, c, t.Conditions); err != nil {
+		return nil, err
 	}
 	if !latents || len(t.LatentStepIndices) == 0 {
 		return s, nil

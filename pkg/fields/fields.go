@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 
@@ -20,11 +21,13 @@ import (
 // Set is the flags of the fields of one struct, with the values that were given.
 type Set struct {
 	flags  []*flagValue
+	at     string // the path of a Part: "rollout."
 	prefix string // of variables; empty: there are none
 }
 
 // flagValue is one flag; it implements pflag.Value.
 type flagValue struct {
+	path  string // of the struct that has the field, below that of the Set: "rollout."
 	field schemas.Field
 	codec Codec
 	help  string
@@ -35,22 +38,42 @@ type flagValue struct {
 	given any // nil: not set
 }
 
-// New makes the flags of a struct. The help comes from a JSON Schema that has the struct at its root, or by its name
-// among the definitions. codecs, by wire name, read fields that have no standard form. New panics if a field has a
-// flag but nothing reads it: then the struct is wrong.
+// New makes the flags of a struct, and of the structs in it. The help comes from a JSON Schema that has the struct at
+// its root, and those in it by their names among the definitions. codecs, by path such as rollout.sde_window, read
+// fields that have no standard form. New panics if a field has a flag but nothing reads it: then the struct is wrong.
 func New(t reflect.Type, schema []byte, codecs map[string]Codec) *Set {
 	s := &Set{}
+	s.addAll("", t, schema, codecs)
+	return s
+}
+
+// addAll adds the flags of a struct at a path.
+func (s *Set) addAll(path string, t reflect.Type, schema []byte, codecs map[string]Codec) {
 	described := fieldDescriptions(t, schema)
 	for _, f := range schemas.Fields(t) {
-		if f.Flag == "" {
-			continue
+		of := f.Type
+		if of.Kind() == reflect.Pointer {
+			of = of.Elem()
 		}
-		v := newFlag(t, f, codecs[f.Name])
-		first, _, _ := strings.Cut(f.Phrase(described[f.Name]), ". ")
-		v.text, v.help = f.Default, helpText(f, strings.TrimSuffix(first, "."), v.codec.Hint)
-		s.flags = append(s.flags, v)
+		if f.Flag != "" {
+			v := newFlag(t, f, codecs[path+f.Name])
+			first, _, _ := strings.Cut(f.Phrase(described[f.Name]), ". ")
+			v.path, v.text, v.help = path, f.Default, helpText(f, strings.TrimSuffix(first, "."), v.codec.Hint)
+			s.flags = append(s.flags, v)
+		} else if of.Kind() == reflect.Struct {
+			s.addAll(path+f.Name+".", of, schema, codecs)
+		}
 	}
-	return s
+}
+
+// Part returns the flags of the fields of one struct in that of New, by its path such as scheduled_sampling.ramp; "":
+// of the outermost.
+func (s *Set) Part(path string) *Set {
+	if path != "" {
+		path += "."
+	}
+	other := func(v *flagValue) bool { return v.path != path }
+	return &Set{at: path, flags: slices.DeleteFunc(slices.Clone(s.flags), other)}
 }
 
 // Bind makes the flags of the settings of a program in a struct, given by its pointer. What is given is written to the
@@ -206,14 +229,25 @@ func (v *flagValue) register(f *pflag.FlagSet, name string) {
 	}
 }
 
-// GivenValues returns the values of the flags that were given, by wire name: as an overlay over a
-// prompt. It is empty before f is parsed.
+// GivenValues returns the values of the flags that were given, by wire name, those of structs in maps of their own: as
+// an overlay over a prompt. It is empty before f is parsed. Of a Part the values are those of its struct.
 func (s *Set) GivenValues() map[string]any {
 	out := map[string]any{}
 	for _, v := range s.flags {
-		if v.given != nil {
-			out[v.field.Name] = v.given
+		if v.given == nil {
+			continue
 		}
+		in := out
+		for name := range strings.SplitSeq(strings.TrimPrefix(v.path, s.at), ".") {
+			if name == "" {
+				break
+			}
+			if in[name] == nil {
+				in[name] = map[string]any{}
+			}
+			in = in[name].(map[string]any)
+		}
+		in[v.field.Name] = v.given
 	}
 	return out
 }
@@ -224,13 +258,13 @@ func (s *Set) Given(field string) bool { return s.named(field).given != nil }
 // Give sets a setting that the program makes up where it was not given.
 func (s *Set) Give(field, text string) error { return s.named(field).Set(text) }
 
-// GivenFlags returns the names of the flags that were given, by prefix and wire name, such as
-// "rollout.solver", so that an error about a field can name the flag that set it.
-func (s *Set) GivenFlags(prefix string) map[string]string {
+// Flags returns the names of the flags, all or those that were given, by the path of the field, such as
+// "rollout.solver", so that an error about a field can name its flag.
+func (s *Set) Flags(all bool) map[string]string {
 	out := map[string]string{}
 	for _, v := range s.flags {
-		if v.given != nil {
-			out[prefix+v.field.Name] = v.field.Flag
+		if all || v.given != nil {
+			out[v.path+v.field.Name] = v.field.Flag
 		}
 	}
 	return out
@@ -245,15 +279,6 @@ func (s *Set) NamesOf(values map[string]any) string {
 		}
 	}
 	return strings.Join(names, ", ")
-}
-
-// All returns the names of all flags, given or not, as Flags does.
-func (s *Set) All(prefix string) map[string]string {
-	out := map[string]string{}
-	for _, v := range s.flags {
-		out[prefix+v.field.Name] = v.field.Flag
-	}
-	return out
 }
 
 // Fill sets the fields of a struct, given by its pointer, whose flags were given as a number, a

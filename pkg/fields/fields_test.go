@@ -142,10 +142,7 @@ func testFlags(t *testing.T, l lamp) {
 	if *l.Warmth != 2.5 || !reflect.DeepEqual(l.Steps, []int64{1, 2}) {
 		t.Errorf("Fill gives %+v", l)
 	}
-	if got, want := set.GivenFlags("lamp."), map[string]string{
-		"lamp.warmth": "warmth",
-		"lamp.steps":  "lit",
-	}; !reflect.DeepEqual(got, want) {
+	if got, want := set.Flags(false), map[string]string{"warmth": "warmth", "steps": "lit"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("Flags = %v, want %v", got, want)
 	}
 }

@@ -64,11 +64,9 @@ func withoutTerminal() flow.Schedule {
 	return s
 }
 
-// Computed in float64 by a plain Python script from the formulas of diffusers' schedulers; float32 results agree to
-// 1e-6.
+// What the recordings of diffusers do not have, and one of each; computed in float64 from the formulas of its
+// schedulers.
 func TestSchedule_Sigmas(t *testing.T) {
-	generic := qwenImage()
-	generic.MaxShift, generic.MaxImageSeqLen = 1.15, 4096
 	cases := []struct {
 		name  string
 		s     flow.Schedule
@@ -76,33 +74,10 @@ func TestSchedule_Sigmas(t *testing.T) {
 		seq   int
 		want  []float64
 	}{
-		{"static shift 3, 4 steps", staticShift(3), 4, 0, []float64{1, 0.9, 0.75, 0.5, 0}},
-		{"static shift 3, 10 steps", staticShift(3), 10, 0, []float64{
-			1, 0.964285714285714, 0.923076923076923, 0.875, 0.818181818181818, 0.75, 0.666666666666667, 0.5625, 0.428571428571428, 0.25, 0,
-		}},
-		{"static shift 1, 5 steps", staticShift(1), 5, 0, []float64{1, 0.8, 0.6, 0.4, 0.2, 0}},
+		{"static shift 3", staticShift(3), 4, 0, []float64{1, 0.9, 0.75, 0.5, 0}},
 		{"static, one step", staticShift(3), 1, 0, []float64{1, 0}},
-		{
-			"qwen 512, no terminal", withoutTerminal(), 4, 1024,
-			[]float64{1, 0.837170207427813, 0.631512204799272, 0.36356999389572, 0},
-		},
-		{"qwen 512, 4 steps", qwenImage(), 4, 1024, []float64{1, 0.749268269581561, 0.432587973802191, 0.02, 0}},
-		{"qwen 512, 10 steps", qwenImage(), 10, 1024, []float64{
-			1, 0.92896963544178, 0.851484793987824, 0.766623830699596, 0.673280860477811,
-			0.570117298402922, 0.455497255504355, 0.327400145962364, 0.183300541749145, 0.02, 0,
-		}},
-		{"qwen 1024, 4 steps", qwenImage(), 4, 4096, []float64{1, 0.766709455898836, 0.455613800905385, 0.02, 0}},
-		{"qwen 1024, 10 steps", qwenImage(), 10, 4096, []float64{
-			1, 0.936978423482539, 0.866951328497248, 0.788681863626971, 0.700623809543044,
-			0.60081840120718, 0.486746905673498, 0.35511511687776, 0.201530025764667, 0.02, 0,
-		}},
+		{"qwen 512", qwenImage(), 4, 1024, []float64{1, 0.749268269581561, 0.432587973802191, 0.02, 0}},
 		{"qwen, one step has nothing to stretch", qwenImage(), 1, 1024, []float64{1, 0}},
-		{"generic constants are not qwen's", generic, 4, 1024, []float64{1, 0.759777896950464, 0.44629311529926, 0.02, 0}},
-		{
-			"the scheduler's grid, static shift 3", withGrid(staticShift(3), flow.GridScheduler), 6, 0,
-			[]float64{1, 0.923342541436464, 0.818923327895596, 0.668326693227091, 0.432225063938619, 0.00892857142857133, 0},
-		},
-		{"uni_flow, shift 1", uniFlow(t, 1), 4, 0, []float64{1, 0.75025, 0.5005, 0.25075, 0}},
 		{"uni_flow, shift 3", uniFlow(t, 3), 4, 0, []float64{1, 0.900119976004799, 0.750374812593703, 0.500999000999001, 0}},
 		{"mu 1, 2 steps", constantMu(1), 2, 1, []float64{1, 0.731058578630005, 0}},
 	}
@@ -132,38 +107,6 @@ func TestSchedule_Terminal(t *testing.T) {
 	want, wantErr := withoutTerminal().Sigmas(50, 4096)
 	if err != nil || wantErr != nil || !slices.Equal(got, want) {
 		t.Errorf("shift_terminal 0: %v, %v, want %v", got, err, want)
-	}
-}
-
-func TestSchedule_Mu(t *testing.T) {
-	generic := qwenImage()
-	generic.MaxShift, generic.MaxImageSeqLen = 1.15, 4096
-	cases := []struct {
-		s    flow.Schedule
-		seq  int
-		want float64
-	}{
-		{qwenImage(), 1024, 0.538709677419355},
-		{qwenImage(), 4096, 0.693548387096774},
-		{qwenImage(), 256, 0.5},
-		{qwenImage(), 8192, 0.9},
-		{generic, 1024, 0.63},
-		{generic, 4096, 1.15},
-	}
-	for _, c := range cases {
-		if got := c.s.Mu(4, c.seq); !near(got, c.want, 1e-14) {
-			t.Errorf("Mu(%d) = %v, want %v", c.seq, got, c.want)
-		}
-	}
-	flux2 := qwenImage()
-	flux2.MuRule = flow.MuFlux2
-	for _, c := range []struct {
-		steps, seq int
-		want       float64
-	}{{10, 4096, 2.2562457110304}, {200, 4096, 1.14999658}, {50, 4096, 2.02335115712926}, {50, 4301, 1.18469693}} {
-		if got := flux2.Mu(c.steps, c.seq); !near(got, c.want, 1e-9) {
-			t.Errorf("flux2: Mu(%d, %d) = %.12f, want %v", c.steps, c.seq, got, c.want)
-		}
 	}
 }
 

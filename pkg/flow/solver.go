@@ -5,32 +5,43 @@ import "fmt"
 // Solver names how an ode step is integrated.
 type Solver string
 
-// The solvers. Order is the convergence order of a run of ode steps, evaluations the
-// number of velocities per step.
+// The solvers. Order is the convergence order of a run of ode steps.
 const (
-	Euler Solver = "euler" // order 1, 1 evaluation
-	Heun  Solver = "heun"  // order 2, 2 evaluations
-	RK4   Solver = "rk4"   // order 4, 4 evaluations
-	DPM   Solver = "dpm"   // DPM-Solver++(2M), midpoint: order 2, 1 evaluation
-	UniPC Solver = "unipc" // UniPC-2, bh2, data prediction: order 3 with its corrector, 1 evaluation
+	Euler Solver = "euler" // order 1
+	Heun  Solver = "heun"  // order 2
+	RK4   Solver = "rk4"   // order 4
+	DPM   Solver = "dpm"   // DPM-Solver++(2M), midpoint: order 2
+	UniPC Solver = "unipc" // UniPC-2, bh2, data prediction: order 3 with its corrector
 )
+
+// method is what is true of a solver.
+type method struct {
+	evaluations int  // velocities that a step takes
+	multistep   bool // a step uses the ode steps before it
+	transition  bool // its step is that of StepTransition
+	// integrator returns one that has seen no step, for latents of so many elements.
+	integrator func(elements int) integrator
+}
+
+var methods = map[Solver]method{
+	Euler: {evaluations: 1, transition: true, integrator: func(int) integrator { return euler{} }},
+	Heun:  {evaluations: 2, integrator: func(n int) integrator { return &heun{k1: make([]float32, n)} }},
+	RK4:   {evaluations: 4, integrator: func(n int) integrator { return &rk4{sum: make([]float32, n)} }},
+	DPM: {evaluations: 1, multistep: true, integrator: func(n int) integrator {
+		return &dpm{m0: make([]float32, n), m1: make([]float32, n)}
+	}},
+	UniPC: {evaluations: 1, multistep: true, integrator: newUniPC},
+}
 
 // Valid reports whether s is one of the solvers.
 func (s Solver) Valid() bool { return s.Evaluations() > 0 }
 
 // Evaluations returns how many velocities one ode step needs with this solver, which is its cost in
 // forward passes, or 0 for an unknown solver. A stochastic step always needs one.
-func (s Solver) Evaluations() int {
-	switch s {
-	case Euler, DPM, UniPC:
-		return 1
-	case Heun:
-		return 2
-	case RK4:
-		return 4
-	}
-	return 0
-}
+func (s Solver) Evaluations() int { return methods[s].evaluations }
+
+// ByTransition reports whether an ode step is that of its StepTransition, which takes nothing but state and velocity.
+func (s Solver) ByTransition() bool { return methods[s].transition }
 
 // Evaluations returns how many velocities a rollout with these transitions needs, with s for its
 // ode steps. Estimates of the cost of prompts multiply by it. Unknown transitions count as ode
@@ -48,7 +59,7 @@ func Evaluations[T ~string](s Solver, transitions []T) (n int64) {
 
 // Multistep reports whether an ode step uses the ode steps before it. The first of a run of ode steps has none
 // before it and is of order 1.
-func (s Solver) Multistep() bool { return s == DPM || s == UniPC }
+func (s Solver) Multistep() bool { return methods[s].multistep }
 
 // interval is one ode step: from latents x at sigma to next.
 type interval struct {
@@ -72,19 +83,10 @@ type integrator interface {
 // newIntegrator returns an integrator of solver s that has seen no step, for latents of so many
 // elements. NewRollout makes one for each rollout with an ode step. An unknown solver is an error.
 func newIntegrator(s Solver, elements int) (integrator, error) {
-	switch s {
-	case Euler:
-		return euler{}, nil
-	case Heun:
-		return &heun{k1: make([]float32, elements)}, nil
-	case RK4:
-		return &rk4{sum: make([]float32, elements)}, nil
-	case DPM:
-		return &dpm{m0: make([]float32, elements), m1: make([]float32, elements)}, nil
-	case UniPC:
-		return newUniPC(elements), nil
+	if !s.Valid() {
+		return nil, solverFault(s)
 	}
-	return nil, solverFault(s)
+	return methods[s].integrator(elements), nil
 }
 
 func solverFault(s Solver) error {

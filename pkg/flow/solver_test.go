@@ -67,29 +67,6 @@ func path(t *testing.T, p flow.Plan, x float32, v flow.Velocity) []float32 {
 	return states
 }
 
-// dx/dsigma = x/2 from x(0.8) = 2. Values by hand from each method's formulas in
-// float64 (plain Python); the step to 0 returns the data estimate or the method's own
-// value.
-func TestSolver_LinearField(t *testing.T) {
-	sigmas := []float32{0.8, 0.6, 0.4, 0.2, 0}
-	cases := []struct {
-		solver flow.Solver
-		want   []float64 // from 0.8 on, as far as tabulated
-	}{
-		{flow.Euler, []float64{2, 1.8, 1.62}},
-		{flow.Heun, []float64{2, 1.81}},
-		{flow.RK4, []float64{2, 1.809675, 1.637461805}},
-		{flow.DPM, []float64{2, 1.8, 1.628267802104457}},
-		{flow.UniPC, []float64{2, 1.8, 1.633267802104457, 1.484343317128315}},
-	}
-	for _, c := range cases {
-		t.Run(string(c.solver), func(t *testing.T) {
-			got := path(t, odePlan(c.solver, sigmas), 2, halfX)
-			allNear(t, "x", got[:len(c.want)], c.want, f32)
-		})
-	}
-}
-
 // Gaussian field with s = 0.5 on the uniform grid from x(1) = 1: error of x_T against
 // the exact 0.5, float64 values from plain Python. RK4's are below float32 from 8
 // steps on.

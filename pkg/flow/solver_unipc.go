@@ -26,7 +26,7 @@ type unipc struct {
 }
 
 // newUniPC returns a unipc without history. Its buffers share one allocation.
-func newUniPC(elements int) *unipc {
+func newUniPC(elements int) integrator {
 	b := make([]float32, 4*elements)
 	at := func(i int) []float32 { return b[i*elements : (i+1)*elements : (i+1)*elements] }
 	return &unipc{m: at(0), m0: at(1), m1: at(2), x: at(3)}

@@ -96,15 +96,15 @@ func (g *Group) drawRolledSheet(ctx context.Context, b *bus.Bus) ([]byte, error)
 	var pairs [][2]media.Media
 	for _, m := range g.Members {
 		t := m.Trajectory()
-		if m.Roll == nil || t.Image == nil {
+		if m.Roll == nil || t.Medium(schemas.KindImage) == nil {
 			continue
 		}
 		strip := sheet.Strip{Lines: sheetLines(m.Roll, m.SampleIndex), Media: make([]media.Media, 5)}
-		original := (*schemas.Image)(nil)
+		original := (*schemas.Medium)(nil)
 		if t.Start != nil && t.Start.Data != nil && t.Start.Data.Image != nil {
-			original = &schemas.Image{Ref: t.Start.Data.Image}
+			original = &schemas.Medium{Ref: t.Start.Data.Image}
 		}
-		for k, im := range []*schemas.Image{original, t.Rolled.Noised, t.Image, t.Rolled.Teacher} {
+		for k, im := range []*schemas.Medium{original, t.Rolled.Noised, t.Medium(schemas.KindImage), t.Rolled.Teacher} {
 			var size media.Size // of any image
 			if k == 0 {
 				size = media.Size{Frames: int(max(1, t.Frames)), Height: int(t.Height), Width: int(t.Width)}
@@ -143,7 +143,7 @@ func sheetLines(r *view.Roll, index int64) []string {
 
 // fetchImage fetches and decodes media of a trajectory, of that size, and returns the frame in the middle; size is zero
 // for an image of any. It is empty, without an error, if im is nil or no longer stored.
-func fetchImage(ctx context.Context, b *bus.Bus, im *schemas.Image, size media.Size) (m media.Media, err error) {
+func fetchImage(ctx context.Context, b *bus.Bus, im *schemas.Medium, size media.Size) (m media.Media, err error) {
 	if im == nil {
 		return m, nil
 	}

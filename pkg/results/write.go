@@ -15,6 +15,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/pkg/sheet"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
@@ -67,7 +68,7 @@ func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 		return err
 	}
 	for _, g := range r.Groups {
-		images, err := g.writeImages(ctx, b, dir)
+		images, err := g.writeMedia(ctx, b, dir)
 		if err != nil {
 			return err
 		}
@@ -104,7 +105,36 @@ func (g *Group) drawSheet(ctx context.Context, b *bus.Bus, images map[int64]medi
 	if len(tiles) == 0 {
 		return nil, nil
 	}
-	return sheet.Draw(g.Prompt, tiles)
+	given, err := g.givenTiles(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	return sheet.Draw(g.Prompt, append(given, tiles...))
+}
+
+// givenTiles returns what the network was given beside the prompt, as the first tiles of a contact sheet.
+func (g *Group) givenTiles(ctx context.Context, b *bus.Bus) (tiles []sheet.Tile, err error) {
+	for i := range g.Members {
+		t := g.Members[i].Trajectory()
+		if t == nil || len(t.Conditions) == 0 {
+			continue
+		}
+		for _, c := range t.Conditions {
+			var m media.Media
+			file, err := client.New(b).Condition(ctx, c)
+			if err == nil {
+				m, err = media.DecodeInput(file)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("condition %s of %s: %w", c.Name, g.UID, err)
+			}
+			tiles = append(tiles, sheet.Tile{
+				Media: m.Spaced(sheet.StripFrames), Given: true, Caption: "condition " + c.Name,
+			})
+		}
+		return tiles, nil // they are those of the prompt, the same for all
+	}
+	return nil, nil
 }
 
 // tileOf returns the sample with its reward, reading and advantage as a tile of a contact sheet.
@@ -131,39 +161,58 @@ func Number(v *float64, format string) string {
 	return fmt.Sprintf(format, *v)
 }
 
-// writeImages writes the images and videos of a group's samples as files into dir, notes their paths in the members and
-// returns by sample index what a contact sheet shows of them. It fails if one cannot be read, decoded or written.
-func (g *Group) writeImages(ctx context.Context, b *bus.Bus, dir string) (map[int64]media.Media, error) {
+// writeMedia writes the files of a group's samples into dir, notes their paths in the members and returns by sample
+// index what a contact sheet shows of them. It fails if one cannot be read, decoded or written.
+func (g *Group) writeMedia(ctx context.Context, b *bus.Bus, dir string) (map[int64]media.Media, error) {
 	shown := map[int64]media.Media{}
 	for i := range g.Members {
 		m := &g.Members[i]
 		t := m.Trajectory()
-		if t == nil || t.Image == nil {
+		if t == nil {
 			continue
 		}
-		file, size := filepath.Join(dir, fmt.Sprintf("%s-%03d", g.UID, m.SampleIndex)), media.ImageSize(t.Image.Height,
-			t.Image.Width)
-		data, err := client.New(b).Image(ctx, t)
-		m.Image = file + ".png"
-		if err == nil {
-			err = os.WriteFile(m.Image, data, 0o644)
-		}
-		if err == nil && t.Video != nil {
-			m.Video, size.Frames = file+".apng", int(t.Video.Frames)
-			if data, err = client.New(b).Video(ctx, t); err == nil {
-				err = os.WriteFile(m.Video, data, 0o644)
-			}
-		}
-		var sample media.Media
-		if err == nil {
-			sample, err = media.Decode(data, size)
-		}
+		files, err := WriteMedia(ctx, b, t, dir, g.UID)
 		if err != nil {
-			return nil, fmt.Errorf("image of %s sample %d: %w", g.UID, m.SampleIndex, err)
+			return nil, err
+		}
+		m.Image, m.Video = files[schemas.KindImage].Path, files[schemas.KindVideo].Path
+		m.Audio = files[schemas.KindAudio].Path
+		of := t.Shown()
+		if of == nil {
+			continue
+		}
+		sample, err := sampling.DecodeMedium(of, files[of.Kind].Data)
+		if err != nil {
+			return nil, fmt.Errorf("%s of %s sample %d: %w", of.Kind, g.UID, m.SampleIndex, err)
 		}
 		shown[m.SampleIndex] = sample.Spaced(sheet.StripFrames)
 	}
 	return shown, nil
+}
+
+// File is a file that was written.
+type File struct {
+	Path string
+	Data []byte
+}
+
+// WriteMedia writes the files of a sample of a group into dir, and returns them by their kind.
+func WriteMedia(ctx context.Context, b *bus.Bus, t *schemas.Trajectory, dir string, uid schemas.UID,
+) (map[string]File, error) {
+	files := map[string]File{}
+	for i := range t.Media {
+		m := &t.Media[i]
+		data, err := client.New(b).Medium(ctx, t, m.Kind)
+		path := filepath.Join(dir, fmt.Sprintf("%s-%03d.%s", uid, t.SampleIndex, m.Format))
+		if err == nil {
+			err = os.WriteFile(path, data, 0o644)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s of %s sample %d: %w", m.Kind, uid, t.SampleIndex, err)
+		}
+		files[m.Kind] = File{path, data}
+	}
+	return files, nil
 }
 
 // Load fetches those tensors of the run's texts that are in the object store; Collect leaves them there because they

@@ -8,8 +8,8 @@
 //	Ramp.At           the probability at a training step
 //	Roller            rolls out one sample; the caller evaluates the model, so many samples can share one batch
 //	Roll              the same as one loop that calls the model
-//	ReflexFlow.Loss   the loss, in float64, without gradients
-//	Plan.Metrics, Loss.Metrics   the numbers to log
+//	ReflexFlow.Terms  the terms of the loss, in float64, without gradients
+//	Plan.Metrics      the numbers to log
 //
 // There are two modes (Compat). Exact does what the options say. SimpleTuner does what the code of that name does, step
 // by step, also where it differs from its options.

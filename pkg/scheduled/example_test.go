@@ -36,12 +36,9 @@ func Example() {
 		x, teacher := make([]float32, 2), make([]float32, 2)
 		scheduled.Noised(x, x0, noise, levels.At(float64(s.Source)))
 		scheduled.Noised(teacher, x0, noise, levels.At(float64(s.Base)))
-		rollout, err := settings.Rollout(levels, s)
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		r, err := scheduled.NewRoller(rollout, x)
+		r, err := scheduled.NewRoller(scheduled.Rollout{
+			Levels: levels, Sampler: settings.Sampler, Compat: settings.Compat, Source: s.Source, Target: s.Base,
+		}, x)
 		if err != nil {
 			fmt.Println(err)
 			return

@@ -1,7 +1,6 @@
 package scheduled
 
 import (
-	"errors"
 	"fmt"
 	"math"
 
@@ -82,9 +81,9 @@ func LinearAlphasCumprod(n int, first, last float64) []float64 {
 // CheckSampler returns an error for a sampler that cannot begin at a level without data: rk4, whose clock
 // U/A is infinite there.
 func (l *Levels) CheckSampler(s Sampler) error {
-	if s == RK4 && l.prediction != Flow && l.levels[len(l.levels)-1].A == 0 {
-		return errors.New("sampler: rk4; must be euler, dpm, unipc or unip with rescale_betas_zero_snr: " +
-			"the last timestep has no data")
+	if methods[s].fixed && l.prediction != Flow && l.levels[len(l.levels)-1].A == 0 {
+		return fmt.Errorf("sampler: %s; must be euler, dpm, unipc or unip with rescale_betas_zero_snr: "+
+			"the last timestep has no data", s)
 	}
 	return nil
 }
@@ -116,16 +115,6 @@ func (l *Levels) At(t float64) Level {
 	clock += float64(share * (high.U/high.A - clock))
 	length := math.Sqrt(1 + float64(clock*clock))
 	return Level{U: clock / length, A: 1 / length}
-}
-
-// Sigma is the noise level that a trainer is given with a flow latent rolled down to t. It is
-// the true one, t/(N-1); in the public trainer's way the t-th entry of the schedule's table,
-// where that is long enough. Such tables descend, so that entry is the mirrored level.
-func (l *Levels) Sigma(t int, table []float64, c Compat) float64 {
-	if c == SimpleTuner && t < len(table) {
-		return table[t]
-	}
-	return l.levels[t].U
 }
 
 // Noised sets dst = A*x0 + U*noise: the teacher-forced latent of a level. All have the same

@@ -139,22 +139,3 @@ func choose(draw uint64, n int) int {
 	hi, _ := bits.Mul64(draw, uint64(n))
 	return int(hi)
 }
-
-// Offsets returns the probabilities of the offsets 0 .. m, [m+1], as drawOffset draws them.
-// Expected costs and shares are computed from it.
-func (s Strategy) Offsets(m int) []float64 {
-	p := make([]float64, m+1)
-	// Of round(u^2 m) = k: u^2 lies between (k-1/2)/m and (k+1/2)/m.
-	below := func(k int) float64 { return math.Sqrt(min(max((float64(k)+0.5)/float64(m), 0), 1)) }
-	for k := range p {
-		switch {
-		case s == Uniform || m == 0:
-			p[k] = 1 / float64(m+1)
-		case s == BiasedEarly:
-			p[k] = below(k) - below(k-1)
-		default:
-			p[k] = below(m-k) - below(m-k-1)
-		}
-	}
-	return p
-}

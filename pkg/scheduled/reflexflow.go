@@ -177,32 +177,3 @@ func (p Predictions) validate() error {
 	}
 	return nil
 }
-
-// Loss is that of a batch.
-type Loss struct {
-	Mean    float64 // of FC + beta1*ADR
-	Samples []Terms
-}
-
-// Loss returns the loss of a batch of at least one sample: the mean of FC + Beta1*ADR, with the
-// terms of each sample. Invalid settings, an empty batch and a sample that Terms refuses are
-// errors.
-func (r ReflexFlow) Loss(batch []Predictions) (Loss, error) {
-	if err := r.Validate(); err != nil {
-		return Loss{}, err
-	}
-	if len(batch) == 0 {
-		return Loss{}, errors.New("batch: no samples; must have at least one")
-	}
-	var l Loss
-	for i, p := range batch {
-		t, err := r.Terms(p)
-		if err != nil {
-			return Loss{}, fmt.Errorf("sample %d: %w", i, err)
-		}
-		l.Samples = append(l.Samples, t)
-		l.Mean += t.FC + float64(r.Beta1*t.ADR)
-	}
-	l.Mean /= float64(len(batch))
-	return l, nil
-}

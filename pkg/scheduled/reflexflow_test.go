@@ -36,13 +36,13 @@ func (r reflexSpec) predictions() scheduled.Predictions {
 	return scheduled.Predictions{Clean: r.Clean, Biased: r.Biased, Pred: r.Pred, Target: r.Target, Noisy: r.Noisy, X0: r.X0}
 }
 
-func loss(t *testing.T, r scheduled.ReflexFlow, batch ...scheduled.Predictions) scheduled.Loss {
+func terms(t *testing.T, r scheduled.ReflexFlow, p scheduled.Predictions) scheduled.Terms {
 	t.Helper()
-	l, err := r.Loss(batch)
+	x, err := r.Terms(p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return l
+	return x
 }
 
 func TestReflexFlow_WorkedNumbers(t *testing.T) {
@@ -66,56 +66,46 @@ func TestReflexFlow_WorkedNumbers(t *testing.T) {
 	near(t, "adr", adr, s.ADR, 6e-10)
 	near(t, "10 adr", 10*adr, s.ADRBeta1, 6e-10)
 	for _, c := range s.Cases {
-		l := loss(t, scheduled.ReflexFlow{Alpha: c.Alpha, Beta1: c.Beta1, Beta2: c.Beta2}, s.predictions())
-		near(t, "loss", l.Mean, c.Loss, 6e-10)
-		near(t, "fc", l.Samples[0].FC, c.FC, 6e-10)
-		near(t, "exposure", l.Samples[0].Exposure, s.Exposure, 1e-12)
-		near(t, "adr", l.Samples[0].ADR, s.ADR, 6e-10)
+		x := terms(t, scheduled.ReflexFlow{Alpha: c.Alpha, Beta1: c.Beta1, Beta2: c.Beta2}, s.predictions())
+		near(t, "loss", x.FC+c.Beta1*x.ADR, c.Loss, 6e-10)
+		near(t, "fc", x.FC, c.FC, 6e-10)
+		near(t, "exposure", x.Exposure, s.Exposure, 1e-12)
+		near(t, "adr", x.ADR, s.ADR, 6e-10)
 	}
 }
 
-func TestReflexFlow_Batch(t *testing.T) {
+// A sample that did not roll has no weights, but the anti-drift term.
+func TestReflexFlow_Still(t *testing.T) {
 	s := readSpec(t).ReflexFlow
 	still := s.predictions()
-	still.Biased = still.Clean // it did not roll: no weight, but the anti-drift term
-	l := loss(t, scheduled.DefaultReflexFlow(), s.predictions(), still)
-	near(t, "fc of the one that rolled", l.Samples[0].FC, 0.031875, 1e-12)
-	near(t, "fc of the other", l.Samples[1].FC, 0.025, 1e-12)
-	if l.Samples[0].ADR != l.Samples[1].ADR {
-		t.Error("the anti-drift term applies to every sample")
-	}
-	near(t, "loss", l.Mean, (0.031875+0.025)/2+10*l.Samples[0].ADR, 1e-12)
-	m := l.Metrics()
-	for key, want := range map[string]float64{
-		"reflexflow/exposure_l1": 0.2, "reflexflow/weight_min": 0.75, "reflexflow/weight_max": 1.5,
-		"reflexflow/fc_loss": (0.031875 + 0.025) / 2, "reflexflow/adr_loss": l.Samples[0].ADR,
-	} {
-		near(t, key, m[key], want, 1e-12)
-	}
-	if len(m) != 5 {
-		t.Errorf("%v", m)
+	still.Biased = still.Clean
+	rolled, other := terms(t, scheduled.DefaultReflexFlow(), s.predictions()), terms(t, scheduled.DefaultReflexFlow(), still)
+	near(t, "fc of the one that rolled", rolled.FC, 0.031875, 1e-12)
+	near(t, "fc of the other", other.FC, 0.025, 1e-12)
+	if rolled.ADR != other.ADR || rolled.WeightMin != 0.75 || rolled.WeightMax != 1.5 || other.WeightMin != 1 {
+		t.Errorf("%+v, still %+v", rolled, other)
 	}
 }
 
 func TestReflexFlow_OwnLossAndMask(t *testing.T) {
 	s := readSpec(t).ReflexFlow
-	plain := loss(t, scheduled.DefaultReflexFlow(), s.predictions())
+	plain := terms(t, scheduled.DefaultReflexFlow(), s.predictions())
 	p := s.predictions()
 	p.Mask = []float64{1, 0, 0, 0}
-	masked := loss(t, scheduled.DefaultReflexFlow(), p)
-	near(t, "masked fc", masked.Samples[0].FC, 0.04*1.5/4, 1e-12)
-	if masked.Samples[0].ADR != plain.Samples[0].ADR {
+	masked := terms(t, scheduled.DefaultReflexFlow(), p)
+	near(t, "masked fc", masked.FC, 0.04*1.5/4, 1e-12)
+	if masked.ADR != plain.ADR {
 		t.Error("the anti-drift term is masked")
 	}
 	p = s.predictions()
 	p.Loss = []float64{1, 1, 1, 1}
-	near(t, "fc of losses 1", loss(t, scheduled.DefaultReflexFlow(), p).Samples[0].FC, 4.5/4, 1e-12)
+	near(t, "fc of losses 1", terms(t, scheduled.DefaultReflexFlow(), p).FC, 4.5/4, 1e-12)
 	p = s.predictions()
 	p.Clean, p.Biased = nil, nil
-	bare := loss(t, scheduled.ReflexFlow{Alpha: 1, Beta1: 10, Beta2: 0.5}, p)
-	near(t, "fc without predictions", bare.Samples[0].FC, 0.0125, 1e-12)
-	if m := bare.Metrics(); m["reflexflow/weight_min"] != 1 || m["reflexflow/weight_max"] != 1 {
-		t.Errorf("without predictions: %v", m)
+	bare := terms(t, scheduled.ReflexFlow{Alpha: 1, Beta1: 10, Beta2: 0.5}, p)
+	near(t, "fc without predictions", bare.FC, 0.0125, 1e-12)
+	if bare.WeightMin != 1 || bare.WeightMax != 1 {
+		t.Errorf("without predictions: %+v", bare)
 	}
 }
 
@@ -169,24 +159,18 @@ func TestReflexFlow_Laws(t *testing.T) {
 func TestReflexFlow_Refuses(t *testing.T) {
 	s := readSpec(t).ReflexFlow
 	for want, spoil := range map[string]func(*scheduled.Predictions){
-		"clean, biased:":      func(p *scheduled.Predictions) { p.Biased = nil },
-		"pred: no elements":   func(p *scheduled.Predictions) { p.Pred = nil },
-		"x0: 0 elements":      func(p *scheduled.Predictions) { p.X0 = nil },
-		"biased: 3 elements":  func(p *scheduled.Predictions) { p.Biased = p.Biased[:3] },
-		"mask: 0 elements":    func(p *scheduled.Predictions) { p.Mask = []float64{} },
-		"sample 1: target[2]": func(p *scheduled.Predictions) { p.Target = slices.Clone(p.Target); p.Target[2] = math.NaN() },
-		"loss[0]: +Inf":       func(p *scheduled.Predictions) { p.Loss = []float64{math.Inf(1), 0, 0, 0} },
+		"clean, biased:":     func(p *scheduled.Predictions) { p.Biased = nil },
+		"pred: no elements":  func(p *scheduled.Predictions) { p.Pred = nil },
+		"x0: 0 elements":     func(p *scheduled.Predictions) { p.X0 = nil },
+		"biased: 3 elements": func(p *scheduled.Predictions) { p.Biased = p.Biased[:3] },
+		"mask: 0 elements":   func(p *scheduled.Predictions) { p.Mask = []float64{} },
+		"target[2]":          func(p *scheduled.Predictions) { p.Target = slices.Clone(p.Target); p.Target[2] = math.NaN() },
+		"loss[0]: +Inf":      func(p *scheduled.Predictions) { p.Loss = []float64{math.Inf(1), 0, 0, 0} },
 	} {
 		p := s.predictions()
 		spoil(&p)
-		if _, err := scheduled.DefaultReflexFlow().Loss([]scheduled.Predictions{s.predictions(), p}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := scheduled.DefaultReflexFlow().Terms(p); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
-	}
-	if _, err := scheduled.DefaultReflexFlow().Loss(nil); err == nil {
-		t.Error("an empty batch has a loss")
-	}
-	if _, err := (scheduled.ReflexFlow{Beta1: -1}).Loss([]scheduled.Predictions{s.predictions()}); err == nil {
-		t.Error("a beta below 0 has a loss")
 	}
 }

@@ -20,17 +20,6 @@ type Rollout struct {
 	Source, Target int
 }
 
-// Rollout is that of a sample of a plan, over the levels of the model: N timesteps of the
-// prediction that the settings name.
-func (s Settings) Rollout(l *Levels, x Sample) (Rollout, error) {
-	if l.Timesteps() != s.Timesteps || l.prediction != s.Prediction {
-		return Rollout{}, fmt.Errorf("levels: %d timesteps of %s; must be %d of %s, as in the settings", l.Timesteps(),
-			l.prediction, s.Timesteps, s.Prediction)
-	}
-	return Rollout{Levels: l, Sampler: s.Sampler, Order: s.Order, Compat: s.Compat, Source: x.Source, Target: x.Base},
-		nil
-}
-
 // Step is one step of a rollout.
 type Step struct {
 	From, To int // timesteps: To = From - 1
@@ -45,6 +34,7 @@ type Step struct {
 type Roller[T Float] struct {
 	r     Rollout
 	order int
+	by    method        // the sampler's
 	t     int           // current timestep
 	x     []T           // latent at t
 	past  []estimate[T] // newest first
@@ -74,6 +64,7 @@ func NewRoller[T Float](r Rollout, x []T) (*Roller[T], error) {
 	}
 	out := &Roller[T]{r: r, t: r.Source, x: slices.Clone(x)}
 	out.r.Sampler, out.order = effectiveSampler(r.Sampler, r.Order, r.Levels.prediction, r.Compat)
+	out.by = methods[out.r.Sampler]
 	return out, nil
 }
 
@@ -105,12 +96,12 @@ func (r *Roller[T]) Advance(prediction []T) (step Step, complete bool, err error
 	}
 	step = Step{From: r.t, To: r.t - 1, Here: r.r.Levels.levels[r.t], Next: r.levelAhead(1), Order: 1}
 	switch {
-	case r.r.Sampler == RK4:
-		step.Order = 4
+	case r.by.fixed:
+		step.Order = r.order
 		if !r.rungeKutta(prediction) {
 			return Step{}, false, nil
 		}
-	case r.r.Sampler == Euler && r.r.Levels.prediction == Flow:
+	case r.by.directed && r.r.Levels.prediction == Flow:
 		d := T(step.Next.U - step.Here.U)
 		for i, v := range prediction {
 			r.x[i] += T(d * v)
@@ -130,7 +121,7 @@ func (r *Roller[T]) multistep(prediction []T) int {
 	here := r.levelAhead(0)
 	dataEstimate(now.m, r.x, prediction, here, r.r.Levels.prediction)
 	copy(now.x, r.x)
-	if r.r.Sampler == UniPC && len(r.past) > 0 {
+	if r.by.corrects && len(r.past) > 0 {
 		// UniC: the step that led here once more, now that its end is known.
 		past := r.levelsPast(2, r.orderAt(-1, len(r.past)-1)-1)
 		weights := uniWeights(newInterval(r.levelAhead(-1), here, false), past, true)
@@ -143,14 +134,7 @@ func (r *Roller[T]) multistep(prediction []T) int {
 	if next.U == 0 {
 		past = nil // lambda is infinite there; the latent is the estimate itself
 	}
-	v := newInterval(here, next, r.r.Sampler == Euler)
-	weights := v.weights()
-	switch r.r.Sampler {
-	case DPM:
-		weights = dpmWeights(v, past)
-	case UniP, UniPC:
-		weights = uniWeights(v, past, false)
-	}
+	weights := r.by.weights(newInterval(here, next, r.by.directed), past)
 	combine(r.x, now.x, now.m, weights, r.estimateList(r.past, len(past), nil))
 	r.keepEstimate(now)
 	return 1 + len(past)
@@ -241,7 +225,7 @@ func (r *Roller[T]) newEstimate() estimate[T] {
 func (r *Roller[T]) keepEstimate(e estimate[T]) {
 	r.past = slices.Insert(r.past, 0, e)
 	keep := r.order - 1
-	if r.r.Sampler == UniPC {
+	if r.by.corrects {
 		keep = r.order
 	}
 	if len(r.past) > keep {

@@ -459,20 +459,6 @@ func TestNewRoller_Refuses(t *testing.T) {
 	}
 }
 
-func TestSettings_RolloutWantsItsLevels(t *testing.T) {
-	c := rollCase{Prediction: scheduled.V, Timesteps: 100, BetaFirst: 1e-3, BetaLast: 0.1}
-	s := scheduled.DefaultSettings()
-	for _, s.Timesteps = range []int{100, 1000} {
-		for _, s.Prediction = range []scheduled.Prediction{scheduled.Flow, scheduled.V} {
-			r, err := s.Rollout(c.levels(t), scheduled.Sample{Base: 3, Source: 5, Offset: 9})
-			fits := s.Timesteps == 100 && s.Prediction == scheduled.V
-			if (err == nil) != fits || fits && (r.Source != 5 || r.Target != 3 || r.Sampler != s.Sampler) {
-				t.Errorf("%d timesteps of %s: %+v, %v", s.Timesteps, s.Prediction, r, err)
-			}
-		}
-	}
-}
-
 func TestRoll_Stops(t *testing.T) {
 	c := rollCase{Prediction: scheduled.Flow, Timesteps: 10}
 	r, err := scheduled.NewRoller(scheduled.Rollout{Levels: c.levels(t), Sampler: scheduled.Euler, Compat: scheduled.Exact, Source: 5}, []float64{1})

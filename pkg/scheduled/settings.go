@@ -29,18 +29,31 @@ const (
 	RK4   Sampler = "rk4"   // the classical Runge-Kutta method: 4 evaluations per step
 )
 
-// maxOrder returns the highest order of the sampler; 0 for an unknown one.
-func (s Sampler) maxOrder() int {
-	return map[Sampler]int{Euler: 1, DPM: 3, UniPC: 9, UniP: 9, RK4: 4}[s]
+// method is what is true of a sampler.
+type method struct {
+	usual, highest int // order
+	// exact is up to which order the library that the public trainer pins computes what the formulas say; 0: all. Its
+	// coefficients lose their digits the faster the shorter a step is. Of rollouts of 40 steps over 1000 timesteps it
+	// is within 1e-10 up to here; unipc 6 is 2e-3 away, unipc 7 has no digit left.
+	exact       int
+	evaluations int  // of the model for each step
+	fixed       bool // it has one order, where it evaluates the model between levels, and that trainer does not have it
+	directed    bool // a step has a direction: of flow models it follows the velocity alone
+	corrects    bool // the latent is corrected once the estimate at its level is known
+	// weights are those of a step, from the levels of the earlier estimates, newest first.
+	weights func(v interval, past []Level) weights
+}
+
+var methods = map[Sampler]method{
+	Euler: {usual: 1, highest: 1, evaluations: 1, directed: true, weights: firstOrder},
+	DPM:   {usual: 2, highest: 3, evaluations: 1, weights: dpmWeights},
+	UniPC: {usual: 2, highest: 9, exact: 3, evaluations: 1, corrects: true, weights: unipWeights},
+	UniP:  {usual: 2, highest: 9, exact: 6, evaluations: 1, weights: unipWeights},
+	RK4:   {usual: 4, highest: 4, evaluations: 4, fixed: true},
 }
 
 // Evaluations returns how often a step evaluates the model.
-func (s Sampler) Evaluations() int {
-	if s == RK4 {
-		return 4
-	}
-	return 1
-}
+func (s Sampler) Evaluations() int { return methods[s].evaluations }
 
 // Prediction says what the model's output is.
 type Prediction string
@@ -69,8 +82,6 @@ const (
 	//   - a table that ends without data (zero SNR) ends at U/A = 1e6;
 	//   - of unipc and unip the higher orders, whose coefficients that library computes
 	//     without their digits, are refused;
-	//   - the noise level given with a rolled flow latent is the mirrored table entry
-	//     (Levels.Sigma);
 	//   - orders beyond the sampler's are brought down to it; there is no rk4.
 	SimpleTuner Compat = "simpletuner"
 )
@@ -147,31 +158,27 @@ const maxTimesteps = 1 << 20
 
 func quoted[S ~string](s S) string { return fmt.Sprintf("%q", string(s)) }
 
-// exactOrders is up to which order the library that the public trainer pins computes what the formulas say: its
-// coefficients lose their digits the faster the shorter a step is. Of rollouts of 40 steps over 1000 timesteps it is
-// within 1e-10 up to here; unipc 6 is 2e-3 away, unipc 7 has no digit left.
-var exactOrders = map[Sampler]int{UniPC: 3, UniP: 6}
-
 // checkSampler returns an error, for the author of a prompt, if the sampler cannot run with this
 // order, prediction and compat; nil if it can. Order 0 is the sampler's own.
 func checkSampler(s Sampler, order int, p Prediction, compat Compat) error {
-	highest := s.maxOrder()
+	m, known := methods[s]
 	switch {
-	case highest == 0:
+	case !known:
 		return fmt.Errorf("sampler: %q; must be euler, dpm, unipc, unip or rk4", string(s))
-	case compat == SimpleTuner && s == RK4:
-		return errors.New("sampler: rk4; must be euler, dpm, unipc or unip with compat simpletuner, which has no rk4")
+	case compat == SimpleTuner && m.fixed:
+		return fmt.Errorf("sampler: %s; must be euler, dpm, unipc or unip with compat simpletuner, which has no %s",
+			s, s)
 	case order < 0 || order > 9:
 		return fmt.Errorf("order: %d; must be 1 to 9, or 0 for the sampler's own", order)
-	case compat == SimpleTuner && p != Flow && exactOrders[s] > 0 && order > exactOrders[s]:
+	case compat == SimpleTuner && p != Flow && m.exact > 0 && order > m.exact:
 		return fmt.Errorf("order: %d; must be at most %d with %s and compat simpletuner: the library of that trainer "+
-			"loses the digits of higher ones", order, exactOrders[s], s)
+			"loses the digits of higher ones", order, m.exact, s)
 	case compat == SimpleTuner || order == 0:
 		return nil
-	case s == RK4 && order != highest:
-		return fmt.Errorf("order: %d; must be 4 with rk4", order)
-	case order > highest:
-		return fmt.Errorf("order: %d; must be at most %d with %s", order, highest, s)
+	case m.fixed && order != m.highest:
+		return fmt.Errorf("order: %d; must be %d with %s", order, m.highest, s)
+	case order > m.highest:
+		return fmt.Errorf("order: %d; must be at most %d with %s", order, m.highest, s)
 	}
 	return nil
 }
@@ -214,11 +221,8 @@ func effectiveSampler(sampler Sampler, order int, p Prediction, compat Compat) (
 	if compat == SimpleTuner && p == Flow {
 		sampler = Euler
 	}
-	usual := min(2, sampler.maxOrder())
-	if sampler == RK4 {
-		usual = 4
-	}
-	return sampler, min(cmp.Or(order, usual), sampler.maxOrder())
+	m := methods[sampler]
+	return sampler, min(cmp.Or(order, m.usual), m.highest)
 }
 
 // ReflexOn reports whether the loss of these settings is ReflexFlow's.

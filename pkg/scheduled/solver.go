@@ -30,8 +30,8 @@ func newInterval(here, next Level, directed bool) interval {
 	return interval{here: here, next: next, h: math.Abs(next.lambda() - here.lambda()), expNegH: expNegH}
 }
 
-// weights returns the weights of the first order, which is Euler's and DDIM's (Song et al. 2021).
-func (v interval) weights() weights {
+// firstOrder returns the weights of the first order, which is Euler's and DDIM's (Song et al. 2021).
+func firstOrder(v interval, _ []Level) weights {
 	return weights{ratio: v.next.U / v.here.U, c: float64(v.next.A * (1 - v.expNegH))}
 }
 
@@ -96,7 +96,7 @@ func (v interval) phis(count int) []float64 {
 //
 // where b are moments: (E/g - 1)/E = b1 and ((E-g)/g^2 - 1/2)/E = b2/2.
 func dpmWeights(v interval, past []Level) weights {
-	weights := v.weights()
+	weights := firstOrder(v, nil)
 	weights.history = make([]float64, len(past))
 	if len(past) == 0 {
 		return weights
@@ -121,7 +121,7 @@ func dpmWeights(v interval, past []Level) weights {
 // system sum_k rho_k r_k^(n-1) = b_n, with r_k the lambdaRatio of a level and b the moments; the
 // system is solved with one unknown, too.
 func uniWeights(v interval, past []Level, corrects bool) weights {
-	weights := v.weights()
+	weights := firstOrder(v, nil)
 	ratios := make([]float64, 0, len(past)+1)
 	for _, l := range past {
 		ratios = append(ratios, v.lambdaRatio(l))
@@ -138,6 +138,9 @@ func uniWeights(v interval, past []Level, corrects bool) weights {
 	}
 	return weights
 }
+
+// unipWeights is uniWeights of the predictor.
+func unipWeights(v interval, past []Level) weights { return uniWeights(v, past, false) }
 
 // vandermonde solves sum_k rho_k r_k^(n-1) = b_n, n = 1 .. len(b), for the weights of uniWeights
 // (Golub and Van Loan, algorithm 4.6.2). It returns rho in b. The r must be distinct, else it

@@ -28,6 +28,7 @@ type kind struct {
 	text     bool     // it rates texts
 	any      bool     // it rates images and texts
 	video    bool     // it rates videos alone
+	sound    bool     // it rates sounds alone
 	sees     []string // conditions that it needs
 }
 
@@ -41,11 +42,13 @@ var kinds = []kind{
 	{name: HTTP, instance: "NAME", free: true, any: true},
 	{name: JPEGCompressibility, builtin: true, params: jpegParams},
 	{name: JPEGIncompressibility, builtin: true, params: jpegParams},
+	{name: Loudness, builtin: true, sound: true},
 	{name: MaxProbMean, builtin: true, text: true},
 	{name: Motion, builtin: true, video: true},
 	{name: NATS, instance: "NAME", free: true, any: true},
 	{name: NumericMatch, builtin: true, text: true, params: numericParams},
 	{name: OCR, builtin: true, compares: true, params: ocrParams},
+	{name: Silence, builtin: true, sound: true, params: silenceParams},
 	{name: Synthetic, builtin: true},
 	{name: TopKMass, builtin: true, text: true, params: topKParams},
 	{name: Turns, builtin: true, text: true, params: turnsParams},
@@ -115,20 +118,36 @@ const (
 	MediumImage Medium = "images"
 	MediumVideo Medium = "videos"
 	MediumText  Medium = "texts"
+	MediumSound Medium = "sounds"
 )
 
-// CheckMedium refuses a function that cannot rate a kind of samples. Functions of images rate videos, too: by the frame
-// in the middle, unless they are told to see more.
-func CheckMedium(name string, medium Medium) error {
+// Hears reports whether a function rates only sounds.
+func Hears(name string) bool {
 	k, _, err := findKind(name)
+	return err == nil && k.sound
+}
+
+// CheckMedium refuses a function that can rate none of the media that samples have. Functions of images rate videos,
+// too: by the frame in the middle, unless they are told to see more.
+func CheckMedium(name string, media ...Medium) error {
+	k, _, err := findKind(name)
+	has := func(m Medium) bool { return slices.Contains(media, m) }
+	made := fmt.Sprint(media[0])
+	if len(media) > 1 {
+		made += fmt.Sprintf(" with %s", media[1])
+	}
 	switch {
 	case err != nil || k.any:
 		return nil // Check reports an unknown name
-	case medium == MediumText && !k.text:
+	case has(MediumText) && !k.text:
 		return fmt.Errorf("name: %q; rates images: must be one of %s", name, strings.Join(OfTexts(), ", "))
-	case medium != MediumText && k.text:
-		return fmt.Errorf("name: %q; rates texts, and the model makes %s", name, medium)
-	case medium == MediumImage && k.video:
+	case k.text && !has(MediumText):
+		return fmt.Errorf("name: %q; rates texts, and the model makes %s", name, made)
+	case k.sound && !has(MediumSound):
+		return fmt.Errorf("name: %q; rates sounds, and it would judge %s", name, made)
+	case media[0] == MediumSound && !k.sound:
+		return fmt.Errorf("name: %q; rates images, and it would judge sounds", name)
+	case k.video && !has(MediumVideo):
 		return fmt.Errorf("name: %q; rates videos, and the samples are images (frames is 1)", name)
 	}
 	return nil
@@ -175,7 +194,7 @@ var readyWorkers = map[string]string{
 	"pickscore": "pickscore", "pick": "pickscore", "hpsv2": "hpsv2", "hps": "hpsv2", "hpsv21": "hpsv2",
 	"hpsv3": "hpsv3", "imagereward": "imagereward", "aesthetic": "aesthetic", "aestheticscore": "aesthetic",
 	"clipscore": "clipscore", "clip": "clipscore", "geneval": "geneval", "judge": "judge",
-	"editjudge": "edit-judge", "vlm": "judge", "vqa": "judge",
+	"editjudge": "edit-judge", "clipdirection": "clip-direction", "editl2": "edit-l2", "vlm": "judge", "vqa": "judge",
 }
 
 // Hint says what may be meant by an unknown kind, before what it must be: a function that a worker computes, or those
@@ -269,6 +288,8 @@ func (k kind) checkParams(params map[string]string) error {
 		_, err = parseOCROptions(params)
 	case JPEGCompressibility, JPEGIncompressibility:
 		_, err = jpegDivisor(params)
+	case Silence:
+		_, err = silenceBound(params)
 	case ExactMatch, NumericMatch, TopKMass, Turns:
 		_, err = parseTextOptions(params)
 	}

@@ -21,7 +21,8 @@ import (
 
 // Input is a sample with all that a scorer may use.
 type Input struct {
-	// Media is the decoded sample, of a video the frames that the scorer asks for (FrameScorer); empty for a text.
+	// Media is the decoded sample, of a video the frames that the scorer asks for (FrameScorer), or its sound; empty
+	// for a text.
 	// Transparent pixels count as blended over black.
 	Media media.Media
 	// Text is the sample of a language model; nil for media.
@@ -152,8 +153,12 @@ func New(name string) (Scorer, error) {
 		return jpegSize{name: name, sign: 1}, nil
 	case Motion:
 		return motion{}, nil
+	case Loudness:
+		return sound{name, scoreLoudness}, nil
 	case OCR:
 		return NewOCR(OCRConfig{})
+	case Silence:
+		return sound{name, scoreSilence}, nil
 	case Synthetic:
 		return synthetic{}, nil
 	case Unchanged:

@@ -65,13 +65,16 @@ func TestScorers_Refuse(t *testing.T) {
 		{"no image", t.Context(), scorer.Input{}, "no image"},
 		{"empty image", t.Context(), scorer.Input{Media: media.Of(image.NewNRGBA(image.Rect(3, 3, 3, 9)))}, "no image"},
 		{"unknown parameter", t.Context(), scorer.Input{
-			Media:  media.Of(flat(4, 4, color.White)),
+			Media:  media.Media{Frames: []*image.NRGBA{flat(4, 4, color.White)}, Sound: tone(1, 440)},
 			Params: map[string]string{"quality": "80"},
 		}, `"quality"`},
 		{"cancelled", cancelled, scorer.Input{Media: media.Of(flat(4, 4, color.White))}, "canceled"},
 	}
 	for _, name := range single(t) {
 		for _, tt := range tests {
+			if scorer.Hears(name) {
+				tt.fault = strings.ReplaceAll(tt.fault, "no image", "no sound")
+			}
 			t.Run(name+", "+tt.name, func(t *testing.T) {
 				_, err := open(t, name).Score(tt.ctx, tt.in)
 				if err == nil || !strings.Contains(err.Error(), tt.fault) || !strings.HasPrefix(err.Error(), name+": ") {
@@ -166,6 +169,7 @@ func TestScorers_ArePure(t *testing.T) {
 		if scorer.FramesOf(s) <= 1 {
 			in.Media = in.Media.Middle()
 		}
+		in.Media.Sound = tone(0.5, 440)
 		if scorer.SeesConditions(s) {
 			for kind, img := range map[string]*image.NRGBA{"image": gradient(128, 64), "mask": flat(128, 64, color.Black)} {
 				file, err := media.EncodePNG(img)

@@ -5,6 +5,7 @@ package sheet
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"image"
@@ -25,7 +26,9 @@ import (
 // Tile is one image of a contact sheet with two lines of text below it. Lines are cut to the width of the image.
 type Tile struct {
 	// Media is the image or the video.
-	Media   media.Media
+	Media media.Media
+	// Given says that samples were made from it: it may have another size, and is drawn within that of the samples.
+	Given   bool
 	Caption string
 	// Note is the second line: green where Tone is above 0, red where it is below.
 	Note string
@@ -56,22 +59,27 @@ var (
 	bad   = color.NRGBA{0xb8, 0x32, 0x2a, 0xff}
 )
 
-// Draw returns the contact sheet of one group as a PNG: at least one tile, in order, below the title. All images
-// have the size of the first; small ones are enlarged by a whole factor, large ones reduced. A video is a filmstrip: some
-// of its frames in a row.
+// Draw returns the contact sheet of one group as a PNG: at least one tile, in order, below the title. All samples
+// have the size of the first; small ones are enlarged by a whole factor, large ones reduced. A video is a filmstrip:
+// some of its frames in a row. What samples were made from, a Given one, keeps its form within their size.
 func Draw(title string, tiles []Tile) ([]byte, error) {
 	if len(tiles) == 0 {
 		return nil, errors.New("contact sheet: no images; needs one at least")
 	}
+	var first media.Size // of the samples
 	side := 0
 	for i, t := range tiles {
 		size := t.Media.Size()
 		if size == (media.Size{}) {
 			return nil, fmt.Errorf("contact sheet: image %d: no pixels", i)
 		}
-		side = max(side, size.Width, size.Height)
+		if !t.Given {
+			first, side = cmp.Or(first, size), max(side, size.Width, size.Height)
+		}
 	}
-	first := tiles[0].Media.Size()
+	if side == 0 {
+		return nil, errors.New("contact sheet: no sample; needs one at least")
+	}
 	frames, most := min(first.Frames, StripFrames), mostSide
 	if frames > 1 {
 		most = mostFrameSide
@@ -90,7 +98,13 @@ func Draw(title string, tiles []Tile) ([]byte, error) {
 		x, y := margin+i%columns*cell.X, margin+titleHeight+i/columns*cell.Y
 		for k, img := range t.Media.Spaced(frames).Frames {
 			left := x + k*(wide+frameGap)
-			paste(sheet, image.Rect(left, y, left+wide, y+h), img)
+			to := image.Rect(left, y, left+wide, y+h)
+			if t.Given {
+				of := img.Rect.Size()
+				factor := min(float64(wide)/float64(of.X), float64(h)/float64(of.Y))
+				to.Max = to.Min.Add(image.Pt(int(float64(of.X)*factor), int(float64(of.Y)*factor)))
+			}
+			paste(sheet, to, img)
 		}
 		drawText(sheet, regular, quiet, x, y+h+17, fitText(regular, t.Caption, w))
 		drawText(sheet, regular, toneColour(t.Tone), x, y+h+34, fitText(regular, t.Note, w))

@@ -100,6 +100,41 @@ func TestDraw_Errors(t *testing.T) {
 	}
 }
 
+// What samples were made from keeps its form, within their size, and is no sample.
+func TestDraw_Given(t *testing.T) {
+	wide := media.Of(image.NewNRGBA(image.Rect(0, 0, 64, 16)))
+	for i := range wide.Frames[0].Pix {
+		wide.Frames[0].Pix[i] = []byte{200, 0, 0, 255}[i%4]
+	}
+	data, err := sheet.Draw("title", []sheet.Tile{
+		{Media: wide, Given: true}, {Media: square(32, color.NRGBA{0, 0, 200, 255})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	im, err := png.Decode(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	red, blue := 0, 0
+	for y := range im.Bounds().Dy() {
+		for x := range im.Bounds().Dx() {
+			switch color.NRGBAModel.Convert(im.At(x, y)).(color.NRGBA) {
+			case color.NRGBA{200, 0, 0, 255}:
+				red++
+			case color.NRGBA{0, 0, 200, 255}:
+				blue++
+			}
+		}
+	}
+	if red != 160*40 || blue != 160*160 {
+		t.Errorf("%d red and %d blue pixels; want %d and %d", red, blue, 160*40, 160*160)
+	}
+	if _, err := sheet.Draw("title", []sheet.Tile{{Media: wide, Given: true}}); err == nil {
+		t.Error("a sheet of no samples")
+	}
+}
+
 // A video is a row of its frames at even distances, the first and the last among them; large ones are reduced.
 func TestDraw_Filmstrip(t *testing.T) {
 	for side, shown := range map[int]int{32: 160, 512: 256} {

@@ -114,7 +114,7 @@ func (r *Reader) endIdle(most int) {
 
 // endWhenIdle ends idle followers from time to time, until ctx ends.
 func (r *Reader) endWhenIdle(ctx context.Context) {
-	for waitFor(ctx, idle/2) {
+	for bus.Pause(ctx, idle/2) == nil {
 		r.mu.Lock()
 		r.endIdle(maxFollowers)
 		r.mu.Unlock()
@@ -149,7 +149,7 @@ func (f *follower) read(ctx context.Context, b *bus.Bus) {
 			if f.note(err); err == nil {
 				break
 			}
-			if !waitFor(ctx, time.Second) {
+			if bus.Pause(ctx, time.Second) != nil {
 				return
 			}
 		}
@@ -170,9 +170,7 @@ func (f *follower) read(ctx context.Context, b *bus.Bus) {
 		f.ended.Go(func() {
 			for ctx.Err() == nil {
 				f.note(f.readOnce(ctx, b, src, &next[i], true))
-				if !waitFor(ctx, time.Second) {
-					return
-				}
+				_ = bus.Pause(ctx, time.Second)
 			}
 		})
 	}

@@ -62,6 +62,8 @@ type Member struct {
 	// Image is the file that Write made, of a video the frame in the middle; Video is that with all frames.
 	Image string `json:"image,omitempty"`
 	Video string `json:"video,omitempty"`
+	// Audio is that of its sound.
+	Audio string `json:"audio,omitempty"`
 	// Text is set if the sample is a text.
 	Text *Text `json:"text,omitempty"`
 	// Roll is set if the sample is one of scheduled sampling.

@@ -51,90 +51,31 @@ type Run struct {
 	// Streams is the number of events in each stream.
 	Streams map[string]uint64 `json:"-"`
 
-	counted uint64               // events in records
-	open    map[schemas.UID]bool // groups
-}
-
-// wantsVerdicts reports whether people or batch jobs score open groups of the run.
-func (r *Run) wantsVerdicts(ctx context.Context, b *bus.Bus) (bool, error) {
-	open, err := b.GroupsOf(ctx, r.Run, maps.Keys(r.open))
-	return slices.ContainsFunc(open, bus.OpenGroup.WantsVerdict), err
+	counted uint64 // events in records
 }
 
 // Count counts what is stored of a run; with "*" of every run.
 func Count(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*Run, error) {
-	counts, err := counters.Look(ctx, b, run)
+	all, err := counters.Statuses(ctx, b, run)
 	if err != nil {
 		return nil, err
 	}
-	actions, err := controls(ctx, b)
-	if err != nil {
-		return nil, err
-	}
-	runs, answered := map[schemas.Run]*Run{}, b.AllAnswered(ctx)
-	for name, c := range counts {
-		runs[name] = runOf(name, c, actions[name], answered)
-	}
-	lanes := map[schemas.Run]map[schemas.Lane]bool{}
-	for _, stream := range []string{schemas.StreamRequests, schemas.StreamParked} { // queues, which are short
-		subjects, err := b.Subjects(ctx, stream, schemas.RunFilters(run)[stream][0])
-		if err != nil {
-			return nil, err
+	runs := map[schemas.Run]*Run{}
+	for name, c := range all {
+		if r := runOf(name, c); r.counted > 0 {
+			runs[name] = r
 		}
-		for subject, n := range subjects {
-			a, _ := schemas.ParseSubject(subject)
-			if r := runs[a.Run]; r != nil {
-				r.Events, r.Streams[stream] = r.Events+n, r.Streams[stream]+n
-			}
-			if a.Kind == schemas.KindRequest {
-				if lanes[a.Run] == nil {
-					lanes[a.Run] = map[schemas.Lane]bool{}
-				}
-				lanes[a.Run][a.Lane] = true
-			}
-		}
-	}
-	var around *counters.Around
-	for name, r := range runs {
-		if r.State != schemas.RunRunning {
-			continue
-		}
-		if around == nil {
-			around = counters.LookAround(ctx, b)
-		}
-		f := counts[name].Facts(answered, int64(r.Streams[schemas.StreamRequests]))
-		if f.Unmade == 0 && f.Unscored > 0 {
-			judged, err := r.wantsVerdicts(ctx, b)
-			if err != nil {
-				return nil, err
-			}
-			if judged {
-				f.Judged = f.Unscored
-			}
-		}
-		r.WaitsFor = around.HeldBy(lanes[name], f)
 	}
 	return runs, nil
 }
 
-// controls returns the actions in force for whole runs.
-func controls(ctx context.Context, b *bus.Bus) (map[schemas.Run]string, error) {
-	all, err := b.RunControls(ctx)
-	actions := map[schemas.Run]string{}
-	for _, c := range all {
-		actions[c.Run] = c.Action
-	}
-	return actions, err
-}
-
 // runOf says what counts mean.
-func runOf(name schemas.Run, c *counters.Run, control string, answered bool) *Run {
+func runOf(name schemas.Run, c *counters.Counted) *Run {
+	s := c.Status
 	r := &Run{
-		Run: name, State: c.Outcome(control, answered), Groups: int(c.Groups), Open: len(c.Open),
-		Samples:  int(c.Of(schemas.KindTrajectory, schemas.StopCompleted)),
-		Outcomes: c.Groupings(), OpenBatches: int64(len(c.Batches)),
-		Scored: int(c.Of(schemas.KindReward, schemas.StatusScored)), Failed: int(c.Failed()),
-		Refused: int(c.Refused()), Newest: c.Newest(), Streams: map[string]uint64{}, open: c.Open,
+		Run: name, State: s.State, WaitsFor: s.WaitsFor, Groups: int(s.Groups), Open: len(c.Open),
+		Samples: int(s.Trajectories), Outcomes: c.Groupings(), OpenBatches: s.OpenBatches, Scored: int(s.Rewards),
+		Failed: int(s.Failed), Refused: int(s.Refused), Newest: c.Newest(), Streams: c.Queued,
 	}
 	for outcome, n := range r.Outcomes {
 		if outcomes.HasAdvantages(outcome) {
@@ -148,6 +89,7 @@ func runOf(name schemas.Run, c *counters.Run, control string, answered bool) *Ru
 		}
 	}
 	r.counted = r.Events
+	r.Events += uint64(s.Waiting + s.Parked)
 	return r
 }
 

@@ -51,12 +51,14 @@ type weight struct {
 type Line struct {
 	SampleResult
 	Scores []Score `json:"scores"`
-	// Stored says that its trajectory is there; Image and Video that it has pixels, of Width and Height.
-	Stored bool   `json:"stored"`
-	Image  bool   `json:"image"`
-	Video  bool   `json:"video,omitempty"`
-	Width  int64  `json:"width,omitempty"`
-	Height int64  `json:"height,omitempty"`
+	// Stored says that its trajectory is there, Media which kinds of files it has: pixels of Width and Height, sound.
+	Stored bool     `json:"stored"`
+	Media  []string `json:"media"`
+	Width  int64    `json:"width,omitempty"`
+	Height int64    `json:"height,omitempty"`
+	// Conditions are the names of the files that the network was given, in the order of the trajectory.
+	Conditions []string `json:"conditions,omitempty"`
+
 	Answer string `json:"answer,omitempty"`
 	Tokens int64  `json:"tokens,omitempty"`
 	Finish string `json:"finish_reason,omitempty"`
@@ -279,14 +281,17 @@ func (x *Group) fromResult(a *schemas.Advantage) {
 // line returns a sample in short.
 func (s *stored) line(index int64) *Line {
 	member, t := s.join(index), s.trajectory
-	l := &Line{SampleResult: member.SampleResult, Scores: member.Scores}
+	l := &Line{SampleResult: member.SampleResult, Scores: member.Scores, Media: []string{}}
 	if l.Scores == nil {
 		l.Scores = []Score{}
 	}
 	if t == nil {
 		return l
 	}
-	l.Stored, l.Image, l.Video, l.Width, l.Height = true, t.Image != nil, t.Video != nil, t.Width, t.Height
+	l.Stored, l.Media, l.Width, l.Height = true, append(l.Media, t.MediaKinds()...), t.Width, t.Height
+	for _, c := range t.Conditions {
+		l.Conditions = append(l.Conditions, c.Name)
+	}
 	if member.Text != nil {
 		l.Answer, l.Tokens, l.Finish = cut(member.Text.Answer, maxAnswer), member.Text.Tokens, member.Text.FinishReason
 	}
@@ -404,10 +409,14 @@ func factsOf(t *schemas.Trajectory) (facts []Fact) {
 		add("Conversation", x.Conversation, false)
 	} else {
 		size := fmt.Sprintf("%d × %d", t.Width, t.Height)
-		if t.Video != nil {
-			size += fmt.Sprintf(", %d frames at %g a second", t.Video.Frames, t.Video.FPS)
+		if v := t.Medium(schemas.KindVideo); v != nil {
+			size += fmt.Sprintf(", %d frames at %g a second", v.Frames, v.FPS)
 		}
 		add("Size", size, false)
+		if s := t.Medium(schemas.KindAudio); s != nil {
+			length := float64(s.Samples) / float64(s.Rate)
+			add("Sound", fmt.Sprintf("%.3g s, %d channels at %d Hz", length, s.Channels, s.Rate), false)
+		}
 		add("Steps", fmt.Sprint(len(t.Transitions)), false)
 		if begin, end := t.Segment(); t.Timings.DenoiseNS > 0 && end > begin {
 			add("Time of a step", fmt.Sprintf("%.3g ms", float64(t.Timings.DenoiseNS)/1e6/float64(end-begin)), false)
@@ -474,7 +483,7 @@ func spansOf(t *schemas.Trajectory) (spans []attempt) {
 
 // StatesOf returns the indices of the stored states of an image that can be shown.
 func StatesOf(t *schemas.Trajectory) []int64 {
-	if t.Text != nil || t.Video != nil || t.StopReason != schemas.StopCompleted {
+	if t.Text != nil || t.Frames > 1 || t.StopReason != schemas.StopCompleted {
 		return []int64{}
 	}
 	if _, _, ok := latentGrid(t); !ok {

@@ -21,8 +21,9 @@ type Waiting struct {
 	Prompt      string      `json:"prompt"`
 	// Deadline is when the group closes without the verdict, Unix nanoseconds; 0: the service decides.
 	Deadline int64 `json:"deadline"`
-	// Image is the name of the file that a command wrote.
+	// Image and Audio are the names of the files that a command wrote.
 	Image string `json:"image,omitempty"`
+	Audio string `json:"audio,omitempty"`
 
 	Trajectory *schemas.Trajectory `json:"-"`
 }

@@ -146,16 +146,6 @@ func (s *Shared[T]) Get(ctx context.Context) (T, error) {
 	return v, nil
 }
 
-// waitFor waits for a time; false: ctx has ended.
-func waitFor(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
-}
-
 // milliseconds returns a moment for the page; 0 for none.
 func milliseconds(t time.Time) int64 {
 	if t.IsZero() {

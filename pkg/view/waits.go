@@ -43,18 +43,30 @@ func (f *follower) explain(p *Progress, status *schemas.RunStatus, system *Syste
 	p.Waits = append(p.Waits, runWaits(f.run, p, status, system)...)
 }
 
+// waits collects what work waits for.
+type waits []outcomes.Wait
+
+// add notes something that is waited for: what to do about it ("" for nothing), and why.
+func (w *waits) add(what outcomes.For, fix, format string, args ...any) *outcomes.Wait {
+	*w = append(*w, outcomes.Wait{For: what, Says: fmt.Sprintf(format, args...), Fix: fix})
+	return &(*w)[len(*w)-1]
+}
+
+// grave is add of something that a person has to end.
+func (w *waits) grave(what outcomes.For, fix, format string, args ...any) {
+	w.add(what, fix, format, args...).Grave = true
+}
+
 // systemWaits says what holds up the whole pipeline.
 func (r *Reader) systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
-	waits := []outcomes.Wait{}
+	w := waits{}
 	for _, f := range faults {
 		what, fix := r.Advise(f)
-		waits = append(waits, outcomes.Wait{For: outcomes.ForSpace, Grave: true, Says: what, Fix: capital(fix)})
+		w.grave(outcomes.ForSpace, capital(fix), "%s", what)
 	}
 	if len(x.Present) == 0 {
-		waits = append(waits, outcomes.Wait{
-			Says: "No sampler and no reward service is running. This is what is stored",
-			Fix:  "Start the pipeline: 'meander up'",
-		})
+		w.add("", "Start the pipeline: 'meander up'",
+			"No sampler and no reward service is running. This is what is stored")
 	}
 	runs := map[string]bool{}
 	for _, p := range x.Present {
@@ -64,8 +76,7 @@ func (r *Reader) systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
 			if p.Service == schemas.ServiceStarting {
 				does = "starts, and waits"
 			}
-			says := fmt.Sprintf("a sampler of lane %s %s: %s", p.Lane, does, p.Waiting)
-			waits = append(waits, outcomes.Wait{Says: says})
+			w.add("", "", "a sampler of lane %s %s: %s", p.Lane, does, p.Waiting)
 		}
 	}
 	if len(x.Present) > 0 && !runs[schemas.ServiceSampler] && !runs[schemas.ServiceStarting] {
@@ -73,45 +84,37 @@ func (r *Reader) systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
 		if n := x.unanswered; n > 0 {
 			says += fmt.Sprintf(": %s waiting", plural(n, "prompt"))
 		}
-		waits = append(waits, outcomes.Wait{
-			For: outcomes.ForSampler, Grave: true, Says: says, Fix: startSampler(x.Lanes),
-		})
+		w.grave(outcomes.ForSampler, startSampler(x.Lanes), "%s", says)
 	}
 	if len(x.Present) > 0 && !runs[schemas.ServiceReward] && x.waiting[schemas.ServiceReward] == 0 { // else see below
-		waits = append(waits, outcomes.Wait{
-			For: outcomes.ForReward, Grave: true,
-			Says: "No reward service is running: no sample is scored, and no group closes",
-			Fix:  "Start one: 'meander up', or 'meander-reward'",
-		})
+		w.grave(outcomes.ForReward, "Start one: 'meander up', or 'meander-reward'",
+			"No reward service is running: no sample is scored, and no group closes")
 	}
 	for i := range x.Streams {
 		if what, fix := r.Scarce(&x.Streams[i]); what != "" {
-			waits = append(waits, outcomes.Wait{Says: what, Fix: capital(fix)})
+			w.add("", capital(fix), "%s", what)
 		}
 	}
-	fors := map[string]outcomes.For{
-		schemas.ServiceIntake: outcomes.ForIntake, schemas.ServiceReward: outcomes.ForReward,
-		schemas.ServiceAdvantage: outcomes.ForAdvantage,
-	}
-	for _, stage := range []string{schemas.ServiceIntake, schemas.ServiceReward, schemas.ServiceAdvantage} {
-		if n := x.waiting[stage]; n > 0 {
-			waits = append(waits, outcomes.Wait{
-				For: fors[stage], Grave: true,
-				Says: fmt.Sprintf("%s for %s, and none runs", waiting(n, "message"), stage),
-				Fix:  "Start the pipeline: 'meander up', or 'meander-" + stage + "'",
-			})
+	for _, of := range []struct {
+		stage string
+		what  outcomes.For
+	}{
+		{schemas.ServiceIntake, outcomes.ForIntake},
+		{schemas.ServiceReward, outcomes.ForReward},
+		{schemas.ServiceAdvantage, outcomes.ForAdvantage},
+	} {
+		if n := x.waiting[of.stage]; n > 0 {
+			w.grave(of.what, "Start the pipeline: 'meander up', or 'meander-"+of.stage+"'", "%s for %s, and none runs",
+				waiting(n, "message"), of.stage)
 		}
 	}
 	for _, lane := range slices.Sorted(maps.Keys(x.backlog)) {
 		if n := x.backlog[lane]; n > 0 && !x.serves(lane) {
-			waits = append(waits, outcomes.Wait{
-				For: outcomes.ForSampler, Grave: true,
-				Says: fmt.Sprintf("%s for a sampler of lane %s, and none runs", waiting(n, "sample"), lane),
-				Fix:  startSampler(x.lanesOf(lane)),
-			})
+			w.grave(outcomes.ForSampler, startSampler(x.lanesOf(lane)), "%s for a sampler of lane %s, and none runs",
+				waiting(n, "sample"), lane)
 		}
 	}
-	return waits
+	return w
 }
 
 // startSampler says how to start a sampler of the model that was served last on the lanes.
@@ -137,90 +140,75 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	if status.Reason != "" {
 		by += ": " + status.Reason
 	}
+	var w waits
 	switch status.State {
 	case schemas.RunPaused:
-		return []outcomes.Wait{{
-			For: outcomes.ForResume, Grave: true, Says: "paused" + by,
-			Fix: fmt.Sprintf("continue it with: meander resume %s", run),
-		}}
+		w.grave(outcomes.ForResume, fmt.Sprintf("continue it with: meander resume %s", run), "paused%s", by)
+		return w
 	case schemas.StatusCancelled:
-		return []outcomes.Wait{{Says: "cancelled" + by + "; it stays so"}}
+		w.add("", "", "cancelled%s; it stays so", by)
+		return w
 	}
-	waits := append(refusals(run, p, status), failures(run, p)...)
+	w.addRefusals(run, p, status)
+	w.addFailures(run, p)
 	if outcomes.HasEnded(p.State) {
-		return waits
+		return w
 	}
-	waits = append(waits, x.Waits...)
-	if p.Stages[0].Of == 0 && len(waits) == 0 {
-		waits = append(waits, outcomes.Wait{
-			For: outcomes.ForIntake,
-			Says: "no prompt of it is accepted yet: intake waits until a sampler has announced its model and a " +
-				"reward " + "service its reward functions, or the prompts were refused",
-			Fix: "see the dead letters of the run, and 'meander doctor'",
-		})
+	w = append(w, x.Waits...)
+	if p.Stages[0].Of == 0 && len(w) == 0 {
+		w.add(outcomes.ForIntake, "see the dead letters of the run, and 'meander doctor'",
+			"no prompt of it is accepted yet: intake waits until a sampler has announced its model and a reward "+
+				"service its reward functions, or the prompts were refused")
 	}
 	for _, lane := range slices.Sorted(maps.Keys(p.lanes)) {
 		if p.unmade > 0 && lane != "" && !x.serves(lane) && x.backlog[lane] == 0 {
-			waits = append(waits, outcomes.Wait{
-				For: outcomes.ForSampler, Grave: true, Says: fmt.Sprintf("No sampler of lane %s is running", lane),
-				Fix: startSampler(x.lanesOf(lane)),
-			})
+			w.grave(outcomes.ForSampler, startSampler(x.lanesOf(lane)), "No sampler of lane %s is running", lane)
 		}
 	}
 	if status.Lost > 0 {
-		waits = append(waits, outcomes.Lost(status.Lost))
+		w = append(w, outcomes.Lost(status.Lost))
 	}
-	if len(waits) > 0 {
-		return waits
+	if len(w) > 0 {
+		return w
 	}
 	if p.unmade > 0 {
 		is := "are"
 		if p.unmade == 1 {
 			is = "is"
 		}
-		says := waiting(p.unmade, "sample") + " in the queue, or " + is + " with a sampler"
-		waits = append(waits, outcomes.Wait{Says: says})
+		w.add("", "", "%s in the queue, or %s with a sampler", waiting(p.unmade, "sample"), is)
 	}
 	if p.Judged > 0 {
-		waits = append(waits, outcomes.Wait{
-			For: outcomes.ForVerdict, Says: waiting(p.Judged, "sample") + " for a verdict",
-			Fix: fmt.Sprintf("give it with: meander verdict --run %s", run),
-		})
+		w.add(outcomes.ForVerdict, fmt.Sprintf("give it with: meander verdict --run %s", run), "%s for a verdict",
+			waiting(p.Judged, "sample"))
 	}
 	if n := p.unscored - p.Judged; n > 0 {
-		waits = append(waits, outcomes.Wait{For: outcomes.ForScore, Says: waiting(n, "sample") + " for a score"})
+		w.add(outcomes.ForScore, "", "%s for a score", waiting(n, "sample"))
 	}
 	if status.WaitsFor == string(outcomes.ForBatch) {
-		waits = append(waits, outcomes.Incomplete(run, status.OpenBatches))
+		w = append(w, outcomes.Incomplete(run, status.OpenBatches))
 	}
-	if p.unclosed > 0 {
-		w := outcomes.Wait{
-			For:  outcomes.ForBatch,
-			Says: waiting(p.unclosed, "group") + " with all rewards for the others of the batch",
-		}
-		if status.OpenBatches == 0 {
-			w = outcomes.Wait{For: outcomes.ForAdvantage, Says: waiting(p.unclosed, "group") + " to be closed"}
-		}
-		waits = append(waits, w)
+	if says := waiting(p.unclosed, "group"); p.unclosed > 0 && status.OpenBatches == 0 {
+		w.add(outcomes.ForAdvantage, "", "%s to be closed", says)
+	} else if p.unclosed > 0 {
+		w.add(outcomes.ForBatch, "", "%s with all rewards for the others of the batch", says)
 	}
-	return waits
+	return w
 }
 
-// refusals says that prompts of a run were refused.
-func refusals(run schemas.Run, p *Progress, status *schemas.RunStatus) []outcomes.Wait {
-	n := p.Statuses[schemas.StatusRefused]
-	var waits []outcomes.Wait
-	if status.Refused > 0 {
+// addRefusals says that prompts of a run were refused.
+func (w *waits) addRefusals(run schemas.Run, p *Progress, status *schemas.RunStatus) {
+	if n := status.Refused; n > 0 {
 		says := "1 prompt could not be read, and was refused"
-		if status.Refused > 1 {
-			says = fmt.Sprintf("%d prompts could not be read, and were refused", status.Refused)
+		if n > 1 {
+			says = fmt.Sprintf("%d prompts could not be read, and were refused", n)
 		}
-		waits = append(waits, outcomes.Wait{
-			Grave: status.Groups == 0, Says: says, Fix: fmt.Sprintf("Read why: 'meander dead ls --run %s'", run),
-		})
+		fix := fmt.Sprintf("Read why: 'meander dead ls --run %s'", run)
+		w.add("", fix, "%s", says).Grave = status.Groups == 0
 	}
+	n := p.Statuses[schemas.StatusRefused]
 	if n == 0 {
-		return waits
+		return
 	}
 	says := fmt.Sprintf("%d of %d prompts were refused, the last one: ", n, p.Stages[0].Of)
 	if p.Stages[0].Of == 1 {
@@ -230,23 +218,16 @@ func refusals(run schemas.Run, p *Progress, status *schemas.RunStatus) []outcome
 	if field, _, named := strings.Cut(p.refusal, ": "); named && !strings.Contains(field, " ") {
 		what = field
 	}
-	return append(waits, outcomes.Wait{
-		Grave: int64(n) == p.Stages[0].Of, Says: says + p.refusal,
-		Fix: fmt.Sprintf("Correct %s, and publish the prompt again with another uid: %q is used", what, p.refusedUID),
-	})
+	fix := fmt.Sprintf("Correct %s, and publish the prompt again with another uid: %q is used", what, p.refusedUID)
+	w.add("", fix, "%s", says+p.refusal).Grave = int64(n) == p.Stages[0].Of
 }
 
-// failures says that groups of a run have failed.
-func failures(run schemas.Run, p *Progress) []outcomes.Wait {
-	n := p.Statuses[schemas.StatusFailed]
-	if n == 0 {
-		return nil
+// addFailures says that groups of a run have failed.
+func (w *waits) addFailures(run schemas.Run, p *Progress) {
+	if n := p.Statuses[schemas.StatusFailed]; n > 0 {
+		fix, of := fmt.Sprintf("See its samples with: meander show --run %s %s", run, p.failedUID), p.Stages[0].Of
+		w.add("", fix, "%d of %d groups failed, the last one: %s", n, of, p.failure).Grave = int64(n) == of
 	}
-	return []outcomes.Wait{{
-		Grave: int64(n) == p.Stages[0].Of,
-		Says:  fmt.Sprintf("%d of %d groups failed, the last one: %s", n, p.Stages[0].Of, p.failure),
-		Fix:   fmt.Sprintf("See its samples with: meander show --run %s %s", run, p.failedUID),
-	}}
 }
 
 // waiting says that so many things wait.

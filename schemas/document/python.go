@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"reflect"
 
+	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -18,6 +19,8 @@ type forms struct {
 	// Settings are those of a sample, with the field by which readers have each (see schemas.Field.Through).
 	Settings    map[string]string    `json:"settings"`
 	Transitions []schemas.Transition `json:"transitions"`
+	// Estimators are all there are.
+	Estimators []estimator.Properties `json:"estimators"`
 }
 
 // contractForms returns the forms of all events as JSON.
@@ -29,7 +32,10 @@ func contractForms() ([]byte, error) {
 // formsOfEvents returns the forms as the fields of the structs and their tags say. What Python reads in contract.json,
 // TypeScript has as the constant structs.
 func formsOfEvents() forms {
-	x := forms{map[string]string{}, map[string]map[string]string{}, map[string]string{}, schemas.Transitions}
+	x := forms{map[string]string{}, map[string]map[string]string{}, map[string]string{}, schemas.Transitions, nil}
+	for _, name := range estimator.Names() {
+		x.Estimators = append(x.Estimators, estimator.PropertiesOf(name))
+	}
 	types := map[string]reflect.Type{}
 	for _, e := range schemas.Events() {
 		t := reflect.TypeOf(e).Elem()

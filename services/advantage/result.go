@@ -14,20 +14,12 @@ var missing = math.NaN()
 // config returns the settings of the group's estimator. Its Columns is T, the number of trained steps. Where the
 // estimator does not read it, and in validation groups, which are not trained on, it is at least 1.
 func (g *group) config() estimator.Config {
-	a := g.spec.Advantage
-	c := estimator.Config{
-		Name: a.Estimator, Std: a.Std, StdBasis: a.StdBasis, Epsilon: or(a.Epsilon, 0),
-		Columns: int(max(g.representative().trainedSteps, 1)),
-		Mode:    a.Mode, AdvClipMax: or(a.AdvClipMax, 0), Gamma: or(a.Gamma, 1), Singleton: a.Singleton,
-	}
-	if !g.spec.Validation && (c.StdBasis == estimator.BasisExpanded || c.Gamma != 1) {
+	c, _ := estimator.Of(g.spec.Advantage) // of an unknown one the estimator returns an error
+	c.Columns = int(max(g.representative().trainedSteps, 1))
+	if !g.spec.Validation && c.CountsSteps() {
 		c.Columns = int(g.representative().trainedSteps) // with 0 the estimator returns an error
 	}
-	if c.Name == estimator.GDPO {
-		for _, r := range g.spec.Reward {
-			c.Weights = append(c.Weights, or(r.Weight, 1))
-		}
-	}
+	c.Weigh(g.spec.Reward)
 	return c
 }
 
@@ -160,33 +152,21 @@ func counts(a *schemas.Advantage) bool {
 	return a.Status == schemas.StatusComplete || a.Status == schemas.StatusPartial
 }
 
-type scale struct {
-	name, std, basis, mode, singleton string
-	epsilon, clip, gamma              float64
-	columns                           int // 0 if the estimator does not use them
-	text                              bool
-	weights                           string
-}
-
-// scaleOf returns the settings of an estimator that groups must have in common to be normalised together; text: the
-// samples are texts.
-func scaleOf(c estimator.Config, text bool) scale {
-	s := scale{
-		c.Name, c.Std, c.StdBasis, c.Mode, c.Singleton, c.Epsilon, c.AdvClipMax, c.Gamma, 0, text,
-		fmt.Sprint(c.Weights),
+// scaleOf returns what groups must have in common to be normalised together: the settings of their estimator, and
+// whether the samples are texts.
+func scaleOf(c estimator.Config, text bool) string {
+	if !c.CountsSteps() {
+		c.Columns = 0
 	}
-	if c.StdBasis == estimator.BasisExpanded || c.Gamma != 1 {
-		s.columns = c.Columns
-	}
-	return s
+	return fmt.Sprintf("%+v %t", c, text)
 }
 
 // estimate fills in the advantages of one group, or of all groups of a batch, which the caller has sorted by uid.
 // Groups of a batch with the same scale are normalised together. outlines[i] is the result of groups[i]; one that does
 // not count is left as it is, and one that the estimator has an error for gets the status failed.
 func estimate(groups []*group, outlines []*schemas.Advantage) {
-	var order []scale
-	alike := map[scale][]int{}
+	var order []string
+	alike := map[string][]int{}
 	for i, g := range groups {
 		if counts(outlines[i]) {
 			s := scaleOf(g.config(), g.representative().tokens != nil)
@@ -271,10 +251,11 @@ func (g *group) rewards() estimator.Rewards {
 			r.Lengths = append(r.Lengths, s.steps())
 		}
 	}
-	if g.spec.Advantage.Estimator != estimator.GDPO {
+	needs := estimator.PropertiesOf(g.spec.Advantage.Estimator)
+	if !needs.Scores {
 		r.Scores = nil
 	}
-	if g.spec.Advantage.Estimator != estimator.OPO && g.representative().tokens == nil {
+	if !needs.Lengths && g.representative().tokens == nil {
 		r.Lengths = nil
 	}
 	return r

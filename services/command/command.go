@@ -27,6 +27,8 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -35,6 +37,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -183,12 +186,7 @@ var setTimeFormat = sync.OnceFunc(func() { zerolog.TimeFieldFormat = time.RFC333
 
 type app struct {
 	store    string
-	natsURL  string
-	token    string
-	creds    string
-	tlsCA    string
-	tlsCert  string
-	tlsKey   string
+	nats     boot.NATS
 	json     bool
 	logLevel string
 	// fromEnv has the variables that settings came from, by the name of the flag.
@@ -230,8 +228,8 @@ with an embedded NATS server.`,
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			a.stderr = c.ErrOrStderr()
 			a.fromEnvironment(c.Flags())
-			if _, err := a.logger(); err != nil {
-				return err
+			if level, err := zerolog.ParseLevel(a.logLevel); err != nil || level == zerolog.NoLevel {
+				return usage(fmt.Errorf("%s: %q; must be debug, info, warn or error", a.flag("log-level"), a.logLevel))
 			}
 			if err := c.ValidateFlagGroups(); err != nil {
 				return usage(err)
@@ -244,18 +242,18 @@ with an embedded NATS server.`,
 	f := root.PersistentFlags()
 	f.StringVar(&a.store, "store", envOr("MEANDER_STORE", "meander-data"),
 		"folder with the files of the embedded NATS server (MEANDER_STORE)")
-	f.StringVar(&a.natsURL, "nats", "",
+	f.StringVar(&a.nats.URL, "nats", "",
 		"NATS server to use instead of the store, e.g. nats://127.0.0.1:4222 (MEANDER_NATS_URL)")
-	f.StringVar(&a.token, "nats-token", "",
+	f.StringVar(&a.nats.Token, "nats-token", "",
 		"token for that server; 'meander up' asks its clients for it. Better set it as MEANDER_NATS_TOKEN: the "+
 			"process list does not show the environment")
-	f.StringVar(&a.creds, "nats-creds", "",
+	f.StringVar(&a.nats.CredsFile, "nats-creds", "",
 		"credentials file for that server: a key, or a JWT and its key (MEANDER_NATS_CREDS)")
-	f.StringVar(&a.tlsCA, "nats-tls-ca", "",
+	f.StringVar(&a.nats.TLSCA, "nats-tls-ca", "",
 		"PEM file of the authority that signed the server's certificate (MEANDER_NATS_TLS_CA)")
-	f.StringVar(&a.tlsCert, "nats-tls-cert", "",
+	f.StringVar(&a.nats.TLSCert, "nats-tls-cert", "",
 		"PEM file of our certificate, if the server wants one (MEANDER_NATS_TLS_CERT)")
-	f.StringVar(&a.tlsKey, "nats-tls-key", "", "PEM file of our key (MEANDER_NATS_TLS_KEY)")
+	f.StringVar(&a.nats.TLSKey, "nats-tls-key", "", "PEM file of our key (MEANDER_NATS_TLS_KEY)")
 	f.BoolVar(&a.json, "json", false, "print JSON lines on stdout; progress and logs go to stderr")
 	f.StringVar(&a.logLevel, "log-level", envOr("MEANDER_LOG_LEVEL", "warn"),
 		"debug, info, warn or error (MEANDER_LOG_LEVEL)")
@@ -278,20 +276,20 @@ with an embedded NATS server.`,
 // They are no defaults of the flags, because --help would print the secrets; store and log-level are.
 func (a *app) fromEnvironment(f *pflag.FlagSet) {
 	a.fromEnv = map[string]string{}
-	for flag, value := range map[string]*string{
-		"nats": &a.natsURL, "nats-token": &a.token, "nats-creds": &a.creds,
-		"nats-tls-ca": &a.tlsCA, "nats-tls-cert": &a.tlsCert, "nats-tls-key": &a.tlsKey,
-		"store": &a.store, "log-level": &a.logLevel,
-	} {
-		name := "MEANDER_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
-		if flag == "nats" {
+	f.VisitAll(func(flag *pflag.Flag) {
+		name := "MEANDER_" + strings.ToUpper(strings.ReplaceAll(flag.Name, "-", "_"))
+		if flag.Name == "nats" {
 			name += "_URL"
 		}
-		if given := os.Getenv(name); given != "" && !f.Changed(flag) {
-			*value, a.fromEnv[flag] = given, name
+		if given := os.Getenv(name); given != "" && !flag.Changed && slices.Contains(globalNames, flag.Name) {
+			a.fromEnv[flag.Name] = name
+			_ = flag.Value.Set(given) // any text will do
 		}
-	}
+	})
 }
+
+// globalNames are the global flags that variables may set.
+var globalNames = strings.Fields("nats nats-token nats-creds nats-tls-ca nats-tls-cert nats-tls-key store log-level")
 
 // flag names a global flag in an error, with the variable that its value came from.
 func (a *app) flag(name string) string {
@@ -355,18 +353,14 @@ func encode[V any](out io.Writer, values ...V) error {
 	return nil
 }
 
-// logger returns a logger to stderr: lines for people, or JSON with --json. A wrong --log-level is a usage error.
-func (a *app) logger() (zerolog.Logger, error) {
-	level, err := zerolog.ParseLevel(a.logLevel)
-	if err != nil || level == zerolog.NoLevel {
-		return zerolog.Nop(), usage(fmt.Errorf("%s: %q; must be debug, info, warn or error", a.flag("log-level"),
-			a.logLevel))
+// logger returns a logger to stderr: lines for people, or JSON with --json.
+func (a *app) logger() zerolog.Logger {
+	level, _ := zerolog.ParseLevel(a.logLevel) // it was checked before the command ran
+	out := a.stderr
+	if !a.json {
+		out = zerolog.ConsoleWriter{Out: out, TimeFormat: "15:04:05.000", NoColor: !present.Colourful(out)}
 	}
-	if a.json {
-		return zerolog.New(a.stderr).Level(level).With().Timestamp().Logger(), nil
-	}
-	w := zerolog.ConsoleWriter{Out: a.stderr, TimeFormat: "15:04:05.000", NoColor: !present.Colourful(a.stderr)}
-	return zerolog.New(w).Level(level).With().Timestamp().Logger(), nil
+	return zerolog.New(out).Level(level).With().Timestamp().Logger()
 }
 
 // envOr returns an environment variable, or def if it is empty.
@@ -375,4 +369,28 @@ func envOr(name, def string) string {
 		return v
 	}
 	return def
+}
+
+// versionCommand makes the command 'meander version'.
+func versionCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "print the versions of the program and of the event contract",
+		Example: "  meander version --json",
+		RunE: func(c *cobra.Command, _ []string) error {
+			out := c.OutOrStdout()
+			if a.json {
+				return encode(out, map[string]any{
+					"version": boot.Version(), "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH,
+					"subjects": schemas.AllSubjects, "schema_version": schemas.Version,
+				})
+			}
+			_, err := fmt.Fprintln(out, versionLine())
+			return err
+		},
+	}
+}
+
+func versionLine() string {
+	return fmt.Sprintf("meander %s (%s, %s/%s), subjects %s, event schemas %d",
+		boot.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH, schemas.AllSubjects, schemas.Version)
 }

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -162,7 +163,7 @@ func TestApp_addresses(t *testing.T) {
 		"nats://a": "[a:4222]", "a:1": "[a:1]", "a": "[a:4222]", "nats://u:p@a:1/": "[a:1]", "tls://[::1]": "[[::1]:4222]",
 		"ws://a": "[a:80]", "wss://a/x": "[a:443]", "nats://a:1,tls://b": "[a:1 b:4222]", "nats://": "[]",
 	} {
-		if got := fmt.Sprint((&app{natsURL: given}).addresses()); got != want {
+		if got := fmt.Sprint((&app{nats: boot.NATS{URL: given}}).addresses()); got != want {
 			t.Errorf("%s: %s, want %s", given, got, want)
 		}
 	}
@@ -271,4 +272,137 @@ func TestUntilSignal(t *testing.T) {
 		<-ctx.Done()
 		<-overdue
 	}
+}
+
+func TestVersion(t *testing.T) {
+	expect(t, exitOK, "meander ", "version")
+	lines := linesOf(t, expect(t, exitOK, "", "version", "--json"))
+	if len(lines) != 1 || lines[0]["go"] != runtime.Version() || lines[0]["subjects"] != "mdr.v1.>" {
+		t.Errorf("JSON %v", lines)
+	}
+}
+
+// A flag or folder from a variable that is not set is a mistake.
+func TestAuth_Empty(t *testing.T) {
+	inEmptyDir(t)
+	expect(t, exitUsage, `folder of credentials: ""`, "auth", "init", "")
+	expect(t, exitUsage, `--tls-host: ""`, "auth", "init", "auth", "--tls-host", "")
+	expect(t, exitUsage, `--tls-host: "a,"`, "auth", "init", "auth", "--tls-host", "a,")
+	expect(t, exitOK, "auth is ready", "auth", "init", "auth", "--tls")
+	expect(t, exitUsage, `--tls-host: ""`, "auth", "update", "auth", "--tls-host", "")
+	expect(t, exitUsage, `role: ""`, "auth", "add", "auth", "alice", "--role", "")
+	expect(t, exitOK, "has the role trainer", "auth", "add", "auth", "alice", "--role", "trainer")
+}
+
+func TestUI_Usage(t *testing.T) {
+	inEmptyDir(t)
+	expect(
+		t,
+		exitUsage,
+		`--listen: "0.0.0.0:80"; others reach it there, so set a token in MEANDER_UI_TOKEN`,
+		"ui",
+		"--listen",
+		"0.0.0.0:80",
+	)
+	expect(t, exitUsage, `--listen: "80"; must be host:port`, "ui", "--listen", "80")
+	expect(t, exitUsage, `--host: "http://x/"; must be a name`, "ui", "--host", "http://x/")
+	expect(t, exitUsage, "--tokenizer: open tokenizer: ", "ui", "--tokenizer", "nowhere")
+	expect(t, exitUsage, "--ui-listen: given without the page; add --ui", "up", "--ui-listen", "127.0.0.1:0")
+	expect(t, exitUsage, `--ui-listen: "80"; must be host:port`, "up", "--ui", "--ui-listen", "80")
+	expect(t, exitUsage, "takes no arguments", "ui", "now")
+}
+
+func TestUp_Usage(t *testing.T) {
+	inEmptyDir(t)
+	expect(t, exitUsage, "--listen: ", "up", "--nats", "nats://127.0.0.1:1", "--listen", "127.0.0.1:0")
+	expect(t, exitUsage, "replicas: 0; must be between 1 and 64", "up", "--replicas", "0")
+	expect(t, exitUsage, `folder of credentials: ""`, "up", "--auth", "")
+	expect(t, exitUsage, "--nats-tls-ca: given without a server", "up", "--nats-tls-ca", "ca.pem")
+	t.Setenv("MEANDER_NATS_TLS_CA", "ca.pem")
+	t.Setenv("MEANDER_NATS_CREDS", "x.creds")
+	expect(t, exitUsage, "--nats-creds (from MEANDER_NATS_CREDS): given without a server", "up")
+	expect(t, exitUsage, "--nats-tls-ca (from MEANDER_NATS_TLS_CA): given without a server", "up")
+	expect(t, exitUsage, "--nats-creds: given", "up", "--nats-creds", "y.creds") // the flag wins
+	t.Setenv("MEANDER_NATS_URL", "nats://127.0.0.1:1")
+	expect(t, exitUsage, "leave one of --listen and --nats (from MEANDER_NATS_URL) out", "up", "--listen", "127.0.0.1:0")
+	expect(t, exitUsage, "leave one of --auth and --nats (from MEANDER_NATS_URL) out", "up", "--auth", "auth")
+	t.Setenv("MEANDER_LOG_LEVEL", "loud")
+	expect(t, exitUsage, `--log-level (from MEANDER_LOG_LEVEL): "loud"`, "streams")
+	expect(t, exitUsage, "takes no arguments", "up", "now")
+}
+
+// What is wrong with the command line of a teacher is said before anything is opened, by the flag.
+func TestTeacher_Usage(t *testing.T) {
+	for want, args := range map[string][]string{
+		"--model: empty; must be a folder of a model": {},
+		`--name: "a.b"`: {"--model", "sums", "--name", "a.b"},
+		"--workers: -1": {"--model", "sums", "--workers", "-1"},
+		`--engine: "vllm=http://x"; must be torch`: {"--model", "sums", "--engine", "vllm=http://x"},
+		`--dtype: "f8"; must be auto, f32 or bf16`: {"--model", "sums", "--dtype", "f8"},
+		`model "nothing": no such model`:           {"--model", "nothing"},
+	} {
+		var out, errs bytes.Buffer
+		args := append([]string{"teacher", "--store", t.TempDir(), "--log-level", "error"}, args...)
+		if status := Execute(context.Background(), args, strings.NewReader(""), &out, &errs); status != exitUsage ||
+			!strings.Contains(errs.String(), want) {
+			t.Errorf("%q: status %d, %s; want %q", args, status, errs.String(), want)
+		}
+	}
+}
+
+func TestStreams(t *testing.T) {
+	inStore(t)
+	lines := linesOf(t, expect(t, exitOK, "", "streams", "--json"))
+	messages := map[any]any{}
+	steps := 0.0
+	for _, s := range lines {
+		messages[s["name"]] = s["messages"]
+		if s["name"] == "MDR_STEPS" {
+			steps = s["bytes"].(float64)
+		}
+	}
+	if messages["MDR_STEPS"] != 6.0 || messages["MDR_TRAJECTORIES"] != 2.0 || messages["MDR_ADVANTAGES"] != 1.0 {
+		t.Errorf("messages %v", messages)
+	}
+	// One group is stored, of two samples.
+	expect(t, exitOK, "space for about 100 more groups, 200 samples, of the mean size of the 1 stored groups",
+		"streams", "limit", "--max-steps-bytes", fmt.Sprintf("%dB", int64(101*steps)))
+	expect(t, exitOK, "", "streams", "limit", "--max-steps-bytes", "123MiB")
+	expect(t, exitOK, "123.0 MiB", "streams")
+	expect(t, exitOK, "run r1: ", "runs", "rm", "r1")
+	expect(t, exitFailed, `run "r1": nothing is stored of it`, "runs", "rm", "r1")
+	for _, s := range linesOf(t, expect(t, exitOK, "", "streams", "--json")) {
+		if s["name"] == "MDR_STEPS" && s["messages"] != 0.0 {
+			t.Errorf("after the purge: %v", s)
+		}
+	}
+	expect(t, exitOK, "store a group first: its size then says how many more fit", "streams", "limit", "--max-steps-bytes", "123MiB")
+}
+
+// What intake answers is printed and decides the exit status.
+func TestPublish(t *testing.T) {
+	inEmptyDir(t)
+	serving(t, "--model", "synthetic")
+	expect(t, exitOK, `accepted  p1  2 samples x 4 steps  "a red fox"`, "publish", "-n", "2", "--steps", "4", "a red fox")
+	if err := os.WriteFile("again.jsonl", []byte(`{"prompt": "another fox", "uid": "p1"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	lines := linesOf(t, expect(t, exitFailed, "", "publish", "--json", "--prompts", "again.jsonl"))
+	if len(lines) != 1 || lines[0]["uid"] != "p1" || lines[0]["accepted"] == true || lines[0]["error"] == "" {
+		t.Errorf("another prompt of the uid: %v", lines)
+	}
+	expect(t, exitOK, `warning    uid: "p1" is already used in run "default" by another prompt`, "publish", "--dry-run", "--prompts", "again.jsonl")
+	expect(t, exitFailed, `refused   "a fox"  model: "elsewhere" is not served here`, "publish", "--prompts", unservedPrompt(t))
+	expect(t, exitUsage, "--run: ", "publish", "--run", "a b", "a red fox")
+}
+
+// A prompt that cannot be sent is named by its text where it has no uid yet.
+func TestPublish_TooLarge(t *testing.T) {
+	inEmptyDir(t)
+	serving(t, "--model", "sums")
+	turn := `{"role":"user","content":"` + strings.Repeat("a", 300000) + `"},`
+	if err := os.WriteFile("messages.json", []byte("["+strings.Repeat(turn, 4)+`{"role":"user","content":"1+1=?"}]`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, exitFailed, `meander: prompt "1+1=?": publish prompt: `, "publish", "-n", "2", "--messages", "messages.json")
 }

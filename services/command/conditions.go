@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -142,6 +142,13 @@ func (x *conditionFiles) refOf(file any, dir string) (map[string]any, error) {
 		return x.add(conditionFile{data: data}, data), nil
 	case map[string]any:
 		for _, key := range []string{"bytes", "path", "image"} {
+			if text, ok := v[key].(string); ok && key == "bytes" && text != "" { // JSON has no bytes
+				data, err := base64.StdEncoding.DecodeString(text)
+				if err != nil {
+					return nil, fmt.Errorf("bytes: %w; must be base64", err)
+				}
+				return x.refOf(data, dir)
+			}
 			if v[key] != nil && v[key] != "" {
 				return x.refOf(v[key], dir)
 			}
@@ -208,6 +215,9 @@ func (x *conditionFiles) store(ctx context.Context, b *bus.Bus, body map[string]
 		if put.Digest != digest {
 			return fmt.Errorf("conditions: %v: %s has changed since it was read", m["name"], f.path)
 		}
+		if f.path == "" {
+			delete(x.by, digest) // it is stored: other prompts with it find it there
+		}
 	}
 	return nil
 }
@@ -236,7 +246,8 @@ func readInput(path string) ([]byte, error) {
 // inputFile returns a PNG as it is, and a JPEG as a PNG of its pixels.
 func inputFile(file []byte) ([]byte, error) {
 	if bytes.HasPrefix(file, []byte("\xff\xd8")) {
-		if n := orientation(file); n > 1 {
+		_, exif, _ := bytes.Cut(file[:min(len(file), 1<<16)], []byte("Exif\x00\x00"))
+		if n := media.Orientation(exif); n > 1 {
 			return nil, fmt.Errorf("a JPEG that is turned by its EXIF data (orientation %d); save it upright", n)
 		}
 		c, err := jpeg.DecodeConfig(bytes.NewReader(file))
@@ -258,31 +269,4 @@ func inputFile(file []byte) ([]byte, error) {
 		return nil, fmt.Errorf("%w; must be a PNG or a JPEG", err)
 	}
 	return file, nil
-}
-
-// orientation returns the tag 0x0112 of a JPEG's EXIF data; 0: it has none.
-func orientation(file []byte) int {
-	_, exif, found := bytes.Cut(file[:min(len(file), 1<<16)], []byte("Exif\x00\x00"))
-	if !found || len(exif) < 8 {
-		return 0
-	}
-	var order binary.ByteOrder = binary.BigEndian
-	if bytes.HasPrefix(exif, []byte("II")) {
-		order = binary.LittleEndian
-	}
-	at := uint64(order.Uint32(exif[4:]))
-	if at+2 > uint64(len(exif)) {
-		return 0
-	}
-	entries := exif[at+2:]
-	for range order.Uint16(exif[at:]) {
-		if len(entries) < 12 {
-			break
-		}
-		if order.Uint16(entries) == 0x0112 {
-			return int(order.Uint16(entries[8:]))
-		}
-		entries = entries[12:]
-	}
-	return 0
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
@@ -55,7 +56,7 @@ func (a *app) connect(ctx context.Context, log zerolog.Logger) (*connection, err
 // connectServing connects to the pipeline for a command that serves it if no other process does. Otherwise it adopts
 // the settings of that process, so that it can take over later; flags that differ are usage errors.
 func (a *app) connectServing(ctx context.Context, s *services, log zerolog.Logger) (*connection, error) {
-	if a.natsURL != "" {
+	if a.nats.URL != "" {
 		if _, err := a.joinsPipeline(s); err != nil {
 			return nil, err
 		}
@@ -69,9 +70,9 @@ func (a *app) connectServing(ctx context.Context, s *services, log zerolog.Logge
 // joinsPipeline reports whether a pipeline runs that a command with these services would join. If so the services
 // adopt its settings; flags that differ are usage errors.
 func (a *app) joinsPipeline(s *services) (bool, error) {
-	if a.natsURL != "" {
+	if a.nats.URL != "" {
 		return true, s.refuseFlags(fmt.Sprintf("the services at %s have their own settings; leave out this flag or "+
-			"%s", bus.RedactURL(a.natsURL), a.flag("nats")))
+			"%s", bus.RedactURL(a.nats.URL), a.flag("nats")))
 	}
 	running, serving := natsd.Pipeline(a.store)
 	if !serving {
@@ -85,16 +86,9 @@ func (a *app) adoptFrom(s *services, running natsd.Info) error {
 	return s.adoptSettings(running.Settings, fmt.Sprintf("the pipeline on store %q (process %d)", a.store, running.PID))
 }
 
-func (a *app) server() bus.Config {
-	return bus.Config{
-		Name: "meander", URL: a.natsURL, Token: a.token, CredsFile: a.creds, CAFile: a.tlsCA,
-		CertFile: a.tlsCert, KeyFile: a.tlsKey,
-	}
-}
-
 // checkServer refuses a URL of --nats that is not of a NATS server. A URL without a scheme is nats://.
 func (a *app) checkServer() error {
-	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
+	for _, server := range a.nats.Servers() {
 		if _, err := url.Parse(server); err != nil || !strings.Contains(server, "://") {
 			continue // the connection says what is wrong with it
 		}
@@ -109,7 +103,10 @@ func (a *app) checkServer() error {
 func (a *app) checkStoreSettings() error {
 	var errs []error
 	for _, of := range []struct{ flag, value string }{
-		{"nats-creds", a.creds}, {"nats-tls-ca", a.tlsCA}, {"nats-tls-cert", a.tlsCert}, {"nats-tls-key", a.tlsKey},
+		{"nats-creds", a.nats.CredsFile},
+		{"nats-tls-ca", a.nats.TLSCA},
+		{"nats-tls-cert", a.nats.TLSCert},
+		{"nats-tls-key", a.nats.TLSKey},
 	} {
 		if of.value != "" {
 			errs = append(errs, fmt.Errorf("%s: given without a server; name the server with --nats, or leave it out",
@@ -131,17 +128,18 @@ func (a *app) checkStoreSettings() error {
 func (a *app) openConnection(
 	ctx context.Context, part natsd.MemberOptions, log zerolog.Logger, setup ...bus.SetupOption,
 ) (*connection, error) {
-	c := &connection{store: a.store, where: bus.RedactURL(a.natsURL), log: log, closed: make(chan struct{})}
-	c.proven = a.creds != "" || a.token != "" || a.tlsCert != "" || strings.Contains(a.natsURL, "@")
-	cfg := a.server()
+	c := &connection{store: a.store, where: bus.RedactURL(a.nats.URL), log: log, closed: make(chan struct{})}
+	c.proven = a.nats.CredsFile != "" || a.nats.Token != "" || a.nats.TLSCert != "" || strings.Contains(a.nats.URL, "@")
+	cfg := a.nats.Bus("meander")
+	cfg.ConnectTimeout = 0 // a command does not wait for ever
 	if err := a.checkServer(); err != nil {
 		return nil, usage(err)
 	}
-	if a.natsURL == "" {
+	if a.nats.URL == "" {
 		if err := a.checkStoreSettings(); err != nil {
 			return nil, err
 		}
-		part.StoreDir, part.Token, part.Log = a.store, cmp.Or(a.token, part.Token), log
+		part.StoreDir, part.Token, part.Log = a.store, cmp.Or(a.nats.Token, part.Token), log
 		member, err := natsd.Join(ctx, part)
 		if err != nil {
 			if inUse, ok := errors.AsType[*natsd.InUseError](err); ok {
@@ -153,7 +151,7 @@ func (a *app) openConnection(
 		cfg.InProcess, cfg.Token, cfg.TokenHandler = member, "", member.Token
 	}
 	cfg.NoWait = len(setup) == 0
-	if a.waits && a.natsURL != "" {
+	if a.waits && a.nats.URL != "" {
 		cfg.NoWait, cfg.ConnectTimeout = false, -1
 		told := time.AfterFunc(tellAfter, func() {
 			log.Warn().Msgf("waiting for the server at %s; this goes on by itself when it comes", c.where)
@@ -201,7 +199,7 @@ func (a *app) explainConnectError(err error) error {
 // addresses returns host:port of each server of --nats, to dial it; a server that is no URL with a host is left out,
 // and connecting says why.
 func (a *app) addresses() (out []string) {
-	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
+	for _, server := range a.nats.Servers() {
 		if !strings.Contains(server, "://") {
 			server = "nats://" + server
 		}
@@ -307,7 +305,7 @@ func (c *connection) certificate() *x509.Certificate {
 
 // openExisting is connect for commands that read. A missing store is a usage error, so that none is made.
 func (a *app) openExisting(ctx context.Context, log zerolog.Logger) (*connection, error) {
-	if a.natsURL == "" && !a.storeExists() {
+	if a.nats.URL == "" && !a.storeExists() {
 		return nil, usage(fmt.Errorf("store %q is empty; make a rollout first (meander run --store %s ...), or "+
 			"name a server with --nats", a.store, a.store))
 	}
@@ -343,11 +341,7 @@ func (a *app) withConnection(
 	f func(c *cobra.Command, conn *connection, given []string) error,
 ) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, given []string) error {
-		log, err := a.logger()
-		if err != nil {
-			return err
-		}
-		conn, err := open(c.Context(), log)
+		conn, err := open(c.Context(), a.logger())
 		if err != nil {
 			return err
 		}
@@ -399,4 +393,14 @@ func (c *connection) leave() error {
 		return nil
 	}
 	return c.member.Close()
+}
+
+// latestRun returns the run for a command without --run: the latest one. An empty store is a usage error.
+func latestRun(ctx context.Context, b *bus.Bus) (schemas.Run, error) {
+	run, err := view.LatestRun(ctx, b)
+	if errors.Is(err, bus.ErrNotFound) {
+		err = usage(errors.New("nothing is stored yet; make a rollout first: meander run 'a red sign that says " +
+			"\"OPEN\"'"))
+	}
+	return run, err
 }

@@ -168,7 +168,7 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 	if err := p.checkAllFlags(specs, defaults); err != nil {
 		return nil, err
 	}
-	adv, err := p.estimatorConfig()
+	adv, err := estimatorConfig(p.advantage)
 	if err != nil {
 		return nil, err
 	}
@@ -241,7 +241,7 @@ func wordsOf[S ~string](list []S) []string {
 func (p *promptFlags) selectRecords(
 	texts []string, stdin io.Reader, specs []any, defaults map[string]any, choice dataset.Choice,
 ) ([]dataset.Batch, error) {
-	p.anyName = p.top.GivenValues()["unknown_fields"] == schemas.UnknownWarn
+	p.anyName = p.fields.GivenValues()["unknown_fields"] == schemas.UnknownWarn
 	prepare, err := p.prepare(specs, defaults)
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/dataset"
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/scorer"
@@ -146,18 +147,6 @@ func (p *promptFlags) checkTruthUsed(specs []any, defaults map[string]any) error
 		strings.Join(names, ", "))
 }
 
-// advantageFlags select an estimator.
-type advantageFlags struct{ advantage *fields.Set }
-
-// addFlags adds the flags to f.
-func (a *advantageFlags) addFlags(f *pflag.FlagSet) {
-	a.advantage = fieldsOf[schemas.AdvantageSpec](map[string]fields.Codec{
-		"estimator": {Hint: "one of " + strings.Join(estimator.Names(), ", ")},
-		"mode":      {Hint: estimatorModes()},
-	})
-	a.advantage.Register(f)
-}
-
 // estimatorModes lists the modes of the estimators that have some, for the help of a flag.
 func estimatorModes() string {
 	var parts []string
@@ -169,11 +158,11 @@ func estimatorModes() string {
 	return strings.Join(parts, "; ")
 }
 
-// estimatorConfig returns the settings of the estimator that the flags select.
-func (a *advantageFlags) estimatorConfig() (estimator.Config, error) {
+// estimatorConfig returns the settings of the estimator that the flags of an AdvantageSpec select.
+func estimatorConfig(flags *fields.Set) (estimator.Config, error) {
 	var spec schemas.AdvantageSpec
-	a.advantage.Fill(&spec)
-	return intake.Estimator(&spec)
+	flags.Fill(&spec)
+	return estimator.Of(spec)
 }
 
 // rewardNames returns the reward functions that prompts name, sorted, to check them before a run. It leaves out
@@ -191,4 +180,148 @@ func rewardNames(prompts []prompt) []string {
 		}
 	}
 	return sortedKeys(names)
+}
+
+// rewardBy chooses the reward functions of a record by the value of one of its fields, as verl does by data_source.
+type rewardBy struct {
+	field string
+	// specs are the functions of each value.
+	specs map[string][]any
+}
+
+// addFlag adds the flag to f.
+func (b *rewardBy) addFlag(f *pflag.FlagSet) {
+	f.StringVar(&b.field, "reward-by", "",
+		"field of the records, such as data_source or extra_info.kind, whose value chooses the reward functions: then "+
+			"--reward takes VALUE=NAME[=WEIGHT], and functions without a VALUE are for all")
+}
+
+// cut takes VALUE= from the text of a function, VALUE=NAME[=WEIGHT]; "": the function is for all. A weight is a
+// number, which no name is.
+func (b *rewardBy) cut(text string) (value, function string) {
+	name := text
+	if at := strings.LastIndexByte(text, '='); at >= 0 {
+		if _, err := strconv.ParseFloat(text[at+1:], 64); err == nil {
+			name = text[:at]
+		}
+	}
+	if at := strings.LastIndexByte(name, '='); b.field != "" && at >= 0 {
+		return text[:at], text[at+1:]
+	}
+	return "", text
+}
+
+// checkRewardBy returns an error if there is nothing to choose from or by.
+func (p *promptFlags) checkRewardBy() error {
+	switch by := &p.by; {
+	case by.field == "":
+		return nil
+	case p.file == "":
+		return fmt.Errorf("--reward-by: %q; must be with --prompts: a prompt of the command line has no record",
+			by.field)
+	case len(by.specs) == 0:
+		return fmt.Errorf("--reward-by: %q; must be with functions of values, such as --reward gsm8k=numeric_match",
+			by.field)
+	case p.refillFresh:
+		return errors.New("--refill-fresh: given; must be absent with --reward-by: another prompt may want another " +
+			"function")
+	}
+	return nil
+}
+
+// of returns the functions of a record, those for all first. A value that no flag names is an error.
+func (b *rewardBy) of(r *dataset.Record, all []any) ([]any, error) {
+	if b.field == "" || r.Fields["reward"] != nil {
+		return all, nil
+	}
+	metadata, _ := r.Fields["metadata"].(map[string]any)
+	field := b.field
+	v, there := metadata[field]
+	for _, outer := range []string{"extra_info.", "metadata."} { // what is in these is metadata itself
+		if inner, inside := strings.CutPrefix(field, outer); inside && !there {
+			field = inner
+			v, there = metadata[field]
+		}
+	}
+	for rest, in := field, metadata; !there; {
+		outer, inner, nested := strings.Cut(rest, ".")
+		if in, _ = in[outer].(map[string]any); !nested || in == nil {
+			break
+		}
+		v, there = in[inner]
+		rest = inner
+	}
+	value := fmt.Sprint(v)
+	switch v.(type) {
+	case nil:
+		value = "absent"
+	case []any, map[string]any:
+		value = "a list or an object"
+	default:
+		if specs := b.specs[value]; specs != nil {
+			return slices.Concat(all, specs), nil
+		}
+		value = strconv.Quote(value)
+	}
+	return nil, fmt.Errorf("%s: %s; must be one of %s, which --reward names, or name its own with --reward VALUE=NAME",
+		b.field, value, strings.Join(sortedKeys(b.specs), ", "))
+}
+
+// spareCount returns how many other prompts each prompt gets for its refills, for --refill-fresh; 0 without the flag.
+// It is an error if no group would be refilled.
+func (p *promptFlags) spareCount() (int, error) {
+	if !p.refillFresh {
+		return 0, nil
+	}
+	policy := p.policy.GivenValues()
+	if policy["zero_std"] != schemas.GroupRefill && policy["failed"] != schemas.GroupRefill {
+		return 0, errors.New("--refill-fresh: given; must be with --zero-std refill or --failed-groups refill, else " +
+			"no group is refilled")
+	}
+	var defaults schemas.GroupPolicy
+	schemas.SetDefaults(&defaults)
+	rounds, set := policy["refill_rounds"].(int64)
+	if !set {
+		rounds = *defaults.RefillRounds
+	}
+	return int(rounds), nil
+}
+
+// setSubstitutes puts the spare prompts of a record into its prompt, for --refill-fresh. A spare without a text, or
+// with a ground truth that no reward function uses, is an error.
+func (p *promptFlags) setSubstitutes(q *prompt, r *dataset.Record) error {
+	var list []any
+	for _, spare := range r.Spares {
+		text, ok := spare.Prompt()
+		if !ok {
+			return fmt.Errorf("prompt %d: no text; must have one, so that it can replace another prompt "+
+				"(--refill-fresh)", spare.Index+1)
+		}
+		s := map[string]any{"prompt": text}
+		for _, field := range []string{"negative_prompt", "metadata"} {
+			if v, ok := spare.Fields[field]; ok {
+				s[field] = v
+			}
+		}
+		if truth := p.truthOf(&spare); truth != nil {
+			if q.body["reward"] == nil {
+				return fmt.Errorf("prompt %d: has a ground truth; name the reward function that uses it with "+
+					"--reward (--refill-fresh)", spare.Index+1)
+			}
+			s["ground_truth"] = truth
+		}
+		list = append(list, s)
+	}
+	if list != nil {
+		q.body["substitutes"] = list
+	}
+	return nil
+}
+
+// uidOfEpoch returns the uid of a prompt in a later pass over the prompts; the first pass is epoch 0.
+func uidOfEpoch(uid string, epoch int) string {
+	if epoch == 0 || uid == "" {
+		return uid
+	}
+	return fmt.Sprintf("%s-e%d", uid, epoch)
 }

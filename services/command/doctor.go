@@ -59,7 +59,7 @@ Exit status: 0 no fault, 1 at least one fault, 2 wrong usage.`,
 func (a *app) doctor(ctx context.Context, o doctor.Options, out io.Writer) error {
 	log := zerolog.Nop() // errors become findings
 	o.Version = boot.Version()
-	if a.natsURL == "" {
+	if a.nats.URL == "" {
 		own := defaultServices().Config
 		running, _ := natsd.Pipeline(a.store)
 		o.Model = cmp.Or(o.Model, running.Settings["model"], own.Sampler.Model)
@@ -69,7 +69,7 @@ func (a *app) doctor(ctx context.Context, o doctor.Options, out io.Writer) error
 		o.DiskFree = func() (int64, error) { return natsd.DiskFree(existingFolder(a.store)) }
 	}
 	o.EngineKey = engineKey(o.Engine)
-	if _, err := os.Stat(filepath.Join(a.store, "jetstream")); a.natsURL == "" && errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(a.store, "jetstream")); a.nats.URL == "" && errors.Is(err, os.ErrNotExist) {
 		o.Empty, o.NoServer = true, fmt.Errorf("store %q has nothing in it yet", a.store)
 	} else {
 		reader := *a

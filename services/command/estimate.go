@@ -220,12 +220,9 @@ func (a *app) dryRun(
 		}
 	}
 	_, running := natsd.Running(a.store)
-	if running || a.natsURL != "" || s != nil && a.storeExists() {
-		log, err := a.logger()
-		if err != nil {
-			return err
-		}
-		if conn, err = a.connect(ctx, log); err != nil {
+	if running || a.nats.URL != "" || s != nil && a.storeExists() {
+		var err error
+		if conn, err = a.connect(ctx, a.logger()); err != nil {
 			return err
 		}
 		defer conn.Close()

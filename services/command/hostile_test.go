@@ -24,7 +24,7 @@ func TestCommands_Hostile(t *testing.T) {
 		x.Prompt = unseen
 	}
 	g.trajectories[1].StopReason, g.trajectories[1].Error = schemas.StopFailed, unseen
-	g.trajectories[1].Image, g.trajectories[1].ContentDigest = nil, ""
+	g.trajectories[1].Media, g.trajectories[1].ContentDigest = nil, ""
 	g.fail(1)
 	g.rewards[1].Error = unseen
 	g.rewards[0].Scores[0].Detail = unseen

@@ -47,7 +47,7 @@ Exit status: 0 it can, 1 it cannot.`,
 		RunE: func(c *cobra.Command, given []string) error { return a.modelInfo(c, given[0], engine, options) },
 	}
 	engineFlag(info.Flags(), &engine, "default this program")
-	fields.Bind("", &options).Register(info.Flags(), "generic", "trust_class")
+	fields.Bind("", &options).Register(info.Flags(), "generic", "trust_class", "family")
 	c.AddCommand(info)
 	return c
 }

@@ -145,7 +145,7 @@ func outcomeCases() map[schemas.Run]struct {
 		"complete": {func(*oneGroup) {}, "complete [1 complete] 2 scored 0 failed"},
 		"sample-failed": {func(g *oneGroup) {
 			x := g.trajectories[1]
-			x.StopReason, x.Error, x.Image, x.ContentDigest = schemas.StopFailed, "no memory", nil, ""
+			x.StopReason, x.Error, x.Media, x.ContentDigest = schemas.StopFailed, "no memory", nil, ""
 			g.fail(1)
 			g.lose(1, schemas.StatusFailed)
 		}, "partial [1 partial] 1 scored 1 failed"},

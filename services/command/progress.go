@@ -16,6 +16,7 @@ import (
 	"github.com/vbauerster/mpb/v8/decor"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
@@ -100,19 +101,25 @@ func endBar(bars *mpb.Progress, bar *mpb.Bar, complete bool) {
 
 // countEvents counts stored and new steps and rewards of the run, in the background until ctx ends.
 func (p *progress) countEvents(ctx context.Context, b *bus.Bus) {
-	follow := func(stream, filter string, count func(m *bus.Message)) {
-		o := bus.ReadOptions{Live: true, HeadersOnly: stream == schemas.StreamSteps}
-		for m, err := range b.Read(ctx, stream, []string{filter}, o) {
-			if err != nil {
-				return // awaitOutcomes reads too, and reports the error
-			}
-			count(m)
-		}
+	steps := &export.Source{Stream: schemas.StreamSteps, From: bus.ReadOptions{HeadersOnly: true}}
+	for _, kind := range []string{schemas.KindStep, schemas.KindTokens} {
+		steps.Filters = append(steps.Filters, schemas.Address{Kind: kind, Run: p.run}.Filter())
 	}
-	countStep := func(m *bus.Message) { p.countStep(m.Subject) }
-	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: p.run}.Filter(), countStep)
-	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindTokens, Run: p.run}.Filter(), countStep)
-	go follow(schemas.StreamRewards, schemas.RewardFilter(p.run, "*", "*"), p.countReward)
+	rewards := &export.Source{
+		Stream: schemas.StreamRewards, Filters: []string{schemas.RewardFilter(p.run, "*", "*")},
+	}
+	go func() {
+		for m, err := range live(ctx, b, steps, rewards) {
+			switch {
+			case err != nil:
+				return // awaitOutcomes reads too, and reports the error
+			case m.Stream == schemas.StreamRewards:
+				p.countReward(m)
+			default:
+				p.countStep(m.Subject)
+			}
+		}
+	}()
 }
 
 // explainAfter is how long nothing of a run moves before its progress says what the pipeline waits for.
@@ -304,4 +311,90 @@ func (p *progress) close() {
 			endBar(p.bars, p.bar, whole)
 		}
 	})
+}
+
+// counted shows how many of a known number of things are done: a bar on a terminal, else a line from time to time.
+type counted struct {
+	out   io.Writer
+	name  string // begins each line; may be empty
+	unit  string
+	total int
+	bars  *mpb.Progress
+	bar   *mpb.Bar
+
+	mu    sync.Mutex
+	done  int
+	shown time.Time
+}
+
+// newCounted shows the progress until close. machine: there is no bar, even on a terminal.
+func newCounted(out io.Writer, machine bool, name, unit string, total int) *counted {
+	p := &counted{out: out, name: name, unit: unit, total: total, shown: time.Now()}
+	if boot.IsTerminal(out) && !machine {
+		p.bars, p.bar = newBar(out, int64(total), mpb.PrependDecorators(decor.Name(name)),
+			mpb.AppendDecorators(decor.CountersNoUnit("%d/%d "+unit), decor.Name("  "),
+				decor.Elapsed(decor.ET_STYLE_MMSS)))
+	}
+	return p
+}
+
+// count counts one more.
+func (p *counted) count() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.done++
+	if p.bar != nil {
+		p.bar.Increment()
+	} else if time.Since(p.shown) > 5*time.Second {
+		p.shown = time.Now()
+		p.print()
+	}
+}
+
+func (p *counted) print() { fmt.Fprintf(p.out, "%s%d/%d %s\n", p.name, p.done, p.total, p.unit) }
+
+func (p *counted) close() {
+	if p.bar == nil {
+		p.print()
+		return
+	}
+	endBar(p.bars, p.bar, p.done == p.total)
+}
+
+// loading says how far this process is with loading its model.
+type loading struct {
+	now, waits atomic.Pointer[string]
+	// lines gets what is waited for, until a progress shows it; nil: nothing does.
+	lines atomic.Pointer[io.Writer]
+}
+
+// wait is told what the worker of an engine is waited for; empty: for nothing.
+func (l *loading) wait(text string) {
+	if out := l.lines.Load(); out != nil && text != "" {
+		fmt.Fprintln(*out, text)
+	}
+	if text != "" {
+		text = "  " + text
+	}
+	l.waits.Store(&text)
+}
+
+// update is a model.Progress: done of total bytes of a part are loaded.
+func (l *loading) update(part string, done, total int) {
+	s := ""
+	if done < total {
+		s = fmt.Sprintf("  loading %s: %s of %s", part, present.Size(done), present.Size(total))
+	}
+	l.now.Store(&s)
+}
+
+// String returns the text behind a bar; "" when nothing is being loaded.
+func (l *loading) String() string {
+	text := ""
+	for _, part := range []*string{l.now.Load(), l.waits.Load()} {
+		if part != nil {
+			text += *part
+		}
+	}
+	return text
 }

@@ -4,13 +4,18 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/dataset"
+	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -19,15 +24,13 @@ import (
 type promptFlags struct {
 	datasetFlags
 	rewardFlags
-	advantageFlags
 	conditionFlags
-	// of Prompt, Rollout, Start, Stop, Tree, Prune, GroupPolicy and BatchSpec
-	top, rollout, start, stop, tree, prune, policy, place *fields.Set
+	// fields are those of a Prompt and of all structs in it; the others are parts of them.
+	fields                                                *fields.Set
+	advantage, policy, place, scheduled, ramp, reflexflow *fields.Set
 	batch                                                 string
 	refillFresh                                           bool
 
-	// ScheduledSampling, its ramp and ReflexFlow, Data, Text and its Interaction.
-	scheduled, ramp, reflexflow, data, text, interaction *fields.Set
 	// messages is the file of a conversation; empty: none. conversation is what it has.
 	messages     string
 	conversation []any
@@ -40,80 +43,72 @@ type promptFlags struct {
 	set func(name string) bool
 }
 
-// addFlags adds all flags of prompts to f, under their headings. Most are made of the fields of the prompt's types.
-func (p *promptFlags) addFlags(f *pflag.FlagSet) {
-	p.set = f.Changed
-	p.top = fieldsOf[schemas.Prompt](map[string]fields.Codec{
+// fieldsOfPrompt returns the flags of a Prompt and of all structs in it.
+func fieldsOfPrompt() *fields.Set {
+	schema, _ := schemas.JSONSchema(schemas.TypePrompt)
+	return fields.New(reflect.TypeFor[schemas.Prompt](), schema, map[string]fields.Codec{
 		"deadline": {Kind: "duration", Hint: "as a time from now, e.g. 10m", Parse: deadline},
-	})
-	p.rollout = fieldsOf[schemas.Rollout](map[string]fields.Codec{
-		"sde_window": {Kind: "window", Hint: "SIZE[:LOW-HIGH[:STRATEGY[:SEED]]], HIGH exclusive, STRATEGY " +
+		"rollout.sde_window": {Kind: "window", Hint: "SIZE[:LOW-HIGH[:STRATEGY[:SEED]]], HIGH exclusive, STRATEGY " +
 			strings.Join(schemas.WindowStrategies, ", ") +
 			"; the same for all groups of a batch, SEED default --seed or the run", Parse: parseWindow},
-	})
-	p.start = fieldsOf[schemas.Start](map[string]fields.Codec{
-		"latents": {Kind: "file", Hint: "a safetensors file (--save-latents), or one packed tensor", Parse: verbatim},
-		"branch":  {Kind: "state", Hint: "[RUN/]UID/SAMPLE@STEP; 'meander show' shows them", Parse: parseBranch},
-	})
-	p.data = fieldsOf[schemas.Data](map[string]fields.Codec{
-		"images": {
+		"start.latents": {
+			Kind: "file", Hint: "a safetensors file (--save-latents), or one packed tensor", Parse: verbatim,
+		},
+		"start.branch": {Kind: "state", Hint: "[RUN/]UID/SAMPLE@STEP; 'meander show' shows them", Parse: parseBranch},
+		"start.data.images": {
 			Kind: "path",
 			Hint: "a PNG for all samples, or a folder: one PNG for each sample of the prompt, or for each of several " +
 				"prompts", Parse: verbatim,
 		},
-	})
-	p.scheduled, p.ramp, p.reflexflow = fieldsOf[schemas.ScheduledSampling](nil),
-		fieldsOf[schemas.ProbabilityRamp](nil), fieldsOf[schemas.ReflexFlow](nil)
-	p.stop = fieldsOf[schemas.Stop](nil)
-	p.text = fieldsOf[schemas.Text](map[string]fields.Codec{
-		"logits": {
+		"text.logits": {
 			Kind: "logits",
 			Hint: "topk[:K], ids:ID,ID... or full, then [:F32|F16|BF16], [:raw|processed] and [:answers=0,2], e.g. " +
 				"topk:20:F16", Parse: parseLogits,
 		},
-		"stop_token_ids": {Kind: "ids", Hint: "e.g. 2,7"},
-	})
-	p.interaction = fieldsOf[schemas.Interaction](map[string]fields.Codec{
-		"timeout_ms": {Kind: "duration", Hint: "e.g. 30s", Parse: milliseconds},
-		"params":     {Kind: "params", Hint: "NAME=VALUE,NAME=VALUE,...", Parse: parseParams},
-	})
-	p.tree = fieldsOf[schemas.Tree](map[string]fields.Codec{
-		"branches": {
+		"text.stop_token_ids":         {Kind: "ids", Hint: "e.g. 2,7"},
+		"text.interaction.timeout_ms": {Kind: "duration", Hint: "e.g. 30s", Parse: milliseconds},
+		"text.interaction.params":     {Kind: "params", Hint: "NAME=VALUE,NAME=VALUE,...", Parse: parseParams},
+		"tree.branches": {
 			Kind: "branches", Hint: "WIDTH@STEP,..., e.g. 2@2,2@5: two paths from step 2, four from step 5",
 			Parse: parseBranches,
 		},
+		"batch.step":          {Hint: "of the first batch; each further batch has one more"},
+		"advantage.estimator": {Hint: "one of " + strings.Join(estimator.Names(), ", ")},
+		"advantage.mode":      {Hint: estimatorModes()},
 	})
-	p.prune = fieldsOf[schemas.Prune](nil)
-	p.policy = fieldsOf[schemas.GroupPolicy](nil)
-	p.place = fieldsOf[schemas.BatchSpec](map[string]fields.Codec{
-		"step": {Hint: "of the first batch; each further batch has one more"},
-	})
+}
+
+// addFlags adds all flags of prompts to f, under their headings. Most are made of the fields of the prompt's types.
+func (p *promptFlags) addFlags(f *pflag.FlagSet) {
+	p.set, p.fields = f.Changed, fieldsOfPrompt()
+	p.advantage, p.policy, p.place = p.fields.Part("advantage"), p.fields.Part("group_policy"), p.fields.Part("batch")
+	p.scheduled, p.ramp = p.fields.Part("scheduled_sampling"), p.fields.Part("scheduled_sampling.ramp")
+	p.reflexflow = p.fields.Part("scheduled_sampling.reflexflow")
+	register := func(f *pflag.FlagSet, paths ...string) {
+		for _, path := range paths {
+			p.fields.Part(path).Register(f)
+		}
+	}
 	addSection(f, promptSection, p.datasetFlags.addFlags)
 	var deadline pflag.FlagSet
-	p.top.Register(&deadline, "deadline") // listed with the flags of groups
+	p.fields.Part("").Register(&deadline, "deadline") // listed with the flags of groups
 	addSection(f, samplingSection, func(f *pflag.FlagSet) {
-		p.top.Register(f, "group_size", "seed", "num_inference_steps")
-		p.top.Register(f)
-		for _, s := range []*fields.Set{p.rollout, p.start, p.data, p.stop, p.tree, p.prune} {
-			s.Register(f)
-		}
+		p.fields.Part("").Register(f, "group_size", "seed", "num_inference_steps")
+		register(f, "", "rollout", "start", "start.data", "stop", "tree", "prune")
 		p.conditionFlags.addFlags(f)
 	})
 	addSection(f, textSection, func(f *pflag.FlagSet) {
 		f.StringVar(&p.messages, "messages", "",
 			"JSON file of a conversation to answer, instead of prompts: [{\"role\": \"user\", \"content\": \"...\"}, "+
 				"...]")
-		p.text.Register(f)
-		p.interaction.Register(f)
+		register(f, "text", "text.interaction")
 	})
 	addSection(f, scheduledSection, func(f *pflag.FlagSet) {
-		p.scheduled.Register(f)
-		p.ramp.Register(f)
-		p.reflexflow.Register(f)
+		register(f, "scheduled_sampling", "scheduled_sampling.ramp", "scheduled_sampling.reflexflow")
 	})
 	addSection(f, rewardSection, p.rewardFlags.addFlags)
 	addSection(f, rewardSection, p.by.addFlag)
-	addSection(f, advantageSection, p.advantageFlags.addFlags)
+	addSection(f, advantageSection, func(f *pflag.FlagSet) { p.advantage.Register(f) })
 	addSection(f, groupSection, func(f *pflag.FlagSet) {
 		p.registerGroups(f)
 		f.AddFlagSet(&deadline)
@@ -133,12 +128,6 @@ func (p *promptFlags) registerGroups(f *pflag.FlagSet) {
 	p.policy.Register(f)
 	f.BoolVar(&p.refillFresh, "refill-fresh", false,
 		"refill a group with the next prompts of the data set, not with the same prompt again")
-}
-
-// fieldsOf returns the flags of a struct that is part of a Prompt.
-func fieldsOf[T any](codecs map[string]fields.Codec) *fields.Set {
-	schema, _ := schemas.JSONSchema(schemas.TypePrompt)
-	return fields.New(reflect.TypeFor[T](), schema, codecs)
 }
 
 // verbatim keeps the text of a flag as it is.
@@ -191,42 +180,10 @@ func parseBranches(s string) (any, error) {
 // fieldsOfFlags returns the fields of a prompt that the flags set, except those of the batch, and opens the files
 // that they name. It also sets p.names. An error names the flag.
 func (p *promptFlags) fieldsOfFlags() (map[string]any, error) {
-	d := p.top.GivenValues()
+	d := p.fields.GivenValues()
+	delete(d, "batch") // see joinToBatch
 	d["v"] = int64(schemas.Version)
-	p.names = fieldFlags{set: p.top.GivenFlags(""), all: p.top.All("")}
-	for _, part := range []struct {
-		name string
-		*fields.Set
-	}{
-		{"rollout", p.rollout},
-		{"start", p.start},
-		{"start.data", p.data},
-		{"stop", p.stop},
-		{"text", p.text},
-		{"text.interaction", p.interaction},
-		{"tree", p.tree},
-		{"prune", p.prune},
-		{"scheduled_sampling", p.scheduled},
-		{"scheduled_sampling.ramp", p.ramp},
-		{"scheduled_sampling.reflexflow", p.reflexflow},
-		{"advantage", p.advantage},
-		{"group_policy", p.policy},
-	} {
-		values := part.GivenValues()
-		maps.Copy(p.names.all, part.All(part.name+"."))
-		if len(values) == 0 {
-			continue
-		}
-		in, name := d, part.name
-		if outer, inner, nested := strings.Cut(name, "."); nested {
-			if d[outer] == nil {
-				d[outer] = map[string]any{}
-			}
-			in, name = d[outer].(map[string]any), inner
-		}
-		in[name] = values
-		maps.Copy(p.names.set, part.GivenFlags(part.name+"."))
-	}
+	p.names = fieldFlags{set: p.fields.Flags(false), all: p.fields.Flags(true)}
 	if rollout, _ := d["rollout"].(map[string]any); rollout != nil {
 		w, drawn := rollout["sde_window"].(map[string]any)
 		if seed, given := d["seed"]; drawn && given && w["seed"] == nil {
@@ -316,4 +273,207 @@ func parseWindow(s string) (any, error) {
 		w["seed"] = seed
 	}
 	return w, nil
+}
+
+// parseLogits reads the value of --logits, FORM[:K or IDS][:DTYPE][:KIND], as the field of a prompt. The error shows
+// the form.
+func parseLogits(s string) (any, error) {
+	bad := fmt.Errorf("%q; must be none, topk, topk:20, ids:3,7 or full, and may end with :F16 or another dtype, "+
+		":processed and :answers=0,2", s)
+	parts := strings.Split(s, ":")
+	out := map[string]any{"form": parts[0]}
+	if !slices.Contains(schemas.LogitsForms, parts[0]) {
+		return nil, bad
+	}
+	for i, part := range parts[1:] {
+		switch {
+		case parts[0] == schemas.LogitsNone: // no logits, so no options
+			return nil, bad
+		case slices.Contains(schemas.LatentsDTypes, part):
+			out["dtype"] = part
+		case slices.Contains(schemas.LogitsKinds, part):
+			out["kind"] = part
+		case strings.HasPrefix(part, "answers="):
+			answers, err := parseIntegers(strings.TrimPrefix(part, "answers="))
+			if err != nil {
+				return nil, bad
+			}
+			out["answers"] = answers
+		case i == 0 && parts[0] == schemas.LogitsTopK:
+			k, err := strconv.ParseInt(part, 10, 64)
+			if err != nil {
+				return nil, bad
+			}
+			out["k"] = k
+		case i == 0 && parts[0] == schemas.LogitsIDs:
+			ids, err := parseIntegers(part)
+			if err != nil {
+				return nil, bad
+			}
+			out["ids"] = ids
+		default:
+			return nil, bad
+		}
+	}
+	return out, nil
+}
+
+// parseIntegers reads integers separated by commas.
+func parseIntegers(s string) (list []int64, err error) {
+	for part := range strings.SplitSeq(s, ",") {
+		n, err := strconv.ParseInt(strings.TrimSpace(part), 10, 64)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, n)
+	}
+	return list, nil
+}
+
+// milliseconds reads a duration, and returns milliseconds.
+func milliseconds(s string) (any, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil || d != d.Truncate(time.Millisecond) {
+		return nil, fmt.Errorf("%q; must be a duration such as 30s or 500ms", s)
+	}
+	return d.Milliseconds(), nil
+}
+
+// parseParams reads parameters of an interaction, NAME=VALUE,..., each name once. The error shows the form.
+func parseParams(s string) (any, error) {
+	out := map[string]any{}
+	for part := range strings.SplitSeq(s, ",") {
+		name, value, ok := strings.Cut(part, "=")
+		if _, twice := out[name]; !ok || name == "" || twice {
+			return nil, fmt.Errorf("%q; must be NAME=VALUE, each name once, with commas between them", s)
+		}
+		out[name] = value
+	}
+	return out, nil
+}
+
+// messagesOf returns the messages of --messages (nil without the flag), and the texts of the prompts: with a
+// conversation its last message. Prompts beside --messages are an error.
+func (p *promptFlags) messagesOf(texts []string) ([]any, []string, error) {
+	if p.messages == "" {
+		return nil, texts, nil
+	}
+	if len(texts) > 0 || p.file != "" {
+		return nil, nil, errors.New("--messages: given; must be the only prompt: leave out the others, and --prompts")
+	}
+	list, err := readMessages(p.messages)
+	if err != nil {
+		return nil, nil, err
+	}
+	last, _ := list[len(list)-1].(map[string]any)["content"].(string)
+	return list, []string{last}, nil
+}
+
+// setTextOfMessages makes the last message the text of a prompt that has messages of its own; the text names the prompt
+// in tables.
+func (q *prompt) setTextOfMessages() {
+	list, ok := q.body["messages"].([]any)
+	if !ok || len(list) == 0 {
+		return
+	}
+	if last, ok := list[len(list)-1].(map[string]any); ok && q.text == "" {
+		q.text, _ = last["content"].(string)
+	}
+	if q.body["prompt"] == nil {
+		q.body["prompt"] = ""
+	}
+}
+
+// useMessages has the whole conversation of a record sent to a language model, with the system's message, not its
+// last message alone. It fails for prompts with substitutes, which have no messages.
+func (q *prompt) useMessages() error {
+	if q.messages == nil {
+		return nil
+	}
+	if q.body["substitutes"] != nil {
+		return errors.New("--refill-fresh: given; must be absent where prompts of a language model have system " +
+			"messages, which substitutes cannot have")
+	}
+	if metadata, ok := q.body["metadata"].(map[string]any); ok {
+		delete(metadata, dataset.System+"prompt") // it is in the messages now
+	}
+	list := make([]any, len(q.messages))
+	for i, v := range q.messages {
+		m := maps.Clone(v.(map[string]any))
+		if list[i] = m; m["role"] == schemas.RoleUser {
+			m["content"] = q.text // as the template makes it
+		}
+	}
+	q.body["messages"], q.body["prompt"], q.messages = list, "", nil
+	return nil
+}
+
+// maxMessages bounds the file of a conversation, in bytes.
+const maxMessages = 4 << 20
+
+// readMessages reads the file of --messages: a list of messages, or an object with one under "messages". An error names
+// the message and what it must be.
+func readMessages(path string) ([]any, error) {
+	info, err := os.Stat(path)
+	if err == nil && info.Size() > maxMessages {
+		err = fmt.Errorf("%s: %d bytes; must be at most %d", path, info.Size(), maxMessages)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--messages: %w", err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("--messages: %w", err)
+	}
+	if i := invalidUTF8(data); i >= 0 {
+		return nil, fmt.Errorf("--messages: %s: byte %d; must be UTF-8", path, i)
+	}
+	v, err := dataset.ParseJSON(data)
+	if err != nil {
+		return nil, fmt.Errorf("--messages: %s: %w", path, err)
+	}
+	if object, ok := v.(map[string]any); ok {
+		v = object["messages"]
+		for name := range object {
+			if _, list := v.([]any); list && name != "messages" {
+				return nil, fmt.Errorf("--messages: %s: %s: given; must be absent: nothing but messages is shown to "+
+					"the model", path, name)
+			}
+		}
+	}
+	list, ok := v.([]any)
+	if !ok {
+		return nil, fmt.Errorf(`--messages: %s: must be a JSON list of {"role", "content"}, or an object with it under `+
+			`"messages"`, path)
+	}
+	out := []any{}
+	for i, item := range list {
+		m, _ := item.(map[string]any)
+		role, ok := m["role"].(string)
+		if !ok {
+			return nil, fmt.Errorf(`--messages: %s: message %d; must have a "role" and a "content", both texts`, path,
+				i)
+		}
+		content, err := dataset.MessageText(fmt.Sprintf("message %d", i), m)
+		if err != nil {
+			return nil, fmt.Errorf("--messages: %s: %w", path, err)
+		}
+		out = append(out, map[string]any{"role": role, "content": content})
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("--messages: %s: no messages; must be at least one", path)
+	}
+	return out, nil
+}
+
+// invalidUTF8 returns the index of the first byte that is not part of valid UTF-8; -1 if there is none.
+func invalidUTF8(data []byte) int {
+	for i := 0; i < len(data); {
+		r, n := utf8.DecodeRune(data[i:])
+		if r == utf8.RuneError && n == 1 {
+			return i
+		}
+		i += n
+	}
+	return -1
 }

@@ -28,7 +28,7 @@ func reportOf(t *testing.T, name string, args ...string) string {
 	if n := strings.Count(page, "<script"); n != 3 { // data, import map and what starts
 		t.Errorf("%s has %d scripts", name, n)
 	}
-	const policy = `content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src data: 'sha256-`
+	const policy = `content="default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; script-src data: 'sha256-`
 	if !strings.Contains(page, policy) {
 		t.Errorf("%s has no policy against resources of others", name)
 	}
@@ -72,7 +72,7 @@ func TestReport(t *testing.T) {
 
 	page = reportOf(t, "two.html", "r1", "--groups", "2", "--image-bytes", "8KiB")
 	must(t, page, "Groups left out: 1 of 3. The 2 that closed last are here.", "Images reduced to JPEG: ",
-		"All images together take 8KiB at most")
+		"All images and sounds together take 8KiB at most")
 	if n := strings.Count(page, `"estimator":`); n != 2 || !strings.Contains(page, "data:image/jpeg") {
 		t.Errorf("%d of 2 groups, with images as JPEG", n)
 	}

@@ -8,23 +8,29 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/advantage"
+	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/rescore"
 	"github.com/meander-rl/meander/services/reward"
 )
 
 // rescoreCommand makes the command 'meander rescore'.
 func rescoreCommand(a *app) *cobra.Command {
-	r := &rescorer{app: a, services: defaultServices()}
+	r := &rescorer{app: a, services: defaultServices(), advantage: fieldsOfPrompt().Part("advantage")}
 	c := &cobra.Command{
 		Use:   "rescore --reward NAME[=WEIGHT]",
 		Short: "score the stored images of a run again, with other rewards or another estimator",
@@ -53,7 +59,7 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage.`,
 	f.StringVar((*string)(&r.run), "run", "", "run whose images are scored; default the latest")
 	f.StringVar((*string)(&r.pass), "pass", "", "run for the new rewards; default <run>--<rewards>")
 	addSection(f, rewardSection, r.rewards.addFlags)
-	addSection(f, advantageSection, r.advantage.addFlags)
+	addSection(f, advantageSection, func(f *pflag.FlagSet) { r.advantage.Register(f) })
 	r.services.bind().Register(f, "scorers", "score_patience")
 	f.StringVar(&r.out, "out", "", "folder for results.jsonl; default meander-out/<pass>; - for none")
 	return c
@@ -64,7 +70,7 @@ type rescorer struct {
 	*app
 	run, pass schemas.Run
 	rewards   rewardFlags
-	advantage advantageFlags
+	advantage *fields.Set
 	services  services
 	out       string
 	set       func(flag string) bool
@@ -73,10 +79,7 @@ type rescorer struct {
 // rescore makes the pass: it checks the request, scores the samples, waits for the advantages and prints the results.
 // The same command continues a pass that was interrupted.
 func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error {
-	log, err := r.logger()
-	if err != nil {
-		return err
-	}
+	log := r.logger()
 	change, err := r.changeOf()
 	if err != nil {
 		return usage(err)
@@ -130,8 +133,8 @@ func (r *rescorer) changeOf() (rescore.Change, error) {
 		return c, err
 	}
 	body := map[string]any{"v": int64(schemas.Version), "prompt": `"-" 1`} // each group has its own
-	names := fieldFlags{set: r.advantage.advantage.GivenFlags("advantage.")}
-	if given := r.advantage.advantage.GivenValues(); len(given) > 0 {
+	names := fieldFlags{set: r.advantage.Flags(false)}
+	if given := r.advantage.GivenValues(); len(given) > 0 {
 		body["advantage"] = given
 	}
 	if specs != nil {
@@ -149,7 +152,7 @@ func (r *rescorer) changeOf() (rescore.Change, error) {
 		c.Rewards = append(c.Rewards, spec)
 	}
 	if body["advantage"] != nil {
-		config, err := r.advantage.estimatorConfig()
+		config, err := estimatorConfig(r.advantage)
 		if err != nil {
 			return c, err
 		}
@@ -276,4 +279,70 @@ func asUsage(err error) error {
 		return usage(refused)
 	}
 	return err
+}
+
+// printPass prints the table of a pass for people: each value of the run, and beside it that of the pass.
+func printPass(w io.Writer, p *results.Pass) {
+	var t *present.Table
+	if len(p.Groups) <= fewGroups {
+		t = present.New("GROUP", "SAMPLE", "READ", "REWARD", "NOW", "ADVANTAGE", "NOW")
+		for _, g := range p.Groups {
+			for _, m := range g.Members {
+				after := m.Status
+				if m.Reward != nil {
+					after = results.Number(m.Reward, "%.3f")
+				}
+				t.Row(g.UID, fmt.Sprintf("#%d", m.SampleIndex), readText(m.Scores),
+					results.Number(m.SourceReward, "%.3f"), after, results.Number(m.SourceAdvantage, "%+.3f"),
+					results.Number(m.Advantage, "%+.3f"))
+			}
+		}
+	} else {
+		t = present.New("GROUP", "STATUS", "MEAN", "NOW", "STD", "NOW")
+		for _, g := range p.Groups {
+			t.Row(g.UID, g.Status, results.Number(g.SourceMean, "%.3f"), results.Number(g.Mean, "%.3f"),
+				results.Number(g.SourceStd, "%.3f"), results.Number(g.Std, "%.3f"))
+		}
+	}
+	t.Print(w)
+	s := p.Summary
+	fmt.Fprintf(w, "\npass %s over run %s: %d of %d groups complete, %d of %d samples scored, %.1f s\ndigest %s\n",
+		s.Run, s.Source, s.Complete, s.Groups, s.Scored, s.Samples, s.Seconds, s.Digest)
+	for _, line := range faultsOf(p) {
+		fmt.Fprintln(w, line)
+	}
+	if s.Out != "" {
+		fmt.Fprintf(w, "results %s\n", filepath.Join(s.Out, "results.jsonl"))
+	}
+}
+
+// readText returns what the first reward function that reads images has read; "" if there is none.
+func readText(scores []view.Score) string {
+	for _, s := range scores {
+		if scorer.Reads(s.Name) {
+			return (&view.Member{Scores: scores}).ReadBy(s.Name)
+		}
+	}
+	return ""
+}
+
+// faultsOf says why samples of a pass failed, each reason once with its number.
+func faultsOf(p *results.Pass) []string {
+	counts := map[string]int{}
+	for _, g := range p.Groups {
+		for _, m := range g.Members {
+			if m.Status != schemas.StatusScored && m.Error != "" {
+				counts[present.FirstLine(m.Error)]++
+			}
+		}
+	}
+	const most = 5
+	var out []string
+	for _, text := range sortedKeys(counts) {
+		if len(out) == most {
+			return append(out, fmt.Sprintf("and %d others", len(counts)-most))
+		}
+		out = append(out, fmt.Sprintf("%s failed: %s", present.Count(counts[text], "sample"), strings.TrimSpace(text)))
+	}
+	return out
 }

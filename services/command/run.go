@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -113,10 +114,7 @@ func (r *runner) check() error {
 // run publishes the prompts, waits for their groups, and prints the results. It serves the pipeline itself if none
 // runs. A run that is interrupted can be continued by the same command, which the error says.
 func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Writer) error {
-	log, err := r.logger()
-	if err != nil {
-		return err
-	}
+	log := r.logger()
 	r.services.Sampler.Spare = &models.Spare{}
 	defer r.services.Sampler.Spare.Close()
 	plan, err := r.estimateOwn(ctx, prompts)
@@ -333,45 +331,29 @@ func (r *runner) publishOpen(
 func (r *runner) awaitOutcomes(
 	ctx context.Context, conn *connection, o *results.Outcomes, bySeq map[uint64]schemas.UID, changed func(),
 ) error {
-	type item struct {
-		m   *bus.Message
-		err error
+	if o.Left() == 0 {
+		return nil
 	}
-	events := make(chan item)
-	feed := func(stream, filter string) {
-		for m, err := range conn.Read(ctx, stream, []string{filter}, bus.ReadOptions{Live: true}) {
-			select {
-			case events <- item{m, err}:
-			case <-ctx.Done():
-				return
+	letters := schemas.Address{Kind: schemas.KindDead, Service: "intake", Run: r.id}.Filter()
+	for m, err := range live(ctx, conn.Bus,
+		&export.Source{Stream: schemas.StreamAdvantages, Filters: []string{schemas.AdvantageSubject(r.id, "*")}},
+		&export.Source{Stream: schemas.StreamDead, Filters: []string{letters}}) {
+		if err != nil {
+			return fmt.Errorf("follow run %s: %w", r.id, err)
+		}
+		var d schemas.Dead
+		if m.Stream == schemas.StreamAdvantages {
+			o.Add(m)
+		} else if schemas.Decode(m.Data, &d) == nil { // intake's letters can be read
+			if uid, ours := bySeq[d.StreamSeq]; ours && d.Stream == schemas.StreamPrompts {
+				o.Refuse(uid, d.Reason)
 			}
 		}
-	}
-	go feed(schemas.StreamAdvantages, schemas.AdvantageSubject(r.id, "*"))
-	go feed(schemas.StreamDead, schemas.Address{Kind: schemas.KindDead, Service: "intake", Run: r.id}.Filter())
-	for o.Left() > 0 {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case e := <-events:
-			switch {
-			case e.err != nil:
-				return fmt.Errorf("follow run %s: %w", r.id, e.err)
-			case e.m.Stream == schemas.StreamAdvantages:
-				o.Add(e.m)
-			default:
-				var d schemas.Dead
-				if err := schemas.Decode(e.m.Data, &d); err != nil {
-					break // intake's letters can be read, so this is not one
-				}
-				if uid, ours := bySeq[d.StreamSeq]; ours && d.Stream == schemas.StreamPrompts {
-					o.Refuse(uid, d.Reason)
-				}
-			}
+		if changed(); o.Left() == 0 {
+			return nil
 		}
-		changed()
 	}
-	return nil
+	return context.Cause(ctx)
 }
 
 // report writes the results to the folder of the run and prints them. Groups that are not complete give exit status

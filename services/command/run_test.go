@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/results"
 )
 
 // A run that is started again goes on with what it has; another one does not take its name.
@@ -191,6 +192,27 @@ func TestRun_FailuresAreExplained(t *testing.T) {
 		}
 		if !said["#0"] || !said["#1"] || !said["#2"] {
 			t.Errorf("%s does not say why:\n%s", name, text)
+		}
+	}
+}
+
+// The progress of a run that is cancelled ends with the steps that it has, and says why.
+func TestProgress_Cancelled(t *testing.T) {
+	for _, cancelled := range []bool{false, true} {
+		prompts := []results.Prompt{{UID: "p"}}
+		var out text
+		p := newProgress(&out, false, "r", prompts, results.NewOutcomes(prompts), &loading{})
+		p.expect(6)
+		p.countStep("mdr.v1.step.r.p.0.main.a1.0")
+		want := "run r: 6/6 steps  0 rewards  1/1 groups\n" // the last steps are counted after their group's end is known
+		if cancelled {
+			p.cancelled()
+			want = "run r: 1/6 steps  0 rewards  1/1 groups  cancelled\n"
+		}
+		p.groups(1, 0)
+		p.close()
+		if !strings.HasSuffix(out.String(), want) {
+			t.Errorf("cancelled %v: %q, want %q", cancelled, &out, want)
 		}
 	}
 }

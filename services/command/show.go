@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -84,6 +85,38 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 	case !a.json:
 		fmt.Fprintln(out, state)
 		t.Print(out)
+		return printUpdates(ctx, b, run, out)
+	}
+	return nil
+}
+
+// mostUpdates is how many updates of the weights 'meander show' lists, the newest.
+const mostUpdates = 8
+
+// printUpdates lists what a trainer made of the run: the newest updates of the weights, as 'meander watch' shows them.
+func printUpdates(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Writer) error {
+	var lines []string
+	for m, err := range b.Read(ctx, schemas.StreamUpdates, schemas.RunFilters(run)[schemas.StreamUpdates],
+		bus.ReadOptions{}) {
+		if errors.Is(err, bus.ErrPermission) {
+			return nil // of a role that sees the groups alone
+		}
+		if err != nil {
+			return fmt.Errorf("read updates: %w", err)
+		}
+		if line, _, err := eventLine(schemas.KindUpdate, m); err == nil {
+			lines = append(lines, line)
+		}
+	}
+	if more := len(lines) - mostUpdates; more > 0 {
+		before := fmt.Sprintf("%s before: meander watch --kinds update --run %s", present.Count(more, "update"), run)
+		lines = append([]string{before}, lines[more:]...)
+	}
+	for i, line := range lines {
+		if i == 0 {
+			fmt.Fprintln(out)
+		}
+		present.Linef(out, "%s", line)
 	}
 	return nil
 }
@@ -287,4 +320,75 @@ func sampleHeads(name string, trajectories []*schemas.Trajectory) []any {
 		cells = append(cells, fmt.Sprintf("#%d", t.SampleIndex))
 	}
 	return cells
+}
+
+// wideEdge and narrowEdge are the columns of an edge of a tree, with its advantage and without.
+const wideEdge, narrowEdge = 10, 3
+
+// drawTree draws the tree of a group in that many columns with one line per leaf: where the paths part, the advantage
+// of each segment after the branch point, and the leaf with its reward and advantage. adv is nil while the group is
+// open.
+func drawTree(tree *schemas.Tree, adv *schemas.Advantage, columns int) []string {
+	if adv == nil {
+		adv = &schemas.Advantage{}
+	}
+	segments := map[schemas.TreeSegment]*float64{}
+	for _, b := range adv.Branches {
+		for _, c := range b.Children {
+			segments[schemas.TreeSegment{SampleIndex: c.SampleIndex, Begin: b.StepIndex}] = c.Advantage
+		}
+	}
+	const start, label = 3, 36
+	edge := wideEdge
+	if start+edge*len(tree.Branches)+label > columns {
+		edge = narrowEdge
+	}
+	head := strings.Repeat(" ", start)
+	for i, b := range tree.Branches {
+		text := fmt.Sprint(b.StepIndex)
+		if edge == wideEdge && i == 0 {
+			text += " step"
+		}
+		head += fmt.Sprintf("%-*s", edge, text)
+	}
+	lines := []string{strings.TrimRight(head, " ")}
+	for leaf := range tree.Leaves() {
+		line := strings.Repeat(" ", start)
+		if leaf == 0 {
+			line = strings.Repeat("─", start)
+		}
+		for depth, b := range tree.Branches {
+			behind := tree.LeavesBelow(depth + 1)
+			child := leaf / behind % b.Width
+			begins, last := leaf%behind == 0, child == b.Width-1
+			mark, rest := " ", " "
+			switch {
+			case begins && child == 0:
+				mark, rest = "┬", "─"
+			case begins && last:
+				mark, rest = "└", "─"
+			case begins:
+				mark, rest = "├", "─"
+			case !last:
+				mark = "│"
+			}
+			text := ""
+			if a := segments[schemas.TreeSegment{SampleIndex: leaf, Begin: b.StepIndex}]; begins && a != nil &&
+				edge == wideEdge {
+				text = fmt.Sprintf(" %+.2f ", *a)
+			}
+			line += mark + text + strings.Repeat(rest, max(0, edge-1-utf8.RuneCountInString(text)))
+		}
+		line += fmt.Sprintf(" #%d", leaf)
+		if leaf < int64(len(adv.Members)) {
+			m := &adv.Members[leaf]
+			if m.Status == schemas.StatusScored {
+				line += fmt.Sprintf("  %s  %s", results.Number(m.Reward, "%.3f"), results.Number(m.Advantage, "%+.3f"))
+			} else {
+				line += "  " + m.Status
+			}
+		}
+		lines = append(lines, line)
+	}
+	return lines
 }

@@ -1,6 +1,9 @@
 package command
 
 import (
+	"encoding/json"
+	"math"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -27,6 +30,22 @@ func TestShow(t *testing.T) {
 	expect(t, exitUsage, "--run: ", "show", "--run", "*")
 }
 
+// Below the groups of a run are the updates of the weights that a trainer made of them, the newest.
+func TestShow_Updates(t *testing.T) {
+	inStore(t)
+	b := connected(t)
+	for i := range int64(mostUpdates + 2) {
+		e := &schemas.Update{Run: "r1", Lane: "m", Tenant: schemas.TenantMain, Step: i + 1, PolicyVersion: i, Loss: new(0.25)}
+		if _, err := b.Publish(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := expect(t, exitOK, "\n2 updates before: meander watch --kinds update --run r1\nm update 3: version 2, loss 0.25, ", "show")
+	if strings.Count(got, "m update ") != mostUpdates {
+		t.Errorf("updates\n%s", got)
+	}
+}
+
 // A sample that was continued says which attempt made which of its steps.
 func TestShow_Attempts(t *testing.T) {
 	sample := &schemas.Trajectory{
@@ -37,5 +56,95 @@ func TestShow_Attempts(t *testing.T) {
 	const want = "sample 3 was continued: steps 0 to 1 by attempt a, 2 to 2 by attempt b"
 	if got := attemptsLine(sample); got != want {
 		t.Errorf("%q; want %q", got, want)
+	}
+}
+
+func TestDrawTree(t *testing.T) {
+	tree := &schemas.Tree{Branches: []schemas.BranchPoint{{StepIndex: 2, Width: 2}, {StepIndex: 11, Width: 3}}}
+	child := func(sample, leaves int64, a *float64) schemas.BranchChild {
+		return schemas.BranchChild{SampleIndex: sample, Leaves: leaves, Reward: a, Advantage: a}
+	}
+	adv := &schemas.Advantage{
+		BranchScope: "siblings",
+		Branches: []schemas.BranchGroup{
+			{StepIndex: 2, Children: []schemas.BranchChild{child(0, 3, new(-0.5)), child(3, 2, new(0.5))}},
+			{StepIndex: 11, Children: []schemas.BranchChild{child(0, 1, new(1.0)), child(1, 1, new(0.0)), child(2, 1, new(-1.0))}},
+			{StepIndex: 11, Children: []schemas.BranchChild{child(3, 1, new(0.25)), child(4, 0, nil), child(5, 1, new(-0.25))}},
+		},
+	}
+	for i, reward := range []float64{3, 2, 1, 5, 0, 4} {
+		m := schemas.Member{SampleIndex: int64(i), Status: schemas.StatusScored, Reward: new(reward), Advantage: new(reward - 3)}
+		if i == 4 {
+			m = schemas.Member{SampleIndex: 4, Status: schemas.StatusFailed}
+		}
+		adv.Members = append(adv.Members, m)
+	}
+	for name, c := range map[string]struct {
+		adv     *schemas.Advantage
+		columns int
+		want    string
+	}{
+		"closed": {adv, 80, `
+   2 step    11
+───┬ -0.50 ──┬ +1.00 ── #0  3.000  +0.000
+   │         ├ +0.00 ── #1  2.000  -1.000
+   │         └ -1.00 ── #2  1.000  -2.000
+   └ +0.50 ──┬ +0.25 ── #3  5.000  +2.000
+             ├───────── #4  failed
+             └ -0.25 ── #5  4.000  +1.000`},
+		"narrow": {adv, 50, `
+   2  11
+───┬──┬── #0  3.000  +0.000
+   │  ├── #1  2.000  -1.000
+   │  └── #2  1.000  -2.000
+   └──┬── #3  5.000  +2.000
+      ├── #4  failed
+      └── #5  4.000  +1.000`},
+		"open": {nil, 50, `
+   2  11
+───┬──┬── #0
+   │  ├── #1
+   │  └── #2
+   └──┬── #3
+      ├── #4
+      └── #5`},
+	} {
+		if got := "\n" + strings.Join(drawTree(tree, c.adv, c.columns), "\n"); got != c.want {
+			t.Errorf("%s:%s\nwant%s", name, got, c.want)
+		}
+	}
+}
+
+// Every field of an event that may have all 64 bits is a string in JSON; sequences, which
+// count messages, stay numbers.
+func TestJSONOf_Seeds(t *testing.T) {
+	found := 0
+	for _, e := range schemas.Events() {
+		v := reflect.ValueOf(e).Elem()
+		for i := range v.NumField() {
+			name, field := v.Type().Field(i).Name, v.Field(i)
+			if field.Kind() != reflect.Uint64 || name != "SampleSeed" && name != "NoiseSeed" {
+				continue
+			}
+			for seed, want := range map[uint64]string{7: "7", math.MaxUint64: "18446744073709551615"} {
+				field.SetUint(seed)
+				text, err := json.Marshal(schemas.JSON(e))
+				if err != nil {
+					t.Fatal(err)
+				}
+				var got map[string]any
+				if err := json.Unmarshal(text, &got); err != nil {
+					t.Fatal(err)
+				}
+				key := map[string]string{"SampleSeed": "sample_seed", "NoiseSeed": "noise_seed"}[name]
+				if got[key] != want {
+					t.Errorf("%T.%s %d is %#v in JSON, want %q", e, name, seed, got[key], want)
+				}
+				found++
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no event has a seed")
 	}
 }

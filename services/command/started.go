@@ -230,7 +230,7 @@ func (a *app) nameModel(prompts []prompt, f *estimate.Facts) {
 	switch running, serves := natsd.Pipeline(a.store); {
 	case len(f.Live) == 1:
 		nameLane(prompts, f.Live[0], f.Policy(f.Live[0]).Checkpoint())
-	case len(f.Live) > 1 || a.natsURL != "":
+	case len(f.Live) > 1 || a.nats.URL != "":
 	case serves:
 		nameLane(prompts, schemas.Lane(model.NameOf(running.Settings["model"])), "")
 	case len(f.Policies) == 1:

@@ -210,20 +210,16 @@ servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 		Example: `  meander streams setup --nats tls://nats.example.org:4222 --nats-creds auth/admin.creds --nats-tls-ca auth/tls/ca.pem
   meander streams setup --nats nats://a:4222,nats://b:4222,nats://c:4222 --stream-replicas 3`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			log, err := a.logger()
-			if err != nil {
-				return err
-			}
-			if a.natsURL == "" {
+			if a.nats.URL == "" {
 				return usage(errors.New("--nats: empty; must be the server to set up. A store needs no setup: " +
 					"'meander up' and 'meander run' do it"))
 			}
 			if err := limits.Validate(); err != nil {
 				return settingError(err)
 			}
-			server := a.server()
-			server.NoWait = true
-			b, err := bus.Connect(c.Context(), server, log)
+			server := a.nats.Bus("meander")
+			server.ConnectTimeout, server.NoWait = 0, true // it does not wait for ever
+			b, err := bus.Connect(c.Context(), server, a.logger())
 			if err != nil {
 				return a.explainConnectError(err)
 			}
@@ -232,7 +228,7 @@ servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 				err = limits.Apply(c.Context(), b)
 			}
 			if err == nil {
-				_, err = fmt.Fprintf(c.OutOrStdout(), "%s has the streams\n", bus.RedactURL(a.natsURL))
+				_, err = fmt.Fprintf(c.OutOrStdout(), "%s has the streams\n", bus.RedactURL(a.nats.URL))
 			}
 			return errors.Join(err, b.Close())
 		},

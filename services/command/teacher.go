@@ -60,11 +60,7 @@ and run in replicas at any time. With its own weights a sample gets exactly its 
 
 // serveTeacher answers requests until the command is interrupted. An unknown model or device is a usage error.
 func (a *app) serveTeacher(c *cobra.Command, conn *connection, cfg teacher.Config, metrics string) error {
-	log, err := a.logger()
-	if err != nil {
-		return err
-	}
-	instance := boot.NewInstance()
+	log, instance := conn.log, boot.NewInstance()
 	health := boot.NewHealth("teacher", instance)
 	_, stop, err := health.Serve("--metrics-addr", metrics, log)
 	if err != nil {

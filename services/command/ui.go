@@ -50,7 +50,7 @@ The page does what the credentials of the command may.`,
   MEANDER_UI_TOKEN=secret meander ui --listen 0.0.0.0:4280 --host rollouts.example.org`,
 		RunE: func(c *cobra.Command, given []string) error {
 			running, _ := natsd.Pipeline(a.store)
-			if a.natsURL != "" {
+			if a.nats.URL != "" {
 				running.Settings = nil
 			}
 			if err := p.resolve(running.Settings["model"]); err != nil {
@@ -58,11 +58,7 @@ The page does what the credentials of the command may.`,
 			}
 			a.waits = true
 			return a.withConnection(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
-				log, err := a.logger()
-				if err != nil {
-					return err
-				}
-				return p.serve(c.Context(), conn, log, c.ErrOrStderr())
+				return p.serve(c.Context(), conn, conn.log, c.ErrOrStderr())
 			})(c, given)
 		},
 	}

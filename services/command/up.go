@@ -40,14 +40,14 @@ process at once. Stored events are there at the next start.`,
 				a.logLevel = envOr("MEANDER_LOG_LEVEL", "info")
 			}
 			s.Keep = true
-			log, err := a.logger()
-			if err = cmp.Or(err, checkAddress(c, "listen", listen, "4222"), s.validate(),
+			log := a.logger()
+			if err := cmp.Or(checkAddress(c, "listen", listen, "4222"), s.validate(),
 				p.resolveBeside(c.Flags(), s.Sampler.Model)); err != nil {
 				return err
 			}
-			if a.natsURL != "" && c.Flags().Changed("listen") {
+			if a.nats.URL != "" && c.Flags().Changed("listen") {
 				return usage(fmt.Errorf("--listen: %q; the server is %s; leave one of --listen and %s out", listen,
-					bus.RedactURL(a.natsURL), a.flag("nats")))
+					bus.RedactURL(a.nats.URL), a.flag("nats")))
 			}
 			server := natsd.Options{Listen: listen}
 			if c.Flags().Changed("auth") { // an empty one is refused: it would let in everybody
@@ -109,7 +109,7 @@ func (a *app) whereToFind(f *pflag.FlagSet, url string, auth bool) string {
 	switch {
 	case f.Changed("store"):
 		return " --store " + present.ShellWord(a.store)
-	case f.Changed("listen") && !auth && a.token == "":
+	case f.Changed("listen") && !auth && a.nats.Token == "":
 		return " --nats " + url
 	}
 	return ""
@@ -119,10 +119,10 @@ func (a *app) whereToFind(f *pflag.FlagSet, url string, auth bool) string {
 // and p the rights of a role. It is a usage error beside --nats or a token.
 func (a *app) useCredentials(o *natsd.Options, s *services, p *pageFlags, dir string, log zerolog.Logger) error {
 	switch {
-	case a.natsURL != "":
+	case a.nats.URL != "":
 		return usage(fmt.Errorf("--auth: %q; the server is %s, with users of its own; leave one of --auth and "+
-			"%s out", dir, bus.RedactURL(a.natsURL), a.flag("nats")))
-	case a.token != "":
+			"%s out", dir, bus.RedactURL(a.nats.URL), a.flag("nats")))
+	case a.nats.Token != "":
 		return usage(fmt.Errorf("--auth: given with a token, %s, which would let in everybody; leave one of "+
 			"them out", a.flag("nats-token")))
 	}
@@ -179,8 +179,8 @@ func pipelineFlags(to *pflag.FlagSet, s *services) {
 	s.bind().Register(s.flags,
 		"model", "engine", "engine_patience", "engine_concurrency", "engine_adapters", "engine_mix", "adapter",
 		"adapter_scale", "weights_dir", "device", "dtype", "deterministic", "compile", "vae_tiling",
-		"generic", "trust_class", "text_encoder_device", "threads", "batch", "workers", "share_prefixes", "replicas",
-		"group_timeout", "scorers", "score_patience", "external_wait", "ack_wait")
+		"generic", "trust_class", "family", "text_encoder_device", "threads", "batch", "workers", "share_prefixes",
+		"replicas", "group_timeout", "scorers", "score_patience", "external_wait", "ack_wait")
 	s.flags.StringVar(&s.metricsAddr, "metrics-addr", "",
 		"host:port for /metrics (Prometheus), /healthz and /readyz, e.g. 127.0.0.1:9090; default none")
 	to.AddFlagSet(s.flags)

@@ -11,7 +11,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/models/strictjson"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -255,30 +255,18 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run schemas.Run, dir 
 	return nil
 }
 
-// writeWaiting writes the images of samples that wait for a verdict into a folder, and notes their paths in the list.
+// writeWaiting writes the media of samples that wait for a verdict into a folder, and notes their paths in the list.
 func writeWaiting(ctx context.Context, b *bus.Bus, waiting []view.Waiting, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return usage(fmt.Errorf("--out: %w", err))
 	}
 	for i := range waiting {
 		w := &waiting[i]
-		if w.Trajectory.Image == nil {
-			continue
-		}
-		w.Image = filepath.Join(dir, fmt.Sprintf("%s-%03d.png", w.UID, w.SampleIndex))
-		img, err := client.New(b).Image(ctx, w.Trajectory)
-		if err == nil {
-			err = os.WriteFile(w.Image, img, 0o644)
-		}
-		if err == nil && w.Trajectory.Video != nil {
-			var video []byte
-			if video, err = client.New(b).Video(ctx, w.Trajectory); err == nil {
-				err = os.WriteFile(strings.TrimSuffix(w.Image, ".png")+".apng", video, 0o644)
-			}
-		}
+		files, err := results.WriteMedia(ctx, b, w.Trajectory, dir, w.UID)
 		if err != nil {
-			return fmt.Errorf("image of %s sample %d: %w", w.UID, w.SampleIndex, err)
+			return err
 		}
+		w.Image, w.Audio = files[schemas.KindImage].Path, files[schemas.KindAudio].Path
 	}
 	return nil
 }

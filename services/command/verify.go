@@ -126,6 +126,7 @@ func addVerifyFlags(f *pflag.FlagSet, run *schemas.Run, o *verify.Options, toler
 	f.Float64Var(&o.Open.AdapterScale, "adapter-scale", 1, "scale of the adapter")
 	f.StringVar(&o.WeightsDir, "weights-dir", "", "shared folder with the transformers that were pushed by path")
 	engineFlag(f, &o.Engine, "none: this program does; default what the backend of the samples names")
+	f.StringVar(&o.Family, "family", "", "FILE.py:NAME of samples that a family or a pipeline of your own made")
 	o.Compute = models.Compute{Device: devices.Auto, DType: devices.Auto}
 	fields.Bind("", &o.Compute).Register(f)
 	f.Float64Var(tolerance, "tolerance", 0,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -118,7 +119,7 @@ func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOpti
 			sources = append(sources, &export.Source{Stream: k.stream, Filters: []string{filter}, From: from})
 		}
 	}
-	err := w.printStored(ctx, conn, sources, out)
+	err := w.printAll(export.Merge(ctx, conn.Bus, sources), out)
 	if err == nil {
 		told := present.Count(w.printed, "event") + " stored; waiting for new ones"
 		if w.fresh {
@@ -130,7 +131,7 @@ func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOpti
 			}
 		}
 		fmt.Fprintln(stderr, told)
-		err = w.printLive(ctx, conn, sources, out)
+		err = w.printAll(live(ctx, conn.Bus, sources...), out)
 	}
 	if errors.Is(err, errEnough) || ctx.Err() != nil {
 		return nil
@@ -138,10 +139,10 @@ func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOpti
 	return err
 }
 
-// printStored prints the stored events of all sources, in the order in which they were stored. The error is errEnough,
-// or of the server.
-func (w *watcher) printStored(ctx context.Context, conn *connection, sources []*export.Source, out io.Writer) error {
-	for m, err := range export.Merge(ctx, conn.Bus, sources) {
+// printAll prints events: the stored ones in the order in which they were stored, or new ones as they come. The error
+// is errEnough, or of the server.
+func (w *watcher) printAll(events iter.Seq2[*bus.Message, error], out io.Writer) error {
+	for m, err := range events {
 		if err == nil {
 			err = w.print(m, out)
 		}
@@ -152,37 +153,38 @@ func (w *watcher) printStored(ctx context.Context, conn *connection, sources []*
 	return nil
 }
 
-// printLive prints new events of all sources as they come, until ctx ends. The error is errEnough, or of the server.
-func (w *watcher) printLive(ctx context.Context, conn *connection, sources []*export.Source, out io.Writer) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+// live yields the events of several sources, those from where each begins and new ones, as they come: until ctx ends,
+// or with the error that the server ends one with.
+func live(ctx context.Context, b *bus.Bus, sources ...*export.Source) iter.Seq2[*bus.Message, error] {
 	type item struct {
 		m   *bus.Message
 		err error
 	}
-	events := make(chan item)
-	for _, s := range sources {
-		s.From.Live = true
-		go func() {
-			for m, err := range conn.Read(ctx, s.Stream, s.Filters, s.From) {
-				select {
-				case events <- item{m, err}:
-				case <-ctx.Done():
+	return func(yield func(*bus.Message, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		events := make(chan item)
+		for _, s := range sources {
+			from := s.From
+			from.Live = true
+			go func() {
+				for m, err := range b.Read(ctx, s.Stream, s.Filters, from) {
+					select {
+					case events <- item{m, err}:
+					case <-ctx.Done():
+						return
+					}
+				}
+			}()
+		}
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case e := <-events:
+				if !yield(e.m, e.err) || e.err != nil {
 					return
 				}
-			}
-		}()
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case e := <-events:
-			if e.err != nil {
-				return e.err
-			}
-			if err := w.print(e.m, out); err != nil {
-				return err
 			}
 		}
 	}

@@ -39,9 +39,7 @@ func checkConsumersTwice(ctx context.Context, o *Options, say *notes) {
 	if !slices.ContainsFunc(say.found, func(f Finding) bool { return f.State == Warning || f.State == Fault }) {
 		return
 	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(min(lagPatience, o.Timeout/2)):
+	if bus.Pause(ctx, min(lagPatience, o.Timeout/2)) == nil {
 		say.found = nil
 		checkConsumers(ctx, o, say)
 	}

@@ -159,10 +159,8 @@ func examine(ctx context.Context, o *Options) (all []bus.Examined, err error) {
 		if err != nil || !lags || time.Now().After(end) {
 			return all, err
 		}
-		select {
-		case <-ctx.Done():
+		if bus.Pause(ctx, lagPatience/10) != nil {
 			return all, nil
-		case <-time.After(lagPatience / 10):
 		}
 	}
 }

@@ -27,16 +27,8 @@ type suspects map[schemas.Making]uint64
 // askAgainRegularly asks again for lost samples every lookEvery until ctx ends.
 func (s *service) askAgainRegularly(ctx context.Context) error {
 	seen := suspects{}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(lookEvery):
-		}
-		if err := s.askAgain(ctx, &seen); err != nil && ctx.Err() == nil {
-			zerolog.Ctx(ctx).Warn().Err(err).Msg("lost requests not asked for again, trying again")
-		}
-	}
+	return regularly(ctx, lookEvery, zerolog.WarnLevel, "lost requests not asked for again, trying again",
+		func(ctx context.Context) error { return s.askAgain(ctx, &seen) })
 }
 
 // askAgain asks for the samples that were lost at the last look and are still; all that are lost now are suspects of
@@ -166,7 +158,7 @@ func (s *service) askByPrompt(ctx context.Context, g bus.OpenGroup, samples []in
 	}
 	p.UID = g.UID
 	policy, waiting, err := s.findPolicy(ctx, g.Run, p, true)
-	if err != nil || waiting != "" {
+	if err != nil || waiting.says != "" {
 		if _, terminal := errors.AsType[*bus.TerminalError](err); terminal {
 			return 0, nil // another model is served now: it goes on with the first one
 		}
@@ -187,7 +179,7 @@ func (s *service) askByPrompt(ctx context.Context, g bus.OpenGroup, samples []in
 	if err := s.storePlan(ctx, g.Run, p, policy); err != nil {
 		return 0, err
 	}
-	if waiting, err := s.beginBatch(ctx, m.Seq, todo, policy); err != nil || waiting != "" {
+	if waiting, err := s.beginBatch(ctx, m.Seq, todo, policy); err != nil || waiting.says != "" {
 		return 0, err
 	}
 	return len(todo), s.publishRequests(ctx, g.Run, g.UID, todo)

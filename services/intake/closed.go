@@ -24,16 +24,7 @@ const followAgain = time.Second
 // removeClosedRequests removes, until ctx ends, the requests of groups that have their result, so that no sampler
 // makes samples that do not count. A read that fails begins again.
 func (s *service) removeClosedRequests(ctx context.Context) error {
-	for ctx.Err() == nil {
-		if err := s.followResults(ctx); err != nil && ctx.Err() == nil {
-			zerolog.Ctx(ctx).Debug().Err(err).Msg("results not followed, trying again")
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(followAgain):
-		}
-	}
-	return nil
+	return regularly(ctx, followAgain, zerolog.DebugLevel, "results not followed, trying again", s.followResults)
 }
 
 // followResults removes the requests of groups that have their result already, then follows new results until ctx

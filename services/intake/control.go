@@ -246,16 +246,7 @@ func (s *service) unparkRun(ctx context.Context, run schemas.Run) (int64, error)
 // unparkRegularly puts back requests of runs that are not paused, every parkedEvery until ctx ends: they were parked
 // while the run was resumed, or the process that resumed it died.
 func (s *service) unparkRegularly(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(parkedEvery):
-		}
-		if err := s.unparkAll(ctx); err != nil && ctx.Err() == nil {
-			zerolog.Ctx(ctx).Debug().Err(err).Msg("parked requests not looked at")
-		}
-	}
+	return regularly(ctx, parkedEvery, zerolog.DebugLevel, "parked requests not looked at, trying again", s.unparkAll)
 }
 
 // unparkAll puts back the parked requests of all runs that are not paused. An error is of the server.

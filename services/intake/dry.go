@@ -62,11 +62,12 @@ func (s *service) judge(ctx context.Context, run schemas.Run, data []byte) *sche
 	r := &schemas.Receipt{Run: run, UID: p.UID}
 	var requests []*schemas.Request
 	var policy *schemas.Policy
+	var waiting wait
 	if err == nil {
 		p.UID = cmp.Or(p.UID, "-") // intake names it by the place of its message
-		policy, r.Waiting, err = s.findPolicy(ctx, run, p, true)
+		policy, waiting, err = s.findPolicy(ctx, run, p, true)
 	}
-	if err == nil && r.Waiting != "" {
+	if r.Waiting = waiting.says; err == nil && r.Waiting != "" {
 		return r
 	}
 	if err == nil {

@@ -1,15 +1,14 @@
 package intake
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/meander-rl/meander/schemas"
 )
 
-// whyStepsFull returns a sentence if samples have waited for space in the stream of steps since before the given
-// time, and "" otherwise. Prompts wait then: more requests would only wait behind those samples.
-func (v *laneView) whyStepsFull(before time.Time) string {
+// whyStepsFull returns a wait if samples have waited for space in the stream of steps since before the given time.
+// Prompts wait then: more requests would only wait behind those samples.
+func (v *laneView) whyStepsFull(before time.Time) wait {
 	samples := int64(0)
 	first := before
 	for _, r := range v.samplerSpaces {
@@ -21,9 +20,9 @@ func (v *laneView) whyStepsFull(before time.Time) string {
 		}
 	}
 	if samples == 0 {
-		return ""
+		return wait{}
 	}
-	return fmt.Sprintf("%s is full: %d samples wait for space, the first since %s; give it more with 'meander "+
+	return forSpace.waits("%s is full: %d samples wait for space, the first since %s; give it more with 'meander "+
 		"streams limit --max-steps-bytes SIZE', or free what is not needed with 'meander gc' or 'meander runs rm RUN'",
 		schemas.StreamSteps, samples, first.UTC().Format(time.RFC3339))
 }

@@ -1,8 +1,10 @@
 package intake
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -15,28 +17,15 @@ import (
 // functions, and its estimator. The prompt has passed Validate.
 func Check(p *schemas.Prompt, o Origin) error {
 	specs, rewards := resolveRewards(p, &schemas.Policy{}, o)
-	c, err := Estimator(&p.Advantage)
+	c, err := estimator.Of(p.Advantage)
 	if err == nil {
-		err = checkEstimator(&c, specs)
+		c.Weigh(specs)
+		err = c.Validate()
 	}
 	if err != nil {
 		err = advantageError(err)
 	}
 	return errors.Join(rewards, err)
-}
-
-// checkEstimator checks whether the options of an estimator fit together, and the reward functions, which GDPO weighs
-// one by one.
-func checkEstimator(c *estimator.Config, rewards []schemas.RewardSpec) error {
-	if c.Name == estimator.GDPO {
-		for _, r := range rewards {
-			c.Weights = append(c.Weights, *r.Weight)
-		}
-		if c.Weights == nil {
-			c.Weights = []float64{1} // that of the model's own
-		}
-	}
-	return c.Validate()
 }
 
 // CheckRewardName refuses a name that is none of a reward function, and says what may be meant.
@@ -110,9 +99,15 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 	for i := range list {
 		r := &list[i]
 		schemas.SetDefaults(r)
-		if err := scorer.CheckMedium(r.Name, mediumOf(p, policy)); err != nil && policy.Lane != "" {
-			errs = append(errs, fmt.Errorf("reward[%d]%s: %w", i, whose, err))
-			continue
+		if policy.Lane != "" {
+			media, err := judged(mediaOf(p, policy), r.Track, policy)
+			if err == nil {
+				err = scorer.CheckMedium(r.Name, media...)
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("reward[%d]%s: %w", i, whose, err))
+				continue
+			}
 		}
 		err := CheckRewardName(r.Name)
 		if err == nil {
@@ -128,15 +123,56 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 	return list, errors.Join(errs...)
 }
 
-// mediumOf returns what the samples of a prompt are.
-func mediumOf(p *schemas.Prompt, policy *schemas.Policy) scorer.Medium {
+// mediaOf returns what the samples of a prompt are.
+func mediaOf(p *schemas.Prompt, policy *schemas.Policy) (media []scorer.Medium) {
+	pipeline, err := pipelineOf(policy)
+	kinds := []string{schemas.KindImage}
+	if err == nil && pipeline != nil && len(pipeline.Media) > 0 {
+		kinds = pipeline.Media
+	}
+	seen := slices.Contains(kinds, schemas.KindImage)
 	switch {
 	case policy.Text != nil:
-		return scorer.MediumText
-	case valueOr(p.Frames, policy.Frames) > 1:
-		return scorer.MediumVideo
+		return []scorer.Medium{scorer.MediumText}
+	case seen && valueOr(p.Frames, policy.Frames) > 1:
+		media = append(media, scorer.MediumVideo)
+	case seen:
+		media = append(media, scorer.MediumImage)
 	}
-	return scorer.MediumImage
+	if slices.Contains(kinds, schemas.KindAudio) {
+		media = append(media, scorer.MediumSound)
+	}
+	return media
+}
+
+// judged returns those media of samples that a reward function is given that names a track; an error: they have none.
+func judged(media []scorer.Medium, track string, policy *schemas.Policy) ([]scorer.Medium, error) {
+	if track == "" {
+		return media, nil
+	}
+	names := map[string]scorer.Medium{}
+	for _, m := range media {
+		switch m {
+		case scorer.MediumSound:
+			names[schemas.KindAudio] = m
+		case scorer.MediumVideo:
+			names[schemas.KindVideo], names[schemas.KindImage] = m, scorer.MediumImage
+		case scorer.MediumImage:
+			names[schemas.KindImage] = m
+		}
+	}
+	if pipeline, err := pipelineOf(policy); err == nil && pipeline != nil && len(pipeline.Tracks) > 1 {
+		if name := pipeline.Tracks[0].Name; names[name] == "" {
+			names[name] = media[0]
+		}
+	}
+	if m, ok := names[track]; ok {
+		return []scorer.Medium{m}, nil
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("track: %q; must be absent, the samples are texts", track)
+	}
+	return nil, fmt.Errorf("track: %q; must be one of %s", track, strings.Join(slices.Sorted(maps.Keys(names)), ", "))
 }
 
 // DefaultRewards returns the reward functions of a prompt that names none: those of the model if it has any, otherwise
@@ -157,35 +193,11 @@ func isVerdict(r schemas.RewardSpec) bool {
 	return err == nil && kind == scorer.External
 }
 
-// Estimator returns the estimator that a prompt asks for, with the options that the prompt sets and defaults for the
-// others. The error is an unknown name, or an epsilon that std none does not use; Config.Validate checks whether the
-// options fit together.
-func Estimator(a *schemas.AdvantageSpec) (estimator.Config, error) {
-	spec := *a
-	schemas.SetDefaults(&spec)
-	if !slices.Contains(estimator.Names(), spec.Estimator) {
-		return estimator.Config{}, oneOf("estimator", spec.Estimator, estimator.Names())
-	}
-	c, err := estimator.Default(spec.Estimator)
-	if err != nil {
-		return c, err
-	}
-	c.Std, c.StdBasis, c.Epsilon = textOr(a.Std, c.Std), textOr(a.StdBasis, c.StdBasis), valueOr(a.Epsilon, c.Epsilon)
-	c.Mode, c.AdvClipMax, c.Gamma = textOr(a.Mode, c.Mode), valueOr(a.AdvClipMax, c.AdvClipMax),
-		valueOr(a.Gamma, c.Gamma)
-	c.Singleton = textOr(a.Singleton, c.Singleton)
-	// A resolved spec has the default here: only another value was asked for.
-	if def, _ := estimator.Default(c.Name); c.Std == estimator.StdNone && def.Epsilon > 0 && c.Epsilon != def.Epsilon {
-		return c, fmt.Errorf("epsilon: %v; std none divides by no standard deviation, leave it out", c.Epsilon)
-	}
-	return c, nil
-}
-
 // resolveAdvantage fills in the estimator's defaults. It refuses options that the estimator does not have, and those
 // that need something this prompt lacks: a batch, stochastic steps, or required rewards.
 func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained int) (schemas.AdvantageSpec, error) {
 	a := p.Advantage
-	c, err := Estimator(&a)
+	c, err := estimator.Of(a)
 	if err != nil {
 		return a, advantageError(err)
 	}
@@ -194,11 +206,12 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 	}
 	c.Columns = max(trained, 1)
 	for i, r := range rewards {
-		if c.Name == estimator.GDPO && !*r.Required {
-			return a, fmt.Errorf("reward[%d].required: false; must be true: gdpo normalises each reward", i)
+		if estimator.PropertiesOf(c.Name).Scores && !*r.Required {
+			return a, fmt.Errorf("reward[%d].required: false; must be true: %s normalises each reward", i, c.Name)
 		}
 	}
-	if err := checkEstimator(&c, rewards); err != nil {
+	c.Weigh(rewards)
+	if err := c.Validate(); err != nil {
 		return a, advantageError(err)
 	}
 	switch {
@@ -208,24 +221,17 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 	case c.NeedsTwo() && p.Batch.Groups == 1 && *p.GroupSize == 1:
 		return a, fmt.Errorf("batch.groups: 1; must be above 1 with group_size 1, else there is nothing to "+
 			"normalise %s over", c.Name)
-	case trained == 0 && (c.StdBasis == estimator.BasisExpanded || c.Gamma != 1):
+	case trained == 0 && c.CountsSteps():
 		return a, fmt.Errorf("advantage.std_basis: %q; must be sample or population: it counts trained steps, and "+
 			"this rollout has no stochastic step", c.StdBasis)
 	}
-	a.Estimator, a.Std, a.StdBasis, a.Epsilon = c.Name, c.Std, c.StdBasis, &c.Epsilon
-	a.Mode, a.Singleton = c.Mode, c.Singleton
-	if c.AdvClipMax > 0 {
-		a.AdvClipMax = &c.AdvClipMax
-	}
-	if c.Gamma != 1 {
-		a.Gamma = &c.Gamma
-	}
+	c.Resolve(&a)
 	if p.Tree != nil && p.Tree.Leaf == nil {
 		if c.Gamma != 1 {
 			return a, fmt.Errorf("advantage.gamma: %v; must be 1 of a tree, whose segments have one advantage each",
 				c.Gamma)
 		}
-		a.BranchScope = textOr(a.BranchScope, schemas.BranchSiblings)
+		a.BranchScope = cmp.Or(a.BranchScope, schemas.BranchSiblings)
 	}
 	return a, nil
 }

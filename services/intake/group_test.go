@@ -59,7 +59,7 @@ func TestResolveGroup_BasisWithoutSteps(t *testing.T) {
 			continue
 		}
 		if want := map[bool]string{
-			true: estimator.BasisPopulation, false: estimator.BasisSample,
+			true: schemas.BasisPopulation, false: schemas.BasisSample,
 		}[name == estimator.PerPrompt]; g.Advantage.StdBasis != want {
 			t.Errorf("%s: std_basis %q, want %q", name, g.Advantage.StdBasis, want)
 		}

@@ -51,7 +51,7 @@ type heldPrompts struct {
 
 // heldPrompt is what one prompt waits for. It has waited since the given time; after until the reason has expired.
 type heldPrompt struct {
-	why          string
+	why          wait
 	since, until time.Time
 }
 
@@ -75,7 +75,7 @@ func (h *heldPrompts) release() {
 }
 
 // setReason records what the prompt at a stream sequence waits for.
-func (h *heldPrompts) setReason(seq uint64, why string, since, until time.Time) {
+func (h *heldPrompts) setReason(seq uint64, why wait, since, until time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.reasons == nil {
@@ -91,30 +91,30 @@ func (h *heldPrompts) removeReason(seq uint64) {
 	delete(h.reasons, seq)
 }
 
-// otherPipelineWait begins the reason of a prompt that waits for another pipeline.
-const otherPipelineWait = "left for another pipeline: "
-
-// whyOtherPipeline returns why a prompt must be left to another pipeline, or "" if this one can serve it. It is for a
+// whyOtherPipeline returns why a prompt must be left to another pipeline, if this one cannot serve it. It is for a
 // pipeline that serves one run (cfg.Own) with one model. policy is that of the prompt's lane, nil if no sampler serves
 // the lane. A prompt of the own run for another known model is not left: that is a terminal error.
 func (s *service) whyOtherPipeline(v *laneView, run schemas.Run, p *schemas.Prompt,
 	policy *schemas.Policy,
-) (string, error) {
+) (wait, error) {
 	mine := s.cfg.Models[0]
+	left := func(format string, args ...any) (wait, error) {
+		return forOther.waits("left for another pipeline: "+format, args...), nil
+	}
 	switch known := v.policies[p.Model] != nil; {
 	case p.Model == "":
-		return fmt.Sprintf(otherPipelineWait+"model: empty; must be named: this one serves a run with %q", mine), nil
+		return left("model: empty; must be named: this one serves a run with %q", mine)
 	case p.Model != mine && known && run == s.cfg.Own:
-		return "", bus.Terminal(schemas.CodeUnknownModel,
+		return wait{}, bus.Terminal(schemas.CodeUnknownModel,
 			fmt.Errorf("model: %q is not served here; must be %s", p.Model, mine))
 	case p.Model != mine && known:
-		return fmt.Sprintf(otherPipelineWait+"model: %q; this one serves %q", p.Model, mine), nil
+		return left("model: %q; this one serves %q", p.Model, mine)
 	case policy != nil && run != s.cfg.Own:
 		if fault := otherCheckpoint(p, policy); fault != nil {
-			return otherPipelineWait + fault.Error(), nil
+			return left("%v", fault)
 		}
 	}
-	return "", nil
+	return wait{}, nil
 }
 
 // otherCheckpoint returns an error if the prompt asks for another checkpoint than its lane serves, and nil otherwise.
@@ -131,7 +131,7 @@ func otherCheckpoint(p *schemas.Prompt, policy *schemas.Policy) error {
 func (s *service) awaitPolicy(ctx context.Context, m *bus.Message, run schemas.Run,
 	p *schemas.Prompt,
 ) (policy *schemas.Policy, err error) {
-	return s.await(ctx, m, run, p, func(fresh bool) (*schemas.Policy, string, error) {
+	return s.await(ctx, m, run, p, func(fresh bool) (*schemas.Policy, wait, error) {
 		return s.findPolicy(ctx, run, p, fresh)
 	})
 }
@@ -140,10 +140,10 @@ func (s *service) awaitPolicy(ctx context.Context, m *bus.Message, run schemas.R
 // prompts wait in this process, or intake shuts down, the prompt is put back (errPutBack). errCancelled: a control
 // cancelled it. After cfg.Hold, or at its deadline, the error is terminal.
 func (s *service) await(ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
-	find func(fresh bool) (policy *schemas.Policy, waiting string, err error),
+	find func(fresh bool) (policy *schemas.Policy, waiting wait, err error),
 ) (policy *schemas.Policy, err error) {
 	policy, waiting, err := find(false)
-	if waiting == "" && err == nil {
+	if waiting.says == "" && err == nil {
 		return policy, nil
 	}
 	waitsHere, told := s.held.admit(), false
@@ -164,17 +164,17 @@ func (s *service) await(ctx context.Context, m *bus.Message, run schemas.Run, p 
 	for {
 		// A cached view is not enough to refuse or to hold a prompt.
 		policy, waiting, err = find(!told && time.Since(began) < viewAge)
-		if policy != nil && !deadline && strings.HasPrefix(waiting, versionWait) {
+		if waiting.renewed && !deadline {
 			due = later(due, time.Unix(0, policy.Announced).Add(s.cfg.Hold)) // as long as versions come
 		}
 		switch {
 		case err != nil:
 			return nil, err
-		case waiting == "":
+		case waiting.says == "":
 			return policy, nil
-		case strings.HasPrefix(waiting, otherPipelineWait):
+		case waiting.elsewhere:
 			if m.Delivered == 1 {
-				if err := s.sendReceipt(m, &schemas.Receipt{Run: run, UID: p.UID, Waiting: waiting}); err != nil {
+				if err := s.sendReceipt(m, &schemas.Receipt{Run: run, UID: p.UID, Waiting: waiting.says}); err != nil {
 					return nil, err
 				}
 			}
@@ -186,15 +186,16 @@ func (s *service) await(ctx context.Context, m *bus.Message, run schemas.Run, p 
 		case h.Cancelled() != nil:
 			return nil, errCancelled
 		case !time.Now().Before(due) && deadline:
-			return nil, tooLate(*p.Deadline, waiting)
+			return nil, tooLate(*p.Deadline, waiting.says)
 		case !time.Now().Before(due):
-			return nil, waitedTooLong(waiting, policy, due)
+			return nil, bus.Terminal(waiting.code,
+				fmt.Errorf("%s; waited until %s", waiting.says, due.UTC().Format(time.RFC3339)))
 		}
 		if tell := waitsHere && time.Since(m.Time) > tellAfter || !waitsHere && m.Delivered == 1; tell && !told {
 			told = true
 			zerolog.Ctx(ctx).Warn().Str("run", string(run)).Str("uid", string(p.UID)).Time("until", due).
-				Msg("held: " + waiting)
-			told := fmt.Sprintf("%s; held until %s", waiting, due.UTC().Format(time.RFC3339))
+				Msg("held: " + waiting.says)
+			told := fmt.Sprintf("%s; held until %s", waiting.says, due.UTC().Format(time.RFC3339))
 			if err := s.sendReceipt(m, &schemas.Receipt{Run: run, UID: p.UID, Waiting: told}); err != nil {
 				return nil, err
 			}
@@ -213,19 +214,6 @@ func (s *service) await(ctx context.Context, m *bus.Message, run schemas.Run, p 
 	}
 }
 
-// waitedTooLong returns the terminal error of a prompt that waited until due, which is cfg.Hold. Its code depends on
-// what was missing: the model, a reward function, or space and weights.
-func waitedTooLong(waiting string, policy *schemas.Policy, due time.Time) error {
-	code := schemas.CodeUnknownModel
-	if policy != nil {
-		code = schemas.CodeUnknownReward
-	}
-	if strings.HasPrefix(waiting, schemas.StreamSteps) || strings.HasPrefix(waiting, versionWait) {
-		code = schemas.CodeExhausted
-	}
-	return bus.Terminal(code, fmt.Errorf("%s; waited until %s", waiting, due.UTC().Format(time.RFC3339)))
-}
-
 // later returns the later of two times.
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
@@ -237,7 +225,7 @@ func later(a, b time.Time) time.Time {
 // putBack asks the server to deliver a prompt again later. The delay grows with the time that the prompt has waited, so
 // that it stays below the limit of deliveries. On success it returns errPutBack, which tells handle that the message is
 // done with for now.
-func (s *service) putBack(m *bus.Message, why string) error {
+func (s *service) putBack(m *bus.Message, why wait) error {
 	d := max(time.Second, s.cfg.Hold/putBacks, time.Since(m.Time)/putBacks*4)
 	select {
 	case <-s.stopping:
@@ -252,18 +240,18 @@ func (s *service) putBack(m *bus.Message, why string) error {
 }
 
 // findPolicy returns the policy of the prompt's lane, and in waiting what the prompt waits for before it can be
-// served under that policy; "": nothing. awaitPolicy calls it again and again. Terminal errors refuse the prompt;
+// served under that policy. awaitPolicy calls it again and again. Terminal errors refuse the prompt;
 // others are of the server. fresh asks for a new view of what runs.
 func (s *service) findPolicy(ctx context.Context, run schemas.Run, p *schemas.Prompt,
 	fresh bool,
-) (policy *schemas.Policy, waiting string, err error) {
+) (policy *schemas.Policy, waiting wait, err error) {
 	v, err := s.lanes.view(ctx, fresh)
 	if err != nil {
-		return nil, "", err
+		return nil, wait{}, err
 	}
 	policy, waiting, err = v.pickPolicy(p.Model, s.cfg.Models)
 	if s.cfg.Own != "" {
-		if left, err := s.whyOtherPipeline(v, run, p, policy); left != "" || err != nil {
+		if left, err := s.whyOtherPipeline(v, run, p, policy); left.says != "" || err != nil {
 			return nil, left, err
 		}
 	}
@@ -271,9 +259,9 @@ func (s *service) findPolicy(ctx context.Context, run schemas.Run, p *schemas.Pr
 		return nil, waiting, err
 	}
 	if err := otherCheckpoint(p, policy); err != nil {
-		return nil, "", bus.Terminal(schemas.CodeUnknownModel, err)
+		return nil, wait{}, bus.Terminal(schemas.CodeUnknownModel, err)
 	}
-	if waiting = PolicyPending(p, policy); waiting != "" {
+	if waiting = forVersion.waits("%s", PolicyPending(p, policy)); waiting.says != "" {
 		if newest := v.newest[policy.Lane]; PolicyPending(p, newest) == "" {
 			waiting, err = s.whyNotServed(ctx, newest)
 		}
@@ -281,9 +269,9 @@ func (s *service) findPolicy(ctx context.Context, run schemas.Run, p *schemas.Pr
 	}
 	rewards, err := resolveRewards(p, policy, Origin{Reward: s.cfg.Reward})
 	if err != nil {
-		return nil, "", bus.Terminal(schemas.CodeInvalid, err)
+		return nil, wait{}, bus.Terminal(schemas.CodeInvalid, err)
 	}
-	if waiting, err = v.whyNotScorable(rewards, mediumOf(p, policy)); waiting == "" && err == nil {
+	if waiting, err = v.whyNotScorable(rewards, mediaOf(p, policy)); waiting.says == "" && err == nil {
 		waiting = v.whyStepsFull(time.Now().Add(-min(alarmAfter, s.cfg.Hold/10)))
 	}
 	return policy, waiting, err
@@ -291,20 +279,14 @@ func (s *service) findPolicy(ctx context.Context, run schemas.Run, p *schemas.Pr
 
 // whyNotServed returns why no sampler serves a version that was pushed: samplers have refused it, or none has loaded it
 // yet.
-func (s *service) whyNotServed(ctx context.Context, p *schemas.Policy) (string, error) {
+func (s *service) whyNotServed(ctx context.Context, p *schemas.Policy) (wait, error) {
 	why, err := s.lanes.whyRefused(ctx, p)
 	if why != "" {
 		why = fmt.Sprintf("refused by the samplers of lane %q (%s); push the next", p.Lane, why)
 	} else {
 		why = fmt.Sprintf("no sampler of lane %q has taken it over yet", p.Lane)
 	}
-	return fmt.Sprintf(versionWait+"%d; %s", p.PolicyVersion, why), err
-}
-
-// onPurpose reports whether a prompt waits for something that is expected: weights that a trainer will push, or its
-// own pipeline. Such waiting is no alarm.
-func onPurpose(why string) bool {
-	return strings.HasPrefix(why, versionWait) || strings.HasPrefix(why, otherPipelineWait)
+	return forVersion.waits("min_policy_version: %d; %s", p.PolicyVersion, why), err
 }
 
 // waitingNotes returns lines for /readyz: how many prompts wait for something that is as it should be, such as
@@ -314,8 +296,8 @@ func (s *service) waitingNotes() []string {
 	s.held.mu.Lock()
 	defer s.held.mu.Unlock()
 	for _, p := range s.held.reasons {
-		if onPurpose(p.why) && now.Before(p.until) {
-			counts[p.why]++
+		if p.why.expected && now.Before(p.until) {
+			counts[p.why.says]++
 		}
 	}
 	return waitLines(counts)
@@ -348,9 +330,9 @@ func (s *service) checkProgress() error {
 		switch {
 		case now.After(p.until):
 			delete(s.held.reasons, seq)
-		case onPurpose(p.why): // see waitingNotes
+		case p.why.expected: // see waitingNotes
 		case now.Sub(p.since) > alarm:
-			counts[p.why]++
+			counts[p.why.says]++
 		}
 	}
 	switch {

@@ -170,8 +170,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return err
 	}
-	if waiting != "" { // its client need not wait
-		accepted.Warnings = append(accepted.Warnings, waiting)
+	if waiting.says != "" { // its client need not wait
+		accepted.Warnings = append(accepted.Warnings, waiting.says)
 		if err := s.sendReceipt(m, accepted); err != nil {
 			return err
 		}
@@ -335,4 +335,17 @@ func (s *service) sendReceipt(m *bus.Message, r schemas.Event) error {
 func runOf(subject string) schemas.Run {
 	run, _ := schemas.RunOf(subject)
 	return run
+}
+
+// regularly calls f until ctx ends, with a pause after each call, and logs that it failed.
+func regularly(ctx context.Context, every time.Duration, at zerolog.Level, failed string,
+	f func(context.Context) error,
+) error {
+	for ctx.Err() == nil {
+		if err := f(ctx); err != nil && ctx.Err() == nil {
+			zerolog.Ctx(ctx).WithLevel(at).Err(err).Msg(failed)
+		}
+		_ = bus.Pause(ctx, every)
+	}
+	return nil
 }

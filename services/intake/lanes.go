@@ -96,52 +96,53 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*laneView, error) {
 // name is unknown while other lanes are served, or no name is given and several lanes are served.
 func (v *laneView) pickPolicy(name schemas.Lane,
 	expected []schemas.Lane,
-) (p *schemas.Policy, waiting string, err error) {
+) (p *schemas.Policy, waiting wait, err error) {
 	if name == "" && len(expected) > 0 {
 		name = expected[0]
 	}
 	if name == "" {
 		switch len(v.live) {
 		case 1:
-			return v.policies[v.live[0]], "", nil
+			return v.policies[v.live[0]], wait{}, nil
 		case 0:
 			for lane := range v.starting {
 				return nil, v.whyNotUp(lane), nil
 			}
-			return nil, "model: no sampler runs; start one" + formerLanes(slices.Sorted(maps.Keys(v.policies))), nil
+			return nil, forModel.waits("model: no sampler runs; start one%s",
+				formerLanes(slices.Sorted(maps.Keys(v.policies)))), nil
 		}
-		return nil, "", bus.Terminal(schemas.CodeUnknownModel,
+		return nil, wait{}, bus.Terminal(schemas.CodeUnknownModel,
 			fmt.Errorf("model: empty, and several lanes are served; must be one of %s (--lane)", joinLanes(v.live)))
 	}
 	p = v.policies[name]
 	switch {
 	case p != nil && slices.Contains(v.live, name):
-		return p, "", nil
+		return p, wait{}, nil
 	case p == nil && len(v.live) > 0 && !slices.Contains(expected, name) && v.starting[name] == "":
-		return nil, "", bus.Terminal(schemas.CodeUnknownModel,
+		return nil, wait{}, bus.Terminal(schemas.CodeUnknownModel,
 			fmt.Errorf("model: %q is not served here; must be one of %s", name, joinLanes(v.live)))
 	}
 	if slices.Contains(expected, name) || v.starting[name] != "" {
 		return nil, v.whyNotUp(name), nil
 	}
-	waiting = fmt.Sprintf("model: no sampler serves %q now; start one", name)
+	waiting = forModel.waits("model: no sampler serves %q now; start one", name)
 	if p != nil {
-		waiting += fmt.Sprintf(" (the last announced itself at %s)",
+		waiting.says += fmt.Sprintf(" (the last announced itself at %s)",
 			time.Unix(0, p.Announced).UTC().Format(time.RFC3339))
 	}
 	if len(v.live) > 0 {
-		waiting += ", or name one of " + joinLanes(v.live)
+		waiting.says += ", or name one of " + joinLanes(v.live)
 	}
 	return nil, waiting, nil
 }
 
 // whyNotUp says that the sampler of a lane is not up yet, and what it waits for.
-func (v *laneView) whyNotUp(lane schemas.Lane) string {
-	text := fmt.Sprintf("model: the sampler of %q is not up yet", lane)
+func (v *laneView) whyNotUp(lane schemas.Lane) wait {
+	waiting := forModel.waits("model: the sampler of %q is not up yet", lane)
 	if why := v.starting[lane]; why != "" {
-		text += ": " + why
+		waiting.says += ": " + why
 	}
-	return text
+	return waiting
 }
 
 // servedPolicy returns the policy that the samplers of p's lane use now; p is the newest that was pushed to the lane.
@@ -202,17 +203,18 @@ func formerLanes(names []schemas.Lane) string {
 	return " (there were samplers of " + joinLanes(names) + ")"
 }
 
-// whyNotScorable returns what a prompt waits for before its rewards can be scored; "": nothing. Each running reward
+// whyNotScorable returns what a prompt waits for before its rewards can be scored. Each running reward
 // service must have all functions, as any of them may get the trajectory. If none has a function, the error is
-// terminal. While no service runs, functions that every service has count as there. medium is what they rate.
-func (v *laneView) whyNotScorable(rewards []schemas.RewardSpec, medium scorer.Medium) (waiting string, err error) {
+// terminal. While no service runs, functions that every service has count as there. media are what they rate.
+func (v *laneView) whyNotScorable(rewards []schemas.RewardSpec, media []scorer.Medium) (waiting wait, err error) {
 	for i, r := range rewards {
 		kind, _, err := scorer.SplitName(r.Name)
 		if err != nil || kind == scorer.External || len(v.scorers) == 0 && scorer.Everywhere(r.Name) {
 			continue // Resolve checks names
 		}
 		if len(v.scorers) == 0 {
-			return fmt.Sprintf("reward[%d]: no reward service runs to say whether it has %q; start one", i, r.Name), nil
+			return forReward.waits("reward[%d]: no reward service runs to say whether it has %q; start one", i,
+				r.Name), nil
 		}
 		var lack []*schemas.Presence
 		for _, s := range v.scorers {
@@ -224,17 +226,17 @@ func (v *laneView) whyNotScorable(rewards []schemas.RewardSpec, medium scorer.Me
 		case 0:
 		case len(v.scorers):
 			fit := slices.DeleteFunc(slices.Clone(v.scorers[0].Reward),
-				func(name string) bool { return scorer.CheckMedium(name, medium) != nil })
-			return "", bus.Terminal(schemas.CodeUnknownReward,
+				func(name string) bool { return scorer.CheckMedium(name, media...) != nil })
+			return wait{}, bus.Terminal(schemas.CodeUnknownReward,
 				fmt.Errorf("reward[%d]: %s; must be one of %s, nats:NAME or external:NAME",
 					i, whyMissing(lack, r.Name), strings.Join(fit, ", ")))
 		default:
-			return fmt.Sprintf("reward[%d]: %q is missing at %s, one of %d reward services; give all of them the "+
+			return forReward.waits("reward[%d]: %q is missing at %s, one of %d reward services; give all of them the "+
 				"same scorers file",
 				i, r.Name, lack[0].Instance, len(v.scorers)), nil
 		}
 	}
-	return "", nil
+	return wait{}, nil
 }
 
 // whyMissing returns the reason that one of the services gives for not having a function, or a general one.

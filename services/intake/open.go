@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/rs/zerolog"
 	"golang.org/x/sync/errgroup"
@@ -142,16 +141,7 @@ func (o *openGroups) remove(run schemas.Run, uid schemas.UID) {
 
 // followOpen keeps the open groups up to date until ctx ends. A read that fails begins again.
 func (s *service) followOpen(ctx context.Context) error {
-	for ctx.Err() == nil {
-		if err := s.readOpen(ctx); err != nil && ctx.Err() == nil {
-			zerolog.Ctx(ctx).Debug().Err(err).Msg("open groups not followed, trying again")
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(followAgain):
-		}
-	}
-	return nil
+	return regularly(ctx, followAgain, zerolog.DebugLevel, "open groups not followed, trying again", s.readOpen)
 }
 
 // readOpen reads which groups are open, then follows records and results until ctx ends or a read fails.

@@ -85,17 +85,14 @@ func newRequest(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, grou
 	}
 }
 
-// versionWait begins each reason to wait that is about weights.
-const versionWait = "min_policy_version: "
-
 // PolicyPending returns what a prompt waits for if it asks for a newer policy version than the lane serves, and ""
 // otherwise. A trainer may publish prompts ahead of its updates; they wait until it has pushed the weights.
 func PolicyPending(p *schemas.Prompt, policy *schemas.Policy) string {
 	if p.MinPolicyVersion == nil || *p.MinPolicyVersion <= policy.PolicyVersion {
 		return ""
 	}
-	return fmt.Sprintf(versionWait+"%d; lane %q serves version %d, push the next", *p.MinPolicyVersion, policy.Lane,
-		policy.PolicyVersion)
+	return fmt.Sprintf("min_policy_version: %d; lane %q serves version %d, push the next", *p.MinPolicyVersion,
+		policy.Lane, policy.PolicyVersion)
 }
 
 // imageSettings is what all samples of a prompt for images have in common.
@@ -448,12 +445,4 @@ func valueOr[T any](p *T, def T) T {
 		return def
 	}
 	return *p
-}
-
-// textOr returns s, or def if s is empty.
-func textOr(s, def string) string {
-	if s == "" {
-		return def
-	}
-	return s
 }

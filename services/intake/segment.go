@@ -1,6 +1,7 @@
 package intake
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -42,7 +43,7 @@ func branchOf(run schemas.Run, start *schemas.Start) *schemas.Branch {
 		return nil
 	}
 	b := *start.Branch
-	b.Run = schemas.Run(textOr(string(b.Run), string(run)))
+	b.Run = schemas.Run(cmp.Or(string(b.Run), string(run)))
 	return &b
 }
 

@@ -78,19 +78,19 @@ func stepBytes(requests []*schemas.Request, policy *schemas.Policy) (bytes int64
 	return bytes
 }
 
-// beginBatch returns what the group of a prompt waits for before it may begin, and "" if it may. seq is the sequence of
+// beginBatch returns what the group of a prompt waits for before it may begin. seq is the sequence of
 // the prompt. An error is of the server.
 func (s *service) beginBatch(ctx context.Context, seq uint64, requests []*schemas.Request,
 	policy *schemas.Policy,
-) (waiting string, err error) {
+) (waiting wait, err error) {
 	if len(requests) == 0 {
-		return "", nil
+		return wait{}, nil
 	}
 	first := requests[0]
 	of := batchID{first.Run, first.Group.Batch}
 	need := max(1, first.Group.BatchGroups) * stepBytes(requests, policy) / int64(len(requests)) * first.GroupSize
 	if err := s.open.await(ctx); err != nil {
-		return "", err
+		return wait{}, err
 	}
 	x := &s.space
 	x.mu.Lock()
@@ -98,19 +98,19 @@ func (s *service) beginBatch(ctx context.Context, seq uint64, requests []*schema
 	x.dropBegun(s.open.has)
 	if _, mine := x.begun[of]; mine {
 		x.wait(seq, nil)
-		return "", nil
+		return wait{}, nil
 	}
 	room, err := s.stepRoom(ctx)
 	if err != nil {
-		return "", err
+		return wait{}, err
 	}
 	others, least := int64(0), int64(0)
 	if others, err = s.openBytes(ctx, room.limit-room.stored-need); err != nil {
-		return "", err
+		return wait{}, err
 	}
 	if x.toStore[of] > 0 { // it is begun
 		x.wait(seq, nil)
-		return "", nil
+		return wait{}, nil
 	}
 	// Alone it begins with what it takes at least, as a group does that is not refused (checkLimits).
 	if least = need; others == 0 {
@@ -122,7 +122,7 @@ func (s *service) beginBatch(ctx context.Context, seq uint64, requests []*schema
 		}
 		x.begun[of] = begunBatch{need, time.Now()}
 		x.wait(seq, nil)
-		return "", nil
+		return wait{}, nil
 	}
 	n := spaceNeed{
 		of: of, group: schemas.Making{Run: first.Run, UID: first.UID, SampleIndex: -1}, samples: first.GroupSize,
@@ -131,7 +131,7 @@ func (s *service) beginBatch(ctx context.Context, seq uint64, requests []*schema
 		since: time.Now(), renewed: time.Now(),
 	}
 	x.wait(seq, &n)
-	return n.sentence(room, others), nil
+	return forSpace.waits("%s", n.sentence(room, others)), nil
 }
 
 // sentence says what a batch waits for, in the words of status.
@@ -199,7 +199,7 @@ func (x *stepSpace) groups() (out []schemas.Making) {
 func (s *service) awaitSpace(ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
 	todo []*schemas.Request, policy *schemas.Policy,
 ) (done func(), err error) {
-	_, err = s.await(ctx, m, run, p, func(bool) (*schemas.Policy, string, error) {
+	_, err = s.await(ctx, m, run, p, func(bool) (*schemas.Policy, wait, error) {
 		waiting, err := s.beginBatch(ctx, m.Seq, todo, policy)
 		return policy, waiting, err
 	})
@@ -419,10 +419,7 @@ func (s *service) announceSpace(ctx context.Context) error {
 			default:
 			}
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(spaceAge):
-		}
+		_ = bus.Pause(ctx, spaceAge)
 	}
 	return stop()
 }

@@ -1,11 +1,14 @@
 package intake
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
@@ -13,18 +16,37 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+func (p *plane) limitSteps(t testing.TB, bytes int64) {
+	t.Helper()
+	if err := p.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamSteps, MaxBytes: bytes}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A group that waits for space is refused after the time that a prompt may wait, and the code says that space lacks.
+func TestSpace_WaitsAsLongAsPrompts(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	p.limitSteps(t, 16<<20)
+	cfg := DefaultConfig()
+	cfg.Hold, cfg.DrainTimeout = 2*time.Second, 100*time.Millisecond
+	p.Serve(t, func(ctx context.Context, b *bus.Bus) error { return Run(ctx, cfg, b, zerolog.Nop()) })
+	for _, run := range []schemas.Run{"first", "second"} {
+		if r := receipt(t, p.publish(t, run, prompt("u1", "a fox", nil))); !r.Accepted {
+			t.Fatalf("%+v", r)
+		}
+	}
+	if d := bustest.Dead(t, p.Bus, 1)[0]; d.Code != schemas.CodeExhausted || !strings.Contains(d.Reason, "MDR_STEPS is full: batch") {
+		t.Errorf("%+v", d)
+	}
+}
+
 // Of two batches that do not fit together, the second waits with its first group and says so, while the first goes on
 // with all of its groups. The limit that is proposed is enough.
 func TestSpace_TwoBatches(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
-	limit := func(bytes int64) {
-		t.Helper()
-		if err := p.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamSteps, MaxBytes: bytes}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	limit(16 << 20)
+	p.limitSteps(t, 16<<20)
 	p.serve(t)
 	// 11 states of 256 KiB are 2.75 MiB a sample: a batch takes about 11 MiB.
 	ask := func(run schemas.Run, uid schemas.UID) *nats.Subscription {
@@ -75,7 +97,7 @@ func TestSpace_TwoBatches(t *testing.T) {
 			t.Errorf("%+v, %v; must wait, and not be lost", s, err)
 		}
 	}
-	limit(fault.Enough)
+	p.limitSteps(t, fault.Enough)
 	bustest.Until(t, "both begin with the limit that was proposed", func() error {
 		if n, m := len(p.requests(t, "second")["u1"]), len(p.requests(t, "third")["u1"]); n != 2 || m != 4 {
 			return fmt.Errorf("%d and %d requests", n, m)

@@ -73,10 +73,7 @@ func keepSampling(ctx context.Context, c Config, b *bus.Bus, log zerolog.Logger)
 		}
 		k.say(ctx, fmt.Errorf("lane %s is not served; the next try is at %s: %w", k.lane,
 			time.Now().Add(pause).Format(time.RFC3339), err))
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+		_ = bus.Pause(ctx, pause)
 		k.addNote(nil)
 	}
 }

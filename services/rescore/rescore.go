@@ -194,29 +194,20 @@ func (g *group) apply(run schemas.Run, c Change, batchGroups int64) error {
 		if !g.trained && !c.BasisGiven && a.Gamma == 1 {
 			a.StdBasis = a.BasisWithoutSteps()
 		}
-		x.Advantage = schemas.AdvantageSpec{
-			Estimator: a.Name, Std: a.Std, StdBasis: a.StdBasis,
-			Epsilon: new(a.Epsilon), Mode: a.Mode, Singleton: a.Singleton,
-		}
-		if a.AdvClipMax > 0 {
-			x.Advantage.AdvClipMax = new(a.AdvClipMax)
-		}
-		if a.Gamma != 1 {
-			x.Advantage.Gamma = new(a.Gamma)
-		}
+		x.Advantage = schemas.AdvantageSpec{}
+		a.Resolve(&x.Advantage)
 		switch {
 		case a.NeedsBatch() && x.BatchGroups == 0:
 			errs = append(errs,
 				fmt.Errorf("--estimator: %s with std %s normalises over a batch of groups, and the run had none",
 					a.Name, a.Std))
-		case !g.trained && (a.StdBasis == estimator.BasisExpanded || a.Gamma != 1):
+		case !g.trained && a.CountsSteps():
 			errs = append(errs, fmt.Errorf("--std-basis: %q counts trained steps, and the run had none", a.StdBasis))
 		}
 	}
-	if x.Advantage.Estimator == estimator.GDPO && slices.ContainsFunc(x.Reward, func(r schemas.RewardSpec) bool {
-		return !*r.Required
-	}) {
-		errs = append(errs, errors.New("--optional-reward: gdpo normalises each reward, so all are required"))
+	optional := slices.ContainsFunc(x.Reward, func(r schemas.RewardSpec) bool { return !*r.Required })
+	if name := x.Advantage.Estimator; optional && estimator.PropertiesOf(name).Scores {
+		errs = append(errs, fmt.Errorf("--optional-reward: %s normalises each reward, so all are required", name))
 	}
 	return errors.Join(errs...)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -22,10 +24,12 @@ const (
 	pixelBytes = 16
 	// framePixelBytes is that of a pixel of each further frame of a video: functions look at one after the other.
 	framePixelBytes = 4
+	// soundBytes is that of a value of a sound: 4 bytes decoded, 8 for what functions make of it.
+	soundBytes = 12
 	// conditionPixelBytes is that of a pixel of the sample for each file that it was conditioned on: functions decode
 	// files of its size alone.
 	conditionPixelBytes = 8
-	// An image file has at most filePixelBytes for each pixel, and fileBytes: no PNG needs more.
+	// An image file has at most filePixelBytes for each pixel, and fileBytes: no PNG needs more, and no WAV.
 	filePixelBytes = 8
 	fileBytes      = 64 << 10
 	// fetchTimeout bounds how long it takes to read an image from the store.
@@ -46,67 +50,66 @@ func newImageMemory(mib int) *imageMemory {
 	return &imageMemory{semaphore.NewWeighted(int64(mib) << 20), mib}
 }
 
-// storedFile is a stored image or video.
-type storedFile struct {
-	what string // for errors
-	size media.Size
-	data []byte
-	ref  *schemas.Ref // nil: data are the bytes
+// judged returns the file of a sample that a function sees: the one that the prompt names by its track or kind, else
+// the pixels, else the sound. Of a video it is the image in the middle, unless the function sees several frames. nil:
+// the sample has none.
+func judged(t *schemas.Trajectory, track string, of interface{ Name() string }) *schemas.Medium {
+	m := t.Shown()
+	switch {
+	case track != "":
+		m = t.MediumOf(track)
+	case m == nil || scorer.Hears(of.Name()):
+		m = t.Medium(schemas.KindAudio)
+	}
+	if m != nil && m.Kind == schemas.KindVideo && scorer.FramesOf(of) <= 1 {
+		return t.Medium(schemas.KindImage)
+	}
+	return m
 }
 
-// imageFile returns the file of an image; nil if there is none.
-func imageFile(im *schemas.Image) *storedFile {
-	if im == nil {
-		return nil
+// noMedium returns the error of a function whose file a completed sample does not have.
+func noMedium(t *schemas.Trajectory, track string) error {
+	if len(t.Media) > 0 {
+		return fmt.Errorf("track: %q; the sample has %s", cmp.Or(track, schemas.KindAudio),
+			strings.Join(t.MediaKinds(), ", "))
 	}
-	return &storedFile{"image", media.ImageSize(im.Height, im.Width), im.Data, im.Ref}
-}
-
-// videoFile returns the file with all frames of a sample: its video or, of one frame, its image.
-func videoFile(t *schemas.Trajectory) *storedFile {
-	v := t.Video
-	if v == nil {
-		return imageFile(t.Image)
-	}
-	return &storedFile{
-		"video",
-		media.Size{Frames: int(v.Frames), Height: int(v.Height), Width: int(v.Width)},
-		nil,
-		&v.Ref,
-	}
+	_, end := t.Segment()
+	return fmt.Errorf("there is no image: the sample stops at step %d of %d with noise in it; stop.decode makes one",
+		end, len(t.Transitions))
 }
 
 // cost returns the memory in bytes that a file needs, by the size that its trajectory names, and conditions beside it.
 // One that could never fit, or that is too large for its pixels, is a terminal error.
-func (r *imageMemory) cost(f *storedFile, conditions []schemas.Condition) (int64, error) {
-	frames, pixels, bytes := int64(f.size.Frames), int64(f.size.Width*f.size.Height), int64(len(f.data))
-	if f.ref != nil {
-		bytes = f.ref.Size
+func (r *imageMemory) cost(m *schemas.Medium, conditions []schemas.Condition) (int64, error) {
+	frames, pixels, values, bytes := max(1, m.Frames), m.Width*m.Height, m.Samples*m.Channels, int64(len(m.Data))
+	if m.Ref != nil {
+		bytes = m.Ref.Size
 	}
-	if most := frames * (filePixelBytes*pixels + fileBytes); bytes > most {
+	if most := frames*(filePixelBytes*pixels+fileBytes) + soundBytes*values; bytes > most {
 		return 0, bus.Terminal(schemas.CodeDecode,
-			fmt.Errorf("%s: %d bytes; a PNG of %v has at most %d", f.what, bytes, f.size, most))
+			fmt.Errorf("%s: %d bytes; a %s of %s has at most %d", m.Kind, bytes, m.Format, sampling.MediumSize(m),
+				most))
 	}
-	cost := pixelBytes*pixels + (frames-1)*framePixelBytes*pixels + bytes
-	what := f.what
+	cost := pixelBytes*pixels + (frames-1)*framePixelBytes*pixels + soundBytes*values + bytes
+	what := m.Kind
 	for _, c := range conditions {
 		cost += c.Ref.Size + conditionPixelBytes*pixels
-		what = f.what + " and conditions"
+		what = m.Kind + " and conditions"
 	}
 	if most := int64(r.mib) << 20; cost > most {
 		return 0, bus.Terminal(schemas.CodeTooLarge,
-			fmt.Errorf("%s: %v count for %d MiB; must be at most image_mib, %d", what, f.size, (cost+1<<20-1)>>20,
-				r.mib))
+			fmt.Errorf("%s: %s count for %d MiB; must be at most image_mib, %d", what, sampling.MediumSize(m),
+				(cost+1<<20-1)>>20, r.mib))
 	}
 	return cost, nil
 }
 
-// sharedImage is the image or the video of a sample for all its functions, and what it was conditioned on. It is
-// decoded only while a function uses it, so samples that wait take no memory.
+// sharedImage is the image, the video or the sound of a sample for all its functions, and what it was conditioned on.
+// It is decoded only while a function uses it, so samples that wait take no memory.
 type sharedImage struct {
 	bus        *bus.Bus
 	memory     *imageMemory
-	stored     *storedFile
+	stored     *schemas.Medium
 	conditions []schemas.Condition // none where no function sees them
 
 	mu    sync.Mutex
@@ -131,7 +134,7 @@ func (p *sharedImage) hold(ctx context.Context, wait bool) (heldImage, error) {
 		return heldImage{}, errNoMemory
 	}
 	defer p.mu.Unlock()
-	if p.held.Empty() {
+	if p.users == 0 {
 		cost, err := p.memory.cost(p.stored, p.conditions)
 		switch {
 		case err != nil:
@@ -169,7 +172,7 @@ func (p *sharedImage) release() {
 
 // sampleFiles are what the functions of a sample look at.
 type sampleFiles struct {
-	image, video *sharedImage
+	media map[*schemas.Medium]*sharedImage
 }
 
 // filesOf returns the files of a sample: the conditions are among them if one of its functions sees them.
@@ -180,21 +183,20 @@ func (s *service) filesOf(t *schemas.Trajectory) sampleFiles {
 			seen = t.Conditions
 		}
 	}
-	return sampleFiles{
-		&sharedImage{bus: s.bus, memory: s.images, stored: imageFile(t.Image), conditions: seen},
-		&sharedImage{bus: s.bus, memory: s.images, stored: videoFile(t), conditions: seen},
+	files := sampleFiles{map[*schemas.Medium]*sharedImage{}}
+	for i := range t.Media {
+		m := &t.Media[i]
+		files.media[m] = &sharedImage{bus: s.bus, memory: s.images, stored: m, conditions: seen}
 	}
+	return files
 }
 
-// load adds to in what a function sees; wait, release and error are those of a loader.
-func (f *sampleFiles) load(ctx context.Context, wait bool, s scorer.Scorer, in *scorer.Input,
+// load adds to in what a function sees of a file; wait, release and error are those of a loader.
+func (f *sampleFiles) load(ctx context.Context, wait bool, s scorer.Scorer, of *schemas.Medium, in *scorer.Input,
 ) (release func(), err error) {
-	shared, frames := f.image, scorer.FramesOf(s)
-	if frames > 1 {
-		shared = f.video
-	}
+	shared := f.media[of]
 	m, err := shared.hold(ctx, wait)
-	in.Media = m.Spaced(frames)
+	in.Media = m.Spaced(scorer.FramesOf(s))
 	if scorer.SeesConditions(s) {
 		in.Conditions = m.conditions
 	}
@@ -213,19 +215,19 @@ func loadConditions(ctx context.Context, b *bus.Bus, list []schemas.Condition) (
 	return out, nil
 }
 
-// loadFile reads an image or a video from the store and decodes it. The error is terminal if the bytes are not a PNG of
-// the size that the event names.
-func loadFile(ctx context.Context, b *bus.Bus, f *storedFile) (media.Media, error) {
-	data := f.data
-	if f.ref != nil {
+// loadFile reads a file from the store and decodes it. The error is terminal if the bytes are not of the format and
+// size that the event names.
+func loadFile(ctx context.Context, b *bus.Bus, m *schemas.Medium) (media.Media, error) {
+	data := m.Data
+	if m.Ref != nil {
 		var err error
-		if data, err = b.GetBlob(ctx, *f.ref); err != nil {
-			return media.Media{}, fmt.Errorf("load %s: %w", f.what, err)
+		if data, err = b.GetBlob(ctx, *m.Ref); err != nil {
+			return media.Media{}, fmt.Errorf("load %s: %w", m.Kind, err)
 		}
 	}
-	m, err := media.Decode(data, f.size)
+	decoded, err := sampling.DecodeMedium(m, data)
 	if err != nil {
-		return media.Media{}, bus.Terminal(schemas.CodeDecode, fmt.Errorf("%s: %w", f.what, err))
+		return decoded, bus.Terminal(schemas.CodeDecode, fmt.Errorf("%s: %w", m.Kind, err))
 	}
-	return m, nil
+	return decoded, nil
 }

@@ -234,8 +234,8 @@ func TestService_ImageIsGone(t *testing.T) {
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	tr := trajectory(t, "r", "u", 0, 2, 9, "jpeg_compressibility")
-	tr.Image.Ref = &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("ab", 32), Size: 100}
-	tr.Image.Data = nil
+	tr.Media[0].Ref = &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("ab", 32), Size: 100}
+	tr.Media[0].Data = nil
 	p.put(t, tr, trajectory(t, "r", "u", 1, 2, 9, "jpeg_compressibility"))
 	got := p.rewards(t, "r", 2)
 	if r := got["u.0"]; r.Status != schemas.StatusFailed || !strings.Contains(r.Error, "no longer stored") {

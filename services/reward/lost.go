@@ -44,10 +44,8 @@ func (s *service) scoreLost(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil {
 			zerolog.Ctx(ctx).Warn().Err(err).Msg("lost rewards not looked for, trying again")
 		}
-		select {
-		case <-ctx.Done():
+		if bus.Pause(ctx, lookEvery) != nil {
 			return nil
-		case <-time.After(lookEvery):
 		}
 	}
 }

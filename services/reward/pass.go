@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/rs/zerolog"
 	"golang.org/x/sync/errgroup"
@@ -83,10 +82,8 @@ func (s *service) rescore(ctx context.Context, pass Pass, x PassSample) error {
 		if err != nil || p.after == 0 {
 			return err
 		}
-		select {
-		case <-time.After(p.after):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := bus.Pause(ctx, p.after); err != nil {
+			return err
 		}
 	}
 }

@@ -89,9 +89,9 @@ func trajectory(
 			Conditioning: []schemas.NamedTensor{},
 		},
 		Steps: []schemas.StepRef{{Seq: 1, Digest: digest}}, ContentDigest: digest,
-		Image: &schemas.Image{
-			Format: schemas.ImagePNG, Width: 32, Height: 16, Digest: digest, Data: file.Bytes(),
-		},
+		Media: []schemas.Medium{{
+			Kind: schemas.KindImage, Format: schemas.ImagePNG, Width: 32, Height: 16, Digest: digest, Data: file.Bytes(),
+		}},
 		ScheduleDigest: digest,
 		Group: schemas.Group{
 			Batch: string(uid), PromptSeq: 1, Created: prompted.UnixNano(),

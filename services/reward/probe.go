@@ -63,7 +63,10 @@ func Probe(ctx, local context.Context, cfg Config, nc *nats.Conn) ([]Probed, err
 		case scorer.OfText(name):
 			of = textInput()
 		case scorer.CheckMedium(name, scorer.MediumImage) != nil:
-			of.Media = media.Media{Frames: []*image.NRGBA{grey, grey, grey}}
+			of.Media = media.Media{
+				Frames: []*image.NRGBA{grey, grey, grey},
+				Sound:  media.Sound{Values: []float32{0.5, -0.5}, Channels: 1, Rate: 2},
+			}
 		}
 		within := local
 		if out[i].Configured {

@@ -62,20 +62,13 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 	for i := range m.scores {
 		if m.scores[i] == nil {
 			err := errors.New("the group was rated without this sample, which came too late")
-			if t.Image == nil && t.Text == nil {
-				err = noImage(t)
+			if len(t.Media) == 0 && t.Text == nil {
+				err = noMedium(t, "")
 			}
 			m.scores[i] = &scored{Result: scorer.Result{Err: err}}
 		}
 	}
 	return delay{}, s.finish(ctx, m, combined(t, seq, m.scores))
-}
-
-// noImage returns the error of a function that looks at images, for a completed sample that has none.
-func noImage(t *schemas.Trajectory) error {
-	_, end := t.Segment()
-	return fmt.Errorf("there is no image: the sample stops at step %d of %d with noise in it; stop.decode makes one",
-		end, len(t.Transitions))
 }
 
 // finish publishes the reward of a sample and notes in m that it is done.
@@ -152,11 +145,13 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 		if m.scores[i] != nil || scoredElsewhere(spec.Name) {
 			continue
 		}
-		if t.Image == nil && t.Text == nil { // without an image only verdicts are possible
-			m.scores[i] = &scored{Result: scorer.Result{Err: noImage(t)}}
-			continue
-		}
 		e, err := s.catalog.find(spec.Name)
+		var of *schemas.Medium
+		if t.Text == nil && err == nil {
+			if of = judged(t, spec.Track, e.scorer); of == nil { // without a file only verdicts are possible
+				err = noMedium(t, spec.Track)
+			}
+		}
 		if err != nil {
 			m.scores[i] = &scored{Result: scorer.Result{Err: err}}
 			continue
@@ -177,7 +172,7 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 					in.Text, err = text.load(ctx)
 					return in, func() {}, err
 				}
-				release, err := files.load(ctx, wait, e.scorer, &in)
+				release, err := files.load(ctx, wait, e.scorer, of, &in)
 				return in, release, err
 			})
 			results[i] = &r

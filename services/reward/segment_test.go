@@ -12,7 +12,7 @@ func noisy(t *testing.T, uid schemas.UID, i, n int64, rewards ...string) *schema
 	t.Helper()
 	tr := trajectory(t, "r", uid, i, n, 7, rewards...)
 	tr.Sigmas, tr.Timesteps, tr.Transitions = []float32{1, 0.5, 0}, []float32{1000, 500, 0}, []string{"sde", "sde"}
-	tr.LogProbs, tr.Stop, tr.Image = append(tr.LogProbs, nil), &schemas.SegmentStop{StepIndex: 1}, nil
+	tr.LogProbs, tr.Stop, tr.Media = append(tr.LogProbs, nil), &schemas.SegmentStop{StepIndex: 1}, nil
 	if err := tr.Validate(); err != nil {
 		t.Fatal(err)
 	}

@@ -154,7 +154,7 @@ func TestService_ConditionsReachFunctions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for kind, file := range map[string][]byte{"image": tr.Image.Data, "mask": mask} {
+	for kind, file := range map[string][]byte{"image": tr.Media[0].Data, "mask": mask} {
 		ref, err := p.PutBlob(t.Context(), file)
 		if err != nil {
 			t.Fatal(err)
@@ -171,7 +171,7 @@ func TestService_ConditionsReachFunctions(t *testing.T) {
 	if r := rewards["a.0"]; r.Status != schemas.StatusScored || *r.Reward != 2 { // nothing has changed
 		t.Errorf("%s: %s %v", r.Status, r.Error, r.Reward)
 	}
-	if c := <-got; len(c) != 2 || c[0].Type != "image" || !bytes.Equal(c[0].File, tr.Image.Data) || !bytes.Equal(c[1].File, mask) {
+	if c := <-got; len(c) != 2 || c[0].Type != "image" || !bytes.Equal(c[0].File, tr.Media[0].Data) || !bytes.Equal(c[1].File, mask) {
 		t.Errorf("%d conditions; want both files", len(c))
 	}
 	if r := rewards["b.0"]; r.Status != schemas.StatusFailed || !strings.Contains(r.Error, "no longer stored: load the condition image") {

@@ -227,7 +227,7 @@ func (s *service) validMembers(ctx context.Context, t *schemas.Trajectory, membe
 	return out, nil
 }
 
-// rateGroup calls the functions that rate a group as a whole. It returns the scores of the samples that have an image,
+// rateGroup calls the functions that rate a group as a whole. It returns the scores of the samples that have media,
 // by sample index and index in Group.Reward. One group is rated at a time. An error means that an image cannot be
 // loaded now: the caller tries again.
 func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory,
@@ -242,7 +242,7 @@ func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory,
 	out := map[int64]map[int]scored{}
 	var made []member
 	for _, x := range members {
-		if x.StopReason == schemas.StopCompleted && x.Image != nil {
+		if x.StopReason == schemas.StopCompleted && len(x.Media) > 0 {
 			made = append(made, x)
 			out[x.SampleIndex] = map[int]scored{}
 		}
@@ -255,18 +255,18 @@ func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory,
 		began := time.Now()
 		var passing error
 		results := rater.ScoreGroup(ctx, len(made), func(k int) (scorer.Input, func(), error) {
-			p := &sharedImage{bus: s.bus, memory: s.images, stored: imageFile(made[k].Image)}
-			frames := scorer.FramesOf(rater)
-			if frames > 1 {
-				p.stored = videoFile(made[k].Trajectory)
+			of := judged(made[k].Trajectory, spec.Track, rater)
+			if of == nil {
+				return scorer.Input{}, nil, noMedium(made[k].Trajectory, spec.Track)
 			}
+			p := &sharedImage{bus: s.bus, memory: s.images, stored: of}
 			im, err := p.hold(ctx, true)
 			if _, bad := errors.AsType[*bus.TerminalError](err); err != nil && !bad &&
 				!errors.Is(err, bus.ErrNotFound) {
 				passing = fmt.Errorf("sample %d: %w", made[k].SampleIndex, err)
 			}
 			return scorer.Input{
-				Media: im.Spaced(frames), Prompt: made[k].Prompt, GroundTruth: spec.GroundTruth.Text(),
+				Media: im.Spaced(scorer.FramesOf(rater)), Prompt: made[k].Prompt, GroundTruth: spec.GroundTruth.Text(),
 				Truth: spec.GroundTruth.Value(), Params: spec.Params,
 			}, p.release, err
 		})

@@ -47,6 +47,9 @@ func TestConfig_Validate(t *testing.T) {
 		{"", func(c *sampler.Config) { c.VAETiling = true }, "vae_tiling: set; must be absent without --engine torch"},
 		{"torch", func(c *sampler.Config) { c.VAETiling = true }, ""},
 		{"", func(c *sampler.Config) { c.TrustClass = true }, "trust_class: set; must be absent without --engine torch"},
+		{"", func(c *sampler.Config) { c.Family = "a.py:A" }, "family: set; must be absent without --engine torch"},
+		{"torch", func(c *sampler.Config) { c.Family = "a.py:A" }, ""},
+		{"torch", func(c *sampler.Config) { c.Family = "a.py" }, `family: "a.py"; must be FILE.py:NAME`},
 		{"torch", func(c *sampler.Config) { c.EngineAdapters = dir }, "engine_adapters: set; must be absent with torch"},
 		{"torch", func(c *sampler.Config) { c.WeightsDir, c.Compile = dir, true }, ""},
 		{

@@ -146,7 +146,7 @@ func TestService_Requests(t *testing.T) {
 	x.ask("pruned", schemas.Prompt{}, func(r *schemas.Request) { r.Prune = &schemas.Prune{StepIndex: 2, LogProbBelow: &pruned} })
 	first := x.ask("twice", schemas.Prompt{GroupSize: new(int64(2))}, func(r *schemas.Request) { r.ReturnConditioning = true })
 	for _, made := range x.made("twice", 2) {
-		if made.StopReason != schemas.StopCompleted || len(made.Steps) != 4 || made.Image == nil || len(made.Conditioning) == 0 || made.CFGRule == "" {
+		if made.StopReason != schemas.StopCompleted || len(made.Steps) != 4 || len(made.Media) == 0 || len(made.Conditioning) == 0 || made.CFGRule == "" {
 			t.Errorf("%+v", made)
 		}
 	}
@@ -158,7 +158,7 @@ func TestService_Requests(t *testing.T) {
 			t.Errorf("leaf %d: %+v", i, leaf)
 		}
 	}
-	if made := x.made("pruned", 1)[0]; made.StopReason != schemas.StopPruned || len(made.Steps) != 2 || made.Image != nil {
+	if made := x.made("pruned", 1)[0]; made.StopReason != schemas.StopPruned || len(made.Steps) != 2 || len(made.Media) > 0 {
 		t.Errorf("pruned: %+v", made)
 	}
 	if _, err := x.Bus.PublishRaw(t.Context(), subject, bustest.Encode(t, first[0]), nil, "again"); err != nil {

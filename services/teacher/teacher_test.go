@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"image"
 	"math"
 	"slices"
 	"strings"
@@ -16,7 +17,9 @@ import (
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
+	"github.com/meander-rl/meander/pkg/models/model/remote/remotetest"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/pipeline"
@@ -30,10 +33,13 @@ const (
 )
 
 // sample serves one prompt of the run r1 to its end, with a model and an adapter.
-func sample(t *testing.T, plane *bustest.Plane, model, adapter string, p *schemas.Prompt) {
+func sample(t *testing.T, plane *bustest.Plane, model, adapter string, p *schemas.Prompt, change ...func(*pipeline.Config)) {
 	t.Helper()
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model, config.Sampler.Adapter = model, adapter
+	for _, f := range change {
+		f(&config)
+	}
 	service := plane.Serve(t, func(ctx context.Context, b *bus.Bus) error {
 		return pipeline.Run(ctx, b, config, zerolog.Nop())
 	})
@@ -185,6 +191,33 @@ func TestRun_ImageWithItsOwnWeights(t *testing.T) {
 	}
 	if own.WeightsDigest != stored.WeightsDigest || base.WeightsDigest == stored.WeightsDigest {
 		t.Errorf("digests %.8s and %.8s, of the sample %.8s", own.WeightsDigest, base.WeightsDigest, stored.WeightsDigest)
+	}
+}
+
+// A teacher by a worker reads the files that a sample was conditioned on: with its own weights it gets its log-probs.
+func TestRun_ConditionsByAWorker(t *testing.T) {
+	plane, dir := bustest.New(t), remotetest.Folder(t, remotetest.EditClass, 1)
+	_, sampling := remotetest.Start(t, remotetest.Options{Dir: dir, Deterministic: true})
+	w, teaching := remotetest.Start(t, remotetest.Options{Dir: dir, Deterministic: true})
+	file, err := media.EncodePNG(image.NewNRGBA(image.Rect(0, 0, 64, 64)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := imagePrompt()
+	p.Conditions = []schemas.Condition{{Name: "image", DataImage: schemas.DataImage{Data: file}}}
+	sample(t, plane, dir, "", p, func(c *pipeline.Config) { c.Sampler.Engine = "torch=" + sampling })
+	teach(t, plane, "own", dir, func(c *teacher.Config) { c.Engine = "torch=" + teaching })
+	before := w.Calls("condition")
+	for range 2 {
+		stored, own := ask(t, plane, "own", "image", 0, 0)
+		for i, step := range own.StepIndices {
+			if own.StepLogProbs[i] != *stored.LogProbs[step] {
+				t.Errorf("step %d: %v; stored is %v", step, own.StepLogProbs[i], *stored.LogProbs[step])
+			}
+		}
+		if len(own.StepIndices) != 2 || w.Calls("condition") != before+1 {
+			t.Errorf("steps %v, %d conditions sent", own.StepIndices, w.Calls("condition")-before)
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/view"
@@ -174,7 +175,7 @@ func (s *server) answerLetter(q *query) (any, error) {
 // pngMagic is how a PNG file begins.
 var pngMagic = []byte("\x89PNG\r\n\x1a\n")
 
-// media answers with the image or the video of a sample, or with one of its states.
+// media answers with a file of a sample, or with one of its conditions or states.
 func (s *server) media(w http.ResponseWriter, r *http.Request) {
 	ctx, done := context.WithTimeout(r.Context(), readTimeout)
 	defer done()
@@ -198,9 +199,9 @@ func (s *server) media(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
-	data, contentType, err := s.pixels(ctx, t, kind)
+	data, contentType, err := s.file(ctx, t, kind)
 	if err != nil {
-		if errors.Is(err, client.ErrNoImage) {
+		if errors.Is(err, client.ErrNoMedium) {
 			err = &requestError{http.StatusNotFound, err.Error()}
 		}
 		w.Header().Del("ETag")
@@ -212,23 +213,37 @@ func (s *server) media(w http.ResponseWriter, r *http.Request) {
 	s.write(w, data)
 }
 
-// pixels returns the file of an image, a video or a state, and its content type.
-func (s *server) pixels(ctx context.Context, t *schemas.Trajectory, kind string) (data []byte, as string, err error) {
-	switch as = "image/png"; kind {
-	case "image":
-		data, err = s.client.Image(ctx, t)
-	case "video":
-		data, err = s.client.Video(ctx, t)
-		as = "image/apng"
+// contentTypes are those of the files of samples, by their kind.
+var contentTypes = map[string]string{
+	schemas.KindImage: "image/png", schemas.KindVideo: "image/apng", schemas.KindAudio: "audio/wav",
+}
+
+// file returns a file of a sample, a condition or an image of a state, and its content type.
+func (s *server) file(ctx context.Context, t *schemas.Trajectory, kind string) (data []byte, as string, err error) {
+	magic := pngMagic
+	switch as = contentTypes[kind]; {
+	case as != "":
+		if data, err = s.client.Medium(ctx, t, kind); kind == schemas.KindAudio {
+			magic = []byte("RIFF")
+		}
 	default:
+		as = contentTypes[schemas.KindImage]
+		if text, ok := strings.CutPrefix(kind, "condition-"); ok {
+			i, numberErr := strconv.Atoi(text)
+			if numberErr != nil || i < 0 || i >= len(t.Conditions) {
+				return nil, "", &requestError{http.StatusNotFound, "the sample has no such condition"}
+			}
+			data, err = s.client.Condition(ctx, t.Conditions[i])
+			break
+		}
 		index, numberErr := strconv.ParseInt(kind, 10, 64)
 		if numberErr != nil || !slices.Contains(view.StatesOf(t), index) {
 			return nil, "", &requestError{http.StatusNotFound, "this state is not stored"}
 		}
 		data, err = s.view.StateImage(ctx, t, index)
 	}
-	if err == nil && !bytes.HasPrefix(data, pngMagic) {
-		err = &requestError{http.StatusBadGateway, "what is stored as the image is no PNG"}
+	if err == nil && !bytes.HasPrefix(data, magic) {
+		err = &requestError{http.StatusBadGateway, "what is stored as the " + kind + " is no PNG or WAV"}
 	}
 	return data, as, err
 }

@@ -286,11 +286,11 @@ func (r *report) noteLeftOut(o ReportOptions, c *Contents) {
 		c.SamplesLeftOut, c.Samples+c.SamplesLeftOut, maxSamples)
 	note(c.DetailsLeftOut, "Samples without a page of their own: %d of %d. Those pages take about %v at most.",
 		c.DetailsLeftOut, c.Samples, text)
-	room := fmt.Sprintf("All images together take %v at most, so that the file can be mailed.",
+	room := fmt.Sprintf("All images and sounds together take %v at most, so that the file can be mailed.",
 		boot.Bytes(o.ImageBytes))
 	note(c.Reduced, "Images reduced to JPEG: %d of %d. %s", c.Reduced, c.Images, room)
-	note(c.ImagesLeftOut, "Images left out: %d. %s", c.ImagesLeftOut, room)
-	note(c.ImagesGone, "Images that are no longer stored, or cannot be read: %d.", c.ImagesGone)
+	note(c.ImagesLeftOut, "Images and sounds left out: %d. %s", c.ImagesLeftOut, room)
+	note(c.ImagesGone, "Images and sounds that are no longer stored, or cannot be read: %d.", c.ImagesGone)
 }
 
 // asFile returns the page with its data, styles and scripts inside. Scripts are found by an import map, so they are
@@ -318,7 +318,7 @@ func asFile(data []byte, title string) []byte {
 		sum := sha256.Sum256(inline)
 		allowed += " 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 	}
-	head := fmt.Sprintf(`<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; `+
+	head := fmt.Sprintf(`<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; media-src data:; `+
 		`style-src 'unsafe-inline'; script-src %s; base-uri 'none'; form-action 'none'; `+
 		`require-trusted-types-for 'script'; trusted-types 'none'">
 <title>Run %s</title>

@@ -92,7 +92,7 @@ func TestReport_Bounds(t *testing.T) {
 	for _, want := range []string{
 		"Groups left out: 1 of 3. The 2 that closed last are here.",
 		"Samples of these groups left out: 12 of 140. The best 64 of a group are here at most.",
-		"Images left out: 128. All images together take 1B at most",
+		"Images and sounds left out: 128. All images and sounds together take 1B at most",
 	} {
 		if !strings.Contains(file, want) {
 			t.Errorf("does not say %q", want)

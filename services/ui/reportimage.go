@@ -17,6 +17,7 @@ import (
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // sides are the longer sides to which an image that is too large is reduced, in pixels.
@@ -30,37 +31,65 @@ const (
 	leastPerPixel = 0.08
 )
 
-// addImages adds the images of samples: they share the room of left bytes evenly, and what one does not need is for
-// those after it. An error is of the server.
+// addImages adds the images and sounds of samples: they share the room of left bytes evenly, and what one does not need
+// is for those after it. An error is of the server.
 func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Contents) error {
 	type place struct {
-		group *view.Group
-		index int64
+		key string
+		t   *schemas.Trajectory
+		of  *schemas.Medium // nil: a condition of it
+		at  int             // which condition
 	}
 	var places []place
 	rows := r.Answers["runs/"+string(r.Run)+"/groups"].(*view.Groups).Rows
 	for _, row := range rows {
 		g := r.Answers["runs/"+string(r.Run)+"/groups/"+string(row.UID)].(*view.Group)
+		seen := false // a group has conditions once: they are of its prompt
 		for _, l := range g.Samples {
-			if l.Image {
-				places = append(places, place{g, l.SampleIndex})
+			t := g.Trajectory(l.SampleIndex)
+			for i := range l.Conditions {
+				if !seen {
+					places = append(places, place{fmt.Sprintf("%s/%s/condition-%d", r.Run, g.UID, i), t, nil, i})
+				}
+			}
+			seen = seen || len(l.Conditions) > 0
+			for _, kind := range l.Media {
+				if kind != schemas.KindVideo { // its image stands for it
+					key := fmt.Sprintf("%s/%s/%d/%s", r.Run, g.UID, l.SampleIndex, kind)
+					places = append(places, place{key, t, t.Medium(kind), 0})
+				}
 			}
 		}
 	}
 	for i, at := range places {
 		allowed := min(left, max(left/(len(places)-i), leastImage))
-		t := at.group.Trajectory(at.index)
-		data, err := client.New(b).Image(ctx, t)
+		var data []byte
+		var err error
+		size := media.Size{}
+		if at.of != nil {
+			data, err = client.New(b).Medium(ctx, at.t, at.of.Kind)
+			size = media.ImageSize(at.of.Height, at.of.Width)
+		} else if data, err = client.New(b).Condition(ctx, at.t.Conditions[at.at]); err == nil {
+			size, _ = media.ReadInput(data) // it is no image: Decode says so
+		}
 		if errors.Is(err, client.ErrNotFound) {
 			c.ImagesGone++
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("image of %s sample %d: %w", at.group.UID, at.index, err)
+			return fmt.Errorf("file %s: %w", at.key, err)
 		}
-		uri := address("png", data)
-		if len(uri) > allowed || !bytes.HasPrefix(data, pngMagic) {
-			stored, err := media.Decode(data, media.ImageSize(t.Image.Height, t.Image.Width))
+		sound := at.of != nil && at.of.Kind == schemas.KindAudio
+		uri := address(contentTypes[schemas.KindImage], data)
+		if sound {
+			uri = address(contentTypes[schemas.KindAudio], data)
+		}
+		if sound && len(uri) > allowed {
+			c.ImagesLeftOut++
+			continue
+		}
+		if !sound && (len(uri) > allowed || !bytes.HasPrefix(data, pngMagic)) {
+			stored, err := media.Decode(data, size)
 			if err != nil || stored.Empty() {
 				c.ImagesGone++
 				continue
@@ -73,14 +102,14 @@ func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Content
 		}
 		c.Images++
 		left -= len(uri)
-		r.Media[fmt.Sprintf("%s/%s/%d/image", r.Run, at.group.UID, at.index)] = uri
+		r.Media[at.key] = uri
 	}
 	return nil
 }
 
-// address returns the bytes of an image as its address.
-func address(kind string, data []byte) string {
-	return "data:image/" + kind + ";base64," + base64.StdEncoding.EncodeToString(data)
+// address returns the bytes of a file as its address.
+func address(contentType string, data []byte) string {
+	return "data:" + contentType + ";base64," + base64.StdEncoding.EncodeToString(data)
 }
 
 // reduce returns the largest JPEG of an image that takes at most that many bytes of the file; "" if none does.
@@ -104,7 +133,7 @@ func reduce(src *image.NRGBA, allowed int) string {
 		if err := jpeg.Encode(&buf, small, &jpeg.Options{Quality: quality}); err != nil {
 			return "" // too wide for the format
 		}
-		if uri := address("jpeg", buf.Bytes()); len(uri) <= allowed {
+		if uri := address("image/jpeg", buf.Bytes()); len(uri) <= allowed {
 			return uri
 		}
 	}

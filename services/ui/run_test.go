@@ -359,7 +359,7 @@ func TestServe_Hostile(t *testing.T) {
 		t.Errorf("prompt %q, want %q", got, evil)
 	}
 	tr := bustest.Decode[schemas.Trajectory](t, m)
-	tr.UID, tr.Image.Ref, tr.Image.Data = "forged", nil, []byte(
+	tr.UID, tr.Media[0].Ref, tr.Media[0].Data = "forged", nil, []byte(
 		"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>",
 	)
 	s.Forge(t, schemas.TrajectorySubject("r1", "forged", 0, schemas.StageMain), bustest.Encode(t, tr))

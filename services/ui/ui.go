@@ -143,8 +143,8 @@ func Serve(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger, listen
 }
 
 // policy is the content security policy of the page: nothing from elsewhere, nothing inline.
-const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
-	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; " +
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; " +
+	"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; " +
 	"require-trusted-types-for 'script'; trusted-types 'none'"
 
 // handler answers all paths.

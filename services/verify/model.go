@@ -72,7 +72,10 @@ func (v *verifier) openOnDevices(ctx context.Context, name, backend string) (*mo
 		}
 		t.Engine, t.EngineKey, worker = at, v.options.EngineKey, true
 	}
-	if worker {
+	if err := checkFamily(v.options.Family, backend, worker, t.Engine == "torch"); err != nil {
+		return nil, &SettingError{err}
+	}
+	if t.Family = v.options.Family; worker {
 		t.Wait, t.Adapter, t.AdapterScale = joinWithin, v.options.Open.Adapter, v.options.Open.AdapterScale
 		return t.Open(ctx, name, v.options.Open.Progress, v.options.Log)
 	}
@@ -80,6 +83,20 @@ func (v *verifier) openOnDevices(ctx context.Context, name, backend string) (*mo
 		return nil, &SettingError{err}
 	}
 	return c.Open(models.Registry{Images: v.options.Models, Text: v.options.Languages}, name, v.options.Open, true)
+}
+
+// checkFamily refuses a family where no worker computes, and none where one starts and the backend of the samples names
+// one.
+func checkFamily(family, backend string, worker, starts bool) error {
+	_, made, _ := strings.Cut(backend, "/family-")
+	name, _, _ := strings.Cut(made, "-")
+	switch {
+	case family != "" && !worker:
+		return fmt.Errorf("family: %q; must be absent: no worker computes", family)
+	case family == "" && name != "" && starts:
+		return fmt.Errorf("family: empty; must be FILE.py:%s, the file that the samples were made with", name)
+	}
+	return nil
 }
 
 // joinWithin is how long a worker that is joined may take to be there.

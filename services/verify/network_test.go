@@ -140,7 +140,7 @@ func TestGuidance(t *testing.T) {
 	if with.ScheduleDigest == byDefault.ScheduleDigest || with.ContentDigest == byDefault.ContentDigest {
 		t.Error("another guidance must have other digests")
 	}
-	if with.Image.Digest == byDefault.Image.Digest {
+	if with.Medium(schemas.KindImage).Digest == byDefault.Medium(schemas.KindImage).Digest {
 		t.Error("another guidance must make another image")
 	}
 	exact(t, plane.Bus, "default")
@@ -176,12 +176,12 @@ func TestCFGShares(t *testing.T) {
 	}
 	if between.CFGFrom != 0.25 || between.CFGUntil != 0.75 || !slices.Equal(between.CFGScales, []float64{1, 2, 2, 1}) ||
 		between.CFGRule != schemas.CFGPlainClamped || between.ScheduleDigest == whole.ScheduleDigest ||
-		between.Image.Digest == whole.Image.Digest {
+		between.Medium(schemas.KindImage).Digest == whole.Medium(schemas.KindImage).Digest {
 		t.Errorf("%+v, with guidance in all steps %+v", between, whole)
 	}
 	all := prompt()
 	all.CFGFrom, all.CFGUntil = new(0.0), new(1.0)
-	if same := publish("all", all); same.Image.Digest != whole.Image.Digest || same.ScheduleDigest != whole.ScheduleDigest ||
+	if same := publish("all", all); same.Medium(schemas.KindImage).Digest != whole.Medium(schemas.KindImage).Digest || same.ScheduleDigest != whole.ScheduleDigest ||
 		!slices.Equal(same.CFGScales, []float64{2, 2, 2, 2}) {
 		t.Errorf("from 0 until 1: %+v, without %+v", same, whole)
 	}
@@ -258,7 +258,7 @@ func TestTrueCFGScale2(t *testing.T) {
 		two.GuidedSteps() != steps {
 		t.Errorf("%d and %d guided steps of sigmas %v", n, two.GuidedSteps(), off.Sigmas)
 	}
-	if same.BoundaryRatio != 0 || same.ScheduleDigest != one.ScheduleDigest || same.Image.Digest != one.Image.Digest {
+	if same.BoundaryRatio != 0 || same.ScheduleDigest != one.ScheduleDigest || same.Medium(schemas.KindImage).Digest != one.Medium(schemas.KindImage).Digest {
 		t.Errorf("an equal scale: %+v", same)
 	}
 	if two.TrueCFGScale2 != 3 || two.BoundaryRatio != 0.6 {
@@ -266,10 +266,10 @@ func TestTrueCFGScale2(t *testing.T) {
 	}
 	seen := map[string]bool{}
 	for _, x := range []*schemas.Trajectory{one, two, off} {
-		if seen[x.ScheduleDigest] || seen[x.ContentDigest] || seen[x.Image.Digest] {
+		if seen[x.ScheduleDigest] || seen[x.ContentDigest] || seen[x.Medium(schemas.KindImage).Digest] {
 			t.Errorf("scale %g: another sample has its digests", x.TrueCFGScale2)
 		}
-		seen[x.ScheduleDigest], seen[x.ContentDigest], seen[x.Image.Digest] = true, true, true
+		seen[x.ScheduleDigest], seen[x.ContentDigest], seen[x.Medium(schemas.KindImage).Digest] = true, true, true
 	}
 	for _, run := range []schemas.Run{"one", "same", "two", "off"} {
 		exact(t, plane.Bus, run)
@@ -304,7 +304,7 @@ func TestGuidanceRescale(t *testing.T) {
 	p.GuidanceRescale = new(0.7)
 	with := publish("with", p)
 	if with.GuidanceRescale != 0.7 || with.ScheduleDigest == plain.ScheduleDigest ||
-		with.ContentDigest == plain.ContentDigest || with.Image.Digest == plain.Image.Digest {
+		with.ContentDigest == plain.ContentDigest || with.Medium(schemas.KindImage).Digest == plain.Medium(schemas.KindImage).Digest {
 		t.Errorf("%+v, without %+v", with, plain)
 	}
 	exact(t, plane.Bus, "with")
@@ -332,7 +332,7 @@ func TestTexts(t *testing.T) {
 	third := publish("third", keep("", "oil on canvas"))
 	second := publish("second", keep("oil on canvas", ""))
 	if same.Prompt2 != "" || same.Prompt3 != "" || same.ScheduleDigest != one.ScheduleDigest ||
-		same.Image.Digest != one.Image.Digest {
+		same.Medium(schemas.KindImage).Digest != one.Medium(schemas.KindImage).Digest {
 		t.Errorf("the prompt itself for all encoders: %+v", same)
 	}
 	if third.Prompt3 != "oil on canvas" || !slices.Equal(third.Texts(),
@@ -342,7 +342,7 @@ func TestTexts(t *testing.T) {
 	seen := map[string]bool{}
 	for _, x := range []*schemas.Trajectory{one, second, third} {
 		for _, digest := range []string{
-			x.ScheduleDigest, x.ContentDigest, x.Image.Digest,
+			x.ScheduleDigest, x.ContentDigest, x.Medium(schemas.KindImage).Digest,
 			x.Conditioning[0].Tensor.Ref.Digest,
 		} {
 			if seen[digest] {

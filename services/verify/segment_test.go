@@ -68,7 +68,7 @@ func TestRun_Segment(t *testing.T) {
 	store(t, b, "others", trajectory, func(e *schemas.Trajectory) { e.SampleIndex = 0 })
 	store(t, b, "shapeless", trajectory, func(e *schemas.Trajectory) { e.Start.Latents.Shape = []int64{2, 64, 16} })
 	store(t, b, "shorter", trajectory, func(e *schemas.Trajectory) {
-		e.Stop, e.Image = &schemas.SegmentStop{StepIndex: 3}, nil
+		e.Stop, e.Media = &schemas.SegmentStop{StepIndex: 3}, nil
 		e.Steps, e.LatentStepIndices = e.Steps[:2], []int64{2, 3}
 	})
 	for run, want := range map[schemas.Run]string{

@@ -61,6 +61,8 @@ type Options struct {
 	// Engine is torch or torch=ADDRESS where a worker computes, with EngineKey as the token; EngineNone: this program
 	// does; empty: what the backend of the first sample names.
 	Engine, EngineKey string
+	// Family is FILE.py:NAME for workers that are started, where the samples were made by a family of one's own.
+	Family string
 	// Log is told what happens to a worker.
 	Log zerolog.Logger
 	// Models are the known families of image models; empty: those of this project.
@@ -379,7 +381,7 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 // what is stored. A step whose noise is not known is left out.
 func (s *sample) compareNext(by *schemas.Engine, plan flow.Plan, i int, x, velocity, stored []float32) error {
 	k, err := plan.StepTransition(i)
-	if err != nil || plan.Solver != flow.Euler || k.Transition.Stochastic() && s.noise[i] == nil {
+	if err != nil || !plan.Solver.ByTransition() || k.Transition.Stochastic() && s.noise[i] == nil {
 		return err
 	}
 	next := make([]float32, len(x))

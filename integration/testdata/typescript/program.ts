@@ -36,7 +36,7 @@ const group = await client.group("ts", "p");
 const samples = [];
 for (const member of group.members ?? []) {
   const t = await client.trajectory("ts", group.uid, member.sample_index);
-  const image = await client.image(t);
+  const image = await client.medium(t, "image");
   const states = await client.step(t, 1).then((e) => ("latents" in e ? e.latents : null) ?? []);
   const other = structuredClone(t);
   other.steps![1]!.digest = t.steps![0]!.digest;

@@ -1,6 +1,8 @@
 package media
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 )
@@ -9,8 +11,8 @@ import (
 const MaxInputPixels = 1 << 26
 
 // ReadInput returns the size of a PNG file that a model is to be given, without reading pixels. It refuses what cannot
-// be made 8 bits of red, green and blue as other libraries do: 16 bits, and palettes with transparency. Other alpha is
-// dropped.
+// be made 8 bits of red, green and blue as other libraries do: 16 bits, palettes with transparency, and images that are
+// turned by EXIF data. Other alpha is dropped.
 func ReadInput(file []byte) (Size, error) {
 	size, err := ReadSize(file)
 	if err != nil {
@@ -21,7 +23,7 @@ func ReadInput(file []byte) (Size, error) {
 		return Size{}, fmt.Errorf("%v; must be at most %d pixels", size, MaxInputPixels)
 	}
 	palette := false
-	err = eachBefore(file, func(kind string, data []byte) error {
+	err = eachChunk(file, func(kind string, data []byte) error {
 		switch {
 		case kind == "IHDR" && data[8] > 8:
 			return fmt.Errorf("%d bits for each colour; must be 8: save it so", data[8])
@@ -31,10 +33,47 @@ func ReadInput(file []byte) (Size, error) {
 			return errors.New("a palette with transparency; must be without: save it as RGB")
 		case kind == "tRNS":
 			return errors.New("a transparent colour; must be without: save it as RGB")
+		case kind == "eXIf" && Orientation(data) > 1:
+			return fmt.Errorf("turned by its EXIF data (orientation %d); save it upright", Orientation(data))
 		}
 		return nil
 	})
 	return size, err
+}
+
+// Orientation returns the tag 0x0112 of EXIF data, 1 to 8; 0: it has none.
+func Orientation(exif []byte) int {
+	if len(exif) < 8 {
+		return 0
+	}
+	var order binary.ByteOrder = binary.BigEndian
+	if bytes.HasPrefix(exif, []byte("II")) {
+		order = binary.LittleEndian
+	}
+	at := uint64(order.Uint32(exif[4:]))
+	if at+2 > uint64(len(exif)) {
+		return 0
+	}
+	entries := exif[at+2:]
+	for range order.Uint16(exif[at:]) {
+		if len(entries) < 12 {
+			break
+		}
+		if order.Uint16(entries) == 0x0112 {
+			return int(order.Uint16(entries[8:]))
+		}
+		entries = entries[12:]
+	}
+	return 0
+}
+
+// DecodeInput decodes a file that ReadInput takes.
+func DecodeInput(file []byte) (Media, error) {
+	size, err := ReadInput(file)
+	if err != nil {
+		return Media{}, err
+	}
+	return Decode(file, size)
 }
 
 // RGB returns the pixels of media without alpha, [frames, height, width, 3].

@@ -48,8 +48,14 @@ func TestReadInput(t *testing.T) {
 	if err := png.Encode(&palette, image.NewPaletted(image.Rect(0, 0, 2, 2), colours)); err != nil {
 		t.Fatal(err)
 	}
+	// EXIF data with one tag, the orientation 6; Pillow reads them behind the pixels, too.
+	exif := []byte("eXIfMM\x00*\x00\x00\x00\x08\x00\x01\x01\x12\x00\x03\x00\x00\x00\x01\x00\x06\x00\x00\x00\x00\x00\x00")
+	chunk := binary.BigEndian.AppendUint32(nil, uint32(len(exif)-4))
+	chunk = binary.BigEndian.AppendUint32(append(chunk, exif...), crc32.ChecksumIEEE(exif))
+	turned := slices.Insert(slices.Clone(file), len(file)-12, chunk...)
 	for want, file := range map[string][]byte{
-		"must be at most 67108864 pixels": bomb, "16 bits for each colour": deep.Bytes(),
+		"(orientation 6); save it upright": turned,
+		"must be at most 67108864 pixels":  bomb, "16 bits for each colour": deep.Bytes(),
 		"a palette with transparency": palette.Bytes(),
 	} {
 		if _, err := media.ReadInput(file); err == nil || !strings.Contains(err.Error(), want) {

@@ -1,6 +1,6 @@
-// Package media holds what models of images and videos make. Media are frames of pixels with their
-// Size and a digest. EncodePNG and EncodeVideo write the file of an image and of a video, an animated PNG; Decode reads
-// both.
+// Package media holds what models of images, videos and sound make. Media are frames of pixels with their Size and a
+// digest, and a Sound. EncodePNG and EncodeVideo write the file of an image and of a video, an animated PNG; Decode
+// reads both. EncodeWAV and DecodeWAV do the same with a sound.
 package media
 
 import (
@@ -34,9 +34,12 @@ func ImageSize[T int | int64](height, width T) Size {
 	return Size{Frames: 1, Height: int(height), Width: int(width)}
 }
 
-// Media is a sample as pixels: the frames of a video in order, or the one frame of an image. All
-// frames have one size. The zero value is no sample.
-type Media struct{ Frames []*image.NRGBA }
+// Media is a sample: the frames of a video in order, or the one frame of an image, all of one size, and its sound,
+// alone or beside them. The zero value is no sample.
+type Media struct {
+	Frames []*image.NRGBA
+	Sound  Sound
+}
 
 // Of returns an image as Media; empty media for nil.
 func Of(img *image.NRGBA) Media {
@@ -74,7 +77,8 @@ func (m Media) Middle() Media {
 	if m.Empty() {
 		return m
 	}
-	return Media{Frames: m.Frames[len(m.Frames)/2:][:1]}
+	m.Frames = m.Frames[len(m.Frames)/2:][:1]
+	return m
 }
 
 // Spaced returns n frames at even distances: the first, the last and those between; the middle one if n is 1, all of
@@ -87,11 +91,12 @@ func (m Media) Spaced(n int) Media {
 	case n <= 1:
 		return m.Middle()
 	}
-	spaced := Media{Frames: make([]*image.NRGBA, n)}
+	spaced := make([]*image.NRGBA, n)
 	for i := range n {
-		spaced.Frames[i] = m.Frames[(2*i*(most-1)+n-1)/(2*(n-1))] // rounded to the nearest
+		spaced[i] = m.Frames[(2*i*(most-1)+n-1)/(2*(n-1))] // rounded to the nearest
 	}
-	return spaced
+	m.Frames = spaced
+	return m
 }
 
 // CheckFrames refuses a number of frames that a model does not make: it must be 1 more than a multiple of perToken, and

@@ -34,6 +34,8 @@ type Pipeline struct {
 	Guidance string `json:"guidance" msgpack:"guidance"`
 	// Tracks are the parts of a state, in order, at the default size.
 	Tracks []Track `json:"tracks,omitempty" msgpack:"tracks"`
+	// Media are the kinds of files that it makes: image (of several frames a video), audio; empty: images.
+	Media []string `json:"media,omitempty" msgpack:"media"`
 }
 
 // Input is a condition or an argument of a pipeline.

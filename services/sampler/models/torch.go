@@ -35,6 +35,7 @@ type TorchOptions struct {
 	VAETiling         bool   `key:"vae_tiling" help:"with --engine torch: decode in tiles, which needs less memory; pixels differ a little where tiles meet"`
 	Generic           bool   `key:"generic" help:"with --engine torch: compute the model's pipeline of diffusers as a whole, also where its network is known"`
 	TrustClass        bool   `key:"trust_class" help:"with --engine torch: try a class of diffusers that is not among those that are tested"`
+	Family            string `key:"family" help:"with --engine torch: FILE.py:NAME, a family or a pipeline of your own, a class of that Python file"`
 	TextEncoderDevice string `key:"text_encoder_device" help:"with --engine torch: device of the text encoders, such as cpu or cuda:1, if one has no memory for all; default the same"`
 	// Spare keeps the worker that Inspect starts, for Open; nil: each starts its own.
 	Spare *Spare `key:"-"`
@@ -103,9 +104,9 @@ func (t Torch) configs(log zerolog.Logger) (list []remote.Config) {
 			Address: address, Token: t.EngineKey, Device: device, DType: t.Compute.DType,
 			Deterministic: t.Compute.Deterministic,
 			Compile:       t.Compile, VAETiling: t.VAETiling, Generic: t.Generic, TrustClass: t.TrustClass,
-			TextEncoderDevice: t.TextEncoderDevice,
-			Threads:           t.Compute.Threads,
-			Patience:          t.EnginePatience, Wait: t.Wait, Adapter: t.Adapter, AdapterScale: t.AdapterScale,
+			Family: t.Family, TextEncoderDevice: t.TextEncoderDevice,
+			Threads:  t.Compute.Threads,
+			Patience: t.EnginePatience, Wait: t.Wait, Adapter: t.Adapter, AdapterScale: t.AdapterScale,
 			Spare: t.Spare, Hashes: hashes, Log: func(e remote.Event) { t.logEvent(log, e) },
 		})
 	}

@@ -164,10 +164,7 @@ func (r *Recorder) Finish(ctx context.Context, e engine.Episode, began Timing) (
 		return nil, err
 	}
 	decode := time.Since(ended)
-	if t.Image, err = r.storeImage(ctx, images.End); err != nil {
-		return nil, err
-	}
-	if t.Video, err = r.storeVideo(ctx, images.End); err != nil {
+	if err := r.storeMedia(ctx, t, images.End); err != nil {
 		return nil, err
 	}
 	if t.Conditioning, err = r.storeTexts(ctx, e); err != nil {
@@ -284,48 +281,69 @@ func (r *Recorder) storeTensors(ctx context.Context, least int, fields ...field)
 	return nil
 }
 
-// storeImage puts an image, of a video the frame in the middle, into the object store as PNG; its digest is over the
-// pixels. It returns nil for empty media. An image that cannot be encoded is a terminal error.
-func (r *Recorder) storeImage(ctx context.Context, m media.Media) (*schemas.Image, error) {
+// storeMedia puts what a sample came to into the object store: its image, its video and its sound.
+func (r *Recorder) storeMedia(ctx context.Context, t *schemas.Trajectory, m media.Media) error {
+	image, err := r.storeImage(ctx, m)
+	if err != nil {
+		return err
+	}
+	if image != nil {
+		t.Media = append(t.Media, *image)
+	}
+	if size := m.Size(); size.Frames > 1 {
+		file, err := media.EncodeVideo(m, r.policy.FPS)
+		video := schemas.Medium{
+			Kind: schemas.KindVideo, Format: schemas.VideoAPNG, Frames: int64(size.Frames), Height: int64(size.Height),
+			Width: int64(size.Width), FPS: r.policy.FPS, Digest: m.Digest(),
+		}
+		if err := r.storeMedium(ctx, &video, file, err); err != nil {
+			return err
+		}
+		t.Media = append(t.Media, video)
+	}
+	if !m.Sound.Empty() {
+		size := m.Sound.Size()
+		file, err := media.EncodeWAV(m.Sound)
+		sound := schemas.Medium{
+			Kind: schemas.KindAudio, Format: schemas.AudioWAV, Samples: int64(size.Samples),
+			Channels: int64(size.Channels), Rate: int64(size.Rate), Digest: m.Sound.Digest(),
+		}
+		if err := r.storeMedium(ctx, &sound, file, err); err != nil {
+			return err
+		}
+		t.Media = append(t.Media, sound)
+	}
+	t.NameTracks()
+	return nil
+}
+
+// storeImage puts an image, of a video the frame in the middle, into the object store. nil: there are no frames.
+func (r *Recorder) storeImage(ctx context.Context, m media.Media) (*schemas.Medium, error) {
 	if m.Empty() {
 		return nil, nil
 	}
 	m = m.Middle()
-	file, err := media.EncodePNG(m.Frames[0])
-	if err != nil {
-		return nil, err
-	}
-	ref, err := r.store.Bus.PutBlob(ctx, file)
-	if err != nil {
-		return nil, fmt.Errorf("store image: %w", err)
-	}
 	size := m.Size()
-	return &schemas.Image{
-		Format: schemas.ImagePNG, Width: int64(size.Width), Height: int64(size.Height), Digest: m.Digest(), Ref: &ref,
-	}, nil
+	file, err := media.EncodePNG(m.Frames[0])
+	image := &schemas.Medium{
+		Kind: schemas.KindImage, Format: schemas.ImagePNG, Width: int64(size.Width), Height: int64(size.Height),
+		Digest: m.Digest(),
+	}
+	return image, r.storeMedium(ctx, image, file, err)
 }
 
-// storeVideo puts a video into the object store, as an animated PNG; its digest is over the pixels of all frames. It
-// returns nil for images and empty media.
-func (r *Recorder) storeVideo(ctx context.Context, m media.Media) (*schemas.Video, error) {
-	if len(m.Frames) <= 1 {
-		return nil, nil
-	}
-	fps := r.policy.FPS
-	file, err := media.EncodeVideo(m, fps)
+// storeMedium puts a file into the object store; its digest is over what is in it. One that could not be encoded is a
+// terminal error.
+func (r *Recorder) storeMedium(ctx context.Context, m *schemas.Medium, file []byte, err error) error {
 	if err != nil {
-		return nil, bus.Terminal(schemas.CodeFailed, err)
+		return bus.Terminal(schemas.CodeFailed, err)
 	}
 	ref, err := r.store.Bus.PutBlob(ctx, file)
 	if err != nil {
-		return nil, fmt.Errorf("store video: %w", err)
+		return fmt.Errorf("store %s: %w", m.Kind, err)
 	}
-	size := m.Size()
-	return &schemas.Video{
-		Format: schemas.VideoAPNG, Frames: int64(size.Frames), Height: int64(size.Height), Width: int64(size.Width),
-		FPS:    fps,
-		Digest: m.Digest(), Ref: ref,
-	}, nil
+	m.Ref = &ref
+	return nil
 }
 
 // inlineText is the size in bytes from which on a tensor of a text goes to the object store.

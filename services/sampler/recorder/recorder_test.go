@@ -151,7 +151,7 @@ func TestRecorder_Finish(t *testing.T) {
 		if want := schemas.StepsDigest(content); made.ContentDigest != want {
 			t.Errorf("content digest %s, of the stored steps %s", made.ContentDigest, want)
 		}
-		if file, err := x.Bus.GetBlob(t.Context(), *made.Image.Ref); err != nil || !strings.HasPrefix(string(file), "\x89PNG") {
+		if file, err := x.Bus.GetBlob(t.Context(), *made.Media[0].Ref); err != nil || !strings.HasPrefix(string(file), "\x89PNG") {
 			t.Errorf("image: %v", err)
 		}
 		if len(made.Conditioning) == 0 || made.Conditioning[0].Tensor.Ref == nil || made.Conditioning[0].Tensor.Data != nil {
@@ -206,8 +206,8 @@ func TestRecorder_Resume(t *testing.T) {
 	if names := made.Attempts(); !slices.Equal(names, []string{"first", "second"}) && !slices.Equal(names, []string{"second", "first"}) {
 		t.Errorf("attempts %q", names)
 	}
-	if made.ContentDigest != whole.ContentDigest || made.Image.Digest != whole.Image.Digest {
-		t.Errorf("content %.8s and image %.8s; without a break %.8s and %.8s", made.ContentDigest, made.Image.Digest, whole.ContentDigest, whole.Image.Digest)
+	if made.ContentDigest != whole.ContentDigest || made.Medium(schemas.KindImage).Digest != whole.Medium(schemas.KindImage).Digest {
+		t.Errorf("content %.8s and image %.8s; without a break %.8s and %.8s", made.ContentDigest, made.Medium(schemas.KindImage).Digest, whole.ContentDigest, whole.Medium(schemas.KindImage).Digest)
 	}
 	for i, p := range second.LogProbs() {
 		if (p == nil) != (i == 0 || i == 3) {
@@ -380,7 +380,7 @@ func TestRecorder_Ends(t *testing.T) {
 	x := newStudio(t)
 	record, _ := x.attempt(x.store, x.request("p"), "t", x.policy, 2)
 	p, err := record.Pruned(t.Context(), "too unlikely", recorder.Timing{})
-	if err != nil || p.StopReason != schemas.StopPruned || p.Error != "too unlikely" || len(p.Steps) != 2 || p.Image != nil || p.Validate() != nil {
+	if err != nil || p.StopReason != schemas.StopPruned || p.Error != "too unlikely" || len(p.Steps) != 2 || len(p.Media) > 0 || p.Validate() != nil {
 		t.Errorf("%v, %v: %+v", err, p.Validate(), p)
 	}
 	f := record.Failed(errors.New("no weights"))

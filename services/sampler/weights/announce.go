@@ -25,10 +25,8 @@ func (v *Versions) Begin(ctx context.Context) error {
 		if !warned {
 			zerolog.Ctx(ctx).Warn().Err(err).Msg("the model waits to be announced: the server has no room")
 		}
-		select {
-		case <-ctx.Done():
+		if bus.Pause(ctx, time.Second) != nil {
 			return err
-		case <-time.After(time.Second):
 		}
 	}
 }

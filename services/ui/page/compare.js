@@ -57,7 +57,7 @@ export async function compareView(query) {
                   h(
                     "a",
                     { href: link("runs", g.run, g.uid, s.sample_index) },
-                    s.image
+                    s.media.includes("image")
                       ? h("img", {
                           src: "/media/" + api(g.run, g.uid, s.sample_index, "image"),
                           alt: `sample ${s.sample_index}`,

@@ -1,7 +1,8 @@
 // Verdicts: the samples of a run that wait for a person, one after the other, by keyboard.
 import { h, link, plural, crumbs, empty, only } from "./dom.js";
 import { ask, api, change, listen, may } from "./server.js";
-import { conversation } from "./samples.js";
+import { conditions, conversation } from "./samples.js";
+import { player } from "./sound.js";
 
 const values = [0, 0.25, 0.5, 0.75, 1];
 
@@ -107,15 +108,23 @@ export async function judgeView(run) {
       h(
         "div",
         { class: "shot" },
-        l.image
+        l.media.length > 0
           ? h(
               "div",
-              { class: "pic" },
-              h("img", {
-                src: "/media/" + api(run, w.uid, w.sample_index, l.video ? "video" : "image"),
-                alt: `sample ${w.sample_index}`,
-                class: Math.max(l.width, l.height) < 256 ? "smallpic" : "",
-              }),
+              { class: "stack" },
+              h(
+                "div",
+                { class: "pic" },
+                l.media.includes("image") &&
+                  h("img", {
+                    src: "/media/" + api(run, w.uid, w.sample_index, l.media.includes("video") ? "video" : "image"),
+                    alt: `sample ${w.sample_index}`,
+                    class: Math.max(l.width, l.height) < 256 ? "smallpic" : "",
+                  }),
+                l.media.includes("audio") &&
+                  player("/media/" + api(run, w.uid, w.sample_index, "audio"), `sample ${w.sample_index}`),
+              ),
+              conditions(run, w.uid, l),
             )
           : conversation(w) || h("div", { class: "card" }, h("p", { class: "promptbox" }, l.answer || "(empty)")),
         h(

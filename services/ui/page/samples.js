@@ -1,6 +1,7 @@
 // A group with its samples, and one sample.
 import { h, link, fixed, signed, plural, seconds, ago, when, badge, crumbs, empty, factList, only, whole, words } from "./dom.js";
-import { ask, api, listen, media, stored } from "./server.js";
+import { ask, api, condition, listen, media, stored } from "./server.js";
+import { player } from "./sound.js";
 import { chart } from "./chart.js";
 
 const pageSize = 64;
@@ -47,7 +48,8 @@ const advantage = (v) =>
 
 function card(run, g, s) {
   const text = s.answer !== undefined || s.finish_reason;
-  const src = s.image && media(run, g.uid, s.sample_index, "image");
+  const src = s.media.includes("image") && media(run, g.uid, s.sample_index, "image"),
+    sound = s.media.includes("audio") && media(run, g.uid, s.sample_index, "audio");
   const picture = src
     ? h("img", {
         src,
@@ -58,14 +60,14 @@ function card(run, g, s) {
         height: s.height,
       })
     : s.stored
-      ? `no image${s.image ? " in this file" : ""}`
+      ? !sound && `no image${s.media.length > 0 ? " in this file" : ""}`
       : s.status === "awaited"
         ? "not made yet"
         : "";
-  return h(
+  const shown = h(
     "a",
     { class: "sample", href: link("runs", run, g.uid, s.sample_index), "data-item": true },
-    !text && h("div", { class: "pic" }, picture),
+    !text && picture && h("div", { class: "pic" }, picture),
     h(
       "div",
       { class: "body" },
@@ -96,7 +98,22 @@ function card(run, g, s) {
       ),
     ),
   );
+  return sound ? h("div", {}, shown, player(sound, `sample ${s.sample_index}`)) : shown;
 }
+
+// given shows the files that the network was given beside the prompt of a sample.
+const givenFiles = (run, uid, s) =>
+  ((s && s.conditions) || []).map((name, i) => {
+    const src = condition(run, uid, s.sample_index, i);
+    return h(
+      "figure",
+      { class: "sample given" },
+      h("div", { class: "pic" }, src ? h("img", { src, alt: `condition ${name}`, loading: "lazy" }) : "not in this file"),
+      h("figcaption", { class: "body small muted" }, `condition ${name}`),
+    );
+  });
+
+export const conditions = (run, uid, s) => s.conditions && h("div", { class: "samples" }, givenFiles(run, uid, s));
 
 export async function groupView(run, uid, query) {
   let offset = Number(query.get("offset")) || 0;
@@ -164,6 +181,7 @@ export async function groupView(run, uid, query) {
         : h(
             "div",
             { class: "samples" + (texts ? " texts" : "") },
+            givenFiles(run, uid, g.samples.find((s) => s.conditions)),
             g.samples.map((s) => card(run, g, s)),
           ),
     );
@@ -512,7 +530,9 @@ export async function sampleView(run, uid, index) {
   const go = (to) => {
     if (to >= 0 && to < size) location.hash = link("runs", run, uid, to);
   };
-  const src = l.image && media(run, uid, index, l.video && !stored ? "video" : "image");
+  const has = (kind) => l.media.includes(kind);
+  const src = has("image") && media(run, uid, index, has("video") && !stored ? "video" : "image"),
+    sound = has("audio") && media(run, uid, index, "audio");
   const picture = h(
     "div",
     { class: "pic" },
@@ -522,7 +542,8 @@ export async function sampleView(run, uid, index) {
           alt: `sample ${index}: ${x.prompt.slice(0, 120)}`,
           class: Math.max(l.width, l.height) < 256 ? "smallpic" : "",
         })
-      : h("p", {}, x.error || `no image${l.image ? " in this file" : ""}`),
+      : !sound && h("p", {}, x.error || `no image${l.media.length > 0 ? " in this file" : ""}`),
+    sound && player(sound, `sample ${index}`),
   );
   const score = h(
     "div",
@@ -582,7 +603,7 @@ export async function sampleView(run, uid, index) {
             h("figcaption", {}, `${k}`, x.rollout && ` · σ ${fixed(x.rollout.sigmas[k], 2)}`),
           ),
         ),
-        l.image &&
+        has("image") &&
           h(
             "figure",
             {},
@@ -619,7 +640,7 @@ export async function sampleView(run, uid, index) {
       h(
         "div",
         { class: "shot" },
-        h("div", { class: "stack" }, x.text ? [conversation(x), tokens(x)] : [picture, strip]),
+        h("div", { class: "stack" }, x.text ? [conversation(x), tokens(x)] : [picture, conditions(run, uid, l), strip]),
         h("div", { class: "stack" }, score, facts),
       ),
       x.text ? waterfall(x.timings) : curves(x),

@@ -70,6 +70,10 @@ export const api = (...parts) => parts.map((p) => encodeURIComponent(p)).join("/
 // media is the address of an image, a video or a state of a sample; a file may lack it.
 export const media = (...parts) => (stored ? stored.media[api(...parts)] : "/media/" + api(...parts));
 
+// condition is the address of a file that a network was given, one for all samples of a group.
+export const condition = (run, uid, index, i) =>
+  stored ? media(run, uid, "condition-" + i) : media(run, uid, index, "condition-" + i);
+
 export function setLink(state, says) {
   const link = document.getElementById("link");
   link.className = "link " + state;

@@ -164,7 +164,7 @@ def test_group(run):
         assert [s.advantage for s in group.samples] == [m["advantage"] for m in advantage["members"]]
         for sample in group.samples:
             assert len(sample.steps) == 4 and [s["step_index"] for s in sample.trained] == [1, 2]
-            assert (await client.image(sample.trajectory)).startswith(b"\x89PNG")
+            assert (await client.medium(sample.trajectory)).startswith(b"\x89PNG")
             for step in sample.trained:
                 latents = meander.tensor(step["latents"][0]["tensor"])
                 assert latents.dtype == np.float32 and latents.shape == (16, 64) and np.isfinite(latents).all()

@@ -45,6 +45,26 @@ def test_what_is_given_becomes_a_png(tmp_path):
     assert turned.shape == (1, 7, 5, 3)
 
 
+def test_files_are_read_as_diffusers_reads_them():
+    """Turned files, alpha, palettes and grey ones have the pixels of load_image; several frames are named."""
+    load = pytest.importorskip("diffusers.utils", reason="no diffusers: its load_image is not compared").load_image
+    x = np.random.default_rng(2).integers(0, 256, (6, 9, 4), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    rgb, rgba = Image.fromarray(x[..., :3]), Image.fromarray(x)
+    files = [
+        saved(rgb, "JPEG", exif=exif), saved(rgb, "PNG", exif=exif), saved(rgb, "WEBP", lossless=True), saved(rgba, "PNG"),
+        saved(rgba.convert("LA"), "PNG"), saved(rgb.convert("P"), "PNG"), saved(rgb.convert("L"), "PNG"),
+        saved(rgb.convert("1"), "PNG"), saved(rgb.convert("CMYK"), "JPEG"), saved(rgb.convert("L"), "JPEG", exif=exif),
+    ]
+    for file in files:
+        want = np.asarray(load(Image.open(io.BytesIO(file))))
+        assert (pixels(conditions.png_of(file)) == want[None]).all()
+    moving = saved(rgb, "GIF", save_all=True, append_images=[rgba.convert("RGB").rotate(180)])
+    with pytest.raises(ValueError, match="an animated GIF; must be an animated PNG"):
+        conditions.png_of(moving)
+
+
 @pytest.mark.parametrize("value, fault", [
     (np.zeros((4, 4, 4), np.uint8), "an array of uint8"), (np.full((4, 4), 1.5), "must be 0 to 1"),
     (np.zeros((4, 4), np.uint16), "an array of uint16"), (Image.new("I;16", (2, 2)), "mode I;16"),

@@ -561,20 +561,20 @@ def test_frames():
     ref = {"bucket": "b", "digest": hashlib.sha256(data).hexdigest(), "size": len(data)}
     sample = {
         "uid": "u", "sample_index": 0, "stop_reason": "completed",
-        "video": {"format": "apng", "frames": 5, "height": 6, "width": 4, "fps": 8.0, "digest": digest, "ref": ref},
+        "media": [{"kind": "video", "format": "apng", "frames": 5, "height": 6, "width": 4, "digest": digest, "ref": ref}],
     }
     assert (asyncio.run(Stored(data).frames(sample)) == pixels).all()
     for wrong in ({"frames": 4}, {"height": 4, "width": 6}, {"digest": "0" * 64}):
         with pytest.raises(meander.EventError):
-            asyncio.run(Stored(data).frames(sample | {"video": sample["video"] | wrong}))
+            asyncio.run(Stored(data).frames(sample | {"media": [sample["media"][0] | wrong]}))
     file = io.BytesIO()
     pages[2].save(file, "PNG")
     digest = hashlib.sha256(pixels[2].tobytes()).hexdigest()
-    one = {"format": "png", "height": 6, "width": 4, "digest": digest, "data": file.getvalue()}
-    still = sample | {"video": None, "image": one}
+    one = {"kind": "image", "format": "png", "height": 6, "width": 4, "digest": digest, "data": file.getvalue()}
+    still = sample | {"media": [one]}
     assert (asyncio.run(Stored(b"").frames(still)) == pixels[2:3]).all()
-    with pytest.raises(meander.EventError, match="has no video"):
-        asyncio.run(Stored(b"").video(still))
+    with pytest.raises(meander.EventError, match="sample 0 has no video: it has image"):
+        asyncio.run(Stored(b"").medium(still, "video"))
 
 
 def test_a_batch_with_failed_groups_says_so(run):

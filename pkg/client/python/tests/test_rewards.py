@@ -169,6 +169,39 @@ def test_clipscore_is_the_papers_formula(torch, clip):
     assert min(many) == 0 < max(many) <= 2.5 and len(set(many)) > 2
 
 
+def test_clip_direction_is_the_formula(torch, clip):
+    from meander.rewards.edits import ClipDirection
+
+    reward = ClipDirection(str(clip), device="cpu")
+    before = image(7)
+    said = {"original_prompt": "a red fox", "edited_prompt": "a blue fox"}
+    sample = Input(image(3), "make it blue", conditions={"image": [before]}, metadata=said)
+    _, x, y = library(clip, torch, sample, "a blue fox")
+    _, x0, y0 = library(clip, torch, Input(before, ""), "a red fox")
+    unit = [v / v.norm() for v in (x, x0, y, y0)]
+    want = torch.nn.functional.cosine_similarity(unit[0] - unit[1], unit[2] - unit[3], dim=0).item()
+    params = {"before": "a red fox", "after": "a blue fox"}
+    given = Input(image(3), "make it blue", conditions={"image": [before]}, params=params)
+    same = Input(before, "make it blue", conditions={"image": [before]}, params=params)
+    a, lost, b, bare, c, equal = reward.score([sample, Input(image(3), "x", params=params), given,
+        Input(image(3), "x", conditions={"image": [before]}), same,
+        Input(image(3), "x", conditions={"image": [before]}, params=params | {"after": "a red fox"})])  # fmt: skip
+    assert [a.value, b.value] == pytest.approx([want] * 2, **NEAR) and c.value == pytest.approx(0, abs=1e-6)
+    assert "no condition of type image" in str(lost) and "no caption before" in str(bare) and "the same" in str(equal)
+    assert reward.version.startswith("clip-direction-")
+
+
+def test_edit_l2():
+    from PIL import Image
+    from meander.rewards.edits import EditL2
+
+    black, white = Image.new("RGB", (4, 2)), Image.new("RGB", (4, 2), (255, 255, 255))
+    same, other, size, bare = EditL2().score([
+        Input(black, "x", conditions={"image": [black]}), Input(white, "x", conditions={"image": [black]}),
+        Input(black, "x", conditions={"image": [Image.new("RGB", (2, 4))]}), Input(black, "x")])  # fmt: skip
+    assert (same.value, other.value) == (1, 0) and "2x4 pixels" in str(size) and "no condition" in str(bare)
+
+
 def test_aesthetic_is_a_linear_network_over_clip(torch, clip, tmp_path):
     from torch import nn
 

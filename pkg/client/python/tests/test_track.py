@@ -136,6 +136,39 @@ def test_a_group_without_rewards_is_a_point():
     assert "val/mean" not in values and "reward/mean" not in values
 
 
+def test_conditions_are_shown_beside(url):
+    """What a sample was made from is beside it, several of one name in their order."""
+    from meander.client import conditions
+
+    class Board:
+        def __init__(self):
+            self.images = {}
+
+        def add_image(self, name, pixels, step, dataformats):
+            self.images[name] = pixels
+
+        def add_text(self, *_):
+            pass
+
+        def flush(self):
+            pass
+
+    async def go():
+        async with meander.connect(url) as client:
+            given = [np.full((2, 3, 3), 40 * i, np.uint8) for i in range(3)]
+            stored = await conditions.stored(client, {"image": given[0], "references": given[1:]})
+            return given, await client.conditions({"conditions": stored}), await client.conditions({})
+
+    given, found, none = asyncio.run(go())
+    assert [name for name, _ in found] == ["image", "references", "references.1"] and none == []
+    assert all((a == b).all() for a, (_, b) in zip(given, found, strict=True))
+    to = track.TensorBoard.__new__(track.TensorBoard)
+    to.board = Board()
+    row = {"place": "best", "reward": 1.0, "advantage": 0.0, "prompt": "x", "text": "", "image": given[0]}
+    to.show([row | {"conditions": found}], 1)
+    assert list(to.board.images) == ["samples/best", *(f"samples/best/condition {name}" for name, _ in found)]
+
+
 def run_track(url, folder, *args):
     env = ENVIRONMENT | {
         "PYTHONPATH": str(ROOT / "pkg/client/python"), "WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")

@@ -5,7 +5,7 @@ import { decode as unpack, encode as pack } from "@msgpack/msgpack";
 import { connect, createInbox, headers } from "nats";
 import type { ConnectionOptions, ConsumerMessages, NatsConnection } from "nats";
 import { filters, replyHeader, streams, structs, subjects } from "./contract.js";
-import type { Advantage, Events, Prompt, Receipt, Ref, Step, Tensor, Token, Tokens, Track, Trajectory } from "./contract.js";
+import type { Advantage, Events, Medium, Prompt, Receipt, Ref, Step, Tensor, Token, Tokens, Track, Trajectory } from "./contract.js";
 import { hasDigest, hasPayloadDigest } from "./digest.js";
 
 export * from "./contract.js";
@@ -213,9 +213,10 @@ export class Client {
     return data;
   }
 
-  /** The PNG of a sample; undefined where it has none. */
-  async image(t: Trajectory): Promise<Uint8Array | undefined> {
-    return t.image?.data ?? (t.image?.ref ? this.blob(t.image.ref) : undefined);
+  /** A file of a sample, by its kind: its image, a PNG; its video, an animated PNG; its audio, a WAV of 32-bit floats; undefined where it has none. */
+  async medium(t: Trajectory, kind: Medium["kind"]): Promise<Uint8Array | undefined> {
+    const file = t.media?.find((m) => m.kind === kind);
+    return file?.data ?? (file?.ref ? this.blob(file.ref) : undefined);
   }
 }
 

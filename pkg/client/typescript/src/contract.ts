@@ -350,7 +350,7 @@ export interface Dead {
   at: Integer;
 }
 
-/** Denoised is what the denoising of an image came to, apart from its steps and the image. */
+/** Denoised is what the denoising of an image came to, apart from its steps and media. */
 export interface Denoised {
   /** truncated_tokens is how many tokens of the prompt in its template were cut off because of truncate_prompt; absent: none. */
   truncated_tokens?: Integer | null;
@@ -522,22 +522,6 @@ export interface Identity {
   group_size: number;
   /** what serves the sample: a model family and size class */
   lane: string;
-}
-
-/** Image is an encoded image. Exactly one of Data and Ref carries the bytes. */
-export interface Image {
-  /** format of the bytes: always png. */
-  format: "png";
-  /** how many columns of pixels */
-  width: number;
-  /** how many rows of pixels */
-  height: number;
-  /** digest is the sha-256 of the pixels: RGB, 8 bits, row-major, in lower-case hex. */
-  digest: string;
-  /** the bytes, where they are carried in the event */
-  data?: Uint8Array | null;
-  /** the bytes' place in the object store */
-  ref?: Ref | null;
 }
 
 /** ImageSettings are the settings of a prompt that only a model of images has: a prompt for text is refused with any of them. */
@@ -712,6 +696,36 @@ export interface Making {
   sample_index: Integer;
 }
 
+/** Medium is a file of a sample. Exactly one of Data and Ref carries the bytes. None of the formats loses anything. */
+export interface Medium {
+  /** kind is image, video or audio. */
+  kind: "image" | "video" | "audio";
+  /** track is the track of the state that it is decoded from. Default: the state has one track. */
+  track?: string | null;
+  /** format of the bytes: an image is png, a video apng, an animated PNG, a sound wav, of 32-bit floats. */
+  format: "png" | "apng" | "wav";
+  /** width and height are of images and videos. */
+  width?: number | null;
+  /** width and height are of images and videos. */
+  height?: number | null;
+  /** frames is how many a video has, fps how many of them are shown in a second. */
+  frames?: number | null;
+  /** frames is how many a video has, fps how many of them are shown in a second. */
+  fps?: number | null;
+  /** samples is how many a sound has in each of its channels, rate how many of them are played in a second. */
+  samples?: number | null;
+  /** samples is how many a sound has in each of its channels, rate how many of them are played in a second. */
+  channels?: number | null;
+  /** samples is how many a sound has in each of its channels, rate how many of them are played in a second. */
+  rate?: number | null;
+  /** digest is the sha-256, in lower-case hex, of the pixels: frame by frame, RGB, 8 bits, row-major; or of a sound: little-endian float32, the channels of each sample together. */
+  digest: string;
+  /** the bytes, where they are carried in the event */
+  data?: Uint8Array | null;
+  /** the bytes' place in the object store */
+  ref?: Ref | null;
+}
+
 /** Member is one sample of a group. */
 export interface Member {
   /** place of the sample in its group, from 0 */
@@ -768,7 +782,7 @@ export interface NamedTensor {
 export interface Outcome {
   /** stop_reason is completed; failed: the sample cannot be made; or pruned: it was ended at a step boundary, by the prompt's rule or by a control. Steps are those that had been taken. */
   stop_reason: "completed" | "failed" | "pruned";
-  /** error says why there is no image, unless completed. */
+  /** error says why there are no media, unless completed. */
   error?: string | null;
 }
 
@@ -1350,6 +1364,8 @@ export interface RewardSpec {
   weight?: number | null;
   /** required fails the sample when this scorer fails. An optional score that failed is left out of the sum, and the event says so. */
   required?: boolean | null;
+  /** track is which file of the sample it judges: image, video or audio, or a track of the state; absent: that which the function is for, of one for any the pixels, else the sound. Default: what the function is for. */
+  track?: string | null;
   /** ground_truth is what the sample is compared with, where the scorer compares: a text, or any value of JSON. */
   ground_truth?: unknown | null;
   /** params are options of the function by name, such as psm of ocr; one that it does not have is refused. */
@@ -1411,9 +1427,9 @@ export interface Rolled {
   /** reflexflow are the terms of its loss with the biased prediction as that of the training. */
   reflexflow?: ReflexTerms | null;
   /** noised and teacher are images of the latent that the sample began with, and of the teacher-forced one; that of the rolled one is the trajectory's image. */
-  noised?: Image | null;
+  noised?: Medium | null;
   /** noised and teacher are images of the latent that the sample began with, and of the teacher-forced one; that of the rolled one is the trajectory's image. */
-  teacher?: Image | null;
+  teacher?: Medium | null;
 }
 
 /** RolledStep is what a Step of scheduled sampling has besides. Step.Sigma and SigmaNext are the noise levels of the two timesteps; with compat simpletuner the latents of models that predict epsilon or v have others, which are here. */
@@ -2198,7 +2214,7 @@ export interface Trajectory {
   lane: string;
   /** stop_reason is completed; failed: the sample cannot be made; or pruned: it was ended at a step boundary, by the prompt's rule or by a control. steps are those that had been taken. */
   stop_reason: "completed" | "failed" | "pruned";
-  /** error says why there is no image, unless completed. */
+  /** error says why there are no media, unless completed. */
   error?: string | null;
   /** text to paint; may be empty */
   prompt: string;
@@ -2288,10 +2304,8 @@ export interface Trajectory {
   steps: StepRef[] | null;
   /** content_digest is the digest of the content of the steps in order: equal for equal rollouts, whichever process sampled them and when. Empty unless completed. */
   content_digest: string;
-  /** image is the decoded image, of a video the frame at the index frames / 2; absent unless completed, and where the sample stops with noise in it unless stop asks for one. */
-  image?: Image | null;
-  /** video is the decoded video, where frames are more than 1; absent where image is. */
-  video?: Video | null;
+  /** media are the decoded files of the sample, at most one of each kind, in the order of the kinds; none unless completed, and where the sample stops with noise in it unless stop asks for them. A video has its middle frame beside it, as the image. */
+  media?: Medium[] | null;
   /** SHA-256 over what must be equal in a group */
   schedule_digest: string;
   /** token of one attempt at the sample */
@@ -2408,24 +2422,6 @@ export interface Verdict {
   author?: string | null;
   /** at is when it was given, Unix nanoseconds. */
   at: Integer;
-}
-
-/** Video is an encoded video, in the object store: it is too large for an event. */
-export interface Video {
-  /** format of the bytes: always apng, an animated PNG, whose frames lose nothing. */
-  format: "apng";
-  /** frames, height and width are those of the sample. */
-  frames: number;
-  /** frames, height and width are those of the sample. */
-  height: number;
-  /** frames, height and width are those of the sample. */
-  width: number;
-  /** fps is how many frames are shown in a second. */
-  fps: number;
-  /** digest is the sha-256 of the pixels: frame by frame, RGB, 8 bits, row-major, in lower-case hex. */
-  digest: string;
-  /** the bytes' place in the object store */
-  ref: Ref;
 }
 
 /** WeightSpan is the tokens [begin, end) of a sequence that were drawn with one version of the weights. */
@@ -2596,7 +2592,6 @@ export const structs: Record<string, Record<string, string>> = {
   GroupRecord: {"base_digest":"str?","cancelled":"bool?","error":"str?","group":"Group","group_size":"int","lane":"str","negative_prompt":"str","noise_seed":"int","prompt":"str","prompt_digest":"str","run":"str","sample_seed":"int","schedule_digest":"str","step_bytes":"int?","uid":"str","v":"int"},
   Header: {"name":"str","value":"str"},
   Identity: {"group_size":"int","lane":"str","run":"str","sample_index":"int","stage":"str","uid":"str"},
-  Image: {"data":"bytes?","digest":"str","format":"str","height":"int","ref":"Ref?","width":"int"},
   ImageSettings: {"arguments":"map?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","negative_prompt":"str?","num_inference_steps":"int?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
   IndexedTensor: {"index":"int","tensor":"Tensor"},
   InteractReply: {"content":"str?","error":"str?","metadata":"map?","retry":"bool?","score":"number?","terminate":"bool?","v":"int"},
@@ -2604,6 +2599,7 @@ export const structs: Record<string, Record<string, string>> = {
   Interaction: {"max_turns":"int?","name":"str","params":"map?","timeout_ms":"int?"},
   Logits: {"answers":"[int]?","dtype":"str?","form":"str?","ids":"[int]?","k":"int?","kind":"str?"},
   Making: {"run":"str","sample_index":"int","uid":"str"},
+  Medium: {"channels":"int?","data":"bytes?","digest":"str","format":"str","fps":"number?","frames":"int?","height":"int?","kind":"str","rate":"int?","ref":"Ref?","samples":"int?","track":"str?","width":"int?"},
   Member: {"advantage":"number?","error":"str?","reward":"number?","sample_index":"int","status":"str","step_advantages":"[number]?","tokens":"int?","trajectory_seq":"int"},
   Message: {"content":"str","role":"str"},
   Metric: {"name":"str","value":"number"},
@@ -2629,10 +2625,10 @@ export const structs: Record<string, Record<string, string>> = {
   ReflexTerms: {"adr_loss":"number","exposure_l1":"number","fc_loss":"number","weight_max":"number","weight_min":"number"},
   Request: {"arguments":"map?","base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
   Reward: {"error":"str?","group":"Group","group_size":"int","policy_version_max":"int","policy_version_min":"int","reward":"number?","run":"str","sample_finished":"int?","sample_index":"int","sample_started":"int?","schedule_digest":"str","scored":"int","scores":"[Score]","status":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int","uid":"str","v":"int"},
-  RewardSpec: {"ground_truth":"any??","name":"str","params":"map?","required":"bool?","weight":"number?"},
+  RewardSpec: {"ground_truth":"any??","name":"str","params":"map?","required":"bool?","track":"str?","weight":"number?"},
   Roll: {"base":"int","offset":"int","reason":"str?","source":"int","timestep":"number"},
   RollSettings: {"compat":"str","decode":"bool?","order":"int","prediction":"str","reflexflow":"ReflexFlow?","sampler":"str","timesteps":"int"},
-  Rolled: {"a":"number","biased":"Prediction?","clean":"Prediction?","drift":"number?","forwards":"int","latents":"Tensor","noised":"Image?","reflexflow":"ReflexTerms?","teacher":"Image?","teacher_digest":"str","timestep":"number","u":"number"},
+  Rolled: {"a":"number","biased":"Prediction?","clean":"Prediction?","drift":"number?","forwards":"int","latents":"Tensor","noised":"Medium?","reflexflow":"ReflexTerms?","teacher":"Medium?","teacher_digest":"str","timestep":"number","u":"number"},
   RolledStep: {"a":"number","a_next":"number","base":"int","compat":"str","from":"int","order":"int","sampler":"str","source":"int","to":"int","u":"number","u_next":"number"},
   Rollout: {"checkpoint_every":"int?","debug":"[str]","latents_dtype":"str?","log_prob_kind":"str?","noise_level":"number?","return_conditioning":"bool?","return_step_indices":"[int]","sde_step_indices":"[int]","sde_type":"str?","sde_window":"SDEWindow?","solver":"str?"},
   Room: {"disk":"bool?","enough":"int?","held":"int","need":"int?","since":"int?","turn":"int?","waiting":"int?","wants":"int?"},
@@ -2667,12 +2663,11 @@ export const structs: Record<string, Record<string, string>> = {
   TokenLogits: {"form":"str","ids":"Tensor?","masked":"int","values":"Tensor"},
   Tokens: {"attempt":"str","backend":"str","device_ns":"int","engine":"str?","entropies":"[number]","finish_reason":"str?","generated":"bool","ids":"[int]","log_probs":"[number]","log_sum_exps":"[number]","logits":"TokenLogits?","logits_kind":"str","min_p":"number","n":"int","policy_version":"int","position":"int","processed_log_probs":"[number]","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","seal":"str?","stage":"str","temperature":"number","top_k":"int","top_log_probs":"[number]","top_p":"number","turn":"int","turn_position":"int","uid":"str","v":"int","vocabulary":"int","weights_digest":"str"},
   Track: {"elements":"int","name":"str","shape":"[int]"},
-  Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","image":"Image?","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","tracks":"[Track]?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","video":"Video?","weights_digest":"str","width":"int"},
+  Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","media":"[Medium]?","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","tracks":"[Track]?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","weights_digest":"str","width":"int"},
   Tree: {"branches":"[BranchPoint]","leaf":"int?"},
   Turn: {"begin":"int","end":"int","finish_reason":"str?","generated":"bool","matched":"str?","metadata":"map?","reply":"str?","score":"number?","text":"str?"},
   Update: {"at":"int","batch_digest":"str?","batches":"[str]","by":"str?","clip_share":"number?","evaluation":"[Metric]?","grad_norm":"number?","kl":"number?","lane":"str","loss":"number?","lr":"number?","policy_version":"int","ratio":"number?","run":"str","staleness":"int?","step":"int","tenant":"str","v":"int","weights_digest":"str"},
   Verdict: {"at":"int","author":"str?","comment":"str?","error":"str?","name":"str","run":"str","sample_index":"int","uid":"str","v":"int","value":"number?"},
-  Video: {"digest":"str","format":"str","fps":"number","frames":"int","height":"int","ref":"Ref","width":"int"},
   WeightSpan: {"begin":"int","end":"int","version":"str"},
   WeightsFile: {"bucket":"str?","digest":"str","path":"str?","size":"int"},
 };

@@ -38,6 +38,8 @@ type Config struct {
 	// Generic has a started worker compute the pipeline as a whole, also where its network is known; TrustClass tries
 	// a class that is not among those that are tested.
 	Generic, TrustClass bool
+	// Family has a started worker compute with a class of a Python file, FILE.py:NAME.
+	Family string
 	// TextEncoderDevice is where a started worker encodes prompts, as Device; empty: on Device.
 	TextEncoderDevice string
 	// Threads is how many threads of the CPU a started worker uses; 0: it chooses.
@@ -117,6 +119,7 @@ func (c Config) Check() error {
 			{"vae_tiling", c.VAETiling},
 			{"generic", c.Generic},
 			{"trust_class", c.TrustClass},
+			{"family", c.Family != ""},
 			{"text_encoder_device", c.TextEncoderDevice != ""},
 		} {
 			if beside.given {
@@ -128,6 +131,13 @@ func (c Config) Check() error {
 	if c.Compile && c.Deterministic {
 		errs = append(errs, errors.New("compile: set; must be absent beside deterministic: compiled kernels depend on "+
 			"what ran before"))
+	}
+	if c.Generic && c.Family != "" {
+		errs = append(errs, errors.New(
+			"generic: set; must be absent beside family, whose class says how it is computed"))
+	}
+	if file, name, _ := strings.Cut(c.Family, ".py:"); c.Family != "" && (file == "" || name == "") {
+		errs = append(errs, fmt.Errorf("family: %q; must be FILE.py:NAME, such as my_model.py:MyModel", c.Family))
 	}
 	switch c.DType {
 	case "", "auto", "f32", "bf16", "f16":

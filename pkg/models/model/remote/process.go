@@ -104,6 +104,7 @@ func (c Config) flags() (args []string) {
 		{"--dtype", c.DType},
 		{"--text-encoder-device", c.TextEncoderDevice},
 		{"--threads", strconv.Itoa(c.Threads)},
+		{"--family", c.Family},
 	} {
 		if f[1] != "" && f[1] != "auto" && f[1] != "0" {
 			args = append(args, f[:]...)

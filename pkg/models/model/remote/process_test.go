@@ -76,6 +76,7 @@ func TestProcess_SaysItsSettings(t *testing.T) {
 	for says, cfg := range map[string]remote.Config{
 		"/compiled/nondeterministic": {Compile: true}, "/encoders-cuda:7/": {TextEncoderDevice: "cuda:7"},
 		"/vae-tiling/": {VAETiling: true}, "/generic/": {Generic: true}, "/trust-class/": {TrustClass: true},
+		"/family-Mine-0/": {Family: "mine.py:Mine"},
 	} {
 		dir, spare := remotetest.Folder(t, class, 1), &remote.Spare{}
 		if _, err := remote.Inspect(t.Context(), dir, remote.Config{Spare: spare}); err != nil {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/remote/internal/wire"
 	"github.com/meander-rl/meander/pkg/models/tensor"
@@ -176,10 +177,11 @@ func (m *Model) decode(ctx context.Context, latents []float32, size model.Size, 
 		args.Handle = m.handleOf(of)
 	}
 	work := oneWork(x.Data, wire.CallDecode, size, args.Handle)
-	answer, err := m.call(ctx, work, wire.CallDecode, args, []wire.Tensor{x}, nil)
+	var sound wire.Sound
+	answer, err := m.call(ctx, work, wire.CallDecode, args, []wire.Tensor{x}, &sound)
 	if faultOf(err) == wire.ClassHandle && of != nil {
 		if err = m.put(ctx, of); err == nil {
-			answer, err = m.call(ctx, work, wire.CallDecode, args, []wire.Tensor{x}, nil)
+			answer, err = m.call(ctx, work, wire.CallDecode, args, []wire.Tensor{x}, &sound)
 		}
 	}
 	if faultOf(err) == wire.ClassMemory && !strings.Contains(m.card.Backend, "/vae-tiling/") {
@@ -189,20 +191,43 @@ func (m *Model) decode(ctx context.Context, latents []float32, size model.Size, 
 	if err != nil {
 		return model.Media{}, fmt.Errorf("decode: %w", explain(err))
 	}
+	made, err := mediaOf(answer, size, sound.Rate)
+	if err != nil {
+		err = fmt.Errorf("decode: %w", err)
+	}
+	return made, err
+}
+
+// mediaOf returns the media of an answer: frames of a size, or a sound, or both.
+func mediaOf(answer []wire.Tensor, size model.Size, rate int) (made model.Media, err error) {
+	if n := len(answer) - 1; n >= 0 && answer[n].Name == "sound" {
+		x := answer[n]
+		if len(x.Shape) != 2 || x.DType != wire.F32 || x.Shape[0] < 1 || x.Shape[1] < 1 || rate < 1 {
+			return made, fmt.Errorf("the worker answers with a sound %s %v of %d Hz; must be F32 [samples, channels]",
+				x.DType, x.Shape, rate)
+		}
+		made.Sound = media.Sound{Values: make([]float32, x.Shape[0]*x.Shape[1]), Channels: x.Shape[1], Rate: rate}
+		if err := tensor.F32.DecodeFloats(made.Sound.Values, x.Data); err != nil {
+			return made, fmt.Errorf("the worker answers with a sound %v: %w", x.Shape, err)
+		}
+		if answer = answer[:n]; n == 0 {
+			return made, nil
+		}
+	}
 	pixels, err := only(answer, "media", wire.U8, size.Frames, size.Height, size.Width, 3)
 	if err != nil {
-		return model.Media{}, fmt.Errorf("decode: %w", err)
+		return made, err
 	}
-	video := model.Media{Frames: make([]*image.NRGBA, size.Frames)}
-	for k := range video.Frames {
+	made.Frames = make([]*image.NRGBA, size.Frames)
+	for k := range made.Frames {
 		img := image.NewNRGBA(image.Rect(0, 0, size.Width, size.Height))
 		for i := range size.Height * size.Width {
 			copy(img.Pix[4*i:], pixels[3*i:3*i+3])
 			img.Pix[4*i+3] = 255
 		}
-		video.Frames[k], pixels = img, pixels[3*size.Height*size.Width:]
+		made.Frames[k], pixels = img, pixels[3*size.Height*size.Width:]
 	}
-	return video, nil
+	return made, nil
 }
 
 // EncodeMedia has the worker turn an image or a video into latents [S, C].

@@ -171,11 +171,7 @@ func recipeOf(ctx context.Context, p *model.Pipeline, s *schemas.Sampling, files
 
 // readCondition reads a file of a type.
 func readCondition(kind string, file []byte) (model.Condition, error) {
-	size, err := media.ReadInput(file)
-	if err != nil {
-		return model.Condition{}, err
-	}
-	m, err := media.Decode(file, size)
+	m, err := media.DecodeInput(file)
 	if err != nil {
 		return model.Condition{}, err
 	}
@@ -183,5 +179,5 @@ func readCondition(kind string, file []byte) (model.Condition, error) {
 	if kind == model.InputMask {
 		data = m.Luma()
 	}
-	return model.NewCondition(kind, size, data), nil
+	return model.NewCondition(kind, m.Size(), data), nil
 }

@@ -30,7 +30,7 @@ from .control import Controls, Refused
 from .cursor import PatientJetStream
 from ..data.events import (
     ADVANTAGE, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, Event, EventError, Gone, check_known, checked,
-    decode, fault, fitting, name_of, payload_digest, tensor,
+    decode, fault, fitting, medium, name_of, payload_digest, tensor,
 )
 from .reader import Batches, Groups, LogProbs
 from .tasks import means_away, maybe_awaited, together
@@ -430,33 +430,44 @@ class Client(Controls, Teachers):
                 await sub.unsubscribe()
         return out.getvalue()
 
-    async def image(self, trajectory: Event) -> bytes:
-        """Returns the PNG file of a sample (see pixels)."""
-        image = trajectory.get("image")
-        if not image:
-            raise EventError(f"sample {trajectory['sample_index']} has no image: it {trajectory['stop_reason']}")
-        return image["data"] if image.get("data") else await self.blob(image["ref"])
+    async def medium(self, trajectory: Event, kind: str = "image") -> bytes:
+        """Returns a file of a sample by its kind: its image, a PNG; its video, an animated PNG whose middle
+        frame is the image; its audio, a WAV (see pixels, frames, sound)."""
+        if stored := medium(trajectory, kind):
+            return stored["data"] if stored.get("data") else await self.blob(stored["ref"])
+        has = ", ".join(m["kind"] for m in trajectory.get("media") or ())
+        why = f"it has {has}" if has else f"it {trajectory['stop_reason']}"
+        raise EventError(f"sample {trajectory['sample_index']} has no {kind}: {why}")
 
-    async def video(self, trajectory: Event) -> bytes:
-        """Returns the file of a sample with several frames, an animated PNG (see frames)."""
-        video = trajectory.get("video")
-        if not video:
-            why = "it has one frame" if trajectory.get("image") else f"it {trajectory['stop_reason']}"
-            raise EventError(f"sample {trajectory['sample_index']} has no video: {why}")
-        return await self.blob(video["ref"])
+    async def conditions(self, trajectory: Event) -> list[tuple[str, npt.NDArray[np.uint8]]]:
+        """Returns what a sample was conditioned on: names and pixels, [height, width, 3] uint8, of a video those of
+        its first frame. Of several of one name the second is NAME.1. Needs Pillow: meander-client[images]."""
+        out: list[tuple[str, npt.NDArray[np.uint8]]] = []
+        seen: dict[str, int] = {}
+        for c in trajectory.get("conditions") or ():
+            n = seen[c["name"]] = seen.get(c["name"], -1) + 1
+            out.append((f"{c['name']}.{n}" if n else c["name"], _rgb(await self.blob(c["ref"]))))
+        return out
 
     async def pixels(self, trajectory: Event) -> npt.NDArray[np.uint8]:
         """Returns the image of a sample, [height, width, 3] uint8, checked against its digest; of a video the frame in
         the middle. Needs Pillow: meander-client[images]."""
-        return _decoded(await self.image(trajectory), trajectory, trajectory["image"], 1)[0]
+        return _decoded(await self.medium(trajectory), trajectory, medium(trajectory, "image") or {})[0]
 
     async def frames(self, trajectory: Event) -> npt.NDArray[np.uint8]:
         """Returns all frames of a sample, [frames, height, width, 3] uint8, checked against their digest; an image has
         one. Needs Pillow: meander-client[images]."""
-        if trajectory.get("video"):
-            video = trajectory["video"]
-            return _decoded(await self.video(trajectory), trajectory, video, video["frames"])
+        if video := medium(trajectory, "video"):
+            return _decoded(await self.medium(trajectory, "video"), trajectory, video)
         return (await self.pixels(trajectory))[None]
+
+    async def sound(self, trajectory: Event) -> tuple[npt.NDArray[np.float32], int]:
+        """Returns the sound of a sample, [samples, channels] float32, checked against its digest, and its rate in Hz."""
+        file, stored = await self.medium(trajectory, "audio"), medium(trajectory, "audio") or {}
+        size = 4 * stored["samples"] * stored["channels"]
+        if hashlib.sha256(file[-size:]).hexdigest() != stored["digest"]:
+            raise EventError(f"the audio of {trajectory['uid']} #{trajectory['sample_index']} has other samples than its digest says")
+        return np.frombuffer(file[-size:], "<f4").reshape(stored["samples"], stored["channels"]), stored["rate"]
 
     async def interact(
         self, name: str, answer: Callable[[Event], dict[str, Any]], ready: Callable[[], object] = lambda: None, *,
@@ -620,13 +631,24 @@ class Client(Controls, Teachers):
         return None if verdict_fault(first) or subject != f"{PREFIX}verdict." + ".".join(named) else first
 
 
-def _decoded(data: bytes, trajectory: Event, stored: Event, count: int) -> npt.NDArray[np.uint8]:
-    """The frames in a PNG file, [count, height, width, 3] uint8. EventError: they are not those that the event says."""
+def _rgb(data: bytes) -> npt.NDArray[np.uint8]:
+    """The first frame in a PNG file."""
     try:
         from PIL import Image
     except ImportError:
         raise ImportError("to decode images, install Pillow: pip install 'meander-client[images]'") from None
-    what = f"the {'video' if count > 1 else 'image'} of {trajectory['uid']} #{trajectory['sample_index']}"
+    with Image.open(io.BytesIO(data), formats=["PNG"]) as file:
+        return np.asarray(file.convert("RGB"))
+
+
+def _decoded(data: bytes, trajectory: Event, stored: Event) -> npt.NDArray[np.uint8]:
+    """The frames in a PNG file, [frames, height, width, 3] uint8. EventError: they are not those that the event says."""
+    count = stored.get("frames") or 1
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError("to decode images, install Pillow: pip install 'meander-client[images]'") from None
+    what = f"the {stored['kind']} of {trajectory['uid']} #{trajectory['sample_index']}"
     with Image.open(io.BytesIO(data), formats=["PNG"]) as file:
         got = (getattr(file, "n_frames", 1), *file.size)
         if got != (count, stored["width"], stored["height"]):  # before a pixel is decoded

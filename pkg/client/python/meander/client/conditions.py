@@ -34,7 +34,7 @@ def png_of(value: Any) -> bytes:
         value = Path(value).read_bytes()
     if isinstance(value, (bytes, bytearray, memoryview)):
         value = bytes(value)
-        if value.startswith(_PNG):
+        if value.startswith(_PNG) and b"eXIf" not in value:
             return bytes(value)  # intake reads it
     if not isinstance(value, bytes) and not hasattr(value, "convert"):
         return _encoded(_frames(value))
@@ -45,6 +45,8 @@ def png_of(value: Any) -> bytes:
             ) from None
     if isinstance(value, bytes):
         with Image.open(io.BytesIO(value)) as file:
+            if file.format == "PNG" and file.getexif().get(0x0112, 1) == 1:
+                return value
             if getattr(file, "n_frames", 1) > 1:
                 raise ValueError(f"an animated {file.format}; must be an animated PNG, or an array of its frames")
             value = ImageOps.exif_transpose(file)

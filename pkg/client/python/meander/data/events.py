@@ -149,6 +149,8 @@ def form(name: str) -> Any:
 _CONTRACT: Event = json.loads(Path(__file__).with_name("contract.json").read_text("utf-8"))
 TRANSITIONS: dict[str, Event] = {t["name"]: t for t in _CONTRACT["transitions"]}
 """The transitions by their names, with what is true of them: schemas.Transition."""
+ESTIMATORS: dict[str, Event] = {e["name"]: e for e in _CONTRACT["estimators"]}
+"""The estimators by their names, with what is true of them: estimator.Properties in Go."""
 TENSOR: Event = form("Tensor")
 """The form of a tensor: its bytes, or where they are."""
 # The services check more than forms, and take what is faulty off the streams.
@@ -163,6 +165,11 @@ TOKENS: Event = form("Tokens")
 STEP: Event = form("Step")
 """A denoising step."""
 _INFORMS = ("group", "timings")  # what is in them decides no rollout
+
+
+def medium(trajectory: Event, kind: str) -> Event | None:
+    """A file of a sample by its kind, image, video or audio; None: it has none."""
+    return next((m for m in trajectory.get("media") or () if m["kind"] == kind), None)
 
 
 def check_known(event: Event, spec: Event, what: str) -> None:

@@ -30,7 +30,7 @@ from nats.js.errors import NotFoundError
 
 from ..client import access
 from ..client.client import Client, connect
-from ..data.events import ADVANTAGE, PREFIX, Event, EventError, Gone, decode, fitting
+from ..data.events import ADVANTAGE, PREFIX, Event, EventError, Gone, decode, fitting, medium
 from ..client.tasks import together
 
 _log = logging.getLogger(__name__)
@@ -72,6 +72,8 @@ class TensorBoard:
             place, said = row["place"], f"reward {row['reward']:.4g}, advantage {row['advantage']:.4g}: {row['prompt']}"
             if row["image"] is not None:
                 self.board.add_image(f"samples/{place}", row["image"], step, dataformats="HWC")
+            for name, pixels in row["conditions"]:
+                self.board.add_image(f"samples/{place}/condition {name}", pixels, step, dataformats="HWC")
             self.board.add_text(f"samples/{place}", f"{said}\n\n{row['text']}", step)
         self.board.flush()
 
@@ -98,8 +100,12 @@ class Tracker:
             shown = self.module.Image(
                 row["image"], caption=said
             ) if row["image"] is not None else f"{said}\n\n{row['text']}"
+            given = {
+                f"samples/{place}/condition {name}": self.module.Image(pixels, caption=name)
+                for name, pixels in row["conditions"]
+            }
             if row["image"] is not None or self.module.__name__ == "trackio":
-                self.module.log({f"samples/{place}": shown}, step=step)
+                self.module.log({f"samples/{place}": shown, **given}, step=step)
         if self.module.__name__ == "wandb":
             columns = ["uid", "sample_index", "prompt", "reward", "advantage", "policy_version", "text", "image"]
             data = [
@@ -201,7 +207,8 @@ async def _rewards(client: Client, group: Event) -> list[Event]:
 
 async def samples(client: Client, run: str, group: Event) -> list[Event]:
     """The best and the worst sample of a group, as rows: place (best or worst), uid, sample_index, prompt, reward,
-    advantage, policy_version, text, and image, uint8 [H, W, 3] or None. What is no longer stored is left out."""
+    advantage, policy_version, text, image, uint8 [H, W, 3] or None, and conditions, pairs of a name and such pixels.
+    What is no longer stored is left out."""
     scored = sorted((m for m in group["members"] if m["reward"] is not None), key=lambda m: m["reward"], reverse=True)
     rows = []
     for place, member in [("best", m) for m in scored[:1]] + [("worst", m) for m in scored[1:][-1:]]:
@@ -214,14 +221,14 @@ async def samples(client: Client, run: str, group: Event) -> list[Event]:
 
 async def _row(client: Client, run: str, uid: str, member: Event) -> Event:
     t = await client._trajectory(run, uid, member)
-    image: npt.NDArray[np.uint8] | None = await client.pixels(t) if t.get("image") else None
+    image: npt.NDArray[np.uint8] | None = await client.pixels(t) if medium(t, "image") else None
     of_text = t.get("text")
     messages = (of_text or {}).get("messages") or []
     return {
         "uid": uid, "sample_index": member["sample_index"],
         "prompt": t["prompt"] or " ".join(m["content"] for m in messages),
         "reward": member["reward"], "advantage": member["advantage"] or 0.0, "policy_version": t["policy_version_max"],
-        "text": (await client.text(t)).answer if of_text else "", "image": image,
+        "text": (await client.text(t)).answer if of_text else "", "image": image, "conditions": await client.conditions(t),
     }
 
 

@@ -15,6 +15,7 @@ A class of your own with a method score is served by `meander.rewards.worker.Wor
 
 from .aesthetic import Aesthetic
 from .clipscore import ClipScore
+from .edits import ClipDirection, EditL2
 from .geneval import GenEval
 from .hpsv2 import HPSv2
 from .hpsv3 import HPSv3
@@ -24,7 +25,8 @@ from .pickscore import PickScore
 from .reward import Busy, Fault, Reward, Input, Score, Scored
 
 REWARDS: dict[str, type[Reward]] = {
-    c.name: c for c in (PickScore, HPSv2, HPSv3, ImageReward, Aesthetic, ClipScore, GenEval, Judge, EditJudge)
+    c.name: c for c in (PickScore, HPSv2, HPSv3, ImageReward, Aesthetic, ClipScore, GenEval, Judge, EditJudge, ClipDirection,
+        EditL2)
 }
 """The classes by the names that meander-scorer knows."""
 

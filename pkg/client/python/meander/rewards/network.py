@@ -129,7 +129,13 @@ class Clip(TorchReward):
         self.model = self.place(pretrained(CLIPModel, weights, dtype=self.dtype))
 
     def cosines(self, images: Sequence[Any], texts: Sequence[str]) -> Any:
-        """The cosine of each image and its text, [n] float32. A text is cut at the longest that CLIP takes, 77."""
+        """The cosine of each image and its text, [n] float32."""
+        x, y = self.embeddings(images, texts)
+        return (x * y).sum(-1)
+
+    def embeddings(self, images: Sequence[Any], texts: Sequence[str]) -> tuple[Any, Any]:
+        """The normalized embeddings of images and of texts, [n, C] float32. A text is cut at the longest that CLIP
+        takes, 77."""
         import torch
 
         longest = self.model.config.text_config.max_position_embeddings
@@ -139,7 +145,7 @@ class Clip(TorchReward):
             out = self.model(
                 input_ids=words["input_ids"].to(self.device), attention_mask=words["attention_mask"].to(self.device),
                 pixel_values=pixels.to(self.device, self.dtype))  # fmt: skip
-            return (out.image_embeds.float() * out.text_embeds.float()).sum(-1)
+            return out.image_embeds.float(), out.text_embeds.float()
 
 
 def _line(e: BaseException) -> str:

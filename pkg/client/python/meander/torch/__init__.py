@@ -24,9 +24,11 @@ PROTOCOL = 2
 """Version of the protocol; hello refuses another."""
 
 
-def pipeline(folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False) -> Loaded:
+def pipeline(
+    folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False, family: str = ""
+) -> Loaded:
     """Loads a whole pipeline for a trainer: .session(recipe, grad=True).velocity(x, sigma) has gradients, with the
-    pipeline's guidance, for whatever adapters its networks have."""
+    pipeline's guidance, for whatever adapters its networks have. family is FILE.py:NAME, a pipeline of one's own."""
     from .sessions import load
 
-    return load(folder, device, dtype, trust_class)
+    return load(folder, device, dtype, trust_class, family)

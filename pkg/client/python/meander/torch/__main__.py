@@ -111,6 +111,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument(
         "--trust-class", action="store_true", help="try a class of diffusers that is not among those that are tested"
     )
+    p.add_argument(
+        "--family", default="", metavar="FILE.py:NAME", help="a family or a pipeline of your own, a class of that file"
+    )
     a = p.parse_args(argv)
     if (a.socket is None) == (a.listen is None):
         p.error("--socket or --listen: one of them is needed")
@@ -118,6 +121,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         p.error("--token-file: missing; --listen needs it")
     if (a.tls_cert is None) != (a.tls_key is None) or (a.tls_cert and a.listen is None):
         p.error("--tls-cert and --tls-key: both or none, with --listen")
+    if a.family and a.generic:
+        p.error("--generic: set; must be absent beside --family, whose class says how it is computed")
     if a.compile and a.deterministic:
         p.error("--compile: set; must be absent beside --deterministic, its kernels depend on what ran before")
     if a.threads < 0 or a.max_rows < 1:
@@ -135,7 +140,7 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
         raise Fault("config", f"packages: no {', '.join(missing)}; pip install 'meander-client[torch]'")
     from .server import Server, Worker
 
-    family = families.find(Folder(a.model), a.generic, a.trust_class)
+    family = families.find(Folder(a.model), a.generic, a.trust_class, a.family)
     family.check()
     family.folder.fingerprint  # noqa: B018 # it is read before hello, which answers at once
     token = _read_token(a.token_file) if a.listen is not None else ""

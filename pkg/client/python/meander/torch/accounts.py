@@ -93,7 +93,13 @@ def check(family: Family) -> None:
     """Fault of class config: a setting of the folder that nothing uses, with its file and its name."""
     diffusers = importlib.import_module("diffusers")
     folder = family.folder
-    _check_index(family, getattr(diffusers, folder.class_name))
+    if (pipeline := getattr(diffusers, folder.class_name, None)) is None:
+        raise Fault(
+            "config",
+            f"model_index.json: _class_name: {folder.class_name!r:.80}; must be a pipeline of diffusers "
+            f"{diffusers.__version__}, or give the pipeline itself as --family FILE.py:NAME",
+        )
+    _check_index(family, pipeline)
     _check_scheduler(family)
     _refuse_unknown("meander.json", family.settings, OF_SETTINGS)
     for part, (library, name) in family.parts.items():
@@ -101,7 +107,7 @@ def check(family: Family) -> None:
             continue
         cls, config = getattr(importlib.import_module(library), name), folder.read(part, "config.json")
         where = f"{part}/config.json"
-        if library == "diffusers":
+        if library != "transformers":
             _refuse_unknown(where, config, {*_parameters(cls), *OF_NETWORKS})
         else:
             _check_encoder(where, config, cls.config_class)

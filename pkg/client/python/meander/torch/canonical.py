@@ -59,9 +59,11 @@ class Point:
     """As the pipeline has it."""
     a: float
     b: float
+    """What x0 and the noise are multiplied by."""
     k: int
     """Of the last step of the grid at or before it."""
     on_grid: bool
+    """Whether it is one of the grid, and not between two."""
 
 
 class Grid:

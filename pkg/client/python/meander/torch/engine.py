@@ -311,11 +311,13 @@ class Engine:
 
 def make_engine(family: Family, settings: Settings, say: Callable[[str], None] = lambda detail: None) -> Engine:
     """Loads the engine of a family."""
-    if family.slug != "pipeline":
+    from .whole import Pipeline
+
+    if not isinstance(family, Pipeline):
         return Engine(family, settings, say)
     from .sessions import PipelineEngine
 
-    return PipelineEngine(family, settings, say)  # type: ignore[arg-type]
+    return PipelineEngine(family, settings, say)
 
 
 def handle_of(arrays: list[tuple[str, np.ndarray]]) -> str:

@@ -405,16 +405,21 @@ FAMILIES: dict[str, type[Family]] = {
 }
 
 
-def find(folder: Folder, generic: bool = False, trust: bool = False) -> Family:
-    """Returns the family of a folder: one of FAMILIES, or the generic one, which generic asks for and trust lets take
-    classes that are not tested. Fault of class config: a class that is not computed, or configuration files that have
-    values of another kind."""
+def find(folder: Folder, generic: bool = False, trust: bool = False, own: str = "") -> Family:
+    """Returns the family of a folder: own, FILE.py:NAME; one of FAMILIES; or the generic one, which generic asks for and
+    trust lets take classes that are not tested. Fault of class config: a class that is not computed, or configuration
+    files that have values of another kind."""
     family = FAMILIES.get(folder.class_name)
     try:
-        if generic or family is None:
+        out: Family
+        if own:
+            from . import own as of_file
+
+            out = of_file.load(own, folder, trust)
+        elif generic or family is None:
             from .whole import Pipeline
 
-            out: Family = Pipeline(folder, trust)
+            out = Pipeline(folder, trust)
             out.flags = ("generic",) * generic + ("trust-class",) * trust
         else:
             out = family(folder)

@@ -302,7 +302,7 @@ class Family:
                 f"{part}/config.json: quantization_config: {method:.40}; must be none: quantized weights are not "
                 "computed, take the folder in bf16",
             )
-        return self.folder.check_weights(part, library)
+        return self.folder.check_weights(part, "transformers" if library == "transformers" else "diffusers")
 
     def load_part(self, part: str, dtype: torch.dtype) -> torch.nn.Module:
         """Returns a network of the folder in a dtype, on the CPU and without gradients, by the class of parts alone.

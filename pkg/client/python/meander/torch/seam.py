@@ -19,7 +19,7 @@ import queue
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -119,24 +119,15 @@ class Turns(torch.Tensor):
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         plain, session = self.as_subclass(torch.Tensor), _SESSION.get()
-        if session is None or not _is_loop(sys._getframe(1)):
+        if session is None or not session._is_loop(sys._getframe(1)):
             return iter(plain)
         return session._turns(plain)
-
-
-def _is_loop(frame: Any) -> bool:
-    """Whether a caller that iterates over timesteps is the loop of a pipeline, or its progress bar."""
-    code = frame.f_code
-    file = code.co_filename.replace("\\", "/")
-    return "/tqdm/" in file or (
-        "/schedulers/" not in file and "/diffusers/" in file and not code.co_name.startswith("<")
-    )
 
 
 def _enumerate(things: Any, start: int = 0) -> Any:
     """enumerate of a pipeline's module: in its loop the index is that of the host's step, not the count of turns."""
     session, within = _SESSION.get(), getattr(things, "iterable", things)  # of a progress bar
-    if session is None or not isinstance(within, Turns) or not _is_loop(sys._getframe(1)):
+    if session is None or not isinstance(within, Turns) or not session._is_loop(sys._getframe(1)):
         return enumerate(things, start)
     return ((session.index + start, t) for t in session._turns(within.as_subclass(torch.Tensor)))
 
@@ -187,7 +178,8 @@ class Ghost:
         key = (id(self._network), _shape(args), _shape(kwargs))
         if self._session.unread and key in self._shapes:
             return _each(self._shapes[key], _Like, lambda v: torch.zeros(v.shape, dtype=v.dtype, device=v.device))
-        out = self._network(*args, **kwargs)
+        joint = self._session.joint
+        out = self._session._park("network", self._network, args, kwargs) if joint else self._network(*args, **kwargs)
         if key not in self._shapes:
             self._shapes[key] = _each(out, torch.Tensor, _Like)
         return out
@@ -315,7 +307,10 @@ class Session:
     ):  # fmt: skip
         self.pipe, self._call, self._grad, self._first = copy.copy(pipe), call, grad, first
         self.unread, self.at, self.index, self.turns = False, "new", 0, 0
-        """Whether this turn is not read; new, turn, step, done or failed; the index of the turn, and their count."""
+        """Whether this turn is not read; new, turn, network, step, done or failed; the index of the turn, and their
+        count."""
+        self.joint = False
+        """Whether the host computes the networks of this turn."""
         self.states: list[torch.Tensor] = []
         """The states that the pipeline had in its last turn, one for each track."""
         self.schedulers: list[Any] = []
@@ -353,23 +348,32 @@ class Session:
 
     def evaluate(
         self, states: list[torch.Tensor], t: torch.Tensor, k: int, after: int | None = None,
-        sigma: float | None = None,
-    ) -> list[torch.Tensor]:  # fmt: skip
+        sigma: float | None = None, joint: bool = False,
+    ) -> Generator[tuple[Any, Any, Any], Any, list[torch.Tensor]]:  # fmt: skip
         """Returns the outputs of a turn at states, one for each track, a timestep and an index.
 
         after: the turn before must have that index, -1 before the first, for pipelines that compute on the state
         between two turns. sigma: the scheduler scales the input of the network by this one, and not by that of its
-        table.
+        table. joint: yields the calls of networks with their arguments, and is sent what they give.
         """
         self.place(states, after)
-        self._ask(t, k, sigma)
-        outputs = [self._asked[1]]
-        while len(outputs) < len(states):
-            self._resume(self._asked[2])
-            if self.at != "step":
-                raise ValueError(f"{type(self.pipe).__name__}: a turn with {len(outputs)} steps, then one with more")
-            self._see(len(outputs))
-            outputs.append(self._asked[1])
+        self._aim(t, k, sigma)
+        outputs: list[torch.Tensor] = []
+        given, self.joint = t, joint
+        try:
+            while len(outputs) < len(states):
+                self._resume(given)
+                while self.at == "network":
+                    self._resume((yield tuple(self._asked)))
+                if self.at != "step":
+                    raise ValueError(
+                        f"{type(self.pipe).__name__}: {len(outputs)} steps in a turn; must be {len(states)}"
+                    )
+                self._see(len(outputs))
+                outputs.append(self._asked[1])
+                given = self._asked[2]
+        finally:
+            self.joint = False
         return outputs
 
     def evaluate_first(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -448,13 +452,16 @@ class Session:
         self.schedulers.append(self._asked[0])
         self.states.append(self._asked[2])
 
-    def _ask(self, t: torch.Tensor, k: int, sigma: float | None = None) -> None:
+    def _aim(self, t: torch.Tensor, k: int, sigma: float | None = None) -> None:
         self.turns, self.index = self.turns + 1, k
         for scheduler in self._planned_.values():
             self._locate(scheduler, t)
             if sigma is not None:
                 scheduler.sigmas = scheduler.sigmas.clone()
                 scheduler.sigmas[self._at[id(scheduler)]] = sigma
+
+    def _ask(self, t: torch.Tensor, k: int) -> None:
+        self._aim(t, k)
         self._resume(t)
         if self.at != "step":
             raise ValueError(f"{type(self.pipe).__name__}: a turn without a step of a scheduler")
@@ -483,6 +490,13 @@ class Session:
             self.at, *self._asked = what
 
     # The pipeline's side.
+
+    def _is_loop(self, frame: Any) -> bool:
+        """Whether a caller that iterates over timesteps is the loop of a pipeline, or its progress bar."""
+        code = frame.f_code
+        file = code.co_filename.replace("\\", "/")
+        of_pipeline = "/schedulers/" not in file and "/diffusers/" in file or file == self._body.__code__.co_filename
+        return "/tqdm/" in file or of_pipeline and not code.co_name.startswith("<")
 
     def _main(self) -> Any:
         _SESSION.set(self)

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from .family import Size
 from .faults import Fault
 from .folder import Folder
 from .seam import Memo, Session, digest
+from .together import Together, Turn
 from .weights import Weights
 from .whole import _COUNTS, _FRAMES, _TEXTS, Conditions, Pipeline, digest_of, truncations
 
@@ -31,7 +31,11 @@ _SCALARS: dict[str, Any] = {"number": (int, float), "integer": int, "boolean": b
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that a call of a pipeline is conditioned on, checked."""
+    """All that a call of a pipeline is conditioned on, checked.
+
+    texts, of one prompt, are cut where truncate says so; conditions are digests by name, arguments values by name;
+    size is that of samples, guidance the value of the argument that scales it, steps how many the own grid has.
+    """
 
     texts: tuple[str, ...]
     truncate: bool
@@ -53,6 +57,10 @@ class Loaded:
     def __init__(self, family: Pipeline):
         self.family, self.conditions, self.memo = family, Conditions(), Memo()
         self.shapes: dict[Any, Any] = {}
+        self.together, self.joint = Together(), False
+        """Turns of several sessions, and whether they may be computed so."""
+        self.seeded = True
+        """Whether each row has a generator of its own: what encoders draw is then equal in all rows."""
         self.first = True
         """Whether the first turn of a session is computed even where it is not read."""
 
@@ -130,7 +138,8 @@ class Loaded:
             "max_area": r.size.height * r.size.width,
         }
         sizes |= dict.fromkeys(_FRAMES, r.size.frames) | {"num_inference_steps": r.steps, "output_type": "np"}
-        sizes |= dict.fromkeys(_COUNTS, n) | {"generator": torch.Generator("cpu").manual_seed(0)}
+        seeded = [torch.Generator("cpu").manual_seed(0) for _ in range(n)]
+        sizes |= dict.fromkeys(_COUNTS, n) | {"generator": seeded if self.seeded and n > 1 else seeded[0]}
         out |= {name: value for name, value in sizes.items() if name in takes}
         if "strength" in takes:
             out["strength"] = 1.0
@@ -188,13 +197,18 @@ class Loaded:
         return run
 
 
-def load(folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False) -> Loaded:
+def load(
+    folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False, family: str = ""
+) -> Loaded:
     """Loads and tests a pipeline for trainers. family.networks are what it steps with: what is done to them, such as
     adapters and checkpointing, the sessions have. Fault of class config: it is not computed."""
+    from . import families
     from .admission import admit
 
-    family = Pipeline(Folder(folder), trust_class)
-    engine = PipelineEngine(family, Settings(device, dtype))
+    found = families.find(Folder(folder), not family, trust_class, family)
+    if not isinstance(found, Pipeline):
+        raise Fault("config", f"family: {family}; must be a pipeline, a subclass of diffusers.DiffusionPipeline")
+    engine = PipelineEngine(found, Settings(device, dtype))
     with torch.no_grad():
         admit(engine.loaded, lambda detail: None)
     return engine.loaded
@@ -214,6 +228,10 @@ class Run:
 
     def velocity(self, y: torch.Tensor, sigma: float) -> torch.Tensor:
         """eps - x0 float32 of canonical states y float32 [n, ...] at a sigma."""
+        return self.of.together.run([(self.n, self.turn(y, sigma, joint=False))])[0]
+
+    def turn(self, y: torch.Tensor, sigma: float, joint: bool = True) -> Turn:
+        """velocity as a turn among others."""
         points = [g.find(float(sigma)) for g in self.grids]
         p = points[0]
         xs = [
@@ -224,7 +242,7 @@ class Run:
             return self._first(xs[0], p).reshape(y.shape)
         after = None if exact else p.k - 1
         own = None if p.on_grid else self.grids[0].own_sigma(p)
-        outs = self.session.evaluate(xs, p.t, p.k, after, own)
+        outs = yield from self.session.evaluate(xs, p.t, p.k, after, own, joint)
         if len(outs) != len(xs):
             raise Fault("worker", f"{self.of.family.cls.__name__}: {len(outs)} steps in a turn; must be {len(xs)}")
         vs = [g.velocity(o, x, p) for g, o, x, p in zip(self.grids, outs, xs, points, strict=True)]
@@ -263,10 +281,6 @@ class Run:
         last = [g.last() for g in self.grids]
         xs = [g.state(x, p).to(d) for g, x, p, (_, d) in zip(self.grids, self.split(y), last, self.shapes, strict=True)]
         return self.session.end(xs)
-
-
-def _velocity(y: torch.Tensor, sigma: float, run: Run) -> torch.Tensor:
-    return run.velocity(y, sigma)
 
 
 class PipelineEngine(Engine):
@@ -346,13 +360,32 @@ class PipelineEngine(Engine):
         groups: dict[tuple[str, float], list[int]] = {}
         for i, (handle, sigma) in enumerate(zip(handles, sigmas, strict=True)):
             groups.setdefault((handle, sigma), []).append(i)
-        out = torch.empty_like(x)
         most = 1 if self.settings.deterministic or not self.family.rows_alike else max(_BATCHES)
+        waves: list[dict[tuple[str, int], tuple[list[int], float]]] = []  # of which each has a session once
+        joint = self.loaded.joint and not self.settings.deterministic
         for (handle, sigma), rows in groups.items():
             while rows:
                 n = next(b for b in _BATCHES if b <= min(len(rows), most))
                 take, rows = rows[:n], rows[n:]
-                out[take] = self._run(handle, n, partial(_velocity, x[take], sigma))
+                if (wave := next((w for w in waves if joint and (handle, n) not in w), None)) is None:
+                    waves.append(wave := {})
+                wave[handle, n] = take, sigma
+        out = torch.empty_like(x)
+        for wave in waves:
+            runs: dict[tuple[str, int], Run] = {}
+            try:
+                for handle, n in wave:
+                    kept = self.runs.pop((handle, n), None)
+                    runs[handle, n] = kept or self.loaded.session(self._recipe(handle), n)
+                turns = [(n, runs[handle, n].turn(x[t], s, joint)) for (handle, n), (t, s) in wave.items()]
+                for (take, _), v in zip(wave.values(), self.loaded.together.run(turns), strict=True):
+                    out[take] = v
+            except BaseException:
+                for run in runs.values():
+                    run.session.cancel()
+                raise
+            self.runs |= runs
+            self._evict()
         return {}, [("v", _array(out))]
 
     def decode(self, size: Size, tensors: Tensors, handle: str = "") -> Answer:
@@ -387,18 +420,6 @@ class PipelineEngine(Engine):
             raise Fault("handle", f"handles: {handle!s:.80}: unknown; put its recipe and repeat the call")
         self.recipes.move_to_end(handle)
         return self.recipes[handle]
-
-    def _run(self, handle: str, n: int, ask: Callable[[Run], torch.Tensor]) -> torch.Tensor:
-        key = (handle, n)
-        run = self.runs.pop(key, None) or self.loaded.session(self._recipe(handle), n)
-        try:
-            out = ask(run)
-        except BaseException:
-            run.session.cancel()
-            raise
-        self.runs[key] = run
-        self._evict()
-        return out
 
     def _evict(self) -> None:
         while len(self.runs) > _SESSIONS:

@@ -52,15 +52,16 @@ _NO_INPUT = re.compile(r"embed|ip_adapter|latents|attention_mask")
 class Pipeline(Family):
     """A folder of any class of diffusers that is known to work so, or of any other by trust."""
 
-    slug, cfg_rule, conditioning, frames_of_size = "pipeline", "inside", (), 1
+    slug, cfg_rule, conditioning = "pipeline", "inside", ()
 
-    def __init__(self, folder: Folder, trust: bool = False):
-        """Fault of class config: no class of diffusers, or one that is not known to work."""
+    def __init__(self, folder: Folder, trust: bool = False, cls: Any = None):
+        """cls is the class of the pipeline; None: the folder names it. Fault of class config: no class of diffusers, or one
+        that is not known to work."""
         self.folder, self.settings = folder, folder.read_optional("meander.json")
         self.scheduler_config = folder.read_optional("scheduler", "scheduler_config.json")
         self.config = folder.read_optional("transformer", "config.json") or folder.read_optional("unet", "config.json")
         self.vae_config = folder.read_optional("vae", "config.json") or folder.read_optional("vqvae", "config.json")
-        self.cls = _class_of(folder, trust)
+        self.cls = cls or _class_of(folder, trust)
         self.call = dict(list(inspect.signature(inspect.unwrap(self.cls.__call__)).parameters.items())[1:])
         self.scale, self.patch = self._scale(), (1, 1, 1)
         self.temporal = self._temporal()
@@ -148,7 +149,7 @@ class Pipeline(Family):
             if name.startswith("_") or not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], str)):
                 continue
             library, cls = str(entry[0]), entry[1]
-            if library not in ("diffusers", "transformers"):
+            if library not in ("diffusers", "transformers", self.cls.__module__):
                 if (
                     not library.isidentifier()
                     or not hasattr(pipelines, library)

@@ -201,7 +201,7 @@ async def _shown(client: Client, run: str, reward: dict[str, Any]) -> Shown:
     quoted = _QUOTED.search(trajectory["prompt"])
     wanted = quoted.group(1) if quoted else trajectory["prompt"]
     return Shown(
-        wanted, score.get("detail") or "", score.get("exact", score["value"] == 1), await client.image(trajectory)
+        wanted, score.get("detail") or "", score.get("exact", score["value"] == 1), await client.medium(trajectory)
     )
 
 

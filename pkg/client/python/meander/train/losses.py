@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.nn import functional as F
 
+from ..data.events import ESTIMATORS
+
 if TYPE_CHECKING:
     from .config import Config
     from .rollouts import Rollouts
@@ -231,9 +233,14 @@ class DPO(Loss):
         return both[0], {"preferred": both[1], "margin": both[2]}
 
 
+def probabilities(estimator: str) -> bool:
+    """Whether the advantages of an estimator are probabilities."""
+    return bool(ESTIMATORS.get(estimator, {}).get("probabilities"))
+
+
 def probability(advantages: torch.Tensor, most: float) -> torch.Tensor:
     """How likely a sample is optimal (arXiv 2509.16117, section 3.3): its advantage, clamped to plus or minus most,
-    scaled to [0, 1]. The estimator diffusion_nft does the same."""
+    scaled to [0, 1]. Estimators that give probabilities do the same."""
     return advantages.clamp(-most, most) / most / 2 + 0.5
 
 
@@ -245,8 +252,8 @@ class DiffusionNFT(Loss):
         v+ = b v + (1 - b) v_old    v- = (1 + b) v_old - b v    x0(v) = x_t - sigma v    e(v) = mean |x0(v) - x0|
         adv_clip_max / b (r mean((x0(v+) - x0)^2) / e(v+) + (1 - r) mean((x0(v-) - x0)^2) / e(v-))
 
-    e has no gradient and is at least adaptive_weight_min. Advantages of the estimator diffusion_nft are r; others are
-    mapped to it.
+    e has no gradient and is at least adaptive_weight_min. Advantages that are probabilities are r; others are mapped
+    to it.
     """
 
     mix_beta: float = 0.5
@@ -260,7 +267,7 @@ class DiffusionNFT(Loss):
 
     def __call__(self, s: Noised) -> tuple[torch.Tensor, Figures]:
         b, v, old = self.mix_beta, s.velocity.double(), s.old_velocity.double()
-        r = s.advantages if s.estimator == "diffusion_nft" else probability(s.advantages, self.adv_clip_max)
+        r = s.advantages if probabilities(s.estimator) else probability(s.advantages, self.adv_clip_max)
         positive, negative = self._error(s, b * v + (1 - b) * old), self._error(s, (1 + b) * old - b * v)
         losses = (r * positive + (1 - r) * negative) * self.adv_clip_max / b
         return losses, {"positive": positive.detach(), "negative": negative.detach()}
@@ -349,8 +356,8 @@ def of(config: Config) -> Loss:
         raise ValueError(
             f"--group-size: {config.group_size}; must be at least 2 for --loss {config.loss}, which takes pairs"
         )
-    if config.estimator == "diffusion_nft" and not (loss.forward or loss.pairs):
+    if probabilities(config.estimator) and not (loss.forward or loss.pairs):
         raise ValueError(
-            f"--estimator diffusion_nft: gives probabilities; --loss {config.loss} needs advantages, as of flow_grpo"
+            f"--estimator {config.estimator}: gives probabilities; --loss {config.loss} needs advantages, as of flow_grpo"
         )
     return loss

@@ -18,7 +18,11 @@ IMAGE = np.random.default_rng(3).integers(0, 256, (1, 64, 64, 3), dtype=np.uint8
 @pytest.fixture(scope="session")
 def served(tmp_path_factory):
     """served(name) is a worker of this process with a tiny pipeline."""
+    import json
+
+    import tiny
     import tiny_whole
+    import zoo
 
     from meander.torch.engine import Settings, make_engine
     from meander.torch.folder import Folder
@@ -30,7 +34,14 @@ def served(tmp_path_factory):
 
     def get(name):
         if name not in kept:
-            folder = tiny_whole.write(tmp_path_factory.mktemp("whole"), name)[name]
+            folder = tmp_path_factory.mktemp("whole")
+            if name in tiny.PIPELINES:
+                folder = tiny.write(folder, (name,))[name]
+                (folder / "meander.json").write_text(json.dumps({"height": 64, "width": 64, "num_inference_steps": 4}))
+            elif name in tiny_whole.PIPELINES:
+                folder = tiny_whole.write(folder, name)[name]
+            else:
+                zoo.write(folder, name)
             family = Pipeline(Folder(folder), trust=True)
             worker = kept[name] = Worker(family, "cpu", "f32")
             worker.load(lambda say: make_engine(family, Settings("cpu", "f32", threads=1), say))
@@ -164,15 +175,38 @@ def test_rollout_goes_on_in_a_new_session_from_its_recipe(client, served):
     assert (again[-1] == ys[-1]).all()
 
 
-def test_rows_of_one_call_are_computed_by_prompt_and_sigma(client, served):
-    client, card = client("sdxl")
-    handles = [begin(client, recipe_of(client, card, prompt=p)) for p in ("a cat", "a dog")]
-    x = np.random.default_rng(0).standard_normal((5, 64, 4), np.float32)
+@pytest.mark.parametrize(
+    ("name", "calls"), [("sdxl", 1), ("kontext", 1), ("qwen-image", 2), ("StableDiffusionPAGPipeline", 0)]
+)
+def test_rows_of_several_prompts_are_computed_together(client, served, name, calls):
+    """Qwen-Image has prompts of two lengths in two calls; PAG divides all rows by what they are, and has each alone."""
+    client, card = client(name)
+    engine = served(name).engine
+    prompts = ("a cat", "the quick brown fox jumps over the lazy dog")
+    handles = [begin(client, recipe_of(client, card, prompt=p)) for p in prompts]
+    size = {n: card["size"][n] for n in ("height", "width")}
+    shape = served(name).family.latent_shape(engine.recipes[handles[0]].size)
+    x = np.random.default_rng(0).standard_normal((5, *shape)).astype(np.float32)
     rows, sigmas = [handles[i] for i in (0, 1, 0, 0, 1)], [0.5, 0.5, 0.5, 0.25, 0.5]
-    together = client.velocity(x, sigmas, rows, 16, 16)
+    before = engine.loaded.together.calls
+    together = client.velocity(x, sigmas, rows, **size)
+    assert engine.loaded.together.calls - before == calls
     alone = np.concatenate(
-        [client.velocity(x[i : i + 1], sigmas[i : i + 1], rows[i : i + 1], 16, 16) for i in range(5)]
+        [client.velocity(x[i : i + 1], sigmas[i : i + 1], rows[i : i + 1], **size) for i in range(5)]
     )
+    assert np.abs(together - alone).max() <= 1e-5 * np.abs(alone).max()
+
+
+def test_rows_have_the_same_condition_where_its_encoder_draws(client, served):
+    """FLUX Control draws the code of its image from the VAE's distribution."""
+    client, card = client("FluxControlPipeline")
+    engine, handle = served("FluxControlPipeline").engine, begin(client, recipe_of(client, card))
+    assert engine.family.rows_alike
+    x = np.random.default_rng(0).standard_normal((4, *served("FluxControlPipeline").family.latent_shape(
+        engine.recipes[handle].size))).astype(np.float32)  # fmt: skip
+    size = {n: card["size"][n] for n in ("height", "width")}
+    together = client.velocity(x, [0.5] * 4, [handle] * 4, **size)
+    alone = np.concatenate([client.velocity(x[i : i + 1], [0.5], [handle], **size) for i in range(4)])
     assert np.abs(together - alone).max() <= 1e-5 * np.abs(alone).max()
 
 

@@ -135,6 +135,11 @@ type DecodeArgs struct {
 	Handle string `msgpack:"handle,omitempty"`
 }
 
+// Sound is what the answer of CallDecode says of a sound: how many samples there are in a second; 0: it has none.
+type Sound struct {
+	Rate int `msgpack:"rate"`
+}
+
 // PutResult is the result of CallPut.
 type PutResult struct {
 	Handle string `msgpack:"handle"`
