@@ -23,7 +23,7 @@ from meander.train.learner import Learner  # noqa: E402
 from meander.train.loop import Trainer, _merged  # noqa: E402
 from meander.train.model import Network, Texts, digest  # noqa: E402
 from meander.train.losses import GSPO, LOSSES, PPO, Guard, Steps, make  # noqa: E402
-from meander.train.objective import Kernel  # noqa: E402
+from meander.train.objective import Kernel, rms, velocity_off  # noqa: E402
 from meander.train.rollouts import Rollouts  # noqa: E402
 
 S, C, L, D = 8, 16, 5, 24
@@ -294,6 +294,43 @@ def test_every_loss_makes_the_better_likelier_whatever_the_micro_batch(folder, n
             assert (moved * batch.advantages).sum() > 0
     for key, value in states[0].items():
         torch.testing.assert_close(states[1][key], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["density", "scaled", "squared"])
+@pytest.mark.parametrize("elements", [16, 65536])
+@pytest.mark.parametrize(
+    ("transition_of", "level", "step", "prediction", "guidance"),
+    [("sde", 0.9, 0, "flow", 1.0), ("cps", 0.02, 2, "flow", 20.0), ("ddim", 1.0, 0, "epsilon", 7.5),
+    ("ddim", 0.01, 2, "epsilon", 7.5), ("dance_sde", 1.0, 2, "sample", 1.0), ("cps", 1.0, 1, "v_prediction", 5.0)],
+)
+def test_roundings_explain_a_ratio_and_other_weights_do_not(kind, elements, transition_of, level, step, prediction, guidance):
+    """Outputs of a network with a relative error, guided: from almost no noise to a scale of 20."""
+    sigmas, error = [0.99, 0.6, 0.05, 0.01], 1e-6
+    t = transition.kernel(transition_of, level, sigmas, step)
+    kernel = Kernel(t.x_coefficient, t.v_coefficient, t.noise_std, t.sigma - t.sigma_next, kind)
+    draw = torch.Generator().manual_seed(elements + step)
+    normal = lambda: torch.randn(64 if elements == 16 else 8, elements, generator=draw, dtype=torch.float64)  # noqa: E731
+    x, data, noise = normal(), normal(), normal()
+
+    def velocity(off):
+        """Of the guided output of two passes, each with its error."""
+        one, other = ({"flow": noise - data, "epsilon": noise, "sample": data}.get(prediction, noise - data) for _ in "ab")
+        one, other = one + off * rms(one)[:, None] * normal(), other + off * rms(other)[:, None] * normal()
+        out = guidance * one + (1 - guidance) * other
+        if prediction == "epsilon":
+            return out - (x - t.sigma * out) / (1 - t.sigma)
+        return (x - (1 - t.sigma) * out) / t.sigma - out if prediction == "sample" else out
+
+    v = velocity(0)
+    mean = kernel.mean(x, v).float().double()
+    after = (mean + t.noise_std * normal()).float()
+    old = kernel.log_prob(mean, after)
+    off = velocity_off(x, v, t.sigma, prediction, error * (2 * guidance - 1))
+    bound = kernel.rounding(mean, off)
+    assert (bound > 0).all()
+    assert ((kernel.log_prob(kernel.mean(x, velocity(error)), after) - old).abs() <= bound).all()
+    wrong = (kernel.log_prob(kernel.mean(x, velocity(100 * error)), after) - old).abs()
+    assert (wrong > bound).any(), "other weights are seen"
 
 
 def test_a_loss_of_trajectories_has_the_gradient_of_all_steps_at_once(folder):
