@@ -303,7 +303,7 @@ def test_every_loss_makes_the_better_likelier_whatever_the_micro_batch(folder, n
     [("sde", 0.9, 0, "flow", 1.0), ("cps", 0.02, 2, "flow", 20.0), ("ddim", 1.0, 0, "epsilon", 7.5),
     ("ddim", 0.01, 2, "epsilon", 7.5), ("dance_sde", 1.0, 2, "sample", 1.0), ("cps", 1.0, 1, "v_prediction", 5.0)],
 )
-def test_roundings_explain_a_ratio_and_other_weights_do_not(kind, elements, transition_of, level, step, prediction, guidance):
+def test_roundings_explain_a_ratio(kind, elements, transition_of, level, step, prediction, guidance):
     """Outputs of a network with a relative error, guided: from almost no noise to a scale of 20."""
     sigmas, error = [0.99, 0.6, 0.05, 0.01], 1e-6
     t = transition.kernel(transition_of, level, sigmas, step)
@@ -561,7 +561,8 @@ def test_a_file_of_tensors_is_that_of_safetensors():
 def test_alarms():
     def update(**changed):
         return {
-            "ratio_off": [1e-8, math.nan], "ratio_bound": [1e-7, 1e-6], "behind": 0, "steps": [0], "kl": [1e-4], "reader": 0.8, "zero_std": 0.1
+            "ratio_off": [1e-8, math.nan], "ratio_bound": [1e-7, 1e-6], "behind": 0,
+            "steps": [0], "kl": [1e-4], "reader": 0.8, "zero_std": 0.1
         } | changed
 
     alarms = Alarms(Config(prompts="p"))

@@ -36,7 +36,7 @@ class Alarms:
             out.append(
                 (
                     RATIO,
-                    f"|log_prob - old| is up to {off:.1e} before any step, and roundings explain {bound:.1e}: the sampler's "
+                    f"|log_prob - old| is up to {off:.1e} before any step, and roundings are {bound:.1e}: the sampler's "
                     f"weights are not the trainer's, or --dtype is not the sampler's"
                 )
             )

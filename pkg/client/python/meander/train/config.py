@@ -111,7 +111,8 @@ class Config:
     )
     is_threshold: float = _setting(2.0, "importance weights of older batches are cut at this (--ahead)", _LOSS)
     targets: str = _setting(
-        "", "linear layers that get the LoRA, by the ends of their names, as to_q,to_v; default those of attention", _LOSS
+        "", "linear layers that get the LoRA, by the ends of their names, as to_q,to_v; default those of attention",
+        _LOSS
     )
     rank: int = _setting(16, "rank of the LoRA", _LOSS)
     alpha: int = _setting(16, "its alpha: it is scaled by alpha / rank", _LOSS)

@@ -353,8 +353,8 @@ class _Tally:
         def per(t: torch.Tensor) -> float:
             return float(t[0] / t[1]) if t[1] else math.nan
 
-        return Report(*([x if math.isfinite(x) else math.nan for x in most.tolist()] for most in (self.off, self.bound)),
-            per(self.moved),
+        off, bound = ([x if math.isfinite(x) else math.nan for x in most.tolist()] for most in (self.off, self.bound))
+        return Report(off, bound, per(self.moved),
             {name: per(t) for name, t in self.figures.items()},
                       float(loss) / minibatches, norm, [per(t) for t in self.kl], per(self.weight), used)  # fmt: skip
 

@@ -319,7 +319,8 @@ class Trainer:
             "batch": batch.name, "batch_digest": batch.batch.digest(), "reward": float(batch.rewards.mean()),
             "zero_std": sum(r.max() == r.min() for r in groups) / len(groups), "spread": batch.spread(),
             "samples": batch.size,
-            "used": report.used, "ratio_off": report.ratio_off, "ratio_bound": report.ratio_bound, "moved": report.moved, **report.figures,
+            "used": report.used, "ratio_off": report.ratio_off, "ratio_bound": report.ratio_bound,
+            "moved": report.moved, **report.figures,
             "loss": report.loss,
             "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind,
             "steps": batch.batch["step_indices"][0].tolist(),
@@ -366,7 +367,7 @@ class Trainer:
     def _title(self, got: evaluate.Evaluation) -> str:
         rates = ", ".join(f"{name} {rate:.3f}" for name, rate in got.rates.items())
         steps = self.config.eval_steps or self.config.steps
-        return f"update {self.updated}: {got.samples} held-out samples at {steps} ode steps, read exactly, or the mean: {rates}" + (
+        return f"update {self.updated}: {got.samples} held-out samples at {steps} ode steps, exact or the mean: {rates}" + (
             f"; diversity {got.diversity:.4f}" if got.diversity is not None else "")  # fmt: skip
 
     def _raise(self, found: list[tuple[str, str]]) -> str:

@@ -55,15 +55,17 @@ class Rollouts:
             batch["noise_std"] != batch["noise_std"][0]
         ).any():
             raise EventError(f"batch {batch.name}: its samples ran different schedules; a micro-batch has one")
+        self.rule = first["cfg_rule"]
+        if (self.rule == "inside") != (recipe is not None):
+            how = "--generic, as they have" if recipe is None else "no --generic, as they have none"
+            raise EventError(
+                f"batch {batch.name}: its samplers guide by the rule {self.rule}; must be trained with {how}"
+            )
         trajectories = [s.trajectory or {} for s in batch.samples]
         for t in trajectories:
             check_uses(t, USES | _OF_PIPELINES if recipe else USES, "this trainer")
         if several := {name for name in (*_ALIKE, "cfg_rule") for t in trajectories if t.get(name) != first.get(name)}:
             raise EventError(f"batch {batch.name}: its samples differ in {', '.join(sorted(several))}; must be equal")
-        self.rule = first["cfg_rule"]
-        if (self.rule == "inside") != (recipe is not None):
-            how = "--generic, as they have" if recipe is None else "no --generic, as they have none"
-            raise EventError(f"batch {batch.name}: its samplers guide by the rule {self.rule}; must be trained with {how}")
         self.rescale = first.get("guidance_rescale", 0.0)
         *self.schedule, self.last = first["sigmas"]
         self.scales = scales_of(first)

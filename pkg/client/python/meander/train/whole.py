@@ -1,9 +1,10 @@
-"""The velocity of a whole pipeline of diffusers with gradients: by sessions of its recipes, as the worker computes it."""
+"""The velocity of a whole pipeline of diffusers with gradients: by sessions of its recipes, as a worker has it."""
 
 from __future__ import annotations
 
 import io
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from ..torch.sessions import Loaded, Recipe, Run
 from ..torch.whole import digest_of
 
 _SESSIONS = 64
-_READ = {"number": float, "integer": int, "boolean": lambda text: text == "true", "text": str}
+_READ: dict[str, Callable[[str], Any]] = {
+    "number": float, "integer": int, "boolean": lambda text: text == "true", "text": str,
+}  # fmt: skip
+
 
 class Whole:
     """A pipeline that is loaded, with the files and the sessions of what is trained on."""
@@ -62,7 +66,7 @@ class Whole:
             for c in t.get("conditions") or []:
                 conditions.setdefault(c["name"], []).append(self.files[c["type"], c["ref"]["digest"]])
             second, third = t.get("prompt_2") or t["prompt"], t.get("prompt_3")
-            texts = [t["prompt"], second, third] if third else [t["prompt"], second] if t.get("prompt_2") else [t["prompt"]]
+            texts = [t["prompt"], second, third][: 3 if third else 2 if t.get("prompt_2") else 1]
             return self.loaded.recipe({
                 "prompts": [texts], "truncate": t.get("truncate_prompt", False), "conditions": conditions,
                 "arguments": arguments, "guidance": scale if f.card()["pipeline"]["guidance"] else 0,
