@@ -49,7 +49,7 @@ var layers = map[string][]string{
 	// The embedded server knows nothing of what it carries.
 	"pkg/natsd": nil,
 
-	"pkg/scorer/internal/wire": {"pkg/scorer", "pkg/models/strictjson"},
+	"pkg/scorer/internal/wire": {"pkg/models/media", "pkg/scorer", "pkg/models/strictjson"},
 	"pkg/scorer/httpscore":     {"pkg/scorer", "pkg/scorer/internal/wire"},
 	"pkg/scorer/natsscore":     {"pkg/scorer", "pkg/scorer/internal/wire", "schemas"},
 	"pkg/scorer/scorerfile":    {"pkg/scorer", "pkg/scorer/internal/wire", "pkg/scorer/httpscore", "pkg/scorer/natsscore"},
@@ -166,7 +166,7 @@ var layers = map[string][]string{
 		"services/sampler/engine/texts", "services/sampler/models",
 	},
 	// Looks everything over: what runs, and what is on this machine.
-	"services/doctor": {"pkg/outcomes", "schemas", "pkg/auth", "pkg/bus", "pkg/models/model", "pkg/models/model/families", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/tensor/cpu", "pkg/models/tensor/devices", "services/reward", "services/sampler/models", "services/internal/boot"},
+	"services/doctor": {"pkg/outcomes", "schemas", "pkg/auth", "pkg/bus", "pkg/models/model", "pkg/models/model/families", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/tensor/cpu", "pkg/models/tensor/devices", "services/reward", "services/sampler/models", "services/internal/boot", "services/internal/present"},
 	// What prompts would take, by the rules of intake.
 	"services/estimate": {
 		"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/sampling", "pkg/scheduled", "services/intake",
@@ -241,7 +241,7 @@ var testLayers = map[string][]string{
 	"pkg/results":                    {"pkg/bus/bustest", "services/pipeline"},
 	"pkg/export":                     {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "services/pipeline"},
 	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
-	"services/estimate":              {"pkg/bus/bustest"},
+	"services/estimate":              {"pkg/bus/bustest", "pkg/models/media", "pkg/models/model"},
 	"services/doctor":                {"pkg/bus/bustest"},
 	"services/ui":                    {"pkg/results", "pkg/bus/bustest", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
 	"services/trace":                 {"pkg/bus/bustest", "pkg/client", "services/pipeline"},

@@ -151,6 +151,7 @@ const (
 	GridScheduler = "scheduler"
 	GridUniFlow   = "uni_flow"
 	GridDiffusion = "diffusion"
+	GridPipeline  = "pipeline"
 
 	MuLinear   = "linear"
 	MuNone     = "none"
@@ -281,7 +282,7 @@ var (
 	}
 	StopReasons  = []string{StopCompleted, StopFailed, StopPruned}
 	CFGRules     = []string{CFGRescaled, CFGPlain, CFGPlainClamped, CFGInside}
-	Grids        = []string{GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion}
+	Grids        = []string{GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion, GridPipeline}
 	MuRules      = []string{MuLinear, MuNone, MuFlux2, MuConstant}
 	MediaKinds   = []string{KindImage, KindVideo, KindAudio}
 	MediaFormats = []string{ImagePNG, VideoAPNG, AudioWAV} // of MediaKinds

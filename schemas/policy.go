@@ -66,9 +66,9 @@ type Policy struct {
 	Pipeline []byte `msgpack:"pipeline,omitempty" size:"0..MaxSchedulerConfig"`
 	// Grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), linspace_torch (the
 	// same as torch computes them in float32), scheduler (those that FlowMatchEulerDiscreteScheduler chooses where the
-	// pipeline gives it none), uni_flow (those of UniPCMultistepScheduler with use_flow_sigmas) or diffusion (of models
+	// pipeline gives it none), uni_flow (those of UniPCMultistepScheduler with use_flow_sigmas), diffusion (of models
 	// that predict epsilon, v or the sample: b/(a+b) of the scheduler's own timesteps, where states are
-	// (a x0 + b eps) / (a+b)). Empty: linspace.
+	// (a x0 + b eps) / (a+b)) or pipeline (Pipeline lists them, shifted). Empty: linspace.
 	Grid string `msgpack:"grid,omitempty" enum:"Grids?"`
 	// Mu says how the shift of a scheduler with use_dynamic_shifting is found: linear in the number of latent tokens,
 	// none (such a scheduler is refused), flux2 (from tokens and steps) or constant (MuConstant). Empty: linear.

@@ -333,6 +333,9 @@ func groupSamples(t testing.TB) []sample {
 				{Name: "image", Type: "image", File: []byte("\x89PNG 1")}, {Name: "mask_image", Type: "mask", File: []byte("\x89PNG 2")},
 			},
 		}},
+		{"score_request-audio", &schemas.ScoreRequest{
+			Name: "clap", Prompt: "a drum", Params: map[string]string{}, Audio: []byte("RIFF"),
+		}},
 		{"score_reply", &schemas.ScoreReply{Score: new(0.27), Detail: "a fox, mostly red"}},
 		{"score_reply-error", &schemas.ScoreReply{Error: "out of memory", Retry: true}},
 	}

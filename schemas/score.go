@@ -22,6 +22,8 @@ type ScoreRequest struct {
 	Frames [][]byte `msgpack:"frames,omitempty" size:"0..MaxFrames"`
 	// Conditions are the files that the network was given besides the prompt, as they are stored, sorted by name.
 	Conditions []ScoreCondition `msgpack:"conditions,omitempty" size:"0..MaxConditioning"`
+	// Audio is a WAV file of 32-bit floats, where the function judges a sound: Image is empty then.
+	Audio []byte `msgpack:"audio,omitempty"`
 	// Text is an answer of a language model, Messages the conversation that it is to. Of an image both are absent.
 	Text     *string   `msgpack:"text,omitempty" size:"0..MaxAnswerBytes"`
 	Messages []Message `msgpack:"messages,omitempty" size:"0..MaxMessages"`
@@ -53,7 +55,7 @@ type ScoreReply struct {
 }
 
 func (e *ScoreRequest) checkRules(f *faults) {
-	if e.Text == nil {
+	if e.Text == nil && e.Audio == nil {
 		f.requireOneOf("image_format", e.ImageFormat, ScoreImageFormats)
 	}
 }

@@ -3,6 +3,8 @@ package estimator_test
 import (
 	"fmt"
 	"math"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -224,6 +226,52 @@ func TestDefault(t *testing.T) {
 	}
 	if _, err := estimator.Default("ppo"); err == nil || !strings.Contains(err.Error(), "flow_grpo") {
 		t.Errorf("error %v, want the list", err)
+	}
+}
+
+// A spec that is resolved asks for the same config; options that are left out are the estimator's.
+func TestConfig_OfASpec(t *testing.T) {
+	rewards := []schemas.RewardSpec{{Name: "a"}, {Name: "b", Weight: new(0.5)}}
+	for _, name := range estimator.Names() {
+		want := of(t, name, nil)
+		asked := schemas.AdvantageSpec{Estimator: name}
+		for _, std := range []string{"", schemas.StdGroup} { // what a spec asks for, too
+			if std != "" && want.Std != schemas.StdNone {
+				want.Std, want.Epsilon, want.Gamma, want.AdvClipMax = std, 0.25, 0.5, 3
+				asked.Std, asked.Epsilon, asked.Gamma, asked.AdvClipMax = std, new(0.25), new(0.5), new(3.0)
+			}
+			c, err := estimator.Of(asked)
+			if err != nil || !reflect.DeepEqual(c, want) {
+				t.Fatalf("%s: %+v, %v; want %+v", name, c, err, want)
+			}
+			var resolved schemas.AdvantageSpec
+			c.Resolve(&resolved)
+			again, err := estimator.Of(resolved)
+			if err != nil || !reflect.DeepEqual(again, c) {
+				t.Errorf("%s: resolved %+v, %v; want %+v", name, again, err, c)
+			}
+			if c.CountsSteps() != (c.StdBasis == schemas.BasisExpanded || c.Gamma != 1) {
+				t.Errorf("%s counts steps: %v", name, c.CountsSteps())
+			}
+		}
+		weights := []float64{1, 0.5}
+		if !estimator.PropertiesOf(name).Scores {
+			weights = nil
+		}
+		if want.Weigh(rewards); !slices.Equal(want.Weights, weights) {
+			t.Errorf("%s: weights %v, want %v", name, want.Weights, weights)
+		}
+		if want.Weigh(nil); weights != nil && !slices.Equal(want.Weights, []float64{1}) {
+			t.Errorf("%s: weights %v of the model's own reward", name, want.Weights)
+		}
+	}
+	for say, asked := range map[string]schemas.AdvantageSpec{
+		"flow_grpo": {Estimator: "flow_grop"}, "value network": {Estimator: "gae"},
+		"std none divides": {Std: schemas.StdNone, Epsilon: new(0.5)},
+	} {
+		if _, err := estimator.Of(asked); err == nil || !strings.Contains(err.Error(), say) {
+			t.Errorf("%+v: %v; must say %q", asked, err, say)
+		}
 	}
 }
 

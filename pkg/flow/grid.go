@@ -25,12 +25,14 @@ const (
 	// GridUniFlow is that of UniPCMultistepScheduler with use_flow_sigmas: the first T of T+1 points from 1 to 1/1000.
 	// diffusers then lowers a first sigma of 1 by 1e-6 for its logarithms; here it stays 1.
 	GridUniFlow Grid = "uni_flow"
-	// GridDiffusion is that of a Schedule with a Diffusion.
+	// GridDiffusion is that of a Schedule with a Diffusion, GridPipeline of one with an Own.
 	GridDiffusion Grid = "diffusion"
+	GridPipeline  Grid = "pipeline"
 )
 
 func (g Grid) valid() bool {
-	return slices.Contains([]Grid{"", GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion}, g)
+	known := []Grid{"", GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion, GridPipeline}
+	return slices.Contains(known, g)
 }
 
 // MuRule names how dynamic shifting finds mu: the logarithm of the shift, or the shift itself if time_shift_type is

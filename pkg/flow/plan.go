@@ -3,6 +3,8 @@ package flow
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/meander-rl/meander/pkg/models/tensor"
 )
@@ -119,7 +121,7 @@ func (p Plan) Validate() error {
 		add(fmt.Errorf("log_prob_kind: %q; must be density, scaled or squared", string(p.LogProb)))
 	}
 	if !p.Solver.Valid() {
-		add(solverFault(p.Solver))
+		add(fmt.Errorf("solver: %q; must be one of %v", string(p.Solver), slices.Sorted(maps.Keys(methods))))
 	}
 	add(checkStorage(p.Storage))
 	add(p.checkTransitions())

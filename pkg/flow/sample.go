@@ -85,11 +85,7 @@ func NewRollout(p Plan, x []float32) (*Rollout, error) {
 		return nil, fmt.Errorf("initial latents: element %d is %v as %s", i, x[i], string(p.Storage))
 	}
 	if slices.Contains(p.Transitions[begin:end], ODE) {
-		ode, err := newIntegrator(p.Solver, n)
-		if err != nil {
-			return nil, err
-		}
-		r.ode = ode
+		r.ode = methods[p.Solver].integrator(n)
 		if p.Solver.Evaluations() > 1 {
 			r.point, r.velocity = make([]float32, n), make([]float32, n)
 		}

@@ -57,6 +57,9 @@ type Schedule struct {
 	// it is a flow model.
 	Diffusion *Diffusion `json:"-"`
 
+	// Own lists the sigmas of a pipeline, in place of all above but Grid; nil: they follow from the settings above.
+	Own *Own `json:"-"`
+
 	// wide: the shift is computed in float64, as the solvers of diffusers do, instead of float32.
 	float64Shift bool
 }
@@ -182,12 +185,19 @@ func (s Schedule) Validate() error {
 	}
 	check((s.Diffusion != nil) == (s.Grid == GridDiffusion), "grid", fmt.Sprintf("%q", string(s.Grid)),
 		"diffusion with "+strings.Join(diffusionClasses, ", ")+", and with no other")
+	check((s.Own != nil) == (s.Grid == GridPipeline), "grid", fmt.Sprintf("%q", string(s.Grid)),
+		"pipeline where the pipeline lists its sigmas, and nowhere else")
+	if s.Own != nil {
+		return errors.Join(append(faults, s.Own.validate())...)
+	}
 	if s.Diffusion != nil {
 		return errors.Join(append(faults, s.Diffusion.validate())...)
 	}
-	check(s.NumTrainTimesteps == trainTimesteps, "num_train_timesteps", s.NumTrainTimesteps, "1000")
+	linear := s.Grid == "" || s.Grid == GridLinspace || s.Grid == GridTorch // its sigmas do not depend on the number
+	check(s.NumTrainTimesteps == trainTimesteps || s.NumTrainTimesteps == 1 && linear, "num_train_timesteps",
+		s.NumTrainTimesteps, "1000, or 1 with grid linspace")
 	check(s.Grid.valid(), "grid", fmt.Sprintf("%q", string(s.Grid)),
-		"linspace, linspace_torch, scheduler, uni_flow or diffusion")
+		"linspace, linspace_torch, scheduler, uni_flow, diffusion or pipeline")
 	check(s.Grid != GridUniFlow || s.float64Shift, "grid", GridUniFlow,
 		"linspace or scheduler with "+classEuler)
 	check(s.Grid != GridScheduler || !s.float64Shift, "grid", GridScheduler,
@@ -242,6 +252,9 @@ func (s Schedule) Sigmas(numInferenceSteps, imageSeqLen int) ([]float32, error) 
 		sigmas, _, err := s.Diffusion.grid(numInferenceSteps)
 		return sigmas, err
 	}
+	if s.Own != nil {
+		return s.Own.sigmas(numInferenceSteps, imageSeqLen)
+	}
 	return s.finishGrid(s.grid(numInferenceSteps), imageSeqLen)
 }
 
@@ -281,6 +294,9 @@ func (s Schedule) Shifted(sigmas []float64, imageSeqLen int) ([]float32, error) 
 	if s.Diffusion != nil {
 		return nil, fmt.Errorf("sigmas: given; must be absent: the network knows the timesteps of %s alone",
 			s.Diffusion.Class)
+	}
+	if s.Own != nil {
+		return nil, errors.New("sigmas: given; must be absent: the pipeline has a shift of its own")
 	}
 	s.Grid = GridLinspace // the caller's stand in for those of the grid
 	if err := s.Validate(); err != nil {

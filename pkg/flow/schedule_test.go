@@ -142,7 +142,7 @@ func TestSchedule_RefusesGridAndMu(t *testing.T) {
 		s    flow.Schedule
 		want string
 	}{
-		{withGrid(qwenImage(), "cosine"), `grid: "cosine"; must be linspace, linspace_torch, scheduler, uni_flow or diffusion`},
+		{withGrid(qwenImage(), "cosine"), `grid: "cosine"; must be linspace, linspace_torch, scheduler, uni_flow, diffusion or pipeline`},
 		{withGrid(staticShift(3), flow.GridUniFlow), "grid: uni_flow; must be linspace or scheduler with FlowMatchEuler"},
 		{withGrid(uniFlow(t, 3), flow.GridScheduler), "grid: scheduler; must be linspace or uni_flow with UniPC"},
 		{none, "mu: none; must be linear, flux2 or constant with use_dynamic_shifting"},
@@ -294,7 +294,7 @@ func TestParseSchedule_Refuses(t *testing.T) {
 		_, err := flow.ParseSchedule([]byte(c.config))
 		wantError(t, err, c.want)
 	}
-	_, err := flow.ParseSchedule([]byte(`{"shift": -1, "invert_sigmas": true, "num_train_timesteps": 1}`))
+	_, err := flow.ParseSchedule([]byte(`{"shift": -1, "invert_sigmas": true, "num_train_timesteps": 2}`))
 	wantError(t, err, "shift: -1", "invert_sigmas", "num_train_timesteps") // all faults at once
 }
 

@@ -1,7 +1,5 @@
 package flow
 
-import "fmt"
-
 // Solver names how an ode step is integrated.
 type Solver string
 
@@ -78,19 +76,6 @@ type integrator interface {
 	// reset forgets earlier steps. It is called after a stochastic step: the steps before it are not on the path
 	// that goes on from there.
 	reset()
-}
-
-// newIntegrator returns an integrator of solver s that has seen no step, for latents of so many
-// elements. NewRollout makes one for each rollout with an ode step. An unknown solver is an error.
-func newIntegrator(s Solver, elements int) (integrator, error) {
-	if !s.Valid() {
-		return nil, solverFault(s)
-	}
-	return methods[s].integrator(elements), nil
-}
-
-func solverFault(s Solver) error {
-	return fmt.Errorf("solver: %q; must be euler, heun, rk4, dpm or unipc", string(s))
 }
 
 // linear2 sets dst[i] = a*x[i] + b*y[i]. dst may alias x or y.

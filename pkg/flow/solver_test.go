@@ -202,6 +202,9 @@ func TestSolver_Evaluations(t *testing.T) {
 		if got := solver.Evaluations(); got != n {
 			t.Errorf("%s: Evaluations() = %d, want %d", solver, got, n)
 		}
+		if got := solver.ByTransition(); got != (solver == flow.Euler) {
+			t.Errorf("%s: ByTransition() = %v", solver, got)
+		}
 		if n == 0 {
 			continue
 		}

@@ -173,7 +173,6 @@ type For string
 
 // What work waits for, in the words of a badge: see Held.
 const (
-	ForServer    For = "the server"
 	ForIntake    For = "intake"
 	ForSampler   For = "a sampler"
 	ForSpace     For = "space"

@@ -28,6 +28,10 @@ func TestSchedule_TakesWhatPoliciesSay(t *testing.T) {
 			if grid == schemas.GridUniFlow {
 				p.SchedulerConfig = []byte(unipc)
 			}
+			if grid == schemas.GridPipeline {
+				p.Pipeline = []byte(`{"random_access": "exact",
+					"sigmas": [[1, 0.95, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0]]}`)
+			}
 			if mu == schemas.MuNone && grid != schemas.GridUniFlow && grid != schemas.GridDiffusion {
 				p.SchedulerConfig = []byte(`{"shift": 3}`)
 			}
@@ -43,9 +47,13 @@ func TestSchedule_TakesWhatPoliciesSay(t *testing.T) {
 			seen[fmt.Sprint(sigmas)] += fmt.Sprintf("%s/%s ", grid, mu)
 		}
 	}
-	// linspace, linspace_torch and scheduler have four rules each, and nothing shifts uni_flow and diffusion here
-	if len(seen) != 14 {
-		t.Errorf("%d different schedules; want 14: %v", len(seen), seen)
+	// linspace, linspace_torch and scheduler have four rules each; nothing shifts uni_flow, diffusion and pipeline here
+	if len(seen) != 15 {
+		t.Errorf("%d different schedules; want 15: %v", len(seen), seen)
+	}
+	early := &schemas.Policy{Tenant: schemas.TenantMain, Grid: schemas.GridPipeline, Pipeline: []byte("{}")}
+	if s, err := sampling.Schedule(early); err != nil || s.Own != nil {
+		t.Errorf("a pipeline that is not loaded: %+v, %v; want a schedule for an estimate", s, err)
 	}
 	if _, err := sampling.Schedule(&schemas.Policy{Tenant: schemas.TenantMain, SchedulerConfig: []byte(dynamic), Mu: "none"}); err == nil {
 		t.Error("dynamic shifting without a rule for mu is accepted")

@@ -28,8 +28,8 @@ type Letter struct {
 	Bytes    int             `json:"bytes,omitempty"`
 }
 
-// letterOf returns a dead letter; one that cannot be read says so.
-func letterOf(m *bus.Message) (*Letter, *schemas.Dead) {
+// LetterOf returns a dead letter, without its original, and its event; the letter of one that cannot be read says so.
+func LetterOf(m *bus.Message) (*Letter, *schemas.Dead) {
 	l := &Letter{ID: m.Seq, At: milliseconds(m.Time)}
 	d := &schemas.Dead{}
 	if err := schemas.Decode(m.Data, d); err != nil { // others may write there
@@ -82,7 +82,7 @@ func (r *Reader) Letters(ctx context.Context, run schemas.Run, before uint64) (*
 			if m.Seq >= before {
 				break
 			}
-			l, _ := letterOf(m)
+			l, _ := LetterOf(m)
 			if part = append(part, l); len(part) > deadWindow {
 				break
 			}
@@ -110,7 +110,7 @@ func (r *Reader) Letter(ctx context.Context, id uint64) (*Letter, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, d := letterOf(m)
+	l, d := LetterOf(m)
 	if d == nil {
 		return l, nil
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -97,26 +98,20 @@ func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) erro
 			return fmt.Errorf("read dead letters: %w", err)
 		}
 		n++
-		d, err := readDead(m)
+		l, d := view.LetterOf(m) // any user may write there: show the other letters
 		if a.json {
-			v := map[string]any{"id": m.Seq}
-			if err != nil {
-				v["error"] = err.Error()
-			} else {
+			v := map[string]any{"error": l.Reason}
+			if d != nil {
 				v = schemas.JSON(d).(map[string]any)
-				v["id"] = m.Seq
 			}
+			v["id"] = m.Seq
 			if err := encode(c.OutOrStdout(), v); err != nil {
 				return err
 			}
 			continue
 		}
-		if err != nil { // any user may write there; show the other letters
-			d = &schemas.Dead{Code: "unreadable", Reason: err.Error()}
-			d.Run, _ = schemas.RunOf(m.Subject)
-		}
-		t.Row(m.Seq, m.Time.Local().Format(time.DateTime), present.OrDash(d.Service), d.Code, present.OrDash(d.Run),
-			present.OrDash(d.UID), present.FirstLine(d.Reason))
+		t.Row(m.Seq, m.Time.Local().Format(time.DateTime), present.OrDash(l.Stage), l.Code, present.OrDash(l.Run),
+			present.OrDash(l.UID), present.FirstLine(l.Reason))
 	}
 	switch {
 	case a.json:
@@ -130,9 +125,9 @@ func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) erro
 
 // showDead prints a dead letter, whose message is m, with the original message, wherever that is stored.
 func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error {
-	d, err := readDead(m)
-	var data []byte
-	if err == nil {
+	l, d := view.LetterOf(m)
+	data, err := []byte(nil), errors.New(l.Reason)
+	if d != nil {
 		data, err = conn.DeadData(c.Context(), d)
 	}
 	out := c.OutOrStdout()
@@ -204,14 +199,6 @@ func (a *app) withLetters(
 		}
 		return nil
 	})
-}
-
-func readDead(m *bus.Message) (*schemas.Dead, error) {
-	d := &schemas.Dead{}
-	if err := schemas.Decode(m.Data, d); err != nil {
-		return nil, err
-	}
-	return d, nil
 }
 
 // original returns the refused bytes for JSON: decoded if they are sound msgpack, else in hex.

@@ -2,6 +2,8 @@ package command
 
 import (
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -51,18 +53,22 @@ func TestHints(t *testing.T) {
 
 // The functions that a hint names are those of meander-scorer.
 func TestHints_Workers(t *testing.T) {
-	files, err := os.ReadDir("../../pkg/client/python/meander/rewards")
+	files, err := filepath.Glob("../../pkg/client/python/meander/rewards/*.py")
 	if err != nil {
 		t.Fatal(err)
 	}
+	seen := 0
 	for _, f := range files {
-		name, python := strings.CutSuffix(f.Name(), ".py")
-		switch name {
-		case "__init__", "__main__", "network", "reward", "worker":
-		default:
-			if python {
-				expect(t, exitUsage, "start 'meander-scorer "+name+"'", "run", "--reward", name, "x")
-			}
+		source, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
 		}
+		for _, m := range regexp.MustCompile(`(?m)^    name = "(.+)"$`).FindAllSubmatch(source, -1) {
+			seen++
+			expect(t, exitUsage, "start 'meander-scorer "+string(m[1])+"'", "run", "--reward", string(m[1]), "x")
+		}
+	}
+	if seen < 11 {
+		t.Errorf("%d functions", seen)
 	}
 }

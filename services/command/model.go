@@ -188,6 +188,9 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 	if p := info.Pipeline; p != nil {
 		fmt.Fprintf(out, "pipeline %s, steps in order %s; conditions %s; arguments %s\n", p.Class, p.RandomAccess,
 			inputs(p.Conditions), inputs(p.Arguments))
+		if p.RandomAccess != "" {
+			fmt.Fprintf(out, "tested at %d x %d, %d frames\n", p.Admitted.Height, p.Admitted.Width, p.Admitted.Frames)
+		}
 	}
 	printReward(out, info.Reward)
 }

@@ -30,7 +30,7 @@ func TestPrompts(t *testing.T) {
 			"reward_model.ground_truth  1        ground truth", "  ground truth", `{ "target": [ "Rembrandt",`, "extra_info.index           1        metadata, as index",
 		}},
 		{[]string{reports + "01-parti-tsv/prompts.tsv", "--limit", "1"}, exitOK, []string{": tsv, columns with tabs; the first 1 prompt\n", "Category   1        metadata"}},
-		{[]string{reports + "06-verl-parts/parts.jsonl"}, exitFailed, []string{"1 record would be refused; run and publish stop at the first one, or leave them out with --skip-bad:\n", `prompt[0].content[0].type: "image"`}},
+		{[]string{reports + "06-verl-parts/parts.jsonl"}, exitOK, []string{"images                     1        field, as conditions.image", "line 1          \"Find x.\""}},
 		{[]string{reports + "03-pickapic-caption-csv/laion.csv"}, exitUsage, []string{`laion.csv line 1: header: "caption,url"; must have a column prompt; name the column of the prompts with --prompt-column`}},
 		{[]string{"x.yaml"}, exitUsage, []string{"x.yaml: no such file"}},
 		{[]string{reports + "01-parti-tsv/prompts.tsv", "--model", "sign"}, exitUsage, []string{"--model: ", `model "sign": no such model`}},

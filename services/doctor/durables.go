@@ -10,6 +10,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
 const (
@@ -68,7 +69,7 @@ func checkConsumers(ctx context.Context, o *Options, say *notes) {
 	case n == 0:
 		say.add(Unchecked, "", "there are none yet: services make them when they start")
 	default:
-		say.ok("%s, none of them behind without a worker", plural(n, "consumer"))
+		say.ok("%s, none of them behind without a worker", present.Count(n, "consumer"))
 	}
 }
 
@@ -107,7 +108,7 @@ func reportLost(ctx context.Context, o *Options, say *notes) {
 	}
 	if samples > 0 {
 		lost := outcomes.Lost(samples)
-		say.add(Fault, lost.Fix, "%s, of %s", lost.Says, plural(len(runs), "run"))
+		say.add(Fault, lost.Fix, "%s, of %s", lost.Says, present.Count(len(runs), "run"))
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/tensor/cpu"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/reward"
 	"github.com/meander-rl/meander/services/sampler/models"
 )
@@ -178,7 +179,7 @@ func checkDevice(_ context.Context, o *Options, say *notes) {
 	case err != nil:
 		say.add(Fault, "name cpu, auto or GPUs such as cuda:0 (--device)", "%v", err)
 	case gpus > len(old):
-		say.ok("CUDA: %s", plural(gpus-len(old), "GPU"))
+		say.ok("CUDA: %s", present.Count(gpus-len(old), "GPU"))
 	case gpus > 0:
 		say.add(Warning, "compute on the CPU, or with a newer GPU", "CUDA: no GPU that is new enough")
 	default:

@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"crypto/x509"
-	"fmt"
 	"maps"
 	"net"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
 const (
@@ -139,14 +139,14 @@ func checkStreams(ctx context.Context, o *Options, say *notes) {
 	}
 	if len(missing) > 0 {
 		say.add(Fault, "start 'meander up' or meander-intake again, which makes them",
-			"%s not there: %s", plural(len(missing), "stream"), strings.Join(missing, ", "))
+			"%s not there: %s", present.Count(len(missing), "stream"), strings.Join(missing, ", "))
 	}
 	if len(alone) > 0 {
 		say.add(Warning, "meander streams limit --stream-replicas 3",
 			"the server is a cluster, and these are on one machine of it: %s", strings.Join(alone, ", "))
 	}
 	if good > 0 {
-		say.ok("%s as this version expects, with room", plural(good, "stream"))
+		say.ok("%s as this version expects, with room", present.Count(good, "stream"))
 	}
 }
 
@@ -178,12 +178,12 @@ func reportLackingServers(all []bus.Examined, say *notes) {
 	}
 	const fix = "start it, or see its log: streams without a majority of their servers take nothing"
 	for _, server := range slices.Sorted(maps.Keys(lack)) {
-		say.add(Fault, fix, "server %s is down, or behind: %s of %d lack it", server, plural(lack[server], "stream"),
-			len(all))
+		say.add(Fault, fix, "server %s is down, or behind: %s of %d lack it", server,
+			present.Count(lack[server], "stream"), len(all))
 	}
 	if unknown > 0 {
 		say.add(Fault, "start the servers that are missing", "%s on fewer servers than configured",
-			plural(unknown, "stream"))
+			present.Count(unknown, "stream"))
 	}
 }
 
@@ -271,13 +271,6 @@ func checkDisk(ctx context.Context, o *Options, say *notes) {
 	default:
 		say.ok("%s are free for the store, more than the streams may take", boot.Bytes(free).Rough())
 	}
-}
-
-func plural(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 func orNothing(n int64) string {

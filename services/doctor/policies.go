@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
 // checkPolicies checks the weights of each lane, and whether the running samplers use them. A lane is the request
@@ -17,7 +18,7 @@ func checkPolicies(ctx context.Context, o *Options, say *notes) {
 		say.addFailure("policies", err)
 		return
 	}
-	present, err := o.Bus.Present(ctx)
+	running, err := o.Bus.Present(ctx)
 	if err != nil {
 		say.addFailure("samplers", err)
 		return
@@ -28,19 +29,19 @@ func checkPolicies(ctx context.Context, o *Options, say *notes) {
 			say.addFailure(fmt.Sprintf("answers to policies of lane %s", p.Lane), err)
 			continue
 		}
-		checkLane(p, present, answers, say)
+		checkLane(p, running, answers, say)
 	}
 	if len(lanes) == 0 {
 		say.add(Unchecked, "", "there are none yet: samplers announce their weights when they start")
 	}
 }
 
-// checkLane reports which samplers of a lane use its current policy p. present are all running services, answers what
+// checkLane reports which samplers of a lane use its current policy p. running are all services that run, answers what
 // the samplers said to policies.
-func checkLane(p *schemas.Policy, present []*schemas.Presence, answers []*schemas.Applied, say *notes) {
+func checkLane(p *schemas.Policy, running []*schemas.Presence, answers []*schemas.Applied, say *notes) {
 	slices.Reverse(answers) // the newest first
 	samplers, current := 0, 0
-	for _, s := range present {
+	for _, s := range running {
 		if s.Service != schemas.ServiceSampler || s.Lane != p.Lane || s.Draining {
 			continue
 		}
@@ -70,6 +71,6 @@ func checkLane(p *schemas.Policy, present []*schemas.Presence, answers []*schema
 	case samplers == 0:
 		say.ok("lane %s: version %d, and no sampler runs", p.Lane, p.PolicyVersion)
 	case current == samplers:
-		say.ok("lane %s: version %d, used by %s", p.Lane, p.PolicyVersion, plural(samplers, "sampler"))
+		say.ok("lane %s: version %d, used by %s", p.Lane, p.PolicyVersion, present.Count(samplers, "sampler"))
 	}
 }

@@ -67,7 +67,7 @@ type TextCost struct {
 }
 
 // Totals are over all samples. Evaluations counts evaluations of the model, two per step with guidance. ImageBytes is
-// for uncompressed images; PNGs are smaller.
+// for uncompressed images; PNGs are smaller. The files of a group's conditions are shared by its samples.
 type Totals struct {
 	ConditioningStored int64 `json:"conditioning_stored_bytes"`
 	Steps              int64 `json:"steps"`
@@ -140,6 +140,9 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 		}
 	case r.Stop == nil || r.Stop.Decode:
 		c.ImageBytes = 3 * (1 + r.Frames) * r.Height * r.Width // of a video all frames besides the middle one
+	}
+	for _, of := range r.Conditions {
+		c.ImageBytes += (of.Ref.Size + r.GroupSize - 1) / r.GroupSize
 	}
 	c.TrajectoryBytes = trajectoryBytes + trajectoryStepBytes*steps + int64(len(r.Prompt)+len(r.Prompt2)+len(r.Prompt3))
 	c.BytesOfSample = c.StepBytes + c.ImageBytes

@@ -2,10 +2,15 @@ package estimate_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"image"
+	"strings"
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/estimate"
 	"github.com/meander-rl/meander/services/pipeline"
@@ -111,6 +116,33 @@ func TestEstimate_Guidance(t *testing.T) {
 			t.Errorf("%+v: %s %+v; want %d guided steps, %d evaluations, guidance %v", c.settings, p.Reason, p.Cost,
 				c.guided, c.evaluations, want)
 		}
+	}
+}
+
+// Files of conditions are stored once for all samples of a prompt; one that is missing is refused.
+func TestEstimate_Conditions(t *testing.T) {
+	lane := policy(t, "m")
+	var err error
+	lane.Pipeline, err = json.Marshal(&model.Pipeline{
+		Class: "EditPipeline", Conditions: []model.Input{{Name: "image", Type: model.InputImage, Required: true}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := media.EncodePNG(image.NewNRGBA(image.Rect(0, 0, 8, 8)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := estimate.New(&estimate.Facts{Policies: []*schemas.Policy{lane}})
+	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(4)), ImageSettings: schemas.ImageSettings{
+		Conditions: []schemas.Condition{{Name: "image", DataImage: schemas.DataImage{Data: file}}},
+	}}))
+	if want := 4 * (3*2*64*64/2 + (int64(len(file))+3)/4); p.Cost == nil || p.ImageBytes != want {
+		t.Fatalf("%s: %+v; want %d bytes of images", p.Reason, p.Cost, want)
+	}
+	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(4))}))
+	if p.Refused != 1 || !strings.Contains(p.Refusals[0].Reason, "conditions: image: absent") {
+		t.Errorf("a missing condition: %+v", p.Refusals)
 	}
 }
 

@@ -127,8 +127,10 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 func mediaOf(p *schemas.Prompt, policy *schemas.Policy) (media []scorer.Medium) {
 	pipeline, err := pipelineOf(policy)
 	kinds := []string{schemas.KindImage}
-	if err == nil && pipeline != nil && len(pipeline.Media) > 0 {
-		kinds = pipeline.Media
+	if err == nil && pipeline != nil {
+		if kinds = pipeline.Media; len(kinds) == 0 { // not known before the weights are read: all
+			kinds = []string{schemas.KindImage, schemas.KindAudio}
+		}
 	}
 	seen := slices.Contains(kinds, schemas.KindImage)
 	switch {
@@ -162,8 +164,10 @@ func judged(media []scorer.Medium, track string, policy *schemas.Policy) ([]scor
 		}
 	}
 	if pipeline, err := pipelineOf(policy); err == nil && pipeline != nil && len(pipeline.Tracks) > 1 {
-		if name := pipeline.Tracks[0].Name; names[name] == "" {
-			names[name] = media[0]
+		for i, m := range media[:min(len(media), 2)] { // pixels are of the first track, sound of the last
+			if name := pipeline.Tracks[i*(len(pipeline.Tracks)-1)].Name; names[name] == "" {
+				names[name] = m
+			}
 		}
 	}
 	if m, ok := names[track]; ok {

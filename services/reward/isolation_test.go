@@ -264,7 +264,7 @@ func TestService_ConditionsCount(t *testing.T) {
 	if d := bustest.Dead(t, p.Bus, 1)[0]; d.UID != "sees" || !strings.Contains(d.Reason, "image and conditions: 32x16 pixels count for 18 MiB") {
 		t.Errorf("%s: %s", d.UID, d.Reason)
 	}
-	if r := p.rewards(t, "r", 1)["blind.0"]; r.Status != schemas.StatusScored {
+	if r := p.rewards(t, "r", 2)["blind.0"]; r == nil || r.Status != schemas.StatusScored {
 		t.Errorf("%+v", r)
 	}
 }

@@ -1,12 +1,14 @@
 package verify_test
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/models/model/remote/remotetest"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/pipeline"
 	"github.com/meander-rl/meander/services/verify"
@@ -22,7 +24,8 @@ func TestRun_Tracks(t *testing.T) {
 	x := newStudio(t, "proj.weight", []int{remotetest.Channels, remotetest.Channels}, func(c *pipeline.Config) {
 		c.Sampler.Model, c.Sampler.Engine = dir, "torch="+sampling
 	})
-	tr := x.sample("p")
+	tr := x.sample("p", schemas.RewardSpec{Name: "loudness"}, schemas.RewardSpec{Name: "silence", Track: "sound"},
+		schemas.RewardSpec{Name: "synthetic", Track: "video"})
 	want := []schemas.Track{
 		{Name: "video", Shape: []int64{3, 4, remotetest.Channels}, Elements: 12 * remotetest.Channels},
 		{Name: "sound", Shape: []int64{4 * remotetest.Channels}, Elements: 4 * remotetest.Channels},
@@ -40,6 +43,7 @@ func TestRun_Tracks(t *testing.T) {
 			t.Errorf("step %d: tracks %+v, %v", i, step.Tracks, err)
 		}
 	}
+	checkSound(t, x, tr)
 	x.proves(1, verify.Options{Model: []string{dir}, Engine: "torch=" + verifying})
 	if _, err := x.peer.Publish(t.Context(), "r", &schemas.Prompt{
 		UID: "q", Prompt: "red", GroupSize: new(int64(1)),
@@ -51,5 +55,54 @@ func TestRun_Tracks(t *testing.T) {
 	failed, err := x.peer.Trajectory(t.Context(), "r", "q", 0)
 	if err != nil || !strings.Contains(failed.Error, "must be the default size of LTX2Pipeline") {
 		t.Errorf("%+v, %v", failed, err)
+	}
+}
+
+// checkSound checks that the sample has an image and a sound, each of its track, that functions judge the one that the
+// prompt names, and that one which the samples lack is refused.
+func checkSound(t *testing.T, x *studio, tr *schemas.Trajectory) {
+	t.Helper()
+	if kinds := tr.MediaKinds(); !slices.Equal(kinds, []string{schemas.KindImage, schemas.KindAudio}) ||
+		tr.Media[0].Track != "video" || tr.Media[1].Track != "sound" {
+		t.Fatalf("media %+v", tr.Media)
+	}
+	file, err := x.peer.Medium(t.Context(), tr, schemas.KindAudio)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := sampling.DecodeMedium(&tr.Media[1], file)
+	s := made.Sound
+	if err != nil || s.Digest() != tr.Media[1].Digest || s.Channels != 2 || s.Rate != remotetest.SoundRate {
+		t.Errorf("sound %v, %v; want %+v", s.Size(), err, tr.Media[1])
+	}
+	power := 0.0
+	for _, v := range s.Values {
+		power += float64(v) * float64(v) / float64(len(s.Values))
+	}
+	var rewards []schemas.Score
+	m, err := x.Bus.Last(t.Context(), schemas.StreamRewards, schemas.RewardFilter("r", tr.Group.Batch, "p"))
+	r := &schemas.Reward{}
+	if err == nil {
+		err = schemas.DecodeValid(m.Data, r)
+	}
+	if rewards = r.Scores; err != nil || r.Status != schemas.StatusScored || len(rewards) != 3 {
+		t.Fatalf("reward %+v, %v", r, err)
+	}
+	if want := 10 * math.Log10(power); math.Abs(*rewards[0].Value-want) > 1e-9 || *rewards[1].Value != 0 ||
+		rewards[2].Value == nil {
+		t.Errorf("scores %v; want loudness %v", rewards, want)
+	}
+	for _, c := range []struct {
+		spec  schemas.RewardSpec
+		fault string
+	}{
+		{schemas.RewardSpec{Name: "loudness", Track: "depth"}, `track: "depth"; must be one of audio, image, sound, video`},
+		{schemas.RewardSpec{Name: "loudness", Track: "video"}, `"loudness"; rates sounds, and it would judge images`},
+		{schemas.RewardSpec{Name: "synthetic", Track: "audio"}, `"synthetic"; rates images, and it would judge sounds`},
+	} {
+		_, err := x.peer.Publish(t.Context(), "bad", &schemas.Prompt{Prompt: "x", Reward: []schemas.RewardSpec{c.spec}})
+		if err == nil || !strings.Contains(err.Error(), c.fault) {
+			t.Errorf("%s of %s: %v; want %q", c.spec.Name, c.spec.Track, err, c.fault)
+		}
 	}
 }

@@ -83,10 +83,10 @@ func (x *studio) push() {
 }
 
 // sample makes one of run r with six steps, of which four are stochastic.
-func (x *studio) sample(uid schemas.UID) *schemas.Trajectory {
+func (x *studio) sample(uid schemas.UID, rewards ...schemas.RewardSpec) *schemas.Trajectory {
 	x.t.Helper()
 	if _, err := x.peer.Publish(x.t.Context(), "r", &schemas.Prompt{
-		UID: uid, Prompt: "red", Seed: new(int64(5)), GroupSize: new(int64(1)),
+		UID: uid, Prompt: "red", Seed: new(int64(5)), GroupSize: new(int64(1)), Reward: rewards,
 		ImageSettings: schemas.ImageSettings{
 			NumInferenceSteps: new(int64(6)), Height: new(int64(64)), Width: new(int64(64)), TrueCFGScale: new(1.0),
 			Rollout: schemas.Rollout{SDEStepIndices: []int64{1, 2, 3, 4}},

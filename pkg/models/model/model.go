@@ -46,7 +46,7 @@ type Card struct {
 	// SchedulerConfig is the model's scheduler_config.json, as diffusers writes it.
 	SchedulerConfig json.RawMessage `json:"scheduler_config" msgpack:"-"`
 	// Grid names the sigmas before the scheduler shifts them: GridLinspace (also empty), GridTorch, GridScheduler or
-	// GridUniFlow.
+	// GridUniFlow; or GridPipeline: Pipeline lists them, shifted.
 	Grid string `json:"grid" msgpack:"grid"`
 	// Mu says how the shift of a scheduler with use_dynamic_shifting is found: MuLinear (also empty), MuNone, MuFlux2,
 	// or MuConstant with ConstantMu.
@@ -125,6 +125,7 @@ const (
 	GridScheduler = "scheduler"
 	GridUniFlow   = "uni_flow"
 	GridDiffusion = "diffusion"
+	GridPipeline  = "pipeline"
 
 	MuLinear   = "linear"
 	MuNone     = "none"
@@ -180,9 +181,9 @@ func (c Card) Validate() error {
 		c.Pipeline == nil && oneOf(c.CFGRule, CFGRescaled, CFGPlain, CFGPlainClamped),
 		"cfg_rule: %q; must be %s, %s or %s, or %s with a pipeline", c.CFGRule, CFGRescaled, CFGPlain, CFGPlainClamped,
 		CFGInside)
-	check(oneOf(c.Grid, "", GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion),
-		"grid: %q; must be %s, %s, %s, %s or %s", c.Grid, GridLinspace, GridTorch, GridScheduler, GridUniFlow,
-		GridDiffusion)
+	check(oneOf(c.Grid, "", GridLinspace, GridTorch, GridScheduler, GridUniFlow, GridDiffusion, GridPipeline),
+		"grid: %q; must be %s, %s, %s, %s, %s or %s", c.Grid, GridLinspace, GridTorch, GridScheduler, GridUniFlow,
+		GridDiffusion, GridPipeline)
 	check(oneOf(c.Mu, "", MuLinear, MuNone, MuFlux2, MuConstant), "mu: %q; must be %s, %s, %s or %s", c.Mu, MuLinear,
 		MuNone, MuFlux2, MuConstant)
 	check(c.ConstantMu == 0 || c.Mu == MuConstant && c.ConstantMu-c.ConstantMu == 0,

@@ -80,7 +80,7 @@ func TestCard_Validate(t *testing.T) {
 		{func(c *model.Card) { c.Prompts = 4 }, "prompts: 4; must be 1 to 3"},
 		{func(c *model.Card) { c.Masks = map[string]string{"pooled": ""} }, `masks: "pooled": ""; must be a tensor of prompt_embeds`},
 		{func(c *model.Card) { c.Masks = map[string]string{"prompt_embeds": "prompt_embeds"} }, `masks: "prompt_embeds"`},
-		{func(c *model.Card) { c.Grid = "cosine" }, `grid: "cosine"; must be linspace, linspace_torch, scheduler, uni_flow or diffusion`},
+		{func(c *model.Card) { c.Grid = "cosine" }, `grid: "cosine"; must be linspace, linspace_torch, scheduler, uni_flow, diffusion or pipeline`},
 		{func(c *model.Card) { c.Mu = "cubic" }, `mu: "cubic"; must be linear, none, flux2 or constant`},
 		{func(c *model.Card) { c.ConstantMu = 0.5 }, "mu_constant: 0.5; must be finite with mu constant, else 0"},
 		{func(c *model.Card) { c.Conditioning = nil }, "conditioning: none"},

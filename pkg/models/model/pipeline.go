@@ -34,7 +34,14 @@ type Pipeline struct {
 	Guidance string `json:"guidance" msgpack:"guidance"`
 	// Tracks are the parts of a state, in order, at the default size.
 	Tracks []Track `json:"tracks,omitempty" msgpack:"tracks"`
-	// Media are the kinds of files that it makes: image (of several frames a video), audio; empty: images.
+	// Admitted is the size at which it was tested before it was served; 0: not yet.
+	Admitted Size `json:"admitted,omitzero" msgpack:"admitted"`
+	// Sigmas are those of rollouts [T+1], for some numbers of steps T, where the card's grid is GridPipeline;
+	// SigmasTokens is the only number of latent tokens that they are for, 0: any.
+	Sigmas       [][]float64 `json:"sigmas,omitempty" msgpack:"sigmas"`
+	SigmasTokens int         `json:"sigmas_tokens,omitempty" msgpack:"sigmas_tokens"`
+	// Media are the kinds of files that it makes: image (of several frames a video), audio; empty: that is not known
+	// before the weights are read.
 	Media []string `json:"media,omitempty" msgpack:"media"`
 }
 

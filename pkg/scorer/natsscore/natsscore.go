@@ -136,7 +136,7 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 	}
 	e := &schemas.ScoreRequest{
 		Name: s.name, Prompt: sample.Prompt, GroundTruth: truth, Params: sample.Params, Metadata: metadata,
-		Image: sample.Image, ImageFormat: sample.ImageFormat, Frames: sample.Frames,
+		Image: sample.Image, ImageFormat: sample.ImageFormat, Frames: sample.Frames, Audio: sample.Audio,
 		Text: sample.Text, Trajectory: sample.Trajectory,
 	}
 	for _, c := range sample.Conditions {

@@ -98,7 +98,7 @@ function card(run, g, s) {
       ),
     ),
   );
-  return sound ? h("div", {}, shown, player(sound, `sample ${s.sample_index}`)) : shown;
+  return sound ? h("div", {}, shown, player(sound, `sample ${s.sample_index}`, true)) : shown;
 }
 
 // given shows the files that the network was given beside the prompt of a sample.

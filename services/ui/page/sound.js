@@ -3,13 +3,18 @@
 import { h } from "./dom.js";
 import { stored } from "./server.js";
 
-// player makes the player of a WAV file of 32-bit floats.
-export function player(src, what) {
-  const wave = h("canvas", { class: "wave", width: 640, height: 80, role: "img", "aria-label": `waveform of ${what}` });
+// player makes the player of a WAV file of 32-bit floats. In a small one a button is all there is room for.
+export function player(src, what, small) {
+  const wave = h("canvas", { class: "wave", width: 640, height: 80, role: "img", "aria-label": `waveform of ${what}` }),
+    audio = h("audio", { src, controls: !small, preload: "none", "aria-label": what });
+  const button = h("button", { "aria-label": `play ${what}`, onclick: () => (audio.paused ? audio.play() : audio.pause()) });
+  const say = () => (button.textContent = audio.paused ? "Play" : "Pause");
+  for (const event of ["play", "pause", "ended"]) audio.addEventListener(event, say);
+  say();
   read(src)
-    .then((s) => draw(wave, s))
+    .then((s) => requestAnimationFrame(() => draw(wave, s))) // once it is in the document, where it has its colour
     .catch(() => wave.remove());
-  return h("div", { class: "sound" }, wave, h("audio", { src, controls: true, preload: "none", "aria-label": what }));
+  return h("div", { class: "sound" }, wave, small && button, audio);
 }
 
 // read returns the values of a file, of all channels of a sample together, and how many channels it has.

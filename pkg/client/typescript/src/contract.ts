@@ -894,8 +894,8 @@ export interface Policy {
   scheduler_config: Uint8Array | null;
   /** pipeline says what a pipeline takes that computes as a whole, with guidance inside, as JSON: its class, its conditions and arguments by name and type. Empty: the model takes texts alone. */
   pipeline?: Uint8Array | null;
-  /** grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), linspace_torch (the same as torch computes them in float32), scheduler (those that FlowMatchEulerDiscreteScheduler chooses where the pipeline gives it none), uni_flow (those of UniPCMultistepScheduler with use_flow_sigmas) or diffusion (of models that predict epsilon, v or the sample: b/(a+b) of the scheduler's own timesteps, where states are (a x0 + b eps) / (a+b)). Empty: linspace. */
-  grid?: "linspace" | "linspace_torch" | "scheduler" | "uni_flow" | "diffusion" | "" | null;
+  /** grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), linspace_torch (the same as torch computes them in float32), scheduler (those that FlowMatchEulerDiscreteScheduler chooses where the pipeline gives it none), uni_flow (those of UniPCMultistepScheduler with use_flow_sigmas), diffusion (of models that predict epsilon, v or the sample: b/(a+b) of the scheduler's own timesteps, where states are (a x0 + b eps) / (a+b)) or pipeline (pipeline lists them, shifted). Empty: linspace. */
+  grid?: "linspace" | "linspace_torch" | "scheduler" | "uni_flow" | "diffusion" | "pipeline" | "" | null;
   /** mu says how the shift of a scheduler with use_dynamic_shifting is found: linear in the number of latent tokens, none (such a scheduler is refused), flux2 (from tokens and steps) or constant (mu_constant). Empty: linear. */
   mu?: "linear" | "none" | "flux2" | "constant" | "" | null;
   /** mu_constant is the logarithm of the shift where mu is constant, whatever the size of the image. */
@@ -1760,6 +1760,8 @@ export interface ScoreRequest {
   frames?: Uint8Array[] | null;
   /** conditions are the files that the network was given besides the prompt, as they are stored, sorted by name. */
   conditions?: ScoreCondition[] | null;
+  /** audio is a WAV file of 32-bit floats, where the function judges a sound: image is empty then. */
+  audio?: Uint8Array | null;
   /** text is an answer of a language model, messages the conversation that it is to. Of an image both are absent. */
   text?: string | null;
   /** text is an answer of a language model, messages the conversation that it is to. Of an image both are absent. */
@@ -2642,7 +2644,7 @@ export const structs: Record<string, Record<string, string>> = {
   Score: {"detail":"str?","duration_ns":"int","error":"str?","exact":"bool?","name":"str","status":"str","value":"number?","version":"str","weight":"number"},
   ScoreCondition: {"file":"bytes","name":"str","type":"str"},
   ScoreReply: {"detail":"str?","error":"str?","retry":"bool?","score":"number?","v":"int"},
-  ScoreRequest: {"conditions":"[ScoreCondition]?","frames":"[bytes]?","ground_truth":"any?","image":"bytes","image_format":"str","messages":"[Message]?","metadata":"map?","name":"str","params":"map","prompt":"str","text":"str?","trajectory":"str?","v":"int"},
+  ScoreRequest: {"audio":"bytes?","conditions":"[ScoreCondition]?","frames":"[bytes]?","ground_truth":"any?","image":"bytes","image_format":"str","messages":"[Message]?","metadata":"map?","name":"str","params":"map","prompt":"str","text":"str?","trajectory":"str?","v":"int"},
   SegmentData: {"group_digest":"str?","image":"Ref?","latents":"Tensor?"},
   SegmentStart: {"branch":"Branch?","data":"SegmentData?","latents":"Tensor?","step_index":"int"},
   SegmentStop: {"decode":"bool?","step_index":"int"},

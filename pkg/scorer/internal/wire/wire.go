@@ -17,6 +17,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/scorer"
 )
 
@@ -50,6 +51,8 @@ type Sample struct {
 	Frames [][]byte `json:"frames,omitempty" msgpack:"frames,omitempty"`
 	// Conditions are what the network was given besides the prompt; a file is base64 in JSON.
 	Conditions []scorer.Condition `json:"conditions,omitempty" msgpack:"conditions,omitempty"`
+	// Audio is a WAV file of 32-bit floats, where a sound is judged: Image is absent then.
+	Audio []byte `json:"audio,omitempty" msgpack:"audio,omitempty"`
 	// Text is an answer of a language model, Messages the conversation before it, and Trajectory the subject
 	// of the stored sample, with its log-probs and logits. All are absent for an image.
 	Text       *string          `json:"text,omitempty" msgpack:"text,omitempty"`
@@ -75,6 +78,11 @@ func NewSample(in scorer.Input, format string) (Sample, error) {
 		return s, nil
 	}
 	s.Conditions = in.Conditions
+	if in.Media.Empty() && !in.Media.Sound.Empty() {
+		var err error
+		s.Audio, err = media.EncodeWAV(in.Media.Sound)
+		return s, err
+	}
 	middle, err := in.Media.Middle().Image()
 	if err != nil {
 		return Sample{}, err

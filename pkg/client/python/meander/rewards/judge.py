@@ -50,6 +50,7 @@ class Judge(Reward):
 
     name = "judge"
     questions = (_YES_OR_NO, _NUMBER)
+    """What is asked without --question: for yes or no, and for a number."""
     extra = "images"
     flags = {
         "--url": {"required": True, "help": "of the server, up to and with /v1"},

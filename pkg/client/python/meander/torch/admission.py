@@ -1,11 +1,13 @@
 """The test that a pipeline passes before it is served: that it is a function of states and timesteps.
 
-It makes about twenty turns at the default size. A pipeline that fails is refused with the reason.
+It makes one turn at the default size and about twenty at a small one, where the pipeline has one: the card says which.
+A pipeline that fails is refused with the reason.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 
 from .canonical import Grid
+from .family import Size
 from .faults import Fault
 from .seam import Session
 from .whole import digest_of
@@ -22,8 +25,13 @@ if TYPE_CHECKING:
     from .sessions import Loaded, Recipe, Run
 
 _STEPS = 4
+_TRIED = (_STEPS, 7)  # steps for which a rule must give the pipeline's sigmas
+_SAME = 1.5e-6
+_RULES = [("linspace", "linear"), ("linspace", "flux2"), ("scheduler", "linear"), ("uni_flow", "none")]
+_USUAL = (1, 2, 4, 6, 8, 10, 12, 15, 16, 20, 24, 25, 28, 30, 32, 40, 50, 100)  # steps of prompts, where there is no rule
 _EULERS = {"FlowMatchEulerDiscreteScheduler", "DDIMScheduler", "EulerDiscreteScheduler", "CogVideoXDDIMScheduler"}
 """Schedulers whose own steps are Euler's in canonical coordinates."""
+_PROBE, _UNIT = 256 * 256, 32  # pixels of the small size, and its edges are multiples of the other
 _CLOSE = {torch.float32: 1e-5}
 _CLOSE_16 = 5e-2
 _SCALARS: dict[str, Any] = {"number": 1.0, "integer": 1, "boolean": False, "text": "a"}
@@ -33,21 +41,23 @@ def admit(loaded: Loaded, say: Callable[[str], None]) -> None:
     """Tests a pipeline, and notes in its family what hosts must know. Fault: why it is refused."""
     family = loaded.family
     say("testing the pipeline")
-    recipe = _recipe(loaded)
+    recipe = recipe_of(loaded)
     with _session(loaded, recipe) as run:
-        grid = run.grids[0]
         family.label([torch.empty(s) for s, _ in run.shapes], recipe.size)
         family.tracks = [
             {"name": name, "elements": s.numel(), "shape": list(s)}
             for (s, _), name in zip(run.shapes, ("latents", "audio", "third"), strict=False)
         ]
-        _find_grid(family, grid)
         _check_start(loaded, recipe, run)
-    n = sum(t["elements"] for t in family.tracks)
+    small = _small(loaded, recipe)
+    family.admitted = vars(small.size).copy()
+    _find_grid(loaded, recipe, small)
+    with _session(loaded, small) as run:
+        n, grid = sum(s.numel() for s, _ in run.shapes), run.grids[0]
     y = torch.randn(1, n, generator=torch.Generator().manual_seed(7)).to(family.device)
-    _check_access(loaded, recipe, y, grid.sigmas)
-    _check_rows(loaded, recipe, y, grid.sigmas[1], say)
-    _check_euler(loaded, recipe)
+    _check_access(loaded, small, y, grid.sigmas)
+    _check_rows(loaded, small, y, grid.sigmas[1], say)
+    check_euler(loaded, small)
 
 
 class _session:
@@ -63,10 +73,10 @@ class _session:
         self.run.session.cancel()
 
 
-def _recipe(loaded: Loaded) -> Recipe:
-    """One of the default size, with what the pipeline needs."""
+def recipe_of(loaded: Loaded, size: Size | None = None, steps: int = _STEPS) -> Recipe:
+    """One of a size, the default one where none is given, with what the pipeline needs."""
     family, given = loaded.family, dict[str, list[str]]()
-    size = family.size()
+    size = size or family.size()
     for c in family.conditions:
         if not c["required"]:
             continue
@@ -87,36 +97,79 @@ def _recipe(loaded: Loaded) -> Recipe:
             "conditions": given,
             "arguments": {a["name"]: _SCALARS[a["type"]] for a in family.arguments if a["required"]},
             "guidance": card["true_cfg_scale"] if card["pipeline"]["guidance"] else 0,
-            "steps": _STEPS,
+            "steps": steps,
+            **vars(size),
         }
     )
 
 
-def _find_grid(family: Any, grid: Grid) -> None:
-    """Which sigmas the pipeline gives its scheduler, and by which rule it shifts them."""
-    if grid.kind != "flow" or not hasattr(grid.scheduler, "config"):
-        return
-    base, config = type(grid.scheduler).base, grid.scheduler.config
-    if "FlowMatch" not in base.__name__:
-        family.grid_name = "uni_flow"
-        return
-    tokens = family.latent_shape(family.size())[0]
+def _small(loaded: Loaded, recipe: Recipe) -> Recipe:
+    """The recipe at a small size with the state that the card says; the recipe itself: the pipeline has none."""
+    family, size = loaded.family, recipe.size
+    share = (_PROBE / (size.height * size.width)) ** 0.5
+    unit = math.lcm(_UNIT, family.scale * family.patch[1])
+    edges = [max(1, round(edge * share / unit)) * unit if share < 1 else edge for edge in (size.height, size.width)]
+    small = Size(min(size.frames, 1 + 2 * family.temporal), *edges)
+    if small == size:
+        return recipe
+    try:
+        probe = recipe_of(loaded, small)
+        with _session(loaded, probe) as run:
+            same = sum(s.numel() for s, _ in run.shapes) == math.prod(family.latent_shape(small))
+    except (Fault, RuntimeError):
+        return recipe
+    return probe if same else recipe
+
+
+def _find_grid(loaded: Loaded, recipe: Recipe, small: Recipe) -> None:
+    """Finds by which rule the pipeline makes its sigmas. Where hosts know none, the card has them for some numbers of
+    steps: of the default size alone, where they are others at the small one."""
+    family, first = loaded.family, loaded.first
+    loaded.first = False  # nobody reads the turns
+
+    def grid_of(size: Size, steps: int) -> Grid:
+        with _session(loaded, recipe_of(loaded, size, steps)) as run:
+            return run.grids[0]
+
+    tried = {(size, n): grid_of(size, n) for size in (recipe.size, small.size) for n in _TRIED}
+    grid = tried[recipe.size, _STEPS]
+    if grid.kind == "flow":
+        for name, mu in _RULES:
+            by_rule = (_by_rule(grid.scheduler, name, mu, family.latent_shape(size)[0], n) for size, n in tried)
+            pairs = zip(by_rule, tried.values(), strict=True)
+            if all(len(a) == len(b.sigmas) and np.allclose(a, b.sigmas, 0, _SAME) for a, b in pairs):
+                family.grid_name, family.mu_name = name, mu
+                break
+        else:
+            steps, found = sorted({*_USUAL, family.card()["steps"]}), []
+            for n in steps:
+                with contextlib.suppress(Fault, ArithmeticError):  # such as too few steps
+                    found.append((n, grid_of(recipe.size, n).sigmas))
+            family.grid_name = "pipeline"
+            family.sigmas = [s for n, s in found if len(s) == n + 1 and all(np.diff(s) < 0)]
+            fixed = small.size != recipe.size and tried[small.size, _STEPS].sigmas == grid.sigmas
+            family.sigmas_tokens = 0 if fixed else family.latent_shape(recipe.size)[0]
+    loaded.first = first
+
+
+def _by_rule(scheduler: Any, name: str, mu: str, tokens: int, n: int) -> list[float]:
+    """The n + 1 sigmas of a scheduler by a grid and a rule of shifts that hosts know; empty: it has none by them."""
+    from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
+
+    base, config = type(scheduler).base, scheduler.config
+    if name == "uni_flow" and "FlowMatch" not in base.__name__:
+        grid, shift = np.linspace(1, 1e-3, n + 1)[:n], config.get("flow_shift") or 1.0
+        return [*(shift * grid / (1 + (shift - 1) * grid)), 0.0]
+    if name == "uni_flow" or "FlowMatch" not in base.__name__ or config.get("num_train_timesteps") != 1000:
+        return []
     low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     slope = (config.get("max_shift", 1.15) - config.get("base_shift", 0.5)) / (high - low)
-    dynamic = (
-        {"mu": config.get("base_shift", 0.5) + slope * (tokens - low)} if config.get("use_dynamic_shifting") else {}
-    )
-    n = len(grid.timesteps)
-    for name, sigmas in {"linspace": {"sigmas": np.linspace(1.0, 1 / n, n)}, "scheduler": {}}.items():
-        try:
-            s = base.from_config(config)
-            s.set_timesteps(n, **sigmas, **dynamic)
-        except (TypeError, ValueError):
-            continue
-        if len(s.sigmas) == n + 1 and np.allclose(s.sigmas.numpy()[:n], [p for p in grid.sigmas[:n]], atol=1e-5):
-            family.grid_name = name
-            return
-    family.notes.append("its sigmas are by none of the rules that hosts know")
+    linear = config.get("base_shift", 0.5) + slope * (tokens - low)
+    shift = {"mu": linear if mu == "linear" else compute_empirical_mu(tokens, n)}
+    grid = {"sigmas": np.linspace(1.0, 1 / n, n)} if name == "linspace" else {}
+    s = base.from_config(config)
+    s.set_timesteps(n, **grid, **(shift if config.get("use_dynamic_shifting") else {}))
+    return [] if config.get("invert_sigmas") else [float(v) for v in s.sigmas]
 
 
 def _check_start(loaded: Loaded, recipe: Recipe, run: Run) -> None:
@@ -198,8 +251,9 @@ def _check_rows(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: float, s
         say(f"rows of several prompts are computed one prompt after another: {e}")
 
 
-def _check_euler(loaded: Loaded, recipe: Recipe) -> None:
-    """Fault: Euler's steps of a host end elsewhere than the pipeline itself."""
+def check_euler(loaded: Loaded, recipe: Recipe) -> float | None:
+    """Returns how far Euler's steps of a host end from the pipeline itself, None: they cannot be compared. Fault: they
+    end elsewhere."""
     from .sessions import media_of
 
     family = loaded.family
@@ -211,9 +265,10 @@ def _check_euler(loaded: Loaded, recipe: Recipe) -> None:
         for s, s2 in zip(sigmas, sigmas[1:], strict=False):
             y = (y.double() + (s2 - s) * run.velocity(y, s).double()).float()
         ours = media_of(run.end(y), family.pipe)[1]
+        family.media = ["audio" if name == "sound" else "image" for name, _ in ours]
     if any(b.__name__ not in _EULERS for b in bases):
         family.notes.append(f"the steps of {bases[0].__name__} are not Euler's: not compared")
-        return
+        return None
     session = Session(family.pipe, loaded.call_of(recipe), shapes=loaded.shapes, memo=loaded.memo)
     try:
         session.begin()
@@ -229,6 +284,7 @@ def _check_euler(loaded: Loaded, recipe: Recipe) -> None:
         session.cancel()
     if not off <= close:
         raise Fault("config", f"Euler's steps end {off:.1e} from the pipeline's own; must be within {close:g}")
+    return off
 
 
 def _apart(a: torch.Tensor, b: torch.Tensor) -> float:

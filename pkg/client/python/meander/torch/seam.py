@@ -150,6 +150,8 @@ def _seam_of(base: Any) -> Any:
             return base.step(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
+        if bound.arguments.get("per_token_timesteps") is not None:
+            raise ValueError("its steps have a time for each token; must have one for all")
         x = session._step(self, bound.arguments["model_output"], bound.arguments["sample"])
         return output(prev_sample=x) if bound.arguments.get("return_dict", True) else (x, x)
 
@@ -288,6 +290,7 @@ _ENCODERS = (
     "_encode_image",
     "_encode_vae_image",
     "encode_vae_image",
+    "rewire_prompt",
 )
 
 
@@ -340,8 +343,12 @@ class Session:
     # The host's side.
 
     def begin(self) -> torch.Tensor:
-        """Runs the pipeline to its loop, and returns the timesteps of that."""
-        self._resume(None)
+        """Runs the pipeline to its loop, and returns the timesteps of that. Some encode conditions with noise of
+        torch's default generator: it is the same for all sessions."""
+        device = self.pipe.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type=device.type):
+            torch.manual_seed(0)
+            self._resume(None)
         if self.at != "turn":
             raise ValueError(f"{type(self.pipe).__name__}: ends without a loop over timesteps")
         return self.loop

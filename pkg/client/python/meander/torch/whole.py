@@ -38,11 +38,12 @@ _OF_THE_HOST = {
     "callback_on_step_end_tensor_inputs", "denoising_end", "denoising_start", "decode_timestep", "decode_noise_scale",
 }  # fmt: skip
 """Arguments of pipelines that a recipe does not have: the host gives them otherwise, or they change the loop."""
-_MEDIA = re.compile(r"(^|_)(images?|mask|video|audio)(s|_image|_video|$)")
+_MEDIA = re.compile(r"(^|_)(images?|mask|video|audio)(s|_image|_video|$)|^conditioning_frames$")
 _TYPES = (("bool", "boolean"), ("int", "integer"), ("float", "number"), ("str", "text"))
 _SEVERAL = {"QwenImageEditPlusPipeline"}
 _NEEDS_ITS_IMAGES = re.compile(
-    r"Edit|ImageToVideo|Image2Video|I2V|Img2Img|Inpaint|Pix2Pix|ControlNet|Control|Fill|Variation"
+    r"Edit|ImageToVideo|Image2Video|VideoToVideo|I2V|Img2Img|Inpaint|Pix2Pix|Control|Fill|Variation|Upscale|Adapter|"
+    r"Layered"
 )
 _EXTRA = re.compile(r"last_image|_2$|reference")
 _NO_INPUT = re.compile(r"embed|ip_adapter|latents|attention_mask")
@@ -67,7 +68,10 @@ class Pipeline(Family):
         self.temporal = self._temporal()
         self.channels = int(self.vae_config.get("latent_channels") or self.vae_config.get("z_dim") or 4)
         self.access, self.tracks, self.rows_alike, self.notes = "", list[dict[str, Any]](), False, list[str]()
-        self.grid_name, self.mu_name = "scheduler", "linear"
+        self.media = list[str]()
+        """The kinds of what it makes, image and audio; empty: not known before it is tested."""
+        self.grid_name, self.mu_name = "pipeline", "linear"
+        self.sigmas, self.sigmas_tokens, self.admitted = list[list[float]](), 0, dict[str, int]()
         self.parts = dict(self._parts())
         self.conditions, self.arguments = self._inputs()
 
@@ -87,11 +91,18 @@ class Pipeline(Family):
 
     def _temporal(self) -> int:
         c = self.vae_config
-        if not any(n in self.call for n in _FRAMES):
+        if not self.makes_video():
             return 1
         steps = c.get("temperal_downsample")
         guess = 2 ** sum(map(bool, steps)) if steps else 1
         return int(c.get("temporal_compression_ratio") or c.get("scale_factor_temporal") or guess)
+
+    def makes_video(self) -> bool:
+        """Whether samples have frames: it takes their number, or a video of as many."""
+        return any(n in self.call for n in (*_FRAMES, "video", "conditioning_frames"))
+
+    def max_frames(self) -> int:
+        return MAX_FRAMES if self.makes_video() else 1
 
     def default_size(self) -> tuple[int, int]:
         sample = self.config.get("sample_size") or 512 // self.scale
@@ -123,7 +134,7 @@ class Pipeline(Family):
             if not scalar and default is None:
                 scalar = next((t for n, t in reversed(_TYPES) if re.match(rf"(<class ')?{n}\b", annotation)), "")
             if media and not scalar:
-                kind = next((k for k in ("mask", "video", "audio") if k in name), "image")
+                kind = next((k for k in ("mask", "video", "audio") if k in name.replace("frames", "video")), "image")
                 if kind == "image" and (
                     self.cls.__name__ in _SEVERAL or name == "images" or annotation.startswith("list")
                 ):
@@ -139,7 +150,8 @@ class Pipeline(Family):
                     default = 1.0  # the host begins with noise alone
                 if isinstance(default, float) and not math.isfinite(default):
                     default = None
-                arguments.append({"name": name, "type": scalar, "default": default, "required": p.default is p.empty})
+                needs = p.default is p.empty or name == "control_mode" and "Union" in self.cls.__name__
+                arguments.append({"name": name, "type": scalar, "default": default, "required": needs})
         return conditions, arguments
 
     def _parts(self) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -168,7 +180,7 @@ class Pipeline(Family):
         s, size = self.settings, self.size()
         guidance = self._guidance()
         scale = float(self._default(guidance, 1.0)) if guidance else 1.0
-        video = any(n in self.call for n in _FRAMES)
+        video = self.makes_video()
         return {
             "class": self.folder.class_name, "family": self.slug,
             "latent": {
@@ -183,11 +195,12 @@ class Pipeline(Family):
             "max_pixels": self.max_pixels(), "conditioning_bytes": 0, "conditioning_token_bytes": 0,
             "grid": self.grid_name if self.prediction() == "flow" else "diffusion",
             "mu": self.mu_name if self.scheduler_config.get("use_dynamic_shifting") else "none",
-            "mu_constant": 0.0, "frames_rule": self.temporal, "max_frames": MAX_FRAMES if video else 1,
+            "mu_constant": 0.0, "frames_rule": self.temporal, "max_frames": self.max_frames(),
             "pipeline": {
                 "class": self.cls.__name__, "prediction": self.prediction(), "scheduler": self.scheduler_config,
                 "random_access": self.access, "conditions": self.conditions, "arguments": self.arguments,
-                "guidance": guidance, "tracks": self.tracks,
+                "guidance": guidance, "tracks": self.tracks, "media": self.media, "admitted": self.admitted,
+                "sigmas": self.sigmas, "sigmas_tokens": self.sigmas_tokens,
             },
         }  # fmt: skip
 
@@ -248,7 +261,7 @@ class Pipeline(Family):
         for name in ("vae_spatial_compression_ratio", "vae_scale_factor_spatial", "vae_spatial_scale_factor"):
             self.scale = int(getattr(pipe, name, 0) or 0) or self.scale
         for name in ("vae_temporal_compression_ratio", "vae_scale_factor_temporal", "vae_temporal_scale_factor"):
-            if any(n in self.call for n in _FRAMES):
+            if self.makes_video():
                 self.temporal = int(getattr(pipe, name, 0) or 0) or self.temporal
         names = [n for n in ("transformer", "unet", "prior", "dit") if getattr(pipe, n, None) is not None]
         if not names:

@@ -44,7 +44,7 @@ def unet(width: int, **more) -> torch.nn.Module:
     )
 
 
-def small_vae() -> torch.nn.Module:
+def small_vae(**more) -> torch.nn.Module:
     return wide(
         AutoencoderKL(
             block_out_channels=[16, 16],
@@ -52,6 +52,7 @@ def small_vae() -> torch.nn.Module:
             up_block_types=["UpDecoderBlock2D"] * 2,
             latent_channels=4,
             norm_num_groups=4,
+            **more,
         )
     )
 

@@ -3,8 +3,9 @@
 A class names its parts and their types; PARTS has the parts by the kind of pipeline, a row each, and a class takes
 those of its kind that it names. So a new class of a known kind needs no line here.
 
-    python zoo.py [--classes A,B] [--table zoo.md] [--list classes.json]    builds each, loads it as a worker does, and
-                                                                            prints what came of it
+    python zoo.py --classes A,B --write FOLDER                              writes tiny folders
+    python zoo.py [--classes A,B] [--table zoo.md] [--list classes.json]    builds each, loads it as a worker does, proves
+                                                                            it, and prints what came of it
 """
 
 import argparse
@@ -17,6 +18,7 @@ import resource
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import diffusers
@@ -31,9 +33,18 @@ from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 from diffusers.pipelines.stable_audio_3 import StableAudio3DurationEmbedder
 
+sys.path.insert(0, os.environ.get("ZOO") or str(Path(__file__).parents[2]))
+
+import proofs
 import tiny
 from tiny import WORDS, clip, t5, tokenizer, umt5, wide
 from tiny_whole import BETAS, FLUX_LIKE, FLUX_NETWORK, PIPELINES, QWEN_NETWORK, small_vae
+
+from meander.torch import admission
+from meander.torch.engine import Settings
+from meander.torch.folder import Folder
+from meander.torch.sessions import PipelineEngine
+from meander.torch.whole import Pipeline
 
 FLOW = {"scheduler": lambda: diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)}
 DDIM = {"scheduler": lambda: diffusers.DDIMScheduler(**BETAS, set_alpha_to_one=False, clip_sample=False)}
@@ -65,15 +76,15 @@ def network(name, **config):
     return lambda: wide(getattr(diffusers, name)(**config))
 
 
-def clip_vision(cls=transformers.CLIPVisionModelWithProjection, width=32):
+def clip_vision(edge=32, cls=transformers.CLIPVisionModelWithProjection, width=32):
     return lambda: cls(
         transformers.CLIPVisionConfig(
             hidden_size=32,
             intermediate_size=32,
             num_hidden_layers=2,
             num_attention_heads=4,
-            image_size=32,
-            patch_size=8,
+            image_size=edge,
+            patch_size=edge // 4,
             projection_dim=width,
         )
     )
@@ -93,8 +104,14 @@ def deep_vae():
             up_block_types=["UpDecoderBlock2D"] * 4,
             latent_channels=4,
             norm_num_groups=4,
+            mid_block_add_attention=False,
         )
     )
+
+
+def shifting_vae():
+    """With a shift of its latents."""
+    return small_vae(shift_factor=0.1)
 
 
 def gemma2():
@@ -216,6 +233,19 @@ def controlnet_of(name):
     )
 
 
+def control_union(parts):
+    """The one ControlNet of several conditions."""
+    takes = inspect.signature(diffusers.ControlNetUnionModel.__init__).parameters
+    config = {k: v for k, v in parts["unet"].config.items() if k in takes and k != "mid_block_type"}
+    own = {"conditioning_embedding_out_channels": (8, 16), "num_trans_channel": 16, "num_proj_channel": 16}
+    return wide(diffusers.ControlNetUnionModel(**config | own))
+
+
+CROSS_FIRST = {
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+}
+ADAPTER = network("T2IAdapter", channels=[16, 32], num_res_blocks=1, downscale_factor=2)
 GEMMA2 = {"text_encoder": gemma2, "tokenizer": lambda: tokenizer("gemma", 300)}
 PIXART = {
     "sample_size": 32,
@@ -423,9 +453,19 @@ KINDS = [
     ),
     (
         r"^StableDiffusionXLControlNetUnion",
-        {**SDXL, "controlnet": controlnet_of("ControlNetUnionModel")},
+        {**SDXL, "controlnet": control_union},
         16,
     ),
+    (
+        r"^StableDiffusionXLAdapter",
+        {
+            **SDXL,
+            "adapter": ADAPTER,
+            "unet": lambda: wide(diffusers.UNet2DConditionModel.from_config({**SDXL["unet"]().config, **CROSS_FIRST})),
+        },
+        16,
+    ),
+    (r"^StableDiffusionAdapter", {**SD, **DDIM, "adapter": ADAPTER, "unet": unet(**CROSS_FIRST)}, 16),
     (r"^StableDiffusionXL", {**SDXL, "controlnet": controlnet_of("ControlNetModel")}, 16),
     (r"^StableDiffusionInstruct", {**SD, **DDIM, "unet": unet(in_channels=8)}, 16),
     (
@@ -433,7 +473,36 @@ KINDS = [
         {**SD, **DDIM, "image_encoder": clip_vision(), "feature_extractor": clip_images},
         16,
     ),
-    (r"^StableDiffusion", {**SD, **DDIM, "controlnet": controlnet_of("ControlNetModel")}, 16),
+    (
+        r"^StableDiffusionUpscale",
+        {
+            **SD,
+            **DDIM,
+            "unet": unet(in_channels=7, num_class_embeds=1000),
+            "low_res_scheduler": lambda: diffusers.DDPMScheduler(clip_sample=False),
+        },
+        16,
+    ),
+    (
+        r"^StableDiffusion",
+        {**SD, **DDIM, "controlnet": controlnet_of("ControlNetModel")},
+        16,
+    ),
+    (
+        r"^AnimateDiffSDXL",
+        {
+            **SDXL,
+            "motion_adapter": network(
+                "MotionAdapter",
+                block_out_channels=(16, 32),
+                motion_layers_per_block=1,
+                motion_norm_num_groups=2,
+                motion_num_attention_heads=4,
+                use_motion_mid_block=False,
+            ),
+        },
+        16,
+    ),
     (r"^AltDiffusion", {}, 16),
     (
         r"^Marigold",
@@ -446,6 +515,16 @@ KINDS = [
             "prediction_type": lambda: "depth",
         },
         16,
+    ),
+    (
+        r"^QwenImageControlNetInpaint",
+        {
+            **QWEN_EDIT,
+            "controlnet": network(
+                "QwenImageControlNetModel", **QWEN_NETWORK | {"num_layers": 1}, extra_condition_channels=4
+            ),
+        },
+        64,
     ),
     (
         r"^QwenImage(?!21|Layered)",
@@ -553,7 +632,16 @@ KINDS = [
         },
         64,
     ),
-    (r"^PixArt", {**T5, **DDIM, "vae": deep_vae, "transformer": network("PixArtTransformer2DModel", **PIXART)}, 256),
+    (
+        r"^PixArt",
+        {
+            **T5,
+            **DDIM,
+            "vae": deep_vae,
+            "transformer": network("PixArtTransformer2DModel", **PIXART | {"num_layers": 2}),
+        },
+        256,
+    ),
     (
         r"^AuraFlow",
         {
@@ -687,7 +775,7 @@ KINDS = [
         {
             **GEMMA2,
             **FLOW,
-            "vae": small_vae,
+            "vae": shifting_vae,
             "transformer": network(
                 "Lumina2Transformer2DModel",
                 sample_size=4,
@@ -851,7 +939,7 @@ KINDS = [
         64,
     ),
     (
-        r"^DDIMPipeline",
+        r"^DD[IP]MPipeline",
         {
             "unet": network(
                 "UNet2DModel",
@@ -927,7 +1015,7 @@ KINDS = [
             ),
             "vae": network(
                 "AutoencoderKLTemporalDecoder",
-                block_out_channels=[16, 16],
+                block_out_channels=[32, 32],
                 in_channels=3,
                 out_channels=3,
                 down_block_types=["DownEncoderBlock2D"] * 2,
@@ -945,12 +1033,12 @@ KINDS = [
                 sigma_min=0.002,
                 sigma_max=700.0,
             ),
-            "image_encoder": clip_vision(),
+            "image_encoder": clip_vision(224),
             "feature_extractor": clip_images,
         },
         32,
     ),
-    (r"^LTX2(Pipeline|ImageToVideo)", LTX2, 32),
+    (r"^LTX2(Pipeline|ImageToVideo|Condition|HDR|InContext)", LTX2, 32),
     (
         r"^SkyReelsV2ImageToVideo",
         {
@@ -1053,7 +1141,7 @@ KINDS = [
         16,
     ),
     (
-        r"^StableAudio3Pipeline",
+        r"^StableAudio3",
         {
             "text_encoder": t5_gemma,
             "tokenizer": lambda: tokenizer("gemma", 64),
@@ -1090,6 +1178,79 @@ KINDS = [
             ),
         },
         16,
+    ),
+    (
+        r"^SanaVideo|^SanaImageToVideo",
+        {
+            **GEMMA2,
+            **FLOW,
+            "vae": lambda: tiny.wan().vae,
+            "transformer": network(
+                "SanaVideoTransformer3DModel",
+                num_attention_heads=2,
+                attention_head_dim=12,
+                num_layers=2,
+                num_cross_attention_heads=2,
+                cross_attention_head_dim=12,
+                cross_attention_dim=24,
+                caption_channels=32,
+                sample_size=4,
+                rope_max_seq_len=32,
+            ),
+        },
+        32,
+    ),
+    (
+        r"^ChronoEdit",
+        {
+            **UMT5,
+            **FLOW,
+            "vae": lambda: tiny.wan().vae,
+            "image_encoder": clip_vision(),
+            "image_processor": clip_images,
+            "transformer": network("ChronoEditTransformer3DModel", **WAN | {"in_channels": 36}, image_dim=32),
+        },
+        16,
+    ),
+    (
+        r"^LongCatImage",
+        {
+            **{n: QWEN_EDIT[n] for n in ("text_encoder", "tokenizer")},
+            "text_processor": QWEN_EDIT["processor"],
+            **FLOW,
+            "vae": tiny.vae,
+            "transformer": network(
+                "LongCatImageTransformer2DModel",
+                **FLUX_LIKE | {"joint_attention_dim": 32, "pooled_projection_dim": 32},
+            ),
+        },
+        64,
+    ),
+    (
+        r"^Kandinsky5(T2V|I2V)",
+        {
+            "text_encoder": QWEN_EDIT["text_encoder"],
+            "tokenizer": QWEN_EDIT["processor"],
+            "text_encoder_2": SD["text_encoder"],
+            "tokenizer_2": SD["tokenizer"],
+            **FLOW,
+            "vae": lambda: tiny.hunyuan_video().vae,
+            "transformer": network(
+                "Kandinsky5Transformer3DModel",
+                in_visual_dim=16,
+                in_text_dim=32,
+                in_text_dim2=32,
+                time_dim=16,
+                out_visual_dim=16,
+                model_dim=16,
+                ff_dim=32,
+                num_text_blocks=1,
+                num_visual_blocks=1,
+                axes_dims=(2, 2, 4),
+                visual_cond=True,
+            ),
+        },
+        32,
     ),
     (
         r"^LucyEdit",
@@ -1142,7 +1303,7 @@ KINDS = [
         16,
     ),
     (
-        r"^BriaFiboPipeline",
+        r"^BriaFibo(Edit)?Pipeline",
         {
             **FLOW,
             "text_encoder": smol,
@@ -1167,8 +1328,10 @@ KINDS = [
 ]
 LIST = Path(__file__).parents[2] / "meander/torch/classes.json"
 NONE = {"safety_checker", "feature_extractor", "image_encoder", "watermarker", "id2label", "transformer_2"}
-FRAMES = {"num_frames": 9, "video_length": 1}
-FRAMES_OF = {"MochiPipeline": 7}
+FRAMES = {"num_frames": 9, "video_length": 1, "video": 9, "conditioning_frames": 9}
+FRAMES_OF = {"MochiPipeline": 7, "ChronoEditPipeline": 5}
+SETTINGS = {"AllegroPipeline": {"vae_tiling": True}}
+"""Settings of the worker that a class needs."""
 
 
 def classes():
@@ -1216,22 +1379,18 @@ def write(folder, name):
     (Path(folder) / "meander.json").write_text(json.dumps(settings))
 
 
-def look(name, folder):
-    """What comes of a class: a row of the table."""
-    sys.path.insert(0, os.environ.get("ZOO") or str(Path(__file__).parents[2]))
-    from meander.torch.engine import Settings
-    from meander.torch.folder import Folder
-    from meander.torch.sessions import PipelineEngine
-    from meander.torch.whole import Pipeline
-
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
+def look(name, folder, workers=()):
+    """What comes of a class: a row of the table. workers: two of proofs.Standby of the folder, to prove it all."""
     began = time.process_time()
     row = {"class": name}
     write(folder, name)
     row["built_s"] = time.process_time() - began
-    engine = PipelineEngine(Pipeline(Folder(Path(folder)), trust=True), Settings("cpu", "f32", deterministic=False))
-    engine.check_decoder()
+    settings = Settings("cpu", "f32", **SETTINGS.get(name, {}))
+    engine = PipelineEngine(Pipeline(Folder(Path(folder)), trust=True), settings)
+    if workers:
+        workers[0].start()
+    with torch.no_grad():
+        admission.admit(engine.loaded, lambda detail: None)
     card = engine.family.card()
     row |= {
         "scheduler": type(engine.family.pipe.scheduler).__name__,
@@ -1239,17 +1398,25 @@ def look(name, folder):
         "conditions": [c["name"] for c in engine.family.conditions if c["required"]],
         "tracks": engine.family.tracks,
         "notes": engine.family.notes,
+        "grid": card["grid"],
         "prediction": card["pipeline"].get("prediction", ""),
         "rows": engine.family.rows_alike,
     }
+    if workers:
+        with torch.no_grad():
+            row |= proofs.prove(workers, engine.loaded, admission.recipe_of(engine.loaded))
     row["cpu_s"] = time.process_time() - began
     row["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     return row
 
 
-def _work(name, folder, pipe):
+def _work(name, folder, pipe, prove):
+    torch.set_num_threads(1)
+    sockets = [Path(folder) / f"{i}.sock" for i in range(2 if prove else 0)]
+    tiling = ["--vae-tiling"] if SETTINGS.get(name, {}).get("vae_tiling") else []
+    workers = [proofs.Standby(Path(folder) / "model", s, *tiling) for s in sockets]
     try:
-        pipe.send(look(name, folder))
+        pipe.send(look(name, Path(folder) / "model", workers))
     except LookupError as e:
         pipe.send({"class": name, "not_built": str(e)})
     except Exception as e:
@@ -1260,19 +1427,46 @@ def _work(name, folder, pipe):
         pipe.send({"class": name, "fault": f"{type(e).__name__}: {e}"[:300], "at": where})
 
 
+STATE, MEDIA, GRADIENT = 1e-5, 1e-4, 0.01
+
+
+def faults_of(row):
+    """The columns of a row that are not as they must be."""
+    apart = any("not compared" in n for n in row["notes"])
+    right = {
+        "state": apart or row["access"] != "exact" or isinstance(row.get("state"), float) and row["state"] <= STATE,
+        "media": apart or isinstance(row.get("media"), float) and row["media"] <= MEDIA,
+        "ratio": row.get("ratio") == 0,
+        "resume": row.get("resume") is True,
+        "gradient": isinstance(row.get("gradient"), float) and abs(row["gradient"] - 1) <= GRADIENT,
+    }
+    return [n for n, ok in right.items() if not ok] if "ratio" in row else []
+
+
+def cell(value):
+    """A column of the table."""
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return f"{value:.5g}" if isinstance(value, float) else str(value).split(chr(10))[0][:60]
+
+
 def table(rows):
     """The rows as Markdown: those that are served, then what came of the others."""
     out = [
-        "| class | state | scheduler | conditions | order | rows together | peak MiB |",
-        "|---|---|---|---|---|---|---|",
+        "State, media: how far Euler's steps end from the pipeline itself (of inpainting, media alone). Ratio: the largest |ratio - 1| of a trainer. Resume: after kill "
+        "-9 of the worker. Gradient: by finite differences.",
+        "",
+        "| class | state | scheduler | conditions | order | state | media | ratio - 1 | resume | gradient | rows together |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         if "access" in r:
             state = ", ".join("x".join(map(str, t["shape"])) for t in r["tracks"])
             of = r["scheduler"].removesuffix("Scheduler").removesuffix("Discrete") + (" *" if r["notes"] else "")
+            proven = " | ".join(cell(r.get(n, "")) for n in ("state", "media", "ratio", "resume", "gradient"))
             out.append(
-                f"| {r['class']} | {state} | {of} | {', '.join(r['conditions'])} | {r['access']} | "
-                f"{'yes' if r['rows'] else 'no'} | {r['peak_mib']} |"
+                f"| {r['class']} | {state} | {of} | {', '.join(r['conditions'])} | {r['access']} | {proven} | "
+                f"{'yes' if r['rows'] else 'no'} |"
             )
     out += ["", *sorted(f"\\* {r['class']}: {n}" for r in rows for n in r.get("notes", ()))]
     out += ["", "| refused | why |", "|---|---|"]
@@ -1283,35 +1477,52 @@ def table(rows):
     return "\n".join([*out, "", f"Not built here ({len(left)}): {', '.join(left)}", ""])
 
 
+def _row(name, args):
+    """The row of a class, by a process of its own."""
+    here, there = multiprocessing.Pipe()
+    with tempfile.TemporaryDirectory(dir=args.folder, ignore_cleanup_errors=True) as folder:
+        worker = multiprocessing.Process(target=_work, args=(name, folder, there, not args.admit), daemon=True)
+        worker.start()
+        there.close()
+        try:
+            row = here.recv() if here.poll(args.limit) else {"fault": f"takes over {args.limit:.0f} s"}
+        except EOFError:
+            row = {"fault": "its process ended without a word"}
+        row["class"] = name
+        worker.kill()
+        worker.join()
+    print(json.dumps(row), flush=True)
+    return row
+
+
 def main():
     """Looks at each class in a process of its own."""
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--classes", default="", help="these alone, with commas between")
     a.add_argument("--table", type=Path, help="a Markdown file to write")
     a.add_argument("--list", type=Path, help="a file for the classes that are served, as workers read it")
-    a.add_argument("--limit", type=float, default=120, help="seconds of a class at most")
+    a.add_argument("--limit", type=float, default=1200, help="seconds of a class at most")
+    a.add_argument("--write", type=Path, help="a folder for those of --classes, by their names, and nothing else")
+    a.add_argument("--jobs", type=int, default=2, help="classes at a time")
+    a.add_argument("--admit", action="store_true", help="admission alone: no ratio, kill and gradient")
     args = a.parse_args()
-    rows = []
-    for name in args.classes.split(",") if args.classes else classes():
-        here, there = multiprocessing.Pipe()
-        with tempfile.TemporaryDirectory() as folder:
-            worker = multiprocessing.Process(target=_work, args=(name, folder, there), daemon=True)
-            worker.start()
-            there.close()
-            try:
-                row = here.recv() if here.poll(args.limit) else {"fault": f"takes over {args.limit:.0f} s"}
-            except EOFError:
-                row = {"fault": "its process ended without a word"}
-            row["class"] = name
-            worker.kill()
-            worker.join()
-        rows.append(row)
-        print(json.dumps(row), flush=True)
+    torch.set_num_threads(1)  # before any that computes: workers are forked
+    names = args.classes.split(",") if args.classes else classes()
+    if args.write:
+        for name in names:
+            write(args.write / name, name)
+        return
+    # The folder of all outlives workers that are about to end.
+    with tempfile.TemporaryDirectory() as args.folder, ThreadPoolExecutor(args.jobs) as pool:
+        rows = list(pool.map(lambda name: _row(name, args), names))
     served = [r for r in rows if "access" in r]
+    short = {r["class"]: faults for r in served if (faults := faults_of(r))}
     print(
-        f"{len(rows)} classes: {len(served)} served, {sum('fault' in r for r in rows)} refused, "
-        f"{sum('not_built' in r for r in rows)} not built"
+        f"{len(rows)} classes: {len(served)} served, {len(served) - len(short)} with every column, "
+        f"{sum('fault' in r for r in rows)} refused, {sum('not_built' in r for r in rows)} not built"
     )
+    for name, faults in short.items():
+        print(f"{name}: {', '.join(faults)}")
     if args.table:
         args.table.write_text(table(rows))
     if args.list:

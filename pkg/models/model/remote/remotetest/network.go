@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,7 +32,10 @@ var families = map[string]string{
 // EditClass is a whole pipeline, which takes an image to edit.
 const EditClass = "FluxKontextPipeline"
 
-// TracksClass is a whole pipeline whose states have two tracks.
+// SoundRate is that of the sound of TracksClass, in Hz.
+const SoundRate = 8000
+
+// TracksClass is a whole pipeline whose states have two tracks. It makes frames with a sound.
 const TracksClass = "LTX2Pipeline"
 
 // readIndex returns the class of the pipeline in the folder of a model. A folder without
@@ -95,6 +99,7 @@ func cardOf(class string) (c wire.Card) {
 				{Name: "video", Elements: 12 * Channels, Shape: []int{3, 4, Channels}},
 				{Name: "sound", Elements: 4 * Channels, Shape: []int{4 * Channels}},
 			},
+			Media: []string{"image", "audio"},
 		}
 	}
 	return c
@@ -389,9 +394,19 @@ func (w *Worker) decodeMedia(m *wire.Message) *wire.Message {
 			pixels[3*i+c] = uint8(max(0, min(1, x[token*Channels+c]/2+0.5+float32(frame)/64))*255 + 0.5)
 		}
 	}
-	return result(struct{}{}, wire.Tensor{
+	made := wire.Tensor{
 		Name: "media", DType: wire.U8, Shape: []int{args.Frames, args.Height, args.Width, 3}, Data: pixels,
-	})
+	}
+	if w.card.Class != TracksClass {
+		return result(struct{}{}, made)
+	}
+	samples := SoundRate / 10 * len(x) / (16 * Channels)
+	sound := wire.Tensor{Name: "sound", DType: wire.F32, Shape: []int{samples, 2}}
+	for i := range samples { // a tone on the left, as loud as the last element says
+		left := float64(x[len(x)-1]) / 4 * math.Sin(2*math.Pi*440*float64(i)/SoundRate)
+		sound.Data = tensor.F32.AppendFloats(sound.Data, []float32{float32(max(-1, min(1, left))), 0})
+	}
+	return result(wire.Sound{Rate: SoundRate}, made, sound)
 }
 
 // encodeMedia takes the last pixel of each token.
