@@ -23,7 +23,7 @@ from meander.train.learner import Learner  # noqa: E402
 from meander.train.loop import Trainer, _merged  # noqa: E402
 from meander.train.model import Network, Texts, digest  # noqa: E402
 from meander.train.losses import GSPO, LOSSES, PPO, Guard, Steps, make  # noqa: E402
-from meander.train.objective import Kernel  # noqa: E402
+from meander.train.objective import Kernel, rms, velocity_off  # noqa: E402
 from meander.train.rollouts import Rollouts  # noqa: E402
 
 S, C, L, D = 8, 16, 5, 24
@@ -296,6 +296,43 @@ def test_every_loss_makes_the_better_likelier_whatever_the_micro_batch(folder, n
         torch.testing.assert_close(states[1][key], value, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["density", "scaled", "squared"])
+@pytest.mark.parametrize("elements", [16, 65536])
+@pytest.mark.parametrize(
+    ("transition_of", "level", "step", "prediction", "guidance"),
+    [("sde", 0.9, 0, "flow", 1.0), ("cps", 0.02, 2, "flow", 20.0), ("ddim", 1.0, 0, "epsilon", 7.5),
+    ("ddim", 0.01, 2, "epsilon", 7.5), ("dance_sde", 1.0, 2, "sample", 1.0), ("cps", 1.0, 1, "v_prediction", 5.0)],
+)
+def test_roundings_explain_a_ratio(kind, elements, transition_of, level, step, prediction, guidance):
+    """Outputs of a network with a relative error, guided: from almost no noise to a scale of 20."""
+    sigmas, error = [0.99, 0.6, 0.05, 0.01], 1e-6
+    t = transition.kernel(transition_of, level, sigmas, step)
+    kernel = Kernel(t.x_coefficient, t.v_coefficient, t.noise_std, t.sigma - t.sigma_next, kind)
+    draw = torch.Generator().manual_seed(elements + step)
+    normal = lambda: torch.randn(64 if elements == 16 else 8, elements, generator=draw, dtype=torch.float64)  # noqa: E731
+    x, data, noise = normal(), normal(), normal()
+
+    def velocity(off):
+        """Of the guided output of two passes, each with its error."""
+        one, other = ({"flow": noise - data, "epsilon": noise, "sample": data}.get(prediction, noise - data) for _ in "ab")
+        one, other = one + off * rms(one)[:, None] * normal(), other + off * rms(other)[:, None] * normal()
+        out = guidance * one + (1 - guidance) * other
+        if prediction == "epsilon":
+            return out - (x - t.sigma * out) / (1 - t.sigma)
+        return (x - (1 - t.sigma) * out) / t.sigma - out if prediction == "sample" else out
+
+    v = velocity(0)
+    mean = kernel.mean(x, v).float().double()
+    after = (mean + t.noise_std * normal()).float()
+    old = kernel.log_prob(mean, after)
+    off = velocity_off(x, v, t.sigma, prediction, error * (2 * guidance - 1))
+    bound = kernel.rounding(mean, off)
+    assert (bound > 0).all()
+    assert ((kernel.log_prob(kernel.mean(x, velocity(error)), after) - old).abs() <= bound).all()
+    wrong = (kernel.log_prob(kernel.mean(x, velocity(100 * error)), after) - old).abs()
+    assert (wrong > bound).any(), "other weights are seen"
+
+
 def test_a_loss_of_trajectories_has_the_gradient_of_all_steps_at_once(folder):
     net, other = network(folder), network(folder, seed=2)
     for p in (*net.parameters(), *other.parameters()):
@@ -303,7 +340,7 @@ def test_a_loss_of_trajectories_has_the_gradient_of_all_steps_at_once(folder):
     batch = rolled(other)
     # nothing is clipped
     learner, rows = Learner(net, GSPO(0.5, 0.5), micro_batch=3, max_grad_norm=1e9), np.arange(batch.size)
-    log_probs = torch.stack([k.log_prob(*learner._mean(batch, rows, j)) for j, k in enumerate(batch.kernels)], dim=1)
+    log_probs = torch.stack([k.log_prob(*learner._mean(batch, rows, j)[:2]) for j, k in enumerate(batch.kernels)], dim=1)
     ratio = (log_probs - torch.tensor(batch.log_probs)).mean(dim=1).exp()
     loss = -(ratio * torch.tensor(batch.advantages[:, 0])).mean()
     want = torch.autograd.grad(loss, net.parameters(), allow_unused=True, materialize_grads=True)
@@ -401,7 +438,7 @@ def test_wrong_adapters_are_refused_by_name(folder):
         ({"alpha": 0}, "--alpha: 0; must be above 0"),
         ({"threads": 0}, "--threads: 0; must be above 0"),
         ({"beta": -1.0}, "--beta: -1.0; must be at least 0"),
-        ({"ratio_limit": float("nan")}, "--ratio-limit: nan; must be a number"),
+        ({"ratio_factor": float("nan")}, "--ratio-factor: nan; must be a number"),
         ({"kl_limit": float("nan")}, "--kl-limit: nan; must be a number"),
         ({"adam_beta2": 1.5}, "--adam-beta2: 1.5; must be at least 0 and below 1"),
         ({"noise_level": 0.0}, "--noise-level: 0.0; must be above 0"),
@@ -524,7 +561,8 @@ def test_a_file_of_tensors_is_that_of_safetensors():
 def test_alarms():
     def update(**changed):
         return {
-            "ratio_off": [1e-8, math.nan], "behind": 0, "steps": [0], "kl": [1e-4], "reader": 0.8, "zero_std": 0.1
+            "ratio_off": [1e-8, math.nan], "ratio_bound": [1e-7, 1e-6], "behind": 0,
+            "steps": [0], "kl": [1e-4], "reader": 0.8, "zero_std": 0.1
         } | changed
 
     alarms = Alarms(Config(prompts="p"))
@@ -534,7 +572,7 @@ def test_alarms():
     assert window.update(update(steps=[1], kl=[1e-2])) == []
     assert [k for k, _ in window.update(update(kl=[1e-2]))] == [HACKING]
     assert [k for k, _ in alarms.update(update(ratio_off=[1e-8, 1e-5]))] == [RATIO]
-    assert alarms.update(update(ratio_off=[1e-5], behind=1)) == []  # older weights are elsewhere by right
+    assert alarms.update(update(ratio_off=[1e-5, math.nan], behind=1)) == []  # older weights are elsewhere by right
     for _ in range(8):
         found = alarms.update(update(reader=0.5))
         if found:
@@ -586,13 +624,13 @@ def test_settings_are_checked():
 
 def test_several_batches_of_an_update_are_one_line():
     one = {
-        "batch": "u0", "batch_digest": "a", "reward": 0.25, "samples": 4, "ratio_off": [1e-8, math.nan],
+        "batch": "u0", "batch_digest": "a", "reward": 0.25, "samples": 4, "ratio_off": [1e-8, math.nan], "ratio_bound": [1e-7, 1e-6],
         "kl": [1.0, math.nan], "made_by": ["w"], "behind": 0, "steps": [0, 1]
     }
-    two = one | {"batch": "u1", "batch_digest": "b", "reward": 0.75, "ratio_off": [2e-8, 1e-9], "kl": [3.0, 5.0]}
+    two = one | {"batch": "u1", "batch_digest": "b", "reward": 0.75, "ratio_off": [2e-8, 1e-9], "ratio_bound": [1e-7, 2e-6], "kl": [3.0, 5.0]}
     assert _merged([one]) == one
     want = {
-        "batch": "u0+u1", "batch_digest": "a+b", "reward": 0.5, "samples": 8, "ratio_off": [2e-8, 1e-9],
+        "batch": "u0+u1", "batch_digest": "a+b", "reward": 0.5, "samples": 8, "ratio_off": [2e-8, 1e-9], "ratio_bound": [1e-7, 2e-6],
         "kl": [2.0, 5.0], "made_by": ["w"], "behind": 0, "steps": [0, 1]
     }
     assert _merged([one, two]) == want

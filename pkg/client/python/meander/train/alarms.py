@@ -30,12 +30,13 @@ class Alarms:
     def update(self, record: dict[str, Any]) -> list[tuple[str, str]]:
         """Returns alarms of an update's record, as pairs of kind and text."""
         c, out = self.config, []
-        off = max((x for x in record["ratio_off"] if not math.isnan(x)), default=0.0)
-        if record["behind"] == 0 and off > c.ratio_limit:
+        pairs = zip(record["ratio_off"], record["ratio_bound"], strict=True)
+        off, bound = max((p for p in pairs if p[0] > c.ratio_factor * p[1]), default=(0.0, 0.0))
+        if record["behind"] == 0 and off:
             out.append(
                 (
                     RATIO,
-                    f"|log_prob - old| is up to {off:.1e} before any step, more than {c.ratio_limit:g}: the sampler's "
+                    f"|log_prob - old| is up to {off:.1e} before any step, and roundings are {bound:.1e}: the sampler's "
                     f"weights are not the trainer's, or --dtype is not the sampler's"
                 )
             )

@@ -42,6 +42,10 @@ class Config:
     model: str = _setting(
         "deploy/models/signs", "folder in the diffusers layout: the checkpoint that the samplers serve", _ROLL
     )
+    generic: bool = _setting(
+        False, "the samplers have --generic: compute a whole pipeline, as for a class that has no family", _ROLL
+    )
+    trust_class: bool = _setting(False, "the samplers have --trust-class: take a class that is not tested", _ROLL)
     prompts: str = _setting(
         "", "file of prompts to train on: a text a line, or JSON lines with fields of a prompt", _ROLL
     )
@@ -64,7 +68,8 @@ class Config:
     noise_level: float = _setting(0.9, "their noise", _ROLL)
     initial_noise: str = _setting("shared", "shared by the samples of a prompt, or per_sample", _ROLL)
     guidance: float = _setting(
-        1.0, "true_cfg_scale; 1 for none (the guidance input of FLUX.1 is a field of a prompt)", _ROLL
+        1.0, "true_cfg_scale, of a whole pipeline its argument of guidance; 1 for none, 0 for the model's (the "
+        "guidance input of FLUX.1 is a field of a prompt)", _ROLL
     )
     guidance_2: float = _setting(
         0.0, "true_cfg_scale_2, of the second network of a model that has two; 0: --guidance", _ROLL
@@ -105,6 +110,10 @@ class Config:
         _LOSS
     )
     is_threshold: float = _setting(2.0, "importance weights of older batches are cut at this (--ahead)", _LOSS)
+    targets: str = _setting(
+        "", "linear layers that get the LoRA, by the ends of their names, as to_q,to_v; default those of attention",
+        _LOSS
+    )
     rank: int = _setting(16, "rank of the LoRA", _LOSS)
     alpha: int = _setting(16, "its alpha: it is scaled by alpha / rank", _LOSS)
     lr: float = _setting(2e-3, "learning rate", _LOSS)
@@ -157,8 +166,8 @@ class Config:
     sheet: int = _setting(24, "held-out samples on the contact sheets before and after", _EVAL)
 
     stop: bool = _setting(True, "stop at an alarm of hacking or collapse; the best adapter is kept in any case", _STOP)
-    ratio_limit: float = _setting(
-        1e-6, "most |log_prob - old| of the first pass on weights that are the sampler's", _STOP
+    ratio_factor: float = _setting(
+        1.0, "most |log_prob - old| of the first pass: this times what roundings of --dtype explain at the step", _STOP
     )
     gold_drop: float = _setting(0.05, "hacking: the gold reader is this far below its best, twice", _STOP)
     diversity_floor: float = _setting(0.8, "hacking: diversity below this share of the start's", _STOP)
@@ -179,7 +188,7 @@ class Config:
                 raise ValueError(f"--{flag(field.name)}: {value}; must be a number")
             if field.name in positive and not value > 0:
                 raise ValueError(f"--{flag(field.name)}: {value}; must be above 0")
-        for name in ("beta", "weight_decay", "ratio_limit", "gold_drop", "diversity_floor", "kl_limit", "reward_drop"):
+        for name in ("beta", "weight_decay", "ratio_factor", "gold_drop", "diversity_floor", "kl_limit", "reward_drop"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be at least 0")
         if not 0 <= self.adam_beta2 < 1:
@@ -210,7 +219,7 @@ class Config:
                 raise ValueError(
                     f"--{flag(name)}: {getattr(self, name)!r}; must be {', '.join(of[:-1])} or {of[-1]}"
                 )
-        for name in ("height", "width", "frames", "guidance_2"):
+        for name in ("height", "width", "frames", "guidance", "guidance_2"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be above 0, or 0 for the default")
         if not 0 <= self.warmup < self.updates:
@@ -275,6 +284,10 @@ class Config:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"{self.run}-{self.trainer}-{secrets.token_hex(3)}")
         return [sink(to, file.read_text(), "--track") for to in named]
+
+    def layers(self) -> tuple[str, ...]:
+        """The names in targets."""
+        return tuple(name for part in self.targets.split(",") if (name := part.strip()))
 
     def options(self) -> dict[str, float]:
         """The settings in loss_options."""

@@ -43,13 +43,14 @@ class Shown:
 
 @dataclasses.dataclass
 class Evaluation:
-    """Shares of held-out samples that are read exactly, by the rewarded reader and the gold one, and the diversity."""
+    """Shares of held-out samples that are read exactly, by the rewarded reader and the gold one, and the diversity. Of
+    a reward function that reads nothing it is the mean of its scores."""
 
     exact: float
-    """The share that the rewarded reader reads exactly; gold is that of the gold reader, None without one."""
+    """That of the rewarded reader; gold is that of the gold reader, None without one."""
     gold: float | None
     rates: dict[str, float]
-    """The shares by the name of the reader."""
+    """Those by the name of the reader."""
     diversity: float | None
     """The mean score of diversity; None: not measured."""
     shown: list[Shown]
@@ -94,7 +95,8 @@ async def evaluate(
                 f"{reader['name']} gave no score to {values.count(None)} of {len(values)} samples: "
                 f"{next(r['scores'][k]['error'] for r in rewards if r['scores'][k]['value'] is None)}"
             )
-        rates[reader["name"]] = _exact(rewards, k)
+        says = any(r["scores"][k].get("exact") is not None for r in rewards)
+        rates[reader["name"]] = _exact(rewards, k) if says else sum(values) / len(values)
     diversity = sum(r["reward"] for r in spaced) / apart if varied else None
     shown = [
         await retry_while_away(partial(_shown, client, run, r), config.patience)

@@ -14,6 +14,7 @@ from ..maths import loss as reference
 from . import distributed
 from .losses import Loss, Noised, Steps
 from .model import Network, Texts
+from .objective import velocity_off
 from .rollouts import Rollouts
 
 
@@ -23,6 +24,8 @@ class Report:
 
     ratio_off: list[float]
     """max |log_prob - old| of samples that no optimizer step had been taken for."""
+    ratio_bound: list[float]
+    """What of it roundings may be: see Kernel.rounding."""
     moved: float
     """mean |log_prob - old| of the others."""
     figures: dict[str, float]
@@ -201,14 +204,14 @@ class Learner:
     def _step(self, shared: _Shared, rows: np.ndarray, j: int, base: bool) -> _Seen:
         """Trained step j of some samples under the network, and under its base."""
         kernel, batch = shared.batch.kernels[j], shared.batch
-        mean, after = self._mean(batch, rows, j)
+        mean, after, off = self._mean(batch, rows, j)
         nothing = torch.full((len(rows),), math.nan, dtype=torch.float64, device=mean.device)
-        seen = _Seen(kernel.log_prob(mean, after), nothing, nothing, nothing)
+        seen = _Seen(kernel.log_prob(mean, after), nothing, nothing, nothing, kernel.rounding(mean.detach(), off))
         if shared.means is not None:
             seen.drift = kernel.divergence(mean, shared.means[rows, j])
         if base:
             with torch.no_grad(), self.network.base():
-                of_base, _ = self._mean(batch, rows, j)
+                of_base, _, _ = self._mean(batch, rows, j)
             seen.divergence, seen.base = kernel.divergence(mean, of_base), kernel.log_prob(of_base, after)
         return seen
 
@@ -220,6 +223,7 @@ class Learner:
         tally = shared.tally
         if shared.fresh:
             tally.off[j] = max(float(tally.off[j]), float(off.max()))
+            tally.bound[j] = max(float(tally.bound[j]), float(seen.rounding.max()))
         else:
             tally.moved += torch.tensor([float(off.sum()), len(rows)], dtype=torch.float64)
         if shared.compare:
@@ -267,10 +271,15 @@ class Learner:
     def _guided(self, batch: Rollouts, x: torch.Tensor, sigma: torch.Tensor, texts: Texts) -> torch.Tensor:
         return self.network.guided(x, sigma, texts, batch.frame, batch.rule, batch.rescale)
 
-    def _mean(self, batch: Rollouts, rows: np.ndarray, j: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean of trained step j of some samples under the network, and the state after it."""
+    def _mean(self, batch: Rollouts, rows: np.ndarray, j: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The mean of trained step j of some samples under the network, the state after it, and how far roundings may
+        bring the velocity off."""
         x, after, sigma, texts = batch.step(rows, j, self.network.device)
-        return batch.kernels[j].mean(x, self._guided(batch, x, sigma, texts)), after
+        v, scale = self._guided(batch, x, sigma, texts), batch.scale(j)
+        relative = self.network.relative_error() * (2 * scale - 1)  # v = scale of one and 1 - scale of another
+        prediction = self.network.whole.family.prediction() if self.network.whole else "flow"
+        off = velocity_off(x, v.detach(), float(sigma[0]), prediction, relative)
+        return batch.kernels[j].mean(x, v), after, off
 
     @torch.no_grad()
     def score(self, batch: Rollouts, rows: list[int]) -> tuple[np.ndarray, torch.Tensor]:
@@ -280,7 +289,7 @@ class Learner:
         means = torch.zeros(batch.batch["latents"].shape, dtype=torch.float64, device=self.network.device)
         for piece, counts in self._pieces(batch, rows):
             for j, kernel in enumerate(batch.kernels):
-                mean, after = self._mean(batch, piece, j)
+                mean, after, _ = self._mean(batch, piece, j)
                 if not counts:
                     continue
                 means[piece, j] = mean
@@ -315,7 +324,7 @@ class _Tally:
     """Sums over the pieces of an update, of all processes. Of two numbers the second counts."""
 
     def __init__(self, steps: int, figures: tuple[str, ...]):
-        self.off = torch.full((steps,), -math.inf, dtype=torch.float64)
+        self.off, self.bound = (torch.full((steps,), -math.inf, dtype=torch.float64) for _ in range(2))
         self.kl, self.moved, self.weight = (torch.zeros(*shape, 2, dtype=torch.float64) for shape in ((steps,), (), ()))
         self.figures = {name: torch.zeros(2, dtype=torch.float64) for name in figures}
         self.loss = 0.0
@@ -338,12 +347,14 @@ class _Tally:
     def report(self, norm: float, used: int, minibatches: int) -> Report:
         loss = torch.tensor(self.loss, dtype=torch.float64)
         distributed.add([self.kl, self.moved, self.weight, loss, *self.figures.values()])
-        distributed.largest(self.off)
+        for most in (self.off, self.bound):
+            distributed.largest(most)
 
         def per(t: torch.Tensor) -> float:
             return float(t[0] / t[1]) if t[1] else math.nan
 
-        return Report([x if math.isfinite(x) else math.nan for x in self.off.tolist()], per(self.moved),
+        off, bound = ([x if math.isfinite(x) else math.nan for x in most.tolist()] for most in (self.off, self.bound))
+        return Report(off, bound, per(self.moved),
             {name: per(t) for name, t in self.figures.items()},
                       float(loss) / minibatches, norm, [per(t) for t in self.kl], per(self.weight), used)  # fmt: skip
 
@@ -371,3 +382,4 @@ class _Seen:
     drift: torch.Tensor
     base: torch.Tensor  # log-prob of the network without its adapter
     divergence: torch.Tensor  # from that network
+    rounding: torch.Tensor  # how far roundings may bring log_prob off

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from ..client.client import Client, connect
+from ..data.batch import Batch
 from ..data.events import EventError
 from ..client.tasks import check_cancelled
 from ..torch.faults import Fault
@@ -46,7 +47,13 @@ class Trainer:
         self.config, self.client, self.out, self.beside = config, client, Path(config.out), beside
         self.network = Network(config.model, config.rank, config.alpha, seed=config.seed,
             device=distributed.device(config.device), dtype=getattr(torch, config.dtype),
-                               checkpointing=config.checkpointing, shard=config.shard)  # fmt: skip
+                               checkpointing=config.checkpointing, shard=config.shard,
+                               targets=config.layers(), generic=config.generic,
+                               trust_class=config.trust_class)  # fmt: skip
+        if whole := self.network.whole:
+            guides = whole.family.card()["pipeline"]["guidance"]
+            own = config.guidance if guides or config.guidance != 1 else 0.0
+            config = self.config = dataclasses.replace(config, generic=True, guidance=own)
         self._check_size()
         self.learner = Learner(self.network, losses.of(config), config.lr, config.adam_beta2, config.weight_decay,
                                config.max_grad_norm, config.minibatches, config.micro_batch, config.ema,
@@ -249,7 +256,7 @@ class Trainer:
             elif behind > self.config.ahead and not self.config.follow:
                 left_out = self.alarms.stale(found.name, behind)
             else:
-                whole = Rollouts(found, self.network.family.conditioning)
+                whole = await self._rollouts(found)
                 self._check_model(whole)
             steps, sampled = (len(whole.kernels), str(found["uid"][0])) if whole else (0, "")
             task = Task(found.name, found.cursor, [g.uid for g in found.groups], behind, left_out, steps, sampled)
@@ -271,21 +278,30 @@ class Trainer:
         if mine is None or distributed.world() > 1:
             share = await self.stream.mine(task, whole.batch if whole else None)
             if share.size:
-                mine = Rollouts(share, self.network.family.conditioning)
+                mine = await self._rollouts(share)
             elif self.network.shard:
                 other = await self.stream.part(task, [task.sampled], whole.batch if whole else None)
-                mine = Rollouts(other, self.network.family.conditioning, counts=False)
+                mine = await self._rollouts(other, counts=False)
             else:
                 mine = Rollouts.without_samples(task.name, task.steps)
         clock.lap("read")
         return whole, mine, task.behind
 
+    async def _rollouts(self, batch: Batch, counts: bool = True) -> Rollouts:
+        """A batch as the network needs it, with the files that its samples are conditioned on."""
+        whole = self.network.whole
+        for c in [c for s in batch.samples for c in (s.trajectory or {}).get("conditions") or []] if whole else ():
+            if whole and whole.lacks(c):
+                await _in(self.beside, whole.read, c, await self.stream.patiently(self.client.blob, c["ref"]))
+        return Rollouts(batch, self.network.family.conditioning, counts, whole.recipe if whole else None)
+
     def _check_model(self, batch: Rollouts) -> None:
         """ValueError: the samples are of another model than the one to train, by their shapes."""
-        family, size = self.network.family, batch.frame
-        made = (*batch.batch["latents"].shape[-2:], batch.batch.conditioning["prompt_embeds"].shape[-1])
+        family, size, whole = self.network.family, batch.frame, self.network.whole
+        texts = 0 if whole else batch.batch.conditioning["prompt_embeds"].shape[-1]
+        made = (*batch.batch["latents"].shape[-2:], texts)
         try:
-            own = (*family.latent_shape(size), family.width())
+            own = (*family.latent_shape(size), 0 if whole else family.width())
         except Fault as e:
             raise ValueError(
                 f"--model: {self.config.model}: of the samples: {e}: must be the folder that the samplers serve"
@@ -303,7 +319,8 @@ class Trainer:
             "batch": batch.name, "batch_digest": batch.batch.digest(), "reward": float(batch.rewards.mean()),
             "zero_std": sum(r.max() == r.min() for r in groups) / len(groups), "spread": batch.spread(),
             "samples": batch.size,
-            "used": report.used, "ratio_off": report.ratio_off, "moved": report.moved, **report.figures,
+            "used": report.used, "ratio_off": report.ratio_off, "ratio_bound": report.ratio_bound,
+            "moved": report.moved, **report.figures,
             "loss": report.loss,
             "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind,
             "steps": batch.batch["step_indices"][0].tolist(),
@@ -350,7 +367,7 @@ class Trainer:
     def _title(self, got: evaluate.Evaluation) -> str:
         rates = ", ".join(f"{name} {rate:.3f}" for name, rate in got.rates.items())
         steps = self.config.eval_steps or self.config.steps
-        return f"update {self.updated}: {got.samples} held-out samples at {steps} ode steps, read exactly: {rates}" + (
+        return f"update {self.updated}: {got.samples} held-out samples at {steps} ode steps, exact or the mean: {rates}" + (
             f"; diversity {got.diversity:.4f}" if got.diversity is not None else "")  # fmt: skip
 
     def _raise(self, found: list[tuple[str, str]]) -> str:
@@ -435,7 +452,7 @@ def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
             out[name] = sum(values)
         elif name in ("behind", "policy_version", "grad_norm"):
             out[name] = max(values)
-        elif name == "ratio_off":
+        elif name in ("ratio_off", "ratio_bound"):
             out[name] = [max(_known(v), default=math.nan) for v in zip(*values)]
         elif name == "kl":
             out[name] = [_mean(v) for v in zip(*values)]

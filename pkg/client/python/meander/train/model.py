@@ -1,5 +1,5 @@
-"""The network that is trained: the transformer of a family of meander.torch, or its two, frozen, with a LoRA (arXiv
-2106.09685) on the blocks."""
+"""The network that is trained, frozen, with a LoRA (arXiv 2106.09685): the transformer of a family of meander.torch, or
+its two, or what a whole pipeline steps with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import torch as safetensors
@@ -20,9 +21,15 @@ from ..torch.engine import find_device
 from ..torch.family import Family, Size
 from ..torch.faults import Fault
 from ..torch.folder import Folder
+from ..torch.sessions import Recipe
 from . import distributed
+from .whole import Whole
 
 _ADAPTER = "adapter"
+_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+"""Layers of networks that have no family to name others."""
+_GROWTH = 4.0
+"""Of roundings within a network: see relative_error."""
 
 
 Row = dict[str, torch.Tensor]
@@ -40,6 +47,8 @@ class Texts:
     negative: list[Row] = dataclasses.field(default_factory=list)
     scale: float = 1.0
     """That of classifier-free guidance, where there are negative prompts."""
+    recipes: list[Recipe] = dataclasses.field(default_factory=list)
+    """What a whole pipeline is called with, of each sample; there is nothing else then."""
 
 
 class Network:
@@ -52,14 +61,20 @@ class Network:
     leaves the one that its batch does not train. checkpointing recomputes each block in the backward pass, for networks
     whose activations do not fit. shard splits all parameters over the processes, for networks that do not fit: then all
     processes call velocity, its backward pass, state, load and save without a state together, equally often.
+
+    A folder of another class, and with generic any, is computed as a whole pipeline, with its own guidance.
     """
+
+    whole: Whole | None = None
+    """The pipeline, where it is computed as a whole."""
 
     def __init__(
         self, folder: str | Path, rank: int = 16, alpha: int = 16, targets: tuple[str, ...] = (), seed: int = 0,
         device: str = "cpu", dtype: torch.dtype = torch.float32, checkpointing: bool = False, shard: bool = False,
+        generic: bool = False, trust_class: bool = False,
     ):  # fmt: skip
-        """ValueError: the folder is none of a family, or not whole, with what is wrong; shard, in one process or of an
-        older torch."""
+        """ValueError: the folder is not computed, with what is wrong; shard, in one process, of an older torch or of a
+        whole pipeline."""
         from peft import LoraConfig
 
         if shard and torch.__version__ < (2, 8):  # FSDP of older ones wants one dtype, and fails on CPUs
@@ -72,19 +87,13 @@ class Network:
             self.device, self.shard = find_device(device), shard
         except Fault as e:
             raise ValueError(f"--{e}") from e
-        self.family, parts = _load(folder, dtype)
-        if not shard:  # else a block is moved as it is split: the whole may not fit
-            for network in parts.values():
-                network.to(self.device)
-        self.family.attach_transformers(parts)
+        self.family = self._load(folder, dtype, generic, trust_class)
         self.networks, self.family.device = self.family.networks, self.device
         torch.manual_seed(seed)  # of the adapter's first matrices; the second ones begin at 0
-        modules = list(targets or self.family.lora_targets)
+        modules = list(targets or self.family.lora_targets or _ATTENTION)
         self.config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=modules)
         for network in self.networks.values():
-            network.add_adapter(self.config, adapter_name=_ADAPTER)
-            if checkpointing:
-                network.enable_gradient_checkpointing()
+            self._adapt(network, checkpointing)
         for p in self.parameters():
             p.data = p.data.float()
         self.gradients = 1.0  # the factor of a loss for gradients that are sums over the processes
@@ -94,6 +103,41 @@ class Network:
             else:
                 network.to(self.device)
             network.train(checkpointing)  # there is no dropout: it switches checkpointing alone
+
+    def _load(self, folder: str | Path, dtype: torch.dtype, generic: bool, trust: bool) -> Family:
+        """The family of a folder, with its networks. ValueError: what is wrong with it."""
+        try:
+            family = families.find(Folder(folder), generic, trust)
+            if family.cfg_rule == "inside":
+                if self.shard:
+                    raise ValueError(f"--shard: set; must not be, {family.folder.class_name} is computed as a whole")
+                self.whole = Whole(folder, str(self.device), dtype, trust)
+                return self.whole.family
+            for part in family.transformers():
+                family.check_part(part)
+            parts = {part: family.load_part(part, dtype) for part in family.transformers()}
+        except Fault as e:
+            raise ValueError(f"--model: {folder}: {e}") from e
+        if not self.shard:  # else a block is moved as it is split: the whole may not fit
+            for network in parts.values():
+                network.to(self.device)
+        family.attach_transformers(parts)
+        return family
+
+    def _adapt(self, network: Any, checkpointing: bool) -> None:
+        """Adds the adapter. ValueError: the network takes none, or cannot recompute its activations."""
+        name = type(network).__name__
+        if not hasattr(network, "add_adapter"):
+            raise ValueError(f"--model: {name} of diffusers takes no adapters")
+        try:
+            network.add_adapter(self.config, adapter_name=_ADAPTER)
+        except ValueError as e:
+            raise ValueError(f"--targets: {name}: {e}") from e
+        if checkpointing:
+            try:
+                network.enable_gradient_checkpointing()
+            except ValueError as e:
+                raise ValueError(f"--checkpointing: {e}") from e
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """All parameters, the frozen ones, too, by their names of the networks."""
@@ -129,6 +173,8 @@ class Network:
         """Returns v under the classifier-free guidance of the texts, combined by rule: plain, rescaled to the length of
         the conditioned v token by token, or plain_clamped, shortened to that of the sample. In the share rescale it is
         then brought to the standard deviation of the conditioned v (arXiv 2305.08891, section 3.4)."""
+        if texts.recipes and self.whole:
+            return self.whole.velocity(x, sigma, texts.recipes)
         v = self.velocity(x, sigma, texts.rows, size, texts.guidance)
         if not texts.negative:
             return v
@@ -144,6 +190,12 @@ class Network:
             own, of = (t.flatten(1).std(dim=1)[:, None, None] for t in (v, out))
             out = out * (rescale * own / of + (1 - rescale))
         return out
+
+    def relative_error(self) -> float:
+        """What roundings alone may make of an output of the network, in root mean squares: of each of its L layers one
+        of the dtype, which add up as a random walk does, with a factor for the sums within a layer and between."""
+        layers = max(sum(hasattr(m, "weight") for m in network.modules()) for network in self.networks.values())
+        return _GROWTH * layers**0.5 * torch.finfo(self.family.dtype).eps / 2
 
     @contextlib.contextmanager
     def base(self) -> Iterator[None]:
@@ -206,17 +258,6 @@ class Network:
         config = copy.deepcopy(self.config).to_dict()
         plain = {k: sorted(v) if isinstance(v, set) else getattr(v, "value", v) for k, v in config.items()}
         return json.dumps({**plain, "base_model_name_or_path": None}, indent=2, sort_keys=True, default=str) + "\n"
-
-
-def _load(folder: str | Path, dtype: torch.dtype) -> tuple[Family, dict[str, torch.nn.Module]]:
-    """The family of a folder, and its transformers. ValueError: what is wrong with it."""
-    try:
-        family = families.find(Folder(folder))
-        for part in family.transformers():
-            family.check_part(part)
-        return family, {part: family.load_part(part, dtype) for part in family.transformers()}
-    except Fault as e:
-        raise ValueError(f"--model: {folder}: {e}") from e
 
 
 def _blocks(transformer: torch.nn.Module) -> list[torch.nn.Module]:

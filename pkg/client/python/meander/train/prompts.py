@@ -129,7 +129,7 @@ def training(
             "rollout": {
                 "sde_type": config.sde_type, "noise_level": config.noise_level, "sde_step_indices": trained,
                 "return_step_indices": kept,
-                "return_conditioning": True, "latents_dtype": "F32",
+                **({} if config.generic else {"return_conditioning": True}), "latents_dtype": "F32",
             },
             "reward": config.rewards(diversity),
             "advantage": {"estimator": config.estimator},
@@ -190,7 +190,8 @@ def _common(config: Config, uid: str, *draw: object) -> dict[str, Any]:
     lane = {"model": config.lane} if config.lane else {}
     seed = int.from_bytes(hashlib.sha256(repr(draw).encode()).digest()[:6], "big")
     given = {
-        "true_cfg_scale_2": config.guidance_2, "height": config.height, "width": config.width, "frames": config.frames
+        "true_cfg_scale": config.guidance, "true_cfg_scale_2": config.guidance_2,
+        "height": config.height, "width": config.width, "frames": config.frames,
     }  # fmt: skip
     own = {name: value for name, value in given.items() if value}  # else those of the model
-    return {"uid": uid, "seed": seed, "true_cfg_scale": config.guidance, **own, **lane}
+    return {"uid": uid, "seed": seed, **own, **lane}

@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from ..data.batch import Batch, scales_of
-from ..data.events import EventError, check_uses
+from ..data.events import Event, EventError, check_uses
 from ..data.textbatch import TextBatch
 from ..torch.family import Size
+from ..torch.sessions import Recipe
 from .model import Row, Texts
 from .objective import Kernel
 
 
 _ALIKE = ("frames", "height", "width", "cfg_scales", "guidance_rescale")
+_OF_PIPELINES = {"conditions", "arguments", "network_timesteps", "initial_std"}
 """The settings that this trainer computes a velocity with, and that all samples of a micro-batch share."""
 USES = {
     *_ALIKE, "prompt", "prompt_2", "prompt_3", "negative_prompt", "truncate_prompt",  # by the encoded texts
@@ -26,18 +28,20 @@ USES = {
     # What made the stored states, which are read as they are.
     "solver", "latents_dtype", "sample_seed", "noise_seed", "step_seeds", "start", "stop",
 }  # fmt: skip
-"""The settings that this trainer uses: a sample with another is refused."""
+"""The settings that this trainer uses: a sample with another is refused. Those of whole pipelines come with these."""
 
 
 class Rollouts:
     """The samples of a batch that have advantages: B rows with W trained steps each, of one size and one schedule.
 
     log_probs and advantages are [B, W] float64; kernels [W] are the trained steps. conditioning names the tensors of a
-    prompt that the network takes, as Family.conditioning does. Samples that do not count add no gradient: a process
+    prompt that the network takes, as Family.conditioning does; recipe is what a whole pipeline, which takes none, is
+    called with for a trajectory. Samples that do not count add no gradient: a process
     without samples goes along with them in the passes of a sharded network.
     """
 
-    def __init__(self, batch: Batch, conditioning: Sequence[str] = ("prompt_embeds",), counts: bool = True):
+    def __init__(self, batch: Batch, conditioning: Sequence[str] = ("prompt_embeds",), counts: bool = True,
+        recipe: Callable[[Event], Recipe] | None = None):  # fmt: skip
         if not batch.size:
             raise EventError(f"batch {batch.name}: no sample has an advantage")
         if isinstance(batch, TextBatch):
@@ -51,16 +55,21 @@ class Rollouts:
             batch["noise_std"] != batch["noise_std"][0]
         ).any():
             raise EventError(f"batch {batch.name}: its samples ran different schedules; a micro-batch has one")
+        self.rule = first["cfg_rule"]
+        if (self.rule == "inside") != (recipe is not None):
+            how = "--generic, as they have" if recipe is None else "no --generic, as they have none"
+            raise EventError(
+                f"batch {batch.name}: its samplers guide by the rule {self.rule}; must be trained with {how}"
+            )
         trajectories = [s.trajectory or {} for s in batch.samples]
         for t in trajectories:
-            check_uses(t, USES, "this trainer")
+            check_uses(t, USES | _OF_PIPELINES if recipe else USES, "this trainer")
         if several := {name for name in (*_ALIKE, "cfg_rule") for t in trajectories if t.get(name) != first.get(name)}:
             raise EventError(f"batch {batch.name}: its samples differ in {', '.join(sorted(several))}; must be equal")
-        self.rule = first["cfg_rule"]
         self.rescale = first.get("guidance_rescale", 0.0)
-        self.schedule = first["sigmas"][:-1]
+        *self.schedule, self.last = first["sigmas"]
         self.scales = scales_of(first)
-        prefixes = ("", "negative_") if max(self.scales) > 1 else ("",)
+        prefixes = () if recipe else ("", "negative_") if max(self.scales) > 1 else ("",)
         if missing := [p + n for p in prefixes for n in conditioning if p + n not in batch.conditioning]:
             raise EventError(
                 f"batch {batch.name}: no {missing[0]} are stored; "
@@ -70,6 +79,8 @@ class Rollouts:
         self.log_probs, self.advantages, self.rewards = batch["log_probs"], batch["advantages"], batch["rewards"]
         self.kernels = [Kernel.of(batch, j, first["log_prob_kind"]) for j in range(self.log_probs.shape[1])]
         self.conditioning, self.prompts = tuple(conditioning), dict[tuple[int, str, torch.device], Row]()
+        first_of = dict(zip(batch["group_index"][::-1].tolist(), trajectories[::-1], strict=True))
+        self.recipes = {k: recipe(t) for k, t in first_of.items()} if recipe else {}
         self.frame = Size(first.get("frames", 1), first["height"], first["width"])
 
     @classmethod
@@ -79,7 +90,7 @@ class Rollouts:
         out.batch, out.name, out.size, out.counts = Batch([], name), name, 0, False
         out.batch.arrays |= {"group_index": np.zeros(0, np.int64), "latents": np.zeros((0, steps, 0, 0), np.float32)}
         out.log_probs, out.advantages, out.rewards = np.zeros((0, steps)), np.zeros((0, steps)), np.zeros(0)
-        out.schedule = []
+        out.schedule, out.recipes = [], {}
         out.kernels = [Kernel(0.0, 0.0, 1.0, 1.0, "density")] * steps
         return out
 
@@ -131,6 +142,7 @@ class Rollouts:
         that sigma [n] and the texts. The noise is drawn of the sample and the step: it is the same in each
         micro-batch, process and repetition."""
         clean = torch.stack([torch.as_tensor(self.batch.samples[r].latents(len(self.schedule))) for r in rows])
+        clean = clean / math.hypot(1 - self.last, self.last)  # the state that is decoded
         noise = torch.stack(
             [
                 torch.randn(
@@ -148,6 +160,8 @@ class Rollouts:
         """The texts of some rows as step i of the schedule has them."""
         guidance = torch.as_tensor(self.batch["guidance"][rows], dtype=torch.float32, device=device)
         groups = self.batch["group_index"][rows].tolist()
+        if self.recipes:
+            return Texts([], guidance, recipes=[self.recipes[g] for g in groups])
         away = groups if self.scales[i] > 1 else []
         return Texts(
             [self._prompt(g, "", device) for g in groups], guidance,
@@ -164,6 +178,10 @@ class Rollouts:
                 out[name] = torch.as_tensor(value if mask is None else value[: int(mask[group].sum())], device=device)
             self.prompts[key] = out
         return self.prompts[key]
+
+    def scale(self, j: int) -> float:
+        """The scale of guidance at trained step j; 1: without."""
+        return self.scales[int(self.batch["step_indices"][0, j])]
 
     def by_group(self, values: np.ndarray) -> list[np.ndarray]:
         """Values [B, ...] of the samples, a part for each group."""

@@ -256,8 +256,8 @@ def test_older_torch_does_not_shard(folders, monkeypatch):
 def test_a_folder_without_a_family_is_refused(folders, tmp_path):
     with pytest.raises(ValueError, match="no model_index.json"):
         Network(tmp_path)
-    (tmp_path / "model_index.json").write_text('{"_class_name": "AuraFlowPipeline"}')
-    with pytest.raises(ValueError, match="'AuraFlowPipeline'; must be one of QwenImagePipeline"):
+    (tmp_path / "model_index.json").write_text('{"_class_name": "AuroraPipeline"}')
+    with pytest.raises(ValueError, match="'AuroraPipeline'; must be a pipeline of diffusers"):
         Network(tmp_path)
 
 
