@@ -98,7 +98,7 @@ def _encoded(frames: npt.NDArray[np.uint8]) -> bytes:
 
 async def stored(client: Client, conditions: Mapping[str, Any]) -> list[Event]:
     """Stores conditions by their names, and returns them as a prompt has them. Several of one name are a list."""
-    from .policy import put_blob
+    from .policy import _put_blob
 
     out: list[Event] = []
     for name, given in sorted(conditions.items()):
@@ -110,7 +110,7 @@ async def stored(client: Client, conditions: Mapping[str, Any]) -> list[Event]:
                 data = await asyncio.to_thread(png_of, value)
             except (ValueError, OSError) as fault:
                 raise ValueError(f"conditions: {name}: {fault}") from fault
-            out.append({"name": name, "ref": await put_blob(client, data)})
+            out.append({"name": name, "ref": await _put_blob(client, data)})
     return out
 
 

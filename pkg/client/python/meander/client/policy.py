@@ -138,7 +138,7 @@ async def push_policy(
                 "adapter: changes nothing: lora_B is 0 everywhere; for the checkpoint alone push None"
             )
         digest = weights_digest(now["base_digest"], file, effective, scale)
-        ref = await put_blob(client, file)
+        ref = await _put_blob(client, file)
         return {"weights_digest": digest, "adapter": {"file": ref, "config": settings, "scale": float(scale)}}
 
     return await _follow(client, lane, following, rule, version, by, note, lease)
@@ -170,7 +170,7 @@ async def push_weights(
             raise PolicyRefused(f"weights: the model {now['model']!r} of lane {now['lane']!r} takes none")
         check_weights(contents, json.loads(await client.blob(now["tensors"])))
         if weights_dir is None:
-            refs = [await put_blob(client, data) for data in contents]
+            refs = [await _put_blob(client, data) for data in contents]
         else:
             store = "".join(c for c in (await api(client.nc, "STREAM.INFO.MDR_POLICIES"))["created"] if c.isdigit())
             try:
@@ -582,7 +582,7 @@ def weights_digest(base: str, file: bytes, config: bytes, scale: float) -> str:
     return hashlib.sha256(f"{base}\n{d.hexdigest()} {bits:x}\n".encode()).hexdigest()
 
 
-async def put_blob(client: Client, data: bytes | memoryview) -> Event:
+async def _put_blob(client: Client, data: bytes | memoryview) -> Event:
     """Stores bytes under their SHA-256, unless they are there."""
     digest = hashlib.sha256(data).digest()
     ref = {"bucket": "mdr-blobs", "digest": digest.hex(), "size": len(data)}

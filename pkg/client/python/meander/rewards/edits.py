@@ -70,7 +70,8 @@ class ClipDirection(ClipScore):
 
 
 class EditL2(Reward):
-    """How near an edited image is to the one before it, in pixels: 1 - sqrt(mean((x - y)^2)), channels 0 to 1.
+    """How near an edited image is to the one before it, in pixels. The score is 1 - sqrt(mean((x - y)^2)), of channels
+    from 0 to 1.
 
     It is 1 where nothing has changed, and needs no weights: beside a reward of the edit it keeps the rest as it was.
     `unchanged` of the reward service is alike, and leaves out what a mask names. A sample without a condition image of

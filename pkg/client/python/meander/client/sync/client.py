@@ -163,6 +163,7 @@ class Client:
     load = waiting(aio.Client.load)
     blob = waiting(aio.Client.blob)
     medium = waiting(aio.Client.medium)
+    conditions = waiting(aio.Client.conditions)
     pixels = waiting(aio.Client.pixels)
     frames = waiting(aio.Client.frames)
     sound = waiting(aio.Client.sound)
