@@ -2,7 +2,7 @@
 """Starts a pipeline, trains on its stream, and stops it: one run a seed, each in a store of its own.
 
     learn.py [--seeds 2 3 4] [--out FOLDER] [--name NAME] [--meander bin/meander] [--engine torch]
-             [-- flags of meander-train]
+             [--model FOLDER] [-- flags of meander-train]
 
 A run that was interrupted goes on when it is started again. Ends with the curve and the contact sheets before and
 after.
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--name", default="seed", help="of the runs' folders, NAME-SEED")
     parser.add_argument("--meander", default="bin/meander")
     parser.add_argument("--engine", default="", help="torch: a worker with this Python computes the sampler's network")
+    parser.add_argument("--model", default="signs", help="one of deploy/models, or a folder of diffusers")
     args = parser.parse_args(own)
     # A run that is stopped takes its pipeline and its trainer with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; start it again to go on"))
@@ -43,8 +44,8 @@ def main() -> None:
         out = args.out / f"{args.name}-{seed}"
         out.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
-        with pipeline(args.meander, out, engine=args.engine) as url:
-            train(url, seed, out, theirs)
+        with pipeline(args.meander, out, args.model, args.engine) as url:
+            train(url, seed, out, args.model, theirs)
         note(out, time.monotonic() - began)
         print(
             f"\nseed {seed}: {time.monotonic() - began:.0f} s in all\n  curve   {out / 'curve.png'}\n  before  {out / 'before.png'}\n  after   {out / 'after.png'}\n  adapter {out / 'best'}"
@@ -61,7 +62,7 @@ def pipeline(meander: str, out: Path, model: str = "signs", engine: str = "") ->
     # core.
     command = [
         meander, "up", "--listen", f"127.0.0.1:{port}", "--store", str(out / "store"), "--model",
-        str(ROOT / "deploy/models" / model)
+        folder(model)
     ]
     if engine.startswith(("vllm=", "sglang=")):  # which get each adapter in a folder
         adapters = (out / "adapters").resolve()
@@ -86,10 +87,15 @@ def pipeline(meander: str, out: Path, model: str = "signs", engine: str = "") ->
         up.wait()
 
 
-def train(url: str, seed: int, out: Path, flags: list[str]) -> None:
+def folder(model: str) -> str:
+    """One of deploy/models by its name, or a folder."""
+    return str(ROOT / "deploy/models" / model if "/" not in model else Path(model).resolve())
+
+
+def train(url: str, seed: int, out: Path, model: str, flags: list[str]) -> None:
     command = [
         sys.executable, "-m", "meander.train", "--nats", url, "--seed", str(seed), "--out", str(out), "--run", out.name,
-        "--model", str(ROOT / "deploy/models/signs"),
+        "--model", folder(model),
         "--prompts", str(HERE / "prompts.txt"), "--held-out", str(HERE / "validation.jsonl"),
         "--test", str(HERE / "held_out.jsonl"), *flags,
     ]  # fmt: skip
