@@ -46,19 +46,18 @@ func decode(data []byte, e Event) error {
 
 // decodeInto decodes an event in either encoding into the zero struct v, and returns the keys that it does not have.
 func decodeInto(data []byte, v reflect.Value) ([]unknownKey, error) {
-	if isJSON(data) {
-		var err error
-		if data, err = fromJSON(data, v.Type()); err != nil {
-			return nil, err
-		}
-	}
 	r := &reader{data: data}
 	err := r.readEvent(v)
 	return r.unknown, err
 }
 
-// readEvent checks the structure of the bytes and decodes them into v. After an error v is zero.
-func (r *reader) readEvent(v reflect.Value) error {
+// readEvent checks the structure of the bytes, in either encoding, and decodes them into v. After an error v is zero.
+func (r *reader) readEvent(v reflect.Value) (err error) {
+	if isJSON(r.data) {
+		if r.data, err = fromJSON(r.data, v.Type()); err != nil {
+			return err
+		}
+	}
 	if err := precheck(&walker{data: r.data, seen: r.seen}); err != nil {
 		return err
 	}

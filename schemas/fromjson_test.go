@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -25,6 +26,26 @@ func TestDecode_JSONOfGoldens(t *testing.T) {
 			return twin
 		})
 	})
+}
+
+// The advantage service reads rewards with a decoder that remembers groups: it takes JSON as all readers do.
+func TestGroupDecoder_ReadsJSON(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob(goldenDir + "/reward*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d files: %v", len(files), err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var d schemas.GroupDecoder
+		asAlone(t, text, &schemas.Reward{}, &schemas.Reward{}, d.Reward)
+		if err := d.Reward(text, &schemas.Reward{}); err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
 }
 
 func sameAsJSON(t *testing.T, data []byte, e schemas.Event, twin func() []byte) {

@@ -67,6 +67,8 @@ func FuzzGroupDecoder(f *testing.F) {
 		f.Add(before, events[(i+1)%len(events)])
 		f.Add(before[:len(before)-1], before)
 	}
+	f.Add(events[0], []byte(" "))
+	f.Add(events[0], []byte(`{"v":1,"uid":"u"}`))
 	f.Fuzz(func(t *testing.T, before, data []byte) {
 		var d schemas.GroupDecoder
 		_, _ = d.Reward(before, &schemas.Reward{}), d.Opening(before, &schemas.Opening{})
