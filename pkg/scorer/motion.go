@@ -3,9 +3,7 @@ package scorer
 import (
 	"context"
 	"fmt"
-	"maps"
 	"math"
-	"slices"
 )
 
 // Motion rewards videos that move smoothly. With Y the luma of a pixel (ITU-R BT.601 weights, 0 black to 1 white) and
@@ -32,12 +30,12 @@ func (motion) Score(ctx context.Context, in Input) (float64, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, fmt.Errorf("%s: %w", Motion, err)
 	}
-	frames := in.Media.Frames
+	frames, params := in.Media.Frames, in.noParams()
 	switch {
 	case in.Media.Empty():
 		return 0, fmt.Errorf("%s: no image", Motion)
-	case len(in.Params) > 0:
-		return 0, fmt.Errorf("%s: params: unknown name %q", Motion, slices.Sorted(maps.Keys(in.Params))[0])
+	case params != nil:
+		return 0, fmt.Errorf("%s: %w", Motion, params)
 	case len(frames) < 3:
 		return 0, fmt.Errorf("%s: %d frames; must be 3 or more", Motion, len(frames))
 	}

@@ -8,6 +8,7 @@
 package scorer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -184,10 +185,15 @@ func NewGroup(name string) GroupScorer {
 // imageOf returns the image for a scorer without params: params are an error.
 func imageOf(ctx context.Context, in Input) (*image.NRGBA, error) {
 	img, err := in.image(ctx)
-	if err == nil && len(in.Params) > 0 {
-		err = fmt.Errorf("params: unknown name %q", slices.Sorted(maps.Keys(in.Params))[0])
+	return img, cmp.Or(err, in.noParams())
+}
+
+// noParams returns an error if there are params, for scorers without.
+func (in Input) noParams() error {
+	if len(in.Params) == 0 {
+		return nil
 	}
-	return img, err
+	return fmt.Errorf("params: unknown name %q", slices.Sorted(maps.Keys(in.Params))[0])
 }
 
 // image returns the sample as an image. Texts, videos and a done ctx are errors.

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
-	"slices"
 	"strconv"
 )
 
@@ -59,10 +57,7 @@ func (s sound) Score(ctx context.Context, in Input) (score float64, err error) {
 
 // scoreLoudness computes Loudness.
 func scoreLoudness(in Input) (float64, error) {
-	if len(in.Params) > 0 {
-		return 0, fmt.Errorf("params: unknown name %q", slices.Sorted(maps.Keys(in.Params))[0])
-	}
-	return level(in.Media.Sound.Values), nil
+	return level(in.Media.Sound.Values), in.noParams()
 }
 
 // scoreSilence computes Silence.

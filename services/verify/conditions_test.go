@@ -9,19 +9,13 @@ import (
 	"github.com/meander-rl/meander/pkg/models/model/remote/remotetest"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/pipeline"
 	"github.com/meander-rl/meander/services/verify"
 )
 
 // Scheduled sampling of a whole pipeline rolls given latents beside conditions, and is computed again with them.
 func TestRun_RollsBesideConditions(t *testing.T) {
 	t.Parallel()
-	dir := remotetest.Folder(t, remotetest.EditClass, 1)
-	_, sampling := remotetest.Start(t, remotetest.Options{Dir: dir, Deterministic: true})
-	_, verifying := remotetest.Start(t, remotetest.Options{Dir: dir, Deterministic: true})
-	x := newStudio(t, "proj.weight", []int{remotetest.Channels, remotetest.Channels}, func(c *pipeline.Config) {
-		c.Sampler.Model, c.Sampler.Engine = dir, "torch="+sampling
-	})
+	x, again := newPipelineStudio(t, remotetest.EditClass)
 	file, err := media.EncodePNG(image.NewNRGBA(image.Rect(0, 0, 64, 64)))
 	if err != nil {
 		t.Fatal(err)
@@ -43,7 +37,7 @@ func TestRun_RollsBesideConditions(t *testing.T) {
 	if err != nil || tr.StopReason != schemas.StopCompleted || len(tr.Conditions) != 1 || tr.ScheduledSampling == nil {
 		t.Fatalf("%+v, %v", tr, err)
 	}
-	r, err := verify.Run(t.Context(), x.Bus, "r", verify.Options{Model: []string{dir}, Engine: "torch=" + verifying})
+	r, err := verify.Run(t.Context(), x.Bus, "r", again)
 	if err != nil || !r.OK(0) || r.Rolled == 0 || len(r.Mismatches) > 0 {
 		t.Errorf("%+v, %v", r, err)
 	}

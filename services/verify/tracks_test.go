@@ -14,16 +14,23 @@ import (
 	"github.com/meander-rl/meander/services/verify"
 )
 
-// A pipeline with two tracks makes steps that have both, whose log-probs verify finds again; at a size whose tracks are
-// not known it refuses samples by name.
-func TestRun_Tracks(t *testing.T) {
-	t.Parallel()
-	dir := remotetest.Folder(t, remotetest.TracksClass, 1)
+// newPipelineStudio is a studio with a worker of a whole pipeline of a class, and how another worker verifies its runs.
+func newPipelineStudio(t *testing.T, class string) (*studio, verify.Options) {
+	t.Helper()
+	dir := remotetest.Folder(t, class, 1)
 	_, sampling := remotetest.Start(t, remotetest.Options{Dir: dir, Deterministic: true})
 	_, verifying := remotetest.Start(t, remotetest.Options{Dir: dir, Deterministic: true})
 	x := newStudio(t, "proj.weight", []int{remotetest.Channels, remotetest.Channels}, func(c *pipeline.Config) {
 		c.Sampler.Model, c.Sampler.Engine = dir, "torch="+sampling
 	})
+	return x, verify.Options{Model: []string{dir}, Engine: "torch=" + verifying}
+}
+
+// A pipeline with two tracks makes steps that have both, whose log-probs verify finds again; at a size whose tracks are
+// not known it refuses samples by name.
+func TestRun_Tracks(t *testing.T) {
+	t.Parallel()
+	x, again := newPipelineStudio(t, remotetest.TracksClass)
 	tr := x.sample("p", schemas.RewardSpec{Name: "loudness"}, schemas.RewardSpec{Name: "silence", Track: "sound"},
 		schemas.RewardSpec{Name: "synthetic", Track: "video"})
 	want := []schemas.Track{
@@ -44,7 +51,7 @@ func TestRun_Tracks(t *testing.T) {
 		}
 	}
 	checkSound(t, x, tr)
-	x.proves(1, verify.Options{Model: []string{dir}, Engine: "torch=" + verifying})
+	x.proves(1, again)
 	if _, err := x.peer.Publish(t.Context(), "r", &schemas.Prompt{
 		UID: "q", Prompt: "red", GroupSize: new(int64(1)),
 		ImageSettings: schemas.ImageSettings{Height: new(int64(128)), Width: new(int64(64))},

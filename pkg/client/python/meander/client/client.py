@@ -446,7 +446,8 @@ class Client(Controls, Teachers):
         seen: dict[str, int] = {}
         for c in trajectory.get("conditions") or ():
             n = seen[c["name"]] = seen.get(c["name"], -1) + 1
-            out.append((f"{c['name']}.{n}" if n else c["name"], _rgb(await self.blob(c["ref"]))))
+            with _opened(await self.blob(c["ref"])) as file:
+                out.append((f"{c['name']}.{n}" if n else c["name"], np.asarray(file.convert("RGB"))))
         return out
 
     async def pixels(self, trajectory: Event) -> npt.NDArray[np.uint8]:
@@ -462,11 +463,13 @@ class Client(Controls, Teachers):
         return (await self.pixels(trajectory))[None]
 
     async def sound(self, trajectory: Event) -> tuple[npt.NDArray[np.float32], int]:
-        """Returns the sound of a sample, [samples, channels] float32, checked against its digest, and its rate in Hz."""
+        """Returns the sound of a sample, [samples, channels] float32, checked against its digest, and its rate in
+        Hz."""
         file, stored = await self.medium(trajectory, "audio"), medium(trajectory, "audio") or {}
         size = 4 * stored["samples"] * stored["channels"]
         if hashlib.sha256(file[-size:]).hexdigest() != stored["digest"]:
-            raise EventError(f"the audio of {trajectory['uid']} #{trajectory['sample_index']} has other samples than its digest says")
+            what = f"the audio of {trajectory['uid']} #{trajectory['sample_index']}"
+            raise EventError(f"{what} has other samples than its digest says")
         return np.frombuffer(file[-size:], "<f4").reshape(stored["samples"], stored["channels"]), stored["rate"]
 
     async def interact(
@@ -631,25 +634,20 @@ class Client(Controls, Teachers):
         return None if verdict_fault(first) or subject != f"{PREFIX}verdict." + ".".join(named) else first
 
 
-def _rgb(data: bytes) -> npt.NDArray[np.uint8]:
-    """The first frame in a PNG file."""
+def _opened(data: bytes) -> Any:
+    """A PNG file as an image of Pillow, of which no pixel is decoded yet."""
     try:
         from PIL import Image
     except ImportError:
         raise ImportError("to decode images, install Pillow: pip install 'meander-client[images]'") from None
-    with Image.open(io.BytesIO(data), formats=["PNG"]) as file:
-        return np.asarray(file.convert("RGB"))
+    return Image.open(io.BytesIO(data), formats=["PNG"])
 
 
 def _decoded(data: bytes, trajectory: Event, stored: Event) -> npt.NDArray[np.uint8]:
-    """The frames in a PNG file, [frames, height, width, 3] uint8. EventError: they are not those that the event says."""
+    """The frames in a PNG file, [frames, height, width, 3] uint8. EventError: the event says others."""
     count = stored.get("frames") or 1
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ImportError("to decode images, install Pillow: pip install 'meander-client[images]'") from None
     what = f"the {stored['kind']} of {trajectory['uid']} #{trajectory['sample_index']}"
-    with Image.open(io.BytesIO(data), formats=["PNG"]) as file:
+    with _opened(data) as file:
         got = (getattr(file, "n_frames", 1), *file.size)
         if got != (count, stored["width"], stored["height"]):  # before a pixel is decoded
             raise EventError(f"{what} has {got[0]} frames of {got[1]}x{got[2]} pixels, not those that the event says")

@@ -228,7 +228,8 @@ async def _row(client: Client, run: str, uid: str, member: Event) -> Event:
         "uid": uid, "sample_index": member["sample_index"],
         "prompt": t["prompt"] or " ".join(m["content"] for m in messages),
         "reward": member["reward"], "advantage": member["advantage"] or 0.0, "policy_version": t["policy_version_max"],
-        "text": (await client.text(t)).answer if of_text else "", "image": image, "conditions": await client.conditions(t),
+        "text": (await client.text(t)).answer if of_text else "", "image": image,
+        "conditions": await client.conditions(t),
     }
 
 

@@ -25,9 +25,10 @@ from .pickscore import PickScore
 from .reward import Busy, Fault, Reward, Input, Score, Scored
 
 REWARDS: dict[str, type[Reward]] = {
-    c.name: c for c in (PickScore, HPSv2, HPSv3, ImageReward, Aesthetic, ClipScore, GenEval, Judge, EditJudge, ClipDirection,
-        EditL2)
-}
+    c.name: c for c in (
+        PickScore, HPSv2, HPSv3, ImageReward, Aesthetic, ClipScore, GenEval, Judge, EditJudge, ClipDirection, EditL2,
+    )
+}  # fmt: skip
 """The classes by the names that meander-scorer knows."""
 
 __all__ = ["REWARDS", "Busy", "Fault", "Reward", "Input", "Score", "Scored"]

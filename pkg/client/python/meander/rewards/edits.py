@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .clipscore import ClipScore
 from .reward import Input, Reward, Score, Scored
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-
-def _before(sample: Input, name: str) -> Image.Image:
-    """The image that was edited: the first condition of that type."""
-    if not (images := sample.conditions.get("image")):
-        raise ValueError(f"the sample has no condition of type image; {name} compares with it")
-    return images[0]
 
 
 class ClipDirection(ClipScore):
@@ -44,7 +33,7 @@ class ClipDirection(ClipScore):
         for i, s in enumerate(samples):
             try:
                 captions = self._captions(s)
-                images += [_before(s, self.name), s.image]
+                images += [s.before(self.name)[0], s.image]
                 texts += captions
                 places.append(i)
             except ValueError as e:
@@ -87,7 +76,7 @@ class EditL2(Reward):
 
         def one(s: Input) -> Scored:
             try:
-                before = _before(s, self.name)
+                before = s.before(self.name)[0]
                 if before.size != s.image.size:
                     raise ValueError(f"the condition image has {before.width}x{before.height} pixels; must have those "
                         f"of the sample, {s.image.width}x{s.image.height}")

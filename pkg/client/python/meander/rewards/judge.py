@@ -183,9 +183,7 @@ class EditJudge(Judge):
     questions = (_EDIT, _EDIT_NUMBER)
 
     def _before(self, sample: Input) -> Sequence[Image.Image]:
-        if not (images := sample.conditions.get("image")):
-            raise ValueError("the sample has no condition of type image; edit-judge compares with it")
-        return images
+        return sample.before(self.name)
 
 
 def _part(image: Image.Image) -> dict[str, Any]:

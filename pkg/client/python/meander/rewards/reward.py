@@ -24,6 +24,12 @@ class Input:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     conditions: Mapping[str, Sequence[Image.Image]] = dataclasses.field(default_factory=dict)
 
+    def before(self, reward: str) -> Sequence[Image.Image]:
+        """The images that were edited, one at least. ValueError, which names the reward: there is none."""
+        if not (images := self.conditions.get("image")):
+            raise ValueError(f"the sample has no condition of type image; {reward} compares with it")
+        return images
+
 
 class Score(NamedTuple):
     """A finite value, and a detail that tells people what was seen."""

@@ -28,7 +28,7 @@ _STEPS = 4
 _TRIED = (_STEPS, 7)  # steps for which a rule must give the pipeline's sigmas
 _SAME = 1.5e-6
 _RULES = [("linspace", "linear"), ("linspace", "flux2"), ("scheduler", "linear"), ("uni_flow", "none")]
-_USUAL = (1, 2, 4, 6, 8, 10, 12, 15, 16, 20, 24, 25, 28, 30, 32, 40, 50, 100)  # steps of prompts, where there is no rule
+_USUAL = (1, 2, 4, 6, 8, 10, 12, 15, 16, 20, 24, 25, 28, 30, 32, 40, 50, 100)  # steps of prompts, without a rule
 _EULERS = {"FlowMatchEulerDiscreteScheduler", "DDIMScheduler", "EulerDiscreteScheduler", "CogVideoXDDIMScheduler"}
 """Schedulers whose own steps are Euler's in canonical coordinates."""
 _PROBE, _UNIT = 256 * 256, 32  # pixels of the small size, and its edges are multiples of the other

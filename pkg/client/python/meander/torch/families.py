@@ -406,8 +406,8 @@ FAMILIES: dict[str, type[Family]] = {
 
 
 def find(folder: Folder, generic: bool = False, trust: bool = False, own: str = "") -> Family:
-    """Returns the family of a folder: own, FILE.py:NAME; one of FAMILIES; or the generic one, which generic asks for and
-    trust lets take classes that are not tested. Fault of class config: a class that is not computed, or configuration
+    """Returns the family of a folder: own, FILE.py:NAME; one of FAMILIES; or the generic one, which generic asks for
+    and trust lets take classes that are not tested. Fault of class config: a class that is not computed, or configuration
     files that have values of another kind."""
     family = FAMILIES.get(folder.class_name)
     try:

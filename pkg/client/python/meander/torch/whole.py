@@ -56,8 +56,8 @@ class Pipeline(Family):
     slug, cfg_rule, conditioning = "pipeline", "inside", ()
 
     def __init__(self, folder: Folder, trust: bool = False, cls: Any = None):
-        """cls is the class of the pipeline; None: the folder names it. Fault of class config: no class of diffusers, or one
-        that is not known to work."""
+        """cls is the class of the pipeline; None: the folder names it. Fault of class config: no class of diffusers, or
+        one that is not known to work."""
         self.folder, self.settings = folder, folder.read_optional("meander.json")
         self.scheduler_config = folder.read_optional("scheduler", "scheduler_config.json")
         self.config = folder.read_optional("transformer", "config.json") or folder.read_optional("unet", "config.json")

@@ -36,8 +36,8 @@ class Alarms:
             out.append(
                 (
                     RATIO,
-                    f"|log_prob - old| is up to {off:.1e} before any step, and roundings are {bound:.1e}: the sampler's "
-                    f"weights are not the trainer's, or --dtype is not the sampler's"
+                    f"|log_prob - old| is up to {off:.1e} before any step, and roundings are {bound:.1e}: the "
+                    f"sampler's weights are not the trainer's, or --dtype is not the sampler's"
                 )
             )
         # Later steps have less noise, so the same change is a larger divergence there: a window is compared at one

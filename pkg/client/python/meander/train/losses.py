@@ -358,6 +358,7 @@ def of(config: Config) -> Loss:
         )
     if probabilities(config.estimator) and not (loss.forward or loss.pairs):
         raise ValueError(
-            f"--estimator {config.estimator}: gives probabilities; --loss {config.loss} needs advantages, as of flow_grpo"
+            f"--estimator {config.estimator}: gives probabilities; --loss {config.loss} needs advantages, as of "
+            "flow_grpo"
         )
     return loss

@@ -271,6 +271,20 @@ WAN = {
     "num_layers": 2,
     "rope_max_seq_len": 32,
 }
+
+
+def wan_with_image(name):
+    """The parts of a pipeline like Wan's from image to video, whose network has that name."""
+    return {
+        **UMT5,
+        **FLOW,
+        "vae": lambda: tiny.wan().vae,
+        "image_encoder": clip_vision(),
+        "image_processor": clip_images,
+        "transformer": network(name, **WAN | {"in_channels": 36}, image_dim=32),
+    }
+
+
 SANA = {
     "patch_size": 1,
     "in_channels": 4,
@@ -1041,14 +1055,7 @@ KINDS = [
     (r"^LTX2(Pipeline|ImageToVideo|Condition|HDR|InContext)", LTX2, 32),
     (
         r"^SkyReelsV2ImageToVideo",
-        {
-            **UMT5,
-            **FLOW,
-            "vae": lambda: tiny.wan().vae,
-            "image_encoder": clip_vision(),
-            "image_processor": clip_images,
-            "transformer": network("SkyReelsV2Transformer3DModel", **WAN | {"in_channels": 36}, image_dim=32),
-        },
+        wan_with_image("SkyReelsV2Transformer3DModel"),
         16,
     ),
     (
@@ -1202,14 +1209,7 @@ KINDS = [
     ),
     (
         r"^ChronoEdit",
-        {
-            **UMT5,
-            **FLOW,
-            "vae": lambda: tiny.wan().vae,
-            "image_encoder": clip_vision(),
-            "image_processor": clip_images,
-            "transformer": network("ChronoEditTransformer3DModel", **WAN | {"in_channels": 36}, image_dim=32),
-        },
+        wan_with_image("ChronoEditTransformer3DModel"),
         16,
     ),
     (
