@@ -21,8 +21,8 @@ var namesOf = map[string]string{"flow": "pkg/flow", "estimator": "pkg/estimator"
 // comparesNames are the folders of the formulas, and of the words of another system.
 var comparesNames = []string{"pkg/flow", "pkg/estimator", "pkg/scheduled", "pkg/remoteimage", "pkg/remoteimage/remoteimagetest"}
 
-// What follows from a transition, a solver, a sampler or an estimator is a property in the table of its kind, which
-// whoever needs it asks for. Who compares names instead misses the next one.
+// What follows from a transition, a solver, a sampler or an estimator is a property in the table of its kind. Code asks
+// for the property: a comparison of names misses the next one.
 func TestCode_NamesAreNotCompared(t *testing.T) {
 	sequential(t)
 	t.Parallel()

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Own is the sigmas of a pipeline that makes them by a rule that nobody else knows, by the keys of its card.
+// Own is the sigmas of a pipeline that makes them by a rule of its own, by the keys of its card.
 type Own struct {
 	// Sigmas are those of rollouts, shifted, [T+1] for some numbers of steps T.
 	Sigmas [][]float32 `json:"sigmas"`

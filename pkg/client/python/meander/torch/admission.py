@@ -125,7 +125,7 @@ def _find_grid(loaded: Loaded, recipe: Recipe, small: Recipe) -> None:
     """Finds by which rule the pipeline makes its sigmas. Where hosts know none, the card has them for some numbers of
     steps: of the default size alone, where they are others at the small one."""
     family, first = loaded.family, loaded.first
-    loaded.first = False  # nobody reads the turns
+    loaded.first = False  # the outputs of the turns are not read
 
     def grid_of(size: Size, steps: int) -> Grid:
         with _session(loaded, recipe_of(loaded, size, steps)) as run:
