@@ -116,7 +116,7 @@ class Client(Controls, Teachers):
         if uid := fields.get("uid"):
             name_of("uid", uid)
         if conditions:
-            fields["conditions"] = await files.stored(self, conditions)
+            fields["conditions"] = await files.stored(self, conditions, timeout)
         if arguments:
             fields["arguments"] = files.texts(arguments)
         body = msgpack.packb({"v": 1, "prompt": prompt, **fields})
