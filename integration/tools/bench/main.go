@@ -43,7 +43,7 @@ func execute(ctx context.Context, args []string) error {
 		Args: noArgs,
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
-	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchTokensCommand(), benchAdvantageCommand(),
+	c.AddCommand(benchE2ECommand(), benchSamplerCommand(), benchGEMMCommand(), benchTokensCommand(), benchAdvantageCommand(),
 		benchEventsCommand(), benchSwarmCommand(), benchPolicyCommand(), benchWeightsCommand(), benchTorchCommand(),
 		benchFolderCommand(),
 		benchGPUCommand())
