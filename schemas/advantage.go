@@ -55,6 +55,8 @@ type Advantage struct {
 	RefilledBy UID     `msgpack:"refilled_by,omitempty" form:"token"`
 	// Validation marks a group that was made to measure, not to train on; the prompt said so.
 	Validation bool `msgpack:"validation,omitempty" digest:"-"`
+	// FreeReadSteps lets the steps go once they are read; the prompt said so.
+	FreeReadSteps bool `msgpack:"free_read_steps,omitempty" digest:"-"`
 	// SourceRun is the run that made the trajectories, where they were scored again under
 	// another run; empty: the run itself.
 	SourceRun Run    `msgpack:"source_run,omitempty" form:"token" digest:"-"`

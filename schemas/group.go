@@ -110,6 +110,7 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 		{"refill", a.Refill, b.Refill},
 		{"metadata", a.Metadata, b.Metadata},
 		{"validation", a.Validation, b.Validation},
+		{"free_read_steps", a.FreeReadSteps, b.FreeReadSteps},
 	} {
 		if !reflect.DeepEqual(part.a, part.b) {
 			names = append(names, part.name)

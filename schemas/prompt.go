@@ -43,6 +43,10 @@ type Prompt struct {
 	// metrics of its batch are those that verl has for validation, val-core/... and val-aux/...,
 	// apart from those of training.
 	Validation bool `msgpack:"validation,omitempty" default:"false" flag:"validation"`
+	// FreeReadSteps lets the steps of the group go, before it does, once every durable reader of its result or of its
+	// batch has acknowledged that, and one has. What is left of them is their digests: they can be neither verified
+	// nor replayed.
+	FreeReadSteps bool `msgpack:"free_read_steps,omitempty" default:"false" flag:"free-read-steps"`
 	// GroupPolicy says which groups count, and what becomes of the others.
 	GroupPolicy *GroupPolicy `msgpack:"group_policy,omitempty"`
 	// Substitutes are other prompts for the fresh groups that GroupPolicy asks for: round k has the k-th.

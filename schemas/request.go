@@ -58,6 +58,8 @@ type Group struct {
 	// Validation marks a group that is made to measure, not to train on: see Prompt.
 	Validation bool     `msgpack:"validation"`
 	Metadata   Metadata `msgpack:"metadata,omitempty"`
+	// FreeReadSteps lets the steps go once they are read: see Prompt.
+	FreeReadSteps bool `msgpack:"free_read_steps,omitempty"`
 	// PromptSeq is the MDR_PROMPTS sequence of the prompt.
 	PromptSeq uint64 `msgpack:"prompt_seq"`
 	// Created is when the prompt was stored, Unix nanoseconds.
@@ -82,6 +84,14 @@ func (g *Group) GroundTruth() Truth {
 		}
 	}
 	return ""
+}
+
+// WhyStepsGone says why steps of the group are no longer stored.
+func (g *Group) WhyStepsGone() string {
+	if g.FreeReadSteps {
+		return "freed when all had read them (--free-read-steps)"
+	}
+	return "removed by age or by hand"
 }
 
 // Same reports whether two events carry the same group.

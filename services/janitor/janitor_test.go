@@ -25,6 +25,11 @@ import (
 
 // store puts a closed group of one sample on the plane, or with batch one of a batch.
 func store(t *testing.T, p *bustest.Plane, uid schemas.UID, batch string) {
+	storeGroup(t, p, uid, batch, false)
+}
+
+// storeGroup is store of a group whose steps may go once they are read.
+func storeGroup(t *testing.T, p *bustest.Plane, uid schemas.UID, batch string, freeSteps bool) {
 	t.Helper()
 	for _, subject := range []string{
 		schemas.StepSubject("r1", uid, 0, schemas.StageMain, "a", 0), schemas.TrajectorySubject("r1", uid, 0, schemas.StageMain), schemas.RewardSubject("r1", batch, uid, 0),
@@ -37,6 +42,7 @@ func store(t *testing.T, p *bustest.Plane, uid schemas.UID, batch string) {
 		Run: "r1", UID: uid, Batch: batch, Status: schemas.StatusFailed, Error: "out of paint", GroupSize: 1,
 		Members:   []schemas.Member{{SampleIndex: 0, Status: schemas.StatusMissing}},
 		Estimator: "flow_grpo", Scale: schemas.StdNone, StdBasis: schemas.BasisSample, Opened: 1, Closed: 2,
+		FreeReadSteps: freeSteps,
 	}
 	if _, err := p.Publish(t.Context(), a); err != nil {
 		t.Fatal(err)
@@ -61,9 +67,12 @@ func events(t *testing.T, p *bustest.Plane, uid schemas.UID) (n int) {
 // rule frees by age, after the least grace.
 func rule() janitor.Config {
 	c := janitor.DefaultConfig()
-	c.Grace, c.Age = janitor.MinGrace, time.Millisecond
+	c.Grace, c.Age = minGrace, time.Millisecond
 	return c
 }
+
+// minGrace is the least grace that the janitor takes.
+const minGrace = time.Second
 
 // overGrace waits until a pass would free so many groups.
 func overGrace(t *testing.T, p *bustest.Plane, groups int) {
@@ -154,7 +163,7 @@ func TestPass_Readers(t *testing.T) {
 	store(t, p, "u1", "u1")
 	store(t, p, "u2", "u2")
 	read := janitor.DefaultConfig()
-	read.Read, read.Grace = true, janitor.MinGrace
+	read.Read, read.Grace = true, minGrace
 	passed := func(c janitor.Config, groups, kept int) {
 		t.Helper()
 		bustest.Until(t, "a pass", func() error {
@@ -400,7 +409,7 @@ func TestPass_YoungBlobs(t *testing.T) {
 	}
 	overGrace(t, p, 1)
 	full := janitor.DefaultConfig()
-	full.Above, full.Grace = 50, janitor.MinGrace
+	full.Above, full.Grace = 50, minGrace
 	if r, err := janitor.Pass(t.Context(), full, p.Bus, false); err != nil || r.Groups > 0 {
 		t.Errorf("freed %+v, %v; want nothing", r, err)
 	}

@@ -64,6 +64,8 @@ export interface Advantage {
   refilled_by?: string | null;
   /** validation marks a group that was made to measure, not to train on; the prompt said so. */
   validation?: boolean | null;
+  /** free_read_steps lets the steps go once they are read; the prompt said so. */
+  free_read_steps?: boolean | null;
   /** source_run is the run that made the trajectories, where they were scored again under another run; empty: the run itself. */
   source_run?: string | null;
   /** what a group of one sample gets: reward or zero */
@@ -432,6 +434,8 @@ export interface Group {
   validation: boolean;
   /** the caller's map, carried through unread */
   metadata?: Record<string, unknown> | null;
+  /** free_read_steps lets the steps go once they are read: see Prompt. */
+  free_read_steps?: boolean | null;
   /** prompt_seq is the MDR_PROMPTS sequence of the prompt. */
   prompt_seq: Integer;
   /** created is when the prompt was stored, Unix nanoseconds. */
@@ -1096,6 +1100,8 @@ export interface Prompt {
   unknown_fields?: "refuse" | "warn" | null;
   /** validation asks for samples to measure, not to train on: every step is ode, whatever rollout says, so there are no log-probs. The group counts even if all its rewards are equal. The metrics of its batch are those that verl has for validation, val-core/... and val-aux/..., apart from those of training. */
   validation?: boolean | null;
+  /** free_read_steps lets the steps of the group go, before it does, once every durable reader of its result or of its batch has acknowledged that, and one has. What is left of them is their digests: they can be neither verified nor replayed. */
+  free_read_steps?: boolean | null;
   /** group_policy says which groups count, and what becomes of the others. */
   group_policy?: GroupPolicy | null;
   /** substitutes are other prompts for the fresh groups that group_policy asks for: round k has the k-th. Default: the same prompt again. */
@@ -2568,7 +2574,7 @@ export const streams = {
 
 /** The fields of each struct, with their forms: FORM? may be absent, [FORM] is a list. */
 export const structs: Record<string, Record<string, string>> = {
-  Advantage: {"adv_clip_max":"number?","batch":"str","batch_samples":"int?","branch_scope":"str?","branches":"[BranchGroup]?","closed":"int","credits":"[Credit]?","epsilon":"number","error":"str?","estimator":"str","gamma":"number?","group_size":"int","mean":"number?","members":"[Member]","metadata":"map?","mode":"str?","opened":"int","policy_version_max":"int","policy_version_min":"int","refill":"Refill?","refilled_by":"str?","run":"str","scale":"str","schedule_digest":"str","singleton":"str?","source_run":"str?","status":"str","std":"number?","std_basis":"str","trained_steps":"int","uid":"str","v":"int","validation":"bool?"},
+  Advantage: {"adv_clip_max":"number?","batch":"str","batch_samples":"int?","branch_scope":"str?","branches":"[BranchGroup]?","closed":"int","credits":"[Credit]?","epsilon":"number","error":"str?","estimator":"str","free_read_steps":"bool?","gamma":"number?","group_size":"int","mean":"number?","members":"[Member]","metadata":"map?","mode":"str?","opened":"int","policy_version_max":"int","policy_version_min":"int","refill":"Refill?","refilled_by":"str?","run":"str","scale":"str","schedule_digest":"str","singleton":"str?","source_run":"str?","status":"str","std":"number?","std_basis":"str","trained_steps":"int","uid":"str","v":"int","validation":"bool?"},
   AdvantageSpec: {"adv_clip_max":"number?","branch_scope":"str?","credit":"str?","epsilon":"number?","estimator":"str?","gamma":"number?","mode":"str?","singleton":"str?","std":"str?","std_basis":"str?"},
   Applied: {"at":"int","backend":"str","canary":"Canary?","error":"str?","instance":"str","lane":"str","load_ns":"int","policy_version":"int","serving":"int","state":"str","tenant":"str","v":"int","weights_digest":"str"},
   Batch: {"batch":"str","closed":"int","dropped":"[str]?","epoch":"int?","expected":"int?","groups":"int","mean":"number?","metrics":"[Metric]","refills":"int?","run":"str","samples":"int","status":"str?","std":"number?","std_basis":"str","step":"int?","uids":"[str]","v":"int"},
@@ -2589,7 +2595,7 @@ export const structs: Record<string, Record<string, string>> = {
   Drawn: {"engine":"Engine","resumed":"int?","unscored":"int?","weights":"[WeightSpan]?"},
   Engine: {"filters":"str?","name":"str","precision":"str?","values":"str","verify":"str?","version":"str"},
   Evaluation: {"at":"int","places":"int","samples":"int","took_ns":"int"},
-  Group: {"advantage":"AdvantageSpec","batch":"str","batch_epoch":"int?","batch_groups":"int","batch_step":"int?","created":"int","deadline":"int","group_policy":"GroupPolicy?","metadata":"map?","prompt_seq":"int","refill":"Refill?","reward":"[RewardSpec]","source_run":"str?","tree":"Tree?","validation":"bool"},
+  Group: {"advantage":"AdvantageSpec","batch":"str","batch_epoch":"int?","batch_groups":"int","batch_step":"int?","created":"int","deadline":"int","free_read_steps":"bool?","group_policy":"GroupPolicy?","metadata":"map?","prompt_seq":"int","refill":"Refill?","reward":"[RewardSpec]","source_run":"str?","tree":"Tree?","validation":"bool"},
   GroupPolicy: {"failed":"str?","max_policy_lag":"int?","max_policy_span":"int?","mixed_schedules":"bool?","refill_rounds":"int?","zero_std":"str?"},
   GroupRecord: {"base_digest":"str?","cancelled":"bool?","error":"str?","group":"Group","group_size":"int","lane":"str","negative_prompt":"str","noise_seed":"int","prompt":"str","prompt_digest":"str","run":"str","sample_seed":"int","schedule_digest":"str","step_bytes":"int?","uid":"str","v":"int"},
   Header: {"name":"str","value":"str"},
@@ -2617,7 +2623,7 @@ export const structs: Record<string, Record<string, string>> = {
   Prediction: {"digest":"str","tensor":"Tensor?"},
   Presence: {"at":"int","backend":"str?","controls":"int?","draining":"bool?","evaluation":"Evaluation?","instance":"str","lane":"str?","loading":"int?","making":"[Making]?","missing":"[MissingReward]?","policy_version":"int?","reward":"[str]?","room":"Room?","service":"str","v":"int","waiting":"str?","weights_digest":"str?"},
   ProbabilityRamp: {"prob_end":"number?","prob_start":"number?","ramp_steps":"int?","shape":"str?","start_step":"int?"},
-  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","deadline":"int?","frames":"int?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
+  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
   Provenance: {"attempt":"str","backend":"str","drawn":"Drawn?","policy_version_max":"int","policy_version_min":"int","sampler":"str","timings":"SampleTimings","weights_digest":"str"},
   Prune: {"log_prob_above":"number?","log_prob_below":"number?","step_index":"int"},
   Receipt: {"accepted":"bool","code":"str?","error":"str?","num_inference_steps":"int","run":"str","samples":"int","sde_step_indices":"[int]","start_step_index":"int?","stop_step_index":"int?","total_steps":"int?","uid":"str","v":"int","waiting":"str?","warnings":"[str]?"},

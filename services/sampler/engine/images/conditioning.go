@@ -71,8 +71,8 @@ const (
 	filesTogether = 4         // files that are fetched and decoded at once, each of the largest size
 )
 
-// Files reads the files that samples are conditioned on, a few side by side, and keeps the last ones decoded: samples of
-// one prompt have the same. It is safe for concurrent use.
+// Files reads the files that samples are conditioned on, a few side by side, and keeps the last ones decoded: samples
+// of one prompt have the same. It is safe for concurrent use.
 type Files struct {
 	blobs   Blobs
 	room    chan struct{} // of filesTogether: has one for each file that is read
