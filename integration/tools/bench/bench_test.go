@@ -273,6 +273,8 @@ func TestBenchUsage(t *testing.T) {
 		{"gemm", "--model", dir, "--kernels", "abacus"},
 		{"gemm", "--model", dir, "--batch", "99999"},
 		{"gemm", "extra"},
+		{"e2e", "--true-cfg-scale", "0.5"},
+		{"e2e", "--groups", "0"},
 		{"events", "--sizes", "0"},
 		{"events", "--transport", "pigeon"},
 		{"events", "--latency", "-1s"},

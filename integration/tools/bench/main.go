@@ -1,7 +1,6 @@
-// Command bench measures the sampler, language models, matrix products, the advantage service, the event
-// plane, updates of weights and workers of PyTorch on this machine: it serves make bench-sampler, bench-tokens,
-// bench-gemm, bench-advantage, bench-events, bench-swarm, bench-policy, bench-torch and bench-roofline. It also writes
-// model folders of the published size to measure with.
+// Command bench measures the whole product, the sampler, language models, matrix products, the advantage service, the
+// event plane, updates of weights and workers of PyTorch on this machine: it serves the targets bench-NAME of
+// deploy/bench/Makefile. It also writes model folders of the published size to measure with.
 package main
 
 import (
@@ -43,7 +42,8 @@ func execute(ctx context.Context, args []string) error {
 		Args: noArgs,
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
-	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchTokensCommand(), benchAdvantageCommand(),
+	c.AddCommand(benchE2ECommand(), benchSamplerCommand(), benchGEMMCommand(), benchTokensCommand(),
+		benchAdvantageCommand(),
 		benchEventsCommand(), benchSwarmCommand(), benchPolicyCommand(), benchWeightsCommand(), benchTorchCommand(),
 		benchFolderCommand(),
 		benchGPUCommand())
