@@ -63,10 +63,16 @@ func (n *Network) Engine(o engine.Options) engine.Engine {
 	return newTokenEngine(n.Model, o.SharePrefixes)
 }
 
-// With returns the network with adapters, for a policy. A *Refusal says that the model accepts no such change.
+// With returns the network with adapters, or with other weights, for a policy. A *Refusal says that the model accepts no
+// such change.
 func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, error) {
-	if c.Full != nil {
+	a, ok := n.Model.(lm.Adaptable)
+	switch {
+	case c.Full != nil && !ok:
 		return nil, engine.Refuse("weights: the model %s takes none", n.Name())
+	case c.Full != nil:
+		changed, err := engine.Replaced(c, a.Tensors(), a.Replaced)
+		return &Network{changed}, err
 	}
 	m, err := engine.Adapted(n.Model, n, c.Adapters)
 	if err != nil || m == n.Model {
@@ -77,8 +83,11 @@ func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, erro
 
 // Abilities are those of a model that is computed here.
 func (n *Network) Abilities() engine.Abilities {
-	_, modules := engine.Base(n.Model, "")
-	return engine.Abilities{Modules: modules, Notes: n.Model.Card().Notes}
+	a := engine.Abilities{Notes: n.Model.Card().Notes}
+	if m, ok := n.Model.(lm.Adaptable); ok {
+		a.Modules, a.Tensors = m.Modules(), m.Tensors()
+	}
+	return a
 }
 
 // canaryTokens is how many tokens the fixed input of canaries has.
