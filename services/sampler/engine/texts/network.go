@@ -54,7 +54,7 @@ func (n *Network) Digest() string { return n.Model.Card().WeightsDigest }
 // Policy returns PolicyOf the model, with the digest of its checkpoint.
 func (n *Network) Policy() *schemas.Policy {
 	p := PolicyOf(n.Model.Card())
-	p.BaseDigest, _ = engine.Base(n.Model, p.WeightsDigest)
+	p.BaseDigest = engine.Base(n.Model, p.WeightsDigest)
 	return p
 }
 
@@ -63,19 +63,11 @@ func (n *Network) Engine(o engine.Options) engine.Engine {
 	return newTokenEngine(n.Model, o.SharePrefixes)
 }
 
-// With returns the network with adapters, or with other weights, for a policy. A *Refusal says that the model accepts no
-// such change.
+// With returns the network with adapters, or with other weights, for a policy. A *Refusal says that the model accepts
+// no such change.
 func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, error) {
-	a, ok := n.Model.(lm.Adaptable)
-	switch {
-	case c.Full != nil && !ok:
-		return nil, engine.Refuse("weights: the model %s takes none", n.Name())
-	case c.Full != nil:
-		changed, err := engine.Replaced(c, a.Tensors(), a.Replaced)
-		return &Network{changed}, err
-	}
-	m, err := engine.Adapted(n.Model, n, c.Adapters)
-	if err != nil || m == n.Model {
+	m, same, err := engine.Changed(n.Model, n, c)
+	if err != nil || same {
 		return n, err
 	}
 	return &Network{m}, nil
@@ -84,9 +76,7 @@ func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, erro
 // Abilities are those of a model that is computed here.
 func (n *Network) Abilities() engine.Abilities {
 	a := engine.Abilities{Notes: n.Model.Card().Notes}
-	if m, ok := n.Model.(lm.Adaptable); ok {
-		a.Modules, a.Tensors = m.Modules(), m.Tensors()
-	}
+	a.Modules, a.Tensors = engine.Can(n.Model)
 	return a
 }
 
