@@ -53,7 +53,7 @@ type Group struct {
 	Advantage   AdvantageSpec `msgpack:"advantage"`
 	// Deadline is Unix nanoseconds; 0: none.
 	Deadline int64 `msgpack:"deadline" range:"0.."`
-	// Tree is that of which the samples are the leaves; absent: they share no steps.
+	// Tree has the samples as its leaves; absent: they share no steps.
 	Tree *Tree `msgpack:"tree,omitempty"`
 	// Validation marks a group that is made to measure, not to train on: see Prompt.
 	Validation bool     `msgpack:"validation"`
@@ -76,7 +76,7 @@ type Group struct {
 	SourceRun Run `msgpack:"source_run,omitempty" form:"token"`
 }
 
-// GroundTruth returns that of the first reward function that has one; "" if none has.
+// GroundTruth returns the ground truth of the first reward function that has one; "" if none has.
 func (g *Group) GroundTruth() Truth {
 	for _, r := range g.Reward {
 		if r.GroundTruth != "" {
