@@ -18,6 +18,7 @@ import (
 // shortBenches are flags with which each bench takes about a second. BIN is the folder of the programs.
 var shortBenches = map[string]string{
 	"bench-e2e":       "--bin BIN --batch 2 --true-cfg-scale 1 --groups 1 --n 2 --steps 2 --rounds 1",
+	"bench-update":    "--bin BIN --groups 1 --n 2 --steps 2 --size 64",
 	"bench-sampler":   "--batch 1 --threads 1 --steps 1 --rounds 1 --round 1ms --profile 0",
 	"bench-tokens":    "--batch 1 --tokens 2 --rounds 1 --round 1ms --width 64 --layers 1 --events 1ms",
 	"bench-gemm":      "--batch 1 --round 1ms",
@@ -34,6 +35,7 @@ var shortBenches = map[string]string{
 var longBenches = map[string]string{
 	"bench-compare":  "compiles another revision",
 	"bench-looks":    "stores 100,000 samples first",
+	"bench-parts":    "is a Go benchmark without flags, which compiles with the tests of its package",
 	"bench-roofline": "interprets kernels for a minute; TestCountingGPU looks at its parts",
 }
 
@@ -53,7 +55,7 @@ func TestBenches(t *testing.T) {
 		t.Errorf("the Makefile has %q, the lists here %q", targets, listed)
 	}
 	python := cmp.Or(os.Getenv("MEANDER_PYTHON"), "python3")
-	missing, noTorch := exec.Command(python, "-c", "import torch, diffusers, transformers").CombinedOutput()
+	missing, noTorch := exec.Command(python, "-c", "import torch, diffusers, transformers, nats").CombinedOutput()
 	bench, bin := harness.BenchProgram(t), filepath.Dir(harness.Program(t, "meander"))
 	for target, flags := range shortBenches {
 		t.Run(target, func(t *testing.T) {
@@ -65,7 +67,7 @@ func TestBenches(t *testing.T) {
 			lines := strings.Split(strings.ReplaceAll(strings.TrimSpace(string(out)), "\\\n", " "), "\n")
 			line := lines[len(lines)-1]
 			if noTorch != nil && strings.Contains(line, python) {
-				t.Skipf("%s lacks torch, diffusers or transformers: %v\n%s", python, noTorch, missing)
+				t.Skipf("%s lacks torch, diffusers, transformers or nats-py: %v\n%s", python, noTorch, missing)
 			}
 			c := exec.CommandContext(t.Context(), "sh", "-c",
 				strings.ReplaceAll(line, "build/bench ", bench+" ")+" "+strings.ReplaceAll(flags, "BIN", bin))

@@ -280,6 +280,8 @@ func TestBenchUsage(t *testing.T) {
 		{"events", "--latency", "-1s"},
 		{"events", "--grow", "10,5"},
 		{"swarm", "--samplers", "0"},
+		{"update", "--size", "1000"},
+		{"update", "--dtype", "F64"},
 		{"weights", "--ways", "pigeon"},
 		{"weights", "--gb", "0"},
 		{"torch", "--model", "synthetic"},

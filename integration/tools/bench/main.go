@@ -13,7 +13,6 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -43,7 +42,7 @@ func execute(ctx context.Context, args []string) error {
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	c.AddCommand(benchE2ECommand(), benchSamplerCommand(), benchGEMMCommand(), benchTokensCommand(),
-		benchAdvantageCommand(),
+		benchAdvantageCommand(), benchUpdateCommand(),
 		benchEventsCommand(), benchSwarmCommand(), benchPolicyCommand(), benchWeightsCommand(), benchTorchCommand(),
 		benchFolderCommand(),
 		benchGPUCommand())
@@ -163,12 +162,8 @@ func load() string {
 // residentBytes returns the peak resident memory of this process; ok is false where the
 // kernel does not say.
 func residentBytes() (peak int, ok bool) {
-	v, ok := procField("/proc/self/status", "VmHWM")
-	if !ok {
-		return 0, false
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(v, "kB")))
-	return n << 10, err == nil
+	peak = memoryOf(os.Getpid(), "VmHWM")
+	return max(peak, 0), peak >= 0
 }
 
 // procField is the first line "name: value" of a file.

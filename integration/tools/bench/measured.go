@@ -55,12 +55,18 @@ func (m *measured) reset() {
 
 // look reads the memory.
 func (m *measured) look() {
-	for field, most := range map[string]*int{"VmHWM": &m.peak, "RssAnon": &m.anonymous} {
-		v, _ := procField(fmt.Sprintf("/proc/%d/status", m.Process.Pid), field)
-		if n, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(v, "kB"))); err == nil {
-			*most = max(*most, n<<10)
-		}
+	m.peak = max(m.peak, memoryOf(m.Process.Pid, "VmHWM"))
+	m.anonymous = max(m.anonymous, memoryOf(m.Process.Pid, "RssAnon"))
+}
+
+// memoryOf is what the kernel says of the memory of a process, in bytes; -1: nothing.
+func memoryOf(pid int, field string) int {
+	v, _ := procField(fmt.Sprintf("/proc/%d/status", pid), field)
+	n, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(v, "kB")))
+	if err != nil {
+		return -1
 	}
+	return n << 10
 }
 
 // cpu returns the processor time so far, in seconds; 0 where the kernel does not say.

@@ -440,6 +440,12 @@ class Client(Controls, Teachers):
 
     async def blob(self, ref: Event) -> bytes:
         """Returns an object of the blob bucket, checked against its digest. Gone: it is not there, or not whole."""
+        out = io.BytesIO()
+        await self._copy_blob(ref, out.write)
+        return out.getvalue()
+
+    async def _copy_blob(self, ref: Event, write: Callable[[bytes], object]) -> None:
+        """blob in pieces: after an error, some were written."""
         what, bucket = f"blob {ref['digest']:.12}", ref["bucket"]
         stored, name = f"OBJ_{bucket}", base64.urlsafe_b64encode(ref["digest"].encode()).decode()
         try:
@@ -451,16 +457,22 @@ class Client(Controls, Teachers):
             raise Gone(f"{what} is no longer stored")
         if entry["size"] != ref["size"]:
             raise EventError(f"{what} has {entry['size']} bytes that are not those of digest {ref['digest']:.12}")
-        return checked(await self._chunks(stored, f"$O.{bucket}.C.{entry['nuid']}", ref["size"], what), ref)
+        digest, size = hashlib.sha256(), 0
+        async for chunk in self._chunks(stored, f"$O.{bucket}.C.{entry['nuid']}", ref["size"], what):
+            digest.update(chunk)
+            size += len(chunk)
+            write(chunk)
+        if size != ref["size"] or digest.hexdigest() != ref["digest"]:
+            raise EventError(f"{size} bytes that are not those of digest {ref['digest']:.12}")
 
-    async def _chunks(self, stream: str, subject: str, size: int, what: str) -> bytes:
+    async def _chunks(self, stream: str, subject: str, size: int, what: str) -> AsyncIterator[bytes]:
         """The messages of a subject after each other, size bytes in all."""
-        out = io.BytesIO()
+        have = 0
         if not size:
-            return b""
+            return
         sub = await self.js.subscribe(subject, stream=stream, ordered_consumer=True)
         try:
-            while out.tell() < size:
+            while have < size:
                 try:
                     m = await sub.next_msg(timeout=_CHUNK_WAIT)
                 except nats.errors.TimeoutError:
@@ -468,13 +480,13 @@ class Client(Controls, Teachers):
                     if not info.state.subjects:
                         raise Gone(f"{what} is no longer stored") from None
                     continue  # the server was away, or is slow
-                out.write(m.data)
-                if m.metadata.num_pending == 0 and out.tell() < size:
-                    raise Gone(f"{what}: {out.tell()} of {size} bytes are stored")
+                have += len(m.data)
+                yield m.data
+                if m.metadata.num_pending == 0 and have < size:
+                    raise Gone(f"{what}: {have} of {size} bytes are stored")
         finally:
             with contextlib.suppress(Exception):
                 await sub.unsubscribe()
-        return out.getvalue()
 
     async def medium(self, trajectory: Event, kind: str = "image") -> bytes:
         """Returns a file of a sample by its kind: its image, a PNG; its video, an animated PNG whose middle
