@@ -80,7 +80,7 @@ class Sample:
         """Returns the state before step index, or after the last step: [S, C] float32. F16 and BF16 are widened
         exactly."""
         if stored := self.kept().get(index):
-            return tensor(stored[0]).astype(np.float32, copy=False)
+            return tensor(stored[0]).astype(np.float32)
         t = self.trajectory or {}
         raise EventError(
             f"{t.get('uid')} #{self.member['sample_index']}: latents {index} were not kept; ask for them with "
