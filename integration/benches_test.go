@@ -35,6 +35,7 @@ var shortBenches = map[string]string{
 var longBenches = map[string]string{
 	"bench-compare":  "compiles another revision",
 	"bench-looks":    "stores 100,000 samples first",
+	"bench-parts":    "is a Go benchmark without flags, which compiles with the tests of its package",
 	"bench-roofline": "interprets kernels for a minute; TestCountingGPU looks at its parts",
 }
 

@@ -232,7 +232,7 @@ var testLayers = map[string][]string{
 	"pkg/scorer/natsscore":           {"pkg/models/media", "pkg/natsd"},
 	"services/intake":                {"pkg/bus/bustest", "pkg/models/model", "pkg/models/model/synthetic"},
 	"integration/tools/bench":        {"pkg/models/model/qwenimage/checkpoint", "pkg/models/model/remote/remotetest", "integration/tools/harness", "pkg/bus/bustest"},
-	"services/sampler/recorder":      {"pkg/bus/bustest", "pkg/models/model/families", "services/intake"},
+	"services/sampler/recorder":      {"pkg/bus/bustest", "pkg/models/model/families", "pkg/models/tensor", "services/intake"},
 	"services/sampler/weights":       {"pkg/bus/bustest", "pkg/models/model", "pkg/models/model/families", "services/sampler/engine/images"},
 	"services/reward":                {"pkg/bus/bustest"},
 	"services/advantage":             {"pkg/bus/bustest"},

@@ -19,9 +19,9 @@ from nats.js.errors import NotFoundError
 
 from ..data.batch import Batch, Group, Keep, Ratio, Sample
 from .control import status_text
-from .cursor import PATIENCE, Cursor, results
+from .cursor import Cursor, results
 from ..data.events import ADVANTAGE, BATCH, PREFIX, Event, EventError, fitting
-from .tasks import maybe_awaited, retry_while_away
+from .tasks import PATIENCE, maybe_awaited, retry_while_away
 from ..data.textbatch import batch_of, check_kind, lacking
 
 _log = logging.getLogger("meander")

@@ -80,7 +80,7 @@ class Sample:
         """Returns the state before step index, or after the last step: [S, C] float32. F16 and BF16 are widened
         exactly."""
         if stored := self.kept().get(index):
-            return tensor(stored[0]).astype(np.float32, copy=False)
+            return tensor(stored[0]).astype(np.float32)
         t = self.trajectory or {}
         raise EventError(
             f"{t.get('uid')} #{self.member['sample_index']}: latents {index} were not kept; ask for them with "
@@ -200,6 +200,8 @@ class Batch(Mapping[str, Any]):
     """What runs coroutines of the source for micro-batches that are not awaited (thread.run), where there is one."""
     rows: Array | None = None
     """Of a micro-batch: which rows of the batch it has, int64 [B]."""
+    last = True
+    """Whether it is the last micro-batch of its batch, or whole."""
 
     def __init__(self, groups: Sequence[Group], name: str = "", cursor: str = "", *, pin: bool = False):
         self.name, self.cursor, self.pin = name, cursor, pin

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+from ..client.tasks import PATIENCE, retry_while_away
 
 if TYPE_CHECKING:
     from .batch import Batch, Sample
@@ -39,7 +42,7 @@ class Micro:
     def __len__(self) -> int:
         return len(self.pieces)
 
-    async def __aiter__(self) -> AsyncIterator[Batch]:
+    async def __aiter__(self) -> AsyncGenerator[Batch, None]:
         ready = collections.deque[asyncio.Task["Batch"]]()
         try:
             for rows in self.pieces:
@@ -72,7 +75,7 @@ class Micro:
             samples = [dataclasses.replace(s, conditioning={}) for s in samples]
             if self.batch.source is None:
                 raise RuntimeError("micro: the batch has no client that reads its steps")
-            await self.batch.source.complete(samples)
+            await retry_while_away(partial(self.batch.source.complete, samples), PATIENCE)
         return self._made(rows, samples)
 
     def _made(self, rows: Sequence[int], samples: Sequence[Sample]) -> Batch:
@@ -82,13 +85,13 @@ class Micro:
             for k in dict.fromkeys(of)
         ]
         out = whole.of_groups(groups, self.pin)
-        out.rows = np.array(rows, np.int64)
+        out.rows, out.last = np.array(rows, np.int64), rows is self.pieces[-1]
         return out
 
 
-async def _next(source: AsyncIterator[Batch]) -> Batch | None:
+async def _next(source: AsyncGenerator[Batch, None]) -> Batch | None:
     return await anext(source, None)
 
 
-async def _close(source: AsyncIterator[Batch]) -> None:
-    await source.aclose()  # type: ignore[attr-defined]
+async def _close(source: AsyncGenerator[Batch, None]) -> None:
+    await source.aclose()
