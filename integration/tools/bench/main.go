@@ -45,6 +45,7 @@ func execute(ctx context.Context, args []string) error {
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchTokensCommand(), benchAdvantageCommand(),
 		benchEventsCommand(), benchSwarmCommand(), benchPolicyCommand(), benchWeightsCommand(), benchTorchCommand(),
+		benchLooksCommand(),
 		benchFolderCommand(),
 		benchGPUCommand())
 	c.SetArgs(args)
