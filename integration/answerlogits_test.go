@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
@@ -19,13 +19,13 @@ func TestTurns_RewardOfFullLogits(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string
-		model  qwen2.Random
+		model  qwen2test.Random
 		dtype  string
 		inline bool
 	}{
-		{"few", qwen2.Random{}, "F32", true},
-		{"few-half", qwen2.Random{}, "F16", true},
-		{"many", qwen2.Random{Vocabulary: 60_000}, "F32", false},
+		{"few", qwen2test.Random{}, "F32", true},
+		{"few-half", qwen2test.Random{}, "F16", true},
+		{"many", qwen2test.Random{Vocabulary: 60_000}, "F32", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

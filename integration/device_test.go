@@ -4,12 +4,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/models/model"
-	"github.com/meander-rl/meander/pkg/models/model/families"
+	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
 )
 
 // A GPU that the program cannot have is refused before anything is stored, with the reason and
@@ -43,9 +41,7 @@ func TestDevice_MemoryTable(t *testing.T) {
 	sequential(t)
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "published")
-	all := families.All()
-	i := slices.IndexFunc(all, func(f model.Family) bool { return f.Random != nil })
-	if err := all[i].Random(dir, model.Random{Hollow: true}); err != nil {
+	if err := checkpoint.WritePublished(dir, checkpoint.Changes{Hollow: true}); err != nil {
 		t.Fatal(err)
 	}
 	got := meander(t, t.TempDir(), "model", "info", dir)

@@ -71,26 +71,29 @@ var layers = map[string][]string{
 	"pkg/models/tensor/reference":              {"pkg/models/tensor"},
 	"pkg/models/tensor/tensortest":             {"pkg/models/tensor", "pkg/models/tensor/reference"},
 	"pkg/flow":                                 {"pkg/models/portable", "pkg/models/strictjson", "pkg/models/tensor"},
-	"pkg/models/portable":                      nil, // random words and elementary functions, the same on all machines
+	"pkg/flow/flowtest":                        {"pkg/flow"}, // whole rollouts
+	"pkg/models/portable":                      nil,          // random words and elementary functions, the same on all machines
 	"pkg/scheduled":                            {"pkg/flow", "pkg/models/portable"},
 	"pkg/models/media":                         nil, // pixels, their digest and their file
 	"pkg/models/model":                         {"pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/media"},
 	"pkg/models/model/nn":                      {"pkg/models/strictjson", "pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model"},
 	"pkg/models/tokenizer":                     {"pkg/models/strictjson", "pkg/models/safetensors"},
-	"pkg/models/model/qwenimage":               {"pkg/models/strictjson", "pkg/models/media", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model", "pkg/models/model/nn", "pkg/models/tokenizer", "pkg/models/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
+	"pkg/models/model/qwenimage":               {"pkg/models/strictjson", "pkg/models/media", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model", "pkg/models/model/nn", "pkg/models/tokenizer"}, // the CPU where no device is given
 	"pkg/models/model/synthetic":               {"pkg/models/media", "pkg/models/model"},
 	"pkg/models/model/remote":                  {"pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/nn", "pkg/models/model/remote/internal/wire", "pkg/models/pool", "pkg/models/tokenizer", "pkg/models/safetensors", "pkg/models/tensor"},
 	"pkg/models/model/remote/internal/wire":    {"pkg/models/model"},                                                                                                             // frames alone, for the client and the worker of tests
 	"pkg/models/model/remote/remotetest":       {"pkg/models/media", "pkg/models/model", "pkg/models/model/remote/internal/wire", "pkg/models/safetensors", "pkg/models/tensor"}, // a worker for tests
 	"pkg/models/model/families":                {"pkg/models/model", "pkg/models/model/qwenimage", "pkg/models/model/remote", "pkg/models/model/synthetic"},                      // the one place that names them
-	"pkg/models/model/qwenimage/checkpoint":    {"pkg/models/tensor", "pkg/models/safetensors", "pkg/models/model"},
+	"pkg/models/tokenizer/tokenizertest":       nil,
+	"pkg/models/model/qwenimage/checkpoint":    {"pkg/models/tokenizer/tokenizertest", "pkg/models/tensor", "pkg/models/safetensors"}, // folders of random weights
 	"pkg/models/decoding":                      {"pkg/models/portable"},
 	"pkg/models/lm":                            {"pkg/models/decoding", "pkg/models/lora", "pkg/models/model", "pkg/models/safetensors", "pkg/models/tensor"},                                                                                                                                       // where folders of models are looked for
 	"pkg/models/lm/qwen2":                      {"pkg/models/strictjson", "pkg/models/decoding", "pkg/models/jinja", "pkg/models/lm", "pkg/models/lora", "pkg/models/model", "pkg/models/model/nn", "pkg/models/tokenizer", "pkg/models/safetensors", "pkg/models/tensor", "pkg/models/tensor/cpu"}, // the CPU where no device is given
 	"pkg/models/lm/families":                   {"pkg/models/lm", "pkg/models/lm/qwen2"},                                                                                                                                                                                                            // the one place that names them
 	"pkg/models/model/modeltest":               {"pkg/models/media", "pkg/models/model"},
-	"pkg/auth":                                 {"schemas"}, // who may do what, as data: no connection
-	"pkg/outcomes":                             {"schemas"}, // what became of what is stored: reads nothing
+	"pkg/models/lm/qwen2/qwen2test":            {"pkg/models/tokenizer/tokenizertest", "pkg/models/safetensors", "pkg/models/tensor"}, // folders of random weights
+	"pkg/auth":                                 {"schemas"},                                                                           // who may do what, as data: no connection
+	"pkg/outcomes":                             {"schemas"},                                                                           // what became of what is stored: reads nothing
 	"pkg/bus":                                  {"schemas", "pkg/auth", "pkg/outcomes"},
 	"pkg/counters":                             {"schemas", "pkg/bus", "pkg/outcomes"}, // what is stored of runs, counted once
 	"pkg/interaction":                          {"schemas", "pkg/scorer"},              // what a sum comes to
@@ -192,12 +195,12 @@ var layers = map[string][]string{
 		"pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/families", "pkg/remoteimage", "pkg/models/safetensors", "pkg/models/tensor",
 		"services/sampler/engine/images",
 	},
-	"integration/tools/kernelgen": nil,                               // writes the assembly of pkg/models/tensor/cpu
+	"integration/tools/kernelgen": nil,                               // writes the assembly of pkg/models/tensor/cpu and pkg/flow
 	"integration/tools/ptxvm":     {"pkg/models/tensor/cuda/driver"}, // interprets the CUDA kernels
 	"integration/tools/libcuda":   {"pkg/models/tensor/cuda/driver", "integration/tools/ptxvm"},
 	"integration/tools/bench": {
 		"pkg/models/media", "schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/sampling", "pkg/models/model", "pkg/models/model/families", "pkg/models/model/remote", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/tensor/devices", "services/intake", "services/sampler", "services/advantage",
-		"pkg/models/decoding", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/lm/qwen2", // random weights
+		"pkg/models/decoding", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/lm/qwen2/qwen2test", // random weights
 		"pkg/client", "pkg/models/lora", "pkg/models/safetensors", "pkg/models/model/qwenimage/checkpoint", // weights that it pushes
 		"services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/recorder",
 		"pkg/models/tensor/cuda", "pkg/models/tensor/cuda/driver", "integration/tools/ptxvm", // the model of a GPU's costs
@@ -207,11 +210,11 @@ var layers = map[string][]string{
 // testLayers is what tests may import besides what their package may.
 var testLayers = map[string][]string{
 	"pkg/models/model/nn":  {"pkg/models/tensor/cpu"},
-	"pkg/models/tokenizer": {"pkg/models/model/qwenimage/checkpoint"}, "pkg/models/lm/qwen2": {"pkg/models/model/modeltest", "pkg/models/tensor/reference"},
+	"pkg/models/tokenizer": {"pkg/models/model/qwenimage/checkpoint"}, "pkg/models/lm/qwen2": {"pkg/models/lm/qwen2/qwen2test", "pkg/models/model/modeltest", "pkg/models/tensor/reference"},
 	"pkg/models/model/remote":               {"pkg/models/model/modeltest", "pkg/models/model/qwenimage", "pkg/models/model/remote/remotetest"}, // whose digest is the same
-	"pkg/models/model/qwenimage":            {"pkg/models/media", "pkg/models/model/modeltest", "pkg/models/tensor/reference"},
+	"pkg/models/model/qwenimage":            {"pkg/models/media", "pkg/models/model/modeltest", "pkg/models/model/qwenimage/checkpoint", "pkg/models/tensor/reference"},
 	"pkg/models/model/qwenimage/checkpoint": {"pkg/models/model/qwenimage"},
-	"pkg/models/model/synthetic":            {"pkg/models/model/modeltest", "pkg/flow", "pkg/models/tensor"}, // chains of whole rollouts
+	"pkg/models/model/synthetic":            {"pkg/models/model/modeltest", "pkg/flow", "pkg/flow/flowtest", "pkg/models/tensor"}, // chains of whole rollouts
 
 	"pkg/bus":                        {"pkg/natsd", "pkg/bus/bustest"},
 	"pkg/remoteimage":                {"pkg/remoteimage/remoteimagetest"},
@@ -221,7 +224,8 @@ var testLayers = map[string][]string{
 	"pkg/models/tensor/cuda":         {"pkg/models/media", "integration/tools/ptxvm", "pkg/models/tensor/tensortest", "pkg/models/tensor/reference", "pkg/models/tensor/cpu", "pkg/models/model", "pkg/models/model/qwenimage", "pkg/models/model/qwenimage/checkpoint", "pkg/models/lora", "pkg/models/safetensors", "pkg/sheet"},
 	"pkg/models/tensor/cuda/kernels": {"pkg/models/tensor/cuda/driver", "integration/tools/ptxvm"},
 	"pkg/models/tensor/reference":    {"pkg/models/tensor/tensortest"},
-	"pkg/scheduled":                  {"pkg/models/tensor"},
+	"pkg/scheduled":                  {"pkg/flow/flowtest", "pkg/models/tensor"},
+	"pkg/flow":                       {"pkg/flow/flowtest"},
 	"pkg/models/lora":                {"pkg/models/tensor"},
 	"pkg/client":                     {"pkg/bus/bustest", "pkg/natsd", "services/pipeline"}, // examples run against a whole pipeline
 	"pkg/scorer/httpscore":           {"pkg/models/media"},
@@ -237,7 +241,7 @@ var testLayers = map[string][]string{
 	"services/internal/boot":         {"pkg/bus/bustest", "schemas"},
 	"services/internal/instrument":   {"pkg/bus/bustest"},
 	"pkg/fields":                     {"schemas/document"},
-	"services/command":               {"pkg/bus/bustest", "pkg/models/lm/qwen2", "pkg/models/model/qwenimage/checkpoint"},
+	"services/command":               {"pkg/bus/bustest", "pkg/models/lm/qwen2/qwen2test", "pkg/models/model/qwenimage/checkpoint"},
 	"pkg/results":                    {"pkg/bus/bustest", "services/pipeline"},
 	"pkg/export":                     {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "services/pipeline"},
 	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
@@ -248,7 +252,7 @@ var testLayers = map[string][]string{
 	"services/verify": {
 		"pkg/bus/bustest", "pkg/client", "pkg/models/lora", "pkg/models/media", "pkg/models/model/remote/remotetest", "pkg/models/safetensors", "services/pipeline",
 	},
-	"services/teacher":        {"pkg/bus/bustest", "pkg/client", "pkg/models/lm/qwen2", "pkg/models/media", "pkg/models/model/qwenimage/checkpoint", "pkg/models/model/remote/remotetest", "services/pipeline"},
+	"services/teacher":        {"pkg/bus/bustest", "pkg/client", "pkg/models/lm/qwen2/qwen2test", "pkg/models/media", "pkg/models/model/qwenimage/checkpoint", "pkg/models/model/remote/remotetest", "services/pipeline"},
 	"integration/tools/chaos": {"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
 
 	"services/sampler": {"pkg/bus/bustest", "pkg/flow", "pkg/models/model/qwenimage/checkpoint", "services/intake"},
@@ -256,7 +260,7 @@ var testLayers = map[string][]string{
 		"pkg/models/model/families", "pkg/remoteimage/remoteimagetest", "services/sampler/engine/enginetest",
 	},
 	"integration/tools/imageserver": {"pkg/remoteimage/remoteimagetest"},
-	"services/sampler/engine/texts": {"pkg/models/lm/families", "pkg/models/lm/qwen2", "services/sampler/engine/enginetest"},
+	"services/sampler/engine/texts": {"pkg/models/lm/families", "pkg/models/lm/qwen2", "pkg/models/lm/qwen2/qwen2test", "services/sampler/engine/enginetest"},
 	"services/sampler/models":       {"pkg/models/model/families"},
 }
 
@@ -292,7 +296,7 @@ var dependencies = map[string]dependency{
 	"gorgonia.org/cu":                       {why: "the calls of the CUDA driver, with the tag cuda only", users: []string{"pkg/models/tensor/cuda/internal/gpu", "pkg/models/tensor/cuda/internal/cuext"}},
 	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract and reduced for reports", users: []string{"services/ui", "pkg/sheet", "pkg/scorer"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration/..."}},
-	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/models/safetensors", "pkg/models/tensor/cpu", "pkg/natsd", "integration/..."}},
+	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/models/safetensors", "pkg/models/tensor/cpu", "pkg/flow", "pkg/natsd", "integration/..."}},
 	"golang.org/x/term":                     {why: "is this a terminal, how wide, and its keys", users: []string{"services/internal/boot", "services/internal/present", "services/command", "integration/tools/bench"}},
 	"golang.org/x/time":                     {why: "rate limits of remote reward functions", users: []string{"pkg/scorer/httpscore"}},
 	"golang.org/x/text":                     {why: "Unicode normal forms of the tokenizer", users: []string{"pkg/models/tokenizer"}},

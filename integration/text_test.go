@@ -8,14 +8,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/verify"
 )
 
 // babble is a folder of a language model of random weights.
-func babble(t *testing.T, r qwen2.Random) string {
+func babble(t *testing.T, r qwen2test.Random) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "babble")
 	r.Seed = 3
@@ -63,7 +63,7 @@ func proven(t *testing.T, dir, model, run string) verify.Report {
 // Equal seeds give equal texts, however the work is packed and spread, and verify draws every token again.
 func TestText_DigestDoesNotDependOnPacking(t *testing.T) {
 	t.Parallel()
-	model := babble(t, qwen2.Random{})
+	model := babble(t, qwen2test.Random{})
 	var want string
 	for _, packing := range [][]string{
 		{"--batch", "1", "--workers", "1", "--threads", "1"},
@@ -89,7 +89,7 @@ func TestText_DigestDoesNotDependOnPacking(t *testing.T) {
 // Each form of logits is stored as asked for, and proven.
 func TestText_Logits(t *testing.T) {
 	t.Parallel()
-	dir, model := t.TempDir(), babble(t, qwen2.Random{})
+	dir, model := t.TempDir(), babble(t, qwen2test.Random{})
 	for i, args := range [][]string{
 		{"--logits", "full"},
 		{"--logits", "full:BF16:processed", "--temperature", "0.7", "--top-p", "0.9"},
@@ -110,7 +110,7 @@ func TestText_Logits(t *testing.T) {
 // What ends an answer, and what keeps a sample from being one, has its own state and its name.
 func TestText_States(t *testing.T) {
 	t.Parallel()
-	dir, model := t.TempDir(), babble(t, qwen2.Random{MaxPositions: 64})
+	dir, model := t.TempDir(), babble(t, qwen2test.Random{MaxPositions: 64})
 	groups, _ := textRun(t, dir, model, "--run", "free", "--max-new-tokens", "40", "2+2=?")
 	for _, m := range groups[0].Members {
 		if x := m.Text; x.FinishReason != "length" && x.FinishReason != "stop" || x.PromptTokens+x.Tokens > 64 ||
@@ -199,7 +199,7 @@ func TestText_LargeVocabulary(t *testing.T) {
 		vocabulary, tokens int64
 		dtype              string
 	}{{151936, 100, "F16"}, {262144, 3, "F32"}} {
-		model := babble(t, qwen2.Random{
+		model := babble(t, qwen2test.Random{
 			Vocabulary: int(c.vocabulary), Width: 8, Layers: 1, Heads: 2, KVHeads: 1,
 			MaxPositions: 256,
 		})

@@ -15,7 +15,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -77,7 +77,7 @@ func TestText_Scorers(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := start(t, func(o *config) {
-		o.sampler.Model = babble(t, qwen2.Random{Width: 8, Layers: 1, Heads: 2, KVHeads: 1, MaxPositions: 32000})
+		o.sampler.Model = babble(t, qwen2test.Random{Width: 8, Layers: 1, Heads: 2, KVHeads: 1, MaxPositions: 32000})
 		o.reward.Scorers = scorers
 	})
 	replies(t, w, "tutor", func(r *schemas.InteractRequest) []byte {

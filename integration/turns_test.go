@@ -11,7 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -107,7 +107,7 @@ func TestTurns_DigestDoesNotDependOnPacking(t *testing.T) {
 // handed.
 func TestTurns_Worker(t *testing.T) {
 	t.Parallel()
-	w := start(t, func(o *config) { o.sampler.Model = babble(t, qwen2.Random{}) })
+	w := start(t, func(o *config) { o.sampler.Model = babble(t, qwen2test.Random{}) })
 	var handed [3]atomic.Pointer[schemas.InteractRequest]
 	replies(t, w, "tutor", func(r *schemas.InteractRequest) []byte {
 		handed[r.Answer].Store(r)
@@ -161,7 +161,7 @@ func TestTurns_Worker(t *testing.T) {
 // What an interaction may do wrong is a state of the sample, by name, and ends it.
 func TestTurns_Faults(t *testing.T) {
 	t.Parallel()
-	w := start(t, func(o *config) { o.sampler.Model = babble(t, qwen2.Random{MaxPositions: 128}) })
+	w := start(t, func(o *config) { o.sampler.Model = babble(t, qwen2test.Random{MaxPositions: 128}) })
 	again := packed(t, &schemas.InteractReply{Content: "again"})
 	var tries atomic.Int64
 	cases := []struct {
@@ -222,7 +222,9 @@ func TestTurns_Faults(t *testing.T) {
 // While samples wait for their interaction, more than a sampler has slots for, others are made.
 func TestTurns_OthersGoOn(t *testing.T) {
 	t.Parallel()
-	w := start(t, func(o *config) { o.sampler.Model, o.sampler.Batch, o.sampler.Workers = babble(t, qwen2.Random{}), 1, 1 })
+	w := start(t, func(o *config) {
+		o.sampler.Model, o.sampler.Batch, o.sampler.Workers = babble(t, qwen2test.Random{}), 1, 1
+	})
 	gate := make(chan struct{})
 	replies(t, w, "slow", func(*schemas.InteractRequest) []byte {
 		<-gate // all of the worker's requests wait behind the first
@@ -243,7 +245,7 @@ func TestTurns_OthersGoOn(t *testing.T) {
 // A run of conversations that was killed goes on where it stopped, and ends as if nothing had happened.
 func TestTurns_KilledAndResumed(t *testing.T) {
 	t.Parallel()
-	model := babble(t, qwen2.Random{Width: 128, Layers: 4, MaxPositions: 1024})
+	model := babble(t, qwen2test.Random{Width: 128, Layers: 4, MaxPositions: 1024})
 	args := func(run string) []string {
 		return []string{
 			"run", "--model", model, "--json", "--seed", "5", "--run", run, "--out", "-", "-n", "4", "--batch", "2", "--workers", "1", "--ack-wait", "1s",

@@ -1,7 +1,6 @@
 package schemas
 
 import (
-	"bytes"
 	"embed"
 	"strings"
 )
@@ -11,7 +10,7 @@ import (
 //
 //go:generate go run ./gen
 
-//go:embed jsonschema/*.json asyncapi.yaml
+//go:embed jsonschema/*.json
 var documents embed.FS
 
 // JSONSchema returns the JSON Schema (draft 2020-12) of the decoded events of a type
@@ -21,13 +20,4 @@ func JSONSchema(eventType string) ([]byte, bool) {
 	name, version, _ := strings.Cut(eventType, "/")
 	data, err := documents.ReadFile("jsonschema/" + name + ".v" + version + ".json")
 	return data, err == nil
-}
-
-// AsyncAPI returns the AsyncAPI 3 document of all subjects, events and streams, YAML.
-func AsyncAPI() []byte {
-	data, err := documents.ReadFile("asyncapi.yaml")
-	if err != nil {
-		panic("schemas: " + err.Error()) // embedded: the build would have failed
-	}
-	return bytes.Clone(data)
 }

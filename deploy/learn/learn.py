@@ -27,9 +27,7 @@ ROOT = HERE.parents[1]
 
 
 def main() -> None:
-    own, theirs = sys.argv[1:], []
-    if "--" in own:
-        own, theirs = own[: own.index("--")], own[own.index("--") + 1 :]
+    own, theirs = flags()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[2])
     parser.add_argument("--out", type=Path, default=Path("meander-out/learn"))
@@ -50,6 +48,13 @@ def main() -> None:
         print(
             f"\nseed {seed}: {time.monotonic() - began:.0f} s in all\n  curve   {out / 'curve.png'}\n  before  {out / 'before.png'}\n  after   {out / 'after.png'}\n  adapter {out / 'best'}"
         )
+
+
+def flags() -> tuple[list[str], list[str]]:
+    """The arguments of the script, and those behind --, which are meander-train's."""
+    own = sys.argv[1:]
+    at = own.index("--") if "--" in own else len(own)
+    return own[:at], own[at + 1 :]
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ const (
 	kvBytes       = 64 << 20
 	kvHistory     = 5
 	presenceBytes = 8 << 20
-	// The object store gets half of what is left of the server's storage, within these bounds.
+	// The object store gets a quarter of what is left of the server's storage, within these bounds.
 	leastBlobBytes, mostBlobBytes = 8 << 30, 32 << 30
 	// readyTimeout bounds Ready, and the waits for servers of a cluster.
 	readyTimeout = 2 * time.Minute
@@ -31,7 +31,9 @@ const (
 // changes nothing. The limits (bytes, count, age, replicas) of existing streams belong to the operator and stay. What
 // the contract relies on (subjects, retention, guard, direct gets) is corrected if the server can do that; otherwise
 // Setup returns ErrIncompatible. New streams get their limits from the registry, all divided by the same factor when
-// the server's storage is smaller than their sum.
+// the server's storage is smaller than their sum. Of what a larger storage has left, the stream of steps gets half and
+// the object store a quarter; the rest stays free for streams whose limits are raised. A stream of steps of a version
+// that gave it the registry's limit on every disk is widened once.
 //
 // When servers of a cluster are not up yet, Setup waits for them for two minutes. A single server has as long to
 // answer: its disk may be busy.
@@ -88,6 +90,10 @@ func (b *Bus) setupOnce(ctx context.Context, o setupOptions) error {
 			b.log.Info().Msg("the server's storage is smaller than the streams' limits; scaling them down")
 		}
 	}
+	isNew := slices.ContainsFunc(missing, func(c jetstream.StreamConfig) bool { return c.Name == schemas.StreamSteps })
+	if err := b.growLimits(ctx, isNew); err != nil {
+		return err
+	}
 	return b.setReplicas(ctx, o.replicas)
 }
 
@@ -108,24 +114,6 @@ func (b *Bus) createMissing(
 }
 
 func scaled(limit, scale int64) int64 { return max(minStreamBytes, limit/scale) }
-
-// NewLimits returns the bytes that Setup lets each stream keep on a new server with so much storage, as createMissing
-// does it.
-func NewLimits(storage int64) map[string]int64 {
-	for scale := int64(1); ; scale *= 2 {
-		limits := map[string]int64{}
-		sum := 4*kvBytes + presenceBytes + 2*minStreamBytes + scaled(leastBlobBytes, scale)
-		for _, spec := range schemas.Streams() {
-			if spec.MaxBytes > 0 {
-				limits[spec.Name] = scaled(spec.MaxBytes, scale)
-				sum += limits[spec.Name]
-			}
-		}
-		if sum <= storage || scale > 1<<16 {
-			return limits
-		}
-	}
-}
 
 // createBuckets creates the buckets that are not there, with limits divided by scale.
 func (b *Bus) createBuckets(ctx context.Context, scale int64, replicas int) error {
@@ -153,37 +141,14 @@ func (b *Bus) createBuckets(ctx context.Context, scale int64, replicas int) erro
 	if _, err := b.js.ObjectStore(ctx, schemas.BlobBucket); err == nil {
 		return nil
 	}
-	err := b.createBlobs(ctx, scale, replicas)
+	_, err := b.js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
+		Bucket: schemas.BlobBucket, Description: "images, embeddings and weights by their sha-256",
+		Storage: jetstream.FileStorage, Replicas: replicas, MaxBytes: scaled(leastBlobBytes, scale),
+	})
 	if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
 		return fmt.Errorf("set up bucket %s: %w", schemas.BlobBucket, err)
 	}
 	return nil
-}
-
-// createBlobs creates the object store. Weights of large models are gigabytes a version. So at scale 1 it gets the
-// largest size of which the server can reserve twice as much: the other half stays free for streams whose limits are
-// raised. If there is none, or on a small disk, where scale is more than 1, it gets its least size divided by scale.
-// An error says that this is too much, too: the caller tries again with twice the scale.
-func (b *Bus) createBlobs(ctx context.Context, scale int64, replicas int) error {
-	config := jetstream.ObjectStoreConfig{
-		Bucket: schemas.BlobBucket, Description: "images, embeddings and weights by their sha-256",
-		Storage: jetstream.FileStorage, Replicas: replicas,
-	}
-	for size := int64(mostBlobBytes); scale == 1 && size > leastBlobBytes; size = size / 4 * 3 {
-		config.MaxBytes = 2 * size
-		_, err := b.js.CreateObjectStore(ctx, config)
-		if err == nil {
-			config.MaxBytes = size
-			_, err = b.js.UpdateObjectStore(ctx, config)
-			return err
-		}
-		if classOf(err) != classFull {
-			return err
-		}
-	}
-	config.MaxBytes = scaled(leastBlobBytes, scale)
-	_, err := b.js.CreateObjectStore(ctx, config)
-	return err
 }
 
 // forbidRunRollups forbids roll-ups in the bucket of runs: a user who may write the spec of one run could remove the

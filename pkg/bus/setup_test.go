@@ -258,17 +258,49 @@ func TestConnect_refuses(t *testing.T) {
 	}
 }
 
-// The object store is of up to half of what the server's storage has left for it, so that a larger disk keeps more
-// weights.
-func TestBus_Setup_blobs(t *testing.T) {
+// The stream of steps and the object store follow the server's storage, as NewLimits says before there is a server.
+func TestBus_Setup_followsStorage(t *testing.T) {
 	t.Parallel()
 	const gib = 1 << 30
-	for storage, want := range map[int64][2]int64{
-		200 * gib: {32 * gib, 32 * gib}, 45 * gib: {10 * gib, 15 * gib}, 26 * gib: {8 * gib, 8 * gib},
+	for storage, want := range map[int64]struct{ steps, blobs [2]int64 }{
+		200 * gib: {[2]int64{80 * gib, 97 * gib}, [2]int64{32 * gib, 32 * gib}},
+		45 * gib:  {[2]int64{18 * gib, 19 * gib}, [2]int64{10 * gib, 15 * gib}},
+		26 * gib:  {[2]int64{8 * gib, 10 * gib}, [2]int64{8 * gib, 9 * gib}},
+		12 * gib:  {[2]int64{4 * gib, 4 * gib}, [2]int64{4 * gib, 4 * gib}},
 	} {
 		p := bustest.New(t, func(o *natsd.Options) { o.MaxFileStore = storage })
-		if got := p.Info(t, schemas.StreamBlobBucket).Config.MaxBytes; got < want[0] || got > want[1] {
-			t.Errorf("of %d bytes the object store has %d, want %d to %d", storage, got, want[0], want[1])
+		steps, blobs := p.Info(t, schemas.StreamSteps).Config.MaxBytes, p.Info(t, schemas.StreamBlobBucket).Config.MaxBytes
+		if steps < want.steps[0] || steps > want.steps[1] || blobs < want.blobs[0] || blobs > want.blobs[1] {
+			t.Errorf("of %d bytes the steps have %d and the object store %d; want %d", storage, steps, blobs, want)
+		}
+		if told := bus.NewLimits(storage)[schemas.StreamSteps]; told != steps {
+			t.Errorf("of %d bytes the steps have %d; said before %d", storage, steps, told)
 		}
 	}
+}
+
+// A store of an older version, whose limit was the same on every disk, is widened once. What an operator sets stays.
+func TestBus_Setup_widensOldLimit(t *testing.T) {
+	t.Parallel()
+	const gib = 1 << 30
+	p := bustest.New(t, func(o *natsd.Options) { o.MaxFileStore = 100 * gib })
+	old := p.Info(t, schemas.StreamSteps).Config
+	old.MaxBytes, old.Metadata = 8*gib, nil
+	if _, err := p.JetStream().UpdateStream(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	set := func(want func(bytes int64) bool) {
+		t.Helper()
+		if err := p.Setup(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Info(t, schemas.StreamSteps).Config.MaxBytes; !want(got) {
+			t.Errorf("the steps have %d", got)
+		}
+	}
+	set(func(bytes int64) bool { return bytes > 30*gib })
+	if err := p.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamSteps, MaxBytes: 8 * gib}); err != nil {
+		t.Fatal(err)
+	}
+	set(func(bytes int64) bool { return bytes == 8*gib })
 }

@@ -315,12 +315,6 @@ func assign(field reflect.Value, given any) {
 	}
 }
 
-// Is reports whether a flag belongs to a Set.
-func Is(f *pflag.Flag) bool {
-	_, ok := f.Value.(*flagValue)
-	return ok
-}
-
 // Choices returns the legal values of a flag whose field has a list of them; nil for all other flags.
 func Choices(f *pflag.Flag) []string {
 	if v, ok := f.Value.(*flagValue); ok {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/flow/flowtest"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
@@ -91,7 +92,7 @@ func TestMarginal_Chain(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			p := sdePlan(kind, flowSteps(uniform(20)), uniform(20))
 			p.LogProb = flow.Squared
-			got, err := flow.Sample(context.Background(), p, noise(count, 4), field.velocity, nil)
+			got, err := flowtest.Sample(context.Background(), p, noise(count, 4), field.velocity, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -24,10 +24,15 @@ const (
 // StepNoise call it for latents, with a stream for each use. dst has at most 2^34 elements: then
 // the counter wraps. schemas/noise.md specifies every bit.
 func Normal(dst []float32, seed uint64, step, stream uint32) {
+	goNormal(dst, fillNormal(dst, seed, step, stream), seed, step, stream)
+}
+
+// goNormal fills dst from a multiple of 4 on: the definition, and what no assembly fills.
+func goNormal(dst []float32, from int, seed uint64, step, stream uint32) {
 	key := [2]uint32{uint32(seed), uint32(seed >> 32)}
-	counter := [4]uint32{0, step, stream, 0}
+	counter := [4]uint32{uint32(from / 4), step, stream, 0}
 	n := len(dst) &^ 3
-	for i := 0; i < n; i += 4 {
+	for i := from; i < n; i += 4 {
 		w := portable.Philox4x32(counter, key)
 		d := dst[i : i+4 : i+4]
 		d[0], d[1] = boxMuller(w[0], w[1])

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/flow/flowtest"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
@@ -95,7 +96,7 @@ func TestPlan_Validate(t *testing.T) {
 func TestSample_Refuses(t *testing.T) {
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
 	boom := errors.New("boom")
-	at := func(step int, change func(dst []float32)) flow.Velocity {
+	at := func(step int, change func(dst []float32)) flowtest.Velocity {
 		calls := 0
 		return func(ctx context.Context, dst, x []float32, sigma float32) error {
 			err := halfX(ctx, dst, x, sigma)
@@ -110,7 +111,7 @@ func TestSample_Refuses(t *testing.T) {
 		name    string
 		storage tensor.DType
 		x       []float32
-		v       flow.Velocity
+		v       flowtest.Velocity
 		want    string
 	}{
 		{
@@ -143,40 +144,12 @@ func TestSample_Refuses(t *testing.T) {
 				p.Sigmas, p.Transitions = []float32{1, 0}, []flow.Transition{flow.ODE}
 				c.want = "step 0: latents: element 0 is +Inf"
 			}
-			got, err := flow.Sample(context.Background(), p, c.x, c.v, nil)
+			got, err := flowtest.Sample(context.Background(), p, c.x, c.v, nil)
 			wantError(t, err, c.want)
 			if got != nil {
 				t.Errorf("latents %v beside the error", got)
 			}
 		})
-	}
-
-	t.Run("callback error", func(t *testing.T) {
-		_, err := flow.Sample(context.Background(), odePlan(flow.Euler, fiveSteps), noise(3, 1), halfX,
-			func(s *flow.Step) error {
-				if s.Index == 3 {
-					return boom
-				}
-				return nil
-			})
-		wantError(t, err, "step 3: boom")
-		if !errors.Is(err, boom) {
-			t.Error("the callback's error is not wrapped")
-		}
-	})
-}
-
-func TestSample_Cancelled(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background())
-	_, err := flow.Sample(ctx, odePlan(flow.Euler, fiveSteps), noise(3, 1), halfX, func(s *flow.Step) error {
-		if s.Index == 1 {
-			cancel()
-		}
-		return nil
-	})
-	wantError(t, err, "step 2: context canceled")
-	if !errors.Is(err, context.Canceled) {
-		t.Error("context.Canceled is not wrapped")
 	}
 }
 

@@ -1,7 +1,6 @@
 package flow
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -211,41 +210,6 @@ func (r *Rollout) Done() bool { return r.index == r.end }
 // Latents returns the latents after the last complete step [S*C]; once Done, the
 // final ones. They are valid until the next call of Advance.
 func (r *Rollout) Latents() []float32 { return r.x }
-
-// Velocity evaluates a model: it sets dst to v(x, sigma), both [S*C], sigma in [0, 1].
-// It must not keep or change x.
-type Velocity func(ctx context.Context, dst, x []float32, sigma float32) error
-
-// Sample runs a rollout of p to its end and returns the final latents [S*C]. It is the loop over
-// NewRollout and Advance for programs that evaluate one sample at a time. x [S*C] is the initial
-// noise, or the state before step Begin. onStep, unless nil, is called after every step; its error
-// ends the run. A done ctx ends it between evaluations. Errors name the step.
-func Sample(ctx context.Context, p Plan, x []float32, v Velocity, onStep func(*Step) error) ([]float32, error) {
-	r, err := NewRollout(p, x)
-	if err != nil {
-		return nil, err
-	}
-	velocity := make([]float32, len(x))
-	for !r.Done() {
-		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("step %d: %w", r.Index(), err)
-		}
-		point, sigma := r.Point()
-		if err := v(ctx, velocity, point, sigma); err != nil {
-			return nil, fmt.Errorf("step %d: velocity at sigma %v: %w", r.Index(), sigma, err)
-		}
-		step, err := r.Advance(velocity)
-		if err != nil {
-			return nil, err
-		}
-		if step != nil && onStep != nil {
-			if err := onStep(step); err != nil {
-				return nil, fmt.Errorf("step %d: %w", step.Index, err)
-			}
-		}
-	}
-	return r.Latents(), nil
-}
 
 // firstNonFinite returns the index of the first NaN or Inf in x, or -1. A rollout checks each
 // velocity and its own latents with it.

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/flow/flowtest"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
@@ -30,12 +31,11 @@ func record(s *flow.Step) recorded {
 	return r
 }
 
-func run(t failer, p flow.Plan, x []float32, v flow.Velocity) []recorded {
+func run(t failer, p flow.Plan, x []float32, v flowtest.Velocity) []recorded {
 	t.Helper()
 	var steps []recorded
-	_, err := flow.Sample(context.Background(), p, x, v, func(s *flow.Step) error {
+	_, err := flowtest.Sample(context.Background(), p, x, v, func(s *flow.Step) {
 		steps = append(steps, record(s))
-		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ func TestSample_ODEIdentity(t *testing.T) {
 		ode, empty := sdePlan(flow.ODE, []int{0, 5}, sigmas), sdePlan(flow.CPS, []int{}, sigmas)
 		for name, p := range map[string]flow.Plan{"type ode": ode, "empty list": empty} {
 			p.Storage = storage
-			got, err := flow.Sample(context.Background(), p, noise(64, 3), field.velocity, nil)
+			got, err := flowtest.Sample(context.Background(), p, noise(64, 3), field.velocity, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -322,7 +322,7 @@ func TestRollout_Interleaving(t *testing.T) {
 			p.Storage = rapid.SampledFrom([]tensor.DType{tensor.F32, tensor.BF16}).Draw(t, "storage")
 			p.Seed = uint64(i)
 			x := noise(5+i, uint64(i))
-			alone, err := flow.Sample(context.Background(), p, x, field.velocity, nil)
+			alone, err := flowtest.Sample(context.Background(), p, x, field.velocity, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -411,11 +411,10 @@ func ExampleSample() {
 		}
 		return nil
 	}
-	_, err = flow.Sample(context.Background(), plan, x, zeros, func(s *flow.Step) error {
+	_, err = flowtest.Sample(context.Background(), plan, x, zeros, func(s *flow.Step) {
 		if s.LogProb != nil {
 			fmt.Printf("step %d: %s, sigma %.4f, log-prob %.4f\n", s.Index, s.Transition, s.Sigma, s.LogProb.Mean)
 		}
-		return nil
 	})
 	if err != nil {
 		fmt.Println(err)

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/flow/flowtest"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
@@ -71,7 +72,7 @@ func TestPlan_PiecesEqualTheWhole(t *testing.T) {
 				continue
 			}
 			var err error
-			if x, err = flow.Sample(context.Background(), segment(p, begin, end), x, field.velocity, nil); err != nil {
+			if x, err = flowtest.Sample(context.Background(), segment(p, begin, end), x, field.velocity, nil); err != nil {
 				t.Fatal(err)
 			}
 			begin = end

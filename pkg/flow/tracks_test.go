@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/flow/flowtest"
 )
 
 // The tracks of a state are each scored as a state of its own, and the step by their sum; the states have the bits that
@@ -65,7 +66,7 @@ func TestTracks_Refuses(t *testing.T) {
 	} {
 		p := sdePlan(flow.SDE, []int{0}, fiveSteps)
 		p.Tracks = tt.tracks
-		_, err := flow.Sample(context.Background(), p, x, gaussian{0.4}.velocity, nil)
+		_, err := flowtest.Sample(context.Background(), p, x, gaussian{0.4}.velocity, nil)
 		wantError(t, err, tt.want)
 		_, err = flow.Score(p, 0, x, x, x)
 		wantError(t, err, tt.want)

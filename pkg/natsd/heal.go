@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -134,12 +135,28 @@ func DiskFree(dir string) (int64, error) {
 	return int64(s.Bavail * uint64(s.Bsize)), nil
 }
 
-// NewStorage returns how many bytes the streams of a new store may take, as Options.MaxFileStore says. The folder need
-// not be there yet.
+// NewStorage returns how many bytes the streams of a store may take: three quarters of what is free on its disk and
+// what they have stored, so that it is the same at each start. The folder need not be there yet.
 func NewStorage(dir string) (int64, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return 0, err
+	}
+	stored := int64(0)
+	err = filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.Type().IsRegular() {
+			var info fs.FileInfo
+			if info, err = entry.Info(); err == nil {
+				stored += info.Size()
+			}
+		}
+		if errors.Is(err, fs.ErrNotExist) { // another process removed it
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("store %q: %w", dir, err)
 	}
 	for {
 		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) || dir == filepath.Dir(dir) {
@@ -148,7 +165,7 @@ func NewStorage(dir string) (int64, error) {
 		dir = filepath.Dir(dir)
 	}
 	free, err := DiskFree(dir)
-	return free / 4 * 3, err
+	return (free + stored) / 4 * 3, err
 }
 
 // probeDisk writes a file to the disk and removes it. An error means that the disk still takes no writes.

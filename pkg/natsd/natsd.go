@@ -60,8 +60,8 @@ type Options struct {
 	TLS *TLS
 	// MaxPayload is the largest message in bytes; 0: 1 MiB.
 	MaxPayload int
-	// MaxFileStore bounds what all streams may store, in bytes; 0: three quarters of the space that is free at the
-	// start. It is raised to what streams were promised.
+	// MaxFileStore bounds what all streams may store, in bytes; 0: NewStorage. It is raised to what streams were
+	// promised.
 	MaxFileStore int64
 	// Log receives the server's warnings and errors, and the rest at debug level.
 	Log zerolog.Logger
@@ -204,6 +204,12 @@ func startServer(
 			return nil, err
 		}
 	}
+	if opts.MaxFileStore == 0 {
+		var err error
+		if native.JetStreamMaxStore, err = NewStorage(opts.StoreDir); err != nil {
+			return nil, err
+		}
+	}
 	ns, err := startAndWait(ctx, native, opts.Log)
 	if err != nil {
 		return nil, err
@@ -216,7 +222,7 @@ func startServer(
 const spareStore = 256 << 20
 
 // restartWithPromisedSpace returns the running server ns, or one restarted with a larger store limit, when its
-// streams were promised more than the limit, which the server computes from the free disk space at its start. Without
+// streams were promised more than the limit: others have filled its disk, perhaps. Without
 // that, the server would refuse every change of a limit, even to a lower one. A write that the disk cannot take is
 // refused later. After an error no server runs.
 func restartWithPromisedSpace(

@@ -1,7 +1,6 @@
 package scheduled_test
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/meander-rl/meander/pkg/scheduled"
@@ -22,12 +21,7 @@ func Example() {
 		return
 	}
 	x0, noise := []float32{0.5, -0.25}, []float32{1, 0.8}
-	velocity := func(_ context.Context, dst, _ []float32, _ float64) error { // 90 % of the true one
-		for i := range dst {
-			dst[i] = 0.9 * (noise[i] - x0[i])
-		}
-		return nil
-	}
+	velocity := []float32{0.9 * (noise[0] - x0[0]), 0.9 * (noise[1] - x0[1])} // 90 % of the true one
 	for _, s := range plan.Samples {
 		if !s.Rolls() {
 			fmt.Printf("sample %d at %d does not roll: %s\n", s.Index, s.Base, s.Reason)
@@ -43,9 +37,11 @@ func Example() {
 			fmt.Println(err)
 			return
 		}
-		if err := scheduled.Roll(context.Background(), r, velocity, nil); err != nil {
-			fmt.Println(err)
-			return
+		for !r.Done() { // a real model is asked for r.Input
+			if _, _, err := r.Advance(velocity); err != nil {
+				fmt.Println(err)
+				return
+			}
 		}
 		fmt.Printf("sample %d rolled from %d to %d, drift %.5f\n", s.Index, s.Source, s.Base, scheduled.Drift(r.Latent(), teacher))
 	}

@@ -1,7 +1,6 @@
 package scheduled
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -269,34 +268,4 @@ func dataEstimate[T Float](dst, x, prediction []T, l Level, p Prediction) {
 			dst[i] = T(signal*x[i]) - T(noise*v)
 		}
 	}
-}
-
-// Roll takes a rollout to its end: the loop over Input and Advance for programs that evaluate one
-// sample at a time. predict sets dst to the model's output for x at a timestep. each, unless it is
-// nil, sees every step; r.Latent is the result. It ends with the first error of predict, each or
-// ctx.
-func Roll[T Float](
-	ctx context.Context, r *Roller[T], predict func(ctx context.Context, dst, x []T, timestep float64) error,
-	each func(Step) error,
-) error {
-	prediction := make([]T, len(r.x))
-	for !r.Done() {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		x, timestep := r.Input()
-		if err := predict(ctx, prediction, x, timestep); err != nil {
-			return fmt.Errorf("timestep %v: %w", timestep, err)
-		}
-		step, complete, err := r.Advance(prediction)
-		if err != nil {
-			return err
-		}
-		if complete && each != nil {
-			if err := each(step); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }

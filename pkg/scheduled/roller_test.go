@@ -2,7 +2,6 @@ package scheduled_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -10,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/flow/flowtest"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/scheduled"
 )
@@ -69,15 +69,14 @@ func right(p scheduled.Prediction, l scheduled.Level, x0, noise float64) float64
 	return noise
 }
 
-func model[T scheduled.Float](c rollCase, levels *scheduled.Levels) func(context.Context, []T, []T, float64) error {
-	return func(_ context.Context, dst, x []T, timestep float64) error {
+func model[T scheduled.Float](c rollCase, levels *scheduled.Levels) func(dst, x []T, timestep float64) {
+	return func(dst, x []T, timestep float64) {
 		for i := range dst {
 			dst[i] = T(c.Model.Scale*float64(x[i]) + c.Model.Shift)
 			if c.Model.True != 0 {
 				dst[i] = T(c.Model.True * right(c.Prediction, levels.At(timestep), c.X0[i], c.Noise[i]))
 			}
 		}
-		return nil
 	}
 }
 
@@ -87,6 +86,25 @@ func convert[T, F scheduled.Float](x []F) []T {
 		out[i] = T(v)
 	}
 	return out
+}
+
+// roll takes a rollout to its end: predict sets dst to the output of the model for x, each sees every step.
+func roll[T scheduled.Float](
+	t *testing.T, r *scheduled.Roller[T], predict func(dst, x []T, timestep float64), each func(scheduled.Step),
+) {
+	t.Helper()
+	for !r.Done() {
+		x, timestep := r.Input()
+		prediction := make([]T, len(x))
+		predict(prediction, x, timestep)
+		step, complete, err := r.Advance(prediction)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if complete {
+			each(step)
+		}
+	}
 }
 
 // run rolls a case and returns its steps and its latents, the first before any step.
@@ -105,14 +123,10 @@ func run[T scheduled.Float](t *testing.T, c rollCase) ([]scheduled.Step, [][]flo
 	}
 	var steps []scheduled.Step
 	states := [][]float64{convert[float64](x)}
-	err = scheduled.Roll(context.Background(), r, model[T](c, levels), func(s scheduled.Step) error {
+	roll(t, r, model[T](c, levels), func(s scheduled.Step) {
 		steps = append(steps, s)
 		states = append(states, convert[float64](r.Latent()))
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if !slices.Equal(x, start) {
 		t.Error("the latent it was given has changed")
 	}
@@ -286,14 +300,10 @@ func TestRoll_ConvergenceOrder(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				err = scheduled.Roll(context.Background(), r, func(_ context.Context, dst, x []float64, timestep float64) error {
+				roll(t, r, func(dst, x []float64, timestep float64) {
 					l := levels.At(timestep)
 					dst[0] = x[0] * (l.U - l.A*sd*sd) / (at(l) * at(l))
-					return nil
-				}, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				}, func(scheduled.Step) {})
 				x = append(x, math.Log(float64(n-1)))
 				y = append(y, math.Log(math.Abs(r.Latent()[0]-at(levels.At(float64(target))))))
 			}
@@ -329,9 +339,7 @@ func TestRoller_Interleaved(t *testing.T) {
 			busy = true
 			x, timestep := r.Input()
 			v := make([]float32, len(x))
-			if err := predict(t.Context(), v, x, timestep); err != nil {
-				t.Fatal(err)
-			}
+			predict(v, x, timestep)
 			kept := slices.Clone(v)
 			if _, _, err := r.Advance(v); err != nil {
 				t.Fatal(err)
@@ -348,9 +356,7 @@ func TestRoller_Interleaved(t *testing.T) {
 			t.Fatal(err)
 		}
 		var orders []int
-		if err := scheduled.Roll(t.Context(), alone, predict, func(s scheduled.Step) error { orders = append(orders, s.Order); return nil }); err != nil {
-			t.Fatal(err)
-		}
+		roll(t, alone, predict, func(s scheduled.Step) { orders = append(orders, s.Order) })
 		if !slices.Equal(alone.Latent(), rollers[i].Latent()) {
 			t.Errorf("%s %d: %v alone, %v among others", s.sampler, s.order, alone.Latent(), rollers[i].Latent())
 		}
@@ -372,14 +378,13 @@ func TestRoll_AgreesWithFlow(t *testing.T) {
 	sigmas := []float32{float32(levels.At(603).U), float32(levels.At(602).U), float32(levels.At(601).U), float32(levels.At(600).U), 0}
 	plan := flow.Plan{Sigmas: sigmas, Transitions: flow.Transitions(flow.ODE, nil, 4), Solver: flow.Euler, LogProb: flow.Density, Storage: tensor.F32}
 	i := 0
-	_, err := flow.Sample(t.Context(), plan, []float32{float32(states[0][0])}, func(_ context.Context, dst, x []float32, _ float32) error {
+	_, err := flowtest.Sample(t.Context(), plan, []float32{float32(states[0][0])}, func(_ context.Context, dst, x []float32, _ float32) error {
 		dst[0] = 0.5*x[0] + 0.1
 		return nil
-	}, func(s *flow.Step) error {
+	}, func(s *flow.Step) {
 		if i++; i < len(states) {
 			near(t, "x", float64(s.Next[0]), states[i][0], 2e-7)
 		}
-		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -468,21 +473,11 @@ func TestRoll_Stops(t *testing.T) {
 	if _, _, err := r.Advance([]float64{1, 2}); err == nil || !strings.Contains(err.Error(), "2 elements") {
 		t.Errorf("a prediction of another length: %v", err)
 	}
-	broken := errors.New("broken")
-	err = scheduled.Roll(t.Context(), r, func(context.Context, []float64, []float64, float64) error { return broken }, nil)
-	if !errors.Is(err, broken) || !strings.Contains(err.Error(), "timestep 5") {
-		t.Errorf("%v", err)
-	}
 	still, err := scheduled.NewRoller(scheduled.Rollout{Levels: c.levels(t), Sampler: scheduled.Euler, Compat: scheduled.Exact}, []float64{1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := still.Advance([]float64{1}); err == nil || !strings.Contains(err.Error(), "target 0") {
 		t.Errorf("after the end: %v", err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := scheduled.Roll(ctx, r, nil, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
 	}
 }

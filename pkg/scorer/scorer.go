@@ -22,7 +22,7 @@ import (
 
 // Input is a sample with all that a scorer may use.
 type Input struct {
-	// Media is the decoded sample, of a video the frames that the scorer asks for (FrameScorer), or its sound; empty
+	// Media is the decoded sample, of a video the frames that the scorer asks for (FramesOf), or its sound; empty
 	// for a text.
 	// Transparent pixels count as blended over black.
 	Media media.Media
@@ -81,15 +81,8 @@ type Scorer interface {
 	Score(ctx context.Context, in Input) (float64, error)
 }
 
-// FrameScorer is a Scorer that sees several frames of a video. All others see the frame in the middle.
-type FrameScorer interface {
-	Scorer
-	// Frames returns the most frames of a video that it sees, as media.Media.Spaced chooses them; 0 or 1: the middle
-	// one.
-	Frames() int
-}
-
-// FramesOf returns the most frames of a video that a Scorer or a GroupScorer sees.
+// FramesOf returns the most frames of a video that a Scorer or a GroupScorer sees, as media.Media.Spaced chooses them:
+// what its method Frames says, if it has one, else the one in the middle; 0 is that one, too.
 func FramesOf(s interface{ Name() string }) int {
 	if f, ok := s.(interface{ Frames() int }); ok {
 		return f.Frames()
@@ -118,8 +111,8 @@ type GroupScorer interface {
 	Version() string
 	// ScoreGroup returns one result for each of n samples, in order of sample_index. It fetches samples one by one
 	// and releases each before the next: a whole group need not fit in memory. A sample that cannot be fetched has
-	// that error as its result; the others are rated without it. With the method Frames of a FrameScorer it sees as
-	// many frames of a video.
+	// that error as its result; the others are rated without it. With a method Frames it sees as many frames of a
+	// video.
 	ScoreGroup(ctx context.Context, n int, sample func(i int) (in Input, release func(), err error)) []Result
 }
 

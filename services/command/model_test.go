@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
-	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
@@ -140,7 +140,7 @@ func TestModelInfo_Language(t *testing.T) {
 		{"model.safetensors", "", "loads: no"},
 	} {
 		dir := filepath.Join(t.TempDir(), "babble")
-		if err := (qwen2.Random{Seed: 3}).Write(dir); err != nil {
+		if err := (qwen2test.Random{Seed: 3}).Write(dir); err != nil {
 			t.Fatal(err)
 		}
 		if tt.file != "" {

@@ -7,14 +7,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 )
 
 // What a language model, or an interaction, could make nothing of is wrong usage, and nothing starts.
 func TestRun_TextsRefused(t *testing.T) {
 	inEmptyDir(t)
 	model := filepath.Join(t.TempDir(), "babble")
-	if err := (qwen2.Random{Seed: 3, MaxPositions: 64}).Write(model); err != nil {
+	if err := (qwen2test.Random{Seed: 3, MaxPositions: 64}).Write(model); err != nil {
 		t.Fatal(err)
 	}
 	for want, args := range map[string][]string{

@@ -36,7 +36,8 @@ type Config struct {
 	Above int           `key:"gc_above" range:"0..95" help:"free the oldest closed groups while a stream is fuller than this share of its limit, in percent; 0 for never"`
 	Age   time.Duration `key:"gc_age" range:"0s.." help:"free groups that closed so long ago, such as 48h; 0 for never"`
 	Read  bool          `key:"gc_read" help:"free groups once every durable consumer of advantages has acknowledged them; without such a consumer, none"`
-	// Grace is also how long blobs that no event names stay.
+	// Grace is also how long blobs that no event names stay. The least one leaves a reader of results the time to read
+	// the rest of the group.
 	Grace time.Duration `key:"gc_grace" range:"1s.." help:"how long a closed group stays whatever the rules say"`
 	Every time.Duration `key:"gc_every" range:"100ms.." help:"pause between two looks of the janitor"`
 	// WeightsDir is the folder of weights that are pushed by path; empty: there is none.
@@ -87,9 +88,6 @@ func (s *blobSweeps) startSweep(p *pass) bool {
 // fullBlobs is a share of the object store's limit, in percent. Above it unnamed blobs are freed even without a rule:
 // no reader can ask for them.
 const fullBlobs = 50
-
-// MinGrace is the least grace. A reader of results has at least this long to read the rest of the group.
-const MinGrace = time.Second
 
 // DefaultConfig has no rule.
 func DefaultConfig() Config { return Config{Grace: 10 * time.Minute, Every: 10 * time.Second} }

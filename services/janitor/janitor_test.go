@@ -61,9 +61,12 @@ func events(t *testing.T, p *bustest.Plane, uid schemas.UID) (n int) {
 // rule frees by age, after the least grace.
 func rule() janitor.Config {
 	c := janitor.DefaultConfig()
-	c.Grace, c.Age = janitor.MinGrace, time.Millisecond
+	c.Grace, c.Age = minGrace, time.Millisecond
 	return c
 }
+
+// minGrace is the least grace that the janitor takes.
+const minGrace = time.Second
 
 // overGrace waits until a pass would free so many groups.
 func overGrace(t *testing.T, p *bustest.Plane, groups int) {
@@ -154,7 +157,7 @@ func TestPass_Readers(t *testing.T) {
 	store(t, p, "u1", "u1")
 	store(t, p, "u2", "u2")
 	read := janitor.DefaultConfig()
-	read.Read, read.Grace = true, janitor.MinGrace
+	read.Read, read.Grace = true, minGrace
 	passed := func(c janitor.Config, groups, kept int) {
 		t.Helper()
 		bustest.Until(t, "a pass", func() error {
@@ -400,7 +403,7 @@ func TestPass_YoungBlobs(t *testing.T) {
 	}
 	overGrace(t, p, 1)
 	full := janitor.DefaultConfig()
-	full.Above, full.Grace = 50, janitor.MinGrace
+	full.Above, full.Grace = 50, minGrace
 	if r, err := janitor.Pass(t.Context(), full, p.Bus, false); err != nil || r.Groups > 0 {
 		t.Errorf("freed %+v, %v; want nothing", r, err)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
-	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/pkg/models/model/remote/remotetest"
@@ -231,7 +231,7 @@ func TestRun_Refuses(t *testing.T) {
 	sample(t, plane, "synthetic", "", few)
 	fine := checkpoint.Dir(t, checkpoint.Config{Mult: []int{1, 2, 2}}) // fewer pixels a token
 	other := t.TempDir()
-	if err := (qwen2.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 64}).Write(other); err != nil {
+	if err := (qwen2test.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 64}).Write(other); err != nil {
 		t.Fatal(err)
 	}
 	for name, model := range map[string]string{"text": sums, "image": "synthetic", "fine": fine, "other": other} {

@@ -19,7 +19,7 @@ import (
 	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/families"
 	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
@@ -41,7 +41,7 @@ func TestBenchTokens(t *testing.T) {
 	bustest.Sequential(t, measures)
 	t.Setenv("MEANDER_TEST_PEER", "tokens")
 	dir := filepath.Join(t.TempDir(), "random")
-	if err := (qwen2.Random{}).Write(dir); err != nil {
+	if err := (qwen2test.Random{}).Write(dir); err != nil {
 		t.Fatal(err)
 	}
 	b := tokensBench{

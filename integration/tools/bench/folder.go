@@ -4,17 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 
 	"github.com/spf13/cobra"
 
-	"github.com/meander-rl/meander/pkg/models/model"
-	"github.com/meander-rl/meander/pkg/models/model/families"
+	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
 )
 
 func benchFolderCommand() *cobra.Command {
-	var r model.Random
-	family := ""
+	var r checkpoint.Changes
 	c := &cobra.Command{
 		Use:   "folder DIR",
 		Short: "write a model folder of a published size with random weights",
@@ -49,20 +46,13 @@ and measure the same per layer. No tensor is held in memory as a whole.`,
 			if _, err := os.Stat(args[0]); !errors.Is(err, os.ErrNotExist) {
 				return usage(fmt.Errorf("folder %q: is there; must be a new one", args[0]))
 			}
-			families := families.All()
-			i := slices.IndexFunc(families,
-				func(f model.Family) bool { return f.Random != nil && (family == "" || f.Name == family) })
-			if i < 0 {
-				return usage(fmt.Errorf("--family: %q; must be one that has folders", family))
-			}
 			r.Progress = func(file string, bytes int) {
 				fmt.Fprintf(c.ErrOrStderr(), "%s, %.1f GB\n", file, float64(bytes)/1e9)
 			}
-			return families[i].Random(args[0], r)
+			return checkpoint.WritePublished(args[0], r)
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&family, "family", "", "family of models; default the first that has folders")
 	f.IntVar(&r.Layers, "layers", 0, "blocks of the transformer; default as published, as for all below")
 	f.IntVar(&r.TextLayers, "text-layers", 0, "layers of the text encoder")
 	f.IntVar(&r.Vocabulary, "vocabulary", 0, "rows of the text encoder's embedding")

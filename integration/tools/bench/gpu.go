@@ -20,6 +20,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/families"
+	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
@@ -314,7 +315,8 @@ func (g *gpuBench) forwards(ctx context.Context) error {
 		}
 		defer os.RemoveAll(temp)
 		dir, sizes, batches = filepath.Join(temp, "random"), [][2]int{{512, 512}, {1024, 1024}}, []int{1, 4, 8}
-		if err := makeRandom(dir, model.Random{Layers: g.layers, TextLayers: 1, Vocabulary: 300}); err != nil {
+		of := checkpoint.Changes{Layers: g.layers, TextLayers: 1, Vocabulary: 300}
+		if err := checkpoint.WritePublished(dir, of); err != nil {
 			return err
 		}
 	} else {
@@ -338,13 +340,6 @@ func (g *gpuBench) forwards(ctx context.Context) error {
 			mib(u.Total))
 	}
 	return g.shares(ctx, dir, sizes[len(sizes)-1])
-}
-
-// makeRandom makes a folder of the family that has models with random weights.
-func makeRandom(dir string, of model.Random) error {
-	all := families.All()
-	i := slices.IndexFunc(all, func(f model.Family) bool { return f.Random != nil })
-	return all[i].Random(dir, of)
 }
 
 // variant is how evaluations are made: at a new sigma each, unless they are as those after the first group of a run.

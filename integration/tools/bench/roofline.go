@@ -16,6 +16,7 @@ import (
 	"github.com/meander-rl/meander/integration/tools/ptxvm"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/families"
+	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/models/tensor/cuda"
 	"github.com/meander-rl/meander/pkg/models/tensor/cuda/driver"
@@ -265,8 +266,8 @@ func (g *gpuBench) roofline(ctx context.Context) error {
 		for _, layers := range []int{1, 2} {
 			dir := filepath.Join(temp, strconv.Itoa(layers))
 			dirs = append(dirs, dir)
-			of := model.Random{Layers: layers, TextLayers: 1, Vocabulary: 300, Hollow: true}
-			if err := makeRandom(dir, of); err != nil {
+			of := checkpoint.Changes{Layers: layers, TextLayers: 1, Vocabulary: 300, Hollow: true}
+			if err := checkpoint.WritePublished(dir, of); err != nil {
 				return err
 			}
 		}

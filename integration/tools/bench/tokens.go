@@ -16,7 +16,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/decoding"
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/families"
-	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
@@ -151,7 +151,7 @@ func (b *tokensBench) random() (m tokensModel, remove func() error, err error) {
 		return m, nil, err
 	}
 	remove = func() error { return os.RemoveAll(dir) }
-	r := qwen2.Random{
+	r := qwen2test.Random{
 		Width: b.width, Layers: b.layers, Intermediate: b.width * 11 / 4, Heads: b.width / 64,
 		KVHeads:    max(1, b.width/256),
 		Vocabulary: 8192, DType: tensor.BF16,

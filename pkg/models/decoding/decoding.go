@@ -255,12 +255,6 @@ func (d *Distribution) At(id int32) Choice {
 	return c
 }
 
-// Masked returns how many logits are -Inf.
-func (d *Distribution) Masked() int { return d.masked }
-
-// Kept returns how many tokens the filters keep.
-func (d *Distribution) Kept() int { return d.count }
-
 // Process writes the processed logits to dst, for events that carry them: divided by the
 // temperature, -Inf for a token that is left out. dst may alias the logits.
 func (d *Distribution) Process(dst []float32) {

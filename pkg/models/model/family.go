@@ -23,20 +23,6 @@ type Family struct {
 	// Inspect describes the checkpoint in a folder without reading its weights. Whatever Open would refuse is in
 	// Info.Problems; an error means that there is no checkpoint.
 	Inspect func(dir string) (*Info, error)
-	// Random writes a folder with the size of the published checkpoint and random weights, for measurements; nil if
-	// the family needs no folder.
-	Random func(dir string, r Random) error
-}
-
-// Random says how a folder of random weights differs from the published one. Zero fields change nothing.
-type Random struct {
-	Layers, TextLayers, Vocabulary int
-	Size                           int    // default height and width of images, in pixels
-	Seed                           uint64 // of the weights
-	// Hollow writes large tensors as holes in the files: they read as zeros and need no disk space.
-	Hollow bool
-	// Progress is called before each file is written.
-	Progress func(file string, bytes int)
 }
 
 // Options change what a family opens. The zero value changes nothing.

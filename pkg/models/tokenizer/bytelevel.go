@@ -25,15 +25,6 @@ var byteToChar, charToByte = func() (to [256]rune, from map[rune]byte) {
 	return to, from
 }()
 
-// Bytes returns the smallest vocabulary: each byte is a token with its value as id.
-func Bytes() map[string]int {
-	vocab := make(map[string]int, 256)
-	for b, c := range byteToChar {
-		vocab[string(c)] = b
-	}
-	return vocab
-}
-
 // toByteLevel spells bytes in the alphabet.
 func toByteLevel(s string) string {
 	var b strings.Builder

@@ -87,21 +87,7 @@ func checkConfigs[C interface{ Validate() error }](kind string, configs map[stri
 	return errors.Join(errs...)
 }
 
-// Names returns the names of the reward functions that prompts can use, sorted.
-func (f File) Names() []string {
-	var names []string
-	add := func(kind, name string) { names = append(names, kind+":"+name) }
-	for name := range f.HTTP {
-		add(scorer.HTTP, name)
-	}
-	for name := range f.NATS {
-		add(scorer.NATS, name)
-	}
-	slices.Sort(names)
-	return names
-}
-
-// Open creates the scorers, in the order of Names. Those of nats use nc; it may be nil if the file is only checked.
+// Open creates the scorers, sorted by name. Those of nats use nc; it may be nil if the file is only checked.
 // The caller closes scorers that implement io.Closer. After an error no scorer stays open.
 func (f File) Open(nc *nats.Conn) ([]scorer.Scorer, error) {
 	var scorers []scorer.Scorer

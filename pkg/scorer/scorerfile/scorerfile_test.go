@@ -69,16 +69,12 @@ nats:
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	names := []string{"http:clip", "http:plain", "nats:defaults", "nats:pickscore"}
-	if !slices.Equal(got.Names(), names) {
-		t.Errorf("names %v, want %v", got.Names(), names)
-	}
 }
 
 func TestLoad_Empty(t *testing.T) {
 	for _, text := range []string{"", "# nothing\n", "---\n", "http:\nnats: {}\n"} {
-		if f, err := scorerfile.Load(write(t, text)); err != nil || len(f.Names()) != 0 {
-			t.Errorf("%q: %v, %v; want no names", text, f.Names(), err)
+		if f, err := scorerfile.Load(write(t, text)); err != nil || len(f.HTTP)+len(f.NATS) != 0 {
+			t.Errorf("%q: %v, %v; want no names", text, f, err)
 		}
 	}
 }
@@ -175,8 +171,8 @@ nats: {a: {}}`))
 			}
 		}
 	}
-	if !slices.Equal(names, f.Names()) {
-		t.Errorf("opened %v, want %v", names, f.Names())
+	if want := []string{"http:b", "http:clip", "nats:a"}; !slices.Equal(names, want) {
+		t.Errorf("opened %v, want %v", names, want)
 	}
 
 	f, err = scorerfile.Load(write(t, `
@@ -195,8 +191,8 @@ nats: {a: {}}`))
 // The example that ships reads.
 func TestLoad_Example(t *testing.T) {
 	f, err := scorerfile.Load(filepath.Join("..", "..", "..", "deploy", "scorers", "scorers.yaml"))
-	if got, want := strings.Join(f.Names(), " "), "http:bright nats:colour"; err != nil || got != want {
-		t.Errorf("%s, %v; want %s", got, err, want)
+	if _, bright := f.HTTP["bright"]; err != nil || !bright || len(f.HTTP) != 1 || len(f.NATS) != 1 {
+		t.Errorf("%+v, %v; want http:bright and nats:colour", f, err)
 	}
 }
 

@@ -6,6 +6,7 @@ import meander
 import numpy as np
 import pytest
 from meander.client import conditions
+from nats.js.errors import NoStreamResponseError
 from PIL import Image
 
 
@@ -85,7 +86,7 @@ def test_arguments_are_texts():
 def test_conditions_are_stored_and_refused_by_a_model_of_texts(run):
     async def test(client, name):
         image = np.zeros((8, 8, 3), np.uint8)
-        (item,) = await conditions.stored(client, {"image": image})
+        (item,) = await conditions.stored(client, {"image": image}, 10)
         assert item["name"] == "image" and (pixels(await client.blob(item["ref"])) == image).all()
         with pytest.raises(meander.Refused, match="conditions: image; must be absent"):
             await client.publish(name, "make it red", conditions={"image": [image, item["ref"]]})
@@ -93,5 +94,29 @@ def test_conditions_are_stored_and_refused_by_a_model_of_texts(run):
             await client.publish(name, "make it red", arguments={"strength": 0.5})
         with pytest.raises(ValueError, match="conditions: image: an array"):
             await client.publish(name, "make it red", conditions={"image": image[0, 0]})
+
+    run(test)
+
+
+def test_conditions_wait_for_a_store_that_is_set_up(run, monkeypatch):
+    """While a pipeline starts, the server has no stream yet."""
+    left = [2]
+
+    async def test(client, name):
+        store = client.js.publish
+
+        async def publish(subject, *args, **named):
+            if left[0] > 0:
+                left[0] -= 1
+                raise NoStreamResponseError
+            return await store(subject, *args, **named)
+
+        monkeypatch.setattr(client.js, "publish", publish)
+        image = np.random.default_rng(7).integers(0, 256, (8, 8, 3), np.uint8)
+        (item,) = await conditions.stored(client, {"image": image}, 30)
+        assert left == [0] and (pixels(await client.blob(item["ref"])) == image).all()
+        left[0] = 1000
+        with pytest.raises(TimeoutError, match="conditions: image: not stored: .*; is a pipeline up"):
+            await client.publish(name, "make it red", timeout=0.2, conditions={"image": image[:4]})
 
     run(test)

@@ -418,7 +418,7 @@ def test_what_chose_nothing_is_looked_at_once(signs, tmp_path):
         (tmp_path / name).write_text(f'a red sign that says "{text}"\n')
     held, tested, out = str(tmp_path / "held"), str(tmp_path / "tested"), tmp_path / "tests"
     fields = {"held_out": held, "test": tested, "test_steps": 6, "updates": 2, "eval_every": 1, "gold": ""}
-    fields |= {"variety": 2}
+    fields |= {"variety": 2, "sheet": 0}
     for _ in range(2):  # once more: it is there already
         trained(signs, out, **fields)
         lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
@@ -426,6 +426,7 @@ def test_what_chose_nothing_is_looked_at_once(signs, tmp_path):
         assert [r["of"] for r in tests] == ["base", "base, 6 steps", "last", "kept"]
         assert all(r["update"] == 2 and r["samples"] == 2 and set(r["rates"]) == {"glyph"} for r in tests)
         assert [r["diversity"] is None for r in tests] == [False, True, False, False]
+    assert not (out / "before.png").exists()
     kept = pathlib.Path(out / "best/adapter_model.safetensors").read_bytes()
     served = asyncio.run(history(signs))[-1].get("adapter")
     best = records.load_checkpoint(out)[1]["best"][1]

@@ -156,7 +156,7 @@ def test_conditions_are_shown_beside(url):
     async def go():
         async with meander.connect(url) as client:
             given = [np.full((2, 3, 3), 40 * i, np.uint8) for i in range(3)]
-            stored = await conditions.stored(client, {"image": given[0], "references": given[1:]})
+            stored = await conditions.stored(client, {"image": given[0], "references": given[1:]}, 10)
             return given, await client.conditions({"conditions": stored}), await client.conditions({})
 
     given, found, none = asyncio.run(go())

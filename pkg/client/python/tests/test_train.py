@@ -438,6 +438,7 @@ def test_wrong_adapters_are_refused_by_name(folder):
         ({"alpha": 0}, "--alpha: 0; must be above 0"),
         ({"threads": 0}, "--threads: 0; must be above 0"),
         ({"beta": -1.0}, "--beta: -1.0; must be at least 0"),
+        ({"sheet": -1}, "--sheet: -1; must be at least 0"),
         ({"ratio_factor": float("nan")}, "--ratio-factor: nan; must be a number"),
         ({"kl_limit": float("nan")}, "--kl-limit: nan; must be a number"),
         ({"adam_beta2": 1.5}, "--adam-beta2: 1.5; must be at least 0 and below 1"),
@@ -501,6 +502,13 @@ def test_a_file_of_prompts_is_read_as_what_it_is_or_refused(tmp_path, name, text
         return
     with pytest.raises(ValueError, match=want):
         prompts.read(tmp_path / name)
+
+
+def test_prompts_are_the_same_where_all_that_they_ask_for_is():
+    red, blue = ({"prompt": "make it red", "conditions": {"image": f}} for f in ("a.png", "b.png"))
+    assert prompts.asked(red) != prompts.asked(blue) != prompts.asked({"prompt": "make it red"})
+    assert prompts.asked(red) == prompts.asked(red | {"seed": 3, "reward": []})
+    assert prompts.asked(red) != prompts.asked(red | {"arguments": {"strength": 0.5}})
 
 
 def test_an_epoch_is_shuffled_once(monkeypatch):

@@ -13,6 +13,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
@@ -120,7 +121,7 @@ func merged(t *testing.T, dir string, adapters ...lora.Weighted) string {
 func TestAdapted(t *testing.T) {
 	t.Parallel()
 	for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
-		dir := folder(t, qwen2.Random{Width: 48, Heads: 3, KVHeads: 1, DType: dtype, Seed: 5})
+		dir := folder(t, qwen2test.Random{Width: 48, Heads: 3, KVHeads: 1, DType: dtype, Seed: 5})
 		m := open(t, dir, lm.Options{})
 		table := m.Modules()
 		if len(table) != 2*7 {
@@ -179,7 +180,7 @@ func relative(got, want []float32) float64 {
 // Models share what no adapter changes, and whichever is closed first, the others work; what does not fit is named.
 func TestAdapted_ClosedAndRefused(t *testing.T) {
 	t.Parallel()
-	dir := folder(t, qwen2.Random{Seed: 5})
+	dir := folder(t, qwen2test.Random{Seed: 5})
 	m, err := qwen2.Open(dir, lm.Options{Threads: 2})
 	if err != nil {
 		t.Fatal(err)

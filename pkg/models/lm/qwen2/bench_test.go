@@ -6,7 +6,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/decoding"
 	"github.com/meander-rl/meander/pkg/models/lm"
-	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 )
 
 // BenchmarkDecode draws tokens, sequences side by side; an operation is a step of all.
@@ -17,7 +17,7 @@ func BenchmarkDecode(b *testing.B) {
 	}{
 		{"sums", func() string { return sums }},
 		{"wide", func() string {
-			return folder(b, qwen2.Random{
+			return folder(b, qwen2test.Random{
 				Width: 1024, Layers: 4, Heads: 16, KVHeads: 4, Intermediate: 2816, Vocabulary: 2048,
 				DType: "BF16",
 			})

@@ -8,13 +8,14 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 )
 
 // A template that asks for the day gets the one that the prompt has, and is the same text on any other day.
 func TestTemplate_Day(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "dated")
-	if err := (qwen2.Random{Seed: 1, Template: "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}: " +
+	if err := (qwen2test.Random{Seed: 1, Template: "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}: " +
 		"{% for m in messages %}{{ m.content }}{% endfor %}"}).Write(dir); err != nil {
 		t.Fatal(err)
 	}

@@ -10,11 +10,12 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/pkg/models/tensor/cpu"
 )
 
 // folder is one of random weights.
-func folder(t testing.TB, r qwen2.Random) string {
+func folder(t testing.TB, r qwen2test.Random) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := r.Write(dir); err != nil {
@@ -66,7 +67,7 @@ func randomIDs(r *rand.Rand, n int) []int32 {
 // the kernels.
 func TestForward_Invariance(t *testing.T) {
 	t.Parallel()
-	dir := folder(t, qwen2.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 1200})
+	dir := folder(t, qwen2test.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 1200})
 	r := rand.New(rand.NewPCG(1, 2))
 	const n = 6
 	var ids [n][]int32
@@ -126,7 +127,7 @@ func cutAtRandom(t *testing.T, m lm.Model, r *rand.Rand, ids [][]int32) [][]floa
 // Sequences that share a beginning have the bits of those that do not, and give all pages back.
 func TestFork(t *testing.T) {
 	t.Parallel()
-	m := open(t, folder(t, qwen2.Random{}), lm.Options{Threads: 2})
+	m := open(t, folder(t, qwen2test.Random{}), lm.Options{Threads: 2})
 	r := rand.New(rand.NewPCG(3, 4))
 	prefix := randomIDs(r, 21) // a page and a part of one
 	root := m.NewSequence()
@@ -177,8 +178,8 @@ func TestFork(t *testing.T) {
 // A call that fails leaves sequences as they were.
 func TestForward_Refuses(t *testing.T) {
 	t.Parallel()
-	m := open(t, folder(t, qwen2.Random{MaxPositions: 60}), lm.Options{Threads: 1, CacheBytes: 64 * 4 * 64})
-	other := open(t, folder(t, qwen2.Random{}), lm.Options{Threads: 1})
+	m := open(t, folder(t, qwen2test.Random{MaxPositions: 60}), lm.Options{Threads: 1, CacheBytes: 64 * 4 * 64})
+	other := open(t, folder(t, qwen2test.Random{}), lm.Options{Threads: 1})
 	s, long := m.NewSequence(), m.NewSequence()
 	ids := []int32{1, 2, 3}
 	want := logits(t, m, append(ids, 4))
@@ -221,7 +222,7 @@ func checkRefused(t *testing.T, name string, err, is error) {
 // The logits after each id of a row have the bits of those after the last, also where the row takes several passes.
 func TestForward_LogitsOfEachID(t *testing.T) {
 	t.Parallel()
-	m := open(t, folder(t, qwen2.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 1200}), lm.Options{})
+	m := open(t, folder(t, qwen2test.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 1200}), lm.Options{})
 	v, r := m.Card().Vocabulary, rand.New(rand.NewPCG(3, 4))
 	ids, other := randomIDs(r, 520), randomIDs(r, 9)
 	s, beside := m.NewSequence(), m.NewSequence()

@@ -14,6 +14,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/decoding"
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/models/tensor/reference"
@@ -142,8 +143,8 @@ func TestParity_Sums(t *testing.T) {
 }
 
 // randoms are checkpoints of other shapes and types than the shipped one.
-func randoms() map[string]qwen2.Random {
-	return map[string]qwen2.Random{
+func randoms() map[string]qwen2test.Random {
+	return map[string]qwen2test.Random{
 		"f32":  {Seed: 1, Width: 48, Heads: 6, KVHeads: 3, Untied: true, Shards: 3},
 		"f16":  {Seed: 2, Width: 40, Heads: 5, KVHeads: 5, Layers: 3, DType: tensor.F16},
 		"bf16": {Seed: 3, Width: 64, Heads: 4, KVHeads: 1, Vocabulary: 300, DType: tensor.BF16, Shards: 2},
@@ -273,7 +274,7 @@ func TestTemplate_Refuses(t *testing.T) {
 			t.Errorf("%.60q: %v, want an error that names chat_template and %s", text, err, want)
 		}
 	}
-	m := open(t, folder(t, qwen2.Random{}), lm.Options{Threads: 1})
+	m := open(t, folder(t, qwen2test.Random{}), lm.Options{Threads: 1})
 	for _, messages := range [][]lm.Message{nil, {{Role: "tool", Content: "1"}}, {{Role: "user", Content: "\xff"}}} {
 		_, err := m.Prompt(messages)
 		checkRefused(t, fmt.Sprint(messages), err, lm.ErrPrompt)

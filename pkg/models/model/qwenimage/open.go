@@ -6,7 +6,6 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/nn"
-	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/models/tensor/cpu"
@@ -16,7 +15,7 @@ import (
 // Family opens folders of the QwenImagePipeline class.
 func Family() model.Family {
 	return model.Family{
-		Name: familyName, Class: pipelineClass, Inspect: Inspect, Random: checkpoint.Random,
+		Name: familyName, Class: pipelineClass, Inspect: Inspect,
 		Open: func(dir string, o model.Options) (model.Model, error) {
 			m, err := openAdapted(dir, o)
 			if err != nil {

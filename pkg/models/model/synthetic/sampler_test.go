@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/flow/flowtest"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/synthetic"
@@ -22,7 +23,7 @@ const (
 )
 
 // fieldOf is the velocity of a prompt.
-func fieldOf(t *testing.T, m *synthetic.Model, prompt string) (flow.Velocity, *synthetic.Mixture) {
+func fieldOf(t *testing.T, m *synthetic.Model, prompt string) (flowtest.Velocity, *synthetic.Mixture) {
 	t.Helper()
 	cond, err := m.Encode(t.Context(), []string{prompt})
 	if err != nil {
@@ -38,7 +39,7 @@ func fieldOf(t *testing.T, m *synthetic.Model, prompt string) (flow.Velocity, *s
 	}, mix
 }
 
-func oneField(t *testing.T, cfg synthetic.Config, prompt string) (flow.Velocity, *synthetic.Mixture) {
+func oneField(t *testing.T, cfg synthetic.Config, prompt string) (flowtest.Velocity, *synthetic.Mixture) {
 	t.Helper()
 	m, err := synthetic.NewWith(cfg)
 	if err != nil {
@@ -70,15 +71,14 @@ func plan(kind flow.Transition, solver flow.Solver, sigmas []float32, seed uint6
 }
 
 // chain runs one sample; each sees the latents after every step.
-func chain(t *testing.T, p flow.Plan, v flow.Velocity, each func(index int, x []float32)) []float32 {
+func chain(t *testing.T, p flow.Plan, v flowtest.Velocity, each func(index int, x []float32)) []float32 {
 	t.Helper()
 	x := make([]float32, dims)
 	flow.InitialNoise(x, p.Seed)
-	out, err := flow.Sample(t.Context(), p, x, v, func(s *flow.Step) error {
+	out, err := flowtest.Sample(t.Context(), p, x, v, func(s *flow.Step) {
 		if each != nil {
 			each(s.Index, s.Next)
 		}
-		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -347,11 +347,10 @@ func TestSampler_ConvergenceOrder(t *testing.T) {
 					sigmas[i] = float32(first + (last-first)*float64(i)/float64(steps))
 				}
 				var reached []float32
-				_, err := flow.Sample(t.Context(), plan(flow.ODE, c.solver, append(sigmas, 0), 0), start, velocity, func(s *flow.Step) error {
+				_, err := flowtest.Sample(t.Context(), plan(flow.ODE, c.solver, append(sigmas, 0), 0), start, velocity, func(s *flow.Step) {
 					if s.Index == steps-1 {
 						reached = append(reached, s.Next...)
 					}
-					return nil
 				})
 				if err != nil {
 					t.Fatal(err)

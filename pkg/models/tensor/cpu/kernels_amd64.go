@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-//go:generate go run ../../../../integration/tools/kernelgen .
+//go:generate go run ../../../../integration/tools/kernelgen ../../../..
 
 // kernelSets returns what this processor runs, the fastest first.
 var kernelSets = sync.OnceValue(func() []*kernelSet {

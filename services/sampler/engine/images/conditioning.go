@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/models/media"
@@ -65,15 +66,19 @@ type Blobs = func(ctx context.Context, ref schemas.Ref) ([]byte, error)
 // ErrCondition says that a condition of a sample is gone, or no file that its pipeline takes.
 var ErrCondition = errors.New("a condition that cannot be used")
 
-// heldFiles bounds the decoded bytes of files that are kept for the next samples.
-const heldFiles = 256 << 20
+const (
+	heldFiles     = 256 << 20 // bounds the decoded bytes of files that are kept for the next samples
+	filesTogether = 4         // files that are fetched and decoded at once, each of the largest size
+)
 
-// Files reads the files that samples are conditioned on, and keeps the last ones decoded: samples of one prompt have
-// the same. It is safe for concurrent use.
+// Files reads the files that samples are conditioned on, a few side by side, and keeps the last ones decoded: samples
+// of one prompt have the same. It is safe for concurrent use.
 type Files struct {
 	blobs   Blobs
-	reading chan struct{} // a lock: samples that come together read a file once
+	room    chan struct{} // of filesTogether: has one for each file that is read
 	decoded nn.LRU[fileKey, model.Condition]
+	mu      sync.Mutex
+	reading map[fileKey]chan struct{} // closed once the file is read: samples that come together read it once
 }
 
 // fileKey is a file as a condition of a type.
@@ -81,38 +86,66 @@ type fileKey struct{ digest, kind string }
 
 // NewFiles returns Files that blobs loads; nil: a sample with files is refused.
 func NewFiles(blobs Blobs) *Files {
-	f := &Files{blobs: blobs, reading: make(chan struct{}, 1)}
+	f := &Files{blobs: blobs, room: make(chan struct{}, filesTogether), reading: map[fileKey]chan struct{}{}}
 	f.decoded.Limit = heldFiles
 	return f
 }
 
 // read returns the file of a condition, decoded.
 func (f *Files) read(ctx context.Context, c *schemas.Condition) (model.Condition, error) {
+	key := fileKey{c.Ref.Digest, c.Type}
+	for {
+		f.mu.Lock()
+		read, held := f.decoded.Get(key)
+		done, busy := f.reading[key]
+		if !held && !busy {
+			done = make(chan struct{})
+			f.reading[key] = done
+		}
+		f.mu.Unlock()
+		if held || !busy {
+			var err error
+			if !held {
+				read, err = f.load(ctx, c)
+				f.mu.Lock()
+				delete(f.reading, key)
+				f.mu.Unlock()
+				close(done)
+			}
+			read.Name = c.Name
+			return read, err
+		}
+		select {
+		case <-done: // it is held, or this caller tries itself
+		case <-ctx.Done():
+			return model.Condition{}, ctx.Err()
+		}
+	}
+}
+
+// load fetches and decodes the file of a condition, and keeps it.
+func (f *Files) load(ctx context.Context, c *schemas.Condition) (model.Condition, error) {
+	if f.blobs == nil {
+		return model.Condition{}, fmt.Errorf("%w: no store of files here", ErrCondition)
+	}
 	select {
-	case f.reading <- struct{}{}:
-		defer func() { <-f.reading }()
+	case f.room <- struct{}{}:
+		defer func() { <-f.room }()
 	case <-ctx.Done():
 		return model.Condition{}, ctx.Err()
 	}
-	key := fileKey{c.Ref.Digest, c.Type}
-	read, held := f.decoded.Get(key)
-	if !held {
-		if f.blobs == nil {
-			return read, fmt.Errorf("%w: no store of files here", ErrCondition)
-		}
-		file, err := f.blobs(ctx, *c.Ref)
-		if errors.Is(err, bus.ErrNotFound) || errors.Is(err, bus.ErrCorrupt) {
-			err = fmt.Errorf("%w: %w", ErrCondition, err)
-		}
-		if err != nil {
-			return read, err
-		}
-		if read, err = readCondition(c.Type, file); err != nil {
-			return read, fmt.Errorf("%w: %w", ErrCondition, err)
-		}
-		f.decoded.Put(key, read, len(read.Data))
+	file, err := f.blobs(ctx, *c.Ref)
+	if errors.Is(err, bus.ErrNotFound) || errors.Is(err, bus.ErrCorrupt) {
+		err = fmt.Errorf("%w: %w", ErrCondition, err)
 	}
-	read.Name = c.Name
+	if err != nil {
+		return model.Condition{}, err
+	}
+	read, err := readCondition(c.Type, file)
+	if err != nil {
+		return read, fmt.Errorf("%w: %w", ErrCondition, err)
+	}
+	f.decoded.Put(fileKey{c.Ref.Digest, c.Type}, read, len(read.Data))
 	return read, nil
 }
 

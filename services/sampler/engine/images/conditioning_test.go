@@ -84,6 +84,48 @@ func TestEncode_FilesAreReadOnce(t *testing.T) {
 	}
 }
 
+// A file that comes slowly holds up the samples that have it, and no others; one who gives up leaves it to the next.
+func TestEncode_ASlowFileHoldsUpNoOther(t *testing.T) {
+	file, err := media.EncodePNG(image.NewNRGBA(image.Rect(0, 0, 3, 2)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked, come := make(chan struct{}, 2), make(chan struct{})
+	files := images.NewFiles(func(ctx context.Context, ref schemas.Ref) ([]byte, error) {
+		if ref.Digest == "slow" {
+			asked <- struct{}{}
+			select {
+			case <-come:
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		return file, nil
+	})
+	encode := func(ctx context.Context, digest string) error {
+		_, err := images.Encode(ctx, editor{}, &schemas.Sampling{Conditions: []schemas.Condition{{
+			Name: "image", Type: "image", DataImage: schemas.DataImage{Ref: &schemas.Ref{Digest: digest}},
+		}}}, files)
+		return err
+	}
+	ctx, giveUp := context.WithCancel(t.Context())
+	var first, second error
+	var slow sync.WaitGroup
+	slow.Go(func() { first = encode(ctx, "slow") })
+	<-asked
+	slow.Go(func() { second = encode(t.Context(), "slow") })
+	if err := encode(t.Context(), "fast"); err != nil {
+		t.Errorf("beside a slow file: %v", err)
+	}
+	giveUp()
+	<-asked // the second asks itself
+	close(come)
+	slow.Wait()
+	if !errors.Is(first, context.Canceled) || second != nil {
+		t.Errorf("one that gave up: %v; the next: %v", first, second)
+	}
+}
+
 // Events have the masks that the card names: those of the family, ones where it has none of that name, and none where
 // the card says so.
 func TestConditioning_Masks(t *testing.T) {

@@ -6,13 +6,14 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
 // The logits of given tokens have the bits of those of the ids before them, in whatever order they are asked for.
 func TestGiven_Logits(t *testing.T) {
 	dir := t.TempDir()
-	if err := (qwen2.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 300}).Write(dir); err != nil {
+	if err := (qwen2test.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 300}).Write(dir); err != nil {
 		t.Fatal(err)
 	}
 	m, err := qwen2.Open(dir, lm.Options{})

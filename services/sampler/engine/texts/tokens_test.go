@@ -10,7 +10,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/families"
-	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/engine/enginetest"
@@ -40,7 +40,7 @@ func (m poisonedText) Forward(ctx context.Context, rows []lm.Row) error {
 func randomText(t *testing.T) lm.Model {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "babble")
-	if err := (qwen2.Random{Seed: 3}).Write(dir); err != nil {
+	if err := (qwen2test.Random{Seed: 3}).Write(dir); err != nil {
 		t.Fatal(err)
 	}
 	m, err := families.All().Open(dir, lm.Options{Threads: 1})

@@ -7,7 +7,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/families"
-	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
@@ -16,7 +16,7 @@ import (
 func TestTurns_CacheIsKeptOrMadeAgain(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "babble")
-	if err := (qwen2.Random{Seed: 3}).Write(dir); err != nil {
+	if err := (qwen2test.Random{Seed: 3}).Write(dir); err != nil {
 		t.Fatal(err)
 	}
 	open := func(bytes int) *tokenEngine {

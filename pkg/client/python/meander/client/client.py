@@ -12,7 +12,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -21,16 +21,16 @@ import numpy as np
 import numpy.typing as npt
 from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
-from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from . import access, conditions as files
+from .bulk import Stored, last_of_each
 from ..data.batch import Group, Keep, Sample
 from .control import Controls, Refused
 from .cursor import PatientJetStream
 from ..data.events import (
     ADVANTAGE, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, Event, EventError, Gone, check_known, checked,
-    decode, fault, fitting, medium, name_of, payload_digest, tensor,
+    decode, fault, fitting, medium, name_of, tensor,
 )
 from .reader import Batches, Groups, LogProbs
 from .tasks import means_away, maybe_awaited, together
@@ -41,7 +41,8 @@ _log = logging.getLogger("meander")
 
 _REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
 _UPDATE = {"loss", "ratio", "clip_share", "kl", "lr", "grad_norm", "staleness", "batch_digest"}
-_GETS = 32  # requests for stored messages at once
+_GETS, _BULK = 32, 2  # requests at once for a stored message, and for many
+_PORTION = 32 << 20  # bytes of states that are asked for at once, about
 _CHUNK_WAIT = 5.0  # seconds without a part of a blob after which it is asked whether there are any
 _HELD_BLOBS = 64  # tensors of texts that are kept for the next samples
 
@@ -94,7 +95,7 @@ class Client(Controls, Teachers):
         self.nc = nc
         self.mark = mark  # see access.mark
         self.js = PatientJetStream(nc)
-        self._gets = asyncio.Semaphore(_GETS)
+        self._gets, self._bulk = asyncio.Semaphore(_GETS), asyncio.Semaphore(_BULK)
         self._texts: dict[str, asyncio.Future[bytes]] = {}
 
     async def publish(
@@ -115,7 +116,7 @@ class Client(Controls, Teachers):
         if uid := fields.get("uid"):
             name_of("uid", uid)
         if conditions:
-            fields["conditions"] = await files.stored(self, conditions)
+            fields["conditions"] = await files.stored(self, conditions, timeout)
         if arguments:
             fields["arguments"] = files.texts(arguments)
         body = msgpack.packb({"v": 1, "prompt": prompt, **fields})
@@ -289,27 +290,40 @@ class Client(Controls, Teachers):
                 raise Gone(f"{subject}: the group has not closed, or its result is no longer stored") from None
             advantage = fitting(m.data or b"", ADVANTAGE, subject, "run", "uid")
         source = advantage.get("source_run") or run
-        samples = await together(self._sample(source, uid, m, logits) for m in advantage["members"])
+        found = await self._many("MDR_TRAJECTORIES", [f"{PREFIX}trajectory.{source}.{uid}.*.{STAGE}"])
+        samples = [
+            Sample(m, await self._trajectory(source, uid, m, found) if m["trajectory_seq"] else None, [])
+            for m in advantage["members"]
+        ]
+        for some in _portions(samples):
+            await self._complete(some, logits)
         return Group(advantage, samples)
 
-    async def _sample(self, run: str, uid: str, member: Event, logits: bool) -> Sample:
-        if not member["trajectory_seq"]:
-            return Sample(member, None, [])
-        trajectory = await self._trajectory(run, uid, member)
-        check_known(trajectory, TRAJECTORY, f"sample {uid} #{member['sample_index']}")
-        if trajectory.get("text") is not None:
-            completed = trajectory["stop_reason"] == "completed"
-            return Sample(member, trajectory, [], text=await self.text(trajectory, logits) if completed else None)
-        steps = await self._steps(trajectory, "step", STEP)
-        texts = trajectory.get("conditioning") or []
-        for t in texts:
-            await self.load(t["tensor"])
-        return Sample(member, trajectory, steps, {t["name"]: tensor(t["tensor"]) for t in texts})
-
-    async def _trajectory(self, run: str, uid: str, member: Event) -> Event:
+    async def _trajectory(
+        self, run: str, uid: str, member: Event, found: Mapping[int | str, Stored] = {}
+    ) -> Event:  # fmt: skip
         subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}.{STAGE}"
-        m = await self._stored("MDR_TRAJECTORIES", member["trajectory_seq"], subject)
-        return fitting(m.data or b"", TRAJECTORY, subject, "run", "uid", "sample_index")
+        m = await self._stored("MDR_TRAJECTORIES", member["trajectory_seq"], subject, found)
+        trajectory = fitting(m.data, TRAJECTORY, subject, "run", "uid", "sample_index")
+        check_known(trajectory, TRAJECTORY, f"sample {uid} #{member['sample_index']}")
+        return trajectory
+
+    async def _complete(self, samples: Sequence[Sample], logits: bool) -> None:
+        """Reads the steps and texts of some samples."""
+        images = []
+        for s in samples:
+            if s.trajectory is None:
+                continue
+            if s.trajectory.get("text") is None:
+                images.append((s, s.trajectory))
+            elif s.trajectory["stop_reason"] == "completed":
+                s.text = await self.text(s.trajectory, logits)
+        steps = await self._steps([t for _, t in images], "step", STEP)
+        for (s, t), s.steps in zip(images, steps, strict=True):
+            texts = t.get("conditioning") or []
+            for named in texts:
+                await self.load(named["tensor"])
+            s.conditioning = {named["name"]: tensor(named["tensor"]) for named in texts}
 
     async def text(self, trajectory: Event, logits: bool = False) -> Text:
         """What a completed sample of text says, token by token; with logits also what is stored of those.
@@ -331,47 +345,70 @@ class Client(Controls, Teachers):
                 f"{{'form': 'topk', 'k': 20}}"
             )
         if logits or trajectory["policy_version_min"] != trajectory["policy_version_max"]:
-            add_events(text, await self._steps(trajectory, "tokens", TOKENS, logits), name)
+            add_events(text, (await self._steps([trajectory], "tokens", TOKENS, logits))[0], name)
         return text
 
-    async def _stored(self, stream: str, seq: int, subject: str) -> RawStreamMsg:
-        """Returns the message with a sequence. Its subject must begin with the given text."""
+    async def _many(self, stream: str, filters: Sequence[str]) -> dict[int | str, Stored]:
+        """The newest messages of the subjects that filters match, by sequence and by subject, of those that the server
+        gives at once."""
+        async with self._bulk:
+            given = await last_of_each(self.nc, stream, filters) if filters else []
+        found: dict[int | str, Stored] = {m.seq: m for m in given}
+        return found | {m.subject: m for m in given}
+
+    async def _stored(self, stream: str, seq: int, subject: str, found: Mapping[int | str, Stored] = {}) -> Stored:
+        """Returns the message with a sequence, which may be among those that were found. Its subject must begin with
+        the given text."""
+        m = found.get(seq)
         try:
-            async with self._gets:
-                m = await self.js.get_msg(stream, seq)
+            if m is None:
+                async with self._gets:
+                    raw = await self.js.get_msg(stream, seq)
+                m = Stored(seq, raw.subject or "", raw.data or b"")
         except NotFoundError:
             raise Gone(
                 f"{subject}: sequence {seq} of {stream} is no longer stored: read earlier, or let retention wait for "
                 f"a named reader"
             ) from None
-        if not (m.subject or "").startswith(subject):
+        if not m.subject.startswith(subject):
             raise EventError(f"{subject}: sequence {seq} of {stream} holds {m.subject}")
         return m
 
-    async def _steps(self, trajectory: Event, kind: str, form: Event, logits: bool = False) -> list[Event]:
-        """Returns the stored events that a trajectory names, with complete tensors; logits only if they are wanted."""
-        sample = f"{trajectory['run']}.{trajectory['uid']}.{trajectory['sample_index']}.{trajectory['stage']}"
-        subject = f"{PREFIX}{kind}.{sample}."
-        return await together(self._step(subject, ref, form, logits) for ref in trajectory["steps"] or [])
+    async def _steps(
+        self, trajectories: Sequence[Event], kind: str, form: Event, logits: bool = False
+    ) -> list[list[Event]]:
+        """Returns the stored events that each trajectory names, with complete tensors; logits only if they are
+        wanted."""
+        subjects = [
+            f"{PREFIX}{kind}.{t['run']}.{t['uid']}.{t['sample_index']}.{t['stage']}." for t in trajectories
+        ]  # fmt: skip
+        found = await self._many("MDR_STEPS", [s + ">" for s, t in zip(subjects, trajectories) if t["steps"]])
+        lack = [(s, r["seq"]) for s, t in zip(subjects, trajectories) for r in t["steps"] if r["seq"] not in found]
+        for m in await together(self._stored("MDR_STEPS", seq, subject) for subject, seq in lack):
+            found[m.seq] = m
+        return [
+            [await self._step(subject, ref, form, logits, found) for ref in t["steps"]]
+            for subject, t in zip(subjects, trajectories, strict=True)
+        ]
 
-    async def _step(self, subject: str, ref: Event, form: Event, logits: bool) -> Event:
-        m = await self._stored("MDR_STEPS", ref["seq"], subject)
-        data = m.data or b""
-        step = fitting(data, form, m.subject or "")
-        check_known(step, form, m.subject or "")
-        if payload_digest(data) != ref["digest"]:
-            raise EventError(f"{m.subject}: sequence {ref['seq']} is not the step that the trajectory names")
+    async def _step(
+        self, subject: str, ref: Event, form: Event, logits: bool, found: Mapping[int | str, Stored]
+    ) -> Event:
+        m = await self._stored("MDR_STEPS", ref["seq"], subject, found)
+        step = fitting(m.data, form, m.subject, digest=ref["digest"])
+        check_known(step, form, m.subject)
         if not logits:
             step["logits"] = None
         of = step.get("logits") or {}
         tensors = [named["tensor"] for named in (step.get("latents") or []) + (step.get("debug") or [])]
         for t in [*tensors, step.get("checkpoint"), of.get("values"), of.get("ids")]:
-            if t:
-                await self.load(t, m.subject or "")
+            if t and t.get("data") is None:
+                await self.load(t, m.subject, found)
         return step
 
-    async def load(self, t: Event, subject: str = "") -> None:
-        """Adds the bytes of a tensor that travelled apart: as a blob, or in parts beside the event of that subject."""
+    async def load(self, t: Event, subject: str = "", found: Mapping[int | str, Stored] = {}) -> None:
+        """Adds the bytes of a tensor that travelled apart: as a blob, or in parts beside the event of that subject,
+        which may be among messages that were found."""
         if ref := t.get("ref"):
             key = ref["digest"]
             if key not in self._texts:
@@ -386,6 +423,9 @@ class Client(Controls, Teachers):
         elif parts := t.get("parts"):
             pieces = []
             for k in range(parts["first"], parts["first"] + parts["count"]):
+                if m := found.get(f"{subject}.{k}"):
+                    pieces.append(m.data)
+                    continue
                 try:
                     pieces.append((await self.js.get_last_msg("MDR_STEPS", f"{subject}.{k}")).data or b"")
                 except NotFoundError:
@@ -632,6 +672,19 @@ class Client(Controls, Teachers):
             return None
         named = [str(first.get(field)) for field in ("run", "uid", "sample_index", "name")]
         return None if verdict_fault(first) or subject != f"{PREFIX}verdict." + ".".join(named) else first
+
+
+def _portions(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
+    """Samples in parts whose stored states have about _PORTION bytes."""
+    portion, size = list[Sample](), 0
+    for s in samples:
+        t = s.trajectory or {}
+        size += 4 * math.prod(t.get("latents_shape") or [0]) * max(1, len(t.get("latent_step_indices") or ()))
+        portion.append(s)
+        if size >= _PORTION:
+            yield portion
+            portion, size = [], 0
+    yield portion
 
 
 def _opened(data: bytes) -> Any:

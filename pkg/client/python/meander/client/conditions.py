@@ -8,6 +8,7 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data.events import Event
+from .tasks import means_away, retry_while_away
 
 if TYPE_CHECKING:
     from .client import Client
@@ -96,8 +98,9 @@ def _encoded(frames: npt.NDArray[np.uint8]) -> bytes:
     return out + chunk(b"IEND", b"")
 
 
-async def stored(client: Client, conditions: Mapping[str, Any]) -> list[Event]:
-    """Stores conditions by their names, and returns them as a prompt has them. Several of one name are a list."""
+async def stored(client: Client, conditions: Mapping[str, Any], timeout: float) -> list[Event]:
+    """Stores conditions by their names, and returns them as a prompt has them. Several of one name are a list. Waits
+    for a server that is away, and for the store of a pipeline that has just started."""
     from .policy import _put_blob
 
     out: list[Event] = []
@@ -110,7 +113,15 @@ async def stored(client: Client, conditions: Mapping[str, Any]) -> list[Event]:
                 data = await asyncio.to_thread(png_of, value)
             except (ValueError, OSError) as fault:
                 raise ValueError(f"conditions: {name}: {fault}") from fault
-            out.append({"name": name, "ref": await _put_blob(client, data)})
+            try:
+                ref = await retry_while_away(partial(_put_blob, client, data), timeout)
+            except Exception as e:
+                if not means_away(e):
+                    raise
+                raise TimeoutError(
+                    f"conditions: {name}: not stored: the server has no store of files; is a pipeline up?"
+                ) from None
+            out.append({"name": name, "ref": ref})
     return out
 
 

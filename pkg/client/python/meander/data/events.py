@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ def decode(data: bytes) -> Event:
 
 
 _BLAKE3 = "blake3:"
+_PLAIN = {str, int, float, bool, type(None)}  # values without parts
 
 
 def has_digest(data: bytes, digest: str) -> bool:
@@ -78,26 +79,36 @@ def has_digest(data: bytes, digest: str) -> bool:
     return hashlib.sha256(data).hexdigest() == digest
 
 
-def payload_digest(data: bytes) -> str:
+def payload_digest(data: bytes, event: Event) -> str:
     """Returns the digest by which trajectories name their steps. It is taken over an event's bytes, in which the
-    content of each byte string (msgpack's bin) is replaced by its own BLAKE3. data must have been decoded before."""
+    content of each byte string (msgpack's bin) is replaced by its own BLAKE3. event is what decode made of data.
+
+    EventError: a map has a field twice."""
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
-    folded, at = blake3(), 0
-    left = 1  # values that are not stepped over yet
-    while left:
-        code = data[unpacker.tell()]
-        left -= 1
-        if code & 0xF0 == 0x80 or code in (0xDE, 0xDF):
-            left += 2 * unpacker.read_map_header()
-        elif code & 0xF0 == 0x90 or code in (0xDC, 0xDD):
-            left += unpacker.read_array_header()
-        elif code in (0xC4, 0xC5, 0xC6):
-            content = unpacker.unpack()
-            folded.update(data[at : unpacker.tell() - len(content)] + blake3(content).digest())
-            at = unpacker.tell()
+    skip, folded, at = unpacker.skip, blake3(), 0
+
+    def fold(value: Any) -> None:
+        nonlocal at
+        if type(value) is bytes:
+            skip()
+            end = unpacker.tell()
+            folded.update(data[at : end - len(value)] + blake3(value).digest())
+            at = end
+        elif type(value) is list:
+            unpacker.read_array_header()
+            for v in value:
+                fold(v)
+        elif type(value) is dict:
+            if unpacker.read_map_header() != len(value):
+                raise EventError("a map has a field twice")
+            for v in value.values():
+                skip()  # its name
+                skip() if type(v) in _PLAIN else fold(v)
         else:
-            unpacker.skip()
+            skip()
+
+    fold(event)
     folded.update(data[at:])
     return _BLAKE3 + str(folded.hexdigest())
 
@@ -105,15 +116,23 @@ def payload_digest(data: bytes) -> str:
 _UNSCORED = ("log_probs", "processed_log_probs", "top_log_probs")  # of tokens: NaN where a server gave none
 
 
-def _finite(x: object) -> bool:
+def _finite(event: Event) -> bool:
     """Says whether all numbers of an event are finite, as the contract requires."""
-    if isinstance(x, dict):
-        return all(
-            _finite([n for n in v if n == n] if k in _UNSCORED and isinstance(v, list) else v) for k, v in x.items()
-        )
-    if isinstance(x, list):
-        return all(_finite(v) for v in x)
-    return not isinstance(x, float) or math.isfinite(x)
+    left: list[Any] = [event]
+    while left:
+        x = left.pop()
+        if type(x) is dict:
+            for k in _UNSCORED:
+                if type(x.get(k)) is list:
+                    x = x | {k: [n for n in x[k] if n == n]}
+            x = x.values()
+        for v in x:
+            if type(v) is float:
+                if not math.isfinite(v):
+                    return False
+            elif type(v) not in _PLAIN and type(v) is not bytes:
+                left.append(v)
+    return True
 
 
 def _no_extension(code: int, _data: bytes) -> None:
@@ -129,10 +148,30 @@ class Maybe:
 
 NUMBER = (int, float)
 """The types of a number in a form."""
+_INFORMS = ("group", "timings")  # what is in them decides no rollout
 
 
 class Form(dict[str, Any]):
     """The fields of a struct of the contract, with the form of each. A list that is null is an empty one."""
+
+    def __init__(self, fields: Iterable[tuple[str, Any]]):
+        super().__init__(fields)
+        self.plan = [(name, _exact(of), of) for name, of in self.items()]
+        """Names, the types that a value need be no more than one of, and forms."""
+        self.structs = [(name, of) for name, of in self.items() if name not in _INFORMS and _of_structs(of)]
+        """The fields that are structs, or lists of them."""
+
+
+def _exact(spec: Any) -> frozenset[type]:
+    """The types whose values all have a form; none where more must be looked at."""
+    if isinstance(spec, Maybe):
+        return _exact(spec.of) | {type(None)}
+    return frozenset(spec) if isinstance(spec, tuple) else frozenset({spec} if isinstance(spec, type) else ())
+
+
+def _of_structs(spec: Any) -> bool:
+    spec = spec.of if isinstance(spec, Maybe) else spec
+    return isinstance(spec[0] if isinstance(spec, list) else spec, Form)
 
 
 @functools.cache
@@ -164,7 +203,6 @@ TOKENS: Event = form("Tokens")
 """Tokens of a text."""
 STEP: Event = form("Step")
 """A denoising step."""
-_INFORMS = ("group", "timings")  # what is in them decides no rollout
 
 
 def medium(trajectory: Event, kind: str) -> Event | None:
@@ -182,12 +220,12 @@ def check_known(event: Event, spec: Event, what: str) -> None:
 def _unknown(value: Any, spec: Any, path: str = "") -> Iterator[str]:
     spec = spec.of if isinstance(spec, Maybe) else spec
     if isinstance(spec, Form) and isinstance(value, dict):
-        for key, v in value.items():
-            if key not in spec:
-                yield f"{path}{key}={v!r:.40}"
-            elif key not in _INFORMS:
-                yield from _unknown(v, spec[key], f"{path}{key}.")
-    elif isinstance(spec, list) and isinstance(spec[0], Form):
+        if not value.keys() <= spec.keys():
+            yield from (f"{path}{key}={v!r:.40}" for key, v in value.items() if key not in spec)
+        for key, of in spec.structs:
+            if value.get(key):
+                yield from _unknown(value[key], of, f"{path}{key}.")
+    elif isinstance(spec, list):
         for v in value or ():
             yield from _unknown(v, spec[0], path)
 
@@ -219,15 +257,19 @@ def fault(value: object, spec: Any, field: str = "") -> str:
     if isinstance(spec, dict):
         if not isinstance(value, dict):
             return f"{field or 'event'}: {type(value).__name__}; must be a map"
-        for k, s in spec.items():
-            if isinstance(spec, Form) and isinstance(s, list) and value.get(k) is None:
+        for k, types, s in spec.plan if isinstance(spec, Form) else ((k, (), s) for k, s in spec.items()):
+            if type(v := value.get(k)) in types:
+                continue
+            if v is None and isinstance(s, list) and isinstance(spec, Form):
                 value[k] = []
-            elif wrong := fault(value.get(k), s, f"{field}.{k}" if field else k):
+            elif wrong := fault(v, s, f"{field}.{k}" if field else k):
                 return wrong
         return ""
     if isinstance(spec, list):
         if not isinstance(value, list):
             return f"{field}: {type(value).__name__}; must be a list"
+        if _exact(spec[0]).issuperset(map(type, value)):
+            return ""
         return next(filter(None, (fault(v, spec[0], f"{field}[{i}]") for i, v in enumerate(value))), "")
     if not isinstance(value, spec) or isinstance(value, bool) and spec not in (bool, object):
         names = spec if isinstance(spec, tuple) else (spec,)
@@ -235,12 +277,15 @@ def fault(value: object, spec: Any, field: str = "") -> str:
     return ""
 
 
-def fitting(data: bytes, spec: Event, subject: str, *named: str) -> Event:
-    """A decoded event of that form, whose named fields are the last tokens of its subject, in that order."""
+def fitting(data: bytes, spec: Event, subject: str, *named: str, digest: str = "") -> Event:
+    """A decoded event of that form, whose named fields are the last tokens of its subject, in that order, and whose
+    payload_digest is the given one, where one is given."""
     try:
         event = decode(data)
     except EventError as e:
         raise EventError(f"{subject}: {e}") from None
+    if digest and payload_digest(data, event) != digest:
+        raise EventError(f"{subject}: it is not the step that the trajectory names")
     if wrong := fault(event, spec):
         raise EventError(f"{subject}: {wrong}")
     tokens = subject.split(".")[3:]

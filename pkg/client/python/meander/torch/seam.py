@@ -216,20 +216,21 @@ def _each(v: Any, kind: type, f: Callable[[Any], Any]) -> Any:
 
 
 class Memo:
-    """What the encoders of a pipeline gave, by their arguments: prompts are encoded once for many sessions."""
+    """What the encoders of a pipeline gave, by their arguments: prompts and conditions are encoded once for many
+    sessions."""
 
     def __init__(self, count: int = 64):
         self._count = count
         self._kept: OrderedDict[str, Any] = OrderedDict()
 
-    def of(self, pipe: Any, name: str) -> Callable[..., Any]:
-        """The method of a pipeline, which remembers."""
+    def of(self, pipe: Any, name: str, part: str = "") -> Callable[..., Any]:
+        """The method of a pipeline, or of a part of it, which remembers."""
         method = getattr(pipe, name)
 
         @functools.wraps(method)
         def remembered(*args: Any, **kwargs: Any) -> Any:
             own = {k: v for k, v in vars(pipe).items() if isinstance(v, int | float | str | None)}
-            key = digest([name, args, kwargs, own])
+            key = digest([part, name, args, kwargs, own])
             generators = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Generator)]
             if key not in self._kept:
                 with torch.no_grad():
@@ -241,7 +242,7 @@ class Memo:
             kept, after = self._kept[key]
             for g, state in zip(generators, after, strict=True):
                 g.set_state(state)
-            return _each(kept, torch.Tensor, torch.Tensor.clone)
+            return copy.deepcopy(kept)
 
         return remembered
 
@@ -332,6 +333,9 @@ class Session:
                 own[name] = Ghost(part, self, {} if shapes is None else shapes)
             elif "guider" in name:
                 own[name] = copy.deepcopy(part)
+            elif memo is not None and isinstance(part, torch.nn.Module) and hasattr(part, "encode"):
+                own[name] = copy.copy(part)  # with the same weights
+                own[name].encode = memo.of(own[name], "encode", name)
         for name in _ENCODERS:
             if memo is not None and hasattr(self.pipe, name):
                 own[name] = memo.of(self.pipe, name)

@@ -162,8 +162,8 @@ class Config:
     eval_steps: int = _setting(0, "their denoising steps, all ode; default --steps", _EVAL)
     eval_seed: int = _setting(100, "their seed, the same each time", _EVAL)
     gold: str = _setting("ocr", "reward function that is never trained on: the best adapter is the best by it", _EVAL)
-    variety: int = _setting(12, "held-out prompts sampled as in training, in groups of 8, to measure diversity", _EVAL)
-    sheet: int = _setting(24, "held-out samples on the contact sheets before and after", _EVAL)
+    variety: int = _setting(12, "held-out prompts sampled as in training, in groups of 8, to measure diversity; 0: none", _EVAL)
+    sheet: int = _setting(24, "held-out samples on the contact sheets before and after; 0: no sheets", _EVAL)
 
     stop: bool = _setting(True, "stop at an alarm of hacking or collapse; the best adapter is kept in any case", _STOP)
     ratio_factor: float = _setting(
@@ -188,7 +188,10 @@ class Config:
                 raise ValueError(f"--{flag(field.name)}: {value}; must be a number")
             if field.name in positive and not value > 0:
                 raise ValueError(f"--{flag(field.name)}: {value}; must be above 0")
-        for name in ("beta", "weight_decay", "ratio_factor", "gold_drop", "diversity_floor", "kl_limit", "reward_drop"):
+        for name in (
+            "beta", "weight_decay", "ratio_factor", "gold_drop", "diversity_floor", "kl_limit", "reward_drop",
+            "test_steps", "ahead", "variety", "sheet",
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be at least 0")
         if not 0 <= self.adam_beta2 < 1:
@@ -197,10 +200,6 @@ class Config:
             raise ValueError(f"--dtype: {self.dtype!r}; must be one of {', '.join(DTYPES)}")
         if self.test and not self.held_out:
             raise ValueError("--test: needs --held-out, which chooses the adapter to test")
-        if self.test_steps < 0:
-            raise ValueError(f"--test-steps: {self.test_steps}; must be at least 0")
-        if self.ahead < 0:
-            raise ValueError(f"--ahead: {self.ahead}; must be at least 0")
         if not 0 <= self.hold_diversity <= 1:
             raise ValueError(f"--hold-diversity: {self.hold_diversity}; must be from 0 to 1")
         if not 0 <= self.ema < 1:

@@ -206,7 +206,10 @@ async def _shown(client: Client, run: str, reward: dict[str, Any]) -> Shown:
 
 
 def sheet(path: Path, shown: list[Shown], title: str, columns: int = 6) -> None:
-    """A contact sheet: each sample under the text that was wanted, and what the last reader saw where it is another."""
+    """A contact sheet: each sample under the text that was wanted, and what the last reader saw where it is another.
+    Without samples there is none."""
+    if not shown:
+        return
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.load_default(size=13)

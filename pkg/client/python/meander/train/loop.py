@@ -63,8 +63,8 @@ class Trainer:
         self.draw = prompts.Draw(prompts.read(config.prompts), config.groups, config.seed) if config.prompts else None
         self.held_out = prompts.read(config.held_out) if config.held_out else []
         self.test = prompts.read(config.test) if config.test else []
-        if both := {p["prompt"] for p in self.held_out} & {p["prompt"] for p in self.test}:
-            raise ValueError(f"--test: {len(both)} of its prompts choose the adapter, too, such as {min(both)!r}")
+        if both := set(map(prompts.asked, self.held_out)) & set(map(prompts.asked, self.test)):
+            raise ValueError(f"--test: {len(both)} of its prompts choose the adapter, too, such as {min(both)[0]!r}")
         self.stopped = ""  # why, where an alarm did
         self.records = records.Records(
             self.out, config.tensorboard and self.first, config.trackers() if self.first else ()

@@ -43,6 +43,12 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     return out
 
 
+def asked(fields: dict[str, Any]) -> tuple[str, str]:
+    """What a prompt asks for: its text, and what else a pipeline is given."""
+    more = {k: v for k, v in fields.items() if k in ("prompt_2", "prompt_3", "conditions", "arguments")}
+    return fields["prompt"], json.dumps(more, sort_keys=True)
+
+
 def _lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
     """The lines that are not blank with their numbers; without an extension those in braces are JSON."""
     for n, line in enumerate(text.split("\n"), 1):

@@ -210,6 +210,32 @@ def test_rows_have_the_same_condition_where_its_encoder_draws(client, served):
     assert np.abs(together - alone).max() <= 1e-5 * np.abs(alone).max()
 
 
+def test_a_condition_is_encoded_once(client, served, monkeypatch):
+    """By the sessions of its steps and of all samples that are decoded; it is the one that the encoder gives."""
+    name = "FluxControlPipeline"
+    client, card = client(name)
+    engine, calls = served(name).engine, []
+    encode = type(engine.family.pipe.vae).encode
+    monkeypatch.setattr(
+        type(engine.family.pipe.vae), "encode", lambda self, *args, **named: calls.append(1) or encode(self, *args, **named)
+    )
+    recipe = recipe_of(client, card, "a sign", conditions={"control_image": [send(client, IMAGE[:, ::-1].copy())]})
+    handle, x = begin(client, recipe), noise_of(card).numpy().reshape(1, -1)
+    s, c = served(name).family.latent_shape(engine.recipes[handle].size)
+    size = {n: recipe[n] for n in ("frames", "height", "width")}
+
+    def made():
+        v = client.velocity(x.reshape(1, s, c), [0.7], [handle], recipe["height"], recipe["width"])
+        return v, client("decode", {"handle": handle, **size}, {"x": x.reshape(s, c)})[1]["media"]
+
+    first, again = made(), made()
+    assert len(calls) == 1
+    engine.loaded.memo.clear()
+    for v, media in (again, made()):
+        assert np.array_equal(v, first[0]) and np.array_equal(media, first[1])
+    assert len(calls) == 2
+
+
 def test_condition_that_is_not_there_is_asked_for(client):
     client, card = client("kontext")
     recipe = recipe_of(client, card) | {"conditions": {"image": ["0" * 64]}}

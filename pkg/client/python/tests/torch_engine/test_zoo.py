@@ -1,5 +1,8 @@
 """Pipelines of different kinds, by one builder, as a worker loads them."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 import torch
 import zoo
@@ -27,6 +30,17 @@ def test_a_class_without_a_line_of_its_own(tmp_path, name):
         torch.set_grad_enabled(grad)
     assert row["access"] in ("exact", "after_previous")
     assert not row["notes"]
+
+
+def test_a_table_that_was_cut_off_goes_on(tmp_path):
+    """Rows are taken from its file where the same code made them; one that was cut off within is left out."""
+    rows = tmp_path / "rows.jsonl"
+    lines = [{"class": "A", "code": zoo.code()}, {"class": "B", "code": "other"}, {"class": "C", "code": zoo.code()}]
+    rows.write_text("\n".join(map(json.dumps, lines))[:-5])
+    args = SimpleNamespace(rows=rows, resume=True, code=zoo.code())
+    assert list(zoo.kept(args)) == ["A"] and rows.read_text().count("\n") == 1
+    args.resume = False
+    assert not zoo.kept(args) and not rows.read_text()
 
 
 def test_a_class_of_no_known_kind(tmp_path):

@@ -13,6 +13,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
+	"github.com/meander-rl/meander/pkg/models/tokenizer/tokenizertest"
 )
 
 // Config describes a checkpoint. Zero fields have the defaults.
@@ -125,7 +126,7 @@ func Dir(t test, c Config) string {
 // Write makes the folder dir and writes a checkpoint to it.
 func Write(dir string, c Config) error {
 	c.setDefaults()
-	vocab, special := vocabulary()
+	vocab, special := tokenizertest.Vocabulary()
 	tokens := max(c.Vocabulary, len(vocab)+len(special))
 	files := configs(c, tokens)
 	files["tokenizer/vocab.json"] = vocab
@@ -220,28 +221,6 @@ func write(dir, name string, b []byte) error {
 		return err
 	}
 	return os.WriteFile(name, b, 0o644)
-}
-
-// vocabulary returns the 256 bytes in the alphabet of byte-level files, without merges, and
-// the special tokens, whose ids follow.
-func vocabulary() (vocab map[string]int, special map[string]any) {
-	vocab, special = map[string]int{}, map[string]any{}
-	next := rune(256)
-	for b := range 256 {
-		c := rune(b)
-		if !('!' <= c && c <= '~' || '¡' <= c && c <= '¬' || '®' <= c && c <= 'ÿ') {
-			c = next
-			next++
-		}
-		vocab[string(c)] = b
-	}
-	for i, token := range []string{"<|endoftext|>", "<|im_start|>", "<|im_end|>"} {
-		special[fmt.Sprint(256+i)] = map[string]any{
-			"content": token, "lstrip": false, "rstrip": false, "single_word": false, "normalized": false,
-			"special": true,
-		}
-	}
-	return vocab, special
 }
 
 // builder makes random tensors.

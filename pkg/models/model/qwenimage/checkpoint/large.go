@@ -10,12 +10,22 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 )
 
-// Random writes a checkpoint of the published size, with the changes of r.
-func Random(dir string, r model.Random) error {
+// Changes say how a checkpoint differs from the published one. Zero fields change nothing.
+type Changes struct {
+	Layers, TextLayers, Vocabulary int
+	Size                           int    // default height and width of images, in pixels
+	Seed                           uint64 // of the weights
+	// Hollow writes large tensors as holes in the files: they read as zeros and need no disk space.
+	Hollow bool
+	// Progress is called before each file is written.
+	Progress func(file string, bytes int)
+}
+
+// WritePublished writes a checkpoint of the published size, with the changes of r.
+func WritePublished(dir string, r Changes) error {
 	c := Published()
 	for _, f := range []struct {
 		to   *int

@@ -1,4 +1,5 @@
-package qwen2
+// Package qwen2test writes small language models with random weights, for tests and measurements.
+package qwen2test
 
 import (
 	"encoding/json"
@@ -11,11 +12,10 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
-	"github.com/meander-rl/meander/pkg/models/tokenizer"
+	"github.com/meander-rl/meander/pkg/models/tokenizer/tokenizertest"
 )
 
-// Random describes a folder of random weights, for tests and measurements. Zero fields have
-// the defaults.
+// Random describes a folder of random weights. Zero fields have the defaults.
 type Random struct {
 	Seed           uint64
 	DType          tensor.DType // of the file: F32 (default), F16 or BF16
@@ -30,12 +30,6 @@ type Random struct {
 	Template       string       // chat template; default ChatML
 	Scale          float64      // of the logits, about their standard deviation; default 2
 }
-
-// The marks of a turn in ChatML.
-const (
-	turnStart = "<|im_start|>"
-	turnEnd   = "<|im_end|>"
-)
 
 // ChatML is the plain template of the family's turns.
 const ChatML = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + " +
@@ -71,24 +65,17 @@ func (r *Random) setDefaults() {
 	}
 }
 
-// Write writes the folder of a small model with random weights, for tests and benches. transformers
-// can load it, too. Ids 0 to 255 are bytes, then come <|endoftext|>, <|im_start|> and <|im_end|>. A
+// Write writes the folder of a model with random weights. transformers can load it, too. Ids 0 to 255 are bytes, then come <|endoftext|>, <|im_start|> and <|im_end|>. A
 // file that cannot be written is an error.
 func (r Random) Write(dir string) error {
 	r.setDefaults()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	added := map[string]any{}
-	for i, token := range []string{"<|endoftext|>", turnStart, turnEnd} {
-		added[fmt.Sprint(256+i)] = map[string]any{
-			"content": token, "special": true, "normalized": false, "single_word": false, "lstrip": false,
-			"rstrip": false,
-		}
-	}
+	vocab, added := tokenizertest.Vocabulary()
 	for name, content := range map[string]any{
 		"config.json": map[string]any{
-			"architectures": []string{class}, "model_type": "qwen2", "vocab_size": r.Vocabulary, "hidden_size": r.Width,
+			"architectures": []string{"Qwen2ForCausalLM"}, "model_type": "qwen2", "vocab_size": r.Vocabulary, "hidden_size": r.Width,
 			"intermediate_size": r.Intermediate, "num_hidden_layers": r.Layers, "num_attention_heads": r.Heads,
 			"num_key_value_heads":     r.KVHeads,
 			"max_position_embeddings": r.MaxPositions, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
@@ -103,11 +90,11 @@ func (r Random) Write(dir string) error {
 			"do_sample": true, "temperature": r.Temperature, "top_k": 0, "top_p": 1.0,
 			"eos_token_id": 258, "pad_token_id": 256, "max_new_tokens": 16,
 		},
-		"vocab.json": tokenizer.Bytes(),
+		"vocab.json": vocab,
 		"tokenizer_config.json": map[string]any{
 			"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": false,
 			"chat_template": r.Template, "added_tokens_decoder": added,
-			"eos_token": turnEnd, "pad_token": "<|endoftext|>", "unk_token": nil, "bos_token": nil,
+			"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": nil, "bos_token": nil,
 		},
 	} {
 		b, err := json.MarshalIndent(content, "", "  ")

@@ -1,0 +1,67 @@
+"""Stored messages, many with one request: direct gets of the server (NATS ADR-31)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nats.aio.client import Client as NATS
+from nats.aio.msg import Msg
+
+_MESSAGES, _BYTES = 1024, 8 << 20  # of one answer; the server matches no more subjects at once
+_WAIT = 5.0  # seconds without a message after which an answer is given up
+
+
+class Stored(NamedTuple):
+    """A message of a stream."""
+
+    seq: int
+    """Its sequence."""
+    subject: str
+    """Its subject."""
+    data: bytes
+    """Its payload."""
+
+
+async def last_of_each(nc: NATS, stream: str, filters: Sequence[str]) -> list[Stored]:
+    """Returns the newest message of each subject that the filters match, by sequence.
+
+    It returns those that the server gives at once: in a cluster one may lag, and a server that is away gives none. So
+    whoever misses one must ask for it by its sequence.
+    """
+    out: list[Stored] = []
+    inbox, told, ended = nc.new_inbox(), asyncio.Event(), dict[str, str]()
+
+    async def take(m: Msg) -> None:
+        header = m.headers or {}
+        if seq := header.get("Nats-Sequence"):
+            out.append(Stored(int(seq), header["Nats-Subject"], m.data))
+        else:
+            ended.update(header or {"Status": "503"})
+        told.set()
+
+    sub = await nc.subscribe(inbox, cb=take, pending_bytes_limit=0)  # an answer has its own bound
+    try:
+        more = True
+        while more:
+            ended.clear()
+            page = {"multi_last": filters, "batch": _MESSAGES, "max_bytes": _BYTES}
+            if out:
+                page["seq"] = out[-1].seq + 1
+            await nc.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(page).encode(), reply=inbox)
+            while not ended:
+                told.clear()
+                await asyncio.wait_for(told.wait(), _WAIT)
+            more = ended.get("Status") == "204" and ended.get("Nats-Num-Pending", "0") != "0"
+    except asyncio.TimeoutError:
+        pass
+    finally:
+        with contextlib.suppress(Exception):
+            await sub.unsubscribe()
+    if ended.get("Status") == "413" and len(filters) > 1:
+        half = len(filters) // 2
+        return await last_of_each(nc, stream, filters[:half]) + await last_of_each(nc, stream, filters[half:])
+    return out
