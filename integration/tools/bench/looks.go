@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -37,7 +38,7 @@ func benchLooksCommand() *cobra.Command {
 	b := looksBench{}
 	c := &cobra.Command{
 		Use:   "looks",
-		Short: "processor time of status, runs, top, the page, doctor, gc and export on a store of many runs",
+		Short: "processor time of status, runs, top, the page, doctor and export on a store of many runs",
 		Long: `looks makes a store: one run of the synthetic model, and as many copies of its events under other names as
 --runs says, each of --groups groups of four. Then it starts 'meander up' on it, and looks at it as people do.
 It reads the processor time of the process that looks, and that of 'meander up' meanwhile, from the kernel.
@@ -89,7 +90,7 @@ func (b *looksBench) run(ctx context.Context, out io.Writer) (err error) {
 // make makes the store.
 func (b *looksBench) make(ctx context.Context) error {
 	args := append([]string{
-		"run", "--store", b.store, "--run", nameOfRun(0), "--out", "-", "--group-size", "4", "--steps", "4", "--width", "64",
+		"run", "--store", b.store, "--run", nameOfRun(0), "--out", "-", "--group-size", "4", "--steps", "4", "--return-steps", "3", "--width", "64",
 		"--height", "64",
 	}, looksModel...)
 	for i := range b.groups {
@@ -111,7 +112,7 @@ func (b *looksBench) make(ctx context.Context) error {
 
 // copyRun stores what is stored of the first run under the names of all others. No service has work with it.
 func (b *looksBench) copyRun(ctx context.Context, conn *bus.Bus) error {
-	js, err := jetstream.New(conn.Conn(), jetstream.WithPublishAsyncMaxPending(1024))
+	js, err := jetstream.New(conn.Conn(), jetstream.WithPublishAsyncMaxPending(1024), jetstream.WithDefaultTimeout(time.Minute))
 	if err != nil {
 		return err
 	}
@@ -137,7 +138,7 @@ func (b *looksBench) copyRun(ctx context.Context, conn *bus.Bus) error {
 		}
 		<-js.PublishAsyncComplete()
 		fmt.Fprintf(b.stderr, "%s: %d events\n", s.Name, len(events)*b.runs)
-		if err := drain(ctx, conn, s.Name); err != nil {
+		if err := drain(ctx, js, s.Name); err != nil {
 			return err
 		}
 	}
@@ -161,8 +162,8 @@ func renamed(m *bus.Message, s schemas.StreamSpec, run string) *nats.Msg {
 }
 
 // drain acknowledges all messages of a stream for each of its durable consumers.
-func drain(ctx context.Context, conn *bus.Bus, stream string) error {
-	s, err := conn.JetStream().Stream(ctx, stream)
+func drain(ctx context.Context, js jetstream.JetStream, stream string) error {
+	s, err := js.Stream(ctx, stream)
 	if err != nil {
 		return err
 	}
@@ -299,6 +300,13 @@ func (b *looksBench) look(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if err := b.settle(ctx, url); err != nil {
+		return err
+	}
+	countCPU, err := cpuOfProcess(up)
+	if err != nil {
+		return err
+	}
 	ui, stopUI, err := b.serve(ctx, func() (bool, error) { return get(ctx, "http://"+page+"/") == nil, nil },
 		"ui", "--nats", url, "--listen", page)
 	if err != nil {
@@ -308,11 +316,17 @@ func (b *looksBench) look(ctx context.Context, out io.Writer) error {
 	heading(out, "Looks")
 	fmt.Fprintf(out, "%d runs of %d groups of 4: %d samples. Processor time of a look, medians of %d. 'meander up' starts "+
 		"in %.1f s.\n\n| look | first, ms | ms | 'meander up' meanwhile, ms |\n| --- | --- | --- | --- |\n| start of up "+
-		"| %d | | |\n", b.runs, b.groups, 4*b.runs*b.groups, b.rounds, started.Seconds(), startCPU.Milliseconds())
+		"| %d | | |\n| its janitor counts and measures what is new | %d | | |\n", b.runs, b.groups, 4*b.runs*b.groups,
+		b.rounds, started.Seconds(), startCPU.Milliseconds(), (countCPU - startCPU).Milliseconds())
 	export := filepath.Join(b.store, "export")
 	for _, args := range [][]string{
-		{"status", nameOfRun(b.runs / 2)}, {"runs", "ls"}, {"top", "--once"}, {"show", "--run", nameOfRun(b.runs / 2)},
-		{"doctor"}, {"gc", "--gc-age", "1s", "--dry-run"}, {"runs", "export", nameOfRun(b.runs / 2), "--out", export},
+		{"status", nameOfRun(b.runs / 2)},
+		{"runs", "ls"},
+		{"top", "--once"},
+		{"show", "--run", nameOfRun(b.runs / 2)},
+		{"doctor"},
+		{"gc", "--gc-age", "1s", "--dry-run"},
+		{"runs", "export", nameOfRun(b.runs / 2), "--out", export},
 	} {
 		name := strings.Join(args, " ")
 		name = strings.ReplaceAll(strings.ReplaceAll(name, nameOfRun(b.runs/2), "RUN"), export, "FILE")
@@ -335,6 +349,20 @@ func (b *looksBench) look(ctx context.Context, out io.Writer) error {
 		after, err := cpuOfProcess(ui)
 		return after - before, err
 	})
+}
+
+// settle waits until the janitor has counted and measured all runs.
+func (b *looksBench) settle(ctx context.Context, url string) error {
+	conn, err := bus.Connect(ctx, bus.Config{URL: url}, zerolog.Nop())
+	if err != nil {
+		return err
+	}
+	err = poll(ctx, time.Second, func() (bool, error) {
+		keys, err := conn.Entries(ctx, schemas.CountBucket, "*")
+		measured := func(e bus.Entry) bool { return bytes.Contains(e.Value, []byte(`"z":true`)) } // the head
+		return slices.ContainsFunc(keys, measured), err
+	})
+	return errors.Join(err, conn.Close())
 }
 
 // line looks several times, and writes what it took.

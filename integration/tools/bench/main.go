@@ -1,6 +1,6 @@
 // Command bench measures the sampler, language models, matrix products, the advantage service, the event
-// plane, updates of weights and workers of PyTorch on this machine: it serves make bench-sampler, bench-tokens,
-// bench-gemm, bench-advantage, bench-events, bench-swarm, bench-policy, bench-torch and bench-roofline. It also writes
+// plane, updates of weights, looks at a store and workers of PyTorch on this machine: it serves make bench-sampler, bench-tokens,
+// bench-gemm, bench-advantage, bench-events, bench-swarm, bench-policy, bench-looks, bench-torch and bench-roofline. It also writes
 // model folders of the published size to measure with.
 package main
 
