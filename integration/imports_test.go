@@ -195,7 +195,7 @@ var layers = map[string][]string{
 		"pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/families", "pkg/remoteimage", "pkg/models/safetensors", "pkg/models/tensor",
 		"services/sampler/engine/images",
 	},
-	"integration/tools/kernelgen": nil,                               // writes the assembly of pkg/models/tensor/cpu and pkg/flow
+	"integration/tools/kernelgen": nil,                               // writes the assembly of pkg/models/tensor/cpu, pkg/models/media and pkg/flow
 	"integration/tools/ptxvm":     {"pkg/models/tensor/cuda/driver"}, // interprets the CUDA kernels
 	"integration/tools/libcuda":   {"pkg/models/tensor/cuda/driver", "integration/tools/ptxvm"},
 	"integration/tools/bench": {
@@ -232,7 +232,7 @@ var testLayers = map[string][]string{
 	"pkg/scorer/natsscore":           {"pkg/models/media", "pkg/natsd"},
 	"services/intake":                {"pkg/bus/bustest", "pkg/models/model", "pkg/models/model/synthetic"},
 	"integration/tools/bench":        {"pkg/models/model/qwenimage/checkpoint", "pkg/models/model/remote/remotetest", "integration/tools/harness", "pkg/bus/bustest"},
-	"services/sampler/recorder":      {"pkg/bus/bustest", "pkg/models/model/families", "services/intake"},
+	"services/sampler/recorder":      {"pkg/bus/bustest", "pkg/models/model/families", "pkg/models/tensor", "services/intake"},
 	"services/sampler/weights":       {"pkg/bus/bustest", "pkg/models/model", "pkg/models/model/families", "services/sampler/engine/images"},
 	"services/reward":                {"pkg/bus/bustest"},
 	"services/advantage":             {"pkg/bus/bustest"},
@@ -296,7 +296,7 @@ var dependencies = map[string]dependency{
 	"gorgonia.org/cu":                       {why: "the calls of the CUDA driver, with the tag cuda only", users: []string{"pkg/models/tensor/cuda/internal/gpu", "pkg/models/tensor/cuda/internal/cuext"}},
 	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract and reduced for reports", users: []string{"services/ui", "pkg/sheet", "pkg/scorer"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration/..."}},
-	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/models/safetensors", "pkg/models/tensor/cpu", "pkg/flow", "pkg/natsd", "integration/..."}},
+	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/models/safetensors", "pkg/models/tensor/cpu", "pkg/models/media", "pkg/flow", "pkg/natsd", "integration/..."}},
 	"golang.org/x/term":                     {why: "is this a terminal, how wide, and its keys", users: []string{"services/internal/boot", "services/internal/present", "services/command", "integration/tools/bench"}},
 	"golang.org/x/time":                     {why: "rate limits of remote reward functions", users: []string{"pkg/scorer/httpscore"}},
 	"golang.org/x/text":                     {why: "Unicode normal forms of the tokenizer", users: []string{"pkg/models/tokenizer"}},

@@ -146,3 +146,50 @@ func TestRoom_BytesOfSteps(t *testing.T) {
 		}
 	}
 }
+
+// Two batches, each of which takes 60 % of the space, whose groups come in turns and to two intakes side by side: the
+// samples of one are made, and those of the other when its steps are freed. Begun side by side, neither could end.
+func TestRoom_TwoBatchesOfSixtyPercent(t *testing.T) {
+	t.Parallel()
+	const groups, samples = 4, 2
+	w := newWorld(t, bustest.TCP)
+	c := defaults()
+	c.sampler.Batch, c.sampler.Workers = 1, 8
+	// A sample of 256 x 256 and 10 steps takes 0.7 MiB: a batch 5.7 MiB of 9.5.
+	if err := w.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamSteps, MaxBytes: 19 << 19}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append([]string{"intake"}, stages...) {
+		w.Serve(t, c.run(name))
+	}
+	runs := []schemas.Run{"first", "second"}
+	for i := range groups {
+		for _, run := range runs {
+			p := &schemas.Prompt{
+				Prompt: "a red fox", UID: schemas.UID(fmt.Sprintf("u%d", i)), GroupSize: new(int64(samples)),
+				Batch: &schemas.BatchSpec{ID: "b", Groups: groups}, ImageSettings: schemas.ImageSettings{
+					NumInferenceSteps: new(int64(10)), Height: new(int64(256)), Width: new(int64(256)),
+				},
+			}
+			if _, err := w.client.Publish(t.Context(), run, p); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	ctx, moved := bustest.WhileItMoves(t)
+	closed := 0
+	for m, err := range w.Read(ctx, schemas.StreamAdvantages, []string{schemas.BatchSubject("*", "*")}, bus.ReadOptions{Live: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		moved()
+		a, _ := schemas.ParseSubject(m.Subject)
+		if _, err := w.PurgeSubject(ctx, schemas.StreamSteps, schemas.StepsFilter(a.Run, "*", "*", "*")); err != nil {
+			t.Fatal(err)
+		}
+		if closed++; closed == len(runs) {
+			return
+		}
+	}
+	t.Fatalf("%d of 2 batches, then nothing moved", closed)
+}

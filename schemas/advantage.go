@@ -8,20 +8,19 @@ type Advantage struct {
 	Run   Run    `msgpack:"run" form:"token" digest:"-"`
 	UID   UID    `msgpack:"uid" form:"token"`
 	Batch string `msgpack:"batch" form:"token"`
-	// Status is complete: every sample was scored; partial: some failed, or had not come by the
-	// deadline, and the advantages are those of the others among themselves; failed: no sample
-	// was scored, or the estimator refused the rewards; mixed: policy versions too far apart
-	// (max_policy_span), or several schedules; stale: policy versions too old (max_policy_lag); filtered: rewards all
-	// equal, where the prompt drops such groups; refused: intake took the prompt for none; or cancelled: a control
-	// ended it, whatever it had. Only complete and partial have advantages; Error says why a group is failed, mixed,
-	// stale, refused or cancelled, and by whom.
+	// Status is complete: every sample was scored; partial: some failed, or had not come by the deadline, and the
+	// others are compared among themselves; failed: no sample was scored, or the estimator refused the rewards; mixed:
+	// policy versions too far apart (max_policy_span), or several schedules; stale: policy versions too old
+	// (max_policy_lag); filtered: rewards all equal, where the prompt drops such groups; refused: intake took the
+	// prompt for none; or cancelled: a control ended it, whatever it had. Only complete and partial have advantages;
+	// Error says why a group is failed, mixed, stale, refused or cancelled, and by whom.
 	Status    string `msgpack:"status" enum:"GroupStatuses"`
 	Error     string `msgpack:"error,omitempty" size:"0..MaxText,cut" digest:"-"`
 	GroupSize int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
-	// Members are the samples 0 to GroupSize - 1 in order, those that are missing too.
+	// Members are the samples 0 to GroupSize - 1 in order, also the missing ones.
 	Members []Member `msgpack:"members" size:"0..MaxGroupSize"`
-	// Mean is that of the group's own scored rewards, under a global Scale too. Null where there
-	// are no advantages, unless filtered.
+	// Mean is over the group's own scored rewards, also under a global Scale. Null where there are no advantages,
+	// unless filtered.
 	Mean *float64 `msgpack:"mean"`
 	// Std is what the advantages were divided by, less Epsilon: the spread of all BatchSamples
 	// rewards under a global Scale, or where the estimator whitens; else of the group's own. With
@@ -55,6 +54,8 @@ type Advantage struct {
 	RefilledBy UID     `msgpack:"refilled_by,omitempty" form:"token"`
 	// Validation marks a group that was made to measure, not to train on; the prompt said so.
 	Validation bool `msgpack:"validation,omitempty" digest:"-"`
+	// FreeReadSteps lets the steps go once they are read; the prompt said so.
+	FreeReadSteps bool `msgpack:"free_read_steps,omitempty" digest:"-"`
 	// SourceRun is the run that made the trajectories, where they were scored again under
 	// another run; empty: the run itself.
 	SourceRun Run    `msgpack:"source_run,omitempty" form:"token" digest:"-"`
@@ -73,9 +74,9 @@ type Advantage struct {
 // Credit is the advantages of one stage of the samples, or of one track of it.
 type Credit struct {
 	Stage Stage `msgpack:"stage" form:"token"`
-	// Track is that of the stage's states; absent: all of them.
+	// Track is one of the tracks of the stage's states; absent: all of them.
 	Track string `msgpack:"track,omitempty" form:"token" absent:"all tracks"`
-	// Values are those of Members in order; null where a member has no advantage.
+	// Values are in the order of Members; null where a member has no advantage.
 	Values []*float64 `msgpack:"values" size:"0..MaxGroupSize"`
 }
 
@@ -83,9 +84,9 @@ type Credit struct {
 type BranchGroup struct {
 	// StepIndex is the first step that they took each for itself.
 	StepIndex int64 `msgpack:"step_index" range:"0..MaxSteps-1"`
-	// Mean is that of the children's rewards, Std what their advantages were divided by, less
-	// epsilon, as in the group: of all that they were compared with. Null without any reward;
-	// Std also where they have the mean of their leaves' advantages.
+	// Mean is over the children's rewards, Std is the divisor of their advantages, less epsilon. As in the group both
+	// cover all that the children were compared with. Null without any reward; Std also where they have the mean of
+	// their leaves' advantages.
 	Mean *float64 `msgpack:"mean"`
 	Std  *float64 `msgpack:"std"`
 	// Children are in the order of their samples. The first is the sample that came there.
@@ -97,8 +98,7 @@ type BranchChild struct {
 	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
 	// Leaves is how many scored samples have these steps on their path.
 	Leaves int64 `msgpack:"leaves" range:"0..MaxGroupSize"`
-	// Reward is the mean of the rewards of those leaves, Advantage that of the steps; null
-	// without one.
+	// Reward is the mean of their rewards, Advantage belongs to the steps; null without one.
 	Reward    *float64 `msgpack:"reward"`
 	Advantage *float64 `msgpack:"advantage"`
 }

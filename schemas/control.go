@@ -16,7 +16,7 @@ type Control struct {
 	// middle, and its group closes without it; or status, which asks how the run is doing and
 	// changes nothing.
 	Action string `msgpack:"action" enum:"ControlActions"`
-	// UID is the group to cancel, or that of the sample to prune; absent: the run.
+	// UID is the group to cancel, or the group whose sample is pruned; absent: the run.
 	UID UID `msgpack:"uid,omitempty" form:"token"`
 	// SampleIndex is the place in its group of the sample to prune; absent unless pruning.
 	SampleIndex *int64 `msgpack:"sample_index,omitempty" range:"0..MaxGroupSize-1"`
@@ -63,8 +63,8 @@ type RunStatus struct {
 	State string `msgpack:"state" enum:"RunStates"`
 	// WaitsFor is what an open run waits for, such as "a sampler"; absent: it goes on.
 	WaitsFor string `msgpack:"waits_for,omitempty" size:"0..MaxText"`
-	// By, Reason and Since are those of the control that paused or cancelled it; Since is when
-	// that was stored, Unix nanoseconds.
+	// By, Reason and Since describe the control that paused or cancelled it; Since is when it was stored, Unix
+	// nanoseconds.
 	By     string `msgpack:"by,omitempty" size:"0..MaxName"`
 	Reason string `msgpack:"reason,omitempty" size:"0..MaxText"`
 	Since  int64  `msgpack:"since,omitempty" range:"0.."`
@@ -78,16 +78,15 @@ type RunStatus struct {
 	Outcomes []OutcomeCount `msgpack:"outcomes,omitempty" size:"0..MaxOutcomes"`
 	// OpenBatches is how many batches that groups of the run are in have not closed.
 	OpenBatches int64 `msgpack:"open_batches" range:"0.."`
-	// Trajectories is how many samples were made, Rewards how many have a reward, Failed how many have ended without
-	// what they lack: failed and pruned ones. Waiting is how many requests are in a queue or in a sampler's hands,
-	// Parked how many wait for the run to be resumed.
+	// Trajectories counts the samples that were made, Rewards the ones with a reward, Failed the ones that ended
+	// without: failed and pruned ones. Waiting is how many requests are in a queue or in a sampler's hands, Parked how
+	// many wait for the run to be resumed.
 	Trajectories int64 `msgpack:"trajectories" range:"0.."`
 	Rewards      int64 `msgpack:"rewards" range:"0.."`
 	Failed       int64 `msgpack:"failed,omitempty" range:"0.."`
 	Waiting      int64 `msgpack:"waiting" range:"0.."`
 	Parked       int64 `msgpack:"parked" range:"0.."`
-	// Refused is how many prompts were refused and have no group, such as those that cannot be read: each is a dead
-	// letter.
+	// Refused counts the prompts that were refused and have no group, such as unreadable ones: each is a dead letter.
 	Refused int64 `msgpack:"refused,omitempty" range:"0.."`
 	// Lost is how many samples of open groups are neither made nor asked for: their requests were lost, and intake asks
 	// again for them.

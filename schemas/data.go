@@ -29,7 +29,7 @@ type DataImage struct {
 type SegmentData struct {
 	// Image is the image of this sample.
 	Image *Ref `msgpack:"image,omitempty"`
-	// Latents are those of the group, [n, S, C] or [1, S, C], as a blob.
+	// Latents are the group's, [n, S, C] or [1, S, C], as a blob.
 	Latents *Tensor `msgpack:"latents,omitempty"`
 	// GroupDigest is the digest of all images of the group (DataDigest); empty beside Latents.
 	GroupDigest string `msgpack:"group_digest,omitempty" form:"digest" digest:"-"`

@@ -28,8 +28,8 @@ type Engine struct {
 	// Precision is the element type of its network, such as fp32 or bf16, as far as it says it or its numbers show it:
 	// numbers that are computed again in another one differ by more. Absent: not known.
 	Precision string `msgpack:"precision,omitempty" size:"0..MaxName"`
-	// Verify is what a sample can be held to: exact (the same bits), tolerance (numbers close to those of the model
-	// here) or none (its steps and digests alone).
+	// Verify says how closely a sample can be checked: exact (the same bits), tolerance (numbers close to those of the
+	// model here) or none (its steps and digests alone).
 	Verify string `msgpack:"verify,omitempty" enum:"VerifyModes?" absent:"tolerance"`
 }
 

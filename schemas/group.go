@@ -22,8 +22,8 @@ type GroupRecord struct {
 	// PromptDigest names the resolved prompt (see Request.PromptDigest); empty when refused,
 	// and where stored trajectories are scored again.
 	PromptDigest string `msgpack:"prompt_digest" form:"digest?"`
-	// Prompt to ScheduleDigest are those of the request of sample 0, empty where PromptDigest
-	// is: they tell in what another prompt of the same uid differs.
+	// Prompt to ScheduleDigest are copied from the request of sample 0, and empty where PromptDigest is: they tell how
+	// another prompt of the same uid differs.
 	Prompt         string `msgpack:"prompt" size:"0..MaxPromptBytes"`
 	NegativePrompt string `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
 	Lane           Lane   `msgpack:"lane" form:"token?"`
@@ -110,6 +110,7 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 		{"refill", a.Refill, b.Refill},
 		{"metadata", a.Metadata, b.Metadata},
 		{"validation", a.Validation, b.Validation},
+		{"free_read_steps", a.FreeReadSteps, b.FreeReadSteps},
 	} {
 		if !reflect.DeepEqual(part.a, part.b) {
 			names = append(names, part.name)

@@ -15,7 +15,7 @@ type Hash string
 const (
 	// SHA256 has no name: stores of objects and of weights name files so.
 	SHA256 Hash = ""
-	// BLAKE3 is that of what events say: it takes half the time for tensors from 8 KiB on, with AVX2.
+	// BLAKE3 is the hash of what events say: it takes half the time for tensors from 8 KiB on, with AVX2.
 	BLAKE3 Hash = "blake3:"
 )
 

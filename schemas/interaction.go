@@ -11,7 +11,7 @@ type Interaction struct {
 	Name string `msgpack:"name" form:"token" flag:"interaction"`
 	// MaxTurns is the most answers of the model.
 	MaxTurns *int64 `msgpack:"max_turns,omitempty" range:"1..MaxAnswers" default:"3" flag:"max-turns"`
-	// TimeoutMS is how long a worker may take for what it says to one answer. Then the sample fails.
+	// TimeoutMS is how long a worker may take to respond to one answer. Then the sample fails.
 	TimeoutMS *int64 `msgpack:"timeout_ms,omitempty" range:"1..MaxInteractMS" default:"30000" unit:"milliseconds" flag:"interaction-timeout" digest:"-"`
 	// Params are options of the interaction by name, handed on unread; sums has none.
 	Params map[string]string `msgpack:"params,omitempty" size:"0..MaxParams" flag:"interaction-params"`
@@ -64,7 +64,7 @@ type InteractRequest struct {
 	Messages []Message `msgpack:"messages" size:"1..MaxMessages+2*MaxAnswers"`
 	// FinishReason is why the answer ended: stop or length.
 	FinishReason string `msgpack:"finish_reason" enum:"FinishReasons"`
-	// GroundTruth is that of the first reward function that has one, Metadata the prompt's.
+	// GroundTruth comes from the first reward function that has one, Metadata from the prompt.
 	GroundTruth Truth    `msgpack:"ground_truth" size:"0..MaxPromptBytes"`
 	Metadata    Metadata `msgpack:"metadata,omitempty"`
 	// IDs to Entropies are of the answer's tokens, as in Tokens. Of answers of more than MaxInteractTokens tokens they

@@ -17,7 +17,7 @@ type Dead struct {
 	Stream          string `msgpack:"stream" size:"0..MaxName,cut"`
 	StreamSeq       uint64 `msgpack:"stream_seq"`
 	Deliveries      uint64 `msgpack:"deliveries"`
-	// Headers and Data are those of the original message, unchanged.
+	// Headers and Data are copied from the original message, unchanged.
 	Headers []Header `msgpack:"headers" size:"0..MaxHeaders,cut"`
 	Data    []byte   `msgpack:"data" size:"0..MaxEventBytes"`
 	// At is when the input was refused, Unix nanoseconds.
@@ -46,7 +46,7 @@ type Receipt struct {
 	Code    string `msgpack:"code,omitempty" enum:"DeadCodes"`
 	Error   string `msgpack:"error,omitempty" size:"0..MaxText,cut"`
 	Samples int64  `msgpack:"samples" range:"0..MaxGroupSize"`
-	// NumInferenceSteps and SDEStepIndices are what was resolved.
+	// NumInferenceSteps and SDEStepIndices are the resolved values.
 	NumInferenceSteps int64   `msgpack:"num_inference_steps" range:"0..MaxSteps"`
 	SDEStepIndices    []int64 `msgpack:"sde_step_indices" size:"0..MaxSteps,unique" range:"0..MaxSteps-1"`
 	// StartStepIndex and StopStepIndex are the part of the steps that runs; absent: from 0, and to T.
@@ -55,7 +55,7 @@ type Receipt struct {
 	// TotalSteps is how many steps all samples run, where they differ: under scheduled sampling and in a tree; of texts
 	// the most events that their answers can have.
 	TotalSteps *int64 `msgpack:"total_steps,omitempty" range:"0.."`
-	// Warnings are what was let be: fields that no prompt has.
+	// Warnings name what intake ignored: fields that no prompt has.
 	Warnings []string `msgpack:"warnings,omitempty" size:"0..MaxWarnings"`
 }
 

@@ -17,7 +17,7 @@ import (
 type Policy struct {
 	V    int64 `msgpack:"v"`
 	Lane Lane  `msgpack:"lane" form:"token"`
-	// Tenant is whose weights they are: main. Lanes serve no other tenant yet.
+	// Tenant is the owner of the weights: main. Lanes serve no other tenant yet.
 	Tenant Tenant `msgpack:"tenant" form:"token"`
 	// Model and Family name the network; PolicyVersion counts weight updates.
 	Model         string `msgpack:"model" size:"1..MaxName"`
@@ -27,7 +27,7 @@ type Policy struct {
 	// BaseDigest names the checkpoint of the lane: the weights without what Adapter adds. Samplers
 	// of another checkpoint refuse the policy.
 	BaseDigest string `msgpack:"base_digest,omitempty" size:"0..MaxName"`
-	// Adapter is what is added to the checkpoint; absent: nothing.
+	// Adapter is added to the checkpoint; absent: nothing is.
 	Adapter *PolicyAdapter `msgpack:"adapter,omitempty" of:"version"`
 	// Weights are the files of a whole transformer (safetensors) in place of the checkpoint's; none: the checkpoint's
 	// own.
@@ -65,10 +65,10 @@ type Policy struct {
 	// conditions and arguments by name and type. Empty: the model takes texts alone.
 	Pipeline []byte `msgpack:"pipeline,omitempty" size:"0..MaxSchedulerConfig"`
 	// Grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), linspace_torch (the
-	// same as torch computes them in float32), scheduler (those that FlowMatchEulerDiscreteScheduler chooses where the
-	// pipeline gives it none), uni_flow (those of UniPCMultistepScheduler with use_flow_sigmas), diffusion (of models
-	// that predict epsilon, v or the sample: b/(a+b) of the scheduler's own timesteps, where states are
-	// (a x0 + b eps) / (a+b)) or pipeline (Pipeline lists them, shifted). Empty: linspace.
+	// same as torch computes them in float32), scheduler (as FlowMatchEulerDiscreteScheduler chooses where the pipeline
+	// gives it none), uni_flow (as UniPCMultistepScheduler with use_flow_sigmas), diffusion (of models that predict
+	// epsilon, v or the sample: b/(a+b) of the scheduler's own timesteps, where states are (a x0 + b eps) / (a+b)) or
+	// pipeline (Pipeline lists them, shifted). Empty: linspace.
 	Grid string `msgpack:"grid,omitempty" enum:"Grids?"`
 	// Mu says how the shift of a scheduler with use_dynamic_shifting is found: linear in the number of latent tokens,
 	// none (such a scheduler is refused), flux2 (from tokens and steps) or constant (MuConstant). Empty: linear.
@@ -199,7 +199,7 @@ type PolicyAdapter struct {
 	File Ref `msgpack:"file"`
 	// Config is adapter_config.json; empty: the file says it all.
 	Config []byte `msgpack:"config" size:"0..MaxAdapterConfig"`
-	// Scale is how much of it is added; 1 is what it was trained at.
+	// Scale multiplies its changes; it was trained at 1.
 	Scale float64 `msgpack:"scale" range:"-MaxAdapterScale..MaxAdapterScale"`
 }
 

@@ -1,6 +1,6 @@
 package schemas
 
-// Presence says that a service runs now, and what it can do. Each instance renews its own
+// Presence says that a service runs now, with its abilities. Each instance renews its own
 // in the key-value bucket PresenceBucket, from where it goes when it is not renewed: what
 // is there is alive.
 type Presence struct {
@@ -29,8 +29,8 @@ type Presence struct {
 	Draining bool `msgpack:"draining,omitempty"`
 	// Room is what a sampler takes of MDR_STEPS, or what prompts wait for there at an intake; absent: nothing.
 	Room *Room `msgpack:"room,omitempty"`
-	// Making are the samples that a sampler has in hand, as of this entry, or those of groups that wait at an intake
-	// for space.
+	// Making are the samples that a sampler has in hand as of this entry, or that an intake holds back until there is
+	// space.
 	Making []Making `msgpack:"making,omitempty" size:"0..MaxMaking"`
 	// Backend names what a sampler computes on.
 	Backend string `msgpack:"backend,omitempty" size:"0..MaxName"`

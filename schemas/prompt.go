@@ -38,11 +38,14 @@ type Prompt struct {
 	// UnknownFields says what happens if the prompt, or a map in it, has fields that are not known:
 	// the prompt is refused, or the receipt has warnings.
 	UnknownFields string `msgpack:"unknown_fields,omitempty" enum:"UnknownPolicies" default:"refuse" flag:"unknown-fields"`
-	// Validation asks for samples to measure, not to train on: every step is ode, whatever Rollout
-	// says, so there are no log-probs. The group counts even if all its rewards are equal. The
-	// metrics of its batch are those that verl has for validation, val-core/... and val-aux/...,
-	// apart from those of training.
+	// Validation asks for samples to measure, not to train on: every step is ode, whatever Rollout says, so there are
+	// no log-probs. The group counts even if all its rewards are equal. Its batch has verl's metrics for validation,
+	// val-core/... and val-aux/..., apart from the metrics of training.
 	Validation bool `msgpack:"validation,omitempty" default:"false" flag:"validation"`
+	// FreeReadSteps lets the steps of the group go, before it does, once every durable reader of its result or of its
+	// batch has acknowledged that, and one has. What is left of them is their digests: they can be neither verified
+	// nor replayed.
+	FreeReadSteps bool `msgpack:"free_read_steps,omitempty" default:"false" flag:"free-read-steps"`
 	// GroupPolicy says which groups count, and what becomes of the others.
 	GroupPolicy *GroupPolicy `msgpack:"group_policy,omitempty"`
 	// Substitutes are other prompts for the fresh groups that GroupPolicy asks for: round k has the k-th.
@@ -68,14 +71,14 @@ type Routing struct {
 // ImageSettings are the settings of a prompt that only a model of images has: a prompt for text is refused with any of
 // them.
 type ImageSettings struct {
-	// NegativePrompt is what guidance leads away from, where TrueCFGScale > 1.
+	// NegativePrompt is the text that guidance leads away from, where TrueCFGScale > 1.
 	NegativePrompt *string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes" absent:"the model's own, which its policy says" flag:"negative-prompt"`
 	// Prompt2 is the text for the second text encoder of a network that has several; others are refused with it.
 	Prompt2 string `msgpack:"prompt_2,omitempty" size:"0..MaxPromptBytes" absent:"the prompt" flag:"prompt-2"`
 	// Prompt3 is the text for the third text encoder.
 	Prompt3 string `msgpack:"prompt_3,omitempty" size:"0..MaxPromptBytes" absent:"the prompt" flag:"prompt-3"`
-	// TruncatePrompt cuts prompt and negative prompt at the most tokens that the model takes, as
-	// diffusers does, instead of refusing what is too long.
+	// TruncatePrompt cuts prompt and negative prompt at the most tokens that the model takes, as diffusers does,
+	// instead of refusing longer ones.
 	TruncatePrompt bool `msgpack:"truncate_prompt,omitempty" default:"false" flag:"truncate-prompt"`
 	// Height is the height of the image, a multiple of the pixels_per_token of the lane. Diffusers
 	// rounds others down.
@@ -98,12 +101,12 @@ type ImageSettings struct {
 	// CFGUntil is the share of steps after which classifier-free guidance ends: step i has it where
 	// (i+1)/T <= CFGUntil, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two.
 	CFGUntil *float64 `msgpack:"cfg_until,omitempty" range:"(0..1]" absent:"all steps have guidance" flag:"cfg-until"`
-	// GuidanceRescale is the share in which a velocity under classifier-free guidance is brought to the standard
-	// deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4.
+	// GuidanceRescale moves a velocity under classifier-free guidance by this share towards the standard deviation of
+	// the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4.
 	GuidanceRescale *float64 `msgpack:"guidance_rescale,omitempty" range:"0..1" absent:"no rescaling" flag:"guidance-rescale"`
 	// Conditions are the files that the network is given besides texts, by the names of its card.
 	Conditions []Condition `msgpack:"conditions,omitempty" size:"0..MaxConditioning"`
-	// Arguments are what else the network's pipeline is called with, by the names of its card.
+	// Arguments are further arguments of the network's pipeline, by the names of its card.
 	Arguments map[string]string `msgpack:"arguments,omitempty" size:"0..MaxParams" absent:"the pipeline's defaults"`
 	// Guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not
 	// the scale of classifier-free guidance, which is TrueCFGScale.
@@ -148,13 +151,13 @@ type Rollout struct {
 	// SDEWindow draws the stochastic steps instead of naming them; the two exclude each other.
 	SDEWindow *SDEWindow `msgpack:"sde_window,omitempty" flag:"sde-window"`
 	// ReturnStepIndices are the latents kept: i is the state before step i, and the number of steps the final one.
-	ReturnStepIndices []int64 `msgpack:"return_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps" absent:"those before and after each stochastic step where these are a list or a window, and what a sample stops with before T; else all that it has" flag:"return-steps"`
+	ReturnStepIndices []int64 `msgpack:"return_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps" absent:"the states before and after each stochastic step where these are a list or a window, and the last one of a sample that stops before T; else all" flag:"return-steps"`
 	// CheckpointEvery is k: a state is stored at least every k steps, so that a sample whose sampler
 	// died goes on from the last one and redoes k steps at most. Solvers that look back (dpm, unipc)
 	// can only go on where a run of ode steps begins.
 	CheckpointEvery *int64 `msgpack:"checkpoint_every,omitempty" range:"1..MaxSteps" absent:"none but the latents that are kept" flag:"checkpoint-every"`
-	// LogProbKind is the full Gaussian density, that without its logarithms (scaled), or a score
-	// that is no density (squared).
+	// LogProbKind is the full Gaussian density, the density without its logarithms (scaled), or a score that is no
+	// density (squared).
 	LogProbKind string `msgpack:"log_prob_kind,omitempty" enum:"LogProbKinds" default:"density" flag:"log-prob-kind"`
 	// Solver integrates ode steps.
 	Solver string `msgpack:"solver,omitempty" enum:"Solvers" default:"euler" flag:"solver"`
@@ -163,8 +166,8 @@ type Rollout struct {
 	// LatentsDType is the dtype of the stored latents. The state is rounded to it before it is
 	// scored, so that a replay gives ratio 1.
 	LatentsDType string `msgpack:"latents_dtype,omitempty" enum:"LatentsDTypes" default:"F32" flag:"latents-dtype"`
-	// ReturnConditioning keeps what the model made of the texts, embeddings and masks, of the negative prompt
-	// too under guidance. They are stored once for all samples of a prompt.
+	// ReturnConditioning keeps embeddings and masks of the texts, under guidance also of the negative prompt. They are
+	// stored once for all samples of a prompt.
 	ReturnConditioning bool `msgpack:"return_conditioning,omitempty" default:"false" flag:"return-conditioning"`
 }
 
@@ -202,10 +205,10 @@ type RewardSpec struct {
 	// Required fails the sample when this scorer fails. An optional score that failed is left out
 	// of the sum, and the event says so.
 	Required *bool `msgpack:"required,omitempty" default:"true"`
-	// Track is which file of the sample it judges: image, video or audio, or a track of the state; absent: that which
-	// the function is for, of one for any the pixels, else the sound.
+	// Track is the file of the sample that it judges: image, video or audio, or a track of the state; absent: what the
+	// function is for; a function for any judges the pixels, or the sound where there are none.
 	Track string `msgpack:"track,omitempty" form:"token" absent:"what the function is for"`
-	// GroundTruth is what the sample is compared with, where the scorer compares: a text, or any value of JSON.
+	// GroundTruth is the right answer, for scorers that compare: a text, or any value of JSON.
 	GroundTruth Truth `msgpack:"ground_truth,omitempty" size:"0..MaxPromptBytes"`
 	// Params are options of the function by name, such as psm of ocr; one that it does not have
 	// is refused.
@@ -220,28 +223,26 @@ type AdvantageSpec struct {
 	// Flow-GRPO's code and verl-omni have global: advantages of a group that stands for itself are
 	// there when it closes, and its prompt needs no batch.
 	Std string `msgpack:"std,omitempty" enum:"StdScales" absent:"the estimator's" flag:"std"`
-	// StdBasis is how the standard deviation is estimated; with std none that is only reported. By default it is
-	// population for per_prompt. For estimators that whiten (reinforce_plus_plus, its baseline form, gdpo)
-	// it is expanded, as verl whitens samples and steps, or sample if no step is trained. For all others it
-	// is sample.
+	// StdBasis is how the standard deviation is estimated; with std none it is only reported. By default it is
+	// population for per_prompt. For estimators that whiten (reinforce_plus_plus, its baseline form, gdpo) it is
+	// expanded, as verl whitens samples and steps, or sample if no step is trained. For all others it is sample.
 	StdBasis string `msgpack:"std_basis,omitempty" enum:"StdBases" absent:"the estimator's" flag:"std-basis"`
 	// Epsilon is added to the standard deviation, and must be above 0. With std none it must be absent.
 	Epsilon *float64 `msgpack:"epsilon,omitempty" range:"0..MaxEpsilon" absent:"the estimator's, 1e-4 for flow_grpo" flag:"epsilon"`
-	// Mode is a variant of the estimator, of those that have some (per_prompt, diffusion_nft).
+	// Mode is a variant of the estimator; only per_prompt and diffusion_nft have some.
 	Mode string `msgpack:"mode,omitempty" form:"token" absent:"the estimator's" flag:"adv-mode"`
 	// AdvClipMax clamps each advantage to plus or minus this; 0, which diffusion_nft refuses, is no clamp.
 	AdvClipMax *float64 `msgpack:"adv_clip_max,omitempty" range:"0..MaxAdvClip" absent:"no clamp, 5 for diffusion_nft" flag:"adv-clip-max"`
 	// Gamma discounts over the trained steps, of texts over the tokens that were generated. Only reinforce_plus_plus
 	// has it.
 	Gamma *float64 `msgpack:"gamma,omitempty" range:"(0..1]" default:"1" flag:"gamma"`
-	// Singleton is what a group of one sample gets from grpo, rloo, reinforce_plus_plus_baseline,
-	// opo, gpg and gdpo: its reward, as in verl, as if the mean of its group were 0 and its spread
-	// 1; or zero. All others have no choice.
+	// Singleton is the advantage of a group of one sample under grpo, rloo, reinforce_plus_plus_baseline, opo, gpg and
+	// gdpo: its reward, as in verl, as if the mean of its group were 0 and its spread 1; or zero. All others have no
+	// choice.
 	Singleton string `msgpack:"singleton,omitempty" enum:"Singletons" absent:"the estimator's" flag:"singleton"`
-	// BranchScope is what the children of a tree's branch points are compared with for the advantages
-	// of their steps: siblings, the children of the same branch point; or depth, all children at the
-	// same depth, as in BranchGRPO. With leaves a child gets the mean of the advantages of its
-	// leaves, as in TreeGRPO.
+	// BranchScope chooses the children that a child of a tree's branch point is compared with, for the advantages of
+	// its steps: siblings, the children of the same branch point; or depth, all children at the same depth, as in
+	// BranchGRPO. With leaves a child gets the mean of the advantages of its leaves, as in TreeGRPO.
 	BranchScope string `msgpack:"branch_scope,omitempty" enum:"BranchScopes" absent:"siblings, of a tree" flag:"branch-scope"`
 	// Credit is the rule by which stages and tracks have advantages of their own. No rule is known yet: it must be
 	// absent.
@@ -251,8 +252,8 @@ type AdvantageSpec struct {
 // GroupPolicy says which groups count. A group that does not count has a result with
 // status filtered, failed, mixed or stale, and no advantages.
 type GroupPolicy struct {
-	// ZeroStd is for groups whose rewards are all equal: keep (the advantages are 0), drop, or
-	// refill: drop, and ask for a fresh group of the same prompt.
+	// ZeroStd decides on groups whose rewards are all equal: keep (the advantages are 0), drop, or refill: drop, and
+	// ask for a fresh group of the same prompt.
 	ZeroStd string `msgpack:"zero_std,omitempty" enum:"ZeroStdPolicies" default:"keep" flag:"zero-std"`
 	// Failed is for groups that are failed, mixed or stale: keep (the result says so), or refill.
 	Failed string `msgpack:"failed,omitempty" enum:"FailedPolicies" default:"keep" flag:"failed-groups"`
@@ -261,8 +262,8 @@ type GroupPolicy struct {
 	// MaxPolicySpan is the most versions of the weights, newest - oldest + 1, that the samples of
 	// one group may have. A group beyond it is mixed.
 	MaxPolicySpan *int64 `msgpack:"max_policy_span,omitempty" range:"1..MaxPolicySpan" default:"1" flag:"max-policy-span"`
-	// MaxPolicyLag is how many versions a group's oldest sample may be behind what its lane served when
-	// its last one was scored, by the server's clock. A group beyond it is stale.
+	// MaxPolicyLag is how many versions a group's oldest sample may be behind its lane at the time when its last one
+	// was scored, by the server's clock. A group beyond it is stale.
 	MaxPolicyLag *int64 `msgpack:"max_policy_lag,omitempty" range:"0..MaxPolicySpan" absent:"any" flag:"max-policy-lag"`
 	// MixedSchedules accepts groups whose samples ran different schedules. Without it they are
 	// mixed.
@@ -276,15 +277,15 @@ type Refill struct {
 	Round int64 `msgpack:"round" range:"1..MaxRefillRounds"`
 }
 
-// Substitute is what a fresh group has in place of the settings of the group that it replaces.
+// Substitute has the settings in which a fresh group differs from the group that it replaces.
 type Substitute struct {
 	// Prompt is the text to paint.
 	Prompt string `msgpack:"prompt" size:"0..MaxPromptBytes"`
-	// NegativePrompt is what guidance leads away from.
-	NegativePrompt *string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes" absent:"that of the prompt"`
-	// GroundTruth is what its images are compared with, by the reward functions for which the prompt names one.
+	// NegativePrompt is the text that guidance leads away from.
+	NegativePrompt *string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes" absent:"the prompt's"`
+	// GroundTruth is the right answer for its images, in the reward functions for which the prompt names one.
 	GroundTruth Truth `msgpack:"ground_truth,omitempty" size:"0..MaxPromptBytes" absent:"the text in double quotes"`
-	// Metadata replaces that of the prompt.
+	// Metadata replaces the prompt's.
 	Metadata Metadata `msgpack:"metadata,omitempty"`
 }
 

@@ -2,8 +2,8 @@ package schemas
 
 import "fmt"
 
-// Prune ends samples in the middle: those whose log-probs so far are out of bounds, once
-// they have come to a step. The group closes without them, as without samples that failed.
+// Prune ends a sample in the middle if, at a step, its log-probs so far are out of bounds. The group closes without
+// them, as without samples that failed.
 type Prune struct {
 	// StepIndex is the boundary at which samples are judged: the steps before it have run.
 	StepIndex int64 `msgpack:"step_index" range:"1..MaxSteps-1" flag:"prune-step"`

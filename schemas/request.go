@@ -53,11 +53,13 @@ type Group struct {
 	Advantage   AdvantageSpec `msgpack:"advantage"`
 	// Deadline is Unix nanoseconds; 0: none.
 	Deadline int64 `msgpack:"deadline" range:"0.."`
-	// Tree is that of which the samples are the leaves; absent: they share no steps.
+	// Tree has the samples as its leaves; absent: they share no steps.
 	Tree *Tree `msgpack:"tree,omitempty"`
 	// Validation marks a group that is made to measure, not to train on: see Prompt.
 	Validation bool     `msgpack:"validation"`
 	Metadata   Metadata `msgpack:"metadata,omitempty"`
+	// FreeReadSteps lets the steps go once they are read: see Prompt.
+	FreeReadSteps bool `msgpack:"free_read_steps,omitempty"`
 	// PromptSeq is the MDR_PROMPTS sequence of the prompt.
 	PromptSeq uint64 `msgpack:"prompt_seq"`
 	// Created is when the prompt was stored, Unix nanoseconds.
@@ -74,7 +76,7 @@ type Group struct {
 	SourceRun Run `msgpack:"source_run,omitempty" form:"token"`
 }
 
-// GroundTruth returns that of the first reward function that has one; "" if none has.
+// GroundTruth returns the ground truth of the first reward function that has one; "" if none has.
 func (g *Group) GroundTruth() Truth {
 	for _, r := range g.Reward {
 		if r.GroundTruth != "" {
@@ -82,6 +84,14 @@ func (g *Group) GroundTruth() Truth {
 		}
 	}
 	return ""
+}
+
+// WhyStepsGone says why steps of the group are no longer stored.
+func (g *Group) WhyStepsGone() string {
+	if g.FreeReadSteps {
+		return "freed when all had read them (--free-read-steps)"
+	}
+	return "removed by age or by hand"
 }
 
 // Same reports whether two events carry the same group.

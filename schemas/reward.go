@@ -27,7 +27,7 @@ type Reward struct {
 	Group            Group  `msgpack:"group" digest:"-"`
 	// Scored is when the last of its scores was there, Unix nanoseconds.
 	Scored int64 `msgpack:"scored" range:"0.." digest:"-"`
-	// SampleStarted and SampleFinished are those of the trajectory, Unix nanoseconds.
+	// SampleStarted and SampleFinished are copied from the trajectory, Unix nanoseconds.
 	SampleStarted  int64 `msgpack:"sample_started,omitempty" range:"0.." digest:"-"`
 	SampleFinished int64 `msgpack:"sample_finished,omitempty" range:"0.." digest:"-"`
 }

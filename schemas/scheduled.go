@@ -5,15 +5,15 @@ import (
 	"strconv"
 )
 
-// ScheduledSampling makes the samples of a prompt latents to train on: with some probability a
-// sample begins a few of the model's training timesteps noisier than the one it is trained at,
-// and the model itself steps it down to that. start.data says what is made noisy.
+// ScheduledSampling makes the samples of a prompt latents to train on: with some probability a sample begins a few of
+// the model's training timesteps noisier than the one it is trained at, and the model itself steps it down to that.
+// start.data has the images to make noisy.
 type ScheduledSampling struct {
 	// MaxStepOffset is M: offsets are 0 to M timesteps. With 0 nothing rolls.
 	MaxStepOffset *int64 `msgpack:"max_step_offset,omitempty" range:"0..MaxSteps-1" default:"0" flag:"max-step-offset"`
 	// Strategy says how offsets are drawn: uniform, biased_early (mostly small) or biased_late.
 	Strategy string `msgpack:"strategy,omitempty" enum:"OffsetStrategies" default:"uniform" flag:"offset-strategy"`
-	// Probability is that of a sample to be eligible, where there is no ramp.
+	// Probability is how likely a sample is eligible, where there is no ramp.
 	Probability *float64 `msgpack:"probability,omitempty" range:"0..1" default:"0" flag:"probability"`
 	// Ramp moves the probability with the training step.
 	Ramp *ProbabilityRamp `msgpack:"ramp,omitempty" absent:"the probability stays"`
@@ -66,7 +66,7 @@ type ReflexFlow struct {
 	Beta1 *float64 `msgpack:"beta1,omitempty" range:"0..MaxWeight" default:"10" flag:"reflexflow-beta1"`
 	// Beta2 is the factor of the weighted loss.
 	Beta2 *float64 `msgpack:"beta2,omitempty" range:"0..MaxWeight" default:"1" flag:"reflexflow-beta2"`
-	// Keep says what is stored of the clean and the biased prediction: digests, or tensors too.
+	// Keep chooses how the clean and the biased prediction are stored: as digests, or as tensors too.
 	Keep string `msgpack:"keep,omitempty" enum:"PredictionKeeps" default:"digests" flag:"reflexflow-keep"`
 }
 
@@ -75,7 +75,7 @@ type RollSettings struct {
 	Timesteps int64 `msgpack:"timesteps" range:"2..MaxSteps"`
 	// Prediction is what the model's output is.
 	Prediction string `msgpack:"prediction" enum:"Predictions"`
-	// Sampler and Order are those that run, which compat may have changed.
+	// Sampler and Order are the ones that run: compat may have changed them.
 	Sampler string `msgpack:"sampler" enum:"RolloutSamplers"`
 	Order   int64  `msgpack:"order" range:"1..9"`
 	Compat  string `msgpack:"compat" enum:"RolloutCompats"`
@@ -91,7 +91,7 @@ type Roll struct {
 	// Base is its integer part, Source where the sample begins: equal unless it rolls.
 	Base   int64 `msgpack:"base" range:"0..MaxSteps-1"`
 	Source int64 `msgpack:"source" range:"0..MaxSteps-1"`
-	// Offset is what was drawn; it may exceed source - base, which is how far the sample rolls.
+	// Offset is the drawn number; it may exceed source - base, which is how far the sample rolls.
 	Offset int64 `msgpack:"offset" range:"0..MaxSteps-1"`
 	// Reason is why the sample does not roll; empty: it does.
 	Reason string `msgpack:"reason,omitempty" enum:"RollReasons?"`
@@ -100,13 +100,13 @@ type Roll struct {
 // IsRolled reports whether the model makes the sample's latent.
 func (e *Roll) IsRolled() bool { return e.Reason == "" }
 
-// ScheduledSample is the scheduled sampling of one sample. Its steps are those of the schedule of
-// all training timesteps: step N-1-t leads from timestep t to t-1.
+// ScheduledSample is the scheduled sampling of one sample. Its steps are on the schedule of all training timesteps:
+// step N-1-t leads from timestep t to t-1.
 type ScheduledSample struct {
 	RollSettings RollSettings `msgpack:"settings" digest:"-"`
 	// Roll is the sample's place in the plan.
 	Roll Roll `msgpack:"roll"`
-	// PlanDigest is that of the group's plan (Plan.Digest).
+	// PlanDigest names the group's plan (Plan.Digest).
 	PlanDigest string `msgpack:"plan_digest" form:"digest"`
 }
 
@@ -211,10 +211,10 @@ type Rolled struct {
 	// Clean and Biased are the predictions of ReflexFlow, the same where the sample does not roll.
 	Clean  *Prediction `msgpack:"clean,omitempty"`
 	Biased *Prediction `msgpack:"biased,omitempty"`
-	// ReflexFlow are the terms of its loss with the biased prediction as that of the training.
+	// ReflexFlow are the terms of its loss, with the biased prediction in place of the training's.
 	ReflexFlow *ReflexTerms `msgpack:"reflexflow,omitempty" digest:"-"`
-	// Noised and Teacher are images of the latent that the sample began with, and of the
-	// teacher-forced one; that of the rolled one is the trajectory's image.
+	// Noised and Teacher are images of the latent that the sample began with, and of the teacher-forced one; the image
+	// of the rolled one is the trajectory's.
 	Noised  *Medium `msgpack:"noised,omitempty" digest:"-"`
 	Teacher *Medium `msgpack:"teacher,omitempty" digest:"-"`
 }

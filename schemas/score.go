@@ -17,8 +17,8 @@ type ScoreRequest struct {
 	// Image is a file of ImageFormat, png or jpeg: RGB, 8 bits a channel. Of a text both are empty.
 	Image       []byte `msgpack:"image"`
 	ImageFormat string `msgpack:"image_format" enum:"ScoreImageFormats?"`
-	// Frames are files of ImageFormat, in order: those of a video that the function's settings ask for, where they are
-	// several. Image is the one in the middle.
+	// Frames are files of ImageFormat, in order: the frames of a video, where the function's settings ask for several.
+	// Image is the one in the middle.
 	Frames [][]byte `msgpack:"frames,omitempty" size:"0..MaxFrames"`
 	// Conditions are the files that the network was given besides the prompt, as they are stored, sorted by name.
 	Conditions []ScoreCondition `msgpack:"conditions,omitempty" size:"0..MaxConditioning"`
@@ -35,7 +35,7 @@ type ScoreRequest struct {
 type ScoreCondition struct {
 	// Name is the input of the network.
 	Name string `msgpack:"name" form:"token"`
-	// Type is that of the input.
+	// Type is the input's.
 	Type string `msgpack:"type" enum:"ConditionTypes"`
 	// File is a PNG, of a video an animated one.
 	File []byte `msgpack:"file"`
@@ -46,7 +46,7 @@ type ScoreReply struct {
 	V int64 `msgpack:"v"`
 	// Score is there unless Error is: a finite number.
 	Score *float64 `msgpack:"score,omitempty"`
-	// Detail may say what was seen.
+	// Detail may describe what the function saw.
 	Detail string `msgpack:"detail,omitempty" size:"0..MaxScoreReply"`
 	// Error says why there is no score; with Retry it may pass, and the sample is asked for
 	// again.

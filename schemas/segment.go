@@ -38,7 +38,7 @@ type Stop struct {
 
 // Branch names a state that a sample stored: the one before a step.
 type Branch struct {
-	Run         Run   `msgpack:"run,omitempty" form:"token" absent:"that of the prompt" digest:"-"`
+	Run         Run   `msgpack:"run,omitempty" form:"token" absent:"the prompt's" digest:"-"`
 	UID         UID   `msgpack:"uid" form:"token"`
 	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
 	StepIndex   int64 `msgpack:"step_index" range:"0..MaxSteps-1"`

@@ -19,8 +19,8 @@ type TeacherRequest struct {
 }
 
 // TeacherReply is what a teacher gives a sample, or why it gives nothing. Tensors of texts are as long as the sample's
-// ids, n, and 0 where a token was given, as those of the trajectory are; large ones are a ref to a blob, which goes
-// when the janitor sweeps: no event names it.
+// ids, n, and 0 where a token was given, as in the trajectory; large ones are a ref to a blob, which goes when the
+// janitor sweeps: no event names it.
 type TeacherReply struct {
 	V int64 `msgpack:"v"`
 	// Error says why there is nothing, Code its class; with Retry it may pass, and is asked again.
@@ -31,12 +31,12 @@ type TeacherReply struct {
 	Model         string `msgpack:"model" size:"0..MaxName"`
 	WeightsDigest string `msgpack:"weights_digest" size:"0..MaxName"`
 	Backend       string `msgpack:"backend" size:"0..MaxName"`
-	// LogProbs [n], F32, are those of the tokens before temperature and filters, in nats.
+	// LogProbs [n], F32, are before temperature and filters, in nats.
 	LogProbs *Tensor `msgpack:"log_probs,omitempty"`
 	// ProcessedLogProbs [n], F32, are those after temperature and filters, which are the sample's own; -inf where the
 	// teacher's filters leave the token out.
 	ProcessedLogProbs *Tensor `msgpack:"processed_log_probs,omitempty"`
-	// LogSumExps and Entropies [n], F32, are those of all logits of a token, before temperature and filters.
+	// LogSumExps and Entropies [n], F32, cover all logits of a token, before temperature and filters.
 	LogSumExps *Tensor `msgpack:"log_sum_exps,omitempty"`
 	Entropies  *Tensor `msgpack:"entropies,omitempty"`
 	// TopIDs [n, k], I32, are the likeliest tokens, falling, and TopLogits [n, k], F32, their logits, before

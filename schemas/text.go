@@ -9,9 +9,9 @@ import (
 
 // Message is one message of a conversation.
 type Message struct {
-	// Role is whose message it is: system, user or assistant.
+	// Role is the author of the message: system, user or assistant.
 	Role string `msgpack:"role" enum:"Roles"`
-	// Content is its text, UTF-8; of a prompt's last message, which is what is answered, MaxPromptBytes at most.
+	// Content is its text, UTF-8; the last message of a prompt, which the model answers, has MaxPromptBytes at most.
 	Content string `msgpack:"content" size:"0..MaxAnswerBytes"`
 }
 
@@ -29,9 +29,9 @@ type Text struct {
 	MinP *float64 `msgpack:"min_p,omitempty" range:"0..1" absent:"the model's" flag:"min-p"`
 	// Stop are texts that end an answer where they appear in it, wherever its tokens begin and end.
 	Stop []string `msgpack:"stop,omitempty" size:"0..MaxStops,unique" flag:"stop"`
-	// StopTokenIDs are tokens that end an answer, beside those of the model.
+	// StopTokenIDs are tokens that end an answer, beside the model's own.
 	StopTokenIDs []int64 `msgpack:"stop_token_ids,omitempty" size:"0..MaxStops,unique" range:"0..MaxVocabulary-1" flag:"stop-token-ids"`
-	// Logits are what is stored of the logits of each token that is generated.
+	// Logits chooses the logits that are stored of each generated token.
 	Logits *Logits `msgpack:"logits,omitempty" absent:"none; log-probs, log-sum-exp and entropy are always there" flag:"logits"`
 	// Interaction is who answers the model, so that it can go on.
 	Interaction *Interaction `msgpack:"interaction,omitempty" absent:"nobody; the model answers once"`
@@ -45,11 +45,11 @@ type Text struct {
 
 // Logits say which of a token's logits are stored, and how.
 type Logits struct {
-	// Form is none, topk (the K largest), ids (those of IDs) or full (all of the vocabulary).
+	// Form is none, topk (the K largest), ids (the tokens of IDs) or full (all of the vocabulary).
 	Form string `msgpack:"form,omitempty" enum:"LogitsForms" default:"none"`
 	// K is how many topk has.
 	K *int64 `msgpack:"k,omitempty" range:"1..MaxTopLogits" absent:"20, of topk"`
-	// IDs are the tokens whose logits ids has.
+	// IDs are the tokens of the form ids.
 	IDs []int64 `msgpack:"ids,omitempty" size:"0..MaxTopLogits,unique" range:"0..MaxVocabulary-1"`
 	// DType is how they are stored. A logit that it cannot hold fails the sample: it is never clamped.
 	DType string `msgpack:"dtype,omitempty" enum:"LatentsDTypes" default:"F32"`
@@ -73,7 +73,7 @@ type TextRequest struct {
 	// Stop and StopTokenIDs end an answer, beside the tokens with which the model ends its turn.
 	Stop         []string `msgpack:"stop" size:"0..MaxStops,unique"`
 	StopTokenIDs []int64  `msgpack:"stop_token_ids" size:"0..MaxStops,unique" range:"0..MaxVocabulary-1"`
-	// Logits are what is stored of them; absent: none.
+	// Logits are the stored ones; absent: none.
 	Logits *Logits `msgpack:"logits,omitempty" digest:"-"`
 	// Interaction is what replies to the model; absent: nothing does, and it answers once.
 	Interaction    *Interaction `msgpack:"interaction,omitempty"`
@@ -124,18 +124,18 @@ func (e *Text) checkTemplate(f *faults) {
 type TextResult struct {
 	// Settings is how it was asked for.
 	Settings TextRequest `msgpack:"settings"`
-	// IDs [n], I32, is the whole sequence: the prompt in its template, and what was generated, with the
-	// token that ended it. This and what follows is absent unless completed.
+	// IDs [n], I32, is the whole sequence: the prompt in its template, and the generated tokens, with the one that
+	// ended them. This and what follows is absent unless completed.
 	IDs *Tensor `msgpack:"ids,omitempty"`
 	// Mask [n], U8, is 1 where a token was generated: what there is to train on.
 	Mask *Tensor `msgpack:"mask,omitempty"`
-	// LogProbs [n], F32, are those of the tokens before temperature and filters, in nats; 0 where Mask is.
+	// LogProbs [n], F32, are before temperature and filters, in nats; 0 where Mask is.
 	LogProbs *Tensor `msgpack:"log_probs,omitempty"`
-	// ProcessedLogProbs [n], F32, are those that the tokens were drawn with, after temperature and filters.
+	// ProcessedLogProbs [n], F32, drew the tokens: they are after temperature and filters.
 	ProcessedLogProbs *Tensor `msgpack:"processed_log_probs,omitempty"`
-	// Entropies [n], F32, are those of the distributions of LogProbs, in nats.
+	// Entropies [n], F32, are of the distributions that LogProbs come from, in nats.
 	Entropies *Tensor `msgpack:"entropies,omitempty"`
-	// TopLogProbs [n], F32, are those of the likeliest tokens, by the distributions of LogProbs.
+	// TopLogProbs [n], F32, are of the likeliest tokens, by the distributions that LogProbs come from.
 	TopLogProbs *Tensor `msgpack:"top_log_probs,omitempty"`
 	// Turns are the parts of the sequence, in order.
 	Turns []Turn `msgpack:"turns,omitempty" size:"0..MaxTurns"`
@@ -144,7 +144,7 @@ type TextResult struct {
 	Conversation string `msgpack:"conversation,omitempty" enum:"ConversationStates?"`
 }
 
-// Turn is a part of a sequence that is one participant's, or, of what was given, that of several.
+// Turn is the part of a sequence that one participant said. Given parts may be of several.
 type Turn struct {
 	// Begin and End are its tokens, [begin, end).
 	Begin int64 `msgpack:"begin" range:"0..MaxTokens"`
@@ -155,11 +155,11 @@ type Turn struct {
 	FinishReason string `msgpack:"finish_reason,omitempty" enum:"FinishReasons?"`
 	// Matched is the text of Stop that ended it; absent: none did.
 	Matched string `msgpack:"matched,omitempty" size:"0..MaxPromptBytes"`
-	// Text is what it says, without the tokens of the template and without what ended it. Of what was given it is
-	// absent: the messages of the settings have it, or the reply to the turn before.
+	// Text is its text, without the tokens of the template and without the one that ended it. A given turn has none:
+	// the messages of the settings have it, or the reply to the turn before.
 	Text string `msgpack:"text,omitempty" size:"0..MaxAnswerBytes"`
-	// Score is what the interaction gives a turn that was generated, Reply what it says to it, and Metadata what it
-	// tells of it. A reply to the last turn was not said to the model any more.
+	// Score, Reply and Metadata are the interaction's response to a generated turn. The model did not see a reply to
+	// the last turn.
 	Score    *float64 `msgpack:"score,omitempty"`
 	Reply    string   `msgpack:"reply,omitempty" size:"0..MaxPromptBytes"`
 	Metadata Metadata `msgpack:"metadata,omitempty"`

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Tokens is a range of tokens of one turn of a text, published as they are made, or given. Only those that the
+// Tokens is a range of tokens of one turn of a text, published as they are made, or given. Only the events that the
 // sample's Trajectory names count.
 type Tokens struct {
 	V           int64  `msgpack:"v" digest:"-"`
@@ -18,7 +18,7 @@ type Tokens struct {
 	SampleIndex int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
 	Stage       Stage  `msgpack:"stage" form:"token"`
 	Attempt     string `msgpack:"attempt" form:"token" digest:"-"`
-	// N is the place of the event among those of the sample, from 0.
+	// N counts the events of the sample, from 0.
 	N int64 `msgpack:"n" range:"0..MaxTokenEvents-1"`
 	// Turn is the turn that the tokens are of, from 0; TurnPosition the place of the first of them in the turn,
 	// Position in the sequence.
@@ -32,14 +32,13 @@ type Tokens struct {
 	// Engine is the server that drew the tokens, with its release; absent: the sampler. With it, lists of numbers that
 	// the server does not give are empty; one of LogProbs and ProcessedLogProbs is there.
 	Engine string `msgpack:"engine,omitempty" size:"0..MaxName"`
-	// LogProbs are those of the tokens by the model, before temperature and filters, in nats.
+	// LogProbs are the model's, one a token, before temperature and filters, in nats.
 	LogProbs []float32 `msgpack:"log_probs" size:"0..MaxTokensPerEvent" range:"..0,null"`
-	// ProcessedLogProbs are those that the tokens were drawn with, after temperature and filters. At temperature 0 they
-	// are 0.
+	// ProcessedLogProbs drew the tokens: they are after temperature and filters. At temperature 0 they are 0.
 	ProcessedLogProbs []float32 `msgpack:"processed_log_probs" size:"0..MaxTokensPerEvent" range:"..0,null"`
-	// LogSumExps are those of all V logits of LogitsKind, whatever is stored of them: a log-prob is the logit minus it.
+	// LogSumExps cover all V logits of LogitsKind, even where few are stored: a log-prob is the logit minus it.
 	LogSumExps []float32 `msgpack:"log_sum_exps" size:"0..MaxTokensPerEvent"`
-	// Entropies are those of the distributions of LogProbs, in nats, TopLogProbs those of their likeliest tokens.
+	// Entropies are of the distributions that LogProbs come from, in nats; TopLogProbs are of their likeliest tokens.
 	Entropies   []float32 `msgpack:"entropies" size:"0..MaxTokensPerEvent" range:"0.."`
 	TopLogProbs []float32 `msgpack:"top_log_probs" size:"0..MaxTokensPerEvent" range:"..0,null"`
 	// LogitsKind is raw, as the model gives them, or processed: after temperature and filters.
@@ -123,7 +122,7 @@ type StepEvent interface {
 	Tensors() []*Tensor
 	// Detached is a copy of the event whose tensors can be replaced without a change of the original.
 	Detached() StepEvent
-	// Place is the event's among those of its sample, from 0.
+	// Place counts the events of the sample, from 0.
 	Place() int64
 	// Mark gives the event its sender.
 	Mark(m StepMark)

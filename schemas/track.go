@@ -9,7 +9,7 @@ import (
 // list of elements: its tracks follow one another in it, in the order in which they are listed.
 type Track struct {
 	Name string `msgpack:"name" form:"token"`
-	// Shape is that of the track alone.
+	// Shape is the track's own.
 	Shape []int64 `msgpack:"shape" size:"1..MaxTensorDims" range:"1..MaxTensorBytes"`
 	// Elements is the product of Shape: how many of the state's elements are of the track.
 	Elements int64 `msgpack:"elements" range:"1..MaxTensorBytes"`

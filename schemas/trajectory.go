@@ -11,13 +11,13 @@ type Trajectory struct {
 	V int64 `msgpack:"v" digest:"-"`
 	Identity
 	Outcome
-	// Sampling is that of the request.
+	// Sampling is copied from the request.
 	Sampling
 	// Text is what a sample of text came to, and how it was asked for; absent: the sample is an image.
 	Text *TextResult `msgpack:"text,omitempty"`
 	Denoised
-	// Steps are the stored step events that count, in step order, of the steps that ran: those of
-	// Attempt, and before them those of earlier attempts that it went on from. Of a text they are its events of tokens.
+	// Steps are the stored step events that count, in step order: first the ones of earlier attempts that Attempt went
+	// on from, then its own. A text has its events of tokens here.
 	Steps []StepRef `msgpack:"steps" size:"0..MaxTokenEvents" digest:"-"`
 	// ContentDigest is the digest of the content of the steps in order: equal for equal rollouts, whichever process
 	// sampled them and when. Empty unless completed.
@@ -33,8 +33,8 @@ type Trajectory struct {
 
 // Outcome is how a sample ended.
 type Outcome struct {
-	// StopReason is completed; failed: the sample cannot be made; or pruned: it was ended at a step
-	// boundary, by the prompt's rule or by a control. Steps are those that had been taken.
+	// StopReason is completed; failed: the sample cannot be made; or pruned: it was ended at a step boundary, by the
+	// prompt's rule or by a control. Steps lists the steps taken before that.
 	StopReason string `msgpack:"stop_reason" enum:"StopReasons"`
 	// Error says why there are no media, unless completed.
 	Error string `msgpack:"error,omitempty" size:"0..MaxText,cut" digest:"-"`
@@ -49,9 +49,9 @@ type Denoised struct {
 	CFGRule string `msgpack:"cfg_rule" enum:"CFGRules?" for:"image"`
 	// CFGScales [T] are the scales of classifier-free guidance of the steps, as the settings say; 1: without.
 	CFGScales []float64 `msgpack:"cfg_scales,omitempty" size:"0..MaxSteps" range:"1..MaxCFGScale" for:"image" digest:"-"`
-	// Timesteps [T+1] are those of Sampling: the whole schedule, whatever part of it ran.
+	// Timesteps [T+1] are the whole schedule of Sampling, even if only a part of it ran.
 	Timesteps []float32 `msgpack:"timesteps" size:"0..MaxSteps+1" range:"0..1000*MaxSigma" for:"image"`
-	// LogProbs [T] are null on ode steps and on those that did not run.
+	// LogProbs [T] are null on ode steps and on steps that did not run.
 	LogProbs []*float64 `msgpack:"log_probs" size:"0..MaxSteps" for:"image"`
 	// LatentStepIndices are the latents stored, ascending; LatentsShape is [S, C].
 	LatentStepIndices []int64 `msgpack:"latent_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps" for:"image"`
@@ -90,8 +90,8 @@ type StepRef struct {
 	// Digest is the payload digest of the stored event: blake3: and the blake3, in lower-case hex, over its bytes
 	// with each byte string's own blake3 in the place of its content; without blake3: both are sha-256.
 	Digest string `msgpack:"digest" form:"digest"`
-	// Attempt made the step, where it is another than that of the trajectory.
-	Attempt string `msgpack:"attempt,omitempty" form:"token" absent:"that of the trajectory"`
+	// Attempt made the step, where the trajectory names another.
+	Attempt string `msgpack:"attempt,omitempty" form:"token" absent:"the trajectory's"`
 }
 
 // CheckKnown is Sampling.CheckKnown, and also refuses a sample with guidance whose steps do not have their scales: who

@@ -10,7 +10,7 @@ type Update struct {
 	Tenant Tenant `msgpack:"tenant" form:"token"`
 	// Step is the count of the trainer's updates, from 1.
 	Step int64 `msgpack:"step" range:"1.."`
-	// Batches are the ids of the batches that were learned from, BatchDigest is a digest of what was read of them.
+	// Batches are the ids of the batches that the trainer learned from, BatchDigest is a digest of the events it read.
 	Batches     []string `msgpack:"batches" size:"0..MaxListItems,unique" form:"token"`
 	BatchDigest string   `msgpack:"batch_digest,omitempty" form:"digest?"`
 	// PolicyVersion is the version that has the new weights, WeightsDigest names these.

@@ -19,9 +19,9 @@ MAX_PIXELS = 4096 * 4096
 find = families.find
 
 
-def find_echo(folder):
-    """The family of a folder, whose card has the latents of this worker."""
-    family = find(folder)
+def find_echo(*asked):
+    """The family that is asked for, whose card has the latents of this worker."""
+    family = find(*asked)
     card = {**family.card(), "latent": LATENT, "max_pixels": MAX_PIXELS, "mu": "none"}
     family.card = lambda: card
     family.latent_shape = lambda size: (size.height // LATENT["scale"] * (size.width // LATENT["scale"]), 1)
@@ -36,6 +36,9 @@ class Echo(engine.Engine):
     def __init__(self, family, settings, say):
         self.family, self.settings, self.dtype = family, settings, "f32"
         self.device, self.handles = torch.device("cpu"), engine.Handles()
+
+    def check_decoder(self):
+        """It decodes nothing."""
 
     def velocity(self, states, sigmas, handles, guidance, size, weights, tensors):
         x = self._latents(tensors, (len(set(states)) or len(sigmas), *self.family.latent_shape(size)))

@@ -98,6 +98,7 @@ type Bus struct {
 	waitLog    limiter
 	unfinished limiter // of the looks for chunks of blobs that were never finished
 	faultLog   faultLog
+	streams    sync.Map // what withStream has asked for, by name (jetstream.Stream)
 	changed    sync.Map // the durables that others have changed, by key: what was changed (error)
 }
 

@@ -27,7 +27,11 @@ func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, e
 	err = b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error {
 		out = nil
 		// Read this before the consumers: then messages that are stored later count as unread.
-		last := s.CachedInfo().State.LastSeq
+		info, err := s.Info(ctx)
+		if err != nil {
+			return err
+		}
+		last := info.State.LastSeq
 		consumers, err := b.consumersOf(ctx, s)
 		for _, c := range consumers {
 			if c.Config.Durable == "" {

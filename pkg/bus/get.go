@@ -331,12 +331,17 @@ func (b *Bus) streamState(ctx context.Context, stream, filter string) (state jet
 	return state, err
 }
 
-// withStream calls f with a stream, and again while the server is away.
+// withStream calls f with a stream, and again while the server is away. What the stream has cached may be old: only the
+// first call of each asks the server for it.
 func (b *Bus) withStream(ctx context.Context, name string, f func(context.Context, jetstream.Stream) error) error {
-	return b.retryWhileAway(ctx, func(ctx context.Context) error {
-		s, err := b.js.Stream(ctx, name)
-		if err != nil {
-			return err
+	return b.retryWhileAway(ctx, func(ctx context.Context) (err error) {
+		known, _ := b.streams.Load(name)
+		s, ok := known.(jetstream.Stream)
+		if !ok {
+			if s, err = b.js.Stream(ctx, name); err != nil {
+				return err
+			}
+			b.streams.Store(name, s)
 		}
 		return f(ctx, s)
 	})
@@ -344,9 +349,9 @@ func (b *Bus) withStream(ctx context.Context, name string, f func(context.Contex
 
 // StreamInfo returns the state and the limits of a stream of the contract, or of one behind a bucket.
 func (b *Bus) StreamInfo(ctx context.Context, stream string) (info *jetstream.StreamInfo, err error) {
-	err = b.withStream(ctx, stream, func(_ context.Context, s jetstream.Stream) error {
-		info = s.CachedInfo()
-		return nil
+	err = b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) (err error) {
+		info, err = s.Info(ctx)
+		return err
 	})
 	return info, err
 }

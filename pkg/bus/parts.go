@@ -201,9 +201,17 @@ func (b *Bus) LoadTokensOf(ctx context.Context, t *schemas.Trajectory, i int) (*
 func (b *Bus) stepOf(ctx context.Context, t *schemas.Trajectory, i int) (*Message, error) {
 	m, err := b.Last(ctx, schemas.StreamSteps, t.StepSubject(i))
 	if err != nil {
-		return nil, err
+		return nil, whyGone(t, err)
 	}
 	return m, checkStepDigest(m, t.Steps[i])
+}
+
+// whyGone adds to ErrNotFound, the error of a step of a trajectory, why it may be gone.
+func whyGone(t *schemas.Trajectory, err error) error {
+	if errors.Is(err, ErrNotFound) {
+		return fmt.Errorf("%w: %s", err, t.Group.WhyStepsGone())
+	}
+	return err
 }
 
 // checkStepDigest returns ErrCorrupt when a stored step does not have the digest by which a trajectory names it.

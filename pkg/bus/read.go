@@ -75,20 +75,22 @@ func (b *Bus) read(
 	ctx context.Context, stream string, filters []string, o ReadOptions, yield func(*Message, error) bool,
 ) error {
 	var s jetstream.Stream
-	err := b.withStream(ctx, stream, func(_ context.Context, found jetstream.Stream) error {
+	var info *jetstream.StreamInfo
+	err := b.withStream(ctx, stream, func(ctx context.Context, found jetstream.Stream) (err error) {
 		s = found
-		return nil
+		info, err = s.Info(ctx)
+		return err
 	})
 	if err != nil {
 		return err
 	}
-	last, made := s.CachedInfo().State.LastSeq, s.CachedInfo().Created.UnixNano()
+	last, made := info.State.LastSeq, info.Created.UnixNano()
 	if o.After != "" {
-		if o.FromSeq, err = o.After.nextSequence(s.CachedInfo()); err != nil {
+		if o.FromSeq, err = o.After.nextSequence(info); err != nil {
 			return err
 		}
 	}
-	if !o.Live && (s.CachedInfo().State.Msgs == 0 || o.FromSeq > last) {
+	if !o.Live && (info.State.Msgs == 0 || o.FromSeq > last) {
 		return nil
 	}
 	r := &reader{bus: b, stream: s, name: stream, filters: filters, last: last, made: made}

@@ -373,3 +373,24 @@ func mustLast(t *testing.T, e *env) *bus.Message {
 	}
 	return m
 }
+
+// A look at the subjects of a stream is one request: it is made for each sample. The first one also asks for the stream.
+func TestSubjects_OneRequest(t *testing.T) {
+	t.Parallel()
+	e := bustest.New(t)
+	asked, err := e.Conn().SubscribeSync("$JS.API.STREAM.INFO." + schemas.StreamSteps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if _, err := e.Bus.Subjects(t.Context(), schemas.StreamSteps, schemas.StepsFilter("r", "u", "0", schemas.StageMain)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := e.Conn().Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if n, _, err := asked.Pending(); n > 4 || err != nil {
+		t.Errorf("%d requests for 3 looks, %v", n, err)
+	}
+}

@@ -49,7 +49,7 @@ func (b *Bus) LoadState(ctx context.Context, t *schemas.Trajectory, index int64)
 	begin, end := t.Segment()
 	if at := max(min(index, end-1), begin); index >= begin && index <= end && at-begin < int64(len(t.Steps)) {
 		step, err := b.LoadStepRef(ctx, t.Steps[at-begin])
-		if err != nil {
+		if err = whyGone(t, err); err != nil {
 			return nil, fmt.Errorf("state %d of sample %d of group %s: %w", index, t.SampleIndex, t.UID, err)
 		}
 		state := step.State(index)

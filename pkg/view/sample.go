@@ -418,6 +418,9 @@ func factsOf(t *schemas.Trajectory) (facts []Fact) {
 			add("Sound", fmt.Sprintf("%.3g s, %d channels at %d Hz", length, s.Channels, s.Rate), false)
 		}
 		add("Steps", fmt.Sprint(len(t.Transitions)), false)
+		if t.Group.FreeReadSteps {
+			add("States", "go when all have read them", false)
+		}
 		if begin, end := t.Segment(); t.Timings.DenoiseNS > 0 && end > begin {
 			add("Time of a step", fmt.Sprintf("%.3g ms", float64(t.Timings.DenoiseNS)/1e6/float64(end-begin)), false)
 		}

@@ -123,7 +123,7 @@ var channels = []channel{
 	},
 	{
 		"presence", "$KV." + schemas.PresenceBucket + ".{instance}", schemas.TypePresence, "",
-		"a service that runs, and what it can do; an entry of a key-value bucket, renewed while it runs",
+		"a service that runs, with its abilities; an entry of a key-value bucket, renewed while it runs",
 		"sampler, reward",
 		[]string{"intake", "client"},
 	},
@@ -210,7 +210,7 @@ var parameters = map[string]string{
 	"sample":  "sample_index, decimal",
 	"attempt": "token of one attempt at the sample, unique per delivery and sampler",
 	"step":    "step_index, decimal",
-	"n":       "place of the event among those of the sample, decimal",
+	"n":       "count of the sample's events before this one, decimal",
 	"part":    "part number, decimal",
 	"batch":   "batch id; a group without a batch has its uid here",
 
@@ -218,7 +218,7 @@ var parameters = map[string]string{
 		schemas.RewardPartitions-1),
 	"name":    "instance of the reward function external:NAME or nats:NAME, or external",
 	"stage":   "stage of the sample; main where the prompt names none",
-	"tenant":  "whose weights they are; main where the lane has one set of them",
+	"tenant":  "owner of the weights; main where the lane has one set of them",
 	"service": "the one that refused the input",
 
 	"instance": "a process among others",

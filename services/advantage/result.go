@@ -42,6 +42,7 @@ func (g *group) outline() *schemas.Advantage {
 		Mode: spec.Mode, AdvClipMax: spec.AdvClipMax, Gamma: spec.Gamma, Singleton: spec.Singleton,
 		BranchScope: spec.BranchScope,
 		Metadata:    g.spec.Metadata, Refill: g.spec.Refill, Validation: g.spec.Validation, SourceRun: g.spec.SourceRun,
+		FreeReadSteps: g.spec.FreeReadSteps,
 	}
 	policy := policyOf(g.spec)
 	members := g.members()

@@ -161,8 +161,10 @@ func (r *replayer) replay(c *cobra.Command, conn *connection, of string) (err er
 		pace)
 	shown := newCounted(stderr, r.subject == "" && boot.IsTerminal(c.OutOrStdout()), "", "events", int(total))
 	begin, played := time.Now(), 0
+	var freed freedSteps
 	for m, err := range export.Play(ctx, b, sources, r.pace) {
 		if err == nil {
+			freed.note(m)
 			err = play(m)
 		}
 		if err != nil {
@@ -181,7 +183,37 @@ func (r *replayer) replay(c *cobra.Command, conn *connection, of string) (err er
 		return err
 	}
 	fmt.Fprintf(stderr, "%s in %v\n", present.Count(played, "event"), time.Since(begin).Round(time.Millisecond))
+	if freed.samples > 0 && slices.Contains(r.kinds, schemas.KindStep) {
+		fmt.Fprintf(stderr, "without the steps of %s: %s\n", present.Count(freed.samples, "sample"),
+			(&schemas.Group{FreeReadSteps: true}).WhyStepsGone())
+	}
 	return nil
+}
+
+// freedSteps counts the samples whose steps were freed because all had read them.
+type freedSteps struct {
+	with    map[schemas.Making]bool
+	samples int
+}
+
+// note takes the next event of a run; steps come before their trajectory.
+func (f *freedSteps) note(m *bus.Message) {
+	a, _ := schemas.ParseSubject(m.Subject)
+	index, _ := strconv.ParseInt(a.Sample, 10, 64)
+	of := schemas.Making{Run: a.Run, UID: a.UID, SampleIndex: index}
+	switch a.Kind {
+	case schemas.KindStep, schemas.KindTokens:
+		if f.with == nil {
+			f.with = map[schemas.Making]bool{}
+		}
+		f.with[of] = true
+	case schemas.KindTrajectory:
+		var t schemas.Trajectory
+		if bus.Fits(m, &t) == nil && t.Group.FreeReadSteps && len(t.Steps) > 0 && !f.with[of] {
+			f.samples++
+		}
+		delete(f.with, of)
+	}
 }
 
 // count returns the sources that have events, and how many events that are. It says which kinds the user's role may

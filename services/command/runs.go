@@ -309,7 +309,8 @@ func (a *app) printShards(out io.Writer, folder string, x *export.Index) error {
 	fmt.Fprintf(out, "%s: %s of %s as %s, %s in %s, %s\n", folder, present.Count(t.Groups, "group"), x.Run, x.Format,
 		present.Count(t.Samples, "sample"), present.Count(len(x.Shards), "file"), present.Size(t.Bytes))
 	if t.LeftOut > 0 {
-		fmt.Fprintf(out, "  %s left out: not completed, or no longer stored\n", present.Count(t.LeftOut, "sample"))
+		fmt.Fprintf(out, "  %s left out: not completed, or no longer stored; --latents=false exports those of which "+
+			"only steps were freed\n", present.Count(t.LeftOut, "sample"))
 	}
 	return nil
 }

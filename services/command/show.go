@@ -164,7 +164,18 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 		v["trajectories"] = list
 		return encode(out, v)
 	}
-	printGroup(out, g, trajectories, failureLines(failed))
+	why := failureLines(failed)
+	if len(trajectories) > 0 && trajectories[0].Group.FreeReadSteps {
+		t := trajectories[0]
+		stored, err := b.Subjects(ctx, schemas.StreamSteps, schemas.StepsFilter(t.Run, t.UID, "*", "*"))
+		if err != nil && !errors.Is(err, bus.ErrPermission) {
+			return err
+		}
+		if err == nil && len(stored) == 0 {
+			why = append(why, "its steps were "+t.Group.WhyStepsGone())
+		}
+	}
+	printGroup(out, g, trajectories, why)
 	if adv != nil {
 		return nil
 	}

@@ -172,14 +172,15 @@ func (p *pageFlags) serve(ctx context.Context, conn *connection, log zerolog.Log
 		}
 		defer func() { _ = b.Close() }() // it has nothing to send
 	}
-	p.Doctor = func(ctx context.Context) (findings []ui.Finding) {
+	p.Doctor = func(ctx context.Context) any {
+		var findings []doctor.Finding
 		o := doctor.Options{Bus: b, Where: conn.where, Own: conn.serves(), Version: boot.Version()}
 		o.Certificate = conn.certificate()
 		doctor.Run(ctx, o, func(f doctor.Finding) {
 			if f.State == doctor.Unchecked && slices.Contains(onMachines, f.Area) {
 				return
 			}
-			findings = append(findings, ui.Finding{Area: f.Area, State: string(f.State), Says: f.Says, Fix: f.Fix})
+			findings = append(findings, f)
 		})
 		return findings
 	}

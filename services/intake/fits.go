@@ -76,7 +76,7 @@ func largestResult(r *schemas.Request, n, trained int) *schemas.Advantage {
 		Opened: math.MaxInt64, Closed: math.MaxInt64,
 		Mode: longest, AdvClipMax: x, Gamma: x, BatchSamples: math.MaxInt64,
 		Refill: &schemas.Refill{Root: schemas.UID(longest), Round: math.MaxInt64}, RefilledBy: schemas.UID(longest),
-		Validation: true, SourceRun: schemas.Run(longest), Singleton: longest,
+		Validation: true, FreeReadSteps: true, SourceRun: schemas.Run(longest), Singleton: longest,
 	}
 	for i := range a.Members {
 		a.Members[i] = schemas.Member{

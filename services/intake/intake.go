@@ -188,7 +188,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 			return err
 		}
 	}
-	if err := s.publishRequests(ctx, run, p.UID, todo); err != nil {
+	err = s.publishRequests(ctx, run, p.UID, todo)
+	s.space.endTurn(ctx, s.bus, m.Seq)
+	if err != nil {
 		return err
 	}
 	s.metrics.prompts.Inc()

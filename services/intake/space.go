@@ -22,8 +22,8 @@ import (
 // Retention frees no group before its batch has closed, so two batches that are begun side by side and do not fit
 // together in the stream of steps would both stand still. Intake therefore begins a batch, which may be one group, when
 // all of its steps fit beside what is stored and what the batches that are begun may still store. Until then its
-// prompts are accepted and claimed, and no sample is asked for; later groups of a batch that is begun go on. Intakes
-// side by side may begin two batches in the same moment; samplers then wait for space, and say so.
+// prompts are accepted and claimed, and no sample is asked for; later groups of a batch that is begun go on. Of intakes
+// side by side one at a time begins a batch while space is short (see turn.go).
 
 // spaceAge is how long what other batches may still store may be reused: it is read group by group.
 const spaceAge = time.Second
@@ -38,6 +38,7 @@ type stepSpace struct {
 	// toStore is what the open batches might still store, at the given time.
 	toStore map[batchID]int64
 	read    time.Time
+	turn    turn
 }
 
 type batchID struct {
@@ -116,7 +117,18 @@ func (s *service) beginBatch(ctx context.Context, seq uint64, requests []*schema
 	if least = need; others == 0 {
 		least = need / boundOver * boundUnder
 	}
-	if room.stored+others+least <= room.limit && x.isNext(seq) {
+	begins := room.stored+others+least <= room.limit && x.isNext(seq)
+	if begins && !x.read.IsZero() { // space is short
+		if begins, err = x.turn.take(ctx, s.bus, seq); err == nil && begins {
+			x.read = time.Time{} // the intake whose turn it was may have begun one
+			others, err = s.openBytes(ctx, 0)
+			begins = room.stored+others+least <= room.limit
+		}
+		if err != nil {
+			return wait{}, err
+		}
+	}
+	if begins {
 		if x.begun == nil {
 			x.begun = map[batchID]begunBatch{}
 		}
@@ -124,6 +136,7 @@ func (s *service) beginBatch(ctx context.Context, seq uint64, requests []*schema
 		x.wait(seq, nil)
 		return wait{}, nil
 	}
+	x.turn.give(ctx, s.bus, seq)
 	n := spaceNeed{
 		of: of, group: schemas.Making{Run: first.Run, UID: first.UID, SampleIndex: -1}, samples: first.GroupSize,
 		bytes: need, enough: room.stored + others + need,

@@ -112,3 +112,32 @@ func TestSpace_TwoBatches(t *testing.T) {
 		return err
 	})
 }
+
+// Of two intakes side by side, which get two batches in the same moment, each of which takes more than half of the
+// space, one begins one.
+func TestSpace_TwoIntakesBeginOneBatch(t *testing.T) {
+	t.Parallel()
+	for i := range 4 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			p := newPlane(t)
+			p.limitSteps(t, 8<<20)
+			p.serve(t)
+			p.serve(t)
+			for _, run := range []schemas.Run{"first", "second"} {
+				p.publish(t, run, prompt("u1", "a fox", func(p *schemas.Prompt) { p.GroupSize = new(int64(2)) }))
+			}
+			asked := func(run schemas.Run) int { return len(p.requests(t, run)["u1"]) }
+			bustest.Until(t, "one waits, and one is begun", func() error {
+				faults, err := p.Faults(t.Context())
+				if err == nil && (len(faults) != 1 || asked("first")+asked("second") == 0) {
+					err = fmt.Errorf("%+v", faults)
+				}
+				return err
+			})
+			if n := asked("first") + asked("second"); n != 2 {
+				t.Errorf("%d samples are asked for; want the 2 of one group", n)
+			}
+		})
+	}
+}

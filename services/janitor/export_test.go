@@ -10,8 +10,9 @@ import (
 // named blobs.
 func NewPasses() func(context.Context, Config, *bus.Bus) (r *Report, indexed bool, err error) {
 	var s blobSweeps
+	var steps readSteps
 	return func(ctx context.Context, cfg Config, b *bus.Bus) (*Report, bool, error) {
-		r, err := runPass(ctx, cfg, b, false, &s, nil)
+		r, err := runPass(ctx, cfg, b, false, &s, &steps, nil)
 		return r, s.index != nil, err
 	}
 }

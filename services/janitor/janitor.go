@@ -7,8 +7,8 @@
 // floor is how far a durable consumer has acknowledged a stream. A dry pass frees nothing and only counts.
 //
 // A pass runs these in order: readSizes, sweep, countDue, then freeDue, which frees chunks: freeChunk frees each
-// group with freeIfRead and freeGroup, each batch with freeBatch, then freeBlobs; freePrompts comes last. An error is
-// of the server: it ends the pass, and the next pass goes on.
+// group with freeIfRead and freeGroup, each batch with freeBatch, then freeBlobs; then freePrompts and, of
+// prompts that say so, freeReadSteps. An error is of the server: it ends the pass, and the next pass goes on.
 package janitor
 
 import (
@@ -163,6 +163,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	tick := time.NewTicker(cfg.Every)
 	defer tick.Stop()
 	var blobs blobSweeps
+	var steps readSteps
 	if cfg.Rules() {
 		blobs.freed = time.Now() // by the process before this one, perhaps
 	}
@@ -176,7 +177,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 			log.Debug().Err(err).Msg("counts of runs are not up to date; looks read more")
 		}
 		began := time.Now()
-		r, err := runPass(ctx, cfg, b, false, &blobs, m)
+		r, err := runPass(ctx, cfg, b, false, &blobs, &steps, m)
 		m.look.Observe(time.Since(began).Seconds())
 		if err != nil && ctx.Err() == nil {
 			if errors.Is(err, bus.ErrPermission) && !cfg.Rules() && cfg.WeightsDir == "" {
@@ -196,7 +197,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		m.groups.Add(float64(r.Groups))
 		m.bytes.Add(float64(r.Total()))
 		m.gone.Add(float64(r.Blobs))
-		if r.Groups > 0 || r.Blobs > 0 || r.WeightsFiles > 0 {
+		if r.Groups > 0 || r.Blobs > 0 || r.WeightsFiles > 0 || r.Messages[schemas.StreamSteps] > 0 {
 			log.Info().Int("groups", r.Groups).Uint64("bytes", r.Total()).Int("blobs", r.Blobs).
 				Int("weights_files", r.WeightsFiles).Uint64("weights_bytes", r.WeightsBytes).
 				Any("kept", r.Kept).Msg("freed")
@@ -207,18 +208,20 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 // Pass makes one pass: it frees the groups that the rules name, and the blobs that no event names. With dry it only
 // counts them. The report returned beside an error counts what was freed before the error.
 func Pass(ctx context.Context, cfg Config, b *bus.Bus, dry bool) (*Report, error) {
-	return runPass(ctx, cfg, b, dry, &blobSweeps{once: true}, nil)
+	return runPass(ctx, cfg, b, dry, &blobSweeps{once: true}, nil, nil)
 }
 
-// runPass makes one pass; Run and Pass share it. metrics is nil where none are kept. The report has what was freed
-// before an error, too; an error is of the settings or of the server.
-func runPass(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *blobSweeps, m *metrics) (*Report, error) {
+// runPass makes one pass; Run and Pass share it. steps and metrics are nil where none are kept. The report has what was
+// freed before an error, too; an error is of the settings or of the server.
+func runPass(
+	ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *blobSweeps, steps *readSteps, m *metrics,
+) (*Report, error) {
 	r := &Report{Messages: map[string]uint64{}, Bytes: map[string]uint64{}, Kept: map[string]int{}}
 	if err := cfg.Validate(); err != nil {
 		return r, err
 	}
 	p := &pass{
-		cfg: cfg, b: b, dry: dry, blobs: s, metrics: m, report: r,
+		cfg: cfg, b: b, dry: dry, blobs: s, steps: steps, metrics: m, report: r,
 		pressing: map[string]bool{}, bytesLeft: map[string]uint64{}, freedGroups: map[address]bool{},
 		means: map[[2]string]uint64{},
 	}

@@ -25,6 +25,11 @@ import (
 
 // store puts a closed group of one sample on the plane, or with batch one of a batch.
 func store(t *testing.T, p *bustest.Plane, uid schemas.UID, batch string) {
+	storeGroup(t, p, uid, batch, false)
+}
+
+// storeGroup is store of a group whose steps may go once they are read.
+func storeGroup(t *testing.T, p *bustest.Plane, uid schemas.UID, batch string, freeSteps bool) {
 	t.Helper()
 	for _, subject := range []string{
 		schemas.StepSubject("r1", uid, 0, schemas.StageMain, "a", 0), schemas.TrajectorySubject("r1", uid, 0, schemas.StageMain), schemas.RewardSubject("r1", batch, uid, 0),
@@ -37,6 +42,7 @@ func store(t *testing.T, p *bustest.Plane, uid schemas.UID, batch string) {
 		Run: "r1", UID: uid, Batch: batch, Status: schemas.StatusFailed, Error: "out of paint", GroupSize: 1,
 		Members:   []schemas.Member{{SampleIndex: 0, Status: schemas.StatusMissing}},
 		Estimator: "flow_grpo", Scale: schemas.StdNone, StdBasis: schemas.BasisSample, Opened: 1, Closed: 2,
+		FreeReadSteps: freeSteps,
 	}
 	if _, err := p.Publish(t.Context(), a); err != nil {
 		t.Fatal(err)

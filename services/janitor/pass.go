@@ -35,6 +35,7 @@ type pass struct {
 	b       *bus.Bus
 	dry     bool
 	blobs   *blobSweeps
+	steps   *readSteps
 	metrics *metrics
 
 	// floors are the positions of other programs' durables, by stream; readers says that one of them reads results.
@@ -146,9 +147,11 @@ func (p *pass) run(ctx context.Context) (err error) {
 		}
 	}
 	if p.report.Groups > 0 {
-		return p.freePrompts(ctx)
+		if err := p.freePrompts(ctx); err != nil {
+			return err
+		}
 	}
-	return nil
+	return p.freeReadSteps(ctx)
 }
 
 // countDue sets the metrics of the groups that are due: how many, and how old the oldest is.
@@ -286,35 +289,17 @@ func (p *pass) freeIfRead(ctx context.Context, m *bus.Message) error {
 		p.countKept("its result cannot be read")
 		return nil
 	}
-	if a.Batch != string(a.UID) {
-		batch, err := p.b.Last(ctx, schemas.StreamAdvantages, schemas.BatchSubject(a.Run, a.Batch))
-		if errors.Is(err, bus.ErrNotFound) {
-			p.countKept("its batch is open")
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		// A reader of batches reads the groups with them.
-		if reader := p.lateReader(schemas.StreamAdvantages, batch.Subject, batch.Seq); reader != "" {
-			p.countKept("consumer " + reader + " has not read its batch")
-			return nil
-		}
-	}
-	if p.cfg.Read && !p.readers && p.cfg.Age == 0 && p.cfg.Above == 0 {
-		p.countKept("no durable consumer reads advantages")
-		return nil
-	}
 	filters := schemas.GroupFilters(a.Run, a.UID, a.Batch)
-	for stream := range filters {
-		reader, err := p.unread(ctx, stream, filters[stream], m)
-		if err != nil {
-			return err
-		}
-		if reader != "" {
-			p.countKept("consumer " + reader + " has not read it")
-			return nil
-		}
+	why, err := p.whyKept(ctx, &a, m, filters)
+	if err != nil {
+		return err
+	}
+	if why == "" && p.cfg.Read && !p.readers && p.cfg.Age == 0 && p.cfg.Above == 0 {
+		why = "no durable consumer reads advantages"
+	}
+	if why != "" {
+		p.countKept(why)
+		return nil
 	}
 	return p.freeGroup(ctx, &a, m, filters)
 }

@@ -99,7 +99,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		return unlessStopped(ctx, err)
 	}
 	s.recorders = &recorder.Store{
-		Bus: b, Steps: b, Publisher: publisher, Sealer: recorder.NewSealer(key), Network: network,
+		Bus: b, Steps: b, Publisher: publisher, Sealer: recorder.NewSealer(key), Can: can,
 		Instance: s.cfg.Instance,
 		Metrics:  metrics.Recorder,
 	}

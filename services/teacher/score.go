@@ -54,7 +54,7 @@ func (s *service) scoreText(m lm.Model, t *schemas.Trajectory, topK int) (*schem
 	card, settings := m.Card(), &t.Text.Settings
 	stored := new(*t.Text.IDs)
 	if err := s.bus.LoadTensors(s.ctx, stored); err != nil {
-		return nil, gone(fmt.Errorf("text.ids: %w", err))
+		return nil, gone(fmt.Errorf("text.ids: %w: removed by age or by hand", err))
 	}
 	ids, err := texts.IDsOf(stored, card.Vocabulary)
 	if err != nil {

@@ -289,7 +289,7 @@ func (s *service) score(network engine.Network, r *schemas.TeacherRequest) (*sch
 // stay as they are, and may pass.
 func gone(err error) error {
 	if errors.Is(err, bus.ErrNotFound) || errors.Is(err, bus.ErrCorrupt) {
-		return refuse(schemas.CodeGone, "%w: removed by age or by hand", err)
+		return refuse(schemas.CodeGone, "%w", err)
 	}
 	return err
 }

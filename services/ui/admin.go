@@ -17,14 +17,6 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Finding is what a check of the pipeline has found: its State is ok, warning, fault or not checked.
-type Finding struct {
-	Area  string `json:"area"`
-	State string `json:"state"`
-	Says  string `json:"says"`
-	Fix   string `json:"fix,omitempty"`
-}
-
 // pageMay is what a page may do, and what outcomes there are.
 type pageMay struct {
 	Admin    bool              `json:"admin"`
@@ -50,8 +42,8 @@ func (s *server) answerDoctor(q *query) (any, error) {
 
 // checked are the findings of all checks, and when they were made, Unix milliseconds.
 type checked struct {
-	Findings []Finding `json:"findings"`
-	At       int64     `json:"at"`
+	Findings any   `json:"findings"`
+	At       int64 `json:"at"`
 }
 
 // maxJudged is how many samples that wait for a verdict a page gets at once.

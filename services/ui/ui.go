@@ -49,8 +49,8 @@ type Config struct {
 	Piece func(id int32) string
 	// Admin lets the page give verdicts, and replay or drop dead letters.
 	Admin bool
-	// Doctor checks the whole pipeline; nil: the page makes no checks.
-	Doctor func(context.Context) []Finding
+	// Doctor checks the whole pipeline and returns the findings of package doctor; nil: the page makes no checks.
+	Doctor func(context.Context) any
 }
 
 // DefaultConfig returns settings for a page on this machine.

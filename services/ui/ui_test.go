@@ -376,7 +376,7 @@ func TestServe_Admin(t *testing.T) {
 // A person gives verdicts to the samples that wait for them: the first one counts, and closes the group.
 func TestServe_Verdicts(t *testing.T) {
 	s := servePage(t, func(c *ui.Config) {
-		c.Admin, c.Doctor = true, func(context.Context) []ui.Finding { return []ui.Finding{{Area: "disk", State: "ok"}} }
+		c.Admin, c.Doctor = true, func(context.Context) any { return []object{{"area": "disk", "state": "ok"}} }
 	})
 	s.startPipeline(t)
 	s.publish(t, "r1", "a", "a fox", func(p *schemas.Prompt) {

@@ -46,10 +46,10 @@ func startWorld(t *testing.T) *served {
 	}
 	s := servePage(t, func(c *ui.Config) {
 		c.Admin, c.Where, c.Piece = true, "nats://127.0.0.1:4222", words.Piece
-		c.Doctor = func(context.Context) []ui.Finding {
-			return []ui.Finding{
-				{Area: "streams", State: "fault", Says: "MDR_STEPS is full: 8.0 GiB of 8.0 GiB", Fix: "free old groups with 'meander gc --gc-age 24h'"},
-				{Area: "server", State: "ok", Says: "answers in 1 ms"},
+		c.Doctor = func(context.Context) any {
+			return []object{
+				{"area": "streams", "state": "fault", "says": "MDR_STEPS is full: 8.0 GiB of 8.0 GiB", "fix": "free old groups with 'meander gc --gc-age 24h'"},
+				{"area": "server", "state": "ok", "says": "answers in 1 ms"},
 			}
 		}
 	}, bustest.TCP)

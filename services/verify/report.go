@@ -21,6 +21,8 @@ type Report struct {
 	StepsSkipped int `json:"steps_skipped"`
 	// StepsGone counts events that trajectories name and that are no longer stored, or not completely.
 	StepsGone int `json:"steps_gone"`
+	// StepsFreed counts those of StepsGone that were freed because all had read them: their prompt said so.
+	StepsFreed int `json:"steps_freed,omitempty"`
 	// StartsGone counts samples that began with states that are no longer stored.
 	StartsGone int `json:"starts_gone"`
 	// Versions counts the versions of weights that were fetched by their policies; WeightsGone the samples, or steps,
@@ -107,8 +109,11 @@ func (m Missing) String() string {
 func (r *Report) setUnproven() {
 	switch {
 	case len(r.Mismatches) > 0, len(r.Missing) > 0:
+	case r.StepsFreed > 0:
+		r.Unproven = fmt.Sprintf("%s gone, %d of them %s", events(r.StepsGone), r.StepsFreed,
+			(&schemas.Group{FreeReadSteps: true}).WhyStepsGone())
 	case r.StepsGone > 0:
-		r.Unproven = fmt.Sprintf("%s gone: removed by age or by hand", events(r.StepsGone))
+		r.Unproven = fmt.Sprintf("%s gone: %s", events(r.StepsGone), (&schemas.Group{}).WhyStepsGone())
 	case r.StartsGone > 0:
 		r.Unproven = fmt.Sprintf("what %d of the samples started with is gone: removed by age or by hand", r.StartsGone)
 	case r.WeightsGone > 0:

@@ -446,6 +446,9 @@ func (s *sample) storedMessage(ctx context.Context, at int64, ref schemas.StepRe
 	switch {
 	case errors.Is(err, bus.ErrNotFound):
 		s.report.StepsGone++
+		if s.t.Group.FreeReadSteps {
+			s.report.StepsFreed++
+		}
 		return nil, nil
 	case ctx.Err() != nil:
 		return nil, ctx.Err()

@@ -1,7 +1,6 @@
-// Command bench measures the sampler, language models, matrix products, the advantage service, the event
-// plane, updates of weights, looks at a store and workers of PyTorch on this machine: it serves make bench-sampler, bench-tokens,
-// bench-gemm, bench-advantage, bench-events, bench-swarm, bench-policy, bench-looks, bench-torch and bench-roofline. It also writes
-// model folders of the published size to measure with.
+// Command bench measures the whole product, the sampler, language models, matrix products, the advantage service, the
+// event plane, updates of weights, looks at a store and workers of PyTorch on this machine: it serves the targets
+// bench-NAME of deploy/bench/Makefile. It also writes model folders of the published size to measure with.
 package main
 
 import (
@@ -14,7 +13,6 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -43,7 +41,8 @@ func execute(ctx context.Context, args []string) error {
 		Args: noArgs,
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
-	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchTokensCommand(), benchAdvantageCommand(),
+	c.AddCommand(benchE2ECommand(), benchSamplerCommand(), benchGEMMCommand(), benchTokensCommand(),
+		benchAdvantageCommand(), benchUpdateCommand(),
 		benchEventsCommand(), benchSwarmCommand(), benchPolicyCommand(), benchWeightsCommand(), benchTorchCommand(),
 		benchLooksCommand(),
 		benchFolderCommand(),
@@ -164,12 +163,8 @@ func load() string {
 // residentBytes returns the peak resident memory of this process; ok is false where the
 // kernel does not say.
 func residentBytes() (peak int, ok bool) {
-	v, ok := procField("/proc/self/status", "VmHWM")
-	if !ok {
-		return 0, false
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(v, "kB")))
-	return n << 10, err == nil
+	peak = memoryOf(os.Getpid(), "VmHWM")
+	return max(peak, 0), peak >= 0
 }
 
 // procField is the first line "name: value" of a file.

@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -171,23 +170,6 @@ func (w *torchWorker) end() error {
 		err = errors.Join(err, fmt.Errorf("worker: %w", wrong))
 	}
 	return err
-}
-
-// cpu returns the processor time of the worker so far, in seconds; 0 where the kernel does not say.
-func (w *torchWorker) cpu() float64 {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", w.pid))
-	if err != nil {
-		return 0
-	}
-	const user, system, ticks = 11, 12, 100 // fields behind the name; Linux counts hundredths
-	_, after, _ := strings.Cut(string(data), ") ")
-	fields := strings.Fields(after)
-	if len(fields) <= system {
-		return 0
-	}
-	u, _ := strconv.ParseFloat(fields[user], 64)
-	s, _ := strconv.ParseFloat(fields[system], 64)
-	return (u + s) / ticks
 }
 
 // overhead measures calls of a worker that computes nothing.

@@ -57,7 +57,8 @@ func (b *torchBench) network(ctx context.Context, out, stderr io.Writer, sockets
 			return err
 		}
 		defer func() { err = errors.Join(err, w.end()) }()
-		engines = append(engines, torchEngine{way[0], w.Model, func() float64 { return cpuSeconds() + w.cpu() }})
+		cpu := func() float64 { return cpuSeconds() + processCPU(w.pid) }
+		engines = append(engines, torchEngine{way[0], w.Model, cpu})
 	}
 	for _, e := range engines {
 		fmt.Fprintf(out, "- %s: %s\n", e.name, e.model.Card().Backend)

@@ -1,16 +1,13 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -98,59 +95,10 @@ func (b *weightsBench) transformer(name string, seed uint64) (folder string, siz
 	return folder, size, err
 }
 
-// measured is a program whose memory is read while it runs, in bytes; -1: the kernel does not say.
-type measured struct {
-	*exec.Cmd
-	out       bytes.Buffer
-	ended     chan error
-	peak      int // of all
-	anonymous int // of what is not of files, at the peak of that
-}
-
-// start runs a program of the folder --bin.
+// start starts a program of the folder --bin.
 func (b *weightsBench) start(ctx context.Context, name string, args ...string) (*measured, error) {
-	m := &measured{Cmd: exec.CommandContext(ctx, filepath.Join(b.bin, name), args...), ended: make(chan error, 1)}
-	m.Stdout, m.Stderr, m.peak, m.anonymous = &m.out, &m.out, -1, -1
-	if err := m.Start(); err != nil {
-		return nil, fmt.Errorf("%w; 'make build' makes the programs", err)
-	}
-	go func() { m.ended <- m.Wait() }()
-	return m, nil
-}
-
-// reset begins a new peak, where the kernel can.
-func (m *measured) reset() {
-	_ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", m.Process.Pid), []byte("5"), 0)
-	m.peak, m.anonymous = -1, -1
-}
-
-// look reads the memory.
-func (m *measured) look() {
-	for field, most := range map[string]*int{"VmHWM": &m.peak, "RssAnon": &m.anonymous} {
-		v, _ := procField(fmt.Sprintf("/proc/%d/status", m.Process.Pid), field)
-		if n, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(v, "kB"))); err == nil {
-			*most = max(*most, n<<10)
-		}
-	}
-}
-
-// finish looks until the program has ended.
-func (m *measured) finish(others ...*measured) error {
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case err := <-m.ended:
-			if err != nil {
-				err = fmt.Errorf("%s: %w\n%s", m.Path, err, m.out.String())
-			}
-			return err
-		case <-tick.C:
-			for _, p := range append(others, m) {
-				p.look()
-			}
-		}
-	}
+	m := newMeasured(ctx, b.bin, name, args...)
+	return m, m.start()
 }
 
 func (b *weightsBench) run(ctx context.Context, out io.Writer, ways []string) error {
@@ -275,12 +223,4 @@ func (b *weightsBench) push(
 	fmt.Fprintf(out, "| %s | %.1f | %s | %s | %s | %s | %s | %s |\n", way, stored.Seconds(), taken, inMB(pusher.peak),
 		inMB(pusher.anonymous), inMB(before), inMB(all), inMB(anonymous))
 	return nil
-}
-
-// inMB is a number of bytes in 10^6; "-" for what is not known.
-func inMB(bytes int) string {
-	if bytes < 0 {
-		return "-"
-	}
-	return strconv.Itoa(bytes / 1e6)
 }

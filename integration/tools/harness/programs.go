@@ -42,6 +42,12 @@ var builtWorker = sync.OnceValues(func() (string, error) {
 	return filepath.Join(dir, "torchworker"), err
 })
 
+// builtBench has the program of make bench-NAME beside them.
+var builtBench = sync.OnceValues(func() (string, error) {
+	dir, err := build("github.com/meander-rl/meander/integration/tools/bench")
+	return filepath.Join(dir, "bench"), err
+})
+
 // build has packages built into a folder of the module. One builds at a time.
 func build(packages string) (dir string, err error) {
 	module, err := exec.Command("go", "env", "GOMOD").Output()
@@ -118,6 +124,17 @@ func WorkerProgram(t testing.TB) string {
 	path, err := builtWorker()
 	if err != nil {
 		t.Fatalf("build the worker: %v", err)
+	}
+	return path
+}
+
+// BenchProgram is the path of the program that make bench-NAME runs.
+func BenchProgram(t testing.TB) string {
+	t.Helper()
+	SkipShort(t)
+	path, err := builtBench()
+	if err != nil {
+		t.Fatalf("build the bench: %v", err)
 	}
 	return path
 }

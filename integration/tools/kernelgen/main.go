@@ -1,4 +1,4 @@
-// Command kernelgen writes the assembly of packages cpu and flow: go generate ./pkg/models/tensor/cpu
+// Command kernelgen writes the assembly of packages cpu, flow and media: go generate ./pkg/models/tensor/cpu
 // runs it. The assembly has no other source.
 package main
 
@@ -30,6 +30,7 @@ func generate() map[string][]byte {
 		"pkg/models/tensor/cpu/rows_amd64.s": rowsAMD64,
 		"pkg/models/tensor/cpu/tile_arm64.s": tilesARM64,
 		"pkg/models/tensor/cpu/rows_arm64.s": rowsARM64,
+		"pkg/models/media/png_amd64.s":       paethAMD64,
 		"pkg/flow/noise_amd64.s":             noiseAMD64,
 	} {
 		w := &writer{}

@@ -79,13 +79,12 @@ func DecodeInput(file []byte) (Media, error) {
 // RGB returns the pixels of media without alpha, [frames, height, width, 3].
 func (m Media) RGB() []byte {
 	size := m.Size()
-	out := make([]byte, 0, 3*size.Frames*size.Height*size.Width)
+	out := make([]byte, 3*size.Frames*size.Height*size.Width)
+	rest := out
 	for _, f := range m.Frames {
 		for y := range size.Height {
-			row := f.Pix[y*f.Stride:]
-			for x := range size.Width {
-				out = append(out, row[4*x:4*x+3]...)
-			}
+			dropAlpha(rest, f.Pix[y*f.Stride:][:4*size.Width])
+			rest = rest[3*size.Width:]
 		}
 	}
 	return out

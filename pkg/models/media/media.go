@@ -4,13 +4,11 @@
 package media
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"image"
-	"image/png"
 )
 
 // Size is the size of a sample: Frames of Height x Width pixels. An image has one frame.
@@ -125,25 +123,11 @@ func (m Media) Digest() string {
 	h := sha256.New()
 	for _, f := range m.Frames {
 		size := f.Rect.Size()
-		rgb := make([]byte, 0, 3*size.X)
+		rgb := make([]byte, 3*size.X)
 		for y := range size.Y {
-			row := f.Pix[y*f.Stride:]
-			rgb = rgb[:0]
-			for x := range size.X {
-				rgb = append(rgb, row[4*x:4*x+3]...)
-			}
+			dropAlpha(rgb, f.Pix[y*f.Stride:][:4*size.X])
 			h.Write(rgb)
 		}
 	}
 	return hex.EncodeToString(h.Sum(nil))
-}
-
-// EncodePNG returns an image as a PNG file. It compresses fast: the best compression takes seven times
-// as long and saves a sixth of the size.
-func EncodePNG(img *image.NRGBA) ([]byte, error) {
-	var file bytes.Buffer
-	if err := (&png.Encoder{CompressionLevel: png.BestSpeed}).Encode(&file, img); err != nil {
-		return nil, fmt.Errorf("encode png: %w", err)
-	}
-	return file.Bytes(), nil
 }

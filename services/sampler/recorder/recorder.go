@@ -24,7 +24,7 @@ type Store struct {
 	Steps     Steps // where Resume looks for stored steps; usually Bus
 	Publisher *bus.Publisher
 	Sealer    *Sealer
-	Network   engine.Network
+	Can       engine.Abilities // of the network
 	// Instance names the sampler in events.
 	Instance string
 	Metrics  Metrics
@@ -229,7 +229,7 @@ func (r *Recorder) trajectory() *schemas.Trajectory {
 	}
 	if q.Text != nil {
 		t.Text = &schemas.TextResult{Settings: *q.Text}
-	} else if describe := r.store.Network.Abilities().Describe; describe != nil {
+	} else if describe := r.store.Can.Describe; describe != nil {
 		describe(t)
 	}
 	if q.TrueCFGScale > 1 {

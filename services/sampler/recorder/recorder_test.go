@@ -55,7 +55,7 @@ func (x *studio) newStore(key string) *recorder.Store {
 	publisher := x.Bus.NewPublisher(64, 1<<24)
 	x.t.Cleanup(publisher.Close)
 	return &recorder.Store{
-		Bus: x.Bus, Steps: x.Bus, Publisher: publisher, Sealer: recorder.NewSealer([]byte(key)), Network: x.network, Instance: "s",
+		Bus: x.Bus, Steps: x.Bus, Publisher: publisher, Sealer: recorder.NewSealer([]byte(key)), Can: x.network.Abilities(), Instance: "s",
 		Metrics: recorder.Metrics{Steps: x.counted[0], Tokens: x.counted[1], Resumed: x.counted[2], ResumedSteps: x.counted[3]},
 	}
 }

@@ -116,7 +116,7 @@ type stepSearch struct {
 // startSearch lists the stored steps of the sample, for Resume; nil if there are none. An error is of the server.
 func (r *Recorder) startSearch(ctx context.Context) (*stepSearch, error) {
 	q := r.req
-	shapeOf := r.store.Network.Abilities().StateShape
+	shapeOf := r.store.Can.StateShape
 	if shapeOf == nil {
 		return nil, nil
 	}

@@ -41,7 +41,7 @@ func TestResume_SideBySide(t *testing.T) {
 	}
 	count := prometheus.NewCounter(prometheus.CounterOpts{Name: "c"})
 	s := &Store{
-		Steps: meeting{make(chan struct{})}, Sealer: NewSealer([]byte("key")), Network: &images.Network{Model: m},
+		Steps: meeting{make(chan struct{})}, Sealer: NewSealer([]byte("key")), Can: (&images.Network{Model: m}).Abilities(),
 		Metrics: Metrics{count, count, count, count},
 	}
 	req := &schemas.Request{

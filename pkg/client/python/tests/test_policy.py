@@ -3,7 +3,9 @@
 import asyncio
 import json
 import re
+import resource
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import meander
 from conftest import SIGNS, Up, announced, first
 from meander import policy, versions
+from meander.data import weightsdir
 
 MODULE = "transformer_blocks.0.attn.to_q"
 
@@ -316,6 +319,98 @@ def test_weights_by_path(binary, tmp_path):
         asyncio.run(test())
     finally:
         up.stop()
+
+
+def state_of_signs():
+    """The transformer of signs in float32, by name."""
+    header, data = policy._header("weights", (SIGNS / "transformer/diffusion_pytorch_model.safetensors").read_bytes())
+    header.pop("__metadata__", None)
+    return {
+        name: policy._floats("weights", name, info, data).reshape(info["shape"]).astype(np.float32)
+        for name, info in header.items()
+    }
+
+
+def test_weights_from_memory(binary, tmp_path, monkeypatch):
+    """A state dict, functions that give its tensors, and pairs make the same files, by path and through the server; of
+    what cannot be used, or breaks off, nothing stays, and the version before is in use."""
+    monkeypatch.setattr(policy, "_FILE_BYTES", 100 << 10)
+    shared, state = tmp_path / "shared", state_of_signs()
+    shared.mkdir()
+    name = next(n for n in state if n.endswith("attn.to_q.weight"))
+    state[name] = state[name] / 2
+    up = Up(tmp_path, None, "--weights-dir", str(shared), model=SIGNS).start()
+
+    def cut(at=5, error=KeyError("of a trainer")):
+        yield from list(state.items())[:at]
+        raise error
+
+    def without(*names):
+        return ((n, x) for n, x in state.items() if n not in names)
+
+    async def test():
+        await announced(up.url)
+        async with meander.connect(up.url) as client:
+            pushed = await policy.push_weights(client, state, weights_dir=shared)
+            (sampler,) = await policy.taken(client, pushed)
+            assert sampler["answer"]["state"] == "applied", sampler["answer"]
+            assert len(pushed["weights"]) > 5
+            stored = {p.name: p.read_bytes() for p in (shared / pushed["weights"][0]["path"]).parent.iterdir()}
+            assert {f"{f['digest']}.safetensors" for f in pushed["weights"]} == stored.keys()
+            for same in (state.items(), iter(state.items()), {n: lambda x=x: x for n, x in state.items()}):
+                for by in {"weights_dir": shared}, {}:
+                    assert (await policy.push_weights(client, same, **by))["weights_digest"] == pushed["weights_digest"]
+                    if same is not state.items() and hasattr(same, "__next__"):
+                        break  # pairs come once
+            gone = shared / pushed["weights"][0]["path"]
+            for fault, files in {
+                f"tensors: {name}: int64; must be": state | {name: np.ones(3, np.int64)},
+                f"weights: {name}: not finite": state | {name: np.full_like(state[name], np.nan)},
+                f"weights: {name}: .*; must be": state | {name: state[name][1:]},
+                "weights: 1 tensors are missing": without(name),
+                "weights: more: the network has none": state | {"more": state[name]},
+                f"weights: {name}: is given twice": [*without(name), (name, state[name])][-1:] * 2,
+            }.items():
+                files = iter(files) if isinstance(files, list) else files
+                for by in {"weights_dir": shared}, {}:
+                    with pytest.raises(policy.PolicyRefused, match=fault):
+                        await policy.push_weights(client, files, **by)
+                    if hasattr(files, "__next__"):
+                        break
+            with pytest.raises(KeyError, match="of a trainer"):
+                await policy.push_weights(client, cut(), weights_dir=shared)
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, hard))  # as a disk that is full
+            try:
+                with pytest.raises(policy.PolicyRefused, match="weights_dir: .*; free space in it"):
+                    await policy.push_weights(client, state | {name: state[name] / 2}, weights_dir=shared)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            assert {p.name: p.read_bytes() for p in gone.parent.iterdir()} == stored, "nothing else is in the folder"
+            assert (await policy.policy(client))["policy_version"] == pushed["policy_version"]
+            # What samplers find must be what was pushed.
+            other = await policy.push_weights(client, state | {name: state[name] / 4}, weights_dir=shared)
+            await policy.taken(client, other)
+            gone.write_bytes(bytes(len(stored[gone.name])))
+            await policy.taken(client, await policy.push_policy(client, None))
+            with pytest.raises(policy.PolicyRefused, match=f"{gone.name}: has another SHA-256"):
+                await policy.taken(client, await policy.rollback_policy(client, pushed["policy_version"]))
+
+    try:
+        asyncio.run(test())
+    finally:
+        up.stop()
+
+
+def test_tensors_in_memory_are_not_copied(tmp_path):
+    """What is held besides the tensors does not grow with them."""
+    state = {f"{i}": np.zeros((1 << 23,), np.float32) for i in range(4)}  # 128 MiB
+    tracemalloc.start()
+    try:
+        weightsdir.place(tmp_path, "1", policy._from_tensors(state, {n: list(x.shape) for n, x in state.items()}))
+        assert tracemalloc.get_traced_memory()[1] < 24 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_other_bytes_under_a_digest_are_refused(run, signs, tmp_path):

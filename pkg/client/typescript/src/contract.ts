@@ -16,15 +16,15 @@ export interface Advantage {
   uid: string;
   /** batch id; a group without a batch is a batch of one, named by its uid */
   batch: string;
-  /** status is complete: every sample was scored; partial: some failed, or had not come by the deadline, and the advantages are those of the others among themselves; failed: no sample was scored, or the estimator refused the rewards; mixed: policy versions too far apart (max_policy_span), or several schedules; stale: policy versions too old (max_policy_lag); filtered: rewards all equal, where the prompt drops such groups; refused: intake took the prompt for none; or cancelled: a control ended it, whatever it had. Only complete and partial have advantages; error says why a group is failed, mixed, stale, refused or cancelled, and by whom. */
+  /** status is complete: every sample was scored; partial: some failed, or had not come by the deadline, and the others are compared among themselves; failed: no sample was scored, or the estimator refused the rewards; mixed: policy versions too far apart (max_policy_span), or several schedules; stale: policy versions too old (max_policy_lag); filtered: rewards all equal, where the prompt drops such groups; refused: intake took the prompt for none; or cancelled: a control ended it, whatever it had. Only complete and partial have advantages; error says why a group is failed, mixed, stale, refused or cancelled, and by whom. */
   status: "complete" | "partial" | "failed" | "mixed" | "stale" | "filtered" | "refused" | "cancelled";
-  /** status is complete: every sample was scored; partial: some failed, or had not come by the deadline, and the advantages are those of the others among themselves; failed: no sample was scored, or the estimator refused the rewards; mixed: policy versions too far apart (max_policy_span), or several schedules; stale: policy versions too old (max_policy_lag); filtered: rewards all equal, where the prompt drops such groups; refused: intake took the prompt for none; or cancelled: a control ended it, whatever it had. Only complete and partial have advantages; error says why a group is failed, mixed, stale, refused or cancelled, and by whom. */
+  /** status is complete: every sample was scored; partial: some failed, or had not come by the deadline, and the others are compared among themselves; failed: no sample was scored, or the estimator refused the rewards; mixed: policy versions too far apart (max_policy_span), or several schedules; stale: policy versions too old (max_policy_lag); filtered: rewards all equal, where the prompt drops such groups; refused: intake took the prompt for none; or cancelled: a control ended it, whatever it had. Only complete and partial have advantages; error says why a group is failed, mixed, stale, refused or cancelled, and by whom. */
   error?: string | null;
   /** number of samples of the group */
   group_size: number;
-  /** members are the samples 0 to group_size - 1 in order, those that are missing too. */
+  /** members are the samples 0 to group_size - 1 in order, also the missing ones. */
   members: Member[] | null;
-  /** mean is that of the group's own scored rewards, under a global scale too. Null where there are no advantages, unless filtered. */
+  /** mean is over the group's own scored rewards, also under a global scale. Null where there are no advantages, unless filtered. */
   mean: number | null;
   /** std is what the advantages were divided by, less epsilon: the spread of all batch_samples rewards under a global scale, or where the estimator whitens; else of the group's own. With scale none it is only reported. Null as mean is. */
   std: number | null;
@@ -64,6 +64,8 @@ export interface Advantage {
   refilled_by?: string | null;
   /** validation marks a group that was made to measure, not to train on; the prompt said so. */
   validation?: boolean | null;
+  /** free_read_steps lets the steps go once they are read; the prompt said so. */
+  free_read_steps?: boolean | null;
   /** source_run is the run that made the trajectories, where they were scored again under another run; empty: the run itself. */
   source_run?: string | null;
   /** what a group of one sample gets: reward or zero */
@@ -82,19 +84,19 @@ export interface AdvantageSpec {
   estimator?: string | null;
   /** std is the scale; global needs a batch, none is Dr.GRPO's. flow_grpo has group, where Flow-GRPO's code and verl-omni have global: advantages of a group that stands for itself are there when it closes, and its prompt needs no batch. Default: the estimator's. */
   std?: "group" | "global" | "none" | null;
-  /** std_basis is how the standard deviation is estimated; with std none that is only reported. By default it is population for per_prompt. For estimators that whiten (reinforce_plus_plus, its baseline form, gdpo) it is expanded, as verl whitens samples and steps, or sample if no step is trained. For all others it is sample. Default: the estimator's. */
+  /** std_basis is how the standard deviation is estimated; with std none it is only reported. By default it is population for per_prompt. For estimators that whiten (reinforce_plus_plus, its baseline form, gdpo) it is expanded, as verl whitens samples and steps, or sample if no step is trained. For all others it is sample. Default: the estimator's. */
   std_basis?: "sample" | "expanded" | "population" | null;
   /** epsilon is added to the standard deviation, and must be above 0. With std none it must be absent. Default: the estimator's, 1e-4 for flow_grpo. */
   epsilon?: number | null;
-  /** mode is a variant of the estimator, of those that have some (per_prompt, diffusion_nft). Default: the estimator's. */
+  /** mode is a variant of the estimator; only per_prompt and diffusion_nft have some. Default: the estimator's. */
   mode?: string | null;
   /** adv_clip_max clamps each advantage to plus or minus this; 0, which diffusion_nft refuses, is no clamp. Default: no clamp, 5 for diffusion_nft. */
   adv_clip_max?: number | null;
   /** gamma discounts over the trained steps, of texts over the tokens that were generated. Only reinforce_plus_plus has it. */
   gamma?: number | null;
-  /** singleton is what a group of one sample gets from grpo, rloo, reinforce_plus_plus_baseline, opo, gpg and gdpo: its reward, as in verl, as if the mean of its group were 0 and its spread 1; or zero. All others have no choice. Default: the estimator's. */
+  /** singleton is the advantage of a group of one sample under grpo, rloo, reinforce_plus_plus_baseline, opo, gpg and gdpo: its reward, as in verl, as if the mean of its group were 0 and its spread 1; or zero. All others have no choice. Default: the estimator's. */
   singleton?: "reward" | "zero" | null;
-  /** branch_scope is what the children of a tree's branch points are compared with for the advantages of their steps: siblings, the children of the same branch point; or depth, all children at the same depth, as in BranchGRPO. With leaves a child gets the mean of the advantages of its leaves, as in TreeGRPO. Default: siblings, of a tree. */
+  /** branch_scope chooses the children that a child of a tree's branch point is compared with, for the advantages of its steps: siblings, the children of the same branch point; or depth, all children at the same depth, as in BranchGRPO. With leaves a child gets the mean of the advantages of its leaves, as in TreeGRPO. Default: siblings, of a tree. */
   branch_scope?: "siblings" | "depth" | "leaves" | null;
   /** credit is the rule by which stages and tracks have advantages of their own. No rule is known yet: it must be absent. Default: each holds for the whole sample. */
   credit?: string | null;
@@ -106,7 +108,7 @@ export interface Applied {
   v: 1;
   /** what serves the sample: a model family and size class */
   lane: string;
-  /** whose weights they are; main where the lane has one set of them */
+  /** owner of the weights; main where the lane has one set of them */
   tenant: string;
   /** instance is the sampler, as it is named in its Presence. */
   instance: string;
@@ -182,7 +184,7 @@ export interface BatchSpec {
 
 /** Branch names a state that a sample stored: the one before a step. */
 export interface Branch {
-  /** name of the run that the event belongs to. Default: that of the prompt. */
+  /** name of the run that the event belongs to. Default: the prompt's. */
   run?: string | null;
   /** group key: all samples of one prompt have it, unique in the run */
   uid: string;
@@ -198,9 +200,9 @@ export interface BranchChild {
   sample_index: number;
   /** leaves is how many scored samples have these steps on their path. */
   leaves: number;
-  /** reward is the mean of the rewards of those leaves, advantage that of the steps; null without one. */
+  /** reward is the mean of their rewards, advantage belongs to the steps; null without one. */
   reward: number | null;
-  /** reward is the mean of the rewards of those leaves, advantage that of the steps; null without one. */
+  /** reward is the mean of their rewards, advantage belongs to the steps; null without one. */
   advantage: number | null;
 }
 
@@ -208,9 +210,9 @@ export interface BranchChild {
 export interface BranchGroup {
   /** step_index is the first step that they took each for itself. */
   step_index: number;
-  /** mean is that of the children's rewards, std what their advantages were divided by, less epsilon, as in the group: of all that they were compared with. Null without any reward; std also where they have the mean of their leaves' advantages. */
+  /** mean is over the children's rewards, std is the divisor of their advantages, less epsilon. As in the group both cover all that the children were compared with. Null without any reward; std also where they have the mean of their leaves' advantages. */
   mean: number | null;
-  /** mean is that of the children's rewards, std what their advantages were divided by, less epsilon, as in the group: of all that they were compared with. Null without any reward; std also where they have the mean of their leaves' advantages. */
+  /** mean is over the children's rewards, std is the divisor of their advantages, less epsilon. As in the group both cover all that the children were compared with. Null without any reward; std also where they have the mean of their leaves' advantages. */
   std: number | null;
   /** children are in the order of their samples. The first is the sample that came there. */
   children: BranchChild[] | null;
@@ -252,7 +254,7 @@ export interface Control {
   run: string;
   /** action is cancel: the run, or one group of it, ends without what it lacks; pause: the samplers take no more steps of the run; resume: they go on; prune: one sample ends in the middle, and its group closes without it; or status, which asks how the run is doing and changes nothing. */
   action: "cancel" | "pause" | "resume" | "prune" | "status";
-  /** uid is the group to cancel, or that of the sample to prune; absent: the run. */
+  /** uid is the group to cancel, or the group whose sample is pruned; absent: the run. */
   uid?: string | null;
   /** sample_index is the place in its group of the sample to prune; absent unless pruning. */
   sample_index?: number | null;
@@ -298,9 +300,9 @@ export interface ControlReceipt {
 export interface Credit {
   /** stage of the sample: what one lane makes of it; main where the prompt names none */
   stage: string;
-  /** track is that of the stage's states; absent: all of them. Default: all tracks. */
+  /** track is one of the tracks of the stage's states; absent: all of them. Default: all tracks. */
   track?: string | null;
-  /** values are those of Members in order; null where a member has no advantage. */
+  /** values are in the order of Members; null where a member has no advantage. */
   values: (number | null)[] | null;
 }
 
@@ -342,9 +344,9 @@ export interface Dead {
   stream_seq: Integer;
   /** how often the input was delivered */
   deliveries: Integer;
-  /** headers and data are those of the original message, unchanged. */
+  /** headers and data are copied from the original message, unchanged. */
   headers: Header[] | null;
-  /** headers and data are those of the original message, unchanged. */
+  /** headers and data are copied from the original message, unchanged. */
   data: Uint8Array | null;
   /** at is when the input was refused, Unix nanoseconds. */
   at: Integer;
@@ -358,9 +360,9 @@ export interface Denoised {
   cfg_rule: "rescaled" | "plain" | "plain_clamped" | "inside" | "";
   /** cfg_scales [T] are the scales of classifier-free guidance of the steps, as the settings say; 1: without. */
   cfg_scales?: number[] | null;
-  /** timesteps [T+1] are those of Sampling: the whole schedule, whatever part of it ran. */
+  /** timesteps [T+1] are the whole schedule of Sampling, even if only a part of it ran. */
   timesteps: number[] | null;
-  /** log_probs [T] are null on ode steps and on those that did not run. */
+  /** log_probs [T] are null on ode steps and on steps that did not run. */
   log_probs: (number | null)[] | null;
   /** latent_step_indices are the latents stored, ascending; latents_shape is [S, C]. */
   latent_step_indices: number[] | null;
@@ -398,7 +400,7 @@ export interface Engine {
   filters?: "min_p,top_k,top_p" | "top_k,top_p,min_p" | "" | null;
   /** precision is the element type of its network, such as fp32 or bf16, as far as it says it or its numbers show it: numbers that are computed again in another one differ by more. Absent: not known. */
   precision?: string | null;
-  /** verify is what a sample can be held to: exact (the same bits), tolerance (numbers close to those of the model here) or none (its steps and digests alone). Default: tolerance. */
+  /** verify says how closely a sample can be checked: exact (the same bits), tolerance (numbers close to those of the model here) or none (its steps and digests alone). Default: tolerance. */
   verify?: "exact" | "tolerance" | "none" | "" | null;
 }
 
@@ -426,12 +428,14 @@ export interface Group {
   advantage: AdvantageSpec;
   /** deadline is Unix nanoseconds; 0: none. */
   deadline: Integer;
-  /** tree is that of which the samples are the leaves; absent: they share no steps. */
+  /** tree has the samples as its leaves; absent: they share no steps. */
   tree?: Tree | null;
   /** validation marks a group that is made to measure, not to train on: see Prompt. */
   validation: boolean;
   /** the caller's map, carried through unread */
   metadata?: Record<string, unknown> | null;
+  /** free_read_steps lets the steps go once they are read: see Prompt. */
+  free_read_steps?: boolean | null;
   /** prompt_seq is the MDR_PROMPTS sequence of the prompt. */
   prompt_seq: Integer;
   /** created is when the prompt was stored, Unix nanoseconds. */
@@ -450,7 +454,7 @@ export interface Group {
 
 /** GroupPolicy says which groups count. A group that does not count has a result with status filtered, failed, mixed or stale, and no advantages. */
 export interface GroupPolicy {
-  /** zero_std is for groups whose rewards are all equal: keep (the advantages are 0), drop, or refill: drop, and ask for a fresh group of the same prompt. */
+  /** zero_std decides on groups whose rewards are all equal: keep (the advantages are 0), drop, or refill: drop, and ask for a fresh group of the same prompt. */
   zero_std?: "keep" | "drop" | "refill" | null;
   /** failed is for groups that are failed, mixed or stale: keep (the result says so), or refill. */
   failed?: "keep" | "refill" | null;
@@ -458,7 +462,7 @@ export interface GroupPolicy {
   refill_rounds?: number | null;
   /** max_policy_span is the most versions of the weights, newest - oldest + 1, that the samples of one group may have. A group beyond it is mixed. */
   max_policy_span?: number | null;
-  /** max_policy_lag is how many versions a group's oldest sample may be behind what its lane served when its last one was scored, by the server's clock. A group beyond it is stale. Default: any. */
+  /** max_policy_lag is how many versions a group's oldest sample may be behind its lane at the time when its last one was scored, by the server's clock. A group beyond it is stale. Default: any. */
   max_policy_lag?: number | null;
   /** mixed_schedules accepts groups whose samples ran different schedules. Without it they are mixed. */
   mixed_schedules?: boolean | null;
@@ -480,7 +484,7 @@ export interface GroupRecord {
   cancelled?: boolean | null;
   /** prompt_digest names the resolved prompt (see Request.prompt_digest); empty when refused, and where stored trajectories are scored again. */
   prompt_digest: string;
-  /** prompt to schedule_digest are those of the request of sample 0, empty where prompt_digest is: they tell in what another prompt of the same uid differs. */
+  /** prompt to schedule_digest are copied from the request of sample 0, and empty where prompt_digest is: they tell how another prompt of the same uid differs. */
   prompt: string;
   /** text of the negative prompt; used when true_cfg_scale is above 1 */
   negative_prompt: string;
@@ -526,13 +530,13 @@ export interface Identity {
 
 /** ImageSettings are the settings of a prompt that only a model of images has: a prompt for text is refused with any of them. */
 export interface ImageSettings {
-  /** negative_prompt is what guidance leads away from, where true_cfg_scale > 1. Default: the model's own, which its policy says. */
+  /** negative_prompt is the text that guidance leads away from, where true_cfg_scale > 1. Default: the model's own, which its policy says. */
   negative_prompt?: string | null;
   /** prompt_2 is the text for the second text encoder of a network that has several; others are refused with it. Default: the prompt. */
   prompt_2?: string | null;
   /** prompt_3 is the text for the third text encoder. Default: the prompt. */
   prompt_3?: string | null;
-  /** truncate_prompt cuts prompt and negative prompt at the most tokens that the model takes, as diffusers does, instead of refusing what is too long. */
+  /** truncate_prompt cuts prompt and negative prompt at the most tokens that the model takes, as diffusers does, instead of refusing longer ones. */
   truncate_prompt?: boolean | null;
   /** height is the height of the image, a multiple of the pixels_per_token of the lane. Diffusers rounds others down. Default: the model's. */
   height?: number | null;
@@ -550,11 +554,11 @@ export interface ImageSettings {
   cfg_from?: number | null;
   /** cfg_until is the share of steps after which classifier-free guidance ends: step i has it where (i+1)/T <= cfg_until, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two. Default: all steps have guidance. */
   cfg_until?: number | null;
-  /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
+  /** guidance_rescale moves a velocity under classifier-free guidance by this share towards the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
   guidance_rescale?: number | null;
   /** conditions are the files that the network is given besides texts, by the names of its card. */
   conditions?: Condition[] | null;
-  /** arguments are what else the network's pipeline is called with, by the names of its card. Default: the pipeline's defaults. */
+  /** arguments are further arguments of the network's pipeline, by the names of its card. Default: the pipeline's defaults. */
   arguments?: Record<string, string> | null;
   /** guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the scale of classifier-free guidance, which is true_cfg_scale. Default: the model's. */
   guidance?: number | null;
@@ -628,9 +632,9 @@ export interface InteractRequest {
   messages: Message[] | null;
   /** finish_reason is why the answer ended: stop or length. */
   finish_reason: "stop" | "length";
-  /** ground_truth is that of the first reward function that has one, metadata the prompt's. */
+  /** ground_truth comes from the first reward function that has one, metadata from the prompt. */
   ground_truth: unknown;
-  /** ground_truth is that of the first reward function that has one, metadata the prompt's. */
+  /** ground_truth comes from the first reward function that has one, metadata from the prompt. */
   metadata?: Record<string, unknown> | null;
   /** ids to entropies are of the answer's tokens, as in Tokens. Of answers of more than MaxInteractTokens tokens they are empty: events has them; so are those numbers that a server which draws the tokens does not give. */
   ids: number[] | null;
@@ -664,7 +668,7 @@ export interface Interaction {
   name: string;
   /** max_turns is the most answers of the model. */
   max_turns?: number | null;
-  /** timeout_ms is how long a worker may take for what it says to one answer. Then the sample fails. */
+  /** timeout_ms is how long a worker may take to respond to one answer. Then the sample fails. */
   timeout_ms?: number | null;
   /** params are options of the interaction by name, handed on unread; sums has none. */
   params?: Record<string, string> | null;
@@ -672,11 +676,11 @@ export interface Interaction {
 
 /** Logits say which of a token's logits are stored, and how. */
 export interface Logits {
-  /** form is none, topk (the k largest), ids (those of ids) or full (all of the vocabulary). */
+  /** form is none, topk (the k largest), ids (the tokens of ids) or full (all of the vocabulary). */
   form?: "none" | "topk" | "ids" | "full" | null;
   /** k is how many topk has. Default: 20, of topk. */
   k?: number | null;
-  /** ids are the tokens whose logits ids has. */
+  /** ids are the tokens of the form ids. */
   ids?: number[] | null;
   /** dtype is how they are stored. A logit that it cannot hold fails the sample: it is never clamped. */
   dtype?: "F32" | "F16" | "BF16" | null;
@@ -748,9 +752,9 @@ export interface Member {
 
 /** Message is one message of a conversation. */
 export interface Message {
-  /** role is whose message it is: system, user or assistant. */
+  /** role is the author of the message: system, user or assistant. */
   role: "system" | "user" | "assistant";
-  /** content is its text, UTF-8; of a prompt's last message, which is what is answered, MaxPromptBytes at most. */
+  /** content is its text, UTF-8; the last message of a prompt, which the model answers, has MaxPromptBytes at most. */
   content: string;
 }
 
@@ -780,7 +784,7 @@ export interface NamedTensor {
 
 /** Outcome is how a sample ended. */
 export interface Outcome {
-  /** stop_reason is completed; failed: the sample cannot be made; or pruned: it was ended at a step boundary, by the prompt's rule or by a control. Steps are those that had been taken. */
+  /** stop_reason is completed; failed: the sample cannot be made; or pruned: it was ended at a step boundary, by the prompt's rule or by a control. Steps lists the steps taken before that. */
   stop_reason: "completed" | "failed" | "pruned";
   /** error says why there are no media, unless completed. */
   error?: string | null;
@@ -852,7 +856,7 @@ export interface Policy {
   v: 1;
   /** what serves the sample: a model family and size class */
   lane: string;
-  /** tenant is whose weights they are: main. Lanes serve no other tenant yet. */
+  /** tenant is the owner of the weights: main. Lanes serve no other tenant yet. */
   tenant: string;
   /** model and family name the network; policy_version counts weight updates. */
   model: string;
@@ -864,7 +868,7 @@ export interface Policy {
   weights_digest: string;
   /** base_digest names the checkpoint of the lane: the weights without what adapter adds. Samplers of another checkpoint refuse the policy. */
   base_digest?: string | null;
-  /** adapter is what is added to the checkpoint; absent: nothing. */
+  /** adapter is added to the checkpoint; absent: nothing is. */
   adapter?: PolicyAdapter | null;
   /** weights are the files of a whole transformer (safetensors) in place of the checkpoint's; none: the checkpoint's own. */
   weights?: WeightsFile[] | null;
@@ -894,7 +898,7 @@ export interface Policy {
   scheduler_config: Uint8Array | null;
   /** pipeline says what a pipeline takes that computes as a whole, with guidance inside, as JSON: its class, its conditions and arguments by name and type. Empty: the model takes texts alone. */
   pipeline?: Uint8Array | null;
-  /** grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), linspace_torch (the same as torch computes them in float32), scheduler (those that FlowMatchEulerDiscreteScheduler chooses where the pipeline gives it none), uni_flow (those of UniPCMultistepScheduler with use_flow_sigmas), diffusion (of models that predict epsilon, v or the sample: b/(a+b) of the scheduler's own timesteps, where states are (a x0 + b eps) / (a+b)) or pipeline (pipeline lists them, shifted). Empty: linspace. */
+  /** grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), linspace_torch (the same as torch computes them in float32), scheduler (as FlowMatchEulerDiscreteScheduler chooses where the pipeline gives it none), uni_flow (as UniPCMultistepScheduler with use_flow_sigmas), diffusion (of models that predict epsilon, v or the sample: b/(a+b) of the scheduler's own timesteps, where states are (a x0 + b eps) / (a+b)) or pipeline (pipeline lists them, shifted). Empty: linspace. */
   grid?: "linspace" | "linspace_torch" | "scheduler" | "uni_flow" | "diffusion" | "pipeline" | "" | null;
   /** mu says how the shift of a scheduler with use_dynamic_shifting is found: linear in the number of latent tokens, none (such a scheduler is refused), flux2 (from tokens and steps) or constant (mu_constant). Empty: linear. */
   mu?: "linear" | "none" | "flux2" | "constant" | "" | null;
@@ -946,7 +950,7 @@ export interface PolicyAdapter {
   file: Ref;
   /** config is adapter_config.json; empty: the file says it all. */
   config: Uint8Array | null;
-  /** scale is how much of it is added; 1 is what it was trained at. */
+  /** scale multiplies its changes; it was trained at 1. */
   scale: number;
 }
 
@@ -958,7 +962,7 @@ export interface Prediction {
   tensor?: Tensor | null;
 }
 
-/** Presence says that a service runs now, and what it can do. Each instance renews its own in the key-value bucket mdr-presence, from where it goes when it is not renewed: what is there is alive. */
+/** Presence says that a service runs now, with its abilities. Each instance renews its own in the key-value bucket mdr-presence, from where it goes when it is not renewed: what is there is alive. */
 export interface Presence {
   /** schema version of the event's type */
   v: 1;
@@ -986,7 +990,7 @@ export interface Presence {
   draining?: boolean | null;
   /** room is what a sampler takes of MDR_STEPS, or what prompts wait for there at an intake; absent: nothing. */
   room?: Room | null;
-  /** making are the samples that a sampler has in hand, as of this entry, or those of groups that wait at an intake for space. */
+  /** making are the samples that a sampler has in hand as of this entry, or that an intake holds back until there is space. */
   making?: Making[] | null;
   /** backend names what a sampler computes on. */
   backend?: string | null;
@@ -1022,13 +1026,13 @@ export interface Prompt {
   messages?: Message[] | null;
   /** text is how a language model answers. Default: as the model does, where it is a language model. */
   text?: Text | null;
-  /** negative_prompt is what guidance leads away from, where true_cfg_scale > 1. Default: the model's own, which its policy says. */
+  /** negative_prompt is the text that guidance leads away from, where true_cfg_scale > 1. Default: the model's own, which its policy says. */
   negative_prompt?: string | null;
   /** prompt_2 is the text for the second text encoder of a network that has several; others are refused with it. Default: the prompt. */
   prompt_2?: string | null;
   /** prompt_3 is the text for the third text encoder. Default: the prompt. */
   prompt_3?: string | null;
-  /** truncate_prompt cuts prompt and negative prompt at the most tokens that the model takes, as diffusers does, instead of refusing what is too long. */
+  /** truncate_prompt cuts prompt and negative prompt at the most tokens that the model takes, as diffusers does, instead of refusing longer ones. */
   truncate_prompt?: boolean | null;
   /** height is the height of the image, a multiple of the pixels_per_token of the lane. Diffusers rounds others down. Default: the model's. */
   height?: number | null;
@@ -1046,11 +1050,11 @@ export interface Prompt {
   cfg_from?: number | null;
   /** cfg_until is the share of steps after which classifier-free guidance ends: step i has it where (i+1)/T <= cfg_until, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two. Default: all steps have guidance. */
   cfg_until?: number | null;
-  /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
+  /** guidance_rescale moves a velocity under classifier-free guidance by this share towards the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
   guidance_rescale?: number | null;
   /** conditions are the files that the network is given besides texts, by the names of its card. */
   conditions?: Condition[] | null;
-  /** arguments are what else the network's pipeline is called with, by the names of its card. Default: the pipeline's defaults. */
+  /** arguments are further arguments of the network's pipeline, by the names of its card. Default: the pipeline's defaults. */
   arguments?: Record<string, string> | null;
   /** guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the scale of classifier-free guidance, which is true_cfg_scale. Default: the model's. */
   guidance?: number | null;
@@ -1094,8 +1098,10 @@ export interface Prompt {
   deadline?: Integer | null;
   /** unknown_fields says what happens if the prompt, or a map in it, has fields that are not known: the prompt is refused, or the receipt has warnings. */
   unknown_fields?: "refuse" | "warn" | null;
-  /** validation asks for samples to measure, not to train on: every step is ode, whatever rollout says, so there are no log-probs. The group counts even if all its rewards are equal. The metrics of its batch are those that verl has for validation, val-core/... and val-aux/..., apart from those of training. */
+  /** validation asks for samples to measure, not to train on: every step is ode, whatever rollout says, so there are no log-probs. The group counts even if all its rewards are equal. Its batch has verl's metrics for validation, val-core/... and val-aux/..., apart from the metrics of training. */
   validation?: boolean | null;
+  /** free_read_steps lets the steps of the group go, before it does, once every durable reader of its result or of its batch has acknowledged that, and one has. What is left of them is their digests: they can be neither verified nor replayed. */
+  free_read_steps?: boolean | null;
   /** group_policy says which groups count, and what becomes of the others. */
   group_policy?: GroupPolicy | null;
   /** substitutes are other prompts for the fresh groups that group_policy asks for: round k has the k-th. Default: the same prompt again. */
@@ -1124,7 +1130,7 @@ export interface Provenance {
   timings: SampleTimings;
 }
 
-/** Prune ends samples in the middle: those whose log-probs so far are out of bounds, once they have come to a step. The group closes without them, as without samples that failed. */
+/** Prune ends a sample in the middle if, at a step, its log-probs so far are out of bounds. The group closes without them, as without samples that failed. */
 export interface Prune {
   /** step_index is the boundary at which samples are judged: the steps before it have run. */
   step_index: number;
@@ -1152,9 +1158,9 @@ export interface Receipt {
   error?: string | null;
   /** how many images were asked for */
   samples: number;
-  /** num_inference_steps and sde_step_indices are what was resolved. */
+  /** num_inference_steps and sde_step_indices are the resolved values. */
   num_inference_steps: number;
-  /** num_inference_steps and sde_step_indices are what was resolved. */
+  /** num_inference_steps and sde_step_indices are the resolved values. */
   sde_step_indices: number[] | null;
   /** start_step_index and stop_step_index are the part of the steps that runs; absent: from 0, and to T. */
   start_step_index?: number | null;
@@ -1162,7 +1168,7 @@ export interface Receipt {
   stop_step_index?: number | null;
   /** total_steps is how many steps all samples run, where they differ: under scheduled sampling and in a tree; of texts the most events that their answers can have. */
   total_steps?: Integer | null;
-  /** warnings are what was let be: fields that no prompt has. */
+  /** warnings name what intake ignored: fields that no prompt has. */
   warnings?: string[] | null;
 }
 
@@ -1194,7 +1200,7 @@ export interface ReflexFlow {
   beta1?: number | null;
   /** beta2 is the factor of the weighted loss. */
   beta2?: number | null;
-  /** keep says what is stored of the clean and the biased prediction: digests, or tensors too. */
+  /** keep chooses how the clean and the biased prediction are stored: as digests, or as tensors too. */
   keep?: "digests" | "tensors" | null;
 }
 
@@ -1350,9 +1356,9 @@ export interface Reward {
   group: Group;
   /** scored is when the last of its scores was there, Unix nanoseconds. */
   scored: Integer;
-  /** sample_started and sample_finished are those of the trajectory, Unix nanoseconds. */
+  /** sample_started and sample_finished are copied from the trajectory, Unix nanoseconds. */
   sample_started?: Integer | null;
-  /** sample_started and sample_finished are those of the trajectory, Unix nanoseconds. */
+  /** sample_started and sample_finished are copied from the trajectory, Unix nanoseconds. */
   sample_finished?: Integer | null;
 }
 
@@ -1364,9 +1370,9 @@ export interface RewardSpec {
   weight?: number | null;
   /** required fails the sample when this scorer fails. An optional score that failed is left out of the sum, and the event says so. */
   required?: boolean | null;
-  /** track is which file of the sample it judges: image, video or audio, or a track of the state; absent: that which the function is for, of one for any the pixels, else the sound. Default: what the function is for. */
+  /** track is the file of the sample that it judges: image, video or audio, or a track of the state; absent: what the function is for; a function for any judges the pixels, or the sound where there are none. Default: what the function is for. */
   track?: string | null;
-  /** ground_truth is what the sample is compared with, where the scorer compares: a text, or any value of JSON. */
+  /** ground_truth is the right answer, for scorers that compare: a text, or any value of JSON. */
   ground_truth?: unknown | null;
   /** params are options of the function by name, such as psm of ocr; one that it does not have is refused. */
   params?: Record<string, string> | null;
@@ -1380,7 +1386,7 @@ export interface Roll {
   base: number;
   /** base is its integer part, source where the sample begins: equal unless it rolls. */
   source: number;
-  /** offset is what was drawn; it may exceed source - base, which is how far the sample rolls. */
+  /** offset is the drawn number; it may exceed source - base, which is how far the sample rolls. */
   offset: number;
   /** reason is why the sample does not roll; empty: it does. */
   reason?: "disabled" | "masked" | "zero_offset" | "clipped" | "" | null;
@@ -1392,9 +1398,9 @@ export interface RollSettings {
   timesteps: number;
   /** prediction is what the model's output is. */
   prediction: "flow_prediction" | "epsilon" | "v_prediction";
-  /** sampler and order are those that run, which compat may have changed. */
+  /** sampler and order are the ones that run: compat may have changed them. */
   sampler: "euler" | "dpm" | "unipc" | "unip" | "rk4";
-  /** sampler and order are those that run, which compat may have changed. */
+  /** sampler and order are the ones that run: compat may have changed them. */
   order: number;
   /** exact, or simpletuner: as the trainer of that name does it */
   compat: "exact" | "simpletuner";
@@ -1424,11 +1430,11 @@ export interface Rolled {
   clean?: Prediction | null;
   /** clean and biased are the predictions of reflexflow, the same where the sample does not roll. */
   biased?: Prediction | null;
-  /** reflexflow are the terms of its loss with the biased prediction as that of the training. */
+  /** reflexflow are the terms of its loss, with the biased prediction in place of the training's. */
   reflexflow?: ReflexTerms | null;
-  /** noised and teacher are images of the latent that the sample began with, and of the teacher-forced one; that of the rolled one is the trajectory's image. */
+  /** noised and teacher are images of the latent that the sample began with, and of the teacher-forced one; the image of the rolled one is the trajectory's. */
   noised?: Medium | null;
-  /** noised and teacher are images of the latent that the sample began with, and of the teacher-forced one; that of the rolled one is the trajectory's image. */
+  /** noised and teacher are images of the latent that the sample began with, and of the teacher-forced one; the image of the rolled one is the trajectory's. */
   teacher?: Medium | null;
 }
 
@@ -1468,11 +1474,11 @@ export interface Rollout {
   sde_step_indices?: number[] | null;
   /** sde_window draws the stochastic steps instead of naming them; the two exclude each other. */
   sde_window?: SDEWindow | null;
-  /** return_step_indices are the latents kept: i is the state before step i, and the number of steps the final one. Default: those before and after each stochastic step where these are a list or a window, and what a sample stops with before T; else all that it has. */
+  /** return_step_indices are the latents kept: i is the state before step i, and the number of steps the final one. Default: the states before and after each stochastic step where these are a list or a window, and the last one of a sample that stops before T; else all. */
   return_step_indices?: number[] | null;
   /** checkpoint_every is k: a state is stored at least every k steps, so that a sample whose sampler died goes on from the last one and redoes k steps at most. Solvers that look back (dpm, unipc) can only go on where a run of ode steps begins. Default: none but the latents that are kept. */
   checkpoint_every?: number | null;
-  /** log_prob_kind is the full Gaussian density, that without its logarithms (scaled), or a score that is no density (squared). */
+  /** log_prob_kind is the full Gaussian density, the density without its logarithms (scaled), or a score that is no density (squared). */
   log_prob_kind?: "density" | "scaled" | "squared" | null;
   /** solver integrates ode steps. */
   solver?: "euler" | "heun" | "unipc" | "dpm" | "rk4" | null;
@@ -1480,7 +1486,7 @@ export interface Rollout {
   debug?: ("noise" | "mean" | "std" | "model_output")[] | null;
   /** latents_dtype is the dtype of the stored latents. The state is rounded to it before it is scored, so that a replay gives ratio 1. */
   latents_dtype?: "F32" | "F16" | "BF16" | null;
-  /** return_conditioning keeps what the model made of the texts, embeddings and masks, of the negative prompt too under guidance. They are stored once for all samples of a prompt. */
+  /** return_conditioning keeps embeddings and masks of the texts, under guidance also of the negative prompt. They are stored once for all samples of a prompt. */
   return_conditioning?: boolean | null;
 }
 
@@ -1522,11 +1528,11 @@ export interface RunStatus {
   state: "running" | "paused" | "complete" | "partial" | "failed" | "mixed" | "stale" | "filtered" | "refused" | "cancelled";
   /** waits_for is what an open run waits for, such as "a sampler"; absent: it goes on. */
   waits_for?: string | null;
-  /** by, reason and since are those of the control that paused or cancelled it; since is when that was stored, Unix nanoseconds. */
+  /** by, reason and since describe the control that paused or cancelled it; since is when it was stored, Unix nanoseconds. */
   by?: string | null;
-  /** by, reason and since are those of the control that paused or cancelled it; since is when that was stored, Unix nanoseconds. */
+  /** by, reason and since describe the control that paused or cancelled it; since is when it was stored, Unix nanoseconds. */
   reason?: string | null;
-  /** by, reason and since are those of the control that paused or cancelled it; since is when that was stored, Unix nanoseconds. */
+  /** by, reason and since describe the control that paused or cancelled it; since is when it was stored, Unix nanoseconds. */
   since?: Integer | null;
   /** groups is how many groups intake has taken up, closed how many of them have a result, cancelled how many were cancelled one by one. */
   groups: Integer;
@@ -1538,17 +1544,17 @@ export interface RunStatus {
   outcomes?: OutcomeCount[] | null;
   /** open_batches is how many batches that groups of the run are in have not closed. */
   open_batches: Integer;
-  /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
+  /** trajectories counts the samples that were made, rewards the ones with a reward, failed the ones that ended without: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   trajectories: Integer;
-  /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
+  /** trajectories counts the samples that were made, rewards the ones with a reward, failed the ones that ended without: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   rewards: Integer;
-  /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
+  /** trajectories counts the samples that were made, rewards the ones with a reward, failed the ones that ended without: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   failed?: Integer | null;
-  /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
+  /** trajectories counts the samples that were made, rewards the ones with a reward, failed the ones that ended without: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   waiting: Integer;
-  /** trajectories is how many samples were made, rewards how many have a reward, failed how many have ended without what they lack: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
+  /** trajectories counts the samples that were made, rewards the ones with a reward, failed the ones that ended without: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   parked: Integer;
-  /** refused is how many prompts were refused and have no group, such as those that cannot be read: each is a dead letter. */
+  /** refused counts the prompts that were refused and have no group, such as unreadable ones: each is a dead letter. */
   refused?: Integer | null;
   /** lost is how many samples of open groups are neither made nor asked for: their requests were lost, and intake asks again for them. */
   lost?: Integer | null;
@@ -1652,23 +1658,23 @@ export interface Sampling {
   arguments?: Record<string, string> | null;
 }
 
-/** ScheduledSample is the scheduled sampling of one sample. Its steps are those of the schedule of all training timesteps: step N-1-t leads from timestep t to t-1. */
+/** ScheduledSample is the scheduled sampling of one sample. Its steps are on the schedule of all training timesteps: step N-1-t leads from timestep t to t-1. */
 export interface ScheduledSample {
   /** what all samples of the group have in common */
   settings: RollSettings;
   /** roll is the sample's place in the plan. */
   roll: Roll;
-  /** plan_digest is that of the group's plan (Plan.Digest). */
+  /** plan_digest names the group's plan (Plan.Digest). */
   plan_digest: string;
 }
 
-/** ScheduledSampling makes the samples of a prompt latents to train on: with some probability a sample begins a few of the model's training timesteps noisier than the one it is trained at, and the model itself steps it down to that. start.data says what is made noisy. */
+/** ScheduledSampling makes the samples of a prompt latents to train on: with some probability a sample begins a few of the model's training timesteps noisier than the one it is trained at, and the model itself steps it down to that. start.data has the images to make noisy. */
 export interface ScheduledSampling {
   /** max_step_offset is M: offsets are 0 to M timesteps. With 0 nothing rolls. */
   max_step_offset?: number | null;
   /** strategy says how offsets are drawn: uniform, biased_early (mostly small) or biased_late. */
   strategy?: "uniform" | "biased_early" | "biased_late" | null;
-  /** probability is that of a sample to be eligible, where there is no ramp. */
+  /** probability is how likely a sample is eligible, where there is no ramp. */
   probability?: number | null;
   /** ramp moves the probability with the training step. Default: the probability stays. */
   ramp?: ProbabilityRamp | null;
@@ -1718,7 +1724,7 @@ export interface Score {
 export interface ScoreCondition {
   /** name is the input of the network. */
   name: string;
-  /** type is that of the input. */
+  /** type is the input's. */
   type: "image" | "mask" | "video" | "audio";
   /** file is a PNG, of a video an animated one. */
   file: Uint8Array | null;
@@ -1730,7 +1736,7 @@ export interface ScoreReply {
   v: 1;
   /** score is there unless error is: a finite number. */
   score?: number | null;
-  /** detail may say what was seen. */
+  /** detail may describe what the function saw. */
   detail?: string | null;
   /** error says why there is no score; with retry it may pass, and the sample is asked for again. */
   error?: string | null;
@@ -1756,7 +1762,7 @@ export interface ScoreRequest {
   image: Uint8Array | null;
   /** image is a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty. */
   image_format: "png" | "jpeg" | "";
-  /** frames are files of image_format, in order: those of a video that the function's settings ask for, where they are several. image is the one in the middle. */
+  /** frames are files of image_format, in order: the frames of a video, where the function's settings ask for several. image is the one in the middle. */
   frames?: Uint8Array[] | null;
   /** conditions are the files that the network was given besides the prompt, as they are stored, sorted by name. */
   conditions?: ScoreCondition[] | null;
@@ -1774,7 +1780,7 @@ export interface ScoreRequest {
 export interface SegmentData {
   /** image is the image of this sample. */
   image?: Ref | null;
-  /** latents are those of the group, [n, S, C] or [1, S, C], as a blob. */
+  /** latents are the group's, [n, S, C] or [1, S, C], as a blob. */
   latents?: Tensor | null;
   /** group_digest is the digest of all images of the group (DataDigest); empty beside latents. */
   group_digest?: string | null;
@@ -1888,7 +1894,7 @@ export interface StepRef {
   seq: Integer;
   /** digest is the payload digest of the stored event: blake3: and the blake3, in lower-case hex, over its bytes with each byte string's own blake3 in the place of its content; without blake3: both are sha-256. */
   digest: string;
-  /** attempt made the step, where it is another than that of the trajectory. Default: that of the trajectory. */
+  /** attempt made the step, where the trajectory names another. Default: the trajectory's. */
   attempt?: string | null;
 }
 
@@ -1904,7 +1910,7 @@ export interface StepSeed {
 export interface StepTrack {
   /** what it is called */
   name: string;
-  /** shape is that of the track alone. */
+  /** shape is the track's own. */
   shape: number[] | null;
   /** elements is the product of shape: how many of the state's elements are of the track. */
   elements: number;
@@ -1924,19 +1930,19 @@ export interface Stop {
   decode?: boolean | null;
 }
 
-/** Substitute is what a fresh group has in place of the settings of the group that it replaces. */
+/** Substitute has the settings in which a fresh group differs from the group that it replaces. */
 export interface Substitute {
   /** prompt is the text to paint. */
   prompt: string;
-  /** negative_prompt is what guidance leads away from. Default: that of the prompt. */
+  /** negative_prompt is the text that guidance leads away from. Default: the prompt's. */
   negative_prompt?: string | null;
-  /** ground_truth is what its images are compared with, by the reward functions for which the prompt names one. Default: the text in double quotes. */
+  /** ground_truth is the right answer for its images, in the reward functions for which the prompt names one. Default: the text in double quotes. */
   ground_truth?: unknown | null;
-  /** metadata replaces that of the prompt. */
+  /** metadata replaces the prompt's. */
   metadata?: Record<string, unknown> | null;
 }
 
-/** TeacherReply is what a teacher gives a sample, or why it gives nothing. Tensors of texts are as long as the sample's ids, n, and 0 where a token was given, as those of the trajectory are; large ones are a ref to a blob, which goes when the janitor sweeps: no event names it. */
+/** TeacherReply is what a teacher gives a sample, or why it gives nothing. Tensors of texts are as long as the sample's ids, n, and 0 where a token was given, as in the trajectory; large ones are a ref to a blob, which goes when the janitor sweeps: no event names it. */
 export interface TeacherReply {
   /** schema version of the event's type */
   v: 1;
@@ -1952,13 +1958,13 @@ export interface TeacherReply {
   weights_digest: string;
   /** model, weights_digest and backend name what computed, as in trajectories. */
   backend: string;
-  /** log_probs [n], F32, are those of the tokens before temperature and filters, in nats. */
+  /** log_probs [n], F32, are before temperature and filters, in nats. */
   log_probs?: Tensor | null;
   /** processed_log_probs [n], F32, are those after temperature and filters, which are the sample's own; -inf where the teacher's filters leave the token out. */
   processed_log_probs?: Tensor | null;
-  /** log_sum_exps and entropies [n], F32, are those of all logits of a token, before temperature and filters. */
+  /** log_sum_exps and entropies [n], F32, cover all logits of a token, before temperature and filters. */
   log_sum_exps?: Tensor | null;
-  /** log_sum_exps and entropies [n], F32, are those of all logits of a token, before temperature and filters. */
+  /** log_sum_exps and entropies [n], F32, cover all logits of a token, before temperature and filters. */
   entropies?: Tensor | null;
   /** top_ids [n, k], I32, are the likeliest tokens, falling, and top_logits [n, k], F32, their logits, before temperature and filters: less log_sum_exps they are log-probs. k is TopK, the vocabulary at most. */
   top_ids?: Tensor | null;
@@ -2020,9 +2026,9 @@ export interface Text {
   min_p?: number | null;
   /** stop are texts that end an answer where they appear in it, wherever its tokens begin and end. */
   stop?: string[] | null;
-  /** stop_token_ids are tokens that end an answer, beside those of the model. */
+  /** stop_token_ids are tokens that end an answer, beside the model's own. */
   stop_token_ids?: number[] | null;
-  /** logits are what is stored of the logits of each token that is generated. Default: none; log-probs, log-sum-exp and entropy are always there. */
+  /** logits chooses the logits that are stored of each generated token. Default: none; log-probs, log-sum-exp and entropy are always there. */
   logits?: Logits | null;
   /** interaction is who answers the model, so that it can go on. Default: nobody; the model answers once. */
   interaction?: Interaction | null;
@@ -2072,7 +2078,7 @@ export interface TextRequest {
   stop: string[] | null;
   /** stop and stop_token_ids end an answer, beside the tokens with which the model ends its turn. */
   stop_token_ids: number[] | null;
-  /** logits are what is stored of them; absent: none. */
+  /** logits are the stored ones; absent: none. */
   logits?: Logits | null;
   /** interaction is what replies to the model; absent: nothing does, and it answers once. */
   interaction?: Interaction | null;
@@ -2088,17 +2094,17 @@ export interface TextRequest {
 export interface TextResult {
   /** settings is how it was asked for. */
   settings: TextRequest;
-  /** ids [n], I32, is the whole sequence: the prompt in its template, and what was generated, with the token that ended it. This and what follows is absent unless completed. */
+  /** ids [n], I32, is the whole sequence: the prompt in its template, and the generated tokens, with the one that ended them. This and what follows is absent unless completed. */
   ids?: Tensor | null;
   /** mask [n], U8, is 1 where a token was generated: what there is to train on. */
   mask?: Tensor | null;
-  /** log_probs [n], F32, are those of the tokens before temperature and filters, in nats; 0 where mask is. */
+  /** log_probs [n], F32, are before temperature and filters, in nats; 0 where mask is. */
   log_probs?: Tensor | null;
-  /** processed_log_probs [n], F32, are those that the tokens were drawn with, after temperature and filters. */
+  /** processed_log_probs [n], F32, drew the tokens: they are after temperature and filters. */
   processed_log_probs?: Tensor | null;
-  /** entropies [n], F32, are those of the distributions of log_probs, in nats. */
+  /** entropies [n], F32, are of the distributions that log_probs come from, in nats. */
   entropies?: Tensor | null;
-  /** top_log_probs [n], F32, are those of the likeliest tokens, by the distributions of log_probs. */
+  /** top_log_probs [n], F32, are of the likeliest tokens, by the distributions that log_probs come from. */
   top_log_probs?: Tensor | null;
   /** turns are the parts of the sequence, in order. */
   turns?: Turn[] | null;
@@ -2118,7 +2124,7 @@ export interface TokenLogits {
   masked: number;
 }
 
-/** Tokens is a range of tokens of one turn of a text, published as they are made, or given. Only those that the sample's Trajectory names count. */
+/** Tokens is a range of tokens of one turn of a text, published as they are made, or given. Only the events that the sample's Trajectory names count. */
 export interface Tokens {
   /** schema version of the event's type */
   v: 1;
@@ -2132,7 +2138,7 @@ export interface Tokens {
   stage: string;
   /** token of one attempt at the sample */
   attempt: string;
-  /** n is the place of the event among those of the sample, from 0. */
+  /** n counts the events of the sample, from 0. */
   n: number;
   /** turn is the turn that the tokens are of, from 0; turn_position the place of the first of them in the turn, position in the sequence. */
   turn: number;
@@ -2146,15 +2152,15 @@ export interface Tokens {
   ids: number[] | null;
   /** engine is the server that drew the tokens, with its release; absent: the sampler. With it, lists of numbers that the server does not give are empty; one of log_probs and processed_log_probs is there. */
   engine?: string | null;
-  /** log_probs are those of the tokens by the model, before temperature and filters, in nats. */
+  /** log_probs are the model's, one a token, before temperature and filters, in nats. */
   log_probs: number[] | null;
-  /** processed_log_probs are those that the tokens were drawn with, after temperature and filters. At temperature 0 they are 0. */
+  /** processed_log_probs drew the tokens: they are after temperature and filters. At temperature 0 they are 0. */
   processed_log_probs: number[] | null;
-  /** log_sum_exps are those of all v logits of logits_kind, whatever is stored of them: a log-prob is the logit minus it. */
+  /** log_sum_exps cover all v logits of logits_kind, even where few are stored: a log-prob is the logit minus it. */
   log_sum_exps: number[] | null;
-  /** entropies are those of the distributions of log_probs, in nats, top_log_probs those of their likeliest tokens. */
+  /** entropies are of the distributions that log_probs come from, in nats; top_log_probs are of their likeliest tokens. */
   entropies: number[] | null;
-  /** entropies are those of the distributions of log_probs, in nats, top_log_probs those of their likeliest tokens. */
+  /** entropies are of the distributions that log_probs come from, in nats; top_log_probs are of their likeliest tokens. */
   top_log_probs: number[] | null;
   /** logits_kind is raw, as the model gives them, or processed: after temperature and filters. */
   logits_kind: "raw" | "processed";
@@ -2192,7 +2198,7 @@ export interface Tokens {
 export interface Track {
   /** what it is called */
   name: string;
-  /** shape is that of the track alone. */
+  /** shape is the track's own. */
   shape: number[] | null;
   /** elements is the product of shape: how many of the state's elements are of the track. */
   elements: number;
@@ -2214,7 +2220,7 @@ export interface Trajectory {
   group_size: number;
   /** what serves the sample: a model family and size class */
   lane: string;
-  /** stop_reason is completed; failed: the sample cannot be made; or pruned: it was ended at a step boundary, by the prompt's rule or by a control. steps are those that had been taken. */
+  /** stop_reason is completed; failed: the sample cannot be made; or pruned: it was ended at a step boundary, by the prompt's rule or by a control. steps lists the steps taken before that. */
   stop_reason: "completed" | "failed" | "pruned";
   /** error says why there are no media, unless completed. */
   error?: string | null;
@@ -2288,9 +2294,9 @@ export interface Trajectory {
   cfg_rule: "rescaled" | "plain" | "plain_clamped" | "inside" | "";
   /** cfg_scales [T] are the scales of classifier-free guidance of the steps, as the settings say; 1: without. */
   cfg_scales?: number[] | null;
-  /** timesteps [T+1] are those of Sampling: the whole schedule, whatever part of it ran. */
+  /** timesteps [T+1] are the whole schedule of Sampling, even if only a part of it ran. */
   timesteps: number[] | null;
-  /** log_probs [T] are null on ode steps and on those that did not run. */
+  /** log_probs [T] are null on ode steps and on steps that did not run. */
   log_probs: (number | null)[] | null;
   /** latent_step_indices are the latents stored, ascending; latents_shape is [S, C]. */
   latent_step_indices: number[] | null;
@@ -2302,7 +2308,7 @@ export interface Trajectory {
   conditioning: NamedTensor[] | null;
   /** rolled is what came of scheduled_sampling; absent: the sample is an ordinary one. */
   rolled?: Rolled | null;
-  /** steps are the stored step events that count, in step order, of the steps that ran: those of attempt, and before them those of earlier attempts that it went on from. Of a text they are its events of tokens. */
+  /** steps are the stored step events that count, in step order: first the ones of earlier attempts that attempt went on from, then its own. A text has its events of tokens here. */
   steps: StepRef[] | null;
   /** content_digest is the digest of the content of the steps in order: equal for equal rollouts, whichever process sampled them and when. Empty unless completed. */
   content_digest: string;
@@ -2338,7 +2344,7 @@ export interface Tree {
   leaf?: number | null;
 }
 
-/** Turn is a part of a sequence that is one participant's, or, of what was given, that of several. */
+/** Turn is the part of a sequence that one participant said. Given parts may be of several. */
 export interface Turn {
   /** begin and end are its tokens, [begin, end). */
   begin: number;
@@ -2350,13 +2356,13 @@ export interface Turn {
   finish_reason?: "stop" | "length" | "" | null;
   /** matched is the text of Stop that ended it; absent: none did. */
   matched?: string | null;
-  /** text is what it says, without the tokens of the template and without what ended it. Of what was given it is absent: the messages of the settings have it, or the reply to the turn before. */
+  /** text is its text, without the tokens of the template and without the one that ended it. A given turn has none: the messages of the settings have it, or the reply to the turn before. */
   text?: string | null;
-  /** score is what the interaction gives a turn that was generated, reply what it says to it, and metadata what it tells of it. A reply to the last turn was not said to the model any more. */
+  /** score, reply and metadata are the interaction's response to a generated turn. The model did not see a reply to the last turn. */
   score?: number | null;
-  /** score is what the interaction gives a turn that was generated, reply what it says to it, and metadata what it tells of it. A reply to the last turn was not said to the model any more. */
+  /** score, reply and metadata are the interaction's response to a generated turn. The model did not see a reply to the last turn. */
   reply?: string | null;
-  /** score is what the interaction gives a turn that was generated, reply what it says to it, and metadata what it tells of it. A reply to the last turn was not said to the model any more. */
+  /** score, reply and metadata are the interaction's response to a generated turn. The model did not see a reply to the last turn. */
   metadata?: Record<string, unknown> | null;
 }
 
@@ -2368,13 +2374,13 @@ export interface Update {
   run: string;
   /** what serves the sample: a model family and size class */
   lane: string;
-  /** whose weights they are; main where the lane has one set of them */
+  /** owner of the weights; main where the lane has one set of them */
   tenant: string;
   /** step is the count of the trainer's updates, from 1. */
   step: Integer;
-  /** batches are the ids of the batches that were learned from, batch_digest is a digest of what was read of them. */
+  /** batches are the ids of the batches that the trainer learned from, batch_digest is a digest of the events it read. */
   batches: string[] | null;
-  /** batches are the ids of the batches that were learned from, batch_digest is a digest of what was read of them. */
+  /** batches are the ids of the batches that the trainer learned from, batch_digest is a digest of the events it read. */
   batch_digest?: string | null;
   /** policy_version is the version that has the new weights, weights_digest names these. */
   policy_version: Integer;
@@ -2568,7 +2574,7 @@ export const streams = {
 
 /** The fields of each struct, with their forms: FORM? may be absent, [FORM] is a list. */
 export const structs: Record<string, Record<string, string>> = {
-  Advantage: {"adv_clip_max":"number?","batch":"str","batch_samples":"int?","branch_scope":"str?","branches":"[BranchGroup]?","closed":"int","credits":"[Credit]?","epsilon":"number","error":"str?","estimator":"str","gamma":"number?","group_size":"int","mean":"number?","members":"[Member]","metadata":"map?","mode":"str?","opened":"int","policy_version_max":"int","policy_version_min":"int","refill":"Refill?","refilled_by":"str?","run":"str","scale":"str","schedule_digest":"str","singleton":"str?","source_run":"str?","status":"str","std":"number?","std_basis":"str","trained_steps":"int","uid":"str","v":"int","validation":"bool?"},
+  Advantage: {"adv_clip_max":"number?","batch":"str","batch_samples":"int?","branch_scope":"str?","branches":"[BranchGroup]?","closed":"int","credits":"[Credit]?","epsilon":"number","error":"str?","estimator":"str","free_read_steps":"bool?","gamma":"number?","group_size":"int","mean":"number?","members":"[Member]","metadata":"map?","mode":"str?","opened":"int","policy_version_max":"int","policy_version_min":"int","refill":"Refill?","refilled_by":"str?","run":"str","scale":"str","schedule_digest":"str","singleton":"str?","source_run":"str?","status":"str","std":"number?","std_basis":"str","trained_steps":"int","uid":"str","v":"int","validation":"bool?"},
   AdvantageSpec: {"adv_clip_max":"number?","branch_scope":"str?","credit":"str?","epsilon":"number?","estimator":"str?","gamma":"number?","mode":"str?","singleton":"str?","std":"str?","std_basis":"str?"},
   Applied: {"at":"int","backend":"str","canary":"Canary?","error":"str?","instance":"str","lane":"str","load_ns":"int","policy_version":"int","serving":"int","state":"str","tenant":"str","v":"int","weights_digest":"str"},
   Batch: {"batch":"str","closed":"int","dropped":"[str]?","epoch":"int?","expected":"int?","groups":"int","mean":"number?","metrics":"[Metric]","refills":"int?","run":"str","samples":"int","status":"str?","std":"number?","std_basis":"str","step":"int?","uids":"[str]","v":"int"},
@@ -2589,7 +2595,7 @@ export const structs: Record<string, Record<string, string>> = {
   Drawn: {"engine":"Engine","resumed":"int?","unscored":"int?","weights":"[WeightSpan]?"},
   Engine: {"filters":"str?","name":"str","precision":"str?","values":"str","verify":"str?","version":"str"},
   Evaluation: {"at":"int","places":"int","samples":"int","took_ns":"int"},
-  Group: {"advantage":"AdvantageSpec","batch":"str","batch_epoch":"int?","batch_groups":"int","batch_step":"int?","created":"int","deadline":"int","group_policy":"GroupPolicy?","metadata":"map?","prompt_seq":"int","refill":"Refill?","reward":"[RewardSpec]","source_run":"str?","tree":"Tree?","validation":"bool"},
+  Group: {"advantage":"AdvantageSpec","batch":"str","batch_epoch":"int?","batch_groups":"int","batch_step":"int?","created":"int","deadline":"int","free_read_steps":"bool?","group_policy":"GroupPolicy?","metadata":"map?","prompt_seq":"int","refill":"Refill?","reward":"[RewardSpec]","source_run":"str?","tree":"Tree?","validation":"bool"},
   GroupPolicy: {"failed":"str?","max_policy_lag":"int?","max_policy_span":"int?","mixed_schedules":"bool?","refill_rounds":"int?","zero_std":"str?"},
   GroupRecord: {"base_digest":"str?","cancelled":"bool?","error":"str?","group":"Group","group_size":"int","lane":"str","negative_prompt":"str","noise_seed":"int","prompt":"str","prompt_digest":"str","run":"str","sample_seed":"int","schedule_digest":"str","step_bytes":"int?","uid":"str","v":"int"},
   Header: {"name":"str","value":"str"},
@@ -2617,7 +2623,7 @@ export const structs: Record<string, Record<string, string>> = {
   Prediction: {"digest":"str","tensor":"Tensor?"},
   Presence: {"at":"int","backend":"str?","controls":"int?","draining":"bool?","evaluation":"Evaluation?","instance":"str","lane":"str?","loading":"int?","making":"[Making]?","missing":"[MissingReward]?","policy_version":"int?","reward":"[str]?","room":"Room?","service":"str","v":"int","waiting":"str?","weights_digest":"str?"},
   ProbabilityRamp: {"prob_end":"number?","prob_start":"number?","ramp_steps":"int?","shape":"str?","start_step":"int?"},
-  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","deadline":"int?","frames":"int?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
+  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
   Provenance: {"attempt":"str","backend":"str","drawn":"Drawn?","policy_version_max":"int","policy_version_min":"int","sampler":"str","timings":"SampleTimings","weights_digest":"str"},
   Prune: {"log_prob_above":"number?","log_prob_below":"number?","step_index":"int"},
   Receipt: {"accepted":"bool","code":"str?","error":"str?","num_inference_steps":"int","run":"str","samples":"int","sde_step_indices":"[int]","start_step_index":"int?","stop_step_index":"int?","total_steps":"int?","uid":"str","v":"int","waiting":"str?","warnings":"[str]?"},

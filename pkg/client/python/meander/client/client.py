@@ -255,7 +255,7 @@ class Client(Controls, Teachers):
         after: str = "",
         shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0, follow: bool = True,
         logits: bool = False,
-        log_prob_kind: str = "raw", empty: str = "",
+        log_prob_kind: str = "raw", empty: str = "", whole: bool = True,
     ) -> Batches:
         """Batches to train on. groups is the number of groups in a batch, in the order in which they close; with 0 the
         batch ids of the prompts say it.
@@ -266,6 +266,8 @@ class Client(Controls, Teachers):
         A batch without a sample to train on has size 0; left_out of a batch says why its other groups are not in it.
         empty: what becomes of a named batch of which no group counts, as all failed or were cancelled: `raise`
         EmptyBatch, or `give` it with size 0. Without it, `give` where faults are skipped.
+        whole=False leaves the steps of images to batch.micro: of the batch alone results, trajectories, rewards and
+        advantages are held.
 
         Batches of texts are TextBatch. log_prob_kind says which log-probs they have, raw or processed. A group whose
         server gave no such log-probs, and a batch of images and texts, are faults. With logits they also have the
@@ -274,11 +276,13 @@ class Client(Controls, Teachers):
         return Batches(
             self, run, name, groups, log_probs, tolerance, log_prob_kind, after=after, shared=shared, keep=keep,
             faults=faults, timeout=timeout, follow=follow,
-            logits=logits, empty=empty)
+            logits=logits, empty=empty, whole=whole)
 
-    async def group(self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False) -> Group:
+    async def group(
+        self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False, whole: bool = True
+    ) -> Group:
         """A closed group with its trajectories, steps and texts, and with logits also the stored logits. Digests are
-        checked, and tensors are complete.
+        checked, and tensors are complete. whole=False leaves the steps of images to complete.
 
         Gone: a part of the group is no longer stored. EventError: a part is not what its name says.
         """
@@ -295,8 +299,9 @@ class Client(Controls, Teachers):
             Sample(m, await self._trajectory(source, uid, m, found) if m["trajectory_seq"] else None, [])
             for m in advantage["members"]
         ]
-        for some in _portions(samples):
-            await self._complete(some, logits)
+        for s in samples:
+            s.unread = s.trajectory is not None and s.trajectory.get("text") is None
+        await self.complete([s for s in samples if whole or not s.unread], logits)
         return Group(advantage, samples)
 
     async def _trajectory(
@@ -308,22 +313,23 @@ class Client(Controls, Teachers):
         check_known(trajectory, TRAJECTORY, f"sample {uid} #{member['sample_index']}")
         return trajectory
 
-    async def _complete(self, samples: Sequence[Sample], logits: bool) -> None:
-        """Reads the steps and texts of some samples."""
-        images = []
+    async def complete(self, samples: Sequence[Sample], logits: bool = False) -> None:
+        """Reads steps, encoded texts and texts of samples whose trajectories are there; with logits also the stored
+        logits. Gone and EventError: as group."""
         for s in samples:
-            if s.trajectory is None:
-                continue
-            if s.trajectory.get("text") is None:
-                images.append((s, s.trajectory))
-            elif s.trajectory["stop_reason"] == "completed":
-                s.text = await self.text(s.trajectory, logits)
-        steps = await self._steps([t for _, t in images], "step", STEP)
-        for (s, t), s.steps in zip(images, steps, strict=True):
-            texts = t.get("conditioning") or []
-            for named in texts:
-                await self.load(named["tensor"])
-            s.conditioning = {named["name"]: tensor(named["tensor"]) for named in texts}
+            if s.trajectory is not None and s.trajectory.get("text") is not None:
+                if s.trajectory["stop_reason"] == "completed":
+                    s.text = await self.text(s.trajectory, logits)
+        for some in _portions([s for s in samples if s.unread]):
+            trajectories = [s.trajectory or {} for s in some]
+            steps = await self._steps(trajectories, "step", STEP)
+            for s, t, s.steps in zip(some, trajectories, steps, strict=True):
+                texts = t.get("conditioning") or []
+                for named in texts:
+                    if named["tensor"].get("data") is None:
+                        await self.load(named["tensor"])
+                s.conditioning = {named["name"]: tensor(named["tensor"]) for named in texts}
+                s.unread = False
 
     async def text(self, trajectory: Event, logits: bool = False) -> Text:
         """What a completed sample of text says, token by token; with logits also what is stored of those.
@@ -434,6 +440,12 @@ class Client(Controls, Teachers):
 
     async def blob(self, ref: Event) -> bytes:
         """Returns an object of the blob bucket, checked against its digest. Gone: it is not there, or not whole."""
+        out = io.BytesIO()
+        await self._copy_blob(ref, out.write)
+        return out.getvalue()
+
+    async def _copy_blob(self, ref: Event, write: Callable[[bytes], object]) -> None:
+        """blob in pieces: after an error, some were written."""
         what, bucket = f"blob {ref['digest']:.12}", ref["bucket"]
         stored, name = f"OBJ_{bucket}", base64.urlsafe_b64encode(ref["digest"].encode()).decode()
         try:
@@ -445,16 +457,22 @@ class Client(Controls, Teachers):
             raise Gone(f"{what} is no longer stored")
         if entry["size"] != ref["size"]:
             raise EventError(f"{what} has {entry['size']} bytes that are not those of digest {ref['digest']:.12}")
-        return checked(await self._chunks(stored, f"$O.{bucket}.C.{entry['nuid']}", ref["size"], what), ref)
+        digest, size = hashlib.sha256(), 0
+        async for chunk in self._chunks(stored, f"$O.{bucket}.C.{entry['nuid']}", ref["size"], what):
+            digest.update(chunk)
+            size += len(chunk)
+            write(chunk)
+        if size != ref["size"] or digest.hexdigest() != ref["digest"]:
+            raise EventError(f"{size} bytes that are not those of digest {ref['digest']:.12}")
 
-    async def _chunks(self, stream: str, subject: str, size: int, what: str) -> bytes:
+    async def _chunks(self, stream: str, subject: str, size: int, what: str) -> AsyncIterator[bytes]:
         """The messages of a subject after each other, size bytes in all."""
-        out = io.BytesIO()
+        have = 0
         if not size:
-            return b""
+            return
         sub = await self.js.subscribe(subject, stream=stream, ordered_consumer=True)
         try:
-            while out.tell() < size:
+            while have < size:
                 try:
                     m = await sub.next_msg(timeout=_CHUNK_WAIT)
                 except nats.errors.TimeoutError:
@@ -462,13 +480,13 @@ class Client(Controls, Teachers):
                     if not info.state.subjects:
                         raise Gone(f"{what} is no longer stored") from None
                     continue  # the server was away, or is slow
-                out.write(m.data)
-                if m.metadata.num_pending == 0 and out.tell() < size:
-                    raise Gone(f"{what}: {out.tell()} of {size} bytes are stored")
+                have += len(m.data)
+                yield m.data
+                if m.metadata.num_pending == 0 and have < size:
+                    raise Gone(f"{what}: {have} of {size} bytes are stored")
         finally:
             with contextlib.suppress(Exception):
                 await sub.unsubscribe()
-        return out.getvalue()
 
     async def medium(self, trajectory: Event, kind: str = "image") -> bytes:
         """Returns a file of a sample by its kind: its image, a PNG; its video, an animated PNG whose middle
@@ -684,7 +702,8 @@ def _portions(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
         if size >= _PORTION:
             yield portion
             portion, size = [], 0
-    yield portion
+    if portion:
+        yield portion
 
 
 def _opened(data: bytes) -> Any:

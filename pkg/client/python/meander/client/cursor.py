@@ -22,7 +22,7 @@ from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from ..data.events import PREFIX, Event, EventError, Gone, name_of
-from .tasks import retry_while_away
+from .tasks import PATIENCE, retry_while_away
 
 _log = logging.getLogger("meander")
 
@@ -32,8 +32,6 @@ _PAUSE = 0.5  # of the time of the next try, before a server that is not ready i
 _SLICE = 2.0  # seconds that one request waits for what comes
 _HOUR = 3600
 _SHARED_WAIT, _HEARTBEAT = 60, 15  # seconds after which another process gets what one holds and says nothing of
-PATIENCE = 120
-"""Seconds that the server may be away while something is read or acknowledged."""
 CONSUMER_TAKEN = 10148
 """The server's error for a consumer that is there."""
 

@@ -18,9 +18,9 @@ import nats
 from nats.js.errors import APIError, NotFoundError
 
 from . import versions
-from .cursor import PATIENCE, Taken
+from .cursor import Taken
 from ..data.events import TENANT, Event
-from .tasks import retry_while_away
+from .tasks import PATIENCE, retry_while_away
 
 if TYPE_CHECKING:
     from .client import Client

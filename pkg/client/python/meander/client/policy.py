@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import hashlib
 import json
 import logging
@@ -13,7 +14,7 @@ import mmap
 import struct
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from . import versions
 from ..data import lora, tensorfile, weightsdir
 from .control import keys
 from .cursor import api
-from ..data.events import PREFIX, TENANT, Event, Gone, checked, decode, fault, name_of
+from ..data.events import PREFIX, TENANT, Event, Gone, decode, fault, name_of
 from .tasks import retry_while_away
 from .versions import NoPolicy as NoPolicy
 
@@ -38,7 +39,7 @@ _log = logging.getLogger("meander")
 _FILE, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _DIFFUSERS = "pytorch_lora_weights.safetensors"
 """What diffusers names the file."""
-_CHUNK = 128 << 10
+_CHUNK, _PIECE = 128 << 10, 4 << 20
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 RULES = ("finish", "switch", "restart")
 """What a group does about weights that come while it is made: its rules in text."""
@@ -145,46 +146,150 @@ async def push_policy(
 
 
 async def push_weights(
-    client: Client, files: str | Path | Sequence[str | Path] | Mapping[str, Any], lane: str = "", *,
+    client: Client, files: str | Path | Sequence[str | Path] | Mapping[str, Any] | Iterable[tuple[str, Any]],
+    lane: str = "", *,
     rule: str = "finish", version: int | None = None, base: str = "", by: str = "python", note: str = "",
     weights_dir: str | Path | None = None, lease: leases.Lease | None = None,
 ) -> Event:
-    """push_policy of a whole transformer in place of the checkpoint's.
+    """push_policy of a whole network in place of the checkpoint's: the transformer, or the language model.
 
     files: its safetensors file, its shards in their order, their index, or the folder of them; or its tensors by name,
     as a state dict has them. Its tensors, F32, F16, BF16 or F64, have the names and shapes of those of the checkpoint.
+    Tensors in memory are not copied: they are written one after the other. A mapping may have functions that return
+    them, and pairs of name and tensor may come one by one, so that of a sharded network one is gathered at a time;
+    some 512 MiB of such are held at once.
     The other arguments and errors are those of push_policy.
     weights_dir: a folder that samplers have too, as their --weights-dir. The files go by path, in any size, and nothing
     of them is stored in the server. Those that lie in it stay where they are, others are copied to it.
     """
-    paths = [] if isinstance(files, Mapping) else _shards(files)
-    contents: list[bytes | memoryview] = [_encoded(files)[0]] if isinstance(files, Mapping) else [
-        _mapped(p) for p in paths
-    ]
-    if not contents:
-        raise PolicyRefused(f"weights: {files}: no safetensors file")
+    sources = _sources(files)
+    refs: list[Event] = []
 
     async def following(now: Event) -> Event:
         _onto(now, base)
         if not now.get("tensors"):
             raise PolicyRefused(f"weights: the model {now['model']!r} of lane {now['lane']!r} takes none")
-        check_weights(contents, json.loads(await client.blob(now["tensors"])))
-        if weights_dir is None:
-            refs = [await _put_blob(client, data) for data in contents]
-        else:
-            store = "".join(c for c in (await api(client.nc, "STREAM.INFO.MDR_POLICIES"))["created"] if c.isdigit())
-            try:
-                refs = await asyncio.to_thread(
-                    weightsdir.place, weights_dir, store, paths or [bytes(c) for c in contents]
-                )
-            except (OSError, ValueError) as err:
-                raise PolicyRefused(f"weights_dir: {weights_dir}: {err}") from err
+        if not refs:  # pairs come once
+            refs.extend(await _stored_files(client, sources(json.loads(await client.blob(now["tensors"]))), weights_dir))
         lines = "".join(f"full {ref['digest']}\n" for ref in refs)
         return {
             "weights_digest": hashlib.sha256(f"{now['base_digest']}\n{lines}".encode()).hexdigest(), "weights": refs
         }
 
     return await _follow(client, lane, following, rule, version, by, note, lease)
+
+
+_Table = dict[str, list[int]]
+_Files = Iterator["Path | weightsdir.Pieces"]
+
+
+def _sources(files: Any) -> Callable[[_Table], _Files]:
+    """What gives the files of weights for the shapes of a lane, each checked before it is given.
+
+    PolicyRefused: they are no weights at all, or tensors of them that are in memory have a wrong dtype.
+    """
+    if isinstance(files, Mapping):
+        for name, t in files.items():
+            if not callable(t):
+                _kind(name, t)
+        return partial(_from_tensors, files)
+    if not isinstance(files, (str, Path)) and not isinstance(files, Sequence):
+        return partial(_from_tensors, files)
+    if isinstance(files, Sequence) and not all(isinstance(f, (str, Path)) for f in files):
+        return _sources(dict(files))
+    paths = _shards(files)
+    if not paths:
+        raise PolicyRefused(f"weights: {files}: no safetensors file")
+    contents = [_mapped(p) for p in paths]
+
+    def sources(table: _Table) -> _Files:
+        check_weights(contents, table)
+        return iter(paths)
+
+    return sources
+
+
+def _kind(name: str, t: Any) -> list[int]:
+    """The shape of a tensor. PolicyRefused: its dtype is none of weights."""
+    try:
+        return tensorfile.kind_of(name, t)[1]
+    except ValueError as err:
+        raise PolicyRefused(f"tensors: {err}") from None
+
+
+_FILE_BYTES = 512 << 20
+"""Tensors in memory make a file as soon as they have so many bytes."""
+_MOST_FILES = 256
+
+
+def _from_tensors(tensors: Any, table: _Table) -> _Files:
+    """The files of tensors in memory: of a mapping, or of pairs. What is wrong with any tensor of a mapping is said
+    before the first file."""
+    left, whole = dict(table), isinstance(tensors, Mapping)
+
+    def check(name: str, t: Any) -> None:
+        shape = _kind(name, t)
+        if left.pop(name, None) is None:
+            why = "is given twice; must be once" if name in table else "the network has none"
+            raise PolicyRefused(f"weights: {name}: {why}")
+        if shape != list(table[name]):
+            raise PolicyRefused(f"weights: {name}: {shape}; must be {list(table[name])}")
+
+    if whole:
+        for name, t in tensors.items():
+            if not callable(t):
+                check(name, t)
+        if missing := set(left) - set(tensors):
+            raise _missing(missing)
+    held: dict[str, Any] = {}
+    size = count = 0
+    for name, t in tensors.items() if whole else tensors:
+        if callable(t):
+            t = t()
+        if not whole or callable(tensors[name]):
+            check(name, t)
+        held[name], size = t, size + tensorfile.size_of(t)
+        del t
+        if size >= _FILE_BYTES:
+            if (count := count + 1) == _MOST_FILES:
+                raise PolicyRefused(f"weights: more than {_MOST_FILES} files of {_FILE_BYTES} bytes; push files instead")
+            yield partial(_pieces, held)
+            held.clear()  # the file is written
+            size = 0
+    if left:
+        raise _missing(left)
+    if held:
+        yield partial(_pieces, held)
+
+
+def _missing(left: Collection[str]) -> PolicyRefused:
+    return PolicyRefused(f"weights: {len(left)} tensors are missing, {min(left)} for one")
+
+
+def _pieces(tensors: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
+    """The bytes of a file of tensors. PolicyRefused: a number of them is not finite."""
+    try:
+        yield from tensorfile.pieces(tensors, finite=True)
+    except ValueError as err:
+        raise PolicyRefused(f"weights: {err}") from None
+
+
+async def _stored_files(client: Client, files: _Files, weights_dir: str | Path | None) -> list[Event]:
+    """Puts the files of weights where samplers find them."""
+    if weights_dir is None:
+        refs = list[Event]()
+        while (file := await asyncio.to_thread(next, files, None)) is not None:
+            refs.append(await _put_blob(client, _mapped(file) if isinstance(file, Path) else file))
+        return refs
+    store = "".join(c for c in (await api(client.nc, "STREAM.INFO.MDR_POLICIES"))["created"] if c.isdigit())
+    try:
+        return await asyncio.to_thread(weightsdir.place, weights_dir, store, files)
+    except PolicyRefused:
+        raise
+    except (OSError, ValueError) as err:
+        full = isinstance(err, OSError) and err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        fix = "; free space in it, and push the weights again" if full else ""
+        raise PolicyRefused(f"weights_dir: {weights_dir}: {err}{fix}") from err
 
 
 def _shards(files: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -265,7 +370,7 @@ async def rollback_policy(
         try:
             for ref in [*([then["adapter"]["file"]] if then.get("adapter") else []), *(then.get("weights") or [])]:
                 if ref.get("bucket"):  # samplers look at what lies by path
-                    await client.blob(ref)
+                    await client._copy_blob(ref, len)
         except Gone as err:
             raise PolicyRefused(f"version: {version}; its weights are not stored any more: {err}") from None
         return {
@@ -524,18 +629,19 @@ def check_weights(files: Sequence[bytes | memoryview], table: dict[str, list[int
         header, data = _header("weights", file)
         header.pop("__metadata__", None)
         for name, info in header.items():
-            x = _floats("weights", name, info, data)
+            stored = _stored_bytes("weights", name, info, data)
             if name not in table:
                 raise PolicyRefused(f"weights: {name}: the transformer has none")
             if left.pop(name, None) is None:
                 raise PolicyRefused(f"weights: {name}: is in two files; must be in one")
             if info["shape"] != list(table[name]):
                 raise PolicyRefused(f"weights: {name}: {info['shape']}; must be {list(table[name])}")
-            if not np.isfinite(x).all():
-                raise PolicyRefused(f"weights: {name}: not finite")
-            _release(file)
+            for begin in range(0, len(stored), _PIECE):
+                if not tensorfile.is_finite(info["dtype"], stored[begin : begin + _PIECE]):
+                    raise PolicyRefused(f"weights: {name}: not finite")
+                _release(file)
     if left:
-        raise PolicyRefused(f"weights: {len(left)} tensors are missing, {min(left)} for one")
+        raise _missing(left)
 
 
 def _header(what: str, file: bytes | memoryview) -> tuple[dict[str, Any], bytes | memoryview]:
@@ -553,8 +659,14 @@ def _header(what: str, file: bytes | memoryview) -> tuple[dict[str, Any], bytes 
 
 
 def _floats(what: str, name: str, info: Any, data: bytes | memoryview) -> np.ndarray:
-    """The elements of a tensor, flat, in float32 or as stored. data is what is behind the header, info the tensor's
-    entry in it. PolicyRefused: the entry is wrong."""
+    """The elements of a tensor, flat, in float32 or as stored. The arguments are those of _stored_bytes."""
+    out = np.frombuffer(_stored_bytes(what, name, info, data), np.dtype(_FLOATS.get(info["dtype"], "<u2")))
+    return (out.astype("<u4") << 16).view("<f4") if info["dtype"] == "BF16" else out
+
+
+def _stored_bytes(what: str, name: str, info: Any, data: bytes | memoryview) -> bytes | memoryview:
+    """The bytes of a tensor. data is what is behind the header, info the tensor's entry in it. PolicyRefused: the
+    entry is wrong."""
     if wrong := fault(info, {"dtype": str, "shape": [int], "data_offsets": [int]}):
         raise PolicyRefused(f"{what}: {name}: {wrong}")
     dtype, count = np.dtype(_FLOATS.get(info["dtype"], "<u2")), math.prod(info["shape"])
@@ -568,8 +680,7 @@ def _floats(what: str, name: str, info: Any, data: bytes | memoryview) -> np.nda
         )
     if end > len(data):
         raise PolicyRefused(f"{what}: {name}: ends at byte {end} of {len(data)}: truncated")
-    out = np.frombuffer(data[begin:end], dtype)
-    return (out.astype("<u4") << 16).view("<f4") if info["dtype"] == "BF16" else out
+    return data[begin:end]
 
 
 def weights_digest(base: str, file: bytes, config: bytes, scale: float) -> str:
@@ -582,31 +693,61 @@ def weights_digest(base: str, file: bytes, config: bytes, scale: float) -> str:
     return hashlib.sha256(f"{base}\n{d.hexdigest()} {bits:x}\n".encode()).hexdigest()
 
 
-async def _put_blob(client: Client, data: bytes | memoryview) -> Event:
-    """Stores bytes under their SHA-256, unless they are there."""
-    digest = hashlib.sha256(data).digest()
-    ref = {"bucket": "mdr-blobs", "digest": digest.hex(), "size": len(data)}
+async def _put_blob(client: Client, data: bytes | memoryview | weightsdir.Pieces) -> Event:
+    """Stores bytes under their SHA-256, unless they are there. Pieces are asked for twice: to name them, and to send
+    them."""
+    pieces: weightsdir.Pieces = data if callable(data) else partial(_sliced, data)
+    digest, size = await asyncio.to_thread(_digest_of, pieces)
+    ref = {"bucket": "mdr-blobs", "digest": digest.hex(), "size": size}
     subject = f"$O.mdr-blobs.M.{base64.urlsafe_b64encode(digest.hex().encode()).decode()}"
     try:
         entry = json.loads((await client.js.get_last_msg("OBJ_mdr-blobs", subject)).data or b"{}")
-        checked(await client.blob(ref), ref)
-        if entry.get("size") == len(data):
+        await client._copy_blob(ref, len)
+        if entry.get("size") == size:
             # used again: not swept as forgotten
             await client.js.publish(subject, json.dumps(entry).encode(), headers={"Nats-Rollup": "sub"})
             return ref
     except Exception:  # noqa: BLE001, S110 - not there, or not whole: it is written
         pass
-    nuid, sent = uuid.uuid4().hex, hashlib.sha256()
-    for begin in range(0, len(data), _CHUNK):
-        chunk = bytes(data[begin : begin + _CHUNK])
+    nuid, sent, count = uuid.uuid4().hex, hashlib.sha256(), 0
+    for chunk in _chunks(pieces()):
         sent.update(chunk)
         await client.js.publish(f"$O.mdr-blobs.C.{nuid}", chunk)
+        count += 1
     if sent.digest() != digest:
-        raise PolicyRefused("weights: a file was changed while it was sent; push it again once it is whole")
+        raise PolicyRefused("weights: they were changed while they were sent; push them again once they are whole")
     entry = {
         "name": digest.hex(), "options": {"max_chunk_size": _CHUNK}, "bucket": "mdr-blobs", "nuid": nuid,
-        "size": len(data),
-        "chunks": -(-len(data) // _CHUNK), "digest": "SHA-256=" + base64.urlsafe_b64encode(digest).decode(),
+        "size": size, "chunks": count, "digest": "SHA-256=" + base64.urlsafe_b64encode(digest).decode(),
     }
     await client.js.publish(subject, json.dumps(entry).encode(), headers={"Nats-Rollup": "sub"})
     return ref
+
+
+def _sliced(data: bytes | memoryview) -> Iterator[memoryview]:
+    """The pieces of what is in memory, or mapped."""
+    view = memoryview(data)
+    for begin in range(0, len(view), _PIECE):
+        yield view[begin : begin + _PIECE]
+        _release(view)
+
+
+def _digest_of(pieces: weightsdir.Pieces) -> tuple[bytes, int]:
+    """The SHA-256 and the size of a file."""
+    digest, size = hashlib.sha256(), 0
+    for piece in pieces():
+        digest.update(piece)
+        size += len(piece)
+    return digest.digest(), size
+
+
+def _chunks(pieces: Iterator[bytes | memoryview]) -> Iterator[bytes]:
+    """The messages of a blob."""
+    rest = bytearray()
+    for piece in pieces:
+        rest += piece
+        while len(rest) >= _CHUNK:
+            yield bytes(rest[:_CHUNK])
+            del rest[:_CHUNK]
+    if rest:
+        yield bytes(rest)

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -17,11 +17,11 @@ from nats.aio.msg import Msg
 from nats.js.client import JetStreamContext
 from nats.js.errors import NotFoundError
 
-from ..data.batch import Batch, Group, Keep, Ratio
+from ..data.batch import Batch, Group, Keep, Ratio, Sample
 from .control import status_text
-from .cursor import PATIENCE, Cursor, results
+from .cursor import Cursor, results
 from ..data.events import ADVANTAGE, BATCH, PREFIX, Event, EventError, fitting
-from .tasks import maybe_awaited, retry_while_away
+from .tasks import PATIENCE, maybe_awaited, retry_while_away
 from ..data.textbatch import batch_of, check_kind, lacking
 
 _log = logging.getLogger("meander")
@@ -106,7 +106,12 @@ class Source(Protocol):
     async def status(self, run: str, timeout: float = 10) -> dict[str, Any]:
         """As of Client."""
 
-    async def group(self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False) -> Group:
+    async def group(
+        self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False, whole: bool = True
+    ) -> Group:
+        """As of Client."""
+
+    async def complete(self, samples: Sequence[Sample], logits: bool = False) -> None:
         """As of Client."""
 
 
@@ -115,7 +120,7 @@ class _Reader:
 
     def __init__(
         self, client: Source, run: str, name: str, kind: str, after: str, shared: bool, keep: Keep | None, faults: str,
-        timeout: float, follow: bool, logits: bool, empty: str = "",
+        timeout: float, follow: bool, logits: bool, empty: str = "", whole: bool = True,
     ):
         if faults not in ("raise", "skip"):
             raise ValueError(f"faults: {faults!r}; must be raise or skip")
@@ -125,7 +130,7 @@ class _Reader:
         self.client, self.run, self.keep, self.faults = client, run, keep, faults
         self.timeout, self.follow = timeout, follow
         self.cursor = Cursor(client.nc, run, name, results(run, kind), after, shared, client.mark)
-        self.logits = logits
+        self.logits, self.whole = logits, whole
         self.health = Health()
         self._left: dict[str, str] = {}  # why groups and samples are left out, since the last batch
 
@@ -162,7 +167,7 @@ class _Reader:
     async def _group(self, run: str, uid: str, place: str, advantage: Event | None = None) -> Group | None:
         """Returns a group that counts; None for one that is left out, which is counted and logged."""
         try:
-            read = partial(self.client.group, run, uid, advantage, logits=self.logits)
+            read = partial(self.client.group, run, uid, advantage, logits=self.logits, whole=self.whole)
             group = await retry_while_away(read, max(self.timeout, PATIENCE))
             group.cursor = place
             status = group.advantage["status"]
@@ -269,6 +274,8 @@ class Batches(_Reader):
     ):
         super().__init__(client, run, name, "advantage" if groups else "batch", **options)
         check_kind(log_prob_kind)
+        if log_probs is not None and not self.whole:
+            raise ValueError("log_probs: needs whole=True; of micro-batches, check(log_probs) does it")
         self.size, self.log_probs, self.tolerance, self.log_prob_kind = groups, log_probs, tolerance, log_prob_kind
 
     def __aiter__(self) -> AsyncIterator[Batch]:
@@ -342,7 +349,7 @@ class Batches(_Reader):
         """The groups as a batch; None where they are none, which is counted and said."""
         left, self._left = self._left, {}
         try:
-            batch = batch_of(groups, name, place, self.log_prob_kind)
+            batch = batch_of(groups, name, place, self.log_prob_kind, self.client)
             batch.left_out = left
             return batch
         except EventError as e:

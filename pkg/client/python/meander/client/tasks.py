@@ -16,6 +16,8 @@ _log = logging.getLogger("meander")
 
 _T = TypeVar("_T")
 
+PATIENCE = 120
+"""Seconds that the server may be away while something is read or acknowledged."""
 
 _AWAY = (
     errors.TimeoutError, errors.NoRespondersError, errors.StaleConnectionError, errors.OutboundBufferLimitError,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .events import SETTINGS, Event, EventError, check_uses, tensor
+from .micro import Completing, Micro
+from .states import NAMES as STATES
+from .states import States, pinned
 from .text import Text
 from ..maths.transition import Kernel, step_kernel
 
@@ -36,6 +38,8 @@ class Sample:
     [tokens]."""
     text: Text | None = None
     """The text, if the sample is one and completed."""
+    unread: bool = False
+    """Whether its steps and encoded texts are left to be read: see Batch.micro."""
 
     @property
     def advantage(self) -> float | None:
@@ -44,8 +48,16 @@ class Sample:
 
     @property
     def trained(self) -> list[Event]:
-        """The stochastic steps: those that have a log-prob."""
-        return [] if self.text else [s for s in self.steps if s["log_prob"] is not None]
+        """The stochastic steps: those that have a log-prob. Of a sample whose steps are not read, what its trajectory
+        says of them."""
+        t = self.trajectory or {}
+        if self.text or not self.unread:
+            return [] if self.text else [s for s in self.steps if s["log_prob"] is not None]
+        return [
+            {"step_index": i, "log_prob": p, "timestep": t["timesteps"][i], "sigma": t["sigmas"][i],
+             "sigma_next": t["sigmas"][i + 1]}
+            for i, p in enumerate(t.get("log_probs") or ()) if p is not None
+        ]  # fmt: skip
 
     @property
     def lacks(self) -> str:
@@ -54,15 +66,21 @@ class Sample:
             return "" if self.text.generated else "an answer without tokens"
         return "" if self.trained else "no stochastic step"
 
+    def kept(self) -> dict[int, list[Event]]:
+        """The tensors of the states that were read, by index; the same state may be kept with two steps."""
+        out = dict[int, list[Event]]()
+        for step in self.steps:
+            for k in step["latents"] or []:
+                out.setdefault(k["index"], []).append(k["tensor"])
+            if step.get("checkpoint"):
+                out.setdefault(step["step_index"], []).append(step["checkpoint"])
+        return out
+
     def latents(self, index: int) -> Array:
         """Returns the state before step index, or after the last step: [S, C] float32. F16 and BF16 are widened
         exactly."""
-        for step in self.steps:
-            for kept in step["latents"] or []:
-                if kept["index"] == index:
-                    return tensor(kept["tensor"]).astype(np.float32)
-            if step["step_index"] == index and step.get("checkpoint"):
-                return tensor(step["checkpoint"]).astype(np.float32)
+        if stored := self.kept().get(index):
+            return tensor(stored[0]).astype(np.float32)
         t = self.trajectory or {}
         raise EventError(
             f"{t.get('uid')} #{self.member['sample_index']}: latents {index} were not kept; ask for them with "
@@ -74,14 +92,6 @@ class Sample:
         latents."""
         begin, shape = _place((self.trajectory or {}).get("tracks") or [], name)
         return self.latents(index).reshape(-1)[begin : begin + math.prod(shape)].reshape(shape)
-
-    def share(self, index: int, state: Array) -> None:
-        """Lets an array that has the state of that index (latents) stand for its bytes, which are freed."""
-        for step in self.steps:
-            kept = [k["tensor"] for k in step["latents"] or [] if k["index"] == index]
-            for t in kept + ([step["checkpoint"]] if step["step_index"] == index and step.get("checkpoint") else []):
-                if t["dtype"] == "F32" and sys.byteorder == "little":
-                    t["data"] = state.reshape(-1).view(np.uint8)
 
     def kernel(self, step_index: int) -> Kernel:
         """Returns the transition of a step."""
@@ -166,6 +176,8 @@ class Batch(Mapping[str, Any]):
     | prompt_embeds, negative_prompt_embeds | [B, L, D] float32 | where kept (return_conditioning), zero padded |
     | prompt_embeds_mask, negative_prompt_embeds_mask | [B, L] int64 | |
 
+    torch() gives the states in the dtype that was stored, without a copy; as arrays, F16 and BF16 are widened exactly.
+
     A setting is 0 or empty where a sample has none; but prompt_2 and prompt_3 are the prompt there, and frames are 1.
     The states behind a step and before the next one are held once, where trained steps follow one another: writing to
     one writes to both. Encoded texts are held once per group; asking for them by name repeats them. `conditioning` has
@@ -182,25 +194,56 @@ class Batch(Mapping[str, Any]):
     why_off = "other weights, another guidance, other text embeddings or a lower precision than the sampler's"
     """What a ratio that is off may come from."""
 
-    def __init__(self, groups: Sequence[Group], name: str = "", cursor: str = ""):
-        self.name, self.cursor = name, cursor
+    source: Completing | None = None
+    """What reads the steps of samples, where they are not read yet."""
+    thread: Any = None
+    """What runs coroutines of the source for micro-batches that are not awaited (thread.run), where there is one."""
+    rows: Array | None = None
+    """Of a micro-batch: which rows of the batch it has, int64 [B]."""
+
+    def __init__(self, groups: Sequence[Group], name: str = "", cursor: str = "", *, pin: bool = False):
+        self.name, self.cursor, self.pin = name, cursor, pin
         self.left_out: dict[str, str] = {}
         self.groups = sorted(groups, key=lambda g: g.uid)
         self.samples = [s for g in self.groups for s in g.trained]
+        self.unread = any(s.unread for s in self.samples)
+        self.states: States | None = None
         self.arrays = self._collate()
         self.conditioning = _conditioning(self.groups)
 
     def __getitem__(self, key: str) -> Any:
+        if self.states is not None and key in STATES:
+            return self.states.array(key)
         if key in self.conditioning:
             return self.conditioning[key][self.arrays["group_index"]]
+        if self.unread and key not in self.arrays:
+            raise KeyError(f"{key}: it is not read; micro(n) reads it for n samples, or read the batch with whole=True")
         return self.arrays[key]
 
     def __iter__(self) -> Iterator[str]:
+        yield from STATES if self.states is not None else ()
         yield from self.arrays
         yield from self.conditioning
 
     def __len__(self) -> int:
-        return len(self.arrays) + len(self.conditioning)
+        return len(list(iter(self)))
+
+    def micro(self, n: int = 0, rows: Sequence[int] | None = None, *, ahead: int = 1, pin: bool = False) -> Micro:
+        """Iterates over batches of n samples each, or of one group each where n is 0: `async for`, or `for` with a
+        client of meander.sync. Where the batch was read with whole=False, steps are fetched then, so that no more
+        states are held than those of the micro-batch in use and of those `ahead` of it.
+
+        rows are those of this batch to take, in this order; all of them unless given. A micro-batch has its rows
+        sorted, and says in its `rows` which they are. pin: its states are in pinned memory, which a GPU copies from
+        beside the computation.
+
+        The iteration raises Gone and EventError as client.group does.
+        """
+        return Micro(self, n, rows, ahead, pin)
+
+    def of_groups(self, groups: Sequence[Group], pin: bool = False) -> Batch:
+        """Returns a batch like this one of other groups; pin: its states are in pinned memory."""
+        return Batch(groups, self.name, self.cursor, pin=pin)
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
@@ -265,17 +308,18 @@ class Batch(Mapping[str, Any]):
             )
 
     def digest(self) -> str:
-        """Returns a SHA-256 over the content: rollouts, rewards and advantages, and the statuses of the other samples.
-        Equal batches have equal digests, even if the same weights have another version: times, names of processes and
-        policy_version are left out."""
-        h = hashlib.sha256(b"meander batch 2")
-        for name, a in sorted((self.arrays | self.conditioning).items()):
-            if name not in ("policy_version", "policy_versions"):
+        """Returns a SHA-256 over the content: settings, seeds, weights, log-probs and images of the rollouts, rewards
+        and advantages, and the statuses of the other samples. Equal batches have equal digests, even if the same
+        weights have another version: times, names of processes and policy_version are left out."""
+        h = hashlib.sha256(b"meander batch 3")
+        for name, a in sorted(self.arrays.items()):
+            if name not in (*_OF_STEPS, "policy_version", "policy_versions"):
                 h.update(f"{name} {a.dtype.str} {a.shape}\n".encode())
                 h.update(np.ascontiguousarray(a).view(np.uint8).data)
         for g in self.groups:
             for s in g.samples:
-                h.update(f"{g.uid} {s.member['sample_index']} {s.member['status']}\n".encode())
+                media = [m["digest"] for m in (s.trajectory or {}).get("media") or ()]
+                h.update(f"{g.uid} {s.member['sample_index']} {s.member['status']} {media}\n".encode())
         return h.hexdigest()
 
     def recompute_log_prob(self, velocity: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -321,13 +365,16 @@ class Batch(Mapping[str, Any]):
         return r
 
     def torch(self, device: Any = None, names: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
-        """Returns the arrays (all that are numeric, or the named ones) as torch tensors of the same dtypes. Seeds
-        become int64 with the same bits."""
+        """Returns the arrays (all that are numeric, or the named ones) as torch tensors, of the same dtypes and on the
+        same memory; latents and next_latents in the dtype that was stored. Seeds become int64 with the same bits."""
         import torch
 
         out = {}
-        for name in names or [n for n in self if self[n].dtype.kind in "fiub"]:
-            a = np.ascontiguousarray(self[name])
+        for name in names or [n for n in self if n in STATES or self[n].dtype.kind in "fiub"]:
+            if self.states is not None and name in STATES:
+                out[name] = self.states.tensor(name).to(device)
+                continue
+            a = self[name]
             out[name] = torch.from_numpy(a.view(np.int64) if a.dtype == np.uint64 else a).to(device)
         return out
 
@@ -382,27 +429,35 @@ class Batch(Mapping[str, Any]):
                 )
             if _tracks(s) != _tracks(rows[0][1]):
                 raise ValueError(f"{g.uid}: tracks {_tracks(s)}; must be those of the other groups, {_tracks(rows[0][1])}")
-        b, w = len(rows), max(len(s.trained) for _, s, _ in rows)
-        out: dict[str, Array] = {
-            **_states(rows, w, shape),
-            **{name: np.zeros((b, w), dtype) for name, (_, dtype) in _STEP.items()},
-            "x_coefficient": np.zeros((b, w)), "v_coefficient": np.zeros((b, w)), "mask": np.zeros((b, w), bool),
-            "advantages": np.zeros((b, w)), "cfg_scales": np.ones((b, w)),
-        }
+        trained = [s.trained for _, s, _ in rows]
+        b, w = len(rows), max(map(len, trained))
+        names = {k: v for k, v in _STEP.items() if not (self.unread and k in _OF_STEPS)}
+        out: dict[str, Array] = {name: np.zeros((b, w), dtype) for name, (_, dtype) in names.items()}
+        out |= {"mask": np.zeros((b, w), bool), "advantages": np.zeros((b, w)), "cfg_scales": np.ones((b, w))}
         for i, (_, s, t) in enumerate(rows):
-            scales = scales_of(t)
-            for k, step in enumerate(s.trained):
-                at = step["step_index"]
-                out["cfg_scales"][i, k] = scales[at]
-                out["mask"][i, k] = True
-                transition = s.kernel(at)
-                out["x_coefficient"][i, k], out["v_coefficient"][i,
-                    k] = transition.x_coefficient, transition.v_coefficient
-                for name, (field, _) in _STEP.items():
-                    out[name][i, k] = step[field]
-            n = len(s.trained)
+            scales, n = scales_of(t), len(trained[i])
+            for name, (field, _) in names.items():
+                out[name][i, :n] = [step[field] for step in trained[i]]
+            out["cfg_scales"][i, :n] = [scales[step["step_index"]] for step in trained[i]]
+            out["mask"][i, :n] = True
             out["advantages"][i, :n] = s.member.get("step_advantages") or s.advantage
+        if not self.unread:
+            kernels = [[step_kernel(step) for step in steps] for steps in trained]
+            for name in ("x_coefficient", "v_coefficient"):
+                out[name] = np.zeros((b, w))
+                for i, of in enumerate(kernels):
+                    out[name][i, : len(of)] = [getattr(k, name) for k in of]
+            self.states = self._read_states(trained, w, shape)
         return out | self._facts()
+
+    def _read_states(self, trained: Sequence[Sequence[Event]], w: int, shape: tuple[int, ...]) -> States:
+        at = [[step["step_index"] for step in steps] for steps in trained]
+        kept = [s.kept() for s in self.samples]
+        for s, steps, has in zip(self.samples, at, kept, strict=True):
+            for index in (i for step in steps for i in (step, step + 1)):
+                if index not in has:
+                    s.latents(index)  # raises
+        return States(at, w, shape, kept, pinned if self.pin else np.zeros)
 
     def _facts(self) -> dict[str, Array]:
         """Builds the arrays with one value for each sample."""
@@ -440,29 +495,13 @@ def _flat(states: Array) -> Array:
     return states.reshape(*states.shape[:2], -1)
 
 
-def _states(rows: Sequence[tuple[Group, Sample, Event]], w: int, shape: tuple[int, ...]) -> dict[str, Array]:
-    """The arrays latents and next_latents of W trained steps: where these follow one another in every sample, as in a
-    window, views of one array of the W + 1 states. Events give up their bytes for it, where they are the same."""
-    trained = [[step["step_index"] for step in s.trained] for _, s, _ in rows]
-    b, joined = len(rows), all(t == list(range(t[0], t[0] + w)) for t in trained)
-    states = np.zeros((b, w + 1 if joined else 2 * w, *shape), np.float32)
-    out = {"latents": states[:, :w], "next_latents": states[:, 1:] if joined else states[:, w:]}
-    for i, (_, s, _) in enumerate(rows):
-        for k, at in enumerate(trained[i]):
-            for name, index in (("latents", at), ("next_latents", at + 1)):
-                if name == "latents" and k and joined:
-                    continue  # the state behind the step before
-                out[name][i, k] = s.latents(index)
-                s.share(index, out[name][i, k])
-    return out
-
-
 _STEP: dict[str, tuple[str, Any]] = {
     "log_probs": ("log_prob", np.float64), "sigmas": ("sigma", np.float32), "next_sigmas": ("sigma_next", np.float32),
     "timesteps": ("timestep", np.float32), "step_indices": ("step_index", np.int64),
     "noise_std": ("noise_std", np.float64),
     "std_dev_t": ("std_dev_t", np.float64),
 }
+_OF_STEPS = ("noise_std", "std_dev_t", "x_coefficient", "v_coefficient")  # which trajectories do not have
 _SAMPLE: dict[str, tuple[str, Any]] = {
     "prompt": ("prompt", np.str_), "weights_digest": ("weights_digest", np.str_),
     "policy_version": ("policy_version_max", np.int64), "sample_seed": ("sample_seed", np.uint64),

@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator
+from operator import contains
 from pathlib import Path
 from typing import Any
 
@@ -84,33 +85,36 @@ def payload_digest(data: bytes, event: Event) -> str:
     content of each byte string (msgpack's bin) is replaced by its own BLAKE3. event is what decode made of data.
 
     EventError: a map has a field twice."""
-    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker, folded = msgpack.Unpacker(max_buffer_size=len(data)), blake3()
     unpacker.feed(data)
-    skip, folded, at = unpacker.skip, blake3(), 0
-
-    def fold(value: Any) -> None:
-        nonlocal at
-        if type(value) is bytes:
-            skip()
-            end = unpacker.tell()
-            folded.update(data[at : end - len(value)] + blake3(value).digest())
-            at = end
-        elif type(value) is list:
-            unpacker.read_array_header()
-            for v in value:
-                fold(v)
-        elif type(value) is dict:
-            if unpacker.read_map_header() != len(value):
-                raise EventError("a map has a field twice")
-            for v in value.values():
-                skip()  # its name
-                skip() if type(v) in _PLAIN else fold(v)
-        else:
-            skip()
-
-    fold(event)
-    folded.update(data[at:])
+    folded.update(data[_fold(event, data, 0, unpacker, folded) :])
     return _BLAKE3 + str(folded.hexdigest())
+
+
+def _fold(value: Any, data: bytes, at: int, unpacker: msgpack.Unpacker, folded: blake3) -> int:
+    """Digests data from `at` to the last byte string in the value that comes next, and returns where that ends."""
+    skip = unpacker.skip
+    if type(value) is bytes:
+        skip()
+        end: int = unpacker.tell()
+        folded.update(data[at : end - len(value)] + blake3(value).digest())
+        return end
+    if type(value) is list:
+        unpacker.read_array_header()
+        for v in value:
+            at = _fold(v, data, at, unpacker, folded)
+    elif type(value) is dict:
+        if unpacker.read_map_header() != len(value):
+            raise EventError("a map has a field twice")
+        for v in value.values():
+            skip()  # its name
+            if type(v) in _PLAIN:
+                skip()
+            else:
+                at = _fold(v, data, at, unpacker, folded)
+    else:
+        skip()
+    return at
 
 
 _UNSCORED = ("log_probs", "processed_log_probs", "top_log_probs")  # of tokens: NaN where a server gave none
@@ -156,8 +160,10 @@ class Form(dict[str, Any]):
 
     def __init__(self, fields: Iterable[tuple[str, Any]]):
         super().__init__(fields)
-        self.plan = [(name, _exact(of), of) for name, of in self.items()]
-        """Names, the types that a value need be no more than one of, and forms."""
+        plain = {name: types for name, of in self.items() if (types := _exact(of))}
+        self.plain, self.types = list(plain), list(plain.values())
+        """The fields whose values are one of some types, and these; the others have parts."""
+        self.parts = [(name, of) for name, of in self.items() if name not in plain]
         self.structs = [(name, of) for name, of in self.items() if name not in _INFORMS and _of_structs(of)]
         """The fields that are structs, or lists of them."""
 
@@ -257,9 +263,11 @@ def fault(value: object, spec: Any, field: str = "") -> str:
     if isinstance(spec, dict):
         if not isinstance(value, dict):
             return f"{field or 'event'}: {type(value).__name__}; must be a map"
-        for k, types, s in spec.plan if isinstance(spec, Form) else ((k, (), s) for k, s in spec.items()):
-            if type(v := value.get(k)) in types:
-                continue
+        fields: Iterable[tuple[str, Any]] = spec.items()
+        if isinstance(spec, Form) and all(map(contains, spec.types, map(type, map(value.get, spec.plain)))):
+            fields = spec.parts
+        for k, s in fields:
+            v = value.get(k)
             if v is None and isinstance(s, list) and isinstance(spec, Form):
                 value[k] = []
             elif wrong := fault(v, s, f"{field}.{k}" if field else k):
@@ -296,6 +304,20 @@ def fitting(data: bytes, spec: Event, subject: str, *named: str, digest: str = "
 
 def tensor(t: Event) -> np.ndarray:
     """A tensor whose bytes are in the event (Client.load fetches the others). BF16 becomes float32."""
+    return widened(t["dtype"], stored_tensor(t)) if t["dtype"] == "BF16" else stored_tensor(t)
+
+
+def widened(dtype: str, values: np.ndarray) -> np.ndarray:
+    """What stored_tensor gave, F16 and BF16 as float32, others as they are."""
+    if dtype == "BF16":
+        out = values.astype("<u4")
+        out <<= 16
+        return out.view("<f4")
+    return values.astype(np.float32) if dtype == "F16" else values
+
+
+def stored_tensor(t: Event) -> np.ndarray:
+    """A view of a tensor's bytes in the event, of its dtype and shape; uint16 are the bits of BF16."""
     data, shape = t.get("data"), tuple(t["shape"])
     if data is None:
         raise EventError("the tensor's bytes are not in the event: Client.load fetches them")
@@ -306,8 +328,6 @@ def tensor(t: Event) -> np.ndarray:
         raise EventError(
             f"tensor of {len(data)} bytes; {t['dtype']} {list(shape)} has {math.prod(shape) * dtype.itemsize}"
         )
-    if t["dtype"] == "BF16":
-        return (np.frombuffer(data, dtype).astype("<u4") << 16).view("<f4").reshape(shape)
     return np.frombuffer(data, dtype).reshape(shape)
 
 

@@ -146,6 +146,6 @@ class Shares(_Reader):
                 if s.text is not None and (why := lacking(s.text, self.log_prob_kind)):
                     raise EventError(f"{g.uid} #{s.member['sample_index']}: {why}")
         self.health.batches += 1
-        batch = batch_of(groups, "" if self.size else event["batch"], place, self.log_prob_kind)
+        batch = batch_of(groups, "" if self.size else event["batch"], place, self.log_prob_kind, self.client)
         batch.left_out = left
         return batch

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .batch import Batch, Group, Ratio, Sample
 from .events import EventError
+from .micro import Completing
 from .text import NUMBERS, Text
 
 Array = npt.NDArray[Any]
@@ -71,6 +72,10 @@ class TextBatch(Batch):
         check_kind(log_prob_kind)
         self.log_prob_kind, self.pad_token_id = log_prob_kind, pad_token_id
         super().__init__(groups, name, cursor)
+
+    def of_groups(self, groups: Sequence[Group], pin: bool = False) -> TextBatch:
+        """Returns a batch like this one of other groups."""
+        return TextBatch(groups, self.name, self.cursor, self.log_prob_kind, self.pad_token_id)
 
     def _collate(self) -> dict[str, Array]:
         rows = [(g, s, _text(g, s)) for g in self.groups for s in g.trained]
@@ -225,14 +230,19 @@ def lacking(text: Text, log_prob_kind: str) -> str:
     )
 
 
-def batch_of(groups: Sequence[Group], name: str, cursor: str, log_prob_kind: str) -> Batch:
-    """The groups as one batch, of images or of texts. EventError: there are images and texts."""
+def batch_of(
+    groups: Sequence[Group], name: str, cursor: str, log_prob_kind: str, source: Completing | None = None
+) -> Batch:
+    """The groups as one batch, of images or of texts; source reads steps that are not read yet. EventError: there are
+    images and texts."""
     kinds = {g.kind: g.uid for g in groups}
     if len(kinds) > 1:
         raise EventError(f"batch {name or 'of groups'}: {kinds['image']} is of images, {kinds['text']} of texts; "
                          "must be one, in runs or batches of their own, or leave out the others with keep: "
                          "lambda g: '' if g.kind == 'text' else 'an image'")
-    return TextBatch(groups, name, cursor, log_prob_kind) if "text" in kinds else Batch(groups, name, cursor)
+    out = TextBatch(groups, name, cursor, log_prob_kind) if "text" in kinds else Batch(groups, name, cursor)
+    out.source = source
+    return out
 
 
 def _text(group: Group, sample: Sample) -> Text:

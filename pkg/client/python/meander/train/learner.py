@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ class Learner:
             if self.minibatches > 1:
                 shared.velocities = self._velocities(batch, rows)
         elif loss.drift or behind and not loss.pairs:
-            found, shared.means = self.score(batch, rows)
+            found, shared.means = self.score(batch, rows, loss.drift)
             if behind and rows:
                 shared.old = np.where(np.isfinite(found), found, shared.old)
                 shared.weights[rows] = reference.rollout_weights(
@@ -132,15 +133,18 @@ class Learner:
                 value.lerp_(self.adapter[name], 1 - self.decay)
         return shared.tally.report(norm, distributed.total(used), self.minibatches)
 
-    def _pieces(self, batch: Rollouts, rows: list[int]) -> list[tuple[np.ndarray, bool]]:
+    def _pieces(self, batch: Rollouts, rows: list[int]) -> Iterator[tuple[np.ndarray, bool]]:
         """The rows as micro-batches, and whether they count. Of a sharded network all processes make the same passes:
         one that has fewer micro-batches goes along with one of its samples, which counts nothing."""
-        own = [(piece, True) for piece in batch.pieces(rows, self.micro_batch)]
-        if not self.network.shard:
-            return own
-        most = torch.tensor(len(own))
-        distributed.largest(most)
-        return own + [(np.zeros(1, np.int64), False)] * (int(most) - len(own))
+        count = -(-len(rows) // self.micro_batch)
+        most = torch.tensor(count)
+        if self.network.shard:
+            distributed.largest(most)
+        for piece in batch.pieces(rows, self.micro_batch):
+            yield piece, True
+        for _ in range(int(most) - count):
+            for piece in batch.pieces([0], 1):
+                yield piece, False
 
     def _backward(self, loss: torch.Tensor) -> None:
         """Adds the gradient."""
@@ -257,15 +261,13 @@ class Learner:
     @torch.no_grad()
     def _velocities(self, batch: Rollouts, rows: list[int]) -> list[torch.Tensor]:
         """The velocities [B, S, C] of the noised samples at each sigma, under the weights that made them."""
-        out = []
-        for i in range(len(batch.schedule)):
-            found = torch.zeros(batch.size, *batch.batch["latents"].shape[2:])
-            for piece, counts in self._pieces(batch, rows):
+        out = [torch.zeros(batch.size, *batch.shape[2:]) for _ in batch.schedule]
+        for piece, counts in self._pieces(batch, rows):
+            for i, found in enumerate(out):
                 _, x, sigma, texts = batch.noised(piece, i, self.network.device)
                 velocity = self._guided(batch, x, sigma, texts).cpu()
                 if counts:
                     found[piece] = velocity
-            out.append(found)
         return out
 
     def _guided(self, batch: Rollouts, x: torch.Tensor, sigma: torch.Tensor, texts: Texts) -> torch.Tensor:
@@ -282,17 +284,20 @@ class Learner:
         return batch.kernels[j].mean(x, v), after, off
 
     @torch.no_grad()
-    def score(self, batch: Rollouts, rows: list[int]) -> tuple[np.ndarray, torch.Tensor]:
+    def score(
+        self, batch: Rollouts, rows: list[int], with_means: bool = True
+    ) -> tuple[np.ndarray, torch.Tensor | None]:  # fmt: skip
         """Returns the log-probs [B, W] of the rows under the current network, NaN for other rows, and the means that
-        they belong to, [B, W, S, C]."""
+        they belong to, [B, W, S, C], where these are wanted."""
         out = np.full(batch.log_probs.shape, np.nan)
-        means = torch.zeros(batch.batch["latents"].shape, dtype=torch.float64, device=self.network.device)
+        means = torch.zeros(batch.shape, dtype=torch.float64, device=self.network.device) if with_means else None
         for piece, counts in self._pieces(batch, rows):
             for j, kernel in enumerate(batch.kernels):
                 mean, after, _ = self._mean(batch, piece, j)
                 if not counts:
                     continue
-                means[piece, j] = mean
+                if means is not None:
+                    means[piece, j] = mean
                 out[piece, j] = kernel.log_prob(mean, after).cpu().numpy()
         return out, means
 

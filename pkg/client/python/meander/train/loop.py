@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -185,7 +185,7 @@ class Trainer:
                 report = await _in(self.beside, self.learner.update, batch, behind, lr, part, parts)
                 clock.lap("update")
                 if whole is not None:
-                    done.append(self._record(whole, behind, report))
+                    done.append(self._record(whole, behind, report, batch.spread()))
             self.updated += 1
             if self.first:
                 clock.seconds["push"] = await self._push()
@@ -293,13 +293,15 @@ class Trainer:
         for c in [c for s in batch.samples for c in (s.trajectory or {}).get("conditions") or []] if whole else ():
             if whole and whole.lacks(c):
                 await _in(self.beside, whole.read, c, await self.stream.patiently(self.client.blob, c["ref"]))
-        return Rollouts(batch, self.network.family.conditioning, counts, whole.recipe if whole else None)
+        batch.thread = _Loop(asyncio.get_running_loop())
+        (first,) = [micro async for micro in batch.micro(1, [0])]
+        return Rollouts(batch, self.network.family.conditioning, counts, whole.recipe if whole else None, first)
 
     def _check_model(self, batch: Rollouts) -> None:
         """ValueError: the samples are of another model than the one to train, by their shapes."""
         family, size, whole = self.network.family, batch.frame, self.network.whole
-        texts = 0 if whole else batch.batch.conditioning["prompt_embeds"].shape[-1]
-        made = (*batch.batch["latents"].shape[-2:], texts)
+        texts = 0 if whole else batch.now.conditioning["prompt_embeds"].shape[-1]
+        made = (*batch.shape[-2:], texts)
         try:
             own = (*family.latent_shape(size), 0 if whole else family.width())
         except Fault as e:
@@ -313,11 +315,11 @@ class Trainer:
                 f"{list(made[:2])} and {made[2]}: must be the folder that the samplers serve"
             )
 
-    def _record(self, batch: Rollouts, behind: int, report: Report) -> dict[str, Any]:
+    def _record(self, batch: Rollouts, behind: int, report: Report, spread: float) -> dict[str, Any]:
         groups = batch.by_group(batch.rewards)
         return {
             "batch": batch.name, "batch_digest": batch.batch.digest(), "reward": float(batch.rewards.mean()),
-            "zero_std": sum(r.max() == r.min() for r in groups) / len(groups), "spread": batch.spread(),
+            "zero_std": sum(r.max() == r.min() for r in groups) / len(groups), "spread": spread,
             "samples": batch.size,
             "used": report.used, "ratio_off": report.ratio_off, "ratio_bound": report.ratio_bound,
             "moved": report.moved, **report.figures,
@@ -565,6 +567,17 @@ async def train(config: Config) -> dict[str, Any]:
                 return await (await _in(beside, Trainer, config, client, beside)).run()
         finally:
             await _in(beside, distributed.end)
+
+
+class _Loop:
+    """The event loop, for a thread beside it that reads micro-batches."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.loop = loop
+
+    def run(self, call: Coroutine[Any, Any, _T]) -> _T:
+        """What a coroutine returns."""
+        return asyncio.run_coroutine_threadsafe(call, self.loop).result()
 
 
 async def _in(beside: Executor, f: Callable[..., _T], *args: Any) -> _T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -38,10 +38,12 @@ class Rollouts:
     prompt that the network takes, as Family.conditioning does; recipe is what a whole pipeline, which takes none, is
     called with for a trajectory. Samples that do not count add no gradient: a process
     without samples goes along with them in the passes of a sharded network.
+
+    Of a batch whose steps are not read, `read` is a micro-batch of it; the others are read by pieces.
     """
 
     def __init__(self, batch: Batch, conditioning: Sequence[str] = ("prompt_embeds",), counts: bool = True,
-        recipe: Callable[[Event], Recipe] | None = None):  # fmt: skip
+        recipe: Callable[[Event], Recipe] | None = None, read: Batch | None = None):  # fmt: skip
         if not batch.size:
             raise EventError(f"batch {batch.name}: no sample has an advantage")
         if isinstance(batch, TextBatch):
@@ -50,10 +52,9 @@ class Rollouts:
                 f"examples/grpo_sums.py)"
             )
         batch.check_whole("this trainer")
-        first = batch.samples[0].trajectory or {}
-        if not batch["mask"].all() or (batch["sigmas"] != batch["sigmas"][0]).any() or (
-            batch["noise_std"] != batch["noise_std"][0]
-        ).any():
+        self.now, first = read or batch, batch.samples[0].trajectory or {}
+        self.noise_std = self.now["noise_std"][0]
+        if not batch["mask"].all() or (batch["sigmas"] != batch["sigmas"][0]).any():
             raise EventError(f"batch {batch.name}: its samples ran different schedules; a micro-batch has one")
         self.rule = first["cfg_rule"]
         if (self.rule == "inside") != (recipe is not None):
@@ -70,15 +71,14 @@ class Rollouts:
         *self.schedule, self.last = first["sigmas"]
         self.scales = scales_of(first)
         prefixes = () if recipe else ("", "negative_") if max(self.scales) > 1 else ("",)
-        if missing := [p + n for p in prefixes for n in conditioning if p + n not in batch.conditioning]:
-            raise EventError(
-                f"batch {batch.name}: no {missing[0]} are stored; "
-                "prompts to train on must have rollout.return_conditioning, and be for the model of --model"
-            )
+        self.needed = [p + n for p in prefixes for n in conditioning]
         self.batch, self.name, self.size, self.counts = batch, batch.name, batch.size, counts
+        self._check(self.now)
         self.log_probs, self.advantages, self.rewards = batch["log_probs"], batch["advantages"], batch["rewards"]
-        self.kernels = [Kernel.of(batch, j, first["log_prob_kind"]) for j in range(self.log_probs.shape[1])]
+        self.kernels = [Kernel.of(self.now, j, first["log_prob_kind"]) for j in range(self.log_probs.shape[1])]
         self.conditioning, self.prompts = tuple(conditioning), dict[tuple[int, str, torch.device], Row]()
+        self.ends, self.spreads = dict[int, torch.Tensor](), dict[int, list[float]]()
+        self.shape = (*self.log_probs.shape, *self.now["latents"].shape[2:])
         first_of = dict(zip(batch["group_index"][::-1].tolist(), trajectories[::-1], strict=True))
         self.recipes = {k: recipe(t) for k, t in first_of.items()} if recipe else {}
         self.frame = Size(first.get("frames", 1), first["height"], first["width"])
@@ -88,7 +88,8 @@ class Rollouts:
         """The share of a process that has no group of a batch with so many trained steps: it adds no gradient."""
         out = cls.__new__(cls)
         out.batch, out.name, out.size, out.counts = Batch([], name), name, 0, False
-        out.batch.arrays |= {"group_index": np.zeros(0, np.int64), "latents": np.zeros((0, steps, 0, 0), np.float32)}
+        out.batch.arrays |= {"group_index": np.zeros(0, np.int64)}
+        out.now, out.shape, out.spreads = out.batch, (0, steps, 0, 0), {}
         out.log_probs, out.advantages, out.rewards = np.zeros((0, steps)), np.zeros((0, steps)), np.zeros(0)
         out.schedule, out.recipes = [], {}
         out.kernels = [Kernel(0.0, 0.0, 1.0, 1.0, "density")] * steps
@@ -123,16 +124,45 @@ class Rollouts:
         of, groups = self.batch["group_index"], len(self.batch.groups)
         return [[i for i in rows if of[i] * parts // groups == k] for k in range(parts)]
 
-    def pieces(self, rows: list[int], size: int) -> list[np.ndarray]:
-        """The rows as micro-batches."""
-        return [np.array(rows[i : i + size]) for i in range(0, len(rows), size)]
+    def _check(self, micro: Batch) -> None:
+        """EventError: samples that were read ran another schedule, or lack encoded texts."""
+        if (micro["noise_std"] != self.noise_std).any():
+            raise EventError(f"batch {self.name}: its samples ran different schedules; a micro-batch has one")
+        if missing := [name for name in self.needed if name not in micro.conditioning]:
+            raise EventError(
+                f"batch {self.name}: no {missing[0]} are stored; "
+                "prompts to train on must have rollout.return_conditioning, and be for the model of --model"
+            )
+
+    def pieces(self, rows: list[int], size: int) -> Iterator[np.ndarray]:
+        """The rows as micro-batches; of each the steps are read when it comes, and held until the next one."""
+        pieces = [np.array(rows[i : i + size]) for i in range(0, len(rows), size)]
+        if not self.batch.unread:
+            for piece in pieces:
+                self._spread(piece, rows)
+                yield piece
+            return
+        for piece, micro in zip(pieces, self.batch.micro(size, rows), strict=True):
+            self._check(micro)
+            self.now = micro
+            groups = {int(g) for g in self.batch["group_index"][piece]}
+            self.prompts = {key: row for key, row in self.prompts.items() if key[0] in groups}
+            self._spread(piece, rows)
+            yield piece
+
+    def _at(self, rows: np.ndarray) -> np.ndarray:
+        """Where rows are in what is read now."""
+        return rows if self.now.rows is None else np.searchsorted(self.now.rows, rows)
 
     def step(
         self, rows: np.ndarray, j: int, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Texts]:
-        """Returns the states before and after trained step j [n, S, C], its sigma [n] and the texts, for some rows."""
-        names = ("latents", "next_latents", "sigmas")
-        x, after, sigma = (torch.as_tensor(self.batch[name][rows, j], device=device) for name in names)
+        """Returns the states before and after trained step j [n, S, C] float32, its sigma [n] and the texts, for some
+        rows."""
+        assert self.now.states is not None, "it is read"
+        at, states = torch.as_tensor(self._at(rows)), self.now.states
+        x, after = (states.tensor(name)[at, j].to(device).float() for name in ("latents", "next_latents"))
+        sigma = torch.as_tensor(self.batch["sigmas"][rows, j], device=device)
         return x, after, sigma, self._texts(rows, int(self.batch["step_indices"][0, j]), device)
 
     def noised(
@@ -141,7 +171,9 @@ class Rollouts:
         """Returns the clean latents of some rows [n, S, C], the same noised to the sigma of step i of the schedule,
         that sigma [n] and the texts. The noise is drawn of the sample and the step: it is the same in each
         micro-batch, process and repetition."""
-        clean = torch.stack([torch.as_tensor(self.batch.samples[r].latents(len(self.schedule))) for r in rows])
+        clean = torch.stack(
+            [torch.as_tensor(self.now.samples[i].latents(len(self.schedule))) for i in self._at(rows)]
+        )
         clean = clean / math.hypot(1 - self.last, self.last)  # the state that is decoded
         noise = torch.stack(
             [
@@ -172,7 +204,8 @@ class Rollouts:
         """The tensors of a group's prompt, without padding; prefix is that of the negative prompt's names."""
         key = (group, prefix, device)
         if key not in self.prompts:
-            stored, out = self.batch.conditioning, {}
+            stored, out = self.now.conditioning, {}
+            group = [g.uid for g in self.now.groups].index(self.batch.groups[group].uid)
             for name in self.conditioning:
                 value, mask = stored[prefix + name][group], stored.get(f"{prefix}{name}_mask")
                 out[name] = torch.as_tensor(value if mask is None else value[: int(mask[group].sum())], device=device)
@@ -188,12 +221,25 @@ class Rollouts:
         return [values[self.batch["group_index"] == k] for k in range(len(self.batch.groups))]
 
     def spread(self) -> float:
-        """Returns the mean root mean square distance of two samples of a group after the last trained step: a cheap
-        measure of diversity."""
-        out = []
-        for x in self.by_group(self.batch["next_latents"][:, -1].astype(np.float64)):
-            out += [float(np.sqrt(((x[i + 1 :] - x[i]) ** 2).mean(axis=(1, 2))).mean()) for i in range(len(x) - 1)]
+        """Returns the mean root mean square distance of two samples of a group after the last trained step, over the
+        groups of which pieces were read: a cheap measure of diversity."""
+        out = [d for distances in self.spreads.values() for d in distances]
         return float(np.mean(out)) if out else math.nan
+
+    def _spread(self, piece: np.ndarray, rows: list[int]) -> None:
+        """Keeps the last states of a piece until those of all of a group's rows are there, and then their distances."""
+        of, states = self.batch["group_index"], self.now.states
+        assert states is not None, "it is read"
+        for r, i in zip(piece.tolist(), self._at(piece), strict=True):
+            if int(of[r]) not in self.spreads:
+                self.ends[r] = states.tensor("next_latents")[i, -1].double()  # a copy
+        for k in {int(g) for g in of[piece]} - self.spreads.keys():
+            own = sorted({r for r in rows if of[r] == k})
+            if all(r in self.ends for r in own):
+                x = torch.stack([self.ends.pop(r) for r in own]).flatten(1)
+                square = (x * x).sum(dim=1)
+                off = ((square[:, None] + square - 2 * x @ x.T).clamp(min=0) / x.shape[1]).sqrt()
+                self.spreads[k] = [float(off[i, i + 1 :].mean()) for i in range(len(own) - 1)]
 
 
 def _generator(*of: object) -> torch.Generator:

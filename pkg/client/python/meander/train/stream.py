@@ -13,6 +13,7 @@ from nats.js.errors import NotFoundError
 
 from ..client import policy
 from ..data.batch import Batch
+from ..data.textbatch import batch_of
 from ..client.client import Client
 from ..client.lease import Lease
 from ..client.tasks import retry_while_away, together
@@ -65,7 +66,8 @@ class Stream:
         """Continues after the batch with this cursor; empty: where the trainer of that name was, or at the beginning of
         the run."""
         self.reader = self.client.batches(
-            self.config.run, name=self.config.trainer, after=after, timeout=self.config.patience, empty="give"
+            self.config.run, name=self.config.trainer, after=after, timeout=self.config.patience, empty="give",
+            whole=False,
         )
         self.batches = aiter(self.reader)
 
@@ -99,9 +101,9 @@ class Stream:
     async def part(self, task: Task, uids: list[str], batch: Batch | None) -> Batch:
         """Returns some groups of a batch. The first process has the batch already."""
         groups = [g for g in batch.groups if g.uid in uids] if batch else await together(
-            self.patiently(self.client.group, self.config.run, uid) for uid in uids
+            self.patiently(self.client.group, self.config.run, uid, whole=False) for uid in uids
         )
-        return Batch(groups, task.name, task.cursor)
+        return batch_of(groups, task.name, task.cursor, "raw", self.client)
 
     async def lane_lease(self) -> Lease:
         """Returns the lease of the lane to train, not yet taken. Waits for the first sampler."""

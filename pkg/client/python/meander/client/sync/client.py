@@ -72,6 +72,12 @@ class Reader(Stream[_T]):
         self._reader: Any = reader
         super().__init__(thread, reader.__aiter__())  # type: ignore[arg-type]
 
+    def __next__(self) -> _T:
+        item = super().__next__()
+        if isinstance(item, Batch):
+            item.thread = self._thread
+        return item
+
     @property
     def health(self) -> Health:
         """What it has seen."""

@@ -1,0 +1,97 @@
+"""A batch as a stream of micro-batches, whose steps are read as they are wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from ..client.tasks import PATIENCE, retry_while_away
+
+if TYPE_CHECKING:
+    from .batch import Batch, Sample
+
+
+class Completing(Protocol):
+    """What reads the steps of samples: a Client."""
+
+    async def complete(self, samples: Sequence[Sample], logits: bool = False) -> None:
+        """As of Client."""
+
+
+class Micro:
+    """The micro-batches of a batch: see Batch.micro."""
+
+    def __init__(self, batch: Batch, n: int, rows: Sequence[int] | None, ahead: int, pin: bool):
+        for what, value in (("n", n), ("ahead", ahead)):
+            if value < 0:
+                raise ValueError(f"{what}: {value}; must be at least 0")
+        self.batch, self.ahead, self.pin = batch, ahead, pin
+        chosen = list(range(batch.size)) if rows is None else [int(i) for i in rows]
+        if n:
+            self.pieces = [sorted(chosen[i : i + n]) for i in range(0, len(chosen), n)]
+        else:
+            of = batch["group_index"] if chosen else []
+            self.pieces = [[i for i in chosen if of[i] == k] for k in dict.fromkeys(of[i] for i in chosen)]
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    async def __aiter__(self) -> AsyncGenerator[Batch, None]:
+        ready = collections.deque[asyncio.Task["Batch"]]()
+        try:
+            for rows in self.pieces:
+                ready.append(asyncio.create_task(self._read(rows)))
+                if len(ready) > self.ahead:
+                    yield await ready.popleft()
+            while ready:
+                yield await ready.popleft()
+        finally:
+            for task in ready:
+                task.cancel()
+            await asyncio.gather(*ready, return_exceptions=True)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if not self.batch.unread:
+            yield from (self._made(rows, [self.batch.samples[i] for i in rows]) for rows in self.pieces)
+            return
+        if self.batch.thread is None:
+            raise RuntimeError("micro: the steps are to be read: take `async for`, or a client of meander.sync")
+        source = self.__aiter__()
+        try:
+            while (batch := self.batch.thread.run(_next(source))) is not None:
+                yield batch
+        finally:
+            self.batch.thread.run(_close(source))
+
+    async def _read(self, rows: Sequence[int]) -> Batch:
+        samples = [self.batch.samples[i] for i in rows]
+        if self.batch.unread:
+            samples = [dataclasses.replace(s, conditioning={}) for s in samples]
+            if self.batch.source is None:
+                raise RuntimeError("micro: the batch has no client that reads its steps")
+            await retry_while_away(partial(self.batch.source.complete, samples), PATIENCE)
+        return self._made(rows, samples)
+
+    def _made(self, rows: Sequence[int], samples: Sequence[Sample]) -> Batch:
+        whole, of = self.batch, self.batch["group_index"][list(rows)] if rows else []
+        groups = [
+            dataclasses.replace(whole.groups[k], samples=[s for s, g in zip(samples, of, strict=True) if g == k])
+            for k in dict.fromkeys(of)
+        ]
+        out = whole.of_groups(groups, self.pin)
+        out.rows = np.array(rows, np.int64)
+        return out
+
+
+async def _next(source: AsyncGenerator[Batch, None]) -> Batch | None:
+    return await anext(source, None)
+
+
+async def _close(source: AsyncGenerator[Batch, None]) -> None:
+    await source.aclose()
