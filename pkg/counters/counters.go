@@ -194,12 +194,6 @@ func (r *Run) count(m *bus.Message, a schemas.Address, outcome string) {
 	}
 }
 
-// addTo adds n to the number of a key.
-func addTo[K comparable](m map[K]int64, key K, n int64) map[K]int64 {
-	put(&m, key, m[key]+n)
-	return m
-}
-
 // Look returns the counts of a run, or with "*" of all runs, those aside of which nothing is stored. It fails if the
 // server cannot be read.
 func Look(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*Run, error) {

@@ -249,3 +249,9 @@ func (a *around) heldBy(lanes map[schemas.Lane]bool, f *outcomes.Facts) string {
 	}
 	return string(f.HeldBy())
 }
+
+// addTo adds n to the number of a key.
+func addTo[K comparable](m map[K]int64, key K, n int64) map[K]int64 {
+	put(&m, key, m[key]+n)
+	return m
+}

@@ -97,8 +97,8 @@ func runOf(name schemas.Run, c *counters.Counted) *Run {
 // atOnce is how many runs are looked at side by side.
 const atOnce = 8
 
-// AddSizes adds what no record counts (steps, verdicts, controls) and the bytes of it. Those of a run that has ended are
-// in its record; else it takes a dozen requests for a run.
+// AddSizes adds what no record counts (steps, verdicts, controls) and the bytes of it. Those of a run that has ended
+// are in its record; else it takes a dozen requests for a run.
 func AddSizes(ctx context.Context, b *bus.Bus, runs map[schemas.Run]*Run) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(atOnce)

@@ -47,8 +47,8 @@ The report is Markdown.`,
   bench looks --runs 10000 --groups 25 --store /data/looks    # is made once, and kept`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			err := errors.Join(checkPositive("runs", []int{b.runs}, 10_000), checkPositive("groups", []int{b.groups}, 1000),
-				checkPositive("rounds", []int{b.rounds}, 100))
+			err := errors.Join(checkPositive("runs", []int{b.runs}, 10_000),
+				checkPositive("groups", []int{b.groups}, 1000), checkPositive("rounds", []int{b.rounds}, 100))
 			if err != nil {
 				return usage(err)
 			}
@@ -90,8 +90,8 @@ func (b *looksBench) run(ctx context.Context, out io.Writer) (err error) {
 // make makes the store.
 func (b *looksBench) make(ctx context.Context) error {
 	args := append([]string{
-		"run", "--store", b.store, "--run", nameOfRun(0), "--out", "-", "--group-size", "4", "--steps", "4", "--return-steps", "3", "--width", "64",
-		"--height", "64",
+		"run", "--store", b.store, "--run", nameOfRun(0), "--out", "-", "--group-size", "4", "--steps", "4",
+		"--return-steps", "3", "--width", "64", "--height", "64",
 	}, looksModel...)
 	for i := range b.groups {
 		args = append(args, fmt.Sprintf(`a red sign that says "%d"`, i))
@@ -112,7 +112,8 @@ func (b *looksBench) make(ctx context.Context) error {
 
 // copyRun stores what is stored of the first run under the names of all others. No service has work with it.
 func (b *looksBench) copyRun(ctx context.Context, conn *bus.Bus) error {
-	js, err := jetstream.New(conn.Conn(), jetstream.WithPublishAsyncMaxPending(1024), jetstream.WithDefaultTimeout(time.Minute))
+	js, err := jetstream.New(conn.Conn(), jetstream.WithPublishAsyncMaxPending(1024),
+		jetstream.WithDefaultTimeout(time.Minute))
 	if err != nil {
 		return err
 	}
@@ -131,7 +132,8 @@ func (b *looksBench) copyRun(ctx context.Context, conn *bus.Bus) error {
 		}
 		for i := 1; i < b.runs; i++ {
 			for _, m := range events {
-				if _, err := js.PublishMsgAsync(renamed(m, s, nameOfRun(i)), jetstream.WithRetryAttempts(100)); err != nil {
+				event := renamed(m, s, nameOfRun(i))
+				if _, err := js.PublishMsgAsync(event, jetstream.WithRetryAttempts(100)); err != nil {
 					return err
 				}
 			}
@@ -236,7 +238,9 @@ func freeAddress() (string, error) {
 }
 
 // serve starts a command that goes on, and waits until yes; stop ends it.
-func (b *looksBench) serve(ctx context.Context, yes func() (bool, error), args ...string) (pid int, stop func(), err error) {
+func (b *looksBench) serve(
+	ctx context.Context, yes func() (bool, error), args ...string,
+) (pid int, stop func(), err error) {
 	c := exec.CommandContext(ctx, filepath.Join(b.bin, "meander"), args...)
 	c.Stdout, c.Stderr = b.stderr, b.stderr
 	if err := c.Start(); err != nil {
@@ -314,10 +318,10 @@ func (b *looksBench) look(ctx context.Context, out io.Writer) error {
 	}
 	defer stopUI()
 	heading(out, "Looks")
-	fmt.Fprintf(out, "%d runs of %d groups of 4: %d samples. Processor time of a look, medians of %d. 'meander up' starts "+
-		"in %.1f s.\n\n| look | first, ms | ms | 'meander up' meanwhile, ms |\n| --- | --- | --- | --- |\n| start of up "+
-		"| %d | | |\n| its janitor counts and measures what is new | %d | | |\n", b.runs, b.groups, 4*b.runs*b.groups,
-		b.rounds, started.Seconds(), startCPU.Milliseconds(), (countCPU - startCPU).Milliseconds())
+	fmt.Fprintf(out, "%d runs of %d groups of 4: %d samples. Processor time of a look, medians of %d. 'meander up' "+
+		"starts in %.1f s.\n\n| look | first, ms | ms | 'meander up' meanwhile, ms |\n| --- | --- | --- | --- |\n"+
+		"| start of up | %d | | |\n| its janitor counts and measures what is new | %d | | |\n", b.runs, b.groups,
+		4*b.runs*b.groups, b.rounds, started.Seconds(), startCPU.Milliseconds(), (countCPU - startCPU).Milliseconds())
 	export := filepath.Join(b.store, "export")
 	for _, args := range [][]string{
 		{"status", nameOfRun(b.runs / 2)},
