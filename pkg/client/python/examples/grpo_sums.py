@@ -128,8 +128,9 @@ async def main(a: argparse.Namespace, advantages: Advantages = rewarded, name: s
     network = AutoModelForCausalLM.from_pretrained(a.model, dtype=torch.float32)
     if not a.whole:
         network = get_peft_model(network, LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"))
+    rate = a.lr or (1e-4 if a.whole else 2e-3)
     optimizer = torch.optim.AdamW(
-        [p for p in network.parameters() if p.requires_grad], lr=a.lr or (1e-4 if a.whole else 2e-3), betas=(0.9, 0.95), weight_decay=0
+        [p for p in network.parameters() if p.requires_grad], lr=rate, betas=(0.9, 0.95), weight_decay=0
     )
     rng, run, began = random.Random(a.seed), f"{name}-{secrets.token_hex(4)}", time.monotonic()
     held_out = problems(random.Random(7), a.held_out, True)
