@@ -37,7 +37,7 @@ PYTHON   ?= $(firstword $(wildcard build/golden-venv/bin/python) python3)
 # The others, by what they are for.
 include deploy/Makefile deploy/bench/Makefile deploy/engines/Makefile deploy/learn/Makefile integration/Makefile
 
-targets = awk -F ':.*\#\# ' '/^[a-z-]+:.*\#\# / { printf "  %-18s %s\n", $$1, $$2 }'
+targets = awk -F ':.*\#\# ' '/^[a-z0-9-]+:.*\#\# / { printf "  %-18s %s\n", $$1, $$2 }'
 help: ## list the targets of every day
 	@$(targets) $(firstword $(MAKEFILE_LIST))
 

@@ -158,7 +158,7 @@ func anchors(text string) []string {
 
 func TestDocs_MakeTargetsExist(t *testing.T) {
 	sequential(t)
-	target := regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
+	target := regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`)
 	var targets []string
 	includes := strings.Fields(regexp.MustCompile(`(?m)^include (.+)$`).FindStringSubmatch(read(t, "Makefile"))[1])
 	files := append([]string{"Makefile"}, includes...)
@@ -168,8 +168,8 @@ func TestDocs_MakeTargetsExist(t *testing.T) {
 		}
 	}
 	// In prose only what is set as code counts: "make sure" is English.
-	said := regexp.MustCompile("`make ([a-z][a-z-]*)")
-	shell := regexp.MustCompile(`(?m)^ *(?:\$ )?make ([a-z][a-z-]*)`)
+	said := regexp.MustCompile("`make ([a-z][a-z0-9-]*)")
+	shell := regexp.MustCompile(`(?m)^ *(?:\$ )?make ([a-z][a-z0-9-]*)`)
 	mentions := 0
 	for name, text := range documents(t) {
 		found := said.FindAllStringSubmatch(text, -1)

@@ -2,13 +2,18 @@ package integration_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/models/lora"
+	"github.com/meander-rl/meander/pkg/models/safetensors"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/verify"
 )
@@ -88,6 +93,76 @@ func TestPolicy_Texts(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want %q in it", name, err, c.want)
 		}
+	}
+}
+
+// All weights of a language model are pushed in place of the checkpoint's: answers are drawn with them, verify draws them
+// again with the same bits, and the checkpoint comes back.
+func TestPolicy_WholeTexts(t *testing.T) {
+	t.Parallel()
+	dir, model := t.TempDir(), sumsFolder(t)
+	w := start(t, func(o *config) { o.sampler.Model, o.sampler.WeightsDir = model, dir })
+	archive, err := safetensors.Open(filepath.Join(model, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tensors []safetensors.Tensor
+	for _, name := range archive.Names() {
+		x, err := archive.Floats(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range x {
+			if strings.HasSuffix(name, "mlp.down_proj.weight") {
+				x[i] /= 2
+			}
+		}
+		info, _ := archive.Info(name)
+		half, err := safetensors.FloatTensor(name, tensor.F32, info.Shape, x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tensors = append(tensors, half)
+	}
+	file := filepath.Join(dir, "model.safetensors")
+	if err := errors.Join(archive.Close(), safetensors.WriteFile(file, tensors, nil)); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Until(t, "the sampler's announcement", func() error {
+		_, err := w.client.Policy(t.Context(), "")
+		return err
+	})
+	whole := pushByPath(t, w.client, dir, file)
+	digests := map[string]bool{}
+	for i, p := range []*schemas.Policy{whole, nil} {
+		run := schemas.Run(fmt.Sprintf("whole-%d", i))
+		if p == nil {
+			if p, err = w.client.PushPolicy(t.Context(), nil, client.Push{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		answers, err := w.client.AwaitPolicy(t.Context(), p)
+		if err != nil || len(answers) != 1 || answers[0].Answer.State != schemas.AppliedApplied {
+			t.Fatalf("taken over by %+v, %v", answers, err)
+		}
+		digests[answers[0].Answer.Canary.Digest] = true
+		if _, err := w.client.Publish(t.Context(), run, &schemas.Prompt{
+			UID: "g", Prompt: "347+58=?", Seed: new(int64(3)), GroupSize: new(int64(2)), Reward: []schemas.RewardSpec{{Name: "confidence"}},
+			Text: &schemas.Text{Logits: &schemas.Logits{Form: "topk"}}, Routing: schemas.Routing{MinPolicyVersion: &p.PolicyVersion},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		w.advantages(t, run, 1)
+		if tr := w.trajectory(t, run, "g", 0); tr.WeightsDigest != p.WeightsDigest {
+			t.Errorf("made with %.12s; want %.12s", tr.WeightsDigest, p.WeightsDigest)
+		}
+		r, err := verify.Run(t.Context(), w.Bus, run, verify.Options{Model: []string{model}, WeightsDir: dir})
+		if err != nil || r.Trajectories != 2 || r.Tokens == 0 || r.MaxTokenDifference != 0 || len(r.Mismatches) > 0 || r.Unproven != "" {
+			t.Errorf("%+v, %v", r, err)
+		}
+	}
+	if len(digests) != 2 {
+		t.Error("the weights draw as the checkpoint does")
 	}
 }
 

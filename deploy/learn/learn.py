@@ -76,7 +76,8 @@ def pipeline(meander: str, out: Path, model: str = "signs", engine: str = "") ->
     else:
         command += ["--batch", "16", "--workers", "1", "--threads", str(os.cpu_count() or 1)]
         command += ["--engine", engine] if engine else []
-    env = os.environ | {"MEANDER_PYTHON": sys.executable}  # a worker has the packages that the trainer has
+    # A worker has the packages that the trainer has. Its threads that wait take no processor from the trainer.
+    env = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"MEANDER_PYTHON": sys.executable}
     with open(out / "up.log", "a") as log:
         up = subprocess.Popen(command, stdout=log, stderr=log, env=env)
     try:
@@ -88,7 +89,7 @@ def pipeline(meander: str, out: Path, model: str = "signs", engine: str = "") ->
             time.sleep(0.1)
         yield f"nats://127.0.0.1:{port}"
     finally:
-        up.send_signal(signal.SIGINT)
+        up.terminate()  # Ctrl-C is ignored by what a script starts in the background
         up.wait()
 
 

@@ -119,7 +119,7 @@ type Sequence interface {
 	Close()
 }
 
-// Adaptable is a model to which LoRAs can be added while it is in use.
+// Adaptable is a model whose weights can change while it is in use: LoRAs are added to it, or all are replaced.
 type Adaptable interface {
 	Model
 	// BaseDigest returns the digest of the checkpoint, without adapters.
@@ -131,6 +131,11 @@ type Adaptable interface {
 	// belongs to the model that made it. Both models stay usable, and each must be closed. An adapter
 	// that does not fit is an error.
 	Adapted(adapters ...lora.Weighted) (Model, error)
+	// Tensors returns the shapes of the tensors that weights for Replaced must have.
+	Tensors() lora.Shapes
+	// Replaced returns a model with weights in place of the checkpoint's, which digest names. What is said of Adapted
+	// holds. The weights are not used when it has returned.
+	Replaced(weights *lora.Full, digest string) (Model, error)
 }
 
 // Text returns the text of the ids of an answer, as transformers does with skip_special_tokens:

@@ -47,40 +47,49 @@ func refused(err error) error {
 	return err
 }
 
-// Adaptable is a model of type M that adapters can be added to.
+// Adaptable is a model of type M that adapters can be added to, and whose weights can be replaced.
 type Adaptable[M any] interface {
 	BaseDigest() string
 	Modules() lora.Table
 	Adapted(adapters ...lora.Weighted) (M, error)
+	Tensors() lora.Shapes
+	Replaced(weights *lora.Full, digest string) (M, error)
 }
 
-// Adapted returns model m of network n with adapters. A *Refusal says that the model cannot have any.
-func Adapted[M any](m M, n Network, adapters []lora.Weighted) (M, error) {
+// Changed returns model m of network n with a change; same: it is m. A *Refusal says that the model cannot have it.
+func Changed[M any](m M, n Network, c Change) (_ M, same bool, err error) {
 	a, ok := any(m).(Adaptable[M])
 	switch {
-	case !ok && len(adapters) > 0:
-		return m, Refuse("adapter: the model %s takes none", n.Name())
-	case !ok, n.Digest() == lora.WeightsDigest(a.BaseDigest(), adapters...):
-		return m, nil
+	case !ok && c.Full != nil:
+		return m, false, Refuse("weights: the model %s takes none", n.Name())
+	case !ok && !c.Empty():
+		return m, false, Refuse("adapter: the model %s takes none", n.Name())
+	case c.Full != nil:
+		if err = a.Tensors().Check(c.Full); err == nil {
+			m, err = a.Replaced(c.Full, c.Digest)
+		}
+		return m, false, refused(err)
+	case !ok, n.Digest() == lora.WeightsDigest(a.BaseDigest(), c.Adapters...):
+		return m, true, nil
 	}
-	changed, err := a.Adapted(adapters...)
-	return changed, refused(err)
+	m, err = a.Adapted(c.Adapters...)
+	return m, false, refused(err)
 }
 
-// Base returns the digest of the checkpoint of m, and what adapters can change in it; else that of its weights.
-func Base[M any](m M, digest string) (string, lora.Table) {
+// Can returns what adapters and full weights can change in m.
+func Can[M any](m M) (modules lora.Table, tensors lora.Shapes) {
 	if a, ok := any(m).(Adaptable[M]); ok {
-		return a.BaseDigest(), a.Modules()
+		return a.Modules(), a.Tensors()
 	}
-	return digest, nil
+	return nil, nil
 }
 
-// Replaced checks the full weights of c against the shapes of the model's tensors, then calls replace with them.
-func Replaced[M any](c Change, fits lora.Shapes, replace func(*lora.Full, string) (M, error)) (m M, err error) {
-	if err = fits.Check(c.Full); err == nil {
-		m, err = replace(c.Full, c.Digest)
+// Base returns the digest of the checkpoint of m, else that of its weights.
+func Base[M any](m M, digest string) string {
+	if a, ok := any(m).(Adaptable[M]); ok {
+		return a.BaseDigest()
 	}
-	return m, refused(err)
+	return digest
 }
 
 // CanarySeed chooses the fixed input of canaries.

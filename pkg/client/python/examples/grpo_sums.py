@@ -49,7 +49,8 @@ args.add_argument("--samples", type=int, default=8, help="of a prompt (default %
 args.add_argument(
     "--held-out", type=int, default=300, help="problems of the evaluations before and after (default %(default)s)"
 )
-args.add_argument("--lr", type=float, default=2e-3)
+args.add_argument("--whole", action="store_true", help="train all weights, not an adapter, and push all of them")
+args.add_argument("--lr", type=float, help="default 2e-3, with --whole 1e-4")
 args.add_argument("--patience", type=float, default=600, help="seconds to wait for the pipeline (default %(default)s)")
 args.add_argument("--seed", type=int, default=0)
 
@@ -124,10 +125,12 @@ async def rewarded(
 async def main(a: argparse.Namespace, advantages: Advantages = rewarded, name: str = "learn-sums") -> None:
     torch.manual_seed(a.seed)
     torch.set_num_threads(1)
-    base = AutoModelForCausalLM.from_pretrained(a.model, dtype=torch.float32)
-    network = get_peft_model(base, LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"))
+    network = AutoModelForCausalLM.from_pretrained(a.model, dtype=torch.float32)
+    if not a.whole:
+        network = get_peft_model(network, LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"))
+    rate = a.lr or (1e-4 if a.whole else 2e-3)
     optimizer = torch.optim.AdamW(
-        [p for p in network.parameters() if p.requires_grad], lr=a.lr, betas=(0.9, 0.95), weight_decay=0
+        [p for p in network.parameters() if p.requires_grad], lr=rate, betas=(0.9, 0.95), weight_decay=0
     )
     rng, run, began = random.Random(a.seed), f"{name}-{secrets.token_hex(4)}", time.monotonic()
     held_out = problems(random.Random(7), a.held_out, True)
@@ -154,8 +157,12 @@ async def main(a: argparse.Namespace, advantages: Advantages = rewarded, name: s
                 loss.backward()
                 norm = float(torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0))
                 optimizer.step()
-                network.save_pretrained(a.out / "adapter")
-                pushed = await meander.policy.push_policy(client, a.out / "adapter", a.lane, by=run)
+                network.save_pretrained(a.out / ("weights" if a.whole else "adapter"))
+                if a.whole:  # a head that is tied to the embedding is no parameter of its own
+                    pushed = await meander.policy.push_weights(
+                        client, dict(network.named_parameters()), a.lane, by=run)
+                else:
+                    pushed = await meander.policy.push_policy(client, a.out / "adapter", a.lane, by=run)
                 if "entropies" in batch:  # not all servers that draw tokens give them
                     entropies = batch["entropies"] * batch["response_mask"]
                     figures["entropy"] = float(entropies.sum() / batch["response_mask"].sum())

@@ -57,6 +57,21 @@ def test_workers(url, stored, workers):
         )
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_micro_batches(url, stored, workers):
+    """A batch comes as micro-batches, whose rows together are those of the batch, and says which is the last."""
+    want = list(BatchDataset(url, stored, groups=2, follow=False).loader())
+    got = list(BatchDataset(url, stored, groups=2, follow=False, micro=3).loader(workers))
+    assert [(b["size"], b["last"]) for b in got] == [(3, False), (1, True)] * 3 and all(b["last"] for b in want)
+    for k, b in enumerate(want):
+        parts = got[2 * k : 2 * k + 2]
+        assert {p["cursor"] for p in parts} == {b["cursor"]}
+        for name in ("latents", "next_latents", "advantages", "log_probs"):
+            assert torch.equal(torch.cat([p[name] for p in parts]), b[name])
+    with pytest.raises(ValueError, match="num_workers: 2; must be 0 or 1 with micro"):
+        next(iter(BatchDataset(url, stored, groups=2, follow=False, micro=3).loader(2)))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_acknowledged(url, stored, workers):
     """What is acknowledged comes no more, to this data set or a later one of the name; what is not comes again."""

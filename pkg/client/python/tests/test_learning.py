@@ -304,9 +304,12 @@ def test_settings_that_one_process_cannot_have_are_refused(signs, tmp_path):
 
 
 def test_sigterm_gives_the_lane_back_and_what_was_trained_with_stays(signs, tmp_path):
-    """The next trainer need not wait for the lease to end; changed settings are said, another alpha refused."""
+    """The next trainer need not wait for the lease to end; changed settings are said, another alpha refused. It ignores
+    SIGINT, as what a script starts in the background does."""
     out = tmp_path / "terminated"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     process = started(signs, out, updates=50)
+    signal.signal(signal.SIGINT, before)
     asyncio.run(asyncio.wait_for(until(process, out, 1), 300))
     process.terminate()
     assert process.wait(300) == 128 + signal.SIGTERM

@@ -2,6 +2,7 @@ package qwen2_test
 
 import (
 	"bytes"
+	"errors"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -143,7 +144,8 @@ func TestAdapted(t *testing.T) {
 			"two": {{Adapter: first, Weight: 1}, {Adapter: second, Weight: -0.5}},
 		} {
 			n := withAdapters(t, m, with...)
-			got, want := logits(t, n, ids), logits(t, open(t, merged(t, dir, with...), lm.Options{}), ids)
+			folder := merged(t, dir, with...)
+			got, want := logits(t, n, ids), logits(t, open(t, folder, lm.Options{}), ids)
 			if difference := relative(got, want); difference > 1e-6 {
 				t.Errorf("%s, %s: %g from the weights with the adapters in them", dtype, name, difference)
 			}
@@ -154,6 +156,13 @@ func TestAdapted(t *testing.T) {
 				t.Errorf("%s, %s: digest %s", dtype, name, digest)
 			}
 			seen[n.Card().WeightsDigest] = true
+			whole := replaced(t, n.(lm.Adaptable), folder)
+			if !slices.Equal(logits(t, whole, ids), want) || whole.Card().WeightsDigest != "whole" {
+				t.Errorf("%s, %s: the weights in place of the checkpoint's are not those of the folder", dtype, name)
+			}
+			if back := withAdapters(t, whole.(*qwen2.Model)); !slices.Equal(logits(t, back, ids), before) {
+				t.Errorf("%s, %s: without them it is not the checkpoint again", dtype, name)
+			}
 			if again := withAdapters(t, n); again.Card().WeightsDigest != m.Card().WeightsDigest ||
 				!slices.Equal(logits(t, again, ids), before) {
 				t.Errorf("%s, %s: without adapters it is not the checkpoint again", dtype, name)
@@ -165,6 +174,28 @@ func TestAdapted(t *testing.T) {
 			t.Errorf("%s: the checkpoint has changed", dtype)
 		}
 	}
+}
+
+// replaced is the model with the weights of a folder in place of its own.
+func replaced(t *testing.T, m lm.Adaptable, dir string) lm.Model {
+	t.Helper()
+	full, err := lora.OpenFull(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Tensors().Check(full); err != nil {
+		t.Fatal(err)
+	}
+	n, err := m.Replaced(full, "whole")
+	if err = errors.Join(err, full.Close()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
 }
 
 // relative is the L2 norm of the difference by that of want.

@@ -11,6 +11,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/pkg/models/model/nn"
+	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
@@ -28,11 +29,14 @@ type Model struct {
 	closed  sync.Once
 }
 
-// shared is what a model shares with the models derived from it by adapters.
+// shared is what a model shares with the models derived from it.
 type shared struct {
 	users      atomic.Int32
 	base       *nn.Decoder // without adapters
+	baseHead   nn.Linear
 	baseDigest string
+	config     *nn.DecoderConfig
+	positions  int
 	chatCodec
 	device    tensor.Device
 	ownDevice bool // closed with the last model
@@ -52,7 +56,7 @@ func (m *Model) MemoryBytes() (weights, working int) {
 }
 
 // Close ends the use of the model. The device is closed with the last of the models that share it: a model and those
-// made from it by WithAdapters.
+// made from it.
 func (m *Model) Close() error {
 	var err error
 	m.closed.Do(func() {
@@ -82,11 +86,16 @@ func (m *Model) WithAdapters(adapters ...lora.Weighted) (*Model, error) {
 	if err := nn.Adapt(m.device, d.Projections(modulePrefix), adapters); err != nil {
 		return nil, err
 	}
-	n := &Model{shared: m.shared, card: m.card, decoder: d, head: m.head}
+	return m.derive(d, m.baseHead, lora.WeightsDigest(m.baseDigest, adapters...)), nil
+}
+
+// derive returns a model of other weights, which shares all but them and the cache with m.
+func (m *Model) derive(d *nn.Decoder, head nn.Linear, digest string) *Model {
+	n := &Model{shared: m.shared, card: m.card, decoder: d, head: head}
 	n.cache.init(m.device, m.cache.cols, 4*m.cache.cols*m.cache.pages.Tokens())
-	n.card.WeightsDigest = lora.WeightsDigest(m.baseDigest, adapters...)
+	n.card.WeightsDigest = digest
 	m.users.Add(1)
-	return n, nil
+	return n
 }
 
 // BaseDigest returns the digest of the checkpoint without adapters.
@@ -102,6 +111,23 @@ func (m *Model) Adapted(adapters ...lora.Weighted) (lm.Model, error) {
 		return nil, err
 	}
 	return n, nil
+}
+
+// Tensors returns the shapes of the tensors of the checkpoint; a tied head is none of them.
+func (m *Model) Tensors() lora.Shapes {
+	l := nn.NewLoader(&safetensors.Archive{}, nil)
+	load(l, m.config, m.positions)
+	return l.Expected()
+}
+
+// Replaced returns a model with other weights in place of all of the checkpoint's, as a method of lm.Adaptable.
+func (m *Model) Replaced(weights *lora.Full, digest string) (lm.Model, error) {
+	l := nn.NewLoader(weights.Archive(), m.device)
+	d, head := load(l, m.config, m.positions)
+	if err := l.Finish(); err != nil {
+		return nil, fmt.Errorf("weights: %w", err)
+	}
+	return m.derive(d, head, digest), nil
 }
 
 // passTokens is the most tokens of one pass: it bounds the memory of activations.

@@ -99,7 +99,8 @@ func open(folder *safetensors.Folder, dir string, o lm.Options) (*Model, error) 
 	}
 	m.cache.init(s.device, c.decoder.CacheCols(), o.CacheBytes)
 	s.users.Store(1)
-	s.base, s.baseDigest = m.decoder, digest.Hex()
+	s.base, s.baseHead, s.baseDigest = m.decoder, m.head, digest.Hex()
+	s.config, s.positions = c.decoder, positions
 	m.card = c.card(dir, positions, m.cache.pages.Tokens())
 	m.card.Dated = s.template.dated
 	m.card.WeightsDigest, m.card.Backend = s.baseDigest, s.device.Name()

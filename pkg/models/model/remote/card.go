@@ -222,8 +222,3 @@ func addIndex(d *safetensors.Digest, folder *safetensors.Folder) error {
 	}
 	return nil
 }
-
-// Digest returns the digest of the model in a folder, as Open computes it. It reads all weights.
-func Digest(dir string) (string, error) {
-	return nn.Open(dir, func(f *safetensors.Folder) (string, error) { return digestOf(f, nil, nil) })
-}

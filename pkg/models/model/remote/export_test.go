@@ -3,6 +3,9 @@ package remote
 import (
 	"testing"
 	"time"
+
+	"github.com/meander-rl/meander/pkg/models/model/nn"
+	"github.com/meander-rl/meander/pkg/models/safetensors"
 )
 
 // SetWaiting sets, for the length of a test, when it is told what is waited for, and how long a worker may take to
@@ -25,4 +28,9 @@ func SetPatience(m *Model, least time.Duration) {
 	m.link.mu.Lock()
 	defer m.link.mu.Unlock()
 	m.link.least, m.link.slowest = least, 0
+}
+
+// Digest returns the digest of the model in a folder, as Open computes it. It reads all weights.
+func Digest(dir string) (string, error) {
+	return nn.Open(dir, func(f *safetensors.Folder) (string, error) { return digestOf(f, nil, nil) })
 }

@@ -37,14 +37,6 @@ func (a *Arena) allocate(n int) (m *memory, offset int) {
 	return a.block, offset
 }
 
-// Matrix returns a dense rows x cols matrix with unspecified contents.
-func (a *Arena) Matrix(rows, cols int) Matrix {
-	if rows < 0 || cols < 0 {
-		panic("tensor: arena: negative dimension")
-	}
-	return Matrix{Data: a.Floats(rows * cols), Rows: rows, Cols: cols, Stride: cols}
-}
-
 // Reset gives back everything that was allocated since the last one; a session calls it before each
 // pass. Several blocks become one of their total size, so that the next pass of this size allocates
 // nothing.

@@ -125,12 +125,12 @@ func TestArena(t *testing.T) {
 			}
 		}
 	}
-	first := a.Matrix(3, 5)
-	for i := range first.Data {
-		first.Data[i] = -1
+	first := a.Floats(15)
+	for i := range first {
+		first[i] = -1
 	}
 	pass()
-	for _, v := range first.Data {
+	for _, v := range first {
 		if v != -1 {
 			t.Fatal("two slices share memory")
 		}

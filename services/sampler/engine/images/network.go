@@ -78,7 +78,7 @@ func (n *Network) Digest() string { return n.Model.Card().WeightsDigest }
 // Policy returns PolicyOf the model, with the digest of its checkpoint.
 func (n *Network) Policy() *schemas.Policy {
 	p := PolicyOf(n.Model.Card())
-	p.BaseDigest, _ = engine.Base(n.Model, p.WeightsDigest)
+	p.BaseDigest = engine.Base(n.Model, p.WeightsDigest)
 	return p
 }
 
@@ -87,17 +87,8 @@ func (n *Network) Engine(o engine.Options) engine.Engine { return newFlowEngine(
 
 // With returns the network with adapters, or with another transformer.
 func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, error) {
-	m := n.Model
-	a, ok := m.(model.Adaptable)
-	switch {
-	case c.Full != nil && !ok:
-		return nil, engine.Refuse("weights: the model %s takes none", n.Name())
-	case c.Full != nil:
-		changed, err := engine.Replaced(c, a.Tensors(), a.Replaced)
-		return &Network{changed}, err
-	}
-	m, err := engine.Adapted(m, n, c.Adapters)
-	if err != nil || m == n.Model {
+	m, same, err := engine.Changed(n.Model, n, c)
+	if err != nil || same {
 		return n, err
 	}
 	return &Network{m}, nil
@@ -109,9 +100,7 @@ func (n *Network) Abilities() engine.Abilities {
 		Fault: CheckSchedule(n.Model.Card()), Describe: describe(n.Model.Card()), StateShape: n.stateShape,
 		Encoder: n.Model,
 	}
-	if m, ok := n.Model.(model.Adaptable); ok {
-		a.Modules, a.Tensors = m.Modules(), m.Tensors()
-	}
+	a.Modules, a.Tensors = engine.Can(n.Model)
 	if m, ok := n.Model.(interface{ Away() error }); ok {
 		a.Away = m.Away
 	}

@@ -54,7 +54,7 @@ func (n *Network) Digest() string { return n.Model.Card().WeightsDigest }
 // Policy returns PolicyOf the model, with the digest of its checkpoint.
 func (n *Network) Policy() *schemas.Policy {
 	p := PolicyOf(n.Model.Card())
-	p.BaseDigest, _ = engine.Base(n.Model, p.WeightsDigest)
+	p.BaseDigest = engine.Base(n.Model, p.WeightsDigest)
 	return p
 }
 
@@ -63,13 +63,11 @@ func (n *Network) Engine(o engine.Options) engine.Engine {
 	return newTokenEngine(n.Model, o.SharePrefixes)
 }
 
-// With returns the network with adapters, for a policy. A *Refusal says that the model accepts no such change.
+// With returns the network with adapters, or with other weights, for a policy. A *Refusal says that the model accepts
+// no such change.
 func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, error) {
-	if c.Full != nil {
-		return nil, engine.Refuse("weights: the model %s takes none", n.Name())
-	}
-	m, err := engine.Adapted(n.Model, n, c.Adapters)
-	if err != nil || m == n.Model {
+	m, same, err := engine.Changed(n.Model, n, c)
+	if err != nil || same {
 		return n, err
 	}
 	return &Network{m}, nil
@@ -77,8 +75,9 @@ func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, erro
 
 // Abilities are those of a model that is computed here.
 func (n *Network) Abilities() engine.Abilities {
-	_, modules := engine.Base(n.Model, "")
-	return engine.Abilities{Modules: modules, Notes: n.Model.Card().Notes}
+	a := engine.Abilities{Notes: n.Model.Card().Notes}
+	a.Modules, a.Tensors = engine.Can(n.Model)
+	return a
 }
 
 // canaryTokens is how many tokens the fixed input of canaries has.

@@ -10,6 +10,7 @@ import io
 import json
 import logging
 import math
+import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from . import access, conditions as files
 from .bulk import Stored, last_of_each
+from .cache import Cache
 from ..data.batch import Group, Keep, Sample
 from .control import Controls, Refused
 from .cursor import PatientJetStream
@@ -55,11 +57,15 @@ class Judged(ValueError):
 async def connect(
     url: str = "nats://127.0.0.1:4222", token: str | None = None, patience: float = 10, *,
     credentials: str | None = None, ca: str | None = None, cert: str | None = None, key: str | None = None,
+    cache: str | os.PathLike[str] = "", cache_bytes: int = 64 << 30,
 ) -> AsyncIterator["Client"]:
     """Connects to the NATS server of a pipeline.
 
     credentials is a credentials file: of `meander auth`, or a JWT and its key. ca is the PEM file of the authority that
     signed the server's certificate. cert and key are our own certificate, if the server wants one.
+
+    cache is a folder that keeps the steps of samples that were read, of cache_bytes at most: later epochs, restarts and
+    other processes of the machine read them there.
 
     With tls:// or ca the connection uses TLS. If the server does not, ConnectionError says so, and nothing was sent.
 
@@ -67,6 +73,7 @@ async def connect(
     made again; calls that need it wait, or raise.
     PermissionError: the server does not allow a call. It is raised at once.
     """
+    held = Cache(cache, cache_bytes) if cache else None
     denials = access.Denials(credentials)
     options: dict[str, Any] = {
         "name": "meander-python", "error_cb": denials.note, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2
@@ -79,7 +86,7 @@ async def connect(
         raise ConnectionError(f"{url}: {str(why) or type(why).__name__}; {access.hint(why)}") from None
     denials.watch(nc)
     try:
-        yield Client(nc, access.mark(credentials))
+        yield Client(nc, access.mark(credentials), held)
     finally:
         with contextlib.suppress(Exception):
             await nc.drain()
@@ -88,11 +95,12 @@ async def connect(
 class Client(Controls, Teachers):
     """Publishes prompts, verdicts and controls, reads the results, and asks teachers.
 
-    nc is the connection, js its JetStream, and mark what the names of its durable consumers begin with.
+    nc is the connection, js its JetStream, and mark what the names of its durable consumers begin with; cache has
+    steps that were read.
     """
 
-    def __init__(self, nc: NATS, mark: str = ""):
-        self.nc = nc
+    def __init__(self, nc: NATS, mark: str = "", cache: Cache | None = None):
+        self.nc, self.cache = nc, cache
         self.mark = mark  # see access.mark
         self.js = PatientJetStream(nc)
         self._gets, self._bulk = asyncio.Semaphore(_GETS), asyncio.Semaphore(_BULK)
@@ -388,14 +396,22 @@ class Client(Controls, Teachers):
         subjects = [
             f"{PREFIX}{kind}.{t['run']}.{t['uid']}.{t['sample_index']}.{t['stage']}." for t in trajectories
         ]  # fmt: skip
-        found = await self._many("MDR_STEPS", [s + ">" for s, t in zip(subjects, trajectories) if t["steps"]])
+        held = [self.cache.get(t) if self.cache and t["steps"] else [] for t in trajectories]
+        ask = [s + ">" for s, t, has in zip(subjects, trajectories, held) if t["steps"] and not has]
+        found = await self._many("MDR_STEPS", ask)
+        for m in (m for has in held for m in has):
+            found[m.seq] = found[m.subject] = m
         lack = [(s, r["seq"]) for s, t in zip(subjects, trajectories) for r in t["steps"] if r["seq"] not in found]
         for m in await together(self._stored("MDR_STEPS", seq, subject) for subject, seq in lack):
             found[m.seq] = m
-        return [
+        out = [
             [await self._step(subject, ref, form, logits, found) for ref in t["steps"]]
             for subject, t in zip(subjects, trajectories, strict=True)
         ]
+        for subject, t, has in zip(subjects, trajectories, held):
+            if self.cache and t["steps"] and not has:
+                self.cache.put(t, {m.seq: m for m in found.values() if m.subject.startswith(subject)}.values())
+        return out
 
     async def _step(
         self, subject: str, ref: Event, form: Event, logits: bool, found: Mapping[int | str, Stored]

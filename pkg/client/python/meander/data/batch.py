@@ -200,6 +200,8 @@ class Batch(Mapping[str, Any]):
     """What runs coroutines of the source for micro-batches that are not awaited (thread.run), where there is one."""
     rows: Array | None = None
     """Of a micro-batch: which rows of the batch it has, int64 [B]."""
+    last = True
+    """Whether it is the last micro-batch of its batch, or whole."""
 
     def __init__(self, groups: Sequence[Group], name: str = "", cursor: str = "", *, pin: bool = False):
         self.name, self.cursor, self.pin = name, cursor, pin

@@ -85,7 +85,7 @@ class Micro:
             for k in dict.fromkeys(of)
         ]
         out = whole.of_groups(groups, self.pin)
-        out.rows = np.array(rows, np.int64)
+        out.rows, out.last = np.array(rows, np.int64), rows is self.pieces[-1]
         return out
 
 

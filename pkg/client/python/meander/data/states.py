@@ -36,6 +36,7 @@ class States:
         self.dtype = dtypes.pop() if len(dtypes) == 1 else "F32"
         self.held = zeros((len(at), w + 1 if self.joined else 2 * w, *shape), _STORED[self.dtype])
         self._wide: Array | None = None
+        self._torch: torch.Tensor | None = None
         raw = dict(zip(NAMES, self._views(self.held), strict=True))
         for i, t in enumerate(at):
             for k, step in enumerate(t):
@@ -51,7 +52,7 @@ class States:
                         if of["dtype"] == self.dtype:
                             of["data"] = state.reshape(-1).view(np.uint8)
 
-    def _views(self, held: Array) -> tuple[Array, Array]:
+    def _views(self, held: Any) -> tuple[Any, Any]:
         """The states before and behind the steps."""
         return held[:, : self.w], held[:, 1:] if self.joined else held[:, self.w :]
 
@@ -66,8 +67,10 @@ class States:
         """latents or next_latents [B, W, S, C] of the stored dtype: a view."""
         import torch
 
-        held = torch.from_numpy(self.held.view(np.int16) if self.dtype == "BF16" else self.held)
-        return self._views(held.view(torch.bfloat16) if self.dtype == "BF16" else held)[NAMES.index(name)]
+        if self._torch is None:  # one for both, so that they are sent to another process once
+            held = torch.from_numpy(self.held.view(np.int16) if self.dtype == "BF16" else self.held)
+            self._torch = held.view(torch.bfloat16) if self.dtype == "BF16" else held
+        return self._views(self._torch)[NAMES.index(name)]
 
 
 def pinned(shape: tuple[int, ...], dtype: Any) -> Array:

@@ -21,9 +21,10 @@ from ..client.tasks import maybe_awaited
 
 
 def as_tensors(batch: Batch) -> dict[str, Any]:
-    """The arrays of a batch as tensors (Batch.torch), its texts as lists of str, and its cursor, name and size.
+    """The arrays of a batch as tensors (Batch.torch), its texts as lists of str, and its cursor, name and size; last
+    says whether no more micro-batches of the batch come.
 
-    A batch of size 0 has the last three alone.
+    A batch of size 0 has the last four alone.
     """
     texts = {name: batch[name].tolist() for name in batch if batch[name].dtype.kind == "U"}
     return {
@@ -32,6 +33,7 @@ def as_tensors(batch: Batch) -> dict[str, Any]:
         "cursor": batch.cursor,
         "name": batch.name,
         "size": batch.size,
+        "last": batch.last,
     }
 
 
@@ -59,6 +61,8 @@ class BatchDataset(IterableDataset[Any]):
     are left for later.
     limit: an iteration ends after so many batches; 0: never.
     prefetch: the batches that each worker reads ahead.
+    micro: a batch comes as micro-batches of so many samples (Batch.micro), whose steps are read one ahead, and not
+    whole; call done behind the one that is the last. It takes at most one worker. 0: whole.
     convert: what becomes of a Batch; the result is sent from the worker to the training process. done takes it, or the
     cursor.
     connection: the other arguments of meander.connect.
@@ -75,6 +79,7 @@ class BatchDataset(IterableDataset[Any]):
         follow: bool = True,
         limit: int = 0,
         prefetch: int = 2,
+        micro: int = 0,
         convert: Callable[[Batch], Any] = as_tensors,
         keep: Keep | None = None,
         empty: str = "",
@@ -85,7 +90,9 @@ class BatchDataset(IterableDataset[Any]):
     ):
         """ValueError: an argument is wrong, or torchrun started several processes that are no process group yet.
         ConnectionError: as meander.connect."""
-        for what, value, least in (("groups", groups, 0), ("limit", limit, 0), ("prefetch", prefetch, 1)):
+        for what, value, least in (
+            ("groups", groups, 0), ("limit", limit, 0), ("prefetch", prefetch, 1), ("micro", micro, 0),
+        ):  # fmt: skip
             if value < least:
                 raise ValueError(f"{what}: {value}; must be at least {least}")
         self.rank: int = dist.get_rank() if dist.is_initialized() else 0
@@ -109,7 +116,9 @@ class BatchDataset(IterableDataset[Any]):
             "faults": "raise",
             "timeout": timeout,
             "logits": logits,
+            "whole": not micro,
         }
+        self.micro = micro
         self._begun = False
         self._position: _Position | None = None
         extent: list[Any] = [None]
@@ -130,15 +139,22 @@ class BatchDataset(IterableDataset[Any]):
             raise RuntimeError("persistent_workers: a worker does not learn what was acknowledged; leave it False")
         self._begun = worker is not None
         part = Part(self.rank, self.world, *((worker.id, worker.num_workers) if worker else ()))
+        if self.micro and part.workers > 1:
+            raise ValueError(
+                f"num_workers: {part.workers}; must be 0 or 1 with micro: DataLoader takes from its workers in turns, "
+                f"so that micro-batches of several batches would alternate"
+            )
         with sync.connect(self.url, **self.connection) as client:
             shares = Shares(
                 client.asynchronous, self.run, self.groups, part, self.extent, self.prefetch, **self._options
             )
             batches: Stream[Batch] = Stream(client.thread, shares.__aiter__())
             try:
-                for batch in batches:
-                    out = self.convert(batch)
-                    yield client.thread.run(maybe_awaited(out)) if inspect.isawaitable(out) else out
+                for whole in batches:
+                    whole.thread = client.thread
+                    for batch in whole.micro(self.micro) if self.micro and whole.size else [whole]:
+                        out = self.convert(batch)
+                        yield client.thread.run(maybe_awaited(out)) if inspect.isawaitable(out) else out
             finally:
                 batches.close()
 

@@ -53,6 +53,7 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     out = Path(config.out)
     signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a script starts in the background ignores it
     try:
         try:
             from . import losses

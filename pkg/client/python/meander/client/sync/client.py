@@ -165,6 +165,7 @@ class Client:
     batches = _batches(aio.Client.batches)
 
     group = waiting(aio.Client.group)
+    complete = waiting(aio.Client.complete)
     text = waiting(aio.Client.text)
     load = waiting(aio.Client.load)
     blob = waiting(aio.Client.blob)
