@@ -41,7 +41,7 @@ func filters(stream string, run schemas.Run) []string {
 
 const (
 	// prefix begins the keys of records. Another number: records of another form.
-	prefix  = "counts1"
+	prefix  = "counts2"
 	headKey = prefix
 	// atOnce is how many runs are asked about, or written, side by side.
 	atOnce = 16
@@ -78,6 +78,8 @@ type Run struct {
 	Letters map[schemas.UID]int64 `json:"l,omitempty"`
 	// Large is a run of which only Marks are kept.
 	Large bool `json:"z,omitempty"`
+	// Sizes are of a run that has ended; nil: they are not measured yet.
+	Sizes *Sizes `json:"s,omitempty"`
 
 	revision uint64
 	changed  bool
@@ -192,12 +194,6 @@ func (r *Run) count(m *bus.Message, a schemas.Address, outcome string) {
 	}
 }
 
-// addTo adds n to the number of a key.
-func addTo[K comparable](m map[K]int64, key K, n int64) map[K]int64 {
-	put(&m, key, m[key]+n)
-	return m
-}
-
 // Look returns the counts of a run, or with "*" of all runs, those aside of which nothing is stored. It fails if the
 // server cannot be read.
 func Look(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*Run, error) {
@@ -216,8 +212,8 @@ func Look(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*Ru
 	return k.runs, nil
 }
 
-// Advance brings all records up to date; a service that is always there calls it now and then, so that looks find
-// little new. Without the right to write it does nothing.
+// Advance brings all records up to date, and measures runs that have ended; a service that is always there calls it
+// now and then, so that looks find little new. Without the right to write it does nothing.
 func Advance(ctx context.Context, b *bus.Bus) error {
 	if !b.MayWrite(schemas.CountBucket) {
 		return nil
@@ -226,20 +222,24 @@ func Advance(ctx context.Context, b *bus.Bus) error {
 	if err := k.readHead(ctx); err != nil {
 		return err
 	}
-	if k.head != nil && k.head.asIs(k.states) {
+	if k.head != nil && k.head.Measured && k.head.asIs(k.states) {
 		return nil
 	}
 	k, err := look(ctx, b, "*")
 	if err != nil {
 		return fmt.Errorf("advance counters: %w", err)
 	}
+	err = k.measureEnded(ctx)
+	k.measured = err == nil
 	k.write(ctx)
-	return nil
+	return err
 }
 
 // head says up to which sequence of each stream all records are advanced, and how many messages it had then.
 type head struct {
-	Marks    map[string]Mark `json:"m"`
+	Marks map[string]Mark `json:"m"`
+	// Measured says that all runs that have ended are measured.
+	Measured bool `json:"z,omitempty"`
 	revision uint64
 }
 
@@ -265,6 +265,8 @@ type book struct {
 	states map[string]state
 	read   int  // how many events were read
 	unsure bool // the streams have changed meanwhile: the head stays
+
+	measured bool // all runs that have ended
 
 	mu sync.Mutex // over runs and read, while runs are verified side by side
 }
@@ -566,7 +568,7 @@ func (k *book) write(ctx context.Context) {
 	if g.Wait() != nil || k.run != "*" || k.unsure {
 		return
 	}
-	h := &head{Marks: map[string]Mark{}}
+	h := &head{Marks: map[string]Mark{}, Measured: k.measured}
 	if k.head != nil {
 		h.revision = k.head.revision
 	}

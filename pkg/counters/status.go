@@ -60,6 +60,15 @@ type Counted struct {
 // Status counts what is stored of a run and says how it is doing, or what became of it. It returns bus.ErrNotFound
 // when there is no such run.
 func Status(ctx context.Context, b *bus.Bus, run schemas.Run) (*schemas.RunStatus, error) {
+	c, err := Of(ctx, b, run)
+	if err != nil {
+		return nil, err
+	}
+	return c.Status, nil
+}
+
+// Of is Status, with the counts.
+func Of(ctx context.Context, b *bus.Bus, run schemas.Run) (*Counted, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
 	}
@@ -80,7 +89,7 @@ func Status(ctx context.Context, b *bus.Bus, run schemas.Run) (*schemas.RunStatu
 	if err != nil {
 		return nil, fmt.Errorf("status of run %s: %w", run, err)
 	}
-	return c.Status, nil
+	return c, nil
 }
 
 // Statuses counts what is stored of a run, also where that is nothing, or with "*" of all runs of which something is,
@@ -239,4 +248,10 @@ func (a *around) heldBy(lanes map[schemas.Lane]bool, f *outcomes.Facts) string {
 		f.Unserved = f.Unserved || !served[lane]
 	}
 	return string(f.HeldBy())
+}
+
+// addTo adds n to the number of a key.
+func addTo[K comparable](m map[K]int64, key K, n int64) map[K]int64 {
+	put(&m, key, m[key]+n)
+	return m
 }

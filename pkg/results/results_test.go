@@ -19,6 +19,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/view"
@@ -334,11 +335,11 @@ func TestRuns_Open(t *testing.T) {
 func TestRuns_Bytes(t *testing.T) {
 	t.Parallel()
 	b := serve(t, 4)
-	bytes := func(before map[schemas.Run]*view.Run) map[schemas.Run]*view.Run {
+	bytes := func() map[schemas.Run]*view.Run {
 		t.Helper()
 		runs, err := view.Count(t.Context(), b, "*")
 		if err == nil {
-			err = view.AddSizes(t.Context(), b, runs, before)
+			err = view.AddSizes(t.Context(), b, runs)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -358,18 +359,36 @@ func TestRuns_Bytes(t *testing.T) {
 			stored += s.Bytes
 		}
 	}
-	small := bytes(nil)["small"]
+	small := bytes()["small"]
 	if small.Bytes < stored*9/10 || small.Bytes > stored*11/10 {
 		t.Errorf("estimated %d bytes, stored are %d", small.Bytes, stored)
 	}
 	publish(t, b, "large", "a", func(p *schemas.Prompt) { p.Height, p.Width = new(int64(512)), new(int64(512)) })
 	bustest.Await(t, b, 3, schemas.StreamAdvantages)
-	both := bytes(nil)
+	both := bytes()
 	if both["small"].Bytes != small.Bytes || both["large"].Bytes < 10*small.Bytes {
 		t.Errorf("beside a large run: %d bytes, before %d; the large one has %d", both["small"].Bytes, small.Bytes, both["large"].Bytes)
 	}
-	small.Bytes = 7
-	if again := bytes(map[schemas.Run]*view.Run{"small": small}); again["small"].Bytes != 7 {
-		t.Errorf("a run without new events was measured again: %d bytes", again["small"].Bytes)
+	if err := counters.Advance(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.PurgeSubject(t.Context(), schemas.StreamSteps, schemas.RunFilters("small")[schemas.StreamSteps][0]); err != nil {
+		t.Fatal(err)
+	}
+	again := bytes()["small"]
+	if again.Bytes != small.Bytes || again.Steps != small.Steps {
+		t.Errorf("a run that has ended was measured again: %+v", again)
+	}
+	runs, err := view.Count(t.Context(), b, "small")
+	if err == nil {
+		err = runs["small"].Measure(t.Context(), b)
+	}
+	if err != nil || runs["small"].Steps != 0 {
+		t.Errorf("a run without steps is measured as %+v, %v", runs["small"], err)
+	}
+	publish(t, b, "small", "c", nil)
+	bustest.Await(t, b, 4, schemas.StreamAdvantages)
+	if again := bytes()["small"]; again.Steps == 0 || again.Steps >= small.Steps {
+		t.Errorf("after another group %d steps; want those of it alone, and %d were there before", again.Steps, small.Steps)
 	}
 }

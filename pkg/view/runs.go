@@ -51,7 +51,8 @@ type Run struct {
 	// Streams is the number of events in each stream.
 	Streams map[string]uint64 `json:"-"`
 
-	counted uint64 // events in records
+	counted  uint64 // events in records
+	measured *counters.Sizes
 }
 
 // Count counts what is stored of a run; with "*" of every run.
@@ -88,7 +89,7 @@ func runOf(name schemas.Run, c *counters.Counted) *Run {
 			r.Events, r.Bytes = r.Events+m.Events, r.Bytes+m.Bytes
 		}
 	}
-	r.counted = r.Events
+	r.counted, r.measured = r.Events, c.Measured()
 	r.Events += uint64(s.Waiting + s.Parked)
 	return r
 }
@@ -96,37 +97,29 @@ func runOf(name schemas.Run, c *counters.Counted) *Run {
 // atOnce is how many runs are looked at side by side.
 const atOnce = 8
 
-// AddSizes counts what no record counts (steps, verdicts, controls) and adds the bytes of it, by the mean size of the
-// runs' own messages: those of other runs may be far larger. It takes a dozen requests for each run; ended ones that
-// have as many events as in before, an earlier answer or nil, keep its numbers.
-func AddSizes(ctx context.Context, b *bus.Bus, runs, before map[schemas.Run]*Run) error {
+// AddSizes adds what no record counts (steps, verdicts, controls) and the bytes of it. Those of a run that has ended
+// are in its record; else it takes a dozen requests for a run.
+func AddSizes(ctx context.Context, b *bus.Bus, runs map[schemas.Run]*Run) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(atOnce)
 	for _, r := range runs {
-		if had := before[r.Run]; had != nil && had.counted == r.counted && outcomes.HasEnded(r.State) {
-			r.Events, r.Bytes, r.Streams, r.Steps = had.Events, had.Bytes, had.Streams, had.Steps
+		if r.measured != nil {
+			r.add(r.measured)
 		} else {
-			g.Go(func() error { return r.addSizes(ctx, b) })
+			g.Go(func() error { return r.Measure(ctx, b) })
 		}
 	}
 	return g.Wait()
 }
 
-// addSizes is AddSizes of one run.
-func (r *Run) addSizes(ctx context.Context, b *bus.Bus) error {
-	for _, stream := range []string{schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamControl} {
-		n, err := b.Stored(ctx, stream, schemas.RunFilters(r.Run)[stream], 1)
-		if err != nil && !errors.Is(err, bus.ErrPermission) {
-			return err
-		}
-		if n > 0 {
-			r.Events, r.Streams[stream] = r.Events+n, n
-		}
+// Measure is AddSizes of one run, as it is now.
+func (r *Run) Measure(ctx context.Context, b *bus.Bus) error {
+	sizes, err := counters.Measure(ctx, b, r.Run)
+	if err != nil {
+		return err
 	}
-	for _, stream := range []string{
-		schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamControl, schemas.StreamRequests,
-		schemas.StreamParked,
-	} {
+	r.add(sizes)
+	for _, stream := range []string{schemas.StreamRequests, schemas.StreamParked} {
 		if n := r.Streams[stream]; n > 0 {
 			mean, err := b.MeanSize(ctx, stream, r.Run)
 			if err != nil {
@@ -135,8 +128,16 @@ func (r *Run) addSizes(ctx context.Context, b *bus.Bus) error {
 			r.Bytes += n * mean
 		}
 	}
-	r.Steps = r.Streams[schemas.StreamSteps]
 	return nil
+}
+
+// add adds sizes.
+func (r *Run) add(s *counters.Sizes) {
+	for stream, n := range s.Streams {
+		r.Events, r.Streams[stream] = r.Events+n, n
+	}
+	r.Bytes += s.Bytes
+	r.Steps = r.Streams[schemas.StreamSteps]
 }
 
 // LatestRun returns the run of the newest trajectory, else of the newest prompt: the one that commands mean when none
@@ -160,15 +161,9 @@ const maxRuns = 500
 
 // readRuns reads the list of runs, the newest first.
 func (r *Reader) readRuns(ctx context.Context) ([]*Run, error) {
-	before := map[schemas.Run]*Run{}
-	if last := r.runs.peek(); last != nil {
-		for _, run := range *last {
-			before[run.Run] = run
-		}
-	}
 	stored, err := Count(ctx, r.bus, "*")
 	if err == nil {
-		err = AddSizes(ctx, r.bus, stored, before)
+		err = AddSizes(ctx, r.bus, stored)
 	}
 	if err != nil {
 		return nil, err

@@ -44,12 +44,12 @@ func runsLsCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Short: "list the stored runs, the newest first",
 		Long: `ls lists the stored runs. SIZE is an estimate: the number of events, times the size of a few of them.
-Images and other blobs are not in it.`,
+Images and other blobs are not in it. A run that has ended is measured once; 'meander runs show' measures it again.`,
 		Example: "  meander runs ls\n  meander runs ls --json",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			runs, err := view.Count(c.Context(), conn.Bus, "*")
 			if err == nil {
-				err = view.AddSizes(c.Context(), conn.Bus, runs, nil)
+				err = view.AddSizes(c.Context(), conn.Bus, runs)
 			}
 			if err != nil {
 				return err
@@ -106,7 +106,7 @@ func runsShowCommand(a *app) *cobra.Command {
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			r, err := storedRun(c.Context(), conn.Bus, given[0])
 			if err == nil {
-				err = view.AddSizes(c.Context(), conn.Bus, map[schemas.Run]*view.Run{r.Run: r}, nil)
+				err = r.Measure(c.Context(), conn.Bus)
 			}
 			if err != nil {
 				return err

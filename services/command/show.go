@@ -68,22 +68,19 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 		t.Row(e.UID, outcomes.Group(&e), len(e.Members), results.Number(e.Mean, "%.4f"),
 			results.Number(e.Std, "%.4f"))
 	}
-	runs, err := counters.Look(ctx, b, run)
-	if err != nil {
-		return err
-	}
-	if r := runs[run]; r != nil {
-		for _, uid := range slices.Sorted(maps.Keys(r.Open)) {
-			t.Row(uid, outcomes.Open, "-", "-", "-")
-		}
-	}
-	switch state, err := runState(ctx, b, run, out); {
-	case err != nil:
-		return err
-	case state == "" && found == 0:
+	c, err := counters.Of(ctx, b, run)
+	switch unknown := errors.Is(err, bus.ErrNotFound); {
+	case unknown && found == 0:
 		return fmt.Errorf("run %q has no group; 'meander watch --run %s' shows what it has", run, run)
+	case err != nil && !unknown:
+		return err
 	case !a.json:
-		fmt.Fprintln(out, state)
+		if !unknown {
+			for _, uid := range slices.Sorted(maps.Keys(c.Open)) {
+				t.Row(uid, outcomes.Open, "-", "-", "-")
+			}
+			fmt.Fprintf(out, "run %s: %s\n", run, stateText(out, c.Status))
+		}
 		t.Print(out)
 		return printUpdates(ctx, b, run, out)
 	}

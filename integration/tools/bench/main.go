@@ -1,6 +1,6 @@
 // Command bench measures the whole product, the sampler, language models, matrix products, the advantage service, the
-// event plane, updates of weights and workers of PyTorch on this machine: it serves the targets bench-NAME of
-// deploy/bench/Makefile. It also writes model folders of the published size to measure with.
+// event plane, updates of weights, looks at a store and workers of PyTorch on this machine: it serves the targets
+// bench-NAME of deploy/bench/Makefile. It also writes model folders of the published size to measure with.
 package main
 
 import (
@@ -44,6 +44,7 @@ func execute(ctx context.Context, args []string) error {
 	c.AddCommand(benchE2ECommand(), benchSamplerCommand(), benchGEMMCommand(), benchTokensCommand(),
 		benchAdvantageCommand(), benchUpdateCommand(),
 		benchEventsCommand(), benchSwarmCommand(), benchPolicyCommand(), benchWeightsCommand(), benchTorchCommand(),
+		benchLooksCommand(),
 		benchFolderCommand(),
 		benchGPUCommand())
 	c.SetArgs(args)

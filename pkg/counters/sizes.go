@@ -1,0 +1,81 @@
+package counters
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Sizes are how many events of a run there are in the streams that no look reads (steps, verdicts, controls), and
+// about how many Bytes these take.
+type Sizes struct {
+	Streams map[string]uint64 `json:"n"`
+	Bytes   uint64            `json:"b"`
+	// Counted is how many events were counted in all other streams then.
+	Counted uint64 `json:"e"`
+}
+
+// events returns how many events are counted.
+func (r *Run) events() (n uint64) {
+	for _, m := range r.Marks {
+		n += m.Events
+	}
+	return n
+}
+
+// Measured returns the sizes of a run that has ended as they were measured, and nil if they are not, or something has
+// happened since.
+func (r *Run) Measured() *Sizes {
+	if s := r.Sizes; s != nil && s.Counted == r.events() && r.ended() {
+		return s
+	}
+	return nil
+}
+
+// ended reports whether no group and no batch of the run is open.
+func (r *Run) ended() bool { return r.Groups > 0 && len(r.Open) == 0 && len(r.Batches) == 0 }
+
+// Measure asks the server for the sizes of a run. Bytes are estimated by the mean size of the run's own messages: those
+// of other runs may be far larger. It takes a dozen requests.
+func Measure(ctx context.Context, b *bus.Bus, run schemas.Run) (*Sizes, error) {
+	s := &Sizes{Streams: map[string]uint64{}}
+	for _, stream := range []string{schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamControl} {
+		n, err := b.Stored(ctx, stream, schemas.RunFilters(run)[stream], 1)
+		if err != nil && !errors.Is(err, bus.ErrPermission) {
+			return nil, err
+		}
+		if n == 0 {
+			continue
+		}
+		mean, err := b.MeanSize(ctx, stream, run)
+		if err != nil {
+			return nil, err
+		}
+		s.Streams[stream], s.Bytes = n, s.Bytes+n*mean
+	}
+	return s, nil
+}
+
+// measureEnded measures the runs that have ended and are not measured yet.
+func (k *book) measureEnded(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(atOnce)
+	for name, r := range k.runs {
+		if name == "" || !r.ended() || r.Measured() != nil {
+			continue
+		}
+		g.Go(func() (err error) {
+			if r.Sizes, err = Measure(ctx, k.b, name); err != nil {
+				return fmt.Errorf("measure run %s: %w", name, err)
+			}
+			r.Sizes.Counted, r.changed = r.events(), true
+			return nil
+		})
+	}
+	return g.Wait()
+}
