@@ -61,21 +61,39 @@ func Measure(ctx context.Context, b *bus.Bus, run schemas.Run) (*Sizes, error) {
 	return s, nil
 }
 
+// MeasureAgain measures a run whose sizes were measured and are so no more: its steps went.
+func MeasureAgain(ctx context.Context, b *bus.Bus, run schemas.Run) error {
+	k, err := look(ctx, b, run)
+	if err != nil {
+		return fmt.Errorf("measure run %s again: %w", run, err)
+	}
+	if r := k.runs[run]; r == nil || r.Measured() == nil {
+		return nil
+	}
+	if err := k.measure(ctx, run); err != nil {
+		return err
+	}
+	k.write(ctx)
+	return nil
+}
+
 // measureEnded measures the runs that have ended and are not measured yet.
 func (k *book) measureEnded(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(atOnce)
 	for name, r := range k.runs {
-		if name == "" || !r.ended() || r.Measured() != nil {
-			continue
+		if name != "" && r.ended() && r.Measured() == nil {
+			g.Go(func() error { return k.measure(ctx, name) })
 		}
-		g.Go(func() (err error) {
-			if r.Sizes, err = Measure(ctx, k.b, name); err != nil {
-				return fmt.Errorf("measure run %s: %w", name, err)
-			}
-			r.Sizes.Counted, r.changed = r.events(), true
-			return nil
-		})
 	}
 	return g.Wait()
+}
+
+func (k *book) measure(ctx context.Context, run schemas.Run) (err error) {
+	r := k.runs[run]
+	if r.Sizes, err = Measure(ctx, k.b, run); err != nil {
+		return fmt.Errorf("measure run %s: %w", run, err)
+	}
+	r.Sizes.Counted, r.changed = r.events(), true
+	return nil
 }

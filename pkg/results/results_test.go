@@ -379,6 +379,12 @@ func TestRuns_Bytes(t *testing.T) {
 	if again.Bytes != small.Bytes || again.Steps != small.Steps {
 		t.Errorf("a run that has ended was measured again: %+v", again)
 	}
+	if err := counters.MeasureAgain(t.Context(), b, "small"); err != nil {
+		t.Fatal(err)
+	}
+	if again := bytes()["small"]; again.Steps != 0 || again.Bytes >= small.Bytes {
+		t.Errorf("the steps of a run went, and its sizes are %+v", again)
+	}
 	runs, err := view.Count(t.Context(), b, "small")
 	if err == nil {
 		err = runs["small"].Measure(t.Context(), b)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -47,7 +48,7 @@ func (p *pass) freeReadSteps(ctx context.Context) error {
 	}
 	// A result is stored after the steps of its group.
 	at := bus.ReadOptions{FromSeq: s.from, FromTime: info.State.FirstTime}
-	kept := uint64(0)
+	kept, runs := uint64(0), map[schemas.Run]bool{}
 	for m, err := range p.b.Read(ctx, schemas.StreamAdvantages, p.resultFilters()[:1], at) {
 		if err != nil {
 			return err
@@ -55,7 +56,7 @@ func (p *pass) freeReadSteps(ctx context.Context) error {
 		if m.Seq > newest {
 			break
 		}
-		freed, err := p.freeStepsIfRead(ctx, m)
+		freed, err := p.freeStepsIfRead(ctx, m, runs)
 		if err != nil {
 			return err
 		}
@@ -71,12 +72,17 @@ func (p *pass) freeReadSteps(ctx context.Context) error {
 			delete(s.freed, seq)
 		}
 	}
+	for run := range runs {
+		if err := counters.MeasureAgain(ctx, p.b, run); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
 // freeStepsIfRead frees the steps of a closed group, given its result, and reports whether it has none to free any
-// more.
-func (p *pass) freeStepsIfRead(ctx context.Context, m *bus.Message) (done bool, err error) {
+// more. It adds the run of steps that went to runs.
+func (p *pass) freeStepsIfRead(ctx context.Context, m *bus.Message, runs map[schemas.Run]bool) (done bool, err error) {
 	var a schemas.Advantage
 	if p.steps.freed[m.Seq] || bus.Fits(m, &a) != nil || !a.FreeReadSteps || a.SourceRun != "" {
 		return true, nil
@@ -97,7 +103,7 @@ func (p *pass) freeStepsIfRead(ctx context.Context, m *bus.Message) (done bool, 
 			return false, err
 		}
 	}
-	p.steps.freed[m.Seq] = true
+	p.steps.freed[m.Seq], runs[a.Run] = true, true
 	return true, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -87,6 +89,7 @@ func (s *stage) audit(t *testing.T, r *report, f *feed) {
 	found = append(found, s.policies(t, got)...)
 	found = append(found, f.batchFaults(got)...)
 	found = append(found, got.Differs(f.calm(t))...)
+	found = append(found, s.counts(t, f, got)...)
 	slices.SortStableFunc(found, func(a, b harness.Fault) int { return cmp.Compare(a.UID, b.UID) })
 	for _, fault := range found {
 		t.Error(fault)
@@ -106,6 +109,34 @@ func (s *stage) audit(t *testing.T, r *report, f *feed) {
 	}
 	r.policies = s.announced
 	r.redone = int(info.CachedInfo().State.LastSeq) - len(f.asked)*group*steps
+}
+
+// counts says where the counters of the run differ from a full reading.
+func (s *stage) counts(t *testing.T, f *feed, k *harness.Books) (found []harness.Fault) {
+	t.Helper()
+	runs, err := counters.Look(t.Context(), s.bus, f.run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]map[string]int64{schemas.KindTrajectory: {}, schemas.KindAdvantage: {}}
+	for _, tr := range k.Trajectories {
+		want[schemas.KindTrajectory][tr.StopReason]++
+	}
+	for _, a := range k.Advantages {
+		want[schemas.KindAdvantage][a.Status]++
+	}
+	r := runs[f.run]
+	if r == nil || r.Groups != int64(len(f.asked)) {
+		return []harness.Fault{{Kind: harness.Wrong, What: fmt.Sprintf("counters of %d groups: %+v", len(f.asked), r)}}
+	}
+	for kind, outcomes := range want {
+		if !maps.Equal(r.Outcomes[kind], outcomes) {
+			found = append(found, harness.Fault{
+				Kind: harness.Wrong, What: fmt.Sprintf("counters of %s: %v; stored are %v", kind, r.Outcomes[kind], outcomes),
+			})
+		}
+	}
+	return found
 }
 
 // policies says which trajectories name weights that were never announced, and what was announced

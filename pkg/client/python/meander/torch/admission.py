@@ -158,8 +158,8 @@ def _by_rule(scheduler: Any, name: str, mu: str, tokens: int, n: int) -> list[fl
 
     base, config = type(scheduler).base, scheduler.config
     if name == "uni_flow" and "FlowMatch" not in base.__name__:
-        grid, shift = np.linspace(1, 1e-3, n + 1)[:n], config.get("flow_shift") or 1.0
-        return [*(shift * grid / (1 + (shift - 1) * grid)), 0.0]
+        shares, by = np.linspace(1, 1e-3, n + 1)[:n], config.get("flow_shift") or 1.0
+        return [*(by * shares / (1 + (by - 1) * shares)), 0.0]
     if name == "uni_flow" or "FlowMatch" not in base.__name__ or config.get("num_train_timesteps") != 1000:
         return []
     low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
