@@ -253,7 +253,9 @@ var testLayers = map[string][]string{
 		"pkg/bus/bustest", "pkg/client", "pkg/models/lora", "pkg/models/media", "pkg/models/model/remote/remotetest", "pkg/models/safetensors", "services/pipeline",
 	},
 	"services/teacher":        {"pkg/bus/bustest", "pkg/client", "pkg/models/lm/qwen2/qwen2test", "pkg/models/media", "pkg/models/model/qwenimage/checkpoint", "pkg/models/model/remote/remotetest", "services/pipeline"},
-	"integration/tools/chaos": {"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
+	"integration/tools/chaos": {
+		"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "pkg/counters", "services/pipeline",
+	},
 
 	"services/sampler": {"pkg/bus/bustest", "pkg/flow", "pkg/models/model/qwenimage/checkpoint", "services/intake"},
 	"services/sampler/engine/images": {
