@@ -252,7 +252,7 @@ var testLayers = map[string][]string{
 	"services/verify": {
 		"pkg/bus/bustest", "pkg/client", "pkg/models/lora", "pkg/models/media", "pkg/models/model/remote/remotetest", "pkg/models/safetensors", "services/pipeline",
 	},
-	"services/teacher":        {"pkg/bus/bustest", "pkg/client", "pkg/models/lm/qwen2/qwen2test", "pkg/models/media", "pkg/models/model/qwenimage/checkpoint", "pkg/models/model/remote/remotetest", "services/pipeline"},
+	"services/teacher": {"pkg/bus/bustest", "pkg/client", "pkg/models/lm/qwen2/qwen2test", "pkg/models/media", "pkg/models/model/qwenimage/checkpoint", "pkg/models/model/remote/remotetest", "services/pipeline"},
 	"integration/tools/chaos": {
 		"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "pkg/counters", "services/pipeline",
 	},
