@@ -58,7 +58,7 @@ func TestRoles_ShareARun(t *testing.T) {
 	sh.Dir, sh.Env = work, append(os.Environ(), onPath(tools), "FRIEND_PASSWORD=secret")
 	sh.Args[2] = strings.NewReplacer("nats-server --signal reload", ":", "nats.example.org:4222",
 		strings.TrimPrefix(g.url, "tls://")).Replace(commands)
-	if out, err := sh.CombinedOutput(); err != nil || strings.Count(string(out), "a-fox #") != 5 {
+	if out, err := sh.CombinedOutput(); err != nil || strings.Count(string(out), "a-fox ") != 5 {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	flags := []string{"--nats", friend, "--nats-tls-ca", g.file("tls/ca.pem")}

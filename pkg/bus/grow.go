@@ -15,7 +15,7 @@ const (
 	// is from then on belongs to the operator.
 	grownKey = "meander.limit-follows-storage"
 	// probeStream holds free storage while growLimits finds out how much there is.
-	probeStream = "MDR_PROBE"
+	probeStream = "MDR_ROOM"
 	// mostProbed bounds what growLimits asks for.
 	mostProbed = int64(16) << 40
 )
