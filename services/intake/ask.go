@@ -179,6 +179,7 @@ func (s *service) askByPrompt(ctx context.Context, g bus.OpenGroup, samples []in
 	if err := s.storePlan(ctx, g.Run, p, policy); err != nil {
 		return 0, err
 	}
+	defer s.space.endTurn(ctx, s.bus, m.Seq)
 	if waiting, err := s.beginBatch(ctx, m.Seq, todo, policy); err != nil || waiting.says != "" {
 		return 0, err
 	}

@@ -166,6 +166,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return err
 	}
 	accepted := receiptOf(requests, slices.Concat(warnings, Warnings(p, policy), Unscored(requests[0])))
+	defer s.space.endTurn(ctx, s.bus, m.Seq)
 	waiting, err := s.beginBatch(ctx, m.Seq, todo, policy)
 	if err != nil {
 		return err
@@ -188,9 +189,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 			return err
 		}
 	}
-	err = s.publishRequests(ctx, run, p.UID, todo)
-	s.space.endTurn(ctx, s.bus, m.Seq)
-	if err != nil {
+	if err := s.publishRequests(ctx, run, p.UID, todo); err != nil {
 		return err
 	}
 	s.metrics.prompts.Inc()

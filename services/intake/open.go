@@ -2,6 +2,7 @@ package intake
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 
@@ -25,6 +26,9 @@ type openGroups struct {
 	batches map[batchID]int
 	// gone are groups whose result was heard of before their record.
 	gone map[groupID]bool
+	// heard is the sequence of the newest record that was heard of; news is closed when it grows, nil: nobody waits.
+	heard uint64
+	news  chan struct{}
 }
 
 type groupID struct {
@@ -39,6 +43,35 @@ func (o *openGroups) await(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+}
+
+// awaitHeard waits until the records up to a sequence are heard of, or ctx ends.
+func (o *openGroups) awaitHeard(ctx context.Context, seq uint64) error {
+	for {
+		o.mu.Lock()
+		if o.heard >= seq {
+			o.mu.Unlock()
+			return nil
+		}
+		if o.news == nil {
+			o.news = make(chan struct{})
+		}
+		news := o.news
+		o.mu.Unlock()
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// hear notes the sequence of a record; the caller holds the lock.
+func (o *openGroups) hear(seq uint64) {
+	if o.heard = max(o.heard, seq); o.news != nil {
+		close(o.news)
+		o.news = nil
 	}
 }
 
@@ -100,8 +133,8 @@ func (o *openGroups) count(g bus.OpenGroup, n int) {
 	}
 }
 
-// replace sets all that are open.
-func (o *openGroups) replace(all []bus.OpenGroup) {
+// replace sets all that are open, as of a sequence of their records.
+func (o *openGroups) replace(all []bus.OpenGroup, seq uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.by == nil {
@@ -111,16 +144,18 @@ func (o *openGroups) replace(all []bus.OpenGroup) {
 	for _, g := range all {
 		o.put(g)
 	}
+	o.hear(seq)
 }
 
 // add notes a record that was stored.
 func (o *openGroups) add(m *bus.Message) {
 	r := &schemas.GroupRecord{}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	defer o.hear(m.Seq)
 	if bus.Fits(m, r) != nil {
 		return
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	id := groupID{r.Run, r.UID}
 	if !o.gone[id] {
 		o.put(bus.OpenGroup{GroupRecord: r, Claimed: m.Time})
@@ -137,6 +172,18 @@ func (o *openGroups) remove(run schemas.Run, uid schemas.UID) {
 		o.gone[id] = true
 	}
 	o.drop(id)
+}
+
+// hearClaims waits until all claims that are stored by now are heard of.
+func (s *service) hearClaims(ctx context.Context) error {
+	m, err := s.bus.Last(ctx, schemas.StreamGroups, schemas.Address{Kind: schemas.KindGroup}.Filter())
+	switch {
+	case errors.Is(err, bus.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	}
+	return s.open.awaitHeard(ctx, m.Seq)
 }
 
 // followOpen keeps the open groups up to date until ctx ends. A read that fails begins again.
@@ -158,7 +205,7 @@ func (s *service) readOpen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.open.replace(open)
+	s.open.replace(open, from[schemas.StreamGroups]-1)
 	g, ctx := errgroup.WithContext(ctx)
 	follow := func(stream, kind string, note func(*bus.Message)) {
 		g.Go(func() error {

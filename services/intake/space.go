@@ -105,26 +105,18 @@ func (s *service) beginBatch(ctx context.Context, seq uint64, requests []*schema
 	if err != nil {
 		return wait{}, err
 	}
-	others, least := int64(0), int64(0)
-	if others, err = s.openBytes(ctx, room.limit-room.stored-need); err != nil {
+	others, err := s.openBytes(ctx, room.limit-room.stored-need)
+	if err != nil {
 		return wait{}, err
 	}
 	if x.toStore[of] > 0 { // it is begun
 		x.wait(seq, nil)
 		return wait{}, nil
 	}
-	// Alone it begins with what it takes at least, as a group does that is not refused (checkLimits).
-	if least = need; others == 0 {
-		least = need / boundOver * boundUnder
-	}
-	begins := room.stored+others+least <= room.limit && x.isNext(seq)
-	if begins && !x.read.IsZero() { // space is short
-		if begins, err = x.turn.take(ctx, s.bus, seq); err == nil && begins {
-			x.read = time.Time{} // the intake whose turn it was may have begun one
-			others, err = s.openBytes(ctx, 0)
-			begins = room.stored+others+least <= room.limit
-		}
-		if err != nil {
+	begins := room.fits(need, others) && x.isNext(seq)
+	if begins {
+		if begins, room, others, err = s.stillFits(ctx, seq, room, need); err != nil {
+			x.turn.give(ctx, s.bus, seq)
 			return wait{}, err
 		}
 	}
@@ -145,6 +137,29 @@ func (s *service) beginBatch(ctx context.Context, seq uint64, requests []*schema
 	}
 	x.wait(seq, &n)
 	return forSpace.waits("%s", n.sentence(room, others)), nil
+}
+
+// stillFits reports whether a batch that seems to fit does: this process may not have heard yet what other intakes have
+// claimed, or begun. Where space is short it takes the turn. It returns what it found. The caller holds the lock of
+// s.space.
+func (s *service) stillFits(ctx context.Context, seq uint64, room stepRoom, need int64) (
+	begins bool, now stepRoom, others int64, err error,
+) {
+	x := &s.space
+	if err = s.hearClaims(ctx); err == nil {
+		others, err = s.openBytes(ctx, room.limit-room.stored-need)
+	}
+	if err != nil || !room.fits(need, others) || x.read.IsZero() {
+		return err == nil && room.fits(need, others), room, others, err
+	}
+	if begins, err = x.turn.take(ctx, s.bus, seq); err != nil || !begins {
+		return false, room, others, err
+	}
+	x.read = time.Time{} // the intake whose turn it was may have begun one
+	if others, err = s.openBytes(ctx, 0); err == nil {
+		room, err = s.stepRoom(ctx) // last: what was stored meanwhile counts twice, and not never
+	}
+	return err == nil && room.fits(need, others), room, others, err
 }
 
 // sentence says what a batch waits for, in the words of status.
@@ -249,6 +264,15 @@ type stepRoom struct {
 	onDisk        bool
 }
 
+// fits reports whether a batch that takes so many bytes fits beside what others may store. Alone it begins with what it
+// takes at least, as a group does that is not refused (checkLimits).
+func (r stepRoom) fits(need, others int64) bool {
+	if others == 0 {
+		need = need / boundOver * boundUnder
+	}
+	return r.stored+others+need <= r.limit
+}
+
 // stepRoom reads the size of the stream of steps.
 func (s *service) stepRoom(ctx context.Context) (stepRoom, error) {
 	info, err := s.bus.StreamInfo(ctx, schemas.StreamSteps)
@@ -279,6 +303,10 @@ func (s *service) openBytes(ctx context.Context, free int64) (sum int64, err err
 	if s.open.mayStore() <= free {
 		x.read, x.toStore = time.Time{}, nil
 	} else if time.Since(x.read) > spaceAge {
+		closed, err := s.claimedGroups(ctx) // less those that are open
+		if err != nil {
+			return 0, err
+		}
 		open, err := s.open.list(ctx)
 		if err != nil {
 			return 0, err
@@ -288,9 +316,10 @@ func (s *service) openBytes(ctx context.Context, free int64) (sum int64, err err
 		for _, g := range open {
 			id := batchID{g.Run, g.Group.Batch}
 			groups[id] = append(groups[id], g)
+			delete(closed[id], g.UID)
 		}
 		for id, of := range groups {
-			if x.toStore[id], err = s.batchBytes(ctx, id, of); err != nil {
+			if x.toStore[id], err = s.batchBytes(ctx, of, int64(len(closed[id]))); err != nil {
 				return 0, err
 			}
 		}
@@ -307,35 +336,64 @@ func (s *service) openBytes(ctx context.Context, free int64) (sum int64, err err
 	return sum, nil
 }
 
-// batchBytes returns how much a batch might still store, 0 if none of its samples was asked for: the samples of its
-// open groups that are not made, and the groups that are still to come, each as large as the largest.
-func (s *service) batchBytes(ctx context.Context, id batchID, open []bus.OpenGroup) (bytes int64, err error) {
-	largest, begun := int64(0), false
-	for _, g := range open {
-		largest = max(largest, g.StepBytes)
-		made, err := s.bus.Subjects(ctx, schemas.StreamTrajectories, schemas.TrajectoryFilter(g.Run, g.UID))
-		for _, kind := range []string{schemas.KindRequest, schemas.KindParked} {
-			asked := made
-			if err == nil && !begun && len(asked) == 0 {
-				asked, err = s.bus.Subjects(ctx, requestStream(kind),
-					schemas.Address{Kind: kind, Run: g.Run, UID: g.UID}.Filter())
-			}
-			begun = begun || len(asked) > 0
-		}
-		if err != nil {
-			return 0, err
-		}
-		bytes += g.StepBytes / g.GroupSize * max(0, g.GroupSize-int64(len(made)))
+// claimedGroups returns which groups of the batches with open groups were claimed. It has heard of all of them when it
+// returns: one that is not open then has closed. Batches of which all groups are open are left out.
+func (s *service) claimedGroups(ctx context.Context) (map[batchID]map[schemas.UID]bool, error) {
+	open, err := s.open.list(ctx)
+	if err != nil {
+		return nil, err
 	}
-	if n := open[0].Group.BatchGroups; n > int64(len(open)) {
-		claimed, err := s.bus.Subjects(ctx, schemas.StreamRewards,
+	known := map[batchID]int64{}
+	for _, g := range open {
+		known[batchID{g.Run, g.Group.Batch}]++
+	}
+	claimed := map[batchID]map[schemas.UID]bool{}
+	for _, g := range open {
+		id := batchID{g.Run, g.Group.Batch}
+		if claimed[id] != nil || known[id] >= g.Group.BatchGroups {
+			continue
+		}
+		subjects, err := s.bus.Subjects(ctx, schemas.StreamRewards,
 			schemas.Address{Kind: schemas.KindOpening, Run: id.run, Batch: id.batch}.Filter())
 		if err != nil {
+			return nil, err
+		}
+		claimed[id] = map[schemas.UID]bool{}
+		for subject := range subjects {
+			of, _ := schemas.ParseSubject(subject)
+			claimed[id][of.UID] = true
+		}
+	}
+	return claimed, s.hearClaims(ctx) // a record is stored before the opening of its group
+}
+
+// batchBytes returns how much a batch might still store, 0 if none of its samples was asked for: the samples of its
+// open groups that are not made, and the groups that are still to come, each as large as the largest. So many of its
+// groups have closed.
+func (s *service) batchBytes(ctx context.Context, open []bus.OpenGroup, closed int64) (bytes int64, err error) {
+	largest, begun := int64(0), closed > 0
+	for _, g := range open {
+		largest = max(largest, g.StepBytes)
+		for _, kind := range []string{schemas.KindRequest, schemas.KindParked} {
+			if begun {
+				break
+			}
+			asked, err := s.bus.Subjects(ctx, requestStream(kind),
+				schemas.Address{Kind: kind, Run: g.Run, UID: g.UID}.Filter())
+			if err != nil {
+				return 0, err
+			}
+			begun = len(asked) > 0
+		}
+		// Behind the requests: one goes only when its trajectory is stored.
+		made, err := s.bus.Subjects(ctx, schemas.StreamTrajectories, schemas.TrajectoryFilter(g.Run, g.UID))
+		if err != nil {
 			return 0, err
 		}
-		begun = begun || len(claimed) > len(open) // another is closed
-		bytes += largest * max(0, n-int64(len(claimed)))
+		begun = begun || len(made) > 0
+		bytes += g.StepBytes / g.GroupSize * max(0, g.GroupSize-int64(len(made)))
 	}
+	bytes += largest * max(0, open[0].Group.BatchGroups-int64(len(open))-closed)
 	if !begun {
 		return 0, nil
 	}
