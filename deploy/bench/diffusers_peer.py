@@ -9,9 +9,10 @@ by the mean time in seconds of a call of the pipeline, repeated for at least "se
 Python packages: deploy/golden/requirements.txt.
 """
 
-import json
 import sys
 import time
+
+from peer import serve
 
 try:
     import diffusers
@@ -56,6 +57,7 @@ class Peer:
         return {"encode": self.encoding, "denoise": denoised - began - self.encoding, "decode": ended - denoised,
                 "cpu": time.process_time() - cpu}
 
+    @torch.inference_mode()
     def measure(self, call):
         torch.set_num_threads(call["threads"])
         runs, until = [], time.perf_counter() + call["seconds"]
@@ -64,20 +66,5 @@ class Peer:
         return {key: sum(run[key] for run in runs) / len(runs) for key in runs[0]}
 
 
-def main():
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # whatever a library prints is no answer
-    peer = None
-    for line in sys.stdin:
-        request = json.loads(line)
-        if peer is None:
-            peer = Peer(request)
-            answer = {"engine": f"diffusers {diffusers.__version__}, PyTorch {torch.__version__}"}
-        else:
-            with torch.inference_mode():
-                answer = peer.measure(request)
-        print(json.dumps(answer), file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Peer, f"diffusers {diffusers.__version__}, PyTorch {torch.__version__}")

@@ -14,10 +14,11 @@ Python packages: deploy/golden/requirements.txt.
 """
 
 import io
-import json
 import math
 import sys
 import time
+
+from peer import serve
 
 try:
     import diffusers
@@ -93,6 +94,7 @@ class Peer:
         self.last = tensors["latents"]
         return tensors
 
+    @torch.inference_mode()
     def measure(self, call):
         self.generator = torch.Generator().manual_seed(call["seed"])
         cpu, began = time.process_time(), time.perf_counter()
@@ -104,20 +106,5 @@ class Peer:
         return {"seconds": took, "cpu": used, "samples": len(rewards), "reward": float(rewards.mean())}
 
 
-def main():
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # whatever a library prints is no answer
-    peer = None
-    for line in sys.stdin:
-        request = json.loads(line)
-        if peer is None:
-            peer = Peer(request)
-            answer = {"engine": f"diffusers {diffusers.__version__}, PyTorch {torch.__version__}"}
-        else:
-            with torch.inference_mode():
-                answer = peer.measure(request)
-        print(json.dumps(answer), file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Peer, f"diffusers {diffusers.__version__}, PyTorch {torch.__version__}")

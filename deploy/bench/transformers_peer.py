@@ -10,9 +10,10 @@ the prompt, batch times, and draws "tokens" tokens for each at temperature 1, wh
 Python packages: torch and transformers.
 """
 
-import json
 import sys
 import time
+
+from peer import serve
 
 try:
     import torch
@@ -22,6 +23,7 @@ except ImportError as e:
 
 
 class Peer:
+    @torch.inference_mode()
     def __init__(self, config):
         transformers.utils.logging.set_verbosity_error()
         self.tokens = config["tokens"]
@@ -46,6 +48,7 @@ class Peer:
             made += 1
         return made
 
+    @torch.inference_mode()
     def measure(self, call):
         torch.set_num_threads(call["threads"])
         ids, way = self.prompt.repeat(call["batch"], 1), getattr(self, call["way"])
@@ -56,20 +59,5 @@ class Peer:
         return {"seconds": (time.perf_counter() - began) / calls, "cpu": (time.process_time() - cpu) / calls}
 
 
-def main():
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # whatever a library prints is no answer
-    peer = None
-    for line in sys.stdin:
-        request = json.loads(line)
-        with torch.inference_mode():
-            if peer is None:
-                peer = Peer(request)
-                answer = {"engine": f"transformers {transformers.__version__}, PyTorch {torch.__version__}"}
-            else:
-                answer = peer.measure(request)
-        print(json.dumps(answer), file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Peer, f"transformers {transformers.__version__}, PyTorch {torch.__version__}")
