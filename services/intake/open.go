@@ -26,7 +26,7 @@ type openGroups struct {
 	batches map[batchID]int
 	// gone are groups whose result was heard of before their record.
 	gone map[groupID]bool
-	// heard is the sequence of the newest record that was heard of; news is closed when it grows, nil: nobody waits.
+	// heard is the sequence of the newest record that was heard of; news is closed when it grows, if somebody waits.
 	heard uint64
 	news  chan struct{}
 }

@@ -304,7 +304,7 @@ func (b *looksBench) look(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := b.settle(ctx, url); err != nil {
+	if err := b.awaitCounts(ctx, url); err != nil {
 		return err
 	}
 	countCPU, err := cpuOfProcess(up)
@@ -355,8 +355,8 @@ func (b *looksBench) look(ctx context.Context, out io.Writer) error {
 	})
 }
 
-// settle waits until the janitor has counted and measured all runs.
-func (b *looksBench) settle(ctx context.Context, url string) error {
+// awaitCounts waits until the janitor has counted and measured all runs.
+func (b *looksBench) awaitCounts(ctx context.Context, url string) error {
 	conn, err := bus.Connect(ctx, bus.Config{URL: url}, zerolog.Nop())
 	if err != nil {
 		return err

@@ -29,8 +29,8 @@ class Stored(NamedTuple):
 async def last_of_each(nc: NATS, stream: str, filters: Sequence[str]) -> list[Stored]:
     """Returns the newest message of each subject that the filters match, by sequence.
 
-    It returns those that the server gives at once: in a cluster one may lag, and a server that is away gives none. So
-    whoever misses one must ask for it by its sequence.
+    It returns those that the server gives at once: in a cluster one may lag, and a server that is away gives none. Ask
+    for a missing one by its sequence.
     """
     out: list[Stored] = []
     inbox, told, ended = nc.new_inbox(), asyncio.Event(), dict[str, str]()
