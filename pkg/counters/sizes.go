@@ -11,8 +11,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Sizes are how many events of a run there are in the streams that no look reads (steps, verdicts, controls, updates), and
-// about how many Bytes these take.
+// Sizes are how many events of a run there are in the streams that no look reads (steps, verdicts, controls, updates),
+// and about how many Bytes these take.
 type Sizes struct {
 	Streams map[string]uint64 `json:"n"`
 	Bytes   uint64            `json:"b"`

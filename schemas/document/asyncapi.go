@@ -107,7 +107,8 @@ var channels = []channel{
 		[]string{"client"},
 	},
 	{
-		"update", schemas.Prefix + "update.{run}.{lane}.{tenant}.{trainer}.{step}", schemas.TypeUpdate, schemas.StreamUpdates,
+		"update", schemas.Prefix + "update.{run}.{lane}.{tenant}.{trainer}.{step}", schemas.TypeUpdate,
+		schemas.StreamUpdates,
 		"one update that a trainer made of a lane's weights", "client",
 		[]string{"client"},
 	},
