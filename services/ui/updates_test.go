@@ -64,7 +64,7 @@ func TestPage_Updates(t *testing.T) {
 	if got := fmt.Sprint(told["numbers"]); got != "[loss clip_share kl lr staleness evaluation/exact]" {
 		t.Errorf("numbers %s", got)
 	}
-	if got := get[object](t, s, "runs")["runs"].([]any)[0].(object)["updates"]; got != 15.0 { // with what is none
+	if got := get[object](t, s, "runs")["runs"].([]any)[0].(object)["updates"]; got != 15.0 { // with the garbage
 		t.Errorf("updates in the list: %v", got)
 	}
 
