@@ -5,7 +5,9 @@ import base64
 import hashlib
 import json
 import pathlib
+import re
 import struct
+import warnings
 
 import msgpack
 import nats
@@ -18,7 +20,7 @@ from nats.js.errors import NotFoundError
 
 import meander
 from conftest import first
-from meander import cursor, policy
+from meander import access, cursor, policy
 from meander.data.events import _CONTRACT, TRAJECTORY, check_known, check_uses, checked, decode, fault, payload_digest
 
 GOLDEN = pathlib.Path(__file__).parents[4] / "schemas/testdata/golden"
@@ -58,6 +60,20 @@ def test_every_trajectory_can_be_read():
     assert {name: fault(e, TRAJECTORY) for name, e in events.items()} == {name: "" for name in events}
     for name, event in events.items():
         check_known(event, TRAJECTORY, name)
+
+
+def test_another_release_is_said(url, monkeypatch):
+    async def main():
+        async with meander.connect(url):
+            pass
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asyncio.run(main())
+        monkeypatch.setattr(access, "__version__", "9.9.9")
+        said = rf"is meander {re.escape(meander.__version__)}\S*, this client is meander-rl 9\.9\.9: .*pip install"
+        with pytest.raises(meander.VersionMismatch, match=said):
+            asyncio.run(main())
 
 
 @pytest.mark.parametrize("path", [(), ("start",), ("start", "branch"), ("text", "settings"), ("steps", 0)])
