@@ -11,8 +11,8 @@ import (
 // version is stamped by the linker (-X); see the Makefile.
 var version string
 
-// Version returns the version of this build: what the linker stamped, else that of a tagged module, else schemas.Release
-// and the revision that the build recorded, as in 0.1.0+g81f3900a52e0.dirty.
+// Version returns the version of this build: what the linker stamped, else that of a tagged module, else
+// schemas.Release and the revision that the build recorded, as in 0.1.0+g81f3900a52e0.dirty.
 func Version() string {
 	if version != "" {
 		return version
