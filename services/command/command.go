@@ -267,7 +267,8 @@ with an embedded NATS server.`,
 		showCommand(a), reportCommand(a),
 		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a),
 		verifyCommand(a), teacherCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a),
-		gcCommand(a), doctorCommand(a), modelCommand(a), versionCommand(a),
+		gcCommand(a), doctorCommand(a), modelCommand(a), examplesCommand(a),
+		versionCommand(a),
 	)
 	setArguments(root)
 	completeNames(root)
