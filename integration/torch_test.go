@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -176,6 +177,14 @@ func TestTorch_Started(t *testing.T) {
 		r := provenRun(t, byWorker(t, dir, nil, "verify", "--json", "--model", folder, "--device", "cpu", "--dtype", "bf16"))
 		if r.Steps != 32 || r.Tolerance != 0 || r.MaxRatio != 0 {
 			t.Errorf("%d steps, tolerance %g, ratio %g; want all exact", r.Steps, r.Tolerance, r.MaxRatio)
+		}
+	}
+	for want, args := range map[string][]string{"states of BF16": nil, "states of F32": {"--latents-dtype", "F32"}} {
+		out := byWorker(t, t.TempDir(), nil, slices.Concat([]string{
+			"run", "--dry-run", "--model", folder, "--engine", "torch", "--dtype", "bf16",
+		}, torchRun[1:], args)...).must(t, 0)
+		if !strings.Contains(out.stdout, want) {
+			t.Errorf("the estimate lacks %q:\n%s", want, out.stdout)
 		}
 	}
 	if digests[0] == "" || digests[0] != digests[1] || digests[0] != digests[2] {

@@ -339,6 +339,18 @@ def test_hostile_events():
             decode(data)
 
 
+def test_json_events():
+    "What a person published as JSON reads as its twin does."
+    for file in GOLDEN.glob("prompt*.json"):
+        twin = decode((GOLDEN / f"{file.stem}.msgpack").read_bytes())
+        assert decode(b" " + file.read_bytes())["prompt"] == twin["prompt"]
+    assert decode(b'{"seed": 9007199254740993}') == {"seed": 9007199254740993}
+    for data in (b'{"x": NaN}', b'{"x": 1e999}', b'{"x"', b'{"x": "\xff"}', b"[1]"):
+        with pytest.raises(meander.EventError):
+            decode(data)
+
+
+
 def test_an_update_is_told_once(run):
     async def test(client, name):
         for loss in (0.5, 0.25):  # the first one counts
