@@ -3,6 +3,7 @@ import { h, link, fixed, whole, plural, bytes, ago, rate, badge, tones, meter, w
 import { ask, api, listen, may, stored } from "./server.js";
 import { chart } from "./chart.js";
 import { updatesCard } from "./updates.js";
+import { settingsCard } from "./settings.js";
 
 // lineTones tell the lines of a chart apart, with their dashes.
 const lineTones = ["--accent", "--warn", "--info", "--bad", "--good", "--muted"];
@@ -164,11 +165,12 @@ export async function runView(run, query) {
     offset: Number(query.get("offset")) || 0,
     limit: pageSize,
   };
-  const [progress, page, curve, all] = await Promise.all([
+  const [progress, page, curve, all, settings] = await Promise.all([
     ask(api("runs", run)),
     ask(api("runs", run, "groups"), want),
     ask(api("runs", run, "curve")),
     ask("runs"),
+    ask(api("runs", run, "settings")).catch(() => null), // a run of refused prompts alone has none
   ]);
   const others = all.runs.map((r) => r.run).filter((r) => r !== run);
   const compare =
@@ -547,6 +549,7 @@ export async function runView(run, query) {
       stored && about(),
       rewards,
       updates.card,
+      settingsCard(settings),
       groups,
     ].filter(Boolean),
     start: () => {

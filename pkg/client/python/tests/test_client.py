@@ -5,7 +5,9 @@ import base64
 import hashlib
 import json
 import pathlib
+import re
 import struct
+import warnings
 
 import msgpack
 import nats
@@ -18,7 +20,7 @@ from nats.js.errors import NotFoundError
 
 import meander
 from conftest import first
-from meander import cursor, policy
+from meander import access, cursor, policy
 from meander.data.events import (
     _CONTRACT, TRAJECTORY, EventError, check_known, check_uses, checked, decode, fault, payload_digest,
 )
@@ -60,6 +62,20 @@ def test_every_trajectory_can_be_read():
     assert {name: fault(e, TRAJECTORY) for name, e in events.items()} == {name: "" for name in events}
     for name, event in events.items():
         check_known(event, TRAJECTORY, name)
+
+
+def test_another_release_is_said(url, monkeypatch):
+    async def main():
+        async with meander.connect(url):
+            pass
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asyncio.run(main())
+        monkeypatch.setattr(access, "__version__", "9.9.9")
+        said = rf"is meander {re.escape(meander.__version__)}\S*, this client is meander-rl 9\.9\.9: .*pip install"
+        with pytest.raises(meander.VersionMismatch, match=said):
+            asyncio.run(main())
 
 
 @pytest.mark.parametrize("path", [(), ("start",), ("start", "branch"), ("text", "settings"), ("steps", 0)])
@@ -323,6 +339,18 @@ def test_hostile_events():
     ):
         with pytest.raises((ValueError, msgpack.exceptions.UnpackException)):
             decode(data)
+
+
+def test_json_events():
+    "What a person published as JSON reads as its twin does."
+    for file in GOLDEN.glob("prompt*.json"):
+        twin = decode((GOLDEN / f"{file.stem}.msgpack").read_bytes())
+        assert decode(b" " + file.read_bytes())["prompt"] == twin["prompt"]
+    assert decode(b'{"seed": 9007199254740993}') == {"seed": 9007199254740993}
+    for data in (b'{"x": NaN}', b'{"x": 1e999}', b'{"x"', b'{"x": "\xff"}', b"[1]"):
+        with pytest.raises(meander.EventError):
+            decode(data)
+
 
 
 def test_an_update_is_told_once(run):

@@ -916,6 +916,8 @@ export interface Policy {
   num_inference_steps: number;
   /** height and width in pixels, num_inference_steps and true_cfg_scale are for prompts that leave them out. */
   true_cfg_scale: number;
+  /** latents_dtype is the type that states are rounded to of prompts that leave it out: that of a network which computes in it and so reads no more of them. Empty: F32. */
+  latents_dtype?: "F32" | "F16" | "BF16" | "" | null;
   /** boundary_ratio is the noise level below which a second network computes, as in diffusers; 0: the model has one. */
   boundary_ratio?: number | null;
   /** frames is the number of frames of a video for prompts that leave it out, max_frames the most that the lane makes; 0: it makes images. */
@@ -1484,7 +1486,7 @@ export interface Rollout {
   solver?: "euler" | "heun" | "unipc" | "dpm" | "rk4" | null;
   /** debug names tensors to add to each step. */
   debug?: ("noise" | "mean" | "std" | "model_output")[] | null;
-  /** latents_dtype is the dtype of the stored latents. The state is rounded to it before it is scored, so that a replay gives ratio 1. */
+  /** latents_dtype is the dtype of the stored latents. The state is rounded to it before it is scored, so that a replay gives ratio 1. Default: BF16 of a model that computes in it, else F32. */
   latents_dtype?: "F32" | "F16" | "BF16" | null;
   /** return_conditioning keeps embeddings and masks of the texts, under guidance also of the negative prompt. They are stored once for all samples of a prompt. */
   return_conditioning?: boolean | null;
@@ -2624,7 +2626,7 @@ export const structs: Record<string, Record<string, string>> = {
   Outputs: {"checkpoint_step_indices":"[int]?","debug":"[str]","return_conditioning":"bool?","return_step_indices":"[int]"},
   Parts: {"count":"int","digest":"str","first":"int","size":"int"},
   Plan: {"lane":"str","max_step_offset":"int","metrics":"[Metric]","probability":"number","run":"str","samples":"[Roll]","seed":"int","settings":"RollSettings","strategy":"str","train_step":"int","uid":"str","v":"int"},
-  Policy: {"adapter":"PolicyAdapter?","announced":"int","base_digest":"str?","boundary_ratio":"number?","by":"str?","conditioning_bytes":"int?","conditioning_token_bytes":"int?","engine":"Engine?","engine_mix":"bool?","epoch":"int?","family":"str","fps":"number?","frames":"int?","frames_per_token":"int?","grid":"str?","guidance":"number?","height":"int","lane":"str","latent_channels":"int","max_frames":"int?","max_pixels":"int","model":"str","modules":"Ref?","mu":"str?","mu_constant":"number?","negative_prompt":"str?","note":"str?","num_inference_steps":"int","parent":"int?","pipeline":"bytes?","pixels_per_token":"int","policy_version":"int","prompts":"int?","reward":"[str]?","rollback":"int?","rule":"str?","scheduler_config":"bytes","tenant":"str","tensors":"Ref?","text":"TextPolicy?","true_cfg_scale":"number","v":"int","weights":"[WeightsFile]?","weights_digest":"str","width":"int"},
+  Policy: {"adapter":"PolicyAdapter?","announced":"int","base_digest":"str?","boundary_ratio":"number?","by":"str?","conditioning_bytes":"int?","conditioning_token_bytes":"int?","engine":"Engine?","engine_mix":"bool?","epoch":"int?","family":"str","fps":"number?","frames":"int?","frames_per_token":"int?","grid":"str?","guidance":"number?","height":"int","lane":"str","latent_channels":"int","latents_dtype":"str?","max_frames":"int?","max_pixels":"int","model":"str","modules":"Ref?","mu":"str?","mu_constant":"number?","negative_prompt":"str?","note":"str?","num_inference_steps":"int","parent":"int?","pipeline":"bytes?","pixels_per_token":"int","policy_version":"int","prompts":"int?","reward":"[str]?","rollback":"int?","rule":"str?","scheduler_config":"bytes","tenant":"str","tensors":"Ref?","text":"TextPolicy?","true_cfg_scale":"number","v":"int","weights":"[WeightsFile]?","weights_digest":"str","width":"int"},
   PolicyAdapter: {"config":"bytes","file":"Ref","scale":"number"},
   Prediction: {"digest":"str","tensor":"Tensor?"},
   Presence: {"at":"int","backend":"str?","controls":"int?","draining":"bool?","evaluation":"Evaluation?","instance":"str","lane":"str?","loading":"int?","making":"[Making]?","missing":"[MissingReward]?","policy_version":"int?","reward":"[str]?","room":"Room?","service":"str","v":"int","waiting":"str?","weights_digest":"str?"},

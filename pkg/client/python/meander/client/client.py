@@ -72,6 +72,7 @@ async def connect(
     ConnectionError: no server answers within patience seconds, or it refuses us. A connection that is lost later is
     made again; calls that need it wait, or raise.
     PermissionError: the server does not allow a call. It is raised at once.
+    VersionMismatch, a warning: the pipeline is of another release than this client.
     """
     held = Cache(cache, cache_bytes) if cache else None
     denials = access.Denials(credentials)
@@ -85,6 +86,7 @@ async def connect(
         why = denials.last or e
         raise ConnectionError(f"{url}: {str(why) or type(why).__name__}; {access.hint(why)}") from None
     denials.watch(nc)
+    await access.compare_versions(nc, patience)
     try:
         yield Client(nc, access.mark(credentials), held)
     finally:
@@ -519,7 +521,7 @@ class Client(Controls, Teachers, Updates):
 
     async def conditions(self, trajectory: Event) -> list[tuple[str, npt.NDArray[np.uint8]]]:
         """Returns what a sample was conditioned on: names and pixels, [height, width, 3] uint8, of a video those of
-        its first frame. Of several of one name the second is NAME.1. Needs Pillow: meander-client[images]."""
+        its first frame. Of several of one name the second is NAME.1. Needs Pillow: meander-rl[images]."""
         out: list[tuple[str, npt.NDArray[np.uint8]]] = []
         seen: dict[str, int] = {}
         for c in trajectory.get("conditions") or ():
@@ -530,12 +532,12 @@ class Client(Controls, Teachers, Updates):
 
     async def pixels(self, trajectory: Event) -> npt.NDArray[np.uint8]:
         """Returns the image of a sample, [height, width, 3] uint8, checked against its digest; of a video the frame in
-        the middle. Needs Pillow: meander-client[images]."""
+        the middle. Needs Pillow: meander-rl[images]."""
         return _decoded(await self.medium(trajectory), trajectory, medium(trajectory, "image") or {})[0]
 
     async def frames(self, trajectory: Event) -> npt.NDArray[np.uint8]:
         """Returns all frames of a sample, [frames, height, width, 3] uint8, checked against their digest; an image has
-        one. Needs Pillow: meander-client[images]."""
+        one. Needs Pillow: meander-rl[images]."""
         if video := medium(trajectory, "video"):
             return _decoded(await self.medium(trajectory, "video"), trajectory, video)
         return (await self.pixels(trajectory))[None]
@@ -703,7 +705,7 @@ def _opened(data: bytes) -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise ImportError("to decode images, install Pillow: pip install 'meander-client[images]'") from None
+        raise ImportError("to decode images, install Pillow: pip install 'meander-rl[images]'") from None
     return Image.open(io.BytesIO(data), formats=["PNG"])
 
 

@@ -394,7 +394,7 @@ class Trainer:
                 f"{Path(self.config.model).name}, {self.config.steps} steps, rewarded by {self.config.reward}"
             )
         except ImportError:
-            _log.warning("no curve: pip install 'meander-client[train]' brings matplotlib")
+            _log.warning("no curve: pip install 'meander-rl[train]' brings matplotlib")
 
     async def _test(self) -> dict[str, dict[str, Any]]:
         """Measures the base, the kept adapter and the last one on prompts that chose nothing, once, and leaves the kept
