@@ -170,6 +170,11 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 		}
 		fmt.Fprintln(out)
 	}
+	if differs := imageengine.ScheduleDiffers(info.Card); differs != "" {
+		fmt.Fprintf(out, "schedule differs: %s\n", differs)
+	} else if len(info.Told) > 0 {
+		fmt.Fprintln(out, "the schedule has the bits of the worker's diffusers")
+	}
 	if info.Prediction != "" {
 		fmt.Fprintf(out, "predicts %s\n", info.Prediction)
 	}
@@ -294,7 +299,9 @@ func infoJSON(of *model.Info) any {
 	return struct {
 		model.Info
 		Loads bool `json:"loads"`
-	}{info, len(of.Problems) == 0}
+		// ScheduleDiffers says how diffusers' schedule differs from meander's.
+		ScheduleDiffers string `json:"schedule_differs,omitempty"`
+	}{info, len(of.Problems) == 0, imageengine.ScheduleDiffers(of.Card)}
 }
 
 // list returns a list that JSON has as one, also an empty one.

@@ -53,6 +53,8 @@ type Card struct {
 	// or MuConstant with ConstantMu.
 	Mu         string  `json:"mu" msgpack:"mu"`
 	ConstantMu float64 `json:"mu_constant" msgpack:"mu_constant"`
+	// Told are the schedules that the library of a worker makes of the same files; none: there is no other.
+	Told []Told `json:"told,omitempty" msgpack:"told"`
 	// LatentChannels is C, the number of channels of a packed token, such as 64.
 	LatentChannels int `json:"latent_channels" msgpack:"-"`
 	// PixelsPerToken is the edge of the square that a token covers, such as 16.
@@ -121,6 +123,14 @@ const (
 	CFGPlain        = "plain"
 	CFGPlainClamped = "plain_clamped"
 )
+
+// Told is a schedule as another library makes it, to be compared bit by bit: sigmas [T+1] of Steps at the default size;
+// without sigmas, Why it makes none.
+type Told struct {
+	Steps  int       `json:"steps" msgpack:"steps"`
+	Sigmas []float64 `json:"sigmas" msgpack:"sigmas"`
+	Why    string    `json:"why,omitempty" msgpack:"why"`
+}
 
 // Values of Card.Grid and Card.Mu; flow.Grid and flow.MuRule define the same values.
 const (

@@ -195,6 +195,9 @@ func (t Torch) Open(ctx context.Context, name string, progress model.Progress, l
 		if err != nil {
 			return p, fmt.Errorf("engine: %w", err)
 		}
+		if differs := images.ScheduleDiffers(m.Card()); differs != "" {
+			log.Warn().Str("model", name).Str("schedule", differs).Msg("diffusers has another schedule for the model")
+		}
 		reached = append(reached, m)
 		p.All = append(p.All, Device{devices.Device{ID: engineTorch + ":" + m.Device()}, &images.Network{Model: m}})
 	}
@@ -255,4 +258,14 @@ func (t Torch) PolicyOf(ctx context.Context, name string) (p *schemas.Policy, pr
 		return nil, nil, err
 	}
 	return images.PolicyOf(info.Card), info.Problems, nil
+}
+
+// Reference has Python make a sample of the model called name by the pipeline of diffusers itself, see
+// remote.Reference.
+func Reference(ctx context.Context, name, out string, args ...string) ([]byte, error) {
+	dir, err := torchFolder(name)
+	if err != nil {
+		return nil, err
+	}
+	return remote.Reference(ctx, dir, out, args...)
 }

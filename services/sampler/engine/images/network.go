@@ -11,6 +11,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/models/media"
@@ -195,4 +196,39 @@ func CheckSchedule(c model.Card) error {
 		return nil
 	}
 	return errors.Join(fault, err)
+}
+
+// ScheduleDiffers says in a line how the schedule that samples are made by differs from that which the library of a
+// worker makes of the same files, as a new release of it may; empty: not by a bit, or there is no other.
+func ScheduleDiffers(c model.Card) string {
+	schedule, err := sampling.Schedule(PolicyOf(c))
+	if err != nil {
+		return "" // CheckSchedule says it
+	}
+	tokens, err := c.Tokens(c.Size)
+	if err != nil {
+		return ""
+	}
+	for _, told := range c.Told {
+		if told.Why != "" {
+			return "the worker's diffusers makes no schedule of scheduler_config.json: " + told.Why
+		}
+		ours, err := schedule.Sigmas(told.Steps, tokens)
+		if err != nil {
+			continue // a number of steps that it does not have
+		}
+		if len(ours) != len(told.Sigmas) {
+			return fmt.Sprintf("of %d steps the worker's diffusers makes %d sigmas, meander %d", told.Steps,
+				len(told.Sigmas), len(ours))
+		}
+		for i, sigma := range ours {
+			// UniPC takes 1 - 1e-6 for a first sigma of 1, whose logarithm it needs.
+			uniPC := c.Grid == model.GridUniFlow && i == 0 && sigma == 1 && float32(told.Sigmas[0]) == 1-1e-6
+			if sigma != float32(told.Sigmas[i]) && !uniPC {
+				return fmt.Sprintf("sigma %d of %d steps is %v to the worker's diffusers (%s), %v to meander: compare "+
+					"both with 'meander parity'", i, told.Steps, told.Sigmas[i], c.Backend, sigma)
+			}
+		}
+	}
+	return ""
 }

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import PROTOCOL
+from . import PROTOCOL, schedules
 from .family import Family, Size
 from .faults import Fault
 from .frames import MAX_BODY, FrameError, read_frame, tensors_of, write_frame
@@ -108,6 +108,8 @@ class Worker:
         self.engine: Engine | None = None
         self.error: Fault | None = None
         self.detail, self.import_s, self.load_s = "starting", 0.0, 0.0
+        self.told = list[dict[str, Any]]()
+        """The schedules of the installed diffusers, once it is loaded."""
         self._gpu = ""
         self._compute = threading.Lock()
         self._busy = threading.Condition()
@@ -130,6 +132,7 @@ class Worker:
             with torch.no_grad():
                 engine = make(self._say)
                 engine.within(engine.check_decoder)
+                self.told = schedules.told(self.family)
             self.load_s = time.monotonic() - began - self.import_s
             if engine.device.type == "cuda":
                 self._gpu = "/" + torch.cuda.get_device_name(engine.device).replace(" ", "-").replace("/", "-")
@@ -259,7 +262,7 @@ class Worker:
         out = {
             "protocol": PROTOCOL,
             "class": self.family.folder.class_name,
-            "card": self.family.card(),
+            "card": self._card(),
             "device": self.device,
             "dtype": self.dtype,
             "backend": self.backend(),
@@ -274,7 +277,12 @@ class Worker:
         return {**out, "error": self.error.answer()} if self.error else out
 
     def _inspect(self, args: dict[str, Any]) -> dict[str, Any]:
-        return {"card": self.family.card()}
+        if self.engine is None and not self.told:
+            self.told = schedules.told(self.family)
+        return {"card": self._card()}
+
+    def _card(self) -> dict[str, Any]:
+        return self.family.card() | {"told": self.told}
 
     def _health(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"state": self.state, "call": self._call, "since_s": time.monotonic() - self._since, "pid": os.getpid()}

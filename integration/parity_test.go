@@ -1,0 +1,68 @@
+package integration_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A folder has one schedule and one sample in diffusers' pipeline and in meander, by a worker and by this program. A
+// release of diffusers that computes another schedule is named by the sampler's card and by parity.
+func TestParity(t *testing.T) {
+	needTorch(t)
+	signs, dir := absolute(t, signsFolder), t.TempDir()
+	parity := []string{"parity", "--model", signs, "--steps", "4", `a red sign that says "EXIT"`}
+	for _, how := range [][]string{nil, {"--own"}} {
+		out := meander(t, dir, append(parity, how...)...).must(t, 0)
+		if !strings.HasSuffix(out.stdout, "they agree\n") || strings.Count(out.stdout, "\n") != 12 {
+			t.Errorf("parity %v:\n%s", how, out.stdout)
+		}
+	}
+	info := meander(t, dir, "model", "info", "--engine", "torch", signs).must(t, 0)
+	if !strings.Contains(info.stdout, "the schedule has the bits of the worker's diffusers") {
+		t.Errorf("model info:\n%s", info.stdout)
+	}
+
+	// Another release, whose schedulers shift by a hundredth more than their configuration says.
+	python, err := exec.LookPath(os.Getenv("MEANDER_PYTHON"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	drifted := filepath.Join(dir, "python")
+	script := "#!" + python + `
+import functools, runpy, sys
+from diffusers import FlowMatchEulerDiscreteScheduler as Scheduler
+
+set_timesteps = Scheduler.set_timesteps
+
+
+@functools.wraps(set_timesteps)
+def drifted(self, *args, **kwargs):
+    set_timesteps(self, *args, **kwargs)
+    self.sigmas = self.sigmas * 0.99
+
+
+Scheduler.set_timesteps = drifted
+module, sys.argv = sys.argv[2], sys.argv[2:]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+`
+	if err := os.WriteFile(drifted, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("MEANDER_PYTHON", drifted)
+	out := meander(t, dir, parity...)
+	if out.code != 1 || !strings.Contains(out.stdout, "sigma 0: 0.99 in diffusers, 1 in meander\n") ||
+		!strings.HasSuffix(out.stdout, "they do NOT agree\n") {
+		t.Errorf("drifted: exit %d\n%s%s", out.code, out.stdout, out.stderr)
+	}
+	info = meander(t, dir, "model", "info", "--engine", "torch", signs)
+	if !strings.Contains(info.stdout, "schedule differs: sigma 0 of 8 steps is 0.99 to the worker's diffusers") {
+		t.Errorf("model info:\n%s%s", info.stdout, info.stderr)
+	}
+	run := meander(t, dir, "run", "--engine", "torch", "--model", signs, "-n", "1", "--steps", "2", "--out", "-", "a sign")
+	if !strings.Contains(run.stderr, "diffusers has another schedule for the model") {
+		t.Errorf("the log of the sampler:\n%s", run.stderr)
+	}
+}

@@ -1,0 +1,173 @@
+"""python -m meander.torch.reference: one sample by the pipeline of diffusers itself, for `meander parity`.
+
+The pipeline draws its first state and runs its own loop, with its own scheduler; what its scheduler is given and gives
+is written down: sigmas, timesteps, states, pixels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import inspect
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+SOLVERS = {"UniPCMultistepScheduler": "unipc", "DPMSolverMultistepScheduler": "dpm"}
+"""The solvers of meander that integrate as a scheduler does, by its class; all others are Euler's."""
+
+
+def main() -> None:
+    """Writes the reference to --out, and what meander is to be asked to the standard output, as JSON."""
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DIFFUSERS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
+    p = argparse.ArgumentParser(prog="meander.torch.reference")
+    p.add_argument("--model", required=True)
+    p.add_argument("--out", required=True)
+    p.add_argument("--prompt", required=True)
+    p.add_argument("--negative-prompt")
+    for name in ("steps", "height", "width", "frames", "seed"):
+        p.add_argument(f"--{name}", type=int, default=0)
+    p.add_argument("--guidance", type=float, help="the true_cfg_scale of meander")
+    p.add_argument("--condition", action="append", default=[], metavar="NAME=FILE")
+    p.add_argument("--device", default="auto")
+    p.add_argument("--dtype", default="auto")
+    p.add_argument("--generic", action="store_true")
+    p.add_argument("--trust-class", action="store_true")
+    p.add_argument("--family", default="")
+    from .faults import Fault
+
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no answer
+    try:
+        print(json.dumps(_reference(p.parse_args())), file=out, flush=True)
+    except Fault as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(78)
+
+
+def _reference(a: argparse.Namespace) -> dict[str, Any]:
+    import torch
+    from safetensors.torch import save_file
+
+    from . import families
+    from .engine import DTYPES, Settings, find_device, make_engine
+    from .family import Size
+    from .folder import Folder
+    from .sessions import media_of
+    from .whole import Pipeline
+
+    family = families.find(Folder(a.model), a.generic, a.trust_class, a.family)
+    family.check()
+    if isinstance(family, Pipeline):
+        engine = make_engine(family, Settings(a.device, a.dtype))
+        engine.within(engine.check_decoder)
+        pipe, device, dtype = family.pipe, engine.device, engine.dtype
+    else:
+        device = find_device(a.device)
+        dtype = a.dtype if a.dtype != "auto" else "f32" if device.type == "cpu" else "bf16"
+        pipe = Pipeline(family.folder, True).load(DTYPES[dtype], device, lambda detail: None)
+    card = family.card()
+    size = Size(*(getattr(a, n) or card["size"][n] for n in ("frames", "height", "width")))
+    steps = a.steps or card["steps"]
+    guidance = card["true_cfg_scale"] if a.guidance is None else a.guidance
+    shape = family.latent_shape(size)
+    call = _call(pipe, family, card, size, steps, guidance, a)
+    taken = _Taken(pipe.scheduler)
+    with torch.no_grad():
+        result = pipe(**call)
+    states, scheduler = taken.states, pipe.scheduler
+    if len(taken.timesteps) != steps:
+        from .faults import Fault
+
+        raise Fault("config", f"{type(pipe).__name__}: {len(taken.timesteps)} steps of its scheduler; must be {steps}")
+    canonical = importlib.import_module("meander.torch.canonical")
+    grid = canonical.Grid(scheduler, torch.tensor(taken.timesteps))
+    points = [*(grid.find(s) for s in grid.sigmas[:-1]), grid.last()]
+    packed = [_packed(grid.canonical(x, p), family, shape) for x, p in zip(states, points, strict=True)]
+    fields, media = media_of(result, pipe)
+    tensors = {f"latents.{i}": x for i, x in enumerate(packed)}
+    tensors |= {"sigmas": torch.tensor(grid.sigmas), "timesteps": torch.tensor(taken.timesteps)}
+    tensors |= {name: torch.from_numpy(values.copy()) for name, values in media if name == "media"}
+    save_file({k: v.float().contiguous() if k != "media" else v for k, v in tensors.items()}, a.out)
+    names = [type(pipe.scheduler).__name__, str(family.folder.read_optional("scheduler", "scheduler_config.json").get(
+        "_class_name", ""))]
+    replaced = f"{names[1]} is computed as {names[0]}, which has the same levels of noise" * (names[0] != names[1])
+    return {
+        "class": type(pipe).__name__, "scheduler": names[0], "note": replaced, "steps": steps, "guidance": guidance,
+        "solver": SOLVERS.get(names[0], "euler"), "dtype": dtype, "device": str(device),
+        "versions": {n: importlib.import_module(n).__version__ for n in ("diffusers", "torch", "transformers")},
+        **vars(size),
+    }  # fmt: skip
+
+
+class _Taken:
+    """What the scheduler of a pipeline is given, step by step, and what it gives at the end."""
+
+    def __init__(self, scheduler: Any):
+        self.states: list[Any] = []
+        self.timesteps: list[float] = []
+        step = scheduler.step
+
+        @functools.wraps(step)
+        def noted(output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
+            made = step(output, timestep, sample, *args, **kwargs)
+            after = made[0] if isinstance(made, tuple) else made.prev_sample
+            self.states[-1:] = [sample.detach().float().cpu().clone(), after.detach().float().cpu().clone()]
+            self.timesteps.append(float(timestep))
+            return made
+
+        scheduler.step = noted
+
+
+def _packed(x: Any, family: Any, shape: tuple[int, int]) -> Any:
+    """A state of the pipeline as meander has it, [1, S, C]."""
+    from .family import pack
+    from .whole import Pipeline
+
+    if isinstance(family, Pipeline) or x.ndim == 3:
+        return x.reshape(1, *shape)
+    return pack(x[:, :, None] if x.ndim == 4 else x, family.patch)
+
+
+def _call(
+    pipe: Any, family: Any, card: dict[str, Any], size: Any, steps: int, guidance: float, a: argparse.Namespace
+) -> dict[str, Any]:
+    """The arguments of the pipeline that are those of a prompt of meander."""
+    import torch
+    from PIL import Image
+
+    takes = inspect.signature(inspect.unwrap(type(pipe).__call__)).parameters
+    call: dict[str, Any] = {
+        "prompt": a.prompt, "height": size.height, "width": size.width, "num_inference_steps": steps,
+        "generator": torch.Generator("cpu").manual_seed(a.seed), "output_type": "np", "num_frames": size.frames,
+    }  # fmt: skip
+    negative = card["negative_prompt"] if a.negative_prompt is None else a.negative_prompt
+    name = "guidance_scale"
+    if "pipeline" in card:
+        name = card["pipeline"]["guidance"]
+        call[name] = guidance
+    elif "true_cfg_scale" in takes:
+        name = "true_cfg_scale"
+        call[name] = guidance
+        if card["guidance"]:
+            call["guidance_scale"] = card["guidance"]
+    elif family.takes_guidance():
+        call[name] = card["guidance"]
+    else:  # meander's 1 is without guidance; some count from 0
+        default = takes[name].default if name in takes else 0.0
+        call[name] = guidance - (family.true_cfg_scale - float(default))
+    if guidance > 1 and (negative or "pipeline" not in card):
+        call["negative_prompt"] = negative
+    for text in a.condition:
+        condition, _, file = text.partition("=")
+        with Image.open(Path(file)) as image:
+            call[condition] = image.convert("L" if "mask" in condition else "RGB")
+    pipe.set_progress_bar_config(disable=True)
+    return {k: v for k, v in call.items() if k in takes}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+package images_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/sampling"
+	"github.com/meander-rl/meander/services/sampler/engine/images"
+)
+
+// A schedule of another library that differs by one bit is named, and so is one that it cannot make.
+func TestScheduleDiffers(t *testing.T) {
+	card := model.Card{
+		Name: "m", SchedulerConfig: []byte(`{"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}`),
+		Grid: model.GridLinspace, Mu: model.MuNone, LatentChannels: 64, PixelsPerToken: 16, MaxPixels: 1 << 20,
+		Size: model.Size{Frames: 1, Height: 64, Width: 64}, NumInferenceSteps: 4, TrueCFGScale: 1,
+	}
+	schedule, err := sampling.Schedule(images.PolicyOf(card))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := schedule.Sigmas(4, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := func(change func(*model.Told)) string {
+		x := model.Told{Steps: 4}
+		for _, sigma := range ours {
+			x.Sigmas = append(x.Sigmas, float64(sigma))
+		}
+		change(&x)
+		card.Told = []model.Told{x}
+		return images.ScheduleDiffers(card)
+	}
+	if got := told(func(*model.Told) {}); got != "" {
+		t.Errorf("equal bits: %q", got)
+	}
+	for want, change := range map[string]func(*model.Told){
+		"sigma 2 of 4 steps is":          func(x *model.Told) { x.Sigmas[2] = float64(float32(x.Sigmas[2]) + 6e-8) },
+		"makes 4 sigmas, meander 5":      func(x *model.Told) { x.Sigmas = x.Sigmas[:4] },
+		"makes no schedule of scheduler": func(x *model.Told) { x.Sigmas, x.Why = nil, "AttributeError: no such class" },
+	} {
+		if got := told(change); !strings.Contains(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
