@@ -87,6 +87,17 @@ func (f *Field) In(v reflect.Value) reflect.Value {
 	return v
 }
 
+// Aliases are the other names by which programs may give the field: its flag and that flag's letter, with underscores,
+// where these are not its name.
+func (f *Field) Aliases() (names []string) {
+	for _, name := range []string{strings.ReplaceAll(f.Flag, "-", "_"), f.Letter} {
+		if name != "" && name != f.Name {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // Range is the numbers from Low to High; an open end is not one of them.
 type Range struct {
 	Low, High         float64

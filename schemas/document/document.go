@@ -35,6 +35,9 @@ func Files(dir string) (map[string][]byte, error) {
 		return nil, err
 	}
 	files[pythonVersion] = versionOfPython()
+	if files[pythonFieldsFile], err = pythonFields(c); err != nil {
+		return nil, err
+	}
 	if files["EVENTS.md"], err = eventsPage(c); err != nil {
 		return nil, err
 	}

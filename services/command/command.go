@@ -19,6 +19,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,6 +28,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -273,7 +275,35 @@ with an embedded NATS server.`,
 	)
 	setArguments(root)
 	completeNames(root)
+	nameFields(root)
 	return root
+}
+
+// nameFields lets flags of fields be given by the names of their fields, too: --num-inference-steps and
+// --num_inference_steps for --steps. A name that a flag has of its own, or that several fields have, is no other's.
+func nameFields(root *cobra.Command) {
+	of := map[string]string{}
+	for _, t := range []reflect.Type{
+		reflect.TypeFor[schemas.Prompt](), reflect.TypeFor[schemas.Rollout](), reflect.TypeFor[schemas.Text](),
+	} {
+		for _, f := range schemas.Fields(t) {
+			if name := strings.ReplaceAll(f.Name, "_", "-"); f.Flag != "" && name != f.Flag {
+				of[name] = f.Flag
+			}
+		}
+	}
+	var forget func(c *cobra.Command)
+	forget = func(c *cobra.Command) {
+		c.Flags().VisitAll(func(f *pflag.Flag) { delete(of, f.Name) })
+		for _, sub := range c.Commands() {
+			forget(sub)
+		}
+	}
+	forget(root)
+	root.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		name = strings.ReplaceAll(name, "_", "-")
+		return pflag.NormalizedName(cmp.Or(of[name], name))
+	})
 }
 
 // fromEnvironment sets the global settings that were not given as flags from the environment, before a command runs.

@@ -14,7 +14,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import nats
@@ -34,11 +34,15 @@ from ..data.events import (
     ADVANTAGE, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, Event, EventError, Gone, check_known, checked,
     decode, fault, fitting, medium, name_of, tensor,
 )
+from ..data.fields import ALIASES, PromptFields, RewardSpec
 from .reader import Batches, Groups, LogProbs
 from .tasks import means_away, maybe_awaited, together
 from .teacher import Teachers
 from .updates import Updates
 from ..data.text import NUMBERS, Text, add_events, answer_logits, text_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _log = logging.getLogger("meander")
 
@@ -110,10 +114,12 @@ class Client(Controls, Teachers, Updates):
 
     async def publish(
         self, /, run: str, prompt: str, timeout: float = 10, dry: bool = False,
-        conditions: Mapping[str, Any] | None = None, arguments: Mapping[str, Any] | None = None, **fields: Any
+        conditions: Mapping[str, Any] | None = None, arguments: Mapping[str, Any] | None = None,
+        reward: str | RewardSpec | Sequence[str | RewardSpec] = (), **fields: Unpack[PromptFields],
     ) -> dict[str, Any]:
         """Stores a prompt and returns intake's receipt, whose warnings are logged. fields are fields of a Prompt, such
-        as group_size=8. dry: nothing is stored but conditions; the receipt says what would become of the prompt now.
+        as group_size=8, listed below; names of flags are known too, such as n=8 and steps=20. reward names the reward
+        functions, one or several, by name or with settings: {"name": "ocr", "weight": 0.5}; none: the model's. dry: nothing is stored but conditions; the receipt says what would become of the prompt now.
 
         conditions are files that a pipeline is given, by name: paths, bytes, images of Pillow, arrays (uint8, or floats
         0 to 1), or lists of them. arguments are what else it is called with, such as {"true_cfg_scale": 4}.
@@ -123,17 +129,25 @@ class Client(Controls, Teachers, Updates):
         TimeoutError: no answer in time. The prompt is stored anyway, unless the message says that the server was away;
         it says what intake waits for, such as a sampler for the model.
         """
-        if uid := fields.get("uid"):
+        given = by_name(fields)
+        if isinstance(given.get("rollout"), Mapping):
+            given["rollout"] = by_name(given["rollout"])
+        if uid := given.get("uid"):
             name_of("uid", uid)
+        if reward:
+            several = [reward] if isinstance(reward, (str, Mapping)) else reward
+            given["reward"] = [{"name": r} if isinstance(r, str) else r for r in several]
         if conditions:
-            fields["conditions"] = await files.stored(self, conditions, timeout)
+            given["conditions"] = await files.stored(self, conditions, timeout)
         if arguments:
-            fields["arguments"] = files.texts(arguments)
-        body = msgpack.packb({"v": 1, "prompt": prompt, **fields})
+            given["arguments"] = files.texts(arguments)
+        body = msgpack.packb({"v": 1, "prompt": prompt, **given})
         if dry:
             return self._outcome(run, decode((await self._request(f"dry.{name_of('run', run)}", body, timeout)).data))
         return await self._ask(f"prompt.{name_of('run', run)}", "prompt/1", body, timeout,
-            again=bool(fields.get("uid")))
+            again=bool(given.get("uid")))
+
+    publish.__doc__ = f"{publish.__doc__}\n\n        {PromptFields.__doc__}"
 
     async def _ask(self, subject: str, kind: str, body: bytes, timeout: float, again: bool = False) -> dict[str, Any]:
         """Stores an event that intake answers, and returns the receipt. again says that it may be stored twice: so it
@@ -684,6 +698,17 @@ class Client(Controls, Teachers, Updates):
             return None
         named = [str(first.get(field)) for field in ("run", "uid", "sample_index", "name")]
         return None if verdict_fault(first) or subject != f"{PREFIX}verdict." + ".".join(named) else first
+
+
+def by_name(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields by their own names, which are also given by those of flags. TypeError: a field is given twice."""
+    out = dict(fields)
+    for alias in ALIASES.keys() & out.keys():
+        name = ALIASES[alias]
+        if name in out:
+            raise TypeError(f"{alias} and {name}: both given; must be one: they are one field")
+        out[name] = out.pop(alias)
+    return out
 
 
 def _portions(samples: Sequence[Sample]) -> Iterator[list[Sample]]:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NotFoundError
 
-from ..data.events import NUMBER, PREFIX, TENANT, Event, EventError, Maybe, fitting, form, name_of
+from ..data.events import PREFIX, TENANT, Event, fitting, form, name_of
+from ..data.fields import UpdateNumbers
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
 _EVENT: Event = form("Update")
-NUMBERS = {name for name, of in _EVENT.items() if isinstance(of, Maybe) and of.of in (int, NUMBER)}
+NUMBERS = set(UpdateNumbers.__annotations__)
 """The numbers of an update."""
 
 
@@ -28,14 +32,13 @@ class Updates:
     async def update(
         self, /, run: str, lane: str, step: int, *, trainer: str = "main", batches: Sequence[str] = (),
         batch_digest: str = "", policy_version: int = 0, weights_digest: str = "",
-        evaluation: Mapping[str, float] | None = None, **numbers: float | None,
+        evaluation: Mapping[str, float] | None = None, **numbers: Unpack[UpdateNumbers],
     ) -> bool:
         """Tells an update of a lane's weights (update/1) to those who look on, and returns whether it is new: the first
         of a trainer's step counts, so a trainer that restarts tells its updates again without harm.
 
         step counts the trainer's updates from 1. trainer is a name where several learn from one run. numbers are those
-        that there are: loss, ratio, ratio_max, clip_share, kl, lr, grad_norm, staleness, groups, samples; None and what
-        is not finite are left out.
+        that there are, listed below; None and what is not finite are left out.
 
         ValueError: a number that an update does not have. EventError: the place of the update holds something else.
         """
@@ -45,7 +48,7 @@ class Updates:
             "v": 1, "run": name_of("run", run), "lane": name_of("lane", lane), "tenant": TENANT,
             "trainer": name_of("trainer", trainer), "step": int(step), "batches": list(batches),
             "policy_version": int(policy_version), "weights_digest": weights_digest, "at": time.time_ns(),
-            **{k: _number(k, v) for k, v in numbers.items() if v is not None and math.isfinite(v)},
+            **{k: _number(k, v) for k, v in _known(numbers)},
         }  # fmt: skip
         if batch_digest:
             event["batch_digest"] = batch_digest
@@ -69,7 +72,14 @@ class Updates:
         fitting(stored.data or b"", _EVENT, subject, "run", "lane", "tenant", "trainer", "step")
         return False
 
+    update.__doc__ = f"{update.__doc__}\n\n        {UpdateNumbers.__doc__}"
 
-def _number(name: str, value: float) -> Any:
+
+def _number(name: str, value: Any) -> Any:
     """A number as the event has it."""
     return int(value) if _EVENT[name].of is int else float(value)
+
+
+def _known(numbers: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Those that there are, and that are finite."""
+    return [(k, v) for k, v in numbers.items() if v is not None and math.isfinite(v)]
