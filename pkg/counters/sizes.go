@@ -14,10 +14,10 @@ import (
 // Sizes are how many events of a run there are in the streams that no look reads (steps, verdicts, controls), and
 // about how many Bytes these take.
 type Sizes struct {
-	Streams map[string]uint64 `json:"n"`
-	Bytes   uint64            `json:"b"`
+	Streams map[string]uint64 `msgpack:"n"`
+	Bytes   uint64            `msgpack:"b"`
 	// Counted is how many events were counted in all other streams then.
-	Counted uint64 `json:"e"`
+	Counted uint64 `msgpack:"e"`
 }
 
 // events returns how many events are counted.
