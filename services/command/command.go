@@ -263,11 +263,12 @@ with an embedded NATS server.`,
 	setHelp(root)
 	root.AddCommand(
 		upCommand(a), runCommand(a), scheduledCommand(a), rescoreCommand(a), verdictCommand(a),
-		publishCommand(a), promptsCommand(a), watchCommand(a), topCommand(a), uiCommand(a), traceCommand(a),
+		publishCommand(a), promptsCommand(a), watchCommand(a), decodeCommand(a), topCommand(a), uiCommand(a),
+		traceCommand(a),
 		showCommand(a), reportCommand(a),
 		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a),
 		verifyCommand(a), teacherCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a),
-		gcCommand(a), doctorCommand(a), modelCommand(a), examplesCommand(a),
+		gcCommand(a), doctorCommand(a), modelCommand(a), examplesCommand(a), manCommand(),
 		versionCommand(a),
 	)
 	setArguments(root)
