@@ -41,7 +41,7 @@ func filters(stream string, run schemas.Run) []string {
 
 const (
 	// prefix begins the keys of records. Another number: records of another form.
-	prefix  = "counts3"
+	prefix  = "counts4"
 	headKey = prefix
 	// atOnce is how many runs are asked about, or written, side by side.
 	atOnce = 16
