@@ -44,7 +44,8 @@ def metadata(wheel):
 def sources():
     package = HERE.parent / "meander"
     return {
-        p.relative_to(package.parent).as_posix(): p.read_bytes() for p in [*package.rglob("*.py"), package / "py.typed"]
+        p.relative_to(package.parent).as_posix(): p.read_bytes()
+        for p in [*package.rglob("*.py"), *package.rglob("*.json"), package / "py.typed"]
     }
 
 
