@@ -2378,7 +2378,9 @@ export interface Update {
   lane: string;
   /** owner of the weights; main where the lane has one set of them */
   tenant: string;
-  /** step is the count of the trainer's updates, from 1. */
+  /** trainer names the one that made the update, where several learn from the run. */
+  trainer: string;
+  /** step is the count of the trainer's updates, from 1. One that restarts and makes an update again has it once: the first counts. */
   step: Integer;
   /** batches are the ids of the batches that the trainer learned from, batch_digest is a digest of the events it read. */
   batches: string[] | null;
@@ -2390,9 +2392,11 @@ export interface Update {
   weights_digest: string;
   /** loss is what the update made smaller: a mean over its samples. */
   loss?: number | null;
-  /** ratio is the mean ratio of probabilities under new and old weights, clip_share the share of ratios that were clipped. */
+  /** ratio is the mean ratio of probabilities under new and old weights, ratio_max the largest, clip_share the share of ratios that were clipped. */
   ratio?: number | null;
-  /** ratio is the mean ratio of probabilities under new and old weights, clip_share the share of ratios that were clipped. */
+  /** ratio is the mean ratio of probabilities under new and old weights, ratio_max the largest, clip_share the share of ratios that were clipped. */
+  ratio_max?: number | null;
+  /** ratio is the mean ratio of probabilities under new and old weights, ratio_max the largest, clip_share the share of ratios that were clipped. */
   clip_share?: number | null;
   /** kl is the divergence from the reference, in nats. */
   kl?: number | null;
@@ -2402,10 +2406,12 @@ export interface Update {
   grad_norm?: number | null;
   /** staleness is how many versions the samples were behind. */
   staleness?: Integer | null;
+  /** groups and samples are how many the update learned from. */
+  groups?: Integer | null;
+  /** groups and samples are how many the update learned from. */
+  samples?: Integer | null;
   /** evaluation are the numbers of an evaluation after the update, sorted by name. */
   evaluation?: Metric[] | null;
-  /** by is the trainer, for people. */
-  by?: string | null;
   /** at is when the update was done, Unix nanoseconds. */
   at: Integer;
 }
@@ -2524,7 +2530,7 @@ export const subjects = {
   reward: (partition: Token, run: Token, batch: Token, uid: Token, sample: Token) => `mdr.v1.reward.${partition}.${run}.${batch}.${uid}.${sample}`,
   advantage: (run: Token, uid: Token) => `mdr.v1.advantage.${run}.${uid}`,
   batch: (run: Token, batch: Token) => `mdr.v1.batch.${run}.${batch}`,
-  update: (run: Token, lane: Token, tenant: Token, step: Token) => `mdr.v1.update.${run}.${lane}.${tenant}.${step}`,
+  update: (run: Token, lane: Token, tenant: Token, trainer: Token, step: Token) => `mdr.v1.update.${run}.${lane}.${tenant}.${trainer}.${step}`,
   policy: (lane: Token, tenant: Token) => `mdr.v1.policy.${lane}.${tenant}`,
   applied: (lane: Token, tenant: Token, instance: Token) => `mdr.v1.applied.${lane}.${tenant}.${instance}`,
   control: (run: Token) => `mdr.v1.control.${run}`,
@@ -2549,7 +2555,7 @@ export const filters = {
   reward: (run: Token) => `mdr.v1.reward.*.${run}.*.*.*`,
   advantage: (run: Token) => `mdr.v1.advantage.${run}.*`,
   batch: (run: Token) => `mdr.v1.batch.${run}.*`,
-  update: (run: Token) => `mdr.v1.update.${run}.*.*.*`,
+  update: (run: Token) => `mdr.v1.update.${run}.*.*.*.*`,
   control: (run: Token) => `mdr.v1.control.${run}`,
   parked: (run: Token) => `mdr.v1.parked.${run}.*.*.*.*`,
   dead: (run: Token) => `mdr.v1.dead.*.${run}.*`,
@@ -2676,7 +2682,7 @@ export const structs: Record<string, Record<string, string>> = {
   Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","media":"[Medium]?","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","tracks":"[Track]?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","weights_digest":"str","width":"int"},
   Tree: {"branches":"[BranchPoint]","leaf":"int?"},
   Turn: {"begin":"int","end":"int","finish_reason":"str?","generated":"bool","matched":"str?","metadata":"map?","reply":"str?","score":"number?","text":"str?"},
-  Update: {"at":"int","batch_digest":"str?","batches":"[str]","by":"str?","clip_share":"number?","evaluation":"[Metric]?","grad_norm":"number?","kl":"number?","lane":"str","loss":"number?","lr":"number?","policy_version":"int","ratio":"number?","run":"str","staleness":"int?","step":"int","tenant":"str","v":"int","weights_digest":"str"},
+  Update: {"at":"int","batch_digest":"str?","batches":"[str]","clip_share":"number?","evaluation":"[Metric]?","grad_norm":"number?","groups":"int?","kl":"number?","lane":"str","loss":"number?","lr":"number?","policy_version":"int","ratio":"number?","ratio_max":"number?","run":"str","samples":"int?","staleness":"int?","step":"int","tenant":"str","trainer":"str","v":"int","weights_digest":"str"},
   Verdict: {"at":"int","author":"str?","comment":"str?","error":"str?","name":"str","run":"str","sample_index":"int","uid":"str","v":"int","value":"number?"},
   WeightSpan: {"begin":"int","end":"int","version":"str"},
   WeightsFile: {"bucket":"str?","digest":"str","path":"str?","size":"int"},

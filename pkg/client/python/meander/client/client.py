@@ -37,12 +37,12 @@ from ..data.events import (
 from .reader import Batches, Groups, LogProbs
 from .tasks import means_away, maybe_awaited, together
 from .teacher import Teachers
+from .updates import Updates
 from ..data.text import NUMBERS, Text, add_events, answer_logits, text_of
 
 _log = logging.getLogger("meander")
 
 _REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
-_UPDATE = {"loss", "ratio", "clip_share", "kl", "lr", "grad_norm", "staleness", "batch_digest"}
 _GETS, _BULK = 32, 2  # requests at once for a stored message, and for many
 _PORTION = 32 << 20  # bytes of states that are asked for at once, about
 _CHUNK_WAIT = 5.0  # seconds without a part of a blob after which it is asked whether there are any
@@ -94,8 +94,8 @@ async def connect(
             await nc.drain()
 
 
-class Client(Controls, Teachers):
-    """Publishes prompts, verdicts and controls, reads the results, and asks teachers.
+class Client(Controls, Teachers, Updates):
+    """Publishes prompts, verdicts, controls and updates, reads the results, and asks teachers.
 
     nc is the connection, js its JetStream, and mark what the names of its durable consumers begin with; cache has
     steps that were read.
@@ -222,6 +222,10 @@ class Client(Controls, Teachers):
     def batch_events(self, run: str) -> AsyncIterator[Event]:
         """The batches of a run as events with verl's metrics: first the stored ones, then new ones as batches close."""
         return self._events(f"batch.{name_of('run', run)}.*", "MDR_ADVANTAGES")
+
+    def updates(self, run: str) -> AsyncIterator[Event]:
+        """What trainers tell of their updates (see update): first the stored ones, then new ones."""
+        return self._events(f"update.{name_of('run', run)}.*.*.*.*", "MDR_UPDATES")
 
     def stream_trajectories(self, run: str) -> AsyncIterator[Event]:
         """The trajectories of a run: first the stored ones, then new ones."""
@@ -664,34 +668,6 @@ class Client(Controls, Teachers):
             if time.monotonic() > late:
                 raise TimeoutError(f"{subject} holds a malformed verdict, and no reward service takes it away")
             await asyncio.sleep(0.05)
-
-    async def update(
-        self, /, run: str, lane: str, step: int, *, batches: Sequence[str] = (), policy_version: int = 0,
-        weights_digest: str = "", by: str = "", evaluation: Mapping[str, float] | None = None, **numbers: float | str,
-    ) -> None:
-        """Tells an update of a lane's weights (update/1) to those who look on: its number from 1, and of numbers those
-        that there are: loss, ratio, clip_share, kl, lr, grad_norm, staleness, batch_digest. The first of a number
-        counts: telling it once more is no error. Numbers that are not finite are left out."""
-        event: dict[str, Any] = {
-            "v": 1, "run": name_of("run", run), "lane": name_of("lane", lane), "tenant": TENANT, "step": int(step),
-            "batches": list(batches), "policy_version": int(policy_version), "weights_digest": weights_digest,
-            "at": time.time_ns(),
-        }  # fmt: skip
-        if unknown := sorted(set(numbers) - _UPDATE):
-            raise ValueError(f"{unknown[0]}: not a number of an update; it has {', '.join(sorted(_UPDATE))}")
-        event |= {k: v for k, v in numbers.items() if isinstance(v, str) or math.isfinite(v)}
-        if by:
-            event["by"] = by
-        if evaluation:
-            event["evaluation"] = [{"name": k, "value": float(v)} for k, v in sorted(evaluation.items())]
-        try:
-            await self.js.publish(
-                f"{PREFIX}update.{run}.{lane}.{TENANT}.{step}", msgpack.packb(event),
-                headers={"Mdr-Type": "update/1", "Content-Type": "application/msgpack"}
-            )
-        except APIError as e:
-            if e.err_code != _REFUSED:
-                raise
 
     async def _verdict(self, subject: str, refusal: APIError) -> dict[str, Any] | None:
         """Returns the verdict on a subject; None if it is malformed, or gone."""
