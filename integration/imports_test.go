@@ -23,7 +23,7 @@ const root = ".."
 
 // layers says which packages of the project each package may import. What is not
 // listed is forbidden: imports go down only, siblings never meet, and pkg/models/model and
-// pkg/flow are joined by the sampler alone. pkg/models imports nothing else of the project.
+// pkg/flow are joined by the sampler alone. pkg/models imports nothing else of the project but the models that ship.
 var layers = map[string][]string{
 	// Leaves: pure, known to everybody above.
 	"schemas":                nil,
@@ -34,6 +34,7 @@ var layers = map[string][]string{
 	"pkg/models/jinja":       nil,
 	"pkg/models/hub":         nil, // the cache of the Hugging Face Hub, and downloads into it
 	"pkg/models/hub/hubtest": nil, // a Hub for tests
+	"deploy":                 nil, // files that ship inside the programs
 
 	// Reads JSON of strangers for everybody.
 	"pkg/models/strictjson": nil,
@@ -47,6 +48,8 @@ var layers = map[string][]string{
 	"pkg/remotelm/remotelmtest":       nil,
 	"pkg/remoteimage":                 {"pkg/models/pool", "pkg/remotehttp", "pkg/models/safetensors", "pkg/torchrandom"},
 	"pkg/remoteimage/remoteimagetest": nil,
+
+	"pkg/heap": nil, // the collector of every program
 
 	// The embedded server knows nothing of what it carries.
 	"pkg/natsd": nil,
@@ -77,7 +80,7 @@ var layers = map[string][]string{
 	"pkg/models/portable":                      nil,          // random words and elementary functions, the same on all machines
 	"pkg/scheduled":                            {"pkg/flow", "pkg/models/portable"},
 	"pkg/models/media":                         nil, // pixels, their digest and their file
-	"pkg/models/model":                         {"pkg/models/hub", "pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/media"},
+	"pkg/models/model":                         {"pkg/models/hub", "deploy", "pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/media"},
 	"pkg/models/model/nn":                      {"pkg/models/strictjson", "pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model"},
 	"pkg/models/tokenizer":                     {"pkg/models/strictjson", "pkg/models/safetensors"},
 	"pkg/models/model/qwenimage":               {"pkg/models/hub", "pkg/models/strictjson", "pkg/models/media", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model", "pkg/models/model/nn", "pkg/models/tokenizer"}, // the CPU where no device is given
@@ -123,7 +126,7 @@ var layers = map[string][]string{
 	"services/reward":              {"pkg/models/media", "schemas", "pkg/bus", "pkg/models/tensor", "pkg/sampling", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
 	"services/janitor":             {"schemas", "pkg/bus", "pkg/counters", "pkg/weightsdir", "services/internal/instrument"},
-	"services/internal/boot":       {"schemas", "pkg/fields", "pkg/auth", "pkg/bus", "services/internal/instrument"},
+	"services/internal/boot":       {"schemas", "pkg/fields", "pkg/heap", "pkg/auth", "pkg/bus", "services/internal/instrument"},
 	"services/internal/instrument": {"schemas", "pkg/bus"},
 	"services/internal/present":    {"services/internal/boot"}, // tables and text for people; sizes, terminals
 
@@ -187,9 +190,10 @@ var layers = map[string][]string{
 	"services/command": {
 		"pkg/models/hub",
 		"pkg/view",
-		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/counters", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fields", "pkg/export", "pkg/results", "pkg/outcomes", "pkg/models/tensor/devices",
+		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/counters", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fields", "pkg/heap", "pkg/export", "pkg/results", "pkg/outcomes", "pkg/models/tensor/devices",
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/teacher", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 		"pkg/models/tokenizer", "pkg/models/strictjson", "services/trace", "services/ui", // the page, and tokens as text on it
+		"deploy", // examples
 	},
 	// Tools of the project and of its tests: no program and no client links them.
 	"integration/tools/harness":     {"schemas", "pkg/bus", "pkg/bus/bustest"}, // processes and audits for whole-pipeline tests
@@ -204,7 +208,7 @@ var layers = map[string][]string{
 	"integration/tools/ptxvm":     {"pkg/models/tensor/cuda/driver"}, // interprets the CUDA kernels
 	"integration/tools/libcuda":   {"pkg/models/tensor/cuda/driver", "integration/tools/ptxvm"},
 	"integration/tools/bench": {
-		"pkg/models/media", "schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/sampling", "pkg/models/model", "pkg/models/model/families", "pkg/models/model/remote", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/tensor/devices", "services/intake", "services/sampler", "services/advantage",
+		"pkg/models/media", "schemas", "pkg/bus", "pkg/heap", "pkg/natsd", "pkg/flow", "pkg/sampling", "pkg/models/model", "pkg/models/model/families", "pkg/models/model/remote", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/tensor/devices", "services/intake", "services/sampler", "services/advantage",
 		"pkg/models/decoding", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/lm/qwen2/qwen2test", // random weights
 		"pkg/client", "pkg/models/lora", "pkg/models/safetensors", "pkg/models/model/qwenimage/checkpoint", // weights that it pushes
 		"services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/recorder",
@@ -284,6 +288,7 @@ type dependency struct {
 var dependencies = map[string]dependency{
 	"github.com/invopop/jsonschema":         {why: "JSON Schema from the event structs", users: []string{"schemas/document"}},
 	"github.com/mattn/go-runewidth":         {why: "columns of a text on a terminal, wide runes too; mpb's own", users: []string{"services/internal/present"}},
+	"github.com/KimMachineGun/automemlimit": {why: "the memory that a process may have: of its cgroup, version 1 or 2, or of the machine", users: []string{"pkg/heap"}},
 	"github.com/nats-io/nats-server":        {why: "the embedded server; it must not reach clients or the four service binaries", users: []string{"pkg/natsd", "integration"}},
 	"github.com/nats-io/nkeys":              {why: "keys of users: made by meander auth, proved to the embedded server", users: []string{"pkg/natsd", "pkg/auth"}},
 	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/auth", "pkg/bus/...", "pkg/counters", "pkg/natsd", "pkg/client", "pkg/interaction", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/...", "integration/..."}},
@@ -491,7 +496,7 @@ func TestImports_LayersKeepTheirPromises(t *testing.T) {
 			if isTool(below) && !isTool(dir) {
 				t.Errorf("layers lets %s import the tool %s", dir, below)
 			}
-			if strings.HasPrefix(dir, modelsFolder) && !strings.HasPrefix(below, modelsFolder) {
+			if strings.HasPrefix(dir, modelsFolder) && !strings.HasPrefix(below, modelsFolder) && below != "deploy" {
 				t.Errorf("layers lets %s import %s; what models are made of imports nothing else of the project", dir, below)
 			}
 		}

@@ -33,6 +33,15 @@ func JSONOfBytes(data []byte) any {
 	return toJSONValue(v)
 }
 
+// EncodeAnswer is Encode of the answer to a message, in the encoding of that: who asks in JSON reads JSON.
+func EncodeAnswer(to []byte, e Event) ([]byte, error) {
+	data, err := Encode(e)
+	if err != nil || !isJSON(to) {
+		return data, err
+	}
+	return json.Marshal(JSONOfBytes(data))
+}
+
 // toJSONValue replaces in a decoded value what JSON cannot hold. It changes maps and lists in place.
 func toJSONValue(v any) any {
 	switch v := v.(type) {

@@ -68,7 +68,12 @@ func (w *walker) checkOneMap(limit, depth int) error {
 	if len(data) > limit {
 		return fmt.Errorf("%d bytes; must be at most %d", len(data), limit)
 	}
-	if c := data[0]; c&0xf0 != codeFixMap && c != codeMap16 && c != codeMap32 {
+	switch c := data[0]; {
+	case c&0xf0 == codeFixMap, c == codeMap16, c == codeMap32:
+	case ' ' < c && c <= '~': // a number of msgpack, which nobody sends alone
+		return fmt.Errorf("starts with the text %s; must be a map of msgpack, or JSON: {\"name\": value}",
+			quote(string(data[:min(len(data), maxUnknownValue)])))
+	default:
 		return fmt.Errorf("starts with 0x%02x; must be a map", c)
 	}
 	w.budget, w.top = MaxElements, depth

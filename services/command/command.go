@@ -37,6 +37,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/heap"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -72,6 +73,7 @@ func usage(err error) error { return &exitError{status: exitUsage, err: err} }
 // Main runs the command line of this process and exits with its status: 0 done, 1 failed, 2 called wrongly, 130
 // interrupted.
 func Main() {
+	heap.Bound()
 	ctx := untilSignal(drainLimit, func() {
 		fmt.Fprintf(os.Stderr,
 			"meander: not stopped after %v; ends now. Stored events stay and are used at the next start\n", drainLimit)
@@ -261,11 +263,13 @@ with an embedded NATS server.`,
 	setHelp(root)
 	root.AddCommand(
 		upCommand(a), runCommand(a), scheduledCommand(a), rescoreCommand(a), verdictCommand(a),
-		publishCommand(a), promptsCommand(a), watchCommand(a), topCommand(a), uiCommand(a), traceCommand(a),
+		publishCommand(a), promptsCommand(a), watchCommand(a), decodeCommand(a), topCommand(a), uiCommand(a),
+		traceCommand(a),
 		showCommand(a), reportCommand(a),
 		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a),
 		verifyCommand(a), teacherCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a),
-		gcCommand(a), doctorCommand(a), modelCommand(a), versionCommand(a),
+		gcCommand(a), doctorCommand(a), modelCommand(a), examplesCommand(a), manCommand(),
+		versionCommand(a),
 	)
 	setArguments(root)
 	completeNames(root)

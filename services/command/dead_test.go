@@ -73,3 +73,24 @@ func TestDead(t *testing.T) {
 	expect(t, exitUsage, `--run: "a b"`, "dead", "ls", "--run", "a b")
 	expect(t, exitUsage, "", "dead", "show", "first")
 }
+
+// An event in either encoding is printed as one line of JSON; what is no event is an error.
+func TestDecode(t *testing.T) {
+	event, err := schemas.Encode(&schemas.Prompt{Prompt: "a red fox"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, of := range []struct{ in, out, err string }{
+		{string(event), `"prompt":"a red fox"`, ""},
+		{` {"prompt": "a red fox"}`, `{"prompt":"a red fox"}`, ""},
+		{"a red fox", "", `starts with the text "a red fox"; must be a map of msgpack, or JSON`},
+		{"", "", "empty"},
+	} {
+		var out, errs strings.Builder
+		code := Execute(t.Context(), []string{"decode"}, strings.NewReader(of.in), &out, &errs)
+		if (code == exitOK) != (of.err == "") || !strings.Contains(out.String(), of.out) ||
+			!strings.Contains(errs.String(), of.err) {
+			t.Errorf("%q: %d, %q, %q", of.in, code, out.String(), errs.String())
+		}
+	}
+}

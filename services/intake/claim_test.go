@@ -74,8 +74,13 @@ func receipt(t testing.TB, answers *nats.Subscription) *schemas.Receipt {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return decoded(t, m.Data)
+}
+
+func decoded(t testing.TB, data []byte) *schemas.Receipt {
+	t.Helper()
 	r := &schemas.Receipt{}
-	if err := schemas.Decode(m.Data, r); err != nil {
+	if err := schemas.Decode(data, r); err != nil {
 		t.Fatal(err)
 	}
 	return r

@@ -40,7 +40,7 @@ func (s *service) answerDry(ctx context.Context) error {
 		ctx, stop := context.WithTimeout(ctx, dryTimeout)
 		defer stop()
 		run := schemas.Run(strings.TrimPrefix(m.Subject, schemas.DrySubject("")))
-		data, err := schemas.Encode(s.judge(ctx, run, m.Data))
+		data, err := schemas.EncodeAnswer(m.Data, s.judge(ctx, run, m.Data))
 		if err == nil {
 			err = m.Respond(data)
 		}

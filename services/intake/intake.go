@@ -318,14 +318,14 @@ func (s *service) publishRequest(ctx context.Context, r *schemas.Request) error 
 	return err
 }
 
-// sendReceipt sends a receipt to the inbox that the message's reply header names, if any. It publishes to inboxes
-// only: a prompt must not make intake publish elsewhere.
+// sendReceipt sends a receipt to the inbox that the message's reply header names, if any, in the message's encoding. It
+// publishes to inboxes only: a prompt must not make intake publish elsewhere.
 func (s *service) sendReceipt(m *bus.Message, r schemas.Event) error {
 	inbox := m.Header.Get(schemas.HeaderReply)
 	if !strings.HasPrefix(inbox, "_INBOX") || strings.ContainsAny(inbox, "*> \t\r\n") {
 		return nil
 	}
-	data, err := schemas.Encode(r)
+	data, err := schemas.EncodeAnswer(m.Data, r)
 	if err != nil {
 		return fmt.Errorf("encode receipt: %w", err)
 	}

@@ -265,13 +265,22 @@ func TestUnknownFields(t *testing.T) {
 			t.Fatal(err)
 		}
 		data, err := encode(prompt)
+		isJSON := strings.HasPrefix(string(data), "{")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, err := p.PublishPrompt(t.Context(), "r", data, nats.Header{schemas.HeaderReply: {inbox}}); err != nil {
 			t.Fatal(err)
 		}
-		return receipt(t, answers)
+		dry, err := p.Conn().RequestWithContext(t.Context(), schemas.DrySubject("r"), data)
+		if err != nil || json.Valid(dry.Data) != isJSON {
+			t.Errorf("asked in JSON: %v, answered %q, %v", isJSON, dry.Data, err)
+		}
+		m, err := answers.NextMsg(bustest.Patience)
+		if err != nil || json.Valid(m.Data) != isJSON {
+			t.Fatalf("published in JSON: %v, receipt %q, %v", isJSON, m.Data, err)
+		}
+		return decoded(t, m.Data)
 	}
 	r := ask(map[string]any{"uid": "u", "prompt": "x", "gruop_size": 4, "rollout": map[string]any{"noise_lvel": .5}})
 	if r.Code != schemas.CodeInvalid || !strings.Contains(r.Error,
@@ -297,7 +306,17 @@ func TestUnknownFields(t *testing.T) {
 		!strings.Contains(r.Error, "conditions: image; must be absent") {
 		t.Errorf("%+v", r)
 	}
+	claimed := map[string]any{"uid": "j", "prompt": "x", "group_size": 3, "seed": 1 << 62, "true_cfg_scale": 1.1}
+	if r = ask(claimed); !r.Accepted {
+		t.Errorf("%+v", r)
+	}
 	encode = json.Marshal // which is taken, and refused, in the same way
+	if r = ask(claimed); !r.Accepted || r.Samples != 3 {
+		t.Errorf("the same prompt in JSON is not the one that has the uid: %+v", r)
+	}
+	if r = ask(map[string]any{"uid": "j", "prompt": "y"}); r.Accepted || !strings.Contains(r.Error, "uid") {
+		t.Errorf("another prompt in JSON: %+v", r)
+	}
 	if r = ask(map[string]any{"uid": "w", "prompt": "x", "group_size": 3}); !r.Accepted || r.Samples != 3 {
 		t.Errorf("%+v", r)
 	}

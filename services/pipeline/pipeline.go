@@ -93,7 +93,6 @@ func (c *Config) share() {
 // end, and its error is returned; Config.Keep is the exception. The streams must be set up before (bus.Setup). Metrics
 // go to the default registry of Prometheus.
 func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
-	boot.SpareGC()
 	c.share()
 	c.Intake.Models = []schemas.Lane{c.Lane()}
 	c.Intake.Health, c.Sampler.Health, c.Sampler.DiskFree = c.Health, c.Health, c.DiskFree

@@ -133,7 +133,8 @@ func (b *looksBench) copyRun(ctx context.Context, conn *bus.Bus) error {
 		for i := 1; i < b.runs; i++ {
 			for _, m := range events {
 				event := renamed(m, s, nameOfRun(i))
-				if _, err := js.PublishMsgAsync(event, jetstream.WithRetryAttempts(100)); err != nil {
+				if _, err := js.PublishMsgAsync(event, jetstream.WithRetryAttempts(100),
+					jetstream.WithStallWait(time.Minute)); err != nil {
 					return err
 				}
 			}

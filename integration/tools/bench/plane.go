@@ -12,6 +12,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/heap"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -35,7 +36,7 @@ func (p *plane) nextRun() schemas.Run {
 
 // withPlane runs a bench on an event plane of its own.
 func withPlane(ctx context.Context, stderr io.Writer, do func(*plane) error) (err error) {
-	ballast()
+	heap.Bound()
 	p := &plane{log: newLog(stderr)}
 	stop := p.showProgress(stderr)
 	defer stop()

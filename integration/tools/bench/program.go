@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"sync"
 
 	"github.com/rs/zerolog"
 	"golang.org/x/term"
@@ -37,14 +36,6 @@ func exitCode(err error) int {
 	}
 	return 1
 }
-
-// ballast delays garbage collections as the services do: they measure as they run.
-var ballast = sync.OnceValue(func() []byte {
-	if os.Getenv("GOMEMLIMIT") != "" {
-		return nil
-	}
-	return make([]byte, 128<<20)
-})
 
 // newLog writes warnings and errors.
 func newLog(w io.Writer) zerolog.Logger {

@@ -66,8 +66,8 @@ const maxIndexFile = 1 << 20
 
 // Find returns the folder and the family of the model called name; the folder is "" for a family that needs none. A
 // name is the name of a family without folders, or of a folder with a model_index.json. A name without a path
-// separator is looked for in the working directory, in the folder that MEANDER_MODELS names, and in deploy/models
-// of the project, both below the working directory and beside the program.
+// separator is looked for in the working directory, in the folder that MEANDER_MODELS names, and among the models
+// that ship inside the program.
 func (r Registry) Find(name string) (dir string, f Family, err error) {
 	if i := slices.IndexFunc(r, func(f Family) bool { return f.Class == "" && f.Name == name }); i >= 0 {
 		return "", r[i], nil

@@ -88,8 +88,8 @@ func TestRegistry_Open_unknown(t *testing.T) {
 			`model_index.json: _class_name: "CPipeline"; must be one of APipeline, BPipeline`,
 		},
 		{folder(t, "x", `{}`), `_class_name: ""; must be one of APipeline, BPipeline`},
-		{"nobody", `must be one of none, or a folder with a model_index.json; looked in nobody`},
-		{"", `must be one of none, or a folder`},
+		{"nobody", `must be one of none, signs, or a folder with a model_index.json; looked in nobody`},
+		{"", `must be one of none, signs, or a folder`},
 	} {
 		_, opened := r.Open(tt.name, model.Options{})
 		_, inspected := r.Inspect(tt.name)

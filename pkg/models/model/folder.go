@@ -2,11 +2,14 @@ package model
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/meander-rl/meander/deploy"
 	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 )
@@ -16,14 +19,9 @@ import (
 // says that it has several. A model of the Hub, ORG/NAME or ORG/NAME@REVISION, is looked for in the cache (hub.Local).
 func FindFolder(name, file string) (dir string, tried []string, err error) {
 	tried = []string{name}
-	if name != "" && !strings.ContainsAny(name, `/\`) {
-		if dir := os.Getenv("MEANDER_MODELS"); dir != "" {
-			tried = append(tried, filepath.Join(dir, name))
-		}
-		tried = append(tried, filepath.Join("deploy", "models", name))
-		if program, err := os.Executable(); err == nil {
-			tried = append(tried, filepath.Join(filepath.Dir(program), "..", "deploy", "models", name))
-		}
+	byName := name != "" && !strings.ContainsAny(name, `/\`)
+	if models := os.Getenv("MEANDER_MODELS"); byName && models != "" {
+		tried = append(tried, filepath.Join(models, name))
 	}
 	if dir := hub.Local(name); dir != "" {
 		tried = append(tried, dir)
@@ -32,11 +30,20 @@ func FindFolder(name, file string) (dir string, tried []string, err error) {
 		if dir, err = safetensors.Snapshot(dir); err != nil {
 			return "", tried, err
 		}
-		if info, err := os.Stat(filepath.Join(dir, file)); err == nil && info.Mode().IsRegular() {
+		if has(os.DirFS(dir), file) {
 			return dir, tried, nil
 		}
 	}
-	return "", tried, nil
+	if byName && has(deploy.Models(), path.Join(name, file)) {
+		dir, err = deploy.Folder(name)
+	}
+	return dir, tried, err
+}
+
+// has reports whether there is a regular file.
+func has(folder fs.FS, file string) bool {
+	info, err := fs.Stat(folder, file)
+	return err == nil && info.Mode().IsRegular()
 }
 
 // UnknownError says that no model has this name. It wraps ErrUnknown.
@@ -51,10 +58,17 @@ type UnknownError struct {
 // folders.
 func Unknown(name, file string, tried []string, known ...string) *UnknownError {
 	for _, dir := range tried[1:] {
+		if hub.Source(dir) != "" {
+			continue // beside it are other commits
+		}
 		folders, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), "*", file))
 		for _, f := range folders {
 			known = append(known, filepath.Base(filepath.Dir(f)))
 		}
+	}
+	shipped, _ := fs.Glob(deploy.Models(), "*/"+file)
+	for _, f := range shipped {
+		known = append(known, path.Dir(f))
 	}
 	slices.Sort(known)
 	return &UnknownError{Name: name, Files: []string{file}, Known: slices.Compact(known), Tried: tried}

@@ -20,6 +20,7 @@ import (
 	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/fields"
+	"github.com/meander-rl/meander/pkg/heap"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
@@ -89,7 +90,7 @@ const grace = 5 * time.Second
 
 // Main is the whole main function of a service program.
 func Main[T any](s Service[T]) {
-	SpareGC()
+	heap.Bound()
 	os.Exit(s.Execute(context.Background(), os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
 

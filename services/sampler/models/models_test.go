@@ -102,7 +102,7 @@ func TestRegistry_PolicyOf(t *testing.T) {
 	if err != nil || len(problems) > 0 || p.Lane != "synthetic" {
 		t.Errorf("%+v, %v, %v", p, problems, err)
 	}
-	if _, _, err := r.PolicyOf("sythetic"); err == nil || !strings.Contains(err.Error(), "must be one of synthetic, synthetic-epsilon") {
+	if _, _, err := r.PolicyOf("sythetic"); err == nil || !strings.Contains(err.Error(), "must be one of signs, synthetic, synthetic-epsilon") {
 		t.Errorf("%v", err)
 	}
 }

@@ -16,8 +16,16 @@ export type Stored = keyof typeof streams;
 /** An event with its place in its stream. */
 export type Stamped<K extends Stored> = { [P in K]: { kind: P; subject: string; seq: number; time: Date; event: Events[P] } }[K];
 
-/** Decodes the bytes of an event. Integers of more than 32 bits are bigint: seeds and times use all of them. */
+/** Makes integers of JSON that a number would round bigint, and throws where the runtime does not tell their digits. */
+function exact(key: string, v: unknown, at?: { source: string }): unknown {
+  if (typeof v !== "number" || Number.isSafeInteger(v) || v % 1) return v;
+  if (!at) throw new Error(`${key}: ${v}; JSON has integers beyond 2^53, which this runtime rounds (Node 21 does not)`);
+  return /^-?\d+$/.test(at.source) ? BigInt(at.source) : v;
+}
+
+/** Decodes the bytes of an event, msgpack or JSON, whose byte strings stay base64. Integers of more than 32 bits are bigint: seeds and times use all of them. */
 export function decode<T>(data: Uint8Array): T {
+  if (/^[{\s]/.test(String.fromCharCode(data[0]))) return JSON.parse(new TextDecoder().decode(data), exact as never) as T;
   return unpack(data, { useBigInt64: true }) as T;
 }
 

@@ -30,6 +30,7 @@ _DTYPES = {
     "BOOL": "?",
 }
 
+_JSON = frozenset((b"{", b" ", b"\t", b"\r", b"\n"))  # no map of msgpack begins with one
 Event = dict[str, Any]
 """A decoded event: values by the names of the contract."""
 
@@ -53,15 +54,20 @@ class Gone(EventError):
 
 
 def decode(data: bytes) -> Event:
-    """Decodes one event. EventError: it has extension types or numbers that are not finite, or is not msgpack."""
+    """Decodes one event, msgpack or JSON, whose byte strings stay base64.
+
+    EventError: it has extension types or numbers that are not finite, or is neither."""
     if len(data) > MAX_EVENT:
         raise EventError(f"event of {len(data)} bytes; at most {MAX_EVENT} are read")
     try:
-        event = msgpack.unpackb(data, raw=False, strict_map_key=True, ext_hook=_no_extension)
+        if data[:1] in _JSON:
+            event = json.loads(data)
+        else:
+            event = msgpack.unpackb(data, raw=False, strict_map_key=True, ext_hook=_no_extension)
     except EventError:
         raise
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as e:
-        raise EventError(f"no msgpack: {str(e) or type(e).__name__}") from None
+        raise EventError(f"no {'JSON' if data[:1] in _JSON else 'msgpack'}: {str(e) or type(e).__name__}") from None
     if not isinstance(event, dict):
         raise EventError(f"event is a {type(event).__name__}; want a map")
     if not _finite(event):
@@ -220,7 +226,7 @@ def check_known(event: Event, spec: Event, what: str) -> None:
     """EventError: the event has a field that its form does not have. Without it, a number that is computed from the
     event may be that of another sample."""
     if unknown := next(_unknown(event, spec), ""):
-        raise EventError(f"{what}: setting {unknown} is not known to this version; upgrade meander-client")
+        raise EventError(f"{what}: setting {unknown} is not known to this version; upgrade meander-rl")
 
 
 def _unknown(value: Any, spec: Any, path: str = "") -> Iterator[str]:
