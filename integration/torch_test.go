@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -178,6 +179,14 @@ func TestTorch_Started(t *testing.T) {
 			t.Errorf("%d steps, tolerance %g, ratio %g; want all exact", r.Steps, r.Tolerance, r.MaxRatio)
 		}
 	}
+	for want, args := range map[string][]string{"states of BF16": nil, "states of F32": {"--latents-dtype", "F32"}} {
+		out := byWorker(t, t.TempDir(), nil, slices.Concat([]string{
+			"run", "--dry-run", "--model", folder, "--engine", "torch", "--dtype", "bf16",
+		}, torchRun[1:], args)...).must(t, 0)
+		if !strings.Contains(out.stdout, want) {
+			t.Errorf("the estimate lacks %q:\n%s", want, out.stdout)
+		}
+	}
 	if digests[0] == "" || digests[0] != digests[1] || digests[0] != digests[2] {
 		t.Errorf("digests %q; want them equal", digests)
 	}
@@ -263,7 +272,7 @@ func TestTorch_Policy(t *testing.T) {
 func TestTorch_Commands(t *testing.T) {
 	t.Parallel()
 	folder, dir := remotetest.Folder(t, "FluxPipeline", 1), t.TempDir()
-	const fix = `FluxPipeline is computed by the torch engine: --engine torch; pip install "meander-client[torch]"`
+	const fix = `FluxPipeline is computed by the torch engine: --engine torch; pip install "meander-rl[torch]"`
 	for _, c := range []struct {
 		args      []string
 		variables []string

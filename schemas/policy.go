@@ -85,6 +85,9 @@ type Policy struct {
 	Width             int64   `msgpack:"width" range:"0..MaxSide"`
 	NumInferenceSteps int64   `msgpack:"num_inference_steps" range:"0..MaxSteps"`
 	TrueCFGScale      float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale"`
+	// LatentsDType is the type that states are rounded to of prompts that leave it out: that of a network which
+	// computes in it and so reads no more of them. Empty: F32.
+	LatentsDType string `msgpack:"latents_dtype,omitempty" enum:"LatentsDTypes?"`
 	// BoundaryRatio is the noise level below which a second network computes, as in diffusers; 0: the model has one.
 	BoundaryRatio float64 `msgpack:"boundary_ratio,omitempty" range:"0..1"`
 	// Frames is the number of frames of a video for prompts that leave it out, MaxFrames the most that the lane makes;

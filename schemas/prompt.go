@@ -165,7 +165,7 @@ type Rollout struct {
 	Debug []string `msgpack:"debug" size:"0..MaxDebug,unique" enum:"DebugTensors" flag:"debug"`
 	// LatentsDType is the dtype of the stored latents. The state is rounded to it before it is
 	// scored, so that a replay gives ratio 1.
-	LatentsDType string `msgpack:"latents_dtype,omitempty" enum:"LatentsDTypes" default:"F32" flag:"latents-dtype"`
+	LatentsDType string `msgpack:"latents_dtype,omitempty" enum:"LatentsDTypes" absent:"BF16 of a model that computes in it, else F32" flag:"latents-dtype"`
 	// ReturnConditioning keeps embeddings and masks of the texts, under guidance also of the negative prompt. They are
 	// stored once for all samples of a prompt.
 	ReturnConditioning bool `msgpack:"return_conditioning,omitempty" default:"false" flag:"return-conditioning"`

@@ -119,6 +119,7 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 	}
 	schemas.Fill(s, &p.Rollout, p, policy)
 	schemas.Fill(&x.outputs, &p.Rollout, p)
+	s.LatentsDType = cmp.Or(s.LatentsDType, "F32")
 	if err := resolvePipeline(x, p, policy); err != nil {
 		return nil, err
 	}

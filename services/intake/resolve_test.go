@@ -496,3 +496,18 @@ func TestResolve_Diffusion(t *testing.T) {
 		t.Errorf("without the grid of a whole pipeline: %v", err)
 	}
 }
+
+// States are rounded to what the model computes in, where that is BF16, unless the prompt says another type.
+func TestResolve_LatentsDType(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ model, prompt, want string }{
+		{"", "", "F32"}, {"BF16", "", "BF16"}, {"BF16", "F32", "F32"}, {"", "F16", "F16"},
+	} {
+		p, lane := &schemas.Prompt{UID: "u", Prompt: "a fox"}, qwen()
+		p.Rollout.LatentsDType, lane.LatentsDType = test.prompt, test.model
+		requests, err := Resolve("r", p, lane, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		if err != nil || requests[0].LatentsDType != test.want {
+			t.Errorf("%+v: %v, %v", test, requests, err)
+		}
+	}
+}

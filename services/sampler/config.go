@@ -222,7 +222,7 @@ func (c Config) PolicyOf(ctx context.Context) (p *schemas.Policy, problems []str
 		defer cancel()
 		return c.server().PolicyOf(ctx, known, c.Model)
 	}
-	return known.PolicyOf(c.Model)
+	return c.Compute.PolicyOf(known, c.Model)
 }
 
 // askWithin is how long a worker that is joined, or a server, may take to be there, where only a description is wanted.

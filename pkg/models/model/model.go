@@ -26,6 +26,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
 // Size and Media are the types of package media.
@@ -74,6 +75,9 @@ type Card struct {
 	Guidance float64 `json:"guidance" msgpack:"guidance"`
 	// IndependentRows says that the bits of a row of Velocity do not depend on the rows beside it.
 	IndependentRows bool `json:"independent_rows" msgpack:"-"`
+	// LatentsDType is the type of the states of prompts that name none: BF16 where the network rounds them to it before
+	// it computes, so that nothing which it reads is lost. Empty: F32.
+	LatentsDType tensor.DType `json:"latents_dtype,omitempty" msgpack:"-"`
 	// Tolerance is how far a sample that is computed again may differ from the stored one: |ratio-1| of a
 	// log-prob, relative distance of latents. 0: the same build, model and backend give the same bits.
 	Tolerance float64 `json:"tolerance" msgpack:"-"`

@@ -58,6 +58,12 @@ type Limited interface {
 	FreeSpace() (bytes, factorBytes int, err error)
 }
 
+// Factored is a device that may multiply in another element type than float32.
+type Factored interface {
+	// Factors is the type that both factors of a product have.
+	Factors() DType
+}
+
 // FewRowsPacker is a device that can keep weights in a form for products of few rows, which take as long as reading the
 // weights does: a language model that draws tokens has only these.
 type FewRowsPacker interface {

@@ -119,6 +119,24 @@ func (r Registry) PolicyOf(name string) (p *schemas.Policy, problems []string, e
 	return texts.PolicyOf(l.Card()), nil, nil
 }
 
+// PolicyOf is models.PolicyOf for a model that is computed on these devices.
+func (c Compute) PolicyOf(models Registry, name string) (p *schemas.Policy, problems []string, err error) {
+	p, problems, err = models.PolicyOf(name)
+	if err != nil || p.Text != nil {
+		return p, problems, err
+	}
+	if c.Device == devices.Auto {
+		if n, old, _ := devices.GPUs(); n == len(old) {
+			c.Device = devices.CPU
+		}
+	}
+	factors, err := c.factors(models, name)
+	if factors == tensor.BF16 {
+		p.LatentsDType = string(factors)
+	}
+	return p, problems, err
+}
+
 // Device is a device with a model on it.
 type Device struct {
 	devices.Device

@@ -1,6 +1,7 @@
 package weights
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -214,6 +215,7 @@ func (v *Versions) announceOwn(ctx context.Context, mine *schemas.Policy) (*sche
 		default:
 			next.PolicyVersion, next.Parent = max(version+1, mine.PolicyVersion), &version
 		}
+		warnStates(ctx, current, &next)
 	}
 	if err := v.options.Bus.SetPolicy(ctx, &next, current); err != nil {
 		return nil, err
@@ -224,6 +226,17 @@ func (v *Versions) announceOwn(ctx context.Context, mine *schemas.Policy) (*sche
 			"samplers of the one before get no new prompts; --lane names another lane")
 	}
 	return &next, nil
+}
+
+// warnStates says that prompts which name no latents_dtype get states of another type from now on, such as where
+// samplers of one lane compute in several types: the one that started last decides.
+func warnStates(ctx context.Context, was, now *schemas.Policy) {
+	if was.LatentsDType != now.LatentsDType {
+		zerolog.Ctx(ctx).Warn().Str("was", cmp.Or(was.LatentsDType, "F32")).
+			Str("now", cmp.Or(now.LatentsDType, "F32")).Msg("samplers of the lane compute in several types: " +
+			"prompts that name no latents_dtype get states of this sampler's; --dtype gives all samplers one, " +
+			"--latents-dtype of a prompt says it")
+	}
 }
 
 // keepsWeights reports whether the lane keeps its current weights when a sampler with the policy mine starts. Weights

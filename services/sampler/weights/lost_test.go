@@ -48,7 +48,7 @@ func withDevices(l *lane, does []string, lost func(device int, err error)) (*wei
 		case fails:
 			s.failed = tensor.ErrDeviceLost
 		}
-		d := &device{network: &network{l.base.Network, l.base.digest, s}}
+		d := &device{network: &network{l.base.Network, l.base.digest, s, ""}}
 		networks, devices = append(networks, d), append(devices, d)
 	}
 	return weights.New(weights.Options{

@@ -36,6 +36,13 @@ type network struct {
 	engine.Network
 	digest string
 	script *script
+	states string // Policy.LatentsDType
+}
+
+func (n *network) Policy() *schemas.Policy {
+	p := n.Network.Policy()
+	p.LatentsDType = n.states
+	return p
 }
 
 // script says what networks do, and counts those that are open besides the checkpoint.
@@ -73,7 +80,7 @@ func (n *network) With(_ context.Context, c engine.Change) (engine.Network, erro
 		digest = n.script.wrong(digest)
 	}
 	n.script.opened.Add(1)
-	return &network{n.Network, digest, n.script}, nil
+	return &network{n.Network, digest, n.script, n.states}, nil
 }
 
 func (n *network) Canary(context.Context) (*schemas.Canary, error) {
@@ -139,7 +146,7 @@ func newLane(t *testing.T) *lane {
 	}
 	n := &images.Network{Model: m}
 	s := &script{}
-	return &lane{Plane: bustest.New(t), t: t, script: s, base: &network{n, n.Digest(), s}, instance: "s"}
+	return &lane{Plane: bustest.New(t), t: t, script: s, base: &network{n, n.Digest(), s, ""}, instance: "s"}
 }
 
 // sampler has weights of the lane that Begin has not loaded yet.
@@ -263,6 +270,24 @@ func TestVersions_Begin(t *testing.T) {
 	}
 	if err := l.sampler(weights.Own{Adapter: "a.safetensors"}).Begin(t.Context()); err == nil || !strings.Contains(err.Error(), "takes none") {
 		t.Errorf("an adapter that the model cannot have: %v", err)
+	}
+}
+
+// A sampler that computes in another type stays in the lane, with its weights; that prompts get other states is said.
+func TestVersions_OtherStates(t *testing.T) {
+	t.Parallel()
+	l := newLane(t)
+	ctx := zerolog.New(&l.log).WithContext(t.Context())
+	for _, states := range []string{"", "", "BF16", "BF16"} {
+		l.base.states = states
+		s := l.sampler(weights.Own{Model: "m"})
+		if err := s.Begin(ctx); err != nil || s.Newest().Version() != 0 || s.Newest().Policy.LatentsDType != states {
+			t.Fatalf("states %q: %+v, %v", states, s.Newest(), err)
+		}
+		s.Close()
+	}
+	if n := l.log.count(`"was":"F32","now":"BF16"`); n != 1 {
+		t.Errorf("said %d times:\n%s", n, l.log.text.String())
 	}
 }
 

@@ -137,6 +137,9 @@ func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *model
 	m.modulations.Limit = modulationCacheRows * 4 * m.transformer.modulationSize()
 	m.card = c.card(dir, o)
 	m.card.WeightsDigest, m.card.Backend = s.baseDigest, s.backend()
+	if d, ok := s.device.(tensor.Factored); ok && d.Factors() == tensor.BF16 {
+		m.card.LatentsDType = tensor.BF16
+	}
 	return m.card.Validate()
 }
 

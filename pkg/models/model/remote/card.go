@@ -13,6 +13,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/model/nn"
 	"github.com/meander-rl/meander/pkg/models/model/remote/internal/wire"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
+	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/models/tokenizer"
 )
 
@@ -83,7 +84,10 @@ func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Car
 
 // setPrecision sets what depends on what computes. A worker that loads may choose its element type yet.
 func setPrecision(card *model.Card, backend, dtype string, loading bool) error {
-	card.Backend = backend
+	card.Backend, card.LatentsDType = backend, ""
+	if dtype == "bf16" { // the network casts states before it computes
+		card.LatentsDType = tensor.BF16
+	}
 	card.IndependentRows = strings.HasSuffix(backend, deterministic) || strings.Contains(backend, deterministic+"/")
 	switch {
 	case backend == "" || len(backend) > 200:

@@ -127,16 +127,17 @@ func TestOpen_Card(t *testing.T) {
 	for _, tt := range []struct {
 		o         remotetest.Options
 		tolerance float64
+		states    tensor.DType
 	}{
-		{remotetest.Options{}, 1e-5},
-		{remotetest.Options{DType: "bf16"}, 5e-2},
-		{remotetest.Options{DType: "f16"}, 5e-2},
-		{remotetest.Options{DType: "bf16", Deterministic: true}, 0},
+		{remotetest.Options{}, 1e-5, ""},
+		{remotetest.Options{DType: "bf16"}, 5e-2, tensor.BF16},
+		{remotetest.Options{DType: "f16"}, 5e-2, ""},
+		{remotetest.Options{DType: "bf16", Deterministic: true}, 0, tensor.BF16},
 	} {
 		_, m := join(t, tt.o)
 		c := m.Card()
-		if c.Tolerance != tt.tolerance || c.IndependentRows != tt.o.Deterministic {
-			t.Errorf("%+v: tolerance %g, independent %v", tt.o, c.Tolerance, c.IndependentRows)
+		if c.Tolerance != tt.tolerance || c.IndependentRows != tt.o.Deterministic || c.LatentsDType != tt.states {
+			t.Errorf("%+v: tolerance %g, independent %v, states %q", tt.o, c.Tolerance, c.IndependentRows, c.LatentsDType)
 		}
 		if c.Height != 32 || c.Width != 48 || c.NumInferenceSteps != 4 || c.LatentChannels != 16 || c.PixelsPerToken != 16 ||
 			c.TrueCFGScale != 1.5 || !slices.Equal(c.Reward, []string{"jpeg_compressibility"}) || m.Device() != "cpu" ||

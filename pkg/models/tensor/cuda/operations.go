@@ -66,7 +66,7 @@ const sumRows = 1024
 // adaptedLinear is Linear of a weight with products beside it. What the library does not have, the kernels do: they
 // add in float32, in dst if it has that type, and the epilogue follows.
 func (s *session) adaptedLinear(dst, x tensor.Matrix, a *adapted, e tensor.Epilogue) {
-	low := s.scratch(x.Rows, a.down.n, padded(a.down.n), s.d.factors())
+	low := s.scratch(x.Rows, a.down.n, padded(a.down.n), s.d.Factors())
 	if !s.libraryProduct(low, tensor.Epilogue{}, product{x, a.down}) {
 		s.linear(low, x, a.down, tensor.Epilogue{})
 	}

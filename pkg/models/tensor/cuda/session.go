@@ -122,7 +122,7 @@ func (s *session) allocate(bytes int) driver.Pointer {
 
 func (s *session) Block(n int) tensor.Block { return s.block(n, tensor.F32) }
 
-func (s *session) Factors(n int) tensor.Block { return s.block(n, s.d.factors()) }
+func (s *session) Factors(n int) tensor.Block { return s.block(n, s.d.Factors()) }
 
 func (s *session) block(n int, dtype tensor.DType) tensor.Block {
 	if n < 0 {

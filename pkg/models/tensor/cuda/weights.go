@@ -109,10 +109,10 @@ func (d *Device) AddLowRank(w tensor.Weight, products []tensor.LowRank) (tensor.
 	}
 	a := &adapted{array: base}
 	var err error
-	if a.down, err = d.putArrays(base.k, d.factors(), tensor.Floats(down, rank, base.k)); err != nil {
+	if a.down, err = d.putArrays(base.k, d.Factors(), tensor.Floats(down, rank, base.k)); err != nil {
 		return nil, err
 	}
-	if a.up, err = d.putArrays(rank, d.factors(), tensor.Floats(up, base.n, rank)); err != nil {
+	if a.up, err = d.putArrays(rank, d.Factors(), tensor.Floats(up, base.n, rank)); err != nil {
 		return nil, err
 	}
 	return a, nil
@@ -182,7 +182,7 @@ func (d *Device) FreeSpace() (bytes, factorBytes int, err error) {
 		}
 		return nil
 	})
-	return bytes, d.factors().Size(), err
+	return bytes, d.Factors().Size(), err
 }
 
 // Weight implements tensor.Device: it stacks the parts [n_i, K] on the GPU in the type of factors.
@@ -194,15 +194,15 @@ func (d *Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
 			panic(fmt.Sprintf("tensor: weight of shape %v beside %v", p.Shape, parts[0].Shape))
 		}
 	}
-	a, err := d.putArrays(k, d.factors(), parts...)
+	a, err := d.putArrays(k, d.Factors(), parts...)
 	if err != nil {
 		return nil, err
 	}
 	return a, nil
 }
 
-// factors is the type in which factors meet.
-func (d *Device) factors() tensor.DType {
+// Factors implements tensor.Factored.
+func (d *Device) Factors() tensor.DType {
 	if d.bf16 {
 		return tensor.BF16
 	}
@@ -257,7 +257,7 @@ func (d *Device) Filter(w tensor.Array) (tensor.Filter, error) {
 	out, in, kh, kw := w.Shape[0], w.Shape[1], w.Shape[2], w.Shape[3]
 	dtype := tensor.F32
 	if in%8 == 0 {
-		dtype = d.factors()
+		dtype = d.Factors()
 	}
 	x, y := w.Decode(), make([]float32, w.Len())
 	for o := range out {
@@ -310,7 +310,7 @@ func (d *Device) matrix(cols int, dtype tensor.DType, parts ...tensor.Array) (te
 // Cache implements tensor.Device: memory for keys and values that outlives sessions, all zeros, in
 // the type of factors. No memory is an error.
 func (d *Device) Cache(rows, cols int) (tensor.Matrix, error) {
-	dtype := d.factors()
+	dtype := d.Factors()
 	step := max(1, uploadBytes/(cols*dtype.Size()))
 	zeros := make([]byte, min(rows, step)*cols*dtype.Size())
 	var parts []tensor.Array

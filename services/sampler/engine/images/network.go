@@ -39,6 +39,7 @@ func PolicyOf(c model.Card) *schemas.Policy {
 		TrueCFGScale: c.TrueCFGScale, NegativePrompt: c.NegativePrompt, MaxPixels: int64(c.MaxPixels), Reward: c.Reward,
 		Guidance: c.Guidance, Prompts: severalTexts(c.Prompts), BoundaryRatio: c.BoundaryRatio,
 		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes,
+		LatentsDType: string(c.LatentsDType),
 	}
 	if c.MaxFrames > 1 {
 		p.Frames, p.MaxFrames, p.FramesPerToken, p.FPS = int64(c.Frames), int64(c.MaxFrames), int64(c.FramesPerToken),

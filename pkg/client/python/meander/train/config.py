@@ -67,6 +67,9 @@ class Config:
     sde_type: str = _setting("sde", "their transition: sde, cps, dance_sde or ddim", _ROLL)
     noise_level: float = _setting(0.9, "their noise", _ROLL)
     initial_noise: str = _setting("shared", "shared by the samples of a prompt, or per_sample", _ROLL)
+    latents_dtype: str = _setting(
+        "", "dtype of the stored states, F32, F16 or BF16; none: BF16 of a model that computes in it, else F32", _ROLL
+    )
     guidance: float = _setting(
         1.0, "true_cfg_scale, of a whole pipeline its argument of guidance; 1 for none, 0 for the model's (the "
         "guidance input of FLUX.1 is a field of a prompt)", _ROLL
@@ -213,6 +216,7 @@ class Config:
             ("lr_schedule", ("constant", "linear", "cosine")), ("sde_window_order", ("random", "progressive")),
             ("sde_type", tuple(name for name, of in TRANSITIONS.items() if of.get("stochastic"))),
         ("initial_noise", ("shared", "per_sample")),
+        ("latents_dtype", ("", "F32", "F16", "BF16")),
         ):  # fmt: skip
             if getattr(self, name) not in of:
                 raise ValueError(

@@ -135,7 +135,8 @@ def training(
             "rollout": {
                 "sde_type": config.sde_type, "noise_level": config.noise_level, "sde_step_indices": trained,
                 "return_step_indices": kept,
-                **({} if config.generic else {"return_conditioning": True}), "latents_dtype": "F32",
+                **({} if config.generic else {"return_conditioning": True}),
+                **({"latents_dtype": config.latents_dtype} if config.latents_dtype else {}),
             },
             "reward": config.rewards(diversity),
             "advantage": {"estimator": config.estimator},
