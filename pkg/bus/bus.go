@@ -73,8 +73,8 @@ func (c Config) Validate() error {
 		errs = append(errs, errors.New("js_domain: excludes js_prefix; use one of them"))
 	}
 	if strings.ContainsAny(c.Domain, ".*> \t\r\n") || strings.ContainsAny(c.APIPrefix, "*> \t\r\n") {
-		errs = append(errs, fmt.Errorf("js_domain, js_prefix: %q, %q; must have no wildcards and spaces, and a domain no dots",
-			c.Domain, c.APIPrefix))
+		errs = append(errs, fmt.Errorf("js_domain, js_prefix: %q, %q; must have no wildcards and spaces, and a "+
+			"domain no dots", c.Domain, c.APIPrefix))
 	}
 	return errors.Join(errs...)
 }
@@ -191,11 +191,8 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 			return nil, fmt.Errorf("connect to %s: %w", where, err)
 		}
 	}
-	if b.api == apiPrefix {
-		b.js, err = jetstream.New(b.nc, jetstream.WithDefaultTimeout(apiTimeout))
-	} else {
-		b.js, err = jetstream.NewWithAPIPrefix(b.nc, strings.TrimSuffix(b.api, "."), jetstream.WithDefaultTimeout(apiTimeout))
-	}
+	timeout := jetstream.WithDefaultTimeout(apiTimeout)
+	b.js, err = jetstream.NewWithAPIPrefix(b.nc, strings.TrimSuffix(b.api, "."), timeout)
 	if err != nil {
 		b.nc.Close()
 		return nil, fmt.Errorf("connect to %s: %w", where, err)

@@ -99,8 +99,13 @@ func (c Config) inContext() (Config, error) {
 		to    *string
 		value string
 	}{
-		{&c.URL, s.URL}, {&c.CAFile, s.CA}, {&c.CertFile, s.Cert}, {&c.KeyFile, s.Key}, {&c.InboxPrefix, s.InboxPrefix},
-		{&c.Domain, s.JSDomain}, {&c.APIPrefix, s.JSAPIPrefix},
+		{&c.URL, s.URL},
+		{&c.CAFile, s.CA},
+		{&c.CertFile, s.Cert},
+		{&c.KeyFile, s.Key},
+		{&c.InboxPrefix, s.InboxPrefix},
+		{&c.Domain, s.JSDomain},
+		{&c.APIPrefix, s.JSAPIPrefix},
 	} {
 		*of.to = cmp.Or(*of.to, of.value)
 	}
@@ -136,8 +141,8 @@ func (c Config) prefix() string {
 	return apiPrefix
 }
 
-// writeSubject returns the subject on which to publish what is stored under a subject. A domain and an imported API take
-// entries of key-value buckets below their own prefix, and all else, as the objects, on its own subject.
+// writeSubject returns the subject on which to publish what is stored under a subject. A domain and an imported API
+// take entries of key-value buckets below their own prefix, and all else, as the objects, on its own subject.
 func (b *Bus) writeSubject(stored string) string {
 	if b.api != apiPrefix && strings.HasPrefix(stored, "$KV.") {
 		return b.api + stored

@@ -244,7 +244,26 @@ with an embedded NATS server.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	f := root.PersistentFlags()
+	a.addFlags(root.PersistentFlags())
+	root.SetVersionTemplate("{{.Version}}\n")
+	setHelp(root)
+	root.AddCommand(
+		upCommand(a), runCommand(a), scheduledCommand(a), rescoreCommand(a), verdictCommand(a),
+		publishCommand(a), promptsCommand(a), watchCommand(a), decodeCommand(a), topCommand(a), uiCommand(a),
+		traceCommand(a),
+		showCommand(a), reportCommand(a),
+		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a),
+		verifyCommand(a), teacherCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a),
+		gcCommand(a), doctorCommand(a), modelCommand(a), examplesCommand(a), manCommand(),
+		versionCommand(a),
+	)
+	setArguments(root)
+	completeNames(root)
+	return root
+}
+
+// addFlags adds the global flags.
+func (a *app) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&a.store, "store", envOr("MEANDER_STORE", "meander-data"),
 		"folder with the files of the embedded NATS server (MEANDER_STORE)")
 	f.StringVar(&a.nats.URL, "nats", "",
@@ -271,21 +290,6 @@ with an embedded NATS server.`,
 	f.BoolVar(&a.json, "json", false, "print JSON lines on stdout; progress and logs go to stderr")
 	f.StringVar(&a.logLevel, "log-level", envOr("MEANDER_LOG_LEVEL", "warn"),
 		"debug, info, warn or error (MEANDER_LOG_LEVEL)")
-	root.SetVersionTemplate("{{.Version}}\n")
-	setHelp(root)
-	root.AddCommand(
-		upCommand(a), runCommand(a), scheduledCommand(a), rescoreCommand(a), verdictCommand(a),
-		publishCommand(a), promptsCommand(a), watchCommand(a), decodeCommand(a), topCommand(a), uiCommand(a),
-		traceCommand(a),
-		showCommand(a), reportCommand(a),
-		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a),
-		verifyCommand(a), teacherCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a),
-		gcCommand(a), doctorCommand(a), modelCommand(a), examplesCommand(a), manCommand(),
-		versionCommand(a),
-	)
-	setArguments(root)
-	completeNames(root)
-	return root
 }
 
 // fromEnvironment sets the global settings that were not given as flags from the environment, before a command runs.

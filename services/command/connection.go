@@ -131,8 +131,8 @@ func (a *app) openConnection(
 	ctx context.Context, part natsd.MemberOptions, log zerolog.Logger, setup ...bus.SetupOption,
 ) (*connection, error) {
 	c := &connection{store: a.store, where: bus.RedactURL(a.nats.URL), log: log, closed: make(chan struct{})}
-	c.proven = a.nats.CredsFile != "" || a.nats.Token != "" || a.nats.TLSCert != "" || strings.Contains(a.nats.URL, "@") ||
-		a.nats.Context != ""
+	c.proven = a.nats.CredsFile != "" || a.nats.Token != "" || a.nats.TLSCert != "" || a.nats.Context != "" ||
+		strings.Contains(a.nats.URL, "@")
 	cfg := a.nats.Bus("meander")
 	cfg.ConnectTimeout = 0 // a command does not wait for ever
 	if err := a.checkServer(); err != nil {

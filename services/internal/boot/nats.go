@@ -44,8 +44,12 @@ func (n *NATS) UseContext(given func(flag string) bool) error {
 		to    *string
 		value string
 	}{
-		{"nats-url", &n.URL, c.URL}, {"nats-tls-ca", &n.TLSCA, c.CA}, {"nats-tls-cert", &n.TLSCert, c.Cert},
-		{"nats-tls-key", &n.TLSKey, c.Key}, {"js-domain", &n.Domain, c.JSDomain}, {"js-prefix", &n.APIPrefix, c.JSAPIPrefix},
+		{"nats-url", &n.URL, c.URL},
+		{"nats-tls-ca", &n.TLSCA, c.CA},
+		{"nats-tls-cert", &n.TLSCert, c.Cert},
+		{"nats-tls-key", &n.TLSKey, c.Key},
+		{"js-domain", &n.Domain, c.JSDomain},
+		{"js-prefix", &n.APIPrefix, c.JSAPIPrefix},
 	} {
 		if of.value != "" && !given(of.flag) {
 			*of.to = of.value
