@@ -142,20 +142,7 @@ func TestConnect_Domain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	taken := make(chan *bus.Message, 1)
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		done <- b.Consume(ctx, bus.ConsumerConfig{Durable: schemas.PromptsDurable(), AckWait: time.Second},
-			func(_ context.Context, m *bus.Message) error { taken <- m; return nil })
-	}()
-	if m := bustest.Receive(t, "the prompt", taken); m.Subject != schemas.PromptSubject("r") || m.Stream != schemas.StreamPrompts || m.Seq != 1 {
-		t.Errorf("%+v", m)
-	}
-	stop()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	consumesPrompt(t, b)
 	// What is stored is in the domain, and is the same for who connects there.
 	inside, outside := bus.Config{URL: leaf.ClientURL()}, bus.Config{URL: hub.ClientURL(), APIPrefix: "$JS.site.API"}
 	for of, b := range map[string]*bus.Bus{"hub": b, "site": connect(inside), "prefix": connect(outside)} {
@@ -176,6 +163,25 @@ func TestConnect_Domain(t *testing.T) {
 		}
 	}
 	if _, err := b.Purge(t.Context(), "r"); err != nil {
+		t.Error(err)
+	}
+}
+
+// consumesPrompt takes the one prompt that is stored.
+func consumesPrompt(t *testing.T, b *bus.Bus) {
+	t.Helper()
+	taken := make(chan *bus.Message, 1)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- b.Consume(ctx, bus.ConsumerConfig{Durable: schemas.PromptsDurable(), AckWait: time.Second},
+			func(_ context.Context, m *bus.Message) error { taken <- m; return nil })
+	}()
+	if m := bustest.Receive(t, "the prompt", taken); m.Subject != schemas.PromptSubject("r") || m.Stream != schemas.StreamPrompts || m.Seq != 1 {
+		t.Errorf("%+v", m)
+	}
+	stop()
+	if err := <-done; err != nil {
 		t.Error(err)
 	}
 }
