@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .data.batch import Batch, Group, Keep, Ratio, RatioOff, Sample, fresh
     from .client.client import Client, Judged, connect
     from .client.control import Refused
-    from .client.cursor import CursorError, Taken
+    from .client.cursor import CursorError, NoStreams, Taken
     from .data.events import EventError, Gone, tensor
     from .client.reader import Batches, EmptyBatch, Groups, Health
     from .client.teacher import NoTeacher, TeacherReply, Unscored
@@ -32,7 +32,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch", "Batches", "Client", "CursorError", "EmptyBatch", "EventError", "Gone", "Group", "Groups", "Health",
     "Judged", "Keep",
-    "NoTeacher", "Ratio", "RatioOff", "Refused",
+    "NoStreams", "NoTeacher", "Ratio", "RatioOff", "Refused",
     "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "connect", "dataset", "fresh", "loss", "noise",
     "policy",
     "scheduled", "sync", "tensor", "transition",
@@ -49,7 +49,7 @@ _MODULES = {
 }
 _NAMES = {
     "client.client": ("Client", "Judged", "connect"), "client.control": ("Refused",),
-    "client.cursor": ("CursorError", "Taken"), "client.reader": ("Batches", "EmptyBatch", "Groups", "Health"),
+    "client.cursor": ("CursorError", "NoStreams", "Taken"), "client.reader": ("Batches", "EmptyBatch", "Groups", "Health"),
     "client.teacher": ("NoTeacher", "TeacherReply", "Unscored"),
     "data.batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"),
     "data.events": ("EventError", "Gone", "tensor"), "data.text": ("Text",), "data.textbatch": ("TextBatch",),

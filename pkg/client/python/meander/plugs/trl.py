@@ -38,7 +38,7 @@ class Rollouts:
     """The rollout_func of a GRPOTrainer: completions, their tokens and log-probs come from a lane of a pipeline.
 
     At the first call of each optimizer step the trainer's adapter is pushed, and the prompts wait for it. Whole weights
-    are pushed where there is no adapter; lanes of language models refuse them. Repeats of a prompt are asked for as one
+    are pushed where there is no adapter. Repeats of a prompt are asked for as one
     group. Each prompt gets exactly one sample; what fails is asked for again. Reward functions of the trainer get
     meander_reward, and reward passes it on.
 
@@ -236,8 +236,8 @@ class RolloutWorker:
         """Nothing: see pause."""
 
     def attach(self, model: Any) -> None:
-        """Names the PEFT model that is trained: its adapter alone is pushed, which is all that lanes of language models
-        take. Call it with the trainer's model, before train."""
+        """Names the PEFT model that is trained: its adapter alone is pushed. Call it with the trainer's model, before
+        train."""
         self._model = model
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
