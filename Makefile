@@ -10,7 +10,11 @@
 flags          := -trimpath -gcflags=all=-dwarf=false
 export GOFLAGS := $(strip $(filter-out $(flags),$(shell go env GOFLAGS 2>/dev/null)) $(flags))
 
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+# 0.1.0 of its tag, else 0.1.0+gCOMMIT. RELEASE is the one place that says which version this is.
+RELEASE := $(shell sed -n 's/^const Release = "\(.*\)"$$/\1/p' schemas/release.go)
+commit  := $(shell git describe --always --dirty=.dirty --abbrev=12 --exclude='*' 2>/dev/null || echo devel)
+tagged  := $(filter v$(RELEASE),$(shell git describe --tags --exact-match --dirty 2>/dev/null))
+VERSION := $(RELEASE)$(if $(tagged),,+$(patsubst %,g%,$(filter-out devel,$(commit)))$(filter devel,$(commit)))
 STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
 
 # What a caller may set: make race PACKAGES=./pkg/bus

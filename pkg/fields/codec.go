@@ -18,6 +18,8 @@ type Codec struct {
 	// Parse returns the field's value on the wire. Its error says only what is wrong: the
 	// flag's name and text are put before it.
 	Parse func(text string) (any, error)
+	// Text is the inverse of Parse; nil: the standard one.
+	Text func(value any) string
 }
 
 // codecOf returns the standard codec of a field's type: numbers, words, switches, durations, what reads itself from
@@ -162,6 +164,9 @@ func parseFloats(s string) (any, error) {
 
 // textOf prints a value so that its codec reads the same value again.
 func textOf(v reflect.Value) string {
+	if v.Kind() == reflect.Interface {
+		v = v.Elem()
+	}
 	if _, own := v.Interface().(encoding.TextMarshaler); v.Kind() == reflect.Slice && !own {
 		parts := make([]string, v.Len())
 		for i := range parts {

@@ -351,3 +351,51 @@ func (v *flagValue) give(text string, value any) {
 		assign(to, value)
 	}
 }
+
+// Args returns what the command line says of values, which are by wire name as those of GivenValues: --name and its
+// text for each flag that reads the same value again. It takes these out of values, and leaves what no flag says.
+func (s *Set) Args(values map[string]any) (args []string) {
+	for _, v := range s.flags {
+		at := values
+		for name := range strings.SplitSeq(strings.TrimSuffix(strings.TrimPrefix(v.path, s.at), "."), ".") {
+			if name != "" {
+				at, _ = at[name].(map[string]any)
+			}
+		}
+		value, there := at[v.field.Name]
+		if !there || value == nil {
+			continue
+		}
+		format := v.codec.Text
+		if format == nil {
+			format = func(value any) string { return textOf(reflect.ValueOf(value)) }
+		}
+		text := format(value)
+		parsed, err := v.codec.Parse(text)
+		if err != nil || !sameJSON(parsed, value) {
+			continue
+		}
+		args = append(args, "--"+v.field.Flag+"="+text)
+		delete(at, v.field.Name)
+	}
+	prune(values)
+	return args
+}
+
+// sameJSON reports whether two values are equal as JSON, where numbers have one type.
+func sameJSON(a, b any) bool {
+	x, err1 := json.Marshal(a)
+	y, err2 := json.Marshal(b)
+	return err1 == nil && err2 == nil && string(x) == string(y)
+}
+
+// prune removes empty maps of maps.
+func prune(values map[string]any) {
+	for name, value := range values {
+		if inner, ok := value.(map[string]any); ok {
+			if prune(inner); len(inner) == 0 {
+				delete(values, name)
+			}
+		}
+	}
+}

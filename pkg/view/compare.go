@@ -30,6 +30,16 @@ type Comparison struct {
 	Better int      `json:"better"`
 	Worse  int      `json:"worse"`
 	Equal  int      `json:"equal"`
+	// Settings are those in which the runs differ.
+	Settings []differing `json:"settings"`
+}
+
+// differing is a setting that two runs have not alike; empty: one does not have it.
+type differing struct {
+	Part string `json:"part"`
+	Name string `json:"name"`
+	A    string `json:"a"`
+	B    string `json:"b"`
 }
 
 // pairsPage is how many pairs a page has.
@@ -47,7 +57,12 @@ func (r *Reader) Compare(ctx context.Context, a, b schemas.Run, offset int) (*Co
 		return nil, err
 	}
 	pairs := pairsOf(rowsA.Rows, rowsB.Rows)
-	x := &Comparison{Total: len(pairs)}
+	x := &Comparison{Total: len(pairs), Settings: []differing{}}
+	if offset == 0 {
+		if x.Settings, err = r.differences(ctx, a, b); err != nil {
+			return nil, err
+		}
+	}
 	x.count(pairs)
 	slices.SortStableFunc(pairs, func(a, b pair) int { return cmp.Compare(size(b.Change), size(a.Change)) })
 	x.Pairs = pairs[min(offset, x.Total):min(offset+pairsPage, x.Total)]

@@ -418,6 +418,7 @@ func factsOf(t *schemas.Trajectory) (facts []Fact) {
 			add("Sound", fmt.Sprintf("%.3g s, %d channels at %d Hz", length, s.Channels, s.Rate), false)
 		}
 		add("Steps", fmt.Sprint(len(t.Transitions)), false)
+		add("Noise level", fmt.Sprint(t.NoiseLevel), false)
 		if t.Group.FreeReadSteps {
 			add("States", "go when all have read them", false)
 		}

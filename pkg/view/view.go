@@ -28,6 +28,8 @@ type Options struct {
 	Scarce func(*bus.StreamStats) (what, fix string)
 	// Piece returns the text of a token; nil: samples have numbers.
 	Piece func(id int32) string
+	// Again says how a run is made again by these prompts of it, whole: by all of them; nil: settings do not say it.
+	Again func(run schemas.Run, prompts []Given, whole bool) *Again
 	Log   zerolog.Logger
 }
 

@@ -48,9 +48,12 @@ func fieldsOfPrompt() *fields.Set {
 	schema, _ := schemas.JSONSchema(schemas.TypePrompt)
 	return fields.New(reflect.TypeFor[schemas.Prompt](), schema, map[string]fields.Codec{
 		"deadline": {Kind: "duration", Hint: "as a time from now, e.g. 10m", Parse: deadline},
-		"rollout.sde_window": {Kind: "window", Hint: "SIZE[:LOW-HIGH[:STRATEGY[:SEED]]], HIGH exclusive, STRATEGY " +
-			strings.Join(schemas.WindowStrategies, ", ") +
-			"; the same for all groups of a batch, SEED default --seed or the run", Parse: parseWindow},
+		"rollout.sde_window": {
+			Kind: "window", Hint: "SIZE[:LOW-HIGH[:STRATEGY[:SEED]]], HIGH exclusive, STRATEGY " +
+				strings.Join(schemas.WindowStrategies, ", ") +
+				"; the same for all groups of a batch, SEED default --seed or the run",
+			Parse: parseWindow, Text: windowText,
+		},
 		"start.latents": {
 			Kind: "file", Hint: "a safetensors file (--save-latents), or one packed tensor", Parse: verbatim,
 		},
@@ -273,6 +276,19 @@ func parseWindow(s string) (any, error) {
 		w["seed"] = seed
 	}
 	return w, nil
+}
+
+// windowText is the inverse of parseWindow, for a window with a seed of its own.
+func windowText(value any) string {
+	w, _ := value.(map[string]any)
+	between, strategy := "", ""
+	if r, ok := w["range"].([]any); ok && len(r) == 2 {
+		between = fmt.Sprintf("%v-%v", r[0], r[1])
+	}
+	if s, ok := w["strategy"].(string); ok {
+		strategy = s
+	}
+	return fmt.Sprintf("%v:%s:%s:%v", w["size"], between, strategy, w["seed"])
 }
 
 // parseLogits reads the value of --logits, FORM[:K or IDS][:DTYPE][:KIND], as the field of a prompt. The error shows

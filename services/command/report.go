@@ -40,7 +40,7 @@ A file of that name is replaced.`,
 			if _, err := storedRun(c.Context(), conn.Bus, given[0]); err != nil {
 				return err
 			}
-			o := ui.ReportOptions{Groups: groups, ImageBytes: int(images), Made: time.Now()}
+			o := ui.ReportOptions{Groups: groups, ImageBytes: int(images), Made: time.Now(), Again: again}
 			run := schemas.Run(given[0])
 			if out == "-" {
 				put := toWriter(asIs(c.OutOrStdout()))

@@ -34,7 +34,7 @@ func runsCommand(a *app) *cobra.Command {
   meander runs replay night --speed 10
   meander runs rm night`,
 	}
-	c.AddCommand(runsLsCommand(a), runsShowCommand(a), runsRmCommand(a))
+	c.AddCommand(runsLsCommand(a), runsShowCommand(a), runsPromptsCommand(a), runsRmCommand(a))
 	c.AddCommand(runsExportCommand(a), runsReadCommand(a), runsImportCommand(a), runsReplayCommand(a))
 	return c
 }
@@ -100,8 +100,10 @@ func nothingStored(run string) error {
 // runsShowCommand makes the command 'meander runs show'.
 func runsShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "show RUN", Short: "show what each stream stores of a run",
-		Long:    `show counts the events of a run in each stream. SIZE is an estimate, as in 'meander runs ls'.`,
+		Use: "show RUN", Short: "show the settings of a run, the command that makes it again, and what is stored of it",
+		Long: `show prints the settings of a run, those that were given and those that came of them, with the command and the
+call of Python that make it again. Then it counts the events in each stream. SIZE is an estimate, as in 'meander runs
+ls'.`,
 		Example: "  meander runs show night",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			r, err := storedRun(c.Context(), conn.Bus, given[0])
@@ -111,9 +113,15 @@ func runsShowCommand(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			reader := newReader(c.Context(), conn.Bus)
+			defer reader.Close()
+			settings, err := reader.Settings(c.Context(), r.Run)
+			if err != nil && !errors.Is(err, bus.ErrNotFound) {
+				return err
+			}
 			out := c.OutOrStdout()
 			if a.json {
-				return encode(out, map[string]any{"run": r, "streams": r.Streams})
+				return encode(out, map[string]any{"run": r, "streams": r.Streams, "settings": settings})
 			}
 			if err := a.printRuns(out, []*view.Run{r}); err != nil {
 				return err
@@ -124,6 +132,7 @@ func runsShowCommand(a *app) *cobra.Command {
 				t.Row(s, r.Streams[s])
 			}
 			t.Print(out)
+			printSettings(out, settings)
 			return nil
 		}),
 	}

@@ -75,7 +75,7 @@ pipe, and with --once, --columns or --json, it prints what it would show, once.`
 
 // newReader returns a reader of the models that commands show.
 func newReader(ctx context.Context, b *bus.Bus) *view.Reader {
-	return view.NewReader(ctx, b, view.Options{Advise: boot.Advise, Scarce: boot.Scarce})
+	return view.NewReader(ctx, b, view.Options{Advise: boot.Advise, Scarce: boot.Scarce, Again: again})
 }
 
 // printTop prints what there is now.

@@ -172,6 +172,7 @@ func (p *pageFlags) serve(ctx context.Context, conn *connection, log zerolog.Log
 		}
 		defer func() { _ = b.Close() }() // it has nothing to send
 	}
+	p.Again = again
 	p.Doctor = func(ctx context.Context) any {
 		var findings []doctor.Finding
 		o := doctor.Options{Bus: b, Where: conn.where, Own: conn.serves(), Version: boot.Version()}

@@ -98,6 +98,12 @@ func (s *server) answerRun(q *query) (any, error) {
 	return ask(q, func(ctx context.Context) (*view.Progress, error) { return s.view.Progress(ctx, run) })
 }
 
+// answerSettings answers with what a run was asked for and made with.
+func (s *server) answerSettings(q *query) (any, error) {
+	run := q.run()
+	return ask(q, func(ctx context.Context) (*view.Settings, error) { return s.view.Settings(ctx, run) })
+}
+
 // answerGroups answers with a page of the groups of a run: offset, limit, order, status and text say which.
 func (s *server) answerGroups(q *query) (any, error) {
 	run, l := q.run(), view.List{
@@ -116,6 +122,12 @@ func (s *server) answerCurve(q *query) (any, error) {
 	return ask(q, func(ctx context.Context) (*view.Curve, error) {
 		return s.view.Curve(ctx, run, q.FormValue("data_source"), most)
 	})
+}
+
+// answerUpdates answers with what trainers told of their updates.
+func (s *server) answerUpdates(q *query) (any, error) {
+	run, most := q.run(), q.number("points", 400, 1, 2000)
+	return ask(q, func(ctx context.Context) (*view.Updates, error) { return s.view.Updates(ctx, run, most) })
 }
 
 // answerGroup answers with a group and a page of its samples.

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -43,8 +44,9 @@ type ReportOptions struct {
 	// ImageBytes is the most bytes of all images together; 0: DefaultImageBytes.
 	ImageBytes int
 	Made       time.Time
-	// Piece is as in Config.
+	// Piece and Again are as in Config.
 	Piece func(id int32) string
+	Again func(schemas.Run, []view.Given, bool) *view.Again
 }
 
 // Contents says what a report has, and what it does not have.
@@ -85,7 +87,9 @@ func WriteReport(
 		return nil, fmt.Errorf("report: %d groups, %d bytes of images; must be 1 to %d groups, and bytes above 0",
 			o.Groups, o.ImageBytes, MaxGroups)
 	}
-	reader := view.NewReader(ctx, b, view.Options{Advise: boot.Advise, Scarce: boot.Scarce, Piece: o.Piece})
+	reader := view.NewReader(ctx, b, view.Options{
+		Advise: boot.Advise, Scarce: boot.Scarce, Piece: o.Piece, Again: o.Again,
+	})
 	defer reader.Close()
 	name, contents := run.Summary.Run, &Contents{}
 	r := &report{
@@ -105,11 +109,21 @@ func WriteReport(
 		return nil, err
 	}
 	r.Answers["runs/"+string(name)] = progress
+	settings, err := reader.Settings(ctx, name)
+	if err != nil && !errors.Is(err, bus.ErrNotFound) {
+		return nil, err
+	}
+	r.Answers["runs/"+string(name)+"/settings"] = settings
 	curve, err := reader.Curve(ctx, name, "", 400)
 	if err != nil {
 		return nil, err
 	}
 	r.Answers["runs/"+string(name)+"/curve"] = curve
+	updates, err := reader.Updates(ctx, name, 400)
+	if err != nil {
+		return nil, err
+	}
+	r.Answers["runs/"+string(name)+"/updates"] = updates
 	if err := r.addGroups(ctx, reader, o.Groups, contents); err != nil {
 		return nil, err
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
 
@@ -47,6 +48,8 @@ type Config struct {
 	Where string
 	// Piece returns the text of a token; nil: the page shows numbers.
 	Piece func(id int32) string
+	// Again says how a run is made again; nil: the page does not say it.
+	Again func(schemas.Run, []view.Given, bool) *view.Again
 	// Admin lets the page give verdicts, and replay or drop dead letters.
 	Admin bool
 	// Doctor checks the whole pipeline and returns the findings of package doctor; nil: the page makes no checks.
@@ -115,7 +118,7 @@ func Serve(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger, listen
 		cfg: c, bus: b, client: client.New(b), log: log, reads: make(chan struct{}, maxReads),
 		streams: make(chan struct{}, maxStreams),
 		view: view.NewReader(ctx, b, view.Options{
-			Advise: boot.Advise, Scarce: boot.Scarce, Piece: c.Piece, Log: log,
+			Advise: boot.Advise, Scarce: boot.Scarce, Piece: c.Piece, Again: c.Again, Log: log,
 		}),
 	}
 	defer s.view.Close()
@@ -158,8 +161,10 @@ func (s *server) handler() http.Handler {
 	for path, answer := range map[string]func(*query) (any, error){
 		"runs":                             s.answerRuns,
 		"runs/{run}":                       s.answerRun,
+		"runs/{run}/settings":              s.answerSettings,
 		"runs/{run}/groups":                s.answerGroups,
 		"runs/{run}/curve":                 s.answerCurve,
+		"runs/{run}/updates":               s.answerUpdates,
 		"runs/{run}/groups/{uid}":          s.answerGroup,
 		"runs/{run}/groups/{uid}/{sample}": s.answerSample,
 		"compare":                          s.answerCompare,

@@ -18,6 +18,7 @@ import (
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/pkg/models/tokenizer"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/pipeline"
@@ -46,6 +47,9 @@ func startWorld(t *testing.T) *served {
 	}
 	s := servePage(t, func(c *ui.Config) {
 		c.Admin, c.Where, c.Piece = true, "nats://127.0.0.1:4222", words.Piece
+		c.Again = func(run schemas.Run, prompts []view.Given, _ bool) *view.Again {
+			return &view.Again{Command: fmt.Sprintf("meander run --run %s-again # %d prompts", run, len(prompts)), Python: "import meander\n", Notes: []string{"A note with 'meander up' in it."}}
+		}
 		c.Doctor = func(context.Context) any {
 			return []object{
 				{"area": "streams", "state": "fault", "says": "MDR_STEPS is full: 8.0 GiB of 8.0 GiB", "fix": "free old groups with 'meander gc --gc-age 24h'"},

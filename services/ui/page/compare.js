@@ -2,6 +2,7 @@
 import { h, link, fixed, signed, plural, badge, crumbs, empty, only } from "./dom.js";
 import { ask, api } from "./server.js";
 import { chart } from "./chart.js";
+import { differences } from "./settings.js";
 
 // merge puts the curves of two runs on one axis.
 function merge(a, b) {
@@ -159,6 +160,7 @@ export async function compareView(query) {
         stat("better", String(first.better), `prompts, by ${b}`),
         stat("worse", String(first.worse), `prompts; ${first.equal} are equal`),
       ),
+      differences(a, b, first.settings),
       both.x.length > 0 &&
         h(
           "div",

@@ -2,6 +2,8 @@
 import { h, link, fixed, whole, plural, bytes, ago, rate, badge, tones, meter, waits, crumbs, empty, factList, only } from "./dom.js";
 import { ask, api, listen, may, stored } from "./server.js";
 import { chart } from "./chart.js";
+import { updatesCard } from "./updates.js";
+import { settingsCard } from "./settings.js";
 
 // lineTones tell the lines of a chart apart, with their dashes.
 const lineTones = ["--accent", "--warn", "--info", "--bad", "--good", "--muted"];
@@ -163,11 +165,12 @@ export async function runView(run, query) {
     offset: Number(query.get("offset")) || 0,
     limit: pageSize,
   };
-  const [progress, page, curve, all] = await Promise.all([
+  const [progress, page, curve, all, settings] = await Promise.all([
     ask(api("runs", run)),
     ask(api("runs", run, "groups"), want),
     ask(api("runs", run, "curve")),
     ask("runs"),
+    ask(api("runs", run, "settings")).catch(() => null), // a run of refused prompts alone has none
   ]);
   const others = all.runs.map((r) => r.run).filter((r) => r !== run);
   const compare =
@@ -188,13 +191,15 @@ export async function runView(run, query) {
     status = h("span", { class: "tools" }),
     sub = h("p", { class: "muted" });
   const rewards = h("div", { class: "card" }),
-    groups = h("div", { class: "card flush" });
+    groups = h("div", { class: "card flush" }),
+    updates = updatesCard(run);
   const lines = new Map(); // uid -> tr
   let fresh = 0,
     current = page,
     drawn = "";
 
   const drawProgress = (p) => {
+    updates.draw(p.updates);
     only(
       status,
       p.held ? badge(p.held, "warn") : badge(p.state),
@@ -543,6 +548,8 @@ export async function runView(run, query) {
       stages,
       stored && about(),
       rewards,
+      updates.card,
+      settingsCard(settings),
       groups,
     ].filter(Boolean),
     start: () => {

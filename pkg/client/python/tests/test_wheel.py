@@ -23,7 +23,7 @@ if not (DIST := os.environ.get("MEANDER_DIST")):
         "MEANDER_DIST names no folder with a built wheel: 'make python-wheel' builds one", allow_module_level=True
     )
 (WHEEL,), (SOURCES,) = (list(pathlib.Path(DIST).glob(end)) for end in ("*.whl", "*.tar.gz"))
-INFO = f"meander_client-{meander.__version__}.dist-info/"
+INFO = f"meander_rl-{meander.__version__}.dist-info/"
 # Of a user, not of these tests: no PYTHON* that leads back to the repository.
 CLEAN = {k: v for k, v in ENVIRONMENT.items() if not k.startswith("PYTHON")}
 
@@ -61,7 +61,7 @@ def test_sources_have_what_builds_the_wheel_and_nothing_else():
 
 
 def test_metadata_is_complete(metadata):
-    assert metadata["Name"] == "meander-client" and metadata["Version"] == meander.__version__
+    assert metadata["Name"] == "meander-rl" and metadata["Version"] == meander.__version__
     assert metadata["Metadata-Version"] == "2.4"
     assert metadata["License-Expression"] == "Apache-2.0" and metadata.get_all("License-File") == ["LICENSE"]
     assert metadata["Requires-Python"] == ">=3.10" and metadata["Description-Content-Type"] == "text/markdown"
@@ -77,7 +77,7 @@ def test_metadata_is_complete(metadata):
 
 def test_readme_reads_well_without_the_repository(metadata):
     text = metadata.get_payload()
-    assert "pip install meander-client" in text and "./pkg/client" not in text and "<!--" not in text
+    assert "pip install meander-rl" in text and "./pkg/client" not in text and "<!--" not in text
     assert "## Tests" not in text
     assert all("://" in target for target in re.findall(r"\]\(([^)]+)\)", text)), "links lead out of the page"
 
@@ -131,9 +131,9 @@ def test_wheel_works(version, url, tmp_path):
     assert tmp_path in pathlib.Path(place).parents and "site-packages" in place
     commands = {
         "meander-track --help": "RUN",
-        "meander-train --prompts p": "pip install 'meander-client[train]'",
-        "meander-torch --model m --socket s": "pip install 'meander-client[torch]'",
-        "meander-scorer clipscore --try i p": "pip install 'meander-client[rewards]'",
+        "meander-train --prompts p": "pip install 'meander-rl[train]'",
+        "meander-torch --model m --socket s": "pip install 'meander-rl[torch]'",
+        "meander-scorer clipscore --try i p": "pip install 'meander-rl[rewards]'",
     }
     for command, says in commands.items():
         name, *args = command.split()

@@ -1,0 +1,96 @@
+package command
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/view"
+)
+
+// words returns what a shell makes of a line that begins with meander: its arguments, and its standard input.
+func words(t *testing.T, line string) (args []string, stdin string) {
+	t.Helper()
+	c := exec.Command("sh", "-c", `meander() { printf '%s\0' "$@"; cat >&2; }`+"\n"+line+"\n")
+	var out, errs text
+	c.Stdout, c.Stderr = &out, &errs
+	if err := c.Run(); err != nil {
+		t.Fatalf("%v: %s", err, line)
+	}
+	return strings.Split(strings.TrimSuffix(out.String(), "\x00"), "\x00"), errs.String()
+}
+
+// digestOf is the digest of a run with --json.
+func digestOf(t *testing.T, stdout string) string {
+	t.Helper()
+	lines := linesOf(t, stdout)
+	summary, _ := lines[len(lines)-1]["summary"].(map[string]any)
+	d, _ := summary["digest"].(string)
+	if d == "" {
+		t.Fatalf("no digest in %v", summary)
+	}
+	return d
+}
+
+// settingsOf is what 'runs show' says of a run.
+func settingsOf(t *testing.T, run string) *view.Settings {
+	t.Helper()
+	var x struct{ Settings *view.Settings }
+	if err := json.Unmarshal([]byte(expect(t, exitOK, "", "runs", "show", run, "--json")), &x); err != nil {
+		t.Fatal(err)
+	}
+	return x.Settings
+}
+
+// The command that the settings of a run show makes the same samples, whatever the prompts have in them; and so does
+// that of a run with many prompts, which are in a file.
+func TestAgain(t *testing.T) {
+	bustest.Sequential(t, others)
+	inEmptyDir(t)
+	prompts := []string{`it's a "$HOME" of ` + "`ls`\nEND\n\\n", "a 狐 <b>🦊</b>", "{\"prompt\": 1}"}
+	for _, c := range []struct {
+		run, store string
+		flags      []string
+	}{
+		{"seeded", "s1", []string{"--seed", "7", "--sde-window", "2:0-3", "--noise-level", "0.5", "--reward", "jpeg_compressibility=0.5", "--return-steps", "0,4", "--estimator", "grpo"}},
+		{"named", "s2", []string{"--sde-type", "cps", "--log-prob-kind", "squared", "--initial-noise", "shared", "--zero-std", "drop", "--negative-prompt", "a b,c"}},
+		{"many", "s3", []string{"--seed", "8"}},
+	} {
+		given := prompts
+		if c.run == "many" {
+			given = append(given, strings.Repeat("a long prompt ", 700))
+		}
+		all := append([]string{"run", "--run", c.run, "--store", c.store, "--model", "synthetic", "--steps", "4", "--group-size", "2", "--out", "-", "--json"}, c.flags...)
+		t.Setenv("MEANDER_STORE", c.store)
+		want := digestOf(t, expect(t, exitOK, "", append(all, given...)...))
+		s := settingsOf(t, c.run)
+		lines := strings.SplitN(s.Again.Command, "\n", 2)
+		command := s.Again.Command
+		if c.run == "many" {
+			if lines[0] != "meander runs prompts many > many.jsonl" {
+				t.Fatalf("%s", command)
+			}
+			if err := os.WriteFile("many.jsonl", []byte(expect(t, exitOK, "", "runs", "prompts", "many")), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			command = lines[1]
+		}
+		args, stdin := words(t, command)
+		var out, errs text
+		args = append(args, "--store", "again-"+c.store, "--model", "synthetic", "--out", "-", "--json")
+		if status := Execute(t.Context(), args, strings.NewReader(stdin), &out, &errs); status != exitOK {
+			t.Fatalf("%q: %d\n%s", args, status, &errs)
+		}
+		if got := digestOf(t, out.String()); got != want {
+			t.Errorf("%s: the digest is %s, want %s of\n%s", c.run, got, want, command)
+		}
+		for _, n := range s.Again.Notes {
+			if strings.Contains(n, "not all of it") {
+				t.Error(n)
+			}
+		}
+	}
+}
