@@ -10,7 +10,12 @@
 flags          := -trimpath -gcflags=all=-dwarf=false
 export GOFLAGS := $(strip $(filter-out $(flags),$(shell go env GOFLAGS 2>/dev/null)) $(flags))
 
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+# 0.1.0 of its tag, else 0.1.0+gCOMMIT. RELEASE is the one place that says which version this is.
+RELEASE := $(shell sed -n 's/^const Release = "\(.*\)"$$/\1/p' schemas/release.go)
+commit  := $(shell git describe --always --dirty=.dirty --abbrev=12 --exclude='*' 2>/dev/null || echo devel)
+tagged  := $(filter v$(RELEASE),$(shell git describe --tags --exact-match --dirty 2>/dev/null))
+described := $(RELEASE)$(if $(tagged),,+$(patsubst %,g%,$(filter-out devel,$(commit)))$(filter devel,$(commit)))
+VERSION := $(described)
 STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
 
 # What a caller may set: make race PACKAGES=./pkg/bus
@@ -35,7 +40,7 @@ CLANG    ?= clang-19
 PYTHON   ?= $(firstword $(wildcard build/golden-venv/bin/python) python3)
 
 # The others, by what they are for.
-include deploy/Makefile deploy/bench/Makefile deploy/engines/Makefile deploy/learn/Makefile integration/Makefile
+include deploy/Makefile deploy/release/Makefile deploy/bench/Makefile deploy/engines/Makefile deploy/learn/Makefile integration/Makefile
 
 targets = awk -F ':.*\#\# ' '/^[a-z0-9-]+:.*\#\# / { printf "  %-18s %s\n", $$1, $$2 }'
 help: ## list the targets of every day
@@ -97,4 +102,4 @@ ci: ## everything CI runs
 	.ci/all
 
 clean: ## remove what the other targets made, except the tools
-	rm -rf bin build meander-out/demo meander-out/demo-tokens
+	rm -rf bin build dist meander-out/demo meander-out/demo-tokens

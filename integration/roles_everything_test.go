@@ -47,7 +47,7 @@ var subjectsOf = map[string]string{
 	"ParkedSubject":   schemas.ParkedSubject("r", "l", "u", 0, schemas.StageMain),
 	"BucketSubject":   schemas.BucketSubject(schemas.LeaseBucket, "l"), // those of all buckets are made of their streams
 	"PresenceSubject": schemas.PresenceSubject("i"), "DrySubject": schemas.DrySubject("r"),
-	"UpdateSubject": schemas.UpdateSubject("r", "l", schemas.TenantMain, 1),
+	"UpdateSubject": schemas.UpdateSubject("r", "l", schemas.TenantMain, "t", 1),
 }
 
 // durablesOf has a durable of each function of package schemas that describes one.

@@ -272,7 +272,7 @@ func TestTorch_Policy(t *testing.T) {
 func TestTorch_Commands(t *testing.T) {
 	t.Parallel()
 	folder, dir := remotetest.Folder(t, "FluxPipeline", 1), t.TempDir()
-	const fix = `FluxPipeline is computed by the torch engine: --engine torch; pip install "meander-client[torch]"`
+	const fix = `FluxPipeline is computed by the torch engine: --engine torch; pip install "meander-rl[torch]"`
 	for _, c := range []struct {
 		args      []string
 		variables []string

@@ -40,14 +40,14 @@ const AllSubjects = Prefix + ">"
 // Address is a subject by its tokens. Those that its kind does not have are empty, and so
 // is the partition of a reward or an opening that was not stored yet.
 type Address struct {
-	Kind                                                          string
-	Run                                                           Run
-	UID                                                           UID
-	Lane                                                          Lane
-	Tenant                                                        Tenant
-	Stage                                                         Stage
-	Partition, Batch, Sample, Attempt, Step, Part, Name, Instance string
-	Service                                                       string
+	Kind                                                                   string
+	Run                                                                    Run
+	UID                                                                    UID
+	Lane                                                                   Lane
+	Tenant                                                                 Tenant
+	Stage                                                                  Stage
+	Partition, Batch, Sample, Attempt, Step, Part, Name, Instance, Trainer string
+	Service                                                                string
 }
 
 // tokens returns pointers to the fields that follow the kind in a subject, in its order; nil for an unknown kind.
@@ -80,7 +80,7 @@ func (a *Address) tokens() []*string {
 	case KindApplied:
 		return []*string{(*string)(&a.Lane), (*string)(&a.Tenant), &a.Instance}
 	case KindUpdate:
-		return []*string{(*string)(&a.Run), (*string)(&a.Lane), (*string)(&a.Tenant), &a.Step}
+		return []*string{(*string)(&a.Run), (*string)(&a.Lane), (*string)(&a.Tenant), &a.Trainer, &a.Step}
 	case KindDead:
 		return []*string{&a.Service, (*string)(&a.Run), (*string)(&a.UID)}
 	}

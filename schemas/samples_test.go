@@ -311,12 +311,12 @@ func groupSamples(t testing.TB) []sample {
 			Headers: []schemas.Header{{Name: "Mdr-Type", Value: "prompt/1"}}, Data: []byte{0x80}, At: 1_763_690_401_000_000_000,
 		}},
 		{"update", &schemas.Update{
-			Run: "run-1", Lane: "tiny", Tenant: schemas.TenantMain, Step: 3, Batches: []string{"step-3"},
+			Run: "run-1", Lane: "tiny", Tenant: schemas.TenantMain, Trainer: "night", Step: 3, Batches: []string{"step-3"}, Groups: new(int64(2)), Samples: new(int64(16)), RatioMax: new(1.5),
 			BatchDigest: schemas.BLAKE3.Text(schemas.BLAKE3.Sum([]byte("batch"))), PolicyVersion: 4, WeightsDigest: digestOf("weights"),
 			Loss: new(-0.25), Ratio: new(1.0), ClipShare: new(0.125), KL: new(0.001), LearningRate: new(1e-4), GradNorm: new(0.5),
-			Staleness: new(int64(1)), Evaluation: []schemas.Metric{{Name: "held_out/accuracy", Value: 0.75}}, By: "trainer", At: 1763690401000000000,
+			Staleness: new(int64(1)), Evaluation: []schemas.Metric{{Name: "held_out/accuracy", Value: 0.75}}, At: 1763690401000000000,
 		}},
-		{"update-bare", &schemas.Update{Run: "run-1", Lane: "tiny", Tenant: schemas.TenantMain, Step: 1}},
+		{"update-bare", &schemas.Update{Run: "run-1", Lane: "tiny", Tenant: schemas.TenantMain, Trainer: "main", Step: 1}},
 		{"dead-bare", &schemas.Dead{Service: "sampler", Code: "decode", Reason: "malformed event: empty", OriginalSubject: "mdr.v1.request.a.b.c.0"}},
 		{"receipt-accepted", &schemas.Receipt{
 			Accepted: true, Run: "run-1", UID: "p17", Samples: 8, NumInferenceSteps: 10, SDEStepIndices: []int64{3, 4},

@@ -146,7 +146,7 @@ func Streams() []StreamSpec {
 		},
 		{
 			Name: StreamUpdates, Purpose: "updates that trainers made: loss, ratio, divergence; for curves",
-			Subjects: []string{Prefix + "update.*.*.*.*"}, Guarded: true, MaxBytes: gib / 16, MaxAge: 30 * day,
+			Subjects: []string{Prefix + "update.*.*.*.*.*"}, Guarded: true, MaxBytes: gib / 16, MaxAge: 30 * day,
 		},
 		{
 			Name: StreamDead, Purpose: "refused input: original bytes and headers, reason, service, deliveries",

@@ -68,7 +68,7 @@ async def main():
     config = json.loads(sys.stdin.readline())
     trainer = Trainer(config)
     async with meander.connect(config["nats"]) as client:
-        engine = f"meander-client {meander.__version__}, " + (
+        engine = f"meander-rl {meander.__version__}, " + (
             f"PyTorch {torch.__version__}" if torch else f"numpy {np.__version__}"
         )
         print(json.dumps({"engine": engine}), file=answers, flush=True)

@@ -46,6 +46,7 @@ func (g Grant) rights(u *User) Rights {
 	for _, stream := range g.Purges {
 		r.allow("$JS.API.STREAM.PURGE." + stream)
 	}
+	r.allow("$SRV.INFO.meander-intake") // which version the pipeline is of
 	if g.SeesServices {
 		r.allow("$SRV.INFO", ClockSubject)
 	}

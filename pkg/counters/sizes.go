@@ -11,8 +11,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Sizes are how many events of a run there are in the streams that no look reads (steps, verdicts, controls), and
-// about how many Bytes these take.
+// Sizes are how many events of a run there are in the streams that no look reads (steps, verdicts, controls, updates),
+// and about how many Bytes these take.
 type Sizes struct {
 	Streams map[string]uint64 `json:"n"`
 	Bytes   uint64            `json:"b"`
@@ -44,7 +44,9 @@ func (r *Run) ended() bool { return r.Groups > 0 && len(r.Open) == 0 && len(r.Ba
 // of other runs may be far larger. It takes a dozen requests.
 func Measure(ctx context.Context, b *bus.Bus, run schemas.Run) (*Sizes, error) {
 	s := &Sizes{Streams: map[string]uint64{}}
-	for _, stream := range []string{schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamControl} {
+	for _, stream := range []string{
+		schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamControl, schemas.StreamUpdates,
+	} {
 		n, err := b.Stored(ctx, stream, schemas.RunFilters(run)[stream], 1)
 		if err != nil && !errors.Is(err, bus.ErrPermission) {
 			return nil, err

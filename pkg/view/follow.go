@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -47,6 +48,9 @@ type follower struct {
 	changed  chan struct{}
 	fault    string
 	rates    map[string]*rate
+	// updates are what trainers told, the newest MaxRows; toldUpdates is how many there ever were.
+	updates     []*schemas.Update
+	toldUpdates int
 }
 
 // source is one kind of events that a follower reads.
@@ -55,6 +59,8 @@ type source struct {
 	apply          func(m *bus.Message)
 	// outcome is set instead of apply where the outcome that the header says is all that is wanted.
 	outcome func(m *bus.Message, outcome string)
+	// extra is not needed for the rest: it is left out where the reader may not have it.
+	extra bool
 }
 
 // follow returns the follower of a run, which it starts if there is none, once it has read what is stored.
@@ -137,15 +143,19 @@ func (r *Reader) endFollowers() {
 func (f *follower) read(ctx context.Context, b *bus.Bus) {
 	all := func(kind string) string { return schemas.Address{Kind: kind, Run: f.run}.Filter() }
 	sources := []source{
-		{schemas.StreamGroups, schemas.GroupSubject(f.run, "*"), f.takeRecord, nil},
-		{schemas.StreamTrajectories, schemas.TrajectoryFilter(f.run, "*"), nil, f.takeTrajectory},
-		{schemas.StreamRewards, schemas.RewardFilter(f.run, "*", "*"), nil, f.takeReward},
-		{schemas.StreamAdvantages, schemas.AdvantageSubject(f.run, "*"), f.takeAdvantage, nil},
+		{stream: schemas.StreamGroups, filter: schemas.GroupSubject(f.run, "*"), apply: f.takeRecord},
+		{stream: schemas.StreamTrajectories, filter: schemas.TrajectoryFilter(f.run, "*"), outcome: f.takeTrajectory},
+		{stream: schemas.StreamRewards, filter: schemas.RewardFilter(f.run, "*", "*"), outcome: f.takeReward},
+		{stream: schemas.StreamAdvantages, filter: schemas.AdvantageSubject(f.run, "*"), apply: f.takeAdvantage},
+		{stream: schemas.StreamUpdates, filter: all(schemas.KindUpdate), apply: f.takeUpdate, extra: true},
 	}
 	next := make([]uint64, len(sources))
 	for i, src := range sources {
 		for {
 			err := f.readOnce(ctx, b, src, &next[i], false)
+			if src.extra && errors.Is(err, bus.ErrPermission) {
+				err = nil
+			}
 			if f.note(err); err == nil {
 				break
 			}
@@ -169,7 +179,11 @@ func (f *follower) read(ctx context.Context, b *bus.Bus) {
 	for i, src := range sources {
 		f.ended.Go(func() {
 			for ctx.Err() == nil {
-				f.note(f.readOnce(ctx, b, src, &next[i], true))
+				err := f.readOnce(ctx, b, src, &next[i], true)
+				if src.extra && errors.Is(err, bus.ErrPermission) {
+					return
+				}
+				f.note(err)
 				_ = bus.Pause(ctx, time.Second)
 			}
 		})

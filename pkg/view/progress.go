@@ -71,6 +71,8 @@ type Progress struct {
 	// Mean is that of the groups' mean rewards, over the last 50 that have one.
 	Mean *float64 `json:"mean_reward"`
 
+	// Updates is how many updates trainers have told.
+	Updates int `json:"updates,omitempty"`
 	// Judged is how many samples wait for a verdict.
 	Judged int64 `json:"judged,omitempty"`
 
@@ -90,8 +92,8 @@ func (f *follower) tally() *Progress {
 	now := time.Now()
 	p := &Progress{
 		Run: f.run, Epoch: f.epoch, Revision: f.revision, Statuses: map[string]int{}, Fault: f.fault,
-		LeftOut: f.leftOut,
-		lanes:   map[schemas.Lane]int{}, Waits: []outcomes.Wait{},
+		LeftOut: f.leftOut, Updates: f.toldUpdates,
+		lanes: map[schemas.Lane]int{}, Waits: []outcomes.Wait{},
 	}
 	perMinute := func(kind string) float64 {
 		if r := f.rates[kind]; r != nil {

@@ -49,6 +49,8 @@ type Run struct {
 	Model schemas.Lane `json:"model,omitempty"`
 	// Notes are what people say of it.
 	*bus.Notes
+	// Updates is how many updates of weights trainers have told, after AddSizes.
+	Updates uint64 `json:"updates,omitempty"`
 	// Held says in a few words what a running one waits for.
 	Held string `json:"held,omitempty"`
 	// Progress has its stages, where a view reads them; nil: it does not, or not yet.
@@ -153,7 +155,7 @@ func (r *Run) add(s *counters.Sizes) {
 		r.Events, r.Streams[stream] = r.Events+n, n
 	}
 	r.Bytes += s.Bytes
-	r.Steps = r.Streams[schemas.StreamSteps]
+	r.Steps, r.Updates = r.Streams[schemas.StreamSteps], r.Streams[schemas.StreamUpdates]
 }
 
 // LatestRun returns the run of the newest trajectory, else of the newest prompt: the one that commands mean when none

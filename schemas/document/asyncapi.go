@@ -107,7 +107,8 @@ var channels = []channel{
 		[]string{"client"},
 	},
 	{
-		"update", schemas.Prefix + "update.{run}.{lane}.{tenant}.{step}", schemas.TypeUpdate, schemas.StreamUpdates,
+		"update", schemas.Prefix + "update.{run}.{lane}.{tenant}.{trainer}.{step}", schemas.TypeUpdate,
+		schemas.StreamUpdates,
 		"one update that a trainer made of a lane's weights", "client",
 		[]string{"client"},
 	},
@@ -219,6 +220,7 @@ var parameters = map[string]string{
 	"name":    "instance of the reward function external:NAME or nats:NAME, or external",
 	"stage":   "stage of the sample; main where the prompt names none",
 	"tenant":  "owner of the weights; main where the lane has one set of them",
+	"trainer": "the trainer that made an update, where several learn from a run",
 	"service": "the one that refused the input",
 
 	"instance": "a process among others",

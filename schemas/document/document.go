@@ -34,6 +34,7 @@ func Files(dir string) (map[string][]byte, error) {
 	if files[pythonFile], err = contractForms(); err != nil {
 		return nil, err
 	}
+	files[pythonVersion] = versionOfPython()
 	if files["EVENTS.md"], err = eventsPage(c); err != nil {
 		return nil, err
 	}

@@ -175,7 +175,7 @@ func TestChannels(t *testing.T) {
 		"presence":   schemas.PresenceSubject("i"),
 		"dead":       schemas.DeadSubject("intake", "r", "u"),
 		"control":    schemas.ControlSubject("r"),
-		"update":     schemas.UpdateSubject("r", "l", schemas.TenantMain, 1),
+		"update":     schemas.UpdateSubject("r", "l", schemas.TenantMain, "t", 1),
 		"applied":    schemas.AppliedSubject("l", schemas.TenantMain, "i"),
 		"parked":     schemas.ParkedSubject("r", "l", "u", 1, schemas.StageMain),
 

@@ -268,7 +268,7 @@ with an embedded NATS server.`,
 		showCommand(a), reportCommand(a),
 		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a),
 		verifyCommand(a), teacherCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a),
-		gcCommand(a), doctorCommand(a), modelCommand(a), examplesCommand(a),
+		gcCommand(a), doctorCommand(a), modelCommand(a), examplesCommand(a), manCommand(),
 		versionCommand(a),
 	)
 	setArguments(root)

@@ -74,7 +74,8 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 		return fmt.Errorf("run %q has no group; 'meander watch --run %s' shows what it has", run, run)
 	case err != nil && !unknown:
 		return err
-	case !a.json:
+	case a.json:
+	default:
 		if !unknown {
 			for _, uid := range slices.Sorted(maps.Keys(c.Open)) {
 				t.Row(uid, outcomes.Open, "-", "-", "-")
@@ -82,16 +83,16 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 			fmt.Fprintf(out, "run %s: %s\n", run, stateText(out, c.Status))
 		}
 		t.Print(out)
-		return printUpdates(ctx, b, run, out)
 	}
-	return nil
+	return a.printUpdates(ctx, b, run, out)
 }
 
 // mostUpdates is how many updates of the weights 'meander show' lists, the newest.
 const mostUpdates = 8
 
-// printUpdates lists what a trainer made of the run: the newest updates of the weights, as 'meander watch' shows them.
-func printUpdates(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Writer) error {
+// printUpdates lists what trainers made of the run: the newest updates of the weights, as 'meander watch' shows them,
+// or all of them as JSON.
+func (a *app) printUpdates(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Writer) error {
 	var lines []string
 	for m, err := range b.Read(ctx, schemas.StreamUpdates, schemas.RunFilters(run)[schemas.StreamUpdates],
 		bus.ReadOptions{}) {
@@ -100,6 +101,15 @@ func printUpdates(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Write
 		}
 		if err != nil {
 			return fmt.Errorf("read updates: %w", err)
+		}
+		if bus.Fits(m, &schemas.Update{}) != nil {
+			continue // not an update
+		}
+		if a.json {
+			if err := a.printEvent(out, schemas.KindUpdate, m, ""); err != nil {
+				return err
+			}
+			continue
 		}
 		if line, _, err := eventLine(schemas.KindUpdate, m); err == nil {
 			lines = append(lines, line)

@@ -35,14 +35,18 @@ func TestShow_Updates(t *testing.T) {
 	inStore(t)
 	b := connected(t)
 	for i := range int64(mostUpdates + 2) {
-		e := &schemas.Update{Run: "r1", Lane: "m", Tenant: schemas.TenantMain, Step: i + 1, PolicyVersion: i, Loss: new(0.25)}
+		e := &schemas.Update{Run: "r1", Lane: "m", Tenant: schemas.TenantMain, Trainer: "main", Step: i + 1, PolicyVersion: i, Loss: new(0.25)}
 		if _, err := b.Publish(t.Context(), e); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got := expect(t, exitOK, "\n2 updates before: meander watch --kinds update --run r1\nm update 3: version 2, loss 0.25, ", "show")
+	got := expect(t, exitOK, "\n2 updates before: meander watch --kinds update --run r1\nm update 3 by main: version 2, loss 0.25\n", "show")
 	if strings.Count(got, "m update ") != mostUpdates {
 		t.Errorf("updates\n%s", got)
+	}
+	lines := linesOf(t, expect(t, exitOK, "", "show", "--json"))
+	if last := lines[len(lines)-1]; len(lines) != mostUpdates+3 || last["kind"] != "update" || last["event"].(map[string]any)["loss"] != 0.25 {
+		t.Errorf("JSON %v", lines)
 	}
 }
 

@@ -274,9 +274,10 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 		line = fmt.Sprintf("%s closed: %s, %s, mean %s", e.Batch, present.Count(e.Groups, "group"),
 			present.Count(e.Samples, "sample"), results.Number(e.Mean, "%.4f"))
 	case *schemas.Update:
-		line = fmt.Sprintf("%s update %d: version %d, loss %s, ratio %s, clipped %s, kl %s", e.Lane, e.Step,
-			e.PolicyVersion, results.Number(e.Loss, "%.4g"), results.Number(e.Ratio, "%.4f"),
-			results.Number(e.ClipShare, "%.3f"), results.Number(e.KL, "%.3g"))
+		line = fmt.Sprintf("%s update %d by %s: version %d", e.Lane, e.Step, e.Trainer, e.PolicyVersion)
+		for _, number := range e.Numbers() {
+			line += fmt.Sprintf(", %s %.4g", number.Name, number.Value)
+		}
 	case *schemas.Dead:
 		line = fmt.Sprintf("%d at %s, %s: %s", m.Seq, e.Service, e.Code, present.FirstLine(e.Reason))
 	}

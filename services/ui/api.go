@@ -143,6 +143,12 @@ func (s *server) answerCurve(q *query) (any, error) {
 	})
 }
 
+// answerUpdates answers with what trainers told of their updates.
+func (s *server) answerUpdates(q *query) (any, error) {
+	run, most := q.run(), q.number("points", 400, 1, 2000)
+	return ask(q, func(ctx context.Context) (*view.Updates, error) { return s.view.Updates(ctx, run, most) })
+}
+
 // answerGroup answers with a group and a page of its samples.
 func (s *server) answerGroup(q *query) (any, error) {
 	run, uid, offset := q.run(), q.uid(), q.number("offset", 0, 0, schemas.MaxGroupSize)

@@ -119,6 +119,11 @@ func WriteReport(
 		return nil, err
 	}
 	r.Answers["runs/"+string(name)+"/curve"] = curve
+	updates, err := reader.Updates(ctx, name, 400)
+	if err != nil {
+		return nil, err
+	}
+	r.Answers["runs/"+string(name)+"/updates"] = updates
 	if err := r.addGroups(ctx, reader, o.Groups, contents); err != nil {
 		return nil, err
 	}

@@ -170,6 +170,7 @@ func (s *server) handler() http.Handler {
 		"runs/{run}/settings":              s.answerSettings,
 		"runs/{run}/groups":                s.answerGroups,
 		"runs/{run}/curve":                 s.answerCurve,
+		"runs/{run}/updates":               s.answerUpdates,
 		"runs/{run}/groups/{uid}":          s.answerGroup,
 		"runs/{run}/groups/{uid}/{sample}": s.answerSample,
 		"compare":                          s.answerCompare,

@@ -4,38 +4,34 @@ import (
 	"regexp"
 	"runtime/debug"
 	"strings"
+
+	"github.com/meander-rl/meander/schemas"
 )
 
 // version is stamped by the linker (-X); see the Makefile.
 var version string
 
-// Version returns the version of this build: what the linker stamped, else the module's version, else the revision
-// that the build recorded, else "devel".
+// Version returns the version of this build: what the linker stamped, else that of a tagged module, else
+// schemas.Release and the revision that the build recorded, as in 0.1.0+g81f3900a52e0.dirty.
 func Version() string {
-	if version != "" {
+	if version != "" && version != "devel" { // which images are built with where nobody says a version
 		return version
 	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return "devel"
+		return schemas.Release + "+devel"
 	}
-	if v := info.Main.Version; v != "" && v != "(devel)" {
+	if v := strings.TrimPrefix(info.Main.Version, "v"); semantic.MatchString(v) && !pseudo.MatchString(v) {
 		return v
 	}
-	revision, dirty := "", ""
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			dirty = "-dirty"
-		}
+	if m := pseudo.FindStringSubmatch(info.Main.Version); m != nil { // 'go install ...@main', and builds in a checkout
+		return schemas.Release + "+g" + m[1] + strings.ReplaceAll(m[2], "+", ".")
 	}
-	if revision == "" {
-		return "devel"
-	}
-	return revision[:min(12, len(revision))] + dirty
+	return schemas.Release + "+devel"
 }
+
+// pseudo matches what Go calls a commit without a tag: the revision, and whether files differed from it.
+var pseudo = regexp.MustCompile(`[.-]\d{14}-([0-9a-f]{12})(\+dirty)?$`)
 
 var (
 	semantic  = regexp.MustCompile(`^\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?$`)

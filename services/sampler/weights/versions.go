@@ -74,8 +74,8 @@ type Options struct {
 
 // Own is what the sampler's own settings say of its weights.
 type Own struct {
-	Model        string  `key:"model" help:"synthetic, a folder in the diffusers layout or of a language model, or the name of a shipped model"`
-	Adapter      string  `key:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
+	Model        string  `key:"model" help:"synthetic, the name of a shipped model, a folder in the diffusers layout or of a language model, or ORG/NAME[@REVISION] of the Hugging Face Hub"`
+	Adapter      string  `key:"adapter" help:"LoRA in PEFT's form to add to the model: a file, a folder, or ORG/NAME[@REVISION] of the Hugging Face Hub"`
 	AdapterScale float64 `key:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
 	WeightsDir   string  `key:"weights_dir" help:"folder that is shared with those who push whole transformers by path ('policy push --weights-dir'), maybe as another path there; default none: versions by path are refused"`
 	// PolicyVersion is the lowest version that the sampler's own weights are announced with.

@@ -4,6 +4,18 @@ import { h } from "./dom.js";
 
 const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+// short is a number of any size in a few digits.
+export const short = (v) => {
+  const size = Math.abs(v);
+  return size !== 0 && size < 1e-3 ? v.toExponential(2) : v.toFixed(size >= 1000 ? 0 : 4);
+};
+
+// marks are the numbers of an axis: those that would all be rounded to 0 have an exponent.
+const marks = (_, splits) => {
+  const tiny = Math.max(...splits.map(Math.abs)) < 1e-2;
+  return splits.map((v) => (v === null ? "" : tiny && v !== 0 ? v.toExponential(1) : uPlot.fmtNum(v)));
+};
+
 // chart returns an element with a chart. series: [{label, values, tone, width, dashed, points, gaps}], x: {label, values}.
 export function chart({ x, series, bands = [], title, height = 240 }) {
   const box = h("div", { class: "chart", role: "img", "aria-label": title });
@@ -25,7 +37,7 @@ export function chart({ x, series, bands = [], title, height = 240 }) {
       ticks: { stroke: token("--line"), width: 1 },
     });
     const steps = [1, 2, 5].flatMap((n) => [n, 10 * n, 100 * n, 1000 * n, 10000 * n]).sort((a, b) => a - b); // no half groups or steps
-    const axes = [{ ...axis(x.label, "x", 2), size: 36, incrs: steps }, axis("", "y", 3)];
+    const axes = [{ ...axis(x.label, "x", 2), size: 36, incrs: steps }, { ...axis("", "y", 3), values: marks }];
     plot = new uPlot(
       {
         width,
@@ -46,13 +58,7 @@ export function chart({ x, series, bands = [], title, height = 240 }) {
             points: { show: s.points ?? series[0].values.length < 40, size: 5 },
             spanGaps: !!s.gaps,
             value: (_, v, __, at) =>
-              v === null || v === undefined
-                ? at === null
-                  ? ""
-                  : "–"
-                : Math.abs(v) >= 1000
-                  ? v.toFixed(0)
-                  : v.toFixed(4),
+              v === null || v === undefined ? (at === null ? "" : "–") : short(v),
           })),
         ],
       },

@@ -2,6 +2,7 @@
 import { h, link, fixed, whole, plural, bytes, ago, rate, badge, tones, meter, waits, crumbs, empty, factList, only, words } from "./dom.js";
 import { ask, api, change, listen, may, stored } from "./server.js";
 import { chart } from "./chart.js";
+import { updatesCard } from "./updates.js";
 import { settingsCard } from "./settings.js";
 
 // lineTones tell the lines of a chart apart, with their dashes.
@@ -454,13 +455,15 @@ export async function runView(run, query) {
     status = h("span", { class: "tools" }),
     sub = h("p", { class: "muted" });
   const rewards = h("div", { class: "card" }),
-    groups = h("div", { class: "card flush" });
+    groups = h("div", { class: "card flush" }),
+    updates = updatesCard(run);
   const lines = new Map(); // uid -> tr
   let fresh = 0,
     current = page,
     drawn = "";
 
   const drawProgress = (p) => {
+    updates.draw(p.updates);
     only(
       status,
       p.held ? badge(p.held, "warn") : badge(p.state),
@@ -809,6 +812,7 @@ export async function runView(run, query) {
       stages,
       stored && about(),
       rewards,
+      updates.card,
       settingsCard(settings),
       notesCard(like.runs.find((r) => r.run === run)),
       groups,

@@ -72,7 +72,6 @@ def main(a: argparse.Namespace) -> None:
     before = asyncio.run(measure(a, f"{rollouts.run}-before", rollouts.version))
     print(f"held out, temperature 1: {before:.3f} right before", flush=True)
     trainer.train()
-    rollouts.follow(trainer)
     after = asyncio.run(measure(a, f"{rollouts.run}-after", rollouts.version))
     a.out.mkdir(parents=True, exist_ok=True)
     log = [

@@ -13,11 +13,14 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from ._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from .client import policy, sync
     from .maths import loss, noise, scheduled, transition
     from .plugs import dataset
     from .data.batch import Batch, Group, Keep, Ratio, RatioOff, Sample, fresh
+    from .client.access import VersionMismatch
     from .client.client import Client, Judged, connect
     from .client.control import Refused
     from .client.cursor import CursorError, Taken
@@ -27,13 +30,11 @@ if TYPE_CHECKING:
     from .data.text import Text
     from .data.textbatch import TextBatch
 
-__version__ = "0.1.0"
-
 __all__ = [
     "Batch", "Batches", "Client", "CursorError", "EmptyBatch", "EventError", "Gone", "Group", "Groups", "Health",
     "Judged", "Keep",
     "NoTeacher", "Ratio", "RatioOff", "Refused",
-    "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "connect", "dataset", "fresh", "loss", "noise",
+    "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "VersionMismatch", "connect", "dataset", "fresh", "loss", "noise",
     "policy",
     "scheduled", "sync", "tensor", "transition",
 ]
@@ -48,7 +49,7 @@ _MODULES = {
     "plugs": ("accelerate", "dataset", "lane", "track", "trl", "verl"), "rewards": (),
 }
 _NAMES = {
-    "client.client": ("Client", "Judged", "connect"), "client.control": ("Refused",),
+    "client.access": ("VersionMismatch",), "client.client": ("Client", "Judged", "connect"), "client.control": ("Refused",),
     "client.cursor": ("CursorError", "Taken"), "client.reader": ("Batches", "EmptyBatch", "Groups", "Health"),
     "client.teacher": ("NoTeacher", "TeacherReply", "Unscored"),
     "data.batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"),

@@ -144,6 +144,13 @@ async def first(events):
         return e
 
 
+async def stored_updates(client, run):
+    """The updates of a run that are stored, in their order."""
+    found = await client.js.stream_info("MDR_UPDATES", subjects_filter=f"mdr.v1.update.{run}.>")
+    told = client.updates(run)
+    return [await anext(told) for _ in found.state.subjects or ()]
+
+
 async def publish(client, run, uid, batch="", groups=1, **fields):
     """A small prompt, whose stochastic steps are 1 and 2 of 4."""
     rollout = {"sde_step_indices": [1, 2], "debug": ["model_output"], **fields.pop("rollout", {})}

@@ -5,7 +5,9 @@ import base64
 import hashlib
 import json
 import pathlib
+import re
 import struct
+import warnings
 
 import msgpack
 import nats
@@ -18,8 +20,10 @@ from nats.js.errors import NotFoundError
 
 import meander
 from conftest import first
-from meander import cursor, policy
-from meander.data.events import _CONTRACT, TRAJECTORY, check_known, check_uses, checked, decode, fault, payload_digest
+from meander import access, cursor, policy
+from meander.data.events import (
+    _CONTRACT, TRAJECTORY, EventError, check_known, check_uses, checked, decode, fault, payload_digest,
+)
 
 GOLDEN = pathlib.Path(__file__).parents[4] / "schemas/testdata/golden"
 
@@ -58,6 +62,20 @@ def test_every_trajectory_can_be_read():
     assert {name: fault(e, TRAJECTORY) for name, e in events.items()} == {name: "" for name in events}
     for name, event in events.items():
         check_known(event, TRAJECTORY, name)
+
+
+def test_another_release_is_said(url, monkeypatch):
+    async def main():
+        async with meander.connect(url):
+            pass
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asyncio.run(main())
+        monkeypatch.setattr(access, "__version__", "9.9.9")
+        said = rf"is meander {re.escape(meander.__version__)}\S*, this client is meander-rl 9\.9\.9: .*pip install"
+        with pytest.raises(meander.VersionMismatch, match=said):
+            asyncio.run(main())
 
 
 @pytest.mark.parametrize("path", [(), ("start",), ("start", "branch"), ("text", "settings"), ("steps", 0)])
@@ -337,14 +355,25 @@ def test_json_events():
 
 def test_an_update_is_told_once(run):
     async def test(client, name):
-        for loss in (0.5, 0.25):  # the first one counts
+        told = [
             await client.update(
-                name, "synthetic", 1, batches=["step-0"], loss=loss, kl=float("nan"), evaluation={"exact": 1.0}
+                name, "synthetic", 1, batches=["step-0"], loss=loss, kl=float("nan"), ratio_max=None, samples=8,
+                evaluation={"exact": 1.0, "none": float("nan")},
             )
-        m = await client.js.get_last_msg("MDR_UPDATES", f"mdr.v1.update.{name}.synthetic.main.1")
+            for loss in (0.5, 0.25)  # the first one counts: a trainer that restarted
+        ]
+        told.append(await client.update(name, "synthetic", 1, trainer="other", loss=2))
+        assert told == [True, False, True]
+        m = await client.js.get_last_msg("MDR_UPDATES", f"mdr.v1.update.{name}.synthetic.main.main.1")
         event = decode(m.data)
-        assert (event["loss"], event["evaluation"], "kl" in event) == (0.5, [{"name": "exact", "value": 1.0}], False)
-        with pytest.raises(ValueError, match="los: not a number of an update"):
+        assert (event["loss"], event["evaluation"]) == (0.5, [{"name": "exact", "value": 1.0}])
+        assert event["samples"] == 8 and not {"kl", "ratio_max"} & event.keys()
+        with pytest.raises(ValueError, match="los: not a number of an update; it has clip_share"):
             await client.update(name, "synthetic", 2, los=1.0)
+        with pytest.raises(ValueError, match="trainer: 'a b'"):
+            await client.update(name, "synthetic", 2, trainer="a b")
+        await client.js.publish(f"mdr.v1.update.{name}.synthetic.main.main.3", b"garbage")
+        with pytest.raises(EventError, match=f"update.{name}.synthetic.main.main.3: "):
+            await client.update(name, "synthetic", 3, loss=1.0)
 
     run(test)

@@ -63,7 +63,7 @@ def test_what_a_module_imports_is_required(file):
 def test_documents_name_extras_that_are_there():
     named = set()
     for file in [*MODULES, HERE / "README.md", *(HERE.parents[2] / "deploy/guide").glob("*.md")]:
-        for brackets in re.findall(r"(?:meander-client|pkg/client/python)\[([\w,-]+)\]", file.read_text()):
+        for brackets in re.findall(r"(?:meander-rl|pkg/client/python)\[([\w,-]+)\]", file.read_text()):
             named |= set(brackets.split(","))
     assert named and not named - OPTIONAL.keys()
 

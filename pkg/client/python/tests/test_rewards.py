@@ -27,7 +27,7 @@ from meander.rewards.geneval import check, relations
 from meander.rewards.worker import Worker, answers, read
 
 Image = pytest.importorskip(
-    "PIL.Image", reason="rewards score images: pip install 'meander-client[images]' brings Pillow"
+    "PIL.Image", reason="rewards score images: pip install 'meander-rl[images]' brings Pillow"
 )
 
 HERE = __file__
@@ -66,9 +66,9 @@ def behaves(reward, prompts=True, samples=SAMPLES):
 
 @pytest.fixture(scope="module")
 def torch():
-    pytest.importorskip("transformers", reason="no transformers: pip install 'meander-client[rewards]' brings it")
-    pytest.importorskip("torchvision", reason="no torchvision: pip install 'meander-client[rewards]' brings it")
-    return pytest.importorskip("torch", reason="no torch: pip install 'meander-client[rewards]' brings it")
+    pytest.importorskip("transformers", reason="no transformers: pip install 'meander-rl[rewards]' brings it")
+    pytest.importorskip("torchvision", reason="no torchvision: pip install 'meander-rl[rewards]' brings it")
+    return pytest.importorskip("torch", reason="no torch: pip install 'meander-rl[rewards]' brings it")
 
 
 def wide(torch, network, seed=7):
@@ -242,7 +242,7 @@ def hpsv2_transform(size):
 @pytest.mark.parametrize("shape", [(32, 32), (80, 40), (37, 91), (512, 512), (9, 32), (3, 5)])
 def test_hpsv2_resizes_floats(torch, shape):
     """With the bits of its authors' transform; resizing the image itself gives others."""
-    pytest.importorskip("torchvision", reason="no torchvision: pip install 'meander-client[rewards]' brings it")
+    pytest.importorskip("torchvision", reason="no torchvision: pip install 'meander-rl[rewards]' brings it")
     from meander.rewards.hpsv2 import preprocess
 
     noise = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*shape, 3), dtype=np.uint8))
@@ -251,7 +251,7 @@ def test_hpsv2_resizes_floats(torch, shape):
 
 
 def test_hpsv2_is_the_cosine_of_open_clip(torch, tmp_path):
-    open_clip = pytest.importorskip("open_clip", reason="no open_clip: pip install 'meander-client[rewards]' brings it")
+    open_clip = pytest.importorskip("open_clip", reason="no open_clip: pip install 'meander-rl[rewards]' brings it")
     from meander.rewards.hpsv2 import HPSv2
 
     vision = {"image_size": 32, "layers": 2, "width": 32, "patch_size": 8, "head_width": 8}
@@ -281,7 +281,7 @@ def test_imagereward_is_that_of_its_library(torch, tmp_path):
         import ImageReward as library_
         from ImageReward.models.BLIP import blip, blip_pretrain, vit
     except ImportError as e:
-        pytest.skip(f"no image-reward ({e}): pip install 'meander-client[imagereward]' brings it and transformers 4")
+        pytest.skip(f"no image-reward ({e}): pip install 'meander-rl[imagereward]' brings it and transformers 4")
     from transformers import BertTokenizer
 
     from meander.rewards.imagereward import ImageReward
@@ -320,7 +320,7 @@ def test_hpsv3_is_that_of_its_library(torch, tmp_path):
         from hpsv3 import HPSv3RewardInferencer
         from hpsv3.model.qwen2vl_trainer import Qwen2VLRewardModelBT
     except ImportError as e:
-        pytest.skip(f"no hpsv3 ({e}): pip install 'meander-client[hpsv3]' brings it and transformers 4.45")
+        pytest.skip(f"no hpsv3 ({e}): pip install 'meander-rl[hpsv3]' brings it and transformers 4.45")
     import transformers as t
     from safetensors.torch import save_file
 
@@ -733,7 +733,7 @@ def test_help_names_each_function_and_what_a_score_means(capsys):
         with pytest.raises(SystemExit):
             main([name, "--help"])
         said = capsys.readouterr().out
-        assert "The score is" in said and f"meander-client[{cls.extra}]" in said
+        assert "The score is" in said and f"meander-rl[{cls.extra}]" in said
         assert all(flag in said for flag in cls.flags)
 
 
@@ -741,7 +741,7 @@ def test_what_is_not_installed_is_named(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')")
     args, env = command("clipscore", "--try", "x.png", "x", PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
     out = subprocess.run(args, env=env, capture_output=True, text=True)
-    assert out.returncode == 1 and "pip install 'meander-client[rewards]'" in out.stderr
+    assert out.returncode == 1 and "pip install 'meander-rl[rewards]'" in out.stderr
     assert "Traceback" not in out.stderr
 
 

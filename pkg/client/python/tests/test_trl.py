@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import meander
-from conftest import ENVIRONMENT, ROOT, SUMS
+from conftest import ENVIRONMENT, ROOT, SUMS, stored_updates
 
 torch = pytest.importorskip("torch", reason="the plugs for TRL need torch, which is not installed here")
 trl = pytest.importorskip("trl", reason="the plugs for TRL need trl, which is not installed here")
@@ -93,7 +93,15 @@ def test_grpo_trainer(sums, tmp_path, monkeypatch):
             == set(pushed)
             == {g.advantage["policy_version_max"] for g in groups}
         )
+        told = client.thread.run(stored_updates(client.asynchronous, rollouts.run))
+        newest = meander.sync.policy.policy(client, "sums")["policy_version"]
         meander.sync.policy.push_policy(client, None, "sums")
+    history = [h for h in trainer.state.log_history if "loss" in h]
+    assert [(u["step"], u["loss"], u["lr"]) for u in told] == [
+        (h["step"], h["loss"], h["learning_rate"]) for h in history
+    ]
+    assert all(u["clip_share"] >= 0 and u["trainer"] == "trl" for u in told)
+    assert told[-1]["policy_version"] == newest and len(told) == 4
     logged = [h for h in trainer.state.log_history if "reward" in h]
     assert len(logged) >= 2 and rollouts.again == 0
     rollouts.close()

@@ -1,6 +1,7 @@
 """The plugs for verl: with its own classes against a real pipeline of sums, and what needs neither without it."""
 
 import asyncio
+import contextlib
 import os
 import types
 import uuid
@@ -11,9 +12,10 @@ import pytest
 from nats.js.errors import BadRequestError
 
 import meander
-from conftest import SUMS
+from conftest import SUMS, stored_updates
 from meander import ask
 from meander.data.batch import Sample
+from meander.plugs.lane import Lane
 from meander.plugs.verl import rows
 
 try:
@@ -52,6 +54,31 @@ def test_settings():
         "top_k": 0,
         "max_new_tokens": 7,
     }
+
+
+def test_updates(sums):
+    """What verl logs of a step is told as an update, by the lane's newest weights; a validation before it is not."""
+
+    class Tracking:
+        logged = []
+
+        def log(self, data, step, backend=None):
+            self.logged.append((step, data))
+
+    with contextlib.closing(Lane(sums, "sums", run := "verl-" + uuid.uuid4().hex[:8], {}, 1, 10, {})) as lane:
+        rows.tell_updates(Tracking, lane)
+        Tracking().log(data={"val-core/sums/acc/mean@1": 0.5}, step=0)
+        metrics = {"actor/pg_loss": 0.25, "actor/pg_clipfrac": 0.125, "val-core/sums/acc/mean@1": 1, "actor/lr": True}
+        Tracking().log(metrics, 1, backend=["console"])
+        rows.tell_updates(Tracking, None)
+        Tracking().log(data={"actor/pg_loss": 0.5}, step=2)
+        stored = lane.client.thread.run(stored_updates(lane.client.asynchronous, run))
+        version = meander.sync.policy.policy(lane.client, "sums")["policy_version"]
+    assert [step for step, _ in Tracking.logged] == [0, 1, 2]
+    (told,) = stored
+    assert (told["trainer"], told["step"], told["loss"], told["clip_share"]) == ("verl", 1, 0.25, 0.125)
+    assert (told["policy_version"], "lr" in told) == (version, False)
+    assert told["evaluation"] == [{"name": "core/sums/acc/mean@1", "value": 1.0}]
 
 
 def test_fields():

@@ -866,6 +866,8 @@ export interface Policy {
   policy_version: Integer;
   /** SHA-256 that names the weights and all else that decides what the model makes */
   weights_digest: string;
+  /** source is the name and commit of the checkpoint on the Hugging Face Hub, ORG/NAME@COMMIT; empty: not known. */
+  source?: string | null;
   /** base_digest names the checkpoint of the lane: the weights without what adapter adds. Samplers of another checkpoint refuse the policy. */
   base_digest?: string | null;
   /** adapter is added to the checkpoint; absent: nothing is. */
@@ -948,6 +950,8 @@ export interface Policy {
 
 /** PolicyAdapter is a LoRA (low-rank adaptation) in PEFT's form. */
 export interface PolicyAdapter {
+  /** source is that of Policy, of the adapter. */
+  source?: string | null;
   /** file is adapter_model.safetensors, in the object store. */
   file: Ref;
   /** config is adapter_config.json; empty: the file says it all. */
@@ -2378,7 +2382,9 @@ export interface Update {
   lane: string;
   /** owner of the weights; main where the lane has one set of them */
   tenant: string;
-  /** step is the count of the trainer's updates, from 1. */
+  /** trainer names the one that made the update, where several learn from the run. */
+  trainer: string;
+  /** step is the count of the trainer's updates, from 1. One that restarts and makes an update again has it once: the first counts. */
   step: Integer;
   /** batches are the ids of the batches that the trainer learned from, batch_digest is a digest of the events it read. */
   batches: string[] | null;
@@ -2390,9 +2396,11 @@ export interface Update {
   weights_digest: string;
   /** loss is what the update made smaller: a mean over its samples. */
   loss?: number | null;
-  /** ratio is the mean ratio of probabilities under new and old weights, clip_share the share of ratios that were clipped. */
+  /** ratio is the mean ratio of probabilities under new and old weights, ratio_max the largest, clip_share the share of ratios that were clipped. */
   ratio?: number | null;
-  /** ratio is the mean ratio of probabilities under new and old weights, clip_share the share of ratios that were clipped. */
+  /** ratio is the mean ratio of probabilities under new and old weights, ratio_max the largest, clip_share the share of ratios that were clipped. */
+  ratio_max?: number | null;
+  /** ratio is the mean ratio of probabilities under new and old weights, ratio_max the largest, clip_share the share of ratios that were clipped. */
   clip_share?: number | null;
   /** kl is the divergence from the reference, in nats. */
   kl?: number | null;
@@ -2402,10 +2410,12 @@ export interface Update {
   grad_norm?: number | null;
   /** staleness is how many versions the samples were behind. */
   staleness?: Integer | null;
+  /** groups and samples are how many the update learned from. */
+  groups?: Integer | null;
+  /** groups and samples are how many the update learned from. */
+  samples?: Integer | null;
   /** evaluation are the numbers of an evaluation after the update, sorted by name. */
   evaluation?: Metric[] | null;
-  /** by is the trainer, for people. */
-  by?: string | null;
   /** at is when the update was done, Unix nanoseconds. */
   at: Integer;
 }
@@ -2524,7 +2534,7 @@ export const subjects = {
   reward: (partition: Token, run: Token, batch: Token, uid: Token, sample: Token) => `mdr.v1.reward.${partition}.${run}.${batch}.${uid}.${sample}`,
   advantage: (run: Token, uid: Token) => `mdr.v1.advantage.${run}.${uid}`,
   batch: (run: Token, batch: Token) => `mdr.v1.batch.${run}.${batch}`,
-  update: (run: Token, lane: Token, tenant: Token, step: Token) => `mdr.v1.update.${run}.${lane}.${tenant}.${step}`,
+  update: (run: Token, lane: Token, tenant: Token, trainer: Token, step: Token) => `mdr.v1.update.${run}.${lane}.${tenant}.${trainer}.${step}`,
   policy: (lane: Token, tenant: Token) => `mdr.v1.policy.${lane}.${tenant}`,
   applied: (lane: Token, tenant: Token, instance: Token) => `mdr.v1.applied.${lane}.${tenant}.${instance}`,
   control: (run: Token) => `mdr.v1.control.${run}`,
@@ -2549,7 +2559,7 @@ export const filters = {
   reward: (run: Token) => `mdr.v1.reward.*.${run}.*.*.*`,
   advantage: (run: Token) => `mdr.v1.advantage.${run}.*`,
   batch: (run: Token) => `mdr.v1.batch.${run}.*`,
-  update: (run: Token) => `mdr.v1.update.${run}.*.*.*`,
+  update: (run: Token) => `mdr.v1.update.${run}.*.*.*.*`,
   control: (run: Token) => `mdr.v1.control.${run}`,
   parked: (run: Token) => `mdr.v1.parked.${run}.*.*.*.*`,
   dead: (run: Token) => `mdr.v1.dead.*.${run}.*`,
@@ -2620,8 +2630,8 @@ export const structs: Record<string, Record<string, string>> = {
   Outputs: {"checkpoint_step_indices":"[int]?","debug":"[str]","return_conditioning":"bool?","return_step_indices":"[int]"},
   Parts: {"count":"int","digest":"str","first":"int","size":"int"},
   Plan: {"lane":"str","max_step_offset":"int","metrics":"[Metric]","probability":"number","run":"str","samples":"[Roll]","seed":"int","settings":"RollSettings","strategy":"str","train_step":"int","uid":"str","v":"int"},
-  Policy: {"adapter":"PolicyAdapter?","announced":"int","base_digest":"str?","boundary_ratio":"number?","by":"str?","conditioning_bytes":"int?","conditioning_token_bytes":"int?","engine":"Engine?","engine_mix":"bool?","epoch":"int?","family":"str","fps":"number?","frames":"int?","frames_per_token":"int?","grid":"str?","guidance":"number?","height":"int","lane":"str","latent_channels":"int","latents_dtype":"str?","max_frames":"int?","max_pixels":"int","model":"str","modules":"Ref?","mu":"str?","mu_constant":"number?","negative_prompt":"str?","note":"str?","num_inference_steps":"int","parent":"int?","pipeline":"bytes?","pixels_per_token":"int","policy_version":"int","prompts":"int?","reward":"[str]?","rollback":"int?","rule":"str?","scheduler_config":"bytes","tenant":"str","tensors":"Ref?","text":"TextPolicy?","true_cfg_scale":"number","v":"int","weights":"[WeightsFile]?","weights_digest":"str","width":"int"},
-  PolicyAdapter: {"config":"bytes","file":"Ref","scale":"number"},
+  Policy: {"adapter":"PolicyAdapter?","announced":"int","base_digest":"str?","boundary_ratio":"number?","by":"str?","conditioning_bytes":"int?","conditioning_token_bytes":"int?","engine":"Engine?","engine_mix":"bool?","epoch":"int?","family":"str","fps":"number?","frames":"int?","frames_per_token":"int?","grid":"str?","guidance":"number?","height":"int","lane":"str","latent_channels":"int","latents_dtype":"str?","max_frames":"int?","max_pixels":"int","model":"str","modules":"Ref?","mu":"str?","mu_constant":"number?","negative_prompt":"str?","note":"str?","num_inference_steps":"int","parent":"int?","pipeline":"bytes?","pixels_per_token":"int","policy_version":"int","prompts":"int?","reward":"[str]?","rollback":"int?","rule":"str?","scheduler_config":"bytes","source":"str?","tenant":"str","tensors":"Ref?","text":"TextPolicy?","true_cfg_scale":"number","v":"int","weights":"[WeightsFile]?","weights_digest":"str","width":"int"},
+  PolicyAdapter: {"config":"bytes","file":"Ref","scale":"number","source":"str?"},
   Prediction: {"digest":"str","tensor":"Tensor?"},
   Presence: {"at":"int","backend":"str?","controls":"int?","draining":"bool?","evaluation":"Evaluation?","instance":"str","lane":"str?","loading":"int?","making":"[Making]?","missing":"[MissingReward]?","policy_version":"int?","reward":"[str]?","room":"Room?","service":"str","v":"int","waiting":"str?","weights_digest":"str?"},
   ProbabilityRamp: {"prob_end":"number?","prob_start":"number?","ramp_steps":"int?","shape":"str?","start_step":"int?"},
@@ -2676,7 +2686,7 @@ export const structs: Record<string, Record<string, string>> = {
   Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","media":"[Medium]?","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","tracks":"[Track]?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","weights_digest":"str","width":"int"},
   Tree: {"branches":"[BranchPoint]","leaf":"int?"},
   Turn: {"begin":"int","end":"int","finish_reason":"str?","generated":"bool","matched":"str?","metadata":"map?","reply":"str?","score":"number?","text":"str?"},
-  Update: {"at":"int","batch_digest":"str?","batches":"[str]","by":"str?","clip_share":"number?","evaluation":"[Metric]?","grad_norm":"number?","kl":"number?","lane":"str","loss":"number?","lr":"number?","policy_version":"int","ratio":"number?","run":"str","staleness":"int?","step":"int","tenant":"str","v":"int","weights_digest":"str"},
+  Update: {"at":"int","batch_digest":"str?","batches":"[str]","clip_share":"number?","evaluation":"[Metric]?","grad_norm":"number?","groups":"int?","kl":"number?","lane":"str","loss":"number?","lr":"number?","policy_version":"int","ratio":"number?","ratio_max":"number?","run":"str","samples":"int?","staleness":"int?","step":"int","tenant":"str","trainer":"str","v":"int","weights_digest":"str"},
   Verdict: {"at":"int","author":"str?","comment":"str?","error":"str?","name":"str","run":"str","sample_index":"int","uid":"str","v":"int","value":"number?"},
   WeightSpan: {"begin":"int","end":"int","version":"str"},
   WeightsFile: {"bucket":"str?","digest":"str","path":"str?","size":"int"},

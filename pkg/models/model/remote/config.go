@@ -72,7 +72,7 @@ type Event struct {
 }
 
 // Install is how a user gets the worker that Open starts.
-const Install = `pip install "meander-client[torch]"`
+const Install = `pip install "meander-rl[torch]"`
 
 // Bounds of waiting. A call is lost after patienceFactor times the slowest call so far, but not before MinPatience.
 const (

@@ -230,7 +230,7 @@ func TestProcess_KilledSixTimes(t *testing.T) {
 func TestProcess_DoesNotStart(t *testing.T) {
 	dir := remotetest.Folder(t, class, 1)
 	for fault, says := range map[string][]string{
-		remotetest.FaultNoModule: {"has no module 'torch'", `pip install "meander-client[torch]"`, "MEANDER_PYTHON"},
+		remotetest.FaultNoModule: {"has no module 'torch'", `pip install "meander-rl[torch]"`, "MEANDER_PYTHON"},
 		remotetest.FaultConfig:   {"worker: model: no weights in " + dir},
 		remotetest.FaultMute:     {"the worker ended: exit status 3: Segmentation fault"},
 	} {

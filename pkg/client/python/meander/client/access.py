@@ -13,11 +13,14 @@ import pathlib
 import re
 import secrets
 import ssl
+import warnings
 from typing import Any
 
 import nats
 from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
+
+from .._version import __version__
 
 _log = logging.getLogger("meander")
 _SEED = re.compile(r"^\s*(SU[A-Z2-7]{56})\s*$", re.MULTILINE)
@@ -125,6 +128,27 @@ def mark(credentials: str | None) -> str:
     everything."""
     seed = _SEED.search(pathlib.Path(credentials).read_text()) if credentials else None
     return hashlib.sha256(b"meander consumers " + seed[1].encode()).hexdigest()[:20] if seed else ""
+
+
+class VersionMismatch(UserWarning):
+    """The pipeline is of another release than this client."""
+
+
+async def compare_versions(nc: NATS, patience: float) -> None:
+    """Warns of VersionMismatch if an intake of another release answers. None may run, and what the server does not let
+    us ask stays unsaid."""
+    try:
+        answer = await nc.request("$SRV.INFO.meander-intake", b"", min(patience, 1))
+        theirs = str(json.loads(answer.data)["metadata"]["version"])
+    except (nats.errors.Error, PermissionError, ValueError, LookupError, TypeError) as e:
+        _log.debug("the version of the pipeline is not known: %s", e)
+        return
+    if theirs.partition("+")[0] != __version__:
+        warnings.warn(
+            f"the pipeline is meander {theirs}, this client is meander-rl {__version__}: use one release for both. "
+            f"pip install 'meander-rl=={theirs.partition('+')[0]}' changes the client; to change the pipeline, start it "
+            "again with another program", VersionMismatch, stacklevel=4,
+        )
 
 
 def hint(error: Exception) -> str:

@@ -37,12 +37,12 @@ from ..data.events import (
 from .reader import Batches, Groups, LogProbs
 from .tasks import means_away, maybe_awaited, together
 from .teacher import Teachers
+from .updates import Updates
 from ..data.text import NUMBERS, Text, add_events, answer_logits, text_of
 
 _log = logging.getLogger("meander")
 
 _REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
-_UPDATE = {"loss", "ratio", "clip_share", "kl", "lr", "grad_norm", "staleness", "batch_digest"}
 _GETS, _BULK = 32, 2  # requests at once for a stored message, and for many
 _PORTION = 32 << 20  # bytes of states that are asked for at once, about
 _CHUNK_WAIT = 5.0  # seconds without a part of a blob after which it is asked whether there are any
@@ -72,6 +72,7 @@ async def connect(
     ConnectionError: no server answers within patience seconds, or it refuses us. A connection that is lost later is
     made again; calls that need it wait, or raise.
     PermissionError: the server does not allow a call. It is raised at once.
+    VersionMismatch, a warning: the pipeline is of another release than this client.
     """
     held = Cache(cache, cache_bytes) if cache else None
     denials = access.Denials(credentials)
@@ -85,6 +86,7 @@ async def connect(
         why = denials.last or e
         raise ConnectionError(f"{url}: {str(why) or type(why).__name__}; {access.hint(why)}") from None
     denials.watch(nc)
+    await access.compare_versions(nc, patience)
     try:
         yield Client(nc, access.mark(credentials), held)
     finally:
@@ -92,8 +94,8 @@ async def connect(
             await nc.drain()
 
 
-class Client(Controls, Teachers):
-    """Publishes prompts, verdicts and controls, reads the results, and asks teachers.
+class Client(Controls, Teachers, Updates):
+    """Publishes prompts, verdicts, controls and updates, reads the results, and asks teachers.
 
     nc is the connection, js its JetStream, and mark what the names of its durable consumers begin with; cache has
     steps that were read.
@@ -220,6 +222,10 @@ class Client(Controls, Teachers):
     def batch_events(self, run: str) -> AsyncIterator[Event]:
         """The batches of a run as events with verl's metrics: first the stored ones, then new ones as batches close."""
         return self._events(f"batch.{name_of('run', run)}.*", "MDR_ADVANTAGES")
+
+    def updates(self, run: str) -> AsyncIterator[Event]:
+        """What trainers tell of their updates (see update): first the stored ones, then new ones."""
+        return self._events(f"update.{name_of('run', run)}.*.*.*.*", "MDR_UPDATES")
 
     def stream_trajectories(self, run: str) -> AsyncIterator[Event]:
         """The trajectories of a run: first the stored ones, then new ones."""
@@ -404,10 +410,9 @@ class Client(Controls, Teachers):
         lack = [(s, r["seq"]) for s, t in zip(subjects, trajectories) for r in t["steps"] if r["seq"] not in found]
         for m in await together(self._stored("MDR_STEPS", seq, subject) for subject, seq in lack):
             found[m.seq] = m
-        out = [
-            [await self._step(subject, ref, form, logits, found) for ref in t["steps"]]
-            for subject, t in zip(subjects, trajectories, strict=True)
-        ]
+        out: list[list[Event]] = []
+        for subject, t in zip(subjects, trajectories, strict=True):
+            out.append([await self._step(subject, ref, form, logits, found) for ref in t["steps"]])
         for subject, t, has in zip(subjects, trajectories, held):
             if self.cache and t["steps"] and not has:
                 self.cache.put(t, {m.seq: m for m in found.values() if m.subject.startswith(subject)}.values())
@@ -515,7 +520,7 @@ class Client(Controls, Teachers):
 
     async def conditions(self, trajectory: Event) -> list[tuple[str, npt.NDArray[np.uint8]]]:
         """Returns what a sample was conditioned on: names and pixels, [height, width, 3] uint8, of a video those of
-        its first frame. Of several of one name the second is NAME.1. Needs Pillow: meander-client[images]."""
+        its first frame. Of several of one name the second is NAME.1. Needs Pillow: meander-rl[images]."""
         out: list[tuple[str, npt.NDArray[np.uint8]]] = []
         seen: dict[str, int] = {}
         for c in trajectory.get("conditions") or ():
@@ -526,12 +531,12 @@ class Client(Controls, Teachers):
 
     async def pixels(self, trajectory: Event) -> npt.NDArray[np.uint8]:
         """Returns the image of a sample, [height, width, 3] uint8, checked against its digest; of a video the frame in
-        the middle. Needs Pillow: meander-client[images]."""
+        the middle. Needs Pillow: meander-rl[images]."""
         return _decoded(await self.medium(trajectory), trajectory, medium(trajectory, "image") or {})[0]
 
     async def frames(self, trajectory: Event) -> npt.NDArray[np.uint8]:
         """Returns all frames of a sample, [frames, height, width, 3] uint8, checked against their digest; an image has
-        one. Needs Pillow: meander-client[images]."""
+        one. Needs Pillow: meander-rl[images]."""
         if video := medium(trajectory, "video"):
             return _decoded(await self.medium(trajectory, "video"), trajectory, video)
         return (await self.pixels(trajectory))[None]
@@ -664,34 +669,6 @@ class Client(Controls, Teachers):
                 raise TimeoutError(f"{subject} holds a malformed verdict, and no reward service takes it away")
             await asyncio.sleep(0.05)
 
-    async def update(
-        self, /, run: str, lane: str, step: int, *, batches: Sequence[str] = (), policy_version: int = 0,
-        weights_digest: str = "", by: str = "", evaluation: Mapping[str, float] | None = None, **numbers: float | str,
-    ) -> None:
-        """Tells an update of a lane's weights (update/1) to those who look on: its number from 1, and of numbers those
-        that there are: loss, ratio, clip_share, kl, lr, grad_norm, staleness, batch_digest. The first of a number
-        counts: telling it once more is no error. Numbers that are not finite are left out."""
-        event: dict[str, Any] = {
-            "v": 1, "run": name_of("run", run), "lane": name_of("lane", lane), "tenant": TENANT, "step": int(step),
-            "batches": list(batches), "policy_version": int(policy_version), "weights_digest": weights_digest,
-            "at": time.time_ns(),
-        }  # fmt: skip
-        if unknown := sorted(set(numbers) - _UPDATE):
-            raise ValueError(f"{unknown[0]}: not a number of an update; it has {', '.join(sorted(_UPDATE))}")
-        event |= {k: v for k, v in numbers.items() if isinstance(v, str) or math.isfinite(v)}
-        if by:
-            event["by"] = by
-        if evaluation:
-            event["evaluation"] = [{"name": k, "value": float(v)} for k, v in sorted(evaluation.items())]
-        try:
-            await self.js.publish(
-                f"{PREFIX}update.{run}.{lane}.{TENANT}.{step}", msgpack.packb(event),
-                headers={"Mdr-Type": "update/1", "Content-Type": "application/msgpack"}
-            )
-        except APIError as e:
-            if e.err_code != _REFUSED:
-                raise
-
     async def _verdict(self, subject: str, refusal: APIError) -> dict[str, Any] | None:
         """Returns the verdict on a subject; None if it is malformed, or gone."""
         try:
@@ -727,7 +704,7 @@ def _opened(data: bytes) -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise ImportError("to decode images, install Pillow: pip install 'meander-client[images]'") from None
+        raise ImportError("to decode images, install Pillow: pip install 'meander-rl[images]'") from None
     return Image.open(io.BytesIO(data), formats=["PNG"])
 
 

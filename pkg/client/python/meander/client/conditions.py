@@ -43,7 +43,7 @@ def png_of(value: Any) -> bytes:
     try:
         from PIL import Image, ImageOps
     except ImportError:
-        raise ImportError("to give images that are no PNG files, install Pillow: pip install 'meander-client[images]'"
+        raise ImportError("to give images that are no PNG files, install Pillow: pip install 'meander-rl[images]'"
             ) from None
     if isinstance(value, bytes):
         with Image.open(io.BytesIO(value)) as file:

@@ -226,7 +226,7 @@ def check_known(event: Event, spec: Event, what: str) -> None:
     """EventError: the event has a field that its form does not have. Without it, a number that is computed from the
     event may be that of another sample."""
     if unknown := next(_unknown(event, spec), ""):
-        raise EventError(f"{what}: setting {unknown} is not known to this version; upgrade meander-client")
+        raise EventError(f"{what}: setting {unknown} is not known to this version; upgrade meander-rl")
 
 
 def _unknown(value: Any, spec: Any, path: str = "") -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from ..client import policy, sync
 from ..client.ask import Asker
 from ..client.tasks import maybe_awaited, retry_while_away
+
+_log = logging.getLogger("meander")
 
 Prompt = Any
 """A text, or a conversation: a list of messages with role and content."""
@@ -66,6 +69,25 @@ class Lane:
         pushed = self.client.thread.run(retry_while_away(push, self.asker.timeout))
         sync.policy.taken(self.client, pushed, self.asker.timeout)
         self.version = pushed["policy_version"]
+
+    async def tell(self, trainer: str, step: int, logged: Mapping[str, Any], names: Mapping[str, str], tests: str) -> None:
+        """Tells an update (update/1) from what a trainer has logged: names are those of its numbers, with what they
+        are called here; what begins with tests is its evaluation. It never ends a training: what it cannot tell, it
+        logs."""
+        floats = {k: float(v) for k, v in logged.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+        numbers: dict[str, Any] = {to: floats[name] for name, to in reversed(list(names.items())) if name in floats}
+        evaluation = {k.removeprefix(tests).lstrip("_-/"): v for k, v in floats.items() if k.startswith(tests)}
+        if not numbers and not evaluation:
+            return
+        client = self.client.asynchronous
+        try:
+            served = await policy.policy(client, self.lane)
+            await client.update(
+                self.run, served["lane"], step, trainer=trainer, policy_version=served["policy_version"],
+                weights_digest=served["weights_digest"], evaluation=evaluation, **numbers
+            )
+        except Exception as e:
+            _log.warning("update %d of run %s is not told: %s", step, self.run, e)
 
     def close(self) -> None:
         """Ends the connection. What was asked for is finished by the pipeline."""

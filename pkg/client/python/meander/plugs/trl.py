@@ -14,7 +14,7 @@ import queue
 import secrets
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,16 @@ from ..client.tasks import together
 
 if TYPE_CHECKING:
     import torch
+    from transformers import TrainerCallback
     from trl import GRPOTrainer
+
+_NUMBERS = {
+    "loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm", "kl": "kl", "clip_ratio/region_mean": "clip_share",
+    "ratio": "ratio", "sampling/importance_sampling_ratio/mean": "ratio",
+    "sampling/importance_sampling_ratio/max": "ratio_max",
+}  # fmt: skip
+"""The numbers of an update, by what TRL logs them as; of two the first that is there."""
+
 
 def reward(completions: list[Any], meander_reward: list[float], **_: Any) -> list[float]:
     """The reward function that passes on what the pipeline gave."""
@@ -37,10 +46,11 @@ def reward(completions: list[Any], meander_reward: list[float], **_: Any) -> lis
 class Rollouts:
     """The rollout_func of a GRPOTrainer: completions, their tokens and log-probs come from a lane of a pipeline.
 
-    At the first call of each optimizer step the trainer's adapter is pushed, and the prompts wait for it. Whole weights
-    are pushed where there is no adapter; lanes of language models refuse them. Repeats of a prompt are asked for as one
-    group. Each prompt gets exactly one sample; what fails is asked for again. Reward functions of the trainer get
-    meander_reward, and reward passes it on.
+    At the first call of each optimizer step the trainer's adapter is pushed, and the prompts wait for it; behind the
+    last step it is pushed, too. What the trainer logs of a step is told as an update, under `name`, once its weights
+    are pushed. Whole weights are pushed where there is no adapter; lanes of language models refuse them. Repeats of a
+    prompt are asked for as one group. Each prompt gets exactly one sample; what fails is asked for again. Reward
+    functions of the trainer get meander_reward, and reward passes it on.
 
     Sampling follows the trainer's arguments: temperature, top_p, top_k, min_p, max_completion_length. In evaluations
     the groups are marked as validation.
@@ -59,10 +69,13 @@ class Rollouts:
         fields: Fields = {},
         attempts: int = 3,
         timeout: float = 600,
+        name: str = "trl",
         **connection: Any,
     ):
         self._lane = Lane(url, lane, run or "trl-" + secrets.token_hex(4), fields, attempts, timeout, connection)
         self._pushed_at = -1
+        self._logged = _Logged(self._lane, name)
+        self._followed: Any = None
 
     @property
     def run(self) -> str:
@@ -81,6 +94,7 @@ class Rollouts:
 
     def close(self) -> None:
         """Ends the connection."""
+        self._logged.tell()
         self._lane.close()
 
     def __call__(self, prompts: list[Prompt], trainer: GRPOTrainer) -> dict[str, list[Any]]:
@@ -116,10 +130,12 @@ class Rollouts:
         return out
 
     def follow(self, trainer: GRPOTrainer) -> None:
-        """Pushes the trainer's weights if it has taken a step since. Call it behind train too, in all its processes:
-        the last step is not followed by a batch."""
+        """Pushes the trainer's weights if it has taken a step since, in all its processes."""
         from accelerate.utils import broadcast_object_list
 
+        if self._followed is not trainer:
+            self._followed = trainer
+            trainer.add_callback(self._logged.callback(lambda: self.follow(trainer)))
         if trainer.state.global_step == self._pushed_at:
             return
         accelerator = trainer.accelerator
@@ -129,8 +145,40 @@ class Rollouts:
             with tempfile.TemporaryDirectory() as folder:
                 model.save_pretrained(folder, state_dict=state)
                 self._lane.push(Path(folder))
+            self._logged.tell()
         self._lane.version = int(broadcast_object_list([self._lane.version])[0])
         self._pushed_at = trainer.state.global_step
+
+
+class _Logged:
+    """What a trainer has logged of steps whose weights are not pushed yet."""
+
+    def __init__(self, lane: Lane, name: str):
+        self._lane, self._name = lane, name
+        self._steps: dict[int, dict[str, Any]] = {}
+
+    def callback(self, end: Callable[[], None] | None = None) -> TrainerCallback:
+        """A callback for the trainer, whose main process tells; end is called behind its last step."""
+        from transformers import TrainerCallback
+
+        steps = self._steps
+
+        class Told(TrainerCallback):
+            def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+                if state.is_world_process_zero and state.global_step > 0:
+                    told = {k: v for k, v in (logs or {}).items() if not k.endswith(("_runtime", "_per_second"))}
+                    steps.setdefault(state.global_step, {}).update(told)
+
+            def on_train_end(self, *_: Any, **__: Any) -> None:
+                if end is not None:
+                    end()
+
+        return Told()
+
+    def tell(self) -> None:
+        """Tells them: their weights are those that the lane has."""
+        for step in sorted(self._steps):
+            self._lane.client.thread.run(self._lane.tell(self._name, step, self._steps.pop(step), _NUMBERS, "eval_"))
 
 
 def fold(prompts: list[Prompt], most: int) -> list[tuple[Prompt, int]]:
@@ -163,6 +211,7 @@ class RolloutWorker:
         worker = meander.trl.RolloutWorker(url, prompts, "sums", fields={"reward": [{"name": "numeric_match"}]})
         trainer = AsyncGRPOTrainer(model=..., rollout_worker=worker, weight_transfer=worker, ...)
         worker.attach(trainer.model)                # a PEFT model
+        trainer.add_callback(worker.callback())     # tells each update to those who look on
 
     It asks for a group of num_generations for each prompt, `ahead` groups at a time, and puts their samples, with the
     advantages of the pipeline (fields.advantage says which; default grpo), into rollout_buffer, which holds at most
@@ -185,6 +234,7 @@ class RolloutWorker:
         fields: Fields = {},
         attempts: int = 3,
         timeout: float = 600,
+        name: str = "trl",
         **connection: Any,
     ):
         for what, value in (("num_generations", num_generations), ("ahead", ahead), ("most", most)):
@@ -192,6 +242,7 @@ class RolloutWorker:
                 raise ValueError(f"{what}: {value}; must be at least 1")
         self._lane = Lane(url, lane, run or "trl-" + secrets.token_hex(4), fields, attempts, timeout, connection)
         self._prompts, self._n, self._ahead, self._most, self._text = prompts, num_generations, ahead, most, dict(text)
+        self._logged = _Logged(self._lane, name)
         self.rollout_buffer: queue.Queue[Any] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self._model: Any = None
@@ -257,9 +308,15 @@ class RolloutWorker:
                     )
                 self._model.save_pretrained(folder)
             self._lane.push(Path(folder))
+        self._logged.tell()
+
+    def callback(self) -> TrainerCallback:
+        """A callback that tells what the trainer logs of a step as an update, once its weights are pushed."""
+        return self._logged.callback()
 
     def destroy(self) -> None:
         """Ends the connection."""
+        self._logged.tell()
         self._lane.close()
 
     async def _produce(self) -> None:

@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     names = p.add_subparsers(dest="reward", metavar="NAME", required=True, title="functions")
     for cls in REWARDS.values():
         doc = inspect.getdoc(cls) or ""
-        install = f"It needs pip install 'meander-client[{cls.extra}]'."
+        install = f"It needs pip install 'meander-rl[{cls.extra}]'."
         _flags(
             names.add_parser(
                 cls.name, help=doc.splitlines()[0], description=f"{doc}\n\n{install}", formatter_class=raw
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _try(load(), a) if a.sample else asyncio.run(_serve(load, a))
     except ImportError as e:
-        print(f"meander-scorer: {e}; pip install 'meander-client[{cls.extra}]' has what it needs", file=sys.stderr)
+        print(f"meander-scorer: {e}; pip install 'meander-rl[{cls.extra}]' has what it needs", file=sys.stderr)
     except (Fault, ValueError, OSError) as e:
         print(f"meander-scorer: {e}", file=sys.stderr)
     return 1

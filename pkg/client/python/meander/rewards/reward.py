@@ -52,7 +52,7 @@ class Busy(Exception):
 
 class Reward:
     """A reward function: name is NAME of nats:NAME unless the command says otherwise, flags are the arguments of its
-    constructor as those of the command, extra is the extra of meander-client that brings what it imports."""
+    constructor as those of the command, extra is the extra of meander-rl that brings what it imports."""
 
     name: ClassVar[str]
     extra: ClassVar[str]

@@ -137,7 +137,7 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
     from .folder import Folder
 
     if missing := [n for n in _NEEDS if importlib.util.find_spec(n) is None]:
-        raise Fault("config", f"packages: no {', '.join(missing)}; pip install 'meander-client[torch]'")
+        raise Fault("config", f"packages: no {', '.join(missing)}; pip install 'meander-rl[torch]'")
     from .server import Server, Worker
 
     family = families.find(Folder(a.model), a.generic, a.trust_class, a.family)

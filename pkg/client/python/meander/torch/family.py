@@ -269,7 +269,7 @@ class Family:
     def check(self) -> dict[str, int]:
         """Returns the bytes of the weights of each part. Fault of class config: a part that may not be loaded."""
         if missing := [p for p in self.packages if importlib.util.find_spec(p) is None]:
-            raise Fault("config", f"packages: no {', '.join(missing)}; pip install 'meander-client[torch]'")
+            raise Fault("config", f"packages: no {', '.join(missing)}; pip install 'meander-rl[torch]'")
         accounts.check(self)
         there = [p for p in self.parts if self.folder.named_class(p) or p not in self.optional]
         sizes = {part: self.check_part(part) for part in there}

@@ -59,7 +59,7 @@ def main() -> None:
             from . import losses
             from .loop import train
         except ImportError as e:
-            sys.exit(f"meander-train: {e}; pip install 'meander-client[train]' has what it needs")
+            sys.exit(f"meander-train: {e}; pip install 'meander-rl[train]' has what it needs")
         try:
             losses.of(config)
         except ValueError as e:

@@ -29,6 +29,10 @@ class Report:
     """What of it roundings may be: see Kernel.rounding."""
     moved: float
     """mean |log_prob - old| of the others."""
+    ratio: float
+    """The mean of exp(log_prob - old) over all of them."""
+    ratio_max: float
+    """The largest of these."""
     figures: dict[str, float]
     """Means of what the loss tells: clipped, the share of ratios that the clip cut."""
     loss: float
@@ -221,10 +225,12 @@ class Learner:
 
     def _check(self, shared: _Shared, rows: np.ndarray, j: int, seen: _Seen) -> None:
         """Tallies how far the network is from what made the samples, and from the base."""
-        off = (
-            seen.log_prob.detach() - torch.as_tensor(shared.batch.log_probs[rows, j], device=seen.log_prob.device)
-        ).abs()
-        tally = shared.tally
+        apart = seen.log_prob.detach() - torch.as_tensor(
+            shared.batch.log_probs[rows, j], device=seen.log_prob.device
+        )
+        off, ratio, tally = apart.abs(), apart.exp(), shared.tally
+        tally.ratio += torch.tensor([float(ratio.sum()), len(rows)], dtype=torch.float64)
+        tally.ratio_max = torch.maximum(tally.ratio_max, ratio.max().cpu())
         if shared.fresh:
             tally.off[j] = max(float(tally.off[j]), float(off.max()))
             tally.bound[j] = max(float(tally.bound[j]), float(seen.rounding.max()))
@@ -330,7 +336,9 @@ class _Tally:
 
     def __init__(self, steps: int, figures: tuple[str, ...]):
         self.off, self.bound = (torch.full((steps,), -math.inf, dtype=torch.float64) for _ in range(2))
-        self.kl, self.moved, self.weight = (torch.zeros(*shape, 2, dtype=torch.float64) for shape in ((steps,), (), ()))
+        self.kl = torch.zeros(steps, 2, dtype=torch.float64)
+        self.moved, self.weight, self.ratio = (torch.zeros(2, dtype=torch.float64) for _ in range(3))
+        self.ratio_max = torch.tensor(-math.inf, dtype=torch.float64)
         self.figures = {name: torch.zeros(2, dtype=torch.float64) for name in figures}
         self.loss = 0.0
 
@@ -351,15 +359,16 @@ class _Tally:
 
     def report(self, norm: float, used: int, minibatches: int) -> Report:
         loss = torch.tensor(self.loss, dtype=torch.float64)
-        distributed.add([self.kl, self.moved, self.weight, loss, *self.figures.values()])
-        for most in (self.off, self.bound):
+        distributed.add([self.kl, self.moved, self.weight, self.ratio, loss, *self.figures.values()])
+        for most in (self.off, self.bound, self.ratio_max):
             distributed.largest(most)
 
         def per(t: torch.Tensor) -> float:
             return float(t[0] / t[1]) if t[1] else math.nan
 
         off, bound = ([x if math.isfinite(x) else math.nan for x in most.tolist()] for most in (self.off, self.bound))
-        return Report(off, bound, per(self.moved),
+        highest = float(self.ratio_max) if self.ratio[1] else math.nan
+        return Report(off, bound, per(self.moved), per(self.ratio), highest,
             {name: per(t) for name, t in self.figures.items()},
                       float(loss) / minibatches, norm, [per(t) for t in self.kl], per(self.weight), used)  # fmt: skip
 

@@ -319,10 +319,10 @@ class Trainer:
         groups = batch.by_group(batch.rewards)
         return {
             "batch": batch.name, "batch_digest": batch.batch.digest(), "reward": float(batch.rewards.mean()),
-            "zero_std": sum(r.max() == r.min() for r in groups) / len(groups), "spread": spread,
+            "groups": len(groups), "zero_std": sum(r.max() == r.min() for r in groups) / len(groups), "spread": spread,
             "samples": batch.size,
             "used": report.used, "ratio_off": report.ratio_off, "ratio_bound": report.ratio_bound,
-            "moved": report.moved, **report.figures,
+            "moved": report.moved, "ratio": report.ratio, "ratio_max": report.ratio_max, **report.figures,
             "loss": report.loss,
             "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind,
             "steps": batch.batch["step_indices"][0].tolist(),
@@ -394,7 +394,7 @@ class Trainer:
                 f"{Path(self.config.model).name}, {self.config.steps} steps, rewarded by {self.config.reward}"
             )
         except ImportError:
-            _log.warning("no curve: pip install 'meander-client[train]' brings matplotlib")
+            _log.warning("no curve: pip install 'meander-rl[train]' brings matplotlib")
 
     async def _test(self) -> dict[str, dict[str, Any]]:
         """Measures the base, the kept adapter and the last one on prompts that chose nothing, once, and leaves the kept
@@ -450,10 +450,12 @@ def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
             out[name] = "+".join(values)
         elif name == "made_by":
             out[name] = sorted({w for v in values for w in v})
-        elif name in ("samples", "used", "loss"):
+        elif name in ("groups", "samples", "used", "loss"):
             out[name] = sum(values)
         elif name in ("behind", "policy_version", "grad_norm"):
             out[name] = max(values)
+        elif name == "ratio_max":
+            out[name] = max(_known(values), default=math.nan)
         elif name in ("ratio_off", "ratio_bound"):
             out[name] = [max(_known(v), default=math.nan) for v in zip(*values)]
         elif name == "kl":

@@ -125,13 +125,13 @@ class Stream:
 
     async def tell(self, record: dict[str, Any], evaluation: dict[str, float]) -> None:
         """Publishes an update of the weights that were pushed last, for those who look on."""
-        digests = {} if "+" in record["batch_digest"] else {"batch_digest": record["batch_digest"]}
-        numbers = {"clip_share": record["clipped"]} if "clipped" in record else {}
+        joined = "+" in record["batch_digest"]
         await self.patiently(
-            self.client.update, self.config.run, self.lane, record["update"], batches=record["batch"].split("+"),
-            policy_version=self.version, weights_digest=self.weights, by=self.config.trainer, evaluation=evaluation,
-            loss=record["loss"], kl=max(record["kl"]), lr=record["lr"], grad_norm=record["grad_norm"],
-            staleness=record["behind"], **numbers, **digests,
+            self.client.update, self.config.run, self.lane, record["update"], trainer=self.config.trainer,
+            batches=record["batch"].split("+"), batch_digest="" if joined else record["batch_digest"],
+            policy_version=self.version, weights_digest=self.weights, evaluation=evaluation,
+            clip_share=record.get("clipped"), kl=max(record["kl"]), staleness=record["behind"],
+            **{name: record[name] for name in ("loss", "ratio", "ratio_max", "lr", "grad_norm", "groups", "samples")},
         )
 
     async def push(self, network: Network, state: dict[str, Any], note: str) -> int:

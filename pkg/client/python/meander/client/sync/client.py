@@ -14,12 +14,13 @@ from ...data.batch import Batch, Group
 from ...data.events import Event
 from ..reader import Batches, Groups, Health
 from ..teacher import Teachers
+from ..updates import Updates
 from .thread import LoopThread, background
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T = TypeVar("_T")
-_S = TypeVar("_S", bound=control.Controls | Teachers)
+_S = TypeVar("_S", bound=control.Controls | Teachers | Updates)
 
 
 class Stream(Generic[_T]):
@@ -154,10 +155,11 @@ class Client:
     publish = waiting(aio.Client.publish)
     verdict = waiting(aio.Client.verdict)
     interact = waiting(aio.Client.interact)
-    update = waiting(aio.Client.update)
+    update = waiting(Updates.update)
 
     advantages = _streaming(aio.Client.advantages)
     batch_events = _streaming(aio.Client.batch_events)
+    updates = _streaming(aio.Client.updates)
     stream_trajectories = _streaming(aio.Client.stream_trajectories)
     steps = _streaming(aio.Client.steps)
     tokens = _streaming(aio.Client.tokens)

@@ -10,6 +10,7 @@ from verl.experimental.agent_loop import AgentLoopManager as VerlManager
 from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 from verl.utils.ray_utils import auto_await
 from verl.utils.skip import SkipManager
+from verl.utils.tracking import Tracking
 
 from ...client import ask, policy
 from ...data.batch import Sample
@@ -100,6 +101,8 @@ class AgentLoopManager(VerlManager):
     has them, and verl computes none. What verl's configuration asks of a lane that it cannot do is refused, and so is a
     prompt or response that is longer than a row: nothing is cut.
 
+    What verl logs of a step is told as an update, whatever trainer.logger says.
+
     non_tensor_batch also has meander_run, meander_uid and meander_sample_index, which name the sample in the pipeline,
     and meander_policy_version_min and _max. Settings: rollout.engine_kwargs.meander; see meander.verl.
 
@@ -121,6 +124,7 @@ class AgentLoopManager(VerlManager):
     async def _init_agent_loop_workers(self) -> None:
         self.lane = await asyncio.to_thread(Lane, **self._settings)
         self.worker = self.worker_class(self.lane, self.config, self.llm_client, None, self.reward_loop_worker_handles)
+        rows.tell_updates(Tracking, self.lane)
 
     @property
     def run(self) -> str:
@@ -147,4 +151,5 @@ class AgentLoopManager(VerlManager):
 
     def close(self) -> None:
         """Ends the connection."""
+        rows.tell_updates(Tracking, None)
         self.lane.close()

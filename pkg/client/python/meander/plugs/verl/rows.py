@@ -14,13 +14,19 @@ import numpy.typing as npt
 
 from ...client.ask import drawn_log_probs, written
 from ...data.batch import Sample
-
+from ..lane import Lane
 
 LOOP = "single_turn_agent"
 """The agent loop of verl that a lane stands in for; conversations of several turns are those of the lane."""
 
 _OURS = ("raw_prompt", "agent_name", "uid", "index")
 """What verl adds to a record, and the prompt itself."""
+
+_NUMBERS = {
+    "actor/pg_loss": "loss", "actor/loss": "loss", "actor/lr": "lr", "actor/grad_norm": "grad_norm",
+    "actor/kl_loss": "kl", "actor/reward_kl_penalty": "kl", "actor/pg_clipfrac": "clip_share",
+}  # fmt: skip
+"""The numbers of an update, by what verl logs them as; of two the first that is there."""
 
 _SETTINGS = ("url", "lane", "run", "fields", "attempts", "timeout", "connection")
 
@@ -45,6 +51,19 @@ def settings_of(rollout: Any) -> dict[str, Any]:
             raise ValueError(f"{where}.fields: {name!r}; must be fields of a prompt, or module.function")
         out["fields"] = getattr(importlib.import_module(module), name)
     return out
+
+
+def tell_updates(tracking: Any, lane: Lane | None) -> None:
+    """Has verl's class Tracking tell what it logs of a step as an update of the lane; None: no more. verl has no place
+    for a logger of others, so its method is replaced."""
+    log = getattr(tracking, "_log_of_verl", tracking.log)
+
+    def told(self: Any, data: Any, step: int, *args: Any, **kwargs: Any) -> None:
+        log(self, data, step, *args, **kwargs)
+        if lane is not None and step > 0:  # before the first step there is an evaluation alone
+            lane.client.thread.run(lane.tell("verl", step, data, _NUMBERS, "val-"))
+
+    tracking._log_of_verl, tracking.log = log, log if lane is None else told
 
 
 def _plain(value: Any) -> Any:

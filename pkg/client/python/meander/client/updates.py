@@ -1,0 +1,75 @@
+"""Updates of weights, as trainers tell them to those who look on: curves beside the rewards of a run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgpack
+from nats.js import JetStreamContext
+from nats.js.errors import APIError, NotFoundError
+
+from ..data.events import NUMBER, PREFIX, TENANT, Event, EventError, Maybe, fitting, form, name_of
+
+_REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
+_EVENT: Event = form("Update")
+NUMBERS = {name for name, of in _EVENT.items() if isinstance(of, Maybe) and of.of in (int, NUMBER)}
+"""The numbers of an update."""
+
+
+class Updates:
+    """What a Client tells of updates."""
+
+    js: JetStreamContext
+    """JetStream of the connection."""
+
+    async def update(
+        self, /, run: str, lane: str, step: int, *, trainer: str = "main", batches: Sequence[str] = (),
+        batch_digest: str = "", policy_version: int = 0, weights_digest: str = "",
+        evaluation: Mapping[str, float] | None = None, **numbers: float | None,
+    ) -> bool:
+        """Tells an update of a lane's weights (update/1) to those who look on, and returns whether it is new: the first
+        of a trainer's step counts, so a trainer that restarts tells its updates again without harm.
+
+        step counts the trainer's updates from 1. trainer is a name where several learn from one run. numbers are those
+        that there are: loss, ratio, ratio_max, clip_share, kl, lr, grad_norm, staleness, groups, samples; None and what
+        is not finite are left out.
+
+        ValueError: a number that an update does not have. EventError: the place of the update holds something else.
+        """
+        if unknown := sorted(numbers.keys() - NUMBERS):
+            raise ValueError(f"{unknown[0]}: not a number of an update; it has {', '.join(sorted(NUMBERS))}")
+        event: Event = {
+            "v": 1, "run": name_of("run", run), "lane": name_of("lane", lane), "tenant": TENANT,
+            "trainer": name_of("trainer", trainer), "step": int(step), "batches": list(batches),
+            "policy_version": int(policy_version), "weights_digest": weights_digest, "at": time.time_ns(),
+            **{k: _number(k, v) for k, v in numbers.items() if v is not None and math.isfinite(v)},
+        }  # fmt: skip
+        if batch_digest:
+            event["batch_digest"] = batch_digest
+        if evaluation:
+            known = {k: float(v) for k, v in sorted(evaluation.items()) if math.isfinite(v)}
+            event["evaluation"] = [{"name": k, "value": v} for k, v in known.items()]
+        subject = f"{PREFIX}update.{run}.{lane}.{TENANT}.{trainer}.{step}"
+        try:
+            await self.js.publish(
+                subject, msgpack.packb(event),
+                headers={"Mdr-Type": "update/1", "Content-Type": "application/msgpack"}
+            )
+            return True
+        except APIError as e:
+            if e.err_code != _REFUSED:
+                raise
+            try:
+                stored = await self.js.get_last_msg("MDR_UPDATES", subject)
+            except NotFoundError:
+                raise e from None  # the stream is full
+        fitting(stored.data or b"", _EVENT, subject, "run", "lane", "tenant", "trainer", "step")
+        return False
+
+
+def _number(name: str, value: float) -> Any:
+    """A number as the event has it."""
+    return int(value) if _EVENT[name].of is int else float(value)
