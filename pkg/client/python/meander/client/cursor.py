@@ -40,6 +40,10 @@ class Taken(EventError):
     """Another process now reads under the same name."""
 
 
+class NoStreams(ValueError):
+    """No pipeline has been up on the server, so there is nothing to read."""
+
+
 class CursorError(ValueError):
     """A cursor is from another store, or events after it are gone."""
 
@@ -134,7 +138,14 @@ class Cursor:
         return str(Place(seq, self.made))
 
     async def _info(self) -> dict[str, Any]:
-        return await api(self.nc, f"STREAM.INFO.{STREAM}")
+        try:
+            return await api(self.nc, f"STREAM.INFO.{STREAM}")
+        except NotFoundError:
+            url = self.nc.connected_url
+            raise NoStreams(
+                f"{self.filter}: no pipeline has been up on {url.netloc.rpartition('@')[2] if url else 'this server'}: "
+                "start `meander up` there, or connect to the server of one; then read again"
+            ) from None
 
     def _start(self, info: dict[str, Any]) -> int:
         """Returns the sequence after the cursor that the caller gave; 0 without one."""
