@@ -188,7 +188,12 @@ func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 		err = kv.Delete(ctx, string(run)) // a marker, which reaches mirrors
 	}
 	if err == nil {
-		_, err = b.PurgeSubject(ctx, schemas.StreamRunBucket, schemas.BucketSubject(schemas.RunBucket, string(run)))
+		err = kv.Delete(ctx, notesKey(run))
+	}
+	for _, key := range []string{string(run), notesKey(run)} {
+		if err == nil {
+			_, err = b.PurgeSubject(ctx, schemas.StreamRunBucket, schemas.BucketSubject(schemas.RunBucket, key))
+		}
 	}
 	if err == nil {
 		_, err = b.PurgeSubject(ctx, schemas.StreamCountBucket,

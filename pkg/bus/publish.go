@@ -148,9 +148,7 @@ func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]b
 		return nil, Terminal(code, err)
 	}
 	h := header(ctx, subject, e.Type(), schemas.ContentType)
-	if outcome := outcomes.Of(e); outcome != "" {
-		h[schemas.HeaderOutcome] = []string{outcome}
-	}
+	outcomes.Said(e, func(name, value string) { h[name] = []string{value} })
 	if !one {
 		// Many events share the subject: the content tells them apart.
 		h[jetstream.MsgIDHeader] = []string{schemas.MessageID(subject) + "." + digestOf(data)[:16]}
