@@ -26,13 +26,15 @@ const root = ".."
 // pkg/flow are joined by the sampler alone. pkg/models imports nothing else of the project but the models that ship.
 var layers = map[string][]string{
 	// Leaves: pure, known to everybody above.
-	"schemas":           nil,
-	"pkg/models/tensor": nil,
-	"pkg/scorer":        {"pkg/models/media"},
-	"pkg/estimator":     {"schemas"},
-	"pkg/dataset":       {"pkg/models/strictjson"},
-	"pkg/models/jinja":  nil,
-	"deploy":            nil, // files that ship inside the programs
+	"schemas":                nil,
+	"pkg/models/tensor":      nil,
+	"pkg/scorer":             {"pkg/models/media"},
+	"pkg/estimator":          {"schemas"},
+	"pkg/dataset":            {"pkg/models/strictjson"},
+	"pkg/models/jinja":       nil,
+	"pkg/models/hub":         nil, // the cache of the Hugging Face Hub, and downloads into it
+	"pkg/models/hub/hubtest": nil, // a Hub for tests
+	"deploy":                 nil, // files that ship inside the programs
 
 	// Reads JSON of strangers for everybody.
 	"pkg/models/strictjson": nil,
@@ -61,7 +63,7 @@ var layers = map[string][]string{
 	"schemas/gen":                              {"schemas/document"},
 	"pkg/fields":                               {"schemas"},
 	"pkg/models/safetensors":                   {"pkg/models/tensor"},
-	"pkg/models/lora":                          {"pkg/models/safetensors", "pkg/models/tensor"}, // files and what they fit: for networks, and for clients that push them
+	"pkg/models/lora":                          {"pkg/models/hub", "pkg/models/safetensors", "pkg/models/tensor"}, // files and what they fit: for networks, and for clients that push them
 	"pkg/models/tensor/cpu":                    {"pkg/models/tensor"},
 	"pkg/models/tensor/cuda/driver":            nil,
 	"pkg/models/tensor/cuda/kernels":           nil,
@@ -78,21 +80,21 @@ var layers = map[string][]string{
 	"pkg/models/portable":                      nil,          // random words and elementary functions, the same on all machines
 	"pkg/scheduled":                            {"pkg/flow", "pkg/models/portable"},
 	"pkg/models/media":                         nil, // pixels, their digest and their file
-	"pkg/models/model":                         {"deploy", "pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/media"},
+	"pkg/models/model":                         {"pkg/models/hub", "deploy", "pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/media"},
 	"pkg/models/model/nn":                      {"pkg/models/strictjson", "pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model"},
 	"pkg/models/tokenizer":                     {"pkg/models/strictjson", "pkg/models/safetensors"},
-	"pkg/models/model/qwenimage":               {"pkg/models/strictjson", "pkg/models/media", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model", "pkg/models/model/nn", "pkg/models/tokenizer"}, // the CPU where no device is given
+	"pkg/models/model/qwenimage":               {"pkg/models/hub", "pkg/models/strictjson", "pkg/models/media", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model", "pkg/models/model/nn", "pkg/models/tokenizer"}, // the CPU where no device is given
 	"pkg/models/model/synthetic":               {"pkg/models/media", "pkg/models/model"},
-	"pkg/models/model/remote":                  {"pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/nn", "pkg/models/model/remote/internal/wire", "pkg/models/pool", "pkg/models/tokenizer", "pkg/models/safetensors", "pkg/models/tensor"},
+	"pkg/models/model/remote":                  {"pkg/models/hub", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/nn", "pkg/models/model/remote/internal/wire", "pkg/models/pool", "pkg/models/tokenizer", "pkg/models/safetensors", "pkg/models/tensor"},
 	"pkg/models/model/remote/internal/wire":    {"pkg/models/model"},                                                                                                             // frames alone, for the client and the worker of tests
 	"pkg/models/model/remote/remotetest":       {"pkg/models/media", "pkg/models/model", "pkg/models/model/remote/internal/wire", "pkg/models/safetensors", "pkg/models/tensor"}, // a worker for tests
 	"pkg/models/model/families":                {"pkg/models/model", "pkg/models/model/qwenimage", "pkg/models/model/remote", "pkg/models/model/synthetic"},                      // the one place that names them
 	"pkg/models/tokenizer/tokenizertest":       nil,
 	"pkg/models/model/qwenimage/checkpoint":    {"pkg/models/tokenizer/tokenizertest", "pkg/models/tensor", "pkg/models/safetensors"}, // folders of random weights
 	"pkg/models/decoding":                      {"pkg/models/portable"},
-	"pkg/models/lm":                            {"pkg/models/decoding", "pkg/models/lora", "pkg/models/model", "pkg/models/safetensors", "pkg/models/tensor"},                                                                                                                                       // where folders of models are looked for
-	"pkg/models/lm/qwen2":                      {"pkg/models/strictjson", "pkg/models/decoding", "pkg/models/jinja", "pkg/models/lm", "pkg/models/lora", "pkg/models/model", "pkg/models/model/nn", "pkg/models/tokenizer", "pkg/models/safetensors", "pkg/models/tensor", "pkg/models/tensor/cpu"}, // the CPU where no device is given
-	"pkg/models/lm/families":                   {"pkg/models/lm", "pkg/models/lm/qwen2"},                                                                                                                                                                                                            // the one place that names them
+	"pkg/models/lm":                            {"pkg/models/decoding", "pkg/models/lora", "pkg/models/model", "pkg/models/safetensors", "pkg/models/tensor"},                                                                                                                                                         // where folders of models are looked for
+	"pkg/models/lm/qwen2":                      {"pkg/models/hub", "pkg/models/strictjson", "pkg/models/decoding", "pkg/models/jinja", "pkg/models/lm", "pkg/models/lora", "pkg/models/model", "pkg/models/model/nn", "pkg/models/tokenizer", "pkg/models/safetensors", "pkg/models/tensor", "pkg/models/tensor/cpu"}, // the CPU where no device is given
+	"pkg/models/lm/families":                   {"pkg/models/lm", "pkg/models/lm/qwen2"},                                                                                                                                                                                                                              // the one place that names them
 	"pkg/models/model/modeltest":               {"pkg/models/media", "pkg/models/model"},
 	"pkg/models/lm/qwen2/qwen2test":            {"pkg/models/tokenizer/tokenizertest", "pkg/models/safetensors", "pkg/models/tensor"}, // folders of random weights
 	"pkg/auth":                                 {"schemas"},                                                                           // who may do what, as data: no connection
@@ -120,7 +122,7 @@ var layers = map[string][]string{
 		"pkg/scorer", "pkg/estimator", "services/internal/instrument",
 	},
 	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/models/media", "pkg/models/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},
-	"services/sampler/weights":     {"pkg/bus", "pkg/models/lora", "pkg/models/safetensors", "pkg/models/tensor", "pkg/weightsdir", "schemas", "services/sampler/engine"},
+	"services/sampler/weights":     {"pkg/models/hub", "pkg/bus", "pkg/models/lora", "pkg/models/safetensors", "pkg/models/tensor", "pkg/weightsdir", "schemas", "services/sampler/engine"},
 	"services/reward":              {"pkg/models/media", "schemas", "pkg/bus", "pkg/models/tensor", "pkg/sampling", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
 	"services/janitor":             {"schemas", "pkg/bus", "pkg/counters", "pkg/weightsdir", "services/internal/instrument"},
@@ -144,6 +146,7 @@ var layers = map[string][]string{
 	},
 
 	"services/sampler/models": {
+		"pkg/models/hub",
 		"pkg/models/lm", "pkg/models/model", "pkg/models/model/remote", "pkg/remotehttp", "pkg/models/safetensors", "pkg/models/tensor", "pkg/models/tensor/devices",
 		"schemas", "services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts",
 	},
@@ -160,6 +163,7 @@ var layers = map[string][]string{
 		"schemas", "pkg/bus", "pkg/models/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/janitor", "services/internal/boot", "services/internal/instrument",
 	},
 	"services/verify": {
+		"pkg/models/hub",
 		"schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/models/model",
 		"pkg/models/model/families", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/decoding", "pkg/models/tensor", "pkg/models/tensor/devices",
 		"services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts",
@@ -184,6 +188,7 @@ var layers = map[string][]string{
 	"services/trace": {"schemas", "pkg/bus"}, // traces of what is stored
 	"services/ui":    {"pkg/results", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/outcomes", "services/internal/boot"},
 	"services/command": {
+		"pkg/models/hub",
 		"pkg/view",
 		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/counters", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fields", "pkg/heap", "pkg/export", "pkg/results", "pkg/outcomes", "pkg/models/tensor/devices",
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/teacher", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
@@ -245,7 +250,8 @@ var testLayers = map[string][]string{
 	"services/internal/boot":         {"pkg/bus/bustest", "schemas"},
 	"services/internal/instrument":   {"pkg/bus/bustest"},
 	"pkg/fields":                     {"schemas/document"},
-	"services/command":               {"pkg/bus/bustest", "pkg/models/lm/qwen2/qwen2test", "pkg/models/model/qwenimage/checkpoint"},
+	"pkg/models/hub":                 {"pkg/models/hub/hubtest"},
+	"services/command":               {"pkg/models/hub/hubtest", "pkg/bus/bustest", "pkg/models/lm/qwen2/qwen2test", "pkg/models/model/qwenimage/checkpoint"},
 	"pkg/results":                    {"pkg/bus/bustest", "services/pipeline"},
 	"pkg/export":                     {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "services/pipeline"},
 	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
@@ -286,6 +292,7 @@ var dependencies = map[string]dependency{
 	"github.com/nats-io/nats-server":        {why: "the embedded server; it must not reach clients or the four service binaries", users: []string{"pkg/natsd", "integration"}},
 	"github.com/nats-io/nkeys":              {why: "keys of users: made by meander auth, proved to the embedded server", users: []string{"pkg/natsd", "pkg/auth"}},
 	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/auth", "pkg/bus/...", "pkg/counters", "pkg/natsd", "pkg/client", "pkg/interaction", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/...", "integration/..."}},
+	"github.com/synadia-io/orbit.go":        {why: "contexts of the nats command", users: []string{"pkg/bus"}},
 	"github.com/parquet-go/parquet-go":      {why: "Parquet files of runs that are exported as datasets, and of prompts", users: []string{"pkg/export", "pkg/dataset"}, tests: true},
 	"github.com/prometheus/client_golang":   {why: "counters and gauges as Prometheus reads them", users: []string{"services/...", "integration/..."}},
 	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "pkg/view", "services/...", "integration/..."}, tests: true},
@@ -293,7 +300,7 @@ var dependencies = map[string]dependency{
 	"github.com/spf13/cobra":                {why: "subcommands of the command line", users: []string{"services/command", "integration/tools/bench"}},
 	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"pkg/fields", "services/command", "services/internal/boot"}},
 	"github.com/vbauerster/mpb":             {why: "progress bars of meander run", users: []string{"services/command"}},
-	"github.com/vmihailenco/msgpack":        {why: "the encoding of events, and of calls to workers", users: []string{"schemas/...", "services/command", "pkg/scorer/...", "pkg/models/model/remote/..."}, tests: true},
+	"github.com/vmihailenco/msgpack":        {why: "the encoding of events, of counts, and of calls to workers", users: []string{"schemas/...", "pkg/counters", "services/command", "pkg/scorer/...", "pkg/models/model/remote/..."}, tests: true},
 	"github.com/zeebo/blake3":               {why: "BLAKE3 with AVX2: digests of large tensors in half the time of SHA-256", users: []string{"schemas"}},
 	"go.opentelemetry.io/otel":              {why: "traces as OpenTelemetry has them, by OTLP over HTTP", users: []string{"services/trace", "services/command"}},
 	"go.opentelemetry.io/proto/otlp":        {why: "reads in a test what comes to a collector", tests: true},

@@ -24,6 +24,8 @@ type Policy struct {
 	Family        string `msgpack:"family" size:"0..MaxName"`
 	PolicyVersion int64  `msgpack:"policy_version" range:"0.." of:"version"`
 	WeightsDigest string `msgpack:"weights_digest" size:"0..MaxName" of:"version"`
+	// Source is the name and commit of the checkpoint on the Hugging Face Hub, ORG/NAME@COMMIT; empty: not known.
+	Source string `msgpack:"source,omitempty" size:"0..MaxName"`
 	// BaseDigest names the checkpoint of the lane: the weights without what Adapter adds. Samplers
 	// of another checkpoint refuse the policy.
 	BaseDigest string `msgpack:"base_digest,omitempty" size:"0..MaxName"`
@@ -198,6 +200,8 @@ func (e *Policy) StateElements(frames, height, width int64) int64 {
 
 // PolicyAdapter is a LoRA (low-rank adaptation) in PEFT's form.
 type PolicyAdapter struct {
+	// Source is that of Policy, of the adapter.
+	Source string `msgpack:"source,omitempty" size:"0..MaxName"`
 	// File is adapter_model.safetensors, in the object store.
 	File Ref `msgpack:"file"`
 	// Config is adapter_config.json; empty: the file says it all.

@@ -41,44 +41,57 @@ PROMPTS = [
 CASES = ((1, 1), (8, 1), (8, 8))
 
 
-def sd3(width):
-    pipe = tiny.sd3()
-    config = dict(pipe.transformer.config) | {"num_layers": LAYERS, "attention_head_dim": width // 4}
-    config |= {"caption_projection_dim": width, "dual_attention_layers": ()}
-    return pipe, diffusers.SD3Transformer2DModel.from_config(config)
-
-
-def flux1(width):
-    pipe = tiny.flux1()
-    config = dict(pipe.transformer.config) | {"num_layers": LAYERS // 2, "num_single_layers": LAYERS // 2}
-    config |= {"attention_head_dim": width // 4, "axes_dims_rope": _axes(width // 4)}
-    return pipe, diffusers.FluxTransformer2DModel.from_config(config)
-
-
-def qwen_image(width):
-    pipe = tiny.qwen_image()
-    config = dict(pipe.transformer.config) | {"num_layers": LAYERS, "attention_head_dim": width // 4}
-    return pipe, diffusers.QwenImageTransformer2DModel.from_config(config | {"axes_dims_rope": _axes(width // 4)})
-
-
-def wan(width):
-    pipe = tiny.wan()
-    config = dict(pipe.transformer.config) | {"num_layers": LAYERS, "attention_head_dim": width // 4}
-    pipe.register_modules(scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0))
-    return pipe, diffusers.WanTransformer3DModel.from_config(config | {"ffn_dim": 4 * width})
-
-
 def _axes(head):
     """How a head is divided among time, rows and columns."""
     return [head // 4, head // 8 * 3, head // 8 * 3]
 
 
-# The size, and the scale of guidance as the pipeline and a host have it.
+def _both(axes="axes_dims_rope"):
+    """Of networks with blocks of two kinds."""
+    return lambda w: {
+        "num_layers": LAYERS // 2, "num_single_layers": LAYERS // 2, "attention_head_dim": w // 4, axes: _axes(w // 4),
+    }  # fmt: skip
+
+
+def _one(**more):
+    """Of networks with blocks of one kind; more: by the width, such as that of their inner layers."""
+    return lambda w: {"num_layers": LAYERS, "attention_head_dim": w // 4} | {k: f(w) for k, f in more.items()}
+
+
+IMAGE, VIDEO, LTX = Size(1, 256, 256), Size(5, 128, 192), Size(9, 128, 192)
+CFG = {"guidance_scale": 4.5}
+# What widens the tiny network of a class, the size, and guidance as the pipeline has it.
 CLASSES = {
-    "sd3": (sd3, Size(1, 256, 256), {"guidance_scale": 4.5}),
-    "flux1": (flux1, Size(1, 256, 256), {"guidance_scale": 3.5}),
-    "qwen-image": (qwen_image, Size(1, 256, 256), {"true_cfg_scale": 4.0, "negative_prompt": " "}),
-    "wan": (wan, Size(5, 128, 192), {"guidance_scale": 5.0}),
+    "sd3": (_one(caption_projection_dim=int, dual_attention_layers=lambda w: ()), IMAGE, CFG),
+    "flux1": (_both(), IMAGE, {"guidance_scale": 3.5}),
+    "z-image": (
+        lambda w: {"n_layers": LAYERS, "n_refiner_layers": 1, "dim": w, "axes_dims": _axes(w // 4)},
+        IMAGE,
+        CFG,
+    ),
+    "qwen-image": (
+        _one(axes_dims_rope=lambda w: _axes(w // 4)),
+        IMAGE,
+        {"true_cfg_scale": 4.0, "negative_prompt": " "},
+    ),
+    "flux2": (
+        lambda w: _both()(w) | {"axes_dims_rope": (w // 16,) * 4},
+        IMAGE,
+        {"guidance_scale": 4.0},
+    ),
+    "flux2-klein": (lambda w: _both()(w) | {"axes_dims_rope": (w // 16,) * 4}, IMAGE, CFG),
+    "krea2": (
+        _one(axes_dims_rope=lambda w: _axes(w // 4), intermediate_size=lambda w: 3 * w // 2),
+        IMAGE,
+        CFG,
+    ),
+    "wan": (_one(ffn_dim=lambda w: 4 * w), VIDEO, {"guidance_scale": 5.0}),
+    "hunyuan-video": (
+        _both("rope_axes_dim"),
+        VIDEO,
+        {"guidance_scale": 6.0, "true_cfg_scale": 4.5, "negative_prompt": ""},
+    ),
+    "ltx": (_one(cross_attention_dim=int), LTX, {"guidance_scale": 3.0}),
 }
 
 
@@ -89,7 +102,7 @@ class Turns:
         _, self.size, self.call = CLASSES[name]
         self.by_hand, self.whole = (self._engine(folder, device, generic) for generic in (False, True))
         self.pipe = self.whole.family.pipe
-        self.scale = max(v for v in self.call.values() if isinstance(v, float))
+        self.guidance = self.whole.family.card()["pipeline"]["guidance"]
         self.card = self.by_hand.family.card()
         self.x = np.random.default_rng(0).standard_normal((8, *self.by_hand.family.latent_shape(self.size)), np.float32)
 
@@ -101,16 +114,23 @@ class Turns:
     def of(self, rows, prompts):
         """A step of each way, by its name."""
         texts = [PROMPTS[i % prompts] for i in range(rows)]
-        negative = {k: v for k, v in self.call.items() if k == "negative_prompt"}
+        arguments = {k: v for k, v in self.call.items() if k != self.guidance}
         size = vars(self.size)
         recipes = [
-            {"prompts": [[t]], "truncate": False, "arguments": negative, "guidance": self.scale, "steps": STEPS, **size}
+            {
+                "prompts": [[t]],
+                "truncate": False,
+                "arguments": arguments,
+                "guidance": self.call[self.guidance],
+                "steps": STEPS,
+                **size,
+            }
             for t in texts
         ]
         whole = [self.whole.within(lambda r=r: self.whole.encode(**r))[0]["items"][0]["handle"] for r in recipes]
         items = self.by_hand.encode([[t] for t in texts] + [[self.card["negative_prompt"]]], False)[0]["items"]
         *hand, against = [item["handle"] for item in items]
-        guided = self.card["true_cfg_scale"] > 1
+        guided = self.card["true_cfg_scale"] > 1 or "negative_prompt" in self.call
         both, states = (hand + [against] * rows, list(range(rows)) * 2) if guided else (hand, list(range(rows)))
         of_network = [self.card["guidance"]] * len(both)
         x = {"x": self.x[:rows]}
@@ -119,7 +139,8 @@ class Turns:
         sizes |= {"num_frames": self.size.frames} if self.size.frames > 1 else {}
         count = "num_videos_per_prompt" if self.size.frames > 1 else "num_images_per_prompt"
         own = {"prompt": texts, **self.call} if prompts > 1 else {"prompt": texts[0], count: rows, **self.call}
-        own |= {"negative_prompt": [" "] * rows} if prompts > 1 and negative else {}
+        if prompts > 1 and "negative_prompt" in self.call:
+            own["negative_prompt"] = [self.call["negative_prompt"]] * rows
 
         return {
             "by hand": lambda: self.by_hand.velocity(states, [SIGMA] * len(both), both, of_network, self.size, "", x),
@@ -148,7 +169,7 @@ def main():
     p.add_argument("--classes", default=",".join(CLASSES), help="of these, with commas (default: all)")
     p.add_argument("--rounds", type=int, default=15)
     p.add_argument("--device", default="cpu")
-    p.add_argument("--width", type=int, default=192, help="channels of the networks, a multiple of 64")
+    p.add_argument("--width", type=int, default=192, help="channels of the networks, a multiple of 64; 0: tiny ones")
     a = p.parse_args()
     _keep_memory()  # as the worker does
     clock = time.process_time if a.device == "cpu" else time.perf_counter
@@ -157,8 +178,12 @@ def main():
     for name in a.classes.split(","):
         with tempfile.TemporaryDirectory() as folder:
             torch.manual_seed(0)
-            pipe, network = CLASSES[name][0](a.width)
-            pipe.register_modules(transformer=tiny.wide(network))
+            pipe = tiny.PIPELINES[name]()
+            if a.width:
+                config = dict(pipe.transformer.config) | CLASSES[name][0](a.width)
+                pipe.register_modules(transformer=tiny.wide(type(pipe.transformer).from_config(config)))
+            if name == "wan":
+                pipe.register_modules(scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0))
             pipe.save_pretrained(folder)
             settings = {**vars(CLASSES[name][1]), "num_inference_steps": STEPS}
             Path(folder, "meander.json").write_text(json.dumps(settings))

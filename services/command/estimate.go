@@ -65,6 +65,9 @@ func (a *app) factsOf(ctx context.Context, conn *connection, s *services) (*esti
 	if s == nil {
 		return f, nil
 	}
+	if err := a.fetchOwn(ctx, s); err != nil {
+		return nil, err
+	}
 	f, err := estimate.FromConfig(ctx, s.Config)
 	if err != nil {
 		return nil, usage(err)

@@ -32,7 +32,6 @@ func TestHints(t *testing.T) {
 		"run --reward pickscore x":                 "start 'meander-scorer pickscore', and write nats:pickscore",
 		"run --reward HPS_v2 x":                    "start 'meander-scorer hpsv2', and write nats:hpsv2",
 		"run --reward jpeg x":                      "did you mean jpeg_compressibility or jpeg_incompressibility?",
-		"run --model org/name x":                   "'hf download org/name --local-dir name', and then called --model ./name",
 		"ls":                                       "did you mean 'meander runs ls'?",
 		"logs":                                     "did you mean 'meander watch'?",
 		"stop":                                     "'meander cancel RUN' to end a run, or Ctrl-C to end 'meander up'?",

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/fields"
+	"github.com/meander-rl/meander/pkg/models/hub"
 	languages "github.com/meander-rl/meander/pkg/models/lm/families"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
@@ -26,8 +27,8 @@ import (
 // modelCommand makes the command 'meander model', with its subcommand info.
 func modelCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "model", Short: "look at model folders",
-		Example: "  meander model info signs",
+		Use: "model", Short: "look at model folders, and fetch models of the Hugging Face Hub",
+		Example: "  meander model info signs\n  meander model fetch ORG/NAME",
 	}
 	var engine string
 	var options models.TorchOptions
@@ -43,12 +44,18 @@ With --engine torch it asks a worker, which knows more classes.
 Exit status: 0 it can, 1 it cannot.`,
 		Example: `  meander model info deploy/models/signs
   meander model info sums                # a language model
+  meander model info ORG/NAME            # of the Hugging Face Hub; downloaded once
   meander model info signs --json`,
-		RunE: func(c *cobra.Command, given []string) error { return a.modelInfo(c, given[0], engine, options) },
+		RunE: func(c *cobra.Command, given []string) error {
+			if err := a.fetch(c.Context(), given[0], "", hub.Model); err != nil {
+				return err
+			}
+			return a.modelInfo(c, given[0], engine, options)
+		},
 	}
 	engineFlag(info.Flags(), &engine, "default this program")
 	fields.Bind("", &options).Register(info.Flags(), "generic", "trust_class", "family")
-	c.AddCommand(info)
+	c.AddCommand(info, fetchCommand(a))
 	return c
 }
 
@@ -125,8 +132,12 @@ func showInfo(c *cobra.Command, asJSON bool, problems []string, fields any, prin
 }
 
 // printParts prints a table of a model's parts, with their sums.
-func printParts(out io.Writer, name, family, dir string, parts []model.PartInfo) {
-	fmt.Fprintf(out, "%s (%s), %s\n\n", name, family, dir)
+func printParts(out io.Writer, name, family, dir, source string, parts []model.PartInfo) {
+	fmt.Fprintf(out, "%s (%s), %s\n", name, family, dir)
+	if source != "" {
+		fmt.Fprintf(out, "%s, of the Hugging Face Hub\n", source)
+	}
+	fmt.Fprintln(out)
 	t := present.New("PART", "CLASS", "PARAMETERS", "DTYPES", "FILES", "IN MEMORY")
 	parameters, files, memory := 0, 0, 0
 	for _, p := range parts {
@@ -140,7 +151,7 @@ func printParts(out io.Writer, name, family, dir string, parts []model.PartInfo)
 
 // printInfo prints the description of an image model.
 func printInfo(out io.Writer, dir string, info *model.Info) {
-	printParts(out, info.Name, info.Family, dir, info.Parts)
+	printParts(out, info.Name, info.Family, dir, info.Source, info.Parts)
 	printGPUMemory(out, info)
 	fmt.Fprintln(out)
 	if info.Vocabulary > 0 {

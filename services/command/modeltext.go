@@ -28,7 +28,7 @@ func languageInfo(c *cobra.Command, dir string, family lm.Family, asJSON bool) e
 
 // printLanguage prints the description of a language model.
 func printLanguage(out io.Writer, dir string, info *lm.Info) {
-	printParts(out, info.Name, info.Family, dir, info.Parts)
+	printParts(out, info.Name, info.Family, dir, info.Source, info.Parts)
 	if info.Vocabulary == 0 {
 		return // the problems say why
 	}

@@ -180,7 +180,7 @@ func (p *comparer) roll(ctx context.Context, r *parityReport, file string, both 
 		keep[i] = strconv.Itoa(i)
 	}
 	args := []string{
-		"run", "--nats=", "--store", filepath.Join(p.dir, "store"), "--out", filepath.Join(p.dir, "out"),
+		"run", "--nats=", "--context=", "--store", filepath.Join(p.dir, "store"), "--out", filepath.Join(p.dir, "out"),
 		"--model", p.model, "--run", "parity", "--group-size", "1", "--sde-type", "ode", "--solver", r.Reference.Solver,
 		"--start-latents", file, "--start-step", "0", "--return-steps", strings.Join(keep, ","), "--latents-dtype",
 		"F32", "--save-latents", filepath.Join(p.dir, "ours.safetensors"), "--reward", "jpeg_compressibility",

@@ -20,6 +20,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/fields"
+	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
@@ -148,6 +149,9 @@ func (s *services) validate() error {
 		}
 	}
 	for key, path := range map[string]string{"adapter": s.Sampler.Adapter, "scorers": s.Reward.Scorers} {
+		if _, ok := hub.Parse(path); ok && key == "adapter" {
+			continue // it is there, or fetched
+		}
 		if _, missing := os.Stat(path); path != "" && missing != nil {
 			err = errors.Join(err, fmt.Errorf("%s: %w", key, missing))
 		}
@@ -208,7 +212,7 @@ func (s services) serve(ctx context.Context, conn *connection, log zerolog.Logge
 	health.SetReady(true)
 	defer context.AfterFunc(ctx, func() { health.SetReady(false) })()
 	if err := pipeline.Run(ctx, conn.Bus, s.Config, log); errors.Is(err, model.ErrUnknown) ||
-		errors.Is(err, devices.ErrUnavailable) {
+		errors.Is(err, hub.ErrName) || errors.Is(err, devices.ErrUnavailable) {
 		return usage(err)
 	} else if err != nil {
 		return err

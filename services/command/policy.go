@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -84,6 +85,7 @@ the next one starts with it. Weights that the lane already has are not pushed ag
 Exit status: 0 every sampler uses it, 1 one refused it or did not answer in time, 2 it was not
 pushed.`,
 		Example: `  meander policy push ./adapter
+  meander policy push ORG/NAME@REVISION    # an adapter of the Hugging Face Hub
   meander policy push ./adapter --lane signs --rule switch --note "update 12"
   meander policy push --full ./checkpoint-40/transformer
   meander policy push --full --weights-dir /shared /shared/checkpoint-40/transformer`,
@@ -94,6 +96,9 @@ pushed.`,
 			if k.WeightsDir != "" {
 				return usage(errors.New("--weights-dir: given for an adapter; adapters are stored in the server: " +
 					"leave it out, " + "or push a whole transformer with --full"))
+			}
+			if err := a.fetch(c.Context(), "", given[0], hub.Adapter); err != nil {
+				return err
 			}
 			adapter, err := lora.Open(given[0])
 			if err != nil {
@@ -478,11 +483,17 @@ func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.A
 	line("lane", "%s", p.Lane)
 	line("version", "%d", p.PolicyVersion)
 	line("model", "%s (%s)", p.Model, p.Family)
+	if p.Source != "" {
+		line("from", "%s, of the Hugging Face Hub", p.Source)
+	}
 	line("weights", "%s", p.WeightsDigest)
 	line("base", "%s", present.OrDash(p.BaseDigest))
 	line("made of", "%s", weightsLine(p))
 	if p.Adapter != nil {
 		line("adapter", "%s, %s, scale %g", p.Adapter.File.Digest, present.Size(p.Adapter.File.Size), p.Adapter.Scale)
+		if p.Adapter.Source != "" {
+			line("adapter from", "%s, of the Hugging Face Hub", p.Adapter.Source)
+		}
 	}
 	for _, w := range p.Weights {
 		line("weights of", "%s, %s%s", w.Digest, present.Size(w.Size), pathOf(w))

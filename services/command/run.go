@@ -49,6 +49,7 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 		Example: `  meander run 'a red sign that says "OPEN"' 'a blue sign that says "4071"'
   meander run --group-size 8 --sde-steps 2,3 --return-steps 2,3,4 --json 'a red sign that says "OPEN"'
   meander run --model DIR --reward jpeg_compressibility "a red fox"    # a checkpoint of your own
+  meander run --model ORG/NAME@REVISION --reward jpeg_compressibility "a red fox"    # one of the Hugging Face Hub
   meander run --prompts prompts.txt --group-size 16 --sde-window 2:0-5 --latents-dtype F16
   meander run --prompts words.csv --template 'a {colour} sign that says "{prompt}"' --dry-run
   meander run --run night --prompts prompts.jsonl        # the same again after a crash: it resumes`,

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/dataset"
+	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/lm"
 	languages "github.com/meander-rl/meander/pkg/models/lm/families"
 	"github.com/meander-rl/meander/pkg/models/model"
@@ -51,7 +52,8 @@ Exit status: 0 all records can be published, 1 some cannot.`,
 	}
 	d.addFileFlags(c.Flags())
 	c.Flags().IntVar(&d.choice.Limit, "limit", 0, "read this many records, not the whole file; 0: all")
-	c.Flags().StringVar(&modelName, "model", "", "folder or name of a model, to say which prompts are too long for it")
+	c.Flags().StringVar(&modelName, "model", "",
+		"folder or name of a model, also of the Hugging Face Hub, to say which prompts are too long for it")
 	c.Flags().StringVar(&file, "out", "", "write the prompts to this file, as JSON lines that every reader takes")
 	return c
 }
@@ -99,6 +101,9 @@ func (a *app) showPrompts(c *cobra.Command, d *datasetFlags, modelName, file str
 		return usage(fmt.Errorf("--limit: %d; must be at least 0", d.choice.Limit))
 	}
 	if modelName != "" {
+		if err := a.fetch(c.Context(), modelName, "", hub.Description); err != nil {
+			return err
+		}
 		if out.Tokens, err = tokensOf(modelName); err != nil {
 			return usage(fmt.Errorf("--model: %w", err))
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/fields"
+	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
@@ -41,6 +42,9 @@ and run in replicas at any time. With its own weights a sample gets exactly its 
 				return usage(err)
 			} else if err != nil {
 				return settingError(err)
+			}
+			if err := a.fetch(c.Context(), cfg.Model, cfg.Adapter, hub.Model); err != nil {
+				return err
 			}
 			if !c.Flags().Changed("log-level") {
 				a.logLevel = envOr("MEANDER_LOG_LEVEL", "info")

@@ -33,6 +33,7 @@ process at once. Stored events are there at the next start.`,
   meander up --gc-above 80 --gc-age 48h    # frees the oldest closed groups, so that the store never fills up
   meander up --auth auth    # clients log in with the credentials of 'meander auth init auth'
   meander up --nats nats://a:4222,nats://b:4222,nats://c:4222 --stream-replicas 3    # uses a cluster, starts no server
+  meander up --model ORG/NAME@REVISION    # of the Hugging Face Hub; downloaded once
   meander up --model synthetic --batch 16 --workers 2 --listen 127.0.0.1:4333
   meander publish --run demo 'a red sign that says "OPEN"'    # in another terminal`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -54,6 +55,9 @@ process at once. Stored events are there at the next start.`,
 				if err := a.useCredentials(&server, &s, &p, credentials, log); err != nil {
 					return err
 				}
+			}
+			if err := a.fetchOwn(c.Context(), &s); err != nil {
+				return err
 			}
 			conn, err := a.openConnection(c.Context(), natsd.MemberOptions{
 				Options: server, ServesPipeline: true, Settings: s.settings,

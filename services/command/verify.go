@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/fields"
+	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -68,6 +69,11 @@ they say nothing about the samples.`,
 			if err := checkCompute(options); err != nil {
 				return settingError(err)
 			}
+			for _, name := range append([]string{""}, options.Model...) {
+				if err := a.fetch(c.Context(), name, options.Open.Adapter, hub.Model); err != nil {
+					return err
+				}
+			}
 			report, err := verify.Run(c.Context(), conn.Bus, run, options)
 			if wrong, ok := errors.AsType[*verify.SettingError](err); ok {
 				return settingError(wrong)
@@ -118,8 +124,8 @@ func checkCompute(o verify.Options) error {
 func addVerifyFlags(f *pflag.FlagSet, run *schemas.Run, o *verify.Options, tolerance *float64) {
 	nameFlag(f, run, "run", "", "run; default the latest")
 	f.StringArrayVar(&o.Model, "model", nil,
-		"model to recompute with, a folder or a name; repeat it for each model of the run; default the models that "+
-			"its trajectories name")
+		"model to recompute with: a folder, a name, or ORG/NAME[@REVISION] of the Hugging Face Hub; repeat it for "+
+			"each model of the run; default the models that its trajectories name")
 	nameFlag(f, &o.Lane, "lane", "", "only trajectories of this lane")
 	nameFlag(f, &o.UID, "uid", "", "only trajectories of this group")
 	f.StringVar(&o.Open.Adapter, "adapter", "", "LoRA adapter of the samples")
@@ -159,8 +165,8 @@ func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) er
 		}
 		for _, m := range r.Missing {
 			present.Lines(out,
-				fmt.Sprintf("  add --model with the folder of %q, or choose other trajectories with --lane or --uid",
-					m.Model))
+				fmt.Sprintf("  add --model %s, or choose other trajectories with --lane or --uid",
+					cmp.Or(m.Source, fmt.Sprintf("with the folder of %q", m.Model))))
 		}
 	}
 	if len(faults) > 0 {

@@ -92,7 +92,7 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	err := errors.Join(schemas.CheckFields(&c), c.validateEngine())
 	if c.Model == "" {
-		err = errors.Join(errors.New("model: empty; must be synthetic or a folder of a model"), err)
+		err = errors.Join(errors.New("model: empty; must be synthetic, a folder, or ORG/NAME of the Hub"), err)
 	}
 	if c.WeightsDir != "" {
 		err = errors.Join(err, checkFolder("weights_dir", c.WeightsDir))
@@ -198,6 +198,9 @@ func (c Config) validateEngine() (err error) {
 func (c Config) openModel(ctx context.Context, log zerolog.Logger) (*models.Devices, error) {
 	known := models.Registry{Images: c.Models, Text: c.Languages}
 	progress := progressLogger(c.Loading, log)
+	if err := models.Fetch(ctx, c.Model, c.Adapter, models.Wanted(c.Engine), models.Logged(log)); err != nil {
+		return nil, err
+	}
 	switch {
 	case models.IsTorch(c.Engine):
 		return c.torch().Open(ctx, c.Model, progress, log)

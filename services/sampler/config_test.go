@@ -27,7 +27,7 @@ func TestConfig_Validate(t *testing.T) {
 		set    func(*sampler.Config)
 		want   string // empty: the settings are right
 	}{
-		{"", func(c *sampler.Config) { c.Model = "" }, "model: empty; must be synthetic or a folder of a model"},
+		{"", func(c *sampler.Config) { c.Model = "" }, "model: empty; must be synthetic, a folder, or ORG/NAME of the Hub"},
 		{"", func(c *sampler.Config) { c.AdapterScale = math.NaN() }, "adapter_scale: NaN; must be finite"},
 		{"", func(c *sampler.Config) { c.WeightsDir = dir }, ""},
 		{"", func(c *sampler.Config) { c.WeightsDir = file }, `weights_dir: "` + file + `"; must be a folder`},

@@ -41,8 +41,8 @@ const Summary = "gives the log-probs of stored samples under the weights of anot
 
 // Config of a teacher.
 type Config struct {
-	Model        string  `key:"model" help:"folder of a model, or the name of a shipped one"`
-	Adapter      string  `key:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
+	Model        string  `key:"model" help:"folder of a model, the name of a shipped one, or ORG/NAME[@REVISION] of the Hugging Face Hub"`
+	Adapter      string  `key:"adapter" help:"LoRA in PEFT's form to add to the model: a file, a folder, or ORG/NAME[@REVISION] of the Hugging Face Hub"`
 	AdapterScale float64 `key:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
 	Name         string  `key:"name" form:"token?"` // that requests have for the teacher; empty: the model's
 	// Engine is torch or torch=ADDRESS where a worker computes the network of an image model, with EngineKey as its

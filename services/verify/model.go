@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/services/sampler/engine"
@@ -112,9 +113,9 @@ func (v *verifier) modelOf(ctx context.Context, s *sample) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	name, base := string(t.Lane), ""
+	name, base, source := string(t.Lane), "", ""
 	if p != nil {
-		name, base = p.Model, p.BaseDigest
+		name, base, source = p.Model, p.BaseDigest, p.Source
 	}
 	for _, is := range []func(n engine.Network) bool{
 		func(n engine.Network) bool { return n.Digest() == t.WeightsDigest },
@@ -127,13 +128,19 @@ func (v *verifier) modelOf(ctx context.Context, s *sample) (*opened, error) {
 	}
 	missing := slices.IndexFunc(v.report.Missing, func(m Missing) bool { return m.Lane == t.Lane && m.Model == name })
 	if missing < 0 && len(v.options.Model) == 0 {
-		if o, err := v.openModel(ctx, name, t.Backend); !errors.Is(err, model.ErrUnknown) {
+		at := name
+		if hub.Local(source) != "" {
+			at = source
+		}
+		if o, err := v.openModel(ctx, at, t.Backend); !errors.Is(err, model.ErrUnknown) {
 			return o, err
 		}
 	}
 	if missing < 0 {
 		missing = len(v.report.Missing)
-		v.report.Missing = append(v.report.Missing, Missing{Lane: t.Lane, Model: name, WeightsDigest: t.WeightsDigest})
+		v.report.Missing = append(v.report.Missing, Missing{
+			Lane: t.Lane, Model: name, Source: source, WeightsDigest: t.WeightsDigest,
+		})
 	}
 	v.report.Missing[missing].Trajectories++
 	return nil, nil

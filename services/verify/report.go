@@ -94,8 +94,9 @@ type Mismatch struct {
 // Missing counts the trajectories of a lane whose model is not there.
 type Missing struct {
 	Lane schemas.Lane `json:"lane"`
-	// Model is the model's name, WeightsDigest the one of the first of the trajectories.
+	// Model is the model's name, Source that of its policy, WeightsDigest the one of the first of the trajectories.
 	Model         string `json:"model"`
+	Source        string `json:"source,omitempty"`
 	WeightsDigest string `json:"weights_digest"`
 	Trajectories  int    `json:"trajectories"`
 }

@@ -23,6 +23,8 @@ type Card struct {
 	// Name is the name of the model in events, Family its architecture.
 	Name   string `json:"name"`
 	Family string `json:"family"`
+	// Source is that of model.Card.
+	Source string `json:"source,omitempty"`
 	// WeightsDigest is the SHA-256 of the folder's files in hex. Equal digests give equal logits with
 	// the same build.
 	WeightsDigest string `json:"-"`

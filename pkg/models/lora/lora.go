@@ -5,6 +5,7 @@
 package lora
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 )
 
@@ -62,9 +64,9 @@ const (
 // lora_alpha/sqrt(r) with use_rslora. It comes from adapter_config.json beside the weights, from the header of the
 // file, or from alpha tensors; without any of them it is 1, as in diffusers. Of the keys of alpha_pattern and
 // rank_pattern, regular expressions, the first in the file that matches counts. A configuration with other changes
-// than scale * B A is an error that names the field.
+// than scale * B A is an error that names the field. A name of the Hugging Face Hub is that of its folder in the cache.
 func Open(name string) (*Adapter, error) {
-	file, config, err := readFiles(name)
+	file, config, err := readFiles(Folder(name))
 	if err == nil {
 		var a *Adapter
 		if a, err = Parse(nameOf(name), file, config); err == nil {
@@ -72,6 +74,15 @@ func Open(name string) (*Adapter, error) {
 		}
 	}
 	return nil, fmt.Errorf("open adapter %q: %w", name, err)
+}
+
+// Folder returns the path of the adapter called name: itself, or for ORG/NAME of the Hugging Face Hub the folder in the
+// cache, where there is one.
+func Folder(name string) string {
+	if _, err := os.Stat(name); err != nil {
+		return cmp.Or(hub.Local(name), name)
+	}
+	return name
 }
 
 // nameOf returns the last element of a path, without the extension of a file.

@@ -6,22 +6,25 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/meander-rl/meander/deploy"
+	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 )
 
 // FindFolder returns the folder of the model called name that has this file, "" if there is none, and
 // the folders that it tried: see Registry.Find. The root of a Hugging Face cache folder means its snapshot; an error
-// says that it has several.
+// says that it has several. A model of the Hub, ORG/NAME or ORG/NAME@REVISION, is looked for in the cache (hub.Local).
 func FindFolder(name, file string) (dir string, tried []string, err error) {
 	tried = []string{name}
 	byName := name != "" && !strings.ContainsAny(name, `/\`)
 	if models := os.Getenv("MEANDER_MODELS"); byName && models != "" {
 		tried = append(tried, filepath.Join(models, name))
+	}
+	if dir := hub.Local(name); dir != "" {
+		tried = append(tried, dir)
 	}
 	for _, dir := range tried {
 		if dir, err = safetensors.Snapshot(dir); err != nil {
@@ -55,6 +58,9 @@ type UnknownError struct {
 // folders.
 func Unknown(name, file string, tried []string, known ...string) *UnknownError {
 	for _, dir := range tried[1:] {
+		if hub.Source(dir) != "" {
+			continue // beside it are other commits
+		}
 		folders, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), "*", file))
 		for _, f := range folders {
 			known = append(known, filepath.Base(filepath.Dir(f)))
@@ -83,23 +89,27 @@ func (e *UnknownError) Error() string {
 		must = "one of " + strings.Join(e.Known, ", ") + ", or " + must
 	}
 	said := fmt.Sprintf("model %q: %v; must be %s; looked in %s", e.Name, ErrUnknown, must, strings.Join(e.Tried, ", "))
-	if hubName.MatchString(e.Name) {
-		said += fmt.Sprintf("; a model of the Hugging Face hub is fetched with 'hf download %s --local-dir %s', and "+
-			"then called --model ./%[2]s", e.Name, filepath.Base(e.Name))
+	if _, ok := hub.Parse(e.Name); ok {
+		said += fmt.Sprintf(", and in the cache of the Hugging Face Hub, %s; 'meander model fetch %s' downloads it",
+			hub.Cache(), e.Name)
+	} else if wrong := hub.Misspelt(e.Name); wrong != "" {
+		said += "; " + wrong
 	}
 	return said
 }
-
-// hubName matches the name of a model on the Hugging Face hub: owner and model.
-var hubName = regexp.MustCompile(`^[A-Za-z0-9][\w.-]*/[\w.-]+$`)
 
 func (e *UnknownError) Unwrap() error { return ErrUnknown }
 
 // NameOf returns the name in events of the model at a path: the last element of the path, with every character
 // other than A-Z a-z 0-9 _ - replaced by -. For a path in a Hugging Face cache,
-// models--ORG--NAME/snapshots/REVISION, it is NAME.
+// models--ORG--NAME/snapshots/REVISION, and for ORG/NAME@REVISION of the Hub it is NAME.
 func NameOf(path string) string {
 	path = filepath.Clean(path)
+	if r, ok := hub.Parse(path); ok && strings.Contains(path, "@") {
+		if _, err := os.Stat(path); err != nil {
+			path = r.ID
+		}
+	}
 	name := filepath.Base(path)
 	if up := filepath.Dir(path); filepath.Base(up) == "snapshots" {
 		if repository, ok := strings.CutPrefix(filepath.Base(filepath.Dir(up)), "models--"); ok {

@@ -41,6 +41,8 @@ type Card struct {
 	// Name is the name of the model in events, Family its architecture.
 	Name   string `json:"name" msgpack:"-"`
 	Family string `json:"family" msgpack:"family"`
+	// Source is its name and commit on the Hugging Face Hub, ORG/NAME@COMMIT; empty: its folder is not in the cache.
+	Source string `json:"source,omitempty" msgpack:"-"`
 	// WeightsDigest is the SHA-256 of the weights in hex. Equal digests give equal velocities
 	// with the same build.
 	WeightsDigest string `json:"-" msgpack:"-"`

@@ -11,6 +11,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
@@ -178,7 +179,9 @@ func (v *Versions) ownPolicy(ctx context.Context) (*schemas.Policy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("store the adapter: %w", err)
 	}
-	p.Adapter = &schemas.PolicyAdapter{File: ref, Config: adapter.Config(), Scale: with.Weight}
+	p.Adapter = &schemas.PolicyAdapter{
+		Source: hub.Source(lora.Folder(v.options.Own.Adapter)), File: ref, Config: adapter.Config(), Scale: with.Weight,
+	}
 	p.WeightsDigest = lora.WeightsDigest(p.BaseDigest, with)
 	return p, nil
 }

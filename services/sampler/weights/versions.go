@@ -74,8 +74,8 @@ type Options struct {
 
 // Own is what the sampler's own settings say of its weights.
 type Own struct {
-	Model        string  `key:"model" help:"synthetic, a folder in the diffusers layout or of a language model, or the name of a shipped model"`
-	Adapter      string  `key:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
+	Model        string  `key:"model" help:"synthetic, the name of a shipped model, a folder in the diffusers layout or of a language model, or ORG/NAME[@REVISION] of the Hugging Face Hub"`
+	Adapter      string  `key:"adapter" help:"LoRA in PEFT's form to add to the model: a file, a folder, or ORG/NAME[@REVISION] of the Hugging Face Hub"`
 	AdapterScale float64 `key:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
 	WeightsDir   string  `key:"weights_dir" help:"folder that is shared with those who push whole transformers by path ('policy push --weights-dir'), maybe as another path there; default none: versions by path are refused"`
 	// PolicyVersion is the lowest version that the sampler's own weights are announced with.
@@ -330,10 +330,14 @@ func (v *Versions) loadOfEpoch(ctx context.Context, p *schemas.Policy) (*Loaded,
 	return v.loadPolicy(ctx, p)
 }
 
-// checkChanges refuses an update whose canary is that of the weights before it. A rollback may go back to them.
+// checkChanges refuses an update whose canary is that of the weights before it. A rollback may go back to them, and
+// whole weights over the checkpoint may be its own: all their names and shapes were compared.
 func checkChanges(last, next *Loaded) error {
 	if next.Policy.IsCheckpoint() || next.Policy.Rollback != nil {
 		return nil // going back is on purpose
+	}
+	if last.Policy.IsCheckpoint() && len(next.Policy.Weights) > 0 {
+		return nil // a trainer begins with those
 	}
 	a, b := last.canary, next.canary
 	if a == nil || b == nil || last.Policy.WeightsDigest == next.Policy.WeightsDigest || a.Digest != b.Digest {

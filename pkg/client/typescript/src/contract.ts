@@ -866,6 +866,8 @@ export interface Policy {
   policy_version: Integer;
   /** SHA-256 that names the weights and all else that decides what the model makes */
   weights_digest: string;
+  /** source is the name and commit of the checkpoint on the Hugging Face Hub, ORG/NAME@COMMIT; empty: not known. */
+  source?: string | null;
   /** base_digest names the checkpoint of the lane: the weights without what adapter adds. Samplers of another checkpoint refuse the policy. */
   base_digest?: string | null;
   /** adapter is added to the checkpoint; absent: nothing is. */
@@ -948,6 +950,8 @@ export interface Policy {
 
 /** PolicyAdapter is a LoRA (low-rank adaptation) in PEFT's form. */
 export interface PolicyAdapter {
+  /** source is that of Policy, of the adapter. */
+  source?: string | null;
   /** file is adapter_model.safetensors, in the object store. */
   file: Ref;
   /** config is adapter_config.json; empty: the file says it all. */
@@ -2626,8 +2630,8 @@ export const structs: Record<string, Record<string, string>> = {
   Outputs: {"checkpoint_step_indices":"[int]?","debug":"[str]","return_conditioning":"bool?","return_step_indices":"[int]"},
   Parts: {"count":"int","digest":"str","first":"int","size":"int"},
   Plan: {"lane":"str","max_step_offset":"int","metrics":"[Metric]","probability":"number","run":"str","samples":"[Roll]","seed":"int","settings":"RollSettings","strategy":"str","train_step":"int","uid":"str","v":"int"},
-  Policy: {"adapter":"PolicyAdapter?","announced":"int","base_digest":"str?","boundary_ratio":"number?","by":"str?","conditioning_bytes":"int?","conditioning_token_bytes":"int?","engine":"Engine?","engine_mix":"bool?","epoch":"int?","family":"str","fps":"number?","frames":"int?","frames_per_token":"int?","grid":"str?","guidance":"number?","height":"int","lane":"str","latent_channels":"int","latents_dtype":"str?","max_frames":"int?","max_pixels":"int","model":"str","modules":"Ref?","mu":"str?","mu_constant":"number?","negative_prompt":"str?","note":"str?","num_inference_steps":"int","parent":"int?","pipeline":"bytes?","pixels_per_token":"int","policy_version":"int","prompts":"int?","reward":"[str]?","rollback":"int?","rule":"str?","scheduler_config":"bytes","tenant":"str","tensors":"Ref?","text":"TextPolicy?","true_cfg_scale":"number","v":"int","weights":"[WeightsFile]?","weights_digest":"str","width":"int"},
-  PolicyAdapter: {"config":"bytes","file":"Ref","scale":"number"},
+  Policy: {"adapter":"PolicyAdapter?","announced":"int","base_digest":"str?","boundary_ratio":"number?","by":"str?","conditioning_bytes":"int?","conditioning_token_bytes":"int?","engine":"Engine?","engine_mix":"bool?","epoch":"int?","family":"str","fps":"number?","frames":"int?","frames_per_token":"int?","grid":"str?","guidance":"number?","height":"int","lane":"str","latent_channels":"int","latents_dtype":"str?","max_frames":"int?","max_pixels":"int","model":"str","modules":"Ref?","mu":"str?","mu_constant":"number?","negative_prompt":"str?","note":"str?","num_inference_steps":"int","parent":"int?","pipeline":"bytes?","pixels_per_token":"int","policy_version":"int","prompts":"int?","reward":"[str]?","rollback":"int?","rule":"str?","scheduler_config":"bytes","source":"str?","tenant":"str","tensors":"Ref?","text":"TextPolicy?","true_cfg_scale":"number","v":"int","weights":"[WeightsFile]?","weights_digest":"str","width":"int"},
+  PolicyAdapter: {"config":"bytes","file":"Ref","scale":"number","source":"str?"},
   Prediction: {"digest":"str","tensor":"Tensor?"},
   Presence: {"at":"int","backend":"str?","controls":"int?","draining":"bool?","evaluation":"Evaluation?","instance":"str","lane":"str?","loading":"int?","making":"[Making]?","missing":"[MissingReward]?","policy_version":"int?","reward":"[str]?","room":"Room?","service":"str","v":"int","waiting":"str?","weights_digest":"str?"},
   ProbabilityRamp: {"prob_end":"number?","prob_start":"number?","ramp_steps":"int?","shape":"str?","start_step":"int?"},

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/models/decoding"
+	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/nn"
@@ -211,7 +212,7 @@ func (c *configs) card(dir string, positions, cacheTokens int) lm.Card {
 		newTokens = defaultMaxNewTokens
 	}
 	return lm.Card{
-		Name: model.NameOf(dir), Family: familyName, Vocabulary: c.decoder.Vocabulary,
+		Name: model.NameOf(dir), Source: hub.Source(dir), Family: familyName, Vocabulary: c.decoder.Vocabulary,
 		MaxPositions: positions, EOS: c.generation.EOS, Params: c.generation.params(), MaxNewTokens: newTokens,
 		Reward: c.reward, Notes: c.notes, CacheTokens: cacheTokens,
 	}

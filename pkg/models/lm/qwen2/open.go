@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/nn"
@@ -115,7 +116,10 @@ func inspect(dir string) (_ *lm.Info, err error) {
 	}
 	defer func() { err = errors.Join(err, folder.Close()) }()
 	var found model.Info
-	info := &lm.Info{Card: lm.Card{Name: model.NameOf(dir), Family: familyName}, CacheBytes: defaultCacheBytes}
+	info := &lm.Info{
+		Card:       lm.Card{Name: model.NameOf(dir), Source: hub.Source(dir), Family: familyName},
+		CacheBytes: defaultCacheBytes,
+	}
 	c, err := readConfigs(folder)
 	found.Problem(err)
 	var read func(*nn.Loader)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/nn"
@@ -28,6 +29,7 @@ func (c *modelConfigs) pixelsPerToken() int { return 2 << c.vae.levels() }
 func (c *modelConfigs) card(dir string, o Options) model.Card {
 	card := model.Card{
 		Name:              model.NameOf(dir),
+		Source:            hub.Source(dir),
 		Family:            familyName,
 		SchedulerConfig:   c.scheduler,
 		Size:              media.ImageSize(o.Height, o.Width),

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/nn"
@@ -67,7 +68,8 @@ func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Car
 		return card, err
 	}
 	card = c.Card
-	card.Name, card.SchedulerConfig, card.Reward = model.NameOf(dir), scheduler, d.Reward
+	card.Name, card.Source = model.NameOf(dir), hub.Source(dir)
+	card.SchedulerConfig, card.Reward = scheduler, d.Reward
 	card.LatentChannels, card.PixelsPerToken = c.Latent.Channels*p[1]*p[2], c.Latent.Scale*p[1]
 	card.FramesPerToken, card.MaxFrames = c.Latent.Temporal, max(c.MaxFrames, d.Frames)
 	card.Size = media.Size{Frames: d.Frames, Height: d.Height, Width: d.Width}

@@ -33,7 +33,7 @@ func PolicyOf(c model.Card) *schemas.Policy {
 	p := &schemas.Policy{
 		Tenant: schemas.TenantMain,
 		Grid:   unless(c.Grid, model.GridLinspace), Mu: unless(c.Mu, model.MuLinear), MuConstant: c.ConstantMu,
-		Lane: schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest,
+		Lane: schemas.Lane(c.Name), Model: c.Name, Source: c.Source, Family: c.Family, WeightsDigest: c.WeightsDigest,
 		SchedulerConfig: c.SchedulerConfig,
 		LatentChannels:  int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
 		Height: int64(c.Height), Width: int64(c.Width), NumInferenceSteps: int64(c.NumInferenceSteps),

@@ -25,7 +25,8 @@ var _ engine.Network = (*Network)(nil)
 func PolicyOf(c lm.Card) *schemas.Policy {
 	return &schemas.Policy{
 		Tenant: schemas.TenantMain,
-		Lane:   schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, Reward: c.Reward,
+		Lane:   schemas.Lane(c.Name), Model: c.Name, Source: c.Source, Family: c.Family, WeightsDigest: c.WeightsDigest,
+		Reward: c.Reward,
 		Text: &schemas.TextPolicy{
 			Vocabulary: int64(c.Vocabulary), MaxTokens: int64(c.MaxPositions), MaxNewTokens: int64(c.MaxNewTokens),
 			Temperature: c.Temperature, TopK: int64(c.TopK), TopP: shareOf(c.TopP),

@@ -249,6 +249,28 @@ def _check_rows(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: float, s
             loaded.joint = alike(joined, torch.cat([alone, third.velocity(y, sigma)]))
     except (Fault, LookupError, TypeError, ValueError, RuntimeError) as e:
         say(f"rows of several prompts are computed one prompt after another: {e}")
+        return
+    if loaded.joint:
+        _check_ahead(loaded, recipe, y, sigma, alike)
+
+
+def _check_ahead(
+    loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: float, alike: Callable[[torch.Tensor, torch.Tensor], bool]
+) -> None:
+    """Finds whether the calls of a turn with guidance may be one."""
+    known = {a["name"] for a in loaded.family.arguments}
+    guided = {n: v for n, v in {"negative_prompt": "", "true_cfg_scale": 4.0}.items() if n in known}
+    found = False
+    try:
+        with _session(loaded, replace(recipe, arguments={**recipe.arguments, **guided})) as run:
+            alone = run.velocity(y, sigma)
+            once = loaded.together.calls + 1, run.session.turns + 1
+            loaded.ahead = True
+            v = loaded.together.run([(1, run.turn(y, sigma))])[0]
+            found = once == (loaded.together.calls, run.session.turns) and alike(v, alone)
+    except (Fault, LookupError, TypeError, ValueError, RuntimeError):  # it takes no such arguments
+        pass
+    loaded.ahead = found
 
 
 def check_euler(loaded: Loaded, recipe: Recipe) -> float | None:

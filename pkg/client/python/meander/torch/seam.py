@@ -29,6 +29,10 @@ _SESSION: contextvars.ContextVar[Session | None] = contextvars.ContextVar("sessi
 """The session whose pipeline runs here: threads and greenlets have contexts of their own."""
 
 
+Call = tuple[Any, Any, Any]
+"""A network, and its arguments by place and by name."""
+
+
 class Cancelled(BaseException):
     """Raised within a parked pipeline that is given up."""
 
@@ -178,11 +182,15 @@ class Ghost:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key = (id(self._network), _shape(args), _shape(kwargs))
+        self._session.calls += 1
         if self._session.unread and key in self._shapes:
-            return _each(self._shapes[key], _Like, lambda v: torch.zeros(v.shape, dtype=v.dtype, device=v.device))
-        joint = self._session.joint
-        out = self._session._park("network", self._network, args, kwargs) if joint else self._network(*args, **kwargs)
-        if key not in self._shapes:
+            return _each(self._shapes[key], _Like, lambda v: v.full(0))
+        like = self._shapes.get(key)
+        if self._session.joint:
+            out = self._session._park("network", (self._network, args, kwargs), like)
+        else:
+            out = self._network(*args, **kwargs)
+        if like is None:
             self._shapes[key] = _each(out, torch.Tensor, _Like)
         return out
 
@@ -193,6 +201,10 @@ class _Like:
     def __init__(self, t: torch.Tensor):
         self.shape, self.dtype, self.device = t.shape, t.dtype, t.device
 
+    def full(self, value: float) -> torch.Tensor:
+        """One like it, of one value."""
+        return torch.full(self.shape, value, dtype=self.dtype, device=self.device)
+
 
 def _shape(v: Any) -> Any:
     if isinstance(v, torch.Tensor):
@@ -202,6 +214,17 @@ def _shape(v: Any) -> Any:
     if isinstance(v, list | tuple):
         return tuple(_shape(x) for x in v)
     return v if isinstance(v, int | str | None) else type(v)
+
+
+def _fill(v: Any, given: Any) -> None:
+    """Puts what a network gave into the tensors that its pipeline has already."""
+    if isinstance(v, torch.Tensor):
+        v.copy_(given)
+    elif isinstance(v, dict):
+        _fill([*v.values()], [*given.values()])
+    elif isinstance(v, list | tuple):
+        for one, other in zip(v, given, strict=True):
+            _fill(one, other)
 
 
 def _each(v: Any, kind: type, f: Callable[[Any], Any]) -> Any:
@@ -316,6 +339,8 @@ class Session:
         count."""
         self.joint = False
         """Whether the host computes the networks of this turn."""
+        self.calls = self.usual = 0
+        """Calls of networks in this turn, and in the first."""
         self.states: list[torch.Tensor] = []
         """The states that the pipeline had in its last turn, one for each track."""
         self.schedulers: list[Any] = []
@@ -360,32 +385,46 @@ class Session:
 
     def evaluate(
         self, states: list[torch.Tensor], t: torch.Tensor, k: int, after: int | None = None,
-        sigma: float | None = None, joint: bool = False,
-    ) -> Generator[tuple[Any, Any, Any], Any, list[torch.Tensor]]:  # fmt: skip
+        sigma: float | None = None, joint: bool = False, ahead: bool = False,
+    ) -> Generator[list[Call], list[Any], list[torch.Tensor]]:  # fmt: skip
         """Returns the outputs of a turn at states, one for each track, a timestep and an index.
 
         after: the turn before must have that index, -1 before the first, for pipelines that compute on the state
         between two turns. sigma: the scheduler scales the input of the network by this one, and not by that of its
-        table. joint: yields the calls of networks with their arguments, and is sent what they give.
+        table. joint: yields the calls of networks, and is sent what they give. ahead: yields all calls of a turn at
+        once. Until then the pipeline has NaNs for what they give; where these are looked at, or calls are lacking, the
+        turn is done again, call after call.
         """
-        self.place(states, after)
-        self._aim(t, k, sigma)
-        outputs: list[torch.Tensor] = []
-        given, self.joint = t, joint
-        try:
-            while len(outputs) < len(states):
-                self._resume(given)
-                while self.at == "network":
-                    self._resume((yield tuple(self._asked)))
-                if self.at != "step":
-                    raise ValueError(
-                        f"{type(self.pipe).__name__}: {len(outputs)} steps in a turn; must be {len(states)}"
-                    )
-                self._see(len(outputs))
-                outputs.append(self._asked[1])
-                given = self._asked[2]
-        finally:
-            self.joint = False
+        for hasty in (True, False) if ahead and joint and self.usual > 1 else (False,):
+            self.place(states, after)
+            self._aim(t, k, sigma)
+            outputs: list[torch.Tensor] = []
+            given, self.joint, waiting = t, joint, list[tuple[Call, Any]]()
+            try:
+                while len(outputs) < len(states):
+                    self._resume(given)
+                    while self.at == "network":
+                        call, like = self._asked
+                        if hasty and like is not None and self.calls < self.usual:
+                            waiting.append((call, _each(like, _Like, lambda v: v.full(torch.nan))))
+                            self._resume(waiting[-1][1])
+                            continue
+                        *before, last = yield [*(call for call, _ in waiting), call]
+                        for (_, held), out in zip(waiting, before, strict=True):
+                            _fill(held, out)
+                        waiting = []
+                        self._resume(last)
+                    if self.at != "step":
+                        raise ValueError(
+                            f"{type(self.pipe).__name__}: {len(outputs)} steps in a turn; must be {len(states)}"
+                        )
+                    self._see(len(outputs))
+                    outputs.append(self._asked[1])
+                    given = self._asked[2]
+            finally:
+                self.joint = False
+            if not waiting and not (hasty and any(bool(out.isnan().any()) for out in outputs)):
+                break
         return outputs
 
     def evaluate_first(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -433,6 +472,7 @@ class Session:
                 part += 1
         finally:
             self.unread = False
+        self.usual = self.usual or self.calls
 
     def first_states(self) -> list[torch.Tensor]:
         """The states that the pipeline itself begins with."""
@@ -465,7 +505,7 @@ class Session:
         self.states.append(self._asked[2])
 
     def _aim(self, t: torch.Tensor, k: int, sigma: float | None = None) -> None:
-        self.turns, self.index = self.turns + 1, k
+        self.turns, self.index, self.calls = self.turns + 1, k, 0
         for scheduler in self._planned_.values():
             self._locate(scheduler, t)
             if sigma is not None:

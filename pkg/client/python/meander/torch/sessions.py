@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .canonical import Grid, Point
-from .engine import DTYPES, Answer, Engine, Settings, Tensors, _array, _prepare, find_device
+from .engine import DTYPES, Answer, Engine, Settings, Tensors, _array, _prepare, find_device, is_out_of_memory
 from .family import Size
 from .faults import Fault
 from .folder import Folder
@@ -25,6 +25,7 @@ from .whole import _COUNTS, _FRAMES, _TEXTS, Conditions, Pipeline, digest_of, tr
 _KEYS = {"prompts", "truncate", "conditions", "arguments", "frames", "height", "width", "guidance", "steps"}
 _SESSIONS = 64
 _RECIPES = 4096
+_STARTS = 8
 _BATCHES = (8, 4, 2, 1)
 _SCALARS: dict[str, Any] = {"number": (int, float), "integer": int, "boolean": bool, "text": str}
 
@@ -57,8 +58,8 @@ class Loaded:
     def __init__(self, family: Pipeline):
         self.family, self.conditions, self.memo = family, Conditions(), Memo()
         self.shapes: dict[Any, Any] = {}
-        self.together, self.joint = Together(), False
-        """Turns of several sessions, and whether they may be computed so."""
+        self.together, self.joint, self.ahead = Together(), False, False
+        """Turns of several sessions, whether they may be computed so, and the calls within a turn, too."""
         self.seeded = True
         """Whether each row has a generator of its own: what encoders draw is then equal in all rows."""
         self.first = True
@@ -242,7 +243,7 @@ class Run:
             return self._first(xs[0], p).reshape(y.shape)
         after = None if exact else p.k - 1
         own = None if p.on_grid else self.grids[0].own_sigma(p)
-        outs = yield from self.session.evaluate(xs, p.t, p.k, after, own, joint)
+        outs = yield from self.session.evaluate(xs, p.t, p.k, after, own, joint, exact and self.of.ahead)
         if len(outs) != len(xs):
             raise Fault("worker", f"{self.of.family.cls.__name__}: {len(outs)} steps in a turn; must be {len(xs)}")
         vs = [g.velocity(o, x, p) for g, o, x, p in zip(self.grids, outs, xs, points, strict=True)]
@@ -305,6 +306,7 @@ class PipelineEngine(Engine):
         self.loaded = Loaded(family)
         self.recipes: OrderedDict[str, Recipe] = OrderedDict()
         self.runs: OrderedDict[tuple[str, int], Run] = OrderedDict()
+        self.starts = dict[Size, Any]()
         self.say, self.version = say, ""
         self._thread = ThreadPoolExecutor(1, "pipeline")
 
@@ -372,21 +374,33 @@ class PipelineEngine(Engine):
                 wave[handle, n] = take, sigma
         out = torch.empty_like(x)
         for wave in waves:
-            runs: dict[tuple[str, int], Run] = {}
-            try:
-                for handle, n in wave:
-                    kept = self.runs.pop((handle, n), None)
-                    runs[handle, n] = kept or self.loaded.session(self._recipe(handle), n)
-                turns = [(n, runs[handle, n].turn(x[t], s, joint)) for (handle, n), (t, s) in wave.items()]
-                for (take, _), v in zip(wave.values(), self.loaded.together.run(turns), strict=True):
-                    out[take] = v
-            except BaseException:
-                for run in runs.values():
-                    run.session.cancel()
-                raise
-            self.runs |= runs
-            self._evict()
+            if not self._compute(wave, x, out, joint):  # the calls of a turn one after another may fit
+                self.loaded.ahead = False
+                self.free_cache()
+                self._compute(wave, x, out, joint)
         return {}, [("v", _array(out))]
+
+    def _compute(
+        self, wave: dict[tuple[str, int], tuple[list[int], float]], x: torch.Tensor, out: torch.Tensor, joint: bool
+    ) -> bool:
+        """Computes the rows of a wave; False: memory is too small for the calls of a turn together."""
+        runs: dict[tuple[str, int], Run] = {}
+        try:
+            for handle, n in wave:
+                kept = self.runs.pop((handle, n), None)
+                runs[handle, n] = kept or self.loaded.session(self._recipe(handle), n)
+            turns = [(n, runs[handle, n].turn(x[t], s, joint)) for (handle, n), (t, s) in wave.items()]
+            for (take, _), v in zip(wave.values(), self.loaded.together.run(turns), strict=True):
+                out[take] = v
+        except BaseException as e:
+            for run in runs.values():
+                run.session.cancel()
+            if joint and self.loaded.ahead and len(wave) == 1 and is_out_of_memory(e):
+                return False
+            raise
+        self.runs |= runs
+        self._evict()
+        return True
 
     def decode(self, size: Size, tensors: Tensors, handle: str = "") -> Answer:
         """Returns media u8 [F, H, W, 3] of latents x f32 [S, C], and sound f32 [samples, channels] where there is."""
@@ -398,9 +412,13 @@ class PipelineEngine(Engine):
             run.session.cancel()
 
     def encode_media(self, size: Size, tensors: Tensors) -> Answer:
-        raise Fault(
-            "protocol", f"encode_media: {self.family.cls.__name__}: latents of media are not made by a whole pipeline"
-        )
+        from .starts import Start
+
+        shape = self.family.latent_shape(size)
+        media = self._tensor(tensors, "media", (size.frames, size.height, size.width, 3))
+        start = self.starts.pop(size, None) or Start(self.loaded, size)
+        self.starts = {**dict([*self.starts.items()][1 - _STARTS :]), size: start}
+        return {}, [("x", _array(start.latents(media.permute(0, 3, 1, 2)).reshape(shape)))]
 
     def _begin(self, given: dict[str, Any]) -> str:
         r = self.loaded.recipe(given)

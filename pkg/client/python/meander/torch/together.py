@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-Call = tuple[Any, Any, Any]
-"""A network, and its arguments by place and by name."""
-Turn = Generator[Call, Any, torch.Tensor]
+from .seam import Call
+
+Turn = Generator[list[Call], list[Any], torch.Tensor]
 """A turn of a session: it yields calls, is sent what they give, and returns velocities."""
 
 _LIST = "list"
@@ -28,7 +28,7 @@ class Together:
         self._axes: dict[Any, tuple[Any, Any]] = {}
         self._same: dict[Any, Any] = {}
         self.calls = 0
-        """Calls of networks that more than one session had part in."""
+        """Calls of networks that are several of sessions."""
 
     def learn(self, one: Turn, two: Turn) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the velocities of a turn of a session of one sample, and of one of two, and notes where their calls
@@ -38,20 +38,21 @@ class Together:
             got = [_next(turn, value) for turn, value in zip((one, two), sent, strict=True)]
             if all(isinstance(g, _End) for g in got):
                 return got[0].result, got[1].result
-            if any(isinstance(g, _End) for g in got) or got[0][0] is not got[1][0]:
+            if any(isinstance(g, _End) for g in got) or got[0][0][0] is not got[1][0][0]:
                 raise ValueError("two samples make other calls than one")
-            sent = [network(*args, **kwargs) for network, args, kwargs in got]
-            axes = _axes_of(got[0][1:], got[1][1:]), _axes_of(sent[0], sent[1])
-            if self._axes.setdefault(_kind(got[0]), axes) != axes:
+            [a], [b] = got
+            sent = [[network(*args, **kwargs)] for network, args, kwargs in (a, b)]
+            axes = _axes_of(a[1:], b[1:]), _axes_of(sent[0][0], sent[1][0])
+            if self._axes.setdefault(_kind(a), axes) != axes:
                 raise ValueError("its calls have samples in more than one place")
 
     def run(self, turns: Sequence[tuple[int, Turn]]) -> list[torch.Tensor]:
         """The velocities of turns, each with the number of samples of its session."""
         results: list[Any] = [None] * len(turns)
-        asked: dict[int, Call] = {}
+        asked: dict[int, list[Call]] = {}
 
-        def go(i: int, value: Any) -> None:
-            got = _next(turns[i][1], value)
+        def go(i: int, values: list[Any] | None) -> None:
+            got = _next(turns[i][1], values)
             if isinstance(got, _End):
                 results[i] = got.result
             else:
@@ -60,16 +61,21 @@ class Together:
         for i in range(len(turns)):
             go(i, None)
         while asked:
-            groups: list[list[tuple[int, Call]]] = []
-            for i, call in asked.items():
-                fitting = (g for g in groups if self._fit(g[0][1], call, turns[g[0][0]][0], turns[i][0]))
-                if (group := next(fitting, None)) is None:
-                    groups.append(group := [])
-                group.append((i, call))
-            asked = {}
+            groups: list[list[tuple[int, int, Call]]] = []
+            for i, calls in asked.items():
+                for k, call in enumerate(calls):
+                    fitting = (g for g in groups if self._fit(g[0][2], call, turns[g[0][0]][0], turns[i][0]))
+                    if (group := next(fitting, None)) is None:
+                        groups.append(group := [])
+                    group.append((i, k, call))
+            given = {i: [None] * len(calls) for i, calls in asked.items()}
             for group in groups:
-                for (i, _), out in zip(group, self._compute(group, [turns[i][0] for i, _ in group]), strict=True):
-                    go(i, out)
+                outs = self._compute([call for *_, call in group], [turns[i][0] for i, *_ in group])
+                for (i, k, _), out in zip(group, outs, strict=True):
+                    given[i][k] = out
+            asked = {}
+            for i, values in given.items():
+                go(i, values)
         return results
 
     def _fit(self, a: Call, b: Call, n: int, m: int) -> bool:
@@ -106,14 +112,14 @@ class Together:
             self._same[key] = a, b, torch.equal(a, b)
         return bool(self._same[key][2])
 
-    def _compute(self, group: list[tuple[int, Call]], counts: list[int]) -> list[Any]:
+    def _compute(self, group: list[Call], counts: list[int]) -> list[Any]:
         """What the network gives for each call of a group."""
-        network, args, kwargs = group[0][1]
+        network, args, kwargs = group[0]
         if len(group) == 1:
             return [network(*args, **kwargs)]
         self.calls += 1
-        takes, gives = self._axes[_kind(group[0][1])]
-        args, kwargs = _joined(_padded([call[1:] for _, call in group]), takes)
+        takes, gives = self._axes[_kind(group[0])]
+        args, kwargs = _joined(_padded([call[1:] for call in group]), takes)
         return _parted(network(*args, **kwargs), gives, counts)
 
 
@@ -122,10 +128,10 @@ class _End:
         self.result = result
 
 
-def _next(turn: Turn, value: Any) -> Any:
-    """The next call of a turn, or its end."""
+def _next(turn: Turn, values: Any) -> Any:
+    """The next calls of a turn, or its end."""
     try:
-        return turn.send(value)
+        return turn.send(values)
     except StopIteration as e:
         return _End(e.value)
 

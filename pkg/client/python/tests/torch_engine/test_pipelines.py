@@ -176,10 +176,10 @@ def test_rollout_goes_on_in_a_new_session_from_its_recipe(client, served):
 
 
 @pytest.mark.parametrize(
-    ("name", "calls"), [("sdxl", 1), ("kontext", 1), ("qwen-image", 2), ("StableDiffusionPAGPipeline", 0)]
+    ("name", "calls"), [("sdxl", 1), ("kontext", 1), ("qwen-image", 1), ("StableDiffusionPAGPipeline", 0)]
 )
 def test_rows_of_several_prompts_are_computed_together(client, served, name, calls):
-    """Qwen-Image has prompts of two lengths in two calls; PAG divides all rows by what they are, and has each alone."""
+    """Qwen-Image has prompts of two lengths; PAG divides all rows by what they are, and has each alone."""
     client, card = client(name)
     engine = served(name).engine
     prompts = ("a cat", "the quick brown fox jumps over the lazy dog")
@@ -195,6 +195,102 @@ def test_rows_of_several_prompts_are_computed_together(client, served, name, cal
         [client.velocity(x[i : i + 1], sigmas[i : i + 1], rows[i : i + 1], **size) for i in range(5)]
     )
     assert np.abs(together - alone).max() <= 1e-5 * np.abs(alone).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "turns"),
+    [("qwen-image", 1, 1), ("FluxPipeline", 1, 1), ("StableDiffusionControlNetPipeline", 0, 2)],
+)
+def test_the_calls_of_a_turn_are_computed_together(client, served, name, calls, turns):
+    """The two of guidance are one. A network that takes what another gave is called after it: the turn is done again."""
+    client, card = client(name)
+    engine = served(name).engine
+    recipe = recipe_of(client, card)
+    if name == "FluxPipeline":
+        recipe["arguments"] |= {"true_cfg_scale": 4.0}
+    assert engine.loaded.ahead == (calls > 0)
+    run = engine.within(lambda: engine.loaded.session(recipe))
+    y = torch.randn(1, run.shapes[0][0].numel(), generator=torch.Generator().manual_seed(1))
+
+    def turn(ahead):
+        engine.loaded.ahead = ahead
+        before = np.array([engine.loaded.together.calls, run.session.turns])
+        v = engine.within(lambda: engine.loaded.together.run([(1, run.turn(y, 0.5))])[0])
+        return v, tuple(np.array([engine.loaded.together.calls, run.session.turns]) - before)
+
+    turn(False)  # the first one also places the state
+    one_by_one, counted = turn(False)
+    assert counted == (0, 1)
+    together, counted = turn(True)
+    assert counted == (calls, turns)
+    assert (together - one_by_one).abs().max() <= 1e-5 * one_by_one.abs().max()
+    run.session.usual += 1  # a turn with fewer calls than the first
+    fewer, counted = turn(True)
+    assert counted == (0, 2) and torch.equal(fewer, one_by_one)
+    engine.loaded.ahead = calls > 0
+
+
+def test_calls_for_which_memory_is_too_small_are_computed_one_after_another(client, served, monkeypatch):
+    client, card = client("qwen-image")
+    engine = served("qwen-image").engine
+    handle, size = begin(client, recipe_of(client, card)), {n: card["size"][n] for n in ("height", "width")}
+    x = noise_of(card).numpy().reshape(1, *served("qwen-image").family.latent_shape(engine.recipes[handle].size))
+    together = client.velocity(x, [0.5], [handle], **size)
+    compute = engine.loaded.together._compute
+
+    def small(group, counts):
+        if len(group) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return compute(group, counts)
+
+    monkeypatch.setattr(engine.loaded.together, "_compute", small)
+    alone = client.velocity(x, [0.5], [handle], **size)
+    assert not engine.loaded.ahead
+    engine.loaded.ahead = True
+    assert np.abs(together - alone).max() <= 1e-5 * np.abs(alone).max()
+
+
+@pytest.mark.parametrize("name", ["qwen-image", "flux2", "wan", "sdxl"])
+def test_media_to_start_from_are_latents(client, served, name):
+    """As families written by hand encode them, and as the pipeline of SDXL from image to image does."""
+    from meander.torch import families
+    from meander.torch.engine import Engine, Settings
+    from meander.torch.family import Size
+    from meander.torch.folder import Folder
+
+    client, _ = client(name)
+    family, temporal = served(name).family, served(name).family.temporal
+    frames = 1 + temporal if family.makes_video() else 1
+    size = {"frames": frames, "height": 64, "width": 96}
+    media = np.random.default_rng(0).uniform(-1, 1, (frames, 64, 96, 3)).astype(np.float32)
+    x = client("encode_media", size, {"media": media})[1]["x"]
+    assert np.array_equal(client("encode_media", size, {"media": media})[1]["x"], x)
+    assert list(served(name).engine.starts) == [Size(**size)]
+    if name == "sdxl":
+        vae = family.pipe.vae
+        with torch.no_grad():
+            z = vae.encode(torch.from_numpy(media).permute(0, 3, 1, 2)).latent_dist.mode()
+        assert np.abs(x.flatten() - (z * vae.config.scaling_factor).numpy().flatten()).max() <= 1e-6 * np.abs(x).max()
+        return
+    engine = Engine(families.find(Folder(family.folder.path)), Settings("cpu", "f32", threads=1))
+    with torch.no_grad():
+        latents = dict(engine.encode_media(Size(**size), {"media": media})[1])
+        want = dict(engine.decode(Size(**size), latents)[1])["media"]
+    handle = begin(client, recipe_of(client, client.ready()["card"], **size))
+    made = client("decode", {"handle": handle, **size}, {"x": x})[1]["media"]
+    assert np.abs(np.sort(x.flatten()) - np.sort(latents["x"].flatten())).max() <= 1e-5 * np.abs(x).max()
+    assert made.std() > 1 and np.abs(made.astype(int) - want).max() <= 1
+
+
+def test_media_to_start_from_are_refused_where_the_state_is_not_decoded_so(client, served, monkeypatch):
+    from meander.torch import starts
+
+    client, card = client("sd15")
+    size = card["size"]
+    media = {"media": np.zeros((size["frames"], size["height"], size["width"], 3), np.float32)}
+    monkeypatch.setattr(starts.Start, "_decoded", lambda self, y: y.sin().double())
+    with pytest.raises(Exception, match="element by element: samples must begin with noise"):
+        client("encode_media", size, media)
 
 
 def test_rows_have_the_same_condition_where_its_encoder_draws(client, served):
@@ -217,7 +313,9 @@ def test_a_condition_is_encoded_once(client, served, monkeypatch):
     engine, calls = served(name).engine, []
     encode = type(engine.family.pipe.vae).encode
     monkeypatch.setattr(
-        type(engine.family.pipe.vae), "encode", lambda self, *args, **named: calls.append(1) or encode(self, *args, **named)
+        type(engine.family.pipe.vae),
+        "encode",
+        lambda self, *args, **named: calls.append(1) or encode(self, *args, **named),
     )
     recipe = recipe_of(client, card, "a sign", conditions={"control_image": [send(client, IMAGE[:, ::-1].copy())]})
     handle, x = begin(client, recipe), noise_of(card).numpy().reshape(1, -1)

@@ -1,0 +1,158 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+
+	"github.com/meander-rl/meander/pkg/models/hub"
+	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
+	"github.com/meander-rl/meander/services/sampler/models"
+)
+
+// fetch downloads what the cache lacks of a model and an adapter of the Hugging Face Hub, and shows it. What the Hub
+// does not give is a usage error.
+func (a *app) fetch(ctx context.Context, name, adapter string, want hub.Want) error {
+	d := &downloading{out: a.stderr, machine: a.json}
+	err := models.Fetch(ctx, name, adapter, want, d.watcher())
+	if errors.Is(err, hub.ErrName) {
+		return usage(fmt.Errorf("--%w", err))
+	}
+	return err
+}
+
+// fetchOwn is fetch for the model and the adapter that the services of this process serve.
+func (a *app) fetchOwn(ctx context.Context, s *services) error {
+	return a.fetch(ctx, s.Sampler.Model, s.Sampler.Adapter, models.Wanted(s.Sampler.Engine))
+}
+
+// fetchCommand makes the command 'meander model fetch'.
+func fetchCommand(a *app) *cobra.Command {
+	adapter := false
+	c := &cobra.Command{
+		Use:   "fetch ORG/NAME[@REVISION]",
+		Short: "download a model of the Hugging Face Hub, or bring it up to date, and print its folder",
+		Long: `fetch downloads the files of a model that meander reads: what describes it, and weights in
+safetensors. They go into the cache that diffusers and transformers have, too. Commands with --model do
+the same where the cache lacks something; fetch also asks whether the branch has a newer commit.
+
+A download that was cut off goes on where it stopped. Each file is checked against its checksum. The
+variables of Hugging Face count: HF_TOKEN or 'hf auth login' for gated and private models, HF_HOME or
+HF_HUB_CACHE for the folder, HF_ENDPOINT for a mirror, HF_HUB_OFFLINE=1 to use the cache alone.`,
+		Example: `  meander model fetch ORG/NAME
+  meander model fetch ORG/NAME@REVISION    # a branch, a tag or a commit
+  meander model fetch ORG/NAME --adapter   # a LoRA, for --adapter`,
+		RunE: func(c *cobra.Command, given []string) error {
+			want := hub.Model
+			if adapter {
+				want = hub.Adapter
+			}
+			if _, ok := hub.Parse(given[0]); !ok {
+				return usage(fmt.Errorf("%q: must be ORG/NAME or ORG/NAME@REVISION of the Hugging Face Hub%s", given[0],
+					orNothing("; ", hub.Misspelt(given[0]))))
+			}
+			d := &downloading{out: a.stderr, machine: a.json}
+			dir, err := hub.Update(c.Context(), given[0], want, d.watcher())
+			if errors.Is(err, hub.ErrName) {
+				return usage(err)
+			}
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return encode(c.OutOrStdout(), map[string]string{"folder": dir, "source": hub.Source(dir)})
+			}
+			fmt.Fprintln(c.OutOrStdout(), dir)
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&adapter, "adapter", false, "it is a LoRA")
+	return c
+}
+
+// orNothing returns a text behind a separator, or nothing.
+func orNothing(separator, text string) string {
+	if text == "" {
+		return ""
+	}
+	return separator + text
+}
+
+// downloading shows a download: what and how much before it begins, then a bar on a terminal, else a line from time to
+// time.
+type downloading struct {
+	out     io.Writer
+	machine bool
+	plan    hub.Plan
+	bars    *mpb.Progress
+	bar     *mpb.Bar
+
+	mu    sync.Mutex
+	done  int64
+	shown time.Time
+}
+
+func (d *downloading) watcher() hub.Watcher {
+	return hub.Watcher{Plan: d.begin, Got: d.got, Say: d.say, End: d.end}
+}
+
+// begin says what is about to come, and shows a bar on a terminal.
+func (d *downloading) begin(p hub.Plan) {
+	d.plan, d.done, d.shown = p, p.Have, time.Now()
+	line := fmt.Sprintf("downloading %s: %s, %s, to %s", p.Name, present.Count(p.Files, "file"),
+		present.Size(int(p.Bytes)), p.To)
+	if p.Have > 0 {
+		line += fmt.Sprintf("; %s are there already", present.Size(int(p.Have)))
+	}
+	fmt.Fprintln(d.out, boot.Safe(line))
+	if boot.IsTerminal(d.out) && !d.machine {
+		d.bars, d.bar = newBar(d.out, p.Bytes, mpb.AppendDecorators(
+			decor.CountersKibiByte("% .1f of % .1f"), decor.Name("  "),
+			decor.EwmaSpeed(decor.SizeB1024(0), "% .1f", 30), decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))
+		d.bar.SetCurrent(p.Have)
+		d.shown = time.Now()
+	}
+}
+
+// got moves the bar, or says from time to time how far it is.
+func (d *downloading) got(n int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.done += n
+	now := time.Now()
+	switch {
+	case d.bar != nil && n > 0:
+		d.bar.EwmaIncrInt64(n, now.Sub(d.shown))
+		d.shown = now
+	case d.bar != nil:
+		d.bar.SetCurrent(d.done)
+	case now.Sub(d.shown) > 5*time.Second:
+		d.shown = now
+		fmt.Fprintf(d.out, "downloaded %s of %s\n", present.Size(int(d.done)), present.Size(int(d.plan.Bytes)))
+	}
+}
+
+func (d *downloading) say(line string) {
+	out := d.out
+	if d.bars != nil {
+		out = d.bars
+	}
+	fmt.Fprintln(out, boot.Safe(line))
+}
+
+func (d *downloading) end(err error) {
+	if d.bar != nil {
+		endBar(d.bars, d.bar, err == nil)
+		d.bars, d.bar = nil, nil
+	} else if err == nil {
+		fmt.Fprintf(d.out, "downloaded %s\n", present.Size(int(d.plan.Bytes)))
+	}
+}

@@ -1,0 +1,86 @@
+package command
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/models/hub/hubtest"
+	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
+	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
+)
+
+// A model of the Hub goes by its name: it is downloaded with a word on it, found again without the Hub, and its commit
+// is with its policy and its run.
+func TestFetch_Run(t *testing.T) {
+	bustest.Sequential(t, others)
+	inEmptyDir(t)
+	h := hubtest.Start(t)
+	pipeline := h.Add(t, "models/org/tiny-image", checkpoint.Dir(t, checkpoint.Config{}))
+	sums := t.TempDir()
+	if err := (qwen2test.Random{Seed: 3, MaxPositions: 64}).Write(sums); err != nil {
+		t.Fatal(err)
+	}
+	text := h.Add(t, "models/org/tiny-text", sums)
+	pipeline.CutAfter, pipeline.Cuts = 1000, 1 // goes on in silence of the user
+	run := []string{"run", "--run", "r", "--steps", "2", "--out", "-", "--reward", "jpeg_compressibility", "--model", "org/tiny-image", "a fox"}
+	_, said, err := command(t.Context(), run...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"downloading org/tiny-image@" + pipeline.Commit() + ": ", " files, ", "cut off after", "downloaded ",
+	} {
+		if !strings.Contains(said, want) {
+			t.Errorf("%q is not said:\n%s", want, said)
+		}
+	}
+	t.Setenv("HF_HUB_OFFLINE", "1")
+	h.Asked()
+	run[2] = "again"
+	if _, said, err := command(t.Context(), run...); err != nil || strings.Contains(said, "downloading") || len(h.Asked()) > 0 {
+		t.Errorf("offline: %v\n%s", err, said)
+	}
+	source := "org/tiny-image@" + pipeline.Commit()
+	expect(t, exitOK, source+", of the Hugging Face Hub", "policy", "show")
+	expect(t, exitOK, source+", of the Hugging Face Hub", "model", "info", "org/tiny-image@main")
+	expect(t, exitOK, "verified", "verify", "again")
+	expect(t, exitUsage, "HF_HUB_OFFLINE=1 forbids downloads", "run", "--model", "org/tiny-text", "2+2=?")
+	t.Setenv("HF_HUB_OFFLINE", "")
+	expect(t, exitOK, filepath.Join("models--org--tiny-text", "snapshots", text.Commit()), "model", "fetch", "org/tiny-text")
+	expect(t, exitOK, "1 of 1 groups complete", "run", "--run", "text", "--out", "-", "-n", "1", "--max-new-tokens", "2",
+		"--reward", "max_prob_mean", "--model", "org/tiny-text", "2+2=?")
+}
+
+// What is wrong with a name of the Hub is said with what mends it, by exit status 2.
+func TestFetch_Refusals(t *testing.T) {
+	inEmptyDir(t)
+	h := hubtest.Start(t)
+	h.Repos["models/org/gated"] = &hubtest.Repo{Gated: true, Files: map[string][]byte{"config.json": []byte("{}")}}
+	h.Repos["datasets/org/data"] = &hubtest.Repo{Files: map[string][]byte{"a.csv": []byte("x")}}
+	for line, says := range map[string]string{
+		"run --model org/gated x":                       "--model: org/gated: config.json: the Hub does not give it: gated (401): accept its terms at " + h.URL + "/org/gated",
+		"up --model org/none":                           "--model: org/none: the Hub does not give it: there is no such model at",
+		"run --dry-run --model org/gated@v2 x":          `it has no revision "v2": leave @v2 out for main`,
+		"run --adapter org/none --model synthetic x":    "--adapter: org/none:",
+		"teacher --model org/none":                      "--model: org/none",
+		"model info org/gated@":                         `revision ""; must be a branch, a tag or a commit, as in org/gated@main`,
+		"run --model https://huggingface.co/org/name x": "a model of the Hub goes by its name: org/name",
+		"run --model org/name/transformer x":            "a model of the Hub is ORG/NAME, as in org/name",
+		"model fetch ./folder":                          `"./folder": must be ORG/NAME or ORG/NAME@REVISION of the Hugging Face Hub`,
+		"model fetch org/none --adapter":                "or it is private: check the spelling",
+	} {
+		expect(t, exitUsage, says, strings.Fields(line)...)
+	}
+	// A folder of that name is meant before the Hub is asked.
+	if err := os.MkdirAll("org/gated", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	h.Asked()
+	expect(t, exitUsage, "looked in org/gated", "model", "info", "org/gated")
+	if asked := h.Asked(); len(asked) > 0 {
+		t.Errorf("asked %q", asked)
+	}
+}
