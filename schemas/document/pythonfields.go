@@ -46,7 +46,8 @@ from typing import Any, Literal, TypedDict
 			return nil, err
 		}
 	}
-	if err := pythonDict(&s, prompt, c, func(f schemas.Field) bool { return !slices.Contains(notKeywords, f.Name) }); err != nil {
+	keywords := func(f schemas.Field) bool { return !slices.Contains(notKeywords, f.Name) }
+	if err := pythonDict(&s, prompt, c, keywords); err != nil {
 		return nil, err
 	}
 	numbers := func(f schemas.Field) bool {

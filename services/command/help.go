@@ -209,7 +209,7 @@ func commandsWithFlag(of *cobra.Command, flag string) string {
 var flagNames = map[string]string{
 	"plan": "dry-run",
 
-	"num-inference-steps": "steps", "inference-steps": "steps", "num-steps": "steps", "sampling-steps": "steps",
+	"inference-steps": "steps", "num-steps": "steps", "sampling-steps": "steps",
 	"sample-steps": "steps", "guidance-scale": "true-cfg-scale",
 	"cfg-scale": "true-cfg-scale", "cfg": "true-cfg-scale", "negative": "negative-prompt",
 	"image-height": "height", "image-width": "width", "resolution": "height", "size": "height",

@@ -128,8 +128,6 @@ func TestMisspelt(t *testing.T) {
 		{[]string{"show", "--nast", "x"}, "unknown flag: --nast; did you mean --nats?"},
 		{[]string{"run", "--plan", "x"}, "unknown flag: --plan; did you mean --dry-run?"},
 		{[]string{"show", "--frobnicate"}, "unknown flag: --frobnicate\n"},
-		{[]string{"run", "--num-inference-steps", "5", "x"}, "unknown flag: --num-inference-steps; did you mean --steps?"},
-		{[]string{"run", "--num_inference_steps=5", "x"}, "unknown flag: --num_inference_steps; did you mean --steps?"},
 		{[]string{"publish", "--guidance_scale", "5", "x"}, "unknown flag: --guidance_scale; did you mean --true-cfg-scale?"},
 		{[]string{"run", "--negative_prompt", "x"}, "unknown flag: --negative_prompt; did you mean --negative-prompt?"},
 		{[]string{"show", "--height", "5"}, "unknown flag: --height; it is a flag of 'meander publish', 'meander run', 'meander scheduled'\n"},

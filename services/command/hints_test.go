@@ -19,7 +19,6 @@ func TestHints(t *testing.T) {
 		"run --text.logits.mode full x":            "Write: meander run --logits full x",
 		"run --rollout.sde_steps 2 x":              "Write: meander run --sde-steps 2 x",
 		"run --rollout.sde_step_indices 2 x":       "Write: meander run --sde-steps 2 x",
-		"run --sde_step_indices 2 x":               "Write: meander run --sde-steps 2 x",
 		"run --text-temperature 2 x":               "Write: meander run --temperature 2 x",
 		"publish --run r --advantage.mode sum x":   "Write: meander publish --run r --adv-mode sum x",
 		"run --prompt fox --seed 3":                "a prompt is an argument: meander run fox --seed 3",
@@ -69,5 +68,16 @@ func TestHints_Workers(t *testing.T) {
 	}
 	if seen < 11 {
 		t.Errorf("%d functions", seen)
+	}
+}
+
+// A flag has the name of its field, too, with dashes or underscores; the flag's own is shown.
+func TestFlags_NamesOfFields(t *testing.T) {
+	inStore(t)
+	for _, flag := range []string{"--steps", "--num-inference-steps", "--num_inference_steps"} {
+		expect(t, exitOK, "3 a sample, 6 in all", "run", "--model", "synthetic", "--dry-run", "-n", "2", flag, "3", "x")
+	}
+	if help := expect(t, exitOK, "--steps", "run", "--help"); strings.Contains(help, "num-inference-steps") {
+		t.Errorf("help shows two names:\n%s", help)
 	}
 }

@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// Reference has Python make one sample by the pipeline of diffusers itself, of which it writes sigmas, timesteps, states
-// and pixels to a new file; args are those of meander.torch.reference. It returns what that prints. The error is that
-// there is no such Python, or what the pipeline cannot do.
+// Reference has Python make one sample by the pipeline of diffusers itself, of which it writes sigmas, timesteps,
+// states and pixels to a new file; args are those of meander.torch.reference. It returns what that prints. The error
+// is that there is no such Python, or what the pipeline cannot do.
 func Reference(ctx context.Context, dir, out string, args ...string) ([]byte, error) {
 	python, err := interpreter()
 	if err != nil {

@@ -99,7 +99,7 @@ def _reference(a: argparse.Namespace) -> dict[str, Any]:
         "class": type(pipe).__name__, "scheduler": names[0], "note": replaced, "steps": steps, "guidance": guidance,
         "solver": SOLVERS.get(names[0], "euler"), "dtype": dtype, "device": str(device),
         "versions": {n: importlib.import_module(n).__version__ for n in ("diffusers", "torch", "transformers")},
-        **vars(size),
+        "whole_timesteps": grid.kind == "flow" and not scheduler.timesteps.is_floating_point(), **vars(size),
     }  # fmt: skip
 
 
