@@ -128,7 +128,7 @@ func (b *Bus) SwapEntry(
 	ctx context.Context, bucket, key string, value []byte, revision uint64,
 ) (stored bool, err error) {
 	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
-		_, err := b.js.Publish(ctx, schemas.BucketSubject(bucket, key), value,
+		_, err := b.js.Publish(ctx, b.writeSubject(schemas.BucketSubject(bucket, key)), value,
 			jetstream.WithExpectLastSequencePerSubject(revision))
 		return err
 	})

@@ -48,9 +48,20 @@ class CursorError(ValueError):
     """A cursor is from another store, or events after it are gone."""
 
 
+def api_prefix(nc: NATS) -> str:
+    """What the subjects of the JetStream API of a connection begin with."""
+    return str(getattr(nc, "js_api", "$JS.API"))
+
+
+def entry_subject(nc: NATS, bucket: str, key: str) -> str:
+    """The subject on which to write a key of a bucket: a domain and an imported API have it below their own prefix."""
+    prefix = api_prefix(nc)
+    return f"{'' if prefix == '$JS.API' else prefix + '.'}$KV.{bucket}.{key}"
+
+
 async def api(nc: NATS, subject: str, body: object = None) -> dict[str, Any]:
     """Makes a request of the JetStream API. NotFoundError, APIError: the server refuses it."""
-    reply = await nc.request(f"$JS.API.{subject}", json.dumps(body).encode() if body is not None else b"", timeout=5)
+    reply = await nc.request(f"{api_prefix(nc)}.{subject}", json.dumps(body).encode() if body is not None else b"", timeout=5)
     answer = json.loads(reply.data)
     if "error" in answer:
         raise APIError.from_error(answer["error"])
@@ -62,8 +73,9 @@ class PatientJetStream(JetStreamContext):
     times: for 5, 10, 20 and 40 s; where it answers at once that it is not ready, after 5, 10 and 20 s."""
 
     def __init__(self, nc: NATS):
-        super().__init__(nc)
-        self._slower = {seconds: nc.jetstream(timeout=seconds) for seconds in (10, 20, 40)}
+        prefix = api_prefix(nc)
+        super().__init__(nc, prefix=prefix)
+        self._slower = {seconds: nc.jetstream(timeout=seconds, prefix=prefix) for seconds in (10, 20, 40)}
 
     async def get_msg(self, *args: Any, **named: Any) -> RawStreamMsg:
         ask: Callable[..., Awaitable[RawStreamMsg]] = super().get_msg

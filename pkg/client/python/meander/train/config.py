@@ -34,6 +34,7 @@ class Config:
     token: str = _setting("", "its token", _PIPE)
     credentials: str = _setting("", "file of credentials for it, as of meander auth", _PIPE)
     ca: str = _setting("", "PEM file of the authority that signed its certificate", _PIPE)
+    context: str = _setting("", "context of the nats command, which has what is not given", _PIPE)
     run: str = _setting("learn", "run to publish to and read from", _PIPE)
     trainer: str = _setting("trainer", "name of this trainer: of its cursor, and of who pushes policies", _PIPE)
     follow: bool = _setting(False, "only read the run that another trainer publishes, and push nothing", _PIPE)

@@ -565,7 +565,7 @@ async def train(config: Config) -> dict[str, Any]:
         try:
             async with connect(
                 config.nats, config.token or None, credentials=config.credentials or None, ca=config.ca or None,
-                cache=config.cache, cache_bytes=config.cache_bytes,
+                context=config.context or None, cache=config.cache, cache_bytes=config.cache_bytes,
             ) as client:
                 return await (await _in(beside, Trainer, config, client, beside)).run()
         finally:
