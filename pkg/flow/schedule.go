@@ -131,6 +131,7 @@ type parsedSchedule struct {
 
 var lastParsed atomic.Pointer[parsedSchedule]
 
+// parseSchedule is ParseSchedule of a text that was not parsed just before.
 func parseSchedule(config []byte) (Schedule, error) {
 	s := Schedule{
 		NumTrainTimesteps: trainTimesteps, Shift: 1, BaseShift: 0.5, MaxShift: 1.15,

@@ -27,8 +27,8 @@ func doctorCommand(a *app) *cobra.Command {
 		Short: "check everything, and say what is wrong and how to fix it",
 		Long: `doctor checks the server, its streams, consumers and limits, your permissions, clocks, the running
 services and their weights, the counts of the newest runs, and the disk. On this machine it also checks
-the model, the device and the reward functions. It changes nothing. Each finding is ok, a warning, a fault, or not checked (with the
-reason). Warnings and faults come with a fix.
+the model, the device and the reward functions. It changes nothing. Each finding is ok, a warning, a
+fault, or not checked (with the reason). Warnings and faults come with a fix.
 
 It works on a store with or without a running pipeline, with --nats on a server elsewhere, and without
 any server. With --nats it checks model, device and scorers only if you name them.

@@ -335,18 +335,14 @@ func (b *looksBench) look(ctx context.Context, out io.Writer) error {
 	} {
 		name := strings.Join(args, " ")
 		name = strings.ReplaceAll(strings.ReplaceAll(name, nameOfRun(b.runs/2), "RUN"), export, "FILE")
-		rounds := b.rounds
-		if args[0] == "gc" { // it asks about each group
-			rounds = 1
-		}
-		if err := b.line(out, up, name, rounds, func() (time.Duration, error) {
+		if err := b.line(out, up, name, func() (time.Duration, error) {
 			_ = os.Remove(export)
 			return b.cpuOf(ctx, append(args, "--nats", url)...)
 		}); err != nil {
 			return err
 		}
 	}
-	return b.line(out, up, "GET /api/runs", b.rounds, func() (time.Duration, error) {
+	return b.line(out, up, "GET /api/runs", func() (time.Duration, error) {
 		time.Sleep(3 * time.Second) // the last answer is too old then
 		before, err := cpuOfProcess(ui)
 		if err != nil {
@@ -375,9 +371,11 @@ func (b *looksBench) awaitCounts(ctx context.Context, url string) error {
 }
 
 // line looks several times, and writes what it took.
-func (b *looksBench) line(
-	out io.Writer, up int, name string, rounds int, look func() (time.Duration, error),
-) error {
+func (b *looksBench) line(out io.Writer, up int, name string, look func() (time.Duration, error)) error {
+	rounds := b.rounds
+	if strings.HasPrefix(name, "gc ") { // it asks about each group
+		rounds = 1
+	}
 	var mine, server []float64
 	var first float64
 	for i := range rounds + 1 {
