@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,6 +28,24 @@ func (a *app) fetch(ctx context.Context, name, adapter string, want hub.Want) er
 		return usage(fmt.Errorf("--%w", err))
 	}
 	return err
+}
+
+// fetchPrompts downloads a file of prompts of the Hugging Face Hub, hf://datasets/ORG/NAME/FILE, and has d read it. Any
+// other file stays.
+func (a *app) fetchPrompts(ctx context.Context, d *datasetFlags) error {
+	if !strings.HasPrefix(d.file, "hf://") {
+		return nil
+	}
+	show := &downloading{out: a.stderr, machine: a.json}
+	path, source, err := hub.FetchFile(ctx, d.file, show.watcher())
+	if _, wrong := hub.ParseDataset(d.file); wrong != nil || errors.Is(err, hub.ErrName) {
+		return usage(fmt.Errorf("--prompts: %w", err))
+	}
+	if err != nil {
+		return fmt.Errorf("--prompts: %w", err)
+	}
+	d.file, d.source = path, source
+	return nil
 }
 
 // fetchOwn is fetch for the model and the adapter that the services of this process serve.

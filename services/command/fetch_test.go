@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/parquet-go/parquet-go"
+
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/models/hub/hubtest"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
@@ -82,5 +84,36 @@ func TestFetch_Refusals(t *testing.T) {
 	expect(t, exitUsage, "looked in org/gated", "model", "info", "org/gated")
 	if asked := h.Asked(); len(asked) > 0 {
 		t.Errorf("asked %q", asked)
+	}
+}
+
+// A file of prompts of the Hub is read as one on this disk, and the estimate names its commit.
+func TestFetch_Prompts(t *testing.T) {
+	inEmptyDir(t)
+	h := hubtest.Start(t)
+	type row struct {
+		Caption string `parquet:"caption"`
+	}
+	if err := parquet.WriteFile("train.parquet", []row{{"a fox"}, {"a red fox"}}); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile("train.parquet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &hubtest.Repo{Files: map[string][]byte{"data/train.parquet": b, "p.jsonl": []byte(`{"prompt": "a fox"}`)}}
+	h.Repos["datasets/org/prompts"] = r
+	address := "hf://datasets/org/prompts/data/train.parquet"
+	run := []string{"run", "--dry-run", "--model", "synthetic", "--prompt-column", "caption", "--prompts"}
+	expect(t, exitOK, "2 prompts", append(run, address)...)
+	expect(t, exitOK, "hf://datasets/org/prompts@"+r.Commit()+"/data/train.parquet", "prompts", "--prompt-column", "caption", address+"@"+r.Commit())
+	expect(t, exitOK, "1 prompt", "prompts", "hf://datasets/org/prompts@main/p.jsonl")
+	for file, says := range map[string]string{
+		"hf://datasets/org/prompts":            "--prompts: \"hf://datasets/org/prompts\": must be hf://datasets/ORG/NAME/FILE",
+		"hf://org/prompts/a.jsonl":             "must be hf://datasets/ORG/NAME/FILE",
+		"hf://datasets/org/prompts/no.parquet": "it has no file no.parquet: see " + h.URL + "/datasets/org/prompts/tree/main",
+		"hf://datasets/org/none/a.parquet":     "there is no such data set",
+	} {
+		expect(t, exitUsage, says, append(run, file)...)
 	}
 }

@@ -270,10 +270,10 @@ func TestFetchFile(t *testing.T) {
 		"hf://datasets/org/prompts/data/train.parquet", "hf://datasets/org/prompts@main/data/train.parquet",
 		"hf://datasets/org/prompts/data/train.parquet@" + r.Commit(),
 	} {
-		path, commit, err := hub.FetchFile(t.Context(), address, hub.Watcher{})
+		path, source, err := hub.FetchFile(t.Context(), address, hub.Watcher{})
 		b, _ := os.ReadFile(path)
-		if err != nil || commit != r.Commit() || string(b) != "PAR1" {
-			t.Errorf("%s: %s %s %v", address, path, commit, err)
+		if err != nil || source != "hf://datasets/org/prompts@"+r.Commit()+"/data/train.parquet" || string(b) != "PAR1" {
+			t.Errorf("%s: %s %s %v", address, path, source, err)
 		}
 	}
 	for address, says := range map[string]string{

@@ -68,7 +68,8 @@ func Start(t testing.TB) *Hub {
 			"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN",
 			"HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH",
 		} {
-			e.Setenv(v, "")
+			e.Setenv(v, "") // it is restored, but not empty until then: huggingface_hub takes that as said
+			_ = os.Unsetenv(v)
 		}
 		e.Setenv("HF_HOME", t.TempDir())
 		e.Setenv("HF_ENDPOINT", h.URL)
