@@ -14,7 +14,8 @@ export GOFLAGS := $(strip $(filter-out $(flags),$(shell go env GOFLAGS 2>/dev/nu
 RELEASE := $(shell sed -n 's/^const Release = "\(.*\)"$$/\1/p' schemas/release.go)
 commit  := $(shell git describe --always --dirty=.dirty --abbrev=12 --exclude='*' 2>/dev/null || echo devel)
 tagged  := $(filter v$(RELEASE),$(shell git describe --tags --exact-match --dirty 2>/dev/null))
-VERSION := $(RELEASE)$(if $(tagged),,+$(patsubst %,g%,$(filter-out devel,$(commit)))$(filter devel,$(commit)))
+described := $(RELEASE)$(if $(tagged),,+$(patsubst %,g%,$(filter-out devel,$(commit)))$(filter devel,$(commit)))
+VERSION := $(described)
 STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
 
 # What a caller may set: make race PACKAGES=./pkg/bus
@@ -39,7 +40,7 @@ CLANG    ?= clang-19
 PYTHON   ?= $(firstword $(wildcard build/golden-venv/bin/python) python3)
 
 # The others, by what they are for.
-include deploy/Makefile deploy/bench/Makefile deploy/engines/Makefile deploy/learn/Makefile integration/Makefile
+include deploy/Makefile deploy/release/Makefile deploy/bench/Makefile deploy/engines/Makefile deploy/learn/Makefile integration/Makefile
 
 targets = awk -F ':.*\#\# ' '/^[a-z0-9-]+:.*\#\# / { printf "  %-18s %s\n", $$1, $$2 }'
 help: ## list the targets of every day
@@ -101,4 +102,4 @@ ci: ## everything CI runs
 	.ci/all
 
 clean: ## remove what the other targets made, except the tools
-	rm -rf bin build meander-out/demo meander-out/demo-tokens
+	rm -rf bin build dist meander-out/demo meander-out/demo-tokens

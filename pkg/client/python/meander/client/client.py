@@ -410,10 +410,9 @@ class Client(Controls, Teachers, Updates):
         lack = [(s, r["seq"]) for s, t in zip(subjects, trajectories) for r in t["steps"] if r["seq"] not in found]
         for m in await together(self._stored("MDR_STEPS", seq, subject) for subject, seq in lack):
             found[m.seq] = m
-        out = [
-            [await self._step(subject, ref, form, logits, found) for ref in t["steps"]]
-            for subject, t in zip(subjects, trajectories, strict=True)
-        ]
+        out: list[list[Event]] = []
+        for subject, t in zip(subjects, trajectories, strict=True):
+            out.append([await self._step(subject, ref, form, logits, found) for ref in t["steps"]])
         for subject, t, has in zip(subjects, trajectories, held):
             if self.cache and t["steps"] and not has:
                 self.cache.put(t, {m.seq: m for m in found.values() if m.subject.startswith(subject)}.values())
