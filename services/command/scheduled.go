@@ -69,9 +69,6 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 				return usage(err)
 			}
 			r.prompts.images = &images{flag: "images", groups: groups}
-			if err := r.fetchPrompts(c.Context(), &r.prompts.datasetFlags); err != nil {
-				return err
-			}
 			prompts, err := r.prompts.load(captions, c.InOrStdin(), true)
 			if err != nil {
 				return err

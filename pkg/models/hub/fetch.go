@@ -95,8 +95,8 @@ func (r Ref) update(ctx context.Context, want Want, watch Watcher, missing []str
 	return dir, nil
 }
 
-// FetchFile returns the path in the cache of a file of a data set (ParseDataset), once it is downloaded, and its address
-// with the commit. Errors are those of Fetch.
+// FetchFile returns the path in the cache of a file of a data set (ParseDataset), once it is downloaded, and its
+// address with the commit. Errors are those of Fetch.
 func FetchFile(ctx context.Context, address string, watch Watcher) (path, source string, err error) {
 	r, err := ParseDataset(address)
 	if err != nil {
