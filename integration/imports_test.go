@@ -292,6 +292,7 @@ var dependencies = map[string]dependency{
 	"github.com/nats-io/nats-server":        {why: "the embedded server; it must not reach clients or the four service binaries", users: []string{"pkg/natsd", "integration"}},
 	"github.com/nats-io/nkeys":              {why: "keys of users: made by meander auth, proved to the embedded server", users: []string{"pkg/natsd", "pkg/auth"}},
 	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/auth", "pkg/bus/...", "pkg/counters", "pkg/natsd", "pkg/client", "pkg/interaction", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/...", "integration/..."}},
+	"github.com/synadia-io/orbit.go":        {why: "contexts of the nats command", users: []string{"pkg/bus"}},
 	"github.com/parquet-go/parquet-go":      {why: "Parquet files of runs that are exported as datasets, and of prompts", users: []string{"pkg/export", "pkg/dataset"}, tests: true},
 	"github.com/prometheus/client_golang":   {why: "counters and gauges as Prometheus reads them", users: []string{"services/...", "integration/..."}},
 	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "pkg/view", "services/...", "integration/..."}, tests: true},

@@ -17,6 +17,8 @@ const (
 	HeaderBaggage     = "baggage"
 	HeaderReply       = "Mdr-Reply"   // on a prompt: the inbox that wants a Receipt
 	HeaderOutcome     = "Mdr-Outcome" // of a trajectory, reward or advantage, for those who only look: its outcome
+	HeaderLane        = "Mdr-Lane"    // of a trajectory, in the same way: its lane
+	HeaderMean        = "Mdr-Mean"    // of an advantage, in the same way: its mean reward, if any
 	ContentType       = "application/msgpack"
 )
 

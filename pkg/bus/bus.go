@@ -46,6 +46,15 @@ type Config struct {
 	ConnectTimeout time.Duration
 	// NoWait makes Connect fail at once when no server listens at URL: for commands that a person runs and waits for.
 	NoWait bool
+	// Context is a context of the nats command, which has what is empty here.
+	Context string
+	// Domain is the JetStream domain that has the streams, APIPrefix what its API has in place of $JS.API where another
+	// account exports it. At most one of them is set.
+	Domain, APIPrefix string
+	// TLSFirst begins with the TLS handshake, as servers with handshake_first want it.
+	TLSFirst bool
+
+	context *Context
 }
 
 // Validate checks the settings of a connection. It returns all faults, each with the name of its field.
@@ -59,6 +68,13 @@ func (c Config) Validate() error {
 	}
 	if (c.CertFile == "") != (c.KeyFile == "") {
 		errs = append(errs, errors.New("tls_cert: needs tls_key, and tls_key needs tls_cert"))
+	}
+	if c.Domain != "" && c.APIPrefix != "" {
+		errs = append(errs, errors.New("js_domain: excludes js_prefix; use one of them"))
+	}
+	if strings.ContainsAny(c.Domain, ".*> \t\r\n") || strings.ContainsAny(c.APIPrefix, "*> \t\r\n") {
+		errs = append(errs, fmt.Errorf("js_domain, js_prefix: %q, %q; must have no wildcards and spaces, and a "+
+			"domain no dots", c.Domain, c.APIPrefix))
 	}
 	return errors.Join(errs...)
 }
@@ -81,6 +97,7 @@ const (
 type Bus struct {
 	nc  *nats.Conn
 	js  jetstream.JetStream
+	api string // what the subjects of the JetStream API begin with
 	log zerolog.Logger
 
 	closed chan struct{} // closed by the connection's last callback
@@ -122,7 +139,14 @@ var errLinkLost = errors.New("connection lost before the answer")
 // Config.ConnectTimeout or the server refuses the user. After that, the bus replaces a lost connection for as long as
 // it takes, and calls that need the connection wait for it.
 func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) {
-	if err := cfg.Validate(); err != nil {
+	var err error
+	if cfg.Context != "" {
+		cfg, err = cfg.inContext()
+	}
+	if err == nil {
+		err = cfg.Validate()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
 	if cfg.ConnectTimeout == 0 {
@@ -133,10 +157,9 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 		ctx, stop = context.WithTimeout(ctx, cfg.ConnectTimeout)
 		defer stop()
 	}
-	b := &Bus{log: log, closed: make(chan struct{})}
+	b := &Bus{log: log, closed: make(chan struct{}), api: cfg.prefix()}
 	b.link.Store(newLink())
 	if cfg.CredsFile != "" {
-		var err error
 		if b.user, err = auth.ReadIdentity(cfg.CredsFile); err != nil {
 			return nil, fmt.Errorf("connect: %w", err)
 		}
@@ -149,7 +172,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 	}
 	var waiting limiter
 	for {
-		nc, err := nats.Connect(cfg.URL, opts...)
+		nc, err := cfg.dial(opts)
 		if err == nil {
 			b.nc = nc
 			break
@@ -168,12 +191,12 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 			return nil, fmt.Errorf("connect to %s: %w", where, err)
 		}
 	}
-	js, err := jetstream.New(b.nc, jetstream.WithDefaultTimeout(apiTimeout))
+	timeout := jetstream.WithDefaultTimeout(apiTimeout)
+	b.js, err = jetstream.NewWithAPIPrefix(b.nc, strings.TrimSuffix(b.api, "."), timeout)
 	if err != nil {
 		b.nc.Close()
 		return nil, fmt.Errorf("connect to %s: %w", where, err)
 	}
-	b.js = js
 	return b, nil
 }
 
@@ -235,6 +258,12 @@ func (b *Bus) options(cfg Config) []nats.Option {
 	}
 	if option := b.user.Option(); option != nil {
 		opts = append(opts, option)
+	}
+	if c := cfg.context; c != nil && c.User != "" {
+		opts = append(opts, nats.UserInfo(c.User, c.Password))
+	}
+	if cfg.TLSFirst {
+		opts = append(opts, nats.TLSHandshakeFirst())
 	}
 	if cfg.CAFile != "" {
 		opts = append(opts, nats.RootCAs(cfg.CAFile))

@@ -45,14 +45,14 @@ type directRequest struct {
 }
 
 // directSubject returns the subject of direct gets from a stream. Any server that has the stream answers them.
-func directSubject(stream string) string { return "$JS.API.DIRECT.GET." + stream }
+func (b *Bus) directSubject(stream string) string { return b.api + "DIRECT.GET." + stream }
 
 // Last returns the newest message on a subject, which may have wildcards, or ErrNotFound. The subject is the one that
 // is stored, which for rewards differs from the published one (RewardFilter).
 func (b *Bus) Last(ctx context.Context, stream, subject string) (*Message, error) {
-	from, req := directSubject(stream), directRequest{LastFor: subject}
+	from, req := b.directSubject(stream), directRequest{LastFor: subject}
 	if b.clustered() {
-		m, err := b.getMessage(ctx, stream, leaderSubject(stream), req)
+		m, err := b.getMessage(ctx, stream, b.leaderSubject(stream), req)
 		if err == nil {
 			return m, nil
 		}
@@ -80,9 +80,9 @@ func (b *Bus) Get(ctx context.Context, stream string, seq uint64) (*Message, err
 	if seq == 0 {
 		return nil, fmt.Errorf("get %s 0: %w", stream, ErrNotFound)
 	}
-	m, err := b.getMessage(ctx, stream, directSubject(stream), directRequest{Seq: seq})
+	m, err := b.getMessage(ctx, stream, b.directSubject(stream), directRequest{Seq: seq})
 	if errors.Is(err, ErrNotFound) && b.clustered() {
-		m, err = b.getMessage(ctx, stream, leaderSubject(stream), directRequest{Seq: seq})
+		m, err = b.getMessage(ctx, stream, b.leaderSubject(stream), directRequest{Seq: seq})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get %s %d: %w", stream, seq, err)
@@ -108,7 +108,7 @@ func (b *Bus) getMessage(ctx context.Context, stream, subject string, req direct
 			if err != nil {
 				return err
 			}
-			if subject == leaderSubject(stream) {
+			if subject == b.leaderSubject(stream) {
 				m, err = parseLeaderGet(stream, resp)
 			} else if err = directError(stream, resp); err == nil {
 				m, err = parseDirectGet(resp)
@@ -238,7 +238,7 @@ func (b *Bus) readPage(
 		return nil, 0, 0, err
 	}
 	defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection
-	if err := b.nc.PublishMsg(&nats.Msg{Subject: directSubject(stream), Reply: inbox, Data: body}); err != nil {
+	if err := b.nc.PublishMsg(&nats.Msg{Subject: b.directSubject(stream), Reply: inbox, Data: body}); err != nil {
 		return nil, 0, 0, err
 	}
 	for {
@@ -404,7 +404,7 @@ func (b *Bus) PurgeSubject(ctx context.Context, stream, filter string) (uint64, 
 	body, err := json.Marshal(map[string]string{"filter": filter})
 	if err == nil {
 		err = b.retryWhileAway(ctx, func(ctx context.Context) error {
-			resp, err := b.request(ctx, &nats.Msg{Subject: "$JS.API.STREAM.PURGE." + stream, Data: body})
+			resp, err := b.request(ctx, &nats.Msg{Subject: b.api + "STREAM.PURGE." + stream, Data: body})
 			if err == nil {
 				err = json.Unmarshal(resp.Data, &answer)
 			}

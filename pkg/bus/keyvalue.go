@@ -128,7 +128,7 @@ func (b *Bus) SwapEntry(
 	ctx context.Context, bucket, key string, value []byte, revision uint64,
 ) (stored bool, err error) {
 	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
-		_, err := b.js.Publish(ctx, schemas.BucketSubject(bucket, key), value,
+		_, err := b.js.Publish(ctx, b.writeSubject(schemas.BucketSubject(bucket, key)), value,
 			jetstream.WithExpectLastSequencePerSubject(revision))
 		return err
 	})
@@ -188,7 +188,12 @@ func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 		err = kv.Delete(ctx, string(run)) // a marker, which reaches mirrors
 	}
 	if err == nil {
-		_, err = b.PurgeSubject(ctx, schemas.StreamRunBucket, schemas.BucketSubject(schemas.RunBucket, string(run)))
+		err = kv.Delete(ctx, notesKey(run))
+	}
+	for _, key := range []string{string(run), notesKey(run)} {
+		if err == nil {
+			_, err = b.PurgeSubject(ctx, schemas.StreamRunBucket, schemas.BucketSubject(schemas.RunBucket, key))
+		}
 	}
 	if err == nil {
 		_, err = b.PurgeSubject(ctx, schemas.StreamCountBucket,

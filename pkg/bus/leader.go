@@ -32,7 +32,8 @@ func noLeader(err error) error {
 // ErrNoJetStream is returned when the server keeps no streams for this user: JetStream is off, or off for the account.
 // A server that reloads its configuration switches it off for an account that it has no storage for.
 var ErrNoJetStream = errors.New("the server has no JetStream for this user: start it with -js; if it has that, its " +
-	"log says why, such as less disk than its accounts are promised")
+	"log says why, such as less disk than its accounts are promised; or js-domain or js-prefix is not that " +
+	"of the streams")
 
 func noJetStream(err error) error {
 	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrJetStreamNotEnabled) ||
@@ -46,7 +47,7 @@ const lagPause = 20 * time.Millisecond
 
 func (b *Bus) clustered() bool { return b.nc.ConnectedClusterName() != "" }
 
-func leaderSubject(stream string) string { return "$JS.API.STREAM.MSG.GET." + stream }
+func (b *Bus) leaderSubject(stream string) string { return b.api + "STREAM.MSG.GET." + stream }
 
 // parseLeaderGet decodes the answer of a stream's leader to a get: a message, ErrNotFound, or another error.
 func parseLeaderGet(stream string, resp *nats.Msg) (*Message, error) {
@@ -98,7 +99,7 @@ func (b *Bus) leaderHas(ctx context.Context, stream string, filters []string, fr
 		filters = []string{">"}
 	}
 	for _, filter := range filters {
-		m, err := b.getMessage(ctx, stream, leaderSubject(stream), directRequest{Seq: max(1, from), NextFor: filter})
+		m, err := b.getMessage(ctx, stream, b.leaderSubject(stream), directRequest{Seq: max(1, from), NextFor: filter})
 		switch {
 		case errors.Is(err, ErrNotFound):
 		case err != nil:

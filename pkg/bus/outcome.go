@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
 // Outcome returns the outcome of a trajectory, reward or result of a group, as its event says it, for those who only
-// look. A message that was read without its payload is read again where no header says it. "": it is no such event.
+// look. A message that was read without its payload is read again where no header says it; its headers then do. "": it
+// is no such event.
 func (b *Bus) Outcome(ctx context.Context, m *Message) (string, error) {
 	if said := m.Header.Get(schemas.HeaderOutcome); outcomes.IsOutcome(said) {
 		return said, nil
@@ -33,10 +36,16 @@ func (b *Bus) Outcome(ctx context.Context, m *Message) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		m = whole
+		m.Data = whole.Data
 	}
 	if Fits(m, e) != nil {
 		return "", nil // the true one will replace it
 	}
+	outcomes.Said(e, func(name, value string) {
+		if m.Header == nil {
+			m.Header = nats.Header{}
+		}
+		m.Header.Set(name, value)
+	})
 	return outcomes.Of(e), nil
 }

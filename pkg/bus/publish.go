@@ -148,9 +148,7 @@ func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]b
 		return nil, Terminal(code, err)
 	}
 	h := header(ctx, subject, e.Type(), schemas.ContentType)
-	if outcome := outcomes.Of(e); outcome != "" {
-		h[schemas.HeaderOutcome] = []string{outcome}
-	}
+	outcomes.Said(e, func(name, value string) { h[name] = []string{value} })
 	if !one {
 		// Many events share the subject: the content tells them apart.
 		h[jetstream.MsgIDHeader] = []string{schemas.MessageID(subject) + "." + digestOf(data)[:16]}
@@ -233,7 +231,7 @@ func (b *Bus) recordPublish(m *nats.Msg, ack Ack, err error, began time.Time) {
 
 // publishOnce is one try of publish. It returns a duplicate, and no error, when the subject is taken.
 func (b *Bus) publishOnce(ctx context.Context, m *nats.Msg) (Ack, error) {
-	resp, err := b.request(ctx, m)
+	resp, err := b.request(ctx, &nats.Msg{Subject: b.writeSubject(m.Subject), Header: m.Header, Data: m.Data})
 	if err != nil {
 		return Ack{}, err
 	}

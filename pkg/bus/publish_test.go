@@ -76,7 +76,7 @@ func TestBus_Publish_headers(t *testing.T) {
 		}
 		want := map[string]string{
 			"Nats-Msg-Id": "trajectory.r1.u1.0.main", "Mdr-Type": "trajectory/1", "Content-Type": "application/msgpack", "traceparent": trace,
-			"Mdr-Outcome": "failed",
+			"Mdr-Outcome": "failed", "Mdr-Lane": "tiny",
 		}
 		for name, v := range want {
 			if got := m.Header[name]; len(got) != 1 || got[0] != v {

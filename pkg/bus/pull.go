@@ -85,7 +85,7 @@ func (b *Bus) newPuller(ctx context.Context, c ConsumerConfig) (*puller, error) 
 	}
 	p := &puller{
 		bus: b, config: c, durable: d, log: b.log.With().Str("consumer", c.Name).Logger(), heartbeats: newHeartbeats(),
-		subject: "$JS.API.CONSUMER.MSG.NEXT." + c.Stream + "." + c.Name, inbox: b.nc.NewInbox() + ".",
+		subject: b.api + "CONSUMER.MSG.NEXT." + c.Stream + "." + c.Name, inbox: b.nc.NewInbox() + ".",
 		expires: pullExpires, ready: make(chan struct{}, 1), fault: make(chan struct{}, 1),
 		closed: b.nc.StatusChanged(nats.CLOSED),
 	}

@@ -51,6 +51,16 @@ func WithCertificate(certFile, keyFile string) Option {
 	return func(c *bus.Config) { c.CertFile, c.KeyFile = certFile, keyFile }
 }
 
+// WithContext takes what is open, the URL where it is empty, from a context of the nats command: its name, or the full
+// path of its file.
+func WithContext(name string) Option { return func(c *bus.Config) { c.Context = name } }
+
+// WithDomain names the JetStream domain that has the pipeline's streams, where a leaf node leads to them.
+func WithDomain(domain string) Option { return func(c *bus.Config) { c.Domain = domain } }
+
+// WithAPIPrefix says what another account exports its JetStream API under, in place of $JS.API.
+func WithAPIPrefix(prefix string) Option { return func(c *bus.Config) { c.APIPrefix = prefix } }
+
 // WithConnectTimeout bounds how long Connect waits for the server; default 10 s, negative: until its context ends.
 func WithConnectTimeout(d time.Duration) Option {
 	return func(c *bus.Config) { c.ConnectTimeout = d }

@@ -41,7 +41,7 @@ func filters(stream string, run schemas.Run) []string {
 
 const (
 	// prefix begins the keys of records. Another number: records of another form.
-	prefix  = "counts2"
+	prefix  = "counts3"
 	headKey = prefix
 	// atOnce is how many runs are asked about, or written, side by side.
 	atOnce = 16
@@ -63,12 +63,21 @@ type Mark struct {
 	Newest int64 `json:"t"`
 }
 
+// Sum is a sum of numbers, and of how many.
+type Sum struct {
+	Of float64 `json:"s"`
+	N  int64   `json:"n"`
+}
+
 // Run are the counts of one run.
 type Run struct {
 	Marks map[string]*Mark `json:"m"` // by stream
 	// Groups have a record. Outcomes counts, by kind of event (trajectory, reward, advantage), what they say.
 	Groups   int64                       `json:"g,omitempty"`
 	Outcomes map[string]map[string]int64 `json:"o,omitempty"`
+	// Mean is the sum of the mean rewards of groups, and over how many; Lane made the first sample that has one.
+	Mean Sum          `json:"a,omitzero"`
+	Lane schemas.Lane `json:"e,omitempty"`
 	// Open groups have a record and no result, Orphans a result and no record.
 	Open    map[schemas.UID]bool `json:"u,omitempty"`
 	Orphans map[schemas.UID]bool `json:"x,omitempty"`
@@ -148,50 +157,6 @@ func (r *Run) isEmpty() bool {
 		}
 	}
 	return true
-}
-
-// count counts an event, whose outcome is said.
-func (r *Run) count(m *bus.Message, a schemas.Address, outcome string) {
-	mark := r.mark(m.Stream)
-	mark.Seq, mark.Newest = m.Seq, max(mark.Newest, m.Time.UnixNano())
-	mark.Events++
-	mark.Bytes += m.StoredSize()
-	r.changed = true
-	if outcome != "" {
-		if r.Outcomes[a.Kind] == nil {
-			put(&r.Outcomes, a.Kind, map[string]int64{})
-		}
-		r.Outcomes[a.Kind][outcome]++
-	}
-	switch a.Kind {
-	case schemas.KindAdvantage:
-		if outcome == "" { // the true one will replace it
-			break
-		}
-		if r.Open[a.UID] {
-			delete(r.Open, a.UID)
-		} else {
-			put(&r.Orphans, a.UID, true)
-		}
-	case schemas.KindGroup:
-		r.Groups++
-		delete(r.Letters, a.UID)
-		if r.Orphans[a.UID] {
-			delete(r.Orphans, a.UID)
-		} else {
-			put(&r.Open, a.UID, true)
-		}
-	case schemas.KindBatch:
-		delete(r.Batches, a.Batch)
-	case schemas.KindOpening:
-		if a.Batch != string(a.UID) && !r.Batches[a.Batch] { // else the group is a batch by itself
-			put(&r.openings, a.Batch, true)
-		}
-	case schemas.KindDead:
-		if a.Service == schemas.ServiceIntake {
-			r.letters = addTo(r.letters, a.UID, 1)
-		}
-	}
 }
 
 // Look returns the counts of a run, or with "*" of all runs, those aside of which nothing is stored. It fails if the

@@ -209,9 +209,7 @@ func headersOf(subject string, data []byte) map[string][]string {
 	h := map[string][]string{schemas.HeaderContentType: {schemas.ContentType}}
 	if event, _ := decode(subject, data); event != nil {
 		h[schemas.HeaderType] = []string{event.Type()}
-		if outcome := outcomes.Of(event); outcome != "" {
-			h[schemas.HeaderOutcome] = []string{outcome}
-		}
+		outcomes.Said(event, func(name, value string) { h[name] = []string{value} })
 	}
 	return h
 }

@@ -40,6 +40,9 @@ func (s *Set) Load(file string, environ []string) error {
 	return err
 }
 
+// foreignSection is the section of variables that others have too: no name in it is misspelt.
+const foreignSection = "NATS_"
+
 // loadEnv takes settings from the environment. An unknown variable with the prefix of the program, or of a section
 // (MEANDER_NATS_), is a fault: it is most likely misspelt.
 func (s *Set) loadEnv(environ []string) error {
@@ -54,7 +57,8 @@ func (s *Set) loadEnv(environ []string) error {
 			}
 		case slices.ContainsFunc(s.flags, func(v *flagValue) bool {
 			leaf := strings.ToUpper(v.field.Name[strings.LastIndexByte(v.field.Name, '.')+1:])
-			return strings.HasPrefix(name, strings.TrimSuffix(v.env, leaf))
+			section := strings.TrimSuffix(v.env, leaf)
+			return section != foreignSection && strings.HasPrefix(name, section)
 		}):
 			errs = append(errs, fmt.Errorf("environment: %s: unknown variable%s", name,
 				s.didYouMean(name, func(v *flagValue) string { return v.env })))

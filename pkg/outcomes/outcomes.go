@@ -7,6 +7,7 @@ package outcomes
 import (
 	"cmp"
 	"fmt"
+	"strconv"
 
 	"github.com/meander-rl/meander/schemas"
 )
@@ -160,6 +161,21 @@ func Tones() map[string]string {
 		}
 	}
 	return tones
+}
+
+// Said calls set with each header that says what became of an event, for readers of headers alone.
+func Said(e schemas.Event, set func(header, value string)) {
+	if outcome := Of(e); outcome != "" {
+		set(schemas.HeaderOutcome, outcome)
+	}
+	switch e := e.(type) {
+	case *schemas.Trajectory:
+		set(schemas.HeaderLane, string(e.Lane))
+	case *schemas.Advantage:
+		if e.Mean != nil {
+			set(schemas.HeaderMean, strconv.FormatFloat(*e.Mean, 'g', -1, 64))
+		}
+	}
 }
 
 // IsOutcome reports whether a text is an outcome.

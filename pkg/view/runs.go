@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -43,6 +44,11 @@ type Run struct {
 	Bytes  uint64    `json:"bytes"`
 	Newest time.Time `json:"newest"`
 	Steps  uint64    `json:"steps"`
+	// Mean is that of the mean rewards of all groups that have one; Model is the lane.
+	Mean  *float64     `json:"mean_reward"`
+	Model schemas.Lane `json:"model,omitempty"`
+	// Notes are what people say of it.
+	*bus.Notes
 	// Updates is how many updates of weights trainers have told, after AddSizes.
 	Updates uint64 `json:"updates,omitempty"`
 	// Held says in a few words what a running one waits for.
@@ -64,9 +70,16 @@ func Count(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*R
 		return nil, err
 	}
 	runs := map[schemas.Run]*Run{}
+	notes, err := b.Notes(ctx, run)
+	if err != nil {
+		return nil, err
+	}
 	for name, c := range all {
 		if r := runOf(name, c); r.counted > 0 {
 			runs[name] = r
+			if r.Notes = notes[name]; r.Notes == nil {
+				r.Notes = &bus.Notes{Tags: []string{}}
+			}
 		}
 	}
 	return runs, nil
@@ -78,7 +91,10 @@ func runOf(name schemas.Run, c *counters.Counted) *Run {
 	r := &Run{
 		Run: name, State: s.State, WaitsFor: s.WaitsFor, Groups: int(s.Groups), Open: len(c.Open),
 		Samples: int(s.Trajectories), Outcomes: c.Groupings(), OpenBatches: s.OpenBatches, Scored: int(s.Rewards),
-		Failed: int(s.Failed), Refused: int(s.Refused), Newest: c.Newest(), Streams: c.Queued,
+		Failed: int(s.Failed), Refused: int(s.Refused), Newest: c.Newest(), Streams: c.Queued, Model: c.Lane,
+	}
+	if c.Mean.N > 0 {
+		r.Mean = new(c.Mean.Of / float64(c.Mean.N))
 	}
 	for outcome, n := range r.Outcomes {
 		if outcomes.HasAdvantages(outcome) {
@@ -158,8 +174,52 @@ func LatestRun(ctx context.Context, b *bus.Bus) (schemas.Run, error) {
 	return "", bus.ErrNotFound
 }
 
-// maxRuns is how many runs a list has, the newest.
+// maxRuns is how many runs a list has unless told.
 const maxRuns = 500
+
+// RunList says which runs a list has.
+type RunList struct {
+	// Text is part of the name, the model, a tag or the note, in any case; State, Model and Tag are equal; empty: all.
+	Text, State, Model, Tag string
+	// Order is one of RunOrders, with - before it the other way round; empty: the newest first.
+	Order         string
+	Offset, Limit int
+}
+
+// runOrders compare runs, the names of the columns of a list.
+var runOrders = map[string]func(a, b *Run) int{
+	"run":     func(a, b *Run) int { return cmp.Compare(a.Run, b.Run) },
+	"state":   func(a, b *Run) int { return cmp.Compare(a.State, b.State) },
+	"model":   func(a, b *Run) int { return cmp.Compare(a.Model, b.Model) },
+	"mean":    func(a, b *Run) int { return compareNumbers(a.Mean, b.Mean) },
+	"groups":  func(a, b *Run) int { return cmp.Compare(a.Groups, b.Groups) },
+	"samples": func(a, b *Run) int { return cmp.Compare(a.Samples, b.Samples) },
+	"scored":  func(a, b *Run) int { return cmp.Compare(a.Scored, b.Scored) },
+	"steps":   func(a, b *Run) int { return cmp.Compare(a.Steps, b.Steps) },
+	"bytes":   func(a, b *Run) int { return cmp.Compare(a.Bytes, b.Bytes) },
+	"newest":  func(a, b *Run) int { return a.Newest.Compare(b.Newest) },
+}
+
+// RunOrders returns the orders of a list of runs.
+func RunOrders() []string { return slices.Sorted(maps.Keys(runOrders)) }
+
+// compareNumbers orders numbers, one that is not there before all others.
+func compareNumbers(a, b *float64) int {
+	if a == nil || b == nil {
+		return map[bool]int{true: 1}[a != nil] - map[bool]int{true: 1}[b != nil]
+	}
+	return cmp.Compare(*a, *b)
+}
+
+// matches reports whether a list has the run.
+func (l *RunList) matches(r *Run) bool {
+	if l.State != "" && l.State != r.State || l.Model != "" && l.Model != string(r.Model) ||
+		l.Tag != "" && !slices.Contains(r.Tags, l.Tag) {
+		return false
+	}
+	has := func(text string) bool { return strings.Contains(strings.ToLower(text), strings.ToLower(l.Text)) }
+	return l.Text == "" || has(string(r.Run)) || has(string(r.Model)) || has(r.Note) || slices.ContainsFunc(r.Tags, has)
+}
 
 // readRuns reads the list of runs, the newest first.
 func (r *Reader) readRuns(ctx context.Context) ([]*Run, error) {
@@ -176,19 +236,25 @@ func (r *Reader) readRuns(ctx context.Context) ([]*Run, error) {
 	return runs, nil
 }
 
-// Runs is the list of runs, the newest first, and what holds up the whole pipeline.
+// Runs is a list of runs, and what holds up the whole pipeline.
 type Runs struct {
-	Runs  []*Run          `json:"runs"`
-	Total int             `json:"total"`
-	Waits []outcomes.Wait `json:"waits"`
+	Runs []*Run `json:"runs"`
+	// Total are stored, and Matched of them are like what the list was asked for.
+	Total   int `json:"total"`
+	Matched int `json:"matched"`
+	// States, Models and Tags are those of all runs.
+	States []string        `json:"states"`
+	Models []string        `json:"models"`
+	Tags   []string        `json:"tags"`
+	Waits  []outcomes.Wait `json:"waits"`
 	// Dead is how many dead letters are stored.
 	Dead uint64 `json:"dead"`
 
 	system *System
 }
 
-// Runs returns the list of runs.
-func (r *Reader) Runs(ctx context.Context) (*Runs, error) {
+// Runs returns a list of runs.
+func (r *Reader) Runs(ctx context.Context, l RunList) (*Runs, error) {
 	runs, err := r.runs.Get(ctx)
 	if err != nil {
 		return nil, err
@@ -197,11 +263,42 @@ func (r *Reader) Runs(ctx context.Context) (*Runs, error) {
 	if err != nil {
 		return nil, err
 	}
-	shown := make([]*Run, min(len(runs), maxRuns))
-	for i := range shown { // the runs are shared
-		run := *runs[i]
-		run.Held = outcomes.For(run.WaitsFor).Held()
-		shown[i] = &run
+	x := &Runs{Total: len(runs), Waits: system.Waits, Dead: system.Dead, system: system}
+	states, models, tags := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	var shown []*Run
+	for _, run := range runs {
+		states[run.State], models[string(run.Model)] = true, true
+		for _, tag := range run.Tags {
+			tags[tag] = true
+		}
+		if l.matches(run) {
+			shown = append(shown, run)
+		}
 	}
-	return &Runs{shown, len(runs), system.Waits, system.Dead, system}, nil
+	delete(models, "")
+	x.States, x.Models, x.Tags = sortedNames(states), sortedNames(models), sortedNames(tags)
+	order, back := strings.CutPrefix(cmp.Or(l.Order, "-newest"), "-")
+	if compare := runOrders[order]; compare != nil && l.Order != "" {
+		slices.SortStableFunc(shown, func(a, b *Run) int {
+			if back {
+				a, b = b, a
+			}
+			return compare(a, b)
+		})
+	}
+	x.Matched = len(shown)
+	from := min(l.Offset, len(shown))
+	shown = shown[from:min(from+cmp.Or(l.Limit, maxRuns), len(shown))]
+	x.Runs = make([]*Run, len(shown))
+	for i := range shown { // the runs are shared
+		run := *shown[i]
+		run.Held = outcomes.For(run.WaitsFor).Held()
+		x.Runs[i] = &run
+	}
+	return x, nil
+}
+
+// sortedNames returns the keys of a set; not nil.
+func sortedNames(set map[string]bool) []string {
+	return append([]string{}, slices.Sorted(maps.Keys(set))...)
 }

@@ -92,7 +92,7 @@ type Overview struct {
 // Overview reads what the pipeline does now. Progress that is not read when within ends is left out. It fails while
 // the server of the pipeline does not answer.
 func (r *Reader) Overview(ctx, within context.Context) (*Overview, error) {
-	list, err := r.Runs(ctx)
+	list, err := r.Runs(ctx, RunList{})
 	if err != nil {
 		return nil, err
 	}

@@ -542,6 +542,16 @@ func messageOf(c channel) message {
 				Description: "what became of it, for readers of headers alone; the payload decides",
 			}})
 	}
+	for header, x := range map[string][2]string{
+		schemas.HeaderLane: {schemas.TypeTrajectory, "lane"},
+		schemas.HeaderMean: {schemas.TypeAdvantage, "mean reward"},
+	} {
+		if c.event == x[0] {
+			m.Headers.Properties = append(m.Headers.Properties, entry[headerSchema]{header, headerSchema{
+				Type: "string", Description: "its " + x[1] + ", for readers of headers alone; the payload decides",
+			}})
+		}
+	}
 	if c.event == schemas.TypePrompt {
 		// The message id is the publisher's to choose.
 		m.Headers.Properties[2].value.Description = "deduplication id, chosen by the publisher"

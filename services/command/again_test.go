@@ -94,3 +94,20 @@ func TestAgain(t *testing.T) {
 		}
 	}
 }
+
+// Tags and notes are in the list, and go with the run.
+func TestRuns_Notes(t *testing.T) {
+	inStore(t)
+	expect(t, exitOK, "tags baseline, cfg 4", "runs", "tag", "r1", "cfg 4", "baseline", "cfg 4")
+	expect(t, exitOK, "<b>it</b>\nfell", "runs", "note", "r1", "<b>it</b>\nfell")
+	list := linesOf(t, expect(t, exitOK, "", "runs", "ls", "--json"))
+	if r := list[0]; len(r["tags"].([]any)) != 2 || r["note"] != "<b>it</b>\nfell" || r["model"] != "synthetic" || r["mean_reward"] == nil {
+		t.Errorf("%v", r)
+	}
+	expect(t, exitOK, "baseline", "runs", "ls")
+	expect(t, exitOK, "tags baseline", "runs", "tag", "r1", "cfg 4", "--remove")
+	expect(t, exitUsage, "without a comma", "runs", "tag", "r1", "a,b")
+	expect(t, exitUsage, "that can be seen", "runs", "note", "r1", "\x1b[2J")
+	expect(t, exitFailed, "nothing is stored of it", "runs", "tag", "none", "a")
+	expect(t, exitOK, "tags baseline\n", "runs", "note", "r1")
+}

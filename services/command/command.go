@@ -19,6 +19,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -229,7 +230,9 @@ with an embedded NATS server.`,
 
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			a.stderr = c.ErrOrStderr()
-			a.fromEnvironment(c.Flags())
+			if err := cmp.Or(a.fromEnvironment(c.Flags()), a.useContext(c.Flags())); err != nil {
+				return usage(err)
+			}
 			if level, err := zerolog.ParseLevel(a.logLevel); err != nil || level == zerolog.NoLevel {
 				return usage(fmt.Errorf("%s: %q; must be debug, info, warn or error", a.flag("log-level"), a.logLevel))
 			}
@@ -241,24 +244,7 @@ with an embedded NATS server.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	f := root.PersistentFlags()
-	f.StringVar(&a.store, "store", envOr("MEANDER_STORE", "meander-data"),
-		"folder with the files of the embedded NATS server (MEANDER_STORE)")
-	f.StringVar(&a.nats.URL, "nats", "",
-		"NATS server to use instead of the store, e.g. nats://127.0.0.1:4222 (MEANDER_NATS_URL)")
-	f.StringVar(&a.nats.Token, "nats-token", "",
-		"token for that server; 'meander up' asks its clients for it. Better set it as MEANDER_NATS_TOKEN: the "+
-			"process list does not show the environment")
-	f.StringVar(&a.nats.CredsFile, "nats-creds", "",
-		"credentials file for that server: a key, or a JWT and its key (MEANDER_NATS_CREDS)")
-	f.StringVar(&a.nats.TLSCA, "nats-tls-ca", "",
-		"PEM file of the authority that signed the server's certificate (MEANDER_NATS_TLS_CA)")
-	f.StringVar(&a.nats.TLSCert, "nats-tls-cert", "",
-		"PEM file of our certificate, if the server wants one (MEANDER_NATS_TLS_CERT)")
-	f.StringVar(&a.nats.TLSKey, "nats-tls-key", "", "PEM file of our key (MEANDER_NATS_TLS_KEY)")
-	f.BoolVar(&a.json, "json", false, "print JSON lines on stdout; progress and logs go to stderr")
-	f.StringVar(&a.logLevel, "log-level", envOr("MEANDER_LOG_LEVEL", "warn"),
-		"debug, info, warn or error (MEANDER_LOG_LEVEL)")
+	a.addFlags(root.PersistentFlags())
 	root.SetVersionTemplate("{{.Version}}\n")
 	setHelp(root)
 	root.AddCommand(
@@ -276,24 +262,77 @@ with an embedded NATS server.`,
 	return root
 }
 
+// addFlags adds the global flags.
+func (a *app) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&a.store, "store", envOr("MEANDER_STORE", "meander-data"),
+		"folder with the files of the embedded NATS server (MEANDER_STORE)")
+	f.StringVar(&a.nats.URL, "nats", "",
+		"NATS server to use instead of the store, e.g. nats://127.0.0.1:4222 (MEANDER_NATS_URL)")
+	f.StringVar(&a.nats.Token, "nats-token", "",
+		"token for that server; 'meander up' asks its clients for it. Better set it as MEANDER_NATS_TOKEN: the "+
+			"process list does not show the environment")
+	f.StringVar(&a.nats.CredsFile, "nats-creds", "",
+		"credentials file for that server: a key, or a JWT and its key (MEANDER_NATS_CREDS)")
+	f.StringVar(&a.nats.TLSCA, "nats-tls-ca", "",
+		"PEM file of the authority that signed the server's certificate (MEANDER_NATS_TLS_CA)")
+	f.StringVar(&a.nats.TLSCert, "nats-tls-cert", "",
+		"PEM file of our certificate, if the server wants one (MEANDER_NATS_TLS_CERT)")
+	f.StringVar(&a.nats.TLSKey, "nats-tls-key", "", "PEM file of our key (MEANDER_NATS_TLS_KEY)")
+	f.BoolVar(&a.nats.TLSFirst, "nats-tls-first", false,
+		"begin with the TLS handshake: for servers with handshake_first (MEANDER_NATS_TLS_FIRST)")
+	f.StringVar(&a.nats.Context, "context", "",
+		"context of the nats command, with the server and how to log in; flags come before it, the other variables "+
+			"after it (NATS_CONTEXT)")
+	f.StringVar(&a.nats.Domain, "js-domain", "",
+		"JetStream domain of the streams, where a leaf node leads to them (MEANDER_JS_DOMAIN)")
+	f.StringVar(&a.nats.APIPrefix, "js-prefix", "",
+		"what another account exports its JetStream API under, in place of $JS.API (MEANDER_JS_PREFIX)")
+	f.BoolVar(&a.json, "json", false, "print JSON lines on stdout; progress and logs go to stderr")
+	f.StringVar(&a.logLevel, "log-level", envOr("MEANDER_LOG_LEVEL", "warn"),
+		"debug, info, warn or error (MEANDER_LOG_LEVEL)")
+}
+
 // fromEnvironment sets the global settings that were not given as flags from the environment, before a command runs.
 // They are no defaults of the flags, because --help would print the secrets; store and log-level are.
-func (a *app) fromEnvironment(f *pflag.FlagSet) {
+func (a *app) fromEnvironment(f *pflag.FlagSet) (err error) {
 	a.fromEnv = map[string]string{}
 	f.VisitAll(func(flag *pflag.Flag) {
 		name := "MEANDER_" + strings.ToUpper(strings.ReplaceAll(flag.Name, "-", "_"))
-		if flag.Name == "nats" {
+		switch flag.Name {
+		case "nats":
 			name += "_URL"
+		case "context":
+			if name = "NATS_CONTEXT"; f.Changed("store") { // it is for all programs of a shell
+				return
+			}
 		}
 		if given := os.Getenv(name); given != "" && !flag.Changed && slices.Contains(globalNames, flag.Name) {
 			a.fromEnv[flag.Name] = name
-			_ = flag.Value.Set(given) // any text will do
+			if wrong := flag.Value.Set(given); wrong != nil {
+				err = errors.Join(err, fmt.Errorf("%s: %q; must be true or false", a.flag(flag.Name), given))
+			}
 		}
 	})
+	return err
+}
+
+// useContext takes what the context says in place of variables.
+func (a *app) useContext(f *pflag.FlagSet) error {
+	err := a.nats.UseContext(func(flag string) bool {
+		if flag == "nats-url" {
+			flag = "nats"
+		}
+		return f.Changed(flag)
+	})
+	if err != nil {
+		return errors.New(strings.Replace(err.Error(), "context", a.flag("context"), 1))
+	}
+	return nil
 }
 
 // globalNames are the global flags that variables may set.
-var globalNames = strings.Fields("nats nats-token nats-creds nats-tls-ca nats-tls-cert nats-tls-key store log-level")
+var globalNames = strings.Fields("context nats nats-token nats-creds nats-tls-ca nats-tls-cert nats-tls-key " +
+	"nats-tls-first js-domain js-prefix store log-level")
 
 // flag names a global flag in an error, with the variable that its value came from.
 func (a *app) flag(name string) string {

@@ -107,6 +107,8 @@ func (a *app) checkStoreSettings() error {
 		{"nats-tls-ca", a.nats.TLSCA},
 		{"nats-tls-cert", a.nats.TLSCert},
 		{"nats-tls-key", a.nats.TLSKey},
+		{"js-domain", a.nats.Domain},
+		{"js-prefix", a.nats.APIPrefix},
 	} {
 		if of.value != "" {
 			errs = append(errs, fmt.Errorf("%s: given without a server; name the server with --nats, or leave it out",
@@ -129,7 +131,8 @@ func (a *app) openConnection(
 	ctx context.Context, part natsd.MemberOptions, log zerolog.Logger, setup ...bus.SetupOption,
 ) (*connection, error) {
 	c := &connection{store: a.store, where: bus.RedactURL(a.nats.URL), log: log, closed: make(chan struct{})}
-	c.proven = a.nats.CredsFile != "" || a.nats.Token != "" || a.nats.TLSCert != "" || strings.Contains(a.nats.URL, "@")
+	c.proven = a.nats.CredsFile != "" || a.nats.Token != "" || a.nats.TLSCert != "" || a.nats.Context != "" ||
+		strings.Contains(a.nats.URL, "@")
 	cfg := a.nats.Bus("meander")
 	cfg.ConnectTimeout = 0 // a command does not wait for ever
 	if err := a.checkServer(); err != nil {

@@ -117,3 +117,44 @@ func TestFetch_Prompts(t *testing.T) {
 		expect(t, exitUsage, says, append(run, file)...)
 	}
 }
+
+// A run goes to the Hub as a data set with a card, which says the commit of the model; again nothing is sent twice.
+func TestFetch_Push(t *testing.T) {
+	bustest.Sequential(t, others)
+	inEmptyDir(t)
+	h := hubtest.Start(t)
+	r := h.Add(t, "models/org/tiny-image", checkpoint.Dir(t, checkpoint.Config{}))
+	expect(t, exitOK, "1 of 1 groups complete", "run", "--run", "r", "--steps", "2", "--out", "-", "--sde-steps", "1",
+		"--reward", "jpeg_compressibility", "--model", "org/tiny-image", "a | fox")
+	push := []string{"runs", "export", "r", "--push", "me/rollouts"}
+	expect(t, exitUsage, "--push: me/rollouts: there is no token: log in with 'hf auth login'", push...)
+	t.Setenv("HF_TOKEN", "read-only")
+	expect(t, exitUsage, "the token from HF_TOKEN may not write there (403)", push...)
+	t.Setenv("HF_TOKEN", "hf_write")
+	expect(t, exitUsage, `--format: "archive" with --push; must be one of parquet`, append(push, "--format", "archive")...)
+	expect(t, exitUsage, `--push: "rollouts"; must be ORG/NAME`, "runs", "export", "r", "--push", "rollouts")
+	expect(t, exitOK, "me/rollouts is on the Hugging Face Hub: "+h.URL+"/commit/", push...)
+	made := h.Repos["datasets/me/rollouts"]
+	shard, _ := os.ReadFile("r/00000.parquet")
+	if len(shard) == 0 || string(made.Files["00000.parquet"]) != string(shard) || len(made.Files) != 3 {
+		t.Errorf("the Hub has %d files, %d bytes of %d", len(made.Files), len(made.Files["00000.parquet"]), len(shard))
+	}
+	card := string(made.Files["README.md"])
+	for _, want := range []string{
+		"---\npretty_name: meander run r\n", "base_model: org/tiny-image\n", "data_files: \"*.parquet\"",
+		"| source | org/tiny-image@" + r.Commit() + " |", "jpeg_compressibility", "meander run --run r",
+	} {
+		if !strings.Contains(card, want) {
+			t.Errorf("the card has no %q:\n%s", want, card)
+		}
+	}
+	h.Asked()
+	expect(t, exitOK, "is on the Hugging Face Hub", push...)
+	for _, asked := range h.Asked() {
+		if strings.HasPrefix(asked, "PUT ") {
+			t.Errorf("sent again: %s", asked)
+		}
+	}
+	// What was pushed is read by its address.
+	expect(t, exitOK, "1 prompt", "prompts", "hf://datasets/me/rollouts/00000.parquet")
+}

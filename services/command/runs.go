@@ -18,6 +18,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/export"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
@@ -27,14 +28,16 @@ import (
 // runsCommand makes the command 'meander runs' with its subcommands.
 func runsCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "runs", Short: "list, show, export, import, replay and remove stored runs",
+		Use: "runs", Short: "list, show, tag, export, import, replay and remove stored runs",
 		Example: `  meander runs ls
   meander runs export night --out night.tar
   meander runs import night.tar
   meander runs replay night --speed 10
+  meander runs tag night baseline
   meander runs rm night`,
 	}
 	c.AddCommand(runsLsCommand(a), runsShowCommand(a), runsPromptsCommand(a), runsRmCommand(a))
+	c.AddCommand(runsTagCommand(a), runsNoteCommand(a))
 	c.AddCommand(runsExportCommand(a), runsReadCommand(a), runsImportCommand(a), runsReplayCommand(a))
 	return c
 }
@@ -44,7 +47,8 @@ func runsLsCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Short: "list the stored runs, the newest first",
 		Long: `ls lists the stored runs. SIZE is an estimate: the number of events, times the size of a few of them.
-Images and other blobs are not in it. A run that has ended is measured once; 'meander runs show' measures it again.`,
+Images and other blobs are not in it. A run that has ended is measured once; 'meander runs show' measures it again.
+MEAN is that of the mean rewards of all groups. TAGS are of 'meander runs tag'; --json has the notes, too.`,
 		Example: "  meander runs ls\n  meander runs ls --json",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			runs, err := view.Count(c.Context(), conn.Bus, "*")
@@ -66,13 +70,14 @@ func (a *app) printRuns(out io.Writer, list []*view.Run) error {
 	if a.json {
 		return encode(out, list...)
 	}
-	t := present.New("RUN", "STATE", "GROUPS", "OPEN", "SAMPLES", "SCORED", "SIZE", "NEWEST")
+	t := present.New("RUN", "STATE", "MODEL", "MEAN", "GROUPS", "OPEN", "SAMPLES", "SCORED", "SIZE", "NEWEST", "TAGS")
 	for _, r := range list {
 		newest := "-"
 		if !r.Newest.IsZero() {
 			newest = time.Since(r.Newest).Round(time.Second).String() + " ago"
 		}
-		t.Row(r.Run, r.State+heldText(r.WaitsFor), r.Groups, r.Open, r.Samples, r.Scored, present.Size(r.Bytes), newest)
+		t.Row(r.Run, r.State+heldText(r.WaitsFor), present.OrDash(r.Model), results.Number(r.Mean, "%.3f"), r.Groups,
+			r.Open, r.Samples, r.Scored, present.Size(r.Bytes), newest, strings.Join(r.Tags, ", "))
 	}
 	t.Print(out)
 	return nil
@@ -182,6 +187,7 @@ type exporter struct {
 	out, format string
 	shardMiB    int64
 	latents     bool
+	push        string
 }
 
 // archiveFormat is the format that import reads; all others are of package export.
@@ -206,8 +212,12 @@ their digests in index.json. A later export to the same folder adds the groups t
 An export that was stopped or killed goes on where it stopped when the same command is given again.`,
 		Example: `  meander runs export night --out night.tar
   meander runs export night --format parquet --latents=false --out night
+  meander runs export night --push ORG/NAME    # a private data set on the Hugging Face Hub, as Parquet
   meander runs read night`,
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
+			if err := e.checkPush(c.Flags().Changed("format")); err != nil {
+				return err
+			}
 			if _, err := storedRun(c.Context(), conn.Bus, given[0]); err != nil {
 				return err
 			}
@@ -228,6 +238,9 @@ An export that was stopped or killed goes on where it stopped when the same comm
 	f.StringVar(&e.out, "out", "",
 		"new file, - for stdout, or, for datasets, the folder to write; default RUN.tar, RUN")
 	f.Int64Var(&e.shardMiB, "shard-mib", 256, "size in MiB from which on a file of a dataset gets no further group")
+	f.StringVar(&e.push, "push", "",
+		"also send the dataset to the Hugging Face Hub, ORG/NAME, with a card; --format is parquet then by default; "+
+			"it is private where it is new")
 	f.BoolVar(&e.latents, "latents", true, "write the stored latents of images to datasets, too: most of the bytes")
 	return c
 }
@@ -306,7 +319,10 @@ func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) e
 	if err != nil {
 		return err
 	}
-	return e.printShards(c.OutOrStdout(), folder, x)
+	if err := e.printShards(c.OutOrStdout(), folder, x); err != nil || e.push == "" {
+		return err
+	}
+	return e.pushShards(c, conn, folder, x)
 }
 
 // printShards prints what a dataset has.

@@ -94,7 +94,8 @@ func (p *pageFlags) add(f *pflag.FlagSet) {
 	)
 	f.StringVar(&p.tokenizer, p.prefix+"tokenizer", "",
 		"folder of a language model, whose tokenizer shows tokens as text; default the model of the pipeline")
-	f.BoolVar(&p.Admin, p.prefix+"admin", false, "let the page give verdicts, and replay or drop dead letters")
+	f.BoolVar(&p.Admin, p.prefix+"admin", false,
+		"let the page give verdicts, tag, annotate and remove runs, and replay or drop dead letters")
 }
 
 // resolveBeside is resolve for a command that serves the pipeline with this model. Flags of a page that is not wanted

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/view"
@@ -97,6 +98,74 @@ func (s *server) giveVerdict(q *query) (any, error) {
 	return v, err
 }
 
+// setNotes stores the tags and the note of a run.
+func (s *server) setNotes(q *query) (any, error) {
+	run := q.run()
+	var given bus.Notes
+	d := json.NewDecoder(q.Body)
+	d.DisallowUnknownFields()
+	if err := d.Decode(&given); err != nil {
+		q.fault("must be tags and a note")
+	} else if err := given.Validate(); err != nil {
+		q.fault("%v", err)
+	}
+	return ask(q, func(ctx context.Context) (*bus.Notes, error) {
+		if _, err := s.stored(ctx, run); err != nil {
+			return nil, err
+		}
+		return s.bus.EditNotes(ctx, run, "the page", func(n *bus.Notes) { n.Tags, n.Note = given.Tags, given.Note })
+	})
+}
+
+// stored returns what is stored of a run.
+func (s *server) stored(ctx context.Context, run schemas.Run) (*view.Run, error) {
+	runs, err := view.Count(ctx, s.bus, run)
+	if err == nil && runs[run] == nil {
+		err = client.ErrNotFound
+	}
+	return runs[run], err
+}
+
+// removeRun removes a run for ever, if its name is given again: with Open also its open groups. Images that nothing
+// else names follow.
+func (s *server) removeRun(q *query) (any, error) {
+	run := q.run()
+	var given struct {
+		Name schemas.Run `json:"name"`
+		Open bool        `json:"open"`
+	}
+	if err := json.NewDecoder(q.Body).Decode(&given); err != nil || given.Name != run {
+		q.fault("name: %q; must be %s, the run that is to go", given.Name, run)
+	}
+	return ask(q, func(ctx context.Context) (any, error) {
+		r, err := s.stored(ctx, run)
+		if err != nil {
+			return nil, err
+		}
+		if r.Open > 0 && !given.Open {
+			return nil, &requestError{http.StatusConflict, fmt.Sprintf(
+				"%d groups are open: cancel the run first ('meander cancel %s'), or say that they go, too",
+				r.Open, run)}
+		}
+		removed, err := s.bus.Purge(ctx, run)
+		if err != nil {
+			return nil, err
+		}
+		if !s.sweeping.Swap(true) {
+			s.sweeps.Go(s.sweep)
+		}
+		return map[string]any{"events": removed}, nil
+	})
+}
+
+// sweep removes blobs that no event names.
+func (s *server) sweep() {
+	defer s.sweeping.Store(false)
+	if _, err := s.bus.SweepBlobs(s.ctx, bus.BlobGrace, false); err != nil && s.ctx.Err() == nil {
+		s.log.Warn().Err(err).Msg("blobs of a removed run are left: 'meander gc --blobs' removes them")
+	}
+}
+
 // replayLetter publishes the original of a dead letter again, and removes the letter.
 func (s *server) replayLetter(q *query) (any, error) {
 	id := q.letter()
@@ -123,7 +192,7 @@ func (s *server) readFindings(ctx context.Context) (*checked, error) {
 }
 
 // maxBody is how many bytes an action of the page may have, bodyTimeout how long a browser may take to send them.
-const maxBody, bodyTimeout = 4 << 10, 10 * time.Second
+const maxBody, bodyTimeout = 32 << 10, 10 * time.Second
 
 // allows reports whether a request may change something: the page was started with Admin, and the request was made by
 // the page itself, which no form of another site can do. It answers when the request may not.

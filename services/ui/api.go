@@ -19,6 +19,9 @@ import (
 // maxPage is how many groups, samples or versions a page has.
 const maxPage = 200
 
+// maxRunsPage is how many runs a page has.
+const maxRunsPage = 500
+
 // badRequest returns an error that the client made.
 func badRequest(format string, args ...any) error {
 	return &requestError{http.StatusBadRequest, fmt.Sprintf(format, args...)}
@@ -89,7 +92,23 @@ func ask[V any](q *query, read func(ctx context.Context) (V, error)) (any, error
 	return read(q.Context())
 }
 
-func (s *server) answerRuns(q *query) (any, error) { return s.view.Runs(q.Context()) }
+// runList reads which runs a list has.
+func (q *query) runList() view.RunList {
+	l := view.RunList{
+		Text: q.FormValue("text"), State: q.FormValue("state"), Model: q.FormValue("model"), Tag: q.FormValue("tag"),
+		Order:  q.FormValue("order"),
+		Offset: q.number("offset", 0, 0, view.MaxRows), Limit: q.number("limit", 0, 1, maxRunsPage),
+	}
+	if orders := view.RunOrders(); l.Order != "" && !slices.Contains(orders, strings.TrimPrefix(l.Order, "-")) {
+		q.fault("order: %q; must be one of %v, or one with - before it", l.Order, orders)
+	}
+	return l
+}
+
+func (s *server) answerRuns(q *query) (any, error) {
+	l := q.runList()
+	return ask(q, func(ctx context.Context) (*view.Runs, error) { return s.view.Runs(ctx, l) })
+}
 
 func (s *server) answerSystem(q *query) (any, error) { return s.view.System(q.Context()) }
 

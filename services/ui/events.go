@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -35,6 +36,12 @@ func (s *server) follow(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	asked := &query{Request: r}
+	list := asked.runList()
+	if asked.err != nil {
+		writeError(w, http.StatusBadRequest, asked.err.Error())
+		return
+	}
 	p := &stream{server: s, w: w, out: http.NewResponseController(w), sent: map[string][]byte{}}
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
@@ -46,7 +53,7 @@ func (s *server) follow(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if run == "" {
-		p.sendList(r.Context(), r.FormValue("topic"))
+		p.sendList(r.Context(), r.FormValue("topic"), list)
 		return
 	}
 	p.sendRun(r.Context(), run, since)
@@ -116,12 +123,12 @@ func (p *stream) beat(last *time.Time) error {
 }
 
 // sendList sends the list of runs, or with the topic system what runs, whenever it has changed.
-func (p *stream) sendList(ctx context.Context, topic string) {
+func (p *stream) sendList(ctx context.Context, topic string, list view.RunList) {
 	last := time.Now()
 	tick := time.NewTicker(everySystem)
 	defer tick.Stop()
 	for {
-		err := p.sendListOnce(ctx, topic)
+		err := p.sendListOnce(ctx, topic, list)
 		if ctx.Err() != nil || p.sendHealth(err) != nil || p.beat(&last) != nil {
 			return
 		}
@@ -147,7 +154,7 @@ func (p *stream) ask(ctx context.Context, read func(context.Context) error) erro
 
 // sendListOnce sends the list of runs, or what runs. It fails if the server of the pipeline cannot be read; that the
 // browser has gone is found by what is sent next.
-func (p *stream) sendListOnce(ctx context.Context, topic string) error {
+func (p *stream) sendListOnce(ctx context.Context, topic string, list view.RunList) error {
 	return p.ask(ctx, func(ctx context.Context) (err error) {
 		var v any
 		name := "runs"
@@ -155,7 +162,7 @@ func (p *stream) sendListOnce(ctx context.Context, topic string) error {
 			name = topic
 			v, err = p.view.System(ctx)
 		} else {
-			v, err = p.view.Runs(ctx)
+			v, err = p.view.Runs(ctx, list)
 		}
 		if err == nil {
 			_ = p.send(name, "", v)

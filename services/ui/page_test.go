@@ -153,7 +153,7 @@ var places = []struct {
 	{"nowhere", "#/nowhere", []string{"There is nothing at this address"}},
 }
 
-// Every kind of run is shown, from 360 to 2560 px without scrolling sideways, in light and dark, and without serious
+// Every kind of run is shown, from 360 to 2560 px without scrolling sideways, in light and dark, and without
 // findings of axe. People judge, replay and compare; keys alone are enough for all of it.
 func TestPage_World(t *testing.T) {
 	checker := axe(t)
@@ -198,7 +198,7 @@ func (p *tab) save(name string) {
 	}
 }
 
-// accessible fails on serious findings of axe.
+// accessible fails on findings of axe.
 func (p *tab) accessible(checker, where string) {
 	p.Helper()
 	p.until("document.getAnimations().every((a) => a.playState !== 'running')") // colours on their way have no contrast
@@ -208,9 +208,7 @@ func (p *tab) accessible(checker, where string) {
 	found := eval[[]struct{ ID, Impact, Help, Where string }](p, `axe.run(document, { resultTypes: ["violations"] }).then((r) => r.violations.map((v) =>
 		({ id: v.id, impact: v.impact, help: v.help, where: v.nodes.slice(0, 3).map((n) => n.html.slice(0, 160) + " " + (n.any[0] || {}).message).join(" | ") })))`)
 	for _, f := range found {
-		if f.Impact == "serious" || f.Impact == "critical" {
-			p.Errorf("%s: %s %s: %s: %s", where, f.Impact, f.ID, f.Help, f.Where)
-		}
+		p.Errorf("%s: %s %s: %s: %s", where, f.Impact, f.ID, f.Help, f.Where)
 	}
 }
 

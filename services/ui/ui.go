@@ -22,6 +22,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -50,7 +52,7 @@ type Config struct {
 	Piece func(id int32) string
 	// Again says how a run is made again; nil: the page does not say it.
 	Again func(schemas.Run, []view.Given, bool) *view.Again
-	// Admin lets the page give verdicts, and replay or drop dead letters.
+	// Admin lets the page give verdicts, tag, annotate and remove runs, and replay or drop dead letters.
 	Admin bool
 	// Doctor checks the whole pipeline and returns the findings of package doctor; nil: the page makes no checks.
 	Doctor func(context.Context) any
@@ -102,6 +104,9 @@ type server struct {
 	streams chan struct{}
 
 	findings view.Shared[*checked]
+	ctx      context.Context // of the server
+	sweeping atomic.Bool
+	sweeps   sync.WaitGroup
 }
 
 // Serve serves the page on b until ctx ends. listening is called with the page's address once it answers. It fails if
@@ -115,13 +120,14 @@ func Serve(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger, listen
 		return fmt.Errorf("listen: %w; must be an address of this machine that no process has", err)
 	}
 	s := &server{
-		cfg: c, bus: b, client: client.New(b), log: log, reads: make(chan struct{}, maxReads),
+		ctx: ctx, cfg: c, bus: b, client: client.New(b), log: log, reads: make(chan struct{}, maxReads),
 		streams: make(chan struct{}, maxStreams),
 		view: view.NewReader(ctx, b, view.Options{
 			Advise: boot.Advise, Scarce: boot.Scarce, Piece: c.Piece, Again: c.Again, Log: log,
 		}),
 	}
 	defer s.view.Close()
+	defer s.sweeps.Wait() // it ends with ctx
 	s.findings.Read = s.readFindings
 	h := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 32 << 10,
@@ -179,6 +185,8 @@ func (s *server) handler() http.Handler {
 	}
 	for path, change := range map[string]func(*query) (any, error){
 		"runs/{run}/groups/{uid}/{sample}/verdict": s.giveVerdict,
+		"runs/{run}/notes":                         s.setNotes,
+		"runs/{run}/remove":                        s.removeRun,
 		"dead/{id}/replay":                         s.replayLetter,
 		"dead/{id}/drop":                           s.dropLetter,
 	} {

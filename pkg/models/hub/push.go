@@ -33,24 +33,30 @@ const sampleSize = 512
 // Push makes a private data set ORG/NAME where there is none, and commits the files to its branch main with a message. It
 // returns the address of the commit. What the Hub has already is not sent again. An error names what mends it.
 func Push(ctx context.Context, id, message string, files []Upload, watch Watcher) (commit string, err error) {
+	if err := CheckPush(id); err != nil {
+		return "", err
+	}
 	r := Ref{ID: id, Revision: mainRevision, kind: datasets}
-	if !isID(id) {
-		return "", fmt.Errorf("%w: %q; must be ORG/NAME: a user or an organization, and the name of the data set", ErrName,
-			id)
-	}
-	if v := Offline(); v != "" {
-		return "", fmt.Errorf("%s: %w: %s=%s forbids it; unset %[3]s", id, ErrName, v, os.Getenv(v))
-	}
-	if t, _ := token(); t == "" {
-		return "", fmt.Errorf("%s: %w: there is no token: log in with 'hf auth login', or set HF_TOKEN to one that may "+
-			"write", id, ErrName)
-	}
 	p := &push{ref: r, client: newClient(), watch: watch}
 	defer p.client.CloseIdleConnections()
 	if commit, err = p.run(ctx, message, files); err != nil {
 		return "", fmt.Errorf("%s: %w", id, err)
 	}
 	return commit, nil
+}
+
+// CheckPush returns what forbids a Push before it begins: the name, the variables, or a token that is missing.
+func CheckPush(id string) error {
+	if !isID(id) {
+		return fmt.Errorf("%q; must be ORG/NAME: a user or an organization, and the name of the data set", id)
+	}
+	if v := Offline(); v != "" {
+		return fmt.Errorf("%s: %s=%s forbids it; unset %[2]s", id, v, os.Getenv(v))
+	}
+	if t, _ := token(); t == "" {
+		return fmt.Errorf("%s: there is no token: log in with 'hf auth login', or set HF_TOKEN to one that may write", id)
+	}
+	return nil
 }
 
 // push is the state of one Push.

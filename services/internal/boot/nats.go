@@ -1,6 +1,7 @@
 package boot
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -20,6 +21,41 @@ type NATS struct {
 	TLSCA     string `key:"nats.tls_ca" env:"MEANDER_NATS_TLS_CA" help:"PEM file of the authority that signed the server's certificate"`
 	TLSCert   string `key:"nats.tls_cert" env:"MEANDER_NATS_TLS_CERT" help:"PEM file of the client's certificate"`
 	TLSKey    string `key:"nats.tls_key" env:"MEANDER_NATS_TLS_KEY" help:"PEM file of the client's key"`
+	TLSFirst  bool   `key:"nats.tls_first" env:"MEANDER_NATS_TLS_FIRST" help:"begin with the TLS handshake, as servers with handshake_first want it"`
+	Context   string `key:"context" env:"NATS_CONTEXT" help:"context of the nats command that names the server and how to log in, or the full path of its file; flags come before it, the environment after it"`
+	Domain    string `key:"js_domain" env:"MEANDER_JS_DOMAIN" help:"JetStream domain that has the streams, where the server is connected to it by a leaf node"`
+	APIPrefix string `key:"js_prefix" env:"MEANDER_JS_PREFIX" help:"what another account exports its JetStream API under, in place of $JS.API"`
+}
+
+// UseContext takes what the context says in place of all settings that were not given by the flags of services.
+func (n *NATS) UseContext(given func(flag string) bool) error {
+	if n.Context == "" {
+		return nil
+	}
+	c, err := bus.ReadContext(n.Context)
+	if err != nil {
+		return err
+	}
+	if c.Proves() && !given("nats-token") && !given("nats-creds") {
+		n.Token, n.CredsFile = c.Token, cmp.Or(c.Creds, c.NKey)
+	}
+	for _, of := range []struct {
+		flag  string
+		to    *string
+		value string
+	}{
+		{"nats-url", &n.URL, c.URL},
+		{"nats-tls-ca", &n.TLSCA, c.CA},
+		{"nats-tls-cert", &n.TLSCert, c.Cert},
+		{"nats-tls-key", &n.TLSKey, c.Key},
+		{"js-domain", &n.Domain, c.JSDomain},
+		{"js-prefix", &n.APIPrefix, c.JSAPIPrefix},
+	} {
+		if of.value != "" && !given(of.flag) {
+			*of.to = of.value
+		}
+	}
+	return nil
 }
 
 // DefaultNATS is a server on this machine.
@@ -72,6 +108,7 @@ func NewInstance() string {
 func (n NATS) Bus(name string) bus.Config {
 	return bus.Config{
 		URL: strings.Join(n.Servers(), ","), Token: n.Token, CredsFile: n.CredsFile,
-		CAFile: n.TLSCA, CertFile: n.TLSCert, KeyFile: n.TLSKey, Name: name, ConnectTimeout: -1,
+		CAFile: n.TLSCA, CertFile: n.TLSCert, KeyFile: n.TLSKey, TLSFirst: n.TLSFirst, Name: name, ConnectTimeout: -1,
+		Context: n.Context, Domain: n.Domain, APIPrefix: n.APIPrefix,
 	}
 }

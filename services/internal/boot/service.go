@@ -140,6 +140,9 @@ func (s Service[T]) execute(ctx context.Context, args, environ []string, stdout,
 	}
 	err := set.Load(*file, environ)
 	if err == nil {
+		err = cfg.Common.UseContext(fs.Changed)
+	}
+	if err == nil {
 		err = cfg.Validate()
 	}
 	switch {

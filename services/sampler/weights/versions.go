@@ -330,10 +330,14 @@ func (v *Versions) loadOfEpoch(ctx context.Context, p *schemas.Policy) (*Loaded,
 	return v.loadPolicy(ctx, p)
 }
 
-// checkChanges refuses an update whose canary is that of the weights before it. A rollback may go back to them.
+// checkChanges refuses an update whose canary is that of the weights before it. A rollback may go back to them, and
+// whole weights over the checkpoint may be its own: all their names and shapes were compared.
 func checkChanges(last, next *Loaded) error {
 	if next.Policy.IsCheckpoint() || next.Policy.Rollback != nil {
 		return nil // going back is on purpose
+	}
+	if last.Policy.IsCheckpoint() && len(next.Policy.Weights) > 0 {
+		return nil // a trainer begins with those
 	}
 	a, b := last.canary, next.canary
 	if a == nil || b == nil || last.Policy.WeightsDigest == next.Policy.WeightsDigest || a.Digest != b.Digest {

@@ -368,9 +368,7 @@ func TestVersions_Refused(t *testing.T) {
 	})
 	l.script.set(func(s *script) { s.wrong = func(string) string { return "other" } })
 	refuses("weights_digest", nil)
-	l.script.set(func(s *script) { s.wrong, s.canary = nil, func(string) string { return l.base.digest } })
-	refuses("changes nothing", nil)
-	l.script.set(func(s *script) { s.canary = nil })
+	l.script.set(func(s *script) { s.wrong = nil })
 	if n := l.script.opened.Load(); n != 0 {
 		t.Errorf("%d networks of refused versions are open", n)
 	}
@@ -380,6 +378,21 @@ func TestVersions_Refused(t *testing.T) {
 	late := l.sampler(weights.Own{})
 	if err := late.Begin(t.Context()); err != nil || late.Newest().Version() != 0 {
 		t.Errorf("a sampler that starts: %v, version %d; want 0, the newest that is not refused", err, late.Newest().Version())
+	}
+}
+
+// A trainer of whole weights begins with those of the checkpoint; pushed over others, weights that change nothing are a
+// fault.
+func TestVersions_Unchanged(t *testing.T) {
+	t.Parallel()
+	l := newLane(t)
+	l.serve(weights.Own{})
+	l.script.set(func(s *script) { s.canary = func(string) string { return l.base.digest } })
+	l.push(nil)
+	l.applied(1, schemas.AppliedApplied)
+	l.push(nil)
+	if a := l.applied(2, schemas.AppliedRefused); !strings.Contains(a.Error, "changes nothing") || a.Serving != 1 {
+		t.Errorf("version 2: %q, serving %d; want it refused", a.Error, a.Serving)
 	}
 }
 

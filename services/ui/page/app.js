@@ -14,7 +14,7 @@ let place = null; // the entry that is shown
 let turn = 0; // counts what was shown: answers for an earlier view are late
 
 const routes = [
-  [/^\/?(?:runs)?$/, () => runsView(), "runs"],
+  [/^\/?(?:runs)?$/, (_, q) => runsView(q), "runs"],
   [/^\/runs\/([^/]+)$/, (m, q) => runView(m[1], q), "runs"],
   [/^\/runs\/([^/]+)\/([^/]+)$/, (m, q) => groupView(m[1], m[2], q), "runs"],
   [/^\/runs\/([^/]+)\/([^/]+)\/(\d+)$/, (m) => sampleView(m[1], m[2], m[3]), "runs"],
@@ -194,7 +194,7 @@ try {
   /* show says it */
 }
 document.getElementById("doctor").hidden = !may.doctor;
-document.getElementById("rights").textContent = may.admin ? "People may judge and replay here." : "Read-only.";
+document.getElementById("rights").textContent = may.admin ? "People may judge, tag, delete and replay here." : "Read-only.";
 if (stored) {
   setLink("", "");
   for (const a of document.querySelectorAll("#nav a:not([data-section=runs])")) a.hidden = true;

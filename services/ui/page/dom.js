@@ -10,7 +10,7 @@ export function h(tag, attributes, ...children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) e.addEventListener(name.slice(2), value);
-    else if (name === "value" || name === "disabled" || name === "open") e[name] = value;
+    else if (name === "value" || name === "disabled" || name === "open" || name === "checked") e[name] = value;
     else e.setAttribute(name, value === true ? "" : value);
   }
   e.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false));

@@ -1,6 +1,6 @@
 // The list of runs, and one run: its stages, what it waits for, its rewards and its groups.
-import { h, link, fixed, whole, plural, bytes, ago, rate, badge, tones, meter, waits, crumbs, empty, factList, only } from "./dom.js";
-import { ask, api, listen, may, stored } from "./server.js";
+import { h, link, fixed, whole, plural, bytes, ago, rate, badge, tones, meter, waits, crumbs, empty, factList, only, words } from "./dom.js";
+import { ask, api, change, listen, may, stored } from "./server.js";
 import { chart } from "./chart.js";
 import { updatesCard } from "./updates.js";
 import { settingsCard } from "./settings.js";
@@ -29,11 +29,150 @@ const otherBadges = (statuses) =>
     .filter(([s]) => s !== "open" && s !== "complete")
     .map(([s, n]) => badge(`${n} ${s}`, tones[s]));
 
-export async function runsView() {
-  const first = await ask("runs");
-  const body = h("div", { class: "card flush" }),
-    state = h("div");
+// columns of the list: name of the order, title, class, cell. Those after the first two may be hidden.
+const columns = [
+  [
+    "run",
+    "Run",
+    "runcell",
+    (r) => [
+      h("a", { class: "row", href: link("runs", r.run), "data-item": true }, r.run),
+      r.tags.length > 0 && h("span", { class: "tags" }, r.tags.map(tag)),
+      r.note && h("span", { class: "small muted clamp" }, r.note),
+    ],
+  ],
+  ["state", "State", "", (r) => h("span", { class: "states" }, stateOf(r))],
+  ["model", "Model", "", (r) => r.model || "–"],
+  ["mean", "Mean reward", "n", (r) => fixed(r.mean_reward)],
+  [
+    "groups",
+    "Groups closed",
+    "",
+    (r) => [
+      h("div", { class: "num small line" }, `${whole(r.groups - r.open_groups)} / ${whole(r.groups)}`),
+      meter(r.counted, r.groups - r.open_groups - r.counted, r.groups, "groups with advantages"),
+    ],
+  ],
+  ["samples", "Samples", "n", (r) => whole(r.samples)],
+  ["scored", "Scored", "n", (r) => whole(r.scored)],
+  ["steps", "Steps", "n", (r) => whole(r.steps)],
+  ["bytes", "Size", "n", (r) => bytes(r.bytes)],
+  ["newest", "Newest", "n", (r) => ago(r.newest)],
+];
+const runsPage = 100;
+
+const tag = (t) => h("span", { class: "badge" }, t);
+
+// remembered is what this browser keeps of the list.
+const remembered = {
+  get hidden() {
+    try {
+      return JSON.parse(localStorage.getItem("meander.hidden")) || ["scored"];
+    } catch {
+      return ["scored"]; // no storage, or something else in it
+    }
+  },
+  set hidden(list) {
+    try {
+      localStorage.setItem("meander.hidden", JSON.stringify(list));
+    } catch {
+      /* the page works without */
+    }
+  },
+};
+
+export async function runsView(query) {
+  const want = { order: query.get("order") || "-newest", offset: Number(query.get("offset")) || 0, limit: runsPage };
+  for (const name of ["text", "state", "model", "tag"]) want[name] = query.get(name) || "";
+  let hidden = remembered.hidden.filter((n) => n !== "run"),
+    last = await ask("runs", want);
+  const body = h("div"),
+    state = h("div"),
+    filters = h("span", { class: "tools" });
+  let follow = () => {};
+  const load = async (change) => {
+    Object.assign(want, change);
+    const q = new URLSearchParams(
+      Object.entries(want).filter(([k, v]) => v && k !== "limit" && !(k === "order" && v === "-newest")),
+    ).toString();
+    history.replaceState(history.state, "", "#/runs" + (q ? "?" + q : ""));
+    document.getElementById("main").dataset.shown = location.hash;
+    draw(await ask("runs", want));
+    follow();
+  };
+
+  const head = ([name, title, kind]) => {
+    const sorted = want.order.replace("-", "") === name,
+      down = want.order.startsWith("-");
+    return h(
+      "th",
+      { class: kind, "aria-sort": sorted ? (down ? "descending" : "ascending") : null },
+      h(
+        "button",
+        {
+          class: "sort",
+          "data-order": name,
+          onclick: () =>
+            load({ order: sorted && down ? name : "-" + name, offset: 0 }).then(() => {
+              const b = body.querySelector(`[data-order=${name}]`);
+              if (b) b.focus();
+            }),
+        },
+        title,
+        h("span", { "aria-hidden": "true" }, sorted ? (down ? " ↓" : " ↑") : ""),
+      ),
+    );
+  };
+
+  const choose = (name, title, all, list) =>
+    list.length > (name === "state" ? 1 : 0) &&
+    h(
+      "select",
+      { "aria-label": title, onchange: (e) => load({ [name]: e.target.value, offset: 0 }) },
+      h("option", { value: "" }, all),
+      list.map((v) => h("option", { value: v, selected: v === want[name] }, v)),
+    );
+  const menu = h(
+    "details",
+    { class: "menu" },
+    h("summary", { class: "button" }, "Columns"),
+    h(
+      "div",
+      { class: "card" },
+      columns.slice(1).map(([name, title]) =>
+        h(
+          "label",
+          {},
+          h("input", {
+            type: "checkbox",
+            checked: !hidden.includes(name),
+            onchange: (e) => {
+              hidden = hidden.filter((n) => n !== name).concat(e.target.checked ? [] : [name]);
+              remembered.hidden = hidden;
+              draw(last);
+            },
+          }),
+          " ",
+          title,
+        ),
+      ),
+    ),
+  );
+  let offered = "";
+  const drawFilters = (x) => {
+    const now = JSON.stringify([x.states, x.models, x.tags, want.state, want.model, want.tag]);
+    if (now === offered) return;
+    offered = now;
+    only(
+      filters,
+      choose("state", "State", "all states", x.states),
+      choose("model", "Model", "all models", x.models),
+      choose("tag", "Tag", "all tags", x.tags),
+    );
+  };
+
   const draw = (x) => {
+    last = x;
     const refused = x.runs.filter((r) => r.refused > 0).map((r) => r.run);
     const list =
       x.dead > 0
@@ -45,23 +184,36 @@ export async function runsView() {
             },
           ]
         : x.waits;
-    const first = x.runs.length === 0 && !list.some((w) => w.grave) && x.dead === 0; // then one box says all
+    const first = x.total === 0 && !list.some((w) => w.grave) && x.dead === 0; // then one box says all
     only(state, !first && waits(list));
     state.hidden = first || list.length === 0;
+    tools.hidden = x.total === 0;
+    drawFilters(x);
     if (x.runs.length === 0) {
       only(
         body,
-        x.dead > 0
+        x.total > 0
           ? empty(
-              "No prompt was accepted",
-              h("p", {}, `${plural(x.dead, "message")} could not be used; the reason of each is kept.`),
-              h("a", { href: "#/dead" }, "See the dead letters"),
+              "No run is like that",
+              h("p", {}, "Change what you search for."),
+              h("button", { onclick: () => clear() }, "Show all runs"),
             )
-          : hello(list.length === 0),
+          : x.dead > 0
+            ? empty(
+                "No prompt was accepted",
+                h("p", {}, `${plural(x.dead, "message")} could not be used; the reason of each is kept.`),
+                h("a", { href: "#/dead" }, "See the dead letters"),
+              )
+            : hello(list.length === 0),
       );
       return;
     }
-    const focused = document.activeElement && document.activeElement.getAttribute("href");
+    const at = document.activeElement,
+      focused = at && body.contains(at) && (at.getAttribute("href") || at.dataset.order),
+      shown = columns.filter(([name]) => !hidden.includes(name)),
+      old = body.querySelector(".scroll"),
+      left = old ? old.scrollLeft : 0,
+      to = want.offset + x.runs.length;
     only(
       body,
       h(
@@ -70,17 +222,7 @@ export async function runsView() {
         h(
           "table",
           {},
-          h(
-            "thead",
-            {},
-            h(
-              "tr",
-              {},
-              ["Run", "State", "Groups closed", "Samples", "Scored", "Steps", "Size", "Newest"].map((t, i) =>
-                h("th", { class: i > 2 ? "n" + (i > 4 ? " hide-s" : "") : "" }, t),
-              ),
-            ),
-          ),
+          h("thead", {}, h("tr", {}, shown.map(head))),
           h(
             "tbody",
             {},
@@ -88,33 +230,56 @@ export async function runsView() {
               h(
                 "tr",
                 {},
-                h("td", {}, h("a", { class: "row", href: link("runs", r.run), "data-item": true }, r.run)),
-                h("td", {}, h("span", { class: "states" }, stateOf(r))),
-                h(
-                  "td",
-                  {},
-                  h("div", { class: "num small line" }, `${whole(r.groups - r.open_groups)} / ${whole(r.groups)}`),
-                  meter(r.counted, r.groups - r.open_groups - r.counted, r.groups, "groups with advantages"),
-                ),
-                h("td", { class: "n" }, whole(r.samples)),
-                h("td", { class: "n" }, whole(r.scored)),
-                h("td", { class: "n hide-s" }, whole(r.steps)),
-                h("td", { class: "n hide-s" }, bytes(r.bytes)),
-                h("td", { class: "n hide-s" }, ago(r.newest)),
+                shown.map(([, , kind, cell]) => h("td", { class: kind }, cell(r))),
               ),
             ),
           ),
         ),
       ),
-      x.total > x.runs.length &&
-        h("p", { class: "pager small" }, `${whole(x.total - x.runs.length)} older runs are not shown`),
+      h(
+        "div",
+        { class: "pager" },
+        h(
+          "span",
+          { class: "small muted num" },
+          `${whole(want.offset + 1)} to ${whole(to)} of ${plural(x.matched, "run")}`,
+          x.matched < x.total && ` that match, of ${whole(x.total)}`,
+        ),
+        x.matched > runsPage && [
+          h(
+            "button",
+            { disabled: want.offset === 0, onclick: () => load({ offset: Math.max(0, want.offset - runsPage) }) },
+            "Previous",
+          ),
+          h("button", { disabled: to >= x.matched, onclick: () => load({ offset: want.offset + runsPage }) }, "Next"),
+        ],
+      ),
     );
+    if (left) body.querySelector(".scroll").scrollLeft = left;
     if (focused) {
-      const f = [...body.querySelectorAll("a")].find((a) => a.getAttribute("href") === focused);
+      const f = [...body.querySelectorAll("a, button")].find(
+        (a) => a.getAttribute("href") === focused || a.dataset.order === focused,
+      );
       if (f) f.focus();
     }
   };
-  draw(first);
+  let typing = 0;
+  const search = h("input", {
+    type: "search",
+    placeholder: "Search names, models, tags, notes",
+    "aria-label": "Search runs",
+    value: want.text,
+    oninput: (e) => {
+      clearTimeout(typing);
+      typing = setTimeout(() => load({ text: e.target.value, offset: 0 }), 250);
+    },
+  });
+  const clear = () => {
+    search.value = "";
+    return load({ text: "", state: "", model: "", tag: "", offset: 0 });
+  };
+  const tools = h("div", { class: "cardhead" }, search, filters, menu);
+  draw(last);
   return {
     title: "Runs",
     body: [
@@ -125,14 +290,112 @@ export async function runsView() {
           "div",
           {},
           h("h1", {}, "Runs"),
-          h("p", { class: "muted" }, "What is stored, the newest first. It follows the pipeline by itself."),
+          h("p", { class: "muted" }, "What is stored. The list follows the pipeline by itself."),
         ),
       ),
       state,
-      body,
+      h("div", { class: "card flush runs" }, tools, body),
     ],
-    start: () => listen({}, { runs: draw }),
+    start: () => {
+      let stop = listen(want, { runs: draw });
+      follow = () => {
+        stop();
+        stop = listen(want, { runs: draw });
+      };
+      return () => {
+        follow = () => {};
+        clearTimeout(typing);
+        stop();
+      };
+    },
   };
+}
+
+// notesCard shows the tags and the note of a run; people with the right to may change them, and remove the run.
+function notesCard(r) {
+  if (!r || stored) return null;
+  const box = h("div", { class: "card" }),
+    says = h("p", { class: "small", role: "status" });
+  const show = () =>
+    only(
+      box,
+      h(
+        "div",
+        { class: "cardhead" },
+        h("h2", {}, "Tags and note"),
+        may.admin && h("button", { onclick: edit }, "Edit"),
+        may.admin && h("button", { class: "bad", onclick: remove }, "Delete run"),
+      ),
+      r.tags.length > 0 && h("p", { class: "tags" }, r.tags.map(tag)),
+      r.note && h("p", { class: "promptbox" }, r.note),
+      r.noted_at > 0 && h("p", { class: "small muted" }, `${r.noted_by || "someone"}, ${ago(r.noted_at)}`),
+      r.tags.length === 0 &&
+        !r.note &&
+        h("p", { class: "muted" }, words(`None: 'meander runs tag ${r.run} TAG' and 'meander runs note ${r.run} TEXT' write some.`)),
+      says,
+    );
+  const form = (title, submit, ...parts) => {
+    says.textContent = "";
+    only(box, h("form", { class: "stack", onsubmit: submit }, h("h2", {}, title), parts, says));
+    box.querySelector("input, textarea").focus();
+  };
+  const edit = () => {
+    const tags = h("input", { value: r.tags.join(", "), id: "runtags" }),
+      note = h("textarea", { rows: 4, id: "runnote", value: r.note || "" });
+    form(
+      "Tags and note",
+      async (e) => {
+        e.preventDefault();
+        try {
+          Object.assign(r, { note: "" }, await change(api("runs", r.run, "notes"), {
+            tags: tags.value.split(",").map((t) => t.trim()).filter(Boolean),
+            note: note.value,
+          }));
+          show();
+        } catch (err) {
+          says.textContent = err.message;
+        }
+      },
+      h("label", { for: "runtags" }, "Tags, with commas between them"),
+      tags,
+      h("label", { for: "runnote" }, "Note"),
+      note,
+      h(
+        "div",
+        { class: "tools" },
+        h("button", { class: "primary" }, "Save"),
+        h("button", { type: "button", onclick: show }, "Cancel"),
+      ),
+    );
+  };
+  const remove = () => {
+    const name = h("input", {
+        id: "runname",
+        autocomplete: "off",
+        oninput: () => (go.disabled = name.value !== r.run),
+      }),
+      open = h("input", { type: "checkbox" }),
+      go = h("button", { class: "bad", disabled: true }, "Delete it for ever");
+    form(
+      "Delete this run?",
+      async (e) => {
+        e.preventDefault();
+        try {
+          const x = await change(api("runs", r.run, "remove"), { name: name.value, open: open.checked });
+          only(box, h("p", { role: "status" }, `${plural(x.events, "event")} removed. `, h("a", { href: "#/runs" }, "The other runs")));
+        } catch (err) {
+          says.textContent = err.message;
+        }
+      },
+      h("p", {}, "Its groups, samples, rewards and notes do not come back. Do not use its name again."),
+      r.open_groups > 0 && h("label", {}, open, ` with its ${plural(r.open_groups, "open group")}`),
+      h("label", { for: "runname" }, `Type its name, ${r.run}, to confirm`),
+      name,
+      h("div", { class: "tools" }, go, h("button", { type: "button", onclick: show }, "Keep it")),
+    );
+  };
+  show();
+  return box;
 }
 
 // about is what a file says of its run, and of what it leaves out.
@@ -165,12 +428,13 @@ export async function runView(run, query) {
     offset: Number(query.get("offset")) || 0,
     limit: pageSize,
   };
-  const [progress, page, curve, all, settings] = await Promise.all([
+  const [progress, page, curve, all, settings, like] = await Promise.all([
     ask(api("runs", run)),
     ask(api("runs", run, "groups"), want),
     ask(api("runs", run, "curve")),
-    ask("runs"),
+    ask("runs", { limit: 100 }),
     ask(api("runs", run, "settings")).catch(() => null), // a run of refused prompts alone has none
+    ask("runs", { text: run, limit: 500 }),
   ]);
   const others = all.runs.map((r) => r.run).filter((r) => r !== run);
   const compare =
@@ -550,6 +814,7 @@ export async function runView(run, query) {
       rewards,
       updates.card,
       settingsCard(settings),
+      notesCard(like.runs.find((r) => r.run === run)),
       groups,
     ].filter(Boolean),
     start: () => {

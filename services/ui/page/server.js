@@ -34,7 +34,7 @@ const by = {
 function fromFile(path, { order, status, text = "", offset = 0, limit }) {
   const x = stored.answers[path];
   if (!x) throw Object.assign(new Error("This is not in the file. 'meander ui' shows it."), { status: 404 });
-  if (!order) return { ...x, samples: x.samples && limit ? x.samples.slice(offset, offset + limit) : x.samples };
+  if (!order || !x.rows) return { ...x, samples: x.samples && limit ? x.samples.slice(offset, offset + limit) : x.samples };
   const has = (t) => t.toLowerCase().includes(text.toLowerCase());
   const rows = x.rows.filter((r) => (!status || r.status === status) && (has(r.prompt) || has(r.uid))).sort(by[order]);
   return { ...x, rows: rows.slice(offset, offset + limit), total: rows.length };

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .client.access import VersionMismatch
     from .client.client import Client, Judged, connect
     from .client.control import Refused
-    from .client.cursor import CursorError, Taken
+    from .client.cursor import CursorError, NoStreams, Taken
     from .data.events import EventError, Gone, tensor
     from .client.reader import Batches, EmptyBatch, Groups, Health
     from .client.teacher import NoTeacher, TeacherReply, Unscored
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch", "Batches", "Client", "CursorError", "EmptyBatch", "EventError", "Gone", "Group", "Groups", "Health",
     "Judged", "Keep",
-    "NoTeacher", "Ratio", "RatioOff", "Refused",
+    "NoStreams", "NoTeacher", "Ratio", "RatioOff", "Refused",
     "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "VersionMismatch", "connect", "dataset", "fresh", "loss", "noise",
     "policy",
     "scheduled", "sync", "tensor", "transition",
@@ -50,7 +50,7 @@ _MODULES = {
 }
 _NAMES = {
     "client.access": ("VersionMismatch",), "client.client": ("Client", "Judged", "connect"), "client.control": ("Refused",),
-    "client.cursor": ("CursorError", "Taken"), "client.reader": ("Batches", "EmptyBatch", "Groups", "Health"),
+    "client.cursor": ("CursorError", "NoStreams", "Taken"), "client.reader": ("Batches", "EmptyBatch", "Groups", "Health"),
     "client.teacher": ("NoTeacher", "TeacherReply", "Unscored"),
     "data.batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"),
     "data.events": ("EventError", "Gone", "tensor"), "data.text": ("Text",), "data.textbatch": ("TextBatch",),

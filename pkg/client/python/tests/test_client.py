@@ -1,5 +1,6 @@
 """The client against a real pipeline that serves the model synthetic (conftest.py)."""
 
+import argparse
 import asyncio
 import base64
 import hashlib
@@ -377,3 +378,55 @@ def test_an_update_is_told_once(run):
             await client.update(name, "synthetic", 3, loss=1.0)
 
     run(test)
+
+
+@pytest.fixture
+def contexts(tmp_path, monkeypatch):
+    """Writes contexts of the nats command."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "nats" / "context").mkdir(parents=True)
+
+    def write(name, **settings):
+        file = tmp_path / "nats" / "context" / f"{name}.json"
+        file.write_text(json.dumps(settings))
+        return str(file)
+
+    return write
+
+
+def test_contexts(contexts, url):
+    file = contexts("mine", url=url, jetstream_api_prefix="$JS.API.", color_scheme="red")
+
+    async def stored(**of):
+        async with meander.connect(**of) as client:
+            return (await client.js.stream_info("MDR_PROMPTS")).config.name
+
+    for name in ("mine", file):
+        assert asyncio.run(stored(context=name)) == "MDR_PROMPTS"
+    with pytest.raises(ConnectionError, match="127.0.0.1:1"):  # what is given comes first
+        asyncio.run(stored(url="nats://127.0.0.1:1", context="mine", patience=2))
+    with pytest.raises(ValueError, match="'other'; must be a file by its full path, or one of those in .*: mine"):
+        asyncio.run(stored(context="other"))
+    with pytest.raises(ValueError, match="js_domain: excludes js_prefix"):
+        asyncio.run(stored(context="mine", js_domain="site"))
+    contexts("bad", nsc="nsc://a/b/c")
+    with pytest.raises(ValueError, match="nsc: set; must be absent"):
+        asyncio.run(stored(context="bad"))
+
+
+def test_flags_come_before_contexts(contexts, monkeypatch):
+    contexts("mine", url="nats://there", creds="~/mine.creds")
+
+    def of(*given):
+        p = argparse.ArgumentParser()
+        access.add_flags(p)
+        return access.arguments(p.parse_args(given), None)
+
+    monkeypatch.setenv("MEANDER_NATS_URL", "nats://variable")
+    monkeypatch.setenv("MEANDER_NATS_TLS_CA", "ca.pem")
+    assert of()["url"] == "nats://variable"
+    monkeypatch.setenv("NATS_CONTEXT", "mine")
+    assert (of()["url"], of()["ca"]) == ("nats://there", "ca.pem")
+    assert of()["credentials"].endswith("/mine.creds") and "~" not in of()["credentials"]
+    assert of("--nats", "nats://flag", "--creds", "x")["url"] == "nats://flag"
+    assert of("--creds", "x")["credentials"] == "x"

@@ -99,14 +99,15 @@ def test_ratio_is_one_and_again_after_each_push(whole):
 
 
 def test_same_seeds_give_the_same_run_even_if_it_is_killed(signs, whole, tmp_path):
-    out = tmp_path / "killed"
-    process = started(signs, out)
+    out, more = tmp_path / "killed", {"free_read_steps": True, "cache": str(tmp_path / "cache")}
+    process = started(signs, out, **more)
     asyncio.run(asyncio.wait_for(until(process, out, 1), 300))
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = len(updates(out))
     assert 1 <= before <= 2
-    log = trained(signs, out)
+    log = trained(signs, out, **more)
+    assert any((tmp_path / "cache").rglob("*"))
     assert [r["batch"] for r in log] == ["u000000", "u000001", "u000002"], "none is lost, none is learned from twice"
     for r, want in zip(log, whole[1], strict=True):
         assert [r[k] for k in ("batch_digest", "made_by", "adapter_digest")] == [

@@ -39,6 +39,10 @@ def imports(tree):
             yield from (a.name.partition(".")[0] for a in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield node.module.partition(".")[0]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and not name.value.startswith("meander"):
+                yield name.value.partition(".")[0]
         yield from imports(node)
 
 

@@ -3,10 +3,13 @@
 import asyncio
 import hashlib
 import io
+import json
 import os
 import signal
 import subprocess
 import sys
+import types
+import urllib.parse
 
 import msgpack
 import nats
@@ -295,6 +298,26 @@ def test_cursors_of_elsewhere(run):
                 client.batches(name, **bad)
 
     run(test)
+
+
+def test_a_server_on_which_no_pipeline_has_been_up():
+    """Who reads before `meander up` hears what to do."""
+
+    class Bare:
+        connected_url = urllib.parse.urlsplit("nats://me:secret@10.0.0.7:4222")
+
+        def jetstream(self, **_):
+            return None
+
+        async def request(self, *_, **__):
+            error = {"code": 404, "err_code": 10059, "description": "stream not found"}
+            return types.SimpleNamespace(data=json.dumps({"error": error}).encode())
+
+    async def read():
+        await anext(aiter(meander.Client(Bare()).batches("demo")))
+
+    with pytest.raises(meander.NoStreams, match=r"no pipeline has been up on 10.0.0.7:4222: start `meander up`"):
+        asyncio.run(read())
 
 
 def test_strangers(run):

@@ -476,6 +476,12 @@ def test_prompts_are_drawn_the_same_and_each_once_an_epoch(tmp_path):
     config = Config(prompts="p", groups=2, height=64, width=96, frames=5, guidance_2=3.0)
     for of in prompts.training(config, 3, [{"prompt": "a"}], 1, 4), prompts.held_out(config, "h", [{"prompt": "a"}], 4):
         assert sized.items() <= of[0].items() and not sized.keys() & asked[0].keys()
+    for settings, given in (({}, {}), ({"latents_dtype": "F32"}, {"latents_dtype": "F32"})):
+        (of,) = prompts.training(Config(prompts="p", **settings), 3, [{"prompt": "a"}], 1, 4)
+        assert {k: v for k, v in of["rollout"].items() if k == "latents_dtype"} == given, "the model's, unless asked"
+        assert "free_read_steps" not in of
+    (of,) = prompts.training(Config(prompts="p", free_read_steps=True), 3, [{"prompt": "a"}], 1, 4)
+    assert of["free_read_steps"]
     (tmp_path / "p").write_text("{")
     with pytest.raises(ValueError, match=":1:"):
         prompts.read(tmp_path / "p")
@@ -621,7 +627,11 @@ def test_a_log_cut_off_by_a_crash_goes_on(tmp_path):
 
 
 def test_settings_are_checked():
-    for wrong in ({"groups": 0}, {"ema": 1.0}, {"prompts": ""}, {"minibatches": 99}, {"ahead": -1}, {"test": "t"}):
+    freed = {"free_read_steps": True}
+    for wrong in (
+        {"groups": 0}, {"ema": 1.0}, {"prompts": ""}, {"minibatches": 99}, {"ahead": -1}, {"test": "t"},
+        {"latents_dtype": "f32"}, {"cache_bytes": 0}, freed | {"checkpoint_every": 2}, freed | {"accumulate": 2},
+    ):
         with pytest.raises(ValueError, match="--"):
             Config(**({"prompts": "p"} | wrong))
     for steps in ("4", "a", "", "2-1"):

@@ -119,10 +119,13 @@ def test_example(sums, tmp_path):
 
 
 def test_whole_weights(sums, tmp_path):
-    """What a lane does not take is said, and nothing is asked."""
+    """Without an adapter, the lane follows with whole weights."""
     rollouts = plug.Rollouts(sums, "sums", fields=FIELDS)
-    with pytest.raises(meander.policy.PolicyRefused, match="takes none"):
-        trainer_of(tmp_path, rollouts, None).train()
+    trainer_of(tmp_path, rollouts, None, max_steps=1).train()
+    with meander.sync.connect(sums) as client:
+        now = meander.sync.policy.policy(client, "sums")
+        assert now["policy_version"] == rollouts.version and now["weights"]
+        meander.sync.policy.push_policy(client, None, "sums")
     rollouts.close()
 
 
@@ -141,6 +144,9 @@ class FakeTrainer:
         self.args = type("Args", (), settings | args)()
         self.model, self.num_generations, self.num_generations_eval = torch.nn.Linear(1, 1), 4, 1
         self.state = type("State", (), {"global_step": -1})()  # as pushed
+
+    def add_callback(self, callback):
+        """It takes no step."""
 
 
 def test_settings(sums):
@@ -210,8 +216,11 @@ def test_async_worker(sums):
                 p.normal_(std=0.01)
     worker.init_weight_transfer()
     worker.pause()
-    with pytest.raises(meander.policy.PolicyRefused, match="takes none"):
-        worker.send_weights(module._iter_vllm_named_params(model))
+    with pytest.raises(meander.policy.PolicyRefused, match="the network has none"):
+        worker.send_weights(iter([("another", torch.zeros(1))]))
+    worker.send_weights(module._iter_vllm_named_params(AutoModelForCausalLM.from_pretrained(SUMS, dtype=torch.float32)))
+    with meander.sync.connect(sums) as client:
+        assert meander.sync.policy.policy(client, "sums")["weights"]
     worker.attach(model)
     worker.send_weights(module._iter_vllm_named_params(model))
     worker.resume()

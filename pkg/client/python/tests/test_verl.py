@@ -2,9 +2,14 @@
 
 import asyncio
 import contextlib
+import importlib
+import json
+import math
 import os
+import sys
 import types
 import uuid
+import weakref
 
 import nats
 import numpy as np
@@ -13,7 +18,7 @@ from nats.js.errors import BadRequestError
 
 import meander
 from conftest import SUMS, stored_updates
-from meander import ask
+from meander import ask, policy
 from meander.data.batch import Sample
 from meander.plugs.lane import Lane
 from meander.plugs.verl import rows
@@ -544,6 +549,99 @@ def ended_tags(tq, uids):
             return tags
         time.sleep(0.05)
     raise TimeoutError(str(tags))
+
+
+async def each(weights):
+    """verl's ensure_async_iterator."""
+    for pair in weights:
+        yield pair
+
+
+FAKES = {
+    "verl": {}, "verl.workers": {}, "verl.workers.rollout": {},
+    "verl.workers.rollout.base": {"BaseRollout": object},
+    "verl.workers.rollout.replica": {"RolloutReplica": object},
+    "verl.workers.rollout.utils": {"ensure_async_iterator": each},
+}  # fmt: skip
+"""What the engine takes of verl, by module."""
+
+
+@pytest.fixture
+def adapter(monkeypatch, request):
+    """A ServerAdapter over verl's classes as far as it uses them, for a lane of images that takes whole weights."""
+    pytest.importorskip("torch", reason="verl gives tensors of torch, which is not installed here")
+    for name, values in FAKES.items():
+        module = types.ModuleType(name)
+        vars(module).update(values)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "meander.plugs.verl.engine", raising=False)
+    out = importlib.import_module("meander.plugs.verl.engine").ServerAdapter()
+    out.config = rollout(url=request.getfixturevalue("signs"), lane="signs")
+    return out
+
+
+def test_whole_weights_are_a_stream(adapter, signs, monkeypatch):
+    """Of whole weights a file is held at once, beside the pairs at hand; a refusal leaves no other process waiting."""
+    monkeypatch.setattr(policy, "_FILE_BYTES", 1 << 10)
+    with meander.sync.connect(signs) as client:
+        now = meander.sync.policy.policy(client)
+        table = json.loads(client.thread.run(client.asynchronous.blob(now["tensors"])))
+        given, alive, most = [], weakref.WeakSet(), 0
+
+        def pairs(names):
+            nonlocal most
+            for name in names:
+                t = torch.full(table[name], 0.5)
+                alive.add(t)
+                most = max(most, sum(x.nbytes for x in alive))
+                given.append(name)
+                yield name, t
+                del t
+
+        whole = sum(4 * math.prod(shape) for shape in table.values())
+        asyncio.run(adapter.update_weights(pairs(table), global_steps=3))
+        new = meander.sync.policy.policy(client)
+        assert new["policy_version"] == now["policy_version"] + 1 and new["note"] == "global_steps=3"
+        largest = max(4 * math.prod(shape) for shape in table.values())
+        assert given == list(table) and len(new["weights"]) > 3 and most <= min(whole / 2, 4 * largest + (1 << 11))
+        given.clear()
+        with pytest.raises(meander.policy.PolicyRefused, match="the network has none"):
+            asyncio.run(adapter.update_weights(each_of(table, pairs)))
+        assert given == list(table), "the other processes end"
+        meander.sync.policy.push_policy(client, None)
+
+
+def each_of(table, pairs):
+    """Pairs, of which the first is of another network."""
+    yield "another", torch.zeros(1)
+    yield from pairs(table)
+
+
+def test_diffusion_outputs(run, signs):
+    """The samples of a batch come n at a time; what was read of those before is not held."""
+    pytest.importorskip("torch", reason="verl-omni takes tensors of torch, which is not installed here")
+    pytest.importorskip("PIL", reason="pixels need Pillow, which is not installed here")
+
+    async def test(client, name):
+        rollout = {"sde_step_indices": [1, 2], "return_conditioning": True}
+        await client.publish(
+            name, 'a red sign that says "OPEN"', uid="u", group_size=4, num_inference_steps=4,
+            reward=[{"name": "jpeg_compressibility"}], rollout=rollout, seed=7, batch={"id": "b", "groups": 1},
+            height=64, width=64,
+        )  # fmt: skip
+        batch = await anext(aiter(client.batches(name, whole=False)))
+        whole = await client.group(name, "u")
+        got, before = [], None
+        async for outputs in rows.diffusion_outputs(client, batch, 1, lambda s: [s.member["sample_index"]]):
+            assert before is None or before() is None, "the states before are gone"
+            before = weakref.ref(outputs[0]["extra_fields"]["all_latents"])
+            got.append((outputs[0]["prompt_ids"], outputs[0]["extra_fields"]["all_latents"].clone()))
+            del outputs
+        assert [ids for ids, _ in got] == [[0], [1], [2], [3]] and not any(s.steps for s in batch.samples)
+        for s, (_, states) in zip(whole.samples, got, strict=True):
+            assert np.array_equal(states[0].numpy(), s.latents(1))
+
+    run(test)
 
 
 def test_diffusion_output(run, signs):

@@ -25,21 +25,67 @@ from .._version import __version__
 _log = logging.getLogger("meander")
 _SEED = re.compile(r"^\s*(SU[A-Z2-7]{56})\s*$", re.MULTILINE)
 _ROLE = re.compile(r"^# role: (\S+)$", re.MULTILINE)
-_BARE = re.compile(r"^\$JS\.API\.CONSUMER\.CREATE\.[^.]+$")
+_BARE = re.compile(r"\.CONSUMER\.CREATE\.[^.]+$")
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]*)"')
+
+
+DEFAULT_URL = "nats://127.0.0.1:4222"
+_CONTEXT = {
+    "url": "url", "token": "token", "user": "user", "password": "password", "ca": "ca", "cert": "cert", "key": "key",
+    "inbox_prefix": "inbox_prefix", "jetstream_domain": "js_domain", "jetstream_api_prefix": "js_prefix",
+    "tls_first": "tls_first",
+}
+"""The settings of a context, by their names there; what else it has is no matter of a connection."""
 
 
 def add_flags(p: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Adds the flags of a command that name the server and how to log in to it, but for the token."""
+    p.add_argument("--nats", metavar="URL", help=f"of the pipeline (MEANDER_NATS_URL, else {DEFAULT_URL})")
+    p.add_argument("--creds", metavar="FILE", help="credentials of meander auth (MEANDER_NATS_CREDS)")
+    p.add_argument("--tls-ca", metavar="FILE", help="authority of the server's certificate (MEANDER_NATS_TLS_CA)")
+    p.add_argument(
+        "--context", default=os.environ.get("NATS_CONTEXT"), metavar="NAME",
+        help="context of the nats command: flags come before it, the other variables after it (NATS_CONTEXT)"
+    )
+
+
+def arguments(a: argparse.Namespace, token: str | None) -> dict[str, Any]:
+    """Returns the arguments of connect that the flags, the context and the variables give, in this order."""
     env = os.environ.get
-    p.add_argument(
-        "--nats", default=env("MEANDER_NATS_URL", "nats://127.0.0.1:4222"), metavar="URL",
-        help="of the pipeline (%(default)s)"
-    )
-    p.add_argument("--creds", default=env("MEANDER_NATS_CREDS"), metavar="FILE", help="credentials of meander auth")
-    p.add_argument(
-        "--tls-ca", default=env("MEANDER_NATS_TLS_CA"), metavar="FILE", help="authority of the server's certificate"
-    )
+    given = {"url": a.nats, "token": token, "credentials": a.creds, "ca": a.tls_ca}
+    context = read_context(a.context) if a.context else {}
+    if a.creds or context.keys() & {"token", "credentials", "user"}:
+        given["token"] = None
+    found = {
+        "url": env("MEANDER_NATS_URL", DEFAULT_URL), "ca": env("MEANDER_NATS_TLS_CA"),
+        "credentials": env("MEANDER_NATS_CREDS") if not token and not context.keys() & {"token", "user"} else None,
+    }
+    found |= {k: v for k, v in context.items() if k in found}
+    return found | {k: v for k, v in given.items() if v} | {"context": a.context}
+
+
+def read_context(name: str) -> dict[str, Any]:
+    """Reads a context of the nats command, by its name or the full path of its file, as arguments of connect.
+
+    ValueError: there is none, or it has what this client cannot use.
+    """
+    file = pathlib.Path(name)
+    if not file.is_absolute():
+        home = pathlib.Path(os.environ.get("XDG_CONFIG_HOME") or pathlib.Path.home() / ".config") / "nats" / "context"
+        file = home / f"{name}.json"
+        if "/" in name or not file.is_file():
+            there = ", ".join(sorted(f.stem for f in home.glob("*.json"))) or "none; 'nats context add' makes one"
+            raise ValueError(f"context: {name!r}; must be a file by its full path, or one of those in {home}: {there}")
+    held = json.loads(file.read_text())
+    for setting in ("nsc", "user_jwt", "socks_proxy", "windows_cert_store"):
+        if held.get(setting):
+            raise ValueError(f"context {file}: {setting}: set; must be absent: this client cannot use it")
+    out = {to: held.get(of) for of, to in _CONTEXT.items()}
+    out["credentials"] = held.get("creds") or held.get("nkey")
+    for path in ("credentials", "ca", "cert", "key"):
+        if out[path]:
+            out[path] = os.path.expanduser(os.path.expandvars(out[path]))
+    return {k: v for k, v in out.items() if v}
 
 
 def options(
@@ -83,6 +129,8 @@ class ClearText(Exception):
 class _Connection(NATS):
     """Outlives an answer to a ping that was given up. The library's own would not read on, and nothing would say so."""
 
+    js_api = "$JS.API"  # what the subjects of the JetStream API begin with
+
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():
             self._pongs[0] = asyncio.get_running_loop().create_future()
@@ -107,11 +155,13 @@ class _Secured(_Connection):
         return super()._connect_command()
 
 
-async def open_connection(url: str, **options: Any) -> NATS:
-    """Calls nats.connect. If the URL or the options ask for TLS, the connection uses TLS or ClearText is raised."""
+async def open_connection(url: str, api: str = "", **options: Any) -> NATS:
+    """Calls nats.connect. If the URL or the options ask for TLS, the connection uses TLS or ClearText is raised. api is
+    what the subjects of the JetStream API begin with, in place of $JS.API."""
     nc = _Secured() if url.startswith("tls://") or options.get("tls") else _Connection()
+    nc.js_api = api or nc.js_api
     try:
-        await nc.connect(url, **options)
+        await nc.connect(url.split(",") if "," in url else url, **options)
     except ClearText:
         with contextlib.suppress(Exception):
             await nc.close()
@@ -193,7 +243,7 @@ class Denials:
         plain = nc.request
 
         async def request(subject: str, *args: Any, **kwargs: Any) -> Msg:
-            if args and _BARE.match(subject):
+            if args and _BARE.search(subject):
                 # The library does not name its consumers, but permissions of roles need a name in the subject.
                 body = json.loads(args[0])
                 name = body["config"]["name"] = secrets.token_hex(12)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
 
+from .cursor import api_prefix
+
 _MESSAGES, _BYTES = 1024, 8 << 20  # of one answer; the server matches no more subjects at once
 _WAIT = 5.0  # seconds without a message after which an answer is given up
 
@@ -51,7 +53,7 @@ async def last_of_each(nc: NATS, stream: str, filters: Sequence[str]) -> list[St
             page = {"multi_last": filters, "batch": _MESSAGES, "max_bytes": _BYTES}
             if out:
                 page["seq"] = out[-1].seq + 1
-            await nc.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(page).encode(), reply=inbox)
+            await nc.publish(f"{api_prefix(nc)}.DIRECT.GET.{stream}", json.dumps(page).encode(), reply=inbox)
             while not ended:
                 told.clear()
                 await asyncio.wait_for(told.wait(), _WAIT)

@@ -55,14 +55,19 @@ class Judged(ValueError):
 
 @contextlib.asynccontextmanager
 async def connect(
-    url: str = "nats://127.0.0.1:4222", token: str | None = None, patience: float = 10, *,
+    url: str = access.DEFAULT_URL, token: str | None = None, patience: float = 10, *,
     credentials: str | None = None, ca: str | None = None, cert: str | None = None, key: str | None = None,
+    context: str | None = None, js_domain: str | None = None, js_prefix: str | None = None, tls_first: bool = False,
     cache: str | os.PathLike[str] = "", cache_bytes: int = 64 << 30,
 ) -> AsyncIterator["Client"]:
     """Connects to the NATS server of a pipeline.
 
     credentials is a credentials file: of `meander auth`, or a JWT and its key. ca is the PEM file of the authority that
     signed the server's certificate. cert and key are our own certificate, if the server wants one.
+
+    context is a context of the nats command, by its name or the full path of its file. It has what is not given here.
+    js_domain is the JetStream domain of the streams, where a leaf node leads to them; js_prefix is what another account
+    exports its JetStream API under. tls_first begins with the TLS handshake, as some servers want it.
 
     cache is a folder that keeps the steps of samples that were read, of cache_bytes at most: later epochs, restarts and
     other processes of the machine read them there.
@@ -75,11 +80,24 @@ async def connect(
     VersionMismatch, a warning: the pipeline is of another release than this client.
     """
     held = Cache(cache, cache_bytes) if cache else None
+    of = access.read_context(context) if context else {}
+    url = of.get("url", url) if url == access.DEFAULT_URL else url
+    if not token and not credentials:
+        token, credentials = of.get("token"), of.get("credentials")
+    else:
+        of = {k: v for k, v in of.items() if k not in ("user", "password")}
+    ca, cert, key = ca or of.get("ca"), cert or of.get("cert"), key or of.get("key")
+    js_domain, js_prefix = js_domain or of.get("js_domain"), js_prefix or of.get("js_prefix")
+    if js_domain and js_prefix:
+        raise ValueError("js_domain: excludes js_prefix; use one of them")
     denials = access.Denials(credentials)
     options: dict[str, Any] = {
         "name": "meander-python", "error_cb": denials.note, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2
     }
+    options |= {name: of[name] for name in ("user", "password", "inbox_prefix") if name in of}
     options |= access.options(token, credentials, ca, cert, key)
+    options["tls_handshake_first"] = tls_first or of.get("tls_first", False)
+    options["api"] = f"$JS.{js_domain}.API" if js_domain else (js_prefix or "").removesuffix(".")
     try:
         nc = await asyncio.wait_for(access.open_connection(url, **options), patience)
     except (access.ClearText, asyncio.TimeoutError, OSError, nats.errors.Error) as e:

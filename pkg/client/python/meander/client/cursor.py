@@ -40,13 +40,28 @@ class Taken(EventError):
     """Another process now reads under the same name."""
 
 
+class NoStreams(ValueError):
+    """No pipeline has been up on the server, so there is nothing to read."""
+
+
 class CursorError(ValueError):
     """A cursor is from another store, or events after it are gone."""
 
 
+def api_prefix(nc: NATS) -> str:
+    """What the subjects of the JetStream API of a connection begin with."""
+    return str(getattr(nc, "js_api", "$JS.API"))
+
+
+def entry_subject(nc: NATS, bucket: str, key: str) -> str:
+    """The subject on which to write a key of a bucket: a domain and an imported API have it below their own prefix."""
+    prefix = api_prefix(nc)
+    return f"{'' if prefix == '$JS.API' else prefix + '.'}$KV.{bucket}.{key}"
+
+
 async def api(nc: NATS, subject: str, body: object = None) -> dict[str, Any]:
     """Makes a request of the JetStream API. NotFoundError, APIError: the server refuses it."""
-    reply = await nc.request(f"$JS.API.{subject}", json.dumps(body).encode() if body is not None else b"", timeout=5)
+    reply = await nc.request(f"{api_prefix(nc)}.{subject}", json.dumps(body).encode() if body is not None else b"", timeout=5)
     answer = json.loads(reply.data)
     if "error" in answer:
         raise APIError.from_error(answer["error"])
@@ -58,8 +73,9 @@ class PatientJetStream(JetStreamContext):
     times: for 5, 10, 20 and 40 s; where it answers at once that it is not ready, after 5, 10 and 20 s."""
 
     def __init__(self, nc: NATS):
-        super().__init__(nc)
-        self._slower = {seconds: nc.jetstream(timeout=seconds) for seconds in (10, 20, 40)}
+        prefix = api_prefix(nc)
+        super().__init__(nc, prefix=prefix)
+        self._slower = {seconds: nc.jetstream(timeout=seconds, prefix=prefix) for seconds in (10, 20, 40)}
 
     async def get_msg(self, *args: Any, **named: Any) -> RawStreamMsg:
         ask: Callable[..., Awaitable[RawStreamMsg]] = super().get_msg
@@ -134,7 +150,14 @@ class Cursor:
         return str(Place(seq, self.made))
 
     async def _info(self) -> dict[str, Any]:
-        return await api(self.nc, f"STREAM.INFO.{STREAM}")
+        try:
+            return await api(self.nc, f"STREAM.INFO.{STREAM}")
+        except NotFoundError:
+            url = self.nc.connected_url
+            raise NoStreams(
+                f"{self.filter}: no pipeline has been up on {url.netloc.rpartition('@')[2] if url else 'this server'}: "
+                "start `meander up` there, or connect to the server of one; then read again"
+            ) from None
 
     def _start(self, info: dict[str, Any]) -> int:
         """Returns the sequence after the cursor that the caller gave; 0 without one."""

@@ -18,7 +18,7 @@ import nats
 from nats.js.errors import APIError, NotFoundError
 
 from . import versions
-from .cursor import Taken
+from .cursor import Taken, entry_subject
 from ..data.events import TENANT, Event
 from .tasks import PATIENCE, retry_while_away
 
@@ -95,7 +95,7 @@ class Lease:
             body = json.dumps({"holder": self.holder, "since": int(self.since), "mark": self.mark}).encode()
         headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)} | ({} if body else {"KV-Operation": "DEL"})
         try:
-            await self.client.js.publish(f"$KV.{_BUCKET}.{self.lane}.{TENANT}", body, headers=headers)
+            await self.client.js.publish(entry_subject(self.client.nc, _BUCKET, f"{self.lane}.{TENANT}"), body, headers=headers)
         except APIError as err:
             if err.err_code == versions.BEHIND:
                 return False

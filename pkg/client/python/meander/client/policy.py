@@ -28,7 +28,7 @@ from ..data import lora, tensorfile, weightsdir
 from .control import keys
 from .cursor import api
 from ..data.events import PREFIX, TENANT, Event, Gone, decode, fault, name_of
-from .tasks import retry_while_away
+from .tasks import means_away, retry_while_away
 from .versions import NoPolicy as NoPolicy
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ async def push_weights(
     client: Client, files: str | Path | Sequence[str | Path] | Mapping[str, Any] | Iterable[tuple[str, Any]],
     lane: str = "", *,
     rule: str = "finish", version: int | None = None, base: str = "", by: str = "python", note: str = "",
-    weights_dir: str | Path | None = None, lease: leases.Lease | None = None,
+    weights_dir: str | Path | None = None, lease: leases.Lease | None = None, patience: float = 0,
 ) -> Event:
     """push_policy of a whole network in place of the checkpoint's: the transformer, or the language model.
 
@@ -161,6 +161,7 @@ async def push_weights(
     The other arguments and errors are those of push_policy.
     weights_dir: a folder that samplers have too, as their --weights-dir. The files go by path, in any size, and nothing
     of them is stored in the server. Those that lie in it stay where they are, others are copied to it.
+    patience: seconds for which a server that is away is asked again; pairs, which come once, need not be given again.
     """
     sources = _sources(files)
     refs: list[Event] = []
@@ -170,13 +171,15 @@ async def push_weights(
         if not now.get("tensors"):
             raise PolicyRefused(f"weights: the model {now['model']!r} of lane {now['lane']!r} takes none")
         if not refs:  # pairs come once
-            refs.extend(await _stored_files(client, sources(json.loads(await client.blob(now["tensors"]))), weights_dir))
+            table = json.loads(await client.blob(now["tensors"]))
+            refs.extend(await _stored_files(client, sources(table), weights_dir, patience))
         lines = "".join(f"full {ref['digest']}\n" for ref in refs)
         return {
             "weights_digest": hashlib.sha256(f"{now['base_digest']}\n{lines}".encode()).hexdigest(), "weights": refs
         }
 
-    return await _follow(client, lane, following, rule, version, by, note, lease)
+    follow = partial(_follow, client, lane, following, rule, version, by, note, lease)
+    return await retry_while_away(follow, patience)
 
 
 _Table = dict[str, list[int]]
@@ -274,12 +277,20 @@ def _pieces(tensors: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
         raise PolicyRefused(f"weights: {err}") from None
 
 
-async def _stored_files(client: Client, files: _Files, weights_dir: str | Path | None) -> list[Event]:
+async def _stored_files(
+    client: Client, files: _Files, weights_dir: str | Path | None, patience: float
+) -> list[Event]:
     """Puts the files of weights where samplers find them."""
     if weights_dir is None:
         refs = list[Event]()
         while (file := await asyncio.to_thread(next, files, None)) is not None:
-            refs.append(await _put_blob(client, _mapped(file) if isinstance(file, Path) else file))
+            put = partial(_put_blob, client, _mapped(file) if isinstance(file, Path) else file)
+            try:
+                refs.append(await retry_while_away(put, patience))
+            except Exception as err:
+                if patience and means_away(err):
+                    raise TimeoutError(f"weights: NATS is away for over {patience:g} s; push them again") from err
+                raise
         return refs
     store = "".join(c for c in (await api(client.nc, "STREAM.INFO.MDR_POLICIES"))["created"] if c.isdigit())
     try:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..client import policy, sync
 from ..client.ask import Asker
+from ..client.given import Given, Pair
 from ..client.tasks import maybe_awaited, retry_while_away
+from ..data.events import Event
 
 _log = logging.getLogger("meander")
 
@@ -66,7 +69,22 @@ class Lane:
                 self.lane, by=self.run)
         else:
             push = partial(policy.push_weights, client, folder, self.lane, by=self.run)
-        pushed = self.client.thread.run(retry_while_away(push, self.asker.timeout))
+        self._taken(self.client.thread.run(retry_while_away(push, self.asker.timeout)))
+
+    def push_each(self, pairs: Iterable[Pair]) -> None:
+        """push of whole weights whose tensors come one by one, in this thread: a file of them is held at once."""
+        given, client, timeout = Given(), self.client.asynchronous, self.asker.timeout
+        push = policy.push_weights(client, given, self.lane, by=self.run, patience=timeout)
+        pushed = asyncio.run_coroutine_threadsafe(push, self.client.thread.loop)
+        pushed.add_done_callback(given.leave)
+        try:
+            for pair in pairs:
+                given.give(pair)
+        finally:
+            given.end()
+        self._taken(pushed.result())
+
+    def _taken(self, pushed: Event) -> None:
         sync.policy.taken(self.client, pushed, self.asker.timeout)
         self.version = pushed["policy_version"]
 

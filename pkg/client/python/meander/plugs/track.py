@@ -332,7 +332,7 @@ class _All:
 
 
 async def _track(a: argparse.Namespace) -> None:
-    async with connect(a.nats, a.token, credentials=a.creds, ca=a.tls_ca) as client:
+    async with connect(**access.arguments(a, a.token)) as client:
         if a.once and not await _stored(client, a.run):
             raise ValueError(f"run {a.run}: no group has closed; 'meander runs ls' lists the runs that are stored")
         to = _All(a.to, a.run)

@@ -48,9 +48,9 @@ class Rollouts:
 
     At the first call of each optimizer step the trainer's adapter is pushed, and the prompts wait for it; behind the
     last step it is pushed, too. What the trainer logs of a step is told as an update, under `name`, once its weights
-    are pushed. Whole weights are pushed where there is no adapter; lanes of language models refuse them. Repeats of a
-    prompt are asked for as one group. Each prompt gets exactly one sample; what fails is asked for again. Reward
-    functions of the trainer get meander_reward, and reward passes it on.
+    are pushed. Whole weights are pushed where there is no adapter. Repeats of a prompt are asked for as one group. Each
+    prompt gets exactly one sample; what fails is asked for again. Reward functions of the trainer get meander_reward,
+    and reward passes it on.
 
     Sampling follows the trainer's arguments: temperature, top_p, top_k, min_p, max_completion_length. In evaluations
     the groups are marked as validation.
@@ -108,25 +108,17 @@ class Rollouts:
         most = trainer.num_generations if training else trainer.num_generations_eval
         settings, more = _settings(trainer.args), {} if training else {"validation": True}
 
-        async def one(prompt: Prompt, count: int) -> list[Sample]:
+        async def one(prompt: Prompt, count: int) -> list[dict[str, Any]]:
             fields = await self._lane.fields_of(prompt, settings, "TRL")
-            return await self._lane.asker.samples(prompt, count, fields | more)
+            return [_row(s) for s in await self._lane.asker.samples(prompt, count, fields | more)]
 
-        async def ask() -> list[list[Sample]]:
+        async def ask() -> list[list[dict[str, Any]]]:
             return await together(one(p, n) for p, n in fold(prompts, most))
 
-        samples = [s for group in self._lane.client.thread.run(ask()) for s in group]
-        texts = [written(s) for s in samples]
-        out: dict[str, list[Any]] = {
-            "prompt_ids": [t.ids[: t.prompt_length].tolist() for t in texts],
-            "completion_ids": [t.ids[t.prompt_length :].tolist() for t in texts],
-            "logprobs": [drawn_log_probs(t) for t in texts],
-            "meander_reward": [float(s.member["reward"]) for s in samples],
-            "meander_policy_version": [int((s.trajectory or {})["policy_version_max"]) for s in samples],
-        }
-        masks = [t.mask[t.prompt_length :].tolist() for t in texts]
-        if any(0 in mask for mask in masks):
-            out["env_mask"] = masks
+        rows = [row for group in self._lane.client.thread.run(ask()) for row in group]
+        out = {name: [row[name] for row in rows] for name in _ROW}
+        if not any(0 in mask for mask in out["env_mask"]):
+            del out["env_mask"]
         return out
 
     def follow(self, trainer: GRPOTrainer) -> None:
@@ -148,6 +140,18 @@ class Rollouts:
             self._logged.tell()
         self._lane.version = int(broadcast_object_list([self._lane.version])[0])
         self._pushed_at = trainer.state.global_step
+
+
+_ROW = ("prompt_ids", "completion_ids", "logprobs", "meander_reward", "meander_policy_version", "env_mask")
+
+
+def _row(sample: Sample) -> dict[str, Any]:
+    """What TRL takes of a sample; the rest of it goes as soon as its group is there."""
+    t = written(sample)
+    begin = t.prompt_length
+    version = int((sample.trajectory or {})["policy_version_max"])
+    values = t.ids[:begin].tolist(), t.ids[begin:].tolist(), drawn_log_probs(t), float(sample.member["reward"]), version
+    return dict(zip(_ROW, (*values, t.mask[begin:].tolist()), strict=True))
 
 
 class _Logged:
@@ -283,30 +287,26 @@ class RolloutWorker:
         """Nothing: see pause."""
 
     def attach(self, model: Any) -> None:
-        """Names the PEFT model that is trained: its adapter alone is pushed, which is all that lanes of language models
-        take. Call it with the trainer's model, before train."""
+        """Names the PEFT model that is trained: its adapter alone is pushed. Call it with the trainer's model, before
+        train."""
         self._model = model
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Pushes the adapter of the attached model, else the whole weights that the trainer gives; prompts that are
-        asked for from now on wait for them.
+        """Pushes the adapter of the attached model, else the whole weights that the trainer gives, of which no more
+        than a file of 512 MiB is held; prompts that are asked for from now on wait for them.
 
         PolicyRefused: the lane takes none of that kind. ValueError: the attached adapter is sharded.
         """
+        if self._model is None:
+            self._lane.push_each((name, t.detach().cpu()) for name, t in iterator)
+            self._logged.tell()
+            return
+        for _ in iterator:  # the other processes take part in it
+            pass
+        if any(hasattr(p, "full_tensor") for n, p in self._model.named_parameters() if p.requires_grad):
+            raise ValueError("the adapter is sharded over processes, of which TRL calls one: train it unsharded")
         with tempfile.TemporaryDirectory() as folder:
-            if self._model is None:
-                from safetensors.torch import save_file
-
-                state = {name: t.detach().cpu().contiguous().clone() for name, t in iterator}
-                save_file(state, Path(folder) / "model.safetensors")
-            else:
-                for _ in iterator:  # the other processes take part in it
-                    pass
-                if any(hasattr(p, "full_tensor") for n, p in self._model.named_parameters() if p.requires_grad):
-                    raise ValueError(
-                        "the adapter is sharded over processes, of which TRL calls one: train it unsharded"
-                    )
-                self._model.save_pretrained(folder)
+            self._model.save_pretrained(folder)
             self._lane.push(Path(folder))
         self._logged.tell()
 

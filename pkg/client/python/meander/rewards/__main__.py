@@ -100,7 +100,7 @@ async def _serve(load: Callable[[], Reward], a: argparse.Namespace) -> int:
             os._exit(1)
         stop.set()
 
-    async with connect(a.nats, token, credentials=a.creds, ca=a.tls_ca) as client:
+    async with connect(**access.arguments(a, token)) as client:
         began = time.monotonic()
         reward = await asyncio.to_thread(load)
         print(f"{a.reward} is loaded in {time.monotonic() - began:.0f} s, version {reward.version}", flush=True)

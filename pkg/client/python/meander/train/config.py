@@ -34,6 +34,7 @@ class Config:
     token: str = _setting("", "its token", _PIPE)
     credentials: str = _setting("", "file of credentials for it, as of meander auth", _PIPE)
     ca: str = _setting("", "PEM file of the authority that signed its certificate", _PIPE)
+    context: str = _setting("", "context of the nats command, which has what is not given", _PIPE)
     run: str = _setting("learn", "run to publish to and read from", _PIPE)
     trainer: str = _setting("trainer", "name of this trainer: of its cursor, and of who pushes policies", _PIPE)
     follow: bool = _setting(False, "only read the run that another trainer publishes, and push nothing", _PIPE)
@@ -152,6 +153,12 @@ class Config:
     checkpoint_every: int = _setting(
         1, "updates between checkpoints; what was read since the last is read again after a crash", _RUN
     )
+    cache: str = _setting("", "folder that keeps the steps that were read, for restarts and other processes", _RUN)
+    cache_bytes: int = _setting(64 << 30, "most that it holds; what was used longest ago goes first", _RUN)
+    free_read_steps: bool = _setting(
+        False, "let the server free the steps of a batch once it is learned from: a long run takes the space of two "
+        "batches, and cannot be verified or replayed", _RUN
+    )
     patience: float = _setting(600.0, "seconds to wait for a batch, or a sampler, before giving up", _RUN)
     tensorboard: bool = _setting(True, "log to TensorBoard too, where it is installed", _RUN)
     track: str = _setting(
@@ -184,7 +191,7 @@ class Config:
         positive = (
             "groups", "group_size", "steps", "rank", "lr", "minibatches", "micro_batch", "updates", "checkpoint_every",
             "patience", "eval_every", "eval_samples", "sde_shift", "accumulate", "alpha", "threads", "max_grad_norm",
-            "clip", "adv_clip_max", "is_threshold", "noise_level"
+            "clip", "adv_clip_max", "is_threshold", "noise_level", "cache_bytes"
         )
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -223,6 +230,11 @@ class Config:
                 raise ValueError(
                     f"--{flag(name)}: {getattr(self, name)!r}; must be {', '.join(of[:-1])} or {of[-1]}"
                 )
+        if self.free_read_steps and (self.follow or self.checkpoint_every > 1 or self.accumulate > 1):
+            raise ValueError(
+                "--free-read-steps: needs --checkpoint-every 1 and --accumulate 1, as what was read since a checkpoint "
+                "is read again after a crash; and no --follow, whose prompts are another trainer's"
+            )
         for name in ("height", "width", "frames", "guidance", "guidance_2"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be above 0, or 0 for the default")

@@ -564,7 +564,8 @@ async def train(config: Config) -> dict[str, Any]:
         await _in(beside, distributed.begin, distributed.device(config.device))
         try:
             async with connect(
-                config.nats, config.token or None, credentials=config.credentials or None, ca=config.ca or None
+                config.nats, config.token or None, credentials=config.credentials or None, ca=config.ca or None,
+                context=config.context or None, cache=config.cache, cache_bytes=config.cache_bytes,
             ) as client:
                 return await (await _in(beside, Trainer, config, client, beside)).run()
         finally:

@@ -142,6 +142,7 @@ def training(
             "advantage": {"estimator": config.estimator},
             "batch": {"id": batch_id(batch), "groups": len(drawn), "step": batch, "epoch": epoch},
             "min_policy_version": version,
+            **({"free_read_steps": True} if config.free_read_steps else {}),
             **fields,
         }
         for i, fields in enumerate(drawn)

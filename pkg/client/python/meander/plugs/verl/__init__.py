@@ -20,14 +20,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .engine import Replica, ServerAdapter
     from .manager import AgentLoopManager
-    from .rows import diffusion_output
+    from .rows import diffusion_output, diffusion_outputs
     from .transfer import AgentLoopManagerTQ
 
-__all__ = ["AgentLoopManager", "AgentLoopManagerTQ", "Replica", "ServerAdapter", "diffusion_output"]
+__all__ = [
+    "AgentLoopManager", "AgentLoopManagerTQ", "Replica", "ServerAdapter", "diffusion_output", "diffusion_outputs",
+]  # fmt: skip
 
 _HOME = {
     "AgentLoopManager": "manager", "AgentLoopManagerTQ": "transfer", "Replica": "engine", "ServerAdapter": "engine",
-    "diffusion_output": "rows",
+    "diffusion_output": "rows", "diffusion_outputs": "rows",
 }  # fmt: skip
 
 

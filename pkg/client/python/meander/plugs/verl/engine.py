@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from verl.workers.rollout.replica import RolloutReplica
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from ...client import ask, client, policy
+from ...client.given import Given
 from . import rows
 
 
@@ -48,20 +50,45 @@ class ServerAdapter(BaseRollout):
         if wire_format != "named_tensors":
             raise ValueError(f"checkpoint_engine.backend: sends {wire_format}; must be naive")
         first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-        tensors = {}
-        async for name, t in ensure_async_iterator(weights):  # all processes take part in it
-            if first and base_sync_done:
-                tensors[name] = t.detach().cpu()
-        if not tensors:  # of another process, or the checkpoint under an adapter, which the lane has
-            return
+        pairs = aiter(ensure_async_iterator(weights))
+        try:
+            # Of another process, or the checkpoint under an adapter, which the lane has, nothing is pushed.
+            if first and base_sync_done and (head := await anext(pairs, None)) is not None:
+                note = "" if global_steps is None else f"global_steps={global_steps}"
+                await self._push(head, pairs, peft_config, note)
+        finally:
+            async for _ in pairs:  # all processes take part in it
+                pass
+
+    async def _push(
+        self, head: tuple[str, torch.Tensor], pairs: AsyncIterator[tuple[str, torch.Tensor]], peft_config: Any,
+        note: str,
+    ) -> None:
+        """Pushes the first pair and those behind it; of whole weights no more than a file is held at once."""
         s = rows.settings_of(self.config)
-        note = "" if global_steps is None else f"global_steps={global_steps}"
         async with client.connect(s["url"], **s["connection"]) as connection:
             if peft_config is None:
-                push = partial(policy.push_weights, connection, tensors, s["lane"])
+                given = Given()
+                push = asyncio.create_task(policy.push_weights(
+                    connection, given, s["lane"], by="verl", note=note, patience=s["timeout"]
+                ))
+                push.add_done_callback(given.leave)
+                try:
+                    await asyncio.to_thread(given.give, (head[0], head[1].detach().cpu()))
+                    async for name, t in pairs:
+                        await asyncio.to_thread(given.give, (name, t.detach().cpu()))
+                except BaseException:
+                    push.cancel()
+                    raise
+                finally:
+                    given.end()
+                pushed = await push
             else:
+                tensors = {head[0]: head[1].detach().cpu()} | {name: t.detach().cpu() async for name, t in pairs}
                 trained = any(t.any() for name, t in tensors.items() if ".lora_A." not in name)
                 adapter, config = (tensors, peft_config) if trained else (None, None)
-                push = partial(policy.push_policy, connection, adapter, s["lane"], config=config)
-            pushed = await ask.retried(partial(push, by="verl", note=note), s["timeout"])
+                again = partial(
+                    policy.push_policy, connection, adapter, s["lane"], config=config, by="verl", note=note
+                )
+                pushed = await ask.retried(again, s["timeout"])
             await policy.taken(connection, pushed, s["timeout"])

@@ -6,15 +6,18 @@ import importlib
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...client.ask import drawn_log_probs, written
-from ...data.batch import Sample
+from ...data.batch import Batch, Sample
 from ..lane import Lane
+
+if TYPE_CHECKING:
+    from ...client.client import Client
 
 LOOP = "single_turn_agent"
 """The agent loop of verl that a lane stands in for; conversations of several turns are those of the lane."""
@@ -182,6 +185,23 @@ def _seconds(trajectory: Mapping[str, Any]) -> dict[str, float]:
         "generate_sequences": (t["finished"] - t["received"]) / 1e9,
         "compute_score": max(time.time() - t["finished"] / 1e9, 0.0),
     }
+
+
+async def diffusion_outputs(
+    client: Client, batch: Batch, n: int, prompt_ids: Callable[[Sample], list[int]] = lambda _: [],
+    global_steps: int | None = None,
+) -> AsyncIterator[list[dict[str, Any]]]:
+    """diffusion_output of the samples of a batch, n at a time: of a batch of batches(whole=False) the states and the
+    pixels of those n are held, and the states of the next ones are read meanwhile. prompt_ids says those of a sample.
+
+        async for batch in client.batches(run, whole=False):
+            async for outputs in meander.verl.diffusion_outputs(client, batch, 8):
+    """
+    async for micro in batch.micro(n):
+        yield [
+            diffusion_output(s, await client.frames(s.trajectory or {}), prompt_ids(s), global_steps)
+            for s in micro.samples
+        ]
 
 
 def diffusion_output(

@@ -1,0 +1,187 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// startServer starts a bare NATS server on a free port.
+func startServer(t *testing.T, o server.Options) *server.Server {
+	t.Helper()
+	o.Host, o.Port, o.NoSigs, o.NoLog = "127.0.0.1", server.RANDOM_PORT, true, true
+	if o.JetStream {
+		o.StoreDir = t.TempDir()
+	}
+	s, err := server.NewServer(&o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(bustest.Patience) {
+		t.Fatal("the server does not start")
+	}
+	return s
+}
+
+// contexts makes the folder of contexts of the nats command, with one of that name.
+func contexts(t *testing.T, name, text string) (file string) {
+	t.Helper()
+	home := t.TempDir()
+	t.Setenv("XDG_CONFIG_HOME", home)
+	file = filepath.Join(home, "nats", "context", name+".json")
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// A context names the server and the user; what the caller gives comes before it.
+func TestConnect_Context(t *testing.T) {
+	s := startServer(t, server.Options{Users: []*server.User{{Username: "ann", Password: "secret"}}})
+	connect := func(c bus.Config) error {
+		c.NoWait = true
+		b, err := bus.Connect(t.Context(), c, zerolog.Nop())
+		if err == nil {
+			err = b.Close()
+		}
+		return err
+	}
+	bare := strings.TrimPrefix(s.ClientURL(), "nats://")
+	file := contexts(t, "mine", fmt.Sprintf(`{"url": %q, "user": "ann", "password": "secret", "color_scheme": "red"}`, bare))
+	for _, name := range []string{"mine", file} {
+		if err := connect(bus.Config{Context: name}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, of := range []struct {
+		config bus.Config
+		want   string
+	}{
+		{bus.Config{Context: "mine", Token: "wrong"}, "does not know the token"},
+		{bus.Config{Context: "mine", URL: "nats://127.0.0.1:1"}, "127.0.0.1:1"},
+		{bus.Config{Context: "other"}, `context: "other"; must be a file by its full path, or one of those in ` + filepath.Dir(file) + ": mine"},
+		{bus.Config{Context: "../context/mine"}, "must be a file by its full path"},
+		{bus.Config{Context: "mine", Domain: "a", APIPrefix: "b"}, "js_domain: excludes js_prefix"},
+		{bus.Config{Context: "mine", Domain: "a.b"}, "a domain no dots"},
+	} {
+		if err := connect(of.config); err == nil || !strings.Contains(err.Error(), of.want) {
+			t.Errorf("%+v: %v; want %q", of.config, err, of.want)
+		}
+	}
+	for setting, want := range map[string]string{
+		`{"nsc": "nsc://a/b/c"}`: "nsc: set; must be absent", `{"user_jwt": "ey"}`: "user_jwt: set; must be absent",
+		`{`: "unexpected end of JSON",
+	} {
+		contexts(t, "bad", setting)
+		if err := connect(bus.Config{Context: "bad"}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", setting, err, want)
+		}
+	}
+}
+
+// Streams that are behind a leaf node are reached by their domain: all that a bus does works from the hub.
+func TestConnect_Domain(t *testing.T) {
+	t.Parallel()
+	hub := startServer(t, server.Options{
+		JetStream: true, JetStreamDomain: "hub", LeafNode: server.LeafNodeOpts{Host: "127.0.0.1", Port: server.RANDOM_PORT},
+	})
+	v, err := hub.Varz(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := &url.URL{Scheme: "nats-leaf", Host: fmt.Sprintf("127.0.0.1:%d", v.LeafNode.Port)}
+	leaf := startServer(t, server.Options{
+		JetStream: true, JetStreamDomain: "site", LeafNode: server.LeafNodeOpts{Remotes: []*server.RemoteLeafOpts{{URLs: []*url.URL{to}}}},
+	})
+	bustest.Until(t, "the leaf node", func() error {
+		if leaf.NumLeafNodes() == 0 {
+			return context.DeadlineExceeded
+		}
+		return nil
+	})
+	connect := func(c bus.Config) *bus.Bus {
+		b, err := bus.Connect(t.Context(), c, zerolog.Nop())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = b.Close() })
+		return b
+	}
+	b := connect(bus.Config{URL: hub.ClientURL(), Domain: "site"})
+	if err = b.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ref, err := b.PutBlob(t.Context(), make([]byte, 300<<10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := schemas.Encode(&schemas.Prompt{Prompt: "a red fox"})
+	if err == nil {
+		_, _, err = b.CreateRun(t.Context(), "r", []byte("spec"))
+	}
+	if err == nil {
+		_, err = b.PublishPrompt(t.Context(), "r", data, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	consumesPrompt(t, b)
+	// What is stored is in the domain, and is the same for who connects there.
+	inside, outside := bus.Config{URL: leaf.ClientURL()}, bus.Config{URL: hub.ClientURL(), APIPrefix: "$JS.site.API"}
+	for of, b := range map[string]*bus.Bus{"hub": b, "site": connect(inside), "prefix": connect(outside)} {
+		blob, err := b.GetBlob(t.Context(), ref)
+		spec, err2 := b.Run(t.Context(), "r")
+		if err != nil || err2 != nil || len(blob) != 300<<10 || string(spec) != "spec" {
+			t.Errorf("%s: %d bytes, %q, %v, %v", of, len(blob), spec, err, err2)
+		}
+		read := ""
+		for m, err := range b.Read(t.Context(), schemas.StreamPrompts, nil, bus.ReadOptions{}) {
+			if err != nil {
+				t.Fatalf("%s: %v", of, err)
+			}
+			read += string(m.Data)
+		}
+		if read != string(data) {
+			t.Errorf("%s: read %q", of, read)
+		}
+	}
+	if _, err := b.Purge(t.Context(), "r"); err != nil {
+		t.Error(err)
+	}
+}
+
+// consumesPrompt takes the one prompt that is stored.
+func consumesPrompt(t *testing.T, b *bus.Bus) {
+	t.Helper()
+	taken := make(chan *bus.Message, 1)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- b.Consume(ctx, bus.ConsumerConfig{Durable: schemas.PromptsDurable(), AckWait: time.Second},
+			func(_ context.Context, m *bus.Message) error { taken <- m; return nil })
+	}()
+	if m := bustest.Receive(t, "the prompt", taken); m.Subject != schemas.PromptSubject("r") || m.Stream != schemas.StreamPrompts || m.Seq != 1 {
+		t.Errorf("%+v", m)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
