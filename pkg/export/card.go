@@ -23,7 +23,8 @@ func Card(x *Index, s *view.Settings, version string) string {
 		b.WriteString("configs:\n- config_name: default\n  data_files: \"*.parquet\"\n")
 	}
 	fmt.Fprintf(b, "---\n\n# Run %s\n\nRollouts with rewards and advantages, made by "+
-		"[meander](https://github.com/meander-rl/meander) %s: %d samples in %d groups, as %s.\n", x.Run, version, t.Samples, t.Groups, x.Format)
+		"[meander](https://github.com/meander-rl/meander) %s: %d samples in %d groups, as %s.\n", x.Run, version,
+		t.Samples, t.Groups, x.Format)
 	if t.LeftOut > 0 {
 		fmt.Fprintf(b, "%d samples of these groups are left out: they did not complete, or are no longer stored.\n",
 			t.LeftOut)

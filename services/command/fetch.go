@@ -158,8 +158,8 @@ func (e *exporter) pushShards(c *cobra.Command, conn *connection, folder string,
 	return nil
 }
 
-// downloading shows a download, or that something is sent: what and how much before it begins, then a bar on a terminal, else a line from time to
-// time.
+// downloading shows a download, or that something is sent: what and how much before it begins, then a bar on a
+// terminal, else a line from time to time.
 type downloading struct {
 	out     io.Writer
 	machine bool

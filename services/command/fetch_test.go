@@ -155,6 +155,6 @@ func TestFetch_Push(t *testing.T) {
 			t.Errorf("sent again: %s", asked)
 		}
 	}
-	// What was pushed is read by its address.
-	expect(t, exitOK, "1 prompt", "prompts", "hf://datasets/me/rollouts/00000.parquet")
+	// What was pushed is found by its address: as prompts, samples are refused.
+	expect(t, exitFailed, "parquet, 8 rows", "prompts", "hf://datasets/me/rollouts/00000.parquet")
 }

@@ -30,8 +30,8 @@ type Upload struct {
 // sampleSize is how many first bytes the Hub is shown of a file, to say how it is to be sent.
 const sampleSize = 512
 
-// Push makes a private data set ORG/NAME where there is none, and commits the files to its branch main with a message. It
-// returns the address of the commit. What the Hub has already is not sent again. An error names what mends it.
+// Push makes a private data set ORG/NAME where there is none, and commits the files to its branch main with a message.
+// It returns the address of the commit. What the Hub has already is not sent again. An error names what mends it.
 func Push(ctx context.Context, id, message string, files []Upload, watch Watcher) (commit string, err error) {
 	if err := CheckPush(id); err != nil {
 		return "", err
@@ -54,7 +54,8 @@ func CheckPush(id string) error {
 		return fmt.Errorf("%s: %s=%s forbids it; unset %[2]s", id, v, os.Getenv(v))
 	}
 	if t, _ := token(); t == "" {
-		return fmt.Errorf("%s: there is no token: log in with 'hf auth login', or set HF_TOKEN to one that may write", id)
+		return fmt.Errorf("%s: there is no token: log in with 'hf auth login', or set HF_TOKEN to one that may write",
+			id)
 	}
 	return nil
 }
@@ -66,6 +67,7 @@ type push struct {
 	watch  Watcher
 }
 
+// run makes what is missing, sends the large files, and commits. Nothing is committed after a failure.
 func (p *push) run(ctx context.Context, message string, files []Upload) (commit string, err error) {
 	for i := range files {
 		if err := files[i].read(); err != nil {
