@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,6 +85,73 @@ func TestInstall_Go(t *testing.T) {
 		t.Errorf("version: %s, %v; want that of the module", out, err)
 	}
 	firstMinute(t, program)
+}
+
+// deploy/Dockerfile makes an image whose program works: by a builder that runs here, or step by step in a folder.
+func TestInstall_Image(t *testing.T) {
+	if os.Getenv("MEANDER_INSTALL") == "" {
+		t.Skip("an image compiles everything: make install-test does")
+	}
+	for _, builder := range []string{"buildah", "podman", "docker"} {
+		if exec.Command(builder, "info").Run() != nil {
+			continue
+		}
+		build := exec.Command(builder, "build", "--build-arg", "PROGRAM=meander", "--file", "deploy/Dockerfile", ".")
+		build.Dir = root
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Errorf("%s build: %v\n%s", builder, err, out)
+		}
+		return
+	}
+	t.Log("no builder runs here (buildah, podman, docker): the steps of the file run in a folder, and not its base images")
+	machine := t.TempDir()
+	at := func(path string) string { return filepath.Join(machine, path) }
+	for _, name := range inContext(t, shipped(t)) {
+		copyFile(t, filepath.Join(root, name), at(filepath.Join("src", name)))
+	}
+	copyFile(t, filepath.Join(root, "LICENSE"), at("etc/ssl/certs/ca-certificates.crt")) // of the base image
+	stages := regexp.MustCompile(`(?m)^FROM (\S+) AS (source|build|static)$`).Split(read(t, "deploy/Dockerfile"), -1)
+	if len(stages) != 4 {
+		t.Fatalf("%d stages source, build and static in deploy/Dockerfile; want each once", len(stages)-1)
+	}
+	beginning := regexp.MustCompile(`(^|\s)/(src|out)\b`)
+	for _, stage := range []string{stages[1], strings.SplitAfter(stages[2], "\n\n")[0]} {
+		for _, m := range regexp.MustCompile(`(?m)^RUN (?:--mount=\S+ )*(.*)$`).FindAllStringSubmatch(stage, -1) {
+			run := exec.Command("sh", "-ec", beginning.ReplaceAllString(m[1], "${1}"+machine+"/$2"))
+			run.Dir, run.Env = at("src"), append(os.Environ(), "VERSION=devel", "GOWORK=off", "MAKEFLAGS=", "MAKEOVERRIDES=")
+			if out, err := run.CombinedOutput(); err != nil {
+				t.Fatalf("RUN %s: %v\n%s", m[1], err, out)
+			}
+		}
+	}
+	image := t.TempDir()
+	for _, m := range regexp.MustCompile(`(?m)^COPY --from=\S+ (?:--chown=\S+ )?(\S+) (\S+)$`).FindAllStringSubmatch(stages[3], -1) {
+		from, to := at(strings.ReplaceAll(m[1], "${PROGRAM}", "meander")), filepath.Join(image, m[2])
+		if strings.HasSuffix(m[2], "/") {
+			to = filepath.Join(to, filepath.Base(from))
+		}
+		if info, err := os.Stat(from); err != nil {
+			t.Fatalf("COPY %s: %v", m[1], err)
+		} else if !info.IsDir() {
+			copyFile(t, from, to)
+		} else if err := os.CopyFS(to, os.DirFS(from)); err != nil {
+			t.Fatalf("COPY %s: %v", m[1], err)
+		}
+	}
+	firstMinute(t, filepath.Join(image, "program"))
+}
+
+// inContext are the files that a builder is sent.
+func inContext(t *testing.T, names []string) (sent []string) {
+	t.Helper()
+	ignored := strings.Fields(read(t, ".dockerignore"))
+	for _, name := range names {
+		top, _, _ := strings.Cut(name, "/")
+		if !slices.Contains(ignored, top) {
+			sent = append(sent, name)
+		}
+	}
+	return sent
 }
 
 // goEnv is a setting of the go command.

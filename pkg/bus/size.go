@@ -12,8 +12,8 @@ import (
 )
 
 // MeanSize estimates how many bytes a message of a run takes in a stream, as the server counts them. It measures the
-// newest message; of steps, all of the newest sample, since those with latents are far larger than the others. 0: the
-// stream has no message of the run, or none that we may read.
+// newest message; of steps, up to sixteen of its sample once that has ended, since those with latents are far larger
+// than the others. 0: the stream has no message of the run, or none that we may read.
 func (b *Bus) MeanSize(ctx context.Context, stream string, run schemas.Run) (uint64, error) {
 	for _, filter := range schemas.RunFilters(run)[stream] {
 		m, err := b.Last(ctx, stream, filter)
@@ -30,18 +30,36 @@ func (b *Bus) MeanSize(ctx context.Context, stream string, run schemas.Run) (uin
 	return 0, nil
 }
 
-// meanOfSample returns the mean size of the steps of the sample that m is a step of. It reads no payloads.
+// mostMeasured is how many steps of a sample are read for their size.
+const mostMeasured = 16
+
+// meanOfSample returns the mean size of the stored steps of the sample that m is a step of, or the size of m while its
+// trajectory is not there to name them. It gets them by their sequences: a reader would search the whole stream.
 func (b *Bus) meanOfSample(ctx context.Context, m *Message) (uint64, error) {
 	a, _ := schemas.ParseSubject(m.Subject)
-	sum, n := uint64(0), uint64(0)
-	filter := schemas.StepsFilter(a.Run, a.UID, a.Sample, a.Stage)
-	for m, err := range b.Read(ctx, m.Stream, []string{filter}, ReadOptions{HeadersOnly: true}) {
-		if err != nil {
+	var t schemas.Trajectory
+	ended, err := b.Last(ctx, schemas.StreamTrajectories, schemas.Address{
+		Kind: schemas.KindTrajectory, Run: a.Run, UID: a.UID, Sample: a.Sample, Stage: a.Stage,
+	}.Filter())
+	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrPermission) || err == nil && Fits(ended, &t) != nil {
+		return m.StoredSize(), nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("size of a step: %w", err)
+	}
+	sum, n, reads := uint64(0), uint64(0), min(len(t.Steps), mostMeasured)
+	for i := range reads {
+		step, err := b.Get(ctx, m.Stream, t.Steps[i*len(t.Steps)/reads].Seq)
+		if err == nil {
+			sum, n = sum+step.StoredSize(), n+1
+		} else if !errors.Is(err, ErrNotFound) { // it was freed
 			return 0, fmt.Errorf("size of a step: %w", err)
 		}
-		sum, n = sum+m.StoredSize(), n+1
 	}
-	return sum / max(1, n), nil
+	if n == 0 {
+		return m.StoredSize(), nil
+	}
+	return sum / n, nil
 }
 
 // StoredSize returns what the server's file store takes for the message: a record of 22 bytes, a checksum of 8, the

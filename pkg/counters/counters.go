@@ -10,7 +10,6 @@ package counters
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -18,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vmihailenco/msgpack/v5"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -41,7 +41,7 @@ func filters(stream string, run schemas.Run) []string {
 
 const (
 	// prefix begins the keys of records. Another number: records of another form.
-	prefix  = "counts3"
+	prefix  = "counts5"
 	headKey = prefix
 	// atOnce is how many runs are asked about, or written, side by side.
 	atOnce = 16
@@ -55,40 +55,44 @@ func key(run schemas.Run) string { return prefix + "." + string(run) }
 
 // Mark is how far one stream is counted.
 type Mark struct {
+	_msgpack struct{} `msgpack:",as_array"`
+
 	// Seq is the sequence up to which events are counted; Events are so many and take about so many Bytes.
-	Seq    uint64 `json:"q"`
-	Events uint64 `json:"n"`
-	Bytes  uint64 `json:"b"`
+	Seq    uint64 `msgpack:"q"`
+	Events uint64 `msgpack:"n"`
+	Bytes  uint64 `msgpack:"b"`
 	// Newest is when the last of them was stored, Unix nanoseconds.
-	Newest int64 `json:"t"`
+	Newest int64 `msgpack:"t"`
 }
 
 // Sum is a sum of numbers, and of how many.
 type Sum struct {
-	Of float64 `json:"s"`
-	N  int64   `json:"n"`
+	_msgpack struct{} `msgpack:",as_array"`
+
+	Of float64
+	N  int64
 }
 
 // Run are the counts of one run.
 type Run struct {
-	Marks map[string]*Mark `json:"m"` // by stream
+	Marks map[string]*Mark `msgpack:"m"` // by stream
 	// Groups have a record. Outcomes counts, by kind of event (trajectory, reward, advantage), what they say.
-	Groups   int64                       `json:"g,omitempty"`
-	Outcomes map[string]map[string]int64 `json:"o,omitempty"`
+	Groups   int64                       `msgpack:"g,omitempty"`
+	Outcomes map[string]map[string]int64 `msgpack:"o,omitempty"`
 	// Mean is the sum of the mean rewards of groups, and over how many; Lane made the first sample that has one.
-	Mean Sum          `json:"a,omitzero"`
-	Lane schemas.Lane `json:"e,omitempty"`
+	Mean Sum          `msgpack:"a"`
+	Lane schemas.Lane `msgpack:"e,omitempty"`
 	// Open groups have a record and no result, Orphans a result and no record.
-	Open    map[schemas.UID]bool `json:"u,omitempty"`
-	Orphans map[schemas.UID]bool `json:"x,omitempty"`
+	Open    map[schemas.UID]bool `msgpack:"u,omitempty"`
+	Orphans map[schemas.UID]bool `msgpack:"x,omitempty"`
 	// Batches have groups and no result.
-	Batches map[string]bool `json:"p,omitempty"`
+	Batches map[string]bool `msgpack:"p,omitempty"`
 	// Letters are refused prompts without a group: how many dead letters of intake each has.
-	Letters map[schemas.UID]int64 `json:"l,omitempty"`
+	Letters map[schemas.UID]int64 `msgpack:"l,omitempty"`
 	// Large is a run of which only Marks are kept.
-	Large bool `json:"z,omitempty"`
+	Large bool `msgpack:"z,omitempty"`
 	// Sizes are of a run that has ended; nil: they are not measured yet.
-	Sizes *Sizes `json:"s,omitempty"`
+	Sizes *Sizes `msgpack:"s,omitempty"`
 
 	revision uint64
 	changed  bool
@@ -202,9 +206,9 @@ func Advance(ctx context.Context, b *bus.Bus) error {
 
 // head says up to which sequence of each stream all records are advanced, and how many messages it had then.
 type head struct {
-	Marks map[string]Mark `json:"m"`
+	Marks map[string]Mark `msgpack:"m"`
 	// Measured says that all runs that have ended are measured.
-	Measured bool `json:"z,omitempty"`
+	Measured bool `msgpack:"z,omitempty"`
 	revision uint64
 }
 
@@ -259,7 +263,7 @@ func (k *book) readHead(ctx context.Context) error {
 		return err
 	}
 	h := &head{revision: e.Revision}
-	if json.Unmarshal(e.Value, h) == nil {
+	if msgpack.Unmarshal(e.Value, h) == nil {
 		k.head = h
 	}
 	states := make([]state, len(counted))
@@ -295,7 +299,7 @@ func (k *book) readRecords(ctx context.Context) error {
 	}
 	for _, e := range entries {
 		r, name := &Run{revision: e.Revision}, schemas.Run(e.Key[len(prefix)+1:])
-		whole := json.Unmarshal(e.Value, r) == nil && !r.Large
+		whole := msgpack.Unmarshal(e.Value, r) == nil && !r.Large
 		for stream, m := range r.Marks {
 			whole = whole && m != nil && m.Seq <= k.states[stream].last // else the stream was made anew
 		}
@@ -548,9 +552,9 @@ var errFirst = errors.New("another writer was first")
 
 // swap stores a value over a revision.
 func (k *book) swap(ctx context.Context, key string, value any, revision uint64) error {
-	data, err := json.Marshal(value)
+	data, err := msgpack.Marshal(value)
 	if r, is := value.(*Run); is && err == nil && len(data) > maxRecord {
-		data, err = json.Marshal(&Run{Marks: r.Marks, Large: true})
+		data, err = msgpack.Marshal(&Run{Marks: r.Marks, Large: true})
 	}
 	if err != nil {
 		return err

@@ -256,7 +256,7 @@ func TestLook_EqualsAFullReading(t *testing.T) {
 					}
 					what = "an advance"
 				case 8: // a lost or damaged record
-					key := []string{"counts2", "counts2." + w.pick("run", 4)}[w.rng.IntN(2)]
+					key := []string{"counts5", "counts5." + w.pick("run", 4)}[w.rng.IntN(2)]
 					kv, err := w.JetStream().KeyValue(ctx, schemas.CountBucket)
 					if err != nil {
 						t.Fatal(err)

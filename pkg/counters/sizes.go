@@ -11,13 +11,18 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Sizes are how many events of a run there are in the streams that no look reads (steps, verdicts, controls, updates),
-// and about how many Bytes these take.
+// Size is how many events of a run there are in a stream, and about how many bytes these take.
+type Size struct {
+	_msgpack struct{} `msgpack:",as_array"`
+
+	Events, Bytes uint64
+}
+
+// Sizes are of the streams that no look reads: steps, verdicts, controls, updates.
 type Sizes struct {
-	Streams map[string]uint64 `json:"n"`
-	Bytes   uint64            `json:"b"`
+	Streams map[string]Size `msgpack:"n"`
 	// Counted is how many events were counted in all other streams then.
-	Counted uint64 `json:"e"`
+	Counted uint64 `msgpack:"e"`
 }
 
 // events returns how many events are counted.
@@ -37,13 +42,24 @@ func (r *Run) Measured() *Sizes {
 	return nil
 }
 
+// MeanSize returns how many bytes an event of the run takes in a stream; false: the record does not say.
+func (r *Run) MeanSize(stream string) (mean uint64, known bool) {
+	if m := r.Marks[stream]; m != nil && m.Events > 0 {
+		return m.Bytes / m.Events, true
+	}
+	if s := r.Measured(); s != nil && s.Streams[stream].Events > 0 {
+		return s.Streams[stream].Bytes / s.Streams[stream].Events, true
+	}
+	return 0, false
+}
+
 // ended reports whether no group and no batch of the run is open.
 func (r *Run) ended() bool { return r.Groups > 0 && len(r.Open) == 0 && len(r.Batches) == 0 }
 
 // Measure asks the server for the sizes of a run. Bytes are estimated by the mean size of the run's own messages: those
 // of other runs may be far larger. It takes a dozen requests.
 func Measure(ctx context.Context, b *bus.Bus, run schemas.Run) (*Sizes, error) {
-	s := &Sizes{Streams: map[string]uint64{}}
+	s := &Sizes{Streams: map[string]Size{}}
 	for _, stream := range []string{
 		schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamControl, schemas.StreamUpdates,
 	} {
@@ -58,7 +74,7 @@ func Measure(ctx context.Context, b *bus.Bus, run schemas.Run) (*Sizes, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.Streams[stream], s.Bytes = n, s.Bytes+n*mean
+		s.Streams[stream] = Size{Events: n, Bytes: n * mean}
 	}
 	return s, nil
 }

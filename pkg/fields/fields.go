@@ -43,13 +43,12 @@ type flagValue struct {
 // fields that have no standard form. New panics if a field has a flag but nothing reads it: then the struct is wrong.
 func New(t reflect.Type, schema []byte, codecs map[string]Codec) *Set {
 	s := &Set{}
-	s.addAll("", t, schema, codecs)
+	s.addAll("", t, documentOf(t, schema), codecs)
 	return s
 }
 
 // addAll adds the flags of a struct at a path.
-func (s *Set) addAll(path string, t reflect.Type, schema []byte, codecs map[string]Codec) {
-	described := fieldDescriptions(t, schema)
+func (s *Set) addAll(path string, t reflect.Type, schema *document, codecs map[string]Codec) {
 	for _, f := range schemas.Fields(t) {
 		of := f.Type
 		if of.Kind() == reflect.Pointer {
@@ -57,7 +56,7 @@ func (s *Set) addAll(path string, t reflect.Type, schema []byte, codecs map[stri
 		}
 		if f.Flag != "" {
 			v := newFlag(t, f, codecs[path+f.Name])
-			first, _, _ := strings.Cut(f.Phrase(described[f.Name]), ". ")
+			first, _, _ := strings.Cut(f.Phrase(schema.describe(t, f.Name)), ". ")
 			v.path, v.text, v.help = path, f.Default, helpText(f, strings.TrimSuffix(first, "."), v.codec.Hint)
 			s.flags = append(s.flags, v)
 		} else if of.Kind() == reflect.Struct {
@@ -145,31 +144,29 @@ type document struct {
 	Defs map[string]object `json:"$defs"`
 }
 
-// documents caches parsed schemas by their text: a command has flags of many structs of one schema.
+// documents has the parsed schema of each struct.
 var documents sync.Map
 
-// fieldDescriptions returns the descriptions of the fields of t, by wire name, from a JSON Schema
-// of the contract, for the help of flags. A schema that does not parse panics: it is the program's
-// own.
-func fieldDescriptions(t reflect.Type, schema []byte) map[string]string {
-	parsed, ok := documents.Load(string(schema))
+// documentOf parses the JSON Schema of a struct, once. One that does not parse panics: it is the program's own.
+func documentOf(t reflect.Type, schema []byte) *document {
+	parsed, ok := documents.Load(t)
 	if !ok {
 		doc := &document{}
 		if err := json.Unmarshal(schema, doc); err != nil {
 			panic("fields: schema: " + err.Error())
 		}
-		parsed, _ = documents.LoadOrStore(string(schema), doc)
+		parsed, _ = documents.LoadOrStore(t, doc)
 	}
-	doc := parsed.(*document)
-	from, ok := doc.Defs[t.Name()]
+	return parsed.(*document)
+}
+
+// describe returns the description of a field of t, by its wire name.
+func (d *document) describe(t reflect.Type, field string) string {
+	from, ok := d.Defs[t.Name()]
 	if !ok {
-		from = doc.object
+		from = d.object
 	}
-	out := map[string]string{}
-	for name, p := range from.Properties {
-		out[name] = p.Description
-	}
-	return out
+	return from.Properties[field].Description
 }
 
 // helpText returns the help of a flag: a text, and what the field's tags say of unit, values, range and default. hint,

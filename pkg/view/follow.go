@@ -83,6 +83,13 @@ func (r *Reader) follow(ctx context.Context, run schemas.Run) (*follower, error)
 	}
 }
 
+// follows reports whether a run is followed.
+func (r *Reader) follows(run schemas.Run) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.followers[run] != nil
+}
+
 // startFollower starts to follow a run, and ends the followers that are idle, or one too many.
 func (r *Reader) startFollower(run schemas.Run) *follower {
 	r.mu.Lock()

@@ -151,10 +151,9 @@ func (r *Run) Measure(ctx context.Context, b *bus.Bus) error {
 
 // add adds sizes.
 func (r *Run) add(s *counters.Sizes) {
-	for stream, n := range s.Streams {
-		r.Events, r.Streams[stream] = r.Events+n, n
+	for stream, of := range s.Streams {
+		r.Events, r.Bytes, r.Streams[stream] = r.Events+of.Events, r.Bytes+of.Bytes, of.Events
 	}
-	r.Bytes += s.Bytes
 	r.Steps, r.Updates = r.Streams[schemas.StreamSteps], r.Streams[schemas.StreamUpdates]
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -82,8 +83,8 @@ const MaxFollowed = maxFollowers - 1
 
 // Overview is what a pipeline does: its runs, and what runs them.
 type Overview struct {
-	// Runs has the newest runs, Total is how many are stored. The newest MaxFollowed have their Progress, unless it is
-	// still being read.
+	// Runs has the newest runs, Total is how many are stored. The newest of all has its Progress, and so have those
+	// that go on or did when they were first seen, at most MaxFollowed in all, unless it is still being read.
 	Runs  []*Run `json:"runs"`
 	Total int    `json:"total"`
 	*System
@@ -98,7 +99,12 @@ func (r *Reader) Overview(ctx, within context.Context) (*Overview, error) {
 	}
 	o := &Overview{Runs: list.Runs, Total: list.Total, System: list.system}
 	var reading sync.WaitGroup
-	for _, run := range list.Runs[:min(len(list.Runs), MaxFollowed)] {
+	followed := 0
+	for i, run := range list.Runs {
+		if followed == MaxFollowed || i > 0 && outcomes.HasEnded(run.State) && !r.follows(run.Run) {
+			continue
+		}
+		followed++
 		reading.Go(func() {
 			if p, err := r.Progress(within, run.Run); err == nil { // else it is not read yet, or has been removed
 				run.Progress = p

@@ -32,7 +32,7 @@ can roll back: up to eight while they need less than a quarter of the object sto
 last two. Blobs that are younger than two minutes stay.
 
 Bytes of groups are an estimate: the number of events, times the mean size in the stream, or with
---dry-run the size of a few events of the run.
+--dry-run of the run's own.
 
 With --weights-dir it also frees, by the same rule, the files of weights that pushes by path have
 copied to that folder. Files that people put there stay.`,

@@ -205,7 +205,8 @@ func runCells(r *view.Run) []string {
 	p := r.Progress
 	if p == nil {
 		return []string{
-			stateOf(r), done(int64(r.Groups-r.Open), 0, int64(r.Groups)), strconv.Itoa(r.Samples), "-", "-",
+			stateOf(r), done(int64(r.Groups-r.Open), 0, int64(r.Groups)), strconv.Itoa(r.Samples), "-",
+			results.Number(r.Mean, "%.4f"),
 		}
 	}
 	made, closed := p.Stages[1], p.Stages[3]

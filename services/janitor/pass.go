@@ -1,6 +1,7 @@
 package janitor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/pkg/weightsdir"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -55,7 +57,8 @@ type pass struct {
 	// inFlight is how many groups are being freed. freedGroups are the freed ones; in a dry pass, those that would be.
 	inFlight    uint64
 	freedGroups map[address]bool
-	// means are mean sizes of the messages of a run, by stream and run; of dry passes.
+	// runs are the counts of runs, of dry passes; means are mean sizes that they do not have, by stream and run.
+	runs  map[schemas.Run]*counters.Run
 	means map[[2]string]uint64
 }
 
@@ -356,8 +359,20 @@ func (p *pass) countFreed(stream string, n uint64) {
 func (p *pass) measureFreed(ctx context.Context, stream string, run schemas.Run, n uint64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	key := [2]string{stream, string(run)}
-	mean, known := p.means[key]
+	if p.runs == nil {
+		runs, err := counters.Look(ctx, p.b, cmp.Or(p.cfg.Run, "*"))
+		if err != nil {
+			return err
+		}
+		p.runs = runs
+	}
+	key, mean, known := [2]string{stream, string(run)}, uint64(0), false
+	if r := p.runs[run]; r != nil {
+		mean, known = r.MeanSize(stream)
+	}
+	if !known {
+		mean, known = p.means[key]
+	}
 	if !known && n > 0 {
 		var err error
 		if mean, err = p.b.MeanSize(ctx, stream, run); err != nil {

@@ -22,6 +22,9 @@ var colours = regexp.MustCompile("\x1b\\[[0-9;]*m")
 
 // Columns returns the number of columns that a text needs on a terminal: two for each wide rune, none for colours.
 func Columns(text string) int {
+	if strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) < 0 {
+		return len(text)
+	}
 	return width.StringWidth(colours.ReplaceAllString(text, ""))
 }
 
