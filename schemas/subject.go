@@ -95,6 +95,10 @@ func InteractSubject(name string) string { return Prefix + "interact." + name }
 // TeacherSubject returns the subject on which the replicas of a teacher answer requests (core NATS, queue group name).
 func TeacherSubject(name string) string { return Prefix + "teacher." + name }
 
+// SeenSubject returns the subject on which the samplers of a lane say what the network takes a state for (core NATS,
+// queue group lane): see Seen.
+func SeenSubject(lane Lane) string { return Prefix + "seen." + string(lane) }
+
 // DrySubject returns the subject on which intake says what would become of a prompt of the run (core NATS, queue group
 // intake). It stores nothing.
 func DrySubject(run Run) string { return Prefix + "dry." + string(run) }

@@ -89,7 +89,7 @@ func serve(t *testing.T, p *bustest.Plane, version string, names ...string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := boot.TellTime(s, name+"-1"); err != nil {
+		if _, err := boot.TellTime(p.Conn(), name, name+"-1"); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = s.Stop() })

@@ -30,6 +30,7 @@ _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([
 
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
+"""Where `meander up` listens."""
 _CONTEXT = {
     "url": "url", "token": "token", "user": "user", "password": "password", "ca": "ca", "cert": "cert", "key": "key",
     "inbox_prefix": "inbox_prefix", "jetstream_domain": "js_domain", "jetstream_api_prefix": "js_prefix",
@@ -122,6 +123,10 @@ def options(
     return out
 
 
+_HEADERS = re.compile(rb"NATS/1.0\r\n(?:[!-9;-~]+: [!-~]+\r\n)+\r\n")  # values without spaces
+_HEADER = re.compile(r"([!-9;-~]+): (\S+)\r\n")
+
+
 class ClearText(Exception):
     """The connection should use TLS, but would not be encrypted."""
 
@@ -135,6 +140,13 @@ class _Connection(NATS):
         if self._pongs and self._pongs[0].done():
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        """As the library's, which looks at each character of a name: of small steps it took a fifth of their time."""
+        if headers and _HEADERS.fullmatch(headers):
+            return dict(_HEADER.findall(headers.decode()))
+        out: dict[str, str] | None = await super()._process_headers(headers)
+        return out
 
 
 class _Secured(_Connection):

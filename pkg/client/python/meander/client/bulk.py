@@ -35,7 +35,7 @@ async def last_of_each(nc: NATS, stream: str, filters: Sequence[str]) -> list[St
     for a missing one by its sequence.
     """
     out: list[Stored] = []
-    inbox, told, ended = nc.new_inbox(), asyncio.Event(), dict[str, str]()
+    inbox, whole, ended = nc.new_inbox(), asyncio.Event(), dict[str, str]()
 
     async def take(m: Msg) -> None:
         header = m.headers or {}
@@ -43,20 +43,25 @@ async def last_of_each(nc: NATS, stream: str, filters: Sequence[str]) -> list[St
             out.append(Stored(int(seq), header["Nats-Subject"], m.data))
         else:
             ended.update(header or {"Status": "503"})
-        told.set()
+            whole.set()
 
     sub = await nc.subscribe(inbox, cb=take, pending_bytes_limit=0)  # an answer has its own bound
     try:
         more = True
         while more:
             ended.clear()
+            whole.clear()
             page = {"multi_last": filters, "batch": _MESSAGES, "max_bytes": _BYTES}
             if out:
                 page["seq"] = out[-1].seq + 1
             await nc.publish(f"{api_prefix(nc)}.DIRECT.GET.{stream}", json.dumps(page).encode(), reply=inbox)
             while not ended:
-                told.clear()
-                await asyncio.wait_for(told.wait(), _WAIT)
+                had = len(out)
+                try:
+                    await asyncio.wait_for(whole.wait(), _WAIT)
+                except asyncio.TimeoutError:
+                    if len(out) == had:
+                        raise
             more = ended.get("Status") == "204" and ended.get("Nats-Num-Pending", "0") != "0"
     except asyncio.TimeoutError:
         pass

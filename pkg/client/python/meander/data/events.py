@@ -105,7 +105,7 @@ def _fold(value: Any, data: bytes, at: int, unpacker: msgpack.Unpacker, folded: 
         end: int = unpacker.tell()
         folded.update(data[at : end - len(value)] + blake3(value).digest())
         return end
-    if type(value) is list:
+    if type(value) is list and not _PLAIN.issuperset(map(type, value)):
         unpacker.read_array_header()
         for v in value:
             at = _fold(v, data, at, unpacker, folded)

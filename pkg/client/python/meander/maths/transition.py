@@ -18,6 +18,7 @@ DDIM with eta = a (Song et al. 2021) as in DDPO (Black et al. 2023).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -109,12 +110,16 @@ def kernel(transition: str, noise_level: float, sigmas: Sequence[float], step_in
 
 def step_kernel(step: Mapping[str, Any]) -> Kernel:
     """The transition that a step event says: of its sigmas, with the noise that it had."""
-    transition, n = step["transition"], step["noise_std"]
-    s, p = (float(np.float32(step[k])) for k in ("sigma", "sigma_next"))
+    return _step_kernel(*(step[k] for k in ("transition", "sigma", "sigma_next", "std_dev_t", "noise_std")))
+
+
+@functools.lru_cache(4096)  # samples share their schedule
+def _step_kernel(transition: str, sigma: float, sigma_next: float, std_dev_t: float, n: float) -> Kernel:
+    s, p = float(np.float32(sigma)), float(np.float32(sigma_next))
     if transition not in TRANSITIONS:
         raise ValueError(f"transition: {transition!r}; must be one of {', '.join(TRANSITIONS)}")
     keep = math.sqrt(max(0.0, (p - n) * (p + n))) if transition in _KEEPING else 0.0
-    return _kernel(transition, s, p, step["std_dev_t"], n, keep)
+    return _kernel(transition, s, p, std_dev_t, n, keep)
 
 
 def _kernel(transition: str, s: float, p: float, g: float, n: float, keep: float) -> Kernel:
