@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -168,9 +169,19 @@ type downloading struct {
 	bars    *mpb.Progress
 	bar     *mpb.Bar
 
+	// came is what this process has downloaded. The bar reads it while it draws.
+	came  atomic.Int64
+	began time.Time
+
 	mu    sync.Mutex
 	done  int64
 	shown time.Time
+}
+
+// speed is the mean of this download, for the bar.
+func (d *downloading) speed(decor.Statistics) string {
+	seconds := max(1, time.Since(d.began).Seconds())
+	return present.Size(int(float64(d.came.Load())/seconds)) + "/s"
 }
 
 func (d *downloading) watcher() hub.Watcher {
@@ -187,7 +198,7 @@ func (d *downloading) word() string {
 
 // begin says what is about to come, and shows a bar on a terminal.
 func (d *downloading) begin(p hub.Plan) {
-	d.plan, d.done, d.shown = p, p.Have, time.Now()
+	d.plan, d.done, d.shown, d.began = p, p.Have, time.Now(), time.Now()
 	line := fmt.Sprintf(d.word()+"ing %s: %s, %s, to %s", p.Name, present.Count(p.Files, "file"),
 		present.Size(int(p.Bytes)), p.To)
 	if p.Have > 0 {
@@ -197,9 +208,8 @@ func (d *downloading) begin(p hub.Plan) {
 	if boot.IsTerminal(d.out) && !d.machine {
 		d.bars, d.bar = newBar(d.out, p.Bytes, mpb.AppendDecorators(
 			decor.CountersKibiByte("% .1f of % .1f"), decor.Name("  "),
-			decor.EwmaSpeed(decor.SizeB1024(0), "% .1f", 30), decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))
+			decor.Any(d.speed), decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))
 		d.bar.SetCurrent(p.Have)
-		d.shown = time.Now()
 	}
 }
 
@@ -210,10 +220,8 @@ func (d *downloading) got(n int64) {
 	d.done += n
 	now := time.Now()
 	switch {
-	case d.bar != nil && n > 0:
-		d.bar.EwmaIncrInt64(n, now.Sub(d.shown))
-		d.shown = now
 	case d.bar != nil:
+		d.came.Store(d.done - d.plan.Have)
 		d.bar.SetCurrent(d.done)
 	case now.Sub(d.shown) > 5*time.Second:
 		d.shown = now
