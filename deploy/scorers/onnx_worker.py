@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A reward function in an ONNX file, as a worker: images [N, 3, H, W] in float32 of 0 to 1 in, a number for each out.
 
-    pip install ./pkg/client/python pillow onnxruntime
+    pip install meander-rl pillow onnxruntime
     python onnx_worker.py aesthetic.onnx --name aesthetic &
     meander run -n 4 --reward nats:aesthetic 'a red fox'
 """

@@ -30,6 +30,7 @@ _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([
 
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
+"""Where `meander up` listens."""
 _CONTEXT = {
     "url": "url", "token": "token", "user": "user", "password": "password", "ca": "ca", "cert": "cert", "key": "key",
     "inbox_prefix": "inbox_prefix", "jetstream_domain": "js_domain", "jetstream_api_prefix": "js_prefix",
