@@ -201,7 +201,7 @@ func clientGrants() []Grant {
 				schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
 				schemas.StreamPresenceBucket, schemas.StreamBlobBucket,
 			},
-			Answers: []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")},
+			Answers: []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")}, Discoverable: true,
 		},
 		{
 			Role: RoleTeacher, Purpose: "meander teacher: gives the log-probs of stored samples under other weights",
