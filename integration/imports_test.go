@@ -173,10 +173,10 @@ var layers = map[string][]string{
 	"services/teacher": {
 		"schemas", "pkg/bus", "pkg/models/decoding", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families",
 		"pkg/sampling", "pkg/models/tensor", "pkg/models/tensor/devices", "services/sampler/engine", "services/sampler/engine/images",
-		"services/sampler/engine/texts", "services/sampler/models",
+		"services/sampler/engine/texts", "services/sampler/models", "services/internal/instrument",
 	},
 	// Looks everything over: what runs, and what is on this machine.
-	"services/doctor": {"pkg/outcomes", "schemas", "pkg/auth", "pkg/bus", "pkg/models/model", "pkg/models/model/families", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/tensor/cpu", "pkg/models/tensor/devices", "services/reward", "services/sampler/models", "services/internal/boot", "services/internal/present"},
+	"services/doctor": {"pkg/outcomes", "schemas", "pkg/auth", "pkg/bus", "pkg/counters", "pkg/models/model", "pkg/models/model/families", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/tensor/cpu", "pkg/models/tensor/devices", "services/reward", "services/sampler/models", "services/internal/boot", "services/internal/present"},
 	// What prompts would take, by the rules of intake.
 	"services/estimate": {
 		"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/sampling", "pkg/scheduled", "services/intake",
@@ -308,7 +308,7 @@ var dependencies = map[string]dependency{
 	"go.uber.org/goleak":                    {why: "no goroutine outlives its owner", tests: true},
 	"go.yaml.in/yaml":                       {why: "YAML with order and comments: settings of programs, AsyncAPI", users: []string{"pkg/fields", "schemas/document", "pkg/scorer/scorerfile"}, tests: true},
 	"gorgonia.org/cu":                       {why: "the calls of the CUDA driver, with the tag cuda only", users: []string{"pkg/models/tensor/cuda/internal/gpu", "pkg/models/tensor/cuda/internal/cuext"}},
-	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract and reduced for reports", users: []string{"services/ui", "pkg/sheet", "pkg/scorer"}},
+	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract and reduced for reports", users: []string{"services/ui", "services/sampler/engine/images", "pkg/sheet", "pkg/scorer"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration/..."}},
 	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/models/safetensors", "pkg/models/tensor/cpu", "pkg/models/media", "pkg/flow", "pkg/natsd", "integration/..."}},
 	"golang.org/x/term":                     {why: "is this a terminal, how wide, and its keys", users: []string{"services/internal/boot", "services/internal/present", "services/command", "integration/tools/bench"}},

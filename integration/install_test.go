@@ -154,6 +154,24 @@ func inContext(t *testing.T, names []string) (sent []string) {
 	return sent
 }
 
+// A program of an environment of Python starts the workers of that environment, activated or not.
+func TestInstall_EnvironmentOfPython(t *testing.T) {
+	t.Parallel()
+	environment := t.TempDir()
+	program := filepath.Join(environment, "bin", "meander")
+	copyFile(t, harness.Program(t, "meander"), program)
+	err := errors.Join(os.WriteFile(filepath.Join(environment, "pyvenv.cfg"), nil, 0o600),
+		harness.WriteProgram(filepath.Join(environment, "bin", "python3"), []byte("#!/bin/sh\necho of the environment >&2\nexit 78\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(program, "run", "-n", "1", "--engine", "torch", "a red fox")
+	c.Dir, c.Env = t.TempDir(), []string{"HOME=" + t.TempDir(), "PATH=/usr/bin:/bin"}
+	if out, err := c.CombinedOutput(); err == nil || !strings.Contains(string(out), "of the environment") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // goEnv is a setting of the go command.
 func goEnv(t *testing.T, name string) string {
 	t.Helper()

@@ -95,6 +95,10 @@ func InteractSubject(name string) string { return Prefix + "interact." + name }
 // TeacherSubject returns the subject on which the replicas of a teacher answer requests (core NATS, queue group name).
 func TeacherSubject(name string) string { return Prefix + "teacher." + name }
 
+// SeenSubject returns the subject on which the samplers of a lane say what the network takes a state for (core NATS,
+// queue group lane): see Seen.
+func SeenSubject(lane Lane) string { return Prefix + "seen." + string(lane) }
+
 // DrySubject returns the subject on which intake says what would become of a prompt of the run (core NATS, queue group
 // intake). It stores nothing.
 func DrySubject(run Run) string { return Prefix + "dry." + string(run) }
@@ -128,7 +132,12 @@ func DeadSubject(service string, run Run, uid UID) string {
 }
 
 // BucketSubject returns the subject under which a key-value bucket keeps a key.
-func BucketSubject(bucket, key string) string { return "$KV." + bucket + "." + key }
+func BucketSubject(bucket, key string) string { return bucketPrefix + bucket + "." + key }
+
+// InBucket reports whether a subject is that of a key in a key-value bucket.
+func InBucket(subject string) bool { return strings.HasPrefix(subject, bucketPrefix) }
+
+const bucketPrefix = "$KV."
 
 // MessageID returns the deduplication id of the event on a subject.
 func MessageID(subject string) string { return strings.TrimPrefix(subject, Prefix) }

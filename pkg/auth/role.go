@@ -112,8 +112,8 @@ func serviceGrants() []Grant {
 				schemas.StreamGroups, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
 				schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamBlobBucket,
 			},
-			Answers:      []string{schemas.DrySubject("*")},
-			Discoverable: true, AnswersClients: true, ListsConsumers: true, SeesServices: true,
+			Answers: []string{schemas.DrySubject("*")}, Discoverable: true, AnswersClients: true, ListsConsumers: true,
+			SeesServices: true,
 		},
 		{
 			Role:    RoleSampler,
@@ -132,8 +132,8 @@ func serviceGrants() []Grant {
 				schemas.PolicyBucket, schemas.PresenceBucket, schemas.SealBucket, schemas.BlobBucket,
 			},
 			Deletes: []string{schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamParked},
-			Purges:  []string{schemas.StreamSteps},
-			Asks:    []string{schemas.InteractSubject("*")}, Discoverable: true,
+			Purges:  []string{schemas.StreamSteps}, Discoverable: true, Asks: []string{schemas.InteractSubject("*")},
+			Answers: []string{schemas.SeenSubject("*")},
 		},
 		{
 			Role: RoleReward, Purpose: "the program meander-reward: scores images, takes verdicts in",
@@ -179,7 +179,9 @@ func clientGrants() []Grant {
 				schemas.RunBucket, schemas.PolicyBucket, schemas.LeaseBucket, schemas.BlobBucket,
 			},
 			Acknowledges: []string{schemas.StreamAdvantages},
-			Asks:         []string{schemas.TeacherSubject("*"), schemas.DrySubject("*")},
+			Asks: []string{
+				schemas.TeacherSubject("*"), schemas.DrySubject("*"), schemas.SeenSubject("*"),
+			},
 			SeesServices: true,
 		},
 		{
@@ -188,6 +190,7 @@ func clientGrants() []Grant {
 				schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamParked, schemas.StreamPolicies,
 				schemas.StreamApplied, schemas.StreamControl, schemas.StreamDead,
 			}, resultStreams()...),
+			Asks:         []string{schemas.SeenSubject("*")},
 			SeesServices: true,
 		},
 		{
@@ -198,7 +201,7 @@ func clientGrants() []Grant {
 				schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
 				schemas.StreamPresenceBucket, schemas.StreamBlobBucket,
 			},
-			Answers: []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")},
+			Answers: []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")}, Discoverable: true,
 		},
 		{
 			Role: RoleTeacher, Purpose: "meander teacher: gives the log-probs of stored samples under other weights",

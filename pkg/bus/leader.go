@@ -32,7 +32,7 @@ func noLeader(err error) error {
 // ErrNoJetStream is returned when the server keeps no streams for this user: JetStream is off, or off for the account.
 // A server that reloads its configuration switches it off for an account that it has no storage for.
 var ErrNoJetStream = errors.New("the server has no JetStream for this user: start it with -js; if it has that, its " +
-	"log says why, such as less disk than its accounts are promised; or js-domain or js-prefix is not that "+
+	"log says why, such as less disk than its accounts are promised; or js-domain or js-prefix is not that " +
 	"of the streams")
 
 func noJetStream(err error) error {

@@ -44,6 +44,7 @@ type Reader struct {
 	looking sync.WaitGroup
 	runs    Shared[[]*Run]
 	system  Shared[*System]
+	seen    seen
 
 	mu        sync.Mutex
 	followers map[schemas.Run]*follower

@@ -115,6 +115,7 @@ type worker struct {
 	controlsChanged <-chan struct{}
 	// deliveries counts what the partition's consumer does.
 	deliveries   instrument.Deliveries
+	work         *instrument.Work
 	sub          *bus.Subscription
 	decoder      schemas.GroupDecoder
 	reward       schemas.Reward          // the last one that was decoded
@@ -152,6 +153,7 @@ const (
 func (w *worker) run(ctx context.Context, partition int) error {
 	consumer := w.cfg.consumer(partition)
 	w.deliveries = w.metrics.set.Deliveries(consumer.Stream)
+	w.work = w.metrics.set.Work("rewards", schemas.KindPrefix(schemas.KindReward)+">", schemas.ServiceAdvantage)
 	consumer.OnRelease = w.dropAll
 	sub, err := w.bus.Subscription(ctx, consumer)
 	if err != nil {

@@ -16,6 +16,8 @@ func (w *worker) handleMessage(ctx context.Context, m *bus.Message) {
 	w.deliveries.Received(m)
 	ctx = bus.WithTrace(ctx, bus.TraceOf(m.Header))
 	var err error
+	began := time.Now()
+	defer func() { w.work.Done(ctx, began, err) }()
 	if schemas.IsOpening(m.Subject) {
 		err = w.handleOpening(ctx, m)
 	} else if err = w.decoder.Reward(m.Data, &w.reward); err != nil {

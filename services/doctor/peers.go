@@ -200,6 +200,9 @@ func checkServices(ctx context.Context, o *Options, say *notes) {
 	versions, counts := map[string][]string{}, map[string]int{}
 	for _, s := range found {
 		name := strings.TrimPrefix(s.Name, "meander-")
+		if s.Metadata["client"] != "" { // a worker of the Python client, which has versions of its own
+			continue
+		}
 		counts[name]++
 		versions[s.Metadata["version"]] = append(versions[s.Metadata["version"]], name+" "+s.Metadata["instance"])
 	}

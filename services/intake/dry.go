@@ -36,14 +36,17 @@ func Read(data []byte) (*schemas.Prompt, []string, error) {
 
 // answerDry answers dry requests until ctx ends: it says what would become of a prompt, and does nothing else.
 func (s *service) answerDry(ctx context.Context) error {
+	work := s.metrics.set.Work("dry", schemas.DrySubject("*"), schemas.ServiceIntake)
 	answer := func(m *nats.Msg) {
 		ctx, stop := context.WithTimeout(ctx, dryTimeout)
 		defer stop()
+		began := time.Now()
 		run := schemas.Run(strings.TrimPrefix(m.Subject, schemas.DrySubject("")))
 		data, err := schemas.EncodeAnswer(m.Data, s.judge(ctx, run, m.Data))
 		if err == nil {
 			err = m.Respond(data)
 		}
+		work.Done(ctx, began, err)
 		if err != nil && ctx.Err() == nil {
 			zerolog.Ctx(ctx).Debug().Err(err).Msg("dry request not answered")
 		}

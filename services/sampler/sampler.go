@@ -210,6 +210,7 @@ func (s *service) runLane(ctx context.Context, log zerolog.Logger) error {
 	g, serving := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.space.Run(work) }) // as long as there are samples in flight
 	g.Go(func() error { return s.controls.inForce.Follow(serving) })
+	g.Go(func() error { return s.answerSeen(log.WithContext(serving)) })
 	g.Go(func() error { return s.controls.applyControls(serving) })
 	g.Go(func() error { return s.bus.FollowPolicy(serving, cfg.Lane, s.versions.Want) })
 	g.Go(func() error { return s.versions.Follow(log.WithContext(serving)) })

@@ -31,6 +31,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/instrument"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
 	"github.com/meander-rl/meander/services/sampler/models"
@@ -132,6 +133,7 @@ type service struct {
 	ctx     context.Context // of the requests in flight: it ends after the drain timeout
 	left    atomic.Int64    // networks whose device is not lost
 	lost    chan error      // gets why the last one was given up
+	counted *instrument.Work
 }
 
 // serve answers requests with an open model until ctx ends.
@@ -141,6 +143,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		bus: b, log: log, name: cmp.Or(cfg.Name, network.Name()), idle: make(chan engine.Network, workers),
 		lost: make(chan error, 1), files: images.NewFiles(b.GetBlob),
 	}
+	s.counted = instrument.New(nil, "teacher").Work(s.name, schemas.TeacherSubject(s.name), s.name)
 	s.left.Store(int64(workers))
 	for i := range workers {
 		s.idle <- opened.All[i%len(opened.All)].Network
@@ -192,7 +195,9 @@ func (s *service) receive(m *nats.Msg) {
 		defer s.waiting.Add(-1)
 		select {
 		case network := <-s.idle:
+			began := time.Now()
 			reply, err := s.answer(network, m.Data)
+			s.counted.Done(s.ctx, began, err)
 			switch {
 			case !errors.Is(err, tensor.ErrDeviceLost):
 				s.idle <- network

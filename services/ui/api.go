@@ -267,11 +267,19 @@ func (s *server) file(ctx context.Context, t *schemas.Trajectory, kind string) (
 			data, err = s.client.Condition(ctx, t.Conditions[i])
 			break
 		}
-		index, numberErr := strconv.ParseInt(kind, 10, 64)
+		number, predicted := strings.CutPrefix(kind, "seen-")
+		index, numberErr := strconv.ParseInt(number, 10, 64)
 		if numberErr != nil || !slices.Contains(view.StatesOf(t), index) {
 			return nil, "", &requestError{http.StatusNotFound, "this state is not stored"}
 		}
-		data, err = s.view.StateImage(ctx, t, index)
+		if !predicted {
+			data, err = s.view.StateImage(ctx, t, index)
+			break
+		}
+		data, err = s.view.Seen(ctx, t, index)
+		if errors.Is(err, client.ErrUnseen) {
+			return nil, "", &requestError{http.StatusNotFound, err.Error()}
+		}
 	}
 	if err == nil && !bytes.HasPrefix(data, magic) {
 		err = &requestError{http.StatusBadGateway, "what is stored as the " + kind + " is no PNG or WAV"}

@@ -1,13 +1,18 @@
 package ui_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	stdimage "image"
+	"image/draw"
+	"image/png"
 	"io"
 	"net/http"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
@@ -151,20 +156,23 @@ func TestPage_Runs(t *testing.T) {
 	p.click(".menu summary")
 	p.follow("#/runs/hen")
 	p.press("Escape")
-	edit := `[...document.querySelectorAll("button")].find((b) => b.textContent === "Edit")`
-	eval[any](p, edit+`.click()`)
+	press := func(button string) { // a chart that comes later moves what is below it
+		t.Helper()
+		eval[any](p, `[...document.querySelectorAll("button")].find((b) => b.textContent === `+quoted(button)+`).click()`)
+	}
+	press("Edit")
 	eval[any](p, fmt.Sprintf(`document.getElementById("runtags").value = "night, %s"; document.getElementById("runnote").value = %s`, "<b>x", quoted(markup)))
-	p.click("form .primary")
+	press("Save")
 	p.until(`document.querySelector(".tags") && document.querySelector(".promptbox").textContent === ` + quoted(markup))
 	p.to("#/runs?tag=night")
 	shown("hen")
 	p.to("#/runs/owl")
-	p.click("button.bad")
+	press("Delete run")
 	eval[any](p, `document.getElementById("runname").focus()`)
 	p.press("ow")
 	p.until(`document.querySelector("form button.bad").disabled`)
 	p.press("l")
-	p.click("form button.bad")
+	press("Delete it for ever")
 	p.shows("events removed.")
 	p.to("#/runs?order=run")
 	shown("fox hen")
@@ -192,5 +200,54 @@ func (p *tab) everywhere(checker, name, hash string) {
 			p.save(fmt.Sprintf("%s-%d-%s", name, width, map[bool]string{true: "dark", false: "light"}[dark]))
 			p.accessible(checker, fmt.Sprintf("%s at %d px, dark %v", name, width, dark))
 		}
+	}
+}
+
+// A sampler of the lane says what its network takes each stored state for: after the last step the image itself. Without
+// one the page says why; what was asked for before is kept.
+func TestServe_Seen(t *testing.T) {
+	s := servePage(t, nil)
+	pipeline := s.startPipeline(t)
+	s.publish(t, "r1", "a", "a fox", func(p *schemas.Prompt) { p.Rollout = schemas.Rollout{} })
+	bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)
+	image := func(kind string) (int, []byte) {
+		status, _, body := s.ask(t, "GET", "/media/r1/a/0/"+kind, nil)
+		return status, body
+	}
+	decoded := func(data []byte) string {
+		img, err := png.Decode(bytes.NewReader(data))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pixels := stdimage.NewNRGBA(img.Bounds())
+		draw.Draw(pixels, pixels.Rect, img, img.Bounds().Min, draw.Src)
+		return fmt.Sprint(pixels.Rect, pixels.Pix)
+	}
+	_, made := image("image")
+	_, first := image("seen-0")
+	status, last := image("seen-3")
+	if status != 200 || decoded(last) != decoded(made) || decoded(first) == decoded(made) {
+		t.Errorf("%d: the last state is not taken for the image, or the first one is", status)
+	}
+	for kind, says := range map[string]string{"seen-9": "not stored", "seen--1": "not stored", "seen-x": "not stored"} {
+		if status, body := image(kind); status != 404 || !strings.Contains(string(body), says) {
+			t.Errorf("%s: %d %s", kind, status, body)
+		}
+	}
+	for question, says := range map[string]string{
+		"{": "cannot be read", `{"run": "../x", "uid": "a"}`: "run", `{"run": "r1", "uid": "a", "step": 2000000}`: "must be indices",
+		`{"run": "r1", "uid": "z"}`: "the sample", `{"run": "r1", "uid": "a", "step": 9}`: "not stored",
+	} {
+		m, err := s.Bus.Conn().Request(schemas.SeenSubject("synthetic"), []byte(question), time.Minute)
+		if err != nil || !strings.Contains(m.Header.Get(schemas.HeaderSeenError), says) {
+			t.Errorf("%s: %v, %v", question, m, err)
+		}
+	}
+	pipeline.Stop()
+	if status, kept := image("seen-0"); status != 200 || !bytes.Equal(kept, first) {
+		t.Errorf("what was asked for is not kept: %d", status)
+	}
+	if status, body := image("seen-1"); status != 404 || !strings.Contains(string(body), "no sampler serves the lane synthetic now") {
+		t.Errorf("%d %s", status, body)
 	}
 }

@@ -11,13 +11,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nats-io/nats.go/micro"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/heap"
@@ -247,44 +245,6 @@ func setUp(ctx context.Context, b *bus.Bus, replicas int, log zerolog.Logger) er
 		return b.Ready(ctx)
 	}
 	return err
-}
-
-// Clock is the answer of a service on auth.ClockSubject: the time of its machine, in Unix nanoseconds.
-type Clock struct {
-	Service  string `json:"service"`
-	Instance string `json:"instance"`
-	At       int64  `json:"at"`
-}
-
-// TellTime adds an endpoint to discovery that answers with the time of this machine; meander doctor compares clocks.
-func TellTime(discovery micro.Service, instance string) error {
-	tell := micro.HandlerFunc(func(r micro.Request) {
-		name := strings.TrimPrefix(discovery.Info().Name, "meander-")
-		// an error means that the asker has gone
-		_ = r.RespondJSON(Clock{Service: name, Instance: instance, At: time.Now().UnixNano()})
-	})
-	all := micro.WithEndpointQueueGroupDisabled()
-	return discovery.AddEndpoint("clock", tell, micro.WithEndpointSubject(auth.ClockSubject), all)
-}
-
-// Announce shows a service in NATS's service discovery (nats micro ls) as meander-<name>, until leave is called. It
-// fails if the server takes no subscription.
-func Announce(b *bus.Bus, name, summary, instance string, log zerolog.Logger) (leave func(), err error) {
-	discovery, err := micro.AddService(b.Conn(), micro.Config{
-		Name: "meander-" + name, Version: semver(Version()), Description: summary,
-		Metadata: map[string]string{"instance": instance, "version": Version()},
-	})
-	if err == nil {
-		err = TellTime(discovery, instance)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("service discovery: %w", err)
-	}
-	return func() {
-		if err := discovery.Stop(); err != nil {
-			log.Warn().Err(err).Msg("not removed from service discovery") // the server is gone
-		}
-	}, nil
 }
 
 // runBounded runs the service until it ends. Once ctx has ended it waits for the service no longer than the drain

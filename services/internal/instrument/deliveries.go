@@ -3,7 +3,9 @@ package instrument
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -71,6 +73,11 @@ func (d Deliveries) Dead(code string) { d.dead.WithLabelValues(d.stream, code).I
 // errors go on to the bus unchanged.
 func (s Set) Count(c bus.ConsumerConfig, h bus.Handler) (bus.ConsumerConfig, bus.Handler) {
 	d := s.Deliveries(c.Stream)
+	subjects := c.Filters
+	if spec, ok := schemas.StreamNamed(c.Stream); ok && len(subjects) == 0 {
+		subjects = spec.Subjects
+	}
+	work := s.Work(strings.ToLower(strings.TrimPrefix(c.Stream, "MDR_")), strings.Join(subjects, " "), c.Name)
 	giveUp := c.OnGiveUp
 	c.OnGiveUp = func(ctx context.Context, m *bus.Message, cause error) error {
 		if giveUp != nil {
@@ -86,7 +93,11 @@ func (s Set) Count(c bus.ConsumerConfig, h bus.Handler) (bus.ConsumerConfig, bus
 		if _, again := held.LoadAndDelete(m); !again {
 			d.Received(m)
 		}
+		began := time.Now()
 		err := h(ctx, m)
+		if !errors.Is(err, bus.ErrStreamFull) { // it runs again
+			work.Done(ctx, began, err)
+		}
 		terminal, _ := errors.AsType[*bus.TerminalError](err)
 		switch {
 		case m.Acknowledged():

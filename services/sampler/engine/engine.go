@@ -111,6 +111,11 @@ type Episode interface {
 // Switcher is an episode that can go on with another engine of the same model between two steps: with newer weights.
 type Switcher interface{ Switch(to Engine) }
 
+// Seer is an engine that says what its network takes the state of a sample before step i for: an image, as a PNG.
+type Seer interface {
+	Seen(ctx context.Context, t *schemas.Trajectory, i int64, state []float32) ([]byte, error)
+}
+
 // Talker is an episode of a conversation. At the end of each answer it cannot be stepped until the interaction, a
 // worker outside of the sampler, has replied. The sampler calls Asks, Rest and then Told.
 type Talker interface {

@@ -522,6 +522,33 @@ function waterfall(list) {
   );
 }
 
+const falseColours =
+  "Stored latents in false colours: the three directions in which those of the last state differ most.";
+
+// seen puts what the network takes each state for in place of its false colours, where a sampler of the lane says it:
+// the least noisy first, one after the other.
+async function seen(run, uid, index, strip, says) {
+  for (const img of [...strip.querySelectorAll("img[data-state]")].reverse()) {
+    const src = media(run, uid, index, `seen-${img.dataset.state}`);
+    try {
+      const answer = await fetch(src);
+      if (!answer.ok) {
+        const said = await answer.json();
+        says.textContent = `${falseColours} Predictions are not shown: ${said.error}.`;
+        return;
+      }
+      if (!img.isConnected) return;
+      img.src = src;
+      img.alt = `what the model sees in state ${img.dataset.state}`;
+      img.classList.add("seen");
+      says.textContent =
+        "What the model sees in each stored state: the image that it would end with, decoded by a sampler of the lane.";
+    } catch {
+      return; // the page is away, which the stream says
+    }
+  }
+}
+
 export async function sampleView(run, uid, index) {
   const x = await ask(api("runs", run, "groups", uid, index));
   const l = x.line,
@@ -581,17 +608,14 @@ export async function sampleView(run, uid, index) {
         ],
     ),
   );
+  const sees = h("p", { class: "small muted", role: "status" }, falseColours);
   const strip =
     x.states.length > 1 &&
     h(
       "div",
       { class: "card" },
       h("h2", {}, "Denoising"),
-      h(
-        "p",
-        { class: "small muted" },
-        "Stored latents in false colours: the three directions in which those of the last state differ most.",
-      ),
+      sees,
       h(
         "div",
         { class: "strip", tabindex: 0, role: "group", "aria-label": "stored states" },
@@ -599,7 +623,14 @@ export async function sampleView(run, uid, index) {
           h(
             "figure",
             {},
-            h("img", { src: media(run, uid, index, k), alt: `state ${k}`, loading: "lazy", width: 96, height: 96 }),
+            h("img", {
+              src: media(run, uid, index, k),
+              alt: `state ${k}`,
+              loading: "lazy",
+              width: 96,
+              height: 96,
+              "data-state": k,
+            }),
             h("figcaption", {}, `${k}`, x.rollout && ` · σ ${fixed(x.rollout.sigmas[k], 2)}`),
           ),
         ),
@@ -612,6 +643,7 @@ export async function sampleView(run, uid, index) {
           ),
       ),
     );
+  if (strip) seen(run, uid, index, strip, sees);
   return {
     title: `#${index} of ${uid}`,
     keys: { j: () => go(at + 1), k: () => go(at - 1) },

@@ -2,6 +2,7 @@ package remote
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -140,7 +141,7 @@ func (p *process) lastLine() string {
 func interpreter() (string, error) {
 	name := os.Getenv("MEANDER_PYTHON")
 	if name == "" {
-		name = "python3"
+		name = cmp.Or(ofEnvironment(), "python3")
 	}
 	path, err := exec.LookPath(name)
 	if errors.Is(err, fs.ErrPermission) {
@@ -154,6 +155,19 @@ func interpreter() (string, error) {
 			name, Install)}
 	}
 	return path, nil
+}
+
+// ofEnvironment returns the Python of the environment that this program was installed into by pip, "" if it is in none.
+func ofEnvironment() string {
+	program, err := os.Executable()
+	if err == nil {
+		program, err = filepath.EvalSymlinks(program)
+	}
+	bin := filepath.Dir(program)
+	if _, lacks := os.Stat(filepath.Join(bin, "..", "pyvenv.cfg")); err != nil || lacks != nil {
+		return ""
+	}
+	return filepath.Join(bin, "python3")
 }
 
 // socketFolder makes a folder that only this user can enter.

@@ -30,6 +30,7 @@ from .cache import Cache
 from ..data.batch import Group, Keep, Sample
 from .control import Controls, Refused
 from .cursor import PatientJetStream
+from .discovery import discoverable
 from ..data.events import (
     ADVANTAGE, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, Event, EventError, Gone, check_known, checked,
     decode, fault, fitting, medium, name_of, tensor,
@@ -601,6 +602,7 @@ class Client(Controls, Teachers, Updates):
         """
 
         async def handle(msg: Msg) -> None:
+            began, failed = time.monotonic(), None
             try:
                 request = decode(msg.data)
                 if logits:
@@ -610,7 +612,9 @@ class Client(Controls, Teachers, Updates):
                     raise TypeError(f"the interaction gives {type(reply).__name__}; must be a dict")
                 data = msgpack.packb({"v": 1, **reply})
             except Exception as e:
-                data = msgpack.packb({"v": 1, "error": f"{type(e).__name__}: {e}"[:4000]})
+                failed = f"{type(e).__name__}: {e}"[:4000]
+                data = msgpack.packb({"v": 1, "error": failed})
+            work.done(began, failed)
             await msg.respond(data)
 
         async def one(msg: Msg) -> None:
@@ -619,14 +623,16 @@ class Client(Controls, Teachers, Updates):
             task.add_done_callback(tasks.discard)
 
         tasks: set[asyncio.Task[None]] = set()
-        sub = await self.nc.subscribe(f"mdr.v1.interact.{name}", queue=name, cb=one)
-        try:
-            await self.nc.flush()
-            await maybe_awaited(ready())
-            await asyncio.Event().wait()
-        finally:
-            await sub.unsubscribe()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        subject = f"mdr.v1.interact.{name}"
+        async with discoverable(self.nc, "interaction", name, "answers what a model says", subject) as work:
+            sub = await self.nc.subscribe(subject, queue=name, cb=one)
+            try:
+                await self.nc.flush()
+                await maybe_awaited(ready())
+                await asyncio.Event().wait()
+            finally:
+                await sub.unsubscribe()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _answer_logits(self, request: Event) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
         """The logits of the answer that a request is about, and the tokens that they are of, from the request or from

@@ -15,6 +15,7 @@ import msgpack
 from nats.aio.msg import Msg
 
 from ..client.client import Client
+from ..client.discovery import Work, discoverable
 from ..data.events import PREFIX, Event, Maybe, decode, fault
 from ..client.tasks import maybe_awaited
 from .reward import Busy, Fault, Input, Reward, Score, Scored
@@ -151,6 +152,7 @@ class Worker:
         assert PIL.Image
         self.reward, self.batch, self.patience = reward, batch, patience
         self.scored = self.failed = 0
+        self._answered = Work()
         self._took = 0.0  # seconds of the last batch
         self._sum = 0.0
         self._queue: asyncio.Queue[tuple[Msg, float]] = asyncio.Queue(_HELD)
@@ -168,27 +170,29 @@ class Worker:
         async def take(msg: Msg) -> None:
             await self._queue.put((msg, time.monotonic()))
 
-        sub = await client.nc.subscribe(f"{PREFIX}score.{name}", queue=name, cb=take)
-        await client.nc.flush()
-        if "permissions violation" in str(client.nc.last_error).lower():
-            raise PermissionError(f"no permission to answer for nats:{name}; the role scorer has it (meander auth)")
-        await maybe_awaited(ready())
-        stopped = asyncio.ensure_future(stop.wait())
-        tasks: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(self._work()), asyncio.ensure_future(self._report(client))
-        ]
-        try:
-            for done in (await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED))[0]:
-                done.result()
-            await sub.drain()  # type: ignore[no-untyped-call]
-            tasks.append(asyncio.ensure_future(self._queue.join()))
-            for done in (await asyncio.wait([tasks[0], tasks[-1]], return_when=asyncio.FIRST_COMPLETED))[0]:
-                done.result()
-        finally:
-            self._say()
-            for task in (stopped, *tasks):
-                task.cancel()
-            await asyncio.gather(stopped, *tasks, return_exceptions=True)
+        subject = f"{PREFIX}score.{name}"
+        async with discoverable(client.nc, "scorer", name, f"scores samples as nats:{name}", subject) as self._answered:
+            sub = await client.nc.subscribe(subject, queue=name, cb=take)
+            await client.nc.flush()
+            if f'permissions violation for subscription to "{subject}"'.lower() in str(client.nc.last_error).lower():
+                raise PermissionError(f"no permission to answer for nats:{name}; the role scorer has it (meander auth)")
+            await maybe_awaited(ready())
+            stopped = asyncio.ensure_future(stop.wait())
+            tasks: list[asyncio.Future[Any]] = [
+                asyncio.ensure_future(self._work()), asyncio.ensure_future(self._report(client))
+            ]
+            try:
+                for done in (await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED))[0]:
+                    done.result()
+                await sub.drain()  # type: ignore[no-untyped-call]
+                tasks.append(asyncio.ensure_future(self._queue.join()))
+                for done in (await asyncio.wait([tasks[0], tasks[-1]], return_when=asyncio.FIRST_COMPLETED))[0]:
+                    done.result()
+            finally:
+                self._say()
+                for task in (stopped, *tasks):
+                    task.cancel()
+                await asyncio.gather(stopped, *tasks, return_exceptions=True)
 
     async def _work(self) -> None:
         while True:
@@ -208,6 +212,7 @@ class Worker:
                 why = f"waited {self.patience:g} s for this worker: start more, or raise the timeout in scorers.yaml"
                 reply = {"v": 1, "error": why, "retry": True} if x else next(replies)
                 self._count(reply)
+                self._answered.done(began, str(reply["error"]) if "error" in reply else None)
                 with contextlib.suppress(Exception):  # the connection is lost: the service asks again
                     await msg.respond(msgpack.packb(reply))
                 self._queue.task_done()
