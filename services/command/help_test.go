@@ -129,8 +129,8 @@ func TestMisspelt(t *testing.T) {
 		{[]string{"run", "--plan", "x"}, "unknown flag: --plan; did you mean --dry-run?"},
 		{[]string{"show", "--frobnicate"}, "unknown flag: --frobnicate\n"},
 		{[]string{"publish", "--guidance_scale", "5", "x"}, "unknown flag: --guidance_scale; did you mean --true-cfg-scale?"},
-		{[]string{"run", "--negative_prompt", "x"}, "unknown flag: --negative_prompt; did you mean --negative-prompt?"},
-		{[]string{"show", "--height", "5"}, "unknown flag: --height; it is a flag of 'meander publish', 'meander run', 'meander scheduled'\n"},
+		{[]string{"show", "--height", "5"}, "unknown flag: --height; it is a flag of 'meander parity', 'meander publish', 'meander run', " +
+			"'meander scheduled'\n"},
 		{[]string{"gc", "--gc-age", "5"}, `--gc-age: "5"; must be a duration with its unit, such as 5s or 5m` + "\n"},
 		{[]string{"gc", "--gc-above", "many"}, `--gc-above: "many"; must be an integer` + "\n"},
 		{[]string{"streams", "limit", "--max-steps-bytes", "5"}, `--max-steps-bytes: "5"; must be a size with its unit, such as "64MiB"` + "\n"},

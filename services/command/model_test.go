@@ -98,6 +98,8 @@ func TestModelInfo_ShowsTheWholeCard(t *testing.T) {
 			*x = []byte(`{"shift": 4}`)
 		case **model.Pipeline:
 			*x = &model.Pipeline{Class: "EditPipeline", Conditions: []model.Input{{Name: "image", Type: "image", Required: true}}}
+		case *[]model.Told:
+			*x = []model.Told{{Steps: 2, Why: "no such scheduler"}}
 		case *map[string]string:
 			*x = map[string]string{"prompt_embeds": "b"}
 		default:

@@ -224,9 +224,9 @@ func ScheduleDiffers(c model.Card) string {
 		for i, sigma := range ours {
 			// UniPC takes 1 - 1e-6 for a first sigma of 1, whose logarithm it needs.
 			uniPC := c.Grid == model.GridUniFlow && i == 0 && sigma == 1 && float32(told.Sigmas[0]) == 1-1e-6
-			if sigma != float32(told.Sigmas[i]) && !uniPC {
+			if theirs := float32(told.Sigmas[i]); sigma != theirs && !uniPC {
 				return fmt.Sprintf("sigma %d of %d steps is %v to the worker's diffusers (%s), %v to meander: compare "+
-					"both with 'meander parity'", i, told.Steps, told.Sigmas[i], c.Backend, sigma)
+					"both with 'meander parity'", i, told.Steps, theirs, c.Backend, sigma)
 			}
 		}
 	}
