@@ -155,6 +155,14 @@ func TestEngine_PushRefused(t *testing.T) {
 	if _, refused := errors.AsType[*client.RefusedError](err); !refused {
 		t.Errorf("another shape: %v; must be refused", err)
 	}
+	for mode, why := range map[string]string{
+		remotelmtest.LogProbs: "vllm reads whole weights from", remotelmtest.SGLang: "sglang changes whole weights under",
+	} {
+		_, err := newServedLane(t, mode).client.PushWeights(t.Context(), nil, client.Push{})
+		if _, refused := errors.AsType[*client.RefusedError](err); !refused || !strings.Contains(err.Error(), why) {
+			t.Errorf("whole weights, %s: %v; must be refused with %q", mode, err, why)
+		}
+	}
 	plain := start(t, func(c *config) { c.sampler.Model, c.sampler.Engine = sumsFolder(t), l.server.Engine() })
 	plain.awaitLane(t)
 	_, err = plain.client.PushPolicy(t.Context(), other, client.Push{})

@@ -132,7 +132,12 @@ func DeadSubject(service string, run Run, uid UID) string {
 }
 
 // BucketSubject returns the subject under which a key-value bucket keeps a key.
-func BucketSubject(bucket, key string) string { return "$KV." + bucket + "." + key }
+func BucketSubject(bucket, key string) string { return bucketPrefix + bucket + "." + key }
+
+// InBucket reports whether a subject is that of a key in a key-value bucket.
+func InBucket(subject string) bool { return strings.HasPrefix(subject, bucketPrefix) }
+
+const bucketPrefix = "$KV."
 
 // MessageID returns the deduplication id of the event on a subject.
 func MessageID(subject string) string { return strings.TrimPrefix(subject, Prefix) }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/synadia-io/orbit.go/natscontext"
+
+	"github.com/meander-rl/meander/schemas"
 )
 
 // Context is a context of the nats command: where the server is, and how to log in. Its settings jetstream_event_prefix
@@ -144,7 +146,7 @@ func (c Config) prefix() string {
 // writeSubject returns the subject on which to publish what is stored under a subject. A domain and an imported API
 // take entries of key-value buckets below their own prefix, and all else, as the objects, on its own subject.
 func (b *Bus) writeSubject(stored string) string {
-	if b.api != apiPrefix && strings.HasPrefix(stored, "$KV.") {
+	if b.api != apiPrefix && schemas.InBucket(stored) {
 		return b.api + stored
 	}
 	return stored

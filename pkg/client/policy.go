@@ -87,7 +87,11 @@ func (c *Client) PushWeights(ctx context.Context, weights *lora.Full, push Push)
 			return nil, err
 		}
 		if current.Tensors == nil {
-			return nil, refusedPolicy("weights: the model %q of lane %q takes none", current.Model, current.Lane)
+			why := ""
+			if by := current.DrawnBy(); by != nil {
+				why = ": " + by.NoWhole()
+			}
+			return nil, refusedPolicy("weights: the model %q of lane %q takes none%s", current.Model, current.Lane, why)
 		}
 		data, err := c.bus.GetBlob(ctx, *current.Tensors)
 		if err != nil {

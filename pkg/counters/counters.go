@@ -55,7 +55,7 @@ func key(run schemas.Run) string { return prefix + "." + string(run) }
 
 // Mark is how far one stream is counted.
 type Mark struct {
-	_msgpack struct{} `msgpack:",as_array"`
+	_msgpack struct{} `msgpack:",as_array"` //nolint:unused // says it to the library
 
 	// Seq is the sequence up to which events are counted; Events are so many and take about so many Bytes.
 	Seq    uint64 `msgpack:"q"`
@@ -67,7 +67,7 @@ type Mark struct {
 
 // Sum is a sum of numbers, and of how many.
 type Sum struct {
-	_msgpack struct{} `msgpack:",as_array"`
+	_msgpack struct{} `msgpack:",as_array"` //nolint:unused // says it to the library
 
 	Of float64
 	N  int64

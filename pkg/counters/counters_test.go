@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/vmihailenco/msgpack/v5"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -354,4 +356,47 @@ func BenchmarkLook(b *testing.B) {
 	b.ReportMetric(with.Seconds()*1000, "cpu-ms/look")
 	b.ReportMetric(without.Seconds()*1000, "cpu-ms/full")
 	b.ReportMetric(float64(with)/float64(without), "ratio")
+}
+
+// A record that says something else than the events of its run is found.
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	for _, run := range []schemas.Run{"right", "wrong"} {
+		for _, uid := range []schemas.UID{"a", "b"} {
+			p.Forge(t, schemas.GroupSubject(run, uid), []byte("a record"))
+		}
+	}
+	if err := counters.Advance(t.Context(), p.Bus); err != nil {
+		t.Fatal(err)
+	}
+	check := func(want ...schemas.Run) {
+		t.Helper()
+		n, differ, err := counters.Check(t.Context(), p.Bus, 10)
+		if err != nil || n != 2 || !slices.Equal(differ, want) {
+			t.Errorf("%d compared, %v differ, %v; must be 2, %v", n, differ, err, want)
+		}
+	}
+	check()
+	kv, err := p.JetStream().KeyValue(t.Context(), schemas.CountBucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := kv.Get(t.Context(), counters.Key("wrong"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var record map[string]any
+	if err := msgpack.Unmarshal(e.Value(), &record); err != nil {
+		t.Fatal(err)
+	}
+	record["g"] = 7
+	data, err := msgpack.Marshal(record)
+	if err == nil {
+		_, err = kv.Put(t.Context(), counters.Key("wrong"), data)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("wrong")
 }

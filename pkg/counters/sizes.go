@@ -13,7 +13,7 @@ import (
 
 // Size is how many events of a run there are in a stream, and about how many bytes these take.
 type Size struct {
-	_msgpack struct{} `msgpack:",as_array"`
+	_msgpack struct{} `msgpack:",as_array"` //nolint:unused // says it to the library
 
 	Events, Bytes uint64
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/meander-rl/meander/pkg/models/strictjson"
 )
@@ -112,6 +113,26 @@ var scheduleUnused = func() strictjson.Unused {
 // diffusers subtracts 1e-6 so that its logarithms are finite. Errors: more than maxConfigBytes, no
 // JSON, unknown keys, and settings that are not supported, each with its key.
 func ParseSchedule(config []byte) (Schedule, error) {
+	if last := lastParsed.Load(); last != nil && last.config == string(config) {
+		return last.schedule, nil
+	}
+	s, err := parseSchedule(config)
+	if err == nil {
+		lastParsed.Store(&parsedSchedule{string(config), s})
+	}
+	return s, err
+}
+
+// parsedSchedule is the one that was parsed last: all prompts of a lane have the same.
+type parsedSchedule struct {
+	config   string
+	schedule Schedule
+}
+
+var lastParsed atomic.Pointer[parsedSchedule]
+
+// parseSchedule is ParseSchedule of a text that was not parsed just before.
+func parseSchedule(config []byte) (Schedule, error) {
 	s := Schedule{
 		NumTrainTimesteps: trainTimesteps, Shift: 1, BaseShift: 0.5, MaxShift: 1.15,
 		BaseImageSeqLen: 256, MaxImageSeqLen: 4096, TimeShiftType: "exponential",

@@ -175,6 +175,21 @@ func (r *Reader) addModel(ctx context.Context, t *tally, run schemas.Run, first 
 		version += fmt.Sprintf(" to %d", last.PolicyVersionMax)
 	}
 	t.add(partModel, "policy_version", version)
+	return r.addSource(ctx, t, first)
+}
+
+// addSource adds where the checkpoint of a sample is from, as the policy says that the sample was made with.
+func (r *Reader) addSource(ctx context.Context, t *tally, of *schemas.Trajectory) error {
+	history, err := r.bus.PolicyHistory(ctx, of.Lane)
+	if err != nil && !errors.Is(err, bus.ErrNotFound) {
+		return err
+	}
+	for _, p := range history {
+		if p.WeightsDigest == of.WeightsDigest && p.Source != "" {
+			t.add(partModel, "source", p.Source)
+			return nil
+		}
+	}
 	return nil
 }
 

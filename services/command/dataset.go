@@ -3,6 +3,7 @@ package command
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -57,6 +58,8 @@ type datasetFlags struct {
 	loaded loaded
 	// names are the flags of a prompt's fields, for error messages.
 	names fieldFlags
+	// source is the address with the commit of a file of the Hugging Face Hub; empty: the file is another.
+	source string
 	// anyName takes names that look misspelt as metadata.
 	anyName bool
 }
@@ -73,7 +76,8 @@ type loaded struct {
 func (d *datasetFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVarP(&d.file, "prompts", "f", "",
 		"file of prompts, - for stdin: text (one per line), CSV, TSV, Parquet, JSON lines or a JSON array; records of "+
-			"meander, verl (messages, reward_model) or geneval (metadata). 'meander prompts FILE' shows how it is read")
+			"meander, verl (messages, reward_model) or geneval (metadata); or one of the Hugging Face Hub, "+
+			"hf://datasets/ORG/NAME/FILE. 'meander prompts FILE' shows how it is read")
 	d.addFileFlags(f)
 	f.StringVar(&d.template, "template", "",
 		`text of each prompt, made from its record, e.g. 'a red sign that says "{prompt}"'; {prompt}, {ground_truth}, {negative_prompt}, {uid}, {seed}, {index} and metadata`)
@@ -400,7 +404,7 @@ func (d *datasetFlags) openFile(
 		if in, done, err = openInput(d.file); err != nil {
 			return nil, nil, err
 		}
-		name = d.file
+		name = d.fileName()
 	}
 	o := dataset.Options{
 		Format: dataset.Format(d.format), Fields: fieldKinds(), PromptColumn: d.column, Misspelt: misspelt,
@@ -415,6 +419,9 @@ func (d *datasetFlags) openFile(
 	}
 	return reader, done, nil
 }
+
+// fileName is the name of the file for people.
+func (d *datasetFlags) fileName() string { return cmp.Or(d.source, d.file) }
 
 // fieldKinds returns the fields of a prompt with what they hold, for the cells of tables.
 func fieldKinds() map[string]dataset.Kind {

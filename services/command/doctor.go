@@ -26,9 +26,9 @@ func doctorCommand(a *app) *cobra.Command {
 		Use:   "doctor",
 		Short: "check everything, and say what is wrong and how to fix it",
 		Long: `doctor checks the server, its streams, consumers and limits, your permissions, clocks, the running
-services and their weights, and the disk. On this machine it also checks the model, the device and the
-reward functions. It changes nothing. Each finding is ok, a warning, a fault, or not checked (with the
-reason). Warnings and faults come with a fix.
+services and their weights, the counts of the newest runs, and the disk. On this machine it also checks
+the model, the device and the reward functions. It changes nothing. Each finding is ok, a warning, a
+fault, or not checked (with the reason). Warnings and faults come with a fix.
 
 It works on a store with or without a running pipeline, with --nats on a server elsewhere, and without
 any server. With --nats it checks model, device and scorers only if you name them.
@@ -50,6 +50,8 @@ Exit status: 0 no fault, 1 at least one fault, 2 wrong usage.`,
 	f.StringVar(&o.Device, "device", "", "device to check; default as for --model")
 	engineFlag(f, &o.Engine, "default as for --model")
 	f.StringVar(&o.Scorers, "scorers", "", "YAML file of reward functions to check; default as for --model")
+	f.BoolVar(&o.AllCounts, "all-counts", false,
+		"compare the counts of all runs with their events; default the newest three")
 	f.DurationVar(&o.Timeout, "timeout", doctor.DefaultTimeout, "time limit of each check")
 	return c
 }

@@ -161,7 +161,7 @@ func metadataOf(prompts []prompt) []string {
 func (d *datasetFlags) counts() *recordCounts {
 	l := d.loaded
 	out := &recordCounts{
-		File: d.file, Records: l.Records, Partial: l.Partial, Bad: []string{}, Duplicates: l.Duplicates,
+		File: d.fileName(), Records: l.Records, Partial: l.Partial, Bad: []string{}, Duplicates: l.Duplicates,
 		Chosen: l.Chosen, Shard: d.shard,
 	}
 	if r := l.reader; r != nil {

@@ -5,13 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -27,6 +33,24 @@ func (a *app) fetch(ctx context.Context, name, adapter string, want hub.Want) er
 		return usage(fmt.Errorf("--%w", err))
 	}
 	return err
+}
+
+// fetchPrompts downloads a file of prompts of the Hugging Face Hub, hf://datasets/ORG/NAME/FILE, and has d read it. Any
+// other file stays.
+func (a *app) fetchPrompts(ctx context.Context, d *datasetFlags) error {
+	if !strings.HasPrefix(d.file, "hf://") {
+		return nil
+	}
+	show := &downloading{out: a.stderr, machine: a.json}
+	path, source, err := hub.FetchFile(ctx, d.file, show.watcher())
+	if _, wrong := hub.ParseDataset(d.file); wrong != nil || errors.Is(err, hub.ErrName) {
+		return usage(fmt.Errorf("--prompts: %w", err))
+	}
+	if err != nil {
+		return fmt.Errorf("--prompts: %w", err)
+	}
+	d.file, d.source = path, source
+	return nil
 }
 
 // fetchOwn is fetch for the model and the adapter that the services of this process serve.
@@ -86,28 +110,96 @@ func orNothing(separator, text string) string {
 	return separator + text
 }
 
-// downloading shows a download: what and how much before it begins, then a bar on a terminal, else a line from time to
-// time.
+// checkPush checks --push before anything is written: it is for datasets.
+func (e *exporter) checkPush(formatGiven bool) error {
+	if e.push == "" {
+		return nil
+	}
+	if !formatGiven {
+		e.format = "parquet"
+	}
+	if e.format == archiveFormat {
+		return usage(fmt.Errorf("--format: %q with --push; must be one of %s", e.format,
+			strings.Join(export.Datasets(), ", ")))
+	}
+	if err := hub.CheckPush(e.push); err != nil {
+		return usage(fmt.Errorf("--push: %w", err))
+	}
+	return nil
+}
+
+// pushShards writes the card of a dataset beside its files, and sends all to the Hub.
+func (e *exporter) pushShards(c *cobra.Command, conn *connection, folder string, x *export.Index) error {
+	reader := newReader(c.Context(), conn.Bus)
+	defer reader.Close()
+	settings, err := reader.Settings(c.Context(), x.Run)
+	if err != nil && !errors.Is(err, bus.ErrNotFound) {
+		return err
+	}
+	card := filepath.Join(folder, export.CardFile)
+	if err := os.WriteFile(card, []byte(export.Card(x, settings, boot.Version())), 0o644); err != nil {
+		return err
+	}
+	files := []hub.Upload{}
+	for _, s := range x.Shards {
+		files = append(files, hub.Upload{Name: s.File, Path: filepath.Join(folder, s.File)})
+	}
+	for _, name := range []string{export.IndexFile, export.CardFile} {
+		files = append(files, hub.Upload{Name: name, Path: filepath.Join(folder, name)})
+	}
+	d := &downloading{out: e.stderr, machine: e.json, sends: true}
+	commit, err := hub.Push(c.Context(), e.push, fmt.Sprintf("run %s", x.Run), files, d.watcher())
+	if errors.Is(err, hub.ErrName) {
+		return usage(fmt.Errorf("--push: %w", err))
+	}
+	if err != nil {
+		return fmt.Errorf("--push: %w; the dataset is in %s, and the same command sends what is missing", err, folder)
+	}
+	fmt.Fprintf(c.ErrOrStderr(), "%s is on the Hugging Face Hub: %s\n", e.push, commit)
+	return nil
+}
+
+// downloading shows a download, or that something is sent: what and how much before it begins, then a bar on a
+// terminal, else a line from time to time.
 type downloading struct {
 	out     io.Writer
 	machine bool
+	sends   bool
 	plan    hub.Plan
 	bars    *mpb.Progress
 	bar     *mpb.Bar
+
+	// came is what this process has downloaded. The bar reads it while it draws.
+	came  atomic.Int64
+	began time.Time
 
 	mu    sync.Mutex
 	done  int64
 	shown time.Time
 }
 
+// speed is the mean of this download, for the bar.
+func (d *downloading) speed(decor.Statistics) string {
+	seconds := max(1, time.Since(d.began).Seconds())
+	return present.Size(int(float64(d.came.Load())/seconds)) + "/s"
+}
+
 func (d *downloading) watcher() hub.Watcher {
 	return hub.Watcher{Plan: d.begin, Got: d.got, Say: d.say, End: d.end}
 }
 
+// word is the verb of what is done.
+func (d *downloading) word() string {
+	if d.sends {
+		return "upload"
+	}
+	return "download"
+}
+
 // begin says what is about to come, and shows a bar on a terminal.
 func (d *downloading) begin(p hub.Plan) {
-	d.plan, d.done, d.shown = p, p.Have, time.Now()
-	line := fmt.Sprintf("downloading %s: %s, %s, to %s", p.Name, present.Count(p.Files, "file"),
+	d.plan, d.done, d.shown, d.began = p, p.Have, time.Now(), time.Now()
+	line := fmt.Sprintf(d.word()+"ing %s: %s, %s, to %s", p.Name, present.Count(p.Files, "file"),
 		present.Size(int(p.Bytes)), p.To)
 	if p.Have > 0 {
 		line += fmt.Sprintf("; %s are there already", present.Size(int(p.Have)))
@@ -116,9 +208,8 @@ func (d *downloading) begin(p hub.Plan) {
 	if boot.IsTerminal(d.out) && !d.machine {
 		d.bars, d.bar = newBar(d.out, p.Bytes, mpb.AppendDecorators(
 			decor.CountersKibiByte("% .1f of % .1f"), decor.Name("  "),
-			decor.EwmaSpeed(decor.SizeB1024(0), "% .1f", 30), decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))
+			decor.Any(d.speed), decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))
 		d.bar.SetCurrent(p.Have)
-		d.shown = time.Now()
 	}
 }
 
@@ -129,14 +220,12 @@ func (d *downloading) got(n int64) {
 	d.done += n
 	now := time.Now()
 	switch {
-	case d.bar != nil && n > 0:
-		d.bar.EwmaIncrInt64(n, now.Sub(d.shown))
-		d.shown = now
 	case d.bar != nil:
+		d.came.Store(d.done - d.plan.Have)
 		d.bar.SetCurrent(d.done)
 	case now.Sub(d.shown) > 5*time.Second:
 		d.shown = now
-		fmt.Fprintf(d.out, "downloaded %s of %s\n", present.Size(int(d.done)), present.Size(int(d.plan.Bytes)))
+		fmt.Fprintf(d.out, "%sed %s of %s\n", d.word(), present.Size(int(d.done)), present.Size(int(d.plan.Bytes)))
 	}
 }
 
@@ -153,6 +242,6 @@ func (d *downloading) end(err error) {
 		endBar(d.bars, d.bar, err == nil)
 		d.bars, d.bar = nil, nil
 	} else if err == nil {
-		fmt.Fprintf(d.out, "downloaded %s\n", present.Size(int(d.plan.Bytes)))
+		fmt.Fprintf(d.out, "%sed %s\n", d.word(), present.Size(int(d.plan.Bytes)))
 	}
 }

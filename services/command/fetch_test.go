@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/parquet-go/parquet-go"
+
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/models/hub/hubtest"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
@@ -83,4 +85,76 @@ func TestFetch_Refusals(t *testing.T) {
 	if asked := h.Asked(); len(asked) > 0 {
 		t.Errorf("asked %q", asked)
 	}
+}
+
+// A file of prompts of the Hub is read as one on this disk, and the estimate names its commit.
+func TestFetch_Prompts(t *testing.T) {
+	inEmptyDir(t)
+	h := hubtest.Start(t)
+	type row struct {
+		Caption string `parquet:"caption"`
+	}
+	if err := parquet.WriteFile("train.parquet", []row{{"a fox"}, {"a red fox"}}); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile("train.parquet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &hubtest.Repo{Files: map[string][]byte{"data/train.parquet": b, "p.jsonl": []byte(`{"prompt": "a fox"}`)}}
+	h.Repos["datasets/org/prompts"] = r
+	address := "hf://datasets/org/prompts/data/train.parquet"
+	run := []string{"run", "--dry-run", "--model", "synthetic", "--prompt-column", "caption", "--prompts"}
+	expect(t, exitOK, "2 prompts", append(run, address)...)
+	expect(t, exitOK, "hf://datasets/org/prompts@"+r.Commit()+"/data/train.parquet", "prompts", "--prompt-column", "caption", address+"@"+r.Commit())
+	expect(t, exitOK, "1 prompt", "prompts", "hf://datasets/org/prompts@main/p.jsonl")
+	for file, says := range map[string]string{
+		"hf://datasets/org/prompts":            "--prompts: \"hf://datasets/org/prompts\": must be hf://datasets/ORG/NAME/FILE",
+		"hf://org/prompts/a.jsonl":             "must be hf://datasets/ORG/NAME/FILE",
+		"hf://datasets/org/prompts/no.parquet": "it has no file no.parquet: see " + h.URL + "/datasets/org/prompts/tree/main",
+		"hf://datasets/org/none/a.parquet":     "there is no such data set",
+	} {
+		expect(t, exitUsage, says, append(run, file)...)
+	}
+}
+
+// A run goes to the Hub as a data set with a card, which says the commit of the model; again nothing is sent twice.
+func TestFetch_Push(t *testing.T) {
+	bustest.Sequential(t, others)
+	inEmptyDir(t)
+	h := hubtest.Start(t)
+	r := h.Add(t, "models/org/tiny-image", checkpoint.Dir(t, checkpoint.Config{}))
+	expect(t, exitOK, "1 of 1 groups complete", "run", "--run", "r", "--steps", "2", "--out", "-", "--sde-steps", "1",
+		"--reward", "jpeg_compressibility", "--model", "org/tiny-image", "a | fox")
+	push := []string{"runs", "export", "r", "--push", "me/rollouts"}
+	expect(t, exitUsage, "--push: me/rollouts: there is no token: log in with 'hf auth login'", push...)
+	t.Setenv("HF_TOKEN", "read-only")
+	expect(t, exitUsage, "the token from HF_TOKEN may not write there (403)", push...)
+	t.Setenv("HF_TOKEN", "hf_write")
+	expect(t, exitUsage, `--format: "archive" with --push; must be one of parquet`, append(push, "--format", "archive")...)
+	expect(t, exitUsage, `--push: "rollouts"; must be ORG/NAME`, "runs", "export", "r", "--push", "rollouts")
+	expect(t, exitOK, "me/rollouts is on the Hugging Face Hub: "+h.URL+"/commit/", push...)
+	made := h.Repos["datasets/me/rollouts"]
+	shard, _ := os.ReadFile("r/00000.parquet")
+	if len(shard) == 0 || string(made.Files["00000.parquet"]) != string(shard) || len(made.Files) != 3 {
+		t.Errorf("the Hub has %d files, %d bytes of %d", len(made.Files), len(made.Files["00000.parquet"]), len(shard))
+	}
+	card := string(made.Files["README.md"])
+	for _, want := range []string{
+		"---\npretty_name: meander run r\n", "base_model: org/tiny-image\n", "data_files: \"*.parquet\"",
+		"| source | org/tiny-image@" + r.Commit() + " |", "jpeg_compressibility", "meander run --run r",
+	} {
+		if !strings.Contains(card, want) {
+			t.Errorf("the card has no %q:\n%s", want, card)
+		}
+	}
+	h.Asked()
+	expect(t, exitOK, "is on the Hugging Face Hub", push...)
+	for _, asked := range h.Asked() {
+		if strings.HasPrefix(asked, "PUT ") {
+			t.Errorf("sent again: %s", asked)
+		}
+	}
+	// What was pushed is found by its address: as prompts, samples are refused.
+	expect(t, exitFailed, "parquet, 8 rows", "prompts", "hf://datasets/me/rollouts/00000.parquet")
 }

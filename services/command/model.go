@@ -171,6 +171,9 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 	if info.BoundaryRatio > 0 {
 		fmt.Fprintf(out, "a second network below sigma %g\n", info.BoundaryRatio)
 	}
+	if info.LatentsDType != "" {
+		fmt.Fprintf(out, "states of prompts are stored in %s by default\n", info.LatentsDType)
+	}
 	if info.Guidance > 0 {
 		fmt.Fprintf(out, "guidance input %g by default\n", info.Guidance)
 	}

@@ -40,6 +40,9 @@ samples in the background; 'meander watch' shows them.`,
 			if err := checkWait(wait); err != nil {
 				return err
 			}
+			if err := a.fetchPrompts(c.Context(), &p.datasetFlags); err != nil {
+				return err
+			}
 			prompts, err := p.load(texts, c.InOrStdin(), false)
 			if err != nil {
 				return err

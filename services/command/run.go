@@ -57,6 +57,9 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 			if err := r.check(); err != nil {
 				return err
 			}
+			if err := r.fetchPrompts(c.Context(), &r.prompts.datasetFlags); err != nil {
+				return err
+			}
 			prompts, err := r.prompts.load(texts, c.InOrStdin(), true)
 			if err != nil {
 				return err

@@ -187,6 +187,7 @@ type exporter struct {
 	out, format string
 	shardMiB    int64
 	latents     bool
+	push        string
 }
 
 // archiveFormat is the format that import reads; all others are of package export.
@@ -211,8 +212,12 @@ their digests in index.json. A later export to the same folder adds the groups t
 An export that was stopped or killed goes on where it stopped when the same command is given again.`,
 		Example: `  meander runs export night --out night.tar
   meander runs export night --format parquet --latents=false --out night
+  meander runs export night --push ORG/NAME    # a private data set on the Hugging Face Hub, as Parquet
   meander runs read night`,
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
+			if err := e.checkPush(c.Flags().Changed("format")); err != nil {
+				return err
+			}
 			if _, err := storedRun(c.Context(), conn.Bus, given[0]); err != nil {
 				return err
 			}
@@ -233,6 +238,9 @@ An export that was stopped or killed goes on where it stopped when the same comm
 	f.StringVar(&e.out, "out", "",
 		"new file, - for stdout, or, for datasets, the folder to write; default RUN.tar, RUN")
 	f.Int64Var(&e.shardMiB, "shard-mib", 256, "size in MiB from which on a file of a dataset gets no further group")
+	f.StringVar(&e.push, "push", "",
+		"also send the dataset to the Hugging Face Hub, ORG/NAME, with a card; --format is parquet then by default; "+
+			"it is private where it is new")
 	f.BoolVar(&e.latents, "latents", true, "write the stored latents of images to datasets, too: most of the bytes")
 	return c
 }
@@ -311,7 +319,10 @@ func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) e
 	if err != nil {
 		return err
 	}
-	return e.printShards(c.OutOrStdout(), folder, x)
+	if err := e.printShards(c.OutOrStdout(), folder, x); err != nil || e.push == "" {
+		return err
+	}
+	return e.pushShards(c, conn, folder, x)
 }
 
 // printShards prints what a dataset has.

@@ -162,8 +162,15 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 			failed = append(failed, m)
 		}
 	}
+	gone, err := whyStepsGone(ctx, b, trajectories)
+	if err != nil {
+		return err
+	}
 	if a.json {
 		v := map[string]any{"run": run, "uid": uid, "advantage": nil}
+		if gone != "" {
+			v["steps_gone"] = gone
+		}
 		if adv != nil {
 			v["advantage"] = schemas.JSON(adv)
 		}
@@ -175,15 +182,8 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 		return encode(out, v)
 	}
 	why := failureLines(failed)
-	if len(trajectories) > 0 && trajectories[0].Group.FreeReadSteps {
-		t := trajectories[0]
-		stored, err := b.Subjects(ctx, schemas.StreamSteps, schemas.StepsFilter(t.Run, t.UID, "*", "*"))
-		if err != nil && !errors.Is(err, bus.ErrPermission) {
-			return err
-		}
-		if err == nil && len(stored) == 0 {
-			why = append(why, "its steps were "+t.Group.WhyStepsGone())
-		}
+	if gone != "" {
+		why = append(why, "its steps were "+gone)
 	}
 	printGroup(out, g, trajectories, why)
 	if adv != nil {
@@ -194,6 +194,20 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 		fmt.Fprintf(out, "\n%s\n", state)
 	}
 	return err
+}
+
+// whyStepsGone says why no step of a group is stored, if it is one whose steps are freed when they were read; "" while
+// there are some, or if we may not look.
+func whyStepsGone(ctx context.Context, b *bus.Bus, trajectories []*schemas.Trajectory) (string, error) {
+	if len(trajectories) == 0 || !trajectories[0].Group.FreeReadSteps {
+		return "", nil
+	}
+	t := trajectories[0]
+	stored, err := b.Subjects(ctx, schemas.StreamSteps, schemas.StepsFilter(t.Run, t.UID, "*", "*"))
+	if errors.Is(err, bus.ErrPermission) || err == nil && len(stored) > 0 {
+		return "", nil
+	}
+	return t.Group.WhyStepsGone(), err
 }
 
 // segmentLine says which part of the schedule a sample ran; "" if it ran all.

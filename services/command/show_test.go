@@ -2,11 +2,13 @@ package command
 
 import (
 	"encoding/json"
+	"errors"
 	"math"
 	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -28,6 +30,41 @@ func TestShow(t *testing.T) {
 	expect(t, exitFailed, `run "r1" has no group "q"`, "show", "q")
 	expect(t, exitUsage, "uid: ", "show", "a b")
 	expect(t, exitUsage, "--run: ", "show", "--run", "*")
+}
+
+// Steps that were freed when all had read them are missed by nobody: the text and the JSON say it.
+func TestShow_FreedSteps(t *testing.T) {
+	inStore(t)
+	b := connected(t)
+	m, err := b.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectoryFilter("r1", "p"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	record, err := b.Last(t.Context(), schemas.StreamAdvantages, schemas.AdvantageSubject("r1", "p"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e schemas.Trajectory
+	var result schemas.Advantage
+	if err := errors.Join(bus.Fits(m, &e), bus.Fits(record, &result)); err != nil {
+		t.Fatal(err)
+	}
+	result.UID, result.Batch = "freed", "freed"
+	if _, err := b.Publish(t.Context(), &result); err != nil {
+		t.Fatal(err)
+	}
+	e.UID, e.Group.Batch, e.Group.FreeReadSteps = "freed", "freed", true
+	if _, err := b.Publish(t.Context(), &e); err != nil {
+		t.Fatal(err)
+	}
+	const why = "freed when all had read them (--free-read-steps)"
+	expect(t, exitOK, "its steps were "+why, "show", "freed")
+	if lines := linesOf(t, expect(t, exitOK, "", "show", "--json", "freed")); lines[0]["steps_gone"] != why {
+		t.Errorf("JSON %v", lines)
+	}
+	if lines := linesOf(t, expect(t, exitOK, "", "show", "--json", "p")); lines[0]["steps_gone"] != nil {
+		t.Errorf("JSON %v", lines)
+	}
 }
 
 // Below the groups of a run are the updates of the weights that a trainer made of them, the newest.

@@ -44,9 +44,13 @@ Exit status: 0 all records can be published, 1 some cannot.`,
 		Example: `  meander prompts deploy/demo/verl-ocr.jsonl
   meander prompts train.parquet --prompt-column caption
   meander prompts prompts.jsonl --model deploy/models/signs    # which are too long for the model?
+  meander prompts hf://datasets/ORG/NAME/train.parquet         # of the Hugging Face Hub
   meander prompts - --prompts-format csv < prompts.csv`,
 		RunE: func(c *cobra.Command, given []string) error {
 			d.file = given[0]
+			if err := a.fetchPrompts(c.Context(), &d); err != nil {
+				return err
+			}
 			return a.showPrompts(c, &d, modelName, file)
 		},
 	}
@@ -93,7 +97,7 @@ type promptTokens struct {
 // showPrompts reads the file and prints what it is read as. Records that would be refused, and prompts that are too
 // long for the model, give exit status 1.
 func (a *app) showPrompts(c *cobra.Command, d *datasetFlags, modelName, file string) (err error) {
-	out := &promptsRead{File: d.file, Reasons: []string{}, First: []readPrompt{}, Whole: true}
+	out := &promptsRead{File: d.fileName(), Reasons: []string{}, First: []readPrompt{}, Whole: true}
 	if formats := dataset.Formats(); !slices.Contains(formats, dataset.Format(d.format)) {
 		return usage(oneOf("prompts-format", d.format, wordsOf(formats)))
 	}

@@ -65,6 +65,8 @@ type Options struct {
 	Model, Device, Scorers string
 	// Engine is torch or torch=ADDRESS where workers compute the model, with EngineKey as the token; else empty.
 	Engine, EngineKey string
+	// AllCounts has the counts of all runs compared with their events, not only those of the newest few.
+	AllCounts bool
 	// Version is the version of this program.
 	Version string
 	// Timeout bounds each check; default DefaultTimeout.
@@ -98,6 +100,7 @@ var areas = []area{
 	{"limits", true, false, checkLimits},
 	{"clocks", true, false, checkClocks},
 	{"services", true, false, checkServices},
+	{"counts", true, false, checkCounts},
 	{"policies", true, false, checkPolicies},
 	{"disk", false, false, checkDisk},
 	{"model", false, true, checkModelFolder},

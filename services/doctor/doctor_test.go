@@ -119,7 +119,7 @@ func TestRun_Healthy(t *testing.T) {
 	found["server"] = slices.DeleteFunc(found["server"], func(f doctor.Finding) bool {
 		return strings.HasPrefix(f.Says, "a round trip takes ") // it measures the machine, which may be busy
 	})
-	for _, area := range []string{"server", "streams", "permissions", "limits", "clocks", "services", "consumers", "disk", "model", "device"} {
+	for _, area := range []string{"server", "streams", "permissions", "limits", "clocks", "services", "counts", "consumers", "disk", "model", "device"} {
 		only(t, found, area, doctor.OK)
 	}
 	has(t, found, "consumers", doctor.OK, "20 consumers, none of them behind without a worker")

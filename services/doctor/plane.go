@@ -3,15 +3,22 @@ package doctor
 import (
 	"context"
 	"crypto/x509"
+	"errors"
+	"fmt"
 	"maps"
+	"math"
 	"net"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/counters"
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -278,4 +285,31 @@ func orNothing(n int64) string {
 		return "nothing"
 	}
 	return boot.Bytes(n).Rough()
+}
+
+// fewRuns is how many runs have their counts compared: each is read in full.
+const fewRuns = 3
+
+// checkCounts compares the counts of runs with their events.
+func checkCounts(ctx context.Context, o *Options, say *notes) {
+	most := fewRuns
+	if o.AllCounts {
+		most = math.MaxInt
+	}
+	compared, differ, err := counters.Check(ctx, o.Bus, most)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		say.add(Unchecked, "", "the counts of runs: streams are not there")
+		return
+	}
+	if err != nil {
+		say.addFailure("counts", err)
+		return
+	}
+	for _, run := range differ {
+		say.add(Warning, fmt.Sprintf("nats kv del %s %s; the next look counts it from its events", schemas.CountBucket,
+			counters.Key(run)), "the counts of run %s are not those of its events", run)
+	}
+	if len(differ) == 0 {
+		say.ok("the counts of %s are those of their events", present.Count(compared, "run"))
+	}
 }

@@ -215,7 +215,7 @@ func checkSpace(dir string, bytes int64) error {
 	if err := syscall.Statfs(at, &s); err != nil {
 		return nil // the download says what it meets
 	}
-	if free := int64(s.Bavail) * int64(s.Bsize); free < bytes {
+	if free := int64(s.Bavail) * int64(s.Bsize); free < bytes { //nolint:unconvert // other systems have other types
 		return fmt.Errorf("no space: %s are to come, and %s has %s free: free some, or name another folder with "+
 			"HF_HOME", size(bytes), Cache(), size(free))
 	}

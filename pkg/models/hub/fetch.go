@@ -95,16 +95,17 @@ func (r Ref) update(ctx context.Context, want Want, watch Watcher, missing []str
 	return dir, nil
 }
 
-// FetchFile returns the path in the cache of a file of a data set, once it is downloaded, and the commit.
-func FetchFile(ctx context.Context, address string, watch Watcher) (path, commit string, err error) {
+// FetchFile returns the path in the cache of a file of a data set (ParseDataset), once it is downloaded, and its
+// address with the commit. Errors are those of Fetch.
+func FetchFile(ctx context.Context, address string, watch Watcher) (path, source string, err error) {
 	r, err := ParseDataset(address)
 	if err != nil {
 		return "", "", err
 	}
-	commit = r.cachedCommit()
+	commit := r.cachedCommit()
 	path = filepath.Join(r.snapshot(commit), filepath.FromSlash(r.File))
 	if _, err := os.Stat(path); err == nil && commit != "" {
-		return path, commit, nil
+		return path, r.at(commit), nil
 	}
 	if err := r.mayDownload([]string{everything}); err != nil {
 		return "", "", err
@@ -119,7 +120,13 @@ func FetchFile(ctx context.Context, address string, watch Watcher) (path, commit
 	if err != nil {
 		return "", "", fmt.Errorf("%s: %w", r, err)
 	}
-	return filepath.Join(dir, filepath.FromSlash(r.File)), filepath.Base(dir), nil
+	return filepath.Join(dir, filepath.FromSlash(r.File)), r.at(filepath.Base(dir)), nil
+}
+
+// at is the name at a commit.
+func (r Ref) at(commit string) string {
+	r.Revision = commit
+	return r.String()
 }
 
 // mayDownload returns an error where a variable forbids it. missing is what the cache lacks.
@@ -201,7 +208,7 @@ func (r Ref) fetch(ctx context.Context, watch Watcher, choose func(*http.Client,
 func (r Ref) missing(ctx context.Context, c *http.Client, commit string, files []file) (missing []file, p Plan,
 	err error,
 ) {
-	p = Plan{Name: Ref{ID: r.ID, Revision: commit, File: r.File, kind: r.kind}.String(), To: r.folder()}
+	p = Plan{Name: r.at(commit), To: r.folder()}
 	for _, f := range files {
 		if err := r.describe(ctx, c, commit, &f); err != nil {
 			return nil, p, err

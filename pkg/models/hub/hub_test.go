@@ -248,6 +248,24 @@ func TestFetch_Refusals(t *testing.T) {
 	}
 }
 
+// What does not fit on the disk is refused before the first byte.
+func TestFetch_NoSpace(t *testing.T) {
+	h := hubtest.Start(t)
+	h.Repos["models/org/huge"] = &hubtest.Repo{Huge: "model.safetensors", Files: map[string][]byte{
+		"config.json": []byte("{}"), "model.safetensors": []byte("weights"),
+	}}
+	var told heard
+	_, err := hub.Fetch(t.Context(), "org/huge", hub.Model, told.watcher())
+	if err == nil || !strings.Contains(err.Error(), "org/huge: no space: ") || !strings.Contains(err.Error(), "HF_HOME") || len(told.plans) > 0 {
+		t.Errorf("%v, told %+v", err, told)
+	}
+	for _, asked := range h.Asked() {
+		if strings.Contains(asked, "resolve") {
+			t.Errorf("asked %s", asked)
+		}
+	}
+}
+
 // The token of 'hf auth login' is used.
 func TestFetch_TokenFile(t *testing.T) {
 	h := hubtest.Start(t)
@@ -270,10 +288,10 @@ func TestFetchFile(t *testing.T) {
 		"hf://datasets/org/prompts/data/train.parquet", "hf://datasets/org/prompts@main/data/train.parquet",
 		"hf://datasets/org/prompts/data/train.parquet@" + r.Commit(),
 	} {
-		path, commit, err := hub.FetchFile(t.Context(), address, hub.Watcher{})
+		path, source, err := hub.FetchFile(t.Context(), address, hub.Watcher{})
 		b, _ := os.ReadFile(path)
-		if err != nil || commit != r.Commit() || string(b) != "PAR1" {
-			t.Errorf("%s: %s %s %v", address, path, commit, err)
+		if err != nil || source != "hf://datasets/org/prompts@"+r.Commit()+"/data/train.parquet" || string(b) != "PAR1" {
+			t.Errorf("%s: %s %s %v", address, path, source, err)
 		}
 	}
 	for address, says := range map[string]string{

@@ -510,6 +510,11 @@ def test_a_file_of_prompts_is_read_as_what_it_is_or_refused(tmp_path, name, text
         prompts.read(tmp_path / name)
 
 
+def test_a_data_set_of_the_hub_is_refused_with_what_fetches_it():
+    with pytest.raises(ValueError, match="'meander prompts hf://datasets/a/b/c.parquet --out prompts.jsonl' fetches it"):
+        prompts.read("hf://datasets/a/b/c.parquet")
+
+
 def test_prompts_are_the_same_where_all_that_they_ask_for_is():
     red, blue = ({"prompt": "make it red", "conditions": {"image": f}} for f in ("a.png", "b.png"))
     assert prompts.asked(red) != prompts.asked(blue) != prompts.asked({"prompt": "make it red"})

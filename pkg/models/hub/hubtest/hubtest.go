@@ -35,6 +35,8 @@ type Repo struct {
 	Renamed string
 	// Corrupt is a file that comes with a wrong byte.
 	Corrupt string
+	// Huge is a large file that is listed with more bytes than any disk has.
+	Huge string
 	// CutAfter breaks the connection after so many bytes of a large file, Cuts times.
 	CutAfter, Cuts int
 	// Plain leaves digests and sizes out of the listing, as some mirrors do.
@@ -68,7 +70,8 @@ func Start(t testing.TB) *Hub {
 			"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN",
 			"HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH",
 		} {
-			e.Setenv(v, "")
+			e.Setenv(v, "") // it is restored, but not empty until then: huggingface_hub takes that as said
+			_ = os.Unsetenv(v)
 		}
 		e.Setenv("HF_HOME", t.TempDir())
 		e.Setenv("HF_ENDPOINT", h.URL)
@@ -210,7 +213,11 @@ func (r *Repo) info(w http.ResponseWriter, q *http.Request, name string, rest []
 		if b := r.Files[n]; q.URL.Query().Get("blobs") != "" && !r.Plain {
 			s["size"], s["blobId"] = len(b), etag("", b)
 			if isLarge(n) {
-				s["lfs"] = map[string]any{"sha256": etag(n, b), "size": len(b), "pointerSize": 130}
+				size := len(b)
+				if n == r.Huge {
+					size = 1 << 60
+				}
+				s["lfs"] = map[string]any{"sha256": etag(n, b), "size": size, "pointerSize": 130}
 			}
 		}
 		siblings = append(siblings, s)

@@ -41,6 +41,9 @@ func (e *Served) With(ctx context.Context, c engine.Change) (engine.Network, err
 	if c.Empty() {
 		return e, nil
 	}
+	if c.Full != nil {
+		return nil, engine.Refuse("weights: given; %s", e.facts().NoWhole())
+	}
 	c, err := e.adapters.Fit(e, c)
 	if err != nil {
 		return nil, err

@@ -20,7 +20,7 @@ _TYPE = "io.nats.micro.v1."
 
 @dataclasses.dataclass
 class Work:
-    """What a worker has answered."""
+    """What a worker has answered: requests, errors and the last_error among them, seconds of work in all."""
 
     requests: int = 0
     errors: int = 0

@@ -169,7 +169,9 @@ async def push_weights(
     async def following(now: Event) -> Event:
         _onto(now, base)
         if not now.get("tensors"):
-            raise PolicyRefused(f"weights: the model {now['model']!r} of lane {now['lane']!r} takes none")
+            drawn = (now.get("text") or {}).get("engine") or now.get("engine")
+            why = f": {drawn['name']} draws its samples: push an adapter, or leave out --engine" if drawn else ""
+            raise PolicyRefused(f"weights: the model {now['model']!r} of lane {now['lane']!r} takes none{why}")
         if not refs:  # pairs come once
             table = json.loads(await client.blob(now["tensors"]))
             refs.extend(await _stored_files(client, sources(table), weights_dir, patience))

@@ -55,7 +55,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     p = _Parser(prog="meander-torch", description="computes the networks of a diffusers pipeline for a meander sampler")
-    p.add_argument("--model", required=True, metavar="DIR", help="folder in the layout of diffusers, with safetensors")
+    p.add_argument("--model", required=True, metavar="MODEL",
+        help="folder in the layout of diffusers, with safetensors, or ORG/NAME[@REVISION] of the Hugging Face Hub")
     p.add_argument("--socket", metavar="PATH", help="Unix socket to make, for its user alone")
     p.add_argument("--listen", metavar="HOST:PORT", help="TCP address instead; needs --token-file")
     p.add_argument(

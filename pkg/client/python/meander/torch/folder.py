@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data import tensorfile
+from . import hub
 from .faults import Fault
 
 _PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "transformer", "transformer_2", "vae")
@@ -27,12 +28,12 @@ class Folder:
     """A folder with a model_index.json. Every fault is of class config and names the file."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path).resolve()
+        self.path = hub.folder(path).resolve()
         if not (self.path / "model_index.json").is_file():
             raise Fault(
                 "config",
-                f"model: no model_index.json in {self.path}; download the model where there is a network "
-                "(`hf download ORG/NAME --local-dir DIR`) and copy it",
+                f"model: no model_index.json in {self.path}; must be a folder in the layout of diffusers, "
+                "or ORG/NAME of the Hugging Face Hub",
             )
         self.index = self.read("model_index.json")
 

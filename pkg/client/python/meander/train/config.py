@@ -41,7 +41,8 @@ class Config:
     lane: str = _setting("", "lane to train; default the only one there is", _PIPE)
 
     model: str = _setting(
-        "deploy/models/signs", "folder in the diffusers layout: the checkpoint that the samplers serve", _ROLL
+        "deploy/models/signs", "folder in the diffusers layout, or ORG/NAME[@REVISION] of the Hugging Face Hub: the "
+        "checkpoint that the samplers serve", _ROLL,
     )
     generic: bool = _setting(
         False, "the samplers have --generic: compute a whole pipeline, as for a class that has no family", _ROLL

@@ -111,7 +111,7 @@ class Network:
             if family.cfg_rule == "inside":
                 if self.shard:
                     raise ValueError(f"--shard: set; must not be, {family.folder.class_name} is computed as a whole")
-                self.whole = Whole(folder, str(self.device), dtype, trust)
+                self.whole = Whole(family.folder.path, str(self.device), dtype, trust)
                 return self.whole.family
             for part in family.transformers():
                 family.check_part(part)

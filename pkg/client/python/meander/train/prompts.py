@@ -20,6 +20,9 @@ _TEXT, _JSON = ("", ".txt"), (".json", ".jsonl", ".ndjson")
 def read(path: str | Path) -> list[dict[str, Any]]:
     """The prompts of a file: a text a line (.txt), or JSON with the fields of a Prompt (prompt alone is required) or
     texts, one a line, one after the other or in an array. A file without an extension may have both in its lines."""
+    if str(path).startswith("hf://"):
+        raise ValueError(f"{path}: a data set of the Hugging Face Hub; must be a file: "
+                         f"'meander prompts {path} --out prompts.jsonl' fetches it")  # fmt: skip
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in _TEXT + _JSON:
