@@ -96,6 +96,18 @@ func TestNATS_CLI(t *testing.T) {
 			t.Errorf("a result as JSON: %q", seen)
 		}
 	})
+	t.Run("shares its contexts", func(t *testing.T) {
+		cli := &natsCLI{t, cli.path, cli.env}
+		cli.run("context", "add", "mine", "--server", url)
+		for name, want := range map[string]int{"mine": 0, "other": 2} {
+			c := exec.CommandContext(limited(t), program(t, "meander"), "status", "--context", name)
+			c.Env, c.Dir = cli.env, dir
+			out, err := c.CombinedOutput()
+			if c.ProcessState.ExitCode() != want || !strings.Contains(string(out), map[int]string{0: "demo", 2: ": mine"}[want]) {
+				t.Errorf("status --context %s: %v\n%s", name, err, out)
+			}
+		}
+	})
 	t.Run("lists services with what they have done", func(t *testing.T) {
 		cli := &natsCLI{t, cli.path, cli.env}
 		listed := cli.run("micro", "ls", "--json")
