@@ -96,33 +96,50 @@ func TestNATS_CLI(t *testing.T) {
 			t.Errorf("a result as JSON: %q", seen)
 		}
 	})
-	t.Run("lists services with what they have done", func(t *testing.T) {
+	t.Run("shares its contexts", func(t *testing.T) {
 		cli := &natsCLI{t, cli.path, cli.env}
-		listed := cli.run("micro", "ls", "--json")
-		for _, service := range []string{"intake", "sampler", "reward", "advantage"} {
-			if !strings.Contains(listed, `"meander-`+service+`"`) {
-				t.Errorf("%s is not listed:\n%s", service, listed)
-			}
-		}
-		for _, of := range []struct {
-			service, work  string
-			requests, fail int
-		}{{"intake", "prompts", 4, 2}, {"sampler", "requests", 6, 0}, {"reward", "trajectories", 6, 0}} {
-			var all []micro.Stats
-			out := cli.run("micro", "stats", "meander-"+of.service, "--json")
-			if err := json.NewDecoder(strings.NewReader(out)).Decode(&all); err != nil || len(all) != 1 {
-				t.Fatalf("%s: %v\n%s", of.service, err, out)
-			}
-			stats := all[0]
-			i := slices.IndexFunc(stats.Endpoints, func(e *micro.EndpointStats) bool { return e.Name == of.work })
-			if i < 0 {
-				t.Errorf("%s has no %s:\n%s", of.service, of.work, out)
-				continue
-			}
-			e := stats.Endpoints[i]
-			if e.NumRequests != of.requests || e.NumErrors != of.fail || e.ProcessingTime <= 0 {
-				t.Errorf("%s: %+v; want %d, of which %d failed", of.service, e, of.requests, of.fail)
+		cli.run("context", "add", "mine", "--server", url)
+		for name, want := range map[string]int{"mine": 0, "other": 2} {
+			c := exec.CommandContext(limited(t), program(t, "meander"), "status", "--context", name)
+			c.Env, c.Dir = cli.env, dir
+			out, err := c.CombinedOutput()
+			if c.ProcessState.ExitCode() != want || !strings.Contains(string(out), map[int]string{0: "demo", 2: ": mine"}[want]) {
+				t.Errorf("status --context %s: %v\n%s", name, err, out)
 			}
 		}
 	})
+	t.Run("lists services with what they have done", func(t *testing.T) {
+		showsWork(t, &natsCLI{t, cli.path, cli.env})
+	})
+}
+
+// showsWork fails unless the services are listed, with the counts of what the prompts before were.
+func showsWork(t *testing.T, cli *natsCLI) {
+	t.Helper()
+	listed := cli.run("micro", "ls", "--json")
+	for _, service := range []string{"intake", "sampler", "reward", "advantage"} {
+		if !strings.Contains(listed, `"meander-`+service+`"`) {
+			t.Errorf("%s is not listed:\n%s", service, listed)
+		}
+	}
+	for _, of := range []struct {
+		service, work  string
+		requests, fail int
+	}{{"intake", "prompts", 4, 2}, {"sampler", "requests", 6, 0}, {"reward", "trajectories", 6, 0}} {
+		var all []micro.Stats
+		out := cli.run("micro", "stats", "meander-"+of.service, "--json")
+		if err := json.NewDecoder(strings.NewReader(out)).Decode(&all); err != nil || len(all) != 1 {
+			t.Fatalf("%s: %v\n%s", of.service, err, out)
+		}
+		stats := all[0]
+		i := slices.IndexFunc(stats.Endpoints, func(e *micro.EndpointStats) bool { return e.Name == of.work })
+		if i < 0 {
+			t.Errorf("%s has no %s:\n%s", of.service, of.work, out)
+			continue
+		}
+		e := stats.Endpoints[i]
+		if e.NumRequests != of.requests || e.NumErrors != of.fail || e.ProcessingTime <= 0 {
+			t.Errorf("%s: %+v; want %d, of which %d failed", of.service, e, of.requests, of.fail)
+		}
+	}
 }
