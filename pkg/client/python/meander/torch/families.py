@@ -25,7 +25,7 @@ class QwenImage(Standardized):
     """Qwen-Image (arXiv 2508.02324). A prompt is [L, 3584], without the template's first 34 tokens."""
 
     slug, cfg_rule, negative_prompt, true_cfg_scale, packed_by_network = "qwen-image", "rescaled", " ", 4.0, 4
-    unpadded = True
+    unpadded, text_channels = True, ("joint_attention_dim", 3584)
     lora_targets = (*JOINT_ATTENTION, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2")
     parts = {
         "transformer": ("diffusers", "QwenImageTransformer2DModel"),
@@ -44,16 +44,9 @@ class QwenImage(Standardized):
     def pixels_per_latent(self) -> int:
         return 2 ** len(self.vae_config.get("temperal_downsample", [0] * 3))
 
-    def width(self) -> int:
-        return int(self.config.get("joint_attention_dim", 3584))
-
     def count(self, prompt: Prompt) -> tuple[int, int]:
         ids = self.pipe.tokenizer(self.pipe.prompt_template_encode.format(prompt.text(0))).input_ids
         return len(ids) - self.pipe.prompt_template_encode_start_idx, self.max_tokens
-
-    def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
-        embeds, _ = self.pipe.encode_prompt([prompt.text(0)], device=self.encoders, max_sequence_length=self.max_tokens)
-        return {"prompt_embeds": embeds[0]}
 
     def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
         embeds, mask = self.padded(rows)
@@ -76,7 +69,7 @@ class StableDiffusion3(Family):
     """
 
     slug, steps, true_cfg_scale, max_tokens, prompts, grid = "sd3", 28, 7.0, 256, 3, "scheduler"
-    solver_sigmas = True
+    solver_sigmas, pooled_channels = True, 2048
     conditioning = ("prompt_embeds", "pooled_prompt_embeds")
     parts = {
         "transformer": ("diffusers", "SD3Transformer2DModel"),
@@ -103,7 +96,7 @@ class StableDiffusion3(Family):
         return edge, edge
 
     def conditioning_elements(self) -> int:
-        return (self.clip_tokens + self.t5_tokens) * self.width() + int(self.config.get("pooled_projection_dim", 2048))
+        return super().conditioning_elements() + (self.clip_tokens + self.t5_tokens - self.max_tokens) * self.width()
 
     def count(self, prompt: Prompt) -> tuple[int, int]:
         if self.has_t5:
@@ -139,7 +132,8 @@ class Flux(Family):
     """
 
     slug, steps, guidance, prompts, packed_by_network, solver_sigmas = "flux1", 28, 3.5, 2, 4, True
-    conditioning = ("prompt_embeds", "pooled_prompt_embeds")
+    guidance_embeds = False
+    conditioning = encoder_gives = ("prompt_embeds", "pooled_prompt_embeds")
     parts = {
         "transformer": ("diffusers", "FluxTransformer2DModel"),
         "vae": ("diffusers", "AutoencoderKL"),
@@ -149,20 +143,8 @@ class Flux(Family):
     tokenizers = ("tokenizer", "tokenizer_2")
     lora_targets = (*JOINT_ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
 
-    def takes_guidance(self) -> bool:
-        return bool(self.config.get("guidance_embeds", False))
-
-    def conditioning_elements(self) -> int:
-        return super().conditioning_elements() + int(self.config.get("pooled_projection_dim", 768))
-
     def count(self, prompt: Prompt) -> tuple[int, int]:
         return len(self.pipe.tokenizer_2(prompt.text(1)).input_ids), self.max_tokens
-
-    def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
-        embeds, pooled, _ = self.pipe.encode_prompt(
-            [prompt.text(0)], [prompt.text(1)], device=self.encoders, max_sequence_length=self.max_tokens
-        )
-        return {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0]}
 
     def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
         embeds = self.stack(rows, "prompt_embeds")
@@ -186,6 +168,7 @@ class ZImage(Family):
     """
 
     slug, true_cfg_scale, unpadded, solver_sigmas, grid = "z-image", 1 + 5.0, True, None, "linspace_torch"
+    text_channels, encoder_takes = ("cap_feat_dim", 2560), {"do_classifier_free_guidance": False}
     lora_targets = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
     parts = {
         "transformer": ("diffusers", "ZImageTransformer2DModel"),
@@ -197,24 +180,12 @@ class ZImage(Family):
         super().__init__(folder)
         self.edge_limit = min(list(self.config.get("axes_lens", (1024, 512, 512)))[1:])
 
-    def width(self) -> int:
-        return int(self.config.get("cap_feat_dim", 2560))
-
     def count(self, prompt: Prompt) -> tuple[int, int]:
         chat = [{"role": "user", "content": prompt.text(0)}]
         text = self.pipe.tokenizer.apply_chat_template(
             chat, tokenize=False, add_generation_prompt=True, enable_thinking=True
         )
         return len(self.pipe.tokenizer(text).input_ids), self.max_tokens
-
-    def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
-        embeds, _ = self.pipe.encode_prompt(
-            [prompt.text(0)],
-            device=self.encoders,
-            do_classifier_free_guidance=False,
-            max_sequence_length=self.max_tokens,
-        )
-        return {"prompt_embeds": embeds[0]}
 
     def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
         import torch
@@ -232,6 +203,8 @@ class Flux2(Family):
     """
 
     slug, guidance, packed_by_network, mu, solver_sigmas = "flux2", 4.0, 4, "flux2", True
+    text_channels = ("joint_attention_dim", 15360)
+    guidance_embeds: bool | None = True
     parts = {
         "transformer": ("diffusers", "Flux2Transformer2DModel"),
         "vae": ("diffusers", "AutoencoderKLFlux2"),
@@ -246,22 +219,12 @@ class Flux2(Family):
         "ff_context.linear_out",
     )
 
-    def width(self) -> int:
-        return int(self.config.get("joint_attention_dim", 15360))
-
-    def takes_guidance(self) -> bool:
-        return bool(self.config.get("guidance_embeds", True))
-
     def count(self, prompt: Prompt) -> tuple[int, int]:
         from diffusers.pipelines.flux2.pipeline_flux2 import format_input
 
         chat = format_input([prompt.text(0)], system_message=self.pipe.system_message)
         ids = self.pipe.tokenizer.apply_chat_template(chat, tokenize=True, return_dict=True)["input_ids"]
         return len(ids[0]), self.max_tokens
-
-    def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
-        embeds, _ = self.pipe.encode_prompt([prompt.text(0)], device=self.encoders, max_sequence_length=self.max_tokens)
-        return {"prompt_embeds": embeds[0]}
 
     def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
         import torch
@@ -303,16 +266,13 @@ class Flux2Klein(Flux2):
     Guidance is classifier-free, against an empty prompt; the models that are distilled to 4 steps go without.
     """
 
-    slug, true_cfg_scale, index_settings = "flux2-klein", 4.0, ("is_distilled",)
+    slug, true_cfg_scale, index_settings, guidance_embeds = "flux2-klein", 4.0, ("is_distilled",), None
     parts = {**Flux2.parts, "text_encoder": ("transformers", "Qwen3ForCausalLM")}
 
     def __init__(self, folder: Folder):
         super().__init__(folder)
         if folder.index.get("is_distilled"):
             self.true_cfg_scale, self.steps = 1.0, 4
-
-    def takes_guidance(self) -> bool:
-        return False
 
     def count(self, prompt: Prompt) -> tuple[int, int]:
         text = self.pipe.tokenizer.apply_chat_template(

@@ -101,7 +101,7 @@ def unpack(s: torch.Tensor, patch: tuple[int, int, int], grid: tuple[int, int, i
 
 
 class Family:
-    """What the pipelines have in common. A subclass sets the facts and defines encode_one and velocity."""
+    """What the pipelines have in common. A subclass sets the facts and defines velocity."""
 
     slug = ""
     """Its name in cards and metrics."""
@@ -117,6 +117,16 @@ class Family:
     """Entries of it that the family itself reads."""
     conditioning: tuple[str, ...] = ("prompt_embeds",)
     """The tensors of an encoded prompt, f32."""
+    encoder_gives: tuple[str, ...] = ("prompt_embeds",)
+    """What the pipeline's encode_prompt gives first, by these names; "": not taken."""
+    encoder_takes: dict[str, Any] = {}
+    """Arguments of it, beside the texts, their device and max_sequence_length."""
+    text_channels = ("joint_attention_dim", 4096)
+    """The channels of prompt_embeds: an entry of transformer/config.json, and where it is absent."""
+    pooled_channels = 768
+    """Those of pooled_prompt_embeds where pooled_projection_dim is absent."""
+    guidance_embeds: bool | None = None
+    """Whether guidance is an input of the network where its guidance_embeds is absent; None: it never is."""
     masks: dict[str, str] = {}
     """Of tensors of conditioning, where the mask is such a tensor, too."""
     unpadded = False
@@ -174,11 +184,13 @@ class Family:
 
     def width(self) -> int:
         """Channels of a token of prompt_embeds."""
-        return int(self.config.get("joint_attention_dim", 4096))
+        return int(self.config.get(*self.text_channels))
 
     def conditioning_elements(self) -> int:
         """Elements of the tensors of one prompt at most."""
-        return self.max_tokens * self.width()
+        pooled = int(self.config.get("pooled_projection_dim", self.pooled_channels))
+        of_tokens = self.max_tokens * (self.width() + len(self.masks))
+        return of_tokens + pooled if "pooled_prompt_embeds" in self.conditioning else of_tokens
 
     def default_size(self) -> tuple[int, int]:
         """Height and width of the pipeline's call."""
@@ -240,7 +252,7 @@ class Family:
 
     def takes_guidance(self) -> bool:
         """Whether the guidance scale is an input of the network."""
-        return False
+        return self.guidance_embeds is not None and bool(self.config.get("guidance_embeds", self.guidance_embeds))
 
     def max_pixels(self) -> int:
         """Pixels of an image or frame at most."""
@@ -409,7 +421,13 @@ class Family:
 
     def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
         """Returns the tensors of conditioning, f32 on the device, of one prompt that is cut to max_tokens."""
-        raise NotImplementedError
+        given = self.pipe.encode_prompt(
+            *([prompt.text(place)] for place in range(self.prompts)),
+            device=self.encoders,
+            max_sequence_length=self.max_tokens,
+            **self.encoder_takes,
+        )
+        return {name: t[0] for name, t in zip(self.encoder_gives, given, strict=False) if name}
 
     def velocity(
         self, x: torch.Tensor, t: torch.Tensor, rows: list[dict[str, torch.Tensor]], size: Size, guidance: torch.Tensor

@@ -14,7 +14,7 @@ from .faults import Fault
 from .folder import Folder
 from .whole import Pipeline
 
-_OF_FAMILIES = ("slug", "parts", "encode_one", "velocity")
+_OF_FAMILIES = ("slug", "parts", "velocity")
 _OF_PIPELINES = ("__call__",)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from .family import JOINT_ATTENTION, Family, Prompt, Standardized, pack
+from .family import JOINT_ATTENTION, Prompt, Standardized, pack
 from .faults import Fault
 from .folder import Folder
 
@@ -25,7 +25,8 @@ class Wan(Standardized):
     """
 
     slug, true_cfg_scale, grid, packages, edge_limit = "wan", 5.0, "scheduler", ("ftfy",), 1024
-    frames, fps, mu, solver_sigmas = 81, 16.0, "none", True
+    frames, fps, mu, solver_sigmas, text_channels = 81, 16.0, "none", True, ("text_dim", 4096)
+    encoder_takes = {"do_classifier_free_guidance": False}
     parts = {
         "transformer": ("diffusers", "WanTransformer3DModel"),
         "transformer_2": ("diffusers", "WanTransformer3DModel"),
@@ -67,9 +68,6 @@ class Wan(Standardized):
     def pixels_per_latent(self) -> int:
         return int(self.vae_config.get("scale_factor_spatial", 8))
 
-    def width(self) -> int:
-        return int(self.config.get("text_dim", 4096))
-
     def default_size(self) -> tuple[int, int]:
         return (704, 1280) if self.time_of_tokens else (480, 832)
 
@@ -82,15 +80,6 @@ class Wan(Standardized):
         from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 
         return len(self.pipe.tokenizer(prompt_clean(prompt.text(0))).input_ids), self.max_tokens
-
-    def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
-        embeds, _ = self.pipe.encode_prompt(
-            [prompt.text(0)],
-            do_classifier_free_guidance=False,
-            max_sequence_length=self.max_tokens,
-            device=self.encoders,
-        )
-        return {"prompt_embeds": embeds[0]}
 
     def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
         late = [self.boundary is not None and at < self.boundary for at in t.tolist()]
@@ -111,14 +100,16 @@ class Wan(Standardized):
         return pack(v, self.patch)
 
 
-class HunyuanVideo(Family):
+class HunyuanVideo(Standardized):
     """HunyuanVideo (arXiv 2412.03603). A prompt is Llama's [256, 4096] over a template, its mask, CLIP's pooled [768].
 
     Guidance is an input; the network takes it times 1000. The pipeline gives both encoders the same text.
     """
 
     slug, guidance, frames, fps, temporal, max_tokens, mu = "hunyuan-video", 6.0, 129, 24.0, 4, 256, "none"
+    text_channels, guidance_embeds = ("text_embed_dim", 4096), True
     conditioning = ("prompt_embeds", "prompt_attention_mask", "pooled_prompt_embeds")
+    encoder_gives = ("prompt_embeds", "pooled_prompt_embeds", "prompt_attention_mask")
     masks = {"prompt_embeds": "prompt_attention_mask"}
     parts = {
         "transformer": ("diffusers", "HunyuanVideoTransformer3DModel"),
@@ -138,29 +129,14 @@ class HunyuanVideo(Family):
     def pixels_per_latent(self) -> int:
         return int(self.vae_config.get("spatial_compression_ratio", 8))
 
-    def width(self) -> int:
-        return int(self.config.get("text_embed_dim", 4096))
-
-    def conditioning_elements(self) -> int:
-        return self.max_tokens * (self.width() + 1) + int(self.config.get("pooled_projection_dim", 768))
-
     def default_size(self) -> tuple[int, int]:
         return 720, 1280
-
-    def takes_guidance(self) -> bool:
-        return bool(self.config.get("guidance_embeds", True))
 
     def count(self, prompt: Prompt) -> tuple[int, int]:
         from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE as template
 
         ids = self.pipe.tokenizer(template["template"].format(prompt.text(0))).input_ids
         return len(ids) - template["crop_start"], self.max_tokens
-
-    def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
-        embeds, pooled, mask = self.pipe.encode_prompt(
-            [prompt.text(0)], device=self.encoders, max_sequence_length=self.max_tokens
-        )
-        return {"prompt_embeds": embeds[0], "prompt_attention_mask": mask[0], "pooled_prompt_embeds": pooled[0]}
 
     def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
         v = self.transformer(
@@ -174,13 +150,11 @@ class HunyuanVideo(Family):
         )[0]
         return pack(v, self.patch)
 
-    def decode(self, x, size):  # type: ignore[no-untyped-def]
-        z = self.grid_of(x, size).to(self.vae.dtype) / self.vae.config.scaling_factor
-        return self.vae.decode(z, return_dict=False)[0][0].transpose(0, 1)
+    def scale_in(self, z):  # type: ignore[no-untyped-def]
+        return z * self.vae.config.scaling_factor
 
-    def encode_media(self, media, size):  # type: ignore[no-untyped-def]
-        z = self.vae.encode(media.to(self.vae.dtype).transpose(0, 1)[None]).latent_dist.mode()
-        return pack((z * self.vae.config.scaling_factor).float(), self.patch)
+    def scale_back(self, z):  # type: ignore[no-untyped-def]
+        return z / self.vae.config.scaling_factor
 
 
 class LTX(Standardized):
@@ -192,7 +166,8 @@ class LTX(Standardized):
 
     slug, true_cfg_scale, frames, fps, temporal, max_tokens = "ltx", 3.0, 161, 25.0, 8, 128
     patch = (1, 1, 1)
-    conditioning = ("prompt_embeds", "prompt_attention_mask")
+    text_channels, encoder_takes = ("caption_channels", 4096), {"do_classifier_free_guidance": False}
+    conditioning = encoder_gives = ("prompt_embeds", "prompt_attention_mask")
     masks = {"prompt_embeds": "prompt_attention_mask"}
     parts = {
         "transformer": ("diffusers", "LTXVideoTransformer3DModel"),
@@ -217,23 +192,8 @@ class LTX(Standardized):
         halved = sum(map(bool, c.get("spatio_temporal_scaling", (True, True, True, False))))
         return int(c.get(f"{axis}_compression_ratio") or int(c.get(patch, default)) * 2**halved)
 
-    def width(self) -> int:
-        return int(self.config.get("caption_channels", 4096))
-
-    def conditioning_elements(self) -> int:
-        return self.max_tokens * (self.width() + 1)
-
     def default_size(self) -> tuple[int, int]:
         return 512, 704
-
-    def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
-        embeds, mask, _, _ = self.pipe.encode_prompt(
-            [prompt.text(0)],
-            do_classifier_free_guidance=False,
-            max_sequence_length=self.max_tokens,
-            device=self.encoders,
-        )
-        return {"prompt_embeds": embeds[0], "prompt_attention_mask": mask[0]}
 
     def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
         f, h, w = self.latent_grid(size)

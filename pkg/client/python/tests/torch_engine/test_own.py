@@ -134,7 +134,7 @@ def test_trainer_takes_a_pipeline_of_a_file(own):
         ("mine.py:A", "class A: pass", r"mine.py: A: must be a subclass of meander.torch.family.Family, or of diffusers"),
         (
             "mine.py:A", "from meander.torch.family import Family\nclass A(Family):\n  slug = 'a'",
-            r"mine.py: A: lacks parts, encode_one, velocity",
+            r"mine.py: A: lacks parts, velocity",
         ),
         (
             "mine.py:A", "from diffusers import DiffusionPipeline\nclass A(DiffusionPipeline): pass",
