@@ -235,7 +235,8 @@ func checkBeside(x *imageSettings, pipeline *model.Pipeline, p *schemas.Prompt, 
 			"it encodes inside: prompt, conditions and arguments of the trajectory give the same again",
 		},
 		{
-			"start.data.images", p.Start != nil && p.Start.Data != nil && len(p.Start.Data.Images) > 0,
+			"start.data.images", p.Start != nil && p.Start.Data != nil && len(p.Start.Data.Images) > 0 &&
+				!pipeline.Encodes && pipeline.RandomAccess != "",
 			"it encodes none; give start.data.latents",
 		},
 	} {

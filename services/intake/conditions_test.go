@@ -132,6 +132,7 @@ func TestResolve_ConditionsRefused(t *testing.T) {
 		{"a reward that sees a mask", "", also(func(p *P) { p.Reward = []schemas.RewardSpec{{Name: "unchanged"}} }), `reward[0]: name: "unchanged"; sees the conditions image and mask: the prompt must have a condition of type mask`},
 		{"conditioning", "", also(func(p *P) { p.Rollout.ReturnConditioning = true }), "rollout.return_conditioning: given; must be absent"},
 		{"scheduled sampling", model.AccessAfterPrevious, also(func(p *P) { p.ScheduledSampling = &schemas.ScheduledSampling{} }), "scheduled_sampling: given; must be absent"},
+		{"images", model.AccessExact, also(func(p *P) { p.Start = &schemas.Start{Data: &schemas.Data{Images: []schemas.DataImage{{Data: file}}}} }), "start.data.images: given; must be absent"},
 		{"start", model.AccessInOrder, also(func(p *P) { p.Start = &schemas.Start{} }), "start: given; must be absent"},
 		{"tree", model.AccessInOrder, also(func(p *P) { p.Tree = &schemas.Tree{} }), "tree: given; must be absent"},
 	} {

@@ -43,6 +43,8 @@ type Pipeline struct {
 	// Media are the kinds of files that it makes: image (of several frames a video), audio; empty: that is not known
 	// before the weights are read.
 	Media []string `json:"media,omitempty" msgpack:"media"`
+	// Encodes says whether images and videos can be encoded to start from.
+	Encodes bool `json:"encodes,omitempty" msgpack:"encodes"`
 }
 
 // Input is a condition or an argument of a pipeline.

@@ -126,10 +126,7 @@ class Engine:
     def _compile(self, say: Callable[[str], None]) -> None:
         """Compiles the networks at the default size, for one row and for several, and at another size: with it the code
         is for all of them."""
-        # Adapters are hooks, which a compiled network looks at only where it is told to.
-        torch._dynamo.config.skip_nnmodule_hook_guards = False
-        for network in self.family.networks.values():
-            network.compile()
+        compile_networks(self.family)
         card = self.family.card()
         default = Size(**card["size"])
         item = self.encode([[""]], True)[0]["items"][0]
@@ -307,6 +304,14 @@ class Engine:
         if a.dtype != np.float32 or a.shape != shape:
             raise Fault("latents", f"{name}: {a.dtype} {list(a.shape)}; must be f32 {list(shape)}")
         return torch.from_numpy(a).to(self.device)
+
+
+def compile_networks(family: Family) -> None:
+    """Has the networks of a family compile themselves when they are called."""
+    # Adapters are hooks, which a compiled network looks at only where it is told to.
+    torch._dynamo.config.skip_nnmodule_hook_guards = False
+    for network in family.networks.values():
+        network.compile()
 
 
 def make_engine(family: Family, settings: Settings, say: Callable[[str], None] = lambda detail: None) -> Engine:

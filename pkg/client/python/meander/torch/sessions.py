@@ -13,7 +13,18 @@ import numpy as np
 import torch
 
 from .canonical import Grid, Point
-from .engine import DTYPES, Answer, Engine, Settings, Tensors, _array, _prepare, find_device, is_out_of_memory
+from .engine import (
+    DTYPES,
+    Answer,
+    Engine,
+    Settings,
+    Tensors,
+    _array,
+    _prepare,
+    compile_networks,
+    find_device,
+    is_out_of_memory,
+)
 from .family import Size
 from .faults import Fault
 from .folder import Folder
@@ -294,15 +305,18 @@ class PipelineEngine(Engine):
         """Loads the folder. Fault of class config: a setting that whole pipelines do not have."""
         self.family, self.settings = family, settings
         device = find_device(settings.device)
-        if settings.compile or settings.encoders:
-            what = "--compile" if settings.compile else "--text-encoder-device"
-            raise Fault("config", f"{what}: set; must be absent: {family.cls.__name__} is computed as a whole")
+        if settings.encoders:
+            raise Fault(
+                "config", f"--text-encoder-device: set; must be absent: {family.cls.__name__} is computed as a whole"
+            )
         self.dtype = settings.dtype if settings.dtype != "auto" else "f32" if device.type == "cpu" else "bf16"
         _prepare(settings, self.dtype)
         family.attach(family.load(DTYPES[self.dtype], device, say), device)
         if settings.vae_tiling:
             family.pipe.vae.enable_tiling()
-        self.device, self.weights = device, Weights(family.networks)
+        self.device, self.weights = device, Weights(family.networks, settings.compile)
+        if settings.compile:
+            compile_networks(family)
         self.loaded = Loaded(family)
         self.recipes: OrderedDict[str, Recipe] = OrderedDict()
         self.runs: OrderedDict[tuple[str, int], Run] = OrderedDict()
@@ -316,12 +330,21 @@ class PipelineEngine(Engine):
 
     def check_decoder(self) -> None:
         """Tests whether the pipeline is a function of states and timesteps. Fault of class config: it is not."""
-        from .admission import admit
+        from .admission import admit, recipe_of
+        from .starts import encodes
 
         try:
             admit(self.loaded, self.say)
         except Fault as e:
             raise Fault("config", f"{self.family.cls.__name__}: not admitted: {e}") from e
+        self.family.encodes = encodes(self.loaded, Size(**self.family.admitted))
+        for n in range(1, 1 + self.settings.compile * (1 + self.family.rows_alike)):
+            self.say(f"compiling the network for {n} rows")
+            run = self.loaded.session(recipe_of(self.loaded), n)
+            y = torch.zeros(n, sum(shape.numel() // n for shape, _ in run.shapes), device=self.device)
+            for sigma in (0.99, 0.01):  # a second transformer has the small ones
+                run.velocity(y, sigma)
+            run.session.cancel()
 
     def condition(self, digest: str, type: str, size: Size, rate: int, tensors: Tensors) -> Answer:
         """Keeps a condition by its digest."""

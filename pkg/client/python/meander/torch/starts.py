@@ -18,6 +18,18 @@ from .sessions import Loaded
 _BASE = 16  # of the digits that places are told in, which every dtype has exactly
 
 
+def encodes(loaded: Loaded, size: Size) -> bool:
+    """Whether media of a size can be encoded to start from."""
+    if len(loaded.family.tracks) > 1:
+        return False
+    try:
+        zero = torch.zeros(size.frames, 3, size.height, size.width, device=loaded.family.device)
+        Start(loaded, size).latents(zero)
+    except (Fault, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return False
+    return True
+
+
 class _Decoded(BaseException):
     """Raised where a pipeline decodes: what its VAE is given."""
 

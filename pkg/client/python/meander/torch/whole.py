@@ -68,6 +68,8 @@ class Pipeline(Family):
         self.temporal = self._temporal()
         self.channels = int(self.vae_config.get("latent_channels") or self.vae_config.get("z_dim") or 4)
         self.access, self.tracks, self.rows_alike, self.notes = "", list[dict[str, Any]](), False, list[str]()
+        self.encodes = False
+        """Whether it encodes media to start from; known once it is tested."""
         self.media = list[str]()
         """The kinds of what it makes, image and audio; empty: not known before it is tested."""
         self.grid_name, self.mu_name = "pipeline", "linear"
@@ -201,6 +203,7 @@ class Pipeline(Family):
                 "random_access": self.access, "conditions": self.conditions, "arguments": self.arguments,
                 "guidance": guidance, "tracks": self.tracks, "media": self.media, "admitted": self.admitted,
                 "sigmas": self.sigmas, "sigmas_tokens": self.sigmas_tokens,
+                "encodes": self.encodes,
             },
         }  # fmt: skip
 

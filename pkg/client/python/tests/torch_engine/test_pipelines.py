@@ -250,6 +250,44 @@ def test_calls_for_which_memory_is_too_small_are_computed_one_after_another(clie
     assert np.abs(together - alone).max() <= 1e-5 * np.abs(alone).max()
 
 
+def test_a_compiled_pipeline_computes_the_same(client, served, dial):
+    """Alone, beside others, and with an adapter that comes later."""
+    from meander.torch.engine import Settings, make_engine
+    from meander.torch.folder import Folder
+    from meander.torch.server import Worker
+    from meander.torch.whole import Pipeline
+
+    plain, card = client("qwen-image")
+    family = Pipeline(Folder(served("qwen-image").family.folder.path))
+    worker = Worker(family, "cpu", "f32")
+    worker.compile = True
+    worker.load(lambda say: make_engine(family, Settings("cpu", "f32", threads=1, compile=True), say))
+    assert worker.error is None, worker.error
+    compiled = dial("qwen-image", worker=worker)
+    assert "/compiled/nondeterministic" in compiled.ready()["backend"]
+    recipes = [recipe_of(plain, card, prompt=p) for p in ("a cat", "the quick brown fox")]
+    handles = [[begin(c, r) for c in (plain, compiled)] for r in recipes]
+    shape = family.latent_shape(served("qwen-image").engine.recipes[handles[0][0]].size)
+    x = np.random.default_rng(0).standard_normal((3, *shape)).astype(np.float32)
+    size = {n: card["size"][n] for n in ("height", "width")}
+    linear = plain("modules")[0]["linear"]
+    name = min(n for n in linear if n.endswith("attn.to_q"))
+    out, into = linear[name]
+    adapter = {f"{name}.A": torch.randn(2, into).numpy(), f"{name}.B": torch.randn(out, 2).numpy()}
+    module = {"name": name, "rank": 2, "scale": 1.0}
+    for weights in ("", "a" * 64):
+        if weights:
+            for c in (plain, compiled):
+                c("load", {"weights": weights, "kind": "adapter", "modules": [module], "files": []}, adapter)
+        for n in (1, 3):
+            of = [handles[i % 2] for i in range(n)]
+            theirs, ours = (
+                c.velocity(x[:n], [0.5] * n, [h[i] for h in of], **size, weights=weights)
+                for i, c in enumerate((plain, compiled))
+            )
+            assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
+
+
 @pytest.mark.parametrize("name", ["qwen-image", "flux2", "wan", "sdxl"])
 def test_media_to_start_from_are_latents(client, served, name):
     """As families written by hand encode them, and as the pipeline of SDXL from image to image does."""

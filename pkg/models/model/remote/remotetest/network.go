@@ -87,7 +87,8 @@ func cardOf(class string) (c wire.Card) {
 				{Name: "max_sequence_length", Type: model.InputInteger},
 				{Name: "clean", Type: model.InputBoolean},
 			},
-			Tracks: []model.Track{{Name: "latents", Elements: 16 * Channels, Shape: []int{1, 16, Channels}}},
+			Tracks:  []model.Track{{Name: "latents", Elements: 16 * Channels, Shape: []int{1, 16, Channels}}},
+			Encodes: true,
 		}
 	}
 	if class == TracksClass {
