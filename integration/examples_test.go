@@ -30,7 +30,7 @@ func TestExamples_Plan(t *testing.T) {
 	tried := 0
 	for _, m := range line.FindAllStringSubmatch(text, -1) {
 		// What names a file, a folder or a server of one's own is not here.
-		if regexp.MustCompile(`\bDIR\b|words\.csv|prompts\.(txt|jsonl)|--start-latents|--start-image|--nats|scorers\.yaml`).MatchString(m[1]) && !strings.Contains(m[1], "deploy/demo") {
+		if regexp.MustCompile(`\bDIR\b|words\.csv|prompts\.(txt|jsonl)|--start-latents|--start-image|--nats|scorers\.yaml|ORG/NAME`).MatchString(m[1]) && !strings.Contains(m[1], "deploy/demo") {
 			continue
 		}
 		tried++

@@ -25,7 +25,7 @@ func TestReading(t *testing.T) {
 		times int
 	}{
 		"deploy/guide/the-contract.md": {"(16, 64)", 4},
-		"README.md":                    {"(8, 2, 16, 64) (8, 2) (8, 2)", 1}, // 2 groups of 4 samples, 2 trained steps
+		"README.md":                    {"(8, 10, 16, 64) (8, 10) (8, 10)", 1}, // 2 groups of 4 samples, 10 trained steps
 	} {
 		t.Run(name, func(t *testing.T) {
 			python := pythonWith(t, "nats, msgpack, blake3, numpy")

@@ -48,6 +48,7 @@ var subjectsOf = map[string]string{
 	"BucketSubject":   schemas.BucketSubject(schemas.LeaseBucket, "l"), // those of all buckets are made of their streams
 	"PresenceSubject": schemas.PresenceSubject("i"), "DrySubject": schemas.DrySubject("r"),
 	"UpdateSubject": schemas.UpdateSubject("r", "l", schemas.TenantMain, "t", 1),
+	"SeenSubject":   schemas.SeenSubject("l"),
 }
 
 // durablesOf has a durable of each function of package schemas that describes one.
@@ -124,8 +125,10 @@ func attempts() (out []attempt) {
 	sees := func(g auth.Grant) bool { return g.SeesServices }
 	try("find the services", "$SRV.INFO", sees)
 	try("ask the clocks of services", auth.ClockSubject, sees)
-	for _, subject := range []string{"$SRV.PING", auth.ClockSubject} {
-		may := func(g auth.Grant) bool { return g.Discoverable }
+	for subject, service := range map[string]string{
+		"$SRV.PING": "meander-scorer", "$SRV.PING.meander-scorer": "meander-scorer", "$SRV.PING.meander-intake": "", auth.ClockSubject: "",
+	} {
+		may := func(g auth.Grant) bool { return g.Discoverable || slices.Contains(g.FoundAs, service) }
 		out = append(out, attempt{what: "answer " + subject, do: listens(subject, ""), may: may})
 	}
 	return out

@@ -51,6 +51,8 @@ type Grant struct {
 	Asks, Answers []string
 	// Discoverable: service discovery finds it. AnswersClients: it publishes to the inboxes of clients.
 	Discoverable, AnswersClients bool
+	// FoundAs are the services that workers are in service discovery; they cannot answer for any other.
+	FoundAs []string
 	// ListsConsumers: it sees the progress of all consumers, by name. SeesServices: it sees the progress of the
 	// services' durables, and which services run.
 	ListsConsumers, SeesServices bool
@@ -201,7 +203,8 @@ func clientGrants() []Grant {
 				schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
 				schemas.StreamPresenceBucket, schemas.StreamBlobBucket,
 			},
-			Answers: []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")}, Discoverable: true,
+			Answers: []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")},
+			FoundAs: []string{"meander-scorer", "meander-interaction"},
 		},
 		{
 			Role: RoleTeacher, Purpose: "meander teacher: gives the log-probs of stored samples under other weights",

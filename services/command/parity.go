@@ -33,7 +33,7 @@ var parityBounds = map[string][2]float64{"f32": {1e-4, 0.5}, "bf16": {0.1, 6}, "
 // comparer is one 'meander parity'.
 type comparer struct {
 	*app
-	model, engine  string
+	model          string
 	own            bool
 	device, dtype  string
 	torch          models.TorchOptions
