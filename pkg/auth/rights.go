@@ -76,7 +76,8 @@ func (g Grant) rights(u *User) Rights {
 		r.Subscribe = append(r.Subscribe, "$SRV.>")
 	}
 	for _, service := range g.FoundAs {
-		r.Subscribe = append(r.Subscribe, "$SRV.PING", "$SRV.INFO", "$SRV.STATS", "$SRV.*."+service, "$SRV.*."+service+".*")
+		r.Subscribe = append(r.Subscribe, "$SRV.PING", "$SRV.INFO", "$SRV.STATS")
+		r.Subscribe = append(r.Subscribe, "$SRV.*."+service, "$SRV.*."+service+".*")
 	}
 	if len(g.Answers) > 0 || g.Discoverable {
 		r.Answers, r.AnswerWithin = 1, answerWithin

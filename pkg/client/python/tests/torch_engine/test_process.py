@@ -230,7 +230,7 @@ def rewrite(file, **changes):
 
 def test_folders_that_are_none(folders, tmp_path):
     at = ("--socket", tmp_path / "s")
-    assert "hf download" in fails(tmp_path, *at)
+    assert "ORG/NAME of the Hugging Face Hub" in fails(tmp_path, *at)
     sd3 = folders["sd3"]
     index = "model_index.json"
     bad = damaged(sd3, tmp_path, lambda f: rewrite(f / index, _class_name="OtherPipeline"))
