@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -18,6 +19,10 @@ const (
 	probeStream = "MDR_ROOM"
 	// mostProbed bounds what growLimits asks for.
 	mostProbed = int64(16) << 40
+	// probeRemembered is how long the servers of a cluster may count a stream that is gone: they tell each other of their
+	// storage every ten seconds. growAgain is the pause between two tries.
+	probeRemembered = 30 * time.Second
+	growAgain       = 500 * time.Millisecond
 )
 
 // stepsLimit returns the limit of the stream of steps in the registry, the least on storage that holds all limits.
@@ -76,7 +81,7 @@ func (b *Bus) growLimits(ctx context.Context, isNew bool) error {
 	}
 	old := c.MaxBytes
 	c.MaxBytes, c.Metadata[grownKey] = old+steps, "true"
-	if _, err := b.js.UpdateStream(ctx, c); err != nil {
+	if err := b.grow(ctx, c); err != nil {
 		return fmt.Errorf("set up stream %s: %w", c.Name, err)
 	}
 	if !isNew {
@@ -93,12 +98,26 @@ func (b *Bus) growLimits(ctx context.Context, isNew bool) error {
 	if err == nil {
 		c = blobStream.CachedInfo().Config
 		c.MaxBytes += blobs
-		_, err = b.js.UpdateStream(ctx, c)
+		err = b.grow(ctx, c)
 	}
 	if err != nil {
 		return fmt.Errorf("set up bucket %s: %w", schemas.BlobBucket, err)
 	}
 	return nil
+}
+
+// grow gives a stream a higher limit. The servers of a cluster know for some seconds no better than that the probe has
+// the storage still, so a refusal for want of it is asked again for as long.
+func (b *Bus) grow(ctx context.Context, c jetstream.StreamConfig) error {
+	for until := time.Now().Add(probeRemembered); ; {
+		_, err := b.js.UpdateStream(ctx, c)
+		if err == nil || classOf(err) != classFull || !b.clustered() || time.Now().After(until) {
+			return err
+		}
+		if err := Pause(ctx, growAgain); err != nil {
+			return err
+		}
+	}
 }
 
 // mostThatFits returns the most bytes that fit, up to an eighth less, from 16 MiB to mostProbed; 0: fewer do.
