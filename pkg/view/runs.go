@@ -178,6 +178,8 @@ const maxRuns = 500
 
 // RunList says which runs a list has.
 type RunList struct {
+	// Run is the name of the only one.
+	Run schemas.Run
 	// Text is part of the name, the model, a tag or the note, in any case; State, Model and Tag are equal; empty: all.
 	Text, State, Model, Tag string
 	// Order is one of RunOrders, with - before it the other way round; empty: the newest first.
@@ -212,7 +214,7 @@ func compareNumbers(a, b *float64) int {
 
 // matches reports whether a list has the run.
 func (l *RunList) matches(r *Run) bool {
-	if l.State != "" && l.State != r.State || l.Model != "" && l.Model != string(r.Model) ||
+	if l.Run != "" && l.Run != r.Run || l.State != "" && l.State != r.State || l.Model != "" && l.Model != string(r.Model) ||
 		l.Tag != "" && !slices.Contains(r.Tags, l.Tag) {
 		return false
 	}

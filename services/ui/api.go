@@ -95,8 +95,8 @@ func ask[V any](q *query, read func(ctx context.Context) (V, error)) (any, error
 // runList reads which runs a list has.
 func (q *query) runList() view.RunList {
 	l := view.RunList{
-		Text: q.FormValue("text"), State: q.FormValue("state"), Model: q.FormValue("model"), Tag: q.FormValue("tag"),
-		Order:  q.FormValue("order"),
+		Run: schemas.Run(q.FormValue("name")), Text: q.FormValue("text"), State: q.FormValue("state"),
+		Model: q.FormValue("model"), Tag: q.FormValue("tag"), Order: q.FormValue("order"),
 		Offset: q.number("offset", 0, 0, view.MaxRows), Limit: q.number("limit", 0, 1, maxRunsPage),
 	}
 	if orders := view.RunOrders(); l.Order != "" && !slices.Contains(orders, strings.TrimPrefix(l.Order, "-")) {

@@ -97,12 +97,12 @@ func WriteReport(
 		Notes: []string{}, Media: map[string]string{},
 		Answers: map[string]any{"page": pageMay{Tones: outcomes.Tones(), Outcomes: outcomes.GroupOutcomes()}},
 	}
-	list, err := reader.Runs(ctx, view.RunList{Text: string(name)})
+	list, err := reader.Runs(ctx, view.RunList{Run: name})
 	if err != nil {
 		return nil, err
 	}
-	list.Runs = slices.DeleteFunc(list.Runs, func(x *view.Run) bool { return x.Run != name })
-	list.Total, list.Matched, list.Waits, list.Dead = len(list.Runs), len(list.Runs), []outcomes.Wait{}, 0
+	list.Total, list.Waits, list.Dead = list.Matched, []outcomes.Wait{}, 0
+	list.States, list.Models, list.Tags = []string{}, []string{}, []string{} // they are of all runs
 	r.Answers["runs"] = list
 	progress, err := reader.Progress(ctx, name)
 	if err != nil {

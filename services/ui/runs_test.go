@@ -79,7 +79,7 @@ func TestRuns_List(t *testing.T) {
 	}
 	for query, want := range map[string]string{
 		"?order=mean": "owl hen fox", "?order=-mean": "fox hen owl", "?order=run": "fox hen owl", "?order=-run&limit=1&offset=1": "hen",
-		"?text=ONERROR": "hen", "?tag=b+2": "hen", "?text=owl": "owl", "?state=open": "", "?model=synthetic&order=run": "fox hen owl",
+		"?text=ONERROR": "hen", "?tag=b+2": "hen", "?text=owl": "owl", "?name=owl": "owl", "?name=ow": "", "?state=open": "", "?model=synthetic&order=run": "fox hen owl",
 	} {
 		bustest.Until(t, query, func() error { // the list is shared for a moment
 			if got := names(t, s, query); got != want {

@@ -428,13 +428,13 @@ export async function runView(run, query) {
     offset: Number(query.get("offset")) || 0,
     limit: pageSize,
   };
-  const [progress, page, curve, all, settings, like] = await Promise.all([
+  const [progress, page, curve, all, settings, named] = await Promise.all([
     ask(api("runs", run)),
     ask(api("runs", run, "groups"), want),
     ask(api("runs", run, "curve")),
     ask("runs", { limit: 100 }),
     ask(api("runs", run, "settings")).catch(() => null), // a run of refused prompts alone has none
-    ask("runs", { text: run, limit: 500 }),
+    ask("runs", { name: run }),
   ]);
   const others = all.runs.map((r) => r.run).filter((r) => r !== run);
   const compare =
@@ -814,7 +814,7 @@ export async function runView(run, query) {
       rewards,
       updates.card,
       settingsCard(settings),
-      notesCard(like.runs.find((r) => r.run === run)),
+      notesCard(named.runs[0]),
       groups,
     ].filter(Boolean),
     start: () => {
