@@ -23,20 +23,23 @@ type Update struct {
 	WeightsDigest string `msgpack:"weights_digest" size:"0..MaxName"`
 	// Loss is what the update made smaller: a mean over its samples.
 	Loss *float64 `msgpack:"loss,omitempty"`
-	// Ratio is the mean ratio of probabilities under new and old weights, RatioMax the largest, ClipShare the share of
-	// ratios that were clipped.
-	Ratio     *float64 `msgpack:"ratio,omitempty" range:"0.."`
-	RatioMax  *float64 `msgpack:"ratio_max,omitempty" range:"0.."`
+	// Ratio is the mean ratio of probabilities under new and old weights.
+	Ratio *float64 `msgpack:"ratio,omitempty" range:"0.."`
+	// RatioMax is the largest ratio of probabilities under new and old weights.
+	RatioMax *float64 `msgpack:"ratio_max,omitempty" range:"0.."`
+	// ClipShare is the share of ratios that were clipped.
 	ClipShare *float64 `msgpack:"clip_share,omitempty" range:"0..1"`
 	// KL is the divergence from the reference, in nats.
 	KL *float64 `msgpack:"kl,omitempty"`
-	// LearningRate is the size of the step, GradNorm the length of its gradient before it was clipped.
+	// LearningRate is the size of the optimizer's step.
 	LearningRate *float64 `msgpack:"lr,omitempty" range:"0.."`
-	GradNorm     *float64 `msgpack:"grad_norm,omitempty" range:"0.."`
+	// GradNorm is the length of the gradient before it was clipped.
+	GradNorm *float64 `msgpack:"grad_norm,omitempty" range:"0.."`
 	// Staleness is how many versions the samples were behind.
 	Staleness *int64 `msgpack:"staleness,omitempty" range:"0.."`
-	// Groups and Samples are how many the update learned from.
-	Groups  *int64 `msgpack:"groups,omitempty" range:"0.."`
+	// Groups is how many groups the update learned from.
+	Groups *int64 `msgpack:"groups,omitempty" range:"0.."`
+	// Samples is how many samples the update learned from.
 	Samples *int64 `msgpack:"samples,omitempty" range:"0.."`
 	// Evaluation are the numbers of an evaluation after the update, sorted by name.
 	Evaluation []Metric `msgpack:"evaluation,omitempty" size:"0..MaxMetrics"`

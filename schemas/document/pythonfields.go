@@ -36,6 +36,7 @@ from typing import Any, Literal, TypedDict
 	prompt := reflect.TypeFor[schemas.Prompt]()
 	collectTypes(prompt, types)
 	delete(types, reflect.TypeFor[schemas.Metadata]().Name())
+	delete(types, reflect.TypeFor[schemas.ImageSettings]().Name()) // PromptFields has its fields
 	var names []string
 	for name := range types {
 		names = append(names, name)

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,6 +22,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/services/internal/present"
+	imageengine "github.com/meander-rl/meander/services/sampler/engine/images"
 	"github.com/meander-rl/meander/services/sampler/models"
 )
 
@@ -218,15 +218,15 @@ func (p *comparer) read(r *parityReport, file string) (err error) {
 	if err != nil {
 		return err
 	}
-	sigmas, sigmaErr := floatsOf(theirs, "sigmas")
-	timesteps, err := floatsOf(theirs, "timesteps")
+	sigmas, sigmaErr := theirs.Floats("sigmas")
+	timesteps, err := theirs.Floats("timesteps")
 	if err = errors.Join(sigmaErr, err); err != nil {
 		return err
 	}
 	for i := range sigmas {
 		name := fmt.Sprintf("latents.%d", i)
-		a, theirErr := floatsOf(theirs, name)
-		b, err := floatsOf(ours, sample.name+"."+name)
+		a, theirErr := theirs.Floats(name)
+		b, err := ours.Floats(sample.name + "." + name)
 		if err = errors.Join(theirErr, err); err != nil {
 			return err
 		}
@@ -259,9 +259,8 @@ func (p *comparer) read(r *parityReport, file string) (err error) {
 // judge finds where the two do not agree.
 func (r *parityReport) judge() {
 	for _, s := range r.Steps {
-		// UniPC takes 1 - 1e-6 for a first sigma of 1, whose logarithm it needs.
 		ours, theirs := float32(s.Ours), float32(s.Sigma)
-		if ours != theirs && !(r.Reference.Whole && s.Step == 0 && ours == 1 && theirs == 1-1e-6) {
+		if !imageengine.SameSigma(ours, theirs, r.Reference.Whole && s.Step == 0) {
 			r.Faults = append(r.Faults, fmt.Sprintf("sigma %d: %v in diffusers, %v in meander", s.Step, theirs, ours))
 			break
 		}
@@ -369,19 +368,6 @@ func (p *comparer) print(r *parityReport) error {
 		return &exitError{status: exitFailed}
 	}
 	return nil
-}
-
-// floatsOf returns an F32 tensor of a file.
-func floatsOf(a *safetensors.Archive, name string) ([]float32, error) {
-	data, err := a.Bytes(name)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]float32, len(data)/4)
-	for i := range out {
-		out[i] = math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:]))
-	}
-	return out, nil
 }
 
 // apart returns how far two states are apart: by the largest and the mean element, and relative to the first (L2).

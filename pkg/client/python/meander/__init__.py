@@ -34,7 +34,8 @@ __all__ = [
     "Batch", "Batches", "Client", "CursorError", "EmptyBatch", "EventError", "Gone", "Group", "Groups", "Health",
     "Judged", "Keep",
     "NoStreams", "NoTeacher", "Ratio", "RatioOff", "Refused",
-    "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "VersionMismatch", "connect", "dataset", "fresh", "loss", "noise",
+    "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "VersionMismatch", "connect", "dataset", "fresh",
+    "loss", "noise",
     "policy",
     "scheduled", "sync", "tensor", "transition",
 ]
@@ -49,8 +50,9 @@ _MODULES = {
     "plugs": ("accelerate", "dataset", "lane", "track", "trl", "verl"), "rewards": (),
 }
 _NAMES = {
-    "client.access": ("VersionMismatch",), "client.client": ("Client", "Judged", "connect"), "client.control": ("Refused",),
-    "client.cursor": ("CursorError", "NoStreams", "Taken"), "client.reader": ("Batches", "EmptyBatch", "Groups", "Health"),
+    "client.access": ("VersionMismatch",), "client.client": ("Client", "Judged", "connect"),
+    "client.control": ("Refused",), "client.cursor": ("CursorError", "NoStreams", "Taken"),
+    "client.reader": ("Batches", "EmptyBatch", "Groups", "Health"),
     "client.teacher": ("NoTeacher", "TeacherReply", "Unscored"),
     "data.batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"),
     "data.events": ("EventError", "Gone", "tensor"), "data.text": ("Text",), "data.textbatch": ("TextBatch",),

@@ -511,7 +511,8 @@ def test_a_file_of_prompts_is_read_as_what_it_is_or_refused(tmp_path, name, text
 
 
 def test_a_data_set_of_the_hub_is_refused_with_what_fetches_it():
-    with pytest.raises(ValueError, match="'meander prompts hf://datasets/a/b/c.parquet --out prompts.jsonl' fetches it"):
+    fetches = "'meander prompts hf://datasets/a/b/c.parquet --out prompts.jsonl' fetches it"
+    with pytest.raises(ValueError, match=fetches):
         prompts.read("hf://datasets/a/b/c.parquet")
 
 

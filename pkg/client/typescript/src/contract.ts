@@ -2396,23 +2396,23 @@ export interface Update {
   weights_digest: string;
   /** loss is what the update made smaller: a mean over its samples. */
   loss?: number | null;
-  /** ratio is the mean ratio of probabilities under new and old weights, ratio_max the largest, clip_share the share of ratios that were clipped. */
+  /** ratio is the mean ratio of probabilities under new and old weights. */
   ratio?: number | null;
-  /** ratio is the mean ratio of probabilities under new and old weights, ratio_max the largest, clip_share the share of ratios that were clipped. */
+  /** ratio_max is the largest ratio of probabilities under new and old weights. */
   ratio_max?: number | null;
-  /** ratio is the mean ratio of probabilities under new and old weights, ratio_max the largest, clip_share the share of ratios that were clipped. */
+  /** clip_share is the share of ratios that were clipped. */
   clip_share?: number | null;
   /** kl is the divergence from the reference, in nats. */
   kl?: number | null;
-  /** lr is the size of the step, grad_norm the length of its gradient before it was clipped. */
+  /** lr is the size of the optimizer's step. */
   lr?: number | null;
-  /** lr is the size of the step, grad_norm the length of its gradient before it was clipped. */
+  /** grad_norm is the length of the gradient before it was clipped. */
   grad_norm?: number | null;
   /** staleness is how many versions the samples were behind. */
   staleness?: Integer | null;
-  /** groups and samples are how many the update learned from. */
+  /** groups is how many groups the update learned from. */
   groups?: Integer | null;
-  /** groups and samples are how many the update learned from. */
+  /** samples is how many samples the update learned from. */
   samples?: Integer | null;
   /** evaluation are the numbers of an evaluation after the update, sorted by name. */
   evaluation?: Metric[] | null;

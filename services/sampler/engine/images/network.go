@@ -222,13 +222,18 @@ func ScheduleDiffers(c model.Card) string {
 				len(told.Sigmas), len(ours))
 		}
 		for i, sigma := range ours {
-			// UniPC takes 1 - 1e-6 for a first sigma of 1, whose logarithm it needs.
-			uniPC := c.Grid == model.GridUniFlow && i == 0 && sigma == 1 && float32(told.Sigmas[0]) == 1-1e-6
-			if theirs := float32(told.Sigmas[i]); sigma != theirs && !uniPC {
+			theirs := float32(told.Sigmas[i])
+			if !SameSigma(sigma, theirs, c.Grid == model.GridUniFlow && i == 0) {
 				return fmt.Sprintf("sigma %d of %d steps is %v to the worker's diffusers (%s), %v to meander: compare "+
 					"both with 'meander parity'", i, told.Steps, theirs, c.Backend, sigma)
 			}
 		}
 	}
 	return ""
+}
+
+// SameSigma reports whether a sigma of ours is that of diffusers. UniPC takes 1 - 1e-6 for a first sigma of 1, whose
+// logarithm it needs.
+func SameSigma(ours, theirs float32, firstOfUniPC bool) bool {
+	return ours == theirs || firstOfUniPC && ours == 1 && theirs == 1-1e-6
 }

@@ -208,8 +208,8 @@ async def compare_versions(nc: NATS, patience: float) -> None:
     if theirs.partition("+")[0] != __version__:
         warnings.warn(
             f"the pipeline is meander {theirs}, this client is meander-rl {__version__}: use one release for both. "
-            f"pip install 'meander-rl=={theirs.partition('+')[0]}' changes the client; to change the pipeline, start it "
-            "again with another program", VersionMismatch, stacklevel=4,
+            f"pip install 'meander-rl=={theirs.partition('+')[0]}' changes the client; to change the pipeline, start "
+            "it again with another program", VersionMismatch, stacklevel=4,
         )
 
 

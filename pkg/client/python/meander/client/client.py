@@ -138,7 +138,8 @@ class Client(Controls, Teachers, Updates):
     ) -> dict[str, Any]:
         """Stores a prompt and returns intake's receipt, whose warnings are logged. fields are fields of a Prompt, such
         as group_size=8, listed below; names of flags are known too, such as n=8 and steps=20. reward names the reward
-        functions, one or several, by name or with settings: {"name": "ocr", "weight": 0.5}; none: the model's. dry: nothing is stored but conditions; the receipt says what would become of the prompt now.
+        functions, one or several, by name or with settings: {"name": "ocr", "weight": 0.5}; none: the model's. dry:
+        nothing is stored but conditions; the receipt says what would become of the prompt now.
 
         conditions are files that a pipeline is given, by name: paths, bytes, images of Pillow, arrays (uint8, or floats
         0 to 1), or lists of them. arguments are what else it is called with, such as {"true_cfg_scale": 4}.

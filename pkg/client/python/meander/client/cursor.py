@@ -61,7 +61,8 @@ def entry_subject(nc: NATS, bucket: str, key: str) -> str:
 
 async def api(nc: NATS, subject: str, body: object = None) -> dict[str, Any]:
     """Makes a request of the JetStream API. NotFoundError, APIError: the server refuses it."""
-    reply = await nc.request(f"{api_prefix(nc)}.{subject}", json.dumps(body).encode() if body is not None else b"", timeout=5)
+    data = b"" if body is None else json.dumps(body).encode()
+    reply = await nc.request(f"{api_prefix(nc)}.{subject}", data, timeout=5)
     answer = json.loads(reply.data)
     if "error" in answer:
         raise APIError.from_error(answer["error"])

@@ -95,7 +95,8 @@ class Lease:
             body = json.dumps({"holder": self.holder, "since": int(self.since), "mark": self.mark}).encode()
         headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)} | ({} if body else {"KV-Operation": "DEL"})
         try:
-            await self.client.js.publish(entry_subject(self.client.nc, _BUCKET, f"{self.lane}.{TENANT}"), body, headers=headers)
+            subject = entry_subject(self.client.nc, _BUCKET, f"{self.lane}.{TENANT}")
+            await self.client.js.publish(subject, body, headers=headers)
         except APIError as err:
             if err.err_code == versions.BEHIND:
                 return False

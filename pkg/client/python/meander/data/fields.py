@@ -137,79 +137,6 @@ class GroupPolicy(TypedDict, total=False):
     false."""
 
 
-class ImageSettings(TypedDict, total=False):
-    """ImageSettings are the settings of a prompt that only a model of images has: a prompt for text is refused with
-    any of them."""
-
-    negative_prompt: str
-    """the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384 bytes). Default: the
-    model's own, which its policy says."""
-    prompt_2: str
-    """the text for the second text encoder of a network that has several; others are refused with it (text, 0 to
-    16384 bytes). Default: the prompt."""
-    prompt_3: str
-    """the text for the third text encoder (text, 0 to 16384 bytes). Default: the prompt."""
-    truncate_prompt: bool
-    """cuts prompt and negative prompt at the most tokens that the model takes, as diffusers does, instead of
-    refusing longer ones (true or false). Default: false."""
-    height: int
-    """the height of the image, a multiple of the pixels_per_token of the lane. Diffusers rounds others down
-    (integer 1 to 8192, pixels). Default: the model's."""
-    width: int
-    """the width of the image, a multiple of the pixels_per_token of the lane (integer 1 to 8192, pixels). Default:
-    the model's."""
-    frames: int
-    """the number of frames of a video, 1 for an image: 1 more than a multiple of the frames_per_token of the lane,
-    and at most its max_frames (integer 1 to 1024). Default: the model's."""
-    num_inference_steps: int
-    """T, the number of denoising steps (integer 1 to 1000). Default: the model's."""
-    true_cfg_scale: float
-    """the classifier-free guidance scale, active above 1 (number 0 to 100). Default: the model's."""
-    true_cfg_scale_2: float
-    """the scale at the noise levels below the boundary_ratio of a model with two networks, which the second one
-    computes: guidance_scale_2 of diffusers. 1 is without guidance there (number 1 to 100). Default:
-    true_cfg_scale."""
-    cfg_from: float
-    """the share of steps before classifier-free guidance begins: step i has it where i/T >= cfg_from, and (i+1)/T
-    <= cfg_until. In the noisiest steps it takes variety: arXiv 2404.07724 (number in [0, 1)). Default: guidance
-    begins with the first step."""
-    cfg_until: float
-    """the share of steps after which classifier-free guidance ends: step i has it where (i+1)/T <= cfg_until, as in
-    cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two (number in (0, 1]). Default: all
-    steps have guidance."""
-    guidance_rescale: float
-    """moves a velocity under classifier-free guidance by this share towards the standard deviation of the prompt's
-    own, against images with too much contrast: arXiv 2305.08891, section 3.4 (number 0 to 1). Default: no
-    rescaling."""
-    conditions: list[Condition]
-    """the files that the network is given besides texts, by the names of its card (list of map)."""
-    arguments: dict[str, str]
-    """further arguments of the network's pipeline, by the names of its card (map). Default: the pipeline's
-    defaults."""
-    guidance: float
-    """the guidance input of a network that was distilled with one; others are refused with it. It is not the scale
-    of classifier-free guidance, which is true_cfg_scale (number in (0, 100]). Default: the model's."""
-    sigmas: list[float]
-    """T pre-shift sigmas, strictly decreasing in (0, 1] (list of number in (0, 1]). Default: the model's schedule."""
-    rollout: Rollout
-    """chooses the transition of each step, its noise and the latents that are kept (map). Default: all steps are
-    sde, and all latents kept."""
-    initial_noise: Literal["per_sample", "shared"]
-    """says whether each sample has an x_T of its own, or the whole group one (per_sample, shared). Default:
-    per_sample."""
-    start: Start
-    """begins the samples with given states, at any step (map). Default: at step 0, with drawn noise."""
-    stop: Stop
-    """ends the samples before their last step (map). Default: all steps run."""
-    scheduled_sampling: ScheduledSampling
-    """makes latents to train on instead of images (map). Default: ordinary rollouts."""
-    tree: Tree
-    """makes the samples the leaves of one tree, which share their steps up to its branch points. GroupSize is the
-    number of its leaves (map). Default: samples share no steps."""
-    prune: Prune
-    """ends samples in the middle whose log-probs are out of bounds (map). Default: none is."""
-
-
 class Interaction(TypedDict, total=False):
     """Interaction is who answers the model between its turns, so that it can try again."""
 
@@ -775,44 +702,37 @@ class UpdateNumbers(TypedDict, total=False):
     curves beside the rewards of the run. Numbers that the trainer has not are absent.
 
     loss: what the update made smaller: a mean over its samples (number).
-    ratio: the mean ratio of probabilities under new and old weights, ratio_max the largest, clip_share the
-        share of ratios that were clipped (number ≥ 0).
-    ratio_max: ratio is the mean ratio of probabilities under new and old weights, ratio_max the largest,
-        clip_share the share of ratios that were clipped (number ≥ 0).
-    clip_share: ratio is the mean ratio of probabilities under new and old weights, ratio_max the largest,
-        clip_share the share of ratios that were clipped (number 0 to 1).
+    ratio: the mean ratio of probabilities under new and old weights (number ≥ 0).
+    ratio_max: the largest ratio of probabilities under new and old weights (number ≥ 0).
+    clip_share: the share of ratios that were clipped (number 0 to 1).
     kl: the divergence from the reference, in nats (number).
-    lr: the size of the step, grad_norm the length of its gradient before it was clipped (number ≥ 0).
-    grad_norm: lr is the size of the step, grad_norm the length of its gradient before it was clipped (number
-        ≥ 0).
+    lr: the size of the optimizer's step (number ≥ 0).
+    grad_norm: the length of the gradient before it was clipped (number ≥ 0).
     staleness: how many versions the samples were behind (integer ≥ 0).
-    groups: and samples are how many the update learned from (integer ≥ 0).
-    samples: groups and samples are how many the update learned from (integer ≥ 0).
+    groups: how many groups the update learned from (integer ≥ 0).
+    samples: how many samples the update learned from (integer ≥ 0).
     """
 
     loss: float
     """what the update made smaller: a mean over its samples (number)."""
     ratio: float
-    """the mean ratio of probabilities under new and old weights, ratio_max the largest, clip_share the share of
-    ratios that were clipped (number ≥ 0)."""
+    """the mean ratio of probabilities under new and old weights (number ≥ 0)."""
     ratio_max: float
-    """ratio is the mean ratio of probabilities under new and old weights, ratio_max the largest, clip_share the
-    share of ratios that were clipped (number ≥ 0)."""
+    """the largest ratio of probabilities under new and old weights (number ≥ 0)."""
     clip_share: float
-    """ratio is the mean ratio of probabilities under new and old weights, ratio_max the largest, clip_share the
-    share of ratios that were clipped (number 0 to 1)."""
+    """the share of ratios that were clipped (number 0 to 1)."""
     kl: float
     """the divergence from the reference, in nats (number)."""
     lr: float
-    """the size of the step, grad_norm the length of its gradient before it was clipped (number ≥ 0)."""
+    """the size of the optimizer's step (number ≥ 0)."""
     grad_norm: float
-    """lr is the size of the step, grad_norm the length of its gradient before it was clipped (number ≥ 0)."""
+    """the length of the gradient before it was clipped (number ≥ 0)."""
     staleness: int
     """how many versions the samples were behind (integer ≥ 0)."""
     groups: int
-    """and samples are how many the update learned from (integer ≥ 0)."""
+    """how many groups the update learned from (integer ≥ 0)."""
     samples: int
-    """groups and samples are how many the update learned from (integer ≥ 0)."""
+    """how many samples the update learned from (integer ≥ 0)."""
 
 
 ALIASES: dict[str, str] = {

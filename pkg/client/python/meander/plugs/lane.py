@@ -88,7 +88,9 @@ class Lane:
         sync.policy.taken(self.client, pushed, self.asker.timeout)
         self.version = pushed["policy_version"]
 
-    async def tell(self, trainer: str, step: int, logged: Mapping[str, Any], names: Mapping[str, str], tests: str) -> None:
+    async def tell(
+        self, trainer: str, step: int, logged: Mapping[str, Any], names: Mapping[str, str], tests: str
+    ) -> None:
         """Tells an update (update/1) from what a trainer has logged: names are those of its numbers, with what they
         are called here; what begins with tests is its evaluation. It never ends a training: what it cannot tell, it
         logs."""

@@ -37,7 +37,8 @@ def _download(repo: str, revision: str | None) -> Path:
 
     try:
         index = Path(hf_hub_download(repo, "model_index.json", revision=revision))
-        patterns = ["model_index.json", "meander.json"] + [f"{part}/{files}" for part in _parts(index) for files in _FILES]
+        patterns = ["model_index.json", "meander.json"]
+        patterns += [f"{part}/{files}" for part in _parts(index) for files in _FILES]
         wanted = {"revision": index.parent.name, "allow_patterns": patterns, "ignore_patterns": _VARIANTS}
         plan = [f for f in snapshot_download(repo, dry_run=True, **wanted) if f.will_download]
         size = sum(f.file_size or 0 for f in plan)

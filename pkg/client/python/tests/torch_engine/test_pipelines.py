@@ -202,7 +202,8 @@ def test_rows_of_several_prompts_are_computed_together(client, served, name, cal
     [("qwen-image", 1, 1), ("FluxPipeline", 1, 1), ("StableDiffusionControlNetPipeline", 0, 2)],
 )
 def test_the_calls_of_a_turn_are_computed_together(client, served, name, calls, turns):
-    """The two of guidance are one. A network that takes what another gave is called after it: the turn is done again."""
+    """The two of guidance are one. A network that takes what another gave is called after it: the turn is done
+    again."""
     client, card = client(name)
     engine = served(name).engine
     recipe = recipe_of(client, card)
