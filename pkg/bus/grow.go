@@ -19,8 +19,8 @@ const (
 	probeStream = "MDR_ROOM"
 	// mostProbed bounds what growLimits asks for.
 	mostProbed = int64(16) << 40
-	// probeRemembered is how long the servers of a cluster may count a stream that is gone: they tell each other of their
-	// storage every ten seconds. growAgain is the pause between two tries.
+	// probeRemembered is how long the servers of a cluster may count a stream that is gone: they tell each other of
+	// their storage every ten seconds. growAgain is the pause between two tries.
 	probeRemembered = 30 * time.Second
 	growAgain       = 500 * time.Millisecond
 )

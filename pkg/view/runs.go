@@ -214,7 +214,8 @@ func compareNumbers(a, b *float64) int {
 
 // matches reports whether a list has the run.
 func (l *RunList) matches(r *Run) bool {
-	if l.Run != "" && l.Run != r.Run || l.State != "" && l.State != r.State || l.Model != "" && l.Model != string(r.Model) ||
+	if l.Run != "" && l.Run != r.Run || l.State != "" && l.State != r.State ||
+		l.Model != "" && l.Model != string(r.Model) ||
 		l.Tag != "" && !slices.Contains(r.Tags, l.Tag) {
 		return false
 	}

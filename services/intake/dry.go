@@ -34,8 +34,9 @@ func Read(data []byte) (*schemas.Prompt, []string, error) {
 	return p, warnings, nil
 }
 
-// answerDry answers dry requests until ctx ends: it says what would become of a prompt, and does nothing else.
-func (s *service) answerDry(ctx context.Context) error {
+// answerDry answers dry requests until the subscription ends: it says what would become of a prompt, and does
+// nothing else. It is called before the first prompt is asked for: who has a receipt can ask dry.
+func (s *service) answerDry(ctx context.Context) (*nats.Subscription, error) {
 	work := s.metrics.set.Work("dry", schemas.DrySubject("*"), schemas.ServiceIntake)
 	answer := func(m *nats.Msg) {
 		ctx, stop := context.WithTimeout(ctx, dryTimeout)
@@ -51,12 +52,7 @@ func (s *service) answerDry(ctx context.Context) error {
 			zerolog.Ctx(ctx).Debug().Err(err).Msg("dry request not answered")
 		}
 	}
-	asked, err := s.bus.Conn().QueueSubscribe(schemas.DrySubject("*"), schemas.ServiceIntake, answer)
-	if err != nil {
-		return err
-	}
-	<-ctx.Done()
-	return asked.Drain()
+	return s.bus.Conn().QueueSubscribe(schemas.DrySubject("*"), schemas.ServiceIntake, answer)
 }
 
 // judge returns the receipt that a prompt would get now. It stores nothing and claims no uid.

@@ -100,6 +100,10 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		OnGiveUp: s.refuseControl, MaxDeliver: maxFailures,
 	}, s.handleControl)
 	g, ctx := errgroup.WithContext(log.WithContext(ctx))
+	dry, err := s.answerDry(ctx)
+	if err != nil {
+		return err
+	}
 	g.Go(func() error { return b.Consume(ctx, consumer, handle) })
 	g.Go(func() error { return b.Consume(ctx, controls, rule) })
 	g.Go(func() error { return s.unparkRegularly(ctx) })
@@ -107,7 +111,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	g.Go(func() error { return s.followOpen(ctx) })
 	g.Go(func() error { return s.askAgainRegularly(ctx) })
 	g.Go(func() error { return s.announceSpace(ctx) })
-	g.Go(func() error { return s.answerDry(ctx) })
+	g.Go(func() error { <-ctx.Done(); return dry.Drain() })
 	return g.Wait()
 }
 

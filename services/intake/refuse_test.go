@@ -272,13 +272,13 @@ func TestUnknownFields(t *testing.T) {
 		if _, err := p.PublishPrompt(t.Context(), "r", data, nats.Header{schemas.HeaderReply: {inbox}}); err != nil {
 			t.Fatal(err)
 		}
-		dry, err := p.Conn().RequestWithContext(t.Context(), schemas.DrySubject("r"), data)
-		if err != nil || json.Valid(dry.Data) != isJSON {
-			t.Errorf("asked in JSON: %v, answered %q, %v", isJSON, dry.Data, err)
-		}
 		m, err := answers.NextMsg(bustest.Patience)
 		if err != nil || json.Valid(m.Data) != isJSON {
-			t.Fatalf("published in JSON: %v, receipt %q, %v", isJSON, m.Data, err)
+			t.Fatalf("published in JSON: %v, receipt %+v, %v", isJSON, m, err)
+		}
+		dry, err := p.Conn().RequestWithContext(t.Context(), schemas.DrySubject("r"), data)
+		if err != nil || json.Valid(dry.Data) != isJSON {
+			t.Fatalf("asked in JSON: %v, answered %+v, %v", isJSON, dry, err)
 		}
 		return decoded(t, m.Data)
 	}
