@@ -19,7 +19,8 @@ import (
 
 // JSON is a second encoding of events, so that prompts can be written by hand. It has the keys of the other one; byte
 // strings are base64; a number that is not finite is the text NaN, Infinity or -Infinity, and null where it stands for
-// one that is not there; fields go by their other names, too (Field.Aliases). What follows the first byte of an event tells which it is.
+// one that is not there; fields go by their other names, too (Field.Aliases). What follows the first byte of an event
+// tells which it is.
 
 // isJSON reports whether an event is JSON: a map of msgpack never begins with a brace or with white space.
 func isJSON(data []byte) bool { return len(data) > 0 && strings.IndexByte("{ \t\r\n", data[0]) >= 0 }
