@@ -78,8 +78,8 @@ func (s *shared) closeDevice() error {
 // modulePrefix is what the names of the decoder's modules begin with in a checkpoint.
 const modulePrefix = "model."
 
-// Adapted returns a model of the checkpoint plus exactly these adapters, with a cache of its own, see lora.Adaptable. No
-// memory is an error, too.
+// Adapted returns a model of the checkpoint plus exactly these adapters, with a cache of its own, see lora.Adaptable.
+// No memory is an error, too.
 func (m *Model) Adapted(adapters ...lora.Weighted) (lm.Model, error) {
 	d := m.base.Clone()
 	if err := nn.Adapt(m.device, d.Projections(modulePrefix), adapters); err != nil {

@@ -3,7 +3,6 @@ package checkpoint_test
 import (
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/pkg/models/tensor"
@@ -17,7 +16,7 @@ func TestDir_loadsAndPaints(t *testing.T) {
 			Steps: 7,
 		},
 	} {
-		m, err := qwenimage.Open(checkpoint.Dir(t, c), qwenimage.Options{Options: model.Options{Threads: 1}})
+		m, err := qwenimage.Open(checkpoint.Dir(t, c), qwenimage.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
