@@ -143,7 +143,7 @@ var limits = map[string]float64{
 	"MaxNoiseLevel": MaxNoiseLevel, "MaxOutcomes": MaxOutcomes, "MaxParams": MaxParams, "MaxParts": MaxParts,
 	"MaxPixelsPerToken": MaxPixelsPerToken, "MaxPolicyFiles": MaxPolicyFiles, "MaxPolicySpan": MaxPolicySpan,
 	"MaxPresentRewards": MaxPresentRewards, "MaxPriority": MaxPriority, "MaxPromptBytes": MaxPromptBytes,
-	"MaxRefillRounds": MaxRefillRounds, "MaxRewards": MaxRewards, "MaxSchedulerConfig": MaxSchedulerConfig,
+	"MaxRefillRounds": MaxRefillRounds, "MaxRewards": MaxRewards, "MaxRounds": MaxRounds, "MaxStages": MaxStages, "MaxSchedulerConfig": MaxSchedulerConfig,
 	"MaxScore": MaxScore, "MaxScoreReply": MaxScoreReply, "MaxSide": MaxSide, "MaxSigma": MaxSigma,
 	"MaxStepLatents": MaxStepLatents, "MaxSteps": MaxSteps, "MaxStops": MaxStops, "MaxSubject": MaxSubject,
 	"MaxTemperature": MaxTemperature, "MaxTensorBytes": MaxTensorBytes, "MaxTensorDims": MaxTensorDims,
@@ -168,7 +168,7 @@ var enums = map[string][]string{
 	"RewardStatuses": RewardStatuses, "Roles": Roles, "RollReasons": RollReasons, "RolloutCompats": RolloutCompats,
 	"RolloutSamplers": RolloutSamplers, "RunStates": RunStates, "SDETypes": SDETypes,
 	"ScoreImageFormats": ScoreImageFormats, "Services": Services, "Singletons": Singletons, "Solvers": Solvers,
-	"StdBases": StdBases, "StdScales": StdScales, "StopReasons": StopReasons, "SwapRules": SwapRules,
+	"StageKinds": StageKinds, "StdBases": StdBases, "StdScales": StdScales, "StopReasons": StopReasons, "SwapRules": SwapRules,
 	"TeacherCodes": TeacherCodes, "UnknownPolicies": UnknownPolicies, "VerifyModes": VerifyModes,
 	"WindowStrategies": WindowStrategies, "ZeroStdPolicies": ZeroStdPolicies,
 }
