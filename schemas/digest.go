@@ -168,8 +168,8 @@ func scheduleDigest(domain string, settings any) string {
 }
 
 // ComputeScheduleDigest returns the digest over what must be equal in a group so that its samples can be compared: the
-// text "meander schedule 1" and Sampling or, of text, "meander text schedule 1" and TextRequest. A condition that a stage
-// makes is in it without its ref.
+// text "meander schedule 1" and Sampling or, of text, "meander text schedule 1" and TextRequest. A condition that a
+// stage makes is in it without its ref.
 func (e *Request) ComputeScheduleDigest() string {
 	if e.Text != nil {
 		return scheduleDigest("meander text schedule 1", e.Text)

@@ -24,8 +24,8 @@ type Reward struct {
 	// SampleStarted and SampleFinished are copied from the trajectory, Unix nanoseconds.
 	SampleStarted  int64 `msgpack:"sample_started,omitempty" range:"0.." digest:"-"`
 	SampleFinished int64 `msgpack:"sample_finished,omitempty" range:"0.." digest:"-"`
-	// Stages are those that ran for the sample, in order. TrajectorySeq and what follows it are of the last of them that
-	// a lane made. Absent without stages.
+	// Stages are those that ran for the sample, in order. TrajectorySeq and what follows it are of the last of them
+	// that a lane made. Absent without stages.
 	Stages []StageScored `msgpack:"stages,omitempty" size:"0..MaxStages*MaxRounds"`
 }
 

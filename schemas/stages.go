@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// StageSpec is one stage of the samples of a prompt, an ordinary prompt for one lane: what it leaves out is the model's.
-// Its texts are templates, in which {prompt}, {metadata.KEY} and {STAGE.text} stand for the prompt's text, an entry of
-// its metadata and the newest text that a stage made; {{ and }} are braces.
+// StageSpec is one stage of the samples of a prompt, an ordinary prompt for one lane: what it leaves out is the
+// model's. Its texts are templates, in which {prompt}, {metadata.KEY} and {STAGE.text} stand for the prompt's text, an
+// entry of its metadata and the newest text that a stage made; {{ and }} are braces.
 type StageSpec struct {
 	// Name is that of the stage in templates, subjects and events. A later round has a suffix, such as think-2.
 	Name Stage `msgpack:"name" form:"token"`
@@ -108,6 +108,12 @@ func (g *Group) StageIndex(of Stage) int {
 		return -1
 	}
 	return slices.IndexFunc(g.Stages, func(s GroupStage) bool { return s.Name == name })
+}
+
+// IsInteraction reports whether an interaction makes a stage, by its name or token.
+func (g *Group) IsInteraction(of Stage) bool {
+	i := g.StageIndex(of)
+	return i >= 0 && g.Stages[i].Kind == StageInteraction
 }
 
 // Trains reports whether the stage has advantages.
@@ -242,14 +248,15 @@ func (p *Prompt) checkStage(f *faults, i int) {
 	case slices.Contains(reservedStages, s.Name):
 		f.add("name", quote(string(s.Name)), "must be another: this one has its meaning already")
 	case round > 1:
-		f.add("name", quote(string(s.Name)), fmt.Sprintf("must not end in a number: so does round %d of stage %s", round,
-			name))
+		f.add("name", quote(string(s.Name)),
+			fmt.Sprintf("must not end in a number: so does round %d of stage %s", round, name))
 	case slices.ContainsFunc(p.Stages[:i], func(o StageSpec) bool { return o.Name == s.Name }):
 		f.add("name", quote(string(s.Name)), "must come at most once")
 	}
 	switch n := p.ChildrenOf(i); {
 	case n > 1 && i == 0:
-		f.add("children", strconv.FormatInt(n, 10), "must be absent of the first stage: group_size says how many there are")
+		f.add("children", strconv.FormatInt(n, 10),
+			"must be absent of the first stage: group_size says how many there are")
 	case n > 1 && p.MostRounds() > 1:
 		f.add("children", strconv.FormatInt(n, 10), "must be absent beside rounds")
 	}
@@ -365,7 +372,8 @@ func (g *Group) checkStages(f *faults, groupSize int64) {
 			of.add("name", quote(string(s.Name)), "must come at most once")
 		}
 		if s.Every >= 1 && before%s.Every != 0 || s.Every != 1 && i == len(g.Stages)-1 {
-			of.add("every", strconv.FormatInt(s.Every, 10), "must divide that of the stage before, and be 1 of the last")
+			of.add("every", strconv.FormatInt(s.Every, 10),
+				"must divide that of the stage before, and be 1 of the last")
 		}
 		before = max(1, s.Every)
 	}
@@ -389,7 +397,7 @@ func (e *Identity) checkStage(f *faults, g *Group) {
 
 // seesFiles returns the field of files that a stage of text may have: one that an interaction makes.
 func (e *Identity) seesFiles(g *Group) []string {
-	if i := g.StageIndex(e.Stage); i >= 0 && g.Stages[i].Kind == StageInteraction {
+	if g.IsInteraction(e.Stage) {
 		return []string{"conditions"}
 	}
 	return nil

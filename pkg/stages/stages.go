@@ -168,7 +168,7 @@ func fillTexts(r *schemas.Request, record *schemas.GroupRecord, made []*schemas.
 	r.Text = new(*r.Text)
 	templates := r.Text.Messages
 	r.Text.Messages = make([]schemas.Message, 0, len(templates)+2)
-	if r.Text.Interaction != nil && record.Group.Stages[record.Group.StageIndex(r.Stage)].Kind == schemas.StageInteraction {
+	if record.Group.IsInteraction(r.Stage) {
 		r.Text.Messages = said(record, newest(made, first(r.Stage)))
 	}
 	for i, m := range templates {

@@ -60,7 +60,8 @@ func metadataText(metadata schemas.Metadata, key string) (string, error) {
 // templatesOf returns the templates of a stage with the names of their fields.
 func templatesOf(s *schemas.StageSpec) (list [][2]string) {
 	q := s.AsPrompt()
-	list = append(list, [2]string{"prompt", q.Prompt}, [2]string{"prompt_2", q.Prompt2}, [2]string{"prompt_3", q.Prompt3})
+	list = append(list, [2]string{"prompt", q.Prompt}, [2]string{"prompt_2", q.Prompt2},
+		[2]string{"prompt_3", q.Prompt3})
 	if q.NegativePrompt != nil {
 		list = append(list, [2]string{"negative_prompt", *q.NegativePrompt})
 	}
@@ -93,13 +94,13 @@ func Check(p *schemas.Prompt, kinds []string) error {
 			if c.Stage == "" {
 				continue
 			}
-			at := indexOf(p, c.Stage)
+			at, field := indexOf(p, c.Stage), fmt.Sprintf("conditions[%d].stage", k)
 			switch {
 			case at >= i:
-				add(fmt.Sprintf("conditions[%d].stage", k), fmt.Errorf("%q; must be an earlier stage", c.Stage))
+				add(field, fmt.Errorf("%q; must be an earlier stage", c.Stage))
 			case at >= 0 && kinds[at] != "" && kinds[at] != schemas.KindImage:
-				add(fmt.Sprintf("conditions[%d].stage", k), fmt.Errorf("%q; must be a stage that makes images, and this "+
-					"one makes %s", c.Stage, kinds[at]))
+				add(field, fmt.Errorf("%q; must be a stage that makes images, and this one makes %s", c.Stage,
+					kinds[at]))
 			}
 		}
 	}
@@ -136,8 +137,8 @@ func checkPlace(p *schemas.Prompt, kinds []string, i int, place string) error {
 	case kinds[at] == schemas.KindImage:
 		return fmt.Errorf("%s makes images, and no text", of)
 	case at >= i && p.MostRounds() == 1:
-		return fmt.Errorf("%s comes later; must be an earlier stage, or rounds above 1, in the first of which its text "+
-			"is empty", of)
+		return fmt.Errorf("%s comes later; must be an earlier stage, or rounds above 1, in the first of which its "+
+			"text is empty", of)
 	}
 	return nil
 }
