@@ -170,7 +170,7 @@ var enums = map[string][]string{
 	"RolloutSamplers": RolloutSamplers, "RunStates": RunStates, "SDETypes": SDETypes,
 	"ScoreImageFormats": ScoreImageFormats, "Services": Services, "Singletons": Singletons, "Solvers": Solvers,
 	"StageKinds": StageKinds,
-	"StdBases": StdBases, "StdScales": StdScales, "StopReasons": StopReasons, "SwapRules": SwapRules,
+	"StdBases":   StdBases, "StdScales": StdScales, "StopReasons": StopReasons, "SwapRules": SwapRules,
 	"TeacherCodes": TeacherCodes, "UnknownPolicies": UnknownPolicies, "VerifyModes": VerifyModes,
 	"WindowStrategies": WindowStrategies, "ZeroStdPolicies": ZeroStdPolicies,
 }
