@@ -38,6 +38,12 @@ func Files(dir string) (map[string][]byte, error) {
 	if files[pythonFieldsFile], err = pythonFields(c); err != nil {
 		return nil, err
 	}
+	if files[pythonContract], err = pythonEvents(c); err != nil {
+		return nil, err
+	}
+	if files[goPromptFile], err = goPrompt(c); err != nil {
+		return nil, err
+	}
 	if files["EVENTS.md"], err = eventsPage(c); err != nil {
 		return nil, err
 	}

@@ -78,6 +78,17 @@ func JSONSchema(e any, title string, c *Comments) ([]byte, error) {
 	return []byte(text), nil
 }
 
+// typesOfEvents returns all structs of the contract by name: the events, and what is in them.
+func typesOfEvents() map[string]reflect.Type {
+	types := map[string]reflect.Type{}
+	for _, e := range schemas.Events() {
+		t := reflect.TypeOf(e).Elem()
+		types[t.Name()] = t
+		collectTypes(t, types)
+	}
+	return types
+}
+
 // collectTypes adds the structs nested in t to types, by name.
 func collectTypes(t reflect.Type, types map[string]reflect.Type) {
 	for f := range t.Fields() {

@@ -46,14 +46,10 @@ func formsOfEvents() forms {
 	for _, name := range estimator.Names() {
 		x.Estimators = append(x.Estimators, estimator.PropertiesOf(name))
 	}
-	types := map[string]reflect.Type{}
 	for _, e := range schemas.Events() {
-		t := reflect.TypeOf(e).Elem()
-		x.Events[e.Type()] = t.Name()
-		types[t.Name()] = t
-		collectTypes(t, types)
+		x.Events[e.Type()] = reflect.TypeOf(e).Elem().Name()
 	}
-	for name, t := range types {
+	for name, t := range typesOfEvents() {
 		fields := map[string]string{}
 		for _, f := range schemas.Fields(t) {
 			form := formOf(f.Type)

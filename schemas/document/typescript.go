@@ -27,13 +27,7 @@ export type Integer = number | bigint;
 /** A token of a subject: a run, a uid, an index, or "*" for all. */
 export type Token = string | number;
 `)
-	types := map[string]reflect.Type{}
-	for _, e := range schemas.Events() {
-		t := reflect.TypeOf(e).Elem()
-		types[t.Name()] = t
-		collectTypes(t, types)
-	}
-	delete(types, reflect.TypeFor[schemas.Metadata]().Name())
+	types := typesOfEvents()
 	for _, name := range slices.Sorted(maps.Keys(types)) {
 		if err := typeScriptInterface(&s, types[name], c); err != nil {
 			return nil, err

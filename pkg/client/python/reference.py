@@ -18,7 +18,7 @@ import pdoc.docstrings
 
 # What `import meander` gives, and what stands beside it.
 MODULES = (
-    "meander", "meander.client.control", "meander.client.sync", "meander.data.events",
+    "meander", "meander.client.control", "meander.client.sync", "meander.data.contract", "meander.data.events",
     "meander.plugs.accelerate", "meander.plugs.dataset", "meander.plugs.track",
     "meander.plugs.trl", "meander.plugs.verl", "meander.torch", "meander.train"
 )
@@ -87,6 +87,7 @@ def markdown(docstring: str) -> str:
 
 def main(folder: str) -> None:
     warnings.simplefilter("error")  # such as an annotation without a meaning
+    warnings.filterwarnings("ignore", r"Cannot determine where .*\.from is taken from")  # a field, and a keyword
     sys.meta_path.append(Finder())
     # By name: what they stand for takes lines.
     numpy.typing.ArrayLike = Absent("numpy.typing.ArrayLike")  # type: ignore[assignment, misc]

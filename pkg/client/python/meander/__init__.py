@@ -6,7 +6,8 @@ check a loss.
         async for batch in client.batches("demo", "trainer", groups=1):
             print(batch["latents"].shape, batch["log_probs"], batch["advantages"])
 
-Events are plain dicts with the names of the contract (schemas/jsonschema in the repository).
+Events are plain dicts. meander.contract has the fields of each, with their types, units and defaults: a step of
+client.steps(run) is a contract.Step.
 """
 
 import importlib
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .client import policy, sync
     from .maths import loss, noise, scheduled, transition
     from .plugs import dataset
+    from .data import contract
     from .data.batch import Batch, Group, Keep, Ratio, RatioOff, Sample, fresh
     from .client.access import VersionMismatch
     from .client.client import Client, Judged, connect
@@ -34,7 +36,8 @@ __all__ = [
     "Batch", "Batches", "Client", "CursorError", "EmptyBatch", "EventError", "Gone", "Group", "Groups", "Health",
     "Judged", "Keep",
     "NoStreams", "NoTeacher", "Ratio", "RatioOff", "Refused",
-    "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "VersionMismatch", "connect", "dataset", "fresh",
+    "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "VersionMismatch", "connect", "contract", "dataset",
+    "fresh",
     "loss", "noise",
     "policy",
     "scheduled", "sync", "tensor", "transition",
@@ -45,7 +48,7 @@ if importlib.util.find_spec("torch") is None:
 _MODULES = {
     "client": ("access", "ask", "control", "cursor", "lease", "policy", "reader", "sync", "tasks", "teacher",
                "versions"),
-    "data": ("batch", "events", "lora", "tensorfile", "text", "textbatch"),
+    "data": ("batch", "contract", "events", "lora", "tensorfile", "text", "textbatch"),
     "maths": ("loss", "noise", "scheduled", "transition"),
     "plugs": ("accelerate", "dataset", "lane", "track", "trl", "verl"), "rewards": (),
 }

@@ -106,7 +106,11 @@ def undocumented(node, name, doc, inherited):
 
 
 MAKERS = {"waiting", "_streaming", "_groups", "_batches", "_connecting", "_setting"}
-CLASSES = {c.name: c for file in MODULES for c in ast.walk(ast.parse(file.read_text())) if isinstance(c, ast.ClassDef)}
+# Events have names that other classes have, too, and are no base classes.
+CLASSES = {
+    c.name: c for file in MODULES if file.name != "contract.py" for c in ast.walk(ast.parse(file.read_text()))
+    if isinstance(c, ast.ClassDef)
+}
 # What base classes of other packages document.
 ABROAD = {"RolloutReplica": {"launch_servers"}, "BaseRollout": {"update_weights"}, "JetStreamContext": {"get_msg"}}
 

@@ -2,11 +2,13 @@
 flag."""
 
 import inspect
+import json
 import os
 import pathlib
 import subprocess
 import sys
 
+import msgpack
 import pytest
 
 import meander
@@ -27,6 +29,24 @@ async def main(client: meander.Client) -> None:
     with meander.sync.connect() as other:
         other.publish("r", "a fox", seed=1.5)
     reveal_type(meander.data.fields.PromptFields()["height"])
+    async for step in client.steps("r"):
+        reveal_type(step["log_prob"])
+        print(step["logprob"])
+    async for trajectory in client.stream_trajectories("r"):
+        reveal_type(trajectory.get("text"))
+    async for advantage in client.advantages("r"):
+        reveal_type(advantage["members"][0]["reward"])
+    reveal_type((await client.publish("r", "a fox"))["samples"])
+    reveal_type((await client.pause("r"))["status"])
+    reveal_type((await client.status("r"))["groups"])
+    async for made in client.batch_events("r"):
+        print(made["metric"])
+    with meander.sync.connect() as other:
+        for tokens in other.tokens("r"):
+            reveal_type(tokens["ids"])
+    group = await client.group("r", "u")
+    reveal_type(group.samples[0].steps[0]["latents"])
+    print(group.advantage["statuss"])
 '''
 
 
@@ -40,11 +60,18 @@ def test_type_checkers_know_fields(tmp_path):
     lines = {}
     for line in found:
         lines[n] = lines.get(n := int(line.split(":")[1]), "") + line
-    assert sorted(lines) == [7, 8, 9, 10, 12, 13], done.stdout + done.stderr
+    assert sorted(lines) == [7, 8, 9, 10, 12, 13, 15, 16, 18, 20, 21, 22, 23, 25, 28, 30, 31], done.stdout + done.stderr
     assert 'incompatible type "str"; expected "int"' in lines[7]
     assert "groupsize" in lines[8] and "los" in lines[10]
     assert "sde_type" in lines[9] or "Literal" in lines[9]
-    assert 'Revealed type is "int"' in lines[13].replace("builtins.", "")
+    for n, kind in {
+        13: "int", 15: "float | None", 18: "TypedDict(meander.data.contract.TextResult", 20: "float | None",
+        21: "int", 22: "TypedDict(meander.data.contract.RunStatus", 23: "int", 28: "list[int]",
+        30: "list[TypedDict(meander.data.contract.IndexedTensor",
+    }.items():
+        assert f'Revealed type is "{kind}' in lines[n].replace("builtins.", "").replace("'", ""), lines[n]
+    for n in (16, 25, 31):
+        assert "has no key" in lines[n], lines[n]
 
 
 def test_help_lists_fields():
@@ -57,6 +84,25 @@ def test_help_lists_fields():
         ):
             assert line in text, line
     assert "grad_norm" in meander.Client.update.__doc__
+    step = " ".join(inspect.getdoc(meander.contract.Step).split())
+    assert "device_ns: this step's share of device time, nanoseconds (integer ≥ 0)." in step
+    assert "height: the height of the image" in " ".join(inspect.getdoc(PromptFields).split())
+    events = json.loads(pathlib.Path(meander.__file__).with_name("data").joinpath("contract.json").read_text())
+    for name, fields in events["structs"].items():
+        assert getattr(meander.contract, name).__annotations__.keys() == fields.keys(), name
+
+
+def test_what_is_no_event_is_skipped(run):
+    """What a stranger stored in a stream has not the fields of its event: it is skipped."""
+
+    async def test(client, name):
+        await client.js.publish(f"mdr.v1.update.{name}.l.main.main.1", msgpack.packb({"v": 1, "run": name}))
+        assert await client.update(name, "l", 2, loss=0.5)
+        async for update in client.updates(name):
+            assert update["step"] == 2 and update["batches"] == []
+            return
+
+    run(test)
 
 
 def test_names_of_flags():

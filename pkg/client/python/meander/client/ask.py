@@ -17,7 +17,7 @@ from ..data.batch import Sample
 from .client import Client
 from .control import status_text
 from .cursor import Cursor, results
-from ..data.events import ADVANTAGE, Event, EventError, fitting
+from ..data.events import ADVANTAGE, EventError, fitting
 from .tasks import retry_while_away
 from ..data.text import Text
 
@@ -49,7 +49,7 @@ class Asker:
         self.again = 0  # samples that were asked for again
         self._closed_at = 0.0  # when a group closed last, by the monotonic clock
         self._mark, self._count = secrets.token_hex(4), itertools.count()
-        self._waiting: dict[str, asyncio.Future[Event]] = {}
+        self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._reads: asyncio.Task[None] | None = None
 
     async def samples(
@@ -86,7 +86,7 @@ class Asker:
             why = next(iter(members), "") or event.get("error") or status
         raise Unanswered(f"run {self.run}: {count - len(found)} of {count} samples failed {self.attempts} times: {why}")
 
-    async def _closed(self, text: str, fields: Mapping[str, Any]) -> Event:
+    async def _closed(self, text: str, fields: Mapping[str, Any]) -> Any:
         """Publishes a group, and returns its result."""
         if self._reads is None or self._reads.done():
             self._reads = asyncio.create_task(self._read())

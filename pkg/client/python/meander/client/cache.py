@@ -12,7 +12,7 @@ from pathlib import Path
 import msgpack
 from blake3 import blake3
 
-from ..data.events import Event
+from ..data.events import AnyEvent
 from .bulk import Stored
 
 _SUM = 32  # bytes of the BLAKE3 of a file's content, which it begins with
@@ -44,11 +44,11 @@ class Cache:
                 out.append((of.st_mtime, of.st_size, file))
         return out
 
-    def _file(self, trajectory: Event) -> Path:
+    def _file(self, trajectory: AnyEvent) -> Path:
         named = "".join(f"{ref['seq']} {ref['digest']}\n" for ref in trajectory["steps"])
         return self.folder / f"{blake3(named.encode()).hexdigest()}.steps"
 
-    def get(self, trajectory: Event) -> list[Stored]:
+    def get(self, trajectory: AnyEvent) -> list[Stored]:
         """The messages of a sample's events and of their parts; none where there is no such file."""
         file = self._file(trajectory)
         try:
@@ -64,7 +64,7 @@ class Cache:
         self.hits += 1
         return out
 
-    def put(self, trajectory: Event, messages: Iterable[Stored]) -> None:
+    def put(self, trajectory: AnyEvent, messages: Iterable[Stored]) -> None:
         """Keeps the messages of a sample, which were checked. OSError: the folder cannot be written."""
         content = msgpack.packb([tuple(m) for m in messages])
         if _SUM + len(content) > self.size:

@@ -32,7 +32,7 @@ from .control import Controls, Refused
 from .cursor import PatientJetStream
 from .discovery import discoverable
 from ..data.events import (
-    ADVANTAGE, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, Event, EventError, Gone, check_known, checked,
+    ADVANTAGE, BATCH, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, UPDATE, AnyEvent, Event, EventError, Gone, check_known, checked,
     decode, fault, fitting, medium, name_of, tensor,
 )
 from ..data.fields import ALIASES, PromptFields, RewardSpec
@@ -44,6 +44,8 @@ from ..data.text import NUMBERS, Text, add_events, answer_logits, text_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from ..data import contract
 
 _log = logging.getLogger("meander")
 
@@ -135,7 +137,7 @@ class Client(Controls, Teachers, Updates):
         self, /, run: str, prompt: str, timeout: float = 10, dry: bool = False,
         conditions: Mapping[str, Any] | None = None, arguments: Mapping[str, Any] | None = None,
         reward: str | RewardSpec | Sequence[str | RewardSpec] = (), **fields: Unpack[PromptFields],
-    ) -> dict[str, Any]:
+    ) -> contract.Receipt:
         """Stores a prompt and returns intake's receipt, whose warnings are logged. fields are fields of a Prompt, such
         as group_size=8, listed below; names of flags are known too, such as n=8 and steps=20. reward names the reward
         functions, one or several, by name or with settings: {"name": "ocr", "weight": 0.5}; none: the model's. dry:
@@ -169,7 +171,7 @@ class Client(Controls, Teachers, Updates):
 
     publish.__doc__ = f"{publish.__doc__}\n\n        {PromptFields.__doc__}"
 
-    async def _ask(self, subject: str, kind: str, body: bytes, timeout: float, again: bool = False) -> dict[str, Any]:
+    async def _ask(self, subject: str, kind: str, body: bytes, timeout: float, again: bool = False) -> Any:
         """Stores an event that intake answers, and returns the receipt. again says that it may be stored twice: so it
         is where the answer may have been lost with the connection."""
         inbox = self.nc.new_inbox()
@@ -205,7 +207,7 @@ class Client(Controls, Teachers, Updates):
             raise TimeoutError("no intake runs: start one, or publish without dry") from None
 
     @staticmethod
-    def _outcome(what: str, receipt: dict[str, Any]) -> dict[str, Any]:
+    def _outcome(what: str, receipt: Any) -> Any:
         """The receipt of what intake accepts or holds; its warnings are logged."""
         if not receipt["accepted"] and not receipt.get("waiting"):
             raise Refused(receipt)
@@ -240,38 +242,38 @@ class Client(Controls, Teachers, Updates):
             with contextlib.suppress(Exception):
                 await sub.unsubscribe()
 
-    async def _events(self, subject: str, stored: str) -> AsyncIterator[Event]:
+    async def _events(self, subject: str, stored: str, spec: Event) -> AsyncIterator[Any]:
         async with contextlib.aclosing(self._messages(subject, stored)) as messages:
             async for m in messages:
                 # Whatever a stranger stored: the services take it off the stream, and its true event comes.
                 try:
-                    yield decode(m.data)
+                    yield fitting(m.data, spec, m.subject)
                 except EventError as e:
-                    _log.warning("skipped %s: %s", m.subject, e)
+                    _log.warning("skipped %s", e)
 
-    def advantages(self, run: str) -> AsyncIterator[Event]:
+    def advantages(self, run: str) -> AsyncIterator[contract.Advantage]:
         """The results of the groups of a run as events: first the stored ones, then new ones as groups close."""
-        return self._events(f"advantage.{name_of('run', run)}.*", "MDR_ADVANTAGES")
+        return self._events(f"advantage.{name_of('run', run)}.*", "MDR_ADVANTAGES", ADVANTAGE)
 
-    def batch_events(self, run: str) -> AsyncIterator[Event]:
+    def batch_events(self, run: str) -> AsyncIterator[contract.Batch]:
         """The batches of a run as events with verl's metrics: first the stored ones, then new ones as batches close."""
-        return self._events(f"batch.{name_of('run', run)}.*", "MDR_ADVANTAGES")
+        return self._events(f"batch.{name_of('run', run)}.*", "MDR_ADVANTAGES", BATCH)
 
-    def updates(self, run: str) -> AsyncIterator[Event]:
+    def updates(self, run: str) -> AsyncIterator[contract.Update]:
         """What trainers tell of their updates (see update): first the stored ones, then new ones."""
-        return self._events(f"update.{name_of('run', run)}.*.*.*.*", "MDR_UPDATES")
+        return self._events(f"update.{name_of('run', run)}.*.*.*.*", "MDR_UPDATES", UPDATE)
 
-    def stream_trajectories(self, run: str) -> AsyncIterator[Event]:
+    def stream_trajectories(self, run: str) -> AsyncIterator[contract.Trajectory]:
         """The trajectories of a run: first the stored ones, then new ones."""
-        return self._events(f"trajectory.{name_of('run', run)}.*.*.*", "MDR_TRAJECTORIES")
+        return self._events(f"trajectory.{name_of('run', run)}.*.*.*", "MDR_TRAJECTORIES", TRAJECTORY)
 
-    def steps(self, run: str) -> AsyncIterator[Event]:
+    def steps(self, run: str) -> AsyncIterator[contract.Step]:
         """The denoising steps of a run while they happen, of all attempts. Parts of large tensors are not included."""
-        return self._events(f"step.{name_of('run', run)}.*.*.*.*.*", "MDR_STEPS")
+        return self._events(f"step.{name_of('run', run)}.*.*.*.*.*", "MDR_STEPS", STEP)
 
-    def tokens(self, run: str) -> AsyncIterator[Event]:
+    def tokens(self, run: str) -> AsyncIterator[contract.Tokens]:
         """The tokens of a run's texts while they are made, of all attempts. Parts of large tensors are not included."""
-        return self._events(f"tokens.{name_of('run', run)}.*.*.*.*.*", "MDR_STEPS")
+        return self._events(f"tokens.{name_of('run', run)}.*.*.*.*.*", "MDR_STEPS", TOKENS)
 
     def stream_groups(
         self, run: str, name: str = "", *, after: str = "", shared: bool = False, keep: Keep | None = None,
@@ -327,7 +329,7 @@ class Client(Controls, Teachers, Updates):
             logits=logits, empty=empty, whole=whole)
 
     async def group(
-        self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False, whole: bool = True
+        self, run: str, uid: str, advantage: contract.Advantage | None = None, *, logits: bool = False, whole: bool = True
     ) -> Group:
         """A closed group with its trajectories, steps and texts, and with logits also the stored logits. Digests are
         checked, and tensors are complete. whole=False leaves the steps of images to complete.
@@ -353,11 +355,11 @@ class Client(Controls, Teachers, Updates):
         return Group(advantage, samples)
 
     async def _trajectory(
-        self, run: str, uid: str, member: Event, found: Mapping[int | str, Stored] = {}
-    ) -> Event:  # fmt: skip
+        self, run: str, uid: str, member: AnyEvent, found: Mapping[int | str, Stored] = {}
+    ) -> contract.Trajectory:  # fmt: skip
         subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}.{STAGE}"
         m = await self._stored("MDR_TRAJECTORIES", member["trajectory_seq"], subject, found)
-        trajectory = fitting(m.data, TRAJECTORY, subject, "run", "uid", "sample_index")
+        trajectory: contract.Trajectory = fitting(m.data, TRAJECTORY, subject, "run", "uid", "sample_index")
         check_known(trajectory, TRAJECTORY, f"sample {uid} #{member['sample_index']}")
         return trajectory
 
@@ -369,7 +371,7 @@ class Client(Controls, Teachers, Updates):
                 if s.trajectory["stop_reason"] == "completed":
                     s.text = await self.text(s.trajectory, logits)
         for some in _portions([s for s in samples if s.unread]):
-            trajectories = [s.trajectory or {} for s in some]
+            trajectories = [s.facts for s in some]
             steps = await self._steps(trajectories, "step", STEP)
             for s, t, s.steps in zip(some, trajectories, steps, strict=True):
                 texts = t.get("conditioning") or []
@@ -379,19 +381,20 @@ class Client(Controls, Teachers, Updates):
                 s.conditioning = {named["name"]: tensor(named["tensor"]) for named in texts}
                 s.unread = False
 
-    async def text(self, trajectory: Event, logits: bool = False) -> Text:
+    async def text(self, trajectory: contract.Trajectory, logits: bool = False) -> Text:
         """What a completed sample of text says, token by token; with logits also what is stored of those.
 
         EventError: it did not come to an end, or no logits of it are stored.
         """
         name = f"{trajectory['uid']} #{trajectory['sample_index']}"
-        if trajectory.get("text") is None:
+        stored: Any = trajectory.get("text")
+        if stored is None:
             raise EventError(f"{name}: text: absent; must be there: the sample is an image")
         if wrong := fault(trajectory, TRAJECTORY):
             raise EventError(f"{name}: {wrong}")
         for field in ("ids", "mask", *NUMBERS):
-            if trajectory["text"].get(field):
-                await self.load(trajectory["text"][field])
+            if stored.get(field):
+                await self.load(stored[field])
         text = text_of(trajectory)
         if logits and (text.settings.get("logits") or {}).get("form", "none") == "none":
             raise EventError(
@@ -429,8 +432,8 @@ class Client(Controls, Teachers, Updates):
         return m
 
     async def _steps(
-        self, trajectories: Sequence[Event], kind: str, form: Event, logits: bool = False
-    ) -> list[list[Event]]:
+        self, trajectories: Sequence[AnyEvent], kind: str, form: Event, logits: bool = False
+    ) -> list[list[Any]]:
         """Returns the stored events that each trajectory names, with complete tensors; logits only if they are
         wanted."""
         subjects = [
@@ -444,7 +447,7 @@ class Client(Controls, Teachers, Updates):
         lack = [(s, r["seq"]) for s, t in zip(subjects, trajectories) for r in t["steps"] if r["seq"] not in found]
         for m in await together(self._stored("MDR_STEPS", seq, subject) for subject, seq in lack):
             found[m.seq] = m
-        out: list[list[Event]] = []
+        out: list[list[Any]] = []
         for subject, t in zip(subjects, trajectories, strict=True):
             out.append([await self._step(subject, ref, form, logits, found) for ref in t["steps"]])
         for subject, t, has in zip(subjects, trajectories, held):
@@ -453,7 +456,7 @@ class Client(Controls, Teachers, Updates):
         return out
 
     async def _step(
-        self, subject: str, ref: Event, form: Event, logits: bool, found: Mapping[int | str, Stored]
+        self, subject: str, ref: AnyEvent, form: Event, logits: bool, found: Mapping[int | str, Stored]
     ) -> Event:
         m = await self._stored("MDR_STEPS", ref["seq"], subject, found)
         step = fitting(m.data, form, m.subject, digest=ref["digest"])
@@ -467,7 +470,7 @@ class Client(Controls, Teachers, Updates):
                 await self.load(t, m.subject, found)
         return step
 
-    async def load(self, t: Event, subject: str = "", found: Mapping[int | str, Stored] = {}) -> None:
+    async def load(self, t: Any, subject: str = "", found: Mapping[int | str, Stored] = {}) -> None:
         """Adds the bytes of a tensor that travelled apart: as a blob, or in parts beside the event of that subject,
         which may be among messages that were found."""
         if ref := t.get("ref"):
@@ -493,13 +496,13 @@ class Client(Controls, Teachers, Updates):
                     raise Gone(f"{subject}.{k}: a part of a tensor is no longer stored") from None
             t["data"] = checked(b"".join(pieces), parts)
 
-    async def blob(self, ref: Event) -> bytes:
+    async def blob(self, ref: AnyEvent) -> bytes:
         """Returns an object of the blob bucket, checked against its digest. Gone: it is not there, or not whole."""
         out = io.BytesIO()
         await self._copy_blob(ref, out.write)
         return out.getvalue()
 
-    async def _copy_blob(self, ref: Event, write: Callable[[bytes], object]) -> None:
+    async def _copy_blob(self, ref: AnyEvent, write: Callable[[bytes], object]) -> None:
         """blob in pieces: after an error, some were written."""
         what, bucket = f"blob {ref['digest']:.12}", ref["bucket"]
         stored, name = f"OBJ_{bucket}", base64.urlsafe_b64encode(ref["digest"].encode()).decode()
@@ -543,7 +546,7 @@ class Client(Controls, Teachers, Updates):
             with contextlib.suppress(Exception):
                 await sub.unsubscribe()
 
-    async def medium(self, trajectory: Event, kind: str = "image") -> bytes:
+    async def medium(self, trajectory: AnyEvent, kind: str = "image") -> bytes:
         """Returns a file of a sample by its kind: its image, a PNG; its video, an animated PNG whose middle
         frame is the image; its audio, a WAV (see pixels, frames, sound)."""
         if stored := medium(trajectory, kind):
@@ -552,7 +555,7 @@ class Client(Controls, Teachers, Updates):
         why = f"it has {has}" if has else f"it {trajectory['stop_reason']}"
         raise EventError(f"sample {trajectory['sample_index']} has no {kind}: {why}")
 
-    async def conditions(self, trajectory: Event) -> list[tuple[str, npt.NDArray[np.uint8]]]:
+    async def conditions(self, trajectory: AnyEvent) -> list[tuple[str, npt.NDArray[np.uint8]]]:
         """Returns what a sample was conditioned on: names and pixels, [height, width, 3] uint8, of a video those of
         its first frame. Of several of one name the second is NAME.1. Needs Pillow: meander-rl[images]."""
         out: list[tuple[str, npt.NDArray[np.uint8]]] = []
@@ -563,19 +566,19 @@ class Client(Controls, Teachers, Updates):
                 out.append((f"{c['name']}.{n}" if n else c["name"], np.asarray(file.convert("RGB"))))
         return out
 
-    async def pixels(self, trajectory: Event) -> npt.NDArray[np.uint8]:
+    async def pixels(self, trajectory: AnyEvent) -> npt.NDArray[np.uint8]:
         """Returns the image of a sample, [height, width, 3] uint8, checked against its digest; of a video the frame in
         the middle. Needs Pillow: meander-rl[images]."""
         return _decoded(await self.medium(trajectory), trajectory, medium(trajectory, "image") or {})[0]
 
-    async def frames(self, trajectory: Event) -> npt.NDArray[np.uint8]:
+    async def frames(self, trajectory: AnyEvent) -> npt.NDArray[np.uint8]:
         """Returns all frames of a sample, [frames, height, width, 3] uint8, checked against their digest; an image has
         one. Needs Pillow: meander-rl[images]."""
         if video := medium(trajectory, "video"):
             return _decoded(await self.medium(trajectory, "video"), trajectory, video)
         return (await self.pixels(trajectory))[None]
 
-    async def sound(self, trajectory: Event) -> tuple[npt.NDArray[np.float32], int]:
+    async def sound(self, trajectory: AnyEvent) -> tuple[npt.NDArray[np.float32], int]:
         """Returns the sound of a sample, [samples, channels] float32, checked against its digest, and its rate in
         Hz."""
         file, stored = await self.medium(trajectory, "audio"), medium(trajectory, "audio") or {}
@@ -586,15 +589,15 @@ class Client(Controls, Teachers, Updates):
         return np.frombuffer(file[-size:], "<f4").reshape(stored["samples"], stored["channels"]), stored["rate"]
 
     async def interact(
-        self, name: str, answer: Callable[[Event], dict[str, Any]], ready: Callable[[], object] = lambda: None, *,
+        self, name: str, answer: Callable[[Any], dict[str, Any]], ready: Callable[[], object] = lambda: None, *,
         logits: bool = True
     ) -> None:
         """Answers requests as a worker of the interaction of that name, until cancelled; ready is called when it
         listens.
 
-        answer runs in a thread; one that is async is awaited here. It gets a request (interact_request) with messages,
-        ids, log_probs and so on, and returns the reply: content or terminate, and optionally score and metadata. An
-        exception that it raises fails the sample with its text.
+        answer runs in a thread; one that is async is awaited here. It gets a request (contract.InteractRequest) with
+        messages, ids, log_probs and so on, and returns the reply (contract.InteractReply): content or terminate, and
+        optionally score and metadata. An exception that it raises fails the sample with its text.
 
         request["generation_logits"] are the stored logits of the answer's tokens, whatever their size: one array
         [tokens, V] of the stored dtype (BF16 as float32), or [tokens, k] with the tokens that they are of in
@@ -739,7 +742,7 @@ def _portions(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
     """Samples in parts whose stored states have about _PORTION bytes."""
     portion, size = list[Sample](), 0
     for s in samples:
-        t = s.trajectory or {}
+        t = s.facts
         size += 4 * math.prod(t.get("latents_shape") or [0]) * max(1, len(t.get("latent_step_indices") or ()))
         portion.append(s)
         if size >= _PORTION:
@@ -758,7 +761,7 @@ def _opened(data: bytes) -> Any:
     return Image.open(io.BytesIO(data), formats=["PNG"])
 
 
-def _decoded(data: bytes, trajectory: Event, stored: Event) -> npt.NDArray[np.uint8]:
+def _decoded(data: bytes, trajectory: AnyEvent, stored: AnyEvent) -> npt.NDArray[np.uint8]:
     """The frames in a PNG file, [frames, height, width, 3] uint8. EventError: the event says others."""
     count = stored.get("frames") or 1
     what = f"the {stored['kind']} of {trajectory['uid']} #{trajectory['sample_index']}"

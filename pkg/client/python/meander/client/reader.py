@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import nats
 import numpy.typing as npt
@@ -20,9 +20,12 @@ from nats.js.errors import NotFoundError
 from ..data.batch import Batch, Group, Keep, Ratio, Sample
 from .control import status_text
 from .cursor import Cursor, results
-from ..data.events import ADVANTAGE, BATCH, PREFIX, Event, EventError, fitting
+from ..data.events import ADVANTAGE, BATCH, PREFIX, AnyEvent, Event, EventError, fitting
 from .tasks import PATIENCE, maybe_awaited, retry_while_away
 from ..data.textbatch import batch_of, check_kind, lacking
+
+if TYPE_CHECKING:
+    from ..data.contract import Advantage, RunStatus
 
 _log = logging.getLogger("meander")
 
@@ -48,7 +51,7 @@ class EmptyBatch(RuntimeError):
         self.left_out, self.cursor = dict(left_out), cursor
 
 
-def why_not(advantage: Event) -> str:
+def why_not(advantage: AnyEvent) -> str:
     """Why a group does not count: its status; where it failed, with the first error in it."""
     errors = (*(m.get("error") for m in advantage["members"]), advantage.get("error"))
     more = [str(e) for e in errors if e][:1] if advantage["status"] == "failed" else []
@@ -103,11 +106,11 @@ class Source(Protocol):
     mark: str
     """What the names of its durable consumers begin with; empty without roles."""
 
-    async def status(self, run: str, timeout: float = 10) -> dict[str, Any]:
+    async def status(self, run: str, timeout: float = 10) -> RunStatus:
         """As of Client."""
 
     async def group(
-        self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False, whole: bool = True
+        self, run: str, uid: str, advantage: Advantage | None = None, *, logits: bool = False, whole: bool = True
     ) -> Group:
         """As of Client."""
 
@@ -164,7 +167,7 @@ class _Reader:
             parts = [f"no word of how the run is doing: {str(e) or type(e).__name__}"]
         return ", ".join(parts + [f"left out: {n} x {why}" for why, n in self.health.left_out.most_common(3)])
 
-    async def _group(self, run: str, uid: str, place: str, advantage: Event | None = None) -> Group | None:
+    async def _group(self, run: str, uid: str, place: str, advantage: Advantage | None = None) -> Group | None:
         """Returns a group that counts; None for one that is left out, which is counted and logged."""
         try:
             read = partial(self.client.group, run, uid, advantage, logits=self.logits, whole=self.whole)

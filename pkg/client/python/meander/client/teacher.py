@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nats.aio.client import Client as NATS
 
 from ..data.batch import Batch, Sample
-from ..data.events import NUMBER, PREFIX, STAGE, TENSOR, Event, EventError, Maybe, decode, fault, tensor
+from ..data.events import NUMBER, PREFIX, STAGE, TENSOR, AnyEvent, Event, EventError, Maybe, decode, fault, tensor
 from .tasks import together
 from ..data.textbatch import KINDS, TextBatch
 
@@ -139,7 +139,7 @@ class Teachers:
         """
         free = asyncio.Semaphore(_AT_ONCE)
 
-        async def ask(t: Event) -> TeacherReply:
+        async def ask(t: AnyEvent) -> TeacherReply:
             async with free:
                 return await self.teacher_reply(teacher, t["run"], t["uid"], t["sample_index"], timeout=timeout)
 

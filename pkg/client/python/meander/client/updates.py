@@ -11,14 +11,13 @@ import msgpack
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NotFoundError
 
-from ..data.events import PREFIX, TENANT, Event, fitting, form, name_of
+from ..data.events import PREFIX, TENANT, UPDATE, Event, fitting, name_of
 from ..data.fields import UpdateNumbers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
-_EVENT: Event = form("Update")
 NUMBERS = set(UpdateNumbers.__annotations__)
 """The numbers of an update."""
 
@@ -69,7 +68,7 @@ class Updates:
                 stored = await self.js.get_last_msg("MDR_UPDATES", subject)
             except NotFoundError:
                 raise e from None  # the stream is full
-        fitting(stored.data or b"", _EVENT, subject, "run", "lane", "tenant", "trainer", "step")
+        fitting(stored.data or b"", UPDATE, subject, "run", "lane", "tenant", "trainer", "step")
         return False
 
     update.__doc__ = f"{update.__doc__}\n\n        {UpdateNumbers.__doc__}"
@@ -77,7 +76,7 @@ class Updates:
 
 def _number(name: str, value: Any) -> Any:
     """A number as the event has it."""
-    return int(value) if _EVENT[name].of is int else float(value)
+    return int(value) if UPDATE[name].of is int else float(value)
 
 
 def _known(numbers: Mapping[str, Any]) -> list[tuple[str, Any]]:

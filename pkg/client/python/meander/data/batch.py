@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .events import SETTINGS, Event, EventError, check_uses, tensor
+from .events import SETTINGS, AnyEvent, EventError, check_uses, tensor
 from .micro import Completing, Micro
 from .states import NAMES as STATES
 from .states import States, pinned
@@ -21,6 +21,8 @@ from ..maths.transition import Kernel, step_kernel
 if TYPE_CHECKING:
     import torch
 
+    from .contract import Advantage, Member, Step, Tensor, Trajectory
+
 Array = npt.NDArray[Any]
 """An array of numpy, of any dtype."""
 
@@ -28,11 +30,11 @@ Array = npt.NDArray[Any]
 @dataclasses.dataclass
 class Sample:
     """One sample of a group: its member in the advantage event, its trajectory, and the steps of the attempt that
-    counts."""
+    counts; their fields are in meander.contract."""
 
-    member: Event
-    trajectory: Event | None
-    steps: list[Event]
+    member: Member
+    trajectory: Trajectory | None
+    steps: list[Step]
     conditioning: dict[str, Array] = dataclasses.field(default_factory=dict)
     """The encoded texts that the trajectory names, where they were kept: float32 [tokens, width], masks uint8
     [tokens]."""
@@ -42,22 +44,28 @@ class Sample:
     """Whether its steps and encoded texts are left to be read: see Batch.micro."""
 
     @property
+    def facts(self) -> AnyEvent:
+        """What its trajectory says; nothing where it has none."""
+        return self.trajectory or {}
+
+    @property
     def advantage(self) -> float | None:
         """The advantage of the whole sample; None: it has none, as where it failed."""
         return self.member["advantage"]
 
     @property
-    def trained(self) -> list[Event]:
+    def trained(self) -> list[Step]:
         """The stochastic steps: those that have a log-prob. Of a sample whose steps are not read, what its trajectory
         says of them."""
-        t = self.trajectory or {}
         if self.text or not self.unread:
             return [] if self.text else [s for s in self.steps if s["log_prob"] is not None]
-        return [
+        t = self.facts
+        said: list[Any] = [
             {"step_index": i, "log_prob": p, "timestep": t["timesteps"][i], "sigma": t["sigmas"][i],
              "sigma_next": t["sigmas"][i + 1]}
             for i, p in enumerate(t.get("log_probs") or ()) if p is not None
         ]  # fmt: skip
+        return said
 
     @property
     def lacks(self) -> str:
@@ -66,9 +74,9 @@ class Sample:
             return "" if self.text.generated else "an answer without tokens"
         return "" if self.trained else "no stochastic step"
 
-    def kept(self) -> dict[int, list[Event]]:
+    def kept(self) -> dict[int, list[Tensor]]:
         """The tensors of the states that were read, by index; the same state may be kept with two steps."""
-        out = dict[int, list[Event]]()
+        out = dict[int, list[Any]]()
         for step in self.steps:
             for k in step["latents"] or []:
                 out.setdefault(k["index"], []).append(k["tensor"])
@@ -81,7 +89,7 @@ class Sample:
         exactly."""
         if stored := self.kept().get(index):
             return tensor(stored[0]).astype(np.float32)
-        t = self.trajectory or {}
+        t = self.facts
         raise EventError(
             f"{t.get('uid')} #{self.member['sample_index']}: latents {index} were not kept; ask for them with "
             f"return_step_indices"
@@ -90,7 +98,7 @@ class Sample:
     def track(self, index: int, name: str) -> Array:
         """Returns one track of the state before step index, or after the last step, in the track's own shape: a view of
         latents."""
-        begin, shape = _place((self.trajectory or {}).get("tracks") or [], name)
+        begin, shape = _place(self.facts.get("tracks") or [], name)
         return self.latents(index).reshape(-1)[begin : begin + math.prod(shape)].reshape(shape)
 
     def kernel(self, step_index: int) -> Kernel:
@@ -106,8 +114,8 @@ class Group:
     """A closed group with all its samples, by sample_index. cursor is its position in the stream, if it was
     streamed."""
 
-    advantage: Event
-    """The result of the group, as stored: an advantage event of the contract."""
+    advantage: Advantage
+    """The result of the group, as stored: see contract.Advantage."""
     samples: list[Sample]
     cursor: str = ""
 
@@ -119,7 +127,7 @@ class Group:
     @property
     def kind(self) -> str:
         """The kind of its samples: text or image."""
-        return "text" if any((s.trajectory or {}).get("text") for s in self.samples) else "image"
+        return "text" if any(s.facts.get("text") for s in self.samples) else "image"
 
     @property
     def trained(self) -> list[Sample]:
@@ -275,7 +283,7 @@ class Batch(Mapping[str, Any]):
         for key, field in (("log_probs", "log_prob"), ("log_prob_sums", "log_prob_sum")):
             out[key] = np.zeros(self.mask.shape)
             for b, s in enumerate(self.samples):
-                for w, step in enumerate(s.trained):
+                for w, step in enumerate[AnyEvent](s.trained):
                     out[key][b, w] = step["tracks"][names.index(name)][field]
         return out
 
@@ -320,7 +328,7 @@ class Batch(Mapping[str, Any]):
                 h.update(np.ascontiguousarray(a).view(np.uint8).data)
         for g in self.groups:
             for s in g.samples:
-                media = [m["digest"] for m in (s.trajectory or {}).get("media") or ()]
+                media = [m["digest"] for m in s.facts.get("media") or ()]
                 h.update(f"{g.uid} {s.member['sample_index']} {s.member['status']} {media}\n".encode())
         return h.hexdigest()
 
@@ -333,7 +341,7 @@ class Batch(Mapping[str, Any]):
         out = np.zeros(self.mask.shape)
         for b, s in enumerate(self.samples):
             for w, step in enumerate(s.trained):
-                k, kind = s.kernel(step["step_index"]), (s.trajectory or {})["log_prob_kind"]
+                k, kind = s.kernel(step["step_index"]), s.facts["log_prob_kind"]
                 out[b, w] = k.log_prob(self["latents"][b, w], v[b, w], self["next_latents"][b, w], kind)
         return out
 
@@ -431,7 +439,7 @@ class Batch(Mapping[str, Any]):
                 )
             if _tracks(s) != _tracks(rows[0][1]):
                 raise ValueError(f"{g.uid}: tracks {_tracks(s)}; must be those of the other groups, {_tracks(rows[0][1])}")
-        trained = [s.trained for _, s, _ in rows]
+        trained: list[Sequence[AnyEvent]] = [s.trained for _, s, _ in rows]
         b, w = len(rows), max(map(len, trained))
         names = {k: v for k, v in _STEP.items() if not (self.unread and k in _OF_STEPS)}
         out: dict[str, Array] = {name: np.zeros((b, w), dtype) for name, (_, dtype) in names.items()}
@@ -452,7 +460,7 @@ class Batch(Mapping[str, Any]):
             self.states = self._read_states(trained, w, shape)
         return out | self._facts()
 
-    def _read_states(self, trained: Sequence[Sequence[Event]], w: int, shape: tuple[int, ...]) -> States:
+    def _read_states(self, trained: Sequence[Sequence[AnyEvent]], w: int, shape: tuple[int, ...]) -> States:
         at = [[step["step_index"] for step in steps] for steps in trained]
         kept = [s.kept() for s in self.samples]
         for s, steps, has in zip(self.samples, at, kept, strict=True):
@@ -477,12 +485,12 @@ class Batch(Mapping[str, Any]):
         return out
 
 
-def _tracks(s: Sample) -> list[Event]:
+def _tracks(s: Sample) -> list[AnyEvent]:
     """The tracks of the states of a sample, in order; empty: they have one part."""
-    return (s.trajectory or {}).get("tracks") or []
+    return s.facts.get("tracks") or []
 
 
-def _place(tracks: Sequence[Event], name: str) -> tuple[int, tuple[int, ...]]:
+def _place(tracks: Sequence[AnyEvent], name: str) -> tuple[int, tuple[int, ...]]:
     """Where a track begins in a state, and its shape. KeyError: there is none of that name."""
     begin = 0
     for t in tracks:
@@ -513,7 +521,7 @@ _IMAGE: dict[str, tuple[str, Any]] = {
     "cfg_rule": ("cfg_rule", np.str_),
     **{name: (name, np.uint64 if name.endswith("_seed") else _DTYPES[of]) for name, of in SETTINGS.items()},
 }
-_ABSENT: dict[str, Callable[[Event], Any]] = {
+_ABSENT: dict[str, Callable[[AnyEvent], Any]] = {
     "prompt_2": lambda t: t["prompt"], "prompt_3": lambda t: t["prompt"], "frames": lambda _: 1,
 }
 """What a setting is where a sample does not have it, if not 0 or empty."""
@@ -525,7 +533,7 @@ USES = {
 is refused."""
 
 
-def scales_of(trajectory: Event) -> list[float]:
+def scales_of(trajectory: AnyEvent) -> list[float]:
     """The scale of classifier-free guidance of each step of the schedule, 1 without. EventError: they are not there."""
     steps, scales = len(trajectory["transitions"]), trajectory.get("cfg_scales") or []
     if len(scales) != steps and (scales or trajectory["true_cfg_scale"] > 1):

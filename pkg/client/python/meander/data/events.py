@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import contains
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,9 @@ _DTYPES = {
 
 _JSON = frozenset((b"{", b" ", b"\t", b"\r", b"\n"))  # no map of msgpack begins with one
 Event = dict[str, Any]
-"""A decoded event: values by the names of the contract."""
+"""A decoded event: values by the names of the contract, which meander.contract has with their types."""
+AnyEvent = Mapping[str, Any]
+"""An event that is only read: a plain dict, or one with types."""
 
 
 def name_of(field: str, value: Any) -> str:
@@ -215,14 +217,16 @@ TOKENS: Event = form("Tokens")
 """Tokens of a text."""
 STEP: Event = form("Step")
 """A denoising step."""
+UPDATE: Event = form("Update")
+"""What a trainer tells of an update of weights."""
 
 
-def medium(trajectory: Event, kind: str) -> Event | None:
+def medium(trajectory: AnyEvent, kind: str) -> Any:
     """A file of a sample by its kind, image, video or audio; None: it has none."""
     return next((m for m in trajectory.get("media") or () if m["kind"] == kind), None)
 
 
-def check_known(event: Event, spec: Event, what: str) -> None:
+def check_known(event: AnyEvent, spec: Event, what: str) -> None:
     """EventError: the event has a field that its form does not have. Without it, a number that is computed from the
     event may be that of another sample."""
     if unknown := next(_unknown(event, spec), ""):
@@ -242,7 +246,7 @@ def _unknown(value: Any, spec: Any, path: str = "") -> Iterator[str]:
             yield from _unknown(v, spec[0], path)
 
 
-def check_uses(trajectory: Event, uses: Collection[str], reader: str) -> None:
+def check_uses(trajectory: AnyEvent, uses: Collection[str], reader: str) -> None:
     """EventError: a setting of the sample is set that the reader does not use. uses are those that it does; settings
     that come through another field of the trajectory, as cfg_from through cfg_scales, are used by who uses that."""
     for name, through in _CONTRACT["settings"].items():
@@ -291,7 +295,7 @@ def fault(value: object, spec: Any, field: str = "") -> str:
     return ""
 
 
-def fitting(data: bytes, spec: Event, subject: str, *named: str, digest: str = "") -> Event:
+def fitting(data: bytes, spec: Event, subject: str, *named: str, digest: str = "") -> Any:
     """A decoded event of that form, whose named fields are the last tokens of its subject, in that order, and whose
     payload_digest is the given one, where one is given."""
     try:
@@ -308,7 +312,7 @@ def fitting(data: bytes, spec: Event, subject: str, *named: str, digest: str = "
     return event
 
 
-def tensor(t: Event) -> np.ndarray:
+def tensor(t: AnyEvent) -> np.ndarray:
     """A tensor whose bytes are in the event (Client.load fetches the others). BF16 becomes float32."""
     return widened(t["dtype"], stored_tensor(t)) if t["dtype"] == "BF16" else stored_tensor(t)
 
@@ -322,7 +326,7 @@ def widened(dtype: str, values: np.ndarray) -> np.ndarray:
     return values.astype(np.float32) if dtype == "F16" else values
 
 
-def stored_tensor(t: Event) -> np.ndarray:
+def stored_tensor(t: AnyEvent) -> np.ndarray:
     """A view of a tensor's bytes in the event, of its dtype and shape; uint16 are the bits of BF16."""
     data, shape = t.get("data"), tuple(t["shape"])
     if data is None:
@@ -337,7 +341,7 @@ def stored_tensor(t: Event) -> np.ndarray:
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def checked(data: bytes | None, ref: Event) -> bytes:
+def checked(data: bytes | None, ref: AnyEvent) -> bytes:
     """The bytes, if they are those that a reference names."""
     if data is None or len(data) != ref["size"] or not has_digest(data, ref["digest"]):
         raise EventError(f"{len(data or b'')} bytes that are not those of digest {ref['digest']:.12}")

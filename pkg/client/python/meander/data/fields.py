@@ -7,7 +7,32 @@ from typing import Any, Literal, TypedDict
 
 
 class AdvantageSpec(TypedDict, total=False):
-    """AdvantageSpec names the estimator and its options."""
+    """AdvantageSpec names the estimator and its options.
+
+    estimator: turns the rewards of a group into advantages (token). Default: flow_grpo.
+    std: the scale; global needs a batch, none is Dr.GRPO's. flow_grpo has group, where Flow-GRPO's code and
+        verl-omni have global: advantages of a group that stands for itself are there when it closes, and
+        its prompt needs no batch (group, global, none). Default: the estimator's.
+    std_basis: how the standard deviation is estimated; with std none it is only reported. By default it is
+        population for per_prompt. For estimators that whiten (reinforce_plus_plus, its baseline form, gdpo)
+        it is expanded, as verl whitens samples and steps, or sample if no step is trained. For all others
+        it is sample (sample, expanded, population). Default: the estimator's.
+    epsilon: added to the standard deviation, and must be above 0. With std none it must be absent (number 0
+        to 1). Default: the estimator's, 1e-4 for flow_grpo.
+    mode: a variant of the estimator; only per_prompt and diffusion_nft have some (token). Default: the
+        estimator's.
+    adv_clip_max: clamps each advantage to plus or minus this; 0, which diffusion_nft refuses, is no clamp
+        (number 0 to 1000000). Default: no clamp, 5 for diffusion_nft.
+    gamma: discounts over the trained steps, of texts over the tokens that were generated. Only
+        reinforce_plus_plus has it (number in (0, 1]). Default: 1.
+    singleton: the advantage of a group of one sample under grpo, rloo, reinforce_plus_plus_baseline, opo,
+        gpg and gdpo: its reward, as in verl, as if the mean of its group were 0 and its spread 1; or zero.
+        All others have no choice (reward, zero). Default: the estimator's.
+    branch_scope: chooses the children that a child of a tree's branch point is compared with, for the
+        advantages of its steps: siblings, the children of the same branch point; or depth, all children at
+        the same depth, as in BranchGRPO. With leaves a child gets the mean of the advantages of its leaves,
+        as in TreeGRPO (siblings, depth, leaves). Default: siblings, of a tree.
+    """
 
     estimator: str
     """turns the rewards of a group into advantages (token). Default: flow_grpo."""
@@ -40,13 +65,16 @@ class AdvantageSpec(TypedDict, total=False):
     siblings, the children of the same branch point; or depth, all children at the same depth, as in BranchGRPO.
     With leaves a child gets the mean of the advantages of its leaves, as in TreeGRPO (siblings, depth, leaves).
     Default: siblings, of a tree."""
-    credit: str
-    """the rule by which stages and tracks have advantages of their own. No rule is known yet: it must be absent
-    (text, 0 to 256 bytes). Default: each holds for the whole sample."""
 
 
 class BatchSpec(TypedDict, total=False):
-    """BatchSpec joins groups under one id, to be normalised and reported together."""
+    """BatchSpec joins groups under one id, to be normalised and reported together.
+
+    id: names the batch, unique in its run (token).
+    groups: how many groups the batch waits for (integer 1 to 4096).
+    step: where the trainer is, its count of updates, for the metrics of the batch (integer ≥ 0).
+    epoch: where the trainer is in its passes over the data, for the metrics of the batch (integer ≥ 0).
+    """
 
     id: str
     """names the batch, unique in its run (token)."""
@@ -59,7 +87,13 @@ class BatchSpec(TypedDict, total=False):
 
 
 class Branch(TypedDict, total=False):
-    """Branch names a state that a sample stored: the one before a step."""
+    """Branch names a state that a sample stored: the one before a step.
+
+    run: name of the run that the event belongs to (token). Default: the prompt's.
+    uid: group key: all samples of one prompt have it, unique in the run (token).
+    sample_index: place of the sample in its group, from 0 (integer 0 to 1023).
+    step_index: place of the step, from 0, the noisiest (integer 0 to 999).
+    """
 
     run: str
     """name of the run that the event belongs to (token). Default: the prompt's."""
@@ -72,7 +106,11 @@ class Branch(TypedDict, total=False):
 
 
 class BranchPoint(TypedDict, total=False):
-    """BranchPoint is a step before which each path of a tree branches."""
+    """BranchPoint is a step before which each path of a tree branches.
+
+    step_index: the first step that each child runs for itself (integer 0 to 999).
+    width: the number of children (integer 2 to 1024).
+    """
 
     step_index: int
     """the first step that each child runs for itself (integer 0 to 999)."""
@@ -82,21 +120,50 @@ class BranchPoint(TypedDict, total=False):
 
 class Condition(TypedDict, total=False):
     """Condition is a file that a network is given besides texts, such as an image to edit: inline or as a blob in a
-    prompt, as a blob in what intake makes of it."""
+    prompt, as a blob in what intake makes of it.
+
+    name: the input of the network. Several files of one name are in the order in which the network takes
+        them (token).
+    type: image, mask, video or audio; intake knows it by the name (image, mask, video, audio).
+    stage: the stage of the same sample that makes the file, its image or its video (token). Default: the
+        file is given.
+    data: the bytes of the file, where they are carried in the event (bytes).
+    ref: the bytes' place in the object store (map).
+    """
 
     name: str
     """the input of the network. Several files of one name are in the order in which the network takes them (token)."""
     type: Literal["image", "mask", "video", "audio", ""]
     """image, mask, video or audio; intake knows it by the name (image, mask, video, audio)."""
+    stage: str
+    """the stage of the same sample that makes the file, its image or its video (token). Default: the file is given."""
     data: bytes
     """the bytes of the file, where they are carried in the event (bytes)."""
     ref: Ref
     """the bytes' place in the object store (map)."""
 
 
+class CreditShare(TypedDict, total=False):
+    """CreditShare is a weight of one reward function in the reward of a stage.
+
+    reward: the name of the function, as reward has it (reward name).
+    weight: the factor of its score (number -1000000 to 1000000).
+    """
+
+    reward: str
+    """the name of the function, as reward has it (reward name)."""
+    weight: float
+    """the factor of its score (number -1000000 to 1000000)."""
+
+
 class Data(TypedDict, total=False):
     """Data is what the samples of a prompt are made of before noise is added to it: images, which the model's
-    autoencoder encodes, or latents; exactly one of them."""
+    autoencoder encodes, or latents; exactly one of them.
+
+    images: PNGs, one per sample or one for all; animated ones for videos. Their size is that of the samples,
+        also where the prompt names none (list of map).
+    latents: encoded images, F32, F16 or BF16: [n, S, C], or [1, S, C], one for all (map).
+    """
 
     images: list[DataImage]
     """PNGs, one per sample or one for all; animated ones for videos. Their size is that of the samples, also where
@@ -106,7 +173,11 @@ class Data(TypedDict, total=False):
 
 
 class DataImage(TypedDict, total=False):
-    """DataImage is a PNG, inline or as a blob that was stored before the prompt."""
+    """DataImage is a PNG, inline or as a blob that was stored before the prompt.
+
+    data: the bytes of the file, where they are carried in the event (bytes).
+    ref: the bytes' place in the object store (map).
+    """
 
     data: bytes
     """the bytes of the file, where they are carried in the event (bytes)."""
@@ -116,7 +187,21 @@ class DataImage(TypedDict, total=False):
 
 class GroupPolicy(TypedDict, total=False):
     """GroupPolicy says which groups count. A group that does not count has a result with status filtered, failed,
-    mixed or stale, and no advantages."""
+    mixed or stale, and no advantages.
+
+    zero_std: decides on groups whose rewards are all equal: keep (the advantages are 0), drop, or refill:
+        drop, and ask for a fresh group of the same prompt (keep, drop, refill). Default: keep.
+    failed: for groups that are failed, mixed or stale: keep (the result says so), or refill (keep, refill).
+        Default: keep.
+    refill_rounds: bounds how often a group is replaced (integer 0 to 16). Default: 3.
+    max_policy_span: the most versions of the weights, newest - oldest + 1, that the samples of one group may
+        have. A group beyond it is mixed (integer 1 to 1048576). Default: 1.
+    max_policy_lag: how many versions a group's oldest sample may be behind its lane at the time when its
+        last one was scored, by the server's clock. A group beyond it is stale (integer 0 to 1048576).
+        Default: any.
+    mixed_schedules: accepts groups whose samples ran different schedules. Without it they are mixed (true or
+        false). Default: false.
+    """
 
     zero_std: Literal["keep", "drop", "refill"]
     """decides on groups whose rewards are all equal: keep (the advantages are 0), drop, or refill: drop, and ask
@@ -138,7 +223,15 @@ class GroupPolicy(TypedDict, total=False):
 
 
 class Interaction(TypedDict, total=False):
-    """Interaction is who answers the model between its turns, so that it can try again."""
+    """Interaction is who answers the model between its turns, so that it can try again.
+
+    name: sums, which is built in, or the queue group of the workers that answer on mdr.v1.interact.NAME
+        (token).
+    max_turns: the most answers of the model (integer 1 to 128). Default: 3.
+    timeout_ms: how long a worker may take to respond to one answer. Then the sample fails (integer 1 to
+        3600000, milliseconds). Default: 30000.
+    params: options of the interaction by name, handed on unread; sums has none (map).
+    """
 
     name: str
     """sums, which is built in, or the queue group of the workers that answer on mdr.v1.interact.NAME (token)."""
@@ -152,7 +245,19 @@ class Interaction(TypedDict, total=False):
 
 
 class Logits(TypedDict, total=False):
-    """Logits say which of a token's logits are stored, and how."""
+    """Logits say which of a token's logits are stored, and how.
+
+    form: none, topk (the k largest), ids (the tokens of ids) or full (all of the vocabulary) (none, topk,
+        ids, full). Default: none.
+    k: how many topk has (integer 1 to 4096). Default: 20, of topk.
+    ids: the tokens of the form ids (list of integer 0 to 1048575).
+    dtype: how they are stored. A logit that it cannot hold fails the sample: it is never clamped (F32, F16,
+        BF16). Default: F32.
+    kind: raw, as the model gives them, or processed: divided by the temperature, and -inf where top_k, top_p
+        or min_p leave a token out (raw, processed). Default: raw.
+    answers: the answers of a conversation whose logits are stored, from 0 (list of integer 0 to 127).
+        Default: all.
+    """
 
     form: Literal["none", "topk", "ids", "full"]
     """none, topk (the k largest), ids (the tokens of ids) or full (all of the vocabulary) (none, topk, ids, full).
@@ -172,7 +277,12 @@ class Logits(TypedDict, total=False):
 
 
 class Message(TypedDict, total=False):
-    """Message is one message of a conversation."""
+    """Message is one message of a conversation.
+
+    role: the author of the message: system, user or assistant (system, user, assistant).
+    content: its text, UTF-8; the last message of a prompt, which the model answers, has MaxPromptBytes at
+        most (text, 0 to 524288 bytes).
+    """
 
     role: Literal["system", "user", "assistant"]
     """the author of the message: system, user or assistant (system, user, assistant)."""
@@ -183,7 +293,14 @@ class Message(TypedDict, total=False):
 
 class Parts(TypedDict, total=False):
     """Parts describes elements that were too large for one message: Count messages on the event's own subject
-    followed by ".<part>", part = First .. First+Count-1, each at most 524288 bytes, to be joined in that order."""
+    followed by ".<part>", part = First .. First+Count-1, each at most 524288 bytes, to be joined in that order.
+
+    first: number that the parts are counted from (integer 0 to 2147483647).
+    count: how many messages there are to join (integer 1 to 4096).
+    size: the length of the joined bytes (integer 1 to 1073741824).
+    digest: blake3: and the blake3 of the joined bytes in lower-case hex; in older events it is their sha-256
+        (digest).
+    """
 
     first: int
     """number that the parts are counted from (integer 0 to 2147483647)."""
@@ -196,7 +313,15 @@ class Parts(TypedDict, total=False):
 
 
 class ProbabilityRamp(TypedDict, total=False):
-    """ProbabilityRamp leads from prob_start to prob_end over ramp_steps training steps. Its ends may be 0."""
+    """ProbabilityRamp leads from prob_start to prob_end over ramp_steps training steps. Its ends may be 0.
+
+    start_step: the last training step with prob_start (integer ≥ 0). Default: 0.
+    ramp_steps: how many training steps lie between the ends; 0 is no ramp (integer ≥ 0). Default: 0.
+    shape: linear or cosine (linear, cosine). Default: linear.
+    prob_start: the probability up to start_step (number 0 to 1). Default: the probability.
+    prob_end: the probability from start_step + ramp_steps on (number 0 to 1). Default: the probability; with
+        compat simpletuner 0.5.
+    """
 
     start_step: int
     """the last training step with prob_start (integer ≥ 0). Default: 0."""
@@ -213,7 +338,12 @@ class ProbabilityRamp(TypedDict, total=False):
 
 class Prune(TypedDict, total=False):
     """Prune ends a sample in the middle if, at a step, its log-probs so far are out of bounds. The group closes
-    without them, as without samples that failed."""
+    without them, as without samples that failed.
+
+    step_index: the boundary at which samples are judged: the steps before it have run (integer 1 to 999).
+    log_prob_below: prunes samples whose stochastic steps so far have a mean log-prob below this (number).
+    log_prob_above: prunes those with one above this (number).
+    """
 
     step_index: int
     """the boundary at which samples are judged: the steps before it have run (integer 1 to 999)."""
@@ -224,7 +354,12 @@ class Prune(TypedDict, total=False):
 
 
 class Ref(TypedDict, total=False):
-    """Ref names a content-addressed blob in the object store."""
+    """Ref names a content-addressed blob in the object store.
+
+    bucket: the object store bucket, normally mdr-blobs (token).
+    digest: the sha-256 of the bytes in lower-case hex; it is also the object's name (sha256).
+    size: the length in bytes (integer 1 to 68719476736).
+    """
 
     bucket: str
     """the object store bucket, normally mdr-blobs (token)."""
@@ -235,7 +370,12 @@ class Ref(TypedDict, total=False):
 
 
 class Refill(TypedDict, total=False):
-    """Refill names the group that a fresh one stands in for."""
+    """Refill names the group that a fresh one stands in for.
+
+    root: the uid of the first group, round how often it has been replaced, from 1 (token).
+    round: root is the uid of the first group, round how often it has been replaced, from 1 (integer 1 to
+        16).
+    """
 
     root: str
     """the uid of the first group, round how often it has been replaced, from 1 (token)."""
@@ -245,7 +385,16 @@ class Refill(TypedDict, total=False):
 
 class ReflexFlow(TypedDict, total=False):
     """ReflexFlow is the loss of arXiv 2512.04904 for flow models: for it the model is asked at the teacher-forced
-    latent (clean) and at the rolled one (biased). Other models have none of it."""
+    latent (clean) and at the rolled one (biased). Other models have none of it.
+
+    mode: auto (on where anything may roll), on or off (auto, on, off). Default: auto.
+    alpha: the strength of the weight; beyond 1 weights can be negative (number -1000000 to 1000000).
+        Default: 1.
+    beta1: the factor of the anti-drift term (number 0 to 1000000). Default: 10.
+    beta2: the factor of the weighted loss (number 0 to 1000000). Default: 1.
+    keep: chooses how the clean and the biased prediction are stored: as digests, or as tensors too (digests,
+        tensors). Default: digests.
+    """
 
     mode: Literal["auto", "on", "off"]
     """auto (on where anything may roll), on or off (auto, on, off). Default: auto."""
@@ -261,7 +410,22 @@ class ReflexFlow(TypedDict, total=False):
 
 
 class RewardSpec(TypedDict, total=False):
-    """RewardSpec is one reward function of a weighted sum."""
+    """RewardSpec is one reward function of a weighted sum.
+
+    name: a kind of reward function, or kind:instance where there may be several, e.g. ocr, http:clip,
+        nats:pickscore, external:human (reward name).
+    weight: the factor of the score in the sum (number -1000000 to 1000000). Default: 1.
+    required: fails the sample when this scorer fails. An optional score that failed is left out of the sum,
+        and the event says so (true or false). Default: true.
+    track: the file of the sample that it judges: image, video or audio, or a track of the state; absent:
+        what the function is for; a function for any judges the pixels, or the sound where there are none
+        (token). Default: what the function is for.
+    stage: the stage of the sample that it judges (token). Default: the last one whose output the function
+        takes.
+    ground_truth: the right answer, for scorers that compare: a text, or any value of JSON (any value of
+        JSON).
+    params: options of the function by name, such as psm of ocr; one that it does not have is refused (map).
+    """
 
     name: str
     """a kind of reward function, or kind:instance where there may be several, e.g. ocr, http:clip, nats:pickscore,
@@ -275,6 +439,8 @@ class RewardSpec(TypedDict, total=False):
     """the file of the sample that it judges: image, video or audio, or a track of the state; absent: what the
     function is for; a function for any judges the pixels, or the sound where there are none (token). Default:
     what the function is for."""
+    stage: str
+    """the stage of the sample that it judges (token). Default: the last one whose output the function takes."""
     ground_truth: Any
     """the right answer, for scorers that compare: a text, or any value of JSON (any value of JSON)."""
     params: dict[str, str]
@@ -282,7 +448,30 @@ class RewardSpec(TypedDict, total=False):
 
 
 class Rollout(TypedDict, total=False):
-    """Rollout is the sampling part of a Prompt."""
+    """Rollout is the sampling part of a Prompt.
+
+    sde_type: the transition of stochastic steps; ode for none (sde, cps, dance_sde, ddim, ode). Default:
+        sde.
+    noise_level: a in the formulas of the transitions, the strength of their noise. For cps it is at most 1
+        (number 0 to 10). Default: 0.7.
+    sde_step_indices: the steps that run sde_type; of an empty list none does. Every other step is ode (list
+        of integer 0 to 999). Default: all steps.
+    sde_window: draws the stochastic steps instead of naming them; the two exclude each other (map).
+    return_step_indices: the latents kept: i is the state before step i, and the number of steps the final
+        one (list of integer 0 to 1000). Default: the states before and after each stochastic step where
+        these are a list or a window, and the last one of a sample that stops before T; else all.
+    checkpoint_every: k: a state is stored at least every k steps, so that a sample whose sampler died goes
+        on from the last one and redoes k steps at most. Solvers that look back (dpm, unipc) can only go on
+        where a run of ode steps begins (integer 1 to 1000). Default: none but the latents that are kept.
+    log_prob_kind: the full Gaussian density, the density without its logarithms (scaled), or a score that is
+        no density (squared) (density, scaled, squared). Default: density.
+    solver: integrates ode steps (euler, heun, unipc, dpm, rk4). Default: euler.
+    debug: names tensors to add to each step (list of noise, mean, std, model_output).
+    latents_dtype: the dtype of the stored latents. The state is rounded to it before it is scored, so that a
+        replay gives ratio 1 (F32, F16, BF16). Default: BF16 of a model that computes in it, else F32.
+    return_conditioning: keeps embeddings and masks of the texts, under guidance also of the negative prompt.
+        They are stored once for all samples of a prompt (true or false). Default: false.
+    """
 
     sde_type: Literal["sde", "cps", "dance_sde", "ddim", "ode"]
     """the transition of stochastic steps; ode for none (sde, cps, dance_sde, ddim, ode). Default: sde."""
@@ -318,7 +507,17 @@ class Rollout(TypedDict, total=False):
 
 
 class Routing(TypedDict, total=False):
-    """Routing says which sampler makes the samples, and when."""
+    """Routing says which sampler makes the samples, and when.
+
+    model: the lane that serves the prompt (token). Default: the only lane there is.
+    base_digest: names the checkpoint that the lane must serve, with whatever weights were pushed since. A
+        prompt for another one is refused. Of a server that draws the samples it is its kind, "served by
+        vllm" (text, 0 to 256 bytes). Default: any.
+    min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
+        (integer ≥ 0). Default: 0.
+    priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
+        1000000). Default: 0.
+    """
 
     model: str
     """the lane that serves the prompt (token). Default: the only lane there is."""
@@ -333,7 +532,19 @@ class Routing(TypedDict, total=False):
 
 
 class SDEWindow(TypedDict, total=False):
-    """SDEWindow draws the stochastic steps, the same for all samples of all groups of a batch."""
+    """SDEWindow draws the stochastic steps, the same for all samples of all groups of a batch.
+
+    size: how many steps (integer 1 to 1000).
+    range: [low, high): the steps to draw from (list of integer 0 to 1000). Default: [0, T-1).
+    strategy: random (contiguous, uniform start), progressive (start moves with iteration) or noncontiguous
+        (a random subset) (random, progressive, noncontiguous). Default: random.
+    iteration: the training step: progressive windows move with it, the others draw anew for each (integer 0
+        to 4294967295). Default: 0.
+    iters_per_group: how many iterations a progressive window stays (integer 0 to 4294967295). Default: 1.
+    seed: makes the draw independent of the run id. Each batch id has a draw of its own, and prompts without
+        a batch draw alike; the seed of the noise has no part in it (integer ≥ 0). Default: the run id
+        seeds.
+    """
 
     size: int
     """how many steps (integer 1 to 1000)."""
@@ -355,7 +566,34 @@ class SDEWindow(TypedDict, total=False):
 class ScheduledSampling(TypedDict, total=False):
     """ScheduledSampling makes the samples of a prompt latents to train on: with some probability a sample begins a
     few of the model's training timesteps noisier than the one it is trained at, and the model itself steps it
-    down to that. start.data has the images to make noisy."""
+    down to that. start.data has the images to make noisy.
+
+    max_step_offset: M: offsets are 0 to M timesteps. With 0 nothing rolls (integer 0 to 999). Default: 0.
+    strategy: says how offsets are drawn: uniform, biased_early (mostly small) or biased_late (uniform,
+        biased_early, biased_late). Default: uniform.
+    probability: how likely a sample is eligible, where there is no ramp (number 0 to 1). Default: 0.
+    ramp: moves the probability with the training step (map). Default: the probability stays.
+    train_step: where the trainer is: the ramp and the draws depend on it (integer 0 to 4294967295). Default:
+        0.
+    timesteps: N: training timesteps are 0 to N-1, noise rising (integer 2 to 1000). Default: the model's
+        num_train_timesteps.
+    base_timesteps: what the samples are trained at, one per sample or one for all, from 0 to below N. Of
+        fractions, which only flow models have, a rollout ends at the integer part (list of number ≥ 0).
+        Default: drawn, each from 0 to N-1 alike.
+    sampler: steps a sample down: euler, dpm, unipc, unip (unipc without its corrector) or rk4, which asks
+        the model four times a step (euler, dpm, unipc, unip, rk4). Default: unipc.
+    order: of the sampler: up to 9 of unipc and unip, up to 3 of dpm (integer 1 to 9). Default: 2 of unipc,
+        unip and dpm, 1 of euler, 4 of rk4.
+    compat: exact, which does what these fields say, or simpletuner, which does what the trainer of that name
+        does: flow models step with euler, a prob_start or prob_end of 0 is not set, and models that predict
+        epsilon or v step the wrong way (exact, simpletuner). Default: exact.
+    reflexflow: says what the loss of flow models will need besides (map). Default: auto, with alpha 1, beta1
+        10 and beta2 1.
+    decode: asks for images of each sample: noised, rolled and teacher-forced (true or false). Default:
+        false.
+    seed: makes the draws independent of the run id. Each uid has draws of its own (integer ≥ 0). Default:
+        the prompt's, else the run id seeds.
+    """
 
     max_step_offset: int
     """M: offsets are 0 to M timesteps. With 0 nothing rolls (integer 0 to 999). Default: 0."""
@@ -394,9 +632,194 @@ class ScheduledSampling(TypedDict, total=False):
     prompt's, else the run id seeds."""
 
 
+class StageSpec(TypedDict, total=False):
+    """StageSpec is one stage of the samples of a prompt, an ordinary prompt for one lane: what it leaves out is the
+    model's. Its texts are templates, in which {prompt}, {metadata.KEY} and {STAGE.text} stand for the prompt's
+    text, an entry of its metadata and the newest text that a stage made; {{ and }} are braces.
+
+    name: that of the stage in templates, subjects and events. A later round has a suffix, such as think-2
+        (token).
+    prompt: the template of the text to paint or to answer; of an interaction, what it is told (text, 0 to
+        16384 bytes). Default: {prompt}.
+    messages: the conversation to answer, in place of prompt. Each content is a template (list of map).
+        Default: the prompt, as a user's message.
+    text: how a language model answers (map). Default: as the model does, where it is a language model.
+    negative_prompt: the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384
+        bytes). Default: the model's own, which its policy says.
+    prompt_2: the text for the second text encoder of a network that has several; others are refused with it
+        (text, 0 to 16384 bytes). Default: the prompt.
+    prompt_3: the text for the third text encoder (text, 0 to 16384 bytes). Default: the prompt.
+    truncate_prompt: cuts prompt and negative prompt at the most tokens that the model takes, as diffusers
+        does, instead of refusing longer ones (true or false). Default: false.
+    height: the height of the image, a multiple of the pixels_per_token of the lane. Diffusers rounds others
+        down (integer 1 to 8192, pixels). Default: the model's.
+    width: the width of the image, a multiple of the pixels_per_token of the lane (integer 1 to 8192,
+        pixels). Default: the model's.
+    frames: the number of frames of a video, 1 for an image: 1 more than a multiple of the frames_per_token
+        of the lane, and at most its max_frames (integer 1 to 1024). Default: the model's.
+    num_inference_steps: T, the number of denoising steps (integer 1 to 1000). Default: the model's.
+    true_cfg_scale: the classifier-free guidance scale, active above 1 (number 0 to 100). Default: the
+        model's.
+    true_cfg_scale_2: the scale at the noise levels below the boundary_ratio of a model with two networks,
+        which the second one computes: guidance_scale_2 of diffusers. 1 is without guidance there (number 1
+        to 100). Default: true_cfg_scale.
+    cfg_from: the share of steps before classifier-free guidance begins: step i has it where i/T >= cfg_from,
+        and (i+1)/T <= cfg_until. In the noisiest steps it takes variety: arXiv 2404.07724 (number in [0,
+        1)). Default: guidance begins with the first step.
+    cfg_until: the share of steps after which classifier-free guidance ends: step i has it where (i+1)/T <=
+        cfg_until, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two (number
+        in (0, 1]). Default: all steps have guidance.
+    guidance_rescale: moves a velocity under classifier-free guidance by this share towards the standard
+        deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4
+        (number 0 to 1). Default: no rescaling.
+    conditions: the files that the network is given besides texts, by the names of its card (list of map).
+    arguments: further arguments of the network's pipeline, by the names of its card (map). Default: the
+        pipeline's defaults.
+    guidance: the guidance input of a network that was distilled with one; others are refused with it. It is
+        not the scale of classifier-free guidance, which is true_cfg_scale (number in (0, 100]). Default:
+        the model's.
+    sigmas: T pre-shift sigmas, strictly decreasing in (0, 1] (list of number in (0, 1]). Default: the
+        model's schedule.
+    rollout: chooses the transition of each step, its noise and the latents that are kept (map). Default: all
+        steps are sde, and all latents kept.
+    initial_noise: says whether each sample has an x_T of its own, or the whole group one (per_sample,
+        shared). Default: per_sample.
+    start: begins the samples with given states, at any step (map). Default: at step 0, with drawn noise.
+    stop: ends the samples before their last step (map). Default: all steps run.
+    scheduled_sampling: makes latents to train on instead of images (map). Default: ordinary rollouts.
+    tree: makes the samples the leaves of one tree, which share their steps up to its branch points.
+        GroupSize is the number of its leaves (map). Default: samples share no steps.
+    prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
+    model: the lane that serves the prompt (token). Default: the only lane there is.
+    base_digest: names the checkpoint that the lane must serve, with whatever weights were pushed since. A
+        prompt for another one is refused. Of a server that draws the samples it is its kind, "served by
+        vllm" (text, 0 to 256 bytes). Default: any.
+    min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
+        (integer ≥ 0). Default: 0.
+    priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
+        1000000). Default: 0.
+    interaction: makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and
+        conditions and may end the sample (map). Default: a lane makes the stage.
+    children: how many samples of this stage each sample of the stage before has (integer 1 to 1024).
+        Default: 1.
+    frozen: says that the stage is not trained: it has no advantages (true or false). Default: false.
+    credit: what of the sample's scores the stage is trained for (list of map). Default: the reward of the
+        sample.
+    """
+
+    name: str
+    """that of the stage in templates, subjects and events. A later round has a suffix, such as think-2 (token)."""
+    prompt: str
+    """the template of the text to paint or to answer; of an interaction, what it is told (text, 0 to 16384 bytes).
+    Default: {prompt}."""
+    messages: list[Message]
+    """the conversation to answer, in place of prompt. Each content is a template (list of map). Default: the
+    prompt, as a user's message."""
+    text: Text
+    """how a language model answers (map). Default: as the model does, where it is a language model."""
+    negative_prompt: str
+    """the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384 bytes). Default: the
+    model's own, which its policy says."""
+    prompt_2: str
+    """the text for the second text encoder of a network that has several; others are refused with it (text, 0 to
+    16384 bytes). Default: the prompt."""
+    prompt_3: str
+    """the text for the third text encoder (text, 0 to 16384 bytes). Default: the prompt."""
+    truncate_prompt: bool
+    """cuts prompt and negative prompt at the most tokens that the model takes, as diffusers does, instead of
+    refusing longer ones (true or false). Default: false."""
+    height: int
+    """the height of the image, a multiple of the pixels_per_token of the lane. Diffusers rounds others down
+    (integer 1 to 8192, pixels). Default: the model's."""
+    width: int
+    """the width of the image, a multiple of the pixels_per_token of the lane (integer 1 to 8192, pixels). Default:
+    the model's."""
+    frames: int
+    """the number of frames of a video, 1 for an image: 1 more than a multiple of the frames_per_token of the lane,
+    and at most its max_frames (integer 1 to 1024). Default: the model's."""
+    num_inference_steps: int
+    """T, the number of denoising steps (integer 1 to 1000). Default: the model's."""
+    true_cfg_scale: float
+    """the classifier-free guidance scale, active above 1 (number 0 to 100). Default: the model's."""
+    true_cfg_scale_2: float
+    """the scale at the noise levels below the boundary_ratio of a model with two networks, which the second one
+    computes: guidance_scale_2 of diffusers. 1 is without guidance there (number 1 to 100). Default:
+    true_cfg_scale."""
+    cfg_from: float
+    """the share of steps before classifier-free guidance begins: step i has it where i/T >= cfg_from, and (i+1)/T
+    <= cfg_until. In the noisiest steps it takes variety: arXiv 2404.07724 (number in [0, 1)). Default: guidance
+    begins with the first step."""
+    cfg_until: float
+    """the share of steps after which classifier-free guidance ends: step i has it where (i+1)/T <= cfg_until, as in
+    cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two (number in (0, 1]). Default: all
+    steps have guidance."""
+    guidance_rescale: float
+    """moves a velocity under classifier-free guidance by this share towards the standard deviation of the prompt's
+    own, against images with too much contrast: arXiv 2305.08891, section 3.4 (number 0 to 1). Default: no
+    rescaling."""
+    conditions: list[Condition]
+    """the files that the network is given besides texts, by the names of its card (list of map)."""
+    arguments: dict[str, str]
+    """further arguments of the network's pipeline, by the names of its card (map). Default: the pipeline's
+    defaults."""
+    guidance: float
+    """the guidance input of a network that was distilled with one; others are refused with it. It is not the scale
+    of classifier-free guidance, which is true_cfg_scale (number in (0, 100]). Default: the model's."""
+    sigmas: list[float]
+    """T pre-shift sigmas, strictly decreasing in (0, 1] (list of number in (0, 1]). Default: the model's schedule."""
+    rollout: Rollout
+    """chooses the transition of each step, its noise and the latents that are kept (map). Default: all steps are
+    sde, and all latents kept."""
+    initial_noise: Literal["per_sample", "shared"]
+    """says whether each sample has an x_T of its own, or the whole group one (per_sample, shared). Default:
+    per_sample."""
+    start: Start
+    """begins the samples with given states, at any step (map). Default: at step 0, with drawn noise."""
+    stop: Stop
+    """ends the samples before their last step (map). Default: all steps run."""
+    scheduled_sampling: ScheduledSampling
+    """makes latents to train on instead of images (map). Default: ordinary rollouts."""
+    tree: Tree
+    """makes the samples the leaves of one tree, which share their steps up to its branch points. GroupSize is the
+    number of its leaves (map). Default: samples share no steps."""
+    prune: Prune
+    """ends samples in the middle whose log-probs are out of bounds (map). Default: none is."""
+    model: str
+    """the lane that serves the prompt (token). Default: the only lane there is."""
+    base_digest: str
+    """names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another
+    one is refused. Of a server that draws the samples it is its kind, "served by vllm" (text, 0 to 256 bytes).
+    Default: any."""
+    min_policy_version: int
+    """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
+    priority: int
+    """orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000). Default: 0."""
+    interaction: Interaction
+    """makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and conditions and may
+    end the sample (map). Default: a lane makes the stage."""
+    children: int
+    """how many samples of this stage each sample of the stage before has (integer 1 to 1024). Default: 1."""
+    frozen: bool
+    """says that the stage is not trained: it has no advantages (true or false). Default: false."""
+    credit: list[CreditShare]
+    """what of the sample's scores the stage is trained for (list of map). Default: the reward of the sample."""
+
+
 class Start(TypedDict, total=False):
     """Start is where the samples of a prompt begin: before a step of their schedule, which stays the whole one,
-    with the noise that each step would have had."""
+    with the noise that each step would have had.
+
+    latents: the states there, F32, F16 or BF16: [n, S, C], one [S, C] per sample, or [1, S, C], one for all.
+        Large ones are a ref to a blob. They are rounded to latents_dtype (map).
+    branch: a state that another sample stored, for all samples of the group to begin with, at the step it
+        was stored for; instead of latents (map).
+    data: what to add noise to instead: images or their latents x0. The states are (1-sigma) x0 + sigma
+        noise, with the noise that would have been x_T (map).
+    step_index: the first step to run with those states. The schedule and its noise stay the whole ones; the
+        state of step 0 is x_T (integer 0 to 999). Default: 0.
+    sigma: names the first step by its sigma, as trajectories have it; not beside step_index (number in (0,
+        1]).
+    """
 
     latents: Tensor
     """the states there, F32, F16 or BF16: [n, S, C], one [S, C] per sample, or [1, S, C], one for all. Large ones
@@ -415,7 +838,14 @@ class Start(TypedDict, total=False):
 
 
 class Stop(TypedDict, total=False):
-    """Stop is where the samples of a prompt end: with the state before a step of their schedule."""
+    """Stop is where the samples of a prompt end: with the state before a step of their schedule.
+
+    step_index: the first step not to run. What stops with noise in it has no image (integer 1 to 1000).
+        Default: T, where all have run.
+    sigma: names the first step not to run by its sigma, 0 for T; not beside step_index (number 0 to 1).
+    decode: asks for an image of latents that still have noise in them, as they are. Without it only a sample
+        that stops at T has one (true or false). Default: false.
+    """
 
     step_index: int
     """the first step not to run. What stops with noise in it has no image (integer 1 to 1000). Default: T, where
@@ -428,7 +858,14 @@ class Stop(TypedDict, total=False):
 
 
 class Substitute(TypedDict, total=False):
-    """Substitute has the settings in which a fresh group differs from the group that it replaces."""
+    """Substitute has the settings in which a fresh group differs from the group that it replaces.
+
+    prompt: the text to paint (text, 0 to 16384 bytes).
+    negative_prompt: the text that guidance leads away from (text, 0 to 16384 bytes). Default: the prompt's.
+    ground_truth: the right answer for its images, in the reward functions for which the prompt names one
+        (any value of JSON). Default: the text in double quotes.
+    metadata: replaces the prompt's (map).
+    """
 
     prompt: str
     """the text to paint (text, 0 to 16384 bytes)."""
@@ -442,7 +879,15 @@ class Substitute(TypedDict, total=False):
 
 
 class Tensor(TypedDict, total=False):
-    """Tensor is a dense row-major little-endian array. Exactly one of Data, Ref and Parts carries the elements."""
+    """Tensor is a dense row-major little-endian array. Exactly one of Data, Ref and Parts carries the elements.
+
+    dtype: the element type, named as in safetensors: F32, F16, BF16, U8, .. (F32, F16, BF16, U8, F64, I8,
+        I16, I32, I64, U16, U32, U64, BOOL).
+    shape: outermost first; at most 8 dimensions (list of integer 1 to 1073741824).
+    data: the elements, product(shape) * sizeof(dtype) bytes (bytes).
+    ref: points to the elements in the object store (map).
+    parts: says that the elements travel as numbered parts beside the event (map).
+    """
 
     dtype: Literal["F32", "F16", "BF16", "U8", "F64", "I8", "I16", "I32", "I64", "U16", "U32", "U64", "BOOL"]
     """the element type, named as in safetensors: F32, F16, BF16, U8, .. (F32, F16, BF16, U8, F64, I8, I16, I32,
@@ -458,7 +903,27 @@ class Tensor(TypedDict, total=False):
 
 
 class Text(TypedDict, total=False):
-    """Text is how a language model answers. Of an empty one everything is the model's."""
+    """Text is how a language model answers. Of an empty one everything is the model's.
+
+    max_new_tokens: the most tokens of an answer; 0: it is empty (integer 0 to 131071). Default: the model's.
+    temperature: divides the logits before a token is drawn; 0 takes the likeliest, all others are at least
+        0.001 (number 0 to 100). Default: the model's.
+    top_k: leaves the k likeliest tokens to draw from; 0: all (integer 0 to 1048576). Default: the model's.
+    top_p: leaves the likeliest tokens, as many as it takes to have this much probability; 1: all (number in
+        (0, 1]). Default: the model's.
+    min_p: leaves the tokens with at least this share of the probability of the likeliest; 0: all (number 0
+        to 1). Default: the model's.
+    stop: texts that end an answer where they appear in it, wherever its tokens begin and end (list of text).
+    stop_token_ids: tokens that end an answer, beside the model's own (list of integer 0 to 1048575).
+    logits: chooses the logits that are stored of each generated token (map). Default: none; log-probs,
+        log-sum-exp and entropy are always there.
+    interaction: who answers the model, so that it can go on (map). Default: nobody; the model answers once.
+    chat_template_kwargs: further variables of the chat template, texts, as transformers takes them. The one
+        named strftime_now is the day, such as 2026-11-28, that the template's function of that name gives;
+        without it that is the day, of UTC, on which the prompt was stored (map).
+    tokens_per_event: how many tokens one event has; a turn's last may have fewer (integer 1 to 1024).
+        Default: 1.
+    """
 
     max_new_tokens: int
     """the most tokens of an answer; 0: it is empty (integer 0 to 131071). Default: the model's."""
@@ -496,7 +961,12 @@ class Tree(TypedDict, total=False):
     digit for each branch point, the first one's first: the number of the child on its path. The first child of
     a branch point, digit 0, is the sample that came there, the parent; each other one is a sample that begins
     there, with the state that the parent stored. So every step of the tree runs once, in the lowest leaf behind
-    it, with its noise."""
+    it, with its noise.
+
+    branches: where the paths branch, in the order of their steps, which must be stochastic (list of map).
+    leaf: asks for one leaf alone: a group of one sample, which runs all steps of its path and gets the bits
+        that this leaf has in the whole tree (integer 0 to 1023). Default: all leaves.
+    """
 
     branches: list[BranchPoint]
     """where the paths branch, in the order of their steps, which must be stochastic (list of map)."""
@@ -585,6 +1055,10 @@ class PromptFields(TypedDict, total=False):
     group_policy: says which groups count, and what becomes of the others (map).
     substitutes: other prompts for the fresh groups that group_policy asks for: round k has the k-th (list of
         map). Default: the same prompt again.
+    stages: what the samples are made of, one after the other, each on a lane of its own. What only a lane
+        has is in them, and not in the prompt (list of map). Default: one lane makes the samples.
+    rounds: how often the stages run at most, all of them again and again. An interaction may end it before
+        (integer 1 to 8). Default: 1.
     """
 
     uid: str
@@ -695,6 +1169,12 @@ class PromptFields(TypedDict, total=False):
     substitutes: list[Substitute]
     """other prompts for the fresh groups that group_policy asks for: round k has the k-th (list of map). Default:
     the same prompt again."""
+    stages: list[StageSpec]
+    """what the samples are made of, one after the other, each on a lane of its own. What only a lane has is in
+    them, and not in the prompt (list of map). Default: one lane makes the samples."""
+    rounds: int
+    """how often the stages run at most, all of them again and again. An interaction may end it before (integer 1 to
+    8). Default: 1."""
 
 
 class UpdateNumbers(TypedDict, total=False):

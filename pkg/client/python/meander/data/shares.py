@@ -36,7 +36,7 @@ class Extent:
     limit: int = 0
 
 
-_Named = tuple[str, str, Event | None]  # run, uid and, where it was read, the event of a group
+_Named = tuple[str, str, Any]  # run, uid and, where it was read, the event of a group
 
 
 class Shares(_Reader):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .events import Event, stored_tensor, widened
+from .events import stored_tensor, widened
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ class States:
     dtype is the stored one, F32, F16 or BF16 (whose bits numpy has as uint16); F32 where samples differ.
     """
 
-    def __init__(self, at: Sequence[Sequence[int]], w: int, shape: tuple[int, ...], kept: Sequence[dict[int, list[Event]]],
+    def __init__(self, at: Sequence[Sequence[int]], w: int, shape: tuple[int, ...], kept: Sequence[Mapping[int, list[Any]]],
         zeros: Callable[[tuple[int, ...], Any], Array] = np.zeros):  # fmt: skip
         """at are the indices of the trained steps of each sample, and kept its states by their index. The events give
         up their bytes for the buffer."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .events import Event, EventError, tensor
+from .events import AnyEvent, EventError, tensor
+
+if TYPE_CHECKING:
+    from .contract import TextRequest, Turn
 
 Array = npt.NDArray[Any]
 """An array of numpy, of any dtype."""
@@ -46,9 +50,9 @@ class Text:
     token, -1 where it was given.
     """
 
-    settings: Event
+    settings: TextRequest
     """How it was asked for: text.settings of the trajectory, with messages, temperature and filters."""
-    turns: list[Event]
+    turns: list[Turn]
     """The turns, of tokens begin to end: first the prompt, then what was generated and what was given in turns."""
     ids: npt.NDArray[np.int32]
     mask: npt.NDArray[np.uint8]
@@ -82,7 +86,7 @@ class Text:
     def messages(self) -> list[dict[str, str]]:
         """The whole conversation: what was asked, each answer, and what was said to it."""
         out = [{"role": m["role"], "content": m["content"]} for m in self.settings["messages"]]
-        for i, t in enumerate(self.turns[1:], 1):
+        for i, t in enumerate[AnyEvent](self.turns[1:], 1):
             if t["generated"]:
                 out.append({"role": "assistant", "content": t.get("text", "")})
                 if i < len(self.turns) - 1:
@@ -90,7 +94,7 @@ class Text:
         return out
 
 
-def text_of(trajectory: Event) -> Text:
+def text_of(trajectory: AnyEvent) -> Text:
     """The text of a completed trajectory whose tensors are loaded. EventError: its parts do not fit together."""
     t, name = trajectory["text"], f"{trajectory['uid']} #{trajectory['sample_index']}"
     if t.get("ids") is None or t.get("mask") is None or not t.get("turns"):
@@ -119,7 +123,7 @@ def text_of(trajectory: Event) -> Text:
     return Text(t["settings"], t["turns"], ids, mask, turn, numbers, versions)
 
 
-def add_events(text: Text, events: list[Event], name: str) -> None:
+def add_events(text: Text, events: list[AnyEvent], name: str) -> None:
     """Takes from the events of a text what its trajectory does not have: the weights of each token, and stored
     logits."""
     at = 0
@@ -141,7 +145,7 @@ def add_events(text: Text, events: list[Event], name: str) -> None:
         raise EventError(f"{name}: events of {at} tokens; must be all {len(text.ids)}")
 
 
-def answer_logits(parts: list[Event], tokens: int, request: Event, what: str) -> tuple[Array, Array | None]:
+def answer_logits(parts: Sequence[AnyEvent], tokens: int, request: AnyEvent, what: str) -> tuple[Array, Array | None]:
     """The logits [tokens, k] that events have of an answer, in the stored dtype, and their tokens; None of form full.
     EventError: they are not logits of so many tokens, of the form that the request names."""
     if not parts or any(p["form"] != request["logits_form"] for p in parts):
@@ -165,7 +169,7 @@ def answer_logits(parts: list[Event], tokens: int, request: Event, what: str) ->
     return out, np.concatenate(ids) if request["logits_form"] == "topk" else np.broadcast_to(ids[0], out.shape)
 
 
-def _add_logits(text: Text, e: Event, at: int, name: str) -> None:
+def _add_logits(text: Text, e: AnyEvent, at: int, name: str) -> None:
     of, n = e["logits"], len(e["ids"])
     values = tensor(of["values"]).astype(np.float32)
     if values.ndim != 2 or values.shape[0] != n or len(e.get("log_sum_exps") or []) != n:

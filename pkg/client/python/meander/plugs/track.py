@@ -223,7 +223,7 @@ async def _row(client: Client, run: str, uid: str, member: Event) -> Event:
     t = await client._trajectory(run, uid, member)
     image: npt.NDArray[np.uint8] | None = await client.pixels(t) if medium(t, "image") else None
     of_text = t.get("text")
-    messages = (of_text or {}).get("messages") or []
+    messages = of_text["settings"]["messages"] if of_text else []
     return {
         "uid": uid, "sample_index": member["sample_index"],
         "prompt": t["prompt"] or " ".join(m["content"] for m in messages),

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -149,8 +149,8 @@ def _row(sample: Sample) -> dict[str, Any]:
     """What TRL takes of a sample; the rest of it goes as soon as its group is there."""
     t = written(sample)
     begin = t.prompt_length
-    version = int((sample.trajectory or {})["policy_version_max"])
-    values = t.ids[:begin].tolist(), t.ids[begin:].tolist(), drawn_log_probs(t), float(sample.member["reward"]), version
+    version = int(sample.facts["policy_version_max"])
+    values = t.ids[:begin].tolist(), t.ids[begin:].tolist(), drawn_log_probs(t), float(cast(float, sample.member["reward"])), version
     return dict(zip(_ROW, (*values, t.mask[begin:].tolist()), strict=True))
 
 
@@ -345,7 +345,7 @@ class RolloutWorker:
 
         fields = await self._lane.fields_of(prompt, self._text)
         samples = await self._lane.asker.samples(prompt, self._n, fields, whole=True)
-        spread = float(np.std([s.member["reward"] for s in samples]))
+        spread = float(np.std([cast(float, s.member["reward"]) for s in samples]))
         for s in samples:
             if s.member.get("step_advantages"):
                 raise ValueError(
@@ -366,7 +366,7 @@ class RolloutWorker:
                     advantage=float(s.advantage or 0.0),
                     model_version=self._model_version(s),
                     group_id=number,
-                    metrics={"reward": float(s.member["reward"]), "reward_std": spread},
+                    metrics={"reward": float(cast(float, s.member["reward"])), "reward_std": spread},
                     enqueued_at=time.time(),
                 )
             )
@@ -374,7 +374,7 @@ class RolloutWorker:
 
     def _model_version(self, sample: Sample) -> int:
         """The trainer's version of a sample's oldest weights; what it did not push is as old as can be."""
-        oldest = (sample.trajectory or {})["policy_version_min"]
+        oldest = sample.facts["policy_version_min"]
         return max((v for pushed, v in self._model_versions.items() if pushed <= oldest), default=0)
 
 

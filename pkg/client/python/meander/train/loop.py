@@ -290,7 +290,7 @@ class Trainer:
     async def _rollouts(self, batch: Batch, counts: bool = True) -> Rollouts:
         """A batch as the network needs it, with the files that its samples are conditioned on."""
         whole = self.network.whole
-        for c in [c for s in batch.samples for c in (s.trajectory or {}).get("conditions") or []] if whole else ():
+        for c in [c for s in batch.samples for c in s.facts.get("conditions") or []] if whole else ():
             if whole and whole.lacks(c):
                 await _in(self.beside, whole.read, c, await self.stream.patiently(self.client.blob, c["ref"]))
         batch.thread = _Loop(asyncio.get_running_loop())

@@ -52,7 +52,7 @@ class Rollouts:
                 f"examples/grpo_sums.py)"
             )
         batch.check_whole("this trainer")
-        self.now, first = read or batch, batch.samples[0].trajectory or {}
+        self.now, first = read or batch, batch.samples[0].facts
         self.noise_std = self.now["noise_std"][0]
         if not batch["mask"].all() or (batch["sigmas"] != batch["sigmas"][0]).any():
             raise EventError(f"batch {batch.name}: its samples ran different schedules; a micro-batch has one")
@@ -62,7 +62,7 @@ class Rollouts:
             raise EventError(
                 f"batch {batch.name}: its samplers guide by the rule {self.rule}; must be trained with {how}"
             )
-        trajectories = [s.trajectory or {} for s in batch.samples]
+        trajectories = [s.facts for s in batch.samples]
         for t in trajectories:
             check_uses(t, USES | _OF_PIPELINES if recipe else USES, "this trainer")
         if several := {name for name in (*_ALIKE, "cfg_rule") for t in trajectories if t.get(name) != first.get(name)}:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data.events import Event, EventError
+from ..data.events import AnyEvent, EventError
 from ..torch import sessions
 from ..torch.engine import DTYPES
 from ..torch.faults import Fault
@@ -35,12 +35,12 @@ class Whole:
         self.files: dict[tuple[str, str], str] = {}  # digests of conditions by the type and digest of a file
         self._runs: OrderedDict[tuple[str, int, bool], Run] = OrderedDict()
 
-    def lacks(self, c: Event) -> bool:
+    def lacks(self, c: AnyEvent) -> bool:
         """Whether the file of a condition of a sample must be read."""
         digest = self.files.get((c["type"], c["ref"]["digest"]), "")
         return self.loaded.conditions.get(digest) is None
 
-    def read(self, c: Event, file: bytes) -> None:
+    def read(self, c: AnyEvent, file: bytes) -> None:
         """Keeps the file of a condition of a sample. EventError: none of those that samplers give to pipelines."""
         from PIL import Image, ImageSequence
 
@@ -53,7 +53,7 @@ class Whole:
         digest = self.files[kind, c["ref"]["digest"]] = digest_of(kind, a.shape[:3], a)
         self.loaded.conditions.put(digest, kind, a)
 
-    def recipe(self, t: Event) -> Recipe:
+    def recipe(self, t: AnyEvent) -> Recipe:
         """What the pipeline was called with for the sample of a trajectory. EventError: it takes no such."""
         f, scale = self.family, t["true_cfg_scale"]
         types, arguments = {a["name"]: a["type"] for a in f.arguments}, dict[str, Any]()

@@ -115,12 +115,12 @@ def waiting(of: Callable[Concatenate[_S, _P], Coroutine[Any, Any, _R]]) -> Calla
 
 
 def _streaming(
-    of: Callable[Concatenate[aio.Client, _P], AsyncIterator[Event]],
-) -> Callable[Concatenate[Client, _P], Stream[Event]]:
+    of: Callable[Concatenate[aio.Client, _P], AsyncIterator[_T]],
+) -> Callable[Concatenate[Client, _P], Stream[_T]]:
     """The method that iterates over what a method of the asynchronous client yields."""
 
-    @_like(of, Stream[Event])
-    def call(self: Client, /, *args: _P.args, **kwargs: _P.kwargs) -> Stream[Event]:
+    @_like(of, Stream)
+    def call(self: Client, /, *args: _P.args, **kwargs: _P.kwargs) -> Stream[_T]:
         return Stream(self.thread, of(self.asynchronous, *args, **kwargs))
 
     return call

@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -144,7 +144,7 @@ def output(
 
     ValueError: the sample is longer than a row of verl's. Unanswered: it is an image, or has no log-probs.
     """
-    t, trajectory = written(sample), sample.trajectory or {}
+    t, trajectory = written(sample), sample.facts
     ids, begin, name = t.ids.tolist(), t.prompt_length, _name(trajectory)
     for what, n, most in (("prompt", begin, prompt_length), ("response", len(ids) - begin, response_length)):
         if n > most:
@@ -156,7 +156,7 @@ def output(
         "response_ids": ids[begin:],
         "response_mask": t.mask[begin:].tolist(),
         "response_logprobs": drawn_log_probs(t) if log_probs else None,
-        "reward_score": float(sample.member["reward"]),
+        "reward_score": float(cast(float, sample.member["reward"])),
         "num_turns": len(t.turns),
         "metrics": _seconds(trajectory),
         "extra_fields": {
@@ -199,7 +199,7 @@ async def diffusion_outputs(
     """
     async for micro in batch.micro(n):
         yield [
-            diffusion_output(s, await client.frames(s.trajectory or {}), prompt_ids(s), global_steps)
+            diffusion_output(s, await client.frames(s.facts), prompt_ids(s), global_steps)
             for s in micro.samples
         ]
 
