@@ -211,7 +211,7 @@ def view(advantage: AnyEvent, name: str) -> Any:
             "status": "scored" if value is not None else leaves[0]["status"],
         })  # fmt: skip
     credits = [c for c in advantage.get("credits") or () if c["stage"] == name and c.get("track")]
-    return {**advantage, "members": members, "credits": credits}
+    return {**advantage, "members": members, "credits": credits, "leaves": advantage["members"]}
 
 
 def split(token: str) -> tuple[str, int]:

@@ -96,6 +96,17 @@ class Rollouts:
         return out
 
     @property
+    def steps(self) -> list[int]:
+        """The indices of the trained steps."""
+        return [int(i) for i in self.batch["step_indices"][0]]
+
+    @property
+    def scored(self) -> int:
+        """How many samples of the batch have a reward: of a stage, those that its own lead to."""
+        leaves = [m for g in self.batch.groups for m in g.advantage.get("leaves") or ()]
+        return sum(m["reward"] is not None for m in leaves) if leaves else self.size
+
+    @property
     def used(self) -> list[int]:
         """The rows that have a gradient."""
         return [int(i) for i in np.flatnonzero((self.advantages != 0).any(axis=1))]
