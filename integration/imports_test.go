@@ -79,6 +79,7 @@ var layers = map[string][]string{
 	"pkg/flow/flowtest":                        {"pkg/flow"}, // whole rollouts
 	"pkg/models/portable":                      nil,          // random words and elementary functions, the same on all machines
 	"pkg/scheduled":                            {"pkg/flow", "pkg/models/portable"},
+	"pkg/stages":                               {"schemas", "pkg/flow"}, // what samples of several stages are made of
 	"pkg/models/media":                         nil, // pixels, their digest and their file
 	"pkg/models/model":                         {"pkg/models/hub", "deploy", "pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/media"},
 	"pkg/models/model/nn":                      {"pkg/models/strictjson", "pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model"},
@@ -118,13 +119,13 @@ var layers = map[string][]string{
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake": {
-		"schemas", "pkg/bus", "pkg/flow", "pkg/models/media", "pkg/models/model", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/outcomes", "pkg/counters",
+		"schemas", "pkg/bus", "pkg/flow", "pkg/models/media", "pkg/models/model", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/stages", "pkg/outcomes", "pkg/counters",
 		"pkg/scorer", "pkg/estimator", "services/internal/instrument",
 	},
 	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/models/media", "pkg/models/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},
 	"services/sampler/weights":     {"pkg/models/hub", "pkg/bus", "pkg/models/lora", "pkg/models/safetensors", "pkg/models/tensor", "pkg/weightsdir", "schemas", "services/sampler/engine"},
-	"services/reward":              {"pkg/models/media", "schemas", "pkg/bus", "pkg/models/tensor", "pkg/sampling", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
-	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
+	"services/reward":              {"pkg/interaction", "pkg/stages", "pkg/models/media", "schemas", "pkg/bus", "pkg/models/tensor", "pkg/sampling", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
+	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "pkg/stages", "services/internal/instrument"},
 	"services/janitor":             {"schemas", "pkg/bus", "pkg/counters", "pkg/weightsdir", "services/internal/instrument"},
 	"services/internal/boot":       {"schemas", "pkg/fields", "pkg/heap", "pkg/auth", "pkg/bus", "services/internal/instrument"},
 	"services/internal/instrument": {"schemas", "pkg/bus"},

@@ -19,7 +19,8 @@ import (
 
 // JSON is a second encoding of events, so that prompts can be written by hand. It has the keys of the other one; byte
 // strings are base64; a number that is not finite is the text NaN, Infinity or -Infinity, and null where it stands for
-// one that is not there. What follows the first byte of an event tells which it is.
+// one that is not there; fields go by their other names, too (Field.Aliases). What follows the first byte of an event
+// tells which it is.
 
 // isJSON reports whether an event is JSON: a map of msgpack never begins with a brace or with white space.
 func isJSON(data []byte) bool { return len(data) > 0 && strings.IndexByte("{ \t\r\n", data[0]) >= 0 }
@@ -99,7 +100,7 @@ func (w *fromJSONWriter) writeNested(open json.Delim, t reflect.Type, f *Field, 
 		code = codeArray32
 	}
 	w.out.Write([]byte{code, 0, 0, 0, 0})
-	n := uint32(0)
+	n, given := uint32(0), map[string]string(nil) // fields by their names, as they are given
 	for ; w.dec.More(); n++ {
 		elem, of := reflect.Type(nil), f
 		switch {
@@ -109,15 +110,21 @@ func (w *fromJSONWriter) writeNested(open json.Delim, t reflect.Type, f *Field, 
 				return err
 			}
 			name := key.(string)
-			if err := w.writeText(name, nil); err != nil {
-				return err
-			}
 			if t != nil && t.Kind() == reflect.Struct {
-				if known, ok := fieldNamed(t, name); ok {
+				if known, ok := FieldCalled(t, name); ok {
 					elem, of = known.Type, &known
+					if first := given[known.Name]; first != "" && first != name {
+						return twiceGiven(first, name)
+					} else if given == nil {
+						given = map[string]string{}
+					}
+					given[known.Name], name = name, known.Name
 				}
 			} else if t != nil && t.Kind() == reflect.Map {
 				elem = t.Elem()
+			}
+			if err := w.writeText(name, nil); err != nil {
+				return err
 			}
 		case t != nil && t.Kind() == reflect.Slice:
 			elem = t.Elem()

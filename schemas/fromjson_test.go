@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -101,6 +102,10 @@ func TestDecode_JSON(t *testing.T) {
 		{"float for an integer", `{"seed": 1.5}`, "seed: the float 1.5; must be an integer"},
 		{"text for a number", `{"true_cfg_scale": "4"}`, `true_cfg_scale: "4"; must be a number`},
 		{"two keys", `{"prompt": "a", "prompt": "b"}`, "key that came before"},
+		{"names of flags", `{"prompt": "a red fox", "n": 2, "steps": 4, "rollout": {"sde_steps": [1]}}`, ""},
+		{"both names", `{"steps": 4, "num_inference_steps": 4}`, "steps and num_inference_steps: both given"},
+		{"both names inside", `{"rollout": {"sde_step_indices": [1], "sde_steps": [1]}}`, "sde_step_indices and sde_steps: both given"},
+		{"a flag's name of a wrong value", `{"steps": "4"}`, `num_inference_steps: "4"; must be an integer`},
 		{"more", `{"prompt": "a"} {}`, "something follows the object"},
 		{"words after it", `{"prompt": "a"} xyz`, "something follows the object"},
 		{"a brace after it", `{"prompt": "a"}}`, "something follows the object"},
@@ -129,6 +134,11 @@ func TestDecode_JSON(t *testing.T) {
 	if want := map[string]any{"n": uint64(math.MaxUint64), "x": 1.0, "y": int64(1)}; err != nil || !reflect.DeepEqual(m, want) {
 		t.Errorf("metadata %v, %v; want %v", m, err, want)
 	}
+	var flags schemas.Prompt
+	if err := schemas.Decode([]byte(`{"prompt": "a", "n": 2, "steps": 4, "rollout": {"sde_steps": [1]}}`), &flags); err != nil ||
+		*flags.GroupSize != 2 || *flags.NumInferenceSteps != 4 || !slices.Equal(flags.Rollout.SDEStepIndices, []int64{1}) {
+		t.Errorf("%+v, %v", flags, err)
+	}
 	var e schemas.Tokens
 	if err := schemas.Decode([]byte(`{"v": 1, "log_probs": [null, "NaN", -0.1, "-Infinity"]}`), &e); err == nil ||
 		!math.IsNaN(float64(e.LogProbs[0])) {
@@ -138,6 +148,22 @@ func TestDecode_JSON(t *testing.T) {
 	}
 	if got := schemas.UnknownFields([]byte(`{"prompt": "a", "sed": 1}`), &schemas.Prompt{}); len(got) != 1 || !strings.Contains(got[0], "did you mean seed") {
 		t.Errorf("unknown fields %q", got)
+	}
+}
+
+// The other name of a field is none that its struct has of its own.
+func TestField_AliasesAreTheirs(t *testing.T) {
+	for _, of := range []reflect.Type{
+		reflect.TypeFor[schemas.Prompt](), reflect.TypeFor[schemas.Rollout](), reflect.TypeFor[schemas.Text](),
+		reflect.TypeFor[schemas.GroupPolicy](), reflect.TypeFor[schemas.AdvantageSpec](),
+	} {
+		for _, f := range schemas.Fields(of) {
+			for _, name := range append(f.Aliases(), f.Name) {
+				if got, ok := schemas.FieldCalled(of, name); !ok || got.Name != f.Name {
+					t.Errorf("%s: %s is %s, and also a name of %s", of.Name(), name, got.Name, f.Name)
+				}
+			}
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package schemas
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -77,8 +78,8 @@ func UnknownFields(data []byte, e Event) (found []string) {
 
 // pathOf returns the path of the first field with a name in a struct or the structs in it; "" if there is none.
 func pathOf(t reflect.Type, name, path string) string {
-	if _, ok := fieldNamed(t, name); ok {
-		return within(path, name)
+	if f, ok := FieldCalled(t, name); ok {
+		return within(path, f.Name)
 	}
 	for _, f := range Fields(t) {
 		if s := f.Type; s.Kind() == reflect.Struct || s.Kind() == reflect.Pointer && s.Elem().Kind() == reflect.Struct {
@@ -100,6 +101,53 @@ func fieldNamed(t reflect.Type, name string) (Field, bool) {
 		}
 	}
 	return Field{}, false
+}
+
+// FieldCalled returns the field of a struct that goes by a name: its own, or one of its Aliases.
+func FieldCalled(t reflect.Type, name string) (Field, bool) {
+	if f, ok := fieldNamed(t, name); ok {
+		return f, true
+	}
+	for _, f := range Fields(t) {
+		if slices.Contains(f.Aliases(), name) {
+			return f, true
+		}
+	}
+	return Field{}, false
+}
+
+// NameFields gives the fields in an object, which is to be the struct of a type, and in the objects in it their own
+// names, where they have other ones (Field.Aliases). An error names a field that is there twice.
+func NameFields(t reflect.Type, object map[string]any) error {
+	for _, name := range slices.Sorted(maps.Keys(object)) {
+		f, ok := FieldCalled(t, name)
+		if !ok {
+			continue
+		}
+		v := object[name]
+		if f.Name != name {
+			if _, twice := object[f.Name]; twice {
+				return twiceGiven(name, f.Name)
+			}
+			delete(object, name)
+			object[f.Name] = v
+		}
+		elem := f.Type
+		if elem.Kind() == reflect.Pointer {
+			elem = elem.Elem()
+		}
+		if inner, ok := v.(map[string]any); ok && elem.Kind() == reflect.Struct {
+			if err := NameFields(elem, inner); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// twiceGiven is the error of a field that is given by two of its names.
+func twiceGiven(a, b string) error {
+	return fmt.Errorf("%s and %s: both given; must be one: they are one field", a, b)
 }
 
 func wireNames(t reflect.Type) []string {

@@ -86,3 +86,32 @@ func TestFacts_HeldBy(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// Each outcome without all its rewards is explained, and has what to do; so has each dead letter.
+func TestFixes(t *testing.T) {
+	t.Parallel()
+	for _, outcome := range outcomes.GroupOutcomes() {
+		fix := outcomes.FixGroup("r", "u", outcome, "height: 17; must be less")
+		complete := outcome == "complete" || outcome == "refilled"
+		if (outcomes.Lacks(outcome) == "") != complete {
+			t.Errorf("%s lacks %q", outcome, outcomes.Lacks(outcome))
+		}
+		if fixed := fix != ""; fixed == (complete || outcome == "open" || outcome == "partial") {
+			t.Errorf("%s: %q", outcome, fix)
+		}
+	}
+	for _, c := range [][2]string{
+		{outcomes.FixGroup("r", "u", "refused", "height: 17; must be less"), `Correct height, and publish the prompt again with another uid: "u" is used`},
+		{outcomes.FixGroup("r", "u", "refused", "no such model"), `Correct the prompt, and publish the prompt again with another uid: "u" is used`},
+		{outcomes.FixSample("r", "failed", true), "The sample is stored: when the cause is gone, score it with 'meander rescore --run r'"},
+		{outcomes.FixSample("r", "failed", false), "End the cause, see 'meander doctor', and publish the prompt again with another uid"},
+		{outcomes.FixSample("r", "scored", true), ""},
+		{outcomes.FixLetter("intake", "invalid"), "Correct the prompt, and publish it again with another uid"},
+		{outcomes.FixLetter("reward", "invalid"), "Mend the program that published it"},
+		{outcomes.FixLetter("", "odd"), "Read the reason, and end the cause"},
+	} {
+		if c[0] != c[1] {
+			t.Errorf("%q, want %q", c[0], c[1])
+		}
+	}
+}

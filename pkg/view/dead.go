@@ -8,6 +8,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -18,6 +19,7 @@ type Letter struct {
 	Stage      string      `json:"stage"`
 	Code       string      `json:"code"`
 	Reason     string      `json:"reason"`
+	Fix        string      `json:"fix"`
 	Run        schemas.Run `json:"run,omitempty"`
 	UID        schemas.UID `json:"uid,omitempty"`
 	Subject    string      `json:"subject,omitempty"`
@@ -31,6 +33,7 @@ type Letter struct {
 // LetterOf returns a dead letter, without its original, and its event; the letter of one that cannot be read says so.
 func LetterOf(m *bus.Message) (*Letter, *schemas.Dead) {
 	l := &Letter{ID: m.Seq, At: milliseconds(m.Time)}
+	defer func() { l.Fix = outcomes.FixLetter(l.Stage, l.Code) }()
 	d := &schemas.Dead{}
 	if err := schemas.Decode(m.Data, d); err != nil { // others may write there
 		l.Code, l.Reason = "unreadable", err.Error()

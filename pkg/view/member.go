@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/outcomes"
@@ -73,6 +74,18 @@ type Member struct {
 
 // Trajectory returns the stored trajectory of the sample, which its caller must not change; nil if there is none.
 func (m *Member) Trajectory() *schemas.Trajectory { return m.trajectory }
+
+// Fix says what to do about the sample, or about reward functions that failed on it; "": nothing.
+func (m *Member) Fix() string {
+	outcome, t := m.Status, m.trajectory
+	if slices.ContainsFunc(m.Scores, func(s Score) bool { return s.Status == schemas.StatusFailed }) {
+		outcome = schemas.StatusFailed
+	}
+	if t == nil || t.StopReason != schemas.StopCompleted {
+		return outcomes.FixSample("", outcome, false)
+	}
+	return outcomes.FixSample(t.Run, outcome, true)
+}
 
 // Rollout is what a trainer needs, besides the latents, to recompute the log-probs of a sample, and to tell which
 // weights made it.

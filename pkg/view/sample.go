@@ -33,9 +33,11 @@ type Group struct {
 	Refilled  schemas.UID  `json:"refilled_by,omitempty"`
 	// Rewards are the functions with their weights.
 	Rewards []weight `json:"rewards"`
-	Truth   string   `json:"ground_truth,omitempty"`
-	Samples []*Line  `json:"samples"`
-	Total   int      `json:"total"`
+	// Fix is what to do about the group.
+	Fix     string  `json:"fix,omitempty"`
+	Truth   string  `json:"ground_truth,omitempty"`
+	Samples []*Line `json:"samples"`
+	Total   int     `json:"total"`
 
 	members map[int64]*stored
 	result  *schemas.Advantage
@@ -51,6 +53,8 @@ type weight struct {
 type Line struct {
 	SampleResult
 	Scores []Score `json:"scores"`
+	// Fix is what to do about the sample.
+	Fix string `json:"fix,omitempty"`
 	// Stored says that its trajectory is there, Media which kinds of files it has: pixels of Width and Height, sound.
 	Stored bool     `json:"stored"`
 	Media  []string `json:"media"`
@@ -141,6 +145,7 @@ func (r *Reader) readGroup(ctx context.Context, run schemas.Run, uid schemas.UID
 	for i := range x.Size {
 		x.of(i)
 	}
+	x.Fix = outcomes.FixGroup(run, uid, x.Status, x.Error)
 	return x, nil
 }
 
@@ -281,7 +286,7 @@ func (x *Group) fromResult(a *schemas.Advantage) {
 // line returns a sample in short.
 func (s *stored) line(index int64) *Line {
 	member, t := s.join(index), s.trajectory
-	l := &Line{SampleResult: member.SampleResult, Scores: member.Scores, Media: []string{}}
+	l := &Line{SampleResult: member.SampleResult, Scores: member.Scores, Fix: member.Fix(), Media: []string{}}
 	if l.Scores == nil {
 		l.Scores = []Score{}
 	}

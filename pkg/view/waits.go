@@ -214,18 +214,13 @@ func (w *waits) addRefusals(run schemas.Run, p *Progress, status *schemas.RunSta
 	if p.Stages[0].Of == 1 {
 		says = "The prompt was refused: "
 	}
-	what := "the prompt"
-	if field, _, named := strings.Cut(p.refusal, ": "); named && !strings.Contains(field, " ") {
-		what = field
-	}
-	fix := fmt.Sprintf("Correct %s, and publish the prompt again with another uid: %q is used", what, p.refusedUID)
-	w.add("", fix, "%s", says+p.refusal).Grave = int64(n) == p.Stages[0].Of
+	w.add("", outcomes.FixRefused(p.refusedUID, p.refusal), "%s", says+p.refusal).Grave = int64(n) == p.Stages[0].Of
 }
 
 // addFailures says that groups of a run have failed.
 func (w *waits) addFailures(run schemas.Run, p *Progress) {
 	if n := p.Statuses[schemas.StatusFailed]; n > 0 {
-		fix, of := fmt.Sprintf("See its samples with: meander show --run %s %s", run, p.failedUID), p.Stages[0].Of
+		fix, of := outcomes.FixGroup(run, p.failedUID, schemas.StatusFailed, ""), p.Stages[0].Of
 		w.add("", fix, "%d of %d groups failed, the last one: %s", n, of, p.failure).Grave = int64(n) == of
 	}
 }

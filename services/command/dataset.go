@@ -408,7 +408,13 @@ func (d *datasetFlags) openFile(
 	}
 	o := dataset.Options{
 		Format: dataset.Format(d.format), Fields: fieldKinds(), PromptColumn: d.column, Misspelt: misspelt,
-		Prepare: prepare, SkipBad: d.skipBad,
+		Prepare: func(r *dataset.Record) error {
+			if err := schemas.NameFields(promptType, r.Fields); err != nil {
+				return err
+			}
+			return prepare(r)
+		},
+		SkipBad: d.skipBad,
 	}
 	if d.anyName {
 		o.Misspelt = nil
@@ -423,25 +429,30 @@ func (d *datasetFlags) openFile(
 // fileName is the name of the file for people.
 func (d *datasetFlags) fileName() string { return cmp.Or(d.source, d.file) }
 
-// fieldKinds returns the fields of a prompt with what they hold, for the cells of tables.
+// promptType is the type of a prompt.
+var promptType = reflect.TypeFor[schemas.Prompt]()
+
+// fieldKinds returns the fields of a prompt, by all of their names, with what they hold, for the cells of tables.
 func fieldKinds() map[string]dataset.Kind {
 	kinds := map[string]dataset.Kind{}
-	for _, f := range schemas.Fields(reflect.TypeFor[schemas.Prompt]()) {
+	for _, f := range schemas.Fields(promptType) {
 		t := f.Type
 		if t.Kind() == reflect.Pointer {
 			t = t.Elem()
 		}
+		kind := dataset.KindJSON
 		switch t.Kind() {
 		case reflect.String:
-			kinds[f.Name] = dataset.KindText
+			kind = dataset.KindText
 		case reflect.Int64:
-			kinds[f.Name] = dataset.KindInteger
+			kind = dataset.KindInteger
 		case reflect.Float64:
-			kinds[f.Name] = dataset.KindNumber
+			kind = dataset.KindNumber
 		case reflect.Bool:
-			kinds[f.Name] = dataset.KindBool
-		default:
-			kinds[f.Name] = dataset.KindJSON
+			kind = dataset.KindBool
+		}
+		for _, name := range append(f.Aliases(), f.Name) {
+			kinds[name] = kind
 		}
 	}
 	return kinds
@@ -475,13 +486,11 @@ func openInput(name string) (in io.Reader, done func(), err error) {
 // have any name, so a field must be very near.
 func misspelt(name string) string {
 	fields := append(schemas.FieldNames(&schemas.Prompt{}), "ground_truth")
-	if slices.Contains(fields, name) {
+	if _, known := schemas.FieldCalled(promptType, name); known || name == "ground_truth" {
 		return ""
 	}
-	if slices.ContainsFunc(schemas.Fields(reflect.TypeFor[schemas.Rollout]()), func(f schemas.Field) bool {
-		return f.Name == name
-	}) {
-		return "rollout." + name
+	if f, known := schemas.FieldCalled(reflect.TypeFor[schemas.Rollout](), name); known {
+		return "rollout." + f.Name
 	}
 	if outer, _, dotted := strings.Cut(name, "."); dotted && slices.Contains(fields, outer) {
 		return outer + ", which holds an object in JSON"

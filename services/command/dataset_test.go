@@ -117,6 +117,35 @@ func TestLoad_Formats(t *testing.T) {
 	}
 }
 
+// A field goes by its own name and by that of its flag, in every form of a file; both at once are refused.
+func TestLoad_NamesOfFlags(t *testing.T) {
+	inEmptyDir(t)
+	for file, text := range map[string]string{
+		"a.csv":   "prompt,steps,n\na fox,4,2\n",
+		"a.jsonl": `{"prompt": "a fox", "steps": 4, "n": 2, "rollout": {"sde_steps": [1]}}`,
+		"b.jsonl": `{"prompt": "a fox", "num_inference_steps": 4, "group_size": 2, "rollout": {"sde_step_indices": [1]}}`,
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		e := event(t, mustLoad(t, "--prompts", file, "--steps", "9")[0])
+		if *e.NumInferenceSteps != 4 || *e.GroupSize != 2 || len(e.Metadata) > 0 {
+			t.Errorf("%s: %+v", file, e)
+		}
+	}
+	for text, says := range map[string]string{
+		`{"prompt": "a fox", "steps": 4, "num_inference_steps": 4}`: "line 1: steps and num_inference_steps: both given; must be one",
+		`{"prompt": "a fox", "steps": 0}`:                           "must be between 1 and 1000",
+		`{"prompt": "a fox", "sde_steps": [1]}`:                     "did you mean rollout.sde_step_indices?",
+	} {
+		if err := os.WriteFile("bad.jsonl", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		expect(t, exitUsage, says, "run", "--dry-run", "--model", "synthetic", "--prompts", "bad.jsonl")
+	}
+	expect(t, exitOK, "num_inference_steps 4", "prompts", "a.csv")
+}
+
 // A record's own answer wins over the flag's, and a reward's own over both; prompts do not
 // share what they are given.
 func TestLoad_GroundTruth(t *testing.T) {

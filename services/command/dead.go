@@ -156,6 +156,7 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 	field("stage", d.Service)
 	field("code", d.Code)
 	field("reason", d.Reason)
+	field("", "-> "+l.Fix)
 	field("subject", d.OriginalSubject)
 	field("stream", fmt.Sprint(d.Stream, " ", d.StreamSeq))
 	field("deliveries", d.Deliveries)

@@ -106,7 +106,9 @@ func TestFailures(t *testing.T) {
 		{SampleResult: view.SampleResult{SampleIndex: 2, Status: "missing"}},
 		{SampleResult: view.SampleResult{SampleIndex: 3, Status: "failed", Error: "no tesseract\nsecond line"}},
 	})
-	want := "#1 #3 failed: no tesseract ...|#2 missing"
+	want := "#1 #3 failed: no tesseract ...|#2 missing|" +
+		"-> End the cause, see 'meander doctor', and publish the prompt again with another uid|" +
+		"-> Its reward had not come when the group closed: --deadline gives the samples of a prompt more time"
 	if s := strings.Join(got, "|"); s != want {
 		t.Errorf("got %s, want %s", s, want)
 	}

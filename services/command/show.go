@@ -185,6 +185,9 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 	if gone != "" {
 		why = append(why, "its steps were "+gone)
 	}
+	if g.Fix != "" && g.Status != schemas.StatusFailed { // what its samples lack stands with them
+		why = append(why, "-> "+g.Fix)
+	}
 	printGroup(out, g, trajectories, why)
 	if adv != nil {
 		return nil

@@ -225,7 +225,17 @@ func failureLines(members []view.Member) []string {
 		}
 		reasons[i] = strings.Join(list, " ") + " " + reason
 	}
-	return reasons
+	return append(reasons, fixLines(members)...)
+}
+
+// fixLines says what to do about samples that failed, each thing once.
+func fixLines(members []view.Member) (lines []string) {
+	for i := range members {
+		if fix := members[i].Fix(); fix != "" && !slices.Contains(lines, "-> "+fix) {
+			lines = append(lines, "-> "+fix)
+		}
+	}
+	return lines
 }
 
 // printLines prints a line for each group of a large run, then why samples failed.
@@ -279,20 +289,9 @@ func printLines(w io.Writer, r *results.Run) {
 	for _, reason := range sortedKeys(reasons) {
 		present.Linef(w, "%s %s", present.Count(reasons[reason], "sample"), reason)
 	}
-}
-
-// lacks says what is wrong with groups that are not complete, by status.
-var lacks = map[string]string{
-	schemas.StatusPartial:   "with samples that have no reward",
-	schemas.StatusFailed:    "failed",
-	schemas.StatusShort:     "with too few rewards",
-	schemas.StatusMixed:     "with weights that are too far apart, or several schedules",
-	schemas.StatusStale:     "with weights that are too old",
-	schemas.StatusRefused:   "refused",
-	schemas.StatusCancelled: "cancelled",
-	outcomes.Open:           "without a result",
-	schemas.StatusFiltered: "left out because all rewards are equal (--zero-std) " +
-		"and no fresh group replaced them",
+	for _, line := range fixLines(all) {
+		present.Linef(w, "%s", line)
+	}
 }
 
 // notComplete returns an error with exit status 1 if the groups of a run, by their statuses, are not all complete; nil
@@ -310,7 +309,7 @@ func notComplete(statuses []string) error {
 	}
 	var parts []string
 	for _, s := range sortedKeys(counts) {
-		parts = append(parts, fmt.Sprintf("%d %s", counts[s], cmp.Or(lacks[s], s)))
+		parts = append(parts, fmt.Sprintf("%d %s", counts[s], cmp.Or(outcomes.Lacks(s), s)))
 	}
 	err := fmt.Errorf("%d of %s not complete: %s", left, present.Count(len(statuses), "group"),
 		strings.Join(parts, "; "))

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
@@ -130,7 +131,7 @@ func TestNotComplete(t *testing.T) {
 		t.Error(err)
 	}
 	for _, s := range schemas.GroupStatuses {
-		if s != schemas.StatusComplete && lacks[s] == "" {
+		if s != schemas.StatusComplete && outcomes.Lacks(s) == "" {
 			t.Errorf("status %s is not explained", s)
 		}
 	}

@@ -208,6 +208,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 func (s *service) prepare(ctx context.Context, m *bus.Message, run schemas.Run,
 	p *schemas.Prompt,
 ) (requests []*schemas.Request, policy *schemas.Policy, done func(), err error) {
+	if len(p.Stages) > 0 {
+		return nil, nil, func() {}, bus.Terminal(schemas.CodeInvalid, errors.Join(Check(p, Origin{}), errNoStages))
+	}
 	policy, err = s.awaitPolicy(ctx, m, run, p)
 	if err != nil {
 		return nil, nil, func() {}, err

@@ -498,8 +498,31 @@ func TestServe_Dead(t *testing.T) {
 		}
 	}
 	one := get[object](t, s, "dead/130")
-	if one["reason"] != "reason 129" || one["original"].(object)["prompt"] != "<b>" || one["run"] != "r2" {
+	if one["reason"] != "reason 129" || one["original"].(object)["prompt"] != "<b>" || one["run"] != "r2" ||
+		one["fix"] != "Correct the prompt, and publish it again with another uid" {
 		t.Errorf("letter %v", one)
+	}
+}
+
+// What failed has what to do about it: a group, its samples, and nothing that went well.
+func TestServe_Fixes(t *testing.T) {
+	s := servePage(t, nil)
+	s.startPipeline(t)
+	s.publish(t, "r1", "good", "a fox", nil)
+	s.publish(t, "r1", "late", "a hen", func(p *schemas.Prompt) {
+		p.Reward = []schemas.RewardSpec{{Name: "external"}}
+		p.Deadline = new(time.Now().Add(time.Second).UnixNano())
+	})
+	bustest.Await(t, s.Bus, 2, schemas.StreamAdvantages)
+	for uid, want := range map[string][2]string{
+		"good": {"<nil>", "<nil>"},
+		"late": {"See its samples with 'meander show --run r1 late'", "The sample is stored: when the cause is gone, score it with 'meander rescore --run r1'"},
+	} {
+		g := get[object](t, s, "runs/r1/groups/"+uid)
+		sample := g["samples"].([]any)[0].(object)
+		if group, one := fmt.Sprint(g["fix"]), fmt.Sprint(sample["fix"]); !strings.HasPrefix(group, want[0]) || !strings.HasPrefix(one, want[1]) {
+			t.Errorf("%s (%v, a sample %v): %q, a sample %q", uid, g["status"], sample["status"], group, one)
+		}
 	}
 }
 

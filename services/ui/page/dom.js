@@ -84,6 +84,9 @@ export const meter = (done, lost, of, label) => {
   );
 };
 
+// todo shows what to do about something.
+export const todo = (fix) => fix && h("p", { class: "small todo" }, h("b", {}, "What to do: "), words(fix));
+
 export const waits = (list) =>
   list.length === 0
     ? null

@@ -1,5 +1,5 @@
 // A group with its samples, and one sample.
-import { h, link, fixed, signed, plural, seconds, ago, when, badge, crumbs, empty, factList, only, whole, words } from "./dom.js";
+import { h, link, fixed, signed, plural, seconds, ago, when, badge, crumbs, empty, factList, only, todo, whole, words } from "./dom.js";
 import { ask, api, condition, listen, media, stored } from "./server.js";
 import { player } from "./sound.js";
 import { chart } from "./chart.js";
@@ -80,6 +80,7 @@ function card(run, g, s) {
       text && h("div", { class: "answer" }, s.answer || "(empty)"),
       scores(s.scores, s.reward),
       faults(s),
+      todo(s.fix),
       h(
         "div",
         { class: "line small muted" },
@@ -134,7 +135,8 @@ export async function groupView(run, uid, query) {
       g.prompt.length > 160 && h("p", { class: "promptbox" }, g.prompt),
       g.negative_prompt && h("p", { class: "small muted" }, `Negative: ${g.negative_prompt}`),
       g.ground_truth && h("p", { class: "small muted" }, `Ground truth: ${g.ground_truth}`),
-      g.error && h("p", {}, badge(g.status), " ", g.error),
+      g.error && h("p", {}, badge(g.status), " ", words(g.error)),
+      todo(g.fix),
     );
     prompt.hidden = prompt.children.length === 0;
     const rows = [
@@ -586,6 +588,7 @@ export async function sampleView(run, uid, index) {
     ),
     scores(x.scores, x.reward),
     faults(x),
+    todo(l.fix),
   );
   const facts = h(
     "div",

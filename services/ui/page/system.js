@@ -294,26 +294,6 @@ export async function laneView(lane) {
   };
 }
 
-// todo says what to do about a dead letter, by its code.
-const todo = {
-  decode: "These bytes are no event: mend the program that published them.",
-  invalid: "Mend the program that published it.",
-  unknown_model: "Start a sampler of that model, then replay it.",
-  unknown_reward: "Start a reward service that has that function, then replay it.",
-  uid_conflict: "Publish the prompt again with another uid.",
-  exhausted: "End the cause, then replay it.",
-  late: "Nothing: its group had closed.",
-  failed: "End the cause, and publish the prompt again with another uid.",
-  panic: "The program has a fault: report it with its log.",
-  too_large: "Publish a smaller one.",
-  cancelled: "Nothing: someone has cancelled it.",
-  displaced: "Mend the program that published in the place of another event.",
-};
-const whatToDo = (d) =>
-  d.code === "invalid" && d.stage === "intake"
-    ? "Correct the prompt, and publish it again with another uid."
-    : todo[d.code] || "Read the reason, and end the cause.";
-
 export async function deadView(query) {
   const run = query.get("run") || "",
     rows = h("tbody"),
@@ -347,7 +327,7 @@ export async function deadView(query) {
         "td",
         { class: "reason" },
         h("a", { class: "row", href: link("dead", d.id), "data-item": true }, h("span", { class: "clamp" }, d.reason)),
-        h("div", { class: "small" }, whatToDo(d), d.deliveries > 1 && ` It was tried ${d.deliveries} times.`),
+        h("div", { class: "small" }, d.fix, d.deliveries > 1 && `. It was tried ${d.deliveries} times.`),
       ),
       h("td", {}, badge(d.code, "bad")),
       h("td", {}, d.stage || "–"),
@@ -432,7 +412,7 @@ export async function letterView(id) {
         "div",
         { class: "card" },
         h("h2", {}, "What to do"),
-        h("p", { class: "todo" }, whatToDo(d)),
+        h("p", { class: "todo" }, d.fix),
         may.admin
           ? actions(id)
           : [
