@@ -523,9 +523,10 @@ class _Progress:
                 "run %s: %d updates are taken already; a larger --updates than %d goes on", c.run, self.begun, c.updates
             )
         elif self.shown:
-            _log.warning("run %s: %s %d updates%s of %d x %d samples in %d steps, loss %s, rewarded by %s; "
+            _log.warning("run %s: %s %d updates%s of %d x %d samples%s, loss %s, rewarded by %s; "
                          "all of it in %s", c.run, "follows" if c.follow else "takes", c.updates,
-                         f", {self.begun} of them taken," if self.begun else "", c.groups, c.group_size, c.steps,
+                         f", {self.begun} of them taken," if self.begun else "", c.groups, c.group_size,
+                         "" if c.texts else f" in {c.steps} steps",
                          c.loss, c.reward, c.out)
         if self.shown and sys.stderr.isatty():
             from tqdm import tqdm
