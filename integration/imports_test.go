@@ -38,6 +38,7 @@ var layers = map[string][]string{
 
 	// Reads JSON of strangers for everybody.
 	"pkg/models/strictjson": nil,
+	"pkg/strictmsgpack":     nil,
 
 	// Clients of servers that draw samples: protocols alone, and torch's generator. Their tests have servers of recorded
 	// bytes.
@@ -46,7 +47,7 @@ var layers = map[string][]string{
 	"pkg/remotehttp":                  {"pkg/models/pool", "pkg/models/strictjson"},
 	"pkg/remotelm":                    {"pkg/models/pool", "pkg/remotehttp", "pkg/models/strictjson"},
 	"pkg/remotelm/remotelmtest":       nil,
-	"pkg/remoteimage":                 {"pkg/models/pool", "pkg/remotehttp", "pkg/models/safetensors", "pkg/torchrandom"},
+	"pkg/remoteimage":                 {"pkg/models/pool", "pkg/remotehttp", "pkg/models/safetensors", "pkg/strictmsgpack", "pkg/torchrandom"},
 	"pkg/remoteimage/remoteimagetest": nil,
 
 	"pkg/heap": nil, // the collector of every program
@@ -54,7 +55,7 @@ var layers = map[string][]string{
 	// The embedded server knows nothing of what it carries.
 	"pkg/natsd": nil,
 
-	"pkg/scorer/internal/wire": {"pkg/models/media", "pkg/scorer", "pkg/models/strictjson"},
+	"pkg/scorer/internal/wire": {"pkg/models/media", "pkg/scorer", "pkg/models/strictjson", "pkg/strictmsgpack"},
 	"pkg/scorer/httpscore":     {"pkg/scorer", "pkg/scorer/internal/wire"},
 	"pkg/scorer/natsscore":     {"pkg/scorer", "pkg/scorer/internal/wire", "schemas"},
 	"pkg/scorer/scorerfile":    {"pkg/scorer", "pkg/scorer/internal/wire", "pkg/scorer/httpscore", "pkg/scorer/natsscore"},
@@ -301,7 +302,7 @@ var dependencies = map[string]dependency{
 	"github.com/spf13/cobra":                {why: "subcommands of the command line", users: []string{"services/command", "integration/tools/bench"}},
 	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"pkg/fields", "services/command", "services/internal/boot"}},
 	"github.com/vbauerster/mpb":             {why: "progress bars of meander run", users: []string{"services/command"}},
-	"github.com/vmihailenco/msgpack":        {why: "the encoding of events, of counts, and of calls to workers", users: []string{"schemas/...", "pkg/counters", "services/command", "pkg/scorer/...", "pkg/models/model/remote/..."}, tests: true},
+	"github.com/vmihailenco/msgpack":        {why: "the encoding of events, of counts, of calls to workers, and of answers", users: []string{"schemas/...", "pkg/strictmsgpack", "pkg/counters", "services/command", "pkg/scorer/...", "pkg/models/model/remote/..."}, tests: true},
 	"github.com/zeebo/blake3":               {why: "BLAKE3 with AVX2: digests of large tensors in half the time of SHA-256", users: []string{"schemas"}},
 	"go.opentelemetry.io/otel":              {why: "traces as OpenTelemetry has them, by OTLP over HTTP", users: []string{"services/trace", "services/command"}},
 	"go.opentelemetry.io/proto/otlp":        {why: "reads in a test what comes to a collector", tests: true},
