@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,7 +104,8 @@ class Rollouts:
     @property
     def scored(self) -> int:
         """How many samples of the batch have a reward: of a stage, those that its own lead to."""
-        leaves = [m for g in self.batch.groups for m in g.advantage.get("leaves") or ()]
+        groups: list[Any] = [g.advantage for g in self.batch.groups]
+        leaves = [m for a in groups for m in a.get("leaves") or ()]
         return sum(m["reward"] is not None for m in leaves) if leaves else self.size
 
     @property

@@ -68,7 +68,7 @@ class Stream:
         the run."""
         self.reader = self.client.batches(
             self.config.run, name=self.config.trainer, after=after, timeout=self.config.patience, empty="give",
-            whole=False, **({"stage": self.config.stage} if self.config.stage else {}),
+            whole=False, stage=self.config.stage,
             log_prob_kind="processed" if self.config.texts else "raw",
         )
         self.batches = aiter(self.reader)
