@@ -250,8 +250,8 @@ func (w *worker) dropAll() {
 func (w *worker) removeGroup(g *group) {
 	if w.groups[g.key()] == g {
 		delete(w.groups, g.key())
-		w.metrics.openGroups.Dec()
-		w.metrics.held.Sub(float64(g.held()))
+		w.metrics.OpenGroups.Dec()
+		w.metrics.Held.Sub(float64(g.held()))
 	}
 }
 
@@ -317,7 +317,7 @@ func (w *worker) estimate(groups []*group, outlines []*schemas.Advantage) {
 	}
 	began := time.Now()
 	estimate(groups, outlines)
-	w.metrics.estimate.Observe(time.Since(began).Seconds())
+	w.metrics.Estimate.Observe(time.Since(began).Seconds())
 }
 
 // publishResult publishes a group's result without waiting; collectResults handles the outcome. If the result cannot
@@ -448,7 +448,7 @@ func (w *worker) setResult(ctx context.Context, g *group, a *schemas.Advantage) 
 		last = max(last, g.samples[i].stored)
 	}
 	if last > 0 {
-		w.metrics.latency.Observe(max(0, time.Since(time.Unix(0, last)).Seconds()))
+		w.metrics.Latency.Observe(max(0, time.Since(time.Unix(0, last)).Seconds()))
 	}
 	w.log.Info().Str("run", string(a.Run)).Str("uid", string(a.UID)).Str("status", a.Status).
 		Int("members", len(a.Members)).Msg("group closed")

@@ -120,7 +120,7 @@ func (w *worker) handleOpening(ctx context.Context, m *bus.Message) error {
 	}
 	g.confirmed = g.confirmed || now
 	if g.opening == nil {
-		w.metrics.held.Inc()
+		w.metrics.Held.Inc()
 	}
 	g.opening = m
 	dropBytes(m)
@@ -162,7 +162,7 @@ func (w *worker) openGroup(ctx context.Context, r *schemas.Opening, opened time.
 	w.applyControl(g)
 	w.groups[g.key()] = g
 	w.unconfirmed = append(w.unconfirmed, unconfirmed{g, time.Now()})
-	w.metrics.openGroups.Inc()
+	w.metrics.OpenGroups.Inc()
 	return g, nil
 }
 
@@ -203,7 +203,7 @@ func (w *worker) handleReward(ctx context.Context, m *bus.Message, r *schemas.Re
 	g.contradicted = g.contradicted || w.decoder.Group() != g.spec && !g.spec.Same(&r.Group)
 	before := len(g.samples)
 	g.addReward(r, m, w.cfg.GroupTimeout)
-	w.metrics.held.Add(float64(len(g.samples) - before))
+	w.metrics.Held.Add(float64(len(g.samples) - before))
 	return w.closeIfComplete(ctx, g)
 }
 

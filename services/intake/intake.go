@@ -200,8 +200,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := s.publishRequests(ctx, run, p.UID, todo); err != nil {
 		return err
 	}
-	s.metrics.prompts.Inc()
-	s.metrics.promptSeconds.Observe(time.Since(began).Seconds())
+	s.metrics.Prompts.Inc()
+	s.metrics.PromptSeconds.Observe(time.Since(began).Seconds())
 	zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(p.UID)).Int("samples", len(requests)).
 		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
 	return s.sendReceipt(m, accepted)
@@ -236,9 +236,9 @@ func (s *service) startResolving(ctx context.Context) (done func(), err error) {
 	case <-ctx.Done():
 		return func() {}, ctx.Err()
 	}
-	s.metrics.resolving.Inc()
+	s.metrics.Resolving.Inc()
 	return func() {
-		s.metrics.resolving.Dec()
+		s.metrics.Resolving.Dec()
 		<-s.resolving
 	}, nil
 }
@@ -324,7 +324,7 @@ func (s *service) publishRequest(ctx context.Context, r *schemas.Request) error 
 		over()
 	}
 	if err == nil {
-		s.metrics.requests.Inc()
+		s.metrics.Requests.Inc()
 	}
 	return err
 }

@@ -217,7 +217,7 @@ func (s *service) retryAfter(m *memo, i int, name string, r *scored, due time.Ti
 		r.Err = fmt.Errorf("no score by %s: %w", clock(due), r.Err)
 		return 0
 	case full:
-		s.metrics.putBack.WithLabelValues(name, "busy").Inc()
+		s.metrics.PutBack.WithLabelValues(name, "busy").Inc()
 		return until(busy.after, now, due)
 	case !away:
 		return 0
@@ -236,7 +236,7 @@ func (s *service) retryAfter(m *memo, i int, name string, r *scored, due time.Ti
 		again = max(again, spared.after)
 	}
 	again = again/2 + rand.N(again) // samples that failed together need not come together
-	s.metrics.putBack.WithLabelValues(name, "away").Inc()
+	s.metrics.PutBack.WithLabelValues(name, "away").Inc()
 	return until(min(again, left+time.Millisecond), now, due)
 }
 
