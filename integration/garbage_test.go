@@ -134,7 +134,7 @@ func TestPipeline_ForgedWhileSampling(t *testing.T) {
 	r := &schemas.Reward{
 		Run: "r", UID: "g", SampleIndex: 5, GroupSize: 7, Status: schemas.StatusScored, Reward: new(1e6),
 		Scores:        []schemas.Score{},
-		TrajectorySeq: 4711, ScheduleDigest: record.ScheduleDigest, Group: record.Group,
+		TrajectorySeq: 4711, Trained: schemas.Trained{ScheduleDigest: record.ScheduleDigest}, Group: record.Group,
 	}
 	data, err := schemas.Encode(r)
 	if err != nil {

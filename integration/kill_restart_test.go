@@ -148,7 +148,7 @@ func openingOf(r *schemas.Reward) *schemas.Opening {
 func rewardOf(run schemas.Run, uid schemas.UID, i, n int64, value float64) *schemas.Reward {
 	return &schemas.Reward{
 		Run: run, UID: uid, SampleIndex: i, GroupSize: n, Status: schemas.StatusScored, Reward: &value,
-		Scores: []schemas.Score{}, TrajectorySeq: uint64(i + 1), TrainedSteps: 2, ScheduleDigest: digest,
+		Scores: []schemas.Score{}, TrajectorySeq: uint64(i + 1), Trained: schemas.Trained{TrainedSteps: 2, ScheduleDigest: digest},
 		Scored: time.Now().UnixNano(),
 		Group: schemas.Group{
 			Batch: string(uid), Created: time.Now().UnixNano(), PromptSeq: 1,

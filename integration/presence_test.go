@@ -33,11 +33,11 @@ func plane(t *testing.T) (*world, string) {
 }
 
 // intake runs one until the test ends.
-func (w *world) intake(t *testing.T, change func(*intake.Config)) {
+func (w *world) intake(t *testing.T, change func(*intake.Config)) *bustest.Service {
 	t.Helper()
 	c := defaults()
 	change(&c.intake)
-	w.Serve(t, c.run("intake"))
+	return w.Serve(t, c.run("intake"))
 }
 
 // services waits until so many of a kind are present.
@@ -145,22 +145,22 @@ func TestLane_Ghost(t *testing.T) {
 	}
 }
 
-// intakeHealth runs an intake that holds prompts for six seconds, and returns its check of health.
-func (w *world) intakeHealth(t *testing.T) func() error {
+// intakeHealth runs an intake that holds prompts for so long, and returns it and its check of health.
+func (w *world) intakeHealth(t *testing.T, hold time.Duration) (service *bustest.Service, check func() error) {
 	t.Helper()
 	hook := make(chan func() error, 1)
-	w.intake(t, func(c *intake.Config) {
-		c.Hold = 6 * time.Second
+	service = w.intake(t, func(c *intake.Config) {
+		c.Hold = hold
 		c.Health = func(_ string, check func() error) { hook <- check }
 	})
-	return bustest.Receive(t, "the check of intake's health", hook)
+	return service, bustest.Receive(t, "the check of intake's health", hook)
 }
 
 // What no one comes for is refused at last, with what it waited for.
 func TestLane_HeldPromptIsRefused(t *testing.T) {
 	t.Parallel()
 	w, _ := plane(t)
-	stuck := w.intakeHealth(t)
+	patient, stuck := w.intakeHealth(t, time.Minute) // the alarm is at a tenth of it
 	if err := w.SetPolicy(t.Context(), &schemas.Policy{
 		Tenant: schemas.TenantMain,
 		Lane:   "gone", Model: "gone", LatentChannels: 1, PixelsPerToken: 16, Height: 16, Width: 16, NumInferenceSteps: 1,
@@ -183,6 +183,9 @@ func TestLane_HeldPromptIsRefused(t *testing.T) {
 		}
 		return nil
 	})
+	patient.Stop()
+	_, stuck = w.intakeHealth(t, time.Second)
+	w.Serve(t, defaults().run("advantage")) // it gets the record of the refused prompt, which would wait for it
 	a := bustest.Receive(t, "the answer of intake", answered)
 	var refused *client.RefusedError
 	if !errors.As(a.err, &refused) || a.receipt.Code != schemas.CodeUnknownModel ||
@@ -199,7 +202,7 @@ func TestLane_HeldPromptIsRefused(t *testing.T) {
 func TestIntake_HealthWithoutReward(t *testing.T) {
 	t.Parallel()
 	w, _ := plane(t)
-	stuck := w.intakeHealth(t)
+	_, stuck := w.intakeHealth(t, time.Second)
 	bustest.Until(t, "health of an empty pipeline", stuck)
 	if _, err := w.JetStream().Publish(t.Context(), schemas.TrajectorySubject("r", "u", 0, schemas.StageMain), []byte("x")); err != nil {
 		t.Fatal(err)

@@ -67,16 +67,21 @@ type Advantage struct {
 	// for the steps from there to the next ones. The steps before the first are in none: there
 	// is nothing to compare them with.
 	Branches []BranchGroup `msgpack:"branches,omitempty" size:"0..MaxGroupSize"`
-	// Credits are advantages by stage and track, where a rule gives several; absent: each holds for the whole sample.
-	Credits []Credit `msgpack:"credits,omitempty" size:"2..MaxCredits"`
+	// Credits are advantages by stage and track: one for each stage that is trained; absent: each holds for the whole
+	// sample.
+	Credits []Credit `msgpack:"credits,omitempty" size:"1..MaxCredits"`
 }
 
 // Credit is the advantages of one stage of the samples, or of one track of it.
 type Credit struct {
+	// Stage is the stage, in all its rounds.
 	Stage Stage `msgpack:"stage" form:"token"`
 	// Track is one of the tracks of the stage's states; absent: all of them.
 	Track string `msgpack:"track,omitempty" form:"token" absent:"all tracks"`
-	// Values are in the order of Members; null where a member has no advantage.
+	// Every is how many members each sample of the stage leads to.
+	Every int64 `msgpack:"every,omitempty" range:"0..MaxGroupSize" absent:"1"`
+	// Values are those of the samples 0, Every, 2 Every and so on; null where no member that a sample leads to has an
+	// advantage.
 	Values []*float64 `msgpack:"values" size:"0..MaxGroupSize"`
 }
 
@@ -123,6 +128,8 @@ type Member struct {
 	StepAdvantages []float64 `msgpack:"step_advantages,omitempty" size:"0..MaxTokens"`
 	// Error says why the sample was pruned.
 	Error string `msgpack:"error,omitempty" size:"0..MaxText" digest:"-"`
+	// Stages are the stages that ran for the sample, in order; absent without stages.
+	Stages []StageResult `msgpack:"stages,omitempty" size:"0..MaxStages*MaxRounds"`
 }
 
 // Of returns an error if a stored result is not that of a group with the given size and batch, and

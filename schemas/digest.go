@@ -168,12 +168,23 @@ func scheduleDigest(domain string, settings any) string {
 }
 
 // ComputeScheduleDigest returns the digest over what must be equal in a group so that its samples can be compared: the
-// text "meander schedule 1" and Sampling or, of text, "meander text schedule 1" and TextRequest.
+// text "meander schedule 1" and Sampling or, of text, "meander text schedule 1" and TextRequest. A condition that a
+// stage makes is in it without its ref.
 func (e *Request) ComputeScheduleDigest() string {
 	if e.Text != nil {
 		return scheduleDigest("meander text schedule 1", e.Text)
 	}
-	return scheduleDigest("meander schedule 1", &e.Sampling)
+	s := &e.Sampling
+	if slices.ContainsFunc(s.Conditions, func(c Condition) bool { return c.Stage != "" }) {
+		s = new(*s) // what a stage makes differs between the samples of a group
+		s.Conditions = slices.Clone(s.Conditions)
+		for i := range s.Conditions {
+			if c := &s.Conditions[i]; c.Stage != "" {
+				c.Ref = nil
+			}
+		}
+	}
+	return scheduleDigest("meander schedule 1", s)
 }
 
 // ComputeScheduleDigest returns the digest of the request, from the settings that the trajectory repeats.

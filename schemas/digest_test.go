@@ -86,7 +86,9 @@ func TestContentDigest_fields(t *testing.T) {
 		checkFields(t, e, entering[schemas.Trajectory](), func(e *schemas.Trajectory) (any, error) { return content(e) })
 	})
 	t.Run("reward", func(t *testing.T) {
-		checkFields(t, find[schemas.Reward](t, "reward-scored"), entering[schemas.Reward](), func(e *schemas.Reward) (any, error) { return content(e) })
+		e := find[schemas.Reward](t, "reward-scored")
+		e.Stages = stagesReward(t).Stages
+		checkFields(t, e, entering[schemas.Reward](), func(e *schemas.Reward) (any, error) { return content(e) })
 	})
 	t.Run("advantage", func(t *testing.T) {
 		e := find[schemas.Advantage](t, "advantage-steps")

@@ -28,22 +28,29 @@ type Durable struct {
 	Service string
 	// Filters are the stored subjects that it delivers; none: all of the stream.
 	Filters []string
+	// Purpose says what it delivers.
+	Purpose string
 }
 
 // PromptsDurable delivers prompts to intake.
 func PromptsDurable() Durable {
-	return Durable{Stream: StreamPrompts, Name: "intake", Service: ServiceIntake}
+	return Durable{Stream: StreamPrompts, Name: "intake", Service: ServiceIntake, Purpose: "prompts for intake"}
 }
 
 // ControlDurable delivers controls to intake.
 func ControlDurable() Durable {
-	return Durable{Stream: StreamControl, Name: "intake-control", Service: ServiceIntake}
+	return Durable{
+		Stream: StreamControl, Name: "intake-control", Service: ServiceIntake, Purpose: "controls for intake",
+	}
 }
 
 // AdvisoriesDurable delivers the server's notes on messages that it gave up to intake.
 func AdvisoriesDurable() Durable {
 	const filter = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>"
-	return Durable{Stream: StreamAdvisories, Name: "advisories", Service: ServiceIntake, Filters: []string{filter}}
+	return Durable{
+		Stream: StreamAdvisories, Name: "advisories", Service: ServiceIntake, Filters: []string{filter},
+		Purpose: "the server's notes on messages that it gave up, for intake",
+	}
 }
 
 // RequestsDurable delivers the requests of a lane to its samplers.
@@ -51,18 +58,24 @@ func RequestsDurable(lane Lane) Durable {
 	filter := Address{Kind: KindRequest, Lane: lane}.Filter()
 	return Durable{
 		Stream: StreamRequests, Name: "sampler-" + string(lane), Service: ServiceSampler,
-		Filters: []string{filter},
+		Filters: []string{filter}, Purpose: "requests of the lane " + string(lane) + " for its samplers",
 	}
 }
 
 // TrajectoriesDurable delivers trajectories to the reward service.
 func TrajectoriesDurable() Durable {
-	return Durable{Stream: StreamTrajectories, Name: "reward", Service: ServiceReward}
+	return Durable{
+		Stream: StreamTrajectories, Name: "reward", Service: ServiceReward,
+		Purpose: "trajectories for the reward service",
+	}
 }
 
 // VerdictsDurable delivers verdicts to the reward service.
 func VerdictsDurable() Durable {
-	return Durable{Stream: StreamVerdicts, Name: "reward-verdicts", Service: ServiceReward}
+	return Durable{
+		Stream: StreamVerdicts, Name: "reward-verdicts", Service: ServiceReward,
+		Purpose: "verdicts for the reward service",
+	}
 }
 
 // RewardsDurable delivers a partition of MDR_REWARDS to the advantage service.
@@ -70,6 +83,7 @@ func RewardsDurable(partition int) Durable {
 	return Durable{
 		Stream: StreamRewards, Name: fmt.Sprintf("advantage-p%02d", partition), Service: ServiceAdvantage,
 		Filters: []string{PartitionFilter(partition)},
+		Purpose: fmt.Sprintf("rewards of partition %d for the advantage service", partition),
 	}
 }
 

@@ -34,6 +34,12 @@ type GroupRecord struct {
 	ScheduleDigest string `msgpack:"schedule_digest" form:"digest?"`
 	// StepBytes is the most that the steps of all samples take in MDR_STEPS; 0: not known.
 	StepBytes int64 `msgpack:"step_bytes,omitempty" range:"0.."`
+	// Stages are the requests of sample 0 for each stage, resolved, with what is not known yet: their texts are
+	// templates, and conditions name stages. Requests are made of them as stages end. Absent without stages, and in the
+	// Opening.
+	Stages []Request `msgpack:"stages,omitempty" size:"0..MaxStages"`
+	// Seed is that of the prompt, for the seeds of later stages.
+	Seed *int64 `msgpack:"seed,omitempty" range:"0.." absent:"the run id seeds"`
 	// Group is what later stages need. It counts, whatever an event of the group says.
 	Group Group `msgpack:"group"`
 }

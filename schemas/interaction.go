@@ -88,6 +88,9 @@ type InteractRequest struct {
 	Events     string `msgpack:"events" size:"0..MaxSubject"`
 	FirstEvent int64  `msgpack:"first_event" range:"0..MaxTokenEvents"`
 	EventCount int64  `msgpack:"event_count" range:"0..MaxTokenEvents"`
+	// Conditions are the files that a stage which the interaction makes is shown, such as the image of an earlier one,
+	// sorted by name. Such a stage has no tokens: Messages is what it is told, MaxTurns the rounds.
+	Conditions []ScoreCondition `msgpack:"conditions,omitempty" size:"0..MaxConditioning"`
 }
 
 // InteractReply is what an interaction says to an answer, at most MaxInteractReply bytes.

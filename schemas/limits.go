@@ -80,6 +80,11 @@ const (
 	MaxDetail = 256
 	// MaxDebug is the number of debug tensors of a step: one of each name.
 	MaxDebug = 4
+	// MaxStages is the number of stages of a sample, MaxRounds how often they run, MaxStageSamples the most samples of
+	// a group times its stages times its rounds.
+	MaxStages       = 8
+	MaxRounds       = 8
+	MaxStageSamples = 4096
 	// MaxTracks is the number of tracks of a state.
 	MaxTracks = 8
 	// MaxCredits is the number of lists of values by stage and track in an advantage.

@@ -28,10 +28,9 @@ func findStream(is func(StreamSpec) bool) (StreamSpec, bool) {
 }
 
 // StreamNames returns the names of all streams of a server, those behind buckets first.
-func StreamNames() []string {
-	names := []string{
-		StreamRunBucket, StreamCountBucket, StreamPolicyBucket, StreamSealBucket, StreamPresenceBucket,
-		StreamControlBucket, StreamLeaseBucket, StreamBlobBucket,
+func StreamNames() (names []string) {
+	for _, bucket := range Buckets() {
+		names = append(names, bucket.Stream())
 	}
 	for _, spec := range specs() {
 		names = append(names, spec.Name)

@@ -53,6 +53,11 @@ type Prompt struct {
 	// Refill is set on prompts that the advantage service publishes in place of a group that
 	// did not count.
 	Refill *Refill `msgpack:"refill,omitempty"`
+	// Stages are what the samples are made of, one after the other, each on a lane of its own. What only a lane has is
+	// in them, and not in the prompt.
+	Stages []StageSpec `msgpack:"stages,omitempty" size:"0..MaxStages" absent:"one lane makes the samples"`
+	// Rounds is how often the stages run at most, all of them again and again. An interaction may end it before.
+	Rounds *int64 `msgpack:"rounds,omitempty" range:"1..MaxRounds" default:"1"`
 }
 
 // Routing says which sampler makes the samples, and when.
@@ -208,6 +213,8 @@ type RewardSpec struct {
 	// Track is the file of the sample that it judges: image, video or audio, or a track of the state; absent: what the
 	// function is for; a function for any judges the pixels, or the sound where there are none.
 	Track string `msgpack:"track,omitempty" form:"token" absent:"what the function is for"`
+	// Stage is the stage of the sample that it judges.
+	Stage Stage `msgpack:"stage,omitempty" form:"token" absent:"the last one whose output the function takes"`
 	// GroundTruth is the right answer, for scorers that compare: a text, or any value of JSON.
 	GroundTruth Truth `msgpack:"ground_truth,omitempty" size:"0..MaxPromptBytes"`
 	// Params are options of the function by name, such as psm of ocr; one that it does not have
@@ -244,9 +251,6 @@ type AdvantageSpec struct {
 	// its steps: siblings, the children of the same branch point; or depth, all children at the same depth, as in
 	// BranchGRPO. With leaves a child gets the mean of the advantages of its leaves, as in TreeGRPO.
 	BranchScope string `msgpack:"branch_scope,omitempty" enum:"BranchScopes" absent:"siblings, of a tree" flag:"branch-scope"`
-	// Credit is the rule by which stages and tracks have advantages of their own. No rule is known yet: it must be
-	// absent.
-	Credit string `msgpack:"credit,omitempty" size:"0..MaxName" absent:"each holds for the whole sample"`
 }
 
 // GroupPolicy says which groups count. A group that does not count has a result with

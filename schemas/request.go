@@ -74,6 +74,10 @@ type Group struct {
 	// SourceRun is the run that made the trajectories, where they are scored again under
 	// another run; empty: the run itself.
 	SourceRun Run `msgpack:"source_run,omitempty" form:"token"`
+	// Stages are what the samples are made of, in order, Rounds how often they run at most; absent: one lane makes
+	// them, as the stage main.
+	Stages []GroupStage `msgpack:"stages,omitempty" size:"0..MaxStages"`
+	Rounds int64        `msgpack:"rounds,omitempty" range:"0..MaxRounds"`
 }
 
 // GroundTruth returns the ground truth of the first reward function that has one; "" if none has.

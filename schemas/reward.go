@@ -17,6 +17,20 @@ type Reward struct {
 	Scores []Score  `msgpack:"scores" size:"0..MaxRewards"`
 	// TrajectorySeq is the MDR_TRAJECTORIES sequence of the sample.
 	TrajectorySeq uint64 `msgpack:"trajectory_seq" digest:"-"`
+	Trained
+	Group Group `msgpack:"group" digest:"-"`
+	// Scored is when the last of its scores was there, Unix nanoseconds.
+	Scored int64 `msgpack:"scored" range:"0.." digest:"-"`
+	// SampleStarted and SampleFinished are copied from the trajectory, Unix nanoseconds.
+	SampleStarted  int64 `msgpack:"sample_started,omitempty" range:"0.." digest:"-"`
+	SampleFinished int64 `msgpack:"sample_finished,omitempty" range:"0.." digest:"-"`
+	// Stages are those that ran for the sample, in order. TrajectorySeq and what follows it are of the last of them
+	// that a lane made. Absent without stages.
+	Stages []StageScored `msgpack:"stages,omitempty" size:"0..MaxStages*MaxRounds"`
+}
+
+// Trained is what the rules of a group need to know of a trajectory.
+type Trained struct {
 	// TrainedSteps is W, the number of stochastic steps.
 	TrainedSteps int64 `msgpack:"trained_steps" range:"0..MaxSteps"`
 	// Tokens is how many tokens a text generated, over all its turns; absent of images.
@@ -24,12 +38,6 @@ type Reward struct {
 	ScheduleDigest   string `msgpack:"schedule_digest" form:"digest?"`
 	PolicyVersionMin int64  `msgpack:"policy_version_min" range:"0.."`
 	PolicyVersionMax int64  `msgpack:"policy_version_max" range:"0.."`
-	Group            Group  `msgpack:"group" digest:"-"`
-	// Scored is when the last of its scores was there, Unix nanoseconds.
-	Scored int64 `msgpack:"scored" range:"0.." digest:"-"`
-	// SampleStarted and SampleFinished are copied from the trajectory, Unix nanoseconds.
-	SampleStarted  int64 `msgpack:"sample_started,omitempty" range:"0.." digest:"-"`
-	SampleFinished int64 `msgpack:"sample_finished,omitempty" range:"0.." digest:"-"`
 }
 
 // Score is the outcome of one reward function.

@@ -25,7 +25,7 @@ func samples(t testing.TB) []sample {
 		resultSamples(t),
 		groupSamples(t), presenceSamples(), policySamples(t),
 		controlSamples(), scheduledSamples(t), treeSamples(t), textSamples(t), engineSamples(t),
-		hashSamples(t))
+		hashSamples(t), stagesSamples(t))
 }
 
 func requestSamples(t testing.TB) []sample {
@@ -166,7 +166,7 @@ func resultSamples(t testing.TB) []sample {
 				{Name: "ocr", Version: "1", Weight: 1, Status: "scored", Value: new(0.75), DurationNS: 1_500_000},
 				{Name: "aesthetic", Version: "2-b", Weight: 0.5, Status: "failed", Error: "time limit", DurationNS: 2_000_000_000},
 			},
-			TrajectorySeq: 41, TrainedSteps: 2, ScheduleDigest: digestOf("schedule"), PolicyVersionMin: 5, PolicyVersionMax: 6,
+			TrajectorySeq: 41, Trained: schemas.Trained{TrainedSteps: 2, ScheduleDigest: digestOf("schedule"), PolicyVersionMin: 5, PolicyVersionMax: 6},
 			Group: fullGroup(t), Scored: 1_763_690_400_123_456_789,
 		}},
 		{"reward-failed", &schemas.Reward{
@@ -179,7 +179,7 @@ func resultSamples(t testing.TB) []sample {
 				{Name: "ocr", Version: "1-5.3", Weight: 1, Status: "scored", Value: new(0.75), DurationNS: 1_500_000, Detail: "4O71"},
 				{Name: "external:human", Version: "1", Weight: 0.5, Status: "scored", Value: new(2.0)},
 			},
-			TrajectorySeq: 41, TrainedSteps: 2, ScheduleDigest: digestOf("schedule"), Group: policyGroup(t),
+			TrajectorySeq: 41, Trained: schemas.Trained{TrainedSteps: 2, ScheduleDigest: digestOf("schedule")}, Group: policyGroup(t),
 			Scored: 1_763_690_400_123_456_789, SampleStarted: 1_763_690_390_000_000_000, SampleFinished: 1_763_690_392_500_000_000,
 		}},
 		{"prompt-policies", &schemas.Prompt{

@@ -28,6 +28,8 @@ type Condition struct {
 	Name string `msgpack:"name" form:"token"`
 	// Type is image, mask, video or audio; intake knows it by the name.
 	Type string `msgpack:"type,omitempty" enum:"ConditionTypes?"`
+	// Stage is the stage of the same sample that makes the file, its image or its video.
+	Stage Stage `msgpack:"stage,omitempty" form:"token" absent:"the file is given"`
 	DataImage
 }
 
@@ -47,7 +49,7 @@ func (f *faults) checkConditions(list []Condition) {
 			item.add("name", quote(c.Name), "must not be below the one before it")
 		}
 		item.requireOneOf("type", c.Type, ConditionTypes)
-		if c.Ref == nil || c.Data != nil {
+		if c.Ref == nil && c.Stage == "" || c.Data != nil {
 			item.add("ref", "null, or beside data", "must be the only one of the two")
 		}
 	}

@@ -142,6 +142,8 @@ type TextResult struct {
 	// Conversation is how that with the interaction ended: terminated, max_turns or context; of a sample that failed
 	// for it timeout, absent, error or garbage. Without an interaction it is absent.
 	Conversation string `msgpack:"conversation,omitempty" enum:"ConversationStates?"`
+	// SaidBy is the interaction that said the text, which has no tokens then; absent: a model generated it.
+	SaidBy string `msgpack:"said_by,omitempty" form:"token"`
 }
 
 // Turn is the part of a sequence that one participant said. Given parts may be of several.

@@ -79,12 +79,12 @@ func TestTrajectory_ValidateTracks(t *testing.T) {
 func TestAdvantage_ValidateCredits(t *testing.T) {
 	type A = schemas.Advantage
 	faults(t, func() *A { return creditsAdvantage(t) }, []fault[A]{
-		{"one credit", func(a *A) { a.Credits = a.Credits[:1] }, "credits: 1 items; must be at least 2"},
+		{"no credit", func(a *A) { a.Credits = a.Credits[:0] }, "credits: 0 items; must be at least 1"},
 		{"stage", func(a *A) { a.Credits[0].Stage = "" }, `credits[0].stage: ""; ` + tokenRule},
 		{"track", func(a *A) { a.Credits[1].Track = "a.b" }, `credits[1].track: "a.b"; ` + tokenRule},
 		{"track twice", func(a *A) { a.Credits[2].Track = "video" }, `credits[2].track: "video"; must come at most once in a stage`},
 		{"all tracks beside one", func(a *A) { a.Credits[2].Track = "" }, `credits[2].track: ""; must be a track in each credit of a stage that has several`},
-		{"few values", func(a *A) { a.Credits[0].Values = a.Credits[0].Values[:2] }, "credits[0].values: 2 items; must be 3, one per member"},
+		{"few values", func(a *A) { a.Credits[0].Values = a.Credits[0].Values[:2] }, "credits[0].values: 2 items; must be 3, one per member, or every few of them"},
 		{"value of a missing member", func(a *A) { a.Credits[0].Values[2] = new(0.0) }, "credits[0].values[2]: 0; must be a number exactly where the member has an advantage"},
 		{"no value", func(a *A) { a.Credits[0].Values[1] = nil }, "credits[0].values[1]: null; must be a number exactly where the member has an advantage"},
 		{"NaN", func(a *A) { a.Credits[0].Values[1] = new(math.NaN()) }, "credits[0].values[1]: NaN; must be finite"},

@@ -21,7 +21,7 @@ func (p *Prompt) checkRules(f *faults) {
 	p.checkSigmas(f)
 	p.Rollout.checkRulesAcross(f.inStruct("rollout"), p.steps(), p.Validation)
 	for i, c := range p.Conditions {
-		if (c.Data == nil) == (c.Ref == nil) {
+		if c.Stage == "" && (c.Data == nil) == (c.Ref == nil) {
 			f.inItem("conditions", i).add("data", "beside ref or without it", "must be the only one of the two")
 		}
 	}
@@ -33,6 +33,7 @@ func (p *Prompt) checkRules(f *faults) {
 	p.checkSegment(f)
 	p.checkScheduled(f)
 	p.checkTree(f)
+	p.checkStages(f)
 	checkRewards(f, p.Reward)
 	p.Advantage.checkRulesAcross(f.inStruct("advantage"), p.Batch != nil)
 	if g := p.GroupPolicy; len(p.Substitutes) > 0 && (g == nil || g.ZeroStd != GroupRefill && g.Failed != GroupRefill) {
@@ -236,14 +237,10 @@ func sortedKeys(m map[string]string) []string {
 	return slices.Sorted(maps.Keys(m))
 }
 
-// checkRulesAcross refuses a scale that needs a batch where there is none, and every rule of credit by name.
+// checkRulesAcross refuses a scale that needs a batch where there is none.
 func (a *AdvantageSpec) checkRulesAcross(f *faults, batch bool) {
 	if a.Std == StdGlobal && !batch {
 		f.add("std", quote(a.Std), "must be group or none without a batch: there is nothing beyond the group")
-	}
-	if a.Credit != "" {
-		f.add("credit", quote(a.Credit), "must be absent: no rule is known that gives stages and tracks advantages of "+
-			"their own; each holds for the whole sample")
 	}
 }
 

@@ -2,6 +2,7 @@ package schemas
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -84,11 +85,14 @@ func (e *Advantage) checkCredits(f *faults) {
 				g.add("track", quote(c.Track), "must be a track in each credit of a stage that has several")
 			}
 		}
-		if !g.requireLength("values", len(c.Values), len(e.Members), "one per member") {
+		every := int(max(c.Every, 1))
+		if !g.requireLength("values", len(c.Values)*every, len(e.Members), "one per member, or every few of them") {
 			continue
 		}
 		for k, v := range c.Values {
-			if (v == nil) != (e.Members[k].Advantage == nil) {
+			leads := slices.ContainsFunc(e.Members[k*every:(k+1)*every],
+				func(m Member) bool { return m.Advantage != nil })
+			if (v == nil) == leads {
 				g.add("values["+strconv.Itoa(k)+"]", nullOr(v),
 					"must be a number exactly where the member has an advantage")
 			}

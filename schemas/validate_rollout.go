@@ -14,6 +14,7 @@ func (e *Request) Validate() error { return CheckFields(e) }
 // fields of images.
 func (e *Request) checkRules(f *faults) {
 	f.checkSampleIndex(e.SampleIndex, e.GroupSize)
+	e.checkStage(f, &e.Group)
 	e.Group.checkRulesAcross(f.inStruct("group"), e.UID, e.GroupSize)
 	if e.Text != nil {
 		e.checkText(f)
@@ -57,7 +58,7 @@ func (f *faults) checkBoundary(s *Sampling) {
 
 // checkText checks that a request for text asks for nothing of an image.
 func (e *Request) checkText(f *faults) {
-	f.refuseImageFields(e)
+	f.refuseImageFields(e, e.seesFiles(&e.Group)...)
 	if e.Group.Tree != nil {
 		f.add("group.tree", "given", besideText)
 	}
@@ -65,10 +66,12 @@ func (e *Request) checkText(f *faults) {
 
 const besideText = "must be absent beside text: it is for images"
 
-// refuseImageFields refuses each field of an event with text that only images have.
-func (f *faults) refuseImageFields(e any) {
+// refuseImageFields refuses each field of an event with text that only images have, but for some.
+func (f *faults) refuseImageFields(e any, but ...string) {
 	for _, field := range imageFields(e) {
-		f.add(field, "given", besideText)
+		if !slices.Contains(but, field) {
+			f.add(field, "given", besideText)
+		}
 	}
 }
 
@@ -79,6 +82,7 @@ func (g *Group) checkRulesAcross(f *faults, uid UID, groupSize int64) {
 	}
 	checkRewards(f, g.Reward)
 	g.checkTree(f, groupSize)
+	g.checkStages(f, groupSize)
 	g.Advantage.checkRulesAcross(f.inStruct("advantage"), g.BatchGroups > 0)
 }
 
@@ -177,6 +181,7 @@ func (e *Trajectory) Validate() error { return CheckFields(e) }
 // an error and no media. That of a text has rules of its own (checkText).
 func (e *Trajectory) checkRules(f *faults) {
 	f.checkSampleIndex(e.SampleIndex, e.GroupSize)
+	e.checkStage(f, &e.Group)
 	completed := e.StopReason == StopCompleted
 	if completed && e.Error != "" {
 		f.add("error", quote(e.Error), "must be empty when completed")
@@ -213,11 +218,13 @@ func (e *Trajectory) checkRules(f *faults) {
 
 // checkText checks a sample of text.
 func (e *Trajectory) checkText(f *faults, completed bool) {
-	f.refuseImageFields(e)
+	f.refuseImageFields(e, e.seesFiles(&e.Group)...)
 	if by := e.Drawn; by != nil {
 		f.requireOneOf("drawn.engine.values", by.Engine.Values, EngineValues)
 	}
-	if completed {
+	if completed && e.Text.SaidBy != "" {
+		e.Text.checkSaid(f.inStruct("text"))
+	} else if completed {
 		e.Text.checkCompleted(f.inStruct("text"), e.Drawn)
 		f.checkLength("steps", len(e.Steps), 1, max(len(e.Steps), 2))
 		f.requireDigest("content_digest", e.ContentDigest, FormDigest)

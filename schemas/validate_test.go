@@ -88,7 +88,6 @@ func TestPrompt_Validate(t *testing.T) {
 		{"reward without instance", func(p *P) { p.Reward[0].Name = "http:" }, `reward[0].name: "http:"; ` + rewardNameRule},
 		{"reward with two instances", func(p *P) { p.Reward[0].Name = "http:a:b" }, `reward[0].name: "http:a:b"; ` + rewardNameRule},
 		{"mode", func(p *P) { p.Advantage.Mode = "a b" }, `advantage.mode: "a b"; ` + tokenRule},
-		{"credit", func(p *P) { p.Advantage.Credit = "per_track" }, `advantage.credit: "per_track"; must be absent: no rule is known that gives stages and tracks advantages of their own; each holds for the whole sample`},
 		{"adv_clip_max", func(p *P) { p.Advantage.AdvClipMax = new(-1.0) }, "advantage.adv_clip_max: -1; must be between 0 and 1000000"},
 		{"gamma", func(p *P) { p.Advantage.Gamma = new(1.5) }, "advantage.gamma: 1.5; must be above 0 and at most 1"},
 		{"batch step", func(p *P) { p.Batch.Step = new(int64(-1)) }, "batch.step: -1; must not be negative"},

@@ -132,7 +132,10 @@ func (c ConsumerConfig) natsConfig() jetstream.ConsumerConfig {
 	n := jetstream.ConsumerConfig{
 		Durable: c.Name, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,
 		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxAckPending, MaxWaiting: maxWaiting,
-		FilterSubjects: c.Filters,
+		FilterSubjects: c.Filters, Description: c.Purpose,
+	}
+	if c.Purpose != "" {
+		n.Metadata = c.Metadata()
 	}
 	if c.MaxDeliver > 0 {
 		n.MaxDeliver = c.MaxDeliver*lostPerTry + deliverSlack

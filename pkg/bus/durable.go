@@ -78,14 +78,20 @@ func (d *durable) tryCreateOrUpdate(ctx context.Context) error {
 	switch {
 	case len(other) > 0:
 		return d.recreate(ctx, want, info.Created, strings.Join(slices.Concat(other, set), "; "))
-	case len(set) > 0:
+	case len(set) > 0, d.made.IsZero() && !describes(info.Config, want):
 		if !d.made.IsZero() {
 			d.bus.log.Warn().Str("consumer", d.config.Name).Str("stream", d.config.Stream).Strs("changed", set).
 				Msg("the settings of a consumer were changed, or another replica has others; set back")
 		}
 		want.MaxWaiting = info.Config.MaxWaiting // it cannot be changed
+		want.Metadata = withKeys(info.Config.Metadata, want.Metadata)
 		want.DeliverPolicy, want.OptStartSeq = info.Config.DeliverPolicy, info.Config.OptStartSeq
-		return d.noteCreated(js.UpdateConsumer(ctx, d.config.Stream, want))
+		updated, err := js.UpdateConsumer(ctx, d.config.Stream, want)
+		if err != nil && len(set) == 0 {
+			d.bus.log.Debug().Err(err).Str("consumer", d.config.Name).Msg("not described")
+			updated, err = have, nil
+		}
+		return d.noteCreated(updated, err)
 	}
 	d.made, d.floor = info.Created, info.AckFloor.Stream
 	d.bus.changed.Delete(d.key())
@@ -153,6 +159,13 @@ func configDifferences(have, want jetstream.ConsumerConfig) (set, other []string
 		}
 	}
 	return set, other
+}
+
+// describes reports whether a durable has the description and the metadata that are wanted. Only who binds it anew
+// looks at that: replicas of two releases would take turns.
+func describes(have, want jetstream.ConsumerConfig) bool {
+	return have.Description == want.Description &&
+		maps.Equal(have.Metadata, withKeys(have.Metadata, want.Metadata))
 }
 
 // configFields returns the fields of a consumer's configuration by the server's names, without those that do not affect

@@ -33,15 +33,17 @@ func stepsLimit() int64 {
 
 // growth returns what the stream of steps and the object store get of free storage.
 func growth(free int64) (steps, blobs int64) {
-	return free / 2, min(free/4, mostBlobBytes-leastBlobBytes)
+	return free / 2, min(free/4, mostGrownBlobs)
 }
 
 // NewLimits returns the bytes that Setup lets each stream keep on a new server with so much storage.
 func NewLimits(storage int64) map[string]int64 {
 	for scale := int64(1); ; scale *= 2 {
 		limits := map[string]int64{}
-		sum := 4*scaled(kvBytes, scale) + scaled(presenceBytes, scale) + 2*minStreamBytes +
-			scaled(leastBlobBytes, scale)
+		sum := int64(0)
+		for _, bucket := range schemas.Buckets() {
+			sum += scaled(bucket.MaxBytes, scale)
+		}
 		for _, spec := range schemas.Streams() {
 			if spec.MaxBytes > 0 {
 				limits[spec.Name] = scaled(spec.MaxBytes, scale)

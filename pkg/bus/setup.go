@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -17,12 +18,8 @@ import (
 const (
 	// minStreamBytes is the least a stream is scaled down to.
 	minStreamBytes = 1 << 20
-	// Limits of the buckets.
-	kvBytes       = 64 << 20
-	kvHistory     = 5
-	presenceBytes = 8 << 20
-	// The object store gets a quarter of what is left of the server's storage, within these bounds.
-	leastBlobBytes, mostBlobBytes = 8 << 30, 32 << 30
+	// mostGrownBlobs bounds the quarter of what is left of the server's storage that the object store gets.
+	mostGrownBlobs = 24 << 30
 	// readyTimeout bounds Ready, and the waits for servers of a cluster.
 	readyTimeout = 2 * time.Minute
 )
@@ -117,57 +114,67 @@ func scaled(limit, scale int64) int64 { return max(minStreamBytes, limit/scale) 
 
 // createBuckets creates the buckets that are not there, with limits divided by scale.
 func (b *Bus) createBuckets(ctx context.Context, scale int64, replicas int) error {
-	for _, c := range []jetstream.KeyValueConfig{
-		{Bucket: schemas.RunBucket, History: kvHistory, MaxBytes: kvBytes},
-		{Bucket: schemas.CountBucket, History: 1, MaxBytes: kvBytes},
-		{Bucket: schemas.PolicyBucket, History: kvHistory, MaxBytes: kvBytes},
-		{Bucket: schemas.SealBucket, History: 1, MaxBytes: minStreamBytes},
-		{Bucket: schemas.ControlBucket, History: 1, MaxBytes: kvBytes},
-		{Bucket: schemas.PresenceBucket, TTL: schemas.PresenceTTL, MaxBytes: presenceBytes},
-		{Bucket: schemas.LeaseBucket, TTL: schemas.LeaseTTL, MaxBytes: minStreamBytes},
-	} {
-		if _, err := b.js.KeyValue(ctx, c.Bucket); err == nil {
-			continue
+	for _, bucket := range schemas.Buckets() {
+		if err := b.createBucket(ctx, bucket, scaled(bucket.MaxBytes, scale), replicas); err != nil {
+			return fmt.Errorf("set up bucket %s: %w", bucket.Name, err)
 		}
-		c.Storage, c.MaxBytes, c.Replicas = jetstream.FileStorage, scaled(c.MaxBytes, scale), replicas
-		_, err := b.js.CreateKeyValue(ctx, c)
-		if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
-			return fmt.Errorf("set up bucket %s: %w", c.Bucket, err)
-		}
-	}
-	if err := b.forbidRunRollups(ctx); err != nil {
-		return fmt.Errorf("set up bucket %s: %w", schemas.RunBucket, err)
-	}
-	if _, err := b.js.ObjectStore(ctx, schemas.BlobBucket); err == nil {
-		return nil
-	}
-	_, err := b.js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
-		Bucket: schemas.BlobBucket, Description: "images, embeddings and weights by their sha-256",
-		Storage: jetstream.FileStorage, Replicas: replicas, MaxBytes: scaled(leastBlobBytes, scale),
-	})
-	if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
-		return fmt.Errorf("set up bucket %s: %w", schemas.BlobBucket, err)
 	}
 	return nil
 }
 
-// forbidRunRollups forbids roll-ups in the bucket of runs: a user who may write the spec of one run could remove the
-// specs of all runs with such a header.
-func (b *Bus) forbidRunRollups(ctx context.Context) error {
-	s, err := b.js.Stream(ctx, schemas.StreamRunBucket)
-	if err != nil || !s.CachedInfo().Config.AllowRollup {
+// createBucket creates a bucket if it is not there, and describes it. It forbids roll-ups in the bucket of runs: a user
+// who may write the spec of one run could remove the specs of all runs with such a header.
+func (b *Bus) createBucket(ctx context.Context, of schemas.BucketSpec, limit int64, replicas int) error {
+	s, err := b.js.Stream(ctx, of.Stream())
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		if of.Objects {
+			_, err = b.js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
+				Bucket: of.Name, Storage: jetstream.FileStorage, Replicas: replicas, MaxBytes: limit,
+			})
+		} else {
+			_, err = b.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
+				Bucket: of.Name, Storage: jetstream.FileStorage, Replicas: replicas, MaxBytes: limit,
+				History: of.History, TTL: of.TTL,
+			})
+		}
+		if err == nil || errors.Is(err, jetstream.ErrBucketExists) {
+			s, err = b.js.Stream(ctx, of.Stream())
+		}
+	}
+	if err != nil || s.CachedInfo().Config.Mirror != nil {
 		return err
 	}
-	c := s.CachedInfo().Config
-	c.AllowRollup = false
-	_, err = b.js.UpdateStream(ctx, c)
+	have := s.CachedInfo().Config
+	next, changed := described(have, of.Purpose, of.Metadata())
+	next.AllowRollup = have.AllowRollup && of.Name != schemas.RunBucket
+	if changed || next.AllowRollup != have.AllowRollup {
+		_, err = b.js.UpdateStream(ctx, next)
+	}
 	return err
+}
+
+// withKeys returns metadata with these keys; others in it stay.
+func withKeys(metadata, keys map[string]string) map[string]string {
+	all := map[string]string{}
+	maps.Copy(all, metadata)
+	maps.Copy(all, keys)
+	return all
+}
+
+// described returns the settings of a stream with that description and metadata, and whether they differ.
+func described(
+	have jetstream.StreamConfig, purpose string, metadata map[string]string,
+) (next jetstream.StreamConfig, changed bool) {
+	next = have
+	next.Description, next.Metadata = purpose, withKeys(have.Metadata, metadata)
+	return next, have.Description != purpose || !maps.Equal(have.Metadata, next.Metadata)
 }
 
 // streamConfig returns the settings of a stream of the contract in the form of the client library.
 func streamConfig(s schemas.StreamSpec, replicas int) jetstream.StreamConfig {
 	c := jetstream.StreamConfig{
-		Name: s.Name, Description: s.Purpose, Subjects: s.Subjects, Storage: jetstream.FileStorage,
+		Name: s.Name, Description: s.Purpose, Metadata: s.Metadata(), Subjects: s.Subjects,
+		Storage:  jetstream.FileStorage,
 		Replicas: max(1, replicas),
 		MaxMsgs:  cmp.Or(s.MaxMsgs, -1), MaxBytes: cmp.Or(s.MaxBytes, -1), MaxAge: s.MaxAge,
 		Duplicates: schemas.DedupWindow, AllowDirect: true,
@@ -240,7 +247,8 @@ func (b *Bus) updateStream(ctx context.Context, have, want jetstream.StreamConfi
 			strings.Join(faults, "; "))
 	}
 	next, changes := withContract(have, want)
-	if len(changes) == 0 {
+	next, renamed := described(next, want.Description, want.Metadata)
+	if len(changes) == 0 && !renamed {
 		return nil
 	}
 	_, err := b.js.UpdateStream(ctx, next)
@@ -287,13 +295,16 @@ func (b *Bus) Ready(ctx context.Context) error {
 
 // firstMissing returns the name of the first stream that does not exist; "": all exist. Buckets are streams, too.
 func (b *Bus) firstMissing(ctx context.Context) (string, error) {
+	list, there := b.js.StreamNames(ctx), map[string]bool{}
+	for name := range list.Name() {
+		there[name] = true
+	}
+	if err := list.Err(); err != nil {
+		return "", fmt.Errorf("names of the streams: %w", noJetStream(err))
+	}
 	for _, name := range schemas.StreamNames() {
-		_, err := b.js.Stream(ctx, name)
-		if errors.Is(err, jetstream.ErrStreamNotFound) {
+		if !there[name] {
 			return name, nil
-		}
-		if err != nil {
-			return "", fmt.Errorf("stream %s: %w", name, noJetStream(err))
 		}
 	}
 	return "", nil

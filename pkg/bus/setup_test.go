@@ -304,3 +304,70 @@ func TestBus_Setup_widensOldLimit(t *testing.T) {
 	}
 	set(func(bytes int64) bool { return bytes == 8*gib })
 }
+
+// Streams, buckets and durables say what they are, in which release and whose. A release that says it otherwise brings
+// them up to date: a consumer keeps its place, and the keys of operators stay.
+func TestBus_Setup_describes(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	c := bus.ConsumerConfig{Durable: schemas.PromptsDurable()}
+	take := func(prompt string) {
+		t.Helper()
+		if _, err := e.JetStream().Publish(t.Context(), schemas.PromptSubject("r"), []byte(prompt)); err != nil {
+			t.Fatal(err)
+		}
+		came := make(chan string, 8)
+		stop := consume(t, e.Bus, c, func(_ context.Context, m *bus.Message) error {
+			came <- string(m.Data)
+			return nil
+		})
+		if got := bustest.Receive(t, prompt, came); got != prompt {
+			t.Errorf("got %q, want %q: it begins anew", got, prompt)
+		}
+		eventually(t, "acknowledged", func() bool {
+			have, err := e.JetStream().Consumer(t.Context(), c.Stream, c.Name)
+			return err == nil && have.CachedInfo().NumAckPending == 0
+		})
+		stop()
+	}
+	take("first")
+	for range 2 { // the second time as after another release
+		for _, name := range schemas.StreamNames() {
+			s := e.Info(t, name).Config
+			if s.Description == "" || s.Metadata["meander.version"] != schemas.Release {
+				t.Errorf("%s: %q, %v", name, s.Description, s.Metadata)
+			}
+			s.Description, s.Metadata = "old", map[string]string{"meander.version": "0.0.1", "team": "night"}
+			if _, err := e.JetStream().UpdateStream(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e.setup(t)
+	}
+	if of := e.Info(t, schemas.StreamRewards).Config.Metadata; of["team"] != "night" || of["meander.owner"] != "reward" || of["meander.schema"] != "group/1, reward/1" {
+		t.Errorf("%v", of)
+	}
+	find := func() *jetstream.ConsumerInfo {
+		t.Helper()
+		have, err := e.JetStream().Consumer(t.Context(), c.Stream, c.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return have.CachedInfo()
+	}
+	made := find()
+	old := made.Config
+	old.Description, old.Metadata = "", map[string]string{"team": "night"}
+	if _, err := e.JetStream().UpdateConsumer(t.Context(), c.Stream, old); err != nil {
+		t.Fatal(err)
+	}
+	take("second")
+	now := find()
+	if m := now.Config.Metadata; now.Config.Description != made.Config.Description || m["team"] != "night" || m["meander.owner"] != "intake" || m["meander.schema"] != "prompt/1" {
+		t.Errorf("%q, %v", now.Config.Description, m)
+	}
+	if !now.Created.Equal(made.Created) || e.Changed() != nil {
+		t.Errorf("made %v, now %v, %v", made.Created, now.Created, e.Changed())
+	}
+}

@@ -1,6 +1,6 @@
 // Package client publishes prompts and reads what the pipeline makes of them. With package schemas it is all that a
-// Go program needs; other languages need a NATS client and a msgpack decoder. A Client publishes (Publish, Control,
-// PushPolicy), reads results as they come (Groups, FreshGroups, Trajectories) and loads what they name (Steps,
+// Go program needs; other languages need a NATS client and a msgpack decoder. A Client publishes (Ask, Publish,
+// Control, PushPolicy), reads results as they come (Groups, FreshGroups, Trajectories) and loads what they name (Steps,
 // Latents, Image). Use errors.Is with the Err values of this package, and errors.As with its two error types,
 // RefusedError and HeldError.
 //

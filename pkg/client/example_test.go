@@ -35,13 +35,10 @@ func Example() {
 		panic(err)
 	}
 	defer c.Close()
-	receipt, err := c.Publish(ctx, "demo", &schemas.Prompt{
-		Prompt: "a red fox", UID: "fox", GroupSize: new(int64(2)), Seed: new(int64(7)),
-		ImageSettings: schemas.ImageSettings{
-			NumInferenceSteps: new(int64(4)),
-			Rollout:           schemas.Rollout{SDEStepIndices: []int64{1}},
-		},
-		Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+	receipt, err := c.Ask(ctx, "demo", client.Prompt{
+		Prompt: "a red fox", UID: "fox", GroupSize: 2, Seed: 7, NumInferenceSteps: 4,
+		Rollout: client.Rollout{SDEStepIndices: []int64{1}},
+		Reward:  []client.RewardSpec{{Name: "synthetic"}},
 	})
 	if err != nil {
 		panic(err)
@@ -83,7 +80,8 @@ func ExampleClient_Groups() {
 	}
 	defer c.Close()
 	for _, uid := range []schemas.UID{"fox", "hen", "owl"} {
-		if _, err := c.Publish(ctx, "demo", &schemas.Prompt{Prompt: "a red " + string(uid), UID: uid, GroupSize: new(int64(1)), ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(2))}, Reward: []schemas.RewardSpec{{Name: "synthetic"}}}); err != nil {
+		p := client.Prompt{Prompt: "a red " + string(uid), UID: uid, GroupSize: 1, NumInferenceSteps: 2, Reward: []client.RewardSpec{{Name: "synthetic"}}}
+		if _, err := c.Ask(ctx, "demo", p); err != nil {
 			panic(err)
 		}
 	}
@@ -131,7 +129,7 @@ func ExampleRefusedError() {
 		panic(err)
 	}
 	defer c.Close()
-	_, err = c.Publish(ctx, "demo", &schemas.Prompt{Prompt: "a red fox", ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(-1))}})
+	_, err = c.Ask(ctx, "demo", client.Prompt{Prompt: "a red fox", NumInferenceSteps: -1})
 	if refused, ok := errors.AsType[*client.RefusedError](err); ok {
 		fmt.Println(refused.Code)
 		fmt.Println(refused.Reason)

@@ -41,6 +41,9 @@ func Files(dir string) (map[string][]byte, error) {
 	if files[pythonContract], err = pythonEvents(c); err != nil {
 		return nil, err
 	}
+	if files[goPromptFile], err = goPrompt(c); err != nil {
+		return nil, err
+	}
 	if files["EVENTS.md"], err = eventsPage(c); err != nil {
 		return nil, err
 	}

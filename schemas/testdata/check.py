@@ -247,6 +247,9 @@ def schedule_digest(e):
         d.struct(e["text"], schema["properties"]["text"])
         return d.named()
     d = Digest("meander schedule 1", schema, schedule=True)
+    if any("stage" in c for c in e.get("conditions") or ()):  # what a stage makes differs between samples
+        made = [{k: v for k, v in c.items() if k != "ref" or "stage" not in c} for c in e["conditions"]]
+        e = e | {"conditions": made}
     sampling = {n: p for n, p in schema["properties"].items() if n not in NO_SAMPLING}
     d.struct(e, {"properties": sampling, "required": schema["required"]})
     return d.named()

@@ -19,7 +19,7 @@ func rewardOf(i, n int64, value *float64) *schemas.Reward {
 	r := &schemas.Reward{
 		V: 1, Run: "r", UID: "u", SampleIndex: i, GroupSize: n, Status: schemas.StatusFailed, Error: "no",
 		Reward: value,
-		Scores: []schemas.Score{}, TrajectorySeq: uint64(100 + i), TrainedSteps: 2, ScheduleDigest: schedule,
+		Scores: []schemas.Score{}, TrajectorySeq: uint64(100 + i), Trained: schemas.Trained{TrainedSteps: 2, ScheduleDigest: schedule},
 		Scored: 1000 + i,
 		Group: schemas.Group{
 			Batch: "u", PromptSeq: 1, Created: 1,

@@ -119,7 +119,7 @@ ls'.`,
 			if err != nil {
 				return err
 			}
-			reader := newReader(c.Context(), conn.Bus)
+			reader := newReader(c.Context(), conn.Bus, true)
 			defer reader.Close()
 			settings, err := reader.Settings(c.Context(), r.Run)
 			if err != nil && !errors.Is(err, bus.ErrNotFound) {

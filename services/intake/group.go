@@ -10,6 +10,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/stages"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -17,6 +18,9 @@ import (
 // functions, and its estimator. The prompt has passed Validate.
 func Check(p *schemas.Prompt, o Origin) error {
 	specs, rewards := resolveRewards(p, &schemas.Policy{}, o)
+	if len(p.Stages) > 0 {
+		specs, rewards = checkStageRewards(p)
+	}
 	c, err := estimator.Of(p.Advantage)
 	if err == nil {
 		c.Weigh(specs)
@@ -25,7 +29,7 @@ func Check(p *schemas.Prompt, o Origin) error {
 	if err != nil {
 		err = advantageError(err)
 	}
-	return errors.Join(rewards, err)
+	return errors.Join(rewards, stages.Check(p, nil), err)
 }
 
 // CheckRewardName refuses a name that is none of a reward function, and says what may be meant.

@@ -272,9 +272,9 @@ func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	if ack.Duplicate {
 		return nil // another replica was first
 	}
-	s.metrics.rewards.WithLabelValues(r.Status).Inc()
+	s.metrics.Rewards.WithLabelValues(r.Status).Inc()
 	for i := range r.Scores {
-		s.metrics.scores.WithLabelValues(r.Scores[i].Name, r.Scores[i].Status).Inc()
+		s.metrics.Scores.WithLabelValues(r.Scores[i].Name, r.Scores[i].Status).Inc()
 	}
 	event := zerolog.Ctx(ctx).Info().Str("run", string(r.Run)).Str("uid", string(r.UID)).
 		Int64("sample_index", r.SampleIndex).Str("status", r.Status)
@@ -333,12 +333,20 @@ func failed(t *schemas.Trajectory, seq uint64, why string) *schemas.Reward {
 func outline(t *schemas.Trajectory, seq uint64) *schemas.Reward {
 	r := &schemas.Reward{
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, GroupSize: t.GroupSize, Scores: []schemas.Score{},
-		TrajectorySeq: seq, TrainedSteps: t.TrainedSteps(), ScheduleDigest: t.ScheduleDigest,
-		PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax, Group: t.Group,
+		TrajectorySeq: seq, Trained: trainedOf(t), Group: t.Group,
 		SampleStarted: max(0, t.Timings.Started), SampleFinished: max(0, t.Timings.Finished),
 	}
-	if t.Text != nil {
-		r.Tokens = new(t.Text.Generated())
-	}
 	return r
+}
+
+// trainedOf returns what the rules of a group need to know of a trajectory.
+func trainedOf(t *schemas.Trajectory) schemas.Trained {
+	x := schemas.Trained{
+		TrainedSteps: t.TrainedSteps(), ScheduleDigest: t.ScheduleDigest,
+		PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
+	}
+	if t.Text != nil {
+		x.Tokens = new(t.Text.Generated())
+	}
+	return x
 }

@@ -127,8 +127,10 @@ func benchReward(run schemas.Run, group int, i, n int64) *schemas.Reward {
 			Name: "jpeg_compressibility", Version: "1", Weight: 1, Status: schemas.StatusScored, Value: &value,
 			DurationNS: 412_345,
 		}},
-		TrajectorySeq: uint64(group)*uint64(n) + uint64(i) + 1, TrainedSteps: 2,
-		ScheduleDigest: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+		TrajectorySeq: uint64(group)*uint64(n) + uint64(i) + 1,
+		Trained: schemas.Trained{
+			TrainedSteps: 2, ScheduleDigest: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+		},
 		Group: schemas.Group{
 			Batch: string(uid), PromptSeq: uint64(group + 1), Created: benchBegan.UnixNano() + int64(group),
 			Reward: []schemas.RewardSpec{{Name: "jpeg_compressibility", Weight: new(1.0), Required: new(true)}},

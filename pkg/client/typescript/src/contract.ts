@@ -74,7 +74,7 @@ export interface Advantage {
   branch_scope?: "siblings" | "depth" | "leaves" | null;
   /** branches are the branch points of the tree, by step and then by sample, with an advantage for the steps from there to the next ones. The steps before the first are in none: there is nothing to compare them with. */
   branches?: BranchGroup[] | null;
-  /** credits are advantages by stage and track, where a rule gives several; absent: each holds for the whole sample. */
+  /** credits are advantages by stage and track: one for each stage that is trained; absent: each holds for the whole sample. */
   credits?: Credit[] | null;
 }
 
@@ -98,8 +98,6 @@ export interface AdvantageSpec {
   singleton?: "reward" | "zero" | null;
   /** branch_scope chooses the children that a child of a tree's branch point is compared with, for the advantages of its steps: siblings, the children of the same branch point; or depth, all children at the same depth, as in BranchGRPO. With leaves a child gets the mean of the advantages of its leaves, as in TreeGRPO. Default: siblings, of a tree. */
   branch_scope?: "siblings" | "depth" | "leaves" | null;
-  /** credit is the rule by which stages and tracks have advantages of their own. No rule is known yet: it must be absent. Default: each holds for the whole sample. */
-  credit?: string | null;
 }
 
 /** Applied is a sampler's answer to a policy. */
@@ -240,6 +238,8 @@ export interface Condition {
   name: string;
   /** type is image, mask, video or audio; intake knows it by the name. */
   type?: "image" | "mask" | "video" | "audio" | "" | null;
+  /** stage is the stage of the same sample that makes the file, its image or its video. Default: the file is given. */
+  stage?: string | null;
   /** data is the bytes of the file, where they are carried in the event. */
   data?: Uint8Array | null;
   /** the bytes' place in the object store */
@@ -298,12 +298,22 @@ export interface ControlReceipt {
 
 /** Credit is the advantages of one stage of the samples, or of one track of it. */
 export interface Credit {
-  /** stage of the sample: what one lane makes of it; main where the prompt names none */
+  /** stage is the stage, in all its rounds. */
   stage: string;
   /** track is one of the tracks of the stage's states; absent: all of them. Default: all tracks. */
   track?: string | null;
-  /** values are in the order of Members; null where a member has no advantage. */
+  /** every is how many members each sample of the stage leads to. Default: 1. */
+  every?: number | null;
+  /** values are those of the samples 0, every, 2 every and so on; null where no member that a sample leads to has an advantage. */
   values: (number | null)[] | null;
+}
+
+/** CreditShare is a weight of one reward function in the reward of a stage. */
+export interface CreditShare {
+  /** reward is the name of the function, as reward has it. */
+  reward: string;
+  /** weight is the factor of its score. */
+  weight: number;
 }
 
 /** Data is what the samples of a prompt are made of before noise is added to it: images, which the model's autoencoder encodes, or latents; exactly one of them. */
@@ -450,6 +460,10 @@ export interface Group {
   batch_epoch?: Integer | null;
   /** source_run is the run that made the trajectories, where they are scored again under another run; empty: the run itself. */
   source_run?: string | null;
+  /** stages are what the samples are made of, in order, rounds how often they run at most; absent: one lane makes them, as the stage main. */
+  stages?: GroupStage[] | null;
+  /** stages are what the samples are made of, in order, rounds how often they run at most; absent: one lane makes them, as the stage main. */
+  rounds?: number | null;
 }
 
 /** GroupPolicy says which groups count. A group that does not count has a result with status filtered, failed, mixed or stale, and no advantages. */
@@ -500,8 +514,28 @@ export interface GroupRecord {
   schedule_digest: string;
   /** step_bytes is the most that the steps of all samples take in MDR_STEPS; 0: not known. */
   step_bytes?: Integer | null;
+  /** stages are the requests of sample 0 for each stage, resolved, with what is not known yet: their texts are templates, and conditions name stages. Requests are made of them as stages end. Absent without stages, and in the Opening. */
+  stages?: Request[] | null;
+  /** seed is that of the prompt, for the seeds of later stages. Default: the run id seeds. */
+  seed?: Integer | null;
   /** group is what later stages need. It counts, whatever an event of the group says. */
   group: Group;
+}
+
+/** GroupStage is a stage as all events of its group have it. */
+export interface GroupStage {
+  /** name is the stage's. */
+  name: string;
+  /** kind is text, image, or interaction. */
+  kind: "text" | "image" | "interaction";
+  /** lane makes the stage; of an interaction it is the interaction's name. */
+  lane: string;
+  /** every is how many samples of the group each sample of the stage leads to: those of the stage have the indices 0, every, 2 every and so on. */
+  every: number;
+  /** frozen says that the stage is not trained, credit what of the scores it is trained for; absent: the reward. */
+  frozen?: boolean | null;
+  /** frozen says that the stage is not trained, credit what of the scores it is trained for; absent: the reward. */
+  credit?: CreditShare[] | null;
 }
 
 /** Header is one header line of a message. */
@@ -660,6 +694,8 @@ export interface InteractRequest {
   first_event: number;
   /** events is the filter of the attempt's events in MDR_STEPS. Those of the answer have first_event as their n, and the event_count-1 after it; they are stored. */
   event_count: number;
+  /** conditions are the files that a stage which the interaction makes is shown, such as the image of an earlier one, sorted by name. Such a stage has no tokens: messages is what it is told, max_turns the rounds. */
+  conditions?: ScoreCondition[] | null;
 }
 
 /** Interaction is who answers the model between its turns, so that it can try again. */
@@ -748,6 +784,8 @@ export interface Member {
   step_advantages?: number[] | null;
   /** error says why the sample was pruned. */
   error?: string | null;
+  /** stages are the stages that ran for the sample, in order; absent without stages. */
+  stages?: StageResult[] | null;
 }
 
 /** Message is one message of a conversation. */
@@ -1114,6 +1152,10 @@ export interface Prompt {
   substitutes?: Substitute[] | null;
   /** refill is set on prompts that the advantage service publishes in place of a group that did not count. */
   refill?: Refill | null;
+  /** stages are what the samples are made of, one after the other, each on a lane of its own. What only a lane has is in them, and not in the prompt. Default: one lane makes the samples. */
+  stages?: StageSpec[] | null;
+  /** rounds is how often the stages run at most, all of them again and again. An interaction may end it before. */
+  rounds?: number | null;
 }
 
 /** Provenance is what made a sample: the attempt that counts, its weights, its process and its times. */
@@ -1366,6 +1408,8 @@ export interface Reward {
   sample_started?: Integer | null;
   /** sample_started and sample_finished are copied from the trajectory, Unix nanoseconds. */
   sample_finished?: Integer | null;
+  /** stages are those that ran for the sample, in order. trajectory_seq and what follows it are of the last of them that a lane made. Absent without stages. */
+  stages?: StageScored[] | null;
 }
 
 /** RewardSpec is one reward function of a weighted sum. */
@@ -1378,6 +1422,8 @@ export interface RewardSpec {
   required?: boolean | null;
   /** track is the file of the sample that it judges: image, video or audio, or a track of the state; absent: what the function is for; a function for any judges the pixels, or the sound where there are none. Default: what the function is for. */
   track?: string | null;
+  /** stage is the stage of the sample that it judges. Default: the last one whose output the function takes. */
+  stage?: string | null;
   /** ground_truth is the right answer, for scorers that compare: a text, or any value of JSON. */
   ground_truth?: unknown | null;
   /** params are options of the function by name, such as psm of ocr; one that it does not have is refused. */
@@ -1812,6 +1858,116 @@ export interface SegmentStop {
   decode?: boolean | null;
 }
 
+/** StageResult is a stage that ran for a sample. */
+export interface StageResult {
+  /** stage is its token: of a later round think-2. */
+  stage: string;
+  /** place of the sample in its group, from 0 */
+  sample_index: number;
+  /** trajectory_seq is the MDR_TRAJECTORIES sequence of its trajectory. */
+  trajectory_seq: Integer;
+}
+
+/** StageScored is what a reward event says of a stage that ran for its sample. */
+export interface StageScored {
+  /** stage is its token: of a later round think-2. */
+  stage: string;
+  /** place of the sample in its group, from 0 */
+  sample_index: number;
+  /** trajectory_seq is the MDR_TRAJECTORIES sequence of its trajectory. */
+  trajectory_seq: Integer;
+  /** what serves the sample: a model family and size class */
+  lane: string;
+  /** content_digest is that of its trajectory. */
+  content_digest: string;
+  /** trained_steps is W, the number of stochastic steps. */
+  trained_steps: number;
+  /** tokens is how many tokens a text generated, over all its turns; absent of images. */
+  tokens?: number | null;
+  /** SHA-256 over what must be equal in a group */
+  schedule_digest: string;
+  /** version of the oldest weights that a sample was made with */
+  policy_version_min: Integer;
+  /** version of the newest weights that a sample was made with */
+  policy_version_max: Integer;
+}
+
+/** StageSpec is one stage of the samples of a prompt, an ordinary prompt for one lane: what it leaves out is the model's. Its texts are templates, in which {prompt}, {metadata.KEY} and {STAGE.text} stand for the prompt's text, an entry of its metadata and the newest text that a stage made; {{ and }} are braces. */
+export interface StageSpec {
+  /** name is that of the stage in templates, subjects and events. A later round has a suffix, such as think-2. */
+  name: string;
+  /** prompt is the template of the text to paint or to answer; of an interaction, what it is told. Default: {prompt}. */
+  prompt?: string | null;
+  /** messages is the conversation to answer, in place of prompt. Each content is a template. Default: the prompt, as a user's message. */
+  messages?: Message[] | null;
+  /** text is how a language model answers. Default: as the model does, where it is a language model. */
+  text?: Text | null;
+  /** negative_prompt is the text that guidance leads away from, where true_cfg_scale > 1. Default: the model's own, which its policy says. */
+  negative_prompt?: string | null;
+  /** prompt_2 is the text for the second text encoder of a network that has several; others are refused with it. Default: the prompt. */
+  prompt_2?: string | null;
+  /** prompt_3 is the text for the third text encoder. Default: the prompt. */
+  prompt_3?: string | null;
+  /** truncate_prompt cuts prompt and negative prompt at the most tokens that the model takes, as diffusers does, instead of refusing longer ones. */
+  truncate_prompt?: boolean | null;
+  /** height is the height of the image, a multiple of the pixels_per_token of the lane. Diffusers rounds others down. Default: the model's. */
+  height?: number | null;
+  /** width is the width of the image, a multiple of the pixels_per_token of the lane. Default: the model's. */
+  width?: number | null;
+  /** frames is the number of frames of a video, 1 for an image: 1 more than a multiple of the frames_per_token of the lane, and at most its max_frames. Default: the model's. */
+  frames?: number | null;
+  /** num_inference_steps is T, the number of denoising steps. Default: the model's. */
+  num_inference_steps?: number | null;
+  /** true_cfg_scale is the classifier-free guidance scale, active above 1. Default: the model's. */
+  true_cfg_scale?: number | null;
+  /** true_cfg_scale_2 is the scale at the noise levels below the boundary_ratio of a model with two networks, which the second one computes: guidance_scale_2 of diffusers. 1 is without guidance there. Default: true_cfg_scale. */
+  true_cfg_scale_2?: number | null;
+  /** cfg_from is the share of steps before classifier-free guidance begins: step i has it where i/T >= cfg_from, and (i+1)/T <= cfg_until. In the noisiest steps it takes variety: arXiv 2404.07724. Default: guidance begins with the first step. */
+  cfg_from?: number | null;
+  /** cfg_until is the share of steps after which classifier-free guidance ends: step i has it where (i+1)/T <= cfg_until, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two. Default: all steps have guidance. */
+  cfg_until?: number | null;
+  /** guidance_rescale moves a velocity under classifier-free guidance by this share towards the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
+  guidance_rescale?: number | null;
+  /** conditions are the files that the network is given besides texts, by the names of its card. */
+  conditions?: Condition[] | null;
+  /** arguments are further arguments of the network's pipeline, by the names of its card. Default: the pipeline's defaults. */
+  arguments?: Record<string, string> | null;
+  /** guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the scale of classifier-free guidance, which is true_cfg_scale. Default: the model's. */
+  guidance?: number | null;
+  /** sigmas are T pre-shift sigmas, strictly decreasing in (0, 1]. Default: the model's schedule. */
+  sigmas: number[] | null;
+  /** rollout chooses the transition of each step, its noise and the latents that are kept. Default: all steps are sde, and all latents kept. */
+  rollout: Rollout;
+  /** initial_noise says whether each sample has an x_T of its own, or the whole group one. */
+  initial_noise?: "per_sample" | "shared" | null;
+  /** start begins the samples with given states, at any step. Default: at step 0, with drawn noise. */
+  start?: Start | null;
+  /** stop ends the samples before their last step. Default: all steps run. */
+  stop?: Stop | null;
+  /** scheduled_sampling makes latents to train on instead of images. Default: ordinary rollouts. */
+  scheduled_sampling?: ScheduledSampling | null;
+  /** tree makes the samples the leaves of one tree, which share their steps up to its branch points. GroupSize is the number of its leaves. Default: samples share no steps. */
+  tree?: Tree | null;
+  /** prune ends samples in the middle whose log-probs are out of bounds. Default: none is. */
+  prune?: Prune | null;
+  /** model is the lane that serves the prompt. Default: the only lane there is. */
+  model?: string | null;
+  /** base_digest names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another one is refused. Of a server that draws the samples it is its kind, "served by vllm". Default: any. */
+  base_digest?: string | null;
+  /** min_policy_version holds the prompt until a sampler of the lane serves these weights, or newer ones. */
+  min_policy_version?: Integer | null;
+  /** priority orders waiting requests of a lane inside one sampler, higher first. */
+  priority?: number | null;
+  /** interaction makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and conditions and may end the sample. Default: a lane makes the stage. */
+  interaction?: Interaction | null;
+  /** children is how many samples of this stage each sample of the stage before has. */
+  children?: number | null;
+  /** frozen says that the stage is not trained: it has no advantages. */
+  frozen?: boolean | null;
+  /** credit is what of the sample's scores the stage is trained for. Default: the reward of the sample. */
+  credit?: CreditShare[] | null;
+}
+
 /** Start is where the samples of a prompt begin: before a step of their schedule, which stays the whole one, with the noise that each step would have had. */
 export interface Start {
   /** latents are the states there, F32, F16 or BF16: [n, S, C], one [S, C] per sample, or [1, S, C], one for all. Large ones are a ref to a blob. They are rounded to latents_dtype. */
@@ -2116,6 +2272,8 @@ export interface TextResult {
   turns?: Turn[] | null;
   /** conversation is how that with the interaction ended: terminated, max_turns or context; of a sample that failed for it timeout, absent, error or garbage. Without an interaction it is absent. */
   conversation?: "terminated" | "max_turns" | "context" | "timeout" | "absent" | "error" | "garbage" | "" | null;
+  /** said_by is the interaction that said the text, which has no tokens then; absent: a model generated it. */
+  said_by?: string | null;
 }
 
 /** TokenLogits are the logits that are stored of some tokens. */
@@ -2208,6 +2366,20 @@ export interface Track {
   shape: number[] | null;
   /** elements is the product of shape: how many of the state's elements are of the track. */
   elements: number;
+}
+
+/** Trained is what the rules of a group need to know of a trajectory. */
+export interface Trained {
+  /** trained_steps is W, the number of stochastic steps. */
+  trained_steps: number;
+  /** tokens is how many tokens a text generated, over all its turns; absent of images. */
+  tokens?: number | null;
+  /** SHA-256 over what must be equal in a group */
+  schedule_digest: string;
+  /** version of the oldest weights that a sample was made with */
+  policy_version_min: Integer;
+  /** version of the newest weights that a sample was made with */
+  policy_version_max: Integer;
 }
 
 /** Trajectory is the authority on one sample: which attempt counts, which steps it has, and all a trainer needs to recompute each log-prob. */
@@ -2587,7 +2759,7 @@ export const streams = {
 /** The fields of each struct, with their forms: FORM? may be absent, [FORM] is a list. */
 export const structs: Record<string, Record<string, string>> = {
   Advantage: {"adv_clip_max":"number?","batch":"str","batch_samples":"int?","branch_scope":"str?","branches":"[BranchGroup]?","closed":"int","credits":"[Credit]?","epsilon":"number","error":"str?","estimator":"str","free_read_steps":"bool?","gamma":"number?","group_size":"int","mean":"number?","members":"[Member]","metadata":"map?","mode":"str?","opened":"int","policy_version_max":"int","policy_version_min":"int","refill":"Refill?","refilled_by":"str?","run":"str","scale":"str","schedule_digest":"str","singleton":"str?","source_run":"str?","status":"str","std":"number?","std_basis":"str","trained_steps":"int","uid":"str","v":"int","validation":"bool?"},
-  AdvantageSpec: {"adv_clip_max":"number?","branch_scope":"str?","credit":"str?","epsilon":"number?","estimator":"str?","gamma":"number?","mode":"str?","singleton":"str?","std":"str?","std_basis":"str?"},
+  AdvantageSpec: {"adv_clip_max":"number?","branch_scope":"str?","epsilon":"number?","estimator":"str?","gamma":"number?","mode":"str?","singleton":"str?","std":"str?","std_basis":"str?"},
   Applied: {"at":"int","backend":"str","canary":"Canary?","error":"str?","instance":"str","lane":"str","load_ns":"int","policy_version":"int","serving":"int","state":"str","tenant":"str","v":"int","weights_digest":"str"},
   Batch: {"batch":"str","closed":"int","dropped":"[str]?","epoch":"int?","expected":"int?","groups":"int","mean":"number?","metrics":"[Metric]","refills":"int?","run":"str","samples":"int","status":"str?","std":"number?","std_basis":"str","step":"int?","uids":"[str]","v":"int"},
   BatchSpec: {"epoch":"int?","groups":"int","id":"str","step":"int?"},
@@ -2596,10 +2768,11 @@ export const structs: Record<string, Record<string, string>> = {
   BranchGroup: {"children":"[BranchChild]","mean":"number?","std":"number?","step_index":"int"},
   BranchPoint: {"step_index":"int","width":"int"},
   Canary: {"digest":"str","norm":"number"},
-  Condition: {"data":"bytes?","name":"str","ref":"Ref?","type":"str?"},
+  Condition: {"data":"bytes?","name":"str","ref":"Ref?","stage":"str?","type":"str?"},
   Control: {"action":"str","at":"int","by":"str","reason":"str?","run":"str","sample_index":"int?","seq":"int?","step_index":"int?","stored":"int?","uid":"str?","v":"int"},
   ControlReceipt: {"accepted":"bool","code":"str?","error":"str?","requests":"int","run":"str","seq":"int","status":"RunStatus?","uid":"str?","unchanged":"str?","v":"int"},
-  Credit: {"stage":"str","track":"str?","values":"[number?]"},
+  Credit: {"every":"int?","stage":"str","track":"str?","values":"[number?]"},
+  CreditShare: {"reward":"str","weight":"number"},
   Data: {"images":"[DataImage]?","latents":"Tensor?"},
   DataImage: {"data":"bytes?","ref":"Ref?"},
   Dead: {"at":"int","code":"str","data":"bytes","deliveries":"int","headers":"[Header]","reason":"str","run":"str","service":"str","stream":"str","stream_seq":"int","subject":"str","uid":"str","v":"int"},
@@ -2607,20 +2780,21 @@ export const structs: Record<string, Record<string, string>> = {
   Drawn: {"engine":"Engine","resumed":"int?","unscored":"int?","weights":"[WeightSpan]?"},
   Engine: {"filters":"str?","name":"str","precision":"str?","values":"str","verify":"str?","version":"str"},
   Evaluation: {"at":"int","places":"int","samples":"int","took_ns":"int"},
-  Group: {"advantage":"AdvantageSpec","batch":"str","batch_epoch":"int?","batch_groups":"int","batch_step":"int?","created":"int","deadline":"int","free_read_steps":"bool?","group_policy":"GroupPolicy?","metadata":"map?","prompt_seq":"int","refill":"Refill?","reward":"[RewardSpec]","source_run":"str?","tree":"Tree?","validation":"bool"},
+  Group: {"advantage":"AdvantageSpec","batch":"str","batch_epoch":"int?","batch_groups":"int","batch_step":"int?","created":"int","deadline":"int","free_read_steps":"bool?","group_policy":"GroupPolicy?","metadata":"map?","prompt_seq":"int","refill":"Refill?","reward":"[RewardSpec]","rounds":"int?","source_run":"str?","stages":"[GroupStage]?","tree":"Tree?","validation":"bool"},
   GroupPolicy: {"failed":"str?","max_policy_lag":"int?","max_policy_span":"int?","mixed_schedules":"bool?","refill_rounds":"int?","zero_std":"str?"},
-  GroupRecord: {"base_digest":"str?","cancelled":"bool?","error":"str?","group":"Group","group_size":"int","lane":"str","negative_prompt":"str","noise_seed":"int","prompt":"str","prompt_digest":"str","run":"str","sample_seed":"int","schedule_digest":"str","step_bytes":"int?","uid":"str","v":"int"},
+  GroupRecord: {"base_digest":"str?","cancelled":"bool?","error":"str?","group":"Group","group_size":"int","lane":"str","negative_prompt":"str","noise_seed":"int","prompt":"str","prompt_digest":"str","run":"str","sample_seed":"int","schedule_digest":"str","seed":"int?","stages":"[Request]?","step_bytes":"int?","uid":"str","v":"int"},
+  GroupStage: {"credit":"[CreditShare]?","every":"int","frozen":"bool?","kind":"str","lane":"str","name":"str"},
   Header: {"name":"str","value":"str"},
   Identity: {"group_size":"int","lane":"str","run":"str","sample_index":"int","stage":"str","uid":"str"},
   ImageSettings: {"arguments":"map?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","negative_prompt":"str?","num_inference_steps":"int?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
   IndexedTensor: {"index":"int","tensor":"Tensor"},
   InteractReply: {"content":"str?","error":"str?","metadata":"map?","retry":"bool?","score":"number?","terminate":"bool?","v":"int"},
-  InteractRequest: {"answer":"int","attempt":"str","entropies":"[number]","event_count":"int","events":"str","finish_reason":"str","first_event":"int","ground_truth":"any?","ids":"[int]","log_probs":"[number]","log_sum_exps":"[number]","logits":"TokenLogits?","logits_form":"str?","logits_kind":"str","max_turns":"int","messages":"[Message]","metadata":"map?","name":"str","params":"map","processed_log_probs":"[number]","run":"str","sample_index":"int","stage":"str","uid":"str","v":"int","vocabulary":"int?"},
+  InteractRequest: {"answer":"int","attempt":"str","conditions":"[ScoreCondition]?","entropies":"[number]","event_count":"int","events":"str","finish_reason":"str","first_event":"int","ground_truth":"any?","ids":"[int]","log_probs":"[number]","log_sum_exps":"[number]","logits":"TokenLogits?","logits_form":"str?","logits_kind":"str","max_turns":"int","messages":"[Message]","metadata":"map?","name":"str","params":"map","processed_log_probs":"[number]","run":"str","sample_index":"int","stage":"str","uid":"str","v":"int","vocabulary":"int?"},
   Interaction: {"max_turns":"int?","name":"str","params":"map?","timeout_ms":"int?"},
   Logits: {"answers":"[int]?","dtype":"str?","form":"str?","ids":"[int]?","k":"int?","kind":"str?"},
   Making: {"run":"str","sample_index":"int","uid":"str"},
   Medium: {"channels":"int?","data":"bytes?","digest":"str","format":"str","fps":"number?","frames":"int?","height":"int?","kind":"str","rate":"int?","ref":"Ref?","samples":"int?","track":"str?","width":"int?"},
-  Member: {"advantage":"number?","error":"str?","reward":"number?","sample_index":"int","status":"str","step_advantages":"[number]?","tokens":"int?","trajectory_seq":"int"},
+  Member: {"advantage":"number?","error":"str?","reward":"number?","sample_index":"int","stages":"[StageResult]?","status":"str","step_advantages":"[number]?","tokens":"int?","trajectory_seq":"int"},
   Message: {"content":"str","role":"str"},
   Metric: {"name":"str","value":"number"},
   MissingReward: {"name":"str","reason":"str"},
@@ -2635,7 +2809,7 @@ export const structs: Record<string, Record<string, string>> = {
   Prediction: {"digest":"str","tensor":"Tensor?"},
   Presence: {"at":"int","backend":"str?","controls":"int?","draining":"bool?","evaluation":"Evaluation?","instance":"str","lane":"str?","loading":"int?","making":"[Making]?","missing":"[MissingReward]?","policy_version":"int?","reward":"[str]?","room":"Room?","service":"str","v":"int","waiting":"str?","weights_digest":"str?"},
   ProbabilityRamp: {"prob_end":"number?","prob_start":"number?","ramp_steps":"int?","shape":"str?","start_step":"int?"},
-  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
+  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","rounds":"int?","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","stages":"[StageSpec]?","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
   Provenance: {"attempt":"str","backend":"str","drawn":"Drawn?","policy_version_max":"int","policy_version_min":"int","sampler":"str","timings":"SampleTimings","weights_digest":"str"},
   Prune: {"log_prob_above":"number?","log_prob_below":"number?","step_index":"int"},
   Receipt: {"accepted":"bool","code":"str?","error":"str?","num_inference_steps":"int","run":"str","samples":"int","sde_step_indices":"[int]","start_step_index":"int?","stop_step_index":"int?","total_steps":"int?","uid":"str","v":"int","waiting":"str?","warnings":"[str]?"},
@@ -2644,8 +2818,8 @@ export const structs: Record<string, Record<string, string>> = {
   ReflexFlow: {"alpha":"number?","beta1":"number?","beta2":"number?","keep":"str?","mode":"str?"},
   ReflexTerms: {"adr_loss":"number","exposure_l1":"number","fc_loss":"number","weight_max":"number","weight_min":"number"},
   Request: {"arguments":"map?","base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
-  Reward: {"error":"str?","group":"Group","group_size":"int","policy_version_max":"int","policy_version_min":"int","reward":"number?","run":"str","sample_finished":"int?","sample_index":"int","sample_started":"int?","schedule_digest":"str","scored":"int","scores":"[Score]","status":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int","uid":"str","v":"int"},
-  RewardSpec: {"ground_truth":"any??","name":"str","params":"map?","required":"bool?","track":"str?","weight":"number?"},
+  Reward: {"error":"str?","group":"Group","group_size":"int","policy_version_max":"int","policy_version_min":"int","reward":"number?","run":"str","sample_finished":"int?","sample_index":"int","sample_started":"int?","schedule_digest":"str","scored":"int","scores":"[Score]","stages":"[StageScored]?","status":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int","uid":"str","v":"int"},
+  RewardSpec: {"ground_truth":"any??","name":"str","params":"map?","required":"bool?","stage":"str?","track":"str?","weight":"number?"},
   Roll: {"base":"int","offset":"int","reason":"str?","source":"int","timestep":"number"},
   RollSettings: {"compat":"str","decode":"bool?","order":"int","prediction":"str","reflexflow":"ReflexFlow?","sampler":"str","timesteps":"int"},
   Rolled: {"a":"number","biased":"Prediction?","clean":"Prediction?","drift":"number?","forwards":"int","latents":"Tensor","noised":"Medium?","reflexflow":"ReflexTerms?","teacher":"Medium?","teacher_digest":"str","timestep":"number","u":"number"},
@@ -2666,6 +2840,9 @@ export const structs: Record<string, Record<string, string>> = {
   SegmentData: {"group_digest":"str?","image":"Ref?","latents":"Tensor?"},
   SegmentStart: {"branch":"Branch?","data":"SegmentData?","latents":"Tensor?","step_index":"int"},
   SegmentStop: {"decode":"bool?","step_index":"int"},
+  StageResult: {"sample_index":"int","stage":"str","trajectory_seq":"int"},
+  StageScored: {"content_digest":"str","lane":"str","policy_version_max":"int","policy_version_min":"int","sample_index":"int","schedule_digest":"str","stage":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int"},
+  StageSpec: {"arguments":"map?","base_digest":"str?","cfg_from":"number?","cfg_until":"number?","children":"int?","conditions":"[Condition]?","credit":"[CreditShare]?","frames":"int?","frozen":"bool?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","interaction":"Interaction?","messages":"[Message]?","min_policy_version":"int?","model":"str?","name":"str","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
   Start: {"branch":"Branch?","data":"Data?","latents":"Tensor?","sigma":"number?","step_index":"int?"},
   Step: {"attempt":"str","backend":"str","checkpoint":"Tensor?","debug":"[NamedTensor]","device_ns":"int","element_count":"int","latents":"[IndexedTensor]","log_prob":"number?","log_prob_kind":"str","log_prob_sum":"number?","noise_level":"number","noise_std":"number","num_inference_steps":"int","own_timestep":"bool?","policy_version":"int","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"RolledStep?","seal":"str?","sigma":"number","sigma_next":"number","stage":"str","std_dev_t":"number","step_index":"int","timestep":"number","tracks":"[StepTrack]?","transition":"str","uid":"str","v":"int","weights_digest":"str"},
   StepRef: {"attempt":"str?","digest":"str","seq":"int"},
@@ -2679,10 +2856,11 @@ export const structs: Record<string, Record<string, string>> = {
   Text: {"chat_template_kwargs":"map?","interaction":"Interaction?","logits":"Logits?","max_new_tokens":"int?","min_p":"number?","stop":"[str]?","stop_token_ids":"[int]?","temperature":"number?","tokens_per_event":"int?","top_k":"int?","top_p":"number?"},
   TextPolicy: {"dated":"bool?","engine":"Engine?","max_new_tokens":"int","max_tokens":"int","min_p":"number","temperature":"number","top_k":"int","top_p":"number","vocabulary":"int"},
   TextRequest: {"chat_template_kwargs":"map?","interaction":"Interaction?","logits":"Logits?","max_new_tokens":"int","messages":"[Message]","min_p":"number","stop":"[str]","stop_token_ids":"[int]","temperature":"number","tokens_per_event":"int","top_k":"int","top_p":"number","vocabulary":"int"},
-  TextResult: {"conversation":"str?","entropies":"Tensor?","ids":"Tensor?","log_probs":"Tensor?","mask":"Tensor?","processed_log_probs":"Tensor?","settings":"TextRequest","top_log_probs":"Tensor?","turns":"[Turn]?"},
+  TextResult: {"conversation":"str?","entropies":"Tensor?","ids":"Tensor?","log_probs":"Tensor?","mask":"Tensor?","processed_log_probs":"Tensor?","said_by":"str?","settings":"TextRequest","top_log_probs":"Tensor?","turns":"[Turn]?"},
   TokenLogits: {"form":"str","ids":"Tensor?","masked":"int","values":"Tensor"},
   Tokens: {"attempt":"str","backend":"str","device_ns":"int","engine":"str?","entropies":"[number]","finish_reason":"str?","generated":"bool","ids":"[int]","log_probs":"[number]","log_sum_exps":"[number]","logits":"TokenLogits?","logits_kind":"str","min_p":"number","n":"int","policy_version":"int","position":"int","processed_log_probs":"[number]","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","seal":"str?","stage":"str","temperature":"number","top_k":"int","top_log_probs":"[number]","top_p":"number","turn":"int","turn_position":"int","uid":"str","v":"int","vocabulary":"int","weights_digest":"str"},
   Track: {"elements":"int","name":"str","shape":"[int]"},
+  Trained: {"policy_version_max":"int","policy_version_min":"int","schedule_digest":"str","tokens":"int?","trained_steps":"int"},
   Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","media":"[Medium]?","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","tracks":"[Track]?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","weights_digest":"str","width":"int"},
   Tree: {"branches":"[BranchPoint]","leaf":"int?"},
   Turn: {"begin":"int","end":"int","finish_reason":"str?","generated":"bool","matched":"str?","metadata":"map?","reply":"str?","score":"number?","text":"str?"},

@@ -1,5 +1,5 @@
 // Package remote has models whose network another process computes: a worker, in another language, over a stream.
-// Open starts a worker or joins one, and returns a model.Adaptable; schedule, noise and transitions stay here.
+// Open starts a worker or joins one, and returns a lora.Adaptable; schedule, noise and transitions stay here.
 //
 // A worker that is lost costs its calls, not the samples: it is started or joined again and the calls are repeated,
 // because they change nothing. While it is lost again and again, calls fail with model.ErrAway; one in which it is lost

@@ -21,6 +21,7 @@ from nats.js import JetStreamContext
 from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
+from .._version import __version__
 from ..data.events import PREFIX, Event, EventError, Gone, name_of
 from .tasks import PATIENCE, retry_while_away
 
@@ -207,6 +208,7 @@ class Cursor:
             "replay_policy": "instant",
             "deliver_policy": "by_start_sequence" if start else "all",
             "description": "a reader of results, " + secrets.token_hex(8),
+            "metadata": {"meander.version": __version__, "meander.owner": "client", "meander.schema": "advantage/1"},
         }
         if start:
             config["opt_start_seq"] = start

@@ -74,8 +74,8 @@ class Advantage(TypedDict):
     branches: the branch points of the tree, by step and then by sample, with an advantage for the steps from
         there to the next ones. The steps before the first are in none: there is nothing to compare them
         with (list of map).
-    credits: advantages by stage and track, where a rule gives several; absent: each holds for the whole
-        sample (list of map).
+    credits: advantages by stage and track: one for each stage that is trained; absent: each holds for the
+        whole sample (list of map).
     """
 
     v: int
@@ -166,8 +166,8 @@ class Advantage(TypedDict):
     """the branch points of the tree, by step and then by sample, with an advantage for the steps from there to the
     next ones. The steps before the first are in none: there is nothing to compare them with (list of map)."""
     credits: NotRequired[list[Credit] | None]
-    """advantages by stage and track, where a rule gives several; absent: each holds for the whole sample (list of
-    map)."""
+    """advantages by stage and track: one for each stage that is trained; absent: each holds for the whole sample
+    (list of map)."""
 
 
 class AdvantageSpec(TypedDict):
@@ -196,8 +196,6 @@ class AdvantageSpec(TypedDict):
         advantages of its steps: siblings, the children of the same branch point; or depth, all children at
         the same depth, as in BranchGRPO. With leaves a child gets the mean of the advantages of its leaves,
         as in TreeGRPO (siblings, depth, leaves). Default: siblings, of a tree.
-    credit: the rule by which stages and tracks have advantages of their own. No rule is known yet: it must
-        be absent (text, 0 to 256 bytes). Default: each holds for the whole sample.
     """
 
     estimator: NotRequired[str | None]
@@ -231,9 +229,6 @@ class AdvantageSpec(TypedDict):
     siblings, the children of the same branch point; or depth, all children at the same depth, as in BranchGRPO.
     With leaves a child gets the mean of the advantages of its leaves, as in TreeGRPO (siblings, depth, leaves).
     Default: siblings, of a tree."""
-    credit: NotRequired[str | None]
-    """the rule by which stages and tracks have advantages of their own. No rule is known yet: it must be absent
-    (text, 0 to 256 bytes). Default: each holds for the whole sample."""
 
 
 class Applied(TypedDict):
@@ -473,6 +468,8 @@ class Condition(TypedDict):
     name: the input of the network. Several files of one name are in the order in which the network takes
         them (token).
     type: image, mask, video or audio; intake knows it by the name (image, mask, video, audio).
+    stage: the stage of the same sample that makes the file, its image or its video (token). Default: the
+        file is given.
     data: the bytes of the file, where they are carried in the event (bytes).
     ref: the bytes' place in the object store (map).
     """
@@ -481,6 +478,8 @@ class Condition(TypedDict):
     """the input of the network. Several files of one name are in the order in which the network takes them (token)."""
     type: NotRequired[Literal["image", "mask", "video", "audio", ""] | None]
     """image, mask, video or audio; intake knows it by the name (image, mask, video, audio)."""
+    stage: NotRequired[str | None]
+    """the stage of the same sample that makes the file, its image or its video (token). Default: the file is given."""
     data: NotRequired[bytes | None]
     """the bytes of the file, where they are carried in the event (bytes)."""
     ref: NotRequired[Ref | None]
@@ -583,17 +582,35 @@ class ControlReceipt(TypedDict):
 class Credit(TypedDict):
     """Credit is the advantages of one stage of the samples, or of one track of it.
 
-    stage: of the sample: what one lane makes of it; main where the prompt names none (token).
+    stage: the stage, in all its rounds (token).
     track: one of the tracks of the stage's states; absent: all of them (token). Default: all tracks.
-    values: in the order of Members; null where a member has no advantage (list of map).
+    every: how many members each sample of the stage leads to (integer 0 to 1024). Default: 1.
+    values: those of the samples 0, every, 2 every and so on; null where no member that a sample leads to has
+        an advantage (list of map).
     """
 
     stage: str
-    """of the sample: what one lane makes of it; main where the prompt names none (token)."""
+    """the stage, in all its rounds (token)."""
     track: NotRequired[str | None]
     """one of the tracks of the stage's states; absent: all of them (token). Default: all tracks."""
+    every: NotRequired[int | None]
+    """how many members each sample of the stage leads to (integer 0 to 1024). Default: 1."""
     values: list[float | None]
-    """in the order of Members; null where a member has no advantage (list of map)."""
+    """those of the samples 0, every, 2 every and so on; null where no member that a sample leads to has an
+    advantage (list of map)."""
+
+
+class CreditShare(TypedDict):
+    """CreditShare is a weight of one reward function in the reward of a stage.
+
+    reward: the name of the function, as reward has it (reward name).
+    weight: the factor of its score (number -1000000 to 1000000).
+    """
+
+    reward: str
+    """the name of the function, as reward has it (reward name)."""
+    weight: float
+    """the factor of its score (number -1000000 to 1000000)."""
 
 
 class Data(TypedDict):
@@ -834,6 +851,10 @@ class Group(TypedDict):
         ≥ 0).
     source_run: the run that made the trajectories, where they are scored again under another run; empty: the
         run itself (token).
+    stages: what the samples are made of, in order, rounds how often they run at most; absent: one lane makes
+        them, as the stage main (list of map).
+    rounds: stages are what the samples are made of, in order, rounds how often they run at most; absent: one
+        lane makes them, as the stage main (integer 0 to 8).
     """
 
     batch: str
@@ -869,6 +890,12 @@ class Group(TypedDict):
     source_run: NotRequired[str | None]
     """the run that made the trajectories, where they are scored again under another run; empty: the run itself
     (token)."""
+    stages: NotRequired[list[GroupStage] | None]
+    """what the samples are made of, in order, rounds how often they run at most; absent: one lane makes them, as
+    the stage main (list of map)."""
+    rounds: NotRequired[int | None]
+    """stages are what the samples are made of, in order, rounds how often they run at most; absent: one lane makes
+    them, as the stage main (integer 0 to 8)."""
 
 
 class GroupPolicy(TypedDict):
@@ -934,6 +961,10 @@ class GroupRecord(TypedDict):
     noise_seed: seed of the initial noise alone (integer).
     schedule_digest: SHA-256 over what must be equal in a group (digest).
     step_bytes: the most that the steps of all samples take in MDR_STEPS; 0: not known (integer ≥ 0).
+    stages: the requests of sample 0 for each stage, resolved, with what is not known yet: their texts are
+        templates, and conditions name stages. Requests are made of them as stages end. Absent without
+        stages, and in the Opening (list of map).
+    seed: that of the prompt, for the seeds of later stages (integer ≥ 0). Default: the run id seeds.
     group: what later stages need. It counts, whatever an event of the group says (map).
     """
 
@@ -971,8 +1002,45 @@ class GroupRecord(TypedDict):
     """SHA-256 over what must be equal in a group (digest)."""
     step_bytes: NotRequired[int | None]
     """the most that the steps of all samples take in MDR_STEPS; 0: not known (integer ≥ 0)."""
+    stages: NotRequired[list[Request] | None]
+    """the requests of sample 0 for each stage, resolved, with what is not known yet: their texts are templates, and
+    conditions name stages. Requests are made of them as stages end. Absent without stages, and in the Opening
+    (list of map)."""
+    seed: NotRequired[int | None]
+    """that of the prompt, for the seeds of later stages (integer ≥ 0). Default: the run id seeds."""
     group: Group
     """what later stages need. It counts, whatever an event of the group says (map)."""
+
+
+class GroupStage(TypedDict):
+    """GroupStage is a stage as all events of its group have it.
+
+    name: the stage's (token).
+    kind: text, image, or interaction (text, image, interaction).
+    lane: makes the stage; of an interaction it is the interaction's name (token).
+    every: how many samples of the group each sample of the stage leads to: those of the stage have the
+        indices 0, every, 2 every and so on (integer 1 to 1024).
+    frozen: says that the stage is not trained, credit what of the scores it is trained for; absent: the
+        reward (true or false).
+    credit: frozen says that the stage is not trained, credit what of the scores it is trained for; absent:
+        the reward (list of map).
+    """
+
+    name: str
+    """the stage's (token)."""
+    kind: Literal["text", "image", "interaction"]
+    """text, image, or interaction (text, image, interaction)."""
+    lane: str
+    """makes the stage; of an interaction it is the interaction's name (token)."""
+    every: int
+    """how many samples of the group each sample of the stage leads to: those of the stage have the indices 0,
+    every, 2 every and so on (integer 1 to 1024)."""
+    frozen: NotRequired[bool | None]
+    """says that the stage is not trained, credit what of the scores it is trained for; absent: the reward (true or
+    false)."""
+    credit: NotRequired[list[CreditShare] | None]
+    """frozen says that the stage is not trained, credit what of the scores it is trained for; absent: the reward
+    (list of map)."""
 
 
 class Header(TypedDict):
@@ -1229,6 +1297,9 @@ class InteractRequest(TypedDict):
         first_event as their n, and the event_count-1 after it; they are stored (integer 0 to 6000).
     event_count: events is the filter of the attempt's events in MDR_STEPS. Those of the answer have
         first_event as their n, and the event_count-1 after it; they are stored (integer 0 to 6000).
+    conditions: the files that a stage which the interaction makes is shown, such as the image of an earlier
+        one, sorted by name. Such a stage has no tokens: messages is what it is told, max_turns the rounds
+        (list of map).
     """
 
     v: int
@@ -1297,6 +1368,9 @@ class InteractRequest(TypedDict):
     event_count: int
     """events is the filter of the attempt's events in MDR_STEPS. Those of the answer have first_event as their n,
     and the event_count-1 after it; they are stored (integer 0 to 6000)."""
+    conditions: NotRequired[list[ScoreCondition] | None]
+    """the files that a stage which the interaction makes is shown, such as the image of an earlier one, sorted by
+    name. Such a stage has no tokens: messages is what it is told, max_turns the rounds (list of map)."""
 
 
 class Interaction(TypedDict):
@@ -1440,6 +1514,7 @@ class Member(TypedDict):
     step_advantages: [W] are there when they differ over the trained steps, of a text [tokens] when they
         differ over its tokens; advantage is then their mean (list of number).
     error: says why the sample was pruned (text, 0 to 4096 bytes).
+    stages: the stages that ran for the sample, in order; absent without stages (list of map).
     """
 
     sample_index: int
@@ -1462,6 +1537,8 @@ class Member(TypedDict):
     advantage is then their mean (list of number)."""
     error: NotRequired[str | None]
     """says why the sample was pruned (text, 0 to 4096 bytes)."""
+    stages: NotRequired[list[StageResult] | None]
+    """the stages that ran for the sample, in order; absent without stages (list of map)."""
 
 
 class Message(TypedDict):
@@ -2081,6 +2158,10 @@ class Prompt(TypedDict):
     substitutes: other prompts for the fresh groups that group_policy asks for: round k has the k-th (list of
         map). Default: the same prompt again.
     refill: set on prompts that the advantage service publishes in place of a group that did not count (map).
+    stages: what the samples are made of, one after the other, each on a lane of its own. What only a lane
+        has is in them, and not in the prompt (list of map). Default: one lane makes the samples.
+    rounds: how often the stages run at most, all of them again and again. An interaction may end it before
+        (integer 1 to 8). Default: 1.
     """
 
     v: int
@@ -2206,6 +2287,12 @@ class Prompt(TypedDict):
     the same prompt again."""
     refill: NotRequired[Refill | None]
     """set on prompts that the advantage service publishes in place of a group that did not count (map)."""
+    stages: NotRequired[list[StageSpec] | None]
+    """what the samples are made of, one after the other, each on a lane of its own. What only a lane has is in
+    them, and not in the prompt (list of map). Default: one lane makes the samples."""
+    rounds: NotRequired[int | None]
+    """how often the stages run at most, all of them again and again. An interaction may end it before (integer 1 to
+    8). Default: 1."""
 
 
 class Provenance(TypedDict):
@@ -2610,6 +2697,8 @@ class Reward(TypedDict):
     sample_started: and sample_finished are copied from the trajectory, Unix nanoseconds (integer ≥ 0).
     sample_finished: sample_started and sample_finished are copied from the trajectory, Unix nanoseconds
         (integer ≥ 0).
+    stages: those that ran for the sample, in order. trajectory_seq and what follows it are of the last of
+        them that a lane made. Absent without stages (list of map).
     """
 
     v: int
@@ -2652,6 +2741,9 @@ class Reward(TypedDict):
     """and sample_finished are copied from the trajectory, Unix nanoseconds (integer ≥ 0)."""
     sample_finished: NotRequired[int | None]
     """sample_started and sample_finished are copied from the trajectory, Unix nanoseconds (integer ≥ 0)."""
+    stages: NotRequired[list[StageScored] | None]
+    """those that ran for the sample, in order. trajectory_seq and what follows it are of the last of them that a
+    lane made. Absent without stages (list of map)."""
 
 
 class RewardSpec(TypedDict):
@@ -2665,6 +2757,8 @@ class RewardSpec(TypedDict):
     track: the file of the sample that it judges: image, video or audio, or a track of the state; absent:
         what the function is for; a function for any judges the pixels, or the sound where there are none
         (token). Default: what the function is for.
+    stage: the stage of the sample that it judges (token). Default: the last one whose output the function
+        takes.
     ground_truth: the right answer, for scorers that compare: a text, or any value of JSON (any value of
         JSON).
     params: options of the function by name, such as psm of ocr; one that it does not have is refused (map).
@@ -2682,6 +2776,8 @@ class RewardSpec(TypedDict):
     """the file of the sample that it judges: image, video or audio, or a track of the state; absent: what the
     function is for; a function for any judges the pixels, or the sound where there are none (token). Default:
     what the function is for."""
+    stage: NotRequired[str | None]
+    """the stage of the sample that it judges (token). Default: the last one whose output the function takes."""
     ground_truth: NotRequired[Any | None]
     """the right answer, for scorers that compare: a text, or any value of JSON (any value of JSON)."""
     params: NotRequired[dict[str, str] | None]
@@ -3527,6 +3623,232 @@ class SegmentStop(TypedDict):
     """says that there is an image, although the sample stops with noise in it (true or false)."""
 
 
+class StageResult(TypedDict):
+    """StageResult is a stage that ran for a sample.
+
+    stage: its token: of a later round think-2 (token).
+    sample_index: place of the sample in its group, from 0 (integer 0 to 1023).
+    trajectory_seq: the MDR_TRAJECTORIES sequence of its trajectory (integer).
+    """
+
+    stage: str
+    """its token: of a later round think-2 (token)."""
+    sample_index: int
+    """place of the sample in its group, from 0 (integer 0 to 1023)."""
+    trajectory_seq: int
+    """the MDR_TRAJECTORIES sequence of its trajectory (integer)."""
+
+
+class StageScored(TypedDict):
+    """StageScored is what a reward event says of a stage that ran for its sample.
+
+    stage: its token: of a later round think-2 (token).
+    sample_index: place of the sample in its group, from 0 (integer 0 to 1023).
+    trajectory_seq: the MDR_TRAJECTORIES sequence of its trajectory (integer).
+    lane: what serves the sample: a model family and size class (token).
+    content_digest: that of its trajectory (digest).
+    trained_steps: W, the number of stochastic steps (integer 0 to 1000).
+    tokens: how many tokens a text generated, over all its turns; absent of images (integer 0 to 131072).
+    schedule_digest: SHA-256 over what must be equal in a group (digest).
+    policy_version_min: version of the oldest weights that a sample was made with (integer ≥ 0).
+    policy_version_max: version of the newest weights that a sample was made with (integer ≥ 0).
+    """
+
+    stage: str
+    """its token: of a later round think-2 (token)."""
+    sample_index: int
+    """place of the sample in its group, from 0 (integer 0 to 1023)."""
+    trajectory_seq: int
+    """the MDR_TRAJECTORIES sequence of its trajectory (integer)."""
+    lane: str
+    """what serves the sample: a model family and size class (token)."""
+    content_digest: str
+    """that of its trajectory (digest)."""
+    trained_steps: int
+    """W, the number of stochastic steps (integer 0 to 1000)."""
+    tokens: NotRequired[int | None]
+    """how many tokens a text generated, over all its turns; absent of images (integer 0 to 131072)."""
+    schedule_digest: str
+    """SHA-256 over what must be equal in a group (digest)."""
+    policy_version_min: int
+    """version of the oldest weights that a sample was made with (integer ≥ 0)."""
+    policy_version_max: int
+    """version of the newest weights that a sample was made with (integer ≥ 0)."""
+
+
+class StageSpec(TypedDict):
+    """StageSpec is one stage of the samples of a prompt, an ordinary prompt for one lane: what it leaves out is the
+    model's. Its texts are templates, in which {prompt}, {metadata.KEY} and {STAGE.text} stand for the prompt's
+    text, an entry of its metadata and the newest text that a stage made; {{ and }} are braces.
+
+    name: that of the stage in templates, subjects and events. A later round has a suffix, such as think-2
+        (token).
+    prompt: the template of the text to paint or to answer; of an interaction, what it is told (text, 0 to
+        16384 bytes). Default: {prompt}.
+    messages: the conversation to answer, in place of prompt. Each content is a template (list of map).
+        Default: the prompt, as a user's message.
+    text: how a language model answers (map). Default: as the model does, where it is a language model.
+    negative_prompt: the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384
+        bytes). Default: the model's own, which its policy says.
+    prompt_2: the text for the second text encoder of a network that has several; others are refused with it
+        (text, 0 to 16384 bytes). Default: the prompt.
+    prompt_3: the text for the third text encoder (text, 0 to 16384 bytes). Default: the prompt.
+    truncate_prompt: cuts prompt and negative prompt at the most tokens that the model takes, as diffusers
+        does, instead of refusing longer ones (true or false). Default: false.
+    height: the height of the image, a multiple of the pixels_per_token of the lane. Diffusers rounds others
+        down (integer 1 to 8192, pixels). Default: the model's.
+    width: the width of the image, a multiple of the pixels_per_token of the lane (integer 1 to 8192,
+        pixels). Default: the model's.
+    frames: the number of frames of a video, 1 for an image: 1 more than a multiple of the frames_per_token
+        of the lane, and at most its max_frames (integer 1 to 1024). Default: the model's.
+    num_inference_steps: T, the number of denoising steps (integer 1 to 1000). Default: the model's.
+    true_cfg_scale: the classifier-free guidance scale, active above 1 (number 0 to 100). Default: the
+        model's.
+    true_cfg_scale_2: the scale at the noise levels below the boundary_ratio of a model with two networks,
+        which the second one computes: guidance_scale_2 of diffusers. 1 is without guidance there (number 1
+        to 100). Default: true_cfg_scale.
+    cfg_from: the share of steps before classifier-free guidance begins: step i has it where i/T >= cfg_from,
+        and (i+1)/T <= cfg_until. In the noisiest steps it takes variety: arXiv 2404.07724 (number in [0,
+        1)). Default: guidance begins with the first step.
+    cfg_until: the share of steps after which classifier-free guidance ends: step i has it where (i+1)/T <=
+        cfg_until, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two (number
+        in (0, 1]). Default: all steps have guidance.
+    guidance_rescale: moves a velocity under classifier-free guidance by this share towards the standard
+        deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4
+        (number 0 to 1). Default: no rescaling.
+    conditions: the files that the network is given besides texts, by the names of its card (list of map).
+    arguments: further arguments of the network's pipeline, by the names of its card (map). Default: the
+        pipeline's defaults.
+    guidance: the guidance input of a network that was distilled with one; others are refused with it. It is
+        not the scale of classifier-free guidance, which is true_cfg_scale (number in (0, 100]). Default:
+        the model's.
+    sigmas: T pre-shift sigmas, strictly decreasing in (0, 1] (list of number in (0, 1]). Default: the
+        model's schedule.
+    rollout: chooses the transition of each step, its noise and the latents that are kept (map). Default: all
+        steps are sde, and all latents kept.
+    initial_noise: says whether each sample has an x_T of its own, or the whole group one (per_sample,
+        shared). Default: per_sample.
+    start: begins the samples with given states, at any step (map). Default: at step 0, with drawn noise.
+    stop: ends the samples before their last step (map). Default: all steps run.
+    scheduled_sampling: makes latents to train on instead of images (map). Default: ordinary rollouts.
+    tree: makes the samples the leaves of one tree, which share their steps up to its branch points.
+        GroupSize is the number of its leaves (map). Default: samples share no steps.
+    prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
+    model: the lane that serves the prompt (token). Default: the only lane there is.
+    base_digest: names the checkpoint that the lane must serve, with whatever weights were pushed since. A
+        prompt for another one is refused. Of a server that draws the samples it is its kind, "served by
+        vllm" (text, 0 to 256 bytes). Default: any.
+    min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
+        (integer ≥ 0). Default: 0.
+    priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
+        1000000). Default: 0.
+    interaction: makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and
+        conditions and may end the sample (map). Default: a lane makes the stage.
+    children: how many samples of this stage each sample of the stage before has (integer 1 to 1024).
+        Default: 1.
+    frozen: says that the stage is not trained: it has no advantages (true or false). Default: false.
+    credit: what of the sample's scores the stage is trained for (list of map). Default: the reward of the
+        sample.
+    """
+
+    name: str
+    """that of the stage in templates, subjects and events. A later round has a suffix, such as think-2 (token)."""
+    prompt: NotRequired[str | None]
+    """the template of the text to paint or to answer; of an interaction, what it is told (text, 0 to 16384 bytes).
+    Default: {prompt}."""
+    messages: NotRequired[list[Message] | None]
+    """the conversation to answer, in place of prompt. Each content is a template (list of map). Default: the
+    prompt, as a user's message."""
+    text: NotRequired[Text | None]
+    """how a language model answers (map). Default: as the model does, where it is a language model."""
+    negative_prompt: NotRequired[str | None]
+    """the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384 bytes). Default: the
+    model's own, which its policy says."""
+    prompt_2: NotRequired[str | None]
+    """the text for the second text encoder of a network that has several; others are refused with it (text, 0 to
+    16384 bytes). Default: the prompt."""
+    prompt_3: NotRequired[str | None]
+    """the text for the third text encoder (text, 0 to 16384 bytes). Default: the prompt."""
+    truncate_prompt: NotRequired[bool | None]
+    """cuts prompt and negative prompt at the most tokens that the model takes, as diffusers does, instead of
+    refusing longer ones (true or false). Default: false."""
+    height: NotRequired[int | None]
+    """the height of the image, a multiple of the pixels_per_token of the lane. Diffusers rounds others down
+    (integer 1 to 8192, pixels). Default: the model's."""
+    width: NotRequired[int | None]
+    """the width of the image, a multiple of the pixels_per_token of the lane (integer 1 to 8192, pixels). Default:
+    the model's."""
+    frames: NotRequired[int | None]
+    """the number of frames of a video, 1 for an image: 1 more than a multiple of the frames_per_token of the lane,
+    and at most its max_frames (integer 1 to 1024). Default: the model's."""
+    num_inference_steps: NotRequired[int | None]
+    """T, the number of denoising steps (integer 1 to 1000). Default: the model's."""
+    true_cfg_scale: NotRequired[float | None]
+    """the classifier-free guidance scale, active above 1 (number 0 to 100). Default: the model's."""
+    true_cfg_scale_2: NotRequired[float | None]
+    """the scale at the noise levels below the boundary_ratio of a model with two networks, which the second one
+    computes: guidance_scale_2 of diffusers. 1 is without guidance there (number 1 to 100). Default:
+    true_cfg_scale."""
+    cfg_from: NotRequired[float | None]
+    """the share of steps before classifier-free guidance begins: step i has it where i/T >= cfg_from, and (i+1)/T
+    <= cfg_until. In the noisiest steps it takes variety: arXiv 2404.07724 (number in [0, 1)). Default: guidance
+    begins with the first step."""
+    cfg_until: NotRequired[float | None]
+    """the share of steps after which classifier-free guidance ends: step i has it where (i+1)/T <= cfg_until, as in
+    cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two (number in (0, 1]). Default: all
+    steps have guidance."""
+    guidance_rescale: NotRequired[float | None]
+    """moves a velocity under classifier-free guidance by this share towards the standard deviation of the prompt's
+    own, against images with too much contrast: arXiv 2305.08891, section 3.4 (number 0 to 1). Default: no
+    rescaling."""
+    conditions: NotRequired[list[Condition] | None]
+    """the files that the network is given besides texts, by the names of its card (list of map)."""
+    arguments: NotRequired[dict[str, str] | None]
+    """further arguments of the network's pipeline, by the names of its card (map). Default: the pipeline's
+    defaults."""
+    guidance: NotRequired[float | None]
+    """the guidance input of a network that was distilled with one; others are refused with it. It is not the scale
+    of classifier-free guidance, which is true_cfg_scale (number in (0, 100]). Default: the model's."""
+    sigmas: list[float]
+    """T pre-shift sigmas, strictly decreasing in (0, 1] (list of number in (0, 1]). Default: the model's schedule."""
+    rollout: Rollout
+    """chooses the transition of each step, its noise and the latents that are kept (map). Default: all steps are
+    sde, and all latents kept."""
+    initial_noise: NotRequired[Literal["per_sample", "shared"] | None]
+    """says whether each sample has an x_T of its own, or the whole group one (per_sample, shared). Default:
+    per_sample."""
+    start: NotRequired[Start | None]
+    """begins the samples with given states, at any step (map). Default: at step 0, with drawn noise."""
+    stop: NotRequired[Stop | None]
+    """ends the samples before their last step (map). Default: all steps run."""
+    scheduled_sampling: NotRequired[ScheduledSampling | None]
+    """makes latents to train on instead of images (map). Default: ordinary rollouts."""
+    tree: NotRequired[Tree | None]
+    """makes the samples the leaves of one tree, which share their steps up to its branch points. GroupSize is the
+    number of its leaves (map). Default: samples share no steps."""
+    prune: NotRequired[Prune | None]
+    """ends samples in the middle whose log-probs are out of bounds (map). Default: none is."""
+    model: NotRequired[str | None]
+    """the lane that serves the prompt (token). Default: the only lane there is."""
+    base_digest: NotRequired[str | None]
+    """names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another
+    one is refused. Of a server that draws the samples it is its kind, "served by vllm" (text, 0 to 256 bytes).
+    Default: any."""
+    min_policy_version: NotRequired[int | None]
+    """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
+    priority: NotRequired[int | None]
+    """orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000). Default: 0."""
+    interaction: NotRequired[Interaction | None]
+    """makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and conditions and may
+    end the sample (map). Default: a lane makes the stage."""
+    children: NotRequired[int | None]
+    """how many samples of this stage each sample of the stage before has (integer 1 to 1024). Default: 1."""
+    frozen: NotRequired[bool | None]
+    """says that the stage is not trained: it has no advantages (true or false). Default: false."""
+    credit: NotRequired[list[CreditShare] | None]
+    """what of the sample's scores the stage is trained for (list of map). Default: the reward of the sample."""
+
+
 class Start(TypedDict):
     """Start is where the samples of a prompt begin: before a step of their schedule, which stays the whole one,
     with the noise that each step would have had.
@@ -4085,6 +4407,8 @@ class TextResult(TypedDict):
     conversation: how that with the interaction ended: terminated, max_turns or context; of a sample that
         failed for it timeout, absent, error or garbage. Without an interaction it is absent (terminated,
         max_turns, context, timeout, absent, error, garbage).
+    said_by: the interaction that said the text, which has no tokens then; absent: a model generated it
+        (token).
     """
 
     settings: TextRequest
@@ -4108,6 +4432,8 @@ class TextResult(TypedDict):
     """how that with the interaction ended: terminated, max_turns or context; of a sample that failed for it
     timeout, absent, error or garbage. Without an interaction it is absent (terminated, max_turns, context,
     timeout, absent, error, garbage)."""
+    said_by: NotRequired[str | None]
+    """the interaction that said the text, which has no tokens then; absent: a model generated it (token)."""
 
 
 class TokenLogits(TypedDict):
@@ -4276,6 +4602,28 @@ class Track(TypedDict):
     """the track's own (list of integer 1 to 1073741824)."""
     elements: int
     """the product of shape: how many of the state's elements are of the track (integer 1 to 1073741824)."""
+
+
+class Trained(TypedDict):
+    """Trained is what the rules of a group need to know of a trajectory.
+
+    trained_steps: W, the number of stochastic steps (integer 0 to 1000).
+    tokens: how many tokens a text generated, over all its turns; absent of images (integer 0 to 131072).
+    schedule_digest: SHA-256 over what must be equal in a group (digest).
+    policy_version_min: version of the oldest weights that a sample was made with (integer ≥ 0).
+    policy_version_max: version of the newest weights that a sample was made with (integer ≥ 0).
+    """
+
+    trained_steps: int
+    """W, the number of stochastic steps (integer 0 to 1000)."""
+    tokens: NotRequired[int | None]
+    """how many tokens a text generated, over all its turns; absent of images (integer 0 to 131072)."""
+    schedule_digest: str
+    """SHA-256 over what must be equal in a group (digest)."""
+    policy_version_min: int
+    """version of the oldest weights that a sample was made with (integer ≥ 0)."""
+    policy_version_max: int
+    """version of the newest weights that a sample was made with (integer ≥ 0)."""
 
 
 class Trajectory(TypedDict):

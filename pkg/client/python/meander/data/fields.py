@@ -32,8 +32,6 @@ class AdvantageSpec(TypedDict, total=False):
         advantages of its steps: siblings, the children of the same branch point; or depth, all children at
         the same depth, as in BranchGRPO. With leaves a child gets the mean of the advantages of its leaves,
         as in TreeGRPO (siblings, depth, leaves). Default: siblings, of a tree.
-    credit: the rule by which stages and tracks have advantages of their own. No rule is known yet: it must
-        be absent (text, 0 to 256 bytes). Default: each holds for the whole sample.
     """
 
     estimator: str
@@ -67,9 +65,6 @@ class AdvantageSpec(TypedDict, total=False):
     siblings, the children of the same branch point; or depth, all children at the same depth, as in BranchGRPO.
     With leaves a child gets the mean of the advantages of its leaves, as in TreeGRPO (siblings, depth, leaves).
     Default: siblings, of a tree."""
-    credit: str
-    """the rule by which stages and tracks have advantages of their own. No rule is known yet: it must be absent
-    (text, 0 to 256 bytes). Default: each holds for the whole sample."""
 
 
 class BatchSpec(TypedDict, total=False):
@@ -130,6 +125,8 @@ class Condition(TypedDict, total=False):
     name: the input of the network. Several files of one name are in the order in which the network takes
         them (token).
     type: image, mask, video or audio; intake knows it by the name (image, mask, video, audio).
+    stage: the stage of the same sample that makes the file, its image or its video (token). Default: the
+        file is given.
     data: the bytes of the file, where they are carried in the event (bytes).
     ref: the bytes' place in the object store (map).
     """
@@ -138,10 +135,25 @@ class Condition(TypedDict, total=False):
     """the input of the network. Several files of one name are in the order in which the network takes them (token)."""
     type: Literal["image", "mask", "video", "audio", ""]
     """image, mask, video or audio; intake knows it by the name (image, mask, video, audio)."""
+    stage: str
+    """the stage of the same sample that makes the file, its image or its video (token). Default: the file is given."""
     data: bytes
     """the bytes of the file, where they are carried in the event (bytes)."""
     ref: Ref
     """the bytes' place in the object store (map)."""
+
+
+class CreditShare(TypedDict, total=False):
+    """CreditShare is a weight of one reward function in the reward of a stage.
+
+    reward: the name of the function, as reward has it (reward name).
+    weight: the factor of its score (number -1000000 to 1000000).
+    """
+
+    reward: str
+    """the name of the function, as reward has it (reward name)."""
+    weight: float
+    """the factor of its score (number -1000000 to 1000000)."""
 
 
 class Data(TypedDict, total=False):
@@ -408,6 +420,8 @@ class RewardSpec(TypedDict, total=False):
     track: the file of the sample that it judges: image, video or audio, or a track of the state; absent:
         what the function is for; a function for any judges the pixels, or the sound where there are none
         (token). Default: what the function is for.
+    stage: the stage of the sample that it judges (token). Default: the last one whose output the function
+        takes.
     ground_truth: the right answer, for scorers that compare: a text, or any value of JSON (any value of
         JSON).
     params: options of the function by name, such as psm of ocr; one that it does not have is refused (map).
@@ -425,6 +439,8 @@ class RewardSpec(TypedDict, total=False):
     """the file of the sample that it judges: image, video or audio, or a track of the state; absent: what the
     function is for; a function for any judges the pixels, or the sound where there are none (token). Default:
     what the function is for."""
+    stage: str
+    """the stage of the sample that it judges (token). Default: the last one whose output the function takes."""
     ground_truth: Any
     """the right answer, for scorers that compare: a text, or any value of JSON (any value of JSON)."""
     params: dict[str, str]
@@ -614,6 +630,179 @@ class ScheduledSampling(TypedDict, total=False):
     seed: int
     """makes the draws independent of the run id. Each uid has draws of its own (integer ≥ 0). Default: the
     prompt's, else the run id seeds."""
+
+
+class StageSpec(TypedDict, total=False):
+    """StageSpec is one stage of the samples of a prompt, an ordinary prompt for one lane: what it leaves out is the
+    model's. Its texts are templates, in which {prompt}, {metadata.KEY} and {STAGE.text} stand for the prompt's
+    text, an entry of its metadata and the newest text that a stage made; {{ and }} are braces.
+
+    name: that of the stage in templates, subjects and events. A later round has a suffix, such as think-2
+        (token).
+    prompt: the template of the text to paint or to answer; of an interaction, what it is told (text, 0 to
+        16384 bytes). Default: {prompt}.
+    messages: the conversation to answer, in place of prompt. Each content is a template (list of map).
+        Default: the prompt, as a user's message.
+    text: how a language model answers (map). Default: as the model does, where it is a language model.
+    negative_prompt: the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384
+        bytes). Default: the model's own, which its policy says.
+    prompt_2: the text for the second text encoder of a network that has several; others are refused with it
+        (text, 0 to 16384 bytes). Default: the prompt.
+    prompt_3: the text for the third text encoder (text, 0 to 16384 bytes). Default: the prompt.
+    truncate_prompt: cuts prompt and negative prompt at the most tokens that the model takes, as diffusers
+        does, instead of refusing longer ones (true or false). Default: false.
+    height: the height of the image, a multiple of the pixels_per_token of the lane. Diffusers rounds others
+        down (integer 1 to 8192, pixels). Default: the model's.
+    width: the width of the image, a multiple of the pixels_per_token of the lane (integer 1 to 8192,
+        pixels). Default: the model's.
+    frames: the number of frames of a video, 1 for an image: 1 more than a multiple of the frames_per_token
+        of the lane, and at most its max_frames (integer 1 to 1024). Default: the model's.
+    num_inference_steps: T, the number of denoising steps (integer 1 to 1000). Default: the model's.
+    true_cfg_scale: the classifier-free guidance scale, active above 1 (number 0 to 100). Default: the
+        model's.
+    true_cfg_scale_2: the scale at the noise levels below the boundary_ratio of a model with two networks,
+        which the second one computes: guidance_scale_2 of diffusers. 1 is without guidance there (number 1
+        to 100). Default: true_cfg_scale.
+    cfg_from: the share of steps before classifier-free guidance begins: step i has it where i/T >= cfg_from,
+        and (i+1)/T <= cfg_until. In the noisiest steps it takes variety: arXiv 2404.07724 (number in [0,
+        1)). Default: guidance begins with the first step.
+    cfg_until: the share of steps after which classifier-free guidance ends: step i has it where (i+1)/T <=
+        cfg_until, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two (number
+        in (0, 1]). Default: all steps have guidance.
+    guidance_rescale: moves a velocity under classifier-free guidance by this share towards the standard
+        deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4
+        (number 0 to 1). Default: no rescaling.
+    conditions: the files that the network is given besides texts, by the names of its card (list of map).
+    arguments: further arguments of the network's pipeline, by the names of its card (map). Default: the
+        pipeline's defaults.
+    guidance: the guidance input of a network that was distilled with one; others are refused with it. It is
+        not the scale of classifier-free guidance, which is true_cfg_scale (number in (0, 100]). Default:
+        the model's.
+    sigmas: T pre-shift sigmas, strictly decreasing in (0, 1] (list of number in (0, 1]). Default: the
+        model's schedule.
+    rollout: chooses the transition of each step, its noise and the latents that are kept (map). Default: all
+        steps are sde, and all latents kept.
+    initial_noise: says whether each sample has an x_T of its own, or the whole group one (per_sample,
+        shared). Default: per_sample.
+    start: begins the samples with given states, at any step (map). Default: at step 0, with drawn noise.
+    stop: ends the samples before their last step (map). Default: all steps run.
+    scheduled_sampling: makes latents to train on instead of images (map). Default: ordinary rollouts.
+    tree: makes the samples the leaves of one tree, which share their steps up to its branch points.
+        GroupSize is the number of its leaves (map). Default: samples share no steps.
+    prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
+    model: the lane that serves the prompt (token). Default: the only lane there is.
+    base_digest: names the checkpoint that the lane must serve, with whatever weights were pushed since. A
+        prompt for another one is refused. Of a server that draws the samples it is its kind, "served by
+        vllm" (text, 0 to 256 bytes). Default: any.
+    min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
+        (integer ≥ 0). Default: 0.
+    priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
+        1000000). Default: 0.
+    interaction: makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and
+        conditions and may end the sample (map). Default: a lane makes the stage.
+    children: how many samples of this stage each sample of the stage before has (integer 1 to 1024).
+        Default: 1.
+    frozen: says that the stage is not trained: it has no advantages (true or false). Default: false.
+    credit: what of the sample's scores the stage is trained for (list of map). Default: the reward of the
+        sample.
+    """
+
+    name: str
+    """that of the stage in templates, subjects and events. A later round has a suffix, such as think-2 (token)."""
+    prompt: str
+    """the template of the text to paint or to answer; of an interaction, what it is told (text, 0 to 16384 bytes).
+    Default: {prompt}."""
+    messages: list[Message]
+    """the conversation to answer, in place of prompt. Each content is a template (list of map). Default: the
+    prompt, as a user's message."""
+    text: Text
+    """how a language model answers (map). Default: as the model does, where it is a language model."""
+    negative_prompt: str
+    """the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384 bytes). Default: the
+    model's own, which its policy says."""
+    prompt_2: str
+    """the text for the second text encoder of a network that has several; others are refused with it (text, 0 to
+    16384 bytes). Default: the prompt."""
+    prompt_3: str
+    """the text for the third text encoder (text, 0 to 16384 bytes). Default: the prompt."""
+    truncate_prompt: bool
+    """cuts prompt and negative prompt at the most tokens that the model takes, as diffusers does, instead of
+    refusing longer ones (true or false). Default: false."""
+    height: int
+    """the height of the image, a multiple of the pixels_per_token of the lane. Diffusers rounds others down
+    (integer 1 to 8192, pixels). Default: the model's."""
+    width: int
+    """the width of the image, a multiple of the pixels_per_token of the lane (integer 1 to 8192, pixels). Default:
+    the model's."""
+    frames: int
+    """the number of frames of a video, 1 for an image: 1 more than a multiple of the frames_per_token of the lane,
+    and at most its max_frames (integer 1 to 1024). Default: the model's."""
+    num_inference_steps: int
+    """T, the number of denoising steps (integer 1 to 1000). Default: the model's."""
+    true_cfg_scale: float
+    """the classifier-free guidance scale, active above 1 (number 0 to 100). Default: the model's."""
+    true_cfg_scale_2: float
+    """the scale at the noise levels below the boundary_ratio of a model with two networks, which the second one
+    computes: guidance_scale_2 of diffusers. 1 is without guidance there (number 1 to 100). Default:
+    true_cfg_scale."""
+    cfg_from: float
+    """the share of steps before classifier-free guidance begins: step i has it where i/T >= cfg_from, and (i+1)/T
+    <= cfg_until. In the noisiest steps it takes variety: arXiv 2404.07724 (number in [0, 1)). Default: guidance
+    begins with the first step."""
+    cfg_until: float
+    """the share of steps after which classifier-free guidance ends: step i has it where (i+1)/T <= cfg_until, as in
+    cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two (number in (0, 1]). Default: all
+    steps have guidance."""
+    guidance_rescale: float
+    """moves a velocity under classifier-free guidance by this share towards the standard deviation of the prompt's
+    own, against images with too much contrast: arXiv 2305.08891, section 3.4 (number 0 to 1). Default: no
+    rescaling."""
+    conditions: list[Condition]
+    """the files that the network is given besides texts, by the names of its card (list of map)."""
+    arguments: dict[str, str]
+    """further arguments of the network's pipeline, by the names of its card (map). Default: the pipeline's
+    defaults."""
+    guidance: float
+    """the guidance input of a network that was distilled with one; others are refused with it. It is not the scale
+    of classifier-free guidance, which is true_cfg_scale (number in (0, 100]). Default: the model's."""
+    sigmas: list[float]
+    """T pre-shift sigmas, strictly decreasing in (0, 1] (list of number in (0, 1]). Default: the model's schedule."""
+    rollout: Rollout
+    """chooses the transition of each step, its noise and the latents that are kept (map). Default: all steps are
+    sde, and all latents kept."""
+    initial_noise: Literal["per_sample", "shared"]
+    """says whether each sample has an x_T of its own, or the whole group one (per_sample, shared). Default:
+    per_sample."""
+    start: Start
+    """begins the samples with given states, at any step (map). Default: at step 0, with drawn noise."""
+    stop: Stop
+    """ends the samples before their last step (map). Default: all steps run."""
+    scheduled_sampling: ScheduledSampling
+    """makes latents to train on instead of images (map). Default: ordinary rollouts."""
+    tree: Tree
+    """makes the samples the leaves of one tree, which share their steps up to its branch points. GroupSize is the
+    number of its leaves (map). Default: samples share no steps."""
+    prune: Prune
+    """ends samples in the middle whose log-probs are out of bounds (map). Default: none is."""
+    model: str
+    """the lane that serves the prompt (token). Default: the only lane there is."""
+    base_digest: str
+    """names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another
+    one is refused. Of a server that draws the samples it is its kind, "served by vllm" (text, 0 to 256 bytes).
+    Default: any."""
+    min_policy_version: int
+    """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
+    priority: int
+    """orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000). Default: 0."""
+    interaction: Interaction
+    """makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and conditions and may
+    end the sample (map). Default: a lane makes the stage."""
+    children: int
+    """how many samples of this stage each sample of the stage before has (integer 1 to 1024). Default: 1."""
+    frozen: bool
+    """says that the stage is not trained: it has no advantages (true or false). Default: false."""
+    credit: list[CreditShare]
+    """what of the sample's scores the stage is trained for (list of map). Default: the reward of the sample."""
 
 
 class Start(TypedDict, total=False):
@@ -866,6 +1055,10 @@ class PromptFields(TypedDict, total=False):
     group_policy: says which groups count, and what becomes of the others (map).
     substitutes: other prompts for the fresh groups that group_policy asks for: round k has the k-th (list of
         map). Default: the same prompt again.
+    stages: what the samples are made of, one after the other, each on a lane of its own. What only a lane
+        has is in them, and not in the prompt (list of map). Default: one lane makes the samples.
+    rounds: how often the stages run at most, all of them again and again. An interaction may end it before
+        (integer 1 to 8). Default: 1.
     """
 
     uid: str
@@ -976,6 +1169,12 @@ class PromptFields(TypedDict, total=False):
     substitutes: list[Substitute]
     """other prompts for the fresh groups that group_policy asks for: round k has the k-th (list of map). Default:
     the same prompt again."""
+    stages: list[StageSpec]
+    """what the samples are made of, one after the other, each on a lane of its own. What only a lane has is in
+    them, and not in the prompt (list of map). Default: one lane makes the samples."""
+    rounds: int
+    """how often the stages run at most, all of them again and again. An interaction may end it before (integer 1 to
+    8). Default: 1."""
 
 
 class UpdateNumbers(TypedDict, total=False):
