@@ -74,6 +74,15 @@ type StageScored struct {
 	Trained
 }
 
+// Place is a stage of a sample.
+type Place struct {
+	Stage       Stage
+	SampleIndex int64
+}
+
+// Place returns the stage of the sample.
+func (e *Identity) Place() Place { return Place{e.Stage, e.SampleIndex} }
+
 // Kinds of stages besides KindImage.
 const (
 	StageText        = "text"
@@ -196,9 +205,6 @@ func (p *Prompt) checkStages(f *faults) {
 			f.inItem("reward", i).checkStageNamed(r.Stage, p.Stages)
 		}
 	}
-	if !slices.ContainsFunc(p.Stages, func(s StageSpec) bool { return s.Interaction == nil }) {
-		f.add("stages", strconv.Itoa(len(p.Stages)), "must have one that a lane makes: there is nothing to reward")
-	}
 }
 
 // checkNoStages refuses what is for stages in a prompt without any.
@@ -252,6 +258,9 @@ func (p *Prompt) checkStage(f *faults, i int) {
 			fmt.Sprintf("must not end in a number: so does round %d of stage %s", round, name))
 	case slices.ContainsFunc(p.Stages[:i], func(o StageSpec) bool { return o.Name == s.Name }):
 		f.add("name", quote(string(s.Name)), "must come at most once")
+	}
+	if i == 0 && s.Interaction != nil {
+		f.add("interaction", "given", "must be absent of the first stage: there is nothing to say something to")
 	}
 	switch n := p.ChildrenOf(i); {
 	case n > 1 && i == 0:

@@ -138,16 +138,20 @@ func serviceGrants() []Grant {
 			Answers: []string{schemas.SeenSubject("*")},
 		},
 		{
-			Role: RoleReward, Purpose: "the program meander-reward: scores images, takes verdicts in",
-			Publishes: []string{schemas.KindReward, schemas.KindDead},
+			Role:    RoleReward,
+			Purpose: "the program meander-reward: scores images, takes verdicts in, asks for the next stage of samples",
+			// requests of later stages, and what interactions say as stages
+			Publishes: []string{schemas.KindReward, schemas.KindRequest, schemas.KindTrajectory, schemas.KindDead},
 			Reads: []string{
-				schemas.StreamGroups, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
+				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
 				schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamPresenceBucket,
 				schemas.StreamControlBucket, schemas.StreamBlobBucket,
 			},
-			Writes:  []string{schemas.PresenceBucket, schemas.BlobBucket},
-			Deletes: []string{schemas.StreamVerdicts, schemas.StreamRewards},
-			Asks:    []string{schemas.ScoreSubject("*")}, Discoverable: true,
+			Writes: []string{schemas.PresenceBucket, schemas.BlobBucket},
+			Deletes: []string{
+				schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamRequests, schemas.StreamTrajectories,
+			},
+			Asks: []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")}, Discoverable: true,
 		},
 		{
 			Role:      RoleAdvantage,

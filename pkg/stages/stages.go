@@ -17,10 +17,7 @@ import (
 )
 
 // Place is a stage of a sample, by its token, such as think-2, and the index of the sample.
-type Place struct {
-	Stage       schemas.Stage
-	SampleIndex int64
-}
+type Place = schemas.Place
 
 // First returns the places of the first stage of a group.
 func First(g *schemas.Group, size int64) []Place {
@@ -72,6 +69,23 @@ func Path(g *schemas.Group, sample int64, to schemas.Stage) (list []Place) {
 		}
 	}
 	return list
+}
+
+// Open returns the place that a sample is at: the first on its path that is not made, and what was made before it;
+// false: it has ended. before has all that was made for the sample then.
+func Open(g *schemas.Group, sample int64, made func(Place) *schemas.Trajectory) (at Place, before []*schemas.Trajectory,
+	open bool,
+) {
+	for _, at := range Path(g, sample, "") {
+		t := made(at)
+		if t == nil {
+			return at, before, true
+		}
+		if before = append(before, t); len(Next(g, t)) == 0 {
+			break
+		}
+	}
+	return Place{}, before, false
 }
 
 // Judged returns which of the trajectories of a sample, in the order of its path, a reward function is for: the newest
