@@ -83,6 +83,26 @@ type Place struct {
 // Place returns the stage of the sample.
 func (e *Identity) Place() Place { return Place{e.Stage, e.SampleIndex} }
 
+// Facts returns what the rules of a group need to know of the trajectory.
+func (e *Trajectory) Facts() Trained {
+	x := Trained{
+		TrainedSteps: e.TrainedSteps(), ScheduleDigest: e.ScheduleDigest,
+		PolicyVersionMin: e.PolicyVersionMin, PolicyVersionMax: e.PolicyVersionMax,
+	}
+	if e.Text != nil {
+		x.Tokens = new(e.Text.Generated())
+	}
+	return x
+}
+
+// AsStage returns what the reward of a sample says of the trajectory, which is at a sequence.
+func (e *Trajectory) AsStage(seq uint64) StageScored {
+	return StageScored{
+		StageResult: StageResult{Stage: e.Stage, SampleIndex: e.SampleIndex, TrajectorySeq: seq}, Lane: e.Lane,
+		ContentDigest: e.ContentDigest, Trained: e.Facts(),
+	}
+}
+
 // Kinds of stages besides KindImage.
 const (
 	StageText        = "text"

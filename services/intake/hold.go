@@ -126,8 +126,8 @@ func otherCheckpoint(p *schemas.Prompt, policy *schemas.Policy) error {
 		policy.Lane, policy.Checkpoint())
 }
 
-// awaitPolicies waits until samplers serve the prompt's lane, or those of its stages, and its rewards can be scored. Then
-// it returns the policies of the lanes. Errors are those of await.
+// awaitPolicies waits until samplers serve the prompt's lane, or those of its stages, and its rewards can be scored.
+// Then it returns the policies of the lanes. Errors are those of await.
 func (s *service) awaitPolicies(ctx context.Context, m *bus.Message, run schemas.Run,
 	p *schemas.Prompt,
 ) (policies []*schemas.Policy, err error) {

@@ -69,7 +69,8 @@ func (a *asked) claims() (record *schemas.GroupRecord, err error) {
 	return record, nil
 }
 
-// opening returns the copy of a record in the stream of rewards, without the requests that only makers of requests need.
+// opening returns the copy of a record in the stream of rewards, without the requests that only makers of requests
+// need.
 func opening(r *schemas.GroupRecord) *schemas.Opening {
 	if len(r.Stages) > 0 {
 		r = new(*r)
@@ -78,8 +79,8 @@ func opening(r *schemas.GroupRecord) *schemas.Opening {
 	return (*schemas.Opening)(r)
 }
 
-// lanePrompt returns stage i of a prompt as the prompt that it is for its lane, with what all stages have in common, but
-// for the reward; nil: an interaction makes it.
+// lanePrompt returns stage i of a prompt as the prompt that it is for its lane, with what all stages have in common,
+// but for the reward; nil: an interaction makes it.
 func lanePrompt(p *schemas.Prompt, i int) *schemas.Prompt {
 	if p.Stages[i].Interaction != nil {
 		return nil
@@ -123,7 +124,8 @@ func stageRewards(p *schemas.Prompt, policies []*schemas.Policy) (by [][]int, la
 	var errs []error
 	for k, r := range p.Reward {
 		if scorer.NewGroup(r.Name) != nil {
-			errs = append(errs, fmt.Errorf("reward[%d]: %s rates whole groups; must be another beside stages", k, r.Name))
+			errs = append(errs, fmt.Errorf("reward[%d]: %s rates whole groups; must be another beside stages", k,
+				r.Name))
 			continue
 		}
 		at := -1
@@ -340,8 +342,8 @@ func stagesAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, last *sche
 		for k, c := range s.Credit {
 			switch at := slices.IndexFunc(rewards, func(r schemas.RewardSpec) bool { return r.Name == c.Reward }); {
 			case estimator.PropertiesOf(q.Advantage.Estimator).Scores:
-				return q.Advantage, fmt.Errorf("stages[%d].credit: given; must be absent: %s weighs each reward itself", i,
-					q.Advantage.Estimator)
+				return q.Advantage, fmt.Errorf("stages[%d].credit: given; must be absent: %s weighs each reward itself",
+					i, q.Advantage.Estimator)
 			case !*rewards[at].Required:
 				return q.Advantage, fmt.Errorf("stages[%d].credit[%d]: %s; must be a reward that is required", i, k,
 					c.Reward)

@@ -42,8 +42,8 @@ func resolveStaged(p *schemas.Prompt) (*asked, error) {
 	return ResolveStages("r", p, policies, Origin{Seq: 7, Created: time.Unix(100, 0), Reward: []string{"jpeg_compressibility"}})
 }
 
-// A reward function judges the stage that it names, or the last one whose output it takes; requests of the first stage are there for
-// every second sample.
+// A reward function judges the stage that it names, or the last one whose output it takes; requests of the first stage
+// are there for every second sample.
 func TestResolveStages(t *testing.T) {
 	a, err := resolveStaged(staged())
 	if err != nil {

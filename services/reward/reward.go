@@ -337,20 +337,8 @@ func failed(t *schemas.Trajectory, seq uint64, why string) *schemas.Reward {
 func outline(t *schemas.Trajectory, seq uint64) *schemas.Reward {
 	r := &schemas.Reward{
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, GroupSize: t.GroupSize, Scores: []schemas.Score{},
-		TrajectorySeq: seq, Trained: trainedOf(t), Group: t.Group,
+		TrajectorySeq: seq, Trained: t.Facts(), Group: t.Group,
 		SampleStarted: max(0, t.Timings.Started), SampleFinished: max(0, t.Timings.Finished),
 	}
 	return r
-}
-
-// trainedOf returns what the rules of a group need to know of a trajectory.
-func trainedOf(t *schemas.Trajectory) schemas.Trained {
-	x := schemas.Trained{
-		TrainedSteps: t.TrainedSteps(), ScheduleDigest: t.ScheduleDigest,
-		PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
-	}
-	if t.Text != nil {
-		x.Tokens = new(t.Text.Generated())
-	}
-	return x
 }

@@ -29,7 +29,7 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 		return delay{}, nil
 	}
 	if len(t.Group.Stages) > 0 && m.ran == nil {
-		if m.ran, err = s.ranFor(ctx, t); err != nil {
+		if m.ran, err = s.ranFor(ctx, t, ""); err != nil {
 			return delay{}, err
 		}
 		switch _, err := s.stored(ctx, t, seq); { // an earlier delivery may have finished it

@@ -79,21 +79,13 @@ func trajectories(path []bus.Made) (list []*schemas.Trajectory) {
 }
 
 // pathTo returns what was made for a sample up to a trajectory, in order.
-func (s *service) pathTo(ctx context.Context, t *schemas.Trajectory) (path []bus.Made, err error) {
-	places := stages.Path(&t.Group, t.SampleIndex, t.Stage)
-	made, err := s.madeAt(ctx, t, places)
-	if err != nil {
-		return nil, err
+func (s *service) pathTo(ctx context.Context, t *schemas.Trajectory) ([]bus.Made, error) {
+	path, err := s.ranFor(ctx, t, t.Stage)
+	if want := stages.Path(&t.Group, t.SampleIndex, t.Stage); err == nil && len(path) < len(want) {
+		err = fmt.Errorf("stage %s of sample %d of %s, on the way to %s: %w", want[len(path)].Stage, t.SampleIndex, t.UID,
+			t.Stage, bus.ErrNotFound)
 	}
-	for _, at := range places {
-		x, ok := made[at]
-		if !ok {
-			return nil, fmt.Errorf("stage %s of sample %d of %s, on the way to %s: %w", at.Stage, at.SampleIndex, t.UID,
-				t.Stage, bus.ErrNotFound)
-		}
-		path = append(path, x)
-	}
-	return path, nil
+	return path, err
 }
 
 // madeAt returns the trajectories at places of a group that are stored, and belong to it as t does.
@@ -124,8 +116,8 @@ func (s *service) madeAt(ctx context.Context, t *schemas.Trajectory,
 	return made, nil
 }
 
-// endSamples completes the samples [from, to) of a group, which end with a trajectory; cause says why no more comes, nil:
-// that was the last one. It returns the longest delay that one of them needs.
+// endSamples completes the samples [from, to) of a group, which end with a trajectory; cause says why no more comes,
+// nil: that was the last one. It returns the longest delay that one of them needs.
 func (s *service) endSamples(ctx context.Context, g *schemas.Group, last bus.Made, from, to int64,
 	cause error,
 ) (longest delay, err error) {
@@ -161,18 +153,15 @@ func (s *service) endSamples(ctx context.Context, g *schemas.Group, last bus.Mad
 // stagesOf returns what a reward says of the stages that ran for its sample.
 func stagesOf(path []bus.Made) (list []schemas.StageScored) {
 	for _, x := range path {
-		list = append(list, schemas.StageScored{
-			StageResult: schemas.StageResult{Stage: x.Stage, SampleIndex: x.SampleIndex, TrajectorySeq: x.Seq},
-			Lane:        x.Lane, ContentDigest: x.ContentDigest, Trained: trainedOf(x.Trajectory),
-		})
+		list = append(list, x.AsStage(x.Seq))
 	}
 	return list
 }
 
-// ranFor returns what was made for a sample, in order. t stands for the sample: it is the last trajectory that a lane
-// made, or that failed, with the index of the sample.
-func (s *service) ranFor(ctx context.Context, t *schemas.Trajectory) (path []bus.Made, err error) {
-	places := stages.Path(&t.Group, t.SampleIndex, "")
+// ranFor returns what was made for a sample, in order, up to a stage; "": all. t is any trajectory of the group, with
+// the index of the sample.
+func (s *service) ranFor(ctx context.Context, t *schemas.Trajectory, to schemas.Stage) (path []bus.Made, err error) {
+	places := stages.Path(&t.Group, t.SampleIndex, to)
 	made, err := s.madeAt(ctx, t, places)
 	if err != nil {
 		return nil, err
@@ -193,7 +182,7 @@ func (s *service) standsFor(ctx context.Context, of *schemas.Trajectory, sample 
 ) {
 	at := new(*of)
 	at.SampleIndex = sample
-	path, err := s.ranFor(ctx, at)
+	path, err := s.ranFor(ctx, at, "")
 	if err != nil || len(path) == 0 {
 		return nil, 0, err
 	}
@@ -213,8 +202,8 @@ func (s *service) standsFor(ctx context.Context, of *schemas.Trajectory, sample 
 	return at, last.Seq, nil
 }
 
-// interact asks the interaction that makes a stage, and stores what it says as the stage's trajectory. One that gives no
-// answer fails the stage; other errors are temporary.
+// interact asks the interaction that makes a stage, and stores what it says as the stage's trajectory. One that gives
+// no answer fails the stage; other errors are temporary.
 func (s *service) interact(ctx context.Context, r *schemas.Request) error {
 	x := r.Text.Interaction
 	_, round := r.Stage.Split()
