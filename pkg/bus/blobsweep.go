@@ -41,7 +41,7 @@ var namingStreams = []string{
 // returns their number; with dry it only counts them. Now and then a call also removes the chunks of blobs that were
 // never finished; not each does, because that reads the entries of the whole store.
 func (b *Bus) SweepBlobs(ctx context.Context, grace time.Duration, dry bool) (n int, err error) {
-	x, err := b.IndexBlobs(ctx, grace)
+	x, err := b.IndexBlobs(ctx, grace, nil)
 	if err == nil {
 		n, _, err = x.Sweep(ctx, dry)
 	}
@@ -59,10 +59,12 @@ type BlobIndex struct {
 	uses map[string]int
 	// countedUpTo is the last sequence that was read, by stream.
 	countedUpTo map[string]uint64
+	gone        func(*Message) bool
 	// weights are the blobs of a policy version, by the digest of its weights; versions are the policy versions of
 	// each lane, oldest first.
 	weights  map[string][]string
 	versions map[schemas.Lane][]policyBlobs
+	many     bool // a lane has several versions
 	// counted says that uses counts all events. Without old blobs it does not.
 	counted bool
 	// unused are the digests in old that no event names.
@@ -75,10 +77,12 @@ type oldBlob struct {
 }
 
 // IndexBlobs reads all events and counts which of the blobs that were last stored or used longer than grace ago are
-// named by one. A janitor keeps the index and sweeps with it.
-func (b *Bus) IndexBlobs(ctx context.Context, grace time.Duration) (*BlobIndex, error) {
+// named by one. A janitor keeps the index and sweeps with it. Events that are gone do not count; nil: none is.
+func (b *Bus) IndexBlobs(
+	ctx context.Context, grace time.Duration, gone func(*Message) bool,
+) (*BlobIndex, error) {
 	x := &BlobIndex{
-		b: b, before: time.Now().Add(-grace), old: map[string]oldBlob{}, uses: map[string]int{},
+		b: b, gone: gone, before: time.Now().Add(-grace), old: map[string]oldBlob{}, uses: map[string]int{},
 		countedUpTo: map[string]uint64{},
 		weights:     map[string][]string{}, versions: map[schemas.Lane][]policyBlobs{},
 	}
@@ -103,6 +107,9 @@ func (b *Bus) IndexBlobs(ctx context.Context, grace time.Duration) (*BlobIndex, 
 	}
 	return x, ctx.Err()
 }
+
+// Counts reports whether the index counts events: without blobs that are old enough it does not.
+func (x *BlobIndex) Counts() bool { return x.counted }
 
 // Forget tells the index that events were removed. The next Sweep removes the blobs that only they named. Events that
 // came after the index was made do not count.
@@ -249,8 +256,10 @@ func (x *BlobIndex) countUses(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			for digest := range x.neededBlobs(m) {
-				x.uses[digest]++
+			if x.gone == nil || !x.gone(m) {
+				for digest := range x.neededBlobs(m) {
+					x.uses[digest]++
+				}
 			}
 			x.countedUpTo[stream] = m.Seq
 		}
@@ -274,7 +283,7 @@ func (x *BlobIndex) neededBlobs(m *Message) map[string]bool {
 		}
 		add(x.weights[digest])
 	}
-	if m.Stream != schemas.StreamTrajectories {
+	if m.Stream != schemas.StreamTrajectories || !x.many {
 		return out
 	}
 	// A trajectory whose steps were made with several policy versions names the digest of the last one only.
@@ -330,6 +339,7 @@ func (x *BlobIndex) countPolicies(ctx context.Context) error {
 		x.versions[p.Lane] = append(x.versions[p.Lane], v)
 	}
 	for lane, versions := range x.versions {
+		x.many = x.many || len(versions) > 1
 		refused, err := x.b.PolicyRefusals(ctx, lane)
 		if err != nil {
 			return err

@@ -24,7 +24,7 @@ type ConsumerFloor struct {
 // Floors returns how far each durable of a stream has acknowledged it, for the janitor. Those that are not Own belong
 // to trainers and other readers who want the stream to keep messages until they have read them.
 func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, err error) {
-	err = b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error {
+	err = b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream, _ *jetstream.StreamInfo) error {
 		out = nil
 		// Read this before the consumers: then messages that are stored later count as unread.
 		info, err := s.Info(ctx)

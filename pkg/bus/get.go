@@ -306,6 +306,23 @@ func (b *Bus) Stored(ctx context.Context, stream string, filters []string, from 
 	return n, nil
 }
 
+// Matching returns how many messages of a stream match one of the filters, of which there may be hundreds: the server
+// adds them up by its index. In a cluster it may be too few.
+func (b *Bus) Matching(ctx context.Context, stream string, filters []string) (n uint64, err error) {
+	err = b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream, _ *jetstream.StreamInfo) error {
+		c, err := s.OrderedConsumer(ctx, ReadOptions{HeadersOnly: true}.natsConfig(filters))
+		if err != nil {
+			return err
+		}
+		n = c.CachedInfo().NumPending
+		return s.DeleteConsumer(ctx, c.CachedInfo().Name)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("count what matches in %s: %w", stream, err)
+	}
+	return n, nil
+}
+
 // Subjects returns the stored subjects of a stream that match filter, each with its number of messages; without any
 // the map is empty.
 func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]uint64, error) {
@@ -321,7 +338,11 @@ func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]u
 
 // streamState returns the state of a stream, with the subjects that match filter.
 func (b *Bus) streamState(ctx context.Context, stream, filter string) (state jetstream.StreamState, err error) {
-	err = b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error {
+	err = b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream, now *jetstream.StreamInfo) error {
+		if now != nil && now.State.Msgs == 0 {
+			state = now.State
+			return nil
+		}
 		info, err := s.Info(ctx, jetstream.WithSubjectFilter(filter))
 		if err == nil {
 			state = info.State
@@ -332,33 +353,45 @@ func (b *Bus) streamState(ctx context.Context, stream, filter string) (state jet
 }
 
 // withStream calls f with a stream, and again while the server is away. What the stream has cached may be old: only the
-// first call of each asks the server for it.
-func (b *Bus) withStream(ctx context.Context, name string, f func(context.Context, jetstream.Stream) error) error {
+// first call of each asks the server for it. That one gets what the server said, later ones nil.
+func (b *Bus) withStream(
+	ctx context.Context, name string, f func(context.Context, jetstream.Stream, *jetstream.StreamInfo) error,
+) error {
 	return b.retryWhileAway(ctx, func(ctx context.Context) (err error) {
-		known, _ := b.streams.Load(name)
-		s, ok := known.(jetstream.Stream)
-		if !ok {
-			if s, err = b.js.Stream(ctx, name); err != nil {
-				return err
-			}
-			b.streams.Store(name, s)
+		if known, ok := b.streams.Load(name); ok {
+			return f(ctx, known.(jetstream.Stream), nil)
 		}
-		return f(ctx, s)
+		s, err := b.js.Stream(ctx, name)
+		if err != nil {
+			return err
+		}
+		info := s.CachedInfo()
+		b.streams.Store(name, s)
+		return f(ctx, s, info)
 	})
 }
 
 // StreamInfo returns the state and the limits of a stream of the contract, or of one behind a bucket.
 func (b *Bus) StreamInfo(ctx context.Context, stream string) (info *jetstream.StreamInfo, err error) {
-	err = b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) (err error) {
-		info, err = s.Info(ctx)
-		return err
-	})
+	_, info, err = b.streamNow(ctx, stream)
 	return info, err
+}
+
+// streamNow returns a stream, with its state and limits as they are now.
+func (b *Bus) streamNow(ctx context.Context, name string) (s jetstream.Stream, info *jetstream.StreamInfo, err error) {
+	read := func(ctx context.Context, found jetstream.Stream, now *jetstream.StreamInfo) (err error) {
+		if s, info = found, now; now == nil {
+			info, err = s.Info(ctx)
+		}
+		return err
+	}
+	err = b.withStream(ctx, name, read)
+	return s, info, err
 }
 
 // Delete removes the message at a sequence. It is no error when the message is gone already.
 func (b *Bus) Delete(ctx context.Context, stream string, seq uint64) error {
-	err := b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream) error {
+	err := b.withStream(ctx, stream, func(ctx context.Context, s jetstream.Stream, _ *jetstream.StreamInfo) error {
 		return s.DeleteMsg(ctx, seq)
 	})
 	if errors.Is(err, jetstream.ErrMsgNotFound) || errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
@@ -496,6 +529,9 @@ func (b *Bus) Stats(ctx context.Context) (out []StreamStats, err error) {
 
 // addConsumers adds the durables of a stream to its stats.
 func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.Stream) error {
+	if s.CachedInfo().State.Consumers == 0 {
+		return nil
+	}
 	consumers, err := b.consumersOf(ctx, s)
 	if err != nil {
 		return fmt.Errorf("stats of %s: %w", stats.Name, err)

@@ -74,13 +74,7 @@ func (b *Bus) Read(ctx context.Context, stream string, filters []string, o ReadO
 func (b *Bus) read(
 	ctx context.Context, stream string, filters []string, o ReadOptions, yield func(*Message, error) bool,
 ) error {
-	var s jetstream.Stream
-	var info *jetstream.StreamInfo
-	err := b.withStream(ctx, stream, func(ctx context.Context, found jetstream.Stream) (err error) {
-		s = found
-		info, err = s.Info(ctx)
-		return err
-	})
+	s, info, err := b.streamNow(ctx, stream)
 	if err != nil {
 		return err
 	}

@@ -295,13 +295,16 @@ func (b *Bus) Ready(ctx context.Context) error {
 
 // firstMissing returns the name of the first stream that does not exist; "": all exist. Buckets are streams, too.
 func (b *Bus) firstMissing(ctx context.Context) (string, error) {
+	list, there := b.js.StreamNames(ctx), map[string]bool{}
+	for name := range list.Name() {
+		there[name] = true
+	}
+	if err := list.Err(); err != nil {
+		return "", fmt.Errorf("names of the streams: %w", noJetStream(err))
+	}
 	for _, name := range schemas.StreamNames() {
-		_, err := b.js.Stream(ctx, name)
-		if errors.Is(err, jetstream.ErrStreamNotFound) {
+		if !there[name] {
 			return name, nil
-		}
-		if err != nil {
-			return "", fmt.Errorf("stream %s: %w", name, noJetStream(err))
 		}
 	}
 	return "", nil

@@ -156,14 +156,22 @@ func (f Fault) Full() bool { return f.State == StateFull }
 // this bus wait for an answer. A full queue of requests is no fault: it slows intake down to the speed of the
 // samplers. An error means that the server did not answer.
 func (b *Bus) Faults(ctx context.Context) ([]Fault, error) {
-	var out []Fault
+	var all []StreamStats
 	for _, k := range allStores() {
 		stats, _, err := b.streamStats(ctx, k)
 		if err != nil {
 			return nil, err
 		}
-		f := Fault{StreamStats: *stats}
-		if t, ok := b.faultLog.current(k.name); ok {
+		all = append(all, *stats)
+	}
+	return b.FaultsOf(all), nil
+}
+
+// FaultsOf is Faults of what Stats returned, without another request.
+func (b *Bus) FaultsOf(all []StreamStats) (out []Fault) {
+	for _, stats := range all {
+		f := Fault{StreamStats: stats}
+		if t, ok := b.faultLog.current(stats.Name); ok {
 			room := stats.MaxBytes <= 0 || stats.Bytes+t.size <= uint64(stats.MaxBytes)
 			switch {
 			case !t.full:
@@ -174,11 +182,12 @@ func (b *Bus) Faults(ctx context.Context) ([]Fault, error) {
 				f.Since, f.Err, f.State, f.Refused = t.since, t.err, StateFull, int64(t.size)
 			}
 		}
-		if f.Err != nil && !f.Full() || f.Full() && !k.queue {
+		queue := slices.ContainsFunc(allStores(), func(k storedIn) bool { return k.queue && k.name == stats.Name })
+		if f.Err != nil && !f.Full() || f.Full() && !queue {
 			out = append(out, f)
 		}
 	}
-	return out, nil
+	return out
 }
 
 // storedIn is a stream of the contract, or one behind a bucket. refuses: it refuses messages when it is full. queue:

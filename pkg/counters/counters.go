@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"sync"
@@ -26,7 +27,7 @@ import (
 
 // counted are the streams that records count, in the order in which they are read: a result before what it is of, so
 // that no result lacks its group.
-var counted = []string{
+var counted = [...]string{
 	schemas.StreamAdvantages, schemas.StreamRewards, schemas.StreamTrajectories, schemas.StreamGroups,
 	schemas.StreamDead, schemas.StreamPrompts,
 }
@@ -41,7 +42,7 @@ func filters(stream string, run schemas.Run) []string {
 
 const (
 	// prefix begins the keys of records. Another number: records of another form.
-	prefix  = "counts5"
+	prefix  = "counts6"
 	headKey = prefix
 	// atOnce is how many runs are asked about, or written, side by side.
 	atOnce = 16
@@ -75,7 +76,7 @@ type Sum struct {
 
 // Run are the counts of one run.
 type Run struct {
-	Marks map[string]*Mark `msgpack:"m"` // by stream
+	Marks [len(counted)]Mark `msgpack:"m"` // of the counted streams
 	// Groups have a record. Outcomes counts, by kind of event (trajectory, reward, advantage), what they say.
 	Groups   int64                       `msgpack:"g,omitempty"`
 	Outcomes map[string]map[string]int64 `msgpack:"o,omitempty"`
@@ -136,13 +137,17 @@ func (r *Run) Newest() (t time.Time) {
 	return t
 }
 
-func (r *Run) mark(stream string) *Mark {
-	m := r.Marks[stream]
-	if m == nil {
-		m = &Mark{}
-		put(&r.Marks, stream, m)
+func (r *Run) mark(stream string) *Mark { return &r.Marks[slices.Index(counted[:], stream)] }
+
+// All yields the marks of the streams that have events of the run.
+func (r *Run) All() iter.Seq2[string, Mark] {
+	return func(yield func(string, Mark) bool) {
+		for i, m := range r.Marks {
+			if m.Events > 0 && !yield(counted[i], m) {
+				return
+			}
+		}
 	}
-	return m
 }
 
 // put sets a key of a map that may be nil.
@@ -155,8 +160,8 @@ func put[K comparable, V any](m *map[K]V, key K, value V) {
 
 // isEmpty reports whether nothing of the run is stored, dead letters aside.
 func (r *Run) isEmpty() bool {
-	for stream, m := range r.Marks {
-		if m.Events > 0 && stream != schemas.StreamDead {
+	for stream := range r.All() {
+		if stream != schemas.StreamDead {
 			return false
 		}
 	}
@@ -300,8 +305,8 @@ func (k *book) readRecords(ctx context.Context) error {
 	for _, e := range entries {
 		r, name := &Run{revision: e.Revision}, schemas.Run(e.Key[len(prefix)+1:])
 		whole := msgpack.Unmarshal(e.Value, r) == nil && !r.Large
-		for stream, m := range r.Marks {
-			whole = whole && m != nil && m.Seq <= k.states[stream].last // else the stream was made anew
+		for i, m := range r.Marks {
+			whole = whole && m.Seq <= k.states[counted[i]].last // else the stream was made anew
 		}
 		k.runs[name] = r
 		if !whole {
@@ -421,7 +426,7 @@ func (k *book) eachMissing(ctx context.Context, stream string, ask map[string]fu
 // verify compares the counts with how many messages the server has, and counts runs anew that lack some.
 func (k *book) verify(ctx context.Context) error {
 	if k.run != "*" {
-		return k.verifyRun(ctx, k.run, counted)
+		return k.verifyRun(ctx, k.run, counted[:])
 	}
 	var suspect []string
 	for _, stream := range counted {

@@ -135,7 +135,7 @@ func told(r *counters.Run) string {
 			count[kind+" "+outcome] = int(n)
 		}
 	}
-	for stream := range r.Marks {
+	for stream := range r.All() {
 		count[stream] = int(r.Events(stream))
 	}
 	count["open"], count["open batches"], count["refused"] = len(r.Open), len(r.Batches), int(r.Refused())

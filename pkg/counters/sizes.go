@@ -44,8 +44,10 @@ func (r *Run) Measured() *Sizes {
 
 // MeanSize returns how many bytes an event of the run takes in a stream; false: the record does not say.
 func (r *Run) MeanSize(stream string) (mean uint64, known bool) {
-	if m := r.Marks[stream]; m != nil && m.Events > 0 {
-		return m.Bytes / m.Events, true
+	for of, m := range r.All() {
+		if of == stream {
+			return m.Bytes / m.Events, true
+		}
 	}
 	if s := r.Measured(); s != nil && s.Streams[stream].Events > 0 {
 		return s.Streams[stream].Bytes / s.Streams[stream].Events, true

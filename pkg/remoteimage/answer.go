@@ -8,6 +8,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/remotehttp"
+	"github.com/meander-rl/meander/pkg/strictmsgpack"
 )
 
 // Errors of answers. Both are terminal: the same request gives the same answer again.
@@ -59,7 +60,7 @@ func garbage(format string, args ...any) error {
 // decodeAnswer decodes the body of an answer, and checks it against the request: one output of the seed, the sizes of
 // all tensors, the sigmas, and that all numbers are finite. What it does not use it does not read.
 func decodeAnswer(body []byte, q *Request) (*Answer, error) {
-	v, err := decodeMsgpack(body)
+	v, err := strictmsgpack.Decode(body)
 	if err != nil {
 		return nil, garbage("%w", err)
 	}

@@ -191,7 +191,7 @@ func TestGenerate_Errors(t *testing.T) {
 			200, other("rollout_log_probs", "rollout_log_prob_"), nil,
 			remotehttp.ErrGarbage, "rollout_log_probs: <nil>; must be a tensor",
 		},
-		"two keys":    {200, other("inference_time_s", "generated_output"), nil, remotehttp.ErrGarbage, "and there once"},
+		"two keys":    {200, other("inference_time_s", "generated_output"), nil, remotehttp.ErrGarbage, "comes twice"},
 		"not msgpack": {200, []byte("<html>"), nil, remotehttp.ErrGarbage, "bytes after"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -63,16 +63,21 @@ type source struct {
 	extra bool
 }
 
-// follow returns the follower of a run, which it starts if there is none, once it has read what is stored.
-func (r *Reader) follow(ctx context.Context, run schemas.Run) (*follower, error) {
+// follow returns the follower of a run, which it starts if there is none, once it has read what is stored. status is
+// that of the run; nil: it is not known.
+func (r *Reader) follow(ctx context.Context, run schemas.Run, status *schemas.RunStatus) (*follower, error) {
 	r.mu.Lock()
 	f := r.followers[run]
 	r.mu.Unlock()
 	if f == nil {
-		if _, err := r.client.Status(ctx, run); err != nil { // so that no name costs anything that is not a run's
-			return nil, err
+		if status == nil {
+			var err error
+			// So that no name costs anything that is not a run's.
+			if status, err = r.client.Status(ctx, run); err != nil {
+				return nil, err
+			}
 		}
-		f = r.startFollower(run)
+		f = r.startFollower(run, status)
 	}
 	f.used.Store(time.Now().UnixNano())
 	select {
@@ -90,8 +95,8 @@ func (r *Reader) follows(run schemas.Run) bool {
 	return r.followers[run] != nil
 }
 
-// startFollower starts to follow a run, and ends the followers that are idle, or one too many.
-func (r *Reader) startFollower(run schemas.Run) *follower {
+// startFollower starts to follow a run of this status, and ends the followers that are idle, or one too many.
+func (r *Reader) startFollower(run schemas.Run, status *schemas.RunStatus) *follower {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if f := r.followers[run]; f != nil {
@@ -104,9 +109,10 @@ func (r *Reader) startFollower(run schemas.Run) *follower {
 		changed: make(chan struct{}), rates: map[string]*rate{},
 	}
 	f.status.Read = func(ctx context.Context) (*schemas.RunStatus, error) { return r.client.Status(ctx, run) }
+	f.status.put(status, 0)
 	f.used.Store(time.Now().UnixNano())
 	r.followers[run] = f
-	f.ended.Go(func() { f.read(ctx, r.bus) })
+	f.ended.Go(func() { f.read(ctx, r.bus, r.Once) })
 	return f
 }
 
@@ -146,8 +152,8 @@ func (r *Reader) endFollowers() {
 	}
 }
 
-// read reads what is stored of the run, then what comes, until ctx ends.
-func (f *follower) read(ctx context.Context, b *bus.Bus) {
+// read reads what is stored of the run, then, unless once is enough, what comes, until ctx ends.
+func (f *follower) read(ctx context.Context, b *bus.Bus, once bool) {
 	all := func(kind string) string { return schemas.Address{Kind: kind, Run: f.run}.Filter() }
 	sources := []source{
 		{stream: schemas.StreamGroups, filter: schemas.GroupSubject(f.run, "*"), apply: f.takeRecord},
@@ -171,7 +177,9 @@ func (f *follower) read(ctx context.Context, b *bus.Bus) {
 			}
 		}
 	}
-	close(f.ready)
+	if close(f.ready); once {
+		return
+	}
 	now := bus.ReadOptions{FromTime: time.Now(), Live: true, HeadersOnly: true}
 	for _, kind := range []string{schemas.KindStep, schemas.KindTokens} {
 		f.ended.Go(func() {
@@ -384,7 +392,7 @@ func (x *Following) Next(ctx context.Context) (changes []Change, err error) {
 func (x *Following) start(ctx context.Context) (*follower, error) {
 	ctx, done := context.WithTimeout(ctx, startTimeout)
 	defer done()
-	return x.r.follow(ctx, x.run)
+	return x.r.follow(ctx, x.run, nil)
 }
 
 // Wait waits until the run has changed since Next, at most so long, or until ctx ends.

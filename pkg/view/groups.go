@@ -206,7 +206,7 @@ type Groups struct {
 
 // Groups returns groups of a run.
 func (r *Reader) Groups(ctx context.Context, run schemas.Run, l List) (*Groups, error) {
-	f, err := r.follow(ctx, run)
+	f, err := r.follow(ctx, run, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -289,7 +289,7 @@ const maxSources = 100
 // Curve returns the rewards of a run's groups in the order in which they closed, in at most most points: of one data
 // source, or of all. It names the data sources.
 func (r *Reader) Curve(ctx context.Context, run schemas.Run, source string, most int) (*Curve, error) {
-	f, err := r.follow(ctx, run)
+	f, err := r.follow(ctx, run, nil)
 	if err != nil {
 		return nil, err
 	}

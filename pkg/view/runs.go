@@ -59,6 +59,8 @@ type Run struct {
 	// Streams is the number of events in each stream.
 	Streams map[string]uint64 `json:"-"`
 
+	// known is the status of a run that has no open group, of which none is lost; nil: another one.
+	known    *schemas.RunStatus
 	counted  uint64 // events in records
 	measured *counters.Sizes
 }
@@ -101,13 +103,16 @@ func runOf(name schemas.Run, c *counters.Counted) *Run {
 			r.Counted += n
 		}
 	}
-	for stream, m := range c.Marks {
-		if stream != schemas.StreamDead && m.Events > 0 { // letters are not of the run
+	for stream, m := range c.All() {
+		if stream != schemas.StreamDead { // letters are not of the run
 			r.Streams[stream] = m.Events
 			r.Events, r.Bytes = r.Events+m.Events, r.Bytes+m.Bytes
 		}
 	}
 	r.counted, r.measured = r.Events, c.Measured()
+	if outcomes.HasEnded(s.State) && len(c.Open) == 0 {
+		r.known = s
+	}
 	r.Events += uint64(s.Waiting + s.Parked)
 	return r
 }

@@ -178,17 +178,23 @@ func (r *Reader) addModel(ctx context.Context, t *tally, run schemas.Run, first 
 	return r.addSource(ctx, t, first)
 }
 
-// addSource adds where the checkpoint of a sample is from, as the policy says that the sample was made with.
+// addSource adds where the checkpoint and the adapter of a sample are from, as the policy says that it was made with.
 func (r *Reader) addSource(ctx context.Context, t *tally, of *schemas.Trajectory) error {
 	history, err := r.bus.PolicyHistory(ctx, of.Lane)
 	if err != nil && !errors.Is(err, bus.ErrNotFound) {
 		return err
 	}
 	for _, p := range history {
-		if p.WeightsDigest == of.WeightsDigest && p.Source != "" {
-			t.add(partModel, "source", p.Source)
-			return nil
+		if p.WeightsDigest != of.WeightsDigest {
+			continue
 		}
+		if p.Source != "" {
+			t.add(partModel, "source", p.Source)
+		}
+		if p.Adapter != nil && p.Adapter.Source != "" {
+			t.add(partModel, "adapter", p.Adapter.Source)
+		}
+		break
 	}
 	return nil
 }

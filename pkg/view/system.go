@@ -131,10 +131,6 @@ func (r *Reader) readSystem(ctx context.Context) (*System, error) {
 	if err != nil {
 		return nil, err
 	}
-	faults, err := r.bus.Faults(ctx)
-	if err != nil {
-		return nil, err
-	}
 	x.Mirror = slices.ContainsFunc(stats, func(st bus.StreamStats) bool { return st.Mirror })
 	if !x.Mirror {
 		x.waiting = bus.UnservedBacklog(stats)
@@ -164,7 +160,7 @@ func (r *Reader) readSystem(ctx context.Context) (*System, error) {
 		x.backlog[p.Lane] = l.Backlog
 		x.Lanes = append(x.Lanes, l)
 	}
-	x.Waits = r.systemWaits(x, faults)
+	x.Waits = r.systemWaits(x, r.bus.FaultsOf(stats))
 	return x, nil
 }
 

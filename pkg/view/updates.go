@@ -53,7 +53,7 @@ func (f *follower) takeUpdate(m *bus.Message) {
 
 // Updates returns the updates that trainers told of a run, each trainer's in at most most points.
 func (r *Reader) Updates(ctx context.Context, run schemas.Run, most int) (*Updates, error) {
-	f, err := r.follow(ctx, run)
+	f, err := r.follow(ctx, run, nil)
 	if err != nil {
 		return nil, err
 	}

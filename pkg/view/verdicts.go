@@ -133,7 +133,7 @@ type Judged struct {
 
 // Unjudged returns samples of a run that wait for a verdict, those of the oldest groups first, at most most.
 func (r *Reader) Unjudged(ctx context.Context, run schemas.Run, most int) ([]Judged, error) {
-	f, err := r.follow(ctx, run)
+	f, err := r.follow(ctx, run, nil)
 	if err != nil {
 		return nil, err
 	}

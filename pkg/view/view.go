@@ -31,7 +31,9 @@ type Options struct {
 	Piece func(id int32) string
 	// Again says how a run is made again by these prompts of it, whole: by all of them; nil: settings do not say it.
 	Again func(run schemas.Run, prompts []Given, whole bool) *Again
-	Log   zerolog.Logger
+	// Once says that models are read a single time: what comes later is not followed.
+	Once bool
+	Log  zerolog.Logger
 }
 
 // Reader reads a pipeline. Its methods may be called at once.
@@ -107,7 +109,7 @@ func (r *Reader) Overview(ctx, within context.Context) (*Overview, error) {
 		}
 		followed++
 		reading.Go(func() {
-			if p, err := r.Progress(within, run.Run); err == nil { // else it is not read yet, or has been removed
+			if p, err := r.progress(within, run.Run, run.known); err == nil { // else not read yet, or has been removed
 				run.Progress = p
 			}
 		})
@@ -150,9 +152,14 @@ func (s *Shared[T]) Get(ctx context.Context) (T, error) {
 	if err != nil {
 		return v, err
 	}
-	s.last.Store(&v)
-	s.at, s.took = time.Now(), time.Since(began)
+	s.put(v, time.Since(began))
 	return v, nil
+}
+
+// put makes an answer the last one. It took so long to make.
+func (s *Shared[T]) put(v T, took time.Duration) {
+	s.last.Store(&v)
+	s.at, s.took = time.Now(), took
 }
 
 // milliseconds returns a moment for the page; 0 for none.

@@ -15,11 +15,16 @@ import (
 
 // Progress returns how far a run is, and what it waits for, or what ended it.
 func (r *Reader) Progress(ctx context.Context, run schemas.Run) (*Progress, error) {
+	return r.progress(ctx, run, nil)
+}
+
+// progress is Progress of a run whose status is known, unless that is nil.
+func (r *Reader) progress(ctx context.Context, run schemas.Run, known *schemas.RunStatus) (*Progress, error) {
 	system, err := r.system.Get(ctx)
 	if err != nil {
 		return nil, err
 	}
-	f, err := r.follow(ctx, run)
+	f, err := r.follow(ctx, run, known)
 	if err != nil {
 		return nil, err
 	}

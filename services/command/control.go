@@ -136,7 +136,7 @@ why, how much of it is done, and what it waits for.`,
 func runProgress(ctx context.Context, b *bus.Bus, run schemas.Run) (*view.Progress, error) {
 	ctx, done := context.WithTimeout(ctx, topTimeout)
 	defer done()
-	reader := newReader(ctx, b)
+	reader := newReader(ctx, b, true)
 	defer reader.Close()
 	return reader.Progress(ctx, run)
 }

@@ -30,7 +30,7 @@ type rewardFlags struct {
 // addFlags adds the flags of rewards to f.
 func (r *rewardFlags) addFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&r.reward, "reward", nil,
-		"reward functions NAME[=WEIGHT], NAME being one of "+strings.Join(scorer.Kinds(),
+		"reward functions NAME[=WEIGHT], such as ocr or ocr,clipscore=0.5; NAME is one of "+strings.Join(scorer.Kinds(),
 			", ")+"; default those of the model")
 	f.StringSliceVar(&r.optional, "optional-reward", nil,
 		"the same for functions that may fail: the sum then leaves them out")

@@ -130,7 +130,7 @@ func (e *exporter) checkPush(formatGiven bool) error {
 
 // pushShards writes the card of a dataset beside its files, and sends all to the Hub.
 func (e *exporter) pushShards(c *cobra.Command, conn *connection, folder string, x *export.Index) error {
-	reader := newReader(c.Context(), conn.Bus)
+	reader := newReader(c.Context(), conn.Bus, true)
 	defer reader.Close()
 	settings, err := reader.Settings(c.Context(), x.Run)
 	if err != nil && !errors.Is(err, bus.ErrNotFound) {

@@ -56,6 +56,32 @@ func TestFetch_Run(t *testing.T) {
 		"--reward", "max_prob_mean", "--model", "org/tiny-text", "2+2=?")
 }
 
+// An adapter of the Hub goes by its name, too: its commit is with the policy, and without the Hub it is found again.
+func TestFetch_Adapter(t *testing.T) {
+	bustest.Sequential(t, others)
+	adapter, err := filepath.Abs("../../deploy/demo/adapter")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inEmptyDir(t)
+	h := hubtest.Start(t)
+	r := h.Add(t, "models/org/lora", adapter)
+	r.Files["training.bin"] = []byte("what nobody reads")
+	source := "org/lora@" + r.Commit()
+	run := []string{"run", "--run", "r", "-n", "1", "--steps", "2", "--out", "-", "--reward", "jpeg_compressibility", "--adapter", "org/lora", "a red sign"}
+	expect(t, exitOK, "downloading "+source+": 2 files, ", run...)
+	t.Setenv("HF_HUB_OFFLINE", "1")
+	h.Asked()
+	run[2] = "again"
+	expect(t, exitOK, "1 of 1 groups complete", run...)
+	if asked := h.Asked(); len(asked) > 0 {
+		t.Errorf("offline it asked %q", asked)
+	}
+	expect(t, exitOK, source, "policy", "show")
+	expect(t, exitOK, source, "runs", "show", "r")
+	expect(t, exitOK, "verified", "verify", "r")
+}
+
 // What is wrong with a name of the Hub is said with what mends it, by exit status 2.
 func TestFetch_Refusals(t *testing.T) {
 	inEmptyDir(t)
@@ -133,7 +159,12 @@ func TestFetch_Push(t *testing.T) {
 	t.Setenv("HF_TOKEN", "hf_write")
 	expect(t, exitUsage, `--format: "archive" with --push; must be one of parquet`, append(push, "--format", "archive")...)
 	expect(t, exitUsage, `--push: "rollouts"; must be ORG/NAME`, "runs", "export", "r", "--push", "rollouts")
+	h.PartSize = 5000 // as files of more than 5 GB are sent to the Hub
+	h.Asked()
 	expect(t, exitOK, "me/rollouts is on the Hugging Face Hub: "+h.URL+"/commit/", push...)
+	if asked := strings.Join(h.Asked(), "\n"); !strings.Contains(asked, "/2\nPUT ") || !strings.Contains(asked, "POST /complete/") {
+		t.Errorf("it is not sent in parts:\n%s", asked)
+	}
 	made := h.Repos["datasets/me/rollouts"]
 	shard, _ := os.ReadFile("r/00000.parquet")
 	if len(shard) == 0 || string(made.Files["00000.parquet"]) != string(shard) || len(made.Files) != 3 {

@@ -51,9 +51,9 @@ func addSection(f *pflag.FlagSet, title string, register func(*pflag.FlagSet)) {
 // manyFlags is the number of flags of a command from which on --help shows the common ones, and names the others.
 const manyFlags = 40
 
-// commonFlags are those that most command lines have, in the help of commands with many.
-var commonFlags = strings.Fields(`run out prompts template dry-run group-size seed steps height width true-cfg-scale
-	sde-steps sde-window max-new-tokens temperature reward estimator batch-size listen auth ui model device gc-above
+// commonFlags are those that most command lines have, the most used first, in the help of commands with many.
+var commonFlags = strings.Fields(`model prompts group-size reward steps height width true-cfg-scale seed out run dry-run
+	sde-steps sde-window max-new-tokens temperature estimator batch-size template listen auth ui device gc-above
 	gc-age store nats json`)
 
 // helpAll asks for all flags of a command.
@@ -82,7 +82,7 @@ func flagHelp(c *cobra.Command, columns int) string {
 	sections, others := map[string]*pflag.FlagSet{}, map[string][]string{}
 	var titles []string
 	short := isShort(c)
-	c.LocalFlags().VisitAll(func(flag *pflag.Flag) {
+	visit := func(flag *pflag.Flag) {
 		if flag.Hidden {
 			return
 		}
@@ -94,9 +94,12 @@ func flagHelp(c *cobra.Command, columns int) string {
 		if short && isCommon {
 			title = common
 		}
+		if sections[title] != nil && sections[title].Lookup(flag.Name) != nil {
+			return // it came first
+		}
 		if sections[title] == nil {
 			sections[title] = pflag.NewFlagSet(title, pflag.ContinueOnError)
-			sections[title].SortFlags = c.Flags().SortFlags
+			sections[title].SortFlags = c.Flags().SortFlags && !short
 			titles = append(titles, title)
 		}
 		if short && !isCommon {
@@ -104,7 +107,13 @@ func flagHelp(c *cobra.Command, columns int) string {
 			return
 		}
 		sections[title].AddFlag(briefly(flag, short))
-	})
+	}
+	for _, name := range commonFlags {
+		if flag := c.LocalFlags().Lookup(name); short && flag != nil {
+			visit(flag)
+		}
+	}
+	c.LocalFlags().VisitAll(visit)
 	var s strings.Builder
 	for _, title := range titles {
 		if sections[title].HasFlags() {

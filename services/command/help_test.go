@@ -78,6 +78,15 @@ func TestHelp_OfRunIsShort(t *testing.T) {
 			t.Errorf("--%s is common, and no flag of run or up", name)
 		}
 	}
+	list, _, _ := strings.Cut(out.String(), "says what all flags do")
+	at := -1
+	for _, name := range []string{"model", "prompts", "group-size", "reward", "steps", "seed", "template", "device"} {
+		next := strings.LastIndex(list, " --"+name+" ")
+		if next < at {
+			t.Errorf("--%s comes too early", name)
+		}
+		at = next
+	}
 	if !strings.Contains(out.String(), "meander run --help-all") {
 		t.Error("run --help does not lead to --help-all")
 	}

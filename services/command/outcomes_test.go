@@ -254,7 +254,7 @@ func TestOutcomes(t *testing.T) {
 	for _, line := range linesOf(t, expect(t, exitOK, "", "runs", "ls", "--json")) {
 		list[line["run"].(string)] = line
 	}
-	reader := newReader(t.Context(), b.Bus)
+	reader := newReader(t.Context(), b.Bus, true)
 	defer reader.Close()
 	var overview view.Overview
 	if err := json.Unmarshal([]byte(expect(t, exitOK, "", "top", "--once", "--json")), &overview); err != nil {

@@ -128,7 +128,7 @@ const explainAfter = 15 * time.Second
 // explainWaits says what holds up the pipeline when nothing of an accepted run has moved for a while, each reason once,
 // in the background until ctx ends. A user who may not ask gets no reason.
 func (p *progress) explainWaits(ctx context.Context, b *bus.Bus, after time.Duration) {
-	reader := newReader(ctx, b)
+	reader := newReader(ctx, b, false)
 	defer reader.Close()
 	tick := time.NewTicker(after)
 	defer tick.Stop()

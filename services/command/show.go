@@ -142,7 +142,7 @@ func runState(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Writer) (
 
 // showGroup prints a group: its result and its trajectories. Either may be missing.
 func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, out io.Writer) error {
-	reader := newReader(ctx, b)
+	reader := newReader(ctx, b, true)
 	defer reader.Close()
 	g, err := reader.Group(ctx, run, uid, 0, 0)
 	if errors.Is(err, bus.ErrNotFound) {

@@ -73,16 +73,16 @@ pipe, and with --once, --columns or --json, it prints what it would show, once.`
 	return c
 }
 
-// newReader returns a reader of the models that commands show.
-func newReader(ctx context.Context, b *bus.Bus) *view.Reader {
-	return view.NewReader(ctx, b, view.Options{Advise: boot.Advise, Scarce: boot.Scarce, Again: again})
+// newReader returns a reader of the models that commands show, of a command that shows them once or goes on.
+func newReader(ctx context.Context, b *bus.Bus, once bool) *view.Reader {
+	return view.NewReader(ctx, b, view.Options{Advise: boot.Advise, Scarce: boot.Scarce, Again: again, Once: once})
 }
 
 // printTop prints what there is now.
 func (a *app) printTop(ctx context.Context, conn *connection, out io.Writer, columns int) error {
 	ctx, done := context.WithTimeout(ctx, topTimeout)
 	defer done()
-	reader := newReader(ctx, conn.Bus)
+	reader := newReader(ctx, conn.Bus, true)
 	defer reader.Close()
 	overview, err := reader.Overview(ctx, ctx)
 	if err != nil {
@@ -92,10 +92,12 @@ func (a *app) printTop(ctx context.Context, conn *connection, out io.Writer, col
 		return encode(out, overview)
 	}
 	v := topView{where: conn.where, now: time.Now(), overview: overview, chosen: -1}
+	var b strings.Builder
 	for _, l := range v.layOut(columns, 0) {
-		fmt.Fprintln(out, present.Paint(out, l.colour, l.text))
+		fmt.Fprintln(&b, present.Paint(out, l.colour, l.text))
 	}
-	return nil
+	_, err = io.WriteString(out, b.String())
+	return err
 }
 
 // heldLog passes a log on, or holds its newest lines while the screen shows something else.
@@ -160,7 +162,7 @@ func showLive(ctx context.Context, conn *connection, keys *os.File, out io.Write
 	}
 	ctx, end := context.WithCancel(ctx)
 	defer end()
-	reader := newReader(ctx, conn.Bus)
+	reader := newReader(ctx, conn.Bus, false)
 	defer reader.Close()
 	s := &liveScreen{conn: conn, reader: reader, out: out, looks: make(chan topLook, 1)}
 	s.view.where = conn.where

@@ -33,6 +33,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -170,6 +171,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return err
 	}
 	accepted := a.receipt(slices.Concat(warnings, Warnings(p, a.policy()), Unscored(a.requests[0])))
+	if _, err := tracing.Of(m.Header); err != nil {
+		accepted.Warnings = append(accepted.Warnings, err.Error())
+	}
 	defer s.space.endTurn(ctx, s.bus, m.Seq)
 	waiting, err := s.beginBatch(ctx, m.Seq, todo, a.stepBytes())
 	if err != nil {
@@ -196,8 +200,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := s.publishRequests(ctx, run, p.UID, todo); err != nil {
 		return err
 	}
-	s.metrics.prompts.Inc()
-	s.metrics.promptSeconds.Observe(time.Since(began).Seconds())
+	s.metrics.Prompts.Inc()
+	s.metrics.PromptSeconds.Observe(time.Since(began).Seconds())
 	zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(p.UID)).Int("samples", int(accepted.Samples)).
 		Int("published", len(todo)).Int("num_inference_steps", len(a.requests[0].Transitions)).Msg("prompt accepted")
 	return s.sendReceipt(m, accepted)
@@ -229,9 +233,9 @@ func (s *service) startResolving(ctx context.Context) (done func(), err error) {
 	case <-ctx.Done():
 		return func() {}, ctx.Err()
 	}
-	s.metrics.resolving.Inc()
+	s.metrics.Resolving.Inc()
 	return func() {
-		s.metrics.resolving.Dec()
+		s.metrics.Resolving.Dec()
 		<-s.resolving
 	}, nil
 }
@@ -339,7 +343,7 @@ func (s *service) publishRequest(ctx context.Context, r *schemas.Request) error 
 		over()
 	}
 	if err == nil {
-		s.metrics.requests.Inc()
+		s.metrics.Requests.Inc()
 	}
 	return err
 }

@@ -223,7 +223,7 @@ func runPass(
 	p := &pass{
 		cfg: cfg, b: b, dry: dry, blobs: s, steps: steps, metrics: m, report: r,
 		pressing: map[string]bool{}, bytesLeft: map[string]uint64{}, freedGroups: map[address]bool{},
-		means: map[[2]string]uint64{},
+		means: map[inStream]uint64{}, closed: map[string]*bus.Message{}, chosen: map[inStream][]string{},
 	}
 	return r, p.run(ctx)
 }

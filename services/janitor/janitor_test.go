@@ -431,7 +431,18 @@ func TestBlobIndex_Forget(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	x, err := p.IndexBlobs(t.Context(), 0)
+	without := func(m *bus.Message) bool { return strings.Contains(m.Subject, ".u1.") }
+	for dry, want := range map[bool]int{true: 1, false: 0} { // one pass, without the events of u1
+		gone := map[bool]func(*bus.Message) bool{true: without}[dry]
+		x, err := p.IndexBlobs(t.Context(), 0, gone)
+		if err != nil || !x.Counts() {
+			t.Fatal(err)
+		}
+		if n, _, err := x.Sweep(t.Context(), true); err != nil || n != want {
+			t.Errorf("dry %v: %d blobs, %v; want %d", dry, n, err, want)
+		}
+	}
+	x, err := p.IndexBlobs(t.Context(), 0, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,6 +32,12 @@ type address struct {
 	uid schemas.UID
 }
 
+// inStream is a run in a stream.
+type inStream struct {
+	stream string
+	run    schemas.Run
+}
+
 type pass struct {
 	cfg     Config
 	b       *bus.Bus
@@ -59,7 +65,11 @@ type pass struct {
 	freedGroups map[address]bool
 	// runs are the counts of runs, of dry passes; means are mean sizes that they do not have, by stream and run.
 	runs  map[schemas.Run]*counters.Run
-	means map[[2]string]uint64
+	means map[inStream]uint64
+	// chosen are filters that a dry pass has not counted yet, by stream and run.
+	chosen map[inStream][]string
+	// closed are results of batches, by subject: some of those that were asked for last.
+	closed map[string]*bus.Message
 }
 
 var groupStreams = slices.Collect(maps.Keys(schemas.GroupFilters("*", "*", "*")))
@@ -138,14 +148,23 @@ func (p *pass) run(ctx context.Context) (err error) {
 	if err := p.readSizes(ctx); err != nil {
 		return err
 	}
-	if err := p.sweep(ctx); err != nil {
-		return err
+	// A dry pass whose choice does not depend on blobs reads their events once, without those that it has chosen.
+	late := p.dry && len(p.pressing) == 0 && p.cfg.WeightsDir == ""
+	if !late {
+		if err := p.sweep(ctx); err != nil {
+			return err
+		}
 	}
 	if p.cfg.Rules() {
 		if err := p.countDue(ctx); err != nil {
 			return err
 		}
 		if err := p.freeDue(ctx); err != nil {
+			return err
+		}
+	}
+	if late {
+		if err := p.sweep(ctx); err != nil {
 			return err
 		}
 	}
@@ -209,8 +228,10 @@ func (p *pass) freeChunk(ctx context.Context, chunk []*bus.Message) error {
 	if err := p.readSizes(ctx); err != nil {
 		return err
 	}
-	if err := p.sweep(ctx); err != nil {
-		return err
+	if !p.dry { // its index stays as it is
+		if err := p.sweep(ctx); err != nil {
+			return err
+		}
 	}
 	if err := p.readFloors(ctx); err != nil {
 		return err
@@ -234,6 +255,9 @@ func (p *pass) freeChunk(ctx context.Context, chunk []*bus.Message) error {
 			return err
 		}
 	}
+	if err := p.countChosen(ctx); err != nil {
+		return err
+	}
 	if p.metrics != nil {
 		p.metrics.due.Sub(float64(p.report.Groups - before))
 		p.metrics.oldest.Set(time.Since(chunk[0].Time).Seconds())
@@ -244,6 +268,9 @@ func (p *pass) freeChunk(ctx context.Context, chunk []*bus.Message) error {
 // readFloors reads how far the durable consumers of other programs have acknowledged each stream of groups. freeIfRead
 // keeps what they have not read.
 func (p *pass) readFloors(ctx context.Context) error {
+	if p.dry && p.floors != nil {
+		return nil
+	}
 	p.floors = map[string][]bus.ConsumerFloor{}
 	for _, stream := range groupStreams {
 		floors, err := p.b.Floors(ctx, stream)
@@ -354,33 +381,56 @@ func (p *pass) countFreed(stream string, n uint64) {
 	p.add(stream, n, n*(s.Bytes/max(1, s.Messages)))
 }
 
+// choose notes what a dry pass would free, to be counted with the rest of the chunk: at once where tooFull has to know.
+func (p *pass) choose(ctx context.Context, of inStream, filters []string) error {
+	if len(p.pressing) > 0 {
+		return p.measureFreed(ctx, of, filters)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.chosen[of] = append(p.chosen[of], filters...)
+	return nil
+}
+
+// countChosen counts what a dry pass has chosen.
+func (p *pass) countChosen(ctx context.Context) error {
+	for of, filters := range p.chosen {
+		if err := p.measureFreed(ctx, of, filters); err != nil {
+			return err
+		}
+	}
+	clear(p.chosen)
+	return nil
+}
+
 // measureFreed counts events of a run that a dry pass would free. It estimates the bytes by the run's own events: those
 // of other runs may be far larger.
-func (p *pass) measureFreed(ctx context.Context, stream string, run schemas.Run, n uint64) error {
+func (p *pass) measureFreed(ctx context.Context, of inStream, filters []string) error {
+	n, err := p.b.Matching(ctx, of.stream, filters)
+	if err != nil {
+		return err
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.runs == nil {
-		runs, err := counters.Look(ctx, p.b, cmp.Or(p.cfg.Run, "*"))
-		if err != nil {
+		if p.runs, err = counters.Look(ctx, p.b, cmp.Or(p.cfg.Run, "*")); err != nil {
 			return err
 		}
-		p.runs = runs
 	}
-	key, mean, known := [2]string{stream, string(run)}, uint64(0), false
-	if r := p.runs[run]; r != nil {
-		mean, known = r.MeanSize(stream)
+	mean, known := uint64(0), false
+	if r := p.runs[of.run]; r != nil {
+		mean, known = r.MeanSize(of.stream)
 	}
 	if !known {
-		mean, known = p.means[key]
+		mean, known = p.means[of]
 	}
 	if !known && n > 0 {
-		var err error
-		if mean, err = p.b.MeanSize(ctx, stream, run); err != nil {
+		if mean, err = p.b.MeanSize(ctx, of.stream, of.run); err != nil {
 			return err
 		}
-		p.means[key] = mean
+		p.means[of] = mean
 	}
-	p.add(stream, n, n*mean)
+	p.add(of.stream, n, n*mean)
 	return nil
 }
 
@@ -390,13 +440,16 @@ func (p *pass) add(stream string, messages, bytes uint64) {
 	p.bytesLeft[stream] -= min(p.bytesLeft[stream], bytes)
 }
 
-// blobEvents returns the events of a group that may name blobs; nil while there is no index. The index forgets them
-// once the group is freed.
+// blobStreams have the events of a group that may name blobs.
+var blobStreams = []string{schemas.StreamTrajectories, schemas.StreamGroups}
+
+// blobEvents returns the events of a group that may name blobs; nil while there is no index, or it has no blobs. The
+// index forgets them once the group is freed.
 func (p *pass) blobEvents(ctx context.Context, filters map[string][]string) (events []*bus.Message, err error) {
-	if p.blobs.index == nil {
+	if p.blobs.index == nil || !p.blobs.index.Counts() {
 		return nil, nil
 	}
-	for _, stream := range []string{schemas.StreamTrajectories, schemas.StreamGroups} {
+	for _, stream := range blobStreams {
 		stored, err := p.b.LastMany(ctx, stream, filters[stream])
 		if err != nil {
 			return nil, err
@@ -416,11 +469,21 @@ func (p *pass) sweep(ctx context.Context) (err error) {
 	if !p.blobs.startSweep(p) {
 		return nil
 	}
-	if p.blobs.index, err = p.b.IndexBlobs(ctx, p.cfg.blobGrace()); err != nil {
+	var gone func(*bus.Message) bool
+	if p.dry {
+		gone = p.wouldGo
+	}
+	if p.blobs.index, err = p.b.IndexBlobs(ctx, p.cfg.blobGrace(), gone); err != nil {
 		return err
 	}
 	p.weightsFault = errors.Join(p.weightsFault, p.freeWeights(ctx))
 	return p.freeBlobs(ctx)
+}
+
+// wouldGo reports whether a dry pass has chosen the group that an event is of.
+func (p *pass) wouldGo(m *bus.Message) bool {
+	a, _ := schemas.ParseSubject(m.Subject)
+	return slices.Contains(blobStreams, m.Stream) && p.freedGroups[address{a.Run, a.UID}]
 }
 
 // freeWeights frees the files that pushes by path have copied and that no event needs. The index is new: a version that
@@ -473,10 +536,8 @@ func (p *pass) freeGroup(ctx context.Context, a *schemas.Advantage, m *bus.Messa
 		return fmt.Errorf("free group %s of run %s: %w", a.UID, a.Run, err)
 	}
 	for _, stream := range freeOrder {
-		for _, filter := range filters[stream] {
-			if err := p.purge(ctx, stream, filter); err != nil {
-				return fmt.Errorf("free group %s of run %s: %w", a.UID, a.Run, err)
-			}
+		if err := p.purge(ctx, inStream{stream, a.Run}, filters[stream]); err != nil {
+			return fmt.Errorf("free group %s of run %s: %w", a.UID, a.Run, err)
 		}
 	}
 	if p.blobs.index != nil {
@@ -496,23 +557,19 @@ func (p *pass) freeGroup(ctx context.Context, a *schemas.Advantage, m *bus.Messa
 	return nil
 }
 
-// purge removes the events that the filter matches and counts them; in a dry pass it only counts.
-func (p *pass) purge(ctx context.Context, stream, filter string) error {
-	if !p.dry {
-		n, err := p.b.PurgeSubject(ctx, stream, filter)
-		p.countFreed(stream, n)
-		return err
+// purge removes the events of a run that filters match, and counts them; in a dry pass it only counts.
+func (p *pass) purge(ctx context.Context, of inStream, filters []string) error {
+	if p.dry {
+		return p.choose(ctx, of, filters)
 	}
-	subjects, err := p.b.Subjects(ctx, stream, filter)
-	if err != nil {
-		return err
+	for _, filter := range filters {
+		n, err := p.b.PurgeSubject(ctx, of.stream, filter)
+		p.countFreed(of.stream, n)
+		if err != nil {
+			return err
+		}
 	}
-	n, run := uint64(0), schemas.Run("")
-	for subject, c := range subjects {
-		n += c
-		run, _ = schemas.RunOf(subject)
-	}
-	return p.measureFreed(ctx, stream, run, n)
+	return nil
 }
 
 // freeBatch frees the result of a batch, whose message is m, once none of its groups is stored.
@@ -540,7 +597,7 @@ func (p *pass) freeBatch(ctx context.Context, m *bus.Message) error {
 			}
 		}
 	}
-	return p.purge(ctx, schemas.StreamAdvantages, m.Subject)
+	return p.purge(ctx, inStream{schemas.StreamAdvantages, e.Run}, []string{m.Subject})
 }
 
 // freePrompts frees the prompts whose group is gone, at the end of a pass. A subject of a prompt has only the run, so

@@ -98,10 +98,8 @@ func (p *pass) freeStepsIfRead(ctx context.Context, m *bus.Message, runs map[sch
 	if why, err := p.whyKept(ctx, &a, m, filters); err != nil || why != "" {
 		return false, err
 	}
-	for _, filter := range filters[schemas.StreamSteps] {
-		if err := p.purge(ctx, schemas.StreamSteps, filter); err != nil {
-			return false, err
-		}
+	if err := p.purge(ctx, inStream{schemas.StreamSteps, a.Run}, filters[schemas.StreamSteps]); err != nil {
+		return false, err
 	}
 	p.steps.freed[m.Seq], runs[a.Run] = true, true
 	return true, nil
@@ -113,7 +111,7 @@ func (p *pass) whyKept(
 	ctx context.Context, a *schemas.Advantage, m *bus.Message, filters map[string][]string,
 ) (string, error) {
 	if a.Batch != string(a.UID) {
-		batch, err := p.b.Last(ctx, schemas.StreamAdvantages, schemas.BatchSubject(a.Run, a.Batch))
+		batch, err := p.resultOf(ctx, schemas.BatchSubject(a.Run, a.Batch))
 		if errors.Is(err, bus.ErrNotFound) {
 			return "its batch is open", nil
 		}
@@ -133,4 +131,24 @@ func (p *pass) whyKept(
 		}
 	}
 	return "", nil
+}
+
+// resultOf returns the result of a batch, which its groups ask for one after the other.
+func (p *pass) resultOf(ctx context.Context, subject string) (*bus.Message, error) {
+	p.mu.Lock()
+	m := p.closed[subject]
+	p.mu.Unlock()
+	if m != nil {
+		return m, nil
+	}
+	m, err := p.b.Last(ctx, schemas.StreamAdvantages, subject)
+	if err == nil {
+		p.mu.Lock()
+		if len(p.closed) == chunkSize {
+			clear(p.closed)
+		}
+		p.closed[subject] = m
+		p.mu.Unlock()
+	}
+	return m, err
 }

@@ -368,7 +368,7 @@ func (v variant) apply(m model.Model) (of model.Model, took time.Duration, err e
 	if v.rank == 0 {
 		return m, 0, nil
 	}
-	base := m.(model.Adaptable)
+	base := m.(lora.Adaptable[model.Model])
 	a, err := randomLoRA(base.Modules(), v.rank)
 	if err != nil {
 		return nil, 0, err

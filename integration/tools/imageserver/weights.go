@@ -30,7 +30,7 @@ func (s *Server) setAdapter(nickname, folder string) error {
 	if err != nil {
 		return err
 	}
-	m, err := s.held.base.(model.Adaptable).Adapted(lora.Weighted{Adapter: a, Weight: 1})
+	m, err := s.held.base.(lora.Adaptable[model.Model]).Adapted(lora.Weighted{Adapter: a, Weight: 1})
 	if err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func (s *Server) replace(folder string) error {
 	if err != nil {
 		return err
 	}
-	m, err := s.model.(model.Adaptable).Replaced(full, "other")
+	m, err := s.model.(lora.Adaptable[model.Model]).Replaced(full, "other")
 	if err == nil {
 		s.held.base, s.held.now = m, m
 	}

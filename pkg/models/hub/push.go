@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path"
+	"strconv"
 	"strings"
 )
 
@@ -112,7 +113,9 @@ func (p *push) post(ctx context.Context, address, kind string, body []byte, acce
 	q.Header.Set("Content-Type", kind)
 	q.Header.Set("Accept", kind)
 	t, from := token()
-	q.Header.Set("Authorization", "Bearer "+t)
+	if strings.HasPrefix(address, endpoint()+"/") {
+		q.Header.Set("Authorization", "Bearer "+t)
+	}
 	a, err := p.client.Do(q)
 	if err != nil {
 		return unreachable(ctx, err)
@@ -216,7 +219,7 @@ func (p *push) sendLarge(ctx context.Context, files []Upload) (err error) {
 		return nil
 	}
 	body, err := json.Marshal(map[string]any{
-		"operation": "upload", "transfers": []string{"basic"}, "hash_algo": "sha256", "objects": ask,
+		"operation": "upload", "transfers": []string{"basic", "multipart"}, "hash_algo": "sha256", "objects": ask,
 	})
 	if err != nil {
 		return err
@@ -274,30 +277,77 @@ func (c *counting) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// send sends one file to where LFS wants it.
+// send sends one file to where LFS wants it: at once, or in parts of a size, each to an address of its own.
 func (p *push) send(ctx context.Context, f *Upload, to action) error {
 	file, err := os.Open(f.Path)
 	if err != nil {
 		return err
 	}
 	defer file.Close() // it was only read
-	q, err := http.NewRequestWithContext(ctx, http.MethodPut, to.Address, &counting{file, p.watch.Got})
+	if to.Header[partSize] == "" {
+		_, err := p.put(ctx, to.Address, file, f.size, to.Header)
+		return err
+	}
+	size, _ := strconv.ParseInt(to.Header[partSize], 10, 64)
+	addresses := map[int64]string{}
+	for k, v := range to.Header {
+		if n, err := strconv.ParseInt(k, 10, 64); err == nil {
+			addresses[n] = v
+		}
+	}
+	if n := int64(len(addresses)); size < 1 || n != (f.size+size-1)/size || addresses[n] == "" {
+		return fmt.Errorf("the Hub names %d parts of %q bytes each; must be those of %d bytes", len(addresses),
+			to.Header[partSize], f.size)
+	}
+	type part struct {
+		Number int64  `json:"partNumber"`
+		ETag   string `json:"etag"`
+	}
+	whole := struct {
+		ID    string `json:"oid"`
+		Parts []part `json:"parts"`
+	}{ID: f.sha256}
+	for n := int64(1); n <= int64(len(addresses)); n++ {
+		from := (n - 1) * size
+		some := min(size, f.size-from)
+		etag, err := p.put(ctx, addresses[n], io.NewSectionReader(file, from, some), some, nil)
+		if err != nil {
+			return fmt.Errorf("part %d of %d: %w", n, len(addresses), err)
+		}
+		whole.Parts = append(whole.Parts, part{n, etag})
+	}
+	body, err := json.Marshal(whole)
 	if err != nil {
 		return err
 	}
-	q.ContentLength = f.size
-	for k, v := range to.Header {
+	var answer any
+	return p.post(ctx, to.Address, typeLFS, body, http.StatusOK, &answer)
+}
+
+// partSize is the header by which LFS asks for a file in parts; those with numbers are their addresses.
+const partSize = "chunk_size"
+
+// put sends bytes to an address, and returns the name that they have there.
+func (p *push) put(
+	ctx context.Context, address string, from io.Reader, size int64, header map[string]string,
+) (etag string, err error) {
+	q, err := http.NewRequestWithContext(ctx, http.MethodPut, address, &counting{from, p.watch.Got})
+	if err != nil {
+		return "", err
+	}
+	q.ContentLength = size
+	for k, v := range header {
 		q.Header.Set(k, v)
 	}
 	a, err := p.client.Do(q)
 	if err != nil {
-		return fmt.Errorf("%w; run the same command again", unreachable(ctx, err))
+		return "", fmt.Errorf("%w; run the same command again", unreachable(ctx, err))
 	}
 	text, _ := io.ReadAll(io.LimitReader(a.Body, 300))
 	if err := a.Body.Close(); err != nil || a.StatusCode/100 == 2 {
-		return err
+		return a.Header.Get("ETag"), err
 	}
-	return fmt.Errorf("%s answers %d %s; run the same command again", q.URL.Host, a.StatusCode, text)
+	return "", fmt.Errorf("%s answers %d %s; run the same command again", q.URL.Host, a.StatusCode, text)
 }
 
 // verify tells LFS that a file was sent.

@@ -45,16 +45,18 @@ func (s *state) filtered(n filterNode, text any) any {
 
 // apply applies the filter named c.name to v.
 func (s *state) apply(v any, c *call) any {
-	f := filters[c.name]
-	if f == nil {
+	f, known := filters[c.name]
+	if !known {
 		s.unsupported("the filter %q", c.name)
 	}
 	s.countSteps(0)
-	return f(s, v, c)
+	if f.call != nil {
+		return f.call(s, v, c)
+	}
+	return f.apply(s, v, s.bindArguments(c, f.needs, f.names...))
 }
 
-func filterDefault(s *state, v any, c *call) any {
-	a := s.bindArguments(c, 0, "default_value", "boolean")
+func filterDefault(_ *state, v any, a []any) any {
 	if _, ok := v.(undefined); ok || truth(argument(a[1], false)) && !truth(v) {
 		return argument(a[0], "")
 	}
@@ -64,9 +66,8 @@ func filterDefault(s *state, v any, c *call) any {
 var escapes = strings.NewReplacer("&", "&amp;", ">", "&gt;", "<", "&lt;", "'", "&#39;", `"`, "&#34;")
 
 // filterEscape is the filter escape: it returns v as text in which the characters of HTML are
-// replaced. Text that is escaped already stays. Arguments are an error of the template.
-func filterEscape(s *state, v any, c *call) any {
-	s.bindArguments(c, 0)
+// replaced. Text that is escaped already stays.
+func filterEscape(s *state, v any) any {
 	if m, ok := v.(markup); ok {
 		return m
 	}
@@ -75,8 +76,7 @@ func filterEscape(s *state, v any, c *call) any {
 	return markup(text)
 }
 
-func filterLength(s *state, v any, c *call) any {
-	s.bindArguments(c, 0)
+func filterLength(s *state, v any) any {
 	n, ok := s.length(v)
 	if !ok {
 		s.fail("%s has no length", typeName(v))
@@ -85,8 +85,7 @@ func filterLength(s *state, v any, c *call) any {
 }
 
 // filterIndent is the filter indent: it indents the lines after the first by width spaces, or by a text.
-func filterIndent(s *state, v any, c *call) any {
-	a := s.bindArguments(c, 0, "width", "first", "blank")
+func filterIndent(s *state, v any, a []any) any {
 	s.mustBeDefined(v)
 	text, ok := v.(string)
 	if !ok {
@@ -149,8 +148,7 @@ func filterMap(s *state, v any, c *call) any {
 
 // filterRound is the filter round, with the rounding of Python. What Python rounds in a way that is
 // not built here is unsupported; another method than common, ceil or floor fails the rendering.
-func filterRound(s *state, v any, c *call) any {
-	a := s.bindArguments(c, 0, "precision", "method")
+func filterRound(s *state, v any, a []any) any {
 	s.mustBeDefined(v)
 	precision, whole := integer(argument(a[0], int64(0)))
 	f, ok := float(v)
@@ -183,8 +181,7 @@ func filterRound(s *state, v any, c *call) any {
 
 // filterJSON is the filter tojson of transformers: json.dumps without HTML escapes. Options that
 // json.dumps would refuse fail the rendering.
-func filterJSON(s *state, v any, c *call) any {
-	a := s.bindArguments(c, 0, "ensure_ascii", "indent", "separators", "sort_keys")
+func filterJSON(s *state, v any, a []any) any {
 	f := jsonForm{ascii: truth(argument(a[0], false)), sorted: truth(argument(a[3], false)), item: ", ", key: ": "}
 	switch by := argument(a[1], nil).(type) {
 	case nil:
@@ -275,8 +272,7 @@ func (s *state) sort(items []any, by func(any) any, reverse bool) {
 
 // filterExtremum is the filters max (most) and min: it returns the first of the largest or smallest
 // items of v, undefined for none. Items that Python cannot compare fail the rendering.
-func (s *state) filterExtremum(v any, c *call, most bool) any {
-	a := s.bindArguments(c, 0, "case_sensitive", "attribute")
+func (s *state) filterExtremum(v any, a []any, most bool) any {
 	attribute, exact := s.attributeOf(argument(a[1], nil), nil), truth(argument(a[0], false))
 	var best any = undefined{"the largest or smallest item of none"}
 	for i, item := range s.iterate(v) {

@@ -426,7 +426,7 @@ func (p *parser) filter(of expression) expression {
 	for p.skip(operator, ".") {
 		n.name += "." + p.name()
 	}
-	if filters[n.name] == nil {
+	if _, known := filters[n.name]; !known {
 		p.fail("the filter %q: %w", n.name, ErrUnsupported)
 	}
 	if p.is(operator, "(") {

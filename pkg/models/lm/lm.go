@@ -15,7 +15,6 @@ import (
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/models/decoding"
-	"github.com/meander-rl/meander/pkg/models/lora"
 )
 
 // Card is what the rest of the pipeline must know about a model.
@@ -119,25 +118,6 @@ type Sequence interface {
 	Fork() Sequence
 	// Close frees the sequence's part of the cache. A second call does nothing.
 	Close()
-}
-
-// Adaptable is a model whose weights can change while it is in use: LoRAs are added to it, or all are replaced.
-type Adaptable interface {
-	Model
-	// BaseDigest returns the digest of the checkpoint, without adapters.
-	BaseDigest() string
-	// Modules returns the projections that adapters can change.
-	Modules() lora.Table
-	// Adapted returns a model of the checkpoint plus exactly these adapters, also if there are none. It
-	// reads no files and shares the weights that no adapter changes. The cache is not shared: a sequence
-	// belongs to the model that made it. Both models stay usable, and each must be closed. An adapter
-	// that does not fit is an error.
-	Adapted(adapters ...lora.Weighted) (Model, error)
-	// Tensors returns the shapes of the tensors that weights for Replaced must have.
-	Tensors() lora.Shapes
-	// Replaced returns a model with weights in place of the checkpoint's, which digest names. What is said of Adapted
-	// holds. The weights are not used when it has returned.
-	Replaced(weights *lora.Full, digest string) (Model, error)
 }
 
 // Text returns the text of the ids of an answer, as transformers does with skip_special_tokens:

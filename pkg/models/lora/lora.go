@@ -315,3 +315,22 @@ const maxFaults = 16
 
 // finite reports whether v is neither NaN nor infinite.
 func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+
+// Adaptable is a model of type M to which LoRAs can be added, and whose weights can be replaced, while it is in use. A
+// new model reads no files and shares with the old one what does not change, but no cache of tokens: a sequence belongs
+// to the model that made it. Both models stay usable, and each must be closed.
+type Adaptable[M any] interface {
+	// BaseDigest returns the digest of the checkpoint, without adapters.
+	BaseDigest() string
+	// Modules returns the projections that adapters can change.
+	Modules() Table
+	// Adapted returns a model of the checkpoint plus exactly these adapters, also if there are none. An adapter that
+	// does not fit is an error.
+	Adapted(adapters ...Weighted) (M, error)
+	// Tensors returns the shapes of the tensors that weights for Replaced must have: those of the trained network.
+	Tensors() Shapes
+	// Replaced returns a model of the checkpoint whose trained network is replaced by weights, without the adapters of
+	// this model; digest is the digest of the new model. The weights are not used when it has returned. Tensors that do
+	// not fit are an error.
+	Replaced(weights *Full, digest string) (M, error)
+}

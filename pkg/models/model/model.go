@@ -24,7 +24,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 )
@@ -374,24 +373,4 @@ type Model interface {
 	MemoryBytes() (weights, working int)
 	// Close frees what the model holds.
 	Close() error
-}
-
-// Adaptable is a model to which LoRAs can be added while it is in use.
-type Adaptable interface {
-	Model
-	// BaseDigest returns the digest of the checkpoint, without adapters.
-	BaseDigest() string
-	// Modules returns the projections that adapters can change.
-	Modules() lora.Table
-	// Adapted returns a model of the checkpoint plus exactly these adapters, also if there are none. It reads no
-	// files and shares what no adapter changes. Both models stay usable, and each must be closed. An adapter that
-	// does not fit is an error.
-	Adapted(adapters ...lora.Weighted) (Model, error)
-	// Tensors returns the shapes of the tensors of the trained network, which weights for Replaced must have.
-	Tensors() lora.Shapes
-	// Replaced returns a model of the checkpoint whose trained network is replaced by weights; adapters of this
-	// model are not added. What it needs of weights is read before it returns; everything else is shared. Both
-	// models stay usable, and each must be closed. digest is the digest of the new model. Tensors that do not fit
-	// are an error.
-	Replaced(weights *lora.Full, digest string) (Model, error)
 }

@@ -47,18 +47,9 @@ func refused(err error) error {
 	return err
 }
 
-// Adaptable is a model of type M that adapters can be added to, and whose weights can be replaced.
-type Adaptable[M any] interface {
-	BaseDigest() string
-	Modules() lora.Table
-	Adapted(adapters ...lora.Weighted) (M, error)
-	Tensors() lora.Shapes
-	Replaced(weights *lora.Full, digest string) (M, error)
-}
-
 // Changed returns model m of network n with a change; same: it is m. A *Refusal says that the model cannot have it.
 func Changed[M any](m M, n Network, c Change) (_ M, same bool, err error) {
-	a, ok := any(m).(Adaptable[M])
+	a, ok := any(m).(lora.Adaptable[M])
 	switch {
 	case !ok && c.Full != nil:
 		return m, false, Refuse("weights: the model %s takes none", n.Name())
@@ -78,7 +69,7 @@ func Changed[M any](m M, n Network, c Change) (_ M, same bool, err error) {
 
 // Can returns what adapters and full weights can change in m.
 func Can[M any](m M) (modules lora.Table, tensors lora.Shapes) {
-	if a, ok := any(m).(Adaptable[M]); ok {
+	if a, ok := any(m).(lora.Adaptable[M]); ok {
 		return a.Modules(), a.Tensors()
 	}
 	return nil, nil
@@ -86,7 +77,7 @@ func Can[M any](m M) (modules lora.Table, tensors lora.Shapes) {
 
 // Base returns the digest of the checkpoint of m, else that of its weights.
 func Base[M any](m M, digest string) string {
-	if a, ok := any(m).(Adaptable[M]); ok {
+	if a, ok := any(m).(lora.Adaptable[M]); ok {
 		return a.BaseDigest()
 	}
 	return digest

@@ -48,11 +48,13 @@ type Hub struct {
 	*httptest.Server
 	// Repos are by kind and name, such as models/org/name.
 	Repos map[string]*Repo
+	// PartSize is what larger files are to be sent in, bytes; 0: each at once.
+	PartSize int
 
 	store *httptest.Server // of large files
 	mu    sync.Mutex
 	asked []string
-	large map[string][]byte // by SHA-256, uploaded
+	large map[string][]byte // by SHA-256, uploaded; parts by that and their number
 }
 
 // Start starts a Hub, and sets the variables by which this process and its children find it, with an empty cache.
@@ -154,6 +156,10 @@ func fail(w http.ResponseWriter, status int, code, message string) {
 func (h *Hub) serve(w http.ResponseWriter, q *http.Request) {
 	h.note(q)
 	parts := strings.Split(strings.Trim(q.URL.Path, "/"), "/")
+	if parts[0] == "complete" {
+		h.complete(w, q)
+		return
+	}
 	api := parts[0] == "api"
 	if api {
 		parts = parts[1:]

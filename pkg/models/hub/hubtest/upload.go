@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 )
 
@@ -85,18 +86,55 @@ func (h *Hub) batch(w http.ResponseWriter, q *http.Request) {
 	for _, o := range asked.Objects {
 		object := map[string]any{"oid": o.OID, "size": o.Size}
 		if h.large[o.OID] == nil {
-			object["actions"] = map[string]any{"upload": map[string]any{"href": h.store.URL + "/" + o.OID}}
+			upload := map[string]any{"href": h.store.URL + "/" + o.OID}
+			if size := int64(h.PartSize); size > 0 && o.Size > size {
+				header := map[string]string{"chunk_size": strconv.FormatInt(size, 10)}
+				for n := int64(1); n <= (o.Size+size-1)/size; n++ {
+					header[fmt.Sprintf("%05d", n)] = fmt.Sprintf("%s/%s/%d", h.store.URL, o.OID, n)
+				}
+				upload = map[string]any{"href": h.URL + "/complete/" + o.OID, "header": header}
+			}
+			object["actions"] = map[string]any{"upload": upload}
 		}
 		list = append(list, object)
 	}
 	answer(w, map[string]any{"transfer": "basic", "objects": list})
 }
 
-// put keeps an uploaded large file; one with another digest is refused.
+// complete joins the parts of a large file, which name each by its place and its ETag.
+func (h *Hub) complete(w http.ResponseWriter, q *http.Request) {
+	var asked struct {
+		OID   string
+		Parts []struct {
+			PartNumber int
+			ETag       string
+		}
+	}
+	err := json.NewDecoder(q.Body).Decode(&asked)
+	var whole []byte
+	for i, p := range asked.Parts {
+		b := h.large[fmt.Sprintf("%s/%d", asked.OID, p.PartNumber)]
+		if p.PartNumber != i+1 || p.ETag != etag(".bin", b) {
+			fail(w, http.StatusBadRequest, "", fmt.Sprintf("part %d is another", p.PartNumber))
+			return
+		}
+		whole = append(whole, b...)
+	}
+	if err != nil || etag(".bin", whole) != asked.OID {
+		fail(w, http.StatusBadRequest, "", fmt.Sprint("wrong digest ", err))
+		return
+	}
+	h.large[asked.OID] = whole
+	answer(w, map[string]any{"success": true})
+}
+
+// put keeps an uploaded large file, or a part of one; a file with another digest is refused.
 func (h *Hub) put(w http.ResponseWriter, q *http.Request) {
 	b, err := io.ReadAll(q.Body)
 	oid := strings.Trim(q.URL.Path, "/")
-	if err != nil || etag(".bin", b) != oid {
+	if strings.Contains(oid, "/") && err == nil && len(b) <= h.PartSize {
+		w.Header().Set("ETag", etag(".bin", b))
+	} else if err != nil || etag(".bin", b) != oid {
 		http.Error(w, fmt.Sprint("wrong digest ", err), http.StatusBadRequest)
 		return
 	}

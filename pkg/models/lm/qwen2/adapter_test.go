@@ -16,6 +16,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/pkg/models/lora"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 )
@@ -55,7 +56,7 @@ func adapter(t *testing.T, seed uint64, r int, of lora.Table) *lora.Adapter {
 
 func withAdapters(t *testing.T, m lm.Model, adapters ...lora.Weighted) lm.Model {
 	t.Helper()
-	n, err := m.(lm.Adaptable).Adapted(adapters...)
+	n, err := m.(lora.Adaptable[lm.Model]).Adapted(adapters...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +157,7 @@ func TestAdapted(t *testing.T) {
 				t.Errorf("%s, %s: digest %s", dtype, name, digest)
 			}
 			seen[n.Card().WeightsDigest] = true
-			whole := replaced(t, n.(lm.Adaptable), folder)
+			whole := replaced(t, n.(lora.Adaptable[lm.Model]), folder)
 			if !slices.Equal(logits(t, whole, ids), want) || whole.Card().WeightsDigest != "whole" {
 				t.Errorf("%s, %s: the weights in place of the checkpoint's are not those of the folder", dtype, name)
 			}
@@ -177,7 +178,7 @@ func TestAdapted(t *testing.T) {
 }
 
 // replaced is the model with the weights of a folder in place of its own.
-func replaced(t *testing.T, m lm.Adaptable, dir string) lm.Model {
+func replaced(t *testing.T, m lora.Adaptable[lm.Model], dir string) lm.Model {
 	t.Helper()
 	full, err := lora.OpenFull(dir)
 	if err != nil {
@@ -212,7 +213,7 @@ func relative(got, want []float32) float64 {
 func TestAdapted_ClosedAndRefused(t *testing.T) {
 	t.Parallel()
 	dir := folder(t, qwen2test.Random{Seed: 5})
-	m, err := qwen2.Open(dir, lm.Options{Threads: 2})
+	m, err := qwen2.Open(dir, lm.Options{Options: model.Options{Threads: 2}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +226,7 @@ func TestAdapted_ClosedAndRefused(t *testing.T) {
 		"module": {lora.Table{"lm_head": {259, 32}}, "lm_head"},
 		"shape":  {lora.Table{"model.layers.0.mlp.down_proj": {32, 32}}, "model.layers.0.mlp.down_proj"},
 	} {
-		if _, err := m.WithAdapters(lora.Weighted{Adapter: adapter(t, 1, 3, c.table), Weight: 1}); err == nil ||
+		if _, err := m.Adapted(lora.Weighted{Adapter: adapter(t, 1, 3, c.table), Weight: 1}); err == nil ||
 			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want %q in it", name, err, c.want)
 		}

@@ -42,7 +42,7 @@ type shared struct {
 	ownDevice bool // closed with the last model
 }
 
-var _ lm.Adaptable = (*Model)(nil)
+var _ lora.Adaptable[lm.Model] = (*Model)(nil)
 
 // Card describes the model.
 func (m *Model) Card() lm.Card { return m.card }
@@ -78,10 +78,9 @@ func (s *shared) closeDevice() error {
 // modulePrefix is what the names of the decoder's modules begin with in a checkpoint.
 const modulePrefix = "model."
 
-// WithAdapters returns a model of the checkpoint plus exactly these adapters, with a cache of its
-// own; a sampler calls it for each policy. Both models must be closed. Adapters that do not fit,
-// and no memory, are errors.
-func (m *Model) WithAdapters(adapters ...lora.Weighted) (*Model, error) {
+// Adapted returns a model of the checkpoint plus exactly these adapters, with a cache of its own, see lora.Adaptable.
+// No memory is an error, too.
+func (m *Model) Adapted(adapters ...lora.Weighted) (lm.Model, error) {
 	d := m.base.Clone()
 	if err := nn.Adapt(m.device, d.Projections(modulePrefix), adapters); err != nil {
 		return nil, err
@@ -104,15 +103,6 @@ func (m *Model) BaseDigest() string { return m.baseDigest }
 // Modules returns the projections that adapters can change.
 func (m *Model) Modules() lora.Table { return nn.Table(m.base.Projections(modulePrefix)) }
 
-// Adapted is WithAdapters as a method of lm.Adaptable.
-func (m *Model) Adapted(adapters ...lora.Weighted) (lm.Model, error) {
-	n, err := m.WithAdapters(adapters...)
-	if err != nil {
-		return nil, err
-	}
-	return n, nil
-}
-
 // Tensors returns the shapes of the tensors of the checkpoint; a tied head is none of them.
 func (m *Model) Tensors() lora.Shapes {
 	l := nn.NewLoader(&safetensors.Archive{}, nil)
@@ -120,7 +110,7 @@ func (m *Model) Tensors() lora.Shapes {
 	return l.Expected()
 }
 
-// Replaced returns a model with other weights in place of all of the checkpoint's, as a method of lm.Adaptable.
+// Replaced returns a model with other weights in place of all of the checkpoint's.
 func (m *Model) Replaced(weights *lora.Full, digest string) (lm.Model, error) {
 	l := nn.NewLoader(weights.Archive(), m.device)
 	d, head := load(l, m.config, m.positions)

@@ -24,24 +24,15 @@ func Family() lm.Family {
 	return lm.Family{
 		Name: familyName, Class: class,
 		Open: func(dir string, o lm.Options) (lm.Model, error) {
-			m, err := openAdapted(dir, o)
+			m, err := Open(dir, o)
 			if err != nil {
 				return nil, err
 			}
-			return m, nil
+			return nn.Adapted[lm.Model](m, o.Adapter, o.AdapterScale, m.Adapted)
 		},
 		Language: openLanguage,
 		Inspect:  inspect,
 	}
-}
-
-// openAdapted is Open with the adapter of the options.
-func openAdapted(dir string, o lm.Options) (*Model, error) {
-	base, err := Open(dir, o)
-	if err != nil {
-		return nil, err
-	}
-	return nn.Adapted(base, o.Adapter, o.AdapterScale, base.WithAdapters)
 }
 
 // Bounds if the options have none.

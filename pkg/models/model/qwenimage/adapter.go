@@ -10,13 +10,13 @@ import (
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 )
 
-// WithAdapters returns a model of the checkpoint plus exactly these adapters, also if there
+// Adapted returns a model of the checkpoint plus exactly these adapters, also if there
 // are none. It reads no files: projections that no adapter changes are shared, and so are
 // text encoder, autoencoder, threads and conditionings. The new model has its own digest.
 // Both models stay usable, and each must be closed.
 //
 // An adapter that does not fit is an error that names all its wrong modules.
-func (m *Model) WithAdapters(adapters ...lora.Weighted) (*Model, error) {
+func (m *Model) Adapted(adapters ...lora.Weighted) (model.Model, error) {
 	t := m.base.clone()
 	if err := nn.Adapt(m.device, t.projections(), adapters); err != nil {
 		return nil, err
@@ -29,15 +29,6 @@ func (m *Model) BaseDigest() string { return m.baseDigest }
 
 // Modules returns the projections that adapters can change.
 func (m *Model) Modules() lora.Table { return nn.Table(m.base.projections()) }
-
-// Adapted is WithAdapters as a method of model.Adaptable.
-func (m *Model) Adapted(adapters ...lora.Weighted) (model.Model, error) {
-	n, err := m.WithAdapters(adapters...)
-	if err != nil {
-		return nil, err
-	}
-	return n, nil
-}
 
 // Tensors returns the shapes of the tensors of the transformer.
 func (m *Model) Tensors() lora.Shapes {

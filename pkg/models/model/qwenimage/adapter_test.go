@@ -9,6 +9,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
@@ -25,7 +26,7 @@ func openAdapter(t testing.TB, name string) *lora.Adapter {
 
 func withAdapters(t testing.TB, m *qwenimage.Model, adapters ...lora.Weighted) *qwenimage.Model {
 	t.Helper()
-	n, err := m.WithAdapters(adapters...)
+	n, err := m.Adapted(adapters...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +35,7 @@ func withAdapters(t testing.TB, m *qwenimage.Model, adapters ...lora.Weighted) *
 			t.Error(err)
 		}
 	})
-	return n
+	return n.(*qwenimage.Model)
 }
 
 func TestParity_Adapters(t *testing.T) {
@@ -91,11 +92,11 @@ func TestModel_WithAdapters_swapsAndRestores(t *testing.T) {
 }
 
 func TestModel_Close_sharedThreads(t *testing.T) {
-	m, err := qwenimage.Open(filepath.Join(golden, "full"), qwenimage.Options{Threads: 2})
+	m, err := qwenimage.Open(filepath.Join(golden, "full"), qwenimage.Options{Options: model.Options{Threads: 2}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := m.WithAdapters()
+	n, err := m.Adapted()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,8 +168,8 @@ func TestOpenAdapter_refuses(t *testing.T) {
 			}
 			a, err := lora.Open(dir)
 			if err == nil {
-				var m *qwenimage.Model
-				if m, err = base.WithAdapters(lora.Weighted{Adapter: a, Weight: 1}); err == nil {
+				var m model.Model
+				if m, err = base.Adapted(lora.Weighted{Adapter: a, Weight: 1}); err == nil {
 					m.Close()
 				}
 			}

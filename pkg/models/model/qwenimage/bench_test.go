@@ -18,7 +18,7 @@ var signsSize = checkpoint.Config{
 
 func openBench(b *testing.B, threads int) *qwenimage.Model {
 	b.Helper()
-	m, err := qwenimage.Open(checkpoint.Dir(b, signsSize), qwenimage.Options{Threads: threads, PromptCacheBytes: -1})
+	m, err := qwenimage.Open(checkpoint.Dir(b, signsSize), qwenimage.Options{Options: model.Options{Threads: threads, PromptCacheBytes: -1}})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func BenchmarkEncode(b *testing.B) {
 func BenchmarkOpen(b *testing.B) {
 	dir := checkpoint.Dir(b, signsSize)
 	for b.Loop() {
-		m, err := qwenimage.Open(dir, qwenimage.Options{Threads: 1})
+		m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{Threads: 1}})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -28,7 +28,7 @@ func paint(ctx context.Context) error {
 	if err := checkpoint.Write(dir, checkpoint.Config{Height: 32, Width: 64}); err != nil {
 		return err
 	}
-	m, err := qwenimage.Open(dir, qwenimage.Options{Threads: 1})
+	m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{Threads: 1}})
 	if err != nil {
 		return err
 	}

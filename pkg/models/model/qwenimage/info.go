@@ -26,9 +26,10 @@ func Inspect(dir string) (_ *model.Info, err error) {
 	info := &model.Info{}
 	info.Problem(err)
 	var o Options
-	info.Problem(o.setDefaults(&c.defaults))
+	fault := o.setDefaults(&c.defaults)
+	info.Problem(fault)
 	info.Card = c.card(dir, o)
-	if info.PixelsPerToken > 0 && o.MaxPixels > 0 {
+	if info.PixelsPerToken > 0 && fault == nil {
 		info.Problem(info.Card.Validate())
 	}
 	if tok, err := tokenizer.Read(folder, "tokenizer"); err != nil {

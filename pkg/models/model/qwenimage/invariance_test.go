@@ -66,7 +66,7 @@ func TestModel_bitsDependOnTheRowAlone(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer d.Close()
-			m, err := qwenimage.Open(dir, qwenimage.Options{Device: d})
+			m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{Device: d}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -111,7 +111,7 @@ func TestModel_Velocity_anyPacking(t *testing.T) {
 	b := newBench(t, base, n)
 	want := b.run(t, base, 0, n)
 	rapid.Check(t, func(rt *rapid.T) {
-		m, err := base.WithAdapters() // nothing is kept
+		m, err := base.Adapted() // nothing is kept
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -150,7 +150,7 @@ func TestModel_isAModel(t *testing.T) {
 }
 
 func TestModel_Velocity_allocatesLittle(t *testing.T) {
-	m := openModel(t, "full", qwenimage.Options{Threads: 1})
+	m := openModel(t, "full", qwenimage.Options{Options: model.Options{Threads: 1}})
 	b := newBench(t, m, 4)
 	rows, _ := rowsOf(b.x, b.sigma, b.cond)
 	step := func() {
@@ -184,7 +184,7 @@ func TestModel_Encode_caches(t *testing.T) {
 	if again := encodeAll(t, m, "two"); again[0] != first[1] {
 		t.Error("a prompt is not kept")
 	}
-	none := openModel(t, "full", qwenimage.Options{PromptCacheBytes: -1})
+	none := openModel(t, "full", qwenimage.Options{Options: model.Options{PromptCacheBytes: -1}})
 	if a, b := encodeAll(t, none, "one"), encodeAll(t, none, "one"); a[0] == b[0] ||
 		!slices.Equal(a[0].Tensors[0].Data, b[0].Tensors[0].Data) {
 		t.Error("without a cache: want equal, separate conditionings")

@@ -77,7 +77,7 @@ func needsOf(folder *safetensors.Folder, c *modelConfigs, o Options, factorBytes
 			return n, err
 		}
 	}
-	n.pass = c.passBytes(o.MaxPromptTokens)(media.ImageSize(o.Height, o.Width), 1, factorBytes)
+	n.pass = c.passBytes(o.MaxPromptTokens)(media.ImageSize(c.defaults.Height, c.defaults.Width), 1, factorBytes)
 	return n, nil
 }
 
@@ -104,7 +104,7 @@ func (s *shared) chooseTextDevice(folder *safetensors.Folder, c *modelConfigs, o
 			"encoder's %s can go to the processor); "+
 			"take a GPU with more memory, or free what others hold of it",
 			s.device.Name(), formatBytes(free), formatBytes(least), formatBytes(n.transformer), formatBytes(n.vae),
-			o.Height, o.Width, formatBytes(n.pass), formatBytes(n.text))
+			c.defaults.Height, c.defaults.Width, formatBytes(n.pass), formatBytes(n.text))
 	}
 	if least+n.text <= free {
 		return nil

@@ -74,7 +74,7 @@ func TestPublished_SaysWhatIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	_, err = qwenimage.Open(dir, qwenimage.Options{Device: limited{c, 24 << 30, 2}})
+	_, err = qwenimage.Open(dir, qwenimage.Options{Options: model.Options{Device: limited{c, 24 << 30, 2}}})
 	if err == nil {
 		t.Fatal("it loads on 24 GiB")
 	}
@@ -113,7 +113,7 @@ func TestOpen_TextEncoderGoesWhereThereIsRoom(t *testing.T) {
 		{others + pass, ", text " + c.Name()},
 		{others + pass - 1, "refused"},
 	} {
-		m, err := qwenimage.Open(dir, qwenimage.Options{Device: limited{c, tt.room, 2}, Threads: 1})
+		m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{Device: limited{c, tt.room, 2}, Threads: 1}})
 		if err != nil {
 			if tt.backend != "refused" {
 				t.Errorf("room %d: %v", tt.room, err)
@@ -143,7 +143,7 @@ func TestOpen_TellsItsProgress(t *testing.T) {
 	dir := checkpoint.Dir(t, checkpoint.Config{})
 	var parts []string
 	at := 0
-	m, err := qwenimage.Open(dir, qwenimage.Options{Threads: 1, Progress: func(part string, done, total int) {
+	m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{Threads: 1, Progress: func(part string, done, total int) {
 		if len(parts) == 0 || parts[len(parts)-1] != part {
 			if parts, at = append(parts, part), 0; total <= 0 {
 				t.Errorf("%s has %d bytes", part, total)
@@ -156,12 +156,12 @@ func TestOpen_TellsItsProgress(t *testing.T) {
 			parts[len(parts)-1] = part + ", whole"
 			parts = append(parts, part)
 		}
-	}})
+	}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	quiet, err := qwenimage.Open(dir, qwenimage.Options{Threads: 1})
+	quiet, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{Threads: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}

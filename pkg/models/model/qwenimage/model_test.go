@@ -23,7 +23,7 @@ import (
 
 func TestOpen_card(t *testing.T) {
 	dir := checkpoint.Dir(t, checkpoint.Config{Height: 64, Width: 128, Steps: 20})
-	m, err := qwenimage.Open(dir, qwenimage.Options{TrueCFGScale: 2.5, MaxPromptTokens: 300})
+	m, err := qwenimage.Open(dir, qwenimage.Options{MaxPromptTokens: 300})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestOpen_card(t *testing.T) {
 	if c.Name != "tiny" || c.Family != qwenimage.Family().Name || c.LatentChannels != 64 || c.PixelsPerToken != 16 {
 		t.Errorf("card %+v", c)
 	}
-	if c.Height != 64 || c.Width != 128 || c.NumInferenceSteps != 20 || c.TrueCFGScale != 2.5 || c.MaxPromptTokens != 300 {
+	if c.Height != 64 || c.Width != 128 || c.NumInferenceSteps != 20 || c.TrueCFGScale != 1 || c.MaxPromptTokens != 300 {
 		t.Errorf("defaults: meander.json, then options, not kept: %+v", c)
 	}
 	want, err := os.ReadFile(filepath.Join(dir, "scheduler", "scheduler_config.json"))
@@ -312,14 +312,24 @@ func TestOpen_refuses(t *testing.T) {
 
 func TestOpen_refusesOptions(t *testing.T) {
 	dir := checkpoint.Dir(t, checkpoint.Config{})
-	for name, o := range map[string]qwenimage.Options{
-		"Threads":           {Threads: -1},
-		"Height":            {Height: 1 << 20},
-		"MaxPromptTokens":   {MaxPromptTokens: 5000},
-		"TrueCFGScale":      {TrueCFGScale: math.NaN()},
-		"MaxPixels":         {MaxPixels: 16},
-		"NumInferenceSteps": {NumInferenceSteps: -2},
+	for name, of := range map[string]struct {
+		o        qwenimage.Options
+		defaults string
+	}{
+		"Threads":           {o: qwenimage.Options{Options: model.Options{Threads: -1}}},
+		"MaxPromptTokens":   {o: qwenimage.Options{MaxPromptTokens: 5000}},
+		"Height":            {defaults: `{"height": 1048576}`},
+		"TrueCFGScale":      {defaults: `{"true_cfg_scale": 0}`},
+		"MaxPixels":         {defaults: `{"height": 32768, "width": 32768}`},
+		"NumInferenceSteps": {defaults: `{"num_inference_steps": -2}`},
 	} {
+		dir, o := dir, of.o
+		if of.defaults != "" {
+			dir = checkpoint.Dir(t, checkpoint.Config{})
+			if err := os.WriteFile(filepath.Join(dir, "meander.json"), []byte(of.defaults), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
 		if m, err := qwenimage.Open(dir, o); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: got %v", name, err)
 			if m != nil {

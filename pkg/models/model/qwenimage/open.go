@@ -17,54 +17,23 @@ func Family() model.Family {
 	return model.Family{
 		Name: familyName, Class: pipelineClass, Inspect: Inspect,
 		Open: func(dir string, o model.Options) (model.Model, error) {
-			m, err := openAdapted(dir, o)
+			m, err := Open(dir, Options{Options: o})
 			if err != nil {
 				return nil, err
 			}
-			return m, nil
+			return nn.Adapted[model.Model](m, o.Adapter, o.AdapterScale, m.Adapted)
 		},
 	}
 }
 
 const familyName = "qwen-image"
 
-// openAdapted opens a checkpoint and adds the adapter of the options, if there is one.
-func openAdapted(dir string, o model.Options) (*Model, error) {
-	base, err := Open(dir, Options{
-		Device: o.Device, Threads: o.Threads, PromptCacheBytes: o.PromptCacheBytes,
-		Progress: o.Progress, Hashes: o.Hashes,
-	})
-	if err != nil {
-		return nil, err
-	}
-	return nn.Adapted(base, o.Adapter, o.AdapterScale, base.WithAdapters)
-}
-
-// Options are settings that a checkpoint does not fix. Zero fields have the defaults
-// below.
+// Options are settings that a checkpoint does not fix; the adapter is not added.
 type Options struct {
-	// Device computes; the caller closes it. Default: a CPU of Threads threads.
-	Device tensor.Device
-	// Threads is the number of threads of that CPU; default GOMAXPROCS. Results do not depend on
-	// it.
-	Threads int
-	// Height, Width (pixels), NumInferenceSteps and TrueCFGScale are the Card's defaults for
-	// prompts. Their defaults are in the file meander.json of the folder; without it they are
-	// those of the pipeline: 1024, 1024, 50 and 4.
-	Height, Width, NumInferenceSteps int
-	TrueCFGScale                     float64
-	// MaxPixels bounds height*width; default 2048*2048, at least Height*Width.
-	MaxPixels int
+	model.Options
 	// MaxPromptTokens bounds a conditioning, the five tokens of the template's end included;
 	// default 512, at most 1024.
 	MaxPromptTokens int
-	// PromptCacheBytes bounds the memory of cached conditionings; default 32 MiB. A negative
-	// number disables the cache.
-	PromptCacheBytes int
-	// Progress is model.Options.Progress.
-	Progress model.Progress
-	// Hashes is model.Options.Hashes.
-	Hashes *safetensors.Hashes
 }
 
 // Open loads a checkpoint in the diffusers layout: model_index.json, scheduler/,
@@ -143,30 +112,29 @@ func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *model
 	return m.card.Validate()
 }
 
-// setDefaults replaces zero fields by their defaults and checks all fields.
+// setDefaults replaces zero fields by their defaults, and checks all fields and the defaults of prompts.
 func (o *Options) setDefaults(d *nn.Defaults) error {
 	o.Threads = orDefault(o.Threads, runtime.GOMAXPROCS(0))
-	o.Height, o.Width = orDefault(o.Height, d.Height), orDefault(o.Width, d.Width)
-	o.NumInferenceSteps = orDefault(o.NumInferenceSteps, d.NumInferenceSteps)
-	o.TrueCFGScale = orDefault(o.TrueCFGScale, d.TrueCFGScale)
 	o.MaxPromptTokens = orDefault(o.MaxPromptTokens, 512)
 	o.PromptCacheBytes = max(0, orDefault(o.PromptCacheBytes, 32<<20))
 	var f nn.Faults
 	f.Within("Threads", o.Threads, 1, 4096)
-	f.Within("Height", o.Height, 1, 1<<15)
-	f.Within("Width", o.Width, 1, 1<<15)
-	f.Within("NumInferenceSteps", o.NumInferenceSteps, 1, 1000)
+	f.Within("Height", d.Height, 1, 1<<15)
+	f.Within("Width", d.Width, 1, 1<<15)
+	f.Within("NumInferenceSteps", d.NumInferenceSteps, 1, 1000)
 	f.Within("MaxPromptTokens", o.MaxPromptTokens, 1, promptTokensLimit)
-	f.Check(o.TrueCFGScale > 0 && o.TrueCFGScale <= 1000, "TrueCFGScale: %g; must be more than 0, at most 1000",
-		o.TrueCFGScale)
+	f.Check(d.TrueCFGScale > 0 && d.TrueCFGScale <= 1000, "TrueCFGScale: %g; must be more than 0, at most 1000",
+		d.TrueCFGScale)
 	if len(f) == 0 {
-		o.MaxPixels = orDefault(o.MaxPixels, max(2048*2048, o.Height*o.Width))
-		f.Within("MaxPixels", o.MaxPixels, o.Height*o.Width, 1<<28)
+		f.Within("MaxPixels", maxPixels(d), d.Height*d.Width, 1<<28)
 	}
 	return f.Of("model options")
 }
 
-func orDefault[T int | float64](v, d T) T {
+// maxPixels bounds height*width of images.
+func maxPixels(d *nn.Defaults) int { return max(2048*2048, d.Height*d.Width) }
+
+func orDefault(v, d int) int {
 	if v == 0 {
 		return d
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/models/tensor/cpu"
@@ -57,7 +58,7 @@ func TestSigns_onTheReferenceDevice(t *testing.T) {
 		embeds, velocity, last, pixels []float32
 	}
 	run := func(d tensor.Device) (r result) {
-		m, err := qwenimage.Open(signs, qwenimage.Options{Device: d})
+		m, err := qwenimage.Open(signs, qwenimage.Options{Options: model.Options{Device: d}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -52,8 +52,8 @@ type shared struct {
 type promptKey [sha256.Size]byte
 
 var (
-	_ model.Adaptable    = (*Model)(nil)
-	_ model.TextsEncoder = (*Model)(nil)
+	_ lora.Adaptable[model.Model] = (*Model)(nil)
+	_ model.TextsEncoder          = (*Model)(nil)
 )
 
 // defaultPromptCache is Config.PromptCacheBytes where that is 0.

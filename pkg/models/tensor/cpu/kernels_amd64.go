@@ -20,6 +20,7 @@ var kernelSets = sync.OnceValue(func() []*kernelSet {
 	return sets
 })
 
+// avx2Kernels and avx512Kernels are assembly (stubs_amd64.go), but for the rest of a few.
 var avx2Kernels = kernelSet{
 	name:       KernelsAVX2,
 	tileRows:   6,

@@ -35,7 +35,8 @@ var neonKernels = kernelSet{
 	packPanel:  goPackPanel,
 }
 
-// The functions called neon do the fours by assembly, the rest in Go; their contracts are those of kernelSet.
+// The functions called neon do the fours by assembly (stubs_arm64.go), the rest in Go; their contracts are those of
+// kernelSet. Of the assembly, expSumNEON returns the 16 partial sums, and maxOfNEON raises the 4 partial maxima.
 
 // quads is how many of n elements the assembly does.
 func quads(n int) int { return n &^ 3 }

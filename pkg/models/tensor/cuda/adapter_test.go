@@ -60,7 +60,7 @@ func opened(
 	t *testing.T, d tensor.Device, folder string, height, width int, seed uint64,
 ) (m *qwenimage.Model, cond *model.Conditioning, x []float32) {
 	t.Helper()
-	m, err := qwenimage.Open(folder, qwenimage.Options{Device: d})
+	m, err := qwenimage.Open(folder, qwenimage.Options{Options: model.Options{Device: d}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,10 +84,10 @@ func steps(t *testing.T, d tensor.Device, folder string, a *lora.Adapter) (veloc
 	base, cond, x := opened(t, d, folder, height, width, 3)
 	defer base.Close()
 	for i := range 4 {
-		m := base
+		m := model.Model(base)
 		if i%2 == 1 {
 			var err error
-			if m, err = base.WithAdapters(lora.Weighted{Adapter: a, Weight: float64(i)}); err != nil {
+			if m, err = base.Adapted(lora.Weighted{Adapter: a, Weight: float64(i)}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -97,7 +97,7 @@ func steps(t *testing.T, d tensor.Device, folder string, a *lora.Adapter) (veloc
 			t.Fatal(err)
 		}
 		velocities = append(velocities, v)
-		if m != base {
+		if m != model.Model(base) {
 			if err := m.Close(); err != nil {
 				t.Fatal(err)
 			}
@@ -116,7 +116,7 @@ func paintPushed(t *testing.T, d tensor.Device, folder string, a *lora.Adapter) 
 	if a != nil {
 		adapters = append(adapters, lora.Weighted{Adapter: a, Weight: 16})
 	}
-	pushed, err := base.WithAdapters(adapters...)
+	pushed, err := base.Adapted(adapters...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -100,7 +100,7 @@ func TestGPU_QwenImageLayers(t *testing.T) {
 		t.Fatal(err)
 	}
 	velocity := func(d tensor.Device) []float32 {
-		m, err := qwenimage.Open(dir, qwenimage.Options{Device: d})
+		m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{Device: d}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -41,7 +41,7 @@ func processor(t *testing.T, threads int) tensor.Device {
 
 // eulerStep takes one of so many Euler steps from noise to image: it changes x and returns the velocity.
 func eulerStep(
-	t *testing.T, m *qwenimage.Model, x []float32, cond *model.Conditioning, step, steps, height, width int,
+	t *testing.T, m model.Model, x []float32, cond *model.Conditioning, step, steps, height, width int,
 ) (v []float32) {
 	t.Helper()
 	v = make([]float32, len(x))
@@ -58,7 +58,7 @@ func eulerStep(
 // paint takes Euler steps of the shipped checkpoint, from the same noise each time.
 func paint(t *testing.T, d tensor.Device, prompt string, steps, height, width int) (p painting) {
 	t.Helper()
-	m, err := qwenimage.Open("../../../../deploy/models/signs", qwenimage.Options{Device: d})
+	m, err := qwenimage.Open("../../../../deploy/models/signs", qwenimage.Options{Options: model.Options{Device: d}})
 	if err != nil {
 		t.Fatal(err)
 	}

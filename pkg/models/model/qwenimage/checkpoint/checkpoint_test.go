@@ -16,7 +16,7 @@ func TestDir_loadsAndPaints(t *testing.T) {
 			Steps: 7,
 		},
 	} {
-		m, err := qwenimage.Open(checkpoint.Dir(t, c), qwenimage.Options{Threads: 1})
+		m, err := qwenimage.Open(checkpoint.Dir(t, c), qwenimage.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
