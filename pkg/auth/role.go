@@ -91,7 +91,7 @@ func serviceGrants() []Grant {
 			Purpose: "the program meander-intake: takes prompts and controls, asks for samples, frees what is old",
 			Publishes: []string{
 				schemas.KindGroup, schemas.KindPlan, schemas.KindOpening, schemas.KindRequest, schemas.KindParked,
-				schemas.KindDead, schemas.KindTrajectory, schemas.KindReward, // of samples that are cancelled or refused
+				schemas.KindDead, schemas.KindTrajectory, schemas.KindReward, // of cancelled and refused samples
 			},
 			Reads: append([]string{
 				schemas.StreamPrompts, schemas.StreamControl, schemas.StreamRequests, schemas.StreamParked,

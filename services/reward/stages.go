@@ -82,8 +82,8 @@ func trajectories(path []bus.Made) (list []*schemas.Trajectory) {
 func (s *service) pathTo(ctx context.Context, t *schemas.Trajectory) ([]bus.Made, error) {
 	path, err := s.ranFor(ctx, t, t.Stage)
 	if want := stages.Path(&t.Group, t.SampleIndex, t.Stage); err == nil && len(path) < len(want) {
-		err = fmt.Errorf("stage %s of sample %d of %s, on the way to %s: %w", want[len(path)].Stage, t.SampleIndex, t.UID,
-			t.Stage, bus.ErrNotFound)
+		err = fmt.Errorf("stage %s of sample %d of %s, on the way to %s: %w", want[len(path)].Stage, t.SampleIndex,
+			t.UID, t.Stage, bus.ErrNotFound)
 	}
 	return path, err
 }
