@@ -27,7 +27,7 @@ func First(g *schemas.Group, size int64) []Place {
 // below returns the places of a stage between two indices.
 func below(token schemas.Stage, from, to, every int64) (list []Place) {
 	for i := from; i < to; i += every {
-		list = append(list, Place{token, i})
+		list = append(list, Place{Stage: token, SampleIndex: i})
 	}
 	return list
 }
@@ -44,7 +44,7 @@ func Next(g *schemas.Group, t *schemas.Trajectory) []Place {
 		s := g.Stages[i+1]
 		return below(s.Name.Token(round), t.SampleIndex, t.SampleIndex+g.Stages[i].Every, s.Every)
 	case round < g.Rounds:
-		return []Place{{g.Stages[0].Name.Token(round + 1), t.SampleIndex}}
+		return []Place{{Stage: g.Stages[0].Name.Token(round + 1), SampleIndex: t.SampleIndex}}
 	}
 	return nil
 }
@@ -63,7 +63,7 @@ func Path(g *schemas.Group, sample int64, to schemas.Stage) (list []Place) {
 	for round := int64(1); round <= g.Rounds; round++ {
 		for _, s := range g.Stages {
 			token := s.Name.Token(round)
-			if list = append(list, Place{token, sample - sample%s.Every}); token == to {
+			if list = append(list, Place{Stage: token, SampleIndex: sample - sample%s.Every}); token == to {
 				return list
 			}
 		}
