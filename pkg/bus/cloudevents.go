@@ -25,7 +25,8 @@ func (b *Bus) addCloudEvent(m *nats.Msg) {
 	for name, value := range map[string]string{
 		"ce-specversion": "1.0", "ce-type": cloudEventType + kind + ".v" + version, "ce-source": b.source(),
 		"ce-id": m.Header.Get(jetstream.MsgIDHeader), "ce-subject": schemas.MessageID(m.Subject),
-		"ce-time": time.Now().UTC().Format(time.RFC3339Nano), "ce-datacontenttype": m.Header.Get(schemas.HeaderContentType),
+		"ce-time":            time.Now().UTC().Format(time.RFC3339Nano),
+		"ce-datacontenttype": m.Header.Get(schemas.HeaderContentType),
 	} {
 		m.Header[name] = []string{value}
 	}
