@@ -36,6 +36,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
@@ -249,8 +250,8 @@ func (w *worker) dropAll() {
 func (w *worker) removeGroup(g *group) {
 	if w.groups[g.key()] == g {
 		delete(w.groups, g.key())
-		w.metrics.openGroups.Dec()
-		w.metrics.held.Sub(float64(g.held()))
+		w.metrics.OpenGroups.Dec()
+		w.metrics.Held.Sub(float64(g.held()))
 	}
 }
 
@@ -316,14 +317,14 @@ func (w *worker) estimate(groups []*group, outlines []*schemas.Advantage) {
 	}
 	began := time.Now()
 	estimate(groups, outlines)
-	w.metrics.estimate.Observe(time.Since(began).Seconds())
+	w.metrics.Estimate.Observe(time.Since(began).Seconds())
 }
 
 // publishResult publishes a group's result without waiting; collectResults handles the outcome. If the result cannot
 // be stored, it publishes a failed one instead; if that cannot be stored either, the group's messages become dead
 // letters. The error is a temporary one.
 func (w *worker) publishResult(ctx context.Context, g *group, a *schemas.Advantage) error {
-	ctx = bus.WithTrace(ctx, g.trace)
+	ctx = tracing.With(ctx, g.trace)
 	f, err := w.publisher.Publish(ctx, a, keepFirst(a))
 	if permanent(err) {
 		a = failedResult(a, err)
@@ -447,7 +448,7 @@ func (w *worker) setResult(ctx context.Context, g *group, a *schemas.Advantage) 
 		last = max(last, g.samples[i].stored)
 	}
 	if last > 0 {
-		w.metrics.latency.Observe(max(0, time.Since(time.Unix(0, last)).Seconds()))
+		w.metrics.Latency.Observe(max(0, time.Since(time.Unix(0, last)).Seconds()))
 	}
 	w.log.Info().Str("run", string(a.Run)).Str("uid", string(a.UID)).Str("status", a.Status).
 		Int("members", len(a.Members)).Msg("group closed")

@@ -13,55 +13,45 @@ import (
 )
 
 type instruments struct {
-	set               instrument.Set
-	groups, batches   *prometheus.CounterVec
-	refilled          prometheus.Counter
-	refillsGivenUp    *prometheus.CounterVec
-	openGroups, held  prometheus.Gauge
-	latency, estimate prometheus.Observer
-	batchMetric       *prometheus.GaugeVec
-	groupReward       *prometheus.GaugeVec
+	set            instrument.Set
+	Groups         *prometheus.CounterVec `metric:"groups_total" labels:"status" help:"groups closed, by status"`
+	Batches        *prometheus.CounterVec `metric:"batches_total" labels:"status" help:"batches closed, by status"`
+	Refilled       prometheus.Counter     `metric:"refills_total" help:"groups asked for in place of others"`
+	RefillsGivenUp *prometheus.CounterVec `metric:"refills_given_up_total" labels:"reason" help:"groups that were not replaced, by reason: rounds, deadline or prompt"`
+	OpenGroups     prometheus.Gauge       `metric:"open_groups" help:"groups that wait for rewards"`
+	Held           prometheus.Gauge       `metric:"held_rewards" help:"rewards and records of open groups and batches"`
+	Latency        prometheus.Observer    `metric:"latency_seconds" help:"from the last reward of a group to its stored advantage"`
+	Estimate       prometheus.Observer    `metric:"estimate_seconds" help:"time of the estimator"`
+	BatchMetric    *prometheus.GaugeVec   `metric:"batch_metric" labels:"name" help:"metrics of the last batch, by the names that verl has"`
+	GroupReward    *prometheus.GaugeVec   `metric:"group_reward" labels:"lane" help:"mean reward of the group that closed last, by lane"`
 }
 
 // newInstruments registers the metrics of the advantage service with r; nil: nowhere.
 func newInstruments(r prometheus.Registerer) *instruments {
-	s := instrument.New(r, "advantage")
-	return &instruments{
-		set: s,
-		groups: instrument.Zero(s.Counter("groups_total", "groups closed, by status", "status"),
-			schemas.GroupStatuses...),
-		batches: instrument.Zero(s.Counter("batches_total", "batches closed, by status", "status"),
-			schemas.BatchStatuses...),
-		refilled: s.Counter("refills_total", "groups asked for in place of others").WithLabelValues(),
-		refillsGivenUp: instrument.Zero(s.Counter("refills_given_up_total",
-			"groups that were not replaced, by reason: rounds, deadline or prompt", "reason"), "rounds", "deadline",
-			"prompt"),
-		openGroups: s.Gauge("open_groups", "groups that wait for rewards").WithLabelValues(),
-		held:       s.Gauge("held_rewards", "rewards and records of open groups and batches").WithLabelValues(),
-		latency: s.Seconds("latency_seconds", "from the last reward of a group to its stored advantage").
-			WithLabelValues(),
-		estimate:    s.Seconds("estimate_seconds", "time of the estimator").WithLabelValues(),
-		batchMetric: s.Gauge("batch_metric", "metrics of the last batch, by the names that verl has", "name"),
-		groupReward: s.Gauge("group_reward", "mean reward of the group that closed last, by lane", "lane"),
-	}
+	i := &instruments{set: instrument.New(r, "advantage")}
+	i.set.Fill(i)
+	instrument.Zero(i.Groups, schemas.GroupStatuses...)
+	instrument.Zero(i.Batches, schemas.BatchStatuses...)
+	instrument.Zero(i.RefillsGivenUp, "rounds", "deadline", "prompt")
+	return i
 }
 
 // group counts a closed group of a lane. Only lanes that made samples become labels, so their number is bounded.
 func (i *instruments) group(lane schemas.Lane, a *schemas.Advantage) {
-	i.groups.WithLabelValues(a.Status).Inc()
+	i.Groups.WithLabelValues(a.Status).Inc()
 	if a.Mean != nil {
-		i.groupReward.WithLabelValues(string(lane)).Set(*a.Mean)
+		i.GroupReward.WithLabelValues(string(lane)).Set(*a.Mean)
 	}
 }
 
-func (i *instruments) gaveUp(reason string) { i.refillsGivenUp.WithLabelValues(reason).Inc() }
+func (i *instruments) gaveUp(reason string) { i.RefillsGivenUp.WithLabelValues(reason).Inc() }
 
 // batch counts a closed batch and shows its metrics in place of those of the last one.
 func (i *instruments) batch(e *schemas.Batch) {
-	i.batches.WithLabelValues(e.Status).Inc()
-	i.batchMetric.Reset()
+	i.Batches.WithLabelValues(e.Status).Inc()
+	i.BatchMetric.Reset()
 	for _, m := range e.Metrics {
-		i.batchMetric.WithLabelValues(m.Name).Set(m.Value)
+		i.BatchMetric.WithLabelValues(m.Name).Set(m.Value)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -14,7 +15,8 @@ import (
 // other errors the server delivers the message again.
 func (w *worker) handleMessage(ctx context.Context, m *bus.Message) {
 	w.deliveries.Received(m)
-	ctx = bus.WithTrace(ctx, bus.TraceOf(m.Header))
+	t, _ := tracing.Of(m.Header)
+	ctx = tracing.With(ctx, t)
 	var err error
 	began := time.Now()
 	defer func() { w.work.Done(ctx, began, err) }()
@@ -118,7 +120,7 @@ func (w *worker) handleOpening(ctx context.Context, m *bus.Message) error {
 	}
 	g.confirmed = g.confirmed || now
 	if g.opening == nil {
-		w.metrics.held.Inc()
+		w.metrics.Held.Inc()
 	}
 	g.opening = m
 	dropBytes(m)
@@ -156,11 +158,11 @@ func (w *worker) openGroup(ctx context.Context, r *schemas.Opening, opened time.
 		}
 	}
 	g := newGroup(r, opened)
-	g.trace = bus.TraceIn(ctx)
+	g.trace = tracing.In(ctx)
 	w.applyControl(g)
 	w.groups[g.key()] = g
 	w.unconfirmed = append(w.unconfirmed, unconfirmed{g, time.Now()})
-	w.metrics.openGroups.Inc()
+	w.metrics.OpenGroups.Inc()
 	return g, nil
 }
 
@@ -201,7 +203,7 @@ func (w *worker) handleReward(ctx context.Context, m *bus.Message, r *schemas.Re
 	g.contradicted = g.contradicted || w.decoder.Group() != g.spec && !g.spec.Same(&r.Group)
 	before := len(g.samples)
 	g.addReward(r, m, w.cfg.GroupTimeout)
-	w.metrics.held.Add(float64(len(g.samples) - before))
+	w.metrics.Held.Add(float64(len(g.samples) - before))
 	return w.closeIfComplete(ctx, g)
 }
 
@@ -279,7 +281,7 @@ func (w *worker) closeIfStored(ctx context.Context, g *group) error {
 	if err != nil {
 		return err
 	}
-	ctx = bus.WithTrace(ctx, g.trace)
+	ctx = tracing.With(ctx, g.trace)
 	if a.RefilledBy != "" {
 		// The worker that stored the result may have died before it asked for the other group.
 		if err := w.requestRefill(ctx, g.run, g.spec.PromptSeq, a); err != nil {

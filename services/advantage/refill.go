@@ -105,7 +105,7 @@ func (w *worker) requestRefill(ctx context.Context, run schemas.Run, promptSeq u
 	if err != nil {
 		return fmt.Errorf("ask for group %s: %w", p.UID, err)
 	}
-	w.metrics.refilled.Inc()
+	w.metrics.Refilled.Inc()
 	w.log.Info().Str("run", string(run)).Str("uid", string(a.UID)).Str("status", a.Status).
 		Str("refilled_by", string(p.UID)).Int64("round", round).Msg("asked for a fresh group")
 	return nil

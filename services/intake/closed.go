@@ -121,7 +121,7 @@ func (s *service) dropGroupRequests(ctx context.Context, run schemas.Run, uid sc
 	}
 	n, err := s.removeRequests(ctx, run, uid)
 	if n > 0 {
-		s.metrics.dropped.Add(float64(n))
+		s.metrics.Dropped.Add(float64(n))
 		zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(uid)).Int64("requests", n).
 			Msg("requests removed: " + describeResult(a))
 	}

@@ -148,8 +148,8 @@ func (s *service) await(ctx context.Context, m *bus.Message, run schemas.Run, p 
 	}
 	waitsHere, told := s.held.admit(), false
 	if waitsHere {
-		s.metrics.held.Inc()
-		defer s.metrics.held.Dec()
+		s.metrics.Held.Inc()
+		defer s.metrics.Held.Dec()
 		defer s.held.release()
 	}
 	defer func() {

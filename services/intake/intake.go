@@ -33,6 +33,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -170,6 +171,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return err
 	}
 	accepted := receiptOf(requests, slices.Concat(warnings, Warnings(p, policy), Unscored(requests[0])))
+	if _, err := tracing.Of(m.Header); err != nil {
+		accepted.Warnings = append(accepted.Warnings, err.Error())
+	}
 	defer s.space.endTurn(ctx, s.bus, m.Seq)
 	waiting, err := s.beginBatch(ctx, m.Seq, todo, policy)
 	if err != nil {
@@ -196,8 +200,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := s.publishRequests(ctx, run, p.UID, todo); err != nil {
 		return err
 	}
-	s.metrics.prompts.Inc()
-	s.metrics.promptSeconds.Observe(time.Since(began).Seconds())
+	s.metrics.Prompts.Inc()
+	s.metrics.PromptSeconds.Observe(time.Since(began).Seconds())
 	zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(p.UID)).Int("samples", len(requests)).
 		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
 	return s.sendReceipt(m, accepted)
@@ -232,9 +236,9 @@ func (s *service) startResolving(ctx context.Context) (done func(), err error) {
 	case <-ctx.Done():
 		return func() {}, ctx.Err()
 	}
-	s.metrics.resolving.Inc()
+	s.metrics.Resolving.Inc()
 	return func() {
-		s.metrics.resolving.Dec()
+		s.metrics.Resolving.Dec()
 		<-s.resolving
 	}, nil
 }
@@ -320,7 +324,7 @@ func (s *service) publishRequest(ctx context.Context, r *schemas.Request) error 
 		over()
 	}
 	if err == nil {
-		s.metrics.requests.Inc()
+		s.metrics.Requests.Inc()
 	}
 	return err
 }

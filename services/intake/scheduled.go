@@ -216,6 +216,6 @@ func (s *service) storePlan(ctx context.Context, run schemas.Run, p *schemas.Pro
 	if _, err := s.bus.Publish(ctx, plan, mine, bus.WaitForSpace()); err != nil {
 		return fmt.Errorf("store the plan of %s: %w", p.UID, err)
 	}
-	s.metrics.probability.Set(plan.Probability)
+	s.metrics.Probability.Set(plan.Probability)
 	return nil
 }

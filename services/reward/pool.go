@@ -157,7 +157,7 @@ func (p *pool) join(j *job) (err error) {
 		return &busyError{p.nextTurn(j.queued)}
 	}
 	p.queue = append(p.queue, j)
-	p.metrics.waiting.WithLabelValues(p.name).Inc()
+	p.metrics.Waiting.WithLabelValues(p.name).Inc()
 	p.dispatch(j.queued)
 	return nil
 }
@@ -187,7 +187,7 @@ func (p *pool) remove(j *job) bool {
 		return false
 	}
 	p.queue = slices.Delete(p.queue, i, i+1)
-	p.metrics.waiting.WithLabelValues(p.name).Dec()
+	p.metrics.Waiting.WithLabelValues(p.name).Dec()
 	if j.probe {
 		p.breaker.abandon()
 	}
@@ -219,7 +219,7 @@ func (p *pool) dispatch(now time.Time) {
 			p.progress = now
 		}
 		p.busy++
-		p.metrics.waiting.WithLabelValues(p.name).Sub(float64(n))
+		p.metrics.Waiting.WithLabelValues(p.name).Sub(float64(n))
 		p.startCall(jobs)
 	}
 }
@@ -228,7 +228,7 @@ func (p *pool) dispatch(now time.Time) {
 // delivers the scores. Jobs for whose images there is no memory return to the queue. ctx is the pool's: a sample that
 // is cancelled must not cancel the others.
 func (p *pool) run(ctx context.Context, jobs []*job) {
-	inFlight := p.metrics.inFlight.WithLabelValues(p.name)
+	inFlight := p.metrics.InFlight.WithLabelValues(p.name)
 	inFlight.Add(float64(len(jobs)))
 	defer inFlight.Sub(float64(len(jobs)))
 	var in []scorer.Input
@@ -258,11 +258,11 @@ func (p *pool) run(ctx context.Context, jobs []*job) {
 	p.endCall(len(asked), away, probe, took)
 	for i, j := range asked {
 		name := j.scorer.Name()
-		p.metrics.seconds.WithLabelValues(name).Observe(took.Seconds())
+		p.metrics.Seconds.WithLabelValues(name).Observe(took.Seconds())
 		j.done <- scored{results[i], j.scorer.Version(), took}
 	}
 	if len(asked) > 0 && p.batch > 1 {
-		p.metrics.batches.WithLabelValues(p.name).Inc()
+		p.metrics.Batches.WithLabelValues(p.name).Inc()
 	}
 }
 
@@ -285,7 +285,7 @@ func (p *pool) requeue(jobs []*job) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.queue = append(slices.Clone(jobs), p.queue...)
-	p.metrics.waiting.WithLabelValues(p.name).Add(float64(len(jobs)))
+	p.metrics.Waiting.WithLabelValues(p.name).Add(float64(len(jobs)))
 }
 
 // unanswered returns the error of a call in which the function answered for no sample (scorer.ErrUnavailable for all);
@@ -321,10 +321,10 @@ func (p *pool) endCall(samples int, away error, probe bool, took time.Duration) 
 					Err: fmt.Errorf("%s %w", j.scorer.Name(), &breakerError{p.breaker.until.Sub(now), away}),
 				}, version: j.scorer.Version()}
 			}
-			p.metrics.waiting.WithLabelValues(p.name).Sub(float64(len(p.queue)))
+			p.metrics.Waiting.WithLabelValues(p.name).Sub(float64(len(p.queue)))
 			p.queue = nil
 		}
-		switch gauge := p.metrics.breaker.WithLabelValues(p.name); {
+		switch gauge := p.metrics.Breaker.WithLabelValues(p.name); {
 		case p.breaker.open() && !was:
 			gauge.Inc()
 		case was && !p.breaker.open():

@@ -272,9 +272,9 @@ func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	if ack.Duplicate {
 		return nil // another replica was first
 	}
-	s.metrics.rewards.WithLabelValues(r.Status).Inc()
+	s.metrics.Rewards.WithLabelValues(r.Status).Inc()
 	for i := range r.Scores {
-		s.metrics.scores.WithLabelValues(r.Scores[i].Name, r.Scores[i].Status).Inc()
+		s.metrics.Scores.WithLabelValues(r.Scores[i].Name, r.Scores[i].Status).Inc()
 	}
 	event := zerolog.Ctx(ctx).Info().Str("run", string(r.Run)).Str("uid", string(r.UID)).
 		Int64("sample_index", r.SampleIndex).Str("status", r.Status)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -165,7 +166,7 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 			r := e.pool.score(patient, e.scorer, func(ctx context.Context, wait bool) (scorer.Input, func(), error) {
 				in := scorer.Input{
 					Prompt: t.Prompt, GroundTruth: spec.GroundTruth.Text(), Truth: spec.GroundTruth.Value(),
-					Params: spec.Params, Metadata: metadata,
+					Params: spec.Params, Metadata: metadata, Trace: tracing.Header(patient),
 				}
 				var err error
 				if t.Text != nil {
@@ -216,7 +217,7 @@ func (s *service) retryAfter(m *memo, i int, name string, r *scored, due time.Ti
 		r.Err = fmt.Errorf("no score by %s: %w", clock(due), r.Err)
 		return 0
 	case full:
-		s.metrics.putBack.WithLabelValues(name, "busy").Inc()
+		s.metrics.PutBack.WithLabelValues(name, "busy").Inc()
 		return until(busy.after, now, due)
 	case !away:
 		return 0
@@ -235,7 +236,7 @@ func (s *service) retryAfter(m *memo, i int, name string, r *scored, due time.Ti
 		again = max(again, spared.after)
 	}
 	again = again/2 + rand.N(again) // samples that failed together need not come together
-	s.metrics.putBack.WithLabelValues(name, "away").Inc()
+	s.metrics.PutBack.WithLabelValues(name, "away").Inc()
 	return until(min(again, left+time.Millisecond), now, due)
 }
 

@@ -28,7 +28,7 @@ func (s *service) handleVerdict(ctx context.Context, m *bus.Message) error {
 		return s.countDead(bus.Terminal(schemas.CodeLate,
 			errors.New("the sample has its reward already, without this verdict")))
 	case err == nil:
-		s.metrics.verdicts.WithLabelValues("used").Inc()
+		s.metrics.Verdicts.WithLabelValues("used").Inc()
 		return nil
 	case !errors.Is(err, bus.ErrNotFound):
 		return err
@@ -41,7 +41,7 @@ func (s *service) handleVerdict(ctx context.Context, m *bus.Message) error {
 		return err
 	}
 	if p.after == 0 {
-		s.metrics.verdicts.WithLabelValues("used").Inc()
+		s.metrics.Verdicts.WithLabelValues("used").Inc()
 	}
 	return putBack(ctx, m, p)
 }
@@ -49,7 +49,7 @@ func (s *service) handleVerdict(ctx context.Context, m *bus.Message) error {
 // countDead counts a verdict that becomes a dead letter, and returns err. A verdict that is not valid frees its subject
 // for another; one that came too late keeps it, as a pass may score the sample again.
 func (s *service) countDead(err error) error {
-	s.metrics.verdicts.WithLabelValues("dead").Inc()
+	s.metrics.Verdicts.WithLabelValues("dead").Inc()
 	return err
 }
 
@@ -100,7 +100,7 @@ func (s *service) trajectoryOf(ctx context.Context, v *schemas.Verdict) (*schema
 	case !errors.Is(err, bus.ErrNotFound):
 		return nil, 0, fmt.Errorf("look up advantage: %w", err)
 	}
-	s.metrics.verdicts.WithLabelValues("kept").Inc()
+	s.metrics.Verdicts.WithLabelValues("kept").Inc()
 	return nil, 0, nil
 }
 

@@ -274,7 +274,7 @@ func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory,
 			return nil, err
 		}
 		took := time.Since(began)
-		s.metrics.seconds.WithLabelValues(spec.Name).Observe(took.Seconds())
+		s.metrics.Seconds.WithLabelValues(spec.Name).Observe(took.Seconds())
 		for k, r := range results[:len(made)] {
 			out[made[k].SampleIndex][i] = scored{r, rater.Version(), took}
 		}

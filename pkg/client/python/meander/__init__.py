@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .data.events import EventError, Gone, tensor
     from .client.reader import Batches, EmptyBatch, Groups, Health
     from .client.teacher import NoTeacher, TeacherReply, Unscored
+    from .client.traces import trace_context, traced
+    from .data.staged import StagedBatch, stage, stages
     from .data.text import Text
     from .data.textbatch import TextBatch
 
@@ -36,11 +38,11 @@ __all__ = [
     "Batch", "Batches", "Client", "CursorError", "EmptyBatch", "EventError", "Gone", "Group", "Groups", "Health",
     "Judged", "Keep",
     "NoStreams", "NoTeacher", "Ratio", "RatioOff", "Refused",
-    "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "VersionMismatch", "connect", "contract", "dataset",
+    "Sample", "StagedBatch", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "VersionMismatch", "connect", "contract", "dataset",
     "fresh",
     "loss", "noise",
     "policy",
-    "scheduled", "sync", "tensor", "transition",
+    "scheduled", "stage", "stages", "sync", "tensor", "trace_context", "traced", "transition",
 ]
 if importlib.util.find_spec("torch") is None:
     __all__.remove("dataset")  # which is for loaders of torch
@@ -48,7 +50,7 @@ if importlib.util.find_spec("torch") is None:
 _MODULES = {
     "client": ("access", "ask", "control", "cursor", "lease", "policy", "reader", "sync", "tasks", "teacher",
                "versions"),
-    "data": ("batch", "contract", "events", "lora", "tensorfile", "text", "textbatch"),
+    "data": ("batch", "contract", "events", "lora", "staged", "tensorfile", "text", "textbatch"),
     "maths": ("loss", "noise", "scheduled", "transition"),
     "plugs": ("accelerate", "dataset", "lane", "track", "trl", "verl"), "rewards": (),
 }
@@ -56,9 +58,9 @@ _NAMES = {
     "client.access": ("VersionMismatch",), "client.client": ("Client", "Judged", "connect"),
     "client.control": ("Refused",), "client.cursor": ("CursorError", "NoStreams", "Taken"),
     "client.reader": ("Batches", "EmptyBatch", "Groups", "Health"),
-    "client.teacher": ("NoTeacher", "TeacherReply", "Unscored"),
+    "client.teacher": ("NoTeacher", "TeacherReply", "Unscored"), "client.traces": ("trace_context", "traced"),
     "data.batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"),
-    "data.events": ("EventError", "Gone", "tensor"), "data.text": ("Text",), "data.textbatch": ("TextBatch",),
+    "data.events": ("EventError", "Gone", "tensor"), "data.staged": ("StagedBatch", "stage", "stages"), "data.text": ("Text",), "data.textbatch": ("TextBatch",),
 }  # fmt: skip
 # The module of each public name; that of a module is itself.
 _HOME = {

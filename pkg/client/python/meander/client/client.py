@@ -24,7 +24,7 @@ from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
-from . import access, conditions as files
+from . import access, conditions as files, traces
 from .bulk import Stored, last_of_each
 from .cache import Cache
 from ..data.batch import Group, Keep, Sample
@@ -32,11 +32,12 @@ from .control import Controls, Refused
 from .cursor import PatientJetStream
 from .discovery import discoverable
 from ..data.events import (
-    ADVANTAGE, BATCH, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, UPDATE, AnyEvent, Event, EventError, Gone, check_known, checked,
-    decode, fault, fitting, medium, name_of, tensor,
+    ADVANTAGE, BATCH, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, UPDATE, AnyEvent, Event, EventError, Gone, by_name, check_known,
+    checked, decode, fault, fitting, medium, name_of, tensor,
 )
-from ..data.fields import ALIASES, PromptFields, RewardSpec
+from ..data.fields import PromptFields, RewardSpec
 from .reader import Batches, Groups, LogProbs
+from ..data import staged
 from .tasks import means_away, maybe_awaited, together
 from .teacher import Teachers
 from .updates import Updates
@@ -218,7 +219,7 @@ class Client(Controls, Teachers, Updates):
     async def _store(self, subject: str, body: bytes, headers: dict[str, str], end: float) -> None:
         """Publishes an event once, and waits for a server that is away, and for the streams of a pipeline that has just
         started."""
-        headers = {**headers, "Nats-Msg-Id": secrets.token_hex(16)}
+        headers = {**traces.trace_context(), **headers, "Nats-Msg-Id": secrets.token_hex(16)}
         while True:
             try:
                 await self.js.publish(subject, body, headers=headers)
@@ -278,7 +279,7 @@ class Client(Controls, Teachers, Updates):
     def stream_groups(
         self, run: str, name: str = "", *, after: str = "", shared: bool = False, keep: Keep | None = None,
         faults: str = "raise", timeout: float = 0,
-        follow: bool = True, logits: bool = False,
+        follow: bool = True, logits: bool = False, stage: str = "",
     ) -> Groups:
         """Groups with advantages, in the order in which they closed. A group is complete: trajectories, steps, latents
         and texts, with all digests checked.
@@ -294,10 +295,12 @@ class Client(Controls, Teachers, Updates):
         log then says it.
         follow=False: stop after the stored groups.
         logits: also read the stored logits of texts.
+        stage: of samples with several stages read this one alone, as groups of its own. One that is not there or not
+        trained is a fault.
         """
         return Groups(
             self, run, name, after=after, shared=shared, keep=keep, faults=faults, timeout=timeout, follow=follow,
-            logits=logits
+            logits=logits, stage=stage
         )
 
     def batches(
@@ -305,7 +308,7 @@ class Client(Controls, Teachers, Updates):
         after: str = "",
         shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0, follow: bool = True,
         logits: bool = False,
-        log_prob_kind: str = "raw", empty: str = "", whole: bool = True,
+        log_prob_kind: str = "raw", empty: str = "", whole: bool = True, stage: str = "",
     ) -> Batches:
         """Batches to train on. groups is the number of groups in a batch, in the order in which they close; with 0 the
         batch ids of the prompts say it.
@@ -322,17 +325,22 @@ class Client(Controls, Teachers, Updates):
         Batches of texts are TextBatch. log_prob_kind says which log-probs they have, raw or processed. A group whose
         server gave no such log-probs, and a batch of images and texts, are faults. With logits they also have the
         stored logits.
+
+        Batches of samples with several stages are StagedBatch: batch.stage("paint") is that of a stage. With
+        stage="paint" they are of that stage alone, which is all that is read.
         """
         return Batches(
             self, run, name, groups, log_probs, tolerance, log_prob_kind, after=after, shared=shared, keep=keep,
             faults=faults, timeout=timeout, follow=follow,
-            logits=logits, empty=empty, whole=whole)
+            logits=logits, empty=empty, whole=whole, stage=stage)
 
     async def group(
-        self, run: str, uid: str, advantage: contract.Advantage | None = None, *, logits: bool = False, whole: bool = True
+        self, run: str, uid: str, advantage: contract.Advantage | None = None, *, logits: bool = False, whole: bool = True,
+        stage: str = "",
     ) -> Group:
         """A closed group with its trajectories, steps and texts, and with logits also the stored logits. Digests are
-        checked, and tensors are complete. whole=False leaves the steps of images to complete.
+        checked, and tensors are complete. whole=False leaves the steps of images to complete. stage: of samples with
+        several stages read this one alone, and return it as a group.
 
         Gone: a part of the group is no longer stored. EventError: a part is not what its name says.
         """
@@ -344,22 +352,35 @@ class Client(Controls, Teachers, Updates):
                 raise Gone(f"{subject}: the group has not closed, or its result is no longer stored") from None
             advantage = fitting(m.data or b"", ADVANTAGE, subject, "run", "uid")
         source = advantage.get("source_run") or run
-        found = await self._many("MDR_TRAJECTORIES", [f"{PREFIX}trajectory.{source}.{uid}.*.{STAGE}"])
+        if stage:
+            staged.check_trained(advantage, stage)
+        if not (named := [stage] if stage else staged.made(advantage)):
+            return await self._members(source, advantage, logits, whole)
+        of = {n: await self._members(source, staged.view(advantage, n), logits, whole) for n in named}
+        return of[stage] if stage else Group(advantage, [Sample(m, None, []) for m in advantage["members"]], stages=of)
+
+    async def _members(self, run: str, advantage: contract.Advantage, logits: bool, whole: bool) -> Group:
+        """A group with what its members name. Those of a stage are in rounds, each of which is a trajectory."""
+        uid, members = advantage["uid"], advantage["members"]
+        tokens = sorted({str(m.get("stage") or STAGE) for m in members}) or [STAGE]
+        found = await self._many("MDR_TRAJECTORIES", [f"{PREFIX}trajectory.{run}.{uid}.*.{t}" for t in tokens])
         samples = [
-            Sample(m, await self._trajectory(source, uid, m, found) if m["trajectory_seq"] else None, [])
-            for m in advantage["members"]
+            Sample(m, await self._trajectory(run, uid, m, found) if m["trajectory_seq"] else None, []) for m in members
         ]
         for s in samples:
             s.unread = s.trajectory is not None and s.trajectory.get("text") is None
         await self.complete([s for s in samples if whole or not s.unread], logits)
+        if STAGE not in tokens and (lane := [s.trajectory for s in samples if s.trajectory is not None]):
+            advantage = {**advantage, "policy_version_min": min(t["policy_version_min"] for t in lane),
+                         "policy_version_max": max(t["policy_version_max"] for t in lane)}  # fmt: skip
         return Group(advantage, samples)
 
     async def _trajectory(
         self, run: str, uid: str, member: AnyEvent, found: Mapping[int | str, Stored] = {}
     ) -> contract.Trajectory:  # fmt: skip
-        subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}.{STAGE}"
+        subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}.{member.get('stage') or STAGE}"
         m = await self._stored("MDR_TRAJECTORIES", member["trajectory_seq"], subject, found)
-        trajectory: contract.Trajectory = fitting(m.data, TRAJECTORY, subject, "run", "uid", "sample_index")
+        trajectory: contract.Trajectory = fitting(m.data, TRAJECTORY, subject, "run", "uid", "sample_index", "stage")
         check_known(trajectory, TRAJECTORY, f"sample {uid} #{member['sample_index']}")
         return trajectory
 
@@ -611,7 +632,8 @@ class Client(Controls, Teachers, Updates):
                 request = decode(msg.data)
                 if logits:
                     request["generation_logits"], request["generation_logit_ids"] = await self._answer_logits(request)
-                reply = await maybe_awaited(await asyncio.to_thread(answer, request))
+                with traces.traced(msg.headers or {}):
+                    reply = await maybe_awaited(await asyncio.to_thread(answer, request))
                 if not isinstance(reply, Mapping):
                     raise TypeError(f"the interaction gives {type(reply).__name__}; must be a dict")
                 data = msgpack.packb({"v": 1, **reply})
@@ -725,17 +747,6 @@ class Client(Controls, Teachers, Updates):
             return None
         named = [str(first.get(field)) for field in ("run", "uid", "sample_index", "name")]
         return None if verdict_fault(first) or subject != f"{PREFIX}verdict." + ".".join(named) else first
-
-
-def by_name(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by their own names, which are also given by those of flags. TypeError: a field is given twice."""
-    out = dict(fields)
-    for alias in ALIASES.keys() & out.keys():
-        name = ALIASES[alias]
-        if name in out:
-            raise TypeError(f"{alias} and {name}: both given; must be one: they are one field")
-        out[name] = out.pop(alias)
-    return out
 
 
 def _portions(samples: Sequence[Sample]) -> Iterator[list[Sample]]:

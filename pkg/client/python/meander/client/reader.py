@@ -58,6 +58,11 @@ def why_not(advantage: AnyEvent) -> str:
     return ": ".join([f"status {advantage['status']}", *more])[:160]
 
 
+def _parts(group: Group) -> list[Group]:
+    """The groups of its stages; itself, of samples with one."""
+    return list(group.stages.values()) or [group]
+
+
 @dataclasses.dataclass
 class Health:
     """What a reader has seen. left_out counts groups that are in no batch, and samples that have an advantage but
@@ -110,7 +115,8 @@ class Source(Protocol):
         """As of Client."""
 
     async def group(
-        self, run: str, uid: str, advantage: Advantage | None = None, *, logits: bool = False, whole: bool = True
+        self, run: str, uid: str, advantage: Advantage | None = None, *, logits: bool = False, whole: bool = True,
+        stage: str = ""
     ) -> Group:
         """As of Client."""
 
@@ -123,7 +129,7 @@ class _Reader:
 
     def __init__(
         self, client: Source, run: str, name: str, kind: str, after: str, shared: bool, keep: Keep | None, faults: str,
-        timeout: float, follow: bool, logits: bool, empty: str = "", whole: bool = True,
+        timeout: float, follow: bool, logits: bool, empty: str = "", whole: bool = True, stage: str = "",
     ):
         if faults not in ("raise", "skip"):
             raise ValueError(f"faults: {faults!r}; must be raise or skip")
@@ -133,7 +139,7 @@ class _Reader:
         self.client, self.run, self.keep, self.faults = client, run, keep, faults
         self.timeout, self.follow = timeout, follow
         self.cursor = Cursor(client.nc, run, name, results(run, kind), after, shared, client.mark)
-        self.logits, self.whole = logits, whole
+        self.logits, self.whole, self.stage = logits, whole, stage
         self.health = Health()
         self._left: dict[str, str] = {}  # why groups and samples are left out, since the last batch
 
@@ -170,7 +176,8 @@ class _Reader:
     async def _group(self, run: str, uid: str, place: str, advantage: Advantage | None = None) -> Group | None:
         """Returns a group that counts; None for one that is left out, which is counted and logged."""
         try:
-            read = partial(self.client.group, run, uid, advantage, logits=self.logits, whole=self.whole)
+            named = {"stage": self.stage} if self.stage else {}
+            read = partial(self.client.group, run, uid, advantage, logits=self.logits, whole=self.whole, **named)
             group = await retry_while_away(read, max(self.timeout, PATIENCE))
             group.cursor = place
             status = group.advantage["status"]
@@ -187,12 +194,12 @@ class _Reader:
         if why:
             self._leave(uid, why)
             return None
-        for i, why in ((x.member["sample_index"], x.lacks) for x in group.samples if x.advantage is not None):
-            if why:
-                self._leave(f"{uid} #{i}", f"sample: {why}")
+        for x in (s for g in _parts(group) for s in g.samples if s.advantage is not None):
+            if why := x.lacks:
+                self._leave(f"{uid} #{x.member['sample_index']}", f"sample: {why}")
         self.health.groups += 1
         self.health.samples += len(group.trained)
-        self.health.unscored += sum(s.text.unscored for s in group.trained if s.text is not None)
+        self.health.unscored += sum(s.text.unscored for g in _parts(group) for s in g.trained if s.text is not None)
         return group
 
     def _usable(self, group: Group) -> None:
@@ -304,7 +311,7 @@ class Batches(_Reader):
         return out
 
     def _usable(self, group: Group) -> None:
-        for s in group.trained:
+        for s in (s for g in _parts(group) for s in g.trained):
             if s.text is not None and (why := lacking(s.text, self.log_prob_kind)):
                 raise EventError(f"{group.uid} #{s.member['sample_index']}: {why}")
 

@@ -118,6 +118,19 @@ class Group:
     """The result of the group, as stored: see contract.Advantage."""
     samples: list[Sample]
     cursor: str = ""
+    stages: dict[str, Group] = dataclasses.field(default_factory=dict)
+    """Of samples with several stages: the group of each stage that lanes made and that was read, by its name. A member
+    there has the stage's advantage, its round and the mean reward of the samples that it leads to."""
+
+    def stage(self, name: str) -> Group:
+        """The group of a stage that is trained. KeyError: there is none."""
+        from .staged import check_trained
+
+        try:
+            check_trained(self.advantage, name)
+            return dataclasses.replace(self.stages[name], cursor=self.cursor)
+        except EventError as e:
+            raise KeyError(str(e)) from None
 
     @property
     def uid(self) -> str:
@@ -126,13 +139,16 @@ class Group:
 
     @property
     def kind(self) -> str:
-        """The kind of its samples: text or image."""
+        """The kind of its samples: text, image, or stages."""
+        if self.stages:
+            return "stages"
         return "text" if any(s.facts.get("text") for s in self.samples) else "image"
 
     @property
     def trained(self) -> list[Sample]:
-        """The samples that have an advantage and something to train on: stochastic steps or generated tokens."""
-        return [s for s in self.samples if s.advantage is not None and not s.lacks]
+        """The samples that have an advantage and something to train on: stochastic steps or generated tokens. Those of
+        several stages are the samples that have an advantage."""
+        return [s for s in self.samples if s.advantage is not None and (self.stages or not s.lacks)]
 
 
 class RatioOff(ValueError):
@@ -180,6 +196,7 @@ class Batch(Mapping[str, Any]):
     | rewards | [B] float64 | |
     | uid, weights_digest, cfg_rule | [B] str | |
     | sample_index, policy_version, group_index | [B] int64 | group_index counts the groups of the batch |
+    | round | [B] int64 | of a stage: the round that the sample is of, from 1 |
     | each setting that is one value | [B] | by its name in schemas/README.md, such as noise_seed (uint64) |
     | prompt_embeds, negative_prompt_embeds | [B, L, D] float32 | where kept (return_conditioning), zero padded |
     | prompt_embeds_mask, negative_prompt_embeds_mask | [B, L] int64 | |
@@ -300,13 +317,13 @@ class Batch(Mapping[str, Any]):
         out = []
         for g in self.groups:
             found = [
-                c["values"] for c in g.advantage.get("credits") or ()
+                c for c in g.advantage.get("credits") or ()
                 if (c["stage"], c.get("track") or "") == (stage, track)
             ]  # fmt: skip
             if g.trained and not found:
                 raise KeyError(f"{g.uid}: no credit of stage {stage!r}, track {track!r}")
-            place = {m["sample_index"]: i for i, m in enumerate(g.advantage["members"])} if found else {}
-            out += [found[0][place[s.member["sample_index"]]] for s in g.trained]
+            for s in g.trained:  # each sample of the stage leads to so many members
+                out.append(found[0]["values"][s.member["sample_index"] // (found[0].get("every") or 1)])
         return np.array(out, np.float64)
 
     def check_whole(self, reader: str) -> None:
@@ -482,6 +499,8 @@ class Batch(Mapping[str, Any]):
         out["rewards"] = np.array([s.member["reward"] for _, _, s, _ in rows], np.float64)
         out["sample_index"] = np.array([s.member["sample_index"] for _, _, s, _ in rows], np.int64)
         out["group_index"] = np.array([i for i, _, _, _ in rows], np.int64)
+        if any("round" in s.member for _, _, s, _ in rows):
+            out["round"] = np.array([s.member.get("round", 1) for _, _, s, _ in rows], np.int64)
         return out
 
 

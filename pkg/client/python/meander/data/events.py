@@ -16,6 +16,8 @@ import msgpack
 import numpy as np
 from blake3 import blake3
 
+from .fields import ALIASES
+
 PREFIX = "mdr.v1."
 """What all subjects of the contract begin with."""
 STAGE, TENANT = "main", "main"
@@ -45,6 +47,17 @@ def name_of(field: str, value: Any) -> str:
     repaired = "-".join(re.findall("[A-Za-z0-9_-]+", text))[:64]
     hint = f", such as {repaired!r}" if repaired else ""
     raise ValueError(f"{field}: {value!r}; must be 1 to 64 characters of A-Z a-z 0-9 _ -{hint}")
+
+
+def by_name(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields by their own names, which are also given by those of flags. TypeError: a field is given twice."""
+    out = dict(fields)
+    for alias in ALIASES.keys() & out.keys():
+        name = ALIASES[alias]
+        if name in out:
+            raise TypeError(f"{alias} and {name}: both given; must be one: they are one field")
+        out[name] = out.pop(alias)
+    return out
 
 
 class EventError(ValueError):

@@ -44,6 +44,7 @@ class TextBatch(Batch):
     | rewards, temperature | [B] float64 | weighted sums of scores; what tokens were drawn with |
     | uid, prompt, weights_digest | [B] str | |
     | sample_index, policy_version, group_index | [B] int64 | |
+    | round | [B] int64 | of a stage: the round that the sample is of, from 1 |
     | response_length, num_turns | [B] int64 | tokens of the response; turns, the prompt included |
     | sample_seed | [B] uint64 | |
     | logits | [B, R, K] float32 | read with logits=True: what is stored, 0 where logits_mask is |
@@ -235,12 +236,22 @@ def batch_of(
 ) -> Batch:
     """The groups as one batch, of images or of texts; source reads steps that are not read yet. EventError: there are
     images and texts."""
+    from .staged import StagedBatch
+
     kinds = {g.kind: g.uid for g in groups}
+    if len(kinds) > 1 and "stages" in kinds:
+        other = next(v for k, v in kinds.items() if k != "stages")
+        raise EventError(f"batch {name or 'of groups'}: samples of {kinds['stages']} have stages, those of {other} none; "
+                         "must be alike: read one stage (stage=NAME), or in batches of their own")
     if len(kinds) > 1:
         raise EventError(f"batch {name or 'of groups'}: {kinds['image']} is of images, {kinds['text']} of texts; "
                          "must be one, in runs or batches of their own, or leave out the others with keep: "
                          "lambda g: '' if g.kind == 'text' else 'an image'")
-    out = TextBatch(groups, name, cursor, log_prob_kind) if "text" in kinds else Batch(groups, name, cursor)
+    out: Batch
+    if "stages" in kinds:
+        out = StagedBatch(groups, name, cursor, log_prob_kind)
+    else:
+        out = TextBatch(groups, name, cursor, log_prob_kind) if "text" in kinds else Batch(groups, name, cursor)
     out.source = source
     return out
 

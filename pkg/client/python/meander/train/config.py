@@ -38,11 +38,19 @@ class Config:
     run: str = _setting("learn", "run to publish to and read from", _PIPE)
     trainer: str = _setting("trainer", "name of this trainer: of its cursor, and of who pushes policies", _PIPE)
     follow: bool = _setting(False, "only read the run that another trainer publishes, and push nothing", _PIPE)
+    stage: str = _setting(
+        "", "of samples with several stages, the one to train: --lane and --model are its own. Without --prompts, "
+        "which one trainer of the run has, batches are those that another publishes", _PIPE
+    )
+    beside: str = _setting(
+        "", "with --prompts: names of other stages whose trainers push as often, with commas: a batch waits for the "
+        "update before it of each", _PIPE
+    )
     lane: str = _setting("", "lane to train; default the only one there is", _PIPE)
 
     model: str = _setting(
-        "deploy/models/signs", "folder in the diffusers layout, or ORG/NAME[@REVISION] of the Hugging Face Hub: the "
-        "checkpoint that the samplers serve", _ROLL,
+        "deploy/models/signs", "folder in the diffusers layout or of a language model, or ORG/NAME[@REVISION] of the "
+        "Hugging Face Hub: the checkpoint that the samplers serve", _ROLL,
     )
     generic: bool = _setting(
         False, "the samplers have --generic: compute a whole pipeline, as for a class that has no family", _ROLL
@@ -251,8 +259,30 @@ class Config:
             raise ValueError(
                 "--accumulate: makes one step of several batches, --minibatches several steps of one; must not be both"
             )
-        if not self.follow and not self.prompts:
+        if self.stage and self.trainer == "trainer":
+            self.trainer = self.stage
+        if self.beside and not (self.stage and self.prompts):
+            raise ValueError("--beside: needs --stage and --prompts: who publishes waits for the others")
+        if (self.stage or self.texts) and (self.held_out or self.test):
+            raise ValueError(
+                "--held-out: measures images of one lane; with --stage or a language model it must be empty: publish "
+                "validation prompts, and read their batch"
+            )
+        if self.stage and self.ahead:
+            raise ValueError(f"--ahead: {self.ahead}; must be 0 with --stage")
+        if not self.follow and not self.prompts and not self.stage:
             raise ValueError("--prompts: empty; must name a file of prompts, or --follow the run of another trainer")
+
+    @property
+    def texts(self) -> bool:
+        """Whether the model is a language model, by its folder."""
+        folder = Path(self.model)
+        return (folder / "config.json").exists() and not (folder / "model_index.json").exists()
+
+    @property
+    def others(self) -> list[str]:
+        """The names in beside."""
+        return [name.strip() for name in filter(None, self.beside.split(","))]
 
     @property
     def trained(self) -> list[int]:

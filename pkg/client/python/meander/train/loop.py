@@ -45,19 +45,15 @@ class Trainer:
 
     def __init__(self, config: Config, client: Client, beside: Executor):
         self.config, self.client, self.out, self.beside = config, client, Path(config.out), beside
-        self.network = Network(config.model, config.rank, config.alpha, seed=config.seed,
-            device=distributed.device(config.device), dtype=getattr(torch, config.dtype),
-                               checkpointing=config.checkpointing, shard=config.shard,
-                               targets=config.layers(), generic=config.generic,
-                               trust_class=config.trust_class)  # fmt: skip
+        self.network = self._network()
         if whole := self.network.whole:
             guides = whole.family.card()["pipeline"]["guidance"]
             own = config.guidance if guides or config.guidance != 1 else 0.0
             config = self.config = dataclasses.replace(config, generic=True, guidance=own)
         self._check_size()
-        self.learner = Learner(self.network, losses.of(config), config.lr, config.adam_beta2, config.weight_decay,
-                               config.max_grad_norm, config.minibatches, config.micro_batch, config.ema,
-                               config.is_threshold, config.beta)
+        self.learner = self._learner(self.network, losses.of(config), config.lr, config.adam_beta2,
+                                     config.weight_decay, config.max_grad_norm, config.minibatches, config.micro_batch,
+                                     config.ema, config.is_threshold, config.beta)  # fmt: skip
         self.alarms = Alarms(config)
         self.stream = Stream(client, config)
         self.draw = prompts.Draw(prompts.read(config.prompts), config.groups, config.seed) if config.prompts else None
@@ -77,6 +73,17 @@ class Trainer:
         self.version = 0  # of the policy that the samplers have, or are about to
         self.best: tuple[float, int] | None = None
         self.before: evaluate.Evaluation | None = None
+
+    def _network(self) -> Network:
+        """The network to train."""
+        c = self.config
+        return Network(c.model, c.rank, c.alpha, seed=c.seed, device=distributed.device(c.device),
+                       dtype=getattr(torch, c.dtype), checkpointing=c.checkpointing, shard=c.shard, targets=c.layers(),
+                       generic=c.generic, trust_class=c.trust_class)  # fmt: skip
+
+    def _learner(self, *settings: Any) -> Learner:
+        """The learner of the network."""
+        return Learner(*settings)
 
     def _check_size(self) -> None:
         """ValueError: the model has no samples of the size to train."""
@@ -140,7 +147,7 @@ class Trainer:
         if not self.config.follow:
             await held.enter_async_context((await self.stream.lane_lease()).held())
         self.records.begin(self.updated)
-        if not self.resumed and not self.config.follow and await self.stream.used():
+        if not self.resumed and self.draw and not self.config.follow and await self.stream.used():
             raise ValueError(
                 f"--run: {self.config.run!r} has groups already, and {self.out} no checkpoint to go on from; must be "
                 f"a new name"
@@ -180,7 +187,7 @@ class Trainer:
                     whole, batch, behind = await self._next(clock, part)
                 if whole is not None:
                     marks.append(
-                        asyncio.ensure_future(evaluate.full_marks(self.client, self.config, whole.name, whole.size))
+                        asyncio.ensure_future(evaluate.full_marks(self.client, self.config, whole.name, whole.scored))
                     )
                 report = await _in(self.beside, self.learner.update, batch, behind, lr, part, parts)
                 clock.lap("update")
@@ -229,8 +236,11 @@ class Trainer:
             return
         for number in range(self.taken, self.taken + count):
             drawn, epoch, clean = self.draw.batch(number), self.draw.epoch(number), self.learner.loss.forward
+            versions = await self.stream.beside(number // self.config.accumulate)
             await self.stream.ask(
-                prompts.training(self.config, number, drawn, epoch, self.version, self.alarms.held(), clean), number
+                prompts.training(
+                    self.config, number, drawn, epoch, self.version, self.alarms.held(), clean, versions
+                ), number
             )
 
     async def _next(self, clock: "_Clock", part: int) -> tuple[Rollouts | None, Rollouts | None, int]:
@@ -325,7 +335,7 @@ class Trainer:
             "moved": report.moved, "ratio": report.ratio, "ratio_max": report.ratio_max, **report.figures,
             "loss": report.loss,
             "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind,
-            "steps": batch.batch["step_indices"][0].tolist(),
+            "steps": batch.steps,
             "policy_version": int(batch.batch["policy_version"].max()),
             "made_by": sorted(set(batch.batch["weights_digest"].tolist())),
         }  # fmt: skip
@@ -513,9 +523,10 @@ class _Progress:
                 "run %s: %d updates are taken already; a larger --updates than %d goes on", c.run, self.begun, c.updates
             )
         elif self.shown:
-            _log.warning("run %s: %s %d updates%s of %d x %d samples in %d steps, loss %s, rewarded by %s; "
+            _log.warning("run %s: %s %d updates%s of %d x %d samples%s, loss %s, rewarded by %s; "
                          "all of it in %s", c.run, "follows" if c.follow else "takes", c.updates,
-                         f", {self.begun} of them taken," if self.begun else "", c.groups, c.group_size, c.steps,
+                         f", {self.begun} of them taken," if self.begun else "", c.groups, c.group_size,
+                         "" if c.texts else f" in {c.steps} steps",
                          c.loss, c.reward, c.out)
         if self.shown and sys.stderr.isatty():
             from tqdm import tqdm
@@ -567,7 +578,10 @@ async def train(config: Config) -> dict[str, Any]:
                 config.nats, config.token or None, credentials=config.credentials or None, ca=config.ca or None,
                 context=config.context or None, cache=config.cache, cache_bytes=config.cache_bytes,
             ) as client:
-                return await (await _in(beside, Trainer, config, client, beside)).run()
+                kind: type[Trainer] = Trainer
+                if config.texts:
+                    from .texts import TextTrainer as kind  # which imports this module
+                return await (await _in(beside, kind, config, client, beside)).run()
         finally:
             await _in(beside, distributed.end)
 

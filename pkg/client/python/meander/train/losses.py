@@ -339,10 +339,15 @@ def _import(name: str) -> Any:
     return found
 
 
+_TEXT_CLIP = 0.2  # of verl and TRL
+
+
 def of(config: Config) -> Loss:
     """Returns the loss of a configuration. ValueError: it does not fit the other settings."""
     options = config.options()
     options = {name: value for name, default in _FLAGS.items() if (value := getattr(config, name)) != default} | options
+    if config.texts and config.loss == "ppo":
+        options = {"clip": _TEXT_CLIP} | options  # log-probs of tokens are no means
     loss = make(config.loss, **options)
     if loss.forward and (config.ahead or config.follow):
         raise ValueError(

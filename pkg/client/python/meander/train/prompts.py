@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,33 +123,52 @@ class Draw:
 
 def training(
     config: Config, batch: int, drawn: list[dict[str, Any]], epoch: int, version: int, diversity: float = 0.0,
-    clean: bool = False
+    clean: bool = False, versions: Mapping[str, int] = {},
 ) -> list[dict[str, Any]]:
     """The prompts of a batch to train on, made by weights of version or newer; diversity is its weight in the reward,
-    clean says that the last latents are wanted, too."""
+    clean says that the last latents are wanted, too. versions are those of other stages."""
     trained = config.window(batch)
     kept = sorted({i for s in trained for i in (s, s + 1)} | ({config.steps} if clean else set()))
-    return [
-        {
-            **_common(config, f"{batch_id(batch)}-{i:03d}", config.seed, batch, i),
+    images: dict[str, Any] = {
+        "num_inference_steps": config.steps,
+        "initial_noise": config.initial_noise,
+        "rollout": {
+            "sde_type": config.sde_type, "noise_level": config.noise_level, "sde_step_indices": trained,
+            "return_step_indices": kept,
+            **({} if config.generic else {"return_conditioning": True}),
+            **({"latents_dtype": config.latents_dtype} if config.latents_dtype else {}),
+        },
+    }  # fmt: skip
+    out = []
+    for i, fields in enumerate(drawn):
+        common = _common(config, f"{batch_id(batch)}-{i:03d}", config.seed, batch, i)
+        sample = {
+            "uid": common.pop("uid"), "seed": common.pop("seed"),
             "group_size": config.group_size,
-            "num_inference_steps": config.steps,
-            "initial_noise": config.initial_noise,
-            "rollout": {
-                "sde_type": config.sde_type, "noise_level": config.noise_level, "sde_step_indices": trained,
-                "return_step_indices": kept,
-                **({} if config.generic else {"return_conditioning": True}),
-                **({"latents_dtype": config.latents_dtype} if config.latents_dtype else {}),
-            },
             "reward": config.rewards(diversity),
             "advantage": {"estimator": config.estimator},
             "batch": {"id": batch_id(batch), "groups": len(drawn), "step": batch, "epoch": epoch},
-            "min_policy_version": version,
             **({"free_read_steps": True} if config.free_read_steps else {}),
-            **fields,
         }
-        for i, fields in enumerate(drawn)
-    ]  # fmt: skip
+        lane = {**common, **({} if config.texts else images), "min_policy_version": version}
+        if config.stage:
+            fields = {**fields, "stages": _stages(config, fields, lane, versions)}
+            lane = {}
+        out.append({**sample, **lane, **fields})
+    return out
+
+
+def _stages(
+    config: Config, fields: dict[str, Any], lane: dict[str, Any], versions: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """The stages of a prompt of the file: the one that is trained has the settings of the lane that the file leaves
+    out, the others are made by their newest weights."""
+    given = fields.get("stages") or []
+    if config.stage not in [s.get("name") for s in given]:
+        names = ", ".join(str(s.get("name")) for s in given) or "none: it has no stages"
+        raise ValueError(f"--stage {config.stage}: prompt {fields['prompt']!r:.60}; must have it, and has {names}")
+    newest = {name: {"min_policy_version": v} for name, v in versions.items()}
+    return [{**(lane if s["name"] == config.stage else newest.get(s["name"], {})), **s} for s in given]
 
 
 def batch_id(batch: int) -> str:
@@ -204,5 +223,5 @@ def _common(config: Config, uid: str, *draw: object) -> dict[str, Any]:
         "true_cfg_scale": config.guidance, "true_cfg_scale_2": config.guidance_2,
         "height": config.height, "width": config.width, "frames": config.frames,
     }  # fmt: skip
-    own = {name: value for name, value in given.items() if value}  # else those of the model
+    own = {name: value for name, value in given.items() if value and not config.texts}  # else those of the model
     return {"uid": uid, "seed": seed, **own, **lane}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,6 +95,18 @@ class Rollouts:
         out.schedule, out.recipes = [], {}
         out.kernels = [Kernel(0.0, 0.0, 1.0, 1.0, "density")] * steps
         return out
+
+    @property
+    def steps(self) -> list[int]:
+        """The indices of the trained steps."""
+        return [int(i) for i in self.batch["step_indices"][0]]
+
+    @property
+    def scored(self) -> int:
+        """How many samples of the batch have a reward: of a stage, those that its own lead to."""
+        groups: list[Any] = [g.advantage for g in self.batch.groups]
+        leaves = [m for a in groups for m in a.get("leaves") or ()]
+        return sum(m["reward"] is not None for m in leaves) if leaves else self.size
 
     @property
     def used(self) -> list[int]:

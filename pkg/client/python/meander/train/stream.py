@@ -13,6 +13,7 @@ from nats.js.errors import NotFoundError
 
 from ..client import policy
 from ..data.batch import Batch
+from ..data.events import PREFIX, decode
 from ..data.textbatch import batch_of
 from ..client.client import Client
 from ..client.lease import Lease
@@ -67,7 +68,8 @@ class Stream:
         the run."""
         self.reader = self.client.batches(
             self.config.run, name=self.config.trainer, after=after, timeout=self.config.patience, empty="give",
-            whole=False,
+            whole=False, stage=self.config.stage,
+            log_prob_kind="processed" if self.config.texts else "raw",
         )
         self.batches = aiter(self.reader)
 
@@ -90,6 +92,24 @@ class Stream:
             await publish(self.client, self.config.run, bodies, self.config.patience)
             self.asked = batch
 
+    async def beside(self, update: int) -> dict[str, int]:
+        """Waits for an update of the other trainers of the run, and returns the versions of their weights, by stage."""
+        out = {}
+        for stage in self.config.others if update else ():
+            subject, end = f"{PREFIX}update.{self.config.run}.*.*.{stage}.{update}", time.monotonic() + self.config.patience
+            while stage not in out:
+                try:
+                    m = await self.patiently(self.client.js.get_last_msg, "MDR_UPDATES", subject)
+                    out[stage] = int(decode(m.data or b"")["policy_version"])
+                except NotFoundError:
+                    if time.monotonic() > end:
+                        raise TimeoutError(
+                            f"--beside {stage}: no update {update} of it in run {self.config.run} for "
+                            f"{self.config.patience:g} s; does its trainer run?"
+                        ) from None
+                    await asyncio.sleep(0.1)
+        return out
+
     async def next(self) -> Batch:
         """Returns the next batch, complete."""
         return await anext(self.batches)
@@ -101,9 +121,10 @@ class Stream:
     async def part(self, task: Task, uids: list[str], batch: Batch | None) -> Batch:
         """Returns some groups of a batch. The first process has the batch already."""
         groups = [g for g in batch.groups if g.uid in uids] if batch else await together(
-            self.patiently(self.client.group, self.config.run, uid, whole=False) for uid in uids
+            self.patiently(self.client.group, self.config.run, uid, whole=False, stage=self.config.stage) for uid in uids
         )
-        return batch_of(groups, task.name, task.cursor, "raw", self.client)
+        kind = "processed" if self.config.texts else "raw"
+        return batch_of(groups, task.name, task.cursor, kind, self.client)
 
     async def lane_lease(self) -> Lease:
         """Returns the lease of the lane to train, not yet taken. Waits for the first sampler."""
