@@ -84,6 +84,7 @@ var layers = map[string][]string{
 	"pkg/scheduled":                            {"pkg/flow", "pkg/models/portable"},
 	"pkg/stages":                               {"schemas", "pkg/flow"}, // what samples of several stages are made of
 	"pkg/models/media":                         nil,                     // pixels, their digest and their file
+	"pkg/models/media/mediatest":               nil,                     // a program in place of ffmpeg, for tests
 	"pkg/models/model":                         {"pkg/models/hub", "deploy", "pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/media"},
 	"pkg/models/model/nn":                      {"pkg/models/strictjson", "pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model"},
 	"pkg/models/tokenizer":                     {"pkg/models/strictjson", "pkg/models/safetensors"},
@@ -258,11 +259,11 @@ var testLayers = map[string][]string{
 	"pkg/models/hub":                 {"pkg/models/hub/hubtest"},
 	"services/command":               {"pkg/models/hub/hubtest", "pkg/bus/bustest", "pkg/models/lm/qwen2/qwen2test", "pkg/models/model/qwenimage/checkpoint"},
 	"pkg/results":                    {"pkg/bus/bustest", "services/pipeline"},
-	"pkg/export":                     {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "services/pipeline"},
+	"pkg/export":                     {"pkg/bus/bustest", "pkg/models/media/mediatest", "pkg/models/model/remote/remotetest", "services/pipeline"},
 	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":              {"pkg/bus/bustest", "pkg/models/media", "pkg/models/model"},
 	"services/doctor":                {"pkg/bus/bustest"},
-	"services/ui":                    {"pkg/results", "pkg/bus/bustest", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
+	"services/ui":                    {"pkg/results", "pkg/bus/bustest", "pkg/models/media/mediatest", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
 	"services/trace":                 {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"services/verify": {
 		"pkg/bus/bustest", "pkg/client", "pkg/models/lora", "pkg/models/media", "pkg/models/model/remote/remotetest", "pkg/models/safetensors", "services/pipeline",
@@ -277,7 +278,7 @@ var testLayers = map[string][]string{
 		"pkg/models/model/families", "pkg/remoteimage/remoteimagetest", "services/sampler/engine/enginetest",
 	},
 	"integration/tools/imageserver": {"pkg/remoteimage/remoteimagetest"},
-	"services/sampler/engine/texts": {"pkg/models/lm/families", "pkg/models/lm/qwen2", "pkg/models/lm/qwen2/qwen2test", "services/sampler/engine/enginetest"},
+	"services/sampler/engine/texts": {"pkg/models/lm/families", "pkg/models/lm/qwen2", "pkg/models/lm/qwen2/qwen2test", "pkg/models/model", "services/sampler/engine/enginetest"},
 	"services/sampler/models":       {"pkg/models/model/families"},
 }
 

@@ -94,10 +94,12 @@ func pathOf(t reflect.Type, name, path string) string {
 	return ""
 }
 
+// fieldNamed returns the field of a struct that has a name as its own; false: none has.
 func fieldNamed(t reflect.Type, name string) (Field, bool) {
-	for _, f := range Fields(t) {
-		if f.Name == name {
-			return f, true
+	list := Fields(t)
+	for i := range list { // a field is large
+		if list[i].Name == name {
+			return list[i], true
 		}
 	}
 	return Field{}, false
