@@ -12,6 +12,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/decoding"
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/remotelm/remotelmtest"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -19,7 +20,7 @@ import (
 // computing answers in the form of vLLM's token route with what the weights give, from a generator of its own. Its
 // weights have another version for each request, so that answers can be told.
 func computing(t *testing.T, dir string) remotelmtest.Answer {
-	m, err := qwen2.Open(dir, lm.Options{Threads: 1})
+	m, err := qwen2.Open(dir, lm.Options{Options: model.Options{Threads: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,8 @@ var layers = map[string][]string{
 	"pkg/remoteimage":                 {"pkg/models/pool", "pkg/remotehttp", "pkg/models/safetensors", "pkg/strictmsgpack", "pkg/torchrandom"},
 	"pkg/remoteimage/remoteimagetest": nil,
 
-	"pkg/heap": nil, // the collector of every program
+	"pkg/heap":    nil, // the collector of every program
+	"pkg/tracing": {"schemas"},
 
 	// The embedded server knows nothing of what it carries.
 	"pkg/natsd": nil,
@@ -81,7 +82,8 @@ var layers = map[string][]string{
 	"pkg/models/portable":                      nil,          // random words and elementary functions, the same on all machines
 	"pkg/scheduled":                            {"pkg/flow", "pkg/models/portable"},
 	"pkg/stages":                               {"schemas", "pkg/flow"}, // what samples of several stages are made of
-	"pkg/models/media":                         nil, // pixels, their digest and their file
+	"pkg/models/media":                         nil,                     // pixels, their digest and their file
+	"pkg/models/media/mediatest":               nil,                     // a program in place of ffmpeg, for tests
 	"pkg/models/model":                         {"pkg/models/hub", "deploy", "pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/media"},
 	"pkg/models/model/nn":                      {"pkg/models/strictjson", "pkg/models/tensor", "pkg/models/safetensors", "pkg/models/lora", "pkg/models/model"},
 	"pkg/models/tokenizer":                     {"pkg/models/strictjson", "pkg/models/safetensors"},
@@ -101,9 +103,9 @@ var layers = map[string][]string{
 	"pkg/models/lm/qwen2/qwen2test":            {"pkg/models/tokenizer/tokenizertest", "pkg/models/safetensors", "pkg/models/tensor"}, // folders of random weights
 	"pkg/auth":                                 {"schemas"},                                                                           // who may do what, as data: no connection
 	"pkg/outcomes":                             {"schemas"},                                                                           // what became of what is stored: reads nothing
-	"pkg/bus":                                  {"schemas", "pkg/auth", "pkg/outcomes"},
-	"pkg/counters":                             {"schemas", "pkg/bus", "pkg/outcomes"}, // what is stored of runs, counted once
-	"pkg/interaction":                          {"schemas", "pkg/scorer"},              // what a sum comes to
+	"pkg/bus":                                  {"schemas", "pkg/auth", "pkg/outcomes", "pkg/tracing"},
+	"pkg/counters":                             {"schemas", "pkg/bus", "pkg/outcomes"},   // what is stored of runs, counted once
+	"pkg/interaction":                          {"schemas", "pkg/scorer", "pkg/tracing"}, // what a sum comes to
 	"pkg/bus/bustest":                          {"schemas", "pkg/bus", "pkg/natsd"},
 	"pkg/client/policyloss":                    nil,
 	"pkg/weightsdir":                           {"schemas", "pkg/models/safetensors"}, // files of weights that go by path
@@ -120,13 +122,13 @@ var layers = map[string][]string{
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake": {
-		"schemas", "pkg/bus", "pkg/flow", "pkg/models/media", "pkg/models/model", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/stages", "pkg/outcomes", "pkg/counters",
+		"schemas", "pkg/bus", "pkg/tracing", "pkg/flow", "pkg/models/media", "pkg/models/model", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/stages", "pkg/outcomes", "pkg/counters",
 		"pkg/scorer", "pkg/estimator", "services/internal/instrument",
 	},
 	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/models/media", "pkg/models/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},
 	"services/sampler/weights":     {"pkg/models/hub", "pkg/bus", "pkg/models/lora", "pkg/models/safetensors", "pkg/models/tensor", "pkg/weightsdir", "schemas", "services/sampler/engine"},
-	"services/reward":              {"pkg/interaction", "pkg/stages", "pkg/models/media", "schemas", "pkg/bus", "pkg/models/tensor", "pkg/sampling", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
-	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "pkg/stages", "services/internal/instrument"},
+	"services/reward":              {"pkg/interaction", "pkg/stages", "pkg/models/media", "schemas", "pkg/bus", "pkg/tracing", "pkg/models/tensor", "pkg/sampling", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
+	"services/advantage":           {"schemas", "pkg/bus", "pkg/tracing", "pkg/estimator", "pkg/stages", "services/internal/instrument"},
 	"services/janitor":             {"schemas", "pkg/bus", "pkg/counters", "pkg/weightsdir", "services/internal/instrument"},
 	"services/internal/boot":       {"schemas", "pkg/fields", "pkg/heap", "pkg/auth", "pkg/bus", "services/internal/instrument"},
 	"services/internal/instrument": {"schemas", "pkg/bus"},
@@ -187,7 +189,7 @@ var layers = map[string][]string{
 	// Which stored samples a second pass of rewards is over, and what changes in it.
 	"services/rescore": {"pkg/view", "schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
 	// The page that shows a pipeline, by what clients read with.
-	"services/trace": {"schemas", "pkg/bus"}, // traces of what is stored
+	"services/trace": {"schemas", "pkg/bus", "pkg/tracing"}, // traces of what is stored
 	"services/ui":    {"pkg/results", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/outcomes", "services/internal/boot"},
 	"services/command": {
 		"pkg/models/hub",
@@ -246,6 +248,7 @@ var testLayers = map[string][]string{
 	"services/sampler/recorder":      {"pkg/bus/bustest", "pkg/models/model/families", "pkg/models/tensor", "services/intake"},
 	"services/sampler/weights":       {"pkg/bus/bustest", "pkg/models/model", "pkg/models/model/families", "services/sampler/engine/images"},
 	"services/reward":                {"pkg/bus/bustest"},
+	"pkg/interaction":                {"pkg/bus/bustest"},
 	"services/advantage":             {"pkg/bus/bustest"},
 	"services/janitor":               {"pkg/bus/bustest"},
 	"pkg/counters":                   {"pkg/bus/bustest"},
@@ -255,11 +258,11 @@ var testLayers = map[string][]string{
 	"pkg/models/hub":                 {"pkg/models/hub/hubtest"},
 	"services/command":               {"pkg/models/hub/hubtest", "pkg/bus/bustest", "pkg/models/lm/qwen2/qwen2test", "pkg/models/model/qwenimage/checkpoint"},
 	"pkg/results":                    {"pkg/bus/bustest", "services/pipeline"},
-	"pkg/export":                     {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "services/pipeline"},
+	"pkg/export":                     {"pkg/bus/bustest", "pkg/models/media/mediatest", "pkg/models/model/remote/remotetest", "services/pipeline"},
 	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":              {"pkg/bus/bustest", "pkg/models/media", "pkg/models/model"},
 	"services/doctor":                {"pkg/bus/bustest"},
-	"services/ui":                    {"pkg/results", "pkg/bus/bustest", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
+	"services/ui":                    {"pkg/results", "pkg/bus/bustest", "pkg/models/media/mediatest", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
 	"services/trace":                 {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"services/verify": {
 		"pkg/bus/bustest", "pkg/client", "pkg/models/lora", "pkg/models/media", "pkg/models/model/remote/remotetest", "pkg/models/safetensors", "services/pipeline",
@@ -274,7 +277,7 @@ var testLayers = map[string][]string{
 		"pkg/models/model/families", "pkg/remoteimage/remoteimagetest", "services/sampler/engine/enginetest",
 	},
 	"integration/tools/imageserver": {"pkg/remoteimage/remoteimagetest"},
-	"services/sampler/engine/texts": {"pkg/models/lm/families", "pkg/models/lm/qwen2", "pkg/models/lm/qwen2/qwen2test", "services/sampler/engine/enginetest"},
+	"services/sampler/engine/texts": {"pkg/models/lm/families", "pkg/models/lm/qwen2", "pkg/models/lm/qwen2/qwen2test", "pkg/models/model", "services/sampler/engine/enginetest"},
 	"services/sampler/models":       {"pkg/models/model/families"},
 }
 

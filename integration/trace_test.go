@@ -16,8 +16,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/meander-rl/meander/integration/tools/harness"
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -45,7 +45,7 @@ func tracedRun(t *testing.T) (w *world, dir string) {
 		})
 		t.Cleanup(func() { p.Bury(t) })
 	}
-	if _, err := w.client.Publish(bus.WithTrace(t.Context(), bus.Trace{Parent: "00-" + clientTrace + "-" + clientSpan + "-01"}), "r", slowPrompt("g", 3, 4)); err != nil {
+	if _, err := w.client.Publish(tracing.With(t.Context(), tracing.Context{Parent: "00-" + clientTrace + "-" + clientSpan + "-01"}), "r", slowPrompt("g", 3, 4)); err != nil {
 		t.Fatal(err)
 	}
 	if a := w.advantages(t, "r", 1)["g"]; a.Status != schemas.StatusComplete {

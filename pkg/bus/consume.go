@@ -10,6 +10,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -103,7 +104,8 @@ func (w *consumer) startHandlers(work context.Context, handlers *sync.WaitGroup)
 			defer w.addBusyHandlers(-1)
 			log := w.log.With().Str("subject", m.Subject).Uint64("stream_seq", m.Seq).Uint64("delivered", m.Delivered)
 			ctx := context.WithValue(log.Logger().WithContext(work), consumerKey{}, w)
-			w.handleMessage(WithTrace(ctx, TraceOf(m.Header)), m)
+			t, _ := tracing.Of(m.Header)
+			w.handleMessage(tracing.With(ctx, t), m)
 		})
 	}
 }

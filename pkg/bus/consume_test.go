@@ -16,6 +16,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -196,7 +197,7 @@ func TestBus_Consume_givesUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			eachTransport(t, func(t *testing.T, e *env) {
 				const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-				if _, err := e.Publish(bus.WithTrace(t.Context(), bus.Trace{Parent: trace}), request("r1", "u1", 5)); err != nil {
+				if _, err := e.Publish(tracing.With(t.Context(), tracing.Context{Parent: trace}), request("r1", "u1", 5)); err != nil {
 					t.Fatal(err)
 				}
 				c := sampler()
@@ -206,8 +207,8 @@ func TestBus_Consume_givesUp(t *testing.T) {
 					if len(bustest.Dead(t, e.Bus, 0)) != 0 || e.waiting(t) != 1 {
 						t.Error("the hook ran after the dead letter or the term")
 					}
-					if !strings.Contains(cause.Error(), "bad seed") || bus.Code(cause) != test.code || bus.TraceIn(ctx).Parent != trace {
-						t.Errorf("hook got %v, code %s, trace %q", cause, bus.Code(cause), bus.TraceIn(ctx).Parent)
+					if !strings.Contains(cause.Error(), "bad seed") || bus.Code(cause) != test.code || tracing.In(ctx).Parent != trace {
+						t.Errorf("hook got %v, code %s, trace %q", cause, bus.Code(cause), tracing.In(ctx).Parent)
 					}
 					if hooks.Add(1) == 1 {
 						return errors.New("hook fails once") // and is tried again

@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/meander-rl/meander/pkg/outcomes"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -109,7 +110,7 @@ func (b *Bus) PublishPrompt(
 		jetstream.MsgIDHeader: {"prompt." + string(run) + "." + randomToken()},
 	}
 	maps.Copy(h, header)
-	setTrace(ctx, h)
+	tracing.Add(ctx, h)
 	return b.publish(ctx, &nats.Msg{Subject: schemas.PromptSubject(run), Data: prompt, Header: h}, options(nil, opts))
 }
 
@@ -163,7 +164,7 @@ func header(ctx context.Context, subject, typ, content string) nats.Header {
 		schemas.HeaderType: values[0:1:1], schemas.HeaderContentType: values[1:2:2],
 		jetstream.MsgIDHeader: values[2:3:3],
 	}
-	setTrace(ctx, h)
+	tracing.Add(ctx, h)
 	return h
 }
 

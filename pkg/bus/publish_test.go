@@ -13,6 +13,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -66,7 +67,7 @@ func TestBus_Publish_guardIsPermanent(t *testing.T) {
 func TestBus_Publish_headers(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-		ack, err := e.Publish(bus.WithTrace(t.Context(), bus.Trace{Parent: trace}), trajectory("u1", 0))
+		ack, err := e.Publish(tracing.With(t.Context(), tracing.Context{Parent: trace}), trajectory("u1", 0))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -21,13 +21,20 @@ import (
 	"github.com/meander-rl/meander/services/pipeline"
 )
 
-// Each format has the files that a sample was conditioned on, several of one name in their order.
-func TestWrite_Conditions(t *testing.T) {
-	plane, dir := bustest.New(t), remotetest.Folder(t, remotetest.EditClass, 1)
+// serveClass starts a pipeline whose worker computes a class.
+func serveClass(t *testing.T, class string) *bustest.Plane {
+	t.Helper()
+	plane, dir := bustest.New(t), remotetest.Folder(t, class, 1)
 	_, address := remotetest.Start(t, remotetest.Options{Dir: dir})
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model, config.Sampler.Engine = dir, "torch="+address
 	plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
+	return plane
+}
+
+// Each format has the files that a sample was conditioned on, several of one name in their order.
+func TestWrite_Conditions(t *testing.T) {
+	plane := serveClass(t, remotetest.EditClass)
 	var given [3][]byte
 	var list []schemas.Condition
 	for i, name := range []string{"image", "references", "references"} {

@@ -13,6 +13,7 @@ import (
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -57,6 +58,8 @@ type DatasetOptions struct {
 	Bytes int64
 	// Latents has the stored states of images written, too. They are most of the bytes.
 	Latents bool
+	// MP4 has videos written as mp4, too, which takes ffmpeg; safetensors has none.
+	MP4 bool
 	// Written is called after each file.
 	Written func(Shard)
 }
@@ -82,6 +85,7 @@ type Index struct {
 	Format     string      `json:"format"`
 	ShardBytes int64       `json:"shard_bytes"`
 	Latents    bool        `json:"latents"`
+	MP4        bool        `json:"mp4,omitempty"`
 	Shards     []Shard     `json:"shards"`
 }
 
@@ -101,7 +105,12 @@ func WriteDataset(ctx context.Context, b *bus.Bus, run schemas.Run, o DatasetOpt
 	if !ok {
 		return nil, fmt.Errorf("format: %q; must be one of %v", o.Format, Datasets())
 	}
-	x := &Index{Run: run, Format: o.Format, ShardBytes: max(1, o.Bytes), Latents: o.Latents, Shards: []Shard{}}
+	if o.MP4 && o.Format == "safetensors" {
+		return nil, fmt.Errorf("mp4: set; must be absent for %s, which has pixels", o.Format)
+	}
+	x := &Index{
+		Run: run, Format: o.Format, ShardBytes: max(1, o.Bytes), Latents: o.Latents, MP4: o.MP4, Shards: []Shard{},
+	}
 	if err := os.MkdirAll(o.Folder, 0o755); err != nil {
 		return nil, err
 	}
@@ -132,9 +141,9 @@ func (x *Index) resume(folder string) error {
 	case err != nil:
 		return err
 	case before.Run != x.Run || before.Format != x.Format || before.ShardBytes != x.ShardBytes ||
-		before.Latents != x.Latents:
-		return fmt.Errorf("%w: run %s as %s, files of %d bytes, latents %t; name another folder, or the same settings",
-			ErrBegun, before.Run, before.Format, before.ShardBytes, before.Latents)
+		before.Latents != x.Latents || before.MP4 != x.MP4:
+		return fmt.Errorf("%w: run %s as %s, files of %d bytes, latents %t, mp4 %t; name another folder, or the same "+
+			"settings", ErrBegun, before.Run, before.Format, before.ShardBytes, before.Latents, before.MP4)
 	}
 	x.Shards = before.Shards
 	return x.check(folder)
@@ -254,6 +263,12 @@ func (e *export) writeGroup(ctx context.Context, a *schemas.Advantage, seq uint6
 		}
 	}
 	leftOut, err := eachSample(ctx, e.bus, a, e.options.Latents, func(s *sample) error {
+		var err error
+		if video := s.media[schemas.KindVideo]; e.options.MP4 && video != nil {
+			if s.mp4, err = media.MP4(ctx, video, s.media[schemas.KindAudio]); err != nil {
+				return err
+			}
+		}
 		n, err := e.open.add(s)
 		if err == nil {
 			e.current.Samples++

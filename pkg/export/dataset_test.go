@@ -380,6 +380,8 @@ func TestWrite_Refuses(t *testing.T) {
 		says string
 	}{
 		"another format": {other(func(o *export.DatasetOptions) { o.Format = "webdataset" }), "r", export.ErrBegun, "as parquet"},
+		"mp4":            {other(func(o *export.DatasetOptions) { o.MP4 = true }), "r", export.ErrBegun, "mp4 false"},
+		"mp4 of pixels":  {other(func(o *export.DatasetOptions) { o.Format, o.MP4 = "safetensors", true }), "r", nil, "mp4: set; must be absent"},
 		"no latents":     {other(func(o *export.DatasetOptions) { o.Latents = false }), "r", export.ErrBegun, "latents true"},
 		"another size":   {other(func(o *export.DatasetOptions) { o.Bytes = 5 }), "r", export.ErrBegun, "files of 1 bytes"},
 		"another run":    {o, "s", export.ErrBegun, "run r"},

@@ -76,6 +76,7 @@ func (w *tarFile) add(s *sample) (int64, error) {
 		{"json", record},
 		{schemas.ImagePNG, s.media[schemas.KindImage]},
 		{schemas.VideoAPNG, s.media[schemas.KindVideo]},
+		{"mp4", s.mp4},
 		{schemas.AudioWAV, s.media[schemas.KindAudio]},
 		{"safetensors", arrays.Bytes()},
 	}
@@ -108,6 +109,8 @@ type row struct {
 	Image *mediaFile `parquet:"image,optional"`
 	// Video is an animated PNG with all frames.
 	Video []byte `parquet:"video,optional"`
+	// MP4 is that in the form of datasets.Video.
+	MP4 *mediaFile `parquet:"mp4,optional"`
 	// Audio is in the form of datasets.Audio.
 	Audio      *mediaFile      `parquet:"audio,optional"`
 	Conditions []conditionFile `parquet:"conditions,list"`
@@ -115,7 +118,7 @@ type row struct {
 	Latents []byte `parquet:"latents,optional"`
 }
 
-// mediaFile is a struct of datasets.Image and of datasets.Audio.
+// mediaFile is a struct of datasets.Image, datasets.Audio and datasets.Video.
 type mediaFile struct {
 	Bytes []byte `parquet:"bytes"`
 	Path  string `parquet:"path"`
@@ -139,7 +142,8 @@ func newParquet(path string) (writer, error) {
 	}
 	options := []parquet.WriterOption{parquet.Compression(&parquet.Zstd)}
 	for _, path := range [][]string{
-		{"image", "bytes"}, {"video"}, {"audio", "bytes"}, {"latents"}, {"conditions", "list", "element", "bytes"},
+		{"image", "bytes"}, {"video"}, {"mp4", "bytes"}, {"audio", "bytes"}, {"latents"},
+		{"conditions", "list", "element", "bytes"},
 	} {
 		// Statistics of a page have its largest value a second time.
 		options = append(options, parquet.SkipPageBounds(path...), parquet.SkipPageStatistics(path...))
@@ -156,10 +160,13 @@ func (w *parquetFile) add(s *sample) (int64, error) {
 	if file := s.media[schemas.KindAudio]; file != nil {
 		r.Audio = &mediaFile{file, s.key() + ".wav"}
 	}
+	if s.mp4 != nil {
+		r.MP4 = &mediaFile{s.mp4, s.key() + ".mp4"}
+	}
 	if len(s.latents) > 0 {
 		r.Latents = tensor.F32.AppendFloats(nil, s.latents)
 	}
-	n := int64(500 + len(r.Latents) + 16*len(s.IDs) + len(s.Messages) + len(s.Turns))
+	n := int64(500 + len(r.Latents) + len(s.mp4) + 16*len(s.IDs) + len(s.Messages) + len(s.Turns))
 	for _, file := range s.media {
 		n += int64(len(file))
 	}

@@ -124,6 +124,7 @@ type sample struct {
 	Record
 	of         *schemas.Trajectory
 	media      map[string][]byte // the files by their kind
+	mp4        []byte            // of the video; nil: none
 	latents    []float32         // [K, S, C]
 	conditions []conditionFile
 }

@@ -27,6 +27,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -74,7 +75,7 @@ func Ask(
 	var fault *Fault // of the try before
 	for pause := firstPause; ; pause = min(2*pause, mostPause) {
 		began := time.Now()
-		m, err := nc.RequestWithContext(asked, subject, data)
+		m, err := nc.RequestMsgWithContext(asked, &nats.Msg{Subject: subject, Header: tracing.Header(ctx), Data: data})
 		switch {
 		case err == nil:
 			reply, why := decodeReply(m.Data)

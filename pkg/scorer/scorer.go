@@ -41,6 +41,8 @@ type Input struct {
 	// Conditions are what the network was given besides the prompt, such as an image to edit; for scorers that see them
 	// (SeesConditions).
 	Conditions []Condition
+	// Trace are the headers of its trace context, for scorers outside this process.
+	Trace map[string][]string
 }
 
 // Condition is a file that a network was given: a PNG, of several frames an animated one.

@@ -36,6 +36,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
@@ -323,7 +324,7 @@ func (w *worker) estimate(groups []*group, outlines []*schemas.Advantage) {
 // be stored, it publishes a failed one instead; if that cannot be stored either, the group's messages become dead
 // letters. The error is a temporary one.
 func (w *worker) publishResult(ctx context.Context, g *group, a *schemas.Advantage) error {
-	ctx = bus.WithTrace(ctx, g.trace)
+	ctx = tracing.With(ctx, g.trace)
 	f, err := w.publisher.Publish(ctx, a, keepFirst(a))
 	if permanent(err) {
 		a = failedResult(a, err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -187,7 +188,7 @@ func (w *worker) closeBatchIfReady(ctx context.Context, b *batch, caughtUp time.
 // publishUncounted stores the result of a group that does not count. If the group's rules ask for another group in
 // its place, and tooLate is false, it requests that one. After an error, a temporary one, the caller tries again.
 func (w *worker) publishUncounted(ctx context.Context, g *group, a *schemas.Advantage, tooLate bool) error {
-	ctx = bus.WithTrace(ctx, g.trace)
+	ctx = tracing.With(ctx, g.trace)
 	if err := w.planRefill(ctx, g, a, tooLate); err != nil {
 		return err
 	}
@@ -240,7 +241,7 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 	if partial {
 		e.Status = schemas.StatusPartial
 	}
-	_, err := w.bus.Publish(bus.WithTrace(ctx, traceOf(groups)), e)
+	_, err := w.bus.Publish(tracing.With(ctx, traceOf(groups)), e)
 	switch {
 	case permanent(err):
 		for _, g := range oldestFirst(b.groups) { // a later try would fail as well
@@ -271,10 +272,10 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 }
 
 // traceOf returns the trace context of a batch: that of the first of its groups, by uid, which has one.
-func traceOf(groups []*group) (t bus.Trace) {
+func traceOf(groups []*group) (t tracing.Context) {
 	first := schemas.UID("")
 	for _, g := range groups {
-		if g.trace != (bus.Trace{}) && (first == "" || g.uid < first) {
+		if g.trace != (tracing.Context{}) && (first == "" || g.uid < first) {
 			t, first = g.trace, g.uid
 		}
 	}
@@ -284,7 +285,7 @@ func traceOf(groups []*group) (t bus.Trace) {
 // storeLateResult stores the result of a group that came after its batch had closed.
 func (w *worker) storeLateResult(ctx context.Context, g *group) error {
 	late := g.lateResult()
-	a, err := w.publishAndWait(bus.WithTrace(ctx, g.trace), late)
+	a, err := w.publishAndWait(tracing.With(ctx, g.trace), late)
 	switch {
 	case permanent(err):
 		return w.deadLetterGroup(ctx, g, late, err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -24,7 +25,7 @@ type group struct {
 	// refused is why intake refused the prompt; empty: it did not.
 	refused string
 	// trace is the trace context of its prompt.
-	trace bus.Trace
+	trace tracing.Context
 	// spec is the group as its record describes it.
 	spec    *schemas.Group
 	samples []sample // by index

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -14,7 +15,8 @@ import (
 // other errors the server delivers the message again.
 func (w *worker) handleMessage(ctx context.Context, m *bus.Message) {
 	w.deliveries.Received(m)
-	ctx = bus.WithTrace(ctx, bus.TraceOf(m.Header))
+	t, _ := tracing.Of(m.Header)
+	ctx = tracing.With(ctx, t)
 	var err error
 	began := time.Now()
 	defer func() { w.work.Done(ctx, began, err) }()
@@ -156,7 +158,7 @@ func (w *worker) openGroup(ctx context.Context, r *schemas.Opening, opened time.
 		}
 	}
 	g := newGroup(r, opened)
-	g.trace = bus.TraceIn(ctx)
+	g.trace = tracing.In(ctx)
 	w.applyControl(g)
 	w.groups[g.key()] = g
 	w.unconfirmed = append(w.unconfirmed, unconfirmed{g, time.Now()})
@@ -279,7 +281,7 @@ func (w *worker) closeIfStored(ctx context.Context, g *group) error {
 	if err != nil {
 		return err
 	}
-	ctx = bus.WithTrace(ctx, g.trace)
+	ctx = tracing.With(ctx, g.trace)
 	if a.RefilledBy != "" {
 		// The worker that stored the result may have died before it asked for the other group.
 		if err := w.requestRefill(ctx, g.run, g.spec.PromptSeq, a); err != nil {

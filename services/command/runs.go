@@ -18,6 +18,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/export"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
@@ -187,6 +188,7 @@ type exporter struct {
 	out, format string
 	shardMiB    int64
 	latents     bool
+	mp4         bool
 	push        string
 }
 
@@ -222,7 +224,7 @@ An export that was stopped or killed goes on where it stopped when the same comm
 				return err
 			}
 			if e.format == archiveFormat {
-				for _, flag := range []string{"shard-mib", "latents"} {
+				for _, flag := range []string{"shard-mib", "latents", "mp4"} {
 					if c.Flags().Changed(flag) {
 						return usage(fmt.Errorf("--%s: set; must be absent for --format %s, which has all events in "+
 							"one file", flag, e.format))
@@ -242,6 +244,7 @@ An export that was stopped or killed goes on where it stopped when the same comm
 		"also send the dataset to the Hugging Face Hub, ORG/NAME, with a card; --format is parquet then by default; "+
 			"it is private where it is new")
 	f.BoolVar(&e.latents, "latents", true, "write the stored latents of images to datasets, too: most of the bytes")
+	f.BoolVar(&e.mp4, "mp4", false, "write videos as mp4 to webdataset and parquet, too, which takes ffmpeg")
 	return c
 }
 
@@ -302,12 +305,17 @@ func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) e
 			strings.Join(export.Datasets(), ", ")))
 	case e.out == "-":
 		return usage(errors.New("--out: -; must be a folder for a dataset; only an archive goes to stdout"))
+	case e.mp4 && e.format == "safetensors":
+		return usage(errors.New("--mp4: set; must be absent for --format safetensors, which has pixels"))
 	case e.shardMiB < 1 || e.shardMiB > 1<<20:
 		return usage(fmt.Errorf("--shard-mib: %d; must be between 1 and %d", e.shardMiB, 1<<20))
 	}
+	if _, err := media.FFmpeg(); e.mp4 && err != nil {
+		return usage(fmt.Errorf("--mp4: %w", err))
+	}
 	folder := cmp.Or(e.out, run)
 	x, err := export.WriteDataset(c.Context(), conn.Bus, schemas.Run(run), export.DatasetOptions{
-		Format: e.format, Folder: folder, Bytes: e.shardMiB << 20, Latents: e.latents,
+		Format: e.format, Folder: folder, Bytes: e.shardMiB << 20, Latents: e.latents, MP4: e.mp4,
 		Written: func(s export.Shard) {
 			fmt.Fprintf(c.ErrOrStderr(), "%s: %s, %s, %s\n", filepath.Join(folder, s.File),
 				present.Count(s.Groups, "group"), present.Count(s.Samples, "sample"), present.Size(s.Bytes))

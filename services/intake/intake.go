@@ -33,6 +33,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -170,6 +171,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return err
 	}
 	accepted := receiptOf(requests, slices.Concat(warnings, Warnings(p, policy), Unscored(requests[0])))
+	if _, err := tracing.Of(m.Header); err != nil {
+		accepted.Warnings = append(accepted.Warnings, err.Error())
+	}
 	defer s.space.endTurn(ctx, s.bus, m.Seq)
 	waiting, err := s.beginBatch(ctx, m.Seq, todo, policy)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -165,7 +166,7 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 			r := e.pool.score(patient, e.scorer, func(ctx context.Context, wait bool) (scorer.Input, func(), error) {
 				in := scorer.Input{
 					Prompt: t.Prompt, GroundTruth: spec.GroundTruth.Text(), Truth: spec.GroundTruth.Value(),
-					Params: spec.Params, Metadata: metadata,
+					Params: spec.Params, Metadata: metadata, Trace: tracing.Header(patient),
 				}
 				var err error
 				if t.Text != nil {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -41,7 +42,7 @@ func Export(ctx context.Context, b *bus.Bus, to Exporter, o Options) error {
 		case ctx.Err() != nil: // it may have been sent, or not
 		case err != nil:
 			return o.Failed(fmt.Errorf("%s: %w", name, err))
-		default:
+		case n > 0: // else its client does not record the trace
 			o.Exported(name, n)
 		}
 		return nil
@@ -117,7 +118,7 @@ func addPolicy(r *recorder, p *schemas.Policy, a *schemas.Applied) {
 		attribute.String("meander.weights_digest", p.WeightsDigest), attribute.String("meander.pushed_by", p.By),
 	}
 	pushed := moment(p.Announced)
-	ctx := r.add(root("", "policy", lane, version), span{
+	ctx := r.add(root(tracing.Context{}, "policy", lane, version), span{
 		name: "policy", service: "client", begin: pushed, end: pushed,
 		attributes: of,
 	}, lane, version)

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -94,8 +95,8 @@ func each[E any, P interface {
 	return nil
 }
 
-// traceparent returns the trace context that the prompt's client gave; empty: none. Every message of the group has it.
-func (g *group) traceparent() string {
+// client returns the trace context that the prompt's client gave, if any. Every message of the group has it.
+func (g *group) client() tracing.Context {
 	headers := []nats.Header{g.result.header}
 	if g.record != nil {
 		headers = append(headers, g.record.header)
@@ -104,11 +105,11 @@ func (g *group) traceparent() string {
 		headers = append(headers, s.header)
 	}
 	for _, h := range headers {
-		if tp := bus.TraceOf(h).Parent; tp != "" {
-			return tp
+		if t, _ := tracing.Of(h); t.Parent != "" {
+			return t
 		}
 	}
-	return ""
+	return tracing.Context{}
 }
 
 // created returns when the prompt was stored, as far as an event says it.
@@ -144,7 +145,7 @@ func (g *group) add(r *recorder) {
 	if !slices.Contains([]string{schemas.StatusComplete, schemas.StatusPartial, schemas.StatusFiltered}, a.Status) {
 		fault = cmp.Or(a.Error, a.Status)
 	}
-	ctx := r.add(root(g.traceparent(), names...), span{
+	ctx := r.add(root(g.client(), names...), span{
 		name: "group", service: "advantage", begin: created, end: g.result.at, attributes: of, fault: fault,
 	}, names...)
 	accepted := created

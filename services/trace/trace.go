@@ -28,6 +28,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/meander-rl/meander/pkg/tracing"
 )
 
 // Exporter sends finished spans, as the exporters of OpenTelemetry do.
@@ -117,12 +119,14 @@ func (r *recorder) add(ctx context.Context, s span, names ...string) context.Con
 	return under
 }
 
-// root returns the context of a trace whose id follows from names. A traceparent, if it is one, gives the trace and its
-// parent instead.
-func root(traceparent string, names ...string) context.Context {
+// root returns the context of a trace whose id follows from names. The trace context of a client, if it has one, gives
+// the trace, its parent and its state instead, and whether it is recorded: without the flag there are no spans.
+func root(client tracing.Context, names ...string) context.Context {
 	key := strings.Join(names, "/")
 	ctx := context.WithValue(context.Background(), idsKey{}, nextIDs{trace: key, path: key})
-	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": traceparent})
+	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{
+		"traceparent": client.Parent, "tracestate": client.State,
+	})
 }
 
 type idsKey struct{}

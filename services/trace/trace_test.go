@@ -16,6 +16,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/pipeline"
 	"github.com/meander-rl/meander/services/trace"
@@ -85,7 +86,7 @@ func serve(t *testing.T, groups ...context.Context) *bus.Bus {
 // A group is one trace with all stages, whose ids are the same each time; a prompt's own trace is gone on with.
 func TestExport_Groups(t *testing.T) {
 	const own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-	b := serve(t, t.Context(), bus.WithTrace(t.Context(), bus.Trace{Parent: own}))
+	b := serve(t, t.Context(), tracing.With(t.Context(), tracing.Context{Parent: own}))
 	spans, traces := export(t, b, "r")
 	want := map[string]int{
 		"meander-advantage:  > group": 2, "meander-intake: group > intake": 2, "meander-sampler: group > sample": 4,
@@ -191,5 +192,21 @@ func TestExport_Policies(t *testing.T) {
 		if took := s.EndTime().Sub(s.StartTime()); took != 500*time.Millisecond || (s.Status().Code == codes.Error) != (s.Status().Description != "") {
 			t.Errorf("apply took %v: %+v", took, s.Status())
 		}
+	}
+}
+
+// A client that does not record its trace gets no spans in it; what it keeps in the state of its trace, each span has.
+func TestExport_AsItsClientRecords(t *testing.T) {
+	const with, without = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+	b := serve(t, tracing.With(t.Context(), tracing.Context{Parent: without, State: "vendor=b"}),
+		tracing.With(t.Context(), tracing.Context{Parent: with, State: "vendor=a"}))
+	spans, traces := export(t, b, "r")
+	for _, s := range spans {
+		if c := s.SpanContext(); c.TraceID().String() != with[3:35] || c.TraceState().String() != "vendor=a" || !c.IsSampled() {
+			t.Errorf("%s: %+v", s.Name(), c)
+		}
+	}
+	if len(spans) == 0 || traces != 1 {
+		t.Errorf("%d spans in %d traces", len(spans), traces)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
@@ -20,6 +21,8 @@ import (
 
 // pageMay is what a page may do, and what outcomes there are.
 type pageMay struct {
+	// MP4 says why there is no mp4 of videos; empty: there is.
+	MP4      string            `json:"mp4,omitempty"`
 	Admin    bool              `json:"admin"`
 	Doctor   bool              `json:"doctor"`
 	Tones    map[string]string `json:"tones"`
@@ -28,7 +31,13 @@ type pageMay struct {
 
 // answerPage answers with what the page may do. It needs no server of the pipeline.
 func (s *server) answerPage(w http.ResponseWriter, _ *http.Request) {
-	data, _ := json.Marshal(pageMay{s.cfg.Admin, s.cfg.Doctor != nil, outcomes.Tones(), outcomes.GroupOutcomes()})
+	may := pageMay{
+		Admin: s.cfg.Admin, Doctor: s.cfg.Doctor != nil, Tones: outcomes.Tones(), Outcomes: outcomes.GroupOutcomes(),
+	}
+	if _, err := media.FFmpeg(); err != nil {
+		may.MP4 = err.Error()
+	}
+	data, _ := json.Marshal(may) // texts and flags always encode
 	w.Header().Set("Content-Type", "application/json")
 	s.write(w, data)
 }

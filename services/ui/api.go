@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -249,10 +250,33 @@ var contentTypes = map[string]string{
 	schemas.KindImage: "image/png", schemas.KindVideo: "image/apng", schemas.KindAudio: "audio/wav",
 }
 
+// kindMP4 is the video of a sample as mp4, with its sound.
+const kindMP4 = "mp4"
+
+// mp4 makes a file of kindMP4.
+func (s *server) mp4(ctx context.Context, t *schemas.Trajectory) ([]byte, error) {
+	var sound []byte
+	video, err := s.client.Medium(ctx, t, schemas.KindVideo)
+	if err == nil && t.Medium(schemas.KindAudio) != nil {
+		sound, err = s.client.Medium(ctx, t, schemas.KindAudio)
+	}
+	if err != nil {
+		return nil, err
+	}
+	data, err := media.MP4(ctx, video, sound)
+	if errors.Is(err, media.ErrNoFFmpeg) {
+		return nil, &requestError{http.StatusNotFound, err.Error()}
+	}
+	return data, err
+}
+
 // file returns a file of a sample, a condition or an image of a state, and its content type.
 func (s *server) file(ctx context.Context, t *schemas.Trajectory, kind string) (data []byte, as string, err error) {
 	magic := pngMagic
 	switch as = contentTypes[kind]; {
+	case kind == kindMP4:
+		data, err = s.mp4(ctx, t)
+		return data, "video/mp4", err
 	case as != "":
 		if data, err = s.client.Medium(ctx, t, kind); kind == schemas.KindAudio {
 			magic = []byte("RIFF")

@@ -17,6 +17,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/families"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
@@ -168,7 +169,7 @@ func (b *tokensBench) random() (m tokensModel, remove func() error, err error) {
 
 // measure is the table of one model.
 func (b *tokensBench) measure(ctx context.Context, out, stderr io.Writer, of tokensModel) (err error) {
-	m, err := families.All().Open(of.dir, lm.Options{Threads: 1})
+	m, err := families.All().Open(of.dir, lm.Options{Options: model.Options{Threads: 1}})
 	if err != nil {
 		return err
 	}
@@ -216,7 +217,7 @@ func tokensPrompt(m lm.Model) ([]int32, error) {
 func (b *tokensBench) compare(
 	ctx context.Context, out io.Writer, dir string, prompt []int32, other *peer, threads, batch int,
 ) (err error) {
-	m, err := families.All().Open(dir, lm.Options{Threads: threads})
+	m, err := families.All().Open(dir, lm.Options{Options: model.Options{Threads: threads}})
 	if err != nil {
 		return err
 	}

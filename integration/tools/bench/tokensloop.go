@@ -11,6 +11,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/decoding"
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/families"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine/texts"
 	"github.com/meander-rl/meander/services/sampler/recorder"
@@ -49,9 +50,9 @@ func (b *tokensBench) overhead(ctx context.Context, out io.Writer, p *plane, mod
 
 // withEvents is the row of one batch and so many tokens an event.
 func (b *tokensBench) withEvents(
-	ctx context.Context, out io.Writer, p *plane, key []byte, model tokensModel, batch, perEvent int,
+	ctx context.Context, out io.Writer, p *plane, key []byte, of tokensModel, batch, perEvent int,
 ) (err error) {
-	m, err := families.All().Open(model.dir, lm.Options{Threads: 1})
+	m, err := families.All().Open(of.dir, lm.Options{Options: model.Options{Threads: 1}})
 	if err != nil {
 		return err
 	}
@@ -92,7 +93,7 @@ func (b *tokensBench) withEvents(
 		more, moreCPU = append(more, t[1]/t[0]-1), append(moreCPU, c[1]/c[0]-1)
 	}
 	fmt.Fprintf(out, "| %s | %d | %d | %d | %.1f | %.1f | %.1f | **%.1f %%** | %.1f %% | %.1f %% |\n",
-		model.name, batch, perEvent, len(more), median(took[0]), median(took[1]), median(handed), 100*median(shares),
+		of.name, batch, perEvent, len(more), median(took[0]), median(took[1]), median(handed), 100*median(shares),
 		100*median(more), 100*median(moreCPU))
 	return p.clear(ctx, schemas.StreamSteps)
 }

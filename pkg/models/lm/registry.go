@@ -6,8 +6,6 @@ import (
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/models/model"
-	"github.com/meander-rl/meander/pkg/models/safetensors"
-	"github.com/meander-rl/meander/pkg/models/tensor"
 )
 
 // ConfigFile is the file of a folder that names the model's family.
@@ -28,23 +26,13 @@ type Family struct {
 
 // Options change what a family opens. The zero value changes nothing.
 type Options struct {
-	// Device computes; the caller closes it. Default: a CPU of Threads threads.
-	Device tensor.Device
-	// Threads is the number of threads of that CPU; default GOMAXPROCS. Results do not depend on
-	// it.
-	Threads int
-	// Adapter is a LoRA in PEFT's form to add, a file or a folder; AdapterScale multiplies its
-	// changes, default 1.
-	Adapter      string
-	AdapterScale float64
+	// Options are those of all models. There is no cache of prompts, and no device is chosen that could be slow, so
+	// PromptCacheBytes and Warn have no effect.
+	model.Options
 	// CacheBytes bounds the cache of keys and values; default 1 GiB. It grows as it is needed.
 	CacheBytes int
 	// MaxPositions bounds sequences further than the model does; default, and at most, 32768.
 	MaxPositions int
-	// Progress is called with how much of the weights is loaded.
-	Progress model.Progress
-	// Hashes is model.Options.Hashes.
-	Hashes *safetensors.Hashes
 }
 
 // Registry lists the families that a program can open.

@@ -48,7 +48,7 @@ func TestRegistry(t *testing.T) {
 	if found, f, err := known.Find(dir); found != dir || f.Class != "LlamaForCausalLM" || err != nil {
 		t.Errorf("found %q of %q, %v", found, f.Class, err)
 	}
-	_, open := known.Open(dir, lm.Options{Threads: 3})
+	_, open := known.Open(dir, lm.Options{Options: model.Options{Threads: 3}})
 	_, language := known.Language(dir)
 	if !errors.Is(open, errOpened) || !errors.Is(language, errOpened) ||
 		!slices.Equal(opened, []string{"LlamaForCausalLM", dir, "LlamaForCausalLM", dir}) {

@@ -29,9 +29,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -184,7 +186,7 @@ func (s *Scorer) request(ctx context.Context, in []scorer.Input, results []score
 	}
 	data, err := encode(body)
 	if err == nil {
-		data, err = s.postWithRetries(ctx, data)
+		data, err = s.postWithRetries(ctx, data, traceOf(in))
 	}
 	var scores []scorer.Result
 	if err == nil {
@@ -210,9 +212,9 @@ func metadataJSON(metadata any) (any, error) {
 
 // postWithRetries posts until there is a reply or a final error. After the last retry, or if ctx or the caller's
 // patience would end before the next one, the error wraps ErrUnavailable.
-func (s *Scorer) postWithRetries(ctx context.Context, body []byte) ([]byte, error) {
+func (s *Scorer) postWithRetries(ctx context.Context, body []byte, trace http.Header) ([]byte, error) {
 	for tries := 1; ; tries++ {
-		reply, err := s.post(ctx, body)
+		reply, err := s.post(ctx, body, trace)
 		if err == nil {
 			return reply, nil
 		}
@@ -243,6 +245,16 @@ func (s *Scorer) postWithRetries(ctx context.Context, body []byte) ([]byte, erro
 	}
 }
 
+// traceOf returns the headers of the trace context that samples have in common; nil: they have different ones.
+func traceOf(in []scorer.Input) http.Header {
+	for i := range in {
+		if !maps.EqualFunc(in[i].Trace, in[0].Trace, slices.Equal[[]string]) {
+			return nil
+		}
+	}
+	return in[0].Trace
+}
+
 // backoff returns the wait before the next retry: it doubles with every try up to maxWait, and half of it is
 // random, so that clients do not retry at the same time.
 func backoff(first time.Duration, tries int) time.Duration {
@@ -260,7 +272,7 @@ func (p *temporaryError) Error() string { return p.err.Error() }
 func (p *temporaryError) Unwrap() error { return p.err }
 
 // post makes one attempt and returns the reply of status 200. A *temporaryError may be retried, other errors are final.
-func (s *Scorer) post(ctx context.Context, body []byte) ([]byte, error) {
+func (s *Scorer) post(ctx context.Context, body []byte, trace http.Header) ([]byte, error) {
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
@@ -278,6 +290,7 @@ func (s *Scorer) post(ctx context.Context, body []byte) ([]byte, error) {
 		return nil, errors.New("url: no request can be made of it") // the error would show it
 	}
 	req.Header = s.header.Clone()
+	maps.Copy(req.Header, trace)
 	resp, err := s.client.Do(req)
 	if err != nil {
 		return nil, s.connectionError(err, patience)

@@ -170,7 +170,9 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 	patience := wire.Patience(ctx, s.cfg.Timeout)
 	asked, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	msg, err := s.nc.RequestWithContext(asked, schemas.ScoreSubject(s.name), data)
+	msg, err := s.nc.RequestMsgWithContext(asked, &nats.Msg{
+		Subject: schemas.ScoreSubject(s.name), Header: in.Trace, Data: data,
+	})
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
 		return nil, s.unavailable(ctx, fmt.Errorf("no worker listens on %s", schemas.ScoreSubject(s.name)))

@@ -75,10 +75,7 @@ func (r Registry) open(name string, o model.Options) (engine.Network, error) {
 	if _, _, found := r.Text.Find(name); found != nil {
 		return nil, Unknown(err, found)
 	}
-	text, err := r.Text.Open(name, lm.Options{
-		Device: o.Device, Threads: o.Threads, Adapter: o.Adapter, AdapterScale: o.AdapterScale, Progress: o.Progress,
-		Hashes: o.Hashes,
-	})
+	text, err := r.Text.Open(name, lm.Options{Options: o})
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/families"
+	"github.com/meander-rl/meander/pkg/models/model/remote"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/services/sampler/models"
 )
@@ -78,10 +79,10 @@ func TestServer_Check(t *testing.T) {
 func TestTorchOf(t *testing.T) {
 	for backend, want := range map[string]models.Torch{
 		"torch-2.9.1/cuda/bf16/diffusers-0.42.1/encoders-cpu:0/nondeterministic": {
-			Compute: models.Compute{DType: "bf16"}, TorchOptions: models.TorchOptions{TextEncoderDevice: "cpu"},
+			Compute: models.Compute{DType: "bf16"}, TorchOptions: models.TorchOptions{Options: remote.Options{TextEncoderDevice: "cpu"}},
 		},
 		"torch-2.9.1/cuda/f32/encoders-cuda:1/vae-tiling/deterministic": {
-			Compute: models.Compute{DType: "f32", Deterministic: true}, TorchOptions: models.TorchOptions{VAETiling: true},
+			Compute: models.Compute{DType: "f32", Deterministic: true}, TorchOptions: models.TorchOptions{Options: remote.Options{VAETiling: true}},
 		},
 	} {
 		want.Engine = "torch"

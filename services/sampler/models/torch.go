@@ -31,12 +31,7 @@ func IsTorch(address string) bool {
 
 // TorchOptions are settings of workers that are started.
 type TorchOptions struct {
-	Compile           bool   `key:"compile" help:"with --engine torch: compile the network; a slow start, then faster steps"`
-	VAETiling         bool   `key:"vae_tiling" help:"with --engine torch: decode in tiles, which needs less memory; pixels differ a little where tiles meet"`
-	Generic           bool   `key:"generic" help:"with --engine torch: compute the model's pipeline of diffusers as a whole, also where its network is known"`
-	TrustClass        bool   `key:"trust_class" help:"with --engine torch: try a class of diffusers that is not among those that are tested"`
-	Family            string `key:"family" help:"with --engine torch: FILE.py:NAME, a family or a pipeline of your own, a class of that Python file"`
-	TextEncoderDevice string `key:"text_encoder_device" help:"with --engine torch: device of the text encoders, such as cpu or cuda:1, if one has no memory for all; default the same"`
+	remote.Options
 	// Spare keeps the worker that Inspect starts, for Open; nil: each starts its own.
 	Spare *Spare `key:"-"`
 }
@@ -102,10 +97,7 @@ func (t Torch) configs(log zerolog.Logger) (list []remote.Config) {
 	for device := range strings.SplitSeq(t.Compute.Device, ",") {
 		list = append(list, remote.Config{
 			Address: address, Token: t.EngineKey, Device: device, DType: t.Compute.DType,
-			Deterministic: t.Compute.Deterministic,
-			Compile:       t.Compile, VAETiling: t.VAETiling, Generic: t.Generic, TrustClass: t.TrustClass,
-			Family: t.Family, TextEncoderDevice: t.TextEncoderDevice,
-			Threads:  t.Compute.Threads,
+			Deterministic: t.Compute.Deterministic, Threads: t.Compute.Threads, Options: t.Options,
 			Patience: t.EnginePatience, Wait: t.Wait, Adapter: t.Adapter, AdapterScale: t.AdapterScale,
 			Spare: t.Spare, Hashes: hashes, Log: func(e remote.Event) { t.logEvent(log, e) },
 		})

@@ -2,6 +2,7 @@
 import { h, link, fixed, signed, plural, seconds, ago, when, badge, crumbs, empty, factList, only, todo, whole, words } from "./dom.js";
 import { ask, api, condition, listen, media, stored } from "./server.js";
 import { player } from "./sound.js";
+import { downloads, video } from "./video.js";
 import { chart } from "./chart.js";
 
 const pageSize = 64;
@@ -560,17 +561,20 @@ export async function sampleView(run, uid, index) {
     if (to >= 0 && to < size) location.hash = link("runs", run, uid, to);
   };
   const has = (kind) => l.media.includes(kind);
-  const src = has("image") && media(run, uid, index, has("video") && !stored ? "video" : "image"),
-    sound = has("audio") && media(run, uid, index, "audio");
+  const moves = has("video") && !stored,
+    src = has("image") && media(run, uid, index, moves ? "video" : "image"),
+    sound = has("audio") && media(run, uid, index, "audio"),
+    alt = `sample ${index}: ${x.prompt.slice(0, 120)}`;
   const picture = h(
     "div",
     { class: "pic" },
     src
-      ? h("img", {
-          src,
-          alt: `sample ${index}: ${x.prompt.slice(0, 120)}`,
-          class: Math.max(l.width, l.height) < 256 ? "smallpic" : "",
-        })
+      ? moves
+        ? [
+            video(src, alt, l.width, l.height),
+            downloads(src, media(run, uid, index, "mp4"), `${run}-${uid}-${index}`),
+          ]
+        : h("img", { src, alt, class: Math.max(l.width, l.height) < 256 ? "smallpic" : "" })
       : !sound && h("p", {}, x.error || `no image${l.media.length > 0 ? " in this file" : ""}`),
     sound && player(sound, `sample ${index}`),
   );

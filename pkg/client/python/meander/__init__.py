@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .data.events import EventError, Gone, tensor
     from .client.reader import Batches, EmptyBatch, Groups, Health
     from .client.teacher import NoTeacher, TeacherReply, Unscored
+    from .client.traces import trace_context, traced
     from .data.staged import StagedBatch, stage, stages
     from .data.text import Text
     from .data.textbatch import TextBatch
@@ -41,7 +42,7 @@ __all__ = [
     "fresh",
     "loss", "noise",
     "policy",
-    "scheduled", "stage", "stages", "sync", "tensor", "transition",
+    "scheduled", "stage", "stages", "sync", "tensor", "trace_context", "traced", "transition",
 ]
 if importlib.util.find_spec("torch") is None:
     __all__.remove("dataset")  # which is for loaders of torch
@@ -57,7 +58,7 @@ _NAMES = {
     "client.access": ("VersionMismatch",), "client.client": ("Client", "Judged", "connect"),
     "client.control": ("Refused",), "client.cursor": ("CursorError", "NoStreams", "Taken"),
     "client.reader": ("Batches", "EmptyBatch", "Groups", "Health"),
-    "client.teacher": ("NoTeacher", "TeacherReply", "Unscored"),
+    "client.teacher": ("NoTeacher", "TeacherReply", "Unscored"), "client.traces": ("trace_context", "traced"),
     "data.batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"),
     "data.events": ("EventError", "Gone", "tensor"), "data.staged": ("StagedBatch", "stage", "stages"), "data.text": ("Text",), "data.textbatch": ("TextBatch",),
 }  # fmt: skip

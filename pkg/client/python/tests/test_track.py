@@ -169,6 +169,61 @@ def test_conditions_are_shown_beside(url):
     assert list(to.board.images) == ["samples/best", *(f"samples/best/condition {name}" for name, _ in found)]
 
 
+def test_videos_are_shown_as_mp4(tmp_path, monkeypatch, caplog):
+    """A video goes to W&B and trackio as mp4 where ffmpeg is there, else as its frame in the middle, which is said."""
+
+    class Client:
+        async def medium(self, t, kind):
+            return kind.encode()
+
+    class Module:
+        __name__ = "trackio"
+
+        def __init__(self):
+            self.logged = []
+
+        def init(self, **_):
+            pass
+
+        def Image(self, pixels, caption):
+            return "an image"
+
+        def Video(self, path, caption, format):
+            with open(path, "rb") as f:
+                return path, format, f.read()
+
+        def log(self, values, step):
+            self.logged.append((step, values))
+
+        def finish(self):
+            pass
+
+    program = tmp_path / "ffmpeg"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    of = {"media": [{"kind": "video"}, {"kind": "audio"}]}
+    track._no_ffmpeg.cache_clear()
+    assert [asyncio.run(track._video(Client(), t)) for t in (of, of, {"media": [{"kind": "image"}]})] == [None] * 3
+    assert caplog.text.count("mp4 needs the program ffmpeg in the PATH") == 1
+    program.write_text(
+        '#!/bin/sh\nwhile [ "$1" != -i ]; do shift; done\nin=$2\nshift 2\nwhile [ "$1" != -i ]; do shift; done\n'
+        'for out; do :; done\n/bin/cat "$in" "$2" > "$out"\n'
+    )
+    program.chmod(0o755)
+    mp4 = asyncio.run(track._video(Client(), of))
+    assert mp4 == b"videoaudio"
+    to = track.Tracker(Module(), "", "r")
+    row = {"place": "best", "reward": 1.0, "advantage": 0.0, "prompt": "x", "text": "", "conditions": []}
+    image = np.zeros((2, 2, 3), np.uint8)
+    to.show([row | {"image": image, "video": mp4}, row | {"place": "worst", "image": image, "video": None}], 7)
+    (best, _), worst = to.module.logged[0][1]["samples/best"][1:], to.module.logged[1][1]
+    assert best == "mp4" and to.module.logged[0][1]["samples/best"][2] == mp4 and worst == {"samples/worst": "an image"}
+    to.close()
+    assert not os.path.exists(to.module.logged[0][1]["samples/best"][0])
+    program.write_text("#!/bin/sh\necho no codec >&2\nexit 1\n")
+    with pytest.raises(OSError, match="no codec"):
+        asyncio.run(track._video(Client(), of))
+
+
 def run_track(url, folder, *args):
     env = ENVIRONMENT | {
         "PYTHONPATH": str(ROOT / "pkg/client/python"), "WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")

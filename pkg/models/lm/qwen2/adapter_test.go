@@ -16,6 +16,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/pkg/models/lora"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 )
@@ -212,7 +213,7 @@ func relative(got, want []float32) float64 {
 func TestAdapted_ClosedAndRefused(t *testing.T) {
 	t.Parallel()
 	dir := folder(t, qwen2test.Random{Seed: 5})
-	m, err := qwen2.Open(dir, lm.Options{Threads: 2})
+	m, err := qwen2.Open(dir, lm.Options{Options: model.Options{Threads: 2}})
 	if err != nil {
 		t.Fatal(err)
 	}

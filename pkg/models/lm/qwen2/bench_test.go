@@ -7,6 +7,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/decoding"
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
+	"github.com/meander-rl/meander/pkg/models/model"
 )
 
 // BenchmarkDecode draws tokens, sequences side by side; an operation is a step of all.
@@ -24,7 +25,7 @@ func BenchmarkDecode(b *testing.B) {
 		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			m := open(b, c.dir(), lm.Options{Threads: 1})
+			m := open(b, c.dir(), lm.Options{Options: model.Options{Threads: 1}})
 			for _, rows := range []int{1, 8} {
 				b.Run(fmt.Sprint(rows), func(b *testing.B) { decode(b, m, rows) })
 			}

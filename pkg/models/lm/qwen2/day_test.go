@@ -9,6 +9,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
+	"github.com/meander-rl/meander/pkg/models/model"
 )
 
 // A template that asks for the day gets the one that the prompt has, and is the same text on any other day.
@@ -19,7 +20,7 @@ func TestTemplate_Day(t *testing.T) {
 		"{% for m in messages %}{{ m.content }}{% endfor %}"}).Write(dir); err != nil {
 		t.Fatal(err)
 	}
-	m, err := qwen2.Open(dir, lm.Options{Threads: 1})
+	m, err := qwen2.Open(dir, lm.Options{Options: model.Options{Threads: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}

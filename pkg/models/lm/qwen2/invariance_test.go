@@ -11,6 +11,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/tensor/cpu"
 )
 
@@ -72,7 +73,7 @@ func TestForward_Invariance(t *testing.T) {
 	const n = 6
 	var ids [n][]int32
 	var want [n][]float32
-	alone := open(t, dir, lm.Options{Threads: 1})
+	alone := open(t, dir, lm.Options{Options: model.Options{Threads: 1}})
 	for i := range ids {
 		ids[i] = randomIDs(r, []int{1, 3, 17, 64, 130, 530}[i])
 		want[i] = logits(t, alone, ids[i])
@@ -85,7 +86,7 @@ func TestForward_Invariance(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer func() { _ = d.Close() }()
-				m := open(t, dir, lm.Options{Device: d})
+				m := open(t, dir, lm.Options{Options: model.Options{Device: d}})
 				got := cutAtRandom(t, m, r, ids[:])
 				for i := range ids {
 					if !slices.Equal(got[i], want[i]) {
@@ -127,7 +128,7 @@ func cutAtRandom(t *testing.T, m lm.Model, r *rand.Rand, ids [][]int32) [][]floa
 // Sequences that share a beginning have the bits of those that do not, and give all pages back.
 func TestFork(t *testing.T) {
 	t.Parallel()
-	m := open(t, folder(t, qwen2test.Random{}), lm.Options{Threads: 2})
+	m := open(t, folder(t, qwen2test.Random{}), lm.Options{Options: model.Options{Threads: 2}})
 	r := rand.New(rand.NewPCG(3, 4))
 	prefix := randomIDs(r, 21) // a page and a part of one
 	root := m.NewSequence()
@@ -178,8 +179,8 @@ func TestFork(t *testing.T) {
 // A call that fails leaves sequences as they were.
 func TestForward_Refuses(t *testing.T) {
 	t.Parallel()
-	m := open(t, folder(t, qwen2test.Random{MaxPositions: 60}), lm.Options{Threads: 1, CacheBytes: 64 * 4 * 64})
-	other := open(t, folder(t, qwen2test.Random{}), lm.Options{Threads: 1})
+	m := open(t, folder(t, qwen2test.Random{MaxPositions: 60}), lm.Options{Options: model.Options{Threads: 1}, CacheBytes: 64 * 4 * 64})
+	other := open(t, folder(t, qwen2test.Random{}), lm.Options{Options: model.Options{Threads: 1}})
 	s, long := m.NewSequence(), m.NewSequence()
 	ids := []int32{1, 2, 3}
 	want := logits(t, m, append(ids, 4))

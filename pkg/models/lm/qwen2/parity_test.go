@@ -15,6 +15,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/models/tensor/reference"
@@ -169,7 +170,7 @@ func TestParity_Random(t *testing.T) {
 			devices["reference"] = reference.Device{}
 		}
 		for on, d := range devices {
-			m := open(t, dir, lm.Options{Device: d})
+			m := open(t, dir, lm.Options{Options: model.Options{Device: d}})
 			for i := range 2 {
 				t.Run(on, func(t *testing.T) { compareLogits(t, m, a, fmt.Sprintf("%s.%d", name, i)) })
 			}
@@ -235,7 +236,7 @@ func openWith(t *testing.T, template string) *qwen2.Model {
 	if err := os.WriteFile(filepath.Join(dir, "chat_template.jinja"), b, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	return open(t, dir, lm.Options{Threads: 1})
+	return open(t, dir, lm.Options{Options: model.Options{Threads: 1}})
 }
 
 // What a template of the family says differently from the others stands in the ids: between its marks, and
@@ -274,7 +275,7 @@ func TestTemplate_Refuses(t *testing.T) {
 			t.Errorf("%.60q: %v, want an error that names chat_template and %s", text, err, want)
 		}
 	}
-	m := open(t, folder(t, qwen2test.Random{}), lm.Options{Threads: 1})
+	m := open(t, folder(t, qwen2test.Random{}), lm.Options{Options: model.Options{Threads: 1}})
 	for _, messages := range [][]lm.Message{nil, {{Role: "tool", Content: "1"}}, {{Role: "user", Content: "\xff"}}} {
 		_, err := m.Prompt(messages)
 		checkRefused(t, fmt.Sprint(messages), err, lm.ErrPrompt)

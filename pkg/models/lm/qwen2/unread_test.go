@@ -11,6 +11,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/modeltest"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
 	"github.com/meander-rl/meander/pkg/models/tensor"
@@ -93,7 +94,7 @@ func TestOpen_RefusesUnknownTensors(t *testing.T) {
 			}
 			return append(all, extra)
 		})
-		m, err := qwen2.Open(dir, lm.Options{Threads: 1})
+		m, err := qwen2.Open(dir, lm.Options{Options: model.Options{Threads: 1}})
 		if err == nil {
 			_ = m.Close()
 		}
@@ -107,7 +108,7 @@ func TestOpen_RefusesUnknownTensors(t *testing.T) {
 func TestOpen_HeadOfATiedConfiguration(t *testing.T) {
 	t.Parallel()
 	logits := func(change func([]safetensors.Tensor) []safetensors.Tensor) []float32 {
-		m, err := qwen2.Open(changedTensors(t, change), lm.Options{Threads: 1})
+		m, err := qwen2.Open(changedTensors(t, change), lm.Options{Options: model.Options{Threads: 1}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -31,17 +31,7 @@ type Config struct {
 	Device, DType string
 	// Deterministic has the worker compute row by row, with one algorithm for each operation.
 	Deterministic bool
-	// Compile has a started worker compile the network, which takes minutes.
-	Compile bool
-	// VAETiling has a started worker decode and encode media in tiles.
-	VAETiling bool
-	// Generic has a started worker compute the pipeline as a whole, also where its network is known; TrustClass tries
-	// a class that is not among those that are tested.
-	Generic, TrustClass bool
-	// Family has a started worker compute with a class of a Python file, FILE.py:NAME.
-	Family string
-	// TextEncoderDevice is where a started worker encodes prompts, as Device; empty: on Device.
-	TextEncoderDevice string
+	Options
 	// Threads is how many threads of the CPU a started worker uses; 0: it chooses.
 	Threads int
 	// Patience is the least time after which a call without an answer counts as lost; at least MinPatience.
@@ -59,6 +49,16 @@ type Config struct {
 	Spare *Spare
 	// Hashes is model.Options.Hashes.
 	Hashes *safetensors.Hashes
+}
+
+// Options are settings of a worker that is started, with the names that programs give them.
+type Options struct {
+	Compile           bool   `key:"compile" help:"with --engine torch: compile the network; a slow start, then faster steps"`
+	VAETiling         bool   `key:"vae_tiling" help:"with --engine torch: decode in tiles, which needs less memory; pixels differ a little where tiles meet"`
+	Generic           bool   `key:"generic" help:"with --engine torch: compute the model's pipeline of diffusers as a whole, also where its network is known"`
+	TrustClass        bool   `key:"trust_class" help:"with --engine torch: try a class of diffusers that is not among those that are tested"`
+	Family            string `key:"family" help:"with --engine torch: FILE.py:NAME, a family or a pipeline of your own, a class of that Python file"`
+	TextEncoderDevice string `key:"text_encoder_device" help:"with --engine torch: device of the text encoders, such as cpu or cuda:1, if one has no memory for all; default the same"`
 }
 
 // Event is something to log.

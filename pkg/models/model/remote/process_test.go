@@ -73,11 +73,12 @@ func (e *events) having(says string) (n int) {
 // it.
 func TestProcess_SaysItsSettings(t *testing.T) {
 	interpret(t, "")
-	for says, cfg := range map[string]remote.Config{
+	for says, options := range map[string]remote.Options{
 		"/compiled/nondeterministic": {Compile: true}, "/encoders-cuda:7/": {TextEncoderDevice: "cuda:7"},
 		"/vae-tiling/": {VAETiling: true}, "/generic/": {Generic: true}, "/trust-class/": {TrustClass: true},
 		"/family-Mine-0/": {Family: "mine.py:Mine"},
 	} {
+		cfg := remote.Config{Options: options}
 		dir, spare := remotetest.Folder(t, class, 1), &remote.Spare{}
 		if _, err := remote.Inspect(t.Context(), dir, remote.Config{Spare: spare}); err != nil {
 			t.Fatal(err)

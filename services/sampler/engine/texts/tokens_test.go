@@ -11,6 +11,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/families"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/engine/enginetest"
@@ -43,7 +44,7 @@ func randomText(t *testing.T) lm.Model {
 	if err := (qwen2test.Random{Seed: 3}).Write(dir); err != nil {
 		t.Fatal(err)
 	}
-	m, err := families.All().Open(dir, lm.Options{Threads: 1})
+	m, err := families.All().Open(dir, lm.Options{Options: model.Options{Threads: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}

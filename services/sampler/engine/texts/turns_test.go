@@ -8,6 +8,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/lm"
 	"github.com/meander-rl/meander/pkg/models/lm/families"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
@@ -20,7 +21,7 @@ func TestTurns_CacheIsKeptOrMadeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	open := func(bytes int) *tokenEngine {
-		m, err := families.All().Open(dir, lm.Options{Threads: 1, CacheBytes: bytes})
+		m, err := families.All().Open(dir, lm.Options{Options: model.Options{Threads: 1}, CacheBytes: bytes})
 		if err != nil {
 			t.Fatal(err)
 		}

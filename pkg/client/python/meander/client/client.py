@@ -24,7 +24,7 @@ from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
-from . import access, conditions as files
+from . import access, conditions as files, traces
 from .bulk import Stored, last_of_each
 from .cache import Cache
 from ..data.batch import Group, Keep, Sample
@@ -219,7 +219,7 @@ class Client(Controls, Teachers, Updates):
     async def _store(self, subject: str, body: bytes, headers: dict[str, str], end: float) -> None:
         """Publishes an event once, and waits for a server that is away, and for the streams of a pipeline that has just
         started."""
-        headers = {**headers, "Nats-Msg-Id": secrets.token_hex(16)}
+        headers = {**traces.trace_context(), **headers, "Nats-Msg-Id": secrets.token_hex(16)}
         while True:
             try:
                 await self.js.publish(subject, body, headers=headers)
@@ -632,7 +632,8 @@ class Client(Controls, Teachers, Updates):
                 request = decode(msg.data)
                 if logits:
                     request["generation_logits"], request["generation_logit_ids"] = await self._answer_logits(request)
-                reply = await maybe_awaited(await asyncio.to_thread(answer, request))
+                with traces.traced(msg.headers or {}):
+                    reply = await maybe_awaited(await asyncio.to_thread(answer, request))
                 if not isinstance(reply, Mapping):
                     raise TypeError(f"the interaction gives {type(reply).__name__}; must be a dict")
                 data = msgpack.packb({"v": 1, **reply})

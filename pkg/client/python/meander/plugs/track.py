@@ -14,13 +14,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import os
+import shutil
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,7 +35,7 @@ from nats.js.errors import NotFoundError
 
 from ..client import access
 from ..client.client import Client, connect
-from ..data.events import ADVANTAGE, PREFIX, Event, EventError, Gone, decode, fitting, medium
+from ..data.events import ADVANTAGE, PREFIX, AnyEvent, Event, EventError, Gone, decode, fitting, medium
 from ..client.tasks import together
 
 _log = logging.getLogger(__name__)
@@ -86,7 +91,7 @@ class Tracker:
     """Weights & Biases, or trackio, which has the same calls."""
 
     def __init__(self, module: Any, project: str, run: str, **settings: Any):
-        self.module = module
+        self.module, self.videos = module, tempfile.TemporaryDirectory(prefix="meander-track-")
         module.init(project=project or "meander", name=run, **settings)
 
     def log(self, values: dict[str, float], step: int) -> None:
@@ -94,7 +99,7 @@ class Tracker:
         self.module.log(values, step=step)
 
     def show(self, rows: list[Event], step: int) -> None:
-        """Logs images and texts; in W&B also a table."""
+        """Logs images, videos as mp4, and texts; in W&B also a table."""
         for row in rows:
             place, said = row["place"], f"reward {row['reward']:.4g}, advantage {row['advantage']:.4g}: {row['prompt']}"
             shown = self.module.Image(
@@ -104,6 +109,10 @@ class Tracker:
                 f"samples/{place}/condition {name}": self.module.Image(pixels, caption=name)
                 for name, pixels in row["conditions"]
             }
+            if row.get("video"):
+                path = os.path.join(self.videos.name, f"{place}-{step}.mp4")
+                Path(path).write_bytes(row["video"])
+                shown = self.module.Video(path, caption=said, format="mp4")
             if row["image"] is not None or self.module.__name__ == "trackio":
                 self.module.log({f"samples/{place}": shown, **given}, step=step)
         if self.module.__name__ == "wandb":
@@ -117,6 +126,7 @@ class Tracker:
     def close(self) -> None:
         """Ends the run of the tracker."""
         self.module.finish()
+        self.videos.cleanup()
 
 
 def sink(to: str, run: str, flag: str = "--to") -> Sink:
@@ -207,7 +217,8 @@ async def _rewards(client: Client, group: Event) -> list[Event]:
 
 async def samples(client: Client, run: str, group: Event) -> list[Event]:
     """The best and the worst sample of a group, as rows: place (best or worst), uid, sample_index, prompt, reward,
-    advantage, policy_version, text, image, uint8 [H, W, 3] or None, and conditions, pairs of a name and such pixels.
+    advantage, policy_version, text, image, uint8 [H, W, 3] or None, video, an mp4 or None, and conditions, pairs of a
+    name and such pixels.
     What is no longer stored is left out."""
     scored = sorted((m for m in group["members"] if m["reward"] is not None), key=lambda m: m["reward"], reverse=True)
     rows = []
@@ -228,9 +239,44 @@ async def _row(client: Client, run: str, uid: str, member: Event) -> Event:
         "uid": uid, "sample_index": member["sample_index"],
         "prompt": t["prompt"] or " ".join(m["content"] for m in messages),
         "reward": member["reward"], "advantage": member["advantage"] or 0.0, "policy_version": t["policy_version_max"],
-        "text": (await client.text(t)).answer if of_text else "", "image": image,
+        "text": (await client.text(t)).answer if of_text else "", "image": image, "video": await _video(client, t),
         "conditions": await client.conditions(t),
     }
+
+
+async def _video(client: Client, t: AnyEvent) -> bytes | None:
+    """The video of a sample as mp4, with its sound; None: it has none, or ffmpeg is not there, which is said once."""
+    if not medium(t, "video"):
+        return None
+    program = shutil.which("ffmpeg")
+    if program is None:
+        _no_ffmpeg()
+        return None
+    sound = await client.medium(t, "audio") if medium(t, "audio") else None
+    return await asyncio.to_thread(_mp4, program, await client.medium(t, "video"), sound)
+
+
+@functools.cache
+def _no_ffmpeg() -> None:
+    _log.warning("videos are shown as the frame in the middle: mp4 needs the program ffmpeg in the PATH")
+
+
+def _mp4(program: str, video: bytes, sound: bytes | None) -> bytes:
+    """An mp4 of an animated PNG and a WAV, as the page of 'meander ui' makes it. OSError: ffmpeg made none."""
+    with tempfile.TemporaryDirectory(prefix="meander-mp4-") as folder:
+        arguments, out = [program, "-nostdin", "-v", "error", "-protocol_whitelist", "file"], f"{folder}/out.mp4"
+        for kind, data in (("apng", video), ("wav", sound)):
+            if data is not None:
+                given = Path(folder, f"in.{kind}")
+                given.write_bytes(data)
+                arguments += ["-f", kind, "-i", str(given)]
+        arguments += ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-c:v", "libx264", "-crf", "18", "-pix_fmt", "yuv420p"]
+        done = subprocess.run(
+            [*arguments, "-c:a", "aac", "-movflags", "+faststart", "-f", "mp4", out], capture_output=True, check=False
+        )
+        if done.returncode != 0:
+            raise OSError(f"{program}: {done.stderr.decode(errors='replace').strip()[:300]}")
+        return Path(out).read_bytes()
 
 
 async def follow(client: Client, run: str, to: Sink, every: int = 8, samples_every: int = 8, once: bool = False) -> int:

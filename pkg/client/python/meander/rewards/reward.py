@@ -15,7 +15,7 @@ class Input:
     """What is scored: image is a Pillow image in RGB; prompt, ground_truth (a text, or any other value of JSON),
     params and metadata are those of the prompt event. metadata is the record that the prompt came with, as a data set
     has it. conditions are the Pillow images in RGB that the network was given, by their types (image, mask), in order;
-    of a video the frame in the middle."""
+    of a video the frame in the middle. trace has the headers of the sample's trace context (W3C), if any."""
 
     image: Image.Image
     prompt: str
@@ -23,6 +23,7 @@ class Input:
     params: Mapping[str, str] = dataclasses.field(default_factory=dict)
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     conditions: Mapping[str, Sequence[Image.Image]] = dataclasses.field(default_factory=dict)
+    trace: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def before(self, reward: str) -> Sequence[Image.Image]:
         """The images that were edited, one at least. ValueError, which names the reward: there is none."""

@@ -8,12 +8,13 @@ import io
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgpack
 from nats.aio.msg import Msg
 
+from ..client import traces
 from ..client.client import Client
 from ..client.discovery import Work, discoverable
 from ..data.events import PREFIX, Event, Maybe, decode, fault
@@ -39,8 +40,9 @@ class _DeviceLost(Exception):
     """The device computes no more in this process."""
 
 
-def read(data: bytes) -> list[Input]:
-    """The sample of a request; of a video that comes with frames one for each of them. ValueError: it has no image."""
+def read(data: bytes, trace: Mapping[str, str] | None = None) -> list[Input]:
+    """The sample of a request with a trace context; of a video that comes with frames one for each of them. ValueError:
+    it has no image."""
     from PIL import Image
 
     request = decode(data)
@@ -71,11 +73,13 @@ def read(data: bytes) -> list[Input]:
         truth = request.get("ground_truth")  # any value of JSON
         metadata = request.get("metadata") or {}
         truth = "" if truth is None else truth
-        out.append(Input(image, request["prompt"], truth, params, metadata, conditions))
+        out.append(Input(image, request["prompt"], truth, params, metadata, conditions, trace or {}))
     return out
 
 
-async def answers(reward: Reward, requests: Sequence[bytes], batch: int = 8) -> list[Event]:
+async def answers(
+    reward: Reward, requests: Sequence[bytes | Msg], batch: int = 8
+) -> list[Event]:
     """The replies to some requests, whose samples are scored up to `batch` together. What is wrong with one of them is
     its own error. The score of a video is the mean over the frames that came."""
     all_ = await asyncio.to_thread(_read_all, requests)
@@ -87,11 +91,11 @@ async def answers(reward: Reward, requests: Sequence[bytes], batch: int = 8) -> 
     return [_failure(r) if isinstance(r, Exception) else _reply([next(left) for _ in r]) for r in all_]
 
 
-def _read_all(requests: Sequence[bytes]) -> list[list[Input] | Exception]:
+def _read_all(requests: Sequence[bytes | Msg]) -> list[list[Input] | Exception]:
     out: list[list[Input] | Exception] = []
     for data in requests:
         try:
-            out.append(read(data))
+            out.append(read(data) if isinstance(data, bytes) else read(data.data, traces.of(data.headers)))
         except Exception as e:
             out.append(e)
     return out
@@ -202,7 +206,7 @@ class Worker:
                 taken.append(self._queue.get_nowait())
             began, lost = time.monotonic(), None
             late = [began - came + min(self._took, self.patience / 2) > self.patience for _, came in taken]
-            asked = [m.data for (m, _), x in zip(taken, late) if not x]
+            asked = [m for (m, _), x in zip(taken, late) if not x]
             try:
                 replies = iter(await answers(self.reward, asked, self.batch))
             except _DeviceLost as e:
