@@ -95,9 +95,10 @@ func pathOf(t reflect.Type, name, path string) string {
 }
 
 func fieldNamed(t reflect.Type, name string) (Field, bool) {
-	for _, f := range Fields(t) {
-		if f.Name == name {
-			return f, true
+	list := Fields(t)
+	for i := range list { // a field is large
+		if list[i].Name == name {
+			return list[i], true
 		}
 	}
 	return Field{}, false

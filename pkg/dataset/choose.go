@@ -2,6 +2,7 @@ package dataset
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
@@ -76,26 +77,85 @@ type Report struct {
 	Chosen, Batches int
 }
 
-// Choose applies a choice to the records of a file and returns the batches of its shard, and a
-// report of what was left out; publishing from a file goes through it. It keeps those records alone that
-// may be chosen, and reads no further than it must. Without records there are no batches. An
-// invalid choice, spares for a single record, and errors of the records are errors.
-func Choose(records iter.Seq2[Record, error], c Choice) ([]Batch, Report, error) {
-	report := Report{}
-	if err := c.Validate(); err != nil {
-		return nil, report, err
+// pieceSize is how many records a batch without a size has at most.
+const pieceSize = 1024
+
+// Choose applies a choice to the records of a file and yields the batches of its shard. Publishing from a file goes
+// through it. It reads no further than it must and, in the order of the file, without repeats and spares, holds one
+// batch at a time; else it keeps those records alone that may be chosen. Without a batch size the one batch comes in
+// pieces of up to 1024 records. Without records there are no batches. The report says what was left out, and is whole
+// at the end. An invalid choice, spares for a single record, and errors of the records are errors, and end it.
+func Choose(records iter.Seq2[Record, error], c Choice, report *Report) iter.Seq2[Batch, error] {
+	return func(yield func(Batch, error) bool) {
+		*report = Report{}
+		if err := c.Validate(); err != nil {
+			yield(Batch{}, err)
+			return
+		}
+		b, size := Batch{}, cmp.Or(c.BatchSize, pieceSize)
+		for r, err := range c.chosen(count(records, report), report) {
+			if err != nil {
+				yield(Batch{}, err)
+				return
+			}
+			mine := report.Chosen // without a batch size every Shards-th record is of the shard, else every such batch
+			switch {
+			case c.BatchSize == 0:
+				report.Batches = 1
+			case report.Chosen%size == 0:
+				b.Number, report.Batches = report.Batches, report.Batches+1
+				fallthrough
+			default:
+				mine = b.Number
+			}
+			report.Chosen++
+			if mine%max(c.Shards, 1) != c.Shard {
+				continue
+			}
+			if b.Records = append(b.Records, r); len(b.Records) == size {
+				if !yield(b, nil) {
+					return
+				}
+				b.Records = nil
+			}
+		}
+		if len(b.Records) > 0 {
+			yield(b, nil)
+		}
 	}
-	kept, err := c.keep(count(records, &report), &report)
-	if err != nil {
-		return nil, report, err
+}
+
+// chosen yields the records that are left after offset and limit, repeated and with spares as told.
+func (c Choice) chosen(records iter.Seq2[Record, error], report *Report) iter.Seq2[Record, error] {
+	return func(yield func(Record, error) bool) {
+		if c.Shuffle == nil && c.Batches == 0 && c.Spares == 0 {
+			n := 0
+			for r, err := range records {
+				if n++; err != nil || n > c.Offset {
+					if !yield(r, err) {
+						return
+					}
+				}
+				if report.Partial = n == c.most(); report.Partial {
+					return
+				}
+			}
+			return
+		}
+		kept, err := c.keep(records, report)
+		if err == nil {
+			kept, err = c.repeat(kept[min(c.Offset, len(kept)):])
+		}
+		if err != nil {
+			yield(Record{}, err)
+			return
+		}
+		for _, r := range kept {
+			if !yield(r, nil) {
+				return
+			}
+		}
 	}
-	kept = kept[min(c.Offset, len(kept)):]
-	if kept, err = c.repeat(kept); err != nil {
-		return nil, report, err
-	}
-	report.Chosen = len(kept)
-	batches := c.split(kept, &report)
-	return batches, report, nil
 }
 
 // count yields the records, and counts them and duplicates. These are known by 8 bytes of a hash: of a million records
@@ -229,31 +289,6 @@ func cloneValue(v any) any {
 		return out
 	}
 	return v
-}
-
-// split cuts the chosen records into batches and returns those of this shard; report gets the
-// number of all. Without a batch size a shard is one batch of every Shards-th record.
-func (c Choice) split(records []Record, report *Report) []Batch {
-	shards := max(c.Shards, 1)
-	if c.BatchSize == 0 {
-		report.Batches = min(1, len(records))
-		var mine []Record
-		for i := c.Shard; i < len(records); i += shards {
-			mine = append(mine, records[i])
-		}
-		if len(mine) == 0 {
-			return nil
-		}
-		return []Batch{{Records: mine}}
-	}
-	var out []Batch
-	for batch := range slices.Chunk(records, c.BatchSize) {
-		if report.Batches%shards == c.Shard {
-			out = append(out, Batch{Number: report.Batches, Records: batch})
-		}
-		report.Batches++
-	}
-	return out
 }
 
 // shuffle sorts records by the SHA-256 of seed and index, each as 8 bytes, little-endian: the same

@@ -2,6 +2,7 @@ package dataset_test
 
 import (
 	"fmt"
+	"iter"
 	"reflect"
 	"strings"
 	"testing"
@@ -33,6 +34,21 @@ func lineCounter(batches []dataset.Batch) [][]int {
 	return out
 }
 
+// choose returns all batches that a choice yields; one without a size is whole.
+func choose(records iter.Seq2[dataset.Record, error], c dataset.Choice) (all []dataset.Batch, r dataset.Report, err error) {
+	for b, err := range dataset.Choose(records, c, &r) {
+		if err != nil {
+			return nil, r, err
+		}
+		if len(all) > 0 && c.BatchSize == 0 {
+			all[0].Records = append(all[0].Records, b.Records...)
+			continue
+		}
+		all = append(all, b)
+	}
+	return all, r, nil
+}
+
 func TestChoose(t *testing.T) {
 	letters := texts("a", "bb", "a", "ccc", "dd", "éé", "bb")
 	tests := []struct {
@@ -54,7 +70,7 @@ func TestChoose(t *testing.T) {
 			if !tt.report.Partial {
 				tt.report.Records = len(letters)
 			}
-			batches, report, err := dataset.Choose(each(letters), tt.choice)
+			batches, report, err := choose(each(letters), tt.choice)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -81,7 +97,7 @@ func TestChoose_Duplicates(t *testing.T) {
 		{Index: 9, Fields: object{"prompt": "a", "reward": []any{object{"name": "ocr"}}}},
 	}
 	for n, want := range []int{7: 0, 8: 1, 9: 2, 10: 3} { // of the first n
-		if _, report, err := dataset.Choose(each(records[:n]), dataset.Choice{}); n >= 7 && (err != nil || report.Duplicates != want) {
+		if _, report, err := choose(each(records[:n]), dataset.Choice{}); n >= 7 && (err != nil || report.Duplicates != want) {
 			t.Errorf("%d records: %d duplicates, %v; want %d", n, report.Duplicates, err, want)
 		}
 	}
@@ -96,7 +112,7 @@ func TestChoose_Errors(t *testing.T) {
 		"shard: 1/0; must be I/N with I from 0 to N-1":                  {Shard: 1},
 		"offset: -3; must be at least 0\nlimit: -1; must be at least 0": {Offset: -3, Limit: -1},
 	} {
-		if _, _, err := dataset.Choose(each(nil), c); fmt.Sprint(err) != want {
+		if _, _, err := choose(each(nil), c); fmt.Sprint(err) != want {
 			t.Errorf("%+v: error %v, want %s", c, err, want)
 		}
 	}
@@ -105,7 +121,7 @@ func TestChoose_Errors(t *testing.T) {
 // The order of a seed is a promise: a run that is resumed chooses the same prompts.
 func TestChoose_ShuffleIsPinned(t *testing.T) {
 	seed := int64(42)
-	batches, _, err := dataset.Choose(each(texts("a", "b", "c", "d", "e", "f", "g", "h")), dataset.Choice{Shuffle: &seed})
+	batches, _, err := choose(each(texts("a", "b", "c", "d", "e", "f", "g", "h")), dataset.Choice{Shuffle: &seed})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +148,7 @@ func TestChoose_Laws(t *testing.T) {
 		if rapid.Bool().Draw(t, "shuffled") {
 			c.Shuffle = new(rapid.Int64().Draw(t, "seed"))
 		}
-		whole, report, err := dataset.Choose(each(records), c)
+		whole, report, err := choose(each(records), c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -142,7 +158,7 @@ func TestChoose_Laws(t *testing.T) {
 		for shard := range shards {
 			part := c
 			part.Shard, part.Shards = shard, shards
-			batches, r, err := dataset.Choose(each(records), part)
+			batches, r, err := choose(each(records), part)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -175,7 +191,7 @@ func TestChoose_Laws(t *testing.T) {
 		if c.Shuffle == nil {
 			return
 		}
-		all, _, err := dataset.Choose(each(records), dataset.Choice{Shuffle: c.Shuffle})
+		all, _, err := choose(each(records), dataset.Choice{Shuffle: c.Shuffle})
 		if err != nil {
 			t.Fatal(err)
 		}

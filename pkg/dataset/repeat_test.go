@@ -16,7 +16,7 @@ func TestChoose_Batches(t *testing.T) {
 	}
 	display := func(c dataset.Choice) (lines []string) {
 		t.Helper()
-		batches, report, err := dataset.Choose(each(set.Records), c)
+		batches, report, err := choose(each(set.Records), c)
 		if err != nil || report.Batches != c.Batches || report.Chosen != c.Batches*c.BatchSize {
 			t.Fatalf("%+v: %+v, %v", c, report, err)
 		}
@@ -58,7 +58,7 @@ func TestChoose_Batches(t *testing.T) {
 		t.Errorf("fewer batches are others: %v", again)
 	}
 	set.Records[0].Fields["metadata"] = map[string]any{"k": "v"}
-	batches, _, err := dataset.Choose(each(set.Records), dataset.Choice{BatchSize: 1, Batches: 4})
+	batches, _, err := choose(each(set.Records), dataset.Choice{BatchSize: 1, Batches: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestChoose_Batches(t *testing.T) {
 		t.Error("the records of two passes share their fields")
 	}
 	for _, bad := range []dataset.Choice{{Batches: 2}, {Batches: -1, BatchSize: 1}, {BatchSize: 1 << 11, Batches: 1 << 11}, {Spares: -1}, {Limit: 1, Spares: 1}} {
-		if _, _, err := dataset.Choose(each(set.Records), bad); err == nil || !strings.Contains(err.Error(), "must be") {
+		if _, _, err := choose(each(set.Records), bad); err == nil || !strings.Contains(err.Error(), "must be") {
 			t.Errorf("%+v: %v, want a fault", bad, err)
 		}
 	}

@@ -257,7 +257,7 @@ func TestChoose_ReadsNoFurther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	batches, report, err := dataset.Choose(d.Records(), dataset.Choice{Offset: 3, Limit: 10})
+	batches, report, err := choose(d.Records(), dataset.Choice{Offset: 3, Limit: 10})
 	if err != nil || len(batches[0].Records) != 10 || !report.Partial || d.Total != 13 || long.Len() < 8<<20 {
 		t.Errorf("%d read, %d bytes left, %+v, %v", d.Total, long.Len(), report, err)
 	}
@@ -269,11 +269,11 @@ func TestChoose_ReadsNoFurther(t *testing.T) {
 	for i := range whole {
 		whole[i].Index = i
 	}
-	all, _, err := dataset.Choose(each(whole), dataset.Choice{Shuffle: new(int64(5))})
+	all, _, err := choose(each(whole), dataset.Choice{Shuffle: new(int64(5))})
 	if err != nil {
 		t.Fatal(err)
 	}
-	some, _, err := dataset.Choose(each(whole), dataset.Choice{Shuffle: new(int64(5)), Offset: 2, Limit: 7})
+	some, _, err := choose(each(whole), dataset.Choice{Shuffle: new(int64(5)), Offset: 2, Limit: 7})
 	if err != nil || !reflect.DeepEqual(some[0].Records, all[0].Records[2:9]) {
 		t.Errorf("%v, %v", some, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"os"
 	"path/filepath"
@@ -102,15 +103,15 @@ func (d *datasetFlags) addFileFlags(f *pflag.FlagSet) {
 		"column or field of that file that holds the prompt, e.g. caption")
 }
 
-// load reads the prompts of the command line and of the file, selects some, and fills in the flags. A uid from a file
-// depends only on the prompt's position and text, so the same command asks for the same groups. With named this holds
-// for the command line too; without it intake makes new uids. Every error is a usage error.
-func (p *promptFlags) load(texts []string, stdin io.Reader, named bool) ([]prompt, error) {
-	prompts, err := p.loadPrompts(texts, stdin, named)
-	if err != nil {
-		return nil, usage(err)
+// load reads the prompts of each into a list.
+func (p *promptFlags) load(texts []string, stdin io.Reader, named bool) (list []prompt, err error) {
+	for q, err := range p.each(texts, stdin, named) {
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, *q)
 	}
-	return prompts, nil
+	return list, nil
 }
 
 // checkAllFlags joins what is wrong with the flags, whose fields are given.
@@ -148,72 +149,120 @@ func checkPrompt(body map[string]any, names fieldFlags) (*schemas.Prompt, error)
 	return e, nil
 }
 
-// loadPrompts makes the prompts that the flags and arguments ask for, with everything that the flags set; load calls
-// it, and makes its errors usage errors. texts are the prompts of the command line. With named, prompts without a uid
-// get a readable one.
-func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) ([]prompt, error) {
+// each reads the prompts of the command line and of the file, selects some, fills in the flags, and yields them. texts
+// are the prompts of the command line. A uid from a file depends only on the prompt's position and text, so the same
+// command asks for the same groups. With named this holds for the command line too; without it intake makes new uids.
+// An error, which is a usage error, ends it.
+func (p *promptFlags) each(texts []string, stdin io.Reader, named bool) iter.Seq2[*prompt, error] {
+	return func(yield func(*prompt, error) bool) {
+		err := p.yieldPrompts(texts, stdin, named, func(q *prompt) bool { return yield(q, nil) })
+		if err != nil {
+			yield(nil, usage(err))
+		}
+	}
+}
+
+// yieldPrompts is each, until yield returns false.
+func (p *promptFlags) yieldPrompts(texts []string, stdin io.Reader, named bool, yield func(*prompt) bool) error {
 	if formats := dataset.Formats(); !slices.Contains(formats, dataset.Format(p.format)) {
-		return nil, oneOf("prompts-format", p.format, wordsOf(formats))
+		return oneOf("prompts-format", p.format, wordsOf(formats))
 	}
 	choice, err := p.choiceOf()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	p.conversation, texts, err = p.messagesOf(texts)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defaults, err := p.fieldsOfFlags()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer p.states.close()
 	specs, _ := defaults["reward"].([]any)
 	if err := p.checkAllFlags(specs, defaults); err != nil {
-		return nil, err
+		return err
 	}
 	adv, err := estimatorConfig(p.advantage)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	batches, err := p.selectRecords(texts, stdin, specs, defaults, choice)
-	if err != nil {
-		return nil, err
+	batches := p.selectRecords(texts, stdin, specs, defaults, choice)
+	if one := choice.BatchSize == 0 && p.joins(adv.NeedsBatch()); one || p.images != nil { // these need them all
+		batches = wholeBatches(batches, one)
 	}
-	var out []prompt
-	uids := map[schemas.UID]int{}
-	for _, batch := range batches {
-		begin := len(out)
+	uids := map[[16]byte]int{}
+	for batch, err := range batches {
+		if err != nil {
+			return err
+		}
+		out := make([]prompt, 0, len(batch.Records))
 		for _, r := range batch.Records {
-			own := startOf(r.Fields)["latents"] != nil || startOf(r.Fields)["data"] != nil
-			q := p.promptOf(&r, defaults)
-			if q.body["uid"] == nil && (named || r.Index >= len(texts)) {
-				q.body["uid"] = fmt.Sprintf("%04d-%s", r.Index, slug(q.text))
+			q, err := p.newPrompt(&r, defaults, named || r.Index >= len(texts))
+			if err != nil {
+				return err
 			}
-			uid, _ := q.body["uid"].(string)
-			if uid = uidOfEpoch(uid, r.Epoch); uid != "" {
-				q.body["uid"] = uid
-			}
-			q.uid = schemas.UID(uid)
-			if first, twice := uids[q.uid]; twice && q.uid != "" {
-				return nil, fmt.Errorf("prompts %d and %d have the same uid %q; a uid names one group of a run",
+			hash := sha256.Sum256([]byte(q.uid))
+			uid := [16]byte(hash[:])
+			if first, twice := uids[uid]; twice && q.uid != "" {
+				return fmt.Errorf("prompts %d and %d have the same uid %q; a uid names one group of a run",
 					first+1, r.Index+1, q.uid)
 			}
-			uids[q.uid] = r.Index
-			if err := errors.Join(p.states.setStart(q, own),
-				p.images.setStart(q, own, r.Index, p.loaded.Records)); err != nil {
-				return nil, err
-			}
-			if err := p.setSubstitutes(&q, &r); err != nil {
-				return nil, err
-			}
+			uids[uid] = r.Index
 			out = append(out, q)
 		}
-		if err := p.joinToBatch(out[begin:], batch, p.loaded.Report, adv.NeedsBatch()); err != nil {
-			return nil, err
+		if err := p.joinToBatch(out, batch, adv.NeedsBatch()); err != nil {
+			return err
+		}
+		for i := range out {
+			if !yield(&out[i]) {
+				return nil
+			}
 		}
 	}
-	return out, nil
+	return nil
+}
+
+// wholeBatches reads all batches before it yields the first; with one they are pieces of the same.
+func wholeBatches(batches iter.Seq2[dataset.Batch, error], one bool) iter.Seq2[dataset.Batch, error] {
+	return func(yield func(dataset.Batch, error) bool) {
+		var all []dataset.Batch
+		for b, err := range batches {
+			switch {
+			case err != nil:
+				yield(b, err)
+				return
+			case one && len(all) > 0:
+				all[0].Records = append(all[0].Records, b.Records...)
+			default:
+				all = append(all, b)
+			}
+		}
+		for _, b := range all {
+			if !yield(b, nil) {
+				return
+			}
+		}
+	}
+}
+
+// newPrompt makes the prompt of a record, with a readable uid if it is to be named and has none.
+func (p *promptFlags) newPrompt(r *dataset.Record, defaults map[string]any, named bool) (prompt, error) {
+	own := startOf(r.Fields)["latents"] != nil || startOf(r.Fields)["data"] != nil
+	q := p.promptOf(r, defaults)
+	if q.body["uid"] == nil && named {
+		q.body["uid"] = fmt.Sprintf("%04d-%s", r.Index, slug(q.text))
+	}
+	uid, _ := q.body["uid"].(string)
+	if uid = uidOfEpoch(uid, r.Epoch); uid != "" {
+		q.body["uid"] = uid
+	}
+	q.uid = schemas.UID(uid)
+	if err := errors.Join(p.states.setStart(q, own), p.images.setStart(q, own, r.Index, p.loaded.Records)); err != nil {
+		return q, err
+	}
+	return q, p.setSubstitutes(&q, r)
 }
 
 // promptOf returns the prompt of a record, with what the flags say of all.
@@ -240,67 +289,83 @@ func wordsOf[S ~string](list []S) []string {
 	return out
 }
 
-// selectRecords reads the records of prompts and selects those that the flags choose, in batches. It counts the others
+// selectRecords reads the records of prompts and yields those that the flags choose, in batches. It counts the others
 // in p.loaded. No prompt at all is an error.
 func (p *promptFlags) selectRecords(
 	texts []string, stdin io.Reader, specs []any, defaults map[string]any, choice dataset.Choice,
-) ([]dataset.Batch, error) {
-	p.anyName = p.fields.GivenValues()["unknown_fields"] == schemas.UnknownWarn
-	prepare, err := p.prepare(specs, defaults)
-	if err != nil {
-		return nil, err
+) iter.Seq2[dataset.Batch, error] {
+	return func(yield func(dataset.Batch, error) bool) {
+		p.anyName = p.fields.GivenValues()["unknown_fields"] == schemas.UnknownWarn
+		prepare, err := p.prepare(specs, defaults)
+		if err != nil {
+			yield(dataset.Batch{}, err)
+			return
+		}
+		given, err := p.givenRecords(texts, prepare)
+		if err != nil {
+			yield(dataset.Batch{}, err)
+			return
+		}
+		reader, done, err := p.openFile(stdin, prepare)
+		if err != nil {
+			yield(dataset.Batch{}, fmt.Errorf("--prompts: %w", err))
+			return
+		}
+		defer done()
+		p.loaded.reader = reader
+		var failed error // of the file
+		records := allRecords(given, reader, &failed)
+		n := 0
+		for batch, err := range dataset.Choose(records, choice, &p.loaded.Report) {
+			if n++; failed != nil {
+				err = failed
+			} else if err != nil {
+				err = errors.New(choiceFlags.nameFlags(err.Error()))
+			}
+			if !yield(batch, err) || err != nil {
+				return
+			}
+		}
+		if n == 0 {
+			yield(dataset.Batch{}, p.noPrompts())
+		}
 	}
-	given, err := p.givenRecords(texts, prepare)
-	if err != nil {
-		return nil, err
-	}
-	reader, done, err := p.openFile(stdin, prepare)
-	if err != nil {
-		return nil, fmt.Errorf("--prompts: %w", err)
-	}
-	defer done()
-	p.loaded.reader = reader
-	var failed error // of the file
-	batches, report, err := dataset.Choose(func(yield func(dataset.Record, error) bool) {
+}
+
+// allRecords yields the records that are given, then those of the file, if there is one. failed gets its error.
+func allRecords(given []dataset.Record, file *dataset.Reader, failed *error) iter.Seq2[dataset.Record, error] {
+	return func(yield func(dataset.Record, error) bool) {
 		for _, r := range given {
 			if !yield(r, nil) {
 				return
 			}
 		}
-		if reader == nil {
+		if file == nil {
 			return
 		}
-		for r, err := range reader.Records() {
+		for r, err := range file.Records() {
 			if err != nil {
-				failed = fmt.Errorf("--prompts: %w", err)
+				*failed = fmt.Errorf("--prompts: %w", err)
 			}
-			r.Index += len(texts)
+			r.Index += len(given)
 			if !yield(r, err) {
 				return
 			}
 		}
-	}, choice)
-	if failed != nil {
-		return nil, failed
 	}
-	if err != nil {
-		return nil, errors.New(choiceFlags.nameFlags(err.Error()))
-	}
-	p.loaded.Report = report
-	switch {
-	case report.Records > 0:
-	case p.file != "" && reader.Skipped > 0:
-		return nil, fmt.Errorf("--prompts: no prompts in %s, and %s", p.file,
-			present.Count(reader.Skipped, "bad record"))
+}
+
+// noPrompts says why no prompt is left.
+func (p *promptFlags) noPrompts() error {
+	switch l := &p.loaded; {
+	case l.Records > 0:
+		return fmt.Errorf("no prompts left of %d: %d after --offset and --limit", l.Records, l.Chosen)
+	case p.file != "" && l.reader.Skipped > 0:
+		return fmt.Errorf("--prompts: no prompts in %s, and %s", p.file, present.Count(l.reader.Skipped, "bad record"))
 	case p.file != "":
-		return nil, fmt.Errorf("--prompts: no prompts in %s; must have at least one, a line or a record each", p.file)
-	default:
-		return nil, errors.New("no prompts; give them as arguments, or a file with --prompts")
+		return fmt.Errorf("--prompts: no prompts in %s; must have at least one, a line or a record each", p.file)
 	}
-	if len(batches) == 0 {
-		return nil, fmt.Errorf("no prompts left of %d: %d after --offset and --limit", report.Records, report.Chosen)
-	}
-	return batches, nil
+	return errors.New("no prompts; give them as arguments, or a file with --prompts")
 }
 
 // choiceFlags are the flags of a dataset.Choice, by the words of its errors.
@@ -498,12 +563,17 @@ func misspelt(name string) string {
 	return schemas.NearestWithin(min(2, len(name)/3), name, fields)
 }
 
+// joins reports whether prompts are joined to batches.
+func (p *promptFlags) joins(needed bool) bool {
+	return p.choice.BatchSize > 0 || p.batch != "" || needed
+}
+
 // joinToBatch joins prompts to a batch if the flags or the estimator (needed) ask for one. The batch's name depends
 // on its prompts: the same selection gives the same batches, another one gives others. An error says which flags do
 // not fit together.
-func (p *promptFlags) joinToBatch(prompts []prompt, batch dataset.Batch, report dataset.Report, needed bool) error {
+func (p *promptFlags) joinToBatch(prompts []prompt, batch dataset.Batch, needed bool) error {
 	single := p.choice.BatchSize == 0
-	if single && p.batch == "" && !needed {
+	if !p.joins(needed) {
 		if len(p.place.GivenValues()) > 0 {
 			return errors.New("--step, --epoch: are for batches; join the prompts with --batch-size or --batch-id")
 		}

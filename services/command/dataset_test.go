@@ -45,6 +45,25 @@ func mustLoad(t *testing.T, args ...string) []prompt {
 	return prompts
 }
 
+// Prompts of a file come while it is read: a dry run holds few of them, joined to batches of a size or not.
+func TestEach_Streams(t *testing.T) {
+	for _, args := range [][]string{{"--prompts=-"}, {"--prompts=-", "--batch-size=64"}} {
+		p := &promptFlags{}
+		f := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		p.addFlags(f)
+		if err := f.Parse(args); err != nil {
+			t.Fatal(err)
+		}
+		in := strings.NewReader(strings.Repeat("a red sign\n", 1<<18))
+		for q, err := range p.each(nil, in, true) {
+			if err != nil || q.uid != "0000-a-red-sign" || in.Len() < 1<<20 {
+				t.Errorf("%q: %v, %v; %d bytes are left", args, q, err, in.Len())
+			}
+			break
+		}
+	}
+}
+
 // uidsOf lists the uids in order.
 func uidsOf(prompts []prompt) []string {
 	out := make([]string, len(prompts))

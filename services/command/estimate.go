@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"strconv"
 	"strings"
 
@@ -95,22 +96,26 @@ func (a *app) estimate(
 	if err != nil {
 		return nil, err
 	}
-	return d.addPrompts(prompts, f)
+	return d.addPrompts(func(yield func(*prompt, error) bool) {
+		for i := range prompts {
+			if !yield(&prompts[i], nil) {
+				return
+			}
+		}
+	}, f)
 }
 
 // addPrompts completes the prompts with what only the pipeline knows (conversations of language models, which reward
 // function gets the ground truth), and estimates what they need. What cannot be completed is a usage error; a prompt
 // that intake would refuse is counted.
-func (d *datasetFlags) addPrompts(prompts []prompt, f *estimate.Facts) (*estimated, error) {
-	p := &estimated{
-		Prompts: len(prompts), Batches: d.loaded.batches, Data: d.counts(), Estimate: estimate.New(f),
-		facts: f,
-	}
-	if p.Batches == nil {
-		p.Batches = []int{}
-	}
-	for i := range prompts {
-		q := &prompts[i]
+func (d *datasetFlags) addPrompts(prompts iter.Seq2[*prompt, error], f *estimate.Facts) (*estimated, error) {
+	p := &estimated{Estimate: estimate.New(f), facts: f}
+	metadata := map[string]bool{}
+	for q, err := range prompts {
+		if err != nil {
+			return nil, err
+		}
+		p.Prompts++
 		name, _ := q.body["model"].(string)
 		policy := f.Policy(schemas.Lane(name))
 		if policy != nil && policy.Text != nil {
@@ -137,24 +142,17 @@ func (d *datasetFlags) addPrompts(prompts []prompt, f *estimate.Facts) (*estimat
 			return nil, err
 		}
 		p.Add(data)
+		named, _ := q.body["metadata"].(map[string]any)
+		for name := range named {
+			metadata[name] = true
+		}
 	}
-	p.Data.Metadata = metadataOf(prompts)
+	p.Data, p.Batches = d.counts(), append([]int{}, d.loaded.batches...)
+	p.Data.Metadata = sortedKeys(metadata)
 	if text, err := strconv.QuotedPrefix(p.Reason); err == nil { // it begins with the quoted prompt
 		p.Reason = text + ": " + d.names.nameFlags(strings.TrimPrefix(p.Reason[len(text):], ": "))
 	}
 	return p, nil
-}
-
-// metadataOf returns the names of the prompts' metadata, sorted, for the estimate.
-func metadataOf(prompts []prompt) []string {
-	names := map[string]bool{}
-	for _, p := range prompts {
-		m, _ := p.body["metadata"].(map[string]any)
-		for name := range m {
-			names[name] = true
-		}
-	}
-	return sortedKeys(names)
 }
 
 // counts returns what happened to the records of the data set: how many were bad, left out or chosen.
@@ -206,12 +204,28 @@ func (p *estimated) mustFit(ctx context.Context, conn *connection, run schemas.R
 		"anyway, and waits while a stream is full", errors.Join(errs...)))
 }
 
-// dryRun prints the estimate of a run and does nothing else. It asks a running pipeline, else the one that this process
-// would run with s (nil: none) on the store, which it does not make. A usage error: every prompt would be refused, or
+// dryRun prints the estimate of a run and does nothing else. It holds few of the prompts at a time. It asks a running
+// pipeline, else the one that this process would run with s (nil: none) on the store, which it does not make. A usage
+// error: every prompt would be refused, or
 // the samples do not fit.
 func (a *app) dryRun(
-	ctx context.Context, run schemas.Run, d *datasetFlags, s *services, prompts []prompt, out io.Writer,
+	ctx context.Context, run schemas.Run, d *datasetFlags, s *services, prompts iter.Seq2[*prompt, error],
+	out io.Writer,
 ) error {
+	next, stop := iter.Pull2(prompts)
+	defer stop()
+	q, err, there := next() // what is wrong with the flags is said first
+	if err != nil {
+		return err
+	}
+	var first []prompt
+	one := func(yield func(*prompt, error) bool) {
+		for ; there && yield(q, err); q, err, there = next() {
+			if len(first) < mostAsked {
+				first = append(first, *q)
+			}
+		}
+	}
 	var conn *connection
 	if s != nil {
 		joins, err := a.joinsPipeline(s)
@@ -230,12 +244,16 @@ func (a *app) dryRun(
 		}
 		defer conn.Close()
 	}
-	p, err := a.estimate(ctx, d, conn, s, prompts)
+	f, err := a.factsOf(ctx, conn, s)
+	if err != nil {
+		return err
+	}
+	p, err := d.addPrompts(one, f)
 	if err != nil {
 		return err
 	}
 	if conn != nil && s == nil {
-		if err := p.askIntake(ctx, conn, run, prompts); err != nil {
+		if err := p.askIntake(ctx, conn, run, first); err != nil {
 			return err
 		}
 	}

@@ -345,7 +345,14 @@ func TestAddUp_GroundTruth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.addPrompts(prompts, &estimate.Facts{}); err == nil || !strings.Contains(err.Error(), "has a ground truth, but the pipeline does not say which reward function uses it; name one with --reward") {
+	each := func(yield func(*prompt, error) bool) {
+		for i := range prompts {
+			if !yield(&prompts[i], nil) {
+				return
+			}
+		}
+	}
+	if _, err := p.addPrompts(each, &estimate.Facts{}); err == nil || !strings.Contains(err.Error(), "has a ground truth, but the pipeline does not say which reward function uses it; name one with --reward") {
 		t.Errorf("without a model: %v", err)
 	}
 	policy := &schemas.Policy{
@@ -353,7 +360,7 @@ func TestAddUp_GroundTruth(t *testing.T) {
 		Lane:   "m", Model: "m", Height: 64, Width: 64, PixelsPerToken: 16, LatentChannels: 64, NumInferenceSteps: 10, TrueCFGScale: 1,
 		Reward: []string{"glyph", "diversity"},
 	}
-	if _, err := p.addPrompts(prompts, &estimate.Facts{Policies: []*schemas.Policy{policy}}); err != nil {
+	if _, err := p.addPrompts(each, &estimate.Facts{Policies: []*schemas.Policy{policy}}); err != nil {
 		t.Fatal(err)
 	}
 	number, err := schemas.NewTruth(int64(42))

@@ -43,12 +43,12 @@ samples in the background; 'meander watch' shows them.`,
 			if err := a.fetchPrompts(c.Context(), &p.datasetFlags); err != nil {
 				return err
 			}
+			if p.dryRun {
+				return a.dryRun(c.Context(), run, &p.datasetFlags, nil, p.each(texts, c.InOrStdin(), false), c.OutOrStdout())
+			}
 			prompts, err := p.load(texts, c.InOrStdin(), false)
 			if err != nil {
 				return err
-			}
-			if p.dryRun {
-				return a.dryRun(c.Context(), run, &p.datasetFlags, nil, prompts, c.OutOrStdout())
 			}
 			return a.withConnection(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
 				plan, err := a.estimate(c.Context(), &p.datasetFlags, conn, nil, prompts)
@@ -176,7 +176,7 @@ func (p *estimated) askIntake(ctx context.Context, conn *connection, run schemas
 		said := func(r estimate.Refusal) bool { return r.Reason == text }
 		return slices.Contains(p.Warnings, text) || slices.ContainsFunc(p.Refusals, said)
 	}
-	for _, q := range prompts[:min(len(prompts), mostAsked)] {
+	for _, q := range prompts {
 		data, err := q.encode()
 		if err != nil {
 			return err

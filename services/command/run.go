@@ -60,12 +60,13 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 			if err := r.fetchPrompts(c.Context(), &r.prompts.datasetFlags); err != nil {
 				return err
 			}
+			if r.prompts.dryRun {
+				prompts := r.prompts.each(texts, c.InOrStdin(), true)
+				return r.dryRun(c.Context(), r.id, &r.prompts.datasetFlags, &r.services, prompts, c.OutOrStdout())
+			}
 			prompts, err := r.prompts.load(texts, c.InOrStdin(), true)
 			if err != nil {
 				return err
-			}
-			if r.prompts.dryRun {
-				return r.dryRun(c.Context(), r.id, &r.prompts.datasetFlags, &r.services, prompts, c.OutOrStdout())
 			}
 			r.stdin = c.InOrStdin()
 			return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
