@@ -4,12 +4,11 @@ import asyncio
 import http.server
 import importlib.util
 import json
-import subprocess
 import threading
 
 import numpy as np
 import pytest
-from conftest import ENVIRONMENT, ROOT, SIGNS, SUMS, Up, announced
+from conftest import ROOT
 
 import meander
 from meander.data.events import EventError
@@ -18,24 +17,6 @@ from meander.train import prompts
 THINK = meander.stage("think", model="sums", text={"temperature": 1.5, "tokens_per_event": 8})
 PAINT = {"model": "signs", "steps": 2, "rollout": {"return_conditioning": True}}
 GLYPH = [{"name": "glyph", "ground_truth": "105"}]
-
-
-@pytest.fixture(scope="module")
-def lanes(binary, tmp_path_factory):
-    """The address of a pipeline that serves sums and signs."""
-    if not (program := binary.with_name("meander-sampler")).is_file():
-        pytest.skip(f"{program} is not there: 'make build' makes it")
-    folder = tmp_path_factory.mktemp("lanes")
-    up = Up(folder, None, "--batch", "16", model=SIGNS).start()
-    with open(folder / "sampler", "wb") as log:
-        command = [str(program), "--nats-url", up.url, "--health-addr", "", "--model", str(SUMS)]
-        sampler = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=ENVIRONMENT)
-    for lane in ("sums", "signs"):
-        asyncio.run(announced(up.url, lane))
-    yield up.url
-    sampler.terminate()
-    sampler.wait(30)
-    up.stop()
 
 
 def test_two_readers_read_one_run_each_its_stage(lanes, run):
