@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -47,10 +48,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--trained", nargs="+", choices=list(RUNS), default=list(RUNS))
-    parser.add_argument("--updates", type=int, default=16)
+    parser.add_argument("--updates", type=int, default=28)
     parser.add_argument("--out", type=Path, default=Path("meander-out/learn-stages"))
     parser.add_argument("--meander", default="bin/meander")
     args = parser.parse_args()
+    # A run that is stopped takes its pipeline and its trainers with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; start it again for the runs that are left"))
     for seed in args.seeds:
         for trained in args.trained:
             out = args.out / f"{trained}-{seed}"
@@ -62,28 +65,44 @@ def main() -> None:
 def learn(program: str, out: Path, seed: int, trained: tuple[str, ...], updates: int) -> None:
     """One run, from the checkpoints as they are."""
     out.mkdir(parents=True, exist_ok=True)
-    began, prompts = time.monotonic(), out / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps(p) + "\n" for p in problems(random.Random(seed), 400, trained, False)))
+    began = time.monotonic()
     with pipeline(program, out, "signs") as url, sampler(program, out, url):
         base = out.parent / "before.json"  # equal weights and seeds give equal samples, in all runs
         if not base.exists():
             base.write_text(json.dumps(measured(url, out.name, "before")))
         before = json.loads(base.read_text())
-        trainers = []
-        for stage in trained:
-            flags = [*COMMON, *TRAINERS[stage], "--updates", str(updates), "--seed", str(seed), "--nats", url]
-            flags += ["--run", out.name, "--stage", stage, "--out", str(out / stage)]
-            if stage == trained[-1]:  # the last one publishes, and waits for the other
-                flags += ["--prompts", str(prompts)] + (["--beside", trained[0]] if len(trained) > 1 else [])
-            trainers.append(subprocess.Popen([sys.executable, "-m", "meander.train", *flags], env=environment()))
-        if failed := [t for t in trainers if t.wait()]:
-            for t in trainers:
-                t.terminate()
-            sys.exit(failed[0].returncode)
+        with contextlib.ExitStack() as running:
+            trainers = [running.enter_context(trainer(url, out, seed, trained, stage, updates)) for stage in trained]
+            while any(t.poll() is None for t in trainers):
+                if failed := [t for t in trainers if t.poll()]:
+                    sys.exit(failed[0].returncode)
+                time.sleep(0.2)
+            if failed := [t for t in trainers if t.returncode]:
+                sys.exit(failed[0].returncode)
         after = measured(url, out.name, "after")
     summary = {"before": before, "after": after, "updates": updates, "seconds": round(time.monotonic() - began)}
     (out / "summary.json").write_text(json.dumps(summary) + "\n")
     print(f"{out.name}: {before:.3f} of the held-out signs right before, {after:.3f} after", flush=True)
+
+
+@contextlib.contextmanager
+def trainer(
+    url: str, out: Path, seed: int, trained: tuple[str, ...], stage: str, updates: int
+) -> Iterator[subprocess.Popen]:
+    """The trainer of a stage; it ends with the run. That of the last stage publishes, and waits for the other."""
+    flags = [*COMMON, *TRAINERS[stage], "--updates", str(updates), "--seed", str(seed), "--nats", url]
+    flags += ["--run", out.name, "--stage", stage, "--out", str(out / stage)]
+    if stage == trained[-1]:
+        prompts = out / "prompts.jsonl"
+        prompts.write_text("".join(json.dumps(p) + "\n" for p in problems(random.Random(seed), 400, trained, False)))
+        flags += ["--prompts", str(prompts), *(["--beside", trained[0]] if len(trained) > 1 else [])]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    process = subprocess.Popen([sys.executable, "-m", "meander.train", *flags], env=env)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def problems(rng: random.Random, count: int, trained: tuple[str, ...], held_out: bool) -> list[dict]:
@@ -106,7 +125,7 @@ def measured(url: str, run: str, when: str) -> float:
     """The share of held-out signs that say the true sum to the letter, by the newest weights of both lanes."""
 
     async def ask() -> float:
-        asked = problems(random.Random(11), HELD_OUT, (), True)
+        asked = problems(random.Random(12), HELD_OUT, (), True)
         async with meander.connect(url) as client:
             versions = {lane: await newest(client, lane) for lane in ("sums", "signs")}
             for i, p in enumerate(asked):
@@ -148,10 +167,6 @@ def sampler(program: str, out: Path, url: str) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait()
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def report(out: Path) -> None:
