@@ -94,6 +94,7 @@ func pathOf(t reflect.Type, name, path string) string {
 	return ""
 }
 
+// fieldNamed returns the field of a struct that has a name as its own; false: none has.
 func fieldNamed(t reflect.Type, name string) (Field, bool) {
 	list := Fields(t)
 	for i := range list { // a field is large

@@ -44,7 +44,8 @@ samples in the background; 'meander watch' shows them.`,
 				return err
 			}
 			if p.dryRun {
-				return a.dryRun(c.Context(), run, &p.datasetFlags, nil, p.each(texts, c.InOrStdin(), false), c.OutOrStdout())
+				prompts := p.each(texts, c.InOrStdin(), false)
+				return a.dryRun(c.Context(), run, &p.datasetFlags, nil, prompts, c.OutOrStdout())
 			}
 			prompts, err := p.load(texts, c.InOrStdin(), false)
 			if err != nil {

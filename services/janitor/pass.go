@@ -1,7 +1,6 @@
 package janitor
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,12 +29,6 @@ const (
 type address struct {
 	run schemas.Run
 	uid schemas.UID
-}
-
-// inStream is a run in a stream.
-type inStream struct {
-	stream string
-	run    schemas.Run
 }
 
 type pass struct {
@@ -381,59 +374,6 @@ func (p *pass) countFreed(stream string, n uint64) {
 	p.add(stream, n, n*(s.Bytes/max(1, s.Messages)))
 }
 
-// choose notes what a dry pass would free, to be counted with the rest of the chunk: at once where tooFull has to know.
-func (p *pass) choose(ctx context.Context, of inStream, filters []string) error {
-	if len(p.pressing) > 0 {
-		return p.measureFreed(ctx, of, filters)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.chosen[of] = append(p.chosen[of], filters...)
-	return nil
-}
-
-// countChosen counts what a dry pass has chosen.
-func (p *pass) countChosen(ctx context.Context) error {
-	for of, filters := range p.chosen {
-		if err := p.measureFreed(ctx, of, filters); err != nil {
-			return err
-		}
-	}
-	clear(p.chosen)
-	return nil
-}
-
-// measureFreed counts events of a run that a dry pass would free. It estimates the bytes by the run's own events: those
-// of other runs may be far larger.
-func (p *pass) measureFreed(ctx context.Context, of inStream, filters []string) error {
-	n, err := p.b.Matching(ctx, of.stream, filters)
-	if err != nil {
-		return err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.runs == nil {
-		if p.runs, err = counters.Look(ctx, p.b, cmp.Or(p.cfg.Run, "*")); err != nil {
-			return err
-		}
-	}
-	mean, known := uint64(0), false
-	if r := p.runs[of.run]; r != nil {
-		mean, known = r.MeanSize(of.stream)
-	}
-	if !known {
-		mean, known = p.means[of]
-	}
-	if !known && n > 0 {
-		if mean, err = p.b.MeanSize(ctx, of.stream, of.run); err != nil {
-			return err
-		}
-		p.means[of] = mean
-	}
-	p.add(of.stream, n, n*mean)
-	return nil
-}
-
 func (p *pass) add(stream string, messages, bytes uint64) {
 	p.report.Messages[stream] += messages
 	p.report.Bytes[stream] += bytes
@@ -478,12 +418,6 @@ func (p *pass) sweep(ctx context.Context) (err error) {
 	}
 	p.weightsFault = errors.Join(p.weightsFault, p.freeWeights(ctx))
 	return p.freeBlobs(ctx)
-}
-
-// wouldGo reports whether a dry pass has chosen the group that an event is of.
-func (p *pass) wouldGo(m *bus.Message) bool {
-	a, _ := schemas.ParseSubject(m.Subject)
-	return slices.Contains(blobStreams, m.Stream) && p.freedGroups[address{a.Run, a.UID}]
 }
 
 // freeWeights frees the files that pushes by path have copied and that no event needs. The index is new: a version that
