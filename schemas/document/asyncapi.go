@@ -186,6 +186,16 @@ var channels = []channel{
 		[]string{"client"},
 	},
 	{
+		"seen", schemas.Prefix + "seen.{lane}", "", "",
+		"what the network takes a stored state of a sample for, queue group LANE; nothing is stored", "client",
+		[]string{"sampler"},
+	},
+	{
+		"seen_reply", "", "", "",
+		"the prediction before that step, decoded; on the reply subject of the NATS request", "sampler",
+		[]string{"client"},
+	},
+	{
 		"dry", schemas.Prefix + "dry.{run}", schemas.TypePrompt, "",
 		"a prompt of which a client asks what would become of it, queue group intake; nothing is stored", "client",
 		[]string{"intake"},
@@ -479,6 +489,8 @@ func operations(c channel) []entry[operation] {
 				},
 				Channel: reference{"#/channels/control_receipt"},
 			}
+		case c.name == "seen":
+			o.Reply = &reply{Channel: reference{"#/channels/seen_reply"}}
 		case c.name == "dry":
 			o.Reply = &reply{Channel: reference{"#/channels/receipt"}}
 		case c.event == schemas.TypeScoreRequest:
@@ -502,15 +514,17 @@ func operations(c channel) []entry[operation] {
 
 // messageOf returns the message of a channel: an event with its schema, or the raw bytes of a part.
 func messageOf(c channel) message {
+	switch c.name {
+	case "seen":
+		return seenMessage(c)
+	case "seen_reply":
+		return seenReply(c)
+	}
 	if c.event == "" {
-		return message{
-			Name: "part", Title: "part", Summary: c.summary, ContentType: "application/octet-stream",
-			Payload: payload{Format: "application/vnd.aai.asyncapi+json;version=3.0.0", Schema: node(headerSchema{
-				Type: "string",
-				Description: fmt.Sprintf("raw bytes, at most %d; the event's tensor says how many parts there are "+
-					"and their digest", schemas.MaxPartBytes),
-			})},
-		}
+		m := rawMessage(c, "application/octet-stream", fmt.Sprintf("raw bytes, at most %d; the event's tensor says "+
+			"how many parts there are and their digest", schemas.MaxPartBytes))
+		m.Name, m.Title = "part", "part"
+		return m
 	}
 	m := message{
 		Name: c.event, Title: c.name, Summary: c.summary, ContentType: schemas.ContentType,
