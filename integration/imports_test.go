@@ -32,9 +32,10 @@ var layers = map[string][]string{
 	"pkg/estimator":          {"schemas"},
 	"pkg/dataset":            {"pkg/models/strictjson"},
 	"pkg/models/jinja":       nil,
-	"pkg/models/hub":         nil, // the cache of the Hugging Face Hub, and downloads into it
-	"pkg/models/hub/hubtest": nil, // a Hub for tests
-	"deploy":                 nil, // files that ship inside the programs
+	"pkg/models/userpath":    nil,
+	"pkg/models/hub":         {"pkg/models/userpath"}, // the cache of the Hugging Face Hub, and downloads into it
+	"pkg/models/hub/hubtest": nil,                     // a Hub for tests
+	"deploy":                 nil,                     // files that ship inside the programs
 
 	// Reads JSON of strangers for everybody.
 	"pkg/models/strictjson": nil,
@@ -103,7 +104,7 @@ var layers = map[string][]string{
 	"pkg/models/lm/qwen2/qwen2test":            {"pkg/models/tokenizer/tokenizertest", "pkg/models/safetensors", "pkg/models/tensor"}, // folders of random weights
 	"pkg/auth":                                 {"schemas"},                                                                           // who may do what, as data: no connection
 	"pkg/outcomes":                             {"schemas"},                                                                           // what became of what is stored: reads nothing
-	"pkg/bus":                                  {"schemas", "pkg/auth", "pkg/outcomes", "pkg/tracing"},
+	"pkg/bus":                                  {"schemas", "pkg/auth", "pkg/models/userpath", "pkg/outcomes", "pkg/tracing"},
 	"pkg/counters":                             {"schemas", "pkg/bus", "pkg/outcomes"},   // what is stored of runs, counted once
 	"pkg/interaction":                          {"schemas", "pkg/scorer", "pkg/tracing"}, // what a sum comes to
 	"pkg/bus/bustest":                          {"schemas", "pkg/bus", "pkg/natsd"},

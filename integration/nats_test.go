@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
@@ -111,6 +113,143 @@ func TestNATS_CLI(t *testing.T) {
 	t.Run("lists services with what they have done", func(t *testing.T) {
 		showsWork(t, &natsCLI{t, cli.path, cli.env})
 	})
+	t.Run("says what streams and consumers are", func(t *testing.T) {
+		saysWhatTheyAre(t, &natsCLI{t, cli.path, cli.env})
+	})
+	t.Run("copies streams to another server", func(t *testing.T) {
+		copiesStreams(t, &natsCLI{t, cli.path, cli.env}, dir)
+	})
+	t.Run("counts what workers in Python have done", func(t *testing.T) {
+		countsWorkers(t, &natsCLI{t, cli.path, cli.env}, url)
+	})
+}
+
+// saysWhatTheyAre fails unless streams, buckets and consumers are listed with what they are for, and whose.
+func saysWhatTheyAre(t *testing.T, cli *natsCLI) {
+	t.Helper()
+	for says, args := range map[string][]string{
+		"OBJ_mdr-blobs": {"stream", "ls", "--all"}, "sampler-synthetic": {"consumer", "ls", "MDR_REQUESTS"},
+		"Mdr-Type: step/1": {"sub", "mdr.v1.step.demo.>", "--headers-only", "--all", "--count", "1"},
+	} {
+		if out := cli.run(args...); !strings.Contains(out, says) {
+			t.Errorf("%q: no %q in %s", args, says, out)
+		}
+	}
+	for _, of := range []struct {
+		args       []string
+		says, owns string
+	}{
+		{[]string{"stream", "info", "MDR_STEPS", "--json"}, "denoising steps and tokens", "sampler"},
+		{[]string{"stream", "info", "KV_mdr-control", "--json"}, "the control that holds", "intake"},
+		{[]string{"stream", "info", "OBJ_mdr-blobs", "--json"}, "by their sha-256", ""},
+		{[]string{"consumer", "info", "MDR_REWARDS", "advantage-p00", "--json"}, "rewards of partition 0", "advantage"},
+	} {
+		var info struct {
+			Config struct {
+				Description string            `json:"description"`
+				Metadata    map[string]string `json:"metadata"`
+			} `json:"config"`
+		}
+		out := cli.run(of.args...)
+		err := json.Unmarshal([]byte(out), &info)
+		c := info.Config
+		if err != nil || !strings.Contains(c.Description, of.says) || c.Metadata["meander.owner"] != of.owns || c.Metadata["meander.version"] != schemas.Release {
+			t.Errorf("%q: %v, %+v; want %q of %q", of.args, err, c, of.says, of.owns)
+		}
+	}
+}
+
+// copiesStreams backs the streams up while the pipeline works, restores them on another server, and fails unless all of
+// the run is there: its log-probs are computed again.
+func copiesStreams(t *testing.T, cli *natsCLI, dir string) {
+	t.Helper()
+	to := startServer(t, server.Options{JetStream: true}).ClientURL()
+	names := strings.Fields(cli.run("stream", "ls", "--names", "--all"))
+	for _, name := range schemas.StreamNames() {
+		if !slices.Contains(names, name) {
+			t.Errorf("no stream %s in %q", name, names)
+		}
+	}
+	backup := filepath.Join(t.TempDir(), "backup")
+	for _, name := range names {
+		cli.run("backup", "stream", name, filepath.Join(backup, name), "--no-progress")
+		cli.run("backup", "restore", "stream", filepath.Join(backup, name), "--no-progress", "--server", to)
+	}
+	before := meander(t, dir, "show", "--run", "demo", "--store", "meander-data").must(t, 0).stdout
+	if after := meander(t, dir, "show", "--run", "demo", "--nats", to).must(t, 0).stdout; after != before {
+		t.Errorf("restored, the run is\n%s\nit was\n%s", after, before)
+	}
+	meander(t, dir, "verify", "--run", "demo", "--nats", to).must(t, 0)
+	// Its consumers came along: the services go on where they were.
+	up := exec.Command(program(t, "meander"), "up", "--model", "synthetic", "--nats", to)
+	up.Dir = t.TempDir()
+	if err := up.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = up.Process.Signal(os.Interrupt); _ = up.Wait() })
+	cli.run("pub", "--server", to, "mdr.v1.prompt.demo", `{"prompt": "a red fox", "uid": "later", "group_size": 2}`)
+	meander(t, dir, "watch", "--run", "demo", "--kinds", "advantage", "--count", "4", "--nats", to).must(t, 0)
+}
+
+// countsWorkers fails unless the workers of the Python client, and a teacher, are listed with what they have answered.
+func countsWorkers(t *testing.T, cli *natsCLI, url string) {
+	t.Helper()
+	python := pythonWith(t, "nats, msgpack, blake3, numpy, PIL")
+	teacher := exec.Command(program(t, "meander"), "teacher", "--nats", url, "--model", "synthetic", "--name", "old")
+	teacher.Dir, teacher.Stderr = t.TempDir(), os.Stderr
+	if err := teacher.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = teacher.Process.Signal(os.Interrupt); _ = teacher.Wait() })
+	startWorker(t, "--url", url, "--name", "colour")
+	c := exec.CommandContext(limited(t), python, "testdata/workers.py", url)
+	c.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"), "PYTHONDONTWRITEBYTECODE=1")
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	c.Stderr = os.Stderr
+	if err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = in.Close(); _ = c.Wait() })
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "asked\n" {
+		t.Fatalf("workers.py says %q, %v", line, err)
+	}
+	for _, of := range []struct {
+		service, endpoint string
+		requests, fail    int
+	}{
+		{"meander-scorer", "bright", 3, 1},
+		{"meander-scorer", "colour", 2, 0},
+		{"meander-interaction", "game", 2, 1},
+		{"meander-teacher", "old", 2, 1},
+	} {
+		found := false
+		dec := json.NewDecoder(strings.NewReader(cli.run("micro", "stats", of.service, "--json")))
+		var all []micro.Stats
+		if err := dec.Decode(&all); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range all {
+			for _, e := range s.Endpoints {
+				if e.Name != of.endpoint {
+					continue
+				}
+				found = true
+				if e.NumRequests != of.requests || e.NumErrors != of.fail || e.ProcessingTime <= 0 || (e.LastError != "") != (of.fail > 0) {
+					t.Errorf("%s: %+v; want %d, of which %d failed", of.service, e, of.requests, of.fail)
+				}
+			}
+		}
+		if !found {
+			t.Errorf("%s has no endpoint %s: %+v", of.service, of.endpoint, all)
+		}
+	}
 }
 
 // showsWork fails unless the services are listed, with the counts of what the prompts before were.

@@ -62,3 +62,29 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 		t.Errorf("model info:\n%s%s", info.stdout, info.stderr)
 	}
 }
+
+// A pipeline that is computed as a whole, and one that edits a given image, agree with diffusers' own call of them.
+func TestParity_Pipelines(t *testing.T) {
+	needTorch(t)
+	python, dir := os.Getenv("MEANDER_PYTHON"), t.TempDir()
+	tiny := absolute(t, filepath.Join(root, "pkg/client/python/tests/torch_engine"))
+	write := exec.Command(python, "-c", `
+import sys
+from pathlib import Path
+from PIL import Image
+import tiny, tiny_whole
+tiny.write(Path(sys.argv[1]), ("sd3",))
+tiny_whole.write(Path(sys.argv[1]), "kontext")
+Image.linear_gradient("L").resize((64, 64)).convert("RGB").save(sys.argv[1] + "/in.png")
+`, dir)
+	write.Env = append(os.Environ(), "PYTHONPATH="+tiny+":"+filepath.Join(tiny, "..")+":"+os.Getenv("PYTHONPATH"))
+	if said, err := write.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+	for _, of := range [][]string{{"sd3", "--generic"}, {"kontext", "--condition", "image=in.png"}} {
+		out := meander(t, dir, append([]string{"parity", "--steps", "3", "--model", of[0], "a red cat"}, of[1:]...)...)
+		if out.code != 0 || !strings.HasSuffix(out.stdout, "they agree\n") {
+			t.Errorf("parity %v: exit %d\n%s%s", of, out.code, out.stdout, out.stderr)
+		}
+	}
+}

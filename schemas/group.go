@@ -80,6 +80,21 @@ func (e *Request) PromptDigest() (string, error) {
 	return BLAKE3.Text(BLAKE3.Sum(data)), nil
 }
 
+// StagesDigest is the PromptDigest of a group with stages: the BLAKE3 of its text and of the digests of its
+// stages' requests.
+func (e *GroupRecord) StagesDigest() (string, error) {
+	d := newDigester("meander stages 1")
+	d.addText(e.Prompt)
+	for i := range e.Stages {
+		text, err := e.Stages[i].PromptDigest()
+		if err != nil {
+			return "", err
+		}
+		d.addText(text)
+	}
+	return d.text(), nil
+}
+
 // Differences returns the names of what differs between two prompts of one uid, mostly fields of a
 // Prompt; nil if nothing does.
 func (e *GroupRecord) Differences(other *GroupRecord) []string {
@@ -121,6 +136,9 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 		if !reflect.DeepEqual(part.a, part.b) {
 			names = append(names, part.name)
 		}
+	}
+	if names == nil && len(e.Stages)+len(other.Stages) > 0 {
+		return []string{"stages or rounds"}
 	}
 	if names == nil {
 		return []string{"rollout, start, stop, scheduled_sampling, messages or text"}

@@ -74,6 +74,35 @@ type StageScored struct {
 	Trained
 }
 
+// Place is a stage of a sample.
+type Place struct {
+	Stage       Stage
+	SampleIndex int64
+}
+
+// Place returns the stage of the sample.
+func (e *Identity) Place() Place { return Place{e.Stage, e.SampleIndex} }
+
+// Facts returns what the rules of a group need to know of the trajectory.
+func (e *Trajectory) Facts() Trained {
+	x := Trained{
+		TrainedSteps: e.TrainedSteps(), ScheduleDigest: e.ScheduleDigest,
+		PolicyVersionMin: e.PolicyVersionMin, PolicyVersionMax: e.PolicyVersionMax,
+	}
+	if e.Text != nil {
+		x.Tokens = new(e.Text.Generated())
+	}
+	return x
+}
+
+// AsStage returns what the reward of a sample says of the trajectory, which is at a sequence.
+func (e *Trajectory) AsStage(seq uint64) StageScored {
+	return StageScored{
+		StageResult: StageResult{Stage: e.Stage, SampleIndex: e.SampleIndex, TrajectorySeq: seq}, Lane: e.Lane,
+		ContentDigest: e.ContentDigest, Trained: e.Facts(),
+	}
+}
+
 // Kinds of stages besides KindImage.
 const (
 	StageText        = "text"
@@ -196,9 +225,6 @@ func (p *Prompt) checkStages(f *faults) {
 			f.inItem("reward", i).checkStageNamed(r.Stage, p.Stages)
 		}
 	}
-	if !slices.ContainsFunc(p.Stages, func(s StageSpec) bool { return s.Interaction == nil }) {
-		f.add("stages", strconv.Itoa(len(p.Stages)), "must have one that a lane makes: there is nothing to reward")
-	}
 }
 
 // checkNoStages refuses what is for stages in a prompt without any.
@@ -252,6 +278,9 @@ func (p *Prompt) checkStage(f *faults, i int) {
 			fmt.Sprintf("must not end in a number: so does round %d of stage %s", round, name))
 	case slices.ContainsFunc(p.Stages[:i], func(o StageSpec) bool { return o.Name == s.Name }):
 		f.add("name", quote(string(s.Name)), "must come at most once")
+	}
+	if i == 0 && s.Interaction != nil {
+		f.add("interaction", "given", "must be absent of the first stage: there is nothing to say something to")
 	}
 	switch n := p.ChildrenOf(i); {
 	case n > 1 && i == 0:

@@ -133,7 +133,7 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		{"lane of an interaction", func(p *P) { p.Stages[2].Model, p.Stages[2].Frozen = "x", true }, "stages[2].model: given; must be absent beside interaction, which no lane makes\nstages[2].frozen: given; must be absent beside interaction, which no lane makes"},
 		{"turns of an interaction", func(p *P) { p.Stages[2].Interaction.MaxTurns = new(int64(2)) }, "stages[2].interaction.max_turns: 2; must be absent in a stage: rounds says how often it runs"},
 		{"gamma", func(p *P) { p.Advantage.Gamma = new(0.5) }, "advantage.gamma: 0.5; must be 1 beside stages, each of which has one advantage"},
-		{"judges alone", func(p *P) { p.Stages, p.Reward = p.Stages[2:], nil; p.Stages[0].Conditions = nil }, "stages: 1; must have one that a lane makes: there is nothing to reward"},
+		{"judge first", func(p *P) { p.Stages, p.Reward = p.Stages[2:], nil; p.Stages[0].Conditions = nil }, "stages[0].interaction: given; must be absent of the first stage: there is nothing to say something to"},
 	})
 }
 

@@ -25,6 +25,7 @@ import msgpack
 import nats
 import nats.aio.client
 import nats.errors
+import nats.micro
 from PIL import Image
 
 PROTOCOL = 1
@@ -128,10 +129,16 @@ async def serve(args):
     connecting.result()
     subject = f"mdr.v1.score.{args.name}"
 
-    async def handle(msg):
-        await msg.respond(await answer(msg.data))
+    async def handle(request):
+        reply = await answer(request.data)
+        if error := msgpack.unpackb(reply).get("error"):
+            await request.respond_error("500", " ".join(error.split())[:500], data=reply)  # `nats micro stats` counts it
+        else:
+            await request.respond(reply)
 
-    await nc.subscribe(subject, queue=args.name, cb=handle)
+    # As a service of NATS, which `nats micro ls` lists beside the workers of meander-rl.
+    service = await nats.micro.add_service(nc, name="meander-scorer", version="1.0.0", description=f"nats:{args.name}")
+    await service.add_endpoint(name=args.name, subject=subject, queue_group=args.name, handler=handle)
     await nc.flush()
     print(f"listening on {subject}", flush=True)
     await stop.wait()

@@ -91,9 +91,7 @@ func serviceGrants() []Grant {
 			Purpose: "the program meander-intake: takes prompts and controls, asks for samples, frees what is old",
 			Publishes: []string{
 				schemas.KindGroup, schemas.KindPlan, schemas.KindOpening, schemas.KindRequest, schemas.KindParked,
-				schemas.KindDead,
-				// the results of samples that are cancelled or refused: no other service makes those
-				schemas.KindTrajectory, schemas.KindReward,
+				schemas.KindDead, schemas.KindTrajectory, schemas.KindReward, // of cancelled and refused samples
 			},
 			Reads: append([]string{
 				schemas.StreamPrompts, schemas.StreamControl, schemas.StreamRequests, schemas.StreamParked,
@@ -134,20 +132,22 @@ func serviceGrants() []Grant {
 				schemas.PolicyBucket, schemas.PresenceBucket, schemas.SealBucket, schemas.BlobBucket,
 			},
 			Deletes: []string{schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamParked},
-			Purges:  []string{schemas.StreamSteps}, Discoverable: true, Asks: []string{schemas.InteractSubject("*")},
-			Answers: []string{schemas.SeenSubject("*")},
+			Purges:  []string{schemas.StreamSteps}, Discoverable: true,
+			Asks: []string{schemas.InteractSubject("*")}, Answers: []string{schemas.SeenSubject("*")},
 		},
 		{
-			Role: RoleReward, Purpose: "the program meander-reward: scores images, takes verdicts in",
-			Publishes: []string{schemas.KindReward, schemas.KindDead},
+			Role: RoleReward, Purpose: "the program meander-reward: scores samples, asks for their next stages",
+			Publishes: []string{schemas.KindReward, schemas.KindRequest, schemas.KindTrajectory, schemas.KindDead},
 			Reads: []string{
-				schemas.StreamGroups, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
-				schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamPresenceBucket,
+				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamSteps, schemas.StreamTrajectories,
+				schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamPresenceBucket,
 				schemas.StreamControlBucket, schemas.StreamBlobBucket,
 			},
-			Writes:  []string{schemas.PresenceBucket, schemas.BlobBucket},
-			Deletes: []string{schemas.StreamVerdicts, schemas.StreamRewards},
-			Asks:    []string{schemas.ScoreSubject("*")}, Discoverable: true,
+			Writes: []string{schemas.PresenceBucket, schemas.BlobBucket},
+			Deletes: []string{
+				schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamRequests, schemas.StreamTrajectories,
+			},
+			Asks: []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")}, Discoverable: true,
 		},
 		{
 			Role:      RoleAdvantage,

@@ -54,6 +54,9 @@ type Config struct {
 	// TLSFirst begins with the TLS handshake, as servers with handshake_first want it.
 	TLSFirst bool
 
+	// CloudEvents gives each event that is published the attributes of CloudEvents 1.0, as headers ce-*.
+	CloudEvents bool
+
 	context *Context
 }
 
@@ -95,10 +98,11 @@ const (
 
 // Bus is one connection with its streams. Safe for concurrent use.
 type Bus struct {
-	nc  *nats.Conn
-	js  jetstream.JetStream
-	api string // what the subjects of the JetStream API begin with
-	log zerolog.Logger
+	nc          *nats.Conn
+	js          jetstream.JetStream
+	api         string // what the subjects of the JetStream API begin with
+	cloudEvents bool
+	log         zerolog.Logger
 
 	closed chan struct{} // closed by the connection's last callback
 
@@ -139,10 +143,7 @@ var errLinkLost = errors.New("connection lost before the answer")
 // Config.ConnectTimeout or the server refuses the user. After that, the bus replaces a lost connection for as long as
 // it takes, and calls that need the connection wait for it.
 func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) {
-	var err error
-	if cfg.Context != "" {
-		cfg, err = cfg.inContext()
-	}
+	cfg, err := cfg.InContext(nil)
 	if err == nil {
 		err = cfg.Validate()
 	}
@@ -157,7 +158,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 		ctx, stop = context.WithTimeout(ctx, cfg.ConnectTimeout)
 		defer stop()
 	}
-	b := &Bus{log: log, closed: make(chan struct{}), api: cfg.prefix()}
+	b := &Bus{log: log, closed: make(chan struct{}), api: cfg.prefix(), cloudEvents: cfg.CloudEvents}
 	b.link.Store(newLink())
 	if cfg.CredsFile != "" {
 		if b.user, err = auth.ReadIdentity(cfg.CredsFile); err != nil {

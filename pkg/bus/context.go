@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/synadia-io/orbit.go/natscontext"
 
+	"github.com/meander-rl/meander/pkg/models/userpath"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -62,10 +63,7 @@ func ReadContext(name string) (*Context, error) {
 		}
 	}
 	for _, path := range []*string{&c.Creds, &c.NKey, &c.CA, &c.Cert, &c.Key} {
-		if *path = os.ExpandEnv(*path); strings.HasPrefix(*path, "~/") {
-			home, _ := os.UserHomeDir()
-			*path = filepath.Join(home, (*path)[2:])
-		}
+		*path = userpath.Expand(*path)
 	}
 	servers := strings.FieldsFunc(cmp.Or(c.URL, nats.DefaultURL), func(r rune) bool { return r == ' ' || r == ',' })
 	for i, s := range servers {
@@ -82,35 +80,39 @@ func isRegular(file string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// Proves reports whether the context has a user, a token or credentials.
-func (c *Context) Proves() bool { return c.User+c.Token+c.Creds+c.NKey != "" }
-
-// inContext returns the settings of a connection with those of its context in place of what is empty.
-func (c Config) inContext() (Config, error) {
+// InContext returns the settings of a connection with those of its context in place of others, except for what was
+// given: by the names of the flags, as nats-url. Without given, what is not empty was given.
+func (c Config) InContext(given func(flag string) bool) (Config, error) {
+	if c.Context == "" || c.context != nil {
+		return c, nil
+	}
 	s, err := ReadContext(c.Context)
 	if err != nil {
 		return c, err
 	}
 	c.context = s
-	if c.Token == "" && c.CredsFile == "" {
-		c.Token, c.CredsFile = s.Token, cmp.Or(s.Creds, s.NKey)
-	} else {
+	set := func(flag string, to *string, value string) {
+		if value != "" && (given == nil && *to == "" || given != nil && !given(flag)) {
+			*to = value
+		}
+	}
+	own := c.Token != "" || c.CredsFile != ""
+	if given != nil {
+		own = given("nats-token") || given("nats-creds")
+	}
+	switch {
+	case own:
 		s.User, s.Password = "", ""
+	case s.User+s.Token+s.Creds+s.NKey != "":
+		c.Token, c.CredsFile = s.Token, cmp.Or(s.Creds, s.NKey)
 	}
-	for _, of := range []struct {
-		to    *string
-		value string
-	}{
-		{&c.URL, s.URL},
-		{&c.CAFile, s.CA},
-		{&c.CertFile, s.Cert},
-		{&c.KeyFile, s.Key},
-		{&c.InboxPrefix, s.InboxPrefix},
-		{&c.Domain, s.JSDomain},
-		{&c.APIPrefix, s.JSAPIPrefix},
-	} {
-		*of.to = cmp.Or(*of.to, of.value)
-	}
+	set("nats-url", &c.URL, s.URL)
+	set("nats-tls-ca", &c.CAFile, s.CA)
+	set("nats-tls-cert", &c.CertFile, s.Cert)
+	set("nats-tls-key", &c.KeyFile, s.Key)
+	set("js-domain", &c.Domain, s.JSDomain)
+	set("js-prefix", &c.APIPrefix, s.JSAPIPrefix)
+	c.InboxPrefix = cmp.Or(c.InboxPrefix, s.InboxPrefix)
 	c.TLSFirst = c.TLSFirst || s.TLSFirst
 	return c, nil
 }

@@ -160,6 +160,27 @@ func (b *Bus) Answers(ctx context.Context, t *schemas.Trajectory, r *schemas.Req
 	return b.CheckSteps(ctx, t)
 }
 
+// Made is a stored trajectory and its sequence in MDR_TRAJECTORIES.
+type Made struct {
+	*schemas.Trajectory
+	Seq uint64
+}
+
+// Made returns the valid trajectories of a group, by their stage and sample.
+func (b *Bus) Made(ctx context.Context, run schemas.Run, uid schemas.UID) (map[schemas.Place]Made, error) {
+	stored, err := b.LastMany(ctx, schemas.StreamTrajectories, []string{schemas.TrajectoryFilter(run, uid)})
+	if err != nil {
+		return nil, fmt.Errorf("look up stored trajectories of %s: %w", uid, err)
+	}
+	made := make(map[schemas.Place]Made, len(stored))
+	for _, m := range stored {
+		if t := (&schemas.Trajectory{}); Fits(m, t) == nil {
+			made[t.Place()] = Made{t, m.Seq}
+		}
+	}
+	return made, nil
+}
+
 // Group returns the record of a group, or ErrNotFound: events of a group that no prompt asked for have no record.
 func (b *Bus) Group(ctx context.Context, run schemas.Run, uid schemas.UID) (*schemas.GroupRecord, error) {
 	record := &schemas.GroupRecord{}

@@ -117,7 +117,7 @@ func (b *Bus) LostSamples(ctx context.Context, open []OpenGroup) ([]Lost, error)
 		if err != nil {
 			return nil, fmt.Errorf("lost requests: %w", err)
 		}
-		noteSamples(asked, subjects)
+		noteSamples(asked, subjects, nil)
 	}
 	queue, _, err := b.streamStats(ctx, storedIn{schemas.StreamRequests, true, true})
 	if err != nil || queue.State == StateFull {
@@ -156,6 +156,17 @@ func (b *Bus) madeOf(ctx context.Context, groups []Lost) (map[schemas.Making]boo
 	if len(groups) == 1 {
 		of.UID = groups[0].Group.UID
 	}
+	// Of several stages the last one ends a sample; one that ended before has a reward, or will have one.
+	last := map[schemas.UID]schemas.Stage{}
+	for _, l := range groups {
+		if n := len(l.Group.Group.Stages); n > 0 {
+			last[l.Group.UID] = l.Group.Group.Stages[n-1].Name.Token(l.Group.Group.Rounds)
+		}
+	}
+	ends := func(a schemas.Address) bool {
+		stage, several := last[a.UID]
+		return a.Kind != schemas.KindTrajectory || !several || a.Stage == stage
+	}
 	made := map[schemas.Making]bool{}
 	for stream, kind := range map[string]string{
 		schemas.StreamTrajectories: schemas.KindTrajectory, schemas.StreamRewards: schemas.KindReward,
@@ -165,7 +176,7 @@ func (b *Bus) madeOf(ctx context.Context, groups []Lost) (map[schemas.Making]boo
 		if err != nil {
 			return nil, err
 		}
-		noteSamples(made, subjects)
+		noteSamples(made, subjects, ends)
 	}
 	return made, nil
 }
@@ -180,16 +191,24 @@ func samplesWithout(have map[schemas.Making]bool, g OpenGroup) (out []int64) {
 		return nil
 	}
 	for i := range g.GroupSize {
-		if !have[g.sample(i)] {
+		has := have[g.sample(i)]
+		for _, s := range g.Group.Stages { // a sample of an inner stage stands for those that it leads to
+			has = has || have[g.sample(i-i%s.Every)]
+		}
+		if !has {
 			out = append(out, i)
 		}
 	}
 	return out
 }
 
-func noteSamples(to map[schemas.Making]bool, subjects map[string]uint64) {
+// noteSamples notes the samples of subjects, those that count; nil: all do.
+func noteSamples(to map[schemas.Making]bool, subjects map[string]uint64, counts func(schemas.Address) bool) {
 	for subject := range subjects {
 		a, _ := schemas.ParseSubject(subject)
+		if counts != nil && !counts(a) {
+			continue
+		}
 		if i, err := strconv.ParseInt(a.Sample, 10, 64); err == nil {
 			to[schemas.Making{Run: a.Run, UID: a.UID, SampleIndex: i}] = true
 		}

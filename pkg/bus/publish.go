@@ -232,7 +232,10 @@ func (b *Bus) recordPublish(m *nats.Msg, ack Ack, err error, began time.Time) {
 
 // publishOnce is one try of publish. It returns a duplicate, and no error, when the subject is taken.
 func (b *Bus) publishOnce(ctx context.Context, m *nats.Msg) (Ack, error) {
-	resp, err := b.request(ctx, &nats.Msg{Subject: b.writeSubject(m.Subject), Header: m.Header, Data: m.Data})
+	b.addCloudEvent(m)
+	sent := *m
+	sent.Subject = b.writeSubject(m.Subject)
+	resp, err := b.request(ctx, &sent)
 	if err != nil {
 		return Ack{}, err
 	}

@@ -271,9 +271,10 @@ func (p *Publisher) send(f *Future) {
 	}
 	err := ErrClosed
 	if p.sub != nil {
-		err = p.b.nc.PublishMsg(&nats.Msg{
-			Subject: f.msg.Subject, Reply: p.inbox + strconv.FormatUint(id, 36), Data: f.msg.Data, Header: f.msg.Header,
-		})
+		p.b.addCloudEvent(f.msg)
+		sent := *f.msg
+		sent.Reply = p.inbox + strconv.FormatUint(id, 36)
+		err = p.b.nc.PublishMsg(&sent)
 	}
 	if err != nil && p.removeWaiting(id) != nil {
 		p.retryConfirmed(f)

@@ -37,9 +37,6 @@ type AdvantageSpec struct {
 	// BranchGRPO. With leaves a child gets the mean of the advantages of its leaves, as in TreeGRPO (siblings, depth,
 	// leaves). Default: siblings, of a tree.
 	BranchScope string
-	// Credit: the rule by which stages and tracks have advantages of their own. No rule is known yet: it must be absent
-	// (text, 0 to 256 bytes). Default: each holds for the whole sample.
-	Credit string
 }
 
 // BatchSpec joins groups under one id, to be normalised and reported together.
@@ -248,6 +245,12 @@ type Prompt struct {
 	// Substitutes: other prompts for the fresh groups that group_policy asks for: round k has the k-th (list of map).
 	// Default: the same prompt again.
 	Substitutes []Substitute
+	// Stages: what the samples are made of, one after the other, each on a lane of its own. What only a lane has is in
+	// them, and not in the prompt (list of map). Default: one lane makes the samples.
+	Stages []StageSpec
+	// Rounds: how often the stages run at most, all of them again and again. An interaction may end it before (integer
+	// 1 to 8). Default: 1.
+	Rounds int64
 }
 
 // Prune ends a sample in the middle if, at a step, its log-probs so far are out of bounds. The group closes without
@@ -291,6 +294,8 @@ type RewardSpec struct {
 	// function is for; a function for any judges the pixels, or the sound where there are none (token). Default: what
 	// the function is for.
 	Track string
+	// Stage: the stage of the sample that it judges (token). Default: the last one whose output the function takes.
+	Stage schemas.Stage
 	// GroundTruth: the right answer, for scorers that compare: a text, or any value of JSON (any value of JSON).
 	GroundTruth schemas.Truth
 	// Params: options of the function by name, such as psm of ocr; one that it does not have is refused (map).
@@ -391,6 +396,111 @@ type ScheduledSampling struct {
 	// Seed: makes the draws independent of the run id. Each uid has draws of its own (integer ≥ 0). Default: the
 	// prompt's, else the run id seeds.
 	Seed Optional[int64]
+}
+
+// StageSpec is one stage of the samples of a prompt, an ordinary prompt for one lane: what it leaves out is the
+// model's. Its texts are templates, in which {prompt}, {metadata.KEY} and {STAGE.text} stand for the prompt's text,
+// an entry of its metadata and the newest text that a stage made; {{ and }} are braces.
+type StageSpec struct {
+	// Name: that of the stage in templates, subjects and events. A later round has a suffix, such as think-2 (token).
+	Name schemas.Stage
+	// Prompt: the template of the text to paint or to answer; of an interaction, what it is told (text, 0 to 16384
+	// bytes). Default: {prompt}.
+	Prompt string
+	// Messages: the conversation to answer, in place of prompt. Each content is a template (list of map). Default: the
+	// prompt, as a user's message.
+	Messages []schemas.Message
+	// Text: how a language model answers (map). Default: as the model does, where it is a language model.
+	Text *Text
+	// NegativePrompt: the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384 bytes).
+	// Default: the model's own, which its policy says.
+	NegativePrompt Optional[string]
+	// Prompt2: the text for the second text encoder of a network that has several; others are refused with it (text, 0
+	// to 16384 bytes). Default: the prompt.
+	Prompt2 string
+	// Prompt3: the text for the third text encoder (text, 0 to 16384 bytes). Default: the prompt.
+	Prompt3 string
+	// TruncatePrompt: cuts prompt and negative prompt at the most tokens that the model takes, as diffusers does,
+	// instead of refusing longer ones (true or false). Default: false.
+	TruncatePrompt bool
+	// Height: the height of the image, a multiple of the pixels_per_token of the lane. Diffusers rounds others down
+	// (integer 1 to 8192, pixels). Default: the model's.
+	Height int64
+	// Width: the width of the image, a multiple of the pixels_per_token of the lane (integer 1 to 8192, pixels).
+	// Default: the model's.
+	Width int64
+	// Frames: the number of frames of a video, 1 for an image: 1 more than a multiple of the frames_per_token of the
+	// lane, and at most its max_frames (integer 1 to 1024). Default: the model's.
+	Frames int64
+	// NumInferenceSteps: T, the number of denoising steps (integer 1 to 1000). Default: the model's.
+	NumInferenceSteps int64
+	// TrueCFGScale: the classifier-free guidance scale, active above 1 (number 0 to 100). Default: the model's.
+	TrueCFGScale Optional[float64]
+	// TrueCFGScale2: the scale at the noise levels below the boundary_ratio of a model with two networks, which the
+	// second one computes: guidance_scale_2 of diffusers. 1 is without guidance there (number 1 to 100). Default:
+	// true_cfg_scale.
+	TrueCFGScale2 float64
+	// CFGFrom: the share of steps before classifier-free guidance begins: step i has it where i/T >= cfg_from, and
+	// (i+1)/T <= cfg_until. In the noisiest steps it takes variety: arXiv 2404.07724 (number in [0, 1)). Default:
+	// guidance begins with the first step.
+	CFGFrom Optional[float64]
+	// CFGUntil: the share of steps after which classifier-free guidance ends: step i has it where (i+1)/T <= cfg_until,
+	// as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two (number in (0, 1]). Default:
+	// all steps have guidance.
+	CFGUntil float64
+	// GuidanceRescale: moves a velocity under classifier-free guidance by this share towards the standard deviation of
+	// the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4 (number 0 to 1). Default:
+	// no rescaling.
+	GuidanceRescale Optional[float64]
+	// Conditions: the files that the network is given besides texts, by the names of its card (list of map).
+	Conditions []schemas.Condition
+	// Arguments: further arguments of the network's pipeline, by the names of its card (map). Default: the pipeline's
+	// defaults.
+	Arguments map[string]string
+	// Guidance: the guidance input of a network that was distilled with one; others are refused with it. It is not the
+	// scale of classifier-free guidance, which is true_cfg_scale (number in (0, 100]). Default: the model's.
+	Guidance float64
+	// Sigmas: T pre-shift sigmas, strictly decreasing in (0, 1] (list of number in (0, 1]). Default: the model's
+	// schedule.
+	Sigmas []float64
+	// Rollout: chooses the transition of each step, its noise and the latents that are kept (map). Default: all steps
+	// are sde, and all latents kept.
+	Rollout Rollout
+	// InitialNoise: says whether each sample has an x_T of its own, or the whole group one (per_sample, shared).
+	// Default: per_sample.
+	InitialNoise string
+	// Start: begins the samples with given states, at any step (map). Default: at step 0, with drawn noise.
+	Start *Start
+	// Stop: ends the samples before their last step (map). Default: all steps run.
+	Stop *Stop
+	// ScheduledSampling: makes latents to train on instead of images (map). Default: ordinary rollouts.
+	ScheduledSampling *ScheduledSampling
+	// Tree: makes the samples the leaves of one tree, which share their steps up to its branch points. GroupSize is the
+	// number of its leaves (map). Default: samples share no steps.
+	Tree *Tree
+	// Prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
+	Prune *Prune
+	// Model: the lane that serves the prompt (token). Default: the only lane there is.
+	Model schemas.Lane
+	// BaseDigest: names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for
+	// another one is refused. Of a server that draws the samples it is its kind, "served by vllm" (text, 0 to 256
+	// bytes). Default: any.
+	BaseDigest string
+	// MinPolicyVersion: holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥
+	// 0). Default: 0.
+	MinPolicyVersion int64
+	// Priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000).
+	// Default: 0.
+	Priority int64
+	// Interaction: makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and conditions
+	// and may end the sample (map). Default: a lane makes the stage.
+	Interaction *Interaction
+	// Children: how many samples of this stage each sample of the stage before has (integer 1 to 1024). Default: 1.
+	Children int64
+	// Frozen: says that the stage is not trained: it has no advantages (true or false). Default: false.
+	Frozen bool
+	// Credit: what of the sample's scores the stage is trained for (list of map). Default: the reward of the sample.
+	Credit []schemas.CreditShare
 }
 
 // Start is where the samples of a prompt begin: before a step of their schedule, which stays the whole one, with

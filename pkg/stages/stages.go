@@ -17,10 +17,7 @@ import (
 )
 
 // Place is a stage of a sample, by its token, such as think-2, and the index of the sample.
-type Place struct {
-	Stage       schemas.Stage
-	SampleIndex int64
-}
+type Place = schemas.Place
 
 // First returns the places of the first stage of a group.
 func First(g *schemas.Group, size int64) []Place {
@@ -30,7 +27,7 @@ func First(g *schemas.Group, size int64) []Place {
 // below returns the places of a stage between two indices.
 func below(token schemas.Stage, from, to, every int64) (list []Place) {
 	for i := from; i < to; i += every {
-		list = append(list, Place{token, i})
+		list = append(list, Place{Stage: token, SampleIndex: i})
 	}
 	return list
 }
@@ -47,7 +44,7 @@ func Next(g *schemas.Group, t *schemas.Trajectory) []Place {
 		s := g.Stages[i+1]
 		return below(s.Name.Token(round), t.SampleIndex, t.SampleIndex+g.Stages[i].Every, s.Every)
 	case round < g.Rounds:
-		return []Place{{g.Stages[0].Name.Token(round + 1), t.SampleIndex}}
+		return []Place{{Stage: g.Stages[0].Name.Token(round + 1), SampleIndex: t.SampleIndex}}
 	}
 	return nil
 }
@@ -66,12 +63,29 @@ func Path(g *schemas.Group, sample int64, to schemas.Stage) (list []Place) {
 	for round := int64(1); round <= g.Rounds; round++ {
 		for _, s := range g.Stages {
 			token := s.Name.Token(round)
-			if list = append(list, Place{token, sample - sample%s.Every}); token == to {
+			if list = append(list, Place{Stage: token, SampleIndex: sample - sample%s.Every}); token == to {
 				return list
 			}
 		}
 	}
 	return list
+}
+
+// Open returns the place that a sample is at: the first on its path that is not made, and what was made before it;
+// false: it has ended. before has all that was made for the sample then.
+func Open(g *schemas.Group, sample int64, made func(Place) *schemas.Trajectory) (at Place, before []*schemas.Trajectory,
+	open bool,
+) {
+	for _, at := range Path(g, sample, "") {
+		t := made(at)
+		if t == nil {
+			return at, before, true
+		}
+		if before = append(before, t); len(Next(g, t)) == 0 {
+			break
+		}
+	}
+	return Place{}, before, false
 }
 
 // Judged returns which of the trajectories of a sample, in the order of its path, a reward function is for: the newest

@@ -118,10 +118,10 @@ func put(data []byte) (schemas.Ref, error) {
 
 func TestNext(t *testing.T) {
 	g := &record(t, 2, 1).Group
-	if got, want := stages.First(g, 4), []stages.Place{{"think", 0}, {"think", 2}}; !reflect.DeepEqual(got, want) {
+	if got, want := stages.First(g, 4), []stages.Place{{Stage: "think", SampleIndex: 0}, {Stage: "think", SampleIndex: 2}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("First = %v, want %v", got, want)
 	}
-	if got, want := stages.Next(g, made("think", "42")), []stages.Place{{"paint", 2}, {"paint", 3}}; !reflect.DeepEqual(got, want) {
+	if got, want := stages.Next(g, made("think", "42")), []stages.Place{{Stage: "paint", SampleIndex: 2}, {Stage: "paint", SampleIndex: 3}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("Next of a thought = %v, want %v", got, want)
 	}
 	failed := made("think", "")
@@ -133,7 +133,7 @@ func TestNext(t *testing.T) {
 		t.Errorf("Next of the last judgement = %v, want none", got)
 	}
 	g.Rounds = 3
-	if got, want := stages.Next(g, made("judge-2", "bad")), []stages.Place{{"think-3", 2}}; !reflect.DeepEqual(got, want) {
+	if got, want := stages.Next(g, made("judge-2", "bad")), []stages.Place{{Stage: "think-3", SampleIndex: 2}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("Next of a judgement = %v, want %v", got, want)
 	}
 	ended := made("judge-2", "good")
@@ -145,10 +145,10 @@ func TestNext(t *testing.T) {
 
 func TestPath(t *testing.T) {
 	g := &record(t, 2, 1).Group
-	if got, want := stages.Path(g, 3, ""), []stages.Place{{"think", 2}, {"paint", 3}, {"judge", 3}}; !reflect.DeepEqual(got, want) {
+	if got, want := stages.Path(g, 3, ""), []stages.Place{{Stage: "think", SampleIndex: 2}, {Stage: "paint", SampleIndex: 3}, {Stage: "judge", SampleIndex: 3}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("Path = %v, want %v", got, want)
 	}
-	if got, want := stages.Path(g, 3, "paint"), []stages.Place{{"think", 2}, {"paint", 3}}; !reflect.DeepEqual(got, want) {
+	if got, want := stages.Path(g, 3, "paint"), []stages.Place{{Stage: "think", SampleIndex: 2}, {Stage: "paint", SampleIndex: 3}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("Path to paint = %v, want %v", got, want)
 	}
 	if from, to := stages.Leaves(g, stages.Place{Stage: "think", SampleIndex: 2}); from != 2 || to != 4 {

@@ -20,7 +20,13 @@ func latentGrid(t *schemas.Trajectory) (rows, columns int, ok bool) {
 	return rows, columns, rows > 0 && columns > 0 && int64(rows*columns) == t.LatentsShape[0]
 }
 
-// StateImage draws a stored state of StatesOf in false colours: red, green and blue are its projections on the three
+// IsGrid reports whether the states of a sample are those of an image, whose tokens are a grid.
+func IsGrid(t *schemas.Trajectory) bool {
+	_, _, grid := latentGrid(t)
+	return grid && t.Frames <= 1
+}
+
+// StateImage draws a stored state of a sample with IsGrid in false colours: red, green and blue are its projections on the three
 // principal components of the sample's last stored state, one pixel for each token. It needs no decoder, and shows
 // where structure appears.
 func (r *Reader) StateImage(ctx context.Context, t *schemas.Trajectory, index int64) ([]byte, error) {
@@ -28,7 +34,7 @@ func (r *Reader) StateImage(ctx context.Context, t *schemas.Trajectory, index in
 	if err != nil {
 		return nil, err
 	}
-	rows, columns, _ := latentGrid(t) // StatesOf has checked it
+	rows, columns, _ := latentGrid(t) // IsGrid has checked it
 	last := t.LatentStepIndices[0]
 	for _, i := range t.LatentStepIndices {
 		last = max(last, i)

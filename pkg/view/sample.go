@@ -231,7 +231,7 @@ func (r *Reader) sample(ctx context.Context, g *Group, s *stored) (*Sample, erro
 	t := s.trajectory
 	x := &Sample{
 		Run: g.Run, UID: g.UID, Prompt: t.Prompt, Member: s.join(t.SampleIndex), Line: s.line(t.SampleIndex),
-		Facts: factsOf(t), Timings: timingsOf(t, s.reward, g.result), Spans: spansOf(t), States: StatesOf(t),
+		Facts: factsOf(t), Timings: timingsOf(t, s.reward, g.result), Spans: spansOf(t), States: StatesOf(t), Coloured: IsGrid(t),
 		Group: GroupOf{Size: t.GroupSize, Status: g.Status, Mean: g.Mean, Std: g.Std},
 	}
 	if t.Text != nil {
@@ -341,6 +341,8 @@ type Sample struct {
 	Tokens  []token   `json:"tokens,omitempty"`
 	More    int       `json:"more_tokens,omitempty"`
 	States  []int64   `json:"states"`
+	// Coloured says that StateImage draws the states: they are those of an image, whose tokens are a grid.
+	Coloured bool `json:"coloured"`
 	Group   GroupOf   `json:"group"`
 	// LogProbsOf says which log-probs the tokens have.
 	LogProbsOf string `json:"log_probs_of,omitempty"`
@@ -490,12 +492,9 @@ func spansOf(t *schemas.Trajectory) (spans []attempt) {
 	return spans
 }
 
-// StatesOf returns the indices of the stored states of an image that can be shown.
+// StatesOf returns the indices of the stored states of an image or a video.
 func StatesOf(t *schemas.Trajectory) []int64 {
-	if t.Text != nil || t.Frames > 1 || t.StopReason != schemas.StopCompleted {
-		return []int64{}
-	}
-	if _, _, ok := latentGrid(t); !ok {
+	if t.Text != nil || t.StopReason != schemas.StopCompleted {
 		return []int64{}
 	}
 	return slices.Concat([]int64{}, t.LatentStepIndices)

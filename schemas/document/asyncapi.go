@@ -3,6 +3,7 @@ package document
 import (
 	"bytes"
 	"fmt"
+	"reflect"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -183,6 +184,16 @@ var channels = []channel{
 		"teacher_reply", "", schemas.TypeTeacherReply, "",
 		"the log-probs that the teacher gives the sample, or why it gives none; on the reply subject of the NATS " +
 			"request", "teacher",
+		[]string{"client"},
+	},
+	{
+		"seen", schemas.Prefix + "seen.{lane}", "", "",
+		"what the network takes a stored state of a sample for, queue group LANE; nothing is stored", "client",
+		[]string{"sampler"},
+	},
+	{
+		"seen_reply", "", "", "",
+		"the prediction before that step, decoded; on the reply subject of the NATS request", "sampler",
 		[]string{"client"},
 	},
 	{
@@ -479,6 +490,8 @@ func operations(c channel) []entry[operation] {
 				},
 				Channel: reference{"#/channels/control_receipt"},
 			}
+		case c.name == "seen":
+			o.Reply = &reply{Channel: reference{"#/channels/seen_reply"}}
 		case c.name == "dry":
 			o.Reply = &reply{Channel: reference{"#/channels/receipt"}}
 		case c.event == schemas.TypeScoreRequest:
@@ -500,17 +513,56 @@ func operations(c channel) []entry[operation] {
 	return list
 }
 
+// asyncSchema is the format of schemas that are in the document itself.
+const asyncSchema = "application/vnd.aai.asyncapi+json;version=3.0.0"
+
+// rawMessage returns the message of a channel that carries bytes.
+func rawMessage(c channel, contentType, describes string) message {
+	return message{
+		Name: c.name, Title: c.name, Summary: c.summary, ContentType: contentType,
+		Payload: payload{Format: asyncSchema, Schema: node(headerSchema{Type: "string", Description: describes})},
+	}
+}
+
+// seenMessage returns the question for a prediction, which is JSON.
+func seenMessage(c channel) message {
+	fields := ordered[headerSchema]{}
+	question := reflect.TypeFor[schemas.Seen]()
+	names := []string{}
+	for i := range question.NumField() {
+		f := question.Field(i)
+		kind := "integer"
+		if f.Type.Kind() == reflect.String {
+			kind = "string"
+		}
+		names = append(names, f.Tag.Get("json"))
+		fields = append(fields, entry[headerSchema]{f.Tag.Get("json"), headerSchema{Type: kind}})
+	}
+	return message{
+		Name: c.name, Title: c.name, Summary: c.summary, ContentType: "application/json",
+		Payload: payload{
+			Format: asyncSchema, Schema: node(headers{Type: "object", Properties: fields, Required: names}),
+		},
+	}
+}
+
 // messageOf returns the message of a channel: an event with its schema, or the raw bytes of a part.
 func messageOf(c channel) message {
+	switch c.name {
+	case "seen":
+		return seenMessage(c)
+	case "seen_reply":
+		m := rawMessage(c, "image/png", "a PNG of at most 256 pixels a side; empty where the header says why")
+		m.Headers = &headers{Type: "object", Required: []string{}, Properties: ordered[headerSchema]{
+			{schemas.HeaderSeenError, headerSchema{Type: "string", Description: "why there is none"}},
+		}}
+		return m
+	}
 	if c.event == "" {
-		return message{
-			Name: "part", Title: "part", Summary: c.summary, ContentType: "application/octet-stream",
-			Payload: payload{Format: "application/vnd.aai.asyncapi+json;version=3.0.0", Schema: node(headerSchema{
-				Type: "string",
-				Description: fmt.Sprintf("raw bytes, at most %d; the event's tensor says how many parts there are "+
-					"and their digest", schemas.MaxPartBytes),
-			})},
-		}
+		m := rawMessage(c, "application/octet-stream", fmt.Sprintf("raw bytes, at most %d; the event's tensor says how "+
+			"many parts there are and their digest", schemas.MaxPartBytes))
+		m.Name, m.Title = "part", "part"
+		return m
 	}
 	m := message{
 		Name: c.event, Title: c.name, Summary: c.summary, ContentType: schemas.ContentType,

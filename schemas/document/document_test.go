@@ -167,6 +167,7 @@ func TestChannels(t *testing.T) {
 		"interact":   schemas.InteractSubject("tutor"),
 		"teacher":    schemas.TeacherSubject("reference"),
 		"dry":        schemas.DrySubject("r"),
+		"seen":       schemas.SeenSubject("l"),
 		"verdict":    schemas.VerdictSubject("r", "u", 1, "human"),
 		"reward":     schemas.StoredSubject(schemas.RewardSubject("r", "b", "u", 1)),
 		"advantage":  schemas.AdvantageSubject("r", "u"),

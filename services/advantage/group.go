@@ -37,6 +37,8 @@ type group struct {
 	served int64
 	// refusedVersions are the versions of the lane that samplers refused; nil where that makes no difference.
 	refusedVersions map[int64]string
+	// staleStage says why a stage is too old for that limit; empty: none is.
+	staleStage string
 	// opening is the message of its record; nil while only rewards were delivered.
 	opening *bus.Message
 	// opened is when its record was stored, deadline when it closes at the latest. due is when the deadline was set: at
@@ -74,6 +76,7 @@ type sample struct {
 	scoreNS              int64 // spent in reward functions
 	stored               int64 // when the server stored the reward
 	message              *bus.Message
+	stages               []schemas.StageScored // that ran for it
 }
 
 // newGroup returns an open group without rewards, for a record that was stored at the given time. A deadline in the
@@ -130,6 +133,7 @@ func (g *group) addReward(r *schemas.Reward, m *bus.Message, timeout time.Durati
 		schedule:  r.ScheduleDigest,
 		policyMin: r.PolicyVersionMin, policyMax: r.PolicyVersionMax, at: r.Scored,
 		started: r.SampleStarted, finished: r.SampleFinished, message: m, tokens: r.Tokens,
+		stages: r.Stages,
 	}
 	if len(g.samples) > 0 && s.schedule == g.samples[0].schedule {
 		s.schedule = g.samples[0].schedule // one string for all

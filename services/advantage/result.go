@@ -66,7 +66,7 @@ func (g *group) outline() *schemas.Advantage {
 				a.Opened = s.at
 			}
 			a.Closed = max(a.Closed, s.at)
-			m.Tokens = s.tokens
+			m.Tokens, m.Stages = s.tokens, s.results()
 			if s.scored {
 				m.Status, m.Reward = schemas.StatusScored, new(s.reward)
 				scored = append(scored, s.reward)
@@ -75,7 +75,7 @@ func (g *group) outline() *schemas.Advantage {
 				}
 				a.PolicyVersionMin = min(a.PolicyVersionMin, s.policyMin)
 				a.PolicyVersionMax = max(a.PolicyVersionMax, s.policyMax)
-				if s.schedule != first.schedule && !policy.MixedSchedules {
+				if len(g.spec.Stages) == 0 && s.schedule != first.schedule && !policy.MixedSchedules {
 					a.Error = fmt.Sprintf("samples %d and %d were sampled under different schedules (%.12s and %.12s)",
 						first.index, s.index, first.schedule, s.schedule)
 				}
@@ -88,6 +88,9 @@ func (g *group) outline() *schemas.Advantage {
 		if !g.deadline.IsZero() {
 			a.Closed = g.deadline.UnixNano()
 		}
+	}
+	if len(g.spec.Stages) > 0 && a.Error == "" {
+		a.Error = g.checkStages(&policy)
 	}
 	model := g.representative()
 	a.TrainedSteps, a.ScheduleDigest = model.trainedSteps, model.schedule
@@ -114,7 +117,9 @@ func (g *group) setStatus(a *schemas.Advantage, members []*sample, scored []floa
 		a.Status = schemas.StatusMixed
 		a.Error = fmt.Sprintf("policy versions %d to %d are a span of %d; max_policy_span is %d",
 			a.PolicyVersionMin, a.PolicyVersionMax, span, *policy.MaxPolicySpan)
-	case policy.MaxPolicyLag != nil && g.lag(a.PolicyVersionMin) > *policy.MaxPolicyLag:
+	case g.staleStage != "":
+		a.Status, a.Error = schemas.StatusStale, g.staleStage
+	case policy.MaxPolicyLag != nil && len(g.spec.Stages) == 0 && g.lag(a.PolicyVersionMin) > *policy.MaxPolicyLag:
 		a.Status, a.Error = schemas.StatusStale, g.whyStale(a.PolicyVersionMin, *policy.MaxPolicyLag)
 	case policy.ZeroStd != schemas.GroupKeep && g.size > 1 && !g.spec.Validation &&
 		slices.Min(scored) == slices.Max(scored):
@@ -220,9 +225,14 @@ func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 		fail(at, err)
 		return
 	}
+	credits, err := estimateCredits(cfg, groups, at)
+	if err != nil {
+		fail(at, err)
+		return
+	}
 	for k, r := range results {
 		a := outlines[at[k]]
-		a.Branches = branches[k]
+		a.Branches, a.Credits = branches[k], credits[k]
 		a.Mean, a.Std = new(r.Mean), new(r.Std)
 		if cfg.NeedsBatch() {
 			a.BatchSamples = int64(samples)

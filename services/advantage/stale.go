@@ -18,9 +18,18 @@ func (w *worker) setServedVersion(ctx context.Context, g *group) (err error) {
 	for i := range g.samples {
 		last, oldest = max(last, g.samples[i].stored), min(oldest, g.samples[i].policyMin)
 	}
+	if len(g.spec.Stages) > 0 {
+		return w.setStaleStage(ctx, g, time.Unix(0, last), *most)
+	}
+	return w.setServed(ctx, g, time.Unix(0, last), oldest, *most)
+}
+
+// setServed sets which version the group's lane served at a time, and the versions that samplers refused if the oldest
+// sample is further behind than most.
+func (w *worker) setServed(ctx context.Context, g *group, at time.Time, oldest, most int64) (err error) {
 	g.refusedVersions = nil
-	g.served, err = w.bus.PolicyVersionAt(ctx, g.lane, time.Unix(0, last), nil)
-	if err != nil || g.lag(oldest) <= *most {
+	g.served, err = w.bus.PolicyVersionAt(ctx, g.lane, at, nil)
+	if err != nil || g.lag(oldest) <= most {
 		return err
 	}
 	refused, err := w.bus.PolicyRefusals(ctx, g.lane)
@@ -28,7 +37,7 @@ func (w *worker) setServedVersion(ctx context.Context, g *group) (err error) {
 		return err
 	}
 	g.refusedVersions = refused
-	g.served, err = w.bus.PolicyVersionAt(ctx, g.lane, time.Unix(0, last), refused)
+	g.served, err = w.bus.PolicyVersionAt(ctx, g.lane, at, refused)
 	return err
 }
 

@@ -279,6 +279,8 @@ func (a *app) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&a.nats.TLSCert, "nats-tls-cert", "",
 		"PEM file of our certificate, if the server wants one (MEANDER_NATS_TLS_CERT)")
 	f.StringVar(&a.nats.TLSKey, "nats-tls-key", "", "PEM file of our key (MEANDER_NATS_TLS_KEY)")
+	f.BoolVar(&a.nats.CloudEvents, "nats-cloudevents", false,
+		"give each event the attributes of CloudEvents 1.0, as headers ce-* (MEANDER_NATS_CLOUDEVENTS)")
 	f.BoolVar(&a.nats.TLSFirst, "nats-tls-first", false,
 		"begin with the TLS handshake: for servers with handshake_first (MEANDER_NATS_TLS_FIRST)")
 	f.StringVar(&a.nats.Context, "context", "",
@@ -333,7 +335,7 @@ func (a *app) useContext(f *pflag.FlagSet) error {
 
 // globalNames are the global flags that variables may set.
 var globalNames = strings.Fields("context nats nats-token nats-creds nats-tls-ca nats-tls-cert nats-tls-key " +
-	"nats-tls-first js-domain js-prefix store log-level")
+	"nats-tls-first nats-cloudevents js-domain js-prefix store log-level")
 
 // flag names a global flag in an error, with the variable that its value came from.
 func (a *app) flag(name string) string {

@@ -58,12 +58,14 @@ func parityCommand(a *app) *cobra.Command {
 		Long: `parity makes one sample of a folder twice: by the pipeline of diffusers, with its own loop and
 scheduler, and by meander with ode steps, from the same first state. It prints sigmas, timesteps, the
 distance of the states before each step, and that of the pixels. It needs the Python of the torch engine.
+A pipeline that is computed as a whole is called with the arguments that the worker gives it.
 
 Both compute on this machine, one after the other, so memory is needed for one model.
 
 Exit status: 0 they agree, 1 they do not.`,
 		Example: `  meander parity --model DIR
   meander parity --model DIR --steps 8 --height 512 --width 512 'a red fox'
+  meander parity --model EDIT --condition image=in.png 'make it blue'    # a pipeline that edits images
   meander parity --model deploy/models/signs --own     # this program computes the network`,
 		RunE: func(c *cobra.Command, given []string) error {
 			p.stdout, p.stderr = c.OutOrStdout(), c.ErrOrStderr()

@@ -144,6 +144,9 @@ func (s *service) isOpen(ctx context.Context, g bus.OpenGroup) (bool, error) {
 // askByPrompt publishes the requests of lost samples, made from the prompt as it was the first time, and returns how
 // many. Without a sampler or a reward service for them it does nothing.
 func (s *service) askByPrompt(ctx context.Context, g bus.OpenGroup, samples []int64) (int, error) {
+	if len(g.Stages) > 0 {
+		return s.askOpenStages(ctx, g, samples)
+	}
 	p, m := &schemas.Prompt{}, (*bus.Message)(nil)
 	m, err := s.bus.Get(ctx, schemas.StreamPrompts, g.Group.PromptSeq)
 	switch {
@@ -157,18 +160,18 @@ func (s *service) askByPrompt(ctx context.Context, g bus.OpenGroup, samples []in
 			"under another uid", m.Seq, schemas.StreamPrompts))
 	}
 	p.UID = g.UID
-	policy, waiting, err := s.findPolicy(ctx, g.Run, p, true)
+	policies, waiting, err := s.findPolicies(ctx, g.Run, p, true)
 	if err != nil || waiting.says != "" {
 		if _, terminal := errors.AsType[*bus.TerminalError](err); terminal {
 			return 0, nil // another model is served now: it goes on with the first one
 		}
 		return 0, err
 	}
-	requests, err := s.resolve(ctx, m, g.Run, p, policy, s.bus.PutBlob)
+	a, err := s.resolve(ctx, m, g.Run, p, policies, s.bus.PutBlob)
 	if err != nil {
 		return 0, err
 	}
-	todo, err := s.claim(ctx, requests, policy)
+	todo, err := s.claim(ctx, a)
 	if err != nil {
 		return 0, err
 	}
@@ -176,11 +179,11 @@ func (s *service) askByPrompt(ctx context.Context, g bus.OpenGroup, samples []in
 	if len(todo) == 0 {
 		return 0, nil
 	}
-	if err := s.storePlan(ctx, g.Run, p, policy); err != nil {
+	if err := s.storePlan(ctx, g.Run, p, a.policy()); err != nil {
 		return 0, err
 	}
 	defer s.space.endTurn(ctx, s.bus, m.Seq)
-	if waiting, err := s.beginBatch(ctx, m.Seq, todo, policy); err != nil || waiting.says != "" {
+	if waiting, err := s.beginBatch(ctx, m.Seq, todo, a.stepBytes()); err != nil || waiting.says != "" {
 		return 0, err
 	}
 	return len(todo), s.publishRequests(ctx, g.Run, g.UID, todo)

@@ -15,14 +15,12 @@ import (
 // yet. It stores the group's record on a subject that keeps one message only, so the first prompt of a uid wins,
 // however many intakes run. Another prompt with the same uid is refused with the differences (a terminal error). The
 // same prompt, delivered again, goes on where the first delivery stopped, with the group as it was recorded.
-func (s *service) claim(ctx context.Context, requests []*schemas.Request,
-	policy *schemas.Policy,
-) ([]*schemas.Request, error) {
-	record, err := requests[0].Record()
+func (s *service) claim(ctx context.Context, a *asked) ([]*schemas.Request, error) {
+	requests := a.requests
+	record, err := a.claims()
 	if err != nil {
-		return nil, bus.Terminal(schemas.CodeTooLarge, err)
+		return nil, err
 	}
-	record.StepBytes = stepBytes(requests, policy)
 	first, err := s.storeRecord(ctx, record)
 	if err != nil {
 		return nil, err
@@ -36,7 +34,7 @@ func (s *service) claim(ctx context.Context, requests []*schemas.Request,
 	its := bus.Against(func(*schemas.Opening) (fault, err error) {
 		return errors.New("group: not that of the group's record"), nil
 	})
-	if _, err := s.bus.Publish(ctx, (*schemas.Opening)(first), its, bus.WaitForSpace()); err != nil {
+	if _, err := s.bus.Publish(ctx, opening(first), its, bus.WaitForSpace()); err != nil {
 		return nil, fmt.Errorf("open group %s: %w", first.UID, err)
 	}
 	switch {
@@ -123,21 +121,14 @@ func (s *service) requestsWithoutResult(ctx context.Context, requests []*schemas
 	case !errors.Is(err, bus.ErrNotFound):
 		return nil, err
 	}
-	stored, err := s.bus.LastMany(ctx, schemas.StreamTrajectories,
-		[]string{schemas.TrajectoryFilter(first.Run, first.UID)})
+	made, err := s.bus.Made(ctx, first.Run, first.UID)
 	if err != nil {
-		return nil, fmt.Errorf("look up stored trajectories of %s: %w", first.UID, err)
-	}
-	made := make(map[int64]*schemas.Trajectory, len(stored))
-	for _, m := range stored {
-		if t := (&schemas.Trajectory{}); bus.Fits(m, t) == nil {
-			made[t.SampleIndex] = t
-		}
+		return nil, err
 	}
 	var missing []*schemas.Request
 	for _, r := range requests {
-		if t := made[r.SampleIndex]; t != nil {
-			fault, err := s.bus.Answers(ctx, t, r)
+		if t, ok := made[r.Place()]; ok {
+			fault, err := s.bus.Answers(ctx, t.Trajectory, r)
 			if err != nil {
 				return nil, err
 			}

@@ -45,6 +45,9 @@ func (s *service) storeConditions(ctx context.Context, p *schemas.Prompt, policy
 	var sizes conditionSizes
 	for i := range p.Conditions {
 		c := &p.Conditions[i]
+		if c.Stage != "" { // it is not made yet
+			continue
+		}
 		data := c.Data
 		if c.Ref != nil {
 			if c.Ref.Size > maxImage {
@@ -154,7 +157,7 @@ func resolvePipeline(x *imageSettings, p *schemas.Prompt, policy *schemas.Policy
 	}
 	var sizes conditionSizes
 	for i := range s.Conditions {
-		if c := &s.Conditions[i]; c.Ref == nil { // of an estimate: nothing is stored
+		if c := &s.Conditions[i]; c.Ref == nil && c.Stage == "" { // of an estimate: nothing is stored
 			if err := sizes.check(c, c.Data); err != nil {
 				return err
 			}

@@ -288,7 +288,7 @@ func (s *service) storeCancelled(ctx context.Context, m *bus.Message, p *schemas
 			r = first
 		}
 		if err == nil {
-			_, err = s.bus.Publish(ctx, (*schemas.Opening)(r), bus.WaitForSpace())
+			_, err = s.bus.Publish(ctx, opening(r), bus.WaitForSpace())
 		}
 		if err != nil {
 			return fmt.Errorf("store that %s is cancelled: %w", p.UID, err)

@@ -59,40 +59,39 @@ func (s *service) answerDry(ctx context.Context) (*nats.Subscription, error) {
 func (s *service) judge(ctx context.Context, run schemas.Run, data []byte) *schemas.Receipt {
 	p, warnings, err := Read(data)
 	r := &schemas.Receipt{Run: run, UID: p.UID}
-	var requests []*schemas.Request
-	var policy *schemas.Policy
+	var a *asked
+	var policies []*schemas.Policy
 	var waiting wait
 	if err == nil {
 		p.UID = cmp.Or(p.UID, "-") // intake names it by the place of its message
-		policy, waiting, err = s.findPolicy(ctx, run, p, true)
+		policies, waiting, err = s.findPolicies(ctx, run, p, true)
 	}
 	if r.Waiting = waiting.says; err == nil && r.Waiting != "" {
 		return r
 	}
 	if err == nil {
-		requests, err = s.resolve(ctx, &bus.Message{Time: time.Now()}, run, p, policy, refOf)
+		a, err = s.resolve(ctx, &bus.Message{Time: time.Now()}, run, p, policies, refOf)
 	}
 	if err == nil {
-		err = s.checkLimits(ctx, run, requests, policy)
+		err = s.checkLimits(ctx, run, a)
 	}
 	if err == nil {
-		err = s.checkUID(ctx, requests, policy)
+		err = s.checkUID(ctx, a)
 	}
 	if err != nil {
 		return &schemas.Receipt{Run: run, UID: r.UID, Code: bus.Code(err), Error: err.Error()}
 	}
-	accepted := receiptOf(requests, slices.Concat(warnings, Warnings(p, policy), Unscored(requests[0])))
+	accepted := a.receipt(slices.Concat(warnings, Warnings(p, a.policy()), Unscored(a.requests[0])))
 	accepted.UID = r.UID
 	return accepted
 }
 
 // checkUID refuses a group whose uid another prompt has, whose deadline has passed, or that was cancelled.
-func (s *service) checkUID(ctx context.Context, requests []*schemas.Request, policy *schemas.Policy) error {
-	mine, err := requests[0].Record()
+func (s *service) checkUID(ctx context.Context, a *asked) error {
+	mine, err := a.claims()
 	if err != nil {
-		return bus.Terminal(schemas.CodeTooLarge, err)
+		return err
 	}
-	mine.StepBytes = stepBytes(requests, policy)
 	h, err := s.bus.ControlsOf(ctx, mine.Run, mine.UID)
 	if err != nil {
 		return err

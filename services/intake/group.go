@@ -83,6 +83,9 @@ func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o Origin, trained i
 // medium, image or text.
 func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]schemas.RewardSpec, error) {
 	list, whose := slices.Clone(p.Reward), ""
+	if len(list) == 0 && o.Unscored {
+		return []schemas.RewardSpec{}, nil
+	}
 	if len(list) == 0 && p.ScheduledSampling == nil { // samples of scheduled sampling need no reward
 		names := policy.Reward
 		if policy.Text == nil { // the defaults of the service are for images

@@ -126,14 +126,29 @@ func otherCheckpoint(p *schemas.Prompt, policy *schemas.Policy) error {
 		policy.Lane, policy.Checkpoint())
 }
 
-// awaitPolicy waits until a sampler serves the prompt's lane and its rewards can be scored, then returns the lane's
-// policy. Errors are those of await.
-func (s *service) awaitPolicy(ctx context.Context, m *bus.Message, run schemas.Run,
+// awaitPolicies waits until samplers serve the prompt's lane, or those of its stages, and its rewards can be scored.
+// Then it returns the policies of the lanes. Errors are those of await.
+func (s *service) awaitPolicies(ctx context.Context, m *bus.Message, run schemas.Run,
 	p *schemas.Prompt,
-) (policy *schemas.Policy, err error) {
-	return s.await(ctx, m, run, p, func(fresh bool) (*schemas.Policy, wait, error) {
-		return s.findPolicy(ctx, run, p, fresh)
+) (policies []*schemas.Policy, err error) {
+	_, err = s.await(ctx, m, run, p, func(fresh bool) (policy *schemas.Policy, waiting wait, err error) {
+		if policies, waiting, err = s.findPolicies(ctx, run, p, fresh); len(policies) > 0 {
+			policy = policies[len(policies)-1]
+		}
+		return policy, waiting, err
 	})
+	return policies, err
+}
+
+// findPolicies is findPolicy, or findStages of a prompt with stages.
+func (s *service) findPolicies(ctx context.Context, run schemas.Run, p *schemas.Prompt,
+	fresh bool,
+) ([]*schemas.Policy, wait, error) {
+	if len(p.Stages) > 0 {
+		return s.findStages(ctx, run, p, fresh)
+	}
+	policy, waiting, err := s.findPolicy(ctx, run, p, fresh)
+	return []*schemas.Policy{policy}, waiting, err
 }
 
 // await waits until find says that a prompt waits for nothing, then returns the policy that it found. If too many
@@ -240,7 +255,7 @@ func (s *service) putBack(m *bus.Message, why wait) error {
 }
 
 // findPolicy returns the policy of the prompt's lane, and in waiting what the prompt waits for before it can be
-// served under that policy. awaitPolicy calls it again and again. Terminal errors refuse the prompt;
+// served under that policy. awaitPolicies calls it again and again. Terminal errors refuse the prompt;
 // others are of the server. fresh asks for a new view of what runs.
 func (s *service) findPolicy(ctx context.Context, run schemas.Run, p *schemas.Prompt,
 	fresh bool,
@@ -258,23 +273,51 @@ func (s *service) findPolicy(ctx context.Context, run schemas.Run, p *schemas.Pr
 	if policy == nil {
 		return nil, waiting, err
 	}
+	if waiting, err = s.findVersion(ctx, v, p, policy); waiting.says != "" || err != nil {
+		return policy, waiting, err
+	}
+	if waiting, err = s.findRewards(v, p, policy); waiting.says == "" && err == nil {
+		waiting = v.whyStepsFull(s.alarmTime())
+	}
+	return policy, waiting, err
+}
+
+// alarmTime is since when a wait is worth an alarm.
+func (s *service) alarmTime() time.Time { return time.Now().Add(-min(alarmAfter, s.cfg.Hold/10)) }
+
+// findLane returns the policy of the lane that a prompt names, in a view of what runs, and what the prompt waits for of
+// it.
+func (s *service) findLane(ctx context.Context, v *laneView, p *schemas.Prompt) (*schemas.Policy, wait, error) {
+	policy, waiting, err := v.pickPolicy(p.Model, s.cfg.Models)
+	if policy != nil && err == nil && waiting.says == "" {
+		waiting, err = s.findVersion(ctx, v, p, policy)
+	}
+	return policy, waiting, err
+}
+
+// findVersion returns what a prompt waits for before its lane serves the version that it asks for. One for another
+// checkpoint is refused.
+func (s *service) findVersion(ctx context.Context, v *laneView, p *schemas.Prompt,
+	policy *schemas.Policy,
+) (waiting wait, err error) {
 	if err := otherCheckpoint(p, policy); err != nil {
-		return nil, wait{}, bus.Terminal(schemas.CodeUnknownModel, err)
+		return wait{}, bus.Terminal(schemas.CodeUnknownModel, err)
 	}
 	if waiting = forVersion.waits("%s", PolicyPending(p, policy)); waiting.says != "" {
 		if newest := v.newest[policy.Lane]; PolicyPending(p, newest) == "" {
 			waiting, err = s.whyNotServed(ctx, newest)
 		}
-		return policy, waiting, err
 	}
+	return waiting, err
+}
+
+// findRewards returns what a prompt waits for before its rewards can be scored.
+func (s *service) findRewards(v *laneView, p *schemas.Prompt, policy *schemas.Policy) (wait, error) {
 	rewards, err := resolveRewards(p, policy, Origin{Reward: s.cfg.Reward})
 	if err != nil {
-		return nil, wait{}, bus.Terminal(schemas.CodeInvalid, err)
+		return wait{}, bus.Terminal(schemas.CodeInvalid, err)
 	}
-	if waiting, err = v.whyNotScorable(rewards, mediaOf(p, policy)); waiting.says == "" && err == nil {
-		waiting = v.whyStepsFull(time.Now().Add(-min(alarmAfter, s.cfg.Hold/10)))
-	}
-	return policy, waiting, err
+	return v.whyNotScorable(rewards, mediaOf(p, policy))
 }
 
 // whyNotServed returns why no sampler serves a version that was pushed: samplers have refused it, or none has loaded it

@@ -151,7 +151,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	case h.Cancelled() != nil:
 		return s.storeCancelled(ctx, m, p, h.Cancelled())
 	}
-	requests, policy, done, err := s.prepare(ctx, m, run, p)
+	a, done, err := s.prepare(ctx, m, run, p)
 	defer func() { done() }()
 	if errors.Is(err, errPutBack) {
 		return nil // it is delivered again
@@ -163,19 +163,19 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return err
 	}
 	began := time.Now()
-	todo, err := s.claim(ctx, requests, policy)
+	todo, err := s.claim(ctx, a)
 	if err != nil {
 		return err
 	}
-	if err := s.storePlan(ctx, run, p, policy); err != nil {
+	if err := s.storePlan(ctx, run, p, a.policy()); err != nil {
 		return err
 	}
-	accepted := receiptOf(requests, slices.Concat(warnings, Warnings(p, policy), Unscored(requests[0])))
+	accepted := a.receipt(slices.Concat(warnings, Warnings(p, a.policy()), Unscored(a.requests[0])))
 	if _, err := tracing.Of(m.Header); err != nil {
 		accepted.Warnings = append(accepted.Warnings, err.Error())
 	}
 	defer s.space.endTurn(ctx, s.bus, m.Seq)
-	waiting, err := s.beginBatch(ctx, m.Seq, todo, policy)
+	waiting, err := s.beginBatch(ctx, m.Seq, todo, a.stepBytes())
 	if err != nil {
 		return err
 	}
@@ -186,7 +186,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		}
 		m.Header.Del(schemas.HeaderReply)
 		done() // the groups of the batches that it waits for come here, too
-		done, err = s.awaitSpace(ctx, m, run, p, todo, policy)
+		done, err = s.awaitSpace(ctx, m, run, p, todo, a)
 		if errors.Is(err, errPutBack) {
 			return nil
 		}
@@ -202,8 +202,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	}
 	s.metrics.Prompts.Inc()
 	s.metrics.PromptSeconds.Observe(time.Since(began).Seconds())
-	zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(p.UID)).Int("samples", len(requests)).
-		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
+	zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(p.UID)).Int("samples", int(accepted.Samples)).
+		Int("published", len(todo)).Int("num_inference_steps", len(a.requests[0].Transitions)).Msg("prompt accepted")
 	return s.sendReceipt(m, accepted)
 }
 
@@ -211,22 +211,19 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 // Errors are those of await.
 func (s *service) prepare(ctx context.Context, m *bus.Message, run schemas.Run,
 	p *schemas.Prompt,
-) (requests []*schemas.Request, policy *schemas.Policy, done func(), err error) {
-	if len(p.Stages) > 0 {
-		return nil, nil, func() {}, bus.Terminal(schemas.CodeInvalid, errors.Join(Check(p, Origin{}), errNoStages))
-	}
-	policy, err = s.awaitPolicy(ctx, m, run, p)
+) (a *asked, done func(), err error) {
+	policies, err := s.awaitPolicies(ctx, m, run, p)
 	if err != nil {
-		return nil, nil, func() {}, err
+		return nil, func() {}, err
 	}
 	done, err = s.startResolving(ctx)
 	if err == nil {
-		requests, err = s.resolve(ctx, m, run, p, policy, s.bus.PutBlob)
+		a, err = s.resolve(ctx, m, run, p, policies, s.bus.PutBlob)
 	}
 	if err == nil {
-		err = s.checkLimits(ctx, run, requests, policy)
+		err = s.checkLimits(ctx, run, a)
 	}
-	return requests, policy, done, err
+	return a, done, err
 }
 
 // startResolving waits until fewer than cfg.Slots prompts are being resolved; done ends what it began.
@@ -245,8 +242,12 @@ func (s *service) startResolving(ctx context.Context) (done func(), err error) {
 
 // resolve returns the requests of a prompt, one for each sample of its group. put stores what the samples start with.
 func (s *service) resolve(
-	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, put putBlob,
-) ([]*schemas.Request, error) {
+	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt, policies []*schemas.Policy, put putBlob,
+) (*asked, error) {
+	if len(p.Stages) > 0 {
+		return s.resolveStages(ctx, m, run, p, policies, put)
+	}
+	policy := policies[0]
 	if err := s.keepCheckpoint(ctx, run, p, policy); err != nil {
 		return nil, err
 	}
@@ -264,7 +265,7 @@ func (s *service) resolve(
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
-	return requests, s.checkBranch(ctx, requests[0], policy)
+	return &asked{requests: requests, policies: policies}, s.checkBranch(ctx, requests[0], policy)
 }
 
 // keepCheckpoint has a prompt that is delivered again name the checkpoint that its group was claimed with, where the
@@ -286,6 +287,24 @@ func (s *service) keepCheckpoint(ctx context.Context, run schemas.Run, p *schema
 		p.BaseDigest = first.BaseDigest
 	}
 	return nil
+}
+
+// receipt returns the receipt of an accepted prompt.
+func (a *asked) receipt(warnings []string) *schemas.Receipt {
+	if a.record == nil {
+		return receiptOf(a.requests, warnings)
+	}
+	g, steps := &a.record.Group, int64(0)
+	for i := range a.record.Stages {
+		if of := []*schemas.Request{&a.record.Stages[i]}; !g.IsInteraction(g.Stages[i].Name) {
+			r := receiptOf(of, nil)
+			steps += r.AllSteps() / r.Samples * a.record.GroupSize / g.Stages[i].Every * g.Rounds
+		}
+	}
+	return &schemas.Receipt{
+		Accepted: true, Run: a.record.Run, UID: a.record.UID, Samples: a.record.GroupSize, TotalSteps: &steps,
+		SDEStepIndices: []int64{}, Warnings: warnings,
+	}
 }
 
 // receiptOf returns the receipt of an accepted prompt, given the requests of its group.

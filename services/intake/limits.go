@@ -21,16 +21,14 @@ const (
 // checkLimits refuses a group that exceeds the limit of a stream by itself, or with the others of its batch, each as
 // large as it: it could never end. It also refuses a group of a paused run if its requests cannot be parked: waiting
 // for that would keep out the prompts of other runs. Refusals are terminal errors with the setting to change.
-func (s *service) checkLimits(ctx context.Context, run schemas.Run, requests []*schemas.Request,
-	policy *schemas.Policy,
-) error {
-	first := requests[0]
+func (s *service) checkLimits(ctx context.Context, run schemas.Run, a *asked) error {
+	first := a.requests[0]
 	data, err := schemas.Encode(first)
 	if err != nil {
 		return err
 	}
 	request := int64(len(data)) + messageBytes
-	for _, of := range leastSizes(requests, policy, request) {
+	for _, of := range leastSizes(a, request) {
 		info, err := s.bus.StreamInfo(ctx, of.stream)
 		if err != nil {
 			return err
@@ -50,7 +48,7 @@ func (s *service) checkLimits(ctx context.Context, run schemas.Run, requests []*
 		return err
 	}
 	if free := info.Config.MaxBytes - int64(info.State.Bytes); info.Config.MaxBytes > 0 &&
-		free < request*int64(len(requests)) {
+		free < request*int64(len(a.requests)) {
 		return parkingFull(run)
 	}
 	return nil
@@ -104,11 +102,11 @@ func (of leastSize) check(r *schemas.Request, limit int64) error {
 
 // leastSizes returns the least that a group takes in each stream that must hold all of it at once. request is the
 // size of one request in bytes. Images are left out: their compressed size is not known.
-func leastSizes(requests []*schemas.Request, policy *schemas.Policy, request int64) []leastSize {
-	first, n := requests[0], int64(len(requests))
+func leastSizes(a *asked, request int64) []leastSize {
+	first, sizes := a.requests[0], a.sizes()
+	n := first.GroupSize
 	steps, largest := int64(0), int64(0)
-	for _, r := range requests {
-		bytes := r.StepBytes(policy)
+	for _, bytes := range sizes {
 		steps, largest = steps+bytes, max(largest, bytes)
 	}
 	bound := steps
@@ -119,7 +117,7 @@ func leastSizes(requests []*schemas.Request, policy *schemas.Policy, request int
 		group = nil // counts as empty
 	}
 	reward := int64(len(group)) + messageBytes + scoreBytes*int64(len(first.Group.Reward))
-	trajectories := n * (messageBytes + int64(len(first.Prompt)+len(first.Prompt2)+len(first.Prompt3)))
+	trajectories := int64(len(sizes)) * (messageBytes + int64(len(first.Prompt)+len(first.Prompt2)+len(first.Prompt3)))
 	smaller := "make the group smaller"
 	return []leastSize{
 		{

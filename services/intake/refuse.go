@@ -77,7 +77,7 @@ func (s *service) storeRefusal(ctx context.Context, r *schemas.GroupRecord) erro
 		}
 		r = first
 	}
-	if _, err := s.bus.Publish(ctx, (*schemas.Opening)(r), bus.WaitForSpace()); err != nil {
+	if _, err := s.bus.Publish(ctx, opening(r), bus.WaitForSpace()); err != nil {
 		return fmt.Errorf("store the refusal of %s: %w", r.UID, err)
 	}
 	return nil
@@ -86,7 +86,7 @@ func (s *service) storeRefusal(ctx context.Context, r *schemas.GroupRecord) erro
 // failMissingSamples publishes a failed reward for each sample of a group that cannot go on, and removes its
 // requests: some may never have been published. Rewards that are stored already stay.
 func (s *service) failMissingSamples(ctx context.Context, g *schemas.GroupRecord, reason string) error {
-	if _, err := s.bus.Publish(ctx, (*schemas.Opening)(g), bus.WaitForSpace()); err != nil {
+	if _, err := s.bus.Publish(ctx, opening(g), bus.WaitForSpace()); err != nil {
 		return fmt.Errorf("open group %s: %w", g.UID, err)
 	}
 	if _, err := s.removeRequests(ctx, g.Run, g.UID); err != nil { // those that were published

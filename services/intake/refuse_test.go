@@ -211,7 +211,7 @@ func TestRefuse_Abandoned(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := (&service{bus: p.Bus}).claim(t.Context(), rs, qwen()); err != nil {
+	if _, err := (&service{bus: p.Bus}).claim(t.Context(), &asked{requests: rs, policies: []*schemas.Policy{qwen()}}); err != nil {
 		t.Fatal(err)
 	}
 	p.serve(t)

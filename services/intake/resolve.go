@@ -22,6 +22,8 @@ type Origin struct {
 	// verdicts from outside.
 	Reward       []string
 	ExternalWait time.Duration
+	// Unscored says that no function judges the samples, and none is a default: they are of an inner stage.
+	Unscored bool
 }
 
 // Resolve turns a valid prompt into the requests of its group. Every request is complete: no later stage applies a

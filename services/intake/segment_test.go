@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -236,5 +237,20 @@ func TestResolve_SegmentTrains(t *testing.T) {
 	_, err := Resolve("run", &p, qwen(), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 	if err == nil || !strings.Contains(err.Error(), "this rollout has no stochastic step") {
 		t.Errorf("discounted over no step: %v", err)
+	}
+}
+
+// Before a pipeline is tested its tokens are a guess: states of another shape are not refused for it, and are after.
+func TestResolve_StatesOfAPipeline(t *testing.T) {
+	for access, want := range map[string]string{"": "", model.AccessExact: "start.latents.shape: [8 1024 64]; must be [8 512 64]"} {
+		p := schemas.Prompt{Prompt: "p", ImageSettings: schemas.ImageSettings{
+			Conditions: []schemas.Condition{given("image", pngOf(t, 8, 8))},
+			Start:      &schemas.Start{Latents: states(8)}, Height: new(int64(256)),
+		}}
+		p.UID = "u"
+		_, err := Resolve("run", &p, editor(t, access), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		if got := fmt.Sprint(err); want == "" && strings.Contains(got, "latents.shape") || !strings.Contains(got, want) {
+			t.Errorf("access %q: %v; want %q", access, err, want)
+		}
 	}
 }

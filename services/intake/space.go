@@ -71,25 +71,17 @@ const (
 	forgetWaiting = time.Minute
 )
 
-// stepBytes returns the most that the steps of all samples take.
-func stepBytes(requests []*schemas.Request, policy *schemas.Policy) (bytes int64) {
-	for _, r := range requests {
-		bytes += r.StepBytes(policy)
-	}
-	return bytes
-}
-
 // beginBatch returns what the group of a prompt waits for before it may begin. seq is the sequence of
-// the prompt. An error is of the server.
+// the prompt, bytes the most that the steps of the group take. An error is of the server.
 func (s *service) beginBatch(ctx context.Context, seq uint64, requests []*schemas.Request,
-	policy *schemas.Policy,
+	bytes int64,
 ) (waiting wait, err error) {
 	if len(requests) == 0 {
 		return wait{}, nil
 	}
 	first := requests[0]
 	of := batchID{first.Run, first.Group.Batch}
-	need := max(1, first.Group.BatchGroups) * stepBytes(requests, policy) / int64(len(requests)) * first.GroupSize
+	need := max(1, first.Group.BatchGroups) * bytes
 	if err := s.open.await(ctx); err != nil {
 		return wait{}, err
 	}
@@ -225,11 +217,11 @@ func (x *stepSpace) groups() (out []schemas.Making) {
 
 // awaitSpace waits until the batch of a claimed group may begin. Errors are those of await.
 func (s *service) awaitSpace(ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
-	todo []*schemas.Request, policy *schemas.Policy,
+	todo []*schemas.Request, a *asked,
 ) (done func(), err error) {
 	_, err = s.await(ctx, m, run, p, func(bool) (*schemas.Policy, wait, error) {
-		waiting, err := s.beginBatch(ctx, m.Seq, todo, policy)
-		return policy, waiting, err
+		waiting, err := s.beginBatch(ctx, m.Seq, todo, a.stepBytes())
+		return a.policy(), waiting, err
 	})
 	if err == nil {
 		return s.startResolving(ctx)

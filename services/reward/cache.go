@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -53,6 +54,7 @@ type memo struct {
 	scores []*scored   // nil: none yet
 	since  []time.Time // since when a function does not answer
 	tries  []int       // calls in a row without an answer
+	ran    []bus.Made  // the stages of the sample, in order; none: it has one
 }
 
 // groupMemo is what is known of a group that functions rate as a whole. The lock guards it.

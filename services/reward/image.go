@@ -176,14 +176,14 @@ type sampleFiles struct {
 }
 
 // filesOf returns the files of a sample: the conditions are among them if one of its functions sees them.
-func (s *service) filesOf(t *schemas.Trajectory) sampleFiles {
+func (s *service) filesOf(t *schemas.Trajectory) *sampleFiles {
 	var seen []schemas.Condition
 	for _, spec := range t.Group.Reward {
 		if e, err := s.catalog.find(spec.Name); err == nil && scorer.SeesConditions(e.scorer) {
 			seen = t.Conditions
 		}
 	}
-	files := sampleFiles{map[*schemas.Medium]*sharedImage{}}
+	files := &sampleFiles{map[*schemas.Medium]*sharedImage{}}
 	for i := range t.Media {
 		m := &t.Media[i]
 		files.media[m] = &sharedImage{bus: s.bus, memory: s.images, stored: m, conditions: seen}

@@ -98,8 +98,12 @@ func (s *service) scoreAgain(ctx context.Context, m *bus.Message, acknowledged u
 	if bus.Fits(m, &t) != nil {
 		return false, nil // it is a dead letter
 	}
-	if _, err := s.stored(ctx, &t, m.Seq); !errors.Is(err, bus.ErrNotFound) {
-		return false, err
+	complete := s.goOn
+	if len(t.Group.Stages) == 0 {
+		complete = s.advance
+		if _, err := s.stored(ctx, &t, m.Seq); !errors.Is(err, bus.ErrNotFound) {
+			return false, err
+		}
 	}
 	if m.Seq > acknowledged {
 		return true, nil
@@ -109,6 +113,6 @@ func (s *service) scoreAgain(ctx context.Context, m *bus.Message, acknowledged u
 	}
 	zerolog.Ctx(ctx).Warn().Str("run", string(t.Run)).Str("uid", string(t.UID)).
 		Int64("sample_index", t.SampleIndex).Msg("scored again: its reward was lost")
-	p, err := s.advance(ctx, &t, m.Seq)
+	p, err := complete(ctx, &t, m.Seq)
 	return p.after > 0, err
 }

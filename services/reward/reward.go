@@ -175,7 +175,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if s.controls.Of(t.Run, t.UID).Cancelled() != nil {
 		return nil // its group has closed
 	}
-	if m.Delivered > 1 { // an earlier delivery, or another handler, may have finished it
+	if m.Delivered > 1 && len(t.Group.Stages) == 0 { // an earlier delivery, or another handler, may have finished it
 		if _, err := s.stored(ctx, &t, m.Seq); !errors.Is(err, bus.ErrNotFound) {
 			return err
 		}
@@ -186,7 +186,11 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	case fault != nil:
 		return bus.Garbage(schemas.CodeInvalid, fault)
 	}
-	p, err := s.advance(ctx, &t, m.Seq)
+	complete := s.advance
+	if len(t.Group.Stages) > 0 {
+		complete = s.goOn
+	}
+	p, err := complete(ctx, &t, m.Seq)
 	if err == nil {
 		err = putBack(ctx, m, p)
 	}
@@ -333,20 +337,8 @@ func failed(t *schemas.Trajectory, seq uint64, why string) *schemas.Reward {
 func outline(t *schemas.Trajectory, seq uint64) *schemas.Reward {
 	r := &schemas.Reward{
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, GroupSize: t.GroupSize, Scores: []schemas.Score{},
-		TrajectorySeq: seq, Trained: trainedOf(t), Group: t.Group,
+		TrajectorySeq: seq, Trained: t.Facts(), Group: t.Group,
 		SampleStarted: max(0, t.Timings.Started), SampleFinished: max(0, t.Timings.Finished),
 	}
 	return r
-}
-
-// trainedOf returns what the rules of a group need to know of a trajectory.
-func trainedOf(t *schemas.Trajectory) schemas.Trained {
-	x := schemas.Trained{
-		TrainedSteps: t.TrainedSteps(), ScheduleDigest: t.ScheduleDigest,
-		PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
-	}
-	if t.Text != nil {
-		x.Tokens = new(t.Text.Generated())
-	}
-	return x
 }

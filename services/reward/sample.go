@@ -10,6 +10,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/stages"
 	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -19,7 +20,7 @@ import (
 // the sample's trajectory.
 func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint64,
 	whole map[int]scored,
-) (delay, error) {
+) (_ delay, err error) {
 	m := s.cache.sample(t, seq)
 	if err := m.lock(ctx); err != nil {
 		return delay{}, err
@@ -28,13 +29,29 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 	if m.done {
 		return delay{}, nil
 	}
+	if len(t.Group.Stages) > 0 && m.ran == nil {
+		if m.ran, err = s.ranFor(ctx, t, ""); err != nil {
+			return delay{}, err
+		}
+		switch _, err := s.stored(ctx, t, seq); { // an earlier delivery may have finished it
+		case err == nil:
+			m.done = true
+			return delay{}, nil
+		case !errors.Is(err, bus.ErrNotFound):
+			return delay{}, err
+		}
+	}
 	if t.StopReason == schemas.StopPruned {
 		r := failed(t, seq, t.Error)
 		r.Status = schemas.StatusPruned
 		return delay{}, s.finish(ctx, m, r)
 	}
 	if t.StopReason != schemas.StopCompleted {
-		return delay{}, s.finish(ctx, m, failed(t, seq, fmt.Sprintf("trajectory %s: %s", t.StopReason, t.Error)))
+		of := "trajectory"
+		if len(t.Group.Stages) > 0 {
+			of = fmt.Sprintf("stage %s: trajectory", t.Stage)
+		}
+		return delay{}, s.finish(ctx, m, failed(t, seq, fmt.Sprintf("%s %s: %s", of, t.StopReason, t.Error)))
 	}
 	if m.scores == nil {
 		m.scores = make([]*scored, len(t.Group.Reward))
@@ -72,8 +89,18 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 	return delay{}, s.finish(ctx, m, combined(t, seq, m.scores))
 }
 
+// judged returns the trajectory that a function judges: that of the sample or, of several stages, of the one that it is
+// for.
+func (m *memo) judged(t *schemas.Trajectory, spec *schemas.RewardSpec) *schemas.Trajectory {
+	if of := stages.Judged(&t.Group, spec, trajectories(m.ran)); of != nil {
+		return of
+	}
+	return t
+}
+
 // finish publishes the reward of a sample and notes in m that it is done.
 func (s *service) finish(ctx context.Context, m *memo, r *schemas.Reward) error {
+	r.Stages = stagesOf(m.ran)
 	if err := s.publish(ctx, r); err != nil {
 		return err
 	}
@@ -134,8 +161,7 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 		limited, cancel = context.WithDeadline(ctx, due)
 		defer cancel()
 	}
-	files := s.filesOf(t)
-	text := &sharedText{bus: s.bus, t: t}
+	files, texts := map[*schemas.Trajectory]*sampleFiles{}, map[*schemas.Trajectory]*sharedText{}
 	metadata, err := t.Group.Metadata.Map()
 	if err != nil {
 		return 0, err
@@ -148,6 +174,11 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 		}
 		e, err := s.catalog.find(spec.Name)
 		var of *schemas.Medium
+		t := m.judged(t, &spec)
+		if files[t] == nil {
+			files[t], texts[t] = s.filesOf(t), &sharedText{bus: s.bus, t: t}
+		}
+		files, text := files[t], texts[t]
 		if t.Text == nil && err == nil {
 			if of = judged(t, spec.Track, e.scorer); of == nil { // without a file only verdicts are possible
 				err = noMedium(t, spec.Track)

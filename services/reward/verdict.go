@@ -78,6 +78,11 @@ func (s *service) trajectoryOf(ctx context.Context, v *schemas.Verdict) (*schema
 		if known, _, err = read(schemas.TrajectoryFilter(v.Run, v.UID)); err != nil {
 			return nil, 0, err
 		}
+		if known != nil && len(known.Group.Stages) > 0 {
+			if t, seq, err = s.standsFor(ctx, known, v.SampleIndex); err != nil {
+				return nil, 0, err
+			}
+		}
 	}
 	switch {
 	case known == nil:

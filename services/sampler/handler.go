@@ -115,6 +115,13 @@ func checkAgainstGroup(record *schemas.GroupRecord, r *schemas.Request) error {
 	if err := record.CheckGroup(r.GroupSize, &r.Group); err != nil {
 		return err
 	}
+	if len(record.Stages) > 0 {
+		i := record.Group.StageIndex(r.Stage)
+		if of := &record.Stages[i]; r.Lane != of.Lane || r.ScheduleDigest != of.ScheduleDigest {
+			return fmt.Errorf("lane and schedule_digest: not those of stage %s of uid %s", r.Stage, r.UID)
+		}
+		return nil
+	}
 	if r.Lane != record.Lane || r.Prompt != record.Prompt || r.NegativePrompt != record.NegativePrompt ||
 		r.ScheduleDigest != record.ScheduleDigest {
 		return fmt.Errorf("lane, prompt and schedule_digest: not those of the prompt that has uid %s", r.UID)

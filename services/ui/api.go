@@ -293,8 +293,11 @@ func (s *server) file(ctx context.Context, t *schemas.Trajectory, kind string) (
 		}
 		number, predicted := strings.CutPrefix(kind, "seen-")
 		index, numberErr := strconv.ParseInt(number, 10, 64)
-		if numberErr != nil || !slices.Contains(view.StatesOf(t), index) {
+		switch {
+		case numberErr != nil || !slices.Contains(view.StatesOf(t), index):
 			return nil, "", &requestError{http.StatusNotFound, "this state is not stored"}
+		case !predicted && !view.IsGrid(t):
+			return nil, "", &requestError{http.StatusNotFound, "the tokens of this state are no image"}
 		}
 		if !predicted {
 			data, err = s.view.StateImage(ctx, t, index)

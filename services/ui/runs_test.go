@@ -203,6 +203,18 @@ func (p *tab) everywhere(checker, name, hash string) {
 	}
 }
 
+// decoded are the size and the pixels of a PNG.
+func decoded(t *testing.T, data []byte) string {
+	t.Helper()
+	img, err := png.Decode(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pixels := stdimage.NewNRGBA(img.Bounds())
+	draw.Draw(pixels, pixels.Rect, img, img.Bounds().Min, draw.Src)
+	return fmt.Sprint(pixels.Rect, pixels.Pix)
+}
+
 // A sampler of the lane says what its network takes each stored state for: after the last step the image itself. Without
 // one the page says why; what was asked for before is kept.
 func TestServe_Seen(t *testing.T) {
@@ -214,19 +226,10 @@ func TestServe_Seen(t *testing.T) {
 		status, _, body := s.ask(t, "GET", "/media/r1/a/0/"+kind, nil)
 		return status, body
 	}
-	decoded := func(data []byte) string {
-		img, err := png.Decode(bytes.NewReader(data))
-		if err != nil {
-			t.Fatal(err)
-		}
-		pixels := stdimage.NewNRGBA(img.Bounds())
-		draw.Draw(pixels, pixels.Rect, img, img.Bounds().Min, draw.Src)
-		return fmt.Sprint(pixels.Rect, pixels.Pix)
-	}
 	_, made := image("image")
 	_, first := image("seen-0")
 	status, last := image("seen-3")
-	if status != 200 || decoded(last) != decoded(made) || decoded(first) == decoded(made) {
+	if status != 200 || decoded(t, last) != decoded(t, made) || decoded(t, first) == decoded(t, made) {
 		t.Errorf("%d: the last state is not taken for the image, or the first one is", status)
 	}
 	for kind, says := range map[string]string{"seen-9": "not stored", "seen--1": "not stored", "seen-x": "not stored"} {

@@ -48,6 +48,11 @@ func TestSound(t *testing.T) {
 		!strings.Contains(string(body), "video: no such file: it has image, audio") {
 		t.Errorf("a video: %d, %s", status, body)
 	}
+	_, _, made := s.ask(t, http.MethodGet, "/media/sounds/a/1/image", nil)
+	_, _, last := s.ask(t, http.MethodGet, "/media/sounds/a/1/seen-2", nil)
+	if !bytes.HasPrefix(last, []byte("\x89PNG")) || len(made) == 0 {
+		t.Errorf("what the model sees in a state of two tracks: %.200s", last)
+	}
 	file, contents := s.report(t, "sounds", ui.ReportOptions{})
 	if contents.Images != 4 || strings.Count(file, "data:audio/wav;base64,") != 2 {
 		t.Errorf("a report of two images with their sounds: %+v", contents)

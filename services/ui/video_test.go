@@ -32,6 +32,7 @@ func startVideos(t *testing.T) *served {
 	s.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, c, zerolog.Nop()) })
 	bustest.Await(t, s.Bus, 1, schemas.StreamPolicies)
 	s.publish(t, "videos", "a", "a fox runs", func(p *schemas.Prompt) {
+		p.Rollout = schemas.Rollout{}
 		p.Model, p.GroupSize, p.Reward = "videos", new(int64(2)), []schemas.RewardSpec{{Name: "jpeg_compressibility"}}
 	})
 	bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)
@@ -53,6 +54,15 @@ func TestServe_Video(t *testing.T) {
 	}
 	if why := get[object](t, s, "page")["mp4"]; why != nil {
 		t.Errorf("the page says %v of ffmpeg, which is there", why)
+	}
+	_, _, made := s.ask(t, http.MethodGet, "/media/videos/a/1/image", nil)
+	_, _, first := s.ask(t, http.MethodGet, "/media/videos/a/1/seen-0", nil)
+	_, _, last := s.ask(t, http.MethodGet, "/media/videos/a/1/seen-3", nil)
+	if want := decoded(t, made); decoded(t, last) != want || decoded(t, first) == want {
+		t.Error("the last state is not taken for the frame in the middle, or the first one is")
+	}
+	if status, _, body := s.ask(t, http.MethodGet, "/media/videos/a/1/2", nil); status != http.StatusNotFound || !strings.Contains(string(body), "are no image") {
+		t.Errorf("the false colours of a video: %d %s", status, body)
 	}
 	mediatest.FFmpeg(t, false)
 	const why = "mp4 needs the program ffmpeg in the PATH: install it, and start again"
@@ -100,6 +110,9 @@ func TestPage_Video(t *testing.T) {
 			p.press("ArrowRight")
 		}
 	}
+	eval[any](p, `[...document.querySelectorAll("button")].find((b) => b.textContent === "Show what the model sees").click()`)
+	p.shows("What the model sees in each stored state")
+	p.until(`[...document.querySelectorAll(".strip img")].every((i) => i.complete && i.naturalWidth > 0)`)
 	p.until(`document.querySelector(".downloads a[download$='.apng']") && document.querySelector(".downloads a[download='videos-a-0.mp4']")`)
 	mediatest.FFmpeg(t, false)
 	eval[any](p, `location.reload()`)

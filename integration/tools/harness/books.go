@@ -12,7 +12,7 @@ import (
 
 // Books are what the streams hold of one run at the end.
 type Books struct {
-	Trajectories map[string]*schemas.Trajectory     // by uid and sample
+	Trajectories map[string]*schemas.Trajectory     // by uid and sample, and stage unless main
 	Advantages   map[schemas.UID]*schemas.Advantage // by uid
 	Batches      map[string]*schemas.Batch          // by batch id
 	// Digests are those of the content of trajectories, rewards, advantages and batches, by kind and key.
@@ -45,6 +45,9 @@ func ReadBooks(t testing.TB, b *bus.Bus, run schemas.Run) *Books {
 	Each(t, b, schemas.StreamTrajectories, schemas.Address{Kind: schemas.KindTrajectory, Run: run},
 		func(e *schemas.Trajectory) {
 			key := fmt.Sprintf("%s/%d", e.UID, e.SampleIndex)
+			if e.Stage != schemas.StageMain {
+				key += "/" + string(e.Stage)
+			}
 			note("trajectory "+key, e)
 			k.Trajectories[key] = e
 		})

@@ -19,6 +19,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"github.com/meander-rl/meander/pkg/models/userpath"
 )
 
 // Kinds of repositories, as the Hub names them in paths.
@@ -151,7 +153,7 @@ func Misspelt(name string) string {
 // Cache returns the folder of the cache.
 func Cache() string {
 	if dir := firstOf("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"); dir != "" {
-		return expand(dir)
+		return userpath.Expand(dir)
 	}
 	return filepath.Join(home(), "hub")
 }
@@ -159,23 +161,12 @@ func Cache() string {
 // home is the folder of Hugging Face programs.
 func home() string {
 	if dir := os.Getenv("HF_HOME"); dir != "" {
-		return expand(dir)
+		return userpath.Expand(dir)
 	}
 	if dir := os.Getenv("XDG_CACHE_HOME"); dir != "" {
-		return filepath.Join(expand(dir), "huggingface")
+		return filepath.Join(userpath.Expand(dir), "huggingface")
 	}
-	return expand("~/.cache/huggingface")
-}
-
-// expand replaces ~ and variables in a path, as huggingface_hub does.
-func expand(dir string) string {
-	dir = os.ExpandEnv(dir)
-	if rest, ok := strings.CutPrefix(dir, "~"); ok && (rest == "" || rest[0] == '/') {
-		if h, err := os.UserHomeDir(); err == nil {
-			return filepath.Join(h, rest)
-		}
-	}
-	return dir
+	return userpath.Expand("~/.cache/huggingface")
 }
 
 func firstOf(variables ...string) string {
@@ -218,7 +209,7 @@ func token() (token, from string) {
 	if file == "" {
 		file = filepath.Join(home(), "token")
 	}
-	b, err := os.ReadFile(expand(file))
+	b, err := os.ReadFile(userpath.Expand(file))
 	if t := strings.TrimSpace(string(b)); err == nil && t != "" {
 		return t, file
 	}

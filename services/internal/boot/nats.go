@@ -1,7 +1,6 @@
 package boot
 
 import (
-	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -25,36 +24,20 @@ type NATS struct {
 	Context   string `key:"context" env:"NATS_CONTEXT" help:"context of the nats command that names the server and how to log in, or the full path of its file; flags come before it, the environment after it"`
 	Domain    string `key:"js_domain" env:"MEANDER_JS_DOMAIN" help:"JetStream domain that has the streams, where the server is connected to it by a leaf node"`
 	APIPrefix string `key:"js_prefix" env:"MEANDER_JS_PREFIX" help:"what another account exports its JetStream API under, in place of $JS.API"`
+
+	CloudEvents bool `key:"nats.cloudevents" env:"MEANDER_NATS_CLOUDEVENTS" help:"give each event the attributes of CloudEvents 1.0, as headers ce-*"`
+
+	in bus.Config // what the context says besides
 }
 
 // UseContext takes what the context says in place of all settings that were not given by the flags of services.
 func (n *NATS) UseContext(given func(flag string) bool) error {
-	if n.Context == "" {
-		return nil
-	}
-	c, err := bus.ReadContext(n.Context)
+	c, err := n.Bus("").InContext(given)
 	if err != nil {
 		return err
 	}
-	if c.Proves() && !given("nats-token") && !given("nats-creds") {
-		n.Token, n.CredsFile = c.Token, cmp.Or(c.Creds, c.NKey)
-	}
-	for _, of := range []struct {
-		flag  string
-		to    *string
-		value string
-	}{
-		{"nats-url", &n.URL, c.URL},
-		{"nats-tls-ca", &n.TLSCA, c.CA},
-		{"nats-tls-cert", &n.TLSCert, c.Cert},
-		{"nats-tls-key", &n.TLSKey, c.Key},
-		{"js-domain", &n.Domain, c.JSDomain},
-		{"js-prefix", &n.APIPrefix, c.JSAPIPrefix},
-	} {
-		if of.value != "" && !given(of.flag) {
-			*of.to = of.value
-		}
-	}
+	n.in, n.URL, n.Token, n.CredsFile, n.TLSFirst = c, c.URL, c.Token, c.CredsFile, c.TLSFirst
+	n.TLSCA, n.TLSCert, n.TLSKey, n.Domain, n.APIPrefix = c.CAFile, c.CertFile, c.KeyFile, c.Domain, c.APIPrefix
 	return nil
 }
 
@@ -106,9 +89,9 @@ func NewInstance() string {
 // Bus returns the settings as package bus wants them. The connection waits for a server that is not there yet, as
 // long as the program runs: programs may start in any order.
 func (n NATS) Bus(name string) bus.Config {
-	return bus.Config{
-		URL: strings.Join(n.Servers(), ","), Token: n.Token, CredsFile: n.CredsFile,
-		CAFile: n.TLSCA, CertFile: n.TLSCert, KeyFile: n.TLSKey, TLSFirst: n.TLSFirst, Name: name, ConnectTimeout: -1,
-		Context: n.Context, Domain: n.Domain, APIPrefix: n.APIPrefix,
-	}
+	c := n.in
+	c.URL, c.Token, c.CredsFile, c.TLSFirst = strings.Join(n.Servers(), ","), n.Token, n.CredsFile, n.TLSFirst
+	c.CAFile, c.CertFile, c.KeyFile, c.Domain, c.APIPrefix = n.TLSCA, n.TLSCert, n.TLSKey, n.Domain, n.APIPrefix
+	c.Name, c.Context, c.CloudEvents, c.ConnectTimeout = name, n.Context, n.CloudEvents, -1
+	return c
 }

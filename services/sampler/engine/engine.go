@@ -111,7 +111,8 @@ type Episode interface {
 // Switcher is an episode that can go on with another engine of the same model between two steps: with newer weights.
 type Switcher interface{ Switch(to Engine) }
 
-// Seer is an engine that says what its network takes the state of a sample before step i for: an image, as a PNG.
+// Seer is an engine that says what its network takes the state of a sample before step i for: an image, as a PNG. One
+// goroutine at a time may ask.
 type Seer interface {
 	Seen(ctx context.Context, t *schemas.Trajectory, i int64, state []float32) ([]byte, error)
 }

@@ -526,18 +526,19 @@ function waterfall(list) {
 }
 
 const falseColours =
-  "Stored latents in false colours: the three directions in which those of the last state differ most.";
+  "Stored latents in false colours: the three directions in which those of the last state differ most. ";
 
 // seen puts what the network takes each state for in place of its false colours, where a sampler of the lane says it:
 // the least noisy first, one after the other.
-async function seen(run, uid, index, strip, says) {
+async function seen(run, uid, index, strip, says, colours) {
   for (const img of [...strip.querySelectorAll("img[data-state]")].reverse()) {
     const src = media(run, uid, index, `seen-${img.dataset.state}`);
     try {
       const answer = await fetch(src);
       if (!answer.ok) {
         const said = await answer.json();
-        says.textContent = `${falseColours} Predictions are not shown: ${said.error}.`;
+        says.textContent = `${colours}What the model sees in each stored state is not shown: ${said.error}.`;
+        if (!colours) strip.querySelector(".strip").remove();
         return;
       }
       if (!img.isConnected) return;
@@ -545,7 +546,7 @@ async function seen(run, uid, index, strip, says) {
       img.alt = `what the model sees in state ${img.dataset.state}`;
       img.classList.add("seen");
       says.textContent =
-        "What the model sees in each stored state: the image that it would end with, decoded by a sampler of the lane.";
+        "What the model sees in each stored state: the image that it would end with, of a video the frame in the middle, decoded by a sampler of the lane.";
     } catch {
       return; // the page is away, which the stream says
     }
@@ -615,7 +616,8 @@ export async function sampleView(run, uid, index) {
         ],
     ),
   );
-  const sees = h("p", { class: "small muted", role: "status" }, falseColours);
+  const colours = x.coloured ? falseColours : "",
+    sees = h("p", { class: "small muted", role: "status" }, colours);
   const strip =
     x.states.length > 1 &&
     h(
@@ -631,7 +633,7 @@ export async function sampleView(run, uid, index) {
             "figure",
             {},
             h("img", {
-              src: media(run, uid, index, k),
+              src: x.coloured && media(run, uid, index, k),
               alt: `state ${k}`,
               loading: "lazy",
               width: 96,
@@ -650,7 +652,12 @@ export async function sampleView(run, uid, index) {
           ),
       ),
     );
-  if (strip) seen(run, uid, index, strip, sees);
+  const look = () => seen(run, uid, index, strip, sees, colours);
+  if (strip && x.coloured) look();
+  else if (strip) {
+    const ask = h("button", { onclick: () => (ask.remove(), (sees.textContent = "A sampler decodes it."), look()) }, "Show what the model sees");
+    sees.before(ask); // to decode a video takes a while
+  }
   return {
     title: `#${index} of ${uid}`,
     keys: { j: () => go(at + 1), k: () => go(at - 1) },

@@ -22,6 +22,7 @@ type flowEngine struct {
 	card       model.Card
 	velocities chan *Velocities // one for each Step that runs
 	files      *Files
+	seen       seen // of the one goroutine that calls Seen
 }
 
 // newFlowEngine returns an engine whose Step up to o.Workers goroutines may call at once.

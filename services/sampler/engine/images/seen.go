@@ -21,6 +21,12 @@ const seenSide = 256
 
 var _ engine.Seer = (*flowEngine)(nil)
 
+// seen is what the prompt of the sample that was asked for last is encoded as: its other states come next.
+type seen struct {
+	of            string // its content digest
+	conditionings []*model.Conditioning
+}
+
 // Seen returns what the network takes a state before step i for: the sample that it would end with if its velocity
 // held until sigma 0, decoded and reduced, as a PNG. Of a video it is the middle frame. After the last step it is the
 // sample.
@@ -28,9 +34,13 @@ func (e *flowEngine) Seen(ctx context.Context, t *schemas.Trajectory, i int64, s
 	if err := errors.Join(CheckLatents(e.card, t), CheckSettings(e.card, &t.Sampling)); err != nil {
 		return nil, err
 	}
-	conds, err := Encode(ctx, e.model, &t.Sampling, e.files)
-	if err != nil {
-		return nil, fmt.Errorf("encode the prompt: %w", err)
+	conds := e.seen.conditionings
+	if t.ContentDigest == "" || e.seen.of != t.ContentDigest {
+		var err error
+		if conds, err = Encode(ctx, e.model, &t.Sampling, e.files); err != nil {
+			return nil, fmt.Errorf("encode the prompt: %w", err)
+		}
+		e.seen = seen{t.ContentDigest, conds}
 	}
 	x := append([]float32{}, state...)
 	if i < int64(len(t.Transitions)) {

@@ -74,7 +74,10 @@ def _reference(a: argparse.Namespace) -> dict[str, Any]:
     steps = a.steps or card["steps"]
     guidance = card["true_cfg_scale"] if a.guidance is None else a.guidance
     shape = family.latent_shape(size)
-    call = _call(pipe, family, card, size, steps, guidance, a)
+    if isinstance(family, Pipeline):
+        call = _whole_call(engine, card, size, steps, guidance, a)
+    else:
+        call = _call(pipe, family, card, size, steps, guidance, a)
     taken = _Taken(pipe.scheduler)
     with torch.no_grad():
         result = pipe(**call)
@@ -94,9 +97,11 @@ def _reference(a: argparse.Namespace) -> dict[str, Any]:
     save_file({k: v.float().contiguous() if k != "media" else v for k, v in tensors.items()}, a.out)
     names = [type(pipe.scheduler).__name__, str(family.folder.read_optional("scheduler", "scheduler_config.json").get(
         "_class_name", ""))]
-    replaced = f"{names[1]} is computed as {names[0]}, which has the same levels of noise" * (names[0] != names[1])
+    notes = [f"{names[1]} is computed as {names[0]}, which has the same levels of noise"] * (names[0] != names[1])
+    if call.get("negative_prompt") == "" and getattr(pipe.config, "force_zeros_for_empty_prompt", False):
+        notes.append("meander gives an empty negative_prompt; without one this pipeline has zeros in its place")
     return {
-        "class": type(pipe).__name__, "scheduler": names[0], "note": replaced, "steps": steps, "guidance": guidance,
+        "class": type(pipe).__name__, "scheduler": names[0], "note": "; ".join(notes), "steps": steps, "guidance": guidance,
         "solver": SOLVERS.get(names[0], "euler"), "dtype": dtype, "device": str(device),
         "versions": {n: importlib.import_module(n).__version__ for n in ("diffusers", "torch", "transformers")},
         "whole_timesteps": grid.kind == "flow" and not scheduler.timesteps.is_floating_point(), **vars(size),
@@ -137,7 +142,6 @@ def _call(
 ) -> dict[str, Any]:
     """The arguments of the pipeline that are those of a prompt of meander."""
     import torch
-    from PIL import Image
 
     takes = inspect.signature(inspect.unwrap(type(pipe).__call__)).parameters
     call: dict[str, Any] = {
@@ -146,10 +150,7 @@ def _call(
     }  # fmt: skip
     negative = card["negative_prompt"] if a.negative_prompt is None else a.negative_prompt
     name = "guidance_scale"
-    if "pipeline" in card:
-        name = card["pipeline"]["guidance"]
-        call[name] = guidance
-    elif "true_cfg_scale" in takes:
+    if "true_cfg_scale" in takes:
         name = "true_cfg_scale"
         call[name] = guidance
         if card["guidance"]:
@@ -159,14 +160,33 @@ def _call(
     else:  # meander's 1 is without guidance; some count from 0
         default = takes[name].default if name in takes else 0.0
         call[name] = guidance - (family.true_cfg_scale - float(default))
-    if guidance > 1 and (negative or "pipeline" not in card):
+    if guidance > 1:
         call["negative_prompt"] = negative
-    for text in a.condition:
-        condition, _, file = text.partition("=")
-        with Image.open(Path(file)) as image:
-            call[condition] = image.convert("L" if "mask" in condition else "RGB")
     pipe.set_progress_bar_config(disable=True)
     return {k: v for k, v in call.items() if k in takes}
+
+
+def _whole_call(
+    engine: Any, card: dict[str, Any], size: Any, steps: int, guidance: float, a: argparse.Namespace
+) -> dict[str, Any]:
+    """The arguments with which a worker calls the pipeline for a prompt of meander."""
+    import torch
+    from PIL import Image
+
+    given, masks = dict[str, list[str]](), [c["name"] for c in card["pipeline"]["conditions"] if c["type"] == "mask"]
+    for text in a.condition:
+        name, _, file = text.partition("=")
+        with Image.open(Path(file)) as image:
+            digest = engine.loaded.condition(image.convert("L" if name in masks else "RGB"))
+        given.setdefault(name, []).append(digest)
+    known = {x["name"] for x in card["pipeline"]["arguments"]}
+    recipe = engine.loaded.recipe({
+        "prompts": [[a.prompt]], "conditions": given, "steps": steps, "guidance": guidance, **vars(size),
+        "arguments": {"negative_prompt": a.negative_prompt or ""} if guidance > 1 and "negative_prompt" in known else {},
+    })  # fmt: skip
+    engine.family.pipe.set_progress_bar_config(disable=True)
+    return {**engine.loaded.call_of(recipe), "generator": torch.Generator("cpu").manual_seed(a.seed)}
+
 
 
 if __name__ == "__main__":

@@ -1,0 +1,105 @@
+package intake
+
+import (
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// textLane is the policy of a lane of texts.
+func textLane() *schemas.Policy {
+	return &schemas.Policy{
+		Tenant: schemas.TenantMain, Lane: "sums", Model: "sums", WeightsDigest: "w",
+		Text: &schemas.TextPolicy{Vocabulary: 100, MaxTokens: 64, MaxNewTokens: 8, Temperature: 1, TopP: 1},
+	}
+}
+
+// staged has a thinker, a painter and a judge.
+func staged() *schemas.Prompt {
+	return &schemas.Prompt{
+		UID: "g", Prompt: "12+30=?", GroupSize: new(int64(4)), Seed: new(int64(3)),
+		Reward: []schemas.RewardSpec{{Name: "glyph", GroundTruth: "42"}, {Name: "confidence"}},
+		Stages: []schemas.StageSpec{
+			{Name: "think"},
+			{Name: "paint", Prompt: `says "{think.text}"`, Children: new(int64(2)), Credit: []schemas.CreditShare{{Reward: "glyph", Weight: 1}}},
+			{
+				Name: "judge", Interaction: &schemas.Interaction{Name: "critic"},
+				ImageSettings: schemas.ImageSettings{Conditions: []schemas.Condition{{Name: "image", Stage: "paint"}}},
+			},
+		},
+	}
+}
+
+func resolveStaged(p *schemas.Prompt) (*asked, error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	policies := []*schemas.Policy{textLane(), qwen(), nil}
+	if p.Stages[2].Interaction == nil {
+		policies[2] = qwen()
+	}
+	return ResolveStages("r", p, policies, Origin{Seq: 7, Created: time.Unix(100, 0), Reward: []string{"jpeg_compressibility"}})
+}
+
+// A reward function judges the stage that it names, or the last one whose output it takes; requests of the first stage
+// are there for every second sample.
+func TestResolveStages(t *testing.T) {
+	a, err := resolveStaged(staged())
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &a.record.Group
+	if g.Reward[0].Stage != "paint" || g.Reward[1].Stage != "think" || g.Rounds != 1 || len(g.Stages) != 3 {
+		t.Errorf("rewards %+v of stages %+v", g.Reward, g.Stages)
+	}
+	if s := g.Stages; s[0].Kind != schemas.StageText || s[0].Every != 2 || s[1].Kind != schemas.KindImage || s[1].Every != 1 || s[2].Lane != "critic" {
+		t.Errorf("stages %+v", s)
+	}
+	if len(a.requests) != 2 || a.requests[1].SampleIndex != 2 || a.requests[1].Stage != "think" || a.requests[1].Text.Messages[0].Content != "12+30=?" {
+		t.Errorf("requests %+v", a.requests)
+	}
+	if n := len(a.sizes()); n != 2+4+4 || a.stepBytes() <= 0 {
+		t.Errorf("%d samples of all stages take %d bytes", n, a.stepBytes())
+	}
+	if r := a.receipt(nil); r.Samples != 4 || r.AllSteps() <= 4 {
+		t.Errorf("receipt %+v", r)
+	}
+	again, err := resolveStaged(staged())
+	if err != nil || again.record.PromptDigest != a.record.PromptDigest {
+		t.Errorf("the same prompt has another digest: %v", err)
+	}
+	other := staged()
+	other.Stages[1].Prompt += "!"
+	if again, err = resolveStaged(other); err != nil || again.record.PromptDigest == a.record.PromptDigest {
+		t.Errorf("another template has the same digest: %v", err)
+	}
+}
+
+func TestResolveStages_Refused(t *testing.T) {
+	for _, x := range []struct {
+		name   string
+		change func(*schemas.Prompt)
+		want   string
+	}{
+		{"text of a painter", func(p *schemas.Prompt) { p.Stages[2].Prompt = "{paint.text}" }, "stages[2].prompt: {paint.text}: paint makes images, and no text"},
+		{"condition of a lane that takes none", func(p *schemas.Prompt) {
+			p.Stages = append(p.Stages[:2], schemas.StageSpec{Name: "again", ImageSettings: schemas.ImageSettings{Conditions: []schemas.Condition{{Name: "image", Stage: "paint"}}}})
+		}, `stages[2]: conditions: image; must be absent, the network of model "q" takes none`},
+		{"reward of another stage", func(p *schemas.Prompt) { p.Reward[0].Stage = "think" }, ""},
+		{"group function", func(p *schemas.Prompt) { p.Reward[1].Name = "diversity" }, "reward[1]: diversity rates whole groups; must be another beside stages"},
+		{"optional credit", func(p *schemas.Prompt) { p.Reward[0].Required = new(false) }, "stages[1].credit[0]: glyph; must be a reward that is required"},
+		{"setting of the other kind", func(p *schemas.Prompt) { p.Stages[0].Height = new(int64(64)) }, "stages[0]: height: given; must be absent beside text: it is for images"},
+		{"text for a painter", func(p *schemas.Prompt) { p.Stages[1].Text = &schemas.Text{} }, `stages[1]: text: given, or messages; must be absent: model "q" makes images`},
+		{"judge without a sum", func(p *schemas.Prompt) { p.Prompt, p.Stages[2].Interaction.Name, p.Reward = "hello", "sums", nil }, "stages[1].credit[0].reward: \"glyph\"; must be one of the prompt's reward"},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			p := staged()
+			x.change(p)
+			_, err := resolveStaged(p)
+			if err == nil || x.want != "" && err.Error() != x.want {
+				t.Errorf("error %v, want %s", err, x.want)
+			}
+		})
+	}
+}
