@@ -115,6 +115,24 @@ def sums(binary, tmp_path_factory):
     up.stop()
 
 
+@pytest.fixture(scope="session")
+def lanes(binary, tmp_path_factory):
+    """The address of a pipeline that serves sums and signs."""
+    if not (program := binary.with_name("meander-sampler")).is_file():
+        pytest.skip(f"{program} is not there: 'make build' makes it")
+    folder = tmp_path_factory.mktemp("lanes")
+    up = Up(folder, None, "--batch", "16", model=SIGNS).start()
+    with open(folder / "sampler", "wb") as log:
+        command = [str(program), "--nats-url", up.url, "--health-addr", "", "--model", str(SUMS)]
+        sampler = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=ENVIRONMENT)
+    for lane in ("sums", "signs"):
+        asyncio.run(announced(up.url, lane))
+    yield up.url
+    sampler.terminate()
+    sampler.wait(30)
+    up.stop()
+
+
 async def announced(url, lane=""):
     """Waits for the first sampler."""
     async with meander.connect(url) as client:

@@ -61,12 +61,9 @@ def _advantage(**more):
     } for i, (r, a, s) in enumerate([
         (1.0, 1.0, "scored"), (0.0, -1.0, "scored"), (1.0, 0.5, "scored"), (None, None, "failed"),
     ])]  # fmt: skip
-    stages = [{"name": "think", "kind": "text", "every": 2}, {"name": "paint", "kind": "image", "every": 1},
-              {"name": "judge", "kind": "interaction", "every": 1}, {"name": "old", "kind": "text", "frozen": True}]  # fmt: skip
     credits = [{"stage": "think", "every": 2, "values": [-0.5, 0.5]},
                {"stage": "paint", "values": [0.7, -0.7, 0.0, None]}]  # fmt: skip
-    return {"uid": "g", "status": "partial", "group": {"stages": stages, "rounds": 2}, "members": members,
-            "credits": credits, **more}  # fmt: skip
+    return {"uid": "g", "status": "partial", "members": members, "credits": credits, **more}
 
 
 def test_a_stage_is_a_group_of_its_own():
@@ -77,19 +74,19 @@ def test_a_stage_is_a_group_of_its_own():
     assert [(m["advantage"], m["status"], m["trajectory_seq"]) for m in paint if m["round"] == 1] == [
         (0.7, "scored", 101), (-0.7, "scored", 102), (0.0, "scored", 103), (None, "failed", 104)
     ]
-    assert staged.made(_advantage()) == ["think", "paint", "old"]
+    assert staged.ran(_advantage()) == ["think", "paint", "judge"]
     assert staged.trained(_advantage()) == ["think", "paint"]
 
 
 @pytest.mark.parametrize("name, wrong", [
-    ("old", "stage 'old' is frozen, so it has no advantages; must be one of think, paint"),
-    ("judge", "stage 'judge' is of an interaction"), ("sky", "stage 'sky' is not there"),
+    ("judge", "stage 'judge' is frozen or of an interaction, so it has no advantages; must be one of think, paint"),
+    ("sky", "stage 'sky' is not there; must be one of think, paint"),
 ])  # fmt: skip
 def test_a_stage_that_is_not_trained_is_named(name, wrong):
     with pytest.raises(EventError, match=wrong):
         staged.check_trained(_advantage(), name)
     with pytest.raises(EventError, match="its prompt has no stages"):
-        staged.check_trained({"uid": "g"}, name)
+        staged.check_trained({"uid": "g", "members": []}, name)
 
 
 def _group():
@@ -98,7 +95,8 @@ def _group():
     samples = []
     for m in of["members"]:
         sample, _ = _sample(m["sample_index"], rng)
-        samples.append(Sample(m, {**sample.trajectory, "tracks": []}, sample.steps))
+        text = {"prompt_embeds": np.full((1 + m["sample_index"], 2), m["sample_index"], np.float32)}
+        samples.append(Sample(m, {**sample.trajectory, "tracks": []}, sample.steps, text))
     advantage = _advantage()
     return Group(advantage, [Sample(m, None, []) for m in advantage["members"]], stages={"paint": Group(of, samples)})
 
@@ -113,9 +111,10 @@ def test_a_batch_gives_each_stage_its_arrays():
     assert paint["sample_index"].tolist() == [0, 0, 1, 1, 2, 2] and paint["round"].tolist() == [1, 2, 1, 2, 1, 2]
     assert paint["advantages"][:, 0].tolist() == [0.7, 0.7, -0.7, -0.7, 0.0, 0.0]
     assert paint["latents"].shape == (6, 2, 4, 3) and paint.credits == []
+    assert paint["prompt_embeds"][:, 0, 0].tolist() == [0, 0, 1, 1, 2, 2], "each sample has its own text"
     assert batch.digest() != batch_of([], "b", "", "raw").digest()
-    with pytest.raises(KeyError, match="stage 'old' is frozen"):
-        batch.stage("old")
+    with pytest.raises(KeyError, match="stage 'judge' is frozen or of an interaction"):
+        batch.stage("judge")
     with pytest.raises(KeyError, match=r"stages have it: batch.stage\('paint'\)\['latents'\]"):
         batch["latents"]
 

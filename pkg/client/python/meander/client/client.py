@@ -36,7 +36,7 @@ from ..data.events import (
     checked, decode, fault, fitting, medium, name_of, tensor,
 )
 from ..data.fields import PromptFields, RewardSpec
-from .reader import Batches, Groups, LogProbs
+from .reader import COUNTED, Batches, Groups, LogProbs
 from ..data import staged
 from .tasks import means_away, maybe_awaited, together
 from .teacher import Teachers
@@ -352,9 +352,9 @@ class Client(Controls, Teachers, Updates):
                 raise Gone(f"{subject}: the group has not closed, or its result is no longer stored") from None
             advantage = fitting(m.data or b"", ADVANTAGE, subject, "run", "uid")
         source = advantage.get("source_run") or run
-        if stage:
+        if stage and advantage["status"] in COUNTED:
             staged.check_trained(advantage, stage)
-        if not (named := [stage] if stage else staged.made(advantage)):
+        if not (named := [stage] if stage else staged.ran(advantage)):
             return await self._members(source, advantage, logits, whole)
         of = {n: await self._members(source, staged.view(advantage, n), logits, whole) for n in named}
         return of[stage] if stage else Group(advantage, [Sample(m, None, []) for m in advantage["members"]], stages=of)
@@ -388,8 +388,8 @@ class Client(Controls, Teachers, Updates):
         """Reads steps, encoded texts and texts of samples whose trajectories are there; with logits also the stored
         logits. Gone and EventError: as group."""
         for s in samples:
-            if s.trajectory is not None and s.trajectory.get("text") is not None:
-                if s.trajectory["stop_reason"] == "completed":
+            if s.trajectory is not None and (said := s.trajectory.get("text")) is not None:
+                if s.trajectory["stop_reason"] == "completed" and not said.get("said_by"):  # that has no tokens
                     s.text = await self.text(s.trajectory, logits)
         for some in _portions([s for s in samples if s.unread]):
             trajectories = [s.facts for s in some]

@@ -205,8 +205,8 @@ class Batch(Mapping[str, Any]):
 
     A setting is 0 or empty where a sample has none; but prompt_2 and prompt_3 are the prompt there, and frames are 1.
     The states behind a step and before the next one are held once, where trained steps follow one another: writing to
-    one writes to both. Encoded texts are held once per group; asking for them by name repeats them. `conditioning` has
-    them by group, [G, L, D]. Samples are sorted by uid and sample_index, so that equal groups give equal batches, in
+    one writes to both. Encoded texts are held once per group, of a stage
+    once per sample; asking for them by name repeats them. `conditioning` has them so, [G, L, D]. Samples are sorted by uid and sample_index, so that equal groups give equal batches, in
     whatever order they closed.
 
     groups and samples are what the arrays are made of; left_out says why others of the batch are not among them, by
@@ -236,13 +236,17 @@ class Batch(Mapping[str, Any]):
         self.unread = any(s.unread for s in self.samples)
         self.states: States | None = None
         self.arrays = self._collate()
-        self.conditioning = _conditioning(self.groups)
+        alike = [part for g in self.groups for part in _alike(g)]
+        self.conditioning = _conditioning(alike)
+        of = {id(s): k for k, part in enumerate(alike) for s in part}
+        self.prompt_index: Array = np.array([of[id(s)] for s in self.samples], np.int64)
+        """Of each sample the row of conditioning that is of its texts, int64 [B]."""
 
     def __getitem__(self, key: str) -> Any:
         if self.states is not None and key in STATES:
             return self.states.array(key)
         if key in self.conditioning:
-            return self.conditioning[key][self.arrays["group_index"]]
+            return self.conditioning[key][self.prompt_index]
         if self.unread and key not in self.arrays:
             raise KeyError(f"{key}: it is not read; micro(n) reads it for n samples, or read the batch with whole=True")
         return self.arrays[key]
@@ -560,23 +564,29 @@ def scales_of(trajectory: AnyEvent) -> list[float]:
     return scales or [1.0] * steps
 
 
-def _conditioning(groups: Sequence[Group]) -> dict[str, Array]:
-    """Returns the encoded texts by group, zero padded to the longest; empty unless all groups have them."""
-    by_group = [next((s.conditioning for s in g.samples if s.conditioning), {}) for g in groups]
+def _alike(group: Group) -> list[list[Sample]]:
+    """The samples of a group by what their texts are: those of a stage have each their own, else all have one."""
+    return [[s] for s in group.trained] if any("round" in s.member for s in group.samples) else [group.samples]
+
+
+def _conditioning(alike: Sequence[Sequence[Sample]]) -> dict[str, Array]:
+    """Returns the encoded texts of samples that have the same, zero padded to the longest; empty unless all have
+    them."""
+    by_part = [next((s.conditioning for s in part if s.conditioning), {}) for part in alike]
     out: dict[str, Array] = {}
-    for name in by_group[0] if by_group else ():
-        if not all(name in c for c in by_group):
+    for name in by_part[0] if by_part else ():
+        if not all(name in c for c in by_part):
             continue
-        longest = max(c[name].shape[0] for c in by_group)
-        first = by_group[0][name]
+        longest = max(c[name].shape[0] for c in by_part)
+        first = by_part[0][name]
         padded = np.zeros(
-            (len(by_group), longest, *first.shape[1:]), np.int64 if name.endswith("_mask") else np.float32
+            (len(by_part), longest, *first.shape[1:]), np.int64 if name.endswith("_mask") else np.float32
         )
-        for i, c in enumerate(by_group):
+        for i, c in enumerate(by_part):
             if c[name].shape[1:] != first.shape[1:]:
                 raise ValueError(
-                    f"{groups[i].uid}: {name} {list(c[name].shape)}, of other groups {list(first.shape)}; must be as "
-                    f"wide"
+                    f"{alike[i][0].facts.get('uid')}: {name} {list(c[name].shape)}, of other groups "
+                    f"{list(first.shape)}; must be as wide"
                 )
             padded[i, : len(c[name])] = c[name]
         out[name] = padded

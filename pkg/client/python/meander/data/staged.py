@@ -13,8 +13,6 @@ from .batch import Array, Batch, Group
 from .events import AnyEvent, Event, EventError, by_name
 from .textbatch import batch_of
 
-INTERACTION = "interaction"
-"""The kind of a stage that no lane makes."""
 _NAME = re.compile("[A-Za-z0-9_-]{1,32}")
 _RESERVED = ("main", "prompt", "metadata")
 _PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([{}])")
@@ -160,31 +158,25 @@ class StagedBatch(Batch):
         }
 
 
-def declared(advantage: AnyEvent) -> list[Event]:
-    """The stages of a group, in order; none: its samples have one."""
-    return list((advantage.get("group") or {}).get("stages") or ())
-
-
-def made(advantage: AnyEvent) -> list[str]:
-    """The stages of a group that lanes make."""
-    return [s["name"] for s in declared(advantage) if s["kind"] != INTERACTION]
+def ran(advantage: AnyEvent) -> list[str]:
+    """The stages that ran for samples of a group, in order; none: its prompt has no stages, or nothing was made."""
+    return list(dict.fromkeys(split(r["stage"])[0] for m in advantage["members"] for r in m.get("stages") or ()))
 
 
 def trained(advantage: AnyEvent) -> list[str]:
     """The stages of a group that have advantages."""
-    return [s["name"] for s in declared(advantage) if not s.get("frozen") and s["kind"] != INTERACTION]
+    return [c["stage"] for c in advantage.get("credits") or () if not c.get("track")] if ran(advantage) else []
 
 
 def check_trained(advantage: AnyEvent, name: str) -> None:
     """EventError: a group has no such stage, or does not train it."""
-    where, known = f"{advantage['uid']}: stage {name!r}", trained(advantage)
-    found = next((s for s in declared(advantage) if s["name"] == name), None)
-    if name in known:
+    if name in trained(advantage):
         return
-    why = "is of an interaction" if found and found["kind"] == INTERACTION else "is frozen" if found else "is not there"
-    if not declared(advantage):
+    where = f"{advantage['uid']}: stage {name!r}"
+    if not ran(advantage):
         raise EventError(f"{where}: its prompt has no stages: read it without a stage")
-    raise EventError(f"{where} {why}, so it has no advantages; must be one of {', '.join(known) or 'none: no stage is trained'}")
+    why = "is frozen or of an interaction, so it has no advantages" if name in ran(advantage) else "is not there"
+    raise EventError(f"{where} {why}; must be one of {', '.join(trained(advantage)) or 'none: no stage is trained'}")
 
 
 def view(advantage: AnyEvent, name: str) -> Any:

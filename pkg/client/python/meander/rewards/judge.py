@@ -138,6 +138,19 @@ class Judge(Reward):
             raise ValueError(f"the judge's reply has no {e}: {json.dumps(reply)[:200]}") from None
         return Score(_yes(answer, places), answer)
 
+    def answer(self, question: str, *images: Image.Image) -> str:
+        """What the model answers to a question about images. Busy: not now. ValueError: it refuses, or gives none."""
+        content = [*map(_part, images), {"type": "text", "text": question}]
+        body = {
+            "model": self.model, "messages": [{"role": "user", "content": content}], "temperature": 0,
+            "max_tokens": self.tokens,
+        }  # fmt: skip
+        reply = self._ask("/chat/completions", body, time.monotonic() + self.timeout)
+        try:
+            return str(reply["choices"][0]["message"]["content"] or "")
+        except (LookupError, TypeError) as e:
+            raise ValueError(f"the judge's reply has no {e}: {json.dumps(reply)[:200]}") from None
+
     def _ask(self, path: str, body: dict[str, Any] | None, end: float) -> Any:
         """The answer of the server. Busy: it gave none in time, or in all tries. ValueError: it refuses, or is no
         JSON."""

@@ -80,7 +80,7 @@ class Rollouts:
         self.conditioning, self.prompts = tuple(conditioning), dict[tuple[int, str, torch.device], Row]()
         self.ends, self.spreads = dict[int, torch.Tensor](), dict[int, list[float]]()
         self.shape = (*self.log_probs.shape, *self.now["latents"].shape[2:])
-        first_of = dict(zip(batch["group_index"][::-1].tolist(), trajectories[::-1], strict=True))
+        first_of = dict(zip(batch.prompt_index[::-1].tolist(), trajectories[::-1], strict=True))
         self.recipes = {k: recipe(t) for k, t in first_of.items()} if recipe else {}
         self.frame = Size(first.get("frames", 1), first["height"], first["width"])
 
@@ -158,8 +158,8 @@ class Rollouts:
         for piece, micro in zip(pieces, self.batch.micro(size, rows), strict=True):
             self._check(micro)
             self.now = micro
-            groups = {int(g) for g in self.batch["group_index"][piece]}
-            self.prompts = {key: row for key, row in self.prompts.items() if key[0] in groups}
+            texts = {int(k) for k in self.batch.prompt_index[piece]}
+            self.prompts = {key: row for key, row in self.prompts.items() if key[0] in texts}
             self._spread(piece, rows)
             yield piece
 
@@ -204,21 +204,21 @@ class Rollouts:
     def _texts(self, rows: np.ndarray, i: int, device: torch.device) -> Texts:
         """The texts of some rows as step i of the schedule has them."""
         guidance = torch.as_tensor(self.batch["guidance"][rows], dtype=torch.float32, device=device)
-        groups = self.batch["group_index"][rows].tolist()
+        texts = self.batch.prompt_index[rows].tolist()
         if self.recipes:
-            return Texts([], guidance, recipes=[self.recipes[g] for g in groups])
-        away = groups if self.scales[i] > 1 else []
+            return Texts([], guidance, recipes=[self.recipes[k] for k in texts])
+        places = list(zip(texts, self.now.prompt_index[self._at(rows)].tolist(), strict=True))
         return Texts(
-            [self._prompt(g, "", device) for g in groups], guidance,
-            [self._prompt(g, "negative_", device) for g in away], self.scales[i],
+            [self._prompt(k, place, "", device) for k, place in places], guidance,
+            [self._prompt(k, place, "negative_", device) for k, place in places if self.scales[i] > 1], self.scales[i],
         )  # fmt: skip
 
-    def _prompt(self, group: int, prefix: str, device: torch.device) -> Row:
-        """The tensors of a group's prompt, without padding; prefix is that of the negative prompt's names."""
-        key = (group, prefix, device)
+    def _prompt(self, text: int, group: int, prefix: str, device: torch.device) -> Row:
+        """The tensors of a prompt, at a place of those that were read, without padding; prefix is that of the negative
+        prompt's names."""
+        key = (text, prefix, device)
         if key not in self.prompts:
             stored, out = self.now.conditioning, {}
-            group = [g.uid for g in self.now.groups].index(self.batch.groups[group].uid)
             for name in self.conditioning:
                 value, mask = stored[prefix + name][group], stored.get(f"{prefix}{name}_mask")
                 out[name] = torch.as_tensor(value if mask is None else value[: int(mask[group].sum())], device=device)

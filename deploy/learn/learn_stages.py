@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Two models learn from one reward: sums writes the answer to a sum, signs paints a sign that says it, and glyph reads
+whether that is right. Two processes of meander-train read one run, each its stage. Once a seed and a set of trained
+stages, on a pipeline of its own:
+
+    learn_stages.py [--seeds 0 1 2] [--trained both think paint] [--out FOLDER] [--meander bin/meander]
+
+What is held out are sums that are not trained on, drawn and rated by the pipeline before and after with equal noise. A
+run that has its summary is not made again. MARGIN is how much better two trained lanes must be than the better of one, and than none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import meander
+from learn import ROOT, pipeline
+
+COLOURS = ("red", "blue", "green", "black", "orange", "purple", "brown", "gray")
+HELD_OUT, SAMPLES, MARGIN = 100, 4, 0.10
+STEPS, PATIENCE = 3, 1200.0
+RUNS = {"both": ("think", "paint"), "think": ("think",), "paint": ("paint",)}
+COMMON = [
+    "--groups", "16", "--group-size", "8", "--beta", "0", "--ema", "0", "--no-stop", "--gold", "", "--sheet", "0",
+    "--patience", str(PATIENCE), "--no-tensorboard",
+]  # fmt: skip
+TRAINERS = {
+    "think": ["--lane", "sums", "--model", str(ROOT / "deploy/models/sums"), "--lr", "4e-3", "--lr-schedule", "linear"],
+    "paint": [
+        "--lane", "signs", "--model", str(ROOT / "deploy/models/signs"), "--steps", str(STEPS), "--sde-type", "cps",
+        "--loss", "diffusion_nft", "--lr", "2e-3",
+    ],
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--trained", nargs="+", choices=list(RUNS), default=list(RUNS))
+    parser.add_argument("--updates", type=int, default=28)
+    parser.add_argument("--out", type=Path, default=Path("meander-out/learn-stages"))
+    parser.add_argument("--meander", default="bin/meander")
+    args = parser.parse_args()
+    # A run that is stopped takes its pipeline and its trainers with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; start it again for the runs that are left"))
+    for seed in args.seeds:
+        for trained in args.trained:
+            out = args.out / f"{trained}-{seed}"
+            if not (out / "summary.json").exists():
+                learn(args.meander, out, seed, RUNS[trained], args.updates)
+    report(args.out)
+
+
+def learn(program: str, out: Path, seed: int, trained: tuple[str, ...], updates: int) -> None:
+    """One run, from the checkpoints as they are."""
+    out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    with pipeline(program, out, "signs") as url, sampler(program, out, url):
+        base = out.parent / "before.json"  # equal weights and seeds give equal samples, in all runs
+        if not base.exists():
+            base.write_text(json.dumps(measured(url, out.name, "before")))
+        before = json.loads(base.read_text())
+        with contextlib.ExitStack() as running:
+            trainers = [running.enter_context(trainer(url, out, seed, trained, stage, updates)) for stage in trained]
+            while any(t.poll() is None for t in trainers):
+                if failed := [t for t in trainers if t.poll()]:
+                    sys.exit(failed[0].returncode)
+                time.sleep(0.2)
+            if failed := [t for t in trainers if t.returncode]:
+                sys.exit(failed[0].returncode)
+        after = measured(url, out.name, "after")
+    summary = {"before": before, "after": after, "updates": updates, "seconds": round(time.monotonic() - began)}
+    (out / "summary.json").write_text(json.dumps(summary) + "\n")
+    print(f"{out.name}: {before:.3f} of the held-out signs right before, {after:.3f} after", flush=True)
+
+
+@contextlib.contextmanager
+def trainer(
+    url: str, out: Path, seed: int, trained: tuple[str, ...], stage: str, updates: int
+) -> Iterator[subprocess.Popen]:
+    """The trainer of a stage; it ends with the run. That of the last stage publishes, and waits for the other."""
+    flags = [*COMMON, *TRAINERS[stage], "--updates", str(updates), "--seed", str(seed), "--nats", url]
+    flags += ["--run", out.name, "--stage", stage, "--out", str(out / stage)]
+    if stage == trained[-1]:
+        prompts = out / "prompts.jsonl"
+        prompts.write_text("".join(json.dumps(p) + "\n" for p in problems(random.Random(seed), 400, trained, False)))
+        flags += ["--prompts", str(prompts), *(["--beside", trained[0]] if len(trained) > 1 else [])]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    process = subprocess.Popen([sys.executable, "-m", "meander.train", *flags], env=env)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def problems(rng: random.Random, count: int, trained: tuple[str, ...], held_out: bool) -> list[dict]:
+    """Prompts of sums of two numbers of two digits. Held out are one in five pairs, by their digits."""
+    out = []
+    while len(out) < count:
+        a, b = rng.randint(10, 99), rng.randint(10, 99)
+        if ((31 * a + 7 * b) % 5 == 0) != held_out:
+            continue
+        think = meander.stage("think", model="sums", text={"temperature": 1.3, "tokens_per_event": 8},
+                              **({} if "think" in trained else {"frozen": True}))  # fmt: skip
+        paint = meander.stage("paint", f'a {rng.choice(COLOURS)} sign that says "{{think.text}}"', model="signs",
+                              steps=STEPS, **({} if "paint" in trained else {"frozen": True}))  # fmt: skip
+        truth = [{"name": "glyph", "stage": "paint", "ground_truth": str(a + b)}]
+        out.append({"prompt": f"{a}+{b}=?", "reward": truth, **meander.stages(think, paint)})
+    return out
+
+
+def measured(url: str, run: str, when: str) -> float:
+    """The share of held-out signs that say the true sum to the letter, by the newest weights of both lanes."""
+
+    async def ask() -> float:
+        asked = problems(random.Random(12), HELD_OUT, (), True)
+        async with meander.connect(url) as client:
+            versions = {lane: await newest(client, lane) for lane in ("sums", "signs")}
+            for i, p in enumerate(asked):
+                for s in p["stages"]:
+                    s["min_policy_version"] = versions[s["model"]]
+                text = p.pop("prompt")
+                await client.publish(
+                    f"{run}-{when}", text, timeout=PATIENCE, uid=f"h{i:03d}", group_size=SAMPLES, seed=1000 + i,
+                    validation=True, batch={"id": "held-out", "groups": HELD_OUT}, **p,
+                )  # fmt: skip
+            batch = await asyncio.wait_for(anext(client.batch_events(f"{run}-{when}")), PATIENCE)
+            metrics = {m["name"]: m["value"] for m in batch["metrics"]}
+            return next(v for k, v in metrics.items() if k.endswith(f"glyph/exact/mean@{SAMPLES}"))
+
+    return asyncio.run(ask())
+
+
+async def newest(client: meander.Client, lane: str) -> int:
+    """The version of the weights of a lane, once a sampler serves it."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return int((await meander.policy.policy(client, lane))["policy_version"])
+        except meander.policy.NoPolicy:
+            if time.monotonic() > end:
+                raise
+            await asyncio.sleep(0.1)
+
+
+@contextlib.contextmanager
+def sampler(program: str, out: Path, url: str) -> Iterator[None]:
+    """The sampler of the second lane; it ends with the run."""
+    command = [str(Path(program).with_name("meander-sampler")), "--nats-url", url, "--health-addr", "", "--model", "sums",
+               "--batch", "64", "--threads", "1"]  # fmt: skip
+    with open(out / "sampler.log", "a") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def report(out: Path) -> None:
+    """The table and the curves of deploy/bench/learn-stages.md, of all runs that are there."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    found = {f.parent.name: json.loads(f.read_text()) for f in sorted(out.glob("*/summary.json"))}
+    print("\n| trained | seed | held out before | after | gained | seconds |\n| --- | --- | --- | --- | --- | --- |")
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
+    for name, s in found.items():
+        trained, seed = name.rsplit("-", 1)
+        print(f"| {trained} | {seed} | {s['before']:.3f} | {s['after']:.3f} | {s['after'] - s['before']:+.3f} | {s['seconds']} |")
+        log = (out / name / RUNS[trained][-1] / "log.jsonl").read_text().splitlines()
+        full = [r["full"] for r in map(json.loads, log) if r["kind"] == "update"]
+        colour = f"C{list(RUNS).index(trained)}"
+        axes[0].plot(range(1, len(full) + 1), full, color=colour, alpha=0.8, label=trained if seed == "0" else None)
+        axes[1].plot([0, 1], [s["before"], s["after"]], "o-", color=colour)
+    axes[0].set(title="right signs of a training batch", xlabel="update", ylim=(0, 1))
+    axes[1].set(title="right signs of held-out sums", xticks=[0, 1], xticklabels=["before", "after"], ylim=(0, 1))
+    axes[0].legend()
+    figure.savefig(out / "curve.png", dpi=110)
+    for seed in sorted({name.rsplit("-", 1)[1] for name in found}):
+        of = {t: found[f"{t}-{seed}"] for t in RUNS if f"{t}-{seed}" in found}
+        if len(of) == len(RUNS):
+            best = max(of["think"]["after"], of["paint"]["after"], *(s["before"] for s in of.values()))
+            more = of["both"]["after"] - best
+            print(f"seed {seed}: both are {more:+.3f} above the best of the others, {best:.3f}; "
+                  f"the margin is {MARGIN:.2f}: {'held' if more >= MARGIN else 'missed'}")  # fmt: skip
+    print(f"curve {out / 'curve.png'}")
+
+
+if __name__ == "__main__":
+    main()

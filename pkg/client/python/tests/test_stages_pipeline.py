@@ -1,0 +1,140 @@
+"""Samples of several stages on a pipeline of two lanes: a writer, a painter, and a judge who speaks."""
+
+import asyncio
+import http.server
+import importlib.util
+import json
+import threading
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+import meander
+from meander.data.events import EventError
+from meander.train import prompts
+
+THINK = meander.stage("think", model="sums", text={"temperature": 1.5, "tokens_per_event": 8})
+PAINT = {"model": "signs", "steps": 2, "rollout": {"return_conditioning": True}}
+GLYPH = [{"name": "glyph", "ground_truth": "105"}]
+
+
+def test_two_readers_read_one_run_each_its_stage(lanes, run):
+    async def check(client, name):
+        paint = meander.stage("paint", 'a red sign that says "{think.text}"', children=2, **PAINT)
+        for uid in ("g0", "g1"):
+            await client.publish(name, "47+58=?", timeout=60, uid=uid, seed=3, group_size=4, reward=GLYPH,
+                                 batch={"id": "b", "groups": 2}, **meander.stages(THINK, paint))  # fmt: skip
+        batch = await anext(aiter(client.batches(name, "both", timeout=60)))
+        assert isinstance(batch, meander.StagedBatch) and batch.stages == ["think", "paint"] and batch.size == 8
+        think, painted = batch.stage("think"), batch.stage("paint")
+        assert think["sample_index"].tolist() == [0, 2] * 2 and painted["sample_index"].tolist() == [0, 1, 2, 3] * 2
+        assert think["rewards"].tolist() == batch["rewards"].reshape(4, 2).mean(axis=1).tolist()
+        assert think["prompt"].tolist() == ["47+58=?"] * 4
+        wrote = np.repeat(think.texts, 2).tolist()
+        assert painted["prompt"].tolist() == [f'a red sign that says "{text}"' for text in wrote]
+        places = [wrote.index(text) for text in wrote]  # equal texts are encoded alike, and to the letter
+        assert (painted["prompt_embeds"] == painted["prompt_embeds"][places]).all()
+        for stage, whole in (("think", think), ("paint", painted)):
+            alone = await anext(aiter(client.batches(name, f"of-{stage}", stage=stage, whole=stage == "think", timeout=60)))
+            assert type(alone) is type(whole) and (alone["advantages"] == whole["advantages"]).all()
+            async for micro in alone.micro(3):
+                rows = slice(None) if micro.rows is None else micro.rows
+                if stage == "paint":
+                    assert (micro["latents"] == whole["latents"][rows]).all()
+                    assert (micro["prompt_embeds"] == whole["prompt_embeds"][rows][:, : micro["prompt_embeds"].shape[1]]).all()
+        with pytest.raises(EventError, match="stage 'sky' is not there; must be one of think, paint"):
+            await anext(aiter(client.batches(name, stage="sky", timeout=60)))
+
+    run(check, lanes)
+
+
+def _example():
+    spec = importlib.util.spec_from_file_location("sign_judge", ROOT / "pkg/client/python/examples/sign_judge.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def _judged(client, name, answer, prompt):
+    """What the stages of a prompt's samples said, by sample, with a judge of the name glyph_judge."""
+    listening = asyncio.Event()
+    worker = asyncio.create_task(client.interact("glyph_judge", answer, listening.set))
+    await listening.wait()
+    try:
+        await client.publish(name, prompt.pop("prompt"), timeout=60, uid="g", seed=4, group_size=4, **prompt)
+        result = await anext(client.advantages(name))
+    finally:
+        worker.cancel()
+    group = await client.group(name, "g", result)
+    said = {
+        (s.facts["stage"], s.member["sample_index"]): s.text.answer if s.text else s.facts["text"]["turns"][0]["text"]
+        for of in group.stages.values() for s in of.samples if s.facts.get("text")
+    }  # fmt: skip
+    return result, [[(r["stage"], said.get((r["stage"], r["sample_index"]), "")) for r in m["stages"]]
+                    for m in result["members"]]  # fmt: skip
+
+
+def test_a_judge_sees_the_sign_and_the_writer_tries_again(lanes, run):
+    pytest.importorskip("PIL", reason="no Pillow: pip install pillow")
+
+    async def check(client, name):
+        (prompt,) = prompts.read(ROOT / "deploy/demo/judged.jsonl")
+        result, samples = await _judged(client, name, _example().judge, prompt)
+        assert result["status"] == "complete"
+        for ran in samples:
+            stages = [stage for stage, _ in ran]
+            words = dict(ran)
+            ended = words["judge"] == "right"
+            assert stages == ["write", "paint", "judge"] + ([] if ended else ["rewrite", "repaint"])
+            assert ended or words["judge"] in ("too low", "too high") or "characters" in words["judge"]
+            assert not ended or words["write"] == "105"
+        assert {len(ran) for ran in samples} == {3, 5}, "the seed has samples of both kinds"
+
+    run(check, lanes)
+
+
+class Says(http.server.BaseHTTPRequestHandler):
+    """An OpenAI-compatible server that reads 0 on each sign."""
+
+    def do_GET(self):
+        self.give({"data": [{"id": "tiny"}]})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        image, question = body["messages"][0]["content"]
+        assert image["image_url"]["url"].startswith("data:image/png") and "number" in question["text"]
+        self.give({"choices": [{"message": {"content": "0"}}]})
+
+    def give(self, what):
+        data = json.dumps(what).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_model_that_reads_signs_is_a_judge_of_three_rounds(lanes, run):
+    pytest.importorskip("PIL", reason="no Pillow: pip install pillow")
+
+    async def check(client, name):
+        example = _example()
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Says) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            reader = example.Reader(f"http://127.0.0.1:{server.server_port}/v1")
+            paint = meander.stage("paint", 'a red sign that says "{think.text}"', **PAINT)
+            judge = meander.stage("judge", "{think.text}", interaction="glyph_judge", images={"image": "paint"})
+            prompt = {"prompt": "47+58=?", "reward": GLYPH, **meander.stages(THINK, paint, judge, rounds=3)}
+            _, samples = await _judged(client, name, lambda request: example.judge(request, reader), prompt)
+            server.shutdown()
+        for ran in samples:
+            assert [s for s, _ in ran] == [f"{s}{r}" for r in ("", "-2", "-3") for s in ("think", "paint", "judge")]
+            words = dict(ran)
+            for r in ("", "-2", "-3"):
+                assert (words["judge" + r] == "the sign says 0") == (words["think" + r] == "105")
+        assert any(words == "the sign says 0" for ran in samples for _, words in ran)
+
+    run(check, lanes)
