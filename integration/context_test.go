@@ -2,11 +2,18 @@ package integration_test
 
 import (
 	"context"
+	"crypto/x509"
+	"encoding/binary"
 	"fmt"
+	"io"
+	"net"
+	"net/netip"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -99,7 +106,14 @@ func TestConnect_Context(t *testing.T) {
 // Streams that are behind a leaf node are reached by their domain: all that a bus does works from the hub.
 func TestConnect_Domain(t *testing.T) {
 	t.Parallel()
-	hub := startServer(t, server.Options{
+	hub, leaf := leafNode(t)
+	testDomain(t, hub, leaf)
+}
+
+// leafNode starts a server, and another that is its leaf node, with streams in the domain site.
+func leafNode(t *testing.T) (hub, leaf *server.Server) {
+	t.Helper()
+	hub = startServer(t, server.Options{
 		JetStream: true, JetStreamDomain: "hub", LeafNode: server.LeafNodeOpts{Host: "127.0.0.1", Port: server.RANDOM_PORT},
 	})
 	v, err := hub.Varz(nil)
@@ -107,7 +121,7 @@ func TestConnect_Domain(t *testing.T) {
 		t.Fatal(err)
 	}
 	to := &url.URL{Scheme: "nats-leaf", Host: fmt.Sprintf("127.0.0.1:%d", v.LeafNode.Port)}
-	leaf := startServer(t, server.Options{
+	leaf = startServer(t, server.Options{
 		JetStream: true, JetStreamDomain: "site", LeafNode: server.LeafNodeOpts{Remotes: []*server.RemoteLeafOpts{{URLs: []*url.URL{to}}}},
 	})
 	bustest.Until(t, "the leaf node", func() error {
@@ -116,6 +130,12 @@ func TestConnect_Domain(t *testing.T) {
 		}
 		return nil
 	})
+	return hub, leaf
+}
+
+// testDomain fails unless a bus does all from the hub that it does at the leaf.
+func testDomain(t *testing.T, hub, leaf *server.Server) {
+	t.Helper()
 	connect := func(c bus.Config) *bus.Bus {
 		b, err := bus.Connect(t.Context(), c, zerolog.Nop())
 		if err != nil {
@@ -125,7 +145,7 @@ func TestConnect_Domain(t *testing.T) {
 		return b
 	}
 	b := connect(bus.Config{URL: hub.ClientURL(), Domain: "site"})
-	if err = b.Setup(t.Context()); err != nil {
+	if err := b.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	ref, err := b.PutBlob(t.Context(), make([]byte, 300<<10))
@@ -183,5 +203,124 @@ func consumesPrompt(t *testing.T, b *bus.Bus) {
 	stop()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// A context says that the TLS handshake comes first, and names a proxy.
+func TestConnect_ContextTLSFirstAndProxy(t *testing.T) {
+	dir := t.TempDir()
+	ours := newAuthority(t, dir, "ours")
+	cert, key := ours.sign(t, dir, "server", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	config, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: cert, KeyFile: key, CaFile: ours.file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := startServer(t, server.Options{TLSConfig: config, TLSHandshakeFirst: true, TLSTimeout: bustest.Patience.Seconds()})
+	plain := startServer(t, server.Options{Users: []*server.User{{Username: "ann", Password: "secret"}}})
+	proxy, calls := socksProxy(t)
+	for settings, want := range map[string]bool{
+		fmt.Sprintf(`{"url": %q, "ca": %q, "tls_first": true}`, first.ClientURL(), ours.file):                                     true,
+		fmt.Sprintf(`{"url": %q, "ca": %q}`, first.ClientURL(), ours.file):                                                        false,
+		fmt.Sprintf(`{"url": %q, "user": "ann", "password": "secret", "socks_proxy": "socks5://%s"}`, plain.ClientURL(), proxy):   true,
+		fmt.Sprintf(`{"url": %q, "user": "ann", "password": "secret", "socks_proxy": "socks5://127.0.0.1:1"}`, plain.ClientURL()): false,
+		fmt.Sprintf(`{"url": %q, "user": "ann", "password": "wrong", "socks_proxy": "socks5://%s"}`, plain.ClientURL(), proxy):    false,
+	} {
+		contexts(t, "mine", settings)
+		timeout := bustest.Patience
+		if !want {
+			timeout = 3 * time.Second // it would try until then
+		}
+		b, err := bus.Connect(t.Context(), bus.Config{Context: "mine", NoWait: true, ConnectTimeout: timeout}, zerolog.Nop())
+		if (err == nil) != want {
+			t.Errorf("%s: %v", settings, err)
+		}
+		if err == nil {
+			err = b.Close()
+		}
+		if want && err != nil {
+			t.Errorf("%s: %v", settings, err)
+		}
+	}
+	if calls.Load() < 2 {
+		t.Errorf("%d connections went through the proxy", calls.Load())
+	}
+}
+
+// socksProxy is a SOCKS5 proxy for addresses of IPv4, without log-in, that counts its connections.
+func socksProxy(t *testing.T) (address string, calls *atomic.Int64) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	calls = &atomic.Int64{}
+	relay := func(c net.Conn) {
+		defer c.Close()
+		hello := make([]byte, 2)
+		if _, err := io.ReadFull(c, hello); err != nil {
+			return
+		}
+		_, _ = io.CopyN(io.Discard, c, int64(hello[1])) // the methods
+		_, _ = c.Write([]byte{5, 0})
+		ask := make([]byte, 10) // version, connect, 0, IPv4, address, port
+		if _, err := io.ReadFull(c, ask); err != nil || ask[3] != 1 {
+			t.Errorf("the proxy is asked %v, %v", ask, err)
+			return
+		}
+		to, err := net.Dial("tcp", netip.AddrPortFrom(netip.AddrFrom4([4]byte(ask[4:8])), binary.BigEndian.Uint16(ask[8:])).String())
+		if err != nil {
+			return
+		}
+		defer to.Close()
+		calls.Add(1)
+		_, _ = c.Write([]byte{5, 0, 0, 1, 0, 0, 0, 0, 0, 0})
+		go func() { _, _ = io.Copy(to, c) }()
+		_, _ = io.Copy(c, to)
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go relay(c)
+		}
+	}()
+	return l.Addr().String(), calls
+}
+
+// A client in Python publishes and reads batches of a pipeline whose streams are in a domain.
+func TestConnect_DomainInPython(t *testing.T) {
+	skipShort(t)
+	t.Parallel()
+	python := pythonWith(t, "nats, msgpack, blake3, numpy")
+	hub, _ := leafNode(t)
+	up := exec.Command(program(t, "meander"), "up", "--model", "synthetic", "--nats", hub.ClientURL(), "--js-domain", "site")
+	up.Dir, up.Stderr = t.TempDir(), os.Stderr
+	if err := up.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = up.Process.Signal(os.Interrupt); _ = up.Wait() })
+	c := exec.CommandContext(limited(t), python, "-c", `
+import asyncio, sys, meander
+
+async def main():
+    async with meander.connect(sys.argv[1], js_domain="site") as client:
+        while True:
+            try:
+                await client.publish("demo", "a red fox", uid="u", group_size=2, num_inference_steps=3, timeout=20)
+                break
+            except TimeoutError:
+                pass
+        async for batch in client.batches("demo", "trainer", groups=1):
+            print(batch["latents"].shape[:2], len(batch.samples), flush=True)
+            break
+
+asyncio.run(main())
+`, hub.ClientURL())
+	c.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"), "PYTHONDONTWRITEBYTECODE=1")
+	if out, err := c.CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "(2, ") {
+		t.Errorf("%v\n%s", err, out)
 	}
 }

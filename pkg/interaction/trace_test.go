@@ -13,15 +13,14 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// A worker gets the trace context of the sample that it answers.
+// A worker gets the trace context of the sample that it answers. It may answer in JSON.
 func TestAsk_Trace(t *testing.T) {
 	t.Parallel()
 	p := bustest.New(t)
 	asked := make(chan nats.Header, 1)
 	if _, err := p.Conn().Subscribe(schemas.InteractSubject("game"), func(m *nats.Msg) {
-		reply, _ := schemas.Encode(&schemas.InteractReply{Content: "go on"})
 		asked <- m.Header
-		_ = m.Respond(reply)
+		_ = m.Respond([]byte(`{"v": 1, "content": "go on"}`)) // in JSON
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -30,9 +29,9 @@ func TestAsk_Trace(t *testing.T) {
 		ctx  context.Context
 		want tracing.Context
 	}{{t.Context(), tracing.Context{}}, {tracing.With(t.Context(), want), want}} {
-		_, err := interaction.Ask(of.ctx, p.Conn(), &schemas.InteractRequest{Name: "game"}, time.Minute)
-		if got, bad := tracing.Of(bustest.Receive(t, "the question", asked)); got != of.want || bad != nil || err != nil {
-			t.Errorf("got %+v, %v, %v; want %+v", got, bad, err, of.want)
+		reply, err := interaction.Ask(of.ctx, p.Conn(), &schemas.InteractRequest{Name: "game"}, time.Minute)
+		if got, bad := tracing.Of(bustest.Receive(t, "the question", asked)); got != of.want || bad != nil || err != nil || reply.Content != "go on" {
+			t.Errorf("got %+v, %v, %+v, %v; want %+v", got, bad, reply, err, of.want)
 		}
 	}
 }

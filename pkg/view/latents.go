@@ -26,9 +26,9 @@ func IsGrid(t *schemas.Trajectory) bool {
 	return grid && t.Frames <= 1
 }
 
-// StateImage draws a stored state of a sample with IsGrid in false colours: red, green and blue are its projections on the three
-// principal components of the sample's last stored state, one pixel for each token. It needs no decoder, and shows
-// where structure appears.
+// StateImage draws a stored state of a sample with IsGrid in false colours: red, green and blue are its projections on
+// the three principal components of the sample's last stored state, one pixel for each token. It needs no decoder, and
+// shows where structure appears.
 func (r *Reader) StateImage(ctx context.Context, t *schemas.Trajectory, index int64) ([]byte, error) {
 	states, err := r.client.Latents(ctx, t)
 	if err != nil {

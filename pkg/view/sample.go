@@ -231,8 +231,9 @@ func (r *Reader) sample(ctx context.Context, g *Group, s *stored) (*Sample, erro
 	t := s.trajectory
 	x := &Sample{
 		Run: g.Run, UID: g.UID, Prompt: t.Prompt, Member: s.join(t.SampleIndex), Line: s.line(t.SampleIndex),
-		Facts: factsOf(t), Timings: timingsOf(t, s.reward, g.result), Spans: spansOf(t), States: StatesOf(t), Coloured: IsGrid(t),
-		Group: GroupOf{Size: t.GroupSize, Status: g.Status, Mean: g.Mean, Std: g.Std},
+		Facts: factsOf(t), Timings: timingsOf(t, s.reward, g.result), Spans: spansOf(t), States: StatesOf(t),
+		Coloured: IsGrid(t),
+		Group:    GroupOf{Size: t.GroupSize, Status: g.Status, Mean: g.Mean, Std: g.Std},
 	}
 	if t.Text != nil {
 		if err := r.setTokens(ctx, x, t); err != nil {
@@ -342,8 +343,8 @@ type Sample struct {
 	More    int       `json:"more_tokens,omitempty"`
 	States  []int64   `json:"states"`
 	// Coloured says that StateImage draws the states: they are those of an image, whose tokens are a grid.
-	Coloured bool `json:"coloured"`
-	Group   GroupOf   `json:"group"`
+	Coloured bool    `json:"coloured"`
+	Group    GroupOf `json:"group"`
 	// LogProbsOf says which log-probs the tokens have.
 	LogProbsOf string `json:"log_probs_of,omitempty"`
 }

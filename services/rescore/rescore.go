@@ -84,6 +84,10 @@ func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Source, error) {
 		if err != nil {
 			return nil, err
 		}
+		if len(t.Group.Stages) > 0 {
+			return nil, refuse("--run: %q has samples of several stages, which are not scored again; publish its "+
+				"prompts with other rewards", run)
+		}
 		g := s.groups[t.UID]
 		if g == nil {
 			g = &group{
