@@ -144,8 +144,6 @@ var places = []struct {
 	{"text", "#/runs/sums/q2/1", []string{"Conversation", "Tokens", "log-probs before temperature"}},
 	{"compare", "#/compare?a=signs&b=again", []string{"mean reward of these prompts", "10 of 10 prompts that both runs have"}},
 	{"judge", "#/judge/judged", []string{"3 samples wait", "waits for the verdict taste"}},
-	{"failed", "#/runs/late/l", []string{"no sample was scored", "What to do: See its samples with meander show --run late l", "score it with meander rescore --run late"}},
-	{"failed-sample", "#/runs/late/l/0", []string{"What to do: The sample is stored"}},
 	{"system", "#/system", []string{"MDR_STEPS", "version 1", "cpu/", " places, "}},
 	{"lane", "#/system/signs", []string{"the first adapter", "2 versions"}},
 	{"dead", "#/dead", []string{"must be a multiple of"}},

@@ -10,6 +10,7 @@ import (
 	"image/png"
 	"net/http"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -524,6 +525,14 @@ func TestServe_Fixes(t *testing.T) {
 			t.Errorf("%s (%v, a sample %v): %q, a sample %q", uid, g["status"], sample["status"], group, one)
 		}
 	}
+	if os.Getenv("MEANDER_UI_AXE") == "" {
+		return // in a browser it is 'make ui-test'
+	}
+	checker, p := axe(t), startBrowser(t).open(t, s.url)
+	p.to("#/runs/r1/late")
+	p.shows("What to do: See its samples with meander show --run r1 late", "score it with meander rescore --run r1")
+	p.everywhere(checker, "failed", "#/runs/r1/late")
+	p.everywhere(checker, "failed-sample", "#/runs/r1/late/0")
 }
 
 // Two runs are compared by the prompts that both have: by uid, or else by text, each group once.

@@ -122,10 +122,7 @@ func (s *served) publishSigns(t *testing.T) (closed int) {
 	signs("judged", "v", `a blue sign that says "TAXI"`, func(p *schemas.Prompt) {
 		p.GroupSize, p.Reward, p.Deadline = new(int64(3)), []schemas.RewardSpec{{Name: "external:taste"}}, new(time.Now().Add(time.Hour).UnixNano())
 	})
-	signs("late", "l", `a blue sign that says "TAXI"`, func(p *schemas.Prompt) {
-		p.GroupSize, p.Reward, p.Deadline = new(int64(3)), []schemas.RewardSpec{{Name: "external:taste"}}, new(time.Now().Add(3*time.Second).UnixNano())
-	})
-	return closed + 3 // the tree, scheduled sampling, and what comes late
+	return closed + 2 // the tree, and scheduled sampling
 }
 
 // publishSums publishes prompts for texts, and returns how many groups of them close.
