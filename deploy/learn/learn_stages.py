@@ -39,7 +39,7 @@ TRAINERS = {
     "think": ["--lane", "sums", "--model", str(ROOT / "deploy/models/sums"), "--lr", "4e-3", "--lr-schedule", "linear"],
     "paint": [
         "--lane", "signs", "--model", str(ROOT / "deploy/models/signs"), "--steps", str(STEPS), "--sde-type", "cps",
-        "--loss", "diffusion_nft", "--lr", "2e-3",
+        "--loss", "diffusion_nft", "--lr", "2e-3", "--lr-schedule", "linear",
     ],
 }  # fmt: skip
 
@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--trained", nargs="+", choices=list(RUNS), default=list(RUNS))
-    parser.add_argument("--updates", type=int, default=28)
+    parser.add_argument("--updates", type=int, default=24)
     parser.add_argument("--out", type=Path, default=Path("meander-out/learn-stages"))
     parser.add_argument("--meander", default="bin/meander")
     args = parser.parse_args()
@@ -125,7 +125,7 @@ def measured(url: str, run: str, when: str) -> float:
     """The share of held-out signs that say the true sum to the letter, by the newest weights of both lanes."""
 
     async def ask() -> float:
-        asked = problems(random.Random(12), HELD_OUT, (), True)
+        asked = problems(random.Random(13), HELD_OUT, (), True)
         async with meander.connect(url) as client:
             versions = {lane: await newest(client, lane) for lane in ("sums", "signs")}
             for i, p in enumerate(asked):

@@ -142,7 +142,11 @@ func newParquet(path string) (writer, error) {
 	}
 	options := []parquet.WriterOption{parquet.Compression(&parquet.Zstd)}
 	for _, path := range [][]string{
-		{"image", "bytes"}, {"video"}, {"mp4", "bytes"}, {"audio", "bytes"}, {"latents"},
+		{"image", "bytes"},
+		{"video"},
+		{"mp4", "bytes"},
+		{"audio", "bytes"},
+		{"latents"},
 		{"conditions", "list", "element", "bytes"},
 	} {
 		// Statistics of a page have its largest value a second time.

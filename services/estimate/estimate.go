@@ -130,7 +130,10 @@ func (p *Estimate) AskCapacity(ctx context.Context, b *bus.Bus) error {
 // few. The error is intake's refusal.
 func (p *Estimate) resolve(e *schemas.Prompt) error {
 	policy := p.facts.Policy(e.Model)
-	if policy == nil && p.facts.Whole {
+	if len(e.Stages) > 0 {
+		policy = nil
+		addNew(&p.Warnings, "stages: what their steps take is not counted here; intake counts it when the prompts come")
+	} else if policy == nil && p.facts.Whole {
 		return fmt.Errorf("model: %q is not served here; must be %s", e.Model, p.facts.Policies[0].Lane)
 	}
 	rewards := rewardLine(e, p.facts.Rewards(e, policy), policy)

@@ -117,6 +117,8 @@ def test_a_batch_gives_each_stage_its_arrays():
         batch.stage("judge")
     with pytest.raises(KeyError, match=r"stages have it: batch.stage\('paint'\)\['latents'\]"):
         batch["latents"]
+    with pytest.raises(TypeError, match=r"stages have it: batch.stage\('paint'\).micro"):
+        batch.micro(2)
 
 
 def test_samples_with_and_without_stages_are_no_batch():

@@ -118,6 +118,10 @@ class StagedBatch(Batch):
         """Returns a batch like this one of other groups."""
         return StagedBatch(groups, self.name, self.cursor, self.log_prob_kind)
 
+    def micro(self, *_: Any, **__: Any) -> Any:
+        """Is of a stage. TypeError."""
+        raise TypeError(f"micro: stages have it: batch.stage({(self.stages or ['NAME'])[-1]!r}).micro(n)")
+
     @property
     def stages(self) -> list[str]:
         """The names of the stages that are trained, in order."""

@@ -52,8 +52,8 @@ class BatchDataset(IterableDataset[Any]):
     Call done in all processes; that of rank 0 tells the server. A new iteration, here or in a later process, begins
     behind what was acknowledged last: a batch that was read and not acknowledged comes again.
 
-    run, groups, keep, empty, timeout, logits and log_prob_kind are those of client.batches; groups is 0 where prompts
-    name their batches.
+    run, groups, keep, empty, timeout, logits, log_prob_kind and stage are those of client.batches; groups is 0 where
+    prompts name their batches.
     name: the server remembers how far this reader is, and keeps what it has not acknowledged. Without it, after says
     where reading begins.
     after: the cursor of a batch; reading begins behind it, whatever was acknowledged.
@@ -86,6 +86,7 @@ class BatchDataset(IterableDataset[Any]):
         timeout: float = 0,
         logits: bool = False,
         log_prob_kind: str = "raw",
+        stage: str = "",
         **connection: Any,
     ):
         """ValueError: an argument is wrong, or torchrun started several processes that are no process group yet.
@@ -117,6 +118,7 @@ class BatchDataset(IterableDataset[Any]):
             "timeout": timeout,
             "logits": logits,
             "whole": not micro,
+            "stage": stage,
         }
         self.micro = micro
         self._begun = False
