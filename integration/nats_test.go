@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -121,6 +122,30 @@ func TestNATS_CLI(t *testing.T) {
 	})
 	t.Run("counts what workers in Python have done", func(t *testing.T) {
 		countsWorkers(t, &natsCLI{t, cli.path, cli.env}, url)
+	})
+	t.Run("judges and controls in JSON", func(t *testing.T) {
+		judgesInJSON(t, &natsCLI{t, cli.path, cli.env}, dir)
+	})
+}
+
+// judgesInJSON fails unless verdicts and controls in JSON are taken.
+func judgesInJSON(t *testing.T, cli *natsCLI, dir string) {
+	t.Helper()
+	cli.run("pub", "mdr.v1.prompt.judged", `{"prompt": "a red sign", "uid": "u", "group_size": 2, "reward": [{"name": "external:human", "weight": 1}]}`)
+	for i, value := range []string{"0.25", "0.75"} {
+		at := strconv.Itoa(i)
+		cli.run("pub", "mdr.v1.verdict.judged.u."+at+".human",
+			`{"run": "judged", "uid": "u", "sample_index": `+at+`, "name": "human", "value": `+value+`, "author": "ann"}`)
+	}
+	if out := meander(t, dir, "watch", "--run", "judged", "--kinds", "advantage", "--count", "1", "--json").must(t, 0).stdout; !strings.Contains(out, `"mean":0.5`) {
+		t.Errorf("judged: %s", out)
+	}
+	cli.run("pub", "mdr.v1.control.judged", `{"run": "judged", "action": "pause", "by": "ann", "reason": "lunch"}`)
+	bustest.Until(t, "the pause", func() error {
+		if out := meander(t, dir, "status", "judged").must(t, 0).stdout; !strings.Contains(out, "lunch") {
+			return errors.New(out)
+		}
+		return nil
 	})
 }
 
