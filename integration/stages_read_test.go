@@ -58,5 +58,4 @@ func TestStages_Read(t *testing.T) {
 			t.Errorf("show lacks %q:\n%s", want, out.String())
 		}
 	}
-	t.Log(out.String())
 }

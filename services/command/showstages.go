@@ -31,6 +31,7 @@ func printStages(out io.Writer, adv *schemas.Advantage, trajectories []*schemas.
 	}
 }
 
+// printStage shows one stage of a round: made are its trajectories, of which those that failed have no log-probs.
 func printStage(out io.Writer, s *schemas.GroupStage, adv *schemas.Advantage, made []*schemas.Trajectory) {
 	what := s.Kind + " of lane " + string(s.Lane)
 	switch {
