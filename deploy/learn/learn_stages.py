@@ -160,8 +160,8 @@ async def newest(client: meander.Client, lane: str) -> int:
 @contextlib.contextmanager
 def sampler(program: str, out: Path, url: str) -> Iterator[None]:
     """The sampler of the second lane; it ends with the run, and the run with it."""
-    command = [str(Path(program).with_name("meander-sampler")), "--nats-url", url, "--health-addr", "", "--model", "sums",
-               "--batch", "64", "--threads", "1"]  # fmt: skip
+    binary = str(Path(program).with_name("meander-sampler"))
+    command = [binary, "--nats-url", url, "--health-addr", "", "--model", "sums", "--batch", "64", "--threads", "1"]
     with open(out / "sampler.log", "a") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     ended = threading.Event()
@@ -193,7 +193,8 @@ def report(out: Path) -> None:
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
     for name, s in found.items():
         trained, seed = name.rsplit("-", 1)
-        print(f"| {trained} | {seed} | {s['before']:.3f} | {s['after']:.3f} | {s['after'] - s['before']:+.3f} | {s['seconds']} |")
+        before, after = s["before"], s["after"]
+        print(f"| {trained} | {seed} | {before:.3f} | {after:.3f} | {after - before:+.3f} | {s['seconds']} |")
         log = (out / name / RUNS[trained][-1] / "log.jsonl").read_text().splitlines()
         full = [r["full"] for r in map(json.loads, log) if r["kind"] == "update"]
         colour = f"C{list(RUNS).index(trained)}"
