@@ -37,7 +37,7 @@ type Run struct {
 	// Scored samples have a reward; Failed ones have ended without what they lack.
 	Scored int `json:"scored"`
 	Failed int `json:"failed"`
-	// Refused is how many of its prompts intake has refused: groups with that outcome, and dead letters without a group.
+	// Refused is how many of its prompts intake has refused: groups with that outcome, and dead letters without one.
 	Refused int    `json:"refused,omitempty"`
 	Events  uint64 `json:"events"`
 	// Bytes and Steps are complete, and Events and Streams, after AddSizes.
