@@ -86,16 +86,21 @@ func Open(g *schemas.Group, sample int64, made func(Place) *schemas.Trajectory) 
 }
 
 // Judged returns which of the trajectories of a sample, in the order of its path, a reward function is for: the newest
-// of the stage that its spec names, or else of the last one that a lane made; nil: it is not there.
-func Judged(g *schemas.Group, spec *schemas.RewardSpec, made []*schemas.Trajectory) *schemas.Trajectory {
+// of the stage that its spec names, or else of the last one that a lane made; nil: it is not there. If an interaction
+// ended the sample before the named stage, the newest of its kind is judged: a function of texts is for a text.
+func Judged(g *schemas.Group, spec *schemas.RewardSpec, made []*schemas.Trajectory) (instead *schemas.Trajectory) {
+	want := g.StageIndex(spec.Stage)
 	for k := len(made) - 1; k >= 0; k-- {
-		name, _ := made[k].Stage.Split()
-		if i := g.StageIndex(name); i >= 0 && (spec.Stage == name ||
-			spec.Stage == "" && g.Stages[i].Kind != schemas.StageInteraction) {
+		i := g.StageIndex(made[k].Stage)
+		switch {
+		case i < 0 || g.Stages[i].Kind == schemas.StageInteraction:
+		case want < 0 || i == want:
 			return made[k]
+		case instead == nil && g.Stages[i].Kind == g.Stages[want].Kind:
+			instead = made[k]
 		}
 	}
-	return nil
+	return instead
 }
 
 // Put stores the file of an image and returns its reference.
@@ -162,12 +167,14 @@ func fillTexts(r *schemas.Request, record *schemas.GroupRecord, made []*schemas.
 		return "", nil // of a later round
 	}
 	var errs []error
+	room := schemas.MaxEventBytes // of all texts: a request is an event
 	set := func(field string, text *string) {
-		filled, err := fill(*text, value)
+		filled, err := fill(*text, min(room, schemas.MaxAnswerBytes), value)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", field, err))
 		}
 		*text = filled
+		room = max(room-len(filled), 0)
 	}
 	if r.Text == nil {
 		set("prompt", &r.Prompt)

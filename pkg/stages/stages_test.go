@@ -217,3 +217,54 @@ func TestRequest_faults(t *testing.T) {
 		t.Errorf("a store that is full: %v, want an error that may pass", err)
 	}
 }
+
+// A judge that ends a sample early leaves its texts to the functions of texts, and its images to those of images.
+func TestJudged(t *testing.T) {
+	g := &record(t, 1, 1).Group
+	g.Stages = append(g.Stages, schemas.GroupStage{Name: "rewrite", Kind: schemas.StageText, Every: 1},
+		schemas.GroupStage{Name: "repaint", Kind: schemas.KindImage, Every: 1})
+	ended := []*schemas.Trajectory{made("think", "42"), painted("paint"), made("judge", "right")}
+	whole := append(ended[:3:3], made("rewrite", "43"), painted("repaint"))
+	for _, c := range []struct {
+		of   schemas.Stage
+		made []*schemas.Trajectory
+		want schemas.Stage
+	}{
+		{"", ended, "paint"},
+		{"", whole, "repaint"},
+		{"think", ended, "think"},
+		{"think", whole, "think"},
+		{"rewrite", ended, "think"},
+		{"repaint", ended, "paint"},
+		{"rewrite", whole, "rewrite"},
+		{"paint", whole, "paint"},
+	} {
+		if got := stages.Judged(g, &schemas.RewardSpec{Stage: c.of}, c.made); got == nil || got.Stage != c.want {
+			t.Errorf("a function for %q judges %+v of %d trajectories, want %s", c.of, got, len(c.made), c.want)
+		}
+	}
+	if got := stages.Judged(g, &schemas.RewardSpec{Stage: "repaint"}, ended[:1]); got != nil {
+		t.Errorf("a function of images judges %s, and no image was made", got.Stage)
+	}
+}
+
+// A short template that names a long text often is not built: neither before a stage runs nor after it.
+func TestCheck_longTexts(t *testing.T) {
+	p := &schemas.Prompt{Prompt: strings.Repeat("1", schemas.MaxPromptBytes), Stages: []schemas.StageSpec{
+		{Name: "think"}, {Name: "paint", Prompt: strings.Repeat("{prompt}", 2000)},
+	}}
+	want := "stages[1].prompt: filled, 32768 bytes and more; must be at most 16384"
+	if err := stages.Check(p, nil); err == nil || err.Error() != want {
+		t.Errorf("Check = %v, want %s", err, want)
+	}
+	p.Stages[1].Prompt = "{prompt}"
+	if err := stages.Check(p, nil); err != nil {
+		t.Errorf("a text of just the size is refused: %v", err)
+	}
+	x := record(t, 1, 1)
+	x.Stages[1].Prompt = strings.Repeat("{think.text}", 1000)
+	want = "stage paint: prompt: filled, 600000 bytes and more; must be at most 524288"
+	if _, err := stages.Request(x, stages.Place{Stage: "paint"}, []*schemas.Trajectory{made("think", strings.Repeat("1", 200000))}, put); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("Request = %v, want %s", err, want)
+	}
+}

@@ -10,11 +10,14 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// fill replaces each place of a template, {NAME}, by its value. {{ and }} are braces. An error is that of a value, or
-// says where a brace stands alone.
-func fill(template string, value func(place string) (string, error)) (string, error) {
+// fill replaces each place of a template, {NAME}, by its value. {{ and }} are braces. An error is that of a value, says
+// where a brace stands alone, or that the text is longer than most bytes.
+func fill(template string, most int, value func(place string) (string, error)) (string, error) {
 	var out strings.Builder
 	for rest := template; ; {
+		if n := out.Len(); n > most { // the rest is not built: a short template may name a long text a thousand times
+			return "", fmt.Errorf("filled, %d bytes and more; must be at most %d", n, most)
+		}
 		i := strings.IndexAny(rest, "{}")
 		if i < 0 {
 			out.WriteString(rest)
@@ -87,7 +90,11 @@ func Check(p *schemas.Prompt, kinds []string) error {
 			}
 		}
 		for _, t := range templatesOf(s) {
-			_, err := fill(t[1], func(place string) (string, error) { return "", checkPlace(p, kinds, i, place) })
+			most := schemas.MaxPromptBytes
+			if s.Interaction != nil || strings.HasPrefix(t[0], "messages") {
+				most = schemas.MaxAnswerBytes
+			}
+			_, err := fill(t[1], most, func(place string) (string, error) { return knownText(p, kinds, i, place) })
 			add(t[0], err)
 		}
 		for k, c := range s.Conditions {
@@ -111,16 +118,22 @@ func indexOf(p *schemas.Prompt, name schemas.Stage) int {
 	return slices.IndexFunc(p.Stages, func(s schemas.StageSpec) bool { return s.Name == name })
 }
 
-// checkPlace returns an error unless stage i of a prompt may have a place in its templates.
-func checkPlace(p *schemas.Prompt, kinds []string, i int, place string) error {
+// knownText returns what the prompt itself has for a place in the templates of its stage i: nothing for the text of a
+// stage. An error says that the stage may not have the place.
+func knownText(p *schemas.Prompt, kinds []string, i int, place string) (string, error) {
 	of, what, dotted := strings.Cut(place, ".")
 	switch {
 	case place == "prompt":
-		return nil
+		return p.Prompt, nil
 	case of == "metadata" && dotted:
-		_, err := metadataText(p.Metadata, what)
-		return err
+		return metadataText(p.Metadata, what)
 	}
+	return "", checkStageText(p, kinds, i, place)
+}
+
+// checkStageText returns an error unless stage i of a prompt may have a place in its templates that names a stage.
+func checkStageText(p *schemas.Prompt, kinds []string, i int, place string) error {
+	of, what, dotted := strings.Cut(place, ".")
 	at := indexOf(p, schemas.Stage(of))
 	names := make([]string, len(p.Stages))
 	for k, s := range p.Stages {
