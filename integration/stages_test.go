@@ -9,6 +9,8 @@ import (
 	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/counters"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -57,6 +59,30 @@ func (c *crew) stage(t *testing.T, run schemas.Run, uid schemas.UID, sample int6
 	return tr
 }
 
+// counted checks what is said of a run: its samples count, not their stages.
+func (c *crew) counted(t *testing.T, run schemas.Run, made, scored, failed int64) {
+	t.Helper()
+	s, err := c.client.Status(t.Context(), run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Trajectories != made || s.Rewards != scored || s.Failed != failed || s.State == schemas.RunRunning {
+		t.Errorf("run %s is %s: %d samples made, %d scored, %d failed; want %d, %d, %d", run, s.State, s.Trajectories, s.Rewards, s.Failed, made, scored, failed)
+	}
+	if n, differ, err := counters.Check(t.Context(), c.Bus, 1); n != 1 || len(differ) > 0 || err != nil {
+		t.Errorf("%d runs counted in full, %v differ, %v", n, differ, err)
+	}
+	r := view.NewReader(t.Context(), c.Bus, view.Options{Once: true})
+	defer r.Close()
+	list, err := r.Groups(t.Context(), run, view.List{Limit: 8})
+	if err != nil || len(list.Rows) != 1 {
+		t.Fatalf("groups: %+v, %v", list, err)
+	}
+	if g := list.Rows[0]; int64(g.Made) != made || int64(g.Scored) != scored || int64(g.Lost) != failed {
+		t.Errorf("its group has %d samples made, %d scored, %d lost; want %d, %d, %d", g.Made, g.Scored, g.Lost, made, scored, failed)
+	}
+}
+
 // Each sample of a stage leads to its children, and each stage has advantages of its own.
 func TestStages_ThinkAndPaint(t *testing.T) {
 	t.Parallel()
@@ -86,6 +112,7 @@ func TestStages_ThinkAndPaint(t *testing.T) {
 		a.Credits[1].Stage != "paint" || len(a.Credits[1].Values) != 8 {
 		t.Fatalf("credits: %+v", a.Credits)
 	}
+	c.counted(t, "r", 8, 8, 0)
 	harness.AwaitIdle(t, c.Bus)
 	if left := c.messages(t, schemas.StreamRequests); left != 0 {
 		t.Errorf("%d requests are left", left)
@@ -122,6 +149,7 @@ func TestStages_Judge(t *testing.T) {
 	if a.Status != schemas.StatusComplete {
 		t.Fatalf("group: %s, %s", a.Status, a.Error)
 	}
+	c.counted(t, "r", 2, 2, 0)
 	for i, want := range []int{9, 6} {
 		m := a.Members[i]
 		if len(m.Stages) != want || m.TrajectorySeq != m.Stages[want-2].TrajectorySeq {
@@ -154,6 +182,7 @@ func TestStages_Failed(t *testing.T) {
 	p.Stages = []schemas.StageSpec{p.Stages[0], {Name: "judge", Interaction: &schemas.Interaction{Name: "critic"}, Prompt: "{think.text}"}, p.Stages[1]}
 	c.publish(t, "r", p)
 	a := c.advantages(t, "r", 1)["g"]
+	c.counted(t, "r", 4, 4, 2)
 	for i, m := range a.Members {
 		want := schemas.StatusScored
 		if i == 2 || i == 3 {

@@ -1,6 +1,7 @@
 package schemas
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -137,6 +138,33 @@ func (g *Group) StageIndex(of Stage) int {
 		return -1
 	}
 	return slices.IndexFunc(g.Stages, func(s GroupStage) bool { return s.Name == name })
+}
+
+// EndedBy returns how many samples of the group end with a trajectory: those that no stage comes after. A stage that
+// fails, or an interaction that ends its sample, ends all samples that it leads to. So each sample ends once, and the
+// sum over a group is the number of its samples, however many stages, rounds and children they had. A sample whose
+// next request cannot be made has no such trajectory: its reward alone says that it failed.
+func (g *Group) EndedBy(t *Trajectory) int64 {
+	i := g.StageIndex(t.Stage)
+	if i < 0 {
+		return 1
+	}
+	_, round := t.Stage.Split()
+	last := i+1 == len(g.Stages) && round >= g.Rounds
+	said := t.Text != nil && t.Text.SaidBy != "" && t.Text.Conversation == ConversationTerminated
+	if last || said || t.StopReason != StopCompleted {
+		return g.Stages[i].Every
+	}
+	return 0
+}
+
+// MostTrajectories returns how many trajectories a group of a size has at most: one for each sample, or for each of its
+// stages.
+func (g *Group) MostTrajectories(size int64) (n int64) {
+	for _, s := range g.Stages {
+		n += size / s.Every * g.Rounds
+	}
+	return cmp.Or(n, size)
 }
 
 // IsInteraction reports whether an interaction makes a stage, by its name or token.

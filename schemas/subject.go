@@ -18,6 +18,7 @@ const (
 	HeaderReply       = "Mdr-Reply"   // on a prompt: the inbox that wants a Receipt
 	HeaderOutcome     = "Mdr-Outcome" // of a trajectory, reward or advantage, for those who only look: its outcome
 	HeaderLane        = "Mdr-Lane"    // of a trajectory, in the same way: its lane
+	HeaderSamples     = "Mdr-Samples" // of a stage's trajectory, in the same way: how many samples end with it
 	HeaderMean        = "Mdr-Mean"    // of an advantage, in the same way: its mean reward, if any
 	ContentType       = "application/msgpack"
 )

@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"strconv"
 
 	"github.com/nats-io/nats.go"
 
@@ -14,11 +15,14 @@ import (
 // look. A message that was read without its payload is read again where no header says it; its headers then do. "": it
 // is no such event.
 func (b *Bus) Outcome(ctx context.Context, m *Message) (string, error) {
-	if said := m.Header.Get(schemas.HeaderOutcome); outcomes.IsOutcome(said) {
+	a, _ := schemas.ParseSubject(m.Subject)
+	_, unsaid := strconv.ParseUint(m.Header.Get(schemas.HeaderSamples), 10, 32)
+	if said := m.Header.Get(schemas.HeaderOutcome); outcomes.IsOutcome(said) &&
+		(a.Kind != schemas.KindTrajectory || a.Stage == schemas.StageMain || unsaid == nil) {
 		return said, nil
 	}
 	var e schemas.Keyed
-	switch a, _ := schemas.ParseSubject(m.Subject); a.Kind {
+	switch a.Kind {
 	case schemas.KindTrajectory:
 		e = &schemas.Trajectory{}
 	case schemas.KindReward:
@@ -48,4 +52,12 @@ func (b *Bus) Outcome(ctx context.Context, m *Message) (string, error) {
 		m.Header.Set(name, value)
 	})
 	return outcomes.Of(e), nil
+}
+
+// Ends returns how many samples end with a trajectory whose Outcome is known.
+func (m *Message) Ends() int64 {
+	if n, err := strconv.ParseUint(m.Header.Get(schemas.HeaderSamples), 10, 32); err == nil {
+		return int64(n)
+	}
+	return 1
 }

@@ -19,7 +19,11 @@ func (r *Run) count(m *bus.Message, a schemas.Address, outcome string) {
 		if r.Outcomes[a.Kind] == nil {
 			put(&r.Outcomes, a.Kind, map[string]int64{})
 		}
-		r.Outcomes[a.Kind][outcome]++
+		n := int64(1)
+		if a.Kind == schemas.KindTrajectory { // samples are counted, not their stages
+			n = m.Ends()
+		}
+		r.Outcomes[a.Kind][outcome] += n
 	}
 	switch a.Kind {
 	case schemas.KindTrajectory:

@@ -42,7 +42,7 @@ func filters(stream string, run schemas.Run) []string {
 
 const (
 	// prefix begins the keys of records. Another number: records of another form.
-	prefix  = "counts6"
+	prefix  = "counts7"
 	headKey = prefix
 	// atOnce is how many runs are asked about, or written, side by side.
 	atOnce = 16
@@ -77,7 +77,8 @@ type Sum struct {
 // Run are the counts of one run.
 type Run struct {
 	Marks [len(counted)]Mark `msgpack:"m"` // of the counted streams
-	// Groups have a record. Outcomes counts, by kind of event (trajectory, reward, advantage), what they say.
+	// Groups have a record. Outcomes counts, by kind of event (trajectory, reward, advantage), what they say; of
+	// trajectories it counts the samples that end with them.
 	Groups   int64                       `msgpack:"g,omitempty"`
 	Outcomes map[string]map[string]int64 `msgpack:"o,omitempty"`
 	// Mean is the sum of the mean rewards of groups, and over how many; Lane made the first sample that has one.

@@ -60,6 +60,11 @@ func (w *world) publish() {
 	if outcome != "" {
 		m.Header = nats.Header{schemas.HeaderOutcome: {outcome}}
 	}
+	if a.Kind == schemas.KindTrajectory && w.rng.IntN(2) == 0 { // of a stage, which ends so many samples
+		a.Stage = "think"
+		m.Subject = a.Filter()
+		m.Header.Set(schemas.HeaderSamples, one("0", "1", "2", "not a number"))
+	}
 	_, _ = w.JetStream().PublishMsg(w.t.Context(), m)
 }
 
@@ -86,8 +91,12 @@ func (w *world) full(run schemas.Run) string {
 				w.t.Fatal(err)
 			}
 			count[stream]++
+			ends := 1
+			if a.Stage == "think" {
+				ends, _ = strconv.Atoi(m.Header.Get(schemas.HeaderSamples))
+			}
 			if outcome != "" {
-				count[a.Kind+" "+outcome]++
+				count[a.Kind+" "+outcome] += ends
 			}
 			switch a.Kind {
 			case schemas.KindGroup:

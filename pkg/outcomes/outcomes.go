@@ -171,6 +171,9 @@ func Said(e schemas.Event, set func(header, value string)) {
 	switch e := e.(type) {
 	case *schemas.Trajectory:
 		set(schemas.HeaderLane, string(e.Lane))
+		if len(e.Group.Stages) > 0 {
+			set(schemas.HeaderSamples, strconv.FormatInt(e.Group.EndedBy(e), 10))
+		}
 	case *schemas.Advantage:
 		if e.Mean != nil {
 			set(schemas.HeaderMean, strconv.FormatFloat(*e.Mean, 'g', -1, 64))

@@ -34,19 +34,16 @@ func below(token schemas.Stage, from, to, every int64) (list []Place) {
 
 // Next returns the places that come after a trajectory; none: it is the last of its samples, or ended without success.
 func Next(g *schemas.Group, t *schemas.Trajectory) []Place {
+	if g.EndedBy(t) > 0 {
+		return nil
+	}
 	i := g.StageIndex(t.Stage)
 	_, round := t.Stage.Split()
-	ended := t.Text != nil && t.Text.SaidBy != "" && t.Text.Conversation == schemas.ConversationTerminated
-	switch {
-	case i < 0 || t.StopReason != schemas.StopCompleted || ended:
-		return nil
-	case i+1 < len(g.Stages):
-		s := g.Stages[i+1]
-		return below(s.Name.Token(round), t.SampleIndex, t.SampleIndex+g.Stages[i].Every, s.Every)
-	case round < g.Rounds:
+	if i+1 == len(g.Stages) {
 		return []Place{{Stage: g.Stages[0].Name.Token(round + 1), SampleIndex: t.SampleIndex}}
 	}
-	return nil
+	s := g.Stages[i+1]
+	return below(s.Name.Token(round), t.SampleIndex, t.SampleIndex+g.Stages[i].Every, s.Every)
 }
 
 // Leaves returns the indices [from, to) of the samples that a stage of a sample leads to.

@@ -43,7 +43,7 @@ type GroupRow struct {
 	revision uint64
 	// samples are those of which something is stored, nil once all are made and the group is closed; ended counts
 	// those that were made, or will not be.
-	samples map[string]*sampleEvents
+	samples map[int64]*sampleEvents
 	ended   int
 }
 
@@ -51,9 +51,9 @@ type GroupRow struct {
 type sampleEvents struct{ stop, reward string }
 
 // sample returns the outcomes of a sample by its index.
-func (r *GroupRow) sample(index string) *sampleEvents {
+func (r *GroupRow) sample(index int64) *sampleEvents {
 	if r.samples == nil {
-		r.samples = map[string]*sampleEvents{}
+		r.samples = map[int64]*sampleEvents{}
 	}
 	s := r.samples[index]
 	if s == nil {
@@ -71,7 +71,7 @@ func (r *GroupRow) countSamples() {
 		r.Scored, r.Lost = 0, 0
 	}
 	for _, s := range r.samples {
-		if s.stop != "" {
+		if s.stop != "" || s.reward == schemas.StatusFailed { // or a next stage could not be asked for
 			r.ended++
 		}
 		if s.stop == schemas.StopCompleted {
@@ -123,25 +123,31 @@ func (f *follower) takeRecord(m *bus.Message) {
 
 // takeTrajectory takes the end of a sample.
 func (f *follower) takeTrajectory(m *bus.Message, outcome string) {
-	f.takeSample(m, "trajectories", func(s *sampleEvents) { s.stop = outcome })
+	f.takeSamples(m, m.Ends(), "trajectories", func(s *sampleEvents) { s.stop = outcome })
 }
 
 // takeReward takes the reward of a sample, or that it has none.
 func (f *follower) takeReward(m *bus.Message, outcome string) {
-	f.takeSample(m, "rewards", func(s *sampleEvents) { s.reward = outcome })
+	f.takeSamples(m, 1, "rewards", func(s *sampleEvents) { s.reward = outcome })
 }
 
-// takeSample takes the outcome that an event of a sample says: under rate, and in the row of its group.
-func (f *follower) takeSample(m *bus.Message, rate string, set func(*sampleEvents)) {
+// takeSamples takes the outcome that an event says of n samples from its own on: under rate, and in the row of its
+// group.
+func (f *follower) takeSamples(m *bus.Message, n int64, rate string, set func(*sampleEvents)) {
 	a, _ := schemas.ParseSubject(m.Subject)
-	f.count(rate, m.Time)
+	first, _ := strconv.ParseInt(a.Sample, 10, 64)
+	for range n {
+		f.count(rate, m.Time)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r := f.rowOf(a.UID)
 	if r.Status != outcomes.Open && r.samples == nil {
 		return // all are made, and the result says the rest
 	}
-	set(r.sample(a.Sample))
+	for i := range n {
+		set(r.sample(first + i))
+	}
 	r.countSamples()
 	f.touch(r)
 }
@@ -167,7 +173,7 @@ func (f *follower) takeAdvantage(m *bus.Message) {
 	for i := range a.Members {
 		outcome := outcomes.Sample(a.Members[i].Status, "", "")
 		if r.countSample(outcome); outcome == schemas.StatusScored {
-			r.sample(strconv.FormatInt(a.Members[i].SampleIndex, 10)).stop = schemas.StopCompleted
+			r.sample(a.Members[i].SampleIndex).stop = schemas.StopCompleted
 		}
 		x := a.Members[i].Reward
 		if x == nil {

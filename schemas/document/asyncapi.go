@@ -556,13 +556,14 @@ func messageOf(c channel) message {
 				Description: "what became of it, for readers of headers alone; the payload decides",
 			}})
 	}
-	for header, x := range map[string][2]string{
-		schemas.HeaderLane: {schemas.TypeTrajectory, "lane"},
-		schemas.HeaderMean: {schemas.TypeAdvantage, "mean reward"},
+	for _, x := range [...][3]string{
+		{schemas.HeaderLane, schemas.TypeTrajectory, "lane"},
+		{schemas.HeaderSamples, schemas.TypeTrajectory, "number of samples that end with it (absent: 1)"},
+		{schemas.HeaderMean, schemas.TypeAdvantage, "mean reward"},
 	} {
-		if c.event == x[0] {
-			m.Headers.Properties = append(m.Headers.Properties, entry[headerSchema]{header, headerSchema{
-				Type: "string", Description: "its " + x[1] + ", for readers of headers alone; the payload decides",
+		if c.event == x[1] {
+			m.Headers.Properties = append(m.Headers.Properties, entry[headerSchema]{x[0], headerSchema{
+				Type: "string", Description: "its " + x[2] + ", for readers of headers alone; the payload decides",
 			}})
 		}
 	}

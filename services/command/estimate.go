@@ -310,7 +310,7 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	if p.Cost != nil && p.Settings.Frames > 1 {
 		made = "video"
 	}
-	if p.Cost != nil && p.ImageBytes+p.ConditioningStored == 0 {
+	if len(p.Stages) > 0 || p.Cost != nil && p.ImageBytes+p.ConditioningStored == 0 {
 		made = "sample"
 	}
 	if len(p.GroupSizes) == 1 {
@@ -327,6 +327,17 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 		what += ", by " + p.Model
 	}
 	line("estimate", "%s", what)
+	if len(p.Stages) > 0 {
+		each := make([]string, len(p.Stages))
+		for i, s := range p.Stages {
+			each[i] = fmt.Sprintf("%s %d", s.Name, s.Samples)
+		}
+		within := ""
+		if p.Rounds > 1 {
+			within = fmt.Sprintf(" in at most %d rounds", p.Rounds)
+		}
+		line("", "%s%s: %s", present.Count(len(p.Stages), "stage"), within, strings.Join(each, ", "))
+	}
 	d := p.Data
 	parts := []string{present.Count(d.Records, "prompt")}
 	if d.File != "" {

@@ -190,6 +190,33 @@ func TestEstimate_JSON(t *testing.T) {
 	}
 }
 
+// Of samples of several stages it says how many of each stage are made.
+func TestEstimate_Stages(t *testing.T) {
+	inEmptyDir(t)
+	if err := os.WriteFile("p.jsonl", []byte(`{"prompt": "12+30=?", "group_size": 8, "stages": [{"name": "think"}, {"name": "paint", "children": 2}, {"name": "draw"}]}
+{"prompt": "1+3=?", "group_size": 4, "rounds": 3, "stages": [{"name": "think"}, {"name": "paint"}]}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, _, err := command(t.Context(), "run", "--dry-run", "--prompts", "p.jsonl")
+	if want := "3 stages in at most 3 rounds: think 16, paint 20, draw 8"; err != nil || !strings.Contains(text, want) {
+		t.Errorf("%v, says\n%s\nwant %q", err, text, want)
+	}
+	stdout, _, err := command(t.Context(), "run", "--dry-run", "--json", "--prompts", "p.jsonl")
+	var line struct {
+		Estimate struct {
+			Samples, Rounds int64
+			Stages          []estimate.Stage
+		}
+	}
+	if json.Unmarshal([]byte(stdout), &line) != nil || err != nil {
+		t.Fatalf("%v, says %s", err, stdout)
+	}
+	if e := line.Estimate; !slices.Equal(e.Stages, []estimate.Stage{{"think", 16}, {"paint", 20}, {"draw", 8}}) || e.Rounds != 3 || e.Samples != 12 {
+		t.Errorf("%d samples, stages %v in %d rounds", e.Samples, e.Stages, e.Rounds)
+	}
+}
+
 // A run says what it will do, then does that: the numbers of its estimate are those of what it
 // stored. Shards on different machines paint what the whole paints.
 func TestEstimate_IsWhatRuns(t *testing.T) {

@@ -35,6 +35,10 @@ type Estimate struct {
 	// Warnings are what intake accepts with a warning; several if prompts differ.
 	Warnings []string `json:"warnings,omitempty"`
 	Samples  int64    `json:"samples"`
+	// Stages are those of samples that have several, each with how many samples of it are made at most, in all rounds.
+	Stages []Stage `json:"stages,omitempty"`
+	// Rounds is how often the stages run at most.
+	Rounds int64 `json:"rounds,omitempty"`
 	// Model is missing if no model is known, and so is what depends on the model's defaults.
 	Model string `json:"model,omitempty"` // the first prompt's
 	*Cost
@@ -49,6 +53,12 @@ type Estimate struct {
 	text        bool // the prompts are for a language model
 	facts       *Facts
 	promptBytes int64
+}
+
+// Stage is a stage by its name, and how many samples of it are made at most.
+type Stage struct {
+	Name    schemas.Stage `json:"name"`
+	Samples int64         `json:"samples"`
 }
 
 // Refusal is a reason, and how many prompts are refused for it.
@@ -174,10 +184,23 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 	}
 	p.Groups++
 	p.Samples += n
+	p.addStages(e, n)
 	addNew(&p.GroupSizes, n)
 	addNew(&p.Reward, rewards)
 	addNew(&p.Advantage, advantageLine(&advantage, e.GroupPolicy))
 	return nil
+}
+
+// addStages adds how many samples of each stage a prompt for n samples has.
+func (p *Estimate) addStages(e *schemas.Prompt, n int64) {
+	for i, s := range e.Stages {
+		at := slices.IndexFunc(p.Stages, func(x Stage) bool { return x.Name == s.Name })
+		if at < 0 {
+			at, p.Stages = len(p.Stages), append(p.Stages, Stage{Name: s.Name})
+		}
+		p.Stages[at].Samples += n / e.EveryOf(i) * e.MostRounds()
+		p.Rounds = max(p.Rounds, e.MostRounds())
+	}
 }
 
 // addSamples adds the cost of a group's samples, given their requests. Samples of scheduled sampling and of trees

@@ -383,7 +383,8 @@ func (s *service) batchBytes(ctx context.Context, open []bus.OpenGroup, closed i
 			return 0, err
 		}
 		begun = begun || len(made) > 0
-		bytes += g.StepBytes / g.GroupSize * max(0, g.GroupSize-int64(len(made)))
+		most := g.Group.MostTrajectories(g.GroupSize)
+		bytes += g.StepBytes / most * max(0, most-int64(len(made)))
 	}
 	bytes += largest * max(0, open[0].Group.BatchGroups-int64(len(open))-closed)
 	if !begun {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"sync"
 	"syscall"
 	"testing"
@@ -25,9 +26,9 @@ func spent(t *testing.T) time.Duration {
 
 // The list of 10 000 runs is sent and drawn a page at a time: what it costs is printed, its bytes and elements are
 // bounded.
-func TestRuns_Many(t *testing.T) {
-	if testing.Short() {
-		t.Skip("make integration runs it: it stores 10 000 runs")
+func TestPage_ManyRuns(t *testing.T) {
+	if os.Getenv("MEANDER_UI_AXE") == "" {
+		t.Skip("make ui-test runs it: it stores 10 000 runs")
 	}
 	const runs = 10_000
 	s := servePage(t, nil)
