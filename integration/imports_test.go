@@ -114,7 +114,7 @@ var layers = map[string][]string{
 
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   {"pkg/models/media"},
-	"pkg/view":    {"pkg/counters", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/models/tensor", "pkg/outcomes", "pkg/sampling", "pkg/scorer", "schemas"},                        // what is stored, as models
+	"pkg/view":    {"pkg/counters", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/models/tensor", "pkg/outcomes", "pkg/sampling", "pkg/scorer", "pkg/stages", "schemas"},          // what is stored, as models
 	"pkg/export":  {"pkg/view", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/models/safetensors", "pkg/models/tensor", "pkg/results", "pkg/sampling", "pkg/outcomes", "schemas"}, // a run as files, and played again
 	"pkg/results": {"pkg/counters", "pkg/view", "pkg/models/media", "pkg/outcomes", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/models/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/models/tensor"},
 

@@ -6,7 +6,8 @@ stages, on a pipeline of its own:
     learn_stages.py [--seeds 0 1 2] [--trained both think paint] [--out FOLDER] [--meander bin/meander]
 
 What is held out are sums that are not trained on, drawn and rated by the pipeline before and after with equal noise. A
-run that has its summary is not made again. MARGIN is how much better two trained lanes must be than the better of one, and than none.
+run that has its summary is not made again. MARGIN is how much better two trained lanes must be than the better of one,
+and than none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,14 +159,24 @@ async def newest(client: meander.Client, lane: str) -> int:
 
 @contextlib.contextmanager
 def sampler(program: str, out: Path, url: str) -> Iterator[None]:
-    """The sampler of the second lane; it ends with the run."""
-    command = [str(Path(program).with_name("meander-sampler")), "--nats-url", url, "--health-addr", "", "--model", "sums",
-               "--batch", "64", "--threads", "1"]  # fmt: skip
+    """The sampler of the second lane; it ends with the run, and the run with it."""
+    binary = str(Path(program).with_name("meander-sampler"))
+    command = [binary, "--nats-url", url, "--health-addr", "", "--model", "sums", "--batch", "64", "--threads", "1"]
     with open(out / "sampler.log", "a") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
+    ended = threading.Event()
+
+    def watch() -> None:
+        process.wait()
+        if not ended.is_set():
+            print(f"the sampler of sums has ended; why is in {out / 'sampler.log'}", file=sys.stderr)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
+        ended.set()
         process.terminate()
         process.wait()
 
@@ -181,7 +193,8 @@ def report(out: Path) -> None:
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
     for name, s in found.items():
         trained, seed = name.rsplit("-", 1)
-        print(f"| {trained} | {seed} | {s['before']:.3f} | {s['after']:.3f} | {s['after'] - s['before']:+.3f} | {s['seconds']} |")
+        before, after = s["before"], s["after"]
+        print(f"| {trained} | {seed} | {before:.3f} | {after:.3f} | {after - before:+.3f} | {s['seconds']} |")
         log = (out / name / RUNS[trained][-1] / "log.jsonl").read_text().splitlines()
         full = [r["full"] for r in map(json.loads, log) if r["kind"] == "update"]
         colour = f"C{list(RUNS).index(trained)}"

@@ -41,6 +41,10 @@ func (c *Client) OffPolicy(ctx context.Context, g *Group, want Fresh) (why strin
 		return "", nil
 	}
 	for _, m := range g.Members {
+		if len(m.Stages) > 0 {
+			return "", fmt.Errorf("group %s: a weights digest is for samples of one lane, and these have several "+
+				"stages; leave out WeightsDigest", g.UID)
+		}
 		if m.Status != schemas.StatusScored {
 			continue
 		}

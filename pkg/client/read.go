@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"iter"
 	"math"
@@ -89,12 +90,28 @@ func readLive[T any, E interface {
 	}
 }
 
-// Trajectory returns one stored trajectory, or ErrNotFound.
+// Trajectory returns one stored trajectory, or ErrNotFound. A sample of several stages has one for each, which Stage
+// returns, so it is refused.
 func (c *Client) Trajectory(
 	ctx context.Context, run schemas.Run, uid schemas.UID, sample int64,
 ) (*schemas.Trajectory, error) {
-	m, err := c.bus.Last(ctx, schemas.StreamTrajectories,
-		schemas.TrajectorySubject(run, uid, sample, schemas.StageMain))
+	t, err := c.Stage(ctx, run, uid, sample, schemas.StageMain)
+	if !errors.Is(err, ErrNotFound) {
+		return t, err
+	}
+	if g, recordErr := c.bus.Group(ctx, run, uid); recordErr == nil && g != nil && len(g.Group.Stages) > 0 {
+		return nil, fmt.Errorf("trajectory %s %d of run %s: its sample has several stages; read each with Stage", uid,
+			sample, run)
+	}
+	return nil, err
+}
+
+// Stage returns the stored trajectory of a stage of a sample, or ErrNotFound. The stage of round 2 is NAME-2. What
+// several samples share is stored once: Members of a group's result say under which index (StageResult).
+func (c *Client) Stage(
+	ctx context.Context, run schemas.Run, uid schemas.UID, sample int64, stage schemas.Stage,
+) (*schemas.Trajectory, error) {
+	m, err := c.bus.Last(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(run, uid, sample, stage))
 	if err != nil {
 		return nil, fmt.Errorf("trajectory %s %d of run %s: %w", uid, sample, run, err)
 	}

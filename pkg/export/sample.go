@@ -170,6 +170,10 @@ func eachSample(ctx context.Context, b *bus.Bus, a *schemas.Advantage, latents b
 		if err != nil {
 			return 0, err
 		}
+		if len(t.Group.Stages) > 0 {
+			return 0, fmt.Errorf("group %s: its samples have several stages, and a record of this format has one; "+
+				"export an archive, which has all of them", a.UID)
+		}
 		trajectories[t.SampleIndex] = t.Trajectory
 	}
 	rewards, err := view.Rewards(ctx, b, a.Run, a.UID)

@@ -108,12 +108,14 @@ func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Run, error) {
 // content of all trajectories and advantages in key order: equal seeds and prompts give an equal digest, however the
 // work was packed, timed or repeated. It fails if the server cannot be read.
 func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Run, error) {
-	c := &collection{trajectories: map[view.Key]*schemas.Trajectory{}, engines: map[string]int{}}
+	c := &collection{made: view.Made{}, engines: map[string]int{}}
+	trajectories := 0
 	for t, err := range view.Trajectories(ctx, b, run, "*") {
 		if err != nil {
 			return nil, err
 		}
-		c.trajectories[view.Key{UID: t.UID, Index: t.SampleIndex}] = t.Trajectory
+		trajectories++
+		c.made.Add(t.Trajectory)
 	}
 	// Count step events of all attempts, without their parts.
 	steps := 0
@@ -130,7 +132,7 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 	}
 	r := &Run{Summary: Summary{
 		Run: run, Groups: len(o.prompts), Refused: len(o.refused), Refills: len(o.refilled),
-		Trajectories: len(c.trajectories), StepsStored: steps,
+		Trajectories: trajectories, StepsStored: steps,
 	}}
 	for _, p := range o.prompts {
 		open := view.GroupResult{UID: p.UID, Prompt: p.Text, Status: outcomes.Open}
@@ -188,11 +190,11 @@ func stateOf(ctx context.Context, b *bus.Bus, r *Run) (string, error) {
 
 // collection is what a run stored, and what was gathered from it.
 type collection struct {
-	trajectories map[view.Key]*schemas.Trajectory
-	rewards      map[view.Key]*schemas.Reward
-	metricSums   metricSums
-	rolls        rollSums
-	digest       digest
+	made       view.Made
+	rewards    map[view.Key]*schemas.Reward
+	metricSums metricSums
+	rolls      rollSums
+	digest     digest
 	// evaluations are as in the Summary.
 	evaluations, flatEvaluations int64
 	engines                      map[string]int
@@ -214,7 +216,8 @@ func (c *collection) fillGroup(g *Group, a *schemas.Advantage) error {
 	}
 	for _, m := range a.Members {
 		sample := view.Key{UID: a.UID, Index: m.SampleIndex}
-		t, reward := c.trajectories[sample], c.rewards[sample]
+		made, reward := c.made.Of(a.UID, m.SampleIndex), c.rewards[sample]
+		t := view.Standing(made)
 		if t != nil && g.Group != "" {
 			g.Prompt = t.Prompt // a substitute has another prompt
 		}
@@ -222,21 +225,39 @@ func (c *collection) fillGroup(g *Group, a *schemas.Advantage) error {
 			c.metricSums.addSample(a, &m, reward)
 		}
 		member := view.MemberOf(&m, t, reward)
-		if t != nil {
-			if err := c.digest.add("trajectory."+sample.String(), t); err != nil {
+		for _, t := range made {
+			if err := c.addTrajectory(t); err != nil {
 				return err
 			}
-			c.countEvaluations(t)
-			by := "sampler"
-			if d := t.Drawn; d != nil {
-				by = d.Engine.String()
-			}
-			c.engines[by]++
 		}
 		c.rolls.add(member.Roll)
 		g.Members = append(g.Members, member)
 	}
 	c.metricSums.addValidation(a, c.rewards)
+	return nil
+}
+
+// addTrajectory adds a trajectory to digest, evaluations and engines: once, also if it led to several samples.
+func (c *collection) addTrajectory(t *schemas.Trajectory) error {
+	key := "trajectory." + view.Key{UID: t.UID, Index: t.SampleIndex}.String()
+	if t.Stage != schemas.StageMain {
+		key += "." + string(t.Stage)
+	}
+	if _, added := c.digest.contents[key]; added {
+		return nil
+	}
+	if err := c.digest.add(key, t); err != nil {
+		return err
+	}
+	if t.Text != nil && t.Text.SaidBy != "" {
+		return nil // no model drew it
+	}
+	c.countEvaluations(t)
+	by := "sampler"
+	if d := t.Drawn; d != nil {
+		by = d.Engine.String()
+	}
+	c.engines[by]++
 	return nil
 }
 

@@ -37,7 +37,7 @@ type Run struct {
 	// Scored samples have a reward; Failed ones have ended without what they lack.
 	Scored int `json:"scored"`
 	Failed int `json:"failed"`
-	// Refused is how many of its prompts intake has refused, as far as their dead letters are stored.
+	// Refused is how many of its prompts intake has refused: groups with that outcome, and dead letters without one.
 	Refused int    `json:"refused,omitempty"`
 	Events  uint64 `json:"events"`
 	// Bytes and Steps are complete, and Events and Streams, after AddSizes.
@@ -93,8 +93,9 @@ func runOf(name schemas.Run, c *counters.Counted) *Run {
 	r := &Run{
 		Run: name, State: s.State, WaitsFor: s.WaitsFor, Groups: int(s.Groups), Open: len(c.Open),
 		Samples: int(s.Trajectories), Outcomes: c.Groupings(), OpenBatches: s.OpenBatches, Scored: int(s.Rewards),
-		Failed: int(s.Failed), Refused: int(s.Refused), Newest: c.Newest(), Streams: c.Queued, Model: c.Lane,
+		Failed: int(s.Failed), Newest: c.Newest(), Streams: c.Queued, Model: c.Lane,
 	}
+	r.Refused = int(s.Refused + r.Outcomes[schemas.StatusRefused])
 	if c.Mean.N > 0 {
 		r.Mean = new(c.Mean.Of / float64(c.Mean.N))
 	}

@@ -104,6 +104,8 @@ type stored struct {
 	member     *schemas.Member
 	trajectory *schemas.Trajectory
 	reward     *schemas.Reward
+	// stages are the trajectories of its stages, in order, of which trajectory stands for it; none without stages.
+	stages []*schemas.Trajectory
 }
 
 // readGroup reads a group; of its samples only what is stored, not yet a line.
@@ -135,15 +137,20 @@ func (r *Reader) readGroup(ctx context.Context, run schemas.Run, uid schemas.UID
 	for key, reward := range rewards {
 		x.of(key.Index).reward = reward
 	}
+	made := Made{}
 	for t, err := range Trajectories(ctx, r.bus, source, uid) {
 		if err != nil {
 			return nil, err
 		}
-		x.Prompt = cmp.Or(x.Prompt, t.Prompt)
-		x.of(t.SampleIndex).trajectory = t.Trajectory
+		x.Prompt, x.Size = cmp.Or(x.Prompt, t.Prompt), max(x.Size, t.GroupSize)
+		made.Add(t.Trajectory)
 	}
 	for i := range x.Size {
-		x.of(i)
+		s := x.of(i)
+		of := made.Of(uid, i)
+		if s.trajectory = Standing(of); s.trajectory != nil && len(s.trajectory.Group.Stages) > 0 {
+			s.stages = of
+		}
 	}
 	x.Fix = outcomes.FixGroup(run, uid, x.Status, x.Error)
 	return x, nil
@@ -169,6 +176,9 @@ func (r *Reader) Group(ctx context.Context, run schemas.Run, uid schemas.UID, of
 
 // Trajectory returns the trajectory of a sample that a Reader found; nil: there was none.
 func (x *Group) Trajectory(index int64) *schemas.Trajectory { return x.of(index).trajectory }
+
+// Stages returns the trajectories of the stages of a sample, in order; none without stages.
+func (x *Group) Stages(index int64) []*schemas.Trajectory { return x.of(index).stages }
 
 // Result returns the result of the group; nil: it is open.
 func (x *Group) Result() *schemas.Advantage { return x.result }

@@ -212,7 +212,8 @@ func TestEstimate_Stages(t *testing.T) {
 	if json.Unmarshal([]byte(stdout), &line) != nil || err != nil {
 		t.Fatalf("%v, says %s", err, stdout)
 	}
-	if e := line.Estimate; !slices.Equal(e.Stages, []estimate.Stage{{"think", 16}, {"paint", 20}, {"draw", 8}}) || e.Rounds != 3 || e.Samples != 12 {
+	want := []estimate.Stage{{Name: "think", Samples: 16}, {Name: "paint", Samples: 20}, {Name: "draw", Samples: 8}}
+	if e := line.Estimate; !slices.Equal(e.Stages, want) || e.Rounds != 3 || e.Samples != 12 {
 		t.Errorf("%d samples, stages %v in %d rounds", e.Samples, e.Stages, e.Rounds)
 	}
 }

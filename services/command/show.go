@@ -155,8 +155,13 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 	var trajectories []*schemas.Trajectory
 	var failed []view.Member
 	for _, m := range g.Members() {
-		if t := m.Trajectory(); t != nil {
+		if t := m.Trajectory(); t != nil && len(t.Group.Stages) == 0 {
 			trajectories = append(trajectories, t)
+		}
+		for _, t := range g.Stages(m.SampleIndex) {
+			if !slices.Contains(trajectories, t) { // several samples may share it
+				trajectories = append(trajectories, t)
+			}
 		}
 		if adv != nil || m.Error != "" {
 			failed = append(failed, m)
@@ -264,7 +269,8 @@ func printGroup(out io.Writer, g *view.Group, trajectories []*schemas.Trajectory
 	if g.Prompt != "" {
 		line("prompt %q", g.Prompt)
 	}
-	if len(trajectories) > 0 {
+	staged := len(trajectories) > 0 && len(trajectories[0].Group.Stages) > 0
+	if len(trajectories) > 0 && !staged {
 		t := trajectories[0]
 		if t.Text != nil {
 			for _, s := range describeText(t) {
@@ -308,6 +314,10 @@ func printGroup(out io.Writer, g *view.Group, trajectories []*schemas.Trajectory
 		line("%s", reason)
 	}
 	if len(trajectories) == 0 {
+		return
+	}
+	if staged {
+		printStages(out, adv, trajectories)
 		return
 	}
 	if tree := trajectories[0].Group.Tree; tree != nil {

@@ -192,6 +192,7 @@ func printReport(out io.Writer, r *verify.Report) {
 		what string
 	}{
 		{r.Failed, "samples failed"},
+		{r.Said, "answers of interactions, which no model computes again"},
 		{r.StepsSkipped, "more lack stored latents"},
 		{r.StepsGone, "step events are gone"},
 		{r.StartsGone, "starts are gone"},

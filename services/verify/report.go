@@ -14,6 +14,8 @@ type Report struct {
 	Trajectories int         `json:"trajectories"`
 	// Failed counts the trajectories of samples that could not be made.
 	Failed int `json:"failed"`
+	// Said counts what interactions said as stages of samples: no model computes it again.
+	Said int `json:"said,omitempty"`
 	// Missing are the trajectories, by lane, whose model is not there to recompute them.
 	Missing []Missing `json:"missing,omitempty"`
 	// Steps counts recomputed log-probs; StepsSkipped stochastic steps whose latents were not kept.
