@@ -271,6 +271,7 @@ var testLayers = map[string][]string{
 	"services/teacher": {"pkg/bus/bustest", "pkg/client", "pkg/models/lm/qwen2/qwen2test", "pkg/models/media", "pkg/models/model/qwenimage/checkpoint", "pkg/models/model/remote/remotetest", "services/pipeline"},
 	"integration/tools/chaos": {
 		"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "pkg/counters", "services/pipeline",
+		"services/sampler", // of texts, beside the pipeline's
 	},
 
 	"services/sampler": {"pkg/bus/bustest", "pkg/flow", "pkg/models/model/qwenimage/checkpoint", "services/intake"},

@@ -191,6 +191,7 @@ def report(out: Path) -> None:
     found = {f.parent.name: json.loads(f.read_text()) for f in sorted(out.glob("*/summary.json"))}
     print("\n| trained | seed | held out before | after | gained | seconds |\n| --- | --- | --- | --- | --- | --- |")
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
+    first = min((name.rsplit("-", 1)[1] for name in found), default="")
     for name, s in found.items():
         trained, seed = name.rsplit("-", 1)
         before, after = s["before"], s["after"]
@@ -198,7 +199,7 @@ def report(out: Path) -> None:
         log = (out / name / RUNS[trained][-1] / "log.jsonl").read_text().splitlines()
         full = [r["full"] for r in map(json.loads, log) if r["kind"] == "update"]
         colour = f"C{list(RUNS).index(trained)}"
-        axes[0].plot(range(1, len(full) + 1), full, color=colour, alpha=0.8, label=trained if seed == "0" else None)
+        axes[0].plot(range(1, len(full) + 1), full, color=colour, alpha=0.8, label=trained if seed == first else None)
         axes[1].plot([0, 1], [s["before"], s["after"]], "o-", color=colour)
     axes[0].set(title="right signs of a training batch", xlabel="update", ylim=(0, 1))
     axes[1].set(title="right signs of held-out sums", xticks=[0, 1], xticklabels=["before", "after"], ylim=(0, 1))

@@ -160,7 +160,7 @@ func TestCluster(t *testing.T) {
 	f.stop()
 	f.wait(t)
 	redelivered := harness.AwaitIdle(t, b)
-	got := harness.ReadBooks(t, b, f.run)
+	got := f.books(t, b)
 	stored := harness.ReadSteps(t, b, f.run)
 	wrong, _ := got.StepFaults(stored)
 	found := append(got.Faults(f.asked, steps), wrong...)
@@ -169,7 +169,7 @@ func TestCluster(t *testing.T) {
 		t.Error(fault)
 	}
 	harness.NoDead(t, b)
-	harness.Verify(t, url, f.run, len(f.asked)*group)
+	harness.Verify(t, url, f.run, len(got.Trajectories))
 	t.Logf("%d groups of %d; %d servers lost, then a majority; %d redeliveries", len(f.asked), group, losses, redelivered)
 	for _, v := range services {
 		v.End(syscall.SIGTERM)
@@ -187,7 +187,7 @@ func clusterServices(t *testing.T, url string) (services []*harness.Process, hea
 	t.Helper()
 	dir := t.TempDir()
 	health = harness.FreeAddress(t)
-	for i, name := range []string{"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage"} {
+	for i, name := range []string{"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage", "sampler"} {
 		v := &harness.Process{Name: fmt.Sprintf("%s-%d", name, i), Path: harness.Program(t, "meander-"+name), Dir: dir, Args: []string{
 			"--nats-url", url, "--health-addr", "", "--ack-wait", ackWait.String(),
 		}}
@@ -195,7 +195,7 @@ func clusterServices(t *testing.T, url string) (services []*harness.Process, hea
 		case "intake":
 			v.Args[3] = health
 		case "sampler":
-			v.Args = append(v.Args, "--model", "synthetic", "--batch", "2", "--workers", "1")
+			v.Args = append(v.Args, "--model", modelOf(t, i), "--batch", "2", "--workers", "1")
 		}
 		services = append(services, harness.Raise(t, v))
 	}

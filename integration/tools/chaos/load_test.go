@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,13 +18,14 @@ import (
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/pipeline"
+	"github.com/meander-rl/meander/services/sampler"
 )
 
 // cycle is how many prompts are published at least before it may end: a batch is whole then.
-const cycle = 4
+const cycle = 6
 
-// prompt is the i-th of the load: a plain group, one with checkpoints to go on from, and two that
-// are a batch.
+// prompt is the i-th of the load: a plain group, one with checkpoints to go on from, two that are a batch, thoughts that
+// are painted twice each, and rounds of thinking and painting that a judge may end.
 func prompt(i int) *schemas.Prompt {
 	p := &schemas.Prompt{
 		UID: schemas.UID(fmt.Sprintf("g%04d", i)), Prompt: fmt.Sprintf("image %d", i), GroupSize: new(int64(group)),
@@ -33,14 +35,58 @@ func prompt(i int) *schemas.Prompt {
 			Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 3}},
 		},
 	}
-	switch i % cycle {
+	switch p.Model = "synthetic"; i % cycle {
 	case 1:
 		p.Rollout.CheckpointEvery = new(int64(5))
 	case 2, 3:
 		p.Batch = &schemas.BatchSpec{ID: batchOf(i), Groups: 2}
 		p.Advantage = schemas.AdvantageSpec{Std: schemas.StdGlobal}
+	case 4, 5:
+		p.Prompt = fmt.Sprintf("%d+%d=?", 10+i%40, 10+i%30)
+		p.Stages, p.ImageSettings, p.Model = stagesOf(p.ImageSettings), schemas.ImageSettings{}, ""
+		if i%cycle == 4 {
+			p.Stages[1].Children = new(int64(2))
+			break
+		}
+		p.Rounds, p.Stages[0].Prompt = new(int64(2)), "{prompt}{judge.text}"
+		p.Stages = append(p.Stages, schemas.StageSpec{
+			Name: "judge", Interaction: &schemas.Interaction{Name: "sums"}, Prompt: "{think.text}",
+		})
 	}
 	return p
+}
+
+// stagesOf are a thinker and a painter.
+func stagesOf(paint schemas.ImageSettings) []schemas.StageSpec {
+	return []schemas.StageSpec{
+		{Name: "think", Routing: schemas.Routing{Model: "sums"}, Text: &schemas.Text{MaxNewTokens: new(int64(4))}},
+		{Name: "paint", Routing: schemas.Routing{Model: "synthetic"}, Prompt: `a sign that says "{think.text}"`, ImageSettings: paint},
+	}
+}
+
+// staged are the stages of each of n prompts, in the order in which a sample runs them.
+func staged(n int) map[schemas.UID][]harness.StageOf {
+	all := map[schemas.UID][]harness.StageOf{}
+	for i := range n {
+		switch uid := prompt(i).UID; i % cycle {
+		case 4:
+			all[uid] = []harness.StageOf{{Stage: "think", Every: 2, Steps: harness.AnySteps}, {Stage: "paint", Every: 1, Steps: steps}}
+		case 5:
+			for _, round := range []schemas.Stage{"", "-2"} {
+				all[uid] = append(all[uid], harness.StageOf{Stage: "think" + round, Every: 1, Steps: harness.AnySteps},
+					harness.StageOf{Stage: "paint" + round, Every: 1, Steps: steps}, harness.StageOf{Stage: "judge" + round, Every: 1})
+			}
+		}
+	}
+	return all
+}
+
+// books are what is stored of the run, with the stages that were asked for.
+func (f *feed) books(t *testing.T, b *bus.Bus) *harness.Books {
+	t.Helper()
+	k := harness.ReadBooks(t, b, f.run)
+	k.Staged = staged(len(f.asked))
+	return k
 }
 
 func batchOf(i int) string { return fmt.Sprintf("b%04d", i/cycle) }
@@ -179,6 +225,9 @@ func (f *feed) calm(t *testing.T) *harness.Books {
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = "synthetic"
 	p.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
+	texts := config.Sampler
+	texts.Model = textModel(t)
+	p.Serve(t, func(ctx context.Context, b *bus.Bus) error { return sampler.Run(ctx, texts, b, zerolog.Nop()) })
 	c := client.New(p.Bus)
 	for i := range len(f.asked) {
 		ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
@@ -200,7 +249,17 @@ func (f *feed) calm(t *testing.T) *harness.Books {
 		}
 	}
 	harness.AwaitIdle(t, p.Bus)
-	return harness.ReadBooks(t, p.Bus, f.run)
+	return f.books(t, p.Bus)
+}
+
+// textModel is the folder of the language model.
+func textModel(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.Abs("../../../deploy/models/sums")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // batchFaults says which batches are missing, or were not asked for.

@@ -52,12 +52,21 @@ func newStage(t *testing.T) *stage {
 	return s
 }
 
-// raise starts intake and two of each other service, each with a network of its own.
+// modelOf is the model of the sampler that is the i-th program: images, and texts of the last.
+func modelOf(t *testing.T, i int) string {
+	t.Helper()
+	if i < 7 {
+		return "synthetic"
+	}
+	return textModel(t)
+}
+
+// raise starts intake, two of each other service, and a sampler of texts, each with a network of its own.
 func (s *stage) raise(t *testing.T) {
 	t.Helper()
 	s.programs, s.proxies = nil, nil
 	dir := t.TempDir()
-	for i, name := range []string{"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage"} {
+	for i, name := range []string{"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage", "sampler"} {
 		proxy, err := chaos.NewProxy(strings.TrimPrefix(s.url, "nats://"))
 		if err != nil {
 			t.Fatal(err)
@@ -68,7 +77,7 @@ func (s *stage) raise(t *testing.T) {
 			"--drain-timeout", "2s",
 		}}
 		if name == "sampler" {
-			p.Args = append(p.Args, "--model", "synthetic", "--batch", "2", "--workers", "1")
+			p.Args = append(p.Args, "--model", modelOf(t, i), "--batch", "2", "--workers", "1")
 		}
 		s.programs, s.proxies = append(s.programs, harness.Raise(t, p)), append(s.proxies, proxy)
 		t.Cleanup(func() { _ = proxy.Close() })

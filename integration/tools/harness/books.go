@@ -17,6 +17,8 @@ type Books struct {
 	Batches      map[string]*schemas.Batch          // by batch id
 	// Digests are those of the content of trajectories, rewards, advantages and batches, by kind and key.
 	Digests map[string]string
+	// Staged are the stages of each prompt that has some; whoever audits them sets it.
+	Staged map[schemas.UID][]StageOf
 	// Steps is how many are stored, needed or not.
 	Steps int
 	// Twice are keys with more than one event, with how many more.
@@ -44,10 +46,7 @@ func ReadBooks(t testing.TB, b *bus.Bus, run schemas.Run) *Books {
 	}
 	Each(t, b, schemas.StreamTrajectories, schemas.Address{Kind: schemas.KindTrajectory, Run: run},
 		func(e *schemas.Trajectory) {
-			key := fmt.Sprintf("%s/%d", e.UID, e.SampleIndex)
-			if e.Stage != schemas.StageMain {
-				key += "/" + string(e.Stage)
-			}
+			key := keyOf(e.UID, e.SampleIndex, e.Stage)
 			note("trajectory "+key, e)
 			k.Trajectories[key] = e
 		})

@@ -50,15 +50,43 @@ func of(key string) string {
 	return id
 }
 
+// StageOf is one stage of a prompt's samples, in one round, as it was asked for.
+type StageOf struct {
+	Stage schemas.Stage
+	Every int64 // how many leaves each of its samples has
+	Steps int64 // of each trajectory; AnySteps: one at least
+}
+
+// AnySteps is for a stage of text, which has as many steps as the model says.
+const AnySteps = -1
+
+// stagesOf are the stages of a prompt; one that has none is its own, of that many steps.
+func (k *Books) stagesOf(uid schemas.UID, steps int64) []StageOf {
+	if stages := k.Staged[uid]; stages != nil {
+		return stages
+	}
+	return []StageOf{{schemas.StageMain, 1, steps}}
+}
+
+// keyOf is the key of a trajectory in the books.
+func keyOf(uid schemas.UID, sample int64, stage schemas.Stage) string {
+	key := fmt.Sprintf("%s/%d", uid, sample)
+	if stage != schemas.StageMain {
+		key += "/" + string(stage)
+	}
+	return key
+}
+
 // Faults holds the books against what was asked for, samples by uid: every group complete, each
-// sample with one trajectory of that many steps and one reward, each step of a trajectory its own.
+// sample with one reward and a trajectory of that many steps, or with one of each of its stages, each
+// step of a trajectory its own.
 func (k *Books) Faults(asked map[schemas.UID]int64, steps int64) []Fault {
 	var found audit
 	for _, key := range slices.Sorted(maps.Keys(k.Twice)) {
 		found.note(Doubled, of(key), "%s: stored %d times", key, k.Twice[key]+1)
 	}
 	for uid, size := range asked {
-		k.group(&found, uid, size)
+		k.group(&found, uid, size, k.stagesOf(uid, steps))
 	}
 	for uid := range k.Advantages {
 		if asked[uid] == 0 {
@@ -68,11 +96,14 @@ func (k *Books) Faults(asked map[schemas.UID]int64, steps int64) []Fault {
 	named := map[uint64]string{}
 	for _, key := range slices.Sorted(maps.Keys(k.Trajectories)) {
 		tr := k.Trajectories[key]
-		if asked[tr.UID] <= tr.SampleIndex {
+		stages := k.stagesOf(tr.UID, steps)
+		at := slices.IndexFunc(stages, func(s StageOf) bool {
+			return s.Stage == tr.Stage && tr.SampleIndex%s.Every == 0
+		})
+		if asked[tr.UID] <= tr.SampleIndex || at < 0 {
 			found.note(Wrong, string(tr.UID), "trajectory %s: nobody asked for it", key)
-		}
-		if int64(len(tr.Steps)) != steps {
-			found.note(Wrong, string(tr.UID), "trajectory %s names %d steps, want %d", key, len(tr.Steps), steps)
+		} else if want, n := stages[at].Steps, int64(len(tr.Steps)); n != want && (want != AnySteps || n == 0) {
+			found.note(Wrong, string(tr.UID), "trajectory %s names %d steps, want %d", key, n, want)
 		}
 		for i, s := range tr.Steps {
 			here := fmt.Sprintf("%s step %d", key, i)
@@ -89,7 +120,7 @@ func (k *Books) Faults(asked map[schemas.UID]int64, steps int64) []Fault {
 }
 
 // group is what is the matter with one group.
-func (k *Books) group(found *audit, uid schemas.UID, size int64) {
+func (k *Books) group(found *audit, uid schemas.UID, size int64, stages []StageOf) {
 	a := k.Advantages[uid]
 	switch {
 	case a == nil:
@@ -99,19 +130,42 @@ func (k *Books) group(found *audit, uid schemas.UID, size int64) {
 			len(a.Members), a.Error, size)
 	}
 	for i := range size {
-		key := fmt.Sprintf("%s/%d", uid, i)
+		ran := k.sample(found, uid, i, stages)
+		if key := keyOf(uid, i, schemas.StageMain); k.Digests["reward "+key] == "" {
+			found.note(Lost, string(uid), "reward %s: none", key)
+		}
+		if k.Staged[uid] == nil || a == nil || i >= int64(len(a.Members)) {
+			continue
+		}
+		var named []string
+		for _, x := range a.Members[i].Stages {
+			named = append(named, keyOf(uid, x.SampleIndex, x.Stage))
+		}
+		if !slices.Equal(named, ran) {
+			found.note(Wrong, string(uid), "advantage: sample %d ran %v, stored are %v", i, named, ran)
+		}
+	}
+}
+
+// sample is what is the matter with the stages of one sample, which another stage may have ended. Those that it must
+// have run are returned by key.
+func (k *Books) sample(found *audit, uid schemas.UID, i int64, stages []StageOf) (ran []string) {
+	for _, s := range stages {
+		key := keyOf(uid, i-i%s.Every, s.Stage)
 		tr := k.Trajectories[key]
+		ran = append(ran, key)
 		switch {
 		case tr == nil:
 			found.note(Lost, string(uid), "trajectory %s: none", key)
+			return ran
 		case tr.StopReason != schemas.StopCompleted:
 			found.note(Wrong, string(uid), "trajectory %s: %s, %q; want %s", key, tr.StopReason, tr.Error,
 				schemas.StopCompleted)
-		}
-		if k.Digests["reward "+key] == "" {
-			found.note(Lost, string(uid), "reward %s: none", key)
+		case tr.Text != nil && tr.Text.SaidBy != "" && tr.Text.Conversation == schemas.ConversationTerminated:
+			return ran
 		}
 	}
+	return ran
 }
 
 // Differs is what is not as in the books of another run of the same prompts.
@@ -156,12 +210,15 @@ type Stored struct {
 	Digest  string // payload digest
 }
 
-// ReadSteps reads the stored steps of a run whole, by sequence.
+// ReadSteps reads the stored steps of a run whole, of images and of texts, by sequence.
 func ReadSteps(t testing.TB, b *bus.Bus, run schemas.Run) map[uint64]Stored {
 	t.Helper()
 	steps := map[uint64]Stored{}
-	filter := schemas.Address{Kind: schemas.KindStep, Run: run}.Filter()
-	for m, err := range b.Read(t.Context(), schemas.StreamSteps, []string{filter}, bus.ReadOptions{}) {
+	filters := []string{
+		schemas.Address{Kind: schemas.KindStep, Run: run}.Filter(),
+		schemas.Address{Kind: schemas.KindTokens, Run: run}.Filter(),
+	}
+	for m, err := range b.Read(t.Context(), schemas.StreamSteps, filters, bus.ReadOptions{}) {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -120,3 +120,72 @@ func TestBooks_FindsEveryFault(t *testing.T) {
 		})
 	}
 }
+
+// Each stage of each sample is asked after: those that are lost, that nobody asked for, and that the advantage does not
+// name. A judge that ends a sample ends what is asked for.
+func TestBooks_Stages(t *testing.T) {
+	t.Parallel()
+	asked := map[schemas.UID]int64{"a": 2}
+	for _, c := range []struct {
+		name, want string
+		damage     func(k *harness.Books)
+	}{
+		{"nothing", "", func(*harness.Books) {}},
+		{"a stage less", "a: lost: trajectory a/1/paint", func(k *harness.Books) { delete(k.Trajectories, "a/1/paint") }},
+		{
+			"a child's thought", "a: wrong: trajectory a/1/think: nobody asked",
+			func(k *harness.Books) { k.Trajectories["a/1/think"] = staged("think", 1, 1) },
+		},
+		{
+			"a stage that has no steps", "a: wrong: trajectory a/0/think names 0 steps",
+			func(k *harness.Books) { k.Trajectories["a/0/think"].Steps = nil },
+		},
+		{
+			"a stage that the advantage does not name", "a: wrong: advantage: sample 1 ran [a/0/think]",
+			func(k *harness.Books) { k.Advantages["a"].Members[1].Stages = k.Advantages["a"].Members[1].Stages[:1] },
+		},
+		{
+			"a sample that was ended early", "a: wrong: advantage: sample 0 ran",
+			func(k *harness.Books) {
+				k.Trajectories["a/0/think"].Text = &schemas.TextResult{
+					SaidBy: "judge", Conversation: schemas.ConversationTerminated,
+				}
+			},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			k := &harness.Books{
+				Trajectories: map[string]*schemas.Trajectory{
+					"a/0/think": staged("think", 0, 1), "a/0/paint": staged("paint", 0, 2), "a/1/paint": staged("paint", 1, 4),
+				},
+				Advantages: map[schemas.UID]*schemas.Advantage{"a": {Status: schemas.StatusComplete}},
+				Digests:    map[string]string{"reward a/0": "0", "reward a/1": "1"}, Steps: 8,
+				Staged: map[schemas.UID][]harness.StageOf{
+					"a": {{Stage: "think", Every: 2, Steps: harness.AnySteps}, {Stage: "paint", Every: 1, Steps: 1}},
+				},
+			}
+			for i := range int64(2) {
+				k.Advantages["a"].Members = append(k.Advantages["a"].Members, schemas.Member{
+					Stages: []schemas.StageResult{{Stage: "think"}, {Stage: "paint", SampleIndex: i}},
+				})
+			}
+			c.damage(k)
+			var said []string
+			for _, f := range k.Faults(asked, 9) {
+				said = append(said, f.String())
+			}
+			if got := strings.Join(said, "\n"); !strings.Contains(got, c.want) || (c.want == "") != (got == "") {
+				t.Errorf("found\n%s\nwant %q", got, c.want)
+			}
+		})
+	}
+}
+
+// staged is a trajectory of one step.
+func staged(stage schemas.Stage, sample int64, seq uint64) *schemas.Trajectory {
+	return &schemas.Trajectory{
+		Identity: schemas.Identity{Stage: stage, Run: "r", UID: "a", SampleIndex: sample},
+		Outcome:  schemas.Outcome{StopReason: schemas.StopCompleted},
+		Steps:    []schemas.StepRef{{Seq: seq}},
+	}
+}
