@@ -580,13 +580,14 @@ class ControlReceipt(TypedDict):
 
 
 class Credit(TypedDict):
-    """Credit is the advantages of one stage of the samples, or of one track of it.
+    """Credit is the advantages of one stage of the samples, or of one track of it. They are compared among the
+    samples that ran the stage: an interaction may have ended others before.
 
     stage: the stage, in all its rounds (token).
     track: one of the tracks of the stage's states; absent: all of them (token). Default: all tracks.
     every: how many members each sample of the stage leads to (integer 0 to 1024). Default: 1.
-    values: those of the samples 0, every, 2 every and so on; null where no member that a sample leads to has
-        an advantage (list of map).
+    values: those of the samples 0, every, 2 every and so on; null where no member that a sample leads to ran
+        the stage and has an advantage (list of map).
     """
 
     stage: str
@@ -596,8 +597,8 @@ class Credit(TypedDict):
     every: NotRequired[int | None]
     """how many members each sample of the stage leads to (integer 0 to 1024). Default: 1."""
     values: list[float | None]
-    """those of the samples 0, every, 2 every and so on; null where no member that a sample leads to has an
-    advantage (list of map)."""
+    """those of the samples 0, every, 2 every and so on; null where no member that a sample leads to ran the stage
+    and has an advantage (list of map)."""
 
 
 class CreditShare(TypedDict):
