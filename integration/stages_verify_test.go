@@ -39,16 +39,19 @@ func edit[T any, E interface {
 		t.Fatal(err)
 	}
 	change(e)
-	replaced{subject, bustest.Encode(t, e)}.undo(t, b, stream)
+	replaced{subject, bustest.Encode(t, e)}.restore(t, b)
 	return replaced{subject, m.Data}
 }
 
-// undo stores what was there before.
-func (r replaced) undo(t *testing.T, b *bus.Bus, stream string) {
+// restore stores what was there before, or nothing.
+func (r replaced) restore(t *testing.T, b *bus.Bus) {
 	t.Helper()
-	m, err := b.Last(t.Context(), stream, r.subject)
+	spec, _ := schemas.StreamOf(r.subject)
+	m, err := b.Last(t.Context(), spec.Name, r.subject)
 	if err == nil {
-		err = b.Delete(t.Context(), stream, m.Seq)
+		err = b.Delete(t.Context(), spec.Name, m.Seq)
+	} else if errors.Is(err, bus.ErrNotFound) {
+		err = nil
 	}
 	if err == nil && r.was != nil {
 		_, err = b.PublishRaw(t.Context(), r.subject, r.was, nil, "")
@@ -56,6 +59,97 @@ func (r replaced) undo(t *testing.T, b *bus.Bus, stream string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// falsifier changes what is stored of a run.
+type falsifier struct {
+	*crew
+	t *testing.T
+}
+
+func trajectoryAt(uid schemas.UID, sample int64, stage schemas.Stage) string {
+	return schemas.TrajectorySubject("r", uid, sample, stage)
+}
+
+func (f falsifier) trajectory(uid schemas.UID, sample int64, stage schemas.Stage, change func(*schemas.Trajectory)) replaced {
+	return edit(f.t, f.Bus, schemas.StreamTrajectories, trajectoryAt(uid, sample, stage), change)
+}
+
+func (f falsifier) record(uid schemas.UID, change func(*schemas.GroupRecord)) replaced {
+	return edit(f.t, f.Bus, schemas.StreamGroups, schemas.GroupSubject("r", uid), change)
+}
+
+// request asks for a stage that has ended once more, with another text.
+func (f falsifier) request(uid schemas.UID, sample int64, stage schemas.Stage) replaced {
+	of := f.stage(f.t, "r", uid, sample, stage)
+	r := &schemas.Request{Identity: of.Identity, Sampling: of.Sampling, ScheduleDigest: of.ScheduleDigest, Group: of.Group}
+	r.Prompt = "a sign that says nothing"
+	if _, err := f.Publish(f.t.Context(), r); err != nil {
+		f.t.Fatal(err)
+	}
+	return replaced{subject: r.Subject()}
+}
+
+// gone removes a trajectory.
+func (f falsifier) gone(uid schemas.UID, sample int64, stage schemas.Stage) replaced {
+	m, err := f.Last(f.t.Context(), schemas.StreamTrajectories, trajectoryAt(uid, sample, stage))
+	if err == nil {
+		err = f.Delete(f.t.Context(), schemas.StreamTrajectories, m.Seq)
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return replaced{m.Subject, m.Data}
+}
+
+func says(text string) func(*schemas.Trajectory) {
+	return func(e *schemas.Trajectory) { e.Text.Turns[len(e.Text.Turns)-1].Text = text }
+}
+
+const (
+	notAsked = "request: not what follows from the group's record and the stages before: "
+	lacks    = "the requests of 2 stages cannot be made again: stage think of g sample 0, before stage paint, is not stored"
+)
+
+// falsifications are changes of a run of two groups, and what must be said of each: a sample, its stage and what is wrong.
+var falsifications = []struct {
+	name string
+	make func(f falsifier) replaced
+	want []string
+	gone string // why the run is unproven, with nothing wrong
+}{
+	{"a thought of two images", func(f falsifier) replaced { return f.trajectory("g", 2, "think", says("99")) }, []string{
+		"g #2 paint " + notAsked + `prompt: "a sign that says \"`, "g #3 paint " + notAsked + `prompt: "a sign that says \"`,
+	}, ""},
+	{"what a judge said", func(f falsifier) replaced { return f.trajectory("j", 1, "judge", says(" yes")) }, []string{
+		"j #1 think-2 " + notAsked + `prompt: "`,
+	}, ""},
+	{"the image that a judge was shown", func(f falsifier) replaced {
+		return f.trajectory("j", 0, "paint", func(e *schemas.Trajectory) {
+			e.Media[0].Ref = f.stage(f.t, "r", "j", 1, "paint").Media[0].Ref
+		})
+	}, []string{"j #0 judge " + notAsked + "conditions: "}, ""},
+	{"a judge that ended the sample", func(f falsifier) replaced {
+		return f.trajectory("j", 1, "judge", func(e *schemas.Trajectory) { e.Text.Conversation = schemas.ConversationTerminated })
+	}, []string{
+		"j #1 think-2 " + notAsked + "stage think-2: the sample ended with stage judge",
+		"j #1 paint-2 " + notAsked + "stage paint-2: the sample ended with stage judge",
+	}, ""},
+	{"the seed of an image", func(f falsifier) replaced {
+		return f.trajectory("g", 1, "paint", func(e *schemas.Trajectory) { e.SampleSeed++ })
+	}, []string{"g #1 paint " + notAsked + "sample_seed: "}, ""},
+	{"a template of the record", func(f falsifier) replaced {
+		return f.record("g", func(e *schemas.GroupRecord) { e.Stages[1].Prompt = "{think.text}" })
+	}, []string{
+		"g #0  prompt_digest: the group's record has ", "g #3 paint " + notAsked + `prompt: "a sign that says`,
+	}, ""},
+	{"the seed of the record", func(f falsifier) replaced {
+		return f.record("g", func(e *schemas.GroupRecord) { *e.Seed = 6 })
+	}, []string{"g #0 think " + notAsked + "sample_seed: ", "g #3 paint " + notAsked + "sample_seed: "}, ""},
+	{"a request in the queue", func(f falsifier) replaced { return f.request("g", 3, "paint") }, []string{
+		"g #3 paint " + notAsked + `prompt: "a sign that says nothing"; must be "a sign that says \"`,
+	}, ""},
+	{"a thought that is gone", func(f falsifier) replaced { return f.gone("g", 0, "think") }, nil, lacks},
 }
 
 // The request of each stage follows from the record of its group and from what was made before it. A stored text, a
@@ -80,7 +174,7 @@ func TestStages_Verify(t *testing.T) {
 		}
 		return report
 	}
-	const all = 2 + 4 + 6 + 9 // thoughts and pictures of g; a sample of j ends in the second round, another in the third
+	const all = 2 + 4 + 6 + 9 // thoughts and images of g; one sample of j ends in the second round, the other in the third
 	whole := func() {
 		t.Helper()
 		if r := verified(c.Bus); !r.OK(0) || r.Requests != all {
@@ -88,104 +182,14 @@ func TestStages_Verify(t *testing.T) {
 		}
 	}
 	whole()
-
-	at := func(uid schemas.UID, sample int64, stage schemas.Stage) string {
-		return schemas.TrajectorySubject("r", uid, sample, stage)
-	}
-	trajectory := func(subject string, change func(*schemas.Trajectory)) func() replaced {
-		return func() replaced {
-			return edit(t, c.Bus, schemas.StreamTrajectories, subject, change)
-		}
-	}
-	says := func(text string) func(*schemas.Trajectory) {
-		return func(e *schemas.Trajectory) { e.Text.Turns[len(e.Text.Turns)-1].Text = text }
-	}
-	record := func(uid schemas.UID, change func(*schemas.GroupRecord)) func() replaced {
-		return func() replaced {
-			return edit(t, c.Bus, schemas.StreamGroups, schemas.GroupSubject("r", uid), change)
-		}
-	}
-	const request = "request: not what follows from the group's record and the stages before: "
-	for _, x := range []struct {
-		name, stream string
-		forge        func() replaced
-		want         []string // each a sample, a stage and what is said of it
-		gone         string
-	}{
-		{
-			"a thought of two pictures", schemas.StreamTrajectories, trajectory(at("g", 2, "think"), says("99")),
-			[]string{`g #2 paint ` + request + `prompt: "a sign that says \"`, `g #3 paint ` + request + `prompt: "a sign that says \"`}, "",
-		},
-		{
-			"what a judge said", schemas.StreamTrajectories, trajectory(at("j", 1, "judge"), says(" yes")),
-			[]string{`j #1 think-2 ` + request + `prompt: "`}, "",
-		},
-		{
-			"the picture that a judge was shown", schemas.StreamTrajectories, trajectory(at("j", 0, "paint"), func(e *schemas.Trajectory) {
-				e.Media[0].Ref = c.stage(t, "r", "j", 1, "paint").Media[0].Ref
-			}),
-			[]string{`j #0 judge ` + request + `conditions: `}, "",
-		},
-		{
-			"a judge that ended the sample", schemas.StreamTrajectories, trajectory(at("j", 1, "judge"), func(e *schemas.Trajectory) {
-				e.Text.Conversation = schemas.ConversationTerminated
-			}),
-			[]string{
-				"j #1 think-2 " + request + "stage think-2: the sample ended with stage judge",
-				"j #1 paint-2 " + request + "stage paint-2: the sample ended with stage judge",
-			}, "",
-		},
-		{
-			"the seed of a picture", schemas.StreamTrajectories, trajectory(at("g", 1, "paint"), func(e *schemas.Trajectory) { e.SampleSeed++ }),
-			[]string{"g #1 paint " + request + "sample_seed: "}, "",
-		},
-		{
-			"a template of the record", schemas.StreamGroups, record("g", func(e *schemas.GroupRecord) { e.Stages[1].Prompt = "{think.text}" }),
-			[]string{"g #0  prompt_digest: the group's record has ", `g #3 paint ` + request + `prompt: "a sign that says`}, "",
-		},
-		{
-			"the seed of the record", schemas.StreamGroups, record("g", func(e *schemas.GroupRecord) { *e.Seed = 6 }),
-			[]string{"g #0 think " + request + "sample_seed: ", "g #3 paint " + request + "sample_seed: "}, "",
-		},
-		{
-			"a request in the queue", schemas.StreamRequests, func() replaced {
-				forged := *c.stage(t, "r", "g", 3, "paint")
-				r := &schemas.Request{Identity: forged.Identity, Sampling: forged.Sampling, ScheduleDigest: forged.ScheduleDigest, Group: forged.Group}
-				r.Prompt = "a sign that says nothing"
-				if _, err := c.Publish(t.Context(), r); err != nil {
-					t.Fatal(err)
-				}
-				return replaced{subject: schemas.RequestSubject("r", r.Lane, "g", 3, "paint")}
-			},
-			[]string{`g #3 paint ` + request + `prompt: "a sign that says nothing"; must be "a sign that says \"`}, "",
-		},
-		{
-			"a thought that is gone", schemas.StreamTrajectories, func() replaced {
-				m, err := c.Last(t.Context(), schemas.StreamTrajectories, at("g", 0, "think"))
-				if err == nil {
-					err = c.Delete(t.Context(), schemas.StreamTrajectories, m.Seq)
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				return replaced{m.Subject, m.Data}
-			},
-			nil, "the requests of 2 stages cannot be made again: stage think of g sample 0, before stage paint, is not stored",
-		},
-	} {
-		was := x.forge()
+	for _, x := range falsifications {
+		was := x.make(falsifier{c, t})
 		report := verified(c.Bus)
 		named(t, x.name, report, x.want)
 		if report.OK(0) || x.gone != "" && report.Unproven != x.gone {
 			t.Errorf("%s: %v; want %q", x.name, report.Faults(0), x.gone)
 		}
-		if x.gone != "" {
-			if _, err := c.PublishRaw(t.Context(), was.subject, was.was, nil, ""); err != nil {
-				t.Fatal(err)
-			}
-		} else {
-			was.undo(t, c.Bus, x.stream)
-		}
+		was.restore(t, c.Bus)
 	}
 	whole()
 
@@ -193,12 +197,12 @@ func TestStages_Verify(t *testing.T) {
 	if _, err := export.WriteArchive(t.Context(), c.Bus, "r", &file); err != nil {
 		t.Fatal(err)
 	}
-	forged := rewritten(t, file.Bytes(), at("j", 1, "judge-2"), says(" maybe"))
+	forged := rewritten(t, file.Bytes(), trajectoryAt("j", 1, "judge-2"), says(" maybe"))
 	p := bustest.New(t)
 	if _, err := export.Import(t.Context(), p.Bus, bytes.NewReader(forged), export.ImportOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	named(t, "an archive with sums that are right", verified(p.Bus), []string{`j #1 think-3 ` + request + `prompt: "`})
+	named(t, "an archive with sums that are right", verified(p.Bus), []string{"j #1 think-3 " + notAsked + `prompt: "`})
 }
 
 // named checks that a report names each difference.

@@ -36,7 +36,8 @@ func (v *verifier) checkRequests(ctx context.Context, uid schemas.UID) error {
 	}
 	if digest, err := record.StagesDigest(); err != nil || digest != record.PromptDigest {
 		v.report.addFault(&schemas.Identity{UID: uid, Stage: schemas.StageMain}, -1,
-			fmt.Sprintf("prompt_digest: the group's record has %.16s, its stages give %.16s", record.PromptDigest, digest))
+			fmt.Sprintf("prompt_digest: the group's record has %.16s, its stages give %.16s", record.PromptDigest,
+				digest))
 	}
 	for _, at := range slices.SortedFunc(maps.Keys(stored), func(a, b schemas.Place) int {
 		return cmp.Or(cmp.Compare(a.SampleIndex, b.SampleIndex), cmp.Compare(stored[a].Seq, stored[b].Seq))
@@ -62,7 +63,9 @@ func (v *verifier) openRequests(ctx context.Context, uid schemas.UID) (open []*s
 		for _, m := range found {
 			r := &schemas.Request{}
 			if err := schemas.DecodeValid(m.Data, r); err != nil {
-				v.report.Mismatches = append(v.report.Mismatches, Mismatch{UID: m.Subject, StepIndex: -1, What: err.Error()})
+				v.report.Mismatches = append(v.report.Mismatches, Mismatch{
+					UID: m.Subject, StepIndex: -1, What: err.Error(),
+				})
 				continue
 			}
 			open = append(open, r)
@@ -96,8 +99,8 @@ func (v *verifier) checkRequest(record *schemas.GroupRecord, stored map[schemas.
 	}
 	before, gone, fault := pathTo(record, stored, t.Place())
 	if gone != nil {
-		v.report.addStageGone(1, fmt.Sprintf("stage %s of %s sample %d, before stage %s, is not stored", gone.Stage, t.UID,
-			gone.SampleIndex, t.Stage))
+		v.report.addStageGone(1, fmt.Sprintf("stage %s of %s sample %d, before stage %s, is not stored", gone.Stage,
+			t.UID, gone.SampleIndex, t.Stage))
 		return
 	}
 	var r *schemas.Request
