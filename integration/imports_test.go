@@ -170,7 +170,7 @@ var layers = map[string][]string{
 	},
 	"services/verify": {
 		"pkg/models/hub",
-		"schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/models/model",
+		"schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/stages", "pkg/models/model",
 		"pkg/models/model/families", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/decoding", "pkg/models/tensor", "pkg/models/tensor/devices",
 		"services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts",
 		"services/sampler/models", "services/sampler/weights",
