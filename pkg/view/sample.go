@@ -109,8 +109,8 @@ type stored struct {
 	member     *schemas.Member
 	trajectory *schemas.Trajectory
 	reward     *schemas.Reward
-	// stages are the trajectories of its stages, in order, of which trajectory stands for it; none without stages. While
-	// others are to come, none stands for it.
+	// stages are the trajectories of its stages, in order; none without stages. trajectory is the one that stands for
+	// it, nil while others are to come.
 	stages []*schemas.Trajectory
 }
 
@@ -363,8 +363,8 @@ func (x *Group) fromResult(a *schemas.Advantage) {
 func (s *stored) line(index int64) *Line {
 	member, t := s.join(index), s.trajectory
 	l := &Line{
-		SampleResult: member.SampleResult, Place: strconv.FormatInt(index, 10), Scores: member.Scores, Fix: member.Fix(),
-		Media: []string{},
+		SampleResult: member.SampleResult, Place: strconv.FormatInt(index, 10), Scores: member.Scores,
+		Fix: member.Fix(), Media: []string{},
 	}
 	if l.Scores == nil {
 		l.Scores = []Score{}

@@ -29,7 +29,8 @@ func (m Made) Of(uid schemas.UID, sample int64) (made []*schemas.Trajectory, end
 	of := m[uid]
 	for _, one := range of {
 		if len(one.Group.Stages) > 0 {
-			_, made, open := stages.Open(&one.Group, sample, func(at schemas.Place) *schemas.Trajectory { return of[at] })
+			at := func(at schemas.Place) *schemas.Trajectory { return of[at] }
+			_, made, open := stages.Open(&one.Group, sample, at)
 			return made, !open
 		}
 		break // all have the same group

@@ -104,7 +104,8 @@ func outputOf(l *view.StageLine) string {
 func printSample(out io.Writer, g *view.Group, l *view.Line) {
 	line := func(format string, args ...any) { present.Linef(out, format, args...) }
 	line("sample %d of group %s of run %s", l.SampleIndex, g.UID, g.Run)
-	line("%s, reward %s, advantage %s", l.Status, results.Number(l.Reward, "%.6f"), results.Number(l.Advantage, "%+.6f"))
+	line("%s, reward %s, advantage %s", l.Status, results.Number(l.Reward, "%.6f"),
+		results.Number(l.Advantage, "%+.6f"))
 	for _, s := range l.Scores {
 		read := ""
 		if s.Detail != "" {

@@ -31,16 +31,16 @@ const (
 	leastPerPixel = 0.08
 )
 
-// addImages adds the images and sounds of samples: they share the room of left bytes evenly, and what one does not need
-// is for those after it. An error is of the server.
-func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Contents) error {
-	type place struct {
-		key string
-		t   *schemas.Trajectory
-		of  *schemas.Medium // nil: a condition of it
-		at  int             // which condition
-	}
-	var places []place
+// place is an image or a sound of a report.
+type place struct {
+	key string
+	t   *schemas.Trajectory
+	of  *schemas.Medium // nil: a condition of it
+	at  int             // which condition
+}
+
+// places returns the images and sounds of the samples, or of their stages.
+func (r *report) places() (places []place) {
 	rows := r.Answers["runs/"+string(r.Run)+"/groups"].(*view.Groups).Rows
 	for _, row := range rows {
 		g := r.Answers["runs/"+string(r.Run)+"/groups/"+string(row.UID)].(*view.Group)
@@ -70,6 +70,13 @@ func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Content
 			seen = seen || len(l.Conditions) > 0
 		}
 	}
+	return places
+}
+
+// addImages adds the images and sounds of samples: they share the room of left bytes evenly, and what one does not need
+// is for those after it. An error is of the server.
+func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Contents) error {
+	places := r.places()
 	for i, at := range places {
 		allowed := min(left, max(left/(len(places)-i), leastImage))
 		var data []byte

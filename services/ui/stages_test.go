@@ -72,30 +72,42 @@ func TestStages(t *testing.T) {
 	s.serveModel(t, models+"sums")
 	bustest.Await(t, s.Bus, s.publishStages(t), schemas.StreamAdvantages)
 	bustest.Await(t, s.Bus, 6, schemas.StreamTrajectories, schemas.TrajectoryFilter("stages", "taste"))
-	type stage struct {
-		Place, Stage, Kind, Prompt, Answer string
-		Samples                            int64
-		Trained, Ends                      bool
-		Advantages                         []struct{ Value float64 }
-		Judgement                          *float64
+	s.checkStagesOfGroups(t)
+	s.checkStageSamples(t)
+	s.checkStageVerdicts(t)
+	s.checkStageReport(t)
+}
+
+// stageShown and groupShown are what the page is told.
+type stageShown struct {
+	Place, Stage, Kind, Prompt, Answer string
+	Samples                            int64
+	Trained, Ends                      bool
+	Advantages                         []struct{ Value float64 }
+	Judgement                          *float64
+}
+
+type groupShown struct {
+	Samples []struct {
+		Place       string
+		SampleIndex int64 `json:"sample_index"`
+		Advantage   float64
 	}
-	type group struct {
-		Samples []struct {
-			Place       string
-			SampleIndex int64 `json:"sample_index"`
-			Advantage   float64
-		}
-		Stages []stage
+	Stages []stageShown
+}
+
+func listStages(stages []stageShown) string {
+	var all []string
+	for _, x := range stages {
+		all = append(all, x.Place)
 	}
-	list := func(stages []stage) string {
-		var all []string
-		for _, x := range stages {
-			all = append(all, x.Place)
-		}
-		return strings.Join(all, " ")
-	}
-	tree := get[group](t, s, "runs/stages/groups/tree")
-	if got := list(tree.Stages); got != "0.think 0.paint 1.paint 2.think 2.paint 3.paint" {
+	return strings.Join(all, " ")
+}
+
+func (s *served) checkStagesOfGroups(t *testing.T) {
+	t.Helper()
+	tree := get[groupShown](t, s, "runs/stages/groups/tree")
+	if got := listStages(tree.Stages); got != "0.think 0.paint 1.paint 2.think 2.paint 3.paint" {
 		t.Errorf("stages %s", got)
 	}
 	for _, l := range tree.Samples {
@@ -111,24 +123,27 @@ func TestStages(t *testing.T) {
 	if x := tree.Stages[0]; x.Trained || x.Advantages != nil || x.Samples != 2 || x.Kind != "text" || x.Answer != "42" {
 		t.Errorf("a frozen stage: %+v", x)
 	}
-	rounds := get[group](t, s, "runs/stages/groups/rounds")
-	if got := list(rounds.Stages); got != "0.think 0.paint 0.judge 1.think 1.paint 1.judge 1.think-2 1.paint-2 1.judge-2 2.think 2.paint 2.judge 2.think-2 2.paint-2 2.judge-2" {
+	rounds := get[groupShown](t, s, "runs/stages/groups/rounds")
+	if got := listStages(rounds.Stages); got != "0.think 0.paint 0.judge 1.think 1.paint 1.judge 1.think-2 1.paint-2 1.judge-2 2.think 2.paint 2.judge 2.think-2 2.paint-2 2.judge-2" {
 		t.Errorf("stages %s", got)
 	}
 	if x := rounds.Stages[2]; !x.Ends || *x.Judgement != 0.25 || x.Answer != "the number is too low" || x.Trained {
 		t.Errorf("the judge: %+v", x)
 	}
+}
 
+func (s *served) checkStageSamples(t *testing.T) {
+	t.Helper()
 	// What several samples share has no result of its own, and parts into theirs; what one has has that one's.
 	type sample struct {
 		Prompt  string
 		Reward  *float64
 		Line    struct{ Place string }
-		Stages  []stage
+		Stages  []stageShown
 		Samples []object
 		Tokens  []object
 	}
-	if x := get[sample](t, s, "runs/stages/groups/tree/2.think"); x.Reward != nil || list(x.Stages) != "2.think 2.paint 3.paint" || len(x.Samples) != 2 || len(x.Tokens) == 0 {
+	if x := get[sample](t, s, "runs/stages/groups/tree/2.think"); x.Reward != nil || listStages(x.Stages) != "2.think 2.paint 3.paint" || len(x.Samples) != 2 || len(x.Tokens) == 0 {
 		t.Errorf("a shared stage: %+v", x)
 	}
 	for _, place := range []string{"1", "1.paint-2"} {
@@ -145,7 +160,10 @@ func TestStages(t *testing.T) {
 			t.Errorf("%s: %d %.100s", path, status, body)
 		}
 	}
+}
 
+func (s *served) checkStageVerdicts(t *testing.T) {
+	t.Helper()
 	// People judge samples, by what stands for them.
 	waiting := get[struct{ Waiting []object }](t, s, "runs/stages/verdicts").Waiting
 	for i, w := range waiting {
@@ -160,7 +178,10 @@ func TestStages(t *testing.T) {
 		t.Errorf("verdict: %d %s", status, body)
 	}
 	bustest.Await(t, s.Bus, 1, schemas.StreamVerdicts, schemas.VerdictSubject("stages", "taste", 3, "taste"))
+}
 
+func (s *served) checkStageReport(t *testing.T) {
+	t.Helper()
 	// The report has the same, and no server.
 	file, contents := s.report(t, "stages", ui.ReportOptions{})
 	var data struct {
@@ -171,8 +192,8 @@ func TestStages(t *testing.T) {
 	if err := json.Unmarshal([]byte(found[1]), &data); err != nil {
 		t.Fatal(err)
 	}
-	for uid, stages := range map[string][]stage{"tree": tree.Stages, "rounds": rounds.Stages} {
-		for _, x := range stages {
+	for _, uid := range []string{"tree", "rounds"} {
+		for _, x := range get[groupShown](t, s, "runs/stages/groups/"+uid).Stages {
 			if data.Answers["runs/stages/groups/"+uid+"/"+x.Place] == nil || x.Kind == "image" && data.Media["stages/"+uid+"/"+x.Place+"/image"] == "" {
 				t.Errorf("the report lacks %s of %s", x.Place, uid)
 			}
