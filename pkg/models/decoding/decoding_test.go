@@ -1,8 +1,8 @@
 package decoding_test
 
 import (
-	"encoding/binary"
 	"cmp"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"

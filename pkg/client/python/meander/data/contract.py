@@ -3682,7 +3682,7 @@ class StageSpec(TypedDict):
     text, an entry of its metadata and the newest text that a stage made; {{ and }} are braces.
 
     name: that of the stage in templates, subjects and events. A later round has a suffix, such as think-2
-        (token).
+        (token, 1 to 32 bytes).
     prompt: the template of the text to paint or to answer; of an interaction, what it is told (text, 0 to
         16384 bytes). Default: {prompt}.
     messages: the conversation to answer, in place of prompt. Each content is a template (list of map).
@@ -3752,7 +3752,8 @@ class StageSpec(TypedDict):
     """
 
     name: str
-    """that of the stage in templates, subjects and events. A later round has a suffix, such as think-2 (token)."""
+    """that of the stage in templates, subjects and events. A later round has a suffix, such as think-2 (token, 1 to
+    32 bytes)."""
     prompt: NotRequired[str | None]
     """the template of the text to paint or to answer; of an interaction, what it is told (text, 0 to 16384 bytes).
     Default: {prompt}."""
