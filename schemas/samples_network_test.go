@@ -139,11 +139,6 @@ func guidanceSamples(t testing.TB) []sample {
 			r.ScheduleDigest = r.ComputeScheduleDigest()
 			return r
 		}()},
-		{"request-no-negative-prompt", func() *schemas.Request {
-			r := fullRequest(t)
-			r.NegativePrompt, r.NoNegativePrompt = "", true
-			return r
-		}()},
 		{"trajectory-guidance-rescale", func() *schemas.Trajectory {
 			e := completedTrajectory(t)
 			e.GuidanceRescale = 0.7

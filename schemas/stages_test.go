@@ -128,13 +128,15 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		{"judged stage", func(p *P) { p.Reward[0].Stage = "draw" }, `reward[0].stage: "draw"; must be one of think, paint`},
 		{"condition of a stage", func(p *P) { p.Stages[2].Conditions[0].Stage = "judge" }, `stages[2].conditions[0].stage: "judge"; must be one of think, paint`},
 		{"condition given twice", func(p *P) {
-			p.Stages[1].Conditions = []schemas.Condition{{Name: "image", Stage: "think", DataImage: schemas.DataImage{Data: []byte("x")}}}
+			p.Stages[1].Conditions = []schemas.Condition{{Name: "image", Stage: "think",
+				DataImage: schemas.DataImage{Data: []byte("x")}}}
 		}, `stages[1].conditions[0].stage: "think"; must be the only one of stage, data and ref`},
 		{"condition of a judge given twice", func(p *P) {
 			p.Stages[2].Conditions[0].Data = []byte("x")
 		}, `stages[2].conditions[0].stage: "paint"; must be the only one of stage, data and ref`},
 		{"condition of a judge given", func(p *P) {
-			p.Stages[2].Conditions[0] = schemas.Condition{Name: "image", DataImage: schemas.DataImage{Data: []byte("x")}}
+			p.Stages[2].Conditions[0] = schemas.Condition{Name: "image",
+				DataImage: schemas.DataImage{Data: []byte("x")}}
 		}, `stages[2].conditions[0].stage: ""; must name the stage that made the file`},
 		{"two conditions of one name", func(p *P) {
 			p.Stages[2].Conditions = append(p.Stages[2].Conditions, p.Stages[2].Conditions[0])
