@@ -132,8 +132,8 @@ func TestCredits_NoneRan(t *testing.T) {
 	wide := func(g *schemas.Group) {
 		g.Batch, g.BatchGroups, g.Advantage.Std = "b", 2, schemas.StdGlobal
 	}
-	none, some := staged("none", []float64{1, 2, 3, 4}, all, wide), staged("some", []float64{0, 0, 1, 1}, nil, wide)
-	p.put(t, append(none, some...)...)
+	p.put(t, staged("none", []float64{1, 2, 3, 4}, all, wide)...)
+	p.put(t, staged("some", []float64{0, 0, 1, 1}, nil, wide)...)
 	results := p.results(t, "r", 3)
 	service.Stop()
 	none, some := advantageOf(t, results, "r", "none"), advantageOf(t, results, "r", "some")
