@@ -84,6 +84,17 @@ type Credit struct {
 	// Values are those of the samples 0, Every, 2 Every and so on; null where no member that a sample leads to ran the
 	// stage and has an advantage.
 	Values []*float64 `msgpack:"values" size:"0..MaxGroupSize"`
+	// Steps are there where advantages differ over the trained steps. A value is then the mean over all rounds.
+	Steps []CreditSteps `msgpack:"steps,omitempty" size:"0..MaxGroupSize*MaxRounds"`
+}
+
+// CreditSteps is the advantages of the trained steps of one trajectory of a stage.
+type CreditSteps struct {
+	// Stage is its token: of a later round think-2.
+	Stage       Stage `msgpack:"stage" form:"token"`
+	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	// Advantages [W] are in the order of the steps, of a text [Tokens] of the tokens that it generated.
+	Advantages []float64 `msgpack:"advantages" size:"0..MaxTokens"`
 }
 
 // BranchGroup is the children of one branch point of a tree.

@@ -121,6 +121,7 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 		{"schedule", e.ScheduleDigest, other.ScheduleDigest},
 		{"reward", a.Reward, b.Reward},
 		{"advantage", a.Advantage, b.Advantage},
+		{"credit", a.Credit, b.Credit},
 		{
 			"batch",
 			[]any{a.Batch, a.BatchGroups, a.BatchStep, a.BatchEpoch},

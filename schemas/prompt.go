@@ -29,6 +29,9 @@ type Prompt struct {
 	Reward []RewardSpec `msgpack:"reward" size:"0..MaxRewards" absent:"the model's, else the service's"`
 	// Advantage names the estimator and its options.
 	Advantage AdvantageSpec `msgpack:"advantage"`
+	// Credit is what of its scores each track of a sample is trained for, where states have several. With stages it is
+	// in them.
+	Credit []CreditShare `msgpack:"credit,omitempty" size:"1..MaxRewards*MaxTracks" absent:"the reward, for all tracks"`
 	// Metadata is a map of the caller. Every event of the group carries it, unread.
 	Metadata Metadata `msgpack:"metadata,omitempty"`
 	// Batch joins groups that are normalised together.

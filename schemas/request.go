@@ -51,6 +51,8 @@ type Group struct {
 	BatchGroups int64         `msgpack:"batch_groups" range:"0..MaxBatchGroups"`
 	Reward      []RewardSpec  `msgpack:"reward" size:"0..MaxRewards"`
 	Advantage   AdvantageSpec `msgpack:"advantage"`
+	// Credit is what each track of the samples is trained for, resolved: each share names one. Absent: the reward.
+	Credit []CreditShare `msgpack:"credit,omitempty" size:"0..MaxRewards*MaxTracks"`
 	// Deadline is Unix nanoseconds; 0: none.
 	Deadline int64 `msgpack:"deadline" range:"0.."`
 	// Tree has the samples as its leaves; absent: they share no steps.

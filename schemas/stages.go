@@ -29,14 +29,17 @@ type StageSpec struct {
 	Children *int64 `msgpack:"children,omitempty" range:"1..MaxGroupSize" default:"1"`
 	// Frozen says that the stage is not trained: it has no advantages.
 	Frozen bool `msgpack:"frozen,omitempty" default:"false"`
-	// Credit is what of the sample's scores the stage is trained for.
-	Credit []CreditShare `msgpack:"credit,omitempty" size:"1..MaxRewards" absent:"the reward of the sample"`
+	// Credit is what of the sample's scores the stage is trained for, or each track of its states.
+	Credit []CreditShare `msgpack:"credit,omitempty" size:"1..MaxRewards*MaxTracks" absent:"the reward of the sample"`
 }
 
-// CreditShare is a weight of one reward function in the reward of a stage.
+// CreditShare is a weight of one reward function in the reward of a stage, or of a track of it. A list of them is a
+// matrix from rewards to tracks. A track that none is for is not trained.
 type CreditShare struct {
 	// Reward is the name of the function, as reward has it.
 	Reward string `msgpack:"reward" form:"reward_name"`
+	// Track is the track of the states that it is for, such as video or sound.
+	Track string `msgpack:"track,omitempty" form:"token" absent:"all tracks"`
 	// Weight is the factor of its score.
 	Weight float64 `msgpack:"weight" range:"-MaxWeight..MaxWeight"`
 }
@@ -54,7 +57,7 @@ type GroupStage struct {
 	Every int64 `msgpack:"every" range:"1..MaxGroupSize"`
 	// Frozen says that the stage is not trained, Credit what of the scores it is trained for; absent: the reward.
 	Frozen bool          `msgpack:"frozen,omitempty"`
-	Credit []CreditShare `msgpack:"credit,omitempty" size:"0..MaxRewards"`
+	Credit []CreditShare `msgpack:"credit,omitempty" size:"0..MaxRewards*MaxTracks"`
 }
 
 // StageResult is a stage that ran for a sample.
@@ -239,10 +242,6 @@ func (p *Prompt) checkStages(f *faults) {
 	} else if every := p.EveryOf(0); p.GroupSize == nil && p.Samples()%every != 0 {
 		f.add("group_size", "absent", fmt.Sprintf("must be a multiple of %d, the children of all stages", every))
 	}
-	if p.Advantage.Gamma != nil && *p.Advantage.Gamma != 1 {
-		f.inStruct("advantage").add("gamma", formatFloat(*p.Advantage.Gamma), "must be 1 beside stages, each of which "+
-			"has one advantage")
-	}
 	for i := range p.Stages {
 		p.checkStage(f.inItem("stages", i), i)
 	}
@@ -253,9 +252,38 @@ func (p *Prompt) checkStages(f *faults) {
 	}
 }
 
+// checkCredit checks a matrix from rewards to tracks.
+func (f *faults) checkCredit(list []CreditShare, rewards []RewardSpec) {
+	if len(list) > MaxRewards*MaxTracks {
+		return
+	}
+	for k, c := range list {
+		g := f.inItem("credit", k)
+		if c.Weight == 0 {
+			g.add("weight", "0, or absent", "must be another number: leave out a reward that does not count")
+		}
+		switch {
+		case slices.ContainsFunc(list[:k], func(o CreditShare) bool {
+			return o.Reward == c.Reward && (o.Track == c.Track || o.Track == "" || c.Track == "")
+		}):
+			g.add("reward", quote(c.Reward), "must come at most once for a track")
+		case !slices.ContainsFunc(rewards, func(r RewardSpec) bool { return r.Name == c.Reward }):
+			g.add("reward", quote(c.Reward), "must be one of the prompt's reward")
+		}
+	}
+}
+
 // checkNoStages refuses what is for stages in a prompt without any.
 func (p *Prompt) checkNoStages(f *faults) {
 	const rule = "must be absent without stages"
+	f.checkCredit(p.Credit, p.Reward)
+	switch {
+	case len(p.Credit) == 0:
+	case !slices.ContainsFunc(p.Credit, func(c CreditShare) bool { return c.Track != "" }):
+		f.add("credit", "no track", "must name one without stages: what whole samples are trained for is reward")
+	case p.Tree != nil:
+		f.add("credit", "given", "must be absent beside tree, whose steps have one advantage for all tracks")
+	}
 	if p.Rounds != nil {
 		f.add("rounds", strconv.FormatInt(*p.Rounds, 10), rule)
 	}
@@ -280,6 +308,7 @@ func (p *Prompt) laneFields() []string {
 	}{
 		{"messages", len(p.Messages) > 0},
 		{"text", p.Text != nil},
+		{"credit", len(p.Credit) > 0},
 		{"model", p.Model != ""},
 		{"base_digest", p.BaseDigest != ""},
 		{"min_policy_version", p.MinPolicyVersion != nil},
@@ -316,18 +345,7 @@ func (p *Prompt) checkStage(f *faults, i int) {
 	if s.Frozen && len(s.Credit) > 0 {
 		f.add("credit", "given", "must be absent beside frozen: the stage is not trained")
 	}
-	for k, c := range s.Credit {
-		g := f.inItem("credit", k)
-		if c.Weight == 0 {
-			g.add("weight", "0, or absent", "must be another number: leave out a reward that does not count")
-		}
-		switch {
-		case slices.ContainsFunc(s.Credit[:k], func(o CreditShare) bool { return o.Reward == c.Reward }):
-			g.add("reward", quote(c.Reward), "must come at most once")
-		case !slices.ContainsFunc(p.Reward, func(r RewardSpec) bool { return r.Name == c.Reward }):
-			g.add("reward", quote(c.Reward), "must be one of the prompt's reward")
-		}
-	}
+	f.checkCredit(s.Credit, p.Reward)
 	for k, c := range s.Conditions {
 		if c.Stage == "" {
 			continue

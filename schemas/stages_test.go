@@ -145,7 +145,7 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		{"credit of no weight", func(p *P) { p.Stages[0].Credit[0].Weight = 0 }, "stages[0].credit[0].weight: 0, or absent; must be another number: leave out a reward that does not count"},
 		{"credit of none", func(p *P) { p.Stages[0].Credit = []schemas.CreditShare{} }, "stages[0].credit: 0 items; must be at least 1"},
 		{"credit of a frozen stage", func(p *P) { p.Stages[0].Frozen = true }, "stages[0].credit: given; must be absent beside frozen: the stage is not trained"},
-		{"credit twice", func(p *P) { p.Stages[0].Credit[1].Reward = "glyph" }, `stages[0].credit[1].reward: "glyph"; must come at most once`},
+		{"credit twice", func(p *P) { p.Stages[0].Credit[1].Reward = "glyph" }, `stages[0].credit[1].reward: "glyph"; must come at most once for a track`},
 		{"tree", func(p *P) { p.Stages[1].Tree = twos(1) }, "stages[1].tree: given; must be absent in a stage"},
 		{"image setting of a text", func(p *P) { p.Stages[0].Height = new(int64(64)) }, "stages[0].height: given; must be absent beside text: it is for images"},
 		{"noise level", func(p *P) {
@@ -153,7 +153,14 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		}, "stages[1].rollout.noise_level: 1.5; must be between 0 and 1"},
 		{"lane of an interaction", func(p *P) { p.Stages[2].Model, p.Stages[2].Frozen = "x", true }, "stages[2].model: given; must be absent beside interaction, which no lane makes\nstages[2].frozen: given; must be absent beside interaction, which no lane makes"},
 		{"turns of an interaction", func(p *P) { p.Stages[2].Interaction.MaxTurns = new(int64(2)) }, "stages[2].interaction.max_turns: 2; must be absent in a stage: rounds says how often it runs"},
-		{"gamma", func(p *P) { p.Advantage.Gamma = new(0.5) }, "advantage.gamma: 0.5; must be 1 beside stages, each of which has one advantage"},
+		{"credit of a track and of all", func(p *P) {
+			p.Stages[0].Credit = []schemas.CreditShare{{Reward: "glyph", Track: "sound", Weight: 1}, {Reward: "glyph", Weight: 1}}
+		}, `stages[0].credit[1].reward: "glyph"; must come at most once for a track`},
+		{"credit beside stages", func(p *P) { p.Credit = []schemas.CreditShare{{Reward: "glyph", Track: "sound", Weight: 1}} }, "credit: given; must be absent beside stages: give it to the stage that it is for"},
+		{"credit without stages", func(p *P) {
+			p.Credit, p.Stages, p.Rounds = []schemas.CreditShare{{Reward: "ocr", Weight: 1}}, nil, nil
+			p.Reward = []schemas.RewardSpec{{Name: "glyph"}}
+		}, "credit[0].reward: \"ocr\"; must be one of the prompt's reward\ncredit: no track; must name one without stages: what whole samples are trained for is reward"},
 		{"judge first", func(p *P) { p.Stages, p.Reward = p.Stages[2:], nil; p.Stages[0].Conditions = nil }, "stages[0].interaction: given; must be absent of the first stage: there is nothing to say something to"},
 	})
 }

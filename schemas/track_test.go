@@ -92,6 +92,8 @@ func TestAdvantage_ValidateCredits(t *testing.T) {
 			a.Members[1].Stages = []schemas.StageResult{{Stage: "other"}}
 			a.Credits, a.Credits[0].Every = a.Credits[:1], 0
 		}, "credits[0].values[1]: -0.5; must be a number exactly where a member that ran the stage has an advantage"},
+		{"steps of another stage", func(a *A) { a.Credits[0].Steps = []schemas.CreditSteps{{Stage: "plan"}, {Stage: "other-2"}} }, "credits[0].steps[1].sample_index: 0; must be a sample of the stage that has a value"},
+		{"steps without a value", func(a *A) { a.Credits[0].Steps = []schemas.CreditSteps{{Stage: "plan-2", SampleIndex: 2}} }, "credits[0].steps[0].sample_index: 2; must be a sample of the stage that has a value"},
 		{"NaN", func(a *A) { a.Credits[0].Values[1] = new(math.NaN()) }, "credits[0].values[1]: NaN; must be finite"},
 	})
 }

@@ -98,6 +98,14 @@ func (e *Advantage) checkCredits(f *faults) {
 					"must be a number exactly where a member that ran the stage has an advantage")
 			}
 		}
+		for k, x := range c.Steps {
+			name, _ := x.Stage.Split()
+			if at := x.SampleIndex / int64(every); name != c.Stage || at < 0 || at >= int64(len(c.Values)) ||
+				x.SampleIndex%int64(every) != 0 || c.Values[at] == nil {
+				g.inItem("steps", k).add("sample_index", strconv.FormatInt(x.SampleIndex, 10),
+					"must be a sample of the stage that has a value")
+			}
+		}
 	}
 }
 

@@ -222,6 +222,9 @@ type Prompt struct {
 	Reward []RewardSpec
 	// Advantage: names the estimator and its options (map).
 	Advantage AdvantageSpec
+	// Credit: what of its scores each track of a sample is trained for, where states have several. With stages it is in
+	// them (list of map). Default: the reward, for all tracks.
+	Credit []schemas.CreditShare
 	// Metadata: a map of the caller. Every event of the group carries it, unread (map).
 	Metadata schemas.Metadata
 	// Batch: joins groups that are normalised together (map). Default: the group is alone.
@@ -500,7 +503,8 @@ type StageSpec struct {
 	Children int64
 	// Frozen: says that the stage is not trained: it has no advantages (true or false). Default: false.
 	Frozen bool
-	// Credit: what of the sample's scores the stage is trained for (list of map). Default: the reward of the sample.
+	// Credit: what of the sample's scores the stage is trained for, or each track of its states (list of map). Default:
+	// the reward of the sample.
 	Credit []schemas.CreditShare
 }
 

@@ -11,39 +11,60 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// A part is what of the samples has advantages of its own: a stage that is trained, in all its rounds. The reward of a
-// sample of a stage is the mean of what its leaves, the samples of the group that it leads to, have for that stage:
-// their reward, or the weighted sum of the scores that the stage names as its credit. The group's estimator compares
-// the samples of a part with each other. A leaf that ended before a stage ran has nothing for it, and is compared with
-// none there.
+// A part is what of the samples has advantages of its own: a stage that is trained, in all its rounds, or one track of
+// its states. The reward of a sample of a stage is the mean of what its leaves, the samples of the group that it leads
+// to, have for the part: their reward, or the weighted sum of the scores that are its credit. The group's estimator
+// compares the samples of a part with each other. A leaf that ended before a stage ran has nothing for it, and is
+// compared with none there.
 type part struct {
-	stage  schemas.Stage
-	kind   string
-	every  int64                 // how many samples each sample of the stage leads to
+	schemas.GroupStage
+	track  string                // "": all
 	shares []schemas.CreditShare // what of the scores it is trained for; nil: the reward
 }
 
-// parts returns the parts of the group's samples that have advantages.
+// parts returns the parts of the group's samples that have advantages. Samples without stages are one, the stage main.
 func (g *group) parts() (list []part) {
-	for i := range g.spec.Stages {
-		if s := &g.spec.Stages[i]; s.Trains() {
-			list = append(list, part{s.Name, s.Kind, s.Every, s.Credit})
+	for _, s := range g.spec.Stages {
+		if s.Trains() {
+			list = append(list, partsOf(s)...)
 		}
+	}
+	if len(g.spec.Credit) > 0 {
+		list = partsOf(schemas.GroupStage{Name: schemas.StageMain, Every: 1, Credit: g.spec.Credit})
 	}
 	return list
 }
 
-// estimateCredits returns, for each of the groups at the given indices, the advantages of its parts; nil for a group
-// without stages. estimateAlike calls it for groups of the same scale. The error is the estimator's: the groups fail.
-func estimateCredits(cfg estimator.Config, groups []*group, at []int) ([][]schemas.Credit, error) {
-	type compared struct {
-		part    part
-		sets    []estimator.Rewards // of each group
-		credits []*schemas.Credit   // of each set
+// partsOf returns the tracks that shares of a stage are for, or all of it.
+func partsOf(s schemas.GroupStage) (list []part) {
+	for _, share := range s.Credit {
+		at := slices.IndexFunc(list, func(p part) bool { return p.track == share.Track })
+		if at < 0 {
+			at, list = len(list), append(list, part{GroupStage: s, track: share.Track})
+		}
+		list[at].shares = append(list[at].shares, share)
 	}
+	if len(list) == 0 {
+		list = []part{{GroupStage: s}}
+	}
+	return list
+}
+
+// compared is what is compared with each other: the samples of a part, of all groups of a scale.
+type compared struct {
+	stage   schemas.Stage
+	config  estimator.Config
+	sets    []estimator.Rewards       // of each group
+	credits []*schemas.Credit         // of each group, with the rewards as values
+	rounds  [][][]schemas.StageScored // of each value
+}
+
+// estimateCredits returns, for each of the groups at the given indices, the advantages of its parts; nil for a group
+// without. estimateAlike calls it for groups of the same scale. The error is the estimator's: the groups fail.
+func estimateCredits(cfg estimator.Config, groups []*group, at []int) ([][]schemas.Credit, error) {
 	out := make([][]schemas.Credit, len(at))
 	var list []*compared
-	of := map[string]*compared{} // by what their samples have in common
+	of := map[string]*compared{} // by what they must have in common
 	for k, i := range at {
 		parts := groups[i].parts()
 		if len(parts) > 0 { // absent, not empty
@@ -51,66 +72,92 @@ func estimateCredits(cfg estimator.Config, groups []*group, at []int) ([][]schem
 		}
 		for n, p := range parts {
 			credit := &out[k][n]
-			set := groups[i].rewardsOf(p, credit)
+			set, rounds := groups[i].rewardsOf(p, credit)
 			if len(set.Values) == 0 {
 				continue // no sample ran the stage
 			}
-			key := string(p.stage) + " " + p.kind
+			c := p.config(cfg)
+			key := fmt.Sprint(p.Name, " ", p.Kind, " ", p.track, " ", c.Weights)
 			if of[key] == nil {
-				of[key] = &compared{part: p}
+				of[key] = &compared{stage: p.Name, config: c}
 				list = append(list, of[key])
 			}
-			of[key].sets, of[key].credits = append(of[key].sets, set), append(of[key].credits, credit)
+			x := of[key]
+			x.sets, x.credits, x.rounds = append(x.sets, set), append(x.credits, credit), append(x.rounds, rounds)
 		}
 	}
 	for _, c := range list {
-		results, err := estimatePart(cfg, c.sets)
-		if err != nil {
-			return nil, fmt.Errorf("stage %s: %w", c.part.stage, err)
-		}
-		for k, credit := range c.credits {
-			setAdvantages(credit, results[k])
+		if err := c.estimate(); err != nil {
+			return nil, fmt.Errorf("stage %s: %w", c.stage, err)
 		}
 	}
 	return out, nil
 }
 
-// estimatePart computes the advantages of a part. A single sample in all has nothing to be compared with, also where
-// the estimator compares over a batch: its advantage is 0.
-func estimatePart(cfg estimator.Config, sets []estimator.Rewards) ([]estimator.Group, error) {
-	cfg.Columns = 1 // sets have lengths
-	if len(sets) == 1 && len(sets[0].Values) == 1 && cfg.NeedsTwo() {
-		return []estimator.Group{{Advantages: []float64{0}}}, nil
+// config returns how samples of the part are compared, given how those of the group are: an estimator that weighs each
+// score by itself has the weights of the part.
+func (p part) config(cfg estimator.Config) estimator.Config {
+	cfg.Columns = 1 // rewardsOf counts the steps of each sample
+	if len(cfg.Weights) > 0 && len(p.shares) > 0 {
+		cfg.Weights = nil
+		for _, share := range p.shares {
+			cfg.Weights = append(cfg.Weights, share.Weight)
+		}
 	}
-	return estimator.Estimate(cfg, sets)
+	return cfg
 }
 
-// setAdvantages puts advantages in the place of the rewards that they are of.
-func setAdvantages(credit *schemas.Credit, result estimator.Group) {
-	next := 0
-	for i := range credit.Values {
-		if credit.Values[i] != nil {
-			credit.Values[i] = &result.Advantages[next]
+// estimate puts advantages in the place of the rewards that they are of. A single sample in all has nothing to be
+// compared with, also where the estimator compares over a batch: its advantage is 0.
+func (c *compared) estimate() error {
+	results := []estimator.Group{{Advantages: []float64{0}}}
+	if len(c.sets) > 1 || len(c.sets[0].Values) > 1 || !c.config.NeedsTwo() {
+		var err error
+		if results, err = estimator.Estimate(c.config, c.sets); err != nil {
+			return err
+		}
+	}
+	for k, credit := range c.credits {
+		next := 0
+		for i := range credit.Values {
+			if credit.Values[i] == nil {
+				continue
+			}
+			credit.Values[i] = &results[k].Advantages[next]
+			if all := results[k].StepAdvantages; all != nil {
+				addSteps(credit, c.rounds[k][next], all[next])
+			}
 			next++
 		}
 	}
+	return nil
 }
 
-// rewardsOf returns what the estimator needs of the samples of a part, and sets the credit: its values are the rewards
-// of these samples, nil where there is none.
-func (g *group) rewardsOf(p part, credit *schemas.Credit) (set estimator.Rewards) {
-	means, lengths := make([]segment, g.size/p.every), make([]int, g.size/p.every)
-	for _, s := range g.members() {
-		steps, ran := s.stageSteps(p.stage)
-		if !s.scored || !ran {
-			continue
+// addSteps adds the advantages of the trained steps of all rounds of a sample, one after the other.
+func addSteps(credit *schemas.Credit, rounds []schemas.StageScored, all []float64) {
+	for i := range rounds {
+		if n := stepsOf(&rounds[i]); n > 0 {
+			credit.Steps = append(credit.Steps, schemas.CreditSteps{
+				Stage: rounds[i].Stage, SampleIndex: rounds[i].SampleIndex, Advantages: all[:n:n],
+			})
+			all = all[n:]
 		}
-		means[s.index/p.every].add(s.credited(g.spec.Reward, p.shares))
-		lengths[s.index/p.every] = max(steps, 1)
 	}
-	*credit = schemas.Credit{Stage: p.stage, Values: make([]*float64, len(means))}
-	if p.every > 1 {
-		credit.Every = p.every
+}
+
+// rewardsOf returns what the estimator needs of the samples of a part that have a reward, and the rounds that ran for
+// each. It sets the credit: its values are these rewards, nil for the other samples.
+func (g *group) rewardsOf(p part, credit *schemas.Credit) (set estimator.Rewards, rounds [][]schemas.StageScored) {
+	means, ran := make([]segment, g.size/p.Every), make([][]schemas.StageScored, g.size/p.Every)
+	for _, s := range g.members() {
+		if of := s.rounds(p.Name); s.scored && len(of) > 0 {
+			means[s.index/p.Every].add(s.credited(g.spec.Reward, p.shares))
+			ran[s.index/p.Every] = of
+		}
+	}
+	*credit = schemas.Credit{Stage: p.Name, Track: p.track, Values: make([]*float64, len(means))}
+	if p.Every > 1 {
+		credit.Every = p.Every
 	}
 	for i := range means {
 		x := &means[i]
@@ -119,38 +166,52 @@ func (g *group) rewardsOf(p part, credit *schemas.Credit) (set estimator.Rewards
 		}
 		x.divide()
 		credit.Values[i] = &x.reward
+		steps := 0
+		for k := range ran[i] {
+			steps += stepsOf(&ran[i][k])
+		}
 		set.Values, set.Scores = append(set.Values, x.reward), append(set.Scores, x.scores)
-		set.Lengths = append(set.Lengths, lengths[i])
+		set.Lengths, rounds = append(set.Lengths, max(steps, 1)), append(rounds, ran[i])
 	}
-	return set
+	return set, rounds
 }
 
 // credited returns what a scored sample has for a part, and the scores that go into it: its reward, or the sum of the
-// part's shares of the scores.
+// part's shares of the scores. As in the reward, a score that is not required and failed is left out.
 func (s *sample) credited(specs []schemas.RewardSpec, shares []schemas.CreditShare) (sum float64, scores []float64) {
 	if len(shares) == 0 {
 		return s.reward, s.scores
 	}
 	for _, share := range shares {
-		k := slices.IndexFunc(specs, func(r schemas.RewardSpec) bool { return r.Name == share.Reward })
-		if k >= 0 && !math.IsNaN(s.scores[k]) {
-			sum += float64(share.Weight * s.scores[k])
+		score := missing
+		if k := slices.IndexFunc(specs, func(r schemas.RewardSpec) bool { return r.Name == share.Reward }); k >= 0 {
+			score = s.scores[k]
+		}
+		if scores = append(scores, score); !math.IsNaN(score) {
+			sum += float64(share.Weight * score)
 		}
 	}
-	return sum, s.scores
+	return sum, scores
 }
 
-// stageSteps returns how many steps of a sample are trained in all rounds of a stage, of a text the tokens that it
-// generated, and whether the stage ran for it.
-func (s *sample) stageSteps(name schemas.Stage) (steps int, ran bool) {
+// rounds returns what ran of a stage for a sample, in order. A sample without stages is all of one, main.
+func (s *sample) rounds(name schemas.Stage) (list []schemas.StageScored) {
+	if len(s.stages) == 0 {
+		return []schemas.StageScored{{
+			StageResult: schemas.StageResult{Stage: schemas.StageMain, SampleIndex: s.index},
+			Trained:     schemas.Trained{TrainedSteps: s.trainedSteps, Tokens: s.tokens},
+		}}
+	}
 	for i := range s.stages {
-		x := &s.stages[i]
-		if of, _ := x.Stage.Split(); of == name {
-			steps, ran = steps+int(or(x.Tokens, x.TrainedSteps)), true
+		if of, _ := s.stages[i].Stage.Split(); of == name {
+			list = append(list, s.stages[i])
 		}
 	}
-	return steps, ran
+	return list
 }
+
+// stepsOf returns how many steps of a stage are trained, of a text the tokens that it generated.
+func stepsOf(x *schemas.StageScored) int { return int(or(x.Tokens, x.TrainedSteps)) }
 
 // results returns the stages that ran for a sample, as its member has them.
 func (s *sample) results() (list []schemas.StageResult) {

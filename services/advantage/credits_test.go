@@ -3,6 +3,7 @@ package advantage
 import (
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -96,7 +97,7 @@ func TestCredits_EndedEarly(t *testing.T) {
 			for _, v := range ran {
 				set.Lengths, set.Scores = append(set.Lengths, 3), append(set.Scores, []float64{v / 2})
 			}
-			cfg.Weigh([]schemas.RewardSpec{{Name: "synthetic", Weight: new(1.0)}})
+			cfg.Weigh([]schemas.RewardSpec{{Name: "synthetic", Weight: new(2.0)}})
 			var want []float64
 			groups, err := estimator.Estimate(cfg, []estimator.Rewards{set})
 			if len(ran) > 1 || len(ran) == 1 && !cfg.NeedsTwo() {
@@ -173,5 +174,123 @@ func TestCredits_LaneRules(t *testing.T) {
 		if a := closeGroup(t, rewards); !strings.HasPrefix(a.Error, c.want) || (a.Error == "") != (c.want == "") {
 			t.Errorf("ended %v: group is %s: %q, want %q", c.ended, a.Status, a.Error, c.want)
 		}
+	}
+}
+
+// matrix gives rewards two scores, a and b.
+func matrix(rewards []*schemas.Reward, a, b []float64, credit func(g *schemas.Group)) []*schemas.Reward {
+	for i, r := range rewards {
+		r.Group.Reward = []schemas.RewardSpec{{Name: "a", Weight: new(1.0), Required: new(true)}, {Name: "b", Weight: new(1.0), Required: new(false)}}
+		r.Scores = []schemas.Score{{Name: "a", Weight: 1, Status: schemas.StatusScored, Value: &a[i]}}
+		if b[i] == b[i] {
+			r.Scores = append(r.Scores, schemas.Score{Name: "b", Weight: 1, Status: schemas.StatusScored, Value: &b[i]})
+		}
+		credit(&r.Group)
+	}
+	return rewards
+}
+
+// A credit is a matrix from rewards to tracks, of a sample without stages or of a stage, and each track is compared by
+// itself. An optional reward that failed is left out of the sum.
+func TestCredits_Tracks(t *testing.T) {
+	a, b := []float64{1, 2, 3, 4}, []float64{5, 1, missing, 3}
+	shares := []schemas.CreditShare{{Reward: "a", Track: "video", Weight: 2}, {Reward: "a", Track: "sound", Weight: 0.5}, {Reward: "b", Track: "sound", Weight: 3}}
+	want := map[string][]float64{"video": {2, 4, 6, 8}, "sound": {0.5 + 15, 1 + 3, 1.5, 2 + 9}}
+	for _, stages := range []bool{false, true} {
+		rewards, stage := staged("g", a, nil, nil), schemas.Stage("p2")
+		matrix(rewards, a, b, func(g *schemas.Group) {
+			if stages {
+				g.Stages = slices.Clone(g.Stages)
+				g.Stages[3].Credit = shares
+				return
+			}
+			g.Credit, g.Stages, g.Rounds, stage = shares, nil, 0, schemas.StageMain
+		})
+		for _, r := range rewards {
+			if !stages {
+				r.Stages = nil
+			}
+		}
+		got := closeGroup(t, rewards)
+		found := map[string]bool{}
+		for _, c := range got.Credits {
+			if c.Stage != stage {
+				continue
+			}
+			groups, err := estimator.Estimate(estimator.DefaultConfig(), []estimator.Rewards{{Values: want[c.Track]}})
+			if err != nil {
+				t.Fatalf("track %q: %v", c.Track, err)
+			}
+			found[c.Track] = true
+			for i, v := range c.Values {
+				if v == nil || *v != groups[0].Advantages[i] {
+					t.Errorf("stages %v, track %s, sample %d: %v, want %v", stages, c.Track, i, number(v), groups[0].Advantages[i])
+				}
+			}
+		}
+		if len(found) != 2 {
+			t.Errorf("stages %v: tracks %v of %+v", stages, found, got.Credits)
+		}
+	}
+}
+
+// gdpo normalises each score by itself, with the weights of the part's credit.
+func TestCredits_GDPO(t *testing.T) {
+	a, b := []float64{1, 2, 3, 4}, []float64{5, 1, 2, 3}
+	cfg, err := estimator.Default(estimator.GDPO)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := closeGroup(t, matrix(staged("g", a, map[int64]bool{0: true}, func(g *schemas.Group) { cfg.Resolve(&g.Advantage) }), a, b, func(g *schemas.Group) {
+		g.Stages = slices.Clone(g.Stages)
+		g.Stages[3].Credit = []schemas.CreditShare{{Reward: "b", Weight: 3}, {Reward: "a", Weight: 1}}
+	}))
+	cfg.Weights = []float64{3, 1}
+	want, err := estimator.Estimate(cfg, []estimator.Rewards{{
+		Values: []float64{5, 9, 13}, Lengths: []int{3, 3, 3}, Scores: [][]float64{{1, 2}, {2, 3}, {3, 4}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if values, _ := ofStage(t, got, "p2"); !slices.Equal(values, want[0].Advantages) {
+		t.Errorf("advantages %v, want %v", values, want[0].Advantages)
+	}
+}
+
+// With gamma below 1 each token and each trained step has an advantage: those of a sample's rounds are one sequence, at
+// whose end the reward comes.
+func TestCredits_Gamma(t *testing.T) {
+	cfg, err := estimator.Default(estimator.ReinforcePlusPlus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Gamma = 0.5
+	rewards := staged("g", []float64{1, 3, 6, 2}, nil, func(g *schemas.Group) {
+		cfg.Resolve(&g.Advantage)
+		g.Rounds = 2
+	})
+	for _, r := range rewards[2:] { // the thought of the last two goes on for a second round of one token
+		again := r.Stages[0]
+		again.Stage, again.Tokens = "plan-2", new(int64(1))
+		r.Stages = append(r.Stages, again)
+	}
+	got := closeGroup(t, rewards)
+	want, err := estimator.Estimate(cfg, []estimator.Rewards{{Values: []float64{2, 4}, Lengths: []int{2, 3 + 1}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps := got.Credits[0].Steps
+	if len(steps) != 3 || steps[0].Stage != "plan" || steps[1].SampleIndex != 2 || steps[2].Stage != "plan-2" {
+		t.Fatalf("steps %+v", steps)
+	}
+	if !slices.Equal(steps[0].Advantages, want[0].StepAdvantages[0]) ||
+		!slices.Equal(slices.Concat(steps[1].Advantages, steps[2].Advantages), want[0].StepAdvantages[1]) {
+		t.Errorf("steps %+v, want %v", steps, want[0].StepAdvantages)
+	}
+	if values, _ := ofStage(t, got, "plan"); !slices.Equal(values, want[0].Advantages) {
+		t.Errorf("values %v, want %v", values, want[0].Advantages)
+	}
+	if n := len(got.Credits[1].Steps); n != 4 {
+		t.Errorf("%d paintings have advantages of their steps, want 4", n)
 	}
 }

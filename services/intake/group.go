@@ -74,8 +74,57 @@ func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o Origin, trained i
 	if g.Deadline == 0 && slices.ContainsFunc(rewards, isVerdict) {
 		g.Deadline = o.Created.Add(o.ExternalWait).UnixNano()
 	}
+	if g.Credit, err = resolveCredit(p.Credit, rewards, p.Advantage.Estimator, policy); err != nil {
+		return nil, err
+	}
 	g.Advantage, err = resolveAdvantage(p, rewards, trained)
 	return g, err
+}
+
+// resolveCredit returns the shares of a credit with the tracks that they are for, where one names a track. It refuses
+// tracks that the states do not have, and what a sample may have no reward of: some of a part's functions must be
+// required.
+func resolveCredit(list []schemas.CreditShare, rewards []schemas.RewardSpec, name string,
+	policy *schemas.Policy,
+) (out []schemas.CreditShare, err error) {
+	tracks := []string{""}
+	if slices.ContainsFunc(list, func(s schemas.CreditShare) bool { return s.Track != "" }) {
+		tracks = nil
+		if pipeline, err := pipelineOf(policy); err == nil && pipeline != nil && len(pipeline.Tracks) > 1 {
+			for _, t := range pipeline.Tracks {
+				tracks = append(tracks, t.Name)
+			}
+		}
+	}
+	for k, s := range list {
+		if s.Track != "" && !slices.Contains(tracks, s.Track) {
+			return nil, fmt.Errorf("credit[%d].track: %q; must be one of the states' tracks, which are %s", k, s.Track,
+				cmp.Or(strings.Join(tracks, ", "), "one"))
+		}
+	}
+	for _, track := range tracks {
+		shares, required, total := len(out), false, 0.0
+		for _, s := range list {
+			at := slices.IndexFunc(rewards, func(r schemas.RewardSpec) bool { return r.Name == s.Reward })
+			if s.Track == "" || s.Track == track {
+				s.Track, required, total = track, required || *rewards[at].Required, total+s.Weight
+				out = append(out, s)
+			}
+		}
+		of := ""
+		if track != "" {
+			of = " of track " + track
+		}
+		switch {
+		case len(out) == shares:
+		case !required:
+			return nil, fmt.Errorf("credit: rewards%s that are all optional; must have one that is required: else a "+
+				"sample could have none", of)
+		case estimator.PropertiesOf(name).Scores && !(total > 0):
+			return nil, fmt.Errorf("credit: weights%s of %v in all; must be above 0 with %s", of, total, name)
+		}
+	}
+	return out, nil
 }
 
 // resolveRewards returns the reward functions of the prompt; if it names none, those of the model or of the service

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/interaction"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/pkg/stages"
@@ -292,8 +291,12 @@ func ResolveStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Polic
 				return nil, fmt.Errorf("stages[%d]: %w", i, err)
 			}
 		}
+		credit, err := resolveCredit(s.Credit, rewards, p.Advantage.Estimator, policies[i])
+		if err != nil {
+			return nil, fmt.Errorf("stages[%d].%w", i, err)
+		}
 		group.Stages = append(group.Stages, schemas.GroupStage{
-			Name: s.Name, Kind: kinds[i], Lane: plan[i].Lane, Every: p.EveryOf(i), Frozen: s.Frozen, Credit: s.Credit,
+			Name: s.Name, Kind: kinds[i], Lane: plan[i].Lane, Every: p.EveryOf(i), Frozen: s.Frozen, Credit: credit,
 		})
 	}
 	for i := range plan {
@@ -338,18 +341,6 @@ func stagesAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, last *sche
 ) {
 	q := new(*p)
 	q.GroupSize = new(p.Samples())
-	for i, s := range p.Stages {
-		for k, c := range s.Credit {
-			switch at := slices.IndexFunc(rewards, func(r schemas.RewardSpec) bool { return r.Name == c.Reward }); {
-			case estimator.PropertiesOf(q.Advantage.Estimator).Scores:
-				return q.Advantage, fmt.Errorf("stages[%d].credit: given; must be absent: %s weighs each reward itself",
-					i, q.Advantage.Estimator)
-			case !*rewards[at].Required:
-				return q.Advantage, fmt.Errorf("stages[%d].credit[%d]: %s; must be a reward that is required", i, k,
-					c.Reward)
-			}
-		}
-	}
 	trained := 1
 	if last.Text == nil {
 		trained = len(last.StochasticSteps())

@@ -92,7 +92,12 @@ func TestResolveStages_Refused(t *testing.T) {
 		}, `stages[2]: conditions: image; must be absent, the network of model "q" takes none`},
 		{"reward of another stage", func(p *schemas.Prompt) { p.Reward[0].Stage = "think" }, ""},
 		{"group function", func(p *schemas.Prompt) { p.Reward[1].Name = "diversity" }, "reward[1]: diversity rates whole groups; must be another beside stages"},
-		{"optional credit", func(p *schemas.Prompt) { p.Reward[0].Required = new(false) }, "stages[1].credit[0]: glyph; must be a reward that is required"},
+		{"optional credit", func(p *schemas.Prompt) { p.Reward[0].Required = new(false) }, "stages[1].credit: rewards that are all optional; must have one that is required: else a sample could have none"},
+		{"track of an image", func(p *schemas.Prompt) { p.Stages[1].Credit[0].Track = "sound" }, `stages[1].credit[0].track: "sound"; must be one of the states' tracks, which are one`},
+		{"gdpo of nothing", func(p *schemas.Prompt) {
+			p.Advantage, p.Batch = schemas.AdvantageSpec{Estimator: "gdpo"}, &schemas.BatchSpec{ID: "b", Groups: 2}
+			p.Stages[1].Credit[0].Weight = -1
+		}, "stages[1].credit: weights of -1 in all; must be above 0 with gdpo"},
 		{"setting of the other kind", func(p *schemas.Prompt) { p.Stages[0].Height = new(int64(64)) }, "stages[0]: height: given; must be absent beside text: it is for images"},
 		{"text for a painter", func(p *schemas.Prompt) { p.Stages[1].Text = &schemas.Text{} }, `stages[1]: text: given, or messages; must be absent: model "q" makes images`},
 		{"judge without a sum", func(p *schemas.Prompt) { p.Prompt, p.Stages[2].Interaction.Name, p.Reward = "hello", "sums", nil }, "stages[1].credit[0].reward: \"glyph\"; must be one of the prompt's reward"},

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/models/model/remote/remotetest"
 	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
@@ -62,6 +63,57 @@ func TestRun_Tracks(t *testing.T) {
 	failed, err := x.peer.Trajectory(t.Context(), "r", "q", 0)
 	if err != nil || !strings.Contains(failed.Error, "must be the default size of LTX2Pipeline") {
 		t.Errorf("%+v, %v", failed, err)
+	}
+}
+
+// A credit is a matrix from rewards to tracks: each track has the advantages of its own rewards.
+func TestRun_TracksCredit(t *testing.T) {
+	t.Parallel()
+	x, _ := newPipelineStudio(t, remotetest.TracksClass)
+	ask := func(uid schemas.UID, credit ...schemas.CreditShare) error {
+		_, err := x.peer.Publish(t.Context(), "r", &schemas.Prompt{
+			UID: uid, Prompt: "red", GroupSize: new(int64(4)), Credit: credit,
+			Reward: []schemas.RewardSpec{{Name: "loudness"}, {Name: "synthetic", Track: "video"}},
+			ImageSettings: schemas.ImageSettings{
+				NumInferenceSteps: new(int64(6)), Height: new(int64(64)), Width: new(int64(64)), TrueCFGScale: new(1.0),
+				Rollout: schemas.Rollout{SDEStepIndices: []int64{1, 2}},
+			},
+		})
+		return err
+	}
+	if err := ask("bad", schemas.CreditShare{Reward: "loudness", Track: "depth", Weight: 1}); err == nil ||
+		!strings.Contains(err.Error(), `credit[0].track: "depth"; must be one of the states' tracks, which are video, sound`) {
+		t.Errorf("a track that is not there: %v", err)
+	}
+	if err := ask("p", schemas.CreditShare{Reward: "loudness", Track: "sound", Weight: 2}, schemas.CreditShare{Reward: "synthetic", Weight: 1}); err != nil {
+		t.Fatal(err)
+	}
+	var a *schemas.Advantage
+	for _, m := range bustest.Await(t, x.Bus, 1, schemas.StreamAdvantages, schemas.AdvantageSubject("r", "p")) {
+		a = bustest.Decode[schemas.Advantage](t, m)
+	}
+	sums := map[string][]float64{"sound": make([]float64, 4), "video": make([]float64, 4)}
+	for _, m := range bustest.Await(t, x.Bus, 4, schemas.StreamRewards, schemas.RewardFilter("r", a.Batch, "p")) {
+		r := bustest.Decode[schemas.Reward](t, m)
+		if r.Status != schemas.StatusScored {
+			t.Fatalf("sample %d: %s", r.SampleIndex, r.Error)
+		}
+		sums["sound"][r.SampleIndex] = 2**r.Scores[0].Value + *r.Scores[1].Value
+		sums["video"][r.SampleIndex] = *r.Scores[1].Value
+	}
+	for _, c := range a.Credits {
+		want, err := estimator.Estimate(estimator.DefaultConfig(), []estimator.Rewards{{Values: sums[c.Track]}})
+		if err != nil || c.Stage != schemas.StageMain {
+			t.Fatalf("credit of stage %q, track %q: %v", c.Stage, c.Track, err)
+		}
+		for i, v := range c.Values {
+			if v == nil || *v != want[0].Advantages[i] {
+				t.Errorf("track %s, sample %d: %v, want %v", c.Track, i, v, want[0].Advantages[i])
+			}
+		}
+	}
+	if len(a.Credits) != 2 || a.Credits[0].Track == a.Credits[1].Track {
+		t.Errorf("credits %+v", a.Credits)
 	}
 }
 

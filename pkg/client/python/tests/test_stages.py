@@ -91,6 +91,24 @@ def test_a_sample_that_ended_before_a_stage_is_not_in_it():
     assert staged.view(advantage, "repaint")["members"] == []
 
 
+def test_tracks_of_a_stage_and_its_steps():
+    advantage = _advantage()
+    advantage["credits"] = [
+        {"stage": "think", "every": 2, "values": [-0.5, 0.5], "steps": [
+            {"stage": "think", "sample_index": 0, "advantages": [-1.0, 0.0]},
+            {"stage": "think-2", "sample_index": 0, "advantages": [-0.5]}]},
+        {"stage": "paint", "track": "video", "values": [1.0, 2.0, 3.0, None]},
+        {"stage": "paint", "track": "sound", "values": [2.0, 0.0, 1.0, None]},
+    ]  # fmt: skip
+    assert staged.trained(advantage) == ["think", "paint"]
+    think, paint = (staged.view(advantage, name) for name in ("think", "paint"))
+    assert [m["step_advantages"] for m in think["members"]] == [[-1.0, 0.0], [-0.5], None, None]
+    assert [m["advantage"] for m in paint["members"] if m["round"] == 1] == [1.5, 1.0, 2.0, None]
+    assert think["credits"] == [] and [c["track"] for c in paint["credits"]] == ["video", "sound"]
+    of = meander.stage("film", credit={("loudness", "sound"): 2, "glyph": 1})["credit"]
+    assert of == [{"reward": "loudness", "track": "sound", "weight": 2.0}, {"reward": "glyph", "weight": 1.0}]
+
+
 @pytest.mark.parametrize("name, wrong", [
     ("judge", "stage 'judge' is frozen or of an interaction, so it has no advantages; must be one of think, paint"),
     ("sky", "stage 'sky' is not there; must be one of think, paint"),

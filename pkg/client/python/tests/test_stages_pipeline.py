@@ -131,6 +131,30 @@ def test_a_later_stage_has_the_samples_that_ran_it(lanes, run):
     run(check, lanes)
 
 
+def test_tokens_of_a_stage_have_returns_of_their_own(lanes, run):
+    """reinforce_plus_plus with gamma below 1: each token is trained for its discounted return, whitened over the batch."""
+
+    async def check(client, name):
+        again = {k: v for k, v in THINK.items() if k in ("model", "text")}
+        await client.publish(name, "47+58=?", timeout=60, uid="g", seed=3, group_size=4, reward=[{"name": "confidence"}],
+                             batch={"id": "b", "groups": 1}, rounds=2,
+                             advantage={"estimator": "reinforce_plus_plus", "gamma": 0.5},
+                             stages=[THINK, meander.stage("sum", "{prompt}{think.text}", frozen=True, **again)])  # fmt: skip
+        think = (await anext(aiter(client.batches(name, "t", stage="think", timeout=60))))
+        lengths = think.mask.sum(axis=1)
+        assert think.size == 8 and think["round"].tolist() == [1, 2] * 4
+        returns = []
+        for row in range(0, 8, 2):  # both rounds are one sequence
+            n = lengths[row] + lengths[row + 1]
+            returns.append(think["rewards"][row] * 0.5 ** np.arange(n - 1, -1, -1))
+        every = np.concatenate(returns)
+        want = (every - every.mean()) / np.sqrt(every.var(ddof=1) + 1e-8)
+        got = np.concatenate([think["advantages"][row][think.mask[row]] for row in range(8)])
+        assert np.allclose(got, want, rtol=1e-9, atol=1e-12), "the same formula in another order of summation"
+
+    run(check, lanes)
+
+
 class Says(http.server.BaseHTTPRequestHandler):
     """An OpenAI-compatible server that reads 0 on each sign."""
 

@@ -306,14 +306,28 @@ export interface Credit {
   every?: number | null;
   /** values are those of the samples 0, every, 2 every and so on; null where no member that a sample leads to ran the stage and has an advantage. */
   values: (number | null)[] | null;
+  /** steps are there where advantages differ over the trained steps. A value is then the mean over all rounds. */
+  steps?: CreditSteps[] | null;
 }
 
-/** CreditShare is a weight of one reward function in the reward of a stage. */
+/** CreditShare is a weight of one reward function in the reward of a stage, or of a track of it. A list of them is a matrix from rewards to tracks. A track that none is for is not trained. */
 export interface CreditShare {
   /** reward is the name of the function, as reward has it. */
   reward: string;
+  /** track is the track of the states that it is for, such as video or sound. Default: all tracks. */
+  track?: string | null;
   /** weight is the factor of its score. */
   weight: number;
+}
+
+/** CreditSteps is the advantages of the trained steps of one trajectory of a stage. */
+export interface CreditSteps {
+  /** stage is its token: of a later round think-2. */
+  stage: string;
+  /** place of the sample in its group, from 0 */
+  sample_index: number;
+  /** advantages [W] are in the order of the steps, of a text [Tokens] of the tokens that it generated. */
+  advantages: number[] | null;
 }
 
 /** Data is what the samples of a prompt are made of before noise is added to it: images, which the model's autoencoder encodes, or latents; exactly one of them. */
@@ -436,6 +450,8 @@ export interface Group {
   reward: RewardSpec[] | null;
   /** estimator and its options */
   advantage: AdvantageSpec;
+  /** credit is what each track of the samples is trained for, resolved: each share names one. Absent: the reward. */
+  credit?: CreditShare[] | null;
   /** deadline is Unix nanoseconds; 0: none. */
   deadline: Integer;
   /** tree has the samples as its leaves; absent: they share no steps. */
@@ -1134,6 +1150,8 @@ export interface Prompt {
   reward?: RewardSpec[] | null;
   /** advantage names the estimator and its options. */
   advantage?: AdvantageSpec;
+  /** credit is what of its scores each track of a sample is trained for, where states have several. With stages it is in them. Default: the reward, for all tracks. */
+  credit?: CreditShare[] | null;
   /** metadata is a map of the caller. Every event of the group carries it, unread. */
   metadata?: Record<string, unknown> | null;
   /** batch joins groups that are normalised together. Default: the group is alone. */
@@ -1968,7 +1986,7 @@ export interface StageSpec {
   children?: number | null;
   /** frozen says that the stage is not trained: it has no advantages. */
   frozen?: boolean | null;
-  /** credit is what of the sample's scores the stage is trained for. Default: the reward of the sample. */
+  /** credit is what of the sample's scores the stage is trained for, or each track of its states. Default: the reward of the sample. */
   credit?: CreditShare[] | null;
 }
 
@@ -2777,8 +2795,9 @@ export const structs: Record<string, Record<string, string>> = {
   Condition: {"data":"bytes?","name":"str","ref":"Ref?","stage":"str?","type":"str?"},
   Control: {"action":"str","at":"int","by":"str","reason":"str?","run":"str","sample_index":"int?","seq":"int?","step_index":"int?","stored":"int?","uid":"str?","v":"int"},
   ControlReceipt: {"accepted":"bool","code":"str?","error":"str?","requests":"int","run":"str","seq":"int","status":"RunStatus?","uid":"str?","unchanged":"str?","v":"int"},
-  Credit: {"every":"int?","stage":"str","track":"str?","values":"[number?]"},
-  CreditShare: {"reward":"str","weight":"number"},
+  Credit: {"every":"int?","stage":"str","steps":"[CreditSteps]?","track":"str?","values":"[number?]"},
+  CreditShare: {"reward":"str","track":"str?","weight":"number"},
+  CreditSteps: {"advantages":"[number]","sample_index":"int","stage":"str"},
   Data: {"images":"[DataImage]?","latents":"Tensor?"},
   DataImage: {"data":"bytes?","ref":"Ref?"},
   Dead: {"at":"int","code":"str","data":"bytes","deliveries":"int","headers":"[Header]","reason":"str","run":"str","service":"str","stream":"str","stream_seq":"int","subject":"str","uid":"str","v":"int"},
@@ -2786,7 +2805,7 @@ export const structs: Record<string, Record<string, string>> = {
   Drawn: {"engine":"Engine","resumed":"int?","unscored":"int?","weights":"[WeightSpan]?"},
   Engine: {"filters":"str?","name":"str","precision":"str?","values":"str","verify":"str?","version":"str"},
   Evaluation: {"at":"int","places":"int","samples":"int","took_ns":"int"},
-  Group: {"advantage":"AdvantageSpec","batch":"str","batch_epoch":"int?","batch_groups":"int","batch_step":"int?","created":"int","deadline":"int","free_read_steps":"bool?","group_policy":"GroupPolicy?","metadata":"map?","prompt_seq":"int","refill":"Refill?","reward":"[RewardSpec]","rounds":"int?","source_run":"str?","stages":"[GroupStage]?","tree":"Tree?","validation":"bool"},
+  Group: {"advantage":"AdvantageSpec","batch":"str","batch_epoch":"int?","batch_groups":"int","batch_step":"int?","created":"int","credit":"[CreditShare]?","deadline":"int","free_read_steps":"bool?","group_policy":"GroupPolicy?","metadata":"map?","prompt_seq":"int","refill":"Refill?","reward":"[RewardSpec]","rounds":"int?","source_run":"str?","stages":"[GroupStage]?","tree":"Tree?","validation":"bool"},
   GroupPolicy: {"failed":"str?","max_policy_lag":"int?","max_policy_span":"int?","mixed_schedules":"bool?","refill_rounds":"int?","zero_std":"str?"},
   GroupRecord: {"base_digest":"str?","cancelled":"bool?","error":"str?","group":"Group","group_size":"int","lane":"str","negative_prompt":"str","noise_seed":"int","prompt":"str","prompt_digest":"str","run":"str","sample_seed":"int","schedule_digest":"str","seed":"int?","stages":"[Request]?","step_bytes":"int?","uid":"str","v":"int"},
   GroupStage: {"credit":"[CreditShare]?","every":"int","frozen":"bool?","kind":"str","lane":"str","name":"str"},
@@ -2815,7 +2834,7 @@ export const structs: Record<string, Record<string, string>> = {
   Prediction: {"digest":"str","tensor":"Tensor?"},
   Presence: {"at":"int","backend":"str?","controls":"int?","draining":"bool?","evaluation":"Evaluation?","instance":"str","lane":"str?","loading":"int?","making":"[Making]?","missing":"[MissingReward]?","policy_version":"int?","reward":"[str]?","room":"Room?","service":"str","v":"int","waiting":"str?","weights_digest":"str?"},
   ProbabilityRamp: {"prob_end":"number?","prob_start":"number?","ramp_steps":"int?","shape":"str?","start_step":"int?"},
-  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","rounds":"int?","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","stages":"[StageSpec]?","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
+  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","credit":"[CreditShare]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","rounds":"int?","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","stages":"[StageSpec]?","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
   Provenance: {"attempt":"str","backend":"str","drawn":"Drawn?","policy_version_max":"int","policy_version_min":"int","sampler":"str","timings":"SampleTimings","weights_digest":"str"},
   Prune: {"log_prob_above":"number?","log_prob_below":"number?","step_index":"int"},
   Receipt: {"accepted":"bool","code":"str?","error":"str?","num_inference_steps":"int","run":"str","samples":"int","sde_step_indices":"[int]","start_step_index":"int?","stop_step_index":"int?","total_steps":"int?","uid":"str","v":"int","waiting":"str?","warnings":"[str]?"},

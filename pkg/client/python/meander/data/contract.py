@@ -588,6 +588,8 @@ class Credit(TypedDict):
     every: how many members each sample of the stage leads to (integer 0 to 1024). Default: 1.
     values: those of the samples 0, every, 2 every and so on; null where no member that a sample leads to ran
         the stage and has an advantage (list of map).
+    steps: there where advantages differ over the trained steps. A value is then the mean over all rounds
+        (list of map).
     """
 
     stage: str
@@ -599,19 +601,42 @@ class Credit(TypedDict):
     values: list[float | None]
     """those of the samples 0, every, 2 every and so on; null where no member that a sample leads to ran the stage
     and has an advantage (list of map)."""
+    steps: NotRequired[list[CreditSteps] | None]
+    """there where advantages differ over the trained steps. A value is then the mean over all rounds (list of map)."""
 
 
 class CreditShare(TypedDict):
-    """CreditShare is a weight of one reward function in the reward of a stage.
+    """CreditShare is a weight of one reward function in the reward of a stage, or of a track of it. A list of them
+    is a matrix from rewards to tracks. A track that none is for is not trained.
 
     reward: the name of the function, as reward has it (reward name).
+    track: the track of the states that it is for, such as video or sound (token). Default: all tracks.
     weight: the factor of its score (number -1000000 to 1000000).
     """
 
     reward: str
     """the name of the function, as reward has it (reward name)."""
+    track: NotRequired[str | None]
+    """the track of the states that it is for, such as video or sound (token). Default: all tracks."""
     weight: float
     """the factor of its score (number -1000000 to 1000000)."""
+
+
+class CreditSteps(TypedDict):
+    """CreditSteps is the advantages of the trained steps of one trajectory of a stage.
+
+    stage: its token: of a later round think-2 (token).
+    sample_index: place of the sample in its group, from 0 (integer 0 to 1023).
+    advantages: [W] are in the order of the steps, of a text [Tokens] of the tokens that it generated (list
+        of number).
+    """
+
+    stage: str
+    """its token: of a later round think-2 (token)."""
+    sample_index: int
+    """place of the sample in its group, from 0 (integer 0 to 1023)."""
+    advantages: list[float]
+    """[W] are in the order of the steps, of a text [Tokens] of the tokens that it generated (list of number)."""
 
 
 class Data(TypedDict):
@@ -838,6 +863,8 @@ class Group(TypedDict):
     batch_groups: how many groups the batch has; 0: no explicit batch (integer 0 to 4096).
     reward: functions whose weighted sum is the reward (list of map).
     advantage: estimator and its options (map).
+    credit: what each track of the samples is trained for, resolved: each share names one. Absent: the reward
+        (list of map).
     deadline: Unix nanoseconds; 0: none (integer ≥ 0).
     tree: has the samples as its leaves; absent: they share no steps (map).
     validation: marks a group that is made to measure, not to train on: see Prompt (true or false).
@@ -866,6 +893,9 @@ class Group(TypedDict):
     """functions whose weighted sum is the reward (list of map)."""
     advantage: AdvantageSpec
     """estimator and its options (map)."""
+    credit: NotRequired[list[CreditShare] | None]
+    """what each track of the samples is trained for, resolved: each share names one. Absent: the reward (list of
+    map)."""
     deadline: int
     """Unix nanoseconds; 0: none (integer ≥ 0)."""
     tree: NotRequired[Tree | None]
@@ -2142,6 +2172,8 @@ class Prompt(TypedDict):
     reward: lists the reward functions whose weighted sum is the reward (list of map). Default: the model's,
         else the service's.
     advantage: names the estimator and its options (map).
+    credit: what of its scores each track of a sample is trained for, where states have several. With stages
+        it is in them (list of map). Default: the reward, for all tracks.
     metadata: a map of the caller. Every event of the group carries it, unread (map).
     batch: joins groups that are normalised together (map). Default: the group is alone.
     deadline: when the group closes with the rewards that it has, even with none (integer ≥ 1, Unix
@@ -2263,6 +2295,9 @@ class Prompt(TypedDict):
     service's."""
     advantage: AdvantageSpec
     """names the estimator and its options (map)."""
+    credit: NotRequired[list[CreditShare] | None]
+    """what of its scores each track of a sample is trained for, where states have several. With stages it is in
+    them (list of map). Default: the reward, for all tracks."""
     metadata: NotRequired[dict[str, Any] | None]
     """a map of the caller. Every event of the group carries it, unread (map)."""
     batch: NotRequired[BatchSpec | None]
@@ -3758,8 +3793,8 @@ class StageSpec(TypedDict):
     children: how many samples of this stage each sample of the stage before has (integer 1 to 1024).
         Default: 1.
     frozen: says that the stage is not trained: it has no advantages (true or false). Default: false.
-    credit: what of the sample's scores the stage is trained for (list of map). Default: the reward of the
-        sample.
+    credit: what of the sample's scores the stage is trained for, or each track of its states (list of map).
+        Default: the reward of the sample.
     """
 
     name: str
@@ -3858,7 +3893,8 @@ class StageSpec(TypedDict):
     frozen: NotRequired[bool | None]
     """says that the stage is not trained: it has no advantages (true or false). Default: false."""
     credit: NotRequired[list[CreditShare] | None]
-    """what of the sample's scores the stage is trained for (list of map). Default: the reward of the sample."""
+    """what of the sample's scores the stage is trained for, or each track of its states (list of map). Default: the
+    reward of the sample."""
 
 
 class Start(TypedDict):

@@ -144,14 +144,18 @@ class Condition(TypedDict, total=False):
 
 
 class CreditShare(TypedDict, total=False):
-    """CreditShare is a weight of one reward function in the reward of a stage.
+    """CreditShare is a weight of one reward function in the reward of a stage, or of a track of it. A list of them
+    is a matrix from rewards to tracks. A track that none is for is not trained.
 
     reward: the name of the function, as reward has it (reward name).
+    track: the track of the states that it is for, such as video or sound (token). Default: all tracks.
     weight: the factor of its score (number -1000000 to 1000000).
     """
 
     reward: str
     """the name of the function, as reward has it (reward name)."""
+    track: str
+    """the track of the states that it is for, such as video or sound (token). Default: all tracks."""
     weight: float
     """the factor of its score (number -1000000 to 1000000)."""
 
@@ -703,8 +707,8 @@ class StageSpec(TypedDict, total=False):
     children: how many samples of this stage each sample of the stage before has (integer 1 to 1024).
         Default: 1.
     frozen: says that the stage is not trained: it has no advantages (true or false). Default: false.
-    credit: what of the sample's scores the stage is trained for (list of map). Default: the reward of the
-        sample.
+    credit: what of the sample's scores the stage is trained for, or each track of its states (list of map).
+        Default: the reward of the sample.
     """
 
     name: str
@@ -803,7 +807,8 @@ class StageSpec(TypedDict, total=False):
     frozen: bool
     """says that the stage is not trained: it has no advantages (true or false). Default: false."""
     credit: list[CreditShare]
-    """what of the sample's scores the stage is trained for (list of map). Default: the reward of the sample."""
+    """what of the sample's scores the stage is trained for, or each track of its states (list of map). Default: the
+    reward of the sample."""
 
 
 class Start(TypedDict, total=False):
@@ -1040,6 +1045,8 @@ class PromptFields(TypedDict, total=False):
     seed: the seed of all noise, which it makes independent of the run id (integer ≥ 0). Default: the run
         id seeds.
     advantage: names the estimator and its options (map).
+    credit: what of its scores each track of a sample is trained for, where states have several. With stages
+        it is in them (list of map). Default: the reward, for all tracks.
     metadata: a map of the caller. Every event of the group carries it, unread (map).
     batch: joins groups that are normalised together (map). Default: the group is alone.
     deadline: when the group closes with the rewards that it has, even with none (integer ≥ 1, Unix
@@ -1147,6 +1154,9 @@ class PromptFields(TypedDict, total=False):
     """the seed of all noise, which it makes independent of the run id (integer ≥ 0). Default: the run id seeds."""
     advantage: AdvantageSpec
     """names the estimator and its options (map)."""
+    credit: list[CreditShare]
+    """what of its scores each track of a sample is trained for, where states have several. With stages it is in
+    them (list of map). Default: the reward, for all tracks."""
     metadata: dict[str, Any]
     """a map of the caller. Every event of the group carries it, unread (map)."""
     batch: BatchSpec

@@ -20,7 +20,7 @@ _TEXTS = ("prompt", "negative_prompt", "prompt_2", "prompt_3")  # the fields tha
 
 
 def stage(
-    name: str, prompt: str = "", *, credit: Mapping[str, float] | None = None,
+    name: str, prompt: str = "", *, credit: Mapping[str | tuple[str, str], float] | None = None,
     images: Mapping[str, str] | None = None, interaction: str | Mapping[str, Any] = "", **fields: Any,
 ) -> Event:  # fmt: skip
     """One stage of stages(): its name, the template of its text (default "{prompt}"), and fields of a Prompt for its
@@ -28,7 +28,7 @@ def stage(
 
     images are conditions that earlier stages make: {"image": "draft"}. interaction names who makes the stage in the
     place of a lane, or has its settings, too. credit is what the stage is trained for: weights of rewards by their
-    names; without it the reward of the sample.
+    names, or by name and track, as in {("loudness", "sound"): 1}; without it the reward of the sample.
 
     ValueError: the name cannot be one.
     """
@@ -47,7 +47,10 @@ def stage(
         given = list(out.get("conditions") or ())
         out["conditions"] = given + [{"name": k, "stage": of} for k, of in sorted(images.items())]
     if credit is not None:
-        out["credit"] = [{"reward": reward, "weight": float(weight)} for reward, weight in credit.items()]
+        out["credit"] = [
+            {"reward": of, "weight": float(weight)} if isinstance(of, str)
+            else {"reward": of[0], "track": of[1], "weight": float(weight)} for of, weight in credit.items()
+        ]  # fmt: skip
     return out
 
 
@@ -169,7 +172,7 @@ def ran(advantage: AnyEvent) -> list[str]:
 
 def trained(advantage: AnyEvent) -> list[str]:
     """The stages of a group that have advantages."""
-    return [c["stage"] for c in advantage.get("credits") or () if not c.get("track")] if ran(advantage) else []
+    return list(dict.fromkeys(c["stage"] for c in advantage.get("credits") or ())) if ran(advantage) else []
 
 
 def check_trained(advantage: AnyEvent, name: str) -> None:
@@ -186,11 +189,12 @@ def check_trained(advantage: AnyEvent, name: str) -> None:
 def view(advantage: AnyEvent, name: str) -> Any:
     """The result of a group as that of one stage: its members are the trajectories of the stage, of all rounds, with
     the advantages of the stage and the mean reward of the samples that they lead to. Samples that ended before the
-    stage ran are not in it."""
-    every, values = 1, list[float | None]()
-    for c in advantage.get("credits") or ():
-        if c["stage"] == name and not c.get("track"):
-            every, values = c.get("every") or 1, c["values"]
+    stage ran are not in it. A stage whose tracks have advantages of their own has their mean."""
+    mine = [c for c in advantage.get("credits") or () if c["stage"] == name]
+    every = (mine[0].get("every") or 1) if mine else 1
+    values = [None if v[0] is None else sum(v) / len(v) for v in zip(*(c["values"] for c in mine))]
+    steps = {(s["stage"], s["sample_index"]): s["advantages"]
+             for c in mine if not c.get("track") for s in c.get("steps") or ()}  # fmt: skip
     places: dict[tuple[int, int], list[Event]] = {}
     for m in advantage["members"]:
         for ran in m.get("stages") or ():
@@ -206,9 +210,10 @@ def view(advantage: AnyEvent, name: str) -> Any:
             "trajectory_seq": leaves[0]["trajectory_seq"],
             "reward": sum(rewards) / len(rewards) if rewards else None,
             "status": "scored" if value is not None else leaves[0]["status"],
+            "step_advantages": steps.get((leaves[0]["stage"], index)),
         })  # fmt: skip
-    credits = [c for c in advantage.get("credits") or () if c["stage"] == name and c.get("track")]
-    return {**advantage, "members": members, "credits": credits, "leaves": advantage["members"]}
+    tracks = [c for c in mine if c.get("track")]
+    return {**advantage, "members": members, "credits": tracks, "leaves": advantage["members"]}
 
 
 def split(token: str) -> tuple[str, int]:
