@@ -244,6 +244,8 @@ class Pipeline(Family):
                 say(f"loading {part}: {done / 1e9:.1f} of {sum(sizes.values()) / 1e9:.1f} GB")
                 parts[part] = self.load_part(part, dtype)
                 done += size
+        of_llama = (part for part in self.folder.index if self.folder.splits_bytes_for_llama(part))
+        parts |= {part: self.load_tokenizer(part) for part in of_llama}
         without = {"safety_checker": None, "requires_safety_checker": False}
         takes = inspect.signature(self.cls.__init__).parameters
         try:
