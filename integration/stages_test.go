@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -228,6 +229,55 @@ func TestStages_EndedEarly(t *testing.T) {
 		want, err := estimator.Estimate(estimator.DefaultConfig(), []estimator.Rewards{set})
 		if err != nil || !slices.Equal(got, want[0].Advantages) {
 			t.Errorf("the painter has the advantages %v, want %v: %v", got, want, err)
+		}
+	}
+}
+
+// A reward judges the newest output of those that it may, and says which. One that names a stage that did not run for a
+// sample has no score there: it is left out, or fails the sample by name.
+func TestStages_JudgedStage(t *testing.T) {
+	t.Parallel()
+	c := assemble(t)
+	c.twoLanes(t)
+	replies(t, c.world, "critic", func(r *schemas.InteractRequest) []byte {
+		ends := r.SampleIndex == 1 && r.Answer == int64(len(r.Run)-1)
+		return packed(t, &schemas.InteractReply{Content: "fine", Terminate: ends})
+	})
+	named := []schemas.RewardSpec{{Name: "jpeg_compressibility", Stage: "sign"}, {Name: "confidence"}}
+	optional := []schemas.RewardSpec{
+		{Name: "jpeg_compressibility", Stage: "sign", Required: new(false)}, {Name: "confidence"},
+	}
+	for _, x := range []struct {
+		run    schemas.Run // its length is the round in which the critic ends sample 1
+		reward []schemas.RewardSpec
+		scores [2]string
+	}{
+		{"a", named, [2]string{"sign-2 think-2", "stage sign did not run: the sample ended before it think"}},
+		{"b", optional, [2]string{"sign-2 think-2", "stage sign did not run: the sample ended before it think"}},
+		{"cc", named, [2]string{"sign-2 think-2", "sign think-2"}},
+		{"d", []schemas.RewardSpec{{Name: "jpeg_compressibility"}}, [2]string{"sign-2", "paint"}},
+	} {
+		p := judged("g", 2)
+		p.Rounds, p.Reward = new(int64(2)), x.reward
+		p.Stages = append(p.Stages, schemas.StageSpec{
+			Name: "sign", Routing: schemas.Routing{Model: "synthetic"}, ImageSettings: p.Stages[1].ImageSettings,
+		})
+		p.Stages[1].Credit = nil
+		c.publish(t, x.run, p)
+		for _, m := range bustest.Await(t, c.Bus, 2, schemas.StreamRewards, schemas.RewardFilter(x.run, "g", "g")) {
+			r := bustest.Decode[schemas.Reward](t, m)
+			var got []string
+			for _, s := range r.Scores {
+				got = append(got, cmp.Or(string(s.Stage), s.Error))
+			}
+			if got, want := strings.Join(got, " "), x.scores[r.SampleIndex]; got != want {
+				t.Errorf("run %s, sample %d: %s; want %s", x.run, r.SampleIndex, got, want)
+			}
+			fails := x.run == "a" && r.SampleIndex == 1
+			want := "required score jpeg_compressibility: stage sign did not run: the sample ended before it"
+			if fails != (r.Status == schemas.StatusFailed) || fails && r.Error != want {
+				t.Errorf("run %s, sample %d is %s: %s", x.run, r.SampleIndex, r.Status, r.Error)
+			}
 		}
 	}
 }

@@ -216,8 +216,8 @@ type RewardSpec struct {
 	// Track is the file of the sample that it judges: image, video or audio, or a track of the state; absent: what the
 	// function is for; a function for any judges the pixels, or the sound where there are none.
 	Track string `msgpack:"track,omitempty" form:"token" absent:"what the function is for"`
-	// Stage is the stage of the sample that it judges.
-	Stage Stage `msgpack:"stage,omitempty" form:"token" absent:"the last one whose output the function takes"`
+	// Stage is the stage of the sample that it judges, in the newest round. A sample that ended before has no score.
+	Stage Stage `msgpack:"stage,omitempty" form:"token" absent:"the newest output that the function takes"`
 	// GroundTruth is the right answer, for scorers that compare: a text, or any value of JSON.
 	GroundTruth Truth `msgpack:"ground_truth,omitempty" size:"0..MaxPromptBytes"`
 	// Params are options of the function by name, such as psm of ocr; one that it does not have

@@ -43,7 +43,9 @@ type Trained struct {
 // Score is the outcome of one reward function.
 type Score struct {
 	// Name is the reward function's, as the prompt wrote it.
-	Name    string  `msgpack:"name" form:"reward_name"`
+	Name string `msgpack:"name" form:"reward_name"`
+	// Stage is the one that it judged, of a later round think-2; absent without stages, and where none could be.
+	Stage   Stage   `msgpack:"stage,omitempty" form:"token"`
 	Version string  `msgpack:"version" size:"0..MaxName"`
 	Weight  float64 `msgpack:"weight" range:"-MaxWeight..MaxWeight"`
 	// Status is scored or failed; a failed optional score is not part of the sum.

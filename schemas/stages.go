@@ -58,6 +58,8 @@ type GroupStage struct {
 	// Frozen says that the stage is not trained, Credit what of the scores it is trained for; absent: the reward.
 	Frozen bool          `msgpack:"frozen,omitempty"`
 	Credit []CreditShare `msgpack:"credit,omitempty" size:"0..MaxRewards*MaxTracks"`
+	// JudgedBy are the reward functions that may judge it: each judges the newest output of a sample that it may.
+	JudgedBy []string `msgpack:"judged_by,omitempty" size:"0..MaxRewards" form:"reward_name"`
 }
 
 // StageResult is a stage that ran for a sample.

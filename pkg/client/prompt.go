@@ -297,7 +297,8 @@ type RewardSpec struct {
 	// function is for; a function for any judges the pixels, or the sound where there are none (token). Default: what
 	// the function is for.
 	Track string
-	// Stage: the stage of the sample that it judges (token). Default: the last one whose output the function takes.
+	// Stage: the stage of the sample that it judges, in the newest round. A sample that ended before has no score
+	// (token). Default: the newest output that the function takes.
 	Stage schemas.Stage
 	// GroundTruth: the right answer, for scorers that compare: a text, or any value of JSON (any value of JSON).
 	GroundTruth schemas.Truth

@@ -10,6 +10,7 @@ package stages
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/flow"
@@ -85,22 +86,25 @@ func Open(g *schemas.Group, sample int64, made func(Place) *schemas.Trajectory) 
 	return Place{}, before, false
 }
 
-// Judged returns which of the trajectories of a sample, in the order of its path, a reward function is for: the newest
-// of the stage that its spec names, or else of the last one that a lane made; nil: it is not there. If an interaction
-// ended the sample before the named stage, the newest of its kind is judged: a function of texts is for a text.
-func Judged(g *schemas.Group, spec *schemas.RewardSpec, made []*schemas.Trajectory) (instead *schemas.Trajectory) {
-	want := g.StageIndex(spec.Stage)
-	for k := len(made) - 1; k >= 0; k-- {
-		i := g.StageIndex(made[k].Stage)
-		switch {
-		case i < 0 || g.Stages[i].Kind == schemas.StageInteraction:
-		case want < 0 || i == want:
-			return made[k]
-		case instead == nil && g.Stages[i].Kind == g.Stages[want].Kind:
-			instead = made[k]
+// Standing returns which of the trajectories of a sample, in the order of its path, stands for it: the last one where
+// that did not complete, or else the newest that a lane made; -1: there is none.
+func Standing(made []*schemas.Trajectory) int {
+	k := len(made) - 1
+	for k > 0 && made[k].StopReason == schemas.StopCompleted && made[k].Group.IsInteraction(made[k].Stage) {
+		k--
+	}
+	return k
+}
+
+// Judged returns which of the trajectories of a sample, in the order of its path, a reward function judges: the newest
+// that it may; nil: none was made.
+func Judged(g *schemas.Group, spec *schemas.RewardSpec, made []*schemas.Trajectory) *schemas.Trajectory {
+	for _, t := range slices.Backward(made) {
+		if i := g.StageIndex(t.Stage); i >= 0 && slices.Contains(g.Stages[i].JudgedBy, spec.Name) {
+			return t
 		}
 	}
-	return instead
+	return nil
 }
 
 // Put stores the file of an image and returns its reference.

@@ -230,33 +230,40 @@ func TestRequest_faults(t *testing.T) {
 	}
 }
 
-// A judge that ends a sample early leaves its texts to the functions of texts, and its images to those of images.
+// A function judges the newest output that it may; what a lane made last stands for the sample, or what failed.
 func TestJudged(t *testing.T) {
-	g := &record(t, 1, 1).Group
-	g.Stages = append(g.Stages, schemas.GroupStage{Name: "rewrite", Kind: schemas.StageText, Every: 1},
-		schemas.GroupStage{Name: "repaint", Kind: schemas.KindImage, Every: 1})
-	ended := []*schemas.Trajectory{made("think", "42"), painted("paint"), made("judge", "right")}
-	whole := append(ended[:3:3], made("rewrite", "43"), painted("repaint"))
+	g := &record(t, 1, 3).Group
+	g.Stages = append(g.Stages, schemas.GroupStage{Name: "rewrite", Kind: schemas.StageText, Every: 1, JudgedBy: []string{"length"}},
+		schemas.GroupStage{Name: "repaint", Kind: schemas.KindImage, Every: 1, JudgedBy: []string{"glyph", "ocr"}})
+	g.Stages[0].JudgedBy, g.Stages[1].JudgedBy = []string{"length"}, []string{"glyph"}
+	all := func(list ...*schemas.Trajectory) []*schemas.Trajectory {
+		for _, m := range list {
+			m.Group = *g
+		}
+		return list
+	}
+	ended := all(made("think", "42"), painted("paint"), made("judge", "right"))
+	whole := append(ended[:3:3], all(made("rewrite", "43"), painted("repaint"))...)
+	second := append(whole[:5:5], all(made("think-2", "44"), painted("paint-2"), made("judge-2", "right"))...)
+	failed := append(ended[:1:1], all(painted("paint"), made("judge", ""))...)
+	failed[2].StopReason = schemas.StopFailed
 	for _, c := range []struct {
-		of   schemas.Stage
+		name string
 		made []*schemas.Trajectory
 		want schemas.Stage
 	}{
-		{"", ended, "paint"},
-		{"", whole, "repaint"},
-		{"think", ended, "think"},
-		{"think", whole, "think"},
-		{"rewrite", ended, "think"},
-		{"repaint", ended, "paint"},
-		{"rewrite", whole, "rewrite"},
-		{"paint", whole, "paint"},
+		{"length", ended, "think"}, {"length", whole, "rewrite"}, {"length", second, "think-2"},
+		{"glyph", ended, "paint"}, {"glyph", whole, "repaint"}, {"glyph", second, "paint-2"}, {"glyph", ended[:1], ""},
+		{"ocr", ended, ""}, {"ocr", second, "repaint"}, {"other", second, ""},
+		{"", ended, "paint"}, {"", whole, "repaint"}, {"", second, "paint-2"}, {"", failed, "judge"}, {"", nil, ""},
 	} {
-		if got := stages.Judged(g, &schemas.RewardSpec{Stage: c.of}, c.made); got == nil || got.Stage != c.want {
-			t.Errorf("a function for %q judges %+v of %d trajectories, want %s", c.of, got, len(c.made), c.want)
+		got := stages.Judged(g, &schemas.RewardSpec{Name: c.name}, c.made)
+		if c.name == "" && stages.Standing(c.made) >= 0 {
+			got = c.made[stages.Standing(c.made)]
 		}
-	}
-	if got := stages.Judged(g, &schemas.RewardSpec{Stage: "repaint"}, ended[:1]); got != nil {
-		t.Errorf("a function of images judges %s, and no image was made", got.Stage)
+		if got == nil && c.want != "" || got != nil && got.Stage != c.want {
+			t.Errorf("%q of %d trajectories: %+v, want %s", c.name, len(c.made), got, c.want)
+		}
 	}
 }
 

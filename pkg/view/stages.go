@@ -58,17 +58,12 @@ func (m Made) Samples() iter.Seq2[schemas.UID, int64] {
 	}
 }
 
-// Standing returns which of the trajectories that led to a sample stands for it, as in its reward: the one that did not
-// complete, or else that of the last stage that a lane made; nil: none.
+// Standing returns which of the trajectories that led to a sample stands for it (stages.Standing); nil: none.
 func Standing(made []*schemas.Trajectory) *schemas.Trajectory {
-	if len(made) == 0 {
-		return nil
+	if k := stages.Standing(made); k >= 0 {
+		return made[k]
 	}
-	last := made[len(made)-1]
-	if len(last.Group.Stages) == 0 || last.StopReason != schemas.StopCompleted {
-		return last
-	}
-	return stages.Judged(&last.Group, &schemas.RewardSpec{}, made)
+	return nil
 }
 
 // Ended returns the trajectory that stands for a sample, or ErrNotFound while the sample is being made.

@@ -168,15 +168,23 @@ func toInt64s(list []int) []int64 {
 }
 
 // Unscored returns a warning for each reward function of a request that will fail because the sample has no image: it
-// stops early, or scheduled sampling does not decode it.
+// stops early, or scheduled sampling does not decode it; or because an interaction may end it before its stage.
 func Unscored(r *schemas.Request) []string {
 	if s := r.ScheduledSampling; s != nil && !s.RollSettings.Decode && len(r.Group.Reward) > 0 {
 		return []string{"reward: will fail: there are no images unless scheduled_sampling.decode is true"}
 	}
-	if r.Stop == nil || r.Stop.Decode {
-		return nil
-	}
 	var warnings []string
+	for _, spec := range r.Group.Reward {
+		for _, s := range r.Group.Stages[:max(r.Group.StageIndex(spec.Stage), 0)] {
+			if s.Kind == schemas.StageInteraction {
+				warnings = append(warnings, fmt.Sprintf("reward: %s will fail where %s ends the sample before %s; "+
+					"without stage it judges the newest output", spec.Name, s.Name, spec.Stage))
+			}
+		}
+	}
+	if r.Stop == nil || r.Stop.Decode {
+		return warnings
+	}
 	for _, spec := range r.Group.Reward {
 		if scorer.VerdictName(spec.Name) == "" {
 			warnings = append(warnings, fmt.Sprintf("reward: %s will fail: it looks at images, and a sample that "+

@@ -110,9 +110,9 @@ func stageKinds(policies []*schemas.Policy) []string {
 	return kinds
 }
 
-// stageRewards returns which of the prompt's reward functions judge each stage: that which they name, or the last one
-// whose output they take. If the prompt names none, the default functions judge the last stage that a lane makes. An
-// error names a function that no stage is for.
+// stageRewards returns which of the prompt's reward functions are resolved as those of each stage: the last one that
+// they may judge. If the prompt names none, the default functions are of the last stage that a lane makes. An error
+// names a function that no stage is for.
 func stageRewards(p *schemas.Prompt, policies []*schemas.Policy) (by [][]int, last int, err error) {
 	by = make([][]int, len(p.Stages))
 	for i, policy := range policies {
@@ -127,29 +127,40 @@ func stageRewards(p *schemas.Prompt, policies []*schemas.Policy) (by [][]int, la
 				r.Name))
 			continue
 		}
-		at := -1
-		var fault error
-		for i, policy := range policies {
-			if policy == nil || r.Stage != "" && r.Stage != p.Stages[i].Name {
-				continue
-			}
-			media, err := judged(mediaOf(lanePrompt(p, i), policy), r.Track, policy)
-			if err == nil {
-				err = scorer.CheckMedium(r.Name, media...)
-			}
-			if err == nil {
-				at = i
-			} else if at < 0 {
-				fault = err
-			}
-		}
-		if at < 0 {
-			errs = append(errs, fmt.Errorf("reward[%d]: %w", k, cmp.Or(fault, errors.New("no stage for it"))))
+		may, err := judgedStages(p, policies, &r)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("reward[%d]: %w", k, err))
 			continue
 		}
+		at := may[len(may)-1]
 		by[at] = append(by[at], k)
 	}
 	return by, last, errors.Join(errs...)
+}
+
+// judgedStages returns the stages that a reward function may judge, in order: the one that it names, or all whose
+// output it takes and that make the same as the last of them, text or image: scores of the two do not compare. An error
+// says why there is none.
+func judgedStages(p *schemas.Prompt, policies []*schemas.Policy, r *schemas.RewardSpec) (may []int, fault error) {
+	for i, policy := range policies {
+		if policy == nil || r.Stage != "" && r.Stage != p.Stages[i].Name {
+			continue
+		}
+		media, err := judged(mediaOf(lanePrompt(p, i), policy), r.Track, policy)
+		if err == nil {
+			err = scorer.CheckMedium(r.Name, media...)
+		}
+		if err != nil {
+			fault = err
+			continue
+		}
+		may = append(may, i)
+	}
+	if len(may) == 0 {
+		return nil, cmp.Or(fault, errors.New("no stage for it"))
+	}
+	kind := policies[may[len(may)-1]].Text == nil
+	return slices.DeleteFunc(may, func(i int) bool { return policies[i].Text == nil != kind }), nil
 }
 
 // findStages is findPolicy for all stages of a prompt.
@@ -242,14 +253,16 @@ func ResolveStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Polic
 	rewards := make([]schemas.RewardSpec, len(p.Reward))
 	plan := make([]schemas.Request, len(p.Stages))
 	var group *schemas.Group
+	deadline := int64(0)
 	for i, policy := range policies {
 		if policy == nil {
 			continue
 		}
 		q := lanePrompt(p, i)
 		for _, k := range by[i] {
-			q.Reward = append(q.Reward, p.Reward[k])
-			q.Reward[len(q.Reward)-1].Stage = ""
+			spec := p.Reward[k]
+			spec.Stage = ""
+			q.Reward = append(q.Reward, spec)
 		}
 		of := o
 		of.Unscored = len(q.Reward) == 0 && (i != last || len(p.Reward) > 0)
@@ -262,24 +275,19 @@ func ResolveStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Polic
 		}
 		plan[i] = *requests[0]
 		for k, spec := range plan[i].Group.Reward {
-			spec.Stage = p.Stages[i].Name
 			if len(p.Reward) == 0 {
 				rewards = append(rewards, spec)
-			} else {
-				rewards[by[i][k]] = spec
+				continue
 			}
+			spec.Stage = p.Reward[by[i][k]].Stage
+			rewards[by[i][k]] = spec
 		}
 		if group == nil || i == last {
-			deadline := int64(0)
-			if group != nil {
-				deadline = group.Deadline
-			}
 			group = new(plan[i].Group)
-			group.Deadline = max(group.Deadline, deadline)
 		}
-		group.Deadline = max(group.Deadline, plan[i].Group.Deadline)
+		deadline = max(deadline, plan[i].Group.Deadline)
 	}
-	group.Reward, group.Rounds = rewards, p.MostRounds()
+	group.Deadline, group.Reward, group.Rounds = deadline, rewards, p.MostRounds()
 	if group.Advantage, err = stagesAdvantage(p, rewards, &plan[last]); err != nil {
 		return nil, err
 	}
@@ -298,6 +306,15 @@ func ResolveStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Polic
 		group.Stages = append(group.Stages, schemas.GroupStage{
 			Name: s.Name, Kind: kinds[i], Lane: plan[i].Lane, Every: p.EveryOf(i), Frozen: s.Frozen, Credit: credit,
 		})
+	}
+	for k := range rewards {
+		may, err := judgedStages(p, policies, &rewards[k])
+		if err != nil {
+			return nil, fmt.Errorf("reward[%d]: %w", k, err)
+		}
+		for _, i := range may {
+			group.Stages[i].JudgedBy = append(group.Stages[i].JudgedBy, rewards[k].Name)
+		}
 	}
 	for i := range plan {
 		r := &plan[i]

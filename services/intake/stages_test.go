@@ -1,6 +1,7 @@
 package intake
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -43,15 +44,15 @@ func resolveStaged(p *schemas.Prompt) (*asked, error) {
 		Reward: []string{"jpeg_compressibility"}})
 }
 
-// A reward function judges the stage that it names, or the last one whose output it takes; requests of the first stage
-// are there for every second sample.
+// A reward function judges the stage that it names, or all whose output it takes; requests of the first stage are there
+// for every second sample.
 func TestResolveStages(t *testing.T) {
 	a, err := resolveStaged(staged())
 	if err != nil {
 		t.Fatal(err)
 	}
 	g := &a.record.Group
-	if g.Reward[0].Stage != "paint" || g.Reward[1].Stage != "think" || g.Rounds != 1 || len(g.Stages) != 3 {
+	if s := g.Stages; g.Reward[0].Stage != "" || !slices.Equal(s[0].JudgedBy, []string{"confidence"}) || !slices.Equal(s[1].JudgedBy, []string{"glyph"}) || g.Rounds != 1 || len(g.Stages) != 3 {
 		t.Errorf("rewards %+v of stages %+v", g.Reward, g.Stages)
 	}
 	if s := g.Stages; s[0].Kind != schemas.StageText || s[0].Every != 2 || s[1].Kind != schemas.KindImage ||
@@ -76,6 +77,36 @@ func TestResolveStages(t *testing.T) {
 	other.Stages[1].Prompt += "!"
 	if again, err = resolveStaged(other); err != nil || again.record.PromptDigest == a.record.PromptDigest {
 		t.Errorf("another template has the same digest: %v", err)
+	}
+}
+
+// Without a name a function judges all stages that make what it takes; with one that stage alone, and intake says when
+// a judge may end the sample before.
+func TestResolveStages_Judged(t *testing.T) {
+	p := staged()
+	p.GroupSize, p.Stages[1].Children, p.Stages[1].Credit = new(int64(2)), nil, nil
+	p.Stages = append(p.Stages, schemas.StageSpec{Name: "rewrite"}, schemas.StageSpec{Name: "repaint", Prompt: `says "{rewrite.text}"`})
+	p.Reward = []schemas.RewardSpec{{Name: "glyph", GroundTruth: "42"}, {Name: "external:human"}, {Name: "jpeg_compressibility", Stage: "repaint"}, {Name: "confidence", Stage: "think"}}
+	policies := []*schemas.Policy{textLane(), qwen(), nil, textLane(), qwen()}
+	a, err := ResolveStages("r", p, policies, Origin{Seq: 7, Created: time.Unix(100, 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range [][]string{{"confidence"}, {"glyph", "external:human"}, nil, nil, {"glyph", "external:human", "jpeg_compressibility"}} {
+		if got := a.record.Group.Stages[i].JudgedBy; !slices.Equal(got, want) {
+			t.Errorf("stage %d is judged by %v, want %v", i, got, want)
+		}
+	}
+	want := []string{"reward: jpeg_compressibility will fail where judge ends the sample before repaint; without stage it judges the newest output"}
+	if got := Unscored(a.requests[0]); !slices.Equal(got, want) {
+		t.Errorf("warnings %q, want %q", got, want)
+	}
+	p.Reward = nil
+	if a, err = ResolveStages("r", p, policies, Origin{Seq: 7, Created: time.Unix(100, 0), Reward: []string{"jpeg_compressibility"}}); err != nil {
+		t.Fatal(err)
+	}
+	if s := a.record.Group.Stages; len(s[1].JudgedBy) != 1 || len(s[4].JudgedBy) != 1 || len(s[0].JudgedBy) != 0 {
+		t.Errorf("default functions judge %+v", s)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,7 +31,7 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 		return delay{}, nil
 	}
 	if len(t.Group.Stages) > 0 && m.ran == nil {
-		if m.ran, err = s.ranFor(ctx, t, ""); err != nil {
+		if m.ran, _, err = s.ranFor(ctx, t, ""); err != nil {
 			return delay{}, err
 		}
 		switch _, err := s.stored(ctx, t, seq); { // an earlier delivery may have finished it
@@ -56,6 +57,11 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 	if m.scores == nil {
 		m.scores = make([]*scored, len(t.Group.Reward))
 		m.since, m.tries = make([]time.Time, len(m.scores)), make([]int, len(m.scores))
+		for i := range m.scores {
+			if spec := &t.Group.Reward[i]; m.judged(t, spec) == nil {
+				m.scores[i] = &scored{Result: scorer.Result{Err: whyNotJudged(t, spec)}}
+			}
+		}
 	}
 	for i, r := range whole {
 		m.scores[i] = &r
@@ -86,16 +92,27 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 			m.scores[i] = &scored{Result: scorer.Result{Err: err}}
 		}
 	}
-	return delay{}, s.finish(ctx, m, combined(t, seq, m.scores))
+	return delay{}, s.finish(ctx, m, combined(t, seq, m))
 }
 
-// judged returns the trajectory that a function judges: that of the sample or, of several stages, of the one that it is
-// for.
+// judged returns the trajectory that a function judges: that of the sample or, of several stages, of the newest that it
+// may; nil: none of these ran.
 func (m *memo) judged(t *schemas.Trajectory, spec *schemas.RewardSpec) *schemas.Trajectory {
-	if of := stages.Judged(&t.Group, spec, trajectories(m.ran)); of != nil {
-		return of
+	if len(t.Group.Stages) == 0 {
+		return t
 	}
-	return t
+	return stages.Judged(&t.Group, spec, trajectories(m.ran))
+}
+
+// whyNotJudged returns the error of a function for which no stage of a sample ran.
+func whyNotJudged(t *schemas.Trajectory, spec *schemas.RewardSpec) error {
+	of := spec.Stage
+	for _, s := range t.Group.Stages {
+		if of == "" && slices.Contains(s.JudgedBy, spec.Name) {
+			of = s.Name
+		}
+	}
+	return fmt.Errorf("stage %s did not run: the sample ended before it", of)
 }
 
 // finish publishes the reward of a sample and notes in m that it is done.
@@ -110,9 +127,9 @@ func (s *service) finish(ctx context.Context, m *memo, r *schemas.Reward) error 
 }
 
 // combined returns the reward of a sample that has all scores: their weighted sum, or the status failed if a required
-// score failed. scores are in the order of Group.Reward.
-func combined(t *schemas.Trajectory, seq uint64, scores []*scored) *schemas.Reward {
-	r := outline(t, seq)
+// score failed.
+func combined(t *schemas.Trajectory, seq uint64, m *memo) *schemas.Reward {
+	r, scores := outline(t, seq), m.scores
 	parts := make([]scorer.Part, len(scores))
 	for i, spec := range t.Group.Reward {
 		parts[i] = scorer.Part{
@@ -131,6 +148,9 @@ func combined(t *schemas.Trajectory, seq uint64, scores []*scored) *schemas.Rewa
 		score := schemas.Score{
 			Name: part.Name, Version: scores[i].version, Weight: part.Weight,
 			DurationNS: max(0, scores[i].took.Nanoseconds()),
+		}
+		if of := m.judged(t, &t.Group.Reward[i]); of != nil && len(t.Group.Stages) > 0 {
+			score.Stage = of.Stage
 		}
 		if part.Err != nil {
 			score.Status, score.Error = schemas.StatusFailed, part.Err.Error()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -23,22 +24,21 @@ import (
 // interaction says, or the rewards of the samples that end with it. Delays and errors are those of advance.
 func (s *service) goOn(ctx context.Context, t *schemas.Trajectory, seq uint64) (delay, error) {
 	next := stages.Next(&t.Group, t)
-	from, to := stages.Leaves(&t.Group, t.Place())
+	path := []bus.Made{{Trajectory: t, Seq: seq}}
+	var made map[stages.Place]bus.Made
+	if len(next) > 0 || t.Group.IsInteraction(t.Stage) {
+		var err error
+		if path, made, err = s.ranFor(ctx, t, t.Stage, next...); err != nil {
+			return delay{}, err
+		}
+	}
 	if len(next) == 0 {
-		return s.endSamples(ctx, &t.Group, bus.Made{Trajectory: t, Seq: seq}, from, to, nil)
+		return s.endSamples(ctx, path, t.Place(), nil)
 	}
 	record, err := s.record(ctx, t.Run, t.UID)
 	if err == nil && record == nil {
 		err = fmt.Errorf("record of group %s: %w", t.UID, bus.ErrNotFound)
 	}
-	if err != nil {
-		return delay{}, err
-	}
-	path, err := s.pathTo(ctx, t)
-	if err != nil {
-		return delay{}, err
-	}
-	made, err := s.madeAt(ctx, t, next)
 	if err != nil {
 		return delay{}, err
 	}
@@ -53,8 +53,7 @@ func (s *service) goOn(ctx context.Context, t *schemas.Trajectory, seq uint64) (
 				return s.bus.PutBlob(ctx, data)
 			})
 			if _, fault := errors.AsType[*stages.Fault](err); fault {
-				from, to := stages.Leaves(&t.Group, at)
-				_, err = s.endSamples(ctx, &t.Group, path[len(path)-1], from, to, err)
+				_, err = s.endSamples(ctx, path, at, err)
 				return err
 			}
 			if err != nil {
@@ -78,68 +77,65 @@ func trajectories(path []bus.Made) (list []*schemas.Trajectory) {
 	return list
 }
 
-// pathTo returns what was made for a sample up to a trajectory, in order.
-func (s *service) pathTo(ctx context.Context, t *schemas.Trajectory) ([]bus.Made, error) {
-	path, err := s.ranFor(ctx, t, t.Stage)
-	if want := stages.Path(&t.Group, t.SampleIndex, t.Stage); err == nil && len(path) < len(want) {
-		err = fmt.Errorf("stage %s of sample %d of %s, on the way to %s: %w", want[len(path)].Stage, t.SampleIndex,
-			t.UID, t.Stage, bus.ErrNotFound)
-	}
-	return path, err
-}
-
-// madeAt returns the trajectories at places of a group that are stored, and belong to it as t does.
-func (s *service) madeAt(ctx context.Context, t *schemas.Trajectory,
-	places []stages.Place,
-) (map[stages.Place]bus.Made, error) {
-	subjects := make([]string, len(places))
-	for i, at := range places {
-		subjects[i] = schemas.TrajectorySubject(source(t), t.UID, at.SampleIndex, at.Stage)
+// ranFor returns what is stored of a sample, in the order of its stages, up to a stage, which must be stored; "": up to
+// the one that the sample is at. of is any trajectory of the group, with the index of the sample. made has what is
+// stored at other places besides.
+func (s *service) ranFor(ctx context.Context, of *schemas.Trajectory, to schemas.Stage, others ...stages.Place) (
+	path []bus.Made, made map[stages.Place]bus.Made, err error,
+) {
+	places := stages.Path(&of.Group, of.SampleIndex, to)
+	var subjects []string
+	for _, at := range slices.Concat(places, others) {
+		subjects = append(subjects, schemas.TrajectorySubject(of.Run, of.UID, at.SampleIndex, at.Stage))
 	}
 	stored, err := s.bus.LastMany(ctx, schemas.StreamTrajectories, subjects)
 	if err != nil {
-		return nil, fmt.Errorf("look up the stages of %s: %w", t.UID, err)
+		return nil, nil, fmt.Errorf("look up the stages of %s: %w", of.UID, err)
 	}
-	made := map[stages.Place]bus.Made{}
+	made = map[stages.Place]bus.Made{}
 	for _, m := range stored {
 		x := &schemas.Trajectory{}
-		if bus.Fits(m, x) != nil {
-			continue
-		}
-		if rescored(t) {
-			x.Run, x.Group = t.Run, t.Group
-		}
-		if x.GroupSize == t.GroupSize && x.Group.Same(&t.Group) {
+		if bus.Fits(m, x) == nil && x.GroupSize == of.GroupSize && x.Group.Same(&of.Group) {
 			made[x.Place()] = bus.Made{Trajectory: x, Seq: m.Seq}
 		}
 	}
-	return made, nil
+	for _, at := range places {
+		x, there := made[at]
+		if !there && to != "" {
+			return nil, nil, fmt.Errorf("stage %s of sample %d of %s, on the way to %s: %w", at.Stage, of.SampleIndex,
+				of.UID, to, bus.ErrNotFound)
+		}
+		if !there {
+			break
+		}
+		path = append(path, x)
+	}
+	return path, made, nil
 }
 
-// endSamples completes the samples [from, to) of a group, which end with a trajectory; cause says why no more comes,
-// nil: that was the last one. It returns the longest delay that one of them needs.
-func (s *service) endSamples(ctx context.Context, g *schemas.Group, last bus.Made, from, to int64,
-	cause error,
-) (longest delay, err error) {
-	failed := cause != nil || last.StopReason != schemas.StopCompleted
-	if !failed && g.IsInteraction(last.Stage) {
-		path, err := s.pathTo(ctx, last.Trajectory)
-		if err != nil {
-			return delay{}, err
-		}
-		for _, x := range path { // what was judged stands for the sample
-			if !g.IsInteraction(x.Stage) {
-				last = x
-			}
-		}
+// standing returns the trajectory that stands for a sample, given its path, and the sequence of it.
+func standing(path []bus.Made, sample int64) (*schemas.Trajectory, uint64) {
+	x := path[stages.Standing(trajectories(path))]
+	t := new(*x.Trajectory)
+	t.SampleIndex = sample
+	return t, x.Seq
+}
+
+// endSamples completes the samples that a stage leads to. They end with the last trajectory of their path; cause says
+// why no more comes, nil: that was the last one. It returns the longest delay that one of them needs.
+func (s *service) endSamples(ctx context.Context, path []bus.Made, at stages.Place, cause error) (longest delay,
+	err error,
+) {
+	last := path[len(path)-1]
+	if cause != nil {
+		last.Trajectory = new(*last.Trajectory)
+		last.StopReason, last.Error = schemas.StopFailed, cause.Error()
+		path = append(path[:len(path)-1:len(path)-1], last) // that of the caller stays
 	}
+	from, to := stages.Leaves(&last.Group, at)
 	for i := from; i < to; i++ {
-		t := new(*last.Trajectory)
-		t.SampleIndex, t.Group = i, *g
-		if cause != nil {
-			t.StopReason, t.Error = schemas.StopFailed, cause.Error()
-		}
-		p, err := s.advance(ctx, t, last.Seq)
+		t, seq := standing(path, i)
+		p, err := s.advance(ctx, t, seq)
 		if err != nil {
 			return delay{}, err
 		}
@@ -158,48 +154,18 @@ func stagesOf(path []bus.Made) (list []schemas.StageScored) {
 	return list
 }
 
-// ranFor returns what was made for a sample, in order, up to a stage; "": all. t is any trajectory of the group, with
-// the index of the sample.
-func (s *service) ranFor(ctx context.Context, t *schemas.Trajectory, to schemas.Stage) (path []bus.Made, err error) {
-	places := stages.Path(&t.Group, t.SampleIndex, to)
-	made, err := s.madeAt(ctx, t, places)
-	if err != nil {
-		return nil, err
-	}
-	for _, at := range places {
-		x, ok := made[at]
-		if !ok {
-			break
-		}
-		path = append(path, x)
-	}
-	return path, nil
-}
-
 // standsFor returns the trajectory that stands for a sample that has ended, and its sequence; nil: it has not.
 func (s *service) standsFor(ctx context.Context, of *schemas.Trajectory, sample int64) (*schemas.Trajectory, uint64,
 	error,
 ) {
 	at := new(*of)
 	at.SampleIndex = sample
-	path, err := s.ranFor(ctx, at, "")
-	if err != nil || len(path) == 0 {
+	path, _, err := s.ranFor(ctx, at, "")
+	if err != nil || len(path) == 0 || len(stages.Next(&of.Group, path[len(path)-1].Trajectory)) > 0 {
 		return nil, 0, err
 	}
-	last := path[len(path)-1]
-	if len(stages.Next(&of.Group, last.Trajectory)) > 0 {
-		return nil, 0, nil
-	}
-	for _, x := range path {
-		if last.StopReason == schemas.StopCompleted && !of.Group.IsInteraction(x.Stage) {
-			at, last.Seq = new(*x.Trajectory), x.Seq
-		}
-	}
-	if last.StopReason != schemas.StopCompleted {
-		at = new(*last.Trajectory)
-	}
-	at.SampleIndex = sample
-	return at, last.Seq, nil
+	t, seq := standing(path, sample)
+	return t, seq, nil
 }
 
 // interact asks the interaction that makes a stage, and stores what it says as the stage's trajectory. One that gives

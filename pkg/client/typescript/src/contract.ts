@@ -552,6 +552,8 @@ export interface GroupStage {
   frozen?: boolean | null;
   /** frozen says that the stage is not trained, credit what of the scores it is trained for; absent: the reward. */
   credit?: CreditShare[] | null;
+  /** judged_by are the reward functions that may judge it: each judges the newest output of a sample that it may. */
+  judged_by?: string[] | null;
 }
 
 /** Header is one header line of a message. */
@@ -1442,7 +1444,7 @@ export interface RewardSpec {
   required?: boolean | null;
   /** track is the file of the sample that it judges: image, video or audio, or a track of the state; absent: what the function is for; a function for any judges the pixels, or the sound where there are none. Default: what the function is for. */
   track?: string | null;
-  /** stage is the stage of the sample that it judges. Default: the last one whose output the function takes. */
+  /** stage is the stage of the sample that it judges, in the newest round. A sample that ended before has no score. Default: the newest output that the function takes. */
   stage?: string | null;
   /** ground_truth is the right answer, for scorers that compare: a text, or any value of JSON. */
   ground_truth?: unknown | null;
@@ -1776,6 +1778,8 @@ export interface ScheduledSampling {
 export interface Score {
   /** name is the reward function's, as the prompt wrote it. */
   name: string;
+  /** stage is the one that it judged, of a later round think-2; absent without stages, and where none could be. */
+  stage?: string | null;
   /** changes whenever the function would score otherwise */
   version: string;
   /** factor of the score in the reward */
@@ -2808,7 +2812,7 @@ export const structs: Record<string, Record<string, string>> = {
   Group: {"advantage":"AdvantageSpec","batch":"str","batch_epoch":"int?","batch_groups":"int","batch_step":"int?","created":"int","credit":"[CreditShare]?","deadline":"int","free_read_steps":"bool?","group_policy":"GroupPolicy?","metadata":"map?","prompt_seq":"int","refill":"Refill?","reward":"[RewardSpec]","rounds":"int?","source_run":"str?","stages":"[GroupStage]?","tree":"Tree?","validation":"bool"},
   GroupPolicy: {"failed":"str?","max_policy_lag":"int?","max_policy_span":"int?","mixed_schedules":"bool?","refill_rounds":"int?","zero_std":"str?"},
   GroupRecord: {"base_digest":"str?","cancelled":"bool?","error":"str?","group":"Group","group_size":"int","lane":"str","negative_prompt":"str","noise_seed":"int","prompt":"str","prompt_digest":"str","run":"str","sample_seed":"int","schedule_digest":"str","seed":"int?","stages":"[Request]?","step_bytes":"int?","uid":"str","v":"int"},
-  GroupStage: {"credit":"[CreditShare]?","every":"int","frozen":"bool?","kind":"str","lane":"str","name":"str"},
+  GroupStage: {"credit":"[CreditShare]?","every":"int","frozen":"bool?","judged_by":"[str]?","kind":"str","lane":"str","name":"str"},
   Header: {"name":"str","value":"str"},
   Identity: {"group_size":"int","lane":"str","run":"str","sample_index":"int","stage":"str","uid":"str"},
   ImageSettings: {"arguments":"map?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","negative_prompt":"str?","num_inference_steps":"int?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
@@ -2858,7 +2862,7 @@ export const structs: Record<string, Record<string, string>> = {
   Sampling: {"arguments":"map?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","latents_dtype":"str","log_prob_kind":"str","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","sample_seed":"int","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int"},
   ScheduledSample: {"plan_digest":"str","roll":"Roll","settings":"RollSettings"},
   ScheduledSampling: {"base_timesteps":"[number]","compat":"str?","decode":"bool?","max_step_offset":"int?","order":"int?","probability":"number?","ramp":"ProbabilityRamp?","reflexflow":"ReflexFlow?","sampler":"str?","seed":"int?","strategy":"str?","timesteps":"int?","train_step":"int?"},
-  Score: {"detail":"str?","duration_ns":"int","error":"str?","exact":"bool?","name":"str","status":"str","value":"number?","version":"str","weight":"number"},
+  Score: {"detail":"str?","duration_ns":"int","error":"str?","exact":"bool?","name":"str","stage":"str?","status":"str","value":"number?","version":"str","weight":"number"},
   ScoreCondition: {"file":"bytes","name":"str","type":"str"},
   ScoreReply: {"detail":"str?","error":"str?","retry":"bool?","score":"number?","v":"int"},
   ScoreRequest: {"audio":"bytes?","conditions":"[ScoreCondition]?","frames":"[bytes]?","ground_truth":"any?","image":"bytes","image_format":"str","messages":"[Message]?","metadata":"map?","name":"str","params":"map","prompt":"str","text":"str?","trajectory":"str?","v":"int"},

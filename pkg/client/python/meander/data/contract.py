@@ -1055,6 +1055,8 @@ class GroupStage(TypedDict):
         reward (true or false).
     credit: frozen says that the stage is not trained, credit what of the scores it is trained for; absent:
         the reward (list of map).
+    judged_by: the reward functions that may judge it: each judges the newest output of a sample that it may
+        (list of reward name).
     """
 
     name: str
@@ -1072,6 +1074,9 @@ class GroupStage(TypedDict):
     credit: NotRequired[list[CreditShare] | None]
     """frozen says that the stage is not trained, credit what of the scores it is trained for; absent: the reward
     (list of map)."""
+    judged_by: NotRequired[list[str] | None]
+    """the reward functions that may judge it: each judges the newest output of a sample that it may (list of reward
+    name)."""
 
 
 class Header(TypedDict):
@@ -2798,8 +2803,8 @@ class RewardSpec(TypedDict):
     track: the file of the sample that it judges: image, video or audio, or a track of the state; absent:
         what the function is for; a function for any judges the pixels, or the sound where there are none
         (token). Default: what the function is for.
-    stage: the stage of the sample that it judges (token). Default: the last one whose output the function
-        takes.
+    stage: the stage of the sample that it judges, in the newest round. A sample that ended before has no
+        score (token). Default: the newest output that the function takes.
     ground_truth: the right answer, for scorers that compare: a text, or any value of JSON (any value of
         JSON).
     params: options of the function by name, such as psm of ocr; one that it does not have is refused (map).
@@ -2818,7 +2823,8 @@ class RewardSpec(TypedDict):
     function is for; a function for any judges the pixels, or the sound where there are none (token). Default:
     what the function is for."""
     stage: NotRequired[str | None]
-    """the stage of the sample that it judges (token). Default: the last one whose output the function takes."""
+    """the stage of the sample that it judges, in the newest round. A sample that ended before has no score (token).
+    Default: the newest output that the function takes."""
     ground_truth: NotRequired[Any | None]
     """the right answer, for scorers that compare: a text, or any value of JSON (any value of JSON)."""
     params: NotRequired[dict[str, str] | None]
@@ -3483,6 +3489,8 @@ class Score(TypedDict):
     """Score is the outcome of one reward function.
 
     name: the reward function's, as the prompt wrote it (reward name).
+    stage: the one that it judged, of a later round think-2; absent without stages, and where none could be
+        (token).
     version: changes whenever the function would score otherwise (text, 0 to 256 bytes).
     weight: factor of the score in the reward (number -1000000 to 1000000).
     status: scored or failed; a failed optional score is not part of the sum (scored, failed, pruned).
@@ -3497,6 +3505,8 @@ class Score(TypedDict):
 
     name: str
     """the reward function's, as the prompt wrote it (reward name)."""
+    stage: NotRequired[str | None]
+    """the one that it judged, of a later round think-2; absent without stages, and where none could be (token)."""
     version: str
     """changes whenever the function would score otherwise (text, 0 to 256 bytes)."""
     weight: float

@@ -424,8 +424,8 @@ class RewardSpec(TypedDict, total=False):
     track: the file of the sample that it judges: image, video or audio, or a track of the state; absent:
         what the function is for; a function for any judges the pixels, or the sound where there are none
         (token). Default: what the function is for.
-    stage: the stage of the sample that it judges (token). Default: the last one whose output the function
-        takes.
+    stage: the stage of the sample that it judges, in the newest round. A sample that ended before has no
+        score (token). Default: the newest output that the function takes.
     ground_truth: the right answer, for scorers that compare: a text, or any value of JSON (any value of
         JSON).
     params: options of the function by name, such as psm of ocr; one that it does not have is refused (map).
@@ -444,7 +444,8 @@ class RewardSpec(TypedDict, total=False):
     function is for; a function for any judges the pixels, or the sound where there are none (token). Default:
     what the function is for."""
     stage: str
-    """the stage of the sample that it judges (token). Default: the last one whose output the function takes."""
+    """the stage of the sample that it judges, in the newest round. A sample that ended before has no score (token).
+    Default: the newest output that the function takes."""
     ground_truth: Any
     """the right answer, for scorers that compare: a text, or any value of JSON (any value of JSON)."""
     params: dict[str, str]
