@@ -37,6 +37,9 @@ func TestOf(t *testing.T) {
 		{parent, "A=1", tracing.Context{Parent: parent}, `tracestate: "A=1"; must be KEY=VALUE`},
 		{parent, "a=1,b", tracing.Context{Parent: parent}, `"b"; must be`},
 		{parent, "a=1=2", tracing.Context{Parent: parent}, "must be KEY=VALUE"},
+		{parent, strings.Repeat("a", 256) + "=1", tracing.Context{Parent: parent, State: strings.Repeat("a", 256) + "=1"}, ""},
+		{parent, strings.Repeat("a", 257) + "=1", tracing.Context{Parent: parent}, "must be KEY=VALUE"},
+		{parent, "a=" + strings.Repeat("1", 257), tracing.Context{Parent: parent}, "must be KEY=VALUE"},
 		{parent, "a=\x01", tracing.Context{Parent: parent}, "must be KEY=VALUE"},
 	} {
 		headers := map[string][]string{}

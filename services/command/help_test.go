@@ -140,13 +140,14 @@ func TestMisspelt(t *testing.T) {
 		{[]string{"publish", "--guidance_scale", "5", "x"}, "unknown flag: --guidance_scale; did you mean --true-cfg-scale?"},
 		{[]string{"show", "--height", "5"}, "unknown flag: --height; it is a flag of 'meander parity', 'meander publish', 'meander run', " +
 			"'meander scheduled'\n"},
+		{[]string{"publish", "--model", "signs", "x"}, "unknown flag: --model; did you mean --lane?"},
 		{[]string{"gc", "--gc-age", "5"}, `--gc-age: "5"; must be a duration with its unit, such as 5s or 5m` + "\n"},
 		{[]string{"gc", "--gc-above", "many"}, `--gc-above: "many"; must be an integer` + "\n"},
 		{[]string{"streams", "limit", "--max-steps-bytes", "5"}, `--max-steps-bytes: "5"; must be a size with its unit, such as "64MiB"` + "\n"},
 		{[]string{"up", "now"}, `"now"; 'meander up' takes no arguments` + "\n"},
 		{[]string{"prune", "demo"}, "1 argument; must be 'meander prune RUN UID SAMPLE'\n"},
 	} {
-		root := newRoot()
+		root := newRoot(tt.args...)
 		root.SetArgs(tt.args)
 		root.SetOut(&bytes.Buffer{})
 		root.SetErr(&bytes.Buffer{})
@@ -154,6 +155,21 @@ func TestMisspelt(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%q: error %v, want one about %s", tt.args, err, tt.want)
 		}
+	}
+}
+
+// A command is found by its name, and made without the others, but for the commands of any command line.
+func TestCommands_OneAlone(t *testing.T) {
+	for name, command := range commands() {
+		if c := command(&app{}); c.Name() != name {
+			t.Errorf("command %q is found as %q", c.Name(), name)
+		}
+		if all := newRoot(name, "x").Commands(); len(all) != 1 || all[0].Name() != name {
+			t.Errorf("%s: %d commands are made", name, len(all))
+		}
+	}
+	if all := newRoot("--json", "top").Commands(); len(all) != len(commands()) {
+		t.Errorf("%d commands for a command line that begins with a flag; want all %d", len(all), len(commands()))
 	}
 }
 
