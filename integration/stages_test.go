@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -280,6 +281,95 @@ func TestStages_JudgedStage(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A stage ends early when all samples that it leads to are pruned, that of an interaction too; others go on.
+func TestStages_Pruned(t *testing.T) {
+	t.Parallel()
+	c := assemble(t)
+	c.twoLanes(t)
+	c.serving["reward"].Stop()
+	var free atomic.Bool
+	replies(t, c.world, "critic", func(r *schemas.InteractRequest) []byte {
+		if r.SampleIndex == 2 {
+			t.Error("the critic is asked about a sample that is pruned")
+		}
+		if r.SampleIndex == 0 && !free.Load() {
+			return packed(t, &schemas.InteractReply{Error: "busy", Retry: true})
+		}
+		return packed(t, &schemas.InteractReply{Content: "fine"})
+	})
+	p := thinkAndPaint("g", 6)
+	p.Stages = []schemas.StageSpec{p.Stages[0], {Name: "judge", Interaction: &schemas.Interaction{Name: "critic"}, Prompt: "{think.text}"}, p.Stages[1]}
+	prune := func(sample int64) *schemas.ControlReceipt {
+		t.Helper()
+		r, err := c.client.Control(t.Context(), &schemas.Control{Run: "r", Action: schemas.ControlPrune, UID: "g", SampleIndex: &sample, By: "me"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	of := func(stage schemas.Stage, sample int64) *schemas.Trajectory {
+		subject := schemas.TrajectorySubject("r", "g", sample, stage)
+		return bustest.Decode[schemas.Trajectory](t, bustest.Await(t, c.Bus, 1, schemas.StreamTrajectories, subject)[subject])
+	}
+	c.publish(t, "r", p)
+	for _, i := range []int64{0, 2, 4} {
+		of("think", i)
+	}
+	seq := uint64(0)
+	for _, i := range []int64{2, 3, 5} {
+		r := prune(i)
+		if seq = r.Seq; r.Unchanged != "" {
+			t.Errorf("prune of sample %d: %s", i, r.Unchanged)
+		}
+	}
+	if _, err := c.client.AwaitControl(t.Context(), seq); err != nil {
+		t.Fatal(err)
+	}
+	c.up(t, "reward")
+	for _, x := range []struct {
+		stage  schemas.Stage
+		sample int64
+		want   string
+	}{{"judge", 2, schemas.StopPruned}, {"paint", 4, schemas.StopCompleted}, {"paint", 5, schemas.StopPruned}} {
+		e := of(x.stage, x.sample)
+		if e.StopReason != x.want {
+			t.Errorf("%s of sample %d %s: %s; want %s", x.stage, x.sample, e.StopReason, e.Error, x.want)
+		}
+		if got, want := prune(x.sample).Unchanged, fmt.Sprintf("sample %d of group g has its trajectory, %s", x.sample, x.want); got != want {
+			t.Errorf("prune of a sample that ended: %q, want %q", got, want)
+		}
+	}
+	free.Store(true)
+	a := c.advantages(t, "r", 1)["g"]
+	for i, want := range []string{"scored", "scored", "pruned", "pruned", "scored", "pruned"} {
+		if m := a.Members[i]; m.Status != want {
+			t.Errorf("sample %d is %s, %s; want %s", i, m.Status, m.Error, want)
+		}
+	}
+}
+
+// A judge that says nothing until the deadline fails its samples by name, and the group closes.
+func TestStages_Deadline(t *testing.T) {
+	t.Parallel()
+	c := assemble(t)
+	c.twoLanes(t)
+	replies(t, c.world, "critic", func(*schemas.InteractRequest) []byte { return nil })
+	bustest.Before(t, func(deadline time.Time) {
+		uid := schemas.UID(fmt.Sprint("g", deadline.UnixNano()))
+		p := judged(uid, 2)
+		p.Deadline = new(deadline.UnixNano())
+		if _, err := c.client.Publish(limited(t), "r", p); err != nil {
+			return // the machine is busy
+		}
+		subject := schemas.AdvantageSubject("r", uid)
+		a := bustest.Decode[schemas.Advantage](t, bustest.Await(t, c.Bus, 1, schemas.StreamAdvantages, subject)[subject])
+		want := "stage judge: trajectory failed: interaction critic: timeout: no answer by "
+		if time.Now().Before(deadline) && (!strings.Contains(a.Error, want) || !strings.Contains(a.Error, "the deadline of the group")) {
+			t.Errorf("group: %s, %s; want %s", a.Status, a.Error, want)
+		}
+	})
 }
 
 // A stage that fails for good fails its samples, with all of their children; the others go on.

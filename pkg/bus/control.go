@@ -135,9 +135,23 @@ func (c *Controls) Of(run schemas.Run, uid schemas.UID) InForce {
 	return InForce{c.get(schemas.ControlKey(run, "")), c.get(schemas.ControlKey(run, uid))}
 }
 
-// Pruned returns the control that ends a sample, or nil.
-func (c *Controls) Pruned(run schemas.Run, uid schemas.UID, sample int64) *schemas.Control {
-	return c.get(schemas.PruneKey(run, uid, sample))
+// Pruned returns the control that ends a sample, or nil. A stage of samples ends when all that it leads to are to: of
+// their controls it is the one that asks for the latest step.
+func (c *Controls) Pruned(r *schemas.Request) (last *schemas.Control) {
+	n := int64(1)
+	if i := r.Group.StageIndex(r.Stage); i >= 0 {
+		n = r.Group.Stages[i].Every
+	}
+	for i := range n {
+		one := c.get(schemas.PruneKey(r.Run, r.UID, r.SampleIndex+i))
+		if one == nil {
+			return nil
+		}
+		if last == nil || one.StepIndex > last.StepIndex {
+			last = one
+		}
+	}
+	return last
 }
 
 // Newest returns the sequence of the newest control, in MDR_CONTROL.

@@ -123,7 +123,12 @@ func WaitingForVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 			if given {
 				continue
 			}
-			t := cmp.Or(stages.Judged(&stands.Group, &r, of), stands)
+			t := stands
+			if len(t.Group.Stages) > 0 {
+				if t = stages.Judged(&t.Group, &r, of); t == nil {
+					continue // none of its stages ran
+				}
+			}
 			waiting = append(waiting, Waiting{
 				UID: uid, SampleIndex: index, Name: name, Prompt: t.Prompt, Deadline: t.Group.Deadline, Trajectory: t,
 			})

@@ -278,7 +278,7 @@ func (p *estimated) printEstimate(out io.Writer) {
 		printTextCost(p.Estimate, line)
 	} else if c := p.Cost; c != nil {
 		printCost(c, line)
-	} else if p.Groups > 0 {
+	} else if p.Groups > 0 && len(p.Stages) == 0 {
 		line("model", "not announced yet, so steps and bytes are not known")
 	}
 	var parts []string
@@ -331,6 +331,13 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 		each := make([]string, len(p.Stages))
 		for i, s := range p.Stages {
 			each[i] = fmt.Sprintf("%s %d", s.Name, s.Samples)
+			switch {
+			case s.Cost == nil:
+			case s.Tokens > 0:
+				each[i] += fmt.Sprintf(" of at most %s", present.Count(s.Tokens, "token"))
+			default:
+				each[i] += fmt.Sprintf(" of %s (%s in all)", s.ImageSize, present.Count(s.Steps, "step"))
+			}
 		}
 		within := ""
 		if p.Rounds > 1 {

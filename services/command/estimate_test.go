@@ -195,7 +195,7 @@ func TestEstimate_JSON(t *testing.T) {
 	}
 }
 
-// Of samples of several stages it says how many of each stage are made.
+// Of samples of several stages it says how many of each stage are made, and what they take.
 func TestEstimate_Stages(t *testing.T) {
 	inEmptyDir(t)
 	if err := os.WriteFile("p.jsonl", []byte(`{"prompt": "12+30=?", "group_size": 8, "stages": [{"name": "think"}, {"name": "paint", "children": 2}, {"name": "draw"}]}
@@ -204,22 +204,33 @@ func TestEstimate_Stages(t *testing.T) {
 		t.Fatal(err)
 	}
 	text, _, err := command(t.Context(), "run", "--dry-run", "--prompts", "p.jsonl")
-	if want := "3 stages in at most 3 rounds: think 16, paint 20, draw 8"; err != nil || !strings.Contains(text, want) {
-		t.Errorf("%v, says\n%s\nwant %q", err, text, want)
+	for _, want := range []string{
+		"3 stages in at most 3 rounds: think 16 of 128 x 64 pixels (160 steps in all), paint 20 of 128 x 64 pixels (200 steps in all)", "\nstorage    ",
+	} {
+		if err != nil || !strings.Contains(text, want) {
+			t.Errorf("%v, says\n%s\nwant %q", err, text, want)
+		}
 	}
 	stdout, _, err := command(t.Context(), "run", "--dry-run", "--json", "--prompts", "p.jsonl")
 	var line struct {
 		Estimate struct {
 			Samples, Rounds int64
 			Stages          []estimate.Stage
+			Streams         []estimate.Stream
 		}
 	}
 	if json.Unmarshal([]byte(stdout), &line) != nil || err != nil {
 		t.Fatalf("%v, says %s", err, stdout)
 	}
-	want := []estimate.Stage{{Name: "think", Samples: 16}, {Name: "paint", Samples: 20}, {Name: "draw", Samples: 8}}
-	if e := line.Estimate; !slices.Equal(e.Stages, want) || e.Rounds != 3 || e.Samples != 12 {
-		t.Errorf("%d samples, stages %v in %d rounds", e.Samples, e.Stages, e.Rounds)
+	e, bytes := line.Estimate, int64(0)
+	for i, want := range []estimate.Stage{{Name: "think", Samples: 16}, {Name: "paint", Samples: 20}, {Name: "draw", Samples: 8}} {
+		s := e.Stages[i]
+		if bytes += s.StepBytes; s.Name != want.Name || s.Samples != want.Samples || s.Steps != 10*want.Samples {
+			t.Errorf("%d samples of %s with %d steps, want %d of %s", s.Samples, s.Name, s.Steps, want.Samples, want.Name)
+		}
+	}
+	if e.Rounds != 3 || e.Samples != 12 || bytes == 0 || e.Streams[1].Bytes != bytes {
+		t.Errorf("%d samples in %d rounds, streams %+v; want %d bytes of steps", e.Samples, e.Rounds, e.Streams, bytes)
 	}
 }
 

@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -59,6 +58,8 @@ type Estimate struct {
 type Stage struct {
 	Name    schemas.Stage `json:"name"`
 	Samples int64         `json:"samples"`
+	// Cost is what they need; nil: no lane makes them, or it is not known.
+	*Cost
 }
 
 // Refusal is a reason, and how many prompts are refused for it.
@@ -139,12 +140,12 @@ func (p *Estimate) AskCapacity(ctx context.Context, b *bus.Bus) error {
 // does not depend on it. A random window of steps depends on the run: the number of kept states may then be off by a
 // few. The error is intake's refusal.
 func (p *Estimate) resolve(e *schemas.Prompt) error {
-	policy := p.facts.Policy(e.Model)
 	if len(e.Stages) > 0 {
-		policy = nil
-		addNew(&p.Warnings, "stages: what their steps take is not counted here; intake counts it when the prompts come")
-	} else if policy == nil && p.facts.Whole {
-		return fmt.Errorf("model: %q is not served here; must be %s", e.Model, p.facts.Policies[0].Lane)
+		return p.resolveStages(e)
+	}
+	policy := p.facts.Policy(e.Model)
+	if policy == nil && p.facts.Whole {
+		return p.notServed(e.Model)
 	}
 	rewards := rewardLine(e, p.facts.Rewards(e, policy), policy)
 	if e.GroupPolicy != nil {
@@ -158,11 +159,7 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 		n = e.Samples()
 	} else {
 		e.UID = cmp.Or(e.UID, "-") // intake names it
-		reward := p.facts.Reward
-		if reward == nil { // intake's default
-			reward = intake.DefaultConfig().Reward
-		}
-		requests, err := intake.Resolve("-", e, policy, intake.Origin{Created: time.Now(), Reward: reward})
+		requests, err := intake.Resolve("-", e, policy, p.facts.origin())
 		if err != nil {
 			return err
 		}
@@ -182,25 +179,86 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 			return err
 		}
 	}
-	p.Groups++
-	p.Samples += n
-	p.addStages(e, n)
-	addNew(&p.GroupSizes, n)
-	addNew(&p.Reward, rewards)
-	addNew(&p.Advantage, advantageLine(&advantage, e.GroupPolicy))
+	p.addGroup(e, n, rewards, &advantage)
 	return nil
 }
 
-// addStages adds how many samples of each stage a prompt for n samples has.
-func (p *Estimate) addStages(e *schemas.Prompt, n int64) {
+// addGroup adds a group of n samples.
+func (p *Estimate) addGroup(e *schemas.Prompt, n int64, rewards string, advantage *schemas.AdvantageSpec) {
+	p.Groups++
+	p.Samples += n
+	addNew(&p.GroupSizes, n)
+	addNew(&p.Reward, rewards)
+	addNew(&p.Advantage, advantageLine(advantage, e.GroupPolicy))
+}
+
+func (p *Estimate) notServed(model schemas.Lane) error {
+	return fmt.Errorf("model: %q is not served here; must be %s", model, p.facts.Policies[0].Lane)
+}
+
+// resolveStages is resolve for a prompt with stages. It adds what they need if the policies of all their lanes are
+// known.
+func (p *Estimate) resolveStages(e *schemas.Prompt) error {
+	policies, known := make([]*schemas.Policy, len(e.Stages)), true
+	for i := range e.Stages {
+		s := &e.Stages[i]
+		if s.Interaction != nil {
+			continue
+		}
+		policies[i] = p.facts.Policy(s.Model)
+		if policies[i] == nil && p.facts.Whole {
+			return fmt.Errorf("stages[%d].%w", i, p.notServed(s.Model))
+		}
+		if known = known && policies[i] != nil; policies[i] == nil {
+			addNew(&p.Warnings, fmt.Sprintf("stages: the lane of %s is not known, so steps and bytes are not", s.Name))
+		} else if w := intake.PolicyPending(s.AsPrompt(), policies[i]); w != "" {
+			addNew(&p.Warnings, fmt.Sprintf("stages[%d].%s; until then the prompt waits", i, w))
+		}
+	}
+	rewards, advantage := rewardLine(e, p.facts.Rewards(e, nil), nil), e.Advantage
+	if e.GroupPolicy != nil {
+		schemas.SetDefaults(e.GroupPolicy)
+	}
+	costs := make([]*Cost, len(e.Stages))
+	if known {
+		e.UID = cmp.Or(e.UID, "-")
+		a, err := intake.ResolveStages("-", e, policies, p.facts.origin())
+		if err != nil {
+			return err
+		}
+		plan := a.Record().Stages
+		advantage = plan[0].Group.Advantage
+		for i := range plan {
+			if policies[i] == nil {
+				continue
+			}
+			if costs[i], err = costOf(&plan[i], policies[i]); err != nil {
+				return fmt.Errorf("stages[%d]: %w", i, err)
+			}
+		}
+		for _, w := range intake.Unscored(&plan[0]) {
+			addNew(&p.Warnings, w)
+		}
+	} else if err := intake.Check(e, intake.Origin{Reward: p.facts.Reward}); err != nil {
+		return err
+	}
 	for i, s := range e.Stages {
 		at := slices.IndexFunc(p.Stages, func(x Stage) bool { return x.Name == s.Name })
 		if at < 0 {
 			at, p.Stages = len(p.Stages), append(p.Stages, Stage{Name: s.Name})
 		}
-		p.Stages[at].Samples += n / e.EveryOf(i) * e.MostRounds()
-		p.Rounds = max(p.Rounds, e.MostRounds())
+		of, n := &p.Stages[at], e.Samples()/e.EveryOf(i)*e.MostRounds()
+		if of.Samples += n; costs[i] == nil {
+			continue
+		}
+		if of.Cost == nil {
+			of.Cost = &Cost{}
+		}
+		of.addSamplesOf(costs[i], n)
 	}
+	p.Rounds = max(p.Rounds, e.MostRounds())
+	p.addGroup(e, e.Samples(), rewards, &advantage)
+	return nil
 }
 
 // addSamples adds the cost of a group's samples, given their requests. Samples of scheduled sampling and of trees
@@ -225,10 +283,16 @@ func (p *Estimate) addSamples(requests []*schemas.Request, policy *schemas.Polic
 // setStreams sets how many bytes go to which stream; Add calls it when the sums have changed.
 func (p *Estimate) setStreams() {
 	p.Streams = []Stream{{Name: schemas.StreamPrompts, Bytes: p.promptBytes}}
-	if p.Cost != nil {
-		p.Streams = append(p.Streams, Stream{Name: schemas.StreamSteps, Bytes: p.StepBytes},
-			Stream{Name: schemas.StreamTrajectories, Bytes: p.TrajectoryBytes},
-			Stream{Name: schemas.StreamBlobBucket, Bytes: p.ImageBytes + p.ConditioningStored, AtMost: true})
+	var all Totals
+	for _, of := range append([]Stage{{Cost: p.Cost}}, p.Stages...) {
+		if of.Cost != nil {
+			all.addTimes(of.Totals, 1)
+		}
+	}
+	if all.TrajectoryBytes > 0 {
+		p.Streams = append(p.Streams, Stream{Name: schemas.StreamSteps, Bytes: all.StepBytes},
+			Stream{Name: schemas.StreamTrajectories, Bytes: all.TrajectoryBytes},
+			Stream{Name: schemas.StreamBlobBucket, Bytes: all.ImageBytes + all.ConditioningStored, AtMost: true})
 	}
 	for i, s := range p.Streams {
 		capacity := p.facts.Capacity[s.Name]

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -109,6 +110,15 @@ func (f *Facts) Policy(model schemas.Lane) *schemas.Policy {
 		return nil
 	}
 	return f.Policies[i]
+}
+
+// origin returns what intake needs to resolve a prompt of now.
+func (f *Facts) origin() intake.Origin {
+	reward := f.Reward
+	if reward == nil { // intake's default
+		reward = intake.DefaultConfig().Reward
+	}
+	return intake.Origin{Created: time.Now(), Reward: reward}
 }
 
 // Rewards returns the reward functions of a prompt that names none, on the lane of p; nil if they are not known.

@@ -11,6 +11,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/stages"
 	"github.com/meander-rl/meander/pkg/counters"
 	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
@@ -164,7 +165,7 @@ func (s *service) whyFinished(ctx context.Context, c *schemas.Control) (string, 
 }
 
 // whyNotPrunable returns why the control's sample cannot be pruned (ended early), or "" if it can: its group was
-// cancelled or has its result, or the sample has its trajectory.
+// cancelled or has its result, or the sample has its trajectory, of several stages the one that ends it.
 func (s *service) whyNotPrunable(ctx context.Context, c *schemas.Control, h bus.InForce) (string, error) {
 	if ended := h.Cancelled(); ended != nil {
 		return ended.Sentence(), nil
@@ -173,8 +174,24 @@ func (s *service) whyNotPrunable(ctx context.Context, c *schemas.Control, h bus.
 	case why != "" || err != nil:
 		return why, err
 	}
+	record, err := s.bus.Group(ctx, c.Run, c.UID)
+	if err == nil && len(record.Stages) > 0 {
+		made, err := s.bus.Made(ctx, c.Run, c.UID)
+		if err != nil {
+			return "", err
+		}
+		_, of, open := stages.Open(&record.Group, *c.SampleIndex,
+			func(at stages.Place) *schemas.Trajectory { return made[at].Trajectory })
+		if open {
+			return "", nil
+		}
+		return whyEnded(c, of[len(of)-1]), nil
+	}
+	if err != nil && !errors.Is(err, bus.ErrNotFound) {
+		return "", err
+	}
 	t := &schemas.Trajectory{}
-	_, err := s.bus.StoredEvent(ctx, schemas.StreamTrajectories,
+	_, err = s.bus.StoredEvent(ctx, schemas.StreamTrajectories,
 		schemas.TrajectorySubject(c.Run, c.UID, *c.SampleIndex, schemas.StageMain),
 		t, nil)
 	switch {
@@ -183,7 +200,11 @@ func (s *service) whyNotPrunable(ctx context.Context, c *schemas.Control, h bus.
 	case err != nil:
 		return "", err
 	}
-	return fmt.Sprintf("sample %d of group %s has its trajectory, %s", *c.SampleIndex, c.UID, t.StopReason), nil
+	return whyEnded(c, t), nil
+}
+
+func whyEnded(c *schemas.Control, t *schemas.Trajectory) string {
+	return fmt.Sprintf("sample %d of group %s has its trajectory, %s", *c.SampleIndex, c.UID, t.StopReason)
 }
 
 // removeRequests removes the requests of a group, or of a whole run if uid is empty: those that wait and those that

@@ -72,6 +72,13 @@ func (s *service) checkBranch(ctx context.Context, r *schemas.Request, policy *s
 		return bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.branch"+field+": "+format, args...))
 	}
 	t, err := s.bus.BranchTrajectory(ctx, at)
+	if errors.Is(err, bus.ErrNotFound) {
+		g, err := s.bus.Group(ctx, at.Run, at.UID)
+		if err == nil && len(g.Stages) > 0 {
+			return refuse("", "a sample of several stages, of group %s of run %s; must be of one lane%s", at.UID, at.Run,
+				otherwise)
+		}
+	}
 	switch {
 	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrFailed):
 		return refuse("", "%w; must be a sample that was completed and is still stored", err)

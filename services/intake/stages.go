@@ -24,6 +24,9 @@ type asked struct {
 	record *schemas.GroupRecord
 }
 
+// Record returns the record of a prompt with stages.
+func (a *asked) Record() *schemas.GroupRecord { return a.record }
+
 // policy returns that of the prompt's lane, or of the first stage's.
 func (a *asked) policy() *schemas.Policy { return a.policies[0] }
 

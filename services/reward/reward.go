@@ -254,11 +254,16 @@ func putBack(ctx context.Context, m *bus.Message, p delay) error {
 	return nil
 }
 
-// fail publishes a failed reward, so that the group can close, before the trajectory goes to the dead letters.
+// fail publishes a failed reward, so that the group can close, before the trajectory goes to the dead letters; of a
+// stage, those of all samples that it leads to.
 func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 	var t schemas.Trajectory
 	if schemas.DecodeValid(m.Data, &t) != nil {
 		return nil // it names no sample, so only the dead letter remains
+	}
+	if len(t.Group.Stages) > 0 {
+		_, err := s.endSamples(ctx, []bus.Made{{Trajectory: &t, Seq: m.Seq}}, t.Place(), cause)
+		return err
 	}
 	return s.publish(ctx, failed(&t, m.Seq, cause.Error()))
 }

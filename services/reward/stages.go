@@ -20,6 +20,10 @@ import (
 // of the group's record and of stored trajectories alone, so to do it again changes nothing. A trajectory is
 // acknowledged when what comes of it is stored.
 
+// pausedRetry is when a sample of a paused run is looked at again whose next stage is an interaction's: lanes park
+// requests, and nothing does so for an interaction.
+const pausedRetry = 15 * time.Second
+
 // goOn makes what comes after the trajectory of a stage, at a sequence: the requests of the next one, what an
 // interaction says, or the rewards of the samples that end with it. Delays and errors are those of advance.
 func (s *service) goOn(ctx context.Context, t *schemas.Trajectory, seq uint64) (delay, error) {
@@ -34,6 +38,9 @@ func (s *service) goOn(ctx context.Context, t *schemas.Trajectory, seq uint64) (
 	}
 	if len(next) == 0 {
 		return s.endSamples(ctx, path, t.Place(), nil)
+	}
+	if t.Group.IsInteraction(next[0].Stage) && s.controls.Of(t.Run, t.UID).Paused() != nil {
+		return delay{after: pausedRetry}, nil
 	}
 	record, err := s.record(ctx, t.Run, t.UID)
 	if err == nil && record == nil {
@@ -169,7 +176,7 @@ func (s *service) standsFor(ctx context.Context, of *schemas.Trajectory, sample 
 }
 
 // interact asks the interaction that makes a stage, and stores what it says as the stage's trajectory. One that gives
-// no answer fails the stage; other errors are temporary.
+// no answer, or none before the deadline of the group, fails the stage; other errors are temporary.
 func (s *service) interact(ctx context.Context, r *schemas.Request) error {
 	x := r.Text.Interaction
 	_, round := r.Stage.Split()
@@ -179,7 +186,18 @@ func (s *service) interact(ctx context.Context, r *schemas.Request) error {
 		Provenance: schemas.Provenance{Attempt: "said", Sampler: "reward", Backend: "interaction/" + x.Name},
 	}
 	t.Timings.Received = time.Now().UnixNano()
-	t.Timings.Started = t.Timings.Received
+	t.Timings.Started, t.Timings.Finished = t.Timings.Received, t.Timings.Received
+	store := func() error {
+		its := bus.Against(func(first *schemas.Trajectory) (fault, err error) { return r.AnsweredBy(first), nil })
+		if _, err := s.bus.Publish(ctx, t, its, bus.WaitForSpace()); err != nil {
+			return fmt.Errorf("store what interaction %s said: %w", x.Name, err)
+		}
+		return nil
+	}
+	if c := s.controls.Pruned(r); c != nil {
+		t.StopReason, t.Error = schemas.StopPruned, c.Sentence()
+		return store()
+	}
 	ask := &schemas.InteractRequest{
 		Name: x.Name, Params: x.Params, Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, Stage: r.Stage,
 		Attempt: t.Attempt, Answer: round - 1, MaxTurns: r.Group.Rounds, Messages: r.Text.Messages,
@@ -197,7 +215,15 @@ func (s *service) interact(ctx context.Context, r *schemas.Request) error {
 	for _, f := range files {
 		ask.Conditions = append(ask.Conditions, schemas.ScoreCondition{Name: f.Name, Type: f.Type, File: f.File})
 	}
-	reply, err := interaction.Ask(ctx, s.bus.Conn(), ask, x.Timeout())
+	due := s.due(t)
+	asked, stop := context.WithDeadline(ctx, due)
+	defer stop()
+	reply, err := interaction.Ask(asked, s.bus.Conn(), ask, x.Timeout())
+	if err != nil && asked.Err() != nil && ctx.Err() == nil {
+		err = &interaction.Fault{
+			State: schemas.ConversationTimeout, Err: fmt.Errorf("no answer by %s, the deadline of the group", clock(due)),
+		}
+	}
 	t.Timings.Finished = time.Now().UnixNano()
 	switch fault, final := errors.AsType[*interaction.Fault](err); {
 	case final:
@@ -214,9 +240,5 @@ func (s *service) interact(ctx context.Context, r *schemas.Request) error {
 			t.Text.Conversation = schemas.ConversationTerminated
 		}
 	}
-	its := bus.Against(func(first *schemas.Trajectory) (fault, err error) { return r.AnsweredBy(first), nil })
-	if _, err := s.bus.Publish(ctx, t, its, bus.WaitForSpace()); err != nil {
-		return fmt.Errorf("store what interaction %s said: %w", x.Name, err)
-	}
-	return nil
+	return store()
 }

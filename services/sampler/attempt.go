@@ -186,8 +186,7 @@ func (a *attempt) checkPruned() error {
 			return &prunedError{why}
 		}
 	}
-	if c := a.service.controls.inForce.Pruned(a.req.Run, a.req.UID, a.req.SampleIndex); c != nil &&
-		next >= c.StepIndex {
+	if c := a.service.controls.inForce.Pruned(a.req); c != nil && next >= c.StepIndex {
 		return &prunedError{c.Sentence()}
 	}
 	return nil

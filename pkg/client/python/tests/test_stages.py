@@ -9,6 +9,8 @@ from meander.data import staged
 from meander.data.batch import Batch, Group, Sample
 from meander.data.events import EventError
 from meander.data.textbatch import batch_of
+from meander.train import prompts
+from meander.train.config import Config
 
 THINK = meander.stage("think", model="sums", text={"max_new_tokens": 8})
 PAINT = meander.stage("paint", 'a sign that says "{think.text}"', model="signs", steps=4, children=2)
@@ -118,6 +120,22 @@ def test_a_stage_that_is_not_trained_is_named(name, wrong):
         staged.check_trained(_advantage(), name)
     with pytest.raises(EventError, match="its prompt has no stages"):
         staged.check_trained({"uid": "g", "members": []}, name)
+
+
+@pytest.mark.parametrize("stages, settings, wrong", [
+    ([THINK, PAINT], {"stage": "sky"}, "--stage sky: is not there; must be one that prompt 'x' trains: think, paint"),
+    ([THINK, {**PAINT, "frozen": True}], {"stage": "paint"}, "--stage paint: is frozen .*; must be .* trains: think"),
+    ([THINK, {"name": "judge", "interaction": {"name": "j"}}], {"stage": "judge"}, "--stage judge: .* of an interaction"),
+    ([{**THINK, "frozen": True}, PAINT], {"stage": "paint", "beside": "think"}, "--beside think: is frozen"),
+    ([], {"stage": "paint"}, "--stage paint: is not there; .* trains: none"),
+    ([THINK, PAINT], {}, "--stage: empty; must name one that prompt 'x' trains: think, paint"),
+])  # fmt: skip
+def test_a_trainer_of_a_stage_that_prompts_do_not_train_does_not_begin(stages, settings, wrong):
+    config = Config(prompts="p", held_out="", **settings)
+    with pytest.raises(ValueError, match=wrong):
+        prompts.check_stages(config, [{"prompt": "x", "stages": stages}])
+    both = Config(prompts="p", held_out="", stage="paint", beside="think")
+    prompts.check_stages(both, [{"prompt": "x", "stages": [THINK, PAINT]}])
 
 
 def _group():

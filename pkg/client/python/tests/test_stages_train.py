@@ -74,7 +74,7 @@ def test_settings_that_do_not_fit_are_refused(fields, wrong):
 
 
 @pytest.mark.parametrize("stage, fields, wrong", [
-    ("sky", {}, "--stage sky: prompt '.*'; must have it, and has think, paint"),
+    ("sky", {}, "--stage sky: is not there; must be one that prompt '.*' trains: think, paint"),
     ("think", {"loss": "gspo"}, "--loss: GSPO; must be ppo"),
     ("think", {"checkpointing": True}, "--checkpointing: set; must not be"),
 ])  # fmt: skip

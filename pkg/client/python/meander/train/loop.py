@@ -56,7 +56,9 @@ class Trainer:
                                      config.ema, config.is_threshold, config.beta)  # fmt: skip
         self.alarms = Alarms(config)
         self.stream = Stream(client, config)
-        self.draw = prompts.Draw(prompts.read(config.prompts), config.groups, config.seed) if config.prompts else None
+        given = prompts.read(config.prompts) if config.prompts else []
+        prompts.check_stages(config, given)
+        self.draw = prompts.Draw(given, config.groups, config.seed) if given else None
         self.held_out = prompts.read(config.held_out) if config.held_out else []
         self.test = prompts.read(config.test) if config.test else []
         if both := set(map(prompts.asked, self.held_out)) & set(map(prompts.asked, self.test)):

@@ -46,6 +46,21 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     return out
 
 
+def check_stages(config: Config, given: list[dict[str, Any]]) -> None:
+    """ValueError: a prompt does not have, or does not train, a stage that the settings name, or has stages and they
+    name none."""
+    for fields in given:
+        stages = fields.get("stages") or []
+        trains = ", ".join(str(s.get("name")) for s in stages if not (s.get("frozen") or s.get("interaction")))
+        what = f"prompt {fields['prompt']!r:.60}"
+        if stages and not config.stage:
+            raise ValueError(f"--stage: empty; must name one that {what} trains: {trains or 'none'}")
+        for flag, name in [("--stage", config.stage)] * bool(config.stage) + [("--beside", n) for n in config.others]:
+            if name not in trains.split(", "):
+                why = "is frozen or of an interaction" if name in [s.get("name") for s in stages] else "is not there"
+                raise ValueError(f"{flag} {name}: {why}; must be one that {what} trains: {trains or 'none'}")
+
+
 def asked(fields: dict[str, Any]) -> tuple[str, str]:
     """What a prompt asks for: its text, and what else a pipeline is given."""
     more = {k: v for k, v in fields.items() if k in ("prompt_2", "prompt_3", "conditions", "arguments")}
@@ -163,12 +178,8 @@ def _stages(
 ) -> list[dict[str, Any]]:
     """The stages of a prompt of the file: the one that is trained has the settings of the lane that the file leaves
     out, the others are made by their newest weights."""
-    given = fields.get("stages") or []
-    if config.stage not in [s.get("name") for s in given]:
-        names = ", ".join(str(s.get("name")) for s in given) or "none: it has no stages"
-        raise ValueError(f"--stage {config.stage}: prompt {fields['prompt']!r:.60}; must have it, and has {names}")
     newest = {name: {"min_policy_version": v} for name, v in versions.items()}
-    return [{**(lane if s["name"] == config.stage else newest.get(s["name"], {})), **s} for s in given]
+    return [{**(lane if s["name"] == config.stage else newest.get(s["name"], {})), **s} for s in fields["stages"]]
 
 
 def batch_id(batch: int) -> str:
