@@ -229,15 +229,15 @@ def examples(rng):
     def shifted(x, spread):
         return [shifted(y, spread) for y in x] if isinstance(x, list) else round(x + rng.gauss(0, spread), 8)
 
-    n, e = 4, 3
     for k in range(CASES):
+        n, e = (4, 3, 5, 6)[k], 3 + k
         clip = (1e-4, 1e-3, 0.2, 0.2)[k]
         # The first case is on-policy: every ratio is 1, where a clipped loss has a gradient, too.
         move = 0.0 if k == 0 else 2 * clip
         old = draw(1, n)
         step = {
             "log_prob": shifted(old, move), "old": old, "advantages": draw(3, n),
-            "weights": [1.0] * n if k % 2 else [1.0, 0.5, 0.0, 1.5],
+            "weights": [1.0] * n if k % 2 else [1.0, 0.5, 0.0, 1.5, 0.75][:n],
         }
         before = draw(1, n, e)
         means = {

@@ -1,11 +1,14 @@
 """The vectors by the formulas in Python, and what a certificate says of functions that are right and that are not."""
 
+import inspect
 import json
+import textwrap
 
 import numpy as np
 import pytest
 
-from meander.certify import suite
+from meander.certify import adapters, report, suite, trainer
+from meander.certify.__main__ import main
 
 SETS = suite.load()
 TITLES = sorted(SETS)
@@ -29,3 +32,162 @@ def test_the_formula_gives_the_vectors(title):
 
 def test_every_formula_has_vectors():
     assert SETS.keys() == suite.FORMULAS.keys()
+
+
+PPO = """
+def ppo(log_prob, old, advantages, weights, clip, adv_clip_max):
+    a = np.clip(advantages, -adv_clip_max, adv_clip_max)
+    r = np.exp(log_prob - old)
+    losses = np.maximum(-a * r, -a * np.clip(r, 1 - clip, 1 + clip)) * weights
+    return losses.mean()
+"""
+SDE = """
+def sde(x, v, next, sigmas, step, noise_level):
+    sigma, then = sigmas[step], sigmas[step + 1]
+    dt = then - sigma
+    g = noise_level * np.sqrt(sigma / (1 - (sigmas[1] if sigma == 1 else sigma)))
+    mean = x * (1 + g**2 / (2 * sigma) * dt) + v * (1 + g**2 * (1 - sigma) / (2 * sigma)) * dt
+    n = g * np.sqrt(-dt)
+    log_prob = -((next - mean) ** 2) / (2 * n**2) - np.log(n) - np.log(2 * np.pi) / 2
+    return log_prob.mean()
+"""
+GRPO = """
+def flow_grpo(rewards, std, ddof, epsilon):
+    off = rewards - rewards.mean(axis=1, keepdims=True)
+    if std == "none":
+        return off
+    s = rewards.std(axis=1, keepdims=True, ddof=int(ddof)) if std == "group" else rewards.std(ddof=int(ddof))
+    return off / (s + epsilon)
+"""
+
+
+def judged(title, source, change=("", "")):
+    assert change[0] in source, change
+    made = {"np": np}
+    exec(source.replace(*change), made)
+    name = source.split("def ")[1].split("(")[0]
+    return trainer.judge(made[name], SETS[title])
+
+
+@pytest.mark.parametrize("title, source", [
+    ("losses/ppo", PPO), ("transitions/sde", SDE), ("advantages/flow_grpo", GRPO)
+])
+def test_what_is_right_agrees(title, source):
+    found = judged(title, source)
+    assert [f.state for f in found] == ["agrees"] * len(found), found
+    assert not report.failed(found)
+
+
+@pytest.mark.parametrize("title, source, change, says", [
+    ("losses/ppo", PPO, ("losses.mean()", "losses.sum()"), "B (4, 3, 5, 6) times the formula"),
+    ("losses/ppo", PPO, ("losses.mean()", "losses.mean() / 2"), "0.5 times the formula"),
+    ("losses/ppo", PPO, ("return losses", "return -losses"), "the opposite sign"),
+    ("losses/ppo", PPO, ("-a * r, -a *", "a * r, a *"), "advantages has the opposite sign"),
+    ("losses/ppo", PPO, ("log_prob - old", "old - log_prob"), "log_prob and old are swapped"),
+    ("losses/ppo", PPO, ("np.clip(r, 1 - clip, 1 + clip)", "r"), "clip has no limit"),
+    ("losses/ppo", PPO, ("1 + clip", "1e9"), "upper_clip has no limit"),
+    ("losses/ppo", PPO, (" * weights", " * np.roll(weights, 1)"), "weights is behind by one place"),
+    ("losses/ppo", PPO, (" * weights", ""), "weights has no effect"),
+    ("losses/ppo", PPO, ("np.maximum", "np.minimum"), "the opposite sign; advantages has the opposite sign"),
+    ("transitions/sde", SDE, (" - np.log(2 * np.pi) / 2", ""), "the formula +1 ln(2 pi)/2"),
+    ("transitions/sde", SDE, (" - np.log(n)", ""), "the formula +1 ln noise_std"),
+    ("transitions/sde", SDE, ("(2 * n**2)", "n**2"), "exponent is twice itself"),
+    ("transitions/sde", SDE, ("sigmas[step], sigmas[step + 1]", "sigmas[step + 1], sigmas[step + 2]"), "step is one more"),
+    ("transitions/sde", SDE, ("g * np.sqrt(-dt)", "g"), "noise is std_dev_t"),
+    ("transitions/sde", SDE, ("* dt) + v", "* dt) - v"), "v has the opposite sign"),
+    ("advantages/flow_grpo", GRPO, ("ddof=int(ddof)) if", "ddof=1 - int(ddof)) if"), "ddof is another"),
+    ("advantages/flow_grpo", GRPO, (" + epsilon", ""), "epsilon is 0"),
+    ("advantages/flow_grpo", GRPO, ("mean(axis=1, keepdims=True)", "mean()"), "all groups of centre_rewards are one"),
+])
+def test_what_differs_is_told(title, source, change, says):
+    found = judged(title, source, change)
+    assert found[0].state == "differs" and says in found[0].says, found[0]
+    assert all(f.state == "differs" for f in found[1:]), "the gradient differs as the value does"
+    assert report.failed(found)
+
+
+def test_a_choice_that_a_function_does_not_take_is_found():
+    assert "log_prob_kind, which it does not take, is density" in judged("transitions/sde", SDE)[0].says
+    found = judged("transitions/sde", SDE, ("log_prob.mean()", "log_prob.sum()"))
+    assert found[0].state == "agrees" and "reduce, which it does not take, is sum" in found[0].says
+    short = ("/ (2 * n**2) - np.log(n) - np.log(2 * np.pi) / 2", "")
+    assert "log_prob_kind, which it does not take, is squared" in judged("transitions/sde", SDE, short)[0].says
+
+
+def test_what_nothing_explains_is_said_so():
+    (value, gradient) = judged("losses/ppo", PPO, ("np.exp(", "np.exp2("))
+    assert value.state == gradient.state == "unexplained" and "where the formula has" in value.says
+
+
+@pytest.mark.parametrize("source, fault", [
+    ("def f(log_prob, old, advantages, clip): return 0", "does not take adv_clip_max"),
+    ("def f(logp, old): return 0", "takes logp; the inputs of losses/ppo are log_prob"),
+])
+def test_refuses(source, fault):
+    with pytest.raises(ValueError, match=fault):
+        judged("losses/ppo", source)
+
+
+def test_inputs_that_a_function_lacks_are_neutral_or_given():
+    def ppo(log_prob, old, advantages):
+        r = np.exp(log_prob - old)
+        return np.maximum(-advantages * r, -advantages * np.clip(r, 0.9, 1.1)).mean()
+
+    found = trainer.judge(ppo, SETS["losses/ppo"], given={"clip": 0.1, "adv_clip_max": 1e9})
+    assert [f.state for f in found] == ["agrees", "agrees"], found
+    with pytest.raises(ValueError, match="--with clop: no input of losses/ppo"):
+        trainer.judge(ppo, SETS["losses/ppo"], given={"clop": 0.1})
+
+
+def test_gradients_of_autograd():
+    torch = pytest.importorskip("torch")
+
+    def ppo(log_prob, old, advantages, weights, clip, adv_clip_max):
+        a, r = advantages.clamp(-adv_clip_max, adv_clip_max), (log_prob - old).exp()
+        return (torch.maximum(-a * r, -a * r.clamp(1 - clip, 1 + clip)) * weights).mean()
+
+    assert [f.state for f in trainer.judge(ppo, SETS["losses/ppo"])] == ["agrees", "agrees"]
+    found = trainer.judge(ppo, SETS["losses/ppo"], "float32")
+    assert [f.state for f in found] == ["agrees", "agrees"] and 0 < found[0].off < 1e-6
+    held = trainer.judge(lambda log_prob, **i: ppo(log_prob.detach(), **i), SETS["losses/ppo"])
+    assert held[0].state == "agrees" and held[1].says == "0: nothing flows to log_prob"
+
+
+@pytest.mark.parametrize("change, says", [
+    (("", ""), ""),
+    (("per_token_logps - old_per_token_logps", "old_per_token_logps - per_token_logps"), "old and ratio_log_prob are swapped"),
+    (("1 + self.epsilon_high)", "1 + self.epsilon_low)"), "clip_low stands for clip_high"),
+    (("per_token_loss + self.beta", "per_token_loss - self.beta"), "beta has the opposite sign"),
+    (("(per_token_loss * mask).sum(-1) / mask", "per_token_loss.sum(-1) / mask"), "where reduce is sample_mean: sum_mask has no"),
+    (("mask = completion_mask if", "mask = completion_mask.roll(1, -1) if"), "mask is behind by one place"),
+    (("self.max_completion_length)", "1)"), "where reduce is fixed_length: T (6, 7) times the formula"),
+    (("coef_1 = torch.exp(log_importance_weights)", "coef_1 = torch.exp(log_importance_weights).detach()"),
+     "ratio_log_prob has no gradient"),
+])  # fmt: skip
+def test_trl(change, says, monkeypatch):
+    module = pytest.importorskip("trl.trainer.grpo_trainer")
+    source = textwrap.dedent(inspect.getsource(module.GRPOTrainer._compute_loss))
+    assert change[0] in source
+    made = dict(vars(module))
+    exec(source.replace(*change), made)
+    monkeypatch.setattr(module.GRPOTrainer, "_compute_loss", made["_compute_loss"])
+    ((name, title, function),) = adapters.trl()
+    found = trainer.judge(function, SETS[title], name=name)
+    if not says:
+        assert [f.state for f in found] == ["agrees", "agrees"], found
+    else:
+        assert any(f.state == "differs" and says in f.says for f in found), found
+
+
+def test_command(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("import numpy as np\n" + PPO.replace("losses.mean()", "losses.sum()"))
+    assert main(["trainer", f"{tmp_path}/mine.py:ppo", "--format", "json"]) == 1
+    lines = [json.loads(x) for x in capsys.readouterr().out.splitlines()]
+    assert [x["aspect"] for x in lines] == ["value", "gradient by log_prob"] and lines[0]["off"] > lines[0]["allowed"]
+    (tmp_path / "mine.py").write_text("import numpy as np\n" + PPO)
+    assert main(["trainer", f"{tmp_path}/mine.py:ppo", "--format", "markdown"]) == 0
+    assert capsys.readouterr().out.startswith("| subject | about |")
+    assert main(["trainer", f"{tmp_path}/mine.py:none"]) == 2 and "mine.py:none" in capsys.readouterr().err
+    assert main(["trainer", f"{tmp_path}/mine.py:ppo", "--as", "losses/none"]) == 2
+    assert "must be one of" in capsys.readouterr().err
+    assert main(["vectors"]) == 0 and "losses/ppo" in capsys.readouterr().out

@@ -8,6 +8,7 @@ same a second time: so a certificate can ask what a number would be if one input
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Callable, Mapping
@@ -53,6 +54,22 @@ class Set:
         default they are the inputs."""
         return np.asarray(FORMULAS[self.title](**inputs, **({"anchor": anchor or inputs} if self.anchored else {})))
 
+    def scale_of(self, inputs: Values) -> dict[str, float]:
+        """The noise of a transition by name, for what is a multiple of it."""
+        if self.kind != "transitions" or "noise_level" not in inputs:
+            return {}
+        k = _kernel(self.name, inputs["noise_level"], tuple(inputs["sigmas"]), inputs["step"])
+        return {"noise_std": k.noise_std, "std_dev_t": k.std_dev_t}
+
+    @property
+    def uses(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """The places where the formula uses its inputs: of each name the input, and its shape or choices. A place
+        without an input is a factor, 1, or a choice."""
+        out: dict[str, tuple[str, dict[str, Any]]] = {n: (n, said) for n, said in self.inputs.items()}
+        for place, name in _USES.get(self.title, {}).items():
+            out[place] = (name, self.inputs[name] if name else _NOISES if place == "noise" else {"shape": "[]"})
+        return out
+
     @property
     def anchored(self) -> bool:
         """Whether a part of the formula has no gradient."""
@@ -95,6 +112,22 @@ def _surrogate(r: Floats, a: Floats, low: float, high: float) -> Floats:
     return np.asarray(np.maximum(-a * r, -a * np.clip(r, low, high)))
 
 
+def _ppo(
+    log_prob: Floats, old: Floats, advantages: Floats, weights: Floats, clip: float, adv_clip_max: float,
+    lower_clip: float | None = None, upper_clip: float | None = None, noise_std: float = 1, step: float = 1,
+    mean: Floats | None = None, old_mean: Floats | None = None, log_ratio_noise_std: float | None = None,
+) -> Floats:
+    a, d = np.clip(advantages, -adv_clip_max, adv_clip_max), log_prob - old
+    if mean is not None:
+        drift = loss.image_kl(mean, old_mean if old_mean is not None else mean, noise_std)
+        d = (d + drift) * _or(log_ratio_noise_std, noise_std)
+    return np.mean(_surrogate(np.exp(d), a, 1 - _or(lower_clip, clip), 1 + _or(upper_clip, clip)) * weights) / step
+
+
+def _or(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value
+
+
 def _gspo(log_prob: Floats, old: Floats, advantages: Floats, clip_low: float, clip_high: float) -> Floats:
     return np.mean(_surrogate(np.exp((log_prob - old).mean(axis=1)), advantages, 1 - clip_low, 1 + clip_high))
 
@@ -129,22 +162,36 @@ def _nft(
 
 def _grpo_tokens(
     log_prob: Floats, old: Floats, reference: Floats, advantages: Floats, mask: Floats, clip_low: float,
-    clip_high: float, beta: float, reduce: str,
+    clip_high: float, beta: float, reduce: str, ratio_log_prob: Floats | None = None, kl_log_prob: Floats | None = None,
+    free_advantages: Floats | None = None, clipped_advantages: Floats | None = None, kl_mask: Floats | None = None,
+    sum_mask: Floats | None = None, count_mask: Floats | None = None,
 ) -> Floats:
-    d = reference - log_prob
-    losses = _surrogate(np.exp(log_prob - old), advantages[:, None], 1 - clip_low, 1 + clip_high)
-    losses = (losses + beta * (np.expm1(d) - d)) * mask
+    d, r = reference - _or(kl_log_prob, log_prob), np.exp(_or(ratio_log_prob, log_prob) - old)
+    free, clipped = _or(free_advantages, advantages)[:, None], _or(clipped_advantages, advantages)[:, None]
+    losses, summed = np.maximum(-free * r, -clipped * np.clip(r, 1 - clip_low, 1 + clip_high)), _or(sum_mask, mask)
+    losses, count = losses * summed + beta * (np.expm1(d) - d) * _or(kl_mask, summed), _or(count_mask, mask)
     if reduce == "sample_mean":
-        return np.mean(losses.sum(axis=1) / np.maximum(mask.sum(axis=1), 1))
-    return losses.sum() / (np.maximum(mask.sum(), 1) if reduce == "token_mean" else mask.size)
+        return np.mean(losses.sum(axis=1) / np.maximum(count.sum(axis=1), 1))
+    return losses.sum() / (np.maximum(count.sum(), 1) if reduce == "token_mean" else mask.size)
+
+
+_kernel = functools.lru_cache(4096)(transition.kernel)  # the cases share few
 
 
 def _log_prob(name: str) -> Callable[..., Floats]:
     def log_prob(
-        x: Floats, v: Floats, next: Floats, sigmas: Floats, step: int, noise_level: float, log_prob_kind: str, reduce: str
+        x: Floats, v: Floats, next: Floats, sigmas: Floats, step: int, noise_level: float, log_prob_kind: str, reduce: str,
+        noise_step: int | None = None, mean_step: int | None = None, noise: str = "noise_std", exponent: float = 1,
+        ln_noise: float = 1, ln_2_pi: float = 1,
     ) -> Floats:
-        value = transition.kernel(name, noise_level, list(sigmas), step).log_prob(x, v, next, log_prob_kind)
-        return np.asarray(value * (x.size if reduce == "sum" else 1))
+        k = _kernel(name, noise_level, tuple(sigmas), _or(noise_step, step))
+        n = k.std_dev_t if noise == "std_dev_t" else k.noise_std
+        of_mean = _kernel(name, noise_level, tuple(sigmas), _or(mean_step, step))
+        off = next - of_mean.mean(x, v).astype(np.float32)
+        value = -exponent * (off**2) / (1 if log_prob_kind == "squared" else 2 * n**2)
+        if log_prob_kind == "density":
+            value = value - ln_noise * np.log(n) - ln_2_pi * 0.5 * np.log(2 * np.pi)
+        return np.asarray(value.sum() if reduce == "sum" else value.mean())
 
     return log_prob
 
@@ -179,8 +226,10 @@ def _guided(rule: str) -> Callable[..., Floats]:
     return guided
 
 
-def _group_relative(rewards: Floats, std: str, ddof: str, epsilon: float) -> Floats:
-    off = rewards - rewards.mean(axis=1, keepdims=True)
+def _group_relative(
+    rewards: Floats, std: str, ddof: str, epsilon: float, centre_rewards: Floats | None = None
+) -> Floats:
+    off = rewards - _or(centre_rewards, rewards).mean(axis=1, keepdims=True)
     if std == "none":
         return off
     of: Any = {"axis": 1, "keepdims": True} if std == "group" else {}
@@ -200,8 +249,7 @@ def _token(
 
 
 FORMULAS: dict[str, Callable[..., Any]] = {
-    "losses/ppo": lambda **i: loss.ppo(**i)["loss"],
-    "losses/grpo_guard": lambda **i: loss.grpo_guard(**i)["loss"],
+    "losses/ppo": _ppo, "losses/grpo_guard": _ppo,
     "losses/flow_dppo": _dppo, "losses/gspo": _gspo, "losses/dpo": _dpo, "losses/diffusion_nft": _nft,
     "losses/grpo_tokens": _grpo_tokens,
     **{f"transitions/{t}": _log_prob(t) for t, is_ in TRANSITIONS.items() if is_.get("stochastic")},
@@ -220,3 +268,17 @@ FORMULAS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 """The formula of each set."""
 _ANCHORED = {"losses/diffusion_nft"}
+_CLIPS = {"lower_clip": "clip", "upper_clip": "clip"}
+_TERMS = {"noise_step": "step", "mean_step": "step", "noise": "", "exponent": "", "ln_noise": "", "ln_2_pi": ""}
+_USES: dict[str, dict[str, str]] = {
+    "losses/ppo": _CLIPS, "losses/grpo_guard": _CLIPS | {"log_ratio_noise_std": "noise_std"},
+    "losses/grpo_tokens": {
+        "ratio_log_prob": "log_prob", "kl_log_prob": "log_prob", "free_advantages": "advantages",
+        "clipped_advantages": "advantages", "kl_mask": "mask", "sum_mask": "mask", "count_mask": "mask",
+    },
+    "advantages/flow_grpo": {"centre_rewards": "rewards"},
+    **{f"transitions/{t}": _TERMS for t, is_ in TRANSITIONS.items() if is_.get("stochastic")},
+}  # fmt: skip
+"""Where a formula uses an input in several places: the places, which may be taken otherwise alone. Those of no input
+are factors of its terms, 1."""
+_NOISES = {"choices": ["noise_std", "std_dev_t"]}

@@ -1,0 +1,71 @@
+"""python -m meander.certify: the command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from . import adapters, report, suite, trainer
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line. Exit status: 0 all agrees, 1 something differs, 2 wrong usage."""
+    parser = argparse.ArgumentParser(prog="meander certify", description=__doc__)
+    forms = argparse.ArgumentParser(add_help=False)
+    forms.add_argument("--format", choices=("table", "markdown", "json"), default="table")
+    commands = parser.add_subparsers(dest="command", required=True)
+    t = commands.add_parser("trainer", parents=[forms], help="hold losses, log-probs, advantages against the vectors")
+    t.add_argument("subject", help=f"FILE.py:FUNCTION, or one of {', '.join(adapters.ADAPTERS)} (the last two =FOLDER)")
+    t.add_argument("--as", dest="title", default="", help="the set of vectors; default the one of the function's name")
+    t.add_argument("--dtype", default="float64", help="of the arrays: float64, float32, bfloat16")
+    t.add_argument("--with", dest="given", action="append", default=[], metavar="NAME=VALUE",
+                   help="an input that the function does not take, and the value that it has")  # fmt: skip
+    commands.add_parser("vectors", parents=[forms], help="list the sets of vectors, with their formulas")
+    o = parser.parse_args(arguments)
+    try:
+        if o.command == "vectors":
+            print("\n".join(f"{s.title:<24} {s.formula} [{s.source}]" for s in suite.load().values()))
+            return 0
+        findings = _trainer(o)
+    except (ValueError, ImportError) as e:
+        print(f"certify: {e}", file=sys.stderr)
+        return 2
+    print(report.text(findings, o.format))
+    return int(report.failed(findings))
+
+
+def _trainer(o: Any) -> list[report.Finding]:
+    sets = suite.load()
+    kind, _, folder = o.subject.partition("=")
+    if kind in adapters.ADAPTERS:
+        judged = list(adapters.ADAPTERS[kind](*([folder] if folder else [])))
+    else:
+        name, function = adapters.own(o.subject)
+        titles = [t for t in sets if t == o.title or not o.title and t.partition("/")[2] == name]
+        judged = [(name, titles[0] if titles else o.title, function)]
+    given = dict(_setting(text) for text in o.given)
+    out: list[report.Finding] = []
+    for name, title, function in judged:
+        if o.title and title != o.title:
+            continue
+        if title not in sets:
+            raise ValueError(f"--as: {title!r}; must be one of {', '.join(sets)}")
+        out += trainer.judge(function, sets[title], o.dtype, given, name)
+    if not out:
+        raise ValueError(f"--as {o.title}: {kind} has {', '.join(t for _, t, _ in judged)}")
+    return out
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, is_one, value = text.partition("=")
+    if not is_one:
+        raise ValueError(f"--with {text}: must be NAME=VALUE")
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

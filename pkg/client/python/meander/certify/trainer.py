@@ -1,0 +1,233 @@
+"""Holds the functions of a trainer against the vectors: its losses with their gradients, log-probs, advantages,
+schedules, guidance and noise.
+
+    from meander.certify import suite, trainer
+    for finding in trainer.judge(my_loss, suite.load()["losses/ppo"]):
+        print(finding.says)
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import fit
+from .report import Finding
+from .suite import Floats, Set, Values
+
+_DIFFERENCES = 1e-6
+"""What gradients by differences are off by at most, of those that the vectors do not have."""
+
+
+def judge(
+    function: Callable[..., Any], s: Set, dtype: str = "float64", given: Mapping[str, Any] = {}, name: str = ""
+) -> list[Finding]:
+    """What a function gives for the inputs that it names, against a set of vectors.
+
+    Its parameters are inputs of the set. An input that it does not take has the value of given, or the neutral one; a
+    choice that it does not take is found. With torch it gets tensors of dtype, and gradients are those of autograd;
+    otherwise arrays, and gradients by differences. Cases for which it raises NotImplementedError are left out.
+    ValueError: it cannot be called so.
+    """
+    if dtype not in s.tolerance:
+        raise ValueError(f"--dtype: {dtype}; {s.title} has a tolerance for {', '.join(s.tolerance)} alone")
+    name = name or getattr(function, "__name__", "the function")
+    taken, free = _taken(function, s, given, name)
+    best: list[Finding] = []
+    for pairs in (False, True) if free else (True,):
+        for choice in itertools.product(*(s.inputs[n]["choices"] for n in free)):
+            call = _Called(function, taken, s, dtype)
+            found = _judged(call, s, dict(given) | dict(zip(free, choice)), dtype, name, pairs)
+            for f, c in zip(free, choice):
+                found[0].says += f"; {f}, which it does not take, is {c}"
+            if not best or _faults(found) < _faults(best):
+                best = found
+            if _faults(best) == (0, 0):
+                return best
+        if _faults(best)[0] == 0:
+            return best  # pairs of changes would explain less simply
+    return best
+
+
+def _faults(findings: Sequence[Finding]) -> tuple[int, int]:
+    return sum(f.state == "unexplained" for f in findings), sum(f.state != "agrees" for f in findings)
+
+
+def _taken(function: Callable[..., Any], s: Set, given: Mapping[str, Any], name: str) -> tuple[list[str], list[str]]:
+    """The inputs that a function takes, and the choices that it leaves open."""
+    parameters = inspect.signature(function).parameters.values()
+    everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    foreign = [p.name for p in parameters if p.name in named and p.name not in s.inputs and p.default is p.empty]
+    if foreign:
+        raise ValueError(f"{name}: takes {', '.join(foreign)}; the inputs of {s.title} are {', '.join(s.inputs)}")
+    for key in given:
+        if key not in s.inputs:
+            raise ValueError(f"--with {key}: no input of {s.title}, which are {', '.join(s.inputs)}")
+    taken = [n for n in s.inputs if everything or n in named]
+    absent = [n for n in s.inputs if n not in taken and n not in given]
+    lacks = [n for n in absent if "neutral" not in s.inputs[n] and "choices" not in s.inputs[n]]
+    if lacks:
+        raise ValueError(f"{name}: does not take {', '.join(lacks)}; name the value that it has by --with NAME=VALUE")
+    return taken, [n for n in absent if "choices" in s.inputs[n]]
+
+
+class _Called:
+    """A function of a trainer, called with arrays of numpy."""
+
+    def __init__(self, function: Callable[..., Any], taken: Sequence[str], s: Set, dtype: str):
+        self.function, self.taken, self.set, self.dtype, self.notes = function, taken, s, dtype, set[str]()
+
+    def __call__(self, inputs: Values, by: Sequence[str] = ()) -> tuple[Floats, dict[str, Floats]]:
+        """The value, and its gradient by those inputs that are taken."""
+        by = [n for n in by if n in self.taken]
+        try:
+            import torch
+        except ImportError:
+            return self._value(self.function(**{n: inputs[n] for n in self.taken})), self._differences(inputs, by)
+        kind = getattr(torch, self.dtype)
+
+        def tensor(n: str) -> Any:
+            x = inputs[n]
+            return torch.tensor(x, dtype=kind, requires_grad=n in by) if isinstance(x, np.ndarray) else x
+
+        arguments = {n: tensor(n) for n in self.taken}
+        out = self._first(self.function(**arguments))
+        if not isinstance(out, torch.Tensor):
+            return self._value(out), self._differences(inputs, by)
+        value = out.mean() if self._is_many(out.numel()) else out
+        if by and value.requires_grad:
+            value.backward()
+        gradients = {}
+        for n in by:
+            found = arguments[n].grad
+            gradients[n] = np.zeros(inputs[n].shape) if found is None else found.double().numpy()
+        return value.detach().double().numpy(), gradients
+
+    def _first(self, out: Any) -> Any:
+        if isinstance(out, tuple):
+            self.notes.add("the first of what it returns")
+            return out[0]
+        return out
+
+    def _is_many(self, size: int) -> bool:
+        if scalar := np.ndim(self.set.cases[0][1][self.set.returns]) == 0 and size > 1:
+            self.notes.add("the mean of what it returns")
+        return scalar
+
+    def _value(self, out: Any) -> Floats:
+        found = np.asarray(self._first(out), np.float64)
+        return np.asarray(found.mean() if self._is_many(found.size) else found)
+
+    def _differences(self, inputs: Values, by: Sequence[str]) -> dict[str, Floats]:
+        out = {}
+        for n in by:
+            self.notes.add("gradients by differences")
+            out[n], h = np.zeros(inputs[n].shape), 1e-6
+            for i in np.ndindex(inputs[n].shape):
+                ends = []
+                for sign in (1, -1):
+                    moved = inputs[n].copy()
+                    moved[i] += sign * h
+                    ends.append(float(self._value(self.function(**{k: (inputs | {n: moved})[k] for k in self.taken}))))
+                out[n][i] = (ends[0] - ends[1]) / (2 * h)
+        return out
+
+
+def _judged(call: _Called, s: Set, given: Values, dtype: str, name: str, pairs: bool) -> list[Finding]:
+    neutral = {n: said["neutral"] for n, said in s.inputs.items() if n not in call.taken and "neutral" in said} | given
+    by = [k.removeprefix("gradient_") for k in s.cases[0][1] if k.startswith("gradient_")]
+    inputs, wanted, got, lacks = [], [], [], set[str]()
+    for i, expected in s.cases:
+        put = {n: np.zeros_like(i[n]) + v if isinstance(i[n], np.ndarray) else v for n, v in neutral.items()}
+        changed = any(not np.array_equal(v, i[n]) for n, v in put.items())
+        try:
+            value, gradients = call(i | put, by)
+        except NotImplementedError as e:
+            lacks.add(str(e))
+            continue
+        inputs.append(i | put)
+        wanted.append({"": s.formula_of(inputs[-1])} if changed else {"": np.asarray(expected[s.returns])} | {
+            n: np.asarray(expected["gradient_" + n]) for n in by
+        })
+        got.append({"": value} | gradients)
+    if not inputs:
+        return [Finding(name, s.title, "value", "not judged", f"it does not have {', '.join(sorted(lacks))}")]
+    call.notes |= {f"without {what}, which it does not have" for what in lacks}
+    findings = list(_compared(s, inputs, wanted, got, dtype, name, pairs))
+    for n in by:
+        if n not in call.taken:
+            findings.append(Finding(name, s.title, f"gradient by {n}", "not judged", f"it does not take {n}"))
+    if call.notes:
+        findings[0].says += f" ({', '.join(sorted(call.notes))})"
+    return findings
+
+
+def _compared(
+    s: Set, inputs: list[Values], wanted: list[dict[str, Floats]], got: list[dict[str, Floats]], dtype: str, name: str,
+    pairs: bool,
+) -> Iterator[Finding]:
+    """A finding of the value, and of each gradient under what explains the value."""
+    change = fit.AS_IT_IS
+    for by in got[0]:
+        aspect = f"gradient by {by}" if by else "value"
+
+        def of(i: Values, c: fit.Changed, by: str = by) -> Floats:
+            return s.gradient_of(i, by, c) if by else s.formula_of(c(i, i), c(i, i))
+
+        allowed = s.tolerance[dtype] if not by else max(s.tolerance[dtype], 0 if by in wanted[0] else _DIFFERENCES)
+        want = [w[by] if by in w else of(i, fit.AS_IT_IS.of) for i, w in zip(inputs, wanted)]
+        measured = [g[by] for g in got]
+        off = max(fit.difference(m, w) for m, w in zip(measured, want))
+        finding = Finding(name, s.title, aspect, "agrees", "", off, allowed)
+        if off <= allowed:
+            finding.says = f"the formula, in {len(inputs)} cases"
+        elif off <= s.tolerance.get("float32", 0):
+            finding.state, finding.says = "differs", f"the formula as near as float32 has it, and it got {dtype}"
+        elif not all(np.isfinite(m).all() for m in measured):
+            finding.state, finding.says = "unexplained", "not finite"
+        elif by and not any(m.any() for m in measured):
+            finding.state, finding.says = "differs", f"0: nothing flows to {by}"
+        elif by and change is not fit.AS_IT_IS and fit._first(of, inputs, change, measured, max(allowed, _DIFFERENCES)):
+            finding.state, finding.says = "differs", f"that of its value: {change.words}"
+        else:
+            found = fit.explain(s, inputs, measured, max(allowed, _DIFFERENCES if by else 0), of, pairs and not by)
+            finding.state = "differs" if found else "unexplained"
+            finding.says = ", or ".join(words for words, _ in found[:3])
+            if not found and (parts := _by_choice(s, inputs, measured, finding.allowed or 0, of)):
+                finding.state, finding.says = "differs", parts
+            finding.says = finding.says or _worst(inputs, want, measured)
+            if found and not by:
+                change = found[0][1]
+        yield finding
+
+
+def _by_choice(s: Set, inputs: list[Values], measured: list[Floats], allowed: float, of: fit.Of) -> str:
+    """What explains the cases with each value of a choice, where one explanation for all is not enough."""
+    for name, said in s.inputs.items():
+        parts = []
+        for choice in said.get("choices", ()):
+            rows = [k for k, i in enumerate(inputs) if i[name] == choice]
+            if len(rows) < 2:
+                break  # one case is explained by too much
+            of_these, seen = [inputs[k] for k in rows], [measured[k] for k in rows]
+            found = fit.explain(s, of_these, seen, max(allowed, _DIFFERENCES), of, pairs=False, exact=allowed)
+            if not found:
+                break
+            parts.append(f"where {name} is {choice}: {', or '.join(w for w, _ in found[:2]) or 'the formula'}")
+        else:
+            if parts:
+                return "; ".join(parts)
+    return ""
+
+
+def _worst(inputs: list[Values], want: list[Floats], measured: list[Floats]) -> str:
+    worst = max(range(len(want)), key=lambda k: fit.difference(measured[k], want[k]))
+    if want[worst].size != measured[worst].size:
+        return f"{measured[worst].size} numbers where there are {want[worst].size}"
+    at = int(np.abs(measured[worst].ravel() - want[worst].ravel()).argmax())
+    return f"case {worst}: {measured[worst].ravel()[at]:.9g} where the formula has {want[worst].ravel()[at]:.9g}"
