@@ -71,7 +71,9 @@ func trajectoryAt(uid schemas.UID, sample int64, stage schemas.Stage) string {
 	return schemas.TrajectorySubject("r", uid, sample, stage)
 }
 
-func (f falsifier) trajectory(uid schemas.UID, sample int64, stage schemas.Stage, change func(*schemas.Trajectory)) replaced {
+func (f falsifier) trajectory(uid schemas.UID, sample int64, stage schemas.Stage,
+	change func(*schemas.Trajectory),
+) replaced {
 	return edit(f.t, f.Bus, schemas.StreamTrajectories, trajectoryAt(uid, sample, stage), change)
 }
 
@@ -82,7 +84,9 @@ func (f falsifier) record(uid schemas.UID, change func(*schemas.GroupRecord)) re
 // request asks for a stage that has ended once more, with another text.
 func (f falsifier) request(uid schemas.UID, sample int64, stage schemas.Stage) replaced {
 	of := f.stage(f.t, "r", uid, sample, stage)
-	r := &schemas.Request{Identity: of.Identity, Sampling: of.Sampling, ScheduleDigest: of.ScheduleDigest, Group: of.Group}
+	r := &schemas.Request{
+		Identity: of.Identity, Sampling: of.Sampling, ScheduleDigest: of.ScheduleDigest, Group: of.Group,
+	}
 	r.Prompt = "a sign that says nothing"
 	if _, err := f.Publish(f.t.Context(), r); err != nil {
 		f.t.Fatal(err)
@@ -108,10 +112,12 @@ func says(text string) func(*schemas.Trajectory) {
 
 const (
 	notAsked = "request: not what follows from the group's record and the stages before: "
-	lacks    = "the requests of 2 stages cannot be made again: stage think of g sample 0, before stage paint, is not stored"
+	lacks    = "the requests of 2 stages cannot be made again: " +
+		"stage think of g sample 0, before stage paint, is not stored"
 )
 
-// falsifications are changes of a run of two groups, and what must be said of each: a sample, its stage and what is wrong.
+// falsifications are changes of a run of two groups, and what must be said of each: a sample, its stage and what is
+// wrong.
 var falsifications = []struct {
 	name string
 	make func(f falsifier) replaced
@@ -130,7 +136,9 @@ var falsifications = []struct {
 		})
 	}, []string{"j #0 judge " + notAsked + "conditions: "}, ""},
 	{"a judge that ended the sample", func(f falsifier) replaced {
-		return f.trajectory("j", 1, "judge", func(e *schemas.Trajectory) { e.Text.Conversation = schemas.ConversationTerminated })
+		return f.trajectory("j", 1, "judge", func(e *schemas.Trajectory) {
+			e.Text.Conversation = schemas.ConversationTerminated
+		})
 	}, []string{
 		"j #1 think-2 " + notAsked + "stage think-2: the sample ended with stage judge",
 		"j #1 paint-2 " + notAsked + "stage paint-2: the sample ended with stage judge",
@@ -174,7 +182,8 @@ func TestStages_Verify(t *testing.T) {
 		}
 		return report
 	}
-	const all = 2 + 4 + 6 + 9 // thoughts and images of g; one sample of j ends in the second round, the other in the third
+	// Thoughts and images of g; one sample of j ends in the second round, the other in the third.
+	const all = 2 + 4 + 6 + 9
 	whole := func() {
 		t.Helper()
 		if r := verified(c.Bus); !r.OK(0) || r.Requests != all {
