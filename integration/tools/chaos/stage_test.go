@@ -37,6 +37,7 @@ type stage struct {
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	s := &stage{began: time.Now(), injected: map[chaos.Kind]int{}, kept: harness.Kept(t)}
+	t.Logf("the store and the logs, until it has passed: %s", s.kept)
 	store := filepath.Join(s.kept, "store")
 	var err error
 	if s.log, err = os.Create(filepath.Join(s.kept, "chaos.log")); err == nil {
