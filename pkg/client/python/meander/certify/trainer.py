@@ -32,8 +32,8 @@ def judge(
 
     Its parameters are inputs of the set. An input that it does not take has the value of given, or the neutral one; a
     choice that it does not take is found. arrays: torch, it gets tensors of dtype, and gradients are those of autograd;
-    numpy, it gets float64, and gradients are by differences; by default torch, unless its module imports numpy alone. Cases for which it raises NotImplementedError are left out.
-    ValueError: it cannot be called so.
+    numpy, it gets float64, and gradients are by differences; by default torch, unless its module imports numpy alone.
+    Cases for which it raises NotImplementedError are left out. ValueError: it cannot be called so.
     """
     if dtype not in s.tolerance:
         raise ValueError(f"--dtype: {dtype}; {s.title} has a tolerance for {', '.join(s.tolerance)} alone")
