@@ -88,7 +88,8 @@ func (r *report) enough(t *testing.T, asked int, plan []chaos.Fault) {
 	if r.groups == 0 || r.policies == 0 {
 		t.Errorf("%d groups and %d announcements of policies were audited", r.groups, r.policies)
 	}
-	for _, kind := range []string{"steps", "trajectories", "trajectories of stages", "rewards", "advantages", "batches"} {
+	for _, kind := range []string{"steps", "trajectories", "trajectories of stages", "rewards", "advantages",
+		"batches"} {
 		if r.audited[kind] == 0 {
 			t.Errorf("no %s were audited", kind)
 		}
@@ -104,10 +105,12 @@ func (r *report) write(t *testing.T, path string) {
 	var s strings.Builder
 	fmt.Fprintf(&s, `# Faults under load
 
-By `+"`make chaos-long`"+`, which writes this file. Four services as real programs (one intake, two of each other, and a sampler of texts) around
-a real server, each through a TCP proxy of its own; the closed-form model and the model sums; groups of %d samples of %d steps:
-a third in batches of two, a sixth of thoughts painted twice each, a sixth of rounds with a judge; %d groups open at a time; an acknowledgement wait of %v. Seed %d, %s, %v of faults;
-`+"`make chaos SEED=%d FAULTS=%d`"+` injects the same. What TestChaos says of each figure is in `+"`integration/tools/chaos`"+`.
+`+"`make chaos-long`"+` writes this file, as `+"`make chaos`"+` does with `+"`CHAOS='-figures FILE'`"+`. Four services as real programs
+(one intake, two of each other, and a sampler of texts) around a real server, each through a TCP proxy of its own; the
+closed-form model and the model sums; groups of %d samples of %d steps: a third in batches of two, a sixth of thoughts
+painted twice each, a sixth of rounds with a judge; %d groups open at a time; an acknowledgement wait of %v.
+Seed %d, %s, %v of faults; `+"`make chaos SEED=%d FAULTS=%d`"+` injects the same.
+What TestChaos says of each figure is in `+"`integration/tools/chaos`"+`.
 
 | fault | injected |
 |---|---|
@@ -120,7 +123,8 @@ a third in batches of two, a sixth of thoughts painted twice each, a sixth of ro
 		fmt.Fprintf(&s, "| %s | %s |\n", k, what)
 	}
 	fmt.Fprintf(&s, "| **all** | **%d** |\n\n| events | expected and stored |\n|---|---|\n", r.total())
-	for _, kind := range []string{"steps", "trajectories", "trajectories of stages", "rewards", "advantages", "batches"} {
+	for _, kind := range []string{"steps", "trajectories", "trajectories of stages", "rewards", "advantages",
+		"batches"} {
 		fmt.Fprintf(&s, "| %s | %d |\n", kind, r.audited[kind])
 	}
 	fmt.Fprintf(&s, `

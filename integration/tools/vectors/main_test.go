@@ -54,7 +54,8 @@ func TestFiles_Form(t *testing.T) {
 				t.Errorf("%s, %s: something is not said", name, s.Name)
 			}
 			for i, c := range s.Cases {
-				if got, want := slices.Sorted(maps.Keys(c.Inputs)), slices.Sorted(maps.Keys(s.Inputs)); !slices.Equal(got, want) {
+				got, want := slices.Sorted(maps.Keys(c.Inputs)), slices.Sorted(maps.Keys(s.Inputs))
+				if !slices.Equal(got, want) {
 					t.Errorf("%s, %s, case %d: inputs %v, said are %v", name, s.Name, i, got, want)
 				}
 				if _, has := c.Expected[s.Returns]; !has {
@@ -62,7 +63,8 @@ func TestFiles_Form(t *testing.T) {
 				}
 				for input, said := range s.Inputs {
 					v := c.Inputs[input]
-					if text, is := v.(string); is != (said.Choices != nil) || is && !slices.Contains(said.Choices, text) {
+					text, is := v.(string)
+					if is != (said.Choices != nil) || is && !slices.Contains(said.Choices, text) {
 						t.Errorf("%s, %s, case %d: %s: %v", name, s.Name, i, input, v)
 					}
 				}
