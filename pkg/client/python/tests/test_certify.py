@@ -2,6 +2,11 @@
 
 import inspect
 import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
 import textwrap
 
 import numpy as np
@@ -92,7 +97,10 @@ def test_what_is_right_agrees(title, source):
     ("transitions/sde", SDE, (" - np.log(2 * np.pi) / 2", ""), "the formula +1 ln(2 pi)/2"),
     ("transitions/sde", SDE, (" - np.log(n)", ""), "the formula +1 ln noise_std"),
     ("transitions/sde", SDE, ("(2 * n**2)", "n**2"), "exponent is twice itself"),
-    ("transitions/sde", SDE, ("sigmas[step], sigmas[step + 1]", "sigmas[step + 1], sigmas[step + 2]"), "step is one more"),
+    (
+        "transitions/sde", SDE, ("sigmas[step], sigmas[step + 1]", "sigmas[step + 1], sigmas[step + 2]"),
+        "step is one more",
+    ),
     ("transitions/sde", SDE, ("g * np.sqrt(-dt)", "g"), "noise is std_dev_t"),
     ("transitions/sde", SDE, ("* dt) + v", "* dt) - v"), "v has the opposite sign"),
     ("advantages/flow_grpo", GRPO, ("ddof=int(ddof)) if", "ddof=1 - int(ddof)) if"), "ddof is another"),
@@ -146,19 +154,21 @@ def test_gradients_of_autograd():
         a, r = advantages.clamp(-adv_clip_max, adv_clip_max), (log_prob - old).exp()
         return (torch.maximum(-a * r, -a * r.clamp(1 - clip, 1 + clip)) * weights).mean()
 
-    assert [f.state for f in trainer.judge(ppo, SETS["losses/ppo"])] == ["agrees", "agrees"]
-    found = trainer.judge(ppo, SETS["losses/ppo"], "float32")
+    assert [f.state for f in trainer.judge(ppo, SETS["losses/ppo"], arrays="torch")] == ["agrees", "agrees"]
+    found = trainer.judge(ppo, SETS["losses/ppo"], "float32", arrays="torch")
     assert [f.state for f in found] == ["agrees", "agrees"] and 0 < found[0].off < 1e-6
-    held = trainer.judge(lambda log_prob, **i: ppo(log_prob.detach(), **i), SETS["losses/ppo"])
+    held = trainer.judge(lambda log_prob, **i: ppo(log_prob.detach(), **i), SETS["losses/ppo"], arrays="torch")
     assert held[0].state == "agrees" and held[1].says == "0: nothing flows to log_prob"
 
 
 @pytest.mark.parametrize("change, says", [
     (("", ""), ""),
-    (("per_token_logps - old_per_token_logps", "old_per_token_logps - per_token_logps"), "old and ratio_log_prob are swapped"),
+    (("per_token_logps - old_per_token_logps", "old_per_token_logps - per_token_logps"),
+     "old and ratio_log_prob are swapped"),
     (("1 + self.epsilon_high)", "1 + self.epsilon_low)"), "clip_low stands for clip_high"),
     (("per_token_loss + self.beta", "per_token_loss - self.beta"), "beta has the opposite sign"),
-    (("(per_token_loss * mask).sum(-1) / mask", "per_token_loss.sum(-1) / mask"), "where reduce is sample_mean: sum_mask has no"),
+    (("(per_token_loss * mask).sum(-1) / mask", "per_token_loss.sum(-1) / mask"),
+     "where reduce is sample_mean: sum_mask has no"),
     (("mask = completion_mask if", "mask = completion_mask.roll(1, -1) if"), "mask is behind by one place"),
     (("self.max_completion_length)", "1)"), "where reduce is fixed_length: T (6, 7) times the formula"),
     (("coef_1 = torch.exp(log_importance_weights)", "coef_1 = torch.exp(log_importance_weights).detach()"),
@@ -191,3 +201,13 @@ def test_command(tmp_path, capsys):
     assert main(["trainer", f"{tmp_path}/mine.py:ppo", "--as", "losses/none"]) == 2
     assert "must be one of" in capsys.readouterr().err
     assert main(["vectors"]) == 0 and "losses/ppo" in capsys.readouterr().out
+
+
+def test_the_guide(tmp_path):
+    """The commands of the guide print what it says."""
+    root = pathlib.Path(__file__).parents[4]
+    commands, says = re.findall(r"```(?:sh)?\n(.*?)```", (root / "deploy/guide/certify.md").read_text(), re.DOTALL)[:2]
+    (tmp_path / "python").symlink_to(sys.executable)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": f"{root}/pkg/client/python:{':'.join(sys.path)}"}
+    out = subprocess.run(["sh", "-ec", commands], cwd=tmp_path, env=path, capture_output=True, text=True)
+    assert out.returncode == 0 and out.stdout.startswith(says) and "losses/ppo" in out.stdout, out

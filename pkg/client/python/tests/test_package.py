@@ -26,7 +26,7 @@ REQUIRES = {"nats": "nats-py", "PIL": "pillow", "open_clip": "open_clip_torch", 
 # Modules of an extra of another name: any of these brings what they import.
 EXTRAS = {
     "client": ["images"], "conditions": ["images"], "batch": ["dataset"], "states": ["dataset"], "lane": ["trl", "verl"],
-    "adapters": ["trl", "verl"], "trainer": ["dataset"],
+    "certify": ["trl", "verl"],
     "track": ["track", "wandb", "trackio", "dataset"], "rewards": ["rewards", "imagereward", "hpsv3"],
 }  # fmt: skip
 

@@ -19,6 +19,8 @@ def main(arguments: list[str] | None = None) -> int:
     t.add_argument("subject", help=f"FILE.py:FUNCTION, or one of {', '.join(adapters.ADAPTERS)} (the last two =FOLDER)")
     t.add_argument("--as", dest="title", default="", help="the set of vectors; default the one of the function's name")
     t.add_argument("--dtype", default="float64", help="of the arrays: float64, float32, bfloat16")
+    t.add_argument("--arrays", choices=("torch", "numpy"), default="",
+                   help="what the function gets; default torch, unless its module imports numpy alone")  # fmt: skip
     t.add_argument("--with", dest="given", action="append", default=[], metavar="NAME=VALUE",
                    help="an input that the function does not take, and the value that it has")  # fmt: skip
     commands.add_parser("vectors", parents=[forms], help="list the sets of vectors, with their formulas")
@@ -51,7 +53,7 @@ def _trainer(o: Any) -> list[report.Finding]:
             continue
         if title not in sets:
             raise ValueError(f"--as: {title!r}; must be one of {', '.join(sets)}")
-        out += trainer.judge(function, sets[title], o.dtype, given, name)
+        out += trainer.judge(function, sets[title], o.dtype, given, name, o.arrays)
     if not out:
         raise ValueError(f"--as {o.title}: {kind} has {', '.join(t for _, t, _ in judged)}")
     return out

@@ -2,9 +2,10 @@
 
 Alternatives are derived from the inputs of a formula alone, everywhere or in one of the places where it uses them: an
 array negated, shifted, swapped with another of its shape or replaced by it, left out, complemented, without gradient;
-an index one off; a setting without effect, without limit, squared or halved; another choice. What is measured may also be a multiple of the formula, or off by a constant: a factor or a
-constant that differs between cases is named by the sizes and settings that it follows. The simplest that gives every
-number of every case is told, and all that are as simple.
+an index one off; a setting without effect, without limit, squared or halved; another choice. What is measured may also
+be a multiple of the formula, or off by a constant: a factor or a constant that differs between cases is named by the
+sizes and settings that it follows. The simplest that gives every number of every case is told, and all that are as
+simple.
 """
 
 from __future__ import annotations

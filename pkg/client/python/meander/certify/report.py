@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import textwrap
 from collections.abc import Iterable, Sequence
 
 
@@ -33,6 +34,8 @@ class Finding:
 
 _COLUMNS = ("subject", "about", "aspect", "state", "what was measured", "off, of allowed")
 
+_WIDTH = 118
+
 
 def text(findings: Sequence[Finding], form: str = "table") -> str:
     """All findings in a form: table, markdown or json."""
@@ -47,7 +50,9 @@ def text(findings: Sequence[Finding], form: str = "table") -> str:
         if r[0] != last:
             out.append(r[0])
             last = r[0]
-        out.append(f"  {r[1]:<24} {r[2]:<24} {r[3]:<12} {r[4]}" + (f"  [{r[5]}]" if r[5] else ""))
+        head = f"  {r[1]:<21} {r[2]:<22} {r[3]:<11} "
+        said = r[4] + (f"  [{r[5]}]" if r[5] else "")
+        out.append(textwrap.fill(said, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head)))
     counts = collections.Counter(f.state for f in findings)
     return "\n".join([*out, "", ", ".join(f"{n} {state}" for state, n in counts.most_common())])
 

@@ -180,9 +180,9 @@ _kernel = functools.lru_cache(4096)(transition.kernel)  # the cases share few
 
 def _log_prob(name: str) -> Callable[..., Floats]:
     def log_prob(
-        x: Floats, v: Floats, next: Floats, sigmas: Floats, step: int, noise_level: float, log_prob_kind: str, reduce: str,
-        noise_step: int | None = None, mean_step: int | None = None, noise: str = "noise_std", exponent: float = 1,
-        ln_noise: float = 1, ln_2_pi: float = 1,
+        x: Floats, v: Floats, next: Floats, sigmas: Floats, step: int, noise_level: float, log_prob_kind: str,
+        reduce: str, noise_step: int | None = None, mean_step: int | None = None, noise: str = "noise_std",
+        exponent: float = 1, ln_noise: float = 1, ln_2_pi: float = 1,
     ) -> Floats:
         k = _kernel(name, noise_level, tuple(sigmas), _or(noise_step, step))
         n = k.std_dev_t if noise == "std_dev_t" else k.noise_std

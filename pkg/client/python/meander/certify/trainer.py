@@ -8,6 +8,7 @@ schedules, guidance and noise.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,23 +25,26 @@ _DIFFERENCES = 1e-6
 
 
 def judge(
-    function: Callable[..., Any], s: Set, dtype: str = "float64", given: Mapping[str, Any] = {}, name: str = ""
+    function: Callable[..., Any], s: Set, dtype: str = "float64", given: Mapping[str, Any] = {}, name: str = "",
+    arrays: str = "",
 ) -> list[Finding]:
     """What a function gives for the inputs that it names, against a set of vectors.
 
     Its parameters are inputs of the set. An input that it does not take has the value of given, or the neutral one; a
-    choice that it does not take is found. With torch it gets tensors of dtype, and gradients are those of autograd;
-    otherwise arrays, and gradients by differences. Cases for which it raises NotImplementedError are left out.
-    ValueError: it cannot be called so.
+    choice that it does not take is found. arrays: torch, it gets tensors of dtype, and gradients are those of autograd;
+    numpy, it gets float64, and gradients are by differences; by default torch, unless its module imports numpy alone.
+    Cases for which it raises NotImplementedError are left out. ValueError: it cannot be called so.
     """
     if dtype not in s.tolerance:
         raise ValueError(f"--dtype: {dtype}; {s.title} has a tolerance for {', '.join(s.tolerance)} alone")
-    name = name or getattr(function, "__name__", "the function")
+    name, arrays = name or getattr(function, "__name__", "the function"), arrays or _arrays(function)
+    if arrays == "numpy" and dtype != "float64":
+        raise ValueError(f"--dtype: {dtype}; {name} gets arrays of numpy, which are float64")
     taken, free = _taken(function, s, given, name)
     best: list[Finding] = []
     for pairs in (False, True) if free else (True,):
         for choice in itertools.product(*(s.inputs[n]["choices"] for n in free)):
-            call = _Called(function, taken, s, dtype)
+            call = _Called(function, taken, s, dtype, arrays)
             found = _judged(call, s, dict(given) | dict(zip(free, choice)), dtype, name, pairs)
             for f, c in zip(free, choice):
                 found[0].says += f"; {f}, which it does not take, is {c}"
@@ -51,6 +55,14 @@ def judge(
         if _faults(best)[0] == 0:
             return best  # pairs of changes would explain less simply
     return best
+
+
+def _arrays(function: Callable[..., Any]) -> str:
+    """What arrays a function computes with, by the modules that its own has imported."""
+    used = {getattr(v, "__name__", "").partition(".")[0] for v in getattr(function, "__globals__", {}).values()
+            if inspect.ismodule(v)}  # fmt: skip
+    has_torch = importlib.util.find_spec("torch") is not None
+    return "torch" if has_torch and ("torch" in used or "numpy" not in used) else "numpy"
 
 
 def _faults(findings: Sequence[Finding]) -> tuple[int, int]:
@@ -79,16 +91,17 @@ def _taken(function: Callable[..., Any], s: Set, given: Mapping[str, Any], name:
 class _Called:
     """A function of a trainer, called with arrays of numpy."""
 
-    def __init__(self, function: Callable[..., Any], taken: Sequence[str], s: Set, dtype: str):
+    def __init__(self, function: Callable[..., Any], taken: Sequence[str], s: Set, dtype: str, arrays: str):
         self.function, self.taken, self.set, self.dtype, self.notes = function, taken, s, dtype, set[str]()
+        self.arrays = arrays
 
     def __call__(self, inputs: Values, by: Sequence[str] = ()) -> tuple[Floats, dict[str, Floats]]:
         """The value, and its gradient by those inputs that are taken."""
         by = [n for n in by if n in self.taken]
-        try:
-            import torch
-        except ImportError:
+        if self.arrays == "numpy":
             return self._value(self.function(**{n: inputs[n] for n in self.taken})), self._differences(inputs, by)
+        import torch
+
         kind = getattr(torch, self.dtype)
 
         def tensor(n: str) -> Any:
