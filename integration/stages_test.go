@@ -190,8 +190,12 @@ func TestStages_EndedEarly(t *testing.T) {
 	})
 	for _, uid := range []schemas.UID{"some", "none"} {
 		p := thinkAndPaint(uid, 8) // the judge ends two thoughts, with two samples each
-		p.Stages = []schemas.StageSpec{p.Stages[0], {Name: "judge", Interaction: &schemas.Interaction{Name: "usher"}, Prompt: "{think.text}"}, p.Stages[1]}
-		p.Reward = []schemas.RewardSpec{{Name: "confidence", Stage: "think"}, {Name: "jpeg_compressibility", Required: new(false)}}
+		p.Stages = []schemas.StageSpec{p.Stages[0], {
+			Name: "judge", Interaction: &schemas.Interaction{Name: "usher"}, Prompt: "{think.text}",
+		}, p.Stages[1]}
+		p.Reward = []schemas.RewardSpec{
+			{Name: "confidence", Stage: "think"}, {Name: "jpeg_compressibility", Required: new(false)},
+		}
 		p.Stages[2].Credit = []schemas.CreditShare{{Reward: "confidence", Weight: 2}}
 		c.publish(t, "r", p)
 	}
@@ -209,7 +213,8 @@ func TestStages_EndedEarly(t *testing.T) {
 				set.Values, got = append(set.Values, 0), append(got, *v)
 			}
 		}
-		for _, m := range bustest.Await(t, c.Bus, 8, schemas.StreamRewards, schemas.RewardFilter("r", string(uid), uid)) {
+		rewards := schemas.RewardFilter("r", string(uid), uid)
+		for _, m := range bustest.Await(t, c.Bus, 8, schemas.StreamRewards, rewards) {
 			r := bustest.Decode[schemas.Reward](t, m)
 			if i := slices.Index(ran, int(r.SampleIndex)); i >= 0 {
 				set.Values[i] = 2 * *r.Scores[0].Value

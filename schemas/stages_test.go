@@ -154,7 +154,8 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		{"lane of an interaction", func(p *P) { p.Stages[2].Model, p.Stages[2].Frozen = "x", true }, "stages[2].model: given; must be absent beside interaction, which no lane makes\nstages[2].frozen: given; must be absent beside interaction, which no lane makes"},
 		{"turns of an interaction", func(p *P) { p.Stages[2].Interaction.MaxTurns = new(int64(2)) }, "stages[2].interaction.max_turns: 2; must be absent in a stage: rounds says how often it runs"},
 		{"credit of a track and of all", func(p *P) {
-			p.Stages[0].Credit = []schemas.CreditShare{{Reward: "glyph", Track: "sound", Weight: 1}, {Reward: "glyph", Weight: 1}}
+			p.Stages[0].Credit[0] = schemas.CreditShare{Reward: "glyph", Track: "sound", Weight: 1}
+			p.Stages[0].Credit[1].Reward = "glyph"
 		}, `stages[0].credit[1].reward: "glyph"; must come at most once for a track`},
 		{"credit beside stages", func(p *P) { p.Credit = []schemas.CreditShare{{Reward: "glyph", Track: "sound", Weight: 1}} }, "credit: given; must be absent beside stages: give it to the stage that it is for"},
 		{"credit without stages", func(p *P) {

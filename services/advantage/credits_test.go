@@ -13,7 +13,9 @@ import (
 
 // staged has the rewards of a group whose stages are plan and, with two children each, p1 and p2. Samples that ended
 // lists never ran p2.
-func staged(uid schemas.UID, values []float64, ended map[int64]bool, change func(g *schemas.Group)) (list []*schemas.Reward) {
+func staged(uid schemas.UID, values []float64, ended map[int64]bool,
+	change func(g *schemas.Group),
+) (list []*schemas.Reward) {
 	for i, v := range values {
 		i := int64(i)
 		list = append(list, made("r", uid, i, int64(len(values)), v, func(g *schemas.Group) {
@@ -32,7 +34,9 @@ func staged(uid schemas.UID, values []float64, ended map[int64]bool, change func
 			if s.Name == "p2" && ended[i] {
 				break
 			}
-			ran := schemas.StageScored{StageResult: schemas.StageResult{Stage: s.Name, SampleIndex: i - i%s.Every, TrajectorySeq: 1}, Lane: s.Lane}
+			ran := schemas.StageScored{Lane: s.Lane, StageResult: schemas.StageResult{
+				Stage: s.Name, SampleIndex: i - i%s.Every, TrajectorySeq: 1,
+			}}
 			if ran.TrainedSteps = 3; s.Kind == schemas.StageText {
 				ran.Tokens = new(2 + i/2)
 			}
@@ -95,7 +99,8 @@ func TestCredits_EndedEarly(t *testing.T) {
 			}
 			cfg.Weigh([]schemas.RewardSpec{{Name: "synthetic", Weight: new(2.0)}})
 			var want []float64
-			if groups, err := estimator.Estimate(cfg, []estimator.Rewards{set}); len(ran) > 1 || len(ran) == 1 && !cfg.NeedsTwo() {
+			groups, err := estimator.Estimate(cfg, []estimator.Rewards{set})
+			if len(ran) > 1 || len(ran) == 1 && !cfg.NeedsTwo() {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -112,7 +117,8 @@ func TestCredits_EndedEarly(t *testing.T) {
 				}
 			}
 			if before, _ := ofStage(t, a, "p1"); len(before) < len(got) {
-				t.Errorf("%s: %d samples of the stage before have an advantage, and %d of the last", name, len(before), len(got))
+				t.Errorf("%s: %d samples of the stage before have an advantage, and %d of the last", name, len(before),
+					len(got))
 			}
 		}
 	}
@@ -127,7 +133,8 @@ func TestCredits_NoneRan(t *testing.T) {
 	wide := func(g *schemas.Group) {
 		g.Batch, g.BatchGroups, g.Advantage.Std = "b", 2, schemas.StdGlobal
 	}
-	p.put(t, append(staged("none", []float64{1, 2, 3, 4}, all, wide), staged("some", []float64{0, 0, 1, 1}, nil, wide)...)...)
+	p.put(t, staged("none", []float64{1, 2, 3, 4}, all, wide)...)
+	p.put(t, staged("some", []float64{0, 0, 1, 1}, nil, wide)...)
 	results := p.results(t, "r", 3)
 	service.Stop()
 	none, some := advantageOf(t, results, "r", "none"), advantageOf(t, results, "r", "some")
@@ -173,7 +180,9 @@ func TestCredits_LaneRules(t *testing.T) {
 // matrix gives rewards two scores, a and b.
 func matrix(rewards []*schemas.Reward, a, b []float64, credit func(g *schemas.Group)) []*schemas.Reward {
 	for i, r := range rewards {
-		r.Group.Reward = []schemas.RewardSpec{{Name: "a", Weight: new(1.0), Required: new(true)}, {Name: "b", Weight: new(1.0), Required: new(false)}}
+		r.Group.Reward = []schemas.RewardSpec{
+			{Name: "a", Weight: new(1.0), Required: new(true)}, {Name: "b", Weight: new(1.0), Required: new(false)},
+		}
 		r.Scores = []schemas.Score{{Name: "a", Weight: 1, Status: schemas.StatusScored, Value: &a[i]}}
 		if b[i] == b[i] {
 			r.Scores = append(r.Scores, schemas.Score{Name: "b", Weight: 1, Status: schemas.StatusScored, Value: &b[i]})
@@ -187,7 +196,10 @@ func matrix(rewards []*schemas.Reward, a, b []float64, credit func(g *schemas.Gr
 // itself. An optional reward that failed is left out of the sum.
 func TestCredits_Tracks(t *testing.T) {
 	a, b := []float64{1, 2, 3, 4}, []float64{5, 1, missing, 3}
-	shares := []schemas.CreditShare{{Reward: "a", Track: "video", Weight: 2}, {Reward: "a", Track: "sound", Weight: 0.5}, {Reward: "b", Track: "sound", Weight: 3}}
+	shares := []schemas.CreditShare{
+		{Reward: "a", Track: "video", Weight: 2}, {Reward: "a", Track: "sound", Weight: 0.5},
+		{Reward: "b", Track: "sound", Weight: 3},
+	}
 	want := map[string][]float64{"video": {2, 4, 6, 8}, "sound": {0.5 + 15, 1 + 3, 1.5, 2 + 9}}
 	for _, stages := range []bool{false, true} {
 		rewards, stage := staged("g", a, nil, nil), schemas.Stage("p2")
@@ -217,7 +229,8 @@ func TestCredits_Tracks(t *testing.T) {
 			found[c.Track] = true
 			for i, v := range c.Values {
 				if v == nil || *v != groups[0].Advantages[i] {
-					t.Errorf("stages %v, track %s, sample %d: %v, want %v", stages, c.Track, i, number(v), groups[0].Advantages[i])
+					t.Errorf("stages %v, track %s, sample %d: %v, want %v", stages, c.Track, i, number(v),
+						groups[0].Advantages[i])
 				}
 			}
 		}
@@ -234,7 +247,8 @@ func TestCredits_GDPO(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := closeGroup(t, matrix(staged("g", a, map[int64]bool{0: true}, func(g *schemas.Group) { cfg.Resolve(&g.Advantage) }), a, b, func(g *schemas.Group) {
+	rewards := staged("g", a, map[int64]bool{0: true}, func(g *schemas.Group) { cfg.Resolve(&g.Advantage) })
+	got := closeGroup(t, matrix(rewards, a, b, func(g *schemas.Group) {
 		g.Stages = slices.Clone(g.Stages)
 		g.Stages[3].Credit = []schemas.CreditShare{{Reward: "b", Weight: 3}, {Reward: "a", Weight: 1}}
 	}))
