@@ -232,6 +232,42 @@ func TestStages_EndedEarly(t *testing.T) {
 	}
 }
 
+// A stage may prune: those of its samples that are out of bounds end there, and no later stage runs for them.
+func TestStages_Pruned(t *testing.T) {
+	t.Parallel()
+	c := assemble(t)
+	c.twoLanes(t)
+	p := thinkAndPaint("g", 8)
+	again := p.Stages[1]
+	again.Name, again.Children, again.Credit = "repaint", nil, nil
+	p.Stages = append(p.Stages, again)
+	p.Stages[1].Rollout = schemas.Rollout{}
+	c.publish(t, "whole", p)
+	c.advantages(t, "whole", 1)
+	sums := make([]float64, 8)
+	for i := range sums {
+		sums[i] = *c.stage(t, "whole", "g", int64(i), "paint").LogProbs[0]
+	}
+	bound := slices.Sorted(slices.Values(sums))[3]
+	p.Stages[1].Prune = &schemas.Prune{StepIndex: 1, LogProbBelow: &bound}
+	c.publish(t, "r", p)
+	a := c.advantages(t, "r", 1)["g"]
+	if a.Status != schemas.StatusPartial {
+		t.Fatalf("group: %s, %s", a.Status, a.Error)
+	}
+	for i, m := range a.Members {
+		want, ran := schemas.StatusScored, 3
+		if sums[i] < bound {
+			want, ran = schemas.StatusPruned, 2
+		}
+		if m.Status != want || len(m.Stages) != ran || (a.Credits[2].Values[i] == nil) != (ran == 2) {
+			t.Errorf("sample %d is %s after %d stages, want %s after %d", i, m.Status, len(m.Stages), want, ran)
+		}
+	}
+	harness.AwaitIdle(t, c.Bus)
+	harness.NoDead(t, c.Bus)
+}
+
 // A stage that fails for good fails its samples, with all of their children; the others go on.
 func TestStages_Failed(t *testing.T) {
 	t.Parallel()
