@@ -300,10 +300,13 @@ func TestStages_Pruned(t *testing.T) {
 		return packed(t, &schemas.InteractReply{Content: "fine"})
 	})
 	p := thinkAndPaint("g", 6)
-	p.Stages = []schemas.StageSpec{p.Stages[0], {Name: "judge", Interaction: &schemas.Interaction{Name: "critic"}, Prompt: "{think.text}"}, p.Stages[1]}
+	p.Stages = []schemas.StageSpec{p.Stages[0], {Name: "judge", Interaction: &schemas.Interaction{Name: "critic"},
+		Prompt: "{think.text}"}, p.Stages[1]}
 	prune := func(sample int64) *schemas.ControlReceipt {
 		t.Helper()
-		r, err := c.client.Control(t.Context(), &schemas.Control{Run: "r", Action: schemas.ControlPrune, UID: "g", SampleIndex: &sample, By: "me"})
+		r, err := c.client.Control(t.Context(), &schemas.Control{
+			Run: "r", Action: schemas.ControlPrune, UID: "g", SampleIndex: &sample, By: "me",
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -311,7 +314,8 @@ func TestStages_Pruned(t *testing.T) {
 	}
 	of := func(stage schemas.Stage, sample int64) *schemas.Trajectory {
 		subject := schemas.TrajectorySubject("r", "g", sample, stage)
-		return bustest.Decode[schemas.Trajectory](t, bustest.Await(t, c.Bus, 1, schemas.StreamTrajectories, subject)[subject])
+		stored := bustest.Await(t, c.Bus, 1, schemas.StreamTrajectories, subject)
+		return bustest.Decode[schemas.Trajectory](t, stored[subject])
 	}
 	c.publish(t, "r", p)
 	for _, i := range []int64{0, 2, 4} {
@@ -337,7 +341,8 @@ func TestStages_Pruned(t *testing.T) {
 		if e.StopReason != x.want {
 			t.Errorf("%s of sample %d %s: %s; want %s", x.stage, x.sample, e.StopReason, e.Error, x.want)
 		}
-		if got, want := prune(x.sample).Unchanged, fmt.Sprintf("sample %d of group g has its trajectory, %s", x.sample, x.want); got != want {
+		want := fmt.Sprintf("sample %d of group g has its trajectory, %s", x.sample, x.want)
+		if got := prune(x.sample).Unchanged; got != want {
 			t.Errorf("prune of a sample that ended: %q, want %q", got, want)
 		}
 	}
@@ -364,12 +369,50 @@ func TestStages_Deadline(t *testing.T) {
 			return // the machine is busy
 		}
 		subject := schemas.AdvantageSubject("r", uid)
-		a := bustest.Decode[schemas.Advantage](t, bustest.Await(t, c.Bus, 1, schemas.StreamAdvantages, subject)[subject])
+		stored := bustest.Await(t, c.Bus, 1, schemas.StreamAdvantages, subject)
+		a := bustest.Decode[schemas.Advantage](t, stored[subject])
 		want := "stage judge: trajectory failed: interaction critic: timeout: no answer by "
-		if time.Now().Before(deadline) && (!strings.Contains(a.Error, want) || !strings.Contains(a.Error, "the deadline of the group")) {
+		if time.Now().Before(deadline) &&
+			(!strings.Contains(a.Error, want) || !strings.Contains(a.Error, "the deadline of the group")) {
 			t.Errorf("group: %s, %s; want %s", a.Status, a.Error, want)
 		}
 	})
+}
+
+// A stage may prune: those of its samples that are out of bounds end there, and no later stage runs for them.
+func TestStages_PruneRule(t *testing.T) {
+	t.Parallel()
+	c := assemble(t)
+	c.twoLanes(t)
+	p := thinkAndPaint("g", 8)
+	again := p.Stages[1]
+	again.Name, again.Children, again.Credit = "repaint", nil, nil
+	p.Stages = append(p.Stages, again)
+	p.Stages[1].Rollout = schemas.Rollout{}
+	c.publish(t, "whole", p)
+	c.advantages(t, "whole", 1)
+	sums := make([]float64, 8)
+	for i := range sums {
+		sums[i] = *c.stage(t, "whole", "g", int64(i), "paint").LogProbs[0]
+	}
+	bound := slices.Sorted(slices.Values(sums))[3]
+	p.Stages[1].Prune = &schemas.Prune{StepIndex: 1, LogProbBelow: &bound}
+	c.publish(t, "r", p)
+	a := c.advantages(t, "r", 1)["g"]
+	if a.Status != schemas.StatusPartial {
+		t.Fatalf("group: %s, %s", a.Status, a.Error)
+	}
+	for i, m := range a.Members {
+		want, ran := schemas.StatusScored, 3
+		if sums[i] < bound {
+			want, ran = schemas.StatusPruned, 2
+		}
+		if m.Status != want || len(m.Stages) != ran || (a.Credits[2].Values[i] == nil) != (ran == 2) {
+			t.Errorf("sample %d is %s after %d stages, want %s after %d", i, m.Status, len(m.Stages), want, ran)
+		}
+	}
+	harness.AwaitIdle(t, c.Bus)
+	harness.NoDead(t, c.Bus)
 }
 
 // A stage that fails for good fails its samples, with all of their children; the others go on.

@@ -350,7 +350,8 @@ func (p *Prompt) checkStage(f *faults, i int) {
 		f.add("children", strconv.FormatInt(n, 10),
 			"must be absent of the first stage: group_size says how many there are")
 	case n > 1 && p.MostRounds() > 1:
-		f.add("children", strconv.FormatInt(n, 10), "must be absent beside rounds")
+		f.add("children", strconv.FormatInt(n, 10), "must be absent beside rounds, each of which would have as many "+
+			"again: name the stages of each round instead")
 	}
 	if s.Frozen && len(s.Credit) > 0 {
 		f.add("credit", "given", "must be absent beside frozen: the stage is not trained")
@@ -371,17 +372,16 @@ func (p *Prompt) checkStage(f *faults, i int) {
 		return
 	}
 	for _, absent := range []struct {
-		field string
-		given bool
+		field, why string
+		given      bool
 	}{
-		{"start", s.Start != nil},
-		{"stop", s.Stop != nil},
-		{"tree", s.Tree != nil},
-		{"prune", s.Prune != nil},
-		{"scheduled_sampling", s.ScheduledSampling != nil},
+		{"start", "which begins with noise of its own", s.Start != nil},
+		{"stop", "whose last step makes what comes after it", s.Stop != nil},
+		{"tree", "whose children share what was made before it, and no steps", s.Tree != nil},
+		{"scheduled_sampling", "which makes an output, and not latents alone", s.ScheduledSampling != nil},
 	} {
 		if absent.given {
-			f.add(absent.field, "given", "must be absent in a stage")
+			f.add(absent.field, "given", "must be absent in a stage, "+absent.why)
 		}
 	}
 	q := s.AsPrompt()

@@ -123,7 +123,7 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		{"default group size", func(p *P) { p.GroupSize, p.Stages[1].Children = nil, new(int64(3)) }, "group_size: absent; must be a multiple of 3, the children of all stages"},
 		{"large group", func(p *P) { p.GroupSize, p.Stages[1].Children, p.Rounds = new(int64(1024)), nil, new(int64(2)) }, "group_size: 1024; must be at most 682 with 3 stages in 2 rounds"},
 		{"children of the first", func(p *P) { p.Stages[0].Children = new(int64(2)) }, "stages[0].children: 2; must be absent of the first stage: group_size says how many there are"},
-		{"children beside rounds", func(p *P) { p.Rounds = new(int64(2)) }, "stages[1].children: 2; must be absent beside rounds"},
+		{"children beside rounds", func(p *P) { p.Rounds = new(int64(2)) }, "stages[1].children: 2; must be absent beside rounds, each of which would have as many again: name the stages of each round instead"},
 		{"more children than a group has", func(p *P) { p.Stages[1].Children = new(int64(1025)) }, "stages[1].children: 1025; must be between 1 and 1024\ngroup_size: 8; must be a multiple of 1025, the children of all stages: it is the number of samples of the last one"},
 		{"judged stage", func(p *P) { p.Reward[0].Stage = "draw" }, `reward[0].stage: "draw"; must be one of think, paint`},
 		{"condition of a stage", func(p *P) { p.Stages[2].Conditions[0].Stage = "judge" }, `stages[2].conditions[0].stage: "judge"; must be one of think, paint`},
@@ -146,7 +146,7 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		{"credit of none", func(p *P) { p.Stages[0].Credit = []schemas.CreditShare{} }, "stages[0].credit: 0 items; must be at least 1"},
 		{"credit of a frozen stage", func(p *P) { p.Stages[0].Frozen = true }, "stages[0].credit: given; must be absent beside frozen: the stage is not trained"},
 		{"credit twice", func(p *P) { p.Stages[0].Credit[1].Reward = "glyph" }, `stages[0].credit[1].reward: "glyph"; must come at most once for a track`},
-		{"tree", func(p *P) { p.Stages[1].Tree = twos(1) }, "stages[1].tree: given; must be absent in a stage"},
+		{"tree", func(p *P) { p.Stages[1].Tree = twos(1) }, "stages[1].tree: given; must be absent in a stage, whose children share what was made before it, and no steps"},
 		{"image setting of a text", func(p *P) { p.Stages[0].Height = new(int64(64)) }, "stages[0].height: given; must be absent beside text: it is for images"},
 		{"noise level", func(p *P) {
 			p.Stages[1].Rollout = schemas.Rollout{SDEType: "cps", NoiseLevel: new(1.5), SDEStepIndices: []int64{0}}
@@ -154,7 +154,8 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		{"lane of an interaction", func(p *P) { p.Stages[2].Model, p.Stages[2].Frozen = "x", true }, "stages[2].model: given; must be absent beside interaction, which no lane makes\nstages[2].frozen: given; must be absent beside interaction, which no lane makes"},
 		{"turns of an interaction", func(p *P) { p.Stages[2].Interaction.MaxTurns = new(int64(2)) }, "stages[2].interaction.max_turns: 2; must be absent in a stage: rounds says how often it runs"},
 		{"credit of a track and of all", func(p *P) {
-			p.Stages[0].Credit = []schemas.CreditShare{{Reward: "glyph", Track: "sound", Weight: 1}, {Reward: "glyph", Weight: 1}}
+			p.Stages[0].Credit[0] = schemas.CreditShare{Reward: "glyph", Track: "sound", Weight: 1}
+			p.Stages[0].Credit[1].Reward = "glyph"
 		}, `stages[0].credit[1].reward: "glyph"; must come at most once for a track`},
 		{"credit beside stages", func(p *P) { p.Credit = []schemas.CreditShare{{Reward: "glyph", Track: "sound", Weight: 1}} }, "credit: given; must be absent beside stages: give it to the stage that it is for"},
 		{"credit without stages", func(p *P) {

@@ -180,7 +180,9 @@ func TestCredits_LaneRules(t *testing.T) {
 // matrix gives rewards two scores, a and b.
 func matrix(rewards []*schemas.Reward, a, b []float64, credit func(g *schemas.Group)) []*schemas.Reward {
 	for i, r := range rewards {
-		r.Group.Reward = []schemas.RewardSpec{{Name: "a", Weight: new(1.0), Required: new(true)}, {Name: "b", Weight: new(1.0), Required: new(false)}}
+		r.Group.Reward = []schemas.RewardSpec{
+			{Name: "a", Weight: new(1.0), Required: new(true)}, {Name: "b", Weight: new(1.0), Required: new(false)},
+		}
 		r.Scores = []schemas.Score{{Name: "a", Weight: 1, Status: schemas.StatusScored, Value: &a[i]}}
 		if b[i] == b[i] {
 			r.Scores = append(r.Scores, schemas.Score{Name: "b", Weight: 1, Status: schemas.StatusScored, Value: &b[i]})
@@ -194,7 +196,10 @@ func matrix(rewards []*schemas.Reward, a, b []float64, credit func(g *schemas.Gr
 // itself. An optional reward that failed is left out of the sum.
 func TestCredits_Tracks(t *testing.T) {
 	a, b := []float64{1, 2, 3, 4}, []float64{5, 1, missing, 3}
-	shares := []schemas.CreditShare{{Reward: "a", Track: "video", Weight: 2}, {Reward: "a", Track: "sound", Weight: 0.5}, {Reward: "b", Track: "sound", Weight: 3}}
+	shares := []schemas.CreditShare{
+		{Reward: "a", Track: "video", Weight: 2}, {Reward: "a", Track: "sound", Weight: 0.5},
+		{Reward: "b", Track: "sound", Weight: 3},
+	}
 	want := map[string][]float64{"video": {2, 4, 6, 8}, "sound": {0.5 + 15, 1 + 3, 1.5, 2 + 9}}
 	for _, stages := range []bool{false, true} {
 		rewards, stage := staged("g", a, nil, nil), schemas.Stage("p2")
@@ -224,7 +229,8 @@ func TestCredits_Tracks(t *testing.T) {
 			found[c.Track] = true
 			for i, v := range c.Values {
 				if v == nil || *v != groups[0].Advantages[i] {
-					t.Errorf("stages %v, track %s, sample %d: %v, want %v", stages, c.Track, i, number(v), groups[0].Advantages[i])
+					t.Errorf("stages %v, track %s, sample %d: %v, want %v", stages, c.Track, i, number(v),
+						groups[0].Advantages[i])
 				}
 			}
 		}
@@ -241,7 +247,8 @@ func TestCredits_GDPO(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := closeGroup(t, matrix(staged("g", a, map[int64]bool{0: true}, func(g *schemas.Group) { cfg.Resolve(&g.Advantage) }), a, b, func(g *schemas.Group) {
+	rewards := staged("g", a, map[int64]bool{0: true}, func(g *schemas.Group) { cfg.Resolve(&g.Advantage) })
+	got := closeGroup(t, matrix(rewards, a, b, func(g *schemas.Group) {
 		g.Stages = slices.Clone(g.Stages)
 		g.Stages[3].Credit = []schemas.CreditShare{{Reward: "b", Weight: 3}, {Reward: "a", Weight: 1}}
 	}))
