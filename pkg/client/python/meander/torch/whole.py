@@ -43,7 +43,7 @@ _TYPES = (("bool", "boolean"), ("int", "integer"), ("float", "number"), ("str", 
 _SEVERAL = {"QwenImageEditPlusPipeline"}
 _NEEDS_ITS_IMAGES = re.compile(
     r"Edit|ImageToVideo|Image2Video|VideoToVideo|I2V|Img2Img|Inpaint|Pix2Pix|Control|Fill|Variation|Upscale|Adapter|"
-    r"Layered"
+    r"Layered|SuperResolution"
 )
 _EXTRA = re.compile(r"last_image|_2$|reference")
 _NO_INPUT = re.compile(r"embed|ip_adapter|latents|attention_mask")
