@@ -19,7 +19,8 @@ func TestStages_Read(t *testing.T) {
 	p := judged("g", 4)
 	c.publish(t, "r", p)
 	a := c.advantages(t, "r", 1)["g"]
-	if _, err := c.client.Trajectory(t.Context(), "r", "g", 0); err == nil || !strings.Contains(err.Error(), "has several stages; read each with Stage") {
+	if _, err := c.client.Trajectory(t.Context(), "r", "g", 0); err == nil ||
+		!strings.Contains(err.Error(), "has several stages; read each with Stage") {
 		t.Errorf("trajectory: %v", err)
 	}
 	reader := view.NewReader(t.Context(), c.Bus, view.Options{Once: true})
@@ -30,14 +31,14 @@ func TestStages_Read(t *testing.T) {
 	}
 	all := 0
 	for _, m := range a.Members {
-		made := g.Stages(m.SampleIndex)
+		made := g.StagesOf(m.SampleIndex)
 		all += len(made)
 		if len(made) != len(m.Stages) {
 			t.Fatalf("sample %d: %d stages, want %d", m.SampleIndex, len(made), len(m.Stages))
 		}
 		for i, s := range m.Stages {
 			one, err := c.client.Stage(t.Context(), "r", "g", s.SampleIndex, s.Stage)
-			if err != nil || one.ContentDigest != made[i].ContentDigest || made[i].Stage != s.Stage {
+			if err != nil || one.ContentDigest != made[i].Trajectory().ContentDigest || made[i].Stage != s.Stage {
 				t.Errorf("stage %s of sample %d: %v", s.Stage, m.SampleIndex, err)
 			}
 		}
@@ -50,10 +51,12 @@ func TestStages_Read(t *testing.T) {
 		t.Errorf("run: %+v, %v", read, err)
 	}
 	var out, errs bytes.Buffer
-	if code := commands.Execute(t.Context(), []string{"show", "--nats", c.Server.ClientURL(), "--run", "r", "g"}, nil, &out, &errs); code != 0 {
+	if code := commands.Execute(t.Context(), []string{"show", "--nats", c.Server.ClientURL(), "--run", "r", "g"}, nil,
+		&out, &errs); code != 0 {
 		t.Fatalf("show: %s", errs.String())
 	}
-	for _, want := range []string{"stage think: text of lane sums", "stage paint-2: image of lane synthetic", "stage judge-2: interaction critic", "and ends the sample", "log-probs by step"} {
+	for _, want := range []string{"stage think: text of lane sums", "stage paint-2: image of lane synthetic",
+		"stage judge-2: interaction critic", "and ends the sample", "log-probs by step"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("show lacks %q:\n%s", want, out.String())
 		}

@@ -196,6 +196,8 @@ func (f *faults) checkText(c *Field, s string, i int) {
 		if !slices.Contains(c.Enum, s) {
 			f.checkEnum(c.itemName(i), s, c.Enum)
 		}
+	case c.Form == FormToken && sized:
+		f.checkShortToken(c.itemName(i), s, int(c.Size.High))
 	case c.Form == FormToken:
 		if !legalToken(s) {
 			f.checkToken(c.itemName(i), s)

@@ -144,7 +144,7 @@ var limits = map[string]float64{
 	"MaxPixelsPerToken": MaxPixelsPerToken, "MaxPolicyFiles": MaxPolicyFiles, "MaxPolicySpan": MaxPolicySpan,
 	"MaxPresentRewards": MaxPresentRewards, "MaxPriority": MaxPriority, "MaxPromptBytes": MaxPromptBytes,
 	"MaxRefillRounds": MaxRefillRounds, "MaxRewards": MaxRewards, "MaxRounds": MaxRounds,
-	"MaxStages": MaxStages, "MaxSchedulerConfig": MaxSchedulerConfig,
+	"MaxStageName": MaxStageName, "MaxStages": MaxStages, "MaxSchedulerConfig": MaxSchedulerConfig,
 	"MaxScore": MaxScore, "MaxScoreReply": MaxScoreReply, "MaxSide": MaxSide, "MaxSigma": MaxSigma,
 	"MaxStepLatents": MaxStepLatents, "MaxSteps": MaxSteps, "MaxStops": MaxStops, "MaxSubject": MaxSubject,
 	"MaxTemperature": MaxTemperature, "MaxTensorBytes": MaxTensorBytes, "MaxTensorDims": MaxTensorDims,

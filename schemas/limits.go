@@ -81,8 +81,9 @@ const (
 	// MaxDebug is the number of debug tensors of a step: one of each name.
 	MaxDebug = 4
 	// MaxStages is the number of stages of a sample, MaxRounds how often they run, MaxStageSamples the most samples of
-	// a group times its stages times its rounds.
+	// a group times its stages times its rounds. MaxStageName is the length of a name: a token has the round, too.
 	MaxStages       = 8
+	MaxStageName    = 32
 	MaxRounds       = 8
 	MaxStageSamples = 4096
 	// MaxTracks is the number of tracks of a state.

@@ -55,7 +55,7 @@ type Prompt struct {
 	Refill *Refill `msgpack:"refill,omitempty"`
 	// Stages are what the samples are made of, one after the other, each on a lane of its own. What only a lane has is
 	// in them, and not in the prompt.
-	Stages []StageSpec `msgpack:"stages,omitempty" size:"0..MaxStages" absent:"one lane makes the samples"`
+	Stages []StageSpec `msgpack:"stages,omitempty" size:"1..MaxStages" absent:"one lane makes the samples"`
 	// Rounds is how often the stages run at most, all of them again and again. An interaction may end it before.
 	Rounds *int64 `msgpack:"rounds,omitempty" range:"1..MaxRounds" default:"1"`
 }

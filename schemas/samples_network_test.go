@@ -70,6 +70,11 @@ func networkSamples(t testing.TB) []sample {
 func diffusionSamples(t testing.TB) []sample {
 	t.Helper()
 	return []sample{
+		{"request-no-negative-prompt", func() *schemas.Request {
+			r := fullRequest(t)
+			r.NegativePrompt, r.NoNegativePrompt = "", true
+			return r
+		}()},
 		{"request-diffusion", func() *schemas.Request {
 			r := fullRequest(t)
 			own := []float32{999, 749, 499, 249, 124}
@@ -137,11 +142,6 @@ func guidanceSamples(t testing.TB) []sample {
 			r := fullRequest(t)
 			r.GuidanceRescale = 0.7
 			r.ScheduleDigest = r.ComputeScheduleDigest()
-			return r
-		}()},
-		{"request-no-negative-prompt", func() *schemas.Request {
-			r := fullRequest(t)
-			r.NegativePrompt, r.NoNegativePrompt = "", true
 			return r
 		}()},
 		{"trajectory-guidance-rescale", func() *schemas.Trajectory {

@@ -13,7 +13,7 @@ import (
 // entry of its metadata and the newest text that a stage made; {{ and }} are braces.
 type StageSpec struct {
 	// Name is that of the stage in templates, subjects and events. A later round has a suffix, such as think-2.
-	Name Stage `msgpack:"name" form:"token"`
+	Name Stage `msgpack:"name" form:"token" size:"1..MaxStageName"`
 	// Prompt is the template of the text to paint or to answer; of an interaction, what it is told.
 	Prompt string `msgpack:"prompt,omitempty" size:"0..MaxPromptBytes" absent:"{prompt}"`
 	// Messages is the conversation to answer, in place of Prompt. Each content is a template.
@@ -30,7 +30,7 @@ type StageSpec struct {
 	// Frozen says that the stage is not trained: it has no advantages.
 	Frozen bool `msgpack:"frozen,omitempty" default:"false"`
 	// Credit is what of the sample's scores the stage is trained for.
-	Credit []CreditShare `msgpack:"credit,omitempty" size:"0..MaxRewards" absent:"the reward of the sample"`
+	Credit []CreditShare `msgpack:"credit,omitempty" size:"1..MaxRewards" absent:"the reward of the sample"`
 }
 
 // CreditShare is a weight of one reward function in the reward of a stage.
@@ -176,9 +176,7 @@ func (g *Group) IsInteraction(of Stage) bool {
 // Trains reports whether the stage has advantages.
 func (s *GroupStage) Trains() bool { return !s.Frozen && s.Kind != StageInteraction }
 
-// Names of stages: maxStageName leaves space for the round, reservedStages mean something else where stages are named.
-const maxStageName = 32
-
+// reservedStages mean something else where stages are named.
 var reservedStages = []Stage{StageMain, "prompt", "metadata"}
 
 // AsPrompt returns the stage as the prompt that it is for its lane, without what all stages have in common.
@@ -297,8 +295,6 @@ func (p *Prompt) laneFields() []string {
 func (p *Prompt) checkStage(f *faults, i int) {
 	s := &p.Stages[i]
 	switch name, round := s.Name.Split(); {
-	case len(s.Name) > maxStageName:
-		f.add("name", quote(string(s.Name)), fmt.Sprintf("must be at most %d characters", maxStageName))
 	case slices.Contains(reservedStages, s.Name):
 		f.add("name", quote(string(s.Name)), "must be another: this one has its meaning already")
 	case round > 1:
@@ -317,8 +313,14 @@ func (p *Prompt) checkStage(f *faults, i int) {
 	case n > 1 && p.MostRounds() > 1:
 		f.add("children", strconv.FormatInt(n, 10), "must be absent beside rounds")
 	}
+	if s.Frozen && len(s.Credit) > 0 {
+		f.add("credit", "given", "must be absent beside frozen: the stage is not trained")
+	}
 	for k, c := range s.Credit {
 		g := f.inItem("credit", k)
+		if c.Weight == 0 {
+			g.add("weight", "0, or absent", "must be another number: leave out a reward that does not count")
+		}
 		switch {
 		case slices.ContainsFunc(s.Credit[:k], func(o CreditShare) bool { return o.Reward == c.Reward }):
 			g.add("reward", quote(c.Reward), "must come at most once")
@@ -333,7 +335,7 @@ func (p *Prompt) checkStage(f *faults, i int) {
 		g := f.inItem("conditions", k)
 		g.checkStageNamed(c.Stage, p.Stages)
 		if c.Data != nil || c.Ref != nil {
-			g.add("stage", quote(string(c.Stage)), "must be absent beside data and ref")
+			g.add("stage", quote(string(c.Stage)), "must be the only one of stage, data and ref")
 		}
 	}
 	if s.Interaction != nil {
@@ -391,8 +393,11 @@ func (s *StageSpec) checkInteraction(f *faults) {
 			"must be absent in a stage: rounds says how often it runs")
 	}
 	for i, c := range s.Conditions {
-		if c.Stage == "" || c.Data != nil || c.Ref != nil {
-			f.inItem("conditions", i).add("stage", quote(string(c.Stage)), "must name the stage that made the file")
+		if c.Stage == "" {
+			f.inItem("conditions", i).add("stage", quote(""), "must name the stage that made the file")
+		}
+		if slices.ContainsFunc(s.Conditions[:i], func(o Condition) bool { return o.Name == c.Name }) {
+			f.inItem("conditions", i).add("name", quote(c.Name), "must come at most once")
 		}
 	}
 }

@@ -43,8 +43,10 @@ func stagesGroup(t testing.TB) schemas.Group {
 func stagesSamples(t testing.TB) []sample {
 	t.Helper()
 	request, said := fullRequest(t), textTrajectory(t)
-	request.V, request.Stage, request.SampleIndex, request.Group, request.Lane = schemas.Version, "paint-2", 3, stagesGroup(t), "signs"
-	request.Conditions = []schemas.Condition{{Name: "image", Type: "image", Stage: "think", DataImage: conditions()[0].DataImage}}
+	request.V, request.Stage, request.SampleIndex, request.Group, request.Lane = schemas.Version, "paint-2", 3,
+		stagesGroup(t), "signs"
+	request.Conditions = []schemas.Condition{{Name: "image", Type: "image", Stage: "think",
+		DataImage: conditions()[0].DataImage}}
 	request.ScheduleDigest = request.ComputeScheduleDigest()
 	said.Stage, said.SampleIndex, said.Lane, said.Group = "judge", 3, "glyph_judge", stagesGroup(t)
 	said.Group.Stages[1] = schemas.GroupStage{Name: "judge", Kind: "interaction", Lane: "glyph_judge", Every: 1}
@@ -55,8 +57,10 @@ func stagesSamples(t testing.TB) []sample {
 	}
 	reward := stagesReward(t)
 	advantage := completeAdvantage(t)
-	advantage.GroupSize, advantage.Members = 4, append(advantage.Members, schemas.Member{SampleIndex: 3, Status: "missing"})
-	advantage.Members[1].Stages = []schemas.StageResult{{Stage: "think", SampleIndex: 0, TrajectorySeq: 40}, {Stage: "paint", SampleIndex: 1, TrajectorySeq: 41}}
+	advantage.GroupSize, advantage.Members = 4, append(advantage.Members,
+		schemas.Member{SampleIndex: 3, Status: "missing"})
+	advantage.Members[1].Stages = []schemas.StageResult{{Stage: "think", SampleIndex: 0, TrajectorySeq: 40},
+		{Stage: "paint", SampleIndex: 1, TrajectorySeq: 41}}
 	advantage.Credits = []schemas.Credit{{Stage: "think", Every: 2, Values: []*float64{new(0.5), nil}}}
 	record := &schemas.GroupRecord{
 		Run: "run-1", UID: "p17", GroupSize: 8, PromptDigest: digestOf("prompt"), Prompt: "12+30=?", Lane: "sums",
@@ -75,7 +79,8 @@ func stagesSamples(t testing.TB) []sample {
 
 // stagesReward is that of a sample of two stages.
 func stagesReward(t testing.TB) *schemas.Reward {
-	x := schemas.Trained{TrainedSteps: 2, ScheduleDigest: digestOf("schedule"), PolicyVersionMin: 5, PolicyVersionMax: 6}
+	x := schemas.Trained{TrainedSteps: 2, ScheduleDigest: digestOf("schedule"), PolicyVersionMin: 5,
+		PolicyVersionMax: 6}
 	return &schemas.Reward{
 		Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Status: "scored", Reward: new(1.75), Scores: []schemas.Score{},
 		TrajectorySeq: 41, Trained: x, Group: stagesGroup(t),
@@ -95,10 +100,12 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		{"rounds alone", func(p *P) {
 			*p = P{Rounds: new(int64(2)), Reward: []schemas.RewardSpec{{Name: "ocr", Stage: "x"}}}
 		}, "rounds: 2; must be absent without stages\nreward[0].stage: \"x\"; must be absent without stages"},
+		{"no stages", func(p *P) { *p = P{Stages: []schemas.StageSpec{}} }, "stages: 0 items; must be at least 1"},
 		{"many stages", func(p *P) { p.Stages = make([]schemas.StageSpec, 9) }, "stages: 9 items; must be at most 8"},
 		{"many rounds", func(p *P) { p.Stages[1].Children, p.Rounds = nil, new(int64(9)) }, "rounds: 9; must be between 1 and 8"},
 		{"settings at the top", func(p *P) {
-			p.NumInferenceSteps, p.Model, p.Text, p.MinPolicyVersion = new(int64(4)), "signs", &schemas.Text{}, new(int64(1))
+			p.NumInferenceSteps, p.Model, p.Text, p.MinPolicyVersion = new(int64(4)), "signs", &schemas.Text{},
+				new(int64(1))
 		}, "num_inference_steps: given; must be absent beside text: it is for images\n" +
 			"num_inference_steps: given; must be absent beside stages: give it to the stage that it is for\n" +
 			"text: given; must be absent beside stages: give it to the stage that it is for\n" +
@@ -107,11 +114,11 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		{"messages at the top", func(p *P) {
 			p.Prompt, p.Messages = "", []schemas.Message{{Role: "user", Content: "x"}}
 		}, "messages: given; must be absent beside stages: give it to the stage that it is for"},
-		{"no token", func(p *P) { p.Stages[0].Name = "a.b"; p.Reward[1].Stage = "" }, `stages[0].name: "a.b"; ` + tokenRule},
+		{"no token", func(p *P) { p.Stages[0].Name = "a.b"; p.Reward[1].Stage = "" }, `stages[0].name: "a.b"; must be 1 to 32 characters of A-Z a-z 0-9 _ -`},
 		{"name twice", func(p *P) { p.Stages[2].Name = "paint" }, `stages[2].name: "paint"; must come at most once`},
 		{"name of a round", func(p *P) { p.Stages[2].Name = "paint-2" }, `stages[2].name: "paint-2"; must not end in a number: so does round 2 of stage paint`},
 		{"reserved name", func(p *P) { p.Stages[2].Name = "main" }, `stages[2].name: "main"; must be another: this one has its meaning already`},
-		{"long name", func(p *P) { p.Stages[2].Name = "a23456789012345678901234567890123" }, `stages[2].name: "a23456789012345678901234567890123"; must be at most 32 characters`},
+		{"long name", func(p *P) { p.Stages[2].Name = "a23456789012345678901234567890123" }, `stages[2].name: "a23456789012345678901234567890123"; must be 1 to 32 characters of A-Z a-z 0-9 _ -`},
 		{"group of odd size", func(p *P) { p.GroupSize = new(int64(7)) }, "group_size: 7; must be a multiple of 2, the children of all stages: it is the number of samples of the last one"},
 		{"default group size", func(p *P) { p.GroupSize, p.Stages[1].Children = nil, new(int64(3)) }, "group_size: absent; must be a multiple of 3, the children of all stages"},
 		{"large group", func(p *P) { p.GroupSize, p.Stages[1].Children, p.Rounds = new(int64(1024)), nil, new(int64(2)) }, "group_size: 1024; must be at most 682 with 3 stages in 2 rounds"},
@@ -121,9 +128,23 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		{"judged stage", func(p *P) { p.Reward[0].Stage = "draw" }, `reward[0].stage: "draw"; must be one of think, paint`},
 		{"condition of a stage", func(p *P) { p.Stages[2].Conditions[0].Stage = "judge" }, `stages[2].conditions[0].stage: "judge"; must be one of think, paint`},
 		{"condition given twice", func(p *P) {
-			p.Stages[1].Conditions = []schemas.Condition{{Name: "image", Stage: "think", DataImage: schemas.DataImage{Data: []byte("x")}}}
-		}, `stages[1].conditions[0].stage: "think"; must be absent beside data and ref`},
+			p.Stages[1].Conditions = []schemas.Condition{{Name: "image", Stage: "think",
+				DataImage: schemas.DataImage{Data: []byte("x")}}}
+		}, `stages[1].conditions[0].stage: "think"; must be the only one of stage, data and ref`},
+		{"condition of a judge given twice", func(p *P) {
+			p.Stages[2].Conditions[0].Data = []byte("x")
+		}, `stages[2].conditions[0].stage: "paint"; must be the only one of stage, data and ref`},
+		{"condition of a judge given", func(p *P) {
+			p.Stages[2].Conditions[0] = schemas.Condition{Name: "image",
+				DataImage: schemas.DataImage{Data: []byte("x")}}
+		}, `stages[2].conditions[0].stage: ""; must name the stage that made the file`},
+		{"two conditions of one name", func(p *P) {
+			p.Stages[2].Conditions = append(p.Stages[2].Conditions, p.Stages[2].Conditions[0])
+		}, `stages[2].conditions[1].name: "image"; must come at most once`},
 		{"credit of no reward", func(p *P) { p.Stages[0].Credit[0].Reward = "ocr" }, `stages[0].credit[0].reward: "ocr"; must be one of the prompt's reward`},
+		{"credit of no weight", func(p *P) { p.Stages[0].Credit[0].Weight = 0 }, "stages[0].credit[0].weight: 0, or absent; must be another number: leave out a reward that does not count"},
+		{"credit of none", func(p *P) { p.Stages[0].Credit = []schemas.CreditShare{} }, "stages[0].credit: 0 items; must be at least 1"},
+		{"credit of a frozen stage", func(p *P) { p.Stages[0].Frozen = true }, "stages[0].credit: given; must be absent beside frozen: the stage is not trained"},
 		{"credit twice", func(p *P) { p.Stages[0].Credit[1].Reward = "glyph" }, `stages[0].credit[1].reward: "glyph"; must come at most once`},
 		{"tree", func(p *P) { p.Stages[1].Tree = twos(1) }, "stages[1].tree: given; must be absent in a stage"},
 		{"image setting of a text", func(p *P) { p.Stages[0].Height = new(int64(64)) }, "stages[0].height: given; must be absent beside text: it is for images"},
@@ -156,7 +177,8 @@ func TestStage_Token(t *testing.T) {
 	for _, x := range []struct {
 		token, name schemas.Stage
 		round       int64
-	}{{"think", "think", 1}, {"think-2", "think", 2}, {"think-12", "think", 12}, {"a-b", "a-b", 1}, {"a-1", "a-1", 1}, {"a-02", "a-02", 1}, {"-2", "-2", 1}} {
+	}{{"think", "think", 1}, {"think-2", "think", 2}, {"think-12", "think", 12}, {"a-b", "a-b", 1}, {"a-1", "a-1", 1},
+		{"a-02", "a-02", 1}, {"-2", "-2", 1}} {
 		if name, round := x.token.Split(); name != x.name || round != x.round || name.Token(round) != x.token {
 			t.Errorf("%q: stage %q, round %d; want %q, %d", x.token, name, round, x.name, x.round)
 		}

@@ -68,7 +68,12 @@ func UnknownFields(data []byte, e Event) (found []string) {
 		if meant == "" { // of a field elsewhere in the event
 			meant = pathOf(root, k.name, "")
 		}
-		if meant != "" {
+		switch _, ofPrompt := FieldCalled(root, k.name); {
+		case k.of == reflect.TypeFor[StageSpec]() && k.name == "reward":
+			text += "; the prompt has it: each reward there may name its stage"
+		case k.of == reflect.TypeFor[StageSpec]() && ofPrompt:
+			text += "; the prompt has it, for all stages"
+		case meant != "":
 			text += "; did you mean " + meant + "?"
 		}
 		found = append(found, text)

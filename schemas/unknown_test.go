@@ -73,13 +73,28 @@ func TestUnknownFields_Goldens(t *testing.T) {
 	})
 }
 
+// What a stage has not, and its prompt has, is said to be there.
+func TestUnknownFields_Stages(t *testing.T) {
+	data := []byte(`{"prompt": "x", "stages": [{"name": "a", "reward": [], "group_size": 4, "cildren": 2, "sde_type": "sde"}]}`)
+	want := []string{
+		"stages[0].reward: unknown field; the prompt has it: each reward there may name its stage",
+		"stages[0].group_size: unknown field; the prompt has it, for all stages",
+		"stages[0].cildren: unknown field; did you mean children?",
+		"stages[0].sde_type: unknown field; did you mean rollout.sde_type?",
+	}
+	if got := schemas.UnknownFields(data, &schemas.Prompt{}); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestPrompt_CheckUnknown(t *testing.T) {
 	data, err := msgpack.Marshal(anyMap{"prompt": "x", "gruop_size": 4})
 	if err != nil {
 		t.Fatal(err)
 	}
 	warnings, err := (&schemas.Prompt{}).CheckUnknown(data)
-	if warnings != nil || err == nil || err.Error() != "gruop_size: unknown field; did you mean group_size?; unknown_fields: warn takes the prompt without" {
+	if warnings != nil || err == nil || err.Error() != "gruop_size: unknown field; did you mean group_size?; "+
+		"unknown_fields: warn takes the prompt without" {
 		t.Errorf("%q, %v", warnings, err)
 	}
 	warnings, err = (&schemas.Prompt{UnknownFields: "warn"}).CheckUnknown(data)

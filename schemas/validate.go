@@ -96,9 +96,12 @@ func (f *faults) checkVersion(v int64) {
 	}
 }
 
-func (f *faults) checkToken(field, s string) {
-	if !legalToken(s) {
-		f.add(field, quote(s), fmt.Sprintf("must be 1 to %d characters of A-Z a-z 0-9 _ -", MaxToken))
+func (f *faults) checkToken(field, s string) { f.checkShortToken(field, s, MaxToken) }
+
+// checkShortToken is checkToken for a token of at most so many characters.
+func (f *faults) checkShortToken(field, s string, most int) {
+	if !legalToken(s) || len(s) > most {
+		f.add(field, quote(s), fmt.Sprintf("must be 1 to %d characters of A-Z a-z 0-9 _ -", most))
 	}
 }
 

@@ -402,7 +402,8 @@ type ScheduledSampling struct {
 // model's. Its texts are templates, in which {prompt}, {metadata.KEY} and {STAGE.text} stand for the prompt's text,
 // an entry of its metadata and the newest text that a stage made; {{ and }} are braces.
 type StageSpec struct {
-	// Name: that of the stage in templates, subjects and events. A later round has a suffix, such as think-2 (token).
+	// Name: that of the stage in templates, subjects and events. A later round has a suffix, such as think-2 (token, 1
+	// to 32 bytes).
 	Name schemas.Stage
 	// Prompt: the template of the text to paint or to answer; of an interaction, what it is told (text, 0 to 16384
 	// bytes). Default: {prompt}.

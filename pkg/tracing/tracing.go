@@ -46,8 +46,14 @@ var (
 	// parentForm is version, trace, parent and flags. Versions above 00 may have more behind them.
 	parentForm = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?$`)
 	noTrace    = regexp.MustCompile(`^(ff|..-0{32}|..-.{32}-0{16}|00-.{52}.)`)
-	stateForm  = regexp.MustCompile(`^[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]$`)
+	// Key and value of a state have 256 bytes at most. Counted in the form, that would take longer than some programs.
+	stateForm = regexp.MustCompile(`^[a-z0-9][a-z0-9_\-*/@]*=[ -+\--<>-~]*[!-+\--<>-~]$`)
 )
+
+func isState(member string) bool {
+	key, value, _ := strings.Cut(member, "=")
+	return len(key) <= 256 && len(value) <= 256 && stateForm.MatchString(member)
+}
 
 // Of returns the trace context of a message, in any spelling of its headers: clients in other languages write them in
 // lower case, as the standard recommends, and Go's canonical form differs. What breaks the standard is left out, which
@@ -77,7 +83,7 @@ func Of(headers map[string][]string) (t Context, err error) {
 		return t, err
 	}
 	for i, member := range state {
-		if state[i] = strings.Trim(member, " \t"); state[i] != "" && !stateForm.MatchString(state[i]) {
+		if state[i] = strings.Trim(member, " \t"); state[i] != "" && !isState(state[i]) {
 			return t, fmt.Errorf("tracestate: %.60q; must be KEY=VALUE; it is not handed on", state[i])
 		}
 	}

@@ -200,7 +200,11 @@ func setForm(p *jsonschema.Schema, f *schemas.Field) {
 	}
 	switch f.Form {
 	case schemas.FormToken:
-		p.Pattern = fmt.Sprintf("^[A-Za-z0-9_-]{%d,%d}$", least, schemas.MaxToken)
+		most := schemas.MaxToken
+		if f.Size != nil && f.Type.Kind() == reflect.String {
+			most = int(f.Size.High)
+		}
+		p.Pattern = fmt.Sprintf("^[A-Za-z0-9_-]{%d,%d}$", least, most)
 	case schemas.FormDigest, schemas.FormSHA256:
 		digest := "[0-9a-f]{64}"
 		if f.Form == schemas.FormDigest {

@@ -102,7 +102,7 @@ func untilSignal(limit time.Duration, overdue func()) context.Context {
 // status. Results go to stdout; errors, progress and logs go to stderr.
 func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	setTimeFormat()
-	root := newRoot()
+	root := newRoot(args...)
 	args = wantAll(root, args)
 	root.SetArgs(args)
 	out := &output{Writer: stdout}
@@ -201,8 +201,23 @@ type app struct {
 	stderr io.Writer
 }
 
-// newRoot makes the command meander with the global flags and all subcommands, for Execute.
-func newRoot() *cobra.Command {
+// commands makes each command of meander, by its name.
+func commands() map[string]func(*app) *cobra.Command {
+	return map[string]func(*app) *cobra.Command{
+		"auth": authCommand, "cancel": cancelCommand, "dead": deadCommand, "decode": decodeCommand,
+		"doctor": doctorCommand, "examples": examplesCommand, "gc": gcCommand, "man": manCommand,
+		"model": modelCommand, "parity": parityCommand, "pause": pauseCommand, "policy": policyCommand,
+		"prompts": promptsCommand, "prune": pruneCommand, "publish": publishCommand, "report": reportCommand,
+		"rescore": rescoreCommand, "resume": resumeCommand, "run": runCommand, "runs": runsCommand,
+		"scheduled": scheduledCommand, "show": showCommand, "status": statusCommand, "streams": streamsCommand,
+		"teacher": teacherCommand, "top": topCommand, "trace": traceCommand, "ui": uiCommand, "up": upCommand,
+		"verdict": verdictCommand, "verify": verifyCommand, "version": versionCommand, "watch": watchCommand,
+	}
+}
+
+// newRoot makes the command meander with the global flags and all subcommands, for Execute. Where args begin with the
+// name of a command, it makes that one alone: a look at a store is over before all their flags are made.
+func newRoot(args ...string) *cobra.Command {
 	a := &app{stderr: os.Stderr}
 	root := &cobra.Command{
 		Use:   "meander",
@@ -247,16 +262,13 @@ with an embedded NATS server.`,
 	a.addFlags(root.PersistentFlags())
 	root.SetVersionTemplate("{{.Version}}\n")
 	setHelp(root)
-	root.AddCommand(
-		upCommand(a), runCommand(a), scheduledCommand(a), rescoreCommand(a), verdictCommand(a),
-		publishCommand(a), promptsCommand(a), watchCommand(a), decodeCommand(a), topCommand(a), uiCommand(a),
-		traceCommand(a),
-		showCommand(a), reportCommand(a),
-		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a),
-		verifyCommand(a), teacherCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a),
-		gcCommand(a), doctorCommand(a), modelCommand(a), parityCommand(a), examplesCommand(a), manCommand(),
-		versionCommand(a),
-	)
+	make := commands()
+	if len(args) > 0 && make[args[0]] != nil {
+		make = map[string]func(*app) *cobra.Command{args[0]: make[args[0]]}
+	}
+	for _, one := range make {
+		root.AddCommand(one(a))
+	}
 	setArguments(root)
 	completeNames(root)
 	nameFields(root)

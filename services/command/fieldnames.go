@@ -24,14 +24,7 @@ func nameFields(root *cobra.Command) {
 			}
 		}
 	}
-	var forget func(c *cobra.Command)
-	forget = func(c *cobra.Command) {
-		c.Flags().VisitAll(func(f *pflag.Flag) { delete(of, f.Name) })
-		for _, sub := range c.Commands() {
-			forget(sub)
-		}
-	}
-	forget(root)
+	delete(of, "model") // a flag of its own: the checkpoint, where the field names the lane
 	root.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		name = strings.ReplaceAll(name, "_", "-")
 		return pflag.NormalizedName(cmp.Or(of[name], name))

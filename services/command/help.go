@@ -200,9 +200,9 @@ func addCompletion(root *cobra.Command) {
 }
 
 // commandsWithFlag names, for an error about an unknown flag, the commands that have it; "" if none has it.
-func commandsWithFlag(of *cobra.Command, flag string) string {
+func commandsWithFlag(flag string) string {
 	var names []string
-	for _, c := range of.Root().Commands() {
+	for _, c := range newRoot().Commands() {
 		if f := c.Flags().Lookup(flag); f != nil && !f.Hidden {
 			names = append(names, "'"+c.CommandPath()+"'")
 		}

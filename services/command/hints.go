@@ -51,7 +51,7 @@ func explainFlag(c *cobra.Command, name, near string) string {
 	}
 	switch {
 	case len(names) == 0:
-		return commandsWithFlag(c, name)
+		return commandsWithFlag(name)
 	case name == "prompt" && names[0] == "prompts":
 		return "; a prompt is an argument: " + rewritten(c, func(arg string) (string, bool) {
 			return strings.TrimPrefix(arg, "--prompt="), arg != "--prompt"

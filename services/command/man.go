@@ -11,7 +11,7 @@ import (
 )
 
 // manCommand makes the command 'meander man'.
-func manCommand() *cobra.Command {
+func manCommand(*app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "man FOLDER",
 		Short: "write the manual pages of all commands",
@@ -22,7 +22,8 @@ is called man1. The pages have the date of SOURCE_DATE_EPOCH, or today's.`,
 		RunE: func(c *cobra.Command, given []string) error {
 			err := os.MkdirAll(given[0], 0o755)
 			if err == nil {
-				root := c.Root()
+				root := newRoot()
+				addCompletion(root)
 				root.DisableAutoGenTag = true // equal builds make equal pages
 				err = doc.GenManTree(root, &doc.GenManHeader{
 					Section: "1", Source: "meander " + boot.Version(), Manual: "meander",

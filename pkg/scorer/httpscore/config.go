@@ -58,7 +58,7 @@ func DefaultConfig() Config {
 const maxWait = 30 * time.Second
 
 var (
-	headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$")
+	headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 	variable   = regexp.MustCompile(`\$\{([^{}]*)\}`)
 	varName    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
@@ -93,7 +93,7 @@ func (c Config) Validate() error {
 	names := map[string]bool{}
 	for _, name := range c.headerNames() {
 		switch {
-		case !headerName.MatchString(name):
+		case len(name) > 64 || !headerName.MatchString(name):
 			fault("headers: %q is no name of a header", name)
 		case names[http.CanonicalHeaderKey(name)]:
 			fault("headers.%s: comes twice", name)

@@ -296,7 +296,7 @@ export interface ControlReceipt {
   status?: RunStatus | null;
 }
 
-/** Credit is the advantages of one stage of the samples, or of one track of it. */
+/** Credit is the advantages of one stage of the samples, or of one track of it. They are compared among the samples that ran the stage: an interaction may have ended others before. */
 export interface Credit {
   /** stage is the stage, in all its rounds. */
   stage: string;
@@ -304,7 +304,7 @@ export interface Credit {
   track?: string | null;
   /** every is how many members each sample of the stage leads to. Default: 1. */
   every?: number | null;
-  /** values are those of the samples 0, every, 2 every and so on; null where no member that a sample leads to has an advantage. */
+  /** values are those of the samples 0, every, 2 every and so on; null where no member that a sample leads to ran the stage and has an advantage. */
   values: (number | null)[] | null;
 }
 

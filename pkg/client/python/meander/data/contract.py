@@ -580,13 +580,14 @@ class ControlReceipt(TypedDict):
 
 
 class Credit(TypedDict):
-    """Credit is the advantages of one stage of the samples, or of one track of it.
+    """Credit is the advantages of one stage of the samples, or of one track of it. They are compared among the
+    samples that ran the stage: an interaction may have ended others before.
 
     stage: the stage, in all its rounds (token).
     track: one of the tracks of the stage's states; absent: all of them (token). Default: all tracks.
     every: how many members each sample of the stage leads to (integer 0 to 1024). Default: 1.
-    values: those of the samples 0, every, 2 every and so on; null where no member that a sample leads to has
-        an advantage (list of map).
+    values: those of the samples 0, every, 2 every and so on; null where no member that a sample leads to ran
+        the stage and has an advantage (list of map).
     """
 
     stage: str
@@ -596,8 +597,8 @@ class Credit(TypedDict):
     every: NotRequired[int | None]
     """how many members each sample of the stage leads to (integer 0 to 1024). Default: 1."""
     values: list[float | None]
-    """those of the samples 0, every, 2 every and so on; null where no member that a sample leads to has an
-    advantage (list of map)."""
+    """those of the samples 0, every, 2 every and so on; null where no member that a sample leads to ran the stage
+    and has an advantage (list of map)."""
 
 
 class CreditShare(TypedDict):
@@ -3692,7 +3693,7 @@ class StageSpec(TypedDict):
     text, an entry of its metadata and the newest text that a stage made; {{ and }} are braces.
 
     name: that of the stage in templates, subjects and events. A later round has a suffix, such as think-2
-        (token).
+        (token, 1 to 32 bytes).
     prompt: the template of the text to paint or to answer; of an interaction, what it is told (text, 0 to
         16384 bytes). Default: {prompt}.
     messages: the conversation to answer, in place of prompt. Each content is a template (list of map).
@@ -3762,7 +3763,8 @@ class StageSpec(TypedDict):
     """
 
     name: str
-    """that of the stage in templates, subjects and events. A later round has a suffix, such as think-2 (token)."""
+    """that of the stage in templates, subjects and events. A later round has a suffix, such as think-2 (token, 1 to
+    32 bytes)."""
     prompt: NotRequired[str | None]
     """the template of the text to paint or to answer; of an interaction, what it is told (text, 0 to 16384 bytes).
     Default: {prompt}."""

@@ -638,7 +638,7 @@ class StageSpec(TypedDict, total=False):
     text, an entry of its metadata and the newest text that a stage made; {{ and }} are braces.
 
     name: that of the stage in templates, subjects and events. A later round has a suffix, such as think-2
-        (token).
+        (token, 1 to 32 bytes).
     prompt: the template of the text to paint or to answer; of an interaction, what it is told (text, 0 to
         16384 bytes). Default: {prompt}.
     messages: the conversation to answer, in place of prompt. Each content is a template (list of map).
@@ -708,7 +708,8 @@ class StageSpec(TypedDict, total=False):
     """
 
     name: str
-    """that of the stage in templates, subjects and events. A later round has a suffix, such as think-2 (token)."""
+    """that of the stage in templates, subjects and events. A later round has a suffix, such as think-2 (token, 1 to
+    32 bytes)."""
     prompt: str
     """the template of the text to paint or to answer; of an interaction, what it is told (text, 0 to 16384 bytes).
     Default: {prompt}."""
