@@ -576,6 +576,8 @@ class Session:
             yield t
 
     def _step(self, scheduler: Any, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        if output.ndim > 1 and output.ndim == x.ndim and output.shape[1] == 2 * x.shape[1]:
+            output = output[:, : x.shape[1]]  # the rest is a learned variance
         x = self._park("step", scheduler, output, x)
         if getattr(scheduler, "_step_index", None) is not None:  # inpainting adds noise by it
             scheduler._step_index = self._at.get(id(scheduler), self.index) + 1

@@ -492,6 +492,13 @@ def test_adapters_change_a_whole_pipeline_and_leave_its_base(client):
     assert (base == again).all() and np.abs(base - adapted).max() > 1e-3 * np.abs(base).max()
 
 
+def test_learned_variances_are_left_away(served):
+    """The host's steps end where the pipeline's do: it is looked at before it is served."""
+    family = served("super-resolution").family
+    assert family.access == "exact" and not family.notes
+    assert [c["name"] for c in family.conditions if c["required"]] == ["image"]
+
+
 def test_prompts_of_llama_keep_their_spaces(tmp_path):
     """transformers' class of Llama drops them, of tokenizers that split bytes."""
     import json
