@@ -259,7 +259,7 @@ func TestConnect_ContextTLSFirstAndProxy(t *testing.T) {
 			file := contexts(t, "mine", settings)
 			cmd := exec.Command(python, "-c", connectInPython)
 			cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"))
-			out, err := cmd.CombinedOutput()
+			out, err := cmd.Output()
 			if err != nil || strings.TrimSpace(string(out)) != strings.Replace(want, "FILE", file, 1) {
 				t.Errorf("%s: %v\n%s\nwant %s", settings, err, out, want)
 			}

@@ -31,14 +31,14 @@ func TestStages_Read(t *testing.T) {
 	}
 	all := 0
 	for _, m := range a.Members {
-		made := g.Stages(m.SampleIndex)
+		made := g.StagesOf(m.SampleIndex)
 		all += len(made)
 		if len(made) != len(m.Stages) {
 			t.Fatalf("sample %d: %d stages, want %d", m.SampleIndex, len(made), len(m.Stages))
 		}
 		for i, s := range m.Stages {
 			one, err := c.client.Stage(t.Context(), "r", "g", s.SampleIndex, s.Stage)
-			if err != nil || one.ContentDigest != made[i].ContentDigest || made[i].Stage != s.Stage {
+			if err != nil || one.ContentDigest != made[i].Trajectory().ContentDigest || made[i].Stage != s.Stage {
 				t.Errorf("stage %s of sample %d: %v", s.Stage, m.SampleIndex, err)
 			}
 		}

@@ -218,7 +218,8 @@ func (c *collection) fillGroup(g *Group, a *schemas.Advantage) error {
 	}
 	for _, m := range a.Members {
 		sample := view.Key{UID: a.UID, Index: m.SampleIndex}
-		made, reward := c.made.Of(a.UID, m.SampleIndex), c.rewards[sample]
+		made, _ := c.made.Of(a.UID, m.SampleIndex)
+		reward := c.rewards[sample]
 		t := view.Standing(made)
 		if t != nil && g.Group != "" {
 			g.Prompt = t.Prompt // a substitute has another prompt

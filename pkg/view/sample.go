@@ -14,6 +14,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/outcomes"
+	"github.com/meander-rl/meander/pkg/stages"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -37,7 +38,9 @@ type Group struct {
 	Fix     string  `json:"fix,omitempty"`
 	Truth   string  `json:"ground_truth,omitempty"`
 	Samples []*Line `json:"samples"`
-	Total   int     `json:"total"`
+	// Stages are those of the samples, each once, with the first sample that has it; none without stages.
+	Stages []*StageLine `json:"stages,omitempty"`
+	Total  int          `json:"total"`
 
 	members map[int64]*stored
 	result  *schemas.Advantage
@@ -52,6 +55,8 @@ type weight struct {
 // Line is one sample of a group.
 type Line struct {
 	SampleResult
+	// Place is its address in the group: 3, or 2.think where that stage stands for it.
+	Place  string  `json:"place"`
 	Scores []Score `json:"scores"`
 	// Fix is what to do about the sample.
 	Fix string `json:"fix,omitempty"`
@@ -104,7 +109,8 @@ type stored struct {
 	member     *schemas.Member
 	trajectory *schemas.Trajectory
 	reward     *schemas.Reward
-	// stages are the trajectories of its stages, in order, of which trajectory stands for it; none without stages.
+	// stages are the trajectories of its stages, in order; none without stages. trajectory is the one that stands for
+	// it, nil while others are to come.
 	stages []*schemas.Trajectory
 }
 
@@ -142,13 +148,18 @@ func (r *Reader) readGroup(ctx context.Context, run schemas.Run, uid schemas.UID
 		if err != nil {
 			return nil, err
 		}
-		x.Prompt, x.Size = cmp.Or(x.Prompt, t.Prompt), max(x.Size, t.GroupSize)
+		if x.Size = max(x.Size, t.GroupSize); len(t.Group.Stages) == 0 { // else it is a stage's
+			x.Prompt = cmp.Or(x.Prompt, t.Prompt)
+		}
 		made.Add(t.Trajectory)
 	}
 	for i := range x.Size {
 		s := x.of(i)
-		of := made.Of(uid, i)
-		if s.trajectory = Standing(of); s.trajectory != nil && len(s.trajectory.Group.Stages) > 0 {
+		of, ended := made.Of(uid, i)
+		if ended || s.member != nil || s.reward != nil {
+			s.trajectory = Standing(of)
+		}
+		if len(of) > 0 && len(of[0].Group.Stages) > 0 {
 			s.stages = of
 		}
 	}
@@ -177,9 +188,6 @@ func (r *Reader) Group(ctx context.Context, run schemas.Run, uid schemas.UID, of
 // Trajectory returns the trajectory of a sample that a Reader found; nil: there was none.
 func (x *Group) Trajectory(index int64) *schemas.Trajectory { return x.of(index).trajectory }
 
-// Stages returns the trajectories of the stages of a sample, in order; none without stages.
-func (x *Group) Stages(index int64) []*schemas.Trajectory { return x.of(index).stages }
-
 // Result returns the result of the group; nil: it is open.
 func (x *Group) Result() *schemas.Advantage { return x.result }
 
@@ -201,6 +209,24 @@ func (x *Group) list(offset, limit int) {
 	})
 	x.Total = len(x.Samples)
 	x.Samples = slices.Clone(x.Samples[min(offset, x.Total):min(offset+limit, x.Total)])
+	var shown []int64
+	for _, l := range x.Samples {
+		shown = append(shown, l.SampleIndex)
+	}
+	x.Stages = x.StagesOf(shown...)
+}
+
+// StagesOf returns the stages of samples, each once, by sample and in the order in which they ran.
+func (x *Group) StagesOf(samples ...int64) (list []*StageLine) {
+	seen := map[*schemas.Trajectory]bool{}
+	for _, i := range slices.Sorted(slices.Values(samples)) {
+		for _, t := range x.of(i).stages {
+			if !seen[t] {
+				seen[t], list = true, append(list, stageLine(t, x.result))
+			}
+		}
+	}
+	return list
 }
 
 // Whole returns a group, its best samples, at most most, and all that is stored of each that has a trajectory.
@@ -211,39 +237,71 @@ func (r *Reader) Whole(
 		return nil, nil, err
 	}
 	x.list(0, most)
+	var shown []*schemas.Trajectory
 	for _, l := range x.Samples {
-		if s := x.members[l.SampleIndex]; s.trajectory != nil {
-			full, err := r.sample(ctx, x, s)
-			if err != nil {
-				return nil, nil, err
-			}
-			samples = append(samples, full)
+		if t := x.members[l.SampleIndex].trajectory; t != nil && len(x.Stages) == 0 {
+			shown = append(shown, t)
 		}
+	}
+	for _, l := range x.Stages {
+		shown = append(shown, l.trajectory)
+	}
+	for _, t := range shown {
+		full, err := r.sample(ctx, x, t)
+		if err != nil {
+			return nil, nil, err
+		}
+		samples = append(samples, full)
 	}
 	return x, samples, nil
 }
 
-// Sample returns all that is stored of a sample.
-func (r *Reader) Sample(ctx context.Context, run schemas.Run, uid schemas.UID, index int64) (*Sample, error) {
+// Sample returns all that is stored of a sample: of its named stage, or of the one that stands for it.
+func (r *Reader) Sample(
+	ctx context.Context, run schemas.Run, uid schemas.UID, index int64, stage schemas.Stage,
+) (*Sample, error) {
 	g, err := r.readGroup(ctx, run, uid)
 	if err != nil {
 		return nil, err
 	}
-	s := g.members[index]
-	if s == nil || s.trajectory == nil {
-		return nil, bus.ErrNotFound
+	t := g.of(index).trajectory
+	if stage != "" {
+		t = nil
+		for _, of := range g.of(index).stages {
+			if of.Stage == stage {
+				t = of
+			}
+		}
 	}
-	return r.sample(ctx, g, s)
+	if t != nil {
+		return r.sample(ctx, g, t)
+	}
+	return nil, bus.ErrNotFound
 }
 
-// sample returns a sample of a group.
-func (r *Reader) sample(ctx context.Context, g *Group, s *stored) (*Sample, error) {
-	t := s.trajectory
+// sample returns a sample of a group, or a stage: that of one sample with the sample's result, that of several without.
+func (r *Reader) sample(ctx context.Context, g *Group, t *schemas.Trajectory) (*Sample, error) {
+	s := *g.of(t.SampleIndex)
+	from, to := stages.Leaves(&t.Group, t.Place())
+	if to-from > 1 {
+		s.member, s.reward = nil, nil
+	}
+	timings := timingsOf(t, s.reward, g.result)
+	if t != s.trajectory {
+		timings = timingsOf(t, nil, nil) // the reward came after other stages
+	}
+	s.trajectory = t
 	x := &Sample{
 		Run: g.Run, UID: g.UID, Prompt: t.Prompt, Member: s.join(t.SampleIndex), Line: s.line(t.SampleIndex),
-		Facts: factsOf(t), Timings: timingsOf(t, s.reward, g.result), Spans: spansOf(t), States: StatesOf(t),
-		Coloured: IsGrid(t),
-		Group:    GroupOf{Size: t.GroupSize, Status: g.Status, Mean: g.Mean, Std: g.Std},
+		Facts: FactsOf(t), Timings: timings, Spans: spansOf(t), States: StatesOf(t), Coloured: IsGrid(t),
+		Group: GroupOf{Size: t.GroupSize, Status: g.Status, Mean: g.Mean, Std: g.Std},
+	}
+	if len(t.Group.Stages) > 0 {
+		var shown []int64
+		for i := from; i < to; i++ {
+			x.Samples, shown = append(x.Samples, g.of(i).line(i)), append(shown, i)
+		}
+		x.Stages = g.StagesOf(shown...)
 	}
 	if t.Text != nil {
 		if err := r.setTokens(ctx, x, t); err != nil {
@@ -254,11 +312,18 @@ func (r *Reader) sample(ctx context.Context, g *Group, s *stored) (*Sample, erro
 	return x, nil
 }
 
-// Trajectory returns the trajectory of a sample; of a pass, that of the run which it scored again.
+// Trajectory returns the trajectory of a sample: of its named stage, by the first sample that has it, or the one that
+// stands for it; of a pass, that of the run which it scored again.
 func (r *Reader) Trajectory(
-	ctx context.Context, run schemas.Run, uid schemas.UID, index int64,
+	ctx context.Context, run schemas.Run, uid schemas.UID, index int64, stage schemas.Stage,
 ) (*schemas.Trajectory, error) {
-	t, err := r.client.Trajectory(ctx, run, uid, index)
+	read := func(run schemas.Run) (*schemas.Trajectory, error) {
+		if stage != "" {
+			return r.client.Stage(ctx, run, uid, index, stage)
+		}
+		return Ended(ctx, r.bus, run, uid, index)
+	}
+	t, err := read(run)
 	if !errors.Is(err, client.ErrNotFound) {
 		return t, err
 	}
@@ -267,9 +332,9 @@ func (r *Reader) Trajectory(
 	case recordErr != nil:
 		return nil, recordErr
 	case a != nil && a.SourceRun != "":
-		return r.client.Trajectory(ctx, a.SourceRun, uid, index)
+		return read(a.SourceRun)
 	case g != nil && g.Group.SourceRun != "":
-		return r.client.Trajectory(ctx, g.Group.SourceRun, uid, index)
+		return read(g.Group.SourceRun)
 	}
 	return nil, err
 }
@@ -297,12 +362,18 @@ func (x *Group) fromResult(a *schemas.Advantage) {
 // line returns a sample in short.
 func (s *stored) line(index int64) *Line {
 	member, t := s.join(index), s.trajectory
-	l := &Line{SampleResult: member.SampleResult, Scores: member.Scores, Fix: member.Fix(), Media: []string{}}
+	l := &Line{
+		SampleResult: member.SampleResult, Place: strconv.FormatInt(index, 10), Scores: member.Scores,
+		Fix: member.Fix(), Media: []string{},
+	}
 	if l.Scores == nil {
 		l.Scores = []Score{}
 	}
 	if t == nil {
 		return l
+	}
+	if len(t.Group.Stages) > 0 {
+		l.Place = fmt.Sprintf("%d.%s", t.SampleIndex, t.Stage)
 	}
 	l.Stored, l.Media, l.Width, l.Height = true, append(l.Media, t.MediaKinds()...), t.Width, t.Height
 	for _, c := range t.Conditions {
@@ -355,6 +426,9 @@ type Sample struct {
 	// Coloured says that StateImage draws the states: they are those of an image, whose tokens are a grid.
 	Coloured bool    `json:"coloured"`
 	Group    GroupOf `json:"group"`
+	// Stages lead to it, and from it to Samples, of which it is one or that share it; none without stages.
+	Stages  []*StageLine `json:"stages,omitempty"`
+	Samples []*Line      `json:"samples,omitempty"`
 	// LogProbsOf says which log-probs the tokens have.
 	LogProbsOf string `json:"log_probs_of,omitempty"`
 }
@@ -392,14 +466,20 @@ type attempt struct {
 // shownElsewhere are the settings that curves, tables and other facts show.
 var shownElsewhere = []string{"sigmas", "transitions", "height", "width", "latents_dtype"}
 
-// factsOf returns the facts of a sample.
-func factsOf(t *schemas.Trajectory) (facts []Fact) {
+// FactsOf returns the facts of a sample, or of a stage of it.
+func FactsOf(t *schemas.Trajectory) (facts []Fact) {
 	add := func(name, value string, mono bool) {
 		if value != "" {
 			facts = append(facts, Fact{name, value, mono})
 		}
 	}
 	add("Stopped", t.StopReason, false)
+	if x := t.Text; x != nil && x.SaidBy != "" { // no weights, and no seed
+		add("Said by", x.SaidBy, true)
+		add("Conversation", x.Conversation, false)
+		add("Schedule", t.ScheduleDigest, true)
+		return facts
+	}
 	add("Seed", strconv.FormatUint(t.SampleSeed, 10), true)
 	if t.NoiseSeed != t.SampleSeed {
 		add("Seed of the first noise", strconv.FormatUint(t.NoiseSeed, 10), true)
@@ -474,10 +554,14 @@ func timingsOf(t *schemas.Trajectory, reward *schemas.Reward, a *schemas.Advanta
 			phases = append(phases, phase{name, seconds(begin - x.Received), seconds(end - begin)})
 		}
 	}
-	add("with the sampler, not begun", x.Received, x.Started)
-	add("encoded", x.Started, x.Started+x.EncodeNS)
-	add("denoised", x.Started+x.EncodeNS, x.Started+x.EncodeNS+x.DenoiseNS)
-	add("decoded", x.Finished-x.DecodeNS, x.Finished)
+	if t.Text != nil && t.Text.SaidBy != "" {
+		add("answered", x.Received, x.Finished)
+	} else {
+		add("with the sampler, not begun", x.Received, x.Started)
+		add("encoded", x.Started, x.Started+x.EncodeNS)
+		add("denoised", x.Started+x.EncodeNS, x.Started+x.EncodeNS+x.DenoiseNS)
+		add("decoded", x.Finished-x.DecodeNS, x.Finished)
+	}
 	if t.Text != nil && len(phases) > 2 {
 		phases[2].Name = "generated"
 	}

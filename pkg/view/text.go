@@ -27,6 +27,8 @@ type Text struct {
 	Turns        []schemas.Turn    `json:"turns"`
 	// Conversation says how a conversation with an interaction ended, or why it failed.
 	Conversation string `json:"conversation,omitempty"`
+	// SaidBy is the interaction that said it; absent: a model did.
+	SaidBy string `json:"said_by,omitempty"`
 	// IDs are the whole sequence; Mask is 1 for generated tokens. LogProbs are before temperature and filters,
 	// ProcessedLogProbs after them, as the tokens were drawn; both are 0 for given tokens. All are absent while they
 	// are in the object store: see Load.
@@ -67,7 +69,7 @@ func TextOf(t *schemas.Trajectory) *Text {
 	s := t.Text.Settings
 	x := &Text{
 		Answer: t.Text.Answer(), Tokens: t.Text.Generated(), Messages: s.Messages, Turns: t.Text.Turns,
-		Conversation: t.Text.Conversation, Drawn: t.Drawn,
+		Conversation: t.Text.Conversation, SaidBy: t.Text.SaidBy, Drawn: t.Drawn,
 		Temperature: s.Temperature, TopK: s.TopK, TopP: s.TopP, MinP: s.MinP, Vocabulary: s.Vocabulary,
 		WeightsDigest: t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
 	}

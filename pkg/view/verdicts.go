@@ -10,6 +10,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/stages"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -94,26 +95,37 @@ func WaitingForVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 	if err != nil {
 		return nil, err
 	}
-	var waiting []Waiting
+	made := Made{}
 	for t, err := range Trajectories(ctx, b, run, uid) {
 		if err != nil {
 			return nil, err
 		}
-		if rewards[Key{UID: t.UID, Index: t.SampleIndex}] != nil || t.StopReason != schemas.StopCompleted ||
-			closed[t.UID] != "" {
+		if closed[t.UID] == "" && len(VerdictNames(&t.Group)) > 0 {
+			made.Add(t.Trajectory)
+		}
+	}
+	var waiting []Waiting
+	for uid, index := range made.Samples() {
+		of, ended := made.Of(uid, index)
+		stands := Standing(of)
+		if !ended || stands.StopReason != schemas.StopCompleted || rewards[Key{uid, index}] != nil {
 			continue
 		}
-		for _, name := range VerdictNames(&t.Group) {
-			given, err := hasVerdict(ctx, b, schemas.VerdictSubject(run, t.UID, t.SampleIndex, name))
+		for _, r := range stands.Group.Reward {
+			name := scorer.VerdictName(r.Name)
+			if name == "" {
+				continue
+			}
+			given, err := hasVerdict(ctx, b, schemas.VerdictSubject(run, uid, index, name))
 			if err != nil {
 				return nil, err
 			}
 			if given {
 				continue
 			}
+			t := cmp.Or(stages.Judged(&stands.Group, &r, of), stands)
 			waiting = append(waiting, Waiting{
-				UID: t.UID, SampleIndex: t.SampleIndex, Name: name, Prompt: t.Prompt, Deadline: t.Group.Deadline,
-				Trajectory: t.Trajectory,
+				UID: uid, SampleIndex: index, Name: name, Prompt: t.Prompt, Deadline: t.Group.Deadline, Trajectory: t,
 			})
 		}
 	}
@@ -153,7 +165,7 @@ func (r *Reader) Unjudged(ctx context.Context, run schemas.Run, most int) ([]Jud
 		}
 		for _, w := range waiting {
 			t := w.Trajectory
-			line := (&stored{trajectory: t}).line(t.SampleIndex)
+			line := (&stored{trajectory: t}).line(w.SampleIndex)
 			x := Judged{Waiting: w, Line: line, Truth: t.Group.GroundTruth().Text()}
 			if t.Text != nil {
 				x.Text = dropTensors(TextOf(t))

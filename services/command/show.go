@@ -25,10 +25,11 @@ import (
 func showCommand(a *app) *cobra.Command {
 	var run schemas.Run
 	c := &cobra.Command{
-		Use:   "show [UID]",
-		Short: "show a group: samples, steps and log-probs; without UID, the groups of a run",
+		Use:   "show [UID [SAMPLE]]",
+		Short: "show a group: samples, steps and log-probs; one sample; without UID, the groups of a run",
 		Example: `  meander show
   meander show 0000-a-red-sign-that-says-open
+  meander show 0000-a-red-sign-that-says-open 3    # one sample, with all its stages
   meander show --run demo --json 0000-a-red-sign-that-says-open`,
 		RunE: a.withRun(&run, func(c *cobra.Command, conn *connection, given []string) error {
 			if len(given) == 0 {
@@ -37,7 +38,7 @@ func showCommand(a *app) *cobra.Command {
 			if err := schemas.CheckToken("uid", given[0]); err != nil {
 				return usage(err)
 			}
-			return a.showGroup(c.Context(), conn.Bus, run, schemas.UID(given[0]), c.OutOrStdout())
+			return a.showGroup(c.Context(), conn.Bus, run, schemas.UID(given[0]), given[1:], c.OutOrStdout())
 		}),
 	}
 	nameFlag(c.Flags(), &run, "run", "", "run; default the latest")
@@ -140,32 +141,36 @@ func runState(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Writer) (
 	return fmt.Sprintf("run %s: %s", run, stateText(out, s)), nil
 }
 
-// showGroup prints a group: its result and its trajectories. Either may be missing.
-func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, out io.Writer) error {
+// showGroup prints a group: its result and its trajectories. Either may be missing. of may name one sample: then it
+// prints that.
+func (a *app) showGroup(
+	ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, of []string, out io.Writer,
+) error {
 	reader := newReader(ctx, b, true)
 	defer reader.Close()
-	g, err := reader.Group(ctx, run, uid, 0, 0)
+	g, err := reader.Group(ctx, run, uid, 0, schemas.MaxGroupSize)
 	if errors.Is(err, bus.ErrNotFound) {
 		return fmt.Errorf("run %q has no group %q; 'meander show --run %s' lists the groups", run, uid, run)
 	}
 	if err != nil {
 		return err
 	}
+	if len(of) > 0 {
+		return a.showSample(g, of[0], out)
+	}
 	adv := g.Result()
 	var trajectories []*schemas.Trajectory
 	var failed []view.Member
 	for _, m := range g.Members() {
-		if t := m.Trajectory(); t != nil && len(t.Group.Stages) == 0 {
+		if t := m.Trajectory(); t != nil && len(g.Stages) == 0 {
 			trajectories = append(trajectories, t)
-		}
-		for _, t := range g.Stages(m.SampleIndex) {
-			if !slices.Contains(trajectories, t) { // several samples may share it
-				trajectories = append(trajectories, t)
-			}
 		}
 		if adv != nil || m.Error != "" {
 			failed = append(failed, m)
 		}
+	}
+	for _, s := range g.Stages {
+		trajectories = append(trajectories, s.Trajectory())
 	}
 	gone, err := whyStepsGone(ctx, b, trajectories)
 	if err != nil {
@@ -179,11 +184,7 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 		if adv != nil {
 			v["advantage"] = schemas.JSON(adv)
 		}
-		list := make([]any, len(trajectories))
-		for i, t := range trajectories {
-			list[i] = schemas.JSON(t)
-		}
-		v["trajectories"] = list
+		v["trajectories"] = eventsJSON(trajectories)
 		return encode(out, v)
 	}
 	why := failureLines(failed)
@@ -202,6 +203,37 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 		fmt.Fprintf(out, "\n%s\n", state)
 	}
 	return err
+}
+
+func eventsJSON(trajectories []*schemas.Trajectory) []any {
+	list := make([]any, len(trajectories))
+	for i, t := range trajectories {
+		list[i] = schemas.JSON(t)
+	}
+	return list
+}
+
+// showSample prints one sample of a group.
+func (a *app) showSample(g *view.Group, of string, out io.Writer) error {
+	i := slices.IndexFunc(g.Samples, func(l *view.Line) bool { return fmt.Sprint(l.SampleIndex) == of })
+	if i < 0 {
+		return fmt.Errorf("group %s has no sample %q; must be a number from 0 to %d", g.UID, of, g.Size-1)
+	}
+	l := g.Samples[i]
+	if !a.json {
+		printSample(out, g, l)
+		return nil
+	}
+	stages, trajectories := g.StagesOf(l.SampleIndex), []*schemas.Trajectory(nil)
+	for _, s := range stages {
+		trajectories = append(trajectories, s.Trajectory())
+	}
+	if t := g.Trajectory(l.SampleIndex); t != nil && len(stages) == 0 {
+		trajectories = append(trajectories, t)
+	}
+	return encode(out, map[string]any{
+		"run": g.Run, "uid": g.UID, "sample": l, "stages": stages, "trajectories": eventsJSON(trajectories),
+	})
 }
 
 // whyStepsGone says why no step of a group is stored, if it is one whose steps are freed when they were read; "" while
@@ -269,8 +301,7 @@ func printGroup(out io.Writer, g *view.Group, trajectories []*schemas.Trajectory
 	if g.Prompt != "" {
 		line("prompt %q", g.Prompt)
 	}
-	staged := len(trajectories) > 0 && len(trajectories[0].Group.Stages) > 0
-	if len(trajectories) > 0 && !staged {
+	if len(trajectories) > 0 && len(g.Stages) == 0 {
 		t := trajectories[0]
 		if t.Text != nil {
 			for _, s := range describeText(t) {
@@ -316,8 +347,8 @@ func printGroup(out io.Writer, g *view.Group, trajectories []*schemas.Trajectory
 	if len(trajectories) == 0 {
 		return
 	}
-	if staged {
-		printStages(out, adv, trajectories)
+	if len(g.Stages) > 0 {
+		printStages(out, g.Stages)
 		return
 	}
 	if tree := trajectories[0].Group.Tree; tree != nil {

@@ -198,7 +198,7 @@ func readVerdicts(file string, stdin io.Reader) ([]verdictLine, error) {
 // toEvent checks that the sample exists and needs this verdict, and returns it as an event. The error says what the
 // sample waits for.
 func (j verdictLine) toEvent(ctx context.Context, b *bus.Bus, run schemas.Run) (*schemas.Verdict, error) {
-	t, err := client.New(b).Trajectory(ctx, run, j.UID, *j.SampleIndex)
+	t, err := view.Ended(ctx, b, run, j.UID, *j.SampleIndex)
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil, fmt.Errorf("run %q has no such sample, or it is not finished; 'meander verdict --run %s' lists "+
 			"what waits", run, run)

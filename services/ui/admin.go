@@ -80,6 +80,7 @@ func (s *server) giveVerdict(q *query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	index, _ := q.sample()
 	if t.Run != schemas.Run(q.PathValue("run")) {
 		return nil, badRequest("the sample is of another run, %s", t.Run)
 	}
@@ -91,7 +92,7 @@ func (s *server) giveVerdict(q *query) (any, error) {
 		return nil, badRequest("the sample waits for no verdict %q", v.Name)
 	}
 	event := &schemas.Verdict{
-		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, Name: v.Name, Value: v.Value, At: time.Now().UnixNano(),
+		Run: t.Run, UID: t.UID, SampleIndex: index, Name: v.Name, Value: v.Value, At: time.Now().UnixNano(),
 	}
 	status, err := view.ClosedAs(q.Context(), s.bus, event)
 	if err != nil {

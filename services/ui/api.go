@@ -67,13 +67,15 @@ func (q *query) number(name string, def, least, most int) int {
 	return n
 }
 
-// sample reads the index of a sample.
-func (q *query) sample() int64 {
-	index, err := strconv.ParseInt(q.PathValue("sample"), 10, 64)
-	if err != nil || index < 0 || index >= schemas.MaxGroupSize {
+// sample reads the place of a sample: its index, or also its stage: 2.think.
+func (q *query) sample() (index int64, stage schemas.Stage) {
+	number, of, staged := strings.Cut(q.PathValue("sample"), ".")
+	index, err := strconv.ParseInt(number, 10, 64)
+	stage = schemas.Stage(of)
+	if err != nil || index < 0 || index >= schemas.MaxGroupSize || staged && schemas.CheckToken("stage", stage) != nil {
 		q.fault("that is not the index of a sample")
 	}
-	return index
+	return index, stage
 }
 
 // letter reads the number of a dead letter.
@@ -158,17 +160,19 @@ func (s *server) answerGroup(q *query) (any, error) {
 }
 
 func (s *server) answerSample(q *query) (any, error) {
-	run, uid, index := q.run(), q.uid(), q.sample()
-	return ask(q, func(ctx context.Context) (*view.Sample, error) { return s.view.Sample(ctx, run, uid, index) })
+	run, uid := q.run(), q.uid()
+	index, stage := q.sample()
+	return ask(q, func(ctx context.Context) (*view.Sample, error) { return s.view.Sample(ctx, run, uid, index, stage) })
 }
 
 // trajectoryOf returns the trajectory that a request is about.
 func (s *server) trajectoryOf(q *query) (*schemas.Trajectory, error) {
-	run, uid, index := q.run(), q.uid(), q.sample()
+	run, uid := q.run(), q.uid()
+	index, stage := q.sample()
 	if q.err != nil {
 		return nil, q.err
 	}
-	return s.view.Trajectory(q.Context(), run, uid, index)
+	return s.view.Trajectory(q.Context(), run, uid, index, stage)
 }
 
 // answerCompare answers with the groups that the runs a and b have in common.

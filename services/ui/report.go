@@ -167,11 +167,18 @@ func (r *report) addGroups(ctx context.Context, reader *view.Reader, most int, c
 		r.Answers[at] = g
 		for _, s := range samples {
 			s.States = []int64{} // they are computed from tensors, which stay where they are
-			if rest -= sizeOf(s); rest < 0 {
-				c.DetailsLeftOut++
-				continue
+			if rest -= sizeOf(s); rest >= 0 {
+				r.Answers[at+"/"+s.Line.Place] = s
 			}
-			r.Answers[fmt.Sprintf("%s/%d", at, s.SampleIndex)] = s
+		}
+		for _, l := range g.Samples {
+			place, index := at+"/"+l.Place, fmt.Sprintf("%s/%d", at, l.SampleIndex)
+			switch _, there := r.Answers[place]; {
+			case !there && l.Stored:
+				c.DetailsLeftOut++
+			case there && place != index:
+				r.Answers[index] = place
+			}
 		}
 	}
 	rows.Total, rows.All, c.GroupsLeftOut = c.Groups, c.Groups, all-c.Groups+rows.LeftOut

@@ -31,36 +31,52 @@ const (
 	leastPerPixel = 0.08
 )
 
-// addImages adds the images and sounds of samples: they share the room of left bytes evenly, and what one does not need
-// is for those after it. An error is of the server.
-func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Contents) error {
-	type place struct {
-		key string
-		t   *schemas.Trajectory
-		of  *schemas.Medium // nil: a condition of it
-		at  int             // which condition
-	}
-	var places []place
+// place is an image or a sound of a report.
+type place struct {
+	key string
+	t   *schemas.Trajectory
+	of  *schemas.Medium // nil: a condition of it
+	at  int             // which condition
+}
+
+// places returns the images and sounds of the samples, or of their stages.
+func (r *report) places() (places []place) {
 	rows := r.Answers["runs/"+string(r.Run)+"/groups"].(*view.Groups).Rows
 	for _, row := range rows {
 		g := r.Answers["runs/"+string(r.Run)+"/groups/"+string(row.UID)].(*view.Group)
-		seen := false // a group has conditions once: they are of its prompt
-		for _, l := range g.Samples {
-			t := g.Trajectory(l.SampleIndex)
+		at, seen := fmt.Sprintf("%s/%s/", r.Run, g.UID), false
+		add := func(l *view.Line, t *schemas.Trajectory, of string) {
 			for i := range l.Conditions {
-				if !seen {
-					places = append(places, place{fmt.Sprintf("%s/%s/condition-%d", r.Run, g.UID, i), t, nil, i})
-				}
+				places = append(places, place{fmt.Sprintf("%scondition-%d", of, i), t, nil, i})
 			}
-			seen = seen || len(l.Conditions) > 0
 			for _, kind := range l.Media {
 				if kind != schemas.KindVideo { // its image stands for it
-					key := fmt.Sprintf("%s/%s/%d/%s", r.Run, g.UID, l.SampleIndex, kind)
-					places = append(places, place{key, t, t.Medium(kind), 0})
+					places = append(places, place{at + l.Place + "/" + kind, t, t.Medium(kind), 0})
 				}
 			}
 		}
+		for _, l := range g.Stages {
+			add(l.Line, l.Trajectory(), at+l.Place+"/")
+		}
+		for _, l := range g.Samples {
+			if len(g.Stages) > 0 {
+				break
+			}
+			line := *l
+			if seen { // a group has conditions once: they are of its prompt
+				line.Conditions = nil
+			}
+			add(&line, g.Trajectory(l.SampleIndex), at)
+			seen = seen || len(l.Conditions) > 0
+		}
 	}
+	return places
+}
+
+// addImages adds the images and sounds of samples: they share the room of left bytes evenly, and what one does not need
+// is for those after it. An error is of the server.
+func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Contents) error {
+	places := r.places()
 	for i, at := range places {
 		allowed := min(left, max(left/(len(places)-i), leastImage))
 		var data []byte

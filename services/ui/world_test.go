@@ -40,8 +40,8 @@ func (s *served) serveModel(t *testing.T, name string) *bustest.Service {
 const models = "../../deploy/models/"
 
 // startWorld serves a page of a pipeline of images and texts, with runs of each kind: images of two data sources (signs
-// and again), a tree, scheduled sampling, texts with logits, samples that wait for verdicts, a pushed policy and dead
-// letters.
+// and again), a tree, samples of several stages, scheduled sampling, texts with logits, samples that wait for verdicts,
+// a pushed policy and dead letters.
 func startWorld(t *testing.T) *served {
 	t.Helper()
 	words, err := tokenizer.Load(models + "sums")
@@ -77,7 +77,7 @@ func startWorld(t *testing.T) *served {
 	if _, err := c.AwaitPolicy(t.Context(), pushed); err != nil {
 		t.Fatal(err)
 	}
-	closed := s.publishSigns(t) + s.publishSums(t)
+	closed := s.publishSigns(t) + s.publishSums(t) + s.publishStages(t)
 	s.publishRefused(t)
 	bustest.Await(t, s.Bus, closed, schemas.StreamAdvantages)
 	bustest.Await(t, s.Bus, 3, schemas.StreamTrajectories, schemas.TrajectoryFilter("judged", "*"))

@@ -1,7 +1,8 @@
 // Verdicts: the samples of a run that wait for a person, one after the other, by keyboard.
 import { h, link, plural, crumbs, empty, only } from "./dom.js";
 import { ask, api, change, listen, may } from "./server.js";
-import { conditions, conversation } from "./samples.js";
+import { conditions } from "./cards.js";
+import { conversation } from "./samples.js";
 import { player } from "./sound.js";
 
 const values = [0, 0.25, 0.5, 0.75, 1];
@@ -117,12 +118,12 @@ export async function judgeView(run) {
                 { class: "pic" },
                 l.media.includes("image") &&
                   h("img", {
-                    src: "/media/" + api(run, w.uid, w.sample_index, l.media.includes("video") ? "video" : "image"),
+                    src: "/media/" + api(run, w.uid, l.place, l.media.includes("video") ? "video" : "image"),
                     alt: `sample ${w.sample_index}`,
                     class: Math.max(l.width, l.height) < 256 ? "smallpic" : "",
                   }),
                 l.media.includes("audio") &&
-                  player("/media/" + api(run, w.uid, w.sample_index, "audio"), `sample ${w.sample_index}`),
+                  player("/media/" + api(run, w.uid, l.place, "audio"), `sample ${w.sample_index}`),
               ),
               conditions(run, w.uid, l),
             )

@@ -1,121 +1,12 @@
 // A group with its samples, and one sample.
 import { h, link, fixed, signed, plural, seconds, ago, when, badge, crumbs, empty, factList, only, todo, whole, words } from "./dom.js";
-import { ask, api, condition, listen, media, stored } from "./server.js";
+import { advantage, card, conditions, faults, givenFiles, scores, stageRows } from "./cards.js";
+import { ask, api, listen, media, stored } from "./server.js";
 import { player } from "./sound.js";
 import { downloads, video } from "./video.js";
 import { chart } from "./chart.js";
 
 const pageSize = 64;
-
-// scores lists what each function said; the value of the only one is not said again if it is the reward.
-const scores = (list, reward) =>
-  list &&
-  list.length > 0 &&
-  h(
-    "ul",
-    { class: "scores" },
-    list.map((s) =>
-      h(
-        "li",
-        {},
-        h(
-          "span",
-          {},
-          s.name,
-          s.detail && h("div", { class: "read" }, "read: ", h("q", {}, s.detail)),
-        ),
-        h(
-          "span",
-          { class: "num" },
-          s.value === null ? s.status : list.length > 1 || s.value !== reward ? fixed(s.value) : "",
-          s.exact === true && h("span", { title: "exact" }, " ✓"),
-        ),
-      ),
-    ),
-  );
-
-// faults say why a sample, or a function, has no reward: each reason once.
-const faults = (s) => {
-  const said = [s.error, ...(s.scores || []).map((x) => x.error)].filter(Boolean);
-  return said
-    .filter((e, i) => !said.some((other, k) => k !== i && other.includes(e) && (other !== e || k < i)))
-    .map((e) => h("p", { class: "small fault" }, words(e)));
-};
-
-const advantage = (v) =>
-  v !== null &&
-  v !== undefined &&
-  h("span", { class: "adv " + (v > 0 ? "up" : v < 0 ? "down" : "") }, `advantage ${signed(v)}`);
-
-function card(run, g, s) {
-  const text = s.answer !== undefined || s.finish_reason;
-  const src = s.media.includes("image") && media(run, g.uid, s.sample_index, "image"),
-    sound = s.media.includes("audio") && media(run, g.uid, s.sample_index, "audio");
-  const picture = src
-    ? h("img", {
-        src,
-        alt: `sample ${s.sample_index}`,
-        loading: "lazy",
-        decoding: "async",
-        width: s.width,
-        height: s.height,
-      })
-    : s.stored
-      ? !sound && `no image${s.media.length > 0 ? " in this file" : ""}`
-      : s.status === "awaited"
-        ? "not made yet"
-        : "";
-  const shown = h(
-    "a",
-    { class: "sample", href: link("runs", run, g.uid, s.sample_index), "data-item": true },
-    !text && picture && h("div", { class: "pic" }, picture),
-    h(
-      "div",
-      { class: "body" },
-      h(
-        "div",
-        { class: "line" },
-        h("span", { class: "reward" }, s.reward === null ? badge(s.status) : fixed(s.reward)),
-        advantage(s.advantage),
-      ),
-      text && h("div", { class: "answer" }, s.answer || "(empty)"),
-      scores(s.scores, s.reward),
-      faults(s),
-      todo(s.fix),
-      h(
-        "div",
-        { class: "line small muted" },
-        h("span", {}, `#${s.sample_index}`),
-        h(
-          "span",
-          {},
-          s.reward !== null && s.status !== "scored"
-            ? s.status
-            : text
-              ? plural(s.tokens || 0, "token")
-              : s.parent !== undefined
-                ? `from #${s.parent} at ${s.parent_step}`
-                : "",
-        ),
-      ),
-    ),
-  );
-  return sound ? h("div", {}, shown, player(sound, `sample ${s.sample_index}`, true)) : shown;
-}
-
-// given shows the files that the network was given beside the prompt of a sample.
-const givenFiles = (run, uid, s) =>
-  ((s && s.conditions) || []).map((name, i) => {
-    const src = condition(run, uid, s.sample_index, i);
-    return h(
-      "figure",
-      { class: "sample given" },
-      h("div", { class: "pic" }, src ? h("img", { src, alt: `condition ${name}`, loading: "lazy" }) : "not in this file"),
-      h("figcaption", { class: "body small muted" }, `condition ${name}`),
-    );
-  });
-
-export const conditions = (run, uid, s) => s.conditions && h("div", { class: "samples" }, givenFiles(run, uid, s));
 
 export async function groupView(run, uid, query) {
   let offset = Number(query.get("offset")) || 0;
@@ -181,7 +72,9 @@ export async function groupView(run, uid, query) {
               ),
             ),
           )
-        : h(
+        : g.stages
+          ? stageRows(run, g)
+          : h(
             "div",
             { class: "samples" + (texts ? " texts" : "") },
             givenFiles(run, uid, g.samples.find((s) => s.conditions)),
@@ -480,7 +373,7 @@ export function conversation(x) {
   for (const m of t.messages || []) said.push([m.role, m.content, false, null]);
   for (const turn of t.turns || []) {
     if (!turn.generated) continue;
-    said.push(["model", turn.text || "", true, turn.score]);
+    said.push([t.said_by || "model", turn.text || "", true, turn.score]);
     if (turn.reply) said.push(["reply", turn.reply, false, null]);
   }
   return h(
@@ -556,8 +449,12 @@ async function seen(run, uid, index, strip, says, colours) {
 export async function sampleView(run, uid, index) {
   const x = await ask(api("runs", run, "groups", uid, index));
   const l = x.line,
-    at = Number(index),
-    size = x.group.size;
+    at = l.sample_index,
+    size = x.group.size,
+    staged = x.stages && x.stages.find((t) => t.place === l.place),
+    of = staged && staged.samples > 1 ? `samples ${at} to ${at + staged.samples - 1}` : `sample ${at}`,
+    name = staged ? `Stage ${staged.stage} of ${of}` : `Sample ${at}`;
+  index = l.place;
   const go = (to) => {
     if (to >= 0 && to < size) location.hash = link("runs", run, uid, to);
   };
@@ -565,7 +462,7 @@ export async function sampleView(run, uid, index) {
   const moves = has("video") && !stored,
     src = has("image") && media(run, uid, index, moves ? "video" : "image"),
     sound = has("audio") && media(run, uid, index, "audio"),
-    alt = `sample ${index}: ${x.prompt.slice(0, 120)}`;
+    alt = `${name}: ${x.prompt.slice(0, 120)}`;
   const picture = h(
     "div",
     { class: "pic" },
@@ -577,7 +474,7 @@ export async function sampleView(run, uid, index) {
           ]
         : h("img", { src, alt, class: Math.max(l.width, l.height) < 256 ? "smallpic" : "" })
       : !sound && h("p", {}, x.error || `no image${l.media.length > 0 ? " in this file" : ""}`),
-    sound && player(sound, `sample ${index}`),
+    sound && player(sound, name),
   );
   const score = h(
     "div",
@@ -659,7 +556,7 @@ export async function sampleView(run, uid, index) {
     sees.before(ask); // to decode a video takes a while
   }
   return {
-    title: `#${index} of ${uid}`,
+    title: staged ? `${name} of ${uid}` : `#${at} of ${uid}`,
     keys: { j: () => go(at + 1), k: () => go(at - 1) },
     body: [
       h(
@@ -673,7 +570,7 @@ export async function sampleView(run, uid, index) {
             h("a", { href: link("runs", run) }, run),
             h("a", { href: link("runs", run, uid) }, uid),
           ),
-          h("h1", {}, `Sample ${index}`),
+          h("h1", {}, name),
           h("p", { class: "muted clamp" }, x.prompt),
         ),
         h(
@@ -683,11 +580,12 @@ export async function sampleView(run, uid, index) {
           h("button", { disabled: at + 1 >= size, onclick: () => go(at + 1), "aria-label": "next sample" }, "Next →"),
         ),
       ),
+      staged && stageRows(run, x, l.place),
       h(
         "div",
         { class: "shot" },
-        h("div", { class: "stack" }, x.text ? [conversation(x), tokens(x)] : [picture, conditions(run, uid, l), strip]),
-        h("div", { class: "stack" }, score, facts),
+        h("div", { class: "stack" }, x.text ? [conversation(x), conditions(run, uid, l), tokens(x)] : [picture, conditions(run, uid, l), strip]),
+        h("div", { class: "stack" }, x.samples && x.samples.length > 1 ? null : score, facts),
       ),
       x.text ? waterfall(x.timings) : curves(x),
       x.text ? null : steps(x),

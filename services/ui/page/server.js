@@ -32,7 +32,8 @@ const by = {
 };
 
 function fromFile(path, { order, status, text = "", offset = 0, limit }) {
-  const x = stored.answers[path];
+  let x = stored.answers[path];
+  if (typeof x === "string") x = stored.answers[x]; // a sample by what stands for it
   if (!x) throw Object.assign(new Error("This is not in the file. 'meander ui' shows it."), { status: 404 });
   if (!order || !x.rows) return { ...x, samples: x.samples && limit ? x.samples.slice(offset, offset + limit) : x.samples };
   const has = (t) => t.toLowerCase().includes(text.toLowerCase());
@@ -70,9 +71,9 @@ export const api = (...parts) => parts.map((p) => encodeURIComponent(p)).join("/
 // media is the address of an image, a video or a state of a sample; a file may lack it.
 export const media = (...parts) => (stored ? stored.media[api(...parts)] : "/media/" + api(...parts));
 
-// condition is the address of a file that a network was given, one for all samples of a group.
-export const condition = (run, uid, index, i) =>
-  stored ? media(run, uid, "condition-" + i) : media(run, uid, index, "condition-" + i);
+// condition is the address of a file that a network was given: in a file one for all samples of a group, or a stage's.
+export const condition = (run, uid, place, i) =>
+  stored && !String(place).includes(".") ? media(run, uid, "condition-" + i) : media(run, uid, place, "condition-" + i);
 
 export function setLink(state, says) {
   const link = document.getElementById("link");
