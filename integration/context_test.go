@@ -248,7 +248,40 @@ func TestConnect_ContextTLSFirstAndProxy(t *testing.T) {
 	if calls.Load() < 2 {
 		t.Errorf("%d connections went through the proxy", calls.Load())
 	}
+	// The client in Python has the first handshake, too, and says that it has no proxy.
+	t.Run("python", func(t *testing.T) {
+		python, before := pythonWith(t, "nats, msgpack, blake3, numpy"), calls.Load()
+		for settings, want := range map[string]string{
+			fmt.Sprintf(`{"url": %q, "ca": %q, "tls_first": true}`, first.ClientURL(), ours.file): "connected True",
+			fmt.Sprintf(`{"url": %q, "socks_proxy": "socks5://%s"}`, plain.ClientURL(), proxy): "ValueError: context FILE: " +
+				"socks_proxy: set; must be absent: this client cannot use it",
+		} {
+			file := contexts(t, "mine", settings)
+			cmd := exec.Command(python, "-c", connectInPython)
+			cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"))
+			out, err := cmd.Output()
+			if err != nil || strings.TrimSpace(string(out)) != strings.Replace(want, "FILE", file, 1) {
+				t.Errorf("%s: %v\n%s\nwant %s", settings, err, out, want)
+			}
+		}
+		if calls.Load() != before {
+			t.Error("it has used the proxy")
+		}
+	})
 }
+
+// connectInPython connects by the context mine.
+const connectInPython = `import asyncio, meander
+
+async def main():
+    try:
+        async with meander.connect(context="mine", patience=60) as client:
+            print("connected", client.nc.is_connected)
+    except ValueError as e:
+        print(f"ValueError: {e}")
+
+asyncio.run(main())
+`
 
 // socksProxy is a SOCKS5 proxy for addresses of IPv4, without log-in, that counts its connections.
 func socksProxy(t *testing.T) (address string, calls *atomic.Int64) {

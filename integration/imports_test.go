@@ -261,7 +261,7 @@ var testLayers = map[string][]string{
 	"pkg/models/hub":                 {"pkg/models/hub/hubtest"},
 	"services/command":               {"pkg/models/hub/hubtest", "pkg/bus/bustest", "pkg/models/lm/qwen2/qwen2test", "pkg/models/model/qwenimage/checkpoint"},
 	"pkg/results":                    {"pkg/bus/bustest", "services/pipeline"},
-	"pkg/export":                     {"pkg/bus/bustest", "pkg/models/media/mediatest", "pkg/models/model/remote/remotetest", "services/pipeline"},
+	"pkg/export":                     {"pkg/bus/bustest", "pkg/results", "pkg/models/media/mediatest", "pkg/models/model/remote/remotetest", "services/pipeline"},
 	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":              {"pkg/bus/bustest", "pkg/models/media", "pkg/models/model"},
 	"services/doctor":                {"pkg/bus/bustest"},

@@ -75,6 +75,18 @@ func (b *Bus) EditNotes(ctx context.Context, run schemas.Run, by string, edit fu
 	return n, nil
 }
 
+// AddNotes stores notes of a run as they are, unless it has some.
+func (b *Bus) AddNotes(ctx context.Context, run schemas.Run, n *Notes) error {
+	data, err := json.Marshal(n)
+	if err == nil {
+		_, err = b.createKey(ctx, schemas.RunBucket, notesKey(run), data)
+	}
+	if err != nil {
+		return fmt.Errorf("notes of run %s: %w", run, err)
+	}
+	return nil
+}
+
 // notesOf returns stored notes. What is not valid is none.
 func notesOf(data []byte) *Notes {
 	n := &Notes{}

@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -63,6 +64,12 @@ func (c *Client) PublishEncoded(ctx context.Context, run schemas.Run, prompt []b
 	}
 }
 
+// ask makes a request of a service, which nothing stores; it carries the trace context of ctx.
+func (c *Client) ask(ctx context.Context, subject string, data []byte) (*nats.Msg, error) {
+	m := &nats.Msg{Subject: subject, Header: tracing.Header(ctx), Data: data}
+	return c.bus.Conn().RequestMsgWithContext(ctx, m)
+}
+
 // Try returns the receipt that intake would give a prompt now, and does nothing else: nothing is stored, no uid is
 // taken. A refusal is a *RefusedError; a prompt that would wait is a *HeldError. ErrNoAnswer: no intake runs.
 func (c *Client) Try(ctx context.Context, run schemas.Run, p *schemas.Prompt) (*schemas.Receipt, error) {
@@ -78,7 +85,7 @@ func (c *Client) TryEncoded(ctx context.Context, run schemas.Run, prompt []byte)
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
 	}
-	m, err := c.bus.Conn().RequestWithContext(ctx, schemas.DrySubject(run), prompt)
+	m, err := c.ask(ctx, schemas.DrySubject(run), prompt)
 	if err != nil {
 		return nil, errors.Join(ErrNoAnswer, err)
 	}

@@ -21,7 +21,7 @@ func (c *Client) Seen(ctx context.Context, t *schemas.Trajectory, index int64) (
 	if err != nil {
 		return nil, err
 	}
-	m, err := c.bus.Conn().RequestWithContext(ctx, schemas.SeenSubject(t.Lane), question)
+	m, err := c.ask(ctx, schemas.SeenSubject(t.Lane), question)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
 		return nil, fmt.Errorf("%w: no sampler serves the lane %s now", ErrUnseen, t.Lane)

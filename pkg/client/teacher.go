@@ -24,7 +24,7 @@ func (c *Client) askTeacher(
 ) (*nats.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return c.bus.Conn().RequestWithContext(ctx, schemas.TeacherSubject(teacher), data)
+	return c.ask(ctx, schemas.TeacherSubject(teacher), data)
 }
 
 // TeacherReply asks a teacher for the log-probs that its model gives a stored sample, and waits for them; topK asks for

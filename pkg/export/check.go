@@ -3,6 +3,8 @@ package export
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -26,6 +28,7 @@ type check struct {
 	seqs     map[string]string
 	subjects map[string]string
 	complete bool
+	notes    *bus.Notes // what people say of the run; nil: nothing
 }
 
 type step struct {
@@ -56,6 +59,13 @@ func (c *check) addFile(name string, e *Entry) error {
 		return fmt.Errorf("%q: is in it twice", name)
 	}
 	c.sums[name] = hex.EncodeToString(sum[:])
+	if name == notesFile {
+		c.notes = &bus.Notes{}
+		if err := errors.Join(json.Unmarshal(e.Data, c.notes), c.notes.Validate()); err != nil {
+			return fmt.Errorf("%q: %w", name, err)
+		}
+		return nil
+	}
 	if err := c.checkEvent(name, e); err != nil {
 		return fmt.Errorf("%q: %w", name, err)
 	}

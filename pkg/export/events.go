@@ -50,6 +50,7 @@ const (
 	blobFolder = "blobs"
 	eventEnd   = ".msgpack"
 	sumsFile   = "SHA256SUMS"
+	notesFile  = "notes.json"
 	// maxEntry bounds the size of one file.
 	maxEntry = bus.MaxBlob
 	// PartEnd ends the names of files that are not whole yet.

@@ -194,6 +194,10 @@ func (f *partFile) resume(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", changed, err)
 		}
+		if header.Name == notesFile {
+			f.noteSum(notesFile, e.Data)
+			continue
+		}
 		if e.Blob == "" {
 			e.event, e.Invalid = decodeEvent(e.Subject, e.Data)
 		}

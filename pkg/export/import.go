@@ -66,6 +66,11 @@ func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker, o ImportOptions) (
 			return &m.result, failed(err)
 		}
 	}
+	if n := m.check.notes; n != nil {
+		if err := m.b.AddNotes(ctx, m.result.Run, n); err != nil {
+			return &m.result, failed(err)
+		}
+	}
 	return &m.result, ctx.Err()
 }
 

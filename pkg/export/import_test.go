@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -128,6 +129,42 @@ func TestImport_GoesOn(t *testing.T) {
 	if decode(t, m, &reward); reward.TrajectorySeq != trajectory {
 		t.Errorf("the reward is of trajectory %d, want %d", reward.TrajectorySeq, trajectory)
 	}
+}
+
+// What people say of a run goes with its archive; what the store has of it already stays.
+func TestImport_Notes(t *testing.T) {
+	p := bustest.New(t)
+	publish(t, p.Bus, group("r1", "", 1))
+	said, err := p.EditNotes(t.Context(), "r1", "ann", func(n *bus.Notes) { n.Tags, n.Note = []string{"best"}, "why" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	var archive bytes.Buffer
+	if _, err := export.WriteArchive(t.Context(), p.Bus, "r1", &archive); err != nil {
+		t.Fatal(err)
+	}
+	for _, own := range []string{"", "mine"} {
+		q, want := bustest.New(t), said
+		if own != "" {
+			want, err = q.EditNotes(t.Context(), "r1", "bob", func(n *bus.Notes) { n.Note = own })
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := export.Import(t.Context(), q.Bus, bytes.NewReader(archive.Bytes()), export.ImportOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := q.Notes(t.Context(), "r1"); err != nil || !reflect.DeepEqual(got["r1"], want) {
+			t.Errorf("with %q: %+v, %v; want %+v", own, got["r1"], err, want)
+		}
+	}
+	bad := pack(t, append(unpack(t, archive.Bytes())[:1], file{"notes.json", []byte(`{"tags": [""]}`)}), true)
+	for _, err := range export.ReadArchive(bytes.NewReader(bad)) {
+		if err != nil && strings.Contains(err.Error(), `"notes.json": tag: ""; must have 1 to 40 characters`) {
+			return
+		}
+	}
+	t.Error("a tag that cannot be was accepted")
 }
 
 // A run that is stored with anything else is refused by name, and stays as it is.

@@ -58,9 +58,10 @@ func readFiles(r io.Reader, check func(name string, e *Entry) error) iter.Seq2[*
 				yield(nil, fmt.Errorf("read export: %w", err))
 				return
 			}
-			if header.Name == sumsFile {
+			switch {
+			case header.Name == sumsFile:
 				complete = true
-			} else if !yield(e, nil) {
+			case header.Name != notesFile && !yield(e, nil):
 				return
 			}
 		}
@@ -126,7 +127,7 @@ func readEntry(header *tar.Header, r io.Reader) (*Entry, error) {
 		return nil, fmt.Errorf("%q: %w", header.Name, err)
 	}
 	e := &Entry{Time: header.ModTime, Data: data}
-	if header.Name == sumsFile {
+	if header.Name == sumsFile || header.Name == notesFile {
 		return e, nil
 	}
 	folder, name := path.Split(header.Name)

@@ -3,6 +3,7 @@ package export_test
 import (
 	"bytes"
 	"errors"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/media/mediatest"
+	"github.com/meander-rl/meander/pkg/results"
 )
 
 // A video is in the files as it is stored and, where that is asked for, as mp4.
@@ -22,7 +24,21 @@ func TestWrite_Videos(t *testing.T) {
 	if _, err := export.WriteDataset(t.Context(), plane.Bus, "r", o); !errors.Is(err, media.ErrNoFFmpeg) {
 		t.Errorf("without ffmpeg: %v", err)
 	}
+	r, err := results.Read(t.Context(), plane.Bus, "r")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := r.Write(t.Context(), plane.Bus, dir); err != nil || r.Summary.NoMP4 != media.ErrNoFFmpeg.Error() {
+		t.Errorf("results without ffmpeg: %q, %v", r.Summary.NoMP4, err)
+	}
 	mediatest.FFmpeg(t, true)
+	r.Summary.NoMP4 = ""
+	err = r.Write(t.Context(), plane.Bus, dir)
+	made, readErr := os.ReadFile(filepath.Join(dir, "g-001.mp4"))
+	if err != nil || readErr != nil || r.Summary.NoMP4 != "" || !bytes.HasPrefix(made, []byte(mediatest.Head)) {
+		t.Errorf("results with ffmpeg: %q, %v, %v, %d bytes", r.Summary.NoMP4, err, readErr, len(made))
+	}
 	x := write(t, plane.Bus, o)
 	parts := untar(t, filepath.Join(o.Folder, x.Shards[0].File))
 	apng, mp4 := parts["g_000001.apng"], parts["g_000001.mp4"]

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -47,6 +48,7 @@ type exporter struct {
 	lastEvent *Entry
 	lastBlob  string
 	newest    time.Time // of the events
+	noted     bool      // the archive has the notes
 	// added is called after each file.
 	added func() error
 }
@@ -63,6 +65,7 @@ func (x *exporter) write(ctx context.Context) error {
 	for _, write := range []func() error{
 		func() error { return x.writeEvents(ctx) },
 		func() error { return x.writeBlobs(ctx) },
+		func() error { return x.writeNotes(ctx) },
 		ctx.Err,
 		func() error { return x.addFile(sumsFile, x.newest, []byte(x.sums.String())) },
 		x.files.Close,
@@ -137,6 +140,28 @@ func (x *exporter) writeBlobs(ctx context.Context) error {
 	return nil
 }
 
+// writeNotes writes what people say of the run, if there is anything and it is not in the archive yet.
+func (x *exporter) writeNotes(ctx context.Context) error {
+	all, err := x.bus.Notes(ctx, x.run)
+	if err != nil || all[x.run] == nil || x.noted {
+		return err
+	}
+	data, err := json.Marshal(all[x.run])
+	if err == nil {
+		err = x.addFile(notesFile, x.newest, data)
+	}
+	if err == nil {
+		x.noteSum(notesFile, data)
+	}
+	return err
+}
+
+// noteSum notes the digest of a file that is in the archive.
+func (x *exporter) noteSum(name string, data []byte) {
+	fmt.Fprintf(&x.sums, "%x  %s\n", sha256.Sum256(data), name)
+	x.noted = x.noted || name == notesFile
+}
+
 // addEntry writes an event or a blob.
 func (x *exporter) addEntry(e *Entry, name string, at time.Time) error {
 	if err := x.addFile(name, at, e.Data); err != nil {
@@ -159,7 +184,7 @@ func (x *exporter) addFile(name string, at time.Time, data []byte) error {
 
 // note counts a file that is in the archive.
 func (x *exporter) note(name string, e *Entry) {
-	fmt.Fprintf(&x.sums, "%x  %s\n", sha256.Sum256(e.Data), name)
+	x.noteSum(name, e.Data)
 	x.leftBefore = x.leftOut
 	x.count(e)
 	if e.Blob != "" {

@@ -70,6 +70,8 @@ type Summary struct {
 	Metrics map[string]float64 `json:"metrics,omitempty"`
 	Out     string             `json:"out,omitempty"`
 	Sheet   string             `json:"sheet,omitempty"`
+	// NoMP4 is why Write made no mp4 beside a video.
+	NoMP4 string `json:"no_mp4,omitempty"`
 }
 
 // Read returns the outcome of a run so far: all prompts that were accepted, or refused with a uid, sorted by uid;

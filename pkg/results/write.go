@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
@@ -56,7 +57,7 @@ func makeFolder(dir string) error {
 	return nil
 }
 
-// Write makes the folder dir with the images as PNG, the videos as animated PNG, a contact sheet for each group with
+// Write makes the folder dir with the images as PNG, the videos as animated PNG and, where ffmpeg is found, as mp4, a contact sheet for each group with
 // images, and results.jsonl. It notes their paths in r. It fails if an image cannot be
 // read or a file not be written; files that are written by then stay.
 func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
@@ -69,6 +70,9 @@ func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 	}
 	for _, g := range r.Groups {
 		images, err := g.writeMedia(ctx, b, dir)
+		if err == nil {
+			err = r.writeMP4(ctx, g)
+		}
 		if err != nil {
 			return err
 		}
@@ -88,6 +92,34 @@ func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 		}
 	}
 	return writeFile(dir, r.WriteJSON)
+}
+
+// writeMP4 writes the videos of a group, which are written, as mp4 beside them, with their sound. What ffmpeg cannot do
+// is noted: a run does not fail for it.
+func (r *Run) writeMP4(ctx context.Context, g *Group) error {
+	for i := range g.Members {
+		m := &g.Members[i]
+		if m.Video == "" || r.Summary.NoMP4 != "" {
+			continue
+		}
+		video, err := os.ReadFile(m.Video)
+		var sound []byte
+		if err == nil && m.Audio != "" {
+			sound, err = os.ReadFile(m.Audio)
+		}
+		if err != nil {
+			return err
+		}
+		data, err := media.MP4(ctx, video, sound)
+		if err != nil {
+			r.Summary.NoMP4 = err.Error()
+			return ctx.Err()
+		}
+		if err := os.WriteFile(strings.TrimSuffix(m.Video, filepath.Ext(m.Video))+".mp4", data, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // drawSheet draws the contact sheet of a group as PNG, the best sample first, from its images or frames by sample

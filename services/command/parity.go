@@ -37,7 +37,7 @@ type comparer struct {
 	own            bool
 	device, dtype  string
 	torch          models.TorchOptions
-	conditions     []string
+	given          conditionFlags
 	dir            string
 	stdout, stderr io.Writer
 }
@@ -66,6 +66,7 @@ Exit status: 0 they agree, 1 they do not.`,
 		Example: `  meander parity --model DIR
   meander parity --model DIR --steps 8 --height 512 --width 512 'a red fox'
   meander parity --model EDIT --condition image=in.png 'make it blue'    # a pipeline that edits images
+  meander parity --model EDIT --set max_sequence_length=256 'make it blue'    # an argument of the pipeline
   meander parity --model deploy/models/signs --own     # this program computes the network`,
 		RunE: func(c *cobra.Command, given []string) error {
 			p.stdout, p.stderr = c.OutOrStdout(), c.ErrOrStderr()
@@ -83,7 +84,7 @@ Exit status: 0 they agree, 1 they do not.`,
 	f.BoolVar(&p.own, "own", false, "this program computes the network, instead of the torch engine")
 	f.StringVar(&p.device, "device", "auto", "what PyTorch computes on: auto, cpu, cuda:0")
 	f.StringVar(&p.dtype, "dtype", "auto", "what PyTorch computes in: auto, f32, bf16")
-	f.StringArrayVar(&p.conditions, "condition", nil, "a file that the pipeline is given, as NAME=FILE")
+	p.given.addFlags(f)
 	f.String("negative-prompt", "", "what guidance leads away from; default the model's")
 	for _, name := range []string{"steps", "height", "width", "frames", "seed"} {
 		f.Int(name, 0, name+" of the sample; default the model's")
@@ -149,8 +150,10 @@ func (p *comparer) compare(ctx context.Context, f *pflag.FlagSet, prompt string)
 			both = append(both, "--"+flag.Name+"="+flag.Value.String())
 		}
 	})
-	for _, c := range p.conditions {
-		args, both = append(args, "--condition", c), append(both, "--condition", c)
+	for flag, list := range map[string][]string{"--condition": p.given.files, "--set": p.given.values} {
+		for _, c := range list {
+			args, both = append(args, flag, c), append(both, flag, c)
+		}
 	}
 	for _, name := range []string{"generic", "trust-class", "family"} {
 		if flag := f.Lookup(name); flag.Changed {

@@ -55,6 +55,9 @@ func printRun(w io.Writer, r *results.Run) {
 	if s.Trajectories > 0 {
 		fmt.Fprintf(w, "digest %s\n", s.Digest)
 	}
+	if s.NoMP4 != "" {
+		fmt.Fprintf(w, "no mp4  %s\n", s.NoMP4)
+	}
 	if s.Out != "" {
 		fmt.Fprintf(w, "results %s\n", filepath.Join(s.Out, "results.jsonl"))
 	}

@@ -18,19 +18,22 @@ def test_the_library_reads_each_kind_of_event(binary, tmp_path):
 
     async def read():
         await announced(up.url)
-        async with meander.connect(up.url) as client:
+        async with meander.connect(up.url, cloudevents=True) as client:
             sub = await client.nc.subscribe("mdr.v1.>")
             await publish(client, "demo", "u")
+            await client.update("demo", "synthetic", 1)
             seen = {}
             while "advantage" not in seen:
                 m = await sub.next_msg(30)
                 if not (m.headers or {}).get("ce-type"):
-                    continue  # this client's prompt, and parts
+                    continue  # parts
                 event = http.from_binary_event(http.HTTPMessage(dict(m.headers), m.data))
                 kind, version = event.get_type().rsplit(".", 2)[1:]
                 assert f"{kind}/{version[1:]}" == m.headers["Mdr-Type"] and event.get_specversion() == "1.0"
-                assert event.get_id() == m.headers["Nats-Msg-Id"] and event.get_subject() == m.subject.removeprefix("mdr.v1.")
-                assert event.get_source() == "/meander" and event.get_time().tzinfo is not None
+                if kind != "update":
+                    assert event.get_id() == m.headers["Nats-Msg-Id"]
+                assert event.get_subject() == m.subject.removeprefix("mdr.v1.") and event.get_time().tzinfo is not None
+                assert event.get_source() == ("/meander-python" if kind in ("prompt", "update") else "/meander")
                 assert event.get_datacontenttype() == "application/msgpack"
                 msgpack.unpackb(m.data)
                 seen[kind] = seen.get(kind, 0) + 1
@@ -40,5 +43,6 @@ def test_the_library_reads_each_kind_of_event(binary, tmp_path):
         seen = asyncio.run(asyncio.wait_for(read(), 60))
     finally:
         up.stop()
+    assert seen["prompt"] == seen["update"] == 1
     assert seen.keys() >= {"group", "request", "step", "trajectory", "reward", "advantage"}
     assert seen["trajectory"] == 2 and seen["step"] == 8

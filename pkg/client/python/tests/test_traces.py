@@ -4,6 +4,7 @@ import asyncio
 import sys
 import types
 
+import msgpack
 import pytest
 
 import meander
@@ -89,5 +90,28 @@ def test_one_that_is_none_is_said(run, caplog):
         with meander.traced({"traceparent": "00-0"}):
             receipt = await publish(client, name, "u")
         assert any("traceparent" in w for w in receipt["warnings"])
+
+    run(test)
+
+
+def test_requests_that_nothing_stores_have_it(run):
+    """A dry prompt, and a request to a teacher."""
+
+    async def test(client, name):
+        seen = []
+
+        async def answer(m):
+            seen.append({k: v for k, v in (m.headers or {}).items() if k in TRACE})
+            await m.respond(msgpack.packb({"accepted": True, "warnings": []}))
+
+        await client.nc.subscribe(f"mdr.v1.dry.{name}", cb=answer)
+        await client.nc.subscribe(f"mdr.v1.teacher.{name}", cb=answer)
+        for expected in (TRACE, {}):
+            with meander.traced(expected):
+                await client.publish(name, "a fox", dry=True)
+                with pytest.raises(meander.EventError):
+                    await client.teacher_reply(name, name, "u", 0)
+            assert seen == [expected, expected]
+            seen.clear()
 
     run(test)

@@ -66,7 +66,7 @@ async def connect(
     url: str = access.DEFAULT_URL, token: str | None = None, patience: float = 10, *,
     credentials: str | None = None, ca: str | None = None, cert: str | None = None, key: str | None = None,
     context: str | None = None, js_domain: str | None = None, js_prefix: str | None = None, tls_first: bool = False,
-    cache: str | os.PathLike[str] = "", cache_bytes: int = 64 << 30,
+    cloudevents: bool = False, cache: str | os.PathLike[str] = "", cache_bytes: int = 64 << 30,
 ) -> AsyncIterator["Client"]:
     """Connects to the NATS server of a pipeline.
 
@@ -76,6 +76,8 @@ async def connect(
     context is a context of the nats command, by its name or the full path of its file. It has what is not given here.
     js_domain is the JetStream domain of the streams, where a leaf node leads to them; js_prefix is what another account
     exports its JetStream API under. tls_first begins with the TLS handshake, as some servers want it.
+
+    cloudevents gives each event that is published the attributes of CloudEvents 1.0, as headers ce-*.
 
     cache is a folder that keeps the steps of samples that were read, of cache_bytes at most: later epochs, restarts and
     other processes of the machine read them there.
@@ -114,7 +116,7 @@ async def connect(
     denials.watch(nc)
     await access.compare_versions(nc, patience)
     try:
-        yield Client(nc, access.mark(credentials), held)
+        yield Client(nc, access.mark(credentials), held, cloudevents)
     finally:
         with contextlib.suppress(Exception):
             await nc.drain()
@@ -127,10 +129,10 @@ class Client(Controls, Teachers, Updates):
     steps that were read.
     """
 
-    def __init__(self, nc: NATS, mark: str = "", cache: Cache | None = None):
+    def __init__(self, nc: NATS, mark: str = "", cache: Cache | None = None, cloudevents: bool = False):
         self.nc, self.cache = nc, cache
         self.mark = mark  # see access.mark
-        self.js = PatientJetStream(nc)
+        self.js = PatientJetStream(nc, cloudevents)
         self._gets, self._bulk = asyncio.Semaphore(_GETS), asyncio.Semaphore(_BULK)
         self._texts: dict[str, asyncio.Future[bytes]] = {}
 
@@ -203,7 +205,7 @@ class Client(Controls, Teachers, Updates):
 
     async def _request(self, subject: str, body: bytes, timeout: float) -> Any:
         try:
-            return await self.nc.request(PREFIX + subject, body, timeout)
+            return await self.nc.request(PREFIX + subject, body, timeout, headers=traces.trace_context() or None)
         except nats.errors.NoRespondersError:
             raise TimeoutError("no intake runs: start one, or publish without dry") from None
 

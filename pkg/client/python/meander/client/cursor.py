@@ -11,14 +11,15 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 import nats
 from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
-from nats.js.api import RawStreamMsg
+from nats.js.api import PubAck, RawStreamMsg
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from .._version import __version__
@@ -72,11 +73,13 @@ async def api(nc: NATS, subject: str, body: object = None) -> dict[str, Any]:
 
 class PatientJetStream(JetStreamContext):
     """JetStream of a connection. A busy server, or one that starts again, is asked for a stored message up to four
-    times: for 5, 10, 20 and 40 s; where it answers at once that it is not ready, after 5, 10 and 20 s."""
+    times: for 5, 10, 20 and 40 s; where it answers at once that it is not ready, after 5, 10 and 20 s. With cloudevents
+    each event that it publishes has the attributes of CloudEvents."""
 
-    def __init__(self, nc: NATS):
+    def __init__(self, nc: NATS, cloudevents: bool = False):
         prefix = api_prefix(nc)
         super().__init__(nc, prefix=prefix)
+        self._cloudevents = cloudevents
         self._slower = {seconds: nc.jetstream(timeout=seconds, prefix=prefix) for seconds in (10, 20, 40)}
 
     async def get_msg(self, *args: Any, **named: Any) -> RawStreamMsg:
@@ -91,6 +94,24 @@ class PatientJetStream(JetStreamContext):
                 await asyncio.sleep(seconds * _PAUSE)
             ask = slower.get_msg
         return await ask(*args, **named)
+
+    async def publish(
+        self, subject: str, payload: bytes = b"", *args: Any, headers: dict[str, Any] | None = None, **named: Any
+    ) -> PubAck:
+        """As the library's, with the attributes of an event."""
+        if self._cloudevents and headers and "Mdr-Type" in headers:
+            headers = {**_cloud_event(subject, headers), **headers}
+        return await super().publish(subject, payload, *args, headers=headers, **named)
+
+
+def _cloud_event(subject: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """The attributes of an event as the services write them: see CloudEvents in the guide."""
+    kind, _, version = headers["Mdr-Type"].partition("/")
+    return {
+        "ce-specversion": "1.0", "ce-type": f"io.github.meander-rl.{kind}.v{version}", "ce-source": "/meander-python",
+        "ce-id": headers.get("Nats-Msg-Id") or secrets.token_hex(16), "ce-subject": subject.removeprefix(PREFIX),
+        "ce-time": datetime.now(timezone.utc).isoformat(), "ce-datacontenttype": headers["Content-Type"],
+    }  # fmt: skip
 
 
 def _nanoseconds(stamp: str) -> int:

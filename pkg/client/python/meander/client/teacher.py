@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from nats.aio.client import Client as NATS
 
+from . import traces
 from ..data.batch import Batch, Sample
 from ..data.events import NUMBER, PREFIX, STAGE, TENSOR, AnyEvent, Event, EventError, Maybe, decode, fault, tensor
 from .tasks import together
@@ -97,7 +98,8 @@ class Teachers:
         while True:
             patience *= 2
             try:
-                m = await self.nc.request(subject, body, timeout=max(0.001, min(patience, end - time.monotonic())))
+                wait = max(0.001, min(patience, end - time.monotonic()))
+                m = await self.nc.request(subject, body, wait, headers=traces.trace_context() or None)
             except nats.errors.NoRespondersError:
                 raise NoTeacher(
                     f"no teacher {teacher} answers on {subject}: `meander teacher --name {teacher} --model ...` "

@@ -32,6 +32,7 @@ def main() -> None:
         p.add_argument(f"--{name}", type=int, default=0)
     p.add_argument("--guidance", type=float, help="the true_cfg_scale of meander")
     p.add_argument("--condition", action="append", default=[], metavar="NAME=FILE")
+    p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     p.add_argument("--device", default="auto")
     p.add_argument("--dtype", default="auto")
     p.add_argument("--generic", action="store_true")
@@ -141,6 +142,10 @@ def _call(
     """The arguments of the pipeline that are those of a prompt of meander."""
     import torch
 
+    if a.set:
+        from .faults import Fault
+
+        raise Fault("prompt", f"--set {a.set[0]}: this network takes no arguments; --generic computes its whole pipeline")
     takes = inspect.signature(inspect.unwrap(type(pipe).__call__)).parameters
     call: dict[str, Any] = {
         "prompt": a.prompt, "height": size.height, "width": size.width, "num_inference_steps": steps,
@@ -171,19 +176,28 @@ def _whole_call(
     import torch
     from PIL import Image
 
+    from .faults import Fault
+    from .sessions import READ
+
     given, masks = dict[str, list[str]](), [c["name"] for c in card["pipeline"]["conditions"] if c["type"] == "mask"]
     for text in a.condition:
         name, _, file = text.partition("=")
         with Image.open(Path(file)) as image:
             digest = engine.loaded.condition(image.convert("L" if name in masks else "RGB"))
         given.setdefault(name, []).append(digest)
+    types = {x["name"]: x["type"] for x in card["pipeline"]["arguments"]}
+    arguments: dict[str, Any] = {} if a.negative_prompt is None else {"negative_prompt": a.negative_prompt}
+    for name, _, text in (x.partition("=") for x in a.set):
+        try:
+            arguments[name] = READ[types.get(name, "text")](text)
+        except ValueError:
+            raise Fault("prompt", f"--set {name}: {text!r:.80}; must be of type {types[name]}") from None
     recipe = engine.loaded.recipe({
-        "prompts": [[a.prompt]], "conditions": given, "steps": steps, "guidance": guidance, **vars(size),
-        "arguments": {} if a.negative_prompt is None else {"negative_prompt": a.negative_prompt},
+        "prompts": [[a.prompt]], "conditions": given, "arguments": arguments, "steps": steps, "guidance": guidance,
+        **vars(size),
     })  # fmt: skip
     engine.family.pipe.set_progress_bar_config(disable=True)
     return {**engine.loaded.call_of(recipe), "generator": torch.Generator("cpu").manual_seed(a.seed)}
-
 
 
 if __name__ == "__main__":

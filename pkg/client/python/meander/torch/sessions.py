@@ -39,6 +39,10 @@ _RECIPES = 4096
 _STARTS = 8
 _BATCHES = (8, 4, 2, 1)
 _SCALARS: dict[str, Any] = {"number": (int, float), "integer": int, "boolean": bool, "text": str}
+READ: dict[str, Callable[[str], Any]] = {
+    "number": float, "integer": int, "boolean": lambda text: text == "true", "text": str,
+}  # fmt: skip
+"""How an argument is read that a prompt has as a text, by its type."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,10 @@ from ..data.events import AnyEvent, EventError
 from ..torch import sessions
 from ..torch.engine import DTYPES
 from ..torch.faults import Fault
-from ..torch.sessions import Loaded, Recipe, Run
+from ..torch.sessions import READ, Loaded, Recipe, Run
 from ..torch.whole import digest_of
 
 _SESSIONS = 64
-_READ: dict[str, Callable[[str], Any]] = {
-    "number": float, "integer": int, "boolean": lambda text: text == "true", "text": str,
-}  # fmt: skip
 
 
 class Whole:
@@ -59,7 +55,7 @@ class Whole:
         types, arguments = {a["name"]: a["type"] for a in f.arguments}, dict[str, Any]()
         try:
             for name, text in (t.get("arguments") or {}).items():
-                arguments[name] = _READ[types[name]](text)
+                arguments[name] = READ[types[name]](text)
             if "negative_prompt" in types and not t.get("no_negative_prompt"):
                 arguments["negative_prompt"] = t["negative_prompt"]
             conditions: dict[str, list[str]] = {}
