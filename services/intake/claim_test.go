@@ -208,7 +208,8 @@ func TestClaim_Kills(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := (&service{bus: dead}).claim(t.Context(), &asked{requests: rs, policies: []*schemas.Policy{qwen()}}); err != nil &&
+		if _, err := (&service{bus: dead}).claim(t.Context(),
+			&asked{requests: rs, policies: []*schemas.Policy{qwen()}}); err != nil &&
 			bus.Code(err) != schemas.CodeUIDConflict {
 			t.Fatal(err)
 		}

@@ -59,7 +59,8 @@ func TestResolve_Conditions(t *testing.T) {
 	resolve := func(p schemas.Prompt) *schemas.Request {
 		t.Helper()
 		p.UID, p.Prompt = "u", "make it red"
-		rs, err := Resolve("run", &p, editor(t, model.AccessExact), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		rs, err := Resolve("run", &p, editor(t, model.AccessExact),
+			Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +71,8 @@ func TestResolve_Conditions(t *testing.T) {
 	p.Arguments = map[string]string{"strength": "0.50", "scale": "2.5"}
 	r := resolve(p)
 	if r.Conditions[0].Name != "image" || r.Conditions[0].Type != "image" || r.Conditions[1].Type != "mask" ||
-		r.Conditions[0].Ref == nil || r.Arguments["strength"] != "0.5" || len(r.Arguments) != 1 || r.TrueCFGScale != 2.5 {
+		r.Conditions[0].Ref == nil || r.Arguments["strength"] != "0.5" || len(r.Arguments) != 1 ||
+		r.TrueCFGScale != 2.5 {
 		t.Errorf("%+v %v %g", r.Conditions, r.Arguments, r.TrueCFGScale)
 	}
 	p.Conditions = []schemas.Condition{given("image", file), given("mask", file)}
@@ -141,7 +143,8 @@ func TestResolve_ConditionsRefused(t *testing.T) {
 			c.access = model.AccessExact
 		}
 		c.set(p)
-		_, err := Resolve("run", p, editor(t, c.access), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		_, err := Resolve("run", p, editor(t, c.access),
+			Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; must be %q", c.name, err, c.want)
 		}
@@ -163,7 +166,8 @@ func TestConditions_Stored(t *testing.T) {
 	p.sampler(t, qwen().Lane)
 	p.serve(t)
 	file := pngOf(t, 8, 8)
-	r := receipt(t, p.publish(t, "r", prompt("u", "make it red", func(p *schemas.Prompt) { p.Conditions = []schemas.Condition{given("image", file)} })))
+	r := receipt(t, p.publish(t, "r", prompt("u", "make it red",
+		func(p *schemas.Prompt) { p.Conditions = []schemas.Condition{given("image", file)} })))
 	if !r.Accepted {
 		t.Fatalf("%+v", r)
 	}

@@ -65,7 +65,8 @@ type gradedWant struct {
 func losses(t *testing.T) (e examples) {
 	t.Helper()
 	readExamples(t, "testdata/losses.json", &e)
-	if len(e.PPO) == 0 || len(e.Guard) == 0 || len(e.DPPO) == 0 || len(e.GSPO) == 0 || len(e.DPO) == 0 || len(e.NFT) == 0 {
+	if len(e.PPO) == 0 || len(e.Guard) == 0 || len(e.DPPO) == 0 || len(e.GSPO) == 0 || len(e.DPO) == 0 ||
+		len(e.NFT) == 0 {
 		t.Fatal("testdata/losses.json: a section is empty")
 	}
 	return e
@@ -93,14 +94,16 @@ func (w gradedWant) check(t *testing.T, g *policyloss.Graded, err error) {
 func TestGraded_Examples(t *testing.T) {
 	e := losses(t)
 	for i, c := range e.PPO {
-		l, err := policyloss.PPO(policyloss.Config{Clip: c.Clip, AdvClipMax: c.AdvClipMax}, c.LogProb, c.Old, c.Advantages, c.Weights)
+		l, err := policyloss.PPO(policyloss.Config{Clip: c.Clip, AdvClipMax: c.AdvClipMax}, c.LogProb, c.Old,
+			c.Advantages, c.Weights)
 		if err != nil {
 			t.Fatal(err)
 		}
 		nearAll(t, fmt.Sprint("ppo ", i), l.Losses, c.Want.Losses, verlTolerance)
 	}
 	for i, c := range e.Guard {
-		l, err := policyloss.Guard(policyloss.Config{Clip: c.Clip, AdvClipMax: c.AdvClipMax}, c.LogProb, c.Old, c.Advantages, c.Weights, c.Mean, c.OldMean, c.NoiseStd, c.Step)
+		l, err := policyloss.Guard(policyloss.Config{Clip: c.Clip, AdvClipMax: c.AdvClipMax}, c.LogProb, c.Old,
+			c.Advantages, c.Weights, c.Mean, c.OldMean, c.NoiseStd, c.Step)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -108,7 +111,8 @@ func TestGraded_Examples(t *testing.T) {
 	}
 	for i, c := range e.DPPO {
 		t.Run(fmt.Sprint("flow_dppo ", i), func(t *testing.T) {
-			g, err := policyloss.DPPO(c.LogProb, c.Old, c.Advantages, c.Weights, c.Mean, c.OldMean, c.NoiseStd, c.Threshold)
+			g, err := policyloss.DPPO(c.LogProb, c.Old, c.Advantages, c.Weights, c.Mean, c.OldMean, c.NoiseStd,
+				c.Threshold)
 			want := gradedWant{Loss: c.Want.Loss, Losses: c.Want.Losses}
 			for _, x := range c.Want.Gradient {
 				want.ByLogProb = append(want.ByLogProb, []float64{x})

@@ -49,7 +49,8 @@ func TestEncode_FilesAreReadOnce(t *testing.T) {
 		return file, nil
 	})
 	given := func(name, kind, digest string) schemas.Condition {
-		return schemas.Condition{Name: name, Type: kind, DataImage: schemas.DataImage{Ref: &schemas.Ref{Digest: digest}}}
+		return schemas.Condition{Name: name, Type: kind,
+			DataImage: schemas.DataImage{Ref: &schemas.Ref{Digest: digest}}}
 	}
 	s := &schemas.Sampling{Conditions: []schemas.Condition{
 		given("image", "image", "a"), given("image", "image", "a"), given("mask", "mask", "a"),
@@ -63,7 +64,8 @@ func TestEncode_FilesAreReadOnce(t *testing.T) {
 				return
 			}
 			c := of[0].Recipe.Conditions
-			if len(c) != 3 || c[0].Name != "image" || len(c[0].Data) != 18 || c[0].Data[0] != 200 || &c[0].Data[0] != &c[1].Data[0] {
+			if len(c) != 3 || c[0].Name != "image" || len(c[0].Data) != 18 || c[0].Data[0] != 200 ||
+				&c[0].Data[0] != &c[1].Data[0] {
 				t.Errorf("images: %v", c)
 			}
 			if c[2].Name != "mask" || len(c[2].Data) != 6 || c[2].Data[0] != 60 || c[2].Digest == c[0].Digest {
