@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/counters"
+	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -174,6 +176,59 @@ func TestStages_Judge(t *testing.T) {
 	}
 	if len(a.Credits) != 2 {
 		t.Errorf("credits: %+v; want those of the two that are trained", a.Credits)
+	}
+}
+
+// A judge that ends samples before a stage ran leaves them out of its comparison: those that ran it have the advantages
+// that their estimator gives them alone.
+func TestStages_EndedEarly(t *testing.T) {
+	t.Parallel()
+	c := assemble(t)
+	c.twoLanes(t)
+	replies(t, c.world, "usher", func(r *schemas.InteractRequest) []byte {
+		return packed(t, &schemas.InteractReply{Content: "go on", Terminate: r.SampleIndex == 2 || r.UID == "none"})
+	})
+	for _, uid := range []schemas.UID{"some", "none"} {
+		p := thinkAndPaint(uid, 8) // the judge ends two thoughts, with two samples each
+		p.Stages = []schemas.StageSpec{p.Stages[0], {
+			Name: "judge", Interaction: &schemas.Interaction{Name: "usher"}, Prompt: "{think.text}",
+		}, p.Stages[1]}
+		p.Reward = []schemas.RewardSpec{
+			{Name: "confidence", Stage: "think"}, {Name: "jpeg_compressibility", Required: new(false)},
+		}
+		p.Stages[2].Credit = []schemas.CreditShare{{Reward: "confidence", Weight: 2}}
+		c.publish(t, "r", p)
+	}
+	results := c.advantages(t, "r", 2)
+	for uid, ran := range map[schemas.UID][]int{"some": {0, 1, 4, 5, 6, 7}, "none": nil} {
+		a := results[uid]
+		if a.Status != schemas.StatusComplete || len(a.Credits) != 2 || len(a.Credits[1].Values) != 8 {
+			t.Fatalf("group %s: %s, %s, %+v", uid, a.Status, a.Error, a.Credits)
+		}
+		set, got := estimator.Rewards{}, []float64(nil)
+		for i, v := range a.Credits[1].Values {
+			if (v != nil) != slices.Contains(ran, i) || a.Members[i].Advantage == nil {
+				t.Errorf("sample %d of %s has the advantage %v of the painter, whom %v reached", i, uid, v, ran)
+			} else if v != nil {
+				set.Values, got = append(set.Values, 0), append(got, *v)
+			}
+		}
+		rewards := schemas.RewardFilter("r", string(uid), uid)
+		for _, m := range bustest.Await(t, c.Bus, 8, schemas.StreamRewards, rewards) {
+			r := bustest.Decode[schemas.Reward](t, m)
+			if i := slices.Index(ran, int(r.SampleIndex)); i >= 0 {
+				set.Values[i] = 2 * *r.Scores[0].Value
+			} else if len(r.Stages) != 2 || r.Scores[1].Value != nil {
+				t.Errorf("sample %d of %s ran %+v, with the scores %+v", r.SampleIndex, uid, r.Stages, r.Scores)
+			}
+		}
+		if len(ran) == 0 {
+			continue
+		}
+		want, err := estimator.Estimate(estimator.DefaultConfig(), []estimator.Rewards{set})
+		if err != nil || !slices.Equal(got, want[0].Advantages) {
+			t.Errorf("the painter has the advantages %v, want %v: %v", got, want, err)
+		}
 	}
 }
 
