@@ -133,7 +133,9 @@ func TestExport_Groups(t *testing.T) {
 func TestExport_Stages(t *testing.T) {
 	b := serve(t)
 	stage := func(name schemas.Stage, children int64) schemas.StageSpec {
-		return schemas.StageSpec{Name: name, Children: &children, ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(3)), Height: new(int64(64)), Width: new(int64(64))}}
+		return schemas.StageSpec{Name: name, Children: &children, ImageSettings: schemas.ImageSettings{
+			NumInferenceSteps: new(int64(3)), Height: new(int64(64)), Width: new(int64(64)),
+		}}
 	}
 	if _, err := client.New(b).Publish(t.Context(), "r", &schemas.Prompt{
 		UID: "g", Prompt: "a fox", GroupSize: new(int64(4)), Stages: []schemas.StageSpec{stage("draft", 1), stage("paint", 2)},
@@ -161,7 +163,8 @@ func TestExport_Stages(t *testing.T) {
 		}
 	}
 	for _, s := range spans {
-		if draft := last[s.Parent().SpanID().String()]; s.Name() == "stage paint" && draft != nil && s.StartTime().Before(draft.EndTime()) {
+		draft := last[s.Parent().SpanID().String()]
+		if s.Name() == "stage paint" && draft != nil && s.StartTime().Before(draft.EndTime()) {
 			t.Errorf("paint begins %v before its draft has ended", draft.EndTime().Sub(s.StartTime()))
 		}
 	}
