@@ -38,7 +38,8 @@ func TestFolder(t *testing.T) {
 			t.Fatalf("%s: %d files, %v", name, found, err)
 		}
 		again, err := deploy.Folder(name)
-		if differ, err2 := deploy.Differing(filepath.Dir(again), deploy.Models()); err != nil || err2 != nil || len(differ) > 0 {
+		if differ, err2 := deploy.Differing(filepath.Dir(again), deploy.Models()); err != nil || err2 != nil ||
+			len(differ) > 0 {
 			t.Errorf("%s: %v, %v; %q are not mended", name, err, err2, differ)
 		}
 	}

@@ -37,10 +37,12 @@ func TestTurns_RewardOfFullLogits(t *testing.T) {
 			workers := []string{"go"}
 			replies(t, w, "go", func(r *schemas.InteractRequest) []byte {
 				if c.inline != (r.Logits != nil) || r.LogitsForm != schemas.LogitsFull {
-					t.Errorf("answer %d: form %q, beside the request %v; want %v", r.Answer, r.LogitsForm, r.Logits != nil, c.inline)
+					t.Errorf("answer %d: form %q, beside the request %v; want %v", r.Answer, r.LogitsForm,
+						r.Logits != nil, c.inline)
 				}
 				l, err := w.client.AnswerLogits(t.Context(), r)
-				if err != nil || l.Values.DType != c.dtype || !slices.Equal(l.Values.Shape, []int64{int64(len(r.IDs)), r.Vocabulary}) {
+				if err != nil || l.Values.DType != c.dtype ||
+					!slices.Equal(l.Values.Shape, []int64{int64(len(r.IDs)), r.Vocabulary}) {
 					t.Errorf("answer %d: %+v, %v", r.Answer, l, err)
 					return packed(t, &schemas.InteractReply{Error: fmt.Sprint(err)})
 				}
@@ -48,7 +50,8 @@ func TestTurns_RewardOfFullLogits(t *testing.T) {
 			})
 			if python := os.Getenv("MEANDER_PYTHON"); python != "" {
 				workers = append(workers, "python")
-				listensIn(t, w, "python", python, "../../../integration/testdata/logits_worker.py", w.Server.ClientURL())
+				listensIn(t, w, "python", python, "../../../integration/testdata/logits_worker.py",
+					w.Server.ClientURL())
 			}
 			var scores [][]float64
 			for _, name := range workers {
@@ -69,7 +72,8 @@ func TestTurns_RewardOfFullLogits(t *testing.T) {
 				scores = append(scores, of)
 			}
 			for _, of := range scores {
-				if len(of) != 3 || !slices.EqualFunc(of, scores[0], func(a, b float64) bool { return math.Abs(a-b) < 1e-3 }) {
+				if len(of) != 3 || !slices.EqualFunc(of, scores[0],
+					func(a, b float64) bool { return math.Abs(a-b) < 1e-3 }) {
 					t.Errorf("scores %v; want three of each worker, the same", scores)
 				}
 			}

@@ -31,7 +31,8 @@ import (
 // described is a channel of the AsyncAPI document as a generator of subscribers needs it.
 type described struct {
 	Name, Filter string
-	// Mode is live for a core subscription, stream for what a stream has stored, bucket for entries of a key-value bucket.
+	// Mode is live for a core subscription, stream for what a stream has stored, bucket for entries of a key-value
+	// bucket.
 	Mode, Store string
 	// Schema is the path of the payload's JSON Schema; empty for raw bytes.
 	Schema string
@@ -184,7 +185,8 @@ func TestAsyncAPI(t *testing.T) {
 	skipNode := func(t *testing.T) {
 		t.Helper()
 		if node != nil || modules == "" {
-			t.Skipf("Node is not tested: node: %v, MEANDER_NODE_MODULES: %q; make asyncapi-test has both", node, modules)
+			t.Skipf("Node is not tested: node: %v, MEANDER_NODE_MODULES: %q; make asyncapi-test has both", node,
+				modules)
 		}
 	}
 	t.Run("parser", func(t *testing.T) {
@@ -199,7 +201,8 @@ func TestAsyncAPI(t *testing.T) {
 	for name, start := range map[string]func(t *testing.T, url string) *subscriber{
 		"node": func(t *testing.T, url string) *subscriber {
 			skipNode(t)
-			return generateSubscriber(t, "subscriber.cjs", document, channels, []string{"NODE_PATH=" + modules}, "node", url)
+			return generateSubscriber(t, "subscriber.cjs", document, channels, []string{"NODE_PATH=" + modules}, "node",
+				url)
 		},
 		"python": func(t *testing.T, url string) *subscriber {
 			python := pythonWith(t, "nats, msgpack, jsonschema")
@@ -214,7 +217,8 @@ func TestAsyncAPI(t *testing.T) {
 			got := s.report(t)
 			for _, c := range channels {
 				if want[c.Name] == 0 || got[c.Name] != want[c.Name] {
-					t.Errorf("channel %s: %s received %d by %s, of %d", c.Name, c.Mode, got[c.Name], c.Filter, want[c.Name])
+					t.Errorf("channel %s: %s received %d by %s, of %d", c.Name, c.Mode, got[c.Name], c.Filter,
+						want[c.Name])
 				}
 			}
 			t.Logf("received: %v", got)
@@ -334,7 +338,8 @@ func publishResults(t *testing.T, w *world, publish func(run schemas.Run, p *sch
 		}
 	}
 	// Logits of a vocabulary that is large enough for parts would take minutes.
-	w.Forge(t, schemas.PartSubject(schemas.TokensSubject("texts", "g", 0, schemas.StageMain, "attempt", 0), 0), make([]byte, 64))
+	w.Forge(t, schemas.PartSubject(schemas.TokensSubject("texts", "g", 0, schemas.StageMain, "attempt", 0), 0),
+		make([]byte, 64))
 	_, err := w.client.Publish(ctx, "images", &schemas.Prompt{
 		UID:     "refused",
 		Routing: schemas.Routing{Model: "synthetic"},
@@ -359,9 +364,11 @@ func publishResults(t *testing.T, w *world, publish func(run schemas.Run, p *sch
 func publishControls(t *testing.T, w *world, publish func(run schemas.Run, p *schemas.Prompt)) {
 	t.Helper()
 	ctx := limited(t)
-	// One group is judged, and one that waits for it is cancelled; the run is paused before anything of a third is made.
+	// One group is judged, and one that waits for it is cancelled; the run is paused before anything of a third is
+	// made.
 	waits := func() *schemas.Prompt {
-		return &schemas.Prompt{Routing: schemas.Routing{Model: "synthetic"}, Prompt: "a red fox", Reward: []schemas.RewardSpec{{Name: "external"}}}
+		return &schemas.Prompt{Routing: schemas.Routing{Model: "synthetic"}, Prompt: "a red fox",
+			Reward: []schemas.RewardSpec{{Name: "external"}}}
 	}
 	for _, uid := range []schemas.UID{"judged", "cancelled"} {
 		p := waits()
@@ -369,7 +376,8 @@ func publishControls(t *testing.T, w *world, publish func(run schemas.Run, p *sc
 		publish("people", p)
 	}
 	for sample := range int64(2) {
-		v := &schemas.Verdict{Run: "people", UID: "judged", SampleIndex: sample, Name: "external", Value: new(0.5), At: 1}
+		v := &schemas.Verdict{Run: "people", UID: "judged", SampleIndex: sample, Name: "external", Value: new(0.5),
+			At: 1}
 		if err := w.client.Verdict(ctx, v); err != nil {
 			t.Fatal(err)
 		}

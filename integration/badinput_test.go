@@ -73,7 +73,8 @@ func TestRun_BadRecordsAreFoundFirst(t *testing.T) {
 		if err := os.WriteFile(file, []byte(records), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return meander(t, dir, append([]string{"run", "--run", "r", "--model", "synthetic", "--prompts", file}, flags...)...)
+		return meander(t, dir, append([]string{"run", "--run", "r", "--model", "synthetic", "--prompts", file},
+			flags...)...)
 	}
 	if out := run(`{"prompt": "a", "rollout": {"noise_level": 1e999}}`).must(t, 2); !strings.Contains(out.stderr, "line 1: rollout.noise_level: 1e999") {
 		t.Errorf("a number that no float holds: %s", out.stderr)
@@ -112,7 +113,8 @@ func TestRun_BadInputIsRefusedWithAReason(t *testing.T) {
 	if err := os.WriteFile(file, []byte(lines.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out := meander(t, dir, "run", "--run", "bad", "--model", "synthetic", "--skip-bad", "--json", "--prompts", file).must(t, 1)
+	out := meander(t, dir, "run", "--run", "bad", "--model", "synthetic", "--skip-bad", "--json", "--prompts",
+		file).must(t, 1)
 	groups, sum := out.parse(t)
 	refused := 0
 	for i, bad := range badPrompts {

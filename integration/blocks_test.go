@@ -151,7 +151,8 @@ func workplace(t *testing.T) (dir, address string) {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		if tracked := !slices.Contains([]string{".git", "bin", "build", "meander-data", "meander-out"}, e.Name()); tracked {
+		if tracked := !slices.Contains([]string{".git", "bin", "build", "meander-data", "meander-out"},
+			e.Name()); tracked {
 			if err := os.Symlink(filepath.Join(repository, e.Name()), filepath.Join(dir, e.Name())); err != nil {
 				t.Fatal(err)
 			}
@@ -203,7 +204,8 @@ func TestDocs_BlocksRun(t *testing.T) {
 			case b.kind == "text": // a form, not what something prints
 			case b.kind != "sh" && b.kind != "":
 				t.Errorf(
-					"%s:%d: a block of %s; a comment before it must say what runs it, or why nothing does", name, b.line, b.kind)
+					"%s:%d: a block of %s; a comment before it must say what runs it, or why nothing does", name,
+					b.line, b.kind)
 			default:
 				toRun = append(toRun, b)
 			}
@@ -276,7 +278,8 @@ func runBlocks(t *testing.T, blocks []block) (faults []string) {
 		}
 		for _, line := range strings.Split(strings.TrimSpace(b.text), "\n") {
 			if !shows(printed[last], line) {
-				fault := fmt.Sprintf("%d: the block before does not print %q; it prints\n%s", b.line, line, printed[last])
+				fault := fmt.Sprintf("%d: the block before does not print %q; it prints\n%s", b.line, line,
+					printed[last])
 				faults = append(faults, fault)
 				break
 			}

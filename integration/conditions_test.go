@@ -109,8 +109,8 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// What else can be asked of a rollout works beside conditions, and is verified with them: parts of it, a branch, a tree.
-// Images to roll are encoded. An estimate reads the files, and refuses what a run would.
+// What else can be asked of a rollout works beside conditions, and is verified with them: parts of it, a branch, a
+// tree. Images to roll are encoded. An estimate reads the files, and refuses what a run would.
 func TestConditions_Parts(t *testing.T) {
 	t.Parallel()
 	folder, dir := remotetest.Folder(t, remotetest.EditClass, 1), t.TempDir()
@@ -118,15 +118,18 @@ func TestConditions_Parts(t *testing.T) {
 	engine := []string{"--engine", "torch", "--model", folder, "--deterministic"}
 	run := func(name string, more ...string) output {
 		t.Helper()
-		args := []string{"run", "--json", "--seed", "5", "--run", name, "--steps", "4", "--condition", "image=red.png", "make it red"}
+		args := []string{"run", "--json", "--seed", "5", "--run", name, "--steps", "4", "--condition", "image=red.png",
+			"make it red"}
 		return byWorker(t, dir, nil, append(append(args, more...), engine...)...)
 	}
 	samples := map[string]int{"whole": 2, "tail": 2, "head": 2, "branch": 2, "tree": 4, "from": 2}
-	whole := run("whole", "-n", "2", "--sde-steps", "1,2", "--save-latents", "whole.safetensors", "--out", "made").must(t, 0)
+	whole := run("whole", "-n", "2", "--sde-steps", "1,2", "--save-latents", "whole.safetensors", "--out",
+		"made").must(t, 0)
 	run("tail", "-n", "2", "--sde-steps", "2", "--start-step", "2", "--start-latents", "whole.safetensors").must(t, 0)
 	run("head", "-n", "2", "--sde-steps", "1", "--stop-step", "2", "--stop-decode").must(t, 0)
 	run("tree", "--tree", "2@1,2@2").must(t, 0)
-	run("from", "-n", "2", "--sde-steps", "2", "--start-step", "2", "--start-image", "made/0000-make-it-red-000.png").must(t, 0)
+	run("from", "-n", "2", "--sde-steps", "2", "--start-step", "2", "--start-image",
+		"made/0000-make-it-red-000.png").must(t, 0)
 	var group struct{ UID string }
 	if err := json.Unmarshal([]byte(strings.SplitN(whole.stdout, "\n", 2)[0]), &group); err != nil {
 		t.Fatal(err)

@@ -197,7 +197,8 @@ func consumesPrompt(t *testing.T, b *bus.Bus) {
 		done <- b.Consume(ctx, bus.ConsumerConfig{Durable: schemas.PromptsDurable(), AckWait: time.Second},
 			func(_ context.Context, m *bus.Message) error { taken <- m; return nil })
 	}()
-	if m := bustest.Receive(t, "the prompt", taken); m.Subject != schemas.PromptSubject("r") || m.Stream != schemas.StreamPrompts || m.Seq != 1 {
+	if m := bustest.Receive(t, "the prompt", taken); m.Subject != schemas.PromptSubject("r") ||
+		m.Stream != schemas.StreamPrompts || m.Seq != 1 {
 		t.Errorf("%+v", m)
 	}
 	stop()
@@ -210,12 +211,14 @@ func consumesPrompt(t *testing.T, b *bus.Bus) {
 func TestConnect_ContextTLSFirstAndProxy(t *testing.T) {
 	dir := t.TempDir()
 	ours := newAuthority(t, dir, "ours")
-	cert, key := ours.sign(t, dir, "server", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	cert, key := ours.sign(t, dir, "server",
+		&x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 	config, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: cert, KeyFile: key, CaFile: ours.file})
 	if err != nil {
 		t.Fatal(err)
 	}
-	first := startServer(t, server.Options{TLSConfig: config, TLSHandshakeFirst: true, TLSTimeout: bustest.Patience.Seconds()})
+	first := startServer(t, server.Options{TLSConfig: config, TLSHandshakeFirst: true,
+		TLSTimeout: bustest.Patience.Seconds()})
 	plain := startServer(t, server.Options{Users: []*server.User{{Username: "ann", Password: "secret"}}})
 	proxy, calls := socksProxy(t)
 	for settings, want := range map[string]bool{
@@ -230,7 +233,8 @@ func TestConnect_ContextTLSFirstAndProxy(t *testing.T) {
 		if !want {
 			timeout = 3 * time.Second // it would try until then
 		}
-		b, err := bus.Connect(t.Context(), bus.Config{Context: "mine", NoWait: true, ConnectTimeout: timeout}, zerolog.Nop())
+		b, err := bus.Connect(t.Context(), bus.Config{Context: "mine", NoWait: true, ConnectTimeout: timeout},
+			zerolog.Nop())
 		if (err == nil) != want {
 			t.Errorf("%s: %v", settings, err)
 		}
@@ -268,7 +272,8 @@ func socksProxy(t *testing.T) (address string, calls *atomic.Int64) {
 			t.Errorf("the proxy is asked %v, %v", ask, err)
 			return
 		}
-		to, err := net.Dial("tcp", netip.AddrPortFrom(netip.AddrFrom4([4]byte(ask[4:8])), binary.BigEndian.Uint16(ask[8:])).String())
+		to, err := net.Dial("tcp", netip.AddrPortFrom(netip.AddrFrom4([4]byte(ask[4:8])),
+			binary.BigEndian.Uint16(ask[8:])).String())
 		if err != nil {
 			return
 		}
@@ -296,7 +301,8 @@ func TestConnect_DomainInPython(t *testing.T) {
 	t.Parallel()
 	python := pythonWith(t, "nats, msgpack, blake3, numpy")
 	hub, _ := leafNode(t)
-	up := exec.Command(program(t, "meander"), "up", "--model", "synthetic", "--nats", hub.ClientURL(), "--js-domain", "site")
+	up := exec.Command(program(t, "meander"), "up", "--model", "synthetic", "--nats", hub.ClientURL(), "--js-domain",
+		"site")
 	up.Dir, up.Stderr = t.TempDir(), os.Stderr
 	if err := up.Start(); err != nil {
 		t.Fatal(err)

@@ -18,7 +18,8 @@ func TestContract_SubjectsAreMadeInSchemas(t *testing.T) {
 	sequential(t)
 	files := 0
 	walkFiles(t, func(name string) {
-		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "schemas/") {
+		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") ||
+			strings.HasPrefix(name, "schemas/") {
 			return
 		}
 		files++
@@ -28,7 +29,8 @@ func TestContract_SubjectsAreMadeInSchemas(t *testing.T) {
 		}
 		for _, made := range []string{"schemas.Prefix", `"mdr.v1`, `"$KV.`, `Split(schemas.MessageID(`} {
 			if strings.Contains(string(data), made) {
-				t.Errorf("%s has %s: a subject is made or read there; use schemas.Address, or a function of schemas that returns it", name, made)
+				t.Errorf("%s has %s: a subject is made or read there; use schemas.Address, or a function of schemas "+
+					"that returns it", name, made)
 			}
 		}
 	})

@@ -188,7 +188,8 @@ func TestControl_Pause(t *testing.T) {
 			t.Errorf("%s: another content than without the pause", key)
 		}
 	}
-	if s, err := c.client.Status(t.Context(), "paused"); err != nil || s.State != schemas.StatusComplete || s.Parked != 0 {
+	if s, err := c.client.Status(t.Context(), "paused"); err != nil || s.State != schemas.StatusComplete ||
+		s.Parked != 0 {
 		t.Errorf("at the end: %+v, %v", s, err)
 	}
 }
@@ -306,7 +307,8 @@ func TestControl_ClosedWhilePaused(t *testing.T) {
 		run += "r"
 		w.publish(t, run, prompt("first"))
 		w.advantages(t, run, 1)
-		if _, err := w.client.Control(t.Context(), &schemas.Control{Run: run, Action: schemas.ControlPause}); err != nil {
+		if _, err := w.client.Control(t.Context(), &schemas.Control{Run: run,
+			Action: schemas.ControlPause}); err != nil {
 			t.Fatal(err)
 		}
 		late = prompt("late")
@@ -390,7 +392,8 @@ func TestControl_Refused(t *testing.T) {
 			t.Errorf("%s of %s %s: %v", c.action, c.run, c.uid, err)
 		}
 		// The client asks for nothing then; of others that do, intake keeps nothing.
-		if _, err := w.Publish(t.Context(), &schemas.Control{Run: c.run, UID: c.uid, Action: c.action, At: 1}); err != nil {
+		if _, err := w.Publish(t.Context(), &schemas.Control{Run: c.run, UID: c.uid, Action: c.action,
+			At: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -482,7 +485,8 @@ func TestPrune_Rule(t *testing.T) {
 			sum += *m.Advantage
 			continue
 		}
-		if e.StopReason != schemas.StopPruned || len(e.Steps) != k || len(e.Media) > 0 || m.Status != schemas.StatusPruned ||
+		if e.StopReason != schemas.StopPruned || len(e.Steps) != k || len(e.Media) > 0 ||
+			m.Status != schemas.StatusPruned ||
 			m.Advantage != nil || m.Error != e.Error ||
 			!strings.Contains(e.Error, "step 4: mean log-prob ") {
 			t.Errorf("sample %d: %s after %d steps, %s; member %+v", i, e.StopReason, len(e.Steps), e.Error, m)

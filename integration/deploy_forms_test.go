@@ -50,7 +50,8 @@ func TestDeploy_Forms(t *testing.T) {
 		merged, added := form(t, file)
 		for _, name := range added {
 			s := merged.Services[name]
-			if !s.ReadOnly || !slices.Contains(s.CapDrop, "ALL") || !slices.Contains(s.SecurityOpt, "no-new-privileges:true") {
+			if !s.ReadOnly || !slices.Contains(s.CapDrop, "ALL") ||
+				!slices.Contains(s.SecurityOpt, "no-new-privileges:true") {
 				t.Errorf("%s: %s is not hardened", file, name)
 			}
 			for _, p := range s.Ports {
@@ -65,7 +66,8 @@ func TestDeploy_Forms(t *testing.T) {
 					t.Errorf("%s: %s: volume %s is not declared", file, name, v.Source)
 				}
 				_, role, isKeys := strings.Cut(v.Source, "/containers/")
-				of := map[string]string{"sampler-gpu": "sampler", "sampler-torch": "sampler", "streams": "admin", "trace": "viewer"}[name]
+				of := map[string]string{"sampler-gpu": "sampler", "sampler-torch": "sampler", "streams": "admin",
+					"trace": "viewer"}[name]
 				if isKeys && (!v.ReadOnly || role != name && role != of) {
 					t.Errorf("%s: %s has the keys of %s", file, name, role)
 				}
@@ -199,7 +201,8 @@ info*) for r in RUNTIMES; do printf '"%s":{},' $r; done ;;
 *) touch "$0.touched" ;;
 esac
 `
-		here := strings.NewReplacer("RUNTIMES", v.here.runtimes, "CONTAINERS", v.here.containers, "VOLUMES", v.here.volumes)
+		here := strings.NewReplacer("RUNTIMES", v.here.runtimes, "CONTAINERS", v.here.containers, "VOLUMES",
+			v.here.volumes)
 		script = here.Replace(script)
 		if err := harness.WriteProgram(filepath.Join(bin, "docker"), []byte(script)); err != nil {
 			t.Fatal(err)

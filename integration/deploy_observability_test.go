@@ -30,7 +30,8 @@ func TestDeploy_Observability(t *testing.T) {
 		common := func(n string) bool { return n != "host" && slices.Contains(c.Services[from].Networks, n) }
 		return slices.ContainsFunc(c.Services[u.Hostname()].Networks, common)
 	}
-	if to := c.Services["trace"].Environment["OTEL_EXPORTER_OTLP_ENDPOINT"]; !reached("trace", to) || !strings.Contains(to, "jaeger") {
+	if to := c.Services["trace"].Environment["OTEL_EXPORTER_OTLP_ENDPOINT"]; !reached("trace", to) ||
+		!strings.Contains(to, "jaeger") {
 		t.Errorf("traces go to %q, which trace does not reach", to)
 	}
 	var sources struct {
@@ -60,9 +61,12 @@ func TestDeploy_Observability(t *testing.T) {
 		t.Fatal(err)
 	}
 	home := regexp.MustCompile(`(?m)^default_home_dashboard_path = (.*)$`).FindStringSubmatch(read(t, "deploy/grafana/grafana.ini"))
-	if home == nil || len(boards.Providers) != 1 || !slices.ContainsFunc(c.Services["grafana"].Volumes, func(v volume) bool {
-		return v.Target == home[1] && path.Dir(v.Target) == boards.Providers[0].Options.Path && v.Source == "./deploy/grafana/meander.json"
-	}) {
-		t.Errorf("home %q and provider %+v; want the board as it is mounted: %+v", home, boards, c.Services["grafana"].Volumes)
+	if home == nil || len(boards.Providers) != 1 || !slices.ContainsFunc(c.Services["grafana"].Volumes,
+		func(v volume) bool {
+			return v.Target == home[1] && path.Dir(v.Target) == boards.Providers[0].Options.Path &&
+				v.Source == "./deploy/grafana/meander.json"
+		}) {
+		t.Errorf("home %q and provider %+v; want the board as it is mounted: %+v", home, boards,
+			c.Services["grafana"].Volumes)
 	}
 }

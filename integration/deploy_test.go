@@ -94,7 +94,8 @@ func TestDeploy_Compose(t *testing.T) {
 	}
 	for name, s := range c.Services {
 		t.Run(name, func(t *testing.T) {
-			if !s.ReadOnly || !slices.Contains(s.CapDrop, "ALL") || !slices.Contains(s.SecurityOpt, "no-new-privileges:true") {
+			if !s.ReadOnly || !slices.Contains(s.CapDrop, "ALL") ||
+				!slices.Contains(s.SecurityOpt, "no-new-privileges:true") {
 				t.Error("not hardened: read_only, cap_drop ALL and no-new-privileges belong to each container")
 			}
 			for _, p := range s.Ports {
@@ -125,8 +126,9 @@ func TestDeploy_Compose(t *testing.T) {
 				}
 			}
 			if s.Build.Context == "" { // somebody else's image: it gets no token
-				if user, _, _ := strings.Cut(s.User, ":"); user == "" || user == "0" || user == "root" || len(s.Environment) != 0 {
-					t.Errorf("user %q, environment %v; want a user without rights and nothing to know", s.User, s.Environment)
+				if user, _, _ := strings.Cut(s.User, ":"); user == "" || user == "0" || user == "root" ||
+					len(s.Environment) != 0 {
+					t.Errorf("user %q, environment %v; want no rights and no settings", s.User, s.Environment)
 				}
 				if pinned := regexp.MustCompile(`:v?\d+\.\d+\.\d+`); !pinned.MatchString(s.Image) {
 					t.Errorf("image %s is not pinned", s.Image)
@@ -134,7 +136,7 @@ func TestDeploy_Compose(t *testing.T) {
 			} else if name == "torch" { // a worker, which knows nothing of the server
 				told := strings.Join(slices.Collect(maps.Values(s.Environment)), " ")
 				if slices.Contains(s.Networks, "events") || strings.Contains(told, "TOKEN") {
-					t.Errorf("networks %v, environment %v; want neither the server nor its token", s.Networks, s.Environment)
+					t.Errorf("networks %v, environment %v; want no server and no token", s.Networks, s.Environment)
 				}
 			} else if has := s.Environment; !strings.Contains(has["MEANDER_NATS_TOKEN"]+has["MEANDER_NATS_URL"],
 				"${MEANDER_NATS_TOKEN:?") {
@@ -349,11 +351,13 @@ func TestDeploy_NATSConfig(t *testing.T) {
 		t.Errorf("users %+v; want one in the account meander, with MEANDER_NATS_TOKEN", users)
 	}
 	if !options.JetStream || options.StoreDir != "/data" || options.JetStreamMaxStore < 1<<30 {
-		t.Errorf("JetStream %v on %q with %d bytes; want it on /data with gigabytes", options.JetStream, options.StoreDir,
+		t.Errorf("JetStream %v on %q with %d bytes; want it on /data with gigabytes", options.JetStream,
+			options.StoreDir,
 			options.JetStreamMaxStore)
 	}
 	if options.SyncInterval != time.Second || options.SyncAlways {
-		t.Errorf("sync interval %v, always %v; the README promises one second", options.SyncInterval, options.SyncAlways)
+		t.Errorf("sync interval %v, always %v; the README promises one second", options.SyncInterval,
+			options.SyncAlways)
 	}
 	if options.HTTPHost != "127.0.0.1" {
 		t.Errorf("monitoring listens on %q; must be loopback", options.HTTPHost)

@@ -20,14 +20,16 @@ func TestDevice_NotThere(t *testing.T) {
 		{"up", "--device", "cuda:0", "--listen", "127.0.0.1:0"},
 	} {
 		got := meander(t, dir, args...)
-		if want := "device: cuda:0: this program is built without CUDA; must be cpu, or the program of make build-cuda"; got.code != 2 || !strings.Contains(got.stderr, want) {
+		if want := "device: cuda:0: this program is built without CUDA; must be cpu, or the program of make " +
+			"build-cuda"; got.code != 2 || !strings.Contains(got.stderr, want) {
 			t.Errorf("%v: exit status %d, %s; want 2 and %s", args, got.code, got.stderr, want)
 		}
 	}
 	if _, err := os.Stat(filepath.Join(dir, "meander-data")); err == nil {
 		t.Error("a store was made")
 	}
-	got := meander(t, dir, "run", "--device", "auto", "--log-level", "info", "--model", "synthetic", "--steps", "1", "-n",
+	got := meander(t, dir, "run", "--device", "auto", "--log-level", "info", "--model", "synthetic", "--steps", "1",
+		"-n",
 		"1", "--out", "-", "a")
 	if got.code != 0 || !strings.Contains(got.stderr, "no GPU; computes on the CPU") ||
 		!strings.Contains(got.stderr, "this program is built without CUDA") {
@@ -115,7 +117,8 @@ func namedByTiny(t *testing.T) (names []string) {
 func TestDevice_TorchScriptWithoutTorch(t *testing.T) {
 	t.Parallel()
 	report := filepath.Join(t.TempDir(), "gpu-torch.md")
-	c := exec.Command("bash", filepath.Join(root, "deploy", "bench", "gpu-torch.sh"), filepath.Dir(program(t, "meander")),
+	c := exec.Command("bash", filepath.Join(root, "deploy", "bench", "gpu-torch.sh"),
+		filepath.Dir(program(t, "meander")),
 		report)
 	c.Env = append(os.Environ(), "PYTHON=false")
 	if out, err := c.CombinedOutput(); err != nil {
@@ -136,8 +139,10 @@ func TestDevice_TorchScriptWithoutTorch(t *testing.T) {
 	} {
 		notMeasured(t, text, line)
 	}
-	for _, section := range []string{"SD3.5 medium: dtypes and rows", "What a call costs", "Qwen-Image, 8 of 60 layers"} {
-		if _, after, ok := strings.Cut(text, "## "+section); !ok || !strings.Contains(after, "**not measured to its end**") {
+	for _, section := range []string{"SD3.5 medium: dtypes and rows", "What a call costs",
+		"Qwen-Image, 8 of 60 layers"} {
+		if _, after, ok := strings.Cut(text, "## "+section); !ok ||
+			!strings.Contains(after, "**not measured to its end**") {
 			t.Errorf("%s: missing, or does not say what it needs", section)
 		}
 	}

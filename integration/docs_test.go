@@ -50,14 +50,16 @@ func TestDocs_AreShort(t *testing.T) {
 	longest := map[string]int{"README.md": 150, "ARCHITECTURE.md": 250, "CONTRIBUTING.md": 250}
 	for name := range documents(t) {
 		switch {
-		case strings.HasPrefix(name, "deploy/bench/") || strings.Contains(name, "testdata/"): // reports that programs write
+		// reports that programs write
+		case strings.HasPrefix(name, "deploy/bench/") || strings.Contains(name, "testdata/"):
 			continue
 		case strings.HasPrefix(name, guide) && name != appendix:
 			longest[name] = 200
 		default:
 			longest[name] += 0
 		}
-		if page, ok := strings.CutPrefix(name, guide); ok && page != "README.md" && !strings.Contains(contents, "]("+page+")") {
+		if page, ok := strings.CutPrefix(name, guide); ok && page != "README.md" &&
+			!strings.Contains(contents, "]("+page+")") {
 			t.Errorf("%sREADME.md does not list %s", guide, page)
 		}
 	}
@@ -226,7 +228,8 @@ func TestDocs_GoIsDocumented(t *testing.T) {
 			return
 		}
 		set := token.NewFileSet()
-		file, err := parser.ParseFile(set, filepath.Join(root, name), nil, parser.ParseComments|parser.SkipObjectResolution)
+		file, err := parser.ParseFile(set, filepath.Join(root, name), nil,
+			parser.ParseComments|parser.SkipObjectResolution)
 		if err != nil {
 			t.Error(err)
 			return
@@ -310,7 +313,8 @@ func exportedReceiver(d *ast.FuncDecl) bool {
 		return true
 	}
 	switch d.Name.Name {
-	case "String", "Error", "Unwrap", "MarshalJSON", "UnmarshalJSON", "MarshalText", "UnmarshalText", "Len", "Less", "Swap", "Read", "Write", "Close":
+	case "String", "Error", "Unwrap", "MarshalJSON", "UnmarshalJSON", "MarshalText", "UnmarshalText", "Len", "Less",
+		"Swap", "Read", "Write", "Close":
 		return false
 	}
 	base := d.Recv.List[0].Type
@@ -336,7 +340,8 @@ func TestDocs_NoLeftovers(t *testing.T) {
 	marks := regexp.MustCompile(`\b(?:TO` + `DO|FIX` + `ME|XX` + `X)\b`)
 	text := []string{".go", ".md", ".py", ".yml", ".yaml", ".conf", ".s", ".cu"}
 	walkFiles(t, func(name string) {
-		if strings.Contains(name, "testdata/") || !slices.Contains(text, path.Ext(name)) && path.Base(name) != "Makefile" {
+		if strings.Contains(name, "testdata/") || !slices.Contains(text, path.Ext(name)) &&
+			path.Base(name) != "Makefile" {
 			return
 		}
 		for i, line := range strings.Split(read(t, name), "\n") {
@@ -407,7 +412,8 @@ func main() {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.WriteFile(file, []byte(source), 0o600), os.WriteFile(overlay, replace, 0o600)); err != nil {
+	if err := errors.Join(os.WriteFile(file, []byte(source), 0o600),
+		os.WriteFile(overlay, replace, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	command = append(command, "-overlay", overlay, module+"/integration/readme")
@@ -437,7 +443,8 @@ func TestDocs_CommandLinesExist(t *testing.T) {
 			if m[1] == "meander" && len(words) > 0 && !strings.HasPrefix(words[0], "-") {
 				command = []string{words[0], "--help"}
 				if len(words) > 1 && subcommand.MatchString(words[1]) {
-					command = []string{words[0], words[1], "--help"} // an argument that is no subcommand changes nothing
+					// an argument that is no subcommand changes nothing
+					command = []string{words[0], words[1], "--help"}
 				}
 			}
 			key := m[1] + " " + strings.Join(command, " ")

@@ -42,7 +42,8 @@ func TestDoctor(t *testing.T) {
 	up.signal(t, syscall.SIGCONT)
 
 	url := natsServer(t)
-	ask(1, []string{"streams not there: MDR_PROMPTS", "name a folder with --model", "cannot be seen from here"}, "--nats",
+	ask(1, []string{"streams not there: MDR_PROMPTS", "name a folder with --model", "cannot be seen from here"},
+		"--nats",
 		url)
 	bare := meander(t, dir, "streams", "--store", store).must(t, 0)
 	if !strings.Contains(bare.stdout, "MDR_STEPS") {

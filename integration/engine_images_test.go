@@ -342,8 +342,9 @@ func (w *changing) verified(t *testing.T, versions int) {
 	}
 }
 
-// Weights that are pushed to servers of images make the samples that follow, and verify computes with them. Samples that
-// have begun end with the weights before. Whole weights after an adapter are refused: the server would leave them out.
+// Weights that are pushed to servers of images make the samples that follow, and verify computes with them. Samples
+// that have begun end with the weights before. Whole weights after an adapter are refused: the server would leave them
+// out.
 func TestImageServer_PushedWeights(t *testing.T) {
 	skipShort(t)
 	t.Parallel()

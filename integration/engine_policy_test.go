@@ -108,7 +108,8 @@ func testPushedAdapters(t *testing.T, mode, served string) {
 		}
 		tr, models := l.draw(t, run)
 		loaded := l.server.Adapters() // one of zeros, for samples of the checkpoint
-		if len(loaded) != 2 || len(models) != 1 || tr.WeightsDigest != pushed.WeightsDigest || tr.PolicyVersionMin != 1 {
+		if len(loaded) != 2 || len(models) != 1 || tr.WeightsDigest != pushed.WeightsDigest ||
+			tr.PolicyVersionMin != 1 {
 			t.Fatalf("%s: server has %v, asked for %v; weights %s, want %s", run, loaded, models, tr.WeightsDigest,
 				pushed.WeightsDigest)
 		}
@@ -156,7 +157,8 @@ func TestEngine_PushRefused(t *testing.T) {
 		t.Errorf("another shape: %v; must be refused", err)
 	}
 	for mode, why := range map[string]string{
-		remotelmtest.LogProbs: "vllm reads whole weights from", remotelmtest.SGLang: "sglang changes whole weights under",
+		remotelmtest.LogProbs: "vllm reads whole weights from",
+		remotelmtest.SGLang:   "sglang changes whole weights under",
 	} {
 		_, err := newServedLane(t, mode).client.PushWeights(t.Context(), nil, client.Push{})
 		if _, refused := errors.AsType[*client.RefusedError](err); !refused || !strings.Contains(err.Error(), why) {
@@ -166,7 +168,8 @@ func TestEngine_PushRefused(t *testing.T) {
 	plain := start(t, func(c *config) { c.sampler.Model, c.sampler.Engine = sumsFolder(t), l.server.Engine() })
 	plain.awaitLane(t)
 	_, err = plain.client.PushPolicy(t.Context(), other, client.Push{})
-	if _, refused := errors.AsType[*client.RefusedError](err); !refused || !strings.Contains(err.Error(), "takes none") {
+	if _, refused := errors.AsType[*client.RefusedError](err); !refused ||
+		!strings.Contains(err.Error(), "takes none") {
 		t.Errorf("without a folder: %v; must be refused", err)
 	}
 	without := remotelmtest.New(t, remotelmtest.LogProbs)

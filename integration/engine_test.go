@@ -54,7 +54,8 @@ func TestEngine_Recorded(t *testing.T) {
 		t.Run(c.mode, func(t *testing.T) {
 			t.Parallel()
 			s, dir := remotelmtest.New(t, c.mode), t.TempDir()
-			groups, sum := textRun(t, dir, sums(t), append([]string{"--engine", s.Engine(), "--run", "r", remotelmtest.Prompt},
+			groups, sum := textRun(t, dir, sums(t), append([]string{"--engine", s.Engine(), "--run", "r",
+				remotelmtest.Prompt},
 				c.args...)...)
 			if sum.Complete != 1 || len(s.Asked()) != 4 {
 				t.Fatalf("%+v, %d requests; want a group of 4", sum, len(s.Asked()))
@@ -62,8 +63,10 @@ func TestEngine_Recorded(t *testing.T) {
 			for _, m := range groups[0].Members {
 				x := m.Text
 				if x.Answer != "305" || x.FinishReason != "stop" || x.Tokens != 4 || x.Drawn == nil ||
-					x.Drawn.Engine.Values != c.values || len(x.Drawn.Weights) == 0 != (c.mode == remotelmtest.Completions) {
-					t.Errorf("sample %d: %q, %s, %d tokens, drawn by %+v", m.SampleIndex, x.Answer, x.FinishReason, x.Tokens, x.Drawn)
+					x.Drawn.Engine.Values != c.values ||
+					len(x.Drawn.Weights) == 0 != (c.mode == remotelmtest.Completions) {
+					t.Errorf("sample %d: %q, %s, %d tokens, drawn by %+v", m.SampleIndex, x.Answer, x.FinishReason,
+						x.Tokens, x.Drawn)
 				}
 				if want := schemas.FilterOrderOf(x.Drawn.Engine.Name); x.Drawn.Engine.Filters != want ||
 					(want == "min_p,top_k,top_p") == (c.mode == remotelmtest.SGLang) {
@@ -71,7 +74,8 @@ func TestEngine_Recorded(t *testing.T) {
 				}
 				if tempered := strings.Contains(fmt.Sprint(c.args), "temperature"); len(x.LogProbs) != len(x.IDs) ||
 					(len(x.Entropies) > 0) != c.logits || len(x.ProcessedLogProbs) == 0 != (tempered && !c.logits) {
-					t.Errorf("sample %d: %d tokens, %d log-probs, %d processed, %d entropies", m.SampleIndex, len(x.IDs),
+					t.Errorf("sample %d: %d tokens, %d log-probs, %d processed, %d entropies", m.SampleIndex,
+						len(x.IDs),
 						len(x.LogProbs), len(x.ProcessedLogProbs), len(x.Entropies))
 				}
 			}
@@ -80,12 +84,14 @@ func TestEngine_Recorded(t *testing.T) {
 				r.MaxDrawnDifference > 1e-3 || (r.Logits == 16) != c.logits {
 				t.Errorf("verify: %+v; want 16 tokens that were drawn elsewhere, a small difference", r)
 			}
-			out := meander(t, dir, "verify", "--json", "--run", "r", "--model", sums(t), "--engine-tolerance", "1e-9").must(t, 1)
+			out := meander(t, dir, "verify", "--json", "--run", "r", "--model", sums(t), "--engine-tolerance",
+				"1e-9").must(t, 1)
 			var strict verify.Report
 			if err := json.Unmarshal([]byte(out.stdout), &strict); err != nil || strict.EngineTolerance != 1e-9 {
 				t.Errorf("verify with no tolerance: %+v, %v", strict, err)
 			}
-			if shown := meander(t, dir, "show", "--run", "r", string(groups[0].UID)).must(t, 0); !strings.Contains(shown.stdout,
+			if shown := meander(t, dir, "show", "--run", "r", string(groups[0].UID)).must(t,
+				0); !strings.Contains(shown.stdout,
 				"random generator") || !strings.Contains(shown.stdout, "305") {
 				t.Errorf("show does not say who drew:\n%s", shown.stdout)
 			}
@@ -244,7 +250,8 @@ func TestEngine_States(t *testing.T) {
 		says []string
 	}{
 		{"cut", nil, 0, func(s *remotelmtest.Server) []remotelmtest.Answer {
-			return []remotelmtest.Answer{remotelmtest.Cut(s.Stream(), 2), remotelmtest.Whole(remotelmtest.Tail(s.Stream(), 2))}
+			return []remotelmtest.Answer{remotelmtest.Cut(s.Stream(), 2),
+				remotelmtest.Whole(remotelmtest.Tail(s.Stream(), 2))}
 		}, []string{`"answer":"305"`, `"resumed":1`}},
 		{"hangs", nil, 0, func(s *remotelmtest.Server) []remotelmtest.Answer {
 			return []remotelmtest.Answer{s.Hang(s.Stream(), 1), remotelmtest.Whole(remotelmtest.Tail(s.Stream(), 1))}
@@ -458,7 +465,8 @@ func TestEngine_Several(t *testing.T) {
 	}
 	a.Then(remotelmtest.Cut(a.Stream(), 1))
 	b.Then(remotelmtest.Whole(remotelmtest.Tail(b.Stream(), 1)))
-	if _, sum = textRun(t, dir, sums(t), "--engine", engine, "--run", "cut", "-n", "1", remotelmtest.Prompt); sum.Complete != 1 ||
+	if _, sum = textRun(t, dir, sums(t), "--engine", engine, "--run", "cut", "-n", "1",
+		remotelmtest.Prompt); sum.Complete != 1 ||
 		len(a.Asked()) != 1 || len(b.Asked()) != 1 {
 		t.Errorf("%+v: an answer that broke off: asked %d and %d times", sum, len(a.Asked()), len(b.Asked()))
 	}
@@ -467,7 +475,8 @@ func TestEngine_Several(t *testing.T) {
 	a.Then(remotelmtest.Whole(a.Stream()))
 	out := meander(t, dir, "run", "--model", sums(t), "--engine", engine, "--run", "other", "-n", "4",
 		remotelmtest.Prompt).must(t, 0)
-	if !strings.Contains(out.stderr, "a server of the engine is not used") || !strings.Contains(out.stderr, "other weights") ||
+	if !strings.Contains(out.stderr, "a server of the engine is not used") ||
+		!strings.Contains(out.stderr, "other weights") ||
 		len(b.Asked()) != 0 {
 		t.Errorf("a server of other weights was asked %d times:\n%s", len(b.Asked()), out.stderr)
 	}
@@ -478,7 +487,8 @@ func TestEngine_Several(t *testing.T) {
 func TestEngine_Mix(t *testing.T) {
 	t.Parallel()
 	s, dir := remotelmtest.New(t, remotelmtest.LogProbs), t.TempDir()
-	s.Then(remotelmtest.Whole(s.Stream()), remotelmtest.Whole(s.Stream()), remotelmtest.Fail(http.StatusServiceUnavailable, "busy"))
+	s.Then(remotelmtest.Whole(s.Stream()), remotelmtest.Whole(s.Stream()),
+		remotelmtest.Fail(http.StatusServiceUnavailable, "busy"))
 	args := []string{
 		"run", "--model", sums(t), "--json", "--seed", "11", "-n", "4", "--out", "-", "--reward", "exact_match",
 		"--ground-truth", "4", "--run", "r", remotelmtest.Prompt,
@@ -511,7 +521,8 @@ func TestEngine_Real(t *testing.T) {
 	t.Parallel()
 	engine := os.Getenv("MEANDER_ENGINE")
 	if engine == "" {
-		t.Skip("MEANDER_ENGINE names no server (vllm=http://127.0.0.1:8000) of deploy/models/sums: nothing was asked of a real one")
+		t.Skip("MEANDER_ENGINE names no server (vllm=http://127.0.0.1:8000) of deploy/models/sums: nothing was asked " +
+			"of a real one")
 	}
 	dir := t.TempDir()
 	prompts := []string{"347+58=?", "12+30=?", "999-1=?", "1+1=?"}

@@ -288,9 +288,9 @@ func otherWeights(t *testing.T, folder, file string) string {
 	return dir
 }
 
-// The two text engines, for real: every setting of a lane of texts, numbers within 1e-5 of ours, adapters that are pushed,
-// two samplers of one server, two servers of one sampler; a run that is cancelled, kill -9 and a frozen server in the
-// middle of one.
+// The two text engines, for real: every setting of a lane of texts, numbers within 1e-5 of ours, adapters that are
+// pushed, two samplers of one server, two servers of one sampler; a run that is cancelled, kill -9 and a frozen server
+// in the middle of one.
 func TestEngines_Texts(t *testing.T) {
 	for name, e := range map[string]realEngine{"vllm": realVLLM, "sglang": realSGLang} {
 		t.Run(name, func(t *testing.T) {
@@ -339,9 +339,9 @@ func TestEngines_Texts(t *testing.T) {
 	}
 }
 
-// SGLang-Diffusion, for real: settings of a lane of images, x_T and noise of equal bits, numbers within 1e-5 of ours, the
-// pixels of ours, two samplers of one server, whole weights and adapters that are pushed; a run that is cancelled, kill -9
-// and a frozen server in the middle of one.
+// SGLang-Diffusion, for real: settings of a lane of images, x_T and noise of equal bits, numbers within 1e-5 of ours,
+// the pixels of ours, two samplers of one server, whole weights and adapters that are pushed; a run that is cancelled,
+// kill -9 and a frozen server in the middle of one.
 func TestEngines_Images(t *testing.T) {
 	folder := signs(t)
 	a, b := realDiffusion.start(t, folder), realDiffusion.start(t, folder)

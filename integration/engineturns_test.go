@@ -136,7 +136,8 @@ func TestEngine_ConversationWorker(t *testing.T) {
 	replies(t, w, "tutor", func(r *schemas.InteractRequest) []byte {
 		if n := len(r.IDs); n != 4 || len(r.LogProbs) != n || len(r.ProcessedLogProbs) != n ||
 			len(r.Entropies)+len(r.LogSumExps) != 0 {
-			t.Errorf("answer %d: %d tokens with %d log-probs, %d entropies, %d log-sum-exps", r.Answer, n, len(r.LogProbs),
+			t.Errorf("answer %d: %d tokens with %d log-probs, %d entropies, %d log-sum-exps", r.Answer, n,
+				len(r.LogProbs),
 				len(r.Entropies), len(r.LogSumExps))
 		}
 		return packed(t, &schemas.InteractReply{Content: "too low", Terminate: r.Answer == 1, Score: new(1.0)})

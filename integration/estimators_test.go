@@ -21,7 +21,8 @@ func TestRefill_ToAnExactBatch(t *testing.T) {
 	for _, run := range []string{"one", "two"} {
 		out := meander(t, t.TempDir(), "run", "--run", run, "--model", signs(t), "-n", "2", "--seed", "6", "--reward",
 			"glyph", "--std", "global",
-			"--zero-std", "refill", "--refill-rounds", "16", "--batch-size", "4", "-f", prompts, "--out", "-", "--json").must(t,
+			"--zero-std", "refill", "--refill-rounds", "16", "--batch-size", "4", "-f", prompts, "--out", "-",
+			"--json").must(t,
 			0)
 		groups, sum := out.parse(t)
 		if sum.Complete != 4 || sum.Refills == 0 {

@@ -95,7 +95,8 @@ func whitened(t *testing.T, gamma *float64, tokens, returns [][]float64) {
 	for i, row := range returns {
 		for at, r := range row {
 			if want := (r - sum/n) / math.Sqrt(squares/(n-1)+1e-8); !(math.Abs(tokens[i][at]-want) < 1e-9) {
-				t.Errorf("gamma %v: sample %d, token %d of %d: %v; want %v", gamma, i, at, len(row), tokens[i][at], want)
+				t.Errorf("gamma %v: sample %d, token %d of %d: %v; want %v", gamma, i, at, len(row), tokens[i][at],
+					want)
 			}
 		}
 	}

@@ -205,7 +205,8 @@ func TestFamilies_AreNamedInTheirPackagesAlone(t *testing.T) {
 	sequential(t)
 	plain := strings.NewReplacer("-", "", "_", "").Replace
 	for _, f := range families.All() {
-		if f.Class == "" || slices.ContainsFunc(remote.Families(), func(r model.Family) bool { return r.Name == f.Name }) {
+		if f.Class == "" || slices.ContainsFunc(remote.Families(),
+			func(r model.Family) bool { return r.Name == f.Name }) {
 			continue // its name is what users type; or it is computed elsewhere
 		}
 		name := plain(f.Name)

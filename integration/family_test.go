@@ -49,7 +49,8 @@ func TestFamily_OtherShape(t *testing.T) {
 	}
 	if want := []float32{1000, 900, 750, 500, 0}; !slices.Equal(tr.Timesteps, want) ||
 		!slices.Equal(tr.LatentsShape, []int64{15, 64}) || tr.Prompt != "" {
-		t.Errorf("prompt %q, timesteps %v, latents %v; want none, %v and [15 64]", tr.Prompt, tr.Timesteps, tr.LatentsShape,
+		t.Errorf("prompt %q, timesteps %v, latents %v; want none, %v and [15 64]", tr.Prompt, tr.Timesteps,
+			tr.LatentsShape,
 			want)
 	}
 	data, err := w.client.Medium(t.Context(), tr, schemas.KindImage)

@@ -23,7 +23,8 @@ import (
 // serveOtherLane starts a sampler of the lane synthetic beside the pipeline of a store.
 func serveOtherLane(t *testing.T, dir string, info natsd.Info) {
 	t.Helper()
-	other := launch(t, dir, program(t, "meander-sampler"), "--model", "synthetic", "--nats-url", info.URL, "--nats-token",
+	other := launch(t, dir, program(t, "meander-sampler"), "--model", "synthetic", "--nats-url", info.URL,
+		"--nats-token",
 		info.Token, "--health-addr", "")
 	bustest.Until(t, "the other lane", func() error {
 		if !strings.Contains(other.log.String(), "model ready") {

@@ -39,7 +39,8 @@ func TestFull_DiskAndBack(t *testing.T) {
 	}
 	ballast := filepath.Join(disk, "ballast")
 	fill := func() {
-		if err := os.WriteFile(ballast, make([]byte, free.Bavail*uint64(free.Bsize)), 0o600); !errors.Is(err, unix.ENOSPC) {
+		if err := os.WriteFile(ballast, make([]byte, free.Bavail*uint64(free.Bsize)), 0o600); !errors.Is(err,
+			unix.ENOSPC) {
 			t.Fatalf("a full disk: %v", err)
 		}
 	}

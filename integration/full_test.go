@@ -162,7 +162,8 @@ func TestFull_ServicePrograms(t *testing.T) {
 	ready(t, reward, http.StatusOK, "ok")
 	ctx := limited(t)
 	for err == nil {
-		_, err = b.PublishRaw(ctx, schemas.StepSubject("r1", "u1", 0, schemas.StageMain, "a1", time.Now().UnixNano()), make([]byte, 300_000),
+		_, err = b.PublishRaw(ctx, schemas.StepSubject("r1", "u1", 0, schemas.StageMain, "a1", time.Now().UnixNano()),
+			make([]byte, 300_000),
 			nil, "")
 	}
 	for _, addr := range []string{health, reward} {

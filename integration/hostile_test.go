@@ -19,7 +19,8 @@ func hostile() map[string][]byte {
 	if err != nil {
 		panic(err)
 	}
-	bin := append([]byte{0x81, 0xa6, 'p', 'r', 'o', 'm', 'p', 't', 0xc6}, binary.BigEndian.AppendUint32(nil, 1<<32-1)...)
+	bin := append([]byte{0x81, 0xa6, 'p', 'r', 'o', 'm', 'p', 't', 0xc6},
+		binary.BigEndian.AppendUint32(nil, 1<<32-1)...)
 	list := append([]byte{0x81, 0xa6, 's', 'i', 'g', 'm', 'a', 's', 0xdd},
 		binary.BigEndian.AppendUint32(nil, 100_000_000)...)
 	table := append([]byte{0xdf}, binary.BigEndian.AppendUint32(nil, 15_700_000)...)
@@ -59,7 +60,8 @@ func TestPipeline_HostileBytes(t *testing.T) {
 			} else if stage != "intake" {
 				subject = fmt.Sprintf(subject, i)
 			}
-			if _, err := w.PublishRaw(t.Context(), subject, data, nil, fmt.Sprintf("evil-%s-%d", stage, i)); err != nil {
+			if _, err := w.PublishRaw(t.Context(), subject, data, nil,
+				fmt.Sprintf("evil-%s-%d", stage, i)); err != nil {
 				t.Fatalf("%s at %s: %v", name, stage, err)
 			}
 			want[stage]++

@@ -41,8 +41,8 @@ var layers = map[string][]string{
 	"pkg/models/strictjson": nil,
 	"pkg/strictmsgpack":     nil,
 
-	// Clients of servers that draw samples: protocols alone, and torch's generator. Their tests have servers of recorded
-	// bytes.
+	// Clients of servers that draw samples: protocols alone, and torch's generator. Their tests have servers of
+	// recorded bytes.
 	"pkg/torchrandom":                 nil,
 	"pkg/models/pool":                 nil, // who computes or draws, wherever it is
 	"pkg/remotehttp":                  {"pkg/models/pool", "pkg/models/strictjson"},
@@ -135,7 +135,8 @@ var layers = map[string][]string{
 	"services/internal/instrument": {"schemas", "pkg/bus"},
 	"services/internal/present":    {"services/internal/boot"}, // tables and text for people; sizes, terminals
 
-	// The service has requests, turns and devices. Engines make samples and know nothing of these; models opens all kinds.
+	// The service has requests, turns and devices. Engines make samples and know nothing of these; models opens all
+	// kinds.
 	"services/sampler": {
 		"pkg/bus", "pkg/interaction", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/sampling",
 		"pkg/models/tensor", "pkg/models/tensor/devices", "schemas", "services/internal/instrument", "services/sampler/engine",
@@ -169,7 +170,7 @@ var layers = map[string][]string{
 	},
 	"services/verify": {
 		"pkg/models/hub",
-		"schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/models/model",
+		"schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/stages", "pkg/models/model",
 		"pkg/models/model/families", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/decoding", "pkg/models/tensor", "pkg/models/tensor/devices",
 		"services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts",
 		"services/sampler/models", "services/sampler/weights",
@@ -209,8 +210,9 @@ var layers = map[string][]string{
 		"pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/families", "pkg/remoteimage", "pkg/models/safetensors", "pkg/models/tensor",
 		"services/sampler/engine/images",
 	},
-	"integration/tools/kernelgen": nil,                               // writes the assembly of pkg/models/tensor/cpu, pkg/models/media and pkg/flow
-	"integration/tools/ptxvm":     {"pkg/models/tensor/cuda/driver"}, // interprets the CUDA kernels
+	"integration/tools/vectors":   {"pkg/estimator", "pkg/flow", "pkg/models/decoding"}, // writes schemas/vectors
+	"integration/tools/kernelgen": nil,                                                  // writes the assembly of pkg/models/tensor/cpu, pkg/models/media and pkg/flow
+	"integration/tools/ptxvm":     {"pkg/models/tensor/cuda/driver"},                    // interprets the CUDA kernels
 	"integration/tools/libcuda":   {"pkg/models/tensor/cuda/driver", "integration/tools/ptxvm"},
 	"integration/tools/bench": {
 		"pkg/models/media", "schemas", "pkg/bus", "pkg/heap", "pkg/natsd", "pkg/flow", "pkg/sampling", "pkg/models/model", "pkg/models/model/families", "pkg/models/model/remote", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/tensor/devices", "services/intake", "services/sampler", "services/advantage",
@@ -370,7 +372,8 @@ func readPackages(t *testing.T) map[string]*goPackage {
 // leaving out what git ignores at the top.
 func walkFiles(t *testing.T, visit func(name string)) {
 	t.Helper()
-	skip := map[string]bool{".git": true, ".tools": true, ".venv": true, "bin": true, "build": true, "meander-data": true, "meander-out": true}
+	skip := map[string]bool{".git": true, ".tools": true, ".venv": true, "bin": true, "build": true,
+		"meander-data": true, "meander-out": true}
 	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -435,7 +438,8 @@ func TestImports_Document(t *testing.T) {
 		if d.tests {
 			users = append(users, "tests")
 		}
-		fmt.Fprintf(&modules, "| `%s` | %s | %s |\n", strings.TrimPrefix(name, "github.com/"), d.why, strings.Join(users, " "))
+		fmt.Fprintf(&modules, "| `%s` | %s | %s |\n", strings.TrimPrefix(name, "github.com/"), d.why,
+			strings.Join(users, " "))
 	}
 	inDocument(t, "deploy/guide/appendix.md", "packages", code.String())
 	inDocument(t, "deploy/guide/appendix.md", "modules", modules.String())
@@ -505,7 +509,8 @@ func TestImports_LayersKeepTheirPromises(t *testing.T) {
 				t.Errorf("layers lets %s import the tool %s", dir, below)
 			}
 			if strings.HasPrefix(dir, modelsFolder) && !strings.HasPrefix(below, modelsFolder) && below != "deploy" {
-				t.Errorf("layers lets %s import %s; what models are made of imports nothing else of the project", dir, below)
+				t.Errorf("layers lets %s import %s; what models are made of imports nothing else of the project", dir,
+					below)
 			}
 		}
 	}

@@ -81,7 +81,8 @@ func TestInstall_Go(t *testing.T) {
 		t.Fatalf("go install: %v\n%s", err, out)
 	}
 	program := filepath.Join(home, "meander")
-	if out, err := exec.Command(program, "version").Output(); err != nil || !strings.HasPrefix(string(out), "meander 0.1.0 ") {
+	if out, err := exec.Command(program, "version").Output(); err != nil ||
+		!strings.HasPrefix(string(out), "meander 0.1.0 ") {
 		t.Errorf("version: %s, %v; want that of the module", out, err)
 	}
 	firstMinute(t, program)
@@ -103,7 +104,8 @@ func TestInstall_Image(t *testing.T) {
 		}
 		return
 	}
-	t.Log("no builder runs here (buildah, podman, docker): the steps of the file run in a folder, and not its base images")
+	t.Log("no builder runs here (buildah, podman, docker): the steps of the file run in a folder, and not its base " +
+		"images")
 	machine := t.TempDir()
 	at := func(path string) string { return filepath.Join(machine, path) }
 	for _, name := range inContext(t, shipped(t)) {
@@ -118,7 +120,8 @@ func TestInstall_Image(t *testing.T) {
 	for _, stage := range []string{stages[1], strings.SplitAfter(stages[2], "\n\n")[0]} {
 		for _, m := range regexp.MustCompile(`(?m)^RUN (?:--mount=\S+ )*(.*)$`).FindAllStringSubmatch(stage, -1) {
 			run := exec.Command("sh", "-ec", beginning.ReplaceAllString(m[1], "${1}"+machine+"/$2"))
-			run.Dir, run.Env = at("src"), append(os.Environ(), "VERSION=devel", "GOWORK=off", "MAKEFLAGS=", "MAKEOVERRIDES=")
+			run.Dir, run.Env = at("src"), append(os.Environ(), "VERSION=devel", "GOWORK=off", "MAKEFLAGS=",
+				"MAKEOVERRIDES=")
 			if out, err := run.CombinedOutput(); err != nil {
 				t.Fatalf("RUN %s: %v\n%s", m[1], err, out)
 			}
@@ -161,7 +164,8 @@ func TestInstall_EnvironmentOfPython(t *testing.T) {
 	program := filepath.Join(environment, "bin", "meander")
 	copyFile(t, harness.Program(t, "meander"), program)
 	err := errors.Join(os.WriteFile(filepath.Join(environment, "pyvenv.cfg"), nil, 0o600),
-		harness.WriteProgram(filepath.Join(environment, "bin", "python3"), []byte("#!/bin/sh\necho of the environment >&2\nexit 78\n")))
+		harness.WriteProgram(filepath.Join(environment, "bin", "python3"),
+			[]byte("#!/bin/sh\necho of the environment >&2\nexit 78\n")))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,8 @@ func (*drainTest) stop(t *testing.T, v *harness.Process) {
 func (d *drainTest) handedBack(t *testing.T, stream, durable string, messages int) {
 	t.Helper()
 	if n := d.consumer(t, stream, durable).Delivered.Consumer; n <= uint64(messages) {
-		t.Errorf("%s: %d deliveries of %d messages: nothing was handed back, so this proves nothing", durable, n, messages)
+		t.Errorf("%s: %d deliveries of %d messages: nothing was handed back, so this proves nothing", durable, n,
+			messages)
 	}
 }
 
@@ -53,7 +54,8 @@ func (d *drainTest) handedBack(t *testing.T, stream, durable string, messages in
 // for the ack wait, which is an hour here.
 func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	t.Parallel()
-	d := &drainTest{crew: assemble(t), dir: t.TempDir(), steps: 400, images: 6, side: 2048, asked: map[schemas.UID]int64{}}
+	d := &drainTest{crew: assemble(t), dir: t.TempDir(), steps: 400, images: 6, side: 2048,
+		asked: map[schemas.UID]int64{}}
 	if raceEnabled {
 		d.steps, d.side = 150, 1024
 	}
@@ -101,8 +103,8 @@ func (d *drainTest) samples(t *testing.T) *schemas.Trajectory {
 	d.stop(t, first)
 	d.run(t, "intake", "2")
 
-	// Sampler: busy with samples that it cannot finish in its drain timeout. On a busy machine it may have finished them
-	// before the signal came: then there is one more.
+	// Sampler: busy with samples that it cannot finish in its drain timeout. On a busy machine it may have finished
+	// them before the signal came: then there is one more.
 	for unfinished := 0; unfinished == 0; {
 		bustest.Until(t, "the first sampler has samples in hand", func() error {
 			return inHand(t, c.Bus, schemas.StreamRequests, "sampler-synthetic", 2)
@@ -130,8 +132,8 @@ func (d *drainTest) samples(t *testing.T) *schemas.Trajectory {
 	return one
 }
 
-// rewards ends a reward service that is busy with large images. On a busy machine it may have scored them all before the
-// signal came: then there are more.
+// rewards ends a reward service that is busy with large images. On a busy machine it may have scored them all before
+// the signal came: then there are more.
 func (d *drainTest) rewards(t *testing.T, one *schemas.Trajectory) {
 	t.Helper()
 	c, ref := d.crew, bigImage(t, d.Bus, int(d.side))
@@ -166,15 +168,16 @@ func (d *drainTest) rewards(t *testing.T, one *schemas.Trajectory) {
 	d.handedBack(t, schemas.StreamTrajectories, "reward", trajectories)
 }
 
-// publishImages publishes a group of large images, and the record of it, which is not intake's: each time in a run of its
-// own.
+// publishImages publishes a group of large images, and the record of it, which is not intake's: each time in a run of
+// its own.
 func (d *drainTest) publishImages(t *testing.T, one *schemas.Trajectory, ref schemas.Ref) {
 	t.Helper()
 	run := schemas.Run(fmt.Sprintf("images-%d", d.rounds))
 	for i := range d.images {
 		e := *one
 		e.Run, e.SampleIndex, e.GroupSize = run, i, d.images
-		e.Media = []schemas.Medium{{Kind: schemas.KindImage, Format: schemas.ImagePNG, Width: d.side, Height: d.side, Digest: digest, Ref: &ref}}
+		e.Media = []schemas.Medium{{Kind: schemas.KindImage, Format: schemas.ImagePNG, Width: d.side, Height: d.side,
+			Digest: digest, Ref: &ref}}
 		oneStep(t, d.Bus, &e)
 		if _, err := d.Bus.Publish(t.Context(), &e); err != nil {
 			t.Fatal(err)

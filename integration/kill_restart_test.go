@@ -422,7 +422,8 @@ func TestPipeline_StepsFull(t *testing.T) {
 		for uid := range k.Advantages {
 			if !purged[uid] {
 				purged[uid], waited = true, 0
-				if err := s.Purge(t.Context(), jetstream.WithPurgeSubject(string(schemas.Prefix+"step.r."+uid+".>"))); err != nil {
+				if err := s.Purge(t.Context(),
+					jetstream.WithPurgeSubject(string(schemas.Prefix+"step.r."+uid+".>"))); err != nil {
 					return err
 				}
 			}

@@ -147,7 +147,8 @@ func TestKubernetes_Schemas(t *testing.T) {
 	}
 	found := readManifests(t)
 	if len(found) != 14 {
-		t.Errorf("%d manifests; the namespace, the network, and of four services and a sampler with PyTorch a Deployment "+
+		t.Errorf("%d manifests; the namespace, the network, and of four services and a sampler with PyTorch a "+
+			"Deployment "+
 			"and a PodDisruptionBudget each, two of them scaled", len(found))
 	}
 	files, err := filepath.Glob(filepath.Join(root, manifests, "*.yaml"))
@@ -156,7 +157,8 @@ func TestKubernetes_Schemas(t *testing.T) {
 	}
 	for _, f := range files {
 		name := filepath.Base(f)
-		if !slices.ContainsFunc(found, func(m manifest) bool { return m.file == name }) && name != "kustomization.yaml" &&
+		if !slices.ContainsFunc(found, func(m manifest) bool { return m.file == name }) &&
+			name != "kustomization.yaml" &&
 			name != "nats.yaml" {
 			t.Errorf("%s is not in the kustomization", name)
 		}
@@ -196,7 +198,8 @@ func TestKubernetes_Deployments(t *testing.T) {
 			delete(consumers, m.Spec.ScaleTargetRef.Name)
 			trigger := m.Spec.Triggers[0]
 			if trigger.Type != "nats-jetstream" || trigger.Metadata["stream"] != want[0] ||
-				trigger.Metadata["consumer"] != want[1] || trigger.Metadata["account"] != server.DEFAULT_GLOBAL_ACCOUNT {
+				trigger.Metadata["consumer"] != want[1] ||
+				trigger.Metadata["account"] != server.DEFAULT_GLOBAL_ACCOUNT {
 				t.Errorf("%s is scaled by %+v; want the consumer %s of %s", name, trigger, want[1], want[0])
 			}
 		case "Deployment":
@@ -249,7 +252,8 @@ func deployed(t *testing.T, m manifest) {
 		t.Fatalf("%s: %v\n%s", m.file, err, out)
 	}
 	if config.HealthAddr != fmt.Sprintf("0.0.0.0:%d", c.Ports[0].ContainerPort) {
-		t.Errorf("%s serves its health at %s, and is asked at port %d", m.file, config.HealthAddr, c.Ports[0].ContainerPort)
+		t.Errorf("%s serves its health at %s, and is asked at port %d", m.file, config.HealthAddr,
+			c.Ports[0].ContainerPort)
 	}
 	if drain, err := time.ParseDuration(config.DrainTimeout); err != nil ||
 		time.Duration(pod.Grace)*time.Second < drain+10*time.Second {
@@ -285,7 +289,8 @@ func TestKubernetes_Torch(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	var args []string
 	for _, a := range pod.Init[0].Args {
-		args = append(args, strings.NewReplacer(env["MEANDER_SAMPLER_MODEL"], remotetest.Folder(t, "FluxPipeline", 1), socket,
+		args = append(args, strings.NewReplacer(env["MEANDER_SAMPLER_MODEL"], remotetest.Folder(t, "FluxPipeline", 1),
+			socket,
 			filepath.Join(dir, "s")).Replace(a))
 	}
 	joinWorker(t, args...)

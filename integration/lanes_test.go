@@ -66,7 +66,8 @@ func TestLane_MissingLatents(t *testing.T) {
 	}
 	const good = 4
 	for i := range good {
-		if _, err := c.client.Publish(t.Context(), "r", oneImage(schemas.UID(fmt.Sprintf("good%d", i)), "")); err != nil {
+		if _, err := c.client.Publish(t.Context(), "r",
+			oneImage(schemas.UID(fmt.Sprintf("good%d", i)), "")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -143,7 +144,8 @@ func TestLane_OtherCheckpoint(t *testing.T) {
 	another := *mine
 	another.BaseDigest = "another"
 	for uid, policy := range map[schemas.UID]*schemas.Policy{"other": &another, "mine": mine} {
-		prompt := &schemas.Prompt{UID: uid, Prompt: "a fox", GroupSize: new(int64(1)), ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(2))}}
+		prompt := &schemas.Prompt{UID: uid, Prompt: "a fox", GroupSize: new(int64(1)),
+			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(2))}}
 		requests, err := intake.Resolve("r", prompt, policy, intake.Origin{
 			Seq: 1, Created: time.Now(),
 			Reward: []string{"synthetic"},
@@ -161,7 +163,8 @@ func TestLane_OtherCheckpoint(t *testing.T) {
 		if said := say(); len(said) != 1 || said[0] != want {
 			return fmt.Errorf("the notes are %q; want %q", said, want)
 		}
-		_, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", "mine", 0, schemas.StageMain))
+		_, err := p.Last(t.Context(), schemas.StreamTrajectories,
+			schemas.TrajectorySubject("r", "mine", 0, schemas.StageMain))
 		return err
 	})
 	if _, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", "other",

@@ -48,7 +48,8 @@ func TestLost_RequestsArePurged(t *testing.T) {
 		}
 		w.publish(t, "r", prompts...)
 		if purged {
-			bustest.Await(t, w.Bus, 3, schemas.StreamTrajectories, schemas.Address{Kind: schemas.KindTrajectory}.Filter())
+			bustest.Await(t, w.Bus, 3, schemas.StreamTrajectories,
+				schemas.Address{Kind: schemas.KindTrajectory}.Filter())
 			intake.Kill()
 			if _, err := w.PurgeSubject(t.Context(), schemas.StreamRequests, schemas.Prefix+">"); err != nil {
 				t.Fatal(err)

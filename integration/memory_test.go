@@ -143,10 +143,14 @@ func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
 		}
 	}
 	for range soak(t, 1, 4) { // requests of 16 MiB a prompt
-		put(&schemas.Prompt{Prompt: long, GroupSize: new(int64(schemas.MaxGroupSize)), ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(1)), Height: new(int64(16)), Width: new(int64(16))}})
+		put(&schemas.Prompt{Prompt: long, GroupSize: new(int64(schemas.MaxGroupSize)),
+			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(1)), Height: new(int64(16)),
+				Width: new(int64(16))}})
 	}
 	for range soak(t, 1, 4) { // a sample keeps 5 MiB
-		put(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(16)), ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4)), Height: new(int64(1024)), Width: new(int64(1024))}})
+		put(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(16)),
+			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4)), Height: new(int64(1024)),
+				Width: new(int64(1024))}})
 	}
 	bustest.Until(t, "all groups", func() error {
 		if n := c.messages(t, schemas.StreamAdvantages); n != uint64(prompts) {
@@ -183,11 +187,12 @@ func traceCollections() []string {
 	return []string{"GODEBUG=gctrace=1", "GOGC=100"}
 }
 
-// liveHeap matches the report of one garbage collection: heap at its start, at its end, and what is still in use, in MiB.
+// liveHeap matches the report of one garbage collection: heap at its start, at its end, and what is still in use, in
+// MiB.
 var liveHeap = regexp.MustCompile(`(?m)^gc \d+ @.* \d+->\d+->(\d+) MB`)
 
-// maxLiveMiB is the most memory that a program with traceCollections had in use at a collection. Unlike the peak that the kernel
-// counts, it does not grow when a busy machine delays the collector.
+// maxLiveMiB is the most memory that a program with traceCollections had in use at a collection. Unlike the peak that
+// the kernel counts, it does not grow when a busy machine delays the collector.
 func maxLiveMiB(t *testing.T, v *harness.Process) int {
 	t.Helper()
 	most, reports := 0, liveHeap.FindAllStringSubmatch(v.Log(t), -1)

@@ -174,7 +174,8 @@ func checkLittleRun(t *testing.T, families map[string]*family) {
 	evaluations, filled := total(families, "meander_sampler_step_seconds"),
 		total(families, "meander_sampler_batch_fill_ratio")
 	if steps < 8 || evaluations < 1 || evaluations > steps || filled != evaluations {
-		t.Errorf("%v steps in %v evaluations, %v fills; want at least a step for each image, and a fill for each evaluation",
+		t.Errorf("%v steps in %v evaluations, %v fills; want at least a step for each image, and a fill for each "+
+			"evaluation",
 			steps, evaluations, filled)
 	}
 	stages := map[string]bool{}
@@ -292,7 +293,8 @@ func checkBoard(t *testing.T, families map[string]*family) {
 			name := m[1]
 			f := families[name]
 			for _, suffix := range []string{"_bucket", "_sum", "_count"} {
-				if base, ok := strings.CutSuffix(name, suffix); ok && families[base] != nil && families[base].kind == "histogram" {
+				if base, ok := strings.CutSuffix(name, suffix); ok && families[base] != nil &&
+					families[base].kind == "histogram" {
 					f, name = families[base], base
 				}
 			}
@@ -394,7 +396,8 @@ func TestMetrics_CopiesAddUp(t *testing.T) {
 func TestMetrics_OfARun(t *testing.T) {
 	t.Parallel()
 	log := &logbook{}
-	run := exec.Command(program(t, "meander"), "run", "--model", "synthetic", "-n", "2", "--height", "32", "--width", "32",
+	run := exec.Command(program(t, "meander"), "run", "--model", "synthetic", "-n", "2", "--height", "32", "--width",
+		"32",
 		"--reward", "external", "--deadline", "1h", "--log-level", "info", "--metrics-addr", "127.0.0.1:0", "a red fox")
 	run.Dir, run.Stderr = t.TempDir(), log
 	if err := run.Start(); err != nil {

@@ -68,7 +68,8 @@ func TestNATS_CLI(t *testing.T) {
 			switch err := schemas.Decode([]byte(dry), &receipt); {
 			case err != nil: // none answers yet
 				return err
-			case !json.Valid([]byte(dry)) || !receipt.Accepted && receipt.Waiting == "" || receipt.Accepted && receipt.Samples != 8:
+			case !json.Valid([]byte(dry)) || !receipt.Accepted && receipt.Waiting == "" || receipt.Accepted &&
+				receipt.Samples != 8:
 				t.Errorf("asked dry: %s", dry)
 			case receipt.Waiting != "":
 				return errors.New(receipt.Waiting)
@@ -89,12 +90,14 @@ func TestNATS_CLI(t *testing.T) {
 			}
 		}
 		letters := meander(t, dir, "dead", "ls").must(t, 0).stdout
-		for _, want := range []string{"grop_size: unknown field; did you mean group_size?", "must be a map of msgpack, or JSON"} {
+		for _, want := range []string{"grop_size: unknown field; did you mean group_size?",
+			"must be a map of msgpack, or JSON"} {
 			if !strings.Contains(letters, want) {
 				t.Errorf("no dead letter says %q:\n%s", want, letters)
 			}
 		}
-		seen := cli.run("sub", "--raw", "--all", "--count", "1", "--translate", "meander decode", "mdr.v1.advantage.demo.owls")
+		seen := cli.run("sub", "--raw", "--all", "--count", "1", "--translate", "meander decode",
+			"mdr.v1.advantage.demo.owls")
 		if !strings.Contains(seen, `"uid":"owls"`) || !json.Valid([]byte(seen)) {
 			t.Errorf("a result as JSON: %q", seen)
 		}
@@ -106,7 +109,8 @@ func TestNATS_CLI(t *testing.T) {
 			c := exec.CommandContext(limited(t), program(t, "meander"), "status", "--context", name)
 			c.Env, c.Dir = cli.env, dir
 			out, err := c.CombinedOutput()
-			if c.ProcessState.ExitCode() != want || !strings.Contains(string(out), map[int]string{0: "demo", 2: ": mine"}[want]) {
+			if c.ProcessState.ExitCode() != want || !strings.Contains(string(out),
+				map[int]string{0: "demo", 2: ": mine"}[want]) {
 				t.Errorf("status --context %s: %v\n%s", name, err, out)
 			}
 		}
@@ -178,7 +182,8 @@ func saysWhatTheyAre(t *testing.T, cli *natsCLI) {
 		out := cli.run(of.args...)
 		err := json.Unmarshal([]byte(out), &info)
 		c := info.Config
-		if err != nil || !strings.Contains(c.Description, of.says) || c.Metadata["meander.owner"] != of.owns || c.Metadata["meander.version"] != schemas.Release {
+		if err != nil || !strings.Contains(c.Description, of.says) || c.Metadata["meander.owner"] != of.owns ||
+			c.Metadata["meander.version"] != schemas.Release {
 			t.Errorf("%q: %v, %+v; want %q of %q", of.args, err, c, of.says, of.owns)
 		}
 	}
@@ -266,7 +271,8 @@ func countsWorkers(t *testing.T, cli *natsCLI, url string) {
 					continue
 				}
 				found = true
-				if e.NumRequests != of.requests || e.NumErrors != of.fail || e.ProcessingTime <= 0 || (e.LastError != "") != (of.fail > 0) {
+				if e.NumRequests != of.requests || e.NumErrors != of.fail || e.ProcessingTime <= 0 ||
+					(e.LastError != "") != (of.fail > 0) {
 					t.Errorf("%s: %+v; want %d, of which %d failed", of.service, e, of.requests, of.fail)
 				}
 			}

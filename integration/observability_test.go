@@ -66,7 +66,8 @@ func TestObservability_Alerts(t *testing.T) {
 		}
 	}
 	promtool := foreign(t, "promtool")
-	for _, args := range [][]string{{"check", "config", "../deploy/prometheus.yml"}, {"test", "rules", "testdata/alerts_test.yml"}} {
+	for _, args := range [][]string{{"check", "config", "../deploy/prometheus.yml"},
+		{"test", "rules", "testdata/alerts_test.yml"}} {
 		if out, err := exec.Command(promtool, args...).CombinedOutput(); err != nil {
 			t.Errorf("promtool %v: %v\n%s", args, err, out)
 		}
@@ -79,7 +80,8 @@ type watched struct {
 	since time.Time
 }
 
-// watch starts a Prometheus with the configuration that is deployed, but for where the programs are and how often it asks.
+// watch starts a Prometheus with the configuration that is deployed, but for where the programs are and how often it
+// asks.
 func watch(t *testing.T, prometheus string, addresses ...string) *watched {
 	t.Helper()
 	var config map[string]any
@@ -90,7 +92,8 @@ func watch(t *testing.T, prometheus string, addresses ...string) *watched {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config["global"] = map[string]any{"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
+	config["global"] = map[string]any{"scrape_interval": "500ms", "scrape_timeout": "500ms",
+		"evaluation_interval": "500ms"}
 	config["rule_files"] = []string{rules}
 	job := config["scrape_configs"].([]any)[0].(map[string]any)
 	delete(job, "dns_sd_configs")
@@ -103,7 +106,8 @@ func watch(t *testing.T, prometheus string, addresses ...string) *watched {
 	if err := os.WriteFile(filepath.Join(dir, "prometheus.yml"), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	launch(t, dir, prometheus, "--config.file=prometheus.yml", "--storage.tsdb.path=data", "--web.listen-address="+address)
+	launch(t, dir, prometheus, "--config.file=prometheus.yml", "--storage.tsdb.path=data",
+		"--web.listen-address="+address)
 	p := &watched{url: "http://" + address + "/api/v1/", since: time.Now()}
 	bustest.Until(t, "a scrape of each program", func() error {
 		var up struct{ Result []any }
@@ -174,7 +178,8 @@ func startTwoLanes(t *testing.T) (addresses []string, server string) {
 	dir, server := t.TempDir(), natsServer(t)
 	engine := remotelmtest.New(t, remotelmtest.LogProbs).Engine() + ",http://127.0.0.1:1"
 	scorers := filepath.Join(dir, "scorers.yaml")
-	if err := os.WriteFile(scorers, []byte("http: {judge: {url: 'http://127.0.0.1:1/score', retries: 0}}\n"), 0o600); err != nil {
+	if err := os.WriteFile(scorers, []byte("http: {judge: {url: 'http://127.0.0.1:1/score', retries: 0}}\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range [][]string{
@@ -214,7 +219,8 @@ func keepBusy(t *testing.T, server string) {
 	}
 	advantages(t, c, "r", 2)
 	for _, subject := range []string{
-		schemas.PromptSubject("r"), schemas.RequestSubject("r", "synthetic", "x", 0, schemas.StageMain), schemas.TrajectorySubject("r", "x", 0, schemas.StageMain),
+		schemas.PromptSubject("r"), schemas.RequestSubject("r", "synthetic", "x", 0, schemas.StageMain),
+		schemas.TrajectorySubject("r", "x", 0, schemas.StageMain),
 		schemas.RewardSubject("r", "b", "x", 0),
 	} {
 		if _, err := b.JetStream().Publish(t.Context(), subject, []byte("no event")); err != nil {
@@ -266,7 +272,8 @@ func TestObservability_Board(t *testing.T) {
 			continue
 		}
 		var values []string
-		if err := p.ask("label/"+m[2]+"/values", url.Values{"match[]": {strings.ReplaceAll(m[1], "$lane", ".*")}}, &values); err != nil {
+		if err := p.ask("label/"+m[2]+"/values", url.Values{"match[]": {strings.ReplaceAll(m[1], "$lane", ".*")}},
+			&values); err != nil {
 			t.Error(err)
 		}
 		if !slices.Equal(values, []string{"sums", "synthetic"}) {
@@ -276,7 +283,8 @@ func TestObservability_Board(t *testing.T) {
 	t.Run("alerts", func(t *testing.T) { checkAlerts(t, p) })
 }
 
-// checkAlerts waits until Prometheus has evaluated each alert, and those alerts are active whose reasons keepBusy makes.
+// checkAlerts waits until Prometheus has evaluated each alert, and those alerts are active whose reasons keepBusy
+// makes.
 func checkAlerts(t *testing.T, p *watched) {
 	want := []string{"MeanderBreakerOpen", "MeanderDeadLetters", "MeanderEngineServerLost"}
 	bustest.Until(t, fmt.Sprint(want), func() error {
@@ -444,7 +452,8 @@ func TestObservability_Traces(t *testing.T) {
 	})
 	t.Run("Jaeger", func(t *testing.T) {
 		page := harness.FreeAddress(t)
-		export(t, collect(t, "jaeger", dir, strings.NewReplacer("PAGE", page, "RPC", harness.FreeAddress(t)).Replace(jaegerConfig)))
+		export(t, collect(t, "jaeger", dir, strings.NewReplacer("PAGE", page, "RPC",
+			harness.FreeAddress(t)).Replace(jaegerConfig)))
 		bustest.Until(t, "the trace in Jaeger", func() error {
 			resp, err := http.Get("http://" + page + "/api/v3/traces/" + clientTrace)
 			if err != nil {

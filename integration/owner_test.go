@@ -108,7 +108,8 @@ func made(t *testing.T, dir string, run schemas.Run, want int, x *task) (got int
 		// Of a server that was killed just now the store may still have the address.
 		ctx, stop := context.WithTimeout(t.Context(), 2*time.Second)
 		defer stop()
-		b, err := bus.Connect(ctx, bus.Config{URL: info.URL, Token: info.Token, Name: "test", NoWait: true}, zerolog.Nop())
+		b, err := bus.Connect(ctx, bus.Config{URL: info.URL, Token: info.Token, Name: "test", NoWait: true},
+			zerolog.Nop())
 		if err != nil {
 			return err
 		}
@@ -168,7 +169,8 @@ func TestStore_EveryOrderOfEnding(t *testing.T) {
 	for _, ending := range endings {
 		t.Run("owner "+ending.name, func(t *testing.T) {
 			dir := t.TempDir()
-			owner := background(t, dir, longRun("a", append(slowServices, "-n", "16")...)...) // not over before the other joins
+			// not over before the other joins
+			owner := background(t, dir, longRun("a", append(slowServices, "-n", "16")...)...)
 			running(t, dir)
 			joiner := background(t, dir, longRun("b")...)
 			joiner.says(t, "joining the pipeline at nats://127.0.0.1:")
@@ -235,7 +237,8 @@ func TestStore_UpEndsUnderItsClients(t *testing.T) {
 				"p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "p9", "p10", "p11")
 			made(t, dir, "p", 1, up)
 			up.signal(t, end)
-			run := background(t, dir, "run", "--run", "r", "--model", "synthetic", "-n", "2", "--json", "--out", "-", "rain")
+			run := background(t, dir, "run", "--run", "r", "--model", "synthetic", "-n", "2", "--json", "--out", "-",
+				"rain")
 			up.wait(t)
 			run.wait(t).must(t, 0)
 			// No one serves any more. A reader has the store, and gives it to who comes.
@@ -283,7 +286,8 @@ func TestStore_KilledFasterThanRedelivery(t *testing.T) {
 		if calm := complete(t, background(t, t.TempDir(), args...)); digest != calm {
 			t.Errorf("digest %s after %d kills, without %s", digest, kills, calm)
 		}
-		if stored := meander(t, dir, "show", "--run", "k", "--json").must(t, 0).stdout; strings.Count(stored, "\n") != 2 {
+		if stored := meander(t, dir, "show", "--run", "k", "--json").must(t, 0).stdout; strings.Count(stored,
+			"\n") != 2 {
 			t.Errorf("stored are\n%swant 2 groups", stored)
 		}
 	}
@@ -374,7 +378,8 @@ func TestUp_Token(t *testing.T) {
 	meander(t, t.TempDir(), "run", "--nats", url, "-n", "2", "--out", "-", "rain").must(t, 0)
 	// written in the URL
 	meander(t, t.TempDir(), "streams", "--nats", strings.Replace(url, "://", "://s3cret@", 1)).must(t, 0)
-	out := meander(t, t.TempDir(), "streams", "--nats", url, "--nats-token", "other", "--json").must(t, 1) // with another
+	// with another
+	out := meander(t, t.TempDir(), "streams", "--nats", url, "--nats-token", "other", "--json").must(t, 1)
 	if strings.Contains(up.stderr.String()+out.stderr, "s3cret") {
 		t.Error("the token is printed")
 	}
@@ -407,7 +412,8 @@ func TestURL_CredentialsAreHidden(t *testing.T) {
 				t.Errorf("--nats %s: %s", bad, out.stderr)
 			}
 		}
-		for _, args := range [][]string{{"--nats-url", address, "--print-config"}, {"--nats-url", "http://" + secret + "h"}} {
+		for _, args := range [][]string{{"--nats-url", address, "--print-config"},
+			{"--nats-url", "http://" + secret + "h"}} {
 			text, _ := exec.Command(program(t, "meander-reward"), args...).CombinedOutput()
 			if strings.Contains(string(text), "s3cret") || !strings.Contains(string(text), "***@") {
 				t.Errorf("meander-reward %s: %s", args, text)

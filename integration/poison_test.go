@@ -111,7 +111,8 @@ func TestPoison(t *testing.T) {
 		}
 		if mixed.StopReason != schemas.StopCompleted || mixed.ContentDigest != calm.ContentDigest ||
 			mixed.Medium(schemas.KindImage).Digest != calm.Medium(schemas.KindImage).Digest {
-			t.Errorf("sample %d: %s %s; its digests are not those of the run without poison", i, mixed.StopReason, mixed.Error)
+			t.Errorf("sample %d: %s %s; its digests are not those of the run without poison", i, mixed.StopReason,
+				mixed.Error)
 		}
 		for _, uid := range []schemas.UID{"a-poison-to-denoise", "a-poison-to-encode", "a-poison-to-decode"} {
 			failed, err := w.client.Trajectory(t.Context(), "mixed", uid, i)

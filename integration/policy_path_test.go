@@ -80,7 +80,8 @@ func (f *fullPlane) content(t *testing.T, run schemas.Run, p *schemas.Policy) st
 func (f *fullPlane) verified(t *testing.T, dir string, runs ...schemas.Run) {
 	t.Helper()
 	for _, run := range runs {
-		report, err := verify.Run(t.Context(), f.Bus, run, verify.Options{Model: []string{signsFolder}, WeightsDir: dir})
+		report, err := verify.Run(t.Context(), f.Bus, run,
+			verify.Options{Model: []string{signsFolder}, WeightsDir: dir})
 		if err != nil || report.Trajectories != 1 || report.MaxRatio != 0 || len(report.Mismatches) > 0 ||
 			report.Unproven != "" {
 			t.Errorf("verify %s: %+v, %v", run, report, err)
@@ -89,8 +90,8 @@ func (f *fullPlane) verified(t *testing.T, dir string, runs ...schemas.Run) {
 }
 
 // A transformer is pushed by path: from elsewhere it is copied into the shared folder, in it it is used where it lies.
-// Nothing of it is in the server; samples are made with it, and verified. Once the file is changed, or gone, samplers and
-// verify say so, and the samplers go on with the weights that they have.
+// Nothing of it is in the server; samples are made with it, and verified. Once the file is changed, or gone, samplers
+// and verify say so, and the samplers go on with the weights that they have.
 func TestPolicy_ByPath(t *testing.T) {
 	sequential(t)
 	t.Parallel()
@@ -151,9 +152,11 @@ func TestPolicy_ByPath(t *testing.T) {
 			!strings.Contains(a.Error, want) || !strings.Contains(a.Error, "run-7/transformer/model.safetensors") {
 			t.Errorf("the sampler says %+v; want %q in it", a, want)
 		}
-		report, err := verify.Run(t.Context(), f.Bus, "own", verify.Options{Model: []string{signsFolder}, WeightsDir: dir})
+		report, err := verify.Run(t.Context(), f.Bus, "own",
+			verify.Options{Model: []string{signsFolder}, WeightsDir: dir})
 		gone := want == "no such file" // as a blob that was removed: no proof, and no sign of other weights
-		if err != nil || report.OK(0) || gone != (report.WeightsGone == 1 && report.Unproven != "" && len(report.Mismatches) == 0) ||
+		if err != nil || report.OK(0) || gone != (report.WeightsGone == 1 && report.Unproven != "" &&
+			len(report.Mismatches) == 0) ||
 			!gone && !strings.Contains(report.Mismatches[0].What, want) {
 			t.Errorf("verify: %+v, %v; want %q", report, err, want)
 		}
@@ -192,13 +195,15 @@ func TestPolicy_ByPathRefused(t *testing.T) {
 			})
 			_, err := f.push(t, transformer(t, 1, set(t, weight, 0.75))...)
 			want := fmt.Sprintf("weights of 1 versions take %d bytes", len(data))
-			if !errors.Is(err, bus.ErrStreamFull) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--weights-dir") {
+			if !errors.Is(err, bus.ErrStreamFull) || !strings.Contains(err.Error(), want) ||
+				!strings.Contains(err.Error(), "--weights-dir") {
 				t.Errorf("a full server: %v; want %q in it", err, want)
 			}
 			continue
 		}
 		secret := weightsIn(t, data, outside, "secret.safetensors")
-		if err := errors.Join(os.Symlink(secret, filepath.Join(dir, "link")), os.Symlink(outside, filepath.Join(dir, "away"))); err != nil {
+		if err := errors.Join(os.Symlink(secret, filepath.Join(dir, "link")),
+			os.Symlink(outside, filepath.Join(dir, "away"))); err != nil {
 			t.Skip("no symbolic links here: ", err)
 		}
 		pushed := pushByPath(t, f.peer, dir, weightsIn(t, data, dir, "model.safetensors"))
@@ -213,7 +218,8 @@ func TestPolicy_ByPathRefused(t *testing.T) {
 			p := *pushed
 			p.PolicyVersion, p.Parent = current.PolicyVersion+1, &current.PolicyVersion
 			p.WeightsDigest = "forged " + path
-			p.Weights = []schemas.WeightsFile{{Path: path, Digest: pushed.Weights[0].Digest, Size: pushed.Weights[0].Size}}
+			p.Weights = []schemas.WeightsFile{{Path: path, Digest: pushed.Weights[0].Digest,
+				Size: pushed.Weights[0].Size}}
 			return &p
 		}
 		for _, path := range []string{"link", "away/secret.safetensors"} {
@@ -259,13 +265,16 @@ func TestPolicy_ByPathCommands(t *testing.T) {
 	}
 	launch(t, folder, program(t, "meander"), "up", "--model", model, "--listen", "127.0.0.1:0", "--weights-dir", mount)
 	running(t, folder)
-	meander(t, folder, "run", "--run", "r0", "-n", "1", "--steps", "3", "--out", "-", "a red sign").must(t, 0) // the sampler is there
+	// the sampler is there
+	meander(t, folder, "run", "--run", "r0", "-n", "1", "--steps", "3", "--out", "-", "a red sign").must(t, 0)
 	weightsIn(t, transformer(t, 1, set(t, weight, 0.5))[0], dir, "run-7", "transformer", "model.safetensors")
-	if out := meander(t, folder, "policy", "push", "--full", "--weights-dir", dir, filepath.Join(dir, "run-7")).must(t, 0); !strings.Contains(
+	if out := meander(t, folder, "policy", "push", "--full", "--weights-dir", dir, filepath.Join(dir, "run-7")).must(t,
+		0); !strings.Contains(
 		out.stdout, "in use by 1 of 1 sampler") {
 		t.Errorf("push says %q", out.stdout)
 	}
-	if out := meander(t, folder, "policy", "show").must(t, 0); !strings.Contains(out.stdout, "by path: run-7/transformer/model.safetensors") {
+	if out := meander(t, folder, "policy", "show").must(t, 0); !strings.Contains(out.stdout,
+		"by path: run-7/transformer/model.safetensors") {
 		t.Errorf("show says %q", out.stdout)
 	}
 	meander(t, folder, "run", "--run", "r1", "-n", "1", "--steps", "3", "--out", "-", "a red sign").must(t, 0)

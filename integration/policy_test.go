@@ -48,7 +48,8 @@ func loraFile(t *testing.T, module string, n, k, r int, seed uint64, value float
 		if name == "lora_B" && value != 0 {
 			x[0] = value
 		}
-		m, err := safetensors.FloatTensor("base_model.model."+module+"."+name+".weight", tensor.F32, []int{rows, columns}, x)
+		m, err := safetensors.FloatTensor("base_model.model."+module+"."+name+".weight", tensor.F32,
+			[]int{rows, columns}, x)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,7 +73,8 @@ func parsedLoRA(t *testing.T, file []byte) *lora.Adapter {
 }
 
 // signsPlane serves the model signs.
-func signsPlane(t *testing.T, replicas int, change ...func(*pipeline.Config)) (*bustest.Plane, *client.Client, *schemas.Policy) {
+func signsPlane(t *testing.T, replicas int, change ...func(*pipeline.Config)) (*bustest.Plane, *client.Client,
+	*schemas.Policy) {
 	t.Helper()
 	plane := bustest.New(t)
 	config := pipeline.DefaultConfig()
@@ -160,7 +162,8 @@ func TestPolicy_PushedWhileSampling(t *testing.T) {
 			for i := range int64(4) {
 				made, err := peer.Trajectory(t.Context(), "r1", "b", i)
 				if err != nil || made.PolicyVersionMin != 1 || made.WeightsDigest != pushed.WeightsDigest {
-					t.Errorf("sample %d is of version %d, weights %.12s, %v", i, made.PolicyVersionMin, made.WeightsDigest, err)
+					t.Errorf("sample %d is of version %d, weights %.12s, %v", i, made.PolicyVersionMin,
+						made.WeightsDigest, err)
 				}
 			}
 		})
@@ -204,7 +207,8 @@ func TestPolicy_Refused(t *testing.T) {
 		}
 		if change != nil {
 			forged := *current
-			forged.Adapter, forged.WeightsDigest, forged.BaseDigest = &schemas.PolicyAdapter{Scale: 1}, base.WeightsDigest,
+			forged.Adapter, forged.WeightsDigest, forged.BaseDigest = &schemas.PolicyAdapter{Scale: 1},
+				base.WeightsDigest,
 				base.BaseDigest
 			change(&forged)
 			forged.PolicyVersion, forged.Parent = current.PolicyVersion+1, &current.PolicyVersion
@@ -356,7 +360,8 @@ func TestPolicy_RefusedIsNeverCurrent(t *testing.T) {
 	t.Parallel()
 	plane, peer, base := signsPlane(t, 1)
 	d := widthOfSigns(t, plane.Bus, base)
-	refused, err := peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, 7, 3e38)), client.Push{})
+	refused, err := peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, 7, 3e38)),
+		client.Push{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -369,7 +374,8 @@ func TestPolicy_RefusedIsNeverCurrent(t *testing.T) {
 			}
 			for _, r := range replicas {
 				if a := r.Answer; a == nil || a.State != state || a.Serving != serving {
-					t.Fatalf("version %d: answered %+v; want %s, and version %d in use", p.PolicyVersion, a, state, serving)
+					t.Fatalf("version %d: answered %+v; want %s, and version %d in use", p.PolicyVersion, a, state,
+						serving)
 				}
 			}
 			return err

@@ -18,8 +18,9 @@ import (
 	"github.com/meander-rl/meander/services/verify"
 )
 
-// An adapter is pushed to a lane of texts while a conversation waits for its reply: by the rule, the rest of it is the new
-// weights', or the old ones', or all of it is made again. Each token says whose it is, and verify draws all of them again, exactly.
+// An adapter is pushed to a lane of texts while a conversation waits for its reply: by the rule, the rest of it is the
+// new weights', or the old ones', or all of it is made again. Each token says whose it is, and verify draws all of them
+// again, exactly.
 func TestPolicy_Texts(t *testing.T) {
 	t.Parallel()
 	const module, width, wide = "model.layers.0.mlp.down_proj", 128, 384
@@ -30,13 +31,15 @@ func TestPolicy_Texts(t *testing.T) {
 		var once sync.Once
 		replies(t, w, rule, func(*schemas.InteractRequest) []byte {
 			once.Do(func() {
-				pushed, err := w.client.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, module, width, wide, 4, uint64(7+i), 0)), client.Push{Rule: rule})
+				pushed, err := w.client.PushPolicy(t.Context(),
+					parsedLoRA(t, loraFile(t, module, width, wide, 4, uint64(7+i), 0)), client.Push{Rule: rule})
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				answers, err := w.client.AwaitPolicy(t.Context(), pushed)
-				if err != nil || len(answers) != 1 || answers[0].Answer.State != schemas.AppliedApplied || answers[0].Answer.Canary == nil {
+				if err != nil || len(answers) != 1 || answers[0].Answer.State != schemas.AppliedApplied ||
+					answers[0].Answer.Canary == nil {
 					t.Errorf("%s: taken over by %+v, %v", rule, answers, err)
 				}
 			})
@@ -62,7 +65,8 @@ func TestPolicy_Texts(t *testing.T) {
 		}
 		switch first, second := seen[1], seen[3]; {
 		case rule == schemas.SwapFinish && (!first[version-1] || !second[version-1]):
-			t.Errorf("finish: versions %v, then %v; the sample that was under way must end on %d", first, second, version-1)
+			t.Errorf("finish: versions %v, then %v; the sample that was under way must end on %d", first, second,
+				version-1)
 		case rule == schemas.SwapSwitch && (!first[version-1] || !second[version]):
 			t.Errorf("switch: versions %v, then %v; must go on with %d", first, second, version)
 		case rule == schemas.SwapRestart && (len(first) != 1 || !first[version] || !second[version]):
@@ -71,7 +75,8 @@ func TestPolicy_Texts(t *testing.T) {
 		// On a busy machine the second sample begins after the push, on what was pushed.
 		fromFiles := rule == schemas.SwapFinish && !seen[3][version]
 		r, err := verify.Run(t.Context(), w.Bus, run, verify.Options{Model: []string{model}})
-		if err != nil || r.Trajectories != 2 || r.Tokens == 0 || r.Logits != r.Tokens || (r.Versions == 0) != fromFiles || r.MaxTokenDifference != 0 || len(r.Mismatches) > 0 || r.Unproven != "" {
+		if err != nil || r.Trajectories != 2 || r.Tokens == 0 || r.Logits != r.Tokens ||
+			(r.Versions == 0) != fromFiles || r.MaxTokenDifference != 0 || len(r.Mismatches) > 0 || r.Unproven != "" {
 			t.Errorf("%s: %+v, %v", rule, r, err)
 		}
 	}
@@ -96,8 +101,8 @@ func TestPolicy_Texts(t *testing.T) {
 	}
 }
 
-// All weights of a language model are pushed in place of the checkpoint's: answers are drawn with them, verify draws them
-// again with the same bits, and the checkpoint comes back.
+// All weights of a language model are pushed in place of the checkpoint's: answers are drawn with them, verify draws
+// them again with the same bits, and the checkpoint comes back.
 func TestPolicy_WholeTexts(t *testing.T) {
 	t.Parallel()
 	dir, model := t.TempDir(), sumsFolder(t)
@@ -157,7 +162,8 @@ func TestPolicy_WholeTexts(t *testing.T) {
 			t.Errorf("made with %.12s; want %.12s", tr.WeightsDigest, p.WeightsDigest)
 		}
 		r, err := verify.Run(t.Context(), w.Bus, run, verify.Options{Model: []string{model}, WeightsDir: dir})
-		if err != nil || r.Trajectories != 2 || r.Tokens == 0 || r.MaxTokenDifference != 0 || len(r.Mismatches) > 0 || r.Unproven != "" {
+		if err != nil || r.Trajectories != 2 || r.Tokens == 0 || r.MaxTokenDifference != 0 || len(r.Mismatches) > 0 ||
+			r.Unproven != "" {
 			t.Errorf("%+v, %v", r, err)
 		}
 	}

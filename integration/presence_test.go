@@ -138,7 +138,8 @@ func TestLane_Ghost(t *testing.T) {
 			t.Fatal(err)
 		}
 		var tr schemas.Trajectory
-		if err := schemas.Decode(m.Data, &tr); err != nil || tr.StopReason != schemas.StopCompleted || tr.Lane != "ghost" {
+		if err := schemas.Decode(m.Data, &tr); err != nil || tr.StopReason != schemas.StopCompleted ||
+			tr.Lane != "ghost" {
 			t.Errorf("trajectory %+v, %v", tr, err)
 		}
 		break
@@ -204,7 +205,8 @@ func TestIntake_HealthWithoutReward(t *testing.T) {
 	w, _ := plane(t)
 	_, stuck := w.intakeHealth(t, time.Second)
 	bustest.Until(t, "health of an empty pipeline", stuck)
-	if _, err := w.JetStream().Publish(t.Context(), schemas.TrajectorySubject("r", "u", 0, schemas.StageMain), []byte("x")); err != nil {
+	if _, err := w.JetStream().Publish(t.Context(), schemas.TrajectorySubject("r", "u", 0, schemas.StageMain),
+		[]byte("x")); err != nil {
 		t.Fatal(err)
 	}
 	bustest.Until(t, "an alarm of intake's health", func() error {

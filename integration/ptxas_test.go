@@ -31,7 +31,8 @@ func TestPTXAS(t *testing.T) {
 		return string(out), err
 	}
 	out, err := run("PYTHON=pip3")
-	if err != nil || !strings.Contains(out, "no package of") || !strings.Contains(out, "make ptxas: skipped: pip cannot") {
+	if err != nil || !strings.Contains(out, "no package of") ||
+		!strings.Contains(out, "make ptxas: skipped: pip cannot") {
 		t.Errorf("without a package: %v\n%s", err, out)
 	}
 	if out, err := run("PTXAS=/nowhere/ptxas"); err == nil || !strings.Contains(out, "go /nowhere/ptxas") {

@@ -44,7 +44,8 @@ func pythonWith(t *testing.T, needs string) string {
 		python = "python3"
 	}
 	if out, err := exec.Command(python, "-c", "import "+needs).CombinedOutput(); err != nil {
-		t.Skipf("Python is not tested: %s lacks some of %s (pip install 'nats-py[nkeys]' msgpack blake3 numpy pytest pillow; MEANDER_PYTHON names another Python): %s", python, needs, out)
+		t.Skipf("Python is not tested: %s lacks some of %s (pip install 'nats-py[nkeys]' msgpack blake3 numpy pytest "+
+			"pillow; MEANDER_PYTHON names another Python): %s", python, needs, out)
 	}
 	return python
 }

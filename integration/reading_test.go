@@ -17,7 +17,8 @@ func TestReading(t *testing.T) {
 		"a red fox").must(t, 0)
 	out := goExample(t, "deploy/guide/the-contract.md", "run", url)
 	// 2 samples x 2 stochastic steps, each between states of 16 tokens x 64 channels
-	if lines := strings.Split(strings.TrimSpace(out), "\n"); len(lines) != 4 || !strings.HasSuffix(lines[0], " 1024 1024") {
+	if lines := strings.Split(strings.TrimSpace(out), "\n"); len(lines) != 4 ||
+		!strings.HasSuffix(lines[0], " 1024 1024") {
 		t.Errorf("the Go example prints\n%s", out)
 	}
 	for name, c := range map[string]struct {

@@ -16,14 +16,18 @@ import (
 func TestReplay_Viewer(t *testing.T) {
 	t.Parallel()
 	g := servers()["up"](t)
-	meander(t, t.TempDir(), append([]string{"run", "--run", "a", "-n", "2", "--steps", "3", "--out", "-", "a red fox"}, g.flags("trainer")...)...).must(t, 0)
+	meander(t, t.TempDir(), append([]string{"run", "--run", "a", "-n", "2", "--steps", "3", "--out", "-", "a red fox"},
+		g.flags("trainer")...)...).must(t, 0)
 	play := func(user string, args ...string) output {
-		return meander(t, t.TempDir(), append(append([]string{"runs", "replay", "a", "--speed", "max"}, args...), g.flags(user)...)...)
+		return meander(t, t.TempDir(), append(append([]string{"runs", "replay", "a", "--speed", "max"}, args...),
+			g.flags(user)...)...)
 	}
-	if out := play("viewer").must(t, 0); strings.Count(out.stdout, "  step ") != 6 || !strings.Contains(out.stdout, "  advantage ") {
+	if out := play("viewer").must(t, 0); strings.Count(out.stdout, "  step ") != 6 ||
+		!strings.Contains(out.stdout, "  advantage ") {
 		t.Errorf("a viewer sees\n%s%s", out.stdout, out.stderr)
 	}
-	if out := play("viewer", "--subject", "replay").must(t, 1); !strings.Contains(out.stderr, "ermissions") || !strings.Contains(out.stderr, "a server of your own with --to") {
+	if out := play("viewer", "--subject", "replay").must(t, 1); !strings.Contains(out.stderr, "ermissions") ||
+		!strings.Contains(out.stderr, "a server of your own with --to") {
 		t.Errorf("publishing by a viewer: %s", out.stderr)
 	}
 	own := bustest.Bare(t, bustest.TCP)
@@ -52,7 +56,8 @@ func TestReplay_Viewer(t *testing.T) {
 	}
 	// A trainer may not read controls.
 	meander(t, t.TempDir(), append([]string{"cancel", "a"}, g.flags("admin")...)...).must(t, 0)
-	if out := play("trainer").must(t, 0); !strings.Contains(out.stderr, "left out: 1 event of MDR_CONTROL") || !strings.Contains(out.stdout, "  advantage ") {
+	if out := play("trainer").must(t, 0); !strings.Contains(out.stderr, "left out: 1 event of MDR_CONTROL") ||
+		!strings.Contains(out.stdout, "  advantage ") {
 		t.Errorf("a trainer: %s%s", out.stderr, out.stdout)
 	}
 }
@@ -64,7 +69,8 @@ func TestReplay_Document(t *testing.T) {
 	dir := t.TempDir()
 	url := serve(t, dir).URL
 	meander(t, dir, "run", "--run", "night", "-n", "2", "--steps", "3", "--out", "-", "a red fox").must(t, 0)
-	block := regexp.MustCompile("(?ms)^<!-- run by: TestReplay_Document -->\n```python\n(.*?)^```").FindStringSubmatch(read(t, "deploy/guide/publish-and-subscribe.md"))
+	block := regexp.MustCompile("(?ms)^<!-- run by: TestReplay_Document " +
+		"-->\n```python\n(.*?)^```").FindStringSubmatch(read(t, "deploy/guide/publish-and-subscribe.md"))
 	if block == nil {
 		t.Fatal("the page has no reader")
 	}

@@ -29,7 +29,8 @@ func (f *forger) subject(index int64) string {
 // step is a stored one of the true attempt, as it is: its tensors may be parts.
 func (f *forger) step(t *testing.T, index int64) *schemas.Step {
 	t.Helper()
-	m, err := f.Last(t.Context(), schemas.StreamSteps, schemas.StepSubject("cut", f.uid, 0, schemas.StageMain, "*", index))
+	m, err := f.Last(t.Context(), schemas.StreamSteps, schemas.StepSubject("cut", f.uid, 0, schemas.StageMain, "*",
+		index))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +184,8 @@ func TestResume_Forged(t *testing.T) {
 		p.UID = schemas.UID(fmt.Sprint("u", i))
 		messages += forgedSteps
 		if i >= len(forgeries()) { // latents of 256 KiB, which do not fit beside the rest
-			p.Height, p.Width, p.Rollout.Debug = new(int64(512)), new(int64(512)), []string{"noise", "mean", "model_output"}
+			p.Height, p.Width, p.Rollout.Debug = new(int64(512)), new(int64(512)),
+				[]string{"noise", "mean", "model_output"}
 			messages += forgedSteps
 		}
 		b.after[p.Prompt] = forgedSteps

@@ -273,7 +273,8 @@ func TestResume_KilledAtEachStep(t *testing.T) {
 				if made += float64(end - c.begin - n); n > 0 {
 					samples, taken = samples+1, taken+float64(n)
 				}
-				if steps, err := w.client.Steps(t.Context(), resumed[p.UID]); err != nil || int64(len(steps)) != end-c.begin {
+				if steps, err := w.client.Steps(t.Context(), resumed[p.UID]); err != nil ||
+					int64(len(steps)) != end-c.begin {
 					t.Errorf("cut off at %d: %d steps, %v", m, len(steps), err)
 				}
 			}
@@ -285,7 +286,8 @@ func TestResume_KilledAtEachStep(t *testing.T) {
 			if want := []float64{samples, taken, made}; !slices.Equal(got, want) {
 				t.Errorf("counted samples that went on, steps taken over and steps made %v, want %v", got, want)
 			}
-			if report, err := proof.Run(t.Context(), w.Bus, "cut", proof.Options{}); err != nil || len(report.Mismatches) > 0 ||
+			if report, err := proof.Run(t.Context(), w.Bus, "cut", proof.Options{}); err != nil ||
+				len(report.Mismatches) > 0 ||
 				report.MaxRatio != 0 {
 				t.Errorf("verify: %+v, %v", report, err)
 			}
@@ -351,7 +353,8 @@ func TestResume_SlowerThanAnother(t *testing.T) {
 	})
 	w.sampler(t, resumeConfig(nil, 1))
 	for i := 1; i <= samples; i++ { // the first delivery of each request is void, as when the ack wait is over
-		if err := w.Conn().Publish(fmt.Sprintf("$JS.ACK.%s.sampler-synthetic.1.%d.%d.0.0", schemas.StreamRequests, i, i),
+		if err := w.Conn().Publish(fmt.Sprintf("$JS.ACK.%s.sampler-synthetic.1.%d.%d.0.0", schemas.StreamRequests, i,
+			i),
 			[]byte("-NAK")); err != nil {
 			t.Fatal(err)
 		}

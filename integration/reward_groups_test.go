@@ -258,7 +258,8 @@ func TestReward_External(t *testing.T) {
 		scored int
 	}{"before": {"complete", 4}, "never": {"failed", 0}, "some": {"partial", 1}, "left-out": {"complete", 4}} {
 		a := got[uid]
-		if members := statuses(a); a.Status != want.status || members["scored"] != want.scored || members["missing"] != 0 {
+		if members := statuses(a); a.Status != want.status || members["scored"] != want.scored ||
+			members["missing"] != 0 {
 			t.Errorf("%s: %s, members %v; want %s with %d scored and none missing", uid, a.Status, members, want.status,
 				want.scored)
 		}
@@ -288,7 +289,8 @@ func TestReward_PythonWorker(t *testing.T) {
 	dir := t.TempDir()
 	info := serve(t, dir)
 	startWorker(t, "--url", info.URL)
-	groups, _ := meander(t, dir, "run", "--json", "-n", "4", "--out", "-", "--reward", "nats:colour", "a red fox").must(t,
+	groups, _ := meander(t, dir, "run", "--json", "-n", "4", "--out", "-", "--reward", "nats:colour",
+		"a red fox").must(t,
 		0).parse(t)
 	for _, m := range groups[0].Members {
 		if m.Reward == nil || *m.Reward < 0 || *m.Reward > 2 {

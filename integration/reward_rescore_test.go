@@ -139,7 +139,8 @@ func (o output) pass(t *testing.T) pass {
 func TestRescore_Run(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	meander(t, dir, "run", "--model", "synthetic", "--run", "r", "-n", "4", "--steps", "3", "--out", "-", "--batch-size",
+	meander(t, dir, "run", "--model", "synthetic", "--run", "r", "-n", "4", "--steps", "3", "--out", "-",
+		"--batch-size",
 		"2", "--batch-id", "b",
 		"--reward", "jpeg_compressibility", "a red fox", "two owls").must(t, 0)
 	before := meander(t, dir, "show", "--run", "r", "--json").must(t, 0).stdout
@@ -168,7 +169,8 @@ func TestRescore_Run(t *testing.T) {
 	if after := meander(t, dir, "show", "--run", "r", "--json").must(t, 0).stdout; after != before {
 		t.Errorf("the run changed:\n%s\n%s", before, after)
 	}
-	shown := meander(t, dir, "show", "--run", "r--jpeg_incompressibility-diversity", first.groups[0].UID).must(t, 0).stdout
+	shown := meander(t, dir, "show", "--run", "r--jpeg_incompressibility-diversity", first.groups[0].UID).must(t,
+		0).stdout
 	if !strings.Contains(shown, "a pass over run r") || !strings.Contains(shown, "64x64 pixels") {
 		t.Errorf("show of a pass:\n%s", shown)
 	}
@@ -231,7 +233,8 @@ func TestRescore_KilledAndResumed(t *testing.T) {
 	for i, g := range p.groups {
 		for k, m := range g.Members {
 			if c := calm.groups[i].Members[k]; *m.Reward != *c.Reward || *m.Advantage != *c.Advantage {
-				t.Errorf("%s sample %d: %v, %v; undisturbed %v, %v", g.UID, k, *m.Reward, *m.Advantage, *c.Reward, *c.Advantage)
+				t.Errorf("%s sample %d: %v, %v; undisturbed %v, %v", g.UID, k, *m.Reward, *m.Advantage, *c.Reward,
+					*c.Advantage)
 			}
 		}
 	}

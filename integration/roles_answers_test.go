@@ -64,6 +64,7 @@ func TestRoles_AnswersGoAnywhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	admin.holds(t, "an advantage is stored", "MDR_ADVANTAGES", 1)
-	viewer.ask(t, "$JS.API.DIRECT.GET.MDR_ADVANTAGES.mdr.v1.advantage.a.none", "$JS.API.STREAM.PURGE.MDR_ADVANTAGES", "")
+	viewer.ask(t, "$JS.API.DIRECT.GET.MDR_ADVANTAGES.mdr.v1.advantage.a.none", "$JS.API.STREAM.PURGE.MDR_ADVANTAGES",
+		"")
 	admin.holds(t, "a viewer has emptied a stream", "MDR_ADVANTAGES", 0)
 }

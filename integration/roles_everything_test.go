@@ -183,7 +183,8 @@ func TestRoles_Everything(t *testing.T) {
 			known := func(stream string) bool {
 				return strings.TrimPrefix(strings.TrimPrefix(stream, "KV_"), "OBJ_") == string(m[1])
 			}
-			if !slices.ContainsFunc(schemas.StreamNames(), known) && string(m[1]) != "MDR_ROOM" { // of Setup, for a moment
+			// of Setup, for a moment
+			if !slices.ContainsFunc(schemas.StreamNames(), known) && string(m[1]) != "MDR_ROOM" {
 				t.Errorf("%s names %s, which is not in schemas.StreamNames, so no role is tried with it", file, m[1])
 			}
 		}
@@ -239,7 +240,8 @@ func eachSource(t *testing.T, each func(file string, text []byte), dirs ...strin
 				return err
 			case d.IsDir() && slices.Contains(apart, d.Name()):
 				return fs.SkipDir
-			case d.IsDir(), strings.HasSuffix(path, "_test.go"), !slices.Contains([]string{".go", ".py"}, filepath.Ext(path)):
+			case d.IsDir(), strings.HasSuffix(path, "_test.go"),
+				!slices.Contains([]string{".go", ".py"}, filepath.Ext(path)):
 				return nil
 			}
 			text, err := os.ReadFile(path)

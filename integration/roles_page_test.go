@@ -108,18 +108,22 @@ func TestRoles_Page(t *testing.T) {
 			letter(g)
 			link := page.link(t)
 			stranger, guest := visit(t, regexp.MustCompile(`\?.*`).ReplaceAllString(link, "")), visit(t, link)
-			for _, path := range []string{"", "api/runs", "api/page", "api/dead", "api/dead/1", "api/events", "media/r/u/0/image", "app.js"} {
-				if status, body := stranger.do("GET", path); status != http.StatusUnauthorized || strings.Contains(body, "fox") {
+			for _, path := range []string{"", "api/runs", "api/page", "api/dead", "api/dead/1", "api/events",
+				"media/r/u/0/image", "app.js"} {
+				if status, body := stranger.do("GET", path); status != http.StatusUnauthorized ||
+					strings.Contains(body, "fox") {
 					t.Errorf("who has no token gets of /%s: %d %s", path, status, body)
 				}
 			}
 			if status, body := stranger.do("POST", "api/dead/1/drop"); status != http.StatusUnauthorized {
 				t.Errorf("who has no token drops a letter: %d %s", status, body)
 			}
-			if status, body := guest.do("GET", "api/dead/1"); status != http.StatusOK || !strings.Contains(body, "a secret fox") {
+			if status, body := guest.do("GET", "api/dead/1"); status != http.StatusOK ||
+				!strings.Contains(body, "a secret fox") {
 				t.Errorf("who has the token reads a letter: %d %s", status, body)
 			}
-			if status, body := guest.do("POST", "api/dead/1/drop"); status != c.drop || !strings.Contains(body, c.says) {
+			if status, body := guest.do("POST", "api/dead/1/drop"); status != c.drop ||
+				!strings.Contains(body, c.says) {
 				t.Errorf("who has the token drops a letter: %d %s", status, body)
 			}
 			_, token, _ := strings.Cut(link, "token=")

@@ -40,12 +40,14 @@ func TestRoles_ShareARun(t *testing.T) {
 	g := ownServer(t, dir)
 	runs := t.TempDir()
 	for _, run := range []string{"demo", "other"} {
-		meander(t, runs, "run", "--run", run, "-n", "2", "--steps", "2", "--model", "synthetic", "--out", "-", "a fox").must(t, 0)
+		meander(t, runs, "run", "--run", run, "-n", "2", "--steps", "2", "--model", "synthetic", "--out", "-",
+			"a fox").must(t, 0)
 		meander(t, runs, "runs", "export", run, "--out", run+".archive").must(t, 0)
 		meander(t, runs, append([]string{"runs", "import", run + ".archive"}, g.flags("admin")...)...).must(t, 0)
 	}
 	tools, work := t.TempDir(), t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(tools, "nats"), "./testdata/nats").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(tools, "nats"),
+		"./testdata/nats").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for link, to := range map[string]string{"bin": filepath.Dir(harness.Program(t, "meander")), "auth": dir} {
@@ -80,7 +82,8 @@ func TestRoles_ShareARun(t *testing.T) {
 		"CONSUMER.CREATE.MDR_ADVANTAGES.x.mdr.v1.*.other.>", "CONSUMER.CREATE.MDR_ADVANTAGES.x.mdr.v1.>",
 		"CONSUMER.CREATE.MDR_ADVANTAGES", "STREAM.PURGE.MDR_ADVANTAGES", "CONSUMER.CREATE.MDR_PROMPTS.x.mdr.v1.prompt.demo",
 	} {
-		if m, err := nc.Request("pipeline.API."+subject, []byte("{}"), 10*time.Second); !errors.Is(err, nats.ErrNoResponders) {
+		if m, err := nc.Request("pipeline.API."+subject, []byte("{}"), 10*time.Second); !errors.Is(err,
+			nats.ErrNoResponders) {
 			t.Errorf("%s: %v, %v; must lead nowhere", subject, m, err)
 		}
 	}

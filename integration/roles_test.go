@@ -27,7 +27,8 @@ import (
 // The document has the roles as the code has them.
 func TestRoles_Document(t *testing.T) {
 	var table strings.Builder
-	table.WriteString("| role | publishes | takes its work from | reads | writes to | removes of |\n|---|---|---|---|---|---|\n")
+	table.WriteString("| role | publishes | takes its work from | reads | writes to | removes of " +
+		"|\n|---|---|---|---|---|---|\n")
 	for _, g := range auth.Grants() {
 		if g.Unlimited {
 			fmt.Fprintf(&table, "| `%s`: %s | everything | | | | |\n", g.Role, g.Purpose)
@@ -124,7 +125,8 @@ func (g guarded) user(t *testing.T, name string) *user {
 	if err := key(&who); err != nil {
 		t.Fatal(err)
 	}
-	u.nc, err = nats.Connect(g.url, key, nats.RootCAs(g.file("tls/ca.pem")), nats.CustomInboxPrefix(auth.InboxOf(who.Nkey)),
+	u.nc, err = nats.Connect(g.url, key, nats.RootCAs(g.file("tls/ca.pem")),
+		nats.CustomInboxPrefix(auth.InboxOf(who.Nkey)),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 			select {
 			case u.notes <- err.Error():
@@ -306,7 +308,8 @@ func consumerRights() (out []right) {
 		} {
 			out = append(out, right{"ask CONSUMER." + subject, sends("$JS.API.CONSUMER."+subject, body), may})
 		}
-		out = append(out, right{"acknowledge what " + w.durable + " has", sends("$JS.ACK."+at+".1.1.1.1.0", "+ACK"), own})
+		out = append(out, right{"acknowledge what " + w.durable + " has", sends("$JS.ACK."+at+".1.1.1.1.0", "+ACK"),
+			own})
 	}
 	return out
 }
@@ -385,14 +388,16 @@ func TestRoles_Pipeline(t *testing.T) {
 	g := servers()["nats-server"](t)
 	logs := map[string]*process{}
 	for _, service := range []string{"intake", "sampler", "reward", "advantage"} {
-		args := []string{"--health-addr", "", "--nats-url", g.url, "--nats-creds", g.file(service + ".creds"), "--nats-tls-ca", g.file("tls/ca.pem"), "--log-level", "debug"}
+		args := []string{"--health-addr", "", "--nats-url", g.url, "--nats-creds", g.file(service + ".creds"),
+			"--nats-tls-ca", g.file("tls/ca.pem"), "--log-level", "debug"}
 		if service == "sampler" {
 			args = append(args, "--model", "synthetic")
 		}
 		logs[service] = launch(t, t.TempDir(), program(t, "meander-"+service), args...)
 	}
 	run := func(more ...string) summary {
-		args := append([]string{"run", "--json", "--run", "a", "--seed", "3", "-n", "4", "--out", "-", "a red fox", "two owls"}, more...)
+		args := append([]string{"run", "--json", "--run", "a", "--seed", "3", "-n", "4", "--out", "-", "a red fox",
+			"two owls"}, more...)
 		_, sum := meander(t, t.TempDir(), args...).must(t, 0).parse(t)
 		return sum
 	}
@@ -400,7 +405,8 @@ func TestRoles_Pipeline(t *testing.T) {
 	if got := run(g.flags("trainer")...); got.Digest != want.Digest || got.Trajectories != 8 {
 		t.Errorf("digest %s of %d trajectories, want %s of 8", got.Digest, got.Trajectories, want.Digest)
 	}
-	for _, args := range [][]string{{"verify", "--run", "a"}, {"show", "--run", "a"}, {"status", "a"}, {"streams"}, {"runs", "ls"}, {"dead", "ls"}} {
+	for _, args := range [][]string{{"verify", "--run", "a"}, {"show", "--run", "a"}, {"status", "a"}, {"streams"},
+		{"runs", "ls"}, {"dead", "ls"}} {
 		meander(t, t.TempDir(), append(args, g.flags("viewer")...)...).must(t, 0)
 	}
 	if out := meander(t, t.TempDir(), append([]string{"runs", "ls", "--json"}, g.flags("trainer")...)...).must(t, 0); !strings.Contains(out.stdout, `"run":"a"`) {
@@ -426,7 +432,8 @@ func TestRoles_Pipeline(t *testing.T) {
 // steps reads what a run has as a Go program does.
 func (g guarded) steps(t *testing.T, user string, run schemas.Run) {
 	t.Helper()
-	c, err := client.Connect(t.Context(), g.url, client.WithCredentials(g.file(user+".creds")), client.WithCA(g.file("tls/ca.pem")))
+	c, err := client.Connect(t.Context(), g.url, client.WithCredentials(g.file(user+".creds")),
+		client.WithCA(g.file("tls/ca.pem")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -474,11 +481,13 @@ func (g guarded) silent(t *testing.T, logs map[string]*process) {
 		if err == nil {
 			outputs["the process list"] += string(argv)
 		}
-		outputs["--print-config of "+name] = printed(t, name, "--nats-url", g.url, "--nats-creds", g.file(name+".creds"))
+		outputs["--print-config of "+name] = printed(t, name, "--nats-url", g.url, "--nats-creds",
+			g.file(name+".creds"))
 	}
 	outputs["auth.conf"] = contents(t, g.file("auth.conf"))
 	outputs["users.json"] = contents(t, g.file("users.json"))
-	b, err := bus.Connect(t.Context(), bus.Config{URL: g.url, CredsFile: g.file("admin.creds"), CAFile: g.file("tls/ca.pem")}, zerolog.Nop())
+	b, err := bus.Connect(t.Context(), bus.Config{URL: g.url, CredsFile: g.file("admin.creds"),
+		CAFile: g.file("tls/ca.pem")}, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -62,7 +62,8 @@ func TestRoles_NotLetIn(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			args := []string{"streams", "--nats", c.url}
-			for flag, value := range map[string]string{"--nats-creds": c.creds, "--nats-tls-ca": c.ca, "--nats-token": c.token} {
+			for flag, value := range map[string]string{"--nats-creds": c.creds, "--nats-tls-ca": c.ca,
+				"--nats-token": c.token} {
 				if value != "" {
 					args = append(args, flag, value)
 				}
@@ -105,7 +106,8 @@ func TestRoles_CertificateEnded(t *testing.T) {
 	g := guarded{url: strings.Replace(running(t, store).URL, "nats://", "tls://", 1), dir: dir}
 	for where, args := range map[string][]string{"on its store": nil, "elsewhere": g.flags("viewer")} {
 		out := meander(t, store, append([]string{"doctor"}, args...)...).must(t, 1).stdout
-		if !strings.Contains(out, "expired") || !strings.Contains(out, "-> make a new certificate ('meander auth update") {
+		if !strings.Contains(out, "expired") || !strings.Contains(out,
+			"-> make a new certificate ('meander auth update") {
 			t.Errorf("doctor %s:\n%s", where, out)
 		}
 	}

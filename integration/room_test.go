@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -35,7 +36,8 @@ func TestRoom_MoreInHandThanFits(t *testing.T) {
 	}
 	w.Serve(t, c.run("sampler"))
 	for range groups {
-		p := &schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(samples / groups)), ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(40))}}
+		p := &schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(samples / groups)),
+			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(40))}}
 		if _, err := w.client.Publish(t.Context(), "r1", p); err != nil {
 			t.Fatal(err)
 		}
@@ -48,7 +50,8 @@ func TestRoom_MoreInHandThanFits(t *testing.T) {
 		}
 		moved()
 		a, _ := schemas.ParseSubject(m.Subject)
-		if _, err := w.PurgeSubject(ctx, schemas.StreamSteps, schemas.StepsFilter(a.Run, a.UID, a.Sample, a.Stage)); err != nil {
+		if _, err := w.PurgeSubject(ctx, schemas.StreamSteps,
+			schemas.StepsFilter(a.Run, a.UID, a.Sample, a.Stage)); err != nil {
 			t.Fatal(err)
 		}
 		if n++; n == samples {
@@ -62,7 +65,8 @@ func TestRoom_MoreInHandThanFits(t *testing.T) {
 func sumOf(tokens int64, change func(*schemas.Text)) schemas.Prompt {
 	x := &schemas.Text{MaxNewTokens: &tokens, Temperature: new(0.0)}
 	change(x)
-	return schemas.Prompt{Routing: schemas.Routing{Model: "sums"}, Prompt: "347+58=?", Text: x, Reward: []schemas.RewardSpec{{Name: "entropy_mean"}}}
+	return schemas.Prompt{Routing: schemas.Routing{Model: "sums"}, Prompt: "347+58=?", Text: x,
+		Reward: []schemas.RewardSpec{{Name: "entropy_mean"}}}
 }
 
 // What a request is said to store bounds what its steps take, closely enough.
@@ -124,14 +128,12 @@ func TestRoom_BytesOfSteps(t *testing.T) {
 		}
 		e.UID = "-"
 		policy := policies[slices.IndexFunc(policies, func(p *schemas.Policy) bool { return p.Lane == e.Model })]
-		requests, err := intake.Resolve(test.run, &e, policy, intake.Origin{Created: time.Now(), Reward: []string{"synthetic"}})
+		requests, err := intake.Resolve(test.run, &e, policy,
+			intake.Origin{Created: time.Now(), Reward: []string{"synthetic"}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		requests[0].UID = schemas.UID(strings.Repeat("u", 8))
-		if test.prompt.UID != "" {
-			requests[0].UID = test.prompt.UID
-		}
+		requests[0].UID = cmp.Or(test.prompt.UID, schemas.UID(strings.Repeat("u", 8)))
 		bound := requests[0].StepBytes(policy)
 		info, err := p.StreamInfo(t.Context(), schemas.StreamSteps)
 		if err != nil {
@@ -178,7 +180,8 @@ func TestRoom_TwoBatchesOfSixtyPercent(t *testing.T) {
 	}
 	ctx, moved := bustest.WhileItMoves(t)
 	closed := 0
-	for m, err := range w.Read(ctx, schemas.StreamAdvantages, []string{schemas.BatchSubject("*", "*")}, bus.ReadOptions{Live: true}) {
+	for m, err := range w.Read(ctx, schemas.StreamAdvantages, []string{schemas.BatchSubject("*", "*")},
+		bus.ReadOptions{Live: true}) {
 		if err != nil {
 			t.Fatal(err)
 		}

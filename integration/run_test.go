@@ -26,13 +26,15 @@ func TestRun_GatedSteps(t *testing.T) {
 		total := 0.0
 		for _, m := range g.Members {
 			if m.Status != "scored" || m.Reward == nil || m.Advantage == nil {
-				t.Fatalf("%s sample %d: %s, reward %v, advantage %v", g.UID, m.SampleIndex, m.Status, m.Reward, m.Advantage)
+				t.Fatalf("%s sample %d: %s, reward %v, advantage %v", g.UID, m.SampleIndex, m.Status, m.Reward,
+					m.Advantage)
 			}
 			total += *m.Advantage
 			for i, lp := range m.LogProbs {
 				stochastic := i == 2 || i == 3
 				if stochastic != (lp != nil) {
-					t.Errorf("%s sample %d step %d (%s): log_prob null is %v", g.UID, m.SampleIndex, i, m.Transitions[i], lp == nil)
+					t.Errorf("%s sample %d step %d (%s): log_prob null is %v", g.UID, m.SampleIndex, i,
+						m.Transitions[i], lp == nil)
 				}
 				if lp != nil && (math.IsNaN(*lp) || math.IsInf(*lp, 0)) {
 					t.Errorf("%s sample %d step %d: log_prob %v", g.UID, m.SampleIndex, i, *lp)

@@ -94,7 +94,8 @@ func TestScheduled_PerfectModelLands(t *testing.T) {
 						if err != nil {
 							t.Fatal(err)
 						}
-						if s := step.ScheduledSampling; !(s.UNext < s.U) || step.Transition != "ode" || step.LogProb != nil ||
+						if s := step.ScheduledSampling; !(s.UNext < s.U) || step.Transition != "ode" ||
+							step.LogProb != nil ||
 							s.Sampler != c.sampler {
 							t.Errorf("%s: step %+v", run, s)
 						}

@@ -22,7 +22,8 @@ func paint(t *testing.T, width, height, shade int) []byte {
 	img := image.NewNRGBA(image.Rect(0, 0, width, height))
 	for y := range height {
 		for x := range width {
-			img.SetNRGBA(x, y, color.NRGBA{R: uint8(shade), G: uint8(255 * x / width), B: uint8(255 * y / height), A: 255})
+			img.SetNRGBA(x, y, color.NRGBA{R: uint8(shade), G: uint8(255 * x / width), B: uint8(255 * y / height),
+				A: 255})
 		}
 	}
 	var buf bytes.Buffer
@@ -85,7 +86,8 @@ func TestScheduled(t *testing.T) {
 			})
 			for i, tr := range got {
 				roll := plan.Samples[i]
-				t.Logf("sample %d: %+v, %d steps, %d forwards, drift %v, %+v", i, roll, len(tr.Steps), tr.Rolled.Forwards,
+				t.Logf("sample %d: %+v, %d steps, %d forwards, drift %v, %+v", i, roll, len(tr.Steps),
+					tr.Rolled.Forwards,
 					*tr.Rolled.Drift, *tr.Rolled.ReflexFlow)
 				if int64(len(tr.Steps)) != roll.Source-roll.Base {
 					t.Errorf("sample %d: %d steps, want %d", i, len(tr.Steps), roll.Source-roll.Base)

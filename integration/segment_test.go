@@ -66,7 +66,8 @@ func (c segmentCase) part(t *testing.T, w *world, run schemas.Run, begin, end in
 		t.Fatalf("%s, steps %d to %d: %v", c.name, begin, end, err)
 	}
 	if stop := max(0, end%segmentSteps); receipt.StartStepIndex != begin || receipt.StopStepIndex != stop {
-		t.Errorf("%s: receipt of the steps %d to %d, want %d to %d", c.name, receipt.StartStepIndex, receipt.StopStepIndex,
+		t.Errorf("%s: receipt of the steps %d to %d, want %d to %d", c.name, receipt.StartStepIndex,
+			receipt.StopStepIndex,
 			begin, stop)
 	}
 }
@@ -117,7 +118,8 @@ func (c segmentCase) equal(t *testing.T, w *world, run schemas.Run, begin, end i
 		if err != nil {
 			t.Fatal(err)
 		}
-		if part.ScheduleDigest != whole.ScheduleDigest || part.SampleSeed != whole.SampleSeed || int64(len(b)) != end-begin {
+		if part.ScheduleDigest != whole.ScheduleDigest || part.SampleSeed != whole.SampleSeed ||
+			int64(len(b)) != end-begin {
 			t.Fatalf("%s of run %s: %d steps, schedule or seed not those of the whole", c.name, run, len(b))
 		}
 		if last := b[len(b)-1]; end < segmentSteps {
@@ -145,7 +147,8 @@ func (c segmentCase) equal(t *testing.T, w *world, run schemas.Run, begin, end i
 		switch {
 		case end < segmentSteps && len(part.Media) > 0:
 			t.Errorf("%s of run %s: an image of noise", c.name, run)
-		case end == segmentSteps && (len(part.Media) == 0 || part.Medium(schemas.KindImage).Digest != whole.Medium(schemas.KindImage).Digest):
+		case end == segmentSteps && (len(part.Media) == 0 ||
+			part.Medium(schemas.KindImage).Digest != whole.Medium(schemas.KindImage).Digest):
 			t.Errorf("%s of run %s: another image than the whole rollout's", c.name, run)
 		}
 	}

@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// A setting that decides bits goes from its flag to the trainer: it is in the digest, verify recomputes with it, views and
-// datasets have it, and a trainer's batch has its effect, so that the first ratio is 1 with it and not without. The files
-// that name it by hand are a row of extensions.
+// A setting that decides bits goes from its flag to the trainer: it is in the digest, verify recomputes with it, views
+// and datasets have it, and a trainer's batch has its effect, so that the first ratio is 1 with it and not without. The
+// files that name it by hand are a row of extensions.
 func TestExtend_SettingReachesTheTrainer(t *testing.T) {
 	skipShort(t)
 	t.Parallel()
@@ -64,7 +64,8 @@ func TestExtend_SettingReachesTheTrainer(t *testing.T) {
 	}
 	python := pythonWith(t, "nats, msgpack, blake3, numpy")
 	trainer := exec.CommandContext(t.Context(), python, "testdata/setting.py", info.URL, "part")
-	trainer.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"), "PYTHONDONTWRITEBYTECODE=1")
+	trainer.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"),
+		"PYTHONDONTWRITEBYTECODE=1")
 	if out, err := trainer.CombinedOutput(); err != nil {
 		t.Errorf("trainer: %v\n%s", err, out)
 	}

@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/counters"
+	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -50,10 +52,12 @@ func thinkAndPaint(uid schemas.UID, size int64) *schemas.Prompt {
 	}
 }
 
-func (c *crew) stage(t *testing.T, run schemas.Run, uid schemas.UID, sample int64, stage schemas.Stage) *schemas.Trajectory {
+func (c *crew) stage(t *testing.T, run schemas.Run, uid schemas.UID, sample int64,
+	stage schemas.Stage) *schemas.Trajectory {
 	t.Helper()
 	tr := &schemas.Trajectory{}
-	if _, err := c.StoredEvent(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject(run, uid, sample, stage), tr, nil); err != nil {
+	if _, err := c.StoredEvent(t.Context(), schemas.StreamTrajectories,
+		schemas.TrajectorySubject(run, uid, sample, stage), tr, nil); err != nil {
 		t.Fatalf("stage %s of sample %d: %v", stage, sample, err)
 	}
 	return tr
@@ -67,7 +71,8 @@ func (c *crew) counted(t *testing.T, run schemas.Run, made, scored, failed int64
 		t.Fatal(err)
 	}
 	if s.Trajectories != made || s.Rewards != scored || s.Failed != failed || s.State == schemas.RunRunning {
-		t.Errorf("run %s is %s: %d samples made, %d scored, %d failed; want %d, %d, %d", run, s.State, s.Trajectories, s.Rewards, s.Failed, made, scored, failed)
+		t.Errorf("run %s is %s: %d samples made, %d scored, %d failed; want %d, %d, %d", run, s.State, s.Trajectories,
+			s.Rewards, s.Failed, made, scored, failed)
 	}
 	if n, differ, err := counters.Check(t.Context(), c.Bus, 1); n != 1 || len(differ) > 0 || err != nil {
 		t.Errorf("%d runs counted in full, %v differ, %v", n, differ, err)
@@ -79,7 +84,8 @@ func (c *crew) counted(t *testing.T, run schemas.Run, made, scored, failed int64
 		t.Fatalf("groups: %+v, %v", list, err)
 	}
 	if g := list.Rows[0]; int64(g.Made) != made || int64(g.Scored) != scored || int64(g.Lost) != failed {
-		t.Errorf("its group has %d samples made, %d scored, %d lost; want %d, %d, %d", g.Made, g.Scored, g.Lost, made, scored, failed)
+		t.Errorf("its group has %d samples made, %d scored, %d lost; want %d, %d, %d", g.Made, g.Scored, g.Lost, made,
+			scored, failed)
 	}
 }
 
@@ -101,14 +107,16 @@ func TestStages_ThinkAndPaint(t *testing.T) {
 		}
 		seeds[paint.SampleSeed], seeds[think.SampleSeed] = true, true
 		m := a.Members[i]
-		if len(m.Stages) != 2 || m.Stages[0].Stage != "think" || m.Stages[0].SampleIndex != i-i%2 || m.Stages[1].TrajectorySeq != m.TrajectorySeq {
+		if len(m.Stages) != 2 || m.Stages[0].Stage != "think" || m.Stages[0].SampleIndex != i-i%2 ||
+			m.Stages[1].TrajectorySeq != m.TrajectorySeq {
 			t.Errorf("member %d ran %+v", i, m.Stages)
 		}
 	}
 	if len(seeds) != 8+4 {
 		t.Errorf("%d different seeds, want one for each sample of each stage, 12", len(seeds))
 	}
-	if len(a.Credits) != 2 || a.Credits[0].Stage != "think" || len(a.Credits[0].Values) != 4 || a.Credits[0].Every != 2 ||
+	if len(a.Credits) != 2 || a.Credits[0].Stage != "think" || len(a.Credits[0].Values) != 4 ||
+		a.Credits[0].Every != 2 ||
 		a.Credits[1].Stage != "paint" || len(a.Credits[1].Values) != 8 {
 		t.Fatalf("credits: %+v", a.Credits)
 	}
@@ -120,7 +128,8 @@ func TestStages_ThinkAndPaint(t *testing.T) {
 	for _, r := range bustest.Await(t, c.Bus, 8, schemas.StreamRewards, schemas.RewardFilter("r", "g", "g")) {
 		r := bustest.Decode[schemas.Reward](t, r)
 		think, paint := r.Scores[1], r.Scores[0]
-		if r.Status != schemas.StatusScored || think.Value == nil || paint.Value == nil || len(r.Stages) != 2 || r.Stages[0].Tokens == nil || r.Stages[1].TrainedSteps != 2 {
+		if r.Status != schemas.StatusScored || think.Value == nil || paint.Value == nil || len(r.Stages) != 2 ||
+			r.Stages[0].Tokens == nil || r.Stages[1].TrainedSteps != 2 {
 			t.Errorf("reward: %+v", r)
 		}
 	}
@@ -132,10 +141,12 @@ func TestStages_Judge(t *testing.T) {
 	c := assemble(t)
 	c.twoLanes(t)
 	replies(t, c.world, "critic", func(r *schemas.InteractRequest) []byte {
-		if len(r.Conditions) != 1 || len(r.Conditions[0].File) == 0 || int64(len(r.Messages)) != 2+2*r.Answer || r.MaxTurns != 3 {
+		if len(r.Conditions) != 1 || len(r.Conditions[0].File) == 0 || int64(len(r.Messages)) != 2+2*r.Answer ||
+			r.MaxTurns != 3 {
 			t.Errorf("the judge is told %v, with %d files", r.Messages, len(r.Conditions))
 		}
-		return packed(t, &schemas.InteractReply{Content: fmt.Sprintf(" round %d of %d", r.Answer, r.SampleIndex), Terminate: r.SampleIndex == 1 && r.Answer == 1})
+		return packed(t, &schemas.InteractReply{Content: fmt.Sprintf(" round %d of %d", r.Answer, r.SampleIndex),
+			Terminate: r.SampleIndex == 1 && r.Answer == 1})
 	})
 	p := thinkAndPaint("g", 2)
 	p.Rounds = new(int64(3))
@@ -159,11 +170,65 @@ func TestStages_Judge(t *testing.T) {
 	if again := c.stage(t, "r", "g", 0, "think-3"); again.Prompt != "12+30=? round 1 of 0" {
 		t.Errorf("round 3 answers %q", again.Prompt)
 	}
-	if said := c.stage(t, "r", "g", 1, "judge-2"); said.Text.SaidBy != "critic" || said.Text.Answer() != " round 1 of 1" || said.Text.Conversation != schemas.ConversationTerminated {
+	if said := c.stage(t, "r", "g", 1, "judge-2"); said.Text.SaidBy != "critic" ||
+		said.Text.Answer() != " round 1 of 1" || said.Text.Conversation != schemas.ConversationTerminated {
 		t.Errorf("the judge said %+v", said.Text)
 	}
 	if len(a.Credits) != 2 {
 		t.Errorf("credits: %+v; want those of the two that are trained", a.Credits)
+	}
+}
+
+// A judge that ends samples before a stage ran leaves them out of its comparison: those that ran it have the advantages
+// that their estimator gives them alone.
+func TestStages_EndedEarly(t *testing.T) {
+	t.Parallel()
+	c := assemble(t)
+	c.twoLanes(t)
+	replies(t, c.world, "usher", func(r *schemas.InteractRequest) []byte {
+		return packed(t, &schemas.InteractReply{Content: "go on", Terminate: r.SampleIndex == 2 || r.UID == "none"})
+	})
+	for _, uid := range []schemas.UID{"some", "none"} {
+		p := thinkAndPaint(uid, 8) // the judge ends two thoughts, with two samples each
+		p.Stages = []schemas.StageSpec{p.Stages[0], {
+			Name: "judge", Interaction: &schemas.Interaction{Name: "usher"}, Prompt: "{think.text}",
+		}, p.Stages[1]}
+		p.Reward = []schemas.RewardSpec{
+			{Name: "confidence", Stage: "think"}, {Name: "jpeg_compressibility", Required: new(false)},
+		}
+		p.Stages[2].Credit = []schemas.CreditShare{{Reward: "confidence", Weight: 2}}
+		c.publish(t, "r", p)
+	}
+	results := c.advantages(t, "r", 2)
+	for uid, ran := range map[schemas.UID][]int{"some": {0, 1, 4, 5, 6, 7}, "none": nil} {
+		a := results[uid]
+		if a.Status != schemas.StatusComplete || len(a.Credits) != 2 || len(a.Credits[1].Values) != 8 {
+			t.Fatalf("group %s: %s, %s, %+v", uid, a.Status, a.Error, a.Credits)
+		}
+		set, got := estimator.Rewards{}, []float64(nil)
+		for i, v := range a.Credits[1].Values {
+			if (v != nil) != slices.Contains(ran, i) || a.Members[i].Advantage == nil {
+				t.Errorf("sample %d of %s has the advantage %v of the painter, whom %v reached", i, uid, v, ran)
+			} else if v != nil {
+				set.Values, got = append(set.Values, 0), append(got, *v)
+			}
+		}
+		rewards := schemas.RewardFilter("r", string(uid), uid)
+		for _, m := range bustest.Await(t, c.Bus, 8, schemas.StreamRewards, rewards) {
+			r := bustest.Decode[schemas.Reward](t, m)
+			if i := slices.Index(ran, int(r.SampleIndex)); i >= 0 {
+				set.Values[i] = 2 * *r.Scores[0].Value
+			} else if len(r.Stages) != 2 || r.Scores[1].Value != nil {
+				t.Errorf("sample %d of %s ran %+v, with the scores %+v", r.SampleIndex, uid, r.Stages, r.Scores)
+			}
+		}
+		if len(ran) == 0 {
+			continue
+		}
+		want, err := estimator.Estimate(estimator.DefaultConfig(), []estimator.Rewards{set})
+		if err != nil || !slices.Equal(got, want[0].Advantages) {
+			t.Errorf("the painter has the advantages %v, want %v: %v", got, want, err)
+		}
 	}
 }
 
@@ -179,7 +244,8 @@ func TestStages_Failed(t *testing.T) {
 		return packed(t, &schemas.InteractReply{Content: "fine"})
 	})
 	p := thinkAndPaint("g", 6)
-	p.Stages = []schemas.StageSpec{p.Stages[0], {Name: "judge", Interaction: &schemas.Interaction{Name: "critic"}, Prompt: "{think.text}"}, p.Stages[1]}
+	p.Stages = []schemas.StageSpec{p.Stages[0], {Name: "judge", Interaction: &schemas.Interaction{Name: "critic"},
+		Prompt: "{think.text}"}, p.Stages[1]}
 	c.publish(t, "r", p)
 	a := c.advantages(t, "r", 1)["g"]
 	c.counted(t, "r", 4, 4, 2)
@@ -196,7 +262,9 @@ func TestStages_Failed(t *testing.T) {
 		t.Errorf("group: %s, credits %v", a.Status, a.Credits)
 	}
 	for _, m := range bustest.Await(t, c.Bus, 6, schemas.StreamRewards, schemas.RewardFilter("r", "g", "g")) {
-		if r := bustest.Decode[schemas.Reward](t, m); r.Status == schemas.StatusFailed && !strings.HasPrefix(r.Error, "stage judge: trajectory failed: interaction critic: error: the worker says: no idea") {
+		if r := bustest.Decode[schemas.Reward](t, m); r.Status == schemas.StatusFailed &&
+			!strings.HasPrefix(r.Error, "stage judge: trajectory failed: interaction critic: error: the worker says: "+
+				"no idea") {
 			t.Errorf("sample %d: %s", r.SampleIndex, r.Error)
 		}
 	}
@@ -206,7 +274,8 @@ func TestStages_Failed(t *testing.T) {
 func critic(t *testing.T, c *crew) {
 	t.Helper()
 	replies(t, c.world, "critic", func(r *schemas.InteractRequest) []byte {
-		return packed(t, &schemas.InteractReply{Content: fmt.Sprintf(" no, not %s", r.Messages[len(r.Messages)-1].Content), Terminate: r.Answer == 1 && r.SampleIndex%2 == 0})
+		return packed(t, &schemas.InteractReply{Content: fmt.Sprintf(" no, not %s",
+			r.Messages[len(r.Messages)-1].Content), Terminate: r.Answer == 1 && r.SampleIndex%2 == 0})
 	})
 }
 
@@ -242,7 +311,8 @@ func TestStages_Killed(t *testing.T) {
 	calm := harness.ReadBooks(t, c.Bus, "calm")
 	ask("killed")
 	names, seen := []string{"reward", "sampler", "thinker", "intake", "reward", "advantage"}, 0
-	for _, err := range c.Read(t.Context(), schemas.StreamTrajectories, []string{schemas.TrajectoryFilter("killed", "*")}, bus.ReadOptions{Live: true}) {
+	for _, err := range c.Read(t.Context(), schemas.StreamTrajectories,
+		[]string{schemas.TrajectoryFilter("killed", "*")}, bus.ReadOptions{Live: true}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -281,7 +351,8 @@ func TestStages_LostRequests(t *testing.T) {
 	c.publish(t, "r", thinkAndPaint("g", 4))
 	requests := schemas.Address{Kind: schemas.KindRequest, Run: "r"}.Filter()
 	bustest.Until(t, "all are to be painted", func() error {
-		waiting, err := c.Subjects(t.Context(), schemas.StreamRequests, schemas.Address{Kind: schemas.KindRequest, Stage: "paint"}.Filter())
+		waiting, err := c.Subjects(t.Context(), schemas.StreamRequests,
+			schemas.Address{Kind: schemas.KindRequest, Stage: "paint"}.Filter())
 		if err == nil && len(waiting) < 4 {
 			err = fmt.Errorf("%d requests", len(waiting))
 		}

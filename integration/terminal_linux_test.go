@@ -146,7 +146,8 @@ func TestTerminal_RunsEnd(t *testing.T) {
 	for i := range soak(t, 5, 200) {
 		dir := t.TempDir()
 		x := newTerminal(t, 100)
-		if err := <-x.start(t, dir, "run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "4", "--steps", "50",
+		if err := <-x.start(t, dir, "run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "4", "--steps",
+			"50",
 			"--workers", "2", "a red fox", "two owls"); err != nil {
 			t.Fatalf("run %d of a terminal: %v\n%s", i, err, x)
 		}
@@ -209,7 +210,8 @@ func TestTerminal_CtrlC(t *testing.T) {
 		if i%2 == 0 {
 			x.press(t, "l\n")
 		} // else no one answers
-		if err := <-ended; err == nil || !strings.Contains(x.String(), "interrupted; continue with: meander run --run x") {
+		if err := <-ended; err == nil || !strings.Contains(x.String(),
+			"interrupted; continue with: meander run --run x") {
 			t.Fatalf("after Ctrl-C: %v\n%s", err, x)
 		}
 	}

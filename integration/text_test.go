@@ -71,7 +71,8 @@ func TestText_DigestDoesNotDependOnPacking(t *testing.T) {
 		{"--batch", "3", "--workers", "2", "--replicas", "2"},
 	} {
 		dir := t.TempDir()
-		_, sum := textRun(t, dir, model, append(packing, "--run", "r", "--max-new-tokens", "9", "--logits", "topk:5:F16",
+		_, sum := textRun(t, dir, model, append(packing, "--run", "r", "--max-new-tokens", "9", "--logits",
+			"topk:5:F16",
 			"2+2=?", "3+3=?", "what is it?")...)
 		if want == "" {
 			want = sum.Digest
@@ -123,7 +124,8 @@ func TestText_States(t *testing.T) {
 		for _, m := range groups[0].Members {
 			if a := m.Text.Answer; stop == "" {
 				for i := 1; i+1 < len(a); i++ { // a token is a byte
-					if s := a[i : i+2]; s[0] > ' ' && s[0] < 0x7f && s[1] > ' ' && s[1] < 0x7f && !strings.Contains(a[:i+1], s) {
+					if s := a[i : i+2]; s[0] > ' ' && s[0] < 0x7f && s[1] > ' ' && s[1] < 0x7f &&
+						!strings.Contains(a[:i+1], s) {
 						stop = s
 						break
 					}
@@ -179,7 +181,8 @@ func TestText_Messages(t *testing.T) {
 	if err := os.WriteFile(messages, []byte(talk), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out := meander(t, dir, "run", "--model", sums, "--json", "--run", "r", "--seed", "3", "-n", "4", "--temperature", "0",
+	out := meander(t, dir, "run", "--model", sums, "--json", "--run", "r", "--seed", "3", "-n", "4", "--temperature",
+		"0",
 		"--out", "-", "--messages", messages).must(t, 0)
 	if !strings.Contains(out.stdout, `"405"`) {
 		t.Errorf("no answer is 405: %s", out.stdout)

@@ -16,12 +16,14 @@ func TestMemory_FullLogits(t *testing.T) {
 	t.Parallel()
 	const (
 		vocabulary, window, samples = 151936, 16, 8
-		ceiling                     = window + 2*samples*2*4*vocabulary>>20 + 48 // MiB; the last for weights and the program
+		// MiB; the last for weights and the program
+		ceiling = window + 2*samples*2*4*vocabulary>>20 + 48
 	)
 	tokens := soak(t, 40, 400)
 	c := assemble(t)
 	server := []string{"--nats-url", c.Server.ClientURL(), "--health-addr", ""}
-	model := babble(t, qwen2test.Random{Vocabulary: vocabulary, Width: 8, Layers: 1, Heads: 2, KVHeads: 1, MaxPositions: 512})
+	model := babble(t, qwen2test.Random{Vocabulary: vocabulary, Width: 8, Layers: 1, Heads: 2, KVHeads: 1,
+		MaxPositions: 512})
 	raise := func(name string, args ...string) *harness.Process {
 		return harness.Raise(t, &harness.Process{
 			Name: name, Path: program(t, name), Dir: t.TempDir(), Env: traceCollections(), Args: append(args, server...),
@@ -30,7 +32,8 @@ func TestMemory_FullLogits(t *testing.T) {
 	raise("meander-intake")
 	raise("meander-reward")
 	raise("meander-advantage")
-	sampler := raise("meander-sampler", "--model", model, "--batch", "8", "--workers", "1", "--publish-window-mib", "16")
+	sampler := raise("meander-sampler", "--model", model, "--batch", "8", "--workers", "1", "--publish-window-mib",
+		"16")
 	n := int64(tokens)
 	_, err := c.client.Publish(limited(t), "r", &schemas.Prompt{
 		UID: "g", Prompt: "2+2=?", GroupSize: new(int64(samples)), Reward: []schemas.RewardSpec{{Name: "confidence"}},

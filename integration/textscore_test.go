@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -25,7 +26,8 @@ type rated struct {
 	Messages                 []struct{ Role, Content string }
 }
 
-// follows finds, by the reference that a worker was handed, the logits of the text it was handed, and returns how many vectors.
+// follows finds, by the reference that a worker was handed, the logits of the text it was handed, and returns how many
+// vectors.
 func (w *world) follows(t *testing.T, r *rated) (vectors int64) {
 	t.Helper()
 	at, ok := schemas.ParseSubject(r.Trajectory)
@@ -51,13 +53,16 @@ func (w *world) follows(t *testing.T, r *rated) (vectors int64) {
 	return vectors
 }
 
-// Workers of all kinds get a text with the conversation that it ends, one with a long message in it, and where its logits are.
+// Workers of all kinds get a text with the conversation that it ends, one with a long message in it, and where its
+// logits are.
 func TestText_Scorers(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("all of it ", 2000) // an answer may be as long, and more than a prompt
-	talk := []schemas.Message{{Role: schemas.RoleUser, Content: "tell me"}, {Role: schemas.RoleAssistant, Content: long}, {Role: schemas.RoleUser, Content: "more"}}
+	talk := []schemas.Message{{Role: schemas.RoleUser, Content: "tell me"},
+		{Role: schemas.RoleAssistant, Content: long}, {Role: schemas.RoleUser, Content: "more"}}
 	check := func(r *rated, by string) {
-		if len(r.Messages) != 5 || r.Messages[1].Content != long || r.Messages[4].Content != "go on" || r.Messages[4].Role != schemas.RoleUser || r.Prompt != "more" || r.Text == "" {
+		if len(r.Messages) != 5 || r.Messages[1].Content != long || r.Messages[4].Content != "go on" ||
+			r.Messages[4].Role != schemas.RoleUser || r.Prompt != "more" || r.Text == "" {
 			t.Errorf("%s was handed %d messages, prompt %q, text %q", by, len(r.Messages), r.Prompt, r.Text)
 		}
 	}
@@ -98,10 +103,7 @@ func TestText_Scorers(t *testing.T) {
 		}
 		posted[0].Store(got)
 		data, err := schemas.Encode(&schemas.ScoreReply{Score: new(0.25)})
-		if err == nil {
-			err = m.Respond(data)
-		}
-		if err != nil {
+		if err = errors.Join(err, m.Respond(data)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -109,8 +111,8 @@ func TestText_Scorers(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Unsubscribe() })
-	err = w.client.Verdict(t.Context(), &schemas.Verdict{Run: "r", UID: "g", Name: "reader", Value: new(1.0), At: time.Now().UnixNano()})
-	if err != nil {
+	verdict := &schemas.Verdict{Run: "r", UID: "g", Name: "reader", Value: new(1.0), At: time.Now().UnixNano()}
+	if err = w.client.Verdict(t.Context(), verdict); err != nil {
 		t.Fatal(err)
 	}
 	_, err = w.client.Publish(t.Context(), "r", &schemas.Prompt{

@@ -18,7 +18,8 @@ func TestTurns_EmptyAnswers(t *testing.T) {
 		asked.Add(1)
 		if last := r.Messages[len(r.Messages)-1]; last.Content != "" || last.Role != schemas.RoleAssistant ||
 			len(r.IDs) != len(r.LogProbs) || r.EventCount != 1 {
-			t.Errorf("answer %d: %+v, %d tokens in %d events; want an empty one", r.Answer, last, len(r.IDs), r.EventCount)
+			t.Errorf("answer %d: %+v, %d tokens in %d events; want an empty one", r.Answer, last, len(r.IDs),
+				r.EventCount)
 		}
 		return packed(t, &schemas.InteractReply{Content: "too low", Score: new(float64(r.Answer))})
 	})

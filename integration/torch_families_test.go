@@ -62,9 +62,12 @@ func TestTorch_PythonFamilies(t *testing.T) {
 			folder := filepath.Join(folders, family)
 			run := func(engine, batch string) (string, summary) {
 				dir := t.TempDir()
-				_, sum := meander(t, dir, "run", "--json", "--model", folder, "--engine", engine, "--batch", batch, "--seed", "5",
-					"--run", "r", "-n", "4", "--steps", "4", "--sde-steps", "1,2", "--frames", strconv.Itoa(size.Frames), "--height",
-					strconv.Itoa(size.Height), "--width", strconv.Itoa(size.Width), "--out", "out", "a red cat").must(t, 0).parse(t)
+				_, sum := meander(t, dir, "run", "--json", "--model", folder, "--engine", engine, "--batch", batch,
+					"--seed", "5",
+					"--run", "r", "-n", "4", "--steps", "4", "--sde-steps", "1,2", "--frames",
+					strconv.Itoa(size.Frames), "--height",
+					strconv.Itoa(size.Height), "--width", strconv.Itoa(size.Width), "--out", "out", "a red cat").must(t,
+					0).parse(t)
 				videos, err := filepath.Glob(filepath.Join(dir, "out", "*.apng"))
 				if want := map[bool]int{true: 4, false: 0}[size.Frames > 1]; err != nil || len(videos) != want {
 					t.Errorf("videos %q, %v; want %d", videos, err, want)

@@ -48,7 +48,8 @@ func TestTorch_FullDisk(t *testing.T) {
 			}
 			answers, err := w.client.AwaitPolicy(limited(t), p)
 			if err != nil || len(answers) != 1 || answers[0].Answer == nil ||
-				answers[0].Answer.State != schemas.AppliedRefused || answers[0].Answer.PolicyVersion != p.PolicyVersion {
+				answers[0].Answer.State != schemas.AppliedRefused ||
+				answers[0].Answer.PolicyVersion != p.PolicyVersion {
 				t.Fatalf("%+v, %v; want version %d refused", answers, err, p.PolicyVersion)
 			}
 			for _, part := range []string{"no space left on device", "free space there, or name another with TMPDIR"} {

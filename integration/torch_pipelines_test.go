@@ -73,7 +73,8 @@ func TestTorch_PythonPipelines(t *testing.T) {
 			}
 			r := provenRun(t, meander(t, dir, "verify", "--json", "--model", model, "--engine", engine))
 			if r.Steps != 4 || r.Tolerance != 0 || r.MaxRatio != 0 {
-				t.Errorf("%d log-probs, ratio %g, tolerance %g; want 4 without a difference", r.Steps, r.MaxRatio, r.Tolerance)
+				t.Errorf("%d log-probs, ratio %g, tolerance %g; want 4 without a difference", r.Steps, r.MaxRatio,
+					r.Tolerance)
 			}
 		})
 	}

@@ -111,19 +111,22 @@ func TestTorch_Joined(t *testing.T) {
 			key := []string{"MEANDER_SAMPLER_ENGINE_KEY="}
 			if name == "tcp" {
 				key[0] += "secret"
-				wrong := byWorker(t, dir, nil, append([]string{"run", "--model", folder, "--engine", engine}, torchRun...)...)
+				wrong := byWorker(t, dir, nil, append([]string{"run", "--model", folder, "--engine", engine},
+					torchRun...)...)
 				if wrong.code == 0 || !strings.Contains(wrong.stderr, "token: wrong") {
 					t.Errorf("exit %d, %s; want the token refused", wrong.code, wrong.stderr)
 				}
 			}
-			groups, sum := byWorker(t, dir, key, append([]string{"run", "--model", folder, "--engine", engine}, torchRun...)...).
+			groups, sum := byWorker(t, dir, key, append([]string{"run", "--model", folder, "--engine", engine},
+				torchRun...)...).
 				must(t, 0).parse(t)
 			if len(groups) != 2 || sum.Complete != 2 || sum.Trajectories != 16 {
 				t.Fatalf("%d groups, %+v", len(groups), sum)
 			}
 			r := provenRun(t, byWorker(t, dir, key, "verify", "--json", "--model", folder, "--engine", engine))
 			if r.Steps != 32 || r.Tolerance != 1e-5 || r.MaxRatio == 0 || r.MaxRatio > 1e-5 {
-				t.Errorf("%d steps, tolerance %g, ratio %g; want a small difference within 1e-5", r.Steps, r.Tolerance, r.MaxRatio)
+				t.Errorf("%d steps, tolerance %g, ratio %g; want a small difference within 1e-5", r.Steps, r.Tolerance,
+					r.MaxRatio)
 			}
 			folder := remotetest.Folder(t, "FluxPipeline", 2)
 			other := byWorker(t, dir, key, "verify", "--json", "--model", folder, "--engine", engine)
@@ -174,7 +177,8 @@ func TestTorch_Started(t *testing.T) {
 			t.Errorf("%v: %d workers were started after the estimate, want %d\n%s", x.args, n, again, out.stderr)
 		}
 		// On this device, though the program itself computes no bf16 there.
-		r := provenRun(t, byWorker(t, dir, nil, "verify", "--json", "--model", folder, "--device", "cpu", "--dtype", "bf16"))
+		r := provenRun(t, byWorker(t, dir, nil, "verify", "--json", "--model", folder, "--device", "cpu", "--dtype",
+			"bf16"))
 		if r.Steps != 32 || r.Tolerance != 0 || r.MaxRatio != 0 {
 			t.Errorf("%d steps, tolerance %g, ratio %g; want all exact", r.Steps, r.Tolerance, r.MaxRatio)
 		}
@@ -304,7 +308,8 @@ func TestTorch_Commands(t *testing.T) {
 			[]string{"has no module 'torch'", "pip install"},
 		},
 		{
-			[]string{"run", "--engine", "torch", "--model", folder, "--run", "r", "-n", "2", "--sde-steps", "1", "x"}, nil, 0, nil,
+			[]string{"run", "--engine", "torch", "--model", folder, "--run", "r", "-n", "2", "--sde-steps", "1", "x"},
+			nil, 0, nil,
 		},
 		{[]string{"verify", "--model", folder}, nil, 0, []string{"verified"}},
 		{[]string{"verify", "--engine", "none", "--model", folder}, nil, 2, []string{fix}},
@@ -332,7 +337,8 @@ func TestTorch_HangsAtStop(t *testing.T) {
 	t.Parallel()
 	folder, dir := remotetest.Folder(t, "FluxPipeline", 1), t.TempDir()
 	asked := filepath.Join(dir, "asked")
-	c := exec.Command(program(t, "meander"), append([]string{"run", "--model", folder, "--engine", "torch"}, torchRun...)...)
+	c := exec.Command(program(t, "meander"), append([]string{"run", "--model", folder, "--engine", "torch"},
+		torchRun...)...)
 	var stdout bytes.Buffer
 	x := &task{cmd: c, ended: make(chan struct{})}
 	c.Dir, c.Stdout, c.Stderr = dir, &stdout, &x.stderr

@@ -107,7 +107,8 @@ func sameVideo(t *testing.T, w *world, tr *schemas.Trajectory, frames int64) {
 	if err != nil || tr.Frames != frames || tr.Medium(schemas.KindVideo).FPS != 8 {
 		t.Fatalf("video of %d frames: %+v, %v", frames, tr.Media, err)
 	}
-	if video.Digest() != tr.Medium(schemas.KindVideo).Digest || video.Middle().Digest() != tr.Medium(schemas.KindImage).Digest ||
+	if video.Digest() != tr.Medium(schemas.KindVideo).Digest ||
+		video.Middle().Digest() != tr.Medium(schemas.KindImage).Digest ||
 		video.Digest() == middle.Digest() {
 		t.Errorf("%d frames: other pixels than the trajectory says", frames)
 	}
@@ -181,7 +182,8 @@ func TestTorch_VideoStart(t *testing.T) {
 	if r := provenRun(t, byWorker(t, dir, nil, "verify", "--json", "--run", "s", "--model", folder)); r.MaxRatio != 0 {
 		t.Errorf("from a video: ratio %g", r.MaxRatio)
 	}
-	byWorker(t, dir, nil, "scheduled", "--model", folder, "--engine", "torch", "--deterministic", "--run", "q", "--seed",
+	byWorker(t, dir, nil, "scheduled", "--model", folder, "--engine", "torch", "--deterministic", "--run", "q",
+		"--seed",
 		"5", "--probability", "1", "--prompt", "a dog", "--out", "q", files[0]).must(t, 0)
 	sheets, err := filepath.Glob(filepath.Join(dir, "q", "*sheet*.png"))
 	if err != nil || len(sheets) != 1 {
@@ -223,7 +225,8 @@ func TestTorch_VideoWorkerDies(t *testing.T) {
 		if lost := strings.Contains(out.stderr, "the worker is lost"); sum.Complete != 2 || lost != (variables != nil) {
 			t.Errorf("%v: %+v\n%s", variables, sum, out.stderr)
 		}
-		if r := provenRun(t, byWorker(t, dir, nil, "verify", "--json", "--model", folder)); r.Steps != 32 || r.MaxRatio != 0 {
+		if r := provenRun(t, byWorker(t, dir, nil, "verify", "--json", "--model", folder)); r.Steps != 32 ||
+			r.MaxRatio != 0 {
 			t.Errorf("%d steps, ratio %g; want all exact", r.Steps, r.MaxRatio)
 		}
 	}

@@ -38,14 +38,16 @@ var tracedStages = []string{
 func tracedRun(t *testing.T) (w *world, dir string) {
 	t.Helper()
 	w, dir = newWorld(t, bustest.TCP), t.TempDir()
-	for name, args := range map[string][]string{"intake": nil, "sampler": {"--model", "synthetic"}, "reward": nil, "advantage": nil} {
+	for name, args := range map[string][]string{"intake": nil, "sampler": {"--model", "synthetic"}, "reward": nil,
+		"advantage": nil} {
 		p := harness.Raise(t, &harness.Process{
 			Name: name, Path: program(t, "meander-"+name), Dir: dir,
 			Args: append([]string{"--nats-url", w.Server.ClientURL(), "--health-addr", ""}, args...),
 		})
 		t.Cleanup(func() { p.Bury(t) })
 	}
-	if _, err := w.client.Publish(tracing.With(t.Context(), tracing.Context{Parent: "00-" + clientTrace + "-" + clientSpan + "-01"}), "r", slowPrompt("g", 3, 4)); err != nil {
+	if _, err := w.client.Publish(tracing.With(t.Context(), tracing.Context{Parent: "00-" + clientTrace + "-" +
+		clientSpan + "-01"}), "r", slowPrompt("g", 3, 4)); err != nil {
 		t.Fatal(err)
 	}
 	if a := w.advantages(t, "r", 1)["g"]; a.Status != schemas.StatusComplete {
@@ -94,7 +96,8 @@ func TestTrace_FourPrograms(t *testing.T) {
 	defer otlp.Close()
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", otlp.URL)
 	out := meander(t, dir, "trace", "r", "--once", "--nats", w.Server.ClientURL()).must(t, 0)
-	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, tracedStages) || got["meander-sampler sample"] != 3 || steps != 12 ||
+	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, tracedStages) ||
+		got["meander-sampler sample"] != 3 || steps != 12 ||
 		len(traces) != 1 || !strings.Contains(out.stdout, "1 trace, 27 spans") {
 		t.Errorf("spans %v, %d steps, %d traces; want %v: %s", got, steps, len(traces), tracedStages, out.stdout)
 	}

@@ -155,7 +155,8 @@ func TestTree_Kill(t *testing.T) {
 	}
 	for leaf := range int64(treeLeaves) {
 		a, b := trajectoryOf(t, w, "calm", leaf), trajectoryOf(t, w, "killed", leaf)
-		if a.ContentDigest != b.ContentDigest || a.Medium(schemas.KindImage).Digest != b.Medium(schemas.KindImage).Digest {
+		if a.ContentDigest != b.ContentDigest ||
+			a.Medium(schemas.KindImage).Digest != b.Medium(schemas.KindImage).Digest {
 			t.Errorf("leaf %d: other bits than undisturbed", leaf)
 		}
 		samePath(t, leaf, pathOf(t, w, a), pathOf(t, w, b))
@@ -219,7 +220,8 @@ func TestTree_FailedParent(t *testing.T) {
 	}
 	for leaf := int64(5); leaf < treeLeaves; leaf++ {
 		tr, err := w.client.Trajectory(t.Context(), "failed", "t", leaf)
-		if err != nil || !strings.Contains(tr.Error, "the sample failed: ") || !strings.Contains(tr.Error, "out of luck") {
+		if err != nil || !strings.Contains(tr.Error, "the sample failed: ") ||
+			!strings.Contains(tr.Error, "out of luck") {
 			t.Errorf("leaf %d: %v, %v", leaf, tr, err)
 		}
 	}

@@ -33,7 +33,8 @@ func replies(t *testing.T, w *world, name string, say func(r *schemas.InteractRe
 		if err := schemas.DecodeValid(m.Data, r); err != nil {
 			t.Errorf("request to %s: %v", name, err)
 		}
-		if r.Params == nil || r.IDs == nil || r.LogProbs == nil || r.ProcessedLogProbs == nil || r.LogSumExps == nil || r.Entropies == nil {
+		if r.Params == nil || r.IDs == nil || r.LogProbs == nil || r.ProcessedLogProbs == nil || r.LogSumExps == nil ||
+			r.Entropies == nil {
 			t.Errorf("request to %s: %+v; what there is none of must be empty, not null", name, r)
 		}
 		if data := say(r); data != nil {
@@ -58,12 +59,14 @@ func packed(t *testing.T, r *schemas.InteractReply) []byte {
 }
 
 // talk publishes a prompt that an interaction answers.
-func talk(t *testing.T, w *world, run schemas.Run, uid schemas.UID, samples int64, x *schemas.Text, reward ...schemas.RewardSpec) {
+func talk(t *testing.T, w *world, run schemas.Run, uid schemas.UID, samples int64, x *schemas.Text,
+	reward ...schemas.RewardSpec) {
 	t.Helper()
 	if len(reward) == 0 {
 		reward = []schemas.RewardSpec{{Name: "turns", Params: map[string]string{"of": "sum"}}}
 	}
-	_, err := w.client.Publish(t.Context(), run, &schemas.Prompt{UID: uid, Prompt: "2+2=?", Seed: new(int64(5)), GroupSize: &samples, Text: x, Reward: reward})
+	_, err := w.client.Publish(t.Context(), run, &schemas.Prompt{UID: uid, Prompt: "2+2=?", Seed: new(int64(5)),
+		GroupSize: &samples, Text: x, Reward: reward})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,8 +81,8 @@ func (w *world) trajectory(t *testing.T, run schemas.Run, uid schemas.UID, sampl
 	return tr
 }
 
-// Equal seeds give equal conversations, however the work is packed and spread, whether or not prompts are shared; and verify draws
-// all turns again.
+// Equal seeds give equal conversations, however the work is packed and spread, whether or not prompts are shared; and
+// verify draws all turns again.
 func TestTurns_DigestDoesNotDependOnPacking(t *testing.T) {
 	t.Parallel()
 	model, want := sumsFolder(t), ""
@@ -89,12 +92,15 @@ func TestTurns_DigestDoesNotDependOnPacking(t *testing.T) {
 		{"--batch", "3", "--workers", "2", "--replicas", "2"},
 	} {
 		dir := t.TempDir()
-		_, sum := textRun(t, dir, model, append(packing, "--run", "r", "--interaction", "sums", "--max-turns", "3", "--logits", "topk:5:F16:answers=0,2", "--ground-truth", "1000", "347+58=?", "172-119=?")...)
+		_, sum := textRun(t, dir, model, append(packing, "--run", "r", "--interaction", "sums", "--max-turns", "3",
+			"--logits", "topk:5:F16:answers=0,2", "--ground-truth", "1000", "347+58=?", "172-119=?")...)
 		if want == "" {
 			want = sum.Digest
 			r := proven(t, dir, model, "r")
-			if r.Trajectories != 8 || r.Tokens < 3*8*3 || r.Logits == 0 || r.Logits >= r.Tokens || r.MaxTokenDifference != 0 {
-				t.Errorf("verify: %+v; want all tokens of three answers of 8 samples, the logits of two, and no difference", r)
+			if r.Trajectories != 8 || r.Tokens < 3*8*3 || r.Logits == 0 || r.Logits >= r.Tokens ||
+				r.MaxTokenDifference != 0 {
+				t.Errorf("verify: %+v; want all tokens of three answers of 8 samples, the logits of two, and no "+
+					"difference", r)
 			}
 		}
 		if sum.Digest != want || sum.Complete != 2 {
@@ -103,8 +109,8 @@ func TestTurns_DigestDoesNotDependOnPacking(t *testing.T) {
 	}
 }
 
-// A conversation of three answers whose second one has no logits: places in the sequence, masks, scores and what the worker was
-// handed.
+// A conversation of three answers whose second one has no logits: places in the sequence, masks, scores and what the
+// worker was handed.
 func TestTurns_Worker(t *testing.T) {
 	t.Parallel()
 	w := start(t, func(o *config) { o.sampler.Model = babble(t, qwen2test.Random{}) })
@@ -112,7 +118,8 @@ func TestTurns_Worker(t *testing.T) {
 	replies(t, w, "tutor", func(r *schemas.InteractRequest) []byte {
 		handed[r.Answer].Store(r)
 		md, _ := schemas.MetadataFrom(map[string]any{"answer": r.Answer})
-		return packed(t, &schemas.InteractReply{Content: fmt.Sprintf("%s, again %d", r.Params["tone"], r.Answer), Score: new(float64(r.Answer)), Metadata: md})
+		return packed(t, &schemas.InteractReply{Content: fmt.Sprintf("%s, again %d", r.Params["tone"], r.Answer),
+			Score: new(float64(r.Answer)), Metadata: md})
 	})
 	talk(t, w, "r", "g", 1, &schemas.Text{
 		MaxNewTokens: new(int64(5)), Interaction: &schemas.Interaction{Name: "tutor", MaxTurns: new(int64(3)), Params: map[string]string{"tone": "kindly"}},
@@ -123,7 +130,8 @@ func TestTurns_Worker(t *testing.T) {
 	}
 	tr := w.trajectory(t, "r", "g", 0)
 	x := tr.Text
-	if len(x.Turns) != 6 || x.Conversation != schemas.ConversationMaxTurns || x.Turns[1].Reply != "kindly, again 0" || *x.Turns[5].Score != 2 || x.Turns[5].Reply == "" {
+	if len(x.Turns) != 6 || x.Conversation != schemas.ConversationMaxTurns || x.Turns[1].Reply != "kindly, again 0" ||
+		*x.Turns[5].Score != 2 || x.Turns[5].Reply == "" {
 		t.Fatalf("%s: %+v", x.Conversation, x.Turns)
 	}
 	for i, turn := range x.Turns {
@@ -151,7 +159,8 @@ func TestTurns_Worker(t *testing.T) {
 	}
 	for i := range handed {
 		r, turn := handed[i].Load(), x.Turns[2*i+1]
-		if n := int(turn.End - turn.Begin); len(r.IDs) != n || len(r.LogSumExps) != n || (r.Logits != nil) != (i != 1) || r.Logits != nil && r.Logits.Values.Shape[0] != int64(n) ||
+		if n := int(turn.End - turn.Begin); len(r.IDs) != n || len(r.LogSumExps) != n ||
+			(r.Logits != nil) != (i != 1) || r.Logits != nil && r.Logits.Values.Shape[0] != int64(n) ||
 			len(r.Messages) != 2*i+2 || r.Messages[2*i+1].Content != turn.Text || r.EventCount != int64(n) {
 			t.Errorf("answer %d: handed %+v; the turn is %+v", i, r, turn)
 		}
@@ -203,7 +212,8 @@ func TestTurns_Faults(t *testing.T) {
 		if c.say != nil {
 			replies(t, w, c.name, c.say)
 		}
-		x := &schemas.Text{MaxNewTokens: new(int64(4)), Interaction: &schemas.Interaction{Name: c.name, MaxTurns: new(int64(2))}}
+		x := &schemas.Text{MaxNewTokens: new(int64(4)),
+			Interaction: &schemas.Interaction{Name: c.name, MaxTurns: new(int64(2))}}
 		if c.timeout > 0 {
 			x.Interaction.TimeoutMS = &c.timeout
 		}
@@ -213,8 +223,10 @@ func TestTurns_Faults(t *testing.T) {
 	for _, c := range cases {
 		tr := w.trajectory(t, "r", schemas.UID(c.name), 0)
 		ended := c.says == ""
-		if tr.Text.Conversation != c.state || (tr.StopReason == schemas.StopCompleted) != ended || !strings.Contains(tr.Error, c.says) || (closed[tr.UID].Status == schemas.StatusComplete) != ended {
-			t.Errorf("%s: %s, conversation %q, group %s: %s", c.name, tr.StopReason, tr.Text.Conversation, closed[tr.UID].Status, tr.Error)
+		if tr.Text.Conversation != c.state || (tr.StopReason == schemas.StopCompleted) != ended ||
+			!strings.Contains(tr.Error, c.says) || (closed[tr.UID].Status == schemas.StatusComplete) != ended {
+			t.Errorf("%s: %s, conversation %q, group %s: %s", c.name, tr.StopReason, tr.Text.Conversation,
+				closed[tr.UID].Status, tr.Error)
 		}
 	}
 }
@@ -230,7 +242,8 @@ func TestTurns_OthersGoOn(t *testing.T) {
 		<-gate // all of the worker's requests wait behind the first
 		return packed(t, &schemas.InteractReply{Terminate: true, Score: new(1.0)})
 	})
-	slow := &schemas.Text{MaxNewTokens: new(int64(3)), Interaction: &schemas.Interaction{Name: "slow", TimeoutMS: new(int64(schemas.MaxInteractMS))}}
+	slow := &schemas.Text{MaxNewTokens: new(int64(3)), Interaction: &schemas.Interaction{Name: "slow",
+		TimeoutMS: new(int64(schemas.MaxInteractMS))}}
 	talk(t, w, "r", "slow", 6, slow) // a sampler has two slots
 	talk(t, w, "r", "quick", 4, &schemas.Text{MaxNewTokens: new(int64(3))}, schemas.RewardSpec{Name: "confidence"})
 	if a := w.advantages(t, "r", 1)["quick"]; a == nil || a.Status != schemas.StatusComplete {

@@ -31,7 +31,8 @@ func typeScript(t *testing.T, more map[string]string) (programs string) {
 	t.Helper()
 	packages := os.Getenv("MEANDER_TYPESCRIPT")
 	if packages == "" {
-		t.Skip("the TypeScript client is not tested: MEANDER_TYPESCRIPT is not set; make ts-test sets it, and needs node and npm")
+		t.Skip("the TypeScript client is not tested: MEANDER_TYPESCRIPT is not set; make ts-test sets it, and needs " +
+			"node and npm")
 	}
 	dir := t.TempDir()
 	err := os.CopyFS(filepath.Join(dir, "src"), os.DirFS(filepath.Join(root, "pkg/client/typescript/src")))
@@ -39,7 +40,8 @@ func typeScript(t *testing.T, more map[string]string) (programs string) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"package.json", "tsconfig.json"} { // and not what npm has made there
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(read(t, "pkg/client/typescript/"+name)), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(read(t, "pkg/client/typescript/"+name)),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -158,7 +160,8 @@ const named = (file: string, digest: string) => {
 	}
 	fmt.Fprintf(&program, "console.log(%d);\n", len(files))
 	dir := typeScript(t, map[string]string{"goldens.ts": program.String()})
-	if out, err := exec.CommandContext(t.Context(), "node", filepath.Join(dir, "goldens.js")).CombinedOutput(); err != nil ||
+	if out, err := exec.CommandContext(t.Context(), "node",
+		filepath.Join(dir, "goldens.js")).CombinedOutput(); err != nil ||
 		strings.TrimSpace(string(out)) != fmt.Sprint(len(files)) {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -181,8 +184,8 @@ func checkReads(t *testing.T, latents [][2]int, bits []float64, ended []string) 
 	}
 }
 
-// storeLargeStep stores step 0 of a sample, whose tensor travels in parts, and returns its payload digest and the SHA-256
-// of the tensor.
+// storeLargeStep stores step 0 of a sample, whose tensor travels in parts, and returns its payload digest and the
+// SHA-256 of the tensor.
 func storeLargeStep(t *testing.T, b *bus.Bus) (digest, sum string) {
 	t.Helper()
 	p := b.NewPublisher(8, 1<<20)
@@ -239,7 +242,8 @@ func (s *readSample) compare(t *testing.T, b *bus.Bus, i int64, member *schemas.
 	if err != nil || len(s.States) != 1 || len(step.Latents) != 1 || s.States[0].Index != 1 ||
 		!bytes.Equal(s.States[0].Data, step.Latents[0].Tensor.Data) || !strings.Contains(s.Other, "is not the event") ||
 		!strings.Contains(s.Later, "setting cfg_phase=0.2 is not known to this version") {
-		t.Errorf("sample %d: states %+v, another digest gives %q, a later setting %q, %v", i, s.States, s.Other, s.Later, err)
+		t.Errorf("sample %d: states %+v, another digest gives %q, a later setting %q, %v", i, s.States, s.Other,
+			s.Later, err)
 	}
 }
 
@@ -278,7 +282,8 @@ func TestTypeScript_Program(t *testing.T) {
 	if err := json.Unmarshal(out, &got); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if !got.Accepted || got.Steps != 8 || got.Refused != "uid_conflict" || got.Sigmas != 8 || fmt.Sprint(got.Halves) != "[1 -2.5]" ||
+	if !got.Accepted || got.Steps != 8 || got.Refused != "uid_conflict" || got.Sigmas != 8 ||
+		fmt.Sprint(got.Halves) != "[1 -2.5]" ||
 		fmt.Sprint(got.Seen) != "map[advantage:1 reward:2 step:8 trajectory:2]" {
 		t.Errorf("%.600s", out)
 	}
@@ -302,8 +307,10 @@ func TestTypeScript_Program(t *testing.T) {
 	if err := schemas.Decode(m.Data, &group); err != nil {
 		t.Fatal(err)
 	}
-	if got.Subject != m.Subject || got.Seq != m.Seq || got.Time != m.Time.UnixMilli() || len(got.Samples) != len(group.Members) {
-		t.Errorf("%s #%d at %d, %d samples; stored are %s #%d at %d, %d", got.Subject, got.Seq, got.Time, len(got.Samples),
+	if got.Subject != m.Subject || got.Seq != m.Seq || got.Time != m.Time.UnixMilli() ||
+		len(got.Samples) != len(group.Members) {
+		t.Errorf("%s #%d at %d, %d samples; stored are %s #%d at %d, %d", got.Subject, got.Seq, got.Time,
+			len(got.Samples),
 			m.Subject, m.Seq, m.Time.UnixMilli(), len(group.Members))
 	}
 	for i, s := range got.Samples {

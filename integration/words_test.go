@@ -25,7 +25,8 @@ var otherWords = []otherWord{
 	{regexp.MustCompile(`--validate\b`), "--validation", ""},
 }
 
-// privateWords need the code to be understood, or are out of use. They stand nowhere: not in comments, help or documents.
+// privateWords need the code to be understood, or are out of use. They stand nowhere: not in comments, help or
+// documents.
 var privateWords = map[string]string{
 	`owe[sd]?`: "lack", `ripe`: "ready to close", `vouch(es|ed)?`: "confirm", `of whom`: "whose",
 	`the word to`: "the message to", `whosoever`: "anyone", `hitherto`: "so far", `whither`: "where to", `thereof`: "of it",
@@ -41,12 +42,14 @@ func TestDocs_OneWordForOneThing(t *testing.T) {
 	spared := []string{"CHANGELOG.md", "integration/words_test.go", "services/command/help_test.go"}
 	private := regexp.MustCompile(`(?i)\b(` + strings.Join(slices.Sorted(maps.Keys(privateWords)), "|") + `)\b`)
 	walkFiles(t, func(name string) {
-		if !slices.Contains(kinds, path.Ext(name)) || slices.Contains(spared, name) || strings.Contains(name, "testdata/") {
+		if !slices.Contains(kinds, path.Ext(name)) || slices.Contains(spared, name) ||
+			strings.Contains(name, "testdata/") {
 			return
 		}
 		text := read(t, name)
 		for _, at := range private.FindAllStringIndex(text, 1) {
-			t.Errorf("%s:%d: %q is a private word; say %s", name, 1+strings.Count(text[:at[0]], "\n"), text[at[0]:at[1]],
+			t.Errorf("%s:%d: %q is a private word; say %s", name, 1+strings.Count(text[:at[0]], "\n"),
+				text[at[0]:at[1]],
 				plain(text[at[0]:at[1]]))
 		}
 		for _, o := range otherWords {
@@ -54,7 +57,8 @@ func TestDocs_OneWordForOneThing(t *testing.T) {
 				continue
 			}
 			if at := o.word.FindStringIndex(text); at != nil {
-				t.Errorf("%s:%d: %q; must be %s (see the words in CONTRIBUTING.md)", name, 1+strings.Count(text[:at[0]], "\n"), text[at[0]:at[1]], o.name)
+				t.Errorf("%s:%d: %q; must be %s (see the words in CONTRIBUTING.md)", name,
+					1+strings.Count(text[:at[0]], "\n"), text[at[0]:at[1]], o.name)
 			}
 		}
 	})

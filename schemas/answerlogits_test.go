@@ -32,7 +32,8 @@ func TestInteractRequest_Logits(t *testing.T) {
 			LogitsKind: "raw", LogitsForm: "full", Vocabulary: 3,
 			Logits: &schemas.TokenLogits{Form: "full", Values: *vector("F32", c.shape, c.values...)},
 		}
-		if err := r.Validate(); c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+		if err := r.Validate(); c.want == "" && err != nil || c.want != "" &&
+			(err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%v %v: %v; want %q", c.shape, c.values, err, c.want)
 		}
 	}

@@ -92,14 +92,16 @@ func TestDecode_wrongType(t *testing.T) {
 func TestDecode_integerWidths(t *testing.T) {
 	for _, in := range []any{int8(5), int16(5), int32(5), int64(5), uint8(5), uint16(5), uint32(5), uint64(5)} {
 		var p schemas.Prompt
-		if err := schemas.Decode(packed(t, object{"prompt": "", "group_size": in, "true_cfg_scale": in}), &p); err != nil {
+		if err := schemas.Decode(packed(t, object{"prompt": "", "group_size": in, "true_cfg_scale": in}),
+			&p); err != nil {
 			t.Fatalf("%T: %v", in, err)
 		}
 		if *p.GroupSize != 5 || *p.TrueCFGScale != 5 {
 			t.Errorf("%T decodes to %d and %v, want 5", in, *p.GroupSize, *p.TrueCFGScale)
 		}
 	}
-	for _, want := range []int64{math.MinInt64, math.MinInt32 - 1, math.MinInt32, -32769, -32768, -129, -128, -33, -32, -1, 0, 127, 128, 255, 256, 65535, 65536, math.MaxUint32, math.MaxUint32 + 1, math.MaxInt64} {
+	for _, want := range []int64{math.MinInt64, math.MinInt32 - 1, math.MinInt32, -32769, -32768, -129, -128, -33, -32,
+		-1, 0, 127, 128, 255, 256, 65535, 65536, math.MaxUint32, math.MaxUint32 + 1, math.MaxInt64} {
 		p := schemas.Prompt{Routing: schemas.Routing{Priority: &want}}
 		var got schemas.Prompt
 		if err := schemas.Decode(encoded(t, &p), &got); err != nil || *got.Priority != want {
@@ -110,7 +112,8 @@ func TestDecode_integerWidths(t *testing.T) {
 
 func TestDecode_numbers(t *testing.T) {
 	var p schemas.Prompt
-	in := object{"prompt": "", "sigmas": []any{1, 0.5, float32(0.25)}, "rollout": object{"noise_level": 1}, "true_cfg_scale": -3}
+	in := object{"prompt": "", "sigmas": []any{1, 0.5, float32(0.25)}, "rollout": object{"noise_level": 1},
+		"true_cfg_scale": -3}
 	if err := schemas.Decode(packed(t, in), &p); err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +149,8 @@ func TestDecode_nullIsNotEmpty(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, got := range [][]int64{
-				p.Rollout.SDEStepIndices, p.Rollout.ReturnStepIndices, again.Rollout.SDEStepIndices, again.Rollout.ReturnStepIndices,
+				p.Rollout.SDEStepIndices, p.Rollout.ReturnStepIndices, again.Rollout.SDEStepIndices,
+				again.Rollout.ReturnStepIndices,
 			} {
 				if (got == nil) != (tt.want == nil) || len(got) != 0 {
 					t.Errorf("got %#v, want %#v", got, tt.want)
@@ -271,7 +275,8 @@ func TestEncode_version(t *testing.T) {
 	if p.V != 0 {
 		t.Errorf("Encode set V to %d in the caller's event", p.V)
 	}
-	if _, err := schemas.Encode(&schemas.Prompt{V: 2, Prompt: "x"}); err == nil || !strings.Contains(err.Error(), "v: 2; must be 1") {
+	if _, err := schemas.Encode(&schemas.Prompt{V: 2, Prompt: "x"}); err == nil ||
+		!strings.Contains(err.Error(), "v: 2; must be 1") {
 		t.Errorf("Encode of version 2 = %v", err)
 	}
 	if err := (&schemas.Prompt{V: 2, Prompt: "x"}).Validate(); err == nil || err.Error() != "v: 2; must be 1" {

@@ -83,7 +83,8 @@ func TestContentDigest_fields(t *testing.T) {
 		e.StepSeeds, e.Conditions = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, conditions()
 		e.NetworkTimesteps = []float32{999, 749, 499, 249}
 		e.Arguments = map[string]string{"strength": "0.5"}
-		checkFields(t, e, entering[schemas.Trajectory](), func(e *schemas.Trajectory) (any, error) { return content(e) })
+		checkFields(t, e, entering[schemas.Trajectory](),
+			func(e *schemas.Trajectory) (any, error) { return content(e) })
 	})
 	t.Run("reward", func(t *testing.T) {
 		e := find[schemas.Reward](t, "reward-scored")
@@ -97,7 +98,8 @@ func TestContentDigest_fields(t *testing.T) {
 		checkFields(t, e, entering[schemas.Advantage](), func(e *schemas.Advantage) (any, error) { return content(e) })
 	})
 	t.Run("batch", func(t *testing.T) {
-		checkFields(t, find[schemas.Batch](t, "batch-short"), entering[schemas.Batch](), func(e *schemas.Batch) (any, error) { return content(e) })
+		checkFields(t, find[schemas.Batch](t, "batch-short"), entering[schemas.Batch](),
+			func(e *schemas.Batch) (any, error) { return content(e) })
 	})
 }
 
@@ -164,7 +166,8 @@ func TestRequest_AnsweredBy_fields(t *testing.T) {
 	e.StepSeeds, e.CFGScales = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, e.StepScales()
 	e.Conditions, e.Arguments = conditions(), map[string]string{"strength": "0.5"}
 	e.NetworkTimesteps = []float32{999, 749, 499, 249}
-	request := &schemas.Request{Identity: e.Identity, Sampling: e.Sampling, ScheduleDigest: e.ScheduleDigest, Group: e.Group}
+	request := &schemas.Request{Identity: e.Identity, Sampling: e.Sampling, ScheduleDigest: e.ScheduleDigest,
+		Group: e.Group}
 	var repeated []string
 	for _, part := range []reflect.Type{reflect.TypeFor[schemas.Identity](), reflect.TypeFor[schemas.Sampling]()} {
 		for _, f := range schemas.Fields(part) {
@@ -172,7 +175,10 @@ func TestRequest_AnsweredBy_fields(t *testing.T) {
 		}
 	}
 	repeated = append(repeated, "Text", "StopReason", "Steps", "Conditioning", "ScheduleDigest", "Group")
-	checkFields(t, e, repeated, func(e *schemas.Trajectory) (any, error) { return fmt.Sprint(request.AnsweredBy(e)), nil })
+	checkFields(t, e, repeated, func(e *schemas.Trajectory) (any,
+		error) {
+		return fmt.Sprint(request.AnsweredBy(e)), nil
+	})
 }
 
 // How a tensor travels is not part of what it is. By another algorithm than that of its digest it is not known.
@@ -224,7 +230,8 @@ func TestStepsDigest(t *testing.T) {
 }
 
 func TestContentDigest_none(t *testing.T) {
-	for _, e := range []schemas.Event{&schemas.Prompt{}, &schemas.Request{}, &schemas.Policy{}, &schemas.Verdict{}, &schemas.Dead{}, &schemas.Receipt{}} {
+	for _, e := range []schemas.Event{&schemas.Prompt{}, &schemas.Request{}, &schemas.Policy{}, &schemas.Verdict{},
+		&schemas.Dead{}, &schemas.Receipt{}} {
 		if _, err := schemas.ContentDigest(e); !errors.Is(err, schemas.ErrNoContent) {
 			t.Errorf("%s: %v, want ErrNoContent", e.Type(), err)
 		}
@@ -242,7 +249,8 @@ func TestRequest_Conditions(t *testing.T) {
 	a, b, c := fullRequest(t), fullRequest(t), fullRequest(t)
 	a.Conditions, b.Conditions = conditions(), conditions()
 	b.Conditions[0].Ref.Bucket = "elsewhere"
-	if a.ComputeScheduleDigest() != b.ComputeScheduleDigest() || a.ComputeScheduleDigest() == c.ComputeScheduleDigest() {
+	if a.ComputeScheduleDigest() != b.ComputeScheduleDigest() ||
+		a.ComputeScheduleDigest() == c.ComputeScheduleDigest() {
 		t.Error("the digest of the schedule is not that of its conditions")
 	}
 	b.Arguments = map[string]string{"strength": "0.5"}
@@ -258,7 +266,8 @@ func TestRequest_Conditions(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	a.Conditions = []schemas.Condition{{Name: "image", DataImage: schemas.DataImage{Data: []byte{1}}}}
-	if err := a.Validate(); err == nil || !strings.Contains(err.Error(), "conditions[0].ref") || !strings.Contains(err.Error(), "conditions[0].type") {
+	if err := a.Validate(); err == nil || !strings.Contains(err.Error(), "conditions[0].ref") ||
+		!strings.Contains(err.Error(), "conditions[0].type") {
 		t.Errorf("a file that is not stored: %v", err)
 	}
 }

@@ -118,7 +118,8 @@ func TestDecode_JSON(t *testing.T) {
 	} {
 		var p schemas.Prompt
 		err := schemas.Decode([]byte(tt.data), &p)
-		if tt.want == "" && (err != nil || p.Prompt != "a red fox") || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+		if tt.want == "" && (err != nil || p.Prompt != "a red fox") || tt.want != "" &&
+			(err == nil || !strings.Contains(err.Error(), tt.want)) {
 			t.Errorf("%s: %+v, %v; want %q", tt.name, p.Prompt, err, tt.want)
 		}
 	}
@@ -131,12 +132,14 @@ func TestDecode_JSON(t *testing.T) {
 		t.Errorf("%v, %v", p.Seed, err)
 	}
 	m, err := p.Metadata.Map()
-	if want := map[string]any{"n": uint64(math.MaxUint64), "x": 1.0, "y": int64(1)}; err != nil || !reflect.DeepEqual(m, want) {
+	if want := map[string]any{"n": uint64(math.MaxUint64), "x": 1.0, "y": int64(1)}; err != nil ||
+		!reflect.DeepEqual(m, want) {
 		t.Errorf("metadata %v, %v; want %v", m, err, want)
 	}
 	var flags schemas.Prompt
 	if err := schemas.Decode([]byte(`{"prompt": "a", "n": 2, "steps": 4, "rollout": {"sde_steps": [1]}}`), &flags); err != nil ||
-		*flags.GroupSize != 2 || *flags.NumInferenceSteps != 4 || !slices.Equal(flags.Rollout.SDEStepIndices, []int64{1}) {
+		*flags.GroupSize != 2 || *flags.NumInferenceSteps != 4 ||
+		!slices.Equal(flags.Rollout.SDEStepIndices, []int64{1}) {
 		t.Errorf("%+v, %v", flags, err)
 	}
 	var e schemas.Tokens

@@ -85,7 +85,8 @@ func asAlone[E schemas.Event](t *testing.T, data []byte, shared, plain E, decode
 	if got, want := decode(data, shared), schemas.DecodeValid(data, plain); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Fatalf("%v; alone %v", got, want)
 	}
-	if !reflect.DeepEqual(shared, plain) && !bytes.Equal(encoded(t, shared), encoded(t, plain)) { // DeepEqual tells NaN from NaN
+	// DeepEqual tells NaN from NaN
+	if !reflect.DeepEqual(shared, plain) && !bytes.Equal(encoded(t, shared), encoded(t, plain)) {
 		t.Fatalf("%+v\nalone %+v", shared, plain)
 	}
 }

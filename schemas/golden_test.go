@@ -160,9 +160,11 @@ func TestGoldens_Kept(t *testing.T) {
 		if sealing {
 			name, digest, ok = strings.Cut(strings.TrimSuffix(sealed, "\n"), " ")
 			if got := digestOf(before.String()); !ok || got != digest {
-				t.Errorf("the goldens of release %s were changed: their list has the digest %s, had %s", name, got, digest)
+				t.Errorf("the goldens of release %s were changed: their list has the digest %s, had %s", name, got,
+					digest)
 			}
-		} else if data, err := os.ReadFile(filepath.Join(goldenDir, name)); err != nil || !ok || digestOf(string(data)) != digest {
+		} else if data, err := os.ReadFile(filepath.Join(goldenDir, name)); err != nil || !ok ||
+			digestOf(string(data)) != digest {
 			t.Errorf("%q is not the golden that was committed: %v", name, err)
 		}
 		kept[name] = true
@@ -274,7 +276,8 @@ func TestGoldens_digests(t *testing.T) {
 		}
 		sum, err := schemas.ContentDigest(e)
 		switch {
-		case errors.Is(err, schemas.ErrNoContent), name == "step-parts-and-refs", name == "tokens-parts": // a tensor by another algorithm
+		// a tensor by another algorithm
+		case errors.Is(err, schemas.ErrNoContent), name == "step-parts-and-refs", name == "tokens-parts":
 		case err != nil:
 			t.Error(err)
 		default:

@@ -64,7 +64,8 @@ func TestPayloadDigest(t *testing.T) {
 	for i := range data {
 		for _, flip := range []byte{1, 0x80} {
 			data[i] ^= flip
-			if got, err := schemas.PayloadDigest(data); got == digest || err != nil && !errors.Is(err, schemas.ErrMalformed) {
+			if got, err := schemas.PayloadDigest(data); got == digest || err != nil &&
+				!errors.Is(err, schemas.ErrMalformed) {
 				t.Errorf("byte %d: %s, %v", i, got, err)
 			}
 			data[i] ^= flip

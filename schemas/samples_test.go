@@ -21,7 +21,8 @@ type sample struct {
 // samples are legal events of every type, from nearly empty to every field set.
 func samples(t testing.TB) []sample {
 	t.Helper()
-	return slices.Concat(requestSamples(t), networkSamples(t), guidanceSamples(t), diffusionSamples(t), rolloutSamples(t),
+	return slices.Concat(requestSamples(t), networkSamples(t), guidanceSamples(t), diffusionSamples(t),
+		rolloutSamples(t),
 		resultSamples(t),
 		groupSamples(t), presenceSamples(), policySamples(t),
 		controlSamples(), scheduledSamples(t), treeSamples(t), textSamples(t), engineSamples(t),
@@ -69,8 +70,8 @@ func requestSamples(t testing.TB) []sample {
 		{"prompt-branch", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{Start: &schemas.Start{Branch: &schemas.Branch{Run: "run-0", UID: "p3", SampleIndex: 2, StepIndex: 5}}}}},
 		{"request-branch", func() *schemas.Request {
 			r := fullRequest(t)
-			r.Start = &schemas.SegmentStart{StepIndex: 1, Branch: &schemas.Branch{Run: "run-0", UID: "p3", SampleIndex: 2, StepIndex: 1}}
-			r.ReturnStepIndices = []int64{1, 2}
+			from := &schemas.Branch{Run: "run-0", UID: "p3", SampleIndex: 2, StepIndex: 1}
+			r.Start, r.ReturnStepIndices = &schemas.SegmentStart{StepIndex: 1, Branch: from}, []int64{1, 2}
 			return r
 		}()},
 		{"group-accepted", &schemas.GroupRecord{
@@ -420,7 +421,8 @@ func fullRequest(t testing.TB) *schemas.Request {
 func extremeRequest(t testing.TB) *schemas.Request {
 	r := fullRequest(t)
 	r.GroupSize, r.SampleIndex = schemas.MaxGroupSize, schemas.MaxGroupSize-1
-	r.Run, r.UID = schemas.Run(strings.Repeat("r", schemas.MaxToken)), schemas.UID(strings.Repeat("u", schemas.MaxToken))
+	r.Run, r.UID = schemas.Run(strings.Repeat("r", schemas.MaxToken)),
+		schemas.UID(strings.Repeat("u", schemas.MaxToken))
 	r.Height, r.Width = schemas.MaxSide, 16
 	r.Prompt = strings.Repeat("ab\u00e9", schemas.MaxPromptBytes/4)
 	r.Sigmas, r.Transitions, r.ReturnStepIndices, r.Debug = nil, nil, nil, nil

@@ -153,7 +153,8 @@ func TestSampling_CheckUses(t *testing.T) {
 func TestTrajectory_CheckKnown_scales(t *testing.T) {
 	e := completedTrajectory(t)
 	e.TrueCFGScale, e.CFGScales = 4, nil
-	if err := e.CheckKnown(); err == nil || !strings.Contains(err.Error(), "cfg_scales: 0; must be those of the 4 steps") {
+	if err := e.CheckKnown(); err == nil || !strings.Contains(err.Error(),
+		"cfg_scales: 0; must be those of the 4 steps") {
 		t.Errorf("a guided trajectory without scales: %v", err)
 	}
 	if e.CFGScales = e.StepScales(); e.CheckKnown() != nil {

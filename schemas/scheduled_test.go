@@ -16,12 +16,14 @@ func rollSettings() schemas.RollSettings {
 }
 
 func scheduledSample() *schemas.ScheduledSample {
-	return &schemas.ScheduledSample{RollSettings: rollSettings(), PlanDigest: digestOf("plan"), Roll: schemas.Roll{Timestep: 1.5, Base: 1, Source: 3, Offset: 3}}
+	return &schemas.ScheduledSample{RollSettings: rollSettings(), PlanDigest: digestOf("plan"),
+		Roll: schemas.Roll{Timestep: 1.5, Base: 1, Source: 3, Offset: 3}}
 }
 
 func dataStart(step int64) *schemas.SegmentStart {
 	image := &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("image"), Size: 70}
-	return &schemas.SegmentStart{StepIndex: step, Data: &schemas.SegmentData{Image: image, GroupDigest: digestOf("images")}}
+	return &schemas.SegmentStart{StepIndex: step, Data: &schemas.SegmentData{Image: image,
+		GroupDigest: digestOf("images")}}
 }
 
 // rolledTrajectory is a sample that rolled two steps of a schedule of four.
@@ -79,7 +81,8 @@ func scheduledPrompt() *schemas.Prompt {
 func scheduledSamples(t testing.TB) []sample {
 	t.Helper()
 	request := fullRequest(t)
-	request.GroupSize, request.SampleIndex, request.Start, request.ScheduledSampling = 2, 1, dataStart(1), scheduledSample()
+	request.GroupSize, request.SampleIndex, request.Start, request.ScheduledSampling = 2, 1, dataStart(1),
+		scheduledSample()
 	request.Sigmas, request.Transitions = []float32{1, 0.75, 0.5, 0.25, 0}, slices.Repeat([]string{"ode"}, 4)
 	request.ReturnStepIndices = []int64{1, 2, 3}
 	request.ScheduleDigest = request.ComputeScheduleDigest()
@@ -150,7 +153,8 @@ func TestPrompt_ScheduledSampling(t *testing.T) {
 func TestScheduledSampling_Events(t *testing.T) {
 	step := rolledStep()
 	step.ScheduledSampling.UNext = 0.8
-	if err := step.Validate(); err == nil || !strings.Contains(err.Error(), "scheduled_sampling.u_next: 0.8; must be below u: noise falls") {
+	if err := step.Validate(); err == nil || !strings.Contains(err.Error(),
+		"scheduled_sampling.u_next: 0.8; must be below u: noise falls") {
 		t.Errorf("a step that adds noise: %v", err)
 	}
 	step.ScheduledSampling.Compat = schemas.CompatSimpleTuner

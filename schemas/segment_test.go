@@ -46,7 +46,8 @@ func TestPrompt_Validate_segment(t *testing.T) {
 		{"drawn noise too", func(p *P) { p.InitialNoise = "shared" }, `initial_noise: "shared"; must be absent beside start, which gives the state to begin with`},
 		{"states of another kind", func(p *P) {
 			p.Start.Latents = &schemas.Tensor{DType: "U8", Shape: []int64{1, 2}, Data: []byte{1, 2}}
-		}, "start.latents.dtype: \"U8\"; must be one of F32, F16, BF16\nstart.latents.shape: [1 2]; must be [samples, tokens, channels]"},
+		}, "start.latents.dtype: \"U8\"; must be one of F32, F16, BF16\nstart.latents.shape: [1 2]; must be " +
+			"[samples, tokens, channels]"},
 		{"states of another group", func(p *P) { p.GroupSize = new(int64(3)) }, "start.latents.shape: [2 2 4]; must begin with 3, the group_size, or 1 for all"},
 		{"states that are too short", func(p *P) { p.Start.Latents.Data = p.Start.Latents.Data[:60] }, "start.latents.data: 60 bytes; must be 64, the size of F32 [2 2 4]"},
 		{"a branch", func(p *P) { p.Start = &schemas.Start{Branch: &schemas.Branch{UID: "u", StepIndex: 3}} }, ""},
@@ -87,7 +88,10 @@ func TestTrajectory_Validate_segment(t *testing.T) {
 		{"a log-prob that is missing", func(e *T) { e.LogProbs[2] = nil }, `log_probs[2]: null; must be null exactly on ode steps; this one is "cps"`},
 		{"latents after", func(e *T) { e.LatentStepIndices = []int64{3, 4} }, "latent_step_indices[1]: 4; must be between 1 and 3"},
 		{"failed, without a schedule", func(e *T) {
-			*e = T{Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "u", GroupSize: 2, Lane: "l"}, Provenance: schemas.Provenance{Attempt: "a"}, Outcome: schemas.Outcome{StopReason: "failed", Error: "x"}, Sampling: schemas.Sampling{Start: e.Start, Stop: e.Stop}, Group: schemas.Group{Batch: "u"}}
+			*e = T{Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "u", GroupSize: 2, Lane: "l"},
+				Provenance: schemas.Provenance{Attempt: "a"},
+				Outcome:    schemas.Outcome{StopReason: "failed", Error: "x"},
+				Sampling:   schemas.Sampling{Start: e.Start, Stop: e.Stop}, Group: schemas.Group{Batch: "u"}}
 		}, ""},
 	})
 }

@@ -32,7 +32,8 @@ func TestParseSubject(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		token := rapid.StringMatching(`[A-Za-z0-9_-]{1,8}`)
 		n := rapid.Int64Range(0, schemas.MaxGroupSize-1)
-		run, uid, lane := schemas.Run(token.Draw(t, "run")), schemas.UID(token.Draw(t, "uid")), schemas.Lane(token.Draw(t, "lane"))
+		run, uid, lane := schemas.Run(token.Draw(t, "run")), schemas.UID(token.Draw(t, "uid")),
+			schemas.Lane(token.Draw(t, "lane"))
 		batch := token.Draw(t, "batch")
 		stage, tenant := schemas.Stage(token.Draw(t, "stage")), schemas.Tenant(token.Draw(t, "tenant"))
 		attempt, name := token.Draw(t, "attempt"), token.Draw(t, "name")
@@ -41,24 +42,35 @@ func TestParseSubject(t *testing.T) {
 		p := strconv.Itoa(schemas.Partition(batch))
 		stepSubject := schemas.StepSubject(run, uid, sample, stage, attempt, step)
 		for subject, want := range map[string]schemas.Address{
-			schemas.PromptSubject(run):                            {Kind: schemas.KindPrompt, Run: run},
-			schemas.GroupSubject(run, uid):                        {Kind: schemas.KindGroup, Run: run, UID: uid},
-			schemas.ControlSubject(run):                           {Kind: schemas.KindControl, Run: run},
-			schemas.ParkedSubject(run, lane, uid, sample, stage):  {Kind: schemas.KindParked, Run: run, Lane: lane, UID: uid, Sample: s, Stage: stage},
-			schemas.PlanSubject(run, uid):                         {Kind: schemas.KindPlan, Run: run, UID: uid},
-			schemas.OpeningSubject(run, batch, uid):               {Kind: schemas.KindOpening, Run: run, Batch: batch, UID: uid},
-			schemas.RequestSubject(run, lane, uid, sample, stage): {Kind: schemas.KindRequest, Run: run, Lane: lane, UID: uid, Sample: s, Stage: stage},
-			stepSubject:                                          {Kind: schemas.KindStep, Run: run, UID: uid, Sample: s, Stage: stage, Attempt: attempt, Step: k},
-			schemas.PartSubject(stepSubject, part):               {Kind: schemas.KindPart, Run: run, UID: uid, Sample: s, Stage: stage, Attempt: attempt, Step: k, Part: q},
-			schemas.TrajectorySubject(run, uid, sample, stage):   {Kind: schemas.KindTrajectory, Run: run, UID: uid, Sample: s, Stage: stage},
-			schemas.VerdictSubject(run, uid, sample, name):       {Kind: schemas.KindVerdict, Run: run, UID: uid, Sample: s, Name: name},
-			schemas.RewardSubject(run, batch, uid, sample):       {Kind: schemas.KindReward, Run: run, Batch: batch, UID: uid, Sample: s},
-			schemas.AdvantageSubject(run, uid):                   {Kind: schemas.KindAdvantage, Run: run, UID: uid},
-			schemas.BatchSubject(run, batch):                     {Kind: schemas.KindBatch, Run: run, Batch: batch},
-			schemas.PolicySubject(lane, tenant):                  {Kind: schemas.KindPolicy, Lane: lane, Tenant: tenant},
-			schemas.AppliedSubject(lane, tenant, name):           {Kind: schemas.KindApplied, Lane: lane, Tenant: tenant, Instance: name},
-			schemas.UpdateSubject(run, lane, tenant, name, step): {Kind: schemas.KindUpdate, Run: run, Lane: lane, Tenant: tenant, Trainer: name, Step: k},
-			schemas.DeadSubject("intake", run, uid):              {Kind: schemas.KindDead, Service: "intake", Run: run, UID: uid},
+			schemas.PromptSubject(run):     {Kind: schemas.KindPrompt, Run: run},
+			schemas.GroupSubject(run, uid): {Kind: schemas.KindGroup, Run: run, UID: uid},
+			schemas.ControlSubject(run):    {Kind: schemas.KindControl, Run: run},
+			schemas.ParkedSubject(run, lane, uid, sample, stage): {Kind: schemas.KindParked, Run: run, Lane: lane,
+				UID: uid, Sample: s, Stage: stage},
+			schemas.PlanSubject(run, uid): {Kind: schemas.KindPlan, Run: run, UID: uid},
+			schemas.OpeningSubject(run, batch, uid): {Kind: schemas.KindOpening, Run: run, Batch: batch,
+				UID: uid},
+			schemas.RequestSubject(run, lane, uid, sample, stage): {Kind: schemas.KindRequest, Run: run, Lane: lane,
+				UID: uid, Sample: s, Stage: stage},
+			stepSubject: {Kind: schemas.KindStep, Run: run, UID: uid, Sample: s, Stage: stage, Attempt: attempt, Step: k},
+			schemas.PartSubject(stepSubject, part): {Kind: schemas.KindPart, Run: run, UID: uid,
+				Sample: s, Stage: stage, Attempt: attempt, Step: k, Part: q},
+			schemas.TrajectorySubject(run, uid, sample, stage): {Kind: schemas.KindTrajectory, Run: run, UID: uid,
+				Sample: s, Stage: stage},
+			schemas.VerdictSubject(run, uid, sample, name): {Kind: schemas.KindVerdict, Run: run, UID: uid,
+				Sample: s, Name: name},
+			schemas.RewardSubject(run, batch, uid, sample): {Kind: schemas.KindReward, Run: run, Batch: batch,
+				UID: uid, Sample: s},
+			schemas.AdvantageSubject(run, uid): {Kind: schemas.KindAdvantage, Run: run, UID: uid},
+			schemas.BatchSubject(run, batch):   {Kind: schemas.KindBatch, Run: run, Batch: batch},
+			schemas.PolicySubject(lane, tenant): {Kind: schemas.KindPolicy, Lane: lane,
+				Tenant: tenant},
+			schemas.AppliedSubject(lane, tenant, name): {Kind: schemas.KindApplied, Lane: lane,
+				Tenant: tenant, Instance: name},
+			schemas.UpdateSubject(run, lane, tenant, name, step): {Kind: schemas.KindUpdate, Run: run, Lane: lane,
+				Tenant: tenant, Trainer: name, Step: k},
+			schemas.DeadSubject("intake", run, uid): {Kind: schemas.KindDead, Service: "intake", Run: run,
+				UID: uid},
 		} {
 			got, ok := schemas.ParseSubject(subject)
 			if !ok || got != want {
@@ -69,14 +81,16 @@ func TestParseSubject(t *testing.T) {
 				want.Partition = p
 			}
 			if got, ok := schemas.ParseSubject(stored); !ok || got != want || want.Filter() != stored {
-				t.Fatalf("ParseSubject(%q) = %+v, %v, want %+v, whose filter is %q", stored, got, ok, want, want.Filter())
+				t.Fatalf("ParseSubject(%q) = %+v, %v, want %+v, whose filter is %q", stored, got, ok, want,
+					want.Filter())
 			}
 			if got := schemas.PublishedSubject(stored); got != subject {
 				t.Fatalf("PublishedSubject(%q) = %q, want %q", stored, got, subject)
 			}
 		}
 		r := schemas.Reward{Run: run, UID: uid, SampleIndex: sample, Group: schemas.Group{Batch: batch}}
-		if !r.StoredUnder(schemas.StoredSubject(r.Subject())) || r.StoredUnder(schemas.RewardSubject(run, batch, uid, sample)+"0") {
+		if !r.StoredUnder(schemas.StoredSubject(r.Subject())) ||
+			r.StoredUnder(schemas.RewardSubject(run, batch, uid, sample)+"0") {
 			t.Fatalf("StoredUnder of %q", r.Subject())
 		}
 	})
@@ -115,7 +129,8 @@ func TestDeadSubject_hostile(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		s := schemas.DeadSubject(rapid.String().Draw(t, "service"), schemas.Run(rapid.String().Draw(t, "run")), schemas.UID(rapid.String().Draw(t, "uid")))
+		s := schemas.DeadSubject(rapid.String().Draw(t, "service"), schemas.Run(rapid.String().Draw(t, "run")),
+			schemas.UID(rapid.String().Draw(t, "uid")))
 		tokens := strings.Split(strings.TrimPrefix(s, schemas.Prefix), ".")
 		if len(tokens) != 4 || tokens[0] != "dead" {
 			t.Fatalf("subject %q", s)

@@ -26,7 +26,8 @@ func TestPrompt_Substitute(t *testing.T) {
 	for round, want := range []string{"a n A", "b n B", "c m ", "a n A"} {
 		q := p
 		q.Substitute(int64(round))
-		if got := strings.Join([]string{q.Prompt, *q.NegativePrompt, q.Reward[0].GroundTruth.Text()}, " "); got != want || q.Reward[1].GroundTruth != "" {
+		if got := strings.Join([]string{q.Prompt, *q.NegativePrompt, q.Reward[0].GroundTruth.Text()},
+			" "); got != want || q.Reward[1].GroundTruth != "" {
 			t.Errorf("round %d: %q, want %q", round, got, want)
 		}
 	}

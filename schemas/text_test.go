@@ -78,7 +78,8 @@ func conversation(t testing.TB) *schemas.Trajectory {
 	x, n := e.Text, []int64{6}
 	x.Settings.Interaction = &schemas.Interaction{Name: "tutor", MaxTurns: new(int64(2)), TimeoutMS: new(int64(30000))}
 	x.IDs, x.Mask = vector("I32", n, 5, 7, 2, 9, 8, 2), vector("U8", n, 0, 1, 1, 0, 1, 1)
-	x.LogProbs, x.ProcessedLogProbs = vector("F32", n, 0, -0.5, -0.25, 0, -1, -2), vector("F32", n, 0, -0.375, 0, 0, -1, -2)
+	x.LogProbs, x.ProcessedLogProbs = vector("F32", n, 0, -0.5, -0.25, 0, -1, -2),
+		vector("F32", n, 0, -0.375, 0, 0, -1, -2)
 	x.Entropies, x.TopLogProbs = vector("F32", n, 0, 1.5, 0.5, 0, 1, 1), vector("F32", n, 0, -0.5, -0.25, 0, -1, -1)
 	x.Turns = []schemas.Turn{
 		{End: 1},
@@ -101,6 +102,27 @@ func tokensEvent() *schemas.Tokens {
 	}
 }
 
+// partsEvent is an event of one token whose logits are in parts.
+func partsEvent() *schemas.Tokens {
+	e := tokensEvent()
+	e.IDs, e.LogProbs, e.ProcessedLogProbs = e.IDs[:1], e.LogProbs[:1], e.ProcessedLogProbs[:1]
+	e.LogSumExps, e.Entropies, e.TopLogProbs = e.LogSumExps[:1], e.Entropies[:1], e.TopLogProbs[:1]
+	e.Vocabulary, e.FinishReason = 151936, ""
+	parts := &schemas.Parts{Count: 2, Size: 607744, Digest: digestOf("logits")}
+	e.Logits = &schemas.TokenLogits{
+		Form: "full", Values: schemas.Tensor{DType: "F32", Shape: []int64{1, 151936}, Parts: parts},
+	}
+	return e
+}
+
+// emptyEvent is the end of a text whose tokens have all been sent.
+func emptyEvent() *schemas.Tokens {
+	e := tokensEvent()
+	e.IDs, e.LogProbs, e.ProcessedLogProbs, e.LogSumExps = []int64{}, nil, nil, nil
+	e.Entropies, e.TopLogProbs, e.Logits, e.FinishReason = nil, nil, nil, "length"
+	return e
+}
+
 func textSamples(t testing.TB) []sample {
 	t.Helper()
 	return []sample{
@@ -116,22 +138,13 @@ func textSamples(t testing.TB) []sample {
 		{"request-text", textRequest(t)},
 		{"tokens-given", &schemas.Tokens{Stage: schemas.StageMain, Run: "run-1", UID: "p17", Attempt: "a1", IDs: []int64{5}, LogitsKind: "raw", Vocabulary: 32, TopP: 1, ScheduleDigest: digestOf("schedule")}},
 		{"tokens-topk", tokensEvent()},
-		{"tokens-parts", func() *schemas.Tokens {
-			e := tokensEvent()
-			e.IDs, e.LogProbs, e.ProcessedLogProbs, e.LogSumExps, e.Entropies, e.TopLogProbs = e.IDs[:1], e.LogProbs[:1], e.ProcessedLogProbs[:1], e.LogSumExps[:1], e.Entropies[:1], e.TopLogProbs[:1]
-			e.Vocabulary, e.FinishReason = 151936, ""
-			e.Logits = &schemas.TokenLogits{Form: "full", Values: schemas.Tensor{DType: "F32", Shape: []int64{1, 151936}, Parts: &schemas.Parts{Count: 2, Size: 607744, Digest: digestOf("logits")}}}
-			return e
-		}()},
-		{"tokens-empty", func() *schemas.Tokens {
-			e := tokensEvent()
-			e.IDs, e.LogProbs, e.ProcessedLogProbs, e.LogSumExps, e.Entropies, e.TopLogProbs, e.Logits, e.FinishReason = []int64{}, nil, nil, nil, nil, nil, nil, "length"
-			return e
-		}()},
+		{"tokens-parts", partsEvent()},
+		{"tokens-empty", emptyEvent()},
 		{"trajectory-text", textTrajectory(t)},
 		{"trajectory-text-failed", func() *schemas.Trajectory {
 			e := textTrajectory(t)
-			e.StopReason, e.Error, e.Steps, e.ContentDigest = "failed", "prompt: 70 tokens; the model has room for 64", nil, ""
+			e.StopReason, e.Error, e.Steps, e.ContentDigest = "failed", "prompt: 70 tokens; the model has room for 64",
+				nil, ""
 			e.Text = &schemas.TextResult{Settings: e.Text.Settings}
 			return e
 		}()},
@@ -145,7 +158,8 @@ func textSamples(t testing.TB) []sample {
 		}},
 		{"request-interaction", func() *schemas.Request {
 			r := textRequest(t)
-			r.Text.Interaction = &schemas.Interaction{Name: "tutor", MaxTurns: new(int64(4)), TimeoutMS: new(int64(5000)), Params: map[string]string{"level": "2"}}
+			r.Text.Interaction = &schemas.Interaction{Name: "tutor", MaxTurns: new(int64(4)),
+				TimeoutMS: new(int64(5000)), Params: map[string]string{"level": "2"}}
 			r.Text.Logits.Answers = []int64{3}
 			r.ScheduleDigest = r.ComputeScheduleDigest()
 			return r
@@ -187,7 +201,8 @@ func TestConversation_Validate(t *testing.T) {
 	if err := conversation(t).Validate(); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := conversation(t).Text.Messages(), 4; len(got) != want || got[3] != (schemas.Message{Role: "user", Content: "too low"}) {
+	if got, want := conversation(t).Text.Messages(), 4; len(got) != want ||
+		got[3] != (schemas.Message{Role: "user", Content: "too low"}) {
 		t.Errorf("messages %+v", got)
 	}
 	for want, change := range map[string]func(*schemas.TextResult){
@@ -298,7 +313,8 @@ func TestTextRequest_LogitsBytes(t *testing.T) {
 			}
 		}
 	}
-	for k, want := range map[int64][2]int64{1: {6, 8}, 5: {30, 40}, 20: {120, 160}, 64: {384, 512}, 256: {1536, 2048}, 1024: {6144, 8192}} {
+	for k, want := range map[int64][2]int64{1: {6, 8}, 5: {30, 40}, 20: {120, 160}, 64: {384, 512}, 256: {1536, 2048},
+		1024: {6144, 8192}} {
 		for i, dtype := range []string{"F16", "F32"} {
 			r := schemas.TextRequest{Logits: &schemas.Logits{Form: "topk", K: &k, DType: dtype}, Vocabulary: 128256}
 			if got := r.LogitsBytes(); got != want[i] {

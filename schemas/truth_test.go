@@ -31,7 +31,8 @@ func TestTruth(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := &schemas.ScoreRequest{V: schemas.Version, Name: "x", GroundTruth: truth, Params: map[string]string{}, Text: new("a")}
+		e := &schemas.ScoreRequest{V: schemas.Version, Name: "x", GroundTruth: truth, Params: map[string]string{},
+			Text: new("a")}
 		data, err := schemas.Encode(e)
 		if err != nil {
 			t.Fatalf("%v: %v", tt.value, err)
@@ -43,7 +44,8 @@ func TestTruth(t *testing.T) {
 		if got := back.GroundTruth; got != truth || !reflect.DeepEqual(got.Value(), tt.value) || got.Text() != tt.text {
 			t.Errorf("%#v came back as %#v, %q; want %q", tt.value, got.Value(), got.Text(), tt.text)
 		}
-		if v := schemas.JSONOfBytes(data).(map[string]any)["ground_truth"]; !strings.Contains(inText(t, v), inText(t, tt.value)) {
+		if v := schemas.JSONOfBytes(data).(map[string]any)["ground_truth"]; !strings.Contains(inText(t, v),
+			inText(t, tt.value)) {
 			t.Errorf("on the wire %#v is %#v", tt.value, v)
 		}
 		var read schemas.Truth

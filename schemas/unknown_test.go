@@ -93,7 +93,8 @@ func TestPrompt_CheckUnknown(t *testing.T) {
 		t.Fatal(err)
 	}
 	warnings, err := (&schemas.Prompt{}).CheckUnknown(data)
-	if warnings != nil || err == nil || err.Error() != "gruop_size: unknown field; did you mean group_size?; unknown_fields: warn takes the prompt without" {
+	if warnings != nil || err == nil || err.Error() != "gruop_size: unknown field; did you mean group_size?; "+
+		"unknown_fields: warn takes the prompt without" {
 		t.Errorf("%q, %v", warnings, err)
 	}
 	warnings, err = (&schemas.Prompt{UnknownFields: "warn"}).CheckUnknown(data)

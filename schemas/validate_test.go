@@ -136,7 +136,8 @@ func TestRollout_Validate(t *testing.T) {
 			change(&p.Rollout)
 		}
 	}
-	const last = "must leave out the last step for log_prob_kind density: the last cps step has no noise (use squared, or choose the steps)"
+	const last = "must leave out the last step for log_prob_kind density: the last cps step has no noise (use " +
+		"squared, or choose the steps)"
 	faults(t, func() *P { return fullPrompt(t) }, []fault[P]{
 		{"sde type", func(p *P) { p.Rollout.SDEType = "foo" }, `rollout.sde_type: "foo"; must be one of ` + transitions},
 		{"kind", func(p *P) { p.Rollout.LogProbKind = "full" }, `rollout.log_prob_kind: "full"; must be one of density, scaled, squared`},
@@ -242,7 +243,8 @@ func TestRequest_Validate(t *testing.T) {
 			for i := range r.Transitions {
 				r.Transitions[i] = "ode"
 			}
-		}, "sigmas: 5001 items; must be at most 1001\ntransitions: 5000 items; must be at most 1000\nreturn_step_indices[0]: 4000; must be between 0 and 1000"},
+		}, "sigmas: 5001 items; must be at most 1001\ntransitions: 5000 items; must be at most " +
+			"1000\nreturn_step_indices[0]: 4000; must be between 0 and 1000"},
 		{"few transitions", func(r *R) { r.Transitions = r.Transitions[:3] }, "transitions: 3 items; must be 4, one less than the sigmas"},
 		{"transition", func(r *R) { r.Transitions[1] = "" }, `transitions[1]: ""; must be one of ` + transitions},
 		{"noise level", func(r *R) { r.NoiseLevel = 11 }, "noise_level: 11; must be between 0 and 10"},

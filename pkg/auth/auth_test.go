@@ -17,7 +17,8 @@ import (
 // create makes a folder with certificates and one more viewer.
 func create(t *testing.T) *auth.Folder {
 	t.Helper()
-	f, err := auth.Create(filepath.Join(t.TempDir(), "auth"), "127.0.0.1:4222", []string{"nats.example.org", "10.0.0.7"})
+	f, err := auth.Create(filepath.Join(t.TempDir(), "auth"), "127.0.0.1:4222",
+		[]string{"nats.example.org", "10.0.0.7"})
 	if err == nil {
 		err = f.Add(auth.User{Name: "alice", Role: auth.RoleViewer})
 	}
@@ -98,7 +99,8 @@ func TestFolder_refuses(t *testing.T) {
 func TestOpen_NoUsers(t *testing.T) {
 	t.Parallel()
 	empty := t.TempDir()
-	if _, err := auth.Open(empty); err == nil || !strings.Contains(err.Error(), "make one with: meander auth init "+empty) {
+	if _, err := auth.Open(empty); err == nil || !strings.Contains(err.Error(),
+		"make one with: meander auth init "+empty) {
 		t.Errorf("an empty folder: %v", err)
 	}
 	if _, err := auth.Create(empty, "127.0.0.1:4222", nil); err != nil {
@@ -180,7 +182,8 @@ func TestRights(t *testing.T) {
 	}
 	trainer := rights(auth.User{Role: auth.RoleTrainer})
 	for subject, want := range map[string]bool{
-		schemas.PromptSubject("a"): true, schemas.PolicySubject("lane", schemas.TenantMain): true, "$O.mdr-blobs.M.x": true,
+		schemas.PromptSubject("a"): true, schemas.PolicySubject("lane", schemas.TenantMain): true,
+		"$O.mdr-blobs.M.x": true,
 		"$JS.API.CONSUMER.MSG.NEXT.MDR_TRAJECTORIES.reward": false, "$JS.API.STREAM.PURGE.MDR_STEPS": false,
 	} {
 		if may(trainer, subject) != want {
@@ -210,16 +213,19 @@ func TestIdentity(t *testing.T) {
 	if got := identity("viewer").MissingRight(schemas.PromptSubject("a")); got != want {
 		t.Errorf("%q; want %q", got, want)
 	}
-	for name, text := range map[string]string{"empty": "", "public": "UCN3SBM6WPYNSWFSDNUQ7VSEAGDBXYRXGTY7ZSEFFXTRUYYDQ2Z34NOW"} {
+	for name, text := range map[string]string{"empty": "",
+		"public": "UCN3SBM6WPYNSWFSDNUQ7VSEAGDBXYRXGTY7ZSEFFXTRUYYDQ2Z34NOW"} {
 		file := filepath.Join(t.TempDir(), name)
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := auth.ReadIdentity(file); err == nil || !strings.Contains(err.Error(), "must have the seed of a user") {
+		if _, err := auth.ReadIdentity(file); err == nil ||
+			!strings.Contains(err.Error(), "must have the seed of a user") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := auth.ReadIdentity(t.TempDir()); err == nil || !strings.Contains(err.Error(), "not a file of credentials") {
+	if _, err := auth.ReadIdentity(t.TempDir()); err == nil ||
+		!strings.Contains(err.Error(), "not a file of credentials") {
 		t.Errorf("a folder: %v", err)
 	}
 }

@@ -114,7 +114,8 @@ func BenchmarkSubscription(b *testing.B) {
 			var took time.Duration
 			for b.Loop() {
 				c := partition("u1")
-				c.Name, c.Slots, c.AckWait, c.MaxAckPending = fmt.Sprintf("advantage-%d", round), 512, 30*time.Second, 100_000
+				c.Name, c.Slots, c.AckWait, c.MaxAckPending = fmt.Sprintf("advantage-%d", round), 512, 30*time.Second,
+					100_000
 				round++
 				began := time.Now()
 				s, err := e.Subscription(context.Background(), c)
@@ -143,7 +144,8 @@ func BenchmarkSubscription(b *testing.B) {
 // BenchmarkConsume has handlers ack steps, as the services do: few slots and many, small messages and large ones.
 func BenchmarkConsume(b *testing.B) {
 	for _, transport := range transports {
-		for _, of := range []struct{ slots, kib, n int }{{1, 4, 10_000}, {16, 4, 20_000}, {256, 4, 20_000}, {16, 512, 500}} {
+		for _, of := range []struct{ slots, kib, n int }{{1, 4, 10_000}, {16, 4, 20_000}, {256, 4, 20_000},
+			{16, 512, 500}} {
 			b.Run(fmt.Sprintf("transport=%s/slots=%d/size=%dKiB", transport, of.slots, of.kib), func(b *testing.B) {
 				e := benchEnv(b, transport)
 				p := e.NewPublisher(1024, 64<<20)
@@ -189,7 +191,8 @@ func BenchmarkRead(b *testing.B) {
 			const n = 20_000
 			p := e.NewPublisher(1024, 64<<20)
 			for i := range n {
-				if _, err := p.PublishStep(context.Background(), step("u1", int64(i), "a1", 0, 4<<10), nil); err != nil {
+				if _, err := p.PublishStep(context.Background(), step("u1", int64(i), "a1", 0, 4<<10),
+					nil); err != nil {
 					b.Fatal(err)
 				}
 			}

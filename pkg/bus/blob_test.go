@@ -27,7 +27,8 @@ func TestBus_blobs(t *testing.T) {
 		} {
 			ref, err := e.PutBlob(ctx, data)
 			sum := sha256.Sum256(data)
-			if err != nil || ref != (schemas.Ref{Bucket: schemas.BlobBucket, Digest: hex.EncodeToString(sum[:]), Size: int64(len(data))}) {
+			if err != nil || ref != (schemas.Ref{Bucket: schemas.BlobBucket, Digest: hex.EncodeToString(sum[:]),
+				Size: int64(len(data))}) {
 				t.Fatalf("%s: got %+v, %v", name, ref, err)
 			}
 			got, err := e.GetBlob(ctx, ref)
@@ -126,7 +127,8 @@ func TestBus_CopyBlob(t *testing.T) {
 	if err := e.CopyBlob(t.Context(), ref, got); err != nil || got.all != int(ref.Size) || got.most > 256<<10 {
 		t.Errorf("copied %d bytes, at most %d at a time, %v", got.all, got.most, err)
 	}
-	large := schemas.Ref{Bucket: ref.Bucket, Digest: ref.Digest, Size: 3 << 30} // weights are larger than what is held in memory
+	// weights are larger than what is held in memory
+	large := schemas.Ref{Bucket: ref.Bucket, Digest: ref.Digest, Size: 3 << 30}
 	if err := e.CopyBlob(t.Context(), large, got); !errors.Is(err, bus.ErrCorrupt) {
 		t.Errorf("of another size: %v; want %v", err, bus.ErrCorrupt)
 	}
@@ -142,12 +144,15 @@ func TestBus_PutBlob_fullSays(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
-	if err := e.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamBlobBucket, MaxBytes: 2 << 20}); err != nil {
+	if err := e.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamBlobBucket,
+		MaxBytes: 2 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	before := e.Info(t, schemas.StreamBlobBucket).State.LastSeq
 	_, err := e.PutBlob(t.Context(), make([]byte, 3<<20))
-	if !errors.Is(err, bus.ErrStreamFull) || strings.Contains(err.Error(), "503") || !strings.Contains(err.Error(), "the object store of images, embeddings and weights holds 0 of 2097152 bytes, and these are 3145728") {
+	if !errors.Is(err, bus.ErrStreamFull) || strings.Contains(err.Error(), "503") ||
+		!strings.Contains(err.Error(), "the object store of images, embeddings and weights holds 0 of 2097152 bytes, "+
+			"and these are 3145728") {
 		t.Errorf("too large: %v", err)
 	}
 	if after := e.Info(t, schemas.StreamBlobBucket).State.LastSeq; after != before {
@@ -256,7 +261,8 @@ func TestBus_PutBlob_replaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	entry, err := json.Marshal(jetstream.ObjectInfo{ObjectMeta: jetstream.ObjectMeta{Name: ref.Digest}, Bucket: ref.Bucket, NUID: "none", Size: 4})
+	entry, err := json.Marshal(jetstream.ObjectInfo{ObjectMeta: jetstream.ObjectMeta{Name: ref.Digest},
+		Bucket: ref.Bucket, NUID: "none", Size: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +300,8 @@ func TestBus_Dead_large(t *testing.T) {
 			}
 		}
 		dead := bustest.Dead(t, e.Bus, 0)
-		if len(dead) != 1 || len(dead[0].Data) != 0 || len(dead[0].Headers) != 1 || dead[0].Headers[0].Name != bus.HeaderRef {
+		if len(dead) != 1 || len(dead[0].Data) != 0 || len(dead[0].Headers) != 1 ||
+			dead[0].Headers[0].Name != bus.HeaderRef {
 			t.Fatalf("got %d letters: %+v", len(dead), dead)
 		}
 		if got, err := e.DeadData(ctx, dead[0]); err != nil || !bytes.Equal(got, data) {
@@ -338,7 +345,8 @@ func TestBus_Dead_names(t *testing.T) {
 		if err := schemas.Decode(stored.Data, &d); err != nil {
 			t.Fatal(err)
 		}
-		if d.Run != test.run || d.UID != test.uid || stored.Subject != test.stored || d.OriginalSubject != test.subject || !bytes.Equal(d.Data, test.data) {
+		if d.Run != test.run || d.UID != test.uid || stored.Subject != test.stored ||
+			d.OriginalSubject != test.subject || !bytes.Equal(d.Data, test.data) {
 			t.Errorf("%s: got %+v on %s", test.subject, d, stored.Subject)
 		}
 	}

@@ -71,7 +71,8 @@ func TestBus_Consume_acksOnce(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			seen[m.Subject]++
-			if m.Delivered != 1 || m.Stream != schemas.StreamRequests || m.Seq == 0 || time.Since(m.Time) > time.Minute {
+			if m.Delivered != 1 || m.Stream != schemas.StreamRequests || m.Seq == 0 ||
+				time.Since(m.Time) > time.Minute {
 				t.Errorf("message: %+v", m)
 			}
 			return nil
@@ -197,7 +198,8 @@ func TestBus_Consume_givesUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			eachTransport(t, func(t *testing.T, e *env) {
 				const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-				if _, err := e.Publish(tracing.With(t.Context(), tracing.Context{Parent: trace}), request("r1", "u1", 5)); err != nil {
+				if _, err := e.Publish(tracing.With(t.Context(), tracing.Context{Parent: trace}),
+					request("r1", "u1", 5)); err != nil {
 					t.Fatal(err)
 				}
 				c := sampler()
@@ -207,7 +209,8 @@ func TestBus_Consume_givesUp(t *testing.T) {
 					if len(bustest.Dead(t, e.Bus, 0)) != 0 || e.waiting(t) != 1 {
 						t.Error("the hook ran after the dead letter or the term")
 					}
-					if !strings.Contains(cause.Error(), "bad seed") || bus.Code(cause) != test.code || tracing.In(ctx).Parent != trace {
+					if !strings.Contains(cause.Error(), "bad seed") || bus.Code(cause) != test.code ||
+						tracing.In(ctx).Parent != trace {
 						t.Errorf("hook got %v, code %s, trace %q", cause, bus.Code(cause), tracing.In(ctx).Parent)
 					}
 					if hooks.Add(1) == 1 {
@@ -228,7 +231,8 @@ func TestBus_Consume_givesUp(t *testing.T) {
 					t.Fatalf("%d dead letters, want 1", len(dead))
 				}
 				d := dead[0]
-				if d.Service != "sampler" || d.Run != "r1" || d.UID != "u1" || d.Stream != schemas.StreamRequests || d.StreamSeq != 1 || d.At == 0 ||
+				if d.Service != "sampler" || d.Run != "r1" || d.UID != "u1" || d.Stream != schemas.StreamRequests ||
+					d.StreamSeq != 1 || d.At == 0 ||
 					d.OriginalSubject != request("r1", "u1", 5).Subject() || d.Deliveries != uint64(test.calls) {
 					t.Errorf("dead letter: %+v", d)
 				}
@@ -257,10 +261,14 @@ func TestBus_Consume_hookFailsForGood(t *testing.T) {
 	c.OnGiveUp = func(context.Context, *bus.Message, error) error {
 		return fmt.Errorf("tell: %w", bus.Terminal("invalid", errors.New("no such group")))
 	}
-	consume(t, e.Bus, c, func(context.Context, *bus.Message) error { return bus.Terminal("invalid", errors.New("bad seed")) })
+	consume(t, e.Bus, c, func(context.Context,
+		*bus.Message) error {
+		return bus.Terminal("invalid", errors.New("bad seed"))
+	})
 	eventually(t, "terminated", func() bool { return e.waiting(t) == 0 })
 	dead := bustest.Dead(t, e.Bus, 0)
-	if len(dead) != 1 || !strings.Contains(dead[0].Reason, "bad seed") || !strings.Contains(dead[0].Reason, "not told: no such group") {
+	if len(dead) != 1 || !strings.Contains(dead[0].Reason, "bad seed") ||
+		!strings.Contains(dead[0].Reason, "not told: no such group") {
 		t.Errorf("dead letters: %+v", dead)
 	}
 }
@@ -296,7 +304,8 @@ func TestBus_Consume_crashLoop(t *testing.T) {
 			t.Errorf("given up as %s", bus.Code(cause))
 		}
 		eventually(t, "terminated", func() bool { return e.waiting(t) == 0 })
-		if dead := bustest.Dead(t, e.Bus, 0); len(dead) != 1 || dead[0].Code != "exhausted" || dead[0].Deliveries != 11 {
+		if dead := bustest.Dead(t, e.Bus, 0); len(dead) != 1 || dead[0].Code != "exhausted" ||
+			dead[0].Deliveries != 11 {
 			t.Errorf("dead letters: %+v", dead)
 		}
 	})
@@ -359,7 +368,8 @@ func TestBus_Consume_waitsForSpace(t *testing.T) {
 			return err
 		})
 		eventually(t, "several tries", func() bool { return calls.Load() >= 4 })
-		if _, err := e.PurgeSubject(t.Context(), schemas.StreamTrajectories, trajectory("other", 0).Subject()); err != nil {
+		if _, err := e.PurgeSubject(t.Context(), schemas.StreamTrajectories,
+			trajectory("other", 0).Subject()); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "acked", func() bool { return e.waiting(t) == 0 })
@@ -444,7 +454,8 @@ func TestBus_Consume_largeBacklog(t *testing.T) {
 			read++
 		}
 		if e.Server.SlowConsumers() != 0 || redelivered.Load() != 0 || read != n {
-			t.Errorf("%d slow consumers, %d redelivered, %d read; want 0, 0 and %d", e.Server.SlowConsumers(), redelivered.Load(), read, n)
+			t.Errorf("%d slow consumers, %d redelivered, %d read; want 0, 0 and %d", e.Server.SlowConsumers(),
+				redelivered.Load(), read, n)
 		}
 	})
 }
@@ -475,7 +486,11 @@ func TestBus_Consume_survives(t *testing.T) {
 		var handled sync.Map
 		c := sampler()
 		c.AckWait = 300 * time.Millisecond // what was on its way is lost
-		consume(t, e.Bus, c, func(_ context.Context, m *bus.Message) error { handled.Store(m.Subject, true); return nil })
+		consume(t, e.Bus, c, func(_ context.Context,
+			m *bus.Message) error {
+			handled.Store(m.Subject, true)
+			return nil
+		})
 		publishRequests(t, e.Bus, 3)
 		eventually(t, "acked", func() bool { return e.waiting(t) == 0 })
 		if err := e.Server.Close(); err != nil {
@@ -509,7 +524,8 @@ func TestBus_Consume_refuses(t *testing.T) {
 		"negative window": {Durable: requests, MaxAckPending: -5},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
-		if err := e.Consume(ctx, c, func(context.Context, *bus.Message) error { return nil }); err == nil || ctx.Err() != nil {
+		if err := e.Consume(ctx, c, func(context.Context, *bus.Message) error { return nil }); err == nil ||
+			ctx.Err() != nil {
 			t.Errorf("%s: got %v", name, err)
 		}
 		cancel()
@@ -520,7 +536,8 @@ func TestBus_Consume_refuses(t *testing.T) {
 func TestBus_Consume_faultsInOrder(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, "in-process")
-	c := bus.ConsumerConfig{Durable: schemas.RequestsDurable("x"), AckWait: -1, Slots: -1, DrainTimeout: -1, RetryDelay: -1, Look: -1}
+	c := bus.ConsumerConfig{Durable: schemas.RequestsDurable("x"), AckWait: -1, Slots: -1, DrainTimeout: -1,
+		RetryDelay: -1, Look: -1}
 	const want = "ack_wait: -1ns; must not be negative\ndrain_timeout: -1ns; must not be negative\n" +
 		"retry_delay: -1ns; must not be negative\nlook: -1ns; must not be negative\n" +
 		"max_ack_pending and slots: 0 and -1; must not be negative"
@@ -570,7 +587,8 @@ func TestBus_WatchAdvisories(t *testing.T) {
 		}
 		eventually(t, "removed from the queue", func() bool { return e.waiting(t) == 0 })
 		dead := bustest.Dead(t, e.Bus, 0)
-		if len(dead) != 1 || dead[0].Code != "exhausted" || dead[0].Service != "sampler" || dead[0].UID != "u0" || len(dead[0].Data) == 0 {
+		if len(dead) != 1 || dead[0].Code != "exhausted" || dead[0].Service != "sampler" || dead[0].UID != "u0" ||
+			len(dead[0].Data) == 0 {
 			t.Errorf("dead letters: %+v", dead)
 		}
 		cancel()

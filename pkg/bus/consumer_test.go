@@ -66,7 +66,8 @@ func TestUnservedBacklog(t *testing.T) {
 	unserved(0)
 	publish := func(sample int64) {
 		t.Helper()
-		if _, err := e.JetStream().Publish(t.Context(), schemas.TrajectorySubject("r", "u", sample, schemas.StageMain), []byte("x")); err != nil {
+		if _, err := e.JetStream().Publish(t.Context(), schemas.TrajectorySubject("r", "u", sample, schemas.StageMain),
+			[]byte("x")); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -40,7 +40,8 @@ var mistakes = map[string]struct {
 		return err
 	}, "headers_only is true, must be absent"},
 	"paused": {func(ctx context.Context, b *bus.Bus, _ jetstream.ConsumerConfig) error {
-		_, err := b.JetStream().PauseConsumer(ctx, schemas.StreamPrompts, schemas.PromptsDurable().Name, time.Now().Add(time.Hour))
+		_, err := b.JetStream().PauseConsumer(ctx, schemas.StreamPrompts, schemas.PromptsDurable().Name,
+			time.Now().Add(time.Hour))
 		return err
 	}, "pause_until is"},
 	"only what is new": {func(ctx context.Context, b *bus.Bus, c jetstream.ConsumerConfig) error {

@@ -50,7 +50,8 @@ func TestBus_Publish_displacesGarbage(t *testing.T) {
 				if _, err := e.Get(t.Context(), first.Stream, first.Seq); !errors.Is(err, bus.ErrNotFound) {
 					t.Errorf("what came first: %v; want it gone", err)
 				}
-				if again, err := e.Publish(t.Context(), test.event); err != nil || !again.Duplicate || again.Seq != ack.Seq {
+				if again, err := e.Publish(t.Context(), test.event); err != nil || !again.Duplicate ||
+					again.Seq != ack.Seq {
 					t.Errorf("again: got %+v, %v; want duplicate of %d", again, err, ack.Seq)
 				}
 				letters := bustest.Dead(t, e.Bus, 0)
@@ -59,8 +60,10 @@ func TestBus_Publish_displacesGarbage(t *testing.T) {
 				}
 				d := letters[0]
 				data, err := e.DeadData(t.Context(), d)
-				if err != nil || !bytes.Equal(data, test.first) || d.Code != schemas.CodeDisplaced || d.StreamSeq != first.Seq || d.OriginalSubject != m.Subject || d.Reason == "" {
-					t.Errorf("letter %s %q of %s %d with %.40q, %v; want all of what came first", d.Code, d.Reason, d.OriginalSubject, d.StreamSeq, data, err)
+				if err != nil || !bytes.Equal(data, test.first) || d.Code != schemas.CodeDisplaced ||
+					d.StreamSeq != first.Seq || d.OriginalSubject != m.Subject || d.Reason == "" {
+					t.Errorf("letter %s %q of %s %d with %.40q, %v; want all of what came first", d.Code, d.Reason,
+						d.OriginalSubject, d.StreamSeq, data, err)
 				}
 			})
 		})
@@ -100,7 +103,8 @@ func TestBus_Publish_against(t *testing.T) {
 		}
 		other := reward("u1", 0)
 		other.Error = "second"
-		if again, err := e.Publish(t.Context(), other, sameSize); err != nil || !again.Duplicate || again.Seq != ack.Seq {
+		if again, err := e.Publish(t.Context(), other, sameSize); err != nil || !again.Duplicate ||
+			again.Seq != ack.Seq {
 			t.Errorf("second: got %+v, %v; want duplicate of %d", again, err, ack.Seq)
 		}
 		if d := bustest.Dead(t, e.Bus, 0); len(d) != 1 || d[0].Reason != "group_size: 2; must be 1024" {
@@ -113,14 +117,16 @@ func TestBus_Publish_against(t *testing.T) {
 func TestBus_Publish_idOfSomebodyElse(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		want := trajectory("u1", 0)
-		if _, err := e.PublishRaw(t.Context(), trajectory("u2", 0).Subject(), nil, nil, schemas.MessageID(want.Subject())); err != nil {
+		if _, err := e.PublishRaw(t.Context(), trajectory("u2", 0).Subject(), nil, nil,
+			schemas.MessageID(want.Subject())); err != nil {
 			t.Fatal(err)
 		}
 		ack, err := e.Publish(t.Context(), want)
 		if err != nil || ack.Duplicate {
 			t.Fatalf("got %+v, %v; want stored", ack, err)
 		}
-		if m, err := e.Last(t.Context(), ack.Stream, want.Subject()); err != nil || !bytes.Equal(m.Data, bustest.Encode(t, want)) {
+		if m, err := e.Last(t.Context(), ack.Stream, want.Subject()); err != nil ||
+			!bytes.Equal(m.Data, bustest.Encode(t, want)) {
 			t.Errorf("stored %v, %v; want the event", m, err)
 		}
 	})
@@ -242,7 +248,8 @@ func TestBus_Consume_freesTheSubjectOfGarbage(t *testing.T) {
 		if err := bustest.Receive(t, "the end of the consumer", done); err != nil {
 			t.Error(err)
 		}
-		if d := bustest.Dead(t, e.Bus, 0); len(d) != 1 || d[0].Code != schemas.CodeDecode || d[0].Service != "reward" || string(d[0].Data) != "rubbish" {
+		if d := bustest.Dead(t, e.Bus, 0); len(d) != 1 || d[0].Code != schemas.CodeDecode || d[0].Service != "reward" ||
+			string(d[0].Data) != "rubbish" {
 			t.Errorf("letters: %+v; want what was deleted", d)
 		}
 	})
@@ -287,10 +294,12 @@ func TestBus_StoredEvent(t *testing.T) {
 		if err != nil || ack.Duplicate {
 			t.Fatalf("got %+v, %v; want stored", ack, err)
 		}
-		if m, err := look(func() (fault, err error) { return nil, nil }); err != nil || m.Seq != ack.Seq || v.Error != "out of paint" {
+		if m, err := look(func() (fault, err error) { return nil, nil }); err != nil || m.Seq != ack.Seq ||
+			v.Error != "out of paint" {
 			t.Errorf("got %v, %v with %+v; want what was published", m, err, v)
 		}
-		if _, err := look(func() (fault, err error) { return errors.New("not mine"), nil }); !errors.Is(err, bus.ErrNotFound) {
+		if _, err := look(func() (fault, err error) { return errors.New("not mine"), nil }); !errors.Is(err,
+			bus.ErrNotFound) {
 			t.Errorf("refused by the check: %v; want ErrNotFound", err)
 		}
 		if _, err := e.Get(ctx, ack.Stream, ack.Seq); err != nil {

@@ -51,7 +51,8 @@ func TestBus_Publish_guardIsPermanent(t *testing.T) {
 			}
 			again, err = e.PublishRaw(ctx, second.Subject(), data, nil, "an id that is new")
 			if err != nil || !again.Duplicate || again.Seq != ack.Seq {
-				t.Errorf("%s beyond the window: got %+v, %v; want duplicate of %d", second.Subject(), again, err, ack.Seq)
+				t.Errorf("%s beyond the window: got %+v, %v; want duplicate of %d", second.Subject(), again, err,
+					ack.Seq)
 			}
 			m, err := e.Get(ctx, ack.Stream, ack.Seq)
 			if err != nil {
@@ -218,7 +219,8 @@ func TestBus_Publish_rewardPartition(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := "mdr.v1.reward." + strconv.Itoa(schemas.Partition(string(uid(i)))) + ".r1." + string(uid(i)) + "." + string(uid(i)) + ".0"
+			want := "mdr.v1.reward." + strconv.Itoa(schemas.Partition(string(uid(i)))) + ".r1." + string(uid(i)) + "." +
+				string(uid(i)) + ".0"
 			if m.Subject != want {
 				t.Errorf("stored as %q, want %q", m.Subject, want)
 			}

@@ -52,7 +52,8 @@ func TestBus_Read(t *testing.T) {
 			t.Fatalf("got %d messages, want %d", len(all), groups*samples)
 		}
 		for i, m := range all {
-			if m.Seq != uint64(i+1) || m.Stream != schemas.StreamTrajectories || m.Delivered != 0 || m.Header.Get("Mdr-Type") != "trajectory/1" || len(m.Data) == 0 {
+			if m.Seq != uint64(i+1) || m.Stream != schemas.StreamTrajectories || m.Delivered != 0 ||
+				m.Header.Get("Mdr-Type") != "trajectory/1" || len(m.Data) == 0 {
 				t.Fatalf("message %d: %+v", i, m)
 			}
 			if err := m.AckAsync(); err == nil {
@@ -91,7 +92,8 @@ func TestBus_Read(t *testing.T) {
 				t.Error("a stream that is not there can be read")
 			}
 		}
-		eventually(t, "no state left behind", func() bool { return e.Info(t, schemas.StreamTrajectories).State.Consumers == 0 })
+		eventually(t, "no state left behind",
+			func() bool { return e.Info(t, schemas.StreamTrajectories).State.Consumers == 0 })
 	})
 }
 
@@ -131,7 +133,8 @@ func TestBus_Read_live(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			for m, err := range e.Read(ctx, schemas.StreamRewards, []string{schemas.RewardFilter("r1", "*", "u1")}, bus.ReadOptions{Live: true}) {
+			for m, err := range e.Read(ctx, schemas.StreamRewards, []string{schemas.RewardFilter("r1", "*", "u1")},
+				bus.ReadOptions{Live: true}) {
 				if err != nil {
 					t.Error(err)
 					return
@@ -183,7 +186,8 @@ func TestBus_Read_endsAfterDelete(t *testing.T) {
 func TestBus_Last(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		ctx := t.Context()
-		if _, err := e.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject("r1", "u1")); !errors.Is(err, bus.ErrNotFound) {
+		if _, err := e.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject("r1", "u1")); !errors.Is(err,
+			bus.ErrNotFound) {
 			t.Errorf("got %v, want ErrNotFound", err)
 		}
 		if _, err := e.Get(ctx, schemas.StreamAdvantages, 1); !errors.Is(err, bus.ErrNotFound) {
@@ -198,14 +202,16 @@ func TestBus_Last(t *testing.T) {
 			t.Errorf("got %+v, %v; want sequence 3", newest, err)
 		}
 		got, err := e.Get(ctx, schemas.StreamRewards, 2)
-		if err != nil || got.Seq != 2 || got.Header.Get("Nats-Msg-Id") != "reward.r1.u1.u1.1" || got.Header.Get("Nats-Sequence") != "" || got.Time.IsZero() {
+		if err != nil || got.Seq != 2 || got.Header.Get("Nats-Msg-Id") != "reward.r1.u1.u1.1" ||
+			got.Header.Get("Nats-Sequence") != "" || got.Time.IsZero() {
 			t.Errorf("got %+v, %v", got, err)
 		}
 		subjects, err := e.Subjects(ctx, schemas.StreamRewards, schemas.RewardFilter("r1", "*", "u1"))
 		if err != nil || len(subjects) != 3 {
 			t.Errorf("got %v, %v; want 3 subjects", subjects, err)
 		}
-		if none, err := e.Subjects(ctx, schemas.StreamRewards, schemas.RewardFilter("r2", "*", "*")); err != nil || len(none) != 0 {
+		if none, err := e.Subjects(ctx, schemas.StreamRewards, schemas.RewardFilter("r2", "*", "*")); err != nil ||
+			len(none) != 0 {
 			t.Errorf("got %v, %v; want none", none, err)
 		}
 		if err := e.Delete(ctx, schemas.StreamRewards, 2); err != nil {
@@ -223,7 +229,8 @@ func TestBus_Last(t *testing.T) {
 func TestBus_LastMany(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		ctx := t.Context()
-		if got, err := e.LastMany(ctx, schemas.StreamRewards, []string{"mdr.v1.reward.>"}); err != nil || len(got) != 0 {
+		if got, err := e.LastMany(ctx, schemas.StreamRewards, []string{"mdr.v1.reward.>"}); err != nil ||
+			len(got) != 0 {
 			t.Errorf("empty: got %d, %v", len(got), err)
 		}
 		p := e.NewPublisher(256, 8<<20)
@@ -258,7 +265,8 @@ func TestBus_LastMany(t *testing.T) {
 		}
 		publish(700, 0) // several pages
 		check(700)
-		two, err := e.LastMany(ctx, schemas.StreamRewards, []string{schemas.RewardFilter("r1", "u1", "u1"), schemas.RewardFilter("r1", "u5", "u5")})
+		two, err := e.LastMany(ctx, schemas.StreamRewards, []string{schemas.RewardFilter("r1", "u1", "u1"),
+			schemas.RewardFilter("r1", "u5", "u5")})
 		if err != nil || len(two) != 2 {
 			t.Errorf("two filters: got %d, %v", len(two), err)
 		}
@@ -325,7 +333,8 @@ func TestBus_ReadAfterCursor(t *testing.T) {
 		if c := mustLast(t, e).Cursor(); c != "" {
 			t.Errorf("a message that was not read has the cursor %q", c)
 		}
-		for _, c := range []bus.Cursor{"3", "x", "0@1", "-1@1", "3@", bus.Cursor("3@1"), "4294967296" + all[0].Cursor()[1:]} {
+		for _, c := range []bus.Cursor{"3", "x", "0@1", "-1@1", "3@", bus.Cursor("3@1"), "4294967296" +
+			all[0].Cursor()[1:]} {
 			if _, err := after(c); !errors.Is(err, bus.ErrCursor) {
 				t.Errorf("after %q: %v; want ErrCursor", c, err)
 			}
@@ -341,7 +350,8 @@ func TestBus_ReadAfterCursor(t *testing.T) {
 		if rest, err := after(all[1].Cursor()); err != nil || len(rest) != 3 {
 			t.Errorf("nothing unread is gone: %d messages, %v; want 3", len(rest), err)
 		}
-		if _, err := after(all[0].Cursor()); !errors.Is(err, bus.ErrEvicted) || !strings.Contains(err.Error(), "2 to 2 are gone") {
+		if _, err := after(all[0].Cursor()); !errors.Is(err, bus.ErrEvicted) ||
+			!strings.Contains(err.Error(), "2 to 2 are gone") {
 			t.Errorf("2 is gone unread: %v; want ErrEvicted", err)
 		}
 		if err := s.Purge(t.Context()); err != nil {
@@ -374,7 +384,8 @@ func mustLast(t *testing.T, e *env) *bus.Message {
 	return m
 }
 
-// A look at the subjects of a stream is one request: it is made for each sample. The first one also asks for the stream.
+// A look at the subjects of a stream is one request: it is made for each sample. The first one also asks for the
+// stream.
 func TestSubjects_OneRequest(t *testing.T) {
 	t.Parallel()
 	e := bustest.New(t)
@@ -383,7 +394,8 @@ func TestSubjects_OneRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		if _, err := e.Bus.Subjects(t.Context(), schemas.StreamSteps, schemas.StepsFilter("r", "u", "0", schemas.StageMain)); err != nil {
+		if _, err := e.Bus.Subjects(t.Context(), schemas.StreamSteps,
+			schemas.StepsFilter("r", "u", "0", schemas.StageMain)); err != nil {
 			t.Fatal(err)
 		}
 	}

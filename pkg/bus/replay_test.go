@@ -18,13 +18,14 @@ import (
 func refuse(t *testing.T, e *env, stream string) <-chan *bus.Message {
 	t.Helper()
 	seen := make(chan *bus.Message, 16)
-	consume(t, e.Bus, bus.ConsumerConfig{Durable: schemas.Durable{Stream: stream, Name: "reward"}, Slots: 4}, func(_ context.Context, m *bus.Message) error {
-		seen <- m
-		if m.Header.Get(nats.MsgIdHdr) != "" && strings.HasPrefix(m.Header.Get(nats.MsgIdHdr), "replay.") {
-			return nil
-		}
-		return bus.Terminal(schemas.CodeInvalid, context.DeadlineExceeded)
-	})
+	consume(t, e.Bus, bus.ConsumerConfig{Durable: schemas.Durable{Stream: stream, Name: "reward"}, Slots: 4},
+		func(_ context.Context, m *bus.Message) error {
+			seen <- m
+			if m.Header.Get(nats.MsgIdHdr) != "" && strings.HasPrefix(m.Header.Get(nats.MsgIdHdr), "replay.") {
+				return nil
+			}
+			return bus.Terminal(schemas.CodeInvalid, context.DeadlineExceeded)
+		})
 	return seen
 }
 

@@ -34,7 +34,8 @@ func TestBus_Setup_idempotent(t *testing.T) {
 	}
 	for _, spec := range schemas.Streams() {
 		c := e.Info(t, spec.Name).Config
-		if guarded := c.MaxMsgsPerSubject == 1 && c.DiscardNewPerSubject && c.Discard == jetstream.DiscardNew; guarded != (spec.Guarded || spec.WorkQueue) || !c.AllowDirect {
+		if guarded := c.MaxMsgsPerSubject == 1 && c.DiscardNewPerSubject &&
+			c.Discard == jetstream.DiscardNew; guarded != (spec.Guarded || spec.WorkQueue) || !c.AllowDirect {
 			t.Errorf("%s: %+v", spec.Name, c)
 		}
 	}
@@ -57,11 +58,13 @@ func TestBus_Setup_repairsAndRefuses(t *testing.T) {
 	if err := e.JetStream().DeleteStream(ctx, schemas.StreamSteps); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.JetStream().CreateStream(ctx, jetstream.StreamConfig{Name: schemas.StreamSteps, Subjects: []string{"mdr.v1.step.>"}}); err != nil {
+	if _, err := e.JetStream().CreateStream(ctx, jetstream.StreamConfig{Name: schemas.StreamSteps,
+		Subjects: []string{"mdr.v1.step.>"}}); err != nil {
 		t.Fatal(err)
 	}
 	err := e.Setup(ctx)
-	if !errors.Is(err, bus.ErrIncompatible) || !strings.Contains(err.Error(), "MDR_STEPS") || !strings.Contains(err.Error(), "discard_new_per_subject is false, must be true") {
+	if !errors.Is(err, bus.ErrIncompatible) || !strings.Contains(err.Error(), "MDR_STEPS") ||
+		!strings.Contains(err.Error(), "discard_new_per_subject is false, must be true") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -130,7 +133,8 @@ func TestBus_Stats(t *testing.T) {
 		}
 		s := stats[slices.IndexFunc(stats, func(s bus.StreamStats) bool { return s.Name == schemas.StreamRequests })]
 		return len(stats) == len(schemas.Streams())+5 && s.Messages == 3 && s.Bytes > 0 && !s.Newest.IsZero() &&
-			stats[0].Newest.IsZero() && len(s.Consumers) == 1 && s.Consumers[0].Name == "sampler-tiny" && s.Consumers[0].AckPending == 3
+			stats[0].Newest.IsZero() && len(s.Consumers) == 1 && s.Consumers[0].Name == "sampler-tiny" &&
+			s.Consumers[0].AckPending == 3
 	})
 }
 
@@ -172,7 +176,8 @@ func TestBus_policies(t *testing.T) {
 			t.Errorf("history has %d, want 3", n)
 		}
 		history, err := e.PolicyHistory(ctx, "tiny")
-		if current, currentErr := e.Policy(ctx, "tiny"); err != nil || currentErr != nil || len(history) != 2 || history[0].PolicyVersion != 1 || current.PolicyVersion != 2 {
+		if current, currentErr := e.Policy(ctx, "tiny"); err != nil || currentErr != nil || len(history) != 2 ||
+			history[0].PolicyVersion != 1 || current.PolicyVersion != 2 {
 			t.Errorf("got %+v, %v, %+v, %v", history, err, current, currentErr)
 		}
 		if _, err := e.Policy(ctx, "none"); !errors.Is(err, bus.ErrNotFound) {
@@ -269,7 +274,8 @@ func TestBus_Setup_followsStorage(t *testing.T) {
 		12 * gib:  {[2]int64{4 * gib, 4 * gib}, [2]int64{4 * gib, 4 * gib}},
 	} {
 		p := bustest.New(t, func(o *natsd.Options) { o.MaxFileStore = storage })
-		steps, blobs := p.Info(t, schemas.StreamSteps).Config.MaxBytes, p.Info(t, schemas.StreamBlobBucket).Config.MaxBytes
+		steps, blobs := p.Info(t, schemas.StreamSteps).Config.MaxBytes,
+			p.Info(t, schemas.StreamBlobBucket).Config.MaxBytes
 		if steps < want.steps[0] || steps > want.steps[1] || blobs < want.blobs[0] || blobs > want.blobs[1] {
 			t.Errorf("of %d bytes the steps have %d and the object store %d; want %d", storage, steps, blobs, want)
 		}
@@ -345,7 +351,8 @@ func TestBus_Setup_describes(t *testing.T) {
 		}
 		e.setup(t)
 	}
-	if of := e.Info(t, schemas.StreamRewards).Config.Metadata; of["team"] != "night" || of["meander.owner"] != "reward" || of["meander.schema"] != "group/1, reward/1" {
+	if of := e.Info(t, schemas.StreamRewards).Config.Metadata; of["team"] != "night" ||
+		of["meander.owner"] != "reward" || of["meander.schema"] != "group/1, reward/1" {
 		t.Errorf("%v", of)
 	}
 	find := func() *jetstream.ConsumerInfo {
@@ -364,7 +371,8 @@ func TestBus_Setup_describes(t *testing.T) {
 	}
 	take("second")
 	now := find()
-	if m := now.Config.Metadata; now.Config.Description != made.Config.Description || m["team"] != "night" || m["meander.owner"] != "intake" || m["meander.schema"] != "prompt/1" {
+	if m := now.Config.Metadata; now.Config.Description != made.Config.Description || m["team"] != "night" ||
+		m["meander.owner"] != "intake" || m["meander.schema"] != "prompt/1" {
 		t.Errorf("%q, %v", now.Config.Description, m)
 	}
 	if !now.Created.Equal(made.Created) || e.Changed() != nil {

@@ -72,14 +72,16 @@ func TestRoom_NeverOvercommits(t *testing.T) {
 					}
 					group := schemas.UID(fmt.Sprintf("u%d-%d-%d", i, k, n))
 					for step := range steps {
-						if _, err := p.PublishRaw(ctx, schemas.StepSubject("r1", group, 0, schemas.StageMain, "a", int64(step)), make([]byte, size), nil, ""); err != nil {
+						if _, err := p.PublishRaw(ctx, schemas.StepSubject("r1", group, 0, schemas.StageMain, "a",
+							int64(step)), make([]byte, size), nil, ""); err != nil {
 							t.Errorf("a step that has room: %v", err)
 						}
 					}
 					held.Add(-plan)
 					claim.Release()
 					// A reader frees it, at some time.
-					if _, err := p.PurgeSubject(ctx, schemas.StreamSteps, schemas.StepsFilter("r1", group, "0", "*")); err != nil {
+					if _, err := p.PurgeSubject(ctx, schemas.StreamSteps,
+						schemas.StepsFilter("r1", group, "0", "*")); err != nil {
 						t.Error(err)
 					}
 					moved()
@@ -133,7 +135,8 @@ func TestRoom_InTurn(t *testing.T) {
 	waits(3)
 	bustest.Until(t, "a fault that says so", func() error {
 		faults, err := p.Faults(t.Context())
-		if err == nil && (len(faults) != 1 || !faults[0].Full() || faults[0].Waiting != 3 || faults[0].Held != 600<<10) {
+		if err == nil && (len(faults) != 1 || !faults[0].Full() || faults[0].Waiting != 3 ||
+			faults[0].Held != 600<<10) {
 			err = fmt.Errorf("faults %+v", faults)
 		}
 		return err
@@ -165,7 +168,8 @@ func TestRoom_SlowIsNotFull(t *testing.T) {
 		p.Serve(t, func(ctx context.Context, _ *bus.Bus) error { return entry.Run(ctx) })
 		bustest.Until(t, "the one that waits", func() error {
 			stats, err := p.Stats(t.Context())
-			i := slices.IndexFunc(stats, func(s bus.StreamStats) bool { return s.Name == schemas.StreamSteps && s.Waiting == 1 })
+			i := slices.IndexFunc(stats,
+				func(s bus.StreamStats) bool { return s.Name == schemas.StreamSteps && s.Waiting == 1 })
 			if err == nil && (i < 0 || stats[i].State != want) {
 				err = fmt.Errorf("%d bytes wanted: %+v, want %s", need, stats, want)
 			}
@@ -189,7 +193,8 @@ func TestRoom_Ample(t *testing.T) {
 		}
 		little = append(little, c)
 		present, err := p.Present(ctx)
-		if i := slices.IndexFunc(present, func(p *schemas.Presence) bool { return p.Instance == "s1" }); err != nil || i < 0 || present[i].Room == nil || present[i].Room.Held < int64(len(little))*100<<10 {
+		if i := slices.IndexFunc(present, func(p *schemas.Presence) bool { return p.Instance == "s1" }); err != nil ||
+			i < 0 || present[i].Room == nil || present[i].Room.Held < int64(len(little))*100<<10 {
 			t.Fatalf("%d samples have begun: the entry says %+v, %v", len(little), present, err)
 		}
 		moved()

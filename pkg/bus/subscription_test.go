@@ -230,7 +230,8 @@ func TestSubscription_lostPin(t *testing.T) {
 func TestSubscription_pinnedAgain(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		c := partition("u1")
-		// The test alone takes the pin: a full queue does not ask, and on a busy machine that lasts longer than a short TTL.
+		// The test alone takes the pin: a full queue does not ask, and on a busy machine that lasts longer than a short
+		// TTL.
 		c.AckWait, c.PinnedTTL = time.Minute, time.Minute
 		c.Slots = 4
 		released := 0

@@ -74,7 +74,8 @@ func groups(t *testing.T, c *client.Client, run schemas.Run, after client.Cursor
 func TestConnect_Errors(t *testing.T) {
 	t.Parallel()
 	p := newPipeline(t, "s3cret")
-	bare, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Listen: "127.0.0.1:0", Log: zerolog.Nop()})
+	bare, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Listen: "127.0.0.1:0",
+		Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +114,8 @@ func TestConnect_Errors(t *testing.T) {
 			}
 			c, err = client.Connect(ctx, test.url, test.options...)
 			stop()
-			if !errors.Is(err, client.ErrNoPipeline) || strings.Contains(err.Error(), test.says) || patience > time.Minute {
+			if !errors.Is(err, client.ErrNoPipeline) || strings.Contains(err.Error(), test.says) ||
+				patience > time.Minute {
 				break
 			}
 		}
@@ -122,7 +124,8 @@ func TestConnect_Errors(t *testing.T) {
 				t.Errorf("%s: close: %v", test.name, err)
 			}
 		}
-		if (err == nil) != (test.is == nil && test.says == "") || test.is != nil && !errors.Is(err, test.is) || err != nil && !strings.Contains(err.Error(), test.says) {
+		if (err == nil) != (test.is == nil && test.says == "") || test.is != nil && !errors.Is(err, test.is) ||
+			err != nil && !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s: %v; want %v, saying %q", test.name, err, test.is, test.says)
 		}
 		if strings.Contains(fmt.Sprint(err), "s3cret") {
@@ -310,11 +313,13 @@ func TestClient_Errors(t *testing.T) {
 		if _, err := c.Trajectory(ctx, "r", "nobody", 0); !errors.Is(err, client.ErrNotFound) {
 			t.Errorf("%v; want ErrNotFound", err)
 		}
-		absent := &schemas.Trajectory{Media: []schemas.Medium{{Kind: schemas.KindImage, Ref: &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("0", 64), Size: 1}}}}
+		absent := &schemas.Trajectory{Media: []schemas.Medium{{Kind: schemas.KindImage,
+			Ref: &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("0", 64), Size: 1}}}}
 		if _, err := c.Medium(ctx, absent, schemas.KindImage); !errors.Is(err, client.ErrNotFound) {
 			t.Errorf("image: %v; want ErrNotFound", err)
 		}
-		if _, err := c.Medium(ctx, &schemas.Trajectory{Outcome: schemas.Outcome{StopReason: schemas.StopFailed}}, schemas.KindImage); !errors.Is(err, client.ErrNoMedium) {
+		if _, err := c.Medium(ctx, &schemas.Trajectory{Outcome: schemas.Outcome{StopReason: schemas.StopFailed}},
+			schemas.KindImage); !errors.Is(err, client.ErrNoMedium) {
 			t.Errorf("image: %v; want ErrNoMedium", err)
 		}
 	})
@@ -326,7 +331,8 @@ func TestClient_Errors(t *testing.T) {
 		if err := gone.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := gone.Publish(ctx, "r", prompt("late")); !errors.Is(err, client.ErrClosed) && !errors.Is(err, nats.ErrConnectionClosed) {
+		if _, err := gone.Publish(ctx, "r", prompt("late")); !errors.Is(err, client.ErrClosed) &&
+			!errors.Is(err, nats.ErrConnectionClosed) {
 			t.Errorf("%v; want ErrClosed", err)
 		}
 	})
@@ -339,9 +345,11 @@ func TestClient_WhatIsStored(t *testing.T) {
 	ctx := t.Context()
 
 	t.Run("judged", func(t *testing.T) {
-		publish(t, c, "r", prompt("judged", func(p *schemas.Prompt) { p.Reward = []schemas.RewardSpec{{Name: "external"}} }))
+		publish(t, c, "r", prompt("judged",
+			func(p *schemas.Prompt) { p.Reward = []schemas.RewardSpec{{Name: "external"}} }))
 		give := func(value float64) error {
-			return c.Verdict(ctx, &schemas.Verdict{Run: "r", UID: "judged", Name: "external", Value: &value, At: time.Now().UnixNano()})
+			return c.Verdict(ctx, &schemas.Verdict{Run: "r", UID: "judged", Name: "external", Value: &value,
+				At: time.Now().UnixNano()})
 		}
 		if err := errors.Join(give(0.5), give(0.5)); err != nil {
 			t.Errorf("the same twice: %v", err)

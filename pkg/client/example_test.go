@@ -57,7 +57,8 @@ func Example() {
 			if err != nil {
 				panic(err)
 			}
-			fmt.Printf("#%d advantage %+.3f, states %v of shape %v\n", member.SampleIndex, *member.Advantage, slices.Sorted(maps.Keys(latents)), t.LatentsShape)
+			fmt.Printf("#%d advantage %+.3f, states %v of shape %v\n", member.SampleIndex, *member.Advantage,
+				slices.Sorted(maps.Keys(latents)), t.LatentsShape)
 		}
 		break
 	}
@@ -80,7 +81,8 @@ func ExampleClient_Groups() {
 	}
 	defer c.Close()
 	for _, uid := range []schemas.UID{"fox", "hen", "owl"} {
-		p := client.Prompt{Prompt: "a red " + string(uid), UID: uid, GroupSize: 1, NumInferenceSteps: 2, Reward: []client.RewardSpec{{Name: "synthetic"}}}
+		p := client.Prompt{Prompt: "a red " + string(uid), UID: uid, GroupSize: 1, NumInferenceSteps: 2,
+			Reward: []client.RewardSpec{{Name: "synthetic"}}}
 		if _, err := c.Ask(ctx, "demo", p); err != nil {
 			panic(err)
 		}

@@ -30,7 +30,8 @@ func TestPolicy_OfOneLane(t *testing.T) {
 	}
 	serve := func(lane schemas.Lane) {
 		t.Helper()
-		e := &schemas.Presence{Service: schemas.ServiceSampler, Instance: "sampler-" + string(lane), Lane: lane, At: time.Now().UnixNano()}
+		e := &schemas.Presence{Service: schemas.ServiceSampler, Instance: "sampler-" + string(lane), Lane: lane,
+			At: time.Now().UnixNano()}
 		p.Forge(t, schemas.PresenceSubject(e.Instance), bustest.Encode(t, e))
 	}
 	is := func(want, refusal string) {
@@ -85,7 +86,8 @@ func TestPolicy_Lease(t *testing.T) {
 	if err := p.SetPolicy(t.Context(), &late, &adapted); !errors.Is(err, bus.ErrBehind) {
 		t.Errorf("a push that follows the version before it was taken: %v", err)
 	}
-	if err := p.SetPolicy(t.Context(), &late, &taken); err == nil || !strings.Contains(err.Error(), "epoch: 0; must be at least 1") {
+	if err := p.SetPolicy(t.Context(), &late, &taken); err == nil ||
+		!strings.Contains(err.Error(), "epoch: 0; must be at least 1") {
 		t.Errorf("a push of an older epoch: %v", err)
 	}
 	if history, err := p.PolicyHistory(t.Context(), "one"); err != nil || len(history) != 2 || history[1].Epoch != 1 {
@@ -98,7 +100,8 @@ func TestPolicy_Lease(t *testing.T) {
 		t.Errorf("a push beside the trainer: %v, %v", back, err)
 	}
 	bustest.Free(t, p.Bus, schemas.StreamLeaseBucket, lease)
-	if back, err = c.PushPolicy(t.Context(), nil, client.Push{}); err != nil || back.PolicyVersion != 2 || back.Epoch != 1 {
+	if back, err = c.PushPolicy(t.Context(), nil, client.Push{}); err != nil || back.PolicyVersion != 2 ||
+		back.Epoch != 1 {
 		t.Errorf("a push after the trainer: %+v, %v", back, err)
 	}
 }

@@ -196,7 +196,8 @@ func (w *world) remove() string {
 	case 1: // as the janitor does
 		uid := schemas.UID(w.pick("u", 6))
 		for stream, filter := range map[string]string{
-			schemas.StreamGroups: schemas.GroupSubject(run, uid), schemas.StreamAdvantages: schemas.AdvantageSubject(run, uid),
+			schemas.StreamGroups:       schemas.GroupSubject(run, uid),
+			schemas.StreamAdvantages:   schemas.AdvantageSubject(run, uid),
 			schemas.StreamTrajectories: schemas.TrajectoryFilter(run, uid),
 		} {
 			if _, err := w.PurgeSubject(w.t.Context(), stream, filter); err != nil {
@@ -241,7 +242,8 @@ func TestLook_EqualsAFullReading(t *testing.T) {
 					write()
 					what = "a kill"
 				case 3, 4: // writes later
-					write, err := counters.Begin(ctx, other, schemas.Run([]string{"*", w.pick("run", 4)}[w.rng.IntN(2)]), -1)
+					write, err := counters.Begin(ctx, other,
+						schemas.Run([]string{"*", w.pick("run", 4)}[w.rng.IntN(2)]), -1)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -273,7 +275,8 @@ func TestLook_EqualsAFullReading(t *testing.T) {
 						t.Fatal(err)
 					}
 					if _, err = kv.PutString(ctx, key, "damaged"); w.rng.IntN(2) == 0 && err == nil {
-						_, err = w.PurgeSubject(ctx, schemas.StreamCountBucket, schemas.BucketSubject(schemas.CountBucket, key))
+						_, err = w.PurgeSubject(ctx, schemas.StreamCountBucket,
+							schemas.BucketSubject(schemas.CountBucket, key))
 					}
 					if err != nil {
 						t.Fatal(err)

@@ -35,7 +35,8 @@ func lineCounter(batches []dataset.Batch) [][]int {
 }
 
 // choose returns all batches that a choice yields; one without a size is whole.
-func choose(records iter.Seq2[dataset.Record, error], c dataset.Choice) (all []dataset.Batch, r dataset.Report, err error) {
+func choose(records iter.Seq2[dataset.Record, error], c dataset.Choice) (all []dataset.Batch, r dataset.Report,
+	err error) {
 	for b, err := range dataset.Choose(records, c, &r) {
 		if err != nil {
 			return nil, r, err
@@ -97,7 +98,8 @@ func TestChoose_Duplicates(t *testing.T) {
 		{Index: 9, Fields: object{"prompt": "a", "reward": []any{object{"name": "ocr"}}}},
 	}
 	for n, want := range []int{7: 0, 8: 1, 9: 2, 10: 3} { // of the first n
-		if _, report, err := choose(each(records[:n]), dataset.Choice{}); n >= 7 && (err != nil || report.Duplicates != want) {
+		if _, report, err := choose(each(records[:n]), dataset.Choice{}); n >= 7 &&
+			(err != nil || report.Duplicates != want) {
 			t.Errorf("%d records: %d duplicates, %v; want %d", n, report.Duplicates, err, want)
 		}
 	}

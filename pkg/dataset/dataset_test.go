@@ -226,23 +226,27 @@ func TestRead_PromptsAreLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []object{{"prompt": "a", "metadata": []any{int64(1)}}, {"prompt": "a", "seed": int64(-1), "rollout": int64(3)}}
+	want := []object{{"prompt": "a", "metadata": []any{int64(1)}},
+		{"prompt": "a", "seed": int64(-1), "rollout": int64(3)}}
 	for i, r := range d.Records {
 		if !reflect.DeepEqual(r.Fields, want[i]) {
 			t.Errorf("record %d is %v, want %v", i, r.Fields, want[i])
 		}
 	}
 	text = `{"prompt": "a", "ground_truth": "b", "other": 1}`
-	if d, err = readAll(strings.NewReader(text), "x.jsonl", dataset.Options{Format: dataset.Meander, Fields: fields}); err != nil {
+	if d, err = readAll(strings.NewReader(text), "x.jsonl",
+		dataset.Options{Format: dataset.Meander, Fields: fields}); err != nil {
 		t.Fatal(err)
 	}
-	if r := d.Records[0]; r.GroundTruth != nil || !reflect.DeepEqual(r.Fields, object{"prompt": "a", "ground_truth": "b", "other": int64(1)}) {
+	if r := d.Records[0]; r.GroundTruth != nil || !reflect.DeepEqual(r.Fields,
+		object{"prompt": "a", "ground_truth": "b", "other": int64(1)}) {
 		t.Errorf("as meander: %+v", r)
 	}
 }
 
 // hint ends refusals of files whose format is not clear.
-const hint = "the formats are text (.txt), csv, tsv, parquet and json (.json, .jsonl); --prompts-format says which one a file has"
+const hint = "the formats are text (.txt), csv, tsv, parquet and json (.json, .jsonl); --prompts-format says which " +
+	"one a file has"
 
 func TestRead_Errors(t *testing.T) {
 	deep := strings.Repeat(`{"a":`, dataset.MaxDepth) + `{}` + strings.Repeat(`}`, dataset.MaxDepth)
@@ -357,7 +361,8 @@ func TestRead_SkipBad(t *testing.T) {
 					t.Errorf("bad record %+v", b)
 				}
 			}
-			if !reflect.DeepEqual(indices, tt.indices) || !reflect.DeepEqual(bad, tt.bad) || d.Total != len(indices)+len(bad) {
+			if !reflect.DeepEqual(indices, tt.indices) || !reflect.DeepEqual(bad, tt.bad) ||
+				d.Total != len(indices)+len(bad) {
 				t.Errorf("records %v, bad lines %v of %d; want %v and %v", indices, bad, d.Total, tt.indices, tt.bad)
 			}
 		})
@@ -394,7 +399,8 @@ func TestRead_Misspelt(t *testing.T) {
 		"p.jsonl": `{"prompt": "a", "tag": "x", "gruop_size": 4}`,
 		"p.csv":   "prompt,tag,negativ_prompt\na,x,y\n",
 	} {
-		if _, err := readAll(strings.NewReader(text), name, o); err == nil || !strings.Contains(err.Error(), name+" line 1: ") || !strings.Contains(err.Error(), ", did you mean ") {
+		if _, err := readAll(strings.NewReader(text), name, o); err == nil ||
+			!strings.Contains(err.Error(), name+" line 1: ") || !strings.Contains(err.Error(), ", did you mean ") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

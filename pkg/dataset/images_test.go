@@ -27,7 +27,8 @@ func TestRead_Edits(t *testing.T) {
 		IntersectionOnly bool   `parquet:"Intersection_exist"`
 	}
 	var table bytes.Buffer
-	photo := file{append([]byte("\x89PNG\xff"), make([]byte, dataset.MaxRecordBytes)...), "a.png"} // larger than a record without images
+	// larger than a record without images
+	photo := file{append([]byte("\x89PNG\xff"), make([]byte, dataset.MaxRecordBytes)...), "a.png"}
 	if err := parquet.Write(&table, []gedit{{"k", "color_alter", "make it red", photo, photo, true}}); err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +58,8 @@ func TestRead_Edits(t *testing.T) {
 			t.Fatalf("%s: %v", tt.file, err)
 		}
 		f := d.Records[0].Fields
-		if f["prompt"] != "make it red" || !reflect.DeepEqual(f["conditions"], object{"image": tt.image}) || !reflect.DeepEqual(f["metadata"], tt.metadata) {
+		if f["prompt"] != "make it red" || !reflect.DeepEqual(f["conditions"], object{"image": tt.image}) ||
+			!reflect.DeepEqual(f["metadata"], tt.metadata) {
 			t.Errorf("%s: %#v", tt.file, f)
 		}
 	}

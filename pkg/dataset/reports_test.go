@@ -35,7 +35,8 @@ func TestRead_Reports(t *testing.T) {
 	}
 	asked := func(text string, metadata object) object { return object{"prompt": text, "metadata": metadata} }
 	rule := object{"style": "rule"}
-	find := asked("Find x.", object{"data_source": "hiyouga/geometry3k", "ability": "math", "index": int64(0), "reward_model": rule})
+	find := asked("Find x.", object{"data_source": "hiyouga/geometry3k", "ability": "math", "index": int64(0),
+		"reward_model": rule})
 	find["conditions"] = object{"image": []any{object{"bytes": "iVBORw0KGgo="}}}
 	for _, tt := range []struct {
 		file, column string
@@ -75,8 +76,10 @@ func TestRead_Reports(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if r := d.Records[0]; len(d.Records) != tt.records || !reflect.DeepEqual(r.Fields, tt.first) || !reflect.DeepEqual(r.GroundTruth, tt.truth) {
-				t.Errorf("%d records, the first %v with %#v; want %d, %v with %#v", len(d.Records), r.Fields, r.GroundTruth, tt.records, tt.first, tt.truth)
+			if r := d.Records[0]; len(d.Records) != tt.records || !reflect.DeepEqual(r.Fields, tt.first) ||
+				!reflect.DeepEqual(r.GroundTruth, tt.truth) {
+				t.Errorf("%d records, the first %v with %#v; want %d, %v with %#v", len(d.Records), r.Fields,
+					r.GroundTruth, tt.records, tt.first, tt.truth)
 			}
 		})
 	}
@@ -126,9 +129,11 @@ func TestRead_Refused(t *testing.T) {
 			t.Errorf("%s with %q: %v\nwant %s", tt.file, tt.text, err, tt.want)
 		}
 	}
-	for _, tt := range []struct{ file, text string }{{"-", "caption,seed\na,1\n"}, {"p.txt", "a\n"}, {"p.jsonl", "\"a\"\n"}} {
+	for _, tt := range []struct{ file, text string }{{"-", "caption,seed\na,1\n"}, {"p.txt", "a\n"},
+		{"p.jsonl", "\"a\"\n"}} {
 		_, err := readAll(strings.NewReader(tt.text), tt.file, dataset.Options{Fields: fields, PromptColumn: "caption"})
-		if err == nil || !strings.Contains(err.Error(), "line 1: \"") && !strings.Contains(err.Error(), "looks like the header of a table") {
+		if err == nil || !strings.Contains(err.Error(), "line 1: \"") &&
+			!strings.Contains(err.Error(), "looks like the header of a table") {
 			t.Errorf("%s: a column of %q: %v", tt.file, tt.text, err)
 		}
 	}
@@ -138,12 +143,13 @@ func TestRead_Refused(t *testing.T) {
 	}
 }
 
-// Nothing in a record is lost: a random name at any level is a field, in the metadata, the ground truth, or a fault that
-// names it; and rows of tables are the objects of their columns.
+// Nothing in a record is lost: a random name at any level is a field, in the metadata, the ground truth, or a fault
+// that names it; and rows of tables are the objects of their columns.
 func TestRead_NothingIsLost(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	value := func() any {
-		return []any{"v" + fmt.Sprint(random.Uint32()), int64(random.Uint32()), true, []any{"x"}, object{"k": int64(1)}, 0.5}[random.IntN(6)]
+		return []any{"v" + fmt.Sprint(random.Uint32()), int64(random.Uint32()), true, []any{"x"}, object{"k": int64(1)},
+			0.5}[random.IntN(6)]
 	}
 	for i := range 3000 {
 		name, v := fmt.Sprintf("zz%d", random.Uint32()), value()
@@ -157,7 +163,9 @@ func TestRead_NothingIsLost(t *testing.T) {
 		}
 		part := object{"type": "text", "text": "12+30=?"}
 		message["content"] = []any{part}
-		places := []object{record, record["reward_model"].(object), record["reward_model"].(object)["ground_truth"].(object), record["extra_info"].(object), record["rollout"].(object), record["metadata"].(object), record["metadata"].(object)["m"].(object)}
+		places := []object{record, record["reward_model"].(object),
+			record["reward_model"].(object)["ground_truth"].(object), record["extra_info"].(object),
+			record["rollout"].(object), record["metadata"].(object), record["metadata"].(object)["m"].(object)}
 		if i%2 == 1 {
 			places = append(places, message, part)
 		}
@@ -194,7 +202,8 @@ func TestRead_RowsAreObjects(t *testing.T) {
 	}
 	var columns bytes.Buffer
 	w := parquet.NewGenericWriter[row](&columns)
-	if _, err := w.Write([]row{{Prompt: "a, b", Seed: new(int64(7)), Steps: new(4.0), Scale: new(3.5), Validation: new(true), Sigmas: []float64{1, 0.5}, Note: "n"}}); err != nil {
+	if _, err := w.Write([]row{{Prompt: "a, b", Seed: new(int64(7)), Steps: new(4.0), Scale: new(3.5),
+		Validation: new(true), Sigmas: []float64{1, 0.5}, Note: "n"}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Close(); err != nil {
@@ -216,7 +225,9 @@ func TestRead_RowsAreObjects(t *testing.T) {
 			t.Errorf("%s: %s\nwant %s", name, got, encode(t, want))
 		}
 	}
-	if _, err := readAll(io.MultiReader(strings.NewReader(columns.String())), "-", dataset.Options{Fields: fields}); err == nil || !strings.Contains(err.Error(), "so it must be a file, not a pipe") {
+	if _, err := readAll(io.MultiReader(strings.NewReader(columns.String())), "-",
+		dataset.Options{Fields: fields}); err == nil ||
+		!strings.Contains(err.Error(), "so it must be a file, not a pipe") {
 		t.Errorf("Parquet from a pipe: %v", err)
 	}
 	for n := range columns.Len() { // a damaged file is an error, not a panic
@@ -245,7 +256,8 @@ func TestRead_ParquetLargeRow(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := readAll(bytes.NewReader(file.Bytes()), "p.parquet", dataset.Options{Fields: fields})
-	if want := "p.parquet line 1: jpg_0: 1048576 bytes; must be a record of at most 1048576 bytes; leave out columns that no reward function needs"; err == nil || err.Error() != want {
+	if want := "p.parquet line 1: jpg_0: 1048576 bytes; must be a record of at most 1048576 bytes; leave out columns " +
+		"that no reward function needs"; err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
 }
@@ -282,11 +294,13 @@ func TestChoose_ReadsNoFurther(t *testing.T) {
 // The column that is named is the prompt; one called prompt beside it is metadata.
 func TestRead_PromptColumn(t *testing.T) {
 	for name, text := range map[string]string{"p.csv": "caption,prompt\na,b\n", "p.jsonl": `{"caption": "a", "prompt": "b"}`} {
-		d, err := readAll(strings.NewReader(text), name, dataset.Options{Fields: fields, PromptColumn: "caption", Misspelt: func(string) string { return "prompt" }})
+		d, err := readAll(strings.NewReader(text), name, dataset.Options{Fields: fields, PromptColumn: "caption",
+			Misspelt: func(string) string { return "prompt" }})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := (object{"prompt": "a", "metadata": object{"prompt": "b"}}); !reflect.DeepEqual(d.Records[0].Fields, want) {
+		if want := (object{"prompt": "a", "metadata": object{"prompt": "b"}}); !reflect.DeepEqual(d.Records[0].Fields,
+			want) {
 			t.Errorf("%s: %v, want %v", name, d.Records[0].Fields, want)
 		}
 	}

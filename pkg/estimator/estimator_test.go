@@ -65,7 +65,8 @@ func TestEstimate_Examples(t *testing.T) {
 					t.Errorf("group %d: std %.12f, want %.12f", g, got[g].Std, tt.stds[g])
 				}
 				if got[g].Scale != tt.cfg.Std || got[g].StdBasis != tt.cfg.StdBasis {
-					t.Errorf("group %d: says %s over %s, want %s over %s", g, got[g].Scale, got[g].StdBasis, tt.cfg.Std, tt.cfg.StdBasis)
+					t.Errorf("group %d: says %s over %s, want %s over %s", g, got[g].Scale, got[g].StdBasis, tt.cfg.Std,
+						tt.cfg.StdBasis)
 				}
 				for i := range want {
 					// The table's zeros that are not of a constant group are those of a
@@ -94,7 +95,8 @@ func TestEstimate_Means(t *testing.T) {
 func TestEstimate_ConstantGroups(t *testing.T) {
 	for _, std := range []string{schemas.StdGroup, schemas.StdGlobal, schemas.StdNone} {
 		for _, basis := range []string{schemas.BasisSample, schemas.BasisExpanded, schemas.BasisPopulation} {
-			for _, rewards := range [][]float64{{.1, .1, .1}, {.7, .7, .7}, {.7}, {1e300, 1e300}, {math.MaxFloat64, math.MaxFloat64, math.MaxFloat64}} {
+			for _, rewards := range [][]float64{{.1, .1, .1}, {.7, .7, .7}, {.7}, {1e300, 1e300},
+				{math.MaxFloat64, math.MaxFloat64, math.MaxFloat64}} {
 				cfg := config(std, basis, 3)
 				cfg.Epsilon = 1e-300
 				if std == schemas.StdGlobal && len(rewards) == 1 && basis == schemas.BasisSample {
@@ -159,7 +161,8 @@ func TestConfig_Validate(t *testing.T) {
 		{"unknown", "flow_grpo", func(c *estimator.Config) { c.Name = "ppo" }, []string{`estimator: "ppo"; did you mean opo? must be one of ` + strings.Join(estimator.Names(), ", ")}},
 		{"known elsewhere", "flow_grpo", func(c *estimator.Config) { c.Name = "remax" }, []string{`estimator: "remax"; not available: it needs`, "rloo"}},
 		{"all at once", "flow_grpo", func(c *estimator.Config) {
-			c.Std, c.StdBasis, c.Epsilon, c.Columns, c.Mode, c.AdvClipMax, c.Gamma, c.Weights = "batch", "", math.NaN(), -1, "sft", -1, 0, []float64{1}
+			c.Std, c.StdBasis, c.Epsilon, c.Columns, c.Mode, c.AdvClipMax, c.Gamma, c.Weights = "batch", "", math.NaN(),
+				-1, "sft", -1, 0, []float64{1}
 		}, []string{
 			`std: "batch"; must be group or global or none`, `std_basis: ""; must be sample or expanded or population`, "epsilon: NaN", "columns: -1",
 			`mode: "sft"; estimator flow_grpo has no modes`, "adv_clip_max: -1", "gamma: 0", "weights: [1]; only estimator gdpo",

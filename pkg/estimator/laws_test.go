@@ -129,8 +129,8 @@ func TestLaw_MethodOrder(t *testing.T) {
 	})
 }
 
-// A constant added to all rewards changes nothing, and of groups that stand for themselves one of each group, but where the rewards themselves are
-// the result (rwr), or those that are not 0 are counted (gpg), or a score is not linear
+// A constant added to all rewards changes nothing, and of groups that stand for themselves one of each group, but where
+// the rewards themselves are the result (rwr), or those that are not 0 are counted (gpg), or a score is not linear
 // in them (gdpo here).
 func TestLaw_MethodShift(t *testing.T) {
 	checkMethods(t, func(t *rapid.T, cfg estimator.Config, rewards [][]float64) {
@@ -335,7 +335,8 @@ func TestLaw_BasisOrder(t *testing.T) {
 			cfg.StdBasis = basis
 			return run(t, cfg, rewards)
 		}
-		population, expanded, sample := std(schemas.BasisPopulation), std(schemas.BasisExpanded), std(schemas.BasisSample)
+		population, expanded, sample := std(schemas.BasisPopulation), std(schemas.BasisExpanded),
+			std(schemas.BasisSample)
 		for g := range rewards {
 			if population[g].Std > expanded[g].Std || expanded[g].Std > sample[g].Std*(1+1e-15) {
 				t.Fatalf("group %d: population %v, expanded %v, sample %v", g, population[g].Std, expanded[g].Std,

@@ -232,7 +232,8 @@ func TestValidation_Majority(t *testing.T) {
 			t.Errorf("%s = %v, want about %v", name, g, want)
 		}
 	}
-	if g, mean := got["val-core/ocr/reward/maj@4/std"], got["val-core/ocr/reward/maj@4/mean"]; math.Abs(g-math.Sqrt(mean*(1-mean))) > 1e-12 {
+	if g, mean := got["val-core/ocr/reward/maj@4/std"],
+		got["val-core/ocr/reward/maj@4/mean"]; math.Abs(g-math.Sqrt(mean*(1-mean))) > 1e-12 {
 		t.Errorf("std %v of values that are 1 in %v of all draws", g, mean)
 	}
 	for name := range got {

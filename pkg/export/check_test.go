@@ -16,7 +16,8 @@ import (
 // eventFile is an event as a file of an export.
 func eventFile(t *testing.T, stream string, seq uint64, e schemas.Keyed) file {
 	t.Helper()
-	return file{fmt.Sprintf("%s/%010d-%s.msgpack", stream, seq, schemas.StoredSubject(e.Subject())), bustest.Encode(t, e)}
+	return file{fmt.Sprintf("%s/%010d-%s.msgpack", stream, seq, schemas.StoredSubject(e.Subject())),
+		bustest.Encode(t, e)}
 }
 
 // What is no valid event of its subject is refused by its name and cause, by all who read an archive, and before
@@ -48,7 +49,8 @@ func TestCheck_invalid(t *testing.T) {
 	}{
 		"garbage": {file{good.name, []byte("garbage")}, "decode advantage/1"},
 		"NaN": {result(func(a *schemas.Advantage) {
-			a.Members[0].Status, a.Members[0].Reward, a.Members[0].Advantage = schemas.StatusScored, new(1.0), new(math.NaN())
+			a.Members[0].Status, a.Members[0].Reward, a.Members[0].Advantage = schemas.StatusScored, new(1.0),
+				new(math.NaN())
 		}), "advantage: NaN; must be finite"},
 		"Inf":              {result(func(a *schemas.Advantage) { a.Mean = new(math.Inf(1)) }), "mean: +Inf; must be finite"},
 		"NaN reward":       {reward(func(r *schemas.Reward) { *r.Reward = math.NaN() }), "reward: NaN; must be between -1e+30 and 1e+30"},
@@ -82,7 +84,8 @@ func TestCheck_stepNumber(t *testing.T) {
 	t.Parallel()
 	step, parts, trajectory := sample(t)
 	step.name = strings.Replace(step.name, "0000000001-", "0000000009-", 1)
-	if _, err := read(pack(t, []file{step, parts[0], parts[1], trajectory}, true)); err == nil || !strings.Contains(err.Error(), "steps[0]: names sequence 1 of MDR_STEPS") {
+	if _, err := read(pack(t, []file{step, parts[0], parts[1], trajectory}, true)); err == nil ||
+		!strings.Contains(err.Error(), "steps[0]: names sequence 1 of MDR_STEPS") {
 		t.Error(err)
 	}
 }
@@ -96,7 +99,8 @@ func TestCheck_ends(t *testing.T) {
 	if _, err := read(append(bytes.Clone(good), make([]byte, 10_240)...)); err != nil {
 		t.Errorf("zeros at the end: %v", err)
 	}
-	if _, err := read(append(bytes.Clone(good), "garbage"...)); err == nil || !strings.Contains(err.Error(), "bytes follow after its end") {
+	if _, err := read(append(bytes.Clone(good), "garbage"...)); err == nil ||
+		!strings.Contains(err.Error(), "bytes follow after its end") {
 		t.Errorf("garbage at the end: %v", err)
 	}
 	sums := unpack(t, good)[4]
@@ -106,7 +110,8 @@ func TestCheck_ends(t *testing.T) {
 		first + "\nnonsense\n" + rest:                                    "line 2: must be a digest",
 		rest:                                                             step.name,
 	} {
-		if _, err := read(pack(t, append(whole[:4:4], file{sums.name, []byte(list)}), false)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := read(pack(t, append(whole[:4:4], file{sums.name, []byte(list)}), false)); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("a list of other lines: %v; want %q", err, want)
 		}
 	}
@@ -162,7 +167,8 @@ func TestCheck_refusedPrompt(t *testing.T) {
 	}
 	data := archived(t, p.Bus, "r")
 	s, err := export.CheckArchive(bytes.NewReader(data), nil)
-	if err != nil || s.Refused != 12 || len(s.Notes) != 11 || !strings.Contains(s.Notes[0], "0000000001-mdr.v1.prompt.r.msgpack") || s.Notes[10] != "and 2 more" {
+	if err != nil || s.Refused != 12 || len(s.Notes) != 11 ||
+		!strings.Contains(s.Notes[0], "0000000001-mdr.v1.prompt.r.msgpack") || s.Notes[10] != "and 2 more" {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	done, err := importRun(t, bustest.New(t).Bus, data, export.ImportOptions{})
@@ -182,7 +188,8 @@ func TestWrite_LeavesOut(t *testing.T) {
 	publish(t, p.Bus, withImage(completed("r", "u", 0, refTo(t, step, publish(t, p.Bus, step))), nil))
 	var out bytes.Buffer
 	s, err := export.WriteArchive(t.Context(), p.Bus, "r", &out)
-	if err != nil || s.LeftOut != 1 || s.Missing != 1 || s.Events[schemas.StreamTrajectories] != 1 || len(s.Notes) != 2 {
+	if err != nil || s.LeftOut != 1 || s.Missing != 1 || s.Events[schemas.StreamTrajectories] != 1 ||
+		len(s.Notes) != 2 {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	blob := strings.Repeat("0", 64)
@@ -190,7 +197,8 @@ func TestWrite_LeavesOut(t *testing.T) {
 		t.Errorf("notes %q", s.Notes)
 	}
 	done, err := importRun(t, bustest.New(t).Bus, out.Bytes(), export.ImportOptions{})
-	if err != nil || done.Stored != 3 || done.Missing != 1 || len(done.Notes) != 1 || !strings.Contains(done.Notes[0], blob) {
+	if err != nil || done.Stored != 3 || done.Missing != 1 || len(done.Notes) != 1 ||
+		!strings.Contains(done.Notes[0], blob) {
 		t.Errorf("%+v, %v", done, err)
 	}
 	// Where it is from, it is not put beside what it left out.

@@ -82,7 +82,8 @@ func write(t *testing.T, b *bus.Bus, o export.DatasetOptions) *export.Index {
 func trajectory(t *testing.T, b *bus.Bus, uid schemas.UID, index int64) *schemas.Trajectory {
 	t.Helper()
 	var e schemas.Trajectory
-	m, err := b.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", uid, index, schemas.StageMain))
+	m, err := b.Last(t.Context(), schemas.StreamTrajectories,
+		schemas.TrajectorySubject("r", uid, index, schemas.StageMain))
 	if err == nil {
 		err = schemas.Decode(m.Data, &e)
 	}
@@ -233,10 +234,12 @@ func TestWrite_Formats(t *testing.T) {
 				r.Settings != settings(t, want) || r.ContentDigest != want.ContentDigest {
 				t.Errorf("record %+v", r.Record)
 			}
-			if len(r.LogProbs) != 3 || r.LogProbs[0] != nil || r.LogProbs[1] == nil || *r.LogProbs[1] != *want.LogProbs[1] {
+			if len(r.LogProbs) != 3 || r.LogProbs[0] != nil || r.LogProbs[1] == nil ||
+				*r.LogProbs[1] != *want.LogProbs[1] {
 				t.Errorf("log-probs %v; want those of %v", r.LogProbs, want.LogProbs)
 			}
-			if string(r.png) != string(png) || !slices.Equal(r.latents, states) || !slices.Equal(r.LatentsShape, shape) {
+			if string(r.png) != string(png) || !slices.Equal(r.latents, states) ||
+				!slices.Equal(r.LatentsShape, shape) {
 				t.Errorf("%d bytes of image, %d of states %v; want %d, %d of %v", len(r.png), len(r.latents),
 					r.LatentsShape, len(png), len(states), shape)
 			}
@@ -284,7 +287,8 @@ func TestWrite_GoesOn(t *testing.T) {
 			if _, err := export.WriteDataset(ctx, b, "r", o); !errors.Is(err, context.Canceled) {
 				t.Fatalf("stopped after a file: %v", err)
 			}
-			if err := os.WriteFile(filepath.Join(parts, "00001.tar.part"), []byte("left by a kill"), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(parts, "00001.tar.part"), []byte("left by a kill"),
+				0o600); err != nil {
 				t.Fatal(err)
 			}
 			first, err := os.Stat(filepath.Join(parts, "00000"+filepath.Ext(onlyFile(t, parts))))
@@ -300,7 +304,8 @@ func TestWrite_GoesOn(t *testing.T) {
 			got := files(t, parts)
 			delete(got, "00001.tar.part")
 			if want := files(t, whole); !maps.Equal(got, want) {
-				t.Errorf("files %v, want %v, or their bytes differ", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+				t.Errorf("files %v, want %v, or their bytes differ", slices.Sorted(maps.Keys(got)),
+					slices.Sorted(maps.Keys(want)))
 			}
 		})
 	}
@@ -353,7 +358,8 @@ func TestWrite_Rescored(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := export.DatasetOptions{Format: "webdataset", Folder: t.TempDir(), Bytes: 1 << 30, Latents: true}
-	if x, err := export.WriteDataset(t.Context(), b, "again", o); err != nil || x.Totals().Samples != 2 || x.Totals().LeftOut != 0 {
+	if x, err := export.WriteDataset(t.Context(), b, "again", o); err != nil || x.Totals().Samples != 2 ||
+		x.Totals().LeftOut != 0 {
 		t.Errorf("%+v, %v; want both samples", x, err)
 	}
 }
@@ -388,7 +394,8 @@ func TestWrite_Refuses(t *testing.T) {
 		"other files":    {other(func(o *export.DatasetOptions) { o.Folder = full }), "r", export.ErrBegun, "name an empty folder"},
 		"no format":      {other(func(o *export.DatasetOptions) { o.Format = "zip" }), "r", nil, "must be one of"},
 	} {
-		if _, err := export.WriteDataset(t.Context(), b, c.run, c.o); err == nil || c.is != nil && !errors.Is(err, c.is) ||
+		if _, err := export.WriteDataset(t.Context(), b, c.run, c.o); err == nil || c.is != nil &&
+			!errors.Is(err, c.is) ||
 			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v; want %q", what, err, c.says)
 		}
@@ -405,7 +412,8 @@ func TestWrite_Refuses(t *testing.T) {
 	if err := os.WriteFile(name, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := export.CheckDataset(folder); !errors.Is(err, export.ErrChanged) || !strings.Contains(err.Error(), name) {
+	if _, err := export.CheckDataset(folder); !errors.Is(err, export.ErrChanged) ||
+		!strings.Contains(err.Error(), name) {
 		t.Errorf("check: %v; want ErrChanged, by name", err)
 	}
 	if _, err := export.WriteDataset(t.Context(), b, "r", o); !errors.Is(err, export.ErrChanged) {

@@ -124,7 +124,8 @@ func TestWriteFile_Killed(t *testing.T) {
 	t.Parallel()
 	p := large(t)
 	whole, name := filepath.Join(t.TempDir(), "whole.tar"), filepath.Join(t.TempDir(), "r.tar")
-	if s, err := export.WriteArchiveFile(t.Context(), p.Bus, "r", whole); err != nil || s.Before != 0 || s.Missing != 1 {
+	if s, err := export.WriteArchiveFile(t.Context(), p.Bus, "r", whole); err != nil || s.Before != 0 ||
+		s.Missing != 1 {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	want, err := os.ReadFile(whole)
@@ -201,7 +202,8 @@ func TestWriteFile_Removed(t *testing.T) {
 	p := large(t)
 	name := filepath.Join(t.TempDir(), "r.tar")
 	killed(t, p, name, 6<<20, 4<<20)
-	if _, err := p.PurgeSubject(t.Context(), schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: "r"}.Filter()); err != nil {
+	if _, err := p.PurgeSubject(t.Context(), schemas.StreamSteps,
+		schemas.Address{Kind: schemas.KindStep, Run: "r"}.Filter()); err != nil {
 		t.Fatal(err)
 	}
 	s, err := export.WriteArchiveFile(t.Context(), p.Bus, "r", name)

@@ -89,7 +89,8 @@ func TestImport_GoesOn(t *testing.T) {
 	outcomes := map[string]string{
 		schemas.StreamTrajectories: schemas.StopCompleted, schemas.StreamRewards: schemas.StatusFailed,
 	}
-	for stream, n := range map[string]int{schemas.StreamPrompts: 1, schemas.StreamGroups: 1, schemas.StreamSteps: 2, schemas.StreamTrajectories: 1, schemas.StreamRewards: 1} {
+	for stream, n := range map[string]int{schemas.StreamPrompts: 1, schemas.StreamGroups: 1, schemas.StreamSteps: 2,
+		schemas.StreamTrajectories: 1, schemas.StreamRewards: 1} {
 		stored := 0
 		for m, err := range p.Read(t.Context(), stream, nil, bus.ReadOptions{}) {
 			if err != nil {
@@ -143,7 +144,8 @@ func TestImport_Other(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := export.Import(t.Context(), p.Bus, bytes.NewReader(file), export.ImportOptions{})
-		if !errors.Is(err, export.ErrOther) || !strings.Contains(err.Error(), c.subject) || !strings.Contains(err.Error(), c.says) {
+		if !errors.Is(err, export.ErrOther) || !strings.Contains(err.Error(), c.subject) ||
+			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if n := p.Info(t, schemas.StreamSteps).State.Msgs; n > 0 {
@@ -180,7 +182,8 @@ func TestWrite_InUse(t *testing.T) {
 	if _, err := export.WriteArchive(t.Context(), p.Bus, "r1", file); err != nil {
 		t.Fatal(err)
 	}
-	if done, err := export.Import(t.Context(), bustest.New(t).Bus, bytes.NewReader(file.Bytes()), export.ImportOptions{}); err != nil || done.Stored != 2 {
+	if done, err := export.Import(t.Context(), bustest.New(t).Bus, bytes.NewReader(file.Bytes()),
+		export.ImportOptions{}); err != nil || done.Stored != 2 {
 		t.Errorf("imported %+v, %v; want the first sample", done, err)
 	}
 }

@@ -29,7 +29,8 @@ func recorded(t *testing.T) *bustest.Plane {
 	for i := range int64(3) {
 		step := &schemas.Step{Stage: schemas.StageMain, Run: "r", UID: "u", SampleIndex: i, Attempt: "a"}
 		put(step.Subject(), step)
-		made := &schemas.Trajectory{Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "u", SampleIndex: i}}
+		made := &schemas.Trajectory{Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "u",
+			SampleIndex: i}}
 		put(made.Subject(), made)
 		put(schemas.RewardSubject("r", "u", "u", i), &schemas.Reward{Run: "r", UID: "u", SampleIndex: i})
 	}
@@ -66,17 +67,20 @@ func TestPlay(t *testing.T) {
 			t.Errorf("event %d is due after %v, want %v", i, due[i], want)
 		}
 	}
-	if got, want := strings.Join(kinds, " "), "prompt"+strings.Repeat(" step trajectory reward", 3)+" advantage"; got != want {
+	if got, want := strings.Join(kinds, " "), "prompt"+strings.Repeat(" step trajectory reward",
+		3)+" advantage"; got != want {
 		t.Errorf("played %s, want %s", got, want)
 	}
 	if due[len(due)-1] == 0 {
 		t.Error("there are no pauses")
 	}
 	longest := time.Duration(1)
-	if _, due := play(t, p.Bus, export.Pace{Speed: 1, MaxPause: longest}, export.Kinds()...); due[len(due)-1] > time.Duration(len(due)-1)*longest {
+	if _, due := play(t, p.Bus, export.Pace{Speed: 1, MaxPause: longest},
+		export.Kinds()...); due[len(due)-1] > time.Duration(len(due)-1)*longest {
 		t.Errorf("with short pauses they are due after %v", due)
 	}
-	if played, due := play(t, p.Bus, export.Pace{}, schemas.KindReward, schemas.KindAdvantage); len(played) != 4 || len(due) != 0 {
+	if played, due := play(t, p.Bus, export.Pace{}, schemas.KindReward, schemas.KindAdvantage); len(played) != 4 ||
+		len(due) != 0 {
 		t.Errorf("at once, of two kinds: %d events, %d pauses", len(played), len(due))
 	}
 }
@@ -142,14 +146,16 @@ func TestPlayMessage(t *testing.T) {
 		headers = append(headers, fmt.Sprint(name, v))
 	}
 	slices.Sort(headers)
-	if got, want := strings.Join(headers, " "), "Mdr-Type[trajectory/1] Nats-Sequence[7] Nats-Stream[MDR_TRAJECTORIES] "+
+	if got, want := strings.Join(headers, " "), "Mdr-Type[trajectory/1] Nats-Sequence[7] "+
+		"Nats-Stream[MDR_TRAJECTORIES] "+
 		"Nats-Subject[mdr.v1.trajectory.r.u.0.main] Nats-Time-Stamp[2026-05-04T03:02:01.000000009Z]"; got != want {
 		t.Errorf("headers %s, want %s", got, want)
 	}
 	if subject != "replay.night.trajectory.r.u.0.main" {
 		t.Errorf("on %s", subject)
 	}
-	for _, prefix := range []string{"", "mdr", "mdr.v1", "replays", "replay.", "replay.*", "replay.>", "$JS.replay", "replay.a b"} {
+	for _, prefix := range []string{"", "mdr", "mdr.v1", "replays", "replay.", "replay.*", "replay.>", "$JS.replay",
+		"replay.a b"} {
 		if _, _, err := export.PlayMessage(prefix, stored); err == nil || !strings.Contains(err.Error(), `must be "replay"`) {
 			t.Errorf("prefix %q: %v", prefix, err)
 		}

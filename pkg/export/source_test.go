@@ -100,7 +100,8 @@ func TestImport_Pass(t *testing.T) {
 			t.Fatalf("%+v, %v; want %d events stored", done, err, stored)
 		}
 	}
-	m, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("made", "u", 0, schemas.StageMain))
+	m, err := p.Last(t.Context(), schemas.StreamTrajectories,
+		schemas.TrajectorySubject("made", "u", 0, schemas.StageMain))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +146,8 @@ func TestImport_PassAlone(t *testing.T) {
 	_, made, again := pass(t)
 	nothing := func(b *bustest.Plane) {
 		t.Helper()
-		if _, err := b.Last(t.Context(), schemas.StreamGroups, schemas.GroupSubject("pass", "u")); !errors.Is(err, bus.ErrNotFound) {
+		if _, err := b.Last(t.Context(), schemas.StreamGroups, schemas.GroupSubject("pass", "u")); !errors.Is(err,
+			bus.ErrNotFound) {
 			t.Errorf("a refused import has left a group: %v", err)
 		}
 	}
@@ -192,7 +194,8 @@ func TestImport_Aged(t *testing.T) {
 	r, a := scored("r", "", 5, 1, publish(t, p.Bus, madeAt("r", 5, 1)))
 	publish(t, p.Bus, r)
 	publish(t, p.Bus, a)
-	if _, err := p.PurgeSubject(t.Context(), schemas.StreamTrajectories, schemas.TrajectoryFilter("r", "*")); err != nil {
+	if _, err := p.PurgeSubject(t.Context(), schemas.StreamTrajectories,
+		schemas.TrajectoryFilter("r", "*")); err != nil {
 		t.Fatal(err)
 	}
 	file := archived(t, p.Bus, "r")

@@ -142,7 +142,8 @@ func testFlags(t *testing.T, l lamp) {
 	if *l.Warmth != 2.5 || !reflect.DeepEqual(l.Steps, []int64{1, 2}) {
 		t.Errorf("Fill gives %+v", l)
 	}
-	if got, want := set.Flags(false), map[string]string{"warmth": "warmth", "steps": "lit"}; !reflect.DeepEqual(got, want) {
+	if got, want := set.Flags(false), map[string]string{"warmth": "warmth", "steps": "lit"}; !reflect.DeepEqual(got,
+		want) {
 		t.Errorf("Flags = %v, want %v", got, want)
 	}
 }
@@ -194,7 +195,8 @@ func TestNew_NoCodec(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
-				if said, _ := recover().(string); !strings.Contains(said, "odd.Odd: map[string]int; must have a name, and a codec") {
+				if said, _ := recover().(string); !strings.Contains(said,
+					"odd.Odd: map[string]int; must have a name, and a codec") {
 					t.Errorf("panics with %q", said)
 				}
 			}()

@@ -37,14 +37,16 @@ func TestPlan_Checkpoints(t *testing.T) {
 		for i, at := range stored[1:] {
 			between := slices.ContainsFunc(enter, func(e int) bool { return stored[i] < e && e < at })
 			if at-stored[i] > every && between {
-				t.Errorf("checkpoints %v beside %v: from %d to %d are more than %d steps, and it can be entered at %v", more, kept,
+				t.Errorf("checkpoints %v beside %v: from %d to %d are more than %d steps, and it can be entered at %v",
+					more, kept,
 					stored[i], at, every, enter)
 			}
 		}
 		for _, c := range more {
 			at := slices.Index(stored, c)
 			if at < 1 || slices.Contains(kept, c) || stored[at+1]-stored[at-1] <= every {
-				t.Errorf("checkpoints %v beside %v, every %d, entered at %v: %d is not needed", more, kept, every, enter, c)
+				t.Errorf("checkpoints %v beside %v, every %d, entered at %v: %d is not needed", more, kept, every,
+					enter, c)
 			}
 		}
 	})

@@ -130,8 +130,8 @@ func TestDiffusion_Refuses(t *testing.T) {
 }
 
 // ddim is the step of DDPO, DDIM with eta, in other coordinates: the same mean, the same deviation, and a log-prob that
-// differs by the constant ln(a'+b'), so that ratios are equal. The reference is its formula in float64 over the alphas of
-// Stable Diffusion 1.5; states, coefficients and sigmas here are float32.
+// differs by the constant ln(a'+b'), so that ratios are equal. The reference is its formula in float64 over the alphas
+// of Stable Diffusion 1.5; states, coefficients and sigmas here are float32.
 func TestDDIM_IsTheStepOfDDPO(t *testing.T) {
 	s, err := flow.ParseSchedule([]byte(`{"_class_name": "DDIMScheduler", "beta_start": 0.00085, "beta_end": 0.012,
 		"beta_schedule": "scaled_linear", "clip_sample": false, "set_alpha_to_one": false, "steps_offset": 1}`))

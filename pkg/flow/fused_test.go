@@ -38,7 +38,8 @@ func noFusedProducts(t *testing.T, fset *token.FileSet, conf types.Config, dir s
 	}
 	for _, e := range entries {
 		if name := e.Name(); strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go") {
-			if here, err := build.Default.MatchFile(dir, name); err != nil || !here { // of another architecture: calls alone
+			// of another architecture: calls alone
+			if here, err := build.Default.MatchFile(dir, name); err != nil || !here {
 				continue
 			}
 			f, err := parser.ParseFile(fset, filepath.Join(dir, name), nil, 0)

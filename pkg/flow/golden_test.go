@@ -58,7 +58,8 @@ func TestSample_PythonVectors(t *testing.T) {
 		for j, s := range steps {
 			want := c.Steps[j]
 			if s.StdDevT != float64(want.StdDevT) || s.NoiseStd != float64(want.NoiseStd) {
-				t.Errorf("case %d step %d: g, n = %x, %x, want %x, %x", i, j, s.StdDevT, s.NoiseStd, float64(want.StdDevT),
+				t.Errorf("case %d step %d: g, n = %x, %x, want %x, %x", i, j, s.StdDevT, s.NoiseStd,
+					float64(want.StdDevT),
 					float64(want.NoiseStd))
 			}
 			if (s.LogProb == nil) != (want.LogProbSum == nil) {
@@ -170,7 +171,8 @@ func TestSchedule_Diffusers(t *testing.T) {
 			}
 			for i, sigma := range got[:len(got)-1] {
 				if at := indexForTimestep(c.Timesteps, flow.Timestep(sigma)); at != i {
-					t.Errorf("%s: timestep %v of step %d is at %d of diffusers' table", name, flow.Timestep(sigma), i, at)
+					t.Errorf("%s: timestep %v of step %d is at %d of diffusers' table", name, flow.Timestep(sigma), i,
+						at)
 				}
 			}
 		}
@@ -331,7 +333,8 @@ func TestParseSchedule_DefaultsOfDiffusers(t *testing.T) {
 		if class != "FlowMatchEulerDiscreteScheduler" {
 			config = fmt.Sprintf(`{"_class_name": %q, "prediction_type": "flow_prediction", "use_flow_sigmas": true}`, class)
 			want["shift"] = want["flow_shift"]
-			if want["final_sigmas_type"] != "zero" || want["use_flow_sigmas"] != false || want["prediction_type"] != "epsilon" {
+			if want["final_sigmas_type"] != "zero" || want["use_flow_sigmas"] != false ||
+				want["prediction_type"] != "epsilon" {
 				t.Errorf("%s: %v", class, want)
 			}
 		}

@@ -105,7 +105,8 @@ func TestMarginal_Chain(t *testing.T) {
 			fine := math.Abs(recursion(kind, 0.7, uniform(1000)) - 0.25)
 			t.Logf("distance from the data's variance: %.2g at 250 steps, %.2g at 1000", coarse, fine)
 			if kind != flow.CPS && (fine > 0.0025 || fine >= coarse) {
-				t.Errorf("distance from the data's variance %v at 250 steps, %v at 1000: want it to fall below 1 %%", coarse, fine)
+				t.Errorf("distance from the data's variance %v at 250 steps, %v at 1000: want it to fall below 1 %%",
+					coarse, fine)
 			}
 		})
 	}

@@ -16,7 +16,8 @@ func TestNormal_KernelsHaveTheBitsOfGo(t *testing.T) {
 			k.fill(got, seed, step, stream)
 			goNormal(want, 0, seed, step, stream)
 			if !slices.Equal(got, want) {
-				t.Fatalf("vectors of %d, %d elements, seed %d, step %d, stream %d: other numbers", k.vector, n, seed, step, stream)
+				t.Fatalf("vectors of %d, %d elements, seed %d, step %d, stream %d: other numbers", k.vector, n, seed,
+					step, stream)
 			}
 		}
 	}

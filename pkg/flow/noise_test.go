@@ -94,7 +94,8 @@ func loadVectors(t *testing.T) noiseVectors {
 	if err := json.Unmarshal(b, &v); err != nil {
 		t.Fatal(err)
 	}
-	if len(v.Philox) == 0 || len(v.BoxMuller) == 0 || len(v.Normal) == 0 || len(v.Long) == 0 || len(v.SampleSeed) == 0 ||
+	if len(v.Philox) == 0 || len(v.BoxMuller) == 0 || len(v.Normal) == 0 || len(v.Long) == 0 ||
+		len(v.SampleSeed) == 0 ||
 		len(v.Window) == 0 {
 		t.Fatalf("noise.json lacks a section")
 	}

@@ -106,7 +106,8 @@ func TestSample_Steps(t *testing.T) {
 		stochastic := i == 1 || i == 3
 		if (s.LogProb != nil) != stochastic || (s.Noise != nil) != stochastic || (s.NoiseStd > 0) != stochastic ||
 			(s.StdDevT > 0) != stochastic {
-			t.Errorf("step %d: log-prob %v, noise %v, g %v, n %v; want them exactly on stochastic steps", i, s.LogProb, s.Noise,
+			t.Errorf("step %d: log-prob %v, noise %v, g %v, n %v; want them exactly on stochastic steps", i, s.LogProb,
+				s.Noise,
 				s.StdDevT, s.NoiseStd)
 		}
 		if want := flow.ODE; !stochastic && s.Transition != want || stochastic && s.Transition != flow.SDE {
@@ -318,7 +319,8 @@ func TestRollout_Interleaving(t *testing.T) {
 		var want [][]float32
 		for i := range count {
 			p := sdePlan(flow.SDE, []int{0, 2}, drawSigmas(t))
-			p.Solver = rapid.SampledFrom([]flow.Solver{flow.Euler, flow.Heun, flow.RK4, flow.DPM, flow.UniPC}).Draw(t, "solver")
+			p.Solver = rapid.SampledFrom([]flow.Solver{flow.Euler, flow.Heun, flow.RK4, flow.DPM, flow.UniPC}).Draw(t,
+				"solver")
 			p.Storage = rapid.SampledFrom([]tensor.DType{tensor.F32, tensor.BF16}).Draw(t, "storage")
 			p.Seed = uint64(i)
 			x := noise(5+i, uint64(i))

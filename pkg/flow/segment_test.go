@@ -53,7 +53,8 @@ func TestPlan_SegmentIsAPartOfTheWhole(t *testing.T) {
 		end := rapid.IntRange(begin+1, p.Steps()).Draw(t, "end")
 		part := run(t, segment(p, begin, end), through(t, p.Storage, whole[begin].X), field.velocity)
 		if !reflect.DeepEqual(part, whole[begin:end]) {
-			t.Fatalf("steps %d to %d by themselves: %+v, in the whole rollout %+v", begin, end-1, part, whole[begin:end])
+			t.Fatalf("steps %d to %d by themselves: %+v, in the whole rollout %+v", begin, end-1, part,
+				whole[begin:end])
 		}
 	})
 }
@@ -72,7 +73,8 @@ func TestPlan_PiecesEqualTheWhole(t *testing.T) {
 				continue
 			}
 			var err error
-			if x, err = flowtest.Sample(context.Background(), segment(p, begin, end), x, field.velocity, nil); err != nil {
+			if x, err = flowtest.Sample(context.Background(), segment(p, begin, end), x, field.velocity,
+				nil); err != nil {
 				t.Fatal(err)
 			}
 			begin = end
@@ -125,7 +127,8 @@ func TestPlan_EnterRefusesWhatDiffers(t *testing.T) {
 				fmt.Sprintf("the ode steps 2 to %d", index-1))
 			fresh := run(t, odePlan(solver, p.Sigmas[index:]), whole[index].X, gaussian{0.5}.velocity)
 			if slices.Equal(fresh[0].Next, whole[index].Next) {
-				t.Errorf("%s: step %d without memory leads where it leads with it: it need not be refused", solver, index)
+				t.Errorf("%s: step %d without memory leads where it leads with it: it need not be refused", solver,
+					index)
 			}
 		}
 	}

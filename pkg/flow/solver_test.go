@@ -72,8 +72,9 @@ func path(t *testing.T, p flow.Plan, x float32, v flowtest.Velocity) []float32 {
 func TestSolver_GaussianErrors(t *testing.T) {
 	want := map[flow.Solver]map[int]float64{
 		flow.Euler: {4: -0.1594594594594595, 8: -0.0852154455185223, 16: -0.0443169066083664, 32: -0.0226364299252734},
-		flow.Heun:  {4: 0.004834695562346281, 8: 0.002441425924176288, 16: 0.000763809841727747, 32: 0.000209996407583679},
-		flow.RK4:   {4: 6.070037e-06, 8: 7.03065e-08, 16: 8.94623e-08, 32: 8.54614e-09},
+		flow.Heun: {4: 0.004834695562346281, 8: 0.002441425924176288, 16: 0.000763809841727747,
+			32: 0.000209996407583679},
+		flow.RK4: {4: 6.070037e-06, 8: 7.03065e-08, 16: 8.94623e-08, 32: 8.54614e-09},
 	}
 	for solver, errors := range want {
 		for steps, e := range errors {
@@ -150,7 +151,8 @@ func TestSolver_Limits(t *testing.T) {
 					return
 				}
 				for i := range s.X {
-					if want := float64(s.X[i]) - float64(s.Sigma)*float64(s.Velocity[i]); !near(float64(s.Next[i]), want, 1e-7) {
+					if want := float64(s.X[i]) - float64(s.Sigma)*float64(s.Velocity[i]); !near(float64(s.Next[i]),
+						want, 1e-7) {
 						t.Errorf("final x: %v; must be the data estimate %v", s.Next[i], want)
 					}
 				}

@@ -46,7 +46,8 @@ func TestTracks(t *testing.T) {
 		if of := whole[i].LogProb; of.Tracks != nil || math.Abs(of.Sum-sum) > 1e-12*math.Abs(sum) {
 			t.Errorf("step %d: without tracks %+v, want about %v", i, of, sum)
 		}
-		if again, err := flow.Score(p, i, s.X, s.Velocity, s.Next); err != nil || !reflect.DeepEqual(again, *s.LogProb) {
+		if again, err := flow.Score(p, i, s.X, s.Velocity, s.Next); err != nil ||
+			!reflect.DeepEqual(again, *s.LogProb) {
 			t.Errorf("step %d: scored %+v, sampled %+v, %v", i, again, s.LogProb, err)
 		}
 	}

@@ -24,13 +24,15 @@ func TestAsk_Trace(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	want := tracing.Context{Parent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", State: "a=1", Baggage: "k=v"}
+	want := tracing.Context{Parent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", State: "a=1",
+		Baggage: "k=v"}
 	for _, of := range []struct {
 		ctx  context.Context
 		want tracing.Context
 	}{{t.Context(), tracing.Context{}}, {tracing.With(t.Context(), want), want}} {
 		reply, err := interaction.Ask(of.ctx, p.Conn(), &schemas.InteractRequest{Name: "game"}, time.Minute)
-		if got, bad := tracing.Of(bustest.Receive(t, "the question", asked)); got != of.want || bad != nil || err != nil || reply.Content != "go on" {
+		if got, bad := tracing.Of(bustest.Receive(t, "the question", asked)); got != of.want || bad != nil ||
+			err != nil || reply.Content != "go on" {
 			t.Errorf("got %+v, %v, %+v, %v; want %+v", got, bad, reply, err, of.want)
 		}
 	}

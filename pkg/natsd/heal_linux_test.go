@@ -68,7 +68,8 @@ func TestServer_fullDisk(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s.*"}}); err != nil {
+			if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S",
+				Subjects: []string{"s.*"}}); err != nil {
 				t.Fatal(err)
 			}
 			ballast := fill(t, disk, 4<<20)
@@ -88,7 +89,8 @@ func TestServer_fullDisk(t *testing.T) {
 				}
 				return s.Fault() != nil
 			})
-			if err := s.Fault(); !strings.Contains(err.Error(), "no space left") || !strings.Contains(err.Error(), "make room on its disk") {
+			if err := s.Fault(); !strings.Contains(err.Error(), "no space left") ||
+				!strings.Contains(err.Error(), "make room on its disk") {
 				t.Errorf("the fault is %v", err)
 			}
 			if err := publish(); err == nil {

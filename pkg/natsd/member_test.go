@@ -44,7 +44,8 @@ func leave(t *testing.T, m *natsd.Member) {
 func through(t *testing.T, m *natsd.Member) (*nats.Conn, <-chan struct{}) {
 	t.Helper()
 	again := make(chan struct{}, 100)
-	nc, err := nats.Connect("", nats.InProcessServer(m), nats.TokenHandler(m.Token), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond),
+	nc, err := nats.Connect("", nats.InProcessServer(m), nats.TokenHandler(m.Token), nats.MaxReconnects(-1),
+		nats.ReconnectWait(20*time.Millisecond),
 		nats.IgnoreAuthErrorAbort(), nats.ReconnectHandler(func(*nats.Conn) { again <- struct{}{} }))
 	if err != nil {
 		t.Fatal(err)

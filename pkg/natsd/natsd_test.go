@@ -24,7 +24,8 @@ const holdStore = "NATSD_TEST_HOLD_STORE"
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(holdStore); dir != "" {
-		if _, err := natsd.Start(context.Background(), natsd.Options{StoreDir: dir, Listen: "127.0.0.1:0", Token: "secret"}); err != nil {
+		if _, err := natsd.Start(context.Background(), natsd.Options{StoreDir: dir, Listen: "127.0.0.1:0",
+			Token: "secret"}); err != nil {
 			_, _ = os.Stderr.WriteString(err.Error())
 			os.Exit(1)
 		}
@@ -164,7 +165,8 @@ func TestStart_storeInUse(t *testing.T) {
 	s := start(t, natsd.Options{StoreDir: dir, Listen: "127.0.0.1:0"})
 	_, err := natsd.Start(t.Context(), natsd.Options{StoreDir: dir})
 	inUse, ok := errors.AsType[*natsd.InUseError](err)
-	if !ok || inUse.Holder.PID != os.Getpid() || inUse.Holder.URL != s.ClientURL() || !strings.Contains(err.Error(), s.ClientURL()) {
+	if !ok || inUse.Holder.PID != os.Getpid() || inUse.Holder.URL != s.ClientURL() ||
+		!strings.Contains(err.Error(), s.ClientURL()) {
 		t.Errorf("got %v", err)
 	}
 }

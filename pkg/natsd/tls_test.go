@@ -33,7 +33,8 @@ func certified(t *testing.T) *natsd.TLS {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	secret, err2 := x509.MarshalPKCS8PrivateKey(key)
 	dir := t.TempDir()
@@ -84,7 +85,8 @@ func TestMember_TLS(t *testing.T) {
 	var info struct {
 		Required bool `json:"tls_required"`
 	}
-	if err = errors.Join(err, json.Unmarshal([]byte(strings.TrimPrefix(line, "INFO ")), &info)); err != nil || !info.Required {
+	if err = errors.Join(err, json.Unmarshal([]byte(strings.TrimPrefix(line, "INFO ")), &info)); err != nil ||
+		!info.Required {
 		t.Fatalf("it greets with %q, %v; must require TLS", line, err)
 	}
 	if _, err := conn.Write([]byte("CONNECT {\"auth_token\":\"secret\"}\r\nPING\r\n")); err != nil {

@@ -102,7 +102,8 @@ func TestGenerate_Recorded(t *testing.T) {
 			}
 			if !slices.Equal(a.LogProbs, c.logProbs) || len(a.Latents) != len(q.Return) ||
 				!slices.Equal(a.Image.Shape, []int{3, 1, q.Height, q.Width}) {
-				t.Errorf("log-probs %v, want %v; %d states, image %v", a.LogProbs, c.logProbs, len(a.Latents), a.Image.Shape)
+				t.Errorf("log-probs %v, want %v; %d states, image %v", a.LogProbs, c.logProbs, len(a.Latents),
+					a.Image.Shape)
 			}
 			var texts []int
 			for _, x := range []*remoteimage.Tensor{a.Prompt, a.Negative} {
@@ -239,7 +240,8 @@ func TestPool_Failover(t *testing.T) {
 	}
 	b.SetHealth(remoteimagetest.Say(http.StatusServiceUnavailable, file("health_503_broker_exited.json")))
 	if err := p.Check(t.Context()); err == nil || errors.Is(err, remotehttp.ErrRefused) ||
-		!strings.Contains(err.Error(), "Scheduler worker exited") || !strings.Contains(err.Error(), "Offline request broker exited") {
+		!strings.Contains(err.Error(), "Scheduler worker exited") ||
+		!strings.Contains(err.Error(), "Offline request broker exited") {
 		t.Fatalf("check: %v", err)
 	}
 	a.SetHealth(nil)
@@ -261,7 +263,8 @@ func TestPool_Refuses(t *testing.T) {
 		"sglang-diffusion=127.0.0.1:1": "must be NAME=URL", "vllm=http://a": "must be sglang-diffusion=",
 		"sglang-diffusion=http://a,http://a/": "twice", "sglang-diffusion=": "must be NAME=URL",
 	} {
-		if _, err := remoteimage.NewPool(remoteimage.Config{Server: address}); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := remoteimage.NewPool(remoteimage.Config{Server: address}); err == nil ||
+			!strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v; want %q", address, err, says)
 		}
 	}

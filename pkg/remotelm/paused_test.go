@@ -75,7 +75,8 @@ func TestPool_PausedForLong(t *testing.T) {
 	s := remotelmtest.New(t, remotelmtest.LogProbs)
 	p := dial(t, s, time.Second)
 	s.Pause(true, false)
-	if got := draw(t.Context(), p); !errors.Is(got.err, remotelm.ErrAway) || !strings.Contains(got.err.Error(), "paused") {
+	if got := draw(t.Context(), p); !errors.Is(got.err, remotelm.ErrAway) ||
+		!strings.Contains(got.err.Error(), "paused") {
 		t.Errorf("%v; want ErrAway", got.err)
 	}
 	p = dial(t, remotelmtest.New(t, remotelmtest.LogProbs), time.Hour)

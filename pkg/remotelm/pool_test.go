@@ -77,8 +77,8 @@ func TestPool_GoesOnElsewhere(t *testing.T) {
 	}
 }
 
-// A server that gives other numbers for the same prompt, or of another kind, is not used, also while the others are away.
-// Nor is one that comes back so.
+// A server that gives other numbers for the same prompt, or of another kind, is not used, also while the others are
+// away. Nor is one that comes back so.
 func TestPool_Refuses(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -99,7 +99,8 @@ func TestPool_Refuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a, b, told := remotelmtest.New(t, remotelmtest.LogProbs), remotelmtest.New(t, remotelmtest.LogProbs), &said{}
+			a, b, told := remotelmtest.New(t, remotelmtest.LogProbs), remotelmtest.New(t, remotelmtest.LogProbs),
+				&said{}
 			c.b(b)
 			p := dialBoth(t, a, b, told)
 			for range 3 {
@@ -107,13 +108,15 @@ func TestPool_Refuses(t *testing.T) {
 					t.Fatal(got.err)
 				}
 			}
-			if why := told.of["vllm at "+b.URL]; len(b.Asked()) != 0 || why == nil || !strings.Contains(why.Error(), c.says) {
+			if why := told.of["vllm at "+b.URL]; len(b.Asked()) != 0 || why == nil ||
+				!strings.Contains(why.Error(), c.says) {
 				t.Errorf("asked %d times, said %v; want none, %q", len(b.Asked()), why, c.says)
 			}
 			a.Down(true)
 			_ = p.Check(t.Context())
 			if got := draw(t.Context(), p); !errors.Is(got.err, remotelm.ErrAway) || len(b.Asked()) != 0 {
-				t.Errorf("the first is away: %v, the other was asked %d times; want ErrAway, none", got.err, len(b.Asked()))
+				t.Errorf("the first is away: %v, the other was asked %d times; want ErrAway, none", got.err,
+					len(b.Asked()))
 			}
 			a.Down(false)
 			c.b(a)
@@ -128,7 +131,8 @@ func TestPool_Refuses(t *testing.T) {
 func TestPool_NewWeightsOfTheOnlyOne(t *testing.T) {
 	t.Parallel()
 	s := remotelmtest.New(t, remotelmtest.LogProbs)
-	p, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2}, Pause: time.Millisecond})
+	p, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2},
+		Pause: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +215,8 @@ func testAdapters(t *testing.T, mode string) {
 		t.Errorf("unloaded: %v, %v", a.Adapters(), b.Adapters())
 	}
 	b.NoAdapters = true
-	if err := p.LoadAdapter(t.Context(), "meander-y", folder); !errors.Is(err, remotelm.ErrRefused) || len(a.Adapters()) != 0 {
+	if err := p.LoadAdapter(t.Context(), "meander-y", folder); !errors.Is(err, remotelm.ErrRefused) ||
+		len(a.Adapters()) != 0 {
 		t.Errorf("one takes none: %v, the other has %v", err, a.Adapters())
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -21,7 +21,8 @@ var recordedIDs = []int32{18, 15, 20, 306}
 
 func dial(t *testing.T, s *remotelmtest.Server, patience time.Duration) *remotelm.Pool {
 	t.Helper()
-	got, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2}, Patience: patience, Pause: time.Millisecond})
+	got, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2},
+		Patience: patience, Pause: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +42,8 @@ type told struct {
 }
 
 func draw(ctx context.Context, s *remotelm.Pool) (all told) {
-	r := remotelm.Request{ID: "r", IDs: []int32{305, 263}, MaxTokens: 8, Stop: []int32{306}, Temperature: 1, TopP: 1, Seed: 3}
+	r := remotelm.Request{ID: "r", IDs: []int32{305, 263}, MaxTokens: 8, Stop: []int32{306}, Temperature: 1, TopP: 1,
+		Seed: 3}
 	for c, err := range s.Stream(ctx, r) {
 		if err != nil {
 			all.err = err
@@ -82,13 +84,15 @@ func TestServer_Streams(t *testing.T) {
 				for _, how := range []remotelmtest.Answer{remotelmtest.Whole(stream), remotelmtest.Bytewise(stream)} {
 					s.Then(how)
 					got := draw(t.Context(), server)
-					if got.err != nil || !slices.Equal(got.ids, recordedIDs) || got.finish != remotelm.Stop || got.chunks != 4 || got.resumed != 0 {
+					if got.err != nil || !slices.Equal(got.ids, recordedIDs) || got.finish != remotelm.Stop ||
+						got.chunks != 4 || got.resumed != 0 {
 						t.Fatalf("drew %+v; want %v in 4 chunks, and stop", got, recordedIDs)
 					}
 					for i, token := range got.tokens {
 						switch {
 						case c.values == remotelm.Logits:
-							if len(token.Logits) != 320 || token.Logits[token.ID] != token.Value || slices.Max(token.Logits) != token.Top {
+							if len(token.Logits) != 320 || token.Logits[token.ID] != token.Value ||
+								slices.Max(token.Logits) != token.Top {
 								t.Errorf("token %d: %d logits, its own %g", i, len(token.Logits), token.Value)
 							}
 						case token.Value > 0 || token.Top < token.Value || token.Logits != nil:
@@ -98,11 +102,13 @@ func TestServer_Streams(t *testing.T) {
 				}
 			}
 			asked := s.Asked()[0]
-			if ids := fmt.Sprint(asked["token_ids"], asked["prompt"], asked["input_ids"]); !strings.Contains(ids, "[305 263]") {
+			if ids := fmt.Sprint(asked["token_ids"], asked["prompt"], asked["input_ids"]); !strings.Contains(ids,
+				"[305 263]") {
 				t.Errorf("asked with %v; must be with ids", asked)
 			}
 			params, _ := asked["sampling_params"].(map[string]any)
-			if c.mode == remotelmtest.SGLang && (params["ignore_eos"] == true || fmt.Sprint(params["stop_token_ids"]) != "[306]") {
+			if c.mode == remotelmtest.SGLang && (params["ignore_eos"] == true ||
+				fmt.Sprint(params["stop_token_ids"]) != "[306]") {
 				t.Errorf("asked with %v; SGLang stops at no token with ignore_eos", params)
 			}
 		})
@@ -198,7 +204,8 @@ func TestServer_GoesOn(t *testing.T) {
 			return remotelmtest.Whole(bytes.Join(remotelmtest.Events(s.Stream())[:2], nil))
 		},
 		"garbage": func(s *remotelmtest.Server) remotelmtest.Answer {
-			return remotelmtest.Whole(append(bytes.Join(remotelmtest.Events(s.Stream())[:2], nil), "data: {\"choices\":[{\"index\":\n\n"...))
+			return remotelmtest.Whole(append(bytes.Join(remotelmtest.Events(s.Stream())[:2], nil),
+				"data: {\"choices\":[{\"index\":\n\n"...))
 		},
 		"an id that is none": func(s *remotelmtest.Server) remotelmtest.Answer {
 			e := remotelmtest.Events(s.Stream())
@@ -218,12 +225,14 @@ func TestServer_GoesOn(t *testing.T) {
 			s := remotelmtest.New(t, remotelmtest.LogProbs)
 			s.Then(broken(s), remotelmtest.Fail(503, "busy"), remotelmtest.Whole(remotelmtest.Tail(s.Stream(), 2)))
 			got := draw(t.Context(), dial(t, s, time.Second))
-			if got.err != nil || !slices.Equal(got.ids, recordedIDs) || got.finish != remotelm.Stop || got.resumed != 2 {
+			if got.err != nil || !slices.Equal(got.ids, recordedIDs) || got.finish != remotelm.Stop ||
+				got.resumed != 2 {
 				t.Fatalf("drew %+v; want %v, resumed twice", got, recordedIDs)
 			}
 			asked := s.Asked()
 			sampling := func(i int) map[string]any { return asked[i]["sampling_params"].(map[string]any) }
-			if last := len(asked) - 1; fmt.Sprint(asked[last]["token_ids"]) != "[305 263 18 15]" || sampling(last)["max_tokens"] != 6.0 || sampling(last)["seed"] == sampling(0)["seed"] {
+			if last := len(asked) - 1; fmt.Sprint(asked[last]["token_ids"]) != "[305 263 18 15]" ||
+				sampling(last)["max_tokens"] != 6.0 || sampling(last)["seed"] == sampling(0)["seed"] {
 				t.Errorf("went on with %v", asked[last])
 			}
 		})
@@ -265,7 +274,8 @@ func TestServer_GivesUp(t *testing.T) {
 			t.Parallel()
 			s := remotelmtest.New(t, remotelmtest.LogProbs, c.answer)
 			got := draw(t.Context(), dial(t, s, time.Minute))
-			if got.err == nil || c.is != nil && !errors.Is(got.err, c.is) || !strings.Contains(got.err.Error(), c.says) || len(s.Asked()) != c.tries {
+			if got.err == nil || c.is != nil && !errors.Is(got.err, c.is) ||
+				!strings.Contains(got.err.Error(), c.says) || len(s.Asked()) != c.tries {
 				t.Errorf("%v after %d tries; want %d, and %q", got.err, len(s.Asked()), c.tries, c.says)
 			}
 		})
@@ -341,16 +351,20 @@ func TestDial_Refuses(t *testing.T) {
 	for server, says := range map[string]string{
 		"": "NAME=URL", "llama=http://127.0.0.1:1": "vllm, sglang", "vllm=127.0.0.1:8000": "URL", "vllm=http://u:p@127.0.0.1": "URL",
 	} {
-		if _, err := remotelm.Dial(t.Context(), remotelm.Config{Server: server}); !errors.Is(err, remotelm.ErrRefused) || !strings.Contains(err.Error(), says) {
+		if _, err := remotelm.Dial(t.Context(), remotelm.Config{Server: server}); !errors.Is(err,
+			remotelm.ErrRefused) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v; want %q", server, err, says)
 		}
 	}
 	s := remotelmtest.New(t, remotelmtest.Logits)
-	if _, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 321, ProbeIDs: []int32{1}}); !errors.Is(err, remotelm.ErrRefused) || !strings.Contains(err.Error(), "321") {
+	if _, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 321,
+		ProbeIDs: []int32{1}}); !errors.Is(err, remotelm.ErrRefused) || !strings.Contains(err.Error(), "321") {
 		t.Errorf("another vocabulary: %v", err)
 	}
 	s.Down(true)
-	if _, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1}}); err == nil || errors.Is(err, remotelm.ErrRefused) || !strings.Contains(err.Error(), "the engine is dead") {
+	if _, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320,
+		ProbeIDs: []int32{1}}); err == nil || errors.Is(err, remotelm.ErrRefused) ||
+		!strings.Contains(err.Error(), "the engine is dead") {
 		t.Errorf("a server that is down: %v; must not be refused for good", err)
 	}
 }

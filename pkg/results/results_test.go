@@ -78,12 +78,14 @@ func TestRead(t *testing.T) {
 			t.Fatalf("groups %q, want %q", got, want)
 		}
 		s := run.Summary
-		if s.Groups != 3 || s.Complete != 2 || s.Refused != 0 || s.Samples != 4 || s.Trajectories != 6 || s.StepsStored != 18 {
+		if s.Groups != 3 || s.Complete != 2 || s.Refused != 0 || s.Samples != 4 || s.Trajectories != 6 ||
+			s.StepsStored != 18 {
 			t.Errorf("summary %+v", s)
 		}
 		g := run.Groups[0]
 		for i, m := range g.Members {
-			if m.SampleIndex != int64(i) || m.Reward == nil || m.Advantage == nil || len(m.Scores) != 1 || len(m.LogProbs) != 3 || m.LogProbs[1] == nil || m.LogProbs[0] != nil {
+			if m.SampleIndex != int64(i) || m.Reward == nil || m.Advantage == nil || len(m.Scores) != 1 ||
+				len(m.LogProbs) != 3 || m.LogProbs[1] == nil || m.LogProbs[0] != nil {
 				t.Errorf("member %d: %+v", i, m)
 			}
 		}
@@ -187,7 +189,8 @@ func TestRun_Write(t *testing.T) {
 func TestRun_WriteLatents(t *testing.T) {
 	b := serve(t, 4)
 	publish(t, b, "r1", "p", nil)
-	publish(t, b, "r1", "pruned", func(p *schemas.Prompt) { p.Prune = &schemas.Prune{StepIndex: 2, LogProbBelow: new(1e9)} })
+	publish(t, b, "r1", "pruned",
+		func(p *schemas.Prompt) { p.Prune = &schemas.Prune{StepIndex: 2, LogProbBelow: new(1e9)} })
 	bustest.Await(t, b, 2, schemas.StreamAdvantages)
 	run, err := results.Read(t.Context(), b, "r1")
 	if err != nil {
@@ -206,7 +209,8 @@ func TestRun_WriteLatents(t *testing.T) {
 		t.Errorf("tensors %q, samples %v; %v", file.Names(), data, err)
 	}
 	for _, m := range run.Groups[0].Members {
-		if r := m.Rollout; r == nil || len(r.Settings.Sigmas) != 4 || len(r.NoiseStd) != 3 || !(r.NoiseStd[1] > 0) || r.NoiseStd[0] != 0 || r.Settings.NoiseLevel != 0.7 || r.WeightsDigest == "" {
+		if r := m.Rollout; r == nil || len(r.Settings.Sigmas) != 4 || len(r.NoiseStd) != 3 || !(r.NoiseStd[1] > 0) ||
+			r.NoiseStd[0] != 0 || r.Settings.NoiseLevel != 0.7 || r.WeightsDigest == "" {
 			t.Errorf("member %d: rollout %+v", m.SampleIndex, r)
 		}
 	}
@@ -282,14 +286,16 @@ func TestCollectPass(t *testing.T) {
 		t.Errorf("summary %+v", s)
 	}
 	members := pass.Groups[0].Members
-	if members[0].SourceReward != nil || *members[1].SourceReward != 9 || *members[1].Reward != *after.Members[1].Reward || len(members[1].Scores) != 1 {
+	if members[0].SourceReward != nil || *members[1].SourceReward != 9 ||
+		*members[1].Reward != *after.Members[1].Reward || len(members[1].Scores) != 1 {
 		t.Errorf("members %+v", members)
 	}
 	dir := t.TempDir()
 	if err := pass.Write(dir); err != nil {
 		t.Fatal(err)
 	}
-	if data, err := os.ReadFile(filepath.Join(dir, "results.jsonl")); err != nil || strings.Count(string(data), "\n") != 2 {
+	if data, err := os.ReadFile(filepath.Join(dir, "results.jsonl")); err != nil ||
+		strings.Count(string(data), "\n") != 2 {
 		t.Errorf("results.jsonl: %v\n%s", err, data)
 	}
 }
@@ -367,12 +373,14 @@ func TestRuns_Bytes(t *testing.T) {
 	bustest.Await(t, b, 3, schemas.StreamAdvantages)
 	both := bytes()
 	if both["small"].Bytes != small.Bytes || both["large"].Bytes < 10*small.Bytes {
-		t.Errorf("beside a large run: %d bytes, before %d; the large one has %d", both["small"].Bytes, small.Bytes, both["large"].Bytes)
+		t.Errorf("beside a large run: %d bytes, before %d; the large one has %d", both["small"].Bytes, small.Bytes,
+			both["large"].Bytes)
 	}
 	if err := counters.Advance(t.Context(), b); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.PurgeSubject(t.Context(), schemas.StreamSteps, schemas.RunFilters("small")[schemas.StreamSteps][0]); err != nil {
+	if _, err := b.PurgeSubject(t.Context(), schemas.StreamSteps,
+		schemas.RunFilters("small")[schemas.StreamSteps][0]); err != nil {
 		t.Fatal(err)
 	}
 	again := bytes()["small"]
@@ -395,6 +403,7 @@ func TestRuns_Bytes(t *testing.T) {
 	publish(t, b, "small", "c", nil)
 	bustest.Await(t, b, 4, schemas.StreamAdvantages)
 	if again := bytes()["small"]; again.Steps == 0 || again.Steps >= small.Steps {
-		t.Errorf("after another group %d steps; want those of it alone, and %d were there before", again.Steps, small.Steps)
+		t.Errorf("after another group %d steps; want those of it alone, and %d were there before", again.Steps,
+			small.Steps)
 	}
 }

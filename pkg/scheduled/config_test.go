@@ -34,8 +34,10 @@ func TestParseNoise(t *testing.T) {
 		}
 		s := levels.Sigmas()
 		near := func(got, want float32) bool { return got > want-1e-6 && got < want+1e-6 }
-		if levels.Prediction() != tt.prediction || len(s) != tt.n || !near(s[0], tt.first) || !near(s[len(s)-2], tt.last) || s[len(s)-1] != 0 {
-			t.Errorf("%s: %s, %d sigmas from %v to %v, %v", tt.name, levels.Prediction(), len(s), s[0], s[len(s)-2], s[len(s)-1])
+		if levels.Prediction() != tt.prediction || len(s) != tt.n || !near(s[0], tt.first) ||
+			!near(s[len(s)-2], tt.last) || s[len(s)-1] != 0 {
+			t.Errorf("%s: %s, %d sigmas from %v to %v, %v", tt.name, levels.Prediction(), len(s), s[0], s[len(s)-2],
+				s[len(s)-1])
 		}
 		if falls := slices.IsSortedFunc(s, func(a, b float32) int { return int((b - a) * (1 << 30)) }); !falls {
 			t.Errorf("%s: the schedule rises", tt.name)
@@ -58,7 +60,8 @@ func TestParseNoise(t *testing.T) {
 	}
 }
 
-// Zero terminal SNR: the table of every class that has it is diffusers' in all its timesteps, which computes it in float32.
+// Zero terminal SNR: the table of every class that has it is diffusers' in all its timesteps, which computes it in
+// float32.
 func TestParseNoise_Diffusers(t *testing.T) {
 	var golden struct {
 		Tables []struct {

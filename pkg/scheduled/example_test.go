@@ -43,7 +43,8 @@ func Example() {
 				return
 			}
 		}
-		fmt.Printf("sample %d rolled from %d to %d, drift %.5f\n", s.Index, s.Source, s.Base, scheduled.Drift(r.Latent(), teacher))
+		fmt.Printf("sample %d rolled from %d to %d, drift %.5f\n", s.Index, s.Source, s.Base,
+			scheduled.Drift(r.Latent(), teacher))
 	}
 	// Output:
 	// sample 0 rolled from 604 to 600, drift 0.00053

@@ -146,7 +146,8 @@ func TestSettings_DrawLaws(t *testing.T) {
 		n := rapid.IntRange(2, 5000).Draw(t, "n")
 		s := settings(rapid.IntRange(0, n-1).Draw(t, "m"), rapid.Float64Range(0, 1).Draw(t, "p"))
 		s.Timesteps = n
-		s.Strategy = rapid.SampledFrom([]scheduled.Strategy{scheduled.Uniform, scheduled.BiasedEarly, scheduled.BiasedLate}).Draw(t, "strategy")
+		s.Strategy = rapid.SampledFrom([]scheduled.Strategy{scheduled.Uniform, scheduled.BiasedEarly,
+			scheduled.BiasedLate}).Draw(t, "strategy")
 		timesteps := rapid.SliceOfN(rapid.Float64Range(0, float64(n)-1), 1, 20).Draw(t, "timesteps")
 		seed, step := rapid.Uint64().Draw(t, "seed"), rapid.IntRange(0, 1<<32-1).Draw(t, "step")
 		p, err := s.Draw(seed, step, timesteps)
@@ -174,7 +175,8 @@ func TestSettings_DrawLaws(t *testing.T) {
 			t.Fatalf("alone %+v, among others %+v", again.Samples[0], p.Samples[0])
 		}
 		m := p.Metrics([]float64{1, 2})
-		if m["scheduled_sampling/rolled_fraction"] != float64(rolls)/float64(len(timesteps)) || m["scheduled_sampling/drift_l2"] != 1.5 || len(m) != 6 {
+		if m["scheduled_sampling/rolled_fraction"] != float64(rolls)/float64(len(timesteps)) ||
+			m["scheduled_sampling/drift_l2"] != 1.5 || len(m) != 6 {
 			t.Fatalf("%v", m)
 		}
 	})
@@ -183,7 +185,8 @@ func TestSettings_DrawLaws(t *testing.T) {
 func TestSettings_DrawRefuses(t *testing.T) {
 	s := settings(4, 0.5)
 	for _, timestep := range []float64{-1, 1000, math.NaN(), math.Inf(1)} {
-		if _, err := s.Draw(1, 0, []float64{5, timestep}); err == nil || !strings.Contains(err.Error(), "timesteps[1]") {
+		if _, err := s.Draw(1, 0, []float64{5, timestep}); err == nil ||
+			!strings.Contains(err.Error(), "timesteps[1]") {
 			t.Errorf("timestep %v: %v", timestep, err)
 		}
 	}
@@ -236,7 +239,8 @@ func TestSettings_Validate(t *testing.T) {
 	}
 	// All faults at once.
 	err := scheduled.Settings{}.Validate()
-	for _, field := range []string{"timesteps", "strategy", "ramp_shape", "prediction", "compat", "sampler", "reflexflow"} {
+	for _, field := range []string{"timesteps", "strategy", "ramp_shape", "prediction", "compat", "sampler",
+		"reflexflow"} {
 		if err == nil || !strings.Contains(err.Error(), field+":") {
 			t.Errorf("%v lacks %s", err, field)
 		}

@@ -33,7 +33,8 @@ type reflexSpec struct {
 }
 
 func (r reflexSpec) predictions() scheduled.Predictions {
-	return scheduled.Predictions{Clean: r.Clean, Biased: r.Biased, Pred: r.Pred, Target: r.Target, Noisy: r.Noisy, X0: r.X0}
+	return scheduled.Predictions{Clean: r.Clean, Biased: r.Biased, Pred: r.Pred, Target: r.Target, Noisy: r.Noisy,
+		X0: r.X0}
 }
 
 func terms(t *testing.T, r scheduled.ReflexFlow, p scheduled.Predictions) scheduled.Terms {
@@ -79,7 +80,8 @@ func TestReflexFlow_Still(t *testing.T) {
 	s := readSpec(t).ReflexFlow
 	still := s.predictions()
 	still.Biased = still.Clean
-	rolled, other := terms(t, scheduled.DefaultReflexFlow(), s.predictions()), terms(t, scheduled.DefaultReflexFlow(), still)
+	rolled, other := terms(t, scheduled.DefaultReflexFlow(), s.predictions()),
+		terms(t, scheduled.DefaultReflexFlow(), still)
 	near(t, "fc of the one that rolled", rolled.FC, 0.031875, 1e-12)
 	near(t, "fc of the other", other.FC, 0.025, 1e-12)
 	if rolled.ADR != other.ADR || rolled.WeightMin != 0.75 || rolled.WeightMax != 1.5 || other.WeightMin != 1 {

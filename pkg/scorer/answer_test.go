@@ -176,7 +176,8 @@ func TestTexts_Matches(t *testing.T) {
 func TestCheck_TruthOfAnotherKind(t *testing.T) {
 	for _, truth := range []any{[]any{"a"}, map[string]any{"a": 1}, true} {
 		for _, name := range []string{scorer.ExactMatch, scorer.NumericMatch, scorer.OCR} {
-			if err := scorer.Check(name, "1+1=?", truth, nil); err == nil || !strings.Contains(err.Error(), "must be a text or a number for "+name) {
+			if err := scorer.Check(name, "1+1=?", truth, nil); err == nil ||
+				!strings.Contains(err.Error(), "must be a text or a number for "+name) {
 				t.Errorf("%s with %v: %v", name, truth, err)
 			}
 		}

@@ -72,7 +72,8 @@ func detail(t testing.TB, s scorer.Scorer, in scorer.Input) scorer.Result {
 func TestGlyph_ReadsDrawings(t *testing.T) {
 	g := open(t, scorer.Glyph)
 	for _, s := range signs(t, "clean", 1) {
-		if r := detail(t, g, scorer.Input{Media: media.Of(s.img), GroundTruth: s.text}); r.Detail != s.text || r.Value != 1 {
+		if r := detail(t, g, scorer.Input{Media: media.Of(s.img), GroundTruth: s.text}); r.Detail != s.text ||
+			r.Value != 1 {
 			t.Errorf("%s: read %q, score %v", s.file, r.Detail, r.Value)
 		}
 		// Against another text of the same length the score is low.
@@ -382,7 +383,8 @@ func TestOCR_EmptyLastPage(t *testing.T) {
 // program writes an executable that stands where tesseract would.
 func program(t *testing.T, body string) string {
 	t.Helper()
-	return script(t, "case \"$1\" in --version) echo 'tesseract 5.0.0'; exit;; --list-langs) printf 'List:\\neng\\n'; exit;; esac\n"+body)
+	return script(t, "case \"$1\" in --version) echo 'tesseract 5.0.0'; exit;; --list-langs) printf "+
+		"'List:\\neng\\n'; exit;; esac\n"+body)
 }
 
 // script writes an executable of the shell, called tesseract.

@@ -77,7 +77,8 @@ func TestScorers_Refuse(t *testing.T) {
 			}
 			t.Run(name+", "+tt.name, func(t *testing.T) {
 				_, err := open(t, name).Score(tt.ctx, tt.in)
-				if err == nil || !strings.Contains(err.Error(), tt.fault) || !strings.HasPrefix(err.Error(), name+": ") {
+				if err == nil || !strings.Contains(err.Error(), tt.fault) ||
+					!strings.HasPrefix(err.Error(), name+": ") {
 					t.Errorf("error %v, want one of %s about %q", err, name, tt.fault)
 				}
 			})
@@ -164,14 +165,16 @@ func TestScorers_ArePure(t *testing.T) {
 		img := noise(128, 64)
 		before := slices.Clone(img.Pix)
 		s := open(t, name)
-		in := scorer.Input{GroundTruth: "4071", Media: media.Media{Frames: []*image.NRGBA{gradient(128, 64), img, flat(128,
-			64, color.White)}}}
+		in := scorer.Input{GroundTruth: "4071", Media: media.Media{Frames: []*image.NRGBA{gradient(128, 64), img,
+			flat(128,
+				64, color.White)}}}
 		if scorer.FramesOf(s) <= 1 {
 			in.Media = in.Media.Middle()
 		}
 		in.Media.Sound = tone(0.5, 440)
 		if scorer.SeesConditions(s) {
-			for kind, img := range map[string]*image.NRGBA{"image": gradient(128, 64), "mask": flat(128, 64, color.Black)} {
+			for kind, img := range map[string]*image.NRGBA{"image": gradient(128, 64),
+				"mask": flat(128, 64, color.Black)} {
 				file, err := media.EncodePNG(img)
 				if err != nil {
 					t.Fatal(err)
@@ -238,7 +241,8 @@ func TestCombine(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := scorer.Combine(tt.parts)
-			if got != tt.want || (err == nil) != (tt.fault == "") || err != nil && !strings.Contains(err.Error(), tt.fault) {
+			if got != tt.want || (err == nil) != (tt.fault == "") || err != nil &&
+				!strings.Contains(err.Error(), tt.fault) {
 				t.Errorf("reward %v, error %v; want %v, %q", got, err, tt.want, tt.fault)
 			}
 			var failed []string
@@ -349,7 +353,8 @@ func TestMotion(t *testing.T) {
 			t.Errorf("%s: %v, %v; want %v", c.name, got, err, c.want)
 		}
 	}
-	if _, err := s.Score(t.Context(), of(2, func(int) uint8 { return 0 })); err == nil || !strings.Contains(err.Error(), "2 frames; must be 3 or more") {
+	if _, err := s.Score(t.Context(), of(2, func(int) uint8 { return 0 })); err == nil ||
+		!strings.Contains(err.Error(), "2 frames; must be 3 or more") {
 		t.Errorf("two frames: %v", err)
 	}
 }

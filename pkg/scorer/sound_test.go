@@ -85,7 +85,8 @@ func TestSound_Refuses(t *testing.T) {
 			}
 		}
 	}
-	if err := scorer.CheckMedium(scorer.Glyph, scorer.MediumSound); err == nil || !strings.Contains(err.Error(), "would judge sounds") {
+	if err := scorer.CheckMedium(scorer.Glyph, scorer.MediumSound); err == nil ||
+		!strings.Contains(err.Error(), "would judge sounds") {
 		t.Errorf("glyph of sounds: %v", err)
 	}
 	if err := scorer.Check(scorer.Silence, "", "", map[string]string{"below": "1"}); err == nil ||

@@ -75,7 +75,8 @@ func record(t *testing.T, every, rounds int64) *schemas.GroupRecord {
 		{Name: "paint", Kind: schemas.KindImage, Lane: "signs", Every: 1},
 		{Name: "judge", Kind: schemas.StageInteraction, Lane: "glyph_judge", Every: 1},
 	}}
-	text := schemas.TextRequest{TopP: 1, TokensPerEvent: 1, Vocabulary: 10, Messages: []schemas.Message{{Role: "user", Content: "{prompt}{judge.text}"}}}
+	text := schemas.TextRequest{TopP: 1, TokensPerEvent: 1, Vocabulary: 10,
+		Messages: []schemas.Message{{Role: "user", Content: "{prompt}{judge.text}"}}}
 	said := text
 	said.Messages = []schemas.Message{{Role: "assistant", Content: "{think.text}"}}
 	said.Interaction = &schemas.Interaction{Name: "glyph_judge", MaxTurns: new(rounds), TimeoutMS: new(int64(1000))}
@@ -118,10 +119,12 @@ func put(data []byte) (schemas.Ref, error) {
 
 func TestNext(t *testing.T) {
 	g := &record(t, 2, 1).Group
-	if got, want := stages.First(g, 4), []stages.Place{{Stage: "think", SampleIndex: 0}, {Stage: "think", SampleIndex: 2}}; !reflect.DeepEqual(got, want) {
+	if got, want := stages.First(g, 4), []stages.Place{{Stage: "think", SampleIndex: 0},
+		{Stage: "think", SampleIndex: 2}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("First = %v, want %v", got, want)
 	}
-	if got, want := stages.Next(g, made("think", "42")), []stages.Place{{Stage: "paint", SampleIndex: 2}, {Stage: "paint", SampleIndex: 3}}; !reflect.DeepEqual(got, want) {
+	if got, want := stages.Next(g, made("think", "42")), []stages.Place{{Stage: "paint", SampleIndex: 2},
+		{Stage: "paint", SampleIndex: 3}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("Next of a thought = %v, want %v", got, want)
 	}
 	failed := made("think", "")
@@ -133,7 +136,8 @@ func TestNext(t *testing.T) {
 		t.Errorf("Next of the last judgement = %v, want none", got)
 	}
 	g.Rounds = 3
-	if got, want := stages.Next(g, made("judge-2", "bad")), []stages.Place{{Stage: "think-3", SampleIndex: 2}}; !reflect.DeepEqual(got, want) {
+	if got, want := stages.Next(g, made("judge-2", "bad")),
+		[]stages.Place{{Stage: "think-3", SampleIndex: 2}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("Next of a judgement = %v, want %v", got, want)
 	}
 	ended := made("judge-2", "good")
@@ -145,10 +149,12 @@ func TestNext(t *testing.T) {
 
 func TestPath(t *testing.T) {
 	g := &record(t, 2, 1).Group
-	if got, want := stages.Path(g, 3, ""), []stages.Place{{Stage: "think", SampleIndex: 2}, {Stage: "paint", SampleIndex: 3}, {Stage: "judge", SampleIndex: 3}}; !reflect.DeepEqual(got, want) {
+	if got, want := stages.Path(g, 3, ""), []stages.Place{{Stage: "think", SampleIndex: 2},
+		{Stage: "paint", SampleIndex: 3}, {Stage: "judge", SampleIndex: 3}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("Path = %v, want %v", got, want)
 	}
-	if got, want := stages.Path(g, 3, "paint"), []stages.Place{{Stage: "think", SampleIndex: 2}, {Stage: "paint", SampleIndex: 3}}; !reflect.DeepEqual(got, want) {
+	if got, want := stages.Path(g, 3, "paint"), []stages.Place{{Stage: "think", SampleIndex: 2},
+		{Stage: "paint", SampleIndex: 3}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("Path to paint = %v, want %v", got, want)
 	}
 	if from, to := stages.Leaves(g, stages.Place{Stage: "think", SampleIndex: 2}); from != 2 || to != 4 {
@@ -167,7 +173,8 @@ func TestRequest_texts(t *testing.T) {
 		return r
 	}
 	first := request("think")
-	if got, want := first.Prompt, "12+30=? {"; got != want || first.Stage != "think" || first.SampleIndex != 2 || first.UID != "g" {
+	if got, want := first.Prompt, "12+30=? {"; got != want || first.Stage != "think" || first.SampleIndex != 2 ||
+		first.UID != "g" {
 		t.Errorf("first request: prompt %q of %+v, want %q", got, first.Identity, want)
 	}
 	round := []*schemas.Trajectory{made("think", "41"), painted("paint"), made("judge", "wrong")}
@@ -175,7 +182,8 @@ func TestRequest_texts(t *testing.T) {
 	if want := `says "41"`; paint.Prompt != want {
 		t.Errorf("prompt of the painter %q, want %q", paint.Prompt, want)
 	}
-	if other := request("paint-2", round[:1]...); other.SampleSeed == paint.SampleSeed || other.NoiseSeed == paint.NoiseSeed {
+	if other := request("paint-2", round[:1]...); other.SampleSeed == paint.SampleSeed ||
+		other.NoiseSeed == paint.NoiseSeed {
 		t.Errorf("seeds of two rounds are equal: %d", other.SampleSeed)
 	}
 	again := request("think-2", round...)
@@ -185,13 +193,16 @@ func TestRequest_texts(t *testing.T) {
 	judge := request("judge", round[:2]...)
 	want := []schemas.Message{{Role: "user", Content: "12+30=? {"}, {Role: "assistant", Content: "41"}}
 	if !reflect.DeepEqual(judge.Text.Messages, want) || judge.Conditions[0].Ref == nil {
-		t.Errorf("the judge is told %v and shown %v, want %v and the image", judge.Text.Messages, judge.Conditions, want)
+		t.Errorf("the judge is told %v and shown %v, want %v and the image", judge.Text.Messages, judge.Conditions,
+			want)
 	}
 	round[2].Text.Settings = *judge.Text
 	judge = request("judge-2", append(round, made("think-2", "42"), painted("paint-2"))...)
-	want = append(want, schemas.Message{Role: "user", Content: "wrong"}, schemas.Message{Role: "assistant", Content: "42"})
+	want = append(want, schemas.Message{Role: "user", Content: "wrong"},
+		schemas.Message{Role: "assistant", Content: "42"})
 	if !reflect.DeepEqual(judge.Text.Messages, want) || judge.Conditions[0].Ref.Size != int64(len("paint-2")) {
-		t.Errorf("in round 2 the judge is told %v and shown %v, want %v and the image of round 2", judge.Text.Messages, judge.Conditions, want)
+		t.Errorf("in round 2 the judge is told %v and shown %v, want %v and the image of round 2", judge.Text.Messages,
+			judge.Conditions, want)
 	}
 }
 
@@ -212,7 +223,8 @@ func TestRequest_faults(t *testing.T) {
 		}
 	}
 	full := func([]byte) (schemas.Ref, error) { return schemas.Ref{}, errors.New("no space") }
-	_, err := stages.Request(x, stages.Place{Stage: "judge", SampleIndex: 2}, []*schemas.Trajectory{made("think", "1"), painted("paint")}, full)
+	_, err := stages.Request(x, stages.Place{Stage: "judge", SampleIndex: 2},
+		[]*schemas.Trajectory{made("think", "1"), painted("paint")}, full)
 	if _, fault := errors.AsType[*stages.Fault](err); fault || err == nil {
 		t.Errorf("a store that is full: %v, want an error that may pass", err)
 	}
@@ -264,7 +276,9 @@ func TestCheck_longTexts(t *testing.T) {
 	x := record(t, 1, 1)
 	x.Stages[1].Prompt = strings.Repeat("{think.text}", 1000)
 	want = "stage paint: prompt: filled, 600000 bytes and more; must be at most 524288"
-	if _, err := stages.Request(x, stages.Place{Stage: "paint"}, []*schemas.Trajectory{made("think", strings.Repeat("1", 200000))}, put); err == nil || !strings.HasPrefix(err.Error(), want) {
+	if _, err := stages.Request(x, stages.Place{Stage: "paint"},
+		[]*schemas.Trajectory{made("think", strings.Repeat("1", 200000))}, put); err == nil ||
+		!strings.HasPrefix(err.Error(), want) {
 		t.Errorf("Request = %v, want %s", err, want)
 	}
 }

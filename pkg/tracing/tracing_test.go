@@ -60,11 +60,13 @@ func TestOf(t *testing.T) {
 		"01-" + ids + "-01more", "01-" + ids + "-01-" + strings.Repeat("x", 600), parent + "," + parent, " " + parent, parent + "\n",
 	} {
 		got, err := tracing.Of(map[string][]string{"traceparent": {bad}, "tracestate": {"a=1"}, "baggage": {"k=v"}})
-		if got != (tracing.Context{Baggage: "k=v"}) || err == nil || !strings.Contains(err.Error(), "must be 00-TRACE-PARENT-FLAGS") {
+		if got != (tracing.Context{Baggage: "k=v"}) || err == nil ||
+			!strings.Contains(err.Error(), "must be 00-TRACE-PARENT-FLAGS") {
 			t.Errorf("%.80q: got %+v, %v", bad, got, err)
 		}
 	}
-	if got, err := tracing.Of(map[string][]string{"traceparent": {parent, parent}}); got != (tracing.Context{}) || err == nil {
+	if got, err := tracing.Of(map[string][]string{"traceparent": {parent, parent}}); got != (tracing.Context{}) ||
+		err == nil {
 		t.Errorf("two parents: %+v, %v", got, err)
 	}
 }

@@ -26,7 +26,8 @@ func TestText_MarshalJSON(t *testing.T) {
 	if err := json.Unmarshal(got, &found); err != nil {
 		t.Fatal(err)
 	}
-	if found.Answer != "405" || found.Messages[0].Role != "user" || found.Turns[0]["generated"] != true || found.Turns[0]["score"] != 1.0 || found.Drawn.Weights[0]["version"] != "a" {
+	if found.Answer != "405" || found.Messages[0].Role != "user" || found.Turns[0]["generated"] != true ||
+		found.Turns[0]["score"] != 1.0 || found.Drawn.Weights[0]["version"] != "a" {
 		t.Errorf("%s", got)
 	}
 }

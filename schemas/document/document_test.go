@@ -116,7 +116,8 @@ func TestJSONSchemas_describe(t *testing.T) {
 		empty[word] = true
 	}
 	words := func(s string) []string {
-		return strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+		return strings.FieldsFunc(strings.ToLower(s),
+			func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
 	}
 	checked := 0
 	var check func(file, owner string, schema map[string]any)
@@ -203,7 +204,7 @@ func TestChannels(t *testing.T) {
 		}
 		if c.stream == "" { // core NATS or a bucket: what a reader filters by is the subject of another channel, if any
 			if a, ok := schemas.ParseSubject(subject); ok && schemas.StoredSubject(subject) == subject {
-				t.Errorf("channel %s: events of the kind %s are stored on %s, and no stream is named", c.name, a.Kind, subject)
+				t.Errorf("channel %s: %s are stored on %s, and no stream is named", c.name, a.Kind, subject)
 			}
 			continue
 		}
@@ -213,7 +214,8 @@ func TestChannels(t *testing.T) {
 		}
 		published := schemas.PublishedSubject(subject)
 		stored = append(stored, published)
-		if s := streams[c.stream]; !slices.ContainsFunc(s.Subjects, func(filter string) bool { return covers(filter, published) }) {
+		if s := streams[c.stream]; !slices.ContainsFunc(s.Subjects,
+			func(filter string) bool { return covers(filter, published) }) {
 			t.Errorf("channel %s: stream %q does not store %s", c.name, c.stream, published)
 		}
 	}
@@ -224,7 +226,8 @@ func TestChannels(t *testing.T) {
 	}
 	for _, s := range streams {
 		for _, filter := range s.Subjects {
-			if strings.HasPrefix(filter, schemas.Prefix) && !slices.ContainsFunc(stored, func(subject string) bool { return covers(filter, subject) }) {
+			if strings.HasPrefix(filter, schemas.Prefix) &&
+				!slices.ContainsFunc(stored, func(subject string) bool { return covers(filter, subject) }) {
 				t.Errorf("no channel has the subjects %s of %s", filter, s.Name)
 			}
 		}

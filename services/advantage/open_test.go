@@ -155,7 +155,8 @@ func TestOpening_Refused(t *testing.T) {
 	p.serve(t, testConfig())
 	refused := func(uid schemas.UID, change func(g *schemas.Group)) *schemas.Opening {
 		r := opening(uid, change)
-		r.Error, r.PromptDigest, r.Lane, r.ScheduleDigest, r.Group.Reward = "height: 100; must be a multiple of 16", "", "", "", nil
+		r.Error, r.PromptDigest, r.Lane, r.ScheduleDigest, r.Group.Reward = "height: 100; must be a multiple of 16", "",
+			"", "", nil
 		return r
 	}
 	in := func(g *schemas.Group) { g.Batch, g.BatchGroups, g.Advantage.Std = "b", 2, schemas.StdGlobal }

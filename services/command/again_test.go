@@ -63,7 +63,8 @@ func TestAgain(t *testing.T) {
 		if c.run == "many" {
 			given = append(given, strings.Repeat("a long prompt ", 700))
 		}
-		all := append([]string{"run", "--run", c.run, "--store", c.store, "--model", "synthetic", "--steps", "4", "--group-size", "2", "--out", "-", "--json"}, c.flags...)
+		all := append([]string{"run", "--run", c.run, "--store", c.store, "--model", "synthetic", "--steps", "4",
+			"--group-size", "2", "--out", "-", "--json"}, c.flags...)
 		t.Setenv("MEANDER_STORE", c.store)
 		want := digestOf(t, expect(t, exitOK, "", append(all, given...)...))
 		s := settingsOf(t, c.run)
@@ -73,7 +74,8 @@ func TestAgain(t *testing.T) {
 			if lines[0] != "meander runs prompts many > many.jsonl" {
 				t.Fatalf("%s", command)
 			}
-			if err := os.WriteFile("many.jsonl", []byte(expect(t, exitOK, "", "runs", "prompts", "many")), 0o600); err != nil {
+			if err := os.WriteFile("many.jsonl", []byte(expect(t, exitOK, "", "runs", "prompts", "many")),
+				0o600); err != nil {
 				t.Fatal(err)
 			}
 			command = lines[1]
@@ -101,7 +103,8 @@ func TestRuns_Notes(t *testing.T) {
 	expect(t, exitOK, "tags baseline, cfg 4", "runs", "tag", "r1", "cfg 4", "baseline", "cfg 4")
 	expect(t, exitOK, "<b>it</b>\nfell", "runs", "note", "r1", "<b>it</b>\nfell")
 	list := linesOf(t, expect(t, exitOK, "", "runs", "ls", "--json"))
-	if r := list[0]; len(r["tags"].([]any)) != 2 || r["note"] != "<b>it</b>\nfell" || r["model"] != "synthetic" || r["mean_reward"] == nil {
+	if r := list[0]; len(r["tags"].([]any)) != 2 || r["note"] != "<b>it</b>\nfell" || r["model"] != "synthetic" ||
+		r["mean_reward"] == nil {
 		t.Errorf("%v", r)
 	}
 	expect(t, exitOK, "baseline", "runs", "ls")

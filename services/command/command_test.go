@@ -56,7 +56,8 @@ const others = "they give the same commands as other tests, one after the other,
 func expect(t *testing.T, status int, say string, args ...string) (stdout string) {
 	t.Helper()
 	var out, errs text
-	if got := Execute(t.Context(), args, strings.NewReader(""), &out, &errs); got != status || !strings.Contains(out.String()+errs.String(), say) {
+	if got := Execute(t.Context(), args, strings.NewReader(""), &out, &errs); got != status ||
+		!strings.Contains(out.String()+errs.String(), say) {
 		t.Fatalf("%q: exit status %d, want %d, and %q said:\n%s%s", args, got, status, say, &out, &errs)
 	}
 	return out.String()
@@ -176,8 +177,10 @@ func TestExecute(t *testing.T) {
 	expect(t, exitUsage, "--log-level: \"loud\"; must be debug, info, warn or error", "streams", "--log-level", "loud")
 	expect(t, exitUsage, "is empty; make a rollout first", "show")
 	expect(t, exitOK, "Commands:\n", "--help")
-	for _, args := range [][]string{{"show"}, {"run", "a fox"}, {"streams", "setup"}, {"publish", "a fox"}, {"run", "--dry-run", "a fox"}} {
-		expect(t, exitFailed, "connect: connection refused; is the server up? 'meander up' starts one", append(args, "--nats", "nats://127.0.0.1:1")...)
+	for _, args := range [][]string{{"show"}, {"run", "a fox"}, {"streams", "setup"}, {"publish", "a fox"},
+		{"run", "--dry-run", "a fox"}} {
+		expect(t, exitFailed, "connect: connection refused; is the server up? 'meander up' starts one",
+			append(args, "--nats", "nats://127.0.0.1:1")...)
 	}
 	expect(t, exitUsage, `--nats: "http://127.0.0.1:1"; must be nats://`, "show", "--nats", "http://127.0.0.1:1")
 	if err := os.WriteFile("file", nil, 0o600); err != nil {
@@ -187,7 +190,8 @@ func TestExecute(t *testing.T) {
 	ended, stop := context.WithCancel(t.Context())
 	stop()
 	_, stderr, err := command(ended, "run", "--model", "synthetic", "a fox")
-	if exit, ok := errors.AsType[*exitError](err); !ok || exit.status != exitInterrupted || !strings.HasPrefix(stderr, "meander: interrupted (") || strings.Contains(stderr, "context canceled") {
+	if exit, ok := errors.AsType[*exitError](err); !ok || exit.status != exitInterrupted ||
+		!strings.HasPrefix(stderr, "meander: interrupted (") || strings.Contains(stderr, "context canceled") {
 		t.Errorf("a run that is interrupted before it begins: %v, %s", err, stderr)
 	}
 }
@@ -232,8 +236,10 @@ func TestExecute_FullOutput(t *testing.T) {
 		{"doctor"},
 	} {
 		var errs text
-		if status := Execute(t.Context(), args, strings.NewReader(""), full{}, &errs); status != exitFailed || !strings.Contains(errs.String(), "meander: ") || !strings.Contains(errs.String(), syscall.ENOSPC.Error()) {
-			t.Errorf("%q with a full disk behind stdout: exit status %d, want %d, and the reason:\n%s", args, status, exitFailed, &errs)
+		if status := Execute(t.Context(), args, strings.NewReader(""), full{}, &errs); status != exitFailed ||
+			!strings.Contains(errs.String(), "meander: ") || !strings.Contains(errs.String(), syscall.ENOSPC.Error()) {
+			t.Errorf("%q with a full disk behind stdout: exit status %d, want %d, and the reason:\n%s", args, status,
+				exitFailed, &errs)
 		}
 	}
 }
@@ -245,8 +251,10 @@ func TestRun_OutIsTried(t *testing.T) {
 	if err := os.WriteFile("file", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{"--out", "file"}, {"--out", "file/below"}, {"--out", "-", "--save-latents", "none/x.safetensors"}, {"--out", "-", "--save-latents", "meander-data"}} {
-		expect(t, exitUsage, "can be w", append([]string{"run", "--run", "r2", "--model", "synthetic", "a fox"}, args...)...)
+	for _, args := range [][]string{{"--out", "file"}, {"--out", "file/below"},
+		{"--out", "-", "--save-latents", "none/x.safetensors"}, {"--out", "-", "--save-latents", "meander-data"}} {
+		expect(t, exitUsage, "can be w", append([]string{"run", "--run", "r2", "--model", "synthetic", "a fox"},
+			args...)...)
 	}
 	expect(t, exitUsage, "--out: ", "rescore", "--reward", "jpeg_incompressibility", "--pass", "r2", "--out", "file")
 	if out := expect(t, exitOK, "r1", "runs", "ls"); strings.Contains(out, "r2") {
@@ -324,7 +332,8 @@ func TestUp_Usage(t *testing.T) {
 	expect(t, exitUsage, "--nats-tls-ca (from MEANDER_NATS_TLS_CA): given without a server", "up")
 	expect(t, exitUsage, "--nats-creds: given", "up", "--nats-creds", "y.creds") // the flag wins
 	t.Setenv("MEANDER_NATS_URL", "nats://127.0.0.1:1")
-	expect(t, exitUsage, "leave one of --listen and --nats (from MEANDER_NATS_URL) out", "up", "--listen", "127.0.0.1:0")
+	expect(t, exitUsage, "leave one of --listen and --nats (from MEANDER_NATS_URL) out", "up", "--listen",
+		"127.0.0.1:0")
 	expect(t, exitUsage, "leave one of --auth and --nats (from MEANDER_NATS_URL) out", "up", "--auth", "auth")
 	t.Setenv("MEANDER_LOG_LEVEL", "loud")
 	expect(t, exitUsage, `--log-level (from MEANDER_LOG_LEVEL): "loud"`, "streams")
@@ -376,7 +385,8 @@ func TestStreams(t *testing.T) {
 			t.Errorf("after the purge: %v", s)
 		}
 	}
-	expect(t, exitOK, "store a group first: its size then says how many more fit", "streams", "limit", "--max-steps-bytes", "123MiB")
+	expect(t, exitOK, "store a group first: its size then says how many more fit", "streams", "limit",
+		"--max-steps-bytes", "123MiB")
 }
 
 // What intake answers is printed and decides the exit status.

@@ -17,17 +17,20 @@ import (
 func TestControl(t *testing.T) {
 	inEmptyDir(t)
 	serving(t, "--model", "synthetic")
-	large := []string{"publish", "--run", "r", "-n", "64", "--steps", "200", "--return-steps", "200", "--height", "512", "--width", "512", "a red fox"}
+	large := []string{"publish", "--run", "r", "-n", "64", "--steps", "200", "--return-steps", "200", "--height", "512",
+		"--width", "512", "a red fox"}
 	expect(t, exitOK, "accepted  p1  64 samples", large...)
 	expect(t, exitOK, "run r: running\n", "status")
 	expect(t, exitUsage, "run: s; must be one of the 1 there are: r", "pause", "s")
 	expect(t, exitUsage, "uid: p7; must be one of the 1 groups of run r: p1", "cancel", "r", "p7")
 	expect(t, exitUsage, `run: "a b"; must be`, "pause", "a b")
 	expect(t, exitUsage, "0 arguments; must be 'meander pause RUN'", "pause")
-	expect(t, exitOK, "run r is paused: the sampler does not work on it any more\ncontinue it with: meander resume r\n", "pause", "r", "--by", "ada", "--reason", "lunch")
+	expect(t, exitOK, "run r is paused: the sampler does not work on it any more\ncontinue it with: meander resume r\n",
+		"pause", "r", "--by", "ada", "--reason", "lunch")
 	expect(t, exitOK, "nothing to pause: run r was paused by ada at ", "pause", "r")
 	lines := linesOf(t, expect(t, exitOK, "", "status", "r", "--json"))
-	if s, ok := lines[0]["status"].(map[string]any); !ok || s["state"] != "paused" || s["by"] != "ada" || s["reason"] != "lunch" {
+	if s, ok := lines[0]["status"].(map[string]any); !ok || s["state"] != "paused" || s["by"] != "ada" ||
+		s["reason"] != "lunch" {
 		t.Errorf("status %v", lines)
 	}
 	expect(t, exitOK, "run r: paused by ada at ", "show", "--run", "r")
@@ -57,7 +60,8 @@ func TestControl(t *testing.T) {
 // A control without an answer is stored, and the command says so.
 func TestControl_NoAnswer(t *testing.T) {
 	inStore(t)
-	expect(t, exitFailed, "pause of run r1: no intake answered in 1s; the request is stored, and the next intake that runs answers it", "pause", "r1")
+	expect(t, exitFailed, "pause of run r1: no intake answered in 1s; the request is stored, and the next intake "+
+		"that runs answers it", "pause", "r1")
 	expect(t, exitOK, "run r1: complete\n", "status", "r1")
 	expect(t, exitUsage, `RUN: "r2"; nothing is stored of it`, "status", "r2")
 	expect(t, exitUsage, "--wait: 0s; must be above 0", "pause", "r1", "--wait", "0")
@@ -111,7 +115,8 @@ func TestStatus_Waits(t *testing.T) {
 // Samples that were pruned have an event in the place of their reward, and no reward.
 func TestStatus_Pruned(t *testing.T) {
 	inEmptyDir(t)
-	expect(t, exitFailed, "0 of 1 groups complete", "run", "--run", "r1", "--model", "synthetic", "-n", "2", "--steps", "3",
+	expect(t, exitFailed, "0 of 1 groups complete", "run", "--run", "r1", "--model", "synthetic", "-n", "2", "--steps",
+		"3",
 		"--prune-step", "1", "--prune-log-prob-above=-1e9", "--out", "-", "a red fox")
 	expect(t, exitOK, "samples   0 made, 0 with their reward, 2 ended without one\n", "status", "r1")
 	status := linesOf(t, expect(t, exitOK, "", "status", "r1", "--json"))[0]["status"].(map[string]any)
@@ -121,7 +126,8 @@ func TestStatus_Pruned(t *testing.T) {
 	prompts := []results.Prompt{{UID: "0000-a-red-fox"}}
 	var out text
 	p := newProgress(&out, false, "r1", prompts, results.NewOutcomes(prompts), &loading{})
-	for m, err := range connected(t).Read(t.Context(), schemas.StreamRewards, []string{schemas.RewardFilter("r1", "*", "*")}, bus.ReadOptions{}) {
+	for m, err := range connected(t).Read(t.Context(), schemas.StreamRewards,
+		[]string{schemas.RewardFilter("r1", "*", "*")}, bus.ReadOptions{}) {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -111,7 +111,8 @@ func TestLoad_Formats(t *testing.T) {
 		{file: "prompts.csv", uids: []string{"blue-one", "0001-two-lines-one-prompt", "0002-a-red-sign"}, text: `a sign that says "4071"`, truth: "4071", metadata: "blue"},
 	} {
 		t.Run(tt.file, func(t *testing.T) {
-			prompts := mustLoad(t, append(tt.args, "--prompts", examples+tt.file, "--reward", "http:judge,jpeg_compressibility")...)
+			prompts := mustLoad(t, append(tt.args, "--prompts", examples+tt.file, "--reward",
+				"http:judge,jpeg_compressibility")...)
 			if got := uidsOf(prompts); !slices.Equal(got, tt.uids) {
 				t.Errorf("uids %q, want %q", got, tt.uids)
 			}
@@ -127,7 +128,8 @@ func TestLoad_Formats(t *testing.T) {
 				t.Errorf("prompt %q without %q, want %q without %q", e.Prompt, negative, tt.text, tt.negative)
 			}
 			if e.Reward[0].GroundTruth.Text() != tt.truth || e.Reward[1].GroundTruth != "" {
-				t.Errorf("ground truths %q and %q; want %q, and none where nothing is compared", e.Reward[0].GroundTruth, e.Reward[1].GroundTruth, tt.truth)
+				t.Errorf("ground truths %q and %q; want %q, and none where nothing is compared",
+					e.Reward[0].GroundTruth, e.Reward[1].GroundTruth, tt.truth)
 			}
 			if !bytes.Contains(e.Metadata, []byte(tt.metadata)) {
 				t.Errorf("metadata %q lacks %q", e.Metadata, tt.metadata)
@@ -193,7 +195,8 @@ func TestLoad_GroundTruth(t *testing.T) {
 // The shards together are the whole: the same bytes, so the same uids, seeds and batches,
 // whatever machine has which.
 func TestLoad_ShardsAreTheWhole(t *testing.T) {
-	for _, file := range []string{"ocr.txt", "prompts.jsonl", "prompts.json", "verl-ocr.jsonl", "geneval.jsonl", "prompts.csv"} {
+	for _, file := range []string{"ocr.txt", "prompts.jsonl", "prompts.json", "verl-ocr.jsonl", "geneval.jsonl",
+		"prompts.csv"} {
 		for _, args := range [][]string{
 			nil,
 			{"--shuffle", "7", "--seed", "3"},
@@ -265,19 +268,23 @@ func TestLoad_UIDsStayInPlace(t *testing.T) {
 		`{"prompt": "b", "start": 7}`:                           `start: 7; must be a map`,
 		`{"prompt": "b", "rollout": {"sde_step_indices": "1"}}`: `rollout.sde_step_indices: "1"; must be a list`,
 	} {
-		lines := "{\"prompt\": \"a\", \"uid\": null}\n" + record + "\n{\"messages\": [{\"role\": \"user\", \"content\": \"c\"}]}\n"
+		lines := "{\"prompt\": \"a\", \"uid\": null}\n" + record +
+			"\n{\"messages\": [{\"role\": \"user\", \"content\": \"c\"}]}\n"
 		if err := os.WriteFile(bad, []byte(lines), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := loadPrompts("--prompts", bad); err == nil || !strings.Contains(err.Error(), bad+" line 2: "+fault) {
+		if _, _, err := loadPrompts("--prompts", bad); err == nil ||
+			!strings.Contains(err.Error(), bad+" line 2: "+fault) {
 			t.Errorf("%s: %v; want line 2 and %s", record, err, fault)
 		}
 		prompts, p, err := loadPrompts("--prompts", bad, "--skip-bad")
-		if got := uidsOf(prompts); err != nil || !slices.Equal(got, []string{"0000-a", "0002-c"}) || len(p.loaded.reader.Bad) != 1 {
+		if got := uidsOf(prompts); err != nil || !slices.Equal(got, []string{"0000-a", "0002-c"}) ||
+			len(p.loaded.reader.Bad) != 1 {
 			t.Errorf("%s: %q without it, %v bad, %v", record, got, p.loaded.reader.Bad, err)
 		}
 	}
-	if got := uidsOf(mustLoad(t, "--prompts", "-", "x", "y")); !slices.Equal(got, []string{"0000-x", "0001-y", "0002-from-stdin"}) {
+	if got := uidsOf(mustLoad(t, "--prompts", "-", "x", "y")); !slices.Equal(got,
+		[]string{"0000-x", "0001-y", "0002-from-stdin"}) {
 		t.Errorf("arguments and stdin: %q", got)
 	}
 }
@@ -294,7 +301,8 @@ func TestLoad_Batches(t *testing.T) {
 	if got := batches(); got[0] != nil {
 		t.Errorf("without need there is a batch: %+v", got[0])
 	}
-	for _, args := range [][]string{{"--std", "global"}, {"--batch-id", "all"}, {"--estimator", "gpg"}, {"--estimator", "reinforce_plus_plus", "--batch-id", "all"}} {
+	for _, args := range [][]string{{"--std", "global"}, {"--batch-id", "all"}, {"--estimator", "gpg"},
+		{"--estimator", "reinforce_plus_plus", "--batch-id", "all"}} {
 		for _, b := range batches(args...) {
 			if !reflect.DeepEqual(b, &batch{ID: "all", Groups: 5}) {
 				t.Errorf("%q: %+v, want one batch of all", args, b)
@@ -304,7 +312,8 @@ func TestLoad_Batches(t *testing.T) {
 	got := batches("--batch-size", "2", "--step", "7", "--epoch", "3", "--batch-id", "e3")
 	for i, b := range got {
 		groups := []int64{2, 2, 2, 2, 1}[i]
-		if b.Groups != groups || *b.Step != 7+int64(i/2) || *b.Epoch != 3 || !strings.HasPrefix(b.ID, fmt.Sprintf("e3-%04d-", i/2)) {
+		if b.Groups != groups || *b.Step != 7+int64(i/2) || *b.Epoch != 3 ||
+			!strings.HasPrefix(b.ID, fmt.Sprintf("e3-%04d-", i/2)) {
 			t.Errorf("batch of prompt %d: %+v", i, b)
 		}
 	}
@@ -332,15 +341,19 @@ func TestLoad_Estimators(t *testing.T) {
 			t.Errorf("%s: %+v, batch %+v", name, e.Advantage, e.Batch)
 		}
 	}
-	e := event(t, mustLoad(t, "--estimator", "reinforce_plus_plus", "--gamma", "0.9", "--std-basis", "expanded", "--epsilon", "1e-6",
-		"--adv-clip-max", "3", "--zero-std", "refill", "--failed-groups", "refill", "--refill-rounds", "2", "--max-policy-span", "4", "--mixed-schedules", "a")[0])
+	e := event(t, mustLoad(t, "--estimator", "reinforce_plus_plus", "--gamma", "0.9", "--std-basis", "expanded",
+		"--epsilon", "1e-6",
+		"--adv-clip-max", "3", "--zero-std", "refill", "--failed-groups", "refill", "--refill-rounds", "2",
+		"--max-policy-span", "4", "--mixed-schedules", "a")[0])
 	if a := e.Advantage; *a.Gamma != 0.9 || a.StdBasis != "expanded" || *a.Epsilon != 1e-6 || *a.AdvClipMax != 3 {
 		t.Errorf("advantage %+v", a)
 	}
-	if g := e.GroupPolicy; g.ZeroStd != "refill" || g.Failed != "refill" || *g.RefillRounds != 2 || *g.MaxPolicySpan != 4 || !g.MixedSchedules {
+	if g := e.GroupPolicy; g.ZeroStd != "refill" || g.Failed != "refill" || *g.RefillRounds != 2 ||
+		*g.MaxPolicySpan != 4 || !g.MixedSchedules {
 		t.Errorf("group policy %+v", g)
 	}
-	if e := event(t, mustLoad(t, "--estimator", "per_prompt", "--adv-mode", "dpo", "a")[0]); e.Advantage.Mode != "dpo" || e.GroupPolicy != nil {
+	if e := event(t, mustLoad(t, "--estimator", "per_prompt", "--adv-mode", "dpo",
+		"a")[0]); e.Advantage.Mode != "dpo" || e.GroupPolicy != nil {
 		t.Errorf("advantage %+v, group policy %+v", e.Advantage, e.GroupPolicy)
 	}
 }
@@ -357,7 +370,8 @@ func TestLoad_Window(t *testing.T) {
 		{[]string{"--sde-window", "2:::7"}, schemas.SDEWindow{Size: 2, Seed: new(int64(7))}},
 		{[]string{"--sde-window", "2", "--seed", "9"}, schemas.SDEWindow{Size: 2, Seed: new(int64(9))}},
 	} {
-		if got := event(t, mustLoad(t, append(tt.args, "a")...)[0]).Rollout.SDEWindow; !reflect.DeepEqual(got, &tt.want) {
+		if got := event(t, mustLoad(t, append(tt.args, "a")...)[0]).Rollout.SDEWindow; !reflect.DeepEqual(got,
+			&tt.want) {
 			t.Errorf("%q: %+v, want %+v", tt.args, got, tt.want)
 		}
 	}

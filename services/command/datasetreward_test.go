@@ -23,7 +23,8 @@ func TestLoad_RewardBy(t *testing.T) {
 		t.Fatal(err)
 	}
 	by := []string{"--prompts", file, "--reward-by", "data_source"}
-	prompts := mustLoad(t, append(by, "--reward", "openai/gsm8k=numeric_match=2,x=y=nats:judge,3=nats:judge,confidence=0.5",
+	prompts := mustLoad(t, append(by, "--reward",
+		"openai/gsm8k=numeric_match=2,x=y=nats:judge,3=nats:judge,confidence=0.5",
 		"--optional-reward", "x=y=entropy_mean", "--reward-param", "nats:judge.k=v")...)
 	var got [][]string
 	for _, p := range prompts {
@@ -108,6 +109,7 @@ func TestRun_BatchesAndFreshRefills(t *testing.T) {
 		{"--batches", "-1", "--batch-size", "2"},
 		{"--zero-std", "refill", "--refill-fresh", "--limit", "1"},
 	} {
-		expect(t, exitUsage, "", append([]string{"run", "--prompts", "p.txt", "--model", "synthetic", "--dry-run"}, bad...)...)
+		expect(t, exitUsage, "", append([]string{"run", "--prompts", "p.txt", "--model", "synthetic", "--dry-run"},
+			bad...)...)
 	}
 }

@@ -33,7 +33,8 @@ func TestDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	// One that cannot be read hides none of the others, nor does one that is as large as can be.
-	if _, err := conn.PublishRaw(t.Context(), schemas.DeadSubject("intake", "r2", "u1"), []byte("junk"), nil, ""); err != nil {
+	if _, err := conn.PublishRaw(t.Context(), schemas.DeadSubject("intake", "r2", "u1"), []byte("junk"), nil,
+		""); err != nil {
 		t.Fatal(err)
 	}
 	large := bytes.Repeat([]byte("x"), 1000<<10)
@@ -67,7 +68,8 @@ func TestDead(t *testing.T) {
 	if left := linesOf(t, expect(t, exitOK, "", "dead", "ls", "--json")); len(left) != 0 {
 		t.Errorf("letters left: %v", left)
 	}
-	if prompts := expect(t, exitOK, "", "watch", "--run", "r2", "--all", "--kinds", "prompt", "--count", "1", "--json"); !strings.Contains(prompts, "r2") {
+	if prompts := expect(t, exitOK, "", "watch", "--run", "r2", "--all", "--kinds", "prompt", "--count", "1",
+		"--json"); !strings.Contains(prompts, "r2") {
 		t.Errorf("replayed: %s", prompts)
 	}
 	expect(t, exitUsage, `--run: "a b"`, "dead", "ls", "--run", "a b")

@@ -2,6 +2,7 @@ package command
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -100,7 +101,8 @@ advantage  flow_grpo, std group (sample, epsilon 0.0001)
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			// The limit that a new store would get depends on the disk.
-			stdout, stderr, err := command(t.Context(), append([]string{"run", "--dry-run", "--max-steps-bytes", "8GiB"}, tt.args...)...)
+			stdout, stderr, err := command(t.Context(),
+				append([]string{"run", "--dry-run", "--max-steps-bytes", "8GiB"}, tt.args...)...)
 			if err != nil || stderr != "" {
 				t.Fatalf("%v\n%s", err, stderr)
 			}
@@ -157,7 +159,9 @@ func TestEstimate_UnknownFields(t *testing.T) {
 
 func TestEstimate_JSON(t *testing.T) {
 	inEmptyDir(t)
-	stdout, _, err := command(t.Context(), "run", "--dry-run", "--json", "--prompts", "demo/verl-ocr.jsonl", "-n", "4", "--debug", "noise,std", "--height", "32", "--width", "64", "--steps", "5", "--sde-steps", "1,2", "--std", "global")
+	stdout, _, err := command(t.Context(), "run", "--dry-run", "--json", "--prompts", "demo/verl-ocr.jsonl", "-n", "4",
+		"--debug", "noise,std", "--height", "32", "--width", "64", "--steps", "5", "--sde-steps", "1,2", "--std",
+		"global")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +189,8 @@ func TestEstimate_JSON(t *testing.T) {
 		t.Errorf("what all prompts have in common: %v", settings)
 	}
 	data := line.Estimate["data"].(map[string]any)
-	if data["file"] != "demo/verl-ocr.jsonl" || data["records"] != 3.0 || data["duplicates"] != 0.0 || data["chosen"] != 3.0 {
+	if data["file"] != "demo/verl-ocr.jsonl" || data["records"] != 3.0 || data["duplicates"] != 0.0 ||
+		data["chosen"] != 3.0 {
 		t.Errorf("data %v", data)
 	}
 }
@@ -271,11 +276,9 @@ func TestEstimate_IsWhatRuns(t *testing.T) {
 	}
 	// The store has what the estimate said: within a tenth, for the length of names varies.
 	stdout, _, err := command(t.Context(), "streams", "--store", "whole", "--json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	estimated, _, err := command(t.Context(), "run", "--dry-run", "--json", "--model", "synthetic", "-n", "2", "--prompts", "demo/words.csv", "--sde-window", "2:0-5", "--latents-dtype", "BF16")
-	if err != nil {
+	estimated, _, err2 := command(t.Context(), "run", "--dry-run", "--json", "--model", "synthetic", "-n", "2",
+		"--prompts", "demo/words.csv", "--sde-window", "2:0-5", "--latents-dtype", "BF16")
+	if err = errors.Join(err, err2); err != nil {
 		t.Fatal(err)
 	}
 	var said struct {
@@ -295,8 +298,10 @@ func TestEstimate_IsWhatRuns(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &s); err != nil {
 			t.Fatal(err)
 		}
-		if s.Name == "MDR_STEPS" && (s.Messages != said.Estimate.Steps || s.Bytes < said.Estimate.StepBytes*9/10 || s.Bytes > said.Estimate.StepBytes*11/10) {
-			t.Errorf("%d steps in %d bytes are stored, estimated were %d in %d", s.Messages, s.Bytes, said.Estimate.Steps, said.Estimate.StepBytes)
+		if s.Name == "MDR_STEPS" && (s.Messages != said.Estimate.Steps || s.Bytes < said.Estimate.StepBytes*9/10 ||
+			s.Bytes > said.Estimate.StepBytes*11/10) {
+			t.Errorf("%d steps in %d bytes are stored, estimated were %d in %d", s.Messages, s.Bytes,
+				said.Estimate.Steps, said.Estimate.StepBytes)
 		}
 	}
 }
@@ -329,7 +334,8 @@ func TestEstimate_Limits(t *testing.T) {
 	if after := limit(); after != 8<<20 {
 		t.Errorf("a dry run on the store says %v bytes; must be 8 MiB", after)
 	}
-	large := []string{"run", "--model", "synthetic", "--out", "-", "-n", "64", "--height", "512", "--width", "512", "a red fox"}
+	large := []string{"run", "--model", "synthetic", "--out", "-", "-n", "64", "--height", "512", "--width", "512",
+		"a red fox"}
 	expect(t, exitUsage, " free of 8.0 MiB; raise the limit with --max-steps-bytes", large...)
 	expect(t, exitUsage, " free of 8.0 MiB; raise the limit with --max-steps-bytes", append(large, "--dry-run")...)
 	for _, more := range [][]string{{"--overfill"}, {"--run", "r1"}, {"--max-steps-bytes", "1GiB"}} {
@@ -344,16 +350,19 @@ func TestEstimate_OfAPipeline(t *testing.T) {
 	serving(t)
 	var stdout string
 	bustest.Until(t, "a pipeline that has announced its model", func() (err error) {
-		if stdout, _, err = command(t.Context(), "publish", "--dry-run", "--prompts", "demo/verl-ocr.jsonl"); err == nil && !strings.Contains(stdout, "signs") {
+		if stdout, _, err = command(t.Context(), "publish", "--dry-run", "--prompts",
+			"demo/verl-ocr.jsonl"); err == nil && !strings.Contains(stdout, "signs") {
 			err = errNotYet
 		}
 		return err
 	})
-	if !strings.Contains(stdout, "3 groups x 8 samples = 24 images of 128 x 64 pixels, by signs") || !strings.Contains(stdout, "reward     glyph\n") {
+	if !strings.Contains(stdout, "3 groups x 8 samples = 24 images of 128 x 64 pixels, by signs") ||
+		!strings.Contains(stdout, "reward     glyph\n") {
 		t.Errorf("estimate\n%s", stdout)
 	}
 	for range 2 { // the second time it is the same prompts
-		stdout, stderr, err := command(t.Context(), "publish", "--run", "p", "-n", "1", "--prompts", "demo/verl-ocr.jsonl", "--shard", "1/2")
+		stdout, stderr, err := command(t.Context(), "publish", "--run", "p", "-n", "1", "--prompts",
+			"demo/verl-ocr.jsonl", "--shard", "1/2")
 		if err != nil {
 			t.Fatalf("%v\n%s", err, stderr)
 		}
@@ -380,7 +389,9 @@ func TestAddUp_GroundTruth(t *testing.T) {
 			}
 		}
 	}
-	if _, err := p.addPrompts(each, &estimate.Facts{}); err == nil || !strings.Contains(err.Error(), "has a ground truth, but the pipeline does not say which reward function uses it; name one with --reward") {
+	if _, err := p.addPrompts(each, &estimate.Facts{}); err == nil ||
+		!strings.Contains(err.Error(), "has a ground truth, but the pipeline does not say which reward function uses "+
+			"it; name one with --reward") {
 		t.Errorf("without a model: %v", err)
 	}
 	policy := &schemas.Policy{

@@ -27,7 +27,8 @@ func TestFetch_Run(t *testing.T) {
 	}
 	text := h.Add(t, "models/org/tiny-text", sums)
 	pipeline.CutAfter, pipeline.Cuts = 1000, 1 // goes on in silence of the user
-	run := []string{"run", "--run", "r", "--steps", "2", "--out", "-", "--reward", "jpeg_compressibility", "--model", "org/tiny-image", "a fox"}
+	run := []string{"run", "--run", "r", "--steps", "2", "--out", "-", "--reward", "jpeg_compressibility", "--model",
+		"org/tiny-image", "a fox"}
 	_, said, err := command(t.Context(), run...)
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +43,8 @@ func TestFetch_Run(t *testing.T) {
 	t.Setenv("HF_HUB_OFFLINE", "1")
 	h.Asked()
 	run[2] = "again"
-	if _, said, err := command(t.Context(), run...); err != nil || strings.Contains(said, "downloading") || len(h.Asked()) > 0 {
+	if _, said, err := command(t.Context(), run...); err != nil || strings.Contains(said, "downloading") ||
+		len(h.Asked()) > 0 {
 		t.Errorf("offline: %v\n%s", err, said)
 	}
 	source := "org/tiny-image@" + pipeline.Commit()
@@ -51,8 +53,10 @@ func TestFetch_Run(t *testing.T) {
 	expect(t, exitOK, "verified", "verify", "again")
 	expect(t, exitUsage, "HF_HUB_OFFLINE=1 forbids downloads", "run", "--model", "org/tiny-text", "2+2=?")
 	t.Setenv("HF_HUB_OFFLINE", "")
-	expect(t, exitOK, filepath.Join("models--org--tiny-text", "snapshots", text.Commit()), "model", "fetch", "org/tiny-text")
-	expect(t, exitOK, "1 of 1 groups complete", "run", "--run", "text", "--out", "-", "-n", "1", "--max-new-tokens", "2",
+	expect(t, exitOK, filepath.Join("models--org--tiny-text", "snapshots", text.Commit()), "model", "fetch",
+		"org/tiny-text")
+	expect(t, exitOK, "1 of 1 groups complete", "run", "--run", "text", "--out", "-", "-n", "1", "--max-new-tokens",
+		"2",
 		"--reward", "max_prob_mean", "--model", "org/tiny-text", "2+2=?")
 }
 
@@ -68,7 +72,8 @@ func TestFetch_Adapter(t *testing.T) {
 	r := h.Add(t, "models/org/lora", adapter)
 	r.Files["training.bin"] = []byte("what nobody reads")
 	source := "org/lora@" + r.Commit()
-	run := []string{"run", "--run", "r", "-n", "1", "--steps", "2", "--out", "-", "--reward", "jpeg_compressibility", "--adapter", "org/lora", "a red sign"}
+	run := []string{"run", "--run", "r", "-n", "1", "--steps", "2", "--out", "-", "--reward", "jpeg_compressibility",
+		"--adapter", "org/lora", "a red sign"}
 	expect(t, exitOK, "downloading "+source+": 2 files, ", run...)
 	t.Setenv("HF_HUB_OFFLINE", "1")
 	h.Asked()
@@ -132,7 +137,8 @@ func TestFetch_Prompts(t *testing.T) {
 	address := "hf://datasets/org/prompts/data/train.parquet"
 	run := []string{"run", "--dry-run", "--model", "synthetic", "--prompt-column", "caption", "--prompts"}
 	expect(t, exitOK, "2 prompts", append(run, address)...)
-	expect(t, exitOK, "hf://datasets/org/prompts@"+r.Commit()+"/data/train.parquet", "prompts", "--prompt-column", "caption", address+"@"+r.Commit())
+	expect(t, exitOK, "hf://datasets/org/prompts@"+r.Commit()+"/data/train.parquet", "prompts", "--prompt-column",
+		"caption", address+"@"+r.Commit())
 	expect(t, exitOK, "1 prompt", "prompts", "hf://datasets/org/prompts@main/p.jsonl")
 	for file, says := range map[string]string{
 		"hf://datasets/org/prompts":            "--prompts: \"hf://datasets/org/prompts\": must be hf://datasets/ORG/NAME/FILE",
@@ -162,7 +168,8 @@ func TestFetch_Push(t *testing.T) {
 	h.PartSize = 5000 // as files of more than 5 GB are sent to the Hub
 	h.Asked()
 	expect(t, exitOK, "me/rollouts is on the Hugging Face Hub: "+h.URL+"/commit/", push...)
-	if asked := strings.Join(h.Asked(), "\n"); !strings.Contains(asked, "/2\nPUT ") || !strings.Contains(asked, "POST /complete/") {
+	if asked := strings.Join(h.Asked(), "\n"); !strings.Contains(asked, "/2\nPUT ") ||
+		!strings.Contains(asked, "POST /complete/") {
 		t.Errorf("it is not sent in parts:\n%s", asked)
 	}
 	made := h.Repos["datasets/me/rollouts"]

@@ -36,7 +36,8 @@ func TestHelp_FlagsOfRunHaveHeadings(t *testing.T) {
 	}
 	help := flagHelp(run, 100)
 	last := -1
-	for _, title := range []string{outputSection, promptSection, samplingSection, rewardSection, advantageSection, groupSection, pipelineSection} {
+	for _, title := range []string{outputSection, promptSection, samplingSection, rewardSection, advantageSection,
+		groupSection, pipelineSection} {
 		at := strings.Index(help, "\n"+title+":\n")
 		if at <= last {
 			t.Errorf("heading %q at %d, after one at %d", title, at, last)
@@ -54,12 +55,14 @@ func TestHelp_FlagsOfRunHaveHeadings(t *testing.T) {
 func TestHelp_OfRunIsShort(t *testing.T) {
 	var out, all bytes.Buffer
 	for args, to := range map[string]*bytes.Buffer{"--help": &out, "--help-all": &all} {
-		if status := Execute(context.Background(), []string{"run", args}, strings.NewReader(""), to, to); status != exitOK {
+		if status := Execute(context.Background(), []string{"run", args}, strings.NewReader(""), to,
+			to); status != exitOK {
 			t.Fatalf("run %s: exit status %d", args, status)
 		}
 	}
 	if n := strings.Count(out.String(), "\n"); n > 2*48 {
-		t.Errorf("run --help has %d lines, of %d in all; must be at most two screens of 48", n, strings.Count(all.String(), "\n"))
+		t.Errorf("run --help has %d lines, of %d in all; must be at most two screens of 48", n,
+			strings.Count(all.String(), "\n"))
 	}
 	run, _, err := newRoot().Find([]string{"run"})
 	if err != nil {
@@ -74,7 +77,8 @@ func TestHelp_OfRunIsShort(t *testing.T) {
 		}
 	})
 	for _, name := range commonFlags {
-		if !strings.Contains(all.String(), "--"+name) && !slices.Contains([]string{"listen", "auth", "ui", "gc-above", "gc-age"}, name) {
+		if !strings.Contains(all.String(), "--"+name) &&
+			!slices.Contains([]string{"listen", "auth", "ui", "gc-above", "gc-age"}, name) {
 			t.Errorf("--%s is common, and no flag of run or up", name)
 		}
 	}
@@ -100,7 +104,8 @@ func TestHelp_NoSuchCommand(t *testing.T) {
 	for _, given := range []string{"help runs exprt", "runs exprt --help"} {
 		expect(t, exitUsage, `meander runs has no command "exprt"; did you mean 'meander runs export'?`, strings.Fields(given)...)
 	}
-	for _, given := range []string{"help", "help run", "help runs ls", "runs --help", "--store x --help", "run nosuch --help", "help help"} {
+	for _, given := range []string{"help", "help run", "help runs ls", "runs --help", "--store x --help",
+		"run nosuch --help", "help help"} {
 		expect(t, exitOK, "Usage:", strings.Fields(given)...)
 	}
 }
@@ -117,7 +122,8 @@ func TestHelp_Fits(t *testing.T) {
 				for _, w := range strings.Fields(line) {
 					word = max(word, utf8.RuneCountInString(w))
 				}
-				if n := utf8.RuneCountInString(line); n > columns && word < columns/2 && !strings.HasPrefix(line, "  ") {
+				if n := utf8.RuneCountInString(line); n > columns && word < columns/2 &&
+					!strings.HasPrefix(line, "  ") {
 					t.Errorf("%s at %d columns: %d wide: %s", c.CommandPath(), columns, n, line)
 				}
 			}
@@ -220,9 +226,12 @@ func TestFlags_AreThoseOfTheFields(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, of := range []reflect.Type{
-			reflect.TypeFor[schemas.Prompt](), reflect.TypeFor[schemas.Rollout](), reflect.TypeFor[schemas.Start](), reflect.TypeFor[schemas.Stop](), reflect.TypeFor[schemas.RewardSpec](),
-			reflect.TypeFor[schemas.Data](), reflect.TypeFor[schemas.ScheduledSampling](), reflect.TypeFor[schemas.ProbabilityRamp](), reflect.TypeFor[schemas.ReflexFlow](),
-			reflect.TypeFor[schemas.AdvantageSpec](), reflect.TypeFor[schemas.GroupPolicy](), reflect.TypeFor[schemas.BatchSpec](),
+			reflect.TypeFor[schemas.Prompt](), reflect.TypeFor[schemas.Rollout](), reflect.TypeFor[schemas.Start](),
+			reflect.TypeFor[schemas.Stop](), reflect.TypeFor[schemas.RewardSpec](),
+			reflect.TypeFor[schemas.Data](), reflect.TypeFor[schemas.ScheduledSampling](),
+			reflect.TypeFor[schemas.ProbabilityRamp](), reflect.TypeFor[schemas.ReflexFlow](),
+			reflect.TypeFor[schemas.AdvantageSpec](), reflect.TypeFor[schemas.GroupPolicy](),
+			reflect.TypeFor[schemas.BatchSpec](),
 		} {
 			for _, f := range schemas.Fields(of) {
 				if f.Flag == "" {

@@ -67,7 +67,8 @@ func TestCommands_Hostile(t *testing.T) {
 			var out, errs text
 			Execute(t.Context(), append(args, more...), strings.NewReader(""), &out, &errs)
 			all := out.String() + errs.String()
-			if i := strings.IndexFunc(all, func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }); i >= 0 {
+			if i := strings.IndexFunc(all,
+				func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }); i >= 0 {
 				t.Errorf("%q passes on %q", append(args, more...), all[max(0, i-60):min(len(all), i+20)])
 			}
 			if strings.Contains(all, "evil") {

@@ -33,12 +33,14 @@ func TestModelInfo_Scheduler(t *testing.T) {
 		{`{`, "loads: no, 1 problem\n  read scheduler/scheduler_config.json: not JSON"},
 	} {
 		dir := checkpoint.Dir(t, checkpoint.Config{})
-		if err := os.WriteFile(filepath.Join(dir, "scheduler", "scheduler_config.json"), []byte(tt.config), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "scheduler", "scheduler_config.json"), []byte(tt.config),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 		out, _, err := command(t.Context(), "model", "info", dir)
 		var exit *exitError
-		if refused := errors.As(err, &exit) && exit.status == exitFailed; refused == strings.Contains(out, "loads: yes") || !strings.Contains(out, tt.want) {
+		if refused := errors.As(err, &exit) && exit.status == exitFailed; refused == strings.Contains(out,
+			"loads: yes") || !strings.Contains(out, tt.want) {
 			t.Errorf("%s: %v, want %q in\n%s", tt.config, err, tt.want, out)
 		}
 	}
@@ -97,7 +99,8 @@ func TestModelInfo_ShowsTheWholeCard(t *testing.T) {
 		case *json.RawMessage:
 			*x = []byte(`{"shift": 4}`)
 		case **model.Pipeline:
-			*x = &model.Pipeline{Class: "EditPipeline", Conditions: []model.Input{{Name: "image", Type: "image", Required: true}}}
+			*x = &model.Pipeline{Class: "EditPipeline",
+				Conditions: []model.Input{{Name: "image", Type: "image", Required: true}}}
 		case *[]model.Told:
 			*x = []model.Told{{Steps: 2, Why: "no such scheduler"}}
 		case *map[string]string:
@@ -185,7 +188,8 @@ func TestModelInfo_Sums(t *testing.T) {
 		t.Fatal(err)
 	}
 	// 4 layers of keys and values of 2 heads of 32 in F32.
-	if info.Name != "sums" || info.Family != "qwen2" || info.Vocabulary != 320 || info.MaxTokens != 512 || info.CacheTokenBytes != 4*2*2*32*4 || info.Parts[0].Parameters != 829568 || !info.Loads || info.Template == "" {
+	if info.Name != "sums" || info.Family != "qwen2" || info.Vocabulary != 320 || info.MaxTokens != 512 ||
+		info.CacheTokenBytes != 4*2*2*32*4 || info.Parts[0].Parameters != 829568 || !info.Loads || info.Template == "" {
 		t.Errorf("%+v", info)
 	}
 }

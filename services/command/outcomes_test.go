@@ -260,7 +260,8 @@ func TestOutcomes(t *testing.T) {
 	if err := json.Unmarshal([]byte(expect(t, exitOK, "", "top", "--once", "--json")), &overview); err != nil {
 		t.Fatal(err)
 	}
-	must(t, expect(t, exitOK, "", "status", "reward-failed"), "  reason    1 of 1 groups failed, the last one: so it is\n")
+	must(t, expect(t, exitOK, "", "status", "reward-failed"),
+		"  reason    1 of 1 groups failed, the last one: so it is\n")
 	must(t, expect(t, exitOK, "", "status", "unreadable-beside"), "1 complete, 1 prompt refused without one\n",
 		"  reason    1 prompt could not be read, and was refused\n", "meander dead ls --run unreadable-beside")
 	for run, c := range cases {
@@ -276,7 +277,8 @@ func TestOutcomes(t *testing.T) {
 				counted = append(counted, fmt.Sprintf("%v %s", outcomes[o], o))
 			}
 			open := state == schemas.RunRunning // the list reads no records: it has no word for what is waited for
-			if got := fmt.Sprintf("%v %v %v scored %v failed", line["state"], counted, line["scored"], line["failed"]); got != c.says && !open {
+			if got := fmt.Sprintf("%v %v %v scored %v failed", line["state"], counted, line["scored"],
+				line["failed"]); got != c.says && !open {
 				t.Errorf("list: %s\nwant  %s", got, c.says)
 			}
 			p, err := reader.Progress(t.Context(), run)
@@ -292,7 +294,8 @@ func TestOutcomes(t *testing.T) {
 				held = p.Held
 			}
 			// The page has the members that are missing or cancelled among those without a reward, too.
-			if got, want := fmt.Sprintf("%s %v %d scored", held, of, p.Stages[2].Done), strings.Join(strings.SplitAfter(c.says, "scored")[:1], ""); got != want {
+			if got, want := fmt.Sprintf("%s %v %d scored", held, of, p.Stages[2].Done),
+				strings.Join(strings.SplitAfter(c.says, "scored")[:1], ""); got != want {
 				t.Errorf("page: %s\nwant  %s", got, want)
 			}
 			for _, r := range overview.Runs {

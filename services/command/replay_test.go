@@ -58,7 +58,8 @@ func storedEvents(t *testing.T) map[string][]byte {
 // A run is played to stdout: all events, in the order of their times, with their bytes where these are asked for.
 func TestReplay_Print(t *testing.T) {
 	inStore(t)
-	lines := linesOf(t, expect(t, exitOK, "as fast as they are taken", "runs", "replay", "r1", "--speed", "max", "--json", "--bytes"))
+	lines := linesOf(t, expect(t, exitOK, "as fast as they are taken", "runs", "replay", "r1", "--speed", "max",
+		"--json", "--bytes"))
 	want, last := storedEvents(t), 0.0
 	for _, e := range lines {
 		data, err := base64.StdEncoding.DecodeString(e["data"].(string))
@@ -75,7 +76,8 @@ func TestReplay_Print(t *testing.T) {
 	if len(want) > 0 || len(lines) < 14 {
 		t.Errorf("%d events were played, and not %v", len(lines), want)
 	}
-	text := expect(t, exitOK, "3 events in ", "runs", "replay", "r1", "--kinds", "reward,advantage", "--max-pause", "1ns")
+	text := expect(t, exitOK, "3 events in ", "runs", "replay", "r1", "--kinds", "reward,advantage", "--max-pause",
+		"1ns")
 	if strings.Count(text, "  reward ") != 2 || strings.Count(text, "  advantage ") != 1 {
 		t.Errorf("printed\n%s", text)
 	}
@@ -128,8 +130,10 @@ func TestReplay_Interrupted(t *testing.T) {
 	inStore(t)
 	ctx, stop := context.WithCancel(t.Context())
 	out, errs := &stopper{stop: stop}, &text{}
-	status := Execute(ctx, []string{"runs", "replay", "r1", "--speed", "0.000000000001"}, strings.NewReader(""), out, errs)
-	if status != exitInterrupted || strings.Count(out.String(), "\n") != 1 || !strings.Contains(errs.String(), "after 1 of ") {
+	status := Execute(ctx, []string{"runs", "replay", "r1", "--speed", "0.000000000001"}, strings.NewReader(""), out,
+		errs)
+	if status != exitInterrupted || strings.Count(out.String(), "\n") != 1 ||
+		!strings.Contains(errs.String(), "after 1 of ") {
 		t.Errorf("status %d\n%s%s", status, out, errs)
 	}
 }
@@ -167,12 +171,14 @@ func TestReplay_Publish(t *testing.T) {
 			t.Fatal(err)
 		}
 		subject := m.Header.Get("Nats-Subject")
-		if m.Subject != strings.Replace(subject, "mdr.v1.", "replay.night.", 1) || !bytes.Equal(m.Data, want[subject]) ||
+		if m.Subject != strings.Replace(subject, "mdr.v1.", "replay.night.", 1) ||
+			!bytes.Equal(m.Data, want[subject]) ||
 			m.Header.Get("Nats-Time-Stamp") == "" || m.Header.Get("Nats-Msg-Id") != "" {
 			t.Errorf("%s of %s: %v, %d bytes", m.Subject, subject, m.Header, len(m.Data))
 		}
 	}
-	if m, err := heard.NextMsgWithContext(t.Context()); err != nil || m.Subject != "replay.night.end" || len(m.Data) > 0 || m.Header != nil {
+	if m, err := heard.NextMsgWithContext(t.Context()); err != nil || m.Subject != "replay.night.end" ||
+		len(m.Data) > 0 || m.Header != nil {
 		t.Errorf("the last message: %+v, %v", m, err)
 	}
 	if after := messagesOf(t); after != before {
@@ -181,7 +187,8 @@ func TestReplay_Publish(t *testing.T) {
 	if err := heard.Unsubscribe(); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, exitFailed, "nobody listened on replay.night.>", "runs", "replay", "r1", "--speed", "max", "--subject", "replay.night")
+	expect(t, exitFailed, "nobody listened on replay.night.>", "runs", "replay", "r1", "--speed", "max", "--subject",
+		"replay.night")
 	ended, err := nc.SubscribeSync("replay.night.end")
 	if err == nil {
 		err = nc.Flush()
@@ -190,7 +197,8 @@ func TestReplay_Publish(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, exitFailed, "nobody listened", "runs", "replay", "r1", "--speed", "max", "--subject", "replay.night")
-	if m, err := ended.NextMsgWithContext(t.Context()); err != nil || !strings.Contains(m.Header.Get(headerReplayError), "nobody listened") {
+	if m, err := ended.NextMsgWithContext(t.Context()); err != nil || !strings.Contains(m.Header.Get(headerReplayError),
+		"nobody listened") {
 		t.Errorf("the last message of a replay that failed: %+v, %v", m, err)
 	}
 	// On another server.
@@ -202,9 +210,12 @@ func TestReplay_Publish(t *testing.T) {
 		t.Fatal(err)
 	}
 	unheard := fmt.Sprintf("%d of %d events were heard by nobody", len(want)-1, len(want))
-	expect(t, exitOK, unheard, "runs", "replay", "r1", "--speed", "max", "--subject", "replay", "--to", other.Server.ClientURL())
-	if m, err := heard.NextMsgWithContext(t.Context()); err != nil || !bytes.Equal(m.Data, want["mdr.v1.advantage.r1.p"]) {
+	expect(t, exitOK, unheard, "runs", "replay", "r1", "--speed", "max", "--subject", "replay", "--to",
+		other.Server.ClientURL())
+	if m, err := heard.NextMsgWithContext(t.Context()); err != nil ||
+		!bytes.Equal(m.Data, want["mdr.v1.advantage.r1.p"]) {
 		t.Errorf("%+v, %v", m, err)
 	}
-	expect(t, exitFailed, nats.ErrNoServers.Error(), "runs", "replay", "r1", "--subject", "replay", "--to", "nats://127.0.0.1:1")
+	expect(t, exitFailed, nats.ErrNoServers.Error(), "runs", "replay", "r1", "--subject", "replay", "--to",
+		"nats://127.0.0.1:1")
 }

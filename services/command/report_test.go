@@ -107,7 +107,8 @@ func TestReport_Failures(t *testing.T) {
 // The answers of texts are text, and are shown beside what the reward function saw.
 func TestReport_Texts(t *testing.T) {
 	inEmptyDir(t)
-	expect(t, exitOK, "1 of 1 groups complete", "run", "--run", "r1", "--model", "sums", "-n", "2", "--out", "-", "3+4=?")
+	expect(t, exitOK, "1 of 1 groups complete", "run", "--run", "r1", "--model", "sums", "-n", "2", "--out", "-",
+		"3+4=?")
 	page := reportOf(t, "r1.html", "r1")
 	must(t, page, `"prompt":"3+4=?"`, `"answer":"`, `"name":"numeric_match"`)
 	if strings.Contains(page, "data:image") {

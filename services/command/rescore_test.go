@@ -29,7 +29,8 @@ func TestRescore(t *testing.T) {
 	expect(t, exitOK, "a pass over run r1", "show", "--run", "r1--jpeg_incompressibility", "p")
 	expect(t, exitUsage, "name the reward functions", "rescore")
 	expect(t, exitUsage, "is the run itself", "rescore", "--run", "r1", "--pass", "r1", "--reward", "synthetic")
-	expect(t, exitUsage, "is already a run with other rewards or settings", "rescore", "--run", "r1", "--pass", "r1--jpeg_incompressibility", "--reward", "synthetic")
+	expect(t, exitUsage, "is already a run with other rewards or settings", "rescore", "--run", "r1", "--pass",
+		"r1--jpeg_incompressibility", "--reward", "synthetic")
 }
 
 // A pass is a file, too: with the run that it scored it goes into another store, and comes to the same file there.

@@ -27,7 +27,8 @@ func TestRun_Again(t *testing.T) {
 // A warning of the estimate is not repeated by intake's answer.
 func TestRun_WarnsOnce(t *testing.T) {
 	inEmptyDir(t)
-	_, stderr, err := command(t.Context(), "run", "--model", "synthetic", "-n", "1", "--steps", "3", "--stop-step", "2", "--out", "-", "a red fox")
+	_, stderr, err := command(t.Context(), "run", "--model", "synthetic", "-n", "1", "--steps", "3", "--stop-step", "2",
+		"--out", "-", "a red fox")
 	if n := strings.Count(stderr, "jpeg_compressibility will fail"); err == nil || n != 1 {
 		t.Errorf("%v; %d warnings, want 1:\n%s", err, n, stderr)
 	}
@@ -59,17 +60,20 @@ func TestRun_Refused(t *testing.T) {
 		var errs text
 		args := append([]string{"run", "--model", "synthetic", "a fox", "two owls"}, flag...)
 		status := Execute(t.Context(), args, strings.NewReader(""), &text{}, &errs)
-		if said := errs.String(); status != exitUsage || strings.Count(said, flag[0]+": ") != 1 || strings.Contains(said, "estimate") {
+		if said := errs.String(); status != exitUsage || strings.Count(said, flag[0]+": ") != 1 ||
+			strings.Contains(said, "estimate") {
 			t.Errorf("%v: exit status %d; must say why, once: %s", flag, status, said)
 		}
 	}
-	expect(t, exitUsage, "2 prompts refused: --sde-steps: ", "run", "--model", "synthetic", "--sde-steps", "99", "a fox", "two owls")
+	expect(t, exitUsage, "2 prompts refused: --sde-steps: ", "run", "--model", "synthetic", "--sde-steps", "99",
+		"a fox", "two owls")
 	expect(t, exitUsage, "--sde-steps", "run", "--sde-steps", "two", "a fox")
 	expect(t, exitUsage, "nowhere/at/all", "run", "--model", "nowhere/at/all", "a fox")
 	expect(t, exitUsage, "--replicas: 0; must be", "run", "--replicas", "0", "a fox")
 	expect(t, exitUsage, `--logits, --top-k: given; must be absent: model "synthetic" makes images, which have no tokens and no logits; --return-steps keeps`,
 		"run", "--dry-run", "--model", "synthetic", "--logits", "full", "--top-k", "3", "a fox")
-	for flag, value := range map[string]string{"--device": "gpu", "--adapter": "none", "--scorers": "none", "--metrics-addr": "none", "--run": "a b", "--log-level": "all"} {
+	for flag, value := range map[string]string{"--device": "gpu", "--adapter": "none", "--scorers": "none",
+		"--metrics-addr": "none", "--run": "a b", "--log-level": "all"} {
 		expect(t, exitUsage, "meander: "+flag+": ", "run", "--dry-run", flag, value, "a fox")
 	}
 	expect(t, exitUsage, `prompt 1: ""; must be a text`, "run", "")
@@ -173,10 +177,12 @@ func TestRun_GroupsOfAnotherModel(t *testing.T) {
 // Why a sample failed is said where its status is.
 func TestRun_FailuresAreExplained(t *testing.T) {
 	inEmptyDir(t)
-	if err := os.WriteFile("scorers.yaml", []byte("http:\n  gone:\n    url: http://127.0.0.1:9/score\n"), 0o600); err != nil {
+	if err := os.WriteFile("scorers.yaml", []byte("http:\n  gone:\n    url: http://127.0.0.1:9/score\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
-	run := expect(t, exitFailed, "", "run", "--model", "synthetic", "--run", "r", "-n", "3", "--steps", "2", "--out", "-",
+	run := expect(t, exitFailed, "", "run", "--model", "synthetic", "--run", "r", "-n", "3", "--steps", "2", "--out",
+		"-",
 		"--scorers", "scorers.yaml", "--score-patience", "1s", "--reward", "http:gone", "--seed", "1", "a red fox")
 	show := expect(t, exitOK, "", "show", "--run", "r", "0000-a-red-fox")
 	for name, text := range map[string]string{"run": run, "show": show} {
@@ -204,7 +210,8 @@ func TestProgress_Cancelled(t *testing.T) {
 		p := newProgress(&out, false, "r", prompts, results.NewOutcomes(prompts), &loading{})
 		p.expect(6)
 		p.countStep("mdr.v1.step.r.p.0.main.a1.0")
-		want := "run r: 6/6 steps  0 rewards  1/1 groups\n" // the last steps are counted after their group's end is known
+		// the last steps are counted after their group's end is known
+		want := "run r: 6/6 steps  0 rewards  1/1 groups\n"
 		if cancelled {
 			p.cancelled()
 			want = "run r: 1/6 steps  0 rewards  1/1 groups  cancelled\n"

@@ -17,7 +17,8 @@ import (
 func TestRuns(t *testing.T) {
 	inStore(t)
 	runs := linesOf(t, expect(t, exitOK, "", "runs", "ls", "--json"))
-	if len(runs) != 1 || runs[0]["run"] != "r1" || runs[0]["groups"] != 1.0 || runs[0]["open_groups"] != 0.0 || runs[0]["samples"] != 2.0 {
+	if len(runs) != 1 || runs[0]["run"] != "r1" || runs[0]["groups"] != 1.0 || runs[0]["open_groups"] != 0.0 ||
+		runs[0]["samples"] != 2.0 {
 		t.Fatalf("runs %v", runs)
 	}
 	expect(t, exitOK, "r1", "runs", "ls")
@@ -32,11 +33,13 @@ func TestRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, exitFailed, "it was cut off", "runs", "read", empty)
-	expect(t, exitFailed, "must be the folder of a dataset that is whole, or the file of an archive", "runs", "read", t.TempDir())
+	expect(t, exitFailed, "must be the folder of a dataset that is whole, or the file of an archive", "runs", "read",
+		t.TempDir())
 	expect(t, exitUsage, "is a folder; must be the file of an archive", "runs", "import", t.TempDir())
 	expect(t, exitOK, "2 blobs", "runs", "read", file)
 	// Two images, the embeddings of the prompt and its mask, of samples of which another is the parent.
-	expect(t, exitOK, "", append([]string{"run", "--run", "r2", "--branch-from", "r1/p/0@1", "--return-conditioning"}, small...)...)
+	expect(t, exitOK, "", append([]string{"run", "--run", "r2", "--branch-from", "r1/p/0@1", "--return-conditioning"},
+		small...)...)
 	expect(t, exitOK, "4 blobs", "runs", "export", "r2", "--out", filepath.Join(t.TempDir(), "r2.tar"))
 	expect(t, exitOK, "", "runs", "rm", "r2")
 	steps := 0
@@ -73,7 +76,8 @@ func TestOut_Stdout(t *testing.T) {
 			t.Fatal(err)
 		}
 		stdout, stderr, err := command(t.Context(), append(args, "--out", "-")...)
-		if err != nil || len(stdout) != len(want) || !strings.HasPrefix(stdout, string(want[:100])) || !strings.HasPrefix(stderr, "stdout: ") {
+		if err != nil || len(stdout) != len(want) || !strings.HasPrefix(stdout, string(want[:100])) ||
+			!strings.HasPrefix(stderr, "stdout: ") {
 			t.Errorf("%s: %d bytes on stdout, want %d; %v, %s", file, len(stdout), len(want), err, stderr)
 		}
 	}

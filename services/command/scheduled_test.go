@@ -42,7 +42,8 @@ func TestLoad_StartImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	three := folderOf(t, 48, map[string]string{"a.png": "", "b.PNG": "", "c.png": "", "x-sheet.png": "", "c.txt": "words"})
+	three := folderOf(t, 48, map[string]string{"a.png": "", "b.PNG": "", "c.png": "", "x-sheet.png": "",
+		"c.txt": "words"})
 	records := folderOf(t, 8, map[string]string{"null.jsonl": `{"prompt": "x", "start": null}`, "text.jsonl": `{"prompt": "x", "start": "a.png"}`})
 	none, text := filepath.Join(records, "null.jsonl"), filepath.Join(records, "text.jsonl")
 	for _, tt := range []struct {
@@ -56,7 +57,8 @@ func TestLoad_StartImage(t *testing.T) {
 	} {
 		for i, p := range mustLoad(t, tt.args...) {
 			e := event(t, p)
-			if n := len(e.Start.Data.Images); n != tt.want[i] || *e.Width != 48 || *e.Height != 32 || n > 1 && *e.GroupSize != int64(n) {
+			if n := len(e.Start.Data.Images); n != tt.want[i] || *e.Width != 48 || *e.Height != 32 || n > 1 &&
+				*e.GroupSize != int64(n) {
 				t.Errorf("%q: prompt %d has %d images of %d x %d", tt.args, i, n, *e.Width, *e.Height)
 			}
 		}
@@ -83,13 +85,15 @@ func TestLoad_StartImage(t *testing.T) {
 
 // Images of one caption are one group, in the order of the files.
 func TestCaptioned(t *testing.T) {
-	dir := folderOf(t, 8, map[string]string{"a.png": "", "b.png": "", "c.png": "", "d.png": "", "b.txt": "words\n", "d.txt": "words"})
+	dir := folderOf(t, 8, map[string]string{"a.png": "", "b.png": "", "c.png": "", "d.png": "", "b.txt": "words\n",
+		"d.txt": "words"})
 	files, err := imageFiles(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	captions, groups, err := groupByCaption(files, new("default"))
-	if err != nil || !slices.Equal(captions, []string{"default", "words"}) || len(groups[0]) != 2 || !slices.Equal(groups[1], []string{files[1], files[3]}) {
+	if err != nil || !slices.Equal(captions, []string{"default", "words"}) || len(groups[0]) != 2 ||
+		!slices.Equal(groups[1], []string{files[1], files[3]}) {
 		t.Errorf("%q, %q, %v", captions, groups, err)
 	}
 	if _, _, err := groupByCaption(files[1:], nil); err == nil || !strings.Contains(err.Error(), "c.png: no caption") {

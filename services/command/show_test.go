@@ -24,7 +24,8 @@ func TestShow(t *testing.T) {
 		}
 	}
 	lines := linesOf(t, expect(t, exitOK, "", "show", "--json", "p"))
-	if len(lines) != 1 || len(lines[0]["trajectories"].([]any)) != 2 || lines[0]["advantage"].(map[string]any)["status"] != "complete" {
+	if len(lines) != 1 || len(lines[0]["trajectories"].([]any)) != 2 ||
+		lines[0]["advantage"].(map[string]any)["status"] != "complete" {
 		t.Errorf("JSON %v", lines)
 	}
 	expect(t, exitFailed, `run "r1" has no group "q"`, "show", "q")
@@ -72,17 +73,20 @@ func TestShow_Updates(t *testing.T) {
 	inStore(t)
 	b := connected(t)
 	for i := range int64(mostUpdates + 2) {
-		e := &schemas.Update{Run: "r1", Lane: "m", Tenant: schemas.TenantMain, Trainer: "main", Step: i + 1, PolicyVersion: i, Loss: new(0.25)}
+		e := &schemas.Update{Run: "r1", Lane: "m", Tenant: schemas.TenantMain, Trainer: "main", Step: i + 1,
+			PolicyVersion: i, Loss: new(0.25)}
 		if _, err := b.Publish(t.Context(), e); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got := expect(t, exitOK, "\n2 updates before: meander watch --kinds update --run r1\nm update 3 by main: version 2, loss 0.25\n", "show")
+	got := expect(t, exitOK, "\n2 updates before: meander watch --kinds update --run r1\nm update 3 by main: version "+
+		"2, loss 0.25\n", "show")
 	if strings.Count(got, "m update ") != mostUpdates {
 		t.Errorf("updates\n%s", got)
 	}
 	lines := linesOf(t, expect(t, exitOK, "", "show", "--json"))
-	if last := lines[len(lines)-1]; len(lines) != mostUpdates+3 || last["kind"] != "update" || last["event"].(map[string]any)["loss"] != 0.25 {
+	if last := lines[len(lines)-1]; len(lines) != mostUpdates+3 || last["kind"] != "update" ||
+		last["event"].(map[string]any)["loss"] != 0.25 {
 		t.Errorf("JSON %v", lines)
 	}
 }
@@ -114,7 +118,8 @@ func TestDrawTree(t *testing.T) {
 		},
 	}
 	for i, reward := range []float64{3, 2, 1, 5, 0, 4} {
-		m := schemas.Member{SampleIndex: int64(i), Status: schemas.StatusScored, Reward: new(reward), Advantage: new(reward - 3)}
+		m := schemas.Member{SampleIndex: int64(i), Status: schemas.StatusScored, Reward: new(reward),
+			Advantage: new(reward - 3)}
 		if i == 4 {
 			m = schemas.Member{SampleIndex: 4, Status: schemas.StatusFailed}
 		}

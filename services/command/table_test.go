@@ -16,9 +16,11 @@ import (
 func groupOf(scored, failed int) *results.Group {
 	g := &results.Group{GroupResult: view.GroupResult{UID: "p", Prompt: "a fox", Status: schemas.StatusPartial}}
 	for i := range scored + failed {
-		m := view.Member{SampleResult: view.SampleResult{SampleIndex: int64(i), Status: schemas.StatusFailed, Error: "no image"}}
+		m := view.Member{SampleResult: view.SampleResult{SampleIndex: int64(i), Status: schemas.StatusFailed,
+			Error: "no image"}}
 		if i < scored {
-			m.SampleResult = view.SampleResult{SampleIndex: int64(i), Status: schemas.StatusScored, Reward: new(float64(100 - i)), Advantage: new(0.0)}
+			m.SampleResult = view.SampleResult{SampleIndex: int64(i), Status: schemas.StatusScored,
+				Reward: new(float64(100 - i)), Advantage: new(0.0)}
 		}
 		g.Members = append(g.Members, m)
 	}
@@ -45,8 +47,10 @@ func TestBestAndWorst(t *testing.T) {
 		for _, m := range members {
 			shown = append(shown, fmt.Sprint(m.SampleIndex))
 		}
-		if got := strings.Join(shown, " "); got != c.want || gap != c.gap || more != c.more || len(g.Members) != c.scored+c.failed {
-			t.Errorf("%d scored, %d failed, %d shown: %q, gap %d, %d more; want %q, %d, %d", c.scored, c.failed, c.most, got, gap, more, c.want, c.gap, c.more)
+		if got := strings.Join(shown, " "); got != c.want || gap != c.gap || more != c.more ||
+			len(g.Members) != c.scored+c.failed {
+			t.Errorf("%d scored, %d failed, %d shown: %q, gap %d, %d more; want %q, %d, %d", c.scored, c.failed, c.most,
+				got, gap, more, c.want, c.gap, c.more)
 		}
 	}
 }
@@ -54,10 +58,12 @@ func TestBestAndWorst(t *testing.T) {
 // A table of many samples is bounded, has its worst, and says what was read and what was said by the names of each.
 func TestPrintRun_Details(t *testing.T) {
 	g := groupOf(16, 0)
-	g.Members[0].Scores = []view.Score{{Name: "glyph", Detail: "EXIT"}, {Name: "external", Detail: strings.Repeat("crooked letters ", 10)}}
+	g.Members[0].Scores = []view.Score{{Name: "glyph", Detail: "EXIT"},
+		{Name: "external", Detail: strings.Repeat("crooked letters ", 10)}}
 	var out strings.Builder
 	printRun(&out, &results.Run{Groups: []*results.Group{g}})
-	for _, want := range []string{"sample       #0", "#12", "#15\n", "…", "glyph read   \"EXIT\"", "and 8 more samples\n", "#0 external says "} {
+	for _, want := range []string{"sample       #0", "#12", "#15\n", "…", "glyph read   \"EXIT\"",
+		"and 8 more samples\n", "#0 external says "} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, &out)
 		}
@@ -127,7 +133,8 @@ func TestNotComplete(t *testing.T) {
 	}
 	err := notComplete([]string{"complete", "filtered", "cancelled", "filtered"})
 	exit, ok := errors.AsType[*exitError](err)
-	if !ok || exit.status != exitFailed || !strings.Contains(err.Error(), "3 of 4 groups not complete: 1 cancelled; 2 left out because all rewards are equal") {
+	if !ok || exit.status != exitFailed || !strings.Contains(err.Error(),
+		"3 of 4 groups not complete: 1 cancelled; 2 left out because all rewards are equal") {
 		t.Error(err)
 	}
 	for _, s := range schemas.GroupStatuses {

@@ -76,7 +76,8 @@ func TestVerdict(t *testing.T) {
 	for _, m := range group["members"].([]any) {
 		rewards = append(rewards, m.(map[string]any)["reward"])
 	}
-	if group["status"] != "partial" || len(rewards) != 3 || rewards[0] != 2.0 || rewards[1] != 1.5 || rewards[2] != nil {
+	if group["status"] != "partial" || len(rewards) != 3 || rewards[0] != 2.0 || rewards[1] != 1.5 ||
+		rewards[2] != nil {
 		t.Errorf("group %v with rewards %v; want 2, 1.5 and none", group["status"], rewards)
 	}
 	expect(t, exitOK, "no finished sample of run r1 waits for a verdict", "verdict", "--run", "r1")

@@ -46,7 +46,8 @@ func TestVerify_TextAgreesWithTheStatus(t *testing.T) {
 				says = !verdict.Verified
 			}
 			var exit *exitError
-			if failed := errors.As(err, &exit); failed != says || failed != (tt.want != "") || !strings.Contains(out.String(), tt.want) {
+			if failed := errors.As(err, &exit); failed != says || failed != (tt.want != "") ||
+				!strings.Contains(out.String(), tt.want) {
 				t.Errorf("%+v: %v,\n%s\nwant %q", tt.r, err, out.String(), tt.want)
 			}
 		}
@@ -55,21 +56,25 @@ func TestVerify_TextAgreesWithTheStatus(t *testing.T) {
 
 func TestVerify(t *testing.T) {
 	inStore(t)
-	expect(t, exitOK, "run r1: 2 trajectories, 2 log-probs recomputed\nmax |ratio-1| = 0\n0 mismatches\nverified\n", "verify")
-	expect(t, exitOK, "run r1: 2 trajectories", "verify", "r1", "--model", "synthetic", "--lane", "synthetic", "--uid", "p")
+	expect(t, exitOK, "run r1: 2 trajectories, 2 log-probs recomputed\nmax |ratio-1| = 0\n0 mismatches\nverified\n",
+		"verify")
+	expect(t, exitOK, "run r1: 2 trajectories", "verify", "r1", "--model", "synthetic", "--lane", "synthetic", "--uid",
+		"p")
 	expect(t, exitUsage, `RUN: "r1", and --run "r2"; give only one of them`, "verify", "r1", "--run", "r2")
 	expect(t, exitUsage, `--dtype: "f16"; must be auto, f32 or bf16`, "verify", "r1", "--dtype", "f16")
 	expect(t, exitUsage, `--dtype: "f8"; must be auto, f32 or bf16`, "verify", "r1", "--dtype", "f8")
 	expect(t, exitUsage, "--tolerance: NaN; must be a number of at least 0", "verify", "--tolerance", "nan")
 	expect(t, exitUsage, "--engine-tolerance: -1; must be a number", "verify", "--engine-tolerance", "-1")
 	expect(t, exitUsage, `--lane: "a b"`, "verify", "--lane", "a b")
-	expect(t, exitFailed, "not verified: lane synthetic: 2 of the samples are of the model \"synthetic\"", "verify", "--model", "synthetic-v")
+	expect(t, exitFailed, "not verified: lane synthetic: 2 of the samples are of the model \"synthetic\"", "verify",
+		"--model", "synthetic-v")
 	lines := linesOf(t, expect(t, exitOK, "", "verify", "--run", "r1", "--json"))
 	if len(lines) != 1 || lines[0]["steps"] != 2.0 || lines[0]["max_abs_ratio_minus_1"] != 0.0 {
 		t.Errorf("JSON %v", lines)
 	}
 	expect(t, exitUsage, `--model: model "/does/not/exist": no such model`, "verify", "--model", "/does/not/exist")
 	expect(t, exitFailed, `run "r2" has no stored trajectories`, "verify", "--run", "r2")
-	expect(t, exitOK, "", append([]string{"run", "--run", "bare", "--seed", "3"}, append(small, "--return-steps", "3")...)...)
+	expect(t, exitOK, "", append([]string{"run", "--run", "bare", "--seed", "3"},
+		append(small, "--return-steps", "3")...)...)
 	expect(t, exitFailed, "not verified: nothing was checked: no step has both latents", "verify", "--run", "bare")
 }

@@ -17,10 +17,12 @@ import (
 func TestWatch(t *testing.T) {
 	inStore(t)
 	got := expect(t, exitOK, "", "watch", "--run", "r1", "--kinds", "trajectory,step", "--count", "8")
-	if steps, trajectories := strings.Count(got, "  step "), strings.Count(got, "  trajectory "); steps != 6 || trajectories != 2 {
+	if steps, trajectories := strings.Count(got, "  step "), strings.Count(got, "  trajectory "); steps != 6 ||
+		trajectories != 2 {
 		t.Errorf("%d steps and %d trajectories; want 6 and 2:\n%s", steps, trajectories, got)
 	}
-	lines := linesOf(t, expect(t, exitOK, "", "watch", "--run", "r1", "--uid", "p", "--kinds", "advantage", "--count", "1", "--json"))
+	lines := linesOf(t, expect(t, exitOK, "", "watch", "--run", "r1", "--uid", "p", "--kinds", "advantage", "--count",
+		"1", "--json"))
 	if len(lines) != 1 {
 		t.Errorf("JSON %v", lines)
 	}
@@ -38,7 +40,8 @@ func TestWatch(t *testing.T) {
 		t.Errorf("begins with %s and ends with %s", kinds[0], kinds[11])
 	}
 	slices.Sort(kinds)
-	if all := strings.Join(kinds, " "); all != "advantage prompt reward reward "+strings.Repeat("step ", 6)+"trajectory trajectory" {
+	if all := strings.Join(kinds, " "); all != "advantage prompt reward reward "+strings.Repeat("step ",
+		6)+"trajectory trajectory" {
 		t.Errorf("printed %s", all)
 	}
 	expect(t, exitUsage, `--kinds: "stepp"; did you mean step?`, "watch", "--kinds", "stepp")
@@ -85,7 +88,8 @@ func TestViews_ServerAway(t *testing.T) {
 	says("ui", "waiting for the server at")
 	p := bustest.New(t, func(o *natsd.Options) { o.Listen = address })
 	says("ui", "the page of nats://"+address+" is at")
-	if _, err := p.PublishPrompt(t.Context(), "r", bustest.Encode(t, &schemas.Prompt{Prompt: "a fox"}), nil); err != nil {
+	if _, err := p.PublishPrompt(t.Context(), "r", bustest.Encode(t, &schemas.Prompt{Prompt: "a fox"}),
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	if status := bustest.Receive(t, "the end of watch", ended); status != exitOK {

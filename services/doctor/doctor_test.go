@@ -34,7 +34,8 @@ func look(t *testing.T, o doctor.Options) map[string][]doctor.Finding {
 	t.Helper()
 	found := map[string][]doctor.Finding{}
 	doctor.Run(t.Context(), o, func(f doctor.Finding) {
-		if f.Area == "" || f.Says == "" || f.State != doctor.OK && f.Fix == "" && f.State != doctor.Unchecked || strings.Contains(f.Says+f.Fix, "\n") {
+		if f.Area == "" || f.Says == "" || f.State != doctor.OK && f.Fix == "" && f.State != doctor.Unchecked ||
+			strings.Contains(f.Says+f.Fix, "\n") {
 			t.Errorf("%+v", f)
 		}
 		found[f.Area] = append(found[f.Area], f)
@@ -85,7 +86,8 @@ func only(t *testing.T, found map[string][]doctor.Finding, area string, state do
 func serve(t *testing.T, p *bustest.Plane, version string, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		s, err := micro.AddService(p.Conn(), micro.Config{Name: "meander-" + name, Version: "0.0.0", Metadata: map[string]string{"instance": name + "-1", "version": version}})
+		s, err := micro.AddService(p.Conn(), micro.Config{Name: "meander-" + name, Version: "0.0.0",
+			Metadata: map[string]string{"instance": name + "-1", "version": version}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,7 +102,8 @@ func serve(t *testing.T, p *bustest.Plane, version string, names ...string) {
 func work(t *testing.T, p *bustest.Plane, spoil map[string]func(*jetstream.ConsumerConfig) bool) {
 	t.Helper()
 	for _, d := range schemas.Durables() {
-		c := jetstream.ConsumerConfig{Durable: d.Name, AckPolicy: jetstream.AckExplicitPolicy, FilterSubjects: d.Filters}
+		c := jetstream.ConsumerConfig{Durable: d.Name, AckPolicy: jetstream.AckExplicitPolicy,
+			FilterSubjects: d.Filters}
 		if change := spoil[d.Name]; d.Stream == schemas.StreamAdvisories || change != nil && !change(&c) {
 			continue
 		}
@@ -115,11 +118,13 @@ func TestRun_Healthy(t *testing.T) {
 	p := bustest.New(t)
 	serve(t, p, "v1", "intake", "sampler", "reward", "advantage")
 	work(t, p, nil)
-	found := look(t, doctor.Options{Bus: p.Bus, Where: "here", Model: signs, Device: "cpu", Version: "v1", DiskFree: func() (int64, error) { return 1 << 50, nil }})
+	found := look(t, doctor.Options{Bus: p.Bus, Where: "here", Model: signs, Device: "cpu", Version: "v1",
+		DiskFree: func() (int64, error) { return 1 << 50, nil }})
 	found["server"] = slices.DeleteFunc(found["server"], func(f doctor.Finding) bool {
 		return strings.HasPrefix(f.Says, "a round trip takes ") // it measures the machine, which may be busy
 	})
-	for _, area := range []string{"server", "streams", "permissions", "limits", "clocks", "services", "counts", "consumers", "disk", "model", "device"} {
+	for _, area := range []string{"server", "streams", "permissions", "limits", "clocks", "services", "counts",
+		"consumers", "disk", "model", "device"} {
 		only(t, found, area, doctor.OK)
 	}
 	has(t, found, "consumers", doctor.OK, "20 consumers, none of them behind without a worker")
@@ -129,7 +134,8 @@ func TestRun_Healthy(t *testing.T) {
 	has(t, found, "model", doctor.OK, "signs loads, weights ")
 	has(t, found, "services", doctor.OK, "1 intake, 1 sampler, 1 reward, 1 advantage")
 	// Each function is tried on what it rates, texts or images; ocr may not be installed here.
-	has(t, found, "rewards", doctor.OK, "give a score: confidence, entropy_mean, exact_match, glyph, jpeg_compressibility")
+	has(t, found, "rewards", doctor.OK, "give a score: confidence, entropy_mean, exact_match, glyph, "+
+		"jpeg_compressibility")
 	for _, f := range found["rewards"] {
 		if f.State != doctor.OK && !strings.HasPrefix(f.Says, "ocr: ") {
 			t.Errorf("%+v", f)
@@ -144,12 +150,14 @@ func TestRun_NoServer(t *testing.T) {
 	has(t, found, "device", doctor.Fault, "cuda:7")
 	for area, f := range found {
 		for _, f := range f {
-			if strings.Contains(area, "streams") && (f.State != doctor.Unchecked || !strings.Contains(f.Area, "clocks")) {
+			if strings.Contains(area, "streams") && (f.State != doctor.Unchecked ||
+				!strings.Contains(f.Area, "clocks")) {
 				t.Errorf("%+v", f)
 			}
 		}
 	}
-	has(t, look(t, doctor.Options{NoServer: fmt.Errorf("nothing in it"), Empty: true}), "server", doctor.Unchecked, "nothing in it")
+	has(t, look(t, doctor.Options{NoServer: fmt.Errorf("nothing in it"), Empty: true}), "server", doctor.Unchecked,
+		"nothing in it")
 }
 
 // A certificate that has ended is a fault, whether the server is reached or not; one that ends soon is a warning.
@@ -160,9 +168,11 @@ func TestRun_Certificate(t *testing.T) {
 	ends := func(at time.Time) map[string][]doctor.Finding {
 		return look(t, doctor.Options{Bus: p.Bus, Where: "here", Certificate: &x509.Certificate{NotAfter: at}})
 	}
-	has(t, ends(now.Add(-time.Hour)), "server", doctor.Fault, "expired at "+now.Add(-time.Hour).UTC().Format(time.RFC3339))
+	has(t, ends(now.Add(-time.Hour)), "server", doctor.Fault,
+		"expired at "+now.Add(-time.Hour).UTC().Format(time.RFC3339))
 	has(t, ends(now.Add(-time.Hour)), "server", doctor.Fault, "meander auth update DIR")
-	has(t, ends(now.Add(24*time.Hour)), "server", doctor.Warning, "expires at "+now.Add(24*time.Hour).UTC().Format(time.RFC3339))
+	has(t, ends(now.Add(24*time.Hour)), "server", doctor.Warning,
+		"expires at "+now.Add(24*time.Hour).UTC().Format(time.RFC3339))
 	if err := lacks(ends(now.Add(100*24*time.Hour)), "server", doctor.Warning, "expires"); err == nil {
 		t.Error("a certificate of 100 days: a warning")
 	}
@@ -189,10 +199,12 @@ func TestRun_Streams(t *testing.T) {
 	must(js.DeleteStream(t.Context(), schemas.StreamVerdicts))
 	must(js.DeleteStream(t.Context(), schemas.StreamSealBucket))
 	must(js.DeleteStream(t.Context(), schemas.StreamRewards))
-	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: schemas.StreamRewards, Subjects: []string{"mdr.v1.reward.>"}, Storage: jetstream.MemoryStorage})
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: schemas.StreamRewards,
+		Subjects: []string{"mdr.v1.reward.>"}, Storage: jetstream.MemoryStorage})
 	must(err)
 	p.Change(t, schemas.StreamTrajectories, func(c *jetstream.StreamConfig) { c.AllowDirect = false })
-	must(p.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamParked, MaxBytes: 1 << 20}, bus.StreamLimit{Stream: schemas.StreamDead, MaxBytes: 1 << 20}))
+	must(p.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamParked, MaxBytes: 1 << 20},
+		bus.StreamLimit{Stream: schemas.StreamDead, MaxBytes: 1 << 20}))
 	fill := func(subject string, bytes int) {
 		for i := range bytes / 4096 {
 			_, err := p.Conn().Request(fmt.Sprintf(subject, i), make([]byte, 4096), time.Minute)
@@ -203,7 +215,8 @@ func TestRun_Streams(t *testing.T) {
 	fill("mdr.v1.dead.intake.r.u%d", 2<<20)
 	found := look(t, doctor.Options{Bus: p.Bus})
 	has(t, found, "streams", doctor.Fault, "2 streams not there: MDR_VERDICTS, KV_mdr-seal -> start 'meander up'")
-	has(t, found, "streams", doctor.Fault, "MDR_REWARDS is not the stream of this contract: storage is Memory, must be File")
+	has(t, found, "streams", doctor.Fault, "MDR_REWARDS is not the stream of this contract: storage is Memory, must "+
+		"be File")
 	has(t, found, "streams", doctor.Warning, "MDR_TRAJECTORIES is of another version: it answers no direct gets")
 	has(t, found, "streams", doctor.Warning, "MDR_PARKED is nearly full: 8")
 	has(t, found, "streams", doctor.OK, " streams as this version expects")
@@ -227,8 +240,10 @@ func TestRun_Consumers(t *testing.T) {
 	if _, err := p.PublishPrompt(t.Context(), "r", []byte("x"), nil); err != nil {
 		t.Fatal(err)
 	}
-	has(t, look(t, doctor.Options{Bus: p.Bus}), "consumers", doctor.Fault, "intake of MDR_PROMPTS: 1 wait, and no worker takes them")
-	has(t, look(t, doctor.Options{Bus: p.Bus}), "services", doctor.Warning, "no service answers for intake, sampler, reward, advantage")
+	has(t, look(t, doctor.Options{Bus: p.Bus}), "consumers", doctor.Fault,
+		"intake of MDR_PROMPTS: 1 wait, and no worker takes them")
+	has(t, look(t, doctor.Options{Bus: p.Bus}), "services", doctor.Warning,
+		"no service answers for intake, sampler, reward, advantage")
 }
 
 // Messages for a service that never ran wait, although no consumer is behind.
@@ -238,7 +253,8 @@ func TestRun_NeverRan(t *testing.T) {
 	if _, err := p.PublishPrompt(t.Context(), "r", []byte("x"), nil); err != nil {
 		t.Fatal(err)
 	}
-	has(t, look(t, doctor.Options{Bus: p.Bus}), "consumers", doctor.Fault, "1 messages wait for the intake service, and none runs")
+	has(t, look(t, doctor.Options{Bus: p.Bus}), "consumers", doctor.Fault,
+		"1 messages wait for the intake service, and none runs")
 }
 
 // Durables that somebody replaced or removed, under the services that need them.
@@ -261,7 +277,8 @@ func TestRun_Durables(t *testing.T) {
 	e := &schemas.Presence{Service: schemas.ServiceSampler, Instance: "s", Lane: "signs", At: time.Now().UnixNano()}
 	p.Forge(t, schemas.PresenceSubject("s"), bustest.Encode(t, e))
 	found := look(t, doctor.Options{Bus: p.Bus})
-	has(t, found, "consumers", doctor.Fault, "intake of MDR_PROMPTS is not as intake makes it: it takes mdr.v1.prompt.other")
+	has(t, found, "consumers", doctor.Fault, "intake of MDR_PROMPTS is not as intake makes it: it takes "+
+		"mdr.v1.prompt.other")
 	has(t, found, "consumers", doctor.Fault, "advantage-p03 of MDR_REWARDS is not there, and advantage runs")
 	has(t, found, "consumers", doctor.Fault, "reward of MDR_TRAJECTORIES is not as reward makes it")
 	has(t, found, "consumers", doctor.Fault, "sampler-signs of MDR_REQUESTS is not there")
@@ -317,7 +334,8 @@ func TestRun_Policies(t *testing.T) {
 	}
 	for i, name := range []string{"current", "behind", "refuses"} {
 		version := []int64{1, 0, 0}[i]
-		e := &schemas.Presence{Service: schemas.ServiceSampler, Instance: name, Lane: "signs", PolicyVersion: &version, At: 1}
+		e := &schemas.Presence{Service: schemas.ServiceSampler, Instance: name, Lane: "signs", PolicyVersion: &version,
+			At: 1}
 		p.Forge(t, schemas.PresenceSubject(name), bustest.Encode(t, e))
 	}
 	for i, state := range []string{schemas.AppliedRefused, schemas.AppliedApplied} {
@@ -328,14 +346,16 @@ func TestRun_Policies(t *testing.T) {
 		if state == schemas.AppliedRefused {
 			a.Error = "lora_A of another rank\nand more"
 		}
-		_, err := p.JetStream().Publish(t.Context(), schemas.AppliedSubject("signs", schemas.TenantMain, "refuses"), bustest.Encode(t, a))
+		_, err := p.JetStream().Publish(t.Context(), schemas.AppliedSubject("signs", schemas.TenantMain, "refuses"),
+			bustest.Encode(t, a))
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	found := look(t, doctor.Options{Bus: p.Bus})
 	has(t, found, "policies", doctor.Warning, "behind uses version 0 of lane signs, and the current one is 1")
-	has(t, found, "policies", doctor.Fault, "refuses refused version 1 of lane signs and goes on with 0: lora_A of another rank ->")
+	has(t, found, "policies", doctor.Fault, "refuses refused version 1 of lane signs and goes on with 0: lora_A of "+
+		"another rank ->")
 	if n := len(found["policies"]); n != 2 {
 		t.Errorf("%d findings: %+v", n, found["policies"])
 	}
@@ -356,17 +376,21 @@ func TestRun_Clocks(t *testing.T) {
 	}
 	// What it takes to reach the server is taken for a difference of clocks: on a busy machine it is looked at again.
 	bustest.Until(t, "each clock as far off as it is", func() error {
-		for name, behind := range map[string]time.Duration{"reward-a": time.Minute, "reward-b": -5 * time.Second, "reward-c": 0} {
-			e := &schemas.Presence{Service: schemas.ServiceReward, Instance: name, At: time.Now().Add(-behind).UnixNano()}
+		for name, behind := range map[string]time.Duration{"reward-a": time.Minute, "reward-b": -5 * time.Second,
+			"reward-c": 0} {
+			e := &schemas.Presence{Service: schemas.ServiceReward, Instance: name,
+				At: time.Now().Add(-behind).UnixNano()}
 			// Without a message id, unlike Forge: the next look must not find this one's times.
-			if _, err := p.JetStream().Publish(t.Context(), schemas.PresenceSubject(name), bustest.Encode(t, e)); err != nil {
+			if _, err := p.JetStream().Publish(t.Context(), schemas.PresenceSubject(name),
+				bustest.Encode(t, e)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		found := look(t, doctor.Options{Bus: p.Bus, Now: func() time.Time { return time.Now().Add(time.Hour) }})
 		return errors.Join(
 			lacks(found, "clocks", doctor.Fault, "intake a: its clock is 1m0s behind the server's"),
-			lacks(found, "clocks", doctor.Fault, "this machine: its clock is 1h0m0s ahead of the server's -> set that clock by NTP"),
+			lacks(found, "clocks", doctor.Fault, "this machine: its clock is 1h0m0s ahead of the server's -> set "+
+				"that clock by NTP"),
 			lacks(found, "clocks", doctor.Fault, "reward-a: its clock is 1m0s behind the server's"),
 			lacks(found, "clocks", doctor.Warning, "reward-b: its clock is 5s ahead of"),
 			lacks(found, "clocks", doctor.OK, "reward-c: within"),
@@ -403,7 +427,8 @@ func TestRun_Model(t *testing.T) {
 		return look(t, doctor.Options{NoServer: fmt.Errorf("none"), Model: dir, Device: "cpu"})
 	}
 	has(t, broken(os.Remove), "model", doctor.Fault, "copy the folder again, with all its files")
-	has(t, broken(func(path string) error { return os.Truncate(path, 4096) }), "model", doctor.Fault, "copy the folder again")
+	has(t, broken(func(path string) error { return os.Truncate(path, 4096) }), "model", doctor.Fault,
+		"copy the folder again")
 	has(t, look(t, doctor.Options{NoServer: fmt.Errorf("none"), Model: "nowhere"}), "model", doctor.Fault, "nowhere")
 
 	p := bustest.New(t)
@@ -413,7 +438,8 @@ func TestRun_Model(t *testing.T) {
 	}, nil); err != nil {
 		t.Fatal(err)
 	}
-	has(t, look(t, doctor.Options{Bus: p.Bus, Model: signs, Device: "cpu"}), "model", doctor.Warning, "lane signs was last served with another checkpoint, aaaaaaaaaaaa")
+	has(t, look(t, doctor.Options{Bus: p.Bus, Model: signs, Device: "cpu"}), "model", doctor.Warning,
+		"lane signs was last served with another checkpoint, aaaaaaaaaaaa")
 }
 
 // Reward functions whose server is not there, answers nothing, or has no worker.
@@ -427,7 +453,8 @@ func TestRun_Rewards(t *testing.T) {
 	}
 	defer func() { _ = silent.Close() }()
 	file := filepath.Join(t.TempDir(), "scorers.yaml")
-	text := fmt.Sprintf("http:\n  gone:\n    url: %s\n  silent:\n    url: http://%s\nnats:\n  nobody: {}\n", gone.URL, silent.Addr())
+	text := fmt.Sprintf("http:\n  gone:\n    url: %s\n  silent:\n    url: http://%s\nnats:\n  nobody: {}\n", gone.URL,
+		silent.Addr())
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -439,7 +466,8 @@ func TestRun_Rewards(t *testing.T) {
 	// What this program computes itself has the time that it takes, however long one waits for others.
 	local := look(t, doctor.Options{Bus: p.Bus, Model: signs, Timeout: time.Hour})
 	has(t, local, "rewards", doctor.OK, "jpeg_compressibility")
-	has(t, look(t, doctor.Options{NoServer: fmt.Errorf("none"), Scorers: file + "x"}), "rewards", doctor.Fault, "correct the file of --scorers")
+	has(t, look(t, doctor.Options{NoServer: fmt.Errorf("none"), Scorers: file + "x"}), "rewards", doctor.Fault,
+		"correct the file of --scorers")
 }
 
 func TestRun_Disk(t *testing.T) {

@@ -27,14 +27,17 @@ func Example() {
 	}
 	p := estimate.New(facts)
 	for _, solver := range []string{"euler", "heun", "guess"} {
-		prompt, err := schemas.Encode(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(4)), ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{Solver: solver, SDEStepIndices: []int64{1, 2}}}})
+		prompt, err := schemas.Encode(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(4)),
+			ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{Solver: solver,
+				SDEStepIndices: []int64{1, 2}}}})
 		if err != nil {
 			fmt.Println(err)
 			return
 		}
 		p.Add(prompt)
 	}
-	fmt.Printf("%d groups, %d refused; %d samples of %s: %d steps, %d evaluations of the model\n", p.Groups, p.Refused, p.Samples, p.ImageSize, p.Steps, p.Evaluations)
+	fmt.Printf("%d groups, %d refused; %d samples of %s: %d steps, %d evaluations of the model\n", p.Groups, p.Refused,
+		p.Samples, p.ImageSize, p.Steps, p.Evaluations)
 	for _, s := range p.Streams {
 		fmt.Println(s.Name, s.Bytes > 0, s.Fits())
 	}
@@ -70,7 +73,8 @@ func policy(t *testing.T, lane schemas.Lane) *schemas.Policy {
 func TestEstimate_Sum(t *testing.T) {
 	p := estimate.New(&estimate.Facts{Policies: []*schemas.Policy{policy(t, "m")}})
 	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(2))}))
-	if p.NumInferenceSteps != 10 || p.ImageSize != "64 x 64 pixels" || p.LatentsKept != 11 || fmt.Sprint(p.LatentsShape) != "[16 64]" {
+	if p.NumInferenceSteps != 10 || p.ImageSize != "64 x 64 pixels" || p.LatentsKept != 11 ||
+		fmt.Sprint(p.LatentsShape) != "[16 64]" {
 		t.Errorf("one group: %+v", *p.Cost)
 	}
 	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(3)), ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4)), Height: new(int64(32)), TrueCFGScale: new(2.0)}}))
@@ -156,7 +160,8 @@ func TestEstimate_Conditioning(t *testing.T) {
 	p = estimate.New(&estimate.Facts{Policies: []*schemas.Policy{policy(t, "m")}})
 	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(4)), ImageSettings: schemas.ImageSettings{TrueCFGScale: new(2.0), Rollout: schemas.Rollout{ReturnConditioning: true}}}))
 	one := p.ConditioningBytes / 2 // the negative prompt has as many tokens: one
-	if one == 0 || p.ConditioningOfSample != (2*one+3)/4 || p.Streams[3].Bytes != p.ImageBytes+4*p.ConditioningOfSample {
+	if one == 0 || p.ConditioningOfSample != (2*one+3)/4 ||
+		p.Streams[3].Bytes != p.ImageBytes+4*p.ConditioningOfSample {
 		t.Errorf("both texts: %+v", *p.Cost)
 	}
 }
@@ -183,7 +188,8 @@ func TestEstimate_Refused(t *testing.T) {
 // Samples are sure to overfill the stream of steps; images, whose size is a bound, are not.
 func TestEstimate_Overfull(t *testing.T) {
 	facts := &estimate.Facts{Policies: []*schemas.Policy{policy(t, "m")}, Capacity: map[string]estimate.StreamCapacity{
-		schemas.StreamPrompts: {Limit: 1 << 20}, schemas.StreamSteps: {Used: 1000, Limit: 20_000}, "OBJ_mdr-blobs": {Limit: 1},
+		schemas.StreamPrompts: {Limit: 1 << 20}, schemas.StreamSteps: {Used: 1000, Limit: 20_000},
+		"OBJ_mdr-blobs": {Limit: 1},
 	}}
 	p := estimate.New(facts)
 	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`}))
@@ -224,7 +230,8 @@ func TestAsk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p := facts.Policy(""); p == nil || p.Lane != "a" || len(facts.Live) != 0 || facts.Capacity[schemas.StreamSteps].Limit == 0 {
+	if p := facts.Policy(""); p == nil || p.Lane != "a" || len(facts.Live) != 0 ||
+		facts.Capacity[schemas.StreamSteps].Limit == 0 {
 		t.Errorf("facts %+v", facts)
 	}
 }
@@ -241,7 +248,8 @@ func TestEstimate_Large(t *testing.T) {
 	of := func(groups int, l *schemas.Logits) *estimate.Estimate {
 		p := estimate.New(facts)
 		for range groups {
-			p.Add(encode(t, &schemas.Prompt{Prompt: "347+58=?", GroupSize: new(int64(8)), Text: &schemas.Text{Logits: l}}))
+			p.Add(encode(t, &schemas.Prompt{Prompt: "347+58=?", GroupSize: new(int64(8)),
+				Text: &schemas.Text{Logits: l}}))
 		}
 		if p.Refused > 0 || p.Groups != groups {
 			t.Fatalf("%d of %d groups refused: %s", p.Refused, groups, p.Reason)

@@ -59,7 +59,8 @@ func TestResolve_Conditions(t *testing.T) {
 	resolve := func(p schemas.Prompt) *schemas.Request {
 		t.Helper()
 		p.UID, p.Prompt = "u", "make it red"
-		rs, err := Resolve("run", &p, editor(t, model.AccessExact), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		rs, err := Resolve("run", &p, editor(t, model.AccessExact),
+			Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +71,8 @@ func TestResolve_Conditions(t *testing.T) {
 	p.Arguments = map[string]string{"strength": "0.50", "scale": "2.5"}
 	r := resolve(p)
 	if r.Conditions[0].Name != "image" || r.Conditions[0].Type != "image" || r.Conditions[1].Type != "mask" ||
-		r.Conditions[0].Ref == nil || r.Arguments["strength"] != "0.5" || len(r.Arguments) != 1 || r.TrueCFGScale != 2.5 {
+		r.Conditions[0].Ref == nil || r.Arguments["strength"] != "0.5" || len(r.Arguments) != 1 ||
+		r.TrueCFGScale != 2.5 {
 		t.Errorf("%+v %v %g", r.Conditions, r.Arguments, r.TrueCFGScale)
 	}
 	p.Conditions = []schemas.Condition{given("image", file), given("mask", file)}
@@ -141,7 +143,8 @@ func TestResolve_ConditionsRefused(t *testing.T) {
 			c.access = model.AccessExact
 		}
 		c.set(p)
-		_, err := Resolve("run", p, editor(t, c.access), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		_, err := Resolve("run", p, editor(t, c.access),
+			Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; must be %q", c.name, err, c.want)
 		}
@@ -163,7 +166,8 @@ func TestConditions_Stored(t *testing.T) {
 	p.sampler(t, qwen().Lane)
 	p.serve(t)
 	file := pngOf(t, 8, 8)
-	r := receipt(t, p.publish(t, "r", prompt("u", "make it red", func(p *schemas.Prompt) { p.Conditions = []schemas.Condition{given("image", file)} })))
+	r := receipt(t, p.publish(t, "r", prompt("u", "make it red",
+		func(p *schemas.Prompt) { p.Conditions = []schemas.Condition{given("image", file)} })))
 	if !r.Accepted {
 		t.Fatalf("%+v", r)
 	}
@@ -181,5 +185,64 @@ func TestConditions_Stored(t *testing.T) {
 	})))
 	if r.Accepted || !strings.Contains(r.Error, "conditions: image.ref") {
 		t.Errorf("a blob that is not stored: %+v", r)
+	}
+}
+
+// A negative prompt that is not given stays absent, an empty one is given; scales that would have no effect without one
+// are refused, or are 1 where they are the pipeline's own.
+func TestResolve_NoNegativePrompt(t *testing.T) {
+	type P = schemas.Prompt
+	policy := qwen()
+	var err error
+	policy.NegativePrompt = ""
+	policy.Pipeline, err = json.Marshal(&model.Pipeline{
+		Class: "ImagePipeline", Guidance: "scale", BesideNegative: []string{"scale", "second_scale"},
+		Arguments: []model.Input{
+			{Name: "scale", Type: model.InputNumber},
+			{Name: "second_scale", Type: model.InputNumber},
+			{Name: "negative_prompt", Type: model.InputText},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	argument := func(name, value string) func(*P) {
+		return func(p *P) { p.Arguments = map[string]string{name: value} }
+	}
+	for _, c := range []struct {
+		name   string
+		set    func(*P)
+		absent bool
+		text   string
+		scale  float64
+		want   string
+	}{
+		{"absent", func(*P) {}, true, "", 1, ""},
+		{"empty", func(p *P) { p.NegativePrompt = new("") }, false, "", 4, ""},
+		{"given", func(p *P) { p.NegativePrompt = new("grey") }, false, "grey", 4, ""},
+		{"given without guidance", func(p *P) { p.NegativePrompt, p.TrueCFGScale = new("grey"), new(1.) }, false, "grey", 1, ""},
+		{"scale", func(p *P) { p.TrueCFGScale = new(3.) }, false, "", 0, "true_cfg_scale: 3; must have a negative_prompt"},
+		{"scale by its name", argument("scale", "3"), false, "", 0, "true_cfg_scale: 3; must have a negative_prompt"},
+		{"other scale", argument("second_scale", "2"), false, "", 0, "arguments: second_scale: 2; must have a negative_prompt"},
+		{"scales without guidance", argument("second_scale", "1"), true, "", 1, ""},
+	} {
+		p := &P{UID: "u", Prompt: "a fox"}
+		c.set(p)
+		list, err := Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		if c.want != "" {
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s: %v; must be %q", c.name, err, c.want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		s := list[0].Sampling
+		if s.NoNegativePrompt != c.absent || s.NegativePrompt != c.text || s.TrueCFGScale != c.scale {
+			t.Errorf("%s: absent %t, %q, scale %g; must be %t, %q, %g", c.name, s.NoNegativePrompt, s.NegativePrompt,
+				s.TrueCFGScale, c.absent, c.text, c.scale)
+		}
 	}
 }

@@ -63,7 +63,8 @@ func TestDry_StoresNothing(t *testing.T) {
 		t.Fatalf("%+v", dry)
 	}
 	for _, s := range schemas.StreamNames() {
-		if n := p.Info(t, s).State.Msgs; n > 0 && s != schemas.StreamPolicies && (strings.HasPrefix(s, "MDR_") || s == schemas.StreamBlobBucket) {
+		if n := p.Info(t, s).State.Msgs; n > 0 && s != schemas.StreamPolicies &&
+			(strings.HasPrefix(s, "MDR_") || s == schemas.StreamBlobBucket) {
 			t.Errorf("%s has %d messages", s, n)
 		}
 	}
@@ -80,7 +81,8 @@ func (p *plane) record(t testing.TB, run schemas.Run, uid schemas.UID) *schemas.
 		t.Fatal(err)
 	}
 	o := &schemas.Opening{}
-	if _, err := p.StoredEvent(t.Context(), schemas.StreamRewards, schemas.StoredSubject((*schemas.Opening)(g).Subject()),
+	if _, err := p.StoredEvent(t.Context(), schemas.StreamRewards,
+		schemas.StoredSubject((*schemas.Opening)(g).Subject()),
 		o, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +213,8 @@ func TestRefuse_Abandoned(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := (&service{bus: p.Bus}).claim(t.Context(), &asked{requests: rs, policies: []*schemas.Policy{qwen()}}); err != nil {
+	if _, err := (&service{bus: p.Bus}).claim(t.Context(),
+		&asked{requests: rs, policies: []*schemas.Policy{qwen()}}); err != nil {
 		t.Fatal(err)
 	}
 	p.serve(t)

@@ -36,7 +36,8 @@ func TestResolve_Defaults(t *testing.T) {
 	rs := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a"})
 	r := rs[0]
 	if len(rs) != 8 || len(r.Sigmas) != 11 || r.Height != 512 || r.NoiseLevel != 0.7 || r.LatentsDType != "F32" ||
-		r.NegativePrompt != " " || r.Group.Batch != "u" || *r.Group.Reward[0].Weight != 1 || r.Group.Advantage.Estimator != "flow_grpo" {
+		r.NegativePrompt != " " || r.Group.Batch != "u" || *r.Group.Reward[0].Weight != 1 ||
+		r.Group.Advantage.Estimator != "flow_grpo" {
 		t.Errorf("%d requests, first %+v", len(rs), r)
 	}
 	// T=10, 512x512, terminal 0.02: the second sigma of the published schedule.
@@ -114,7 +115,8 @@ func TestResolve_CFGShares(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || rs[0].CFGFrom != c.wantFrom || rs[0].CFGUntil != c.wantUntil || rs[0].GuidedSteps() != c.guided {
+		if err != nil || rs[0].CFGFrom != c.wantFrom || rs[0].CFGUntil != c.wantUntil ||
+			rs[0].GuidedSteps() != c.guided {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
@@ -204,7 +206,8 @@ func TestResolve_Texts(t *testing.T) {
 	} {
 		policy := qwen()
 		policy.Prompts = c.prompts
-		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{Prompt2: c.second, Prompt3: c.third}}
+		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{Prompt2: c.second,
+			Prompt3: c.third}}
 		rs, err := Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 		switch {
 		case c.fault != "":
@@ -223,7 +226,8 @@ func TestResolve_GridOfThePolicy(t *testing.T) {
 		t.Helper()
 		policy := qwen()
 		policy.SchedulerConfig, policy.Grid = []byte(`{"shift": 3.0}`), grid
-		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{Sigmas: given, NumInferenceSteps: new(int64(4))}}
+		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{Sigmas: given,
+			NumInferenceSteps: new(int64(4))}}
 		rs, err := Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 		if err != nil {
 			t.Fatal(err)
@@ -259,7 +263,8 @@ func TestResolve_Steps(t *testing.T) {
 		{"validation", schemas.Rollout{SDEStepIndices: []int64{1}}, true, []int64{}, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{Rollout: c.rollout}, Validation: c.validation})[0]
+			r := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a",
+				ImageSettings: schemas.ImageSettings{Rollout: c.rollout}, Validation: c.validation})[0]
 			if got := r.StochasticSteps(); !slices.Equal(got, c.sde) {
 				t.Errorf("stochastic steps %v, want %v", got, c.sde)
 			}
@@ -316,7 +321,9 @@ func TestResolve_WindowIsTheBatchs(t *testing.T) {
 		t.Error("eight runs all have the same window")
 	}
 	seed := new(int64(7))
-	if n := places(func(run string) []string { return window(t, schemas.Run(run), schemas.UID(run), "b0", nil, seed) }); n != 1 {
+	if n := places(func(run string) []string {
+		return window(t, schemas.Run(run), schemas.UID(run), "b0", nil, seed)
+	}); n != 1 {
 		t.Errorf("a window with a seed has %d places in eight runs", n)
 	}
 	if n := places(func(batch string) []string { return window(t, "r", "a", batch, nil, seed) }); n < 2 {
@@ -326,7 +333,8 @@ func TestResolve_WindowIsTheBatchs(t *testing.T) {
 
 func TestResolve_SeedsAndSharedNoise(t *testing.T) {
 	seeded := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a", Seed: new(int64(7))})
-	again, err := Resolve("another-run", &schemas.Prompt{UID: "u", Prompt: "a", Seed: new(int64(7))}, qwen(), Origin{Created: time.Unix(2, 0), Reward: []string{"synthetic"}})
+	again, err := Resolve("another-run", &schemas.Prompt{UID: "u", Prompt: "a", Seed: new(int64(7))}, qwen(),
+		Origin{Created: time.Unix(2, 0), Reward: []string{"synthetic"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +344,8 @@ func TestResolve_SeedsAndSharedNoise(t *testing.T) {
 	if unseeded := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a"}); unseeded[3].SampleSeed == seeded[3].SampleSeed {
 		t.Error("without a seed the run must seed")
 	}
-	shared := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{InitialNoise: "shared"}})
+	shared := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a",
+		ImageSettings: schemas.ImageSettings{InitialNoise: "shared"}})
 	if shared[0].NoiseSeed != shared[5].NoiseSeed || shared[0].SampleSeed == shared[5].SampleSeed {
 		t.Error("shared noise is one x_T and a seed of its own per sample")
 	}
@@ -399,7 +408,8 @@ func TestTokens_frames(t *testing.T) {
 		}
 	}
 	video.LatentChannels = 65536
-	if _, err := Tokens(media.Size{Frames: 17, Height: 4096, Width: 4096}, video); err == nil || !strings.Contains(err.Error(), "must be at most 1024") {
+	if _, err := Tokens(media.Size{Frames: 17, Height: 4096, Width: 4096}, video); err == nil ||
+		!strings.Contains(err.Error(), "must be at most 1024") {
 		t.Errorf("a state of 80 GiB: %v", err)
 	}
 }
@@ -430,7 +440,8 @@ func TestResolve_Frames(t *testing.T) {
 			t.Errorf("frames %d, want %d", got, c.want)
 		}
 	}
-	if resolve(nil, qwen()).ScheduleDigest != resolve(new(int64(1)), policy).ScheduleDigest || resolve(nil, policy).ScheduleDigest == resolve(new(int64(13)), policy).ScheduleDigest {
+	if resolve(nil, qwen()).ScheduleDigest != resolve(new(int64(1)), policy).ScheduleDigest ||
+		resolve(nil, policy).ScheduleDigest == resolve(new(int64(13)), policy).ScheduleDigest {
 		t.Error("schedule digests: an image must have one, videos of other lengths another")
 	}
 }
@@ -455,7 +466,8 @@ func TestResolve_LeavesThePromptAlone(t *testing.T) {
 		t.Errorf("%d requests, want the default of group_size, 8", n)
 	}
 	g := requests[0].Group
-	if g.GroupPolicy.Failed != schemas.GroupKeep || *g.GroupPolicy.RefillRounds != 3 || *g.Reward[0].Weight != 1 || !*g.Reward[0].Required {
+	if g.GroupPolicy.Failed != schemas.GroupKeep || *g.GroupPolicy.RefillRounds != 3 || *g.Reward[0].Weight != 1 ||
+		!*g.Reward[0].Required {
 		t.Errorf("group %+v with %+v, want the defaults", g, g.GroupPolicy)
 	}
 }
@@ -467,7 +479,8 @@ func TestResolve_Diffusion(t *testing.T) {
 	policy.SchedulerConfig = []byte(`{"_class_name": "PNDMScheduler", "beta_start": 0.00085, "beta_end": 0.012,
 		"beta_schedule": "scaled_linear", "set_alpha_to_one": false, "skip_prk_steps": true, "steps_offset": 1}`)
 	resolve := func(change func(*schemas.Prompt)) ([]*schemas.Request, error) {
-		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4))}}
+		p := &schemas.Prompt{UID: "u", Prompt: "a",
+			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4))}}
 		change(p)
 		return Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 	}
@@ -492,7 +505,8 @@ func TestResolve_Diffusion(t *testing.T) {
 		}
 	}
 	policy.Grid = ""
-	if _, err := resolve(func(*schemas.Prompt) {}); err == nil || !strings.Contains(err.Error(), "scheduled_sampling: null") {
+	if _, err := resolve(func(*schemas.Prompt) {}); err == nil ||
+		!strings.Contains(err.Error(), "scheduled_sampling: null") {
 		t.Errorf("without the grid of a whole pipeline: %v", err)
 	}
 }

@@ -171,7 +171,8 @@ func TestResolve_SegmentRefused(t *testing.T) {
 		},
 		{
 			"checkpoints of a whole solver's memory",
-			image(schemas.ImageSettings{Rollout: schemas.Rollout{SDEType: "ode", Solver: "unipc", CheckpointEvery: new(int64(2))}}),
+			image(schemas.ImageSettings{Rollout: schemas.Rollout{SDEType: "ode", Solver: "unipc",
+				CheckpointEvery: new(int64(2))}}),
 			"rollout.checkpoint_every: 2; must be absent, or a solver without memory",
 		},
 		{"a solver's memory", schemas.Prompt{
@@ -242,14 +243,16 @@ func TestResolve_SegmentTrains(t *testing.T) {
 
 // Before a pipeline is tested its tokens are a guess: states of another shape are not refused for it, and are after.
 func TestResolve_StatesOfAPipeline(t *testing.T) {
-	for access, want := range map[string]string{"": "", model.AccessExact: "start.latents.shape: [8 1024 64]; must be [8 512 64]"} {
+	for access, want := range map[string]string{"": "", model.AccessExact: "start.latents.shape: [8 1024 64]; must " +
+		"be [8 512 64]"} {
 		p := schemas.Prompt{Prompt: "p", ImageSettings: schemas.ImageSettings{
 			Conditions: []schemas.Condition{given("image", pngOf(t, 8, 8))},
 			Start:      &schemas.Start{Latents: states(8)}, Height: new(int64(256)),
 		}}
 		p.UID = "u"
 		_, err := Resolve("run", &p, editor(t, access), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
-		if got := fmt.Sprint(err); want == "" && strings.Contains(got, "latents.shape") || !strings.Contains(got, want) {
+		if got := fmt.Sprint(err); want == "" && strings.Contains(got, "latents.shape") ||
+			!strings.Contains(got, want) {
 			t.Errorf("access %q: %v; want %q", access, err, want)
 		}
 	}

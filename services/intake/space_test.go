@@ -36,7 +36,8 @@ func TestSpace_WaitsAsLongAsPrompts(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 	}
-	if d := bustest.Dead(t, p.Bus, 1)[0]; d.Code != schemas.CodeExhausted || !strings.Contains(d.Reason, "MDR_STEPS is full: batch") {
+	if d := bustest.Dead(t, p.Bus, 1)[0]; d.Code != schemas.CodeExhausted ||
+		!strings.Contains(d.Reason, "MDR_STEPS is full: batch") {
 		t.Errorf("%+v", d)
 	}
 }

@@ -39,7 +39,8 @@ func resolveStaged(p *schemas.Prompt) (*asked, error) {
 	if p.Stages[2].Interaction == nil {
 		policies[2] = qwen()
 	}
-	return ResolveStages("r", p, policies, Origin{Seq: 7, Created: time.Unix(100, 0), Reward: []string{"jpeg_compressibility"}})
+	return ResolveStages("r", p, policies, Origin{Seq: 7, Created: time.Unix(100, 0),
+		Reward: []string{"jpeg_compressibility"}})
 }
 
 // A reward function judges the stage that it names, or the last one whose output it takes; requests of the first stage
@@ -53,10 +54,12 @@ func TestResolveStages(t *testing.T) {
 	if g.Reward[0].Stage != "paint" || g.Reward[1].Stage != "think" || g.Rounds != 1 || len(g.Stages) != 3 {
 		t.Errorf("rewards %+v of stages %+v", g.Reward, g.Stages)
 	}
-	if s := g.Stages; s[0].Kind != schemas.StageText || s[0].Every != 2 || s[1].Kind != schemas.KindImage || s[1].Every != 1 || s[2].Lane != "critic" {
+	if s := g.Stages; s[0].Kind != schemas.StageText || s[0].Every != 2 || s[1].Kind != schemas.KindImage ||
+		s[1].Every != 1 || s[2].Lane != "critic" {
 		t.Errorf("stages %+v", s)
 	}
-	if len(a.requests) != 2 || a.requests[1].SampleIndex != 2 || a.requests[1].Stage != "think" || a.requests[1].Text.Messages[0].Content != "12+30=?" {
+	if len(a.requests) != 2 || a.requests[1].SampleIndex != 2 || a.requests[1].Stage != "think" ||
+		a.requests[1].Text.Messages[0].Content != "12+30=?" {
 		t.Errorf("requests %+v", a.requests)
 	}
 	if n := len(a.sizes()); n != 2+4+4 || a.stepBytes() <= 0 {
@@ -84,7 +87,8 @@ func TestResolveStages_Refused(t *testing.T) {
 	}{
 		{"text of a painter", func(p *schemas.Prompt) { p.Stages[2].Prompt = "{paint.text}" }, "stages[2].prompt: {paint.text}: paint makes images, and no text"},
 		{"condition of a lane that takes none", func(p *schemas.Prompt) {
-			p.Stages = append(p.Stages[:2], schemas.StageSpec{Name: "again", ImageSettings: schemas.ImageSettings{Conditions: []schemas.Condition{{Name: "image", Stage: "paint"}}}})
+			p.Stages = append(p.Stages[:2], schemas.StageSpec{Name: "again",
+				ImageSettings: schemas.ImageSettings{Conditions: []schemas.Condition{{Name: "image", Stage: "paint"}}}})
 		}, `stages[2]: conditions: image; must be absent, the network of model "q" takes none`},
 		{"reward of another stage", func(p *schemas.Prompt) { p.Reward[0].Stage = "think" }, ""},
 		{"group function", func(p *schemas.Prompt) { p.Reward[1].Name = "diversity" }, "reward[1]: diversity rates whole groups; must be another beside stages"},

@@ -21,7 +21,8 @@ func TestPass_DryBytes(t *testing.T) {
 		t.Errorf("would free %d bytes of steps, %v; want a step of 1000", n, err)
 	}
 	lines := r.Lines(func(n uint64) string { return "few bytes" }, true)
-	if lines[0] != "would free 1 group, about few bytes, and 0 blobs that nothing names" || !strings.Contains(strings.Join(lines, "\n"), "1 event ") {
+	if lines[0] != "would free 1 group, about few bytes, and 0 blobs that nothing names" ||
+		!strings.Contains(strings.Join(lines, "\n"), "1 event ") {
 		t.Errorf("printed %q", lines)
 	}
 }

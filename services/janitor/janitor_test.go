@@ -32,7 +32,8 @@ func store(t *testing.T, p *bustest.Plane, uid schemas.UID, batch string) {
 func storeGroup(t *testing.T, p *bustest.Plane, uid schemas.UID, batch string, freeSteps bool) {
 	t.Helper()
 	for _, subject := range []string{
-		schemas.StepSubject("r1", uid, 0, schemas.StageMain, "a", 0), schemas.TrajectorySubject("r1", uid, 0, schemas.StageMain), schemas.RewardSubject("r1", batch, uid, 0),
+		schemas.StepSubject("r1", uid, 0, schemas.StageMain, "a", 0),
+		schemas.TrajectorySubject("r1", uid, 0, schemas.StageMain), schemas.RewardSubject("r1", batch, uid, 0),
 	} {
 		if _, err := p.PublishRaw(t.Context(), subject, make([]byte, 1000), nil, ""); err != nil {
 			t.Fatal(err)
@@ -92,7 +93,8 @@ func TestPass_Closed(t *testing.T) {
 	p := bustest.New(t)
 	store(t, p, "u1", "u1")
 	store(t, p, "u2", "b1") // its batch is open
-	if _, err := p.PublishRaw(t.Context(), schemas.StepSubject("r1", "u3", 0, schemas.StageMain, "a", 0), []byte("x"), nil, ""); err != nil {
+	if _, err := p.PublishRaw(t.Context(), schemas.StepSubject("r1", "u3", 0, schemas.StageMain, "a", 0), []byte("x"),
+		nil, ""); err != nil {
 		t.Fatal(err) // an open group
 	}
 	if r, err := janitor.Pass(t.Context(), rule(), p.Bus, false); err != nil || r.Groups != 0 {
@@ -133,7 +135,8 @@ func TestRun_LooksForBlobsOfFreedGroups(t *testing.T) {
 		if step.groups > 0 {
 			overGrace(t, p, step.groups)
 		}
-		if r, indexed, err := pass(t.Context(), step.rule, p.Bus); err != nil || r.Groups != step.groups || indexed != step.indexed {
+		if r, indexed, err := pass(t.Context(), step.rule, p.Bus); err != nil || r.Groups != step.groups ||
+			indexed != step.indexed {
 			t.Fatalf("freed %d groups, index %v, %v; want %d, %v", r.Groups, indexed, err, step.groups, step.indexed)
 		}
 	}
@@ -167,7 +170,8 @@ func TestPass_Readers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	trainer, err := js.CreateConsumer(t.Context(), schemas.StreamAdvantages, jetstream.ConsumerConfig{Durable: "trainer", AckPolicy: jetstream.AckExplicitPolicy})
+	trainer, err := js.CreateConsumer(t.Context(), schemas.StreamAdvantages,
+		jetstream.ConsumerConfig{Durable: "trainer", AckPolicy: jetstream.AckExplicitPolicy})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +206,7 @@ func TestPass_BatchReaders(t *testing.T) {
 	store(t, p, "u2", "b2")
 	for _, name := range []string{"b2", "b1"} {
 		uid := schemas.UID("u" + name[1:])
-		e := &schemas.Batch{Run: "r1", Batch: name, Groups: 1, UIDs: []schemas.UID{uid}, StdBasis: schemas.BasisSample, Closed: 1}
+		e := &schemas.Batch{Run: "r1", Batch: name, Groups: 1, UIDs: []schemas.UID{uid}, StdBasis: "sample", Closed: 1}
 		if _, err := p.Publish(t.Context(), e); err != nil {
 			t.Fatal(err)
 		}
@@ -252,7 +256,8 @@ func gate(t *testing.T, p *bustest.Plane, each func(asked []byte, send func(comm
 		defer func() { _ = far.Close() }()
 		for in := bufio.NewReader(client); ; {
 			command, err := in.ReadBytes('\n')
-			if fields := strings.Fields(string(command)); err == nil && (strings.HasPrefix(fields[0], "PUB") || strings.HasPrefix(fields[0], "HPUB")) {
+			fields := strings.Fields(string(command))
+			if err == nil && (fields[0] == "PUB" || fields[0] == "HPUB") {
 				size, _ := strconv.Atoi(fields[len(fields)-1])
 				payload := make([]byte, size+2)
 				_, err = io.ReadFull(in, payload)
@@ -288,7 +293,8 @@ func TestPass_DurableMadeMeanwhile(t *testing.T) {
 		defer send(asked)
 		if bytes.Contains(asked, purges) {
 			once.Do(func() {
-				_, err := js.CreateConsumer(t.Context(), schemas.StreamAdvantages, jetstream.ConsumerConfig{Durable: "trainer", AckPolicy: jetstream.AckExplicitPolicy})
+				_, err := js.CreateConsumer(t.Context(), schemas.StreamAdvantages,
+					jetstream.ConsumerConfig{Durable: "trainer", AckPolicy: jetstream.AckExplicitPolicy})
 				if err != nil {
 					t.Error(err)
 				}
@@ -301,7 +307,7 @@ func TestPass_DurableMadeMeanwhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.Groups+r.Kept["consumer trainer has not read it"] != groups || r.Groups == 0 || r.Groups > 64 {
-		t.Errorf("%d of %d groups freed, kept %v; want 64 at most, and the others kept for trainer", r.Groups, groups, r.Kept)
+		t.Errorf("%d of %d groups freed, kept %v; want 64 at most, the others kept", r.Groups, groups, r.Kept)
 	}
 }
 
@@ -359,7 +365,8 @@ func TestPass_BatchesAndPrompts(t *testing.T) {
 	}
 	store(t, p, "u1", "b1")
 	store(t, p, "u2", "b1")
-	e := &schemas.Batch{Run: "r1", Batch: "b1", Groups: 2, UIDs: []schemas.UID{"u1", "u2"}, StdBasis: schemas.BasisSample, Closed: 1}
+	e := &schemas.Batch{Run: "r1", Batch: "b1", Groups: 2, UIDs: []schemas.UID{"u1", "u2"},
+		StdBasis: schemas.BasisSample, Closed: 1}
 	if _, err := p.Publish(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}
@@ -410,7 +417,8 @@ func TestBlobIndex_Forget(t *testing.T) {
 		refs = append(refs, ref)
 	}
 	for uid, names := range map[schemas.UID]string{"u1": refs[0].Digest + " " + refs[1].Digest, "u2": refs[1].Digest} {
-		if _, err := p.PublishRaw(t.Context(), schemas.TrajectorySubject("r1", uid, 0, schemas.StageMain), []byte(names), nil, ""); err != nil {
+		if _, err := p.PublishRaw(t.Context(), schemas.TrajectorySubject("r1", uid, 0, schemas.StageMain),
+			[]byte(names), nil, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -434,7 +442,8 @@ func TestBlobIndex_Forget(t *testing.T) {
 		freed int
 	}{{"", 0}, {"u1", 1}, {"u2", 1}} {
 		if step.uid != "" {
-			m, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r1", step.uid, 0, schemas.StageMain))
+			m, err := p.Last(t.Context(), schemas.StreamTrajectories,
+				schemas.TrajectorySubject("r1", step.uid, 0, schemas.StageMain))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -458,7 +467,8 @@ func TestPass_Blobs(t *testing.T) {
 		}
 		refs = append(refs, ref)
 	}
-	if _, err := p.PublishRaw(ctx, schemas.TrajectorySubject("r1", "u1", 0, schemas.StageMain), []byte("\xd9\x40"+refs[0].Digest+"."), nil, ""); err != nil {
+	if _, err := p.PublishRaw(ctx, schemas.TrajectorySubject("r1", "u1", 0, schemas.StageMain),
+		[]byte("\xd9\x40"+refs[0].Digest+"."), nil, ""); err != nil {
 		t.Fatal(err)
 	}
 	request := schemas.RequestSubject("r1", "signs", "u2", 0, schemas.StageMain) // in a work queue
@@ -490,9 +500,9 @@ func TestPass_Blobs(t *testing.T) {
 func digest(v int64) string { return fmt.Sprintf("%064x", 0xabc000+v) }
 
 // push stores a version of the lane signs.
-func push(t *testing.T, p *bustest.Plane, v int64, last *schemas.Policy, adapter []byte) (schemas.Ref, *schemas.Policy) {
+func push(t *testing.T, p *bustest.Plane, v int64, last *schemas.Policy, data []byte) (schemas.Ref, *schemas.Policy) {
 	t.Helper()
-	ref, err := p.PutBlob(t.Context(), adapter)
+	ref, err := p.PutBlob(t.Context(), data)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -561,7 +571,8 @@ func TestPass_Adapters(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := p.PublishRaw(t.Context(), schemas.TrajectorySubject("r1", uid, 0, schemas.StageMain), data, nil, ""); err != nil {
+		subject := schemas.TrajectorySubject("r1", uid, 0, schemas.StageMain)
+		if _, err := p.PublishRaw(t.Context(), subject, data, nil, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -581,7 +592,8 @@ func TestPass_Adapters(t *testing.T) {
 		}
 	}
 	left(2, 5, 6, 7, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19)
-	if _, err := p.PurgeSubject(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r1", "several", 0, schemas.StageMain)); err != nil {
+	several := schemas.TrajectorySubject("r1", "several", 0, schemas.StageMain)
+	if _, err := p.PurgeSubject(t.Context(), schemas.StreamTrajectories, several); err != nil {
 		t.Fatal(err)
 	}
 	left(2, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19)

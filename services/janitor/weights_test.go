@@ -63,13 +63,15 @@ func TestPass_WeightsByPath(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.PublishRaw(t.Context(), schemas.TrajectorySubject("r1", "u", 0, schemas.StageMain), data, nil, ""); err != nil {
+	if _, err := p.PublishRaw(t.Context(), schemas.TrajectorySubject("r1", "u", 0, schemas.StageMain), data, nil,
+		""); err != nil {
 		t.Fatal(err)
 	}
 	c := rule()
 	c.WeightsDir = folder
 	for _, dry := range []bool{true, false} {
-		if r, err := janitor.Pass(t.Context(), c, p.Bus, dry); err != nil || r.WeightsFiles != 2 || r.WeightsBytes == 0 {
+		if r, err := janitor.Pass(t.Context(), c, p.Bus, dry); err != nil || r.WeightsFiles != 2 ||
+			r.WeightsBytes == 0 {
 			t.Errorf("dry %v: %+v, %v; want two files", dry, r, err)
 		}
 	}
@@ -84,7 +86,8 @@ func TestPass_WeightsByPath(t *testing.T) {
 		t.Errorf("versions %v are left, want %v", left, want)
 	}
 	c.WeightsDir = filepath.Join(folder, "none")
-	if _, err := janitor.Pass(t.Context(), c, p.Bus, false); err == nil || !strings.Contains(err.Error(), "shared folder") {
+	if _, err := janitor.Pass(t.Context(), c, p.Bus, false); err == nil ||
+		!strings.Contains(err.Error(), "shared folder") {
 		t.Errorf("a folder that is not there: %v", err)
 	}
 }

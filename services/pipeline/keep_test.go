@@ -76,8 +76,10 @@ func TestRun_KeepsItsSampler(t *testing.T) {
 			return err
 		}
 		for _, at := range present {
-			if at.Service == schemas.ServiceStarting && at.Lane == "lane" && strings.Contains(at.Waiting, "other weights") &&
-				sampler() != nil && strings.Contains(sampler().Error(), "lane lane is not served; the next try is at 20") {
+			if at.Service == schemas.ServiceStarting && at.Lane == "lane" &&
+				strings.Contains(at.Waiting, "other weights") &&
+				sampler() != nil && strings.Contains(sampler().Error(),
+				"lane lane is not served; the next try is at 20") {
 				return nil
 			}
 		}

@@ -68,7 +68,8 @@ func TestRun_TraceContext(t *testing.T) {
 	plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, c, zerolog.Nop()) })
 	for i := range 2 {
 		p := &schemas.Prompt{UID: schemas.UID(fmt.Sprint("u", i)), Prompt: "red", GroupSize: new(int64(2))}
-		p.Batch, p.Reward = &schemas.BatchSpec{ID: "b", Groups: 2}, []schemas.RewardSpec{{Name: "nats:worker", Weight: new(1.0)}}
+		p.Batch, p.Reward = &schemas.BatchSpec{ID: "b", Groups: 2},
+			[]schemas.RewardSpec{{Name: "nats:worker", Weight: new(1.0)}}
 		data, err := schemas.Encode(p)
 		if err == nil {
 			_, err = plane.Bus.PublishPrompt(t.Context(), "r", data, sent)
@@ -144,7 +145,8 @@ func TestRun_TraceContextOfOthers(t *testing.T) {
 				return err
 			}
 			state := map[bool]string{true: "vendor=a"}[of.want != ""]
-			if strings.Join(m.Header["traceparent"], "") != of.want || strings.Join(m.Header["tracestate"], "") != state {
+			if strings.Join(m.Header["traceparent"], "") != of.want ||
+				strings.Join(m.Header["tracestate"], "") != state {
 				t.Errorf("%s: the result has %v", of.sent, m.Header)
 			}
 			return nil

@@ -45,7 +45,8 @@ func TestService_GarbageTrajectories(t *testing.T) {
 		p.put(t, sample(i))
 	}
 	for name, r := range p.rewards(t, "r", 4) {
-		m, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", "u", r.SampleIndex, schemas.StageMain))
+		m, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", "u", r.SampleIndex,
+			schemas.StageMain))
 		if err != nil || r.TrajectorySeq != m.Seq || r.Status != schemas.StatusScored {
 			t.Errorf("%s: %+v, %v; want the reward of the true trajectory", name, r, err)
 		}

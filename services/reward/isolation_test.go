@@ -261,7 +261,8 @@ func TestService_ConditionsCount(t *testing.T) {
 		tr.Conditions = large
 		p.put(t, tr)
 	}
-	if d := bustest.Dead(t, p.Bus, 1)[0]; d.UID != "sees" || !strings.Contains(d.Reason, "image and conditions: 32x16 pixels count for 18 MiB") {
+	if d := bustest.Dead(t, p.Bus, 1)[0]; d.UID != "sees" ||
+		!strings.Contains(d.Reason, "image and conditions: 32x16 pixels count for 18 MiB") {
 		t.Errorf("%s: %s", d.UID, d.Reason)
 	}
 	if r := p.rewards(t, "r", 2)["blind.0"]; r == nil || r.Status != schemas.StatusScored {

@@ -149,7 +149,8 @@ func TestService_ConditionsReachFunctions(t *testing.T) {
 	}
 	defer s.Unsubscribe() //nolint:errcheck // the connection ends with the test
 	p.serve(t, testConfig())
-	tr, gone := trajectory(t, "edits", "a", 0, 1, 9, "nats:edit", "unchanged"), trajectory(t, "edits", "b", 0, 1, 9, "unchanged")
+	tr, gone := trajectory(t, "edits", "a", 0, 1, 9, "nats:edit", "unchanged"),
+		trajectory(t, "edits", "b", 0, 1, 9, "unchanged")
 	mask, err := media.EncodePNG(image.NewNRGBA(image.Rect(0, 0, 32, 16)))
 	if err != nil {
 		t.Fatal(err)
@@ -171,10 +172,12 @@ func TestService_ConditionsReachFunctions(t *testing.T) {
 	if r := rewards["a.0"]; r.Status != schemas.StatusScored || *r.Reward != 2 { // nothing has changed
 		t.Errorf("%s: %s %v", r.Status, r.Error, r.Reward)
 	}
-	if c := <-got; len(c) != 2 || c[0].Type != "image" || !bytes.Equal(c[0].File, tr.Media[0].Data) || !bytes.Equal(c[1].File, mask) {
+	if c := <-got; len(c) != 2 || c[0].Type != "image" || !bytes.Equal(c[0].File, tr.Media[0].Data) ||
+		!bytes.Equal(c[1].File, mask) {
 		t.Errorf("%d conditions; want both files", len(c))
 	}
-	if r := rewards["b.0"]; r.Status != schemas.StatusFailed || !strings.Contains(r.Error, "no longer stored: load the condition image") {
+	if r := rewards["b.0"]; r.Status != schemas.StatusFailed ||
+		!strings.Contains(r.Error, "no longer stored: load the condition image") {
 		t.Errorf("a condition that is gone: %s: %s", r.Status, r.Error)
 	}
 }
@@ -213,7 +216,8 @@ func TestService_BrokenScorers(t *testing.T) {
 	heavy.Group.Reward[0].Weight = new(1e6)
 	p.put(t, heavy)
 	got := p.rewards(t, "broken", samples+1)
-	if r := got["heavy.0"]; r.Status != "failed" || !strings.Contains(r.Error, "weighted sum is 1e+35; must be between") {
+	if r := got["heavy.0"]; r.Status != "failed" || !strings.Contains(r.Error,
+		"weighted sum is 1e+35; must be between") {
 		t.Errorf("a sum that no event holds: %s %q", r.Status, r.Error)
 	}
 	for name, w := range cases {
@@ -304,7 +308,8 @@ func TestService_Diversity(t *testing.T) {
 		}
 		p.handled(t)
 		var err error
-		if early, err = p.Subjects(t.Context(), schemas.StreamRewards, schemas.RewardFilter("r", "*", "*")); err != nil {
+		if early, err = p.Subjects(t.Context(), schemas.StreamRewards,
+			schemas.RewardFilter("r", "*", "*")); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -23,7 +23,8 @@ func TestRun_RefusesScheduler(t *testing.T) {
 	}
 	cfg := sampler.DefaultConfig()
 	cfg.Model = dir
-	if err := sampler.Run(t.Context(), cfg, nil, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "use_karras_sigmas: true") {
+	if err := sampler.Run(t.Context(), cfg, nil, zerolog.Nop()); err == nil ||
+		!strings.Contains(err.Error(), "use_karras_sigmas: true") {
 		t.Errorf("Run = %v, want an error that names use_karras_sigmas", err)
 	}
 }

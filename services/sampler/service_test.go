@@ -65,11 +65,13 @@ func (x *theatre) serve(change ...func(*Config)) *bustest.Service {
 	x.t.Helper()
 	announced := make(chan struct{})
 	c := DefaultConfig()
-	c.Batch, c.Workers, c.Announced, c.Note = 4, 1, func() { close(announced) }, func(say func() []string) { x.notes = append(x.notes, say) }
+	c.Batch, c.Workers, c.Announced, c.Note = 4, 1, func() { close(announced) },
+		func(say func() []string) { x.notes = append(x.notes, say) }
 	for _, f := range change {
 		f(&c)
 	}
-	on := &models.Devices{All: []models.Device{{Device: devices.Device{ID: "script"}, Network: &images.Network{Model: x.model}}}}
+	on := &models.Devices{All: []models.Device{{Device: devices.Device{ID: "script"},
+		Network: &images.Network{Model: x.model}}}}
 	if x.second != nil {
 		c.Workers = 2
 		second := models.Device{Device: devices.Device{ID: "second"}, Network: &images.Network{Model: x.second}}
@@ -90,7 +92,8 @@ func (x *theatre) ask(uid schemas.UID, p schemas.Prompt, change func(*schemas.Re
 	if err != nil {
 		x.t.Fatal(err)
 	}
-	p.UID, p.Prompt, p.Seed, p.NumInferenceSteps, p.Height, p.Width = uid, "a red fox", new(int64(5)), new(int64(4)), new(int64(64)), new(int64(64))
+	p.UID, p.Prompt, p.Seed, p.NumInferenceSteps, p.Height, p.Width = uid, "a red fox", new(int64(5)), new(int64(4)),
+		new(int64(64)), new(int64(64))
 	if p.GroupSize == nil && p.Tree == nil {
 		p.GroupSize = new(int64(1))
 	}
@@ -127,7 +130,8 @@ func (x *theatre) made(uid schemas.UID, n int) (out []*schemas.Trajectory) {
 
 func (x *theatre) none(uid schemas.UID, why string) {
 	x.t.Helper()
-	if found, err := x.Bus.Subjects(x.t.Context(), schemas.StreamTrajectories, schemas.TrajectoryFilter("r", uid)); err != nil || len(found) > 0 {
+	if found, err := x.Bus.Subjects(x.t.Context(), schemas.StreamTrajectories,
+		schemas.TrajectoryFilter("r", uid)); err != nil || len(found) > 0 {
 		x.t.Errorf("%s: %v stored, %v", why, found, err)
 	}
 }
@@ -143,10 +147,13 @@ func TestService_Requests(t *testing.T) {
 	x.ask("young", schemas.Prompt{}, func(r *schemas.Request) { r.MinPolicyVersion = 9 })
 	x.ask("other", schemas.Prompt{}, func(r *schemas.Request) { r.BaseDigest = strings.Repeat("0", 64) })
 	pruned := 1e9
-	x.ask("pruned", schemas.Prompt{}, func(r *schemas.Request) { r.Prune = &schemas.Prune{StepIndex: 2, LogProbBelow: &pruned} })
-	first := x.ask("twice", schemas.Prompt{GroupSize: new(int64(2))}, func(r *schemas.Request) { r.ReturnConditioning = true })
+	x.ask("pruned", schemas.Prompt{},
+		func(r *schemas.Request) { r.Prune = &schemas.Prune{StepIndex: 2, LogProbBelow: &pruned} })
+	first := x.ask("twice", schemas.Prompt{GroupSize: new(int64(2))},
+		func(r *schemas.Request) { r.ReturnConditioning = true })
 	for _, made := range x.made("twice", 2) {
-		if made.StopReason != schemas.StopCompleted || len(made.Steps) != 4 || len(made.Media) == 0 || len(made.Conditioning) == 0 || made.CFGRule == "" {
+		if made.StopReason != schemas.StopCompleted || len(made.Steps) != 4 || len(made.Media) == 0 ||
+			len(made.Conditioning) == 0 || made.CFGRule == "" {
 			t.Errorf("%+v", made)
 		}
 	}
@@ -158,7 +165,8 @@ func TestService_Requests(t *testing.T) {
 			t.Errorf("leaf %d: %+v", i, leaf)
 		}
 	}
-	if made := x.made("pruned", 1)[0]; made.StopReason != schemas.StopPruned || len(made.Steps) != 2 || len(made.Media) > 0 {
+	if made := x.made("pruned", 1)[0]; made.StopReason != schemas.StopPruned || len(made.Steps) != 2 ||
+		len(made.Media) > 0 {
 		t.Errorf("pruned: %+v", made)
 	}
 	if _, err := x.Bus.PublishRaw(t.Context(), subject, bustest.Encode(t, first[0]), nil, "again"); err != nil {
@@ -196,7 +204,8 @@ func TestService_Failures(t *testing.T) {
 	set := func(err error) { fault.Store(&err) }
 	set(bus.Terminal(schemas.CodeFailed, errors.New("the model is broken")))
 	x.ask("broken", schemas.Prompt{}, nil)
-	if made := x.made("broken", 1)[0]; made.StopReason != schemas.StopFailed || !strings.Contains(made.Error, "the model is broken") {
+	if made := x.made("broken", 1)[0]; made.StopReason != schemas.StopFailed ||
+		!strings.Contains(made.Error, "the model is broken") {
 		t.Errorf("%+v", made)
 	}
 	bustest.Dead(t, x.Bus, 1)
@@ -210,8 +219,10 @@ func TestService_Failures(t *testing.T) {
 		}
 		return nil
 	}
-	x.ask("resumed", schemas.Prompt{ImageSettings: schemas.ImageSettings{TrueCFGScale: new(1.0)}}, func(r *schemas.Request) { r.ReturnStepIndices, r.CheckpointStepIndices = []int64{}, []int64{1, 2, 3} })
-	if made := x.made("resumed", 1)[0]; !failed || made.StopReason != schemas.StopCompleted || len(made.Attempts()) != 2 {
+	x.ask("resumed", schemas.Prompt{ImageSettings: schemas.ImageSettings{TrueCFGScale: new(1.0)}},
+		func(r *schemas.Request) { r.ReturnStepIndices, r.CheckpointStepIndices = []int64{}, []int64{1, 2, 3} })
+	if made := x.made("resumed", 1)[0]; !failed || made.StopReason != schemas.StopCompleted ||
+		len(made.Attempts()) != 2 {
 		t.Errorf("attempts %q, failed %v: %+v", made.Attempts(), failed, made)
 	}
 }
@@ -230,12 +241,14 @@ func TestService_Controls(t *testing.T) {
 	hold(&schemas.Control{Action: schemas.ControlCancel, UID: "gone"}, 1)
 	x.obeyed(1)
 	x.ask("gone", schemas.Prompt{}, nil)
-	bustest.Free(t, x.Bus, schemas.StreamRequests, schemas.RequestSubject("r", "synthetic", "gone", 0, schemas.StageMain))
+	bustest.Free(t, x.Bus, schemas.StreamRequests, schemas.RequestSubject("r", "synthetic", "gone", 0,
+		schemas.StageMain))
 	x.none("gone", "of a cancelled group")
 	hold(&schemas.Control{Action: schemas.ControlPause}, 2)
 	x.obeyed(2)
 	x.ask("parked", schemas.Prompt{}, nil)
-	bustest.Await(t, x.Bus, 1, schemas.StreamParked, schemas.ParkedSubject("r", "synthetic", "parked", 0, schemas.StageMain))
+	bustest.Await(t, x.Bus, 1, schemas.StreamParked, schemas.ParkedSubject("r", "synthetic", "parked", 0,
+		schemas.StageMain))
 	x.none("parked", "of a paused run")
 }
 
@@ -353,7 +366,8 @@ func TestService_SampleOnADeviceWithoutTheVersion(t *testing.T) {
 			x.serve()
 			x.ask("g", schemas.Prompt{ImageSettings: schemas.ImageSettings{TrueCFGScale: new(1.0)}}, nil)
 			made := x.made("g", 1)[0]
-			if made.StopReason != schemas.StopCompleted || made.PolicyVersionMin != want || made.PolicyVersionMax != want {
+			if made.StopReason != schemas.StopCompleted || made.PolicyVersionMin != want ||
+				made.PolicyVersionMax != want {
 				t.Errorf("versions %d to %d, want %d: %+v", made.PolicyVersionMin, made.PolicyVersionMax, want, made)
 			}
 			if begun.Load() < 4 {
@@ -385,7 +399,8 @@ func TestService_Policies(t *testing.T) {
 	answered := func(version int64, state string) {
 		bustest.Until(t, state, func() error {
 			all, err := x.Bus.Applied(t.Context(), "synthetic")
-			if err == nil && !slices.ContainsFunc(all, func(a *schemas.Applied) bool { return a.PolicyVersion == version && a.State == state }) {
+			if err == nil && !slices.ContainsFunc(all,
+				func(a *schemas.Applied) bool { return a.PolicyVersion == version && a.State == state }) {
 				err = fmt.Errorf("not yet: %+v", all)
 			}
 			return err
@@ -395,7 +410,8 @@ func TestService_Policies(t *testing.T) {
 		if p.PolicyVersion != 1 {
 			t.Errorf("version %d after a restart with the same files", p.PolicyVersion-1)
 		}
-		p.WeightsDigest, p.Weights = strings.Repeat("1", 64), []schemas.WeightsFile{{Bucket: schemas.BlobBucket, Digest: strings.Repeat("2", 64), Size: 8}}
+		p.WeightsDigest, p.Weights = strings.Repeat("1", 64),
+			[]schemas.WeightsFile{{Bucket: schemas.BlobBucket, Digest: strings.Repeat("2", 64), Size: 8}}
 	})
 	answered(1, schemas.AppliedRefused)
 	for i, rule := range []string{schemas.SwapRestart, schemas.SwapSwitch} {

@@ -33,7 +33,8 @@ const (
 )
 
 // sample serves one prompt of the run r1 to its end, with a model and an adapter.
-func sample(t *testing.T, plane *bustest.Plane, model, adapter string, p *schemas.Prompt, change ...func(*pipeline.Config)) {
+func sample(t *testing.T, plane *bustest.Plane, model, adapter string, p *schemas.Prompt,
+	change ...func(*pipeline.Config)) {
 	t.Helper()
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model, config.Sampler.Adapter = model, adapter
@@ -91,7 +92,8 @@ func teach(t *testing.T, plane *bustest.Plane, name, model string, change func(*
 	return service.Stop
 }
 
-func ask(t *testing.T, plane *bustest.Plane, name string, uid schemas.UID, sample, topK int64) (*schemas.Trajectory, *schemas.TeacherReply) {
+func ask(t *testing.T, plane *bustest.Plane, name string, uid schemas.UID, sample, topK int64) (*schemas.Trajectory,
+	*schemas.TeacherReply) {
 	t.Helper()
 	c := client.New(plane.Bus)
 	reply, err := c.TeacherReply(t.Context(), name, "r1", uid, sample, topK)
@@ -123,7 +125,8 @@ func TestRun_TextWithItsOwnWeights(t *testing.T) {
 	for i := range int64(2) {
 		stored, reply := ask(t, plane, "own", "text", i, k)
 		if reply.WeightsDigest != stored.WeightsDigest || reply.Model != "sums" || reply.Backend != stored.Backend {
-			t.Errorf("computed by %s %.8s on %s, the sample by %.8s on %s", reply.Model, reply.WeightsDigest, reply.Backend,
+			t.Errorf("computed by %s %.8s on %s, the sample by %.8s on %s", reply.Model, reply.WeightsDigest,
+				reply.Backend,
 				stored.WeightsDigest, stored.Backend)
 		}
 		for name, pair := range map[string][2]*schemas.Tensor{
@@ -178,19 +181,22 @@ func TestRun_ImageWithItsOwnWeights(t *testing.T) {
 	stored, own := ask(t, plane, "own", "image", 0, 0)
 	_, base := ask(t, plane, "base", "image", 0, 0)
 	for _, reply := range []*schemas.TeacherReply{own, base} {
-		if !slices.Equal(reply.StepIndices, []int64{1, 2}) || reply.LogProbKind != stored.LogProbKind || reply.StepsLeftOut != nil {
+		if !slices.Equal(reply.StepIndices, []int64{1, 2}) || reply.LogProbKind != stored.LogProbKind ||
+			reply.StepsLeftOut != nil {
 			t.Fatalf("steps %v of kind %s, left out %v", reply.StepIndices, reply.LogProbKind, reply.StepsLeftOut)
 		}
 	}
 	for i, step := range own.StepIndices {
 		want := *stored.LogProbs[step]
 		if own.StepLogProbs[i] != want || base.StepLogProbs[i] == want || math.Abs(base.StepLogProbs[i]-want) > 1 {
-			t.Errorf("step %d: %v with its own weights, %v without the adapter; stored is %v", step, own.StepLogProbs[i],
+			t.Errorf("step %d: %v with its own weights, %v without the adapter; stored is %v", step,
+				own.StepLogProbs[i],
 				base.StepLogProbs[i], want)
 		}
 	}
 	if own.WeightsDigest != stored.WeightsDigest || base.WeightsDigest == stored.WeightsDigest {
-		t.Errorf("digests %.8s and %.8s, of the sample %.8s", own.WeightsDigest, base.WeightsDigest, stored.WeightsDigest)
+		t.Errorf("digests %.8s and %.8s, of the sample %.8s", own.WeightsDigest, base.WeightsDigest,
+			stored.WeightsDigest)
 	}
 }
 
@@ -231,7 +237,8 @@ func TestRun_Refuses(t *testing.T) {
 	sample(t, plane, "synthetic", "", few)
 	fine := checkpoint.Dir(t, checkpoint.Config{Mult: []int{1, 2, 2}}) // fewer pixels a token
 	other := t.TempDir()
-	if err := (qwen2test.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 64}).Write(other); err != nil {
+	if err := (qwen2test.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300,
+		MaxPositions: 64}).Write(other); err != nil {
 		t.Fatal(err)
 	}
 	for name, model := range map[string]string{"text": sums, "image": "synthetic", "fine": fine, "other": other} {
@@ -246,7 +253,8 @@ func TestRun_Refuses(t *testing.T) {
 			t.Errorf("%s of %s: %v; want %s: %s", uid, name, err, code, says)
 		}
 	}
-	refused("text", "nobody", 0, schemas.CodeUnknownSample, "sample 0 of group nobody of run r1: no trajectory is stored")
+	refused("text", "nobody", 0, schemas.CodeUnknownSample,
+		"sample 0 of group nobody of run r1: no trajectory is stored")
 	refused("text", "image", 0, schemas.CodeUnfit, "it is an image; the teacher's model sums makes texts")
 	refused("image", "text", 0, schemas.CodeUnfit, "it is a text; the teacher's model synthetic makes images")
 	refused("other", "text", 0, schemas.CodeUnfit, "must be below 300, the vocabulary of the teacher's model")
@@ -274,7 +282,8 @@ func TestRun_StopsWhenAllIsAnswered(t *testing.T) {
 	var asking sync.WaitGroup
 	for range 32 {
 		asking.Go(func() {
-			if _, err := c.TeacherReply(t.Context(), "sums", "r1", "text", 1, 0); err != nil && !errors.Is(err, client.ErrNoTeacher) {
+			if _, err := c.TeacherReply(t.Context(), "sums", "r1", "text", 1, 0); err != nil &&
+				!errors.Is(err, client.ErrNoTeacher) {
 				t.Error(err)
 			} else if err == nil {
 				select {

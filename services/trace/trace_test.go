@@ -119,7 +119,8 @@ func TestExport_Groups(t *testing.T) {
 	}
 	again, _ := export(t, b, "r")
 	for i, s := range again {
-		if was := spans[i].SpanContext(); was.TraceID() != s.SpanContext().TraceID() || was.SpanID() != s.SpanContext().SpanID() {
+		if was := spans[i].SpanContext(); was.TraceID() != s.SpanContext().TraceID() ||
+			was.SpanID() != s.SpanContext().SpanID() {
 			t.Fatalf("%s: other ids the second time", s.Name())
 		}
 	}
@@ -132,7 +133,9 @@ func TestExport_Groups(t *testing.T) {
 func TestExport_Stages(t *testing.T) {
 	b := serve(t)
 	stage := func(name schemas.Stage, children int64) schemas.StageSpec {
-		return schemas.StageSpec{Name: name, Children: &children, ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(3)), Height: new(int64(64)), Width: new(int64(64))}}
+		return schemas.StageSpec{Name: name, Children: &children, ImageSettings: schemas.ImageSettings{
+			NumInferenceSteps: new(int64(3)), Height: new(int64(64)), Width: new(int64(64)),
+		}}
 	}
 	if _, err := client.New(b).Publish(t.Context(), "r", &schemas.Prompt{
 		UID: "g", Prompt: "a fox", GroupSize: new(int64(4)), Stages: []schemas.StageSpec{stage("draft", 1), stage("paint", 2)},
@@ -160,7 +163,8 @@ func TestExport_Stages(t *testing.T) {
 		}
 	}
 	for _, s := range spans {
-		if draft := last[s.Parent().SpanID().String()]; s.Name() == "stage paint" && draft != nil && s.StartTime().Before(draft.EndTime()) {
+		draft := last[s.Parent().SpanID().String()]
+		if s.Name() == "stage paint" && draft != nil && s.StartTime().Before(draft.EndTime()) {
 			t.Errorf("paint begins %v before its draft has ended", draft.EndTime().Sub(s.StartTime()))
 		}
 	}
@@ -192,7 +196,8 @@ func TestExport_Live(t *testing.T) {
 	if len(exported) != 0 {
 		t.Error("what was not sent counts as sent")
 	}
-	err := trace.Export(t.Context(), b, k, trace.Options{Run: "r", Exported: func(string, int) {}, Failed: func(err error) error { return err }})
+	err := trace.Export(t.Context(), b, k, trace.Options{Run: "r", Exported: func(string, int) {},
+		Failed: func(err error) error { return err }})
 	if !errors.Is(err, k.err) {
 		t.Errorf("a failure that ends it: %v", err)
 	}
@@ -224,14 +229,16 @@ func TestExport_Policies(t *testing.T) {
 	}
 	spans, traces := export(t, plane.Bus, "*")
 	got := names(spans)
-	if want := map[string]int{"meander-client:  > policy": 2, "meander-sampler: policy > apply": 2}; !maps.Equal(got, want) || traces != 2 {
+	if want := map[string]int{"meander-client:  > policy": 2, "meander-sampler: policy > apply": 2}; !maps.Equal(got,
+		want) || traces != 2 {
 		t.Errorf("%d traces of %v; want %v", traces, got, want)
 	}
 	for _, s := range spans {
 		if s.Name() != "apply" {
 			continue
 		}
-		if took := s.EndTime().Sub(s.StartTime()); took != 500*time.Millisecond || (s.Status().Code == codes.Error) != (s.Status().Description != "") {
+		if took := s.EndTime().Sub(s.StartTime()); took != 500*time.Millisecond ||
+			(s.Status().Code == codes.Error) != (s.Status().Description != "") {
 			t.Errorf("apply took %v: %+v", took, s.Status())
 		}
 	}
@@ -239,12 +246,14 @@ func TestExport_Policies(t *testing.T) {
 
 // A client that does not record its trace gets no spans in it; what it keeps in the state of its trace, each span has.
 func TestExport_AsItsClientRecords(t *testing.T) {
-	const with, without = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+	const with, without = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+		"00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
 	b := serve(t, tracing.With(t.Context(), tracing.Context{Parent: without, State: "vendor=b"}),
 		tracing.With(t.Context(), tracing.Context{Parent: with, State: "vendor=a"}))
 	spans, traces := export(t, b, "r")
 	for _, s := range spans {
-		if c := s.SpanContext(); c.TraceID().String() != with[3:35] || c.TraceState().String() != "vendor=a" || !c.IsSampled() {
+		if c := s.SpanContext(); c.TraceID().String() != with[3:35] || c.TraceState().String() != "vendor=a" ||
+			!c.IsSampled() {
 			t.Errorf("%s: %+v", s.Name(), c)
 		}
 	}

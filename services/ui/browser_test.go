@@ -62,7 +62,8 @@ func startBrowser(t *testing.T) *browser {
 		t.Fatal(err)
 	}
 	// The sandbox of Chromium needs rights that containers lack; what is shown is our own page.
-	data, err := os.MkdirTemp("", "meander-ui-") //nolint:usetesting // Chromium's helpers still write while the test ends
+	//nolint:usetesting // Chromium's helpers still write while the test ends
+	data, err := os.MkdirTemp("", "meander-ui-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +300,8 @@ func quoted(text string) string {
 // size sets the size of the window in CSS pixels.
 func (p *tab) size(width, height int) {
 	p.Helper()
-	p.do("Emulation.setDeviceMetricsOverride", object{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600})
+	p.do("Emulation.setDeviceMetricsOverride", object{"width": width, "height": height, "deviceScaleFactor": 1,
+		"mobile": width < 600})
 }
 
 // dark sets whether the system's colours are dark.
@@ -316,7 +318,8 @@ func (p *tab) click(selector string) {
 	at := eval[[]float64](p, `(() => { const e = document.querySelector(`+quoted(selector)+`); e.scrollIntoView({ block: "center" });
 		const r = e.getClientRects()[0]; return [r.x + r.width / 2, r.y + r.height / 2]; })()`)
 	for _, kind := range []string{"mouseMoved", "mousePressed", "mouseReleased"} {
-		p.do("Input.dispatchMouseEvent", object{"type": kind, "x": at[0], "y": at[1], "button": "left", "clickCount": 1})
+		p.do("Input.dispatchMouseEvent", object{"type": kind, "x": at[0], "y": at[1], "button": "left",
+			"clickCount": 1})
 	}
 }
 
@@ -369,7 +372,8 @@ func (p *tab) shot(whole bool) []byte {
 	var got struct{ Data string }
 	params := object{"format": "png", "captureBeyondViewport": whole}
 	if whole {
-		s := eval[[]int](p, "[document.documentElement.clientWidth, Math.min(6000, document.documentElement.scrollHeight)]")
+		s := eval[[]int](p, "[document.documentElement.clientWidth, Math.min(6000, "+
+			"document.documentElement.scrollHeight)]")
 		params["clip"] = object{"x": 0, "y": 0, "width": s[0], "height": s[1], "scale": 1}
 	}
 	if err := p.b.call(p.session, "Page.captureScreenshot", params, &got); err != nil {

@@ -76,7 +76,8 @@ func startEdits(t *testing.T) (s *served, given []byte) {
 func TestConditions(t *testing.T) {
 	s, given := startEdits(t)
 	line := get[object](t, s, "runs/edits/groups/a/2")["line"].(object)
-	if names, ok := line["conditions"].([]any); !ok || len(names) != 2 || names[0] != "image" || names[1] != "mask_image" {
+	if names, ok := line["conditions"].([]any); !ok || len(names) != 2 || names[0] != "image" ||
+		names[1] != "mask_image" {
 		t.Errorf("conditions of a sample: %v", line["conditions"])
 	}
 	status, header, body := s.ask(t, http.MethodGet, "/media/edits/a/2/condition-0", nil)

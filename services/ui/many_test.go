@@ -75,7 +75,8 @@ func TestPage_ManyRuns(t *testing.T) {
 		status, _, body := s.ask(t, http.MethodGet, "/api/runs"+c.query, nil)
 		cpu := spent(t) - before
 		var x object
-		if err := json.Unmarshal(body, &x); err != nil || status != http.StatusOK || x["total"] != float64(runs) || x["matched"] != c.matched {
+		if err := json.Unmarshal(body, &x); err != nil || status != http.StatusOK || x["total"] != float64(runs) ||
+			x["matched"] != c.matched {
 			t.Fatalf("%s: %d, %v, %.200s", c.what, status, err, body)
 		}
 		t.Logf("%s: %v of CPU, %d bytes", c.what, cpu.Round(100*time.Microsecond), len(body))

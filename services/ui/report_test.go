@@ -82,11 +82,13 @@ func TestReport_Bounds(t *testing.T) {
 	s := servePage(t, nil)
 	s.startPipeline(t)
 	for i := range 3 {
-		s.publish(t, "r", schemas.UID(fmt.Sprintf("p%d", i)), "a fox", func(p *schemas.Prompt) { p.GroupSize = new(int64(70)) })
+		s.publish(t, "r", schemas.UID(fmt.Sprintf("p%d", i)), "a fox",
+			func(p *schemas.Prompt) { p.GroupSize = new(int64(70)) })
 	}
 	bustest.Await(t, s.Bus, 3, schemas.StreamAdvantages)
 	file, contents := s.report(t, "r", ui.ReportOptions{Groups: 2, ImageBytes: 1})
-	if contents.Groups != 2 || contents.GroupsLeftOut != 1 || contents.SamplesLeftOut != 12 || contents.ImagesLeftOut != 128 {
+	if contents.Groups != 2 || contents.GroupsLeftOut != 1 || contents.SamplesLeftOut != 12 ||
+		contents.ImagesLeftOut != 128 {
 		t.Errorf("%+v", contents)
 	}
 	for _, want := range []string{

@@ -217,9 +217,11 @@ func await(t *testing.T, events <-chan event, uid, status string) (uids []string
 			continue
 		}
 		counts := bustest.Receive(t, "the counts after groups", events)
-		if _, revision, _ := strings.Cut(e.id, "-"); counts.name != "run" || fmt.Sprint(counts.data["revision"]) != revision {
+		if _, revision, _ := strings.Cut(e.id, "-"); counts.name != "run" ||
+			fmt.Sprint(counts.data["revision"]) != revision {
 			t.Errorf("after groups %s comes %s %v", e.id, counts.name, counts.data)
-		} else if open := counts.data["statuses"].(object)["open"]; open != nil && counts.data["state"] != schemas.RunRunning {
+		} else if open := counts.data["statuses"].(object)["open"]; open != nil &&
+			counts.data["state"] != schemas.RunRunning {
 			t.Errorf("%v, with %v open groups", counts.data["state"], open)
 		}
 		for _, x := range e.data["rows"].([]any) {
@@ -348,7 +350,8 @@ func TestServe_Hostile(t *testing.T) {
 	s.startPipeline(t)
 	const evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \u2028 ' \" & {{x}} ${x}"
 	s.publish(t, "r1", "a", evil, nil)
-	m := bustest.Await(t, s.Bus, 2, schemas.StreamTrajectories)[schemas.TrajectorySubject("r1", "a", 0, schemas.StageMain)]
+	m := bustest.Await(t, s.Bus, 2, schemas.StreamTrajectories)[schemas.TrajectorySubject("r1", "a", 0,
+		schemas.StageMain)]
 	bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)
 	for _, path := range []string{"/api/runs/r1/groups", "/api/runs/r1/groups/a", "/api/runs/r1/groups/a/0"} {
 		_, header, body := s.ask(t, "GET", path, nil)
@@ -521,7 +524,8 @@ func TestServe_Fixes(t *testing.T) {
 	} {
 		g := get[object](t, s, "runs/r1/groups/"+uid)
 		sample := g["samples"].([]any)[0].(object)
-		if group, one := fmt.Sprint(g["fix"]), fmt.Sprint(sample["fix"]); !strings.HasPrefix(group, want[0]) || !strings.HasPrefix(one, want[1]) {
+		if group, one := fmt.Sprint(g["fix"]), fmt.Sprint(sample["fix"]); !strings.HasPrefix(group, want[0]) ||
+			!strings.HasPrefix(one, want[1]) {
 			t.Errorf("%s (%v, a sample %v): %q, a sample %q", uid, g["status"], sample["status"], group, one)
 		}
 	}

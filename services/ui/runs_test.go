@@ -66,13 +66,15 @@ func names(t *testing.T, s *served, query string) string {
 	return strings.Join(list, " ")
 }
 
-// The list says model and mean of each run, sorts and searches, and has what people say of runs; a run goes by its name.
+// The list says model and mean of each run, sorts and searches, and has what people say of runs; a run goes by its
+// name.
 func TestRuns_List(t *testing.T) {
 	s := serveRuns(t, nil)
 	first := get[object](t, s, "runs?text=fox")["runs"].([]any)[0].(map[string]any)
 	group := get[object](t, s, "runs/fox/groups/a")
 	if first["mean_reward"] != group["mean"] || first["model"] != group["lane"] {
-		t.Errorf("the list says %v of %v; the group %v of %v", first["mean_reward"], first["model"], group["mean"], group["lane"])
+		t.Errorf("the list says %v of %v; the group %v of %v", first["mean_reward"], first["model"], group["mean"],
+			group["lane"])
 	}
 	if status, said := s.change(t, "runs/hen/notes", object{"tags": []string{"b 2", markup[:20], "b 2"}, "note": markup}); status != 200 || !strings.Contains(said, `"b 2"`) {
 		t.Fatalf("%d %s", status, said)
@@ -105,10 +107,12 @@ func TestRuns_List(t *testing.T) {
 			t.Errorf("%s: %d %s", what, status, said)
 		}
 	}
-	if status, _, body := s.ask(t, "GET", "/api/runs?order=size", nil); status != 400 || !strings.Contains(string(body), "must be one of [bytes") {
+	if status, _, body := s.ask(t, "GET", "/api/runs?order=size", nil); status != 400 ||
+		!strings.Contains(string(body), "must be one of [bytes") {
 		t.Errorf("an order that is none: %d %s", status, body)
 	}
-	if status, said := s.change(t, "runs/hen/remove", object{"name": "hen"}); status != 200 || !strings.Contains(said, "events") {
+	if status, said := s.change(t, "runs/hen/remove", object{"name": "hen"}); status != 200 ||
+		!strings.Contains(said, "events") {
 		t.Fatalf("%d %s", status, said)
 	}
 	bustest.Until(t, "hen is gone", func() error {
@@ -215,8 +219,8 @@ func decoded(t *testing.T, data []byte) string {
 	return fmt.Sprint(pixels.Rect, pixels.Pix)
 }
 
-// A sampler of the lane says what its network takes each stored state for: after the last step the image itself. Without
-// one the page says why; what was asked for before is kept.
+// A sampler of the lane says what its network takes each stored state for: after the last step the image itself.
+// Without one the page says why; what was asked for before is kept.
 func TestServe_Seen(t *testing.T) {
 	s := servePage(t, nil)
 	pipeline := s.startPipeline(t)
@@ -250,7 +254,8 @@ func TestServe_Seen(t *testing.T) {
 	if status, kept := image("seen-0"); status != 200 || !bytes.Equal(kept, first) {
 		t.Errorf("what was asked for is not kept: %d", status)
 	}
-	if status, body := image("seen-1"); status != 404 || !strings.Contains(string(body), "no sampler serves the lane synthetic now") {
+	if status, body := image("seen-1"); status != 404 ||
+		!strings.Contains(string(body), "no sampler serves the lane synthetic now") {
 		t.Errorf("%d %s", status, body)
 	}
 }

@@ -311,7 +311,8 @@ func TestServe_SignIn(t *testing.T) {
 			t.Errorf("%s: %d, want %d: %s", name, status, c.want, body)
 		}
 		set := header.Get("Set-Cookie")
-		if given := status == 303; given != (set != "") || given && header.Get("Location") != "/" || strings.Contains(set, "sesame") {
+		if given := status == 303; given != (set != "") || given && header.Get("Location") != "/" ||
+			strings.Contains(set, "sesame") {
 			t.Errorf("%s: the cookie %q, to %q", name, set, header.Get("Location"))
 		}
 		if status != 303 {
@@ -339,7 +340,8 @@ func TestServe_SignIn(t *testing.T) {
 // A page with Admin changes something only for itself: what a form or a script of another site sends is refused.
 func TestServe_Admin(t *testing.T) {
 	s := servePage(t, func(c *ui.Config) { c.Admin = true })
-	m := &bus.Message{Subject: schemas.PromptSubject("r1"), Data: bustest.Encode(t, &schemas.Prompt{UID: "p", Prompt: "x"}), Stream: schemas.StreamPrompts, Seq: 1}
+	m := &bus.Message{Subject: schemas.PromptSubject("r1"),
+		Data: bustest.Encode(t, &schemas.Prompt{UID: "p", Prompt: "x"}), Stream: schemas.StreamPrompts, Seq: 1}
 	if err := s.Bus.Dead(t.Context(), schemas.ServiceIntake, schemas.CodeInvalid, "why", m); err != nil {
 		t.Fatal(err)
 	}
@@ -367,7 +369,8 @@ func TestServe_Admin(t *testing.T) {
 	if got := bustest.Dead(t, s.Bus, 1); len(got) != 1 {
 		t.Errorf("%d letters are left", len(got))
 	}
-	status, _, body := s.ask(t, "POST", "/api/dead/1/drop", func(r *http.Request) { r.Header.Set("Content-Type", "application/json") })
+	status, _, body := s.ask(t, "POST", "/api/dead/1/drop",
+		func(r *http.Request) { r.Header.Set("Content-Type", "application/json") })
 	if status != 200 {
 		t.Errorf("drop: %d %s", status, body)
 	}

@@ -49,7 +49,8 @@ func TestServe_Video(t *testing.T) {
 		t.Errorf("the video: %d, %v", status, header)
 	}
 	status, header, mp4 := s.ask(t, http.MethodGet, "/media/videos/a/1/mp4", nil)
-	if status != http.StatusOK || header.Get("Content-Type") != "video/mp4" || !bytes.Equal(mp4, append([]byte(mediatest.Head), apng...)) {
+	if status != http.StatusOK || header.Get("Content-Type") != "video/mp4" ||
+		!bytes.Equal(mp4, append([]byte(mediatest.Head), apng...)) {
 		t.Errorf("the mp4: %d, %v, %d bytes", status, header, len(mp4))
 	}
 	if why := get[object](t, s, "page")["mp4"]; why != nil {
@@ -61,7 +62,8 @@ func TestServe_Video(t *testing.T) {
 	if want := decoded(t, made); decoded(t, last) != want || decoded(t, first) == want {
 		t.Error("the last state is not taken for the frame in the middle, or the first one is")
 	}
-	if status, _, body := s.ask(t, http.MethodGet, "/media/videos/a/1/2", nil); status != http.StatusNotFound || !strings.Contains(string(body), "are no image") {
+	if status, _, body := s.ask(t, http.MethodGet, "/media/videos/a/1/2", nil); status != http.StatusNotFound ||
+		!strings.Contains(string(body), "are no image") {
 		t.Errorf("the false colours of a video: %d %s", status, body)
 	}
 	mediatest.FFmpeg(t, false)
@@ -69,7 +71,8 @@ func TestServe_Video(t *testing.T) {
 	if says := get[object](t, s, "page")["mp4"]; says != why {
 		t.Errorf("the page says %v", says)
 	}
-	if status, _, body := s.ask(t, http.MethodGet, "/media/videos/a/1/mp4", nil); status != http.StatusNotFound || !strings.Contains(string(body), why) {
+	if status, _, body := s.ask(t, http.MethodGet, "/media/videos/a/1/mp4", nil); status != http.StatusNotFound ||
+		!strings.Contains(string(body), why) {
 		t.Errorf("without ffmpeg: %d %s", status, body)
 	}
 }

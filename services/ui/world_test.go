@@ -31,14 +31,17 @@ func (s *served) serveModel(t *testing.T, name string) *bustest.Service {
 	t.Helper()
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = name
-	return s.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
+	return s.Serve(t, func(ctx context.Context,
+		b *bus.Bus) error {
+		return pipeline.Run(ctx, b, config, zerolog.Nop())
+	})
 }
 
 const models = "../../deploy/models/"
 
 // startWorld serves a page of a pipeline of images and texts, with runs of each kind: images of two data sources (signs
-// and again), a tree, samples of several stages, scheduled sampling, texts with logits, samples that wait for verdicts, a pushed policy and dead
-// letters.
+// and again), a tree, samples of several stages, scheduled sampling, texts with logits, samples that wait for verdicts,
+// a pushed policy and dead letters.
 func startWorld(t *testing.T) *served {
 	t.Helper()
 	words, err := tokenizer.Load(models + "sums")
@@ -48,7 +51,8 @@ func startWorld(t *testing.T) *served {
 	s := servePage(t, func(c *ui.Config) {
 		c.Admin, c.Where, c.Piece = true, "nats://127.0.0.1:4222", words.Piece
 		c.Again = func(run schemas.Run, prompts []view.Given, _ bool) *view.Again {
-			return &view.Again{Command: fmt.Sprintf("meander run --run %s-again # %d prompts", run, len(prompts)), Python: "import meander\n", Notes: []string{"A note with 'meander up' in it."}}
+			return &view.Again{Command: fmt.Sprintf("meander run --run %s-again # %d prompts", run, len(prompts)),
+				Python: "import meander\n", Notes: []string{"A note with 'meander up' in it."}}
 		}
 		c.Doctor = func(context.Context) any {
 			return []object{
@@ -97,30 +101,35 @@ func (s *served) publishSigns(t *testing.T) (closed int) {
 		for i, word := range []string{"EXIT", "OPEN", "4071", "SCHOOL", "BAKERY", "17", "TAXI", "308", "QKZ", "5562"} {
 			closed++
 			colour := []string{"red", "blue", "green", "black"}[i%4]
-			signs(run, schemas.UID(fmt.Sprintf("p%02d", i)), fmt.Sprintf("a %s sign that says %q", colour, word), func(p *schemas.Prompt) {
-				source := map[bool]string{true: "numbers", false: "words"}[strings.ContainsAny(word, "0123456789")]
-				p.Seed = new(int64(i + map[schemas.Run]int{"again": 100}[run]))
-				var err error
-				if p.Metadata, err = schemas.MetadataFrom(map[string]any{"data_source": source}); err != nil {
-					t.Fatal(err)
-				}
-				if i == 4 { // one whose rewards differ
-					p.Prompt, p.Seed, p.GroupSize = `a black sign that says "QKZ"`, new(*p.Seed+1), new(int64(12))
-				}
-			})
+			signs(run, schemas.UID(fmt.Sprintf("p%02d", i)), fmt.Sprintf("a %s sign that says %q", colour, word),
+				func(p *schemas.Prompt) {
+					source := map[bool]string{true: "numbers", false: "words"}[strings.ContainsAny(word, "0123456789")]
+					p.Seed = new(int64(i + map[schemas.Run]int{"again": 100}[run]))
+					var err error
+					if p.Metadata, err = schemas.MetadataFrom(map[string]any{"data_source": source}); err != nil {
+						t.Fatal(err)
+					}
+					if i == 4 { // one whose rewards differ
+						p.Prompt, p.Seed, p.GroupSize = `a black sign that says "QKZ"`, new(*p.Seed+1), new(int64(12))
+					}
+				})
 		}
 	}
 	signs("tree", "t", `a red sign that says "OPEN"`, func(p *schemas.Prompt) {
-		p.GroupSize, p.Tree = nil, &schemas.Tree{Branches: []schemas.BranchPoint{{StepIndex: 3, Width: 2}, {StepIndex: 5, Width: 2}}}
+		p.GroupSize, p.Tree = nil, &schemas.Tree{Branches: []schemas.BranchPoint{{StepIndex: 3, Width: 2},
+			{StepIndex: 5, Width: 2}}}
 	})
 	signs("scheduled", "s", `a red sign that says "OPEN"`, func(p *schemas.Prompt) {
 		p.GroupSize, p.NumInferenceSteps = new(int64(2)), nil
 		p.Reward = []schemas.RewardSpec{{Name: "jpeg_compressibility"}}
-		p.Start = &schemas.Start{Data: &schemas.Data{Images: []schemas.DataImage{{Data: grey(t, 64, 64)}, {Data: grey(t, 64, 64)}}}}
-		p.ScheduledSampling = &schemas.ScheduledSampling{Probability: new(1.0), MaxStepOffset: new(int64(5)), BaseTimesteps: []float64{20, 30}, Timesteps: new(int64(50)), Decode: true}
+		p.Start = &schemas.Start{Data: &schemas.Data{Images: []schemas.DataImage{{Data: grey(t, 64, 64)},
+			{Data: grey(t, 64, 64)}}}}
+		p.ScheduledSampling = &schemas.ScheduledSampling{Probability: new(1.0), MaxStepOffset: new(int64(5)),
+			BaseTimesteps: []float64{20, 30}, Timesteps: new(int64(50)), Decode: true}
 	})
 	signs("judged", "v", `a blue sign that says "TAXI"`, func(p *schemas.Prompt) {
-		p.GroupSize, p.Reward, p.Deadline = new(int64(3)), []schemas.RewardSpec{{Name: "external:taste"}}, new(time.Now().Add(time.Hour).UnixNano())
+		p.GroupSize, p.Reward, p.Deadline = new(int64(3)), []schemas.RewardSpec{{Name: "external:taste"}},
+			new(time.Now().Add(time.Hour).UnixNano())
 	})
 	return closed + 2 // the tree, and scheduled sampling
 }
@@ -164,7 +173,8 @@ func (s *served) startAllButSamplers(t *testing.T) {
 		return reward.Run(ctx, reward.DefaultConfig(), b, zerolog.Nop())
 	})
 	bustest.Until(t, "the reward service is there", func() error {
-		if got := fmt.Sprint(get[object](t, s, "system")["present"]); !strings.Contains(got, "reward") || strings.Contains(got, "sampler") {
+		if got := fmt.Sprint(get[object](t, s, "system")["present"]); !strings.Contains(got, "reward") ||
+			strings.Contains(got, "sampler") {
 			return errors.New(got)
 		}
 		return nil

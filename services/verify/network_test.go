@@ -181,7 +181,8 @@ func TestCFGShares(t *testing.T) {
 	}
 	all := prompt()
 	all.CFGFrom, all.CFGUntil = new(0.0), new(1.0)
-	if same := publish("all", all); same.Medium(schemas.KindImage).Digest != whole.Medium(schemas.KindImage).Digest || same.ScheduleDigest != whole.ScheduleDigest ||
+	if same := publish("all", all); same.Medium(schemas.KindImage).Digest != whole.Medium(schemas.KindImage).Digest ||
+		same.ScheduleDigest != whole.ScheduleDigest ||
 		!slices.Equal(same.CFGScales, []float64{2, 2, 2, 2}) {
 		t.Errorf("from 0 until 1: %+v, without %+v", same, whole)
 	}
@@ -231,7 +232,8 @@ func TestUnknownSetting(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.New(plane.Bus).Latents(t.Context(), stored); err == nil || !strings.Contains(err.Error(), want) {
+	if _, err := client.New(plane.Bus).Latents(t.Context(), stored); err == nil ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("%v; want %q", err, want)
 	}
 }
@@ -258,7 +260,8 @@ func TestTrueCFGScale2(t *testing.T) {
 		two.GuidedSteps() != steps {
 		t.Errorf("%d and %d guided steps of sigmas %v", n, two.GuidedSteps(), off.Sigmas)
 	}
-	if same.BoundaryRatio != 0 || same.ScheduleDigest != one.ScheduleDigest || same.Medium(schemas.KindImage).Digest != one.Medium(schemas.KindImage).Digest {
+	if same.BoundaryRatio != 0 || same.ScheduleDigest != one.ScheduleDigest ||
+		same.Medium(schemas.KindImage).Digest != one.Medium(schemas.KindImage).Digest {
 		t.Errorf("an equal scale: %+v", same)
 	}
 	if two.TrueCFGScale2 != 3 || two.BoundaryRatio != 0.6 {
@@ -281,7 +284,8 @@ func TestTrueCFGScale2(t *testing.T) {
 	}{
 		"scale": {func(e *schemas.Trajectory) { e.TrueCFGScale2 = 4 }, "schedule_digest"},
 		"boundary": {
-			func(e *schemas.Trajectory) { e.BoundaryRatio = 0.5 }, "boundary_ratio: 0.5; must be that of distilled, 0.6",
+			func(e *schemas.Trajectory) { e.BoundaryRatio = 0.5 },
+			"boundary_ratio: 0.5; must be that of distilled, 0.6",
 		},
 	} {
 		store(t, plane.Bus, run, two, c.change)
@@ -304,7 +308,8 @@ func TestGuidanceRescale(t *testing.T) {
 	p.GuidanceRescale = new(0.7)
 	with := publish("with", p)
 	if with.GuidanceRescale != 0.7 || with.ScheduleDigest == plain.ScheduleDigest ||
-		with.ContentDigest == plain.ContentDigest || with.Medium(schemas.KindImage).Digest == plain.Medium(schemas.KindImage).Digest {
+		with.ContentDigest == plain.ContentDigest ||
+		with.Medium(schemas.KindImage).Digest == plain.Medium(schemas.KindImage).Digest {
 		t.Errorf("%+v, without %+v", with, plain)
 	}
 	exact(t, plane.Bus, "with")

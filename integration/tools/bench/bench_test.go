@@ -203,13 +203,15 @@ func TestBenchTorch(t *testing.T) {
 	}
 	b.calls, b.compile = 0, true
 	out.Reset()
-	if err := b.run(t.Context(), &out, &stderr); err != nil || strings.Contains(out.String(), "A call there and back") ||
+	if err := b.run(t.Context(), &out, &stderr); err != nil ||
+		strings.Contains(out.String(), "A call there and back") ||
 		strings.Count(out.String(), "\n| 3 | worker, compiled | ") != 1 {
 		t.Errorf("%v without calls, with --compile:\n%s", err, &out)
 	}
 	b.calls, b.rounds = 3, 0
 	out.Reset()
-	if err := b.run(t.Context(), &out, &stderr); err != nil || !strings.Contains(out.String(), "A call there and back") ||
+	if err := b.run(t.Context(), &out, &stderr); err != nil ||
+		!strings.Contains(out.String(), "A call there and back") ||
 		strings.Contains(out.String(), "A call of the network") {
 		t.Errorf("%v without rounds:\n%s", err, &out)
 	}

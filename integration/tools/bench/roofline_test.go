@@ -71,7 +71,8 @@ func TestCountingGPU(t *testing.T) {
 	for kernel, whole := range w.sums {
 		m := modelled[kernel]
 		if r := m.instructions / whole.instructions; r < 1 || r > 1.15 || m.products != whole.products {
-			t.Errorf("%s: %v instructions and %v FLOP of tensor cores, all blocks together %v and %v", kernel, m.instructions,
+			t.Errorf("%s: %v instructions and %v FLOP of tensor cores, all blocks together %v and %v", kernel,
+				m.instructions,
 				m.products, whole.instructions, whole.products)
 		}
 	}
@@ -99,7 +100,8 @@ func TestBenchGPU_Roofline(t *testing.T) {
 		}
 	}
 	err := execute(t.Context(), []string{"gpu", "--roofline", "--dtype", "f32"})
-	if err == nil || !strings.Contains(err.Error(), "--dtype: set; must be absent with --roofline") || exitCode(err) != 2 {
+	if err == nil || !strings.Contains(err.Error(), "--dtype: set; must be absent with --roofline") ||
+		exitCode(err) != 2 {
 		t.Errorf("--roofline --dtype: %v", err)
 	}
 }

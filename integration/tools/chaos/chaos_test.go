@@ -124,7 +124,8 @@ func (s *stage) counts(t *testing.T, f *feed, k *harness.Books) (found []harness
 		t.Fatal(err)
 	}
 	want := map[string]map[string]int64{
-		schemas.KindTrajectory: {schemas.StopCompleted: int64(len(f.asked) * group)}, // samples, whatever stages they have
+		// samples, whatever stages they have
+		schemas.KindTrajectory: {schemas.StopCompleted: int64(len(f.asked) * group)},
 		schemas.KindAdvantage:  {},
 	}
 	for _, a := range k.Advantages {
@@ -199,7 +200,8 @@ func (s *stage) unguarded(t *testing.T) (doubled int) {
 	s.guardOff(t)
 	for i, fault := range chaos.Plan(*seed, 200, len(s.programs)-1, ackWait, chaos.ServerKill, chaos.ServerPause,
 		chaos.ServerRestart, chaos.DiskFull) {
-		if i > 0 && i%10 == 0 { // without the guard, groups may stay open until no new one is let in: there must be work
+		// without the guard, groups may stay open until no new one is let in: there must be work
+		if i > 0 && i%10 == 0 {
 			f.abandon()
 			f = publishing(t, s.bus, schemas.Run(fmt.Sprintf("unguarded-%d", i)), 0)
 		}

@@ -45,13 +45,15 @@ func newCluster(t *testing.T, more ...string) (url string, servers map[string]*h
 		_, port, _ := strings.Cut(clients[i], ":")
 		config := filepath.Join(dir, "nats.conf")
 		// More than the streams may take, whatever disk the tests have.
-		if err := os.WriteFile(config, fmt.Appendf(nil, "jetstream { store_dir: %q, max_file_store: 1TB }\n%s\n", filepath.Join(dir, "store"), strings.Join(more, "\n")), 0o600); err != nil {
+		if err := os.WriteFile(config, fmt.Appendf(nil, "jetstream { store_dir: %q, max_file_store: 1TB }\n%s\n",
+			filepath.Join(dir, "store"), strings.Join(more, "\n")), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		servers[name] = harness.Raise(t, &harness.Process{Name: name, Path: harness.ServerProgram(t), Dir: dir, Args: []string{
-			"-a", "127.0.0.1", "-p", port, "-c", config, "--server_name", name,
-			"--cluster_name", "meander", "--cluster", "nats://" + routes[i], "--routes", "nats://" + strings.Join(routes, ",nats://"),
-		}})
+		servers[name] = harness.Raise(t, &harness.Process{Name: name, Path: harness.ServerProgram(t), Dir: dir,
+			Args: []string{
+				"-a", "127.0.0.1", "-p", port, "-c", config, "--server_name", name,
+				"--cluster_name", "meander", "--cluster", "nats://" + routes[i], "--routes", "nats://" + strings.Join(routes, ",nats://"),
+			}})
 	}
 	return "nats://" + strings.Join(clients, ",nats://"), servers
 }
@@ -117,7 +119,9 @@ func TestCluster(t *testing.T) {
 	f := publishing(t, b, "cluster", pace)
 	f.more(t, 1)
 	// Streams of one server each become streams of three, under load.
-	if out, err := exec.CommandContext(t.Context(), harness.Program(t, "meander"), "streams", "limit", "--nats", url, "--stream-replicas", "3").CombinedOutput(); err != nil {
+	limit := exec.CommandContext(t.Context(), harness.Program(t, "meander"), "streams", "limit", "--nats", url,
+		"--stream-replicas", "3")
+	if out, err := limit.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	replicated(t, b)
@@ -141,7 +145,8 @@ func TestCluster(t *testing.T) {
 		}
 	}
 	bustest.Until(t, "health says that there is no majority", func() error {
-		if ready, faults := readiness(t, health); ready || !strings.Contains(faults, "no leader: its servers elect one, or too few of them are up") {
+		if ready, faults := readiness(t, health); ready ||
+			!strings.Contains(faults, "no leader: its servers elect one, or too few of them are up") {
 			return errors.New(faults)
 		}
 		return nil
@@ -159,18 +164,15 @@ func TestCluster(t *testing.T) {
 	f.more(t, 1)
 	f.stop()
 	f.wait(t)
-	redelivered := harness.AwaitIdle(t, b)
+	redone := harness.AwaitIdle(t, b)
 	got := f.books(t, b)
-	stored := harness.ReadSteps(t, b, f.run)
-	wrong, _ := got.StepFaults(stored)
-	found := append(got.Faults(f.asked, steps), wrong...)
-	found = append(found, f.batchFaults(got)...)
-	for _, fault := range append(found, got.Differs(f.calm(t))...) {
+	wrong, _ := got.StepFaults(harness.ReadSteps(t, b, f.run))
+	for _, fault := range slices.Concat(got.Faults(f.asked, steps), wrong, f.batchFaults(got), got.Differs(f.calm(t))) {
 		t.Error(fault)
 	}
 	harness.NoDead(t, b)
 	harness.Verify(t, url, f.run, len(got.Trajectories))
-	t.Logf("%d groups of %d; %d servers lost, then a majority; %d redeliveries", len(f.asked), group, losses, redelivered)
+	t.Logf("%d groups of %d; %d servers lost, then a majority; %d redeliveries", len(f.asked), group, losses, redone)
 	for _, v := range services {
 		v.End(syscall.SIGTERM)
 	}
@@ -187,10 +189,12 @@ func clusterServices(t *testing.T, url string) (services []*harness.Process, hea
 	t.Helper()
 	dir := t.TempDir()
 	health = harness.FreeAddress(t)
-	for i, name := range []string{"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage", "sampler"} {
-		v := &harness.Process{Name: fmt.Sprintf("%s-%d", name, i), Path: harness.Program(t, "meander-"+name), Dir: dir, Args: []string{
-			"--nats-url", url, "--health-addr", "", "--ack-wait", ackWait.String(),
-		}}
+	for i, name := range []string{"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage",
+		"sampler"} {
+		v := &harness.Process{Name: fmt.Sprintf("%s-%d", name, i), Path: harness.Program(t, "meander-"+name), Dir: dir,
+			Args: []string{
+				"--nats-url", url, "--health-addr", "", "--ack-wait", ackWait.String(),
+			}}
 		switch name {
 		case "intake":
 			v.Args[3] = health
@@ -323,7 +327,8 @@ func TestCluster_ReadsWhatIsStored(t *testing.T) {
 	t.Parallel()
 	b, _ := streamsOnCluster(t)
 	err := b.SetReplicas(t.Context(), bus.MaxReplicas)
-	if !errors.Is(err, bus.ErrTooFewServers) || !strings.Contains(fmt.Sprint(err), "must be at most the servers of the cluster") {
+	if !errors.Is(err, bus.ErrTooFewServers) || !strings.Contains(fmt.Sprint(err),
+		"must be at most the servers of the cluster") {
 		t.Errorf("five replicas on three servers: %v", err)
 	}
 	stale := 0

@@ -24,8 +24,8 @@ import (
 // cycle is how many prompts are published at least before it may end: a batch is whole then.
 const cycle = 6
 
-// prompt is the i-th of the load: a plain group, one with checkpoints to go on from, two that are a batch, thoughts that
-// are painted twice each, and rounds of thinking and painting that a judge may end.
+// prompt is the i-th of the load: a plain group, one with checkpoints to go on from, two that are a batch, thoughts
+// that are painted twice each, and rounds of thinking and painting that a judge may end.
 func prompt(i int) *schemas.Prompt {
 	p := &schemas.Prompt{
 		UID: schemas.UID(fmt.Sprintf("g%04d", i)), Prompt: fmt.Sprintf("image %d", i), GroupSize: new(int64(group)),
@@ -70,11 +70,13 @@ func staged(n int) map[schemas.UID][]harness.StageOf {
 	for i := range n {
 		switch uid := prompt(i).UID; i % cycle {
 		case 4:
-			all[uid] = []harness.StageOf{{Stage: "think", Every: 2, Steps: harness.AnySteps}, {Stage: "paint", Every: 1, Steps: steps}}
+			all[uid] = []harness.StageOf{{Stage: "think", Every: 2, Steps: harness.AnySteps},
+				{Stage: "paint", Every: 1, Steps: steps}}
 		case 5:
 			for _, round := range []schemas.Stage{"", "-2"} {
 				all[uid] = append(all[uid], harness.StageOf{Stage: "think" + round, Every: 1, Steps: harness.AnySteps},
-					harness.StageOf{Stage: "paint" + round, Every: 1, Steps: steps}, harness.StageOf{Stage: "judge" + round, Every: 1})
+					harness.StageOf{Stage: "paint" + round, Every: 1, Steps: steps},
+					harness.StageOf{Stage: "judge" + round, Every: 1})
 			}
 		}
 	}

@@ -48,10 +48,11 @@ func readUpdates(t *testing.T, b *bus.Bus, run schemas.Run, before func(read int
 	t.Helper()
 	var trainer jetstream.Consumer
 	bustest.Until(t, "a reader", func() (err error) {
-		trainer, err = b.JetStream().CreateOrUpdateConsumer(t.Context(), schemas.StreamAdvantages, jetstream.ConsumerConfig{
-			Durable: "trainer-" + string(run), AckPolicy: jetstream.AckExplicitPolicy, AckWait: 2 * time.Second,
-			FilterSubject: schemas.BatchSubject(run, "*"), MaxAckPending: 1,
-		})
+		trainer, err = b.JetStream().CreateOrUpdateConsumer(t.Context(), schemas.StreamAdvantages,
+			jetstream.ConsumerConfig{
+				Durable: "trainer-" + string(run), AckPolicy: jetstream.AckExplicitPolicy, AckWait: 2 * time.Second,
+				FilterSubject: schemas.BatchSubject(run, "*"), MaxAckPending: 1,
+			})
 		return err
 	})
 	ctx, moved := bustest.WhileItMoves(t)
@@ -98,8 +99,8 @@ func readUpdates(t *testing.T, b *bus.Bus, run schemas.Run, before func(read int
 }
 
 // Twenty updates fit in the space of two where their steps go once they are read, though pipeline, or server, is killed
-// in the middle: a reader gets the batches that it gets with ample space and without a fault. A run whose prompts do not
-// say so keeps its steps.
+// in the middle: a reader gets the batches that it gets with ample space and without a fault. A run whose prompts do
+// not say so keeps its steps.
 func TestSpace_TwentyUpdatesInThatOfTwo(t *testing.T) {
 	if harness.Race {
 		t.Skip("TestSpace: of programs that are not built with -race; it runs without")
@@ -120,7 +121,8 @@ func TestSpace_TwentyUpdatesInThatOfTwo(t *testing.T) {
 				address := harness.FreeAddress(t)
 				url, args = "nats://"+address, append(args, "--listen", address, "--store", filepath.Join(dir, "store"))
 			}
-			up := harness.Raise(t, &harness.Process{Name: "up", Path: harness.Program(t, "meander"), Dir: dir, Args: args})
+			up := harness.Raise(t, &harness.Process{Name: "up", Path: harness.Program(t, "meander"), Dir: dir,
+				Args: args})
 			b := bustest.Connect(t, bus.Config{URL: url, Name: "trainer", ConnectTimeout: -1})
 			bustest.Until(t, "the streams are there", func() error { return b.Ready(t.Context()) })
 			askForUpdates(t, b, "train", true)
@@ -159,7 +161,8 @@ func TestSpace_TwentyUpdatesInThatOfTwo(t *testing.T) {
 			}
 			info, err := b.StreamInfo(t.Context(), schemas.StreamSteps)
 			if err != nil || info.State.Bytes < spaceOfTwo*updates*3/4/2 {
-				t.Errorf("%d updates take %d bytes, %v; must be far more than %d", updates, info.State.Bytes, err, spaceOfTwo)
+				t.Errorf("%d updates take %d bytes, %v; must be far more than %d", updates, info.State.Bytes, err,
+					spaceOfTwo)
 			}
 			harness.NoDead(t, b)
 		})

@@ -331,7 +331,8 @@ MEET: shfl.sync.idx.b32 %r11, %r10, 0, 31, -1;
 
 // shared is a kernel with shared memory at %rd5, a word for each thread at %rd6.
 func shared(body string) string {
-	return header + ".visible .entry k(.param .u64 in, .param .u64 out)\n{\n.shared .align 16 .b8 tile[4096];\n" + prologue +
+	return header + ".visible .entry k(.param .u64 in, .param .u64 out)\n{\n.shared .align 16 .b8 tile[4096];\n" +
+		prologue +
 		"mov.u64 %rd5, tile; add.s64 %rd6, %rd5, %rd10;" + body + "\nret;\n}\n"
 }
 

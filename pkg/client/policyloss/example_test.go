@@ -9,7 +9,8 @@ import (
 
 func ExamplePPO() {
 	// One step of two samples: the policy moved towards the better one.
-	l, err := policyloss.PPO(policyloss.DefaultConfig(), []float64{-0.9, -1.1}, []float64{-1, -1}, []float64{1, -1}, nil)
+	l, err := policyloss.PPO(policyloss.DefaultConfig(), []float64{-0.9, -1.1}, []float64{-1, -1}, []float64{1, -1},
+		nil)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -21,7 +22,8 @@ func ExamplePPO() {
 func ExampleGuard() {
 	// The mean moved by 0.01 in each of four elements, at noise 0.4 over a step of 0.2.
 	before, after := []float64{0.1, 0.2, 0.3, 0.4}, []float64{0.11, 0.19, 0.31, 0.39}
-	l, err := policyloss.Guard(policyloss.DefaultConfig(), []float64{-0.65}, []float64{-0.6502}, []float64{1}, nil, [][]float64{after}, [][]float64{before}, 0.4, 0.2)
+	l, err := policyloss.Guard(policyloss.DefaultConfig(), []float64{-0.65}, []float64{-0.6502}, []float64{1}, nil,
+		[][]float64{after}, [][]float64{before}, 0.4, 0.2)
 	if err != nil {
 		fmt.Println(err)
 		return

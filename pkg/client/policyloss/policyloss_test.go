@@ -28,7 +28,8 @@ func nearAll(t *testing.T, name string, got, want []float64, tolerance float64) 
 
 // Numbers computed in float64 by a plain Python reading of verl-omni's and Flow-GRPO's loss.
 func TestPPO(t *testing.T) {
-	l, err := policyloss.PPO(policyloss.DefaultConfig(), []float64{-.99995, -1.0003, -.9997, -1.01}, []float64{-1, -1, -1, -1}, []float64{1.2, -.8, 6, 0}, nil)
+	l, err := policyloss.PPO(policyloss.DefaultConfig(), []float64{-.99995, -1.0003, -.9997, -1.01},
+		[]float64{-1, -1, -1, -1}, []float64{1.2, -.8, 6, 0}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,13 +45,15 @@ func TestPPO(t *testing.T) {
 	near(t, "approx_kl", l.ApproxKL, 1.25228125e-05, 1e-15)
 
 	// The middle step of the sampling example: one sample, advantage 1.5.
-	l, err = policyloss.PPO(policyloss.DefaultConfig(), []float64{-0.6657263713449176}, []float64{-0.6515271871029717}, []float64{1.5}, nil)
+	l, err = policyloss.PPO(policyloss.DefaultConfig(), []float64{-0.6657263713449176}, []float64{-0.6515271871029717},
+		[]float64{1.5}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	near(t, "ratio", l.Ratios[0], 0.9859011487311201, 1e-14)
 	near(t, "loss", l.Mean, -1.4788517230966802, 1e-14)
-	if weighted, err := policyloss.PPO(policyloss.DefaultConfig(), []float64{0, 0}, []float64{0, 0}, []float64{1, 1}, []float64{0.5, 0}); err != nil || weighted.Mean != -0.25 {
+	if weighted, err := policyloss.PPO(policyloss.DefaultConfig(), []float64{0, 0}, []float64{0, 0}, []float64{1, 1},
+		[]float64{0.5, 0}); err != nil || weighted.Mean != -0.25 {
 		t.Errorf("weighted: %+v, %v", weighted, err)
 	}
 }
@@ -62,7 +65,8 @@ func TestGuard(t *testing.T) {
 		old[i] = m[i] - shift
 	}
 	noise := math.Sqrt(2.170035e-05 / (2 * 7.38107142857155e-05))
-	l, err := policyloss.Guard(policyloss.DefaultConfig(), []float64{-0.6657263713449176}, []float64{-0.6515271871029717}, []float64{1}, nil, [][]float64{m}, [][]float64{old}, noise, 0.2)
+	l, err := policyloss.Guard(policyloss.DefaultConfig(), []float64{-0.6657263713449176},
+		[]float64{-0.6515271871029717}, []float64{1}, nil, [][]float64{m}, [][]float64{old}, noise, 0.2)
 	if err != nil {
 		t.Fatal(err)
 	}

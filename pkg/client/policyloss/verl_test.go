@@ -117,13 +117,15 @@ func TestVerl_Losses(t *testing.T) {
 	}
 	for i, c := range g.PPO {
 		t.Run(fmt.Sprint("ppo ", i), func(t *testing.T) {
-			l, err := policyloss.PPO(policyloss.Config{Clip: c.Clip, AdvClipMax: c.AdvClipMax}, c.LogProb, c.Old, c.Advantages, c.Weights)
+			l, err := policyloss.PPO(policyloss.Config{Clip: c.Clip, AdvClipMax: c.AdvClipMax}, c.LogProb, c.Old,
+				c.Advantages, c.Weights)
 			check(t, c, l, err)
 		})
 	}
 	for i, c := range g.Guard {
 		t.Run(fmt.Sprint("grpo_guard ", i), func(t *testing.T) {
-			l, err := policyloss.Guard(policyloss.Config{Clip: c.Clip, AdvClipMax: c.AdvClipMax}, c.LogProb, c.Old, c.Advantages, c.Weights,
+			l, err := policyloss.Guard(policyloss.Config{Clip: c.Clip, AdvClipMax: c.AdvClipMax}, c.LogProb, c.Old,
+				c.Advantages, c.Weights,
 				flat(c.Mean), flat(c.OldMean), c.StdDevT*math.Sqrt(c.Step), c.Step)
 			check(t, c, l, err)
 		})

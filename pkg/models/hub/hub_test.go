@@ -87,18 +87,21 @@ func TestFetch(t *testing.T) {
 		if at := filepath.Join(hub.Cache(), "models--org--tiny", "snapshots", r.Commit()); dir != at {
 			t.Errorf("folder %s, want %s", dir, at)
 		}
-		if ref, _ := os.ReadFile(filepath.Join(hub.Cache(), "models--org--tiny", "refs", "main")); string(ref) != r.Commit() {
+		if ref, _ := os.ReadFile(filepath.Join(hub.Cache(), "models--org--tiny", "refs",
+			"main")); string(ref) != r.Commit() {
 			t.Errorf("refs/main %q, want %q", ref, r.Commit())
 		}
 		link, err := os.Readlink(filepath.Join(dir, "vae/diffusion_pytorch_model.safetensors"))
 		if err != nil || !strings.HasPrefix(link, "../../../blobs/") {
 			t.Errorf("link %q, %v", link, err)
 		}
-		if len(told.plans) != 1 || told.plans[0].Bytes != told.got || told.plans[0].Name != "org/tiny@"+r.Commit() || told.ends != 1 {
+		if len(told.plans) != 1 || told.plans[0].Bytes != told.got || told.plans[0].Name != "org/tiny@"+r.Commit() ||
+			told.ends != 1 {
 			t.Errorf("told %+v", told)
 		}
 		h.Asked()
-		if again, err := hub.Fetch(t.Context(), "org/tiny", hub.Model, hub.Watcher{}); again != dir || err != nil || len(h.Asked()) > 0 {
+		if again, err := hub.Fetch(t.Context(), "org/tiny", hub.Model, hub.Watcher{}); again != dir || err != nil ||
+			len(h.Asked()) > 0 {
 			t.Errorf("again %s, %v, asked", again, err)
 		}
 		if s := hub.Source(dir); s != "org/tiny@"+r.Commit() {
@@ -112,11 +115,13 @@ func TestFetch(t *testing.T) {
 		}
 		t.Setenv("HF_HUB_OFFLINE", "1")
 		_, err = hub.Fetch(t.Context(), "org/tiny", hub.Model, hub.Watcher{})
-		if err == nil || !strings.Contains(err.Error(), "HF_HUB_OFFLINE=1 forbids downloads") || !strings.Contains(err.Error(), "00001-of-00002") {
+		if err == nil || !strings.Contains(err.Error(), "HF_HUB_OFFLINE=1 forbids downloads") ||
+			!strings.Contains(err.Error(), "00001-of-00002") {
 			t.Errorf("offline and not whole: %v", err)
 		}
 		t.Setenv("HF_HUB_OFFLINE", "")
-		if _, err := hub.Fetch(t.Context(), "org/tiny", hub.Model, hub.Watcher{}); err != nil || len(snapshotFiles(t, dir)) != len(want) {
+		if _, err := hub.Fetch(t.Context(), "org/tiny", hub.Model, hub.Watcher{}); err != nil ||
+			len(snapshotFiles(t, dir)) != len(want) {
 			t.Errorf("mended: %v", err)
 		}
 	}
@@ -159,7 +164,8 @@ func TestFetch_CutOff(t *testing.T) {
 	var told heard
 	dir, err := hub.Fetch(t.Context(), "org/tiny", hub.Model, told.watcher())
 	asked := strings.Join(h.Asked(), "\n")
-	if err != nil || !strings.Contains(asked, "bytes=100000-") || len(told.lines) != 1 || told.got != told.plans[0].Bytes {
+	if err != nil || !strings.Contains(asked, "bytes=100000-") || len(told.lines) != 1 ||
+		told.got != told.plans[0].Bytes {
 		t.Fatalf("%v, told %+v, asked\n%s", err, told, asked)
 	}
 	for name, b := range r.Files {
@@ -179,7 +185,8 @@ func TestFetch_CutOff(t *testing.T) {
 	}
 	h.Asked()
 	told = heard{}
-	if _, err := hub.Fetch(t.Context(), "org/other", hub.Model, told.watcher()); err != nil || told.plans[0].Have != 1<<20 ||
+	if _, err := hub.Fetch(t.Context(), "org/other", hub.Model, told.watcher()); err != nil ||
+		told.plans[0].Have != 1<<20 ||
 		!slices.ContainsFunc(h.Asked(), func(s string) bool { return strings.HasSuffix(s, "bytes=1048576-") }) {
 		t.Errorf("%v, told %+v", err, told)
 	}
@@ -189,7 +196,8 @@ func TestFetch_CutOff(t *testing.T) {
 func TestFetch_WrongChecksum(t *testing.T) {
 	for _, name := range []string{"config.json", "model.safetensors"} {
 		h := hubtest.Start(t)
-		r := &hubtest.Repo{Files: map[string][]byte{"config.json": []byte("{ }"), "model.safetensors": []byte("weights")}, Corrupt: name}
+		r := &hubtest.Repo{Files: map[string][]byte{"config.json": []byte("{ }"),
+			"model.safetensors": []byte("weights")}, Corrupt: name}
 		h.Repos["models/org/tiny"] = r
 		_, err := hub.Fetch(t.Context(), "org/tiny", hub.Model, hub.Watcher{})
 		if err == nil || !strings.Contains(err.Error(), name+": wrong checksum") {
@@ -225,11 +233,13 @@ func TestFetch_Refusals(t *testing.T) {
 			}
 		}
 	}
-	refusal("org/gated", "", "", "gated (401): accept its terms at "+h.URL+"/org/gated, then log in with 'hf auth login', or set HF_TOKEN")
+	refusal("org/gated", "", "", "gated (401): accept its terms at "+h.URL+"/org/gated, then log in with 'hf auth "+
+		"login', or set HF_TOKEN")
 	refusal("org/gated", "hf_wrong", "", "gated (403)", "this one is from HF_TOKEN")
 	refusal("org/none", "", "", "there is no such model at "+h.URL, "or it is private", "HF_TOKEN")
 	refusal("org/new@v9", "", "", `no revision "v9"`, "leave @v9 out for main")
-	refusal("org/new", "", "1", "TRANSFORMERS_OFFLINE=1 forbids downloads", "does not have it; unset TRANSFORMERS_OFFLINE")
+	refusal("org/new", "", "1", "TRANSFORMERS_OFFLINE=1 forbids downloads",
+		"does not have it; unset TRANSFORMERS_OFFLINE")
 	refusal("org/data", "", "", "it has no model_index.json and no config.json")
 	t.Setenv("HF_TOKEN", "hf_right")
 	var told heard
@@ -243,7 +253,8 @@ func TestFetch_Refusals(t *testing.T) {
 	}
 	h.Close()
 	_, err := hub.Fetch(t.Context(), "org/other", hub.Model, hub.Watcher{})
-	if err == nil || !strings.Contains(err.Error(), "cannot be reached at "+h.URL) || !strings.Contains(err.Error(), "HF_ENDPOINT") {
+	if err == nil || !strings.Contains(err.Error(), "cannot be reached at "+h.URL) ||
+		!strings.Contains(err.Error(), "HF_ENDPOINT") {
 		t.Errorf("no Hub: %v", err)
 	}
 }
@@ -256,7 +267,8 @@ func TestFetch_NoSpace(t *testing.T) {
 	}}
 	var told heard
 	_, err := hub.Fetch(t.Context(), "org/huge", hub.Model, told.watcher())
-	if err == nil || !strings.Contains(err.Error(), "org/huge: no space: ") || !strings.Contains(err.Error(), "HF_HOME") || len(told.plans) > 0 {
+	if err == nil || !strings.Contains(err.Error(), "org/huge: no space: ") ||
+		!strings.Contains(err.Error(), "HF_HOME") || len(told.plans) > 0 {
 		t.Errorf("%v, told %+v", err, told)
 	}
 	for _, asked := range h.Asked() {
@@ -290,7 +302,8 @@ func TestFetchFile(t *testing.T) {
 	} {
 		path, source, err := hub.FetchFile(t.Context(), address, hub.Watcher{})
 		b, _ := os.ReadFile(path)
-		if err != nil || source != "hf://datasets/org/prompts@"+r.Commit()+"/data/train.parquet" || string(b) != "PAR1" {
+		if err != nil || source != "hf://datasets/org/prompts@"+r.Commit()+"/data/train.parquet" ||
+			string(b) != "PAR1" {
 			t.Errorf("%s: %s %s %v", address, path, source, err)
 		}
 	}
@@ -302,7 +315,8 @@ func TestFetchFile(t *testing.T) {
 		"hf://datasets/org/prompts@v9/a.parquet": `no revision "v9"`,
 		"hf://datasets/org/prompts@/a.parquet":   "must be hf://datasets/ORG/NAME/FILE",
 	} {
-		if _, _, err := hub.FetchFile(t.Context(), address, hub.Watcher{}); err == nil || !strings.Contains(err.Error(), says) {
+		if _, _, err := hub.FetchFile(t.Context(), address, hub.Watcher{}); err == nil ||
+			!strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v; want %q", address, err, says)
 		}
 	}

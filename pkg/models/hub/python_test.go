@@ -90,7 +90,8 @@ func TestCache_OfWorker(t *testing.T) {
 	h.Repos["models/org/gated"] = &hubtest.Repo{Files: pipeline(), Gated: true}
 	folder := func(offline, name string) (string, string) {
 		t.Helper()
-		out, errs, err := runPython(t, py, offline, "from meander.torch.folder import Folder; print(Folder("+strconv.Quote(name)+").path)")
+		out, errs, err := runPython(t, py, offline, "from meander.torch.folder import Folder; "+
+			"print(Folder("+strconv.Quote(name)+").path)")
 		if strings.Contains(errs, "ModuleNotFoundError") {
 			t.Skip("no Python with what the worker needs: " + errs)
 		}
@@ -112,7 +113,8 @@ func TestCache_OfWorker(t *testing.T) {
 		t.Errorf("said %q, want %q", said, want)
 	}
 	h.Asked()
-	if want, err := hub.Fetch(t.Context(), "org/other@"+r.Commit(), hub.Model, hub.Watcher{}); err != nil || want != got || len(h.Asked()) > 0 {
+	if want, err := hub.Fetch(t.Context(), "org/other@"+r.Commit(), hub.Model, hub.Watcher{}); err != nil ||
+		want != got || len(h.Asked()) > 0 {
 		t.Errorf("of the worker: %q, %v; want %q", want, err, got)
 	}
 	for name, says := range map[string]string{

@@ -212,7 +212,8 @@ func TestRender_IsBounded(t *testing.T) {
 		"{{ " + strings.Repeat("-", 9999) + "1 }}",
 		"{{ 1" + strings.Repeat(" + 1", 99999) + " }}", strings.Repeat("{% if 1 %}", 9999),
 	} {
-		if _, err := render(source, map[string]any{"s": strings.Repeat("abcdefgh", 1000)}); !errors.Is(err, jinja.ErrLimit) {
+		if _, err := render(source, map[string]any{"s": strings.Repeat("abcdefgh", 1000)}); !errors.Is(err,
+			jinja.ErrLimit) {
 			t.Errorf("%.80s: %v, want an ErrLimit", source, err)
 		}
 	}
@@ -249,7 +250,8 @@ func TestParse_RefusesByName(t *testing.T) {
 			t.Errorf("%s: %v, want an ErrUnsupported that names %s in line 1", source, err, want)
 		}
 	}
-	variables := map[string]any{"s": "<b>", "d": jinja.Dict{{Key: "a", Value: 1}}, "l": []any{1, 2}, "big": int64(1) << 62}
+	variables := map[string]any{"s": "<b>", "d": jinja.Dict{{Key: "a", Value: 1}}, "l": []any{1, 2},
+		"big": int64(1) << 62}
 	for source, want := range map[string]string{
 		"{{ strftime_now('%Y') }}": "strftime_now",
 		"{{ (s | safe) + s }}":     "safe",

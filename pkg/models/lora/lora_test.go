@@ -217,7 +217,8 @@ func TestOpen(t *testing.T) {
 		}
 		if a.Name() != want || !bytes.Equal(a.File(), weights) || a.Product("m").Scale != scale ||
 			len(a.Config()) > 0 != (scale == 4) {
-			t.Errorf("%s: %s, scale %g, config %q; want %s, %g", name, a.Name(), a.Product("m").Scale, a.Config(), want, scale)
+			t.Errorf("%s: %s, scale %g, config %q; want %s, %g", name, a.Name(), a.Product("m").Scale, a.Config(), want,
+				scale)
 		}
 	}
 	for _, name := range []string{"nowhere", "empty", "empty/readme"} {

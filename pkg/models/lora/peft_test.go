@@ -135,7 +135,8 @@ func TestPEFT_Fields(t *testing.T) {
 	}
 	file := file(t, nil, pair(t, "m.lora_A.weight", "m.lora_B.weight")...)
 	parse := func(field string, value json.RawMessage) error {
-		config := map[string]json.RawMessage{"lora_alpha": json.RawMessage("4"), "r": json.RawMessage("1"), field: value}
+		config := map[string]json.RawMessage{"lora_alpha": json.RawMessage("4"), "r": json.RawMessage("1"),
+			field: value}
 		data, err := json.Marshal(config)
 		if err != nil {
 			t.Fatal(err)
@@ -157,7 +158,8 @@ func TestPEFT_Fields(t *testing.T) {
 		case slices.Contains(applied, field): // by the other tests
 		case slices.Contains(harmless, field) && err != nil:
 			t.Errorf("%s: %v", field, err)
-		case !slices.Contains(harmless, field) && (err == nil || !strings.Contains(err.Error(), field+": not supported")):
+		case !slices.Contains(harmless, field) && (err == nil ||
+			!strings.Contains(err.Error(), field+": not supported")):
 			t.Errorf("%s: %v; want it refused by its name", field, err)
 		}
 	}

@@ -49,7 +49,8 @@ func TestVideo(t *testing.T) {
 		}
 		short := m.Size()
 		short.Frames++
-		if _, err := media.Decode(file, short); err == nil || !strings.Contains(err.Error(), "must be "+short.String()) {
+		if _, err := media.Decode(file, short); err == nil ||
+			!strings.Contains(err.Error(), "must be "+short.String()) {
 			t.Errorf("another number of frames: %v", err)
 		}
 	}
@@ -86,7 +87,8 @@ func chunks(file []byte) (list [][]byte) {
 // stripped is a file without the chunks of an animation.
 func stripped(file []byte) []byte {
 	return slices.Concat(slices.DeleteFunc(chunks(file), func(c []byte) bool {
-		return len(c) > 8 && (bytes.Contains(c[4:8], []byte("acTL")) || bytes.Contains(c[4:8], []byte("fcTL")) || bytes.Contains(c[4:8], []byte("fdAT")))
+		return len(c) > 8 && (bytes.Contains(c[4:8], []byte("acTL")) || bytes.Contains(c[4:8], []byte("fcTL")) ||
+			bytes.Contains(c[4:8], []byte("fdAT")))
 	})...)
 }
 

@@ -49,7 +49,8 @@ func TestReadInput(t *testing.T) {
 		t.Fatal(err)
 	}
 	// EXIF data with one tag, the orientation 6; Pillow reads them behind the pixels, too.
-	exif := []byte("eXIfMM\x00*\x00\x00\x00\x08\x00\x01\x01\x12\x00\x03\x00\x00\x00\x01\x00\x06\x00\x00\x00\x00\x00\x00")
+	exif := []byte("eXIfMM\x00*\x00\x00\x00\x08\x00\x01\x01\x12\x00\x03" +
+		"\x00\x00\x00\x01\x00\x06\x00\x00\x00\x00\x00\x00")
 	chunk := binary.BigEndian.AppendUint32(nil, uint32(len(exif)-4))
 	chunk = binary.BigEndian.AppendUint32(append(chunk, exif...), crc32.ChecksumIEEE(exif))
 	turned := slices.Insert(slices.Clone(file), len(file)-12, chunk...)

@@ -44,7 +44,8 @@ func TestMP4(t *testing.T) {
 	}
 	for name, with := range map[string][]byte{"silent": nil, "sound": sound} {
 		data, err := media.MP4(t.Context(), video, with)
-		if err != nil || !bytes.Contains(data[:16], []byte("ftyp")) || bytes.Contains(data, []byte("mp4a")) != (with != nil) {
+		if err != nil || !bytes.Contains(data[:16], []byte("ftyp")) ||
+			bytes.Contains(data, []byte("mp4a")) != (with != nil) {
 			t.Fatalf("%s: %d bytes, %v", name, len(data), err)
 		}
 		path := filepath.Join(t.TempDir(), "x.mp4")
@@ -52,11 +53,13 @@ func TestMP4(t *testing.T) {
 			t.Fatal(err)
 		}
 		said, err := exec.Command("ffmpeg", "-i", path, "-f", "null", "-").CombinedOutput()
-		if text := string(said); err != nil || !strings.Contains(text, "66x34") || !strings.Contains(text, "frame=    9") {
+		if text := string(said); err != nil || !strings.Contains(text, "66x34") ||
+			!strings.Contains(text, "frame=    9") {
 			t.Errorf("%s: %v\n%s", name, err, text)
 		}
 	}
-	if _, err := media.MP4(t.Context(), []byte("no video"), nil); err == nil || !strings.Contains(err.Error(), "make mp4 with ") {
+	if _, err := media.MP4(t.Context(), []byte("no video"), nil); err == nil ||
+		!strings.Contains(err.Error(), "make mp4 with ") {
 		t.Errorf("of no video: %v", err)
 	}
 	gone, end := context.WithCancel(t.Context())

@@ -40,7 +40,8 @@ func TestCard_Tokens(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := card.Tokens(media.ImageSize(tt.height, tt.width))
-			if got != tt.want || (err == nil) != (tt.fault == "") || err != nil && !strings.Contains(err.Error(), tt.fault) {
+			if got != tt.want || (err == nil) != (tt.fault == "") || err != nil &&
+				!strings.Contains(err.Error(), tt.fault) {
 				t.Errorf("Tokens(%d, %d) = %d, %v; want %d, %q", tt.height, tt.width, got, err, tt.want, tt.fault)
 			}
 		})
@@ -88,7 +89,8 @@ func TestCard_Validate(t *testing.T) {
 	} {
 		c := good()
 		tt.change(&c)
-		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "\n") {
+		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), tt.want) ||
+			strings.Contains(err.Error(), "\n") {
 			t.Errorf("got %v, want one fault with %q", err, tt.want)
 		}
 	}

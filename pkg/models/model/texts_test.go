@@ -65,7 +65,8 @@ func TestEncode(t *testing.T) {
 				t.Errorf("%q: %v; want %q", c.prompts, err, c.want)
 			}
 		case len(conds) != len(c.prompts) || !slices.Equal(append(one.asked, two.asked...), []string{c.want}):
-			t.Errorf("%q: %d conditionings, asked %q; want %q", c.prompts, len(conds), append(one.asked, two.asked...), c.want)
+			t.Errorf("%q: %d conditionings, asked %q; want %q", c.prompts, len(conds), append(one.asked, two.asked...),
+				c.want)
 		}
 	}
 }

@@ -216,7 +216,8 @@ func TestPool_Patience(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-l.Context.Done()
-	if cause := context.Cause(l.Context); !errors.Is(cause, pool.ErrSilent) || !strings.Contains(cause.Error(), "no answer") {
+	if cause := context.Cause(l.Context); !errors.Is(cause, pool.ErrSilent) ||
+		!strings.Contains(cause.Error(), "no answer") {
 		t.Errorf("given up for %v", cause)
 	}
 	l.Done(context.Cause(l.Context))

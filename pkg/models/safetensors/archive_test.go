@@ -60,7 +60,8 @@ func TestOpen_ReadsWhatWasWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ts := []safetensors.Tensor{floats(t, "b.weight", []int{2, 2}, 1, 2, 3, 4), bf, floats(t, "scalar", nil, 7), floats(t, "empty", []int{0, 4})}
+	empty := floats(t, "empty", []int{0, 4})
+	ts := []safetensors.Tensor{floats(t, "b.weight", []int{2, 2}, 1, 2, 3, 4), bf, floats(t, "scalar", nil, 7), empty}
 	if err := safetensors.WriteFile(name, ts, meta); err != nil {
 		t.Fatal(err)
 	}
@@ -75,16 +76,18 @@ func TestOpen_ReadsWhatWasWritten(t *testing.T) {
 	if !maps.Equal(a.Metadata(), meta) {
 		t.Errorf("metadata %v, want %v", a.Metadata(), meta)
 	}
-	for n, want := range map[string][]float32{"b.weight": {1, 2, 3, 4}, "half": {1, -2.5, 3}, "scalar": {7}, "empty": {}} {
-		if got, err := a.Floats(n); err != nil || !slices.Equal(got, want) {
-			t.Errorf("%s: %v, %v, want %v", n, got, err, want)
+	for n, x := range map[string][]float32{"b.weight": {1, 2, 3, 4}, "half": {1, -2.5, 3}, "scalar": {7}, "empty": {}} {
+		if got, err := a.Floats(n); err != nil || !slices.Equal(got, x) {
+			t.Errorf("%s: %v, %v, want %v", n, got, err, x)
 		}
 	}
 	info, ok := a.Info("b.weight")
-	if !ok || info.DType != tensor.F32 || !slices.Equal(info.Shape, []int{2, 2}) || info.Elements() != 4 || info.Bytes() != 16 || info.File != "m.safetensors" {
+	if !ok || info.DType != tensor.F32 || !slices.Equal(info.Shape, []int{2, 2}) || info.Elements() != 4 ||
+		info.Bytes() != 16 || info.File != "m.safetensors" {
 		t.Errorf("info %+v, %v", info, ok)
 	}
-	if fs := a.Files(); len(fs) != 1 || fs[0].Name != "m.safetensors" || !bytes.Equal(fs[0].Bytes, archiveBytes(t, meta, ts...)) {
+	if fs := a.Files(); len(fs) != 1 || fs[0].Name != "m.safetensors" ||
+		!bytes.Equal(fs[0].Bytes, archiveBytes(t, meta, ts...)) {
 		t.Errorf("files %d", len(fs))
 	}
 	if entries, _ := os.ReadDir(filepath.Dir(name)); len(entries) != 1 {
@@ -229,8 +232,8 @@ func TestArchive_FloatsOfEveryDType(t *testing.T) {
 		{tensor.Bool, []byte{2}, nil, "BOOL 2"},
 	}
 	for _, c := range cases {
-		n := len(c.data) / c.dtype.Size()
-		a, err := safetensors.Parse("f", archiveBytes(t, nil, safetensors.Tensor{Name: "w", DType: c.dtype, Shape: []int{n}, Data: c.data}))
+		w := safetensors.Tensor{Name: "w", DType: c.dtype, Shape: []int{len(c.data) / c.dtype.Size()}, Data: c.data}
+		a, err := safetensors.Parse("f", archiveBytes(t, nil, w))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -244,7 +247,8 @@ func TestArchive_FloatsOfEveryDType(t *testing.T) {
 		}
 	}
 	for _, v := range []byte{0x7f, 0xff} { // the only NaN of E4M3
-		a, _ := safetensors.Parse("f", archiveBytes(t, nil, safetensors.Tensor{Name: "w", DType: tensor.F8E4M3, Shape: []int{1}, Data: []byte{v}}))
+		w := safetensors.Tensor{Name: "w", DType: tensor.F8E4M3, Shape: []int{1}, Data: []byte{v}}
+		a, _ := safetensors.Parse("f", archiveBytes(t, nil, w))
 		if got, err := a.Floats("w"); err != nil || got[0] == got[0] {
 			t.Errorf("E4M3 %#x: %v, %v, want NaN", v, got, err)
 		}
@@ -426,7 +430,8 @@ func TestOpen_Pipe(t *testing.T) {
 			t.Errorf("%s: error %v", name, err)
 		}
 	}
-	if _, err := safetensors.Open(filepath.Join(dir, "m.safetensors")); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+	_, err := safetensors.Open(filepath.Join(dir, "m.safetensors"))
+	if err == nil || !strings.Contains(err.Error(), "not a regular file") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -448,7 +453,8 @@ func TestParse_ManyTensors(t *testing.T) {
 	million := header(1_000_000)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	if _, err := safetensors.Parse("m", million); err == nil || !strings.Contains(err.Error(), "more than 131072 tensors") {
+	if _, err := safetensors.Parse("m", million); err == nil ||
+		!strings.Contains(err.Error(), "more than 131072 tensors") {
 		t.Fatalf("a million tensors: %v", err)
 	}
 	runtime.ReadMemStats(&after)
@@ -530,7 +536,8 @@ func TestWrite_RoundTrips(t *testing.T) {
 			for _, s := range shape {
 				size *= s
 			}
-			ts = append(ts, safetensors.Tensor{Name: n, DType: d, Shape: shape, Data: bytes.Repeat([]byte{byte(i + 1)}, size)})
+			ts = append(ts, safetensors.Tensor{Name: n, DType: d, Shape: shape,
+				Data: bytes.Repeat([]byte{byte(i + 1)}, size)})
 		}
 		meta := rapid.MapOfN(rapid.String(), rapid.String(), 0, 3).Draw(t, "metadata")
 		var buf bytes.Buffer
@@ -547,7 +554,8 @@ func TestWrite_RoundTrips(t *testing.T) {
 		for _, want := range ts {
 			info, ok := a.Info(want.Name)
 			b, err := a.Bytes(want.Name)
-			if !ok || err != nil || info.DType != want.DType || fmt.Sprint(info.Shape) != fmt.Sprint(want.Shape) || !bytes.Equal(b, want.Data) {
+			if !ok || err != nil || info.DType != want.DType || fmt.Sprint(info.Shape) != fmt.Sprint(want.Shape) ||
+				!bytes.Equal(b, want.Data) {
 				t.Fatalf("%q: %+v, %v, % x, want %+v", want.Name, info, err, b, want)
 			}
 		}

@@ -33,8 +33,10 @@ func TestLoad_VariantsOfTransformers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if python := os.Getenv("MEANDER_PYTHON"); python != "" && exec.CommandContext(t.Context(), python, "-c", "import transformers").Run() == nil {
-		if record, err = exec.CommandContext(t.Context(), python, "testdata/variants.py", variantBase).Output(); err != nil {
+	if python := os.Getenv("MEANDER_PYTHON"); python != "" &&
+		exec.CommandContext(t.Context(), python, "-c", "import transformers").Run() == nil {
+		if record, err = exec.CommandContext(t.Context(), python, "testdata/variants.py",
+			variantBase).Output(); err != nil {
 			t.Fatal(err)
 		}
 	}

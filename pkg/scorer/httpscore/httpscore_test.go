@@ -102,7 +102,8 @@ func TestScorer_RoundTrip(t *testing.T) {
 					var scores, details []any
 					for _, s := range req.Samples {
 						img, name, err := image.Decode(bytes.NewReader(s.Image))
-						if opaque, ok := img.(interface{ Opaque() bool }); err != nil || name != encoding || s.ImageFormat != encoding ||
+						if opaque, ok := img.(interface{ Opaque() bool }); err != nil || name != encoding ||
+							s.ImageFormat != encoding ||
 							!ok || !opaque.Opaque() {
 							t.Errorf("image in %s, said to be %s, error %v", name, s.ImageFormat, err)
 							return
@@ -250,7 +251,8 @@ func TestScorer_Replies(t *testing.T) {
 			})
 			cfg := config(url)
 			cfg.MaxBatch = 2
-			results := open(t, cfg).ScoreBatch(t.Context(), []scorer.Input{flat(color.NRGBA{A: 255}), flat(color.NRGBA{A: 255})})
+			results := open(t, cfg).ScoreBatch(t.Context(),
+				[]scorer.Input{flat(color.NRGBA{A: 255}), flat(color.NRGBA{A: 255})})
 			for i, fault := range []string{tt.first, tt.second} {
 				err := results[i].Err
 				if tt.first == "" || fault != "" {
@@ -300,7 +302,8 @@ func TestScorer_MsgpackReplies(t *testing.T) {
 			cfg := config(serve(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "%s", tt.reply) }))
 			cfg.Format = "msgpack"
 			got, err := open(t, cfg).Score(t.Context(), flat(color.NRGBA{A: 255}))
-			if got != tt.want || (err == nil) != (tt.fault == "") || err != nil && !strings.Contains(err.Error(), tt.fault) {
+			if got != tt.want || (err == nil) != (tt.fault == "") || err != nil &&
+				!strings.Contains(err.Error(), tt.fault) {
 				t.Errorf("%v, %v; want %v, %q", got, err, tt.want, tt.fault)
 			}
 		})
@@ -446,7 +449,8 @@ func TestNew_Refuses(t *testing.T) {
 			cfg := config("http://127.0.0.1:8900/score")
 			tt.change(&cfg)
 			_, err := httpscore.New("clip", cfg)
-			if err == nil || !strings.Contains(err.Error(), tt.fault) || !strings.HasPrefix(err.Error(), "http:clip: ") {
+			if err == nil || !strings.Contains(err.Error(), tt.fault) ||
+				!strings.HasPrefix(err.Error(), "http:clip: ") {
 				t.Errorf("error %v, want http:clip and %q", err, tt.fault)
 			}
 			if err != nil && (strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "X-Other") ||

@@ -74,7 +74,8 @@ func TestScorer_Retries(t *testing.T) {
 				cfg.Timeout = 5 * time.Second
 			}
 			_, err := open(t, cfg).Score(t.Context(), flat(color.NRGBA{A: 255}))
-			if err == nil || !strings.Contains(err.Error(), tt.fault) || errors.Is(err, scorer.ErrUnavailable) == tt.final {
+			if err == nil || !strings.Contains(err.Error(), tt.fault) ||
+				errors.Is(err, scorer.ErrUnavailable) == tt.final {
 				t.Errorf("error %v, want %q, final %v", err, tt.fault, tt.final)
 			}
 			want := int32(3)

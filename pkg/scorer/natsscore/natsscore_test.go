@@ -139,7 +139,8 @@ func TestScorer_RoundTrip(t *testing.T) {
 				}
 				delete(got, "image")
 				delete(got, "image_format")
-				if text := fmt.Sprint(got); text != "map[ground_truth:fox metadata:map[include:[map[class:fox count:1]]] "+
+				if text := fmt.Sprint(got); text != "map[ground_truth:fox metadata:map[include:[map[class:fox "+
+					"count:1]]] "+
 					"name:pickscore params:map[k:v] prompt:a fox v:1]" {
 					t.Errorf("request %s", text)
 				}
@@ -198,7 +199,8 @@ func TestScorer_Replies(t *testing.T) {
 			if got != tt.want || (err == nil) != (tt.fault == "") || errors.Is(err, scorer.ErrUnavailable) != tt.pass {
 				t.Errorf("%v, %v; want %v, %q, passing %v", got, err, tt.want, tt.fault, tt.pass)
 			}
-			if err != nil && (!strings.Contains(err.Error(), tt.fault) || !strings.HasPrefix(err.Error(), "nats:pickscore: ")) {
+			if err != nil && (!strings.Contains(err.Error(), tt.fault) ||
+				!strings.HasPrefix(err.Error(), "nats:pickscore: ")) {
 				t.Errorf("error %q, want nats:pickscore and %q", err, tt.fault)
 			}
 		})
@@ -299,7 +301,8 @@ func TestScorer_Cancel(t *testing.T) {
 	var wait sync.WaitGroup
 	for range 3 {
 		wait.Go(func() {
-			if _, err := s.Score(ctx, input(8, 8)); !errors.Is(err, context.Canceled) || errors.Is(err, scorer.ErrUnavailable) {
+			if _, err := s.Score(ctx, input(8, 8)); !errors.Is(err, context.Canceled) ||
+				errors.Is(err, scorer.ErrUnavailable) {
 				t.Errorf("error %v, want that of the caller who left", err)
 			}
 		})
@@ -457,7 +460,8 @@ func TestScore_Video(t *testing.T) {
 	if _, err := s.Score(t.Context(), edit); err != nil {
 		t.Fatal(err)
 	}
-	if c := (<-requests).Conditions; len(c) != 1 || c[0].Name != "image" || c[0].Type != "image" || string(c[0].File) != "PNG" {
+	if c := (<-requests).Conditions; len(c) != 1 || c[0].Name != "image" || c[0].Type != "image" ||
+		string(c[0].File) != "PNG" {
 		t.Errorf("conditions %v; want those of the sample", c)
 	}
 	cfg.Frames = 1025

@@ -137,7 +137,8 @@ func TestLoad_Refuses(t *testing.T) {
 			}
 		})
 	}
-	if _, err := scorerfile.Load("no/such/file.yaml"); err == nil || !strings.Contains(err.Error(), "no/such/file.yaml") {
+	if _, err := scorerfile.Load("no/such/file.yaml"); err == nil ||
+		!strings.Contains(err.Error(), "no/such/file.yaml") {
 		t.Errorf("no file: %v", err)
 	}
 }

@@ -78,7 +78,8 @@ func TestHealth(t *testing.T) {
 		t.Errorf("got %v, want the service and the instance", body)
 	}
 
-	if _, _, err := boot.NewHealth("x", "y").Serve("--health-addr", addr, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "--health-addr") {
+	if _, _, err := boot.NewHealth("x", "y").Serve("--health-addr", addr, zerolog.Nop()); err == nil ||
+		!strings.Contains(err.Error(), "--health-addr") {
 		t.Errorf("taken port: got %v, want a hint at --health-addr", err)
 	}
 	stop()
@@ -134,7 +135,8 @@ func TestLog_Fields(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &line); err != nil {
 		t.Fatalf("%v in %q", err, &out)
 	}
-	for key, want := range map[string]any{"service": "thing", "instance": "here-1", "version": boot.Version(), "message": "shown", "level": "info", "n": 3.0} {
+	for key, want := range map[string]any{"service": "thing", "instance": "here-1", "version": boot.Version(),
+		"message": "shown", "level": "info", "n": 3.0} {
 		if line[key] != want {
 			t.Errorf("%s: got %v, want %v", key, line[key], want)
 		}

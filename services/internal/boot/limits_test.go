@@ -40,11 +40,13 @@ func TestLimits_Streams(t *testing.T) {
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	var l boot.Limits
 	l.Flags(fs)
-	if err := fs.Parse([]string{"--max-steps-bytes", "2GiB", "--max-steps-age", "forever", "--max-blobs-bytes=1GiB"}); err != nil {
+	if err := fs.Parse([]string{"--max-steps-bytes", "2GiB", "--max-steps-age", "forever",
+		"--max-blobs-bytes=1GiB"}); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]bus.StreamLimit{
-		schemas.StreamSteps: {Stream: schemas.StreamSteps, MaxBytes: 2 << 30, MaxAge: -1}, schemas.StreamBlobBucket: {Stream: schemas.StreamBlobBucket, MaxBytes: 1 << 30},
+		schemas.StreamSteps:      {Stream: schemas.StreamSteps, MaxBytes: 2 << 30, MaxAge: -1},
+		schemas.StreamBlobBucket: {Stream: schemas.StreamBlobBucket, MaxBytes: 1 << 30},
 	}
 	got := map[string]bus.StreamLimit{}
 	for _, s := range l.Streams() {
@@ -54,7 +56,8 @@ func TestLimits_Streams(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	for _, s := range schemas.Streams() {
-		small := s.Name == schemas.StreamPolicies || s.Name == schemas.StreamApplied || s.Name == schemas.StreamControl || s.Name == schemas.StreamAdvisories
+		small := s.Name == schemas.StreamPolicies || s.Name == schemas.StreamApplied ||
+			s.Name == schemas.StreamControl || s.Name == schemas.StreamAdvisories
 		if flag := boot.SizeFlag(s.Name); (flag == "") != small || flag != "" && fs.Lookup(flag) == nil {
 			t.Errorf("%s has the flag %q", s.Name, flag)
 		}
@@ -72,7 +75,8 @@ func TestLimits_Streams(t *testing.T) {
 func TestLimits_WithoutSetup(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	s := boot.Service[struct{}]{Name: "stage", Summary: "does nothing", HealthAddr: ""}
-	code := s.Execute(context.Background(), []string{"--max-steps-bytes", "1GiB", "--setup=false"}, nil, &stdout, &stderr)
+	code := s.Execute(context.Background(), []string{"--max-steps-bytes", "1GiB", "--setup=false"}, nil, &stdout,
+		&stderr)
 	if code != boot.ExitUsage || !strings.Contains(stderr.String(), "setup: false") {
 		t.Errorf("exit %d\n%s", code, stderr.String())
 	}

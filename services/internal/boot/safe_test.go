@@ -17,7 +17,8 @@ const hostile = "a\x00\a\b\x1b[2J\x1b]0;x\x07\u009b31m\u0085\u202e\u2066\u200b\u
 func TestSafe(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{boot.Safe(hostile), boot.SafeOutput(hostile, false)} {
-		if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) || !strings.HasPrefix(text, "a\\u0000\\u0007") {
+		if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) ||
+			!strings.HasPrefix(text, "a\\u0000\\u0007") {
 			t.Errorf("%q", text)
 		}
 	}

@@ -143,7 +143,8 @@ func TestExecute_UsualHealthAddressIsTaken(t *testing.T) {
 func TestExecute_PrintedConfigIsReadBack(t *testing.T) {
 	s := service(nil)
 	var first, second, stderr output
-	if code := s.Execute(t.Context(), []string{"--print-config", "--slots=7", "--log-format=json", "--instance=here"}, nil, &first, &stderr); code != 0 {
+	if code := s.Execute(t.Context(), []string{"--print-config", "--slots=7", "--log-format=json", "--instance=here"},
+		nil, &first, &stderr); code != 0 {
 		t.Fatalf("exit status %d: %s", code, &stderr)
 	}
 	path := filepath.Join(t.TempDir(), "stage.yaml")
@@ -175,7 +176,8 @@ func TestExecute_Serves(t *testing.T) {
 	var stdout, stderr output
 	exit := make(chan int, 1)
 	go func() {
-		exit <- s.Execute(ctx, []string{"--nats-url", server.ClientURL(), "--health-addr", health, "--slots=2"}, nil, &stdout, &stderr)
+		exit <- s.Execute(ctx, []string{"--nats-url", server.ClientURL(), "--health-addr", health, "--slots=2"}, nil,
+			&stdout, &stderr)
 	}()
 
 	var cfg stage
@@ -238,7 +240,8 @@ func TestExecute_Waits(t *testing.T) {
 	exit := make(chan int, 1)
 	go func() {
 		var stdout, stderr output
-		exit <- s.Execute(ctx, []string{"--nats-url", server.ClientURL(), "--health-addr", health}, nil, &stdout, &stderr)
+		exit <- s.Execute(ctx, []string{"--nats-url", server.ClientURL(), "--health-addr", health}, nil, &stdout,
+			&stderr)
 	}()
 	bustest.Until(t, "the reason", func() error {
 		var out, errs output
@@ -258,7 +261,8 @@ func TestExecute_Fails(t *testing.T) {
 
 	s := service(func(context.Context, stage, *bus.Bus, zerolog.Logger) error { return errors.New("lost it") })
 	var stdout, stderr output
-	if code := s.Execute(t.Context(), args, nil, &stdout, &stderr); code != 1 || !strings.Contains(stderr.String(), "lost it") {
+	if code := s.Execute(t.Context(), args, nil, &stdout, &stderr); code != 1 ||
+		!strings.Contains(stderr.String(), "lost it") {
 		t.Errorf("exit status %d, want 1 and the reason\n%s", code, &stderr)
 	}
 	// The reason is in the log, too, for who collects only faults; a stop that was asked for is none.
@@ -295,7 +299,8 @@ func TestExecute_Fails(t *testing.T) {
 	}
 	defer func() { _ = taken.Close() }()
 	var out, errs output
-	if code := s.Execute(t.Context(), append(args, "--health-addr", taken.Addr().String()), nil, &out, &errs); code != 1 || !strings.Contains(errs.String(), "--health-addr") {
+	if code := s.Execute(t.Context(), append(args, "--health-addr", taken.Addr().String()), nil, &out,
+		&errs); code != 1 || !strings.Contains(errs.String(), "--health-addr") {
 		t.Errorf("exit status %d, want 1 and a hint\n%s", code, &errs)
 	}
 }

@@ -43,7 +43,8 @@ func TestTable_Rows(t *testing.T) {
 	x.Row("a-long-name-of-a-run", "done", 7)
 	x.Row("b", "running", 120)
 	for columns, want := range map[int]string{
-		40: "RUN                   STATE      N\na-long-name-of-a-run  done       7\nb                     running  120",
+		40: "RUN                   STATE      N\na-long-name-of-a-run  done       7\nb                     running  " +
+			"120",
 		24: "RUN         STATE      N\na-long-na…  done       7\nb           running  120",
 		9:  "RUN       STATE      N\na-long-…  done       7\nb         running  120",
 	} {
@@ -132,7 +133,8 @@ func TestWrap(t *testing.T) {
 func TestField(t *testing.T) {
 	t.Parallel()
 	for _, columns := range []int{60, 200} {
-		for i, line := range strings.Split(field("  prompt", strings.Repeat("a photo of a red sign ", 20), 16, columns), "\n") {
+		for i, line := range strings.Split(field("  prompt", strings.Repeat("a photo of a red sign ", 20), 16, columns),
+			"\n") {
 			if Columns(line) > columns || i > 0 && !strings.HasPrefix(line, blanks(16)+"a") && line[16] == ' ' {
 				t.Errorf("at %d columns: %q", columns, line)
 			}

@@ -29,7 +29,8 @@ func TestWeightsFolder(t *testing.T) {
 	zero := f.Modules.Zero()
 	one, err := f.SaveAdapter(zero, "0123456789abcdef")
 	other, otherErr := f.SaveAdapter(zero, "0123456789abcdef")
-	if err = errors.Join(err, otherErr); err != nil || one == other || !strings.HasPrefix(one, "meander-0123456789ab-") {
+	if err = errors.Join(err, otherErr); err != nil || one == other ||
+		!strings.HasPrefix(one, "meander-0123456789ab-") {
 		t.Fatalf("%s and %s, %v", one, other, err)
 	}
 	if a, err := lora.Open(f.Path(one)); err != nil || len(a.Modules()) != 1 {
@@ -66,7 +67,10 @@ func TestCanary(t *testing.T) {
 	if !engine.Refused(err) {
 		t.Errorf("not finite: %v", err)
 	}
-	if _, err = engine.Canary("velocity", func() ([]float32, error) { panic("index out of range") }); !engine.Refused(err) {
+	if _, err = engine.Canary("velocity", func() ([]float32,
+		error) {
+		panic("index out of range")
+	}); !engine.Refused(err) {
 		t.Errorf("a panic: %v", err)
 	}
 	if _, err = engine.Canary("v", func() ([]float32, error) { return nil, errors.New("later") }); err == nil ||

@@ -34,7 +34,8 @@ func TestCompute_Validate(t *testing.T) {
 }
 
 func TestCompute_Open(t *testing.T) {
-	opened, err := models.Compute{Device: "cpu", DType: "auto"}.Open(models.Registry{Images: families.All()}, "synthetic", model.Options{}, false)
+	opened, err := models.Compute{Device: "cpu", DType: "auto"}.Open(models.Registry{Images: families.All()},
+		"synthetic", model.Options{}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +45,8 @@ func TestCompute_Open(t *testing.T) {
 	if err := opened.Close(); err != nil {
 		t.Error(err)
 	}
-	_, err = models.Compute{Device: "auto", DType: "bf16"}.Open(models.Registry{Images: families.All()}, "synthetic", model.Options{}, false)
+	_, err = models.Compute{Device: "auto", DType: "bf16"}.Open(models.Registry{Images: families.All()}, "synthetic",
+		model.Options{}, false)
 	if gpus, _ := devices.Open("auto", devices.Options{}); gpus != nil && gpus.Devices[0].ID == devices.CPU &&
 		(err == nil || !strings.Contains(err.Error(), `dtype: "bf16"; must be auto or f32: the CPU computes in float32`)) {
 		t.Errorf("bf16 on the CPU: %v", err)
@@ -103,7 +105,8 @@ func TestRegistry_PolicyOf(t *testing.T) {
 	if err != nil || len(problems) > 0 || p.Lane != "synthetic" {
 		t.Errorf("%+v, %v, %v", p, problems, err)
 	}
-	if _, _, err := r.PolicyOf("sythetic"); err == nil || !strings.Contains(err.Error(), "must be one of signs, synthetic, synthetic-epsilon") {
+	if _, _, err := r.PolicyOf("sythetic"); err == nil ||
+		!strings.Contains(err.Error(), "must be one of signs, synthetic, synthetic-epsilon") {
 		t.Errorf("%v", err)
 	}
 }

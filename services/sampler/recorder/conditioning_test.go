@@ -30,7 +30,8 @@ func TestTexts_Of(t *testing.T) {
 		}
 	}
 	first.at.Store(time.Now().Add(-2 * textsFresh).UnixNano())
-	if x.entryOf(pairOf(plain, text("c"), nil)); first.fresh() || x.entryOf(pairOf(plain, text("a"), text(""))) == first {
+	if x.entryOf(pairOf(plain, text("c"), nil)); first.fresh() ||
+		x.entryOf(pairOf(plain, text("a"), text(""))) == first {
 		t.Error("an old entry is still there")
 	}
 }

@@ -76,7 +76,8 @@ func (x *studio) request(uid schemas.UID) *schemas.Request {
 }
 
 // attempt makes up to n steps of a request under a token, from what earlier attempts left.
-func (x *studio) attempt(s *recorder.Store, r *schemas.Request, token string, p *schemas.Policy, n int) (*recorder.Recorder, engine.Episode) {
+func (x *studio) attempt(s *recorder.Store, r *schemas.Request, token string, p *schemas.Policy,
+	n int) (*recorder.Recorder, engine.Episode) {
 	x.t.Helper()
 	record := s.New(r, token, x.network.Backend(), p)
 	check := func(err error) {
@@ -130,7 +131,8 @@ func TestRecorder_Finish(t *testing.T) {
 	var texts []schemas.NamedTensor
 	for _, uid := range []schemas.UID{"a", "b"} {
 		made := x.finish(x.attempt(x.store, x.request(uid), "t-"+string(uid), x.policy, 4))
-		if err := made.Validate(); err != nil || made.StopReason != schemas.StopCompleted || len(made.Steps) != 4 || made.CFGRule == "" {
+		if err := made.Validate(); err != nil || made.StopReason != schemas.StopCompleted || len(made.Steps) != 4 ||
+			made.CFGRule == "" {
 			t.Fatalf("%v: %+v", err, made)
 		}
 		var content [][32]byte
@@ -139,7 +141,8 @@ func TestRecorder_Finish(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if step.StepIndex != int64(i) || step.Attempt != "t-"+string(uid) || step.Sampler != "s" || step.DeviceNS != 1e6 || step.Seal == "" {
+			if step.StepIndex != int64(i) || step.Attempt != "t-"+string(uid) || step.Sampler != "s" ||
+				step.DeviceNS != 1e6 || step.Seal == "" {
 				t.Errorf("step %d: %+v", i, step)
 			}
 			digest, err := schemas.ContentDigest(step)
@@ -151,10 +154,12 @@ func TestRecorder_Finish(t *testing.T) {
 		if want := schemas.StepsDigest(content); made.ContentDigest != want {
 			t.Errorf("content digest %s, of the stored steps %s", made.ContentDigest, want)
 		}
-		if file, err := x.Bus.GetBlob(t.Context(), *made.Media[0].Ref); err != nil || !strings.HasPrefix(string(file), "\x89PNG") {
+		if file, err := x.Bus.GetBlob(t.Context(), *made.Media[0].Ref); err != nil ||
+			!strings.HasPrefix(string(file), "\x89PNG") {
 			t.Errorf("image: %v", err)
 		}
-		if len(made.Conditioning) == 0 || made.Conditioning[0].Tensor.Ref == nil || made.Conditioning[0].Tensor.Data != nil {
+		if len(made.Conditioning) == 0 || made.Conditioning[0].Tensor.Ref == nil ||
+			made.Conditioning[0].Tensor.Data != nil {
 			t.Fatalf("texts: %+v", made.Conditioning)
 		}
 		if texts != nil && &texts[0] != &made.Conditioning[0] {
@@ -200,14 +205,18 @@ func TestRecorder_Resume(t *testing.T) {
 	}
 	second, episode := x.attempt(x.store, r, "second", x.policy, 4)
 	if second.Next() != 4 || x.count(2) != 1 || x.count(3) != 2 {
-		t.Errorf("at step %d, %v resumed with %v steps; want 4, 1 and 2: up to the state before step 2", second.Next(), x.count(2), x.count(3))
+		t.Errorf("at step %d, %v resumed with %v steps; want 4, 1 and 2: up to the state before step 2", second.Next(),
+			x.count(2), x.count(3))
 	}
 	made := x.finish(second, episode)
-	if names := made.Attempts(); !slices.Equal(names, []string{"first", "second"}) && !slices.Equal(names, []string{"second", "first"}) {
+	if names := made.Attempts(); !slices.Equal(names, []string{"first", "second"}) &&
+		!slices.Equal(names, []string{"second", "first"}) {
 		t.Errorf("attempts %q", names)
 	}
-	if made.ContentDigest != whole.ContentDigest || made.Medium(schemas.KindImage).Digest != whole.Medium(schemas.KindImage).Digest {
-		t.Errorf("content %.8s and image %.8s; without a break %.8s and %.8s", made.ContentDigest, made.Medium(schemas.KindImage).Digest, whole.ContentDigest, whole.Medium(schemas.KindImage).Digest)
+	if made.ContentDigest != whole.ContentDigest ||
+		made.Medium(schemas.KindImage).Digest != whole.Medium(schemas.KindImage).Digest {
+		t.Errorf("content %.8s and image %.8s; without a break %.8s and %.8s", made.ContentDigest,
+			made.Medium(schemas.KindImage).Digest, whole.ContentDigest, whole.Medium(schemas.KindImage).Digest)
 	}
 	for i, p := range second.LogProbs() {
 		if (p == nil) != (i == 0 || i == 3) {
@@ -357,7 +366,8 @@ func TestRecorder_Undo(t *testing.T) {
 	if err := record.Undo(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	left, err := x.Bus.Subjects(t.Context(), schemas.StreamSteps, schemas.AttemptFilter("r", "u", 0, schemas.StageMain, "old"))
+	left, err := x.Bus.Subjects(t.Context(), schemas.StreamSteps, schemas.AttemptFilter("r", "u", 0, schemas.StageMain,
+		"old"))
 	if err != nil || len(left) != 0 {
 		t.Errorf("%v left, %v", left, err)
 	}
@@ -380,7 +390,8 @@ func TestRecorder_Ends(t *testing.T) {
 	x := newStudio(t)
 	record, _ := x.attempt(x.store, x.request("p"), "t", x.policy, 2)
 	p, err := record.Pruned(t.Context(), "too unlikely", recorder.Timing{})
-	if err != nil || p.StopReason != schemas.StopPruned || p.Error != "too unlikely" || len(p.Steps) != 2 || len(p.Media) > 0 || p.Validate() != nil {
+	if err != nil || p.StopReason != schemas.StopPruned || p.Error != "too unlikely" || len(p.Steps) != 2 ||
+		len(p.Media) > 0 || p.Validate() != nil {
 		t.Errorf("%v, %v: %+v", err, p.Validate(), p)
 	}
 	f := record.Failed(errors.New("no weights"))
@@ -419,7 +430,8 @@ func TestRecorder_Text(t *testing.T) {
 	if data, err := x.Bus.GetBlob(t.Context(), *made.Text.IDs.Ref); err != nil || len(data) != 1<<16 {
 		t.Errorf("%d bytes stored, %v", len(data), err)
 	}
-	cause := bus.Terminal(schemas.CodeFailed, &interaction.Fault{State: schemas.ConversationTimeout, Err: errors.New("no reply")})
+	cause := bus.Terminal(schemas.CodeFailed, &interaction.Fault{State: schemas.ConversationTimeout,
+		Err: errors.New("no reply")})
 	if f := record.Failed(cause); f.Text.Conversation != schemas.ConversationTimeout {
 		t.Errorf("conversation %q", f.Text.Conversation)
 	}

@@ -202,7 +202,8 @@ func (l *lane) push(change func(p *schemas.Policy)) *schemas.Policy {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	next.Weights, next.WeightsDigest = []schemas.WeightsFile{schemas.FileOfBlob(ref)}, lora.FullDigest(current.BaseDigest, ref.Digest)
+	next.Weights, next.WeightsDigest = []schemas.WeightsFile{schemas.FileOfBlob(ref)},
+		lora.FullDigest(current.BaseDigest, ref.Digest)
 	if change != nil {
 		change(&next)
 	}
@@ -240,7 +241,8 @@ func (l *lane) applied(version int64, state string) (found *schemas.Applied) {
 		if err != nil {
 			return err
 		}
-		i := slices.IndexFunc(all, func(a *schemas.Applied) bool { return a.PolicyVersion == version && a.State == state })
+		i := slices.IndexFunc(all,
+			func(a *schemas.Applied) bool { return a.PolicyVersion == version && a.State == state })
 		if i < 0 {
 			return fmt.Errorf("not among %d answers", len(all))
 		}
@@ -268,7 +270,8 @@ func TestVersions_Begin(t *testing.T) {
 	if e, ok := errors.AsType[*weights.OtherCheckpointError](other); !ok || e.Has != l.base.digest || !strings.Contains(other.Error(), `"m"`) {
 		t.Errorf("another checkpoint: %v", other)
 	}
-	if err := l.sampler(weights.Own{Adapter: "a.safetensors"}).Begin(t.Context()); err == nil || !strings.Contains(err.Error(), "takes none") {
+	if err := l.sampler(weights.Own{Adapter: "a.safetensors"}).Begin(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "takes none") {
 		t.Errorf("an adapter that the model cannot have: %v", err)
 	}
 }
@@ -341,7 +344,8 @@ func TestVersions_Follow(t *testing.T) {
 	}
 }
 
-// What can never be loaded is refused with the reason, and not loaded by samplers that start; the weights before it stay.
+// What can never be loaded is refused with the reason, and not loaded by samplers that start; the weights before it
+// stay.
 func TestVersions_Refused(t *testing.T) {
 	t.Parallel()
 	l := newLane(t)
@@ -377,7 +381,8 @@ func TestVersions_Refused(t *testing.T) {
 	}
 	late := l.sampler(weights.Own{})
 	if err := late.Begin(t.Context()); err != nil || late.Newest().Version() != 0 {
-		t.Errorf("a sampler that starts: %v, version %d; want 0, the newest that is not refused", err, late.Newest().Version())
+		t.Errorf("a sampler that starts: %v, version %d; want 0, the newest that is not refused", err,
+			late.Newest().Version())
 	}
 }
 
@@ -396,8 +401,8 @@ func TestVersions_Unchanged(t *testing.T) {
 	}
 }
 
-// Weights by path are read from the folder that the sampler was given. A file that changes while it is loaded, is cut off
-// even, is refused; the sampler goes on, and takes the next.
+// Weights by path are read from the folder that the sampler was given. A file that changes while it is loaded, is cut
+// off even, is refused; the sampler goes on, and takes the next.
 func TestVersions_ByPath(t *testing.T) {
 	t.Parallel()
 	l := newLane(t)
@@ -408,7 +413,8 @@ func TestVersions_ByPath(t *testing.T) {
 	byPath := func(p *schemas.Policy) {
 		data := safetensors(float32(p.PolicyVersion))
 		sum := sha256.Sum256(data)
-		p.Weights = []schemas.WeightsFile{{Path: "model.safetensors", Digest: hex.EncodeToString(sum[:]), Size: int64(len(data))}}
+		p.Weights = []schemas.WeightsFile{{Path: "model.safetensors", Digest: hex.EncodeToString(sum[:]),
+			Size: int64(len(data))}}
 		p.WeightsDigest = lora.FullDigest(p.BaseDigest, p.Weights[0].Digest)
 		if err := os.WriteFile(file, data, 0o600); err != nil {
 			t.Fatal(err)
@@ -429,7 +435,8 @@ func TestVersions_ByPath(t *testing.T) {
 		return a
 	}
 	l.push(byPath)
-	if a := answer("s", 1); a.State != schemas.AppliedRefused || !strings.Contains(a.Error, "start with --weights-dir") ||
+	if a := answer("s", 1); a.State != schemas.AppliedRefused ||
+		!strings.Contains(a.Error, "start with --weights-dir") ||
 		none.Newest().Version() != 0 {
 		t.Errorf("without a folder: %+v", a)
 	}
@@ -447,7 +454,8 @@ func TestVersions_ByPath(t *testing.T) {
 	} {
 		l.script.set(func(s *script) { s.with = c.change })
 		p := l.push(byPath)
-		if a := answer("shared", p.PolicyVersion); a.State != schemas.AppliedRefused || !strings.Contains(a.Error, c.want) || a.Serving != 1 {
+		if a := answer("shared", p.PolicyVersion); a.State != schemas.AppliedRefused ||
+			!strings.Contains(a.Error, c.want) || a.Serving != 1 {
 			t.Errorf("change %d: %+v; want %q", i, a, c.want)
 		}
 	}
@@ -512,11 +520,13 @@ func TestApply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := weights.Apply(t.Context(), weights.Source{Bus: l.Bus}, l.base, bare); err != nil || n != engine.Network(l.base) {
+	if n, err := weights.Apply(t.Context(), weights.Source{Bus: l.Bus}, l.base, bare); err != nil ||
+		n != engine.Network(l.base) {
 		t.Errorf("the checkpoint: %v, %v", n, err)
 	}
 	p := l.push(nil)
-	if n, err := weights.Apply(t.Context(), weights.Source{Bus: l.Bus}, l.base, p); err != nil || n.Digest() != p.WeightsDigest {
+	if n, err := weights.Apply(t.Context(), weights.Source{Bus: l.Bus}, l.base, p); err != nil ||
+		n.Digest() != p.WeightsDigest {
 		t.Errorf("a policy: %v, %v", n, err)
 	}
 	p.Weights[0].Digest = strings.Repeat("2", 64)
@@ -547,7 +557,10 @@ func TestRetryLate(t *testing.T) {
 		if x != 7 || err != nil || asked != 2 {
 			t.Errorf("%d, %v after %d", x, err, asked)
 		}
-		if _, err := weights.RetryLate(t.Context(), func(context.Context) (int, error) { return 0, bus.ErrNotFound }); !errors.Is(err, bus.ErrNotFound) {
+		if _, err := weights.RetryLate(t.Context(), func(context.Context) (int,
+			error) {
+			return 0, bus.ErrNotFound
+		}); !errors.Is(err, bus.ErrNotFound) {
 			t.Errorf("%v", err)
 		}
 	})

@@ -151,7 +151,8 @@ func TestAdapted(t *testing.T) {
 				t.Errorf("%s, %s: %g from the weights with the adapters in them", dtype, name, difference)
 			}
 			if difference := relative(before, want); difference < 1e-3 {
-				t.Errorf("%s, %s: %g from the checkpoint; the test would not see a lost adapter", dtype, name, difference)
+				t.Errorf("%s, %s: %g from the checkpoint; the test would not see a lost adapter", dtype, name,
+					difference)
 			}
 			if digest := n.Card().WeightsDigest; seen[digest] || digest != lora.WeightsDigest(m.BaseDigest(), with...) {
 				t.Errorf("%s, %s: digest %s", dtype, name, digest)

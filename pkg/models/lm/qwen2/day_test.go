@@ -16,7 +16,8 @@ import (
 func TestTemplate_Day(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "dated")
-	if err := (qwen2test.Random{Seed: 1, Template: "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}: " +
+	if err := (qwen2test.Random{Seed: 1, Template: "{% if not date_string is defined %}{% set date_string = " +
+		"strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}: " +
 		"{% for m in messages %}{{ m.content }}{% endfor %}"}).Write(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +47,8 @@ func TestTemplate_Day(t *testing.T) {
 		t.Error("another day is the same text")
 	}
 	for _, variables := range []map[string]string{nil, {"strftime_now": "today"}} {
-		if _, err := m.With(variables).Prompt([]lm.Message{{Role: "user", Content: "1+1=?"}}); !errors.Is(err, lm.ErrPrompt) {
+		if _, err := m.With(variables).Prompt([]lm.Message{{Role: "user", Content: "1+1=?"}}); !errors.Is(err,
+			lm.ErrPrompt) {
 			t.Errorf("%v: %v; want an ErrPrompt", variables, err)
 		}
 	}

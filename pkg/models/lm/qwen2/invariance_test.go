@@ -179,7 +179,8 @@ func TestFork(t *testing.T) {
 // A call that fails leaves sequences as they were.
 func TestForward_Refuses(t *testing.T) {
 	t.Parallel()
-	m := open(t, folder(t, qwen2test.Random{MaxPositions: 60}), lm.Options{Options: model.Options{Threads: 1}, CacheBytes: 64 * 4 * 64})
+	m := open(t, folder(t, qwen2test.Random{MaxPositions: 60}),
+		lm.Options{Options: model.Options{Threads: 1}, CacheBytes: 64 * 4 * 64})
 	other := open(t, folder(t, qwen2test.Random{}), lm.Options{Options: model.Options{Threads: 1}})
 	s, long := m.NewSequence(), m.NewSequence()
 	ids := []int32{1, 2, 3}
@@ -223,7 +224,8 @@ func checkRefused(t *testing.T, name string, err, is error) {
 // The logits after each id of a row have the bits of those after the last, also where the row takes several passes.
 func TestForward_LogitsOfEachID(t *testing.T) {
 	t.Parallel()
-	m := open(t, folder(t, qwen2test.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 1200}), lm.Options{})
+	m := open(t, folder(t, qwen2test.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 1200}),
+		lm.Options{})
 	v, r := m.Card().Vocabulary, rand.New(rand.NewPCG(3, 4))
 	ids, other := randomIDs(r, 520), randomIDs(r, 9)
 	s, beside := m.NewSequence(), m.NewSequence()

@@ -251,8 +251,8 @@ func TestTemplate_IsRunAndNotRecognised(t *testing.T) {
 		"    {{- '#' }}\n{%- endfor %}\n{%- if add_generation_prompt", 1)
 	text, err := qwen2.RenderTemplate(changed, nil,
 		[]lm.Message{{Role: "system", Content: "S"}, {Role: "user", Content: "Q"}})
-	if want := "<|im_start|>system\nS<|im_end|>\n#<|im_start|>user\nQ<|im_end|>\n#<|im_start|>assistant\n"; err != nil ||
-		text != want {
+	want := "<|im_start|>system\nS<|im_end|>\n#<|im_start|>user\nQ<|im_end|>\n#<|im_start|>assistant\n"
+	if err != nil || text != want {
 		t.Errorf("%q, %v, want %q", text, err, want)
 	}
 }
@@ -270,7 +270,8 @@ func TestTemplate_Refuses(t *testing.T) {
 		"{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}": "takes too much",
 		"{{ raise_exception('never') }}": "refuses: never",
 	} {
-		if _, err := qwen2.RenderTemplate(text, nil, nil); err == nil || !strings.Contains(err.Error(), "chat_template: ") ||
+		if _, err := qwen2.RenderTemplate(text, nil, nil); err == nil ||
+			!strings.Contains(err.Error(), "chat_template: ") ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%.60q: %v, want an error that names chat_template and %s", text, err, want)
 		}

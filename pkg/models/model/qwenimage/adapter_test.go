@@ -158,11 +158,13 @@ func TestOpenAdapter_refuses(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
-			if err := safetensors.WriteFile(filepath.Join(dir, "adapter_model.safetensors"), tt.tensors, nil); err != nil {
+			if err := safetensors.WriteFile(filepath.Join(dir, "adapter_model.safetensors"), tt.tensors,
+				nil); err != nil {
 				t.Fatal(err)
 			}
 			if tt.config != "" {
-				if err := os.WriteFile(filepath.Join(dir, "adapter_config.json"), []byte(tt.config), 0o600); err != nil {
+				if err := os.WriteFile(filepath.Join(dir, "adapter_config.json"), []byte(tt.config),
+					0o600); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -18,7 +18,8 @@ var signsSize = checkpoint.Config{
 
 func openBench(b *testing.B, threads int) *qwenimage.Model {
 	b.Helper()
-	m, err := qwenimage.Open(checkpoint.Dir(b, signsSize), qwenimage.Options{Options: model.Options{Threads: threads, PromptCacheBytes: -1}})
+	m, err := qwenimage.Open(checkpoint.Dir(b, signsSize),
+		qwenimage.Options{Options: model.Options{Threads: threads, PromptCacheBytes: -1}})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -60,7 +60,8 @@ func TestPublished_MemoryTable(t *testing.T) {
 		t.Errorf("weights are %d bytes, %d of them of the text encoder", weights, alone)
 	}
 	for _, rows := range []int{1, 2, 16} {
-		if a, b := info.Pass(media.ImageSize(512, 512), rows, 2), info.Pass(media.ImageSize(1024, 1024), rows, 2); a >= b {
+		if a, b := info.Pass(media.ImageSize(512, 512), rows, 2),
+			info.Pass(media.ImageSize(1024, 1024), rows, 2); a >= b {
 			t.Errorf("%d rows take %d bytes at 512 pixels, %d at 1024", rows, a, b)
 		}
 	}
@@ -113,7 +114,8 @@ func TestOpen_TextEncoderGoesWhereThereIsRoom(t *testing.T) {
 		{others + pass, ", text " + c.Name()},
 		{others + pass - 1, "refused"},
 	} {
-		m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{Device: limited{c, tt.room, 2}, Threads: 1}})
+		m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{Device: limited{c, tt.room, 2},
+			Threads: 1}})
 		if err != nil {
 			if tt.backend != "refused" {
 				t.Errorf("room %d: %v", tt.room, err)
@@ -143,20 +145,21 @@ func TestOpen_TellsItsProgress(t *testing.T) {
 	dir := checkpoint.Dir(t, checkpoint.Config{})
 	var parts []string
 	at := 0
-	m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{Threads: 1, Progress: func(part string, done, total int) {
-		if len(parts) == 0 || parts[len(parts)-1] != part {
-			if parts, at = append(parts, part), 0; total <= 0 {
-				t.Errorf("%s has %d bytes", part, total)
+	m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{Threads: 1,
+		Progress: func(part string, done, total int) {
+			if len(parts) == 0 || parts[len(parts)-1] != part {
+				if parts, at = append(parts, part), 0; total <= 0 {
+					t.Errorf("%s has %d bytes", part, total)
+				}
 			}
-		}
-		if done < at || done > total {
-			t.Errorf("%s: %d of %d bytes, after %d", part, done, total, at)
-		}
-		if at = done; done == total {
-			parts[len(parts)-1] = part + ", whole"
-			parts = append(parts, part)
-		}
-	}}})
+			if done < at || done > total {
+				t.Errorf("%s: %d of %d bytes, after %d", part, done, total, at)
+			}
+			if at = done; done == total {
+				parts[len(parts)-1] = part + ", whole"
+				parts = append(parts, part)
+			}
+		}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,8 @@ func TestOpen_card(t *testing.T) {
 	if c.Name != "tiny" || c.Family != qwenimage.Family().Name || c.LatentChannels != 64 || c.PixelsPerToken != 16 {
 		t.Errorf("card %+v", c)
 	}
-	if c.Height != 64 || c.Width != 128 || c.NumInferenceSteps != 20 || c.TrueCFGScale != 1 || c.MaxPromptTokens != 300 {
+	if c.Height != 64 || c.Width != 128 || c.NumInferenceSteps != 20 || c.TrueCFGScale != 1 ||
+		c.MaxPromptTokens != 300 {
 		t.Errorf("defaults: meander.json, then options, not kept: %+v", c)
 	}
 	want, err := os.ReadFile(filepath.Join(dir, "scheduler", "scheduler_config.json"))

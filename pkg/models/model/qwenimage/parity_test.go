@@ -329,7 +329,8 @@ func TestParity_Run(t *testing.T) {
 // euler moves x along the sigmas. With more conditionings than rows the second half is
 // negative, for guidance. after is called after each step, unless it is nil.
 func euler(
-	t testing.TB, m model.Model, x [][]float32, sigmas []float32, cond []*model.Conditioning, scale float64, h, w int, after func(step int),
+	t testing.TB, m model.Model, x [][]float32, sigmas []float32, cond []*model.Conditioning, scale float64, h, w int,
+	after func(step int),
 ) {
 	t.Helper()
 	n, in := len(x), x

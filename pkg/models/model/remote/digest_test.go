@@ -35,7 +35,8 @@ func TestOpen_DigestIsThatOfTheNativeFamily(t *testing.T) {
 	}
 	// A chat template decides the tokens of every prompt.
 	template := filepath.Join(a, "tokenizer", "chat_template.jinja")
-	err = errors.Join(os.MkdirAll(filepath.Dir(template), 0o700), os.WriteFile(template, []byte("{{ messages }}"), 0o600))
+	err = errors.Join(os.MkdirAll(filepath.Dir(template), 0o700), os.WriteFile(template, []byte("{{ messages }}"),
+		0o600))
 	if other, err1 := remote.Digest(a); err != nil || err1 != nil || other == one {
 		t.Errorf("digest %s with another chat template, %v, %v", other, err, err1)
 	}

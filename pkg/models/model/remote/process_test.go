@@ -69,8 +69,8 @@ func (e *events) having(says string) (n int) {
 	return n
 }
 
-// A worker that is to compile, or to encode elsewhere, says that it does, and a spare one that does not is not taken for
-// it.
+// A worker that is to compile, or to encode elsewhere, says that it does, and a spare one that does not is not taken
+// for it.
 func TestProcess_SaysItsSettings(t *testing.T) {
 	interpret(t, "")
 	for says, options := range map[string]remote.Options{
@@ -162,8 +162,9 @@ func TestProcess_DiesAlways(t *testing.T) {
 	remote.SetRetry(t, 0, 0)
 	m = opened(t, remotetest.Folder(t, class, 1), remote.Config{Log: log.add})
 	err = m.Velocity(t.Context(), rows, size)
-	if !errors.Is(err, model.ErrKills) || !strings.Contains(err.Error(), "5 times in velocity, the last by: the worker "+
-		"ended: exit status 9") || log.having("started a worker") < 2+5 {
+	if !errors.Is(err, model.ErrKills) || !strings.Contains(err.Error(),
+		"5 times in velocity, the last by: the worker "+
+			"ended: exit status 9") || log.having("started a worker") < 2+5 {
 		t.Errorf("%v; logged %+v", err, log.list)
 	}
 }

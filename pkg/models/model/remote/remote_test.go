@@ -137,9 +137,11 @@ func TestOpen_Card(t *testing.T) {
 		_, m := join(t, tt.o)
 		c := m.Card()
 		if c.Tolerance != tt.tolerance || c.IndependentRows != tt.o.Deterministic || c.LatentsDType != tt.states {
-			t.Errorf("%+v: tolerance %g, independent %v, states %q", tt.o, c.Tolerance, c.IndependentRows, c.LatentsDType)
+			t.Errorf("%+v: tolerance %g, independent %v, states %q", tt.o, c.Tolerance, c.IndependentRows,
+				c.LatentsDType)
 		}
-		if c.Height != 32 || c.Width != 48 || c.NumInferenceSteps != 4 || c.LatentChannels != 16 || c.PixelsPerToken != 16 ||
+		if c.Height != 32 || c.Width != 48 || c.NumInferenceSteps != 4 || c.LatentChannels != 16 ||
+			c.PixelsPerToken != 16 ||
 			c.TrueCFGScale != 1.5 || !slices.Equal(c.Reward, []string{"jpeg_compressibility"}) || m.Device() != "cpu" ||
 			c.MaskOf(model.Tensor{Name: "prompt_embeds"}) != "prompt_embeds_mask" || len(c.Masks) != 1 ||
 			!strings.HasPrefix(c.Backend, "torch-") || len(c.SchedulerConfig) == 0 {
@@ -174,7 +176,8 @@ func TestOpen_CardOfAWorker(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c := m.Card(); c.Mu != model.MuConstant || c.ConstantMu != 0.75 || c.ConditioningTokenBytes != c.ConditioningBytes {
+		if c := m.Card(); c.Mu != model.MuConstant || c.ConstantMu != 0.75 ||
+			c.ConditioningTokenBytes != c.ConditioningBytes {
 			t.Errorf("%s: %+v", name, c)
 		}
 		if err := m.Close(); err != nil {
@@ -313,10 +316,12 @@ func TestErrors_Classes(t *testing.T) {
 	if _, err := m.Encode(t.Context(), []string{long}); !errors.Is(err, model.ErrPrompt) {
 		t.Errorf("a long prompt that was cut before: %v", err)
 	}
-	w.Play(wire.CallDecode, remotetest.Fail(wire.ClassLatents, "not finite"), remotetest.Fail(wire.ClassWorker, "a bug"),
+	w.Play(wire.CallDecode, remotetest.Fail(wire.ClassLatents, "not finite"),
+		remotetest.Fail(wire.ClassWorker, "a bug"),
 		remotetest.Fail(wire.ClassProtocol, "unknown"))
 	x := make([]float32, 6*remotetest.Channels)
-	for _, says := range []string{"latents that the model cannot compute: not finite", "worker: a bug", "protocol: unknown"} {
+	for _, says := range []string{"latents that the model cannot compute: not finite", "worker: a bug",
+		"protocol: unknown"} {
 		_, err := m.Decode(t.Context(), x, size)
 		if err == nil || !strings.Contains(err.Error(), says) || errors.Is(err, tensor.ErrDeviceLost) ||
 			errors.Is(err, model.ErrLatents) != strings.HasPrefix(says, "latents") {
@@ -324,7 +329,8 @@ func TestErrors_Classes(t *testing.T) {
 		}
 	}
 	w.Play(wire.CallDecode, remotetest.Fail(wire.ClassConfig, "no VAE"))
-	if _, err := m.Decode(t.Context(), x, size); !errors.Is(err, tensor.ErrDeviceLost) || !strings.Contains(err.Error(), "no VAE") {
+	if _, err := m.Decode(t.Context(), x, size); !errors.Is(err, tensor.ErrDeviceLost) ||
+		!strings.Contains(err.Error(), "no VAE") {
 		t.Errorf("config: %v; want a lost device", err)
 	}
 }
@@ -369,7 +375,8 @@ func TestCall_Repeated(t *testing.T) {
 			var lost []error
 			dir := remotetest.Folder(t, class, 1)
 			w, address := remotetest.Start(t, remotetest.Options{Dir: dir})
-			m := opened(t, dir, remote.Config{Address: address, Log: func(e remote.Event) { lost = append(lost, e.Err) }})
+			m := opened(t, dir, remote.Config{Address: address,
+				Log: func(e remote.Event) { lost = append(lost, e.Err) }})
 			rows := rowsOf(t, m, 1)
 			want := velocity(t, m, rows)
 			w.Play(wire.CallVelocity, play)
@@ -448,7 +455,8 @@ func TestCall_WrongAnswer(t *testing.T) {
 		a.Tensors[0].Shape = []int{1, 12, remotetest.Channels}
 		_ = wire.Write(c, a)
 	})
-	if err := m.Velocity(t.Context(), rows, size); err == nil || !strings.Contains(err.Error(), "must be one v, f32 [2 6 16]") {
+	if err := m.Velocity(t.Context(), rows, size); err == nil ||
+		!strings.Contains(err.Error(), "must be one v, f32 [2 6 16]") {
 		t.Errorf("%v", err)
 	}
 	velocity(t, m, rows)

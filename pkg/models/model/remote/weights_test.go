@@ -83,7 +83,8 @@ func TestAdapted(t *testing.T) {
 			want := 0.0
 			for k := range remotetest.Channels {
 				for rank := range 2 {
-					want += 2 * float64(p.B[c%remotetest.Channels*2+rank]*p.A[rank*remotetest.Channels+k]) * float64(token[k]) / 4
+					ab := p.B[c%remotetest.Channels*2+rank] * p.A[rank*remotetest.Channels+k]
+					want += 2 * float64(ab) * float64(token[k]) / 4
 				}
 			}
 			if got := float64(one[i][c] - bare[i][c]); got-want > 1e-4 || want-got > 1e-4 {
@@ -92,7 +93,8 @@ func TestAdapted(t *testing.T) {
 			if got := float64(twice[i][c] - bare[i][c]); got-2*want > 1e-4 || 2*want-got > 1e-4 {
 				t.Fatalf("row %d element %d: changed by %g at twice the strength, want %g", i, c, got, 2*want)
 			}
-			if got := sum[i][c] - bare[i][c] - (one[i][c] - bare[i][c]) - (only[i][c] - bare[i][c]); got > 1e-3 || got < -1e-3 {
+			if got := sum[i][c] - bare[i][c] - (one[i][c] - bare[i][c]) - (only[i][c] - bare[i][c]); got > 1e-3 ||
+				got < -1e-3 {
 				t.Fatalf("row %d element %d: two adapters are not the sum of each: %g", i, c, got)
 			}
 		}

@@ -145,7 +145,8 @@ func TestSampler_GaussianChain(t *testing.T) {
 				var total float64
 				for i := range dims {
 					if d := sum[index][i] / count; math.Abs(d) > 5*math.Sqrt(variance/count) {
-						t.Errorf("step %d, element %d: mean off by %v, standard error %v", index, i, d, math.Sqrt(variance/count))
+						t.Errorf("step %d, element %d: mean off by %v, standard error %v", index, i, d,
+							math.Sqrt(variance/count))
 					}
 					total += squares[index][i]
 				}
@@ -273,7 +274,8 @@ func (w *within) add(x, mean []float32) {
 	}
 }
 
-func (w *within) check(t *testing.T, kind flow.Transition, sigmas []float32, bias float64, samples int, weight, std float64) {
+func (w *within) check(t *testing.T, kind flow.Transition, sigmas []float32, bias float64, samples int, weight,
+	std float64) {
 	t.Helper()
 	total := float64(samples)
 	if se := math.Sqrt(weight * (1 - weight) / total); math.Abs(w.count/total-weight) > 4*se {
@@ -303,7 +305,8 @@ func (w *within) check(t *testing.T, kind flow.Transition, sigmas []float32, bia
 		chi += s * s / (w.count * variance)
 	}
 	if math.Abs(chi-dims) > 5*math.Sqrt(2*dims) {
-		t.Errorf("component of std %v: chi-squared of the mean %v, want %v within %v", std, chi, float64(dims), 5*math.Sqrt(2*dims))
+		t.Errorf("component of std %v: chi-squared of the mean %v, want %v within %v", std, chi, float64(dims),
+			5*math.Sqrt(2*dims))
 	}
 }
 
@@ -323,7 +326,8 @@ func largest(x []float64) int {
 func TestSampler_ConvergenceOrder(t *testing.T) {
 	t.Parallel()
 	const first, last = 0.9, 0.1
-	velocity, mix := oneField(t, synthetic.Config{Components: 3, MinStd: 0.4, MaxStd: 0.6, Contrast: 0.3}, "orange and teal")
+	velocity, mix := oneField(t, synthetic.Config{Components: 3, MinStd: 0.4, MaxStd: 0.6, Contrast: 0.3},
+		"orange and teal")
 	start := make([]float32, dims)
 	flow.InitialNoise(start, 5)
 	truth := rungeKutta(mix, start, first, last, 400)
@@ -347,11 +351,12 @@ func TestSampler_ConvergenceOrder(t *testing.T) {
 					sigmas[i] = float32(first + (last-first)*float64(i)/float64(steps))
 				}
 				var reached []float32
-				_, err := flowtest.Sample(t.Context(), plan(flow.ODE, c.solver, append(sigmas, 0), 0), start, velocity, func(s *flow.Step) {
-					if s.Index == steps-1 {
-						reached = append(reached, s.Next...)
-					}
-				})
+				_, err := flowtest.Sample(t.Context(), plan(flow.ODE, c.solver, append(sigmas, 0), 0), start, velocity,
+					func(s *flow.Step) {
+						if s.Index == steps-1 {
+							reached = append(reached, s.Next...)
+						}
+					})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -97,7 +97,8 @@ func TestCPU_ThreadsDoNotChangeBits(t *testing.T) {
 		im := cpu.NewImage(make([]float32, 2*40*48*32), 2, 40, 48, 32)
 		c.Conv2D(im, image, kernel, tensor.SamePad(3), cpu.Epilogue{Act: tensor.SiLU})
 		a := cpu.NewMatrix(make([]float32, l*heads*d), l, heads*d)
-		c.Attention(a, qkv.SliceCols(0, heads*d), qkv.SliceCols(heads*d, 2*heads*d), qkv.SliceCols(2*heads*d, 3*heads*d),
+		c.Attention(a, qkv.SliceCols(0, heads*d), qkv.SliceCols(heads*d, 2*heads*d),
+			qkv.SliceCols(2*heads*d, 3*heads*d),
 			tensor.Attention{Heads: heads})
 		z := cpu.NewMatrix(make([]float32, l*3*heads*d), l, 3*heads*d)
 		c.LayerNormModulate(z, qkv, qkv.SliceRows(0, 1), qkv.SliceRows(1, 2), nil, 1e-6)
@@ -176,7 +177,8 @@ func TestCPU_AttentionPackingDoesNotChangeBits(t *testing.T) {
 				}
 				want := cpu.NewMatrix(make([]float32, l*heads*d), l, heads*d)
 				c.Attention(want, pick(q), pick(k), pick(v), tensor.Attention{Heads: heads, Causal: causal})
-				wantBits(t, fmt.Sprintf("%s, causal %v, %d of %d rows", name, causal, l, len(s)), pick(got).Data, want.Data)
+				wantBits(t, fmt.Sprintf("%s, causal %v, %d of %d rows", name, causal, l, len(s)), pick(got).Data,
+					want.Data)
 			}
 		}
 	}

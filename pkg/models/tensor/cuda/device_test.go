@@ -79,7 +79,8 @@ func closeInBF16(t *testing.T, d tensor.Device, cs tensortest.Case) {
 	want := cs.Output(t, reference.Device{}, false, false)
 	for _, factors := range []bool{false, true} {
 		if e := distance(cs.Output(t, d, false, factors), want); len(want) > 0 && !(e < 1e-2) {
-			t.Errorf("%s: relative L2 distance %.3g, want less than 0.01; operands are factors: %v", cs.Name, e, factors)
+			t.Errorf("%s: relative L2 distance %.3g, want less than 0.01; operands are factors: %v", cs.Name, e,
+				factors)
 		}
 	}
 }
@@ -274,7 +275,8 @@ func failsAt(t *testing.T, code driver.Code, call int, want []float32) bool {
 	switch {
 	case b.fired && !found && !errors.Is(err, code), !b.fired && err != nil:
 		t.Fatalf("call %d failed: the pass returned %v", call, err)
-	case err == nil && !slices.Equal(got, want), err != nil && got != nil && got[0] == got[0] && !slices.Equal(got, want):
+	case err == nil && !slices.Equal(got, want), err != nil && got != nil && got[0] == got[0] &&
+		!slices.Equal(got, want):
 		t.Errorf("call %d failed: the result is %v, want %v or NaN", call, got[:4], want[:4])
 	}
 	lost := b.fired && code.Lost()

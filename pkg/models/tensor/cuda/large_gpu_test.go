@@ -82,10 +82,12 @@ func TestGPU_LargeShapes(t *testing.T) {
 			d := openGPUAs(t, tt.o)
 			product, attention := run(d, shape[0], shape[1])
 			ofProduct, ofAttention := distance(product, wantProduct), distance(attention, wantAttention)
-			report = append(report, fmt.Sprintf("%s, product of %d x %d %.2g, attention %.2g", d.Name(), shape[0], shape[1], ofProduct,
+			report = append(report, fmt.Sprintf("%s, product of %d x %d %.2g, attention %.2g", d.Name(), shape[0],
+				shape[1], ofProduct,
 				ofAttention))
 			if !(ofProduct <= tt.most) || !(ofAttention <= tt.most) {
-				t.Errorf("%s: too far from the CPU: product %g, attention %g; at most %g", d.Name(), ofProduct, ofAttention, tt.most)
+				t.Errorf("%s: too far from the CPU: product %g, attention %g; at most %g", d.Name(), ofProduct,
+					ofAttention, tt.most)
 			}
 		}
 	}
@@ -96,7 +98,8 @@ func TestGPU_LargeShapes(t *testing.T) {
 func TestGPU_QwenImageLayers(t *testing.T) {
 	needsGPU(t)
 	dir := t.TempDir()
-	if err := checkpoint.WritePublished(dir, checkpoint.Changes{Layers: 2, TextLayers: 2, Vocabulary: 300}); err != nil {
+	if err := checkpoint.WritePublished(dir, checkpoint.Changes{Layers: 2, TextLayers: 2,
+		Vocabulary: 300}); err != nil {
 		t.Fatal(err)
 	}
 	velocity := func(d tensor.Device) []float32 {

@@ -155,7 +155,8 @@ func TestDevice_CopiesOverlapTheNextSession(t *testing.T) {
 		}
 		first, err := squares(t.Context(), d, 0)
 		if err != nil || !inside || !slices.Equal(first, want[0]) || !slices.Equal(second, want[1]) {
-			t.Fatalf("the second within the first: %v, %v; %v and %v, want %v and %v", inside, err, first[:3], second[:3],
+			t.Fatalf("the second within the first: %v, %v; %v and %v, want %v and %v", inside, err, first[:3],
+				second[:3],
 				want[0][:3], want[1][:3])
 		}
 		if u := d.Usage(); u.Blocks != 0 || u.Used != 0 {

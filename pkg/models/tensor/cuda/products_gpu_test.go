@@ -29,7 +29,8 @@ func TestGPU_ProductsOfCuBLASLt(t *testing.T) {
 		if err := os.MkdirAll(filepath.Dir(blas), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := exec.Command("gcc", "-shared", "-fPIC", "-O2", "-o", blas, "internal/cublaslt/testdata/cublaslt.c",
+		if out, err := exec.Command("gcc", "-shared", "-fPIC", "-O2", "-o", blas,
+			"internal/cublaslt/testdata/cublaslt.c",
 			"-lm", "-ldl").CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}

@@ -32,19 +32,20 @@ func TestDevice_AddLowRank(t *testing.T) {
 		{tensor.BF16, 9, 36, [2]int{8, 5}, 5e-3, 1}, // not that of the second factor
 		{tensor.BF16, 9, 37, [2]int{8, 4}, 5e-3, 1}, // only that
 	} {
-		t.Run(fmt.Sprintf("%s, %d rows, k %d, ranks %v, library %d", cs.factors, cs.m, cs.k, cs.ranks, cs.library), func(t *testing.T) {
-			gpu := driver.Driver(ptxvm.New(ptxvm.Options{}))
-			library := &multiplier{Driver: gpu}
-			if cs.library >= 0 {
-				gpu = library
-			}
-			d, err := cuda.New(gpu, cuda.Options{Factors: cs.factors})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer d.Close()
-			addsLowRank(t, d, cs.m, cs.k, cs.ranks, cs.most, library, max(0, cs.library))
-		})
+		t.Run(fmt.Sprintf("%s, %d rows, k %d, ranks %v, library %d", cs.factors, cs.m, cs.k, cs.ranks, cs.library),
+			func(t *testing.T) {
+				gpu := driver.Driver(ptxvm.New(ptxvm.Options{}))
+				library := &multiplier{Driver: gpu}
+				if cs.library >= 0 {
+					gpu = library
+				}
+				d, err := cuda.New(gpu, cuda.Options{Factors: cs.factors})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer d.Close()
+				addsLowRank(t, d, cs.m, cs.k, cs.ranks, cs.most, library, max(0, cs.library))
+			})
 	}
 }
 

@@ -57,7 +57,8 @@ func TestGPU_AutoLeavesOutOldOnes(t *testing.T) {
 	} {
 		c := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v")
 		gpus := string(rune('1' + strings.Count(tt.capabilities, ",")))
-		c.Env = append(os.Environ(), "MEANDER_LIBCUDA="+library, "PTXVM_GPUS="+gpus, "PTXVM_CAPABILITIES="+tt.capabilities)
+		c.Env = append(os.Environ(), "MEANDER_LIBCUDA="+library, "PTXVM_GPUS="+gpus,
+			"PTXVM_CAPABILITIES="+tt.capabilities)
 		out, err := c.CombinedOutput()
 		for _, want := range tt.want {
 			if err != nil || !strings.Contains(string(out), want) {

@@ -50,7 +50,8 @@ func TestSession_Formulas(t *testing.T) {
 	}{
 		{"linear", [][][]float32{row(0, 0), row(1, 2, 3)}, func(d reference.Device, s tensor.Session, m []tensor.Matrix) {
 			// rows (1,0,0) and (0,1,1), bias (10, 20): 1+10, 2+3+20
-			s.Linear(m[0], m[1], must(d.Weight(tensor.Floats([]float32{1, 0, 0}, 1, 3), tensor.Floats([]float32{0, 1, 1}, 1, 3))), tensor.Epilogue{Bias: vector(d, 10, 20)})
+			s.Linear(m[0], m[1], must(d.Weight(tensor.Floats([]float32{1, 0, 0}, 1, 3),
+				tensor.Floats([]float32{0, 1, 1}, 1, 3))), tensor.Epilogue{Bias: vector(d, 10, 20)})
 		}, []float64{11, 25}},
 		{"epilogue", [][][]float32{row(100, 200), row(1, 2, 3), {{0, 0}, {2, -1}}}, func(d reference.Device, s tensor.Session, m []tensor.Matrix) {
 			// residual + gate * silu(product)
@@ -58,7 +59,8 @@ func TestSession_Formulas(t *testing.T) {
 			s.Linear(m[0], m[1], w, tensor.Epilogue{Act: tensor.SiLU, Gate: m[2], Residual: m[0], Group: []int32{1}})
 		}, []float64{100 + 2*sigmoid(1), 200 - 2*sigmoid(2)}},
 		{"gelu", [][][]float32{row(0, 0), row(1, -3)}, func(d reference.Device, s tensor.Session, m []tensor.Matrix) {
-			s.Linear(m[0], m[1], must(d.Weight(tensor.Floats([]float32{1, 0, 0, 1}, 2, 2))), tensor.Epilogue{Act: tensor.GELU})
+			s.Linear(m[0], m[1], must(d.Weight(tensor.Floats([]float32{1, 0, 0, 1}, 2, 2))),
+				tensor.Epilogue{Act: tensor.GELU})
 		}, []float64{0.8411919906082768, -0.00363739}}, // of torch.nn.functional.gelu(x, approximate="tanh")
 		{"attention: equal scores are a mean", [][][]float32{{{0}, {0}, {0}, {9}, {0}}, {{0}, {0}, {0}, {0}, {0}}, {{1}, {10}, {2}, {4}, {20}}}, func(_ reference.Device, s tensor.Session, m []tensor.Matrix) {
 			s.Attention(m[0], m[1], m[1], m[2], tensor.Attention{Heads: 1, Sequences: [][]int32{{0, 2}, {1, 4}}})
@@ -100,7 +102,8 @@ func TestSession_Formulas(t *testing.T) {
 			s.Conv2D(image(m[0]), image(m[1]), k, tensor.SamePad(3), tensor.Epilogue{})
 		}, []float64{21, 2, 43, 4}},
 		{"upsample", [][][]float32{{{0}, {0}, {0}, {0}, {0}, {0}, {0}, {0}}, {{1}, {2}}}, func(_ reference.Device, s tensor.Session, m []tensor.Matrix) {
-			s.Upsample2(tensor.Image{Memory: m[0].Memory, Offset: m[0].Offset, N: 1, H: 2, W: 4, C: 1}, tensor.Image{Memory: m[1].Memory, Offset: m[1].Offset, N: 1, H: 1, W: 2, C: 1})
+			s.Upsample2(tensor.Image{Memory: m[0].Memory, Offset: m[0].Offset, N: 1, H: 2, W: 4, C: 1},
+				tensor.Image{Memory: m[1].Memory, Offset: m[1].Offset, N: 1, H: 1, W: 2, C: 1})
 		}, []float64{1, 1, 2, 2, 1, 1, 2, 2}},
 	} {
 		got := run(t, tt.f, tt.rows...)

@@ -43,7 +43,8 @@ func productCases() []Case {
 	for _, s := range productShapes {
 		m, n, k := s[0], s[1], s[2]
 		add("plain/"+shape(m, n, k), m, n, k, false, plain)
-		add("bias/"+shape(m, n, k), m, n, k, false, func(c *call) tensor.Epilogue { return tensor.Epilogue{Bias: c.vector(n)} })
+		add("bias/"+shape(m, n, k), m, n, k, false,
+			func(c *call) tensor.Epilogue { return tensor.Epilogue{Bias: c.vector(n)} })
 		add("all in place/"+shape(m, n, k), m, n, k, true, func(c *call) tensor.Epilogue {
 			return tensor.Epilogue{Bias: c.vector(n), Act: tensor.GELU, Gate: c.in(3, n), Group: c.groups(m, 3)}
 		})
@@ -85,8 +86,7 @@ func productCases() []Case {
 }
 
 // attentionCases are cases of Attention: heads, masks, causal attention, sequences and caches.
-func attentionCases() []Case {
-	var cases []Case
+func attentionCases() (cases []Case) {
 	type opts struct {
 		lq, lk, heads, kv, d, dv int
 		cfg                      func(c *call) tensor.Attention
@@ -145,7 +145,8 @@ func attentionCases() []Case {
 		cfg.Causal, cfg.Mask[0] = true, false
 		return cfg
 	}})
-	add("mask of all", opts{9, 5, 2, 0, 8, 8, func(*call) tensor.Attention { return tensor.Attention{Mask: make([]bool, 5)} }})
+	none := func(*call) tensor.Attention { return tensor.Attention{Mask: make([]bool, 5)} }
+	add("mask of all", opts{9, 5, 2, 0, 8, 8, none})
 	sequences := func(c *call) tensor.Attention {
 		rows := make([]int32, 70)
 		for i := range rows {
@@ -188,12 +189,17 @@ func cacheCase(causal bool) func(c *call) tensor.Matrix {
 	}
 }
 
+// rowShapes are those of rowCases: rows and columns.
+var rowShapes = [][2]int{
+	{1, 1}, {3, 16}, {7, 33}, {5, 96}, {300, 100}, {7, 32}, {5, 64}, {3, 128}, {2, 2112},
+}
+
 // rowCases are cases of the operations on rows: norms, rotary embeddings, Gather and Scatter.
-func rowCases() []Case {
-	var cases []Case
+func rowCases() (cases []Case) {
 	add := func(name, op string, run func(c *call, m, n int) tensor.Matrix) {
-		for _, s := range [][2]int{{1, 1}, {3, 16}, {7, 33}, {5, 96}, {300, 100}, {7, 32}, {5, 64}, {3, 128}, {2, 2112}} {
-			cases = append(cases, Case{name + "/" + shape(s[0], s[1]), op, 0, func(c *call) tensor.Matrix { return run(c, s[0], s[1]) }})
+		for _, s := range rowShapes {
+			made := func(c *call) tensor.Matrix { return run(c, s[0], s[1]) }
+			cases = append(cases, Case{name + "/" + shape(s[0], s[1]), op, 0, made})
 		}
 	}
 	add("silu mul", "exp", func(c *call, m, n int) tensor.Matrix {
@@ -281,7 +287,8 @@ func convCases() []Case {
 	add := func(name string, o opts, epilogue func(c *call, rows int) tensor.Epilogue) {
 		cases = append(cases, Case{"conv/" + name, "product", o.in * o.kh * o.kw, func(c *call) tensor.Matrix {
 			oh, ow := o.v.OutSize(o.kh, o.kw, o.h, o.w)
-			x, w, dst := c.inImage(o.n, o.h, o.w, o.in), c.filter(c.array(o.out, o.in, o.kh, o.kw)), c.outImage(o.n, oh, ow, o.out)
+			x, w, dst := c.inImage(o.n, o.h, o.w, o.in), c.filter(c.array(o.out, o.in, o.kh, o.kw)),
+				c.outImage(o.n, oh, ow, o.out)
 			e := tensor.Epilogue{}
 			if epilogue != nil {
 				e = epilogue(c, o.n*oh*ow)

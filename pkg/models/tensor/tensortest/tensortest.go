@@ -136,7 +136,8 @@ func compare(t *testing.T, got []float32, want []float64, tol tolerance) {
 		t.Errorf("relative L2 error %.3g, want at most %.3g", l2, tol.l2)
 	}
 	if m := diffMax / wantMax; m > tol.max {
-		t.Errorf("element %d: got %v, want %v: %.3g of the largest, want at most %.3g", at, got[at], want[at], m, tol.max)
+		t.Errorf("element %d: got %v, want %v: %.3g of the largest, want at most %.3g", at, got[at], want[at], m,
+			tol.max)
 	}
 }
 
@@ -266,7 +267,8 @@ func (c *call) checkGuards() {
 		c.s.CopyOut(now, h.all)
 		for i, was := range h.copy {
 			if now[i] != was && !h.free(i) && !(now[i] != now[i] && was != was) {
-				c.t.Fatalf("operand %d: cell %d changed from %v to %v: written outside of dst", n, i-margin, was, now[i])
+				c.t.Fatalf("operand %d: cell %d changed from %v to %v: written outside of dst", n, i-margin, was,
+					now[i])
 			}
 		}
 	}

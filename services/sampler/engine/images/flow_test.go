@@ -60,7 +60,8 @@ func rolled(t *testing.T, card *model.Card, seed uint64) (*schemas.Request, *sch
 		t.Fatal(err)
 	}
 	r := paint("a blue door", seed, 1)
-	r.Sigmas, r.Transitions, r.ReturnStepIndices = levels.Sigmas(), slices.Repeat([]string{"ode"}, 10), []int64{3, 4, 5, 6}
+	r.Sigmas, r.Transitions, r.ReturnStepIndices = levels.Sigmas(), slices.Repeat([]string{"ode"}, 10),
+		[]int64{3, 4, 5, 6}
 	r.ScheduledSampling = &schemas.ScheduledSample{
 		RollSettings: schemas.RollSettings{
 			Timesteps: 10, Prediction: noise.Prediction, Sampler: "unipc", Order: 2, Compat: "exact",
@@ -79,8 +80,8 @@ func rolled(t *testing.T, card *model.Card, seed uint64) (*schemas.Request, *sch
 	return r, &schemas.SegmentStart{Latents: &schemas.Tensor{DType: "F32", Shape: shape, Data: data}}
 }
 
-// A poison prompt fails alone. Samples beside it, guided, without guidance and of scheduled sampling, have the bits of a
-// batch without it.
+// A poison prompt fails alone. Samples beside it, guided, without guidance and of scheduled sampling, have the bits of
+// a batch without it.
 func TestFlowEngine_PoisonFailsAlone(t *testing.T) {
 	t.Parallel()
 	m, err := families.All().Open("synthetic", model.Options{})
@@ -107,7 +108,8 @@ func TestFlowEngine_PoisonFailsAlone(t *testing.T) {
 	}
 	want, _ := run()
 	for name, bad := range map[string][]string{
-		enginetest.Panics: {enginetest.Panics}, enginetest.Fails: {enginetest.Fails}, enginetest.Spoils: {enginetest.Spoils}, enginetest.Infects: {enginetest.Infects},
+		enginetest.Panics: {enginetest.Panics}, enginetest.Fails: {enginetest.Fails},
+		enginetest.Spoils: {enginetest.Spoils}, enginetest.Infects: {enginetest.Infects},
 		"guided": {"a door", enginetest.Panics}, "all": enginetest.Poisons, "twice": {enginetest.Infects, enginetest.Panics, enginetest.Infects},
 	} {
 		states, faults := run(bad...)
@@ -125,14 +127,16 @@ func TestFlowEngine_PoisonFailsAlone(t *testing.T) {
 				}
 				continue
 			}
-			if fault == nil || bus.Code(fault) != code || prompt == enginetest.Fails && !errors.Is(fault, enginetest.ErrModel) {
+			if fault == nil || bus.Code(fault) != code || prompt == enginetest.Fails &&
+				!errors.Is(fault, enginetest.ErrModel) {
 				t.Errorf("%s: %q: %v, code %s; want %s", name, prompt, fault, bus.Code(fault), code)
 			}
 		}
 		states, faults = append(states[:1], states[end:]...), append(faults[:1], faults[end:]...)
 		for i, state := range states {
 			if faults[i] != nil || len(want[i]) == 0 || state != want[i] {
-				t.Errorf("%s: sample %d: %v, the bits of one without poison beside it: %v", name, i, faults[i], state == want[i])
+				t.Errorf("%s: sample %d: %v, the bits of one without poison beside it: %v", name, i, faults[i],
+					state == want[i])
 			}
 		}
 	}

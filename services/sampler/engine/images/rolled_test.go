@@ -7,8 +7,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// A rollout begins where there is no data, at the last timestep of a table with zero terminal SNR: the model sees a finite
-// sigma there, and one that is right lands on the teacher-forced latent.
+// A rollout begins where there is no data, at the last timestep of a table with zero terminal SNR: the model sees a
+// finite sigma there, and one that is right lands on the teacher-forced latent.
 func TestRolling_ZeroSNR(t *testing.T) {
 	config := []byte(`{"_class_name": "DDIMScheduler", "prediction_type": "v_prediction", "rescale_betas_zero_snr": true}`)
 	x0 := []float32{0.5, -1, 2}

@@ -37,8 +37,10 @@ func TestLogits_InHalfTheBytes(t *testing.T) {
 		for i := range x {
 			off = max(off, math.Abs(float64(x[i])-float64(z[i])))
 		}
-		if got := logProb(x[:]); x != want.values || math.Abs(off-want.off) > 1e-6 || math.Abs(got-want.logProb) > 1e-6 {
-			t.Errorf("%s: %v, off by %v, log-prob %v; want %v, %v, %v", dtype, x, off, got, want.values, want.off, want.logProb)
+		if got := logProb(x[:]); x != want.values || math.Abs(off-want.off) > 1e-6 ||
+			math.Abs(got-want.logProb) > 1e-6 {
+			t.Errorf("%s: %v, off by %v, log-prob %v; want %v, %v, %v", dtype, x, off, got, want.values, want.off,
+				want.logProb)
 		}
 	}
 }

@@ -65,7 +65,8 @@ func TestTokenEngine_PoisonFailsAlone(t *testing.T) {
 				Messages: []schemas.Message{{Role: "user", Content: "2+2=?"}}, MaxNewTokens: 12,
 				Temperature: 1, TopP: 1, TokensPerEvent: 1, Vocabulary: int64(e.card.Vocabulary),
 			}
-			req := &schemas.Request{Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "g", SampleIndex: int64(i)}, Sampling: schemas.Sampling{SampleSeed: uint64(i)}, Text: x}
+			req := &schemas.Request{Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "g",
+				SampleIndex: int64(i)}, Sampling: schemas.Sampling{SampleSeed: uint64(i)}, Text: x}
 			req.ScheduleDigest = req.ComputeScheduleDigest()
 			p, err := e.Start(t.Context(), req, nil)
 			if err != nil {
@@ -90,7 +91,8 @@ func TestTokenEngine_PoisonFailsAlone(t *testing.T) {
 			seen := slices.IndexFunc(ids[:len(ids)-1], func(id int32) bool { return of[id] != "" })
 			switch {
 			case seen < 0 && (faults[i] != nil || !slices.Equal(generated(p), ids)):
-				t.Errorf("a token %s: sample %d: %v, %v; want %v as without it", poison, i, faults[i], generated(p), ids)
+				t.Errorf("a token %s: sample %d: %v, %v; want %v as without it", poison, i, faults[i], generated(p),
+					ids)
 			case seen >= 0 && (faults[i] == nil || !slices.Equal(generated(p), ids[:seen+1])):
 				t.Errorf("a token %s: sample %d: %v, %v; want a fault at %d", poison, i, faults[i], generated(p), seen)
 			}

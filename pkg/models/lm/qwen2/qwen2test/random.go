@@ -65,8 +65,8 @@ func (r *Random) setDefaults() {
 	}
 }
 
-// Write writes the folder of a model with random weights. transformers can load it, too. Ids 0 to 255 are bytes, then come <|endoftext|>, <|im_start|> and <|im_end|>. A
-// file that cannot be written is an error.
+// Write writes the folder of a model with random weights. transformers can load it, too. Ids 0 to 255 are bytes, then
+// come <|endoftext|>, <|im_start|> and <|im_end|>. A file that cannot be written is an error.
 func (r Random) Write(dir string) error {
 	r.setDefaults()
 	if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -88,7 +88,8 @@ func assemble(t *testing.T, ptxas, file, generation string) (table []string) {
 	for _, m := range blockSize.FindAllSubmatch(text, -1) {
 		threads[string(m[1])] = number(t, string(m[2]))
 	}
-	out, err := exec.Command(ptxas, "-v", "-arch="+generation, "-o", filepath.Join(t.TempDir(), "k.cubin"), file).CombinedOutput()
+	out, err := exec.Command(ptxas, "-v", "-arch="+generation, "-o", filepath.Join(t.TempDir(), "k.cubin"),
+		file).CombinedOutput()
 	if err != nil {
 		t.Errorf("%s: %v\n%s", generation, err, out)
 		return nil

@@ -97,7 +97,8 @@ func (g *gpu) farConvolution(kernel string) error {
 	g.far = true
 	width := int(image[1]) / in
 	a := args(dst.args()[:1], image[:1], weights[:1],
-		list(num(1), num(lines), num(width), num(in), num(rows), num(1), num(dst.stride), num(kh), num(1), num(1), num(0),
+		list(num(1), num(lines), num(width), num(in), num(rows), num(1), num(dst.stride), num(kh), num(1), num(1),
+			num(0),
 			num(0)),
 		list(0, num(0)), g.factors("float32", gate, tile), list(g.ints(group)), g.factors("float32", residual, tile))
 	if kernel == "conv_bf16" {

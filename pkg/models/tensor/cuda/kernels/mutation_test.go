@@ -183,7 +183,8 @@ func mutants(name string, lines []string) (byRule [][]mutant, left int) {
 		last := all - 1
 		kept := found[:0]
 		for i, m := range found {
-			if !excepted(name, r.name, lines[m.at]) && (i < last || r.name != "no barrier" || !needless.MatchString(name)) {
+			if !excepted(name, r.name, lines[m.at]) && (i < last || r.name != "no barrier" ||
+				!needless.MatchString(name)) {
 				kept = append(kept, m)
 			}
 		}
@@ -218,7 +219,8 @@ func (k shipped) passes(t *testing.T, text string) bool {
 func drawn(kernel string, rule int, all []mutant) []mutant {
 	const step = 6 // one of so many
 	turn, instances := rule, 1
-	for i, name := range []string{"attention_bf16_32", "attention_bf16_64", "attention_bf16_128", "attention_bf16_384"} {
+	for i, name := range []string{"attention_bf16_32", "attention_bf16_64", "attention_bf16_128",
+		"attention_bf16_384"} {
 		if name == kernel {
 			turn, instances = rule-i, 4
 		}

@@ -250,8 +250,9 @@ func norm(length bool) func(c *rowCall) ([][]float64, error) {
 func rotate(kernel string, halves int) func(c *rowCall) ([][]float64, error) {
 	return func(c *rowCall) ([][]float64, error) {
 		g, half, norm := c.g, c.cols, strings.HasPrefix(kernel, "norm_rope")
-		x, w, cos, sin, rows := g.matrix(c.rows, 4*half), g.matrix(1, 2*half), g.matrix(c.rows+2, half), g.matrix(c.rows+2,
-			half), g.indices(c.rows, c.rows+2)
+		x, w, cos, sin, rows := g.matrix(c.rows, 4*half), g.matrix(1, 2*half), g.matrix(c.rows+2, half),
+			g.matrix(c.rows+2,
+				half), g.indices(c.rows, c.rows+2)
 		a := c.both(x, 2)
 		grid := threads(c.rows * 2 * half)
 		tail := args(c.some(g.ints(rows)), list(num(c.rows), num(2*half), num(half), num(halves), num(c.types)))
@@ -375,7 +376,8 @@ func finish(kernel string) func(c *rowCall) ([][]float64, error) {
 		gates, residuals := g.factors("f", gate, c.cols+c.gap(1)), g.factors("f", residual, c.cols)
 		err := g.launch(kernel, threads(elements),
 			args(c.out(c.rows, c.cols), g.factors("f", c.x, c.cols+c.gap(4)), list(num(c.rows), num(c.cols)),
-				c.some(g.factors("f", bias, c.cols)[0]), list(num(act)), c.some(gates[0]), gates[1:], c.some(g.ints(group)),
+				c.some(g.factors("f", bias, c.cols)[0]), list(num(act)), c.some(gates[0]), gates[1:],
+				c.some(g.ints(group)),
 				c.some(residuals[0]), residuals[1:], list(num(c.types)))...)
 		return mapRows(c.rows, c.cols, func(i, j int) float64 {
 			if c.absent {
