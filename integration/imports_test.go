@@ -170,7 +170,7 @@ var layers = map[string][]string{
 	},
 	"services/verify": {
 		"pkg/models/hub",
-		"schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/models/model",
+		"schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/stages", "pkg/models/model",
 		"pkg/models/model/families", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/decoding", "pkg/models/tensor", "pkg/models/tensor/devices",
 		"services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts",
 		"services/sampler/models", "services/sampler/weights",
@@ -210,8 +210,9 @@ var layers = map[string][]string{
 		"pkg/flow", "pkg/models/lora", "pkg/models/media", "pkg/models/model", "pkg/models/model/families", "pkg/remoteimage", "pkg/models/safetensors", "pkg/models/tensor",
 		"services/sampler/engine/images",
 	},
-	"integration/tools/kernelgen": nil,                               // writes the assembly of pkg/models/tensor/cpu, pkg/models/media and pkg/flow
-	"integration/tools/ptxvm":     {"pkg/models/tensor/cuda/driver"}, // interprets the CUDA kernels
+	"integration/tools/vectors":   {"pkg/estimator", "pkg/flow", "pkg/models/decoding"}, // writes schemas/vectors
+	"integration/tools/kernelgen": nil,                                                  // writes the assembly of pkg/models/tensor/cpu, pkg/models/media and pkg/flow
+	"integration/tools/ptxvm":     {"pkg/models/tensor/cuda/driver"},                    // interprets the CUDA kernels
 	"integration/tools/libcuda":   {"pkg/models/tensor/cuda/driver", "integration/tools/ptxvm"},
 	"integration/tools/bench": {
 		"pkg/models/media", "schemas", "pkg/bus", "pkg/heap", "pkg/natsd", "pkg/flow", "pkg/sampling", "pkg/models/model", "pkg/models/model/families", "pkg/models/model/remote", "pkg/models/tensor", "pkg/models/tensor/cpu", "pkg/models/tensor/devices", "services/intake", "services/sampler", "services/advantage",

@@ -72,7 +72,8 @@ type Advantage struct {
 	Credits []Credit `msgpack:"credits,omitempty" size:"1..MaxCredits"`
 }
 
-// Credit is the advantages of one stage of the samples, or of one track of it.
+// Credit is the advantages of one stage of the samples, or of one track of it. They are compared among the samples that
+// ran the stage: an interaction may have ended others before.
 type Credit struct {
 	// Stage is the stage, in all its rounds.
 	Stage Stage `msgpack:"stage" form:"token"`
@@ -80,8 +81,8 @@ type Credit struct {
 	Track string `msgpack:"track,omitempty" form:"token" absent:"all tracks"`
 	// Every is how many members each sample of the stage leads to.
 	Every int64 `msgpack:"every,omitempty" range:"0..MaxGroupSize" absent:"1"`
-	// Values are those of the samples 0, Every, 2 Every and so on; null where no member that a sample leads to has an
-	// advantage.
+	// Values are those of the samples 0, Every, 2 Every and so on; null where no member that a sample leads to ran the
+	// stage and has an advantage.
 	Values []*float64 `msgpack:"values" size:"0..MaxGroupSize"`
 }
 

@@ -141,7 +141,7 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 		return []string{"stages or rounds"}
 	}
 	if names == nil {
-		return []string{"rollout, start, stop, scheduled_sampling, messages or text"}
+		return []string{"negative_prompt (absent or empty), rollout, start, stop, scheduled_sampling, messages or text"}
 	}
 	return names
 }

@@ -77,7 +77,7 @@ type Routing struct {
 // them.
 type ImageSettings struct {
 	// NegativePrompt is the text that guidance leads away from, where TrueCFGScale > 1.
-	NegativePrompt *string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes" absent:"the model's own, which its policy says" flag:"negative-prompt"`
+	NegativePrompt *string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes" absent:"the model's own, which its policy says; none for a whole pipeline" flag:"negative-prompt"`
 	// Prompt2 is the text for the second text encoder of a network that has several; others are refused with it.
 	Prompt2 string `msgpack:"prompt_2,omitempty" size:"0..MaxPromptBytes" absent:"the prompt" flag:"prompt-2"`
 	// Prompt3 is the text for the third text encoder.

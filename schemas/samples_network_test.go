@@ -70,6 +70,11 @@ func networkSamples(t testing.TB) []sample {
 func diffusionSamples(t testing.TB) []sample {
 	t.Helper()
 	return []sample{
+		{"request-no-negative-prompt", func() *schemas.Request {
+			r := fullRequest(t)
+			r.NegativePrompt, r.NoNegativePrompt = "", true
+			return r
+		}()},
 		{"request-diffusion", func() *schemas.Request {
 			r := fullRequest(t)
 			own := []float32{999, 749, 499, 249, 124}

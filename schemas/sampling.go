@@ -122,6 +122,9 @@ type Sampling struct {
 	// Arguments are what else the network's pipeline is called with, by name; values as texts, numbers in the shortest
 	// form. What is not here is the pipeline's default.
 	Arguments map[string]string `msgpack:"arguments,omitempty" size:"0..MaxParams" for:"image"`
+	// NoNegativePrompt says that none was given, and none is to the network's pipeline: some compute otherwise than
+	// with an empty one. NegativePrompt is empty beside it.
+	NoNegativePrompt bool `msgpack:"no_negative_prompt,omitempty" for:"image" digest:"content"`
 
 	unknown []string // what Decode found and does not know, as in "cfg_from=0.2"
 }

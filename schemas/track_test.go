@@ -85,8 +85,13 @@ func TestAdvantage_ValidateCredits(t *testing.T) {
 		{"track twice", func(a *A) { a.Credits[2].Track = "video" }, `credits[2].track: "video"; must come at most once in a stage`},
 		{"all tracks beside one", func(a *A) { a.Credits[2].Track = "" }, `credits[2].track: ""; must be a track in each credit of a stage that has several`},
 		{"few values", func(a *A) { a.Credits[0].Values = a.Credits[0].Values[:2] }, "credits[0].values: 2 items; must be 3, one per member, or every few of them"},
-		{"value of a missing member", func(a *A) { a.Credits[0].Values[2] = new(0.0) }, "credits[0].values[2]: 0; must be a number exactly where the member has an advantage"},
-		{"no value", func(a *A) { a.Credits[0].Values[1] = nil }, "credits[0].values[1]: null; must be a number exactly where the member has an advantage"},
+		{"value of a missing member", func(a *A) { a.Credits[0].Values[2] = new(0.0) }, "credits[0].values[2]: 0; must be a number exactly where a member that ran the stage has an advantage"},
+		{"no value", func(a *A) { a.Credits[0].Values[1] = nil }, "credits[0].values[1]: null; must be a number exactly where a member that ran the stage has an advantage"},
+		{"value of a stage that did not run", func(a *A) {
+			a.Members[0].Stages = []schemas.StageResult{{Stage: "plan-2"}}
+			a.Members[1].Stages = []schemas.StageResult{{Stage: "other"}}
+			a.Credits, a.Credits[0].Every = a.Credits[:1], 0
+		}, "credits[0].values[1]: -0.5; must be a number exactly where a member that ran the stage has an advantage"},
 		{"NaN", func(a *A) { a.Credits[0].Values[1] = new(math.NaN()) }, "credits[0].values[1]: NaN; must be finite"},
 	})
 }

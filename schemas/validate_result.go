@@ -69,7 +69,8 @@ func (e *Advantage) checkRules(f *faults) {
 	f.checkPolicySpan(e.PolicyVersionMin, e.PolicyVersionMax)
 }
 
-// checkCredits checks that each stage and track comes once, with a value for each member that has an advantage.
+// checkCredits checks that each stage and track comes once, with a value for each member that has an advantage and ran
+// the stage.
 func (e *Advantage) checkCredits(f *faults) {
 	if len(e.Credits) > MaxCredits || len(e.Members) > MaxGroupSize {
 		return
@@ -91,13 +92,21 @@ func (e *Advantage) checkCredits(f *faults) {
 		}
 		for k, v := range c.Values {
 			leads := slices.ContainsFunc(e.Members[k*every:(k+1)*every],
-				func(m Member) bool { return m.Advantage != nil })
+				func(m Member) bool { return m.Advantage != nil && m.ran(c.Stage) })
 			if (v == nil) == leads {
 				g.add("values["+strconv.Itoa(k)+"]", nullOr(v),
-					"must be a number exactly where the member has an advantage")
+					"must be a number exactly where a member that ran the stage has an advantage")
 			}
 		}
 	}
+}
+
+// ran reports whether a stage ran for the member, in any round; one without stages is all of one.
+func (m *Member) ran(stage Stage) bool {
+	return len(m.Stages) == 0 || slices.ContainsFunc(m.Stages, func(r StageResult) bool {
+		name, _ := r.Stage.Split()
+		return name == stage
+	})
 }
 
 // checkMember checks member i: its order, and that reward and advantages are there exactly if its status says so.

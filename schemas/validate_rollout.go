@@ -23,7 +23,7 @@ func (e *Request) checkRules(f *faults) {
 	f.requirePositive("height", e.Height)
 	f.requirePositive("width", e.Width)
 	f.checkFrames(e.Frames)
-	f.checkBoundary(&e.Sampling)
+	f.checkGuidance(&e.Sampling)
 	f.checkConditions(e.Conditions)
 	f.checkParams("arguments", e.Arguments)
 	f.requireOneOf("log_prob_kind", e.LogProbKind, LogProbKinds)
@@ -49,10 +49,14 @@ func (f *faults) requirePositive(field string, n int64) {
 	}
 }
 
-// checkBoundary checks that a second scale of guidance has the noise level below which it holds.
-func (f *faults) checkBoundary(s *Sampling) {
+// checkGuidance checks that a second scale of guidance has the noise level below which it holds, and that a negative
+// prompt is not there and absent.
+func (f *faults) checkGuidance(s *Sampling) {
 	if (s.TrueCFGScale2 == 0) != (s.BoundaryRatio == 0) {
 		f.add("boundary_ratio", formatFloat(s.BoundaryRatio), "must be above 0 with true_cfg_scale_2, else absent")
+	}
+	if s.NoNegativePrompt && s.NegativePrompt != "" {
+		f.add("negative_prompt", quote(s.NegativePrompt), "must be empty with no_negative_prompt")
 	}
 }
 
@@ -283,7 +287,7 @@ func (e *Trajectory) checkCompleted(f *faults, begin, end int64) {
 	f.requireDigest("content_digest", e.ContentDigest, FormDigest)
 	f.requireDigest("schedule_digest", e.ScheduleDigest, FormDigest)
 	f.checkFrames(e.Frames)
-	f.checkBoundary(&e.Sampling)
+	f.checkGuidance(&e.Sampling)
 	f.checkConditions(e.Conditions)
 	e.checkMedia(f, end)
 }

@@ -1,10 +1,10 @@
 """Worked examples of the losses that train on a rollout, with their gradients: a plain reading of the formulas in
 float64.
 
-    python3 deploy/golden/make_losses.py pkg/client/policyloss/testdata/losses.json
+    python3 deploy/golden/make_losses.py schemas/vectors/losses.json
 
-It needs nothing but Python. Each gradient is derived by hand, of the mean of the losses by what its name says, and held
-against central differences before it is written. Tests of Go and Python read the file; so may a client in any language.
+It needs nothing but Python. Each gradient is derived by hand, of the loss by what its name says, and held against
+central differences before it is written. The file has the form of schemas/vectors/README.md.
 """
 
 import json
@@ -13,6 +13,63 @@ import random
 import sys
 
 SEED, CASES = 20261126, 4
+
+STEPS = {"log_prob": "[B]", "old": "[B]", "advantages": "[B]", "weights": "[B]"}
+MEANS = {"mean": "[B,N]", "old_mean": "[B,N]", "noise_std": "[]"}
+CLIP = {"clip": "[]", "adv_clip_max": "[]"}
+# A float32 log-prob of size 2 is off by 1e-7. Ratios are as far off; what divides by a step or multiplies by beta is off
+# by as much more. In bfloat16 a ratio is off by 1 %, far beyond a clip of 1e-4: no tolerance makes sense there.
+SETS = {
+    "ppo": {
+        "formula": "mean over B of w max(-A r, -A clamp(r, 1-clip, 1+clip)), r = exp(log_prob - old), A = advantages "
+        "within +-adv_clip_max, w = weights", "source": "Flow-GRPO, arXiv 2505.05470, eq. 5; verl-omni FlowGRPOLoss",
+        "inputs": STEPS | CLIP, "float32": 1e-5,
+    },
+    "grpo_guard": {
+        "formula": "ppo with r = exp((log_prob - old + mean((mean - old_mean)^2) / (2 noise_std^2)) noise_std), the loss "
+        "divided by step", "source": "GRPO-Guard, arXiv 2510.22319; verl-omni GRPOGuardLoss",
+        "inputs": STEPS | MEANS | CLIP | {"step": "[]"}, "float32": 1e-4,
+    },
+    "flow_dppo": {
+        "formula": "mean over B of -A r w, 0 where r moves away from 1 in A's direction and mean((mean - old_mean)^2) / "
+        "(2 noise_std^2) >= kl_mask_threshold", "source": "Flow-DPPO, arXiv 2606.11025; verl-omni",
+        "inputs": STEPS | MEANS | {"kl_mask_threshold": "[]"}, "float32": 1e-5,
+    },
+    "gspo": {
+        "formula": "mean over B of max(-A r, -A clamp(r, 1-clip_low, 1+clip_high)), r = exp(mean over T of log_prob - "
+        "old)", "source": "GSPO, arXiv 2507.18071, eq. 5",
+        "inputs": {"log_prob": "[B,T]", "old": "[B,T]", "advantages": "[B]", "clip_low": "[]", "clip_high": "[]"},
+        "float32": 1e-5,
+    },
+    "dpo": {
+        "formula": "mean over B of -log sigmoid(dpo_beta ((log_prob - base)[0] - (log_prob - base)[1])), rows are [best, "
+        "worst]", "source": "Diffusion-DPO, arXiv 2311.12908, on stored transitions as D3PO, arXiv 2311.13231",
+        "inputs": {"log_prob": "[B,2]", "base": "[B,2]", "dpo_beta": "[]"}, "float32": 1e-3,
+    },
+    "diffusion_nft": {
+        "formula": "mean over B of adv_clip_max / b (r E(v+) + (1-r) E(v-)), b = mix_beta, v+ = b v + (1-b) v_old, v- = "
+        "(1+b) v_old - b v, r = advantages within +-adv_clip_max as 0 to 1, E(u) = mean((x_t - sigma u - x0)^2) / "
+        "max(mean|x_t - sigma u - x0|, adaptive_weight_min), the divisor without gradient",
+        "source": "DiffusionNFT, arXiv 2509.16117; verl-omni DiffusionNFTLoss",
+        "inputs": {
+            "clean": "[B,N]", "noise": "[B,N]", "sigma": "[B]", "velocity": "[B,N]", "old_velocity": "[B,N]",
+            "advantages": "[B]", "mix_beta": "[]", "adaptive_weight_min": "[]", "adv_clip_max": "[]",
+        }, "float32": 1e-4,
+    },
+    "grpo_tokens": {
+        "formula": "over the tokens of mask, l = -min(r A, clamp(r, 1-clip_low, 1+clip_high) A) + beta (exp(d) - d - 1), "
+        "r = exp(log_prob - old), d = reference - log_prob. sample_mean: the mean over B of the mean over a row's tokens;"
+        " token_mean: the mean over all tokens; fixed_length: the sum divided by B T",
+        "source": "GRPO, arXiv 2402.03300, eq. 3; DAPO, arXiv 2503.14476; Dr. GRPO, arXiv 2503.20783. TRL: loss_type "
+        "grpo, bnpo, dr_grpo; verl: seq-mean-token-mean, token-mean, seq-mean-token-sum-norm",
+        "inputs": {
+            "log_prob": "[B,T]", "old": "[B,T]", "reference": "[B,T]", "advantages": "[B]", "mask": "[B,T]",
+            "clip_low": "[]", "clip_high": "[]", "beta": "[]", "reduce": ["sample_mean", "token_mean", "fixed_length"],
+        }, "float32": 1e-5,
+    },
+}
+# What an input is where a loss does not have it.
+NEUTRAL = {"weights": 1, "mask": 1, "beta": 0}
 
 
 def mean(xs):
@@ -115,6 +172,29 @@ def diffusion_nft(c, sizes=None):
     return {"losses": losses, "gradient_velocity": gradient, "sizes": found}
 
 
+def grpo_tokens(c):
+    """The loss alone: what it is the mean of depends on reduce."""
+    rows, width = len(c["old"]), len(c["old"][0])
+    counts = [sum(m) for m in c["mask"]]
+    total, gradient = 0.0, []
+    for b, a in enumerate(c["advantages"]):
+        share = {
+            "sample_mean": 1 / (rows * counts[b]), "token_mean": 1 / sum(counts), "fixed_length": 1 / (rows * width),
+        }[c["reduce"]]
+        row = []
+        for lp, old, ref, m in zip(c["log_prob"][b], c["old"][b], c["reference"][b], c["mask"][b]):
+            r, d = math.exp(lp - old), ref - lp
+            loss, slope = surrogate(r, a, 1 - c["clip_low"], 1 + c["clip_high"])
+            total += share * m * (loss + c["beta"] * (math.expm1(d) - d))
+            row.append(share * m * (slope * r - c["beta"] * math.expm1(d)))
+        gradient.append(row)
+    return {"loss": total, "gradient_log_prob": gradient}
+
+
+def total(want):
+    return want["loss"] if "loss" in want else mean(want["losses"])
+
+
 def check(loss, case, want):
     """Holds each gradient against central differences."""
     frozen = [want.pop("sizes")] if "sizes" in want else []
@@ -125,7 +205,7 @@ def check(loss, case, want):
         for i in path[:-1]:
             row = row[i]
         row[path[-1]] += by
-        return mean(loss(changed, *frozen)["losses"])
+        return total(loss(changed, *frozen))
 
     for key, gradient in want.items():
         if not key.startswith("gradient_"):
@@ -183,19 +263,40 @@ def examples(rng):
             "mix_beta": (0.5, 0.1, 1.0, 0.5)[k], "adaptive_weight_min": 1e-5 if k < 3 else 2.0,
             "adv_clip_max": 5.0 if k % 2 else 1.0,
         }
+    for k in range(6):
+        rows, width = 3 + k % 2, 5 + k // 2
+        old = draw(0.7, rows, width)
+        yield "grpo_tokens", grpo_tokens, {
+            "log_prob": shifted(old, 0.15), "old": old, "reference": shifted(old, 0.3), "advantages": draw(1, rows),
+            # Rows end, and the middle of one was written by others.
+            "mask": [[int(t < width - b - k % 3 and (b, t) != (1, 1)) for t in range(width)] for b in range(rows)],
+            "clip_low": 0.1, "clip_high": (0.1, 0.2)[k % 2], "beta": (0.0, 0.04, 0.3)[(k + k // 3) % 3],
+            "reduce": SETS["grpo_tokens"]["inputs"]["reduce"][k % 3],
+        }
 
 
 def main():
-    sections = {}
+    cases = {}
     for name, loss, case in examples(random.Random(SEED)):
         want = loss(case)
         check(loss, case, want)
-        sections.setdefault(name, []).append(case | {"want": {"loss": mean(want["losses"]), **want}})
+        cases.setdefault(name, []).append({"inputs": case, "expected": {"loss": total(want), **want}})
+    about = {"kind": "losses", "about": f"written by deploy/golden/make_losses.py, seed {SEED}"}
     with open(sys.argv[1], "w", encoding="utf-8") as f:
-        f.write('{\n"provenance": ' + json.dumps({"script": "deploy/golden/make_losses.py", "seed": SEED}))
-        for name, cases in sections.items():
-            f.write(f',\n"{name}": [\n' + ",\n".join(json.dumps(c) for c in cases) + "\n]")
-        f.write("\n}\n")
+        f.write(json.dumps(about)[:-1] + ', "sets": [')
+        for i, (name, said) in enumerate(SETS.items()):
+            inputs = {
+                k: {"choices": v} if isinstance(v, list) else {"shape": v} | (
+                    {"neutral": NEUTRAL[k]} if k in NEUTRAL else {}
+                ) for k, v in said["inputs"].items()
+            }
+            head = {
+                "name": name, "formula": said["formula"], "source": said["source"], "returns": "loss", "inputs": inputs,
+                "tolerance": {"float64": 1e-9, "float32": said["float32"]},
+            }
+            f.write("," * (i > 0) + "\n" + json.dumps(head)[:-1] + ', "cases": [\n')
+            f.write(",\n".join(json.dumps(c) for c in cases[name]) + "\n]}")
+        f.write("\n]}\n")
 
 
 if __name__ == "__main__":

@@ -30,12 +30,19 @@ const (
 	blobAtOnce = 4 << 20
 )
 
+// RefOf returns the reference under which PutBlob stores data. It stores nothing.
+func RefOf(data []byte) schemas.Ref { return refOf(data, sha256.Sum256(data)) }
+
+func refOf(data []byte, sum [sha256.Size]byte) schemas.Ref {
+	return schemas.Ref{Bucket: schemas.BlobBucket, Digest: hex.EncodeToString(sum[:]), Size: int64(len(data))}
+}
+
 // PutBlob stores data under its sha-256 and returns the reference. It does not write data again that is stored
 // already. When the store is full it returns ErrStreamFull; for large data it finds that out before it writes
 // anything.
 func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 	sum := sha256.Sum256(data)
-	ref := schemas.Ref{Bucket: schemas.BlobBucket, Digest: hex.EncodeToString(sum[:]), Size: int64(len(data))}
+	ref := refOf(data, sum)
 	if len(data) > schemas.MaxBlobBytes {
 		err := fmt.Errorf("put blob: %w: %d bytes; must be at most %d", ErrTooLarge, len(data),
 			int64(schemas.MaxBlobBytes))

@@ -134,7 +134,7 @@ type Prompt struct {
 	// Text: how a language model answers (map). Default: as the model does, where it is a language model.
 	Text *Text
 	// NegativePrompt: the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384 bytes).
-	// Default: the model's own, which its policy says.
+	// Default: the model's own, which its policy says; none for a whole pipeline.
 	NegativePrompt Optional[string]
 	// Prompt2: the text for the second text encoder of a network that has several; others are refused with it (text, 0
 	// to 16384 bytes). Default: the prompt.
@@ -415,7 +415,7 @@ type StageSpec struct {
 	// Text: how a language model answers (map). Default: as the model does, where it is a language model.
 	Text *Text
 	// NegativePrompt: the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384 bytes).
-	// Default: the model's own, which its policy says.
+	// Default: the model's own, which its policy says; none for a whole pipeline.
 	NegativePrompt Optional[string]
 	// Prompt2: the text for the second text encoder of a network that has several; others are refused with it (text, 0
 	// to 16384 bytes). Default: the prompt.

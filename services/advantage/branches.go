@@ -30,11 +30,10 @@ type branchComparison struct {
 }
 
 // estimateBranches returns, for each of the groups at the given indices, its branch points with the advantages of
-// their children; nil for a group that is no tree. estimateAlike calls it for groups of the same scale. rewards and
-// results are what the estimator got for their samples and what it returned. The error is the estimator's: the groups
-// fail.
+// their children; nil for a group that is no tree. estimateAlike calls it for groups of the same scale. results are
+// what the estimator returned for their samples. The error is the estimator's: the groups fail.
 func estimateBranches(
-	cfg estimator.Config, groups []*group, at []int, rewards []estimator.Rewards, results []estimator.Group,
+	cfg estimator.Config, groups []*group, at []int, results []estimator.Group,
 ) ([][]schemas.BranchGroup, error) {
 	out := make([][]schemas.BranchGroup, len(at))
 	for depth := range schemas.MaxBranches {
@@ -45,7 +44,7 @@ func estimateBranches(
 			if g.spec.Tree == nil || depth >= len(g.spec.Tree.Branches) {
 				continue
 			}
-			segments := g.segments(depth, rewards[k], results[k])
+			segments := g.segments(depth, results[k])
 			points[k] = g.branchPoints(depth, segments)
 			c.addBranchPoints(g.spec.Advantage.BranchScope, points[k], segments)
 		}
@@ -61,42 +60,49 @@ func estimateBranches(
 	return out, nil
 }
 
-// segment holds the means over the scored leaves behind a child of a branch point, and how many there are.
+// segment holds the means over the scored leaves behind a child of a branch point, or behind a sample of a stage, and
+// how many there are. Until divide they are sums.
 type segment struct {
 	leaves            int64
 	reward, advantage float64
 	scores            []float64
 }
 
+// add adds the reward and the scores of a leaf.
+func (x *segment) add(reward float64, scores []float64) {
+	x.leaves++
+	x.reward += reward
+	x.scores = append(x.scores, make([]float64, len(scores)-len(x.scores))...)
+	for i, score := range scores {
+		x.scores[i] += score
+	}
+}
+
+// divide makes means of the sums.
+func (x *segment) divide() {
+	n := float64(max(x.leaves, 1))
+	x.reward, x.advantage = x.reward/n, x.advantage/n
+	for k := range x.scores {
+		x.scores[k] /= n
+	}
+}
+
 // segments returns the segments of the children of all branch points of one depth, in order of their samples: each
-// with the means over the leaves below it. rewards and result are what the estimator got and returned for the group.
-func (g *group) segments(depth int, rewards estimator.Rewards, result estimator.Group) []segment {
+// with the means over the leaves below it. result is what the estimator returned for the group.
+func (g *group) segments(depth int, result estimator.Group) []segment {
 	behind := g.spec.Tree.LeavesBelow(depth + 1)
 	segments := make([]segment, g.size/behind)
 	next := 0
 	for _, s := range g.members() {
-		if !s.scored {
-			continue
+		if s.scored {
+			x := &segments[s.index/behind]
+			x.add(s.reward, s.scores)
+			x.advantage += result.Advantages[next]
+			next++
 		}
-		x := &segments[s.index/behind]
-		x.leaves++
-		x.reward += s.reward
-		x.advantage += result.Advantages[next]
-		if rewards.Scores != nil {
-			x.scores = append(x.scores, make([]float64, len(s.scores)-len(x.scores))...)
-			for i, score := range rewards.Scores[next] {
-				x.scores[i] += score
-			}
-		}
-		next++
 	}
 	for i := range segments {
-		x := &segments[i]
-		n := float64(max(x.leaves, 1))
-		x.reward, x.advantage = x.reward/n, x.advantage/n
-		for k := range x.scores {
-			x.scores[k] /= n
-		}
+		segments[i].divide()
 	}
 	return segments
 }
@@ -155,9 +161,7 @@ func (c *branchComparison) addBranchPoints(scope string, points []schemas.Branch
 		for k := range points[i].Children {
 			if x := segments[next]; x.leaves > 0 {
 				set.Values = append(set.Values, x.reward)
-				if x.scores != nil {
-					set.Scores = append(set.Scores, x.scores)
-				}
+				set.Scores = append(set.Scores, x.scores)
 				c.children[last] = append(c.children[last], &points[i].Children[k])
 			}
 			next++

@@ -11,119 +11,145 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Each stage of a sample that is trained has advantages of its own. The reward of a sample of a stage is the mean of
-// what its leaves, the samples of the group that it leads to, have for that stage: their reward, or the weighted sum of
-// the scores that the stage names as its credit. The group's estimator compares the samples of one stage. A later round
-// of a stage has the advantages of its first.
+// A part is what of the samples has advantages of its own: a stage that is trained, in all its rounds. The reward of a
+// sample of a stage is the mean of what its leaves, the samples of the group that it leads to, have for that stage:
+// their reward, or the weighted sum of the scores that the stage names as its credit. The group's estimator compares
+// the samples of a part with each other. A leaf that ended before a stage ran has nothing for it, and is compared with
+// none there.
+type part struct {
+	stage  schemas.Stage
+	kind   string
+	every  int64                 // how many samples each sample of the stage leads to
+	shares []schemas.CreditShare // what of the scores it is trained for; nil: the reward
+}
 
-// estimateCredits returns, for each of the groups at the given indices, the advantages of its stages; nil for a group
-// without stages. estimateAlike calls it for groups of the same scale. The error is the estimator's: the groups fail.
-func estimateCredits(cfg estimator.Config, groups []*group, at []int) ([][]schemas.Credit, error) {
-	out := make([][]schemas.Credit, len(at))
-	var names []schemas.Stage
-	for _, i := range at {
-		for _, s := range groups[i].spec.Stages {
-			if s.Trains() && !slices.Contains(names, s.Name) {
-				names = append(names, s.Name)
-			}
+// parts returns the parts of the group's samples that have advantages.
+func (g *group) parts() (list []part) {
+	for i := range g.spec.Stages {
+		if s := &g.spec.Stages[i]; s.Trains() {
+			list = append(list, part{s.Name, s.Kind, s.Every, s.Credit})
 		}
 	}
-	for _, name := range names {
-		var sets []estimator.Rewards
-		var of [][]*float64 // values of the samples of a set that have a reward, in its order
-		var where []*float64
-		c := cfg
-		for k, i := range at {
-			g := groups[i]
-			n := g.spec.StageIndex(name)
-			if n < 0 || !g.spec.Stages[n].Trains() {
-				continue
-			}
-			credit := schemas.Credit{Stage: name, Values: make([]*float64, g.size/g.spec.Stages[n].Every)}
-			if every := g.spec.Stages[n].Every; every > 1 {
-				credit.Every = every
-			}
-			set, columns := g.stageRewards(n, credit.Values, &where)
-			c.Columns = max(columns, 1)
-			sets, of = append(sets, set), append(of, where)
-			out[k], where = append(out[k], credit), nil
+	return list
+}
+
+// estimateCredits returns, for each of the groups at the given indices, the advantages of its parts; nil for a group
+// without stages. estimateAlike calls it for groups of the same scale. The error is the estimator's: the groups fail.
+func estimateCredits(cfg estimator.Config, groups []*group, at []int) ([][]schemas.Credit, error) {
+	type compared struct {
+		part    part
+		sets    []estimator.Rewards // of each group
+		credits []*schemas.Credit   // of each set
+	}
+	out := make([][]schemas.Credit, len(at))
+	var list []*compared
+	of := map[string]*compared{} // by what their samples have in common
+	for k, i := range at {
+		parts := groups[i].parts()
+		if len(parts) > 0 { // absent, not empty
+			out[k] = make([]schemas.Credit, len(parts))
 		}
-		results, err := estimator.Estimate(c, sets)
+		for n, p := range parts {
+			credit := &out[k][n]
+			set := groups[i].rewardsOf(p, credit)
+			if len(set.Values) == 0 {
+				continue // no sample ran the stage
+			}
+			key := string(p.stage) + " " + p.kind
+			if of[key] == nil {
+				of[key] = &compared{part: p}
+				list = append(list, of[key])
+			}
+			of[key].sets, of[key].credits = append(of[key].sets, set), append(of[key].credits, credit)
+		}
+	}
+	for _, c := range list {
+		results, err := estimatePart(cfg, c.sets)
 		if err != nil {
-			return nil, fmt.Errorf("stage %s: %w", name, err)
+			return nil, fmt.Errorf("stage %s: %w", c.part.stage, err)
 		}
-		for k, r := range results {
-			for n, value := range of[k] {
-				*value = r.Advantages[n]
-			}
+		for k, credit := range c.credits {
+			setAdvantages(credit, results[k])
 		}
 	}
 	return out, nil
 }
 
-// stageRewards returns what the estimator needs of the samples of stage n, and how many steps of them are trained. It
-// sets the values of those that have a reward, and appends them to where.
-func (g *group) stageRewards(n int, values []*float64, where *[]*float64) (set estimator.Rewards, columns int) {
-	stage := &g.spec.Stages[n]
-	members := g.members()
-	needs := estimator.PropertiesOf(g.spec.Advantage.Estimator).Scores
-	for i := range values {
-		leaves, sum, scores, length := 0, 0.0, make([]float64, len(g.spec.Reward)), 0
-		for _, s := range members {
-			if !s.scored || s.index/stage.Every != int64(i) {
-				continue
-			}
-			leaves++
-			sum += s.stageReward(g.spec, stage)
-			for k, score := range s.scores {
-				scores[k] += score
-			}
-			length, columns = s.stageLength(stage.Name)
+// estimatePart computes the advantages of a part. A single sample in all has nothing to be compared with, also where
+// the estimator compares over a batch: its advantage is 0.
+func estimatePart(cfg estimator.Config, sets []estimator.Rewards) ([]estimator.Group, error) {
+	cfg.Columns = 1 // sets have lengths
+	if len(sets) == 1 && len(sets[0].Values) == 1 && cfg.NeedsTwo() {
+		return []estimator.Group{{Advantages: []float64{0}}}, nil
+	}
+	return estimator.Estimate(cfg, sets)
+}
+
+// setAdvantages puts advantages in the place of the rewards that they are of.
+func setAdvantages(credit *schemas.Credit, result estimator.Group) {
+	next := 0
+	for i := range credit.Values {
+		if credit.Values[i] != nil {
+			credit.Values[i] = &result.Advantages[next]
+			next++
 		}
-		if leaves == 0 {
+	}
+}
+
+// rewardsOf returns what the estimator needs of the samples of a part, and sets the credit: its values are the rewards
+// of these samples, nil where there is none.
+func (g *group) rewardsOf(p part, credit *schemas.Credit) (set estimator.Rewards) {
+	means, lengths := make([]segment, g.size/p.every), make([]int, g.size/p.every)
+	for _, s := range g.members() {
+		steps, ran := s.stageSteps(p.stage)
+		if !s.scored || !ran {
 			continue
 		}
-		values[i] = new(0.0)
-		*where = append(*where, values[i])
-		set.Values = append(set.Values, sum/float64(leaves))
-		if stage.Kind == schemas.StageText {
-			set.Lengths = append(set.Lengths, max(length, 1))
-		}
-		if needs {
-			for k := range scores {
-				scores[k] /= float64(leaves)
-			}
-			set.Scores = append(set.Scores, scores)
-		}
+		means[s.index/p.every].add(s.credited(g.spec.Reward, p.shares))
+		lengths[s.index/p.every] = max(steps, 1)
 	}
-	return set, columns
+	*credit = schemas.Credit{Stage: p.stage, Values: make([]*float64, len(means))}
+	if p.every > 1 {
+		credit.Every = p.every
+	}
+	for i := range means {
+		x := &means[i]
+		if x.leaves == 0 {
+			continue
+		}
+		x.divide()
+		credit.Values[i] = &x.reward
+		set.Values, set.Scores = append(set.Values, x.reward), append(set.Scores, x.scores)
+		set.Lengths = append(set.Lengths, lengths[i])
+	}
+	return set
 }
 
-// stageReward returns what a scored sample has for a stage: its reward, or the sum of the stage's shares of the scores.
-func (s *sample) stageReward(g *schemas.Group, stage *schemas.GroupStage) float64 {
-	if len(stage.Credit) == 0 {
-		return s.reward
+// credited returns what a scored sample has for a part, and the scores that go into it: its reward, or the sum of the
+// part's shares of the scores.
+func (s *sample) credited(specs []schemas.RewardSpec, shares []schemas.CreditShare) (sum float64, scores []float64) {
+	if len(shares) == 0 {
+		return s.reward, s.scores
 	}
-	sum := 0.0
-	for _, share := range stage.Credit {
-		k := slices.IndexFunc(g.Reward, func(r schemas.RewardSpec) bool { return r.Name == share.Reward })
+	for _, share := range shares {
+		k := slices.IndexFunc(specs, func(r schemas.RewardSpec) bool { return r.Name == share.Reward })
 		if k >= 0 && !math.IsNaN(s.scores[k]) {
-			sum += share.Weight * s.scores[k]
+			sum += float64(share.Weight * s.scores[k])
 		}
 	}
-	return sum
+	return sum, s.scores
 }
 
-// stageLength returns how many tokens a sample generated in all rounds of a stage, and how many steps of one are
-// trained.
-func (s *sample) stageLength(name schemas.Stage) (tokens, steps int) {
+// stageSteps returns how many steps of a sample are trained in all rounds of a stage, of a text the tokens that it
+// generated, and whether the stage ran for it.
+func (s *sample) stageSteps(name schemas.Stage) (steps int, ran bool) {
 	for i := range s.stages {
 		x := &s.stages[i]
 		if of, _ := x.Stage.Split(); of == name {
-			tokens, steps = tokens+int(or(x.Tokens, 0)), int(x.TrainedSteps)
+			steps, ran = steps+int(or(x.Tokens, x.TrainedSteps)), true
 		}
 	}
-	return tokens, steps
+	return steps, ran
 }
 
 // results returns the stages that ran for a sample, as its member has them.
@@ -134,70 +160,77 @@ func (s *sample) results() (list []schemas.StageResult) {
 	return list
 }
 
-// lane is what the rules of a group say of one stage: they hold for each lane by itself.
+// laneFacts are what the rules of a group ask of one stage. They hold for each lane by itself, and for the samples that
+// ran there.
 type laneFacts struct {
-	oldest, newest int64
+	stage          *schemas.GroupStage
+	oldest, newest int64 // versions of its weights
 	first          *sample
-	schedule       string
+	digest         string // of the schedule of the first sample
+	schedule       string // says which two samples ran under different schedules; empty: none did
+}
+
+// lanes returns the facts of the stages that a lane made of scored samples, in all rounds.
+func (g *group) lanes() (list []laneFacts) {
+	for i := range g.spec.Stages {
+		f := laneFacts{stage: &g.spec.Stages[i]}
+		if f.stage.Kind == schemas.StageInteraction {
+			continue
+		}
+		for _, s := range g.members() {
+			f.add(s)
+		}
+		if f.first != nil {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// add adds the rounds of a sample, if it is scored.
+func (f *laneFacts) add(s *sample) {
+	for i := range s.stages {
+		x := &s.stages[i]
+		if of, _ := x.Stage.Split(); of != f.stage.Name || !s.scored {
+			continue
+		}
+		if f.first == nil {
+			f.first, f.digest, f.oldest = s, x.ScheduleDigest, x.PolicyVersionMin
+		}
+		f.oldest, f.newest = min(f.oldest, x.PolicyVersionMin), max(f.newest, x.PolicyVersionMax)
+		if x.ScheduleDigest != f.digest && f.schedule == "" {
+			f.schedule = fmt.Sprintf("samples %d and %d were sampled under different schedules (%.12s and %.12s)",
+				f.first.index, s.index, f.digest, x.ScheduleDigest)
+		}
+	}
 }
 
 // checkStages returns why the samples of a stage may not be compared, "" if they may: their versions are too far apart,
 // or they ran under different schedules.
 func (g *group) checkStages(policy *schemas.GroupPolicy) string {
-	for _, stage := range g.spec.Stages {
-		facts := g.laneFacts(stage.Name)
-		if facts.first == nil || stage.Kind == schemas.StageInteraction {
-			continue
+	for _, f := range g.lanes() {
+		if span := f.newest - f.oldest + 1; span > *policy.MaxPolicySpan {
+			return fmt.Sprintf("stage %s: policy versions %d to %d are a span of %d; max_policy_span is %d",
+				f.stage.Name, f.oldest, f.newest, span, *policy.MaxPolicySpan)
 		}
-		if span := facts.newest - facts.oldest + 1; span > *policy.MaxPolicySpan {
-			return fmt.Sprintf("stage %s: policy versions %d to %d are a span of %d; max_policy_span is %d", stage.Name,
-				facts.oldest, facts.newest, span, *policy.MaxPolicySpan)
-		}
-		if facts.schedule != "" && !policy.MixedSchedules {
-			return fmt.Sprintf("stage %s: %s", stage.Name, facts.schedule)
+		if f.schedule != "" && !policy.MixedSchedules {
+			return fmt.Sprintf("stage %s: %s", f.stage.Name, f.schedule)
 		}
 	}
 	return ""
-}
-
-// laneFacts returns the versions of a stage's scored samples in all rounds, and in schedule which two of them ran under
-// different ones.
-func (g *group) laneFacts(name schemas.Stage) (f laneFacts) {
-	digest := ""
-	for _, s := range g.members() {
-		for i := range s.stages {
-			x := &s.stages[i]
-			if of, _ := x.Stage.Split(); of != name || !s.scored {
-				continue
-			}
-			if f.first == nil {
-				f.first, digest, f.oldest = s, x.ScheduleDigest, x.PolicyVersionMin
-			}
-			f.oldest, f.newest = min(f.oldest, x.PolicyVersionMin), max(f.newest, x.PolicyVersionMax)
-			if x.ScheduleDigest != digest && f.schedule == "" {
-				f.schedule = fmt.Sprintf("samples %d and %d were sampled under different schedules (%.12s and %.12s)",
-					f.first.index, s.index, digest, x.ScheduleDigest)
-			}
-		}
-	}
-	return f
 }
 
 // setStaleStage sets why a stage of the group is too old for max_policy_lag: by the versions that its lane served when
 // the last sample was scored, at the given time.
 func (w *worker) setStaleStage(ctx context.Context, g *group, last time.Time, most int64) error {
 	g.staleStage = ""
-	for _, stage := range g.spec.Stages {
-		facts := g.laneFacts(stage.Name)
-		if stage.Kind == schemas.StageInteraction || facts.first == nil {
-			continue
-		}
-		of := &group{lane: stage.Lane}
-		if err := w.setServed(ctx, of, last, facts.oldest, most); err != nil {
+	for _, f := range g.lanes() {
+		of := &group{lane: f.stage.Lane}
+		if err := w.setServed(ctx, of, last, f.oldest, most); err != nil {
 			return err
 		}
-		if of.lag(facts.oldest) > most {
-			g.staleStage = fmt.Sprintf("stage %s: %s", stage.Name, of.whyStale(facts.oldest, most))
+		if of.lag(f.oldest) > most {
+			g.staleStage = fmt.Sprintf("stage %s: %s", f.stage.Name, of.whyStale(f.oldest, most))
 			return nil
 		}
 	}

@@ -220,7 +220,7 @@ func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 		fail(rest, err)
 		return
 	}
-	branches, err := estimateBranches(cfg, groups, at, rewards, results)
+	branches, err := estimateBranches(cfg, groups, at, results)
 	if err != nil {
 		fail(at, err)
 		return

@@ -35,6 +35,9 @@ that samples started with, and the facts in each trajectory.
 For texts it draws every token again from the logits of the model, and compares log-probs,
 log-sum-exps, entropies and stored logits. All differences must be exactly 0.
 
+The request of each stage of a sample is made again, out of the group's record and of what was made
+before it, and compared with what is stored: templates, conditions, seeds and settings.
+
 A server (--engine) draws tokens with its own random generator: they cannot be drawn again. Its numbers
 are compared with those of the model here. Of images that a server made in float32, the noise is
 drawn again, each step is made again, and states, texts and log-probs are compared. --engine-tolerance is
@@ -193,6 +196,8 @@ func printReport(out io.Writer, r *verify.Report) {
 	}{
 		{r.Failed, "samples failed"},
 		{r.Said, "answers of interactions, which no model computes again"},
+		{r.Requests, "requests of stages made again"},
+		{r.StagesGone, "not, because what they come out of is gone"},
 		{r.StepsSkipped, "more lack stored latents"},
 		{r.StepsGone, "step events are gone"},
 		{r.StartsGone, "starts are gone"},
@@ -239,6 +244,10 @@ func printReport(out io.Writer, r *verify.Report) {
 			fmt.Fprintf(out, "  and %d more, see --json\n", len(r.Mismatches)-i)
 			break
 		}
-		fmt.Fprintf(out, "  %s #%d step %d: %s\n", m.UID, m.SampleIndex, m.StepIndex, m.What)
+		stage := ""
+		if m.Stage != "" {
+			stage = " " + string(m.Stage)
+		}
+		fmt.Fprintf(out, "  %s #%d%s step %d: %s\n", m.UID, m.SampleIndex, stage, m.StepIndex, m.What)
 	}
 }

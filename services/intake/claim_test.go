@@ -286,11 +286,11 @@ func TestClaim_Again(t *testing.T) {
 		{"group_policy", func(p *schemas.Prompt) { p.GroupPolicy = &schemas.GroupPolicy{ZeroStd: schemas.GroupDrop} }},
 		{"schedule, validation", func(p *schemas.Prompt) { p.Validation = true }},
 		{
-			"rollout, start, stop, scheduled_sampling, messages or text",
+			"negative_prompt (absent or empty), rollout, start, stop, scheduled_sampling, messages or text",
 			func(p *schemas.Prompt) { p.Rollout.Debug = []string{"noise"} },
 		},
 		{
-			"rollout, start, stop, scheduled_sampling, messages or text",
+			"negative_prompt (absent or empty), rollout, start, stop, scheduled_sampling, messages or text",
 			func(p *schemas.Prompt) { p.Stop = &schemas.Stop{StepIndex: new(int64(3))} },
 		},
 		{"prompt, advantage", func(p *schemas.Prompt) { p.Prompt, p.Advantage.Std = "a green fox", schemas.StdNone }},

@@ -199,12 +199,37 @@ func resolveArguments(s *schemas.Sampling, pipeline *model.Pipeline, p *schemas.
 		s.TrueCFGScale = scale
 		delete(values, pipeline.Guidance)
 	}
+	if p.NegativePrompt == nil && pipeline.HasArgument(model.NegativePrompt) {
+		s.NegativePrompt, s.NoNegativePrompt = "", true
+		if err := resolveUnguided(s, pipeline, p, values); err != nil {
+			return err
+		}
+	}
 	s.Arguments = nil
 	for name, v := range values {
 		if s.Arguments == nil {
 			s.Arguments = map[string]string{}
 		}
 		s.Arguments[name] = model.Canonical(v)
+	}
+	return nil
+}
+
+// resolveUnguided refuses scales of guidance that have no effect because no negative prompt is given, and has the
+// pipeline's own say that samples are made without guidance. values are the arguments of a prompt.
+func resolveUnguided(s *schemas.Sampling, pipeline *model.Pipeline, p *schemas.Prompt, values map[string]any) error {
+	for _, name := range pipeline.BesideNegative {
+		field, scale, given := "arguments: "+name, any(nil), false
+		if name == pipeline.Guidance {
+			field, scale, given = "true_cfg_scale", s.TrueCFGScale, p.TrueCFGScale != nil || p.Arguments[name] != ""
+			s.TrueCFGScale = min(s.TrueCFGScale, 1)
+		} else {
+			scale, given = values[name]
+		}
+		if x, ok := scale.(float64); given && ok && x > 1 {
+			return fmt.Errorf("%s: %g; must have a negative_prompt beside it, which may be empty: without one %s is "+
+				"not guided", field, x, pipeline.Class)
+		}
 	}
 	return nil
 }

@@ -187,3 +187,62 @@ func TestConditions_Stored(t *testing.T) {
 		t.Errorf("a blob that is not stored: %+v", r)
 	}
 }
+
+// A negative prompt that is not given stays absent, an empty one is given; scales that would have no effect without one
+// are refused, or are 1 where they are the pipeline's own.
+func TestResolve_NoNegativePrompt(t *testing.T) {
+	type P = schemas.Prompt
+	policy := qwen()
+	var err error
+	policy.NegativePrompt = ""
+	policy.Pipeline, err = json.Marshal(&model.Pipeline{
+		Class: "ImagePipeline", Guidance: "scale", BesideNegative: []string{"scale", "second_scale"},
+		Arguments: []model.Input{
+			{Name: "scale", Type: model.InputNumber},
+			{Name: "second_scale", Type: model.InputNumber},
+			{Name: "negative_prompt", Type: model.InputText},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	argument := func(name, value string) func(*P) {
+		return func(p *P) { p.Arguments = map[string]string{name: value} }
+	}
+	for _, c := range []struct {
+		name   string
+		set    func(*P)
+		absent bool
+		text   string
+		scale  float64
+		want   string
+	}{
+		{"absent", func(*P) {}, true, "", 1, ""},
+		{"empty", func(p *P) { p.NegativePrompt = new("") }, false, "", 4, ""},
+		{"given", func(p *P) { p.NegativePrompt = new("grey") }, false, "grey", 4, ""},
+		{"given without guidance", func(p *P) { p.NegativePrompt, p.TrueCFGScale = new("grey"), new(1.) }, false, "grey", 1, ""},
+		{"scale", func(p *P) { p.TrueCFGScale = new(3.) }, false, "", 0, "true_cfg_scale: 3; must have a negative_prompt"},
+		{"scale by its name", argument("scale", "3"), false, "", 0, "true_cfg_scale: 3; must have a negative_prompt"},
+		{"other scale", argument("second_scale", "2"), false, "", 0, "arguments: second_scale: 2; must have a negative_prompt"},
+		{"scales without guidance", argument("second_scale", "1"), true, "", 1, ""},
+	} {
+		p := &P{UID: "u", Prompt: "a fox"}
+		c.set(p)
+		list, err := Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		if c.want != "" {
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s: %v; must be %q", c.name, err, c.want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		s := list[0].Sampling
+		if s.NoNegativePrompt != c.absent || s.NegativePrompt != c.text || s.TrueCFGScale != c.scale {
+			t.Errorf("%s: absent %t, %q, scale %g; must be %t, %q, %g", c.name, s.NoNegativePrompt, s.NegativePrompt,
+				s.TrueCFGScale, c.absent, c.text, c.scale)
+		}
+	}
+}

@@ -182,7 +182,10 @@ func resolveGuidance(s *schemas.Sampling, policy *schemas.Policy) error {
 			return fmt.Errorf("guidance_rescale: %g; must be absent with true_cfg_scale %g, which is without guidance",
 				s.GuidanceRescale, s.TrueCFGScale)
 		}
-		s.NegativePrompt, s.CFGFrom, s.CFGUntil = "", 0, 0 // without guidance they have no effect
+		s.CFGFrom, s.CFGUntil = 0, 0 // without guidance they have no effect
+		if len(policy.Pipeline) == 0 {
+			s.NegativePrompt = "" // neither; a pipeline guides by arguments of its own
+		}
 		return nil
 	}
 	if s.CFGUntil == 1 {

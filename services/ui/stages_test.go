@@ -16,8 +16,8 @@ import (
 	"github.com/meander-rl/meander/services/ui"
 )
 
-// publishStages publishes prompts of several stages: "tree", whose paintings share what was thought, and "rounds", which
-// a judge ends for sample 0 in the first of two. It returns how many groups close.
+// publishStages publishes prompts of several stages: "tree", whose paintings share what was thought, and "rounds",
+// which a judge ends for sample 0 in the first of two. It returns how many groups close.
 func (s *served) publishStages(t *testing.T) (closed int) {
 	t.Helper()
 	judge, err := s.Bus.Conn().QueueSubscribe(schemas.InteractSubject("critic"), "critic", func(m *nats.Msg) {
@@ -25,7 +25,9 @@ func (s *served) publishStages(t *testing.T) (closed int) {
 		if err := schemas.DecodeValid(m.Data, r); err != nil {
 			t.Error(err)
 		}
-		data, err := schemas.Encode(&schemas.InteractReply{Content: "the number is too low", Score: new(0.25), Terminate: r.SampleIndex == 0})
+		data, err := schemas.Encode(&schemas.InteractReply{
+			Content: "the number is too low", Score: new(0.25), Terminate: r.SampleIndex == 0,
+		})
 		if err == nil {
 			err = m.Respond(data)
 		}
@@ -53,7 +55,8 @@ func (s *served) publishStages(t *testing.T) (closed int) {
 	}
 	stages("tree", func(p *schemas.Prompt) { p.Stages[0].Frozen = true })
 	stages("rounds", func(p *schemas.Prompt) {
-		p.Stages[0].Text.Temperature, p.Stages[1].Children, p.Rounds, p.GroupSize = new(2.0), nil, new(int64(2)), new(int64(3))
+		p.Stages[0].Text.Temperature, p.Stages[1].Children = new(2.0), nil
+		p.Rounds, p.GroupSize = new(int64(2)), new(int64(3))
 		p.Stages = append(p.Stages, schemas.StageSpec{
 			Name: "judge", Interaction: &schemas.Interaction{Name: "critic"}, Prompt: "{think.text}",
 			ImageSettings: schemas.ImageSettings{Conditions: []schemas.Condition{{Name: "image", Stage: "paint"}}},
@@ -115,7 +118,8 @@ func (s *served) checkStagesOfGroups(t *testing.T) {
 			t.Errorf("%s stands for sample %d", l.Place, l.SampleIndex)
 		}
 		for _, x := range tree.Stages {
-			if x.Place == l.Place && (!x.Trained || len(x.Advantages) != 1 || x.Advantages[0].Value != l.Advantage || x.Prompt != fmt.Sprintf("a blue sign that says %q", "42")) {
+			if x.Place == l.Place && (!x.Trained || len(x.Advantages) != 1 || x.Advantages[0].Value != l.Advantage ||
+				x.Prompt != fmt.Sprintf("a blue sign that says %q", "42")) {
 				t.Errorf("%+v of %+v", x, l)
 			}
 		}
@@ -124,7 +128,9 @@ func (s *served) checkStagesOfGroups(t *testing.T) {
 		t.Errorf("a frozen stage: %+v", x)
 	}
 	rounds := get[groupShown](t, s, "runs/stages/groups/rounds")
-	if got := listStages(rounds.Stages); got != "0.think 0.paint 0.judge 1.think 1.paint 1.judge 1.think-2 1.paint-2 1.judge-2 2.think 2.paint 2.judge 2.think-2 2.paint-2 2.judge-2" {
+	if got := listStages(rounds.Stages); got != "0.think 0.paint 0.judge "+
+		"1.think 1.paint 1.judge 1.think-2 1.paint-2 1.judge-2 "+
+		"2.think 2.paint 2.judge 2.think-2 2.paint-2 2.judge-2" {
 		t.Errorf("stages %s", got)
 	}
 	if x := rounds.Stages[2]; !x.Ends || *x.Judgement != 0.25 || x.Answer != "the number is too low" || x.Trained {
@@ -143,11 +149,13 @@ func (s *served) checkStageSamples(t *testing.T) {
 		Samples []object
 		Tokens  []object
 	}
-	if x := get[sample](t, s, "runs/stages/groups/tree/2.think"); x.Reward != nil || listStages(x.Stages) != "2.think 2.paint 3.paint" || len(x.Samples) != 2 || len(x.Tokens) == 0 {
+	if x := get[sample](t, s, "runs/stages/groups/tree/2.think"); x.Reward != nil ||
+		listStages(x.Stages) != "2.think 2.paint 3.paint" || len(x.Samples) != 2 || len(x.Tokens) == 0 {
 		t.Errorf("a shared stage: %+v", x)
 	}
 	for _, place := range []string{"1", "1.paint-2"} {
-		if x := get[sample](t, s, "runs/stages/groups/rounds/"+place); x.Reward == nil || x.Line.Place != "1.paint-2" || len(x.Stages) != 6 {
+		x := get[sample](t, s, "runs/stages/groups/rounds/"+place)
+		if x.Reward == nil || x.Line.Place != "1.paint-2" || len(x.Stages) != 6 {
 			t.Errorf("sample %s: %+v", place, x)
 		}
 	}
@@ -174,7 +182,8 @@ func (s *served) checkStageVerdicts(t *testing.T) {
 	if len(waiting) != 4 {
 		t.Errorf("%d wait", len(waiting))
 	}
-	if status, body := s.change(t, "runs/stages/groups/taste/3/verdict", object{"name": "taste", "value": 1}); status != http.StatusOK {
+	status, body := s.change(t, "runs/stages/groups/taste/3/verdict", object{"name": "taste", "value": 1})
+	if status != http.StatusOK {
 		t.Errorf("verdict: %d %s", status, body)
 	}
 	bustest.Await(t, s.Bus, 1, schemas.StreamVerdicts, schemas.VerdictSubject("stages", "taste", 3, "taste"))
@@ -194,7 +203,8 @@ func (s *served) checkStageReport(t *testing.T) {
 	}
 	for _, uid := range []string{"tree", "rounds"} {
 		for _, x := range get[groupShown](t, s, "runs/stages/groups/"+uid).Stages {
-			if data.Answers["runs/stages/groups/"+uid+"/"+x.Place] == nil || x.Kind == "image" && data.Media["stages/"+uid+"/"+x.Place+"/image"] == "" {
+			if data.Answers["runs/stages/groups/"+uid+"/"+x.Place] == nil ||
+				x.Kind == "image" && data.Media["stages/"+uid+"/"+x.Place+"/image"] == "" {
 				t.Errorf("the report lacks %s of %s", x.Place, uid)
 			}
 		}

@@ -40,8 +40,8 @@ func (s *served) serveModel(t *testing.T, name string) *bustest.Service {
 const models = "../../deploy/models/"
 
 // startWorld serves a page of a pipeline of images and texts, with runs of each kind: images of two data sources (signs
-// and again), a tree, samples of several stages, scheduled sampling, texts with logits, samples that wait for verdicts, a pushed policy and dead
-// letters.
+// and again), a tree, samples of several stages, scheduled sampling, texts with logits, samples that wait for verdicts,
+// a pushed policy and dead letters.
 func startWorld(t *testing.T) *served {
 	t.Helper()
 	words, err := tokenizer.Load(models + "sums")

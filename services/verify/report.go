@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -16,6 +17,11 @@ type Report struct {
 	Failed int `json:"failed"`
 	// Said counts what interactions said as stages of samples: no model computes it again.
 	Said int `json:"said,omitempty"`
+	// Requests counts the requests of stages that follow from the record of their group and from what was made before.
+	// StagesGone counts those that cannot be made again, as one of these is no longer stored; the first is StageGone.
+	Requests   int    `json:"requests,omitempty"`
+	StagesGone int    `json:"stages_gone,omitempty"`
+	StageGone  string `json:"stage_gone,omitempty"`
 	// Missing are the trajectories, by lane, whose model is not there to recompute them.
 	Missing []Missing `json:"missing,omitempty"`
 	// Steps counts recomputed log-probs; StepsSkipped stochastic steps whose latents were not kept.
@@ -89,8 +95,24 @@ func (d Difference) MarshalJSON() ([]byte, error) {
 type Mismatch struct {
 	UID         string `json:"uid"` // or the subject of what cannot be read
 	SampleIndex int64  `json:"sample_index"`
-	StepIndex   int64  `json:"step_index"` // -1: the trajectory as a whole
-	What        string `json:"what"`
+	// Stage is the one of several that the sample has; empty: it has one.
+	Stage     schemas.Stage `json:"stage,omitempty"`
+	StepIndex int64         `json:"step_index"` // -1: the trajectory as a whole
+	What      string        `json:"what"`
+}
+
+// addFault adds a difference, of a step or of the whole trajectory (-1).
+func (r *Report) addFault(of *schemas.Identity, step int64, what string) {
+	m := Mismatch{UID: string(of.UID), SampleIndex: of.SampleIndex, StepIndex: step, What: what}
+	if of.Stage != schemas.StageMain {
+		m.Stage = of.Stage
+	}
+	r.Mismatches = append(r.Mismatches, m)
+}
+
+// addStageGone counts stages whose requests cannot be made again, for a reason.
+func (r *Report) addStageGone(n int, why string) {
+	r.StagesGone, r.StageGone = r.StagesGone+n, cmp.Or(r.StageGone, why)
 }
 
 // Missing counts the trajectories of a lane whose model is not there.
@@ -117,6 +139,8 @@ func (r *Report) setUnproven() {
 			(&schemas.Group{FreeReadSteps: true}).WhyStepsGone())
 	case r.StepsGone > 0:
 		r.Unproven = fmt.Sprintf("%s gone: %s", events(r.StepsGone), (&schemas.Group{}).WhyStepsGone())
+	case r.StagesGone > 0:
+		r.Unproven = fmt.Sprintf("the requests of %d stages cannot be made again: %s", r.StagesGone, r.StageGone)
 	case r.StartsGone > 0:
 		r.Unproven = fmt.Sprintf("what %d of the samples started with is gone: removed by age or by hand", r.StartsGone)
 	case r.WeightsGone > 0:

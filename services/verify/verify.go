@@ -7,6 +7,8 @@
 //   - Texts: it computes the logits of each token from the stored tokens before it, and draws the token again
 //     (text.go).
 //   - All: schedules, digests, and what the trajectory says about its steps.
+//   - Samples of several stages: it makes the request of each stage again, out of the group's record and of what was
+//     made before it (stages.go).
 //
 // A fault is a difference; it goes into Report.Mismatches. What is no longer stored is counted as gone. Either means
 // that the run is not verified. A method that returns an error ends the whole run; after a fault the run goes on.
@@ -139,6 +141,7 @@ func (v *verifier) close() {
 // chosen lane and group.
 func (v *verifier) checkAll(ctx context.Context) error {
 	lanes := map[schemas.Lane]bool{}
+	staged, isStaged := []schemas.UID{}, map[schemas.UID]bool{} // groups whose samples have several stages
 	filter := schemas.TrajectoryFilter(v.report.Run, cmp.Or(v.options.UID, "*"))
 	for m, err := range v.bus.Read(ctx, schemas.StreamTrajectories, []string{filter}, bus.ReadOptions{}) {
 		if err != nil {
@@ -151,8 +154,13 @@ func (v *verifier) checkAll(ctx context.Context) error {
 		}
 		v.report.Trajectories++
 		if invalid != nil {
-			v.report.Mismatches = append(v.report.Mismatches, Mismatch{m.Subject, t.SampleIndex, -1, invalid.Error()})
+			v.report.Mismatches = append(v.report.Mismatches, Mismatch{
+				UID: m.Subject, SampleIndex: t.SampleIndex, StepIndex: -1, What: invalid.Error(),
+			})
 			continue
+		}
+		if t.Stage != schemas.StageMain && !isStaged[t.UID] {
+			staged, isStaged[t.UID] = append(staged, t.UID), true
 		}
 		if t.StopReason != schemas.StopCompleted {
 			v.report.Failed++
@@ -170,6 +178,11 @@ func (v *verifier) checkAll(ctx context.Context) error {
 		}
 		if v.options.Progress != nil {
 			v.options.Progress(v.report.Trajectories)
+		}
+	}
+	for _, uid := range staged {
+		if err := v.checkRequests(ctx, uid); err != nil {
+			return fmt.Errorf("%s: %w", uid, err)
 		}
 	}
 	return v.errNoneFound(slices.Sorted(maps.Keys(lanes)))
@@ -315,10 +328,7 @@ type sample struct {
 
 // fault adds a difference to the report, of a step or of the whole trajectory (-1).
 func (s *sample) fault(step int64, format string, args ...any) {
-	s.report.Mismatches = append(s.report.Mismatches, Mismatch{
-		string(s.t.UID), s.t.SampleIndex, step,
-		fmt.Sprintf(format, args...),
-	})
+	s.report.addFault(&s.t.Identity, step, fmt.Sprintf(format, args...))
 }
 
 // checkLogProb recomputes the log-prob of step i, if it has one and the latents before and after it are stored; of what

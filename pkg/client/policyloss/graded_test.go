@@ -1,15 +1,17 @@
 package policyloss_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/client/policyloss"
 )
 
-// testdata/losses.json is made by deploy/golden/make_losses.py, a plain reading of the formulas. The Python client's
-// tests read it too.
+// schemas/vectors/losses.json is made by deploy/golden/make_losses.py, a plain reading of the formulas. The Python
+// client's tests read it too.
 type examples struct {
 	PPO   []example
 	Guard []example `json:"grpo_guard"`
@@ -37,6 +39,18 @@ type examples struct {
 		AdvClipMax             float64 `json:"adv_clip_max"`
 		Want                   gradedWant
 	} `json:"diffusion_nft"`
+	Tokens []struct {
+		LogProb    [][]float64 `json:"log_prob"`
+		Old        [][]float64
+		Reference  [][]float64
+		Advantages []float64
+		Mask       [][]float64
+		Low        float64 `json:"clip_low"`
+		High       float64 `json:"clip_high"`
+		Beta       float64
+		Reduce     string
+		Want       gradedWant
+	} `json:"grpo_tokens"`
 }
 
 type example struct {
@@ -64,10 +78,30 @@ type gradedWant struct {
 
 func losses(t *testing.T) (e examples) {
 	t.Helper()
-	readExamples(t, "testdata/losses.json", &e)
+	var file struct {
+		Sets []struct {
+			Name  string
+			Cases []struct{ Inputs, Expected map[string]any }
+		}
+	}
+	readExamples(t, "../../../schemas/vectors/losses.json", &file)
+	byName := map[string][]map[string]any{}
+	for _, s := range file.Sets {
+		for _, c := range s.Cases {
+			c.Inputs["want"] = c.Expected
+			byName[s.Name] = append(byName[s.Name], c.Inputs)
+		}
+	}
+	data, err := json.Marshal(byName)
+	if err == nil {
+		err = json.Unmarshal(data, &e)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	if len(e.PPO) == 0 || len(e.Guard) == 0 || len(e.DPPO) == 0 || len(e.GSPO) == 0 || len(e.DPO) == 0 ||
-		len(e.NFT) == 0 {
-		t.Fatal("testdata/losses.json: a section is empty")
+		len(e.NFT) == 0 || len(e.Tokens) == 0 {
+		t.Fatal("losses.json: a set is empty")
 	}
 	return e
 }
@@ -145,6 +179,51 @@ func TestGraded_Examples(t *testing.T) {
 			g, err := cfg.Loss(samples)
 			c.Want.check(t, g, err)
 		})
+	}
+}
+
+// The tokens of a row are samples of PPO that share an advantage; PPO clips both sides alike.
+func TestGraded_Tokens(t *testing.T) {
+	compared := 0
+	for i, c := range losses(t).Tokens {
+		if c.Low != c.High {
+			continue
+		}
+		compared++
+		total, count := 0.0, 0.0
+		for b := range c.Mask {
+			for _, m := range c.Mask[b] {
+				count += m
+			}
+		}
+		for b, lp := range c.LogProb {
+			a, tokens := slices.Repeat([]float64{c.Advantages[b]}, len(lp)), 0.0
+			l, err := policyloss.PPO(policyloss.Config{Clip: c.Low, AdvClipMax: 1e9}, lp, c.Old[b], a, c.Mask[b])
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum := 0.0
+			for k := range lp {
+				kl, err := policyloss.KL(policyloss.KLK3, lp[k], c.Reference[b][k])
+				if err != nil {
+					t.Fatal(err)
+				}
+				sum += l.Losses[k] + c.Beta*kl*c.Mask[b][k]
+				tokens += c.Mask[b][k]
+			}
+			switch c.Reduce {
+			case "sample_mean":
+				total += sum / tokens / float64(len(c.Mask))
+			case "token_mean":
+				total += sum / count
+			case "fixed_length":
+				total += sum / float64(len(c.Mask)*len(lp))
+			}
+		}
+		near(t, fmt.Sprint("grpo_tokens ", i), total, c.Want.Loss, verlTolerance)
+	}
+	if compared < 3 {
+		t.Fatalf("%d cases clip both sides alike; the vectors should have more", compared)
 	}
 }
 

@@ -32,6 +32,8 @@ type Pipeline struct {
 	Arguments  []Input `json:"arguments,omitempty" msgpack:"arguments"`
 	// Guidance is the argument that a prompt's scale of guidance sets; empty: none.
 	Guidance string `json:"guidance" msgpack:"guidance"`
+	// BesideNegative are the arguments, scales of guidance, that have no effect without a negative prompt.
+	BesideNegative []string `json:"beside_negative,omitempty" msgpack:"beside_negative"`
 	// Tracks are the parts of a state, in order, at the default size.
 	Tracks []Track `json:"tracks,omitempty" msgpack:"tracks"`
 	// Admitted is the size at which it was tested before it was served; 0: not yet.

@@ -80,6 +80,19 @@ def test_a_stage_is_a_group_of_its_own():
     assert staged.trained(_advantage()) == ["think", "paint"]
 
 
+def test_a_sample_that_ended_before_a_stage_is_not_in_it():
+    advantage = _advantage()
+    for m in advantage["members"][:3]:
+        m["stages"] = [r for r in m["stages"] if r["stage"] in ("think", "paint", "judge")]
+        m["stages"] += [{"stage": "repaint", "sample_index": 1, "trajectory_seq": 7}] if m["sample_index"] == 1 else []
+    advantage["credits"].append({"stage": "repaint", "values": [None, 0.0, None, None]})
+    assert [(m["sample_index"], m["advantage"]) for m in staged.view(advantage, "repaint")["members"]] == [(1, 0.0)]
+    advantage["credits"][-1]["values"][1] = None
+    del advantage["members"][1]["stages"][-1]
+    staged.check_trained(advantage, "repaint")  # it is trained, and ran for none
+    assert staged.view(advantage, "repaint")["members"] == []
+
+
 @pytest.mark.parametrize("name, wrong", [
     ("judge", "stage 'judge' is frozen or of an interaction, so it has no advantages; must be one of think, paint"),
     ("sky", "stage 'sky' is not there; must be one of think, paint"),

@@ -94,6 +94,43 @@ def test_a_judge_sees_the_sign_and_the_writer_tries_again(lanes, run):
     run(check, lanes)
 
 
+def test_a_later_stage_has_the_samples_that_ran_it(lanes, run):
+    """A judge ends all samples of one group, and two of the other: the rewriter's batch has the two that are left."""
+
+    async def check(client, name):
+        listening = asyncio.Event()
+        worker = asyncio.create_task(client.interact(
+            "usher", lambda r: {"content": "again", "terminate": r["uid"] == "none" or r["sample_index"] in (0, 3)},
+            listening.set))  # fmt: skip
+        await listening.wait()
+        judge = meander.stage("judge", interaction="usher")
+        rewrite = meander.stage("rewrite", "{prompt}{think.text}", **{k: v for k, v in THINK.items() if k in ("model", "text")},
+                                credit={"confidence": 1.0})  # fmt: skip
+        try:
+            for uid in ("none", "some"):
+                await client.publish(name, "47+58=?", timeout=60, uid=uid, seed=3, group_size=4,
+                                     reward=[{"name": "confidence"}], batch={"id": "b", "groups": 2},
+                                     **meander.stages(THINK, judge, rewrite))  # fmt: skip
+            batch = await anext(aiter(client.batches(name, "both", timeout=60)))
+        finally:
+            worker.cancel()
+        think, again = batch.stage("think"), batch.stage("rewrite")
+        assert think.size == batch.size == 8 and again["uid"].tolist() == ["some"] * 2
+        assert again["sample_index"].tolist() == [1, 2] and len(again.groups) == 2
+        given = batch.credit("rewrite")
+        assert np.flatnonzero(~np.isnan(given)).tolist() == [5, 6] and not np.isnan(batch.credit("think")).any()
+        a, b = again["rewards"]
+        want = (a - b) / 2 / (abs(a - b) / np.sqrt(2) + 1e-4) if a != b else 0  # flow_grpo over the two
+        assert np.allclose(given[5:7], [want, -want], rtol=1e-9, atol=0)
+        assert [again["advantages"][k][again.mask[k]][0] for k in (0, 1)] == given[5:7].tolist()
+        alone = await anext(aiter(client.batches(name, "rewrite", stage="rewrite", timeout=60)))
+        assert isinstance(alone, meander.TextBatch) and alone["sample_index"].tolist() == [1, 2]
+        none = await client.group(name, "none", stage="rewrite")
+        assert none.samples == [] and none.advantage["credits"] == []
+
+    run(check, lanes)
+
+
 class Says(http.server.BaseHTTPRequestHandler):
     """An OpenAI-compatible server that reads 0 on each sign."""
 

@@ -296,7 +296,7 @@ export interface ControlReceipt {
   status?: RunStatus | null;
 }
 
-/** Credit is the advantages of one stage of the samples, or of one track of it. */
+/** Credit is the advantages of one stage of the samples, or of one track of it. They are compared among the samples that ran the stage: an interaction may have ended others before. */
 export interface Credit {
   /** stage is the stage, in all its rounds. */
   stage: string;
@@ -304,7 +304,7 @@ export interface Credit {
   track?: string | null;
   /** every is how many members each sample of the stage leads to. Default: 1. */
   every?: number | null;
-  /** values are those of the samples 0, every, 2 every and so on; null where no member that a sample leads to has an advantage. */
+  /** values are those of the samples 0, every, 2 every and so on; null where no member that a sample leads to ran the stage and has an advantage. */
   values: (number | null)[] | null;
 }
 
@@ -566,7 +566,7 @@ export interface Identity {
 
 /** ImageSettings are the settings of a prompt that only a model of images has: a prompt for text is refused with any of them. */
 export interface ImageSettings {
-  /** negative_prompt is the text that guidance leads away from, where true_cfg_scale > 1. Default: the model's own, which its policy says. */
+  /** negative_prompt is the text that guidance leads away from, where true_cfg_scale > 1. Default: the model's own, which its policy says; none for a whole pipeline. */
   negative_prompt?: string | null;
   /** prompt_2 is the text for the second text encoder of a network that has several; others are refused with it. Default: the prompt. */
   prompt_2?: string | null;
@@ -1072,7 +1072,7 @@ export interface Prompt {
   messages?: Message[] | null;
   /** text is how a language model answers. Default: as the model does, where it is a language model. */
   text?: Text | null;
-  /** negative_prompt is the text that guidance leads away from, where true_cfg_scale > 1. Default: the model's own, which its policy says. */
+  /** negative_prompt is the text that guidance leads away from, where true_cfg_scale > 1. Default: the model's own, which its policy says; none for a whole pipeline. */
   negative_prompt?: string | null;
   /** prompt_2 is the text for the second text encoder of a network that has several; others are refused with it. Default: the prompt. */
   prompt_2?: string | null;
@@ -1348,6 +1348,8 @@ export interface Request {
   conditions?: Condition[] | null;
   /** arguments are what else the network's pipeline is called with, by name; values as texts, numbers in the shortest form. What is not here is the pipeline's default. */
   arguments?: Record<string, string> | null;
+  /** no_negative_prompt says that none was given, and none is to the network's pipeline: some compute otherwise than with an empty one. negative_prompt is empty beside it. */
+  no_negative_prompt?: boolean | null;
   /** text asks for text; absent: for an image. */
   text?: TextRequest | null;
   /** return_step_indices are the latents to keep, sorted, 0..T. */
@@ -1710,6 +1712,8 @@ export interface Sampling {
   conditions?: Condition[] | null;
   /** arguments are what else the network's pipeline is called with, by name; values as texts, numbers in the shortest form. What is not here is the pipeline's default. */
   arguments?: Record<string, string> | null;
+  /** no_negative_prompt says that none was given, and none is to the network's pipeline: some compute otherwise than with an empty one. negative_prompt is empty beside it. */
+  no_negative_prompt?: boolean | null;
 }
 
 /** ScheduledSample is the scheduled sampling of one sample. Its steps are on the schedule of all training timesteps: step N-1-t leads from timestep t to t-1. */
@@ -1906,7 +1910,7 @@ export interface StageSpec {
   messages?: Message[] | null;
   /** text is how a language model answers. Default: as the model does, where it is a language model. */
   text?: Text | null;
-  /** negative_prompt is the text that guidance leads away from, where true_cfg_scale > 1. Default: the model's own, which its policy says. */
+  /** negative_prompt is the text that guidance leads away from, where true_cfg_scale > 1. Default: the model's own, which its policy says; none for a whole pipeline. */
   negative_prompt?: string | null;
   /** prompt_2 is the text for the second text encoder of a network that has several; others are refused with it. Default: the prompt. */
   prompt_2?: string | null;
@@ -2468,6 +2472,8 @@ export interface Trajectory {
   conditions?: Condition[] | null;
   /** arguments are what else the network's pipeline is called with, by name; values as texts, numbers in the shortest form. What is not here is the pipeline's default. */
   arguments?: Record<string, string> | null;
+  /** no_negative_prompt says that none was given, and none is to the network's pipeline: some compute otherwise than with an empty one. negative_prompt is empty beside it. */
+  no_negative_prompt?: boolean | null;
   /** text is what a sample of text came to, and how it was asked for; absent: the sample is an image. */
   text?: TextResult | null;
   /** truncated_tokens is how many tokens of the prompt in its template were cut off because of truncate_prompt; absent: none. */
@@ -2821,7 +2827,7 @@ export const structs: Record<string, Record<string, string>> = {
   Refill: {"root":"str","round":"int"},
   ReflexFlow: {"alpha":"number?","beta1":"number?","beta2":"number?","keep":"str?","mode":"str?"},
   ReflexTerms: {"adr_loss":"number","exposure_l1":"number","fc_loss":"number","weight_max":"number","weight_min":"number"},
-  Request: {"arguments":"map?","base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
+  Request: {"arguments":"map?","base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
   Reward: {"error":"str?","group":"Group","group_size":"int","policy_version_max":"int","policy_version_min":"int","reward":"number?","run":"str","sample_finished":"int?","sample_index":"int","sample_started":"int?","schedule_digest":"str","scored":"int","scores":"[Score]","stages":"[StageScored]?","status":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int","uid":"str","v":"int"},
   RewardSpec: {"ground_truth":"any??","name":"str","params":"map?","required":"bool?","stage":"str?","track":"str?","weight":"number?"},
   Roll: {"base":"int","offset":"int","reason":"str?","source":"int","timestep":"number"},
@@ -2834,7 +2840,7 @@ export const structs: Record<string, Record<string, string>> = {
   RunStatus: {"by":"str?","cancelled":"int","closed":"int","failed":"int?","groups":"int","lost":"int?","open_batches":"int","outcomes":"[OutcomeCount]?","parked":"int","reason":"str?","refused":"int?","rewards":"int","since":"int?","state":"str","trajectories":"int","waiting":"int","waits_for":"str?"},
   SDEWindow: {"iteration":"int?","iters_per_group":"int?","range":"[int]","seed":"int?","size":"int","strategy":"str?"},
   SampleTimings: {"decode_ns":"int","denoise_ns":"int","encode_ns":"int","finished":"int","received":"int","started":"int"},
-  Sampling: {"arguments":"map?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","latents_dtype":"str","log_prob_kind":"str","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","sample_seed":"int","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int"},
+  Sampling: {"arguments":"map?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","latents_dtype":"str","log_prob_kind":"str","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","sample_seed":"int","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int"},
   ScheduledSample: {"plan_digest":"str","roll":"Roll","settings":"RollSettings"},
   ScheduledSampling: {"base_timesteps":"[number]","compat":"str?","decode":"bool?","max_step_offset":"int?","order":"int?","probability":"number?","ramp":"ProbabilityRamp?","reflexflow":"ReflexFlow?","sampler":"str?","seed":"int?","strategy":"str?","timesteps":"int?","train_step":"int?"},
   Score: {"detail":"str?","duration_ns":"int","error":"str?","exact":"bool?","name":"str","stage":"str?","status":"str","value":"number?","version":"str","weight":"number"},
@@ -2865,7 +2871,7 @@ export const structs: Record<string, Record<string, string>> = {
   Tokens: {"attempt":"str","backend":"str","device_ns":"int","engine":"str?","entropies":"[number]","finish_reason":"str?","generated":"bool","ids":"[int]","log_probs":"[number]","log_sum_exps":"[number]","logits":"TokenLogits?","logits_kind":"str","min_p":"number","n":"int","policy_version":"int","position":"int","processed_log_probs":"[number]","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","seal":"str?","stage":"str","temperature":"number","top_k":"int","top_log_probs":"[number]","top_p":"number","turn":"int","turn_position":"int","uid":"str","v":"int","vocabulary":"int","weights_digest":"str"},
   Track: {"elements":"int","name":"str","shape":"[int]"},
   Trained: {"policy_version_max":"int","policy_version_min":"int","schedule_digest":"str","tokens":"int?","trained_steps":"int"},
-  Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","media":"[Medium]?","negative_prompt":"str","network_timesteps":"[number]?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","tracks":"[Track]?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","weights_digest":"str","width":"int"},
+  Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","media":"[Medium]?","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","tracks":"[Track]?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","weights_digest":"str","width":"int"},
   Tree: {"branches":"[BranchPoint]","leaf":"int?"},
   Turn: {"begin":"int","end":"int","finish_reason":"str?","generated":"bool","matched":"str?","metadata":"map?","reply":"str?","score":"number?","text":"str?"},
   Update: {"at":"int","batch_digest":"str?","batches":"[str]","clip_share":"number?","evaluation":"[Metric]?","grad_norm":"number?","groups":"int?","kl":"number?","lane":"str","loss":"number?","lr":"number?","policy_version":"int","ratio":"number?","ratio_max":"number?","run":"str","samples":"int?","staleness":"int?","step":"int","tenant":"str","trainer":"str","v":"int","weights_digest":"str"},

@@ -182,7 +182,7 @@ func recipeOf(ctx context.Context, p *model.Pipeline, s *schemas.Sampling, files
 	if p.Guidance != "" {
 		r.Guidance = s.TrueCFGScale
 	}
-	if s.TrueCFGScale > 1 && p.HasArgument(model.NegativePrompt) {
+	if !s.NoNegativePrompt && p.HasArgument(model.NegativePrompt) {
 		values[model.NegativePrompt] = s.NegativePrompt
 	}
 	given := map[string]int{}

@@ -22,7 +22,7 @@ type editor struct{ model.Model }
 func (editor) Card() model.Card {
 	return model.Card{Pipeline: &model.Pipeline{Conditions: []model.Input{
 		{Name: "image", Type: model.InputImages}, {Name: "mask", Type: model.InputMask},
-	}}}
+	}, Arguments: []model.Input{{Name: model.NegativePrompt, Type: model.InputText}}}}
 }
 
 func (editor) EncodeRecipe(_ context.Context, r *model.Recipe) (*model.Conditioning, error) {
@@ -83,6 +83,26 @@ func TestEncode_FilesAreReadOnce(t *testing.T) {
 	}
 	if _, err := images.Encode(t.Context(), editor{}, s, images.NewFiles(nil)); !errors.Is(err, images.ErrCondition) {
 		t.Errorf("no store of files: %v", err)
+	}
+}
+
+// A pipeline is given a negative prompt where one is there, an empty one too, with or without guidance.
+func TestEncode_NegativePrompt(t *testing.T) {
+	for _, c := range []struct {
+		s    schemas.Sampling
+		want any
+	}{
+		{schemas.Sampling{NoNegativePrompt: true, TrueCFGScale: 4}, nil},
+		{schemas.Sampling{TrueCFGScale: 4}, ""},
+		{schemas.Sampling{NegativePrompt: "grey", TrueCFGScale: 1}, "grey"},
+	} {
+		of, err := images.Encode(t.Context(), editor{}, &c.s, images.NewFiles(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := of[0].Recipe.Arguments[model.NegativePrompt]; got != c.want {
+			t.Errorf("%+v: given %v; must be %v", c.s, got, c.want)
+		}
 	}
 }
 

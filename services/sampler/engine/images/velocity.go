@@ -58,7 +58,7 @@ var uses = []string{
 func CheckSettings(c model.Card, s *schemas.Sampling) error {
 	uses := uses
 	if c.Pipeline != nil {
-		uses = slices.Concat(uses, []string{"conditions", "arguments"})
+		uses = slices.Concat(uses, []string{"conditions", "arguments", "no_negative_prompt"})
 	}
 	switch err := s.CheckUses(uses); {
 	case err != nil:

@@ -354,7 +354,8 @@ class Client(Controls, Teachers, Updates):
         source = advantage.get("source_run") or run
         if stage and advantage["status"] in COUNTED:
             staged.check_trained(advantage, stage)
-        if not (named := [stage] if stage else staged.ran(advantage)):
+        # A stage that is trained may have run for no sample: its group has none.
+        if not (named := [stage] if stage else list(dict.fromkeys(staged.ran(advantage) + staged.trained(advantage)))):
             return await self._members(source, advantage, logits, whole)
         of = {n: await self._members(source, staged.view(advantage, n), logits, whole) for n in named}
         return of[stage] if stage else Group(advantage, [Sample(m, None, []) for m in advantage["members"]], stages=of)

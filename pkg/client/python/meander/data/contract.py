@@ -580,13 +580,14 @@ class ControlReceipt(TypedDict):
 
 
 class Credit(TypedDict):
-    """Credit is the advantages of one stage of the samples, or of one track of it.
+    """Credit is the advantages of one stage of the samples, or of one track of it. They are compared among the
+    samples that ran the stage: an interaction may have ended others before.
 
     stage: the stage, in all its rounds (token).
     track: one of the tracks of the stage's states; absent: all of them (token). Default: all tracks.
     every: how many members each sample of the stage leads to (integer 0 to 1024). Default: 1.
-    values: those of the samples 0, every, 2 every and so on; null where no member that a sample leads to has
-        an advantage (list of map).
+    values: those of the samples 0, every, 2 every and so on; null where no member that a sample leads to ran
+        the stage and has an advantage (list of map).
     """
 
     stage: str
@@ -596,8 +597,8 @@ class Credit(TypedDict):
     every: NotRequired[int | None]
     """how many members each sample of the stage leads to (integer 0 to 1024). Default: 1."""
     values: list[float | None]
-    """those of the samples 0, every, 2 every and so on; null where no member that a sample leads to has an
-    advantage (list of map)."""
+    """those of the samples 0, every, 2 every and so on; null where no member that a sample leads to ran the stage
+    and has an advantage (list of map)."""
 
 
 class CreditShare(TypedDict):
@@ -1091,7 +1092,7 @@ class ImageSettings(TypedDict):
     any of them.
 
     negative_prompt: the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384
-        bytes). Default: the model's own, which its policy says.
+        bytes). Default: the model's own, which its policy says; none for a whole pipeline.
     prompt_2: the text for the second text encoder of a network that has several; others are refused with it
         (text, 0 to 16384 bytes). Default: the prompt.
     prompt_3: the text for the third text encoder (text, 0 to 16384 bytes). Default: the prompt.
@@ -1140,7 +1141,7 @@ class ImageSettings(TypedDict):
 
     negative_prompt: NotRequired[str | None]
     """the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384 bytes). Default: the
-    model's own, which its policy says."""
+    model's own, which its policy says; none for a whole pipeline."""
     prompt_2: NotRequired[str | None]
     """the text for the second text encoder of a network that has several; others are refused with it (text, 0 to
     16384 bytes). Default: the prompt."""
@@ -2087,7 +2088,7 @@ class Prompt(TypedDict):
         map). Default: the prompt, as a user's message.
     text: how a language model answers (map). Default: as the model does, where it is a language model.
     negative_prompt: the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384
-        bytes). Default: the model's own, which its policy says.
+        bytes). Default: the model's own, which its policy says; none for a whole pipeline.
     prompt_2: the text for the second text encoder of a network that has several; others are refused with it
         (text, 0 to 16384 bytes). Default: the prompt.
     prompt_3: the text for the third text encoder (text, 0 to 16384 bytes). Default: the prompt.
@@ -2183,7 +2184,7 @@ class Prompt(TypedDict):
     """how a language model answers (map). Default: as the model does, where it is a language model."""
     negative_prompt: NotRequired[str | None]
     """the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384 bytes). Default: the
-    model's own, which its policy says."""
+    model's own, which its policy says; none for a whole pipeline."""
     prompt_2: NotRequired[str | None]
     """the text for the second text encoder of a network that has several; others are refused with it (text, 0 to
     16384 bytes). Default: the prompt."""
@@ -2553,6 +2554,8 @@ class Request(TypedDict):
     conditions: the files that the network is given besides texts, sorted by name (list of map).
     arguments: what else the network's pipeline is called with, by name; values as texts, numbers in the
         shortest form. What is not here is the pipeline's default (map).
+    no_negative_prompt: says that none was given, and none is to the network's pipeline: some compute
+        otherwise than with an empty one. negative_prompt is empty beside it (true or false).
     text: asks for text; absent: for an image (map).
     return_step_indices: the latents to keep, sorted, 0..T (list of integer 0 to 1000).
     checkpoint_step_indices: states to store besides, sorted, that another attempt can go on from (list of
@@ -2654,6 +2657,9 @@ class Request(TypedDict):
     arguments: NotRequired[dict[str, str] | None]
     """what else the network's pipeline is called with, by name; values as texts, numbers in the shortest form. What
     is not here is the pipeline's default (map)."""
+    no_negative_prompt: NotRequired[bool | None]
+    """says that none was given, and none is to the network's pipeline: some compute otherwise than with an empty
+    one. negative_prompt is empty beside it (true or false)."""
     text: NotRequired[TextRequest | None]
     """asks for text; absent: for an image (map)."""
     return_step_indices: list[int]
@@ -3280,6 +3286,8 @@ class Sampling(TypedDict):
     conditions: the files that the network is given besides texts, sorted by name (list of map).
     arguments: what else the network's pipeline is called with, by name; values as texts, numbers in the
         shortest form. What is not here is the pipeline's default (map).
+    no_negative_prompt: says that none was given, and none is to the network's pipeline: some compute
+        otherwise than with an empty one. negative_prompt is empty beside it (true or false).
     """
 
     prompt: str
@@ -3351,6 +3359,9 @@ class Sampling(TypedDict):
     arguments: NotRequired[dict[str, str] | None]
     """what else the network's pipeline is called with, by name; values as texts, numbers in the shortest form. What
     is not here is the pipeline's default (map)."""
+    no_negative_prompt: NotRequired[bool | None]
+    """says that none was given, and none is to the network's pipeline: some compute otherwise than with an empty
+    one. negative_prompt is empty beside it (true or false)."""
 
 
 class ScheduledSample(TypedDict):
@@ -3699,7 +3710,7 @@ class StageSpec(TypedDict):
         Default: the prompt, as a user's message.
     text: how a language model answers (map). Default: as the model does, where it is a language model.
     negative_prompt: the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384
-        bytes). Default: the model's own, which its policy says.
+        bytes). Default: the model's own, which its policy says; none for a whole pipeline.
     prompt_2: the text for the second text encoder of a network that has several; others are refused with it
         (text, 0 to 16384 bytes). Default: the prompt.
     prompt_3: the text for the third text encoder (text, 0 to 16384 bytes). Default: the prompt.
@@ -3774,7 +3785,7 @@ class StageSpec(TypedDict):
     """how a language model answers (map). Default: as the model does, where it is a language model."""
     negative_prompt: NotRequired[str | None]
     """the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384 bytes). Default: the
-    model's own, which its policy says."""
+    model's own, which its policy says; none for a whole pipeline."""
     prompt_2: NotRequired[str | None]
     """the text for the second text encoder of a network that has several; others are refused with it (text, 0 to
     16384 bytes). Default: the prompt."""
@@ -4697,6 +4708,8 @@ class Trajectory(TypedDict):
     conditions: the files that the network is given besides texts, sorted by name (list of map).
     arguments: what else the network's pipeline is called with, by name; values as texts, numbers in the
         shortest form. What is not here is the pipeline's default (map).
+    no_negative_prompt: says that none was given, and none is to the network's pipeline: some compute
+        otherwise than with an empty one. negative_prompt is empty beside it (true or false).
     text: what a sample of text came to, and how it was asked for; absent: the sample is an image (map).
     truncated_tokens: how many tokens of the prompt in its template were cut off because of truncate_prompt;
         absent: none (integer ≥ 0).
@@ -4829,6 +4842,9 @@ class Trajectory(TypedDict):
     arguments: NotRequired[dict[str, str] | None]
     """what else the network's pipeline is called with, by name; values as texts, numbers in the shortest form. What
     is not here is the pipeline's default (map)."""
+    no_negative_prompt: NotRequired[bool | None]
+    """says that none was given, and none is to the network's pipeline: some compute otherwise than with an empty
+    one. negative_prompt is empty beside it (true or false)."""
     text: NotRequired[TextResult | None]
     """what a sample of text came to, and how it was asked for; absent: the sample is an image (map)."""
     truncated_tokens: NotRequired[int | None]

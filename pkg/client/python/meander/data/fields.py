@@ -646,7 +646,7 @@ class StageSpec(TypedDict, total=False):
         Default: the prompt, as a user's message.
     text: how a language model answers (map). Default: as the model does, where it is a language model.
     negative_prompt: the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384
-        bytes). Default: the model's own, which its policy says.
+        bytes). Default: the model's own, which its policy says; none for a whole pipeline.
     prompt_2: the text for the second text encoder of a network that has several; others are refused with it
         (text, 0 to 16384 bytes). Default: the prompt.
     prompt_3: the text for the third text encoder (text, 0 to 16384 bytes). Default: the prompt.
@@ -721,7 +721,7 @@ class StageSpec(TypedDict, total=False):
     """how a language model answers (map). Default: as the model does, where it is a language model."""
     negative_prompt: str
     """the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384 bytes). Default: the
-    model's own, which its policy says."""
+    model's own, which its policy says; none for a whole pipeline."""
     prompt_2: str
     """the text for the second text encoder of a network that has several; others are refused with it (text, 0 to
     16384 bytes). Default: the prompt."""
@@ -987,7 +987,7 @@ class PromptFields(TypedDict, total=False):
         map). Default: the prompt, as a user's message.
     text: how a language model answers (map). Default: as the model does, where it is a language model.
     negative_prompt: the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384
-        bytes). Default: the model's own, which its policy says.
+        bytes). Default: the model's own, which its policy says; none for a whole pipeline.
     prompt_2: the text for the second text encoder of a network that has several; others are refused with it
         (text, 0 to 16384 bytes). Default: the prompt.
     prompt_3: the text for the third text encoder (text, 0 to 16384 bytes). Default: the prompt.
@@ -1072,7 +1072,7 @@ class PromptFields(TypedDict, total=False):
     """how a language model answers (map). Default: as the model does, where it is a language model."""
     negative_prompt: str
     """the text that guidance leads away from, where true_cfg_scale > 1 (text, 0 to 16384 bytes). Default: the
-    model's own, which its policy says."""
+    model's own, which its policy says; none for a whole pipeline."""
     prompt_2: str
     """the text for the second text encoder of a network that has several; others are refused with it (text, 0 to
     16384 bytes). Default: the prompt."""

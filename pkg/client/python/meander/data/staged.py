@@ -185,7 +185,8 @@ def check_trained(advantage: AnyEvent, name: str) -> None:
 
 def view(advantage: AnyEvent, name: str) -> Any:
     """The result of a group as that of one stage: its members are the trajectories of the stage, of all rounds, with
-    the advantages of the stage and the mean reward of the samples that they lead to."""
+    the advantages of the stage and the mean reward of the samples that they lead to. Samples that ended before the
+    stage ran are not in it."""
     every, values = 1, list[float | None]()
     for c in advantage.get("credits") or ():
         if c["stage"] == name and not c.get("track"):

@@ -238,7 +238,7 @@ def batch_of(
     images and texts."""
     from .staged import StagedBatch
 
-    kinds = {g.kind: g.uid for g in groups}
+    kinds = {g.kind: g.uid for g in groups if g.samples}  # of a stage that ran for none a group is of no kind
     if len(kinds) > 1 and "stages" in kinds:
         other = next(v for k, v in kinds.items() if k != "stages")
         raise EventError(f"batch {name or 'of groups'}: samples of {kinds['stages']} have stages, those of {other} none; "

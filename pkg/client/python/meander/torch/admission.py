@@ -34,6 +34,7 @@ _EULERS = {"FlowMatchEulerDiscreteScheduler", "DDIMScheduler", "EulerDiscreteSch
 _PROBE, _UNIT = 256 * 256, 32  # pixels of the small size, and its edges are multiples of the other
 _CLOSE = {torch.float32: 1e-5}
 _CLOSE_16 = 5e-2
+_SCALES, _NEGATIVE = (2.0, 5.0), "negative_prompt"  # scales at which a pipeline is guided
 _SCALARS: dict[str, Any] = {"number": 1.0, "integer": 1, "boolean": False, "text": "a"}
 
 
@@ -56,6 +57,7 @@ def admit(loaded: Loaded, say: Callable[[str], None]) -> None:
         n, grid = sum(s.numel() for s, _ in run.shapes), run.grids[0]
     y = torch.randn(1, n, generator=torch.Generator().manual_seed(7)).to(family.device)
     _check_access(loaded, small, y, grid.sigmas)
+    _check_guidance(loaded, small, y, grid.sigmas[1])
     _check_rows(loaded, small, y, grid.sigmas[1], say)
     check_euler(loaded, small)
 
@@ -223,6 +225,26 @@ def _check_access(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigmas: list[
         loaded.first = True
 
 
+def _check_guidance(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: float) -> None:
+    """Finds the scales of guidance that have no effect without a negative prompt."""
+    family = loaded.family
+    known, own = {a["name"] for a in family.arguments}, family.card()["pipeline"]["guidance"]
+
+    def moves(name: str, **beside: str) -> bool:
+        """Whether a scale moves the velocity, beside other arguments."""
+        both = []
+        for scale in _SCALES:
+            given = {"guidance": scale} if name == own else {}
+            arguments = recipe.arguments | beside | ({} if given else {name: scale})
+            with _session(loaded, replace(recipe, arguments=arguments, **given)) as run:
+                both.append(run.velocity(y, sigma))
+        return not torch.equal(*both)
+
+    if _NEGATIVE in known:
+        scales = [n for n in (own, "true_cfg_scale") if n in known]
+        family.beside_negative = [n for n in dict.fromkeys(scales) if not moves(n) and moves(n, **{_NEGATIVE: ""})]
+
+
 def _check_rows(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: float, say: Callable[[str], None]) -> None:
     """Finds whether rows of one prompt may be computed together, and then those of several."""
     family, ys = loaded.family, torch.cat([y, -y])
@@ -259,7 +281,7 @@ def _check_ahead(
 ) -> None:
     """Finds whether the calls of a turn with guidance may be one."""
     known = {a["name"] for a in loaded.family.arguments}
-    guided = {n: v for n, v in {"negative_prompt": "", "true_cfg_scale": 4.0}.items() if n in known}
+    guided = {n: v for n, v in {_NEGATIVE: "", "true_cfg_scale": 4.0}.items() if n in known}
     found = False
     try:
         with _session(loaded, replace(recipe, arguments={**recipe.arguments, **guided})) as run:

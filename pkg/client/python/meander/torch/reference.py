@@ -98,8 +98,6 @@ def _reference(a: argparse.Namespace) -> dict[str, Any]:
     names = [type(pipe.scheduler).__name__, str(family.folder.read_optional("scheduler", "scheduler_config.json").get(
         "_class_name", ""))]
     notes = [f"{names[1]} is computed as {names[0]}, which has the same levels of noise"] * (names[0] != names[1])
-    if call.get("negative_prompt") == "" and getattr(pipe.config, "force_zeros_for_empty_prompt", False):
-        notes.append("meander gives an empty negative_prompt; without one this pipeline has zeros in its place")
     return {
         "class": type(pipe).__name__, "scheduler": names[0], "note": "; ".join(notes), "steps": steps, "guidance": guidance,
         "solver": SOLVERS.get(names[0], "euler"), "dtype": dtype, "device": str(device),
@@ -179,10 +177,9 @@ def _whole_call(
         with Image.open(Path(file)) as image:
             digest = engine.loaded.condition(image.convert("L" if name in masks else "RGB"))
         given.setdefault(name, []).append(digest)
-    known = {x["name"] for x in card["pipeline"]["arguments"]}
     recipe = engine.loaded.recipe({
         "prompts": [[a.prompt]], "conditions": given, "steps": steps, "guidance": guidance, **vars(size),
-        "arguments": {"negative_prompt": a.negative_prompt or ""} if guidance > 1 and "negative_prompt" in known else {},
+        "arguments": {} if a.negative_prompt is None else {"negative_prompt": a.negative_prompt},
     })  # fmt: skip
     engine.family.pipe.set_progress_bar_config(disable=True)
     return {**engine.loaded.call_of(recipe), "generator": torch.Generator("cpu").manual_seed(a.seed)}

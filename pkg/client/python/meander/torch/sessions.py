@@ -46,7 +46,8 @@ class Recipe:
     """All that a call of a pipeline is conditioned on, checked.
 
     texts, of one prompt, are cut where truncate says so; conditions are digests by name, arguments values by name;
-    size is that of samples, guidance the value of the argument that scales it, steps how many the own grid has.
+    size is that of samples, guidance the value of the argument that scales it, steps how many the own grid has. What
+    was not given, of texts, arguments and guidance, the pipeline is not given: its defaults are its own.
     """
 
     texts: tuple[str, ...]
@@ -54,7 +55,7 @@ class Recipe:
     conditions: dict[str, list[str]]
     arguments: dict[str, Any]
     size: Size
-    guidance: float
+    guidance: float | None
     steps: int
 
     @property
@@ -81,21 +82,23 @@ class Loaded:
         f, card = self.family, self.family.card()
         if unknown := sorted(given.keys() - _KEYS):
             raise Fault("protocol", f"recipe: {unknown[0]:.80}: unknown; must be of {', '.join(sorted(_KEYS))}")
-        prompts = given.get("prompts") or [[""]]
-        if len(prompts) != 1 or not isinstance(prompts[0], list) or not 1 <= len(prompts[0]) <= card["prompts"]:
-            raise Fault("protocol", f"prompts: must be one, a list of 1 to {card['prompts']} texts")
+        prompts = given.get("prompts", [[]])
+        if len(prompts) != 1 or not isinstance(prompts[0], list) or len(prompts[0]) > card["prompts"]:
+            raise Fault("protocol", f"prompts: must be one, a list of at most {card['prompts']} texts")
         if not all(isinstance(t, str) for t in prompts[0]):
             raise Fault("protocol", "prompts: must be texts")
         default, steps = f.size(), given.get("steps") or card["steps"]
         size = Size(*(given.get(n) or getattr(default, n) for n in ("frames", "height", "width")))
         if not 1 <= steps <= 1000:
             raise Fault("protocol", f"steps: {steps}; must be 1 to 1000")
-        guidance = given.get("guidance") or 0
+        guidance = None if given.get("guidance") is None else float(given["guidance"])
+        if not card["pipeline"]["guidance"]:
+            guidance = guidance or None  # hosts say 0
         if guidance and not card["pipeline"]["guidance"]:
             raise Fault("prompt", f"guidance: {guidance}; must be 0: {f.cls.__name__} has no such argument")
         return Recipe(
             tuple(prompts[0]), bool(given.get("truncate")), self._conditions(given.get("conditions") or {}),
-            self._arguments(given.get("arguments") or {}), size, float(guidance), int(steps),
+            self._arguments(given.get("arguments") or {}), size, guidance, int(steps),
         )  # fmt: skip
 
     def _conditions(self, given: dict[str, Any]) -> dict[str, list[str]]:
@@ -155,8 +158,8 @@ class Loaded:
         out |= {name: value for name, value in sizes.items() if name in takes}
         if "strength" in takes:
             out["strength"] = 1.0
-        if guidance := self.family.card()["pipeline"]["guidance"]:
-            out[guidance] = r.guidance
+        if r.guidance is not None:
+            out[self.family.card()["pipeline"]["guidance"]] = r.guidance
         for name, digests in r.conditions.items():
             values = [self.conditions.get(d) for d in digests]
             if absent := [d for d, v in zip(digests, values, strict=True) if v is None]:

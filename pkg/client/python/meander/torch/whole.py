@@ -68,6 +68,8 @@ class Pipeline(Family):
         self.temporal = self._temporal()
         self.channels = int(self.vae_config.get("latent_channels") or self.vae_config.get("z_dim") or 4)
         self.access, self.tracks, self.rows_alike, self.notes = "", list[dict[str, Any]](), False, list[str]()
+        self.beside_negative = list[str]()
+        """Scales of guidance that have no effect without a negative prompt; known once it is tested."""
         self.encodes = False
         """Whether it encodes media to start from; known once it is tested."""
         self.media = list[str]()
@@ -201,9 +203,9 @@ class Pipeline(Family):
             "pipeline": {
                 "class": self.cls.__name__, "prediction": self.prediction(), "scheduler": self.scheduler_config,
                 "random_access": self.access, "conditions": self.conditions, "arguments": self.arguments,
-                "guidance": guidance, "tracks": self.tracks, "media": self.media, "admitted": self.admitted,
-                "sigmas": self.sigmas, "sigmas_tokens": self.sigmas_tokens,
-                "encodes": self.encodes,
+                "guidance": guidance, "beside_negative": self.beside_negative, "tracks": self.tracks,
+                "media": self.media, "admitted": self.admitted, "sigmas": self.sigmas,
+                "sigmas_tokens": self.sigmas_tokens, "encodes": self.encodes,
             },
         }  # fmt: skip
 

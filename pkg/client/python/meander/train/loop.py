@@ -258,7 +258,7 @@ class Trainer:
             clock.move("rollout", "read", self.stream.reader.health.fetched - fetched)
             # By weights, not by version: after a crash the same weights have another one. The samplers never have a
             # follower's but the first ones.
-            made = 0 if self.config.follow else min(
+            made = 0 if self.config.follow or not found.size else min(
                 (self.made.get(w, -1) for w in set(found["weights_digest"].tolist())), default=self.updated
             )
             behind = self.updated - made

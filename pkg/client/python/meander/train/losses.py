@@ -7,8 +7,8 @@ its settings (--loss-options). A function of Steps is a plug, too:
         return -s.advantages * (s.log_prob - s.old).exp()
 
 Log-probs are means over the elements of a state, as in the events; so are divergences. Defaults are those of verl-omni
-(DiffusionLossConfig) unless a field says otherwise. pkg/client/policyloss/testdata/losses.json has worked examples of
-each, with gradients.
+(DiffusionLossConfig) unless a field says otherwise. schemas/vectors/losses.json has worked examples of each, with
+gradients.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from .objective import Kernel
 
 
 _ALIKE = ("frames", "height", "width", "cfg_scales", "guidance_rescale")
-_OF_PIPELINES = {"conditions", "arguments", "network_timesteps", "initial_std"}
+_OF_PIPELINES = {"conditions", "arguments", "network_timesteps", "initial_std", "no_negative_prompt"}
 """The settings that this trainer computes a velocity with, and that all samples of a micro-batch share."""
 USES = {
     *_ALIKE, "prompt", "prompt_2", "prompt_3", "negative_prompt", "truncate_prompt",  # by the encoded texts

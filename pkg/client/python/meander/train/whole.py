@@ -60,7 +60,7 @@ class Whole:
         try:
             for name, text in (t.get("arguments") or {}).items():
                 arguments[name] = _READ[types[name]](text)
-            if scale > 1 and "negative_prompt" in types:
+            if "negative_prompt" in types and not t.get("no_negative_prompt"):
                 arguments["negative_prompt"] = t["negative_prompt"]
             conditions: dict[str, list[str]] = {}
             for c in t.get("conditions") or []:
@@ -96,13 +96,13 @@ class Whole:
         try:
             run = self._runs.pop(key, None) or self.loaded.session(recipe, len(x), key[2])
         except Fault as e:
-            raise EventError(f"prompt {recipe.texts[0]!r:.80}: {e}") from e
+            raise EventError(f"prompt {recipe.texts!r:.80}: {e}") from e
         kept = False
         try:
             v = run.velocity(x, sigma)
             kept = not self.loaded.first
         except Fault as e:
-            raise EventError(f"prompt {recipe.texts[0]!r:.80}: {e}") from e
+            raise EventError(f"prompt {recipe.texts!r:.80}: {e}") from e
         finally:
             if not kept:
                 run.session.cancel()

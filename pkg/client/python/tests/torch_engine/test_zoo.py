@@ -1,11 +1,15 @@
 """Pipelines of different kinds, by one builder, as a worker loads them."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
+import proofs
 import pytest
 import torch
 import zoo
+
+from meander.torch import admission
 
 CLASSES = [
     "StableDiffusionPipeline",
@@ -30,6 +34,34 @@ def test_a_class_without_a_line_of_its_own(tmp_path, name):
         torch.set_grad_enabled(grad)
     assert row["access"] in ("exact", "after_previous")
     assert not row["notes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "beside"), [("StableDiffusionXLPipeline", []), ("HunyuanVideoPipeline", ["true_cfg_scale"])]
+)
+def test_what_is_not_given_the_pipeline_is_not_given(tmp_path, name, beside):
+    """A negative prompt that is absent is no empty one: SDXL has zeros for it, HunyuanVideo a scale that does nothing
+    then."""
+    zoo.write(tmp_path, name)
+    engine = zoo.PipelineEngine(zoo.Pipeline(zoo.Folder(tmp_path), trust=True), zoo.Settings("cpu", "f32", threads=1))
+    loaded = engine.loaded
+    with torch.no_grad():
+        admission.admit(loaded, lambda detail: None)
+        assert engine.family.card()["pipeline"]["beside_negative"] == beside
+        scales = dict.fromkeys(beside, 4.0)
+        absent = admission.recipe_of(loaded)
+        absent = replace(absent, arguments=absent.arguments | scales)
+        empty = replace(absent, arguments=absent.arguments | {"negative_prompt": ""})
+        assert proofs.end_of_diffusers(loaded, absent, **scales) <= zoo.MEDIA
+        assert proofs.end_of_diffusers(loaded, empty, negative_prompt="", **scales) <= zoo.MEDIA
+        assert proofs.end_of_diffusers(loaded, empty, **scales) > zoo.MEDIA
+
+        # A trainer's recipe without guidance leaves that to the pipeline, too; 0 is given.
+        default, zero = (
+            loaded.session({"prompts": [["a"]], **given}).recipe for given in ({}, {"guidance": 0.0})
+        )
+    scale = engine.family.card()["pipeline"]["guidance"]
+    assert scale not in loaded.call_of(default) and loaded.call_of(zero)[scale] == 0
 
 
 def test_a_table_that_was_cut_off_goes_on(tmp_path):

@@ -1,0 +1,222 @@
+"""The public vectors, and the formulas behind them in float64.
+
+The files of schemas/vectors are in the package. Each set has a formula with its source, cases of inputs and expected
+values, and a tolerance by dtype: of the largest expected magnitude of a case, at least 1. The formulas here compute the
+same a second time: so a certificate can ask what a number would be if one input were another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..data.events import TRANSITIONS
+from ..maths import loss, noise, transition
+
+Floats = npt.NDArray[np.float64]
+"""An array of float64."""
+Values = dict[str, Any]
+"""Inputs or expected values by name: float64 arrays, numbers, or names of choices."""
+FOLDER = pathlib.Path(__file__).parent / "vectors"
+"""Where the files are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Set:
+    """The vectors of one formula: its kind and name, the source of the formula, and the tolerance by dtype."""
+
+    kind: str
+    name: str
+    formula: str
+    source: str
+    returns: str
+    """The name of the expected value that a function of this formula returns."""
+    inputs: dict[str, dict[str, Any]]
+    """Of each input its shape, or the choices that it is one of; and the neutral value, where it can be left out."""
+    tolerance: dict[str, float]
+    cases: list[tuple[Values, Values]]
+    """Inputs and expected values."""
+
+    @property
+    def title(self) -> str:
+        """Kind and name, such as losses/ppo."""
+        return f"{self.kind}/{self.name}"
+
+    def formula_of(self, inputs: Values, anchor: Values | None = None) -> Floats:
+        """What the formula gives for these inputs. anchor has the values of those parts that have no gradient; by
+        default they are the inputs."""
+        return np.asarray(FORMULAS[self.title](**inputs, **({"anchor": anchor or inputs} if self.anchored else {})))
+
+    @property
+    def anchored(self) -> bool:
+        """Whether a part of the formula has no gradient."""
+        return self.title in _ANCHORED
+
+    def gradient_of(self, inputs: Values, by: str, change: Callable[[Values, Values], Values]) -> Floats:
+        """The gradient of the changed formula by an input, by differences of the fourth order: some 1e-8 of it.
+
+        change gets the moved inputs and the ones that have no gradient.
+        """
+        base, x = inputs, np.array(inputs[by], np.float64)
+        fixed, out, h = change(base, base), np.zeros(x.shape), 2e-6
+        for i in np.ndindex(x.shape):
+            total = 0.0
+            for by_steps, weight in ((-2, 1), (-1, -8), (1, 8), (2, -1)):
+                moved = x.copy()
+                moved[i] += by_steps * h
+                total += weight * float(self.formula_of(change(base | {by: moved}, base), fixed))
+            out[i] = total / (12 * h)
+        return out
+
+
+def load(folder: pathlib.Path = FOLDER) -> dict[str, Set]:
+    """All sets by title."""
+    out: dict[str, Set] = {}
+    for file in sorted(folder.glob("*.json")):
+        data = json.loads(file.read_text())
+        for s in data["sets"]:
+            s["cases"] = [(_values(c["inputs"]), _values(c["expected"])) for c in s["cases"]]
+            found = Set(data["kind"], **s)
+            out[found.title] = found
+    return out
+
+
+def _values(of: Mapping[str, Any]) -> Values:
+    return {k: np.asarray(v, np.float64) if isinstance(v, list) else v for k, v in of.items()}
+
+
+def _surrogate(r: Floats, a: Floats, low: float, high: float) -> Floats:
+    return np.asarray(np.maximum(-a * r, -a * np.clip(r, low, high)))
+
+
+def _gspo(log_prob: Floats, old: Floats, advantages: Floats, clip_low: float, clip_high: float) -> Floats:
+    return np.mean(_surrogate(np.exp((log_prob - old).mean(axis=1)), advantages, 1 - clip_low, 1 + clip_high))
+
+
+def _dppo(
+    log_prob: Floats, old: Floats, advantages: Floats, weights: Floats, mean: Floats, old_mean: Floats,
+    noise_std: float, kl_mask_threshold: float,
+) -> Floats:
+    r = np.exp(log_prob - old)
+    far = loss.image_kl(mean, old_mean, noise_std) >= kl_mask_threshold
+    return np.mean(np.where(far & ((r - 1) * advantages > 0), 0, -advantages * r * weights))
+
+
+def _dpo(log_prob: Floats, base: Floats, dpo_beta: float) -> Floats:
+    gain = dpo_beta * (log_prob - base)
+    return np.mean(np.logaddexp(0, gain[:, 1] - gain[:, 0]))
+
+
+def _nft(
+    clean: Floats, noise: Floats, sigma: Floats, velocity: Floats, old_velocity: Floats, advantages: Floats,
+    mix_beta: float, adaptive_weight_min: float, adv_clip_max: float, anchor: Values,
+) -> Floats:
+    r = np.clip(advantages, -adv_clip_max, adv_clip_max) / adv_clip_max / 2 + 0.5
+    total: Any = 0.0
+    for share, b in ((r, mix_beta), (1 - r, -mix_beta)):
+        off, held = (
+            sigma[:, None] * (noise - clean - b * v - (1 - b) * old_velocity) for v in (velocity, anchor["velocity"])
+        )
+        total = total + share * (off**2).mean(axis=1) / np.maximum(np.abs(held).mean(axis=1), adaptive_weight_min)
+    return np.mean(total * adv_clip_max / mix_beta)
+
+
+def _grpo_tokens(
+    log_prob: Floats, old: Floats, reference: Floats, advantages: Floats, mask: Floats, clip_low: float,
+    clip_high: float, beta: float, reduce: str,
+) -> Floats:
+    d = reference - log_prob
+    losses = _surrogate(np.exp(log_prob - old), advantages[:, None], 1 - clip_low, 1 + clip_high)
+    losses = (losses + beta * (np.expm1(d) - d)) * mask
+    if reduce == "sample_mean":
+        return np.mean(losses.sum(axis=1) / np.maximum(mask.sum(axis=1), 1))
+    return losses.sum() / (np.maximum(mask.sum(), 1) if reduce == "token_mean" else mask.size)
+
+
+def _log_prob(name: str) -> Callable[..., Floats]:
+    def log_prob(
+        x: Floats, v: Floats, next: Floats, sigmas: Floats, step: int, noise_level: float, log_prob_kind: str, reduce: str
+    ) -> Floats:
+        value = transition.kernel(name, noise_level, list(sigmas), step).log_prob(x, v, next, log_prob_kind)
+        return np.asarray(value * (x.size if reduce == "sum" else 1))
+
+    return log_prob
+
+
+def _static(steps: int, shift: float, grid: str) -> Floats:
+    def shifted(u: Any) -> Any:
+        return shift * u / (1 + (shift - 1) * u)
+
+    least = 1 / steps if grid == "linspace" else shifted(0.001)
+    return np.append(shifted(np.linspace(1, least, steps)), 0)
+
+
+def _dynamic(
+    steps: int, tokens: int, base_tokens: int, max_tokens: int, base_shift: float, max_shift: float, terminal: float,
+    time_shift: str,
+) -> Floats:
+    mu = base_shift + (max_shift - base_shift) / (max_tokens - base_tokens) * (tokens - base_tokens)
+    sigmas = _static(steps, float(np.exp(mu)) if time_shift == "exponential" else mu, "linspace")[:-1]
+    if terminal:
+        sigmas = 1 - (1 - sigmas) * (1 - terminal) / (1 - sigmas[-1])
+    return np.append(sigmas, 0)
+
+
+def _guided(rule: str) -> Callable[..., Floats]:
+    def guided(positive: Floats, negative: Floats, scale: float, phi: float = 0) -> Floats:
+        c, axis = negative + scale * (positive - negative), -1 if rule == "norm_of_tokens" else None
+        ratio = np.linalg.norm(positive, axis=axis, keepdims=True) / np.linalg.norm(c, axis=axis, keepdims=True)
+        if rule == "deviation":
+            return np.asarray(c * (phi * positive.std() / c.std() + 1 - phi))
+        return np.asarray(c * (1 if rule == "plain" else np.minimum(ratio, 1) if rule == "norm_clamped" else ratio))
+
+    return guided
+
+
+def _group_relative(rewards: Floats, std: str, ddof: str, epsilon: float) -> Floats:
+    off = rewards - rewards.mean(axis=1, keepdims=True)
+    if std == "none":
+        return off
+    of: Any = {"axis": 1, "keepdims": True} if std == "group" else {}
+    return np.asarray(off / (rewards.std(ddof=int(ddof), **of) + epsilon))
+
+
+def _token(
+    logits: Floats, token: int, temperature: float, top_k: int, top_p: float, min_p: float, log_prob_kind: str
+) -> Floats:
+    z = logits if log_prob_kind == "raw" else logits / temperature
+    z = z - z.max()
+    kept = np.argsort(-z, kind="stable")[: top_k or None] if log_prob_kind == "processed" else np.arange(z.size)
+    if log_prob_kind == "processed":
+        p = np.exp(z[kept]) / np.exp(z[kept]).sum()
+        kept = kept[(np.cumsum(p) - p < (top_p or 1)) & (p >= min_p * p[0])]
+    return np.asarray(z[token] - np.log(np.exp(z[kept]).sum()) if token in kept else -np.inf)
+
+
+FORMULAS: dict[str, Callable[..., Any]] = {
+    "losses/ppo": lambda **i: loss.ppo(**i)["loss"],
+    "losses/grpo_guard": lambda **i: loss.grpo_guard(**i)["loss"],
+    "losses/flow_dppo": _dppo, "losses/gspo": _gspo, "losses/dpo": _dpo, "losses/diffusion_nft": _nft,
+    "losses/grpo_tokens": _grpo_tokens,
+    **{f"transitions/{t}": _log_prob(t) for t, is_ in TRANSITIONS.items() if is_.get("stochastic")},
+    "transitions/ode": lambda x, v, sigmas, step: x + (sigmas[step + 1] - sigmas[step]) * v,
+    "schedules/static": _static, "schedules/dynamic": _dynamic,
+    "noise/philox": lambda seed, step, count: noise.normals(seed, step, count).astype(np.float64),
+    **{f"guidance/{r}": _guided(r) for r in ("plain", "norm_of_tokens", "norm_clamped", "deviation")},
+    "advantages/flow_grpo": _group_relative,
+    "advantages/rloo": lambda rewards: (rewards - rewards.mean(axis=1, keepdims=True)) * (
+        rewards.shape[1] / (rewards.shape[1] - 1)
+    ),
+    "advantages/gpg": lambda rewards: (rewards - rewards.mean(axis=1, keepdims=True)) * (
+        rewards.size / np.count_nonzero(rewards)
+    ),
+    "tokens/log_prob": _token,
+}  # fmt: skip
+"""The formula of each set."""
+_ANCHORED = {"losses/diffusion_nft"}
