@@ -233,7 +233,8 @@ func TestRequest_faults(t *testing.T) {
 // A function judges the newest output that it may; what a lane made last stands for the sample, or what failed.
 func TestJudged(t *testing.T) {
 	g := &record(t, 1, 3).Group
-	g.Stages = append(g.Stages, schemas.GroupStage{Name: "rewrite", Kind: schemas.StageText, Every: 1, JudgedBy: []string{"length"}},
+	g.Stages = append(g.Stages,
+		schemas.GroupStage{Name: "rewrite", Kind: schemas.StageText, Every: 1, JudgedBy: []string{"length"}},
 		schemas.GroupStage{Name: "repaint", Kind: schemas.KindImage, Every: 1, JudgedBy: []string{"glyph", "ocr"}})
 	g.Stages[0].JudgedBy, g.Stages[1].JudgedBy = []string{"length"}, []string{"glyph"}
 	all := func(list ...*schemas.Trajectory) []*schemas.Trajectory {

@@ -327,24 +327,7 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 		what += ", by " + p.Model
 	}
 	line("estimate", "%s", what)
-	if len(p.Stages) > 0 {
-		each := make([]string, len(p.Stages))
-		for i, s := range p.Stages {
-			each[i] = fmt.Sprintf("%s %d", s.Name, s.Samples)
-			switch {
-			case s.Cost == nil:
-			case s.Tokens > 0:
-				each[i] += fmt.Sprintf(" of at most %s", present.Count(s.Tokens, "token"))
-			default:
-				each[i] += fmt.Sprintf(" of %s (%s in all)", s.ImageSize, present.Count(s.Steps, "step"))
-			}
-		}
-		within := ""
-		if p.Rounds > 1 {
-			within = fmt.Sprintf(" in at most %d rounds", p.Rounds)
-		}
-		line("", "%s%s: %s", present.Count(len(p.Stages), "stage"), within, strings.Join(each, ", "))
-	}
+	p.printStages(line)
 	d := p.Data
 	parts := []string{present.Count(d.Records, "prompt")}
 	if d.File != "" {
@@ -385,6 +368,29 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 		}
 		line("batches", "%s", sizes)
 	}
+}
+
+// printStages writes with line how many samples of each stage are made, and what they take.
+func (p *estimated) printStages(line func(name, format string, args ...any)) {
+	if len(p.Stages) == 0 {
+		return
+	}
+	each := make([]string, len(p.Stages))
+	for i, s := range p.Stages {
+		each[i] = fmt.Sprintf("%s %d", s.Name, s.Samples)
+		switch {
+		case s.Cost == nil:
+		case s.Tokens > 0:
+			each[i] += fmt.Sprintf(" of at most %s", present.Count(s.Tokens, "token"))
+		default:
+			each[i] += fmt.Sprintf(" of %s (%s in all)", s.ImageSize, present.Count(s.Steps, "step"))
+		}
+	}
+	within := ""
+	if p.Rounds > 1 {
+		within = fmt.Sprintf(" in at most %d rounds", p.Rounds)
+	}
+	line("", "%s%s: %s", present.Count(len(p.Stages), "stage"), within, strings.Join(each, ", "))
 }
 
 // printCost writes with line what images cost: steps and latents.

@@ -223,10 +223,12 @@ func TestEstimate_Stages(t *testing.T) {
 		t.Fatalf("%v, says %s", err, stdout)
 	}
 	e, bytes := line.Estimate, int64(0)
-	for i, want := range []estimate.Stage{{Name: "think", Samples: 16}, {Name: "paint", Samples: 20}, {Name: "draw", Samples: 8}} {
+	for i, want := range []estimate.Stage{
+		{Name: "think", Samples: 16}, {Name: "paint", Samples: 20}, {Name: "draw", Samples: 8},
+	} {
 		s := e.Stages[i]
 		if bytes += s.StepBytes; s.Name != want.Name || s.Samples != want.Samples || s.Steps != 10*want.Samples {
-			t.Errorf("%d samples of %s with %d steps, want %d of %s", s.Samples, s.Name, s.Steps, want.Samples, want.Name)
+			t.Errorf("%d of %s with %d steps, want %d of %s", s.Samples, s.Name, s.Steps, want.Samples, want.Name)
 		}
 	}
 	if e.Rounds != 3 || e.Samples != 12 || bytes == 0 || e.Streams[1].Bytes != bytes {

@@ -75,8 +75,8 @@ func (s *service) checkBranch(ctx context.Context, r *schemas.Request, policy *s
 	if errors.Is(err, bus.ErrNotFound) {
 		g, err := s.bus.Group(ctx, at.Run, at.UID)
 		if err == nil && len(g.Stages) > 0 {
-			return refuse("", "a sample of several stages, of group %s of run %s; must be of one lane%s", at.UID, at.Run,
-				otherwise)
+			return refuse("", "a sample of several stages, of group %s of run %s; must be of one lane%s", at.UID,
+				at.Run, otherwise)
 		}
 	}
 	switch {

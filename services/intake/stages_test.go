@@ -52,7 +52,8 @@ func TestResolveStages(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := &a.record.Group
-	if s := g.Stages; g.Reward[0].Stage != "" || !slices.Equal(s[0].JudgedBy, []string{"confidence"}) || !slices.Equal(s[1].JudgedBy, []string{"glyph"}) || g.Rounds != 1 || len(g.Stages) != 3 {
+	if s := g.Stages; g.Reward[0].Stage != "" || g.Rounds != 1 || len(s) != 3 ||
+		!slices.Equal(s[0].JudgedBy, []string{"confidence"}) || !slices.Equal(s[1].JudgedBy, []string{"glyph"}) {
 		t.Errorf("rewards %+v of stages %+v", g.Reward, g.Stages)
 	}
 	if s := g.Stages; s[0].Kind != schemas.StageText || s[0].Every != 2 || s[1].Kind != schemas.KindImage ||
@@ -86,23 +87,30 @@ func TestResolveStages_Judged(t *testing.T) {
 	p := staged()
 	p.GroupSize, p.Stages[1].Children, p.Stages[1].Credit = new(int64(2)), nil, nil
 	p.Stages = append(p.Stages, schemas.StageSpec{Name: "rewrite"}, schemas.StageSpec{Name: "repaint", Prompt: `says "{rewrite.text}"`})
-	p.Reward = []schemas.RewardSpec{{Name: "glyph", GroundTruth: "42"}, {Name: "external:human"}, {Name: "jpeg_compressibility", Stage: "repaint"}, {Name: "confidence", Stage: "think"}}
+	p.Reward = []schemas.RewardSpec{
+		{Name: "glyph", GroundTruth: "42"}, {Name: "external:human"}, {Name: "jpeg_compressibility", Stage: "repaint"},
+		{Name: "confidence", Stage: "think"},
+	}
 	policies := []*schemas.Policy{textLane(), qwen(), nil, textLane(), qwen()}
 	a, err := ResolveStages("r", p, policies, Origin{Seq: 7, Created: time.Unix(100, 0)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range [][]string{{"confidence"}, {"glyph", "external:human"}, nil, nil, {"glyph", "external:human", "jpeg_compressibility"}} {
+	for i, want := range [][]string{
+		{"confidence"}, {"glyph", "external:human"}, nil, nil, {"glyph", "external:human", "jpeg_compressibility"},
+	} {
 		if got := a.record.Group.Stages[i].JudgedBy; !slices.Equal(got, want) {
 			t.Errorf("stage %d is judged by %v, want %v", i, got, want)
 		}
 	}
-	want := []string{"reward: jpeg_compressibility will fail where judge ends the sample before repaint; without stage it judges the newest output"}
+	want := []string{"reward: jpeg_compressibility will fail where judge ends the sample before repaint; without " +
+		"stage it judges the newest output"}
 	if got := Unscored(a.requests[0]); !slices.Equal(got, want) {
 		t.Errorf("warnings %q, want %q", got, want)
 	}
 	p.Reward = nil
-	if a, err = ResolveStages("r", p, policies, Origin{Seq: 7, Created: time.Unix(100, 0), Reward: []string{"jpeg_compressibility"}}); err != nil {
+	o := Origin{Seq: 7, Created: time.Unix(100, 0), Reward: []string{"jpeg_compressibility"}}
+	if a, err = ResolveStages("r", p, policies, o); err != nil {
 		t.Fatal(err)
 	}
 	if s := a.record.Group.Stages; len(s[1].JudgedBy) != 1 || len(s[4].JudgedBy) != 1 || len(s[0].JudgedBy) != 0 {

@@ -20,8 +20,8 @@ import (
 // of the group's record and of stored trajectories alone, so to do it again changes nothing. A trajectory is
 // acknowledged when what comes of it is stored.
 
-// pausedRetry is when a sample of a paused run is looked at again whose next stage is an interaction's: lanes park
-// requests, and nothing does so for an interaction.
+// pausedRetry is when a sample of a paused run is looked at again whose next stage is an interaction's: requests are
+// parked, and an interaction has none.
 const pausedRetry = 15 * time.Second
 
 // goOn makes what comes after the trajectory of a stage, at a sequence: the requests of the next one, what an
@@ -221,7 +221,8 @@ func (s *service) interact(ctx context.Context, r *schemas.Request) error {
 	reply, err := interaction.Ask(asked, s.bus.Conn(), ask, x.Timeout())
 	if err != nil && asked.Err() != nil && ctx.Err() == nil {
 		err = &interaction.Fault{
-			State: schemas.ConversationTimeout, Err: fmt.Errorf("no answer by %s, the deadline of the group", clock(due)),
+			State: schemas.ConversationTimeout,
+			Err:   fmt.Errorf("no answer by %s, the deadline of the group", clock(due)),
 		}
 	}
 	t.Timings.Finished = time.Now().UnixNano()
