@@ -85,8 +85,7 @@ def explain(
             return out
     plain = [c for c, _ in singles if not any(w in c.words for w in ("place", "stands for", "swapped"))]
     for a, b in itertools.combinations(plain, 2) if pairs else ():
-        found = _first(of, inputs, a + b, measured, tolerance)
-        if found:
+        if _first(of, inputs, a + b, measured, tolerance):
             return [((a + b).words, a + b)]
     return []
 
@@ -112,8 +111,11 @@ def changes(s: Set, cases: Sequence[Values]) -> Iterator[Change]:
     def read(i: Values, name: str) -> Any:
         return i[name] if name in i else i[bases[name]] if bases[name] else 1.0
 
-    def put(name: str, value: Callable[[Any, Values], object]) -> Changed:
+    def put(name: str, value: Callable[..., object]) -> Changed:
         return lambda i, anchor: i | {name: value(read(i, name), anchor)}
+
+    def swapped(a: str, b: str) -> Changed:
+        return lambda i, anchor: i | {a: read(i, b), b: read(i, a)}
 
     for name, (of, said) in s.uses.items():
         shape, is_count = said.get("shape", ""), said.get("shape") in ("count", "index")
@@ -151,8 +153,7 @@ def changes(s: Set, cases: Sequence[Values]) -> Iterator[Change]:
     for a, b in itertools.permutations(arrays, 2):
         if arrays[a] == arrays[b] and bases[a] != bases[b]:
             if a < b:
-                swap = lambda i, _, a=a, b=b: i | {a: read(i, b), b: read(i, a)}  # noqa: E731
-                yield Change(f"{a} and {b} are swapped", swap)
+                yield Change(f"{a} and {b} are swapped", swapped(a, b))
             yield Change(f"{b} stands for {a}", put(a, lambda x, anchor, b=b: read(anchor, b)))
 
 

@@ -121,7 +121,8 @@ def _ppo(
     if mean is not None:
         drift = loss.image_kl(mean, old_mean if old_mean is not None else mean, noise_std)
         d = (d + drift) * _or(log_ratio_noise_std, noise_std)
-    return np.mean(_surrogate(np.exp(d), a, 1 - _or(lower_clip, clip), 1 + _or(upper_clip, clip)) * weights) / step
+    losses = _surrogate(np.exp(d), a, 1 - _or(lower_clip, clip), 1 + _or(upper_clip, clip)) * weights
+    return np.asarray(np.mean(losses) / step)
 
 
 def _or(value: Any, otherwise: Any) -> Any:
@@ -129,7 +130,8 @@ def _or(value: Any, otherwise: Any) -> Any:
 
 
 def _gspo(log_prob: Floats, old: Floats, advantages: Floats, clip_low: float, clip_high: float) -> Floats:
-    return np.mean(_surrogate(np.exp((log_prob - old).mean(axis=1)), advantages, 1 - clip_low, 1 + clip_high))
+    r = np.exp((log_prob - old).mean(axis=1))
+    return np.asarray(np.mean(_surrogate(r, advantages, 1 - clip_low, 1 + clip_high)))
 
 
 def _dppo(
@@ -138,12 +140,12 @@ def _dppo(
 ) -> Floats:
     r = np.exp(log_prob - old)
     far = loss.image_kl(mean, old_mean, noise_std) >= kl_mask_threshold
-    return np.mean(np.where(far & ((r - 1) * advantages > 0), 0, -advantages * r * weights))
+    return np.asarray(np.mean(np.where(far & ((r - 1) * advantages > 0), 0, -advantages * r * weights)))
 
 
 def _dpo(log_prob: Floats, base: Floats, dpo_beta: float) -> Floats:
     gain = dpo_beta * (log_prob - base)
-    return np.mean(np.logaddexp(0, gain[:, 1] - gain[:, 0]))
+    return np.asarray(np.mean(np.logaddexp(0, gain[:, 1] - gain[:, 0])))
 
 
 def _nft(
@@ -157,7 +159,7 @@ def _nft(
             sigma[:, None] * (noise - clean - b * v - (1 - b) * old_velocity) for v in (velocity, anchor["velocity"])
         )
         total = total + share * (off**2).mean(axis=1) / np.maximum(np.abs(held).mean(axis=1), adaptive_weight_min)
-    return np.mean(total * adv_clip_max / mix_beta)
+    return np.asarray(np.mean(total * adv_clip_max / mix_beta))
 
 
 def _grpo_tokens(
@@ -171,7 +173,7 @@ def _grpo_tokens(
     losses, summed = np.maximum(-free * r, -clipped * np.clip(r, 1 - clip_low, 1 + clip_high)), _or(sum_mask, mask)
     losses, count = losses * summed + beta * (np.expm1(d) - d) * _or(kl_mask, summed), _or(count_mask, mask)
     if reduce == "sample_mean":
-        return np.mean(losses.sum(axis=1) / np.maximum(count.sum(axis=1), 1))
+        return np.asarray(np.mean(losses.sum(axis=1) / np.maximum(count.sum(axis=1), 1)))
     return losses.sum() / (np.maximum(count.sum(), 1) if reduce == "token_mean" else mask.size)
 
 
