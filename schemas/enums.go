@@ -25,7 +25,7 @@ var Transitions = []Transition{
 	{Name: TransitionODE, Served: true},
 }
 
-// The transitions of steps that nobody asked to be others.
+// The transitions of steps where a prompt names no others.
 const (
 	TransitionSDE = "sde"
 	TransitionODE = "ode"

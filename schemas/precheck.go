@@ -70,7 +70,7 @@ func (w *walker) checkOneMap(limit, depth int) error {
 	}
 	switch c := data[0]; {
 	case c&0xf0 == codeFixMap, c == codeMap16, c == codeMap32:
-	case ' ' < c && c <= '~': // a number of msgpack, which nobody sends alone
+	case ' ' < c && c <= '~': // a number of msgpack, which no program sends alone
 		return fmt.Errorf("starts with the text %s; must be a map of msgpack, or JSON: {\"name\": value}",
 			quote(string(data[:min(len(data), maxUnknownValue)])))
 	default:

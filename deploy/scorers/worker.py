@@ -132,7 +132,8 @@ async def serve(args):
     async def handle(request):
         reply = await answer(request.data)
         if error := msgpack.unpackb(reply).get("error"):
-            await request.respond_error("500", " ".join(error.split())[:500], data=reply)  # `nats micro stats` counts it
+            # `nats micro stats` counts it
+            await request.respond_error("500", " ".join(error.split())[:500], data=reply)
         else:
             await request.respond(reply)
 

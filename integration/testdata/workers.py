@@ -34,12 +34,16 @@ async def main():
     async with meander.connect(sys.argv[1]) as client:
         listens = asyncio.Queue()
         serving = [
-            asyncio.create_task(Worker(Bright()).serve(client, "bright", asyncio.Event(), lambda: listens.put_nowait(1))),
+            asyncio.create_task(
+                Worker(Bright()).serve(client, "bright", asyncio.Event(), lambda: listens.put_nowait(1))
+            ),
             asyncio.create_task(client.interact("game", play, lambda: listens.put_nowait(1), logits=False)),
         ]
         for _ in serving:
             await listens.get()
-        for name, prompt in [("bright", "day"), ("bright", "night"), ("bright", "day"), ("colour", "a"), ("colour", "b")]:
+        for name, prompt in [
+            ("bright", "day"), ("bright", "night"), ("bright", "day"), ("colour", "a"), ("colour", "b")
+        ]:
             body = {"v": 1, "name": name, "prompt": prompt, "image": image(), "image_format": "png"}
             await client.nc.request(f"mdr.v1.score.{name}", msgpack.packb(body), timeout=60)
         for name in ("game", "wrong"):

@@ -151,7 +151,8 @@ func TestImport_Notes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := export.Import(t.Context(), q.Bus, bytes.NewReader(archive.Bytes()), export.ImportOptions{}); err != nil {
+		if _, err := export.Import(t.Context(), q.Bus, bytes.NewReader(archive.Bytes()),
+			export.ImportOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := q.Notes(t.Context(), "r1"); err != nil || !reflect.DeepEqual(got["r1"], want) {

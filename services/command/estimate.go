@@ -206,8 +206,7 @@ func (p *estimated) mustFit(ctx context.Context, conn *connection, run schemas.R
 
 // dryRun prints the estimate of a run and does nothing else. It holds few of the prompts at a time. It asks a running
 // pipeline, else the one that this process would run with s (nil: none) on the store, which it does not make. A usage
-// error: every prompt would be refused, or
-// the samples do not fit.
+// error: every prompt would be refused, or the samples do not fit.
 func (a *app) dryRun(
 	ctx context.Context, run schemas.Run, d *datasetFlags, s *services, prompts iter.Seq2[*prompt, error],
 	out io.Writer,

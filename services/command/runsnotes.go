@@ -51,7 +51,7 @@ func (a *app) editNotes(c *cobra.Command, conn *connection, run string, edit fun
 		return err
 	}
 	by := ""
-	if me, err := user.Current(); err == nil { // else nobody is named
+	if me, err := user.Current(); err == nil { // else no one is named
 		by = me.Username
 	}
 	var invalid error

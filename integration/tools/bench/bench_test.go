@@ -116,7 +116,7 @@ func TestBenchSampler(t *testing.T) {
 func TestPeerProcess(t *testing.T) {
 	mode := os.Getenv("MEANDER_TEST_PEER")
 	if mode == "" {
-		t.Skip("only as a peer")
+		t.Skip("it is a process of TestBenchSampler, which starts it with MEANDER_TEST_PEER")
 	}
 	in := bufio.NewScanner(os.Stdin)
 	for n := 0; in.Scan(); n++ {

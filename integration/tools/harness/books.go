@@ -17,7 +17,7 @@ type Books struct {
 	Batches      map[string]*schemas.Batch          // by batch id
 	// Digests are those of the content of trajectories, rewards, advantages and batches, by kind and key.
 	Digests map[string]string
-	// Staged are the stages of each prompt that has some; whoever audits them sets it.
+	// Staged are the stages of each prompt that has some; the audit sets it.
 	Staged map[schemas.UID][]StageOf
 	// Steps is how many are stored, needed or not.
 	Steps int

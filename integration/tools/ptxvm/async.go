@@ -204,7 +204,7 @@ func (w *warp) row(in *inst, address uint64) []byte {
 	return data
 }
 
-// fenced checks that whoever wrote 16 bytes executed fence.proxy.async after that, and that a
+// fenced checks that the thread that wrote 16 bytes executed fence.proxy.async after that, and that a
 // barrier came then.
 func (w *warp) fenced(r *region, lane, at int) {
 	now := w.stamp + stamp(lane)<<threadShift

@@ -351,7 +351,7 @@ func arrive(w *warp, in *inst, m uint32) {
 	if at.arrived += 32; in.control == barrier {
 		at.waiting = append(at.waiting, w)
 	} else {
-		w.paused = !b.ahead() // whoever waits goes on first: what it reads too early is not there
+		w.paused = !b.ahead() // the one that waits goes on first: what it reads too early is not there
 	}
 	if at.arrived < at.threads {
 		return

@@ -156,7 +156,7 @@ func (s Service[T]) execute(ctx context.Context, args, environ []string, stdout,
 			return err
 		}
 	}
-	// Of an address that nobody has chosen any port will do.
+	// Of an address that is the default any port will do.
 	return s.serve(ctx, cfg, !set.Given("health_addr") && cfg.Common.HealthAddr != "", stderr)
 }
 

@@ -14,7 +14,7 @@ var version string
 // Version returns the version of this build: what the linker stamped, else that of a tagged module, else
 // schemas.Release and the revision that the build recorded, as in 0.1.0+g81f3900a52e0.dirty.
 func Version() string {
-	if version != "" && version != "devel" { // which images are built with where nobody says a version
+	if version != "" && version != "devel" { // which images are built with where no version is given
 		return version
 	}
 	info, ok := debug.ReadBuildInfo()

@@ -38,10 +38,8 @@ __all__ = [
     "Batch", "Batches", "Client", "CursorError", "EmptyBatch", "EventError", "Gone", "Group", "Groups", "Health",
     "Judged", "Keep",
     "NoStreams", "NoTeacher", "Ratio", "RatioOff", "Refused",
-    "Sample", "StagedBatch", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "VersionMismatch", "connect", "contract", "dataset",
-    "fresh",
-    "loss", "noise",
-    "policy",
+    "Sample", "StagedBatch", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "VersionMismatch", "connect",
+    "contract", "dataset", "fresh", "loss", "noise", "policy",
     "scheduled", "stage", "stages", "sync", "tensor", "trace_context", "traced", "transition",
 ]
 if importlib.util.find_spec("torch") is None:
@@ -60,7 +58,8 @@ _NAMES = {
     "client.reader": ("Batches", "EmptyBatch", "Groups", "Health"),
     "client.teacher": ("NoTeacher", "TeacherReply", "Unscored"), "client.traces": ("trace_context", "traced"),
     "data.batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"),
-    "data.events": ("EventError", "Gone", "tensor"), "data.staged": ("StagedBatch", "stage", "stages"), "data.text": ("Text",), "data.textbatch": ("TextBatch",),
+    "data.events": ("EventError", "Gone", "tensor"), "data.staged": ("StagedBatch", "stage", "stages"),
+    "data.text": ("Text",), "data.textbatch": ("TextBatch",),
 }  # fmt: skip
 # The module of each public name; that of a module is itself.
 _HOME = {

@@ -43,7 +43,10 @@ def test_a_prompt_of_stages_has_the_fields_of_the_contract():
     (lambda: meander.stages(meander.stage("a", "{prompt")), "a { alone"),
     (lambda: meander.stages(meander.stage("a", "{b}")), "must be {prompt}, {metadata.KEY} or {STAGE.text}"),
     (lambda: meander.stages(THINK, meander.stage("b", "{thonk.text}")), "'thonk'; must be one of think"),
-    (lambda: meander.stages(THINK, meander.stage("b", images={"image": "c"})), "condition image: 'c'; must be one of think"),
+    (
+        lambda: meander.stages(THINK, meander.stage("b", images={"image": "c"})),
+        "condition image: 'c'; must be one of think",
+    ),
     (lambda: meander.stages(meander.stage("b", images={"image": "think"}), THINK), "a later stage needs rounds"),
 ])  # fmt: skip
 def test_what_is_not_there_is_refused_before_it_is_sent(make, wrong):

@@ -36,13 +36,15 @@ def test_two_readers_read_one_run_each_its_stage(lanes, run):
         places = [wrote.index(text) for text in wrote]  # equal texts are encoded alike, and to the letter
         assert (painted["prompt_embeds"] == painted["prompt_embeds"][places]).all()
         for stage, whole in (("think", think), ("paint", painted)):
-            alone = await anext(aiter(client.batches(name, f"of-{stage}", stage=stage, whole=stage == "think", timeout=60)))
+            reader = client.batches(name, f"of-{stage}", stage=stage, whole=stage == "think", timeout=60)
+            alone = await anext(aiter(reader))
             assert type(alone) is type(whole) and (alone["advantages"] == whole["advantages"]).all()
             async for micro in alone.micro(3):
                 rows = slice(None) if micro.rows is None else micro.rows
                 if stage == "paint":
                     assert (micro["latents"] == whole["latents"][rows]).all()
-                    assert (micro["prompt_embeds"] == whole["prompt_embeds"][rows][:, : micro["prompt_embeds"].shape[1]]).all()
+                    longest = micro["prompt_embeds"].shape[1]
+                    assert (micro["prompt_embeds"] == whole["prompt_embeds"][rows][:, :longest]).all()
         with pytest.raises(EventError, match="stage 'sky' is not there; must be one of think, paint"):
             await anext(aiter(client.batches(name, stage="sky", timeout=60)))
 

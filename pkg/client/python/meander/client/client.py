@@ -32,8 +32,8 @@ from .control import Controls, Refused
 from .cursor import PatientJetStream
 from .discovery import discoverable
 from ..data.events import (
-    ADVANTAGE, BATCH, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, UPDATE, AnyEvent, Event, EventError, Gone, by_name,
-    checked, decode, fault, fitting, medium, name_of, tensor,
+    ADVANTAGE, BATCH, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, UPDATE, AnyEvent, Event, EventError, Gone,
+    by_name, checked, decode, fault, fitting, medium, name_of, tensor,
 )
 from ..data.fields import PromptFields, RewardSpec
 from .reader import COUNTED, Batches, Groups, LogProbs
@@ -337,8 +337,8 @@ class Client(Controls, Teachers, Updates):
             logits=logits, empty=empty, whole=whole, stage=stage)
 
     async def group(
-        self, run: str, uid: str, advantage: contract.Advantage | None = None, *, logits: bool = False, whole: bool = True,
-        stage: str = "",
+        self, run: str, uid: str, advantage: contract.Advantage | None = None, *, logits: bool = False,
+        whole: bool = True, stage: str = "",
     ) -> Group:
         """A closed group with its trajectories, steps and texts, and with logits also the stored logits. Digests are
         checked, and tensors are complete. whole=False leaves the steps of images to complete. stage: of samples with

@@ -206,9 +206,9 @@ class Batch(Mapping[str, Any]):
 
     A setting is 0 or empty where a sample has none; but prompt_2 and prompt_3 are the prompt there, and frames are 1.
     The states behind a step and before the next one are held once, where trained steps follow one another: writing to
-    one writes to both. Encoded texts are held once per group, of a stage
-    once per sample; asking for them by name repeats them. `conditioning` has them so, [G, L, D]. Samples are sorted by uid and sample_index, so that equal groups give equal batches, in
-    whatever order they closed.
+    one writes to both. Encoded texts are held once per group, of a stage once per sample; asking for them by name
+    repeats them. `conditioning` has them so, [G, L, D]. Samples are sorted by uid and sample_index, so that equal
+    groups give equal batches, in whatever order they closed.
 
     groups and samples are what the arrays are made of; left_out says why others of the batch are not among them, by
     uid, or uid and number of the sample. name is the batch id, empty without; cursor is where reading

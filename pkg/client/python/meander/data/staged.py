@@ -103,7 +103,8 @@ def _check_earlier(source: str, what: str, of: Sequence[Event], i: int, rounds: 
     known = names if rounds > 1 else names[:i]
     if source not in known:
         later = "; a later stage needs rounds" if source in names[i:] else ""
-        raise ValueError(f"{what}: {source!r}; must be one of {', '.join(known) or 'the stages before it: none is'}{later}")
+        of = ", ".join(known) or "the stages before it: none is"
+        raise ValueError(f"{what}: {source!r}; must be one of {of}{later}")
 
 
 class StagedBatch(Batch):

@@ -28,7 +28,8 @@ class States:
     dtype is the stored one, F32, F16 or BF16 (whose bits numpy has as uint16); F32 where samples differ.
     """
 
-    def __init__(self, at: Sequence[Sequence[int]], w: int, shape: tuple[int, ...], kept: Sequence[Mapping[int, list[Any]]],
+    def __init__(self, at: Sequence[Sequence[int]], w: int, shape: tuple[int, ...],
+        kept: Sequence[Mapping[int, list[Any]]],
         zeros: Callable[[tuple[int, ...], Any], Array] = np.zeros):  # fmt: skip
         """at are the indices of the trained steps of each sample, and kept its states by their index. The events give
         up their bytes for the buffer."""

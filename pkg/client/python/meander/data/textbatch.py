@@ -241,7 +241,8 @@ def batch_of(
     kinds = {g.kind: g.uid for g in groups if g.samples}  # of a stage that ran for none a group is of no kind
     if len(kinds) > 1 and "stages" in kinds:
         other = next(v for k, v in kinds.items() if k != "stages")
-        raise EventError(f"batch {name or 'of groups'}: samples of {kinds['stages']} have stages, those of {other} none; "
+        raise EventError(f"batch {name or 'of groups'}: samples of {kinds['stages']} have stages, those of {other} "
+                         "none; "
                          "must be alike: read one stage (stage=NAME), or in batches of their own")
     if len(kinds) > 1:
         raise EventError(f"batch {name or 'of groups'}: {kinds['image']} is of images, {kinds['text']} of texts; "

@@ -150,7 +150,8 @@ def _row(sample: Sample) -> dict[str, Any]:
     t = written(sample)
     begin = t.prompt_length
     version = int(sample.facts["policy_version_max"])
-    values = t.ids[:begin].tolist(), t.ids[begin:].tolist(), drawn_log_probs(t), float(cast(float, sample.member["reward"])), version
+    reward = float(cast(float, sample.member["reward"]))
+    values = t.ids[:begin].tolist(), t.ids[begin:].tolist(), drawn_log_probs(t), reward, version
     return dict(zip(_ROW, (*values, t.mask[begin:].tolist()), strict=True))
 
 

@@ -96,7 +96,8 @@ class Stream:
         """Waits for an update of the other trainers of the run, and returns the versions of their weights, by stage."""
         out = {}
         for stage in self.config.others if update else ():
-            subject, end = f"{PREFIX}update.{self.config.run}.*.*.{stage}.{update}", time.monotonic() + self.config.patience
+            subject = f"{PREFIX}update.{self.config.run}.*.*.{stage}.{update}"
+            end = time.monotonic() + self.config.patience
             while stage not in out:
                 try:
                     m = await self.patiently(self.client.js.get_last_msg, "MDR_UPDATES", subject)
@@ -121,7 +122,8 @@ class Stream:
     async def part(self, task: Task, uids: list[str], batch: Batch | None) -> Batch:
         """Returns some groups of a batch. The first process has the batch already."""
         groups = [g for g in batch.groups if g.uid in uids] if batch else await together(
-            self.patiently(self.client.group, self.config.run, uid, whole=False, stage=self.config.stage) for uid in uids
+            self.patiently(self.client.group, self.config.run, uid, whole=False, stage=self.config.stage)
+            for uid in uids
         )
         kind = "processed" if self.config.texts else "raw"
         return batch_of(groups, task.name, task.cursor, kind, self.client)

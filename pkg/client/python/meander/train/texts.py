@@ -93,7 +93,9 @@ class TextRollouts(Rollouts):
         if not batch.size:
             raise EventError(f"batch {batch.name}: no sample has an advantage")
         if not isinstance(batch, TextBatch):
-            raise EventError(f"batch {batch.name}: it is of images; those of a language model must be of texts: see --stage")
+            raise EventError(
+                f"batch {batch.name}: it is of images; those of a language model must be of texts: see --stage"
+            )
         batch.check_whole("this trainer")
         for s in batch.samples:
             x: Any = s.text.settings if s.text else {}
@@ -129,7 +131,9 @@ class TextLearner(Learner):
 
     def __init__(self, network: Network, loss: Any, *settings: Any):
         if loss.forward or loss.pairs or loss.trajectory or loss.drift or loss.base:
-            raise ValueError(f"--loss: {type(loss).__name__}; must be ppo, or your own of single steps: --model is a language model")
+            raise ValueError(
+                f"--loss: {type(loss).__name__}; must be ppo, or your own of single steps: --model is a language model"
+            )
         super().__init__(network, loss, *settings)
 
     def _add(self, shared: _Shared, rows: np.ndarray, count: float) -> None:
