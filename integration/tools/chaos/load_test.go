@@ -225,7 +225,7 @@ func (f *feed) calm(t *testing.T) *harness.Books {
 	t.Helper()
 	p := bustest.New(t)
 	config := pipeline.DefaultConfig()
-	config.Sampler.Model = "synthetic"
+	config.Sampler.Model, config.Intake.Models = "synthetic", []schemas.Lane{"synthetic", "sums"}
 	p.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
 	texts := config.Sampler
 	texts.Model = textModel(t)

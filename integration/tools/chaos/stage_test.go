@@ -94,7 +94,10 @@ func (s *stage) raise(t *testing.T) {
 			"--nats-url", "nats://" + proxy.Addr(), "--health-addr", "", "--ack-wait", ackWait.String(),
 			"--drain-timeout", "2s",
 		}}
-		if name == "sampler" {
+		switch name {
+		case "intake": // which may know one sampler before the other
+			p.Args = append(p.Args, "--models", "synthetic,sums")
+		case "sampler":
 			p.Args = append(p.Args, "--model", modelOf(t, i), "--batch", "2", "--workers", "1")
 		}
 		s.programs, s.proxies = append(s.programs, harness.Raise(t, p)), append(s.proxies, proxy)
