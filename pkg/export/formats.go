@@ -198,7 +198,7 @@ func newTensorFile(path string) (writer, error) { return &tensorFile{path: path}
 // add keeps the tensors of a sample, its pixels and its record for Close. What is a tensor is not in the record:
 // records are in the header, which readers want to be small.
 func (w *tensorFile) add(s *sample) (n int64, err error) {
-	prefix := fmt.Sprintf("%s/%d/", s.UID, s.SampleIndex)
+	prefix := fmt.Sprintf("%s/%v/", s.UID, s.of.Place())
 	tensors, err := s.tensors(prefix)
 	if err != nil {
 		return 0, err

@@ -21,8 +21,13 @@ type Record struct {
 	Run         string `json:"run" parquet:"run"`
 	UID         string `json:"uid" parquet:"uid"`
 	SampleIndex int64  `json:"sample_index" parquet:"sample_index"`
-	Lane        string `json:"lane" parquet:"lane"`
-	Prompt      string `json:"prompt" parquet:"prompt"`
+	// Stage is there for samples of several stages, each of which has a record: one, where Samples samples share it,
+	// those from SampleIndex on. Reward is then their mean, Advantage that of the stage: null of a stage that is not
+	// trained, or whose tracks have their own.
+	Stage   string `json:"stage,omitempty" parquet:"stage"`
+	Samples int64  `json:"samples,omitempty" parquet:"samples"`
+	Lane    string `json:"lane" parquet:"lane"`
+	Prompt  string `json:"prompt" parquet:"prompt"`
 	// GroupStatus is that of the group's result: only complete and partial have advantages.
 	GroupStatus string   `json:"group_status" parquet:"group_status"`
 	Status      string   `json:"status" parquet:"status"` // scored, or failed
@@ -158,47 +163,82 @@ func readConditions(
 }
 
 // key names the sample in a file. A uid has no "/" and no ".".
-func (s *sample) key() string { return fmt.Sprintf("%s_%06d", s.UID, s.SampleIndex) }
+func (s *sample) key() string {
+	key := fmt.Sprintf("%s_%06d", s.UID, s.SampleIndex)
+	if s.Stage != "" {
+		key += "_" + s.Stage
+	}
+	return key
+}
 
-// eachSample calls do with the samples of a closed group, one after the other. leftOut are those that did not complete,
-// and those of which something is no longer stored or not what it should be.
+// eachSample calls do with the samples of a closed group, or with their stages, one after the other. leftOut are those
+// that did not complete, and those of which something is no longer stored or not what it should be.
 func eachSample(ctx context.Context, b *bus.Bus, a *schemas.Advantage, latents bool,
 	do func(*sample) error,
 ) (leftOut int, err error) {
-	trajectories := map[int64]*schemas.Trajectory{}
+	stored := view.Made{}
 	for t, err := range view.Trajectories(ctx, b, cmp.Or(a.SourceRun, a.Run), a.UID) {
 		if err != nil {
 			return 0, err
 		}
-		if len(t.Group.Stages) > 0 {
-			return 0, fmt.Errorf("group %s: its samples have several stages, and a record of this format has one; "+
-				"export an archive, which has all of them", a.UID)
-		}
-		trajectories[t.SampleIndex] = t.Trajectory
+		stored.Add(t.Trajectory)
 	}
 	rewards, err := view.Rewards(ctx, b, a.Run, a.UID)
 	if err != nil {
 		return 0, err
 	}
 	for _, m := range a.Members {
-		t := trajectories[m.SampleIndex]
-		if t == nil || t.StopReason != schemas.StopCompleted {
+		made, _ := stored.Of(a.UID, m.SampleIndex)
+		if len(made) == 0 {
 			leftOut++
-			continue
 		}
-		member := view.MemberOf(&m, t, rewards[view.Key{UID: a.UID, Index: m.SampleIndex}])
-		s, err := newSample(ctx, b, a, &member, latents)
-		if err == nil {
-			err = do(s)
-		}
-		switch {
-		case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt), errors.Is(err, errUnreadable):
-			leftOut++
-		case err != nil:
-			return 0, fmt.Errorf("sample %d: %w", m.SampleIndex, err)
+		for _, t := range made {
+			if t.SampleIndex != m.SampleIndex {
+				continue // an earlier sample has it
+			}
+			if t.StopReason != schemas.StopCompleted {
+				leftOut++
+				continue
+			}
+			member := view.MemberOf(&m, t, rewards[view.Key{UID: a.UID, Index: m.SampleIndex}])
+			if len(t.Group.Stages) > 0 {
+				asStage(&member, a)
+			}
+			s, err := newSample(ctx, b, a, &member, latents)
+			if err == nil {
+				err = do(s)
+			}
+			switch {
+			case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt), errors.Is(err, errUnreadable):
+				leftOut++
+			case err != nil:
+				return 0, fmt.Errorf("sample %v: %w", t.Place(), err)
+			}
 		}
 	}
 	return leftOut, nil
+}
+
+// asStage gives a stage of a sample what is the stage's: its advantage, and of several samples the mean reward.
+func asStage(m *view.Member, a *schemas.Advantage) {
+	l := view.StageOf(m.Trajectory(), a)
+	m.Advantage, m.StepAdvantages = nil, nil
+	if len(l.Advantages) == 1 && l.Advantages[0].Track == "" {
+		m.Advantage = &l.Advantages[0].Value
+	}
+	if l.Samples == 1 {
+		return
+	}
+	m.Reward, m.Scores = nil, nil
+	sum, n := 0.0, 0.0
+	for _, of := range a.Members {
+		if of.Reward != nil && of.SampleIndex >= l.SampleIndex && of.SampleIndex < l.SampleIndex+l.Samples {
+			sum, n = sum+*of.Reward, n+1
+		}
+	}
+	if n > 0 {
+		m.Reward = new(sum / n)
+	}
 }
 
 // newSample reads what belongs to a sample. ErrNotFound: some of it is no longer stored.
@@ -216,6 +256,9 @@ func newSample(
 		PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax, WeightsDigest: t.WeightsDigest,
 		ContentDigest: t.ContentDigest, SampleSeed: t.SampleSeed,
 	}}
+	if i := t.Group.StageIndex(t.Stage); i >= 0 {
+		s.Stage, s.Samples = string(t.Stage), t.Group.Stages[i].Every
+	}
 	for _, score := range m.Scores {
 		s.Scores = append(s.Scores, Score{score.Name, score.Value})
 	}

@@ -222,7 +222,7 @@ func (x *Group) StagesOf(samples ...int64) (list []*StageLine) {
 	for _, i := range slices.Sorted(slices.Values(samples)) {
 		for _, t := range x.of(i).stages {
 			if !seen[t] {
-				seen[t], list = true, append(list, stageLine(t, x.result))
+				seen[t], list = true, append(list, StageOf(t, x.result))
 			}
 		}
 	}

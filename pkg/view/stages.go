@@ -129,8 +129,8 @@ type StageAdvantage struct {
 // Trajectory returns what is stored of the stage.
 func (l *StageLine) Trajectory() *schemas.Trajectory { return l.trajectory }
 
-// stageLine returns a stage in short; a is the result of its group, nil while there is none.
-func stageLine(t *schemas.Trajectory, a *schemas.Advantage) *StageLine {
+// StageOf returns a stage in short; a is the result of its group, nil while there is none.
+func StageOf(t *schemas.Trajectory, a *schemas.Advantage) *StageLine {
 	s := &t.Group.Stages[t.Group.StageIndex(t.Stage)]
 	l := &StageLine{
 		Line: (&stored{trajectory: t}).line(t.SampleIndex), Stage: t.Stage, Kind: s.Kind, Lane: s.Lane,
