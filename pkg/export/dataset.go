@@ -69,8 +69,8 @@ type Shard struct {
 	File   string `json:"file"`
 	SHA256 string `json:"sha256"`
 	Bytes  int64  `json:"bytes"`
-	// Groups and Samples are those in the file, of samples of several stages each stage. LeftOut are those of its groups
-	// that are not: they did not complete, or parts of them are no longer stored.
+	// Groups and Samples are those in the file, of samples of several stages each stage. LeftOut are those of its
+	// groups that are not: they did not complete, or parts of them are no longer stored.
 	Groups  int `json:"groups"`
 	Samples int `json:"samples"`
 	LeftOut int `json:"left_out"`
