@@ -48,8 +48,8 @@ func TestChaos(t *testing.T) {
 		*seed = rand.Uint64N(1_000_000) + 1
 	}
 	repeat := fmt.Sprintf("make chaos SEED=%d FAULTS=%d", *seed, *faults)
-	t.Logf("seed %d; `%s` injects the same faults", *seed, repeat)
 	s := newStage(t)
+	s.say(t.Log, fmt.Sprintf("seed %d; `%s` injects the same faults", *seed, repeat))
 	began := time.Now()
 	plan := chaos.Plan(*seed, *faults, len(s.programs), ackWait, s.without...)
 	f := publishing(t, s.bus, "chaos", 0)
@@ -67,7 +67,7 @@ func TestChaos(t *testing.T) {
 	}
 	s.audit(t, &r, f)
 	r.kept = s.bury(t)
-	t.Log(r.String())
+	s.say(t.Log, &r)
 	if r.doubledWithoutGuard = s.unguarded(t); r.doubledWithoutGuard == 0 {
 		t.Error("with the guard off nothing was stored twice: these faults prove nothing")
 	}
@@ -92,7 +92,7 @@ func (s *stage) audit(t *testing.T, r *report, f *feed) {
 	found = append(found, s.counts(t, f, got)...)
 	slices.SortStableFunc(found, func(a, b harness.Fault) int { return cmp.Compare(a.UID, b.UID) })
 	for _, fault := range found {
-		t.Error(fault)
+		s.say(t.Error, fault)
 	}
 	harness.NoDead(t, s.bus)
 	harness.Verify(t, s.url, f.run, len(got.Trajectories))

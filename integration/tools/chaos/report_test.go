@@ -105,10 +105,12 @@ func (r *report) write(t *testing.T, path string) {
 	var s strings.Builder
 	fmt.Fprintf(&s, `# Faults under load
 
-By `+"`make chaos-long`"+`, which writes this file. Four services as real programs (one intake, two of each other, and a sampler of texts) around
-a real server, each through a TCP proxy of its own; the closed-form model and the model sums; groups of %d samples of %d steps:
-a third in batches of two, a sixth of thoughts painted twice each, a sixth of rounds with a judge; %d groups open at a time; an acknowledgement wait of %v. Seed %d, %s, %v of faults;
-`+"`make chaos SEED=%d FAULTS=%d`"+` injects the same. What TestChaos says of each figure is in `+"`integration/tools/chaos`"+`.
+`+"`make chaos-long`"+` writes this file, as `+"`make chaos`"+` does with `+"`CHAOS='-figures FILE'`"+`. Four services as real programs
+(one intake, two of each other, and a sampler of texts) around a real server, each through a TCP proxy of its own; the
+closed-form model and the model sums; groups of %d samples of %d steps: a third in batches of two, a sixth of thoughts
+painted twice each, a sixth of rounds with a judge; %d groups open at a time; an acknowledgement wait of %v.
+Seed %d, %s, %v of faults; `+"`make chaos SEED=%d FAULTS=%d`"+` injects the same.
+What TestChaos says of each figure is in `+"`integration/tools/chaos`"+`.
 
 | fault | injected |
 |---|---|

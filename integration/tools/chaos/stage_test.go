@@ -2,6 +2,8 @@ package chaos_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -23,6 +25,8 @@ type stage struct {
 	programs []*harness.Process
 	proxies  []*chaos.Proxy
 	without  []chaos.Kind // that cannot be had here
+	kept     string       // what is left of a run that fails: the store, logs of the programs, and the log of the test
+	log      *os.File
 
 	began     time.Time
 	injected  map[chaos.Kind]int
@@ -32,12 +36,26 @@ type stage struct {
 // newStage starts the server and the programs.
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	s := &stage{began: time.Now(), injected: map[chaos.Kind]int{}}
-	store := t.TempDir()
+	s := &stage{began: time.Now(), injected: map[chaos.Kind]int{}, kept: harness.Kept(t)}
+	t.Logf("the store and the logs, until it has passed: %s", s.kept)
+	store := filepath.Join(s.kept, "store")
+	var err error
+	if s.log, err = os.Create(filepath.Join(s.kept, "chaos.log")); err == nil {
+		t.Cleanup(func() { _ = s.log.Close() })
+		err = os.Mkdir(store, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	disk, err := chaos.NewDisk(store)
 	if err == nil {
 		s.disk = disk
-		t.Cleanup(func() {
+		t.Cleanup(func() { // after the processes have ended
+			if t.Failed() {
+				if err := os.CopyFS(filepath.Join(s.kept, "stored"), os.DirFS(store)); err != nil {
+					t.Error(err)
+				}
+			}
 			if err := disk.Close(); err != nil {
 				t.Error(err)
 			}
@@ -46,7 +64,7 @@ func newStage(t *testing.T) *stage {
 		s.without = append(s.without, chaos.DiskFull)
 		t.Logf("NOT TESTED: a full disk; it takes the right to mount one (%v)", err)
 	}
-	s.url, s.server = harness.Server(t, store)
+	s.url, s.server = harness.Server(t, s.kept)
 	s.raise(t)
 	s.bus = connect(t, s.url)
 	return s
@@ -65,7 +83,6 @@ func modelOf(t *testing.T, i int) string {
 func (s *stage) raise(t *testing.T) {
 	t.Helper()
 	s.programs, s.proxies = nil, nil
-	dir := t.TempDir()
 	for i, name := range []string{"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage",
 		"sampler"} {
 		proxy, err := chaos.NewProxy(strings.TrimPrefix(s.url, "nats://"))
@@ -73,7 +90,7 @@ func (s *stage) raise(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := &harness.Process{Name: fmt.Sprintf("%s-%d", name, i), Path: harness.Program(t,
-			"meander-"+name), Dir: dir, Args: []string{
+			"meander-"+name), Dir: s.kept, Args: []string{
 			"--nats-url", "nats://" + proxy.Addr(), "--health-addr", "", "--ack-wait", ackWait.String(),
 			"--drain-timeout", "2s",
 		}}
@@ -105,7 +122,13 @@ func (s *stage) apply(t *testing.T, f chaos.Fault) {
 			t.Fatalf("%s, %s: not there to be hurt for a minute", who, f)
 		}
 	}
-	t.Logf("%9.3f s  %-12s %s", time.Since(s.began).Seconds(), who, f)
+	s.say(t.Log, fmt.Sprintf("%9.3f s  %-12s %s", time.Since(s.began).Seconds(), who, f))
+}
+
+// say says something in the log of the test, and in the file that stays when the test fails.
+func (s *stage) say(in func(...any), what any) {
+	in(what)
+	_, _ = fmt.Fprintln(s.log, what)
 }
 
 // hurt is false where there was nothing to be hurt.

@@ -155,14 +155,32 @@ func FreeAddress(t testing.TB) string {
 	return ""
 }
 
-// Server is the server that go.mod names, as a process with its store in a folder: on a port and
+// Kept is a folder for what a test that fails leaves to be read: logs, and what is stored. It goes with a test that
+// passes; else the log of the test names it.
+func Kept(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", strings.ReplaceAll(t.Name(), "/", "-")+"-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("what it left is in %s", dir)
+		} else if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// Server is the server that go.mod names, as a process with its store and its log in a folder: on a port and
 // a store that stay when it is killed. It listens when Server returns.
 func Server(t testing.TB, dir string, more ...string) (url string, v *Process) {
 	t.Helper()
 	path := ServerProgram(t)
 	address := FreeAddress(t)
 	_, port, _ := strings.Cut(address, ":")
-	v = Raise(t, &Process{Name: "nats-server", Path: path, Dir: t.TempDir(), Args: append([]string{
+	v = Raise(t, &Process{Name: "nats-server", Path: path, Dir: dir, Args: append([]string{
 		"-a", "127.0.0.1", "-p", port, "-js", "-sd", filepath.Join(dir, "store"),
 	}, more...)})
 	bustest.Until(t, "the server listens", func() error {
