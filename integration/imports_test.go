@@ -191,7 +191,7 @@ var layers = map[string][]string{
 	// Which stored samples a second pass of rewards is over, and what changes in it.
 	"services/rescore": {"pkg/view", "schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
 	// The page that shows a pipeline, by what clients read with.
-	"services/trace": {"schemas", "pkg/bus", "pkg/tracing"}, // traces of what is stored
+	"services/trace": {"schemas", "pkg/bus", "pkg/stages", "pkg/tracing"}, // traces of what is stored
 	"services/ui":    {"pkg/results", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/outcomes", "services/internal/boot"},
 	"services/command": {
 		"pkg/models/hub",

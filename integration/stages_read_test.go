@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -50,15 +51,28 @@ func TestStages_Read(t *testing.T) {
 	if err != nil || read.Summary.Trajectories != all || read.Summary.Samples != 4 {
 		t.Errorf("run: %+v, %v", read, err)
 	}
+	c.says(t, "show --run r g", "stage think: text of lane sums", "stage paint-2: image of lane synthetic",
+		"stage judge-2: interaction critic", "and ends the sample", "log-probs by step")
+	c.says(t, "show --run r g 0", "stage think-2: text of lane sums, version 0", "stands for the sample", "assistant",
+		"said by", "noise level")
+	c.says(t, "show --run r g 1 --json", `"place":"1.judge-3"`, `"place":"1.paint-3"`, `"stages":[`,
+		`"schedule_digest":"blake3:`)
+	c.says(t, fmt.Sprintf("watch --run r --kinds trajectory,advantage --count %d", all+1), "g #0.think completed, ",
+		"g #1.judge-3 completed, said by critic in ", "g #3.paint-2 completed, ", "  think [", "  paint [")
+}
+
+// says runs a command, and fails if its output lacks a text.
+func (c *crew) says(t *testing.T, command string, want ...string) string {
+	t.Helper()
 	var out, errs bytes.Buffer
-	if code := commands.Execute(t.Context(), []string{"show", "--nats", c.Server.ClientURL(), "--run", "r", "g"}, nil,
-		&out, &errs); code != 0 {
-		t.Fatalf("show: %s", errs.String())
+	args := append(strings.Fields(command), "--nats", c.Server.ClientURL())
+	if code := commands.Execute(t.Context(), args, nil, &out, &errs); code != 0 {
+		t.Fatalf("%s: %s", command, errs.String())
 	}
-	for _, want := range []string{"stage think: text of lane sums", "stage paint-2: image of lane synthetic",
-		"stage judge-2: interaction critic", "and ends the sample", "log-probs by step"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("show lacks %q:\n%s", want, out.String())
+	for _, text := range want {
+		if !strings.Contains(out.String(), text) {
+			t.Errorf("%s lacks %q:\n%s", command, text, out.String())
 		}
 	}
+	return out.String()
 }

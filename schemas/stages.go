@@ -81,6 +81,14 @@ type Place struct {
 	SampleIndex int64
 }
 
+// String names the place in a group: 2.think, and 2 where a sample has no stages.
+func (p Place) String() string {
+	if p.Stage == StageMain {
+		return itoa(p.SampleIndex)
+	}
+	return itoa(p.SampleIndex) + "." + string(p.Stage)
+}
+
 // Place returns the stage of the sample.
 func (e *Identity) Place() Place { return Place{e.Stage, e.SampleIndex} }
 

@@ -262,8 +262,9 @@ func transformText(c jetstream.StreamConfig) string {
 	return c.SubjectTransform.Source + " -> " + c.SubjectTransform.Destination
 }
 
-// Ready waits until every stream and bucket exists, which Setup creates. After two minutes, or when ctx ends, it
-// returns an error that names what is missing; at once, where none can be created.
+// Ready waits until every stream and bucket exists, which Setup creates, and in a cluster until each has a leader:
+// without one it takes and gives nothing. After two minutes, or when ctx ends, it returns an error that names what is
+// missing; at once, where none can be created.
 func (b *Bus) Ready(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, readyTimeout)
 	defer stop()
@@ -293,7 +294,8 @@ func (b *Bus) Ready(ctx context.Context) error {
 	}
 }
 
-// firstMissing returns the name of the first stream that does not exist; "": all exist. Buckets are streams, too.
+// firstMissing returns the name of the first stream that does not exist, or has no leader in a cluster; "": all can be
+// used. Buckets are streams, too.
 func (b *Bus) firstMissing(ctx context.Context) (string, error) {
 	list, there := b.js.StreamNames(ctx), map[string]bool{}
 	for name := range list.Name() {
@@ -305,6 +307,22 @@ func (b *Bus) firstMissing(ctx context.Context) (string, error) {
 	for _, name := range schemas.StreamNames() {
 		if !there[name] {
 			return name, nil
+		}
+	}
+	for _, name := range schemas.StreamNames() {
+		if !b.clustered() {
+			break
+		}
+		// Only a leader answers, or a server that knows of none.
+		stream, err := b.js.Stream(ctx, name)
+		silent := errors.Is(err, context.DeadlineExceeded) && b.nc.IsConnected()
+		if silent || errors.Is(noLeader(err), ErrNoLeader) {
+			return "the leader of " + name, nil
+		} else if err != nil {
+			return "", fmt.Errorf("leader of %s: %w", name, err)
+		}
+		if c := stream.CachedInfo().Cluster; c == nil || c.Leader == "" {
+			return "the leader of " + name, nil
 		}
 	}
 	return "", nil

@@ -372,9 +372,7 @@ func (s *stored) line(index int64) *Line {
 	if t == nil {
 		return l
 	}
-	if len(t.Group.Stages) > 0 {
-		l.Place = fmt.Sprintf("%d.%s", t.SampleIndex, t.Stage)
-	}
+	l.Place = t.Place().String()
 	l.Stored, l.Media, l.Width, l.Height = true, append(l.Media, t.MediaKinds()...), t.Width, t.Height
 	for _, c := range t.Conditions {
 		l.Conditions = append(l.Conditions, c.Name)

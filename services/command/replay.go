@@ -183,8 +183,8 @@ func (r *replayer) replay(c *cobra.Command, conn *connection, of string) (err er
 		return err
 	}
 	fmt.Fprintf(stderr, "%s in %v\n", present.Count(played, "event"), time.Since(begin).Round(time.Millisecond))
-	if freed.samples > 0 && slices.Contains(r.kinds, schemas.KindStep) {
-		fmt.Fprintf(stderr, "without the steps of %s: %s\n", present.Count(freed.samples, "sample"),
+	if n := len(freed.without); n > 0 && slices.Contains(r.kinds, schemas.KindStep) {
+		fmt.Fprintf(stderr, "without the steps of %s: %s\n", present.Count(n, "sample"),
 			(&schemas.Group{FreeReadSteps: true}).WhyStepsGone())
 	}
 	return nil
@@ -192,25 +192,23 @@ func (r *replayer) replay(c *cobra.Command, conn *connection, of string) (err er
 
 // freedSteps counts the samples whose steps were freed because all had read them.
 type freedSteps struct {
-	with    map[schemas.Making]bool
-	samples int
+	with, without map[schemas.Address]bool
 }
 
 // note takes the next event of a run; steps come before their trajectory.
 func (f *freedSteps) note(m *bus.Message) {
 	a, _ := schemas.ParseSubject(m.Subject)
-	index, _ := strconv.ParseInt(a.Sample, 10, 64)
-	of := schemas.Making{Run: a.Run, UID: a.UID, SampleIndex: index}
+	of := schemas.Address{UID: a.UID, Sample: a.Sample, Stage: a.Stage}
+	if f.with == nil {
+		f.with, f.without = map[schemas.Address]bool{}, map[schemas.Address]bool{}
+	}
 	switch a.Kind {
 	case schemas.KindStep, schemas.KindTokens:
-		if f.with == nil {
-			f.with = map[schemas.Making]bool{}
-		}
 		f.with[of] = true
 	case schemas.KindTrajectory:
 		var t schemas.Trajectory
 		if bus.Fits(m, &t) == nil && t.Group.FreeReadSteps && len(t.Steps) > 0 && !f.with[of] {
-			f.samples++
+			f.without[schemas.Address{UID: a.UID, Sample: a.Sample}] = true
 		}
 		delete(f.with, of)
 	}

@@ -156,7 +156,7 @@ func logProbText(x float32, format string) string {
 
 // tokensLine describes an event of tokens in one line, for 'meander watch'.
 func tokensLine(e *schemas.Tokens) string {
-	what := fmt.Sprintf("%s #%d turn %d at %d  ", e.UID, e.SampleIndex, e.Turn, e.Position)
+	what := fmt.Sprintf("%s #%v turn %d at %d  ", e.UID, e.Place(), e.Turn, e.Position)
 	if !e.Generated {
 		return what + present.Count(len(e.IDs), "token") + " given"
 	}

@@ -249,7 +249,7 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 		for _, l := range e.Latents {
 			kept = append(kept, fmt.Sprint(l.Index))
 		}
-		line = fmt.Sprintf("%s #%d step %d/%d %-4s sigma %.4f -> %.4f  log_prob %s", e.UID, e.SampleIndex,
+		line = fmt.Sprintf("%s #%v step %d/%d %-4s sigma %.4f -> %.4f  log_prob %s", e.UID, e.Place(),
 			e.StepIndex+1, e.NumInferenceSteps, e.Transition, e.Sigma, e.SigmaNext, results.Number(e.LogProb, "%.6f"))
 		if kept != nil {
 			line += "  latents " + strings.Join(kept, ",")
@@ -270,6 +270,13 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 		}
 		line = fmt.Sprintf("%s %s mean %s std %s  [%s]", e.UID, outcomes.Group(e), results.Number(e.Mean, "%.4f"),
 			results.Number(e.Std, "%.4f"), strings.Join(cells, " "))
+		for _, c := range e.Credits {
+			cells := make([]string, len(c.Values))
+			for i, v := range c.Values {
+				cells[i] = results.Number(v, "%+.2f")
+			}
+			line += fmt.Sprintf("  %s [%s]", strings.TrimSpace(string(c.Stage)+" "+c.Track), strings.Join(cells, " "))
+		}
 	case *schemas.Batch:
 		line = fmt.Sprintf("%s closed: %s, %s, mean %s", e.Batch, present.Count(e.Groups, "group"),
 			present.Count(e.Samples, "sample"), results.Number(e.Mean, "%.4f"))
@@ -292,9 +299,13 @@ func trajectoryLine(e *schemas.Trajectory) string {
 	}
 	took := time.Duration(e.Timings.Finished - e.Timings.Started).Round(time.Millisecond)
 	if e.Text != nil && e.StopReason == schemas.StopCompleted {
-		return fmt.Sprintf("%s #%d %s, %s in %v %s", e.UID, e.SampleIndex, e.StopReason,
-			present.Count(e.Text.Generated(), "token"), took, conversationLine(e.Text.Turns))
+		made := present.Count(e.Text.Generated(), "token")
+		if e.Text.SaidBy != "" {
+			made = "said by " + e.Text.SaidBy
+		}
+		return fmt.Sprintf("%s #%v %s, %s in %v %s", e.UID, e.Place(), e.StopReason, made, took,
+			conversationLine(e.Text.Turns))
 	}
-	return strings.TrimSpace(fmt.Sprintf("%s #%d %s, %d steps%s in %v %s", e.UID, e.SampleIndex, e.StopReason,
+	return strings.TrimSpace(fmt.Sprintf("%s #%v %s, %d steps%s in %v %s", e.UID, e.Place(), e.StopReason,
 		len(e.Steps), attempts, took, e.Error))
 }

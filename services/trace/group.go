@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/stages"
 	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -26,7 +27,7 @@ type stored[E any] struct {
 type group struct {
 	result  stored[schemas.Advantage]
 	record  *stored[schemas.GroupRecord] // nil: it is no longer stored
-	samples map[int64]stored[schemas.Trajectory]
+	made    map[schemas.Place]stored[schemas.Trajectory]
 	rewards map[int64]stored[schemas.Reward]
 	// steps are when the steps, or tokens, of an attempt were stored, by its name.
 	steps map[string][]step
@@ -43,8 +44,8 @@ func readGroup(ctx context.Context, b *bus.Bus, result stored[schemas.Advantage]
 	run, uid := result.event.Run, result.event.UID
 	made := cmp.Or(result.event.SourceRun, run) // the run of the samples, where they were scored again
 	g := &group{
-		result: result, samples: map[int64]stored[schemas.Trajectory]{}, rewards: map[int64]stored[schemas.Reward]{},
-		steps: map[string][]step{},
+		result: result, made: map[schemas.Place]stored[schemas.Trajectory]{},
+		rewards: map[int64]stored[schemas.Reward]{}, steps: map[string][]step{},
 	}
 	err := each(ctx, b, schemas.StreamGroups, schemas.GroupSubject(run, uid), func(e stored[schemas.GroupRecord]) {
 		g.record = &e
@@ -54,7 +55,7 @@ func readGroup(ctx context.Context, b *bus.Bus, result stored[schemas.Advantage]
 	}
 	err = each(ctx, b, schemas.StreamTrajectories, schemas.TrajectoryFilter(made, uid),
 		func(e stored[schemas.Trajectory]) {
-			g.samples[e.event.SampleIndex] = e
+			g.made[e.event.Place()] = e
 		})
 	if err != nil {
 		return nil, err
@@ -101,7 +102,7 @@ func (g *group) client() tracing.Context {
 	if g.record != nil {
 		headers = append(headers, g.record.header)
 	}
-	for _, s := range g.samples {
+	for _, s := range g.made {
 		headers = append(headers, s.header)
 	}
 	for _, h := range headers {
@@ -118,7 +119,7 @@ func (g *group) created() time.Time {
 	if g.record != nil {
 		of = g.record.event.Group.Created
 	}
-	for _, s := range g.samples {
+	for _, s := range g.made {
 		of = cmp.Or(of, s.event.Group.Created)
 	}
 	return moment(cmp.Or(of, g.result.event.Opened, g.result.at.UnixNano()))
@@ -155,28 +156,50 @@ func (g *group) add(r *recorder) {
 	}
 	last := accepted
 	for _, m := range a.Members {
-		if t, made := g.samples[m.SampleIndex]; made {
-			last = later(last, g.addSample(ctx, r, &t, accepted))
+		if ran := g.ranFor(m.SampleIndex); len(ran) > 0 {
+			last = later(last, g.addSample(ctx, r, m.SampleIndex, ran, accepted))
 		}
 	}
 	r.add(ctx, span{name: "advantage", service: "advantage", begin: last, end: g.result.at})
 }
 
-// addSample records the spans of a sample, and returns when it was scored.
+// ranFor returns the trajectories that led to a sample, in the order of its stages; one without stages.
+func (g *group) ranFor(sample int64) (ran []stored[schemas.Trajectory]) {
+	path := []schemas.Place{{Stage: schemas.StageMain, SampleIndex: sample}}
+	for _, one := range g.made { // all have the same group
+		if len(one.event.Group.Stages) > 0 {
+			path = stages.Path(&one.event.Group, sample, "")
+		}
+		break
+	}
+	for _, at := range path {
+		t, made := g.made[at]
+		if !made {
+			break
+		}
+		ran = append(ran, t)
+	}
+	return ran
+}
+
+// addSample records the spans of a sample and of its stages, and returns when it was scored. A stage that several
+// samples share is in the first of them.
 func (g *group) addSample(
-	ctx context.Context, r *recorder, t *stored[schemas.Trajectory], accepted time.Time,
+	ctx context.Context, r *recorder, index int64, ran []stored[schemas.Trajectory], accepted time.Time,
 ) (scored time.Time) {
-	e, times := &t.event, t.event.Timings
-	reward, rated := g.rewards[e.SampleIndex]
+	t := ran[len(ran)-1]
+	e := &t.event
+	reward, rated := g.rewards[index]
 	scored = t.at
 	if rated {
 		scored = moment(reward.event.Scored)
 	}
-	index := strconv.FormatInt(e.SampleIndex, 10)
 	of := []attribute.KeyValue{
-		attribute.Int64("meander.sample_index", e.SampleIndex), attribute.String("meander.stop_reason", e.StopReason),
-		attribute.String("meander.backend", e.Backend), attribute.Int64("meander.policy_version", e.PolicyVersionMax),
-		attribute.Int("meander.attempts", len(e.Attempts())),
+		attribute.Int64("meander.sample_index", index), attribute.String("meander.stop_reason", e.StopReason),
+	}
+	staged := len(e.Group.Stages) > 0
+	if !staged {
+		of = append(of, attributesOf(e)...)
 	}
 	if rated && reward.event.Reward != nil {
 		of = append(of, attribute.Float64("meander.reward", *reward.event.Reward))
@@ -185,14 +208,56 @@ func (g *group) addSample(
 		name: "sample", service: "sampler", instance: e.Sampler, begin: accepted, end: later(scored, t.at),
 		attributes: of,
 		fault:      e.Error,
-	}, index)
+	}, strconv.FormatInt(index, 10))
+	begin := accepted
+	for i := range ran {
+		one, under, by := &ran[i], ctx, "sampler"
+		if said(&one.event) {
+			by = "reward"
+		}
+		if staged && one.event.SampleIndex == index {
+			under = r.add(ctx, span{
+				name: "stage " + string(one.event.Stage), service: by, instance: one.event.Sampler, begin: begin,
+				end: one.at, fault: one.event.Error,
+				attributes: append(attributesOf(&one.event), attribute.String("meander.stage", string(one.event.Stage)),
+					attribute.String("meander.stage_lane", string(one.event.Lane))),
+			})
+		}
+		if one.event.SampleIndex == index {
+			g.addMaking(under, r, &one.event, begin)
+		}
+		begin = one.at
+	}
+	if rated {
+		addScoring(ctx, r, &reward.event, t.at, scored)
+	}
+	return scored
+}
+
+// attributesOf returns what says who made a trajectory.
+func attributesOf(e *schemas.Trajectory) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		attribute.String("meander.backend", e.Backend), attribute.Int64("meander.policy_version", e.PolicyVersionMax),
+		attribute.Int("meander.attempts", len(e.Attempts())),
+	}
+}
+
+// said reports whether an interaction said a trajectory: the reward service asked it.
+func said(e *schemas.Trajectory) bool { return e.Text != nil && e.Text.SaidBy != "" }
+
+// addMaking records the spans of how a trajectory was made, asked for at a time.
+func (g *group) addMaking(ctx context.Context, r *recorder, e *schemas.Trajectory, asked time.Time) {
+	times := e.Timings
+	if said(e) {
+		return // its stage says it
+	}
 	sampler := func(name string, begin, end time.Time, events ...event) {
 		r.add(ctx, span{name: name, service: "sampler", instance: e.Sampler, begin: begin, end: end, events: events})
 	}
 	received, started, finished := moment(times.Received), moment(times.Started), moment(times.Finished)
 	encoded := received.Add(time.Duration(times.EncodeNS))
 	denoised := started.Add(time.Duration(times.DenoiseNS))
-	sampler("queue", accepted, received)
+	sampler("queue", asked, received)
 	sampler("encode", received, encoded)
 	sampler("wait for a slot", encoded, started)
 	if e.Text != nil {
@@ -203,23 +268,23 @@ func (g *group) addSample(
 	if times.DecodeNS > 0 {
 		sampler("decode", finished.Add(-time.Duration(times.DecodeNS)), finished)
 	}
-	if !rated {
-		return scored
-	}
+}
+
+// addScoring records the spans of how a sample was scored that was stored at a time.
+func addScoring(ctx context.Context, r *recorder, reward *schemas.Reward, stored, scored time.Time) {
 	first := scored
-	for _, s := range reward.event.Scores {
+	for _, s := range reward.Scores {
 		if begin := scored.Add(-time.Duration(s.DurationNS)); begin.Before(first) {
 			first = begin
 		}
 	}
-	r.add(ctx, span{name: "wait for scoring", service: "reward", begin: t.at, end: first})
-	for _, s := range reward.event.Scores {
+	r.add(ctx, span{name: "wait for scoring", service: "reward", begin: stored, end: first})
+	for _, s := range reward.Scores {
 		r.add(ctx, span{
 			name: "score " + s.Name, service: "reward", begin: scored.Add(-time.Duration(s.DurationNS)), end: scored,
 			fault: s.Error,
 		})
 	}
-	return scored
 }
 
 // stepEvents returns an event for each stored step that counts, in the order of the steps.

@@ -4,6 +4,7 @@
 //	group                     from the prompt to the result; its parent is the prompt's traceparent, if it has one
 //	  intake                  until the requests were stored
 //	  sample                  one for each sample, from its request to its reward
+//	    stage NAME            one for each stage, if it has several; what several share is in the first of them
 //	    queue                 until a sampler took it
 //	    encode, wait for a slot, denoise or generate (an event for each step), decode
 //	    score                 one for each reward function, and "wait for scoring" before

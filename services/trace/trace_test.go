@@ -12,6 +12,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/codes"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
+	oteltrace "go.opentelemetry.io/otel/trace"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
@@ -125,6 +126,50 @@ func TestExport_Groups(t *testing.T) {
 	}
 	if none, _ := export(t, b, "other"); len(none) != 0 {
 		t.Errorf("%d spans of a run that is not stored", len(none))
+	}
+}
+
+// The stages of a sample are spans of it, each once, in the order in which they ran.
+func TestExport_Stages(t *testing.T) {
+	b := serve(t)
+	stage := func(name schemas.Stage, children int64) schemas.StageSpec {
+		return schemas.StageSpec{Name: name, Children: &children, ImageSettings: schemas.ImageSettings{
+			NumInferenceSteps: new(int64(3)), Height: new(int64(64)), Width: new(int64(64)),
+		}}
+	}
+	if _, err := client.New(b).Publish(t.Context(), "r", &schemas.Prompt{
+		UID: "g", Prompt: "a fox", GroupSize: new(int64(4)), Stages: []schemas.StageSpec{stage("draft", 1), stage("paint", 2)},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Await(t, b, 1, schemas.StreamAdvantages)
+	spans, traces := export(t, b, "r")
+	got := names(spans)
+	for name, want := range map[string]int{
+		"meander-sampler: group > sample": 4, "meander-sampler: sample > stage draft": 2, "meander-sampler: sample > stage paint": 4,
+		"meander-sampler: stage draft > denoise": 2, "meander-sampler: stage paint > denoise": 4, "meander-sampler: sample > denoise": 0,
+		"meander-reward: sample > score jpeg_compressibility": 4,
+	} {
+		if got[name] != want {
+			t.Errorf("%d spans %s, want %d", got[name], name, want)
+		}
+	}
+	ids := map[oteltrace.SpanID]bool{}
+	last := map[string]sdk.ReadOnlySpan{}
+	for _, s := range spans {
+		ids[s.SpanContext().SpanID()] = true
+		if s.Name() == "stage draft" {
+			last[s.Parent().SpanID().String()] = s
+		}
+	}
+	for _, s := range spans {
+		draft := last[s.Parent().SpanID().String()]
+		if s.Name() == "stage paint" && draft != nil && s.StartTime().Before(draft.EndTime()) {
+			t.Errorf("paint begins %v before its draft has ended", draft.EndTime().Sub(s.StartTime()))
+		}
+	}
+	if traces != 1 || len(ids) != len(spans) {
+		t.Errorf("%d traces, %d ids of %d spans", traces, len(ids), len(spans))
 	}
 }
 

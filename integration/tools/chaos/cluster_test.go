@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
@@ -98,6 +100,47 @@ func readiness(t *testing.T, addr string) (ready bool, faults string) {
 		return false, err.Error()
 	}
 	return resp.StatusCode == http.StatusOK, string(body)
+}
+
+// lookout is a log that cancels when a line says something.
+type lookout struct {
+	says string
+	stop func()
+}
+
+func (l lookout) Write(line []byte) (int, error) {
+	if strings.Contains(string(line), l.says) {
+		l.stop()
+	}
+	return len(line), nil
+}
+
+// A stream whose only server is down is there by its name, and has no leader: what waits for the streams says which,
+// and goes on when the server comes again.
+func TestCluster_ReadyAwaitsLeaders(t *testing.T) {
+	t.Parallel()
+	url, servers := newCluster(t)
+	first := bustest.Connect(t, bus.Config{URL: url, Name: "cluster-test"})
+	if err := first.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	up := servers[leaderOf(t, first, schemas.StreamSteps)].KillFor(t)
+	ctx, stop := context.WithCancel(t.Context())
+	log := zerolog.New(lookout{"the leader of ", stop})
+	b, err := bus.Connect(t.Context(), bus.Config{URL: url, Name: "cluster-test"}, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := b.Ready(ctx); err == nil || !strings.Contains(err.Error(), "is missing") ||
+		!strings.Contains(err.Error(), "the leader of ") {
+		t.Errorf("ready without a leader: %v", err)
+	}
+	up()
+	bustest.Until(t, "all leaders", func() error { return b.Ready(t.Context()) })
 }
 
 // A cluster of three servers, each stream on all of them: the server that leads the stream of

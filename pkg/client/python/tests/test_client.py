@@ -5,6 +5,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import math
 import pathlib
 import re
 import struct
@@ -23,7 +24,8 @@ import meander
 from conftest import first
 from meander import access, cursor, policy
 from meander.data.events import (
-    _CONTRACT, TRAJECTORY, EventError, check_known, check_uses, checked, decode, fault, payload_digest,
+    _CONTRACT, STEP, TRAJECTORY, EventError, _is_payload, _is_right, check_known, check_uses, checked, decode, fault,
+    fitting, payload_digest,
 )
 
 GOLDEN = pathlib.Path(__file__).parents[4] / "schemas/testdata/golden"
@@ -42,6 +44,61 @@ def test_payload_digest():
         return payload_digest(data, decode(data))
 
     assert {name: computed(name) for name in want} == want
+
+
+@pytest.mark.parametrize("spec, name", [(STEP, "step-*"), (TRAJECTORY, "trajectory-s*")])
+def test_a_quick_look_says_what_a_thorough_one_does(spec, name):
+    """Of each event and of each that has one value changed: what is taken to be right has no fault, and is what it was
+    made of. The events themselves are found right."""
+
+    def changed(value):
+        """Copies of a value with one value in it changed, added or left out."""
+        yield from (math.nan, math.inf, 1 << 63, True, None, b"x", "x", [1.5], [None], {}, {"x": 1.0})
+        parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for k, v in parts:
+            for other in changed(v):
+                yield {**value, k: other} if isinstance(value, dict) else [*value[:k], other, *value[k + 1 :]]
+        if isinstance(value, dict):
+            yield {**value, "later": 1}
+            yield from ({a: b for a, b in value.items() if a != k} for k in value)
+
+    def thorough(data):
+        event = decode(data)
+        if wrong := fault(event, spec):
+            raise EventError(wrong)
+        check_known(event, spec, "")
+        return event
+
+    files = sorted(GOLDEN.glob(f"{name}.msgpack"))
+    quick, seen = 0, 0
+    for file in files:
+        data = file.read_bytes()
+        held, event = [], decode(data)
+        quick += _is_right(event, spec, held)
+        assert spec is TRAJECTORY or _is_payload(data, held, payload_digest(data, event)), file
+        assert not _is_payload(data + b"x", held, payload_digest(data, event))
+        for other in (e for e in changed(decode(data)) if isinstance(e, dict)):
+            seen += 1
+            packed = msgpack.packb(other)
+            try:
+                want = thorough(packed)
+            except EventError:
+                want = None
+            event = msgpack.unpackb(packed)
+            if _is_right(event, spec, []):
+                assert event == want, other
+    assert quick == len(files) > 0 and seen > 1000
+
+
+def test_a_step_with_a_field_twice_is_refused():
+    data, name = (GOLDEN / "step-sde.msgpack").read_bytes(), "mdr.v1.step.r.u.0.main.a.0"
+    event = decode(data)
+    digest = payload_digest(data, event)
+    assert fitting(data, STEP, name, digest=digest, known=name) == event
+    twice = b"\xde" + (len(event) + 1).to_bytes(2, "big") + msgpack.packb("v") + msgpack.packb(1) + data[3:]
+    assert data[:1] == b"\xde" and decode(twice) == event
+    with pytest.raises(EventError, match="a map has a field twice"):
+        fitting(twice, STEP, name, digest=digest, known=name)
 
 
 def test_bytes_are_held_to_their_digest():

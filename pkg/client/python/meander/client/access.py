@@ -14,6 +14,7 @@ import re
 import secrets
 import ssl
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import nats
@@ -135,6 +136,20 @@ class _Connection(NATS):
     """Outlives an answer to a ping that was given up. The library's own would not read on, and nothing would say so."""
 
     js_api = "$JS.API"  # what the subjects of the JetStream API begin with
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bulk: dict[int, Callable[[bytes, bytes | None], None]] = {}
+        """By the number of a subscription: what takes its messages, data and raw headers, as they arrive."""
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        """As the library's, which parses all headers of a message, queues it and wakes a task: of small steps that
+        takes half of the time. Answers of many messages need none of it."""
+        if (take := self.bulk.get(sid)) is None:
+            return await super()._process_msg(sid, subject, reply, data, headers)  # type: ignore[arg-type]
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        take(data, headers)
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():

@@ -32,7 +32,7 @@ from .control import Controls, Refused
 from .cursor import PatientJetStream
 from .discovery import discoverable
 from ..data.events import (
-    ADVANTAGE, BATCH, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, UPDATE, AnyEvent, Event, EventError, Gone, by_name, check_known,
+    ADVANTAGE, BATCH, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, UPDATE, AnyEvent, Event, EventError, Gone, by_name,
     checked, decode, fault, fitting, medium, name_of, tensor,
 )
 from ..data.fields import PromptFields, RewardSpec
@@ -381,8 +381,10 @@ class Client(Controls, Teachers, Updates):
     ) -> contract.Trajectory:  # fmt: skip
         subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}.{member.get('stage') or STAGE}"
         m = await self._stored("MDR_TRAJECTORIES", member["trajectory_seq"], subject, found)
-        trajectory: contract.Trajectory = fitting(m.data, TRAJECTORY, subject, "run", "uid", "sample_index", "stage")
-        check_known(trajectory, TRAJECTORY, f"sample {uid} #{member['sample_index']}")
+        trajectory: contract.Trajectory = fitting(
+            m.data, TRAJECTORY, subject, "run", "uid", "sample_index", "stage",
+            known=f"sample {uid} #{member['sample_index']}",
+        )
         return trajectory
 
     async def complete(self, samples: Sequence[Sample], logits: bool = False) -> None:
@@ -449,8 +451,7 @@ class Client(Controls, Teachers, Updates):
                 f"{subject}: sequence {seq} of {stream} is no longer stored: read earlier, or let retention wait for "
                 f"a named reader"
             ) from None
-        if not m.subject.startswith(subject):
-            raise EventError(f"{subject}: sequence {seq} of {stream} holds {m.subject}")
+        _check_place(m, stream, subject)
         return m
 
     async def _steps(
@@ -471,18 +472,19 @@ class Client(Controls, Teachers, Updates):
             found[m.seq] = m
         out: list[list[Any]] = []
         for subject, t in zip(subjects, trajectories, strict=True):
-            out.append([await self._step(subject, ref, form, logits, found) for ref in t["steps"]])
+            steps = [(found[ref["seq"]], ref["digest"]) for ref in t["steps"]]
+            for m, _ in steps:
+                _check_place(m, "MDR_STEPS", subject)
+            out.append([await self._step(m, digest, form, logits, found) for m, digest in steps])
         for subject, t, has in zip(subjects, trajectories, held):
             if self.cache and t["steps"] and not has:
                 self.cache.put(t, {m.seq: m for m in found.values() if m.subject.startswith(subject)}.values())
         return out
 
     async def _step(
-        self, subject: str, ref: AnyEvent, form: Event, logits: bool, found: Mapping[int | str, Stored]
+        self, m: Stored, digest: str, form: Event, logits: bool, found: Mapping[int | str, Stored]
     ) -> Event:
-        m = await self._stored("MDR_STEPS", ref["seq"], subject, found)
-        step = fitting(m.data, form, m.subject, digest=ref["digest"])
-        check_known(step, form, m.subject)
+        step = fitting(m.data, form, m.subject, digest=digest, known=m.subject)
         if not logits:
             step["logits"] = None
         of = step.get("logits") or {}
@@ -762,6 +764,12 @@ def _portions(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
             portion, size = [], 0
     if portion:
         yield portion
+
+
+def _check_place(m: Stored, stream: str, subject: str) -> None:
+    """EventError: the subject of a message does not begin with the given text."""
+    if not m.subject.startswith(subject):
+        raise EventError(f"{subject}: sequence {m.seq} of {stream} holds {m.subject}")
 
 
 def _opened(data: bytes) -> Any:

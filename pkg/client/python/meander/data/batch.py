@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -463,12 +464,13 @@ class Batch(Mapping[str, Any]):
         trained: list[Sequence[AnyEvent]] = [s.trained for _, s, _ in rows]
         b, w = len(rows), max(map(len, trained))
         names = {k: v for k, v in _STEP.items() if not (self.unread and k in _OF_STEPS)}
+        fields = itemgetter(*(field for field, _ in names.values()))
         out: dict[str, Array] = {name: np.zeros((b, w), dtype) for name, (_, dtype) in names.items()}
         out |= {"mask": np.zeros((b, w), bool), "advantages": np.zeros((b, w)), "cfg_scales": np.ones((b, w))}
         for i, (_, s, t) in enumerate(rows):
             scales, n = scales_of(t), len(trained[i])
-            for name, (field, _) in names.items():
-                out[name][i, :n] = [step[field] for step in trained[i]]
+            for name, numbers in zip(names, zip(*map(fields, trained[i]))):
+                out[name][i, :n] = numbers
             out["cfg_scales"][i, :n] = [scales[step["step_index"]] for step in trained[i]]
             out["mask"][i, :n] = True
             out["advantages"][i, :n] = s.member.get("step_advantages") or s.advantage

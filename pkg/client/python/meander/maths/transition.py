@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,10 @@ def kernel(transition: str, noise_level: float, sigmas: Sequence[float], step_in
 
 def step_kernel(step: Mapping[str, Any]) -> Kernel:
     """The transition that a step event says: of its sigmas, with the noise that it had."""
-    return _step_kernel(*(step[k] for k in ("transition", "sigma", "sigma_next", "std_dev_t", "noise_std")))
+    return _step_kernel(*_OF_STEP(step))
+
+
+_OF_STEP = itemgetter("transition", "sigma", "sigma_next", "std_dev_t", "noise_std")
 
 
 @functools.lru_cache(4096)  # samples share their schedule

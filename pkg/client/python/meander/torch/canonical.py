@@ -142,8 +142,6 @@ class Grid:
 
     def velocity(self, out: torch.Tensor, x: torch.Tensor, p: Point) -> torch.Tensor:
         """eps - x0, float32, of what a network gave for a state of the pipeline."""
-        if out.ndim > 1 and out.ndim == x.ndim and out.shape[1] == 2 * x.shape[1]:
-            out = out[:, : x.shape[1]]  # the rest is a learned variance
         if self.kind == "flow":
             return -out.float() if self.inverted else out.float()
         out, x, (a, b) = out.double(), x.double(), (p.a, p.b)

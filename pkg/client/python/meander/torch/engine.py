@@ -407,15 +407,9 @@ def _load(
         done += size
     for part in family.tokenizers:
         if name := family.folder.named_class(part):
-            # Of a processor, which takes images too, the tokenizer is enough. transformers' class of Llama splits at
-            # spaces as SentencePiece does, whatever the file says: prompts of Llama 3 would lose theirs.
-            generic = name.endswith("Processor") or name.startswith("Llama") and family.folder.splits_bytes(part)
-            cls = None if generic else getattr(libraries["transformers"], name, None)
-            cls = cls or libraries["transformers"].PreTrainedTokenizerFast
-            try:
-                parts[part] = cls.from_pretrained(str(family.folder.path / part), local_files_only=True)
-            except Exception as e:  # of any kind, by what is wrong with which file
-                raise Fault("config", f"{part}: cannot be read: {first_sentence(e)}; copy the folder again") from e
+            # Of a processor, which takes images too, the tokenizer is enough.
+            cls = None if name.endswith("Processor") else getattr(libraries["transformers"], name, None)
+            parts[part] = family.load_tokenizer(part, cls)
     parts |= {name: family.folder.index.get(name) for name in family.pipeline_settings}
     diffusers = libraries["diffusers"]
     # The host steps; the scheduler of the pipeline is never asked.

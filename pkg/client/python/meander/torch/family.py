@@ -359,6 +359,14 @@ class Family:
                 raise refusal(f"tensors {what}: {len(names)}, such as {min(names)}")
         return network.eval().requires_grad_(False)
 
+    def load_tokenizer(self, part: str, cls: Any = None) -> Any:
+        """Returns a tokenizer of the folder, by a class of transformers; None: by what its tokenizer.json says."""
+        cls = cls or importlib.import_module("transformers").PreTrainedTokenizerFast
+        try:
+            return cls.from_pretrained(str(self.folder.path / part), local_files_only=True)
+        except Exception as e:  # of any kind, by what is wrong with which file
+            raise Fault("config", f"{part}: cannot be read: {first_sentence(e)}; copy the folder again") from e
+
     # What the loaded pipeline computes.
 
     def attach(self, pipe: Any, encoders: torch.device) -> None:

@@ -155,10 +155,12 @@ class Folder:
             if file.is_symlink() and not file.exists():
                 raise Fault("config", f"model: {file} is a link to {file.readlink()}, which is not there: copy it")
 
-    def splits_bytes(self, part: str) -> bool:
-        """Whether a tokenizer splits bytes, as its tokenizer.json says."""
-        text = json.dumps(self.read_optional(part, "tokenizer.json").get("pre_tokenizer"))
-        return '"ByteLevel"' in text
+    def splits_bytes_for_llama(self, part: str) -> bool:
+        """Whether a tokenizer of Llama's class splits bytes, as its tokenizer.json says. transformers' class splits at
+        spaces as SentencePiece does, whatever the file says: prompts of Llama 3 would lose theirs."""
+        if not self.named_class(part).startswith("Llama"):
+            return False
+        return '"ByteLevel"' in json.dumps(self.read_optional(part, "tokenizer.json").get("pre_tokenizer"))
 
     def check_tokenizer(self, part: str) -> None:
         """Checks that the files of a tokenizer are there, and that those that are JSON can be read."""

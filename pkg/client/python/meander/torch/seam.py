@@ -373,12 +373,8 @@ class Session:
     # The host's side.
 
     def begin(self) -> torch.Tensor:
-        """Runs the pipeline to its loop, and returns the timesteps of that. Some encode conditions with noise of
-        torch's default generator: it is the same for all sessions."""
-        device = self.pipe.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type=device.type):
-            torch.manual_seed(0)
-            self._resume(None)
+        """Runs the pipeline to its loop, and returns the timesteps of that."""
+        self._resume_seeded(None)
         if self.at != "turn":
             raise ValueError(f"{type(self.pipe).__name__}: ends without a loop over timesteps")
         return self.loop
@@ -448,10 +444,18 @@ class Session:
     def end(self, states: list[torch.Tensor]) -> Any:
         """Ends the loop with states, and returns what the pipeline makes of them."""
         self.place(states, len(self.loop) - 1)
-        self._resume(None)
+        self._resume_seeded(None)
         if self.at != "done":
             raise ValueError(f"{type(self.pipe).__name__}: another loop follows the first; must be one")
         return self.result
+
+    def _resume_seeded(self, value: Any) -> None:
+        """Resumes a pipeline that may draw noise of torch's default generator, to encode conditions or in its decoder:
+        it is the same for all sessions."""
+        device = self.pipe.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type=device.type):
+            torch.manual_seed(0)
+            self._resume(value)
 
     def cancel(self) -> None:
         """Gives the session up."""
@@ -572,6 +576,8 @@ class Session:
             yield t
 
     def _step(self, scheduler: Any, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        if output.ndim > 1 and output.ndim == x.ndim and output.shape[1] == 2 * x.shape[1]:
+            output = output[:, : x.shape[1]]  # the rest is a learned variance
         x = self._park("step", scheduler, output, x)
         if getattr(scheduler, "_step_index", None) is not None:  # inpainting adds noise by it
             scheduler._step_index = self._at.get(id(scheduler), self.index) + 1

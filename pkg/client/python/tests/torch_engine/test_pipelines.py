@@ -490,3 +490,51 @@ def test_adapters_change_a_whole_pipeline_and_leave_its_base(client):
     x = generator.standard_normal((1, 64, 4)).astype(np.float32)
     base, adapted, again = (client.velocity(x, [0.5], [handle], 16, 16, weights=w) for w in ("", "v1", ""))
     assert (base == again).all() and np.abs(base - adapted).max() > 1e-3 * np.abs(base).max()
+
+
+def test_learned_variances_are_left_away(served):
+    """The host's steps end where the pipeline's do: it is looked at before it is served."""
+    family = served("super-resolution").family
+    assert family.access == "exact" and not family.notes
+    assert [c["name"] for c in family.conditions if c["required"]] == ["image"]
+
+
+def test_prompts_of_llama_keep_their_spaces(tmp_path):
+    """transformers' class of Llama drops them, of tokenizers that split bytes."""
+    import json
+
+    import tiny
+
+    import meander.torch
+
+    folder = tiny.write(tmp_path, ("hunyuan-video",))["hunyuan-video"]
+    index = json.loads((folder / "model_index.json").read_text())
+    index["tokenizer"] = ["transformers", "LlamaTokenizerFast"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    (folder / "meander.json").write_text(json.dumps({"height": 16, "width": 16, "frames": 5}))
+    tokenizer = meander.torch.pipeline(folder, "cpu", "f32").family.pipe.tokenizer
+    assert tokenizer.decode(tokenizer("a red cat on a mat").input_ids) == "a red cat on a mat"
+
+
+def test_noise_of_a_decoder_is_the_same_each_time(tmp_path):
+    import json
+
+    import proofs
+    import tiny
+
+    import meander.torch
+
+    torch.manual_seed(3)
+    tiny.ltx_noise().save_pretrained(tmp_path)
+    (tmp_path / "meander.json").write_text(json.dumps({"height": 64, "width": 64, "frames": 9}))
+    loaded = meander.torch.pipeline(tmp_path, "cpu", "f32")
+    recipe = loaded.recipe({"prompts": [["a cat"]], "steps": 4})
+    with torch.no_grad():
+        run = loaded.session(recipe)
+        y = proofs.first_state(run)
+        run.session.cancel()
+        ends = [proofs.arrays(loaded.session(recipe).end(x))[0] for x in (y, y, -y)]
+        vae, z = loaded.family.pipe.vae, torch.zeros(1, 16, 2, 2, 2)
+        drawn = [vae.decode(z, torch.zeros(1), return_dict=False)[0] for _ in range(2)]
+    assert np.array_equal(ends[0], ends[1]) and not np.array_equal(ends[0], ends[2])
+    assert not torch.equal(*drawn)  # it does draw

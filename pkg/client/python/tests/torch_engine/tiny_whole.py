@@ -4,9 +4,11 @@ import torch
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLQwenImage,
+    DDPMScheduler,
     EulerDiscreteScheduler,
     FluxKontextPipeline,
     FluxTransformer2DModel,
+    IFSuperResolutionPipeline,
     PNDMScheduler,
     QwenImageEditPipeline,
     QwenImageTransformer2DModel,
@@ -184,7 +186,40 @@ def kontext() -> FluxKontextPipeline:
     )
 
 
+def super_resolution() -> IFSuperResolutionPipeline:
+    """Its network also gives a variance of each element."""
+    noised = {"beta_schedule": "squaredcos_cap_v2"}
+    network = UNet2DConditionModel(
+        sample_size=16,
+        layers_per_block=1,
+        block_out_channels=(32, 64),
+        in_channels=6,
+        out_channels=6,
+        down_block_types=("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
+        mid_block_type="UNetMidBlock2DSimpleCrossAttn",
+        up_block_types=("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"),
+        cross_attention_dim=64,
+        encoder_hid_dim=64,
+        attention_head_dim=8,
+        cross_attention_norm="group_norm",
+        resnet_time_scale_shift="scale_shift",
+        class_embed_type="timestep",
+    )
+    return IFSuperResolutionPipeline(
+        tokenizer=tokenizer("t5", 512),
+        text_encoder=t5(),
+        unet=wide(network),
+        scheduler=DDPMScheduler(**noised, variance_type="learned_range"),
+        image_noising_scheduler=DDPMScheduler(**noised),
+        safety_checker=None,
+        feature_extractor=None,
+        watermarker=None,
+        requires_safety_checker=False,
+    )
+
+
 PIPELINES = {
+    "super-resolution": (super_resolution, 16),
     "sd15": (sd15, 16),
     "inpaint": (inpaint, 16),
     "sdxl": (sdxl, 16),
