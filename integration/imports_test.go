@@ -110,7 +110,7 @@ var layers = map[string][]string{
 	"pkg/bus/bustest":                          {"schemas", "pkg/bus", "pkg/natsd"},
 	"pkg/client/policyloss":                    nil,
 	"pkg/weightsdir":                           {"schemas", "pkg/models/safetensors"}, // files of weights that go by path
-	"pkg/client":                               {"schemas", "pkg/bus", "pkg/counters", "pkg/models/tensor", "pkg/models/lora", "pkg/weightsdir"},
+	"pkg/client":                               {"schemas", "pkg/bus", "pkg/tracing", "pkg/counters", "pkg/models/tensor", "pkg/models/lora", "pkg/weightsdir"},
 
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   {"pkg/models/media"},

@@ -57,9 +57,9 @@ func makeFolder(dir string) error {
 	return nil
 }
 
-// Write makes the folder dir with the images as PNG, the videos as animated PNG and, where ffmpeg is found, as mp4, a contact sheet for each group with
-// images, and results.jsonl. It notes their paths in r. It fails if an image cannot be
-// read or a file not be written; files that are written by then stay.
+// Write makes the folder dir with the images as PNG, the videos as animated PNG and, where ffmpeg is found, as mp4, a
+// contact sheet for each group with images, and results.jsonl. It notes their paths in r. It fails if an image cannot
+// be read or a file not be written; files that are written by then stay.
 func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 	if err := makeFolder(dir); err != nil {
 		return err
