@@ -60,12 +60,6 @@ func TestTorch_PythonFamilies(t *testing.T) {
 	} {
 		t.Run(family, func(t *testing.T) {
 			folder := filepath.Join(folders, family)
-			if family == "hunyuan-video" { // a whole pipeline, which is tested at its own size before it is served
-				settings := fmt.Sprintf(`{"frames": %d, "height": %d, "width": %d}`, size.Frames, size.Height, size.Width)
-				if err := os.WriteFile(filepath.Join(folder, "meander.json"), []byte(settings), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
 			run := func(engine, batch string) (string, summary) {
 				dir := t.TempDir()
 				_, sum := meander(t, dir, "run", "--json", "--model", folder, "--engine", engine, "--batch", batch,

@@ -46,11 +46,10 @@ def _axes(head):
     return [head // 4, head // 8 * 3, head // 8 * 3]
 
 
-def _both():
+def _both(axes="axes_dims_rope"):
     """Of networks with blocks of two kinds."""
     return lambda w: {
-        "num_layers": LAYERS // 2, "num_single_layers": LAYERS // 2, "attention_head_dim": w // 4,
-        "axes_dims_rope": _axes(w // 4),
+        "num_layers": LAYERS // 2, "num_single_layers": LAYERS // 2, "attention_head_dim": w // 4, axes: _axes(w // 4),
     }  # fmt: skip
 
 
@@ -87,6 +86,11 @@ CLASSES = {
         CFG,
     ),
     "wan": (_one(ffn_dim=lambda w: 4 * w), VIDEO, {"guidance_scale": 5.0}),
+    "hunyuan-video": (
+        _both("rope_axes_dim"),
+        VIDEO,
+        {"guidance_scale": 6.0, "true_cfg_scale": 4.5, "negative_prompt": ""},
+    ),
     "ltx": (_one(cross_attention_dim=int), LTX, {"guidance_scale": 3.0}),
 }
 

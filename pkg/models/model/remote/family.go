@@ -13,6 +13,7 @@ func Families() (list model.Registry) {
 		{"flux1", "FluxPipeline"},
 		{"flux2", "Flux2Pipeline"},
 		{"flux2-klein", "Flux2KleinPipeline"},
+		{"hunyuan-video", "HunyuanVideoPipeline"},
 		{"krea2", "Krea2Pipeline"},
 		{"ltx", "LTXPipeline"},
 		{"sd3", "StableDiffusion3Pipeline"},

@@ -408,7 +408,8 @@ def _load(
     for part in family.tokenizers:
         if name := family.folder.named_class(part):
             # Of a processor, which takes images too, the tokenizer is enough.
-            cls = None if name.endswith("Processor") else getattr(libraries["transformers"], name, None)
+            generic = name.endswith("Processor") or family.folder.splits_bytes_for_llama(part)
+            cls = None if generic else getattr(libraries["transformers"], name, None)
             parts[part] = family.load_tokenizer(part, cls)
     parts |= {name: family.folder.index.get(name) for name in family.pipeline_settings}
     diffusers = libraries["diffusers"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from .family import JOINT_ATTENTION, Family, Prompt, Standardized, pack
 from .faults import Fault
 from .folder import Folder
-from .videos import LTX, Wan
+from .videos import LTX, HunyuanVideo, Wan
 
 if TYPE_CHECKING:
     import torch
@@ -360,6 +360,7 @@ FAMILIES: dict[str, type[Family]] = {
     "Flux2KleinPipeline": Flux2Klein,
     "Krea2Pipeline": Krea2,
     "WanPipeline": Wan,
+    "HunyuanVideoPipeline": HunyuanVideo,
     "LTXPipeline": LTX,
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from .family import Prompt, Standardized, pack
+from .family import JOINT_ATTENTION, Prompt, Standardized, pack
 from .faults import Fault
 from .folder import Folder
 
@@ -98,6 +98,63 @@ class Wan(Standardized):
             return_dict=False,
         )[0]
         return pack(v, self.patch)
+
+
+class HunyuanVideo(Standardized):
+    """HunyuanVideo (arXiv 2412.03603). A prompt is Llama's [256, 4096] over a template, its mask, CLIP's pooled [768].
+
+    Guidance is an input; the network takes it times 1000. The pipeline gives both encoders the same text.
+    """
+
+    slug, guidance, frames, fps, temporal, max_tokens, mu = "hunyuan-video", 6.0, 129, 24.0, 4, 256, "none"
+    text_channels, guidance_embeds = ("text_embed_dim", 4096), True
+    conditioning = ("prompt_embeds", "prompt_attention_mask", "pooled_prompt_embeds")
+    encoder_gives = ("prompt_embeds", "pooled_prompt_embeds", "prompt_attention_mask")
+    masks = {"prompt_embeds": "prompt_attention_mask"}
+    parts = {
+        "transformer": ("diffusers", "HunyuanVideoTransformer3DModel"),
+        "vae": ("diffusers", "AutoencoderKLHunyuanVideo"),
+        "text_encoder": ("transformers", "LlamaModel"),
+        "text_encoder_2": ("transformers", "CLIPTextModel"),
+    }
+    tokenizers = ("tokenizer", "tokenizer_2")
+    lora_targets = JOINT_ATTENTION
+
+    def __init__(self, folder: Folder):
+        super().__init__(folder)
+        z = int(self.vae_config.get("latent_channels", 16))
+        self.check_transformer(in_channels=z, out_channels=z, patch_size=2, patch_size_t=1, image_condition_type=None)
+        self.temporal = int(self.vae_config.get("temporal_compression_ratio", 4))
+
+    def pixels_per_latent(self) -> int:
+        return int(self.vae_config.get("spatial_compression_ratio", 8))
+
+    def default_size(self) -> tuple[int, int]:
+        return 720, 1280
+
+    def count(self, prompt: Prompt) -> tuple[int, int]:
+        from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE as template
+
+        ids = self.pipe.tokenizer(template["template"].format(prompt.text(0))).input_ids
+        return len(ids) - template["crop_start"], self.max_tokens
+
+    def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
+        v = self.transformer(
+            hidden_states=self.grid_of(x, size).to(self.dtype),
+            timestep=t,
+            encoder_hidden_states=self.stack(rows, "prompt_embeds"),
+            encoder_attention_mask=self.stack(rows, "prompt_attention_mask"),
+            pooled_projections=self.stack(rows, "pooled_prompt_embeds"),
+            guidance=guidance.to(self.dtype) * 1000.0 if self.takes_guidance() else None,
+            return_dict=False,
+        )[0]
+        return pack(v, self.patch)
+
+    def scale_in(self, z):  # type: ignore[no-untyped-def]
+        return z * self.vae.config.scaling_factor
+
+    def scale_back(self, z):  # type: ignore[no-untyped-def]
+        return z / self.vae.config.scaling_factor
 
 
 class LTX(Standardized):

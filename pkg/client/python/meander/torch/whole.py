@@ -30,7 +30,6 @@ _MOST_TEMPORAL, _MOST_CHANNELS = 64, 4096  # of a card
 _CLASSES = Path(__file__).with_name("classes.json")
 _COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 _FRAMES = ("num_frames", "video_length")
-_FPS = {"HunyuanVideoPipeline": 24.0}  # frames a second, of those whose calls do not say; else 16
 _TEXTS = ("prompt", "prompt_2", "prompt_3")
 _OF_THE_HOST = {
     *_COUNTS, *_FRAMES, *_TEXTS, "prompt_4", "height", "width", "num_inference_steps", "timesteps", "sigmas", "eta",
@@ -120,9 +119,6 @@ class Pipeline(Family):
         s, (height, width) = self.settings, self.default_size()
         return Size(int(s.get("frames", frames)), int(s.get("height", height)), int(s.get("width", width)))
 
-    def _frames_a_second(self) -> float:
-        return float(self._default("frame_rate", self._default("fps", _FPS.get(self.cls.__name__, 16.0))))
-
     def _guidance(self) -> str:
         if float(self._default("true_cfg_scale", 0.0)) > 1 or "guidance_scale" not in self.call:
             return "true_cfg_scale" if "true_cfg_scale" in self.call else ""
@@ -195,7 +191,7 @@ class Pipeline(Family):
                 "channels": self.channels, "patch": list(self.patch), "scale": self.scale, "temporal": self.temporal,
             },
             "size": vars(size).copy(),
-            "fps": float(s.get("fps", self._frames_a_second() if video else 0.0)),
+            "fps": float(s.get("fps", self._default("frame_rate", self._default("fps", 16.0)) if video else 0.0)),
             "steps": int(s.get("num_inference_steps", self._default("num_inference_steps", 50))),
             "true_cfg_scale": float(s.get("true_cfg_scale", s.get("guidance_scale", scale))), "guidance": 0.0,
             "cfg_rule": self.cfg_rule, "boundary_ratio": 0.0, "negative_prompt": "", "conditioning": [],

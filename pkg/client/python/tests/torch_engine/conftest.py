@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 NAMES = (
     "sd3", "flux1", "z-image", "qwen-image", "flux2", "flux2-klein", "krea2", "wan", "wan-5b", "wan-two",
-    "ltx",
+    "hunyuan-video", "ltx",
 )  # fmt: skip
 DEVICE = os.environ.get("MEANDER_TEST_DEVICE", "cpu")  # of the tests in this process, such as cuda:0
 SIGNS = Path(__file__).parents[5] / "deploy/models/signs"

@@ -33,6 +33,7 @@ MASKS = {
     "wan": [""],
     "wan-5b": [""],
     "wan-two": [""],
+    "hunyuan-video": ["prompt_attention_mask", "", ""],
     "ltx": ["prompt_attention_mask", ""],
 }
 

@@ -259,6 +259,7 @@ DPM = UNIPC | {"_class_name": "DPMSolverMultistepScheduler"}
         ("wan", "uni_flow"),
         ("qwen-image", "linspace"),
         ("krea2", "linspace"),
+        ("hunyuan-video", "linspace"),
         ("ltx", "linspace"),
     ],
 )
@@ -382,7 +383,8 @@ def test_of_several_variants_none_is_meant(folders, tmp_path):
         families.find(Folder(copy)).check()
 
 
-def test_pipelines_without_a_mu_have_none(folders, tmp_path, name="wan"):
+@pytest.mark.parametrize("name", ["wan", "hunyuan-video"])
+def test_pipelines_without_a_mu_have_none(folders, tmp_path, name):
     dynamic = {"use_dynamic_shifting": True}
     folder = changed(folders[name], tmp_path / name, "scheduler/scheduler_config.json", **dynamic)
     assert families.find(Folder(folder)).card()["mu"] == "none"  # which a host refuses beside dynamic shifting
@@ -404,6 +406,17 @@ def test_noise_of_a_decoder_is_drawn_of_the_latents(tmp_path, dial):
     vae = worker.engine.family.vae
     z = torch.zeros(1, 16, 2, 2, 3)
     assert not torch.equal(*(vae.decode(z, torch.zeros(1), return_dict=False)[0] for _ in range(2)))  # it does draw
+
+
+def test_prompts_of_llama_keep_their_spaces(folders, tmp_path, dial):
+    folder = changed(
+        folders["hunyuan-video"], tmp_path / "hv", "model_index.json", tokenizer=["transformers", "LlamaTokenizerFast"]
+    )
+    worker = loaded(folder)
+    tokenizer = worker.engine.family.pipe.tokenizer
+    assert tokenizer.decode(tokenizer("a red cat on a mat").input_ids) == "a red cat on a mat"
+    [(ours, _, _)], [(theirs, _, _)] = dial("", worker=worker).encode("a cat"), dial("hunyuan-video").encode("a cat")
+    assert ours == theirs
 
 
 def test_of_a_processor_the_tokenizer_is_enough(folders, tmp_path, dial):

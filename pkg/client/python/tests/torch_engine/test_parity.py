@@ -26,11 +26,12 @@ CALLS = {
     "wan": {"guidance_scale": 4.5},
     "wan-5b": {"guidance_scale": 4.5},
     "wan-two": {"guidance_scale": 4.5},
+    "hunyuan-video": {"guidance_scale": 6.0, "true_cfg_scale": 4.5, "negative_prompt": ""},
     "ltx": {"guidance_scale": 4.5},
 }
 UNGUIDED = ("flux2",)  # the pipeline knows no negative prompt
 WANS = ("wan", "wan-5b", "wan-two")
-VIDEOS = (*WANS, "ltx")
+VIDEOS = (*WANS, "hunyuan-video", "ltx")
 FLUX2S = ("flux2", "flux2-klein")
 PACKED = ("flux1", "qwen-image", "signs", "krea2", "ltx")  # the pipeline takes tokens
 FAMILIES = tuple(CALLS)
@@ -233,7 +234,9 @@ def test_encoded_media_are_the_pipelines_latents(name, dial, pipelines):
     with torch.no_grad():
         if name in VIDEOS or name in ("qwen-image", "signs", "krea2"):
             z = vae.encode(pixels.transpose(0, 1)[None]).latent_dist.mode()
-        if name == "ltx":
+        if name == "hunyuan-video":
+            z = z * vae.config.scaling_factor
+        elif name == "ltx":
             z = pipe._normalize_latents(z, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
         elif getattr(vae.config, "latents_mean", None):
             mean, std = (

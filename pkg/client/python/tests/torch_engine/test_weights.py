@@ -27,6 +27,7 @@ TARGETS = {
         "transformer_blocks.0.attn.to_q", "transformer_blocks.1.ff.down", "text_fusion.refiner_blocks.0.attn.to_v",
     ],  # fmt: skip
     "wan": ["blocks.0.attn1.to_q", "blocks.1.attn2.to_k", "blocks.0.ffn.net.2"],
+    "hunyuan-video": ["transformer_blocks.0.attn.to_v", "single_transformer_blocks.1.proj_mlp"],
     "ltx": ["transformer_blocks.0.attn1.to_q", "transformer_blocks.1.attn2.to_k"],
     "wan-two": ["blocks.0.attn1.to_q", "transformer_2.blocks.1.attn2.to_k", "transformer_2.blocks.0.ffn.net.2"],
     "wan-5b": ["blocks.1.attn1.to_out.0", "blocks.0.attn2.to_v", "blocks.1.ffn.net.0.proj"],
